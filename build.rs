@@ -1,0 +1,76 @@
+//! Compiles `csrc/` for the host, once for each instruction set, and for CUDA where there is an nvcc.
+
+use std::path::{Path, PathBuf};
+
+#[path = "build/cuda.rs"]
+mod cuda;
+
+/// An instruction set of the host device, in ascending order: name, compiler flags.
+/// `src/device/host/isa.rs` lists the same names.
+const X86_64: [(&str, &[&str]); 3] = [
+    ("baseline", &[]),
+    ("avx2", &["-mavx2", "-mf16c", "-mbmi2"]),
+    (
+        "avx512",
+        &[
+            "-mavx512f",
+            "-mavx512bw",
+            "-mavx512vl",
+            "-mavx512dq",
+            "-mf16c",
+            "-mbmi2",
+            "-mprefer-vector-width=512",
+        ],
+    ),
+];
+const OTHER: [(&str, &[&str]); 1] = [("baseline", &[])];
+
+fn main() {
+    let csrc = Path::new(&variable("CARGO_MANIFEST_DIR")).join("csrc");
+    println!("cargo:rerun-if-changed={}", csrc.display());
+    println!("cargo:rerun-if-changed=build.rs");
+
+    let x86_64 = variable("CARGO_CFG_TARGET_ARCH") == "x86_64";
+    let variants: &[(&str, &[&str])] = if x86_64 { &X86_64 } else { &OTHER };
+    // One archive for each, built at the same time: cc parallelises only within an archive.
+    let compilers = variants.iter().map(|&(isa, flags)| {
+        let csrc = csrc.clone();
+        std::thread::spawn(move || compile_host(&csrc, isa, flags))
+    });
+    for compiler in compilers.collect::<Vec<_>>() {
+        if let Err(panic) = compiler.join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    let out_dir = PathBuf::from(variable("OUT_DIR"));
+    cuda::build(&csrc, &out_dir);
+}
+
+fn compile_host(csrc: &Path, isa: &str, flags: &[&str]) {
+    let mut build = cc::Build::new();
+    build
+        .cpp(true)
+        .std("c++17")
+        .file(csrc.join("host.cpp"))
+        .define("FA_NAMESPACE", format!("fast_allreduce_{isa}").as_str())
+        .define("FA_HOST_ENTRY", format!("fast_allreduce_host_{isa}").as_str())
+        // The kernels are the product: optimised whatever the profile, so that tests run in reasonable time.
+        .opt_level(3)
+        .debug(false)
+        .warnings(true)
+        .extra_warnings(true)
+        .flag_if_supported("-Wno-maybe-uninitialized") // reported inside the compiler's own AVX-512 intrinsics
+        .flag("-ffp-contract=off") // a fused multiply-add would round differently from the other devices
+        .flag("-fno-exceptions")
+        .flag("-fno-rtti")
+        .cpp_link_stdlib(None);
+    for flag in flags {
+        build.flag(flag);
+    }
+    build.compile(&format!("fast_allreduce_host_{isa}"));
+}
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|error| panic!("cargo sets {name}: {error}"))
+}

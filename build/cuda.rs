@@ -1,0 +1,251 @@
+//! Compiles `csrc/cuda.cu` to one fatbin for every GPU generation that the toolkit knows.
+//!
+//! No toolkit is no error: the fatbin is then empty, and the crate reports at run time that it was
+//! built without CUDA, and why. A toolkit that was asked for by name, or that fails to compile, is.
+
+use std::env;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// One per generation with NVLink peers or in common use; binaries also run on later minor versions.
+const ARCHS: [&str; 8] = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"];
+
+/// What became of the CUDA kernels in this build.
+#[derive(Debug)]
+pub enum Outcome {
+    /// `out_dir/cuda.fatbin` holds them.
+    Built { nvcc: PathBuf, version: String, archs: Vec<String>, fatbin_bytes: u64 },
+    /// `out_dir/cuda.fatbin` is empty.
+    Absent { reason: String },
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Built { nvcc, version, archs, fatbin_bytes } => {
+                write!(f, "nvcc {version} ({}) for {}, {fatbin_bytes} bytes", nvcc.display(), archs.join(" "))
+            }
+            Self::Absent { reason } => write!(f, "none: {reason}"),
+        }
+    }
+}
+
+/// Writes `out_dir/cuda.fatbin` from `csrc/cuda.cu`, and sets `FAST_ALLREDUCE_CUDA_BUILD`, one line
+/// about it, for the crate that is being built.
+///
+/// # Panics
+///
+/// When nvcc rejects the source, or an environment variable asks for what cannot be had. In a build
+/// script a panic is how cargo is told.
+pub fn build(csrc: &Path, out_dir: &Path) -> Outcome {
+    // Cargo walks a folder; the flags are compiled into this build script, so cargo watches them.
+    println!("cargo:rerun-if-changed={}", csrc.display());
+    let fatbin = out_dir.join("cuda.fatbin");
+    let outcome = match Toolkit::find() {
+        Ok(toolkit) => toolkit.compile(csrc, &fatbin),
+        Err(reason) => {
+            // include_bytes! needs the file either way.
+            fs::write(&fatbin, []).unwrap_or_else(|e| panic!("{}: {e}", fatbin.display()));
+            Outcome::Absent { reason }
+        }
+    };
+    println!("cargo:rustc-env=FAST_ALLREDUCE_CUDA_BUILD={}", one_line(&outcome.to_string()));
+    outcome
+}
+
+/// An nvcc that answers.
+struct Toolkit {
+    nvcc: PathBuf,
+    /// As `13.0.88`.
+    version: String,
+    /// Every `sm_` that it compiles for.
+    archs: Vec<String>,
+}
+
+impl Toolkit {
+    /// The first working nvcc, or why there is none.
+    fn find() -> Result<Self, String> {
+        if env_var("DOCS_RS").is_some() {
+            return Err("DOCS_RS is set".into());
+        }
+        // What was asked for by name is used or is an error; falling back would hide a mistake.
+        if let Some(asked) = env_var("FAST_ALLREDUCE_NVCC") {
+            if asked == "none" {
+                return Err("FAST_ALLREDUCE_NVCC=none".into());
+            }
+            return Ok(
+                Self::at(Path::new(&asked)).unwrap_or_else(|reason| panic!("FAST_ALLREDUCE_NVCC: {reason}"))
+            );
+        }
+        let mut unusable = Vec::new();
+        let places = PLACES.iter().flat_map(|place| place());
+        for nvcc in places.map(|folder| folder.join("nvcc")).filter(|nvcc| nvcc.is_file()) {
+            match Self::at(&nvcc) {
+                Ok(toolkit) => return Ok(toolkit),
+                Err(reason) => unusable.push(reason),
+            }
+        }
+        if unusable.is_empty() {
+            Err("no nvcc in CUDA_HOME, CUDA_PATH, PATH or /usr/local/cuda, nor from scripts/cuda-toolchain.sh".into())
+        } else {
+            Err(unusable.join("; "))
+        }
+    }
+
+    fn at(nvcc: &Path) -> Result<Self, String> {
+        if !nvcc.is_file() {
+            return Err(format!("{} is not a file", nvcc.display()));
+        }
+        // A toolkit that is replaced in place compiles anew, or becomes usable.
+        println!("cargo:rerun-if-changed={}", nvcc.display());
+        let answer = |option| {
+            let output = run(Command::new(nvcc).arg(option));
+            let output = output.map_err(|e| format!("{} did not start: {e}", nvcc.display()))?;
+            if output.status.success() {
+                Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+            } else {
+                Err(format!("{} {option} failed ({})", nvcc.display(), output.status))
+            }
+        };
+        let version = parse_version(&answer("--version")?)
+            .ok_or_else(|| format!("{} --version names no version", nvcc.display()))?;
+        let archs = parse_archs(&answer("--list-gpu-code")?);
+        if !archs.iter().any(|arch| ARCHS.contains(&arch.as_str())) {
+            return Err(format!("{} {version} knows none of {}", nvcc.display(), ARCHS.join(" ")));
+        }
+        Ok(Self { nvcc: nvcc.into(), version, archs })
+    }
+
+    fn compile(self, csrc: &Path, fatbin: &Path) -> Outcome {
+        let archs = match env_var("FAST_ALLREDUCE_ARCHS") {
+            Some(list) => narrow(&list.to_string_lossy(), &self.archs),
+            None => newest_last(self.archs.iter().filter(|a| ARCHS.contains(&a.as_str()))),
+        };
+        // nvcc itself reads these.
+        for name in ["NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"] {
+            env_var(name);
+        }
+        let mut command = Command::new(&self.nvcc);
+        command.arg("-fatbin").args(flags()).arg(self.compression()).arg("-I").arg(csrc);
+        command.args(archs.iter().map(|arch| gencode(arch, arch)));
+        if let Some(newest) = archs.last() {
+            // PTX, for GPUs that are not out yet: the driver compiles it.
+            command.arg(gencode(newest, &newest.replace("sm_", "compute_")));
+        }
+        // Cargo's -j, and not one of the variables to watch: it changes nothing in the result.
+        command.arg("--threads").arg(env::var_os("NUM_JOBS").unwrap_or_else(|| "0".into()));
+        command.arg("-o").arg(fatbin).arg(csrc.join("cuda.cu"));
+
+        let output = run(&mut command).unwrap_or_else(|e| panic!("{command:?}: {e}"));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "nvcc failed ({}); FAST_ALLREDUCE_NVCC=none builds without CUDA\n{command:?}\n{}{stderr}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+        );
+        for line in stderr.lines().filter(|line| !line.trim().is_empty()) {
+            println!("cargo:warning={line}");
+        }
+        let fatbin_bytes = fs::metadata(fatbin).unwrap_or_else(|e| panic!("{}: {e}", fatbin.display())).len();
+        Outcome::Built { nvcc: self.nvcc, version: self.version, archs, fatbin_bytes }
+    }
+
+    /// The smallest form that still loads on every driver that the toolkit's code runs on. Under
+    /// CUDA 12, `--compress-mode` would need driver 550 where the older form needs 525; the drivers
+    /// of CUDA 13 (580 on) read everything.
+    fn compression(&self) -> &'static str {
+        let major = self.version.split('.').next().and_then(|n| n.parse::<u32>().ok());
+        if major >= Some(13) {
+            "--compress-mode=size"
+        } else {
+            "-Xfatbin=-compress-all"
+        }
+    }
+}
+
+/// The folders nvcc may be in, in the order of how deliberately it was put there. Evaluated one after
+/// the other, so that only the variables that had a say are watched: a change of PATH does not rebuild
+/// what CUDA_HOME chose.
+const PLACES: [fn() -> Vec<PathBuf>; 4] = [in_variables, in_path, in_usual_place, in_cache];
+
+fn in_variables() -> Vec<PathBuf> {
+    let roots = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env_var);
+    roots.map(|root| Path::new(&root).join("bin")).collect()
+}
+
+fn in_path() -> Vec<PathBuf> {
+    let path = env_var("PATH").unwrap_or_default();
+    env::split_paths(&path).filter(|folder| folder.is_absolute()).collect()
+}
+
+fn in_usual_place() -> Vec<PathBuf> {
+    vec!["/usr/local/cuda/bin".into()]
+}
+
+/// Where `scripts/cuda-toolchain.sh` installs.
+fn in_cache() -> Vec<PathBuf> {
+    let in_home = || env_var("HOME").map(|home| Path::new(&home).join(".cache"));
+    let cache = env_var("XDG_CACHE_HOME").map(PathBuf::from).or_else(in_home);
+    cache.map(|cache| cache.join("fast-allreduce/cuda-13.0/bin")).into_iter().collect()
+}
+
+fn flags() -> impl Iterator<Item = &'static str> {
+    include_str!("nvcc.flags").lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
+}
+
+fn gencode(arch: &str, code: &str) -> String {
+    format!("-gencode=arch={},code={code}", arch.replace("sm_", "compute_"))
+}
+
+/// `release 13.0, V13.0.88` is `13.0.88`.
+fn parse_version(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.contains("release "))?;
+    Some(line.rsplit_once(", V")?.1.trim().into())
+}
+
+fn parse_archs(text: &str) -> Vec<String> {
+    text.lines().map(str::trim).filter(|line| line.starts_with("sm_")).map(Into::into).collect()
+}
+
+/// The comma-separated `list`, each of which must be among `known`.
+fn narrow(list: &str, known: &[String]) -> Vec<String> {
+    let asked = || list.split(',').map(str::trim).filter(|arch| !arch.is_empty());
+    for arch in asked() {
+        assert!(
+            known.iter().any(|k| k == arch),
+            "FAST_ALLREDUCE_ARCHS: {arch:?} is not an architecture that nvcc knows; it knows {}",
+            known.join(" ")
+        );
+    }
+    let archs = newest_last(known.iter().filter(|k| asked().any(|arch| arch == k.as_str())));
+    assert!(!archs.is_empty(), "FAST_ALLREDUCE_ARCHS={list:?} names no architecture");
+    archs
+}
+
+fn newest_last<'a>(archs: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let mut archs: Vec<String> = archs.cloned().collect();
+    // By number: as text, sm_100 comes before sm_70.
+    archs.sort_by_key(|arch| {
+        arch.trim_start_matches("sm_").trim_end_matches(char::is_alphabetic).parse::<u32>().ok()
+    });
+    archs
+}
+
+/// A variable that has a say in the result: cargo runs the build script again when it changes.
+/// An empty one counts as not set.
+fn env_var(name: &str) -> Option<OsString> {
+    println!("cargo:rerun-if-env-changed={name}");
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn run(command: &mut Command) -> std::io::Result<Output> {
+    command.stdin(std::process::Stdio::null()).output()
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

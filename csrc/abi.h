@@ -1,0 +1,124 @@
+// The plain structs and enums that Rust and the kernels share. `src/abi/bindings.rs` is generated from this file.
+//
+// Layouts hold on every supported target (64-bit, natural alignment); both sides assert them at compile time.
+#ifndef FAST_ALLREDUCE_ABI_H
+#define FAST_ALLREDUCE_ABI_H
+
+#include <stdint.h>
+
+#define FA_MAX_RANKS 16
+#define FA_MAX_BLOCKS 64
+
+// A signal stands alone on its cache line, so that writers of neighbouring signals do not disturb each other.
+#define FA_SIGNAL_BYTES 64
+
+// Payload of a pack, the unit of work: one 128-bit access on a GPU, one cache line on a CPU.
+#define FA_CUDA_PACK_BYTES 16
+#define FA_HOST_PACK_BYTES 64
+
+// A packet slot holds one pack and its epoch tags.
+#define FA_CUDA_SLOT_BYTES 32
+#define FA_HOST_SLOT_BYTES 72
+
+// Epochs skip 0, which is what fresh memory holds, and 1, so that parity goes on alternating.
+#define FA_FIRST_EPOCH_AFTER_WRAP 2u
+
+enum FaDtype {
+  FA_F16 = 0,
+  FA_BF16 = 1,
+  FA_F32 = 2,
+  FA_F64 = 3,
+  FA_I8 = 4,
+  FA_U8 = 5,
+  FA_I32 = 6,
+  FA_U32 = 7,
+  FA_I64 = 8,
+  FA_U64 = 9,
+};
+
+enum FaOp {
+  FA_SUM = 0,
+  FA_PROD = 1,
+  FA_MIN = 2,
+  FA_MAX = 3,
+  FA_AVG = 4,
+};
+
+enum FaAlgorithm {
+  FA_ONE_SHOT_PULL = 0,
+  FA_TWO_SHOT_PULL = 1,
+  FA_ONE_SHOT_PUSH = 2,
+  FA_TWO_SHOT_PUSH = 3,
+};
+
+// Why a launch gave up; 0 is success.
+enum FaFailure {
+  FA_OK = 0,
+  FA_TIMED_OUT = 1,
+  FA_ABORTED = 2,
+  FA_UNKNOWN_BUFFER = 3,
+  FA_UNSUPPORTED = 4,
+};
+
+// A flag word that a peer writes and its owner waits on, and where that peer's input is.
+struct FaSignal {
+  uint32_t epoch;
+  uint32_t reserved;
+  // 0: the peer's staging of this generation. Otherwise (buffer id << FA_SOURCE_ID_SHIFT) + byte offset
+  // into the peer's copy of that registered buffer; ids start at 1.
+  uint64_t source;
+  uint8_t padding[FA_SIGNAL_BYTES - 16];
+};
+#define FA_SOURCE_ID_SHIFT 40
+
+// The abort word, and the first failure of a rank's kernels.
+struct FaStatus {
+  uint32_t abort;    // non-zero: waiting kernels leave
+  uint32_t failure;  // enum FaFailure
+  uint32_t missing;  // bit r: rank r had not come
+  uint32_t epoch;    // of the launch that failed
+};
+
+// The head of every rank's region; mailboxes and staging follow at the offsets of FaLaunch.
+struct FaRegionHead {
+  // [first or second barrier of a launch][epoch % 2][block][sending rank]. Parity keeps a fast peer's next
+  // signal from overwriting one that is still waited for: it cannot be two launches ahead.
+  struct FaSignal inbox[2][2][FA_MAX_BLOCKS][FA_MAX_RANKS];
+  uint32_t epoch[FA_MAX_BLOCKS];
+  struct FaStatus status;
+  uint8_t padding[112];
+};
+
+// Everything that a kernel knows about one call. Addresses are in the launching process's address space.
+struct FaLaunch {
+  uint64_t regions[FA_MAX_RANKS];
+  uint64_t input;
+  uint64_t output;
+  uint64_t count;   // elements
+  uint64_t source;  // where peers find this rank's input, as in FaSignal
+  // [id - 1][rank]: base address of that rank's registered buffer, 0 where it is not mapped.
+  uint64_t buffers;
+  uint64_t buffer_count;
+  uint64_t status;          // address of this rank's FaStatus
+  uint64_t mailbox_offset;  // of generation 0; generation 1 follows after mailbox_bytes
+  uint64_t mailbox_bytes;   // of one generation, a multiple of the slot size
+  uint64_t staging_offset;
+  uint64_t staging_bytes;
+  uint64_t timeout_ns;  // 0: wait for ever
+  uint32_t rank;
+  uint32_t world;
+  uint32_t blocks;
+  uint32_t dtype;      // enum FaDtype
+  uint32_t op;         // enum FaOp
+  uint32_t algorithm;  // enum FaAlgorithm
+  uint32_t spin;       // host: polls before a waiting thread yields its core
+  uint32_t reserved;
+};
+
+#if defined(__cplusplus)
+static_assert(sizeof(FaSignal) == FA_SIGNAL_BYTES, "a signal is one cache line");
+static_assert(sizeof(FaRegionHead) % 128 == 0, "what follows the head is aligned");
+static_assert(sizeof(FaLaunch) % 8 == 0, "no padding at the end");
+#endif
+
+#endif

@@ -1,0 +1,34 @@
+// One-shot pull: every rank reads all inputs and reduces everything.
+//
+//   staged:      input -> own staging | start barrier | read peers' staging, reduce
+//   registered:  start barrier | read peers' inputs, reduce | second barrier
+//
+// A staged call needs no second barrier: a rank writes generation g of its staging again only two launches
+// later, and it gets there only after every peer has started the launch between, hence finished this one.
+#pragma once
+
+#include "inputs.cuh"
+
+namespace FA_NAMESPACE {
+
+template <class T, class Block, class Op, class WorldT>
+FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT world) {
+  const u32 epoch = current_epoch(launch, block);
+  const Span all = {0, packs_of<T>(launch.count)};
+  stage_input<T>(launch, block, all, epoch);
+  if (!barrier(launch, block, kStart, epoch)) return;
+
+  const Inputs<T, WorldT> inputs = resolve_inputs<T>(launch, block, world, epoch);
+  if (!inputs.mapped) return record_failure(launch, FA_UNKNOWN_BUFFER, 0, epoch);
+  T *output = reinterpret_cast<T *>(launch.output);
+  for_each_pack<T>(block, all, launch.count, inputs.vector && pack_aligned(output),
+                   [&](u64 offset, u64, auto extent) {
+                     store(output + offset, reduce_inputs(inputs, op, world, offset, extent), extent);
+                   });
+
+  // All ranks saw all sources, so all agree on whether there is a second barrier.
+  if (inputs.direct && !barrier(launch, block, kSecond, epoch)) return;
+  advance_epoch(launch, block, epoch);
+}
+
+}  // namespace FA_NAMESPACE

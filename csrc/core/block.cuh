@@ -1,0 +1,87 @@
+// The execution context that kernels are written against.
+//
+// On a GPU a Block is a thread block, on the host one worker thread. Whatever the device, block b of every
+// rank works on the same elements for equal (n, count): the flags of a launch are exchanged between equal
+// block indices only.
+#pragma once
+
+#include "memory.cuh"
+
+namespace FA_NAMESPACE {
+
+#if FA_CUDA
+
+class Block {
+ public:
+  FA_FN u32 index() const { return blockIdx.x; }
+  FA_FN u32 count() const { return gridDim.x; }
+
+  // body(i) for this block's share of 0..n, a grid-stride loop.
+  template <class Body>
+  FA_FN void for_each(u64 n, Body body) const {
+    const u64 stride = u64(gridDim.x) * blockDim.x;
+    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride) body(i);
+  }
+
+  // body(i) on thread i of this block, i < n. n is at most the number of threads.
+  template <class Body>
+  FA_FN void lanes(u32 n, Body body) const {
+    if (threadIdx.x < n) body(threadIdx.x);
+  }
+
+  // As lanes, then a sync; true on every thread if body was true on all of them.
+  template <class Body>
+  FA_FN bool all_lanes(u32 n, Body body) const {
+    return __syncthreads_and(threadIdx.x < n ? body(threadIdx.x) : true);
+  }
+
+  FA_FN void sync() const { __syncthreads(); }
+
+  // One word for each rank, seen by all threads of the block after a sync.
+  FA_FN u64 *scratch() const {
+    __shared__ u64 words[FA_MAX_RANKS];
+    return words;
+  }
+};
+
+#else
+
+class Block {
+ public:
+  Block(u32 index, u32 count) : index_(index), count_(count) {}
+
+  u32 index() const { return index_; }
+  u32 count() const { return count_; }
+
+  // body(i) for this block's share of 0..n, contiguous so that it vectorises and prefetches.
+  template <class Body>
+  FA_FN void for_each(u64 n, Body body) const {
+    const u64 end = n * (index_ + 1) / count_;
+    for (u64 i = n * index_ / count_; i < end; ++i) body(i);
+  }
+
+  template <class Body>
+  FA_FN void lanes(u32 n, Body body) const {
+    for (u32 i = 0; i < n; ++i) body(i);
+  }
+
+  template <class Body>
+  FA_FN bool all_lanes(u32 n, Body body) const {
+    bool all = true;
+    for (u32 i = 0; i < n; ++i) all = body(i) && all;
+    return all;
+  }
+
+  FA_FN void sync() const {}
+
+  FA_FN u64 *scratch() { return scratch_; }
+
+ private:
+  u32 index_;
+  u32 count_;
+  u64 scratch_[FA_MAX_RANKS] = {};
+};
+
+#endif
+
+}  // namespace FA_NAMESPACE

@@ -1,0 +1,122 @@
+// Every access that orders or is ordered: flags and packets, with the ordering in the name.
+//
+// GPU: PTX with explicit scope. System scope throughout, because the other side may be another GPU.
+// Host: the compiler's atomics, which are the same orderings in the C++ model.
+#pragma once
+
+#include "../abi.h"
+
+#if defined(__CUDACC__)
+#define FA_CUDA 1
+#define FA_FN __device__ __forceinline__
+#define FA_SLOW __device__ __forceinline__  // a call would need a stack frame
+#define FA_UNROLL _Pragma("unroll")
+#else
+#define FA_CUDA 0
+#define FA_SLOW __attribute__((noinline, cold))
+#define FA_FN inline __attribute__((always_inline))
+#if defined(__clang__)
+#define FA_UNROLL _Pragma("unroll")
+#else
+#define FA_UNROLL _Pragma("GCC unroll 16")
+#endif
+#endif
+
+// Each translation unit compiles its own copy for its own instruction set, so nothing here may be shared
+// between them by the linker.
+#if !defined(FA_NAMESPACE)
+#define FA_NAMESPACE fast_allreduce
+#endif
+
+namespace FA_NAMESPACE {
+
+// Not <stdint.h>'s names again: these are what the kernels count in.
+using u8 = uint8_t;
+using u16 = uint16_t;
+using u32 = uint32_t;
+using u64 = uint64_t;
+using i8 = int8_t;
+using i16 = int16_t;
+using i32 = int32_t;
+using i64 = int64_t;
+
+FA_FN void store_release(u32 *address, u32 value) {
+#if FA_CUDA
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+#else
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+#endif
+}
+
+FA_FN u32 load_acquire(const u32 *address) {
+#if FA_CUDA
+  u32 value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+#else
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+#endif
+}
+
+FA_FN void store_relaxed(u32 *address, u32 value) {
+#if FA_CUDA
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+#else
+  __atomic_store_n(address, value, __ATOMIC_RELAXED);
+#endif
+}
+
+FA_FN u32 load_relaxed(const u32 *address) {
+#if FA_CUDA
+  u32 value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+#else
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+#endif
+}
+
+FA_FN void store_relaxed(u64 *address, u64 value) {
+#if FA_CUDA
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+#else
+  __atomic_store_n(address, value, __ATOMIC_RELAXED);
+#endif
+}
+
+FA_FN u64 load_relaxed(const u64 *address) {
+#if FA_CUDA
+  u64 value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+#else
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+#endif
+}
+
+// Sets bits of a word that several blocks of a rank may set.
+FA_FN void fetch_or_relaxed(u32 *address, u32 bits) {
+#if FA_CUDA
+  asm volatile("red.relaxed.sys.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
+#else
+  __atomic_fetch_or(address, bits, __ATOMIC_RELAXED);
+#endif
+}
+
+#if FA_CUDA
+// Two 64-bit words in one 128-bit access. PTX treats a vector access as its elements in no order: each word
+// is single-copy atomic, the pair is not, so each carries its own tag.
+FA_FN void store_relaxed_pair(u64 *address, u64 low, u64 high) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(low), "l"(high)
+               : "memory");
+}
+
+FA_FN void load_relaxed_pair(const u64 *address, u64 *low, u64 *high) {
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(*low), "=l"(*high)
+               : "l"(address)
+               : "memory");
+}
+#endif
+
+}  // namespace FA_NAMESPACE

@@ -1,0 +1,198 @@
+// The reduction of one pack over all ranks. The direct algorithms all use it, in rank order, so they agree
+// bit for bit; NaN results are canonical, so they agree on those too.
+#pragma once
+
+#include "packed.cuh"
+
+namespace FA_NAMESPACE {
+
+// The operation, known to the compiler (the hot set) or not.
+struct Sum {
+  FA_FN constexpr u32 code() const { return FA_SUM; }
+};
+struct AnyOp {
+  u32 op;
+  FA_FN constexpr u32 code() const { return op; }
+};
+
+// The world size, known to the compiler (the hot set) or not.
+template <u32 W>
+struct World {
+  FA_FN constexpr u32 size() const { return W; }
+  static constexpr u32 most = W;
+};
+struct AnyWorld {
+  u32 ranks;
+  FA_FN constexpr u32 size() const { return ranks; }
+  static constexpr u32 most = FA_MAX_RANKS;
+};
+
+// body(r) for r in 0..world in order; unrolled when the world is known, so that indices are constants.
+template <u32 W, class Body>
+FA_FN void for_each_rank(World<W>, Body body) {
+  FA_UNROLL
+  for (u32 r = 0; r < W; ++r) body(r);
+}
+
+template <class Body>
+FA_FN void for_each_rank(AnyWorld world, Body body) {
+  for (u32 r = 0; r < world.ranks; ++r) body(r);
+}
+
+template <class A>
+constexpr bool kIsFloat = false;
+template <>
+constexpr bool kIsFloat<float> = true;
+template <>
+constexpr bool kIsFloat<double> = true;
+
+template <class A>
+struct Limits;
+template <>
+struct Limits<float> {
+  static constexpr float lowest = -__builtin_huge_valf(), highest = __builtin_huge_valf();
+};
+template <>
+struct Limits<double> {
+  static constexpr double lowest = -__builtin_huge_val(), highest = __builtin_huge_val();
+};
+template <>
+struct Limits<i32> {
+  static constexpr i32 lowest = -0x7FFFFFFF - 1, highest = 0x7FFFFFFF;
+};
+template <>
+struct Limits<i64> {
+  static constexpr i64 lowest = -0x7FFFFFFFFFFFFFFF - 1, highest = 0x7FFFFFFFFFFFFFFF;
+};
+template <>
+struct Limits<u64> {
+  static constexpr u64 lowest = 0, highest = ~u64(0);
+};
+
+// Integer sums and products wrap: computed unsigned, where overflow is defined.
+template <class A>
+struct Arithmetic {
+  using U = typename Unit<A>::type;
+  using Bits = typename Unit<A>::bits;
+
+  static FA_FN U add(U a, U b) {
+    if constexpr (kIsFloat<A>) return a + b;
+    else return bit_cast<U>(bit_cast<Bits>(a) + bit_cast<Bits>(b));
+  }
+
+  static FA_FN U multiply(U a, U b) {
+    if constexpr (kIsFloat<A>) return a * b;
+    else return bit_cast<U>(bit_cast<Bits>(a) * bit_cast<Bits>(b));
+  }
+
+  // IEEE 754-2019 minimum and maximum: a NaN wins, and -0 is below +0.
+  static FA_FN U minimum(U a, U b) {
+    if constexpr (kIsFloat<A>) {
+      const U equal = bit_cast<U>(bit_cast<Bits>(a) | bit_cast<Bits>(b));
+      const U least = a < b ? a : equal;
+      return ordered(a, b, b < a ? b : least);
+    } else {
+      return a < b ? a : b;
+    }
+  }
+
+  static FA_FN U maximum(U a, U b) {
+    if constexpr (kIsFloat<A>) {
+      const U equal = bit_cast<U>(bit_cast<Bits>(a) & bit_cast<Bits>(b));
+      const U most = a > b ? a : equal;
+      return ordered(a, b, b > a ? b : most);
+    } else {
+      return a > b ? a : b;
+    }
+  }
+
+ private:
+  static FA_FN U ordered(U a, U b, U result) {
+    return (a == a) & (b == b) ? result : canonical_nan<A>();
+  }
+};
+
+// The reduction of one pack, rank after rank.
+template <class T, class Op>
+class Reduction {
+  using A = typename Element<T>::Accumulate;
+  using U = typename Unit<A>::type;
+  using L = PackLanes<T>;
+  // A 64-bit average has no wider type to sum in: it sums quotients and remainders by the world size.
+  static constexpr bool kSplitAverage = !kIsFloat<A> && sizeof(T) == 8;
+
+ public:
+  FA_FN Reduction(Op op, u32 world) : op_(op), world_(A(world)) {
+    switch (op_.code()) {
+      case FA_PROD: value_ = splat<A, kPackLanes<T>>(A(1)); break;
+      case FA_MIN: value_ = splat<A, kPackLanes<T>>(Limits<A>::highest); break;
+      case FA_MAX: value_ = splat<A, kPackLanes<T>>(Limits<A>::lowest); break;
+      default: value_ = splat<A, kPackLanes<T>>(A(0)); break;
+    }
+    if constexpr (kSplitAverage) remainder_ = splat<A, kPackLanes<T>>(A(0));
+  }
+
+  FA_FN void add(const Pack<T> &pack) {
+    const L x = widen(pack);
+    switch (op_.code()) {
+      case FA_PROD: value_ = map(value_, x, Arithmetic<A>::multiply); break;
+      case FA_MIN: value_ = map(value_, x, Arithmetic<A>::minimum); break;
+      case FA_MAX: value_ = map(value_, x, Arithmetic<A>::maximum); break;
+      case FA_AVG:
+        if constexpr (kSplitAverage) {
+          const L quotient = map(x, [&](U u) { return u / world_; });
+          remainder_ = map(remainder_, map(x, quotient, [&](U u, U q) { return u - q * world_; }),
+                           Arithmetic<A>::add);
+          value_ = map(value_, quotient, Arithmetic<A>::add);
+          break;
+        }
+        // fall through
+      default: value_ = map(value_, x, Arithmetic<A>::add); break;
+    }
+  }
+
+  FA_FN Pack<T> finish() const {
+    L result = value_;
+    if (op_.code() == FA_AVG) {
+      if constexpr (kSplitAverage) {
+        result = map(value_, remainder_, [&](U q, U r) { return toward_zero(q, r); });
+      } else {
+        result = map(value_, [&](U u) { return u / world_; });
+      }
+    }
+    if constexpr (kIsFloat<A>) {
+      result = map(result, [](U u) { return u == u ? u : canonical_nan<A>(); });
+    }
+    return narrow<T>(result);
+  }
+
+ private:
+  Op op_;
+  A world_;
+  L value_;
+  struct None {};
+  template <bool Split, class Dummy>
+  struct RemainderOf {
+    using type = None;
+  };
+  template <class Dummy>
+  struct RemainderOf<true, Dummy> {
+    using type = L;
+  };
+  typename RemainderOf<kSplitAverage, void>::type remainder_;
+
+  // (world * q + r) / world toward zero, where |r| < world * world.
+  FA_FN U toward_zero(U q, U r) const {
+    U carry = r / world_;
+    if constexpr (A(-1) < A(0)) {
+      carry = r - carry * world_ < 0 ? carry - 1 : carry;  // floor
+      const U rest = r - carry * world_;
+      const U floor = q + carry;
+      return (floor < 0) & (rest > 0) ? floor + 1 : floor;
+    } else {
+      return q + carry;
+    }
+  }
+};
+
+}  // namespace FA_NAMESPACE

@@ -1,0 +1,487 @@
+#!/usr/bin/env python3
+"""Asserts what the CUDA compiler made of csrc/cuda.cu: what no run on one GPU can show.
+
+    scripts/check-cuda-codegen.py TOOLKIT CSRC [ARCH ...] [--fatbin PATH]
+    scripts/check-cuda-codegen.py --self-test
+
+Compiles with the flags of build/nvcc.flags, as the build does, reads PTX, SASS and ptxas' report,
+and prints one line per check. Faults follow their line, indented. Exit status 1 if any failed.
+
+TOOLKIT is what scripts/cuda-toolchain.sh prints: it needs bin/{nvcc,cuobjdump,nvdisasm}.
+Needs Python 3.9 and nothing else.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+HERE = Path(__file__).resolve().parent
+FLAGS_FILE = HERE.parent / "build" / "nvcc.flags"
+DEFAULT_ARCHS = ["sm_80", "sm_90", "sm_100"]
+HOT = r"^(one_shot_pull|two_shot_pull|one_shot_push|two_shot_push)_(f16|bf16|f32)_sum_w[2-8]$"
+HOT_COUNT = 4 * 3 * 7
+BARRIER = r"pull|barrier"
+PACKETS = r"push"
+# Kernels launch with up to 512 threads, and a block has 65536 registers.
+MAX_REGISTERS = 65536 // 512
+MAX_FATBIN = 8 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Which kernels a check is about."""
+
+    hot: "re.Pattern[str]" = re.compile(HOT)
+    hot_count: int = HOT_COUNT
+    barrier: "re.Pattern[str]" = re.compile(BARRIER)
+    packets: "re.Pattern[str]" = re.compile(PACKETS)
+
+
+# ---- Reading what the compiler emitted -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of a PTX file."""
+
+    is_kernel: bool
+    body: str
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What ptxas reports about one kernel."""
+
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    registers: int
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """One architecture's code, parsed."""
+
+    ptx: Dict[str, Function]
+    sass: Dict[str, str]
+    usage: Dict[str, Usage]
+
+    def kernels(self) -> List[str]:
+        return [name for name, function in self.ptx.items() if function.is_kernel]
+
+    def hot(self, settings: Settings) -> List[str]:
+        return [name for name in self.kernels() if settings.hot.search(name)]
+
+    def reached(self, kernel: str) -> str:
+        """The kernel's text and that of every function it calls."""
+        seen, todo = {kernel}, [kernel]
+        while todo:
+            for call in CALL.findall(self.ptx[todo.pop()].body):
+                callees = {word for word in re.findall(r"[\w$]+", call) if word in self.ptx} - seen
+                seen |= callees
+                todo += callees
+        return "\n".join(self.ptx[name].body for name in seen)
+
+
+CALL = re.compile(r"\bcall\b[^;]*;")
+BRACE = re.compile(r"[{}]")
+HEADER = re.compile(r"\.(entry|func)\b\s*(?:\([^)]*\)\s*)?([\w$]+)[^;{]*([;{])")
+
+
+def parse_ptx(text: str) -> Dict[str, Function]:
+    # A comment or a file name that mentions an instruction is none.
+    text = re.sub(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', " ", text, flags=re.S)
+    functions = {}
+    for header in HEADER.finditer(text):
+        kind, name, opening = header.groups()
+        if opening == ";":
+            continue  # a declaration
+        depth, end = 1, header.end()
+        while depth > 0:
+            brace = BRACE.search(text, end)
+            if brace is None:
+                raise ValueError(f"the PTX ends within {name}")
+            depth += 1 if brace.group() == "{" else -1
+            end = brace.end()
+        functions[name] = Function(kind == "entry", text[header.end() : end])
+    return functions
+
+
+def parse_sass(text: str) -> Dict[str, str]:
+    parts = re.split(r"^\s*Function : (\S+)\s*$", text, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2]))
+
+
+def parse_usage(log: str) -> Dict[str, Usage]:
+    """From `ptxas -v`. The frames of functions that a kernel calls are listed under their own names."""
+    usage: Dict[str, Usage] = {}
+    frames: Dict[str, Tuple[int, int, int]] = {}
+    kernel = function = ""
+    for line in log.splitlines():
+        if found := re.search(r"Compiling entry function '([^']+)'", line):
+            kernel = found[1]
+        elif found := re.search(r"Function properties for (\S+)", line):
+            function = found[1]
+        elif found := re.search(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line
+        ):
+            frames[function] = (int(found[1]), int(found[2]), int(found[3]))
+        elif found := re.search(r"Used (\d+) registers", line):
+            if kernel in frames:
+                usage[kernel] = Usage(*frames[kernel], int(found[1]))
+    return usage
+
+
+# ---- The checks: each returns its faults -----------------------------------------------------------
+
+
+def check_hot_set(code: Emitted, settings: Settings) -> List[str]:
+    count = len(code.hot(settings))
+    if count == settings.hot_count:
+        return []
+    return [f"{count} kernels match {settings.hot.pattern}, not {settings.hot_count}"]
+
+
+def check_wide(code: Emitted, settings: Settings) -> List[str]:
+    faults = []
+    for kernel in code.hot(settings):
+        sass = code.sass.get(kernel)
+        if sass is None:
+            faults.append(f"{kernel}: not in the SASS")
+            continue
+        for opcode, what in (("LDG", "load"), ("STG", "store")):
+            # The width ends the size modifiers; LTC128B is a prefetch hint and no width.
+            if not re.search(rf"\b{opcode}\.E\.(?:[A-Z0-9_]+\.)*128\b", sass):
+                found = sorted(set(re.findall(rf"\b{opcode}\.[A-Z0-9_.]+", sass)))
+                faults.append(f"{kernel}: no 128-bit global {what} (has: {', '.join(found) or 'none'})")
+    return faults
+
+
+# bar.red and barrier.red are no memory accesses: hence nothing before the opcode.
+MEMORY_OPERATION = re.compile(r"(?<![\w.%$])((?:ld|st|red|atom|fence|membar|multimem)(?:\.[\w:]+)+)")
+ORDERED = re.compile(
+    r"^(ld|st|multimem)\..*\b(relaxed|acquire|release|volatile|mmio)\b|^(red|atom|fence|membar)\."
+)
+
+
+def check_scope(code: Emitted, _: Settings) -> List[str]:
+    faults = {}
+    for name, function in code.ptx.items():
+        for operation in MEMORY_OPERATION.findall(function.body):
+            # Shared memory is the block's own: no other device sees it.
+            if ORDERED.search(operation) and ".shared" not in operation:
+                if "sys" not in operation.split("."):
+                    faults[f"{name}: {operation} has no .sys scope"] = None
+    return list(faults)
+
+
+def check_barrier(code: Emitted, settings: Settings) -> List[str]:
+    faults = []
+    for kernel in filter(settings.barrier.search, code.kernels()):
+        operations = MEMORY_OPERATION.findall(code.reached(kernel))
+
+        def has(prefix: str) -> bool:
+            return any(operation.startswith(prefix) for operation in operations)
+
+        if not has("st.release.sys") and not (has("fence.acq_rel.sys") and has("st.relaxed.sys")):
+            faults.append(f"{kernel}: no st.release.sys, nor fence.acq_rel.sys with st.relaxed.sys")
+        if not has("ld.acquire.sys"):
+            faults.append(f"{kernel}: no ld.acquire.sys")
+    return faults
+
+
+def check_packets(code: Emitted, settings: Settings) -> List[str]:
+    """A packet access without any scope would pass check_scope: so some must be there."""
+    faults = []
+    for kernel in filter(settings.packets.search, code.kernels()):
+        operations = MEMORY_OPERATION.findall(code.reached(kernel))
+        for pattern in (r"st\.(relaxed|release)\.sys", r"ld\.(relaxed|acquire)\.sys"):
+            if not any(re.match(pattern, operation) for operation in operations):
+                faults.append(f"{kernel}: nothing matches {pattern}")
+    return faults
+
+
+def check_no_read_only_loads(code: Emitted, _: Settings) -> List[str]:
+    """The read-only cache is not coherent: peers write what these kernels read."""
+    return [
+        f"{name}: {operation}"
+        for name, function in code.ptx.items()
+        for operation in dict.fromkeys(MEMORY_OPERATION.findall(function.body))
+        if operation.startswith("ld.") and "nc" in operation.split(".")
+    ]
+
+
+def check_frames(code: Emitted, settings: Settings) -> List[str]:
+    faults = []
+    for kernel in code.hot(settings):
+        usage = code.usage.get(kernel)
+        if usage is None:
+            faults.append(f"{kernel}: ptxas reports nothing about it")
+        elif (usage.stack, usage.spill_stores, usage.spill_loads) != (0, 0, 0):
+            faults.append(
+                f"{kernel}: {usage.stack} bytes stack frame, {usage.spill_stores} bytes spill stores,"
+                f" {usage.spill_loads} bytes spill loads"
+            )
+    return faults
+
+
+def check_registers(code: Emitted, _: Settings) -> List[str]:
+    faults = []
+    for kernel in code.kernels():
+        usage = code.usage.get(kernel)
+        if usage is None:
+            faults.append(f"{kernel}: ptxas reports nothing about it")
+        elif usage.registers > MAX_REGISTERS:
+            faults.append(f"{kernel}: {usage.registers} registers")
+    return faults
+
+
+CHECKS = [
+    ("the hot set is complete", check_hot_set),
+    ("128-bit global loads and stores in the hot set", check_wide),
+    ("every flag and packet access has system scope", check_scope),
+    ("kernels with a barrier release and acquire", check_barrier),
+    ("kernels with packets store and load them with system scope", check_packets),
+    ("no loads through the read-only cache", check_no_read_only_loads),
+    ("no stack frame and no spills in the hot set", check_frames),
+    (f"at most {MAX_REGISTERS} registers in every kernel", check_registers),
+]
+
+
+def check_fatbin(path: Path) -> List[str]:
+    if not path.is_file():
+        return [f"{path}: no such file"]
+    size = path.stat().st_size
+    if size == 0:
+        return [f"{path}: empty, as of a build without CUDA"]
+    return [] if size <= MAX_FATBIN else [f"{path}: {size} bytes"]
+
+
+# ---- Running ---------------------------------------------------------------------------------------
+
+
+class Report:
+    """Prints and counts."""
+
+    SHOWN = 8
+
+    def __init__(self) -> None:
+        self.passed = self.failed = 0
+
+    def add(self, where: str, what: str, faults: List[str]) -> None:
+        print(f"{'FAILED' if faults else 'ok':<7} {where:<7} {what}")
+        for fault in faults[: self.SHOWN]:
+            print(f"          {fault}")
+        if len(faults) > self.SHOWN:
+            print(f"          and {len(faults) - self.SHOWN} more")
+        self.passed += not faults
+        self.failed += bool(faults)
+
+    def finish(self) -> int:
+        print(f"{self.passed} passed, {self.failed} failed")
+        return 1 if self.failed else 0
+
+
+def flags() -> List[str]:
+    lines = FLAGS_FILE.read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def emit(toolkit: Path, csrc: Path, arch: str) -> Emitted:
+    """Compiles once, keeping the PTX that the SASS was made from."""
+    with tempfile.TemporaryDirectory(prefix="check-cuda-codegen-") as folder:
+        cubin = Path(folder) / "cuda.cubin"
+        command = [toolkit / "bin" / "nvcc", "-cubin", f"-arch={arch}", *flags(), "-Xptxas=-v"]
+        command += ["-I", csrc, "--keep", "--keep-dir", folder, "-o", cubin, csrc / "cuda.cu"]
+        log = run(command)
+        (ptx,) = Path(folder).glob("*.ptx")
+        sass = run([toolkit / "bin" / "cuobjdump", "-sass", cubin])
+        return Emitted(parse_ptx(ptx.read_text()), parse_sass(sass), parse_usage(log))
+
+
+def run(command: list) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{Path(command[0]).name} failed ({done.returncode}):\n{done.stdout}")
+    return done.stdout
+
+
+def check(toolkit: Path, csrc: Path, archs: List[str], settings: Settings, report: Report) -> None:
+    def timed(arch: str) -> Tuple[object, float]:
+        start = time.monotonic()
+        try:
+            return emit(toolkit, csrc, arch), time.monotonic() - start
+        except (OSError, RuntimeError, ValueError) as error:
+            return error, time.monotonic() - start
+
+    with ThreadPoolExecutor(2) as pool:
+        for arch, (code, seconds) in zip(archs, pool.map(timed, archs)):
+            compiled = f"compiles ({seconds:.1f} s)"
+            if isinstance(code, Emitted):
+                report.add(arch, compiled, [])
+                for title, function in CHECKS:
+                    report.add(arch, title, function(code, settings))
+            else:
+                report.add(arch, compiled, str(code).splitlines())
+
+
+# ---- Self-test: a check that cannot fail asserts nothing ------------------------------------------
+
+# From nvcc 13.0.88 for sm_90, shortened to what the checks look at.
+PTX = """
+.func  (.param .b32 func_retval0) wait_failed(
+	.param .b64 wait_failed_param_0
+)
+{
+	ld.relaxed.sys.global.u32 %r2, [%rd2];
+	st.relaxed.sys.global.u32 [%rd3], %r2;
+	ret;
+}
+	// .globl	one_shot_pull_f32_sum_w2: comments may say ld.acquire.gpu and {
+.visible .entry one_shot_pull_f32_sum_w2(
+	.param .align 8 .b8 one_shot_pull_f32_sum_w2_param_0[440]
+)
+.maxntid 512, 1, 1
+{
+	// begin inline asm
+	st.release.sys.global.u32 [%rd22], %r2;
+	// end inline asm
+	ld.acquire.sys.global.u32 %r15, [%rd23];
+	{ // callseq 28, 0
+	call.uni (retval0), 
+	wait_failed, 
+	(
+	param0
+	);
+	} // callseq 28
+	bar.red.and.pred 	%p2, 0, %p1; 
+	atom.shared.add.u32 %r9, [%r8], 1;
+	ld.global.v4.u32 {%r31,%r32,%r33,%r34}, [%rd40];
+	st.global.v4.f32 	[%rd43], {%f16, %f15, %f14, %f13};
+}
+.visible .entry one_shot_push_f32_sum_w2(
+	.param .align 8 .b8 one_shot_push_f32_sum_w2_param_0[440]
+)
+{
+	st.relaxed.sys.global.v4.u32 [%rd12], {%r27,%r1,%r28,%r1};
+	ld.relaxed.sys.global.v4.u32 {%r48,%r49,%r50,%r51}, [%rd22];
+}
+"""
+SASS = """
+		Function : one_shot_pull_f32_sum_w2
+        /*0200*/                   STG.E.STRONG.SYS desc[UR4][R4.64], R16 ;
+        /*0550*/                   LDG.E.128 R8, desc[UR4][R10.64] ;
+        /*0620*/                   STG.E.128 desc[UR4][R8.64], R4 ;
+		Function : one_shot_push_f32_sum_w2
+        /*02d0*/                   STG.E.128.STRONG.SYS desc[UR4][R28.64], R8 ;
+        /*03a0*/                   LDG.E.128.STRONG.SYS R4, desc[UR4][R10.64] ;
+"""
+LOG = """
+ptxas info    : Compiling entry function 'one_shot_push_f32_sum_w2' for 'sm_90'
+ptxas info    : Function properties for one_shot_push_f32_sum_w2
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 128 registers, used 0 barriers
+ptxas info    : Compiling entry function 'one_shot_pull_f32_sum_w2' for 'sm_90'
+ptxas info    : Function properties for wait_failed
+    16 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Function properties for one_shot_pull_f32_sum_w2
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 26 registers, used 1 barriers
+"""
+# What is planted, as a replacement in one of the three, and the checks that must report it: all of
+# these and no other.
+PLANTED = [
+    ("nothing", ".visible", ".visible", []),
+    ("a hot kernel is missing", "one_shot_pull_f32_sum_w2", "one_shot_pull_f32_sum_w9", [check_hot_set]),
+    ("a kernel without SASS", "Function : one_shot_push", "Function : other", [check_wide]),
+    ("64-bit loads only", "LDG.E.128 ", "LDG.E.64 ", [check_wide]),
+    ("64-bit loads with a prefetch hint", "LDG.E.128 ", "LDG.E.LTC128B.64 ", [check_wide]),
+    ("generic stores only", "STG.E.128 ", "ST.E.128 ", [check_wide]),
+    ("no 128-bit packet load", "LDG.E.128.STRONG.SYS", "LDG.E.STRONG.SYS", [check_wide]),
+    ("an acquire of .gpu scope", "ld.acquire.sys", "ld.acquire.gpu", [check_scope, check_barrier]),
+    ("a release of .gpu scope", "st.release.sys", "st.release.gpu", [check_scope, check_barrier]),
+    ("a packet store of .gpu scope", "st.relaxed.sys.global.v4", "st.relaxed.gpu", [check_scope, check_packets]),
+    ("a weak packet load", "ld.relaxed.sys.global.v4", "ld.global.v4", [check_packets]),
+    ("a .cta scope in a called function", "ld.relaxed.sys.global.u32", "ld.relaxed.cta.u32", [check_scope]),
+    ("a volatile store", "st.relaxed.sys.global.u32", "st.volatile.global.u32", [check_scope]),
+    ("an atomic of the default scope", "atom.shared.add", "atom.global.add", [check_scope]),
+    ("a reduction of .gpu scope", "atom.shared.add.u32", "red.relaxed.gpu.global.add.u32", [check_scope]),
+    ("a fence of .gpu scope", "bar.red.and.pred", "fence.acq_rel.gpu;", [check_scope]),
+    ("a fence of one device", "bar.red.and.pred", "membar.gl;", [check_scope]),
+    ("a plain store for a release", "st.release.sys.global", "st.global", [check_barrier]),
+    ("a relaxed load for an acquire", "ld.acquire.sys", "ld.relaxed.sys", [check_barrier]),
+    ("a release as a fence and a store", "st.release.sys", "fence.acq_rel.sys; st.relaxed.sys", []),
+    ("a read-only load", "ld.global.v4", "ld.global.nc.v4", [check_no_read_only_loads]),
+    ("spilled stores", "0 bytes spill stores", "8 bytes spill stores", [check_frames]),
+    ("spilled loads", "0 bytes spill loads", "8 bytes spill loads", [check_frames]),
+    ("a stack frame", "_w2\n    0 bytes stack", "_w2\n    64 bytes stack", [check_frames]),
+    ("too many registers", "Used 128 registers", "Used 129 registers", [check_registers]),
+    ("a kernel unknown to ptxas", "function 'one_shot_pull", "function 'other", [check_frames, check_registers]),
+]
+
+
+def self_test(report: Report) -> None:
+    settings = replace(Settings(), hot_count=2)
+    for planted, old, new, expected in PLANTED:
+        texts = [text.replace(old, new) for text in (PTX, SASS, LOG)]
+        code = Emitted(parse_ptx(texts[0]), parse_sass(texts[1]), parse_usage(texts[2]))
+        failed = [function for _, function in CHECKS if function(code, settings)]
+        faults = [] if failed == expected else [f"failed: {[function.__name__ for function in failed]}"]
+        if not any(old in text for text in (PTX, SASS, LOG)):
+            faults.append(f"{old!r} is not in the snippets")
+        report.add("planted", planted, faults)
+    with tempfile.TemporaryDirectory(prefix="check-cuda-codegen-") as folder:
+        for size, is_fault in ((0, True), (1, False), (MAX_FATBIN, False), (MAX_FATBIN + 1, True)):
+            fatbin = Path(folder) / "cuda.fatbin"
+            with fatbin.open("wb") as file:
+                file.truncate(size)
+            found = bool(check_fatbin(fatbin))
+            report.add("planted", f"a fatbin of {size} bytes", [f"reported: {found}"] * (found != is_fault))
+        report.add("planted", "no fatbin", [] if check_fatbin(Path(folder) / "none") else ["not reported"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("toolkit", type=Path, nargs="?", metavar="TOOLKIT")
+    parser.add_argument("csrc", type=Path, nargs="?", metavar="CSRC")
+    parser.add_argument("archs", nargs="*", metavar="ARCH", help=f"default: {' '.join(DEFAULT_ARCHS)}")
+    parser.add_argument("--fatbin", type=Path, metavar="PATH", help=f"at most {MAX_FATBIN} bytes")
+    parser.add_argument("--hot", default=HOT, metavar="REGEX", help="kernels that must be fast")
+    parser.add_argument("--hot-count", type=int, default=HOT_COUNT, metavar="N")
+    parser.add_argument("--barrier", default=BARRIER, metavar="REGEX", help="kernels with a barrier")
+    parser.add_argument("--packets", default=PACKETS, metavar="REGEX", help="kernels with packets")
+    parser.add_argument("--self-test", action="store_true", help="plant faults; each must be found")
+    options = parser.parse_intermixed_args()
+    report = Report()
+    if options.self_test:
+        self_test(report)
+        return report.finish()
+    if options.toolkit is None or options.csrc is None:
+        parser.error("TOOLKIT and CSRC are needed")
+    settings = Settings(
+        re.compile(options.hot),
+        options.hot_count,
+        re.compile(options.barrier),
+        re.compile(options.packets),
+    )
+    check(options.toolkit, options.csrc, options.archs or DEFAULT_ARCHS, settings, report)
+    if options.fatbin is not None:
+        report.add("fatbin", f"at most {MAX_FATBIN} bytes", check_fatbin(options.fatbin))
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

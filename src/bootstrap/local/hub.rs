@@ -1,0 +1,261 @@
+//! The rendezvous' server: one thread that admits the ranks of one world and hands round what they give.
+//!
+//! It waits only in `poll`, for whoever speaks first, so no rank that is slow or silent holds up the others.
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags};
+
+use super::super::socket::{self, accept, is_ready, poll_until, Deadline, Token};
+use super::super::world::{Denied, Event, World};
+use super::link::Link;
+use super::message::{Reply, Request, HELLO_LIMIT, REQUEST_LIMIT};
+use crate::error::{Error, Result};
+
+/// How long the rendezvous waits for a first rank.
+const FORMATION_LIMIT: Duration = Duration::from_secs(600);
+
+/// How long a connection may take to say who it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connections that have not said who they are. Beyond these the oldest goes: a rank says so at once.
+const MAX_STRANGERS: usize = 64;
+
+/// Serves one world behind `listener`, in a thread that ends when the world has.
+pub(super) fn spawn(listener: OwnedFd, token: Token) -> Result<()> {
+    let hub =
+        Hub { listener, token, opened: Deadline::after(FORMATION_LIMIT), peers: Vec::new(), world: None };
+    let thread = thread::Builder::new().name("rendezvous".into());
+    thread.spawn(move || hub.run()).map(drop).map_err(Error::io("thread of the rendezvous"))
+}
+
+struct Hub {
+    listener: OwnedFd,
+    token: Token,
+    opened: Deadline,
+    peers: Vec<Peer>,
+    /// Made by the first rank that is admitted: it tells the size.
+    world: Option<World>,
+}
+
+struct Peer {
+    link: Link,
+    role: Role,
+    /// It lives in this process, whose end is the rendezvous' end.
+    is_housemate: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// It has not said who it is. Kept until then, or until the deadline.
+    Stranger(Instant),
+    Rank(usize),
+    /// To be closed.
+    Dismissed,
+}
+
+impl Peer {
+    fn refuse(&mut self, reason: String) {
+        self.dismiss(&Reply::Refused { reason });
+    }
+
+    /// Sends a last message, which is short and finds room in the socket, or finds nobody who reads.
+    fn dismiss(&mut self, last: &Reply) {
+        self.link.send(last.frame().into());
+        self.role = Role::Dismissed;
+    }
+}
+
+impl Hub {
+    fn run(mut self) {
+        while !self.is_over() {
+            // Where poll does not work there is no hub. The ranks see their connections close.
+            let Ok((ready, somebody_knocks)) = self.wait() else {
+                return;
+            };
+            for index in ready {
+                self.serve(index);
+            }
+            if somebody_knocks {
+                self.let_strangers_in();
+            }
+            self.dismiss_the_silent();
+            self.peers.retain(|peer| peer.role != Role::Dismissed);
+        }
+    }
+
+    /// A world is over when it has failed, as it does when the first rank leaves, and the last one has left.
+    fn is_over(&self) -> bool {
+        let is_deserted = self.world.as_ref().is_none_or(World::is_deserted);
+        let has_failed = self.world.as_ref().is_some_and(|world| world.failure().is_some());
+        is_deserted && (has_failed || self.opened.has_passed())
+    }
+
+    /// Waits for something to do: the peers, by index, that are ready, and whether somebody wants to connect.
+    fn wait(&self) -> Result<(Vec<usize>, bool)> {
+        let idle = if self.world.is_none() { self.opened.remaining() } else { FORMATION_LIMIT };
+        let limits = self.peers.iter().filter_map(|peer| match peer.role {
+            Role::Stranger(since) => Some(HELLO_TIMEOUT.saturating_sub(since.elapsed())),
+            _ => None,
+        });
+        let deadline = Deadline::after(limits.fold(idle, Duration::min));
+        let mut polled = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
+        polled.extend(self.peers.iter().map(|peer| peer.link.poll_fd()));
+        if !poll_until(&mut polled, &deadline)? {
+            return Ok((Vec::new(), false));
+        }
+        let ready = (0..self.peers.len()).filter(|&index| is_ready(&polled[1 + index])).collect();
+        Ok((ready, is_ready(&polled[0])))
+    }
+
+    fn let_strangers_in(&mut self) {
+        // Not more in one turn than there can be ranks, so that whoever keeps knocking does not keep the
+        // ranks waiting.
+        for _ in 0..crate::MAX_RANKS {
+            let stream = match accept(self.listener.as_fd()) {
+                Ok(stream) => stream,
+                Err(Errno::EAGAIN) => return,
+                Err(Errno::ECONNABORTED) => continue,
+                Err(_) => {
+                    // No descriptors or no memory: they stay in the queue, and poll would say so at once.
+                    thread::sleep(Duration::from_millis(10));
+                    return;
+                }
+            };
+            let user = socket::same_user(stream.as_fd());
+            let role = Role::Stranger(Instant::now());
+            let mut peer = Peer { link: Link::new(stream), role, is_housemate: false };
+            match user {
+                Ok(user) => {
+                    peer.is_housemate = u32::try_from(user.pid()) == Ok(std::process::id());
+                    self.peers.push(peer);
+                }
+                Err(reason) => peer.refuse(reason),
+            }
+        }
+    }
+
+    fn dismiss_the_silent(&mut self) {
+        let is_stranger = |peer: &&mut Peer| matches!(peer.role, Role::Stranger(_));
+        let excess = self.peers.iter_mut().filter(is_stranger).count().saturating_sub(MAX_STRANGERS);
+        // Peers stand in the order in which they came.
+        for (position, peer) in self.peers.iter_mut().filter(is_stranger).enumerate() {
+            let is_late = matches!(peer.role, Role::Stranger(since) if since.elapsed() >= HELLO_TIMEOUT);
+            if position < excess || is_late {
+                peer.refuse("it did not say in time who it is".into());
+            }
+        }
+    }
+
+    /// Sends and receives what a peer is ready for, and does what it asks.
+    fn serve(&mut self, index: usize) {
+        self.peers[index].link.flush();
+        if let Err(closed) = self.peers[index].link.fill() {
+            self.part_from(index, &closed.to_string());
+            return;
+        }
+        loop {
+            let peer = &mut self.peers[index];
+            let request = match peer.role {
+                Role::Stranger(_) => peer.link.next(HELLO_LIMIT),
+                Role::Rank(_) => peer.link.next(REQUEST_LIMIT),
+                Role::Dismissed => return,
+            };
+            match request.and_then(|body| body.map(|body| Request::decode(&body)).transpose()) {
+                Ok(Some(request)) => self.answer(index, request),
+                Ok(None) => return,
+                Err(malformed) => self.expel(index, malformed),
+            }
+        }
+    }
+
+    fn answer(&mut self, index: usize, request: Request) {
+        let event = match (self.peers[index].role, request, &mut self.world) {
+            (Role::Stranger(_), Request::Hello { token, rank, world_size }, _) => {
+                self.admit(index, &token, rank, world_size)
+            }
+            (Role::Rank(rank), Request::Gather { sequence, bytes }, Some(world)) => {
+                match world.contribute(rank, sequence, bytes) {
+                    Ok(event) => event,
+                    Err(reason) => return self.expel(index, reason),
+                }
+            }
+            (Role::Rank(rank), Request::GiveUp { sequence }, Some(world)) => world.give_up(rank, sequence),
+            _ => return self.expel(index, "it sent a message out of turn"),
+        };
+        self.tell(event);
+    }
+
+    fn admit(&mut self, index: usize, token: &Token, rank: usize, world_size: usize) -> Option<Event> {
+        let peer = &mut self.peers[index];
+        if *token != self.token {
+            peer.refuse("its session token is not that of this world".into());
+            return None;
+        }
+        if !(1..=crate::MAX_RANKS).contains(&world_size) || rank >= world_size {
+            peer.refuse(format!("rank {rank} of {world_size} cannot be"));
+            return None;
+        }
+        let world = self.world.get_or_insert_with(|| World::new(world_size));
+        if world.size() != world_size {
+            peer.refuse(format!("it came for a world of {world_size}, this one is of {}", world.size()));
+            return None;
+        }
+        match world.join(rank) {
+            Ok(event) => {
+                peer.role = Role::Rank(rank);
+                event
+            }
+            Err(Denied::Taken) => {
+                peer.refuse(format!("rank {rank} is taken"));
+                None
+            }
+            Err(Denied::Failed(failure)) => {
+                peer.dismiss(&Reply::Event(Event::Failed(failure)));
+                None
+            }
+        }
+    }
+
+    /// Sends away a peer that breaks the rules.
+    fn expel(&mut self, index: usize, reason: impl fmt::Display) {
+        let reason = reason.to_string();
+        let reason_for_others = format!("the rendezvous expelled it: {reason}");
+        let role = self.peers[index].role;
+        self.peers[index].refuse(reason);
+        self.forget(role, &reason_for_others);
+    }
+
+    /// Closes the connection of a peer that has gone.
+    fn part_from(&mut self, index: usize, reason: &str) {
+        let role = std::mem::replace(&mut self.peers[index].role, Role::Dismissed);
+        self.forget(role, reason);
+    }
+
+    fn forget(&mut self, role: Role, reason: &str) {
+        if let (Role::Rank(rank), Some(world)) = (role, &mut self.world) {
+            let event = world.leave(rank, reason);
+            self.tell(event);
+        }
+    }
+
+    /// Tells all ranks.
+    ///
+    /// Those in this process come last: they may act on it by ending the process, and with it this thread.
+    fn tell(&mut self, event: Option<Event>) {
+        let Some(event) = event else { return };
+        let frame: Arc<[u8]> = Reply::Event(event).frame().into();
+        for is_housemate in [false, true] {
+            for peer in self.peers.iter_mut().filter(|peer| peer.is_housemate == is_housemate) {
+                if matches!(peer.role, Role::Rank(_)) {
+                    peer.link.send(Arc::clone(&frame));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Messages that are whole, cut, oversized, or random bytes.
+
+use super::*;
+
+fn requests() -> Vec<Request> {
+    vec![
+        Request::Hello { token: Token::from_bytes([7; 16]), rank: 3, world_size: 4 },
+        Request::Gather { sequence: 1 << 40, bytes: b"bytes".to_vec() },
+        Request::GiveUp { sequence: u64::MAX },
+    ]
+}
+
+fn replies() -> Vec<Reply> {
+    vec![
+        Reply::Refused { reason: "rank 1 is taken".into() },
+        Reply::Event(Event::Formed),
+        Reply::Event(Event::Gathered { sequence: 9, parts: vec![vec![], vec![1, 2], vec![3; 300]] }),
+        Reply::Event(Event::Failed(Failure::TimedOut { sequence: 0, by: 2, missing: vec![0, 15] })),
+        Reply::Event(Event::Failed(Failure::Lost { rank: 5, reason: "größer".into() })),
+    ]
+}
+
+fn body(frame: &[u8]) -> &[u8] {
+    let body = first_body(frame, usize::MAX).unwrap().unwrap();
+    assert_eq!(frame_length(body), frame.len());
+    body
+}
+
+#[test]
+fn messages_survive_the_journey() {
+    for request in requests() {
+        assert_eq!(Request::decode(body(&request.frame())), Ok(request));
+    }
+    for reply in replies() {
+        assert_eq!(Reply::decode(body(&reply.frame())), Ok(reply));
+    }
+}
+
+#[test]
+fn truncated_frames_are_awaited() {
+    for frame in replies().iter().map(Reply::frame) {
+        for length in 0..frame.len() {
+            assert_eq!(first_body(&frame[..length], usize::MAX), Ok(None));
+        }
+    }
+}
+
+#[test]
+fn truncated_bodies_never_decode_to_the_whole() {
+    for request in requests() {
+        let frame = request.frame();
+        let body = body(&frame);
+        for length in 0..body.len() {
+            assert_ne!(Request::decode(&body[..length]), Ok(request.clone()));
+        }
+    }
+    for reply in replies() {
+        let frame = reply.frame();
+        let body = body(&frame);
+        for length in 0..body.len() {
+            assert_ne!(Reply::decode(&body[..length]), Ok(reply.clone()));
+        }
+    }
+    assert_eq!(Request::decode(&[]), Err(Malformed::Truncated));
+    assert_eq!(Request::decode(&[HELLO, 1, 0, 0, 0, 7]), Err(Malformed::Truncated));
+    assert_eq!(Request::decode(&[GIVE_UP, 1, 2, 3]), Err(Malformed::Truncated));
+}
+
+#[test]
+fn bytes_after_the_end_are_refused() {
+    let mut hello = requests()[0].frame();
+    hello.push(0);
+    assert_eq!(Request::decode(&hello[LENGTH_BYTES..]), Err(Malformed::TrailingBytes));
+    assert_eq!(Reply::decode(&[FORMED, 0]), Err(Malformed::TrailingBytes));
+}
+
+#[test]
+fn lengths_are_bounded_before_anything_is_stored() {
+    let limit = HELLO_LIMIT;
+    let frame = ((limit + 1) as u32).to_le_bytes();
+    assert_eq!(first_body(&frame, limit), Err(Malformed::TooLong { length: limit + 1, limit }));
+    let huge = Writer::new(GATHERED).u64(1).number(crate::MAX_RANKS + 1).frame();
+    assert_eq!(Reply::decode(body(&huge)), Err(Malformed::TooManyRanks(crate::MAX_RANKS + 1)));
+    let part = Writer::new(GATHERED).u64(1).number(1).u32(u32::MAX).bytes(b"short").frame();
+    assert_eq!(Reply::decode(body(&part)), Err(Malformed::Truncated));
+    let ranks = Writer::new(TIMED_OUT).u64(1).number(0).u32(u32::MAX).frame();
+    assert_eq!(Reply::decode(body(&ranks)), Err(Malformed::TooManyRanks(u32::MAX as usize)));
+}
+
+#[test]
+fn the_limits_hold_the_longest_messages() {
+    let bytes = vec![0; MAX_CONTRIBUTION];
+    let gather = Request::Gather { sequence: u64::MAX, bytes: bytes.clone() }.frame();
+    assert!(first_body(&gather, REQUEST_LIMIT).unwrap().is_some());
+    let hello = requests()[0].frame();
+    assert!(first_body(&hello, HELLO_LIMIT).unwrap().is_some());
+    for world_size in [1, 3] {
+        let parts = vec![bytes.clone(); world_size];
+        let gathered = Reply::Event(Event::Gathered { sequence: 1, parts }).frame();
+        assert!(first_body(&gathered, reply_limit(world_size)).unwrap().is_some());
+    }
+}
+
+#[test]
+fn other_kinds_and_versions_are_refused() {
+    assert_eq!(Request::decode(&[0]), Err(Malformed::UnknownKind(0)));
+    assert_eq!(Request::decode(&[FORMED]), Err(Malformed::UnknownKind(FORMED)));
+    assert_eq!(Reply::decode(&[HELLO]), Err(Malformed::UnknownKind(HELLO)));
+    assert_eq!(Request::decode(&[HELLO, 2, 0, 0, 0]), Err(Malformed::Version(2)));
+}
+
+#[test]
+fn no_bytes_make_it_panic() {
+    // xorshift64: a fixed seed is enough for bytes that only must not panic.
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let mut frames: Vec<_> = requests().iter().map(Request::frame).collect();
+    frames.extend(replies().iter().map(Reply::frame));
+    for _ in 0..20_000 {
+        let mut frame = frames[random() as usize % frames.len()].clone();
+        for _ in 0..1 + random() % 4 {
+            let index = random() as usize % frame.len();
+            frame[index] = random() as u8;
+        }
+        frame.truncate(random() as usize % (frame.len() + 1));
+        let _ = first_body(&frame, HELLO_LIMIT);
+        if let Some(body) = frame.get(LENGTH_BYTES..) {
+            let _ = (Request::decode(body), Reply::decode(body));
+        }
+    }
+}

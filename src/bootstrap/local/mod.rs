@@ -1,0 +1,263 @@
+//! Processes (or threads) of one machine that meet at a Unix socket.
+
+mod hub;
+mod link;
+mod message;
+mod unique_id;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::os::fd::AsFd;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::socket::SockType;
+
+pub use unique_id::UniqueId;
+
+use self::link::Link;
+use self::message::{reply_limit, Reply, Request, MAX_CONTRIBUTION};
+use super::socket::{self, poll_until, Deadline};
+use super::world::Event;
+use super::Bootstrap;
+use crate::error::{Error, Result};
+
+const UNIQUE_ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
+const RANK: &str = "FAST_ALLREDUCE_RANK";
+const WORLD_SIZE: &str = "FAST_ALLREDUCE_WORLD_SIZE";
+
+/// How long [`Local::from_env`] waits for the other ranks.
+const ENVIRONMENT_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long the rendezvous may take to say who is missing, once a rank's time is up.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Between two attempts to connect while the rendezvous' queue is full.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
+
+/// A rank that meets the others, processes of one user on one machine, at the rendezvous of a [`UniqueId`].
+///
+/// A rank gives at most 1 MiB to one gather. Dropping a rank, or ending its process, ends the world: the
+/// other ranks get [`Error::PeerLost`]. When the process that made the id ends, so does the rendezvous: keep
+/// it for as long as the ranks meet.
+///
+/// A rank whose time is up ends the waiting of all, so give all ranks the same limits. A call may take two
+/// seconds more than its limit where the rendezvous does not say at once who is missing.
+///
+/// ```
+/// use std::time::Duration;
+/// use fast_allreduce::bootstrap::{Bootstrap, Local, UniqueId};
+///
+/// let limit = Duration::from_secs(10);
+/// let id = UniqueId::new()?;
+/// std::thread::scope(|scope| {
+///     for rank in 0..2 {
+///         let id = &id;
+///         scope.spawn(move || {
+///             let local = Local::connect(id, rank, 2, limit).unwrap();
+///             let all = local.all_gather(&[rank as u8], limit).unwrap();
+///             assert_eq!(all, [[0], [1]]);
+///         });
+///     }
+/// });
+/// # Ok::<(), fast_allreduce::Error>(())
+/// ```
+pub struct Local {
+    rank: usize,
+    world_size: usize,
+    connection: Mutex<Connection>,
+}
+
+impl Local {
+    /// Joins the world of `id` as `rank`, and returns when all ranks have joined.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::WorldSize`], [`Error::RankOutOfRange`]: the arguments cannot be.
+    /// * [`Error::Rendezvous`]: the process that made the id, or the world that it was for, has ended.
+    /// * [`Error::Refused`]: the rank is taken, the world has another size, or the id is of another user.
+    /// * [`Error::Timeout`] naming the ranks that did not come within `timeout`.
+    /// * [`Error::PeerLost`] if one came and ended.
+    pub fn connect(id: &UniqueId, rank: usize, world_size: usize, timeout: Duration) -> Result<Self> {
+        if !(1..=crate::MAX_RANKS).contains(&world_size) {
+            return Err(Error::WorldSize { world_size });
+        }
+        if rank >= world_size {
+            return Err(Error::RankOutOfRange { rank, world_size });
+        }
+        let deadline = Deadline::after(timeout);
+        let link = connect(id, &deadline)?;
+        let mut connection = Connection { link, rank, world_size, sequence: 0, failure: None };
+        match connection.ask(&Request::Hello { token: id.token(), rank, world_size }, &deadline)? {
+            Event::Formed => Ok(Self { rank, world_size, connection: Mutex::new(connection) }),
+            event => Err(unexpected(&event)),
+        }
+    }
+
+    /// Joins the world that the environment names, as [`Local::connect`] with a limit of two minutes.
+    ///
+    /// `FAST_ALLREDUCE_UNIQUE_ID` is the id as text, `FAST_ALLREDUCE_RANK` and `FAST_ALLREDUCE_WORLD_SIZE`
+    /// are numbers. `None` where there is no id.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] naming the variable that is missing or malformed; else as
+    /// [`Local::connect`].
+    pub fn from_env() -> Result<Option<Self>> {
+        let Some(id) = std::env::var_os(UNIQUE_ID) else {
+            return Ok(None);
+        };
+        // What is not UTF-8 is not hexadecimal either, and is refused as that.
+        let id: UniqueId = id.to_string_lossy().parse().map_err(|error| match error {
+            Error::InvalidSetting { value, expected, .. } => {
+                Error::InvalidSetting { name: UNIQUE_ID, value, expected }
+            }
+            error => error,
+        })?;
+        Self::connect(&id, number(RANK)?, number(WORLD_SIZE)?, ENVIRONMENT_TIMEOUT).map(Some)
+    }
+}
+
+impl Bootstrap for Local {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        if bytes.len() > MAX_CONTRIBUTION {
+            let value = bytes.len().to_string();
+            let expected = "a rank gives at most 1 MiB to one gather";
+            return Err(Error::InvalidSetting { name: "bytes of all_gather", value, expected });
+        }
+        // A panic elsewhere leaves the connection as whole as an error does.
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        connection.all_gather(bytes, &Deadline::after(timeout))
+    }
+}
+
+impl fmt::Debug for Local {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut local = f.debug_struct("Local");
+        local.field("rank", &self.rank).field("world_size", &self.world_size).finish_non_exhaustive()
+    }
+}
+
+struct Connection {
+    link: Link,
+    rank: usize,
+    world_size: usize,
+    /// Number of the latest gather; 0 while the world forms.
+    sequence: u64,
+    /// What every call answers once one has failed.
+    failure: Option<Error>,
+}
+
+impl Connection {
+    fn all_gather(&mut self, bytes: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+        if let Some(error) = &self.failure {
+            return Err(error.clone());
+        }
+        self.sequence += 1;
+        let request = Request::Gather { sequence: self.sequence, bytes: bytes.to_vec() };
+        let answer = self.ask(&request, deadline).and_then(|event| match event {
+            Event::Gathered { sequence, parts }
+                if sequence == self.sequence && parts.len() == self.world_size =>
+            {
+                Ok(parts)
+            }
+            event => Err(unexpected(&event)),
+        });
+        answer.inspect_err(|error| self.failure = Some(error.clone()))
+    }
+
+    /// Sends a request and waits for the event that answers it.
+    ///
+    /// When the time is up it says so, and the hub then answers who is missing: the hub alone knows. If the
+    /// awaited event is on the way at that moment, it arrives in place of that answer.
+    fn ask(&mut self, request: &Request, deadline: &Deadline) -> Result<Event> {
+        self.link.send(request.frame().into());
+        let mut reply = self.reply(deadline)?;
+        if reply.is_none() {
+            self.link.send(Request::GiveUp { sequence: self.sequence }.frame().into());
+            reply = self.reply(&Deadline::after(GRACE))?;
+        }
+        match reply {
+            Some(Reply::Event(Event::Failed(failure))) => Err(failure.to_error(self.rank, deadline.waited())),
+            Some(Reply::Event(event)) => Ok(event),
+            Some(Reply::Refused { reason }) => Err(Error::Refused { reason }),
+            None => Err(rendezvous("its server does not answer, though its socket is open")),
+        }
+    }
+
+    /// The next reply; `None` if it does not come before the deadline.
+    fn reply(&mut self, deadline: &Deadline) -> Result<Option<Reply>> {
+        loop {
+            self.link.flush();
+            let malformed = |malformed| rendezvous(format!("its server speaks nonsense: {malformed}"));
+            if let Some(body) = self.link.next(reply_limit(self.world_size)).map_err(malformed)? {
+                return Reply::decode(&body).map(Some).map_err(malformed);
+            }
+            if !poll_until(&mut [self.link.poll_fd()], deadline)? {
+                return Ok(None);
+            }
+            self.link.fill().map_err(|closed| {
+                rendezvous(format!("the process that made the id, or this world, has ended ({closed})"))
+            })?;
+        }
+    }
+}
+
+/// Connects to the rendezvous of `id`, and checks that it is run by this user.
+fn connect(id: &UniqueId, deadline: &Deadline) -> Result<Link> {
+    loop {
+        match socket::connect(SockType::Stream, id.socket_name()) {
+            Ok(stream) => {
+                socket::same_user(stream.as_fd()).map_err(|reason| Error::Refused { reason })?;
+                return Ok(Link::new(stream));
+            }
+            Err(Errno::EAGAIN) if deadline.has_passed() => {
+                return Err(rendezvous("its queue is full and its server takes nobody in"));
+            }
+            Err(Errno::EAGAIN) => thread::sleep(RETRY_INTERVAL.min(deadline.remaining())),
+            // The socket is older than the id, so there is nothing to wait for.
+            Err(Errno::ECONNREFUSED) => {
+                return Err(rendezvous(
+                    "nobody is there: the process that made the id, or its world, has ended, \
+                     or is in another network namespace",
+                ));
+            }
+            Err(errno) => return Err(Error::System { call: "connect to the rendezvous", errno }),
+        }
+    }
+}
+
+fn rendezvous(reason: impl Into<String>) -> Error {
+    Error::Rendezvous { reason: reason.into() }
+}
+
+fn unexpected(event: &Event) -> Error {
+    let what = match event {
+        Event::Formed => "that the world has formed",
+        Event::Gathered { .. } => "another gather",
+        Event::Failed(_) => "a failure",
+    };
+    rendezvous(format!("its server answered with {what}, out of turn"))
+}
+
+/// A number in the environment.
+fn number(name: &'static str) -> Result<usize> {
+    let value = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    value.as_deref().and_then(|value| value.parse().ok()).ok_or_else(|| Error::InvalidSetting {
+        name,
+        value: value.unwrap_or_else(|| "(unset)".into()),
+        expected: "a number, set together with FAST_ALLREDUCE_UNIQUE_ID",
+    })
+}

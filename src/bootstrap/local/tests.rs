@@ -1,0 +1,355 @@
+//! Whole worlds: ranks in threads and in processes, ranks that do not come, and ranks that leave.
+
+mod strangers;
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::unistd::Uid;
+
+use super::super::socket::Token;
+use super::super::testing::{assert_released, contribution, is_alone, process, resources, LIMIT};
+use super::*;
+
+const SHORT: Duration = Duration::from_millis(100);
+
+/// The ranks of a new world.
+fn world(id: &UniqueId, world_size: usize) -> Vec<Local> {
+    thread::scope(|scope| {
+        let connect = |rank| scope.spawn(move || Local::connect(id, rank, world_size, LIMIT).unwrap());
+        let threads: Vec<_> = (0..world_size).map(connect).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// The id that a child process prints.
+fn printed_id(child: &mut Child) -> UniqueId {
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let id = lines.map_while(Result::ok).find_map(|line| Some(line.split_once("id=")?.1.to_owned()));
+    id.unwrap().parse().unwrap()
+}
+
+/// Runs `rank` on every rank at once.
+fn on_all<T: Send>(ranks: &[Local], rank: impl Fn(&Local) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = ranks.iter().map(|local| scope.spawn(|| rank(local))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn gather_rounds(local: &Local, rounds: usize) {
+    for round in 0..rounds {
+        let all = local.all_gather(&contribution(local.rank(), round), LIMIT).unwrap();
+        let expected: Vec<_> = (0..local.world_size()).map(|rank| contribution(rank, round)).collect();
+        assert_eq!(all, expected, "round {round}");
+    }
+}
+
+/// A bare connection to the rendezvous.
+fn stranger(id: &UniqueId) -> Link {
+    connect(id, &Deadline::after(LIMIT)).unwrap()
+}
+
+fn hello(id: &UniqueId, rank: usize, world_size: usize) -> Vec<u8> {
+    Request::Hello { token: id.token(), rank, world_size }.frame()
+}
+
+/// The next reply to a bare connection; `None` once it is closed.
+fn next_reply(link: &mut Link) -> Option<Reply> {
+    loop {
+        if let Some(body) = link.next(reply_limit(16)).unwrap() {
+            return Some(Reply::decode(&body).unwrap());
+        }
+        assert!(poll_until(&mut [link.poll_fd()], &Deadline::after(LIMIT)).unwrap(), "no reply");
+        link.fill().ok()?;
+    }
+}
+
+fn is_refused(reply: Option<Reply>, why: &str) -> bool {
+    matches!(reply, Some(Reply::Refused { reason }) if reason.contains(why))
+}
+
+#[test]
+fn gathers_of_different_lengths() {
+    for world_size in 1..=5 {
+        let ranks = world(&UniqueId::new().unwrap(), world_size);
+        on_all(&ranks, |local| gather_rounds(local, 200));
+    }
+}
+
+#[test]
+fn largest_world_and_largest_message() {
+    let ranks = world(&UniqueId::new().unwrap(), crate::MAX_RANKS);
+    on_all(&ranks, |local| {
+        let too_long = local.all_gather(&vec![0; MAX_CONTRIBUTION + 1], LIMIT).unwrap_err();
+        assert!(matches!(too_long, Error::InvalidSetting { .. }), "{too_long}");
+        let all = local.all_gather(&vec![local.rank() as u8; MAX_CONTRIBUTION], LIMIT).unwrap();
+        for (rank, bytes) in all.iter().enumerate() {
+            assert!(bytes.len() == MAX_CONTRIBUTION && bytes.iter().all(|byte| *byte == rank as u8));
+        }
+        local.barrier(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn arguments_are_checked() {
+    let id = UniqueId::new().unwrap();
+    for world_size in [0, crate::MAX_RANKS + 1] {
+        let error = Local::connect(&id, 0, world_size, LIMIT).unwrap_err();
+        assert_eq!(error, Error::WorldSize { world_size });
+    }
+    let error = Local::connect(&id, 2, 2, LIMIT).unwrap_err();
+    assert_eq!(error, Error::RankOutOfRange { rank: 2, world_size: 2 });
+    world(&id, 2);
+}
+
+#[test]
+fn processes_meet() {
+    for world_size in 1..=5 {
+        let id = UniqueId::new().unwrap();
+        let children: Vec<_> = (0..world_size)
+            .map(|rank| {
+                let mut command = process(module_path!(), "rank_in_a_process");
+                command.env(UNIQUE_ID, id.to_string());
+                command.env(RANK, rank.to_string()).env(WORLD_SIZE, world_size.to_string());
+                command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+            })
+            .collect();
+        for child in children {
+            let output = child.wait_with_output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+        }
+    }
+}
+
+/// One rank of `processes_meet`, and nothing where no environment names a world.
+#[test]
+fn rank_in_a_process() {
+    let Some(local) = Local::from_env().unwrap() else {
+        return;
+    };
+    gather_rounds(&local, 200);
+}
+
+#[test]
+fn a_killed_process_is_lost() {
+    let id = UniqueId::new().unwrap();
+    let mut command = process(module_path!(), "rank_that_waits");
+    command.env(UNIQUE_ID, id.to_string()).env(RANK, "2").env(WORLD_SIZE, "3");
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let ranks: Vec<_> = thread::scope(|scope| {
+        let threads = [0, 1].map(|rank| {
+            let id = &id;
+            scope.spawn(move || Local::connect(id, rank, 3, LIMIT).unwrap())
+        });
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let killer = thread::spawn(move || {
+        thread::sleep(SHORT);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    });
+    for error in on_all(&ranks, |local| local.barrier(LIMIT).unwrap_err()) {
+        assert!(matches!(error, Error::PeerLost { rank: 2, .. }), "{error}");
+    }
+    killer.join().unwrap();
+}
+
+/// The rank of `a_killed_process_is_lost` that is killed.
+#[test]
+fn rank_that_waits() {
+    let Some(_local) = Local::from_env().unwrap() else {
+        return;
+    };
+    thread::sleep(LIMIT);
+}
+
+#[test]
+fn the_environment_is_checked() {
+    if !is_alone(module_path!(), "the_environment_is_checked") {
+        return;
+    }
+    assert!(Local::from_env().unwrap().is_none());
+    let invalid = |variable: &str| {
+        let error = Local::from_env().unwrap_err();
+        assert!(matches!(error, Error::InvalidSetting { name, .. } if name == variable), "{error}");
+    };
+    std::env::set_var(UNIQUE_ID, "secret");
+    invalid(UNIQUE_ID);
+    std::env::set_var(UNIQUE_ID, UniqueId::new().unwrap().to_string());
+    invalid(RANK);
+    std::env::set_var(RANK, "-1");
+    invalid(RANK);
+    std::env::set_var(RANK, "0");
+    invalid(WORLD_SIZE);
+    std::env::set_var(WORLD_SIZE, "1");
+    Local::from_env().unwrap().unwrap().barrier(LIMIT).unwrap();
+}
+
+#[test]
+fn ranks_that_never_come_are_named() {
+    let id = UniqueId::new().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| Local::connect(&id, 3, 4, LIMIT).unwrap_err());
+        let mut witness = stranger(&id);
+        thread::sleep(SHORT);
+        let error = Local::connect(&id, 1, 4, SHORT).unwrap_err();
+        let (operation, missing) = ("rendezvous", vec![0, 2]);
+        assert_eq!(error, Error::Timeout { operation, epoch: 0, missing: missing.clone(), waited: SHORT });
+        let error = waiting.join().unwrap();
+        assert!(matches!(error, Error::Timeout { missing: named, .. } if named == missing));
+        // Those who come later find nobody.
+        assert_eq!(next_reply(&mut witness), None);
+        assert!(matches!(Local::connect(&id, 0, 4, LIMIT), Err(Error::Rendezvous { .. })));
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_gather_is_named() {
+    let ranks = world(&UniqueId::new().unwrap(), 3);
+    let started = Instant::now();
+    let errors = on_all(&ranks[..2], |local| {
+        local.barrier(if local.rank() == 0 { 3 * SHORT } else { LIMIT }).unwrap_err()
+    });
+    assert!(started.elapsed() < GRACE);
+    for error in &errors {
+        let Error::Timeout { operation: "all_gather", missing, .. } = error else { panic!("{error}") };
+        assert_eq!(*missing, [2]);
+    }
+    assert_eq!(ranks[0].barrier(LIMIT), Err(errors[0].clone()), "a failure stays");
+    let late = ranks[2].barrier(LIMIT).unwrap_err();
+    assert!(matches!(late, Error::PeerLost { rank: 0, .. }), "{late}");
+}
+
+#[test]
+fn a_dropped_rank_is_lost() {
+    let mut ranks = world(&UniqueId::new().unwrap(), 4);
+    let last = ranks.pop().unwrap();
+    let is_lost = |result| matches!(result, Err(Error::PeerLost { rank: 3, .. }));
+    thread::scope(|scope| {
+        let waiting = [scope.spawn(|| ranks[0].barrier(LIMIT)), scope.spawn(|| ranks[1].barrier(LIMIT))];
+        thread::sleep(SHORT);
+        drop(last);
+        assert!(waiting.into_iter().all(|thread| is_lost(thread.join().unwrap())));
+    });
+    assert!(is_lost(ranks[2].barrier(LIMIT)), "a call after the drop");
+    assert!(is_lost(ranks[2].barrier(LIMIT)), "the failure stays");
+}
+
+#[test]
+fn a_rank_that_leaves_while_the_world_forms_is_lost() {
+    let id = UniqueId::new().unwrap();
+    let mut gone = stranger(&id);
+    gone.send(hello(&id, 1, 3).into());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| Local::connect(&id, 0, 3, LIMIT).unwrap_err());
+        thread::sleep(SHORT);
+        drop(gone);
+        assert!(matches!(waiting.join().unwrap(), Error::PeerLost { rank: 1, .. }));
+    });
+}
+
+#[test]
+fn a_rank_may_leave_once_it_has_what_it_gathered() {
+    for _ in 0..50 {
+        let ranks = world(&UniqueId::new().unwrap(), 3);
+        let threads: Vec<_> =
+            ranks.into_iter().map(|rank| thread::spawn(move || rank.barrier(LIMIT))).collect();
+        for thread in threads {
+            thread.join().unwrap().unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_id_whose_process_has_ended_is_told_from_a_slow_one() {
+    let mut command = process(module_path!(), "process_that_makes_an_id");
+    let mut child = command.env("FAST_ALLREDUCE_TEST_MAKE_ID", "1").stdout(Stdio::piped()).spawn().unwrap();
+    let id = printed_id(&mut child);
+    let ranks = world(&id, 2);
+    on_all(&ranks, |local| gather_rounds(local, 5));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| ranks[0].barrier(LIMIT));
+        thread::sleep(SHORT);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let errors = [waiting.join().unwrap(), ranks[1].barrier(LIMIT), ranks[1].barrier(LIMIT)];
+        assert!(errors.iter().all(|error| matches!(error, Err(Error::Rendezvous { .. }))), "{errors:?}");
+    });
+    let started = Instant::now();
+    assert!(matches!(Local::connect(&id, 0, 2, LIMIT), Err(Error::Rendezvous { .. })));
+    assert!(started.elapsed() < GRACE);
+}
+
+/// The process of `an_id_whose_process_has_ended_is_told_from_a_slow_one`.
+#[test]
+fn process_that_makes_an_id() {
+    if std::env::var_os("FAST_ALLREDUCE_TEST_MAKE_ID").is_some() {
+        println!("id={}", UniqueId::new().unwrap());
+        thread::sleep(LIMIT);
+    }
+}
+
+#[test]
+fn a_server_that_hangs_is_not_waited_for() {
+    let name = socket::random_name().unwrap();
+    let id = UniqueId::encode(&name, &Token::random().unwrap());
+    let _listener: OwnedFd = socket::listen(SockType::Stream, &name).unwrap();
+    let started = Instant::now();
+    let error = Local::connect(&id, 0, 2, SHORT).unwrap_err();
+    assert!(matches!(&error, Error::Rendezvous { reason } if reason.contains("does not answer")), "{error}");
+    assert!(started.elapsed() < SHORT + 2 * GRACE);
+}
+
+#[test]
+fn the_last_gather_reaches_all_though_the_server_ends_with_it() {
+    for _ in 0..20 {
+        let mut command = process(module_path!(), "rank_that_serves_and_ends");
+        command.env("FAST_ALLREDUCE_TEST_SERVE", "1");
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let id = printed_id(&mut child);
+        thread::scope(|scope| {
+            for rank in [1, 2] {
+                let id = &id;
+                scope.spawn(move || Local::connect(id, rank, 3, LIMIT).unwrap().barrier(LIMIT).unwrap());
+            }
+        });
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+/// Rank 0 of `the_last_gather_reaches_all_though_the_server_ends_with_it`.
+#[test]
+fn rank_that_serves_and_ends() {
+    if std::env::var_os("FAST_ALLREDUCE_TEST_SERVE").is_some() {
+        let id = UniqueId::new().unwrap();
+        println!("id={id}");
+        let local = Local::connect(&id, 0, 3, LIMIT).unwrap();
+        local.barrier(LIMIT).unwrap();
+        std::process::exit(0);
+    }
+}
+
+#[test]
+fn nothing_leaks() {
+    if !is_alone(module_path!(), "nothing_leaks") {
+        return;
+    }
+    let before = resources();
+    for cycle in 0..200 {
+        let id = UniqueId::new().unwrap();
+        let _silent = stranger(&id);
+        if cycle % 4 == 0 {
+            let unformed = Local::connect(&id, 0, 2, Duration::ZERO).unwrap_err();
+            assert!(matches!(unformed, Error::Timeout { .. }), "{unformed}");
+        } else {
+            on_all(&world(&id, 1 + cycle % 3), |local| gather_rounds(local, 2));
+        }
+    }
+    assert_released(before);
+}

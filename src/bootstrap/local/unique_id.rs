@@ -1,0 +1,249 @@
+//! The 128 bytes that name a rendezvous and admit to it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use nix::sys::socket::SockType;
+
+use super::super::socket::{self, Hex, Token};
+use super::hub;
+use super::message::VERSION;
+use crate::error::{Error, Result};
+
+const LENGTH: usize = 128;
+const MAGIC: [u8; 8] = *b"fastallr";
+
+// The layout: magic, version (32 bits), length of the name (32 bits), the name and zeros behind it, the
+// token, zeros, FNV-1a of all before. Integers are little-endian.
+const VERSION_AT: usize = 8;
+const NAME_LENGTH_AT: usize = 12;
+const NAME_AT: usize = 16;
+const TOKEN_AT: usize = 80;
+const ZEROS_AT: usize = TOKEN_AT + Token::LENGTH;
+const CHECKSUM_AT: usize = LENGTH - 8;
+
+/// Names one rendezvous, and admits whoever has it: what ranks need to find each other.
+///
+/// One process makes it and hands it to the others by any means (an environment variable, a file, MPI), as
+/// text or as 128 bytes. It holds a secret: treat it like a password of that one world. Its `Debug` form
+/// leaves the secret out; its `Display` form is for the ranks and does not.
+///
+/// All ranks run on one machine, as one user, and in one network namespace (containers: share it).
+///
+/// ```
+/// use fast_allreduce::bootstrap::UniqueId;
+///
+/// let id = UniqueId::new()?;
+/// let text = id.to_string();
+/// assert_eq!(text.parse::<UniqueId>()?, id);
+/// assert_eq!(UniqueId::from_bytes(*id.as_bytes())?, id);
+/// # Ok::<(), fast_allreduce::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct UniqueId([u8; LENGTH]);
+
+impl UniqueId {
+    /// Makes a rendezvous for one world in the calling process, which may but need not be one of its ranks.
+    ///
+    /// A thread of this process serves it until all ranks have disconnected, or for ten minutes where none
+    /// comes. It ends with this process.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] if no random bytes, no socket or no thread can be had.
+    pub fn new() -> Result<Self> {
+        let name = socket::random_name()?;
+        let token = Token::random()?;
+        let listener = socket::listen(SockType::Stream, &name)?;
+        hub::spawn(listener, token.clone())?;
+        Ok(Self::encode(&name, &token))
+    }
+
+    /// The id as bytes.
+    pub fn as_bytes(&self) -> &[u8; 128] {
+        &self.0
+    }
+
+    /// The id from the bytes of [`UniqueId::as_bytes`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] if they are not an id, are damaged, or are of another version of this crate.
+    pub fn from_bytes(bytes: [u8; 128]) -> Result<Self> {
+        match problem(&bytes) {
+            None => Ok(Self(bytes)),
+            Some(problem) => Err(invalid(problem)),
+        }
+    }
+
+    pub(super) fn encode(name: &[u8], token: &Token) -> Self {
+        debug_assert!((1..=TOKEN_AT - NAME_AT).contains(&name.len()));
+        let mut bytes = [0; LENGTH];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        put(0, &MAGIC);
+        put(VERSION_AT, &VERSION.to_le_bytes());
+        put(NAME_LENGTH_AT, &(name.len() as u32).to_le_bytes());
+        put(NAME_AT, name);
+        put(TOKEN_AT, token.as_bytes());
+        let sum = checksum(&bytes);
+        bytes[CHECKSUM_AT..].copy_from_slice(&sum.to_le_bytes());
+        Self(bytes)
+    }
+
+    /// The abstract name of the rendezvous' socket.
+    pub(super) fn socket_name(&self) -> &[u8] {
+        // At most what is there, as checked when the id was made.
+        &self.0[NAME_AT..TOKEN_AT][..u32_at(&self.0, NAME_LENGTH_AT) as usize]
+    }
+
+    pub(super) fn token(&self) -> Token {
+        Token::from_bytes(array_at(&self.0, TOKEN_AT))
+    }
+}
+
+/// What is wrong with the bytes of an id.
+fn problem(bytes: &[u8; LENGTH]) -> Option<String> {
+    if !bytes.starts_with(&MAGIC) {
+        return Some("bytes that are no id".into());
+    }
+    let version = u32_at(bytes, VERSION_AT);
+    if version != VERSION {
+        return Some(format!("an id of version {version}, not {VERSION}"));
+    }
+    if u64::from_le_bytes(array_at(bytes, CHECKSUM_AT)) != checksum(bytes) {
+        return Some("a damaged id (its checksum is wrong)".into());
+    }
+    let name = &bytes[NAME_AT..TOKEN_AT];
+    let name_length = u32_at(bytes, NAME_LENGTH_AT) as usize;
+    let behind_name = name.get(name_length..).filter(|_| name_length > 0);
+    let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    if !behind_name.is_some_and(zeros) || !zeros(&bytes[ZEROS_AT..CHECKSUM_AT]) {
+        return Some("an id with impossible fields".into());
+    }
+    None
+}
+
+fn invalid(problem: String) -> Error {
+    // The id itself is not shown, since errors are logged and it holds a secret.
+    Error::InvalidSetting { name: "unique id", value: problem, expected: "the id as UniqueId::new made it" }
+}
+
+fn array_at<const N: usize>(bytes: &[u8; LENGTH], at: usize) -> [u8; N] {
+    std::array::from_fn(|index| bytes[at + index])
+}
+
+fn u32_at(bytes: &[u8; LENGTH], at: usize) -> u32 {
+    u32::from_le_bytes(array_at(bytes, at))
+}
+
+/// 64-bit FNV-1a: against accidents, not against intent.
+fn checksum(bytes: &[u8; LENGTH]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes[..CHECKSUM_AT].iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+/// 256 hexadecimal digits, the secret included.
+impl fmt::Display for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Hex(&self.0).fmt(f)
+    }
+}
+
+impl FromStr for UniqueId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text.len() != 2 * LENGTH {
+            return Err(invalid(format!("a text of {} bytes, not {}", text.len(), 2 * LENGTH)));
+        }
+        let mut bytes = [0; LENGTH];
+        for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let digit = |digit: u8| char::from(digit).to_digit(16);
+            let (Some(high), Some(low)) = (digit(digits[0]), digit(digits[1])) else {
+                return Err(invalid("a text that is not hexadecimal".into()));
+            };
+            *byte = (high << 4 | low) as u8;
+        }
+        Self::from_bytes(bytes)
+    }
+}
+
+/// The socket's name, without the secret.
+impl fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = String::from_utf8_lossy(self.socket_name());
+        f.debug_struct("UniqueId").field("socket", &name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> UniqueId {
+        UniqueId::encode(b"a-name", &Token::from_bytes([0xc5; 16]))
+    }
+
+    /// The id with `bytes` at `at` and a right checksum.
+    fn altered(at: usize, bytes: &[u8]) -> Result<UniqueId> {
+        let mut id = id().0;
+        id[at..at + bytes.len()].copy_from_slice(bytes);
+        let sum = checksum(&id);
+        id[CHECKSUM_AT..].copy_from_slice(&sum.to_le_bytes());
+        UniqueId::from_bytes(id)
+    }
+
+    #[test]
+    fn it_travels_as_bytes_and_as_text() {
+        let id = id();
+        assert_eq!(UniqueId::from_bytes(*id.as_bytes()).unwrap(), id);
+        let text = id.to_string();
+        assert_eq!(text.len(), 256);
+        assert_eq!(text.parse::<UniqueId>().unwrap(), id);
+        assert_eq!(text.to_uppercase().parse::<UniqueId>().unwrap(), id);
+        assert_eq!(id.socket_name(), b"a-name");
+        assert_eq!(id.token(), Token::from_bytes([0xc5; 16]));
+    }
+
+    #[test]
+    fn debug_and_errors_keep_the_secret() {
+        let secret = "c5c5";
+        assert!(id().to_string().contains(secret));
+        assert_eq!(format!("{:?}", id()), r#"UniqueId { socket: "a-name", .. }"#);
+        let damaged = id().to_string().replacen('6', "7", 1).parse::<UniqueId>().unwrap_err();
+        let cut = id().to_string()[..254].parse::<UniqueId>().unwrap_err();
+        for error in [damaged, cut] {
+            assert!(!format!("{error} {error:?}").contains(secret), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_damaged_bit_is_noticed() {
+        for bit in 0..8 * LENGTH {
+            let mut bytes = id().0;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(UniqueId::from_bytes(bytes).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn fields_are_checked_behind_a_right_checksum() {
+        altered(NAME_AT, b"b").unwrap();
+        altered(NAME_LENGTH_AT, &64u32.to_le_bytes()).unwrap();
+        altered(NAME_LENGTH_AT, &0u32.to_le_bytes()).unwrap_err();
+        altered(NAME_LENGTH_AT, &5u32.to_le_bytes()).unwrap_err();
+        altered(NAME_LENGTH_AT, &65u32.to_le_bytes()).unwrap_err();
+        altered(NAME_LENGTH_AT, &u32::MAX.to_le_bytes()).unwrap_err();
+        altered(ZEROS_AT, &[1]).unwrap_err();
+        altered(0, b"F").unwrap_err();
+        let error = altered(VERSION_AT, &2u32.to_le_bytes()).unwrap_err();
+        assert!(error.to_string().contains("version 2, not 1"), "{error}");
+    }
+
+    #[test]
+    fn text_that_is_no_id_is_refused() {
+        for text in ["", "00", &"0".repeat(256), &"x".repeat(256), &"+f".repeat(128), &"é".repeat(128)] {
+            assert!(text.parse::<UniqueId>().is_err(), "{text}");
+        }
+    }
+}

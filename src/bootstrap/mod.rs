@@ -1,0 +1,62 @@
+//! How ranks find each other and swap a few bytes before they share memory.
+//!
+//! One trait with one collective: [`Bootstrap::all_gather`]. Everything else that start-up needs (a barrier,
+//! the exchange of file descriptors) is built on it, so a bootstrap over any transport is a page of code.
+
+mod descriptors;
+mod local;
+mod socket;
+#[cfg(test)]
+mod testing;
+mod threads;
+mod world;
+
+use std::time::Duration;
+
+pub(crate) use descriptors::exchange_descriptors;
+pub use local::{Local, UniqueId};
+pub use threads::Threads;
+
+use crate::error::Result;
+
+/// A rank's connection to the other ranks at start-up.
+///
+/// All ranks call the same methods in the same order.
+pub trait Bootstrap: Send + Sync {
+    /// This rank, in `0..world_size`.
+    fn rank(&self) -> usize;
+
+    /// Number of ranks.
+    fn world_size(&self) -> usize;
+
+    /// Gives `bytes` to every rank and returns every rank's, in rank order. Lengths may differ.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`](crate::Error::Timeout) naming the ranks that did not come within `timeout`, [`Error::PeerLost`](crate::Error::PeerLost)
+    /// if one ended. A bootstrap that has failed stays failed.
+    fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>>;
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bootstrap::all_gather`].
+    fn barrier(&self, timeout: Duration) -> Result<()> {
+        self.all_gather(&[], timeout).map(drop)
+    }
+}
+
+impl<B: Bootstrap + ?Sized> Bootstrap for std::sync::Arc<B> {
+    fn rank(&self) -> usize {
+        (**self).rank()
+    }
+
+    fn world_size(&self) -> usize {
+        (**self).world_size()
+    }
+
+    fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        (**self).all_gather(bytes, timeout)
+    }
+}

@@ -1,0 +1,241 @@
+//! Abstract Unix sockets between processes of one user: made, reached, checked and waited for.
+//!
+//! All sockets are nonblocking and close-on-exec. They have random names that no directory holds, so nothing
+//! is left behind however a process ends.
+
+use std::fmt;
+use std::hint::black_box;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{poll, PollFd, PollTimeout};
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, UnixAddr, UnixCredentials};
+use nix::unistd::Uid;
+
+use crate::error::{Error, Result};
+
+const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
+
+/// Connections that may wait to be accepted: more than one for each rank, so that ranks never queue for each
+/// other.
+const BACKLOG: i32 = 128;
+
+/// A random 128-bit secret: whoever shows it belongs here. It compares in constant time and is not printed.
+#[derive(Clone)]
+pub(super) struct Token([u8; Token::LENGTH]);
+
+impl Token {
+    pub(super) const LENGTH: usize = 16;
+
+    pub(super) fn random() -> Result<Self> {
+        random_bytes().map(Self)
+    }
+
+    pub(super) const fn from_bytes(bytes: [u8; Self::LENGTH]) -> Self {
+        Self(bytes)
+    }
+
+    pub(super) const fn as_bytes(&self) -> &[u8; Self::LENGTH] {
+        &self.0
+    }
+}
+
+impl PartialEq for Token {
+    fn eq(&self, other: &Self) -> bool {
+        let difference = self.0.iter().zip(&other.0).fold(0, |sum, (a, b)| black_box(sum | (a ^ b)));
+        difference == 0
+    }
+}
+
+impl Eq for Token {}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// Prints bytes as lowercase hexadecimal digits.
+pub(super) struct Hex<'a>(pub(super) &'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A limit on how long something may take.
+///
+/// It keeps the start and the limit, not their sum, so that `Duration::MAX` cannot overflow.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Deadline {
+    started: Instant,
+    limit: Duration,
+}
+
+impl Deadline {
+    pub(super) fn after(limit: Duration) -> Self {
+        Self { started: Instant::now(), limit }
+    }
+
+    /// Time that is left: zero once the deadline has passed.
+    pub(super) fn remaining(&self) -> Duration {
+        self.limit.saturating_sub(self.started.elapsed())
+    }
+
+    pub(super) fn has_passed(&self) -> bool {
+        self.remaining().is_zero()
+    }
+
+    /// Time spent so far, at most the limit.
+    pub(super) fn waited(&self) -> Duration {
+        self.started.elapsed().min(self.limit)
+    }
+}
+
+/// Fresh random bytes from the kernel.
+pub(super) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        let rest = &mut bytes[filled..];
+        // SAFETY: the pointer and the length are those of `rest`, which is exclusively borrowed.
+        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
+        match Errno::result(got) {
+            Ok(got) => filled += got.unsigned_abs(),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(Error::System { call: "getrandom", errno }),
+        }
+    }
+    Ok(bytes)
+}
+
+/// A socket name that nobody can guess.
+pub(super) fn random_name() -> Result<Vec<u8>> {
+    let nonce: [u8; 16] = random_bytes()?;
+    Ok(format!("fast-allreduce-{}", Hex(&nonce)).into_bytes())
+}
+
+/// A socket that listens on the abstract `name`.
+pub(super) fn listen(kind: SockType, name: &[u8]) -> Result<OwnedFd> {
+    let address = UnixAddr::new_abstract(name).map_err(Error::system("address of a Unix socket"))?;
+    let listener = new_socket(kind).map_err(Error::system("socket"))?;
+    socket::bind(listener.as_raw_fd(), &address).map_err(Error::system("bind of a Unix socket"))?;
+    let backlog = Backlog::new(BACKLOG).map_err(Error::system("listen backlog"))?;
+    socket::listen(&listener, backlog).map_err(Error::system("listen"))?;
+    Ok(listener)
+}
+
+/// Connects to the abstract `name` without waiting.
+///
+/// `EAGAIN` says that the listener's queue is full for now, `ECONNREFUSED` that nobody listens.
+pub(super) fn connect(kind: SockType, name: &[u8]) -> nix::Result<OwnedFd> {
+    let address = UnixAddr::new_abstract(name)?;
+    let stream = new_socket(kind)?;
+    uninterrupted(|| socket::connect(stream.as_raw_fd(), &address))?;
+    Ok(stream)
+}
+
+/// The next connection, or `EAGAIN` where none waits.
+pub(super) fn accept(listener: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
+    let accepted = uninterrupted(|| socket::accept4(listener.as_raw_fd(), FLAGS))?;
+    // SAFETY: accept4 succeeded, so this is a new open descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(accepted) })
+}
+
+/// Who made the other end of a connection, provided that it is the user that this process runs as.
+///
+/// The credentials are those at the time of `connect` or `listen`; the kernel vouches for them.
+pub(super) fn same_user(stream: BorrowedFd<'_>) -> Result<UnixCredentials, String> {
+    let peer = socket::getsockopt(&stream, PeerCredentials)
+        .map_err(|errno| format!("the user of the other side is unknown: {errno}"))?;
+    let own = Uid::effective();
+    if peer.uid() != own.as_raw() {
+        return Err(format!("the other side runs as user {}, this side as user {own}", peer.uid()));
+    }
+    Ok(peer)
+}
+
+/// Waits until one of `descriptors` is ready; false if the deadline passed before.
+pub(super) fn poll_until(descriptors: &mut [PollFd<'_>], deadline: &Deadline) -> Result<bool> {
+    loop {
+        let milliseconds = deadline.remaining().as_nanos().div_ceil(1_000_000);
+        // What is longer than poll can wait is waited for in several turns.
+        let timeout = i32::try_from(milliseconds).unwrap_or(i32::MAX);
+        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
+        match poll(descriptors, timeout) {
+            Ok(0) if deadline.has_passed() => return Ok(false),
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(true),
+            Err(errno) => return Err(Error::System { call: "poll", errno }),
+        }
+    }
+}
+
+/// Whether a descriptor that was polled has something to say, an error or a hang-up included.
+pub(super) fn is_ready(polled: &PollFd<'_>) -> bool {
+    polled.any().unwrap_or(true)
+}
+
+/// Calls again for as long as a signal interrupts.
+pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::EINTR) => {}
+            result => return result,
+        }
+    }
+}
+
+fn new_socket(kind: SockType) -> nix::Result<OwnedFd> {
+    socket::socket(AddressFamily::Unix, kind, FLAGS, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::poll::PollFlags;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn tokens_compare_by_value_and_are_not_printed() {
+        let token = Token::random().unwrap();
+        let mut other = *token.as_bytes();
+        assert_eq!(token, Token::from_bytes(other));
+        other[15] ^= 0x80;
+        assert_ne!(token, Token::from_bytes(other));
+        assert_eq!(format!("{token:?}"), "Token(..)");
+    }
+
+    #[test]
+    fn names_and_tokens_differ_each_time() {
+        assert_ne!(random_name().unwrap(), random_name().unwrap());
+        assert_ne!(Token::random().unwrap(), Token::random().unwrap());
+        assert_eq!(random_bytes::<0>().unwrap(), []);
+    }
+
+    #[test]
+    fn connect_says_that_nobody_listens() {
+        let name = random_name().unwrap();
+        assert_eq!(connect(SockType::Stream, &name).unwrap_err(), Errno::ECONNREFUSED);
+        let listener = listen(SockType::Stream, &name).unwrap();
+        let stream = connect(SockType::Stream, &name).unwrap();
+        let accepted = accept(listener.as_fd()).unwrap();
+        assert_eq!(accept(listener.as_fd()).unwrap_err(), Errno::EAGAIN);
+        assert_eq!(same_user(stream.as_fd()).unwrap().pid(), std::process::id() as i32);
+        assert_eq!(same_user(accepted.as_fd()).unwrap().pid(), std::process::id() as i32);
+    }
+
+    #[test]
+    fn deadlines_do_not_overflow_and_polls_end() {
+        assert!(Deadline::after(Duration::MAX).remaining() > Duration::from_secs(1 << 40));
+        let listener = listen(SockType::Stream, &random_name().unwrap()).unwrap();
+        let mut polled = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        let deadline = Deadline::after(Duration::from_millis(20));
+        assert!(!poll_until(&mut polled, &deadline).unwrap());
+        assert!(deadline.has_passed());
+        assert_eq!(deadline.waited(), Duration::from_millis(20));
+    }
+}

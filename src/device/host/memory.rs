@@ -1,0 +1,135 @@
+//! Memory that processes share: a sealed memfd, mapped by its owner and, by descriptor, by its peers.
+
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use nix::fcntl::{fcntl, FallocateFlags, FcntlArg, SealFlag};
+use nix::sys::memfd::{memfd_create, MFdFlags};
+use nix::sys::mman::{madvise, mmap, munmap, MapFlags, MmapAdvise, ProtFlags};
+use nix::sys::stat::fstat;
+
+use crate::bootstrap::{exchange_descriptors, Bootstrap};
+use crate::device::sealed;
+use crate::error::{Error, Result};
+
+/// One rank's allocation and its mappings of the peers' counterparts.
+#[derive(Debug)]
+pub struct SharedMemory {
+    own: Mapping,
+    /// The owner's descriptor, until the peers have it.
+    descriptor: Option<OwnedFd>,
+    /// By rank; `None` at the own rank.
+    peers: Vec<Option<Mapping>>,
+}
+
+impl SharedMemory {
+    pub(super) fn allocate(bytes: usize) -> Result<Self> {
+        let fail = |reason: String| Error::Allocation { bytes, reason };
+        let length = NonZeroUsize::new(bytes).ok_or_else(|| fail("zero bytes".into()))?;
+        if let Some(available) = available_memory() {
+            // Asked first, because the kernel would rather kill a process than refuse it.
+            if bytes > available {
+                return Err(fail(format!("{available} bytes of memory are available on this machine")));
+            }
+        }
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let descriptor =
+            memfd_create(c"fast-allreduce", flags).map_err(|errno| fail(format!("memfd_create: {errno}")))?;
+        // Reserves the pages, so that a lack of memory is an error here and not a signal at first touch.
+        let size = libc::off_t::try_from(bytes).map_err(|_| fail("too large for a file".into()))?;
+        nix::fcntl::fallocate(&descriptor, FallocateFlags::empty(), 0, size)
+            .map_err(|errno| fail(format!("fallocate: {errno}")))?;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&descriptor, FcntlArg::F_ADD_SEALS(seals)).map_err(Error::system("fcntl(F_ADD_SEALS)"))?;
+        let own = Mapping::of(&descriptor, length)?;
+        Ok(Self { own, descriptor: Some(descriptor), peers: Vec::new() })
+    }
+
+    pub(super) fn map_peers(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
+        let descriptor = self.descriptor.take().ok_or_else(|| Error::Unavailable {
+            what: "mapping the peers' memory".into(),
+            reason: "this allocation was shared before".into(),
+        })?;
+        let descriptors = exchange_descriptors(bootstrap, descriptor.as_fd(), timeout)?;
+        let length = self.own.length;
+        self.peers = descriptors
+            .into_iter()
+            .enumerate()
+            .map(|(rank, descriptor)| {
+                descriptor.map(|descriptor| map_peer(rank, &descriptor, length)).transpose()
+            })
+            .collect::<Result<_>>()?;
+        Ok(())
+    }
+}
+
+impl sealed::Shared for SharedMemory {
+    fn address(&self, rank: usize) -> u64 {
+        match self.peers.get(rank) {
+            Some(Some(peer)) => peer.address.as_ptr() as u64,
+            Some(None) => self.own.address.as_ptr() as u64,
+            None => 0,
+        }
+    }
+}
+
+/// Maps a peer's descriptor after checking that it is what this crate makes: of the same size, and sealed, so that the
+/// peer cannot shrink it under this process.
+fn map_peer(rank: usize, descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Mapping> {
+    let malformed = |reason: String| Error::Malformed { rank, reason };
+    let size = fstat(descriptor).map_err(Error::system("fstat of a peer's memory"))?.st_size;
+    if usize::try_from(size) != Ok(length.get()) {
+        return Err(malformed(format!("its shared memory has {size} bytes, this rank's has {length}")));
+    }
+    let seals = fcntl(descriptor, FcntlArg::F_GET_SEALS)
+        .map_err(|errno| malformed(format!("its descriptor is no memfd: {errno}")))?;
+    if seals & SealFlag::F_SEAL_SHRINK.bits() == 0 {
+        return Err(malformed("its shared memory is not sealed against shrinking".into()));
+    }
+    Mapping::of(descriptor, length)
+}
+
+/// A mapping of a whole memfd, shared and writable.
+#[derive(Debug)]
+struct Mapping {
+    address: NonNull<libc::c_void>,
+    length: NonZeroUsize,
+}
+
+// SAFETY: the mapping is plain memory, valid until drop whichever thread uses it; what is in it is accessed only
+// through raw pointers by the kernels, which order their accesses.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; a shared Mapping only gives out its address.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn of(descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Self> {
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // Pages are in place before the first call, which would fault on each otherwise.
+        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice; `length` is the size of the file, which is sealed.
+        let address = unsafe { mmap(None, length, protection, flags, descriptor, 0) }
+            .map_err(|errno| Error::Allocation { bytes: length.get(), reason: format!("mmap: {errno}") })?;
+        // SAFETY: the range was mapped above. Huge pages are a wish; a kernel without them for shared memory says no.
+        let _ = unsafe { madvise(address, length.get(), MmapAdvise::MADV_HUGEPAGE) };
+        Ok(Self { address, length })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `of`, and nothing borrows from it: kernels run to their end within a call.
+        let unmapped = unsafe { munmap(self.address, self.length.get()) };
+        debug_assert!(unmapped.is_ok(), "munmap of an own mapping: {unmapped:?}");
+    }
+}
+
+/// Bytes that this machine could still give, if it tells.
+fn available_memory() -> Option<usize> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}

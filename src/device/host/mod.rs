@@ -1,0 +1,182 @@
+//! The host device: ranks are processes or threads of one machine, memory is shared by memfd, kernels are ordinary code.
+
+mod isa;
+mod memory;
+mod workers;
+
+use std::time::Duration;
+
+pub use isa::Isa;
+pub use memory::SharedMemory;
+use workers::Workers;
+
+use super::{sealed, Device};
+use crate::abi;
+use crate::abi::FaLaunch;
+use crate::bootstrap::Bootstrap;
+use crate::error::{Error, Result};
+use crate::plan::{Algorithm, Call, Plan};
+
+/// The CPU as a device.
+///
+/// ```
+/// use fast_allreduce::{Host, Wait};
+///
+/// let device = Host::new().workers(2)?.wait(Wait::Yield);
+/// # Ok::<_, fast_allreduce::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Host {
+    isa: Isa,
+    wait: Wait,
+    spin: u32,
+    /// Threads for blocks 1 and up.
+    workers: Option<Workers>,
+    blocks: usize,
+}
+
+/// What a rank does while it waits for another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Wait {
+    /// [`Wait::Spin`] where every rank can have a core of its own, else [`Wait::Yield`].
+    #[default]
+    Auto,
+    /// Polls for some tens of microseconds before it gives up its core.
+    Spin,
+    /// Polls a few times, then gives its core to other threads.
+    Yield,
+}
+
+impl Wait {
+    fn spin(self, threads: usize) -> u32 {
+        const SPIN_POLLS: u32 = 20_000;
+        const YIELD_POLLS: u32 = 20;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        match self {
+            Self::Spin => SPIN_POLLS,
+            Self::Yield => YIELD_POLLS,
+            Self::Auto if threads <= cores => SPIN_POLLS,
+            Self::Auto => YIELD_POLLS,
+        }
+    }
+}
+
+impl Host {
+    /// One worker for each rank, the best instruction set of this CPU, waits by the number of cores.
+    pub fn new() -> Self {
+        Self { isa: Isa::best(), wait: Wait::Auto, spin: 0, workers: None, blocks: 1 }
+    }
+
+    /// Uses `count` threads for each rank, the caller's included, on messages that are large enough. All ranks must use the
+    /// same number.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] unless it is 1 to 64; [`Error::System`] if threads cannot be started.
+    pub fn workers(mut self, count: usize) -> Result<Self> {
+        if !(1..=abi::FA_MAX_BLOCKS as usize).contains(&count) {
+            return Err(Error::InvalidSetting {
+                name: "workers",
+                value: count.to_string(),
+                expected: "1 to 64",
+            });
+        }
+        self.workers = (count > 1).then(|| Workers::start(count - 1)).transpose()?;
+        self.blocks = count;
+        Ok(self)
+    }
+
+    /// Sets what a waiting rank does with its core.
+    #[must_use]
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// Uses the kernels of another instruction set than the best.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] if this CPU does not have it.
+    pub fn isa(mut self, isa: Isa) -> Result<Self> {
+        if !Isa::supported().any(|supported| supported == isa) {
+            return Err(Error::Unavailable {
+                what: format!("instruction set {}", isa.name()),
+                reason: format!("this CPU has {}", Isa::best().name()),
+            });
+        }
+        self.isa = isa;
+        Ok(self)
+    }
+
+    /// The instruction set in use.
+    pub fn instruction_set(&self) -> Isa {
+        self.isa
+    }
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Device for Host {
+    type Stream = ();
+    const NAME: &'static str = "host";
+    const DEFAULT_MAX_BYTES: usize = 1 << 20;
+}
+
+impl sealed::Device for Host {
+    type Shared = SharedMemory;
+
+    const PACKING: sealed::Packing = sealed::Packing {
+        pack_bytes: abi::FA_HOST_PACK_BYTES as usize,
+        slot_bytes: abi::FA_HOST_SLOT_BYTES as usize,
+    };
+
+    fn shared_facts(&self) -> u64 {
+        self.blocks as u64
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<SharedMemory> {
+        SharedMemory::allocate(bytes)
+    }
+
+    fn map_peers(&self, own: &mut SharedMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
+        own.map_peers(bootstrap, timeout)
+    }
+
+    fn plan(&self, call: &Call) -> Plan {
+        // Up to here a second barrier costs more than reading what a two-shot would not.
+        const ONE_SHOT_BYTES: [usize; 5] = [usize::MAX, usize::MAX, usize::MAX, 32 << 10, 16 << 10];
+        // Pieces stay in the writer's second-level cache until they are read.
+        const PIECE_BYTES: usize = 256 << 10;
+        // Below this, waking a worker costs more than its share.
+        const BYTES_PER_BLOCK: usize = 64 << 10;
+        let one_shot = ONE_SHOT_BYTES.get(call.world_size).copied().unwrap_or(8 << 10);
+        let algorithm = call.forced.unwrap_or(if call.bytes <= one_shot {
+            Algorithm::OneShotPull
+        } else {
+            Algorithm::TwoShotPull
+        });
+        let blocks = call.bytes.div_ceil(BYTES_PER_BLOCK).clamp(1, self.blocks);
+        Plan { algorithm, blocks, piece_bytes: PIECE_BYTES * blocks }
+    }
+
+    fn set_world(&mut self, world_size: usize) {
+        self.spin = self.wait.spin(world_size * self.blocks);
+    }
+
+    unsafe fn launch(&self, launch: &mut FaLaunch) -> Result<u32> {
+        launch.spin = self.spin;
+        let entry = self.isa.entry();
+        match &self.workers {
+            // SAFETY: the caller's; `plan` asks for no more blocks than there are threads.
+            Some(workers) if launch.blocks > 1 => Ok(unsafe { workers.run(entry, launch) }),
+            // SAFETY: the caller's; block 0 is the only one.
+            _ => Ok(unsafe { entry(launch, 0) }),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The threads that run blocks 1.. of a launch; the calling thread runs block 0.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use super::isa::Entry;
+use crate::abi::FaLaunch;
+use crate::error::{Error, Result};
+
+/// Worker threads, parked between launches, joined on drop.
+#[derive(Debug)]
+pub(super) struct Workers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    started: Condvar,
+    finished: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Counts launches, so that a worker runs each once.
+    generation: u64,
+    launch: Option<Launch>,
+    running: usize,
+    stop: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Launch {
+    entry: Entry,
+    arguments: *const FaLaunch,
+    blocks: u32,
+}
+
+// SAFETY: `run` keeps the arguments alive until every worker has finished with them.
+unsafe impl Send for Launch {}
+
+impl Workers {
+    /// Starts `count` threads.
+    pub(super) fn start(count: usize) -> Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let mut workers = Self { shared, threads: Vec::with_capacity(count) };
+        for index in 0..count {
+            let shared = Arc::clone(&workers.shared);
+            let block = u32::try_from(index + 1).unwrap_or(u32::MAX);
+            let thread = std::thread::Builder::new()
+                .name(format!("allreduce-{block}"))
+                .spawn(move || shared.work(block))
+                .map_err(Error::io("starting a worker thread"))?;
+            workers.threads.push(thread);
+        }
+        Ok(workers)
+    }
+
+    /// Runs all blocks of a launch and returns block 0's enum FaFailure, after all have ended.
+    ///
+    /// # Safety
+    ///
+    /// As `entry`, for every block in `0..arguments.blocks`; there are workers for blocks 1 and up.
+    pub(super) unsafe fn run(&self, entry: Entry, arguments: &FaLaunch) -> u32 {
+        {
+            let mut state = self.shared.lock();
+            state.generation += 1;
+            state.launch = Some(Launch { entry, arguments, blocks: arguments.blocks });
+            state.running = self.threads.len();
+        }
+        self.shared.started.notify_all();
+        // SAFETY: the caller's.
+        let failure = unsafe { entry(arguments, 0) };
+        let mut state = self.shared.lock();
+        while state.running > 0 {
+            state = self.shared.finished.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.launch = None;
+        failure
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.started.notify_all();
+        for thread in self.threads.drain(..) {
+            // A worker runs nothing that panics; if one did, its block's peers have timed out and said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self, block: u32) {
+        let mut done = 0;
+        loop {
+            let launch = {
+                let mut state = self.lock();
+                while state.generation == done && !state.stop {
+                    state = self.started.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                if state.stop {
+                    return;
+                }
+                done = state.generation;
+                state.launch
+            };
+            if let Some(launch) = launch.filter(|launch| block < launch.blocks) {
+                // SAFETY: `run` was called with these arguments under its contract, and has not returned: it waits
+                // for `running` to reach 0.
+                unsafe { (launch.entry)(launch.arguments, block) };
+            }
+            let mut state = self.lock();
+            state.running -= 1;
+            if state.running == 0 {
+                self.finished.notify_one();
+            }
+        }
+    }
+}

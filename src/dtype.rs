@@ -1,0 +1,108 @@
+//! Element types.
+
+use crate::abi;
+
+/// The type of the elements of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum DType {
+    /// IEEE binary16; accumulated in f32.
+    F16 = abi::FA_F16,
+    /// bfloat16; accumulated in f32.
+    Bf16 = abi::FA_BF16,
+    /// IEEE binary32.
+    F32 = abi::FA_F32,
+    /// IEEE binary64.
+    F64 = abi::FA_F64,
+    /// Signed 8-bit integer.
+    I8 = abi::FA_I8,
+    /// Unsigned 8-bit integer.
+    U8 = abi::FA_U8,
+    /// Signed 32-bit integer.
+    I32 = abi::FA_I32,
+    /// Unsigned 32-bit integer.
+    U32 = abi::FA_U32,
+    /// Signed 64-bit integer.
+    I64 = abi::FA_I64,
+    /// Unsigned 64-bit integer.
+    U64 = abi::FA_U64,
+}
+
+impl DType {
+    /// All types, in the order of their codes.
+    pub const ALL: [Self; 10] = [
+        Self::F16,
+        Self::Bf16,
+        Self::F32,
+        Self::F64,
+        Self::I8,
+        Self::U8,
+        Self::I32,
+        Self::U32,
+        Self::I64,
+        Self::U64,
+    ];
+
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 => 1,
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
+        }
+    }
+
+    /// The name that the field uses: `"f16"`, `"bf16"`, `"i8"`, ...
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::I8 => "i8",
+            Self::U8 => "u8",
+            Self::I32 => "i32",
+            Self::U32 => "u32",
+            Self::I64 => "i64",
+            Self::U64 => "u64",
+        }
+    }
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that can be reduced.
+///
+/// # Safety
+///
+/// `DTYPE` describes the type's layout, and every bit pattern is a value of the type. The trait is sealed.
+pub unsafe trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
+    /// Its [`DType`].
+    const DTYPE: DType;
+}
+
+macro_rules! element {
+    ($($rust:ty => $dtype:ident),* $(,)?) => {$(
+        impl sealed::Sealed for $rust {}
+        // SAFETY: a plain number of the size and representation that the DType names; asserted below for the size.
+        unsafe impl Element for $rust {
+            const DTYPE: DType = DType::$dtype;
+        }
+        const _: () = assert!(size_of::<$rust>() == DType::$dtype.size());
+    )*};
+}
+
+element! {
+    half::f16 => F16, half::bf16 => Bf16, f32 => F32, f64 => F64, i8 => I8, u8 => U8, i32 => I32, u32 => U32,
+    i64 => I64, u64 => U64,
+}

@@ -1,0 +1,66 @@
+//! Tensor-parallel allreduce by direct access to the peers' memory.
+//!
+//! Tensor-parallel inference does two allreduces of some kilobytes to some megabytes for each layer. Kernels that read or
+//! write the peers' memory directly have a fraction of the latency of general collectives libraries there. This crate is
+//! those kernels, written once and run on CUDA GPUs and, between processes or threads, on CPUs.
+//!
+//! A *rank* is one participant, a *world* all of them. Ranks find each other through a [`bootstrap`], map each other's
+//! *region*, and then call [`Communicator::all_reduce`] in the same order with the same count, type and operation:
+//!
+//! ```
+//! use fast_allreduce::{bootstrap::Threads, Communicator, Host, ReduceOp};
+//!
+//! # fn main() -> fast_allreduce::Result<()> {
+//! let ranks = Threads::world(2)?.into_iter().map(|bootstrap| {
+//!     std::thread::spawn(move || -> fast_allreduce::Result<Vec<f32>> {
+//!         let communicator = Communicator::builder().build(Host::new(), bootstrap)?;
+//!         let input = vec![communicator.rank() as f32 + 1.0; 1000];
+//!         let mut output = vec![0.0; 1000];
+//!         communicator.all_reduce(&input, &mut output, ReduceOp::Sum)?;
+//!         Ok(output)
+//!     })
+//! });
+//! for rank in ranks.collect::<Vec<_>>() {
+//!     assert_eq!(rank.join().unwrap()?, vec![3.0; 1000]);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it promises
+//!
+//! * Any shape: 1 to 16 ranks, any count, any alignment of the element type, in place or out of place.
+//! * The same bits on every rank and from each of the direct [algorithms](Algorithm): ranks are added in order, f16 and bf16 in
+//!   f32, rounded once.
+//! * No hang: every wait is bounded, and a rank that does not come is an [`Error`] that names it.
+
+mod abi;
+pub mod bootstrap;
+mod communicator;
+pub mod device;
+mod dtype;
+mod error;
+mod op;
+mod plan;
+mod region;
+mod registry;
+
+pub use communicator::{Builder, Communicator};
+pub use device::host::{Host, Wait};
+pub use device::Device;
+pub use dtype::{DType, Element};
+pub use error::{Error, Result};
+pub use op::ReduceOp;
+pub use plan::{Algorithm, Plan};
+pub use registry::Buffer;
+
+/// The most ranks that a world may have.
+pub const MAX_RANKS: usize = 16;
+
+/// What this build was made with: a line on the kernels for the host and one on those for CUDA.
+pub fn build_facts() -> [(&'static str, String); 2] {
+    [
+        ("host kernels", device::host::Isa::all_names().join(", ")),
+        ("CUDA kernels", env!("FAST_ALLREDUCE_CUDA_BUILD").to_owned()),
+    ]
+}

@@ -1,0 +1,92 @@
+//! Which algorithm for which call.
+
+use crate::abi;
+use crate::device::sealed::Packing;
+
+/// How an allreduce is done. The four agree bit for bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Every rank reads all inputs and reduces everything. One barrier for staged inputs, two for registered ones.
+    OneShotPull = abi::FA_ONE_SHOT_PULL,
+    /// Rank r reduces slice r, then everybody gathers all slices. Two barriers.
+    TwoShotPull = abi::FA_TWO_SHOT_PULL,
+    /// Every rank sends its input as packets into every peer's mailbox. No barrier.
+    OneShotPush = abi::FA_ONE_SHOT_PUSH,
+    /// Slices to their owners as packets, reduced slices to everybody as packets. No barrier.
+    TwoShotPush = abi::FA_TWO_SHOT_PUSH,
+}
+
+impl Algorithm {
+    /// All algorithms, in the order of their codes.
+    pub const ALL: [Self; 4] = [Self::OneShotPull, Self::TwoShotPull, Self::OneShotPush, Self::TwoShotPush];
+
+    /// Its name on command lines: `"one-shot-pull"`, ...
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OneShotPull => "one-shot-pull",
+            Self::TwoShotPull => "two-shot-pull",
+            Self::OneShotPush => "one-shot-push",
+            Self::TwoShotPush => "two-shot-push",
+        }
+    }
+
+    /// The most elements of `element_size` bytes that one launch can reduce, given the bytes of one generation of staging
+    /// (and as many of mailboxes).
+    pub(crate) fn capacity(
+        self,
+        generation_bytes: usize,
+        packing: Packing,
+        element_size: usize,
+        world_size: usize,
+    ) -> usize {
+        let lanes = packing.pack_bytes / element_size;
+        let slots = generation_bytes / packing.slot_bytes;
+        match self {
+            Self::OneShotPull | Self::TwoShotPull => generation_bytes / packing.pack_bytes * lanes,
+            Self::OneShotPush => slots / world_size * lanes,
+            // Two phases; a slice is at most packs / world, rounded up, which is what each sender has slots for.
+            Self::TwoShotPush => slots / (2 * world_size) * world_size * lanes,
+        }
+    }
+}
+
+impl std::fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for Algorithm {
+    type Err = crate::Error;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name).ok_or_else(|| {
+            crate::Error::InvalidSetting {
+                name: "algorithm",
+                value: name.to_owned(),
+                expected: "one of one-shot-pull, two-shot-pull, one-shot-push, two-shot-push",
+            }
+        })
+    }
+}
+
+/// What a plan is made from: facts that all ranks share.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    pub bytes: usize,
+    pub world_size: usize,
+    pub forced: Option<Algorithm>,
+}
+
+/// What was chosen for one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Blocks of each launch: thread blocks on a GPU, worker threads on the host.
+    pub blocks: usize,
+    /// The call is cut into pieces of at most so many bytes, a launch for each.
+    pub piece_bytes: usize,
+}
