@@ -14,11 +14,15 @@
 
 // Payload of a pack, the unit of work: one 128-bit access on a GPU, one cache line on a CPU.
 #define FA_CUDA_PACK_BYTES 16
+#ifndef FA_HOST_PACK_BYTES
 #define FA_HOST_PACK_BYTES 64
+#endif
 
 // A packet slot holds one pack and its epoch tags.
 #define FA_CUDA_SLOT_BYTES 32
+#ifndef FA_HOST_SLOT_BYTES
 #define FA_HOST_SLOT_BYTES 72
+#endif
 
 // Epochs skip 0, which is what fresh memory holds, and 1, so that parity goes on alternating.
 #define FA_FIRST_EPOCH_AFTER_WRAP 2u

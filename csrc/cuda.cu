@@ -1,5 +1,6 @@
 // Entry points of the CUDA device: one kernel for each member of the hot set, <algorithm>_<type>_sum_w<world>,
-// and one for each algorithm and type, <algorithm>_<type>, that takes any operation and world.
+// and one for each algorithm and type, <algorithm>_<type>, that takes any operation and world; of the latter also
+// world_<algorithm>_<type>, which runs all ranks of a world in one cooperative launch, blockIdx.y being the rank.
 #include "collectives/one_shot_pull.cuh"
 #include "collectives/one_shot_push.cuh"
 #include "collectives/two_shot_pull.cuh"
@@ -17,7 +18,13 @@ using namespace FA_NAMESPACE;
   }
 
 #define FA_ANY(algorithm, T, suffix)                                                                          \
-  FA_KERNEL(algorithm##_##suffix, algorithm, T, AnyOp{launch.op}, AnyWorld{launch.world})
+  FA_KERNEL(algorithm##_##suffix, algorithm, T, AnyOp{launch.op}, AnyWorld{launch.world})                     \
+  extern "C" __global__ void __launch_bounds__(512, 1)                                                        \
+      world_##algorithm##_##suffix(const FaLaunch *launches) {                                                \
+    const FaLaunch &launch = launches[blockIdx.y];                                                            \
+    Block block;                                                                                              \
+    algorithm<T>(launch, block, AnyOp{launch.op}, AnyWorld{launch.world});                                    \
+  }
 
 #define FA_HOT(algorithm, T, suffix, W)                                                                       \
   FA_KERNEL(algorithm##_##suffix##_sum_w##W, algorithm, T, Sum{}, World<W>{})

@@ -10,26 +10,25 @@ namespace FA_NAMESPACE {
 namespace {
 
 template <class T, class Op, class WorldT>
-u32 run(const FaLaunch &launch, u32 index, Op op, WorldT world) {
+void run(const FaLaunch &launch, u32 index, Op op, WorldT world) {
   Block block(index, launch.blocks);
   switch (launch.algorithm) {
     case FA_ONE_SHOT_PULL: one_shot_pull<T>(launch, block, op, world); break;
     case FA_TWO_SHOT_PULL: two_shot_pull<T>(launch, block, op, world); break;
     case FA_ONE_SHOT_PUSH: one_shot_push<T>(launch, block, op, world); break;
     case FA_TWO_SHOT_PUSH: two_shot_push<T>(launch, block, op, world); break;
-    default: return FA_UNSUPPORTED;
+    default: record_failure(launch, FA_UNSUPPORTED, 0, 0);
   }
-  return load_relaxed(&reinterpret_cast<FaStatus *>(launch.status)->failure);
 }
 
 template <class T>
-u32 run_any(const FaLaunch &launch, u32 index) {
+void run_any(const FaLaunch &launch, u32 index) {
   return run<T>(launch, index, AnyOp{launch.op}, AnyWorld{launch.world});
 }
 
 // The hot set: sums of floats, with the world a constant up to 8 ranks.
 template <class T>
-u32 run_hot(const FaLaunch &launch, u32 index) {
+void run_hot(const FaLaunch &launch, u32 index) {
   if (launch.op != FA_SUM) return run_any<T>(launch, index);
   switch (launch.world) {
     case 2: return run<T>(launch, index, Sum{}, World<2>{});
@@ -46,8 +45,7 @@ u32 run_hot(const FaLaunch &launch, u32 index) {
 }  // namespace
 }  // namespace FA_NAMESPACE
 
-// Returns the enum FaFailure of this rank.
-extern "C" uint32_t FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block) {
+extern "C" void FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block) {
   using namespace FA_NAMESPACE;
   switch (launch->dtype) {
     case FA_F16: return run_hot<F16>(*launch, block);
@@ -60,6 +58,6 @@ extern "C" uint32_t FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block) {
     case FA_U32: return run_any<u32>(*launch, block);
     case FA_I64: return run_any<i64>(*launch, block);
     case FA_U64: return run_any<u64>(*launch, block);
-    default: return FA_UNSUPPORTED;
+    default: record_failure(*launch, FA_UNSUPPORTED, 0, 0);
   }
 }

@@ -104,6 +104,15 @@ pub enum Error {
         reason: String,
     },
 
+    /// A collective step failed on another rank, and so on all.
+    #[error("rank {rank} failed: {reason}")]
+    PeerFailed {
+        /// The first rank that failed.
+        rank: usize,
+        /// What it reported.
+        reason: String,
+    },
+
     /// `abort` was called while the operation waited.
     #[error("the communicator was aborted")]
     Aborted,
@@ -153,6 +162,26 @@ pub enum Error {
         what: String,
         /// Why it is not available, and what to do.
         reason: String,
+    },
+
+    /// A stream is of another CUDA context than the communicator.
+    #[error("the stream is of a context of device {stream}, the communicator of one of device {device}")]
+    InvalidStream {
+        /// Ordinal of the stream's device.
+        stream: usize,
+        /// Ordinal of the communicator's device.
+        device: usize,
+    },
+
+    /// The CUDA driver refused a call.
+    #[error("{call} failed: {message}")]
+    Driver {
+        /// The call, with its subject.
+        call: &'static str,
+        /// The driver's code.
+        code: u32,
+        /// Its name and text.
+        message: String,
     },
 
     /// A system call failed.

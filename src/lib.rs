@@ -44,8 +44,11 @@ mod op;
 mod plan;
 mod region;
 mod registry;
+pub mod topology;
 
 pub use communicator::{Builder, Communicator};
+#[cfg(feature = "cuda")]
+pub use device::cuda::Cuda;
 pub use device::host::{Host, Wait};
 pub use device::Device;
 pub use dtype::{DType, Element};

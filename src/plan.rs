@@ -87,6 +87,8 @@ pub struct Plan {
     pub algorithm: Algorithm,
     /// Blocks of each launch: thread blocks on a GPU, worker threads on the host.
     pub blocks: usize,
+    /// Threads of each block; 1 on the host.
+    pub threads: usize,
     /// The call is cut into pieces of at most so many bytes, a launch for each.
     pub piece_bytes: usize,
 }

@@ -1,148 +1,193 @@
 //! Registered buffers: memory whose addresses all ranks know, pulled from with no copy.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::FA_SOURCE_ID_SHIFT;
-use crate::device::host::SharedMemory;
 use crate::device::sealed::Shared as _;
+use crate::device::{Device, Host};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::MAX_RANKS;
+use crate::region::{Region, TABLE_ROWS};
 
-/// The registered buffers of a communicator. Ids are equal on all ranks.
+/// What a rank needs to launch kernels: kept by its communicator and by every registered buffer.
+pub(crate) struct Endpoint<D: Device> {
+    pub device: D,
+    pub region: Region<D>,
+    registry: Mutex<Registry>,
+}
+
+impl<D: Device> Endpoint<D> {
+    pub fn new(device: D, region: Region<D>) -> Self {
+        Self { device, region, registry: Mutex::default() }
+    }
+
+    /// Held for the whole of a call: calls are ordered, and no buffer goes while a kernel reads the table.
+    pub fn lock(&self) -> MutexGuard<'_, Registry> {
+        // No change of a registry can panic midway, so a panic elsewhere has left it whole.
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// This rank's side of the table of registered buffers; row i has id i + 1.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    /// `[id - 1][rank]`: base address in this process, 0 where nothing is mapped. What kernels read.
-    table: Vec<[u64; MAX_RANKS]>,
-    /// Bytes of this rank's buffer, parallel to `table`; 0 once dropped.
-    lengths: Vec<usize>,
+    /// Rows 0..[`FIRST_GRAPH_ROW`], equal on all ranks.
+    rows: Vec<Option<Range>>,
+}
+
+/// Rows from here on are for the inputs of captured calls, which each rank numbers for itself: a rank's id is looked up in that
+/// rank's column only.
+pub(crate) const FIRST_GRAPH_ROW: usize = TABLE_ROWS / 2;
+
+/// The source word for an offset into the buffer of a row.
+pub(crate) fn source_word(row: usize, offset: u64) -> u64 {
+    ((row as u64 + 1) << FA_SOURCE_ID_SHIFT) + offset
+}
+
+/// This rank's memory of one registered buffer.
+#[derive(Debug, Clone, Copy)]
+struct Range {
+    base: u64,
+    bytes: u64,
+}
+
+impl Range {
+    fn holds(&self, address: u64, bytes: u64) -> bool {
+        address >= self.base
+            && address - self.base <= self.bytes
+            && bytes <= self.bytes - (address - self.base)
+    }
+}
+
+impl Registry {
+    /// The source word for `bytes` bytes at `address`, or 0 if they are not all in one registered buffer.
+    pub fn source(&self, address: u64, bytes: u64) -> u64 {
+        let row = self.rows.iter().position(|row| row.is_some_and(|range| range.holds(address, bytes)));
+        row.and_then(|row| Some((row, self.rows[row]?)))
+            .map_or(0, |(row, range)| ((row as u64 + 1) << FA_SOURCE_ID_SHIFT) + (address - range.base))
+    }
+
+    /// Rows that this rank has free among those ever used, as bytes for the other ranks.
+    pub fn free_rows(&self) -> Vec<u8> {
+        let free = self.rows.iter().zip(0u16..).filter(|(row, _)| row.is_none());
+        free.flat_map(|(_, row)| row.to_le_bytes()).collect()
+    }
+
+    /// The row that all ranks use next: the lowest that is free on all, else a new one.
+    pub fn next_row(&self, free_rows: &[Vec<u8>]) -> Result<usize> {
+        let mut free_on = vec![0; self.rows.len()];
+        for (rank, bytes) in free_rows.iter().enumerate() {
+            for row in bytes.chunks(2) {
+                let row = row.try_into().map(u16::from_le_bytes).ok();
+                let count = row.and_then(|row| free_on.get_mut(usize::from(row)));
+                *count.ok_or_else(|| Error::Malformed {
+                    rank,
+                    reason: "its list of free registrations names one that never was".into(),
+                })? += 1;
+            }
+        }
+        let row = free_on.iter().position(|&count| count == free_rows.len()).unwrap_or(self.rows.len());
+        if row >= FIRST_GRAPH_ROW {
+            let reason = format!("{FIRST_GRAPH_ROW} are registered");
+            return Err(Error::Unavailable { what: "another registered buffer".into(), reason });
+        }
+        Ok(row)
+    }
+
+    fn set(&mut self, row: usize, range: Option<Range>) {
+        if row == self.rows.len() {
+            self.rows.push(range);
+        } else {
+            self.rows[row] = range;
+        }
+    }
+}
+
+/// A row of the table, and the memory that it is of; until it is dropped, calls from this memory pull without a copy.
+pub(crate) struct Registration<D: Device> {
+    endpoint: Arc<Endpoint<D>>,
+    memory: D::Shared,
+    row: usize,
     rank: usize,
 }
 
-/// Largest id and largest offset that a source word can hold.
-const MAX_ID: u64 = (1 << (64 - FA_SOURCE_ID_SHIFT)) - 1;
-
-impl Registry {
-    pub fn new(rank: usize) -> Self {
-        Self { rank, ..Self::default() }
+impl<D: Device> Registration<D> {
+    /// Registers `bytes` bytes of `memory` at the row that all ranks agreed on.
+    pub fn new(
+        endpoint: Arc<Endpoint<D>>,
+        memory: D::Shared,
+        row: usize,
+        rank: usize,
+        bytes: usize,
+    ) -> Result<Self> {
+        let bases = std::array::from_fn(|rank| memory.address(rank));
+        let mut registry = endpoint.lock();
+        endpoint.region.write_row(&endpoint.device, row, &bases)?;
+        registry.set(row, Some(Range { base: bases[rank], bytes: bytes as u64 }));
+        drop(registry);
+        Ok(Self { endpoint, memory, row, rank })
     }
 
-    /// Address and length of the table for a kernel; valid while the registry is not changed.
-    pub fn table(&self) -> (u64, u64) {
-        (self.table.as_ptr() as u64, self.table.len() as u64)
-    }
-
-    /// The source word for `bytes` bytes at `address`, or 0 if they are not all in one registered buffer.
-    pub fn source(&self, address: u64, bytes: usize) -> u64 {
-        let found = self.table.iter().zip(&self.lengths).position(|(bases, &length)| {
-            let base = bases[self.rank];
-            length > 0
-                && address >= base
-                && address - base <= length as u64
-                && bytes as u64 <= length as u64 - (address - base)
-        });
-        found.map_or(0, |index| {
-            ((index as u64 + 1) << FA_SOURCE_ID_SHIFT) + (address - self.table[index][self.rank])
-        })
-    }
-
-    /// Ids that this rank has dropped, as bytes for the other ranks.
-    pub fn dropped(&self) -> Vec<u8> {
-        let dropped = self.lengths.iter().zip(1u32..).filter(|(&length, _)| length == 0);
-        dropped.flat_map(|(_, id)| id.to_le_bytes()).collect()
-    }
-
-    /// The id that all ranks use next: the lowest that all have dropped, else a new one.
-    pub fn next_id(&self, dropped: &[Vec<u8>]) -> Result<usize> {
-        let mut drops = vec![0usize; self.table.len() + 1];
-        for (rank, bytes) in dropped.iter().enumerate() {
-            for id in bytes.chunks(4) {
-                let id = id.try_into().map(u32::from_le_bytes).ok().and_then(|id| usize::try_from(id).ok());
-                let count = id.and_then(|id| drops.get_mut(id)).ok_or_else(|| Error::Malformed {
-                    rank,
-                    reason: "its list of dropped buffers names one that never was".into(),
-                })?;
-                *count += 1;
-            }
-        }
-        let id = drops.iter().position(|&count| count == dropped.len()).unwrap_or(self.table.len() + 1);
-        if id as u64 > MAX_ID {
-            return Err(Error::Unavailable {
-                what: "another registered buffer".into(),
-                reason: format!("{MAX_ID} are in use"),
-            });
-        }
-        Ok(id)
-    }
-
-    pub fn insert(&mut self, id: usize, bases: [u64; MAX_RANKS], length: usize) {
-        if id > self.table.len() {
-            self.table.push(bases);
-            self.lengths.push(length);
-        } else {
-            self.table[id - 1] = bases;
-            self.lengths[id - 1] = length;
-        }
-    }
-
-    fn remove(&mut self, id: usize) {
-        self.table[id - 1] = [0; MAX_RANKS];
-        self.lengths[id - 1] = 0;
+    /// This rank's address.
+    pub fn address(&self) -> u64 {
+        self.memory.address(self.rank)
     }
 }
 
-/// Locks a registry; a panic elsewhere cannot have left it half changed, since no change of it panics midway.
-pub(crate) fn lock(registry: &Mutex<Registry>) -> MutexGuard<'_, Registry> {
-    registry.lock().unwrap_or_else(PoisonError::into_inner)
+impl<D: Device> Drop for Registration<D> {
+    fn drop(&mut self) {
+        // Out of the table before its mappings go; waits for a call that is under way.
+        let mut registry = self.endpoint.lock();
+        registry.set(self.row, None);
+        // If the device refuses even this, no kernel will run on it again.
+        let _ = self.endpoint.region.write_row(&self.endpoint.device, self.row, &Default::default());
+    }
 }
 
 /// Memory that the crate allocated on all ranks together: an allreduce from it pulls without a copy.
 ///
-/// It derefs to a slice. A view into it is registered too. Dropping it is local; the memory goes when every rank has
-/// dropped its own.
-#[derive(Debug)]
-pub struct Buffer<T: Element> {
-    // Before the memory: out of the registry first, then unmapped.
-    _registration: Registration,
-    memory: SharedMemory,
-    rank: usize,
+/// On the host it derefs to a slice; on a GPU it is a cudarc `DevicePtr`. A view into it is registered too. Dropping it is local;
+/// the memory goes when every rank has dropped its own.
+pub struct Buffer<T: Element, D: Device = Host> {
+    registration: Registration<D>,
     count: usize,
     elements: PhantomData<T>,
 }
 
-/// Takes a buffer out of the registry when dropped; waits for a call that is under way.
-#[derive(Debug)]
-struct Registration {
-    registry: Arc<Mutex<Registry>>,
-    id: usize,
-}
+impl<T: Element, D: Device> Buffer<T, D> {
+    /// Of memory that holds at least `count` elements.
+    pub(crate) fn new(registration: Registration<D>, count: usize) -> Self {
+        Self { registration, count, elements: PhantomData }
+    }
 
-impl Drop for Registration {
-    fn drop(&mut self) {
-        lock(&self.registry).remove(self.id);
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Address on the device.
+    pub(crate) fn address(&self) -> u64 {
+        self.registration.address()
+    }
+
+    /// The device that it is memory of.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn device(&self) -> &D {
+        &self.registration.endpoint.device
     }
 }
 
-impl<T: Element> Buffer<T> {
-    /// Registers `memory`, which holds at least `count` elements and is mapped by all ranks.
-    pub(crate) fn new(
-        memory: SharedMemory,
-        count: usize,
-        registry: &Arc<Mutex<Registry>>,
-        id: usize,
-    ) -> Self {
-        let mut locked = lock(registry);
-        let rank = locked.rank;
-        locked.insert(id, std::array::from_fn(|rank| memory.address(rank)), count * size_of::<T>());
-        drop(locked);
-        let registration = Registration { registry: Arc::clone(registry), id };
-        Self { _registration: registration, memory, rank, count, elements: PhantomData }
-    }
-
-    fn address(&self) -> *mut T {
-        self.memory.address(self.rank) as *mut T
+impl<T: Element, D: Device> fmt::Debug for Buffer<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("dtype", &T::DTYPE).field("count", &self.count).finish_non_exhaustive()
     }
 }
 
@@ -152,13 +197,53 @@ impl<T: Element> Deref for Buffer<T> {
     fn deref(&self) -> &[T] {
         // SAFETY: the mapping holds `count` elements (allocated so, zeroed, page-aligned) for the life of self, any
         // bits are a value of T, and peers only read it.
-        unsafe { std::slice::from_raw_parts(self.address(), self.count) }
+        unsafe { std::slice::from_raw_parts(self.address() as *const T, self.count) }
     }
 }
 
 impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as in deref; peers read it only while this rank is in an allreduce from it, which borrows it.
-        unsafe { std::slice::from_raw_parts_mut(self.address(), self.count) }
+        unsafe { std::slice::from_raw_parts_mut(self.address() as *mut T, self.count) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registry(rows: &[Option<(u64, u64)>]) -> Registry {
+        Registry { rows: rows.iter().map(|row| row.map(|(base, bytes)| Range { base, bytes })).collect() }
+    }
+
+    #[test]
+    fn a_view_is_found_with_its_offset_and_nothing_beyond_the_end_is() {
+        let registry = registry(&[None, Some((1000, 100)), Some((1100, 50))]);
+        let id = |row: u64| (row + 1) << FA_SOURCE_ID_SHIFT;
+        assert_eq!(registry.source(1000, 100), id(1));
+        assert_eq!(registry.source(1010, 90), id(1) + 10);
+        assert_eq!(registry.source(1010, 91), 0, "crosses into the next buffer");
+        assert_eq!(registry.source(1100, 50), id(2));
+        assert_eq!(registry.source(999, 1), 0);
+        assert_eq!(registry.source(u64::MAX, u64::MAX), 0);
+    }
+
+    #[test]
+    fn the_next_row_is_one_that_all_ranks_have_free() {
+        let mine = registry(&[None, Some((1, 1)), None]);
+        let theirs = registry(&[Some((1, 1)), Some((2, 1)), None]);
+        let free = [mine.free_rows(), theirs.free_rows()];
+        assert_eq!(mine.next_row(&free), Ok(2));
+        assert_eq!(theirs.next_row(&free), Ok(2));
+        assert_eq!(mine.next_row(&[mine.free_rows(), vec![]]), Ok(3));
+    }
+
+    #[test]
+    fn a_list_of_free_rows_that_cannot_be_is_refused() {
+        let registry = registry(&[None]);
+        for bytes in [vec![1, 0], vec![0], vec![0, 0, 0]] {
+            let error = registry.next_row(&[vec![], bytes]).unwrap_err();
+            assert!(matches!(error, Error::Malformed { rank: 1, .. }), "{error}");
+        }
     }
 }

@@ -45,7 +45,7 @@ FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, u32 e
 struct Slot {
   u8 data[kPackBytes];
   u32 tag;
-  u32 reserved;
+  u8 padding[FA_HOST_SLOT_BYTES - kPackBytes - sizeof(u32)];
 };
 static_assert(sizeof(Slot) == FA_HOST_SLOT_BYTES, "as abi.h says");
 

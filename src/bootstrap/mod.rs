@@ -60,3 +60,20 @@ impl<B: Bootstrap + ?Sized> Bootstrap for std::sync::Arc<B> {
         (**self).all_gather(bytes, timeout)
     }
 }
+
+/// Names this process among all: random, and another after a fork.
+#[cfg(feature = "cuda")]
+pub(crate) fn process_identity() -> Result<[u8; 16]> {
+    static RANDOM: std::sync::OnceLock<[u8; 12]> = std::sync::OnceLock::new();
+    let random = match RANDOM.get() {
+        Some(random) => *random,
+        None => {
+            let fresh = socket::random_bytes()?;
+            *RANDOM.get_or_init(|| fresh)
+        }
+    };
+    let mut identity = [0; 16];
+    identity[..12].copy_from_slice(&random);
+    identity[12..].copy_from_slice(&std::process::id().to_le_bytes());
+    Ok(identity)
+}

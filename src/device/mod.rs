@@ -3,22 +3,23 @@
 //! A device is one folder beside this file. All of them run the same kernels over the same region layout; what differs is
 //! how memory is allocated and shared, and how a kernel is started.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod host;
 
 use std::time::Duration;
 
-use crate::abi::FaLaunch;
+pub use host::Host;
+
+use crate::abi::{FaLaunch, FaStatus};
 use crate::bootstrap::Bootstrap;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::{Call, Plan};
 
 /// A device that a [`Communicator`](crate::Communicator) can run on.
 ///
 /// The trait is sealed: its methods are between the crate and its devices.
 pub trait Device: sealed::Device {
-    /// What orders a call among other work of the device: `()` on the host, a stream on a GPU.
-    type Stream: Copy + Send;
-
     /// Its name, as on command lines.
     const NAME: &'static str;
 
@@ -39,42 +40,75 @@ pub(crate) mod sealed {
     }
 
     pub trait Device: Send + Sync + 'static {
-        /// Memory that peers can map.
+        /// An allocation of every rank, mapped by all.
         type Shared: Shared;
+
+        /// Where kernels record a failure and look for an abort.
+        type Status: Status;
+
+        /// What orders a call among other work of the device: `()` on the host, a stream on a GPU.
+        type Stream<'a>: Copy;
 
         const PACKING: Packing;
 
         /// Facts that must be equal on all ranks because plans depend on them.
-        fn shared_facts(&self) -> u64;
+        fn shared_facts(&self) -> String;
 
-        /// Allocates zeroed memory that peers can map.
-        fn allocate(&self, bytes: usize) -> Result<Self::Shared>;
+        /// Learns of its world: called once, before all else. Collective.
+        fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()>;
 
-        /// Gives every rank access to every rank's memory. Collective.
-        fn map_peers(
-            &self,
-            own: &mut Self::Shared,
-            bootstrap: &dyn Bootstrap,
-            timeout: Duration,
-        ) -> Result<()>;
+        /// Allocates `bytes` zeroed bytes on every rank and maps them on all. Collective: it succeeds on every rank or on
+        /// none.
+        fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self::Shared>;
+
+        /// The status of this rank, whose region is `region`.
+        fn status(&self, region: &Self::Shared) -> Result<Self::Status>;
+
+        /// Writes to this rank's part of shared memory, while no kernel uses it.
+        ///
+        /// # Safety
+        ///
+        /// `address..address + bytes.len()` lies in memory of this rank that `share` returned.
+        unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()>;
 
         /// The algorithm, grid and piece size for a call. Depends on nothing that ranks do not share.
         fn plan(&self, call: &Call) -> Plan;
 
-        /// Prepares for a world: called once, before the first launch.
-        fn set_world(&mut self, world_size: usize);
-
-        /// Runs a kernel; on the host, to its end. Returns the kernel's enum FaFailure.
+        /// Starts a kernel; on the host, runs it to its end. A failure of the kernel is in the status.
         ///
         /// # Safety
         ///
-        /// All addresses in `launch` are valid for what the kernel does with them.
-        unsafe fn launch(&self, launch: &mut FaLaunch) -> Result<u32>;
+        /// All addresses in `launch` are valid for what the kernel does with them, until it ends.
+        unsafe fn launch(&self, launch: &mut FaLaunch, plan: &Plan, stream: Self::Stream<'_>) -> Result<()>;
     }
 
     /// One allocation of this rank and its peers' counterparts.
     pub trait Shared: Send + Sync {
-        /// Address of `rank`'s memory in this process; 0 beyond the world and before `map_peers`.
+        /// Address of `rank`'s memory in this process; 0 beyond the world.
         fn address(&self, rank: usize) -> u64;
+    }
+
+    /// A rank's status words, which its kernels and this process access atomically.
+    pub trait Status: Send + Sync {
+        /// Valid for the life of self.
+        fn host_pointer(&self) -> *mut FaStatus;
+
+        /// The same words as kernels address them.
+        fn device_address(&self) -> u64;
+    }
+}
+
+/// Tells every rank whether a step succeeded on all: one that failed must not leave the others waiting.
+///
+/// Returns this rank's own error, or [`Error::PeerFailed`] naming the first that failed.
+pub(crate) fn all_succeeded<T>(step: Result<T>, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<T> {
+    let report = step.as_ref().err().map(Error::to_string).unwrap_or_default();
+    let reports = bootstrap.all_gather(report.as_bytes(), timeout)?;
+    let value = step?;
+    match reports.iter().position(|report| !report.is_empty()) {
+        None => Ok(value),
+        Some(rank) => {
+            Err(Error::PeerFailed { rank, reason: String::from_utf8_lossy(&reports[rank]).into_owned() })
+        }
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::abi::FaLaunch;
 
-/// Runs one block of a launch; returns the rank's enum FaFailure.
-pub(super) type Entry = unsafe extern "C" fn(launch: *const FaLaunch, block: u32) -> u32;
+/// Runs one block of a launch.
+pub(super) type Entry = unsafe extern "C" fn(launch: *const FaLaunch, block: u32);
 
 /// An instruction set that the host kernels were compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,11 +20,11 @@ pub enum Isa {
 }
 
 extern "C" {
-    fn fast_allreduce_host_baseline(launch: *const FaLaunch, block: u32) -> u32;
+    fn fast_allreduce_host_baseline(launch: *const FaLaunch, block: u32);
     #[cfg(target_arch = "x86_64")]
-    fn fast_allreduce_host_avx2(launch: *const FaLaunch, block: u32) -> u32;
+    fn fast_allreduce_host_avx2(launch: *const FaLaunch, block: u32);
     #[cfg(target_arch = "x86_64")]
-    fn fast_allreduce_host_avx512(launch: *const FaLaunch, block: u32) -> u32;
+    fn fast_allreduce_host_avx512(launch: *const FaLaunch, block: u32);
 }
 
 impl Isa {

@@ -48,10 +48,10 @@ impl SharedMemory {
     }
 
     pub(super) fn map_peers(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
-        let descriptor = self.descriptor.take().ok_or_else(|| Error::Unavailable {
-            what: "mapping the peers' memory".into(),
-            reason: "this allocation was shared before".into(),
-        })?;
+        // Taken: once the peers have mapped the memory, nobody needs the descriptor.
+        let Some(descriptor) = self.descriptor.take() else {
+            return Ok(());
+        };
         let descriptors = exchange_descriptors(bootstrap, descriptor.as_fd(), timeout)?;
         let length = self.own.length;
         self.peers = descriptors
@@ -65,11 +65,17 @@ impl SharedMemory {
     }
 }
 
+impl SharedMemory {
+    pub(super) fn own_address(&self) -> u64 {
+        self.own.address.as_ptr() as u64
+    }
+}
+
 impl sealed::Shared for SharedMemory {
     fn address(&self, rank: usize) -> u64 {
         match self.peers.get(rank) {
             Some(Some(peer)) => peer.address.as_ptr() as u64,
-            Some(None) => self.own.address.as_ptr() as u64,
+            Some(None) => self.own_address(),
             None => 0,
         }
     }

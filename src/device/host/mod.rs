@@ -4,15 +4,15 @@ mod isa;
 mod memory;
 mod workers;
 
+use std::mem::offset_of;
 use std::time::Duration;
 
 pub use isa::Isa;
 pub use memory::SharedMemory;
 use workers::Workers;
 
-use super::{sealed, Device};
-use crate::abi;
-use crate::abi::FaLaunch;
+use super::{all_succeeded, sealed, Device};
+use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Call, Plan};
@@ -123,29 +123,43 @@ impl Default for Host {
 }
 
 impl Device for Host {
-    type Stream = ();
     const NAME: &'static str = "host";
     const DEFAULT_MAX_BYTES: usize = 1 << 20;
 }
 
 impl sealed::Device for Host {
     type Shared = SharedMemory;
+    type Status = HostStatus;
+    type Stream<'a> = ();
 
     const PACKING: sealed::Packing = sealed::Packing {
         pack_bytes: abi::FA_HOST_PACK_BYTES as usize,
         slot_bytes: abi::FA_HOST_SLOT_BYTES as usize,
     };
 
-    fn shared_facts(&self) -> u64 {
-        self.blocks as u64
+    fn shared_facts(&self) -> String {
+        format!("{} workers", self.blocks)
     }
 
-    fn allocate(&self, bytes: usize) -> Result<SharedMemory> {
-        SharedMemory::allocate(bytes)
+    fn join(&mut self, bootstrap: &dyn Bootstrap, _timeout: Duration) -> Result<()> {
+        self.spin = self.wait.spin(bootstrap.world_size() * self.blocks);
+        Ok(())
     }
 
-    fn map_peers(&self, own: &mut SharedMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
-        own.map_peers(bootstrap, timeout)
+    fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<SharedMemory> {
+        let mut memory = all_succeeded(SharedMemory::allocate(bytes), bootstrap, timeout)?;
+        all_succeeded(memory.map_peers(bootstrap, timeout), bootstrap, timeout)?;
+        Ok(memory)
+    }
+
+    fn status(&self, region: &SharedMemory) -> Result<HostStatus> {
+        Ok(HostStatus(region.own_address() + offset_of!(FaRegionHead, status) as u64))
+    }
+
+    unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the caller's: the range lies in a mapping of this process, which no Rust slice borrows.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+        Ok(())
     }
 
     fn plan(&self, call: &Call) -> Plan {
@@ -162,21 +176,32 @@ impl sealed::Device for Host {
             Algorithm::TwoShotPull
         });
         let blocks = call.bytes.div_ceil(BYTES_PER_BLOCK).clamp(1, self.blocks);
-        Plan { algorithm, blocks, piece_bytes: PIECE_BYTES * blocks }
+        Plan { algorithm, blocks, threads: 1, piece_bytes: PIECE_BYTES * blocks }
     }
 
-    fn set_world(&mut self, world_size: usize) {
-        self.spin = self.wait.spin(world_size * self.blocks);
-    }
-
-    unsafe fn launch(&self, launch: &mut FaLaunch) -> Result<u32> {
+    unsafe fn launch(&self, launch: &mut FaLaunch, _plan: &Plan, (): ()) -> Result<()> {
         launch.spin = self.spin;
         let entry = self.isa.entry();
         match &self.workers {
             // SAFETY: the caller's; `plan` asks for no more blocks than there are threads.
-            Some(workers) if launch.blocks > 1 => Ok(unsafe { workers.run(entry, launch) }),
+            Some(workers) if launch.blocks > 1 => unsafe { workers.run(entry, launch) },
             // SAFETY: the caller's; block 0 is the only one.
-            _ => Ok(unsafe { entry(launch, 0) }),
+            _ => unsafe { entry(launch, 0) },
         }
+        Ok(())
+    }
+}
+
+/// Address of the status in this rank's region. The region outlives it in a [`Region`](crate::region::Region).
+#[derive(Debug)]
+pub struct HostStatus(u64);
+
+impl sealed::Status for HostStatus {
+    fn host_pointer(&self) -> *mut FaStatus {
+        self.0 as *mut FaStatus
+    }
+
+    fn device_address(&self) -> u64 {
+        self.0
     }
 }

@@ -57,12 +57,12 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Runs all blocks of a launch and returns block 0's enum FaFailure, after all have ended.
+    /// Runs all blocks of a launch, and returns after all have ended.
     ///
     /// # Safety
     ///
     /// As `entry`, for every block in `0..arguments.blocks`; there are workers for blocks 1 and up.
-    pub(super) unsafe fn run(&self, entry: Entry, arguments: &FaLaunch) -> u32 {
+    pub(super) unsafe fn run(&self, entry: Entry, arguments: &FaLaunch) {
         {
             let mut state = self.shared.lock();
             state.generation += 1;
@@ -71,13 +71,12 @@ impl Workers {
         }
         self.shared.started.notify_all();
         // SAFETY: the caller's.
-        let failure = unsafe { entry(arguments, 0) };
+        unsafe { entry(arguments, 0) };
         let mut state = self.shared.lock();
         while state.running > 0 {
             state = self.shared.finished.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.launch = None;
-        failure
     }
 }
 

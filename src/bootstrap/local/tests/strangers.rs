@@ -52,7 +52,10 @@ fn nonsense_is_refused_and_disturbs_nobody() {
         }
     };
     nonsense();
-    let silent: Vec<_> = (0..200).map(|_| stranger(&id)).collect();
+    let mut silent: Vec<_> = (0..200).map(|_| stranger(&id)).collect();
+    let started = Instant::now();
+    assert!(is_refused(next_reply(&mut silent[0]), "in time"), "the oldest of a crowd goes");
+    assert!(started.elapsed() < Duration::from_secs(5), "it goes at once");
     let ranks = world(&id, 3);
     nonsense();
     on_all(&ranks, |local| gather_rounds(local, 20));

@@ -1,0 +1,237 @@
+//! The collectives of the CUDA device: on cudarc's slices and on raw pointers, in stream order.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+
+use super::builder::agree;
+use super::{check_pointers, Communicator, Message};
+use crate::device::cuda::Cuda;
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::op::ReduceOp;
+use crate::registry::{Buffer, Registration};
+
+impl Communicator<Cuda> {
+    /// Reduces the ranks' `input`s element by element into every rank's `output`, in the order of `stream`.
+    ///
+    /// It returns when the kernels are launched. Any slice or view of this device works, those of stream-ordered pools and
+    /// views at odd offsets too, also while the stream is captured into a graph. With cudarc's event tracking the call waits for
+    /// the slices' last uses on other streams; without it, that is the caller's. A call on another stream than the last one
+    /// waits for it. Per-thread default streams count as one stream for each thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`]; [`Error::InvalidStream`] for a stream of another context; [`Error::Driver`]. What goes wrong in
+    /// a kernel, such as a rank that does not come, is the error of the next call, of [`Communicator::synchronize`] or
+    /// [`Communicator::check`].
+    pub fn all_reduce<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        input: &impl DevicePtr<T>,
+        output: &mut impl DevicePtrMut<T>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        if input.len() != output.len() {
+            return Err(Error::LengthMismatch { input: input.len(), output: output.len() });
+        }
+        self.check_stream(stream)?;
+        let count = input.len();
+        let (input, _input_used) = input.device_ptr(stream);
+        let (output, _output_used) = output.device_ptr_mut(stream);
+        let message = Message { input, output, count, dtype: T::DTYPE, op };
+        // SAFETY: both hold that many elements of T until the work on the stream is done, which cudarc orders frees after;
+        // an exclusive borrow overlaps with no other. The stream is of this context and kept alive.
+        unsafe { self.run(message, stream.cu_stream(), Some(stream)) }
+    }
+
+    /// Reduces the ranks' `data` element by element, in place, in the order of `stream`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce`].
+    pub fn all_reduce_in_place<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        data: &mut impl DevicePtrMut<T>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.check_stream(stream)?;
+        let count = data.len();
+        let (address, _used) = data.device_ptr_mut(stream);
+        let message = Message { input: address, output: address, count, dtype: T::DTYPE, op };
+        // SAFETY: as in all_reduce; in place is input == output.
+        unsafe { self.run(message, stream.cu_stream(), Some(stream)) }
+    }
+
+    /// [`Communicator::all_reduce`] on raw pointers and a raw stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce`], [`Error::InvalidPointer`] for null, misaligned, host or another device's pointers, and
+    /// [`Error::Overlap`] unless the buffers are disjoint or the same.
+    ///
+    /// # Safety
+    ///
+    /// Until the work on `stream` is done, `input` is valid for reads, and `output` for writes, of `count` elements of `dtype`,
+    /// and nothing outside the order of the stream writes the one or accesses the other. `stream` is a stream of this device's
+    /// context and lives until after the communicator's next call.
+    pub unsafe fn all_reduce_raw(
+        &self,
+        stream: CUstream,
+        input: CUdeviceptr,
+        output: CUdeviceptr,
+        count: usize,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let message = Message { input, output, count, dtype, op };
+        check_pointers(&message)?;
+        self.device().bind()?;
+        if count > 0 {
+            self.device().check_address("input", input, dtype.size())?;
+            self.device().check_address("output", output, dtype.size())?;
+        }
+        // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
+        unsafe { self.run(message, stream, None) }
+    }
+
+    /// Waits for the work on a stream, and says whether the calls on it succeeded.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`]; [`Error::Timeout`] naming the ranks that did not come.
+    pub fn synchronize(&self, stream: &CudaStream) -> Result<()> {
+        stream.synchronize().map_err(|error| self.device().error("cuStreamSynchronize", error))?;
+        self.healthy()
+    }
+
+    /// The first failure that a kernel of this rank has recorded so far. Waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// That failure.
+    pub fn check(&self) -> Result<()> {
+        self.healthy()
+    }
+
+    /// Tells the peers where the inputs of the pulled calls are that have been captured since the last time. Collective: every
+    /// rank calls it after capture and before the first replay. Needs [`Cuda::graph_registration`].
+    ///
+    /// The inputs must stay allocated as long as a graph that uses them may replay. Their contents may change between
+    /// replays.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] on all ranks if an input cannot be exported; the errors of the bootstrap.
+    pub fn register_graph_buffers(&self) -> Result<()> {
+        self.healthy()?;
+        self.device().bind()?;
+        let rows = self.device().exchange_graph_rows(&*self.bootstrap, self.setup_timeout)?;
+        {
+            // No eager call launches in between.
+            let _registry = self.endpoint.lock();
+            for (row, bases) in &rows {
+                self.endpoint.region.write_row(self.device(), *row, bases)?;
+            }
+        }
+        // No rank replays before all have the rows.
+        self.bootstrap.barrier(self.setup_timeout)
+    }
+
+    /// Registers a buffer, so that calls from it or from views into it pull without a copy. Collective: all ranks register
+    /// buffers of the same length. Registering one twice is two registrations.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] on all ranks where the memory cannot be exported, as that of stream-ordered pools, which cudarc
+    /// allocates from where the GPU has them: use [`Communicator::alloc`].
+    pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Registered<T>> {
+        self.healthy()?;
+        let count = slice.len();
+        let bytes = count * size_of::<T>();
+        let (bootstrap, timeout) = (&*self.bootstrap, self.setup_timeout);
+        agree(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)?;
+        if count == 0 {
+            return Ok(Registered { _registration: None, slice });
+        }
+        let stream = Arc::clone(slice.stream());
+        let (address, used) = slice.device_ptr(&stream);
+        drop(used);
+        self.device().bind()?;
+        let memory = self.device().share_foreign(address, bootstrap, timeout)?;
+        let registration = self.register_shared(memory, bytes)?;
+        Ok(Registered { _registration: Some(registration), slice })
+    }
+
+    fn check_stream(&self, stream: &CudaStream) -> Result<()> {
+        if **stream.context() == **self.device().context() {
+            return Ok(());
+        }
+        let (stream, device) = (stream.context().ordinal(), self.device().context().ordinal());
+        Err(Error::InvalidStream { stream, device })
+    }
+
+    /// # Safety
+    ///
+    /// As [`Communicator::start`] and [`Cuda::order`].
+    unsafe fn run(&self, message: Message, stream: CUstream, owner: Option<&Arc<CudaStream>>) -> Result<()> {
+        self.device().bind()?;
+        // SAFETY: the caller's.
+        unsafe {
+            self.device().order(stream, owner)?;
+            let capturing = self.device().capturing(stream)?;
+            self.start(message, stream, |_, _| match capturing {
+                true => {
+                    self.device().capture_input(message.input, (message.count * message.dtype.size()) as u64)
+                }
+                false => Ok(0),
+            })
+        }
+    }
+}
+
+/// A slice that is registered as long as this lives. Derefs to the slice.
+pub struct Registered<T: Element> {
+    // Before the slice: out of the table first, then freed.
+    _registration: Option<Registration<Cuda>>,
+    slice: CudaSlice<T>,
+}
+
+impl<T: Element> std::ops::Deref for Registered<T> {
+    type Target = CudaSlice<T>;
+
+    fn deref(&self) -> &CudaSlice<T> {
+        &self.slice
+    }
+}
+
+impl<T: Element> std::ops::DerefMut for Registered<T> {
+    fn deref_mut(&mut self) -> &mut CudaSlice<T> {
+        &mut self.slice
+    }
+}
+
+impl<T: Element> DeviceSlice<T> for Buffer<T, Cuda> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.device().default_stream()
+    }
+}
+
+/// The crate's own buffers are in no event tracking: their uses are ordered by the streams that the caller names.
+impl<T: Element> DevicePtr<T> for Buffer<T, Cuda> {
+    fn device_ptr<'a>(&'a self, _stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        (self.address(), SyncOnDrop::Record(None))
+    }
+}
+
+impl<T: Element> DevicePtrMut<T> for Buffer<T, Cuda> {
+    fn device_ptr_mut<'a>(&'a mut self, _stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        (self.address(), SyncOnDrop::Record(None))
+    }
+}

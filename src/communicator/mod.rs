@@ -1,0 +1,291 @@
+//! A rank's handle on its world: the collectives.
+//!
+//! What all devices share is here; the typed calls of each are in a file beside this one.
+
+mod builder;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod host;
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+pub use builder::Builder;
+
+use crate::abi::{self, FaFailure, FaLaunch};
+use crate::bootstrap::Bootstrap;
+use crate::device::Device;
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::op::ReduceOp;
+use crate::plan::{Algorithm, Call, Plan};
+use crate::region::TABLE_ROWS;
+use crate::registry::{Buffer, Endpoint, Registration, Registry};
+
+/// One rank of a world.
+///
+/// Every rank makes the same calls in the same order, with the same count, type and operation. Calls of one communicator
+/// run one after the other, whichever threads make them. After a call has failed for another reason than its arguments, the
+/// communicator is poisoned: each later call returns the same error at once.
+pub struct Communicator<D: Device> {
+    endpoint: Arc<Endpoint<D>>,
+    failed: OnceLock<Error>,
+    rank: usize,
+    world_size: usize,
+    algorithm: Option<Algorithm>,
+    timeout: Option<Duration>,
+    setup_timeout: Duration,
+    bootstrap: Box<dyn Bootstrap>,
+}
+
+impl<D: Device> std::fmt::Debug for Communicator<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Communicator")
+            .field("device", &D::NAME)
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .field("failed", &self.failed.get())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Communicator<crate::device::Host> {
+    /// Settings to make communicators with, of any device.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+}
+
+/// One call: addresses on the device, elements, and what to do with them.
+#[derive(Debug, Clone, Copy)]
+struct Message {
+    input: u64,
+    output: u64,
+    count: usize,
+    dtype: DType,
+    op: ReduceOp,
+}
+
+impl<D: Device> Communicator<D> {
+    /// This rank, in `0..world_size`.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.endpoint.device
+    }
+
+    /// Bytes of shared memory that this rank's region takes.
+    pub fn region_bytes(&self) -> usize {
+        self.endpoint.region.layout.total_bytes
+    }
+
+    /// What a call of `count` elements of `dtype` does.
+    pub fn plan(&self, count: usize, dtype: DType) -> Plan {
+        let bytes = count.saturating_mul(dtype.size());
+        let call = Call { bytes, world_size: self.world_size, forced: self.algorithm };
+        let mut plan = self.endpoint.device.plan(&call);
+        let generation = self.endpoint.region.layout.mailbox_bytes;
+        let capacity = plan.algorithm.capacity(generation, D::PACKING, dtype.size(), self.world_size);
+        // Whole packs, so that every piece is aligned as the message is.
+        let piece = plan.piece_bytes / D::PACKING.pack_bytes * D::PACKING.pack_bytes;
+        plan.piece_bytes = piece.clamp(D::PACKING.pack_bytes, capacity * dtype.size());
+        plan
+    }
+
+    /// Allocates a registered buffer of `count` zeros on every rank. Collective: all ranks ask for the same count.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Allocation`], [`Error::Disagreement`] on the size, and the errors of the bootstrap.
+    pub fn alloc<T: Element>(&self, count: usize) -> Result<Buffer<T, D>> {
+        self.healthy()?;
+        let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= isize::MAX as usize);
+        let bytes = bytes.ok_or_else(|| Error::Allocation {
+            bytes: usize::MAX,
+            reason: format!("{count} elements of {} exceed the address space", T::DTYPE),
+        })?;
+        let (bootstrap, timeout) = (&*self.bootstrap, self.setup_timeout);
+        builder::agree(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)?;
+        let memory = self.endpoint.device.share(bytes.max(1), bootstrap, timeout)?;
+        Ok(Buffer::new(self.register_shared(memory, bytes)?, count))
+    }
+
+    /// Enters memory that every rank has mapped into every rank's table. Collective.
+    fn register_shared(&self, memory: D::Shared, bytes: usize) -> Result<Registration<D>> {
+        let free_rows = self.endpoint.lock().free_rows();
+        let free_rows = self.bootstrap.all_gather(&free_rows, self.setup_timeout)?;
+        let row = self.endpoint.lock().next_row(&free_rows)?;
+        let endpoint = Arc::clone(&self.endpoint);
+        let registration = Registration::new(endpoint, memory, row, self.rank, bytes)?;
+        // No rank pulls from the buffer before all have it in their tables.
+        self.bootstrap.barrier(self.setup_timeout)?;
+        Ok(registration)
+    }
+
+    /// Returns when every rank has called it, through the bootstrap.
+    ///
+    /// # Errors
+    ///
+    /// Those of the bootstrap; and the error that poisoned the communicator.
+    pub fn barrier(&self) -> Result<()> {
+        self.healthy()?;
+        self.bootstrap.barrier(self.setup_timeout)
+    }
+
+    /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. The other
+    /// ranks run into their timeouts.
+    pub fn abort(&self) {
+        // If a failure is known already, it stands.
+        let _ = self.failed.set(Error::Aborted);
+        self.endpoint.region.abort();
+    }
+
+    /// The failure that poisoned the communicator, or one that a kernel has recorded since.
+    fn healthy(&self) -> Result<()> {
+        if let Some(error) = self.failed.get() {
+            return Err(error.clone());
+        }
+        match self.endpoint.region.failure() {
+            abi::FA_OK => Ok(()),
+            failure => Err(self.failed.get_or_init(|| self.failure(failure)).clone()),
+        }
+    }
+
+    /// Starts a launch for each piece of the message. `source` says where peers find the input if it is in no registered
+    /// buffer: 0 for staging.
+    ///
+    /// # Safety
+    ///
+    /// Until the launches have ended, `input` is valid for reads and `output` for writes of `count` elements of `dtype`, and
+    /// nothing else writes the one or accesses the other. They are aligned for `dtype`, and disjoint or equal.
+    unsafe fn start(
+        &self,
+        message: Message,
+        stream: D::Stream<'_>,
+        source: impl FnOnce(&mut Registry, &Plan) -> Result<u64>,
+    ) -> Result<()> {
+        let mut registry = self.endpoint.lock();
+        self.healthy()?;
+        let plan = self.plan(message.count, message.dtype);
+        let size = message.dtype.size();
+        let bytes = (message.count * size) as u64;
+        // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
+        let source = match plan.algorithm {
+            Algorithm::OneShotPull if message.input == message.output => 0,
+            Algorithm::OneShotPull | Algorithm::TwoShotPull => match registry.source(message.input, bytes) {
+                0 => source(&mut registry, &plan)?,
+                registered => registered,
+            },
+            Algorithm::OneShotPush | Algorithm::TwoShotPush => 0,
+        };
+        let mut launch = self.launch(&message, &plan, source);
+        let piece = plan.piece_bytes / size;
+        let mut left = message.count;
+        while left > 0 {
+            let now = left.min(piece);
+            launch.count = now as u64;
+            // SAFETY: input and output are the caller's, within their counts; regions and the table are this
+            // endpoint's, and the registry's lock keeps the table as it is.
+            unsafe { self.endpoint.device.launch(&mut launch, &plan, stream) }?;
+            if self.endpoint.region.failure() != abi::FA_OK {
+                break;
+            }
+            let bytes = (now * size) as u64;
+            launch.input += bytes;
+            launch.output += bytes;
+            if launch.source != 0 {
+                launch.source += bytes;
+            }
+            left -= now;
+        }
+        Ok(())
+    }
+
+    /// The launch of a message's first piece, all but its count.
+    fn launch(&self, message: &Message, plan: &Plan, source: u64) -> FaLaunch {
+        let region = &self.endpoint.region;
+        let timeout_ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).max(1);
+        FaLaunch {
+            regions: std::array::from_fn(|rank| region.address(rank)),
+            input: message.input,
+            output: message.output,
+            count: 0,
+            source,
+            buffers: region.table_address(),
+            buffer_count: TABLE_ROWS as u64,
+            status: region.status_address(),
+            mailbox_offset: region.layout.mailbox_offset as u64,
+            mailbox_bytes: region.layout.mailbox_bytes as u64,
+            staging_offset: region.layout.staging_offset as u64,
+            staging_bytes: region.layout.staging_bytes as u64,
+            timeout_ns: self.timeout.map_or(0, timeout_ns),
+            rank: self.rank as u32,
+            world: self.world_size as u32,
+            blocks: plan.blocks as u32,
+            dtype: message.dtype as u32,
+            op: message.op as u32,
+            algorithm: plan.algorithm as u32,
+            spin: 0,
+            reserved: 0,
+        }
+    }
+
+    #[cold]
+    fn failure(&self, failure: FaFailure) -> Error {
+        let (missing, epoch) = self.endpoint.region.missing();
+        match failure {
+            abi::FA_TIMED_OUT => {
+                let waited = self.timeout.unwrap_or_default();
+                Error::Timeout { operation: "all_reduce", epoch, missing, waited }
+            }
+            abi::FA_ABORTED => Error::Aborted,
+            abi::FA_UNKNOWN_BUFFER => Error::Unavailable {
+                what: "a peer's registered buffer".into(),
+                reason:
+                    "this rank has dropped its part, or the call is in a graph that was replayed before \
+                         register_graph_buffers(); drop a buffer after the last call that uses it on any rank"
+                        .into(),
+            },
+            _ => Error::Unavailable {
+                what: "this kernel".into(),
+                reason: format!("the device knows no such type, operation or algorithm (failure {failure})"),
+            },
+        }
+    }
+}
+
+/// Refuses what no kernel could work on.
+fn check_pointers(message: &Message) -> Result<()> {
+    let Message { input, output, count, dtype, .. } = *message;
+    if count == 0 {
+        return Ok(());
+    }
+    let element_size = dtype.size();
+    let bytes = count.checked_mul(element_size).filter(|&bytes| bytes <= isize::MAX as usize);
+    let bytes = bytes.ok_or_else(|| Error::InvalidSetting {
+        name: "count",
+        value: count.to_string(),
+        expected: "a number of elements that fits the address space",
+    })?;
+    for (which, address) in [("input", input), ("output", output)] {
+        let problem = match address {
+            0 => "null",
+            _ if address % element_size as u64 != 0 => "not aligned to its element",
+            _ if address.checked_add(bytes as u64).is_none() => "too near the end of the address space",
+            _ => continue,
+        };
+        return Err(Error::InvalidPointer { which, address: address as usize, problem, element_size });
+    }
+    if input != output && input < output + bytes as u64 && output < input + bytes as u64 {
+        return Err(Error::Overlap { input: input as usize, output: output as usize, bytes });
+    }
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! The driver's errors as this crate's, and the few calls that cudarc has no safe form of.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUdevice_attribute};
+use cudarc::driver::{result, CudaContext, DriverError};
+
+use crate::error::{Error, Result};
+
+/// For `map_err` on a driver call's result.
+pub(super) fn driver(call: &'static str) -> impl FnOnce(DriverError) -> Error {
+    move |error| {
+        let name = error.error_name().map_or("an unknown error".into(), |name| name.to_string_lossy());
+        let text = error.error_string().map_or("".into(), |text| text.to_string_lossy());
+        Error::Driver { call, code: error.0 as u32, message: format!("{name}: {text}") }
+    }
+}
+
+/// Whether there is a driver to call. Without one, cudarc panics.
+pub(super) fn require() -> Result<()> {
+    // SAFETY: tries to load the driver's library, whose initialisers are the driver's own.
+    if unsafe { sys::is_culib_present() } {
+        return Ok(());
+    }
+    Err(Error::Unavailable {
+        what: "the CUDA device".into(),
+        reason: "no CUDA driver (libcuda.so.1) is installed on this machine".into(),
+    })
+}
+
+/// A device attribute; 0 where the driver does not know it.
+pub(super) fn attribute(context: &CudaContext, attribute: CUdevice_attribute) -> i32 {
+    context.attribute(attribute).unwrap_or(0)
+}
+
+/// Lets this context reach memory of another one in this process.
+pub(super) fn enable_peer_access(own: &CudaContext, peer: &CudaContext) -> Result<()> {
+    const CALL: &str = "cuCtxEnablePeerAccess";
+    if own.cu_ctx() == peer.cu_ctx() {
+        return Ok(());
+    }
+    own.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+    // SAFETY: both contexts are retained by their CudaContext.
+    match unsafe { sys::cuCtxEnablePeerAccess(peer.cu_ctx(), 0) } {
+        sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+        code => code.result().map_err(driver(CALL)),
+    }
+}
+
+/// The allocation that an address lies in: its base and size in bytes.
+pub(super) fn allocation_of(address: u64) -> Result<(u64, usize)> {
+    let (mut base, mut bytes) = (0, 0);
+    // SAFETY: the driver looks the address up and writes both results.
+    unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut bytes, address) }
+        .result()
+        .map_err(driver("cuMemGetAddressRange of a registered buffer"))?;
+    Ok((base, bytes))
+}
+
+/// The ordinal of the device whose memory an address is; `None` if it is not device memory.
+pub(super) fn device_of(address: u64) -> Option<usize> {
+    use sys::CUpointer_attribute::{CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE};
+    let (mut kind, mut ordinal) = (0u32, 0i32);
+    // SAFETY: the driver writes one u32.
+    let found = unsafe {
+        sys::cuPointerGetAttribute((&raw mut kind).cast(), CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
+    };
+    found.result().ok()?;
+    if kind != sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 {
+        return None;
+    }
+    // SAFETY: the driver writes one i32.
+    let found = unsafe {
+        sys::cuPointerGetAttribute((&raw mut ordinal).cast(), CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
+    };
+    found.result().ok()?;
+    usize::try_from(ordinal).ok()
+}
+
+/// Whether `cuIpcGetMemHandle` has a handle for the memory at an address. Allowed while a stream is captured.
+pub(super) fn is_exportable(address: u64) -> bool {
+    use sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+    let mut capable = 0u32;
+    // SAFETY: the driver writes one boolean, of at most 4 bytes.
+    let found = unsafe {
+        let attribute = CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+        sys::cuPointerGetAttribute((&raw mut capable).cast(), attribute, address)
+    };
+    found.result().is_ok() && capable & 0xFF != 0
+}
+
+/// Pinned host memory that kernels reach too.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    context: Arc<CudaContext>,
+    host: *mut c_void,
+    device: u64,
+}
+
+// SAFETY: plain memory of this process, valid from any thread until drop; its users access it atomically.
+unsafe impl Send for Pinned {}
+// SAFETY: as above; a shared Pinned only gives out its addresses.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Zeroed.
+    pub fn allocate(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
+        context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: a context is current.
+        let host = unsafe { result::malloc_host(bytes, flags) }.map_err(driver("cuMemHostAlloc"))?;
+        let mut pinned = Self { context: Arc::clone(context), host, device: 0 };
+        // SAFETY: `bytes` bytes were allocated at `host`, and the driver writes the address of the same memory.
+        unsafe {
+            host.cast::<u8>().write_bytes(0, bytes);
+            sys::cuMemHostGetDevicePointer_v2(&mut pinned.device, host, 0)
+        }
+        .result()
+        .map_err(driver("cuMemHostGetDevicePointer"))?;
+        Ok(pinned)
+    }
+
+    pub fn host_pointer(&self) -> *mut c_void {
+        self.host
+    }
+
+    pub fn device_address(&self) -> u64 {
+        self.device
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // An error here means that the context is gone, and its memory with it.
+        let _ = self.context.bind_to_thread();
+        // SAFETY: allocated by `allocate`; the region's owner has waited for the kernels that use it.
+        let _ = unsafe { result::free_host(self.host) };
+    }
+}

@@ -1,0 +1,172 @@
+//! The inputs of pulled calls that were captured into graphs: each has a row of the table, filled after capture.
+
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::handle::{Handle, Sharing};
+use super::memory::Memory;
+use super::{driver, Cuda};
+use crate::bootstrap::Bootstrap;
+use crate::device::all_succeeded;
+use crate::error::{Error, Result};
+use crate::region::{TableRow, TABLE_ROWS};
+use crate::registry::{source_word, FIRST_GRAPH_ROW};
+use crate::MAX_RANKS;
+
+/// Rows for captured inputs. Rows are this rank's own: peers look a row up in this rank's column.
+#[derive(Default)]
+pub(super) struct GraphRows {
+    /// By address: the row, and the bytes that it is good for.
+    inputs: HashMap<u64, (usize, u64)>,
+    /// Captured since the last registration.
+    pending: Vec<(usize, u64)>,
+    /// What the device's table holds, for all ranks' columns.
+    table: HashMap<usize, TableRow>,
+    /// Own and peers' allocations, open as long as graphs may replay: until the device goes.
+    memory: Vec<Arc<Memory>>,
+}
+
+impl GraphRows {
+    /// The source word for a captured input. The same input captured again has the same row.
+    fn capture(&mut self, address: u64, bytes: u64) -> Result<u64> {
+        if let Some((row, known)) = self.inputs.get_mut(&address) {
+            *known = bytes.max(*known);
+            return Ok(source_word(*row, 0));
+        }
+        let row = FIRST_GRAPH_ROW + self.inputs.len();
+        if row >= TABLE_ROWS {
+            return Err(Error::Unavailable {
+                what: "another graph buffer".into(),
+                reason: format!("{} different inputs have been captured", self.inputs.len()),
+            });
+        }
+        self.inputs.insert(address, (row, bytes));
+        self.pending.push((row, address));
+        Ok(source_word(row, 0))
+    }
+}
+
+/// Row and handle of each captured input of a rank, as they travel.
+fn encode(rows: &[(usize, Handle)]) -> Vec<u8> {
+    rows.iter()
+        .flat_map(|(row, handle)| [(*row as u16).to_le_bytes().to_vec(), handle.encode()].concat())
+        .collect()
+}
+
+fn decode(rank: usize, bytes: &[u8]) -> Result<Vec<(usize, Handle)>> {
+    let one = |bytes: &[u8]| {
+        let (row, handle) = bytes.split_first_chunk().ok_or_else(|| Error::Malformed {
+            rank,
+            reason: "its list of graph buffers is cut short".into(),
+        })?;
+        let row = usize::from(u16::from_le_bytes(*row));
+        if !(FIRST_GRAPH_ROW..TABLE_ROWS).contains(&row) {
+            return Err(Error::Malformed { rank, reason: format!("graph buffers do not have row {row}") });
+        }
+        Ok((row, Handle::decode(rank, handle)?))
+    };
+    bytes.chunks(2 + Handle::BYTES).map(one).collect()
+}
+
+impl Cuda {
+    fn graph_rows(&self) -> MutexGuard<'_, GraphRows> {
+        self.graph_rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The source word for a captured input: a row if peers can map it, else 0, staging, which captures as it is.
+    pub(crate) fn capture_input(&self, address: u64, bytes: u64) -> Result<u64> {
+        let shared = match self.world.same_device_and_process() {
+            true => true,
+            false => driver::is_exportable(address),
+        };
+        if !self.graph_registration || !shared {
+            return Ok(0);
+        }
+        self.graph_rows().capture(address, bytes)
+    }
+
+    /// Swaps the handles of what has been captured since the last time. Collective. Returns the rows that changed.
+    pub(crate) fn exchange_graph_rows(
+        &self,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<Vec<(usize, TableRow)>> {
+        let sharing = if self.world.same_process { Sharing::Pointers } else { Sharing::Ipc };
+        let mut rows = self.graph_rows();
+        let export = |&(row, address): &(usize, u64)| -> Result<_> {
+            let memory = Memory::foreign(&self.context, address)?;
+            let handle = memory.handle(self.process, address - memory.address(), sharing)?;
+            Ok((row, address, handle, memory))
+        };
+        let exported = rows.pending.iter().map(export).collect::<Result<Vec<_>>>();
+        let exported = all_succeeded(exported, bootstrap, timeout)?;
+        let mine: Vec<_> = exported.iter().map(|(row, _, handle, _)| (*row, handle.clone())).collect();
+        let all = bootstrap.all_gather(&encode(&mine), timeout)?;
+
+        let own_rank = bootstrap.rank();
+        let import = |(rank, bytes): (usize, &Vec<u8>)| -> Result<Vec<_>> {
+            let peers = if rank == own_rank { Vec::new() } else { decode(rank, bytes)? };
+            let open = |(row, handle): (usize, Handle)| {
+                let memory = Memory::import(&self.context, rank, &handle, self.process, None)?;
+                Ok((row, rank, memory.address() + handle.offset, memory))
+            };
+            peers.into_iter().map(open).collect()
+        };
+        let imported = all.iter().enumerate().map(import).collect::<Result<Vec<_>>>();
+        let imported = all_succeeded(imported, bootstrap, timeout)?;
+
+        let own = exported.into_iter().map(|(row, address, _, memory)| (row, own_rank, address, memory));
+        let mut changed = Vec::new();
+        for (row, rank, address, memory) in own.chain(imported.into_iter().flatten()) {
+            rows.table.entry(row).or_insert([0; MAX_RANKS])[rank] = address;
+            rows.memory.push(memory);
+            changed.push(row);
+        }
+        rows.pending.clear();
+        changed.sort_unstable();
+        changed.dedup();
+        Ok(changed.into_iter().map(|row| (row, rows.table[&row])).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::FA_SOURCE_ID_SHIFT;
+    use crate::device::cuda::handle::Payload;
+
+    #[test]
+    fn an_input_captured_again_keeps_its_row() {
+        let mut rows = GraphRows::default();
+        let first = rows.capture(0x1000, 64).unwrap();
+        let second = rows.capture(0x2000, 64).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(rows.capture(0x1000, 128), Ok(first));
+        assert_eq!(rows.pending.len(), 2);
+        assert_eq!(first >> FA_SOURCE_ID_SHIFT, FIRST_GRAPH_ROW as u64 + 1);
+    }
+
+    #[test]
+    fn rows_run_out_with_an_error() {
+        let mut rows = GraphRows::default();
+        for input in 0..(TABLE_ROWS - FIRST_GRAPH_ROW) as u64 {
+            rows.capture(input * 4096 + 4096, 16).unwrap();
+        }
+        assert!(matches!(rows.capture(1, 16), Err(Error::Unavailable { .. })));
+    }
+
+    #[test]
+    fn lists_travel_and_corrupt_ones_are_refused() {
+        let handle =
+            Handle { process: [1; 16], export: 2, bytes: 300, offset: 4, payload: Payload::Ipc([9; 64]) };
+        let rows = vec![(FIRST_GRAPH_ROW, handle.clone()), (TABLE_ROWS - 1, handle.clone())];
+        let bytes = encode(&rows);
+        assert_eq!(decode(1, &bytes), Ok(rows));
+        for cut in 1..bytes.len() {
+            let cut_short = decode(1, &bytes[..cut]);
+            assert!(cut_short.is_err() || cut % (2 + Handle::BYTES) == 0, "{cut}");
+        }
+        assert!(decode(1, &encode(&[(FIRST_GRAPH_ROW - 1, handle)])).is_err());
+    }
+}

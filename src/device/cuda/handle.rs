@@ -1,0 +1,142 @@
+//! How a rank tells its peers where its memory is: one value, tagged, of fixed size.
+
+use crate::error::{Error, Result};
+
+/// Which kind of memory an allocation is, and so how other processes map it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Sharing {
+    /// Ranks are threads of one process: plain pointers.
+    Pointers,
+    /// Virtual memory management: a POSIX file descriptor, passed over a Unix socket.
+    Descriptor,
+    /// `cuIpcGetMemHandle`, with an offset from the allocation's base.
+    Ipc,
+}
+
+impl Sharing {
+    /// Its name in settings and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pointers => "pointers within the process",
+            Self::Descriptor => "file descriptors (VMM)",
+            Self::Ipc => "CUDA IPC handles",
+        }
+    }
+}
+
+/// What a peer needs to map an allocation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Handle {
+    /// Of the exporting process; a peer that has the same uses `export`.
+    pub process: [u8; 16],
+    /// Names the allocation within its process.
+    pub export: u64,
+    /// Bytes of the allocation.
+    pub bytes: u64,
+    /// From the allocation's base to the first byte that is meant.
+    pub offset: u64,
+    pub payload: Payload,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Payload {
+    Pointers,
+    /// The descriptor travels beside the handle.
+    Descriptor,
+    Ipc([u8; 64]),
+}
+
+impl Handle {
+    pub const BYTES: usize = 1 + 16 + 3 * 8 + 64;
+
+    pub fn encode(&self) -> Vec<u8> {
+        let (tag, payload) = match &self.payload {
+            Payload::Pointers => (0, [0; 64]),
+            Payload::Descriptor => (1, [0; 64]),
+            Payload::Ipc(handle) => (2, *handle),
+        };
+        let mut bytes = vec![tag];
+        bytes.extend(self.process);
+        for word in [self.export, self.bytes, self.offset] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(payload);
+        bytes
+    }
+
+    /// # Errors
+    ///
+    /// [`Error::Malformed`] naming `rank` if the bytes are no handle, or one that points beyond its allocation.
+    pub fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
+        let malformed = |reason: String| Error::Malformed { rank, reason };
+        let (Some((&tag, rest)), Self::BYTES) = (bytes.split_first(), bytes.len()) else {
+            return Err(malformed(format!(
+                "a memory handle of {} bytes instead of {}",
+                bytes.len(),
+                Self::BYTES
+            )));
+        };
+        let mut process = [0; 16];
+        process.copy_from_slice(&rest[..16]);
+        let word = |index: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&rest[16 + 8 * index..24 + 8 * index]);
+            u64::from_le_bytes(word)
+        };
+        let mut payload = [0; 64];
+        payload.copy_from_slice(&rest[40..]);
+        let payload = match tag {
+            0 => Payload::Pointers,
+            1 => Payload::Descriptor,
+            2 => Payload::Ipc(payload),
+            _ => return Err(malformed(format!("a memory handle of unknown kind {tag}"))),
+        };
+        let handle = Self { process, export: word(0), bytes: word(1), offset: word(2), payload };
+        if handle.bytes > isize::MAX as u64 || handle.offset > handle.bytes {
+            let Self { bytes, offset, .. } = handle;
+            return Err(malformed(format!("a memory handle with offset {offset} into {bytes} bytes")));
+        }
+        Ok(handle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn payload() -> impl Strategy<Value = Payload> {
+        prop_oneof![
+            Just(Payload::Pointers),
+            Just(Payload::Descriptor),
+            proptest::collection::vec(any::<u8>(), 64)
+                .prop_map(|bytes| Payload::Ipc(bytes.try_into().expect("64 bytes"))),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn handles_travel(process: [u8; 16], export: u64, bytes in 0..1u64 << 50, payload in payload()) {
+            let handle = Handle { process, export, bytes, offset: bytes / 3, payload };
+            prop_assert_eq!(Handle::decode(0, &handle.encode()), Ok(handle));
+        }
+
+        #[test]
+        fn bytes_of_a_peer_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let decoded = Handle::decode(3, &bytes);
+            if bytes.len() != Handle::BYTES {
+                prop_assert!(matches!(decoded, Err(Error::Malformed { rank: 3, .. })), "length {}", bytes.len());
+            }
+        }
+
+        #[test]
+        fn an_offset_beyond_the_allocation_is_refused(bytes in 0..1u64 << 50, beyond in 1..1u64 << 50) {
+            let handle = Handle {
+                process: [7; 16], export: 1, bytes, offset: bytes + beyond, payload: Payload::Descriptor,
+            };
+            prop_assert!(Handle::decode(0, &handle.encode()).is_err());
+        }
+    }
+}

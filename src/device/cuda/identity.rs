@@ -1,0 +1,88 @@
+//! What ranks tell each other about their processes and GPUs when they meet.
+
+use std::ffi::CStr;
+
+use cudarc::driver::sys::{self, CUdevice_attribute};
+
+use super::driver::{attribute, driver};
+use super::Cuda;
+use crate::error::{Error, Result};
+
+/// A rank's process and GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub process: [u8; 16],
+    pub uuid: [u8; 16],
+    pub multiprocessors: u32,
+    /// PCI address of the GPU, as the driver prints it.
+    pub pci: String,
+}
+
+impl Identity {
+    const FIXED: usize = 16 + 16 + 4;
+    const LONGEST: usize = Self::FIXED + 64;
+
+    pub fn of(device: &Cuda) -> Result<Self> {
+        let context = device.context();
+        let uuid = context.uuid().map_err(driver("cuDeviceGetUuid"))?;
+        let count = attribute(context, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        let mut pci = [0; 64];
+        // SAFETY: the driver writes at most 64 bytes with a zero at the end.
+        unsafe { sys::cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), 64, context.cu_device()) }
+            .result()
+            .map_err(driver("cuDeviceGetPCIBusId"))?;
+        let pci = CStr::from_bytes_until_nul(&pci).map(|pci| pci.to_string_lossy().into_owned());
+        Ok(Self {
+            process: device.process,
+            uuid: uuid.bytes.map(|byte| byte as u8),
+            multiprocessors: u32::try_from(count).unwrap_or(0),
+            pci: pci.unwrap_or_default(),
+        })
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = [self.process, self.uuid].concat();
+        bytes.extend(self.multiprocessors.to_le_bytes());
+        bytes.extend(self.pci.as_bytes());
+        bytes
+    }
+
+    /// # Errors
+    ///
+    /// [`Error::Malformed`] naming `rank` if the bytes are no identity.
+    pub fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
+        let malformed =
+            || Error::Malformed { rank, reason: "its description of its GPU does not decode".into() };
+        if bytes.len() > Self::LONGEST {
+            return Err(malformed());
+        }
+        let (process, rest) = bytes.split_first_chunk().ok_or_else(malformed)?;
+        let (uuid, rest) = rest.split_first_chunk().ok_or_else(malformed)?;
+        let (count, pci) = rest.split_first_chunk().ok_or_else(malformed)?;
+        let pci = std::str::from_utf8(pci).map_err(|_| malformed())?.to_owned();
+        Ok(Self { process: *process, uuid: *uuid, multiprocessors: u32::from_le_bytes(*count), pci })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn identities_travel(process: [u8; 16], uuid: [u8; 16], multiprocessors: u32, pci in "[0-9A-F:.]{0,16}") {
+            let identity = Identity { process, uuid, multiprocessors, pci };
+            prop_assert_eq!(Identity::decode(0, &identity.encode()), Ok(identity));
+        }
+
+        #[test]
+        fn bytes_of_a_peer_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let decoded = Identity::decode(2, &bytes);
+            if bytes.len() < Identity::FIXED || bytes.len() > Identity::LONGEST {
+                prop_assert!(matches!(decoded, Err(Error::Malformed { rank: 2, .. })), "length {}", bytes.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Device memory that other ranks can map: allocating, exporting and importing it.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use cudarc::driver::sys::{self, CUmemAllocationProp};
+use cudarc::driver::{result, CudaContext};
+
+use super::driver::{self, driver};
+use super::handle::{Handle, Payload, Sharing};
+use crate::error::{Error, Result};
+
+/// An allocation of this process, or one of another mapped into it.
+#[derive(Debug)]
+pub(super) struct Memory {
+    context: Arc<CudaContext>,
+    address: u64,
+    bytes: usize,
+    origin: Origin,
+    /// Names it among the allocations of this process.
+    export: u64,
+}
+
+/// How it came to be, and so how it goes.
+#[derive(Debug)]
+enum Origin {
+    /// `cuMemAlloc`.
+    Allocated,
+    /// A mapping of a VMM allocation: of our own, or imported.
+    Mapped { handle: u64 },
+    /// `cuIpcOpenMemHandle`.
+    Opened,
+    /// Of a caller of `register`; `address` is its base.
+    Foreign,
+}
+
+/// Peers' allocations that are open in this process: CUDA opens a handle once, so ranks and buffers share what it gives.
+static OPENED: Mutex<Vec<([u8; 64], Weak<Memory>)>> = Mutex::new(Vec::new());
+
+/// Allocations of this process that its other ranks may use, by `export`.
+static EXPORTS: Mutex<Option<HashMap<u64, Weak<Memory>>>> = Mutex::new(None);
+
+fn exports() -> MutexGuard<'static, Option<HashMap<u64, Weak<Memory>>>> {
+    EXPORTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    /// Zeroed memory of a kind that can be shared as asked.
+    pub fn allocate(context: &Arc<CudaContext>, bytes: usize, sharing: Sharing) -> Result<Arc<Self>> {
+        context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        let failed = |error: Error| Error::Allocation { bytes, reason: error.to_string() };
+        let memory = match sharing {
+            Sharing::Pointers | Sharing::Ipc => {
+                // SAFETY: the context is current.
+                let address =
+                    unsafe { result::malloc_sync(bytes) }.map_err(driver("cuMemAlloc")).map_err(failed)?;
+                Self::new(context, address, bytes, Origin::Allocated)
+            }
+            Sharing::Descriptor => Self::create(context, bytes).map_err(failed)?,
+        };
+        // SAFETY: `memory` is mapped and of that size.
+        unsafe { result::memset_d8_sync(memory.address, 0, memory.bytes) }.map_err(driver("cuMemsetD8"))?;
+        // A memset of device memory may return before it is done.
+        context.synchronize().map_err(driver("cuCtxSynchronize"))?;
+        let memory = Arc::new(memory);
+        exports().get_or_insert_with(HashMap::new).insert(memory.export, Arc::downgrade(&memory));
+        Ok(memory)
+    }
+
+    /// The allocation that a caller's buffer lies in.
+    pub fn foreign(context: &Arc<CudaContext>, address: u64) -> Result<Arc<Self>> {
+        context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        let (base, bytes) = driver::allocation_of(address)?;
+        let memory = Arc::new(Self::new(context, base, bytes, Origin::Foreign));
+        exports().get_or_insert_with(HashMap::new).insert(memory.export, Arc::downgrade(&memory));
+        Ok(memory)
+    }
+
+    fn new(context: &Arc<CudaContext>, address: u64, bytes: usize, origin: Origin) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let export = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { context: Arc::clone(context), address, bytes, origin, export }
+    }
+
+    /// A VMM allocation, mapped for this device.
+    fn create(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
+        let properties = properties(context);
+        let mut granularity = 0;
+        // SAFETY: the driver reads the properties and writes one size.
+        unsafe {
+            sys::cuMemGetAllocationGranularity(
+                &mut granularity,
+                &properties,
+                sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
+            )
+        }
+        .result()
+        .map_err(driver("cuMemGetAllocationGranularity"))?;
+        let bytes = bytes.next_multiple_of(granularity.max(1));
+        let mut handle = 0;
+        // SAFETY: as above; the driver writes one handle.
+        unsafe { sys::cuMemCreate(&mut handle, bytes, &properties, 0) }
+            .result()
+            .map_err(driver("cuMemCreate"))?;
+        Self::map(context, handle, bytes)
+    }
+
+    /// Maps a VMM handle, which it owns from here on.
+    fn map(context: &Arc<CudaContext>, handle: u64, bytes: usize) -> Result<Self> {
+        let mut address = 0;
+        // SAFETY: reserves a range of the driver's choice.
+        let reserved = unsafe { sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) }.result();
+        if let Err(error) = reserved {
+            // SAFETY: the handle is ours and not mapped.
+            let _ = unsafe { sys::cuMemRelease(handle) };
+            return Err(driver("cuMemAddressReserve")(error));
+        }
+        // SAFETY: the range was reserved and the handle has `bytes` bytes.
+        let mapped = unsafe { sys::cuMemMap(address, bytes, 0, handle, 0) }.result();
+        if let Err(error) = mapped {
+            // SAFETY: reserved above and not mapped; the handle is ours.
+            let _ = unsafe { (sys::cuMemAddressFree(address, bytes), sys::cuMemRelease(handle)) };
+            return Err(driver("cuMemMap")(error));
+        }
+        let memory = Self::new(context, address, bytes, Origin::Mapped { handle });
+        // SAFETY: all zeros is a value of the struct; the location is set below, the flags here.
+        let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
+        access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        set_location(&raw mut access.location, context);
+        // SAFETY: the range is mapped; the driver reads one descriptor.
+        unsafe { sys::cuMemSetAccess(address, bytes, &access, 1) }
+            .result()
+            .map_err(driver("cuMemSetAccess"))?;
+        Ok(memory)
+    }
+
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// What a peer needs to map it, `offset` bytes into it.
+    pub fn handle(&self, process: [u8; 16], offset: u64, sharing: Sharing) -> Result<Handle> {
+        let payload = match sharing {
+            Sharing::Pointers => Payload::Pointers,
+            Sharing::Descriptor => Payload::Descriptor,
+            Sharing::Ipc => {
+                let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+                // SAFETY: `address` is the base of an allocation of this process; the driver writes one handle.
+                unsafe { sys::cuIpcGetMemHandle(&mut handle, self.address) }
+                    .result()
+                    .map_err(driver("cuIpcGetMemHandle (stream-ordered and VMM memory has none)"))?;
+                Payload::Ipc(handle.reserved.map(|byte| byte as u8))
+            }
+        };
+        Ok(Handle { process, export: self.export, bytes: self.bytes as u64, offset, payload })
+    }
+
+    /// A descriptor of a VMM allocation, for another process to import.
+    pub fn descriptor(&self) -> Result<OwnedFd> {
+        let Origin::Mapped { handle } = self.origin else {
+            return Err(Error::Unavailable {
+                what: "a descriptor of device memory".into(),
+                reason: "it was not allocated through virtual memory management".into(),
+            });
+        };
+        let mut descriptor: RawFd = -1;
+        // SAFETY: the handle is live, and the driver writes one int for this handle type.
+        unsafe {
+            sys::cuMemExportToShareableHandle(
+                (&raw mut descriptor).cast(),
+                handle,
+                sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                0,
+            )
+        }
+        .result()
+        .map_err(driver("cuMemExportToShareableHandle"))?;
+        // SAFETY: the driver made the descriptor for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    /// Maps a peer's allocation for this context.
+    pub fn import(
+        context: &Arc<CudaContext>,
+        rank: usize,
+        handle: &Handle,
+        own_process: [u8; 16],
+        descriptor: Option<&OwnedFd>,
+    ) -> Result<Arc<Self>> {
+        if handle.process == own_process {
+            // IPC handles cannot be opened where they were made, and need not be.
+            let found = exports().as_ref().and_then(|exports| exports.get(&handle.export)?.upgrade());
+            let memory = found.ok_or_else(|| Error::PeerLost {
+                rank,
+                reason: "the memory that it shares within this process is gone".into(),
+            })?;
+            driver::enable_peer_access(context, &memory.context)?;
+            return Ok(memory);
+        }
+        context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        let bytes = usize::try_from(handle.bytes)
+            .map_err(|_| Error::Malformed { rank, reason: "a memory handle of too many bytes".into() })?;
+        match (&handle.payload, descriptor) {
+            (Payload::Ipc(reserved), _) => {
+                let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+                opened.retain(|(_, memory)| memory.strong_count() > 0);
+                let open = opened.iter().find(|(handle, memory)| {
+                    handle == reserved && memory.upgrade().is_some_and(|memory| memory.context == *context)
+                });
+                if let Some(memory) = open.and_then(|(_, memory)| memory.upgrade()) {
+                    return Ok(memory);
+                }
+                let ipc = sys::CUipcMemHandle { reserved: reserved.map(|byte| byte as _) };
+                let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+                let mut address = 0;
+                // SAFETY: the driver validates the handle and writes one address.
+                unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, ipc, flags) }
+                    .result()
+                    .map_err(driver("cuIpcOpenMemHandle"))?;
+                let memory = Arc::new(Self::new(context, address, bytes, Origin::Opened));
+                opened.push((*reserved, Arc::downgrade(&memory)));
+                Ok(memory)
+            }
+            (Payload::Descriptor, Some(descriptor)) => {
+                let mut imported = 0;
+                // SAFETY: for this handle type the driver takes the descriptor's number as a pointer-sized value, and
+                // does not keep the descriptor.
+                unsafe {
+                    sys::cuMemImportFromShareableHandle(
+                        &mut imported,
+                        std::ptr::without_provenance_mut(descriptor.as_raw_fd() as usize),
+                        sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                    )
+                }
+                .result()
+                .map_err(driver("cuMemImportFromShareableHandle"))?;
+                Self::map(context, imported, bytes).map(Arc::new)
+            }
+            (Payload::Descriptor | Payload::Pointers, _) => Err(Error::Malformed {
+                rank,
+                reason: "its memory handle is of another process, but comes without a way to open it".into(),
+            }),
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(exports) = exports().as_mut() {
+            exports.remove(&self.export);
+        }
+        // An error below means that the context is gone, and its memory with it.
+        let _ = self.context.bind_to_thread();
+        // SAFETY: each undoes what made the memory, once; the owners of the last references have waited for the kernels
+        // that use it (`Communicator` and `Buffer` synchronise first).
+        unsafe {
+            match self.origin {
+                Origin::Allocated => drop(result::free_sync(self.address)),
+                Origin::Opened => drop(sys::cuIpcCloseMemHandle(self.address)),
+                Origin::Mapped { handle } => {
+                    let _ = sys::cuMemUnmap(self.address, self.bytes);
+                    let _ = sys::cuMemRelease(handle);
+                    let _ = sys::cuMemAddressFree(self.address, self.bytes);
+                }
+                Origin::Foreign => {}
+            }
+        }
+    }
+}
+
+/// Pinned device memory that can be exported as a descriptor.
+fn properties(context: &CudaContext) -> CUmemAllocationProp {
+    // SAFETY: all zeros is a value of the struct: no flags.
+    let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes =
+        sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    set_location(&raw mut properties.location, context);
+    properties
+}
+
+/// Points a location at this context's device.
+fn set_location(location: *mut sys::CUmemLocation, context: &CudaContext) {
+    let kind = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as i32;
+    // SAFETY: in every version of the driver's interface the struct begins with the type and the device's ordinal, 4 bytes
+    // each; cudarc declares the second as a union from CUDA 13.2 on.
+    unsafe { location.cast::<[i32; 2]>().write([kind, context.ordinal() as i32]) };
+}

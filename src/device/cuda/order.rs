@@ -1,0 +1,87 @@
+//! Calls of one communicator on several streams, kept in their order.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUevent_flags, CUstream, CUstreamCaptureStatus};
+use cudarc::driver::{result, CudaStream};
+
+use super::driver::driver;
+use super::Cuda;
+use crate::error::{Error, Result};
+
+/// The stream of the last call.
+#[derive(Default)]
+pub(super) struct LastStream(Option<(Stream, Option<Arc<CudaStream>>)>);
+
+#[derive(Clone, Copy, PartialEq)]
+struct Stream(CUstream);
+
+// SAFETY: a handle of the driver, which may be used from any thread.
+unsafe impl Send for Stream {}
+
+impl Cuda {
+    /// Orders a call on `stream` after the last call: where that was on another stream, through an event. `owner` keeps the
+    /// stream alive until the next call.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a stream of this context. Without an `owner`, it outlives the next call of the communicator.
+    pub(crate) unsafe fn order(&self, stream: CUstream, owner: Option<&Arc<CudaStream>>) -> Result<()> {
+        let mut last = self.last_stream.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some((Stream(previous), _)) = &last.0 {
+            if *previous == stream {
+                return Ok(());
+            }
+            // SAFETY: both streams are live: the caller's, for this one and, then, for the previous.
+            unsafe { wait_for(*previous, stream) }?;
+        }
+        last.0 = Some((Stream(stream), owner.cloned()));
+        Ok(())
+    }
+
+    /// Whether work on the stream is being captured into a graph.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a live stream of this context.
+    pub(crate) unsafe fn capturing(&self, stream: CUstream) -> Result<bool> {
+        // SAFETY: the caller's.
+        let status =
+            unsafe { result::stream::is_capturing(stream) }.map_err(driver("cuStreamIsCapturing"))?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+}
+
+/// Makes `next` wait for what is on `previous` now.
+///
+/// # Safety
+///
+/// Both are live streams of the current context.
+unsafe fn wait_for(previous: CUstream, next: CUstream) -> Result<()> {
+    for stream in [previous, next] {
+        // SAFETY: the caller's.
+        let status =
+            unsafe { result::stream::is_capturing(stream) }.map_err(driver("cuStreamIsCapturing"))?;
+        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Err(Error::Unavailable {
+                what: "a call on another stream than the last".into(),
+                reason: "one of the two is being captured, and a graph cannot wait for what is outside it; \
+                         synchronise, and capture the communicator's calls on one stream"
+                    .into(),
+            });
+        }
+    }
+    let event =
+        result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(driver("cuEventCreate"))?;
+    // SAFETY: the event was just made, the streams are the caller's. An event that is destroyed while a stream waits for
+    // it is kept by the driver until then.
+    unsafe {
+        let recorded = result::event::record(event, previous).map_err(driver("cuEventRecord"));
+        let waiting = recorded.and_then(|()| {
+            let flags = cudarc::driver::sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+            result::stream::wait_event(next, event, flags).map_err(driver("cuStreamWaitEvent"))
+        });
+        result::event::destroy(event).map_err(driver("cuEventDestroy"))?;
+        waiting
+    }
+}
