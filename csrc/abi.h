@@ -85,10 +85,12 @@ struct FaStatus {
 
 // The head of every rank's region; mailboxes and staging follow at the offsets of FaLaunch.
 struct FaRegionHead {
-  // [first or second barrier of a launch][epoch % 2][block][sending rank]. Parity keeps a fast peer's next
-  // signal from overwriting one that is still waited for: it cannot be two launches ahead.
+  // [first or second barrier of a launch][pulls % 2][block][sending rank]. Parity keeps a fast peer's next
+  // signal from overwriting one that is still waited for: it cannot be two pulls ahead.
   struct FaSignal inbox[2][2][FA_MAX_BLOCKS][FA_MAX_RANKS];
+  // Launches so far, and the pulls among them, for each block; only this rank's kernels use them.
   uint32_t epoch[FA_MAX_BLOCKS];
+  uint32_t pulls[FA_MAX_BLOCKS];
   struct FaStatus status;
   uint8_t padding[112];
 };

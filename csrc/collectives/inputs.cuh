@@ -16,7 +16,7 @@ struct Inputs {
 };
 
 template <class T, class WorldT, class Block>
-FA_FN Inputs<T, WorldT> resolve_inputs(const FaLaunch &launch, Block &block, WorldT world, u32 epoch) {
+FA_FN Inputs<T, WorldT> resolve_inputs(const FaLaunch &launch, Block &block, WorldT world, Turn turn) {
   Inputs<T, WorldT> inputs;
   inputs.vector = true;
   inputs.direct = launch.source != 0;
@@ -27,7 +27,7 @@ FA_FN Inputs<T, WorldT> resolve_inputs(const FaLaunch &launch, Block &block, Wor
     if (r == launch.rank) {
       address = reinterpret_cast<const u8 *>(launch.input);
     } else if (sources[r] == 0) {
-      address = staging(launch, r, epoch);
+      address = staging(launch, r, turn);
     } else {
       const u64 id = sources[r] >> FA_SOURCE_ID_SHIFT;
       const u64 offset = sources[r] & ((u64(1) << FA_SOURCE_ID_SHIFT) - 1);
@@ -45,10 +45,10 @@ FA_FN Inputs<T, WorldT> resolve_inputs(const FaLaunch &launch, Block &block, Wor
 
 // Copies a span of this rank's input to its staging, unless peers read the input itself.
 template <class T, class Block>
-FA_FN void stage_input(const FaLaunch &launch, const Block &block, Span span, u32 epoch) {
+FA_FN void stage_input(const FaLaunch &launch, const Block &block, Span span, Turn turn) {
   if (launch.source != 0) return;
   const T *input = reinterpret_cast<const T *>(launch.input);
-  T *staged = reinterpret_cast<T *>(staging(launch, launch.rank, epoch));
+  T *staged = reinterpret_cast<T *>(staging(launch, launch.rank, turn));
   for_each_pack<T>(block, span, launch.count, pack_aligned(input), [&](u64 offset, u64, auto extent) {
     store(staged + offset, load(input + offset, extent), extent);
   });

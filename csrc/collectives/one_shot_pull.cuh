@@ -3,8 +3,8 @@
 //   staged:      input -> own staging | start barrier | read peers' staging, reduce
 //   registered:  start barrier | read peers' inputs, reduce | second barrier
 //
-// A staged call needs no second barrier: a rank writes generation g of its staging again only two launches
-// later, and it gets there only after every peer has started the launch between, hence finished this one.
+// A staged call needs no second barrier: a rank writes generation g of its staging again only two pulls
+// later, and it gets there only after every peer has started the pull between, hence finished this one.
 #pragma once
 
 #include "inputs.cuh"
@@ -13,13 +13,13 @@ namespace FA_NAMESPACE {
 
 template <class T, class Block, class Op, class WorldT>
 FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT world) {
-  const u32 epoch = current_epoch(launch, block);
+  const Turn turn = begin_turn(launch, block, true);
   const Span all = {0, packs_of<T>(launch.count)};
-  stage_input<T>(launch, block, all, epoch);
-  if (!barrier(launch, block, kStart, epoch)) return;
+  stage_input<T>(launch, block, all, turn);
+  if (!barrier(launch, block, kStart, turn)) return;
 
-  const Inputs<T, WorldT> inputs = resolve_inputs<T>(launch, block, world, epoch);
-  if (!inputs.mapped) return record_failure(launch, FA_UNKNOWN_BUFFER, 0, epoch);
+  const Inputs<T, WorldT> inputs = resolve_inputs<T>(launch, block, world, turn);
+  if (!inputs.mapped) return record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
   T *output = reinterpret_cast<T *>(launch.output);
   for_each_pack<T>(block, all, launch.count, inputs.vector && pack_aligned(output),
                    [&](u64 offset, u64, auto extent) {
@@ -27,8 +27,8 @@ FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT wor
                    });
 
   // All ranks saw all sources, so all agree on whether there is a second barrier.
-  if (inputs.direct && !barrier(launch, block, kSecond, epoch)) return;
-  advance_epoch(launch, block, epoch);
+  if (inputs.direct && !barrier(launch, block, kSecond, turn)) return;
+  end_turn(launch, block, turn);
 }
 
 }  // namespace FA_NAMESPACE

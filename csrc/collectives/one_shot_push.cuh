@@ -12,7 +12,8 @@ namespace FA_NAMESPACE {
 
 template <class T, class Block, class Op, class WorldT>
 FA_FN void one_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT world) {
-  const u32 epoch = current_epoch(launch, block);
+  const Turn turn = begin_turn(launch, block, false);
+  const u32 epoch = turn.epoch;
   const T *input = reinterpret_cast<const T *>(launch.input);
   T *output = reinterpret_cast<T *>(launch.output);
   const Span all = {0, packs_of<T>(launch.count)};
@@ -41,7 +42,7 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
                      });
                      if (complete) store(output + offset, reduction.finish(), extent);
                    });
-  advance_epoch(launch, block, epoch);
+  end_turn(launch, block, turn);
 }
 
 }  // namespace FA_NAMESPACE

@@ -13,7 +13,8 @@ namespace FA_NAMESPACE {
 template <class T, class Block, class Op, class WorldT>
 FA_FN void two_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   constexpr u32 kInputs = 0, kResults = 1, kParts = 2;
-  const u32 epoch = current_epoch(launch, block);
+  const Turn turn = begin_turn(launch, block, false);
+  const u32 epoch = turn.epoch;
   const u32 rank = launch.rank, ranks = world.size();
   const T *input = reinterpret_cast<const T *>(launch.input);
   T *output = reinterpret_cast<T *>(launch.output);
@@ -64,7 +65,7 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
       if (complete) store(output + offset, pack, extent);
     });
   }
-  advance_epoch(launch, block, epoch);
+  end_turn(launch, block, turn);
 }
 
 }  // namespace FA_NAMESPACE

@@ -10,9 +10,9 @@ enum BarrierStage : u32 {
   kSecond = 1,  // two-shot: slices are reduced; one-shot: inputs are no longer read
 };
 
-FA_FN FaSignal *signal_of(const FaLaunch &launch, u32 owner, BarrierStage stage, u32 epoch, u32 block,
+FA_FN FaSignal *signal_of(const FaLaunch &launch, u32 owner, BarrierStage stage, Turn turn, u32 block,
                           u32 sender) {
-  return &region_head(launch, owner)->inbox[stage][epoch % 2][block][sender];
+  return &region_head(launch, owner)->inbox[stage][turn.pulls % 2][block][sender];
 }
 
 // True on all threads once every peer's block has come; false on all when the launch gives up.
@@ -21,27 +21,30 @@ FA_FN FaSignal *signal_of(const FaLaunch &launch, u32 owner, BarrierStage stage,
 // is causality order at block scope, release is cumulative). A peer's lane that reads the epoch with acquire
 // then sees them, and the closing sync hands that on to its other threads.
 template <class Block>
-FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, u32 epoch) {
+FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn) {
   block.sync();
   block.lanes(launch.world, [&](u32 r) {
     if (r == launch.rank) return;
-    FaSignal *signal = signal_of(launch, r, stage, epoch, block.index(), launch.rank);
+    FaSignal *signal = signal_of(launch, r, stage, turn, block.index(), launch.rank);
     if (stage == kStart) store_relaxed(&signal->source, launch.source);
 #if defined(FA_PLANT_RELAXED_SECOND_BARRIER)
     if (stage == kSecond) {
-      store_relaxed(&signal->epoch, epoch);
+      store_relaxed(&signal->epoch, turn.epoch);
       return;
     }
 #endif
     // Release: what this block wrote, the source above included, comes before the epoch.
-    store_release(&signal->epoch, epoch);
+    store_release(&signal->epoch, turn.epoch);
   });
   return block.all_lanes(launch.world, [&](u32 r) {
     if (r == launch.rank) return true;
-    FaSignal *signal = signal_of(launch, launch.rank, stage, epoch, block.index(), r);
-    // Equality is enough: a peer sends epoch + 2 only after this rank has sent epoch + 1.
-    if (!wait_until(launch, r, epoch, [&] { return load_acquire(&signal->epoch) == epoch; })) return false;
-    // The peer overwrites its source two launches later at the earliest.
+    FaSignal *signal = signal_of(launch, launch.rank, stage, turn, block.index(), r);
+    // Equality is enough: a peer writes this word again two pulls later, and gets there only after this rank has
+    // been through the pull between.
+    if (!wait_until(launch, r, turn.epoch, [&] { return load_acquire(&signal->epoch) == turn.epoch; })) {
+      return false;
+    }
+    // The source likewise.
     if (stage == kStart) block.scratch()[r] = load_relaxed(&signal->source);
     return true;
   });

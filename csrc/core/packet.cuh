@@ -65,9 +65,13 @@ FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, u32 e
 #endif
 
 // The slots in `owner`'s mailbox for what `from` sends. `part` of `parts` is the phase of the algorithm.
+//
+// A sender has the same share whatever the algorithm: with one sender to a word, coherence alone orders its
+// packets. Two senders' packets would be ordered by nothing, as packets are relaxed, and an older one could
+// stay (tests/litmus/programs/protocol/mailbox_layouts.litmus).
 FA_FN Slot *slots_of(const FaLaunch &launch, u32 owner, u32 epoch, u32 part, u32 parts, u32 from) {
-  const u64 slots = launch.mailbox_bytes / sizeof(Slot) / (u64(parts) * launch.world);
-  return reinterpret_cast<Slot *>(mailbox(launch, owner, epoch)) + (u64(part) * launch.world + from) * slots;
+  const u64 share = launch.mailbox_bytes / sizeof(Slot) / launch.world;
+  return reinterpret_cast<Slot *>(mailbox(launch, owner, epoch)) + from * share + part * (share / parts);
 }
 
 }  // namespace FA_NAMESPACE

@@ -9,37 +9,57 @@ FA_FN FaRegionHead *region_head(const FaLaunch &launch, u32 rank) {
   return reinterpret_cast<FaRegionHead *>(launch.regions[rank]);
 }
 
+// Which launch this is. The generation of mailboxes goes by the epoch, that of staging and signals by the
+// number of pulls: between two pulls of one generation there must be a barrier, whose release and acquire
+// order the reads of the one before the writes of the other. A push in between would not do, as packets are
+// relaxed (tests/litmus/programs/protocol/pull_push_pull.litmus).
+struct Turn {
+  u32 epoch;
+  u32 pulls;
+};
+
 // Mailboxes of `rank` of this epoch's generation.
 FA_FN u8 *mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
   return reinterpret_cast<u8 *>(launch.regions[rank] + launch.mailbox_offset +
                                 (epoch % 2) * launch.mailbox_bytes);
 }
 
-// Staging of `rank` of this epoch's generation.
-FA_FN u8 *staging(const FaLaunch &launch, u32 rank, u32 epoch) {
+// Staging of `rank` of this pull's generation.
+FA_FN u8 *staging(const FaLaunch &launch, u32 rank, Turn turn) {
   return reinterpret_cast<u8 *>(launch.regions[rank] + launch.staging_offset +
-                                (epoch % 2) * launch.staging_bytes);
+                                (turn.pulls % 2) * launch.staging_bytes);
 }
 
-// The epoch of the launch that this block is in.
+// Begins a launch of this block. `pull`: the algorithm has barriers, and uses staging.
 template <class Block>
-FA_FN u32 current_epoch(const FaLaunch &launch, const Block &block) {
-  const u32 last = region_head(launch, launch.rank)->epoch[block.index()];
-  return last == 0xFFFFFFFFu ? FA_FIRST_EPOCH_AFTER_WRAP : last + 1;
+FA_FN Turn begin_turn(const FaLaunch &launch, const Block &block, bool pull) {
+  const FaRegionHead *head = region_head(launch, launch.rank);
+  const u32 last = head->epoch[block.index()];
+  return {last == 0xFFFFFFFFu ? FA_FIRST_EPOCH_AFTER_WRAP : last + 1, head->pulls[block.index()] + pull};
 }
 
-// Ends a launch. Block 0 also advances the blocks that this launch did not use: epochs of all blocks are
-// equal between launches, whatever grids the calls used. Otherwise a fast rank could write a slice of a
-// generation that a slow one, at another epoch of that block, still reads.
+// Ends it. Block 0 also advances the blocks that this launch did not use: the counts of all blocks are equal
+// between launches, whatever grids the calls used. Otherwise a fast rank could write a slice of a generation
+// that a slow one, at another epoch of that block, still reads.
 template <class Block>
-FA_FN void advance_epoch(const FaLaunch &launch, Block &block, u32 epoch) {
-  u32 *epochs = region_head(launch, launch.rank)->epoch;
-  // The threads of this block have all read the old epoch.
+FA_FN void end_turn(const FaLaunch &launch, Block &block, Turn turn) {
+  FaRegionHead *head = region_head(launch, launch.rank);
+  // The threads of this block have all read the old counts.
   block.sync();
-  block.lanes(1, [&](u32) { epochs[block.index()] = epoch; });
+  block.lanes(1, [&](u32) {
+    head->epoch[block.index()] = turn.epoch;
+    head->pulls[block.index()] = turn.pulls;
+  });
   if (block.index() == 0) {
+    // At least 32 threads, the width of the smallest block.
     const u32 used = block.count();
-    block.lanes(FA_MAX_BLOCKS - used, [&](u32 i) { epochs[used + i] = epoch; });
+    for (u32 first = used; first < FA_MAX_BLOCKS; first += 32) {
+      const u32 left = FA_MAX_BLOCKS - first;
+      block.lanes(left < 32 ? left : 32, [&](u32 i) {
+        head->epoch[first + i] = turn.epoch;
+        head->pulls[first + i] = turn.pulls;
+      });
+    }
   }
 }
 

@@ -76,17 +76,19 @@ const _: () = {
 pub struct FaRegionHead {
     pub inbox: [[[[FaSignal; 16usize]; 64usize]; 2usize]; 2usize],
     pub epoch: [u32; 64usize],
+    pub pulls: [u32; 64usize],
     pub status: FaStatus,
     pub padding: [u8; 112usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 262528usize];
+    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 262784usize];
     ["Alignment of FaRegionHead"][::core::mem::align_of::<FaRegionHead>() - 8usize];
     ["Offset of field: FaRegionHead::inbox"][::core::mem::offset_of!(FaRegionHead, inbox) - 0usize];
     ["Offset of field: FaRegionHead::epoch"][::core::mem::offset_of!(FaRegionHead, epoch) - 262144usize];
-    ["Offset of field: FaRegionHead::status"][::core::mem::offset_of!(FaRegionHead, status) - 262400usize];
-    ["Offset of field: FaRegionHead::padding"][::core::mem::offset_of!(FaRegionHead, padding) - 262416usize];
+    ["Offset of field: FaRegionHead::pulls"][::core::mem::offset_of!(FaRegionHead, pulls) - 262400usize];
+    ["Offset of field: FaRegionHead::status"][::core::mem::offset_of!(FaRegionHead, status) - 262656usize];
+    ["Offset of field: FaRegionHead::padding"][::core::mem::offset_of!(FaRegionHead, padding) - 262672usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -76,7 +76,7 @@ impl Communicator<Cuda> {
     ///
     /// Until the work on `stream` is done, `input` is valid for reads, and `output` for writes, of `count` elements of `dtype`,
     /// and nothing outside the order of the stream writes the one or accesses the other. `stream` is a stream of this device's
-    /// context and lives until after the communicator's next call.
+    /// context and lives until after the communicator's next call, or its end.
     pub unsafe fn all_reduce_raw(
         &self,
         stream: CUstream,

@@ -230,7 +230,7 @@ impl Memory {
                 unsafe {
                     sys::cuMemImportFromShareableHandle(
                         &mut imported,
-                        std::ptr::without_provenance_mut(descriptor.as_raw_fd() as usize),
+                        descriptor.as_raw_fd() as usize as *mut _,
                         sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                     )
                 }
@@ -253,8 +253,9 @@ impl Drop for Memory {
         }
         // An error below means that the context is gone, and its memory with it.
         let _ = self.context.bind_to_thread();
-        // SAFETY: each undoes what made the memory, once; the owners of the last references have waited for the kernels
-        // that use it (`Communicator` and `Buffer` synchronise first).
+        // SAFETY: each undoes what made the memory, once; this rank's kernels that use it have ended (the device and the
+        // registration waited for them first), and a peer that still reads it holds a reference or, in another process, a
+        // mapping of its own.
         unsafe {
             match self.origin {
                 Origin::Allocated => drop(result::free_sync(self.address)),

@@ -252,7 +252,7 @@ impl Cuda {
         };
         let imported = (0..handles.len()).map(import).collect::<Result<Vec<_>>>();
         let ranks = all_succeeded(imported, bootstrap, timeout)?;
-        Ok(CudaMemory { context: Arc::clone(&self.context), ranks })
+        Ok(CudaMemory { ranks })
     }
 
     /// Writes a pattern to own memory and reads the peers': a device may report peer access, and open handles, and still not
@@ -286,6 +286,14 @@ impl Cuda {
         // SAFETY: as above; every rank has read.
         let cleared = unsafe { result::memcpy_htod_sync(memory.address(rank), &[0u64; 2]) };
         all_succeeded(cleared.map_err(driver("cuMemcpyHtoD to shared memory")), bootstrap, timeout)
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // Its kernels must have ended before the module and, after it, the region go. An error means that the context is gone.
+        let _ = self.bind();
+        let _ = self.wait_for_last_call();
     }
 }
 
@@ -358,7 +366,7 @@ impl sealed::Device for Cuda {
     unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
         self.bind()?;
         // Kernels of calls that have returned may still run, and read what is written here.
-        self.context.synchronize().map_err(driver("cuCtxSynchronize"))?;
+        self.wait_for_last_call()?;
         // SAFETY: the caller's: the range lies in an allocation of this rank.
         unsafe { result::memcpy_htod_sync(address, bytes) }.map_err(driver("cuMemcpyHtoD to shared memory"))
     }
@@ -400,7 +408,6 @@ fn link_class(ranks: &[Identity]) -> LinkClass {
 
 /// An allocation of this rank and its mappings of the peers' counterparts.
 pub struct CudaMemory {
-    context: Arc<CudaContext>,
     /// By rank: the memory, and where in it the shared bytes begin.
     ranks: Vec<(Arc<Memory>, u64)>,
 }
@@ -408,14 +415,6 @@ pub struct CudaMemory {
 impl sealed::Shared for CudaMemory {
     fn address(&self, rank: usize) -> u64 {
         self.ranks.get(rank).map_or(0, |(memory, offset)| memory.address() + offset)
-    }
-}
-
-impl Drop for CudaMemory {
-    fn drop(&mut self) {
-        // Kernels that were launched before may still use it. An error means that the context is gone.
-        let _ = self.context.bind_to_thread();
-        let _ = self.context.synchronize();
     }
 }
 

@@ -25,7 +25,7 @@ impl Cuda {
     ///
     /// # Safety
     ///
-    /// `stream` is a stream of this context. Without an `owner`, it outlives the next call of the communicator.
+    /// `stream` is a stream of this context. Without an `owner`, it lives until the next call of the communicator, or its end.
     pub(crate) unsafe fn order(&self, stream: CUstream, owner: Option<&Arc<CudaStream>>) -> Result<()> {
         let mut last = self.last_stream.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some((Stream(previous), _)) = &last.0 {
@@ -37,6 +37,23 @@ impl Cuda {
         }
         last.0 = Some((Stream(stream), owner.cloned()));
         Ok(())
+    }
+
+    /// Waits until the kernels of the last call have ended, and with it those of all calls before; not for those of other ranks
+    /// on the same GPU, which may wait for this rank.
+    pub(super) fn wait_for_last_call(&self) -> Result<()> {
+        let last = self.last_stream.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let Some((Stream(stream), _)) = &last.0 else {
+            return Ok(());
+        };
+        // SAFETY: the stream is live until the next call, or the end of the communicator, by the contract of `order`.
+        unsafe {
+            // What is captured does not run, and waiting for it would end the capture.
+            if self.capturing(*stream)? {
+                return Ok(());
+            }
+            result::stream::synchronize(*stream).map_err(driver("cuStreamSynchronize"))
+        }
     }
 
     /// Whether work on the stream is being captured into a graph.

@@ -12,7 +12,7 @@ use std::borrow::Cow;
 
 use crate::abi::FA_CUDA_PACK_BYTES;
 use crate::plan::{Algorithm, Plan};
-pub(crate) use crate::topology::LinkClass;
+use crate::topology::LinkClass;
 use crate::MAX_RANKS;
 use Algorithm::{OneShotPull, OneShotPush, TwoShotPull, TwoShotPush};
 
@@ -31,13 +31,14 @@ const WARP: u32 = 32;
 ///   more than 2 ranks on PCIe.
 /// * SGLang's custom allreduce v2 pushes one-shot on H200 up to 2 MiB / 512 / 384 / 256 / 192 / 192 / 160 KiB for 2 to 8
 ///   ranks (on B200 up to 4 / 4 / 2 / 2 MiB / 1 MiB / 896 / 720 KiB), pulls one-shot above for 2 ranks, and two-shot for
-///   more. Its packets carry no tags; half of each packet here is tags, so that for 5 ranks and more the limits are lower.
-/// * Nobody publishes for more than 8 ranks: the limit of 8 is halved with the bandwidth that each pair has left.
+///   more. Its packets carry no tags (a zero is what has not come), while half of each packet here is tags: for 5 ranks and
+///   more the limits are lower.
+/// * Neither has a figure for more than 8 ranks: the limit of 8 is halved, as each rank sends twice as much.
 /// * On PCIe a store is posted, while a load waits for its answer: always push. For more than 2 ranks two-shot, in which a
 ///   rank writes to one peer at a time.
-/// * Ranks on one GPU have no link to spare for, but all blocks of all ranks must be resident: small grids.
+/// * On one GPU there is no link to save on, but all blocks of all ranks must be resident: small grids.
 #[rustfmt::skip]
-const PUBLISHED: [Row; 21] = [
+const PUBLISHED: [Row; 20] = [
     //   ranks   links                     up to      algorithm    blocks threads
     row( 1,  1,  Links::ALL,               MAX,       OneShotPush, 64, 512),
     row( 2,  2,  Links::NVLINK,            2 * MIB,   OneShotPush, 64, 512),
@@ -58,8 +59,7 @@ const PUBLISHED: [Row; 21] = [
     row( 2,  2,  Links::PCIE,              MAX,       OneShotPush, 16, 512),
     row( 3, 16,  Links::PCIE,              MAX,       TwoShotPush, 16, 512),
     row( 2, 16,  Links::SAME_DEVICE,       64 * KIB,  OneShotPush, 16, 512),
-    row( 2,  8,  Links::SAME_DEVICE,       MAX,       TwoShotPull, 16, 512),
-    row( 9, 16,  Links::SAME_DEVICE,       MAX,       TwoShotPull,  8, 512),
+    row( 2, 16,  Links::SAME_DEVICE,       MAX,       TwoShotPull, 16, 512),
 ];
 
 /// What a plan is made from: facts that all ranks share.

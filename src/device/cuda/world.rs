@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use cudarc::driver::{result, CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice};
+use cudarc::driver::{result, CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::driver::{attribute, driver, require, Pinned};
 use super::handle::Sharing;

@@ -1,0 +1,254 @@
+//! The axioms of the PTX memory model (PTX ISA 8.10) on one candidate execution. README.md says what is left out.
+
+use crate::events::{Event, Events, Kind};
+use crate::relation::Relation;
+
+/// Where a read takes its data and its tag from. They differ only for a torn read of a packet's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sources {
+    pub data: usize,
+    pub tag: usize,
+}
+
+/// Reads-from, and what follows from it before coherence is chosen.
+pub struct Execution<'a> {
+    pub events: &'a Events,
+    /// Of each read; none for other events.
+    pub sources: Vec<Option<Sources>>,
+    /// 8.9.5, causality order between accesses of one location.
+    pub cause: Relation,
+}
+
+impl<'a> Execution<'a> {
+    /// `fences`: the Fence-SC order, transitive. None if Fence-SC (8.10.2) is violated.
+    pub fn new(events: &'a Events, sources: &[Option<Sources>], fences: &Relation) -> Option<Execution<'a>> {
+        let observation = observation(events, sources);
+        let synchronizes = synchronizes(events, &observation);
+        // 8.9.5: program order, synchronizes, and their combinations. The barriers and API synchronization of
+        // 8.9.4 are in `fixed_causality` already.
+        let base = events.fixed_causality.union(&synchronizes).union(fences).closure();
+        let list = &events.list;
+        for first in 0..list.len() {
+            if fences.successors(first).any(|second| base.has(second, first)) {
+                return None;
+            }
+        }
+        let mut cause = Relation::empty(list.len());
+        let same = |a: usize, b: usize| list[a].is_memory() && list[a].location == list[b].location;
+        for first in 0..list.len() {
+            base.successors(first)
+                .filter(|&later| same(first, later))
+                .for_each(|later| cause.add(first, later));
+            for read in observation.successors(first) {
+                base.successors(read)
+                    .filter(|&later| same(first, later))
+                    .for_each(|later| cause.add(first, later));
+            }
+        }
+        Some(Execution { events, sources: sources.to_vec(), cause })
+    }
+
+    fn list(&self) -> &[Event] {
+        &self.events.list
+    }
+
+    /// All coherence orders (8.9.6) of one location that the axioms Coherence, Atomicity, SC per Location and
+    /// Causality permit. The four speak of one location at a time, so locations need not be combined.
+    pub fn coherence_orders(&self, location: usize) -> Vec<Relation> {
+        let accesses = self.events.of_location(location);
+        let writes: Vec<usize> =
+            accesses.iter().copied().filter(|&event| self.list()[event].is_write()).collect();
+        let mut forced = Relation::empty(self.list().len());
+        for &first in &writes {
+            // Coherence (8.10.1).
+            writes
+                .iter()
+                .filter(|&&second| self.cause.has(first, second))
+                .for_each(|&s| forced.add(first, s));
+        }
+        let mut orders = Vec::new();
+        self.extend(&writes, forced.closure(), &mut orders);
+        orders.retain(|order| self.location_is_consistent(order, &accesses));
+        orders
+    }
+
+    /// Morally strong writes are related one way or the other; racing ones are not.
+    fn extend(&self, writes: &[usize], order: Relation, orders: &mut Vec<Relation>) {
+        if !order.irreflexive() {
+            return;
+        }
+        for (index, &a) in writes.iter().enumerate() {
+            for &b in &writes[index + 1..] {
+                if self.events.morally_strong.has(a, b) && !order.has(a, b) && !order.has(b, a) {
+                    for (first, second) in [(a, b), (b, a)] {
+                        let mut next = order.clone();
+                        next.add_closed(first, second);
+                        self.extend(writes, next, orders);
+                    }
+                    return;
+                }
+            }
+        }
+        orders.push(order);
+    }
+
+    fn location_is_consistent(&self, order: &Relation, accesses: &[usize]) -> bool {
+        let strong = &self.events.morally_strong;
+        let mut per_location = Relation::empty(self.list().len());
+        for &a in accesses {
+            for &b in accesses {
+                if self.events.program_order.has(a, b) || (strong.has(a, b) && order.has(a, b)) {
+                    per_location.add(a, b);
+                }
+            }
+        }
+        for &read in accesses {
+            let Some(Sources { data, tag }) = self.sources[read] else { continue };
+            // Atomicity (8.10.3), of single copies: not a part of a write and a part of an earlier one.
+            if (strong.has(read, data) && order.has(tag, data))
+                || (strong.has(read, tag) && order.has(data, tag))
+            {
+                return false;
+            }
+            for source in [data, tag] {
+                // Causality (8.10.6), first clause.
+                if self.cause.has(read, source) {
+                    return false;
+                }
+                if strong.has(source, read) {
+                    per_location.add(source, read);
+                }
+                for later in order.successors(source) {
+                    // Causality, second clause.
+                    if self.cause.has(later, read) {
+                        return false;
+                    }
+                    if strong.has(read, later) {
+                        per_location.add(read, later);
+                    }
+                }
+            }
+        }
+        // SC per Location (8.10.5).
+        per_location.acyclic()
+    }
+
+    /// A data race (8.7.1).
+    pub fn race(&self) -> Option<(usize, usize)> {
+        let list = self.list();
+        for a in 0..list.len() {
+            for b in a + 1..list.len() {
+                let conflict = list[a].is_memory()
+                    && list[a].location == list[b].location
+                    && (list[a].is_write() || list[b].is_write());
+                let ordered = self.cause.has(a, b) || self.cause.has(b, a);
+                if conflict && !ordered && !self.events.morally_strong.has(a, b) {
+                    return Some((a, b));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// No Thin Air (8.10.4): no cycle of reads-from and dependencies.
+pub fn no_thin_air(events: &Events, sources: &[Option<Sources>]) -> Option<Relation> {
+    let mut flow = events.dependencies.clone();
+    for (read, sources) in sources.iter().enumerate() {
+        if let Some(Sources { data, tag }) = *sources {
+            flow.add(data, read);
+            flow.add(tag, read);
+        }
+    }
+    let flow = flow.closure();
+    flow.irreflexive().then_some(flow)
+}
+
+/// All Fence-SC orders (8.9.3): they relate every pair of morally strong fence.sc.
+pub fn fence_orders(events: &Events) -> Vec<Relation> {
+    let fences: Vec<usize> = (0..events.list.len())
+        .filter(|&event| matches!(events.list[event].kind, Kind::Fence { sc: true }))
+        .collect();
+    let mut orders = vec![Relation::empty(events.list.len())];
+    for (index, &a) in fences.iter().enumerate() {
+        for &b in &fences[index + 1..] {
+            if !events.morally_strong.has(a, b) {
+                continue;
+            }
+            orders = orders
+                .into_iter()
+                .flat_map(|order| {
+                    [(a, b), (b, a)].map(|(first, second)| {
+                        let mut next = order.clone();
+                        next.add_closed(first, second);
+                        next
+                    })
+                })
+                .filter(Relation::irreflexive)
+                .collect();
+        }
+    }
+    orders.dedup();
+    orders
+}
+
+/// 8.9.2; there are no read-modify-writes here. A torn read has not read the value written by anyone.
+fn observation(events: &Events, sources: &[Option<Sources>]) -> Relation {
+    let mut result = Relation::empty(events.list.len());
+    for (read, sources) in sources.iter().enumerate() {
+        if let Some(Sources { data, tag }) = *sources {
+            if data == tag && events.morally_strong.has(data, read) {
+                result.add(data, read);
+            }
+        }
+    }
+    result
+}
+
+/// 8.9.4, release patterns and acquire patterns: from the first operation of the one to the last of the other.
+fn synchronizes(events: &Events, observation: &Relation) -> Relation {
+    let mut result = Relation::empty(events.list.len());
+    for write in 0..events.list.len() {
+        for read in observation.successors(write) {
+            for first in release_patterns(events, write) {
+                for last in acquire_patterns(events, read) {
+                    if events.morally_strong.has(first, last) {
+                        result.add(first, last);
+                    }
+                }
+            }
+        }
+    }
+    result
+}
+
+/// First operations of the release patterns (8.8) that end in this write.
+fn release_patterns(events: &Events, write: usize) -> Vec<usize> {
+    let list = &events.list;
+    let strong = list[write].scope.is_some();
+    let begins = |first: usize| {
+        if first == write {
+            return list[first].synchronizing;
+        }
+        let release = list[first].is_write()
+            && list[first].synchronizing
+            && list[first].location == list[write].location;
+        strong && (release || list[first].is_fence()) && events.program_order.has(first, write)
+    };
+    (0..list.len()).filter(|&first| begins(first)).collect()
+}
+
+/// Last operations of the acquire patterns (8.8) that begin with this read.
+fn acquire_patterns(events: &Events, read: usize) -> Vec<usize> {
+    let list = &events.list;
+    let strong = list[read].scope.is_some();
+    let ends = |last: usize| {
+        if last == read {
+            return list[last].synchronizing;
+        }
+        let acquire =
+            list[last].is_read() && list[last].synchronizing && list[last].location == list[read].location;
+        strong && (acquire || list[last].is_fence()) && events.program_order.has(read, last)
+    };
+    (0..list.len()).filter(|&last| ends(last)).collect()
+}

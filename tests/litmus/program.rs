@@ -1,0 +1,174 @@
+//! A litmus program: what the threads execute, and the final states that are asked about.
+
+use std::fmt;
+
+/// The content of a word: data, and for the words of a packet the tag stored with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Value {
+    pub data: i64,
+    pub tag: Option<i64>,
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.tag {
+            None => write!(f, "{}", self.data),
+            Some(tag) => write!(f, "{}@{tag}", self.data),
+        }
+    }
+}
+
+/// Which values are meant: `10`, `10@1`, `*@1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    pub data: Option<i64>,
+    pub tag: Option<i64>,
+}
+
+impl Pattern {
+    pub fn matches(self, value: Value) -> bool {
+        self.data.is_none_or(|data| data == value.data) && self.tag.is_none_or(|tag| Some(tag) == value.tag)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    Cta,
+    Gpu,
+    Sys,
+}
+
+/// How strong an access is; a release load or an acquire store does not parse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strength {
+    Weak,
+    Relaxed(Scope),
+    /// Release for a store, acquire for a load.
+    Synchronizing(Scope),
+}
+
+impl Strength {
+    pub fn scope(self) -> Option<Scope> {
+        match self {
+            Strength::Weak => None,
+            Strength::Relaxed(scope) | Strength::Synchronizing(scope) => Some(scope),
+        }
+    }
+}
+
+/// What a store writes: the sum of constants and registers, and a tag if the word is a packet's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expression {
+    pub constant: i64,
+    pub registers: Vec<String>,
+    pub tag: Option<i64>,
+}
+
+/// One scalar access; a vector access is several, in no order (PTX ISA 8.2.4).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Store {
+    pub location: String,
+    pub value: Expression,
+}
+
+/// As [`Store`]. With `until`, the load polls: the thread goes on only from a load of such a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Load {
+    pub location: String,
+    pub register: String,
+    pub until: Option<Pattern>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Instruction {
+    Store(Strength, Vec<Store>),
+    Load(Strength, Vec<Load>),
+    /// fence.sc if `sc`, else fence.acq_rel.
+    Fence {
+        sc: bool,
+        scope: Scope,
+    },
+    /// bar.sync (or bar.red) of all threads of the CTA.
+    Barrier,
+    /// The kernel ends and the rank's next one in its stream begins.
+    Launch,
+    /// Where a variant puts something.
+    Nop,
+}
+
+impl Instruction {
+    /// The thread may stay in it for ever.
+    pub fn polls(&self) -> bool {
+        matches!(self, Instruction::Load(_, loads) if loads.iter().any(|load| load.until.is_some()))
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Thread {
+    pub name: String,
+    pub rank: usize,
+    pub cta: usize,
+    /// Labels are the names under which variants replace instructions.
+    pub body: Vec<(Option<String>, Instruction)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Register { thread: String, register: String },
+    Memory(String),
+}
+
+/// `place == pattern`, or `!=`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Atom {
+    pub place: Place,
+    pub equal: bool,
+    pub pattern: Pattern,
+}
+
+/// A disjunction of conjunctions.
+pub type Condition = Vec<Vec<Atom>>;
+
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub name: String,
+    /// GPU of each rank.
+    pub gpus: Vec<usize>,
+    pub threads: Vec<Thread>,
+    /// Values of words before the program, where they are not 0.
+    pub initial: Vec<(String, Value)>,
+    pub outcome: Condition,
+    /// No-Thin-Air counts the dependency of what follows a poll on that poll.
+    pub control_dependencies: bool,
+}
+
+/// What may be asked of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Some execution ends in the `outcome`.
+    Outcome,
+    /// Some execution has a data race (PTX ISA 8.7.1).
+    Race,
+    /// Some execution leaves a thread polling while all others are done or poll too, and no write is to come.
+    Hang,
+}
+
+impl Question {
+    pub const ALL: [Question; 3] = [Question::Outcome, Question::Race, Question::Hang];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Question::Outcome => "outcome",
+            Question::Race => "race",
+            Question::Hang => "hang",
+        }
+    }
+}
+
+/// A program and what is true of it.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub program: Program,
+    /// `true`: sometimes, in some execution. `false`: never.
+    pub expect: Vec<(Question, bool)>,
+}
