@@ -1,3 +1,53 @@
 //! Measures and checks fast-allreduce on this machine.
+//!
+//! `fast-allreduce bench` launches itself once for each rank; a rank finds the others through its environment.
 
-fn main() {}
+mod arguments;
+mod bench;
+mod facts;
+mod failure;
+mod launch;
+
+use std::process::ExitCode;
+
+use arguments::{Bench, Command};
+use failure::Failure;
+
+/// What was computed is wrong.
+const WRONG: u8 = 1;
+
+fn main() -> ExitCode {
+    let command = match arguments::parse() {
+        Ok(command) => command,
+        Err(exit) => return exit,
+    };
+    let outcome = match command {
+        Command::Version { verbose } => facts::print(verbose).map(|()| ExitCode::SUCCESS),
+        Command::Bench(options) => bench(&options),
+    };
+    outcome.unwrap_or_else(|failure| {
+        if !failure.is_silent() && (!failure.is_common() || launch::is_first_rank()) {
+            eprintln!("error: {failure}");
+        }
+        failure.exit_code()
+    })
+}
+
+/// Runs as a rank where the environment names a world, else launches one.
+fn bench(options: &Bench) -> Result<ExitCode, Failure> {
+    options.validate()?;
+    if !launch::is_rank() {
+        options.check_memory()?;
+        return launch::launch(options.ranks());
+    }
+    let launcher = launch::Launcher::of_this_process()?;
+    let outcome = bench::run(options).map(|is_right| ExitCode::from(if is_right { 0 } else { WRONG }));
+    match (outcome, launcher) {
+        (Err(failure), Some(launcher)) => {
+            launcher.report(&failure);
+            Ok(failure.exit_code())
+        }
+        (Err(failure), None) => Err(failure.of_rank()),
+        (outcome, _) => outcome,
+    }
+}

@@ -212,7 +212,8 @@ impl<D: Device> Communicator<D> {
     /// The launch of a message's first piece, all but its count.
     fn launch(&self, message: &Message, plan: &Plan, source: u64) -> FaLaunch {
         let region = &self.endpoint.region;
-        let timeout_ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).max(1);
+        // Half the range at most: a kernel adds the time of its clock.
+        let timeout_ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2);
         FaLaunch {
             regions: std::array::from_fn(|rank| region.address(rank)),
             input: message.input,

@@ -90,6 +90,78 @@ pub(super) fn is_exportable(address: u64) -> bool {
     found.result().is_ok() && capable & 0xFF != 0
 }
 
+/// Copies between host and device memory that are done when they return, on a stream of their own: the legacy default stream
+/// would wait for kernels of other ranks in this context, which may wait for this rank.
+#[derive(Debug)]
+pub(super) struct Copies {
+    context: Arc<CudaContext>,
+    stream: sys::CUstream,
+}
+
+// SAFETY: a handle of the driver, which may be used from any thread.
+unsafe impl Send for Copies {}
+// SAFETY: as above.
+unsafe impl Sync for Copies {}
+
+impl Copies {
+    pub fn new(context: &Arc<CudaContext>) -> Result<Self> {
+        context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
+        Ok(Self { context: Arc::clone(context), stream: stream.map_err(driver("cuStreamCreate"))? })
+    }
+
+    fn bind(&self) -> Result<()> {
+        self.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))
+    }
+
+    fn finish(&self) -> Result<()> {
+        // SAFETY: the stream is ours, and live.
+        unsafe { result::stream::synchronize(self.stream) }.map_err(driver("cuStreamSynchronize"))
+    }
+
+    /// # Safety
+    ///
+    /// `bytes` bytes at `address` are device memory that no kernel uses now.
+    pub unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's.
+        unsafe { result::memset_d8_async(address, 0, bytes, self.stream) }
+            .map_err(driver("cuMemsetD8Async"))?;
+        self.finish()
+    }
+
+    /// # Safety
+    ///
+    /// `values` fit at `address`, which is device memory that no kernel uses now.
+    pub unsafe fn write<T: Copy>(&self, address: u64, values: &[T]) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's; `values` is borrowed until the copy is done.
+        unsafe { result::memcpy_htod_async(address, values, self.stream) }
+            .map_err(driver("cuMemcpyHtoDAsync"))?;
+        self.finish()
+    }
+
+    /// # Safety
+    ///
+    /// As many bytes at `address` are device memory that no kernel writes now, and any bits are a value of T.
+    pub unsafe fn read<T: Copy>(&self, address: u64, values: &mut [T]) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's; `values` is borrowed until the copy is done.
+        unsafe { result::memcpy_dtoh_async(values, address, self.stream) }
+            .map_err(driver("cuMemcpyDtoHAsync"))?;
+        self.finish()
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        // An error means that the context is gone, and the stream with it.
+        let _ = self.context.bind_to_thread();
+        // SAFETY: made by `new`; nothing is on it.
+        let _ = unsafe { result::stream::destroy(self.stream) };
+    }
+}
+
 /// Pinned host memory that kernels reach too.
 #[derive(Debug)]
 pub(super) struct Pinned {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use cudarc::driver::sys::{self, CUmemAllocationProp};
 use cudarc::driver::{result, CudaContext};
 
-use super::driver::{self, driver};
+use super::driver::{self, driver, Copies};
 use super::handle::{Handle, Payload, Sharing};
 use crate::error::{Error, Result};
 
@@ -48,7 +48,12 @@ fn exports() -> MutexGuard<'static, Option<HashMap<u64, Weak<Memory>>>> {
 
 impl Memory {
     /// Zeroed memory of a kind that can be shared as asked.
-    pub fn allocate(context: &Arc<CudaContext>, bytes: usize, sharing: Sharing) -> Result<Arc<Self>> {
+    pub fn allocate(
+        context: &Arc<CudaContext>,
+        copies: &Copies,
+        bytes: usize,
+        sharing: Sharing,
+    ) -> Result<Arc<Self>> {
         context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
         let failed = |error: Error| Error::Allocation { bytes, reason: error.to_string() };
         let memory = match sharing {
@@ -60,10 +65,8 @@ impl Memory {
             }
             Sharing::Descriptor => Self::create(context, bytes).map_err(failed)?,
         };
-        // SAFETY: `memory` is mapped and of that size.
-        unsafe { result::memset_d8_sync(memory.address, 0, memory.bytes) }.map_err(driver("cuMemsetD8"))?;
-        // A memset of device memory may return before it is done.
-        context.synchronize().map_err(driver("cuCtxSynchronize"))?;
+        // SAFETY: `memory` is mapped, of that size, and known to nobody else.
+        unsafe { copies.zero(memory.address, memory.bytes) }?;
         let memory = Arc::new(memory);
         exports().get_or_insert_with(HashMap::new).insert(memory.export, Arc::downgrade(&memory));
         Ok(memory)

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use cudarc::driver::{result, sys, CudaContext, CudaStream};
 
-use self::driver::{driver, Pinned};
+use self::driver::{driver, Copies, Pinned};
 use self::graph::GraphRows;
 use self::handle::Handle;
 pub use self::handle::Sharing;
@@ -49,6 +49,7 @@ pub struct Cuda {
     context: Arc<CudaContext>,
     default_stream: Arc<CudaStream>,
     kernels: Kernels,
+    copies: Copies,
     process: [u8; 16],
     sharing: Option<Sharing>,
     /// The kind that worked first, used from then on.
@@ -115,6 +116,7 @@ impl Cuda {
         let kernels = Kernels::load(&context)?;
         Ok(Self {
             default_stream: context.default_stream(),
+            copies: Copies::new(&context)?,
             context,
             kernels,
             process: process_identity()?,
@@ -216,7 +218,8 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
-        let own = all_succeeded(Memory::allocate(&self.context, bytes, sharing), bootstrap, timeout)?;
+        let own =
+            all_succeeded(Memory::allocate(&self.context, &self.copies, bytes, sharing), bootstrap, timeout)?;
         let memory = self.map_peers(own, 0, sharing, bootstrap, timeout)?;
         self.probe(&memory, bootstrap, timeout)?;
         Ok(memory)
@@ -261,15 +264,13 @@ impl Cuda {
         use sealed::Shared as _;
         let pattern = |rank: usize| [0xA5A5_0000_5A5A_0000 | rank as u64, !(rank as u64)];
         let rank = bootstrap.rank();
-        self.bind()?;
-        // SAFETY: every region holds more than 16 bytes, and no kernel uses it yet.
-        let written = unsafe { result::memcpy_htod_sync(memory.address(rank), &pattern(rank)) };
-        all_succeeded(written.map_err(driver("cuMemcpyHtoD to shared memory")), bootstrap, timeout)?;
+        // SAFETY: every allocation is larger than 16 bytes, and no kernel uses it yet.
+        let written = unsafe { self.copies.write(memory.address(rank), &pattern(rank)) };
+        all_succeeded(written, bootstrap, timeout)?;
         let read = |peer: usize| -> Result<()> {
             let mut words = [0u64; 2];
             // SAFETY: as above, for the peer's mapping.
-            unsafe { result::memcpy_dtoh_sync(&mut words, memory.address(peer)) }
-                .map_err(driver("cuMemcpyDtoH from a peer's memory"))?;
+            unsafe { self.copies.read(memory.address(peer), &mut words) }?;
             if words != pattern(peer) {
                 return Err(Error::Unavailable {
                     what: format!("rank {peer}'s memory"),
@@ -284,8 +285,7 @@ impl Cuda {
         let exchanged = (0..memory.ranks.len()).try_for_each(read);
         all_succeeded(exchanged, bootstrap, timeout)?;
         // SAFETY: as above; every rank has read.
-        let cleared = unsafe { result::memcpy_htod_sync(memory.address(rank), &[0u64; 2]) };
-        all_succeeded(cleared.map_err(driver("cuMemcpyHtoD to shared memory")), bootstrap, timeout)
+        all_succeeded(unsafe { self.copies.write(memory.address(rank), &[0u64; 2]) }, bootstrap, timeout)
     }
 }
 
@@ -364,11 +364,10 @@ impl sealed::Device for Cuda {
     }
 
     unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
-        self.bind()?;
         // Kernels of calls that have returned may still run, and read what is written here.
         self.wait_for_last_call()?;
         // SAFETY: the caller's: the range lies in an allocation of this rank.
-        unsafe { result::memcpy_htod_sync(address, bytes) }.map_err(driver("cuMemcpyHtoD to shared memory"))
+        unsafe { self.copies.write(address, bytes) }
     }
 
     fn plan(&self, call: &Call) -> Plan {

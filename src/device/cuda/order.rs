@@ -46,6 +46,7 @@ impl Cuda {
         let Some((Stream(stream), _)) = &last.0 else {
             return Ok(());
         };
+        self.bind()?;
         // SAFETY: the stream is live until the next call, or the end of the communicator, by the contract of `order`.
         unsafe {
             // What is captured does not run, and waiting for it would end the capture.

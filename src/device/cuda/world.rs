@@ -10,7 +10,7 @@ use std::time::Duration;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{result, CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
-use super::driver::{attribute, driver, require, Pinned};
+use super::driver::{attribute, driver, require, Copies, Pinned};
 use super::handle::Sharing;
 use super::kernels::Kernels;
 use super::memory::Memory;
@@ -29,6 +29,7 @@ pub struct CudaWorld {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     kernels: Kernels,
+    copies: Copies,
     layout: Layout,
     regions: Vec<Arc<Memory>>,
     statuses: Vec<Pinned>,
@@ -65,13 +66,15 @@ impl CudaWorld {
             });
         }
         let layout = Layout::new(max_bytes, Cuda::PACKING.slot_bytes)?;
-        let allocate = |bytes| Memory::allocate(&context, bytes, Sharing::Pointers);
+        let copies = Copies::new(&context)?;
+        let allocate = |bytes| Memory::allocate(&context, &copies, bytes, Sharing::Pointers);
         let regions = (0..world_size).map(|_| allocate(layout.total_bytes)).collect::<Result<Vec<_>>>()?;
+        let launches = allocate(world_size * size_of::<FaLaunch>())?;
         let epochs = epoch.to_ne_bytes().repeat(abi::FA_MAX_BLOCKS as usize);
         for region in &regions {
             let address = region.address() + std::mem::offset_of!(FaRegionHead, epoch) as u64;
             // SAFETY: the epochs lie in the head of a region that was just made.
-            unsafe { result::memcpy_htod_sync(address, &epochs) }.map_err(driver("cuMemcpyHtoD"))?;
+            unsafe { copies.write(address, &epochs) }?;
         }
         let status = |_| Pinned::allocate(&context, size_of::<FaStatus>());
         let count = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
@@ -79,8 +82,9 @@ impl CudaWorld {
             stream: context.new_stream().map_err(driver("cuStreamCreate"))?,
             kernels: Kernels::load(&context)?,
             statuses: (0..world_size).map(status).collect::<Result<_>>()?,
-            launches: allocate(world_size * size_of::<FaLaunch>())?,
+            launches,
             multiprocessors: usize::try_from(count).unwrap_or(1).max(1),
+            copies,
             context,
             layout,
             regions,
@@ -192,7 +196,7 @@ impl CudaWorld {
             mailbox_bytes: self.layout.mailbox_bytes as u64,
             staging_offset: self.layout.staging_offset as u64,
             staging_bytes: self.layout.staging_bytes as u64,
-            timeout_ns: u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX).max(1),
+            timeout_ns: u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2),
             rank: rank as u32,
             world: self.world_size() as u32,
             blocks: 0,
@@ -208,10 +212,9 @@ impl CudaWorld {
     fn write_row(&self, launches: &[FaLaunch]) -> Result<()> {
         let row: [u64; MAX_RANKS] =
             std::array::from_fn(|rank| launches.get(rank).map_or(0, |launch| launch.input));
-        self.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
         for launch in launches {
             // SAFETY: the table lies in the rank's region; no kernel runs.
-            unsafe { result::memcpy_htod_sync(launch.buffers, &row) }.map_err(driver("cuMemcpyHtoD"))?;
+            unsafe { self.copies.write(launch.buffers, &row) }?;
         }
         Ok(())
     }
@@ -229,7 +232,7 @@ impl CudaWorld {
         // SAFETY: the launches are plain structs and fit the allocation; the kernel takes their address, and every address in
         // them is of this world or of slices that are borrowed until the stream has been waited for.
         unsafe {
-            result::memcpy_htod_sync(address, launches).map_err(driver("cuMemcpyHtoD"))?;
+            self.copies.write(address, launches)?;
             result::launch_cooperative_kernel(
                 self.kernels.for_world(algorithm, dtype),
                 (blocks as u32, launches.len() as u32, 1),

@@ -29,7 +29,6 @@ use crate::plan::{Algorithm, Call, Plan};
 pub struct Host {
     isa: Isa,
     wait: Wait,
-    spin: u32,
     /// Threads for blocks 1 and up.
     workers: Option<Workers>,
     blocks: usize,
@@ -49,15 +48,21 @@ pub enum Wait {
 }
 
 impl Wait {
-    fn spin(self, threads: usize) -> u32 {
-        const SPIN_POLLS: u32 = 20_000;
-        const YIELD_POLLS: u32 = 20;
+    /// What `Auto` is for so many threads.
+    fn resolve(self, threads: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         match self {
-            Self::Spin => SPIN_POLLS,
-            Self::Yield => YIELD_POLLS,
-            Self::Auto if threads <= cores => SPIN_POLLS,
-            Self::Auto => YIELD_POLLS,
+            Self::Auto if threads <= cores => Self::Spin,
+            Self::Auto => Self::Yield,
+            chosen => chosen,
+        }
+    }
+
+    /// Polls before a core is given up. A poll takes 20 to 50 ns.
+    fn polls(self) -> u32 {
+        match self {
+            Self::Auto | Self::Spin => 1000,
+            Self::Yield => 20,
         }
     }
 }
@@ -65,7 +70,7 @@ impl Wait {
 impl Host {
     /// One worker for each rank, the best instruction set of this CPU, waits by the number of cores.
     pub fn new() -> Self {
-        Self { isa: Isa::best(), wait: Wait::Auto, spin: 0, workers: None, blocks: 1 }
+        Self { isa: Isa::best(), wait: Wait::Auto, workers: None, blocks: 1 }
     }
 
     /// Uses `count` threads for each rank, the caller's included, on messages that are large enough. All ranks must use the
@@ -110,6 +115,11 @@ impl Host {
         Ok(self)
     }
 
+    /// What a waiting rank does: what was set, or, in a communicator, what [`Wait::Auto`] came to.
+    pub fn wait_mode(&self) -> Wait {
+        self.wait
+    }
+
     /// The instruction set in use.
     pub fn instruction_set(&self) -> Isa {
         self.isa
@@ -142,7 +152,7 @@ impl sealed::Device for Host {
     }
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, _timeout: Duration) -> Result<()> {
-        self.spin = self.wait.spin(bootstrap.world_size() * self.blocks);
+        self.wait = self.wait.resolve(bootstrap.world_size() * self.blocks);
         Ok(())
     }
 
@@ -180,7 +190,7 @@ impl sealed::Device for Host {
     }
 
     unsafe fn launch(&self, launch: &mut FaLaunch, _plan: &Plan, (): ()) -> Result<()> {
-        launch.spin = self.spin;
+        launch.spin = self.wait.polls();
         let entry = self.isa.entry();
         match &self.workers {
             // SAFETY: the caller's; `plan` asks for no more blocks than there are threads.

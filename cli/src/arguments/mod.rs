@@ -1,0 +1,268 @@
+//! The command line.
+
+mod values;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use fast_allreduce::device::host::Isa;
+use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
+
+use self::values::Choice;
+use crate::failure::Failure;
+
+/// Ranks where nothing says otherwise.
+const DEFAULT_RANKS: usize = 4;
+
+/// What the program is asked to do.
+pub enum Command {
+    Version { verbose: bool },
+    Bench(Box<Bench>),
+}
+
+/// Measures and checks fast-allreduce on this machine.
+#[derive(Parser)]
+#[command(name = "fast-allreduce", disable_version_flag = true, arg_required_else_help = true)]
+struct CommandLine {
+    /// Print the version
+    #[arg(short = 'V', long)]
+    version: bool,
+    /// With --version: what was found at build time and what this machine has
+    #[arg(long, requires = "version")]
+    verbose: bool,
+    #[command(subcommand)]
+    subcommand: Option<Subcommands>,
+}
+
+#[derive(Subcommand)]
+enum Subcommands {
+    /// Time allreduce over a range of sizes and check every element, with the flags and columns of nccl-tests
+    #[command(after_help = BENCH_NOTES)]
+    Bench(Box<Bench>),
+}
+
+const BENCH_NOTES: &str = "\
+Sizes take the suffixes K, M, G and T, powers of 1024.
+
+Columns: time is that of --iters calls back to back divided by their number, on the slowest rank. p50 and p99 are of
+single calls (at most 10000), each after a barrier; a call takes as long as on its slowest rank. algbw is size / time, busbw
+is algbw * 2 (ranks - 1) / ranks. memcpy is the time of a copy of the same size, made by every rank at the same time for at
+least 10 ms. #wrong counts elements over all ranks.
+
+Without --iters, calls are repeated for about 20 ms, at least 20 and at most 10000 times.
+
+The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run could not be made.";
+
+/// Options of `bench`.
+#[derive(Args, Debug)]
+pub struct Bench {
+    /// Smallest message
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "1K", value_parser = values::size)]
+    pub min_bytes: usize,
+    /// Largest message
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "16M", value_parser = values::size)]
+    pub max_bytes: usize,
+    /// Multiply the size from row to row [default: 4]
+    #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR")]
+    step_factor: Option<usize>,
+    /// Add to the size from row to row instead
+    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = values::size, conflicts_with = "step_factor")]
+    step_bytes: Option<usize>,
+    /// Timed calls for each row [default: as many as take 20 ms, 20 to 10000]
+    #[arg(short = 'n', long = "iters", value_name = "COUNT", value_parser = values::positive)]
+    pub iterations: Option<u64>,
+    /// Calls before the timed ones
+    #[arg(short = 'w', long = "warmup_iters", value_name = "COUNT", default_value_t = 5)]
+    pub warmup: u64,
+    /// Checked calls for each row, on new inputs each; 0 checks nothing
+    #[arg(short = 'c', long = "check", value_name = "COUNT", default_value_t = 1)]
+    pub checks: u64,
+    /// Element type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, a name of nccl-tests (half, float, ...), or all
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "f32", value_parser = values::dtypes)]
+    pub dtypes: Choice<DType>,
+    /// Operation: sum, prod, min, max, avg, or all
+    #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = values::ops)]
+    pub ops: Choice<ReduceOp>,
+    /// Algorithm: auto, one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, or all four in turn
+    #[arg(long = "algo", value_name = "NAME", default_value = "auto", value_parser = values::algorithms)]
+    pub algorithms: Choice<Option<Algorithm>>,
+    /// Ranks, a process each [default: 4]
+    #[arg(long, value_name = "COUNT")]
+    ranks: Option<usize>,
+    /// Where the ranks' memory lives
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = DeviceName::Host)]
+    device: DeviceName,
+    /// Seed of the inputs [default: random]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Keep inputs in registered buffers, which peers read where they are
+    #[arg(long)]
+    pub registered: bool,
+    /// What a waiting rank does with its core
+    #[arg(long, value_enum, default_value_t = WaitMode::Auto)]
+    pub wait: WaitMode,
+    /// Threads of each rank
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub workers: usize,
+    /// Instruction set of the host kernels [default: the best of this CPU]
+    #[arg(long, value_name = "NAME", value_parser = values::isa)]
+    pub isa: Option<Isa>,
+    /// Longest wait for another rank
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
+    pub timeout: Duration,
+    /// Bytes that one launch can take through the region [default: the device's]
+    #[arg(long = "max-bytes", value_name = "SIZE", value_parser = values::size)]
+    pub launch_bytes: Option<usize>,
+    /// Form of the results
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DeviceName {
+    Host,
+    Cuda,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WaitMode {
+    /// Spin where every rank can have a core of its own, else yield
+    Auto,
+    Spin,
+    Yield,
+}
+
+impl WaitMode {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Spin => "spin",
+            Self::Yield => "yield",
+        }
+    }
+
+    pub fn wait(self) -> Wait {
+        match self {
+            Self::Auto => Wait::Auto,
+            Self::Spin => Wait::Spin,
+            Self::Yield => Wait::Yield,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// As nccl-tests prints it
+    Table,
+    /// One object
+    Json,
+    /// A header line, then a line for each row
+    Csv,
+}
+
+impl Bench {
+    /// Ranks to launch.
+    pub fn ranks(&self) -> usize {
+        self.ranks.unwrap_or(DEFAULT_RANKS)
+    }
+
+    /// The sizes asked for, in bytes.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
+        let next = |&size: &usize| match self.step_bytes {
+            Some(step) => size.checked_add(step),
+            None => size.checked_mul(self.step_factor()),
+        };
+        std::iter::successors(Some(self.min_bytes), next).take_while(|&size| size <= self.max_bytes)
+    }
+
+    fn step_factor(&self) -> usize {
+        self.step_factor.unwrap_or(4)
+    }
+
+    /// Refuses what cannot be, before anything is started.
+    pub fn validate(&self) -> Result<(), Failure> {
+        let refuse = |reason: String| Err(Failure::Usage(reason));
+        if self.device == DeviceName::Cuda {
+            let [_, (_, cuda)] = fast_allreduce::build_facts();
+            return refuse(format!(
+                "device cuda is not available: bench runs on the host only (CUDA kernels of this build: {cuda})"
+            ));
+        }
+        let (ranks, max) = (self.ranks(), fast_allreduce::MAX_RANKS);
+        if !(1..=max).contains(&ranks) {
+            return refuse(format!("--ranks {ranks} is not possible: a world has 1 to {max} ranks"));
+        }
+        if self.min_bytes > self.max_bytes {
+            let (min, max) = (self.min_bytes, self.max_bytes);
+            return refuse(format!("--minbytes {min} is more than --maxbytes {max}"));
+        }
+        let is_one_size = self.min_bytes == self.max_bytes;
+        match self.step_bytes {
+            Some(0) if !is_one_size => return refuse("--stepbytes 0 never reaches --maxbytes".into()),
+            None if self.step_factor() < 2 && !is_one_size => {
+                let factor = self.step_factor();
+                return refuse(format!("--stepfactor {factor} never reaches --maxbytes"));
+            }
+            None if self.min_bytes == 0 && !is_one_size => {
+                return refuse("--minbytes 0 grows by no factor: give --stepbytes".into());
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Refuses buffers that do not fit this machine's memory, which the kernel would grant and then kill for.
+    pub fn check_memory(&self) -> Result<(), Failure> {
+        let needed = self.max_bytes.saturating_mul(2).saturating_mul(self.ranks());
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+        let kib = available.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
+        match kib.map(|kib| kib.saturating_mul(1024)) {
+            Some(available) if needed > available => Err(Failure::Usage(format!(
+                "--maxbytes {} needs {needed} bytes of memory for {} ranks, {available} are available",
+                self.max_bytes,
+                self.ranks()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a world of another size than `--ranks`, where both are given.
+    pub fn check_world(&self, world_size: usize) -> Result<(), Failure> {
+        match self.ranks {
+            Some(ranks) if ranks != world_size => Err(Failure::Usage(format!(
+                "--ranks {ranks}, but the environment names a world of {world_size}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads the command line. Where there is nothing to run, what there was to say has been said.
+pub fn parse() -> Result<Command, ExitCode> {
+    let line = CommandLine::try_parse().map_err(|error| {
+        if error.use_stderr()
+            && error.kind() != clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+        {
+            if crate::launch::is_first_rank() {
+                eprintln!("{}", on_one_line(&error.render().to_string()));
+            }
+        } else {
+            // Nobody reads it, then.
+            let _ = error.print();
+        }
+        ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+    })?;
+    match line.subcommand {
+        Some(Subcommands::Bench(bench)) if !line.version => Ok(Command::Bench(bench)),
+        _ => Ok(Command::Version { verbose: line.verbose }),
+    }
+}
+
+/// clap's explanation without its usage and pointers to help.
+fn on_one_line(explanation: &str) -> String {
+    let facts = explanation.lines().take_while(|line| !line.starts_with("Usage:")).map(str::trim);
+    let facts = facts.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
+    facts.collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,78 @@
+//! The values of arguments: sizes, names, numbers.
+
+use std::time::Duration;
+
+use fast_allreduce::device::host::Isa;
+use fast_allreduce::{Algorithm, DType, ReduceOp};
+
+/// Several values that one argument stands for.
+#[derive(Debug, Clone)]
+pub struct Choice<T>(pub Vec<T>);
+
+pub fn size(text: &str) -> Result<usize, String> {
+    let (digits, shift) = match text.char_indices().last() {
+        Some((end, 'k' | 'K')) => (&text[..end], 10),
+        Some((end, 'm' | 'M')) => (&text[..end], 20),
+        Some((end, 'g' | 'G')) => (&text[..end], 30),
+        Some((end, 't' | 'T')) => (&text[..end], 40),
+        _ => (text, 0),
+    };
+    let number: usize =
+        digits.parse().map_err(|_| "a size is a number, with K, M, G or T behind it or not")?;
+    number.checked_mul(1 << shift).ok_or_else(|| "it does not fit 64 bits".into())
+}
+
+pub fn positive(text: &str) -> Result<u64, String> {
+    text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "a number from 1 on".into())
+}
+
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let duration = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    duration.filter(|duration| !duration.is_zero()).ok_or_else(|| "a positive number of seconds".into())
+}
+
+pub fn dtypes(text: &str) -> Result<Choice<DType>, String> {
+    let name = match text {
+        "all" => return Ok(Choice(DType::ALL.into())),
+        "half" => "f16",
+        "bfloat16" => "bf16",
+        "float" => "f32",
+        "double" => "f64",
+        "int8" => "i8",
+        "uint8" => "u8",
+        "int32" => "i32",
+        "uint32" => "u32",
+        "int64" => "i64",
+        "uint64" => "u64",
+        own => own,
+    };
+    let names = DType::ALL.map(DType::name);
+    let found = DType::ALL.into_iter().find(|dtype| dtype.name() == name);
+    found.map(|dtype| Choice(vec![dtype])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
+}
+
+pub fn ops(text: &str) -> Result<Choice<ReduceOp>, String> {
+    if text == "all" {
+        return Ok(Choice(ReduceOp::ALL.into()));
+    }
+    let names = ReduceOp::ALL.map(ReduceOp::name);
+    let found = ReduceOp::ALL.into_iter().find(|op| op.name() == text);
+    found.map(|op| Choice(vec![op])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
+}
+
+pub fn algorithms(text: &str) -> Result<Choice<Option<Algorithm>>, String> {
+    match text {
+        "auto" => Ok(Choice(vec![None])),
+        "all" => Ok(Choice(Algorithm::ALL.map(Some).into())),
+        name => name.parse().map(|algorithm| Choice(vec![Some(algorithm)])).map_err(|_| {
+            let names = Algorithm::ALL.map(Algorithm::name);
+            format!("one of auto, {}, all", names.join(", "))
+        }),
+    }
+}
+
+pub fn isa(text: &str) -> Result<Isa, String> {
+    let names: Vec<_> = Isa::supported().map(Isa::name).collect();
+    let found = Isa::supported().find(|isa| isa.name() == text);
+    found.ok_or_else(|| format!("this CPU has {}", names.join(", ")))
+}

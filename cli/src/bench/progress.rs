@@ -1,0 +1,50 @@
+//! A line on the terminal that says how far a run is.
+
+use std::io::{IsTerminal, Write};
+
+/// Draws on standard error, and only if that is a terminal.
+pub struct Progress {
+    total: usize,
+    done: usize,
+    is_shown: bool,
+}
+
+impl Progress {
+    pub fn new(total: usize) -> Self {
+        Self { total, done: 0, is_shown: std::io::stderr().is_terminal() }
+    }
+
+    /// Shows what is being done.
+    pub fn show(&self, what: &str) {
+        const WIDTH: usize = 30;
+        if !self.is_shown {
+            return;
+        }
+        let filled = WIDTH * self.done / self.total.max(1);
+        let (done, total) = (self.done, self.total);
+        draw(&format!("[{:-<WIDTH$}] {done}/{total} {what}", "#".repeat(filled)));
+    }
+
+    /// Takes the line away, before other output.
+    pub fn clear(&self) {
+        if self.is_shown {
+            draw("");
+        }
+    }
+
+    /// Counts one more as done.
+    pub fn advance(&mut self) {
+        self.done += 1;
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+fn draw(line: &str) {
+    // Progress that cannot be shown is no reason to end a measurement.
+    let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
+}

@@ -1,0 +1,102 @@
+//! What a run yields, as it is written to JSON.
+
+use serde::Serialize;
+
+/// What the numbers of a run depend on.
+#[derive(Debug, Serialize)]
+pub struct Config {
+    pub version: &'static str,
+    pub ranks: usize,
+    pub device: &'static str,
+    pub instruction_set: &'static str,
+    pub cores: usize,
+    pub wait: &'static str,
+    pub workers: usize,
+    pub registered: bool,
+    pub seed: u64,
+    /// `None`: as many as take 20 ms.
+    pub iters: Option<u64>,
+    pub warmup_iters: u64,
+    pub check: u64,
+    pub timeout_s: f64,
+    /// Bytes of shared memory that each rank's region takes.
+    pub region_bytes: usize,
+}
+
+/// One size, type, operation and algorithm.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    pub size: usize,
+    pub count: usize,
+    #[serde(rename = "type")]
+    pub dtype: &'static str,
+    pub redop: &'static str,
+    pub algo: &'static str,
+    pub out_of_place: Timing,
+    pub in_place: Timing,
+    pub memcpy_us: f64,
+}
+
+impl Row {
+    /// Wrong elements on all ranks.
+    pub fn wrong(&self) -> u64 {
+        self.out_of_place.wrong.unwrap_or(0) + self.in_place.wrong.unwrap_or(0)
+    }
+}
+
+/// Times of one form of call.
+#[derive(Debug, Serialize)]
+pub struct Timing {
+    pub time_us: f64,
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub algbw_gbs: f64,
+    pub busbw_gbs: f64,
+    /// `None` if nothing was checked.
+    pub wrong: Option<u64>,
+}
+
+impl Timing {
+    /// From the mean of calls back to back and the times of single calls, in seconds.
+    pub fn new(mean: f64, mut singles: Vec<f64>, bytes: usize, world_size: usize) -> Self {
+        singles.sort_unstable_by(f64::total_cmp);
+        let algbw_gbs = if mean > 0.0 { bytes as f64 / mean * 1e-9 } else { 0.0 };
+        let n = world_size as f64;
+        Self {
+            time_us: mean * 1e6,
+            p50_us: percentile(&singles, 0.50) * 1e6,
+            p99_us: percentile(&singles, 0.99) * 1e6,
+            algbw_gbs,
+            busbw_gbs: algbw_gbs * 2.0 * (n - 1.0) / n,
+            wrong: None,
+        }
+    }
+}
+
+/// The least value that is not below a share of all; 0 of none.
+fn percentile(sorted: &[f64], share: f64) -> f64 {
+    let position = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(position.saturating_sub(1)).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bandwidths_are_those_of_nccl_tests() {
+        let timing = Timing::new(1e-3, vec![1e-3], 1_000_000, 4);
+        assert!((timing.time_us - 1000.0).abs() < 1e-9);
+        assert!((timing.algbw_gbs - 1.0).abs() < 1e-9);
+        assert!((timing.busbw_gbs - 1.5).abs() < 1e-9);
+        assert_eq!(Timing::new(1e-3, vec![1e-3], 1000, 1).busbw_gbs, 0.0);
+    }
+
+    #[test]
+    fn percentiles_are_samples() {
+        let samples: Vec<f64> = (1..=200).map(f64::from).collect();
+        assert_eq!((percentile(&samples, 0.5), percentile(&samples, 0.99)), (100.0, 198.0));
+        assert_eq!((percentile(&[7.0], 0.5), percentile(&[7.0], 0.99)), (7.0, 7.0));
+        assert_eq!(percentile(&[], 0.99), 0.0);
+    }
+}

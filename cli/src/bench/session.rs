@@ -1,0 +1,97 @@
+//! One rank's means to measure together with the others: a fence, and exchange of what was measured.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fast_allreduce::bootstrap::{Bootstrap, Local};
+use fast_allreduce::{Algorithm, Communicator, Host, ReduceOp};
+
+use crate::arguments::Bench;
+use crate::failure::Failure;
+
+/// What a rank shares with the others during a run.
+pub struct Session {
+    bootstrap: Arc<Local>,
+    /// A communicator of its own, so that the fence does not touch the one that is measured.
+    fence: Communicator<Host>,
+    limit: Duration,
+}
+
+impl Session {
+    /// Collective.
+    pub fn new(bootstrap: Local, options: &Bench) -> Result<Self, Failure> {
+        const SMALLEST_REGION: usize = 4 << 10;
+        // Between calls a rank may have many elements to check.
+        let limit = options.timeout.max(Duration::from_secs(60));
+        let bootstrap = Arc::new(bootstrap);
+        let builder = Communicator::builder().max_bytes(SMALLEST_REGION).timeout(limit);
+        let fence = builder.build(Host::new().wait(options.wait.wait()), Arc::clone(&bootstrap))?;
+        Ok(Self { bootstrap, fence, limit })
+    }
+
+    /// A communicator to measure. Collective.
+    pub fn communicator(
+        &self,
+        options: &Bench,
+        algorithm: Option<Algorithm>,
+    ) -> Result<Communicator<Host>, Failure> {
+        let mut device = Host::new().workers(options.workers)?.wait(options.wait.wait());
+        if let Some(isa) = options.isa {
+            device = device.isa(isa)?;
+        }
+        let mut builder = Communicator::builder().timeout(options.timeout).algorithm(algorithm);
+        if let Some(bytes) = options.launch_bytes {
+            builder = builder.max_bytes(bytes);
+        }
+        Ok(builder.build(device, Arc::clone(&self.bootstrap))?)
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.bootstrap.rank()
+    }
+
+    /// Number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.bootstrap.world_size()
+    }
+
+    /// Returns when all ranks have come, with no system call: an allreduce of one element.
+    pub fn fence(&self) -> Result<(), Failure> {
+        Ok(self.fence.all_reduce_in_place(&mut [0f32], ReduceOp::Sum)?)
+    }
+
+    /// Number by number, the largest that any rank gave. All give as many.
+    pub fn maxima(&self, mine: &[f64]) -> Result<Vec<f64>, Failure> {
+        let all = self.gather(mine.iter().map(|number| number.to_bits()))?;
+        let largest = |index| all.iter().map(|theirs| f64::from_bits(theirs[index])).fold(f64::MIN, f64::max);
+        Ok((0..mine.len()).map(largest).collect())
+    }
+
+    /// The sum of what the ranks gave.
+    pub fn total(&self, mine: u64) -> Result<u64, Failure> {
+        Ok(self.gather([mine].into_iter())?.iter().flatten().sum())
+    }
+
+    /// What the first rank gave.
+    pub fn of_first(&self, mine: u64) -> Result<u64, Failure> {
+        Ok(self.gather([mine].into_iter())?[0][0])
+    }
+
+    /// Through the bootstrap, not through what is being tested.
+    fn gather(&self, mine: impl ExactSizeIterator<Item = u64>) -> Result<Vec<Vec<u64>>, Failure> {
+        const WORD: usize = size_of::<u64>();
+        let length = mine.len();
+        let bytes: Vec<u8> = mine.flat_map(u64::to_le_bytes).collect();
+        let all = self.bootstrap.all_gather(&bytes, self.limit)?;
+        let numbers = |(rank, theirs): (usize, Vec<u8>)| {
+            if theirs.len() != length * WORD {
+                let reason = format!("{} bytes of measurements, not {}", theirs.len(), length * WORD);
+                return Err(fast_allreduce::Error::Malformed { rank, reason }.into());
+            }
+            let word = |bytes: &[u8]| u64::from_le_bytes(std::array::from_fn(|index| bytes[index]));
+            Ok(theirs.chunks_exact(WORD).map(word).collect())
+        };
+        all.into_iter().enumerate().map(numbers).collect()
+    }
+}

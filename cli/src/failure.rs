@@ -1,0 +1,90 @@
+//! What ends the program early: the facts, whose fault it is, and the exit status.
+
+use std::fmt;
+use std::io;
+use std::process::ExitCode;
+
+use fast_allreduce::Error;
+
+/// Why the program cannot go on.
+#[derive(Debug)]
+pub enum Failure {
+    /// What was asked for cannot be.
+    Usage(String),
+    /// The library's answer.
+    Library(Error),
+    /// The results cannot be written.
+    Output(io::Error),
+    /// The system refused something; the text says what.
+    System(&'static str, io::Error),
+    /// The ranks' launcher saw this.
+    Ranks(String),
+    /// One of the others, of a rank that has no launcher to tell.
+    OfRank(String, Box<Failure>),
+}
+
+impl Failure {
+    /// True for what every rank finds alike, because all have the same command line. One of them says it.
+    pub fn is_common(&self) -> bool {
+        match self {
+            Self::Usage(_) => true,
+            Self::Library(error) => matches!(error, Error::InvalidSetting { .. } | Error::WorldSize { .. }),
+            Self::OfRank(_, failure) => failure.is_common(),
+            _ => false,
+        }
+    }
+
+    /// True where another rank's end or absence is what this rank suffers from.
+    pub fn is_consequence(&self) -> bool {
+        use Error::{PeerLost, Rendezvous, Timeout};
+        matches!(self, Self::Library(PeerLost { .. } | Rendezvous { .. } | Timeout { .. }))
+    }
+
+    /// True if there is nobody to tell: the reader of the results has gone.
+    pub fn is_silent(&self) -> bool {
+        match self {
+            Self::Output(error) => error.kind() == io::ErrorKind::BrokenPipe,
+            Self::OfRank(_, failure) => failure.is_silent(),
+            _ => false,
+        }
+    }
+
+    /// 2; or that of a process that SIGPIPE ended, where the results found no reader.
+    pub fn exit_code(&self) -> ExitCode {
+        const SIGPIPE_STATUS: u8 = 128 + nix::libc::SIGPIPE as u8;
+        ExitCode::from(if self.is_silent() { SIGPIPE_STATUS } else { 2 })
+    }
+
+    /// The same, naming the rank of this process unless it is the first.
+    #[must_use]
+    pub fn of_rank(self) -> Self {
+        match std::env::var(crate::launch::RANK) {
+            Ok(rank) if rank != "0" && !self.is_common() => Self::OfRank(rank, Box::new(self)),
+            _ => self,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(what) | Self::Ranks(what) => f.write_str(what),
+            Self::Library(error) => error.fmt(f),
+            Self::Output(error) => write!(f, "cannot write the results: {error}"),
+            Self::System(what, error) => write!(f, "{what} failed: {error}"),
+            Self::OfRank(rank, failure) => write!(f, "rank {rank}: {failure}"),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Library(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}

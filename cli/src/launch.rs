@@ -1,0 +1,286 @@
+//! Rank processes: the launcher starts this program once for each rank and sees all of them to their end.
+//!
+//! A rank's standard input is its line to the launcher: the rank says on it why it failed, and its closing tells the
+//! launcher that the rank has ended. No rank outlives the launcher, whatever ends that.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use fast_allreduce::bootstrap::UniqueId;
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::{prctl, signal::Signal};
+
+use crate::failure::Failure;
+
+const UNIQUE_ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
+const WORLD_SIZE: &str = "FAST_ALLREDUCE_WORLD_SIZE";
+/// Names the variable that holds a rank's number.
+pub const RANK: &str = "FAST_ALLREDUCE_RANK";
+/// Process id of the launcher, for ranks that have one.
+const LAUNCHER: &str = "FAST_ALLREDUCE_LAUNCHER";
+
+/// How long the other ranks have to say what they saw, once one has failed.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// True in a process that is to be a rank.
+pub fn is_rank() -> bool {
+    std::env::var_os(UNIQUE_ID).is_some()
+}
+
+/// True in the rank that speaks for all, and in a process that is no rank.
+pub fn is_first_rank() -> bool {
+    !is_rank() || std::env::var_os(RANK).is_none_or(|rank| rank == "0")
+}
+
+/// A rank's line to its launcher.
+pub struct Launcher(UnixStream);
+
+impl Launcher {
+    /// Ties this rank's life to its launcher's. `None` for ranks that another program started.
+    pub fn of_this_process() -> Result<Option<Self>, Failure> {
+        let Some(launcher) = std::env::var_os(LAUNCHER) else {
+            return Ok(None);
+        };
+        prctl::set_pdeathsig(Signal::SIGKILL).map_err(|errno| Failure::System("prctl", errno.into()))?;
+        // It may have ended before it was tied.
+        if launcher.to_str() != Some(&nix::unistd::getppid().to_string()) {
+            return Err(Failure::Ranks(format!(
+                "the launcher, process {}, has ended",
+                launcher.to_string_lossy()
+            )));
+        }
+        let line = std::io::stdin().as_fd().try_clone_to_owned();
+        let line = line.map_err(|error| Failure::System("dup of standard input", error))?;
+        Ok(Some(Self(line.into())))
+    }
+
+    /// Tells the launcher why this rank failed.
+    pub fn report(mut self, failure: &Failure) {
+        let kind = Kind::of(failure) as u8;
+        // Without a launcher there is no one to tell, and this process is about to be killed.
+        let _ = self.0.write_all(&[&[kind], failure.to_string().as_bytes()].concat());
+    }
+}
+
+/// How a rank failed, best explanation first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// The reader of the results has gone.
+    Silent = b'0' as isize,
+    /// It was killed, or ended without a report.
+    Ended,
+    /// By itself.
+    Own,
+    /// Because of another rank.
+    Consequence,
+}
+
+impl Kind {
+    fn of(failure: &Failure) -> Self {
+        match failure {
+            failure if failure.is_silent() => Self::Silent,
+            failure if failure.is_consequence() => Self::Consequence,
+            _ => Self::Own,
+        }
+    }
+}
+
+/// What the launcher knows of a failed rank.
+#[derive(Debug, PartialEq, Eq)]
+struct Report {
+    kind: Kind,
+    rank: usize,
+    text: String,
+}
+
+/// A rank's process.
+struct Rank {
+    rank: usize,
+    process: Child,
+    line: UnixStream,
+}
+
+/// Runs this program as `ranks` ranks, and returns what they say together: wrong if one found a wrong element.
+pub fn launch(ranks: usize) -> Result<ExitCode, Failure> {
+    let id = UniqueId::new()?;
+    let mut running = Running(Vec::with_capacity(ranks));
+    for rank in 0..ranks {
+        running.0.push(start(&id, rank, ranks)?);
+    }
+    let (mut reports, mut is_right) = (Vec::new(), true);
+    let mut deadline = None;
+    while !running.0.is_empty() {
+        let ended = running.wait(deadline)?;
+        if ended.is_empty() {
+            // The time of grace is over; dropping the others ends them.
+            break;
+        }
+        for (rank, status, said) in ended {
+            match status.code() {
+                Some(0) => {}
+                Some(code) if code == i32::from(crate::WRONG) => is_right = false,
+                _ => reports.push(Report::new(rank, status, &said)),
+            }
+        }
+        if !reports.is_empty() {
+            deadline.get_or_insert_with(|| Instant::now() + GRACE);
+        }
+    }
+    drop(running);
+    match explanation(&reports) {
+        None => Ok(ExitCode::from(if is_right { 0 } else { crate::WRONG })),
+        Some(report) if report.kind == Kind::Silent => {
+            Err(Failure::Output(std::io::ErrorKind::BrokenPipe.into()))
+        }
+        Some(report) => Err(Failure::Ranks(sentence(report, &reports))),
+    }
+}
+
+fn start(id: &UniqueId, rank: usize, ranks: usize) -> Result<Rank, Failure> {
+    let fail = |what| move |error| Failure::System(what, error);
+    let (line, theirs) = UnixStream::pair().map_err(fail("socketpair"))?;
+    let process = Command::new("/proc/self/exe")
+        .args(std::env::args_os().skip(1))
+        .env(UNIQUE_ID, id.to_string())
+        .env(RANK, rank.to_string())
+        .env(WORLD_SIZE, ranks.to_string())
+        .env(LAUNCHER, std::process::id().to_string())
+        .stdin(OwnedFd::from(theirs))
+        .stdout(if rank == 0 { Stdio::inherit() } else { Stdio::null() })
+        .spawn()
+        .map_err(fail("starting a rank's process"))?;
+    Ok(Rank { rank, process, line })
+}
+
+/// Ranks that have not ended. Dropping it kills them.
+struct Running(Vec<Rank>);
+
+impl Running {
+    /// Waits for ranks to end: their numbers, statuses and reports. None once the deadline has passed.
+    fn wait(&mut self, deadline: Option<Instant>) -> Result<Vec<(usize, ExitStatus, Vec<u8>)>, Failure> {
+        let mut lines: Vec<_> =
+            self.0.iter().map(|rank| PollFd::new(rank.line.as_fd(), PollFlags::POLLIN)).collect();
+        let timeout = deadline.map_or(PollTimeout::NONE, |deadline| {
+            let left = deadline.saturating_duration_since(Instant::now()).as_millis() + 1;
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+        });
+        match poll(&mut lines, timeout) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(errno) => return Err(Failure::System("poll", errno.into())),
+        }
+        let has_spoken: Vec<_> = lines.iter().map(|line| line.any() == Some(true)).collect();
+        if !has_spoken.contains(&true) && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            return self.wait(deadline);
+        }
+        let mut ended = Vec::new();
+        for index in (0..self.0.len()).filter(|&index| has_spoken[index]).rev() {
+            let mut rank = self.0.swap_remove(index);
+            let mut said = Vec::new();
+            // A report is a rank's last act, so the line closes next. What breaks it off is told by the status.
+            let _ = rank.line.read_to_end(&mut said);
+            let status = rank.process.wait().map_err(|error| Failure::System("wait", error))?;
+            ended.push((rank.rank, status, said));
+        }
+        Ok(ended)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for rank in &mut self.0 {
+            // An error means that it has ended already.
+            let _ = rank.process.kill();
+        }
+        for rank in &mut self.0 {
+            let _ = rank.process.wait();
+        }
+    }
+}
+
+impl Report {
+    fn new(rank: usize, status: ExitStatus, said: &[u8]) -> Self {
+        let (kind, text) = match said.split_first() {
+            Some((kind, text)) => {
+                let kinds = [Kind::Silent, Kind::Own];
+                let kind = kinds.into_iter().find(|known| *known as u8 == *kind).unwrap_or(Kind::Consequence);
+                (kind, String::from_utf8_lossy(text).into_owned())
+            }
+            None => (Kind::Ended, end(status)),
+        };
+        Self { kind, rank, text }
+    }
+}
+
+fn end(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with exit status {code}"),
+        (_, Some(signal)) => {
+            let name = Signal::try_from(signal).map_or("unknown", Signal::as_str);
+            format!("was killed by signal {signal} ({name})")
+        }
+        _ => format!("ended: {status}"),
+    }
+}
+
+/// The report that tells the most: of equals, the one that came first.
+fn explanation(reports: &[Report]) -> Option<&Report> {
+    reports.iter().min_by_key(|report| report.kind)
+}
+
+/// Names the rank, unless several say the same.
+fn sentence(report: &Report, reports: &[Report]) -> String {
+    let is_shared = reports.iter().filter(|other| other.text == report.text).count() > 1;
+    match report.kind {
+        Kind::Ended => format!("rank {} {}", report.rank, report.text),
+        _ if is_shared => report.text.clone(),
+        _ => format!("rank {}: {}", report.rank, report.text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(rank: usize, wait_status: i32, said: &[u8]) -> Report {
+        Report::new(rank, ExitStatus::from_raw(wait_status), said)
+    }
+
+    fn told(reports: &[Report]) -> String {
+        sentence(explanation(reports).unwrap(), reports)
+    }
+
+    fn said(kind: Kind, text: &str) -> Vec<u8> {
+        [&[kind as u8], text.as_bytes()].concat()
+    }
+
+    #[test]
+    fn a_killed_rank_explains_the_others() {
+        let lost = said(Kind::Consequence, "rank 1 is gone");
+        let reports = [report(0, 2 << 8, &lost), report(1, 9, &[]), report(2, 2 << 8, &lost)];
+        assert_eq!(told(&reports), "rank 1 was killed by signal 9 (SIGKILL)");
+    }
+
+    #[test]
+    fn an_own_failure_comes_before_its_consequences() {
+        let reports = [
+            report(0, 2 << 8, &said(Kind::Consequence, "rank 1 is gone")),
+            report(1, 2 << 8, &said(Kind::Own, "no memory")),
+        ];
+        assert_eq!(told(&reports), "rank 1: no memory");
+    }
+
+    #[test]
+    fn what_ranks_have_in_common_is_said_once() {
+        let same = said(Kind::Own, "max_bytes = 1 is not valid");
+        assert_eq!(told(&[report(2, 2 << 8, &same), report(0, 2 << 8, &same)]), "max_bytes = 1 is not valid");
+    }
+
+    #[test]
+    fn a_panic_is_told_by_its_status() {
+        assert_eq!(told(&[report(3, 101 << 8, &[])]), "rank 3 ended with exit status 101");
+    }
+}

@@ -1,0 +1,62 @@
+//! What cannot be is refused with one line and exit status 2.
+
+mod program;
+
+use program::{run, text};
+
+fn refused(arguments: &str, facts: &[&str]) {
+    let output = run(arguments);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments}: {error}");
+    assert_eq!(error.lines().count(), 1, "{arguments}: {error}");
+    assert!(error.starts_with("error: "), "{arguments}: {error}");
+    for fact in facts {
+        assert!(error.contains(fact), "{arguments}: {error}");
+    }
+    assert_eq!(text(&output.stdout), "", "{arguments}");
+}
+
+#[test]
+fn unknown_flags_and_values() {
+    refused("bench --rank 3", &["--rank", "similar", "--ranks"]);
+    refused("bench -d f8", &["f8", "bf16"]);
+    refused("bench -o mean", &["mean", "avg"]);
+    refused("bench --algo ring", &["ring", "two-shot-push"]);
+    refused("bench --device tpu", &["tpu", "cuda"]);
+    refused("bench --isa vax", &["vax", "baseline"]);
+    refused("bench --format xml", &["xml", "json"]);
+    refused("bench -n 0", &["--iters", "from 1"]);
+    refused("bench --timeout 0", &["--timeout", "positive"]);
+    refused("bench -i 4 -f 2", &["--stepbytes", "--stepfactor"]);
+    refused("frobnicate", &["frobnicate"]);
+    refused("--verbose", &["--version"]);
+}
+
+#[test]
+fn sizes() {
+    refused("bench -b 4K -e 1K", &["4096", "1024"]);
+    refused("bench -b 3X", &["3X", "K, M, G or T"]);
+    refused("bench -e 99999999999G", &["64 bits"]);
+    refused("bench -i 0", &["--stepbytes 0"]);
+    refused("bench -f 1", &["--stepfactor 1"]);
+    refused("bench -b 0 -f 2", &["--minbytes 0", "--stepbytes"]);
+    refused("bench -e 1000T", &["memory", "4 ranks"]);
+}
+
+#[test]
+fn worlds() {
+    refused("bench --ranks 17", &["17", "16"]);
+    refused("bench --ranks 0", &["0", "16"]);
+}
+
+#[test]
+fn what_this_build_or_machine_does_not_have() {
+    refused("bench --device cuda", &["cuda", "not available"]);
+    refused("bench --ranks 2 -e 1K --max-bytes 1T", &["cannot allocate", "available"]);
+}
+
+#[test]
+fn what_the_library_refuses_is_said_once() {
+    refused("bench --max-bytes 1 -e 1K", &["max_bytes = 1", "4 KiB"]);
+    refused("bench --workers 65 -e 1K", &["workers = 65", "64"]);
+}

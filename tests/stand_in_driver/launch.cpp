@@ -1,0 +1,173 @@
+// Launches: the host's kernels, run by the stream's thread with the geometry of the GPU's.
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "memory.h"
+#include "module.h"
+#include "stream.h"
+
+extern "C" void stand_in_host_entry(const FaLaunch *launch, uint32_t block);
+
+namespace stand_in {
+namespace {
+
+struct Shape {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared;
+};
+
+void log_launch(const Kernel &kernel, const Shape &shape, uint64_t count) {
+  if (settings().launch_log.empty())
+    return;
+  char line[256];
+  const int length = snprintf(line, sizeof(line), "%s %ux%ux%u %ux%ux%u %llu\n", kernel.name.c_str(),
+                              shape.grid[0], shape.grid[1], shape.grid[2], shape.block[0], shape.block[1],
+                              shape.block[2], static_cast<unsigned long long>(count));
+  const int fd = open(settings().launch_log.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0)
+    return;
+  // One write, so that lines of several processes do not mix.
+  if (write(fd, line, size_t(length)) != length)
+    perror("stand-in driver: launch log");
+  close(fd);
+}
+
+// What would be an illegal address on a GPU: memory that is unknown, too short, or a peer's without access.
+bool addresses_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
+  const uint64_t mailbox_end = launch.mailbox_offset + 2 * launch.mailbox_bytes;
+  const uint64_t staging_end = launch.staging_offset + 2 * launch.staging_bytes;
+  const uint64_t region = std::max<uint64_t>({sizeof(FaRegionHead), mailbox_end, staging_end});
+  for (uint32_t r = 0; r < launch.world; ++r) {
+    if (!is_accessible(context, launch.regions[r], region))
+      return false;
+  }
+  const uint64_t table = launch.buffer_count * FA_MAX_RANKS * sizeof(uint64_t);
+  const uint64_t data = launch.count * element_bytes(launch.dtype);
+  return is_accessible(context, launch.status, sizeof(FaStatus)) &&
+         is_accessible(context, launch.buffers, table) && is_accessible(context, launch.input, data) &&
+         is_accessible(context, launch.output, data);
+}
+
+void run_rank(CUcontext context, FaLaunch launch, unsigned blocks) {
+  if (!addresses_are_accessible(*context, launch))
+    return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  launch.blocks = blocks;
+  // In order on every rank, and a block waits for equal blocks only: none waits for one that comes later.
+  for (uint32_t block = 0; block < blocks; ++block)
+    stand_in_host_entry(&launch, block);
+}
+
+// Every thread that a kernel numbers must exist: one for each rank, and one for each epoch of an unused
+// block.
+bool has_enough_threads(const Shape &shape, uint32_t world) {
+  const unsigned unused = FA_MAX_BLOCKS - shape.grid[0];
+  return shape.block[0] >= world && shape.block[0] >= unused;
+}
+
+void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint64_t array) {
+  const uint32_t world = shape.grid[1];
+  if (!is_accessible(*context, array, world * sizeof(FaLaunch)))
+    return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  std::vector<FaLaunch> launches(world);
+  memcpy(launches.data(), reinterpret_cast<const void *>(array), world * sizeof(FaLaunch));
+  for (uint32_t rank = 0; rank < world; ++rank) {
+    const bool fits = runs(kernel, launches[rank]) && has_enough_threads(shape, launches[rank].world);
+    if (!fits)
+      return context->fail(CUDA_ERROR_LAUNCH_FAILED);
+  }
+  log_launch(kernel, shape, launches[0].count);
+  std::vector<std::thread> ranks;
+  for (const FaLaunch &launch : launches)
+    ranks.emplace_back(run_rank, context, launch, shape.grid[0]);
+  for (std::thread &rank : ranks)
+    rank.join();
+}
+
+CUresult check_shape(const Kernel &kernel, const Shape &shape, bool cooperative) {
+  const unsigned threads = shape.block[0] * shape.block[1] * shape.block[2];
+  const bool flat = shape.block[1] == 1 && shape.block[2] == 1 && shape.grid[2] == 1;
+  const bool sound = threads > 0 && threads <= unsigned(kMaxThreads) && flat && shape.shared <= (48u << 10) &&
+                     shape.grid[0] > 0 && shape.grid[0] <= FA_MAX_BLOCKS && shape.grid[1] > 0 &&
+                     shape.grid[1] <= (kernel.all_ranks ? FA_MAX_RANKS : 1);
+  if (!sound || (kernel.all_ranks && !cooperative))
+    return CUDA_ERROR_INVALID_VALUE;
+  constexpr int kMultiprocessors = 132;
+  const int resident = kMultiprocessors * blocks_per_multiprocessor(int(threads));
+  const bool too_large = cooperative && int(shape.grid[0] * shape.grid[1]) > resident;
+  return too_large ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
+}
+
+CUresult launch(CUfunction handle, const Shape &shape, CUstream stream_handle, void **parameters,
+                void **extra, bool cooperative) {
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(stream_handle, &stream));
+  auto function = find_function(handle);
+  if (!function || function->context != stream->context)
+    return CUDA_ERROR_INVALID_HANDLE;
+  if (!parameters || !parameters[0] || extra)
+    return CUDA_ERROR_INVALID_VALUE;
+  const Kernel &kernel = function->kernel;
+  STAND_IN_CHECK(check_shape(kernel, shape, cooperative));
+  CUcontext context = stream->context;
+
+  if (kernel.all_ranks) {
+    uint64_t array;
+    memcpy(&array, parameters[0], sizeof(array));
+    return submit(stream_handle, [=] {
+      if (context->error == CUDA_SUCCESS)
+        run_world(context, kernel, shape, array);
+    });
+  }
+  FaLaunch launch;
+  memcpy(&launch, parameters[0], sizeof(launch));
+  if (!runs(kernel, launch) || !has_enough_threads(shape, launch.world))
+    return CUDA_ERROR_INVALID_VALUE;
+  return submit(stream_handle, [=] {
+    if (context->error != CUDA_SUCCESS)
+      return;
+    log_launch(kernel, shape, launch.count);
+    run_rank(context, launch, shape.grid[0]);
+  });
+}
+
+} // namespace
+} // namespace stand_in
+
+using namespace stand_in;
+
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                        CUstream stream, void **parameters, void **extra) {
+  const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared};
+  return launch(function, shape, stream, parameters, extra, false);
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                                   CUstream stream, void **parameters) {
+  const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared};
+  return launch(function, shape, stream, parameters, nullptr, true);
+}
+
+// Of the attributes, the cooperative one counts; the others are hints here.
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                          void **extra) {
+  if (!config || (config->numAttrs && !config->attrs))
+    return CUDA_ERROR_INVALID_VALUE;
+  bool cooperative = false;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const CUlaunchAttribute &attribute = config->attrs[i];
+    if (attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
+      cooperative = attribute.value.cooperative;
+  }
+  const Shape shape = {{config->gridDimX, config->gridDimY, config->gridDimZ},
+                       {config->blockDimX, config->blockDimY, config->blockDimZ},
+                       config->sharedMemBytes};
+  return launch(function, shape, config->hStream, parameters, extra, cooperative);
+}

@@ -1,0 +1,101 @@
+// The registry of everything that a device pointer can point to.
+#pragma once
+
+#include <map>
+#include <mutex>
+
+#include "driver.h"
+
+namespace stand_in {
+
+constexpr size_t kDeviceBytes = size_t(8) << 30;
+constexpr size_t kGranularity = size_t(2) << 20; // of virtual memory management
+
+enum class Kind {
+  Device,     // cuMemAlloc: one memfd each
+  Pool,       // cuMemAllocAsync
+  Host,       // cuMemHostAlloc
+  Registered, // cuMemHostRegister: the caller's memory
+  Ipc,        // another process's Device memory
+  Virtual,    // a mapping of Physical memory
+};
+
+// Where a block of memory lies between its guard pages.
+struct Mapping {
+  uint64_t start = 0;
+  size_t bytes = 0;
+};
+
+// Physical memory of cuMemCreate, unmapped and closed with its last user.
+struct Physical {
+  int fd = -1;
+  size_t bytes = 0;
+  int device = 0; // CU_DEVICE_INVALID: one that this process does not see
+  uint32_t handle_types = 0;
+  int uses = 1; // by its handle
+  ~Physical();
+};
+
+struct Allocation {
+  uint64_t base = 0;
+  size_t bytes = 0;
+  Kind kind = Kind::Device;
+  Mapping mapping;
+  int device = 0;              // that holds the memory
+  CUcontext context = nullptr; // that made or opened it
+  int fd = -1;
+  uint64_t id = 0;
+  CUipcMemHandle handle = {}; // Ipc: what was opened
+  int opens = 0;              // Ipc: how often
+  std::shared_ptr<Physical> physical;
+  CUmemAccess_flags access[kMaxDevices] = {}; // Virtual
+
+  bool contains(uint64_t address) const { return address - base < bytes; }
+  bool on_device() const { return kind != Kind::Host && kind != Kind::Registered; }
+};
+
+// Keyed by base address. Entries do not overlap.
+using Allocations = std::map<uint64_t, Allocation>;
+
+class Registry {
+public:
+  // Holds the lock for as long as it lives.
+  struct Locked {
+    std::unique_lock<std::mutex> guard;
+    Allocations &allocations;
+
+    // The allocation that an address lies in, or null.
+    Allocation *find(uint64_t address);
+    void insert(Allocation allocation);
+  };
+  static Locked lock();
+};
+
+// A memfd of so many bytes in whole pages; -1 on failure. The name says which physical device it is of.
+int create_device_file(size_t bytes, int device);
+// The physical device of a file of create_device_file, -1 for any other file.
+int device_of_file(int fd);
+
+// Maps bytes of fd, or private memory if fd is -1, between guard pages and against the upper one, so that an
+// overrun of more than 255 bytes faults. *base is aligned to 256.
+bool map_guarded(int fd, size_t bytes, Mapping *mapping, uint64_t *base);
+// Unmaps; the addresses are not used again for a while, so that a late access faults.
+void unmap_guarded(const Mapping &mapping);
+// Fresh memory holds a pattern: nothing says that it is zero.
+void poison(uint64_t base, size_t bytes);
+
+// Undoes the mapping of an allocation that has left the registry.
+void release(Allocation &allocation);
+// Everything that a context owned, when it is destroyed.
+void release_memory_of(CUcontext context);
+
+// Whether a device address range belongs to known memory.
+bool is_known(uint64_t address, size_t bytes);
+// Whether kernels of the context can access the whole range.
+bool is_accessible(const CUctx_st &context, uint64_t address, size_t bytes);
+// Whether it is pageable memory, which the driver copies from and to before it returns.
+bool is_pageable(uint64_t address);
+
+CUmemoryPool default_pool(CUdevice device);
+
+} // namespace stand_in

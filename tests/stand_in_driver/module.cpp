@@ -1,0 +1,239 @@
+// Modules: any image holds every kernel of csrc/cuda.cu. A kernel that is new there needs its name here.
+#include "module.h"
+
+#include <stdio.h>
+
+#include <iterator>
+
+#include "stream.h"
+
+namespace stand_in {
+namespace {
+
+struct Type {
+  const char *name;
+  size_t bytes;
+  bool hot;
+};
+
+// In the order of enum FaAlgorithm and enum FaDtype.
+constexpr const char *kAlgorithms[] = {"one_shot_pull", "two_shot_pull", "one_shot_push", "two_shot_push"};
+constexpr Type kTypes[] = {{"f16", 2, true},  {"bf16", 2, true}, {"f32", 4, true},  {"f64", 8, false},
+                           {"i8", 1, false},  {"u8", 1, false},  {"i32", 4, false}, {"u32", 4, false},
+                           {"i64", 8, false}, {"u64", 8, false}};
+
+Handles<CUmod_st> &modules() {
+  static auto *modules = new Handles<CUmod_st>;
+  return *modules;
+}
+
+Handles<CUfunc_st> &functions() {
+  static auto *functions = new Handles<CUfunc_st>;
+  return *functions;
+}
+
+bool take_prefix(std::string *text, const std::string &prefix) {
+  if (text->compare(0, prefix.size(), prefix) != 0)
+    return false;
+  text->erase(0, prefix.size());
+  return true;
+}
+
+bool parse(const char *name, Kernel *kernel) {
+  std::string rest = name;
+  kernel->name = name;
+  kernel->all_ranks = take_prefix(&rest, "world_");
+  bool known = false;
+  for (size_t algorithm = 0; !known && algorithm < std::size(kAlgorithms); ++algorithm) {
+    known = take_prefix(&rest, std::string(kAlgorithms[algorithm]) + "_");
+    kernel->algorithm = uint32_t(algorithm);
+  }
+  for (size_t type = 0; known && type < std::size(kTypes); ++type) {
+    std::string after = rest;
+    if (!take_prefix(&after, kTypes[type].name))
+      continue;
+    kernel->dtype = uint32_t(type);
+    if (after.empty())
+      return true;
+    const bool hot = kTypes[type].hot && !kernel->all_ranks && take_prefix(&after, "_sum_w");
+    if (!hot || after.size() != 1 || after[0] < '2' || after[0] > '8')
+      return false;
+    kernel->hot_world = uint32_t(after[0] - '0');
+    return true;
+  }
+  return false;
+}
+
+} // namespace
+
+bool runs(const Kernel &kernel, const FaLaunch &launch) {
+  if (launch.algorithm != kernel.algorithm || launch.dtype != kernel.dtype || launch.op > FA_AVG)
+    return false;
+  if (launch.world == 0 || launch.world > FA_MAX_RANKS || launch.rank >= launch.world)
+    return false;
+  return kernel.hot_world == 0 || (launch.op == FA_SUM && launch.world == kernel.hot_world);
+}
+
+size_t element_bytes(uint32_t dtype) { return kTypes[dtype].bytes; }
+
+int blocks_per_multiprocessor(int threads) {
+  constexpr int kFile = 65536, kMost = 32, kWarp = 32;
+  const int allocated = (threads + kWarp - 1) / kWarp * kWarp;
+  const int blocks = kFile / (kRegisters * allocated);
+  return blocks < kMost ? blocks : kMost;
+}
+
+std::shared_ptr<CUfunc_st> find_function(CUfunction function) { return functions().find(function); }
+
+} // namespace stand_in
+
+using namespace stand_in;
+
+CUresult cuModuleLoadData(CUmodule *handle, const void *image) {
+  CUcontext context;
+  STAND_IN_CHECK(current_context(&context));
+  STAND_IN_CHECK(check_not_capturing());
+  if (!handle || !image)
+    return CUDA_ERROR_INVALID_VALUE;
+  // A null page address is the dangling pointer of an empty slice.
+  const bool empty = reinterpret_cast<uint64_t>(image) < 4096 || *static_cast<const char *>(image) == 0;
+  if (empty)
+    return CUDA_ERROR_INVALID_IMAGE;
+  auto module = std::make_shared<CUmod_st>();
+  module->context = context;
+  *handle = modules().insert(std::move(module));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoadDataEx(CUmodule *handle, const void *image, unsigned, uint32_t *, void **) {
+  return cuModuleLoadData(handle, image);
+}
+
+CUresult cuModuleLoadFatBinary(CUmodule *handle, const void *image) {
+  return cuModuleLoadData(handle, image);
+}
+
+CUresult cuModuleLoad(CUmodule *handle, const char *path) {
+  if (!path)
+    return CUDA_ERROR_INVALID_VALUE;
+  FILE *file = fopen(path, "rb");
+  if (!file)
+    return CUDA_ERROR_FILE_NOT_FOUND;
+  char image[1] = {};
+  const size_t bytes = fread(image, 1, 1, file);
+  fclose(file);
+  return bytes == 1 ? cuModuleLoadData(handle, image) : CUDA_ERROR_INVALID_IMAGE;
+}
+
+CUresult cuModuleUnload(CUmodule handle) {
+  CUcontext context;
+  STAND_IN_CHECK(current_context(&context));
+  auto module = modules().take(handle);
+  if (!module)
+    return CUDA_ERROR_INVALID_HANDLE;
+  for (auto &[name, function] : module->functions)
+    functions().take(function);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuModuleGetFunction(CUfunction *handle, CUmodule module_handle, const char *name) {
+  CUcontext context;
+  STAND_IN_CHECK(current_context(&context));
+  auto module = modules().find(module_handle);
+  if (!module)
+    return CUDA_ERROR_INVALID_HANDLE;
+  if (!handle || !name)
+    return CUDA_ERROR_INVALID_VALUE;
+  auto function = std::make_shared<CUfunc_st>();
+  if (!parse(name, &function->kernel))
+    return CUDA_ERROR_NOT_FOUND;
+  std::lock_guard<std::mutex> guard(module->mutex);
+  CUfunction &known = module->functions[name];
+  if (!known) {
+    function->module = module_handle;
+    function->context = module->context;
+    known = functions().insert(std::move(function));
+  }
+  *handle = known;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *, size_t *, CUmodule, const char *) {
+  return CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuModuleGetLoadingMode(uint32_t *mode) {
+  constexpr uint32_t kLazy = 2;
+  if (!mode)
+    return CUDA_ERROR_INVALID_VALUE;
+  *mode = kLazy;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
+  if (!find_function(function))
+    return CUDA_ERROR_INVALID_HANDLE;
+  if (!value || attribute >= CU_FUNC_ATTRIBUTE_MAX)
+    return CUDA_ERROR_INVALID_VALUE;
+  switch (attribute) {
+  case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = kMaxThreads; break;
+  case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = FA_MAX_RANKS * 8; break;
+  case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = kRegisters; break;
+  case CU_FUNC_ATTRIBUTE_PTX_VERSION:
+  case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = 90; break;
+  case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = 48 << 10; break;
+  default: *value = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int) {
+  if (!find_function(function))
+    return CUDA_ERROR_INVALID_HANDLE;
+  return attribute < CU_FUNC_ATTRIBUTE_MAX ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuFuncSetCacheConfig(CUfunction function, uint32_t) {
+  return find_function(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuFuncGetName(const char **name, CUfunction handle) {
+  auto function = find_function(handle);
+  if (!name || !function)
+    return CUDA_ERROR_INVALID_VALUE;
+  *name = function->kernel.name.c_str();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuFuncGetModule(CUmodule *module, CUfunction handle) {
+  auto function = find_function(handle);
+  if (!module || !function)
+    return CUDA_ERROR_INVALID_VALUE;
+  *module = function->module;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuFuncLoad(CUfunction function) {
+  return find_function(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuFuncIsLoaded(uint32_t *loaded, CUfunction function) {
+  if (!loaded || !find_function(function))
+    return CUDA_ERROR_INVALID_VALUE;
+  *loaded = 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t) {
+  if (!find_function(function))
+    return CUDA_ERROR_INVALID_HANDLE;
+  if (!blocks || threads <= 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  *blocks = threads <= kMaxThreads ? blocks_per_multiprocessor(threads) : 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int threads,
+                                                              size_t shared, unsigned) {
+  return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
+}

@@ -1,0 +1,42 @@
+// Modules and kernels: which call a kernel's name stands for.
+#pragma once
+
+#include "../../csrc/abi.h"
+#include "driver.h"
+
+namespace stand_in {
+
+// <algorithm>_<type>, <algorithm>_<type>_sum_w<world> or world_<algorithm>_<type>, as in csrc/cuda.cu.
+struct Kernel {
+  std::string name;
+  uint32_t algorithm = 0;
+  uint32_t dtype = 0;
+  uint32_t hot_world = 0; // the constant world of a hot kernel, 0: any
+  bool all_ranks = false; // a world_ kernel
+};
+
+// Whether the kernel of this name is compiled for the call.
+bool runs(const Kernel &kernel, const FaLaunch &launch);
+size_t element_bytes(uint32_t dtype);
+
+// The launch bounds of every kernel, and the registers that they leave to a thread.
+constexpr int kMaxThreads = 512;
+constexpr int kRegisters = 128;
+// Blocks of so many threads that one multiprocessor holds.
+int blocks_per_multiprocessor(int threads);
+
+std::shared_ptr<CUfunc_st> find_function(CUfunction function);
+
+} // namespace stand_in
+
+struct CUfunc_st {
+  stand_in::Kernel kernel;
+  CUmodule module = nullptr;
+  CUcontext context = nullptr;
+};
+
+struct CUmod_st {
+  CUcontext context = nullptr;
+  std::mutex mutex;
+  std::map<std::string, CUfunction> functions;
+};

@@ -1,0 +1,36 @@
+// What the files of the self-test share.
+#pragma once
+
+#include <stdio.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <functional>
+#include <string>
+
+#include "functions.h"
+
+#define EXPECT(condition)                                                                                    \
+  do {                                                                                                       \
+    if (!(condition)) {                                                                                      \
+      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                \
+      _exit(1);                                                                                              \
+    }                                                                                                        \
+  } while (0)
+#define OK(call) EXPECT((call) == CUDA_SUCCESS)
+
+constexpr size_t kPage = size_t(2) << 20;
+
+// Retains a device's primary context and makes it current.
+CUcontext use_device(int device);
+// Runs a part in a process of its own; its wait status.
+int in_child(const std::function<void()> &part);
+// Of virtual memory that is shared by descriptor.
+CUmemAllocationProp properties(int device);
+
+void test_capture_errors();
+void test_kernels();
+void test_world_kernel();
+void test_sharing();
+// The other process of test_sharing.
+int peer(const std::string &task, const std::string &argument);

@@ -1,0 +1,280 @@
+// Streams: a queue each, and a thread that works it off.
+#include "stream.h"
+
+#include <set>
+
+namespace stand_in {
+namespace {
+
+Handles<CUstream_st> &streams() {
+  static auto *streams = new Handles<CUstream_st>;
+  return *streams;
+}
+
+// Every stream that may still have work: closed ones as well.
+std::set<std::shared_ptr<CUstream_st>> &live() {
+  static auto *live = new std::set<std::shared_ptr<CUstream_st>>;
+  return *live;
+}
+
+void serve(std::shared_ptr<CUstream_st> stream) {
+  std::unique_lock<std::mutex> guard(state());
+  for (;;) {
+    changed().wait(guard, [&] { return !stream->queue.empty() || stream->closing; });
+    if (stream->queue.empty())
+      break;
+    CUstream_st::Operation operation = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    for (auto &[other, count] : operation.after) {
+      changed().wait(guard, [&other = other, &count = count] { return other->completed >= count; });
+    }
+    guard.unlock();
+    operation.work();
+    operation = {};
+    guard.lock();
+    ++stream->completed;
+    changed().notify_all();
+  }
+  live().erase(stream);
+}
+
+// With state() held.
+void close(const std::shared_ptr<CUstream_st> &stream) {
+  stream->closing = true;
+  if (!stream->started)
+    live().erase(stream);
+  changed().notify_all();
+}
+
+void wait_for(std::unique_lock<std::mutex> &guard, const std::shared_ptr<CUstream_st> &stream) {
+  const uint64_t target = stream->submitted;
+  changed().wait(guard, [&] { return stream->completed >= target; });
+}
+
+std::vector<std::shared_ptr<CUstream_st>> live_streams_of(CUcontext context) {
+  std::vector<std::shared_ptr<CUstream_st>> streams;
+  for (auto &stream : live()) {
+    if (stream->context == context)
+      streams.push_back(stream);
+  }
+  return streams;
+}
+
+} // namespace
+
+std::mutex &state() {
+  static auto *state = new std::mutex;
+  return *state;
+}
+
+std::condition_variable &changed() {
+  static auto *changed = new std::condition_variable;
+  return *changed;
+}
+
+std::shared_ptr<CUstream_st> make_stream(CUcontext context, unsigned flags, int priority) {
+  auto stream = std::make_shared<CUstream_st>();
+  stream->context = context;
+  stream->flags = flags;
+  stream->priority = priority;
+  std::lock_guard<std::mutex> guard(state());
+  live().insert(stream);
+  return stream;
+}
+
+CUresult find_stream(CUstream handle, std::shared_ptr<CUstream_st> *stream) {
+  CUcontext context;
+  STAND_IN_CHECK(current_context(&context));
+  if (!handle || handle == CU_STREAM_LEGACY) {
+    *stream = context->legacy;
+  } else if (handle == CU_STREAM_PER_THREAD) {
+    *stream = context->per_thread;
+  } else {
+    *stream = streams().find(handle);
+    if (!*stream)
+      return CUDA_ERROR_INVALID_HANDLE;
+  }
+  return CUresult((*stream)->context->error.load());
+}
+
+void enqueue(const std::shared_ptr<CUstream_st> &stream, Work work) {
+  CUstream_st::Operation operation{std::move(work), {}};
+  // The legacy stream waits for all blocking streams of its context, and they for it.
+  const std::shared_ptr<CUstream_st> &legacy = stream->context->legacy;
+  if (stream == legacy) {
+    for (auto &other : live_streams_of(stream->context)) {
+      if (other != stream && other->blocking())
+        operation.after.emplace_back(other, other->submitted);
+    }
+  } else if (stream->blocking()) {
+    operation.after.emplace_back(legacy, legacy->submitted);
+  }
+  stream->queue.push_back(std::move(operation));
+  ++stream->submitted;
+  if (!stream->started) {
+    stream->started = true;
+    std::thread(serve, stream).detach();
+  }
+  changed().notify_all();
+}
+
+CUresult submit(CUstream handle, Work work) {
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(handle, &stream));
+  std::lock_guard<std::mutex> guard(state());
+  if (stream->capture)
+    return add_node(*stream, std::move(work));
+  if (stream == stream->context->legacy) {
+    for (auto &other : live_streams_of(stream->context)) {
+      if (!other->blocking() || !other->capture)
+        continue;
+      other->capture->invalid = true;
+      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
+  }
+  enqueue(stream, std::move(work));
+  return CUDA_SUCCESS;
+}
+
+void wait_for_stream(const std::shared_ptr<CUstream_st> &stream) {
+  std::unique_lock<std::mutex> guard(state());
+  wait_for(guard, stream);
+}
+
+void wait_for_context(CUcontext context) {
+  std::unique_lock<std::mutex> guard(state());
+  for (auto &stream : live_streams_of(context))
+    wait_for(guard, stream);
+}
+
+void close_streams_of(CUcontext context) {
+  std::lock_guard<std::mutex> guard(state());
+  for (auto &stream : live_streams_of(context)) {
+    streams().take(stream.get());
+    close(stream);
+  }
+}
+
+CUresult check_context_not_captured(CUcontext context) {
+  std::lock_guard<std::mutex> guard(state());
+  for (auto &stream : live_streams_of(context)) {
+    if (!stream->capture)
+      continue;
+    stream->capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  return CUDA_SUCCESS;
+}
+
+} // namespace stand_in
+
+using namespace stand_in;
+
+CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned flags, int priority) {
+  CUcontext context;
+  STAND_IN_CHECK(current_context(&context));
+  if (!handle || flags > CU_STREAM_NON_BLOCKING)
+    return CUDA_ERROR_INVALID_VALUE;
+  *handle = streams().insert(make_stream(context, flags, priority));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream *handle, unsigned flags) {
+  return cuStreamCreateWithPriority(handle, flags, 0);
+}
+
+// What is queued still runs.
+CUresult cuStreamDestroy_v2(CUstream handle) {
+  CUcontext context;
+  STAND_IN_CHECK(current_context(&context));
+  auto stream = streams().take(handle);
+  if (!stream)
+    return CUDA_ERROR_INVALID_HANDLE;
+  std::lock_guard<std::mutex> guard(state());
+  if (std::shared_ptr<Capture> capture = stream->capture) {
+    capture->invalid = true;
+    capture->streams.erase(stream.get());
+    stream->capture = nullptr;
+    if (capture->origin == stream.get())
+      detach(*capture);
+  }
+  close(stream);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream handle) {
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(handle, &stream));
+  if (is_capturing(*stream))
+    return refuse_in_capture(*stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  wait_for_stream(stream);
+  // The legacy stream's last work waits for the blocking streams, its own end only if there is any.
+  if (stream == stream->context->legacy) {
+    std::unique_lock<std::mutex> guard(state());
+    for (auto &other : live_streams_of(stream->context)) {
+      if (other->blocking())
+        wait_for(guard, other);
+    }
+  }
+  return CUresult(stream->context->error.load());
+}
+
+CUresult cuStreamQuery(CUstream handle) {
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(handle, &stream));
+  if (is_capturing(*stream))
+    return refuse_in_capture(*stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  std::lock_guard<std::mutex> guard(state());
+  return stream->completed == stream->submitted ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(handle, &stream));
+  if (!context)
+    return CUDA_ERROR_INVALID_VALUE;
+  *context = stream->context;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(handle, &stream));
+  if (!device)
+    return CUDA_ERROR_INVALID_VALUE;
+  *device = stream->context->device;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(handle, &stream));
+  if (!flags)
+    return CUDA_ERROR_INVALID_VALUE;
+  *flags = stream->flags;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetPriority(CUstream handle, int *priority) {
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(handle, &stream));
+  if (!priority)
+    return CUDA_ERROR_INVALID_VALUE;
+  *priority = stream->priority;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(handle, &stream));
+  if (!id)
+    return CUDA_ERROR_INVALID_VALUE;
+  *id = reinterpret_cast<uint64_t>(stream.get());
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
+  if (!function)
+    return CUDA_ERROR_INVALID_VALUE;
+  return submit(handle, [function, data] { function(data); });
+}

@@ -1,0 +1,84 @@
+// Streams, and what they do instead while they are captured.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <thread>
+
+#include "driver.h"
+
+namespace stand_in {
+
+using Work = std::function<void()>;
+
+// How many nodes of each stream come before a point: what tells whether a capture's branches were joined
+// again.
+using Clock = std::map<const CUstream_st *, uint64_t>;
+
+struct Capture {
+  uint64_t id = 0;
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  std::thread::id thread;
+  CUstream_st *origin = nullptr;
+  bool invalid = false;
+  bool ended = false;
+  std::shared_ptr<CUgraph_st> graph;
+  std::map<CUstream_st *, Clock> streams;
+};
+
+// Guards streams, events and captures; changed() is notified when any of them moves on.
+std::mutex &state();
+std::condition_variable &changed();
+
+std::shared_ptr<CUstream_st> make_stream(CUcontext context, unsigned flags, int priority);
+// NULL and the legacy handle are the context's legacy stream; the per-thread handle is one stream per
+// context.
+CUresult find_stream(CUstream handle, std::shared_ptr<CUstream_st> *stream);
+// Appends work to a stream, or to the graph that it is captured into.
+CUresult submit(CUstream handle, Work work);
+// The same with state() held, for a stream that is not captured.
+void enqueue(const std::shared_ptr<CUstream_st> &stream, Work work);
+// The same with state() held, for a stream that is.
+CUresult add_node(CUstream_st &stream, Work work);
+
+void wait_for_stream(const std::shared_ptr<CUstream_st> &stream);
+// All of a context's streams.
+void wait_for_context(CUcontext context);
+void close_streams_of(CUcontext context);
+
+bool is_capturing(const CUstream_st &stream);
+// Invalidates the stream's capture, as an illegal call does, and returns the code.
+CUresult refuse_in_capture(CUstream_st &stream, CUresult code);
+// For calls that the driver calls potentially unsafe: an error while a capture forbids them to this thread.
+CUresult check_not_capturing();
+// An error while any stream of the context is captured.
+CUresult check_context_not_captured(CUcontext context);
+// Ends a capture's hold on its streams; with state() held.
+void detach(Capture &capture);
+
+} // namespace stand_in
+
+struct CUgraph_st {
+  std::vector<stand_in::Work> nodes;
+};
+
+struct CUstream_st {
+  struct Operation {
+    stand_in::Work work;
+    // Other streams' work that comes first: stream and how much of it.
+    std::vector<std::pair<std::shared_ptr<CUstream_st>, uint64_t>> after;
+  };
+
+  CUcontext context = nullptr;
+  unsigned flags = 0;
+  int priority = 0;
+  std::deque<Operation> queue;
+  uint64_t submitted = 0;
+  uint64_t completed = 0;
+  bool started = false;
+  bool closing = false;
+  std::shared_ptr<stand_in::Capture> capture;
+
+  bool blocking() const { return !(flags & CU_STREAM_NON_BLOCKING); }
+};

@@ -1,0 +1,158 @@
+// Copies and fills. What is asynchronous with respect to the host in the driver is so here.
+#include "memory.h"
+
+#include <string.h>
+
+#include "stream.h"
+
+namespace stand_in {
+namespace {
+
+enum class Place { Pageable, Pinned, Device, Invalid };
+
+Place place_of(uint64_t address, size_t bytes) {
+  if (is_pageable(address))
+    return Place::Pageable;
+  if (!is_known(address, bytes))
+    return Place::Invalid;
+  auto registry = Registry::lock();
+  const Allocation *allocation = registry.find(address);
+  return allocation && !allocation->on_device() ? Place::Pinned : Place::Device;
+}
+
+void copy_bytes(uint64_t to, uint64_t from, size_t bytes) {
+  memmove(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), bytes);
+}
+
+CUresult copy(CUstream handle, bool synchronous, uint64_t to, uint64_t from, size_t bytes) {
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(handle, &stream));
+  if (synchronous)
+    STAND_IN_CHECK(check_not_capturing());
+  if (bytes == 0)
+    return CUDA_SUCCESS;
+  const Place source = place_of(from, bytes), destination = place_of(to, bytes);
+  const bool valid = source != Place::Invalid && destination != Place::Invalid && to && from;
+  if (!valid)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (is_capturing(*stream))
+    return submit(handle, [=] { copy_bytes(to, from, bytes); });
+
+  if (source == Place::Pageable) {
+    // The driver has copied it elsewhere when the call returns.
+    const char *start = reinterpret_cast<const char *>(from);
+    auto staged = std::make_shared<std::vector<char>>(start, start + bytes);
+    STAND_IN_CHECK(submit(handle, [=] { memcpy(reinterpret_cast<void *>(to), staged->data(), bytes); }));
+  } else {
+    STAND_IN_CHECK(submit(handle, [=] { copy_bytes(to, from, bytes); }));
+  }
+  const bool pinned = source == Place::Pinned || destination == Place::Pinned;
+  if (destination == Place::Pageable || (synchronous && pinned)) {
+    wait_for_stream(stream);
+    return CUresult(stream->context->error.load());
+  }
+  return CUDA_SUCCESS;
+}
+
+// The device side of a copy must be an address that the driver knows.
+CUresult check_device_address(uint64_t address, size_t bytes) {
+  return bytes == 0 || is_known(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+template <class T>
+CUresult fill(CUstream handle, bool synchronous, uint64_t to, T value, size_t count) {
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(handle, &stream));
+  if (synchronous)
+    STAND_IN_CHECK(check_not_capturing());
+  STAND_IN_CHECK(check_device_address(to, count * sizeof(T)));
+  if (to % sizeof(T))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (count == 0)
+    return CUDA_SUCCESS;
+  return submit(handle, [=] {
+    T *start = reinterpret_cast<T *>(to);
+    for (size_t i = 0; i < count; ++i)
+      start[i] = value;
+  });
+}
+
+uint64_t address(const void *host) { return reinterpret_cast<uint64_t>(host); }
+
+} // namespace
+} // namespace stand_in
+
+using namespace stand_in;
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
+  STAND_IN_CHECK(check_device_address(to, bytes));
+  return copy(nullptr, true, to, address(from), bytes);
+}
+
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
+  STAND_IN_CHECK(check_device_address(from, bytes));
+  return copy(nullptr, true, address(to), from, bytes);
+}
+
+CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  STAND_IN_CHECK(check_device_address(to, bytes));
+  STAND_IN_CHECK(check_device_address(from, bytes));
+  return copy(nullptr, true, to, from, bytes);
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+  STAND_IN_CHECK(check_device_address(to, bytes));
+  return copy(stream, false, to, address(from), bytes);
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  STAND_IN_CHECK(check_device_address(from, bytes));
+  return copy(stream, false, address(to), from, bytes);
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  STAND_IN_CHECK(check_device_address(to, bytes));
+  STAND_IN_CHECK(check_device_address(from, bytes));
+  return copy(stream, false, to, from, bytes);
+}
+
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  return copy(nullptr, true, to, from, bytes);
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return copy(stream, false, to, from, bytes);
+}
+
+CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes) {
+  return cuMemcpyDtoD_v2(to, from, bytes);
+}
+
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes,
+                           CUstream stream) {
+  return cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
+}
+
+CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) {
+  return fill<uint8_t>(nullptr, true, to, value, count);
+}
+
+CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t count) {
+  return fill<uint16_t>(nullptr, true, to, value, count);
+}
+
+CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned value, size_t count) {
+  return fill<uint32_t>(nullptr, true, to, value, count);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+  return fill<uint8_t>(stream, false, to, value, count);
+}
+
+CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream stream) {
+  return fill<uint16_t>(stream, false, to, value, count);
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+  return fill<uint32_t>(stream, false, to, value, count);
+}
