@@ -121,9 +121,13 @@ template <>
 struct Convert<F16> {
   using Small = HalfUnit;
 #if defined(__AVX512F__)
-  static FA_FN FloatUnit widen(Small small) { return (FloatUnit)_mm512_cvtph_ps((__m256i)small); }
+  // With a full mask: the forms without one make some compilers warn of their own headers.
+  static FA_FN FloatUnit widen(Small small) {
+    return (FloatUnit)_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)small);
+  }
   static FA_FN Small narrow(FloatUnit value) {
-    return (Small)_mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    constexpr int kRounding = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return (Small)_mm512_maskz_cvtps_ph(0xFFFF, (__m512)value, kRounding);
   }
 #elif defined(__F16C__)
   static FA_FN FloatUnit widen(Small small) { return (FloatUnit)_mm256_cvtph_ps((__m128i)small); }

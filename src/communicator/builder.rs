@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::Communicator;
+use super::{Closing, Communicator};
 use crate::bootstrap::Bootstrap;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -97,6 +97,7 @@ impl Builder {
         let region = Region::new(&device, layout, self.last_epoch, &bootstrap, setup_timeout)?;
         // No rank launches before all have set their epochs.
         bootstrap.barrier(setup_timeout)?;
+        let closing = Closing { exports: device.exports(), bootstrap: Box::new(bootstrap) };
         Ok(Communicator {
             endpoint: Arc::new(Endpoint::new(device, region)),
             failed: OnceLock::new(),
@@ -105,7 +106,7 @@ impl Builder {
             algorithm: self.algorithm,
             timeout: self.timeout,
             setup_timeout,
-            bootstrap: Box::new(bootstrap),
+            closing,
         })
     }
 }

@@ -128,7 +128,7 @@ impl Communicator<Cuda> {
     pub fn register_graph_buffers(&self) -> Result<()> {
         self.healthy()?;
         self.device().bind()?;
-        let rows = self.device().exchange_graph_rows(&*self.bootstrap, self.setup_timeout)?;
+        let rows = self.device().exchange_graph_rows(&*self.closing.bootstrap, self.setup_timeout)?;
         {
             // No eager call launches in between.
             let _registry = self.endpoint.lock();
@@ -137,7 +137,7 @@ impl Communicator<Cuda> {
             }
         }
         // No rank replays before all have the rows.
-        self.bootstrap.barrier(self.setup_timeout)
+        self.closing.bootstrap.barrier(self.setup_timeout)
     }
 
     /// Registers a buffer, so that calls from it or from views into it pull without a copy. Collective: all ranks register
@@ -151,7 +151,7 @@ impl Communicator<Cuda> {
         self.healthy()?;
         let count = slice.len();
         let bytes = count * size_of::<T>();
-        let (bootstrap, timeout) = (&*self.bootstrap, self.setup_timeout);
+        let (bootstrap, timeout) = (&*self.closing.bootstrap, self.setup_timeout);
         agree(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)?;
         if count == 0 {
             return Ok(Registered { _registration: None, slice });

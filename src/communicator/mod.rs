@@ -14,6 +14,7 @@ pub use builder::Builder;
 
 use crate::abi::{self, FaFailure, FaLaunch};
 use crate::bootstrap::Bootstrap;
+use crate::device::sealed::Exports as _;
 use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -35,7 +36,25 @@ pub struct Communicator<D: Device> {
     algorithm: Option<Algorithm>,
     timeout: Option<Duration>,
     setup_timeout: Duration,
+    // After the endpoint, which holds the mappings of the peers' memory.
+    closing: Closing<D>,
+}
+
+/// The connection to the other ranks, and what must outlive their mappings.
+struct Closing<D: Device> {
+    exports: D::Exports,
     bootstrap: Box<dyn Bootstrap>,
+}
+
+impl<D: Device> Drop for Closing<D> {
+    fn drop(&mut self) {
+        const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+        if !self.exports.is_empty() {
+            // All ranks have closed what this one frees next. A rank that does not come is dead, and has closed it so, or hangs,
+            // and then so would a longer wait.
+            let _ = self.bootstrap.barrier(CLOSE_TIMEOUT);
+        }
+    }
 }
 
 impl<D: Device> std::fmt::Debug for Communicator<D> {
@@ -112,7 +131,7 @@ impl<D: Device> Communicator<D> {
             bytes: usize::MAX,
             reason: format!("{count} elements of {} exceed the address space", T::DTYPE),
         })?;
-        let (bootstrap, timeout) = (&*self.bootstrap, self.setup_timeout);
+        let (bootstrap, timeout) = (&*self.closing.bootstrap, self.setup_timeout);
         builder::agree(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)?;
         let memory = self.endpoint.device.share(bytes.max(1), bootstrap, timeout)?;
         Ok(Buffer::new(self.register_shared(memory, bytes)?, count))
@@ -121,12 +140,12 @@ impl<D: Device> Communicator<D> {
     /// Enters memory that every rank has mapped into every rank's table. Collective.
     fn register_shared(&self, memory: D::Shared, bytes: usize) -> Result<Registration<D>> {
         let free_rows = self.endpoint.lock().free_rows();
-        let free_rows = self.bootstrap.all_gather(&free_rows, self.setup_timeout)?;
+        let free_rows = self.closing.bootstrap.all_gather(&free_rows, self.setup_timeout)?;
         let row = self.endpoint.lock().next_row(&free_rows)?;
         let endpoint = Arc::clone(&self.endpoint);
         let registration = Registration::new(endpoint, memory, row, self.rank, bytes)?;
         // No rank pulls from the buffer before all have it in their tables.
-        self.bootstrap.barrier(self.setup_timeout)?;
+        self.closing.bootstrap.barrier(self.setup_timeout)?;
         Ok(registration)
     }
 
@@ -137,7 +156,7 @@ impl<D: Device> Communicator<D> {
     /// Those of the bootstrap; and the error that poisoned the communicator.
     pub fn barrier(&self) -> Result<()> {
         self.healthy()?;
-        self.bootstrap.barrier(self.setup_timeout)
+        self.closing.bootstrap.barrier(self.setup_timeout)
     }
 
     /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. The other
@@ -213,7 +232,8 @@ impl<D: Device> Communicator<D> {
     fn launch(&self, message: &Message, plan: &Plan, source: u64) -> FaLaunch {
         let region = &self.endpoint.region;
         // Half the range at most: a kernel adds the time of its clock.
-        let timeout_ns = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2);
+        let timeout_ns =
+            |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2);
         FaLaunch {
             regions: std::array::from_fn(|rank| region.address(rank)),
             input: message.input,

@@ -49,7 +49,13 @@ pub(crate) mod sealed {
         /// What orders a call among other work of the device: `()` on the host, a stream on a GPU.
         type Stream<'a>: Copy;
 
+        /// Memory of this rank that must not be freed before all ranks have closed it.
+        type Exports: Exports;
+
         const PACKING: Packing;
+
+        /// What has been exported so far, and will be: all clones are one list.
+        fn exports(&self) -> Self::Exports;
 
         /// Facts that must be equal on all ranks because plans depend on them.
         fn shared_facts(&self) -> String;
@@ -86,6 +92,17 @@ pub(crate) mod sealed {
     pub trait Shared: Send + Sync {
         /// Address of `rank`'s memory in this process; 0 beyond the world.
         fn address(&self, rank: usize) -> u64;
+    }
+
+    /// A list of exported memory, which it keeps.
+    pub trait Exports: Send + Sync {
+        fn is_empty(&self) -> bool;
+    }
+
+    impl Exports for () {
+        fn is_empty(&self) -> bool {
+            true
+        }
     }
 
     /// A rank's status words, which its kernels and this process access atomically.

@@ -12,7 +12,7 @@ mod plan;
 mod world;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::{result, sys, CudaContext, CudaStream};
@@ -50,6 +50,7 @@ pub struct Cuda {
     default_stream: Arc<CudaStream>,
     kernels: Kernels,
     copies: Copies,
+    exports: CudaExports,
     process: [u8; 16],
     sharing: Option<Sharing>,
     /// The kind that worked first, used from then on.
@@ -117,6 +118,7 @@ impl Cuda {
         Ok(Self {
             default_stream: context.default_stream(),
             copies: Copies::new(&context)?,
+            exports: CudaExports::default(),
             context,
             kernels,
             process: process_identity()?,
@@ -220,6 +222,9 @@ impl Cuda {
     ) -> Result<CudaMemory> {
         let own =
             all_succeeded(Memory::allocate(&self.context, &self.copies, bytes, sharing), bootstrap, timeout)?;
+        if sharing == Sharing::Ipc {
+            self.exports.keep(Arc::clone(&own));
+        }
         let memory = self.map_peers(own, 0, sharing, bootstrap, timeout)?;
         self.probe(&memory, bootstrap, timeout)?;
         Ok(memory)
@@ -306,11 +311,16 @@ impl sealed::Device for Cuda {
     type Shared = CudaMemory;
     type Status = CudaStatus;
     type Stream<'a> = sys::CUstream;
+    type Exports = CudaExports;
 
     const PACKING: sealed::Packing = sealed::Packing {
         pack_bytes: abi::FA_CUDA_PACK_BYTES as usize,
         slot_bytes: abi::FA_CUDA_SLOT_BYTES as usize,
     };
+
+    fn exports(&self) -> CudaExports {
+        self.exports.clone()
+    }
 
     fn shared_facts(&self) -> String {
         let sharing = self.sharing.map_or("automatic", Sharing::name);
@@ -414,6 +424,27 @@ pub struct CudaMemory {
 impl sealed::Shared for CudaMemory {
     fn address(&self, rank: usize) -> u64 {
         self.ranks.get(rank).map_or(0, |(memory, offset)| memory.address() + offset)
+    }
+}
+
+/// Memory that other processes have opened by an IPC handle: CUDA leaves undefined what happens if it is freed before they close
+/// it. So it stays until the communicators have met once more.
+#[derive(Clone, Default)]
+pub struct CudaExports(Arc<Mutex<Vec<Arc<Memory>>>>);
+
+impl CudaExports {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Memory>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, memory: Arc<Memory>) {
+        self.lock().push(memory);
+    }
+}
+
+impl sealed::Exports for CudaExports {
+    fn is_empty(&self) -> bool {
+        self.lock().is_empty()
     }
 }
 

@@ -141,11 +141,15 @@ impl sealed::Device for Host {
     type Shared = SharedMemory;
     type Status = HostStatus;
     type Stream<'a> = ();
+    // The kernel frees a memfd when nobody maps it any more.
+    type Exports = ();
 
     const PACKING: sealed::Packing = sealed::Packing {
         pack_bytes: abi::FA_HOST_PACK_BYTES as usize,
         slot_bytes: abi::FA_HOST_SLOT_BYTES as usize,
     };
+
+    fn exports(&self) {}
 
     fn shared_facts(&self) -> String {
         format!("{} workers", self.blocks)
