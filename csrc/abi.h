@@ -100,7 +100,7 @@ struct FaLaunch {
   uint64_t regions[FA_MAX_RANKS];
   uint64_t input;
   uint64_t output;
-  uint64_t count;   // elements
+  uint64_t count;   // elements, at least 1: every launch must hear from every peer
   uint64_t source;  // where peers find this rank's input, as in FaSignal
   // [id - 1][rank]: base address of that rank's registered buffer, 0 where it is not mapped.
   uint64_t buffers;

@@ -67,3 +67,8 @@ pub fn build_facts() -> [(&'static str, String); 2] {
         ("CUDA kernels", env!("FAST_ALLREDUCE_CUDA_BUILD").to_owned()),
     ]
 }
+
+/// The README's example compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;

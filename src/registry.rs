@@ -67,7 +67,7 @@ impl Registry {
     pub fn source(&self, address: u64, bytes: u64) -> u64 {
         let row = self.rows.iter().position(|row| row.is_some_and(|range| range.holds(address, bytes)));
         row.and_then(|row| Some((row, self.rows[row]?)))
-            .map_or(0, |(row, range)| ((row as u64 + 1) << FA_SOURCE_ID_SHIFT) + (address - range.base))
+            .map_or(0, |(row, range)| source_word(row, address - range.base))
     }
 
     /// Rows that this rank has free among those ever used, as bytes for the other ranks.

@@ -23,7 +23,8 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`]; [`Error::InvalidStream`] for a stream of another context; [`Error::Driver`]. What goes wrong in
+    /// [`Error::LengthMismatch`]; [`Error::InvalidStream`] for a stream of another context, [`Error::InvalidPointer`] for a slice
+    /// of another device; [`Error::Driver`]. What goes wrong in
     /// a kernel, such as a rank that does not come, is the error of the next call, of [`Communicator::synchronize`] or
     /// [`Communicator::check`].
     pub fn all_reduce<T: Element>(
@@ -38,8 +39,11 @@ impl Communicator<Cuda> {
         }
         self.check_stream(stream)?;
         let count = input.len();
+        let devices = [input.stream(), output.stream()].map(|stream| stream.context().ordinal());
         let (input, _input_used) = input.device_ptr(stream);
         let (output, _output_used) = output.device_ptr_mut(stream);
+        self.check_device::<T>("input", input, devices[0])?;
+        self.check_device::<T>("output", output, devices[1])?;
         let message = Message { input, output, count, dtype: T::DTYPE, op };
         // SAFETY: both hold that many elements of T until the work on the stream is done, which cudarc orders frees after;
         // an exclusive borrow overlaps with no other. The stream is of this context and kept alive.
@@ -59,7 +63,9 @@ impl Communicator<Cuda> {
     ) -> Result<()> {
         self.check_stream(stream)?;
         let count = data.len();
+        let device = data.stream().context().ordinal();
         let (address, _used) = data.device_ptr_mut(stream);
+        self.check_device::<T>("input", address, device)?;
         let message = Message { input: address, output: address, count, dtype: T::DTYPE, op };
         // SAFETY: as in all_reduce; in place is input == output.
         unsafe { self.run(message, stream.cu_stream(), Some(stream)) }
@@ -69,7 +75,7 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce`], [`Error::InvalidPointer`] for null, misaligned, host or another device's pointers, and
+    /// As [`Communicator::all_reduce`], [`Error::InvalidPointer`] also for null, misaligned and host pointers, and
     /// [`Error::Overlap`] unless the buffers are disjoint or the same.
     ///
     /// # Safety
@@ -173,19 +179,28 @@ impl Communicator<Cuda> {
         Err(Error::InvalidStream { stream, device })
     }
 
+    /// Refuses a slice of another device: one that is not, cudarc vouches for.
+    fn check_device<T: Element>(&self, which: &'static str, address: u64, ordinal: usize) -> Result<()> {
+        if ordinal == self.device().context().ordinal() {
+            return Ok(());
+        }
+        let (problem, element_size) = ("memory of another device", size_of::<T>());
+        Err(Error::InvalidPointer { which, address: address as usize, problem, element_size })
+    }
+
     /// # Safety
     ///
     /// As [`Communicator::start`] and [`Cuda::order`].
     unsafe fn run(&self, message: Message, stream: CUstream, owner: Option<&Arc<CudaStream>>) -> Result<()> {
         self.device().bind()?;
+        // Another thread's call comes before this one's ordering or after its launch, not between the two.
+        let _calls = self.device().calls();
         // SAFETY: the caller's.
         unsafe {
             self.device().order(stream, owner)?;
             let capturing = self.device().capturing(stream)?;
             self.start(message, stream, |_, _| match capturing {
-                true => {
-                    self.device().capture_input(message.input, (message.count * message.dtype.size()) as u64)
-                }
+                true => self.device().capture_input(message.input),
                 false => Ok(0),
             })
         }

@@ -90,6 +90,19 @@ pub(super) fn is_exportable(address: u64) -> bool {
     found.result().is_ok() && capable & 0xFF != 0
 }
 
+/// The driver's number of the allocation that an address lies in, unique in this process. Allowed while a stream is captured.
+pub(super) fn allocation_number(address: u64) -> Result<u64> {
+    use sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
+    let mut number = 0u64;
+    // SAFETY: the driver writes one u64.
+    unsafe {
+        sys::cuPointerGetAttribute((&raw mut number).cast(), CU_POINTER_ATTRIBUTE_BUFFER_ID, address)
+    }
+    .result()
+    .map_err(driver("cuPointerGetAttribute of a captured input"))?;
+    Ok(number)
+}
+
 /// Copies between host and device memory that are done when they return, on a stream of their own: the legacy default stream
 /// would wait for kernels of other ranks in this context, which may wait for this rank.
 #[derive(Debug)]

@@ -14,11 +14,19 @@ use crate::region::{TableRow, TABLE_ROWS};
 use crate::registry::{source_word, FIRST_GRAPH_ROW};
 use crate::MAX_RANKS;
 
+/// A captured input: its address, and the driver's number of the allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Input {
+    address: u64,
+    allocation: u64,
+}
+
 /// Rows for captured inputs. Rows are this rank's own: peers look a row up in this rank's column.
 #[derive(Default)]
 pub(super) struct GraphRows {
-    /// By address: the row, and the bytes that it is good for.
-    inputs: HashMap<u64, (usize, u64)>,
+    /// The row of each. The allocation is part of the key: another one may come to lie at the same address, and peers would
+    /// go on reading the old.
+    inputs: HashMap<Input, usize>,
     /// Captured since the last registration.
     pending: Vec<(usize, u64)>,
     /// What the device's table holds, for all ranks' columns.
@@ -29,9 +37,8 @@ pub(super) struct GraphRows {
 
 impl GraphRows {
     /// The source word for a captured input. The same input captured again has the same row.
-    fn capture(&mut self, address: u64, bytes: u64) -> Result<u64> {
-        if let Some((row, known)) = self.inputs.get_mut(&address) {
-            *known = bytes.max(*known);
+    fn capture(&mut self, input: Input) -> Result<u64> {
+        if let Some(row) = self.inputs.get(&input) {
             return Ok(source_word(*row, 0));
         }
         let row = FIRST_GRAPH_ROW + self.inputs.len();
@@ -41,8 +48,8 @@ impl GraphRows {
                 reason: format!("{} different inputs have been captured", self.inputs.len()),
             });
         }
-        self.inputs.insert(address, (row, bytes));
-        self.pending.push((row, address));
+        self.inputs.insert(input, row);
+        self.pending.push((row, input.address));
         Ok(source_word(row, 0))
     }
 }
@@ -75,7 +82,7 @@ impl Cuda {
     }
 
     /// The source word for a captured input: a row if peers can map it, else 0, staging, which captures as it is.
-    pub(crate) fn capture_input(&self, address: u64, bytes: u64) -> Result<u64> {
+    pub(crate) fn capture_input(&self, address: u64) -> Result<u64> {
         let shared = match self.world.same_device_and_process() {
             true => true,
             false => driver::is_exportable(address),
@@ -83,7 +90,8 @@ impl Cuda {
         if !self.graph_registration || !shared {
             return Ok(0);
         }
-        self.graph_rows().capture(address, bytes)
+        let allocation = driver::allocation_number(address)?;
+        self.graph_rows().capture(Input { address, allocation })
     }
 
     /// Swaps the handles of what has been captured since the last time. Collective. Returns the rows that changed.
@@ -139,11 +147,15 @@ mod tests {
     #[test]
     fn an_input_captured_again_keeps_its_row() {
         let mut rows = GraphRows::default();
-        let first = rows.capture(0x1000, 64).unwrap();
-        let second = rows.capture(0x2000, 64).unwrap();
+        let input = |address, allocation| Input { address, allocation };
+        let first = rows.capture(input(0x1000, 1)).unwrap();
+        let second = rows.capture(input(0x2000, 1)).unwrap();
         assert_ne!(first, second);
-        assert_eq!(rows.capture(0x1000, 128), Ok(first));
+        assert_eq!(rows.capture(input(0x1000, 1)), Ok(first));
         assert_eq!(rows.pending.len(), 2);
+        let reallocated = rows.capture(input(0x1000, 2)).unwrap();
+        assert_ne!(reallocated, first, "another allocation at the same address");
+        assert_eq!(rows.pending.len(), 3);
         assert_eq!(first >> FA_SOURCE_ID_SHIFT, FIRST_GRAPH_ROW as u64 + 1);
     }
 
@@ -151,9 +163,9 @@ mod tests {
     fn rows_run_out_with_an_error() {
         let mut rows = GraphRows::default();
         for input in 0..(TABLE_ROWS - FIRST_GRAPH_ROW) as u64 {
-            rows.capture(input * 4096 + 4096, 16).unwrap();
+            rows.capture(Input { address: input * 4096 + 4096, allocation: 1 }).unwrap();
         }
-        assert!(matches!(rows.capture(1, 16), Err(Error::Unavailable { .. })));
+        assert!(matches!(rows.capture(Input { address: 1, allocation: 1 }), Err(Error::Unavailable { .. })));
     }
 
     #[test]

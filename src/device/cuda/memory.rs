@@ -128,15 +128,20 @@ impl Memory {
             return Err(driver("cuMemMap")(error));
         }
         let memory = Self::new(context, address, bytes, Origin::Mapped { handle });
+        memory.allow(context)?;
+        Ok(memory)
+    }
+
+    /// Lets the device of a context reach a mapping, besides those that already do.
+    fn allow(&self, context: &CudaContext) -> Result<()> {
         // SAFETY: all zeros is a value of the struct; the location is set below, the flags here.
         let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
         access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         set_location(&raw mut access.location, context);
         // SAFETY: the range is mapped; the driver reads one descriptor.
-        unsafe { sys::cuMemSetAccess(address, bytes, &access, 1) }
+        unsafe { sys::cuMemSetAccess(self.address, self.bytes, &access, 1) }
             .result()
-            .map_err(driver("cuMemSetAccess"))?;
-        Ok(memory)
+            .map_err(driver("cuMemSetAccess"))
     }
 
     pub fn address(&self) -> u64 {
@@ -199,7 +204,10 @@ impl Memory {
                 rank,
                 reason: "the memory that it shares within this process is gone".into(),
             })?;
-            driver::enable_peer_access(context, &memory.context)?;
+            match memory.origin {
+                Origin::Mapped { .. } => memory.allow(context)?,
+                _ => driver::enable_peer_access(context, &memory.context)?,
+            }
             return Ok(memory);
         }
         context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;

@@ -60,6 +60,8 @@ pub struct Cuda {
     graph_registration: bool,
     graph_rows: Mutex<GraphRows>,
     last_stream: Mutex<LastStream>,
+    /// Held from the ordering of a call to its launch. Taken before the registry's lock and `last_stream`.
+    calls: Mutex<()>,
 }
 
 /// What a rank learns of the others when it joins them.
@@ -129,6 +131,7 @@ impl Cuda {
             graph_registration: false,
             graph_rows: Mutex::default(),
             last_stream: Mutex::default(),
+            calls: Mutex::default(),
         })
     }
 
@@ -206,7 +209,17 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
-        let memory = all_succeeded(Memory::foreign(&self.context, address), bootstrap, timeout)?;
+        let memory = Memory::foreign(&self.context, address).and_then(|memory| {
+            // A context that lets a peer in does so for this kind of memory only, the kind that IPC exports.
+            if self.world.same_device_and_process() || driver::is_exportable(address) {
+                return Ok(memory);
+            }
+            Err(Error::Unavailable {
+                what: "this memory on the other ranks' GPUs".into(),
+                reason: "only what cuMemAlloc gives can be registered, not stream-ordered or VMM memory".into(),
+            })
+        });
+        let memory = all_succeeded(memory, bootstrap, timeout)?;
         let offset = address - memory.address();
         let sharing = if self.world.same_process { Sharing::Pointers } else { Sharing::Ipc };
         self.map_peers(memory, offset, sharing, bootstrap, timeout)
@@ -350,19 +363,20 @@ impl sealed::Device for Cuda {
 
     fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<CudaMemory> {
         let mut reasons = Vec::new();
-        for sharing in self.candidates() {
+        let candidates = self.candidates();
+        for &sharing in &candidates {
             match self.share_by(sharing, bytes, bootstrap, timeout) {
                 Ok(memory) => {
                     self.chosen.get_or_init(|| sharing);
                     return Ok(memory);
                 }
-                // These fail on all ranks alike, so that all try the next.
-                Err(
-                    error @ (Error::PeerFailed { .. } | Error::Driver { .. } | Error::Unavailable { .. }),
-                ) => {
-                    reasons.push(format!("{}: {error}", sharing.name()));
+                Err(error) if candidates.len() == 1 => return Err(error),
+                // The ranks have lost each other.
+                Err(error @ (Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. })) => {
+                    return Err(error);
                 }
-                Err(error) => return Err(error),
+                // All else that a rank fails with, all ranks hear of: all try the next.
+                Err(error) => reasons.push(format!("{}: {error}", sharing.name())),
             }
         }
         let what = "memory that the ranks' GPUs share".into();

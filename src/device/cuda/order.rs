@@ -1,8 +1,8 @@
 //! Calls of one communicator on several streams, kept in their order.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{CUevent_flags, CUstream, CUstreamCaptureStatus};
+use cudarc::driver::sys::{self, CUevent_flags, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 use cudarc::driver::{result, CudaStream};
 
 use super::driver::driver;
@@ -27,7 +27,7 @@ impl Cuda {
     ///
     /// `stream` is a stream of this context. Without an `owner`, it lives until the next call of the communicator, or its end.
     pub(crate) unsafe fn order(&self, stream: CUstream, owner: Option<&Arc<CudaStream>>) -> Result<()> {
-        let mut last = self.last_stream.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut last = self.last_stream.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((Stream(previous), _)) = &last.0 {
             if *previous == stream {
                 return Ok(());
@@ -42,7 +42,7 @@ impl Cuda {
     /// Waits until the kernels of the last call have ended, and with it those of all calls before; not for those of other ranks
     /// on the same GPU, which may wait for this rank.
     pub(super) fn wait_for_last_call(&self) -> Result<()> {
-        let last = self.last_stream.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let last = self.last_stream.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((Stream(stream), _)) = &last.0 else {
             return Ok(());
         };
@@ -50,7 +50,7 @@ impl Cuda {
         // SAFETY: the stream is live until the next call, or the end of the communicator, by the contract of `order`.
         unsafe {
             // What is captured does not run, and waiting for it would end the capture.
-            if self.capturing(*stream)? {
+            if is_captured(*stream)? {
                 return Ok(());
             }
             result::stream::synchronize(*stream).map_err(driver("cuStreamSynchronize"))
@@ -64,9 +64,43 @@ impl Cuda {
     /// `stream` is a live stream of this context.
     pub(crate) unsafe fn capturing(&self, stream: CUstream) -> Result<bool> {
         // SAFETY: the caller's.
-        let status =
-            unsafe { result::stream::is_capturing(stream) }.map_err(driver("cuStreamIsCapturing"))?;
-        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+        unsafe { is_captured(stream) }
+    }
+
+    /// Held for the whole of a call, so that no other thread's gets between its ordering and its launch.
+    pub(crate) fn calls(&self) -> MutexGuard<'_, ()> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// # Safety
+///
+/// `stream` is a live stream of the current context.
+unsafe fn is_captured(stream: CUstream) -> Result<bool> {
+    // SAFETY: the caller's.
+    let status = unsafe { result::stream::is_capturing(stream) }.map_err(driver("cuStreamIsCapturing"))?;
+    Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// Whether all work on a stream is done, asked while another is captured. `false` if that cannot be told.
+///
+/// # Safety
+///
+/// `stream` is a live stream of the current context, and not captured.
+unsafe fn has_ended(stream: CUstream) -> bool {
+    // The legacy stream cannot be asked: it would wait for the capture.
+    if stream.is_null() || stream as usize == 1 {
+        return false;
+    }
+    // The question is one of those that a capture forbids to its thread, as their answers are not captured.
+    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: sets this thread's mode, and back.
+    unsafe {
+        if sys::cuThreadExchangeStreamCaptureMode(&mut mode).result().is_err() {
+            return false;
+        }
+        let ended = sys::cuStreamQuery(stream).result().is_ok();
+        sys::cuThreadExchangeStreamCaptureMode(&mut mode).result().is_ok() && ended
     }
 }
 
@@ -76,18 +110,18 @@ impl Cuda {
 ///
 /// Both are live streams of the current context.
 unsafe fn wait_for(previous: CUstream, next: CUstream) -> Result<()> {
-    for stream in [previous, next] {
+    // SAFETY: the caller's.
+    if unsafe { is_captured(next)? || is_captured(previous)? } {
         // SAFETY: the caller's.
-        let status =
-            unsafe { result::stream::is_capturing(stream) }.map_err(driver("cuStreamIsCapturing"))?;
-        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-            return Err(Error::Unavailable {
-                what: "a call on another stream than the last".into(),
-                reason: "one of the two is being captured, and a graph cannot wait for what is outside it; \
-                         synchronise, and capture the communicator's calls on one stream"
-                    .into(),
-            });
+        if unsafe { is_captured(next)? && has_ended(previous) } {
+            return Ok(());
         }
+        return Err(Error::Unavailable {
+            what: "a call on another stream than the last".into(),
+            reason: "one of the two is being captured, and a graph cannot wait for what is outside it; \
+                     synchronise the last call's stream first, and capture the communicator's calls on one stream"
+                .into(),
+        });
     }
     let event =
         result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(driver("cuEventCreate"))?;
@@ -96,7 +130,7 @@ unsafe fn wait_for(previous: CUstream, next: CUstream) -> Result<()> {
     unsafe {
         let recorded = result::event::record(event, previous).map_err(driver("cuEventRecord"));
         let waiting = recorded.and_then(|()| {
-            let flags = cudarc::driver::sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+            let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
             result::stream::wait_event(next, event, flags).map_err(driver("cuStreamWaitEvent"))
         });
         result::event::destroy(event).map_err(driver("cuEventDestroy"))?;

@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Runs the host kernels, all ranks as threads of one process, under ThreadSanitizer, AddressSanitizer and
+# UndefinedBehaviorSanitizer; and shows that ThreadSanitizer finds orderings that are planted too weak.
+#
+#   scripts/sanitize.sh [mode...]     modes (default: all)
+#     thread              must be clean
+#     thread-planted      the second barrier is relaxed: a race must be found in the pulls
+#     thread-relaxed      every release is relaxed: a race must be found in all algorithms
+#     address,undefined   must be clean
+#
+# CXX: the compiler (g++). SEED: of the random launches (the time). LAUNCHES: in each of the worlds.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+CXX=${CXX:-g++}
+SEED=${SEED:-$(date +%s)}
+LAUNCHES=${LAUNCHES:-600}
+LIMIT=100 # seconds of one run
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+passed=0
+failed=0
+
+# compile <mode>: its program in $build. For the baseline instruction set, whose accesses are all instrumented; the first
+# report of any sanitizer ends the run.
+compile() {
+  local mode=$1
+  local flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -ffp-contract=off -pthread -Wall -Wextra
+    "-fsanitize=${mode%-*}" -fno-sanitize-recover=all
+    -DFA_NAMESPACE=fast_allreduce_sanitized -DFA_HOST_ENTRY=fast_allreduce_host_sanitized)
+  local kernels=()
+  case $mode in
+    # A builtin copy of a pack becomes vector moves that ThreadSanitizer does not see; a call of memcpy it does.
+    thread*) kernels+=(-fno-builtin-memcpy -D__builtin_memcpy=memcpy -include string.h) ;;
+  esac
+  case $mode in
+    thread-planted) kernels+=(-DFA_PLANT_RELAXED_SECOND_BARRIER) ;;
+    thread-relaxed) kernels+=(-U__ATOMIC_RELEASE -D__ATOMIC_RELEASE=__ATOMIC_RELAXED) ;;
+  esac
+  {
+    "$CXX" "${flags[@]}" "${kernels[@]}" -c csrc/host.cpp -o "$build/$mode.kernels.o" &&
+      "$CXX" "${flags[@]}" tests/sanitize/harness.cpp "$build/$mode.kernels.o" -o "$build/$mode"
+  } >"$build/$mode.log" 2>&1
+}
+
+# clean <mode>: no report, and all results right.
+clean() {
+  timeout "$LIMIT" "$build/$1" "$SEED" "$LAUNCHES" any && timeout "$LIMIT" "$build/$1" "$SEED" "$LAUNCHES" whole
+}
+
+# found <mode> <algorithm, its number in abi.h:its name>...: a race is reported in each, by accesses to parts of packs and by
+# vector accesses to whole ones.
+found() {
+  local mode=$1 algorithm packs log=$build/report
+  shift
+  for algorithm in "$@"; do
+    for packs in any whole; do
+      if timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" "$packs" "${algorithm%:*}" >"$log" 2>&1; then
+        echo "$mode: nothing was found in ${algorithm#*:}, $packs packs"
+        return 1
+      fi
+      if ! grep -q 'WARNING: ThreadSanitizer: data race' "$log" || ! grep -q "::${algorithm#*:}<" "$log"; then
+        tail -n 40 "$log"
+        return 1
+      fi
+    done
+  done
+}
+
+check() {
+  local mode=$1
+  if [ ! -x "$build/$mode" ]; then
+    cat "$build/$mode.log"
+    return 1
+  fi
+  local pulls=(0:one_shot_pull 1:two_shot_pull) pushes=(2:one_shot_push 3:two_shot_push)
+  case $mode in
+    thread-planted) found "$mode" "${pulls[@]}" ;;
+    thread-relaxed) found "$mode" "${pulls[@]}" "${pushes[@]}" ;;
+    *) clean "$mode" ;;
+  esac
+}
+
+export TSAN_OPTIONS="halt_on_error=1 exitcode=66 ${TSAN_OPTIONS:-}"
+export ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1 ${ASAN_OPTIONS:-}"
+export UBSAN_OPTIONS="print_stacktrace=1 ${UBSAN_OPTIONS:-}"
+
+if [ $# -eq 0 ]; then set -- thread thread-planted thread-relaxed address,undefined; fi
+echo "$("$CXX" --version | head -n 1), seed $SEED"
+for mode in "$@"; do
+  compile "$mode" &
+done
+wait
+for mode in "$@"; do
+  if check "$mode"; then
+    printf '%-20s ok\n' "$mode"
+    passed=$((passed + 1))
+  else
+    printf '%-20s FAILED\n' "$mode"
+    failed=$((failed + 1))
+  fi
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

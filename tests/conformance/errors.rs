@@ -1,0 +1,315 @@
+//! Wrong calls and absent ranks: an error that says what and who, in time, and never a wrong result.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fast_allreduce::bootstrap::{Bootstrap, Local, Threads, UniqueId};
+use fast_allreduce::{Algorithm, Communicator, DType, Error, Host, ReduceOp, Result, MAX_RANKS};
+
+use crate::worlds::{threads, Rank, Setup, LIMIT};
+
+/// A bootstrap that claims any rank and world.
+struct Claims {
+    rank: usize,
+    world_size: usize,
+}
+
+impl Bootstrap for Claims {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn all_gather(&self, bytes: &[u8], _: Duration) -> Result<Vec<Vec<u8>>> {
+        Ok(vec![bytes.to_vec(); self.world_size])
+    }
+}
+
+#[test]
+fn worlds_of_impossible_sizes() {
+    let claim =
+        |rank, world_size| Setup::default().try_build(&(Arc::new(Claims { rank, world_size }) as Rank));
+    let id = UniqueId::new().unwrap();
+    for world_size in [0, MAX_RANKS + 1, usize::MAX] {
+        assert_eq!(claim(0, world_size).unwrap_err(), Error::WorldSize { world_size });
+        assert_eq!(Threads::world(world_size).unwrap_err(), Error::WorldSize { world_size });
+        assert_eq!(Local::connect(&id, 0, world_size, LIMIT).unwrap_err(), Error::WorldSize { world_size });
+    }
+    assert_eq!(claim(3, 3).unwrap_err(), Error::RankOutOfRange { rank: 3, world_size: 3 });
+    assert_eq!(claim(9, 2).unwrap_err(), Error::RankOutOfRange { rank: 9, world_size: 2 });
+}
+
+#[test]
+fn settings_out_of_range() {
+    for max_bytes in [0, 1, 4095, usize::MAX] {
+        for result in threads(2, |rank| Setup { max_bytes, ..Setup::default() }.try_build(&rank)) {
+            assert!(matches!(result.unwrap_err(), Error::InvalidSetting { name: "max_bytes", .. }));
+        }
+    }
+    for workers in [0, 65, usize::MAX] {
+        assert!(matches!(Host::new().workers(workers), Err(Error::InvalidSetting { name: "workers", .. })));
+    }
+}
+
+#[test]
+fn arguments_are_checked_and_do_no_harm() {
+    threads(2, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let (mut data, op) = (vec![1u32; 1000], ReduceOp::Sum);
+        let mismatch = communicator.all_reduce(&[1f32; 3], &mut [0.0; 4], op);
+        assert_eq!(mismatch, Err(Error::LengthMismatch { input: 3, output: 4 }));
+
+        let base = data.as_mut_ptr().cast::<u8>();
+        let at = |offset: usize| base.wrapping_add(offset);
+        let call = |input: *mut u8, output: *mut u8, count: usize| {
+            // SAFETY: what is not within `data` is refused before it is accessed.
+            unsafe { communicator.all_reduce_raw(input.cast(), output.cast(), count, DType::U32, op) }
+        };
+        let null = std::ptr::null_mut();
+        for (input, output, culprit) in [
+            (null, at(0), "input"),
+            (at(0), null, "output"),
+            (at(1), at(400), "input"),
+            (at(0), at(402), "output"),
+            (at(3), at(3), "input"),
+        ] {
+            match call(input, output, 100) {
+                Err(Error::InvalidPointer { which, element_size: 4, .. }) => assert_eq!(which, culprit),
+                other => panic!("{input:?} to {output:?}: {other:?}"),
+            }
+        }
+        let end = std::ptr::without_provenance_mut::<u8>(usize::MAX - 7);
+        assert!(matches!(call(at(0), end, 100), Err(Error::InvalidPointer { which: "output", .. })));
+        assert!(matches!(call(at(0), at(0), usize::MAX), Err(Error::InvalidSetting { name: "count", .. })));
+        for (input, output) in [(0, 4), (4, 0), (0, 396), (396, 0)] {
+            let overlap =
+                Error::Overlap { input: at(input) as usize, output: at(output) as usize, bytes: 400 };
+            assert_eq!(call(at(input), at(output), 100), Err(overlap));
+        }
+        // Nothing is looked at where there is nothing to reduce.
+        assert_eq!(call(null, null, 0), Ok(()));
+        // Neighbours do not overlap, and a refused call poisons nothing.
+        assert_eq!(call(at(0), at(400), 100), Ok(()));
+        assert_eq!(call(at(400), at(0), 100), Ok(()));
+        assert_eq!([data[0], data[99], data[100], data[199], data[200]], [4, 4, 2, 2, 1]);
+    });
+}
+
+#[test]
+fn ranks_that_disagree_are_told() {
+    let cases: [(&str, [Setup; 2]); 3] = [
+        ("max_bytes", [Setup::default(), Setup { max_bytes: 8192, ..Setup::default() }]),
+        ("algorithm", [Setup::default(), Setup::with(Algorithm::TwoShotPush)]),
+        ("the device", [Setup::default(), Setup { workers: 2, ..Setup::default() }]),
+    ];
+    for (subject, setups) in cases {
+        for (own, result) in
+            threads(3, |rank| setups[rank.rank() / 2].try_build(&rank)).into_iter().enumerate()
+        {
+            let error = result.unwrap_err();
+            let Error::Disagreement { what, rank, theirs, own_rank, ours } = &error else {
+                panic!("{error}")
+            };
+            assert!(what.contains(subject), "{error}");
+            assert_eq!(*own_rank, own);
+            assert_ne!(theirs, ours);
+            assert_eq!(*rank, if own == 2 { 0 } else { 2 }, "{error}");
+        }
+    }
+    for (own, error) in threads(2, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let error = communicator.alloc::<f32>(10 + rank.rank()).unwrap_err();
+        // The communicator is as good as before.
+        communicator.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum).unwrap();
+        let buffer = communicator.alloc::<f32>(10).unwrap();
+        communicator.all_reduce(&buffer, &mut [0.0; 10], ReduceOp::Sum).unwrap();
+        error
+    })
+    .into_iter()
+    .enumerate()
+    {
+        assert!(matches!(&error, Error::Disagreement { own_rank, .. } if *own_rank == own), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_call_is_named_in_time() {
+    const SHORT: Duration = Duration::from_millis(700);
+    let cases = Algorithm::ALL.into_iter().flat_map(|algorithm| [1, 2000].map(|count| (algorithm, count)));
+    for ((algorithm, count), number) in cases.zip(0usize..) {
+        let absent = number % 3;
+        let errors = threads(3, |rank| {
+            let workers = 1 + number / 2 % 2;
+            let communicator = Setup { timeout: SHORT, workers, ..Setup::with(algorithm) }.build(&rank);
+            let mut data = vec![1u64; count];
+            for _ in 0..5 {
+                communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+            }
+            if rank.rank() == absent {
+                // Present at the bootstrap all the while.
+                std::thread::sleep(2 * SHORT + SHORT / 2);
+                return None;
+            }
+            let started = Instant::now();
+            let error = communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+            let waited = started.elapsed();
+            assert!(waited >= SHORT && waited < 2 * SHORT, "{algorithm}: {waited:?}");
+            // Poisoned: the same error at once.
+            let again = Instant::now();
+            assert_eq!(communicator.all_reduce_in_place(&mut data, ReduceOp::Max), Err(error.clone()));
+            assert_eq!(communicator.all_reduce(&[1u8], &mut [0], ReduceOp::Max), Err(error.clone()));
+            assert_eq!(communicator.alloc::<u8>(1).unwrap_err(), error);
+            assert_eq!(communicator.barrier(), Err(error.clone()));
+            assert!(again.elapsed() < SHORT / 2);
+            Some(error)
+        });
+        let context = format!("{algorithm}, {count} elements, rank {absent} does not call: {errors:?}");
+        let mut named = false;
+        for error in errors.iter().flatten() {
+            let Error::Timeout { operation: "all_reduce", epoch, missing, waited: SHORT } = error else {
+                panic!("{context}")
+            };
+            // Five calls came before.
+            assert!(*epoch >= 6, "{context}");
+            assert!(!missing.is_empty(), "{context}");
+            named |= *missing == [absent];
+        }
+        assert!(named, "{context}");
+        let naming = errors
+            .iter()
+            .flatten()
+            .filter(|error| matches!(error, Error::Timeout { missing, .. } if missing.contains(&absent)));
+        // A rank of a two-shot push may hear of the absent one only through another that waits.
+        let enough = if algorithm == Algorithm::TwoShotPush && count == 1 { 1 } else { 2 };
+        assert!(naming.count() >= enough, "{context}");
+    }
+}
+
+#[test]
+fn a_late_rank_is_in_time() {
+    threads(3, |rank| {
+        let communicator = Setup { workers: 2, ..Setup::default() }.build(&rank);
+        for round in 0..3 {
+            if rank.rank() == round {
+                // Longer than waiting ranks spin or yield.
+                std::thread::sleep(Duration::from_millis(150));
+            }
+            let mut data = vec![rank.rank() as i64; 40_000];
+            communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+            assert!(data.iter().all(|&element| element == 3));
+        }
+    });
+}
+
+#[test]
+fn abort_ends_a_call_of_another_thread() {
+    for algorithm in Algorithm::ALL {
+        threads(2, |rank| {
+            // A message large enough for both blocks.
+            let communicator =
+                Setup { workers: 2, max_bytes: 1 << 20, ..Setup::with(algorithm) }.build(&rank);
+            let mut data = vec![1f32; 50_000];
+            communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+            if rank.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(300));
+                return;
+            }
+            std::thread::scope(|scope| {
+                let calling =
+                    scope.spawn(|| communicator.all_reduce_in_place(&mut [1f32; 50_000], ReduceOp::Sum));
+                std::thread::sleep(Duration::from_millis(50));
+                assert!(!calling.is_finished());
+                let aborted = Instant::now();
+                communicator.abort();
+                assert_eq!(calling.join().unwrap(), Err(Error::Aborted));
+                assert!(aborted.elapsed() < LIMIT / 8);
+            });
+            assert_eq!(communicator.all_reduce_in_place(&mut data, ReduceOp::Sum), Err(Error::Aborted));
+            assert_eq!(communicator.barrier(), Err(Error::Aborted));
+            assert_eq!(communicator.alloc::<u8>(1).unwrap_err(), Error::Aborted);
+            communicator.abort();
+        });
+    }
+}
+
+#[test]
+fn allocations_that_are_too_large() {
+    for result in threads(2, |rank| Setup { max_bytes: 1 << 40, ..Setup::default() }.try_build(&rank)) {
+        assert!(matches!(result.unwrap_err(), Error::Allocation { .. }));
+    }
+    threads(2, |rank| {
+        let communicator = Setup::default().build(&rank);
+        for count in [usize::MAX, isize::MAX as usize / 8 + 1, isize::MAX as usize / 8, 1 << 42] {
+            let error = communicator.alloc::<f64>(count).unwrap_err();
+            assert!(matches!(error, Error::Allocation { .. }), "{count}: {error}");
+        }
+        let mut buffer = communicator.alloc::<f64>(100).unwrap();
+        buffer.fill(1.0);
+        communicator.all_reduce_in_place(&mut buffer, ReduceOp::Sum).unwrap();
+        assert_eq!(*buffer, [2.0; 100]);
+    });
+}
+
+#[test]
+fn timeouts_of_zero_and_of_none() {
+    // Nobody waits at all: alone that is fine, together it is an error, and never a hang.
+    let started = Instant::now();
+    let none = |rank: &Rank| Setup { timeout: Duration::ZERO, ..Setup::default() }.try_build(rank);
+    threads(1, |rank| {
+        let mut data = [3u8];
+        none(&rank).unwrap().all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+        assert_eq!(data, [3]);
+    });
+    let together = threads(3, |rank| none(&rank).map(drop));
+    assert!(together.iter().any(Result::is_err));
+    for error in together.into_iter().filter_map(Result::err) {
+        assert!(matches!(error, Error::Timeout { .. } | Error::PeerLost { .. }), "{error}");
+    }
+    assert!(started.elapsed() < LIMIT / 2);
+
+    threads(2, |rank| {
+        let builder = Communicator::builder().timeout(None).max_bytes(4096);
+        let communicator = builder.build(Host::new(), Arc::clone(&rank)).unwrap();
+        std::thread::sleep(Duration::from_millis(60 * rank.rank() as u64));
+        let mut data = vec![2u16 as i32; 3000];
+        communicator.all_reduce_in_place(&mut data, ReduceOp::Prod).unwrap();
+        assert_eq!(data, [4; 3000]);
+    });
+}
+
+#[test]
+fn dropped_in_any_order() {
+    for round in 0..30 {
+        threads(3, |rank| {
+            let setup = Setup { workers: 1 + round % 2, ..Setup::default() };
+            let first = setup.build(&rank);
+            let mut of_first = first.alloc::<i32>(500).unwrap();
+            let second = setup.build(&rank);
+            let of_second = second.alloc::<i32>(500).unwrap();
+            of_first.fill(rank.rank() as i32);
+            let mut output = [0; 500];
+            match (round + rank.rank()) % 3 {
+                0 => {
+                    first.all_reduce(&of_first, &mut output, ReduceOp::Max).unwrap();
+                    // At once, while others may still be at it.
+                    drop((first, of_first, second, of_second));
+                }
+                1 => {
+                    first.all_reduce(&of_first, &mut output, ReduceOp::Max).unwrap();
+                    drop((of_second, first, second));
+                    assert_eq!(of_first[499], rank.rank() as i32);
+                }
+                _ => {
+                    drop(second);
+                    first.all_reduce(&of_first, &mut output, ReduceOp::Max).unwrap();
+                    assert_eq!(of_second[0], 0);
+                    drop((of_first, of_second, first));
+                }
+            }
+            assert_eq!(output, [2; 500]);
+        });
+    }
+}
