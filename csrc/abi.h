@@ -1,4 +1,5 @@
-// The plain structs and enums that Rust and the kernels share. `src/abi/bindings.rs` is generated from this file.
+// The plain structs and enums that Rust and the kernels share. `src/abi/bindings.rs` is generated from this
+// file.
 //
 // Layouts hold on every supported target (64-bit, natural alignment); both sides assert them at compile time.
 #ifndef FAST_ALLREDUCE_ABI_H
@@ -77,10 +78,10 @@ struct FaSignal {
 
 // The abort word, and the first failure of a rank's kernels.
 struct FaStatus {
-  uint32_t abort;    // non-zero: waiting kernels leave
-  uint32_t failure;  // enum FaFailure
-  uint32_t missing;  // bit r: rank r had not come
-  uint32_t epoch;    // of the launch that failed
+  uint32_t abort;   // non-zero: waiting kernels leave
+  uint32_t failure; // enum FaFailure
+  uint32_t missing; // bit r: rank r had not come
+  uint32_t epoch;   // of the launch that failed
 };
 
 // The head of every rank's region; mailboxes and staging follow at the offsets of FaLaunch.
@@ -100,24 +101,24 @@ struct FaLaunch {
   uint64_t regions[FA_MAX_RANKS];
   uint64_t input;
   uint64_t output;
-  uint64_t count;   // elements, at least 1: every launch must hear from every peer
-  uint64_t source;  // where peers find this rank's input, as in FaSignal
+  uint64_t count;  // elements, at least 1: every launch must hear from every peer
+  uint64_t source; // where peers find this rank's input, as in FaSignal
   // [id - 1][rank]: base address of that rank's registered buffer, 0 where it is not mapped.
   uint64_t buffers;
   uint64_t buffer_count;
-  uint64_t status;          // address of this rank's FaStatus
-  uint64_t mailbox_offset;  // of generation 0; generation 1 follows after mailbox_bytes
-  uint64_t mailbox_bytes;   // of one generation, a multiple of the slot size
+  uint64_t status;         // address of this rank's FaStatus
+  uint64_t mailbox_offset; // of generation 0; generation 1 follows after mailbox_bytes
+  uint64_t mailbox_bytes;  // of one generation, a multiple of the slot size
   uint64_t staging_offset;
   uint64_t staging_bytes;
-  uint64_t timeout_ns;  // 0: wait for ever
+  uint64_t timeout_ns; // 0: wait for ever
   uint32_t rank;
   uint32_t world;
   uint32_t blocks;
-  uint32_t dtype;      // enum FaDtype
-  uint32_t op;         // enum FaOp
-  uint32_t algorithm;  // enum FaAlgorithm
-  uint32_t spin;       // host: polls before a waiting thread yields its core
+  uint32_t dtype;     // enum FaDtype
+  uint32_t op;        // enum FaOp
+  uint32_t algorithm; // enum FaAlgorithm
+  uint32_t spin;      // host: polls before a waiting thread yields its core
   uint32_t reserved;
 };
 

@@ -10,9 +10,9 @@ namespace FA_NAMESPACE {
 template <class T, class WorldT>
 struct Inputs {
   const T *at[WorldT::most];
-  bool vector;  // all can be read by vector accesses
-  bool direct;  // some rank's own buffer is read, so nobody may return before all have read
-  bool mapped;  // false: a peer names a buffer that this rank does not have
+  bool vector; // all can be read by vector accesses
+  bool direct; // some rank's own buffer is read, so nobody may return before all have read
+  bool mapped; // false: a peer names a buffer that this rank does not have
 };
 
 template <class T, class WorldT, class Block>
@@ -46,7 +46,8 @@ FA_FN Inputs<T, WorldT> resolve_inputs(const FaLaunch &launch, Block &block, Wor
 // Copies a span of this rank's input to its staging, unless peers read the input itself.
 template <class T, class Block>
 FA_FN void stage_input(const FaLaunch &launch, const Block &block, Span span, Turn turn) {
-  if (launch.source != 0) return;
+  if (launch.source != 0)
+    return;
   const T *input = reinterpret_cast<const T *>(launch.input);
   T *staged = reinterpret_cast<T *>(staging(launch, launch.rank, turn));
   for_each_pack<T>(block, span, launch.count, pack_aligned(input), [&](u64 offset, u64, auto extent) {
@@ -63,4 +64,4 @@ FA_FN Pack<T> reduce_inputs(const Inputs<T, WorldT> &inputs, Op op, WorldT world
   return reduction.finish();
 }
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

@@ -16,10 +16,12 @@ FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT wor
   const Turn turn = begin_turn(launch, block, true);
   const Span all = {0, packs_of<T>(launch.count)};
   stage_input<T>(launch, block, all, turn);
-  if (!barrier(launch, block, kStart, turn)) return;
+  if (!barrier(launch, block, kStart, turn))
+    return;
 
   const Inputs<T, WorldT> inputs = resolve_inputs<T>(launch, block, world, turn);
-  if (!inputs.mapped) return record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
+  if (!inputs.mapped)
+    return record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
   T *output = reinterpret_cast<T *>(launch.output);
   for_each_pack<T>(block, all, launch.count, inputs.vector && pack_aligned(output),
                    [&](u64 offset, u64, auto extent) {
@@ -27,8 +29,9 @@ FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT wor
                    });
 
   // All ranks saw all sources, so all agree on whether there is a second barrier.
-  if (inputs.direct && !barrier(launch, block, kSecond, turn)) return;
+  if (inputs.direct && !barrier(launch, block, kSecond, turn))
+    return;
   end_turn(launch, block, turn);
 }
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

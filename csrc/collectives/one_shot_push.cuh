@@ -21,14 +21,16 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
   for_each_pack<T>(block, all, launch.count, pack_aligned(input), [&](u64 offset, u64 i, auto extent) {
     const Pack<T> pack = load(input + offset, extent);
     for_each_rank(world, [&](u32 r) {
-      if (r != launch.rank) store_packet(slots_of(launch, r, epoch, 0, 1, launch.rank) + i, pack, epoch);
+      if (r != launch.rank)
+        store_packet(slots_of(launch, r, epoch, 0, 1, launch.rank) + i, pack, epoch);
     });
   });
 
   bool complete = true;
   for_each_pack<T>(block, all, launch.count, pack_aligned(input) && pack_aligned(output),
                    [&](u64 offset, u64 i, auto extent) {
-                     if (!complete) return;
+                     if (!complete)
+                       return;
                      Reduction<T, Op> reduction(op, world.size());
                      for_each_rank(world, [&](u32 r) {
                        Pack<T> pack;
@@ -40,9 +42,10 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
                        }
                        reduction.add(pack);
                      });
-                     if (complete) store(output + offset, reduction.finish(), extent);
+                     if (complete)
+                       store(output + offset, reduction.finish(), extent);
                    });
   end_turn(launch, block, turn);
 }
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

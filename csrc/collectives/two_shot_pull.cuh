@@ -17,12 +17,15 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT wor
   const u64 packs = packs_of<T>(launch.count);
   for (u32 r = 0; r < ranks; ++r) {
     // Slice by slice, so that a block stages what the same block of a peer reads.
-    if (r != launch.rank) stage_input<T>(launch, block, slice_of(packs, ranks, r), turn);
+    if (r != launch.rank)
+      stage_input<T>(launch, block, slice_of(packs, ranks, r), turn);
   }
-  if (!barrier(launch, block, kStart, turn)) return;
+  if (!barrier(launch, block, kStart, turn))
+    return;
 
   const Inputs<T, WorldT> inputs = resolve_inputs<T>(launch, block, world, turn);
-  if (!inputs.mapped) return record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
+  if (!inputs.mapped)
+    return record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
   T *output = reinterpret_cast<T *>(launch.output);
   T *reduced = reinterpret_cast<T *>(staging(launch, launch.rank, turn));
   for_each_pack<T>(block, slice_of(packs, ranks, launch.rank), launch.count,
@@ -31,18 +34,18 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT wor
                      store(reduced + offset, result, extent);
                      store(output + offset, result, extent);
                    });
-  if (!barrier(launch, block, kSecond, turn)) return;
+  if (!barrier(launch, block, kSecond, turn))
+    return;
 
   for (u32 step = 1; step < ranks; ++step) {
     // Each rank begins with its right neighbour, so that no rank is read by all at once.
     const u32 r = (launch.rank + step) % ranks;
     const T *slice = reinterpret_cast<const T *>(staging(launch, r, turn));
-    for_each_pack<T>(block, slice_of(packs, ranks, r), launch.count, pack_aligned(output),
-                     [&](u64 offset, u64, auto extent) {
-                       store(output + offset, load(slice + offset, extent), extent);
-                     });
+    for_each_pack<T>(
+        block, slice_of(packs, ranks, r), launch.count, pack_aligned(output),
+        [&](u64 offset, u64, auto extent) { store(output + offset, load(slice + offset, extent), extent); });
   }
   end_turn(launch, block, turn);
 }
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

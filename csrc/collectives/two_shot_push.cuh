@@ -34,7 +34,8 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
   const Span own = slice_of(packs, ranks, rank);
   for_each_pack<T>(block, own, launch.count, pack_aligned(input) && pack_aligned(output),
                    [&](u64 offset, u64 i, auto extent) {
-                     if (!complete) return;
+                     if (!complete)
+                       return;
                      Reduction<T, Op> reduction(op, ranks);
                      for_each_rank(world, [&](u32 r) {
                        Pack<T> pack;
@@ -46,11 +47,13 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
                        }
                        reduction.add(pack);
                      });
-                     if (!complete) return;
+                     if (!complete)
+                       return;
                      const Pack<T> result = reduction.finish();
                      for_each_rank(world, [&](u32 r) {
                        Slot *slots = slots_of(launch, r, epoch, kResults, kParts, rank);
-                       if (r != rank) store_packet(slots + (i - own.first), result, epoch);
+                       if (r != rank)
+                         store_packet(slots + (i - own.first), result, epoch);
                      });
                      store(output + offset, result, extent);
                    });
@@ -62,10 +65,11 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
     for_each_pack<T>(block, slice, launch.count, pack_aligned(output), [&](u64 offset, u64 i, auto extent) {
       Pack<T> pack;
       complete = complete && wait_packet(launch, slots + (i - slice.first), r, epoch, &pack);
-      if (complete) store(output + offset, pack, extent);
+      if (complete)
+        store(output + offset, pack, extent);
     });
   }
   end_turn(launch, block, turn);
 }
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

@@ -6,8 +6,8 @@
 namespace FA_NAMESPACE {
 
 enum BarrierStage : u32 {
-  kStart = 0,   // inputs are ready to be read
-  kSecond = 1,  // two-shot: slices are reduced; one-shot: inputs are no longer read
+  kStart = 0,  // inputs are ready to be read
+  kSecond = 1, // two-shot: slices are reduced; one-shot: inputs are no longer read
 };
 
 FA_FN FaSignal *signal_of(const FaLaunch &launch, u32 owner, BarrierStage stage, Turn turn, u32 block,
@@ -24,9 +24,11 @@ template <class Block>
 FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn) {
   block.sync();
   block.lanes(launch.world, [&](u32 r) {
-    if (r == launch.rank) return;
+    if (r == launch.rank)
+      return;
     FaSignal *signal = signal_of(launch, r, stage, turn, block.index(), launch.rank);
-    if (stage == kStart) store_relaxed(&signal->source, launch.source);
+    if (stage == kStart)
+      store_relaxed(&signal->source, launch.source);
 #if defined(FA_PLANT_RELAXED_SECOND_BARRIER)
     if (stage == kSecond) {
       store_relaxed(&signal->epoch, turn.epoch);
@@ -37,17 +39,19 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Tur
     store_release(&signal->epoch, turn.epoch);
   });
   return block.all_lanes(launch.world, [&](u32 r) {
-    if (r == launch.rank) return true;
+    if (r == launch.rank)
+      return true;
     FaSignal *signal = signal_of(launch, launch.rank, stage, turn, block.index(), r);
-    // Equality is enough: a peer writes this word again two pulls later, and gets there only after this rank has
-    // been through the pull between.
+    // Equality is enough: a peer writes this word again two pulls later, and gets there only after this rank
+    // has been through the pull between.
     if (!wait_until(launch, r, turn.epoch, [&] { return load_acquire(&signal->epoch) == turn.epoch; })) {
       return false;
     }
     // The source likewise.
-    if (stage == kStart) block.scratch()[r] = load_relaxed(&signal->source);
+    if (stage == kStart)
+      block.scratch()[r] = load_relaxed(&signal->source);
     return true;
   });
 }
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

@@ -12,7 +12,7 @@ namespace FA_NAMESPACE {
 #if FA_CUDA
 
 class Block {
- public:
+public:
   FA_FN u32 index() const { return blockIdx.x; }
   FA_FN u32 count() const { return gridDim.x; }
 
@@ -20,13 +20,15 @@ class Block {
   template <class Body>
   FA_FN void for_each(u64 n, Body body) const {
     const u64 stride = u64(gridDim.x) * blockDim.x;
-    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride) body(i);
+    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride)
+      body(i);
   }
 
   // body(i) on thread i of this block, i < n. n is at most the number of threads.
   template <class Body>
   FA_FN void lanes(u32 n, Body body) const {
-    if (threadIdx.x < n) body(threadIdx.x);
+    if (threadIdx.x < n)
+      body(threadIdx.x);
   }
 
   // As lanes, then a sync; true on every thread if body was true on all of them.
@@ -47,7 +49,7 @@ class Block {
 #else
 
 class Block {
- public:
+public:
   Block(u32 index, u32 count) : index_(index), count_(count) {}
 
   u32 index() const { return index_; }
@@ -57,18 +59,21 @@ class Block {
   template <class Body>
   FA_FN void for_each(u64 n, Body body) const {
     const u64 end = n * (index_ + 1) / count_;
-    for (u64 i = n * index_ / count_; i < end; ++i) body(i);
+    for (u64 i = n * index_ / count_; i < end; ++i)
+      body(i);
   }
 
   template <class Body>
   FA_FN void lanes(u32 n, Body body) const {
-    for (u32 i = 0; i < n; ++i) body(i);
+    for (u32 i = 0; i < n; ++i)
+      body(i);
   }
 
   template <class Body>
   FA_FN bool all_lanes(u32 n, Body body) const {
     bool all = true;
-    for (u32 i = 0; i < n; ++i) all = body(i) && all;
+    for (u32 i = 0; i < n; ++i)
+      all = body(i) && all;
     return all;
   }
 
@@ -76,7 +81,7 @@ class Block {
 
   FA_FN u64 *scratch() { return scratch_; }
 
- private:
+private:
   u32 index_;
   u32 count_;
   u64 scratch_[FA_MAX_RANKS] = {};
@@ -84,4 +89,4 @@ class Block {
 
 #endif
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

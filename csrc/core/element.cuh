@@ -164,4 +164,4 @@ struct Convert<F16> {
 
 #endif
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

@@ -89,7 +89,8 @@ template <class A, u32 N, class F>
 FA_FN Lanes<A, N> map(const Lanes<A, N> &a, F f) {
   Lanes<A, N> result;
   FA_UNROLL
-  for (u32 i = 0; i < Lanes<A, N>::units; ++i) result.unit[i] = f(a.unit[i]);
+  for (u32 i = 0; i < Lanes<A, N>::units; ++i)
+    result.unit[i] = f(a.unit[i]);
   return result;
 }
 
@@ -97,7 +98,8 @@ template <class A, u32 N, class F>
 FA_FN Lanes<A, N> map(const Lanes<A, N> &a, const Lanes<A, N> &b, F f) {
   Lanes<A, N> result;
   FA_UNROLL
-  for (u32 i = 0; i < Lanes<A, N>::units; ++i) result.unit[i] = f(a.unit[i], b.unit[i]);
+  for (u32 i = 0; i < Lanes<A, N>::units; ++i)
+    result.unit[i] = f(a.unit[i], b.unit[i]);
   return result;
 }
 
@@ -105,8 +107,9 @@ template <class A, u32 N>
 FA_FN Lanes<A, N> splat(A value) {
   Lanes<A, N> result;
   FA_UNROLL
-  for (u32 i = 0; i < Lanes<A, N>::units; ++i) result.unit[i] = value - typename Lanes<A, N>::U{};
+  for (u32 i = 0; i < Lanes<A, N>::units; ++i)
+    result.unit[i] = value - typename Lanes<A, N>::U{};
   return result;
 }
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

@@ -9,7 +9,7 @@
 #if defined(__CUDACC__)
 #define FA_CUDA 1
 #define FA_FN __device__ __forceinline__
-#define FA_SLOW __device__ __forceinline__  // a call would need a stack frame
+#define FA_SLOW __device__ __forceinline__ // a call would need a stack frame
 #define FA_UNROLL _Pragma("unroll")
 #else
 #define FA_CUDA 0
@@ -107,8 +107,7 @@ FA_FN void fetch_or_relaxed(u32 *address, u32 bits) {
 // Two 64-bit words in one 128-bit access. PTX treats a vector access as its elements in no order: each word
 // is single-copy atomic, the pair is not, so each carries its own tag.
 FA_FN void store_relaxed_pair(u64 *address, u64 low, u64 high) {
-  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(low), "l"(high)
-               : "memory");
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(low), "l"(high) : "memory");
 }
 
 FA_FN void load_relaxed_pair(const u64 *address, u64 *low, u64 *high) {
@@ -119,4 +118,4 @@ FA_FN void load_relaxed_pair(const u64 *address, u64 *low, u64 *high) {
 }
 #endif
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

@@ -57,7 +57,8 @@ FA_FN Pack<T> load(const T *from, Part part) {
   // Constant indices after unrolling, so that the pack stays in registers.
   FA_UNROLL
   for (u32 i = 0; i < kPackLanes<T>; ++i) {
-    if (i < part.lanes) pack.unit[i] = reinterpret_cast<const typename Pack<T>::Small *>(from)[i];
+    if (i < part.lanes)
+      pack.unit[i] = reinterpret_cast<const typename Pack<T>::Small *>(from)[i];
   }
 #else
   __builtin_memcpy(&pack, from, part.lanes * sizeof(T));
@@ -70,7 +71,8 @@ FA_FN void store(T *to, const Pack<T> &pack, Part part) {
 #if FA_CUDA
   FA_UNROLL
   for (u32 i = 0; i < kPackLanes<T>; ++i) {
-    if (i < part.lanes) reinterpret_cast<typename Pack<T>::Small *>(to)[i] = pack.unit[i];
+    if (i < part.lanes)
+      reinterpret_cast<typename Pack<T>::Small *>(to)[i] = pack.unit[i];
   }
 #else
   __builtin_memcpy(to, &pack, part.lanes * sizeof(T));
@@ -81,7 +83,8 @@ template <class T>
 FA_FN PackLanes<T> widen(const Pack<T> &pack) {
   PackLanes<T> lanes;
   FA_UNROLL
-  for (u32 i = 0; i < Pack<T>::units; ++i) lanes.unit[i] = Convert<T>::widen(pack.unit[i]);
+  for (u32 i = 0; i < Pack<T>::units; ++i)
+    lanes.unit[i] = Convert<T>::widen(pack.unit[i]);
   return lanes;
 }
 
@@ -89,7 +92,8 @@ template <class T>
 FA_FN Pack<T> narrow(const PackLanes<T> &lanes) {
   Pack<T> pack;
   FA_UNROLL
-  for (u32 i = 0; i < Pack<T>::units; ++i) pack.unit[i] = Convert<T>::narrow(lanes.unit[i]);
+  for (u32 i = 0; i < Pack<T>::units; ++i)
+    pack.unit[i] = Convert<T>::narrow(lanes.unit[i]);
   return pack;
 }
 
@@ -136,4 +140,4 @@ FA_FN void for_each_pack(const Block &block, Span span, u64 count, bool vector, 
   });
 }
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

@@ -4,8 +4,8 @@
 // launch is a tag word of every launch, and old data is never read as a tag.
 #pragma once
 
-#include "wait.cuh"
 #include "packed.cuh"
+#include "wait.cuh"
 
 namespace FA_NAMESPACE {
 
@@ -32,8 +32,7 @@ FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, u32 e
   const bool here = wait_until(launch, from, epoch, [&] {
     load_relaxed_pair(&slot->word[0], &a, &b);
     load_relaxed_pair(&slot->word[2], &c, &d);
-    return u32(a >> 32) == epoch && u32(b >> 32) == epoch && u32(c >> 32) == epoch &&
-           u32(d >> 32) == epoch;
+    return u32(a >> 32) == epoch && u32(b >> 32) == epoch && u32(c >> 32) == epoch && u32(d >> 32) == epoch;
   });
   *reinterpret_cast<uint4 *>(pack) = make_uint4(u32(a), u32(b), u32(c), u32(d));
   return here;
@@ -57,7 +56,8 @@ FA_FN void store_packet(Slot *slot, const Pack<T> &pack, u32 epoch) {
 
 template <class T>
 FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, u32 epoch, Pack<T> *pack) {
-  if (!wait_until(launch, from, epoch, [&] { return load_acquire(&slot->tag) == epoch; })) return false;
+  if (!wait_until(launch, from, epoch, [&] { return load_acquire(&slot->tag) == epoch; }))
+    return false;
   __builtin_memcpy(pack, slot->data, kPackBytes);
   return true;
 }
@@ -74,4 +74,4 @@ FA_FN Slot *slots_of(const FaLaunch &launch, u32 owner, u32 epoch, u32 part, u32
   return reinterpret_cast<Slot *>(mailbox(launch, owner, epoch)) + from * share + part * (share / parts);
 }
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

@@ -31,12 +31,14 @@ struct AnyWorld {
 template <u32 W, class Body>
 FA_FN void for_each_rank(World<W>, Body body) {
   FA_UNROLL
-  for (u32 r = 0; r < W; ++r) body(r);
+  for (u32 r = 0; r < W; ++r)
+    body(r);
 }
 
 template <class Body>
 FA_FN void for_each_rank(AnyWorld world, Body body) {
-  for (u32 r = 0; r < world.ranks; ++r) body(r);
+  for (u32 r = 0; r < world.ranks; ++r)
+    body(r);
 }
 
 template <class A>
@@ -76,13 +78,17 @@ struct Arithmetic {
   using Bits = typename Unit<A>::bits;
 
   static FA_FN U add(U a, U b) {
-    if constexpr (kIsFloat<A>) return a + b;
-    else return bit_cast<U>(bit_cast<Bits>(a) + bit_cast<Bits>(b));
+    if constexpr (kIsFloat<A>)
+      return a + b;
+    else
+      return bit_cast<U>(bit_cast<Bits>(a) + bit_cast<Bits>(b));
   }
 
   static FA_FN U multiply(U a, U b) {
-    if constexpr (kIsFloat<A>) return a * b;
-    else return bit_cast<U>(bit_cast<Bits>(a) * bit_cast<Bits>(b));
+    if constexpr (kIsFloat<A>)
+      return a * b;
+    else
+      return bit_cast<U>(bit_cast<Bits>(a) * bit_cast<Bits>(b));
   }
 
   // IEEE 754-2019 minimum and maximum: a NaN wins, and -0 is below +0.
@@ -106,10 +112,8 @@ struct Arithmetic {
     }
   }
 
- private:
-  static FA_FN U ordered(U a, U b, U result) {
-    return (a == a) & (b == b) ? result : canonical_nan<A>();
-  }
+private:
+  static FA_FN U ordered(U a, U b, U result) { return (a == a) & (b == b) ? result : canonical_nan<A>(); }
 };
 
 // The reduction of one pack, rank after rank.
@@ -121,33 +125,34 @@ class Reduction {
   // A 64-bit average has no wider type to sum in: it sums quotients and remainders by the world size.
   static constexpr bool kSplitAverage = !kIsFloat<A> && sizeof(T) == 8;
 
- public:
+public:
   FA_FN Reduction(Op op, u32 world) : op_(op), world_(A(world)) {
     switch (op_.code()) {
-      case FA_PROD: value_ = splat<A, kPackLanes<T>>(A(1)); break;
-      case FA_MIN: value_ = splat<A, kPackLanes<T>>(Limits<A>::highest); break;
-      case FA_MAX: value_ = splat<A, kPackLanes<T>>(Limits<A>::lowest); break;
-      default: value_ = splat<A, kPackLanes<T>>(A(0)); break;
+    case FA_PROD: value_ = splat<A, kPackLanes<T>>(A(1)); break;
+    case FA_MIN: value_ = splat<A, kPackLanes<T>>(Limits<A>::highest); break;
+    case FA_MAX: value_ = splat<A, kPackLanes<T>>(Limits<A>::lowest); break;
+    default: value_ = splat<A, kPackLanes<T>>(A(0)); break;
     }
-    if constexpr (kSplitAverage) remainder_ = splat<A, kPackLanes<T>>(A(0));
+    if constexpr (kSplitAverage)
+      remainder_ = splat<A, kPackLanes<T>>(A(0));
   }
 
   FA_FN void add(const Pack<T> &pack) {
     const L x = widen(pack);
     switch (op_.code()) {
-      case FA_PROD: value_ = map(value_, x, Arithmetic<A>::multiply); break;
-      case FA_MIN: value_ = map(value_, x, Arithmetic<A>::minimum); break;
-      case FA_MAX: value_ = map(value_, x, Arithmetic<A>::maximum); break;
-      case FA_AVG:
-        if constexpr (kSplitAverage) {
-          const L quotient = map(x, [&](U u) { return u / world_; });
-          remainder_ = map(remainder_, map(x, quotient, [&](U u, U q) { return u - q * world_; }),
-                           Arithmetic<A>::add);
-          value_ = map(value_, quotient, Arithmetic<A>::add);
-          break;
-        }
-        // fall through
-      default: value_ = map(value_, x, Arithmetic<A>::add); break;
+    case FA_PROD: value_ = map(value_, x, Arithmetic<A>::multiply); break;
+    case FA_MIN: value_ = map(value_, x, Arithmetic<A>::minimum); break;
+    case FA_MAX: value_ = map(value_, x, Arithmetic<A>::maximum); break;
+    case FA_AVG:
+      if constexpr (kSplitAverage) {
+        const L quotient = map(x, [&](U u) { return u / world_; });
+        remainder_ =
+            map(remainder_, map(x, quotient, [&](U u, U q) { return u - q * world_; }), Arithmetic<A>::add);
+        value_ = map(value_, quotient, Arithmetic<A>::add);
+        break;
+      }
+      // fall through
+    default: value_ = map(value_, x, Arithmetic<A>::add); break;
     }
   }
 
@@ -166,7 +171,7 @@ class Reduction {
     return narrow<T>(result);
   }
 
- private:
+private:
   Op op_;
   A world_;
   L value_;
@@ -185,7 +190,7 @@ class Reduction {
   FA_FN U toward_zero(U q, U r) const {
     U carry = r / world_;
     if constexpr (A(-1) < A(0)) {
-      carry = r - carry * world_ < 0 ? carry - 1 : carry;  // floor
+      carry = r - carry * world_ < 0 ? carry - 1 : carry; // floor
       const U rest = r - carry * world_;
       const U floor = q + carry;
       return (floor < 0) & (rest > 0) ? floor + 1 : floor;
@@ -195,4 +200,4 @@ class Reduction {
   }
 };
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

@@ -63,4 +63,4 @@ FA_FN void end_turn(const FaLaunch &launch, Block &block, Turn turn) {
   }
 }
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE

@@ -1,4 +1,5 @@
-// Bounded waits. The fast path is a load and a compare; all else is in the slow path, every few hundred polls.
+// Bounded waits. The fast path is a load and a compare; all else is in the slow path, every few hundred
+// polls.
 #pragma once
 
 #include "region.cuh"
@@ -39,12 +40,13 @@ FA_FN void record_failure(const FaLaunch &launch, FaFailure failure, u32 missing
 
 // Where a waiting thread is between two polls.
 class Patience {
- public:
+public:
   // Called after each failed poll. False: give up, the failure is recorded.
   FA_FN bool another_poll(const FaLaunch &launch, u32 rank, u32 epoch) {
     ++polls_;
 #if FA_CUDA
-    if (polls_ % 256 != 0) return true;
+    if (polls_ % 256 != 0)
+      return true;
 #else
     if (polls_ < launch.spin) {
       relax();
@@ -56,7 +58,7 @@ class Patience {
     return within_limits(launch, rank, epoch);
   }
 
- private:
+private:
   u32 polls_ = 0;
   u64 deadline_ = 0;
 
@@ -70,10 +72,13 @@ class Patience {
       fetch_or_relaxed(&status->missing, 1u << rank);
       return false;
     }
-    if (launch.timeout_ns == 0) return true;
+    if (launch.timeout_ns == 0)
+      return true;
     const u64 now = now_ns();
-    if (deadline_ == 0) deadline_ = now + launch.timeout_ns;
-    if (now < deadline_) return true;
+    if (deadline_ == 0)
+      deadline_ = now + launch.timeout_ns;
+    if (now < deadline_)
+      return true;
     record_failure(launch, FA_TIMED_OUT, 1u << rank, epoch);
     return false;
   }
@@ -107,12 +112,14 @@ class Patience {
 // Polls until ready() or the limits of the launch. `rank` is whom it waits for.
 template <class Ready>
 FA_FN bool wait_until(const FaLaunch &launch, u32 rank, u32 epoch, Ready ready) {
-  if (ready()) return true;
+  if (ready())
+    return true;
   Patience patience;
   do {
-    if (!patience.another_poll(launch, rank, epoch)) return false;
+    if (!patience.another_poll(launch, rank, epoch))
+      return false;
   } while (!ready());
   return true;
 }
 
-}  // namespace FA_NAMESPACE
+} // namespace FA_NAMESPACE
