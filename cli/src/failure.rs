@@ -17,6 +17,9 @@ pub enum Failure {
     Output(io::Error),
     /// The system refused something; the text says what.
     System(&'static str, io::Error),
+    /// The CUDA driver refused a call.
+    #[cfg(feature = "cuda")]
+    Driver(&'static str, String),
     /// The ranks' launcher saw this.
     Ranks(String),
     /// One of the others, of a rank that has no launcher to tell.
@@ -72,8 +75,29 @@ impl fmt::Display for Failure {
             Self::Library(error) => error.fmt(f),
             Self::Output(error) => write!(f, "cannot write the results: {error}"),
             Self::System(what, error) => write!(f, "{what} failed: {error}"),
+            #[cfg(feature = "cuda")]
+            Self::Driver(call, reason) => write!(f, "{call} failed: {reason}"),
             Self::OfRank(rank, failure) => write!(f, "rank {rank}: {failure}"),
         }
+    }
+}
+
+/// The refusal of a build that knows no GPU.
+#[cfg(not(feature = "cuda"))]
+pub fn without_cuda() -> Failure {
+    Failure::Library(Error::Unavailable {
+        what: "the CUDA device".into(),
+        reason: "this build is without the feature `cuda`".into(),
+    })
+}
+
+/// For `map_err` on a driver call's result.
+#[cfg(feature = "cuda")]
+pub fn driver(call: &'static str) -> impl FnOnce(cudarc::driver::DriverError) -> Failure {
+    move |error| {
+        let name = error.error_name().map_or("an unknown error".into(), |name| name.to_string_lossy());
+        let text = error.error_string().map_or("".into(), |text| text.to_string_lossy());
+        Failure::Driver(call, format!("{name}: {text}"))
     }
 }
 

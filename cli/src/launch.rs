@@ -3,6 +3,7 @@
 //! A rank's standard input is its line to the launcher: the rank says on it why it failed, and its closing tells the
 //! launcher that the rank has ended. No rank outlives the launcher, whatever ends that.
 
+use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -104,12 +105,14 @@ struct Rank {
     line: UnixStream,
 }
 
-/// Runs this program as `ranks` ranks, and returns what they say together: wrong if one found a wrong element.
-pub fn launch(ranks: usize) -> Result<ExitCode, Failure> {
+/// Runs this program as `ranks` ranks with these arguments, and returns what they say together: wrong if one found a wrong
+/// element.
+pub fn launch(ranks: usize, arguments: impl IntoIterator<Item = OsString>) -> Result<ExitCode, Failure> {
+    let arguments: Vec<_> = arguments.into_iter().collect();
     let id = UniqueId::new()?;
     let mut running = Running(Vec::with_capacity(ranks));
     for rank in 0..ranks {
-        running.0.push(start(&id, rank, ranks)?);
+        running.0.push(start(&id, rank, ranks, &arguments)?);
     }
     let (mut reports, mut is_right) = (Vec::new(), true);
     let mut deadline = None;
@@ -140,11 +143,11 @@ pub fn launch(ranks: usize) -> Result<ExitCode, Failure> {
     }
 }
 
-fn start(id: &UniqueId, rank: usize, ranks: usize) -> Result<Rank, Failure> {
+fn start(id: &UniqueId, rank: usize, ranks: usize, arguments: &[OsString]) -> Result<Rank, Failure> {
     let fail = |what| move |error| Failure::System(what, error);
     let (line, theirs) = UnixStream::pair().map_err(fail("socketpair"))?;
     let process = Command::new("/proc/self/exe")
-        .args(std::env::args_os().skip(1))
+        .args(arguments)
         .env(UNIQUE_ID, id.to_string())
         .env(RANK, rank.to_string())
         .env(WORLD_SIZE, ranks.to_string())

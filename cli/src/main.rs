@@ -6,7 +6,10 @@ mod arguments;
 mod bench;
 mod facts;
 mod failure;
+#[cfg(feature = "cuda")]
+mod gpu_check;
 mod launch;
+mod topology;
 
 use std::process::ExitCode;
 
@@ -24,6 +27,11 @@ fn main() -> ExitCode {
     let outcome = match command {
         Command::Version { verbose } => facts::print(verbose).map(|()| ExitCode::SUCCESS),
         Command::Bench(options) => bench(&options),
+        Command::Topology(options) => topology::print(&options).map(|()| ExitCode::SUCCESS),
+        #[cfg(feature = "cuda")]
+        Command::GpuCheck(options) => gpu_check::run(&options),
+        #[cfg(not(feature = "cuda"))]
+        Command::GpuCheck(_) => Err(failure::without_cuda()),
     };
     outcome.unwrap_or_else(|failure| {
         if !failure.is_silent() && (!failure.is_common() || launch::is_first_rank()) {
@@ -37,11 +45,17 @@ fn main() -> ExitCode {
 fn bench(options: &Bench) -> Result<ExitCode, Failure> {
     options.validate()?;
     if !launch::is_rank() {
+        options.check_device()?;
         options.check_memory()?;
-        return launch::launch(options.ranks());
+        return launch::launch(options.ranks(), std::env::args_os().skip(1));
     }
+    as_rank(|| bench::run(options))
+}
+
+/// Runs as one of a launcher's ranks, which hears what went wrong.
+fn as_rank(run: impl FnOnce() -> Result<bool, Failure>) -> Result<ExitCode, Failure> {
     let launcher = launch::Launcher::of_this_process()?;
-    let outcome = bench::run(options).map(|is_right| ExitCode::from(if is_right { 0 } else { WRONG }));
+    let outcome = run().map(|is_right| ExitCode::from(if is_right { 0 } else { WRONG }));
     match (outcome, launcher) {
         (Err(failure), Some(launcher)) => {
             launcher.report(&failure);

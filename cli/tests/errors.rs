@@ -44,14 +44,21 @@ fn sizes() {
 }
 
 #[test]
+fn options_of_another_device() {
+    refused("bench --device cuda --workers 2", &["--workers", "host"]);
+    refused("bench --device cuda --isa baseline", &["--isa", "host"]);
+    refused("bench --eager", &["--eager", "cuda"]);
+    refused("gpu-check --step nonsense", &["nonsense", "world"]);
+}
+
+#[test]
 fn worlds() {
     refused("bench --ranks 17", &["17", "16"]);
     refused("bench --ranks 0", &["0", "16"]);
 }
 
 #[test]
-fn what_this_build_or_machine_does_not_have() {
-    refused("bench --device cuda", &["cuda", "not available"]);
+fn what_this_machine_does_not_have() {
     refused("bench --ranks 2 -e 1K --max-bytes 1T", &["cannot allocate", "available"]);
 }
 

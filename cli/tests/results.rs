@@ -31,7 +31,8 @@ fn every_type_and_operation_is_right() {
         }
         assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
         assert!(table.contains("# Avg bus bandwidth "), "{table}");
-        for fact in [format!("ranks {ranks}"), "device host".into(), "wait auto".into(), "workers 1".into()] {
+        for fact in [format!("ranks {ranks}"), "device host".into(), "wait auto (".into(), "workers 1".into()]
+        {
             assert!(table.contains(&fact), "{fact}: {table}");
         }
     }
@@ -66,7 +67,9 @@ fn json_is_one_object_with_all_facts() {
     assert_eq!(config["registered"], true);
     assert_eq!(config["device"], "host");
     assert_eq!(config["version"], env!("CARGO_PKG_VERSION"));
-    for name in ["instruction_set", "cores", "wait", "workers", "warmup_iters", "check", "region_bytes"] {
+    for name in
+        ["instruction_set", "cores", "wait", "wait_mode", "workers", "warmup_iters", "check", "region_bytes"]
+    {
         assert!(!config[name].is_null(), "{name}");
     }
     assert!(config["iters"].is_null());

@@ -2,6 +2,7 @@
 
 mod values;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ const DEFAULT_RANKS: usize = 4;
 pub enum Command {
     Version { verbose: bool },
     Bench(Box<Bench>),
+    Topology(Topology),
+    GpuCheck(GpuCheck),
 }
 
 /// Measures and checks fast-allreduce on this machine.
@@ -40,6 +43,11 @@ enum Subcommands {
     /// Time allreduce over a range of sizes and check every element, with the flags and columns of nccl-tests
     #[command(after_help = BENCH_NOTES)]
     Bench(Box<Bench>),
+    /// Print who reaches whom, as nvidia-smi topo -m does, and what is done for each number of ranks
+    Topology(Topology),
+    /// Prove the kernels on a GPU, step by step, and measure them
+    #[command(after_help = GPU_CHECK_NOTES)]
+    GpuCheck(GpuCheck),
 }
 
 const BENCH_NOTES: &str = "\
@@ -50,9 +58,77 @@ single calls (at most 10000), each after a barrier; a call takes as long as on i
 is algbw * 2 (ranks - 1) / ranks. memcpy is the time of a copy of the same size, made by every rank at the same time for at
 least 10 ms. #wrong counts elements over all ranks.
 
+With --device cuda, rank r has GPU r modulo their number; ranks that share one take turns, and nothing crosses NVLink. Calls
+are timed by events around replays of a graph that holds 20 of them, and p50 and p99 are of replays, divided by 20. With
+--eager plain calls are timed instead, including what it takes to start them.
+
 Without --iters, calls are repeated for about 20 ms, at least 20 and at most 10000 times.
 
 The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run could not be made.";
+
+const GPU_CHECK_NOTES: &str = "\
+Steps: facts (of the driver and the GPU), ipc (memory that two processes share, of each kind), world (all ranks in one
+cooperative launch: every algorithm, type and operation), threads (ranks are threads with a stream each), processes (ranks are
+two processes that take turns), latency, fixed (what a launch and a barrier cost) and bandwidth.
+
+Each is a process with a time limit of its own; what fails is reported while the others go on. All of them take less than 8
+minutes. Everything is on one GPU: nothing here is a measurement of NVLink.
+
+The exit status is 0 if all is right, 1 if a check failed, 2 if there is nothing to check.";
+
+/// Options of `topology`.
+#[derive(Args, Debug)]
+pub struct Topology {
+    /// Read a recorded `nvidia-smi topo -m` instead of asking this machine
+    #[arg(long, value_name = "FILE")]
+    pub parse: Option<PathBuf>,
+}
+
+/// Options of `gpu-check`.
+#[derive(Args, Debug)]
+pub struct GpuCheck {
+    /// Write everything there to, as one JSON object
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write the summary there instead of to standard output
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Only this step; may be given several times [default: all]
+    #[arg(long = "step", value_name = "NAME", value_enum)]
+    pub steps: Vec<Step>,
+    /// Fewer worlds, types and sizes: for tools that slow everything down
+    #[arg(long)]
+    pub small: bool,
+    /// The GPU
+    #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
+    pub gpu: usize,
+    /// Do the steps in this process, and write their records as lines of JSON
+    #[arg(long, hide = true)]
+    pub alone: bool,
+    /// How two processes share memory
+    #[arg(long, hide = true, value_enum)]
+    pub sharing: Option<SharingName>,
+}
+
+/// A part of `gpu-check`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Step {
+    Facts,
+    Ipc,
+    World,
+    Threads,
+    Processes,
+    Latency,
+    Fixed,
+    Bandwidth,
+}
+
+/// How two processes share memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SharingName {
+    Descriptor,
+    Ipc,
+}
 
 /// Options of `bench`.
 #[derive(Args, Debug)]
@@ -92,7 +168,10 @@ pub struct Bench {
     ranks: Option<usize>,
     /// Where the ranks' memory lives
     #[arg(long, value_name = "NAME", value_enum, default_value_t = DeviceName::Host)]
-    device: DeviceName,
+    pub device: DeviceName,
+    /// With --device cuda: time plain calls instead of graphs of 20
+    #[arg(long)]
+    pub eager: bool,
     /// Seed of the inputs [default: random]
     #[arg(long)]
     pub seed: Option<u64>,
@@ -102,9 +181,9 @@ pub struct Bench {
     /// What a waiting rank does with its core
     #[arg(long, value_enum, default_value_t = WaitMode::Auto)]
     pub wait: WaitMode,
-    /// Threads of each rank
-    #[arg(long, value_name = "COUNT", default_value_t = 1)]
-    pub workers: usize,
+    /// Threads of each rank on the host [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    pub workers: Option<usize>,
     /// Instruction set of the host kernels [default: the best of this CPU]
     #[arg(long, value_name = "NAME", value_parser = values::isa)]
     pub isa: Option<Isa>,
@@ -120,7 +199,7 @@ pub struct Bench {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum DeviceName {
+pub enum DeviceName {
     Host,
     Cuda,
 }
@@ -183,11 +262,12 @@ impl Bench {
     /// Refuses what cannot be, before anything is started.
     pub fn validate(&self) -> Result<(), Failure> {
         let refuse = |reason: String| Err(Failure::Usage(reason));
-        if self.device == DeviceName::Cuda {
-            let [_, (_, cuda)] = fast_allreduce::build_facts();
-            return refuse(format!(
-                "device cuda is not available: bench runs on the host only (CUDA kernels of this build: {cuda})"
-            ));
+        match self.device {
+            DeviceName::Cuda if self.isa.is_some() || self.workers.is_some() => {
+                return refuse("--isa and --workers are of the device host".into());
+            }
+            DeviceName::Host if self.eager => return refuse("--eager is of the device cuda".into()),
+            _ => {}
         }
         let (ranks, max) = (self.ranks(), fast_allreduce::MAX_RANKS);
         if !(1..=max).contains(&ranks) {
@@ -210,6 +290,17 @@ impl Bench {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Refuses a device that this build or this machine does not have.
+    pub fn check_device(&self) -> Result<(), Failure> {
+        match self.device {
+            DeviceName::Host => Ok(()),
+            #[cfg(feature = "cuda")]
+            DeviceName::Cuda => crate::bench::device::cuda::require(),
+            #[cfg(not(feature = "cuda"))]
+            DeviceName::Cuda => Err(crate::failure::without_cuda()),
+        }
     }
 
     /// Refuses buffers that do not fit this machine's memory, which the kernel would grant and then kill for.
@@ -256,6 +347,8 @@ pub fn parse() -> Result<Command, ExitCode> {
     })?;
     match line.subcommand {
         Some(Subcommands::Bench(bench)) if !line.version => Ok(Command::Bench(bench)),
+        Some(Subcommands::Topology(topology)) if !line.version => Ok(Command::Topology(topology)),
+        Some(Subcommands::GpuCheck(check)) if !line.version => Ok(Command::GpuCheck(check)),
         _ => Ok(Command::Version { verbose: line.verbose }),
     }
 }

@@ -3,10 +3,11 @@
 use fast_allreduce::{Element, ReduceOp, MAX_RANKS};
 use half::{bf16, f16};
 
+use super::device::Portable;
 use super::inputs::real;
 
 /// An element type with its definition of the operations.
-pub trait Number: Element {
+pub trait Number: Element + Portable {
     /// What outputs hold before a checked call.
     fn poison() -> Self;
 

@@ -76,12 +76,15 @@ impl Report {
 }
 
 fn write_table_header(out: &mut impl Write, config: &Config) -> io::Result<()> {
-    let Config { version, ranks, device, instruction_set, cores, wait, workers, seed, .. } = config;
+    let Config { version, ranks, device, seed, .. } = config;
     let inputs = if config.registered { "registered" } else { "private" };
     let iterations = config.iters.map_or("auto".into(), |iterations| iterations.to_string());
     let Config { warmup_iters, check, .. } = config;
     writeln!(out, "# fast-allreduce {version}")?;
-    writeln!(out, "# ranks {ranks} device {device} instruction set {instruction_set} cores {cores} wait {wait} workers {workers} inputs {inputs}")?;
+    writeln!(out, "# ranks {ranks} {device} inputs {inputs}")?;
+    if let Some(warning) = device.warning() {
+        writeln!(out, "# {warning}")?;
+    }
     writeln!(out, "# iters {iterations} warmup iters {warmup_iters} check {check} seed {seed}")?;
     writeln!(out, "#")?;
     let (left, right) = ("out-of-place", "in-place");

@@ -1,5 +1,7 @@
 //! What a run yields, as it is written to JSON.
 
+use std::fmt;
+
 use serde::Serialize;
 
 /// What the numbers of a run depend on.
@@ -7,11 +9,8 @@ use serde::Serialize;
 pub struct Config {
     pub version: &'static str,
     pub ranks: usize,
-    pub device: &'static str,
-    pub instruction_set: &'static str,
-    pub cores: usize,
-    pub wait: &'static str,
-    pub workers: usize,
+    #[serde(flatten)]
+    pub device: DeviceFacts,
     pub registered: bool,
     pub seed: u64,
     /// `None`: as many as take 20 ms.
@@ -21,6 +20,62 @@ pub struct Config {
     pub timeout_s: f64,
     /// Bytes of shared memory that each rank's region takes.
     pub region_bytes: usize,
+}
+
+/// What they depend on besides, by device.
+#[derive(Debug, Serialize)]
+#[serde(tag = "device", rename_all = "lowercase")]
+pub enum DeviceFacts {
+    Host {
+        instruction_set: &'static str,
+        cores: usize,
+        /// As asked for.
+        wait: &'static str,
+        /// What that came to.
+        wait_mode: &'static str,
+        workers: usize,
+    },
+    #[cfg(feature = "cuda")]
+    Cuda {
+        /// Name of the first rank's.
+        gpu: String,
+        gpus: usize,
+        ranks_per_gpu: usize,
+        sharing: &'static str,
+        timed: &'static str,
+    },
+}
+
+impl fmt::Display for DeviceFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host { instruction_set, cores, wait, wait_mode, workers } => {
+                write!(f, "device host instruction set {instruction_set} cores {cores} ")?;
+                let came_to = if wait == wait_mode { String::new() } else { format!(" ({wait_mode})") };
+                write!(f, "wait {wait}{came_to} workers {workers}")
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda { gpu, gpus, sharing, timed, .. } => {
+                write!(f, "device cuda gpus {gpus} ({gpu}) memory by {sharing} timed {timed}")
+            }
+        }
+    }
+}
+
+impl DeviceFacts {
+    /// What a reader of the numbers must not overlook.
+    pub fn warning(&self) -> Option<String> {
+        match self {
+            Self::Host { .. } => None,
+            #[cfg(feature = "cuda")]
+            Self::Cuda { ranks_per_gpu: 1, .. } => None,
+            #[cfg(feature = "cuda")]
+            Self::Cuda { ranks_per_gpu, .. } => Some(format!(
+                "Up to {ranks_per_gpu} ranks share a GPU: their processes take turns on it, and nothing crosses NVLink or \
+                 PCIe. These are not times of a world with a GPU for each rank."
+            )),
+        }
+    }
 }
 
 /// One size, type, operation and algorithm.

@@ -3,44 +3,41 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fast_allreduce::bootstrap::{Bootstrap, Local};
-use fast_allreduce::{Algorithm, Communicator, Host, ReduceOp};
+use fast_allreduce::bootstrap::Bootstrap;
+use fast_allreduce::{Algorithm, Communicator, Device, Host, ReduceOp, Wait};
 
-use crate::arguments::Bench;
 use crate::failure::Failure;
 
 /// What a rank shares with the others during a run.
 pub struct Session {
-    bootstrap: Arc<Local>,
+    bootstrap: Arc<dyn Bootstrap>,
     /// A communicator of its own, so that the fence does not touch the one that is measured.
     fence: Communicator<Host>,
     limit: Duration,
 }
 
 impl Session {
-    /// Collective.
-    pub fn new(bootstrap: Local, options: &Bench) -> Result<Self, Failure> {
+    /// `timeout` is that of the calls to be measured. Collective.
+    pub fn new(bootstrap: impl Bootstrap + 'static, wait: Wait, timeout: Duration) -> Result<Self, Failure> {
         const SMALLEST_REGION: usize = 4 << 10;
         // Between calls a rank may have many elements to check.
-        let limit = options.timeout.max(Duration::from_secs(60));
-        let bootstrap = Arc::new(bootstrap);
+        let limit = timeout.max(Duration::from_secs(60));
+        let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);
         let builder = Communicator::builder().max_bytes(SMALLEST_REGION).timeout(limit);
-        let fence = builder.build(Host::new().wait(options.wait.wait()), Arc::clone(&bootstrap))?;
+        let fence = builder.build(Host::new().wait(wait), Arc::clone(&bootstrap))?;
         Ok(Self { bootstrap, fence, limit })
     }
 
     /// A communicator to measure. Collective.
-    pub fn communicator(
+    pub fn build<D: Device>(
         &self,
-        options: &Bench,
+        device: D,
+        timeout: Duration,
         algorithm: Option<Algorithm>,
-    ) -> Result<Communicator<Host>, Failure> {
-        let mut device = Host::new().workers(options.workers)?.wait(options.wait.wait());
-        if let Some(isa) = options.isa {
-            device = device.isa(isa)?;
-        }
-        let mut builder = Communicator::builder().timeout(options.timeout).algorithm(algorithm);
-        if let Some(bytes) = options.launch_bytes {
+        launch_bytes: Option<usize>,
+    ) -> Result<Communicator<D>, Failure> {
+        let mut builder = Communicator::builder().timeout(timeout).algorithm(algorithm);
+        if let Some(bytes) = launch_bytes {
             builder = builder.max_bytes(bytes);
         }
         Ok(builder.build(device, Arc::clone(&self.bootstrap))?)

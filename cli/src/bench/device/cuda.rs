@@ -1,0 +1,284 @@
+//! A GPU: calls are timed by events around replays of a graph that holds a number of them, or around plain calls.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{
+    CudaContext, CudaGraph, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
+};
+use fast_allreduce::device::cuda::Sharing;
+use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, Error, ReduceOp};
+
+use super::{Batch, Call, Endpoint};
+use crate::bench::reference::Number;
+use crate::bench::row::DeviceFacts;
+use crate::bench::session::Session;
+use crate::failure::{driver, Failure};
+
+/// Calls in a graph: enough that starting one replay is a small part of its time.
+pub const GRAPH_CALLS: u64 = 20;
+
+/// Says why no rank can have a GPU, where that is known without starting one.
+pub fn require() -> Result<(), Failure> {
+    // SAFETY: tries to load the driver's library, whose initialisers are the driver's own.
+    if unsafe { cudarc::driver::sys::is_culib_present() } {
+        return Ok(());
+    }
+    Err(Failure::Library(Error::Unavailable {
+        what: "the CUDA device".into(),
+        reason: "no CUDA driver (libcuda.so.1) is installed on this machine".into(),
+    }))
+}
+
+/// GPUs that this process sees; at least one.
+pub fn gpus() -> Result<usize, Failure> {
+    require()?;
+    let count = CudaContext::device_count().map_err(driver("cuDeviceGetCount"))?;
+    match usize::try_from(count) {
+        Ok(count) if count > 0 => Ok(count),
+        _ => Err(Failure::Library(Error::Unavailable {
+            what: "the CUDA device".into(),
+            reason: "the driver shows no GPU to this process".into(),
+        })),
+    }
+}
+
+/// How a rank uses its GPU.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The first rank's GPU; the others follow, and begin again after the last.
+    pub first_gpu: usize,
+    /// GPUs to go around.
+    pub gpus: usize,
+    pub sharing: Option<Sharing>,
+    pub timeout: Duration,
+    pub launch_bytes: Option<usize>,
+    /// Time plain calls, not graphs.
+    pub eager: bool,
+}
+
+/// A rank on a GPU.
+pub struct Gpu {
+    communicator: Communicator<Cuda>,
+    stream: Arc<CudaStream>,
+    settings: Settings,
+}
+
+impl Gpu {
+    /// Collective.
+    pub fn new(
+        session: &Session,
+        settings: &Settings,
+        algorithm: Option<Algorithm>,
+    ) -> Result<Self, Failure> {
+        let mut device = Cuda::open(settings.first_gpu + session.rank() % settings.gpus)?;
+        if let Some(sharing) = settings.sharing {
+            device = device.sharing(sharing);
+        }
+        // SAFETY: all work on memory of this context is on the one stream below, in whose order it is also freed.
+        unsafe { device.context().disable_event_tracking() };
+        let stream = device.context().new_stream().map_err(driver("cuStreamCreate"))?;
+        let communicator = session.build(device, settings.timeout, algorithm, settings.launch_bytes)?;
+        Ok(Self { communicator, stream, settings: settings.clone() })
+    }
+
+    fn finish(&self) -> Result<(), Failure> {
+        Ok(self.communicator.synchronize(&self.stream)?)
+    }
+}
+
+impl Endpoint for Gpu {
+    type Device = Cuda;
+    type Memory<T: Number> = Memory<T>;
+
+    fn communicator(&self) -> &Communicator<Cuda> {
+        &self.communicator
+    }
+
+    fn facts(&self) -> DeviceFacts {
+        let device = self.communicator.device();
+        let gpus = self.settings.gpus.min(self.communicator.world_size());
+        DeviceFacts::Cuda {
+            gpu: device.context().name().unwrap_or_else(|_| "unknown".into()),
+            gpus,
+            ranks_per_gpu: self.communicator.world_size().div_ceil(gpus),
+            sharing: device.chosen_sharing().map_or("none", Sharing::name),
+            timed: if self.settings.eager { "calls" } else { "replays of a graph of 20 calls" },
+        }
+    }
+
+    fn allocate<T: Number>(&self, count: usize, registered: bool) -> Result<Memory<T>, Failure> {
+        if registered {
+            return Ok(Memory::Registered(self.communicator.alloc(count)?));
+        }
+        // SAFETY: whatever the memory holds is a value of T.
+        let slice = unsafe { self.stream.alloc(count.max(1)) }.map_err(driver("cuMemAlloc"))?;
+        // No rank allocates while another's kernel waits.
+        self.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+        Ok(Memory::Private { slice, count })
+    }
+
+    fn write<T: Number>(&self, memory: &mut Memory<T>, fill: impl FnOnce(&mut [T])) -> Result<(), Failure> {
+        let mut elements = vec![T::poison(); memory.len()];
+        fill(&mut elements);
+        if !elements.is_empty() {
+            self.stream.memcpy_htod(&elements, memory).map_err(driver("cuMemcpyHtoDAsync"))?;
+        }
+        self.finish()
+    }
+
+    fn read<T: Number, R>(&self, memory: &Memory<T>, look: impl FnOnce(&[T]) -> R) -> Result<R, Failure> {
+        // What a failed kernel has left is of no interest.
+        self.finish()?;
+        let mut elements = vec![T::poison(); memory.len()];
+        if !elements.is_empty() {
+            self.stream.memcpy_dtoh(memory, &mut elements).map_err(driver("cuMemcpyDtoHAsync"))?;
+        }
+        self.finish()?;
+        Ok(look(&elements))
+    }
+
+    fn all_reduce<T: Number>(
+        &self,
+        input: &Memory<T>,
+        output: &mut Memory<T>,
+        op: ReduceOp,
+    ) -> Result<(), Failure> {
+        Ok(self.communicator.all_reduce(&self.stream, input, output, op)?)
+    }
+
+    fn all_reduce_in_place<T: Number>(&self, data: &mut Memory<T>, op: ReduceOp) -> Result<(), Failure> {
+        Ok(self.communicator.all_reduce_in_place(&self.stream, data, op)?)
+    }
+
+    fn copy<T: Number>(&self, from: &Memory<T>, to: &mut Memory<T>) -> Result<(), Failure> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        self.stream.memcpy_dtod(from, to).map_err(driver("cuMemcpyDtoDAsync"))
+    }
+
+    fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {
+        let clock = Clock::new(self)?;
+        if self.settings.eager {
+            return Ok(Box::new(Eager { clock, call }));
+        }
+        // The thread's own, because other ranks may be threads of this process.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.stream.begin_capture(mode).map_err(driver("cuStreamBeginCapture"))?;
+        let captured = (0..GRAPH_CALLS).try_for_each(|_| call());
+        let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
+        captured?;
+        let graph = graph.map_err(driver("cuStreamEndCapture"))?;
+        let graph = graph.ok_or_else(|| Failure::Driver("cuStreamEndCapture", "it made no graph".into()))?;
+        // Now, and not when a peer's kernel waits for the first replay.
+        graph.upload().map_err(driver("cuGraphUpload"))?;
+        self.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+        Ok(Box::new(Replay { clock, graph }))
+    }
+}
+
+/// Two events.
+struct Clock<'a> {
+    endpoint: &'a Gpu,
+    start: cudarc::driver::CudaEvent,
+    end: cudarc::driver::CudaEvent,
+}
+
+impl<'a> Clock<'a> {
+    fn new(endpoint: &'a Gpu) -> Result<Self, Failure> {
+        let event = || {
+            let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
+            endpoint.stream.context().new_event(flags).map_err(driver("cuEventCreate"))
+        };
+        Ok(Self { endpoint, start: event()?, end: event()? })
+    }
+
+    fn seconds(&self, batches: u64, mut run: impl FnMut() -> Result<(), Failure>) -> Result<f64, Failure> {
+        let stream = &self.endpoint.stream;
+        self.start.record(stream).map_err(driver("cuEventRecord"))?;
+        (0..batches).try_for_each(|_| run())?;
+        self.end.record(stream).map_err(driver("cuEventRecord"))?;
+        self.endpoint.finish()?;
+        let milliseconds = self.start.elapsed_ms(&self.end).map_err(driver("cuEventElapsedTime"))?;
+        Ok(f64::from(milliseconds) * 1e-3)
+    }
+}
+
+/// One call, started as it is made.
+struct Eager<'a> {
+    clock: Clock<'a>,
+    call: Call<'a>,
+}
+
+impl Batch for Eager<'_> {
+    fn calls(&self) -> u64 {
+        1
+    }
+
+    fn seconds(&mut self, batches: u64) -> Result<f64, Failure> {
+        self.clock.seconds(batches, &mut *self.call)
+    }
+}
+
+/// A graph of [`GRAPH_CALLS`] calls.
+struct Replay<'a> {
+    clock: Clock<'a>,
+    graph: CudaGraph,
+}
+
+impl Batch for Replay<'_> {
+    fn calls(&self) -> u64 {
+        GRAPH_CALLS
+    }
+
+    fn seconds(&mut self, batches: u64) -> Result<f64, Failure> {
+        let graph = &self.graph;
+        self.clock.seconds(batches, || graph.launch().map_err(driver("cuGraphLaunch")))
+    }
+}
+
+/// Private or registered.
+pub enum Memory<T: Number> {
+    /// `slice` holds an element even where `count` is 0.
+    Private {
+        slice: CudaSlice<T>,
+        count: usize,
+    },
+    Registered(Buffer<T, Cuda>),
+}
+
+impl<T: Number> DeviceSlice<T> for Memory<T> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Private { count, .. } => *count,
+            Self::Registered(buffer) => DeviceSlice::len(buffer),
+        }
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        match self {
+            Self::Private { slice, .. } => slice.stream(),
+            Self::Registered(buffer) => buffer.stream(),
+        }
+    }
+}
+
+impl<T: Number> DevicePtr<T> for Memory<T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        match self {
+            Self::Private { slice, .. } => slice.device_ptr(stream),
+            Self::Registered(buffer) => buffer.device_ptr(stream),
+        }
+    }
+}
+
+impl<T: Number> DevicePtrMut<T> for Memory<T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        match self {
+            Self::Private { slice, .. } => slice.device_ptr_mut(stream),
+            Self::Registered(buffer) => buffer.device_ptr_mut(stream),
+        }
+    }
+}

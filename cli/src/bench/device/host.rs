@@ -1,0 +1,157 @@
+//! The CPU: buffers are slices, a call has ended when it returns, and time is that of the system's clock.
+
+use std::hint::black_box;
+use std::ops::{Deref, DerefMut};
+use std::time::Instant;
+
+use fast_allreduce::{Algorithm, Buffer, Communicator, Host, ReduceOp, Wait};
+
+use super::{Batch, Call, Endpoint};
+use crate::arguments::Bench;
+use crate::bench::reference::Number;
+use crate::bench::row::DeviceFacts;
+use crate::bench::session::Session;
+use crate::failure::Failure;
+
+/// A rank on the CPU.
+pub struct Cpu {
+    communicator: Communicator<Host>,
+    /// As it was asked for.
+    wait: &'static str,
+    workers: usize,
+}
+
+impl Cpu {
+    /// Collective.
+    pub fn new(session: &Session, options: &Bench, algorithm: Option<Algorithm>) -> Result<Self, Failure> {
+        let workers = options.workers.unwrap_or(1);
+        let mut device = Host::new().workers(workers)?.wait(options.wait.wait());
+        if let Some(isa) = options.isa {
+            device = device.isa(isa)?;
+        }
+        let communicator = session.build(device, options.timeout, algorithm, options.launch_bytes)?;
+        Ok(Self { communicator, wait: options.wait.name(), workers })
+    }
+}
+
+impl Endpoint for Cpu {
+    type Device = Host;
+    type Memory<T: Number> = Memory<T>;
+
+    fn communicator(&self) -> &Communicator<Host> {
+        &self.communicator
+    }
+
+    fn facts(&self) -> DeviceFacts {
+        let device = self.communicator.device();
+        let wait_mode = match device.wait_mode() {
+            Wait::Spin => "spin",
+            Wait::Yield => "yield",
+            _ => "auto",
+        };
+        DeviceFacts::Host {
+            instruction_set: device.instruction_set().name(),
+            cores: crate::facts::cores(),
+            wait: self.wait,
+            wait_mode,
+            workers: self.workers,
+        }
+    }
+
+    fn allocate<T: Number>(&self, count: usize, registered: bool) -> Result<Memory<T>, Failure> {
+        match registered {
+            true => Ok(Memory::Registered(self.communicator.alloc(count)?)),
+            false => Memory::private(count),
+        }
+    }
+
+    fn write<T: Number>(&self, memory: &mut Memory<T>, fill: impl FnOnce(&mut [T])) -> Result<(), Failure> {
+        fill(memory);
+        Ok(())
+    }
+
+    fn read<T: Number, R>(&self, memory: &Memory<T>, look: impl FnOnce(&[T]) -> R) -> Result<R, Failure> {
+        Ok(look(memory))
+    }
+
+    fn all_reduce<T: Number>(
+        &self,
+        input: &Memory<T>,
+        output: &mut Memory<T>,
+        op: ReduceOp,
+    ) -> Result<(), Failure> {
+        Ok(self.communicator.all_reduce(input, output, op)?)
+    }
+
+    fn all_reduce_in_place<T: Number>(&self, data: &mut Memory<T>, op: ReduceOp) -> Result<(), Failure> {
+        Ok(self.communicator.all_reduce_in_place(data, op)?)
+    }
+
+    fn copy<T: Number>(&self, from: &Memory<T>, to: &mut Memory<T>) -> Result<(), Failure> {
+        black_box(&mut **to).copy_from_slice(black_box(from));
+        Ok(())
+    }
+
+    fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {
+        Ok(Box::new(Loop(call)))
+    }
+}
+
+/// One call, timed as it is made.
+struct Loop<'a>(Call<'a>);
+
+impl Batch for Loop<'_> {
+    fn calls(&self) -> u64 {
+        1
+    }
+
+    fn seconds(&mut self, batches: u64) -> Result<f64, Failure> {
+        let start = Instant::now();
+        for _ in 0..batches {
+            (self.0)()?;
+        }
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
+
+/// Private or registered, aligned alike on every rank.
+pub enum Memory<T: Number> {
+    Private { storage: Vec<T>, offset: usize },
+    Registered(Buffer<T>),
+}
+
+impl<T: Number> Memory<T> {
+    /// This process' own memory, on a cache line's boundary.
+    fn private(count: usize) -> Result<Self, Failure> {
+        const ALIGNMENT: usize = 64;
+        let length = count.saturating_add(ALIGNMENT / size_of::<T>());
+        let mut storage = Vec::new();
+        storage.try_reserve_exact(length).map_err(|_| {
+            Failure::Usage(format!("no memory for a buffer of {count} elements of {}", T::DTYPE))
+        })?;
+        storage.resize(length, T::poison());
+        let offset = storage.as_ptr().align_offset(ALIGNMENT);
+        storage.truncate(offset + count);
+        Ok(Self::Private { storage, offset })
+    }
+}
+
+impl<T: Number> Deref for Memory<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::Private { storage, offset } => &storage[*offset..],
+            Self::Registered(buffer) => buffer,
+        }
+    }
+}
+
+impl<T: Number> DerefMut for Memory<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::Private { storage, offset } => &mut storage[*offset..],
+            Self::Registered(buffer) => buffer,
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What measuring needs of a device: memory, calls, and the time that calls take. One file for each device.
+
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod host;
+
+use fast_allreduce::{Communicator, Device, ReduceOp};
+
+use super::reference::Number;
+use super::row::DeviceFacts;
+use crate::failure::Failure;
+
+/// What an element type must be for every device of this build to copy it.
+#[cfg(feature = "cuda")]
+pub use cudarc::driver::DeviceRepr as Portable;
+#[cfg(not(feature = "cuda"))]
+pub use fast_allreduce::Element as Portable;
+
+/// Something to time.
+pub type Call<'a> = &'a mut dyn FnMut() -> Result<(), Failure>;
+
+/// A rank's communicator, with its memory and its clock.
+pub trait Endpoint {
+    /// Where the ranks' memory lives.
+    type Device: Device;
+
+    /// Elements that an allreduce reads or writes.
+    type Memory<T: Number>;
+
+    /// The communicator that is measured.
+    fn communicator(&self) -> &Communicator<Self::Device>;
+
+    /// What the numbers depend on besides the options that all devices share.
+    fn facts(&self) -> DeviceFacts;
+
+    /// Memory of this rank alone; or `registered`: that the peers read where it is. Registering is collective.
+    fn allocate<T: Number>(&self, count: usize, registered: bool) -> Result<Self::Memory<T>, Failure>;
+
+    /// Lets `fill` write all elements.
+    fn write<T: Number>(
+        &self,
+        memory: &mut Self::Memory<T>,
+        fill: impl FnOnce(&mut [T]),
+    ) -> Result<(), Failure>;
+
+    /// Lets `look` read all elements, after the calls made so far.
+    fn read<T: Number, R>(
+        &self,
+        memory: &Self::Memory<T>,
+        look: impl FnOnce(&[T]) -> R,
+    ) -> Result<R, Failure>;
+
+    /// Starts an allreduce.
+    fn all_reduce<T: Number>(
+        &self,
+        input: &Self::Memory<T>,
+        output: &mut Self::Memory<T>,
+        op: ReduceOp,
+    ) -> Result<(), Failure>;
+
+    /// Starts an allreduce in place.
+    fn all_reduce_in_place<T: Number>(&self, data: &mut Self::Memory<T>, op: ReduceOp)
+        -> Result<(), Failure>;
+
+    /// Starts a copy of all elements, as far as the device has one that is not an allreduce.
+    fn copy<T: Number>(&self, from: &Self::Memory<T>, to: &mut Self::Memory<T>) -> Result<(), Failure>;
+
+    /// Makes calls ready to be timed.
+    fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure>;
+}
+
+/// Calls that are timed together.
+pub trait Batch {
+    /// How many.
+    fn calls(&self) -> u64;
+
+    /// Seconds from the start of the first to the end of the last call of so many batches one after the other.
+    fn seconds(&mut self, batches: u64) -> Result<f64, Failure>;
+}

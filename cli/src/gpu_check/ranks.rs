@@ -1,0 +1,228 @@
+//! Ranks as they are in use: processes that share memory in one way or the other, and threads with a stream each.
+
+use std::time::Duration;
+
+use fast_allreduce::bootstrap::{Local, Threads};
+use fast_allreduce::device::cuda::Sharing;
+use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
+
+use super::record::{has_failed, Record};
+use super::{rigs, Budget};
+use crate::arguments::{GpuCheck, SharingName, Step};
+use crate::bench::device::cuda::{Gpu, Settings};
+use crate::bench::measure::{Effort, Measure};
+use crate::bench::session::Session;
+use crate::bench::with_number;
+use crate::failure::Failure;
+
+/// Ranks that take turns on a GPU wait for whole turns.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
+const SEED: u64 = 0x5eed;
+
+impl SharingName {
+    const ALL: [Self; 2] = [Self::Descriptor, Self::Ipc];
+
+    fn sharing(self) -> Sharing {
+        match self {
+            Self::Descriptor => Sharing::Descriptor,
+            Self::Ipc => Sharing::Ipc,
+        }
+    }
+
+    fn argument(self) -> &'static str {
+        match self {
+            Self::Descriptor => "descriptor",
+            Self::Ipc => "ipc",
+        }
+    }
+}
+
+/// One GPU for all ranks.
+pub fn settings(options: &GpuCheck, sharing: Option<Sharing>, launch_bytes: usize) -> Settings {
+    Settings {
+        first_gpu: options.gpu,
+        gpus: 1,
+        sharing,
+        timeout: TIMEOUT,
+        launch_bytes: Some(launch_bytes),
+        eager: false,
+    }
+}
+
+/// Checks only: the times of such calls are not meant.
+fn checking(session: &Session, registered: bool) -> Measure<'_> {
+    let effort = Effort { iterations: Some(1), warmup: 0, checks: 1, registered };
+    Measure { session, effort, seed: SEED, round: 0 }
+}
+
+/// Two processes for each way to share memory, so that one way can fail alone.
+pub fn processes(step: Step, options: &GpuCheck) -> Result<(), Failure> {
+    for sharing in SharingName::ALL {
+        if let Err(failure) = launch(step, options, Some(sharing)) {
+            Record::check(sharing.sharing().name(), 0, Err(failure)).write()?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs this step's two ranks. The first one writes what they find.
+pub fn launch(step: Step, options: &GpuCheck, sharing: Option<SharingName>) -> Result<(), Failure> {
+    let (step, gpu) = (step.name(), options.gpu.to_string());
+    let mut arguments = vec!["gpu-check", "--alone", "--step", &step, "--gpu", &gpu];
+    if options.small {
+        arguments.push("--small");
+    }
+    if let Some(sharing) = sharing {
+        arguments.extend(["--sharing", sharing.argument()]);
+    }
+    // What was wrong is among the records of the first rank.
+    crate::launch::launch(2, arguments.into_iter().map(Into::into)).map(|_| ())
+}
+
+/// As one of those ranks.
+pub fn rank(options: &GpuCheck) -> Result<bool, Failure> {
+    let Some(bootstrap) = Local::from_env()? else {
+        return Err(Failure::Usage("the environment names no world".into()));
+    };
+    let session = Session::new(bootstrap, Wait::Auto, TIMEOUT)?;
+    let sharing = options.sharing.map(SharingName::sharing);
+    let name = sharing.map_or("two processes", Sharing::name);
+    match options.steps.first() {
+        Some(Step::Ipc) => {
+            let outcome = check_types(&session, options, sharing, &[DType::F32], &[ReduceOp::Sum], None);
+            first(&session, || outcome.into_record(name))
+        }
+        Some(Step::Processes) => {
+            let budget = Budget::share(Step::Processes, SharingName::ALL.len() as u32);
+            let (dtypes, ops) = dtypes_and_ops(options);
+            let outcome = check_types(&session, options, sharing, dtypes, ops, Some(budget));
+            first(&session, || outcome.into_record(name))
+        }
+        Some(Step::Fixed) => rigs::fixed_between_processes(&session, options),
+        _ => Err(Failure::Usage("this step has no ranks".into())),
+    }?;
+    Ok(!has_failed())
+}
+
+/// Ranks as threads of this process, for each world; every rank calls `run`.
+pub fn as_threads(
+    worlds: &[usize],
+    name: &str,
+    run: impl Fn(&Session) -> Result<(), Failure> + Sync,
+) -> Result<(), Failure> {
+    for &world_size in worlds {
+        let bootstraps = Threads::world(world_size)?;
+        let outcomes: Vec<Result<(), Failure>> = std::thread::scope(|scope| {
+            let start = |bootstrap| scope.spawn(|| run(&Session::new(bootstrap, Wait::Auto, TIMEOUT)?));
+            let ranks: Vec<_> = bootstraps.into_iter().map(start).collect();
+            let outcome = |rank: std::thread::ScopedJoinHandle<'_, Result<(), Failure>>| {
+                rank.join().unwrap_or_else(|_| Err(Failure::Ranks("a rank's thread has panicked".into())))
+            };
+            ranks.into_iter().map(outcome).collect()
+        });
+        let failures =
+            outcomes.into_iter().enumerate().filter_map(|(rank, outcome)| Some((rank, outcome.err()?)));
+        // Of those who suffer from another and those who do not, the latter tell why.
+        if let Some((rank, failure)) = failures.min_by_key(|(_, failure)| failure.is_consequence()) {
+            let failure = Failure::OfRank(rank.to_string(), Box::new(failure));
+            Record::check(format!("{name}, world of {world_size}"), 0, Err(failure)).write()?;
+        }
+    }
+    Ok(())
+}
+
+/// The step `threads`.
+pub fn threads(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
+    let (dtypes, ops) = dtypes_and_ops(options);
+    as_threads(&[2, 4], "ranks as threads", |session| {
+        let outcome = check_types(session, options, None, dtypes, ops, Some(budget));
+        first(session, || {
+            outcome.into_record(&format!("ranks as threads, world of {}", session.world_size()))
+        })
+    })
+}
+
+fn dtypes_and_ops(options: &GpuCheck) -> (&'static [DType], &'static [ReduceOp]) {
+    match options.small {
+        true => (&[DType::F16, DType::F32, DType::I8], &[ReduceOp::Sum]),
+        false => (&DType::ALL, &ReduceOp::ALL),
+    }
+}
+
+/// Writes a record if this rank speaks for all.
+fn first(session: &Session, record: impl FnOnce() -> Record) -> Result<(), Failure> {
+    match session.rank() {
+        0 => record().write(),
+        _ => Ok(()),
+    }
+}
+
+/// What was checked, equal on all ranks unless one failed.
+struct Checked {
+    cases: u64,
+    outcome: Result<(), Failure>,
+}
+
+impl Checked {
+    fn into_record(self, name: &str) -> Record {
+        Record::check(name, self.cases, self.outcome)
+    }
+}
+
+/// Every algorithm, private and registered inputs, out of place and in place, for these types and operations. Collective.
+fn check_types(
+    session: &Session,
+    options: &GpuCheck,
+    sharing: Option<Sharing>,
+    dtypes: &[DType],
+    ops: &[ReduceOp],
+    budget: Option<Budget>,
+) -> Checked {
+    let mut cases = 0;
+    let outcome = check_types_counting(session, options, sharing, dtypes, ops, budget, &mut cases);
+    Checked { cases, outcome }
+}
+
+fn check_types_counting(
+    session: &Session,
+    options: &GpuCheck,
+    sharing: Option<Sharing>,
+    dtypes: &[DType],
+    ops: &[ReduceOp],
+    budget: Option<Budget>,
+    cases: &mut u64,
+) -> Result<(), Failure> {
+    const LAUNCH_BYTES: usize = 64 << 10;
+    let settings = settings(options, sharing, LAUNCH_BYTES);
+    let make = |algorithm| Gpu::new(session, &settings, Some(algorithm));
+    let gpus = Algorithm::ALL.into_iter().map(make).collect::<Result<Vec<_>, _>>()?;
+    for registered in [false, true] {
+        let mut measure = checking(session, registered);
+        for (&op, &dtype) in ops.iter().flat_map(|op| dtypes.iter().map(move |dtype| (op, dtype))) {
+            // One of them decides for all.
+            let is_spent = budget.is_some_and(Budget::is_spent);
+            if session.of_first(u64::from(is_spent))? != 0 {
+                return first(session, || {
+                    Record::skipped(
+                        format!("what came after {cases} cases with {} ranks", session.world_size()),
+                        "the step's time was over",
+                    )
+                });
+            }
+            // The last takes several launches.
+            for count in [1, 1001, 40_001] {
+                for (gpu, algorithm) in gpus.iter().zip(Algorithm::ALL) {
+                    let wrong = with_number!(dtype, T => measure.wrong::<T>(gpu, count, op))?;
+                    // Out of place and in place.
+                    *cases += 2;
+                    if wrong > 0 {
+                        return Err(Failure::Ranks(format!(
+                            "{wrong} wrong elements: {algorithm} of {count} {dtype}, {op}, registered: {registered}"
+                        )));
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}

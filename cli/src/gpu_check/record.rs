@@ -1,0 +1,64 @@
+//! What a step finds: lines of JSON from its process to the supervisor, and the content of the report.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+static HAS_FAILED: AtomicBool = AtomicBool::new(false);
+
+/// True if this process has written a check that failed.
+pub fn has_failed() -> bool {
+    HAS_FAILED.load(Ordering::Relaxed)
+}
+
+/// One finding.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Record {
+    /// Something that is so.
+    Fact { name: String, value: String },
+    /// Something that must be so: how many cases were tried, and what was wrong.
+    Check { name: String, cases: u64, error: Option<String> },
+    /// A measurement, with its place in a table.
+    Figure { table: String, row: String, column: String, value: f64 },
+    /// What was left out.
+    Skipped { name: String, why: String },
+    /// The step has come to its end.
+    Done,
+}
+
+impl Record {
+    /// A fact.
+    pub fn fact(name: impl Into<String>, value: impl ToString) -> Self {
+        Self::Fact { name: name.into(), value: value.to_string() }
+    }
+
+    /// A check of `cases` cases that ended with `outcome`.
+    pub fn check(name: impl Into<String>, cases: u64, outcome: Result<(), Failure>) -> Self {
+        Self::Check { name: name.into(), cases, error: outcome.err().map(|failure| failure.to_string()) }
+    }
+
+    /// A number; the name of the table says its unit.
+    pub fn figure(table: &str, row: impl ToString, column: impl ToString, value: f64) -> Self {
+        Self::Figure { table: table.into(), row: row.to_string(), column: column.to_string(), value }
+    }
+
+    /// Something that was left out.
+    pub fn skipped(name: impl Into<String>, why: impl ToString) -> Self {
+        Self::Skipped { name: name.into(), why: why.to_string() }
+    }
+
+    /// Writes it, at once.
+    pub fn write(&self) -> Result<(), Failure> {
+        if matches!(self, Self::Check { error: Some(_), .. }) {
+            HAS_FAILED.store(true, Ordering::Relaxed);
+        }
+        let line = serde_json::to_string(self).map_err(io::Error::from)?;
+        let mut out = io::stdout().lock();
+        writeln!(out, "{line}")?;
+        Ok(out.flush()?)
+    }
+}

@@ -1,0 +1,259 @@
+//! Measurements: what a call takes, what is fixed of that, and how near the memory's bandwidth it comes.
+//!
+//! Ranks are threads of one process here, because a [`CudaWorld`] starts its launches one by one from the host: through its
+//! interface a launch can be timed only with what it takes to start it, which is a table of its own.
+
+use std::ffi::CStr;
+
+use cudarc::driver::sys::CUevent_flags;
+use cudarc::driver::{result, CudaContext};
+use fast_allreduce::device::cuda::CudaWorld;
+use fast_allreduce::{Algorithm, ReduceOp};
+
+use super::ranks::{self, as_threads, settings, TIMEOUT};
+use super::record::Record;
+use super::world::grid;
+use super::Budget;
+use crate::arguments::{GpuCheck, Step};
+use crate::bench::device::cuda::{Gpu, Settings, GRAPH_CALLS};
+use crate::bench::measure::{Effort, Measure};
+use crate::bench::session::Session;
+use crate::failure::{driver, Failure};
+
+const SEED: u64 = 0x5eed;
+
+/// Powers of 4 from 1 KiB.
+fn sizes(options: &GpuCheck) -> impl Iterator<Item = usize> {
+    let largest: usize = if options.small { 64 << 10 } else { 64 << 20 };
+    std::iter::successors(Some(1 << 10), |size| Some(size * 4)).take_while(move |&size| size <= largest)
+}
+
+fn launch_bytes(options: &GpuCheck) -> usize {
+    if options.small {
+        1 << 20
+    } else {
+        64 << 20
+    }
+}
+
+fn timing(session: &Session, iterations: Option<u64>, registered: bool) -> Measure<'_> {
+    let effort = Effort { iterations, warmup: GRAPH_CALLS, checks: 1, registered };
+    Measure { session, effort, seed: SEED, round: 0 }
+}
+
+/// The step `latency`.
+pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
+    let settings = Settings { eager: false, ..settings(options, None, launch_bytes(options)) };
+    let worlds: &[usize] = if options.small { &[2] } else { &[2, 4, 8] };
+    as_threads(worlds, "latency", |session| {
+        let table = format!(
+            "f32 sum, {} ranks as threads, registered inputs: microseconds of a call in a graph of {GRAPH_CALLS}",
+            session.world_size()
+        );
+        let choices = Algorithm::ALL.into_iter().map(Some).chain([None]);
+        let gpus =
+            choices.map(|choice| Gpu::new(session, &settings, choice)).collect::<Result<Vec<_>, _>>()?;
+        let mut measure = timing(session, None, true);
+        let mut wrong = 0;
+        for bytes in sizes(options) {
+            if session.of_first(u64::from(budget.is_spent()))? != 0 {
+                if session.rank() == 0 {
+                    Record::skipped(format!("{table}: from {bytes} B on"), "the step's time was over")
+                        .write()?;
+                }
+                break;
+            }
+            for (index, gpu) in gpus.iter().enumerate() {
+                let row = measure.row::<f32>(gpu, bytes / size_of::<f32>(), ReduceOp::Sum)?;
+                wrong += row.wrong();
+                if session.rank() == 0 {
+                    let column = Algorithm::ALL.get(index).map_or("auto", |algorithm| algorithm.name());
+                    Record::figure(&table, bytes, column, row.out_of_place.time_us).write()?;
+                }
+            }
+        }
+        if session.rank() == 0 && wrong > 0 {
+            let failure = Failure::Ranks(format!("{wrong} wrong elements"));
+            Record::check(&table, 1, Err(failure)).write()?;
+        }
+        Ok(())
+    })?;
+    for &world_size in worlds {
+        if let Err(failure) = world_latency(options, world_size, budget) {
+            Record::check(format!("latency of a world of {world_size}"), 0, Err(failure)).write()?;
+        }
+    }
+    Ok(())
+}
+
+/// One cooperative launch for all ranks, started and waited for by the host: an upper bound.
+fn world_latency(options: &GpuCheck, world_size: usize, budget: Budget) -> Result<(), Failure> {
+    const CALLS: usize = 20;
+    let table = format!(
+        "f32 sum, {world_size} ranks in one cooperative launch: microseconds of a launch with what the host does to start it"
+    );
+    let world = CudaWorld::new(options.gpu, world_size, launch_bytes(options), 0, TIMEOUT)?;
+    let stream = world.stream();
+    let event = || {
+        let event = stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
+        event.map_err(driver("cuEventCreate"))
+    };
+    let (start, end) = (event()?, event()?);
+    for bytes in sizes(options) {
+        if budget.is_spent() {
+            return Record::skipped(format!("{table}: from {bytes} B on"), "the step's time was over")
+                .write();
+        }
+        let count = bytes / size_of::<f32>();
+        let zeros =
+            || (0..world_size).map(|_| stream.alloc_zeros::<f32>(count)).collect::<Result<Vec<_>, _>>();
+        let (inputs, mut outputs) =
+            (zeros().map_err(driver("cuMemAlloc"))?, zeros().map_err(driver("cuMemAlloc"))?);
+        stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+        for algorithm in Algorithm::ALL {
+            let mut times = Vec::with_capacity(CALLS);
+            for _ in 0..CALLS {
+                start.record(stream).map_err(driver("cuEventRecord"))?;
+                let grid = grid(&world, bytes);
+                world.all_reduce(&inputs, &mut outputs, 0, count, ReduceOp::Sum, algorithm, grid, true)?;
+                end.record(stream).map_err(driver("cuEventRecord"))?;
+                times.push(start.elapsed_ms(&end).map_err(driver("cuEventElapsedTime"))?);
+            }
+            times.sort_unstable_by(f32::total_cmp);
+            Record::figure(&table, bytes, algorithm.name(), f64::from(times[CALLS / 2]) * 1e3).write()?;
+        }
+    }
+    Ok(())
+}
+
+/// The step `fixed`.
+pub fn fixed(options: &GpuCheck) -> Result<(), Failure> {
+    if let Err(failure) = empty_launch(options) {
+        Record::skipped("an empty launch", failure).write()?;
+    }
+    as_threads(&[2, 4, 8], "the smallest pull", |session| {
+        for (what, registered) in [("staged: one barrier", false), ("registered: two barriers", true)] {
+            let settings = settings(options, None, 64 << 10);
+            let gpu = Gpu::new(session, &settings, Some(Algorithm::OneShotPull))?;
+            let row = timing(session, None, registered).row::<f32>(&gpu, 1, ReduceOp::Sum)?;
+            if session.rank() == 0 {
+                let form = format!("one-shot-pull of 1 element, {what}");
+                Record::figure(
+                    FIXED,
+                    form,
+                    format!("{} ranks", session.world_size()),
+                    row.out_of_place.time_us,
+                )
+                .write()?;
+            }
+        }
+        Ok(())
+    })?;
+    if let Err(failure) = ranks::launch(Step::Fixed, options, None) {
+        Record::check("two processes that take turns", 0, Err(failure)).write()?;
+    }
+    Ok(())
+}
+
+const FIXED: &str = "Microseconds of a call in a graph of 20";
+
+/// A kernel that does nothing, compiled by the driver.
+fn empty_launch(options: &GpuCheck) -> Result<(), Failure> {
+    const PTX: &CStr = c".version 6.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n";
+    const LAUNCHES: u32 = 1000;
+    let context = CudaContext::new(options.gpu).map_err(driver("cuDevicePrimaryCtxRetain"))?;
+    context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+    // SAFETY: the image is text that ends with a zero. The module stays until this step's process ends.
+    let module =
+        unsafe { result::module::load_data(PTX.as_ptr().cast()) }.map_err(driver("cuModuleLoadData"))?;
+    // SAFETY: the module is loaded.
+    let function = unsafe { result::module::get_function(module, c"empty".into()) }
+        .map_err(driver("cuModuleGetFunction"))?;
+    let stream = context.new_stream().map_err(driver("cuStreamCreate"))?;
+    let event = || {
+        let event = context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
+        event.map_err(driver("cuEventCreate"))
+    };
+    let (start, end) = (event()?, event()?);
+    let launch = || {
+        let stream = stream.cu_stream();
+        // SAFETY: the kernel takes no arguments and touches no memory.
+        unsafe { result::launch_kernel(function, (1, 1, 1), (32, 1, 1), 0, stream, &mut []) }
+            .map_err(driver("cuLaunchKernel"))
+    };
+    for _ in 0..2 {
+        start.record(&stream).map_err(driver("cuEventRecord"))?;
+        (0..LAUNCHES).try_for_each(|_| launch())?;
+        end.record(&stream).map_err(driver("cuEventRecord"))?;
+    }
+    let milliseconds = start.elapsed_ms(&end).map_err(driver("cuEventElapsedTime"))?;
+    let table = "Microseconds of an empty kernel, back to back";
+    Record::figure(table, "plain launches", "1 block", f64::from(milliseconds) * 1e3 / f64::from(LAUNCHES))
+        .write()
+}
+
+/// The smallest pull, by two processes that the GPU runs in turn.
+pub fn fixed_between_processes(session: &Session, options: &GpuCheck) -> Result<(), Failure> {
+    let settings = Settings { eager: true, ..settings(options, None, 64 << 10) };
+    let gpu = Gpu::new(session, &settings, Some(Algorithm::OneShotPull))?;
+    let effort = Effort { iterations: Some(20), warmup: 2, checks: 1, registered: false };
+    let mut measure = Measure { session, effort, seed: SEED, round: 0 };
+    let row = measure.row::<f32>(&gpu, 1, ReduceOp::Sum)?;
+    if session.rank() == 0 {
+        let table =
+            "Microseconds of plain calls of two processes that take turns, one-shot-pull of 1 element";
+        for (column, value) in [("mean", row.out_of_place.time_us), ("p50", row.out_of_place.p50_us)] {
+            Record::figure(table, "one barrier", column, value).write()?;
+        }
+    }
+    Ok(())
+}
+
+/// The step `bandwidth`.
+pub fn bandwidth(options: &GpuCheck) -> Result<(), Failure> {
+    let bytes = if options.small { 1 << 20 } else { 64 << 20 };
+    let worlds: &[usize] = if options.small { &[2] } else { &[2, 4, 8] };
+    let table = format!("GB/s read and written, by a two-shot of {bytes} B and by a copy of as much traffic");
+    as_threads(worlds, "bandwidth", |session| {
+        let world_size = session.world_size();
+        // With registered inputs a rank reads its slice of every input, writes it twice, and reads and writes the other slices:
+        // three times its message.
+        let traffic = 3 * world_size * bytes;
+        let settings = settings(options, None, launch_bytes(options));
+        let gpu = Gpu::new(session, &settings, Some(Algorithm::TwoShotPull))?;
+        let row = timing(session, None, true).row::<f32>(&gpu, bytes / size_of::<f32>(), ReduceOp::Sum)?;
+        if session.rank() == 0 {
+            let rate = traffic as f64 / row.out_of_place.time_us * 1e-3;
+            Record::figure(&table, format!("{world_size} ranks"), "two-shot-pull", rate).write()?;
+        }
+        Ok(())
+    })?;
+    for &world_size in worlds {
+        let rate = copy_rate(options, 3 * world_size * bytes / 2)?;
+        Record::figure(&table, format!("{world_size} ranks"), "copy", rate).write()?;
+    }
+    Ok(())
+}
+
+/// GB/s that a device-to-device copy reads and writes.
+fn copy_rate(options: &GpuCheck, bytes: usize) -> Result<f64, Failure> {
+    const COPIES: u32 = 20;
+    let context = CudaContext::new(options.gpu).map_err(driver("cuDevicePrimaryCtxRetain"))?;
+    let stream = context.new_stream().map_err(driver("cuStreamCreate"))?;
+    let zeros = || stream.alloc_zeros::<u8>(bytes).map_err(driver("cuMemAlloc"));
+    let (from, mut to) = (zeros()?, zeros()?);
+    let event = || {
+        let event = context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
+        event.map_err(driver("cuEventCreate"))
+    };
+    let (start, end) = (event()?, event()?);
+    for _ in 0..2 {
+        start.record(&stream).map_err(driver("cuEventRecord"))?;
+        for _ in 0..COPIES {
+            stream.memcpy_dtod(&from, &mut to).map_err(driver("cuMemcpyDtoDAsync"))?;
+        }
+        end.record(&stream).map_err(driver("cuEventRecord"))?;
+    }
+    let milliseconds = start.elapsed_ms(&end).map_err(driver("cuEventElapsedTime"))?;
+    Ok(2.0 * bytes as f64 * f64::from(COPIES) / f64::from(milliseconds) * 1e-6)
+}

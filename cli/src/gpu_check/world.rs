@@ -1,0 +1,211 @@
+//! All ranks in one cooperative launch: every algorithm, type and operation, staged, registered and in place, against the
+//! reference of `bench`.
+
+use std::time::Duration;
+
+use cudarc::driver::{CudaSlice, DevicePtr};
+use fast_allreduce::device::cuda::CudaWorld;
+use fast_allreduce::{Algorithm, DType, ReduceOp};
+
+use super::record::Record;
+use super::Budget;
+use crate::arguments::GpuCheck;
+use crate::bench::inputs::Inputs;
+use crate::bench::reference::Number;
+use crate::bench::with_number;
+use crate::failure::{driver, Failure};
+
+/// What a launch takes through the regions: the largest count below needs several.
+const LAUNCH_BYTES: usize = 64 << 10;
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// In `(offset, count)`; odd ones, so that neither the start nor the end is on a pack's boundary.
+const SHAPES: [(usize, usize); 8] =
+    [(0, 1), (1, 1), (0, 7), (3, 64), (0, 1000), (1, 4099), (0, 16384), (5, 40_001)];
+const SMALL_SHAPES: [(usize, usize); 3] = [(0, 1), (1, 100), (3, 1001)];
+/// Elements beyond the largest shape, which no launch may touch.
+const MARGIN: usize = 64;
+
+/// Writes a check for each world.
+pub fn run(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
+    let worlds: &[usize] = if options.small { &[2, 3] } else { &[2, 3, 4, 5, 6, 7, 8, 16] };
+    for (index, &world_size) in worlds.iter().enumerate() {
+        let mut cases = 0;
+        let outcome = check_world(options, world_size, budget, &mut cases);
+        Record::check(format!("world of {world_size}"), cases, outcome).write()?;
+        if budget.is_spent() {
+            let left = format!(
+                "what came after {cases} cases of the world of {world_size}, and {:?}",
+                &worlds[index + 1..]
+            );
+            Record::skipped(left, "the step's time was over").write()?;
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn check_world(
+    options: &GpuCheck,
+    world_size: usize,
+    budget: Budget,
+    cases: &mut u64,
+) -> Result<(), Failure> {
+    // The numbers of the launches pass their end.
+    const EPOCH: u32 = u32::MAX - 1000;
+    let world = CudaWorld::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT)?;
+    let dtypes: &[DType] = if options.small { &[DType::F16, DType::F32, DType::I8] } else { &DType::ALL };
+    for &dtype in dtypes {
+        let ops: &[ReduceOp] = if options.small { &[ReduceOp::Sum, ReduceOp::Max] } else { &ReduceOp::ALL };
+        for &op in ops {
+            if budget.is_spent() {
+                return Ok(());
+            }
+            let shapes: &[_] = if options.small { &SMALL_SHAPES } else { &SHAPES };
+            *cases += with_number!(dtype, T => Rig::<T>::new(&world, op, shapes)?.check(&world, shapes))?;
+        }
+    }
+    Ok(())
+}
+
+/// The buffers of all ranks, and what is to come out.
+struct Rig<T: Number> {
+    op: ReduceOp,
+    inputs: Vec<CudaSlice<T>>,
+    outputs: Vec<CudaSlice<T>>,
+    /// Element by element.
+    expected: Vec<T>,
+    poison: Vec<T>,
+}
+
+/// Where a call reads, and whether its peers read the same place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Staged,
+    Registered,
+    InPlace,
+    InPlaceRegistered,
+}
+
+impl Form {
+    const ALL: [Self; 4] = [Self::Staged, Self::Registered, Self::InPlace, Self::InPlaceRegistered];
+
+    fn is_in_place(self) -> bool {
+        matches!(self, Self::InPlace | Self::InPlaceRegistered)
+    }
+
+    fn is_registered(self) -> bool {
+        matches!(self, Self::Registered | Self::InPlaceRegistered)
+    }
+}
+
+impl<T: Number> Rig<T> {
+    fn new(world: &CudaWorld, op: ReduceOp, shapes: &[(usize, usize)]) -> Result<Self, Failure> {
+        let length = shapes.iter().map(|(offset, count)| offset + count).max().unwrap_or(0) + MARGIN;
+        let world_size = world.world_size();
+        let numbers = Inputs::new(0x5eed, length as u64, world_size, op);
+        let of_rank = |rank| {
+            let mut elements = vec![T::poison(); length];
+            numbers.fill(rank, &mut elements);
+            elements
+        };
+        let by_rank: Vec<Vec<T>> = (0..world_size).map(of_rank).collect();
+        let mut expected = Vec::with_capacity(length);
+        for index in 0..length {
+            let values: Vec<T> = by_rank.iter().map(|elements| elements[index]).collect();
+            let value = T::reduce(op, &values);
+            if !value.is_plausible(op, &values) {
+                return Err(Failure::Usage(format!("the reference of {} {op} is not plausible", T::DTYPE)));
+            }
+            expected.push(value);
+        }
+        let stream = world.stream();
+        let poison = vec![T::poison(); length];
+        let upload = |elements: &Vec<T>| stream.clone_htod(elements).map_err(driver("cuMemcpyHtoDAsync"));
+        Ok(Self {
+            op,
+            inputs: by_rank.iter().map(upload).collect::<Result<_, _>>()?,
+            outputs: by_rank.iter().map(|_| upload(&poison)).collect::<Result<_, _>>()?,
+            expected,
+            poison,
+        })
+    }
+
+    /// Every algorithm, form and shape: the number of cases.
+    fn check(&mut self, world: &CudaWorld, shapes: &[(usize, usize)]) -> Result<u64, Failure> {
+        let mut cases = 0;
+        for algorithm in Algorithm::ALL {
+            for form in Form::ALL {
+                let is_pull = matches!(algorithm, Algorithm::OneShotPull | Algorithm::TwoShotPull);
+                if form.is_registered() && !is_pull {
+                    continue; // Nothing is read in place then.
+                }
+                for &(offset, count) in shapes {
+                    self.case(world, algorithm, form, offset, count)?;
+                    cases += 1;
+                }
+            }
+        }
+        Ok(cases)
+    }
+
+    fn case(
+        &mut self,
+        world: &CudaWorld,
+        algorithm: Algorithm,
+        form: Form,
+        offset: usize,
+        count: usize,
+    ) -> Result<(), Failure> {
+        let stream = world.stream();
+        for (input, output) in self.inputs.iter().zip(&mut self.outputs) {
+            match form.is_in_place() {
+                true => stream.memcpy_dtod(input, output).map_err(driver("cuMemcpyDtoDAsync"))?,
+                false => stream.memcpy_htod(&self.poison, output).map_err(driver("cuMemcpyHtoDAsync"))?,
+            }
+        }
+        // The world copies on a stream of its own.
+        stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+        let inputs = if form.is_in_place() { &[][..] } else { &self.inputs };
+        let grid = grid(world, count * size_of::<T>());
+        let Self { op, outputs, .. } = self;
+        let name = || format!("{algorithm} of {count} {} from {offset}, {op}, {form:?}, {grid:?}", T::DTYPE);
+        world
+            .all_reduce(inputs, outputs, offset, count, *op, algorithm, grid, form.is_registered())
+            .map_err(|error| Failure::Ranks(format!("{}: {error}", name())))?;
+        for (rank, output) in self.outputs.iter().enumerate() {
+            let result = download(world, output)?;
+            let before =
+                if form.is_in_place() { download(world, &self.inputs[rank])? } else { self.poison.clone() };
+            let wrong = |&index: &usize| {
+                let is_reduced = (offset..offset + count).contains(&index);
+                let right = if is_reduced { self.expected[index] } else { before[index] };
+                result[index].bits() != right.bits()
+            };
+            if let Some(index) = (0..result.len()).find(wrong) {
+                let wrong = (0..result.len()).filter(wrong).count();
+                return Err(Failure::Ranks(format!(
+                    "{}: {wrong} wrong elements on rank {rank}, the first is number {index}: {:#x} instead of {:#x}",
+                    name(),
+                    result[index].bits(),
+                    self.expected[index].bits(),
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn download<T: Number>(world: &CudaWorld, slice: &impl DevicePtr<T>) -> Result<Vec<T>, Failure> {
+    let stream = world.stream();
+    let mut elements = vec![T::poison(); slice.len()];
+    stream.memcpy_dtoh(slice, &mut elements).map_err(driver("cuMemcpyDtoHAsync"))?;
+    stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+    Ok(elements)
+}
+
+/// Blocks and threads for a message: few for a small one, and never a round number of blocks for a large one.
+pub fn grid(world: &CudaWorld, bytes: usize) -> (usize, usize) {
+    const BYTES_PER_BLOCK: usize = 8 << 10;
+    let blocks = bytes.div_ceil(BYTES_PER_BLOCK).clamp(1, world.max_blocks());
+    (blocks, if bytes < 2048 { 64 } else { 512 })
+}

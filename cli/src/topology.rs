@@ -1,0 +1,35 @@
+//! `topology`: the matrix of links, and what the plan makes of it.
+
+use std::io::Write;
+
+use fast_allreduce::topology::Topology;
+use fast_allreduce::MAX_RANKS;
+
+use crate::arguments;
+use crate::failure::Failure;
+
+/// Prints both.
+pub fn print(options: &arguments::Topology) -> Result<(), Failure> {
+    let topology = match &options.parse {
+        None => Topology::discover()?,
+        Some(file) => {
+            let text = std::fs::read_to_string(file)
+                .map_err(|error| Failure::Usage(format!("cannot read {}: {error}", file.display())))?;
+            Topology::parse(&text)?
+        }
+    };
+    let mut out = std::io::stdout().lock();
+    write!(out, "{topology}")?;
+    for world_size in 2..=topology.gpus().len().min(MAX_RANKS) {
+        let ranks: Vec<_> = (0..world_size).collect();
+        let class = topology.class(&ranks)?;
+        writeln!(out, "\n{world_size} ranks on GPUs 0 to {} ({class}):", world_size - 1)?;
+        #[cfg(feature = "cuda")]
+        for line in fast_allreduce::device::cuda::Table::default().describe(world_size, class).lines() {
+            writeln!(out, "  {line}")?;
+        }
+        #[cfg(not(feature = "cuda"))]
+        writeln!(out, "  this build is without the feature `cuda`")?;
+    }
+    Ok(out.flush()?)
+}

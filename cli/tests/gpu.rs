@@ -1,0 +1,136 @@
+//! `bench --device cuda` and `gpu-check`, on the stand-in driver of `tests/stand_in_driver`: that they work, not what a GPU does.
+//!
+//! `FAST_ALLREDUCE_STAND_IN` names the folder of its `libcuda.so.1`, and the build needs kernels:
+//! `FAST_ALLREDUCE_NVCC=tests/stand_in_driver/nvcc`. Without it these tests print `skipped: why`, and fail if
+//! `FAST_ALLREDUCE_REQUIRE`, a list, contains `stand-in`.
+#![cfg(feature = "cuda")]
+
+mod program;
+
+use std::process::{Command, Output};
+
+use program::{program, run, text};
+use serde_json::Value;
+
+/// The program on the stand-in driver.
+fn on_stand_in(arguments: &str) -> Option<Command> {
+    let Some(folder) = std::env::var_os("FAST_ALLREDUCE_STAND_IN") else {
+        let required = std::env::var("FAST_ALLREDUCE_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|what| what == "stand-in"), "FAST_ALLREDUCE_STAND_IN is not set");
+        println!("skipped: FAST_ALLREDUCE_STAND_IN does not name the folder of the stand-in driver");
+        return None;
+    };
+    let mut command = program(arguments);
+    command.env("LD_LIBRARY_PATH", folder).env_remove("CUDA_VISIBLE_DEVICES");
+    Some(command)
+}
+
+/// The output of a run that must succeed; `None` if it cannot be made.
+fn results_on_stand_in(arguments: &str) -> Option<Output> {
+    let output = on_stand_in(arguments)?.output().unwrap();
+    let said = || format!("{arguments}: {}{}", text(&output.stderr), text(&output.stdout));
+    assert!(output.status.success(), "{}", said());
+    Some(output)
+}
+
+#[test]
+fn without_a_driver_there_is_one_line() {
+    if ["libcuda.so.1", "libcuda.so"].iter().any(|name| is_loadable(name)) {
+        println!("skipped: this machine has a CUDA driver");
+        return;
+    }
+    for arguments in ["bench --device cuda", "gpu-check"] {
+        let output = run(arguments);
+        let error = text(&output.stderr);
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+        assert!(error.starts_with("error: ") && error.contains("libcuda.so.1"), "{error}");
+    }
+}
+
+fn is_loadable(name: &str) -> bool {
+    let name = std::ffi::CString::new(name).unwrap();
+    // SAFETY: loads a library whose initialisers are its own, or none.
+    unsafe { !nix::libc::dlopen(name.as_ptr(), nix::libc::RTLD_LAZY).is_null() }
+}
+
+#[test]
+fn bench_is_right_in_every_algorithm() {
+    for setting in ["", "--eager", "--registered", "--max-bytes 8K"] {
+        let arguments = format!(
+            "bench --device cuda --ranks 3 --algo all -d bf16 -b 2 -e 20K -f 101 -n 20 --format json {setting}"
+        );
+        let Some(output) = results_on_stand_in(&arguments) else { return };
+        let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let config = &document["config"];
+        assert_eq!(
+            (&config["device"], &config["gpus"], &config["ranks_per_gpu"]),
+            (&"cuda".into(), &2.into(), &2.into())
+        );
+        assert_eq!(
+            config["timed"],
+            if setting == "--eager" { "calls" } else { "replays of a graph of 20 calls" }
+        );
+        let results = document["results"].as_array().unwrap();
+        assert_eq!(results.len(), 3 * fast_allreduce::Algorithm::ALL.len());
+        for row in results {
+            for form in ["out_of_place", "in_place"] {
+                assert_eq!(row[form]["wrong"], 0, "{setting}: {row}");
+                assert!(row[form]["time_us"].as_f64().unwrap() > 0.0, "{setting}: {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bench_says_that_ranks_share_a_gpu() {
+    let Some(output) = results_on_stand_in("bench --device cuda --ranks 3 -b 1K -e 1K -n 20") else { return };
+    let table = text(&output.stdout);
+    assert!(table.contains("Up to 2 ranks share a GPU") && table.contains("NVLink"), "{table}");
+    let Some(output) = results_on_stand_in("bench --device cuda --ranks 2 -b 1K -e 1K -n 20") else { return };
+    assert!(!text(&output.stdout).contains("share"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn every_step_of_gpu_check_is_reported() {
+    let folder = std::env::temp_dir().join(format!("fast-allreduce-gpu-check-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (json, markdown) = (folder.join("report.json"), folder.join("report.md"));
+    let steps = ["facts", "ipc", "world", "threads", "processes", "fixed"];
+    let asked: String = steps.map(|step| format!(" --step {step}")).concat();
+    let arguments =
+        format!("gpu-check --small --json {} --markdown {}{asked}", json.display(), markdown.display());
+    let output = results_on_stand_in(&arguments);
+    let written =
+        output.map(|_| (std::fs::read(&json).unwrap(), std::fs::read_to_string(&markdown).unwrap()));
+    std::fs::remove_dir_all(&folder).unwrap();
+    let Some((json, markdown)) = written else { return };
+
+    let report: Value = serde_json::from_slice(&json).unwrap();
+    let done = report["steps"].as_array().unwrap();
+    assert_eq!(done.len(), steps.len());
+    for (outcome, name) in done.iter().zip(steps) {
+        assert_eq!((&outcome["step"], &outcome["error"]), (&name.into(), &Value::Null), "{outcome}");
+        assert!(markdown.contains(&format!("| {name} | passed |")), "{markdown}");
+        let records = outcome["records"].as_array().unwrap();
+        assert!(!records.is_empty(), "{name}");
+        for check in records.iter().filter(|record| record["kind"] == "check") {
+            assert!(check["error"].is_null() && check["cases"].as_u64().unwrap() > 0, "{check}");
+        }
+    }
+}
+
+#[test]
+fn a_step_that_fails_is_reported_and_the_next_runs() {
+    let arguments = "gpu-check --small --step ipc --step facts";
+    let Some(mut command) = on_stand_in(arguments) else { return };
+    let output = command.env("STAND_IN_NO_IPC", "1").output().unwrap();
+    let markdown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{markdown}");
+    assert!(markdown.contains("* file descriptors (VMM): right, "), "{markdown}");
+    assert!(markdown.contains("* **CUDA IPC handles: FAILED**"), "{markdown}");
+    assert!(
+        markdown.contains("| ipc | FAILED (1 checks) |") && markdown.contains("| facts | passed |"),
+        "{markdown}"
+    );
+}
