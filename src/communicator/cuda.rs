@@ -39,11 +39,11 @@ impl Communicator<Cuda> {
         }
         self.check_stream(stream)?;
         let count = input.len();
-        let devices = [input.stream(), output.stream()].map(|stream| stream.context().ordinal());
+        self.check_device::<T>("input", input.stream(), |stream| input.device_ptr(stream).0)?;
+        let elsewhere = Arc::clone(output.stream());
+        self.check_device::<T>("output", &elsewhere, |stream| output.device_ptr_mut(stream).0)?;
         let (input, _input_used) = input.device_ptr(stream);
         let (output, _output_used) = output.device_ptr_mut(stream);
-        self.check_device::<T>("input", input, devices[0])?;
-        self.check_device::<T>("output", output, devices[1])?;
         let message = Message { input, output, count, dtype: T::DTYPE, op };
         // SAFETY: both hold that many elements of T until the work on the stream is done, which cudarc orders frees after;
         // an exclusive borrow overlaps with no other. The stream is of this context and kept alive.
@@ -63,9 +63,9 @@ impl Communicator<Cuda> {
     ) -> Result<()> {
         self.check_stream(stream)?;
         let count = data.len();
-        let device = data.stream().context().ordinal();
+        let elsewhere = Arc::clone(data.stream());
+        self.check_device::<T>("input", &elsewhere, |stream| data.device_ptr_mut(stream).0)?;
         let (address, _used) = data.device_ptr_mut(stream);
-        self.check_device::<T>("input", address, device)?;
         let message = Message { input: address, output: address, count, dtype: T::DTYPE, op };
         // SAFETY: as in all_reduce; in place is input == output.
         unsafe { self.run(message, stream.cu_stream(), Some(stream)) }
@@ -179,13 +179,24 @@ impl Communicator<Cuda> {
         Err(Error::InvalidStream { stream, device })
     }
 
-    /// Refuses a slice of another device: one that is not, cudarc vouches for.
-    fn check_device<T: Element>(&self, which: &'static str, address: u64, ordinal: usize) -> Result<()> {
-        if ordinal == self.device().context().ordinal() {
+    /// Refuses a slice of another device, going by its own stream: one that is not, cudarc vouches for.
+    fn check_device<T: Element>(
+        &self,
+        which: &'static str,
+        own: &CudaStream,
+        address: impl FnOnce(&CudaStream) -> CUdeviceptr,
+    ) -> Result<()> {
+        if own.context().ordinal() == self.device().context().ordinal() {
             return Ok(());
         }
-        let (problem, element_size) = ("memory of another device", size_of::<T>());
-        Err(Error::InvalidPointer { which, address: address as usize, problem, element_size })
+        // Asked for on the communicator's stream, it would wait for an event of the other device.
+        let address = address(own) as usize;
+        Err(Error::InvalidPointer {
+            which,
+            address,
+            problem: "memory of another device",
+            element_size: size_of::<T>(),
+        })
     }
 
     /// # Safety

@@ -95,11 +95,9 @@ pub(super) fn allocation_number(address: u64) -> Result<u64> {
     use sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
     let mut number = 0u64;
     // SAFETY: the driver writes one u64.
-    unsafe {
-        sys::cuPointerGetAttribute((&raw mut number).cast(), CU_POINTER_ATTRIBUTE_BUFFER_ID, address)
-    }
-    .result()
-    .map_err(driver("cuPointerGetAttribute of a captured input"))?;
+    unsafe { sys::cuPointerGetAttribute((&raw mut number).cast(), CU_POINTER_ATTRIBUTE_BUFFER_ID, address) }
+        .result()
+        .map_err(driver("cuPointerGetAttribute of a captured input"))?;
     Ok(number)
 }
 

@@ -90,6 +90,9 @@ impl World {
     }
 }
 
+/// What a rank writes to its memory for the peers to read, once.
+type Pattern = [u64; 2];
+
 impl std::fmt::Debug for Cuda {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Cuda")
@@ -216,7 +219,8 @@ impl Cuda {
             }
             Err(Error::Unavailable {
                 what: "this memory on the other ranks' GPUs".into(),
-                reason: "only what cuMemAlloc gives can be registered, not stream-ordered or VMM memory".into(),
+                reason: "only what cuMemAlloc gives can be registered, not stream-ordered or VMM memory"
+                    .into(),
             })
         });
         let memory = all_succeeded(memory, bootstrap, timeout)?;
@@ -233,8 +237,10 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
-        let own =
-            all_succeeded(Memory::allocate(&self.context, &self.copies, bytes, sharing), bootstrap, timeout)?;
+        // The probe needs room for its pattern.
+        let bytes = bytes.max(size_of::<Pattern>());
+        let own = Memory::allocate(&self.context, &self.copies, bytes, sharing);
+        let own = all_succeeded(own, bootstrap, timeout)?;
         if sharing == Sharing::Ipc {
             self.exports.keep(Arc::clone(&own));
         }
@@ -282,11 +288,11 @@ impl Cuda {
         use sealed::Shared as _;
         let pattern = |rank: usize| [0xA5A5_0000_5A5A_0000 | rank as u64, !(rank as u64)];
         let rank = bootstrap.rank();
-        // SAFETY: every allocation is larger than 16 bytes, and no kernel uses it yet.
+        // SAFETY: `share_by` allocates room for a pattern, and no kernel uses it yet.
         let written = unsafe { self.copies.write(memory.address(rank), &pattern(rank)) };
         all_succeeded(written, bootstrap, timeout)?;
         let read = |peer: usize| -> Result<()> {
-            let mut words = [0u64; 2];
+            let mut words = Pattern::default();
             // SAFETY: as above, for the peer's mapping.
             unsafe { self.copies.read(memory.address(peer), &mut words) }?;
             if words != pattern(peer) {
@@ -303,7 +309,11 @@ impl Cuda {
         let exchanged = (0..memory.ranks.len()).try_for_each(read);
         all_succeeded(exchanged, bootstrap, timeout)?;
         // SAFETY: as above; every rank has read.
-        all_succeeded(unsafe { self.copies.write(memory.address(rank), &[0u64; 2]) }, bootstrap, timeout)
+        all_succeeded(
+            unsafe { self.copies.write(memory.address(rank), &Pattern::default()) },
+            bootstrap,
+            timeout,
+        )
     }
 }
 
