@@ -18,7 +18,7 @@ constexpr int kMaxDevices = 16;
 // Read once, from the environment; README.md documents the variables.
 struct Settings {
   std::vector<int> devices; // physical number of each visible device
-  bool no_ipc, no_vmm, ipc_black_hole, no_peer;
+  bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch;
   std::string launch_log;
 };
 const Settings &settings();

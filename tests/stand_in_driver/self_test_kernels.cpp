@@ -137,7 +137,7 @@ void test_kernels() {
   EXPECT(start(ranks[0], "two_shot_push_bf16") == CUDA_ERROR_INVALID_VALUE);
   EXPECT(start(ranks[0], "two_shot_push_f32_sum_w3") == CUDA_ERROR_INVALID_VALUE);
   EXPECT(start(ranks[0], names[3], 4, 544) == CUDA_ERROR_INVALID_VALUE);
-  EXPECT(start(ranks[0], names[3], 4, 32) == CUDA_ERROR_INVALID_VALUE);
+  EXPECT(start(ranks[0], names[3], 4, 16) == CUDA_ERROR_INVALID_VALUE);
   // A peer that does not come.
   ranks[0].launch.timeout_ns = 50000000;
   OK(start(ranks[0], names[3]));

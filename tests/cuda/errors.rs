@@ -1,0 +1,82 @@
+//! Ranks that do not come, and what a communicator says of them.
+
+use std::time::{Duration, Instant};
+
+use fast_allreduce::bootstrap::Threads;
+use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
+
+use crate::gpu::gpus;
+use crate::random::Random;
+use crate::seat::{Kind, Message, Placement, Seat, Setup};
+use crate::threads::threads;
+
+/// A world of one rank.
+pub fn alone() -> Threads {
+    Threads::world(1).unwrap().remove(0)
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named() {
+    let Some(_gpus) = gpus(1) else { return };
+    let random = Random::new("errors::a_rank_that_never_calls_is_named");
+    let timeout = Duration::from_millis(400);
+    for algorithm in Algorithm::ALL {
+        threads(3, 1, |rank, context| {
+            let seat = Seat::new(
+                Setup { timeout, ..Setup::with(algorithm) }.try_build(context, rank).unwrap(),
+                4096,
+            );
+            let message = Message::new(&mut random.fork(0), (DType::F32, ReduceOp::Sum), 500, 3);
+            let placement = Placement::of(Kind::Pool);
+            seat.check(&message, placement);
+            seat.communicator.barrier().unwrap();
+            if seat.rank() != 1 {
+                seat.prepare(&message, placement);
+                seat.start(&seat.stream, &message, placement).unwrap();
+                let error = seat.communicator.synchronize(&seat.stream).unwrap_err();
+                let Error::Timeout { ref missing, waited, epoch, .. } = error else {
+                    panic!("{algorithm}: {error}")
+                };
+                // The other survivor may have given up first, and then is missing too.
+                assert!(missing.contains(&1), "{algorithm}: {error}");
+                assert_eq!((waited, epoch), (timeout, 2), "{algorithm}");
+                assert!(!missing.contains(&seat.rank()), "{algorithm}: {error}");
+                // Poisoned: the same error, at once.
+                let started = Instant::now();
+                assert_eq!(seat.communicator.check(), Err(error.clone()));
+                assert_eq!(seat.start(&seat.stream, &message, placement), Err(error.clone()));
+                assert_eq!(seat.communicator.alloc::<f32>(3).err(), Some(error));
+                assert!(started.elapsed() < timeout, "a poisoned communicator waits");
+            }
+        });
+    }
+}
+
+#[test]
+fn an_abort_ends_a_call_that_waits() {
+    let Some(_gpus) = gpus(1) else { return };
+    let random = Random::new("errors::an_abort_ends_a_call_that_waits");
+    for algorithm in Algorithm::ALL {
+        threads(2, 1, |rank, context| {
+            let seat = Seat::new(Setup::with(algorithm).try_build(context, rank).unwrap(), 4096);
+            let message = Message::new(&mut random.fork(0), (DType::F16, ReduceOp::Sum), 500, 2);
+            let placement = Placement::of(Kind::Pool);
+            if seat.rank() == 1 {
+                return;
+            }
+            seat.prepare(&message, placement);
+            seat.start(&seat.stream, &message, placement).unwrap();
+            assert_eq!(seat.communicator.check(), Ok(()));
+            let started = Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(50));
+                    seat.communicator.abort();
+                });
+                assert_eq!(seat.communicator.synchronize(&seat.stream), Err(Error::Aborted));
+            });
+            assert!(started.elapsed() < Duration::from_secs(10), "{algorithm}");
+            assert_eq!(seat.start(&seat.stream, &message, placement), Err(Error::Aborted));
+        });
+    }
+}

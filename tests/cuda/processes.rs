@@ -1,0 +1,203 @@
+//! Ranks as processes, which meet through `Local`.
+
+use std::process::{Child, Command, Stdio};
+
+use fast_allreduce::bootstrap::{Local, UniqueId};
+use fast_allreduce::device::cuda::Sharing;
+use fast_allreduce::{Algorithm, Error};
+
+use crate::gpu::{context, gpus, stand_in};
+use crate::random::{seed, Random, SEED};
+use crate::seat::{Seat, Setup};
+use crate::threads::mixed_calls;
+
+/// Set for a child: which part of its test it runs.
+const PART: &str = "FAST_ALLREDUCE_TEST_PART";
+
+/// Which part of a test this process runs; `None` in the process that runs the whole test.
+pub fn part() -> Option<String> {
+    std::env::var(PART).ok()
+}
+
+/// A command that runs one test alone, as its part `part`, with the same seed.
+pub fn this_test(test: &str, part: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", test, "--test-threads=1", "--nocapture"])
+        .env(PART, part)
+        .env(SEED, seed().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// A child that does not outlive its test.
+pub struct Process(Option<Child>);
+
+impl Process {
+    pub fn start(command: &mut Command) -> Self {
+        Self(Some(command.spawn().unwrap()))
+    }
+
+    /// Its output, as an error unless the test passed.
+    pub fn finish(mut self) -> Result<(), String> {
+        let output = self.0.take().expect("finished once").wait_with_output().map_err(|e| e.to_string())?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() && text.contains("1 passed") {
+            return Ok(());
+        }
+        Err(format!("{}\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Runs `body` in a process for each rank. In a child that is a rank of another part, does nothing.
+pub fn ranks(test: &str, name: &str, size: usize, settings: &[(&str, &str)], body: impl FnOnce(Local)) {
+    match part() {
+        Some(part) if part == name => body(Local::from_env().unwrap().expect("the parent sets the id")),
+        Some(_) => {}
+        None => {
+            let id = UniqueId::new().unwrap().to_string();
+            let start = |rank: usize| {
+                let mut command = this_test(test, name);
+                command
+                    .env("FAST_ALLREDUCE_UNIQUE_ID", &id)
+                    .env("FAST_ALLREDUCE_RANK", rank.to_string())
+                    .env("FAST_ALLREDUCE_WORLD_SIZE", size.to_string())
+                    .envs(settings.iter().copied());
+                Process::start(&mut command)
+            };
+            // All are started before the first is waited for.
+            let ranks: Vec<_> = (0..size).map(start).collect();
+            let reports: Vec<_> = ranks.into_iter().map(Process::finish).collect();
+            for (rank, report) in reports.into_iter().enumerate() {
+                if let Err(report) = report {
+                    panic!("{name}: rank {rank} of {size}, a process: {report}");
+                }
+            }
+        }
+    }
+}
+
+/// A body that makes mixed calls; ranks take turns on the GPUs.
+pub fn calls(name: &str, setup: Setup, devices: usize, chosen: Option<Sharing>) -> impl FnOnce(Local) + '_ {
+    use fast_allreduce::bootstrap::Bootstrap as _;
+    move |local| {
+        let context = context(local.rank() % devices);
+        let seat = Seat::new(setup.try_build(context, local).unwrap(), 100 << 10);
+        assert_eq!(seat.communicator.device().chosen_sharing(), chosen.or(setup.sharing));
+        mixed_calls(&seat, &Random::new(name), 10);
+        seat.communicator.barrier().unwrap();
+    }
+}
+
+#[test]
+fn each_way_of_sharing() {
+    let Some(gpus) = gpus(1) else { return };
+    let test = "processes::each_way_of_sharing";
+    for (name, sharing) in [("descriptor", Sharing::Descriptor), ("ipc", Sharing::Ipc)] {
+        for (size, algorithm) in [(2, None), (3, Some(Algorithm::TwoShotPull))] {
+            let setup = Setup { sharing: Some(sharing), first_epoch: u32::MAX - 4, ..Setup::with(algorithm) };
+            let name = format!("{name} {size}");
+            ranks(test, &name, size, &[], calls(&name, setup, gpus.count.min(2), None));
+        }
+    }
+}
+
+#[test]
+fn the_way_of_sharing_is_chosen() {
+    let Some(gpus) = stand_in() else { return };
+    let test = "processes::the_way_of_sharing_is_chosen";
+    let devices = gpus.count.min(2);
+    for algorithm in Algorithm::ALL {
+        let name = format!("automatic, {algorithm}");
+        let descriptor = Some(Sharing::Descriptor);
+        ranks(test, &name, 2, &[], calls(&name, Setup::with(algorithm), devices, descriptor));
+    }
+    for (name, setting, chosen) in [
+        ("no VMM", "STAND_IN_NO_VMM", Sharing::Ipc),
+        ("no IPC", "STAND_IN_NO_IPC", Sharing::Descriptor),
+        ("IPC is a black hole", "STAND_IN_IPC_BLACK_HOLE", Sharing::Descriptor),
+    ] {
+        ranks(test, name, 3, &[(setting, "1")], calls(name, Setup::default(), devices, Some(chosen)));
+    }
+}
+
+#[test]
+fn what_cannot_be_shared_is_told_to_every_rank() {
+    let Some(_gpus) = stand_in() else { return };
+    let test = "processes::what_cannot_be_shared_is_told_to_every_rank";
+    let fails = |sharing: Option<Sharing>, needles: &'static [&'static str]| {
+        move |local: Local| {
+            let setup = Setup { sharing, ..Setup::default() };
+            let error = setup.try_build(context(0), local).unwrap_err().to_string();
+            for needle in needles {
+                assert!(error.contains(needle), "{needle:?} is not in {error:?}");
+            }
+        }
+    };
+    let both = [("STAND_IN_NO_VMM", "1"), ("STAND_IN_NO_IPC", "1")];
+    let reasons = &["file descriptors (VMM): ", "CUDA IPC handles: ", "cuIpcGetMemHandle", "NOT_SUPPORTED"];
+    ranks(test, "neither", 3, &both, fails(None, reasons));
+    ranks(test, "no VMM, but asked for", 2, &both[..1], fails(Some(Sharing::Descriptor), &["NOT_SUPPORTED"]));
+    let hole = [("STAND_IN_NO_VMM", "1"), ("STAND_IN_IPC_BLACK_HOLE", "1")];
+    ranks(test, "a black hole", 2, &hole, fails(None, &["it maps, but reads"]));
+    ranks(test, "a black hole, asked for", 2, &hole[1..], fails(Some(Sharing::Ipc), &["it maps, but reads"]));
+    // Of three ranks, one has no virtual memory management: all must go on to the next way together.
+    let name = "one without VMM";
+    match part() {
+        Some(part) if part == name => {
+            let local = Local::from_env().unwrap().unwrap();
+            let setup = Setup::default();
+            calls(name, setup, 1, Some(Sharing::Ipc))(local);
+        }
+        Some(_) => {}
+        None => {
+            let id = UniqueId::new().unwrap().to_string();
+            let started = (0..3).map(|rank: usize| {
+                let mut command = this_test(test, name);
+                command
+                    .env("FAST_ALLREDUCE_UNIQUE_ID", &id)
+                    .env("FAST_ALLREDUCE_RANK", rank.to_string())
+                    .env("FAST_ALLREDUCE_WORLD_SIZE", "3")
+                    .env("STAND_IN_NO_VMM", if rank == 1 { "1" } else { "0" });
+                Process::start(&mut command)
+            });
+            let started: Vec<_> = started.collect();
+            started.into_iter().for_each(|rank| rank.finish().unwrap());
+        }
+    }
+}
+
+/// A rank that dies is named by those that wait for it.
+#[test]
+fn a_rank_that_dies_is_named() {
+    let Some(_gpus) = gpus(1) else { return };
+    let test = "processes::a_rank_that_dies_is_named";
+    use fast_allreduce::bootstrap::Bootstrap as _;
+    ranks(test, "dies", 2, &[], |local| {
+        let rank = local.rank();
+        let setup = Setup { timeout: std::time::Duration::from_millis(700), ..Setup::default() };
+        let seat = Seat::new(setup.try_build(context(0), local).unwrap(), 4096);
+        let random = Random::new("dies");
+        let message = crate::seat::Message::random(&mut random.fork(0), 100, 2);
+        let placement = crate::seat::Placement::of(crate::seat::Kind::Pool);
+        seat.check(&message, placement);
+        if rank == 1 {
+            return;
+        }
+        seat.prepare(&message, placement);
+        seat.start(&seat.stream, &message, placement).unwrap();
+        let error = seat.communicator.synchronize(&seat.stream).unwrap_err();
+        assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [1]), "{error}");
+    });
+}

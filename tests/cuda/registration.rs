@@ -1,0 +1,177 @@
+//! Buffers of the caller's that are registered.
+
+use std::sync::Arc;
+
+use cudarc::driver::{result, CudaSlice, CudaStream, DevicePtr};
+use fast_allreduce::device::cuda::Sharing;
+use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
+
+use crate::gpu::{context, gpus};
+use crate::processes::ranks;
+use crate::random::Random;
+use crate::seat::{compare, download, upload, Message, Seat, Setup};
+use crate::threads::threads;
+
+/// A slice of `cuMemAlloc` memory, which `CudaStream::alloc` does not give where there are pools.
+fn plain_slice(stream: &Arc<CudaStream>, count: usize) -> CudaSlice<u8> {
+    stream.context().bind_to_thread().unwrap();
+    // SAFETY: a context is current, the slice owns the allocation, and any bits are a u8.
+    unsafe { stream.upgrade_device_ptr(result::malloc_sync(count).unwrap(), count) }
+}
+
+/// An allreduce from `input` into the output of a seat of the pool kind, checked.
+fn reduce_from(seat: &Seat, input: u64, message: &Message) {
+    let output = seat.address((crate::seat::Kind::Pool, 0), 1, message.dtype.size());
+    upload(&seat.stream, input, &message.inputs[seat.rank()]);
+    upload(&seat.stream, output, &message.poison());
+    let &Message { dtype, op, count, .. } = message;
+    // SAFETY: the test's own memory, aligned and large enough, waited for below.
+    unsafe { seat.communicator.all_reduce_raw(seat.stream.cu_stream(), input, output, count, dtype, op) }
+        .unwrap();
+    seat.communicator.synchronize(&seat.stream).unwrap();
+    compare(&download(&seat.stream, output, message.expected.len()), &message.expected, dtype.size())
+        .unwrap();
+}
+
+const BYTES: usize = 40 << 10;
+
+/// Registers, drops and registers again, and reduces from whole buffers, views and memory of the same allocation that is not
+/// registered.
+fn register_and_reduce(seat: &Seat, random: &Random) {
+    let communicator = &seat.communicator;
+    let mut round = 0;
+    let mut message = |count: usize| {
+        round += 1;
+        Message::new(&mut random.fork(round), (DType::F32, ReduceOp::Sum), count, communicator.world_size())
+    };
+    let address = |slice: &CudaSlice<u8>| slice.device_ptr(&seat.stream).0;
+    let slices = [(); 3].map(|()| plain_slice(&seat.stream, BYTES));
+    let unregistered = plain_slice(&seat.stream, BYTES);
+    communicator.barrier().unwrap();
+    let [first, second, third] = slices.map(|slice| communicator.register(slice).unwrap());
+    for slice in [&*first, &*second, &unregistered, &*third] {
+        reduce_from(seat, address(slice), &message(BYTES / 4));
+        reduce_from(seat, address(slice) + 4 * 33, &message(1000));
+        // Ranks at different offsets of the same buffer.
+        reduce_from(seat, address(slice) + 4 * (seat.rank() as u64 * 3 + 1), &message(1000));
+    }
+    // One rank from a registered buffer, the others from elsewhere.
+    let mixed = if seat.rank() == 0 { &*first } else { &unregistered };
+    reduce_from(seat, address(mixed), &message(2000));
+    // Gone from the middle; its row is used again.
+    communicator.barrier().unwrap();
+    drop(second);
+    communicator.barrier().unwrap();
+    reduce_from(seat, address(&first), &message(500));
+    let fourth = communicator.register(plain_slice(&seat.stream, BYTES)).unwrap();
+    reduce_from(seat, address(&fourth) + 4, &message(500));
+    reduce_from(seat, address(&third), &message(500));
+    communicator.barrier().unwrap();
+}
+
+#[test]
+fn callers_buffers_between_threads() {
+    let Some(gpus) = gpus(1) else { return };
+    let random = Random::new("registration::callers_buffers_between_threads");
+    for algorithm in Algorithm::ALL {
+        for devices in 1..=gpus.count.min(2) {
+            threads(2, devices, |rank, context| {
+                let seat = Seat::new(Setup::with(algorithm).try_build(context, rank).unwrap(), BYTES);
+                register_and_reduce(&seat, &random);
+            });
+        }
+    }
+}
+
+#[test]
+fn callers_buffers_between_processes() {
+    let Some(gpus) = gpus(1) else { return };
+    use fast_allreduce::bootstrap::Bootstrap as _;
+    for (name, sharing, algorithm) in [
+        ("one-shot", None, Algorithm::OneShotPull),
+        ("two-shot", None, Algorithm::TwoShotPull),
+        ("ipc", Some(Sharing::Ipc), Algorithm::OneShotPull),
+    ] {
+        ranks("registration::callers_buffers_between_processes", name, 2, &[], |local| {
+            let setup = Setup { sharing, ..Setup::with(algorithm) };
+            let context = context(local.rank() % gpus.count.min(2));
+            let seat = Seat::new(setup.try_build(context, local).unwrap(), BYTES);
+            register_and_reduce(&seat, &Random::new(name));
+        });
+    }
+}
+
+/// Twice the same memory is two registrations, which end one after the other.
+#[test]
+fn registered_twice() {
+    let Some(_gpus) = gpus(1) else { return };
+    let random = Random::new("registration::registered_twice");
+    threads(2, 1, |rank, context| {
+        let seat = Seat::new(Setup::with(Algorithm::OneShotPull).try_build(context, rank).unwrap(), BYTES);
+        let slice = plain_slice(&seat.stream, BYTES);
+        let address = slice.device_ptr(&seat.stream).0;
+        // SAFETY: the second is leaked before it frees what is the first's.
+        let again = unsafe { seat.stream.upgrade_device_ptr::<u8>(address + 1024, BYTES - 1024) };
+        let first = seat.communicator.register(slice).unwrap();
+        let second = std::mem::ManuallyDrop::new(seat.communicator.register(again).unwrap());
+        let message = |round| Message::new(&mut random.fork(round), (DType::I32, ReduceOp::Sum), 700, 2);
+        reduce_from(&seat, address, &message(0));
+        reduce_from(&seat, address + 1024, &message(1));
+        reduce_from(&seat, address + BYTES as u64 - 2800, &message(2));
+        assert_eq!(second.len(), BYTES - 1024);
+        seat.communicator.barrier().unwrap();
+        drop(first);
+    });
+}
+
+/// What cannot be exported is refused on all ranks, and the communicator goes on.
+#[test]
+fn pool_memory_is_refused_where_peers_cannot_reach_it() {
+    let Some(gpus) = gpus(1) else { return };
+    use fast_allreduce::bootstrap::Bootstrap as _;
+    let random = Random::new("registration::pool_memory_is_refused");
+    let refused = |seat: &Seat, who: &[usize]| {
+        let slice = match who.contains(&seat.rank()) {
+            true => seat.stream.alloc_zeros::<u8>(BYTES).unwrap(),
+            false => plain_slice(&seat.stream, BYTES),
+        };
+        seat.stream.synchronize().unwrap();
+        seat.communicator.barrier().unwrap();
+        let error = seat.communicator.register(slice).err().expect("pool memory is refused");
+        match who.contains(&seat.rank()) {
+            true => assert!(matches!(error, Error::Driver { .. } | Error::Unavailable { .. }), "{error}"),
+            false => assert!(matches!(error, Error::PeerFailed { rank, .. } if rank == who[0]), "{error}"),
+        }
+        seat.communicator.barrier().unwrap();
+    };
+    ranks("registration::pool_memory_is_refused_where_peers_cannot_reach_it", "pool", 2, &[], |local| {
+        let context = context(local.rank() % gpus.count.min(2));
+        let seat = Seat::new(Setup::default().try_build(context, local).unwrap(), BYTES);
+        refused(&seat, &[0, 1]);
+        refused(&seat, &[1]);
+        register_and_reduce(&seat, &Random::new("pool"));
+    });
+    if gpus.count < 2 || crate::processes::part().is_some() {
+        return;
+    }
+    threads(2, 2, |rank, context| {
+        let seat = Seat::new(Setup::with(Algorithm::TwoShotPull).try_build(context, rank).unwrap(), BYTES);
+        refused(&seat, &[0, 1]);
+        refused(&seat, &[0]);
+        register_and_reduce(&seat, &random);
+    });
+}
+
+#[test]
+fn ranks_must_agree_on_what_they_register() {
+    let Some(_gpus) = gpus(1) else { return };
+    threads(2, 1, |rank, context| {
+        let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
+        let stream = context.new_stream().unwrap();
+        let slice = plain_slice(&stream, 1024 * (communicator.rank() + 1));
+        communicator.barrier().unwrap();
+        let error = communicator.register(slice).err().expect("the lengths differ");
+        assert!(matches!(error, Error::Disagreement { .. }), "{error}");
+        communicator.barrier().unwrap();
+    });
+}

@@ -1,0 +1,134 @@
+//! Ranks as threads of this process, each with a stream: on one GPU, and on two.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaContext;
+use fast_allreduce::bootstrap::{Bootstrap, Threads};
+use fast_allreduce::device::cuda::Sharing;
+use fast_allreduce::Algorithm;
+
+use crate::gpu::{context, gpus};
+use crate::random::Random;
+use crate::seat::{Kind, Message, Placement, Seat, Setup};
+
+/// Runs `body` on a thread for each rank, whose GPUs take turns, and returns what each returned.
+pub fn threads<R: Send>(
+    size: usize,
+    devices: usize,
+    body: impl Fn(Threads, Arc<CudaContext>) -> R + Sync,
+) -> Vec<R> {
+    let ranks = Threads::world(size).unwrap();
+    std::thread::scope(|scope| {
+        let body = &body;
+        let start = |rank: Threads| {
+            scope.spawn(move || {
+                let context = context(rank.rank() % devices);
+                body(rank, context)
+            })
+        };
+        let ranks: Vec<_> = ranks.into_iter().map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank panicked")).collect()
+    })
+}
+
+/// A seat for each rank; after `body`, no rank frees before all have come to their ends.
+pub fn seats(size: usize, devices: usize, setup: Setup, bytes: usize, body: impl Fn(&Seat) + Sync) {
+    threads(size, devices, |rank, context| {
+        let seat = Seat::new(setup.try_build(context, rank).unwrap(), bytes);
+        body(&seat);
+        seat.stream.synchronize().unwrap();
+        seat.communicator.barrier().unwrap();
+    });
+}
+
+const BYTES: usize = 100 << 10;
+
+/// Calls of all kinds, types and sizes, one after the other on the same communicators.
+pub fn calls(name: &str, size: usize, devices: usize, setup: Setup, rounds: usize) {
+    let random = Random::new(&format!("{name} {size} {:?}", setup.algorithm));
+    seats(size, devices, setup, BYTES, |seat| mixed_calls(seat, &random, rounds));
+}
+
+/// The same calls on every rank: the seed decides.
+pub fn mixed_calls(seat: &Seat, random: &Random, rounds: usize) {
+    for round in 0..rounds {
+        let mut random = random.fork(round);
+        let below = random.below(BYTES / 8);
+        let count = random.pick(&[0, 1, 3, 64, 1000, 1025, below]);
+        let message = Message::random(&mut random, count, seat.communicator.world_size());
+        seat.check(&message, Placement::random(&mut random));
+    }
+    // Larger than a launch takes: in pieces.
+    let mut random = random.fork(rounds);
+    let message = Message::new(
+        &mut random,
+        (fast_allreduce::DType::F32, fast_allreduce::ReduceOp::Sum),
+        BYTES / 4,
+        seat.communicator.world_size(),
+    );
+    for kind in Kind::ALL {
+        seat.check(&message, Placement::of(kind));
+    }
+}
+
+#[test]
+fn ranks_on_one_gpu() {
+    let Some(_gpus) = gpus(1) else { return };
+    for algorithm in Algorithm::ALL.map(Some).into_iter().chain([None]) {
+        for size in [1, 2, 3] {
+            let setup = Setup { first_epoch: u32::MAX - 7, ..Setup::with(algorithm) };
+            calls("threads::ranks_on_one_gpu", size, 1, setup, 12);
+        }
+    }
+}
+
+#[test]
+fn ranks_on_two_gpus() {
+    let Some(_gpus) = gpus(2) else { return };
+    for algorithm in Algorithm::ALL.map(Some).into_iter().chain([None]) {
+        for size in [2, 4] {
+            let setup = Setup { first_epoch: u32::MAX - 9, ..Setup::with(algorithm) };
+            calls("threads::ranks_on_two_gpus", size, 2, setup, 12);
+        }
+    }
+}
+
+/// The ways to share that are meant for processes work within one too.
+#[test]
+fn each_way_of_sharing_within_a_process() {
+    let Some(gpus) = gpus(1) else { return };
+    for sharing in [Sharing::Pointers, Sharing::Descriptor, Sharing::Ipc] {
+        for devices in 1..=gpus.count.min(2) {
+            let setup = Setup { sharing: Some(sharing), ..Setup::default() };
+            calls(&format!("each_way_of_sharing {sharing:?}"), 2, devices, setup, 6);
+        }
+    }
+}
+
+#[test]
+fn calls_move_between_streams() {
+    let Some(_gpus) = gpus(1) else { return };
+    let random = Random::new("threads::calls_move_between_streams");
+    seats(2, 1, Setup::with(Algorithm::TwoShotPull), 4096, |seat| {
+        let other = seat.communicator.device().context().new_stream().unwrap();
+        let placements =
+            [Placement::of(Kind::Plain), Placement::of(Kind::Pool), Placement::of(Kind::Registered)];
+        for round in 0..10 {
+            let mut random = random.fork(round);
+            let messages = placements.map(|_| Message::random(&mut random, 300, 2));
+            for (message, placement) in messages.iter().zip(placements) {
+                seat.prepare(message, placement);
+            }
+            seat.stream.synchronize().unwrap();
+            // Nothing orders the three but the communicator.
+            for (i, (message, placement)) in messages.iter().zip(placements).enumerate() {
+                let stream = if (i + round) % 2 == 0 { &seat.stream } else { &other };
+                seat.start(stream, message, placement).unwrap();
+            }
+            other.synchronize().unwrap();
+            for (message, placement) in messages.iter().zip(placements) {
+                seat.report(message, placement, seat.compare(message, placement));
+            }
+        }
+    });
+}
