@@ -150,7 +150,8 @@ impl<D: Device> Drop for Registration<D> {
 /// Memory that the crate allocated on all ranks together: an allreduce from it pulls without a copy.
 ///
 /// On the host it derefs to a slice; on a GPU it is a cudarc `DevicePtr`. A view into it is registered too. Dropping it is local;
-/// the memory goes when every rank has dropped its own.
+/// the memory goes when every rank has dropped its own. Ranks that share a process and a GPU must all be idle then: freeing
+/// device memory waits for every kernel of the process, also one that waits for the rank that frees.
 pub struct Buffer<T: Element, D: Device = Host> {
     registration: Registration<D>,
     count: usize,

@@ -19,7 +19,9 @@ impl Communicator<Cuda> {
     /// It returns when the kernels are launched. Any slice or view of this device works, those of stream-ordered pools and
     /// views at odd offsets too, also while the stream is captured into a graph. With cudarc's event tracking the call waits for
     /// the slices' last uses on other streams; without it, that is the caller's. A call on another stream than the last one
-    /// waits for it. Per-thread default streams count as one stream for each thread.
+    /// waits for it. Per-thread default streams count as one stream for each thread. While a stream is captured, cudarc's event
+    /// tracking must be off, since it would wait for events outside the graph; so must a first call on that stream follow a
+    /// synchronisation with the last call's.
     ///
     /// # Errors
     ///
@@ -233,9 +235,33 @@ impl<T: Element> std::ops::Deref for Registered<T> {
     }
 }
 
-impl<T: Element> std::ops::DerefMut for Registered<T> {
-    fn deref_mut(&mut self) -> &mut CudaSlice<T> {
-        &mut self.slice
+// No DerefMut: whoever could swap the slice out could free it while it is registered.
+impl<T: Element> Registered<T> {
+    /// Ends the registration and gives the slice back.
+    pub fn into_inner(self) -> CudaSlice<T> {
+        self.slice
+    }
+}
+
+impl<T: Element> DeviceSlice<T> for Registered<T> {
+    fn len(&self) -> usize {
+        self.slice.len()
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.slice.stream()
+    }
+}
+
+impl<T: Element> DevicePtr<T> for Registered<T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.slice.device_ptr(stream)
+    }
+}
+
+impl<T: Element> DevicePtrMut<T> for Registered<T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.slice.device_ptr_mut(stream)
     }
 }
 

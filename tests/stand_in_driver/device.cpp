@@ -50,9 +50,13 @@ std::vector<int> visible_devices() {
 const Settings &settings() {
   static const Settings *settings = [] {
     const char *log = getenv("STAND_IN_LAUNCH_LOG");
-    return new Settings{visible_devices(),        flag("STAND_IN_NO_IPC"),
-                        flag("STAND_IN_NO_VMM"),  flag("STAND_IN_IPC_BLACK_HOLE"),
-                        flag("STAND_IN_NO_PEER"), flag("STAND_IN_NO_LAUNCH"), log ? log : ""};
+    return new Settings{visible_devices(),
+                        flag("STAND_IN_NO_IPC"),
+                        flag("STAND_IN_NO_VMM"),
+                        flag("STAND_IN_IPC_BLACK_HOLE"),
+                        flag("STAND_IN_NO_PEER"),
+                        flag("STAND_IN_NO_LAUNCH"),
+                        log ? log : ""};
   }();
   return *settings;
 }
