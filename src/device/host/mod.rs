@@ -206,7 +206,7 @@ impl sealed::Device for Host {
     }
 }
 
-/// Address of the status in this rank's region. The region outlives it in a [`Region`](crate::region::Region).
+/// Address of the status in this rank's region. The region outlives it.
 #[derive(Debug)]
 pub struct HostStatus(u64);
 
