@@ -68,6 +68,9 @@ struct Toolkit {
 impl Toolkit {
     /// The first working nvcc, or why there is none.
     fn find() -> Result<Self, String> {
+        if env_var("CARGO_FEATURE_CUDA").is_none() {
+            return Err("the feature `cuda` is off".into());
+        }
         if env_var("DOCS_RS").is_some() {
             return Err("DOCS_RS is set".into());
         }

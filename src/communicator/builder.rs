@@ -1,5 +1,6 @@
 //! How communicators are made, and what ranks must agree on first.
 
+use std::ffi::OsStr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -14,6 +15,23 @@ use crate::MAX_RANKS;
 
 /// Bounds the steps of making a communicator whose calls wait for ever.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Forces an algorithm where the program does not.
+const ALGORITHM_VARIABLE: &str = "FAST_ALLREDUCE_ALGO";
+
+/// The algorithm that the environment names, if it does.
+fn algorithm_named(value: Option<&OsStr>) -> Result<Option<Algorithm>> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else {
+        return Ok(None);
+    };
+    let value = value.to_string_lossy();
+    value.parse().map(Some).map_err(|error| match error {
+        Error::InvalidSetting { value, expected, .. } => {
+            Error::InvalidSetting { name: ALGORITHM_VARIABLE, value, expected }
+        }
+        error => error,
+    })
+}
 
 /// How a [`Communicator`] is made. All ranks must use the same settings.
 #[derive(Debug, Clone)]
@@ -47,7 +65,8 @@ impl Builder {
         self
     }
 
-    /// Uses one algorithm for all calls, instead of the best for each.
+    /// Uses one algorithm for all calls, instead of the best for each. Where it is not set, the environment variable
+    /// `FAST_ALLREDUCE_ALGO` may name one.
     #[must_use]
     pub fn algorithm(mut self, algorithm: impl Into<Option<Algorithm>>) -> Self {
         self.algorithm = algorithm.into();
@@ -83,7 +102,11 @@ impl Builder {
         let setup_timeout = self.timeout.unwrap_or(SETUP_TIMEOUT);
         let max_bytes = self.max_bytes.unwrap_or(D::DEFAULT_MAX_BYTES);
         let layout = Layout::new(max_bytes, D::PACKING.slot_bytes)?;
-        let algorithm = self.algorithm.map_or("automatic", Algorithm::name);
+        let forced = match self.algorithm {
+            Some(algorithm) => Some(algorithm),
+            None => algorithm_named(std::env::var_os(ALGORITHM_VARIABLE).as_deref())?,
+        };
+        let algorithm = forced.map_or("automatic", Algorithm::name);
         let facts = [
             ("the crate's version", env!("CARGO_PKG_VERSION").to_owned()),
             ("the device", D::NAME.to_owned()),
@@ -103,7 +126,7 @@ impl Builder {
             failed: OnceLock::new(),
             rank,
             world_size,
-            algorithm: self.algorithm,
+            algorithm: forced,
             timeout: self.timeout,
             setup_timeout,
             closing,
@@ -131,4 +154,21 @@ pub(super) fn agree(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_may_name_an_algorithm() {
+        let named = |value: &str| algorithm_named(Some(OsStr::new(value)));
+        assert_eq!(algorithm_named(None), Ok(None));
+        assert_eq!(named(""), Ok(None));
+        for algorithm in Algorithm::ALL {
+            assert_eq!(named(algorithm.name()), Ok(Some(algorithm)));
+        }
+        let error = named("ring").unwrap_err();
+        assert!(matches!(error, Error::InvalidSetting { name: ALGORITHM_VARIABLE, .. }), "{error}");
+    }
 }
