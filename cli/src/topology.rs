@@ -8,10 +8,20 @@ use fast_allreduce::MAX_RANKS;
 use crate::arguments;
 use crate::failure::Failure;
 
+#[cfg(feature = "cuda")]
+fn discover() -> fast_allreduce::Result<Topology> {
+    fast_allreduce::Cuda::topology()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn discover() -> fast_allreduce::Result<Topology> {
+    Topology::discover()
+}
+
 /// Prints both.
 pub fn print(options: &arguments::Topology) -> Result<(), Failure> {
     let topology = match &options.parse {
-        None => Topology::discover()?,
+        None => discover()?,
         Some(file) => {
             let text = std::fs::read_to_string(file)
                 .map_err(|error| Failure::Usage(format!("cannot read {}: {error}", file.display())))?;

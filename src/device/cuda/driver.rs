@@ -1,12 +1,13 @@
 //! The driver's errors as this crate's, and the few calls that cudarc has no safe form of.
 
-use std::ffi::c_void;
+use std::ffi::{c_void, CString};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUdevice_attribute};
 use cudarc::driver::{result, CudaContext, DriverError};
 
 use crate::error::{Error, Result};
+use crate::topology::PciAddress;
 
 /// For `map_err` on a driver call's result.
 pub(super) fn driver(call: &'static str) -> impl FnOnce(DriverError) -> Error {
@@ -32,6 +33,26 @@ pub(super) fn require() -> Result<()> {
 /// A device attribute; 0 where the driver does not know it.
 pub(super) fn attribute(context: &CudaContext, attribute: CUdevice_attribute) -> i32 {
     context.attribute(attribute).unwrap_or(0)
+}
+
+/// The device at a PCI address; `None` if this process does not see it.
+pub(super) fn device_at(pci: PciAddress) -> Option<sys::CUdevice> {
+    let PciAddress { domain, bus, device, function } = pci;
+    let address = CString::new(format!("{domain:04x}:{bus:02x}:{device:02x}.{function}")).ok()?;
+    let mut found = 0;
+    // SAFETY: the driver reads the string and writes one device.
+    unsafe { sys::cuDeviceGetByPCIBusId(&mut found, address.as_ptr()) }.result().ok()?;
+    Some(found)
+}
+
+/// Whether `device` may access the memory of `peer`.
+pub(super) fn can_access_peer(device: sys::CUdevice, peer: sys::CUdevice) -> Result<bool> {
+    let mut can = 0;
+    // SAFETY: the driver validates the devices and writes one int.
+    unsafe { sys::cuDeviceCanAccessPeer(&mut can, device, peer) }
+        .result()
+        .map_err(driver("cuDeviceCanAccessPeer"))?;
+    Ok(can != 0)
 }
 
 /// Lets this context reach memory of another one in this process.

@@ -32,7 +32,7 @@ use crate::abi::{self, FaLaunch, FaStatus};
 use crate::bootstrap::{exchange_descriptors, process_identity, Bootstrap};
 use crate::error::{Error, Result};
 use crate::plan::{Call, Plan};
-use crate::topology::{LinkClass, PciAddress, Topology};
+use crate::topology::{Gpu, LinkClass, PciAddress, Topology};
 
 /// A GPU as a device.
 ///
@@ -159,6 +159,27 @@ impl Cuda {
     pub fn graph_registration(mut self, enabled: bool) -> Self {
         self.graph_registration = enabled;
         self
+    }
+
+    /// The GPUs of this machine and their links as NVML tells them, and whether each may access another's memory as the
+    /// driver does, for those that this process sees.
+    ///
+    /// # Errors
+    ///
+    /// As [`Topology::discover`]; [`Error::Driver`].
+    pub fn topology() -> Result<Topology> {
+        let topology = Topology::discover()?;
+        if driver::require().is_err() {
+            return Ok(topology);
+        }
+        result::init().map_err(driver("cuInit"))?;
+        let visible = |gpu: &Gpu| gpu.pci.and_then(driver::device_at);
+        let devices = topology.gpus().iter().map(visible).collect::<Vec<_>>();
+        let known = topology.clone();
+        topology.with_peer_access(|a, b| match (devices[a], devices[b]) {
+            (Some(a), Some(b)) => driver::can_access_peer(a, b),
+            _ => Ok(known.reachable(a, b)),
+        })
     }
 
     /// How memory is shared, once a communicator has been made.
@@ -432,7 +453,7 @@ fn link_class(ranks: &[Identity]) -> LinkClass {
     if ranks.iter().all(|rank| rank.uuid == ranks[0].uuid) {
         return LinkClass::SameDevice;
     }
-    let class = Topology::discover().and_then(|topology| {
+    let class = Cuda::topology().and_then(|topology| {
         let gpus = ranks.iter().map(|rank| topology.find(rank.pci.parse::<PciAddress>().ok()?));
         gpus.collect::<Option<Vec<_>>>().map_or(Ok(LinkClass::Pcie), |gpus| topology.class(&gpus))
     });
