@@ -58,7 +58,7 @@ FA_FN void stage_input(const FaLaunch &launch, const Block &block, Span span, Tu
 // All ranks' packs at one offset, reduced in rank order.
 template <class T, class Op, class WorldT, class Extent>
 FA_FN Pack<T> reduce_inputs(const Inputs<T, WorldT> &inputs, Op op, WorldT world, u64 offset, Extent extent) {
-  // All loads before the first addition: their latencies overlap.
+  // Plain loads, so that where the world is known the compiler may issue them all before the first addition.
   Reduction<T, Op> reduction(op, world.size());
   for_each_rank(world, [&](u32 r) { reduction.add(load(inputs.at[r] + offset, extent)); });
   return reduction.finish();
