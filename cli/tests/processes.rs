@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::UniqueId;
-use nix::sys::signal::{kill, killpg, Signal};
+use nix::sys::signal::{kill, killpg, signal, SigHandler, Signal};
 use nix::unistd::Pid;
 use program::{program, text, Busy};
 
@@ -59,6 +59,9 @@ fn ranks_end_with_their_launcher() {
 fn an_interrupt_from_the_terminal_ends_all() {
     let mut command = program(ENDLESS);
     command.process_group(0);
+    // Whoever runs the tests in the background may have it ignored, which children inherit.
+    // SAFETY: setting a signal to its default is async-signal-safe, and no handler of this process is involved.
+    unsafe { command.pre_exec(|| Ok(signal(Signal::SIGINT, SigHandler::SigDfl).map(drop)?)) };
     let busy = Busy::start(command, 3);
     killpg(Pid::from_raw(busy.launcher.id() as i32), Signal::SIGINT).unwrap();
     let (output, _) = busy.finish(LIMIT);
