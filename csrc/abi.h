@@ -63,6 +63,8 @@ enum FaFailure {
   FA_ABORTED = 2,
   FA_UNKNOWN_BUFFER = 3,
   FA_UNSUPPORTED = 4,
+  FA_PEER_GONE = 5,
+  FA_MISMATCH = 6,
 };
 
 // A flag word that a peer writes and its owner waits on, and where that peer's input is.
@@ -76,12 +78,30 @@ struct FaSignal {
 };
 #define FA_SOURCE_ID_SHIFT 40
 
-// The abort word, and the first failure of a rank's kernels.
+// What a call is, in words that ranks can compare: see `src/call.rs`.
+struct FaCall {
+  uint64_t what;
+  uint64_t count;
+};
+
+// A peer's call, in a launch that is checked.
+struct FaAnnouncement {
+  uint32_t epoch;
+  uint32_t reserved;
+  struct FaCall call;
+  uint8_t padding[FA_SIGNAL_BYTES - 24];
+};
+
+// What the process tells its waiting kernels, and what they report.
 struct FaStatus {
   uint32_t abort;   // non-zero: waiting kernels leave
-  uint32_t failure; // enum FaFailure
-  uint32_t missing; // bit r: rank r had not come
+  uint32_t gone;    // bit r: rank r has left and sends nothing any more; set after all that it sent
+  uint32_t failure; // enum FaFailure: the first of this rank's kernels
+  uint32_t missing; // bit r: rank r had not come, is gone, or makes another call
   uint32_t epoch;   // of the launch that failed
+  uint32_t reserved;
+  uint32_t waits[FA_MAX_RANKS];       // waits for each rank that outlasted the first polls
+  struct FaCall others[FA_MAX_RANKS]; // FA_MISMATCH: the calls of the ranks that make another
 };
 
 // The head of every rank's region; mailboxes and staging follow at the offsets of FaLaunch.
@@ -93,7 +113,9 @@ struct FaRegionHead {
   uint32_t epoch[FA_MAX_BLOCKS];
   uint32_t pulls[FA_MAX_BLOCKS];
   struct FaStatus status;
-  uint8_t padding[112];
+  uint8_t padding[40];
+  // [epoch % 2][block][sending rank]; used in checked launches only.
+  struct FaAnnouncement announced[2][FA_MAX_BLOCKS][FA_MAX_RANKS];
 };
 
 // Everything that a kernel knows about one call. Addresses are in the launching process's address space.
@@ -119,11 +141,13 @@ struct FaLaunch {
   uint32_t op;        // enum FaOp
   uint32_t algorithm; // enum FaAlgorithm
   uint32_t spin;      // host: polls before a waiting thread yields its core
-  uint32_t reserved;
+  uint32_t checked;   // non-zero: ranks compare their calls first
+  struct FaCall call; // the call that this launch is of
 };
 
 #if defined(__cplusplus)
 static_assert(sizeof(FaSignal) == FA_SIGNAL_BYTES, "a signal is one cache line");
+static_assert(sizeof(FaAnnouncement) == FA_SIGNAL_BYTES, "an announcement likewise");
 static_assert(sizeof(FaRegionHead) % 128 == 0, "what follows the head is aligned");
 static_assert(sizeof(FaLaunch) % 8 == 0, "no padding at the end");
 #endif

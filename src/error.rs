@@ -83,7 +83,7 @@ pub enum Error {
     },
 
     /// Some ranks did not arrive in time, in a collective or at the rendezvous.
-    #[error("{operation} (epoch {epoch}) timed out after {waited:?} waiting for {}", ranks(.missing))]
+    #[error("{operation} (epoch {epoch}) timed out after {waited:?} waiting for {}{}", ranks(.missing), seen(.last_seen))]
     Timeout {
         /// The operation that was waiting.
         operation: &'static str,
@@ -93,6 +93,8 @@ pub enum Error {
         missing: Vec<usize>,
         /// The limit that ran out.
         waited: Duration,
+        /// What they were last seen doing, in words; empty where that is not known.
+        last_seen: String,
     },
 
     /// A peer ended, or its connection broke.
@@ -112,6 +114,10 @@ pub enum Error {
         /// What it reported.
         reason: String,
     },
+
+    /// This process is a fork of the one that made the communicator, which is still the rank.
+    #[error("this process is a fork of the one that made the communicator: only that one can use it")]
+    Forked,
 
     /// `abort` was called while the operation waited.
     #[error("the communicator was aborted")]
@@ -203,6 +209,14 @@ impl Error {
     /// For `map_err` on an I/O result of the standard library.
     pub(crate) fn io(call: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Self::System { call, errno: Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)) }
+    }
+}
+
+/// What is behind the ranks that were missing.
+fn seen(last_seen: &str) -> String {
+    match last_seen {
+        "" => String::new(),
+        last_seen => format!(": {last_seen}"),
     }
 }
 

@@ -36,17 +36,20 @@
 
 mod abi;
 pub mod bootstrap;
+mod call;
 mod communicator;
 pub mod device;
 mod dtype;
 mod error;
+mod fork;
 mod op;
 mod plan;
+mod presence;
 mod region;
 mod registry;
 pub mod topology;
 
-pub use communicator::{Builder, Communicator};
+pub use communicator::{Builder, Communicator, Counters};
 #[cfg(feature = "cuda")]
 pub use device::cuda::Cuda;
 pub use device::host::{Host, Wait};

@@ -3,10 +3,10 @@
 //! Head (signals, epochs, status), table of registered buffers, then two generations of mailboxes and two of staging.
 
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::abi::{FaFailure, FaRegionHead, FaStatus, FA_MAX_BLOCKS};
+use crate::abi::{FaCall, FaFailure, FaRegionHead, FaStatus, FA_MAX_BLOCKS};
 use crate::bootstrap::Bootstrap;
 use crate::device::sealed::{Shared as _, Status as _};
 use crate::device::Device;
@@ -111,9 +111,42 @@ impl<D: Device> Region<D> {
         ((0..MAX_RANKS).filter(|rank| missing >> rank & 1 == 1).collect(), epoch)
     }
 
+    /// The calls of ranks that made another than this one, when a kernel found that.
+    pub fn others(&self) -> Vec<(usize, FaCall)> {
+        let word = |rank: usize, offset: usize| {
+            let offset = offset_of!(FaStatus, others) + rank * size_of::<FaCall>() + offset;
+            self.status_long(offset).load(Ordering::Acquire)
+        };
+        let call = |rank| FaCall {
+            what: word(rank, offset_of!(FaCall, what)),
+            count: word(rank, offset_of!(FaCall, count)),
+        };
+        (0..MAX_RANKS).map(|rank| (rank, call(rank))).filter(|(_, call)| call.what != 0).collect()
+    }
+
+    /// Waits for each rank that outlasted the first polls.
+    pub fn waits(&self) -> [u32; MAX_RANKS] {
+        std::array::from_fn(|rank| {
+            let offset = offset_of!(FaStatus, waits) + rank * size_of::<u32>();
+            self.status_word(offset).load(Ordering::Relaxed)
+        })
+    }
+
+    /// Tells kernels that a rank sends nothing any more. Release: after all that it has sent.
+    pub fn set_gone(&self, rank: usize) {
+        self.status_word(offset_of!(FaStatus, gone)).fetch_or(1 << rank, Ordering::Release);
+    }
+
     /// Makes kernels of this rank that wait give up.
     pub fn abort(&self) {
         self.status_word(offset_of!(FaStatus, abort)).store(1, Ordering::Release);
+    }
+
+    /// The 64-bit word at a byte offset of the status.
+    fn status_long(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset % 8 == 0 && offset < size_of::<FaStatus>());
+        // SAFETY: as in `status_word`; the status is aligned for its 64-bit words.
+        unsafe { AtomicU64::from_ptr(self.status.host_pointer().byte_add(offset).cast()) }
     }
 
     /// The word at a byte offset of the status.

@@ -14,6 +14,8 @@ namespace FA_NAMESPACE {
 template <class T, class Block, class Op, class WorldT>
 FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   const Turn turn = begin_turn(launch, block, true);
+  if (!same_call(launch, block, turn.epoch))
+    return;
   const Span all = {0, packs_of<T>(launch.count)};
   stage_input<T>(launch, block, all, turn);
   if (!barrier(launch, block, kStart, turn))

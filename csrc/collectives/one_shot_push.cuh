@@ -13,6 +13,8 @@ namespace FA_NAMESPACE {
 template <class T, class Block, class Op, class WorldT>
 FA_FN void one_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   const Turn turn = begin_turn(launch, block, false);
+  if (!same_call(launch, block, turn.epoch))
+    return;
   const u32 epoch = turn.epoch;
   const T *input = reinterpret_cast<const T *>(launch.input);
   T *output = reinterpret_cast<T *>(launch.output);

@@ -13,6 +13,8 @@ namespace FA_NAMESPACE {
 template <class T, class Block, class Op, class WorldT>
 FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   const Turn turn = begin_turn(launch, block, true);
+  if (!same_call(launch, block, turn.epoch))
+    return;
   const u32 ranks = world.size();
   const u64 packs = packs_of<T>(launch.count);
   for (u32 r = 0; r < ranks; ++r) {

@@ -14,6 +14,8 @@ template <class T, class Block, class Op, class WorldT>
 FA_FN void two_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   constexpr u32 kInputs = 0, kResults = 1, kParts = 2;
   const Turn turn = begin_turn(launch, block, false);
+  if (!same_call(launch, block, turn.epoch))
+    return;
   const u32 epoch = turn.epoch;
   const u32 rank = launch.rank, ranks = world.size();
   const T *input = reinterpret_cast<const T *>(launch.input);

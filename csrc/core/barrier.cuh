@@ -1,7 +1,7 @@
 // All ranks' equal blocks meet.
 #pragma once
 
-#include "wait.cuh"
+#include "check.cuh"
 
 namespace FA_NAMESPACE {
 

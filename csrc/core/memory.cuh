@@ -103,6 +103,14 @@ FA_FN void fetch_or_relaxed(u32 *address, u32 bits) {
 #endif
 }
 
+FA_FN void fetch_add_relaxed(u32 *address, u32 value) {
+#if FA_CUDA
+  asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+#else
+  __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+#endif
+}
+
 #if FA_CUDA
 // Two 64-bit words in one 128-bit access. PTX treats a vector access as its elements in no order: each word
 // is single-copy atomic, the pair is not, so each carries its own tag.

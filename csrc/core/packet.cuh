@@ -4,8 +4,8 @@
 // launch is a tag word of every launch, and old data is never read as a tag.
 #pragma once
 
+#include "check.cuh"
 #include "packed.cuh"
-#include "wait.cuh"
 
 namespace FA_NAMESPACE {
 

@@ -45,7 +45,7 @@ public:
   FA_FN bool another_poll(const FaLaunch &launch, u32 rank, u32 epoch) {
     ++polls_;
 #if FA_CUDA
-    if (polls_ % 256 != 0)
+    if (polls_ % kPollsBetweenLooks != 0)
       return true;
 #else
     if (polls_ < launch.spin) {
@@ -59,11 +59,29 @@ public:
   }
 
 private:
+  static constexpr u32 kPollsBetweenLooks = 256;
+
   u32 polls_ = 0;
+  bool counted_ = false;
+  bool last_poll_ = false;
   u64 deadline_ = 0;
 
   FA_SLOW bool within_limits(const FaLaunch &launch, u32 rank, u32 epoch) {
     FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
+    if (!counted_) {
+      counted_ = true;
+      fetch_add_relaxed(&status->waits[rank], 1);
+    }
+    if (last_poll_) {
+      record_failure(launch, FA_PEER_GONE, 1u << rank, epoch);
+      return false;
+    }
+    // Acquire: the bit was set after all that the rank sent, which the next poll therefore sees. A rank may
+    // leave as soon as it has what it needs, while this one has yet to look at what it sent.
+    if ((load_acquire(&status->gone) >> rank & 1) != 0) {
+      last_poll_ = true;
+      return true;
+    }
     if (load_relaxed(&status->abort) != 0) {
       record_failure(launch, FA_ABORTED, 0, epoch);
       return false;

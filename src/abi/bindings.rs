@@ -36,6 +36,8 @@ pub const FA_TIMED_OUT: FaFailure = 1;
 pub const FA_ABORTED: FaFailure = 2;
 pub const FA_UNKNOWN_BUFFER: FaFailure = 3;
 pub const FA_UNSUPPORTED: FaFailure = 4;
+pub const FA_PEER_GONE: FaFailure = 5;
+pub const FA_MISMATCH: FaFailure = 6;
 pub type FaFailure = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -56,20 +58,62 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct FaStatus {
-    pub abort: u32,
-    pub failure: u32,
-    pub missing: u32,
-    pub epoch: u32,
+pub struct FaCall {
+    pub what: u64,
+    pub count: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaStatus"][::core::mem::size_of::<FaStatus>() - 16usize];
-    ["Alignment of FaStatus"][::core::mem::align_of::<FaStatus>() - 4usize];
+    ["Size of FaCall"][::core::mem::size_of::<FaCall>() - 16usize];
+    ["Alignment of FaCall"][::core::mem::align_of::<FaCall>() - 8usize];
+    ["Offset of field: FaCall::what"][::core::mem::offset_of!(FaCall, what) - 0usize];
+    ["Offset of field: FaCall::count"][::core::mem::offset_of!(FaCall, count) - 8usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaAnnouncement {
+    pub epoch: u32,
+    pub reserved: u32,
+    pub call: FaCall,
+    pub padding: [u8; 40usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaAnnouncement"][::core::mem::size_of::<FaAnnouncement>() - 64usize];
+    ["Alignment of FaAnnouncement"][::core::mem::align_of::<FaAnnouncement>() - 8usize];
+    ["Offset of field: FaAnnouncement::epoch"]
+        [::core::mem::offset_of!(FaAnnouncement, epoch) - 0usize];
+    ["Offset of field: FaAnnouncement::reserved"]
+        [::core::mem::offset_of!(FaAnnouncement, reserved) - 4usize];
+    ["Offset of field: FaAnnouncement::call"]
+        [::core::mem::offset_of!(FaAnnouncement, call) - 8usize];
+    ["Offset of field: FaAnnouncement::padding"]
+        [::core::mem::offset_of!(FaAnnouncement, padding) - 24usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaStatus {
+    pub abort: u32,
+    pub gone: u32,
+    pub failure: u32,
+    pub missing: u32,
+    pub epoch: u32,
+    pub reserved: u32,
+    pub waits: [u32; 16usize],
+    pub others: [FaCall; 16usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaStatus"][::core::mem::size_of::<FaStatus>() - 344usize];
+    ["Alignment of FaStatus"][::core::mem::align_of::<FaStatus>() - 8usize];
     ["Offset of field: FaStatus::abort"][::core::mem::offset_of!(FaStatus, abort) - 0usize];
-    ["Offset of field: FaStatus::failure"][::core::mem::offset_of!(FaStatus, failure) - 4usize];
-    ["Offset of field: FaStatus::missing"][::core::mem::offset_of!(FaStatus, missing) - 8usize];
-    ["Offset of field: FaStatus::epoch"][::core::mem::offset_of!(FaStatus, epoch) - 12usize];
+    ["Offset of field: FaStatus::gone"][::core::mem::offset_of!(FaStatus, gone) - 4usize];
+    ["Offset of field: FaStatus::failure"][::core::mem::offset_of!(FaStatus, failure) - 8usize];
+    ["Offset of field: FaStatus::missing"][::core::mem::offset_of!(FaStatus, missing) - 12usize];
+    ["Offset of field: FaStatus::epoch"][::core::mem::offset_of!(FaStatus, epoch) - 16usize];
+    ["Offset of field: FaStatus::reserved"][::core::mem::offset_of!(FaStatus, reserved) - 20usize];
+    ["Offset of field: FaStatus::waits"][::core::mem::offset_of!(FaStatus, waits) - 24usize];
+    ["Offset of field: FaStatus::others"][::core::mem::offset_of!(FaStatus, others) - 88usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -78,17 +122,24 @@ pub struct FaRegionHead {
     pub epoch: [u32; 64usize],
     pub pulls: [u32; 64usize],
     pub status: FaStatus,
-    pub padding: [u8; 112usize],
+    pub padding: [u8; 40usize],
+    pub announced: [[[FaAnnouncement; 16usize]; 64usize]; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 262784usize];
+    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 394112usize];
     ["Alignment of FaRegionHead"][::core::mem::align_of::<FaRegionHead>() - 8usize];
     ["Offset of field: FaRegionHead::inbox"][::core::mem::offset_of!(FaRegionHead, inbox) - 0usize];
-    ["Offset of field: FaRegionHead::epoch"][::core::mem::offset_of!(FaRegionHead, epoch) - 262144usize];
-    ["Offset of field: FaRegionHead::pulls"][::core::mem::offset_of!(FaRegionHead, pulls) - 262400usize];
-    ["Offset of field: FaRegionHead::status"][::core::mem::offset_of!(FaRegionHead, status) - 262656usize];
-    ["Offset of field: FaRegionHead::padding"][::core::mem::offset_of!(FaRegionHead, padding) - 262672usize];
+    ["Offset of field: FaRegionHead::epoch"]
+        [::core::mem::offset_of!(FaRegionHead, epoch) - 262144usize];
+    ["Offset of field: FaRegionHead::pulls"]
+        [::core::mem::offset_of!(FaRegionHead, pulls) - 262400usize];
+    ["Offset of field: FaRegionHead::status"]
+        [::core::mem::offset_of!(FaRegionHead, status) - 262656usize];
+    ["Offset of field: FaRegionHead::padding"]
+        [::core::mem::offset_of!(FaRegionHead, padding) - 263000usize];
+    ["Offset of field: FaRegionHead::announced"]
+        [::core::mem::offset_of!(FaRegionHead, announced) - 263040usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -113,11 +164,12 @@ pub struct FaLaunch {
     pub op: u32,
     pub algorithm: u32,
     pub spin: u32,
-    pub reserved: u32,
+    pub checked: u32,
+    pub call: FaCall,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 256usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 272usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -125,21 +177,27 @@ const _: () = {
     ["Offset of field: FaLaunch::count"][::core::mem::offset_of!(FaLaunch, count) - 144usize];
     ["Offset of field: FaLaunch::source"][::core::mem::offset_of!(FaLaunch, source) - 152usize];
     ["Offset of field: FaLaunch::buffers"][::core::mem::offset_of!(FaLaunch, buffers) - 160usize];
-    ["Offset of field: FaLaunch::buffer_count"][::core::mem::offset_of!(FaLaunch, buffer_count) - 168usize];
+    ["Offset of field: FaLaunch::buffer_count"]
+        [::core::mem::offset_of!(FaLaunch, buffer_count) - 168usize];
     ["Offset of field: FaLaunch::status"][::core::mem::offset_of!(FaLaunch, status) - 176usize];
     ["Offset of field: FaLaunch::mailbox_offset"]
         [::core::mem::offset_of!(FaLaunch, mailbox_offset) - 184usize];
-    ["Offset of field: FaLaunch::mailbox_bytes"][::core::mem::offset_of!(FaLaunch, mailbox_bytes) - 192usize];
+    ["Offset of field: FaLaunch::mailbox_bytes"]
+        [::core::mem::offset_of!(FaLaunch, mailbox_bytes) - 192usize];
     ["Offset of field: FaLaunch::staging_offset"]
         [::core::mem::offset_of!(FaLaunch, staging_offset) - 200usize];
-    ["Offset of field: FaLaunch::staging_bytes"][::core::mem::offset_of!(FaLaunch, staging_bytes) - 208usize];
-    ["Offset of field: FaLaunch::timeout_ns"][::core::mem::offset_of!(FaLaunch, timeout_ns) - 216usize];
+    ["Offset of field: FaLaunch::staging_bytes"]
+        [::core::mem::offset_of!(FaLaunch, staging_bytes) - 208usize];
+    ["Offset of field: FaLaunch::timeout_ns"]
+        [::core::mem::offset_of!(FaLaunch, timeout_ns) - 216usize];
     ["Offset of field: FaLaunch::rank"][::core::mem::offset_of!(FaLaunch, rank) - 224usize];
     ["Offset of field: FaLaunch::world"][::core::mem::offset_of!(FaLaunch, world) - 228usize];
     ["Offset of field: FaLaunch::blocks"][::core::mem::offset_of!(FaLaunch, blocks) - 232usize];
     ["Offset of field: FaLaunch::dtype"][::core::mem::offset_of!(FaLaunch, dtype) - 236usize];
     ["Offset of field: FaLaunch::op"][::core::mem::offset_of!(FaLaunch, op) - 240usize];
-    ["Offset of field: FaLaunch::algorithm"][::core::mem::offset_of!(FaLaunch, algorithm) - 244usize];
+    ["Offset of field: FaLaunch::algorithm"]
+        [::core::mem::offset_of!(FaLaunch, algorithm) - 244usize];
     ["Offset of field: FaLaunch::spin"][::core::mem::offset_of!(FaLaunch, spin) - 248usize];
-    ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 252usize];
+    ["Offset of field: FaLaunch::checked"][::core::mem::offset_of!(FaLaunch, checked) - 252usize];
+    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 256usize];
 };

@@ -9,6 +9,7 @@
 //! Name and secret are fresh each time, so exchanges that follow each other cannot mix.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -35,18 +36,31 @@ const MAX_SILENT: usize = 32;
 const MAX_DESCRIPTORS: usize = 253;
 
 /// Passes a duplicate of `descriptor` to every other rank, and returns theirs by rank; `None` at the own.
-/// They are close-on-exec.
+/// As [`exchange_several`].
+pub(crate) fn exchange_descriptors(
+    bootstrap: &dyn Bootstrap,
+    descriptor: BorrowedFd<'_>,
+    timeout: Duration,
+) -> Result<Vec<Option<OwnedFd>>> {
+    let received = exchange_several(bootstrap, &[descriptor], 1..=1, timeout)?;
+    Ok(received.into_iter().map(|mut descriptors| descriptors.pop()).collect())
+}
+
+/// Passes duplicates of `descriptors` to every other rank, and returns theirs by rank, so many as `counts` admits and each
+/// gave; none at the own. They are close-on-exec.
 ///
 /// # Errors
 ///
 /// As [`Bootstrap::all_gather`], with the operation `"exchange_descriptors"` where a peer gathered but then
 /// did not pass its descriptor; [`Error::Malformed`] if its gathered message does not decode;
 /// [`Error::Refused`] if a peer runs as another user; [`Error::System`] where a system call fails.
-pub(crate) fn exchange_descriptors(
+pub(crate) fn exchange_several(
     bootstrap: &dyn Bootstrap,
-    descriptor: BorrowedFd<'_>,
+    descriptors: &[BorrowedFd<'_>],
+    counts: RangeInclusive<usize>,
     timeout: Duration,
-) -> Result<Vec<Option<OwnedFd>>> {
+) -> Result<Vec<Vec<OwnedFd>>> {
+    debug_assert!(counts.contains(&descriptors.len()) && !counts.contains(&0));
     let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
     if !(1..=crate::MAX_RANKS).contains(&world_size) {
         return Err(Error::WorldSize { world_size });
@@ -60,19 +74,19 @@ pub(crate) fn exchange_descriptors(
     let gathered = bootstrap.all_gather(&own.encode(), timeout)?;
     let addresses = Address::decode_all(&gathered, world_size)?;
 
-    let mut inbox = Inbox::new(listener, own.secret, rank, world_size);
+    let mut inbox = Inbox::new(listener, own.secret, rank, world_size, counts);
     let mut unsent: Vec<_> = (0..world_size).filter(|&peer| peer != rank).collect();
     loop {
         let mut still_unsent = Vec::new();
         for peer in unsent {
-            if !send(peer, &addresses[peer], rank, descriptor)? {
+            if !send(peer, &addresses[peer], rank, descriptors)? {
                 still_unsent.push(peer);
             }
         }
         unsent = still_unsent;
         let awaited = inbox.awaited();
         if unsent.is_empty() && awaited.is_empty() {
-            return Ok(inbox.received);
+            return Ok(inbox.received.into_iter().map(Option::unwrap_or_default).collect());
         }
         if deadline.has_passed() {
             let is_missing = |peer: &usize| unsent.contains(peer) || awaited.contains(peer);
@@ -81,6 +95,7 @@ pub(crate) fn exchange_descriptors(
                 epoch: 0,
                 missing: (0..world_size).filter(is_missing).collect(),
                 waited: timeout,
+                last_seen: String::new(),
             });
         }
         let remaining = deadline.remaining();
@@ -146,8 +161,8 @@ impl Offer {
     }
 }
 
-/// Passes `descriptor` to `peer`; false if its queue is full for now.
-fn send(peer: usize, address: &Address, rank: usize, descriptor: BorrowedFd<'_>) -> Result<bool> {
+/// Passes `descriptors` to `peer`; false if its queue is full for now.
+fn send(peer: usize, address: &Address, rank: usize, descriptors: &[BorrowedFd<'_>]) -> Result<bool> {
     let lost = |reason: &str| Error::PeerLost { rank: peer, reason: reason.into() };
     let stream = match socket::connect(KIND, &address.name) {
         Ok(stream) => stream,
@@ -158,7 +173,7 @@ fn send(peer: usize, address: &Address, rank: usize, descriptor: BorrowedFd<'_>)
     socket::same_user(stream.as_fd()).map_err(|reason| Error::Refused { reason })?;
     let offer = Offer { secret: address.secret.clone(), rank }.encode();
     let message = [IoSlice::new(&offer)];
-    let descriptors = [descriptor.as_raw_fd()];
+    let descriptors: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
     let control = [ControlMessage::ScmRights(&descriptors)];
     let flags = MsgFlags::MSG_NOSIGNAL;
     match uninterrupted(|| sendmsg::<()>(stream.as_raw_fd(), &message, &control, flags, None)) {
@@ -171,9 +186,9 @@ fn send(peer: usize, address: &Address, rank: usize, descriptor: BorrowedFd<'_>)
 
 /// What one connection brought.
 enum Arrival {
-    Descriptor {
+    Descriptors {
         from: usize,
-        descriptor: OwnedFd,
+        descriptors: Vec<OwnedFd>,
     },
     NothingYet,
     /// It ended, or brought what no rank of this exchange sends.
@@ -185,18 +200,26 @@ struct Inbox {
     listener: OwnedFd,
     secret: Token,
     rank: usize,
-    received: Vec<Option<OwnedFd>>,
+    /// How many descriptors a rank may pass.
+    counts: RangeInclusive<usize>,
+    received: Vec<Option<Vec<OwnedFd>>>,
     /// Connections that have said nothing yet, oldest first.
     silent: Vec<OwnedFd>,
 }
 
 impl Inbox {
-    fn new(listener: OwnedFd, secret: Token, rank: usize, world_size: usize) -> Self {
+    fn new(
+        listener: OwnedFd,
+        secret: Token,
+        rank: usize,
+        world_size: usize,
+        counts: RangeInclusive<usize>,
+    ) -> Self {
         let received = (0..world_size).map(|_| None).collect();
-        Self { listener, secret, rank, received, silent: Vec::new() }
+        Self { listener, secret, rank, counts, received, silent: Vec::new() }
     }
 
-    /// Ranks whose descriptor has not come.
+    /// Ranks whose descriptors have not come.
     fn awaited(&self) -> Vec<usize> {
         let is_awaited = |rank: &usize| *rank != self.rank && self.received[*rank].is_none();
         (0..self.received.len()).filter(is_awaited).collect()
@@ -242,7 +265,7 @@ impl Inbox {
 
     fn take_from(&mut self, stream: OwnedFd) {
         match self.arrival(&stream) {
-            Arrival::Descriptor { from, descriptor } => self.received[from] = Some(descriptor),
+            Arrival::Descriptors { from, descriptors } => self.received[from] = Some(descriptors),
             Arrival::NothingYet => self.silent.push(stream),
             Arrival::Nonsense => {}
         }
@@ -252,7 +275,7 @@ impl Inbox {
     fn arrival(&self, stream: &OwnedFd) -> Arrival {
         // One byte more than a message has shows that a message is longer.
         let mut bytes = [0; Offer::LENGTH + 1];
-        let (length, mut descriptors) = match receive_with_descriptors(stream.as_fd(), &mut bytes) {
+        let (length, descriptors) = match receive_with_descriptors(stream.as_fd(), &mut bytes) {
             Ok(message) => message,
             Err(Errno::EAGAIN | Errno::EINTR) => return Arrival::NothingYet,
             Err(_) => return Arrival::Nonsense,
@@ -263,10 +286,10 @@ impl Inbox {
         if offer.secret != self.secret || !self.awaited().contains(&offer.rank) {
             return Arrival::Nonsense;
         }
-        match (descriptors.pop(), descriptors.is_empty()) {
-            (Some(descriptor), true) => Arrival::Descriptor { from: offer.rank, descriptor },
-            _ => Arrival::Nonsense,
+        if !self.counts.contains(&descriptors.len()) {
+            return Arrival::Nonsense;
         }
+        Arrival::Descriptors { from: offer.rank, descriptors }
     }
 }
 

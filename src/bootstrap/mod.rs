@@ -13,7 +13,7 @@ mod world;
 
 use std::time::Duration;
 
-pub(crate) use descriptors::exchange_descriptors;
+pub(crate) use descriptors::{exchange_descriptors, exchange_several};
 pub use local::{Local, UniqueId};
 pub use threads::Threads;
 
@@ -45,6 +45,10 @@ pub trait Bootstrap: Send + Sync {
     fn barrier(&self, timeout: Duration) -> Result<()> {
         self.all_gather(&[], timeout).map(drop)
     }
+
+    /// Ends a wait of another thread in this object, soon, with any error; the bootstrap has then failed. Where an
+    /// implementation cannot, the wait goes on to its timeout.
+    fn interrupt(&self) {}
 }
 
 impl<B: Bootstrap + ?Sized> Bootstrap for std::sync::Arc<B> {
@@ -59,10 +63,17 @@ impl<B: Bootstrap + ?Sized> Bootstrap for std::sync::Arc<B> {
     fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         (**self).all_gather(bytes, timeout)
     }
+
+    fn barrier(&self, timeout: Duration) -> Result<()> {
+        (**self).barrier(timeout)
+    }
+
+    fn interrupt(&self) {
+        (**self).interrupt();
+    }
 }
 
 /// Names this process among all: random, and another after a fork.
-#[cfg(feature = "cuda")]
 pub(crate) fn process_identity() -> Result<[u8; 16]> {
     static RANDOM: std::sync::OnceLock<[u8; 12]> = std::sync::OnceLock::new();
     let random = match RANDOM.get() {

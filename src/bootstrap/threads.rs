@@ -93,6 +93,11 @@ impl Bootstrap for Threads {
         let gathered = self.meeting.all_gather(self.rank, bytes.to_vec(), timeout);
         gathered.map(Arc::unwrap_or_clone).inspect_err(|error| *failure = Some(error.clone()))
     }
+
+    fn interrupt(&self) {
+        lock(&self.meeting.state).world.leave(self.rank, "it was interrupted");
+        self.meeting.changed.notify_all();
+    }
 }
 
 impl Drop for Threads {

@@ -57,6 +57,7 @@ impl Failure {
                 epoch: 0,
                 missing: missing.clone(),
                 waited,
+                last_seen: String::new(),
             },
             Self::Lost { rank, reason } => Error::PeerLost { rank: *rank, reason: reason.clone() },
         }
@@ -251,7 +252,8 @@ mod tests {
         assert_eq!(world.join(3), Ok(None));
         let Some(Event::Failed(failure)) = world.give_up(3, 0) else { panic!("no failure") };
         let (operation, missing) = ("rendezvous", vec![0, 2]);
-        let timeout = Error::Timeout { operation, epoch: 0, missing, waited };
+        let last_seen = String::new;
+        let timeout = Error::Timeout { operation, epoch: 0, missing, waited, last_seen: last_seen() };
         assert_eq!(failure.to_error(1, waited), timeout);
         assert!(matches!(failure.to_error(2, waited), Error::PeerLost { rank: 3, .. }));
 
@@ -259,7 +261,8 @@ mod tests {
         assert_eq!(world.contribute(0, 1, vec![]), Ok(None));
         let Some(Event::Failed(failure)) = world.give_up(0, 1) else { panic!("no failure") };
         let (operation, missing) = ("all_gather", vec![1, 2]);
-        assert_eq!(failure.to_error(0, waited), Error::Timeout { operation, epoch: 0, missing, waited });
+        let timeout = Error::Timeout { operation, epoch: 0, missing, waited, last_seen: last_seen() };
+        assert_eq!(failure.to_error(0, waited), timeout);
         assert_eq!(world.give_up(1, 1), None, "a world fails once");
         assert_eq!(world.leave(1, "ended"), None, "a world fails once");
         assert_eq!(world.contribute(2, 1, vec![]), Ok(None));

@@ -1,14 +1,17 @@
 //! How communicators are made, and what ranks must agree on first.
 
 use std::ffi::OsStr;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::{Closing, Communicator};
 use crate::bootstrap::Bootstrap;
-use crate::device::Device;
+use crate::device::{all_succeeded, Device};
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 use crate::plan::Algorithm;
+use crate::presence::Arrivals;
 use crate::region::{Layout, Region};
 use crate::registry::Endpoint;
 use crate::MAX_RANKS;
@@ -18,6 +21,43 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Forces an algorithm where the program does not.
 const ALGORITHM_VARIABLE: &str = "FAST_ALLREDUCE_ALGO";
+
+/// Limits waits where the program does not.
+const TIMEOUT_VARIABLE: &str = "FAST_ALLREDUCE_TIMEOUT";
+
+/// Has calls compared before they are carried out, or not.
+const CHECK_VARIABLE: &str = "FAST_ALLREDUCE_CHECK";
+
+/// The limit that the environment names, if it does: seconds, 0 for none.
+fn timeout_named(value: Option<&OsStr>) -> Result<Option<Option<Duration>>> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else {
+        return Ok(None);
+    };
+    let value = value.to_string_lossy();
+    let seconds = value.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    match seconds {
+        Some(Duration::ZERO) => Ok(Some(None)),
+        Some(limit) => Ok(Some(Some(limit))),
+        None => Err(Error::InvalidSetting {
+            name: TIMEOUT_VARIABLE,
+            value: value.into_owned(),
+            expected: "seconds, such as 2.5, or 0 for no limit",
+        }),
+    }
+}
+
+/// What the environment says on checking calls, if anything.
+fn check_named(value: Option<&OsStr>) -> Result<Option<bool>> {
+    match value.map(OsStr::to_string_lossy).as_deref() {
+        None | Some("") => Ok(None),
+        Some("0") => Ok(Some(false)),
+        Some("1") => Ok(Some(true)),
+        Some(other) => {
+            let value = other.to_owned();
+            Err(Error::InvalidSetting { name: CHECK_VARIABLE, value, expected: "0 or 1" })
+        }
+    }
+}
 
 /// The algorithm that the environment names, if it does.
 fn algorithm_named(value: Option<&OsStr>) -> Result<Option<Algorithm>> {
@@ -34,18 +74,14 @@ fn algorithm_named(value: Option<&OsStr>) -> Result<Option<Algorithm>> {
 }
 
 /// How a [`Communicator`] is made. All ranks must use the same settings.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Builder {
     max_bytes: Option<usize>,
-    timeout: Option<Duration>,
+    /// `Some(None)`: set, to no limit.
+    timeout: Option<Option<Duration>>,
     algorithm: Option<Algorithm>,
+    check: Option<bool>,
     last_epoch: u32,
-}
-
-impl Default for Builder {
-    fn default() -> Self {
-        Self { max_bytes: None, timeout: Some(SETUP_TIMEOUT), algorithm: None, last_epoch: 0 }
-    }
 }
 
 impl Builder {
@@ -58,10 +94,20 @@ impl Builder {
     }
 
     /// The longest that a call, or a step of making the communicator, waits for other ranks (default 30 s). `None`: for
-    /// ever, in calls; making the communicator is always bounded.
+    /// ever, in calls; making the communicator is always bounded. Where it is not set, the environment variable
+    /// `FAST_ALLREDUCE_TIMEOUT` may name seconds, or 0 for no limit.
     #[must_use]
     pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
-        self.timeout = timeout.into();
+        self.timeout = Some(timeout.into());
+        self
+    }
+
+    /// Has ranks compare their calls (operation, type, count, algorithm) before each is carried out: one that differs is
+    /// [`Error::Disagreement`] on every rank. It costs one more barrier for each launch. Where it is not set, the environment
+    /// variable `FAST_ALLREDUCE_CHECK` may say 0 or 1; else it is on in debug builds. All ranks must say the same.
+    #[must_use]
+    pub fn check(mut self, check: impl Into<Option<bool>>) -> Self {
+        self.check = check.into();
         self
     }
 
@@ -99,7 +145,19 @@ impl Builder {
         if rank >= world_size {
             return Err(Error::RankOutOfRange { rank, world_size });
         }
-        let setup_timeout = self.timeout.unwrap_or(SETUP_TIMEOUT);
+        let timeout = match self.timeout {
+            Some(timeout) => timeout,
+            None => {
+                timeout_named(std::env::var_os(TIMEOUT_VARIABLE).as_deref())?.unwrap_or(Some(SETUP_TIMEOUT))
+            }
+        };
+        let setup_timeout = timeout.unwrap_or(SETUP_TIMEOUT);
+        let check = match self.check {
+            Some(check) => check,
+            None => {
+                check_named(std::env::var_os(CHECK_VARIABLE).as_deref())?.unwrap_or(cfg!(debug_assertions))
+            }
+        };
         let max_bytes = self.max_bytes.unwrap_or(D::DEFAULT_MAX_BYTES);
         let layout = Layout::new(max_bytes, D::PACKING.slot_bytes)?;
         let forced = match self.algorithm {
@@ -113,21 +171,30 @@ impl Builder {
             ("the device's settings", device.shared_facts()),
             ("max_bytes", max_bytes.to_string()),
             ("the algorithm", algorithm.to_owned()),
+            ("whether calls are compared", check.to_string()),
         ];
         agree(&bootstrap, &facts, setup_timeout)?;
 
         device.join(&bootstrap, setup_timeout)?;
         let region = Region::new(&device, layout, self.last_epoch, &bootstrap, setup_timeout)?;
+        let arrivals = Arrivals::exchange(&bootstrap, setup_timeout)?;
+        let closing =
+            Closing { exports: device.exports(), bootstrap: Box::new(bootstrap), origin: Origin::here() };
+        let endpoint = Arc::new(Endpoint::new(device, region));
+        let watched = Arc::clone(&endpoint);
+        let presence = arrivals.watch(world_size, move |rank| watched.region.set_gone(rank));
         // No rank launches before all have set their epochs.
-        bootstrap.barrier(setup_timeout)?;
-        let closing = Closing { exports: device.exports(), bootstrap: Box::new(bootstrap) };
+        let presence = all_succeeded(presence, &*closing.bootstrap, setup_timeout)?;
         Ok(Communicator {
-            endpoint: Arc::new(Endpoint::new(device, region)),
+            presence,
+            endpoint,
             failed: OnceLock::new(),
+            bytes: AtomicU64::new(0),
+            checked: check,
             rank,
             world_size,
             algorithm: forced,
-            timeout: self.timeout,
+            timeout,
             setup_timeout,
             closing,
         })

@@ -7,19 +7,23 @@ mod builder;
 mod cuda;
 mod host;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use builder::Builder;
 
-use crate::abi::{self, FaFailure, FaLaunch};
+use crate::abi::{self, FaCall, FaFailure, FaLaunch};
 use crate::bootstrap::Bootstrap;
+use crate::call::{CallId, Collective};
 use crate::device::sealed::Exports as _;
 use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 use crate::op::ReduceOp;
 use crate::plan::{Algorithm, Call, Plan};
+use crate::presence::Presence;
 use crate::region::TABLE_ROWS;
 use crate::registry::{Buffer, Endpoint, Registration, Registry};
 
@@ -29,8 +33,12 @@ use crate::registry::{Buffer, Endpoint, Registration, Registry};
 /// run one after the other, whichever threads make them. After a call has failed for another reason than its arguments, the
 /// communicator is poisoned: each later call returns the same error at once.
 pub struct Communicator<D: Device> {
+    // First: its thread marks ranks in the endpoint's region.
+    presence: Presence,
     endpoint: Arc<Endpoint<D>>,
     failed: OnceLock<Error>,
+    bytes: AtomicU64,
+    checked: bool,
     rank: usize,
     world_size: usize,
     algorithm: Option<Algorithm>,
@@ -44,12 +52,13 @@ pub struct Communicator<D: Device> {
 struct Closing<D: Device> {
     exports: D::Exports,
     bootstrap: Box<dyn Bootstrap>,
+    origin: Origin,
 }
 
 impl<D: Device> Drop for Closing<D> {
     fn drop(&mut self) {
         const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-        if !self.exports.is_empty() {
+        if !self.exports.is_empty() && !self.origin.is_elsewhere() {
             // All ranks have closed what this one frees next. A rank that does not come is dead, and has closed it so, or hangs,
             // and then so would a longer wait.
             let _ = self.bootstrap.barrier(CLOSE_TIMEOUT);
@@ -156,26 +165,61 @@ impl<D: Device> Communicator<D> {
     /// Those of the bootstrap; and the error that poisoned the communicator.
     pub fn barrier(&self) -> Result<()> {
         self.healthy()?;
-        self.closing.bootstrap.barrier(self.setup_timeout)
+        self.unless_failed(self.closing.bootstrap.barrier(self.setup_timeout))
     }
 
-    /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. The other
-    /// ranks run into their timeouts.
+    /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. Ranks that
+    /// wait for this one have an error at once.
     pub fn abort(&self) {
+        if self.presence.is_elsewhere() {
+            return;
+        }
         // If a failure is known already, it stands.
-        let _ = self.failed.set(Error::Aborted);
+        self.poison(Error::Aborted);
         self.endpoint.region.abort();
+        self.closing.bootstrap.interrupt();
+    }
+
+    /// What this rank has done so far.
+    pub fn counters(&self) -> Counters {
+        let (region, failed) = (&self.endpoint.region, self.failed.get());
+        let missing = match failed {
+            Some(Error::Timeout { missing, .. }) => missing.as_slice(),
+            _ => &[],
+        };
+        Counters {
+            calls: self.presence.calls(),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            waits: region.waits()[..self.world_size].iter().copied().map(u64::from).collect(),
+            timeouts: (0..self.world_size).map(|rank| u64::from(missing.contains(&rank))).collect(),
+        }
     }
 
     /// The failure that poisoned the communicator, or one that a kernel has recorded since.
     fn healthy(&self) -> Result<()> {
+        if self.presence.is_elsewhere() {
+            return Err(Error::Forked);
+        }
         if let Some(error) = self.failed.get() {
             return Err(error.clone());
         }
         match self.endpoint.region.failure() {
             abi::FA_OK => Ok(()),
-            failure => Err(self.failed.get_or_init(|| self.failure(failure)).clone()),
+            failure => Err(self.poison(self.failure(failure))),
         }
+    }
+
+    /// Records a failure, unless there is one, and tells the other ranks. Returns the one that stands.
+    #[cold]
+    fn poison(&self, error: Error) -> Error {
+        let error = self.failed.get_or_init(|| error);
+        self.presence.fail(error);
+        error.clone()
+    }
+
+    /// The result of a step, or the failure that ended it from outside.
+    fn unless_failed<T>(&self, step: Result<T>) -> Result<T> {
+        step.map_err(|error| self.failed.get().cloned().unwrap_or(error))
     }
 
     /// Starts a launch for each piece of the message. `source` says where peers find the input if it is in no registered
@@ -194,6 +238,10 @@ impl<D: Device> Communicator<D> {
         let mut registry = self.endpoint.lock();
         self.healthy()?;
         let plan = self.plan(message.count, message.dtype);
+        let Message { dtype, op, count, .. } = message;
+        let call = CallId { collective: Collective::AllReduce, dtype, op, algorithm: plan.algorithm, count }
+            .encode();
+        self.presence.begin(call);
         let size = message.dtype.size();
         let bytes = (message.count * size) as u64;
         // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
@@ -205,10 +253,18 @@ impl<D: Device> Communicator<D> {
             },
             Algorithm::OneShotPush | Algorithm::TwoShotPush => 0,
         };
-        let mut launch = self.launch(&message, &plan, source);
+        let mut launch = self.launch(&message, &plan, source, call);
         let piece = plan.piece_bytes / size;
+        // One limit for all pieces; on a device that runs them later, for each.
+        let deadline = match self.timeout {
+            Some(limit) if D::SYNCHRONOUS && message.count > piece => Instant::now().checked_add(limit),
+            _ => None,
+        };
         let mut left = message.count;
         while left > 0 {
+            if let Some(deadline) = deadline {
+                launch.timeout_ns = nanoseconds(deadline.saturating_duration_since(Instant::now()));
+            }
             let now = left.min(piece);
             launch.count = now as u64;
             // SAFETY: input and output are the caller's, within their counts; regions and the table are this
@@ -225,15 +281,14 @@ impl<D: Device> Communicator<D> {
             }
             left -= now;
         }
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.presence.end();
         Ok(())
     }
 
     /// The launch of a message's first piece, all but its count.
-    fn launch(&self, message: &Message, plan: &Plan, source: u64) -> FaLaunch {
+    fn launch(&self, message: &Message, plan: &Plan, source: u64, call: FaCall) -> FaLaunch {
         let region = &self.endpoint.region;
-        // Half the range at most: a kernel adds the time of its clock.
-        let timeout_ns =
-            |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2);
         FaLaunch {
             regions: std::array::from_fn(|rank| region.address(rank)),
             input: message.input,
@@ -247,7 +302,7 @@ impl<D: Device> Communicator<D> {
             mailbox_bytes: region.layout.mailbox_bytes as u64,
             staging_offset: region.layout.staging_offset as u64,
             staging_bytes: region.layout.staging_bytes as u64,
-            timeout_ns: self.timeout.map_or(0, timeout_ns),
+            timeout_ns: self.timeout.map_or(0, nanoseconds),
             rank: self.rank as u32,
             world: self.world_size as u32,
             blocks: plan.blocks as u32,
@@ -255,19 +310,42 @@ impl<D: Device> Communicator<D> {
             op: message.op as u32,
             algorithm: plan.algorithm as u32,
             spin: 0,
-            reserved: 0,
+            checked: u32::from(self.checked),
+            call,
         }
     }
 
     #[cold]
     fn failure(&self, failure: FaFailure) -> Error {
         let (missing, epoch) = self.endpoint.region.missing();
+        let waited = self.timeout.unwrap_or_default();
+        let operation = Collective::AllReduce.name();
+        match (failure, missing.first()) {
+            (abi::FA_TIMED_OUT, _) => self.presence.timed_out(missing, operation, epoch, waited),
+            (abi::FA_PEER_GONE, Some(&rank)) => self.presence.lost(rank, operation, epoch, waited),
+            _ => self.other_failure(failure),
+        }
+    }
+
+    /// A failure that is not about who was missing.
+    fn other_failure(&self, failure: FaFailure) -> Error {
         match failure {
-            abi::FA_TIMED_OUT => {
-                let waited = self.timeout.unwrap_or_default();
-                Error::Timeout { operation: "all_reduce", epoch, missing, waited }
-            }
             abi::FA_ABORTED => Error::Aborted,
+            abi::FA_MISMATCH => {
+                let Some((rank, theirs)) = self.endpoint.region.others().into_iter().next() else {
+                    return Error::Unavailable {
+                        what: "the call that differs".into(),
+                        reason: "the kernel did not say which".into(),
+                    };
+                };
+                Error::Disagreement {
+                    what: "the call",
+                    rank,
+                    theirs: CallId::describe(theirs),
+                    own_rank: self.rank,
+                    ours: self.presence.call(),
+                }
+            }
             abi::FA_UNKNOWN_BUFFER => Error::Unavailable {
                 what: "a peer's registered buffer".into(),
                 reason:
@@ -281,6 +359,25 @@ impl<D: Device> Communicator<D> {
             },
         }
     }
+}
+
+/// A limit as kernels take it: at least 1, as 0 is none, and at most half the range, as a kernel adds the time of its clock.
+fn nanoseconds(limit: Duration) -> u64 {
+    u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2)
+}
+
+/// What a rank has done so far, as [`Communicator::counters`] tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Collective calls begun.
+    pub calls: u64,
+    /// Bytes of this rank's messages in calls that have been carried out, or on a GPU enqueued.
+    pub bytes: u64,
+    /// Waits for each rank that outlasted the first polls, in all blocks.
+    pub waits: Vec<u64>,
+    /// Waits for each rank that ended in a timeout: at most one, as that poisons the communicator.
+    pub timeouts: Vec<u64>,
 }
 
 /// Refuses what no kernel could work on.

@@ -54,6 +54,9 @@ pub(crate) mod sealed {
 
         const PACKING: Packing;
 
+        /// Whether a kernel has ended when `launch` returns.
+        const SYNCHRONOUS: bool;
+
         /// What has been exported so far, and will be: all clones are one list.
         fn exports(&self) -> Self::Exports;
 

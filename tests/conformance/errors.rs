@@ -156,7 +156,8 @@ fn a_rank_that_does_not_call_is_named_in_time() {
             let started = Instant::now();
             let error = communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
             let waited = started.elapsed();
-            assert!(waited >= SHORT && waited < 2 * SHORT, "{algorithm}: {waited:?}");
+            // One that waits for a rank which gave up hears of it before its own time is up.
+            assert!(waited >= SHORT / 2 && waited < 2 * SHORT, "{algorithm}: {waited:?}");
             // Poisoned: the same error at once.
             let again = Instant::now();
             assert_eq!(communicator.all_reduce_in_place(&mut data, ReduceOp::Max), Err(error.clone()));
@@ -167,24 +168,16 @@ fn a_rank_that_does_not_call_is_named_in_time() {
             Some(error)
         });
         let context = format!("{algorithm}, {count} elements, rank {absent} does not call: {errors:?}");
-        let mut named = false;
         for error in errors.iter().flatten() {
-            let Error::Timeout { operation: "all_reduce", epoch, missing, waited: SHORT } = error else {
+            let Error::Timeout { operation: "all_reduce", epoch, missing, waited: SHORT, last_seen } = error
+            else {
                 panic!("{context}")
             };
             // Five calls came before.
             assert!(*epoch >= 6, "{context}");
-            assert!(!missing.is_empty(), "{context}");
-            named |= *missing == [absent];
+            assert_eq!(*missing, [absent], "{context}");
+            assert!(last_seen.contains("came back from call 5, all_reduce"), "{context}");
         }
-        assert!(named, "{context}");
-        let naming = errors
-            .iter()
-            .flatten()
-            .filter(|error| matches!(error, Error::Timeout { missing, .. } if missing.contains(&absent)));
-        // A rank of a two-shot push may hear of the absent one only through another that waits.
-        let enough = if algorithm == Algorithm::TwoShotPush && count == 1 { 1 } else { 2 };
-        assert!(naming.count() >= enough, "{context}");
     }
 }
 

@@ -226,7 +226,13 @@ fn a_rank_that_only_gathers_is_named() {
         _ => exchange_descriptors(rank, file.as_fd(), SHORT).map(drop),
     });
     let missing = vec![2];
-    let timeout = Error::Timeout { operation: "exchange_descriptors", epoch: 0, missing, waited: SHORT };
+    let timeout = Error::Timeout {
+        operation: "exchange_descriptors",
+        epoch: 0,
+        missing,
+        waited: SHORT,
+        last_seen: String::new(),
+    };
     assert_eq!(results, [Err(timeout.clone()), Err(timeout), Ok(())]);
 }
 

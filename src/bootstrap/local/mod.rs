@@ -9,13 +9,13 @@ mod unique_id;
 mod tests;
 
 use std::fmt;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::socket::SockType;
+use nix::sys::socket::{shutdown, Shutdown, SockType};
 
 pub use unique_id::UniqueId;
 
@@ -70,6 +70,8 @@ pub struct Local {
     rank: usize,
     world_size: usize,
     connection: Mutex<Connection>,
+    /// The connection's socket, for whoever does not hold the connection.
+    socket: OwnedFd,
 }
 
 impl Local {
@@ -91,9 +93,10 @@ impl Local {
         }
         let deadline = Deadline::after(timeout);
         let link = connect(id, &deadline)?;
+        let socket = link.as_fd().try_clone_to_owned().map_err(Error::io("dup of the rendezvous' socket"))?;
         let mut connection = Connection { link, rank, world_size, sequence: 0, failure: None };
         match connection.ask(&Request::Hello { token: id.token(), rank, world_size }, &deadline)? {
-            Event::Formed => Ok(Self { rank, world_size, connection: Mutex::new(connection) }),
+            Event::Formed => Ok(Self { rank, world_size, connection: Mutex::new(connection), socket }),
             event => Err(unexpected(&event)),
         }
     }
@@ -140,6 +143,11 @@ impl Bootstrap for Local {
         // A panic elsewhere leaves the connection as whole as an error does.
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         connection.all_gather(bytes, &Deadline::after(timeout))
+    }
+
+    fn interrupt(&self) {
+        // An error means that it has ended already.
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
 }
 

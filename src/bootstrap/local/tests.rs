@@ -200,7 +200,16 @@ fn ranks_that_never_come_are_named() {
         thread::sleep(SHORT);
         let error = Local::connect(&id, 1, 4, SHORT).unwrap_err();
         let (operation, missing) = ("rendezvous", vec![0, 2]);
-        assert_eq!(error, Error::Timeout { operation, epoch: 0, missing: missing.clone(), waited: SHORT });
+        assert_eq!(
+            error,
+            Error::Timeout {
+                operation,
+                epoch: 0,
+                missing: missing.clone(),
+                waited: SHORT,
+                last_seen: String::new()
+            }
+        );
         let error = waiting.join().unwrap();
         assert!(matches!(error, Error::Timeout { missing: named, .. } if named == missing));
         // Those who come later find nobody.

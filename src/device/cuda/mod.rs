@@ -362,6 +362,8 @@ impl sealed::Device for Cuda {
         slot_bytes: abi::FA_CUDA_SLOT_BYTES as usize,
     };
 
+    const SYNCHRONOUS: bool = false;
+
     fn exports(&self) -> CudaExports {
         self.exports.clone()
     }

@@ -15,7 +15,7 @@ use super::handle::Sharing;
 use super::kernels::Kernels;
 use super::memory::Memory;
 use super::Cuda;
-use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus};
+use crate::abi::{self, FaCall, FaLaunch, FaRegionHead, FaStatus};
 use crate::device::sealed::Device as _;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -204,7 +204,8 @@ impl CudaWorld {
             op: 0,
             algorithm: 0,
             spin: 0,
-            reserved: 0,
+            checked: 0,
+            call: FaCall { what: 0, count: 0 },
         }
     }
 
@@ -260,6 +261,7 @@ impl CudaWorld {
                         epoch: status.epoch,
                         missing,
                         waited: self.timeout,
+                        last_seen: String::new(),
                     },
                     failure => Error::Unavailable {
                         what: format!("the kernel of rank {rank}"),

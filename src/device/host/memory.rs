@@ -25,7 +25,7 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    pub(super) fn allocate(bytes: usize) -> Result<Self> {
+    pub(crate) fn allocate(bytes: usize) -> Result<Self> {
         let fail = |reason: String| Error::Allocation { bytes, reason };
         let length = NonZeroUsize::new(bytes).ok_or_else(|| fail("zero bytes".into()))?;
         if let Some(available) = available_memory() {
@@ -47,7 +47,7 @@ impl SharedMemory {
         Ok(Self { own, descriptor: Some(descriptor), peers: Vec::new() })
     }
 
-    pub(super) fn map_peers(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
+    pub(crate) fn map_peers(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
         // Taken: once the peers have mapped the memory, nobody needs the descriptor.
         let Some(descriptor) = self.descriptor.take() else {
             return Ok(());
@@ -66,7 +66,7 @@ impl SharedMemory {
 }
 
 impl SharedMemory {
-    pub(super) fn own_address(&self) -> u64 {
+    pub(crate) fn own_address(&self) -> u64 {
         self.own.address.as_ptr() as u64
     }
 }

@@ -149,6 +149,8 @@ impl sealed::Device for Host {
         slot_bytes: abi::FA_HOST_SLOT_BYTES as usize,
     };
 
+    const SYNCHRONOUS: bool = true;
+
     fn exports(&self) {}
 
     fn shared_facts(&self) -> String {

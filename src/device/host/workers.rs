@@ -6,12 +6,14 @@ use std::thread::JoinHandle;
 use super::isa::Entry;
 use crate::abi::FaLaunch;
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 
 /// Worker threads, parked between launches, joined on drop.
 #[derive(Debug)]
 pub(super) struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    origin: Origin,
 }
 
 #[derive(Debug, Default)]
@@ -44,7 +46,7 @@ impl Workers {
     /// Starts `count` threads.
     pub(super) fn start(count: usize) -> Result<Self> {
         let shared = Arc::new(Shared::default());
-        let mut workers = Self { shared, threads: Vec::with_capacity(count) };
+        let mut workers = Self { shared, threads: Vec::with_capacity(count), origin: Origin::here() };
         for index in 0..count {
             let shared = Arc::clone(&workers.shared);
             let block = u32::try_from(index + 1).unwrap_or(u32::MAX);
@@ -82,6 +84,10 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
+        if self.origin.is_elsewhere() {
+            // A fork has no such threads, and maybe a lock that one of them held.
+            return self.threads.drain(..).for_each(std::mem::forget);
+        }
         self.shared.lock().stop = true;
         self.shared.started.notify_all();
         for thread in self.threads.drain(..) {

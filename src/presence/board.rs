@@ -1,0 +1,117 @@
+//! One page of shared memory for each rank, on which it tells the others what it is doing and how it left.
+//!
+//! Only its owner writes a board. Peers read it when something has gone wrong, so that the lines stay in the owner's cache.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
+
+use crate::abi::FaCall;
+
+const TEXT_BYTES: usize = 1024;
+
+/// As it lies in shared memory; all zeros is a rank that has made no call.
+#[repr(C)]
+pub(super) struct Board {
+    /// Calls that the rank has begun, and has come back from.
+    begun: AtomicU64,
+    ended: AtomicU64,
+    /// The call last begun.
+    what: AtomicU64,
+    count: AtomicU64,
+    padding: [u64; 4],
+    /// [`Cause`], 0 while the rank is here. Released after what follows.
+    left: AtomicU32,
+    /// The ranks that the failure is about, a bit for each.
+    ranks: AtomicU32,
+    length: AtomicU32,
+    /// Names the owner's process, from before the board is shared.
+    process: [AtomicU8; 16],
+    text: [AtomicU8; TEXT_BYTES],
+}
+
+/// How a rank left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Cause {
+    /// It closed its communicator.
+    Closed = 1,
+    /// It lost a rank.
+    Lost = 2,
+    /// Its time was up.
+    TimedOut = 3,
+    /// Anything else.
+    Failed = 4,
+}
+
+/// What a rank says when it leaves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Farewell {
+    pub cause: Cause,
+    /// The ranks that were lost, or waited for.
+    pub ranks: u32,
+    pub text: String,
+}
+
+/// What a rank was doing.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Activity {
+    pub begun: u64,
+    pub ended: u64,
+    pub call: FaCall,
+}
+
+impl Board {
+    /// Begins a call and returns its number, from 1. The calls of a rank come one after the other.
+    pub fn begin(&self, call: FaCall) -> u64 {
+        let number = self.begun.load(Ordering::Relaxed) + 1;
+        self.what.store(call.what, Ordering::Relaxed);
+        self.count.store(call.count, Ordering::Relaxed);
+        self.begun.store(number, Ordering::Relaxed);
+        number
+    }
+
+    pub fn end(&self) {
+        self.ended.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// What the rank was doing a moment ago. The words are of one call or of two that follow each other: a rank that everybody
+    /// waits for stands still.
+    pub fn activity(&self) -> Activity {
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let call = FaCall { what: load(&self.what), count: load(&self.count) };
+        Activity { begun: load(&self.begun), ended: load(&self.ended), call }
+    }
+
+    pub fn set_process(&self, identity: &[u8; 16]) {
+        self.process.iter().zip(identity).for_each(|(word, byte)| word.store(*byte, Ordering::Relaxed));
+    }
+
+    pub fn process(&self) -> [u8; 16] {
+        std::array::from_fn(|index| self.process[index].load(Ordering::Relaxed))
+    }
+
+    /// Leaves. Called once.
+    pub fn leave(&self, farewell: &Farewell) {
+        let bytes = farewell.text.as_bytes();
+        let length = bytes.len().min(TEXT_BYTES);
+        self.text.iter().zip(bytes).for_each(|(word, byte)| word.store(*byte, Ordering::Relaxed));
+        self.length.store(length as u32, Ordering::Relaxed);
+        self.ranks.store(farewell.ranks, Ordering::Relaxed);
+        // Release: whoever sees the cause sees all of the above.
+        self.left.store(farewell.cause as u32, Ordering::Release);
+    }
+
+    /// How the rank left; `None` while it is here. A peer may write anything here: nothing is taken for granted.
+    pub fn farewell(&self) -> Option<Farewell> {
+        let cause = match self.left.load(Ordering::Acquire) {
+            0 => return None,
+            1 => Cause::Closed,
+            2 => Cause::Lost,
+            3 => Cause::TimedOut,
+            _ => Cause::Failed,
+        };
+        let length = (self.length.load(Ordering::Relaxed) as usize).min(TEXT_BYTES);
+        let bytes: Vec<u8> = self.text[..length].iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        Some(Farewell { cause, ranks: self.ranks.load(Ordering::Relaxed), text })
+    }
+}

@@ -1,0 +1,250 @@
+//! Who is here: what each rank is doing, for errors to tell, and that it has gone, for nobody to wait for it.
+//!
+//! A rank leaves when its communicator is closed or has failed, and when its process ends. Peers notice within a millisecond and
+//! mark it as gone in their status; a kernel gives up only if it waits for *that* rank, and has looked once more after it saw the
+//! mark. A rank that is done with its last call and leaves therefore disturbs nobody. One that fails takes along those who wait
+//! for it, with the cause: who waits for a rank that itself waited for a third names the third.
+
+mod board;
+mod watch;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use self::board::{Activity, Board, Cause, Farewell};
+use self::watch::{Watched, Watcher};
+use crate::abi::FaCall;
+use crate::bootstrap::{exchange_several, process_identity, Bootstrap};
+use crate::call::CallId;
+use crate::device::all_succeeded;
+use crate::device::host::SharedMemory;
+use crate::device::sealed::Shared as _;
+use crate::error::{Error, Result};
+use crate::fork::Origin;
+
+/// How long a rank whose time is up waits to hear whether a rank in the same call gives up as well, and why.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// This rank's presence in its world.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    boards: SharedMemory,
+    rank: usize,
+    world_size: usize,
+    /// Closed when this rank leaves.
+    here: Mutex<Option<OwnedFd>>,
+    watcher: Option<Watcher>,
+    origin: Origin,
+}
+
+/// What is exchanged before the watcher can start, which wants the communicator's status.
+pub(crate) struct Arrivals {
+    boards: SharedMemory,
+    rank: usize,
+    here: OwnedFd,
+    watched: Vec<Watched>,
+}
+
+impl Arrivals {
+    /// Shows this rank to all others, and them to it. Collective.
+    pub fn exchange(bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
+        let rank = bootstrap.rank();
+        let identity = process_identity();
+        let boards =
+            identity.and_then(|identity| Ok((SharedMemory::allocate(size_of::<Board>())?, identity)));
+        let (mut boards, identity) = all_succeeded(boards, bootstrap, timeout)?;
+        own_board(&boards).set_process(&identity);
+        all_succeeded(boards.map_peers(bootstrap, timeout), bootstrap, timeout)?;
+
+        let (gone, here) = all_succeeded(watch::pipe(), bootstrap, timeout)?;
+        let process = watch::own_process();
+        let own: Vec<_> =
+            std::iter::once(&gone).chain(&process).map(|descriptor| descriptor.as_fd()).collect();
+        let received = all_succeeded(exchange_several(bootstrap, &own, 1..=2, timeout), bootstrap, timeout)?;
+        let peers = received.into_iter().enumerate().filter(|(peer, _)| *peer != rank);
+        let watched = peers.map(|(peer, mut descriptors)| {
+            if board(&boards, peer).is_some_and(|board| board.process() == identity) {
+                // A rank of this process: that ends for both at once.
+                descriptors.truncate(1);
+            }
+            Watched { rank: peer, descriptors }
+        });
+        Ok(Self { watched: watched.collect(), boards, rank, here })
+    }
+
+    /// Calls `gone` from a thread with each rank that leaves, after all that it has sent.
+    pub fn watch(self, world_size: usize, gone: impl Fn(usize) + Send + 'static) -> Result<Presence> {
+        let Self { boards, rank, here, watched } = self;
+        let watcher = (!watched.is_empty()).then(|| Watcher::start(watched, gone)).transpose()?;
+        let here = Mutex::new(Some(here));
+        Ok(Presence { boards, rank, world_size, here, watcher, origin: Origin::here() })
+    }
+}
+
+fn board(boards: &SharedMemory, rank: usize) -> Option<&Board> {
+    let board = boards.address(rank) as *const Board;
+    // SAFETY: null, or a mapping of a board's size and of a page's alignment that lives as long as `boards`; a board is
+    // atomics, for which any bits are values, whoever writes them.
+    unsafe { board.as_ref() }
+}
+
+/// Before the peers are mapped, too.
+fn own_board(boards: &SharedMemory) -> &Board {
+    // SAFETY: as above.
+    unsafe { &*(boards.own_address() as *const Board) }
+}
+
+impl Presence {
+    /// Whether this process is a fork of the one that is the rank.
+    pub fn is_elsewhere(&self) -> bool {
+        self.origin.is_elsewhere()
+    }
+
+    /// Shows that a call begins, and returns its number.
+    pub fn begin(&self, call: FaCall) -> u64 {
+        own_board(&self.boards).begin(call)
+    }
+
+    /// Shows that it is over.
+    pub fn end(&self) {
+        own_board(&self.boards).end();
+    }
+
+    /// The call that this rank is in, in words.
+    pub fn call(&self) -> String {
+        CallId::describe(own_board(&self.boards).activity().call)
+    }
+
+    /// Calls that this rank has begun.
+    pub fn calls(&self) -> u64 {
+        own_board(&self.boards).activity().begun
+    }
+
+    /// Tells all others that this rank has failed and will send nothing more. Later farewells are not heard.
+    pub fn fail(&self, error: &Error) {
+        let mask = |ranks: &[usize]| ranks.iter().fold(0, |mask, rank| mask | 1 << rank);
+        let (cause, ranks) = match error {
+            Error::PeerLost { rank, .. } => (Cause::Lost, mask(&[*rank])),
+            Error::Timeout { missing, .. } => (Cause::TimedOut, mask(missing)),
+            _ => (Cause::Failed, 0),
+        };
+        self.leave(Farewell { cause, ranks, text: error.to_string() });
+    }
+
+    fn leave(&self, farewell: Farewell) {
+        let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
+        if here.is_some() {
+            own_board(&self.boards).leave(&farewell);
+            // After the board: who sees the pipe closed finds the farewell.
+            *here = None;
+        }
+    }
+
+    /// The error for a kernel that gave up because `rank` has gone.
+    pub fn lost(&self, rank: usize, operation: &'static str, epoch: u32, waited: Duration) -> Error {
+        let Some(board) = board(&self.boards, rank) else {
+            return Error::PeerLost { rank, reason: "it was never here".into() };
+        };
+        let activity = tell(board.activity());
+        let Some(Farewell { cause, ranks, text }) = board.farewell() else {
+            return Error::PeerLost { rank, reason: format!("its process ended; it {activity}") };
+        };
+        let ranks = self.ranks(ranks);
+        match (cause, ranks.first()) {
+            (Cause::Closed, _) => {
+                Error::PeerLost { rank, reason: format!("it closed its communicator; it {activity}") }
+            }
+            // What that rank lost, this one has lost as well.
+            (Cause::Lost, Some(&lost)) if lost != self.rank => {
+                Error::PeerLost { rank: lost, reason: format!("rank {rank} found: {text}") }
+            }
+            (Cause::TimedOut, Some(_)) if !ranks.contains(&self.rank) => {
+                let last_seen = self.last_seen(&ranks);
+                Error::Timeout { operation, epoch, missing: ranks, waited, last_seen }
+            }
+            _ => Error::PeerFailed { rank, reason: text },
+        }
+    }
+
+    /// The error for a kernel whose time was up, waiting for `missing`. A rank that is in this rank's call itself waits for
+    /// another: it is heard out.
+    pub fn timed_out(
+        &self,
+        missing: Vec<usize>,
+        operation: &'static str,
+        epoch: u32,
+        waited: Duration,
+    ) -> Error {
+        let own = self.calls();
+        let in_same_call = |rank: &usize| {
+            board(&self.boards, *rank).is_some_and(|board| {
+                let activity = board.activity();
+                activity.begun == own && activity.ended < own
+            })
+        };
+        let heard_out = missing.iter().copied().filter(in_same_call).collect::<Vec<_>>();
+        let is_absent = |rank: &usize| !heard_out.contains(rank);
+        let mut absent: Vec<usize> = missing.iter().copied().filter(is_absent).collect();
+        let deadline = Instant::now() + GRACE;
+        for rank in heard_out {
+            loop {
+                match board(&self.boards, rank).and_then(Board::farewell) {
+                    Some(Farewell { cause: Cause::TimedOut, ranks, .. }) => {
+                        absent.extend(self.ranks(ranks).into_iter().filter(|&rank| rank != self.rank));
+                        break;
+                    }
+                    // Its own reason is the better one.
+                    Some(Farewell { cause: Cause::Lost, .. }) => {
+                        return self.lost(rank, operation, epoch, waited);
+                    }
+                    Some(_) => break,
+                    None if Instant::now() > deadline => break,
+                    None => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+        }
+        absent.sort_unstable();
+        absent.dedup();
+        let missing = if absent.is_empty() { missing } else { absent };
+        let last_seen = self.last_seen(&missing);
+        Error::Timeout { operation, epoch, missing, waited, last_seen }
+    }
+
+    /// The ranks in a mask that a peer wrote.
+    fn ranks(&self, mask: u32) -> Vec<usize> {
+        (0..self.world_size).filter(|rank| mask >> rank & 1 == 1).collect()
+    }
+
+    /// What ranks were last seen doing, in words.
+    fn last_seen(&self, ranks: &[usize]) -> String {
+        let tell = |rank: &usize| {
+            let board = board(&self.boards, *rank)?;
+            Some(format!("rank {rank} {}", tell(board.activity())))
+        };
+        ranks.iter().filter_map(tell).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// "is in call 7, all_reduce of ...".
+fn tell(Activity { begun, ended, call }: Activity) -> String {
+    match begun {
+        0 => "has made no call".into(),
+        _ if ended < begun => format!("is in call {begun}, {}", CallId::describe(call)),
+        _ => format!("came back from call {begun}, {}", CallId::describe(call)),
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        if self.is_elsewhere() {
+            // The rank lives on in the parent, and the thread with it.
+            if let Some(watcher) = &mut self.watcher {
+                watcher.forget();
+            }
+            return;
+        }
+        let text = "it closed its communicator".into();
+        self.leave(Farewell { cause: Cause::Closed, ranks: 0, text });
+    }
+}

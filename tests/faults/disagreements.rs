@@ -1,0 +1,127 @@
+//! Ranks whose calls differ: every rank is told, with both sides, before anything is reduced.
+
+use std::time::Instant;
+
+use fast_allreduce::{Algorithm, Communicator, Error, Host, ReduceOp, Result};
+
+use crate::world::{builder, threads, SOON};
+
+type Call = fn(&Communicator<Host>) -> Result<()>;
+
+fn small(communicator: &Communicator<Host>) -> Result<()> {
+    communicator.all_reduce_in_place(&mut [1f32; 100], ReduceOp::Sum)
+}
+
+fn longer(communicator: &Communicator<Host>) -> Result<()> {
+    communicator.all_reduce_in_place(&mut [1f32; 101], ReduceOp::Sum)
+}
+
+/// In many pieces, and by another plan.
+fn huge(communicator: &Communicator<Host>) -> Result<()> {
+    communicator.all_reduce_in_place(&mut vec![1f32; 200_000], ReduceOp::Sum)
+}
+
+fn of_integers(communicator: &Communicator<Host>) -> Result<()> {
+    communicator.all_reduce_in_place(&mut [1i32; 100], ReduceOp::Sum)
+}
+
+fn of_another_operation(communicator: &Communicator<Host>) -> Result<()> {
+    communicator.all_reduce_in_place(&mut [1f32; 100], ReduceOp::Max)
+}
+
+#[test]
+fn a_rank_that_makes_another_call_is_named_on_every_rank() {
+    let others: [(Call, &str); 4] = [
+        (longer, "all_reduce of 101 f32 (sum"),
+        (huge, "all_reduce of 200000 f32 (sum"),
+        (of_integers, "all_reduce of 100 i32 (sum"),
+        (of_another_operation, "all_reduce of 100 f32 (max"),
+    ];
+    for world_size in [2, 3, 5] {
+        for (other, words) in others {
+            for algorithm in [None, Some(Algorithm::OneShotPush), Some(Algorithm::TwoShotPull)] {
+                let odd = world_size - 1;
+                let settings = |_| builder().max_bytes(64 << 10).check(true).algorithm(algorithm);
+                let errors = threads(world_size, settings, |communicator| {
+                    for _ in 0..3 {
+                        small(&communicator).unwrap();
+                    }
+                    let started = Instant::now();
+                    let call = if communicator.rank() == odd { other } else { small };
+                    let error = call(&communicator).unwrap_err();
+                    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+                    assert_eq!(small(&communicator), Err(error.clone()), "poisoned");
+                    error
+                });
+                for (own, error) in errors.iter().enumerate() {
+                    let Error::Disagreement { rank, theirs, own_rank, ours, .. } = error else {
+                        panic!("{error}")
+                    };
+                    assert_eq!(*own_rank, own);
+                    let (of_odd, of_others) = if own == odd { (ours, theirs) } else { (theirs, ours) };
+                    assert!(own == odd || *rank == odd, "{error}");
+                    assert!(of_odd.starts_with(words), "{error}");
+                    assert!(of_others.starts_with("all_reduce of 100 f32 (sum"), "{error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_in_another_order_are_told_apart() {
+    let orders: [[Call; 2]; 2] = [[small, longer], [longer, small]];
+    let results = threads(
+        2,
+        |_| builder().check(true),
+        |communicator| {
+            orders[communicator.rank()].iter().map(|call| call(&communicator)).collect::<Result<Vec<_>>>()
+        },
+    );
+    for result in results {
+        assert!(matches!(result, Err(Error::Disagreement { what: "the call", .. })), "{result:?}");
+    }
+}
+
+#[test]
+fn what_is_each_ranks_own_affair_is_no_disagreement() {
+    threads(
+        3,
+        |_| builder().check(true),
+        |communicator| {
+            let rank = communicator.rank();
+            let mut buffer = communicator.alloc::<u32>(1000).unwrap();
+            for round in 0..30 {
+                buffer.fill(1);
+                let mut output = vec![0; 1000];
+                match (round + rank) % 3 {
+                    0 => communicator.all_reduce(&buffer, &mut output, ReduceOp::Sum).unwrap(),
+                    1 => communicator.all_reduce(&vec![1; 1000], &mut output, ReduceOp::Sum).unwrap(),
+                    _ => {
+                        communicator.all_reduce_in_place(&mut buffer, ReduceOp::Sum).unwrap();
+                        output.copy_from_slice(&buffer);
+                    }
+                }
+                assert_eq!(output, [3; 1000]);
+            }
+        },
+    );
+}
+
+#[test]
+fn whether_calls_are_compared_is_agreed_on_first() {
+    let ranks = fast_allreduce::bootstrap::Threads::world(2).unwrap();
+    std::thread::scope(|scope| {
+        let build = |(rank, bootstrap)| {
+            scope.spawn(move || builder().check(rank == 0).build(Host::new(), bootstrap).map(drop))
+        };
+        let building: Vec<_> = ranks.into_iter().enumerate().map(build).collect();
+        for built in building {
+            let error = built.join().unwrap().unwrap_err();
+            assert!(
+                matches!(error, Error::Disagreement { what: "whether calls are compared", .. }),
+                "{error}"
+            );
+        }
+    });
+}
