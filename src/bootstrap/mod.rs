@@ -4,6 +4,7 @@
 //! the exchange of file descriptors) is built on it, so a bootstrap over any transport is a page of code.
 
 mod descriptors;
+mod family;
 mod local;
 mod socket;
 #[cfg(test)]
@@ -14,7 +15,9 @@ mod world;
 use std::time::Duration;
 
 pub(crate) use descriptors::{exchange_descriptors, exchange_several};
+pub(crate) use family::Family;
 pub use local::{Local, UniqueId};
+pub(crate) use socket::is_ready;
 pub use threads::Threads;
 
 use crate::error::Result;

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::{Closing, Communicator};
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{Bootstrap, Family};
 use crate::device::{all_succeeded, Device};
 use crate::error::{Error, Result};
 use crate::fork::Origin;
@@ -138,6 +138,7 @@ impl Builder {
         mut device: D,
         bootstrap: impl Bootstrap + 'static,
     ) -> Result<Communicator<D>> {
+        let settings = self.clone();
         let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
         if !(1..=MAX_RANKS).contains(&world_size) {
             return Err(Error::WorldSize { world_size });
@@ -177,6 +178,7 @@ impl Builder {
 
         device.join(&bootstrap, setup_timeout)?;
         let region = Region::new(&device, layout, self.last_epoch, &bootstrap, setup_timeout)?;
+        let family = Family::found(&bootstrap, setup_timeout)?;
         let arrivals = Arrivals::exchange(&bootstrap, setup_timeout)?;
         let closing =
             Closing { exports: device.exports(), bootstrap: Box::new(bootstrap), origin: Origin::here() };
@@ -191,6 +193,8 @@ impl Builder {
             failed: OnceLock::new(),
             bytes: AtomicU64::new(0),
             checked: check,
+            family,
+            settings,
             rank,
             world_size,
             algorithm: forced,

@@ -6,6 +6,7 @@ mod builder;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod host;
+mod subset;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 pub use builder::Builder;
 
 use crate::abi::{self, FaCall, FaFailure, FaLaunch};
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{Bootstrap, Family};
 use crate::call::{CallId, Collective};
 use crate::device::sealed::Exports as _;
 use crate::device::Device;
@@ -39,6 +40,8 @@ pub struct Communicator<D: Device> {
     failed: OnceLock<Error>,
     bytes: AtomicU64,
     checked: bool,
+    family: Family,
+    settings: Builder,
     rank: usize,
     world_size: usize,
     algorithm: Option<Algorithm>,

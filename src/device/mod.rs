@@ -63,6 +63,11 @@ pub(crate) mod sealed {
         /// Facts that must be equal on all ranks because plans depend on them.
         fn shared_facts(&self) -> String;
 
+        /// Another device of the same kind and settings, for another world.
+        fn again(&self) -> Result<Self>
+        where
+            Self: Sized;
+
         /// Learns of its world: called once, before all else. Collective.
         fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()>;
 

@@ -9,11 +9,12 @@ mod board;
 mod watch;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::board::{Activity, Board, Cause, Farewell};
-use self::watch::{Watched, Watcher};
+use self::watch::{Event, Watched, Watcher};
 use crate::abi::FaCall;
 use crate::bootstrap::{exchange_several, process_identity, Bootstrap};
 use crate::call::CallId;
@@ -29,12 +30,14 @@ const GRACE: Duration = Duration::from_millis(50);
 /// This rank's presence in its world.
 #[derive(Debug)]
 pub(crate) struct Presence {
-    boards: SharedMemory,
+    boards: Arc<SharedMemory>,
     rank: usize,
     world_size: usize,
     /// Closed when this rank leaves.
     here: Mutex<Option<OwnedFd>>,
     watcher: Option<Watcher>,
+    /// Ranks whose processes have ended, a bit for each.
+    ended: Arc<AtomicU32>,
     origin: Origin,
 }
 
@@ -64,21 +67,35 @@ impl Arrivals {
         let received = all_succeeded(exchange_several(bootstrap, &own, 1..=2, timeout), bootstrap, timeout)?;
         let peers = received.into_iter().enumerate().filter(|(peer, _)| *peer != rank);
         let watched = peers.map(|(peer, mut descriptors)| {
-            if board(&boards, peer).is_some_and(|board| board.process() == identity) {
-                // A rank of this process: that ends for both at once.
-                descriptors.truncate(1);
+            let process = descriptors.pop().filter(|_| !descriptors.is_empty());
+            let here = board(&boards, peer).is_some_and(|board| board.process() == identity);
+            Watched {
+                rank: peer,
+                pipe: descriptors.pop(),
+                // Of a rank of this process: that ends for both at once.
+                process: process.filter(|_| !here),
             }
-            Watched { rank: peer, descriptors }
         });
         Ok(Self { watched: watched.collect(), boards, rank, here })
     }
 
-    /// Calls `gone` from a thread with each rank that leaves, after all that it has sent.
+    /// Calls `gone` from a thread with each rank that leaves, after all that it has sent; maybe twice.
     pub fn watch(self, world_size: usize, gone: impl Fn(usize) + Send + 'static) -> Result<Presence> {
         let Self { boards, rank, here, watched } = self;
-        let watcher = (!watched.is_empty()).then(|| Watcher::start(watched, gone)).transpose()?;
+        let boards = Arc::new(boards);
+        let ended = Arc::new(AtomicU32::new(0));
+        let (seen, marks) = (Arc::clone(&boards), Arc::clone(&ended));
+        let tell = move |rank: usize, what| {
+            // A pipe that closes without a farewell has been closed by the kernel.
+            let silent = board(&seen, rank).is_none_or(|board| board.farewell().is_none());
+            if silent || what == Event::ProcessEnded {
+                marks.fetch_or(1 << rank, Ordering::Relaxed);
+            }
+            gone(rank);
+        };
+        let watcher = (!watched.is_empty()).then(|| Watcher::start(watched, tell)).transpose()?;
         let here = Mutex::new(Some(here));
-        Ok(Presence { boards, rank, world_size, here, watcher, origin: Origin::here() })
+        Ok(Presence { boards, rank, world_size, here, watcher, ended, origin: Origin::here() })
     }
 }
 
@@ -99,6 +116,13 @@ impl Presence {
     /// Whether this process is a fork of the one that is the rank.
     pub fn is_elsewhere(&self) -> bool {
         self.origin.is_elsewhere()
+    }
+
+    /// Whether a rank's process runs and it has not closed its communicator, as far as this rank has noticed.
+    pub fn is_left(&self, rank: usize) -> bool {
+        let closed = board(&self.boards, rank).and_then(Board::farewell);
+        let closed = closed.is_some_and(|farewell| farewell.cause == Cause::Closed);
+        !closed && self.ended.load(Ordering::Relaxed) >> rank & 1 == 0
     }
 
     /// Shows that a call begins, and returns its number.

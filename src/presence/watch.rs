@@ -10,15 +10,24 @@ use std::thread::JoinHandle;
 use nix::errno::Errno;
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 
+use crate::bootstrap::is_ready;
 use crate::error::{Error, Result};
 
 const STACK_BYTES: usize = 128 << 10;
 
-/// Tells of a peer's end.
+/// Tell of a peer's end.
 #[derive(Debug)]
 pub(super) struct Watched {
     pub rank: usize,
-    pub descriptors: Vec<OwnedFd>,
+    pub pipe: Option<OwnedFd>,
+    pub process: Option<OwnedFd>,
+}
+
+/// What was seen of a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    PipeClosed,
+    ProcessEnded,
 }
 
 /// The thread, until it is dropped.
@@ -30,13 +39,13 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Calls `gone` with each rank whose end one of its descriptors tells, once.
-    pub fn start(watched: Vec<Watched>, gone: impl Fn(usize) + Send + 'static) -> Result<Self> {
+    /// Calls `tell` with each event, once.
+    pub fn start(watched: Vec<Watched>, tell: impl Fn(usize, Event) + Send + 'static) -> Result<Self> {
         let (stopped, stop) = pipe()?;
         let thread = std::thread::Builder::new()
             .name("fast-allreduce".into())
             .stack_size(STACK_BYTES)
-            .spawn(move || watch(&stopped, watched, gone))
+            .spawn(move || watch(&stopped, watched, tell))
             .map_err(Error::io("starting the thread that watches the other ranks"))?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
@@ -57,11 +66,11 @@ impl Drop for Watcher {
     }
 }
 
-fn watch(stopped: &OwnedFd, mut watched: Vec<Watched>, gone: impl Fn(usize)) {
-    while !watched.is_empty() {
+fn watch(stopped: &OwnedFd, mut watched: Vec<Watched>, tell: impl Fn(usize, Event)) {
+    loop {
         // A closed pipe is reported whatever is asked for; a pidfd is readable when its process has ended.
         let mut polled = vec![PollFd::new(stopped.as_fd(), PollFlags::empty())];
-        let descriptors = watched.iter().flat_map(|peer| &peer.descriptors);
+        let descriptors = watched.iter().flat_map(|peer| [&peer.pipe, &peer.process]).flatten();
         polled.extend(descriptors.map(|descriptor| PollFd::new(descriptor.as_fd(), PollFlags::POLLIN)));
         match poll(&mut polled, PollTimeout::NONE) {
             Ok(_) => {}
@@ -69,18 +78,19 @@ fn watch(stopped: &OwnedFd, mut watched: Vec<Watched>, gone: impl Fn(usize)) {
             // Nothing can be watched any more; timeouts still hold.
             Err(_) => return,
         }
-        let mut ready =
-            polled.iter().map(|entry| entry.any().unwrap_or(true)).collect::<Vec<_>>().into_iter();
+        let mut ready = polled.iter().map(is_ready).collect::<Vec<_>>().into_iter();
         if ready.next() == Some(true) {
             return;
         }
-        watched.retain(|peer| {
-            let ended = ready.by_ref().take(peer.descriptors.len()).fold(false, |any, ready| any | ready);
-            if ended {
-                gone(peer.rank);
+        for peer in &mut watched {
+            let slots = [(&mut peer.pipe, Event::PipeClosed), (&mut peer.process, Event::ProcessEnded)];
+            for (descriptor, event) in slots {
+                if descriptor.is_some() && ready.next() == Some(true) {
+                    *descriptor = None;
+                    tell(peer.rank, event);
+                }
             }
-            !ended
-        });
+        }
     }
 }
 

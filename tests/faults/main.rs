@@ -3,4 +3,5 @@
 mod departures;
 mod disagreements;
 mod forks;
+mod recovery;
 mod world;

@@ -21,7 +21,7 @@ pub use unique_id::UniqueId;
 
 use self::link::Link;
 use self::message::{reply_limit, Reply, Request, MAX_CONTRIBUTION};
-use super::socket::{self, poll_until, Deadline};
+use super::socket::{self, poll_until, Deadline, Token};
 use super::world::Event;
 use super::Bootstrap;
 use crate::error::{Error, Result};
@@ -91,8 +91,32 @@ impl Local {
         if rank >= world_size {
             return Err(Error::RankOutOfRange { rank, world_size });
         }
-        let deadline = Deadline::after(timeout);
-        let link = connect(id, &deadline)?;
+        Self::join(id, rank, world_size, Deadline::after(timeout), Absent::IsOver)
+    }
+
+    /// Meets at a name and with a secret that all ranks know beforehand; rank 0 serves.
+    pub(super) fn found(
+        name: &[u8],
+        token: &Token,
+        rank: usize,
+        world_size: usize,
+        timeout: Duration,
+    ) -> Result<Self> {
+        if rank == 0 {
+            hub::spawn(socket::listen(SockType::Stream, name)?, token.clone())?;
+        }
+        let id = UniqueId::encode(name, token);
+        Self::join(&id, rank, world_size, Deadline::after(timeout), Absent::IsYetToCome)
+    }
+
+    fn join(
+        id: &UniqueId,
+        rank: usize,
+        world_size: usize,
+        deadline: Deadline,
+        absent: Absent,
+    ) -> Result<Self> {
+        let link = connect(id, &deadline, absent)?;
         let socket = link.as_fd().try_clone_to_owned().map_err(Error::io("dup of the rendezvous' socket"))?;
         let mut connection = Connection { link, rank, world_size, sequence: 0, failure: None };
         match connection.ask(&Request::Hello { token: id.token(), rank, world_size }, &deadline)? {
@@ -223,8 +247,17 @@ impl Connection {
     }
 }
 
+/// What it means that nobody listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Absent {
+    /// The socket is older than the id, so there is nothing to wait for.
+    IsOver,
+    /// Rank 0 has not come.
+    IsYetToCome,
+}
+
 /// Connects to the rendezvous of `id`, and checks that it is run by this user.
-fn connect(id: &UniqueId, deadline: &Deadline) -> Result<Link> {
+fn connect(id: &UniqueId, deadline: &Deadline, absent: Absent) -> Result<Link> {
     loop {
         match socket::connect(SockType::Stream, id.socket_name()) {
             Ok(stream) => {
@@ -235,7 +268,18 @@ fn connect(id: &UniqueId, deadline: &Deadline) -> Result<Link> {
                 return Err(rendezvous("its queue is full and its server takes nobody in"));
             }
             Err(Errno::EAGAIN) => thread::sleep(RETRY_INTERVAL.min(deadline.remaining())),
-            // The socket is older than the id, so there is nothing to wait for.
+            Err(Errno::ECONNREFUSED) if absent == Absent::IsYetToCome => {
+                if deadline.has_passed() {
+                    return Err(Error::Timeout {
+                        operation: "rendezvous",
+                        epoch: 0,
+                        missing: vec![0],
+                        waited: deadline.waited(),
+                        last_seen: String::new(),
+                    });
+                }
+                thread::sleep(RETRY_INTERVAL.min(deadline.remaining()));
+            }
             Err(Errno::ECONNREFUSED) => {
                 return Err(rendezvous(
                     "nobody is there: the process that made the id, or its world, has ended, \

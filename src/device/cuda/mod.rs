@@ -373,6 +373,12 @@ impl sealed::Device for Cuda {
         format!("sharing by {sharing}, plan table {:016x}", self.table.digest())
     }
 
+    fn again(&self) -> Result<Self> {
+        let mut device = Self::new(Arc::clone(&self.context))?;
+        device.sharing = self.sharing;
+        Ok(device.table(self.table.clone()).graph_registration(self.graph_registration))
+    }
+
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
         let own = Identity::of(self)?;
         let all = bootstrap.all_gather(&own.encode(), timeout)?.into_iter().enumerate();

@@ -29,6 +29,8 @@ use crate::plan::{Algorithm, Call, Plan};
 pub struct Host {
     isa: Isa,
     wait: Wait,
+    /// What `wait` came to in the device's world.
+    resolved: Wait,
     /// Threads for blocks 1 and up.
     workers: Option<Workers>,
     blocks: usize,
@@ -70,7 +72,7 @@ impl Wait {
 impl Host {
     /// One worker for each rank, the best instruction set of this CPU, waits by the number of cores.
     pub fn new() -> Self {
-        Self { isa: Isa::best(), wait: Wait::Auto, workers: None, blocks: 1 }
+        Self { isa: Isa::best(), wait: Wait::Auto, resolved: Wait::Auto, workers: None, blocks: 1 }
     }
 
     /// Uses `count` threads for each rank, the caller's included, on messages that are large enough. All ranks must use the
@@ -96,6 +98,7 @@ impl Host {
     #[must_use]
     pub fn wait(mut self, wait: Wait) -> Self {
         self.wait = wait;
+        self.resolved = wait;
         self
     }
 
@@ -117,7 +120,7 @@ impl Host {
 
     /// What a waiting rank does: what was set, or, in a communicator, what [`Wait::Auto`] came to.
     pub fn wait_mode(&self) -> Wait {
-        self.wait
+        self.resolved
     }
 
     /// The instruction set in use.
@@ -157,8 +160,12 @@ impl sealed::Device for Host {
         format!("{} workers", self.blocks)
     }
 
+    fn again(&self) -> Result<Self> {
+        Self::new().wait(self.wait).isa(self.isa)?.workers(self.blocks)
+    }
+
     fn join(&mut self, bootstrap: &dyn Bootstrap, _timeout: Duration) -> Result<()> {
-        self.wait = self.wait.resolve(bootstrap.world_size() * self.blocks);
+        self.resolved = self.wait.resolve(bootstrap.world_size() * self.blocks);
         Ok(())
     }
 
@@ -196,7 +203,7 @@ impl sealed::Device for Host {
     }
 
     unsafe fn launch(&self, launch: &mut FaLaunch, _plan: &Plan, (): ()) -> Result<()> {
-        launch.spin = self.wait.polls();
+        launch.spin = self.resolved.polls();
         let entry = self.isa.entry();
         match &self.workers {
             // SAFETY: the caller's; `plan` asks for no more blocks than there are threads.

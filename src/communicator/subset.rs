@@ -1,0 +1,82 @@
+//! Communicators of some of the ranks: those that are left after a failure, or groups of them all.
+
+use std::time::Duration;
+
+use super::Communicator;
+use crate::device::Device;
+use crate::error::{Error, Result};
+
+impl<D: Device> Communicator<D> {
+    /// The ranks that are left, in order: whose processes run and whose communicators have not been closed, as far as this rank
+    /// has noticed, which takes some milliseconds. A rank whose communicator has failed is left all the same.
+    pub fn survivors(&self) -> Vec<usize> {
+        (0..self.world_size).filter(|&rank| self.presence.is_left(rank)).collect()
+    }
+
+    /// Makes a communicator of `survivors`, ranks of this one in ascending order, after others have died or left. Collective among
+    /// them: each calls it with the same list, which holds itself. Their new ranks are their places in the list; settings are as
+    /// before. This communicator may have failed, and is left as it is: drop it when convenient.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] for a list that is out of order or range or does not hold this rank, [`Error::Timeout`] naming the
+    /// survivors, by their old ranks, that did not come (or came with another list), and as [`Builder::build`](crate::Builder::build).
+    pub fn shrink(&self, survivors: &[usize]) -> Result<Self> {
+        let ordered = survivors.windows(2).all(|pair| pair[0] < pair[1]);
+        let index = survivors.iter().position(|&rank| rank == self.rank);
+        let in_range = survivors.last().is_some_and(|&last| last < self.world_size);
+        let Some(index) = index.filter(|_| ordered && in_range) else {
+            return Err(Error::InvalidSetting {
+                name: "survivors",
+                value: format!("{survivors:?}"),
+                expected: "ranks of this communicator in ascending order, this one among them",
+            });
+        };
+        self.part(self.family.next(), survivors, index)
+    }
+
+    /// Makes a communicator of the ranks that give the same `color`, ordered by `key`, then by rank. Collective: every rank calls
+    /// it. As `MPI_Comm_split`; `None` gives none.
+    ///
+    /// # Errors
+    ///
+    /// The error that poisoned this communicator, those of the bootstrap, and as [`Builder::build`](crate::Builder::build).
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        self.healthy()?;
+        let number = self.family.next();
+        let mut own = [0; 13];
+        own[0] = u8::from(color.is_some());
+        own[1..5].copy_from_slice(&color.unwrap_or(0).to_le_bytes());
+        own[5..].copy_from_slice(&key.to_le_bytes());
+        let given = self.unless_failed(self.closing.bootstrap.all_gather(&own, self.setup_timeout))?;
+        let mut members = Vec::new();
+        for (rank, bytes) in given.iter().enumerate() {
+            let Some((theirs, key)) = bytes
+                .split_first_chunk::<5>()
+                .and_then(|(theirs, key)| Some((theirs, i64::from_le_bytes(key.try_into().ok()?))))
+            else {
+                return Err(Error::Malformed { rank, reason: "its color and key are cut short".into() });
+            };
+            if own[..5] == *theirs {
+                members.push((key, rank));
+            }
+        }
+        if color.is_none() {
+            return Ok(None);
+        }
+        members.sort_unstable();
+        let members: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
+        // Its own rank is among them: it gave that color.
+        let index = members.iter().position(|&rank| rank == self.rank).unwrap_or_default();
+        self.part(number, &members, index).map(Some)
+    }
+
+    fn part(&self, number: u32, members: &[usize], index: usize) -> Result<Self> {
+        if self.presence.is_elsewhere() {
+            return Err(Error::Forked);
+        }
+        let timeout: Duration = self.setup_timeout;
+        let local = self.family.meet(number, members, index, timeout)?;
+        self.settings.clone().build(self.endpoint.device.again()?, local)
+    }
+}

@@ -1,0 +1,98 @@
+//! New communicators of the ranks that are left, and of groups.
+
+use std::time::Duration;
+
+use fast_allreduce::{Communicator, Error, Host, ReduceOp};
+
+use crate::world::{builder, threads};
+
+/// The sum of the members' old ranks, by an allreduce between them.
+fn sum_of(communicator: &Communicator<Host>, old_rank: usize) -> u64 {
+    let mut data = [old_rank as u64; 3];
+    communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+    data[2]
+}
+
+#[test]
+fn the_ranks_that_are_left_go_on_twice() {
+    threads(
+        4,
+        |_| builder(),
+        |communicator| {
+            let rank = communicator.rank();
+            communicator.all_reduce_in_place(&mut [1u8; 10], ReduceOp::Sum).unwrap();
+            if rank == 0 {
+                return;
+            }
+            let error = communicator.all_reduce_in_place(&mut [1u8; 10], ReduceOp::Sum).unwrap_err();
+            assert!(matches!(error, Error::PeerLost { rank: 0, .. }), "{error}");
+            assert_eq!(communicator.survivors(), [1, 2, 3]);
+            let second = communicator.shrink(&[1, 2, 3]).unwrap();
+            drop(communicator);
+            assert_eq!((second.rank(), second.world_size()), (rank - 1, 3));
+            assert_eq!(sum_of(&second, rank), 6);
+            if rank == 2 {
+                return;
+            }
+            second.all_reduce_in_place(&mut [1u8; 10], ReduceOp::Sum).unwrap_err();
+            assert_eq!(second.survivors(), [0, 2]);
+            let third = second.shrink(&second.survivors()).unwrap();
+            assert_eq!(sum_of(&third, rank), 4);
+        },
+    );
+}
+
+#[test]
+fn a_survivor_that_does_not_come_is_named_by_its_old_rank() {
+    let settings = |_| builder().timeout(Duration::from_millis(500));
+    threads(3, settings, |communicator| match communicator.rank() {
+        2 => std::thread::sleep(Duration::from_millis(700)),
+        rank => {
+            // Rank 1, which serves its meeting with rank 2, misses rank 2; rank 0 meets nobody.
+            let members = [[0, 2], [1, 2]][rank];
+            let error = communicator.shrink(&members).unwrap_err();
+            assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [2]), "{error}");
+        }
+    });
+}
+
+#[test]
+fn lists_of_survivors_that_cannot_be() {
+    threads(
+        2,
+        |_| builder(),
+        |communicator| {
+            let rank = communicator.rank();
+            for list in [&[][..], &[1 - rank], &[1, 0], &[0, 0, 1], &[0, 1, 2]] {
+                let error = communicator.shrink(list).unwrap_err();
+                assert!(matches!(error, Error::InvalidSetting { name: "survivors", .. }), "{error}");
+            }
+            // A refused list costs nothing.
+            assert_eq!(sum_of(&communicator.shrink(&[0, 1]).unwrap(), rank), 1);
+        },
+    );
+}
+
+#[test]
+fn groups_by_color_in_the_order_of_keys() {
+    threads(
+        5,
+        |_| builder(),
+        |communicator| {
+            let rank = communicator.rank();
+            // Colors 0 and 1 by parity, in falling order; the last rank in none.
+            let color = (rank < 4).then_some(rank as u32 % 2);
+            let group = communicator.split(color, -(rank as i64)).unwrap();
+            assert_eq!(group.is_some(), rank < 4);
+            if let Some(group) = group {
+                assert_eq!((group.rank(), group.world_size()), (1 - rank / 2, 2));
+                assert_eq!(sum_of(&group, rank), [2, 4][rank % 2]);
+            }
+            // Both go on side by side.
+            assert_eq!(sum_of(&communicator, rank), 10);
+            let all = communicator.split(Some(7), 0).unwrap().unwrap();
+            assert_eq!(all.rank(), rank);
+            assert_eq!(sum_of(&all, rank), 10);
+        },
+    );
+}
