@@ -22,6 +22,14 @@ impl Collective {
             Self::AllReduce => "all_reduce",
         }
     }
+
+    /// The name as C strings are.
+    #[cfg(feature = "nvtx")]
+    pub const fn c_name(self) -> &'static std::ffi::CStr {
+        match self {
+            Self::AllReduce => c"all_reduce",
+        }
+    }
 }
 
 /// Everything about a call that must be equal on all ranks. Where buffers are, and whether they are registered or the same, is each

@@ -48,6 +48,7 @@ mod presence;
 mod region;
 mod registry;
 pub mod topology;
+mod trace;
 
 pub use communicator::{Builder, Communicator, Counters};
 #[cfg(feature = "cuda")]

@@ -10,6 +10,7 @@ use crate::device::sealed::Shared as _;
 use crate::device::{Device, Host};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 use crate::region::{Region, TABLE_ROWS};
 
 /// What a rank needs to launch kernels: kept by its communicator and by every registered buffer.
@@ -36,6 +37,8 @@ impl<D: Device> Endpoint<D> {
 pub(crate) struct Registry {
     /// Rows 0..[`FIRST_GRAPH_ROW`], equal on all ranks.
     rows: Vec<Option<Range>>,
+    /// Of the call before.
+    plan: Option<Plan>,
 }
 
 /// Rows from here on are for the inputs of captured calls, which each rank numbers for itself: a rank's id is looked up in that
@@ -63,6 +66,15 @@ impl Range {
 }
 
 impl Registry {
+    /// Tells of a plan that differs from that of the call before.
+    pub fn planned(&mut self, plan: &Plan) {
+        if self.plan != Some(*plan) {
+            self.plan = Some(*plan);
+            let Plan { algorithm, blocks, threads, piece_bytes } = *plan;
+            tracing::debug!(algorithm = algorithm.name(), blocks, threads, piece_bytes, "plan");
+        }
+    }
+
     /// The source word for `bytes` bytes at `address`, or 0 if they are not all in one registered buffer.
     pub fn source(&self, address: u64, bytes: u64) -> u64 {
         let row = self.rows.iter().position(|row| row.is_some_and(|range| range.holds(address, bytes)));
@@ -214,7 +226,8 @@ mod tests {
     use super::*;
 
     fn registry(rows: &[Option<(u64, u64)>]) -> Registry {
-        Registry { rows: rows.iter().map(|row| row.map(|(base, bytes)| Range { base, bytes })).collect() }
+        let rows = rows.iter().map(|row| row.map(|(base, bytes)| Range { base, bytes })).collect();
+        Registry { rows, plan: None }
     }
 
     #[test]

@@ -187,6 +187,17 @@ impl Builder {
         let presence = arrivals.watch(world_size, move |rank| watched.region.set_gone(rank));
         // No rank launches before all have set their epochs.
         let presence = all_succeeded(presence, &*closing.bootstrap, setup_timeout)?;
+        tracing::info!(
+            rank,
+            world_size,
+            device = D::NAME,
+            settings = endpoint.device.shared_facts(),
+            max_bytes,
+            algorithm,
+            timeout = ?timeout,
+            checked = check,
+            "communicator made"
+        );
         Ok(Communicator {
             presence,
             endpoint,

@@ -27,6 +27,7 @@ use crate::plan::{Algorithm, Call, Plan};
 use crate::presence::Presence;
 use crate::region::TABLE_ROWS;
 use crate::registry::{Buffer, Endpoint, Registration, Registry};
+use crate::trace::Span;
 
 /// One rank of a world.
 ///
@@ -215,7 +216,10 @@ impl<D: Device> Communicator<D> {
     /// Records a failure, unless there is one, and tells the other ranks. Returns the one that stands.
     #[cold]
     fn poison(&self, error: Error) -> Error {
-        let error = self.failed.get_or_init(|| error);
+        let error = self.failed.get_or_init(|| {
+            tracing::error!(rank = self.rank, %error, "communicator failed");
+            error
+        });
         self.presence.fail(error);
         error.clone()
     }
@@ -242,9 +246,10 @@ impl<D: Device> Communicator<D> {
         self.healthy()?;
         let plan = self.plan(message.count, message.dtype);
         let Message { dtype, op, count, .. } = message;
-        let call = CallId { collective: Collective::AllReduce, dtype, op, algorithm: plan.algorithm, count }
-            .encode();
-        self.presence.begin(call);
+        let call = CallId { collective: Collective::AllReduce, dtype, op, algorithm: plan.algorithm, count };
+        let number = self.presence.begin(call.encode());
+        let _span = Span::enter(self.rank, number, &call, &plan);
+        registry.planned(&plan);
         let size = message.dtype.size();
         let bytes = (message.count * size) as u64;
         // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
@@ -256,7 +261,7 @@ impl<D: Device> Communicator<D> {
             },
             Algorithm::OneShotPush | Algorithm::TwoShotPush => 0,
         };
-        let mut launch = self.launch(&message, &plan, source, call);
+        let mut launch = self.launch(&message, &plan, source, call.encode());
         let piece = plan.piece_bytes / size;
         // One limit for all pieces; on a device that runs them later, for each.
         let deadline = match self.timeout {

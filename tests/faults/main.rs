@@ -2,6 +2,7 @@
 
 mod departures;
 mod disagreements;
+mod events;
 mod forks;
 mod recovery;
 mod world;
