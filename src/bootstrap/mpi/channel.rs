@@ -61,6 +61,7 @@ impl Channel {
         let mut pause = Pause::default();
         while !request.has_ended(&turn()?)? {
             if deadline.has_passed() {
+                let _turn = turn()?;
                 // SAFETY: the communicator lives, says the caller.
                 let (rank, size) = unsafe { place(original) }?;
                 return Err(Error::Timeout {

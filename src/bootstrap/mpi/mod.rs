@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use ::mpi::environment::processor_name;
+use ::mpi::environment::{library_version, processor_name};
 use ::mpi::ffi;
 use ::mpi::traits::Communicator;
 
@@ -127,6 +127,14 @@ impl Mpi {
             return Err(Error::WorldSize { world_size });
         }
         Ok(Self { rank, world_size, state: Mutex::new(State { channel: node, sequence, failure: None }) })
+    }
+
+    /// Name and version of the MPI library that this program is linked to.
+    pub fn library() -> String {
+        let described = library_version().unwrap_or_default();
+        // What follows is where and when it was built.
+        let name = described.split(['\n', ',']).next().unwrap_or_default();
+        name.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     /// Ends all processes that the launcher started at once, by `MPI_Abort`, with this exit status.
