@@ -89,7 +89,8 @@ refused() {
 
 program() {
   local ranks
-  "$cli" --version --verbose | tee "$scratch/out" | grep -q 'built with MPI: .*\(Open MPI v\|MPICH\)' || fail "--version"
+  run "$cli" --version --verbose
+  [ "$(lines 'built with MPI: \(Open MPI v\|MPICH\)')" -eq 1 ] || fail "$mpi: --version does not name the library"
   for ranks in 1 2 4; do
     mpirun "$ranks" "$cli" bench -e 64K
     [ "$status" -eq 0 ] || fail "$mpi: bench of $ranks ranks, status $status"
@@ -123,7 +124,7 @@ killed() {
   for signal in KILL STOP; do
     mpirun 2 "$cli" bench -b 64M -e 64M -n 100000 --timeout 2 &
     for _ in $(seq 100); do
-      victim=$(pgrep -n -f "$cli bench -b 64M" || true)
+      victim=$(pgrep -n -f "^$cli bench -b 64M" || true)
       [ -n "$victim" ] && grep -q memfd:fast-allreduce "/proc/$victim/maps" 2>/dev/null && break
       sleep 0.1
     done
@@ -131,7 +132,7 @@ killed() {
     kill -s "$signal" "$victim" || fail "$mpi: no rank to send $signal"
     wait $! || true
     [ $((SECONDS - started)) -lt 90 ] || fail "$mpi: a rank that gets $signal leaves the others hanging"
-    ! pgrep -f "$cli bench -b 64M" >/dev/null || fail "$mpi: ranks are left after $signal"
+    ! pgrep -f "^$cli bench -b 64M" >/dev/null || fail "$mpi: ranks are left after $signal"
     echo "$mpi: a rank that gets $signal passed"
   done
 }
