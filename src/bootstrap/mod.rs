@@ -6,6 +6,8 @@
 mod descriptors;
 mod family;
 mod local;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod socket;
 #[cfg(test)]
 mod testing;
@@ -17,6 +19,8 @@ use std::time::Duration;
 pub(crate) use descriptors::{exchange_descriptors, exchange_several};
 pub(crate) use family::Family;
 pub use local::{Local, UniqueId};
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
 pub(crate) use socket::is_ready;
 pub use threads::Threads;
 

@@ -12,7 +12,7 @@ pub mod session;
 
 use std::hash::{BuildHasher, RandomState};
 
-use fast_allreduce::bootstrap::Local;
+use fast_allreduce::bootstrap::{Bootstrap, Local};
 use fast_allreduce::{DType, ReduceOp};
 
 use self::device::host::Cpu;
@@ -51,11 +51,16 @@ macro_rules! with_number {
 #[cfg(feature = "cuda")]
 pub(crate) use with_number;
 
-/// Runs as the rank that the environment names; the first one writes the results. True if every checked element is right.
+/// Runs as the rank that the environment names, as [`run_in`].
 pub fn run(options: &Bench) -> Result<bool, Failure> {
     let Some(bootstrap) = Local::from_env()? else {
         return Err(Failure::Usage("the environment names no world".into()));
     };
+    run_in(options, bootstrap)
+}
+
+/// Runs as a rank of `bootstrap`; the first one writes the results. True if every checked element is right.
+pub fn run_in(options: &Bench, bootstrap: impl Bootstrap + 'static) -> Result<bool, Failure> {
     let session = Session::new(bootstrap, options.wait.wait(), options.timeout)?;
     options.check_world(session.world_size())?;
     let algorithms = options.algorithms.0.iter();
