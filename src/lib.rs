@@ -41,7 +41,7 @@ pub mod device;
 mod dtype;
 mod error;
 mod op;
-mod plan;
+pub mod plan;
 mod region;
 mod registry;
 pub mod topology;
