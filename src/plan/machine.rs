@@ -19,7 +19,7 @@ pub enum Machine {
     },
     /// One whose GPUs are.
     Cuda {
-        /// Product name of this rank's GPU.
+        /// Product names of its GPUs, each once.
         gpu: String,
         /// GPUs of the machine.
         gpus: u32,
