@@ -73,6 +73,15 @@ pub enum Error {
         expected: &'static str,
     },
 
+    /// A tuning file cannot be used.
+    #[error("the tuning file {file} is refused: {reason}")]
+    Tuning {
+        /// Its path.
+        file: String,
+        /// What is wrong with it, and where, or why it is not for this machine.
+        reason: String,
+    },
+
     /// Memory that peers are to map could not be allocated.
     #[error("cannot allocate {bytes} bytes of shared memory: {reason}")]
     Allocation {

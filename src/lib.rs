@@ -43,7 +43,7 @@ mod dtype;
 mod error;
 mod fork;
 mod op;
-mod plan;
+pub mod plan;
 mod presence;
 mod region;
 mod registry;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use fast_allreduce::Error;
@@ -15,6 +16,8 @@ pub enum Failure {
     Library(Error),
     /// The results cannot be written.
     Output(io::Error),
+    /// They cannot be written to that file.
+    File(PathBuf, io::Error),
     /// The system refused something; the text says what.
     System(&'static str, io::Error),
     /// The CUDA driver refused a call.
@@ -31,7 +34,9 @@ impl Failure {
     pub fn is_common(&self) -> bool {
         match self {
             Self::Usage(_) => true,
-            Self::Library(error) => matches!(error, Error::InvalidSetting { .. } | Error::WorldSize { .. }),
+            Self::Library(error) => {
+                matches!(error, Error::InvalidSetting { .. } | Error::WorldSize { .. } | Error::Tuning { .. })
+            }
             Self::OfRank(_, failure) => failure.is_common(),
             _ => false,
         }
@@ -83,6 +88,7 @@ impl fmt::Display for Failure {
             Self::Usage(what) | Self::Ranks(what) => f.write_str(what),
             Self::Library(error) => error.fmt(f),
             Self::Output(error) => write!(f, "cannot write the results: {error}"),
+            Self::File(path, error) => write!(f, "cannot write {}: {error}", path.display()),
             Self::System(what, error) => write!(f, "{what} failed: {error}"),
             #[cfg(feature = "cuda")]
             Self::Driver(call, reason) => write!(f, "{call} failed: {reason}"),

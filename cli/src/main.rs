@@ -11,7 +11,9 @@ mod failure;
 mod gpu_check;
 mod launch;
 mod mpirun;
+mod plan;
 mod topology;
+mod tune;
 
 use std::process::ExitCode;
 
@@ -30,6 +32,11 @@ fn main() -> ExitCode {
         Command::Version { verbose } => facts::print(verbose).map(|()| ExitCode::SUCCESS),
         Command::Bench(options) => bench(&options),
         Command::Topology(options) => topology::print(&options).map(|()| ExitCode::SUCCESS),
+        Command::Plan(options) => plan::print(&options).map(|()| ExitCode::SUCCESS),
+        Command::Tune(options) => match &options.part {
+            None => tune::run(&options).map(|()| ExitCode::SUCCESS),
+            Some(part) => as_rank(|| tune::measure(&options, part).map(|()| true)),
+        },
         #[cfg(feature = "cuda")]
         Command::GpuCheck(options) => gpu_check::run(&options),
         #[cfg(not(feature = "cuda"))]

@@ -134,3 +134,18 @@ fn a_step_that_fails_is_reported_and_the_next_runs() {
         "{markdown}"
     );
 }
+
+#[test]
+fn what_tune_writes_is_used() {
+    let path = std::env::temp_dir().join(format!("fast-allreduce-gpu-tune-{}.toml", std::process::id()));
+    let tune = format!("tune --device cuda --ranks 2 --budget 0.1 -b 4K -e 4K --output {}", path.display());
+    if results_on_stand_in(&tune).is_none() {
+        return;
+    }
+    let mut bench = on_stand_in("bench --device cuda --ranks 2 -b 4K -e 4K -n 2").unwrap();
+    let output = bench.env("FAST_ALLREDUCE_TUNING", &path).output().unwrap();
+    let tuning = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(tuning.contains("device = \"cuda\"") && tuning.contains("Stand-in device 0"), "{tuning}");
+}

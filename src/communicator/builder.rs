@@ -10,7 +10,7 @@ use crate::bootstrap::{Bootstrap, Family};
 use crate::device::{all_succeeded, Device};
 use crate::error::{Error, Result};
 use crate::fork::Origin;
-use crate::plan::Algorithm;
+use crate::plan::{Algorithm, Steps, Table, Tuning};
 use crate::presence::Arrivals;
 use crate::region::{Layout, Region};
 use crate::registry::Endpoint;
@@ -81,7 +81,48 @@ pub struct Builder {
     timeout: Option<Option<Duration>>,
     algorithm: Option<Algorithm>,
     check: Option<bool>,
+    plans: Plans,
     last_epoch: u32,
+}
+
+/// What calls are planned by.
+#[derive(Debug, Clone, Default)]
+enum Plans {
+    /// The environment's tuning file; without one, the device's own table.
+    #[default]
+    Unsaid,
+    Table(Table),
+    Tuning(Tuning),
+}
+
+impl Plans {
+    /// The table for this device.
+    fn table<D: Device>(&self, device: &D) -> Result<Table> {
+        let built_in = Table::built_in(D::KIND);
+        let table = match self {
+            Self::Table(table) => table.clone(),
+            Self::Tuning(tuning) => {
+                tuning.check(&device.machine()?)?;
+                tuning.table().clone()
+            }
+            // A process may have communicators of both devices; the file is for those of one.
+            Self::Unsaid => match Tuning::from_env()? {
+                Some(tuning) if tuning.machine().device() == D::KIND => {
+                    tuning.check(&device.machine()?)?;
+                    tuning.table().clone()
+                }
+                _ => built_in,
+            },
+        };
+        if table.device() != D::KIND {
+            return Err(Error::InvalidSetting {
+                name: "plan table",
+                value: format!("one of the device {}", table.device().name()),
+                expected: "a table of the communicator's device",
+            });
+        }
+        Ok(table)
+    }
 }
 
 impl Builder {
@@ -119,6 +160,22 @@ impl Builder {
         self
     }
 
+    /// Plans calls by another table than the device's own. Takes the place of [`Builder::tuning`].
+    #[must_use]
+    pub fn table(mut self, table: Table) -> Self {
+        self.plans = Plans::Table(table);
+        self
+    }
+
+    /// Plans calls as was measured on this machine. Takes the place of [`Builder::table`]. Where neither is set, the environment
+    /// variable `FAST_ALLREDUCE_TUNING` may name a file, which communicators of its device use. [`Builder::algorithm`] and
+    /// `FAST_ALLREDUCE_ALGO` still decide the algorithm.
+    #[must_use]
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.plans = Plans::Tuning(tuning);
+        self
+    }
+
     /// Numbers launches from after `epoch` instead of 0, so that a test can pass the wrap-around.
     #[doc(hidden)]
     #[must_use]
@@ -131,7 +188,8 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for settings out of range, [`Error::Disagreement`] where ranks have different ones,
+    /// [`Error::InvalidSetting`] for settings out of range, [`Error::Tuning`] for a tuning file that does not read or is not for
+    /// this machine, [`Error::Disagreement`] where ranks have different settings,
     /// [`Error::Allocation`] if the region cannot be allocated, and the errors of the bootstrap.
     pub fn build<D: Device>(
         self,
@@ -166,6 +224,7 @@ impl Builder {
             None => algorithm_named(std::env::var_os(ALGORITHM_VARIABLE).as_deref())?,
         };
         let algorithm = forced.map_or("automatic", Algorithm::name);
+        let table = self.plans.table(&device);
         let facts = [
             ("the crate's version", env!("CARGO_PKG_VERSION").to_owned()),
             // A region has no other version than the code that lays it out and the kernels that use it.
@@ -175,11 +234,16 @@ impl Builder {
             ("max_bytes", max_bytes.to_string()),
             ("the algorithm", algorithm.to_owned()),
             ("whether calls are compared", check.to_string()),
+            ("the plan", said(&table)),
         ];
-        agree(&bootstrap, &facts, setup_timeout)?;
+        let agreed = agree(&bootstrap, &facts, setup_timeout);
+        // A rank that has no plan has told the others why.
+        let table = table?;
+        agreed?;
 
         device.join(&bootstrap, setup_timeout)?;
         let region = Region::new(&device, layout, self.last_epoch, &bootstrap, setup_timeout)?;
+        let steps = Steps::new(&table, world_size, device.link());
         let family = Family::found(&bootstrap, setup_timeout)?;
         let arrivals = Arrivals::exchange(&bootstrap, setup_timeout)?;
         let closing =
@@ -212,9 +276,19 @@ impl Builder {
             world_size,
             algorithm: forced,
             timeout,
+            steps,
             setup_timeout,
             closing,
         })
+    }
+}
+
+/// A rank's plan, as the others hear of it.
+fn said(table: &Result<Table>) -> String {
+    match table {
+        Ok(table) if *table == Table::built_in(table.device()) => "the built-in one".to_owned(),
+        Ok(table) => format!("one with digest {:016x}", table.digest()),
+        Err(error) => format!("none ({error})"),
     }
 }
 
@@ -243,6 +317,14 @@ pub(super) fn agree(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_of_another_device_is_refused() {
+        let [rank] = crate::bootstrap::Threads::world(1).unwrap().try_into().ok().unwrap();
+        let table = Table::built_in(crate::plan::DeviceKind::Cuda);
+        let error = Communicator::builder().table(table).build(crate::Host::new(), rank).unwrap_err();
+        assert!(matches!(error, Error::InvalidSetting { name: "plan table", .. }), "{error}");
+    }
 
     #[test]
     fn the_environment_may_name_an_algorithm() {

@@ -23,7 +23,7 @@ use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::op::ReduceOp;
-use crate::plan::{Algorithm, Call, Plan};
+use crate::plan::{Algorithm, Call, Plan, Steps};
 use crate::presence::Presence;
 use crate::region::TABLE_ROWS;
 use crate::registry::{Buffer, Endpoint, Registration, Registry};
@@ -46,6 +46,7 @@ pub struct Communicator<D: Device> {
     rank: usize,
     world_size: usize,
     algorithm: Option<Algorithm>,
+    steps: Steps,
     timeout: Option<Duration>,
     setup_timeout: Duration,
     // After the endpoint, which holds the mappings of the peers' memory.
@@ -122,7 +123,8 @@ impl<D: Device> Communicator<D> {
     /// What a call of `count` elements of `dtype` does.
     pub fn plan(&self, count: usize, dtype: DType) -> Plan {
         let bytes = count.saturating_mul(dtype.size());
-        let call = Call { bytes, world_size: self.world_size, forced: self.algorithm };
+        let choice = self.steps.choice(bytes, self.algorithm);
+        let call = Call { bytes, world_size: self.world_size, choice };
         let mut plan = self.endpoint.device.plan(&call);
         let generation = self.endpoint.region.layout.mailbox_bytes;
         let capacity = plan.algorithm.capacity(generation, D::PACKING, dtype.size(), self.world_size);

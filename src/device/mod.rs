@@ -14,7 +14,8 @@ pub use host::Host;
 use crate::abi::{FaLaunch, FaStatus};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Result};
-use crate::plan::{Call, Plan};
+use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
+use crate::topology::LinkClass;
 
 /// A device that a [`Communicator`](crate::Communicator) can run on.
 ///
@@ -23,21 +24,25 @@ pub trait Device: sealed::Device {
     /// Its name, as on command lines.
     const NAME: &'static str;
 
+    /// Whose plans it takes.
+    const KIND: DeviceKind;
+
     /// `max_bytes` of a communicator that does not say otherwise.
     const DEFAULT_MAX_BYTES: usize;
+
+    /// The facts by which a tuning file knows this machine.
+    ///
+    /// # Errors
+    ///
+    /// Those of asking the device.
+    fn machine(&self) -> Result<Machine>;
+
+    /// The worst link between any two ranks, once a communicator has been made. The host's ranks are all on one device.
+    fn link(&self) -> LinkClass;
 }
 
 pub(crate) mod sealed {
     use super::*;
-
-    /// Geometry of the device's packs, which the capacity of a region is computed from.
-    #[derive(Debug, Clone, Copy)]
-    pub struct Packing {
-        /// Bytes of a pack.
-        pub pack_bytes: usize,
-        /// Bytes of the mailbox slot that holds one pack.
-        pub slot_bytes: usize,
-    }
 
     pub trait Device: Send + Sync + 'static {
         /// An allocation of every rank, mapped by all.
@@ -85,7 +90,7 @@ pub(crate) mod sealed {
         /// `address..address + bytes.len()` lies in memory of this rank that `share` returned.
         unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()>;
 
-        /// The algorithm, grid and piece size for a call. Depends on nothing that ranks do not share.
+        /// The grid and piece size for a call, within what was chosen. Depends on nothing that ranks do not share.
         fn plan(&self, call: &Call) -> Plan;
 
         /// Starts a kernel; on the host, runs it to its end. A failure of the kernel is in the status.

@@ -28,7 +28,6 @@ mod pci;
 #[cfg(all(feature = "cuda", test))]
 pub(crate) mod recorded;
 
-#[cfg(feature = "cuda")]
 pub(crate) use matrix::quoted;
 pub use pci::PciAddress;
 

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod plans;
 mod values;
 
 use std::path::PathBuf;
@@ -8,8 +9,10 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fast_allreduce::device::host::Isa;
+use fast_allreduce::plan::DeviceKind;
 use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
+pub use self::plans::{Plan, Tune};
 use self::values::Choice;
 use crate::failure::Failure;
 
@@ -21,6 +24,8 @@ pub enum Command {
     Version { verbose: bool },
     Bench(Box<Bench>),
     Topology(Topology),
+    Plan(Plan),
+    Tune(Box<Tune>),
     GpuCheck(GpuCheck),
 }
 
@@ -45,6 +50,11 @@ enum Subcommands {
     Bench(Box<Bench>),
     /// Print who reaches whom, as nvidia-smi topo -m does, and what is done for each number of ranks
     Topology(Topology),
+    /// Print what is done for each number of ranks and each size
+    Plan(Plan),
+    /// Measure the algorithms and grids on this machine, and write what is best to a file that the library loads
+    #[command(after_help = plans::TUNE_NOTES)]
+    Tune(Box<Tune>),
     /// Prove the kernels on a GPU, step by step, and measure them
     #[command(after_help = GPU_CHECK_NOTES)]
     GpuCheck(GpuCheck),
@@ -212,6 +222,26 @@ pub enum WaitMode {
     Yield,
 }
 
+impl DeviceName {
+    pub fn kind(self) -> DeviceKind {
+        match self {
+            Self::Host => DeviceKind::Host,
+            Self::Cuda => DeviceKind::Cuda,
+        }
+    }
+
+    /// Refuses a device that this build or this machine does not have.
+    pub fn check(self) -> Result<(), Failure> {
+        match self {
+            Self::Host => Ok(()),
+            #[cfg(feature = "cuda")]
+            Self::Cuda => crate::bench::device::cuda::require(),
+            #[cfg(not(feature = "cuda"))]
+            Self::Cuda => Err(crate::failure::without_cuda()),
+        }
+    }
+}
+
 impl WaitMode {
     pub fn name(self) -> &'static str {
         match self {
@@ -294,29 +324,12 @@ impl Bench {
 
     /// Refuses a device that this build or this machine does not have.
     pub fn check_device(&self) -> Result<(), Failure> {
-        match self.device {
-            DeviceName::Host => Ok(()),
-            #[cfg(feature = "cuda")]
-            DeviceName::Cuda => crate::bench::device::cuda::require(),
-            #[cfg(not(feature = "cuda"))]
-            DeviceName::Cuda => Err(crate::failure::without_cuda()),
-        }
+        self.device.check()
     }
 
     /// Refuses buffers that do not fit this machine's memory, which the kernel would grant and then kill for.
     pub fn check_memory(&self) -> Result<(), Failure> {
-        let needed = self.max_bytes.saturating_mul(2).saturating_mul(self.ranks());
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-        let kib = available.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
-        match kib.map(|kib| kib.saturating_mul(1024)) {
-            Some(available) if needed > available => Err(Failure::Usage(format!(
-                "--maxbytes {} needs {needed} bytes of memory for {} ranks, {available} are available",
-                self.max_bytes,
-                self.ranks()
-            ))),
-            _ => Ok(()),
-        }
+        check_memory(self.max_bytes, self.ranks())
     }
 
     /// Refuses a world of another size than `--ranks`, where both are given.
@@ -327,6 +340,21 @@ impl Bench {
             ))),
             _ => Ok(()),
         }
+    }
+}
+
+/// Refuses an input and an output for each rank that do not fit this machine's memory.
+pub fn check_memory(max_bytes: usize, ranks: usize) -> Result<(), Failure> {
+    let needed = max_bytes.saturating_mul(2).saturating_mul(ranks);
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = available.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
+    match kib.map(|kib| kib.saturating_mul(1024)) {
+        Some(available) if needed > available => Err(Failure::Usage(format!(
+            "--maxbytes {} needs {needed} bytes of memory for {} ranks, {available} are available",
+            max_bytes, ranks
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -348,6 +376,8 @@ pub fn parse() -> Result<Command, ExitCode> {
     match line.subcommand {
         Some(Subcommands::Bench(bench)) if !line.version => Ok(Command::Bench(bench)),
         Some(Subcommands::Topology(topology)) if !line.version => Ok(Command::Topology(topology)),
+        Some(Subcommands::Plan(plan)) if !line.version => Ok(Command::Plan(plan)),
+        Some(Subcommands::Tune(tune)) if !line.version => Ok(Command::Tune(tune)),
         Some(Subcommands::GpuCheck(check)) if !line.version => Ok(Command::GpuCheck(check)),
         _ => Ok(Command::Version { verbose: line.verbose }),
     }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
+use super::plans::Worlds;
+
 /// Several values that one argument stands for.
 #[derive(Debug, Clone)]
 pub struct Choice<T>(pub Vec<T>);
@@ -68,6 +70,17 @@ pub fn algorithms(text: &str) -> Result<Choice<Option<Algorithm>>, String> {
             let names = Algorithm::ALL.map(Algorithm::name);
             format!("one of auto, {}, all", names.join(", "))
         }),
+    }
+}
+
+pub fn worlds(text: &str) -> Result<Worlds, String> {
+    match text {
+        "all" => Ok(Worlds::All),
+        number => {
+            let range = 2..=fast_allreduce::MAX_RANKS;
+            let ranks = number.parse().ok().filter(|ranks| range.contains(ranks));
+            ranks.map(Worlds::Of).ok_or_else(|| format!("{} to {}, or all", range.start(), range.end()))
+        }
     }
 }
 

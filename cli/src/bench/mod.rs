@@ -4,7 +4,7 @@ mod check;
 pub mod device;
 pub mod inputs;
 pub mod measure;
-mod progress;
+pub mod progress;
 pub mod reference;
 mod report;
 pub mod row;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::Bootstrap;
+use fast_allreduce::plan::{DeviceKind, Table};
 use fast_allreduce::{Algorithm, Communicator, Device, Host, ReduceOp, Wait};
 
 use crate::failure::Failure;
@@ -23,7 +24,9 @@ impl Session {
         // Between calls a rank may have many elements to check.
         let limit = timeout.max(Duration::from_secs(60));
         let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);
-        let builder = Communicator::builder().max_bytes(SMALLEST_REGION).timeout(limit);
+        // Whatever plan is measured, the fence has the same.
+        let plan = Table::built_in(DeviceKind::Host);
+        let builder = Communicator::builder().max_bytes(SMALLEST_REGION).timeout(limit).table(plan);
         let fence = builder.build(Host::new().wait(wait), Arc::clone(&bootstrap))?;
         Ok(Self { bootstrap, fence, limit })
     }
@@ -40,6 +43,17 @@ impl Session {
         if let Some(bytes) = launch_bytes {
             builder = builder.max_bytes(bytes);
         }
+        Ok(builder.build(device, Arc::clone(&self.bootstrap))?)
+    }
+
+    /// A communicator to measure a plan with. Collective.
+    pub fn build_planned<D: Device>(
+        &self,
+        device: D,
+        timeout: Duration,
+        plan: Table,
+    ) -> Result<Communicator<D>, Failure> {
+        let builder = Communicator::builder().timeout(timeout).table(plan);
         Ok(builder.build(device, Arc::clone(&self.bootstrap))?)
     }
 

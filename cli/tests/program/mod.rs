@@ -15,6 +15,7 @@ pub fn program(arguments: &str) -> Command {
     for variable in ["UNIQUE_ID", "RANK", "WORLD_SIZE", "LAUNCHER"] {
         command.env_remove(format!("FAST_ALLREDUCE_{variable}"));
     }
+    command.env_remove("FAST_ALLREDUCE_TUNING");
     command
 }
 

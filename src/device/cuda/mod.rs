@@ -6,6 +6,7 @@ mod graph;
 mod handle;
 mod identity;
 mod kernels;
+mod machine;
 mod memory;
 mod order;
 mod plan;
@@ -25,13 +26,12 @@ use self::identity::Identity;
 use self::kernels::Kernels;
 use self::memory::Memory;
 use self::order::LastStream;
-pub use self::plan::Table;
 pub use self::world::CudaWorld;
 use super::{all_succeeded, sealed, Device};
 use crate::abi::{self, FaLaunch, FaStatus};
 use crate::bootstrap::{exchange_descriptors, process_identity, Bootstrap};
 use crate::error::{Error, Result};
-use crate::plan::{Call, Plan};
+use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
 use crate::topology::{Gpu, LinkClass, PciAddress, Topology};
 
 /// A GPU as a device.
@@ -56,7 +56,6 @@ pub struct Cuda {
     /// The kind that worked first, used from then on.
     chosen: OnceLock<Sharing>,
     world: World,
-    table: Table,
     graph_registration: bool,
     graph_rows: Mutex<GraphRows>,
     last_stream: Mutex<LastStream>,
@@ -130,7 +129,6 @@ impl Cuda {
             sharing: None,
             chosen: OnceLock::new(),
             world: World::default(),
-            table: Table::default(),
             graph_registration: false,
             graph_rows: Mutex::default(),
             last_stream: Mutex::default(),
@@ -142,13 +140,6 @@ impl Cuda {
     #[must_use]
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = Some(sharing);
-        self
-    }
-
-    /// Plans by another table than the built-in one. All ranks must use the same.
-    #[must_use]
-    pub fn table(mut self, table: Table) -> Self {
-        self.table = table;
         self
     }
 
@@ -347,8 +338,17 @@ impl Drop for Cuda {
 }
 
 impl Device for Cuda {
-    const NAME: &'static str = "cuda";
+    const NAME: &'static str = Self::KIND.name();
+    const KIND: DeviceKind = DeviceKind::Cuda;
     const DEFAULT_MAX_BYTES: usize = 8 << 20;
+
+    fn machine(&self) -> Result<Machine> {
+        machine::of(self)
+    }
+
+    fn link(&self) -> LinkClass {
+        self.world.link
+    }
 }
 
 impl sealed::Device for Cuda {
@@ -357,7 +357,7 @@ impl sealed::Device for Cuda {
     type Stream<'a> = sys::CUstream;
     type Exports = CudaExports;
 
-    const PACKING: sealed::Packing = sealed::Packing {
+    const PACKING: Packing = Packing {
         pack_bytes: abi::FA_CUDA_PACK_BYTES as usize,
         slot_bytes: abi::FA_CUDA_SLOT_BYTES as usize,
     };
@@ -370,13 +370,13 @@ impl sealed::Device for Cuda {
 
     fn shared_facts(&self) -> String {
         let sharing = self.sharing.map_or("automatic", Sharing::name);
-        format!("sharing by {sharing}, plan table {:016x}", self.table.digest())
+        format!("sharing by {sharing}")
     }
 
     fn again(&self) -> Result<Self> {
         let mut device = Self::new(Arc::clone(&self.context))?;
         device.sharing = self.sharing;
-        Ok(device.table(self.table.clone()).graph_registration(self.graph_registration))
+        Ok(device.graph_registration(self.graph_registration))
     }
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
@@ -434,13 +434,7 @@ impl sealed::Device for Cuda {
     }
 
     fn plan(&self, call: &Call) -> Plan {
-        self.table.plan(&plan::Facts {
-            world_size: call.world_size,
-            bytes: call.bytes,
-            link: self.world.link,
-            forced: call.forced,
-            multiprocessors: self.world.multiprocessors / self.world.ranks_per_device,
-        })
+        plan::grid(call, self.world.multiprocessors / self.world.ranks_per_device)
     }
 
     unsafe fn launch(&self, launch: &mut FaLaunch, plan: &Plan, stream: sys::CUstream) -> Result<()> {

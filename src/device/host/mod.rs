@@ -15,7 +15,8 @@ use super::{all_succeeded, sealed, Device};
 use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Result};
-use crate::plan::{Algorithm, Call, Plan};
+use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
+use crate::topology::LinkClass;
 
 /// The CPU as a device.
 ///
@@ -136,8 +137,17 @@ impl Default for Host {
 }
 
 impl Device for Host {
-    const NAME: &'static str = "host";
+    const NAME: &'static str = Self::KIND.name();
+    const KIND: DeviceKind = DeviceKind::Host;
     const DEFAULT_MAX_BYTES: usize = 1 << 20;
+
+    fn machine(&self) -> Result<Machine> {
+        Ok(Machine::host())
+    }
+
+    fn link(&self) -> LinkClass {
+        LinkClass::SameDevice
+    }
 }
 
 impl sealed::Device for Host {
@@ -147,7 +157,7 @@ impl sealed::Device for Host {
     // The kernel frees a memfd when nobody maps it any more.
     type Exports = ();
 
-    const PACKING: sealed::Packing = sealed::Packing {
+    const PACKING: Packing = Packing {
         pack_bytes: abi::FA_HOST_PACK_BYTES as usize,
         slot_bytes: abi::FA_HOST_SLOT_BYTES as usize,
     };
@@ -186,20 +196,11 @@ impl sealed::Device for Host {
     }
 
     fn plan(&self, call: &Call) -> Plan {
-        // Up to here a second barrier costs more than reading what a two-shot would not.
-        const ONE_SHOT_BYTES: [usize; 5] = [usize::MAX, usize::MAX, usize::MAX, 32 << 10, 16 << 10];
-        // Pieces stay in the writer's second-level cache until they are read.
-        const PIECE_BYTES: usize = 256 << 10;
-        // Below this, waking a worker costs more than its share.
-        const BYTES_PER_BLOCK: usize = 64 << 10;
-        let one_shot = ONE_SHOT_BYTES.get(call.world_size).copied().unwrap_or(8 << 10);
-        let algorithm = call.forced.unwrap_or(if call.bytes <= one_shot {
-            Algorithm::OneShotPull
-        } else {
-            Algorithm::TwoShotPull
-        });
-        let blocks = call.bytes.div_ceil(BYTES_PER_BLOCK).clamp(1, self.blocks);
-        Plan { algorithm, blocks, threads: 1, piece_bytes: PIECE_BYTES * blocks }
+        let Call { bytes, choice, .. } = *call;
+        let most = self.blocks.min(choice.blocks as usize);
+        let blocks = (bytes as u64).div_ceil(choice.block_bytes).clamp(1, most as u64) as usize;
+        let piece_bytes = (choice.piece_bytes as usize).saturating_mul(blocks);
+        Plan { algorithm: choice.algorithm, blocks, threads: 1, piece_bytes }
     }
 
     unsafe fn launch(&self, launch: &mut FaLaunch, _plan: &Plan, (): ()) -> Result<()> {

@@ -8,6 +8,7 @@ use cudarc::driver::{
     CudaContext, CudaGraph, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
 };
 use fast_allreduce::device::cuda::Sharing;
+use fast_allreduce::plan::Table;
 use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, Error, ReduceOp};
 
 use super::{Batch, Call, Endpoint};
@@ -82,6 +83,21 @@ impl Gpu {
         settings: &Settings,
         algorithm: Option<Algorithm>,
     ) -> Result<Self, Failure> {
+        Self::with(session, settings, |device| {
+            session.build(device, settings.timeout, algorithm, settings.launch_bytes)
+        })
+    }
+
+    /// With a plan to measure. Collective.
+    pub fn planned(session: &Session, settings: &Settings, plan: Table) -> Result<Self, Failure> {
+        Self::with(session, settings, |device| session.build_planned(device, settings.timeout, plan))
+    }
+
+    fn with(
+        session: &Session,
+        settings: &Settings,
+        build: impl FnOnce(Cuda) -> Result<Communicator<Cuda>, Failure>,
+    ) -> Result<Self, Failure> {
         let mut device = Cuda::open(settings.first_gpu + session.rank() % settings.gpus)?;
         if let Some(sharing) = settings.sharing {
             device = device.sharing(sharing);
@@ -89,8 +105,7 @@ impl Gpu {
         // SAFETY: all work on memory of this context is on the one stream below, in whose order it is also freed.
         unsafe { device.context().disable_event_tracking() };
         let stream = device.context().new_stream().map_err(driver("cuStreamCreate"))?;
-        let communicator = session.build(device, settings.timeout, algorithm, settings.launch_bytes)?;
-        Ok(Self { communicator, stream, settings: settings.clone() })
+        Ok(Self { communicator: build(device)?, stream, settings: settings.clone() })
     }
 
     fn finish(&self) -> Result<(), Failure> {

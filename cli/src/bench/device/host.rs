@@ -4,10 +4,11 @@ use std::hint::black_box;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
+use fast_allreduce::plan::Table;
 use fast_allreduce::{Algorithm, Buffer, Communicator, Host, ReduceOp, Wait};
 
 use super::{Batch, Call, Endpoint};
-use crate::arguments::Bench;
+use crate::arguments::{Bench, Tune};
 use crate::bench::reference::Number;
 use crate::bench::row::DeviceFacts;
 use crate::bench::session::Session;
@@ -30,6 +31,14 @@ impl Cpu {
             device = device.isa(isa)?;
         }
         let communicator = session.build(device, options.timeout, algorithm, options.launch_bytes)?;
+        Ok(Self { communicator, wait: options.wait.name(), workers })
+    }
+
+    /// With a plan to measure. Collective.
+    pub fn planned(session: &Session, options: &Tune, plan: Table) -> Result<Self, Failure> {
+        let workers = options.workers.unwrap_or(1);
+        let device = Host::new().workers(workers)?.wait(options.wait.wait());
+        let communicator = session.build_planned(device, options.timeout, plan)?;
         Ok(Self { communicator, wait: options.wait.name(), workers })
     }
 }

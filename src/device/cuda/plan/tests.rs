@@ -1,14 +1,27 @@
-//! The published table on recorded machines, its invariants, and its text.
+//! The published table on recorded machines, and the grids that come of it.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::abi::FA_MAX_BLOCKS;
-use crate::error::Error;
-use crate::topology::recorded;
+use crate::plan::{Algorithm, Choice, DeviceKind, Steps, Table};
+use crate::topology::{recorded, LinkClass};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 
 /// An H100.
 const MULTIPROCESSORS: usize = 132;
+
+/// What ranks share.
+#[derive(Debug, Clone, Copy)]
+struct Facts {
+    world_size: usize,
+    bytes: usize,
+    link: LinkClass,
+    forced: Option<Algorithm>,
+    multiprocessors: usize,
+}
 
 fn facts(world_size: usize, bytes: u64, link: LinkClass) -> Facts {
     let ranks_per_device = if link == LinkClass::SameDevice { world_size } else { 1 };
@@ -16,8 +29,14 @@ fn facts(world_size: usize, bytes: u64, link: LinkClass) -> Facts {
     Facts { world_size, bytes: bytes as usize, link, forced: None, multiprocessors }
 }
 
+fn plan_by(table: &Table, facts: &Facts) -> Plan {
+    let Facts { world_size, bytes, link, forced, multiprocessors } = *facts;
+    let choice = Steps::new(table, world_size, link).choice(bytes, forced);
+    grid(&Call { bytes, world_size, choice }, multiprocessors)
+}
+
 fn plan(facts: &Facts) -> Plan {
-    Table::default().plan(facts)
+    plan_by(&Table::built_in(DeviceKind::Cuda), facts)
 }
 
 /// The plan of the first `world_size` GPUs of a recorded machine.
@@ -28,12 +47,6 @@ fn on(matrix: &str, world_size: usize, bytes: u64) -> Plan {
 
 fn choice(algorithm: Algorithm, blocks: usize, threads: usize) -> Plan {
     Plan { algorithm, blocks, threads, piece_bytes: usize::MAX }
-}
-
-#[test]
-fn the_published_table_holds_what_a_file_must() {
-    let text = Table::default().to_string();
-    assert_eq!(Table::parse(&text).unwrap(), Table::default(), "{text}");
 }
 
 #[test]
@@ -109,68 +122,10 @@ fn a_forced_algorithm_keeps_the_grid_of_its_rows() {
 }
 
 #[test]
-fn the_table_in_words() {
-    assert_eq!(
-        Table::default().describe(8, LinkClass::NvSwitch),
-        "up to 128 KiB: one-shot-push, up to 64 blocks of 512\n\
-         up to 256 KiB: one-shot-pull, up to 36 blocks of 512\n\
-         any larger size: two-shot-pull, up to 36 blocks of 512\n"
-    );
-    assert_eq!(
-        Table::default().describe(4, LinkClass::Pcie),
-        "any larger size: two-shot-push, up to 16 blocks of 512\n"
-    );
-}
-
-/// The least table: one row.
-const ONE_ROW: &str = "fast-allreduce plan 1\n\
-    1-16 same-device,nvswitch,nvlink-mesh,pcie,unreachable max one-shot-push 8 256\n";
-
-#[test]
 fn a_table_can_be_replaced() {
-    let table = Table::parse(ONE_ROW).unwrap();
-    assert_eq!(table.plan(&facts(8, 64 * MIB, LinkClass::Pcie)), choice(OneShotPush, 8, 256));
-    assert_ne!(table.digest(), Table::default().digest());
-    assert_eq!(table.digest(), Table::parse(&table.to_string()).unwrap().digest());
-}
-
-#[test]
-fn a_bad_table_is_refused_with_line_and_fact() {
-    let all = "same-device,nvswitch,nvlink-mesh,pcie,unreachable";
-    let row = |row: &str| format!("fast-allreduce plan 1\n\n# a comment\n{}\n", row.replace("all", all));
-    let cases = [
-        (String::new(), "line 1: nothing"),
-        ("fast-allreduce plan 2".into(), "line 1: \"fast-allreduce plan 2\""),
-        (format!("{ONE_ROW}1 pcie max\n"), "line 3: 3 cells"),
-        (row("0-16 all max one-shot-push 8 256"), "line 4: ranks \"0-16\""),
-        (row("1-17 all max one-shot-push 8 256"), "line 4: ranks \"1-17\""),
-        (row("8-6 all max one-shot-push 8 256"), "line 4: ranks \"8-6\""),
-        (row("1-16 pcie,pcie max one-shot-push 8 256"), "line 4: links \"pcie,pcie\""),
-        (row("1-16 wire max one-shot-push 8 256"), "line 4: links \"wire\""),
-        (row("1-16 all +1 one-shot-push 8 256"), "line 4: size \"+1\""),
-        (row("1-16 all KiB one-shot-push 8 256"), "line 4: size \"KiB\""),
-        (row("1-16 all 99999999999999999999 one-shot-push 8 256"), "line 4: size \"99999999999999999999\""),
-        (
-            row("1-16 all 18446744073709551615MiB one-shot-push 8 256"),
-            "line 4: size \"18446744073709551615MiB\"",
-        ),
-        (row("1-16 all max three-shot 8 256"), "line 4: algorithm \"three-shot\""),
-        (row("1-16 all max one-shot-push 0 256"), "line 4: blocks \"0\""),
-        (row("1-16 all max one-shot-push 65 256"), "line 4: blocks \"65\""),
-        (row("1-16 all max one-shot-push 8 0"), "line 4: threads \"0\""),
-        (row("1-16 all max one-shot-push 8 48"), "line 4: threads \"48\""),
-        (row("1-16 all max one-shot-push 8 544"), "line 4: threads \"544\""),
-        (format!("{ONE_ROW}8 pcie 2MiB two-shot-pull 8 256"), "line 3: 2 MiB for 8 ranks, pcie"),
-        (row("1-16 all 3KiB one-shot-push 8 256"), "line 4: nothing above 3 KiB for 1 ranks, same-device"),
-        (row("1-15 all max one-shot-push 8 256"), "line 4: the end, and no row for 16 ranks, same-device"),
-        (" ".repeat(65 << 10), "line 1: a text of 66560 bytes"),
-    ];
-    for (text, fact) in cases {
-        let Err(Error::InvalidSetting { name: "plan table", value, .. }) = Table::parse(&text) else {
-            panic!("{fact}: {:?}", Table::parse(&text));
-        };
-        assert_eq!(value, fact);
-    }
+    let table = Table::uniform(DeviceKind::Cuda, Choice::cuda(OneShotPush, 8, 256)).unwrap();
+    assert_eq!(plan_by(&table, &facts(8, 64 * MIB, LinkClass::Pcie)), choice(OneShotPush, 8, 256));
+    assert_ne!(table.digest(), Table::built_in(DeviceKind::Cuda).digest());
 }
 
 fn any_link() -> impl Strategy<Value = LinkClass> {
@@ -217,28 +172,6 @@ proptest! {
         let (small, large) = (plan(&facts), plan(&larger));
         if small.algorithm == large.algorithm {
             prop_assert!(small.blocks <= large.blocks, "{:?} then {:?}", small, large);
-        }
-    }
-
-    #[test]
-    fn reading_a_table_never_panics(text in ".{0,400}", bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-        let _ = Table::parse(&text);
-        let _ = Table::parse(&String::from_utf8_lossy(&bytes));
-    }
-
-    #[test]
-    fn a_damaged_table_is_refused_or_still_whole(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
-        let mut text = Table::default().to_string().into_bytes();
-        let at = at.index(text.len());
-        let _ = Table::parse(&String::from_utf8_lossy(&text[..at]));
-        text[at] = byte;
-        if let Ok(table) = Table::parse(&String::from_utf8_lossy(&text)) {
-            for world_size in 1..=MAX_RANKS {
-                for link in LinkClass::ALL {
-                    let plan = table.plan(&facts(world_size, u64::MAX, link));
-                    prop_assert!((1..=FA_MAX_BLOCKS as usize).contains(&plan.blocks));
-                }
-            }
         }
     }
 }

@@ -1,7 +1,40 @@
-//! Which algorithm for which call.
+//! Which algorithm and grid for which call.
+//!
+//! A [`Table`] holds the rules of a device, in rows of world sizes, links and message sizes. Each device has a built-in one,
+//! for which [`Builder::table`](crate::Builder::table) gives another. A [`Tuning`] is a table that was measured, with the facts
+//! of its machine, and a file: `fast-allreduce tune` writes it, [`Builder::tuning`](crate::Builder::tuning) or the environment
+//! variable `FAST_ALLREDUCE_TUNING` has it used, and any other machine or version of this crate refuses it.
+//!
+//! ```no_run
+//! use fast_allreduce::plan::Tuning;
+//! use fast_allreduce::{bootstrap::Local, Communicator, Host};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let local = Local::from_env()?.ok_or("not started by a launcher")?;
+//! let tuning = Tuning::load("fast-allreduce.toml")?;
+//! let communicator = Communicator::builder().tuning(tuning).build(Host::new(), local)?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod built_in;
+mod call;
+mod choice;
+mod links;
+mod machine;
+mod table;
+#[cfg(test)]
+mod tests;
+mod text;
+mod tuning;
 
 use crate::abi;
-use crate::device::sealed::Packing;
+pub(crate) use call::{Call, Packing};
+pub use choice::{Choice, DeviceKind, Step};
+pub use machine::Machine;
+pub(crate) use table::Steps;
+pub use table::Table;
+pub use tuning::Tuning;
 
 /// How an allreduce is done. The four agree bit for bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,14 +103,6 @@ impl std::str::FromStr for Algorithm {
             }
         })
     }
-}
-
-/// What a plan is made from: facts that all ranks share.
-#[derive(Debug, Clone, Copy)]
-pub struct Call {
-    pub bytes: usize,
-    pub world_size: usize,
-    pub forced: Option<Algorithm>,
 }
 
 /// What was chosen for one call.

@@ -1,0 +1,121 @@
+//! Options of `plan` and `tune`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use fast_allreduce::MAX_RANKS;
+
+use super::{values, DeviceName, WaitMode};
+use crate::failure::Failure;
+
+pub const TUNE_NOTES: &str = "\
+For each number of ranks, every algorithm is timed with several numbers of blocks and sizes of pieces, in turns, on f32 sums out
+of place. Another choice than the built-in plan's, or than that for the size before, is taken only if it is at least 5 % faster
+in the median of paired rounds, and faster in most of them. The plan that comes of it is then timed against the built-in one, in
+turns again; where it is slower, the built-in one stays.
+
+Numbers of ranks and links that are not measured keep the built-in plan.
+
+Have the file used by FAST_ALLREDUCE_TUNING=FILE on every rank, or by Builder::tuning. Measure on an idle machine.";
+
+/// Options of `plan`.
+#[derive(Args, Debug)]
+pub struct Plan {
+    /// Where the ranks' memory lives
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = DeviceName::Host)]
+    pub device: DeviceName,
+    /// Only for so many ranks: 2 to 16, or all
+    #[arg(long, value_name = "COUNT", default_value = "all", value_parser = values::worlds)]
+    pub ranks: Worlds,
+    /// The plan of a tuning file, which must be of this machine [default: that of FAST_ALLREDUCE_TUNING, or the built-in plan]
+    #[arg(long, value_name = "FILE")]
+    pub tuning: Option<PathBuf>,
+    /// Print a tuning file of this machine instead of words
+    #[arg(long)]
+    pub toml: bool,
+}
+
+/// Options of `tune`.
+#[derive(Args, Debug)]
+pub struct Tune {
+    /// Where the ranks' memory lives
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = DeviceName::Host)]
+    pub device: DeviceName,
+    /// Ranks, a process each: 2 to 16, or all numbers up to those of cores or GPUs
+    #[arg(long, value_name = "COUNT", default_value = "all", value_parser = values::worlds)]
+    pub ranks: Worlds,
+    /// The file to write
+    #[arg(long, short = 'O', value_name = "FILE", default_value = "fast-allreduce.toml")]
+    pub output: PathBuf,
+    /// Time to measure for, about
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds)]
+    pub budget: Duration,
+    /// Smallest message; sizes double from there
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "1K", value_parser = values::size)]
+    pub min_bytes: usize,
+    /// Largest message
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "16M", value_parser = values::size)]
+    pub max_bytes: usize,
+    /// Threads of each rank on the host, as the program that uses the plan will have [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    pub workers: Option<usize>,
+    /// What a waiting rank does with its core
+    #[arg(long, value_enum, default_value_t = WaitMode::Auto)]
+    pub wait: WaitMode,
+    /// Longest wait for another rank
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
+    pub timeout: Duration,
+    /// Measure as a rank of one world, and leave the plan there
+    #[arg(long, hide = true)]
+    pub part: Option<PathBuf>,
+}
+
+/// Numbers of ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Worlds {
+    All,
+    /// 2 to 16.
+    Of(usize),
+}
+
+impl Worlds {
+    /// The numbers, of which all end at `most`. There is always one.
+    pub fn up_to(self, most: usize) -> Vec<usize> {
+        match self {
+            Self::All => (2..=most.clamp(2, MAX_RANKS)).collect(),
+            Self::Of(ranks) => vec![ranks],
+        }
+    }
+}
+
+impl Tune {
+    /// The sizes to measure, in bytes: whole elements.
+    pub fn sizes(&self) -> Vec<usize> {
+        let first = self.min_bytes.max(1).checked_next_multiple_of(size_of::<f32>());
+        let sizes = std::iter::successors(first, |size| size.checked_mul(2));
+        sizes.take_while(|&size| size <= self.max_bytes).collect()
+    }
+
+    /// Refuses what cannot be, before anything is started.
+    pub fn validate(&self) -> Result<(), Failure> {
+        let refuse = |reason: String| Err(Failure::Usage(reason));
+        if self.device == DeviceName::Cuda && self.workers.is_some() {
+            return refuse("--workers is of the device host".into());
+        }
+        if !self.workers.is_none_or(|workers| (1..=64).contains(&workers)) {
+            return refuse("--workers takes 1 to 64".into());
+        }
+        if self.sizes().is_empty() {
+            let (min, max) = (self.min_bytes, self.max_bytes);
+            return refuse(format!("no size from --minbytes {min} is within --maxbytes {max}"));
+        }
+        // It would decide what is to be found out.
+        match std::env::var_os("FAST_ALLREDUCE_ALGO").filter(|value| !value.is_empty()) {
+            Some(_) => {
+                refuse("FAST_ALLREDUCE_ALGO is set, and forces one algorithm: unset it to tune".into())
+            }
+            None => Ok(()),
+        }
+    }
+}

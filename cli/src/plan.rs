@@ -1,0 +1,90 @@
+//! `plan`: what is done for each number of ranks and each size, in words or as a tuning file.
+
+use std::io::Write;
+
+use fast_allreduce::plan::{DeviceKind, Machine, Table, Tuning};
+use fast_allreduce::topology::LinkClass;
+use fast_allreduce::MAX_RANKS;
+
+use crate::arguments::{DeviceName, Plan};
+use crate::failure::Failure;
+
+/// Prints it.
+pub fn print(options: &Plan) -> Result<(), Failure> {
+    let device = options.device.kind();
+    let named = match &options.tuning {
+        Some(file) => Some(Tuning::load(file)?),
+        None => Tuning::from_env()?.filter(|tuning| tuning.machine().device() == device),
+    };
+    let (source, tuning) = match named {
+        Some(tuning) => {
+            tuning.check(&machine(options.device)?)?;
+            ("of a tuning file for this machine", tuning.table().clone())
+        }
+        None => ("built-in", Table::built_in(device)),
+    };
+    let mut out = std::io::stdout().lock();
+    if options.toml {
+        write!(out, "{}", Tuning::new(machine(options.device)?, tuning)?)?;
+    } else {
+        writeln!(out, "# device {} plan {source}", device.name())?;
+        write!(out, "{}", words(&tuning, &options.ranks.up_to(MAX_RANKS)))?;
+    }
+    Ok(out.flush()?)
+}
+
+fn machine(device: DeviceName) -> Result<Machine, Failure> {
+    device.check()?;
+    match device {
+        DeviceName::Host => Ok(Machine::host()),
+        #[cfg(feature = "cuda")]
+        DeviceName::Cuda => {
+            use fast_allreduce::Device as _;
+            Ok(fast_allreduce::Cuda::open(0)?.machine()?)
+        }
+        #[cfg(not(feature = "cuda"))]
+        DeviceName::Cuda => Err(crate::failure::without_cuda()),
+    }
+}
+
+/// A paragraph for all worlds and links of which the same is to say.
+fn words(table: &Table, worlds: &[usize]) -> String {
+    let links: &[LinkClass] = match table.device() {
+        DeviceKind::Host => &[LinkClass::SameDevice],
+        DeviceKind::Cuda => &LinkClass::ALL,
+    };
+    let mut text = String::new();
+    for &link in links {
+        let mut rest = worlds;
+        while let Some(&first) = rest.first() {
+            let said = table.describe(first, link);
+            let same = rest.iter().take_while(|&&world| table.describe(world, link) == said).count();
+            let last = rest[same - 1];
+            let ranks =
+                if first == last { format!("{first} ranks") } else { format!("{first} to {last} ranks") };
+            let on = match table.device() {
+                DeviceKind::Host => String::new(),
+                DeviceKind::Cuda => format!(" ({link})"),
+            };
+            text += &format!("\n{ranks}{on}:\n");
+            said.lines().for_each(|line| text += &format!("  {line}\n"));
+            rest = &rest[same..];
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worlds_of_one_plan_share_a_paragraph() {
+        let all: Vec<_> = (2..=MAX_RANKS).collect();
+        let text = words(&Table::built_in(DeviceKind::Host), &all);
+        let headings: Vec<_> = text.lines().filter(|line| line.ends_with("ranks:")).collect();
+        assert_eq!(headings, ["2 ranks:", "3 ranks:", "4 ranks:", "5 to 16 ranks:"]);
+        let text = words(&Table::built_in(DeviceKind::Cuda), &[7]);
+        assert_eq!(text.matches("7 ranks (").count(), LinkClass::ALL.len(), "{text}");
+    }
+}

@@ -1,0 +1,50 @@
+//! What is tried.
+
+use fast_allreduce::plan::{Choice, DeviceKind};
+use fast_allreduce::Algorithm;
+
+/// Every algorithm with several grids. `workers` are the threads of each rank on the host.
+pub fn of(device: DeviceKind, workers: usize) -> Vec<Choice> {
+    Algorithm::ALL
+        .into_iter()
+        .flat_map(|algorithm| match device {
+            DeviceKind::Host => host(algorithm, workers),
+            DeviceKind::Cuda => cuda(algorithm),
+        })
+        .collect()
+}
+
+/// Numbers of workers, each with pieces that may or may not stay in a cache until they are read.
+fn host(algorithm: Algorithm, workers: usize) -> Vec<Choice> {
+    // So little that all blocks are used wherever it matters.
+    const BLOCK_BYTES: u64 = 4 << 10;
+    const PIECE_BYTES: [u64; 3] = [256 << 10, 128 << 10, 512 << 10];
+    let blocks =
+        std::iter::successors(Some(1), |blocks| Some(blocks * 2)).take_while(|&blocks| blocks < workers);
+    let blocks = blocks.chain([workers]);
+    let pair =
+        |blocks: usize| PIECE_BYTES.map(|piece| Choice::host(algorithm, blocks as u32, BLOCK_BYTES, piece));
+    blocks.flat_map(pair).collect()
+}
+
+fn cuda(algorithm: Algorithm) -> Vec<Choice> {
+    const BLOCKS: [u32; 5] = [4, 8, 16, 36, 64];
+    BLOCKS.map(|blocks| Choice::cuda(algorithm, blocks, 512)).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_used_in_powers_of_two_and_all() {
+        let blocks = |workers| {
+            let mut blocks: Vec<_> =
+                of(DeviceKind::Host, workers).iter().map(|choice| choice.blocks).collect();
+            blocks.sort_unstable();
+            blocks.dedup();
+            blocks
+        };
+        assert_eq!((blocks(1), blocks(2), blocks(6)), (vec![1], vec![1, 2], vec![1, 2, 4, 6]));
+    }
+}

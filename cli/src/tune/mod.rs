@@ -1,0 +1,91 @@
+//! `tune`: measures what is best on this machine, world by world, and writes it to a tuning file.
+//!
+//! The launcher starts the ranks of one world after the other. The first rank of each leaves the plan, with what was found
+//! for its world, in a file in memory that the launcher made.
+
+mod candidates;
+mod output;
+mod rank;
+mod report;
+mod select;
+mod times;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+
+use fast_allreduce::plan::Tuning;
+use nix::sys::memfd::{memfd_create, MFdFlags};
+
+use self::output::Output;
+pub use self::rank::measure;
+use crate::arguments::{check_memory, DeviceName, Tune};
+use crate::failure::Failure;
+use crate::launch;
+
+/// Measures every world, and writes the file.
+pub fn run(options: &Tune) -> Result<(), Failure> {
+    options.validate()?;
+    options.device.check()?;
+    if launch::is_rank() {
+        return Err(Failure::Usage("tune starts its own ranks: run it without a launcher".into()));
+    }
+    let worlds = options.ranks.up_to(most_ranks(options.device)?);
+    check_memory(options.max_bytes, worlds.iter().copied().max().unwrap_or(0))?;
+    let output = Output::check(&options.output)?;
+    let part = Part::new()?;
+    for &ranks in &worlds {
+        launch::launch(ranks, arguments(options, ranks, worlds.len(), &part))?;
+    }
+    let tuning = Tuning::load(part.path())?;
+    output.write(&tuning.to_string())?;
+    println!("# wrote {0}: have it used by FAST_ALLREDUCE_TUNING={0}", options.output.display());
+    Ok(())
+}
+
+/// Ranks with a core or a GPU each.
+fn most_ranks(device: DeviceName) -> Result<usize, Failure> {
+    match device {
+        DeviceName::Host => Ok(crate::facts::cores()),
+        #[cfg(feature = "cuda")]
+        DeviceName::Cuda => crate::bench::device::cuda::gpus(),
+        #[cfg(not(feature = "cuda"))]
+        DeviceName::Cuda => Err(crate::failure::without_cuda()),
+    }
+}
+
+/// Those of the ranks of one world.
+fn arguments(options: &Tune, ranks: usize, worlds: usize, part: &Part) -> Vec<OsString> {
+    // The least is far below what one round takes.
+    let share = (options.budget.as_secs_f64() / worlds as f64).max(1e-3);
+    let mut arguments: Vec<OsString> = vec!["tune".into()];
+    let mut add = |name: &str, value: OsString| arguments.extend([name.into(), value]);
+    add("--part", part.path().into());
+    add("--device", options.device.kind().name().into());
+    add("--ranks", ranks.to_string().into());
+    add("--budget", share.to_string().into());
+    add("--minbytes", options.min_bytes.to_string().into());
+    add("--maxbytes", options.max_bytes.to_string().into());
+    add("--wait", options.wait.name().into());
+    add("--timeout", options.timeout.as_secs_f64().to_string().into());
+    if let Some(workers) = options.workers {
+        add("--workers", workers.to_string().into());
+    }
+    arguments
+}
+
+/// The plan as it stands: a file in memory, which goes with this process.
+struct Part(File);
+
+impl Part {
+    fn new() -> Result<Self, Failure> {
+        let memory = memfd_create(c"fast-allreduce-tune", MFdFlags::MFD_CLOEXEC);
+        Ok(Self(memory.map_err(|errno| Failure::System("memfd_create", errno.into()))?.into()))
+    }
+
+    /// Its name for this process and for its ranks.
+    fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
+    }
+}

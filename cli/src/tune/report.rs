@@ -1,0 +1,93 @@
+//! What the first rank prints of a world: by size, the times, the winner, and what it gains.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use fast_allreduce::plan::Choice;
+use fast_allreduce::Algorithm;
+
+use super::select::Size;
+use crate::bench::progress::Progress;
+use crate::bench::row::DeviceFacts;
+use crate::bench::session::Session;
+
+/// Prints, on the first rank; does nothing on the others.
+pub struct Report {
+    progress: Option<Progress>,
+}
+
+impl Report {
+    /// Says what is measured.
+    pub fn start(
+        session: &Session,
+        facts: &DeviceFacts,
+        choices: &[Choice],
+        budget: Duration,
+    ) -> io::Result<Self> {
+        if session.rank() > 0 {
+            return Ok(Self { progress: None });
+        }
+        let mut out = io::stdout().lock();
+        writeln!(out, "# fast-allreduce {} tune", env!("CARGO_PKG_VERSION"))?;
+        writeln!(out, "# ranks {} {facts}", session.world_size())?;
+        if let Some(warning) = facts.warning() {
+            writeln!(out, "# {warning}")?;
+        }
+        writeln!(out, "# {} candidates, about {:.1} s", choices.len(), budget.as_secs_f64())?;
+        out.flush()?;
+        Ok(Self { progress: Some(Progress::new(0)) })
+    }
+
+    /// Shows what is being measured, on a terminal.
+    pub fn show(&self, bytes: usize) {
+        if let Some(progress) = &self.progress {
+            progress.show(&format!("{bytes} B"));
+        }
+    }
+
+    /// Writes the table: `picked` and `ratios` by size.
+    pub fn rows(
+        &self,
+        sizes: &[Size],
+        choices: &[Choice],
+        picked: &[Option<Choice>],
+        ratios: &[f64],
+    ) -> io::Result<()> {
+        let Some(progress) = &self.progress else {
+            return Ok(());
+        };
+        progress.clear();
+        let mut out = io::stdout().lock();
+        writeln!(
+            out,
+            "#\n# medians of a call (us); of each algorithm, that of its best grid; - is much slower"
+        )?;
+        write!(out, "#{:>11} {:>10}", "size (B)", "built-in")?;
+        for algorithm in Algorithm::ALL {
+            write!(out, " {algorithm:>13}")?;
+        }
+        writeln!(out, "  {:>8}  best", "ratio")?;
+        for ((size, picked), ratio) in sizes.iter().zip(picked).zip(ratios) {
+            write!(out, "{:>12} {:>10}", size.bytes, microseconds(size.median(0)))?;
+            for algorithm in Algorithm::ALL {
+                let own = (0..choices.len()).filter(|&index| choices[index].algorithm == algorithm);
+                // Candidate 0 is the built-in plan.
+                let best = own.filter_map(|index| size.median(index + 1)).min_by(f64::total_cmp);
+                write!(out, " {:>13}", microseconds(best))?;
+            }
+            let best = picked.map_or("as built in".to_owned(), |choice| choice.to_string());
+            writeln!(out, "  {ratio:>8.3}  {best}")?;
+        }
+        let logarithms: f64 = ratios.iter().map(|ratio| ratio.ln()).sum();
+        let mean = (logarithms / ratios.len().max(1) as f64).exp();
+        writeln!(
+            out,
+            "# ratio: time of this plan / built-in plan, timed in turns; geometric mean {mean:.3}\n"
+        )?;
+        out.flush()
+    }
+}
+
+fn microseconds(seconds: Option<f64>) -> String {
+    seconds.map_or("-".to_owned(), |seconds| format!("{:.2}", seconds * 1e6))
+}

@@ -1,0 +1,90 @@
+//! Times several plans on the same buffers, in turns.
+
+use std::time::Duration;
+
+use fast_allreduce::{DType, Device, ReduceOp};
+
+use super::select::Size;
+use crate::bench::device::Endpoint;
+use crate::bench::session::Session;
+use crate::failure::Failure;
+
+/// Rounds in which every plan is timed once.
+const ROUNDS: usize = 9;
+
+/// How many times slower than the fastest a plan may be to be timed in rounds.
+const HOPELESS: f64 = 2.0;
+
+/// Times one size for about `budget`: f32 sums out of place. The first endpoint is always timed; of those whose plans are the
+/// same, only the first is. All ranks have the same numbers, those of the slowest. Collective.
+pub fn time<E: Endpoint>(
+    session: &Session,
+    endpoints: &[E],
+    bytes: usize,
+    budget: Duration,
+) -> Result<Size, Failure> {
+    let count = bytes / size_of::<f32>();
+    let same_as = same_as(endpoints, count);
+    let mut distinct: Vec<usize> = (0..endpoints.len()).filter(|&one| same_as[one] == one).collect();
+    let mut input = endpoints[0].allocate::<f32>(count, false)?;
+    let mut output = endpoints[0].allocate::<f32>(count, false)?;
+    let fill = |memory: &mut [f32]| memory.fill(1.0);
+    endpoints[0].write(&mut input, fill)?;
+    endpoints[0].write(&mut output, fill)?;
+    // Seconds of a call: `batches` of them back to back, after a fence.
+    let mut time = |one: usize, batches: u64| -> Result<f64, Failure> {
+        let endpoint = &endpoints[one];
+        let mut call = || endpoint.all_reduce(&input, &mut output, ReduceOp::Sum);
+        let mut batch = endpoint.batch(&mut call)?;
+        session.fence()?;
+        let batches = batches.div_ceil(batch.calls()).max(1);
+        Ok(batch.seconds(batches)? / (batches * batch.calls()) as f64)
+    };
+
+    const PROBES: u64 = 4;
+    let mut probed = Vec::with_capacity(distinct.len());
+    for &one in &distinct {
+        time(one, 1)?;
+        // The better of two: what disturbs one probe is no reason to give up a plan.
+        probed.push(time(one, PROBES)?.min(time(one, PROBES)?));
+    }
+    let probed = session.maxima(&probed)?;
+    let fastest = probed.iter().copied().fold(f64::MAX, f64::min);
+    let hopeful = |&index: &usize| distinct[index] == 0 || probed[index] <= HOPELESS * fastest;
+    let kept: Vec<_> = (0..distinct.len()).filter(hopeful).collect();
+    let turn = budget.as_secs_f64() / (ROUNDS * kept.len()) as f64;
+    let calls: Vec<_> = kept.iter().map(|&index| ((turn / probed[index]) as u64).clamp(1, 10_000)).collect();
+    distinct = kept.iter().map(|&index| distinct[index]).collect();
+
+    let mut mine = vec![0.0; ROUNDS * distinct.len()];
+    for round in 0..ROUNDS {
+        for place in 0..distinct.len() {
+            // Each round begins with another, so that none always follows the same.
+            let index = (place + round) % distinct.len();
+            mine[index * ROUNDS + round] = time(distinct[index], calls[index])?;
+        }
+    }
+    let slowest = session.maxima(&mine)?;
+    let mut seconds = vec![Vec::new(); endpoints.len()];
+    for (&one, rounds) in distinct.iter().zip(slowest.chunks(ROUNDS)) {
+        seconds[one] = rounds.to_vec();
+    }
+    Ok(Size { bytes, same_as, seconds })
+}
+
+/// By endpoint: the first that does the same with so many elements.
+pub fn same_as<E: Endpoint>(endpoints: &[E], count: usize) -> Vec<usize> {
+    let plan = |endpoint: &E| {
+        let mut plan = endpoint.communicator().plan(count, DType::F32);
+        // Of a message of one piece, its size does not matter.
+        plan.piece_bytes = plan.piece_bytes.min(count * size_of::<f32>());
+        plan
+    };
+    let plans: Vec<_> = endpoints.iter().map(plan).collect();
+    plans.iter().map(|plan| plans.iter().position(|other| other == plan).unwrap_or(0)).collect()
+}
+
+/// The worst link of the world.
+pub fn link<E: Endpoint>(endpoint: &E) -> fast_allreduce::topology::LinkClass {
+    endpoint.communicator().device().link()
+}

@@ -1,0 +1,77 @@
+//! The tables that are used unless others are given.
+
+use super::choice::Choice;
+use super::links::Links;
+use super::table::{Row, MAX};
+use super::Algorithm::{self, OneShotPull, OneShotPush, TwoShotPull, TwoShotPush};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// The host's. One-shot up to where a second barrier costs less than reading what a two-shot would not; for 2 ranks both
+/// read the same.
+#[rustfmt::skip]
+pub(super) const HOST: [Row; 7] = [
+    //    ranks   up to     algorithm
+    host( 1,  2,  MAX,      OneShotPull),
+    host( 3,  3,  32 * KIB, OneShotPull),
+    host( 3,  3,  MAX,      TwoShotPull),
+    host( 4,  4,  16 * KIB, OneShotPull),
+    host( 4,  4,  MAX,      TwoShotPull),
+    host( 5, 16,  8 * KIB,  OneShotPull),
+    host( 5, 16,  MAX,      TwoShotPull),
+];
+
+/// CUDA's: published crossovers, which are where to start tuning from.
+///
+/// * vLLM's custom allreduce (`csrc/custom_all_reduce.cuh`) pulls one-shot below 512 KiB for up to 4 ranks and below 256 KiB
+///   for up to 8 on NVLink, always for 2 ranks, and pulls two-shot above, with 36 blocks of 512 threads. It has nothing for
+///   more than 2 ranks on PCIe.
+/// * SGLang's custom allreduce v2 pushes one-shot on H200 up to 2 MiB / 512 / 384 / 256 / 192 / 192 / 160 KiB for 2 to 8
+///   ranks (on B200 up to 4 / 4 / 2 / 2 MiB / 1 MiB / 896 / 720 KiB), pulls one-shot above for 2 ranks, and two-shot for
+///   more. Its packets carry no tags (a zero is what has not come), while half of each packet here is tags: for 5 ranks and
+///   more the limits are lower.
+/// * Neither has a figure for more than 8 ranks: the limit of 8 is halved, as each rank sends twice as much.
+/// * On PCIe a store is posted, while a load waits for its answer: always push. For more than 2 ranks two-shot, in which a
+///   rank writes to one peer at a time.
+/// * On one GPU there is no link to save on, but all blocks of all ranks must be resident: small grids.
+#[rustfmt::skip]
+pub(super) const CUDA: [Row; 20] = [
+    //    ranks   links                     up to      algorithm    blocks threads
+    cuda( 1,  1,  Links::ALL,               MAX,       OneShotPush, 64, 512),
+    cuda( 2,  2,  Links::NVLINK,            2 * MIB,   OneShotPush, 64, 512),
+    cuda( 2,  2,  Links::NVLINK,            MAX,       OneShotPull, 36, 512),
+    cuda( 3,  3,  Links::NVLINK,            512 * KIB, OneShotPush, 64, 512),
+    cuda( 3,  3,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
+    cuda( 4,  4,  Links::NVLINK,            384 * KIB, OneShotPush, 64, 512),
+    cuda( 4,  4,  Links::NVLINK,            512 * KIB, OneShotPull, 36, 512),
+    cuda( 4,  4,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
+    cuda( 5,  5,  Links::NVLINK,            192 * KIB, OneShotPush, 64, 512),
+    cuda( 5,  5,  Links::NVLINK,            256 * KIB, OneShotPull, 36, 512),
+    cuda( 5,  5,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
+    cuda( 6,  8,  Links::NVLINK,            128 * KIB, OneShotPush, 64, 512),
+    cuda( 6,  8,  Links::NVLINK,            256 * KIB, OneShotPull, 36, 512),
+    cuda( 6,  8,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
+    cuda( 9, 16,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
+    cuda( 2,  2,  Links::PCIE,              MAX,       OneShotPush, 16, 512),
+    cuda( 3, 16,  Links::PCIE,              MAX,       TwoShotPush, 16, 512),
+    cuda( 2, 16,  Links::SAME_DEVICE,       64 * KIB,  OneShotPush, 16, 512),
+    cuda( 2, 16,  Links::SAME_DEVICE,       MAX,       TwoShotPull, 16, 512),
+];
+
+const fn host(first: usize, last: usize, max_bytes: u64, algorithm: Algorithm) -> Row {
+    Row { ranks: (first, last), links: Links::ALL, max_bytes, choice: Choice::of_host(algorithm) }
+}
+
+const fn cuda(
+    first: usize,
+    last: usize,
+    links: Links,
+    max_bytes: u64,
+    algorithm: Algorithm,
+    blocks: u32,
+    threads: u32,
+) -> Row {
+    Row { ranks: (first, last), links, max_bytes, choice: Choice::cuda(algorithm, blocks, threads) }
+}

@@ -1,0 +1,217 @@
+//! A device's rules as rows, and what they come to for one world.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use super::choice::{size, Choice, DeviceKind, Step};
+use super::links::Links;
+use super::{built_in, Algorithm};
+use crate::error::{Error, Result};
+use crate::topology::LinkClass;
+use crate::MAX_RANKS;
+
+/// No limit: the row takes every size that the rows before it do not.
+pub(super) const MAX: u64 = u64::MAX;
+
+/// The largest integer of a file.
+const MAX_UP_TO: u64 = i64::MAX as u64;
+/// One row of a [`Table`]: what is done for these ranks and links up to that size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Row {
+    /// First and last world size.
+    pub ranks: (usize, usize),
+    pub links: Links,
+    pub max_bytes: u64,
+    pub choice: Choice,
+}
+
+impl Row {
+    pub fn is_for(&self, world_size: usize, link: LinkClass) -> bool {
+        (self.ranks.0..=self.ranks.1).contains(&world_size) && self.links.contains(link)
+    }
+
+    /// The parts of it that are for another world or link.
+    fn without(self, world_size: usize, link: LinkClass) -> Vec<Self> {
+        if !self.is_for(world_size, link) {
+            return vec![self];
+        }
+        let (first, last) = self.ranks;
+        let parts = [
+            Self { ranks: (first, world_size - 1), ..self },
+            Self { ranks: (world_size, world_size), links: self.links.without(link), ..self },
+            Self { ranks: (world_size + 1, last), ..self },
+        ];
+        let is_some = |row: &Self| row.ranks.0 <= row.ranks.1 && row.links != Links::NONE;
+        parts.into_iter().filter(is_some).collect()
+    }
+}
+
+/// The plan for every call on one kind of device: rows of world sizes, links and message sizes, each with an algorithm and its
+/// largest grid. The first row that a call fits decides; every call fits one. All ranks must have the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    pub(super) device: DeviceKind,
+    /// Every world size and link class has rows, with increasing sizes up to `MAX`. On the host every row is for all links.
+    pub(super) rows: Cow<'static, [Row]>,
+}
+
+impl Table {
+    /// The table that is used unless another is given.
+    pub const fn built_in(device: DeviceKind) -> Self {
+        let rows: &'static [Row] = match device {
+            DeviceKind::Host => &built_in::HOST,
+            DeviceKind::Cuda => &built_in::CUDA,
+        };
+        Self { device, rows: Cow::Borrowed(rows) }
+    }
+
+    /// One choice for every call.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] for a choice that is not one of this device.
+    pub fn uniform(device: DeviceKind, choice: Choice) -> Result<Self> {
+        let row = Row { ranks: (1, MAX_RANKS), links: Links::ALL, max_bytes: MAX, choice };
+        Self::new(device, vec![row]).map_err(|(_, reason)| invalid(reason))
+    }
+
+    /// A table of rows that keep its invariants, or what is wrong with them and in which row.
+    pub(super) fn new(device: DeviceKind, rows: Vec<Row>) -> Result<Self, (Option<usize>, String)> {
+        for (index, row) in rows.iter().enumerate() {
+            row.choice.check(device).map_err(|reason| (Some(index), reason))?;
+            if row.max_bytes != MAX && row.max_bytes > MAX_UP_TO {
+                return Err((Some(index), format!("{} bytes are more than any message has", row.max_bytes)));
+            }
+        }
+        check_cover(device, &rows)?;
+        Ok(Self { device, rows: Cow::Owned(rows) })
+    }
+
+    /// The device whose calls it plans.
+    pub fn device(&self) -> DeviceKind {
+        self.device
+    }
+
+    /// What is done for a world, by size. World sizes are taken as 1 to 16; on the host links do not matter.
+    pub fn steps(&self, world_size: usize, link: LinkClass) -> Vec<Step> {
+        let world_size = world_size.clamp(1, MAX_RANKS);
+        let rows = self.rows.iter().filter(|row| row.is_for(world_size, link));
+        rows.map(|row| Step { max_bytes: row.max_bytes, choice: row.choice }).collect()
+    }
+
+    /// The same table, but with these steps for a world. On the host they are for every link.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] unless the sizes increase up to `u64::MAX` and every choice is one of the device.
+    pub fn with_steps(&self, world_size: usize, link: LinkClass, steps: &[Step]) -> Result<Self> {
+        if !(1..=MAX_RANKS).contains(&world_size) {
+            return Err(Error::WorldSize { world_size });
+        }
+        let links = match self.device {
+            DeviceKind::Host => Links::ALL,
+            DeviceKind::Cuda => Links::NONE.with(link),
+        };
+        let row = |step: &Step| Row {
+            ranks: (world_size, world_size),
+            links,
+            max_bytes: step.max_bytes,
+            choice: step.choice,
+        };
+        let mut rows: Vec<_> = steps.iter().map(row).collect();
+        let mut others = self.rows.to_vec();
+        for link in links.iter() {
+            others = others.into_iter().flat_map(|row| row.without(world_size, link)).collect();
+        }
+        rows.extend(others);
+        Self::new(self.device, rows).map_err(|(_, reason)| invalid(reason))
+    }
+
+    /// What is done for a world in words, a line for each range of sizes:
+    /// `"up to 512 KiB: one-shot-push, up to 64 blocks of 512 threads"`.
+    pub fn describe(&self, world_size: usize, link: LinkClass) -> String {
+        let mut text = String::new();
+        for Step { max_bytes, choice } in self.steps(world_size, link) {
+            // Writing to a string does not fail.
+            let _ = match max_bytes {
+                MAX => writeln!(text, "any larger size: {choice}"),
+                _ => writeln!(text, "up to {}: {choice}", size(max_bytes)),
+            };
+        }
+        match text.strip_prefix("any larger size") {
+            Some(rest) => format!("any size{rest}"),
+            None => text,
+        }
+    }
+
+    /// A number that differs between tables that differ, for ranks to compare.
+    pub fn digest(&self) -> u64 {
+        // FNV-1a.
+        format!("{self:?}")
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    }
+}
+
+/// What a table says for one world: all that a call needs to look at.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    device: DeviceKind,
+    /// Of increasing sizes, the last without limit.
+    steps: Box<[Step]>,
+}
+
+impl Steps {
+    pub fn new(table: &Table, world_size: usize, link: LinkClass) -> Self {
+        Self { device: table.device, steps: table.steps(world_size, link).into() }
+    }
+
+    pub fn choice(&self, bytes: usize, forced: Option<Algorithm>) -> Choice {
+        let fits = |step: &&Step| bytes as u64 <= step.max_bytes;
+        let Some(forced) = forced else {
+            let step = self.steps.iter().find(fits);
+            return step
+                .expect("steps go up to u64::MAX for every world and link: the invariant of a table")
+                .choice;
+        };
+        let mut steps = self.steps.iter().filter(|step| step.choice.algorithm == forced);
+        // The step for the nearest size at which the table itself takes this algorithm.
+        let last = steps.clone().next_back();
+        steps.find(fits).or(last).map_or(Choice::forced(self.device, forced), |step| step.choice)
+    }
+}
+
+/// The invariant of a table: the first row that fits exists, and is not hidden by another.
+fn check_cover(device: DeviceKind, rows: &[Row]) -> Result<(), (Option<usize>, String)> {
+    for world_size in 1..=MAX_RANKS {
+        for link in LinkClass::ALL {
+            let who = match device {
+                DeviceKind::Host => format!("world size {world_size}"),
+                DeviceKind::Cuda => format!("world size {world_size} on {link}"),
+            };
+            let mut before = None;
+            for (index, row) in rows.iter().enumerate().filter(|(_, row)| row.is_for(world_size, link)) {
+                if before.is_some_and(|(_, bytes)| row.max_bytes <= bytes) {
+                    let (here, before) = (size(row.max_bytes), size(before.map_or(0, |(_, bytes)| bytes)));
+                    let reason = format!("{who} has {here} after {before}: sizes must increase");
+                    return Err((Some(index), reason));
+                }
+                before = Some((index, row.max_bytes));
+            }
+            match before {
+                Some((_, MAX)) => {}
+                Some((index, bytes)) => {
+                    let reason =
+                        format!("{who} has nothing above {}: its last row has no up_to", size(bytes));
+                    return Err((Some(index), reason));
+                }
+                None => return Err((None, format!("{who} has no row"))),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn invalid(reason: String) -> Error {
+    Error::InvalidSetting { name: "plan table", value: reason, expected: "rows as Table describes them" }
+}

@@ -1,0 +1,354 @@
+//! The built-in tables, tables that are put together, and tuning files: written, read, damaged.
+
+use proptest::prelude::*;
+
+use super::choice::size;
+use super::table::{Row, MAX};
+use super::*;
+use crate::abi::FA_MAX_BLOCKS;
+use crate::error::Error;
+use crate::topology::LinkClass;
+use crate::MAX_RANKS;
+use Algorithm::{OneShotPull, OneShotPush, TwoShotPull, TwoShotPush};
+
+const KIB: u64 = 1 << 10;
+
+fn machine(device: DeviceKind) -> Machine {
+    match device {
+        DeviceKind::Host => {
+            Machine::Host { cpu: "A \"CPU\"".into(), cores: 2, instruction_set: "avx2".into() }
+        }
+        DeviceKind::Cuda => Machine::Cuda {
+            gpu: "NVIDIA H100".into(),
+            gpus: 8,
+            link: LinkClass::NvSwitch,
+            driver: "12.8".into(),
+        },
+    }
+}
+
+fn tuning(table: Table) -> Tuning {
+    Tuning::new(machine(table.device()), table).unwrap()
+}
+
+/// What the text is, in what a test compares.
+fn read(text: &str) -> Result<(Machine, Table), String> {
+    text::parse(text)
+}
+
+fn host() -> Table {
+    Table::built_in(DeviceKind::Host)
+}
+
+fn cuda() -> Table {
+    Table::built_in(DeviceKind::Cuda)
+}
+
+#[test]
+fn the_built_in_tables_hold_what_a_file_must() {
+    for device in DeviceKind::ALL {
+        let table = Table::built_in(device);
+        assert_eq!(Table::new(device, table.rows.to_vec()), Ok(table));
+    }
+}
+
+/// What the host did before its rules were rows: by the number of ranks, up to where a one-shot is best.
+#[test]
+fn the_host_plans_as_its_rules_say() {
+    for world_size in 1..=MAX_RANKS {
+        let most = match world_size {
+            1 | 2 => usize::MAX,
+            3 => 32 << 10,
+            4 => 16 << 10,
+            _ => 8 << 10,
+        };
+        let steps = Steps::new(&host(), world_size, LinkClass::SameDevice);
+        let edges = [8 << 10, 16 << 10, 32 << 10, 64 << 10, 1 << 20, 1 << 30];
+        let sizes = edges.iter().flat_map(|edge| [edge - 1, *edge, edge + 1]).chain([0, 1, usize::MAX]);
+        for bytes in sizes {
+            let choice = steps.choice(bytes, None);
+            let algorithm = if bytes <= most { OneShotPull } else { TwoShotPull };
+            assert_eq!(choice, Choice::host(algorithm, FA_MAX_BLOCKS, 64 << 10, 256 << 10), "{bytes}");
+            for forced in Algorithm::ALL {
+                let choice = steps.choice(bytes, Some(forced));
+                assert_eq!(choice, Choice::host(forced, FA_MAX_BLOCKS, 64 << 10, 256 << 10));
+            }
+        }
+    }
+}
+
+#[test]
+fn tables_in_words() {
+    assert_eq!(
+        cuda().describe(8, LinkClass::NvSwitch),
+        "up to 128 KiB: one-shot-push, up to 64 blocks of 512 threads\n\
+         up to 256 KiB: one-shot-pull, up to 36 blocks of 512 threads\n\
+         any larger size: two-shot-pull, up to 36 blocks of 512 threads\n"
+    );
+    assert_eq!(
+        cuda().describe(4, LinkClass::Pcie),
+        "any size: two-shot-push, up to 16 blocks of 512 threads\n"
+    );
+    assert_eq!(
+        host().describe(3, LinkClass::SameDevice),
+        "up to 32 KiB: one-shot-pull, a block for 64 KiB, up to 64, in pieces of 256 KiB a block\n\
+         any larger size: two-shot-pull, a block for 64 KiB, up to 64, in pieces of 256 KiB a block\n"
+    );
+    let one = Choice::host(TwoShotPush, 1, 64, 512 << 10);
+    assert_eq!(one.to_string(), "two-shot-push, 1 block, in pieces of 512 KiB a block");
+    assert_eq!((size(0), size(100), size(MAX)), ("0".into(), "100 bytes".into(), "any size".into()));
+}
+
+#[test]
+fn steps_of_one_world_leave_the_others() {
+    let steps = [
+        Step { max_bytes: 4 * KIB, choice: Choice::cuda(TwoShotPush, 4, 64) },
+        Step { max_bytes: MAX, choice: Choice::cuda(OneShotPull, 8, 128) },
+    ];
+    let table = cuda().with_steps(7, LinkClass::NvSwitch, &steps).unwrap();
+    for world_size in 1..=MAX_RANKS {
+        for link in LinkClass::ALL {
+            let is_new = (world_size, link) == (7, LinkClass::NvSwitch);
+            let expected = if is_new { steps.to_vec() } else { cuda().steps(world_size, link) };
+            assert_eq!(table.steps(world_size, link), expected, "{world_size} {link}");
+        }
+    }
+    // Twice the same is the same.
+    assert_eq!(table.with_steps(7, LinkClass::NvSwitch, &steps), Ok(table.clone()));
+    let one = [Step { max_bytes: MAX, choice: Choice::host(OneShotPush, 2, 4096, 65536) }];
+    let table = host().with_steps(5, LinkClass::NvSwitch, &one).unwrap();
+    for world_size in 1..=MAX_RANKS {
+        for link in LinkClass::ALL {
+            let expected = if world_size == 5 { one.to_vec() } else { host().steps(world_size, link) };
+            assert_eq!(table.steps(world_size, link), expected);
+        }
+    }
+}
+
+#[test]
+fn steps_that_are_no_plan_are_refused() {
+    let choice = Choice::host(OneShotPull, 1, 4096, 4096);
+    let step = |max_bytes, choice| Step { max_bytes, choice };
+    let refused = |steps: &[Step], fact: &str| {
+        let error = host().with_steps(2, LinkClass::SameDevice, steps).unwrap_err().to_string();
+        assert!(error.contains(fact), "{error}");
+    };
+    refused(&[], "world size 2 has no row");
+    refused(&[step(KIB, choice)], "nothing above 1 KiB");
+    refused(&[step(KIB, choice), step(KIB, choice), step(MAX, choice)], "1 KiB after 1 KiB");
+    refused(&[step(1 << 63, choice), step(MAX, choice)], "9223372036854775808");
+    refused(&[step(MAX, Choice::cuda(OneShotPull, 1, 32))], "threads = 32");
+    refused(&[step(MAX, Choice::host(OneShotPull, 65, 4096, 4096))], "blocks = 65");
+    refused(&[step(MAX, Choice::host(OneShotPull, 1, 0, 4096))], "block_bytes = 0");
+    let error = host().with_steps(17, LinkClass::SameDevice, &[step(MAX, choice)]).unwrap_err();
+    assert_eq!(error, Error::WorldSize { world_size: 17 });
+    assert!(Table::uniform(DeviceKind::Cuda, choice).is_err());
+    assert!(Tuning::new(machine(DeviceKind::Cuda), host()).is_err());
+}
+
+#[test]
+fn files_are_read_as_they_are_written() {
+    for table in [host(), cuda()] {
+        let text = tuning(table.clone()).to_string();
+        assert_eq!(read(&text), Ok((machine(table.device()), table)), "{text}");
+    }
+}
+
+#[test]
+fn a_file_of_another_machine_is_refused() {
+    let tuning = tuning(host());
+    assert_eq!(tuning.check(&machine(DeviceKind::Host)), Ok(()));
+    let other = Machine::Host { cpu: "A \"CPU\"".into(), cores: 4, instruction_set: "avx2".into() };
+    let error = tuning.check(&other).unwrap_err().to_string();
+    assert!(
+        error.contains("another machine") && error.contains("cores") && error.contains("tune"),
+        "{error}"
+    );
+    let error = tuning.check(&machine(DeviceKind::Cuda)).unwrap_err().to_string();
+    assert!(error.contains("host, not cuda"), "{error}");
+}
+
+/// A file of the host with one row for all; the tests damage it.
+const FILE: &str = "\
+format = 1
+version = \"VERSION\"
+device = \"host\"
+[machine]
+cpu = \"A\"
+cores = 2
+instruction_set = \"avx2\"
+[[row]]
+ranks = [1, 16]
+algorithm = \"one-shot-pull\"
+blocks = 4
+block_bytes = 65536
+piece_bytes = 262144
+";
+
+const CUDA_ROW: &str = "\
+ranks = [1, 16]
+links = [\"same-device\", \"nvswitch\", \"nvlink-mesh\", \"pcie\", \"unreachable\"]
+algorithm = \"one-shot-pull\"
+blocks = 4
+threads = 64
+";
+
+#[test]
+fn a_bad_file_is_refused_with_place_and_fact() {
+    let file = FILE.replace("VERSION", env!("CARGO_PKG_VERSION"));
+    let with = |from: &str, to: &str| {
+        assert!(file.contains(from), "{from}");
+        file.replacen(from, to, 1)
+    };
+    let row = &file[file.find("[[row]]").unwrap()..];
+    let cuda = file.replace("\"host\"", "\"cuda\"").replace("cpu = \"A\"", "gpu = \"A\"");
+    let cuda =
+        cuda.replace("cores = 2\ninstruction_set = \"avx2\"", "gpus = 1\nlink = \"pcie\"\ndriver = \"1\"");
+    let cuda = cuda.replace(&row[8..], CUDA_ROW);
+    assert!(read(&file).is_ok() && read(&cuda).is_ok(), "{:?} {:?}", read(&file), read(&cuda));
+    let cases = [
+        (String::new(), "no tuning file"),
+        ("x".repeat(1000), "line 1: "),
+        (with("format = 1", "format = 2"), "format = 2, this library reads 1"),
+        (with("format = 1", "format = \"1\""), "line 1: invalid type: string"),
+        (file.replace(env!("CARGO_PKG_VERSION"), "0.0.1"), "version \"0.0.1\", this is"),
+        (with("version", "# version"), "it has no version"),
+        (with("\"host\"", "\"tpu\""), "device = \"tpu\""),
+        (with("cpu", "gpu"), "[machine] of the host has cpu"),
+        (with("cores = 2", "cores = -2"), "line 6: invalid value: integer `-2`"),
+        (with("cores", "kernels"), "line 6: unknown field `kernels`"),
+        (with("[machine]", "[machines]"), "line 4: unknown field `machines`"),
+        (with("blocks = 4", "blocks = 4\nblocks = 4"), "line 12: duplicate key"),
+        (with("blocks = 4", "blocks = 65"), "row 1 (line 8): blocks = 65 is not within 1 to 64"),
+        (with("blocks = 4", "blocks = 0"), "row 1 (line 8): blocks = 0"),
+        (with("blocks = 4", "blocks = 4.0"), "line 11: invalid type: floating point"),
+        (with("blocks = 4", "blocks ="), "line 11: "),
+        (with("blocks = 4", ""), "line 8: missing field `blocks`"),
+        (with("blocks = 4", "blocks = 4\nthreads = 4"), "row 1 (line 8): a row of the host has block_bytes"),
+        (with("blocks = 4", "blocks = 4\nworkers = 4"), "line 12: unknown field `workers`"),
+        (with("65536", "63"), "row 1 (line 8): block_bytes = 63"),
+        (with("262144", "99999999999999999999"), "line 13: "),
+        (with("262144", "9223372036854775807"), "piece_bytes = 9223372036854775807"),
+        (with("one-shot-pull", "ring"), "row 1 (line 8): algorithm = \"ring\" is none of one-shot-pull"),
+        (with("[1, 16]", "[0, 16]"), "row 1 (line 8): ranks = [0, 16]"),
+        (with("[1, 16]", "[1, 17]"), "row 1 (line 8): ranks = [1, 17]"),
+        (with("[1, 16]", "[3, 2]"), "row 1 (line 8): ranks = [3, 2]"),
+        (with("[1, 16]", "[1, 16, 16]"), "row 1 (line 8): ranks has 3 numbers"),
+        (with("[1, 16]", "[1, 15]"), "world size 16 has no row"),
+        (with("ranks", "up_to = 1000\nranks"), "row 1 (line 8): world size 1 has nothing above 1000 bytes"),
+        (format!("{file}{row}"), "row 2 (line 14): world size 1 has any size after any size"),
+        (file.replace(row, ""), "world size 1 has no row"),
+        (cuda.replacen("\"pcie\"", "\"wire\"", 1), "link \"wire\" is none of"),
+        (cuda.replacen("\"pcie\", ", "", 1), "world size 1 on pcie has no row"),
+        (cuda.replace("\"nvswitch\"", "\"pcie\""), "row 1 (line 9): link \"pcie\" is there twice"),
+        (cuda.replace("threads = 64", "threads = 48"), "threads = 48 is not a multiple of 32"),
+        (cuda.replace("threads = 64", "threads = 544"), "threads = 544"),
+        (cuda.replace("threads = 64", ""), "a row of cuda has links and threads"),
+        (with("\"A\"", &format!("\"{}\"\ncpu = 1", "A".repeat(5000))), "line 6: duplicate key"),
+        ("[".repeat(60_000), "line 1: unquoted keys"),
+        (format!("x = {}", "[".repeat(60_000)), "recurs"),
+        (format!("a{} = 1", ".a".repeat(20_000)), ""),
+    ];
+    for (text, fact) in cases {
+        let reason = read(&text).expect_err(fact);
+        assert!(reason.contains(fact), "{fact}: {reason}");
+        assert!(reason.len() < 400 && !reason.contains('\n'), "{reason}");
+    }
+}
+
+#[test]
+fn what_is_no_file_is_refused() {
+    let refused = |path: &std::path::Path, fact: &str| {
+        let Err(Error::Tuning { file, reason }) = Tuning::load(path) else { panic!("{path:?}") };
+        assert!(reason.contains(fact), "{reason}");
+        assert_eq!(file, path.display().to_string());
+    };
+    refused("/nonexistent/file".as_ref(), "No such file");
+    refused("/dev/zero".as_ref(), "no regular file");
+    refused("/tmp".as_ref(), "no regular file");
+    let path = std::env::temp_dir().join(format!("fast-allreduce-test-{}.toml", std::process::id()));
+    std::fs::write(&path, "# \n".repeat(30_000)).unwrap();
+    refused(&path, "64 KiB");
+    std::fs::write(&path, b"\xff\xfe").unwrap();
+    refused(&path, "UTF-8");
+    std::fs::write(&path, tuning(host()).to_string()).unwrap();
+    let loaded = Tuning::load(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!((loaded.table(), loaded.machine()), (&host(), &machine(DeviceKind::Host)));
+}
+
+fn any_choice(device: DeviceKind) -> impl Strategy<Value = Choice> {
+    let algorithm = prop::sample::select(Algorithm::ALL.to_vec());
+    (algorithm, 1..=FA_MAX_BLOCKS, 1..=16u32, 64..1u64 << 40, 64..1u64 << 40).prop_map(
+        move |(algorithm, blocks, warps, block_bytes, piece_bytes)| match device {
+            DeviceKind::Host => Choice::host(algorithm, blocks, block_bytes, piece_bytes),
+            DeviceKind::Cuda => Choice::cuda(algorithm, blocks, warps * 32),
+        },
+    )
+}
+
+fn any_table() -> impl Strategy<Value = Table> {
+    let link = prop::sample::select(LinkClass::ALL.to_vec());
+    prop::sample::select(DeviceKind::ALL.to_vec()).prop_flat_map(move |device| {
+        // A file's integers are signed.
+        let sizes = prop::collection::btree_set(0..=i64::MAX as u64, 0..6);
+        let steps = (sizes, prop::collection::vec(any_choice(device), 7));
+        let worlds = prop::collection::vec((1..=MAX_RANKS, link.clone(), steps), 0..5);
+        worlds.prop_map(move |worlds| {
+            worlds.into_iter().fold(Table::built_in(device), |table, (world_size, link, (sizes, choices))| {
+                let sizes = sizes.into_iter().chain([MAX]);
+                let steps = sizes.zip(choices).map(|(max_bytes, choice)| Step { max_bytes, choice });
+                table.with_steps(world_size, link, &steps.collect::<Vec<_>>()).unwrap()
+            })
+        })
+    })
+}
+
+/// Every call has a plan that the device can take.
+fn is_whole(table: &Table) -> bool {
+    let fits = |row: &Row| row.choice.check(table.device()).is_ok();
+    let covers = |world_size| {
+        LinkClass::ALL.iter().all(|&link| {
+            let steps = table.steps(world_size, link);
+            steps.last().is_some_and(|step| step.max_bytes == MAX)
+                && steps.windows(2).all(|pair| pair[0].max_bytes < pair[1].max_bytes)
+        })
+    };
+    table.rows.iter().all(fits) && (1..=MAX_RANKS).all(covers)
+}
+
+proptest! {
+    #[test]
+    fn any_table_travels_by_file(table in any_table(), cpu in ".{0,40}") {
+        prop_assert!(is_whole(&table));
+        let mut machine = machine(table.device());
+        let (Machine::Host { cpu: name, .. } | Machine::Cuda { gpu: name, .. }) = &mut machine;
+        *name = cpu;
+        let text = Tuning::new(machine.clone(), table.clone()).unwrap().to_string();
+        prop_assert_eq!(read(&text), Ok((machine, table)), "{}", text);
+    }
+
+    #[test]
+    fn reading_never_panics(text in ".{0,400}", bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let _ = read(&text);
+        let _ = read(&String::from_utf8_lossy(&bytes));
+    }
+
+    #[test]
+    fn a_damaged_file_is_refused_or_still_whole(
+        table in any_table(),
+        cut in any::<prop::sample::Index>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut text = tuning(table).to_string().into_bytes();
+        let cut = cut.index(text.len());
+        let _ = read(&String::from_utf8_lossy(&text[..cut]));
+        for (at, byte) in changes {
+            let at = at.index(text.len());
+            text[at] = byte;
+        }
+        if let Ok((_, table)) = read(&String::from_utf8_lossy(&text)) {
+            prop_assert!(is_whole(&table));
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The text of tuning files: TOML, read strictly.
+
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+use super::choice::Choice;
+use super::links::Links;
+use super::table::{Row, Table, MAX};
+use super::{Algorithm, DeviceKind, Machine};
+use crate::topology::{quoted, LinkClass};
+use crate::MAX_RANKS;
+
+/// Counts changes after which an older reader would misread a file.
+const FORMAT: i64 = 1;
+
+const HEADER: &str = "\
+# A plan that was measured on one machine, for the device and the version of fast-allreduce named here.
+# It is used where FAST_ALLREDUCE_TUNING holds the path of this file, on every rank.
+
+";
+
+/// What to do about a file that is not for here.
+pub(super) const AGAIN: &str = "run `fast-allreduce tune` here to measure anew";
+
+/// A file's text. It reads back as the same.
+pub(super) fn write(machine: &Machine, table: &Table) -> Result<String, toml::ser::Error> {
+    let content = Content {
+        format: FORMAT,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        device: table.device.name().to_owned(),
+        machine: Facts::of(machine),
+        row: table.rows.iter().map(|row| Spanned::new(0..0, FileRow::of(row))).collect(),
+    };
+    Ok(format!("{HEADER}{}", toml::to_string(&content)?))
+}
+
+/// What is looked at first: a file of another format or version is told so, whatever else is in it.
+#[derive(Deserialize)]
+struct Preamble {
+    format: Option<i64>,
+    version: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    format: i64,
+    version: String,
+    device: String,
+    machine: Facts,
+    #[serde(default)]
+    row: Vec<Spanned<FileRow>>,
+}
+
+/// Those of one device are there.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Facts {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cores: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instruction_set: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpus: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    driver: Option<String>,
+}
+
+impl Facts {
+    fn of(machine: &Machine) -> Self {
+        match machine.clone() {
+            Machine::Host { cpu, cores, instruction_set } => Self {
+                cpu: Some(cpu),
+                cores: Some(cores),
+                instruction_set: Some(instruction_set),
+                ..Self::default()
+            },
+            Machine::Cuda { gpu, gpus, link, driver } => Self {
+                gpu: Some(gpu),
+                gpus: Some(gpus),
+                link: Some(link.name().to_owned()),
+                driver: Some(driver),
+                ..Self::default()
+            },
+        }
+    }
+
+    fn machine(self, device: DeviceKind) -> Result<Machine, String> {
+        match (device, self) {
+            (
+                DeviceKind::Host,
+                Self {
+                    cpu: Some(cpu),
+                    cores: Some(cores),
+                    instruction_set: Some(instruction_set),
+                    gpu: None,
+                    gpus: None,
+                    link: None,
+                    driver: None,
+                },
+            ) => Ok(Machine::Host { cpu, cores, instruction_set }),
+            (
+                DeviceKind::Cuda,
+                Self {
+                    gpu: Some(gpu),
+                    gpus: Some(gpus),
+                    link: Some(link),
+                    driver: Some(driver),
+                    cpu: None,
+                    cores: None,
+                    instruction_set: None,
+                },
+            ) => Ok(Machine::Cuda { gpu, gpus, link: read_link(&link)?, driver }),
+            (DeviceKind::Host, _) => {
+                Err("[machine] of the host has cpu, cores and instruction_set".to_owned())
+            }
+            (DeviceKind::Cuda, _) => Err("[machine] of cuda has gpu, gpus, link and driver".to_owned()),
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileRow {
+    // Not an array, which the parser fills from longer ones.
+    ranks: Vec<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    links: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    up_to: Option<u64>,
+    algorithm: String,
+    blocks: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    threads: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    piece_bytes: Option<u64>,
+}
+
+impl FileRow {
+    fn of(row: &Row) -> Self {
+        let Row { ranks: (first, last), links, max_bytes, choice } = *row;
+        let is_cuda = choice.threads > 1;
+        Self {
+            ranks: vec![first as u64, last as u64],
+            links: is_cuda.then(|| links.iter().map(|link| link.name().to_owned()).collect()),
+            up_to: (max_bytes < MAX).then_some(max_bytes),
+            algorithm: choice.algorithm.name().to_owned(),
+            blocks: choice.blocks,
+            threads: is_cuda.then_some(choice.threads),
+            block_bytes: (!is_cuda).then_some(choice.block_bytes),
+            piece_bytes: (!is_cuda).then_some(choice.piece_bytes),
+        }
+    }
+
+    fn row(&self, device: DeviceKind) -> Result<Row, String> {
+        let algorithm = self.algorithm.parse::<Algorithm>().map_err(|_| {
+            let names = Algorithm::ALL.map(Algorithm::name).join(", ");
+            format!("algorithm = {} is none of {names}", quoted(&self.algorithm))
+        })?;
+        let (links, choice) = match (device, self) {
+            (
+                DeviceKind::Host,
+                Self {
+                    block_bytes: Some(block_bytes),
+                    piece_bytes: Some(piece_bytes),
+                    links: None,
+                    threads: None,
+                    ..
+                },
+            ) => (Links::ALL, Choice::host(algorithm, self.blocks, *block_bytes, *piece_bytes)),
+            (
+                DeviceKind::Cuda,
+                Self {
+                    links: Some(links), threads: Some(threads), block_bytes: None, piece_bytes: None, ..
+                },
+            ) => (read_links(links)?, Choice::cuda(algorithm, self.blocks, *threads)),
+            (DeviceKind::Host, _) => {
+                return Err(
+                    "a row of the host has block_bytes and piece_bytes, not links or threads".to_owned()
+                )
+            }
+            (DeviceKind::Cuda, _) => {
+                return Err("a row of cuda has links and threads, not block_bytes or piece_bytes".to_owned())
+            }
+        };
+        choice.check(device)?;
+        let &[first, last] = &self.ranks[..] else {
+            return Err(format!("ranks has {} numbers, not a first and a last", self.ranks.len()));
+        };
+        if first < 1 || first > last || last > MAX_RANKS as u64 {
+            return Err(format!("ranks = [{first}, {last}] is no range within 1 to {MAX_RANKS}"));
+        }
+        let ranks = (first as usize, last as usize);
+        Ok(Row { ranks, links, max_bytes: self.up_to.unwrap_or(MAX), choice })
+    }
+}
+
+/// Total: any text is a table and its machine, or a reason on one line.
+pub(super) fn parse(text: &str) -> Result<(Machine, Table), String> {
+    let at = |offset: usize| {
+        let before = text.get(..offset).unwrap_or(text);
+        format!("line {}", before.bytes().filter(|&byte| byte == b'\n').count() + 1)
+    };
+    let syntax = |error: toml::de::Error| {
+        let place = error.span().map_or(String::new(), |span| format!("{}: ", at(span.start)));
+        format!("{place}{}", on_one_line(error.message()))
+    };
+    let preamble: Preamble = toml::from_str(text).map_err(syntax)?;
+    match preamble.format {
+        Some(FORMAT) => {}
+        Some(other) => return Err(format!("format = {other}, this library reads {FORMAT}; {AGAIN}")),
+        None => return Err(format!("it has no format = {FORMAT}: it is no tuning file")),
+    }
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+    match preamble.version.as_deref() {
+        Some(VERSION) => {}
+        Some(other) => {
+            let other = quoted(other);
+            return Err(format!("it was measured with version {other}, this is {VERSION:?}; {AGAIN}"));
+        }
+        None => return Err(format!("it has no version, this is {VERSION:?}; {AGAIN}")),
+    }
+    let content: Content = toml::from_str(text).map_err(syntax)?;
+    let device = DeviceKind::ALL.into_iter().find(|device| device.name() == content.device);
+    let device = device.ok_or_else(|| format!("device = {} is not host or cuda", quoted(&content.device)))?;
+    let machine = content.machine.machine(device)?;
+    let place = |index: usize| {
+        let line = at(content.row[index].span().start);
+        format!("row {} ({line})", index + 1)
+    };
+    let rows = content.row.iter().enumerate().map(|(index, row)| {
+        row.get_ref().row(device).map_err(|reason| format!("{}: {reason}", place(index)))
+    });
+    let table = Table::new(device, rows.collect::<Result<_, _>>()?);
+    let table = table.map_err(|(row, reason)| match row {
+        Some(index) => format!("{}: {reason}", place(index)),
+        None => reason,
+    })?;
+    Ok((machine, table))
+}
+
+fn read_link(name: &str) -> Result<LinkClass, String> {
+    LinkClass::ALL.into_iter().find(|link| link.name() == name).ok_or_else(|| {
+        let names = LinkClass::ALL.map(LinkClass::name).join(", ");
+        format!("link {} is none of {names}", quoted(name))
+    })
+}
+
+fn read_links(names: &[String]) -> Result<Links, String> {
+    let links = names.iter().try_fold(Links::NONE, |links, name| {
+        let link = read_link(name)?;
+        match links.contains(link) {
+            true => Err(format!("link {} is there twice", quoted(name))),
+            false => Ok(links.with(link)),
+        }
+    })?;
+    match links {
+        Links::NONE => Err("links is empty".to_owned()),
+        _ => Ok(links),
+    }
+}
+
+/// The parser's message, of which a part is what the file holds.
+fn on_one_line(message: &str) -> String {
+    const LONGEST: usize = 200;
+    let plain = message.chars().map(|c| if c.is_control() { ' ' } else { c });
+    plain.take(LONGEST).collect()
+}
