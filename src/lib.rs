@@ -46,6 +46,8 @@ mod region;
 mod registry;
 pub mod topology;
 
+#[cfg(feature = "cuda")]
+pub use communicator::Registered;
 pub use communicator::{Builder, Communicator};
 #[cfg(feature = "cuda")]
 pub use device::cuda::Cuda;

@@ -117,12 +117,15 @@ impl Builder {
         agree(&bootstrap, &facts, setup_timeout)?;
 
         device.join(&bootstrap, setup_timeout)?;
-        let region = Region::new(&device, layout, self.last_epoch, &bootstrap, setup_timeout)?;
+        let closing = Arc::new(Closing { exports: device.exports(), bootstrap: Box::new(bootstrap) });
+        // After `closing`, to go before it where an error ends this.
+        let device = device;
+        let bootstrap = &*closing.bootstrap;
+        let region = Region::new(&device, layout, self.last_epoch, bootstrap, setup_timeout)?;
         // No rank launches before all have set their epochs.
         bootstrap.barrier(setup_timeout)?;
-        let closing = Closing { exports: device.exports(), bootstrap: Box::new(bootstrap) };
         Ok(Communicator {
-            endpoint: Arc::new(Endpoint::new(device, region)),
+            endpoint: Arc::new(Endpoint::new(device, region, Arc::clone(&closing))),
             failed: OnceLock::new(),
             rank,
             world_size,
