@@ -136,7 +136,7 @@ fn alone(options: &GpuCheck) -> Result<ExitCode, Failure> {
             Step::Threads => ranks::threads(options, budget)?,
             Step::Latency => rigs::latency(options, budget)?,
             Step::Fixed => rigs::fixed(options)?,
-            Step::Bandwidth => rigs::bandwidth(options)?,
+            Step::Bandwidth => rigs::bandwidth(options, budget)?,
             Step::Memcheck | Step::Synccheck | Step::Tests => {
                 return Err(Failure::Usage("this step is another program".into()));
             }

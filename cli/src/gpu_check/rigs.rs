@@ -63,19 +63,20 @@ pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
             choices.map(|choice| Gpu::new(session, &settings, choice)).collect::<Result<Vec<_>, _>>()?;
         let mut measure = timing(session, None, true);
         let mut wrong = 0;
-        for bytes in sizes(options) {
-            if session.of_first(u64::from(budget.is_spent()))? != 0 {
-                if session.rank() == 0 {
-                    Record::skipped(format!("{table}: from {bytes} B on"), "the step's time was over")
-                        .write()?;
-                }
-                break;
-            }
+        'sizes: for bytes in sizes(options) {
             for (index, gpu) in gpus.iter().enumerate() {
+                let column = Algorithm::ALL.get(index).map_or("auto", |algorithm| algorithm.name());
+                // One of them decides for all.
+                if session.of_first(u64::from(budget.is_spent()))? != 0 {
+                    if session.rank() == 0 {
+                        let left = format!("{table}: from {bytes} B, {column} on");
+                        Record::skipped(left, "the step's time was over").write()?;
+                    }
+                    break 'sizes;
+                }
                 let row = measure.row::<f32>(gpu, bytes / size_of::<f32>(), ReduceOp::Sum)?;
                 wrong += row.wrong();
                 if session.rank() == 0 {
-                    let column = Algorithm::ALL.get(index).map_or("auto", |algorithm| algorithm.name());
                     Record::figure(&table, bytes, column, row.out_of_place.time_us).write()?;
                 }
             }
@@ -233,27 +234,35 @@ pub fn fixed_between_processes(session: &Session, options: &GpuCheck) -> Result<
 }
 
 /// The step `bandwidth`.
-pub fn bandwidth(options: &GpuCheck) -> Result<(), Failure> {
+pub fn bandwidth(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     let bytes = if options.small { 1 << 20 } else { 64 << 20 };
     let worlds: &[usize] = if options.small { &[2] } else { &[2, 4, 8] };
     let table = format!("GB/s read and written, by a two-shot of {bytes} B and by a copy of as much traffic");
-    as_threads(worlds, "bandwidth", |session| {
-        let world_size = session.world_size();
-        // With registered inputs a rank reads its slice of every input, writes it twice, and reads and writes the other slices:
-        // three times its message.
-        let traffic = 3 * world_size * bytes;
-        let settings = settings(options, None, launch_bytes(options));
-        let gpu = Gpu::new(session, &settings, Some(Algorithm::TwoShotPull))?;
-        let row = timing(session, None, true).row::<f32>(&gpu, bytes / size_of::<f32>(), ReduceOp::Sum)?;
-        if session.rank() == 0 {
-            let rate = traffic as f64 / row.out_of_place.time_us * 1e-3;
-            Record::figure(&table, format!("{world_size} ranks"), "two-shot-pull", rate).write()?;
-        }
-        Ok(())
-    })?;
     for &world_size in worlds {
+        if budget.is_spent() {
+            return Record::skipped(
+                format!("{table}: from {world_size} ranks on"),
+                "the step's time was over",
+            )
+            .write();
+        }
+        let row = format!("{world_size} ranks");
         let rate = copy_rate(options, 3 * world_size * bytes / 2)?;
-        Record::figure(&table, format!("{world_size} ranks"), "copy", rate).write()?;
+        Record::figure(&table, &row, "copy", rate).write()?;
+        as_threads(&[world_size], "bandwidth", |session| {
+            // With registered inputs a rank reads its slice of every input, writes it twice, and reads and writes the other
+            // slices: three times its message.
+            let traffic = 3 * world_size * bytes;
+            let settings = settings(options, None, launch_bytes(options));
+            let gpu = Gpu::new(session, &settings, Some(Algorithm::TwoShotPull))?;
+            let timed =
+                timing(session, None, true).row::<f32>(&gpu, bytes / size_of::<f32>(), ReduceOp::Sum)?;
+            if session.rank() == 0 {
+                let rate = traffic as f64 / timed.out_of_place.time_us * 1e-3;
+                Record::figure(&table, &row, "two-shot-pull", rate).write()?;
+            }
+            Ok(())
+        })?;
     }
     Ok(())
 }
