@@ -3,9 +3,9 @@
 #
 #   scripts/gpu-check.sh BINARY OUT_DIR [TEST_BINARY...]
 #
-# BINARY is `fast-allreduce`; each TEST_BINARY is a test of the CUDA device, as `cargo test --no-run` makes it. What all of them
-# say is in OUT_DIR. Needs bash, coreutils and the driver; compute-sanitizer is used where it is found. No step ends the
-# script; the last line counts them.
+# BINARY is `fast-allreduce`; each TEST_BINARY is a test of the CUDA device, as `cargo test --no-run` makes it. The report is
+# OUT_DIR/gpu-check.json and OUT_DIR/gpu-check.md; what other programs say is beside it. Needs bash, coreutils and the driver;
+# compute-sanitizer is used where it is found. It ends within BUDGET seconds (480 unless set), whatever hangs.
 set -u
 
 if [ $# -lt 2 ]; then
@@ -15,64 +15,77 @@ fi
 binary=$1
 out=$2
 shift 2
+budget=${BUDGET:-480}
+case $budget in '' | *[!0-9]*)
+  echo "$0: BUDGET=$budget is not a number of seconds" >&2
+  exit 2
+  ;;
+esac
 mkdir -p "$out" || exit 2
 case $binary in */*) ;; *) binary=./$binary ;; esac
 
-# The wait between the signal to end and the one that ends.
+# What is carried to a machine over a slow line.
+MOST_BYTES=$((60 << 20))
+# Between the signal to end and the one that ends, and for the report.
 GRACE=10
-passed=0
 failed=0
 
 # step <name> <seconds> <command...>: its output goes to OUT_DIR/<name>.log.
 step() {
   local name=$1 seconds=$2 status start=$SECONDS
   shift 2
+  if [ "$seconds" -lt 1 ]; then
+    printf '%-10s FAILED  not run: the time is over\n' "$name"
+    failed=$((failed + 1))
+    return
+  fi
   timeout --kill-after="$GRACE" "$seconds" "$@" >"$out/$name.log" 2>&1
   status=$?
-  if [ "$status" -eq 0 ]; then
-    printf '%-24s ok      %4d s\n' "$name" $((SECONDS - start))
-    passed=$((passed + 1))
-  else
-    case $status in
-      124 | 137) printf '%-24s FAILED  %4d s: not done in time\n' "$name" $((SECONDS - start)) ;;
-      *) printf '%-24s FAILED  %4d s: exit status %d\n' "$name" $((SECONDS - start)) "$status" ;;
-    esac
-    tail -n 5 "$out/$name.log" | while IFS= read -r line; do printf '    %s\n' "$line"; done
-    failed=$((failed + 1))
-  fi
+  case $status in
+    0) printf '%-10s ok      %4d s\n' "$name" $((SECONDS - start)) ;;
+    124 | 137) printf '%-10s FAILED  %4d s: not done in time\n' "$name" $((SECONDS - start)) ;;
+    *) printf '%-10s FAILED  %4d s: exit status %d\n' "$name" $((SECONDS - start)) "$status" ;;
+  esac
+  [ "$status" -eq 0 ] || failed=$((failed + 1))
 }
 
-# The first compute-sanitizer of PATH and of the toolkit's usual places.
-find_sanitizer() {
-  local place
-  command -v compute-sanitizer && return
-  for place in "${CUDA_HOME:-/usr/local/cuda}/bin" "${CUDA_HOME:-/usr/local/cuda}/compute-sanitizer"; do
-    if [ -x "$place/compute-sanitizer" ]; then
-      echo "$place/compute-sanitizer"
-      return
-    fi
+# The sum of what is carried, to standard output.
+carried() {
+  local file bytes total=0
+  for file in "$@"; do
+    bytes=$(stat --dereference --format=%s "$file") || return
+    printf '%10d  %s\n' "$bytes" "$file"
+    total=$((total + bytes))
   done
-  return 1
+  printf '%10d  of at most %d\n' "$total" "$MOST_BYTES"
+  [ "$total" -le "$MOST_BYTES" ]
 }
 
-step version 30 "$binary" --version --verbose
-step gpu-check 540 "$binary" gpu-check --json "$out/gpu-check.json" --markdown "$out/gpu-check.md"
-
-if sanitizer=$(find_sanitizer); then
-  for tool in memcheck synccheck; do
-    step "sanitizer-$tool" 240 "$sanitizer" --tool "$tool" --error-exitcode 9 --target-processes all \
-      "$binary" gpu-check --alone --step world --small
-  done
-else
-  echo "sanitizer                skipped: compute-sanitizer was not found"
+echo "carried:"
+if ! carried "$binary" "$0" "$@"; then
+  echo "carried    FAILED"
+  failed=$((failed + 1))
 fi
 
-number=0
+step version 10 "$binary" --version --verbose
+
+tests=()
 for test in "$@"; do
-  number=$((number + 1))
-  case $test in */*) ;; *) test=./$test ;; esac
-  step "test-$number-${test##*/}" 300 env FAST_ALLREDUCE_REQUIRE=cuda "$test" --test-threads=1
+  tests+=(--test "$test")
+done
+# The program trims its steps to its part; should it hang itself, its report up to then is there.
+left=$((budget - SECONDS - 2 * GRACE))
+rm -f "$out/gpu-check.json" "$out/gpu-check.md"
+step gpu-check $((left + GRACE)) "$binary" gpu-check --budget $((left > 0 ? left : 0)) --logs "$out" \
+  --json "$out/gpu-check.json" --markdown "$out/gpu-check.md" ${tests[@]+"${tests[@]}"}
+cat "$out/gpu-check.log"
+
+for report in gpu-check.json gpu-check.md; do
+  if [ ! -s "$out/$report" ]; then
+    echo "$report FAILED  was not written"
+    failed=$((failed + 1))
+  fi
 done
 
-echo "$passed passed, $failed failed"
+echo "$failed failed, after $SECONDS s of at most $budget"
 [ "$failed" -eq 0 ]

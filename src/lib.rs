@@ -50,6 +50,8 @@ mod registry;
 pub mod topology;
 mod trace;
 
+#[cfg(feature = "cuda")]
+pub use communicator::Registered;
 pub use communicator::{Builder, Communicator, Counters};
 #[cfg(feature = "cuda")]
 pub use device::cuda::Cuda;

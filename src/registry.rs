@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::FA_SOURCE_ID_SHIFT;
+use crate::communicator::Closing;
 use crate::device::sealed::Shared as _;
 use crate::device::{Device, Host};
 use crate::dtype::Element;
@@ -15,14 +16,36 @@ use crate::region::{Region, TABLE_ROWS};
 
 /// What a rank needs to launch kernels: kept by its communicator and by every registered buffer.
 pub(crate) struct Endpoint<D: Device> {
+    // In the order in which they go: the device waits for its kernels, then mappings go, then what the peers have mapped.
     pub device: D,
     pub region: Region<D>,
     registry: Mutex<Registry>,
+    /// Rows whose buffers were dropped while their kernels could not be waited for, with their memory.
+    retired: Mutex<Vec<(usize, D::Shared)>>,
+    _closing: Arc<Closing<D>>,
 }
 
 impl<D: Device> Endpoint<D> {
-    pub fn new(device: D, region: Region<D>) -> Self {
-        Self { device, region, registry: Mutex::default() }
+    pub fn new(device: D, region: Region<D>, closing: Arc<Closing<D>>) -> Self {
+        Self { device, region, registry: Mutex::default(), retired: Mutex::default(), _closing: closing }
+    }
+
+    /// Takes a row out of the table, if no kernel can be reading it. The lock of the registry is held.
+    fn clear_row(&self, registry: &mut Registry, row: usize) -> Result<()> {
+        self.region.write_row(&self.device, row, &Default::default())?;
+        registry.set(row, Row::Free);
+        Ok(())
+    }
+
+    /// Tries again for the rows that are retired, and returns the memory that goes with them.
+    fn clear_retired(&self, registry: &mut Registry) -> Vec<D::Shared> {
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        let (cleared, left) = std::mem::take(&mut *retired)
+            .into_iter()
+            .partition(|(row, _)| self.clear_row(registry, *row).is_ok());
+        *retired = left;
+        let cleared: Vec<_> = cleared;
+        cleared.into_iter().map(|(_, memory)| memory).collect()
     }
 
     /// Held for the whole of a call: calls are ordered, and no buffer goes while a kernel reads the table.
@@ -36,9 +59,18 @@ impl<D: Device> Endpoint<D> {
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     /// Rows 0..[`FIRST_GRAPH_ROW`], equal on all ranks.
-    rows: Vec<Option<Range>>,
+    rows: Vec<Row>,
     /// Of the call before.
     plan: Option<Plan>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Row {
+    Free,
+    /// Of a registered buffer.
+    Used(Range),
+    /// Of one that is gone, while kernels may still read the row.
+    Retired,
 }
 
 /// Rows from here on are for the inputs of captured calls, which each rank numbers for itself: a rank's id is looked up in that
@@ -77,14 +109,16 @@ impl Registry {
 
     /// The source word for `bytes` bytes at `address`, or 0 if they are not all in one registered buffer.
     pub fn source(&self, address: u64, bytes: u64) -> u64 {
-        let row = self.rows.iter().position(|row| row.is_some_and(|range| range.holds(address, bytes)));
-        row.and_then(|row| Some((row, self.rows[row]?)))
-            .map_or(0, |(row, range)| source_word(row, address - range.base))
+        let holding = self.rows.iter().enumerate().find_map(|(row, entry)| match entry {
+            Row::Used(range) if range.holds(address, bytes) => Some(source_word(row, address - range.base)),
+            _ => None,
+        });
+        holding.unwrap_or(0)
     }
 
     /// Rows that this rank has free among those ever used, as bytes for the other ranks.
     pub fn free_rows(&self) -> Vec<u8> {
-        let free = self.rows.iter().zip(0u16..).filter(|(row, _)| row.is_none());
+        let free = self.rows.iter().zip(0u16..).filter(|(row, _)| matches!(row, Row::Free));
         free.flat_map(|(_, row)| row.to_le_bytes()).collect()
     }
 
@@ -109,11 +143,11 @@ impl Registry {
         Ok(row)
     }
 
-    fn set(&mut self, row: usize, range: Option<Range>) {
+    fn set(&mut self, row: usize, entry: Row) {
         if row == self.rows.len() {
-            self.rows.push(range);
+            self.rows.push(entry);
         } else {
-            self.rows[row] = range;
+            self.rows[row] = entry;
         }
     }
 }
@@ -121,9 +155,11 @@ impl Registry {
 /// A row of the table, and the memory that it is of; until it is dropped, calls from this memory pull without a copy.
 pub(crate) struct Registration<D: Device> {
     endpoint: Arc<Endpoint<D>>,
-    memory: D::Shared,
+    /// `None` only while it is dropped.
+    memory: Option<D::Shared>,
     row: usize,
-    rank: usize,
+    /// This rank's.
+    address: u64,
 }
 
 impl<D: Device> Registration<D> {
@@ -138,32 +174,43 @@ impl<D: Device> Registration<D> {
         let bases = std::array::from_fn(|rank| memory.address(rank));
         let mut registry = endpoint.lock();
         endpoint.region.write_row(&endpoint.device, row, &bases)?;
-        registry.set(row, Some(Range { base: bases[rank], bytes: bytes as u64 }));
+        registry.set(row, Row::Used(Range { base: bases[rank], bytes: bytes as u64 }));
+        let gone = endpoint.clear_retired(&mut registry);
         drop(registry);
-        Ok(Self { endpoint, memory, row, rank })
+        drop(gone);
+        Ok(Self { endpoint, memory: Some(memory), row, address: bases[rank] })
     }
 
     /// This rank's address.
     pub fn address(&self) -> u64 {
-        self.memory.address(self.rank)
+        self.address
     }
 }
 
 impl<D: Device> Drop for Registration<D> {
     fn drop(&mut self) {
-        // Out of the table before its mappings go; waits for a call that is under way.
+        // Out of the table before its mappings go; waits for calls that are under way.
         let mut registry = self.endpoint.lock();
-        registry.set(self.row, None);
-        // If the device refuses even this, no kernel will run on it again.
-        let _ = self.endpoint.region.write_row(&self.endpoint.device, self.row, &Default::default());
+        let cleared = self.endpoint.clear_row(&mut registry, self.row);
+        if cleared.is_err() {
+            // The calls cannot be waited for now, so the memory has to wait for them.
+            registry.set(self.row, Row::Retired);
+            let mut retired = self.endpoint.retired.lock().unwrap_or_else(PoisonError::into_inner);
+            retired.extend(self.memory.take().map(|memory| (self.row, memory)));
+        }
+        drop(registry);
+        // Before the endpoint: it may be the last that holds it, and then waits for the peers to have closed theirs.
+        self.memory = None;
     }
 }
 
 /// Memory that the crate allocated on all ranks together: an allreduce from it pulls without a copy.
 ///
 /// On the host it derefs to a slice; on a GPU it is a cudarc `DevicePtr`. A view into it is registered too. Dropping it is local;
-/// the memory goes when every rank has dropped its own. Ranks that share a process and a GPU must all be idle then: freeing
-/// device memory waits for every kernel of the process, also one that waits for the rank that frees.
+/// the memory goes when every rank has dropped its own, and memory that is shared by CUDA IPC handles when every rank has dropped
+/// its communicator and all of its buffers: the last of them waits up to 2 s for the other ranks, and leaves the memory to the
+/// end of the process if they do not come. Ranks that share a process and a GPU must all be idle then: freeing device memory
+/// waits for every kernel of the process, also one that waits for the rank that frees.
 pub struct Buffer<T: Element, D: Device = Host> {
     registration: Registration<D>,
     count: usize,
@@ -226,8 +273,11 @@ mod tests {
     use super::*;
 
     fn registry(rows: &[Option<(u64, u64)>]) -> Registry {
-        let rows = rows.iter().map(|row| row.map(|(base, bytes)| Range { base, bytes })).collect();
-        Registry { rows, plan: None }
+        let row = |row: &Option<(u64, u64)>| match *row {
+            None => Row::Free,
+            Some((base, bytes)) => Row::Used(Range { base, bytes }),
+        };
+        Registry { rows: rows.iter().map(row).collect(), plan: None }
     }
 
     #[test]
@@ -250,6 +300,16 @@ mod tests {
         assert_eq!(mine.next_row(&free), Ok(2));
         assert_eq!(theirs.next_row(&free), Ok(2));
         assert_eq!(mine.next_row(&[mine.free_rows(), vec![]]), Ok(3));
+    }
+
+    #[test]
+    fn a_retired_row_is_neither_found_nor_free() {
+        let mut registry = registry(&[Some((1000, 100)), Some((2000, 100))]);
+        registry.set(0, Row::Retired);
+        assert_eq!(registry.source(1000, 100), 0, "its address may be another's by now");
+        assert_eq!(registry.free_rows(), []);
+        registry.set(0, Row::Free);
+        assert_eq!(registry.free_rows(), [0, 0]);
     }
 
     #[test]

@@ -96,7 +96,20 @@ fn every_step_of_gpu_check_is_reported() {
     let folder = std::env::temp_dir().join(format!("fast-allreduce-gpu-check-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let (json, markdown) = (folder.join("report.json"), folder.join("report.md"));
-    let steps = ["facts", "ipc", "world", "threads", "processes", "fixed"];
+    let steps = [
+        "facts",
+        "mps",
+        "ipc-handles",
+        "ipc-descriptors",
+        "cooperative",
+        "time-slices",
+        "world",
+        "threads",
+        "processes",
+        "latency",
+        "fixed",
+        "tests",
+    ];
     let asked: String = steps.map(|step| format!(" --step {step}")).concat();
     let arguments =
         format!("gpu-check --small --json {} --markdown {}{asked}", json.display(), markdown.display());
@@ -111,18 +124,81 @@ fn every_step_of_gpu_check_is_reported() {
     assert_eq!(done.len(), steps.len());
     for (outcome, name) in done.iter().zip(steps) {
         assert_eq!((&outcome["step"], &outcome["error"]), (&name.into(), &Value::Null), "{outcome}");
-        assert!(markdown.contains(&format!("| {name} | passed |")), "{markdown}");
+        let verdict = if name == "tests" { "skipped" } else { "passed" };
+        assert!(markdown.contains(&format!("| {name} | {verdict} |")), "{markdown}");
         let records = outcome["records"].as_array().unwrap();
         assert!(!records.is_empty(), "{name}");
         for check in records.iter().filter(|record| record["kind"] == "check") {
             assert!(check["error"].is_null() && check["cases"].as_u64().unwrap() > 0, "{check}");
         }
     }
+    // The questions that all else depends on are answered at the top.
+    for (question, answer) in [
+        ("Is nvidia-cuda-mps-control present?", ""),
+        ("Do CUDA IPC handles open between two processes on one GPU?", "yes; "),
+        ("Do file descriptors of VMM memory open between two processes on one GPU?", "yes; "),
+        ("Does the world of one cooperative launch pass for 2 to 16 ranks?", "yes, "),
+        ("What does a barrier between two processes cost that the GPU runs in turn?", ""),
+    ] {
+        let summary = markdown.split("| step |").next().unwrap();
+        assert!(summary.contains(&format!("* {question} **{answer}")), "{markdown}");
+    }
+    assert!(markdown.contains(
+        "2 ranks in one cooperative launch, registered inputs: microseconds of a call in a graph of 20"
+    ));
+}
+
+#[test]
+fn steps_without_time_are_not_run() {
+    let arguments = "gpu-check --small --budget 0 --step facts --step mps";
+    let Some(mut command) = on_stand_in(arguments) else { return };
+    let output = command.output().unwrap();
+    let markdown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{markdown}");
+    for step in ["facts", "mps"] {
+        assert!(markdown.contains(&format!("| {step} | FAILED: not run")), "{markdown}");
+    }
+}
+
+#[test]
+fn tests_that_are_carried_along_are_run() {
+    let folder = std::env::temp_dir().join(format!("fast-allreduce-gpu-tests-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let script = |name: &str, text: &str| {
+        use std::os::unix::fs::PermissionsExt as _;
+        let file = folder.join(name);
+        std::fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o700)).unwrap();
+        file.display().to_string()
+    };
+    let right = script("right", "echo 'test result: ok. 3 passed; 0 failed'");
+    let wrong = script("wrong", "echo 'test a::b ... FAILED'; exit 101");
+    let endless = script("endless", "sleep 1000 & wait");
+    let arguments = format!(
+        "gpu-check --budget 6 --step tests --test {right} --test {wrong} --test {endless} --logs {}",
+        folder.display()
+    );
+    let output = on_stand_in(&arguments).map(|mut command| command.output().unwrap());
+    let log = std::fs::read_to_string(folder.join("tests-right.log"));
+    std::fs::remove_dir_all(&folder).unwrap();
+    let Some(output) = output else { return };
+    let markdown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{markdown}");
+    assert!(markdown.contains("* tests-right: right, 3 cases"), "{markdown}");
+    assert!(
+        markdown.contains("* **tests-wrong: FAILED**") && markdown.contains("failed: a::b"),
+        "{markdown}"
+    );
+    assert!(
+        markdown.contains("* **tests-endless: FAILED**") && markdown.contains("not done in time"),
+        "{markdown}"
+    );
+    assert!(log.unwrap().contains("3 passed"));
 }
 
 #[test]
 fn a_step_that_fails_is_reported_and_the_next_runs() {
-    let arguments = "gpu-check --small --step ipc --step facts";
+    let arguments = "gpu-check --small --step ipc-handles --step ipc-descriptors --step facts";
     let Some(mut command) = on_stand_in(arguments) else { return };
     let output = command.env("STAND_IN_NO_IPC", "1").output().unwrap();
     let markdown = text(&output.stdout);
@@ -130,7 +206,7 @@ fn a_step_that_fails_is_reported_and_the_next_runs() {
     assert!(markdown.contains("* file descriptors (VMM): right, "), "{markdown}");
     assert!(markdown.contains("* **CUDA IPC handles: FAILED**"), "{markdown}");
     assert!(
-        markdown.contains("| ipc | FAILED (1 checks) |") && markdown.contains("| facts | passed |"),
+        markdown.contains("| ipc-handles | FAILED (1 checks) |") && markdown.contains("| facts | passed |"),
         "{markdown}"
     );
 }

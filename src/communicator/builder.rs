@@ -242,17 +242,20 @@ impl Builder {
         agreed?;
 
         device.join(&bootstrap, setup_timeout)?;
-        let region = Region::new(&device, layout, self.last_epoch, &bootstrap, setup_timeout)?;
+        let (exports, origin) = (device.exports(), Origin::here());
+        let closing = Arc::new(Closing { exports, bootstrap: Box::new(bootstrap), origin });
+        // After `closing`, to go before it where an error ends this.
+        let device = device;
+        let bootstrap = &*closing.bootstrap;
         let steps = Steps::new(&table, world_size, device.link());
-        let family = Family::found(&bootstrap, setup_timeout)?;
-        let arrivals = Arrivals::exchange(&bootstrap, setup_timeout)?;
-        let closing =
-            Closing { exports: device.exports(), bootstrap: Box::new(bootstrap), origin: Origin::here() };
-        let endpoint = Arc::new(Endpoint::new(device, region));
+        let family = Family::found(bootstrap, setup_timeout)?;
+        let arrivals = Arrivals::exchange(bootstrap, setup_timeout)?;
+        let region = Region::new(&device, layout, self.last_epoch, bootstrap, setup_timeout)?;
+        let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&closing)));
         let watched = Arc::clone(&endpoint);
         let presence = arrivals.watch(world_size, move |rank| watched.region.set_gone(rank));
         // No rank launches before all have set their epochs.
-        let presence = all_succeeded(presence, &*closing.bootstrap, setup_timeout)?;
+        let presence = all_succeeded(presence, bootstrap, setup_timeout)?;
         tracing::info!(
             rank,
             world_size,

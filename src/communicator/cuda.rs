@@ -7,6 +7,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice
 
 use super::builder::agree;
 use super::{check_pointers, Communicator, Message};
+use crate::device::all_succeeded;
 use crate::device::cuda::Cuda;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -19,9 +20,13 @@ impl Communicator<Cuda> {
     /// It returns when the kernels are launched. Any slice or view of this device works, those of stream-ordered pools and
     /// views at odd offsets too, also while the stream is captured into a graph. With cudarc's event tracking the call waits for
     /// the slices' last uses on other streams; without it, that is the caller's. A call on another stream than the last one
-    /// waits for it. Per-thread default streams count as one stream for each thread. While a stream is captured, cudarc's event
-    /// tracking must be off, since it would wait for events outside the graph; so must a first call on that stream follow a
-    /// synchronisation with the last call's.
+    /// waits for it. Per-thread default streams count as one stream for each thread.
+    ///
+    /// While the stream is captured, event tracking makes no difference but for uses of the slices that are a part of the same
+    /// capture, which the call comes after. A graph runs when it is launched, which cudarc does not track: whoever launches it
+    /// orders that after the slices' other uses, and those after it. So it is with the communicator's other calls where they are
+    /// on another stream than the one that the graph was captured on and is launched on. The first captured call on another
+    /// stream than the last call's follows a synchronisation with that one.
     ///
     /// # Errors
     ///
@@ -40,16 +45,28 @@ impl Communicator<Cuda> {
             return Err(Error::LengthMismatch { input: input.len(), output: output.len() });
         }
         self.check_stream(stream)?;
-        let count = input.len();
+        let (count, dtype) = (input.len(), T::DTYPE);
         self.check_device::<T>("input", input.stream(), |stream| input.device_ptr(stream).0)?;
         let elsewhere = Arc::clone(output.stream());
         self.check_device::<T>("output", &elsewhere, |stream| output.device_ptr_mut(stream).0)?;
+        if self.is_captured(stream)? {
+            let captured = stream.cu_stream();
+            // SAFETY: the stream is of this context, kept alive, and captured. The graph's memory is its launcher's.
+            return unsafe {
+                let device = self.device();
+                let input =
+                    device.address_in_capture(captured, |aside| untracked(input.device_ptr(aside)))?;
+                let output =
+                    device.address_in_capture(captured, |aside| untracked(output.device_ptr_mut(aside)))?;
+                self.run(Message { input, output, count, dtype, op }, captured, Some(stream), true)
+            };
+        }
         let (input, _input_used) = input.device_ptr(stream);
         let (output, _output_used) = output.device_ptr_mut(stream);
-        let message = Message { input, output, count, dtype: T::DTYPE, op };
+        let message = Message { input, output, count, dtype, op };
         // SAFETY: both hold that many elements of T until the work on the stream is done, which cudarc orders frees after;
         // an exclusive borrow overlaps with no other. The stream is of this context and kept alive.
-        unsafe { self.run(message, stream.cu_stream(), Some(stream)) }
+        unsafe { self.run(message, stream.cu_stream(), Some(stream), false) }
     }
 
     /// Reduces the ranks' `data` element by element, in place, in the order of `stream`.
@@ -67,10 +84,19 @@ impl Communicator<Cuda> {
         let count = data.len();
         let elsewhere = Arc::clone(data.stream());
         self.check_device::<T>("input", &elsewhere, |stream| data.device_ptr_mut(stream).0)?;
+        let message = |address| Message { input: address, output: address, count, dtype: T::DTYPE, op };
+        if self.is_captured(stream)? {
+            let captured = stream.cu_stream();
+            // SAFETY: as in all_reduce.
+            return unsafe {
+                let take = |aside: &CudaStream| untracked(data.device_ptr_mut(aside));
+                let address = self.device().address_in_capture(captured, take)?;
+                self.run(message(address), captured, Some(stream), true)
+            };
+        }
         let (address, _used) = data.device_ptr_mut(stream);
-        let message = Message { input: address, output: address, count, dtype: T::DTYPE, op };
         // SAFETY: as in all_reduce; in place is input == output.
-        unsafe { self.run(message, stream.cu_stream(), Some(stream)) }
+        unsafe { self.run(message(address), stream.cu_stream(), Some(stream), false) }
     }
 
     /// [`Communicator::all_reduce`] on raw pointers and a raw stream.
@@ -102,7 +128,10 @@ impl Communicator<Cuda> {
             self.device().check_address("output", output, dtype.size())?;
         }
         // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
-        unsafe { self.run(message, stream, None) }
+        unsafe {
+            let captured = self.device().capturing(stream)?;
+            self.run(message, stream, None, captured)
+        }
     }
 
     /// Waits for the work on a stream, and says whether the calls on it succeeded.
@@ -127,29 +156,33 @@ impl Communicator<Cuda> {
     /// Tells the peers where the inputs of the pulled calls are that have been captured since the last time. Collective: every
     /// rank calls it after capture and before the first replay. Needs [`Cuda::graph_registration`].
     ///
-    /// The inputs must stay allocated as long as a graph that uses them may replay. Their contents may change between
+    /// The inputs must stay allocated as long as a graph that uses them may replay, and where ranks are processes until the
+    /// communicator and its buffers have been dropped, which closes the peers' mappings. Their contents may change between
     /// replays.
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`] on all ranks if an input cannot be exported; the errors of the bootstrap.
+    /// [`Error::Driver`] on all ranks if an input cannot be exported, [`Error::Unavailable`] while a capture goes on; the errors
+    /// of the bootstrap.
     pub fn register_graph_buffers(&self) -> Result<()> {
         self.healthy()?;
         self.device().bind()?;
         let rows = self.device().exchange_graph_rows(&*self.closing.bootstrap, self.setup_timeout)?;
-        {
+        let written = {
             // No eager call launches in between.
             let _registry = self.endpoint.lock();
-            for (row, bases) in &rows {
-                self.endpoint.region.write_row(self.device(), *row, bases)?;
-            }
-        }
+            rows.iter()
+                .try_for_each(|(row, bases)| self.endpoint.region.write_row(self.device(), *row, bases))
+        };
         // No rank replays before all have the rows.
-        self.closing.bootstrap.barrier(self.setup_timeout)
+        all_succeeded(written, &*self.closing.bootstrap, self.setup_timeout)
     }
 
     /// Registers a buffer, so that calls from it or from views into it pull without a copy. Collective: all ranks register
     /// buffers of the same length. Registering one twice is two registrations.
+    ///
+    /// Where ranks are processes, memory must be freed only after every rank has closed its mapping of it, which ending the
+    /// registration does: let all ranks call [`Registered::into_inner`], then [`Communicator::barrier`], then drop the slices.
     ///
     /// # Errors
     ///
@@ -201,23 +234,39 @@ impl Communicator<Cuda> {
         })
     }
 
+    fn is_captured(&self, stream: &CudaStream) -> Result<bool> {
+        self.device().bind()?;
+        // SAFETY: the stream is live, and of this context: `check_stream` was first.
+        unsafe { self.device().capturing(stream.cu_stream()) }
+    }
+
     /// # Safety
     ///
-    /// As [`Communicator::start`] and [`Cuda::order`].
-    unsafe fn run(&self, message: Message, stream: CUstream, owner: Option<&Arc<CudaStream>>) -> Result<()> {
-        self.device().bind()?;
+    /// As [`Communicator::start`] and [`Cuda::order`]; the device's context is current, and `captured` says whether the stream is.
+    unsafe fn run(
+        &self,
+        message: Message,
+        stream: CUstream,
+        owner: Option<&Arc<CudaStream>>,
+        captured: bool,
+    ) -> Result<()> {
         // Another thread's call comes before this one's ordering or after its launch, not between the two.
         let _calls = self.device().calls();
         // SAFETY: the caller's.
         unsafe {
             self.device().order(stream, owner)?;
-            let capturing = self.device().capturing(stream)?;
-            self.start(message, stream, |_, _| match capturing {
+            self.start(message, stream, |_, _| match captured {
                 true => self.device().capture_input(message.input),
                 false => Ok(0),
             })
         }
     }
+}
+
+/// The address alone: an event that is recorded in a capture is of no use after it.
+fn untracked((address, used): (CUdeviceptr, SyncOnDrop<'_>)) -> CUdeviceptr {
+    std::mem::forget(used);
+    address
 }
 
 /// A slice that is registered as long as this lives. Derefs to the slice.

@@ -13,12 +13,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use builder::Builder;
+#[cfg(feature = "cuda")]
+pub use cuda::Registered;
 
 use crate::abi::{self, FaCall, FaFailure, FaLaunch};
 use crate::bootstrap::{Bootstrap, Family};
 use crate::call::{CallId, Collective};
 use crate::device::sealed::Exports as _;
-use crate::device::Device;
+use crate::device::{all_succeeded, Device};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::fork::Origin;
@@ -49,12 +51,12 @@ pub struct Communicator<D: Device> {
     steps: Steps,
     timeout: Option<Duration>,
     setup_timeout: Duration,
-    // After the endpoint, which holds the mappings of the peers' memory.
-    closing: Closing<D>,
+    closing: Arc<Closing<D>>,
 }
 
-/// The connection to the other ranks, and what must outlive their mappings.
-struct Closing<D: Device> {
+/// The connection to the other ranks, and what must outlive their mappings of it: kept by the communicator and, after its own
+/// mappings, by the endpoint, so that the last of communicator and buffers ends it.
+pub(crate) struct Closing<D: Device> {
     exports: D::Exports,
     bootstrap: Box<dyn Bootstrap>,
     origin: Origin,
@@ -63,10 +65,12 @@ struct Closing<D: Device> {
 impl<D: Device> Drop for Closing<D> {
     fn drop(&mut self) {
         const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-        if !self.exports.is_empty() && !self.origin.is_elsewhere() {
-            // All ranks have closed what this one frees next. A rank that does not come is dead, and has closed it so, or hangs,
-            // and then so would a longer wait.
-            let _ = self.bootstrap.barrier(CLOSE_TIMEOUT);
+        if !self.exports.is_empty() {
+            // All ranks have closed what this one frees next. A rank that does not come may still use it, and a longer wait
+            // could be a hang: then it stays until the process ends. In a fork it is the parent's.
+            if self.origin.is_elsewhere() || self.bootstrap.barrier(CLOSE_TIMEOUT).is_err() {
+                self.exports.leave();
+            }
         }
     }
 }
@@ -158,10 +162,9 @@ impl<D: Device> Communicator<D> {
         let free_rows = self.closing.bootstrap.all_gather(&free_rows, self.setup_timeout)?;
         let row = self.endpoint.lock().next_row(&free_rows)?;
         let endpoint = Arc::clone(&self.endpoint);
-        let registration = Registration::new(endpoint, memory, row, self.rank, bytes)?;
+        let registration = Registration::new(endpoint, memory, row, self.rank, bytes);
         // No rank pulls from the buffer before all have it in their tables.
-        self.closing.bootstrap.barrier(self.setup_timeout)?;
-        Ok(registration)
+        all_succeeded(registration, &*self.closing.bootstrap, self.setup_timeout)
     }
 
     /// Returns when every rank has called it, through the bootstrap.

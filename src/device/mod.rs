@@ -110,12 +110,17 @@ pub(crate) mod sealed {
     /// A list of exported memory, which it keeps.
     pub trait Exports: Send + Sync {
         fn is_empty(&self) -> bool;
+
+        /// Gives the memory up without freeing it.
+        fn leave(&self);
     }
 
     impl Exports for () {
         fn is_empty(&self) -> bool {
             true
         }
+
+        fn leave(&self) {}
     }
 
     /// A rank's status words, which its kernels and this process access atomically.

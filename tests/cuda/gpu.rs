@@ -41,7 +41,12 @@ pub fn stand_in() -> Option<Gpus> {
     }
 }
 
-fn skipped(what: &str, reason: &str) -> Option<Gpus> {
+/// Says that a test is skipped.
+///
+/// # Panics
+///
+/// Where the environment requires `what`.
+pub fn skipped<T>(what: &str, reason: &str) -> Option<T> {
     let required = std::env::var(REQUIRE).unwrap_or_default();
     assert!(!required.split(',').any(|required| required == what), "{REQUIRE}={required}: {reason}");
     println!("skipped: {reason}");

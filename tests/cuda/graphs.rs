@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{CudaGraph, CudaStream};
+use cudarc::driver::{CudaGraph, CudaStream, DevicePtr};
 use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
 
 use crate::gpu::{context, gpus};
@@ -13,7 +13,7 @@ use crate::seat::{compare, download, upload, Kind, Message, Placement, Plain, Se
 use crate::threads::{seats, threads};
 
 const COUNT: usize = 700;
-const BYTES: usize = COUNT * 8;
+pub const BYTES: usize = COUNT * 8;
 const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
 /// Captures what `body` puts on the stream.
@@ -40,7 +40,7 @@ const PLACEMENTS: [Placement; 3] = [
 ];
 
 /// Graphs of one to three calls with new inputs for each replay, between eager calls.
-fn capture_and_replay(seat: &Seat, random: &Random) {
+pub fn capture_and_replay(seat: &Seat, random: &Random) {
     let kind = (DType::Bf16, ReduceOp::Sum);
     let world = seat.communicator.world_size();
     let mut round = 0;
@@ -158,7 +158,9 @@ fn a_replay_before_registration_is_an_error() {
 #[test]
 fn an_address_that_is_used_again_is_registered_again() {
     let Some(_gpus) = gpus(1) else { return };
-    ranks("graphs::an_address_that_is_used_again_is_registered_again", "again", 2, &[], |local| {
+    // The peer has the old allocation open until its communicator ends.
+    let settings = [("STAND_IN_ABORT_ON_EARLY_FREE", "0")];
+    ranks("graphs::an_address_that_is_used_again_is_registered_again", "again", 2, &settings, |local| {
         let setup = Setup { graph_registration: true, ..Setup::with(Algorithm::OneShotPull) };
         let seat = Seat::new(setup.try_build(context(0), local).unwrap(), BYTES);
         let random = Random::new("again");
@@ -236,5 +238,90 @@ fn a_capture_does_not_pass_a_call_that_runs() {
             seat.start(&seat.stream, &message, placement).unwrap();
         }
         seat.report(&message, placement, seat.compare(&message, placement));
+    });
+}
+
+/// A buffer that is dropped while its stream is captured stays until the calls that were started before have ended.
+#[test]
+fn a_buffer_dropped_during_a_capture_stays_for_its_calls() {
+    let Some(_gpus) = gpus(1) else { return };
+    let random = Random::new("graphs::a_buffer_dropped_during_a_capture_stays_for_its_calls");
+    for algorithm in [Algorithm::OneShotPull, Algorithm::TwoShotPull] {
+        seats(2, 1, Setup::with(algorithm), BYTES, |seat| {
+            let message = Message::new(&mut random.fork(0), (DType::F32, ReduceOp::Sum), COUNT, 2);
+            let buffer = seat.communicator.alloc::<f32>(COUNT).unwrap();
+            let input = buffer.device_ptr(&seat.stream).0;
+            let output = seat.address((Kind::Pool, 0), 1, 4);
+            upload(&seat.stream, input, &message.inputs[seat.rank()]);
+            upload(&seat.stream, output, &message.poison());
+            seat.stream.synchronize().unwrap();
+            seat.communicator.barrier().unwrap();
+            let call = || {
+                let (stream, dtype, op) = (seat.stream.cu_stream(), message.dtype, message.op);
+                // SAFETY: the test's memory, which stays until the call has ended: that is what is tested.
+                unsafe { seat.communicator.all_reduce_raw(stream, input, output, COUNT, dtype, op) }.unwrap();
+            };
+            if seat.rank() == 0 {
+                call();
+                seat.stream.begin_capture(MODE).unwrap();
+                seat.start(&seat.stream, &message, Placement::of(Kind::Plain)).unwrap();
+                // The call waits for the other rank still.
+                drop(buffer);
+                assert!(seat.stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().is_some());
+                seat.communicator.barrier().unwrap();
+            } else {
+                seat.communicator.barrier().unwrap();
+                call();
+                seat.communicator.synchronize(&seat.stream).unwrap();
+                drop(buffer);
+            }
+            seat.communicator.synchronize(&seat.stream).unwrap();
+            compare(&download(&seat.stream, output, message.expected.len()), &message.expected, 4).unwrap();
+            // The next one finds everything in order.
+            seat.communicator.barrier().unwrap();
+            let again = seat.communicator.alloc::<f32>(COUNT).unwrap();
+            seat.check(&message, Placement::of(Kind::Registered));
+            seat.communicator.barrier().unwrap();
+            drop(again);
+        });
+    }
+}
+
+/// What would have to wait for a captured stream is refused on all ranks, and neither the capture nor the communicator suffers.
+#[test]
+fn nothing_is_registered_during_a_capture() {
+    let Some(_gpus) = gpus(1) else { return };
+    let random = Random::new("graphs::nothing_is_registered_during_a_capture");
+    seats(2, 1, Setup::with(Algorithm::TwoShotPull), BYTES, |seat| {
+        let message = Message::new(&mut random.fork(0), (DType::F32, ReduceOp::Sum), COUNT, 2);
+        let placement = Placement::of(Kind::Plain);
+        let refused = |error: Option<Error>| match (seat.rank(), error) {
+            (0, Some(Error::Unavailable { reason, .. })) => assert!(reason.contains("captured"), "{reason}"),
+            (1, Some(Error::PeerFailed { rank: 0, .. })) => {}
+            (_, error) => panic!("{error:?}"),
+        };
+        let attempts = || {
+            refused(seat.communicator.alloc::<f32>(COUNT).err());
+            refused(seat.communicator.register_graph_buffers().err());
+        };
+        let graph = (seat.rank() == 0).then(|| {
+            capture(&seat.stream, || {
+                seat.start(&seat.stream, &message, placement).unwrap();
+                attempts();
+            })
+        });
+        if seat.rank() == 1 {
+            attempts();
+        }
+        seat.communicator.barrier().unwrap();
+        seat.prepare(&message, placement);
+        match graph {
+            Some(graph) => graph.launch().unwrap(),
+            None => seat.start(&seat.stream, &message, placement).unwrap(),
+        }
+        seat.report(&message, placement, seat.compare(&message, placement));
+        seat.communicator.barrier().unwrap();
+        drop(seat.communicator.alloc::<f32>(COUNT).unwrap());
+        seat.communicator.register_graph_buffers().unwrap();
     });
 }

@@ -1,14 +1,16 @@
 //! The CUDA device, against the same oracle as the host: on a GPU, or with `tests/stand_in_driver` without one.
 //!
 //! Without a driver or a device every test prints `skipped: why` and passes. `FAST_ALLREDUCE_REQUIRE`, a list of `cuda`,
-//! `two-gpus` and `stand-in`, names what must be there. `scripts/test-cuda-stand-in.sh` runs it all with the stand-in.
+//! `two-gpus`, `stand-in` and `no-kernels`, names what must be there. `scripts/test-cuda-stand-in.sh` runs it all with the stand-in.
 #![cfg(feature = "cuda")]
 
+mod closing;
 mod concurrency;
 mod cost;
 mod errors;
 mod gpu;
 mod graphs;
+mod mixed;
 #[path = "../conformance/oracle.rs"]
 mod oracle;
 mod pointers;

@@ -73,6 +73,7 @@ pub fn ranks(test: &str, name: &str, size: usize, settings: &[(&str, &str)], bod
                     .env("FAST_ALLREDUCE_UNIQUE_ID", &id)
                     .env("FAST_ALLREDUCE_RANK", rank.to_string())
                     .env("FAST_ALLREDUCE_WORLD_SIZE", size.to_string())
+                    .env("STAND_IN_ABORT_ON_EARLY_FREE", "1")
                     .envs(settings.iter().copied());
                 Process::start(&mut command)
             };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::device::cuda::Sharing;
-use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
+use fast_allreduce::{Algorithm, DType, Error, ReduceOp, Registered};
 
 use crate::gpu::{context, gpus};
 use crate::processes::ranks;
@@ -33,11 +33,11 @@ fn reduce_from(seat: &Seat, input: u64, message: &Message) {
         .unwrap();
 }
 
-const BYTES: usize = 40 << 10;
+pub const BYTES: usize = 40 << 10;
 
 /// Registers, drops and registers again, and reduces from whole buffers, views and memory of the same allocation that is not
 /// registered.
-fn register_and_reduce(seat: &Seat, random: &Random) {
+pub fn register_and_reduce(seat: &Seat, random: &Random) {
     let communicator = &seat.communicator;
     let mut round = 0;
     let mut message = |count: usize| {
@@ -59,14 +59,19 @@ fn register_and_reduce(seat: &Seat, random: &Random) {
     let mixed = if seat.rank() == 0 { &*first } else { &unregistered };
     reduce_from(seat, address(mixed), &message(2000));
     // Gone from the middle; its row is used again.
+    // All ranks close their mappings, and then free.
+    communicator.barrier().unwrap();
+    let second = second.into_inner();
     communicator.barrier().unwrap();
     drop(second);
-    communicator.barrier().unwrap();
     reduce_from(seat, address(&first), &message(500));
     let fourth = communicator.register(plain_slice(&seat.stream, BYTES)).unwrap();
     reduce_from(seat, address(&fourth) + 4, &message(500));
     reduce_from(seat, address(&third), &message(500));
     communicator.barrier().unwrap();
+    let slices = [first, third, fourth].map(Registered::into_inner);
+    communicator.barrier().unwrap();
+    drop(slices);
 }
 
 #[test]

@@ -123,9 +123,10 @@ pub struct Seat {
     pub stream: Arc<CudaStream>,
     /// By kind. Asking a slice for its address makes the stream wait for an event, which a capture does not allow.
     bases: [[u64; 2]; 3],
+    // Before the others, which may be graph inputs: with the last buffer the peers' mappings of those end.
+    _registered: [Buffer<u8, Cuda>; 2],
     _plain: [Plain; 2],
     _pool: [CudaSlice<u8>; 2],
-    _registered: [Buffer<u8, Cuda>; 2],
     room: usize,
 }
 

@@ -1,10 +1,12 @@
 //! Machines and builds that have no CUDA: an error that says what is missing, and no panic.
 
 use fast_allreduce::device::cuda::CudaWorld;
-use fast_allreduce::{Cuda, Error};
+use fast_allreduce::{Algorithm, Cuda, DType, Error};
 
-use crate::gpu::{stand_in, LIMIT};
+use crate::gpu::{skipped, stand_in, LIMIT};
 use crate::processes::{part, this_test, Process};
+use crate::seat::Setup;
+use crate::threads::threads;
 
 /// Runs `body` in a process with the settings.
 fn with(test: &str, name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
@@ -54,14 +56,38 @@ fn no_device() {
     });
 }
 
-/// Says so in a build that has none; elsewhere there is nothing to see.
+/// A build without kernels says so; in one that has them there is nothing to see.
 #[test]
 fn no_kernels() {
     let [_, (_, cuda), _] = fast_allreduce::build_facts();
     // SAFETY: loads the driver's library, if any.
     if !cuda.starts_with("none: ") || !unsafe { cudarc::driver::sys::is_culib_present() } {
-        return println!("skipped: this build has kernels, or there is no driver: {cuda}");
+        skipped::<()>("no-kernels", &format!("this build has kernels, or there is no driver: {cuda}"));
+        return;
     }
-    let error = open().to_string();
-    assert!(error.contains("has no kernels") && error.contains(&cuda), "{error}");
+    for error in [open(), CudaWorld::new(0, 2, 4096, 0, LIMIT).err().expect("no kernels")] {
+        let error = error.to_string();
+        assert!(error.contains("has no kernels") && error.contains(&cuda), "{error}");
+    }
+}
+
+/// Without NVML, the driver's word on native atomics tells NVLink from PCIe.
+#[test]
+fn links_without_nvml() {
+    if part().is_none() && stand_in().is_none() {
+        return;
+    }
+    const BYTES: usize = 64 << 20;
+    for (name, setting, algorithm) in [
+        ("nvlink", [("STAND_IN_PCIE", "0")], Algorithm::OneShotPull),
+        ("pcie", [("STAND_IN_PCIE", "1")], Algorithm::OneShotPush),
+    ] {
+        with("settings::links_without_nvml", name, &setting, || {
+            threads(2, 2, |rank, context| {
+                let communicator = Setup::default().try_build(context, rank).unwrap();
+                assert_eq!(communicator.plan(BYTES / 4, DType::F32).algorithm, algorithm, "{name}");
+                communicator.barrier().unwrap();
+            });
+        });
+    }
 }

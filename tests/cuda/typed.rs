@@ -1,11 +1,12 @@
 //! The typed calls: on cudarc's slices, on views at odd offsets, in place, with its event tracking and without.
 
-use cudarc::driver::{CudaStream, DevicePtr};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::{Algorithm, Communicator, Cuda, DType, Error, ReduceOp};
 
 use crate::gpu::{context, gpus};
 use crate::random::Random;
-use crate::seat::{compare, Message, Setup};
+use crate::seat::{compare, upload, Message, Setup};
 use crate::threads::threads;
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -103,6 +104,81 @@ fn tracked_slices_are_waited_for() {
         communicator.synchronize(&calls).unwrap();
         communicator.barrier().unwrap();
     });
+}
+
+/// Captured with event tracking: what wrote the slices before is outside of the capture, or a part of it.
+#[test]
+fn captured_with_event_tracking() {
+    let Some(_gpus) = gpus(1) else { return };
+    const COUNT: usize = 3000;
+    let random = Random::new("typed::captured_with_event_tracking");
+    for algorithm in [Algorithm::OneShotPush, Algorithm::TwoShotPull] {
+        threads(2, 1, |rank, context| {
+            let communicator = Setup::with(algorithm).try_build(context.clone(), rank).unwrap();
+            let own = communicator.rank();
+            let (writes, calls) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+            assert!(context.is_managing_stream_synchronization());
+            let zeros = || writes.alloc_zeros::<f32>(COUNT).unwrap();
+            let (mut input, mut output, mut data, mut last) = (zeros(), zeros(), zeros(), zeros());
+            writes.synchronize().unwrap();
+            communicator.barrier().unwrap();
+            for round in 0..3 {
+                // Slices that have been used by nothing that cudarc tracks.
+                // SAFETY: written below.
+                let [from, mut to] = [(); 2].map(|()| unsafe { calls.alloc::<f32>(COUNT) }.unwrap());
+                let mut reduced = zeros();
+                writes.synchronize().unwrap();
+                calls.synchronize().unwrap();
+                calls.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+                communicator.all_reduce(&calls, &input, &mut output, ReduceOp::Sum).unwrap();
+                communicator.all_reduce_in_place(&calls, &mut data, ReduceOp::Sum).unwrap();
+                // A use that the next call must come after.
+                calls.memcpy_dtod(&from, &mut to).unwrap();
+                communicator.all_reduce(&calls, &to, &mut reduced, ReduceOp::Sum).unwrap();
+                communicator
+                    .all_reduce(&calls, &output.slice(..COUNT), &mut last.slice_mut(..), ReduceOp::Max)
+                    .unwrap();
+                let graph = calls.end_capture(CUgraphInstantiate_flags(0)).unwrap().expect("a graph");
+                context.check_err().unwrap();
+                for replay in 0..3 {
+                    let message = |which: usize| {
+                        let seed = 10 * (3 * round + replay) + which;
+                        Message::new(&mut random.fork(seed), (DType::F32, ReduceOp::Sum), COUNT, 2)
+                    };
+                    let messages = [message(0), message(1), message(2)];
+                    let own_part = |which: usize| floats(&messages[which].inputs[own]);
+                    // Tracked uses between the replays.
+                    writes.memcpy_htod(&own_part(0), &mut input).unwrap();
+                    writes.memcpy_htod(&own_part(1), &mut data).unwrap();
+                    writes.memcpy_htod(&floats(&messages[0].poison()), &mut output).unwrap();
+                    upload(&writes, address(&from), &messages[2].inputs[own]);
+                    writes.synchronize().unwrap();
+                    graph.launch().unwrap();
+                    communicator.synchronize(&calls).unwrap();
+                    check(&writes, &output, &messages[0]);
+                    check(&writes, &data, &messages[1]);
+                    check(&writes, &reduced, &messages[2]);
+                    // Equal on both ranks before, and so the same after.
+                    check(&writes, &last, &messages[0]);
+                    // And the same slices in an eager call.
+                    communicator.all_reduce(&calls, &input, &mut output, ReduceOp::Sum).unwrap();
+                    check(&writes, &output, &messages[0]);
+                }
+                communicator.barrier().unwrap();
+                // cudarc recorded their events in the capture, and cannot wait for those.
+                std::mem::forget((from, to));
+            }
+            communicator.barrier().unwrap();
+        });
+    }
+}
+
+/// Where a slice lies, without cudarc's knowing.
+fn address(slice: &CudaSlice<f32>) -> u64 {
+    let own = slice.stream().context().new_stream().unwrap();
+    let (address, used) = slice.device_ptr(&own);
+    std::mem::forget(used);
+    address
 }
 
 #[test]

@@ -35,12 +35,12 @@ fn slice<T: Element + cudarc::driver::DeviceRepr>(
 }
 
 fn reduce<T: Element + cudarc::driver::DeviceRepr>(
-    world: &CudaWorld,
+    world: &mut CudaWorld,
     message: &Message,
     call: Call,
 ) -> Result<(), String> {
     let Call { algorithm, grid, offset, registered, in_place } = call;
-    let stream = world.stream();
+    let stream = &std::sync::Arc::clone(world.stream());
     let inputs: Vec<_> = message.inputs.iter().map(|bytes| slice::<T>(stream, offset, bytes)).collect();
     let poison = message.poison();
     let separate: Vec<_> = inputs.iter().map(|_| slice::<T>(stream, offset, &poison)).collect();
@@ -67,7 +67,7 @@ fn reduce<T: Element + cudarc::driver::DeviceRepr>(
     Ok(())
 }
 
-fn reduce_any(world: &CudaWorld, message: &Message, call: Call) -> Result<(), String> {
+fn reduce_any(world: &mut CudaWorld, message: &Message, call: Call) -> Result<(), String> {
     match message.dtype {
         DType::F16 => reduce::<half::f16>(world, message, call),
         DType::Bf16 => reduce::<half::bf16>(world, message, call),
@@ -90,7 +90,7 @@ fn sweep(name: &str, worlds: &[usize], rounds: usize) {
     const MAX_BYTES: usize = 16 << 10;
     for &size in worlds {
         // The epoch passes its wrap-around on the way.
-        let world = CudaWorld::new(0, size, MAX_BYTES, u32::MAX - 20, LIMIT).unwrap();
+        let mut world = CudaWorld::new(0, size, MAX_BYTES, u32::MAX - 20, LIMIT).unwrap();
         for algorithm in Algorithm::ALL {
             for round in 0..rounds {
                 let dtype = DType::ALL[round % DType::ALL.len()];
@@ -106,7 +106,7 @@ fn sweep(name: &str, worlds: &[usize], rounds: usize) {
                     in_place: random.one_in(3),
                 };
                 let message = Message::new(&mut random, (dtype, op), count, size);
-                if let Err(problem) = reduce_any(&world, &message, call) {
+                if let Err(problem) = reduce_any(&mut world, &message, call) {
                     panic!("world of {size}: {problem}; {count} x {dtype} {op}, {call:?}");
                 }
             }
@@ -133,11 +133,12 @@ fn the_largest_world() {
 fn what_a_world_refuses() {
     let Some(_gpus) = gpus(1) else { return };
     assert_eq!(CudaWorld::new(0, 17, 4096, 0, LIMIT).err(), Some(Error::WorldSize { world_size: 17 }));
-    let world = CudaWorld::new(0, 2, 4096, 0, LIMIT).unwrap();
+    let mut world = CudaWorld::new(0, 2, 4096, 0, LIMIT).unwrap();
+    let (stream, max_blocks) = (std::sync::Arc::clone(world.stream()), world.max_blocks());
     let slices = |count: usize, length: usize| -> Vec<CudaSlice<f32>> {
-        (0..count).map(|_| world.stream().alloc_zeros(length).unwrap()).collect()
+        (0..count).map(|_| stream.alloc_zeros(length).unwrap()).collect()
     };
-    let call = |inputs: &[CudaSlice<f32>], outputs: &mut [CudaSlice<f32>], (offset, count), grid| {
+    let mut call = |inputs: &[CudaSlice<f32>], outputs: &mut [CudaSlice<f32>], (offset, count), grid| {
         let push = Algorithm::OneShotPush;
         world.all_reduce(inputs, outputs, offset, count, ReduceOp::Sum, push, grid, false)
     };
@@ -149,8 +150,57 @@ fn what_a_world_refuses() {
     mismatch(call(&slices(2, 7), &mut slices(2, 8), (0, 8), good));
     mismatch(call(&[], &mut slices(2, 8), (1, 8), good));
     mismatch(call(&[], &mut slices(2, 8), (usize::MAX, 8), good));
-    for grid in [(0, 32), (1, 0), (1, 31), (1, 513), (world.max_blocks() + 1, 32)] {
+    for grid in [(0, 32), (1, 0), (1, 31), (1, 513), (max_blocks + 1, 32)] {
         let result = call(&[], &mut slices(2, 8), (0, 8), grid);
         assert!(matches!(result, Err(Error::InvalidSetting { name: "grid", .. })), "{result:?}");
+    }
+}
+
+/// A prepared call, started several times and as a part of a graph.
+#[test]
+fn a_prepared_call_is_started_again() {
+    let Some(_gpus) = gpus(1) else { return };
+    let mut random = Random::new("world::a_prepared_call_is_started_again");
+    const CALLS: usize = 5;
+    for algorithm in Algorithm::ALL {
+        for registered in [false, true] {
+            let mut world = CudaWorld::new(0, 3, 8 << 10, u32::MAX - 9, LIMIT).unwrap();
+            // SAFETY: one stream uses the slices, and each is waited for before it is looked at.
+            unsafe { world.stream().context().disable_event_tracking() };
+            let stream = std::sync::Arc::clone(world.stream());
+            // Several pieces, each a launch.
+            let message = Message::new(&mut random, (DType::I32, ReduceOp::Sum), 5003, 3);
+            let inputs: Vec<_> =
+                message.inputs.iter().map(|bytes| slice::<i32>(&stream, 1, &vec![0; bytes.len()])).collect();
+            let mut outputs: Vec<_> =
+                inputs.iter().map(|_| slice::<i32>(&stream, 1, &message.poison())).collect();
+            let of = |slices: &[CudaSlice<i32>]| -> Vec<u64> {
+                slices.iter().map(|slice| slice.device_ptr(&stream).0 + 4).collect()
+            };
+            let (from, to) = (of(&inputs), of(&outputs));
+            let mut call = world
+                .prepare(&inputs, &mut outputs, 1, 5003, ReduceOp::Sum, algorithm, (3, 64), registered)
+                .unwrap();
+            let mode = cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            stream.begin_capture(mode).unwrap();
+            (0..CALLS).for_each(|_| call.enqueue().unwrap());
+            let flags = cudarc::driver::sys::CUgraphInstantiate_flags(0);
+            let graph = stream.end_capture(flags).unwrap().expect("a graph with nodes");
+            for replayed in [false, true, false] {
+                from.iter()
+                    .zip(&message.inputs)
+                    .for_each(|(&address, bytes)| upload(&stream, address, bytes));
+                to.iter().for_each(|&address| upload(&stream, address, &message.poison()));
+                match replayed {
+                    true => graph.launch().unwrap(),
+                    false => (0..CALLS).for_each(|_| call.enqueue().unwrap()),
+                }
+                call.finish().unwrap();
+                for &address in &to {
+                    compare(&download(&stream, address, message.expected.len()), &message.expected, 4)
+                        .unwrap();
+                }
+            }
+        }
     }
 }

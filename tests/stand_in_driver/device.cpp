@@ -56,6 +56,8 @@ const Settings &settings() {
                         flag("STAND_IN_IPC_BLACK_HOLE"),
                         flag("STAND_IN_NO_PEER"),
                         flag("STAND_IN_NO_LAUNCH"),
+                        flag("STAND_IN_PCIE"),
+                        flag("STAND_IN_ABORT_ON_EARLY_FREE"),
                         log ? log : ""};
   }();
   return *settings;
@@ -223,8 +225,10 @@ CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CU
     return from == to ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
   switch (attribute) {
   case CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK: *value = 0; break;
-  case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
   case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED:
+    *value = peers_reach_each_other(from, to) && !settings().pcie;
+    break;
+  case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
   case CU_DEVICE_P2P_ATTRIBUTE_ARRAY_ACCESS_SUPPORTED: *value = peers_reach_each_other(from, to); break;
   default: return CUDA_ERROR_INVALID_VALUE;
   }

@@ -18,7 +18,7 @@ constexpr int kMaxDevices = 16;
 // Read once, from the environment; README.md documents the variables.
 struct Settings {
   std::vector<int> devices; // physical number of each visible device
-  bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch;
+  bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch, pcie, abort_on_early_free;
   std::string launch_log;
 };
 const Settings &settings();

@@ -75,15 +75,30 @@ CUresult map_peer(CUcontext context, const CUipcMemHandle &opaque, const Handle 
     return CUDA_ERROR_INVALID_HANDLE;
   const bool mapped =
       map_guarded(settings().ipc_black_hole ? -1 : fd, handle.bytes, &allocation.mapping, &allocation.base);
-  close(fd);
-  if (!mapped)
+  if (!mapped) {
+    close(fd);
     return CUDA_ERROR_MAP_FAILED;
+  }
+  // Stays until the handle is closed, or the process ends: the exporter can tell that its memory is in use.
+  struct flock lock = {};
+  lock.l_type = F_RDLCK;
+  if (fcntl(fd, F_OFD_SETLK, &lock) != 0)
+    perror("stand-in driver: lock of opened memory");
+  allocation.fd = fd;
   *pointer = allocation.base;
   Registry::lock().insert(std::move(allocation));
   return CUDA_SUCCESS;
 }
 
 } // namespace
+
+bool is_open_elsewhere(const Allocation &allocation) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  return allocation.kind == Kind::Device && allocation.fd >= 0 &&
+         fcntl(allocation.fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
 } // namespace stand_in
 
 using namespace stand_in;

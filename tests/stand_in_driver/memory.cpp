@@ -117,6 +117,15 @@ CUresult allocate(CUcontext context, Kind kind, size_t bytes, uint64_t *base) {
   return CUDA_SUCCESS;
 }
 
+// CUDA leaves undefined what happens to memory that is freed while another process has it open.
+void check_not_open(const Allocation &allocation) {
+  if (!settings().abort_on_early_free || !is_open_elsewhere(allocation))
+    return;
+  fprintf(stderr, "stand-in driver: %zu bytes are freed while another process has them open\n",
+          allocation.bytes);
+  abort();
+}
+
 // Takes the allocation that starts at base out of the registry.
 CUresult take(uint64_t base, std::initializer_list<Kind> kinds, Allocation *allocation) {
   auto registry = Registry::lock();
@@ -126,6 +135,7 @@ CUresult take(uint64_t base, std::initializer_list<Kind> kinds, Allocation *allo
   for (Kind kind : kinds) {
     if (found->second.kind != kind)
       continue;
+    check_not_open(found->second);
     *allocation = std::move(found->second);
     registry.allocations.erase(found);
     return CUDA_SUCCESS;

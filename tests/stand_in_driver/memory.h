@@ -84,6 +84,9 @@ void unmap_guarded(const Mapping &mapping);
 // Fresh memory holds a pattern: nothing says that it is zero.
 void poison(uint64_t base, size_t bytes);
 
+// Whether another process has opened its handle and not closed it.
+bool is_open_elsewhere(const Allocation &allocation);
+
 // Undoes the mapping of an allocation that has left the registry.
 void release(Allocation &allocation);
 // Everything that a context owned, when it is destroyed.

@@ -77,12 +77,18 @@ Without --iters, calls are repeated for about 20 ms, at least 20 and at most 100
 The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run could not be made.";
 
 const GPU_CHECK_NOTES: &str = "\
-Steps: facts (of the driver and the GPU), ipc (memory that two processes share, of each kind), world (all ranks in one
-cooperative launch: every algorithm, type and operation), threads (ranks are threads with a stream each), processes (ranks are
-two processes that take turns), latency, fixed (what a launch and a barrier cost) and bandwidth.
+First the answers that all else depends on: facts (of the driver and the GPU), mps (is its control program there),
+ipc-handles and ipc-descriptors (do two processes on one GPU open each other's memory, by CUDA IPC handles and by file
+descriptors), cooperative (do worlds of 2 to 16 ranks pass in one cooperative launch), time-slices (what a barrier between two
+processes that take turns costs).
 
-Each is a process with a time limit of its own; what fails is reported while the others go on. All of them take less than 8
-minutes. Everything is on one GPU: nothing here is a measurement of NVLink.
+Then world (all ranks in one cooperative launch: every algorithm, type and operation), threads (ranks are threads with a
+stream each), processes (ranks are two processes that take turns), latency, fixed (what a launch and a barrier cost),
+bandwidth, memcheck and synccheck (compute-sanitizer over a small part of world, where it is found) and tests (the programs that
+--test names).
+
+Each is a process with a time limit of its own; what fails is reported while the others go on. Limits shrink with what is left
+of --budget. Everything is on one GPU: nothing here is a measurement of NVLink.
 
 The exit status is 0 if all is right, 1 if a check failed, 2 if there is nothing to check.";
 
@@ -112,6 +118,18 @@ pub struct GpuCheck {
     /// The GPU
     #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
     pub gpu: usize,
+    /// Seconds for all steps together
+    #[arg(long, value_name = "SECONDS", default_value_t = 480)]
+    pub budget: u64,
+    /// A test of the CUDA device to run in the step tests, as cargo test --no-run makes it; may be given several times
+    #[arg(long = "test", value_name = "FILE")]
+    pub tests: Vec<PathBuf>,
+    /// Keep what other programs print in this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub logs: Option<PathBuf>,
+    /// Milliseconds that a step has
+    #[arg(long, hide = true, default_value_t = 60_000)]
+    pub limit: u64,
     /// Do the steps in this process, and write their records as lines of JSON
     #[arg(long, hide = true)]
     pub alone: bool,
@@ -124,13 +142,20 @@ pub struct GpuCheck {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Step {
     Facts,
-    Ipc,
+    Mps,
+    IpcHandles,
+    IpcDescriptors,
+    Cooperative,
+    TimeSlices,
     World,
     Threads,
     Processes,
     Latency,
     Fixed,
     Bandwidth,
+    Memcheck,
+    Synccheck,
+    Tests,
 }
 
 /// How two processes share memory.

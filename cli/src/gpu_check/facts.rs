@@ -58,12 +58,6 @@ pub fn run(options: &GpuCheck) -> Result<(), Failure> {
             Err(_) => Record::skipped(name, "the driver does not know it").write()?,
         }
     }
-    let mps = find("nvidia-cuda-mps-control");
-    Record::fact(
-        "nvidia-cuda-mps-control",
-        mps.map_or("not found".into(), |path| path.display().to_string()),
-    )
-    .write()?;
     let container =
         ["/.dockerenv", "/run/.containerenv"].iter().any(|file| std::fs::exists(file).is_ok_and(|is| is));
     Record::fact("in a container", if container { "yes" } else { "no sign of it" }).write()?;
@@ -73,9 +67,16 @@ pub fn run(options: &GpuCheck) -> Result<(), Failure> {
     }
 }
 
-/// The program of that name, in PATH or where it usually is.
-fn find(program: &str) -> Option<PathBuf> {
+/// The step `mps`.
+pub fn mps() -> Result<(), Failure> {
+    let found = find("nvidia-cuda-mps-control", &["/usr/bin", "/usr/local/nvidia/bin"]);
+    let answer = found.map_or("no".into(), |path| format!("yes, {}", path.display()));
+    Record::answer("Is nvidia-cuda-mps-control present?", answer).write()
+}
+
+/// The program of that name, in PATH or in one of the `usual` places.
+pub fn find(program: &str, usual: &[&str]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(["/usr/bin".into(), "/usr/local/nvidia/bin".into()]);
+    let folders = std::env::split_paths(&path).chain(usual.iter().map(PathBuf::from));
     folders.map(|folder| folder.join(program)).find(|file| file.is_file())
 }

@@ -55,20 +55,41 @@ fn checking(session: &Session, registered: bool) -> Measure<'_> {
     Measure { session, effort, seed: SEED, round: 0 }
 }
 
-/// Two processes for each way to share memory, so that one way can fail alone.
+/// The steps that two processes do: for each way to share memory, so that one way can fail alone.
 pub fn processes(step: Step, options: &GpuCheck) -> Result<(), Failure> {
-    for sharing in SharingName::ALL {
-        if let Err(failure) = launch(step, options, Some(sharing)) {
-            Record::check(sharing.sharing().name(), 0, Err(failure)).write()?;
+    let ways: &[_] = match step {
+        Step::IpcHandles => &[Some(SharingName::Ipc)],
+        Step::IpcDescriptors => &[Some(SharingName::Descriptor)],
+        Step::TimeSlices => &[None],
+        _ => &SharingName::ALL.map(Some),
+    };
+    for &sharing in ways {
+        let Err(failure) = launch(step, options, sharing) else { continue };
+        let name = sharing.map_or("two processes", |sharing| sharing.sharing().name());
+        if let Some(question) = question(step) {
+            Record::answer(question, format!("no: {failure}")).write()?;
         }
+        Record::check(name, 0, Err(failure)).write()?;
     }
     Ok(())
 }
 
+/// What the step of two processes answers.
+fn question(step: Step) -> Option<&'static str> {
+    match step {
+        Step::IpcHandles => Some("Do CUDA IPC handles open between two processes on one GPU?"),
+        Step::IpcDescriptors => {
+            Some("Do file descriptors of VMM memory open between two processes on one GPU?")
+        }
+        Step::TimeSlices => Some("What does a barrier between two processes cost that the GPU runs in turn?"),
+        _ => None,
+    }
+}
+
 /// Runs this step's two ranks. The first one writes what they find.
-pub fn launch(step: Step, options: &GpuCheck, sharing: Option<SharingName>) -> Result<(), Failure> {
-    let (step, gpu) = (step.name(), options.gpu.to_string());
-    let mut arguments = vec!["gpu-check", "--alone", "--step", &step, "--gpu", &gpu];
+fn launch(step: Step, options: &GpuCheck, sharing: Option<SharingName>) -> Result<(), Failure> {
+    let (step, gpu, limit) = (step.name(), options.gpu.to_string(), options.limit.to_string());
+    let mut arguments = vec!["gpu-check", "--alone", "--step", &step, "--gpu", &gpu, "--limit", &limit];
     if options.small {
         arguments.push("--small");
     }
@@ -88,17 +109,34 @@ pub fn rank(options: &GpuCheck) -> Result<bool, Failure> {
     let sharing = options.sharing.map(SharingName::sharing);
     let name = sharing.map_or("two processes", Sharing::name);
     match options.steps.first() {
-        Some(Step::Ipc) => {
-            let outcome = check_types(&session, options, sharing, &[DType::F32], &[ReduceOp::Sum], None);
-            first(&session, || outcome.into_record(name))
+        Some(&step @ (Step::IpcHandles | Step::IpcDescriptors)) => {
+            let checked = check_types(&session, options, sharing, &[DType::F32], &[ReduceOp::Sum], None);
+            if let (0, Some(question)) = (session.rank(), question(step)) {
+                let answer = match &checked.outcome {
+                    Ok(()) => format!("yes; {} reductions through them are right", checked.cases),
+                    Err(failure) => format!("no: {failure}"),
+                };
+                Record::answer(question, answer).write()?;
+            }
+            first(&session, || checked.into_record(name))
         }
         Some(Step::Processes) => {
-            let budget = Budget::share(Step::Processes, SharingName::ALL.len() as u32);
+            let budget = Budget::share(options, SharingName::ALL.len() as u32);
             let (dtypes, ops) = dtypes_and_ops(options);
             let outcome = check_types(&session, options, sharing, dtypes, ops, Some(budget));
             first(&session, || outcome.into_record(name))
         }
-        Some(Step::Fixed) => rigs::fixed_between_processes(&session, options),
+        Some(&step @ Step::TimeSlices) => {
+            let (mean, median) = rigs::fixed_between_processes(&session, options)?;
+            match (session.rank(), question(step)) {
+                (0, Some(question)) => {
+                    let answer =
+                        format!("{mean:.1} us on average, {median:.1} us in the median (plain calls)");
+                    Record::answer(question, answer).write()
+                }
+                _ => Ok(()),
+            }
+        }
         _ => Err(Failure::Usage("this step has no ranks".into())),
     }?;
     Ok(!has_failed())

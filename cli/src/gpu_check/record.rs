@@ -20,6 +20,8 @@ pub fn has_failed() -> bool {
 pub enum Record {
     /// Something that is so.
     Fact { name: String, value: String },
+    /// What a question that all else depends on comes to: stands at the top of the report.
+    Answer { question: String, answer: String },
     /// Something that must be so: how many cases were tried, and what was wrong.
     Check { name: String, cases: u64, error: Option<String> },
     /// A measurement, with its place in a table.
@@ -34,6 +36,11 @@ impl Record {
     /// A fact.
     pub fn fact(name: impl Into<String>, value: impl ToString) -> Self {
         Self::Fact { name: name.into(), value: value.to_string() }
+    }
+
+    /// A question and its answer.
+    pub fn answer(question: impl Into<String>, answer: impl ToString) -> Self {
+        Self::Answer { question: question.into(), answer: answer.to_string() }
     }
 
     /// A check of `cases` cases that ended with `outcome`.

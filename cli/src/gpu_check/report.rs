@@ -35,21 +35,27 @@ impl Report {
         self.steps.iter().all(Outcome::is_right)
     }
 
-    /// Writes the files that were asked for; without one for the summary, that goes to standard output.
-    pub fn write(&self, options: &GpuCheck) -> Result<(), Failure> {
+    /// Writes the files that were asked for.
+    pub fn write_files(&self, options: &GpuCheck) -> Result<(), Failure> {
         if let Some(file) = &options.json {
             let mut json = serde_json::to_string_pretty(self).map_err(std::io::Error::from)?;
             json.push('\n');
             std::fs::write(file, json)?;
         }
-        match &options.markdown {
-            Some(file) => Ok(std::fs::write(file, self.markdown())?),
-            None => {
-                let mut out = std::io::stdout().lock();
-                out.write_all(self.markdown().as_bytes())?;
-                Ok(out.flush()?)
-            }
+        if let Some(file) = &options.markdown {
+            std::fs::write(file, self.markdown())?;
         }
+        Ok(())
+    }
+
+    /// Writes the summary to standard output, if no file was asked for.
+    pub fn write_summary(&self, options: &GpuCheck) -> Result<(), Failure> {
+        if options.markdown.is_some() {
+            return Ok(());
+        }
+        let mut out = std::io::stdout().lock();
+        out.write_all(self.markdown().as_bytes())?;
+        Ok(out.flush()?)
     }
 
     fn markdown(&self) -> String {
@@ -65,6 +71,13 @@ impl Report {
             writeln!(page, "* {fact}")?;
         }
         writeln!(page, "\nEverything ran on one GPU: no figure here is one of NVLink or PCIe.\n")?;
+        for record in self.steps.iter().flat_map(|outcome| &outcome.records) {
+            if let Record::Answer { question, answer } = record {
+                writeln!(page, "* {question} **{answer}**")?;
+            }
+        }
+        let seconds: f64 = self.steps.iter().map(|outcome| outcome.seconds).sum();
+        writeln!(page, "\nAll steps took {seconds:.0} s.\n")?;
         writeln!(page, "| step | result | cases | seconds |\n|---|---|---:|---:|")?;
         for outcome in &self.steps {
             let Outcome { step, seconds, .. } = outcome;
@@ -83,6 +96,7 @@ fn write_lists(page: &mut String, records: &[Record]) -> std::fmt::Result {
     for record in records {
         match record {
             Record::Fact { name, value } => writeln!(page, "* {name}: {value}")?,
+            Record::Answer { question, answer } => writeln!(page, "* {question} {answer}")?,
             Record::Check { name, cases, error: None } => writeln!(page, "* {name}: right, {cases} cases")?,
             Record::Check { name, cases, error: Some(error) } => {
                 writeln!(page, "* **{name}: FAILED** in {cases} cases: {error}")?;

@@ -1,20 +1,21 @@
 //! Measurements: what a call takes, what is fixed of that, and how near the memory's bandwidth it comes.
 //!
-//! Ranks are threads of one process here, because a [`CudaWorld`] starts its launches one by one from the host: through its
-//! interface a launch can be timed only with what it takes to start it, which is a table of its own.
+//! Latency is measured twice: with ranks as threads, the launches that are in use, and with all ranks in one cooperative
+//! launch, in which CUDA promises that they all make progress. Either way events around replays of a graph are the clock.
 
 use std::ffi::CStr;
+use std::sync::Arc;
 
-use cudarc::driver::sys::CUevent_flags;
-use cudarc::driver::{result, CudaContext};
-use fast_allreduce::device::cuda::CudaWorld;
+use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{result, CudaContext, CudaStream};
+use fast_allreduce::device::cuda::{CudaWorld, WorldCall};
 use fast_allreduce::{Algorithm, ReduceOp};
 
-use super::ranks::{self, as_threads, settings, TIMEOUT};
+use super::ranks::{as_threads, settings, TIMEOUT};
 use super::record::Record;
 use super::world::grid;
 use super::Budget;
-use crate::arguments::{GpuCheck, Step};
+use crate::arguments::GpuCheck;
 use crate::bench::device::cuda::{Gpu, Settings, GRAPH_CALLS};
 use crate::bench::measure::{Effort, Measure};
 use crate::bench::session::Session;
@@ -45,6 +46,13 @@ fn timing(session: &Session, iterations: Option<u64>, registered: bool) -> Measu
 pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     let settings = Settings { eager: false, ..settings(options, None, launch_bytes(options)) };
     let worlds: &[usize] = if options.small { &[2] } else { &[2, 4, 8] };
+    // First, because it needs nothing but the GPU; it may take half of the time.
+    for &world_size in worlds {
+        let part = Budget::share(options, 2 * worlds.len() as u32);
+        if let Err(failure) = world_latency(options, world_size, part) {
+            Record::check(format!("latency of a world of {world_size}"), 0, Err(failure)).write()?;
+        }
+    }
     as_threads(worlds, "latency", |session| {
         let table = format!(
             "f32 sum, {} ranks as threads, registered inputs: microseconds of a call in a graph of {GRAPH_CALLS}",
@@ -55,19 +63,20 @@ pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
             choices.map(|choice| Gpu::new(session, &settings, choice)).collect::<Result<Vec<_>, _>>()?;
         let mut measure = timing(session, None, true);
         let mut wrong = 0;
-        for bytes in sizes(options) {
-            if session.of_first(u64::from(budget.is_spent()))? != 0 {
-                if session.rank() == 0 {
-                    Record::skipped(format!("{table}: from {bytes} B on"), "the step's time was over")
-                        .write()?;
-                }
-                break;
-            }
+        'sizes: for bytes in sizes(options) {
             for (index, gpu) in gpus.iter().enumerate() {
+                let column = Algorithm::ALL.get(index).map_or("auto", |algorithm| algorithm.name());
+                // One of them decides for all.
+                if session.of_first(u64::from(budget.is_spent()))? != 0 {
+                    if session.rank() == 0 {
+                        let left = format!("{table}: from {bytes} B, {column} on");
+                        Record::skipped(left, "the step's time was over").write()?;
+                    }
+                    break 'sizes;
+                }
                 let row = measure.row::<f32>(gpu, bytes / size_of::<f32>(), ReduceOp::Sum)?;
                 wrong += row.wrong();
                 if session.rank() == 0 {
-                    let column = Algorithm::ALL.get(index).map_or("auto", |algorithm| algorithm.name());
                     Record::figure(&table, bytes, column, row.out_of_place.time_us).write()?;
                 }
             }
@@ -78,52 +87,70 @@ pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
         }
         Ok(())
     })?;
-    for &world_size in worlds {
-        if let Err(failure) = world_latency(options, world_size, budget) {
-            Record::check(format!("latency of a world of {world_size}"), 0, Err(failure)).write()?;
-        }
-    }
     Ok(())
 }
 
-/// One cooperative launch for all ranks, started and waited for by the host: an upper bound.
+/// One cooperative launch for all ranks of a call.
 fn world_latency(options: &GpuCheck, world_size: usize, budget: Budget) -> Result<(), Failure> {
-    const CALLS: usize = 20;
-    let table = format!(
-        "f32 sum, {world_size} ranks in one cooperative launch: microseconds of a launch with what the host does to start it"
-    );
-    let world = CudaWorld::new(options.gpu, world_size, launch_bytes(options), 0, TIMEOUT)?;
-    let stream = world.stream();
-    let event = || {
-        let event = stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
-        event.map_err(driver("cuEventCreate"))
+    let mut world = CudaWorld::new(options.gpu, world_size, launch_bytes(options), 0, TIMEOUT)?;
+    // SAFETY: all work on memory of this context is on the world's stream, in whose order it is also freed.
+    unsafe { world.stream().context().disable_event_tracking() };
+    let stream = Arc::clone(world.stream());
+    let title = |timed| {
+        format!("f32 sum, {world_size} ranks in one cooperative launch, registered inputs: microseconds of a call in {timed}")
     };
-    let (start, end) = (event()?, event()?);
     for bytes in sizes(options) {
-        if budget.is_spent() {
-            return Record::skipped(format!("{table}: from {bytes} B on"), "the step's time was over")
-                .write();
-        }
         let count = bytes / size_of::<f32>();
         let zeros =
             || (0..world_size).map(|_| stream.alloc_zeros::<f32>(count)).collect::<Result<Vec<_>, _>>();
         let (inputs, mut outputs) =
             (zeros().map_err(driver("cuMemAlloc"))?, zeros().map_err(driver("cuMemAlloc"))?);
-        stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
         for algorithm in Algorithm::ALL {
-            let mut times = Vec::with_capacity(CALLS);
-            for _ in 0..CALLS {
-                start.record(stream).map_err(driver("cuEventRecord"))?;
-                let grid = grid(&world, bytes);
-                world.all_reduce(&inputs, &mut outputs, 0, count, ReduceOp::Sum, algorithm, grid, true)?;
-                end.record(stream).map_err(driver("cuEventRecord"))?;
-                times.push(start.elapsed_ms(&end).map_err(driver("cuEventElapsedTime"))?);
+            if budget.is_spent() {
+                let left = format!("{}: from {bytes} B, {algorithm} on", title("a graph"));
+                return Record::skipped(left, "the step's time was over").write();
             }
-            times.sort_unstable_by(f32::total_cmp);
-            Record::figure(&table, bytes, algorithm.name(), f64::from(times[CALLS / 2]) * 1e3).write()?;
+            let grid = grid(&world, bytes);
+            let mut call =
+                world.prepare(&inputs, &mut outputs, 0, count, ReduceOp::Sum, algorithm, grid, true)?;
+            let (timed, microseconds) = time_calls(&stream, &mut call)?;
+            Record::figure(&title(timed), bytes, algorithm.name(), microseconds).write()?;
         }
     }
     Ok(())
+}
+
+/// How a call was timed, and what it took: the median of some rounds of [`GRAPH_CALLS`] calls.
+fn time_calls(stream: &Arc<CudaStream>, call: &mut WorldCall<'_>) -> Result<(&'static str, f64), Failure> {
+    const ROUNDS: usize = 5;
+    let event = || {
+        let event = stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
+        event.map_err(driver("cuEventCreate"))
+    };
+    let (start, end) = (event()?, event()?);
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    stream.begin_capture(mode).map_err(driver("cuStreamBeginCapture"))?;
+    let captured = (0..GRAPH_CALLS).try_for_each(|_| call.enqueue());
+    // A driver that does not capture cooperative launches is no reason to measure nothing.
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).ok().flatten().filter(|_| captured.is_ok());
+    let mut times = Vec::with_capacity(ROUNDS);
+    for round in 0..=ROUNDS {
+        start.record(stream).map_err(driver("cuEventRecord"))?;
+        match &graph {
+            Some(graph) => graph.launch().map_err(driver("cuGraphLaunch"))?,
+            None => (0..GRAPH_CALLS).try_for_each(|_| call.enqueue())?,
+        }
+        end.record(stream).map_err(driver("cuEventRecord"))?;
+        call.finish()?;
+        let milliseconds = start.elapsed_ms(&end).map_err(driver("cuEventElapsedTime"))?;
+        // The first warms up.
+        if round > 0 {
+            times.push(f64::from(milliseconds) * 1e3 / GRAPH_CALLS as f64);
+        }
+    }
+    times.sort_unstable_by(f64::total_cmp);
+    let timed = if graph.is_some() { "a graph of 20" } else { "20 plain launches" };
+    Ok((timed, times[ROUNDS / 2]))
 }
 
 /// The step `fixed`.
@@ -149,9 +176,6 @@ pub fn fixed(options: &GpuCheck) -> Result<(), Failure> {
         }
         Ok(())
     })?;
-    if let Err(failure) = ranks::launch(Step::Fixed, options, None) {
-        Record::check("two processes that take turns", 0, Err(failure)).write()?;
-    }
     Ok(())
 }
 
@@ -192,8 +216,8 @@ fn empty_launch(options: &GpuCheck) -> Result<(), Failure> {
         .write()
 }
 
-/// The smallest pull, by two processes that the GPU runs in turn.
-pub fn fixed_between_processes(session: &Session, options: &GpuCheck) -> Result<(), Failure> {
+/// The smallest pull, by two processes that the GPU runs in turn: the mean and the median, in microseconds.
+pub fn fixed_between_processes(session: &Session, options: &GpuCheck) -> Result<(f64, f64), Failure> {
     let settings = Settings { eager: true, ..settings(options, None, 64 << 10) };
     let gpu = Gpu::new(session, &settings, Some(Algorithm::OneShotPull))?;
     let effort = Effort { iterations: Some(20), warmup: 2, checks: 1, registered: false };
@@ -206,31 +230,39 @@ pub fn fixed_between_processes(session: &Session, options: &GpuCheck) -> Result<
             Record::figure(table, "one barrier", column, value).write()?;
         }
     }
-    Ok(())
+    Ok((row.out_of_place.time_us, row.out_of_place.p50_us))
 }
 
 /// The step `bandwidth`.
-pub fn bandwidth(options: &GpuCheck) -> Result<(), Failure> {
+pub fn bandwidth(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     let bytes = if options.small { 1 << 20 } else { 64 << 20 };
     let worlds: &[usize] = if options.small { &[2] } else { &[2, 4, 8] };
     let table = format!("GB/s read and written, by a two-shot of {bytes} B and by a copy of as much traffic");
-    as_threads(worlds, "bandwidth", |session| {
-        let world_size = session.world_size();
-        // With registered inputs a rank reads its slice of every input, writes it twice, and reads and writes the other slices:
-        // three times its message.
-        let traffic = 3 * world_size * bytes;
-        let settings = settings(options, None, launch_bytes(options));
-        let gpu = Gpu::new(session, &settings, Some(Algorithm::TwoShotPull))?;
-        let row = timing(session, None, true).row::<f32>(&gpu, bytes / size_of::<f32>(), ReduceOp::Sum)?;
-        if session.rank() == 0 {
-            let rate = traffic as f64 / row.out_of_place.time_us * 1e-3;
-            Record::figure(&table, format!("{world_size} ranks"), "two-shot-pull", rate).write()?;
-        }
-        Ok(())
-    })?;
     for &world_size in worlds {
+        if budget.is_spent() {
+            return Record::skipped(
+                format!("{table}: from {world_size} ranks on"),
+                "the step's time was over",
+            )
+            .write();
+        }
+        let row = format!("{world_size} ranks");
         let rate = copy_rate(options, 3 * world_size * bytes / 2)?;
-        Record::figure(&table, format!("{world_size} ranks"), "copy", rate).write()?;
+        Record::figure(&table, &row, "copy", rate).write()?;
+        as_threads(&[world_size], "bandwidth", |session| {
+            // With registered inputs a rank reads its slice of every input, writes it twice, and reads and writes the other
+            // slices: three times its message.
+            let traffic = 3 * world_size * bytes;
+            let settings = settings(options, None, launch_bytes(options));
+            let gpu = Gpu::new(session, &settings, Some(Algorithm::TwoShotPull))?;
+            let timed =
+                timing(session, None, true).row::<f32>(&gpu, bytes / size_of::<f32>(), ReduceOp::Sum)?;
+            if session.rank() == 0 {
+                let rate = traffic as f64 / timed.out_of_place.time_us * 1e-3;
+                Record::figure(&table, &row, "two-shot-pull", rate).write()?;
+            }
+            Ok(())
+        })?;
     }
     Ok(())
 }

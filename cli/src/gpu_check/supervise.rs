@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::programs;
 use super::record::Record;
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
@@ -42,7 +43,9 @@ impl Outcome {
 
     /// In a few words.
     pub fn verdict(&self) -> String {
+        let is_skipped = |record: &Record| matches!(record, Record::Skipped { .. });
         match (&self.error, self.failures()) {
+            (None, 0) if !self.records.is_empty() && self.records.iter().all(is_skipped) => "skipped".into(),
             (None, 0) => "passed".into(),
             (None, failures) => format!("FAILED ({failures} checks)"),
             (Some(error), 0) => format!("FAILED: {error}"),
@@ -57,10 +60,23 @@ impl Outcome {
 }
 
 /// Runs a step to its end or its limit.
-pub fn run(step: Step, options: &GpuCheck) -> Result<Outcome, Failure> {
+pub fn run(step: Step, options: &GpuCheck, limit: Duration) -> Result<Outcome, Failure> {
+    const LEAST: Duration = Duration::from_secs(1);
+    if limit < LEAST {
+        let error = Some("not run: the time for all steps is over".into());
+        return Ok(Outcome { step: step.name(), error, seconds: 0.0, records: Vec::new() });
+    }
+    match step {
+        Step::Memcheck | Step::Synccheck | Step::Tests => programs::run(step, options, limit),
+        _ => run_alone(step, options, limit),
+    }
+}
+
+fn run_alone(step: Step, options: &GpuCheck, limit: Duration) -> Result<Outcome, Failure> {
     let start = Instant::now();
     let mut command = Command::new("/proc/self/exe");
     command.args(["gpu-check", "--alone", "--step", &step.name(), "--gpu", &options.gpu.to_string()]);
+    command.args(["--limit", &limit.as_millis().to_string()]);
     if options.small {
         command.arg("--small");
     }
@@ -71,7 +87,7 @@ pub fn run(step: Step, options: &GpuCheck) -> Result<Outcome, Failure> {
     let records = process.stdout.take().map(|out| std::thread::spawn(move || records(out)));
     let complaints = process.stderr.take().map(|err| std::thread::spawn(move || last_line(err)));
 
-    let status = wait(&mut process, start + step.limit())?;
+    let status = wait(&mut process, start + limit)?;
     let ended = status.is_some() || stop(&mut process);
     // A process that the driver keeps from ending may hold the pipes open: its readers are not waited for.
     let records = records.filter(|_| ended).and_then(|reader| reader.join().ok()).unwrap_or_default();
@@ -79,7 +95,7 @@ pub fn run(step: Step, options: &GpuCheck) -> Result<Outcome, Failure> {
     let is_done = records.last() == Some(&Record::Done);
     let error = match status {
         None if !ended => Some("its process cannot be ended; what it found is lost".into()),
-        None => Some(format!("not done after {} s", step.limit().as_secs())),
+        None => Some(format!("not done after {:.0} s", limit.as_secs_f64())),
         // What is wrong is in the records.
         Some(status) if is_done && matches!(status.code(), Some(0 | WRONG)) => None,
         Some(_) if !complaint.is_empty() => Some(complaint),
@@ -90,7 +106,7 @@ pub fn run(step: Step, options: &GpuCheck) -> Result<Outcome, Failure> {
 }
 
 /// `None` if it has not ended by then.
-fn wait(process: &mut Child, deadline: Instant) -> Result<Option<ExitStatus>, Failure> {
+pub fn wait(process: &mut Child, deadline: Instant) -> Result<Option<ExitStatus>, Failure> {
     loop {
         let status = process.try_wait().map_err(|error| Failure::System("wait", error))?;
         if status.is_some() || Instant::now() > deadline {

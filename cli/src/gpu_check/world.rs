@@ -1,6 +1,7 @@
 //! All ranks in one cooperative launch: every algorithm, type and operation, staged, registered and in place, against the
 //! reference of `bench`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
@@ -25,12 +26,28 @@ const SMALL_SHAPES: [(usize, usize); 3] = [(0, 1), (1, 100), (3, 1001)];
 /// Elements beyond the largest shape, which no launch may touch.
 const MARGIN: usize = 64;
 
+/// What is tried in a world.
+#[derive(Clone, Copy)]
+struct Cases<'a> {
+    dtypes: &'a [DType],
+    ops: &'a [ReduceOp],
+    shapes: &'a [(usize, usize)],
+}
+
 /// Writes a check for each world.
 pub fn run(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     let worlds: &[usize] = if options.small { &[2, 3] } else { &[2, 3, 4, 5, 6, 7, 8, 16] };
+    let tried = match options.small {
+        true => Cases {
+            dtypes: &[DType::F16, DType::F32, DType::I8],
+            ops: &[ReduceOp::Sum, ReduceOp::Max],
+            shapes: &SMALL_SHAPES,
+        },
+        false => Cases { dtypes: &DType::ALL, ops: &ReduceOp::ALL, shapes: &SHAPES },
+    };
     for (index, &world_size) in worlds.iter().enumerate() {
         let mut cases = 0;
-        let outcome = check_world(options, world_size, budget, &mut cases);
+        let outcome = check_world(options, world_size, tried, budget, &mut cases);
         Record::check(format!("world of {world_size}"), cases, outcome).write()?;
         if budget.is_spent() {
             let left = format!(
@@ -44,24 +61,54 @@ pub fn run(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The step `cooperative`: whether all worlds run at all.
+pub fn cooperative(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
+    const QUESTION: &str = "Does the world of one cooperative launch pass for 2 to 16 ranks?";
+    let tried = Cases { dtypes: &[DType::F32], ops: &[ReduceOp::Sum], shapes: &SMALL_SHAPES };
+    let (mut passed, mut failed, mut cases) = (Vec::new(), Vec::new(), 0);
+    for world_size in 2..=fast_allreduce::MAX_RANKS {
+        if budget.is_spent() {
+            Record::skipped(format!("worlds from {world_size} ranks on"), "the step's time was over")
+                .write()?;
+            break;
+        }
+        match check_world(options, world_size, tried, budget, &mut cases) {
+            Ok(()) => passed.push(world_size),
+            Err(failure) => {
+                failed.push(world_size);
+                Record::check(format!("world of {world_size}"), 0, Err(failure)).write()?;
+            }
+        }
+    }
+    let is_all = passed.len() == fast_allreduce::MAX_RANKS - 1;
+    let answer = match (is_all, failed.is_empty()) {
+        (true, _) => format!("yes, {cases} cases"),
+        (_, true) => format!("as far as there was time: {passed:?}"),
+        _ => format!("no: not for {failed:?}; it does for {passed:?}"),
+    };
+    Record::answer(QUESTION, answer).write()?;
+    if !passed.is_empty() {
+        Record::check(format!("worlds of {passed:?}"), cases, Ok(())).write()?;
+    }
+    Ok(())
+}
+
 fn check_world(
     options: &GpuCheck,
     world_size: usize,
+    Cases { dtypes, ops, shapes }: Cases<'_>,
     budget: Budget,
     cases: &mut u64,
 ) -> Result<(), Failure> {
     // The numbers of the launches pass their end.
     const EPOCH: u32 = u32::MAX - 1000;
-    let world = CudaWorld::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT)?;
-    let dtypes: &[DType] = if options.small { &[DType::F16, DType::F32, DType::I8] } else { &DType::ALL };
+    let mut world = CudaWorld::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT)?;
     for &dtype in dtypes {
-        let ops: &[ReduceOp] = if options.small { &[ReduceOp::Sum, ReduceOp::Max] } else { &ReduceOp::ALL };
         for &op in ops {
             if budget.is_spent() {
                 return Ok(());
             }
-            let shapes: &[_] = if options.small { &SMALL_SHAPES } else { &SHAPES };
-            *cases += with_number!(dtype, T => Rig::<T>::new(&world, op, shapes)?.check(&world, shapes))?;
+            *cases += with_number!(dtype, T => Rig::<T>::new(&world, op, shapes)?.check(&mut world, shapes))?;
         }
     }
     Ok(())
@@ -131,7 +178,7 @@ impl<T: Number> Rig<T> {
     }
 
     /// Every algorithm, form and shape: the number of cases.
-    fn check(&mut self, world: &CudaWorld, shapes: &[(usize, usize)]) -> Result<u64, Failure> {
+    fn check(&mut self, world: &mut CudaWorld, shapes: &[(usize, usize)]) -> Result<u64, Failure> {
         let mut cases = 0;
         for algorithm in Algorithm::ALL {
             for form in Form::ALL {
@@ -150,13 +197,13 @@ impl<T: Number> Rig<T> {
 
     fn case(
         &mut self,
-        world: &CudaWorld,
+        world: &mut CudaWorld,
         algorithm: Algorithm,
         form: Form,
         offset: usize,
         count: usize,
     ) -> Result<(), Failure> {
-        let stream = world.stream();
+        let stream = Arc::clone(world.stream());
         for (input, output) in self.inputs.iter().zip(&mut self.outputs) {
             match form.is_in_place() {
                 true => stream.memcpy_dtod(input, output).map_err(driver("cuMemcpyDtoDAsync"))?,

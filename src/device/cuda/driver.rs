@@ -4,7 +4,7 @@ use std::ffi::{c_void, CString};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUdevice_attribute};
-use cudarc::driver::{result, CudaContext, DriverError};
+use cudarc::driver::{result, CudaContext, CudaStream, DriverError};
 
 use crate::error::{Error, Result};
 use crate::topology::PciAddress;
@@ -53,6 +53,20 @@ pub(super) fn can_access_peer(device: sys::CUdevice, peer: sys::CUdevice) -> Res
         .result()
         .map_err(driver("cuDeviceCanAccessPeer"))?;
     Ok(can != 0)
+}
+
+/// What the driver says of the way from `device` to `peer`, another one.
+pub(super) fn peer_attribute(
+    device: sys::CUdevice,
+    peer: sys::CUdevice,
+    attribute: sys::CUdevice_P2PAttribute,
+) -> Result<i32> {
+    let mut value = 0;
+    // SAFETY: the driver validates the attribute and the devices, and writes one int.
+    unsafe { sys::cuDeviceGetP2PAttribute(&mut value, attribute, device, peer) }
+        .result()
+        .map_err(driver("cuDeviceGetP2PAttribute"))?;
+    Ok(value)
 }
 
 /// Lets this context reach memory of another one in this process.
@@ -122,33 +136,62 @@ pub(super) fn allocation_number(address: u64) -> Result<u64> {
     Ok(number)
 }
 
-/// Copies between host and device memory that are done when they return, on a stream of their own: the legacy default stream
-/// would wait for kernels of other ranks in this context, which may wait for this rank.
+/// A stream of our own, which no legacy default stream waits for, nor it for one.
 #[derive(Debug)]
-pub(super) struct Copies {
+pub(super) struct RawStream {
     context: Arc<CudaContext>,
     stream: sys::CUstream,
 }
 
 // SAFETY: a handle of the driver, which may be used from any thread.
-unsafe impl Send for Copies {}
+unsafe impl Send for RawStream {}
 // SAFETY: as above.
-unsafe impl Sync for Copies {}
+unsafe impl Sync for RawStream {}
 
-impl Copies {
+impl RawStream {
     pub fn new(context: &Arc<CudaContext>) -> Result<Self> {
         context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
         Ok(Self { context: Arc::clone(context), stream: stream.map_err(driver("cuStreamCreate"))? })
     }
 
+    pub fn cu_stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    /// As cudarc's, without being counted among its streams: they would turn its event tracking on. Dropped before self.
+    pub fn borrowed(&self) -> Arc<CudaStream> {
+        // SAFETY: the stream is of that context; whoever asks drops what is returned first.
+        unsafe { self.context.wrap_borrowed_stream(self.stream) }
+    }
+}
+
+impl Drop for RawStream {
+    fn drop(&mut self) {
+        // An error means that the context is gone, and the stream with it.
+        let _ = self.context.bind_to_thread();
+        // SAFETY: made by `new`; the driver ends what is on it first.
+        let _ = unsafe { result::stream::destroy(self.stream) };
+    }
+}
+
+/// Copies between host and device memory that are done when they return, on a stream of their own: the legacy default stream
+/// would wait for kernels of other ranks in this context, which may wait for this rank.
+#[derive(Debug)]
+pub(super) struct Copies(RawStream);
+
+impl Copies {
+    pub fn new(context: &Arc<CudaContext>) -> Result<Self> {
+        RawStream::new(context).map(Self)
+    }
+
     fn bind(&self) -> Result<()> {
-        self.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))
+        self.0.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))
     }
 
     fn finish(&self) -> Result<()> {
         // SAFETY: the stream is ours, and live.
-        unsafe { result::stream::synchronize(self.stream) }.map_err(driver("cuStreamSynchronize"))
+        unsafe { result::stream::synchronize(self.0.stream) }.map_err(driver("cuStreamSynchronize"))
     }
 
     /// # Safety
@@ -157,7 +200,7 @@ impl Copies {
     pub unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's.
-        unsafe { result::memset_d8_async(address, 0, bytes, self.stream) }
+        unsafe { result::memset_d8_async(address, 0, bytes, self.0.stream) }
             .map_err(driver("cuMemsetD8Async"))?;
         self.finish()
     }
@@ -168,7 +211,7 @@ impl Copies {
     pub unsafe fn write<T: Copy>(&self, address: u64, values: &[T]) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's; `values` is borrowed until the copy is done.
-        unsafe { result::memcpy_htod_async(address, values, self.stream) }
+        unsafe { result::memcpy_htod_async(address, values, self.0.stream) }
             .map_err(driver("cuMemcpyHtoDAsync"))?;
         self.finish()
     }
@@ -179,18 +222,9 @@ impl Copies {
     pub unsafe fn read<T: Copy>(&self, address: u64, values: &mut [T]) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's; `values` is borrowed until the copy is done.
-        unsafe { result::memcpy_dtoh_async(values, address, self.stream) }
+        unsafe { result::memcpy_dtoh_async(values, address, self.0.stream) }
             .map_err(driver("cuMemcpyDtoHAsync"))?;
         self.finish()
-    }
-}
-
-impl Drop for Copies {
-    fn drop(&mut self) {
-        // An error means that the context is gone, and the stream with it.
-        let _ = self.context.bind_to_thread();
-        // SAFETY: made by `new`; nothing is on it.
-        let _ = unsafe { result::stream::destroy(self.stream) };
     }
 }
 

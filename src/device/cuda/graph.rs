@@ -101,6 +101,8 @@ impl Cuda {
         timeout: Duration,
     ) -> Result<Vec<(usize, TableRow)>> {
         let sharing = if self.world.same_process { Sharing::Pointers } else { Sharing::Ipc };
+        // On all ranks or on none, before anything has changed.
+        all_succeeded(self.wait_for_last_call(), bootstrap, timeout)?;
         let mut rows = self.graph_rows();
         let export = |&(row, address): &(usize, u64)| -> Result<_> {
             let memory = Memory::foreign(&self.context, address)?;
@@ -112,6 +114,9 @@ impl Cuda {
         let mine: Vec<_> = exported.iter().map(|(row, _, handle, _)| (*row, handle.clone())).collect();
         let all = bootstrap.all_gather(&encode(&mine), timeout)?;
 
+        if sharing == Sharing::Ipc && all.iter().any(|rows| !rows.is_empty()) {
+            self.exports.begin();
+        }
         let own_rank = bootstrap.rank();
         let import = |(rank, bytes): (usize, &Vec<u8>)| -> Result<Vec<_>> {
             let peers = if rank == own_rank { Vec::new() } else { decode(rank, bytes)? };

@@ -41,6 +41,12 @@ impl Cuda {
 
     /// Waits until the kernels of the last call have ended, and with it those of all calls before; not for those of other ranks
     /// on the same GPU, which may wait for this rank.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] while the last call's stream is captured: what ran on it before the capture may still run, and
+    /// the driver lets nobody wait for it. (Another stream's calls have ended: [`wait_for`] lets a captured call follow no
+    /// others.)
     pub(super) fn wait_for_last_call(&self) -> Result<()> {
         let last = self.last_stream.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((Stream(stream), _)) = &last.0 else {
@@ -49,9 +55,13 @@ impl Cuda {
         self.bind()?;
         // SAFETY: the stream is live until the next call, or the end of the communicator, by the contract of `order`.
         unsafe {
-            // What is captured does not run, and waiting for it would end the capture.
             if is_captured(*stream)? {
-                return Ok(());
+                return Err(Error::Unavailable {
+                    what: "the memory that calls use".into(),
+                    reason: "the last call's stream is being captured, and what ran before on it may still run; end the \
+                             capture first"
+                        .into(),
+                });
             }
             result::stream::synchronize(*stream).map_err(driver("cuStreamSynchronize"))
         }
@@ -76,7 +86,7 @@ impl Cuda {
 /// # Safety
 ///
 /// `stream` is a live stream of the current context.
-unsafe fn is_captured(stream: CUstream) -> Result<bool> {
+pub(super) unsafe fn is_captured(stream: CUstream) -> Result<bool> {
     // SAFETY: the caller's.
     let status = unsafe { result::stream::is_capturing(stream) }.map_err(driver("cuStreamIsCapturing"))?;
     Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
@@ -104,7 +114,7 @@ unsafe fn has_ended(stream: CUstream) -> bool {
     }
 }
 
-/// Makes `next` wait for what is on `previous` now.
+/// Orders `next` after what is on `previous` now.
 ///
 /// # Safety
 ///
@@ -123,6 +133,16 @@ unsafe fn wait_for(previous: CUstream, next: CUstream) -> Result<()> {
                 .into(),
         });
     }
+    // SAFETY: the caller's.
+    unsafe { join(previous, next) }
+}
+
+/// Makes `next` wait for what is on `previous` now. Both are captured, into one graph, or neither is.
+///
+/// # Safety
+///
+/// Both are live streams of the current context.
+pub(super) unsafe fn join(previous: CUstream, next: CUstream) -> Result<()> {
     let event =
         result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(driver("cuEventCreate"))?;
     // SAFETY: the event was just made, the streams are the caller's. An event that is destroyed while a stream waits for

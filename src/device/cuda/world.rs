@@ -3,12 +3,15 @@
 //! CUDA promises that ranks which wait for each other all make progress only where their blocks are resident together: in a
 //! cooperative launch. That makes this the form in which the kernels are proven on a machine with one GPU. It is no way to
 //! serve a model.
+//!
+//! Cooperative launches can be captured into graphs (a kernel node has the attribute `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`), so
+//! that a prepared call can be timed by events around replays.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use cudarc::driver::{result, CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use cudarc::driver::{result, CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use super::driver::{attribute, driver, require, Copies, Pinned};
 use super::handle::Sharing;
@@ -33,8 +36,6 @@ pub struct CudaWorld {
     layout: Layout,
     regions: Vec<Arc<Memory>>,
     statuses: Vec<Pinned>,
-    /// `FaLaunch` of each rank, on the device.
-    launches: Arc<Memory>,
     multiprocessors: usize,
     timeout: Duration,
 }
@@ -69,7 +70,6 @@ impl CudaWorld {
         let copies = Copies::new(&context)?;
         let allocate = |bytes| Memory::allocate(&context, &copies, bytes, Sharing::Pointers);
         let regions = (0..world_size).map(|_| allocate(layout.total_bytes)).collect::<Result<Vec<_>>>()?;
-        let launches = allocate(world_size * size_of::<FaLaunch>())?;
         let epochs = epoch.to_ne_bytes().repeat(abi::FA_MAX_BLOCKS as usize);
         for region in &regions {
             let address = region.address() + std::mem::offset_of!(FaRegionHead, epoch) as u64;
@@ -82,7 +82,6 @@ impl CudaWorld {
             stream: context.new_stream().map_err(driver("cuStreamCreate"))?,
             kernels: Kernels::load(&context)?,
             statuses: (0..world_size).map(status).collect::<Result<_>>()?,
-            launches,
             multiprocessors: usize::try_from(count).unwrap_or(1).max(1),
             copies,
             context,
@@ -108,26 +107,48 @@ impl CudaWorld {
         (self.multiprocessors / self.world_size()).clamp(1, abi::FA_MAX_BLOCKS as usize)
     }
 
-    /// Reduces `count` elements at `offset` of each rank's input into those of its output, and waits for the end. Rank r reads
-    /// `inputs[r]`, or `outputs[r]` where `inputs` is empty: in place. With `registered` the pull algorithms read the peers'
-    /// inputs where they are.
+    /// [`CudaWorld::prepare`], once started and waited for.
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`] where a slice ends before `offset + count`, or there is not one for each rank;
-    /// [`Error::InvalidSetting`] for a grid that is not resident; [`Error::Timeout`], [`Error::Driver`].
+    /// As [`CudaWorld::prepare`] and [`WorldCall::finish`].
     #[allow(clippy::too_many_arguments)]
     pub fn all_reduce<T: Element>(
-        &self,
+        &mut self,
         inputs: &[CudaSlice<T>],
         outputs: &mut [CudaSlice<T>],
         offset: usize,
         count: usize,
         op: ReduceOp,
         algorithm: Algorithm,
-        (blocks, threads): (usize, usize),
+        grid: (usize, usize),
         registered: bool,
     ) -> Result<()> {
+        let mut call = self.prepare(inputs, outputs, offset, count, op, algorithm, grid, registered)?;
+        call.enqueue()?;
+        call.finish()
+    }
+
+    /// Makes a call ready that reduces `count` elements at `offset` of each rank's input into those of its output. Rank r reads
+    /// `inputs[r]`, or `outputs[r]` where `inputs` is empty: in place. With `registered` the pull algorithms read the peers'
+    /// inputs where they are. `grid` is blocks for each rank, and threads for each block.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`] where a slice ends before `offset + count`, or there is not one for each rank;
+    /// [`Error::InvalidSetting`] for a grid that is not resident; [`Error::Allocation`], [`Error::Driver`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn prepare<'a, T: Element>(
+        &'a mut self,
+        inputs: &'a [CudaSlice<T>],
+        outputs: &'a mut [CudaSlice<T>],
+        offset: usize,
+        count: usize,
+        op: ReduceOp,
+        algorithm: Algorithm,
+        (blocks, threads): (usize, usize),
+        registered: bool,
+    ) -> Result<WorldCall<'a>> {
         let world_size = self.world_size();
         if !(1..=self.max_blocks()).contains(&blocks) || !(32..=512).contains(&threads) {
             let value = format!("{blocks} blocks of {threads}");
@@ -149,37 +170,50 @@ impl CudaWorld {
         {
             return Err(Error::LengthMismatch { input: length, output: offset.saturating_add(count) });
         }
-        let start = (offset * size_of::<T>()) as u64;
-        let outputs: Vec<_> = outputs.iter_mut().map(|slice| slice.device_ptr_mut(&self.stream)).collect();
-        let inputs: Vec<_> = inputs.iter().map(|slice| slice.device_ptr(&self.stream)).collect();
-        let output_of = |rank: usize| outputs[rank].0 + start;
-        let input_of = |rank: usize| if in_place { output_of(rank) } else { inputs[rank].0 + start };
-
+        let world: &'a Self = self;
         let direct = registered && !(in_place && algorithm == Algorithm::OneShotPull);
-        let capacity =
-            algorithm.capacity(self.layout.mailbox_bytes, Cuda::PACKING, size_of::<T>(), world_size);
-        let mut done = 0;
-        while done < count {
-            let now = (count - done).min(capacity);
-            let shift = (done * size_of::<T>()) as u64;
-            let mut launches = (0..world_size)
-                .map(|rank| self.launch(rank, input_of(rank) + shift, output_of(rank) + shift))
-                .collect::<Vec<_>>();
-            for launch in &mut launches {
-                launch.count = now as u64;
-                launch.blocks = blocks as u32;
-                launch.dtype = T::DTYPE as u32;
-                launch.op = op as u32;
-                launch.algorithm = algorithm as u32;
-                launch.source = if direct { 1 << abi::FA_SOURCE_ID_SHIFT } else { 0 };
-            }
-            if direct {
-                self.write_row(&launches)?;
-            }
-            self.run(&launches, T::DTYPE, algorithm, (blocks, threads))?;
-            done += now;
+        let start = (offset * size_of::<T>()) as u64;
+        let outputs: Vec<_> = outputs.iter_mut().map(|slice| slice.device_ptr_mut(&world.stream)).collect();
+        let inputs: Vec<_> = inputs.iter().map(|slice| slice.device_ptr(&world.stream)).collect();
+        let input_of = |rank: usize| if in_place { outputs[rank].0 } else { inputs[rank].0 } + start;
+        let first = (0..world_size).map(|rank| FaLaunch {
+            blocks: blocks as u32,
+            dtype: T::DTYPE as u32,
+            op: op as u32,
+            algorithm: algorithm as u32,
+            source: if direct { 1 << abi::FA_SOURCE_ID_SHIFT } else { 0 },
+            ..world.launch(rank, input_of(rank), outputs[rank].0 + start)
+        });
+        let first: Vec<_> = first.collect();
+        if direct {
+            world.write_row(&first)?;
         }
-        Ok(())
+
+        let capacity =
+            algorithm.capacity(world.layout.mailbox_bytes, Cuda::PACKING, size_of::<T>(), world_size);
+        let piece_at = |done: usize| {
+            let shift = (done * size_of::<T>()) as u64;
+            first.iter().map(move |launch| FaLaunch {
+                count: (count - done).min(capacity) as u64,
+                input: launch.input + shift,
+                output: launch.output + shift,
+                source: if direct { launch.source + shift } else { 0 },
+                ..*launch
+            })
+        };
+        let launches: Vec<FaLaunch> = (0..count).step_by(capacity).flat_map(piece_at).collect();
+        let bytes = size_of_val(&launches[..]).max(1);
+        let memory = Memory::allocate(&world.context, &world.copies, bytes, Sharing::Pointers)?;
+        // SAFETY: the launches are plain structs, and fit the allocation, which no kernel uses yet.
+        unsafe { world.copies.write(memory.address(), &launches) }?;
+        Ok(WorldCall {
+            pieces: launches.len() / world_size,
+            kernel: world.kernels.for_world(algorithm, T::DTYPE),
+            grid: (blocks as u32, threads as u32),
+            launches: memory,
+            _used: outputs.into_iter().chain(inputs).map(|(_, used)| used).collect(),
+            world,
+        })
     }
 
     fn launch(&self, rank: usize, input: u64, output: u64) -> FaLaunch {
@@ -220,34 +254,6 @@ impl CudaWorld {
         Ok(())
     }
 
-    fn run(
-        &self,
-        launches: &[FaLaunch],
-        dtype: crate::dtype::DType,
-        algorithm: Algorithm,
-        (blocks, threads): (usize, usize),
-    ) -> Result<()> {
-        self.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
-        let mut address = self.launches.address();
-        let mut parameters = [(&raw mut address).cast()];
-        // SAFETY: the launches are plain structs and fit the allocation; the kernel takes their address, and every address in
-        // them is of this world or of slices that are borrowed until the stream has been waited for.
-        unsafe {
-            self.copies.write(address, launches)?;
-            result::launch_cooperative_kernel(
-                self.kernels.for_world(algorithm, dtype),
-                (blocks as u32, launches.len() as u32, 1),
-                (threads as u32, 1, 1),
-                0,
-                self.stream.cu_stream(),
-                &mut parameters,
-            )
-            .map_err(driver("cuLaunchCooperativeKernel"))?;
-        }
-        self.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-        self.check()
-    }
-
     /// The first rank's failure, if any.
     fn check(&self) -> Result<()> {
         for (rank, status) in self.statuses.iter().enumerate() {
@@ -271,6 +277,69 @@ impl CudaWorld {
             }
         }
         Ok(())
+    }
+}
+
+/// A call of a [`CudaWorld`] whose arguments are on the GPU: starting it is one launch for each piece of the message.
+pub struct WorldCall<'a> {
+    world: &'a CudaWorld,
+    kernel: sys::CUfunction,
+    grid: (u32, u32),
+    /// `FaLaunch` of each rank, piece after piece.
+    launches: Arc<Memory>,
+    pieces: usize,
+    /// The slices, which are free for other uses after what is on the stream when this goes.
+    _used: Vec<SyncOnDrop<'a>>,
+}
+
+impl WorldCall<'_> {
+    /// Puts the call on the world's stream, once more for each time. While the stream is captured the launches become a part of
+    /// the graph, which may be launched on that stream as long as this lives.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`].
+    pub fn enqueue(&mut self) -> Result<()> {
+        let world = self.world;
+        world.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        let world_size = world.world_size();
+        let (blocks, threads) = self.grid;
+        for piece in 0..self.pieces {
+            let offset = piece * world_size * size_of::<FaLaunch>();
+            let mut address = self.launches.address() + offset as u64;
+            let mut parameters = [(&raw mut address).cast()];
+            // SAFETY: the kernel takes the address of the piece's launches, and every address in them is of this world or of
+            // slices that are borrowed until the stream has been waited for.
+            unsafe {
+                result::launch_cooperative_kernel(
+                    self.kernel,
+                    (blocks, world_size as u32, 1),
+                    (threads, 1, 1),
+                    0,
+                    world.stream.cu_stream(),
+                    &mut parameters,
+                )
+            }
+            .map_err(driver("cuLaunchCooperativeKernel"))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of what is on the stream, and says whether every rank came.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`], [`Error::Driver`].
+    pub fn finish(&mut self) -> Result<()> {
+        self.world.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+        self.world.check()
+    }
+}
+
+impl Drop for WorldCall<'_> {
+    fn drop(&mut self) {
+        // The launches and the slices are in use until then. An error means that the context is lost.
+        let _ = self.world.stream.synchronize();
     }
 }
 

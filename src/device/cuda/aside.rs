@@ -1,0 +1,66 @@
+//! Addresses of cudarc's slices while a stream is captured.
+//!
+//! With event tracking, asking a slice for its address makes the given stream wait for the slice's last use. That use is
+//! outside of the capture nearly always, and a captured stream that waits for it ends its capture with an error. So another
+//! stream is given, which does the waiting; a graph runs when it is launched, after what its launcher has put before it.
+
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::driver::sys::CUstream;
+use cudarc::driver::CudaStream;
+
+use super::driver::{driver, RawStream};
+use super::order::{is_captured, join};
+use super::Cuda;
+use crate::error::Result;
+
+/// Streams that wait instead of captured ones: one, and one more for each that was drawn into a capture which still goes on.
+#[derive(Default)]
+pub(super) struct Asides(Mutex<Vec<RawStream>>);
+
+impl Cuda {
+    /// The address that `take` asks a slice for with the stream that it is given. `captured` is made to wait for the slice's
+    /// last use only if that is a part of its capture.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`](crate::Error::Driver) where that use is a part of another capture, or of one that has ended.
+    ///
+    /// # Safety
+    ///
+    /// `captured` is a live stream of this context, which is current, and is being captured.
+    pub(crate) unsafe fn address_in_capture(
+        &self,
+        captured: CUstream,
+        take: impl FnOnce(&CudaStream) -> u64,
+    ) -> Result<u64> {
+        let mut asides = self.asides.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = None;
+        for aside in &*asides {
+            // SAFETY: the stream is our own.
+            if unsafe { !is_captured(aside.cu_stream())? } {
+                free = Some(aside.borrowed());
+                break;
+            }
+        }
+        let aside = match free {
+            Some(aside) => aside,
+            None => {
+                let aside = RawStream::new(&self.context)?;
+                let borrowed = aside.borrowed();
+                asides.push(aside);
+                borrowed
+            }
+        };
+        let address = take(&aside);
+        self.context.check_err().map_err(driver("cuStreamWaitEvent for a slice's last use"))?;
+        // SAFETY: both streams are live, our own and the caller's.
+        unsafe {
+            // The use is a part of a capture, which waiting for it has drawn the stream into.
+            if is_captured(aside.cu_stream())? {
+                join(aside.cu_stream(), captured)?;
+            }
+        }
+        Ok(address)
+    }
+}

@@ -1,0 +1,193 @@
+//! What a rank learns when it meets the others: who shares its process and its GPU, and what connects the GPUs.
+
+use std::time::Duration;
+
+use cudarc::driver::{result, sys};
+
+use super::driver::{self, driver};
+use super::identity::Identity;
+use super::Cuda;
+use crate::bootstrap::Bootstrap;
+use crate::error::Result;
+use crate::topology::{Gpu, LinkClass, PciAddress, Topology};
+
+/// What a rank learns of the others when it joins them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct World {
+    pub same_process: bool,
+    pub world_size: usize,
+    /// Ranks on the most crowded GPU.
+    pub ranks_per_device: usize,
+    /// The fewest multiprocessors of a rank's GPU.
+    pub multiprocessors: usize,
+    pub link: LinkClass,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        let link = LinkClass::SameDevice;
+        Self { same_process: true, world_size: 1, ranks_per_device: 1, multiprocessors: 1, link }
+    }
+}
+
+impl World {
+    /// Collective.
+    pub fn meet(device: &Cuda, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
+        let own = Identity::of(device)?;
+        let all = bootstrap.all_gather(&own.encode(), timeout)?.into_iter().enumerate();
+        let all = all.map(|(rank, bytes)| Identity::decode(rank, &bytes)).collect::<Result<Vec<_>>>()?;
+        let link = link_class(&all);
+        // Ranks may see different parts of the machine: the worst that any sees holds for all.
+        let links = bootstrap.all_gather(&[link as u8], timeout)?;
+        let worst = links.iter().filter_map(|byte| byte.first()).max().copied().unwrap_or(link as u8);
+        let link =
+            LinkClass::ALL.into_iter().find(|&class| class as u8 == worst).unwrap_or(LinkClass::Unreachable);
+        let on = |uuid: &[u8; 16]| all.iter().filter(|other| other.uuid == *uuid).count();
+        Ok(Self {
+            same_process: all.iter().all(|other| other.process == own.process),
+            world_size: all.len(),
+            ranks_per_device: all.iter().map(|other| on(&other.uuid)).max().unwrap_or(1),
+            multiprocessors: all.iter().map(|other| other.multiprocessors as usize).min().unwrap_or(1).max(1),
+            link,
+        })
+    }
+
+    /// Whether every pointer of a rank is good on every rank as it is.
+    pub fn same_device_and_process(&self) -> bool {
+        self.same_process && self.ranks_per_device == self.world_size
+    }
+}
+
+impl Cuda {
+    /// The GPUs of this machine and their links as NVML tells them, and whether each may access another's memory as the
+    /// driver does, for those that this process sees.
+    ///
+    /// # Errors
+    ///
+    /// As [`Topology::discover`]; [`Error::Driver`](crate::Error::Driver).
+    pub fn topology() -> Result<Topology> {
+        let topology = Topology::discover()?;
+        if driver::require().is_err() {
+            return Ok(topology);
+        }
+        result::init().map_err(driver("cuInit"))?;
+        let visible = |gpu: &Gpu| gpu.pci.and_then(driver::device_at);
+        let devices = topology.gpus().iter().map(visible).collect::<Vec<_>>();
+        let known = topology.clone();
+        topology.with_peer_access(|a, b| match (devices[a], devices[b]) {
+            (Some(a), Some(b)) => driver::can_access_peer(a, b),
+            _ => Ok(known.reachable(a, b)),
+        })
+    }
+}
+
+/// The worst link among the ranks' GPUs, as far as this process can tell: by NVML, and where that is not to be had, by the
+/// driver. What neither tells is taken as PCIe, which every plan works on; whether memory can be shared at all is found out
+/// by sharing it.
+fn link_class(ranks: &[Identity]) -> LinkClass {
+    if ranks.iter().all(|rank| rank.uuid == ranks[0].uuid) {
+        return LinkClass::SameDevice;
+    }
+    let Ok(gpus) = ranks.iter().map(|rank| rank.pci.parse::<PciAddress>()).collect::<Result<Vec<_>>>() else {
+        return LinkClass::Pcie;
+    };
+    let by_nvml = Cuda::topology().ok().and_then(|topology| {
+        let gpus = gpus.iter().map(|&pci| topology.find(pci)).collect::<Option<Vec<_>>>()?;
+        topology.class(&gpus).ok()
+    });
+    by_nvml.or_else(|| by_driver(&gpus)).unwrap_or(LinkClass::Pcie)
+}
+
+/// `None` unless this process sees all of the GPUs.
+fn by_driver(gpus: &[PciAddress]) -> Option<LinkClass> {
+    let mut devices = gpus.iter().map(|&pci| driver::device_at(pci)).collect::<Option<Vec<_>>>()?;
+    devices.sort_unstable();
+    devices.dedup();
+    let ordered = devices.iter().flat_map(|&a| devices.iter().map(move |&b| (a, b)));
+    let pairs = ordered.filter(|(a, b)| a != b).map(|(a, b)| PeerAttributes::of(a, b));
+    Some(PeerAttributes::worst_class(&pairs.collect::<Option<Vec<_>>>()?))
+}
+
+/// What the driver says of the way from one GPU to another (`cuDeviceGetP2PAttribute`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PeerAttributes {
+    /// `ACCESS_SUPPORTED`: the one may access the other's memory.
+    access: bool,
+    /// `NATIVE_ATOMIC_SUPPORTED`: the link carries atomic operations.
+    native_atomics: bool,
+    /// `PERFORMANCE_RANK`: orders the ways of a machine, and means nothing between machines.
+    performance_rank: i32,
+}
+
+impl PeerAttributes {
+    fn of(from: sys::CUdevice, to: sys::CUdevice) -> Option<Self> {
+        use sys::CUdevice_P2PAttribute as Attribute;
+        let value = |attribute| driver::peer_attribute(from, to, attribute).ok();
+        Some(Self {
+            access: value(Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED)? != 0,
+            native_atomics: value(Attribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)? != 0,
+            performance_rank: value(Attribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK)?,
+        })
+    }
+
+    /// The driver does not name the link. It does say whether atomic operations on the peer's memory are done there, which
+    /// NVLink carries and PCIe between GPUs does not ("the link between the devices supports native atomic operations":
+    /// CUDA Driver API, `cuDeviceGetP2PAttribute`). Whether NVLinks end in a switch it does not say: the lesser class.
+    fn class(self) -> LinkClass {
+        match (self.access, self.native_atomics) {
+            (false, _) => LinkClass::Unreachable,
+            (true, true) => LinkClass::NvLinkMesh,
+            (true, false) => LinkClass::Pcie,
+        }
+    }
+
+    /// Of all ordered pairs of different GPUs. Pairs with atomics whose performance differs are no mesh of equal links, but a
+    /// part of them goes another way: over a second GPU, or over fewer links. A plan for NVLink still holds there.
+    fn worst_class(pairs: &[Self]) -> LinkClass {
+        pairs.iter().map(|pair| pair.class()).max().unwrap_or(LinkClass::SameDevice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every ordered pair of `gpus` GPUs.
+    fn pairs(gpus: usize, of: impl Fn(usize, usize) -> PeerAttributes) -> Vec<PeerAttributes> {
+        let ordered = (0..gpus).flat_map(|a| (0..gpus).map(move |b| (a, b)));
+        ordered.filter(|(a, b)| a != b).map(|(a, b)| of(a, b)).collect()
+    }
+
+    const fn attributes(access: bool, native_atomics: bool, performance_rank: i32) -> PeerAttributes {
+        PeerAttributes { access, native_atomics, performance_rank }
+    }
+
+    const NVLINK: PeerAttributes = attributes(true, true, 0);
+    const PCIE: PeerAttributes = attributes(true, false, 0);
+    const NONE: PeerAttributes = attributes(false, false, 0);
+
+    #[test]
+    fn the_worst_pair_decides() {
+        let class =
+            |gpus, of: fn(usize, usize) -> PeerAttributes| PeerAttributes::worst_class(&pairs(gpus, of));
+        assert_eq!(class(1, |_, _| NVLINK), LinkClass::SameDevice);
+        assert_eq!(class(8, |_, _| NVLINK), LinkClass::NvLinkMesh);
+        assert_eq!(class(4, |_, _| PCIE), LinkClass::Pcie);
+        assert_eq!(class(2, |_, _| NONE), LinkClass::Unreachable);
+        // Pairs of bridged GPUs, with PCIe between the pairs.
+        assert_eq!(class(4, |a, b| if a / 2 == b / 2 { NVLINK } else { PCIE }), LinkClass::Pcie);
+        // Links that differ are NVLinks all the same.
+        assert_eq!(class(4, |a, b| attributes(true, true, ((a + b) % 2) as i32)), LinkClass::NvLinkMesh);
+        // One direction alone is not enough.
+        assert_eq!(class(2, |a, _| if a == 0 { NVLINK } else { NONE }), LinkClass::Unreachable);
+    }
+
+    #[test]
+    fn a_rank_of_performance_alone_tells_nothing() {
+        for rank in [-1, 0, 1, i32::MAX] {
+            assert_eq!(attributes(true, false, rank).class(), LinkClass::Pcie);
+            assert_eq!(attributes(true, true, rank).class(), LinkClass::NvLinkMesh);
+            assert_eq!(attributes(false, true, rank).class(), LinkClass::Unreachable);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Worlds of several processes with several ranks each: some peers' memory is reached by pointer, some through a handle.
+
+use fast_allreduce::bootstrap::{Local, UniqueId};
+use fast_allreduce::device::cuda::Sharing;
+use fast_allreduce::Algorithm;
+
+use crate::gpu::{context, gpus, LIMIT};
+use crate::processes::{part, this_test, Process};
+use crate::random::Random;
+use crate::seat::{Seat, Setup};
+use crate::threads::mixed_calls;
+use crate::{graphs, registration};
+
+const PROCESSES: usize = 2;
+const THREADS: usize = 2;
+const PROCESS: &str = "FAST_ALLREDUCE_TEST_PROCESS";
+const ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
+
+/// Runs `body` with a seat for each rank: on a thread for each, in two processes.
+fn seats(test: &str, name: &str, setup: Setup, devices: usize, bytes: usize, body: impl Fn(&Seat) + Sync) {
+    match part() {
+        Some(part) if part == name => {
+            let process: usize = std::env::var(PROCESS).unwrap().parse().unwrap();
+            let id: UniqueId = std::env::var(ID).unwrap().parse().unwrap();
+            std::thread::scope(|scope| {
+                for rank in process * THREADS..(process + 1) * THREADS {
+                    let (id, body) = (&id, &body);
+                    scope.spawn(move || {
+                        let local = Local::connect(id, rank, PROCESSES * THREADS, LIMIT).unwrap();
+                        let context = context(rank % devices);
+                        let seat = Seat::new(setup.try_build(context, local).unwrap(), bytes);
+                        body(&seat);
+                        seat.stream.synchronize().unwrap();
+                        seat.communicator.barrier().unwrap();
+                    });
+                }
+            });
+        }
+        Some(_) => {}
+        None => {
+            let id = UniqueId::new().unwrap().to_string();
+            let start = |process: usize| {
+                let mut command = this_test(test, name);
+                command.env(ID, &id).env(PROCESS, process.to_string());
+                command.env("STAND_IN_ABORT_ON_EARLY_FREE", "1");
+                Process::start(&mut command)
+            };
+            // All are started before the first is waited for.
+            let processes: Vec<_> = (0..PROCESSES).map(start).collect();
+            let reports: Vec<_> = processes.into_iter().map(Process::finish).collect();
+            for (process, report) in reports.into_iter().enumerate() {
+                if let Err(report) = report {
+                    panic!("{name}: process {process} of {PROCESSES}: {report}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_in_each_way_of_sharing() {
+    let Some(gpus) = gpus(1) else { return };
+    for sharing in [None, Some(Sharing::Ipc)] {
+        for devices in 1..=gpus.count.min(2) {
+            for algorithm in Algorithm::ALL {
+                let setup = Setup { sharing, first_epoch: u32::MAX - 4, ..Setup::with(algorithm) };
+                let name = format!("{algorithm} on {devices} by {sharing:?}");
+                seats("mixed::calls_in_each_way_of_sharing", &name, setup, devices, 100 << 10, |seat| {
+                    mixed_calls(seat, &Random::new(&name), 6);
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn callers_buffers_and_graphs() {
+    let Some(gpus) = gpus(1) else { return };
+    let (test, devices) = ("mixed::callers_buffers_and_graphs", gpus.count.min(2));
+    for algorithm in [Algorithm::OneShotPull, Algorithm::TwoShotPull] {
+        let setup = Setup { graph_registration: true, ..Setup::with(algorithm) };
+        let name = format!("registered, {algorithm}");
+        seats(test, &name, setup, devices, registration::BYTES, |seat| {
+            registration::register_and_reduce(seat, &Random::new(&name));
+        });
+        let name = format!("captured, {algorithm}");
+        seats(test, &name, setup, devices, graphs::BYTES, |seat| {
+            graphs::capture_and_replay(seat, &Random::new(&name));
+        });
+    }
+}
