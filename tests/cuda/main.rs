@@ -4,21 +4,26 @@
 //! `two-gpus` and `stand-in`, names what must be there. `scripts/test-cuda-stand-in.sh` runs it all with the stand-in.
 #![cfg(feature = "cuda")]
 
+// Before its macro is used.
+#[macro_use]
+#[path = "../conformance/suite/mod.rs"]
+#[allow(dead_code)]
+mod suite;
+
 mod concurrency;
+mod conformance;
 mod cost;
 mod errors;
 mod gpu;
 mod graphs;
-#[path = "../conformance/oracle.rs"]
-mod oracle;
+mod one_launch;
 mod pointers;
 mod processes;
-#[path = "../conformance/random.rs"]
-#[allow(dead_code)]
-mod random;
 mod registration;
 mod seat;
 mod settings;
 mod threads;
 mod typed;
 mod world;
+
+use suite::{oracle, random};
