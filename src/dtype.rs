@@ -77,6 +77,18 @@ impl std::fmt::Display for DType {
     }
 }
 
+impl std::str::FromStr for DType {
+    type Err = crate::Error;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| crate::Error::InvalidSetting {
+            name: "element type",
+            value: name.to_owned(),
+            expected: "one of f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64",
+        })
+    }
+}
+
 mod sealed {
     pub trait Sealed {}
 }
@@ -105,4 +117,21 @@ macro_rules! element {
 element! {
     half::f16 => F16, half::bf16 => Bf16, f32 => F32, f64 => F64, i8 => I8, u8 => U8, i32 => I32, u32 => U32,
     i64 => I64, u64 => U64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_parsed() {
+        for dtype in DType::ALL {
+            assert_eq!(dtype.to_string().parse(), Ok(dtype));
+        }
+        for name in ["", "F32", "f32 ", "float"] {
+            let error = name.parse::<DType>().unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+            assert!(DType::ALL.into_iter().all(|dtype| error.contains(dtype.name())), "{error}");
+        }
+    }
 }

@@ -50,3 +50,37 @@ impl std::fmt::Display for ReduceOp {
         f.pad(self.name())
     }
 }
+
+impl std::str::FromStr for ReduceOp {
+    type Err = crate::Error;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|op| op.name() == name).ok_or_else(|| crate::Error::InvalidSetting {
+            name: "reduction operation",
+            value: name.to_owned(),
+            expected: "one of sum, prod, min, max, avg",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_parsed() {
+        for op in ReduceOp::ALL {
+            assert_eq!(op.to_string().parse(), Ok(op));
+        }
+        for name in ["", "Sum", " sum", "mean"] {
+            let error = name.parse::<ReduceOp>().unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("prod"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_error_names_all() {
+        let error = "none".parse::<ReduceOp>().unwrap_err().to_string();
+        assert!(ReduceOp::ALL.into_iter().all(|op| error.contains(op.name())), "{error}");
+    }
+}

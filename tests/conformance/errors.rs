@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use fast_allreduce::bootstrap::{Bootstrap, Local, Threads, UniqueId};
 use fast_allreduce::{Algorithm, Communicator, DType, Error, Host, ReduceOp, Result, MAX_RANKS};
 
-use crate::worlds::{threads, Rank, Setup, LIMIT};
+use crate::host::Build as _;
+use crate::suite::launch::{threads, Rank, LIMIT};
+use crate::suite::script::Setup;
 
 /// A bootstrap that claims any rank and world.
 struct Claims {

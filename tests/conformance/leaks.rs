@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use fast_allreduce::ReduceOp;
 
-use crate::worlds::{this_test, threads, wait_until, Process, Setup};
+use crate::host::{wait_until, Build as _};
+use crate::suite::launch::{this_test, threads, Process};
+use crate::suite::script::Setup;
 
 /// Set in the process that runs this test alone: what it counts belongs to the whole process.
 const ALONE: &str = "FAST_ALLREDUCE_TEST_ALONE";
@@ -57,8 +59,7 @@ fn one_cycle() {
 fn nothing_is_left_after_a_hundred_worlds() {
     if std::env::var_os(ALONE).is_none() {
         let mut command = this_test("leaks::nothing_is_left_after_a_hundred_worlds");
-        let child = Process(Some(command.env(ALONE, "1").spawn().unwrap()));
-        child.finish().unwrap();
+        Process::start(command.env(ALONE, "1")).finish().unwrap();
         return;
     }
     // Once first: the allocator and the runtime keep some memory.

@@ -8,10 +8,25 @@ use fast_allreduce::bootstrap::{Bootstrap, Mpi};
 use mpi::topology::{Color, SimpleCommunicator};
 use mpi::traits::Communicator;
 
-use crate::worlds::Rank;
+use crate::suite::launch::{Launch, Rank};
+
+/// The ranks of the `mpirun` that this process is of.
+pub struct Mpirun;
+
+impl Launch for Mpirun {
+    fn sizes(&self, _: &[usize]) -> Vec<usize> {
+        sizes().to_vec()
+    }
+
+    fn run(&self, size: usize, body: &(dyn Fn(&Rank) + Sync)) {
+        if let Some(rank) = rank(size) {
+            body(&rank);
+        }
+    }
+}
 
 /// The size of the world that there is, as the only one; none, with a word why, where no `mpirun` has started this process.
-pub fn sizes() -> &'static [usize] {
+fn sizes() -> &'static [usize] {
     static SIZES: OnceLock<Vec<usize>> = OnceLock::new();
     SIZES.get_or_init(|| {
         if ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().all(|name| std::env::var_os(name).is_none()) {
@@ -29,7 +44,7 @@ pub fn sizes() -> &'static [usize] {
 }
 
 /// This process' rank in a new world of the first `size` ranks, if it is one of them and there are as many. Collective.
-pub fn rank(size: usize) -> Option<Rank> {
+fn rank(size: usize) -> Option<Rank> {
     if !sizes().iter().any(|&most| size <= most) {
         return None;
     }

@@ -4,9 +4,12 @@ use fast_allreduce::{Algorithm, DType, ReduceOp};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use crate::message::{Message, Placement, Seat};
-use crate::random::{Random, Values};
-use crate::worlds::{threads, Setup};
+use crate::host::{Build as _, HostDevice};
+use crate::suite::launch::{threads, InThreads};
+use crate::suite::message::{Message, Placement};
+use crate::suite::random::{Random, Values};
+use crate::suite::script::{Act, Script, Setup, Step};
+use crate::suite::world::{Launched, World as _};
 
 /// A runner whose cases come from the printed seed.
 fn runner(name: &str, cases: u32) -> TestRunner {
@@ -49,20 +52,20 @@ fn any_calls_of_any_world() {
     let mut runner = runner("any calls of any world", 60);
     let result =
         runner.run(&(worlds, calls), |((size, algorithm, max_bytes, workers, first_epoch), calls)| {
-            let random = Random::new("values");
+            let random = Random::fixed(u64::from(first_epoch));
             let message = |call: &Call| {
                 Message::new(&mut random.fork(call.count), call.case, call.count, size, call.values)
             };
-            let messages: Vec<_> = calls.iter().map(message).collect();
-            let room = messages.iter().map(Message::bytes).max().unwrap_or(0);
             let setup = Setup { algorithm, max_bytes, workers, first_epoch, ..Setup::default() };
-            threads(size, |rank| {
-                let mut seat = Seat::registered(setup.build(&rank), room);
-                for (message, call) in messages.iter().zip(&calls) {
-                    let mut placements = random.fork(call.placements as usize).fork(rank.rank());
-                    seat.check(message, Placement::random(&mut placements));
-                }
+            let script = Script::new([setup], |_| {
+                let call = |(message, call): (usize, &Call)| {
+                    let placements = Placement::randoms(&mut random.fork(call.placements as usize), size);
+                    Step::Call { communicator: 0, message, placements }
+                };
+                let steps = calls.iter().enumerate().map(call).collect();
+                Act { messages: calls.iter().map(message).collect(), steps }
             });
+            Launched::new(InThreads, HostDevice::default()).play(size, &[script]);
             Ok(())
         });
     result.unwrap_or_else(|failure| panic!("{failure}"));

@@ -4,23 +4,28 @@
 //! `two-gpus`, `stand-in` and `no-kernels`, names what must be there. `scripts/test-cuda-stand-in.sh` runs it all with the stand-in.
 #![cfg(feature = "cuda")]
 
+// Before its macro is used.
+#[macro_use]
+#[path = "../conformance/suite/mod.rs"]
+#[allow(dead_code)]
+mod suite;
+
 mod closing;
 mod concurrency;
+mod conformance;
 mod cost;
 mod errors;
 mod gpu;
 mod graphs;
 mod mixed;
-#[path = "../conformance/oracle.rs"]
-mod oracle;
+mod one_launch;
 mod pointers;
 mod processes;
-#[path = "../conformance/random.rs"]
-#[allow(dead_code)]
-mod random;
 mod registration;
 mod seat;
 mod settings;
 mod threads;
 mod typed;
 mod world;
+
+use suite::{oracle, random};

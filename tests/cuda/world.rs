@@ -1,4 +1,4 @@
-//! All ranks of a world in one cooperative launch: the form in which the kernels are proven on one GPU.
+//! What `CudaWorld` refuses, and its prepared calls. What it gives is in `conformance::one_launch`.
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::device::cuda::CudaWorld;
@@ -7,16 +7,6 @@ use fast_allreduce::{Algorithm, DType, Element, Error, ReduceOp};
 use crate::gpu::{gpus, LIMIT};
 use crate::random::Random;
 use crate::seat::{compare, download, upload, Message};
-
-/// One call of a world.
-#[derive(Debug, Clone, Copy)]
-struct Call {
-    algorithm: Algorithm,
-    grid: (usize, usize),
-    offset: usize,
-    registered: bool,
-    in_place: bool,
-}
 
 /// A slice that holds `bytes` at an element offset, and poison elsewhere.
 fn slice<T: Element + cudarc::driver::DeviceRepr>(
@@ -32,101 +22,6 @@ fn slice<T: Element + cudarc::driver::DeviceRepr>(
     let slice = unsafe { stream.alloc::<T>(all.len() / size_of::<T>()) }.unwrap();
     upload(stream, slice.device_ptr(stream).0, &all);
     slice
-}
-
-fn reduce<T: Element + cudarc::driver::DeviceRepr>(
-    world: &mut CudaWorld,
-    message: &Message,
-    call: Call,
-) -> Result<(), String> {
-    let Call { algorithm, grid, offset, registered, in_place } = call;
-    let stream = &std::sync::Arc::clone(world.stream());
-    let inputs: Vec<_> = message.inputs.iter().map(|bytes| slice::<T>(stream, offset, bytes)).collect();
-    let poison = message.poison();
-    let separate: Vec<_> = inputs.iter().map(|_| slice::<T>(stream, offset, &poison)).collect();
-    stream.synchronize().unwrap();
-    let (inputs, mut outputs) = if in_place { (Vec::new(), inputs) } else { (inputs, separate) };
-    world
-        .all_reduce(&inputs, &mut outputs, offset, message.count, message.op, algorithm, grid, registered)
-        .map_err(|error| error.to_string())?;
-    let check = |what: &str, slice: &CudaSlice<T>, expected: &[u8]| {
-        let bytes = download(stream, slice.device_ptr(stream).0, slice.num_bytes());
-        let (before, rest) = bytes.split_at(offset * size_of::<T>());
-        let (result, behind) = rest.split_at(expected.len());
-        if before.iter().chain(behind).any(|&byte| byte != 0x5C) {
-            return Err(format!("{what} was written outside of its bounds"));
-        }
-        compare(result, expected, size_of::<T>()).map_err(|problem| format!("{what}{problem}"))
-    };
-    for (rank, output) in outputs.iter().enumerate() {
-        check(&format!("the output of rank {rank}"), output, &message.expected)?;
-    }
-    for (rank, input) in inputs.iter().enumerate() {
-        check(&format!("the input of rank {rank} afterwards"), input, &message.inputs[rank])?;
-    }
-    Ok(())
-}
-
-fn reduce_any(world: &mut CudaWorld, message: &Message, call: Call) -> Result<(), String> {
-    match message.dtype {
-        DType::F16 => reduce::<half::f16>(world, message, call),
-        DType::Bf16 => reduce::<half::bf16>(world, message, call),
-        DType::F32 => reduce::<f32>(world, message, call),
-        DType::F64 => reduce::<f64>(world, message, call),
-        DType::I8 => reduce::<i8>(world, message, call),
-        DType::U8 => reduce::<u8>(world, message, call),
-        DType::I32 => reduce::<i32>(world, message, call),
-        DType::U32 => reduce::<u32>(world, message, call),
-        DType::I64 => reduce::<i64>(world, message, call),
-        DType::U64 => reduce::<u64>(world, message, call),
-        dtype => unreachable!("a type that the test does not know: {dtype}"),
-    }
-}
-
-/// Every type and operation comes up with every algorithm and world, in turn.
-fn sweep(name: &str, worlds: &[usize], rounds: usize) {
-    let Some(_gpus) = gpus(1) else { return };
-    let mut random = Random::new(name);
-    const MAX_BYTES: usize = 16 << 10;
-    for &size in worlds {
-        // The epoch passes its wrap-around on the way.
-        let mut world = CudaWorld::new(0, size, MAX_BYTES, u32::MAX - 20, LIMIT).unwrap();
-        for algorithm in Algorithm::ALL {
-            for round in 0..rounds {
-                let dtype = DType::ALL[round % DType::ALL.len()];
-                let op = random.pick(&ReduceOp::ALL);
-                let most = 3 * MAX_BYTES / dtype.size();
-                let random_count = random.below(most);
-                let count = random.pick(&[0, 1, 2, 7, 63, 64, 65, 1000, 1023, random_count, most + 3]);
-                let call = Call {
-                    algorithm,
-                    grid: (1 + random.below(world.max_blocks().min(9)), random.pick(&[32, 64, 160, 512])),
-                    offset: random.pick(&[0, 0, 1, 3, 8, 13]),
-                    registered: random.one_in(2),
-                    in_place: random.one_in(3),
-                };
-                let message = Message::new(&mut random, (dtype, op), count, size);
-                if let Err(problem) = reduce_any(&mut world, &message, call) {
-                    panic!("world of {size}: {problem}; {count} x {dtype} {op}, {call:?}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn worlds_of_two_to_four() {
-    sweep("world::worlds_of_two_to_four", &[1, 2, 3, 4], 30);
-}
-
-#[test]
-fn worlds_of_five_to_eight() {
-    sweep("world::worlds_of_five_to_eight", &[5, 6, 7, 8], 20);
-}
-
-#[test]
-fn the_largest_world() {
-    sweep("world::the_largest_world", &[16], 10);
 }
 
 #[test]

@@ -30,6 +30,11 @@ impl Random {
         Self(stream.bytes().fold(seed() ^ 0xcbf2_9ce4_8422_2325, hash))
     }
 
+    /// The same stream in every run.
+    pub fn fixed(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// A stream that depends on this one's place and on `number`, which stays as it is.
     pub fn fork(&self, number: usize) -> Self {
         let mut fork = Self(self.0 ^ (number as u64 + 1).wrapping_mul(0xd6e8_feb8_6659_fd93));

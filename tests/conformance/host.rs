@@ -1,0 +1,147 @@
+//! Ranks on the host device.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fast_allreduce::device::host::Isa;
+use fast_allreduce::{Buffer, Communicator, DType, Host, Plan, Result, Wait};
+
+use crate::suite::launch::{Rank, LIMIT};
+use crate::suite::message::{Collective, Kind, Message};
+use crate::suite::ranks::{Part, Ranks, Side};
+use crate::suite::script::Setup;
+use crate::suite::world::Device;
+
+/// Makes communicators as a setup says.
+pub trait Build {
+    fn build_with(&self, isa: Isa, rank: &Rank) -> Result<Communicator<Host>>;
+
+    fn try_build(&self, rank: &Rank) -> Result<Communicator<Host>> {
+        self.build_with(Isa::best(), rank)
+    }
+
+    fn build(&self, rank: &Rank) -> Communicator<Host> {
+        self.try_build(rank).unwrap()
+    }
+}
+
+impl Build for Setup {
+    fn build_with(&self, isa: Isa, rank: &Rank) -> Result<Communicator<Host>> {
+        let device = Host::new().isa(isa)?.workers(self.workers)?.wait(Wait::Yield);
+        Communicator::builder()
+            .algorithm(self.algorithm)
+            .max_bytes(self.max_bytes)
+            .first_epoch(self.first_epoch)
+            .timeout(self.timeout)
+            .build(device, Arc::clone(rank))
+    }
+}
+
+/// The host, with an instruction set for each rank, in turn.
+pub struct HostDevice(pub Vec<Isa>);
+
+impl Default for HostDevice {
+    fn default() -> Self {
+        Self(vec![Isa::best()])
+    }
+}
+
+impl Device for HostDevice {
+    type Ranks = HostRank;
+
+    fn join(&self, rank: &Rank, setup: &Setup) -> HostRank {
+        let isa = self.0[rank.rank() % self.0.len()];
+        let communicator = setup.build_with(isa, rank).unwrap();
+        assert_eq!(communicator.device().instruction_set(), isa);
+        assert!(communicator.region_bytes() <= 4 * setup.max_bytes + (1 << 20));
+        HostRank::new(communicator)
+    }
+}
+
+/// Private memory that begins on a 64-byte boundary.
+struct Private(Vec<[u64; 8]>, usize);
+
+impl Private {
+    fn new(bytes: usize) -> Self {
+        let lines = Vec::from_iter(std::iter::repeat_n([0; 8], bytes.div_ceil(64) + 1));
+        let skip = lines.as_ptr().cast::<u8>().align_offset(64);
+        Self(lines, skip)
+    }
+
+    fn base(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast::<u8>().wrapping_add(self.1)
+    }
+}
+
+/// A rank with memory to call from.
+pub struct HostRank {
+    pub communicator: Communicator<Host>,
+    private: [Private; 2],
+    registered: Option<[Buffer<u8>; 2]>,
+}
+
+impl HostRank {
+    pub fn new(communicator: Communicator<Host>) -> Self {
+        Self { communicator, private: [(); 2].map(|()| Private::new(0)), registered: None }
+    }
+}
+
+impl Ranks for HostRank {
+    const PACK_BYTES: usize = 64;
+
+    fn ranks(&self) -> Range<usize> {
+        self.communicator.rank()..self.communicator.rank() + 1
+    }
+
+    fn world_size(&self) -> usize {
+        self.communicator.world_size()
+    }
+
+    fn plan(&self, count: usize, dtype: DType) -> Plan {
+        self.communicator.plan(count, dtype)
+    }
+
+    fn make_room(&mut self, bytes: usize) {
+        self.registered = None;
+        self.private = [(); 2].map(|()| Private::new(bytes));
+        self.registered = Some([(); 2].map(|()| self.communicator.alloc::<u8>(bytes).unwrap()));
+    }
+
+    fn base(&mut self, _rank: usize, kind: Kind, side: Side) -> u64 {
+        let base = match kind {
+            Kind::Plain | Kind::Pool => self.private[side as usize].base(),
+            Kind::Registered => {
+                self.registered.as_mut().expect("make_room comes first")[side as usize].as_mut_ptr()
+            }
+        };
+        base as u64
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) {
+        // SAFETY: `check` writes within the room that it asked for, which nothing else uses.
+        unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes.len()) }.copy_from_slice(bytes);
+    }
+
+    fn read(&mut self, address: u64, bytes: usize) -> Vec<u8> {
+        // SAFETY: as in `write`.
+        unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }.to_vec()
+    }
+
+    fn call(&mut self, message: &Message, parts: &[Part]) -> Result<()> {
+        let Part { input, output, .. } = parts[0];
+        let Collective::AllReduce(op) = message.collective;
+        let (communicator, count, dtype) = (&self.communicator, message.count, message.dtype);
+        // SAFETY: as in `write`; both are aligned to the element.
+        unsafe { communicator.all_reduce_raw(input as *const _, output as *mut _, count, dtype, op) }
+    }
+}
+
+/// Waits until `reached`, which something else makes true.
+pub fn wait_until(what: &str, mut reached: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !reached() {
+        assert!(started.elapsed() < LIMIT, "waited too long: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,129 @@
+//! The cases. Each plays the same script with worlds of several sizes; `conformance!` makes tests of them.
+
+mod boundaries;
+mod sequences;
+
+use fast_allreduce::{Algorithm, DType, ReduceOp};
+
+pub use self::boundaries::every_boundary;
+pub use self::sequences::{
+    buffers_dropped_and_allocated_again, calls_at_random, communicators_in_turn, epochs_that_wrap_around,
+    grids_that_change,
+};
+use super::message::{Message, Place, Placement};
+use super::random::{Random, Values};
+use super::script::{Act, Script, Setup, Step};
+use super::world::World;
+
+/// One type of each size, floats first.
+const SIZES: [DType; 4] = [DType::Bf16, DType::F32, DType::I64, DType::U8];
+
+/// All that there are, the smallest first.
+const ALL_WORLDS: [usize; 9] = [2, 3, 1, 4, 5, 6, 7, 8, 16];
+
+/// A communicator for each algorithm, with little room: most messages of these cases pass in pieces somewhere.
+fn of_each_algorithm(setup: Setup) -> [Setup; 4] {
+    Algorithm::ALL.map(|algorithm| Setup { algorithm: Some(algorithm), ..setup })
+}
+
+const SMALL: usize = 4 << 10;
+
+pub fn types_and_operations() -> impl Iterator<Item = (DType, ReduceOp)> {
+    DType::ALL.into_iter().flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)))
+}
+
+/// Every type and operation with values of all kinds, of `count` elements each.
+pub fn product(
+    random: &mut Random,
+    size: usize,
+    count: impl Fn(&mut Random, DType) -> usize,
+) -> Vec<Message> {
+    let product = types_and_operations().flat_map(|case| Values::ALL.map(|values| (case, values)));
+    let message = |(case, values): ((DType, ReduceOp), _)| {
+        let count = count(random, case.0);
+        Message::new(random, case, count, size, values)
+    };
+    product.map(message).collect()
+}
+
+/// The whole product, with values of all kinds, anywhere in memory; equal bits from all algorithms.
+pub fn every_type_operation_and_algorithm(world: &dyn World) {
+    let thin = world.thin();
+    for size in world.sizes(&ALL_WORLDS) {
+        let random = Random::new(&format!("product in a world of {size}"));
+        let setups = of_each_algorithm(Setup { max_bytes: SMALL, ..Setup::default() });
+        let script = Script::new(setups, |_| {
+            let most = |dtype: DType| 256 / dtype.size();
+            let messages =
+                product(&mut random.fork(size), size, |random, dtype| 1 + random.below(most(dtype)));
+            let mut random = random.fork(100);
+            Act::each_on_each(messages, 4, || Placement::randoms(&mut random, size)).thinned(thin, size)
+        });
+        world.play(size, &[script]);
+    }
+}
+
+/// Up to a few packs.
+pub fn every_small_count(world: &dyn World) {
+    let thin = world.thin();
+    for size in world.sizes(&[3, 2, 5]) {
+        let random = Random::new(&format!("small counts in a world of {size}"));
+        let setups = of_each_algorithm(Setup { max_bytes: SMALL, ..Setup::default() });
+        let script = Script::new(setups, |plans| {
+            let most = 4 * plans.pack_bytes + 1;
+            let counts = SIZES.into_iter().flat_map(|dtype| (0..=most).map(move |count| (dtype, count)));
+            let mut of_messages = random.fork(size);
+            let message = |(dtype, count)| {
+                Message::new(&mut of_messages, (dtype, ReduceOp::Sum), count, size, Values::Plain)
+            };
+            let messages = counts.map(message).collect();
+            let mut random = random.fork(100);
+            Act::each_on_each(messages, 4, || Placement::randoms(&mut random, size)).thinned(thin, size)
+        });
+        world.play(size, &[script]);
+    }
+}
+
+/// Each pair of offsets, different on each rank; inputs registered on all ranks, on some and on none; in place and not.
+pub fn every_placement(world: &dyn World) {
+    const OFFSETS: [usize; 6] = [0, 1, 2, 3, 7, 32];
+    let setup = Setup { max_bytes: SMALL, ..Setup::default() };
+    for size in world.sizes(&[2, 3, 5]) {
+        let random = Random::new(&format!("placements in a world of {size}"));
+        let placement = |number: usize, (input, output): (usize, usize), rank: usize| {
+            let offset = |number: usize| OFFSETS[(number + rank) % OFFSETS.len()];
+            // Who is registered: none, all, even ranks, rank 0 alone, all but rank 0.
+            let registered = [false, true, rank % 2 == 0, rank == 0, rank != 0][number % 5];
+            let input =
+                if registered { Place::registered(offset(input)) } else { Place::plain(offset(input)) };
+            let output = match number % 3 {
+                // In place on all ranks, on none, on some.
+                0 => None,
+                1 => Some(Place::plain(offset(output))),
+                _ => (rank != number % size).then(|| Place::registered(offset(output))),
+            };
+            Placement { input, output }
+        };
+        let setups = of_each_algorithm(setup).into_iter().chain([setup]);
+        let script = Script::new(setups, |_| {
+            let mut random = random.fork(size);
+            let counts = [1, 37, 1000].into_iter().flat_map(|count| SIZES.map(|dtype| (dtype, count)));
+            let message = |(dtype, count)| {
+                Message::new(&mut random, (dtype, ReduceOp::Sum), count, size, Values::Plain)
+            };
+            let messages = counts.map(message).collect::<Vec<_>>();
+            let pairs = || (0..OFFSETS.len()).flat_map(|i| (0..OFFSETS.len()).map(move |j| (i, j)));
+            let steps = (0..5).flat_map(|communicator| {
+                pairs().enumerate().map(move |(number, pair)| (communicator, number, pair))
+            });
+            let call = |(communicator, number, pair)| Step::Call {
+                communicator,
+                message: number % messages.len(),
+                placements: (0..size).map(|rank| placement(number, pair, rank)).collect(),
+            };
+            let steps = steps.map(call).collect();
+            Act { messages, steps }
+        });
+        world.play(size, &[script]);
+    }
+}

@@ -1,0 +1,145 @@
+//! What depends on the calls before: epochs, grids that change, buffers that come and go, communicators in turn.
+
+use fast_allreduce::{Algorithm, DType, ReduceOp};
+
+use super::{of_each_algorithm, ALL_WORLDS};
+use crate::suite::message::{Message, Place, Placement};
+use crate::suite::random::{Random, Values};
+use crate::suite::script::{Act, Script, Setup, Step};
+use crate::suite::world::World;
+
+/// Registered buffers that come and go: ids are used again, and views in the new ones are found.
+pub fn buffers_dropped_and_allocated_again(world: &dyn World) {
+    for size in world.sizes(&[2, 3]) {
+        let random = Random::new(&format!("reallocation in a world of {size}"));
+        let setups = [Algorithm::OneShotPull, Algorithm::TwoShotPull].map(Setup::with);
+        let script = Script::new(setups, |_| {
+            let kind = (DType::F32, ReduceOp::Sum);
+            let message = Message::new(&mut random.fork(0), kind, 700, size, Values::Plain);
+            let call = |communicator, input, output| {
+                let placements = vec![Placement { input, output }; size];
+                Step::Call { communicator, message: 0, placements }
+            };
+            let rounds = (0..24).flat_map(|round| {
+                let (communicator, input) = (round % 2, Place::registered(round % 4));
+                [
+                    Step::MakeRoom { communicator },
+                    call(communicator, input, Some(Place::plain(round))),
+                    call(communicator, input, None),
+                ]
+            });
+            Act { steps: rounds.collect(), messages: vec![message] }
+        });
+        world.play(size, &[script]);
+    }
+}
+
+/// Epochs that pass 2^32, at every parity, with launches of different grids.
+pub fn epochs_that_wrap_around(world: &dyn World) {
+    for size in world.sizes(&[3, 2]) {
+        let random = Random::new(&format!("wrap-around in a world of {size}"));
+        let random = &random;
+        let script = |first_epoch| {
+            let setup = Setup { workers: 3, max_bytes: 256 << 10, first_epoch, ..Setup::default() };
+            Script::new(of_each_algorithm(setup), move |_| {
+                let kind = (DType::U8, ReduceOp::Sum);
+                let messages = [5, 200_000, 64, 9000]
+                    .map(|count| Message::new(&mut random.fork(count), kind, count, size, Values::Plain));
+                let mut random = random.fork(first_epoch as usize);
+                let calls = (0..4).flat_map(|communicator| (0..12).map(move |call| (communicator, call)));
+                let call = |(communicator, call): (usize, usize)| Step::Call {
+                    communicator,
+                    message: call % 4,
+                    placements: Placement::randoms(&mut random, size),
+                };
+                Act { steps: calls.map(call).collect(), messages: messages.into() }
+            })
+        };
+        world.play(size, &((u32::MAX - 6)..=u32::MAX).map(script).collect::<Vec<_>>());
+    }
+}
+
+/// Launches of different numbers of blocks in turn: epochs of unused blocks keep up, slices change hands.
+pub fn grids_that_change(world: &dyn World) {
+    const COUNTS: [usize; 5] = [3, 70_000, 140_000, 200_001, 1000];
+    for size in world.sizes(&[2, 3]) {
+        let random = Random::new(&format!("grids in a world of {size}"));
+        let setup = Setup { workers: 3, max_bytes: 256 << 10, ..Setup::default() };
+        let script = Script::new(of_each_algorithm(setup), |plans| {
+            let grids = COUNTS[..3].iter().map(|&count| plans.plan(0, count, DType::U8).blocks);
+            assert!(grids.is_sorted_by(|less, more| less < more), "these counts have different grids");
+            let kind = (DType::U8, ReduceOp::Sum);
+            let messages =
+                COUNTS.map(|count| Message::new(&mut random.fork(count), kind, count, size, Values::Plain));
+            let mut random = random.fork(99);
+            let calls = (0..4).flat_map(|communicator| [communicator; 60]);
+            let call = |communicator| Step::Call {
+                communicator,
+                message: random.below(COUNTS.len()),
+                placements: Placement::randoms(&mut random, size),
+            };
+            Act { steps: calls.map(call).collect(), messages: messages.into() }
+        });
+        world.play(size, &[script]);
+    }
+}
+
+/// Several communicators of one world, of each algorithm and of none in particular, used in any order.
+pub fn communicators_in_turn(world: &dyn World) {
+    let thin = world.thin();
+    for size in world.sizes(&[3, 4, 2, 8]) {
+        let random = Random::new(&format!("sequences in a world of {size}"));
+        let algorithms = [None, None].into_iter().chain(Algorithm::ALL.map(Some));
+        let setups = algorithms.zip([4096, 1 << 20, 4096, 4224, 5000, 64 << 10]);
+        let setups = setups.map(|(algorithm, max_bytes)| Setup { max_bytes, ..Setup::with(algorithm) });
+        let script = Script::new(setups, |_| {
+            let mut of_messages = random.fork(size);
+            let messages: Vec<_> = (0..80).map(|_| any_message(&mut of_messages, size)).collect();
+            let mut random = random.fork(99);
+            let call = |_| Step::Call {
+                communicator: random.below(6),
+                message: random.below(messages.len()),
+                placements: Placement::randoms(&mut random, size),
+            };
+            let steps = (0..400).map(call).collect();
+            Act { steps, messages }.thinned(thin, size)
+        });
+        world.play(size, &[script]);
+    }
+}
+
+/// Any message, mostly small: a large one passes a small region of a large world in very many pieces.
+fn any_message(random: &mut Random, size: usize) -> Message {
+    let case = (random.pick(&DType::ALL), random.pick(&ReduceOp::ALL));
+    let bytes = match random.below(8) {
+        0 | 1 => random.below(160),
+        2 => random.below(60_000),
+        _ => random.below(6000),
+    };
+    let count = bytes / case.0.size();
+    let values = random.pick(&Values::ALL);
+    Message::new(random, case, count, size, values)
+}
+
+/// Calls of any kind in worlds of every size, from a seed that is always the same: a failure on one machine can be looked for
+/// on another.
+pub fn calls_at_random(world: &dyn World) {
+    let thin = world.thin();
+    for size in world.sizes(&ALL_WORLDS) {
+        let mut random = Random::fixed(0x5eed + size as u64);
+        let pick = |random: &mut Random| Setup {
+            max_bytes: 4096 + random.below(60_000),
+            workers: 1 + random.below(3),
+            // It wraps around on the way.
+            first_epoch: u32::MAX - random.below(25) as u32,
+            ..Setup::default()
+        };
+        let setups = of_each_algorithm(pick(&mut random));
+        let script = Script::new(setups, |_| {
+            let mut random = random.fork(size);
+            let messages: Vec<_> = (0..30).map(|_| any_message(&mut random, size)).collect();
+            Act::each_on_each(messages, 4, || Placement::randoms(&mut random, size)).thinned(thin, size)
+        });
+        world.play(size, &[script]);
+    }
+}

@@ -1,0 +1,54 @@
+//! What every device must do, wherever its ranks run: each case written once.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `cases/` | the cases: each writes a script for a world and has the world play it |
+//! | `script.rs` | a script: how communicators are made, messages, and which of them is reduced from where, call by call |
+//! | `world.rs` | a world under test: how ranks come to be (`Launch`), on which device (`Device`) |
+//! | `ranks.rs` | the ranks that one thread drives: their memory, the call, and the comparison of what comes of it |
+//! | `message.rs`, `oracle.rs` | a collective's inputs and expected outputs; what is expected of an element |
+//! | `launch.rs`, `random.rs` | threads and processes; numbers from a printed seed |
+//!
+//! **A new world** is a `Launch`, a `Device` or, where one thread drives all ranks, a `Ranks`; and a line `conformance!` that names
+//! it. **A new collective** is a `Collective`, its expected outputs in `message.rs`, its call in each `Ranks`, and cases.
+//!
+//! Each output is compared with the one that is expected of its message, so equality across ranks, algorithms and devices
+//! follows. Inputs come from a seed that every test prints; `FAST_ALLREDUCE_TEST_SEED` sets it.
+
+pub mod cases;
+pub mod launch;
+pub mod message;
+pub mod oracle;
+pub mod random;
+pub mod ranks;
+pub mod script;
+pub mod world;
+
+/// Makes a test of every case in the module it is used in. The argument takes the name of a test, as the harness knows it, and
+/// returns the world to test, or `None` after saying why there is none.
+#[macro_export]
+macro_rules! conformance {
+    ($world:expr) => {
+        $crate::conformance! { $world;
+            every_type_operation_and_algorithm
+            every_small_count
+            every_boundary
+            every_placement
+            buffers_dropped_and_allocated_again
+            epochs_that_wrap_around
+            grids_that_change
+            communicators_in_turn
+            calls_at_random
+        }
+    };
+    ($world:expr; $($case:ident)*) => {$(
+        #[test]
+        fn $case() {
+            let path = concat!(module_path!(), "::", stringify!($case));
+            let (_crate_name, test) = path.split_once("::").expect("a test is in a module");
+            if let Some(world) = ($world)(test) {
+                $crate::suite::cases::$case(&world);
+            }
+        }
+    )*};
+}

@@ -1,0 +1,135 @@
+//! The ranks that one thread drives: one of a world of threads or processes, or all of a world that is a single launch.
+
+use std::ops::Range;
+
+use fast_allreduce::{DType, Plan, Result};
+
+use super::message::Kind;
+use super::message::{Message, Placement};
+
+/// Input or output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    Input,
+    Output,
+}
+
+/// A rank's part of a call: where its input and output are, which are equal in place.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    pub placement: Placement,
+    pub input: u64,
+    pub output: u64,
+}
+
+/// Ranks of one communicator, with memory to call from.
+pub trait Ranks {
+    /// The device's unit of work.
+    const PACK_BYTES: usize;
+
+    /// Which of the world's ranks.
+    fn ranks(&self) -> Range<usize>;
+
+    fn world_size(&self) -> usize;
+
+    /// What a call does.
+    fn plan(&self, count: usize, dtype: DType) -> Plan;
+
+    /// Where a rank's part of a call is done. A device that cannot have ranks differ as they would takes what is next to it.
+    fn placement(&self, placements: &[Placement], rank: usize) -> Placement {
+        placements[rank]
+    }
+
+    /// Allocates so many bytes of each kind for each side, again if there are some. Collective.
+    fn make_room(&mut self, bytes: usize);
+
+    /// Where such memory of a rank begins, on a 64-byte boundary.
+    fn base(&mut self, rank: usize, kind: Kind, side: Side) -> u64;
+
+    fn write(&mut self, address: u64, bytes: &[u8]);
+
+    fn read(&mut self, address: u64, bytes: usize) -> Vec<u8>;
+
+    /// Makes the call on each of the ranks, whose parts these are, and waits for the end of it.
+    fn call(&mut self, message: &Message, parts: &[Part]) -> Result<()>;
+}
+
+/// Bytes on each side of what a call may touch that are checked to stay as they are.
+const GUARD: usize = 128;
+/// Room for offsets: 63 elements of 8 bytes.
+const OFFSETS: usize = 512;
+const CANARY: u8 = 0xA5;
+
+/// What messages of up to so many bytes need.
+pub fn room_for(bytes: usize) -> usize {
+    bytes + OFFSETS + 2 * GUARD
+}
+
+/// Makes one call and compares what comes of it, and what is around it.
+///
+/// # Panics
+///
+/// If anything is not as expected.
+pub fn check<R: Ranks>(ranks: &mut R, message: &Message, placements: &[Placement]) {
+    if let Err((rank, problem)) = try_check(ranks, message, placements) {
+        let Message { collective, dtype, count, .. } = message;
+        let (world, plan) = (ranks.world_size(), ranks.plan(*count, *dtype));
+        let placement = ranks.placement(placements, rank);
+        panic!(
+            "rank {rank} of {world}: {problem}; {count} x {dtype} {collective:?}, {placement:?}, {plan:?}"
+        );
+    }
+}
+
+fn try_check<R: Ranks>(
+    ranks: &mut R,
+    message: &Message,
+    placements: &[Placement],
+) -> std::result::Result<(), (usize, String)> {
+    let size = message.dtype.size();
+    let framed = |bytes: &[u8]| [&[CANARY; GUARD], bytes, &[CANARY; GUARD]].concat();
+    let mut parts = Vec::new();
+    for rank in ranks.ranks() {
+        let placement = ranks.placement(placements, rank);
+        let mut address = |place: super::message::Place, side| {
+            assert!(place.offset * size <= OFFSETS, "an offset that there is no room for");
+            ranks.base(rank, place.kind, side) + (GUARD + place.offset * size) as u64
+        };
+        let input = address(placement.input, Side::Input);
+        let output = placement.output.map_or(input, |place| address(place, Side::Output));
+        if output != input {
+            // Wrong in every byte.
+            let poison: Vec<u8> = message.expected(rank).iter().map(|byte| !byte).collect();
+            ranks.write(output - GUARD as u64, &framed(&poison));
+        }
+        ranks.write(input - GUARD as u64, &framed(message.input(rank)));
+        parts.push(Part { placement, input, output });
+    }
+    ranks.call(message, &parts).map_err(|error| (ranks.ranks().start, error.to_string()))?;
+    for (rank, Part { input, output, .. }) in ranks.ranks().zip(parts) {
+        let mut compare = |what: &str, address: u64, should_be: &[u8]| {
+            let is = ranks.read(address - GUARD as u64, should_be.len() + 2 * GUARD);
+            if is[..GUARD] != [CANARY; GUARD] || is[GUARD + should_be.len()..] != [CANARY; GUARD] {
+                return Err((rank, format!("{what} was written outside of its bounds")));
+            }
+            difference(&is[GUARD..GUARD + should_be.len()], should_be, size)
+                .map_or(Ok(()), |problem| Err((rank, format!("{what}{problem}"))))
+        };
+        compare("the output", output, message.expected(rank))?;
+        if input != output {
+            compare("the input afterwards", input, message.input(rank))?;
+        }
+    }
+    Ok(())
+}
+
+/// The first difference, as `[3] is 01 and not 02; 5 differ`.
+fn difference(is: &[u8], should_be: &[u8], size: usize) -> Option<String> {
+    if is == should_be {
+        return None;
+    }
+    let mut pairs = is.chunks(size).zip(should_be.chunks(size)).enumerate().filter(|(_, (a, b))| a != b);
+    let (at, (is, should_be)) = pairs.next()?;
+    let hex = |bytes: &[u8]| bytes.iter().rev().map(|byte| format!("{byte:02x}")).collect::<String>();
+    Some(format!("[{at}] is {} and not {}; {} differ", hex(is), hex(should_be), pairs.count() + 1))
+}

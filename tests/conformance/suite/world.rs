@@ -1,0 +1,71 @@
+//! A world under test.
+
+use super::launch::{Launch, Rank};
+use super::ranks::Ranks;
+use super::script::{Script, Setup};
+
+/// Where scripts are played.
+pub trait World {
+    /// Those of `sizes`, the most telling first, that a case is to be played with here; or the one that there is.
+    fn sizes(&self, sizes: &[usize]) -> Vec<usize>;
+
+    /// Of cases with thousands of calls, one in so many is made here.
+    fn thin(&self) -> usize {
+        1
+    }
+
+    /// Plays scripts with that many ranks, one after the other.
+    ///
+    /// # Panics
+    ///
+    /// If a rank did.
+    fn play(&self, size: usize, scripts: &[Script]);
+}
+
+/// What ranks of their own thread or process make their communicators on.
+pub trait Device: Sync {
+    type Ranks: Ranks;
+
+    /// Makes a communicator of `rank`. Collective.
+    fn join(&self, rank: &Rank, setup: &Setup) -> Self::Ranks;
+}
+
+/// Ranks that are started, and meet through a bootstrap: a world of any `Launch` on any `Device`.
+pub struct Launched<L, D> {
+    pub launch: L,
+    pub device: D,
+    /// How many of the sizes of a case are taken.
+    pub most_sizes: usize,
+    pub thin: usize,
+}
+
+impl<L: Launch, D: Device> Launched<L, D> {
+    /// Where everything is tested.
+    pub fn new(launch: L, device: D) -> Self {
+        Self { launch, device, most_sizes: usize::MAX, thin: 1 }
+    }
+
+    /// Where the kernels are those of another world, and less is enough.
+    pub fn some(launch: L, device: D, most_sizes: usize, thin: usize) -> Self {
+        Self { launch, device, most_sizes, thin }
+    }
+}
+
+impl<L: Launch, D: Device> World for Launched<L, D> {
+    fn sizes(&self, sizes: &[usize]) -> Vec<usize> {
+        let mut sizes = self.launch.sizes(sizes);
+        sizes.truncate(self.most_sizes);
+        sizes
+    }
+
+    fn thin(&self) -> usize {
+        self.thin
+    }
+
+    fn play(&self, size: usize, scripts: &[Script]) {
+        let device = &self.device;
+        self.launch.run(size, &|rank: &Rank| {
+            scripts.iter().for_each(|script| script.play(|setup| device.join(rank, setup)));
+        });
+    }
+}

@@ -1,0 +1,154 @@
+//! All ranks of a world in one cooperative launch, as a world of the conformance suite.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, DevicePtr};
+use fast_allreduce::device::cuda::CudaWorld;
+use fast_allreduce::{Algorithm, DType, Element, Plan, ReduceOp, Result};
+
+use crate::gpu::Gpus;
+use crate::seat::{download, upload, Plain};
+use crate::suite::message::{Collective, Kind, Message, Place, Placement};
+use crate::suite::ranks::{Part, Ranks, Side};
+use crate::suite::script::{Script, Setup};
+use crate::suite::world::World;
+
+/// On the first GPU.
+pub struct OneLaunch {
+    _gpus: Gpus,
+}
+
+impl OneLaunch {
+    pub fn new(gpus: Gpus) -> Self {
+        Self { _gpus: gpus }
+    }
+}
+
+impl World for OneLaunch {
+    fn sizes(&self, sizes: &[usize]) -> Vec<usize> {
+        sizes.to_vec()
+    }
+
+    fn play(&self, size: usize, scripts: &[Script]) {
+        scripts.iter().for_each(|script| script.play(|setup| AllRanks::new(size, *setup)));
+    }
+}
+
+/// All ranks, and memory of each kind for each to call from.
+struct AllRanks {
+    // Before the memory, which its last launch must not outlive.
+    world: CudaWorld,
+    setup: Setup,
+    /// By rank, then by side.
+    plain: Vec<[Plain; 2]>,
+    pool: Vec<[CudaSlice<u8>; 2]>,
+}
+
+impl AllRanks {
+    fn new(size: usize, setup: Setup) -> Self {
+        let world = CudaWorld::new(0, size, setup.max_bytes, setup.first_epoch, setup.timeout).unwrap();
+        Self { world, setup, plain: Vec::new(), pool: Vec::new() }
+    }
+
+    fn reduce<T: Element>(&mut self, message: &Message, op: ReduceOp, parts: &[Part]) -> Result<()> {
+        let Plan { algorithm, blocks, threads, .. } = self.plan(message.count, message.dtype);
+        let stream = Arc::clone(self.world.stream());
+        let slice = |address| {
+            // SAFETY: `check` has room for the message there, aligned to the element, and any bits are a T. Below it is leaked:
+            // it does not free what it has not allocated.
+            unsafe { stream.upgrade_device_ptr::<T>(address, message.count) }
+        };
+        let in_place = parts[0].placement.output.is_none();
+        let registered = parts[0].placement.input.kind == Kind::Registered;
+        let inputs = if in_place { &[] } else { parts };
+        let inputs: Vec<_> = inputs.iter().map(|part| slice(part.input)).collect();
+        let mut outputs: Vec<_> = parts.iter().map(|part| slice(part.output)).collect();
+        let (count, grid) = (message.count, (blocks, threads));
+        let result = self.world.all_reduce(&inputs, &mut outputs, 0, count, op, algorithm, grid, registered);
+        inputs.into_iter().chain(outputs).for_each(|slice| _ = slice.leak());
+        result
+    }
+}
+
+impl Ranks for AllRanks {
+    const PACK_BYTES: usize = 16;
+
+    fn ranks(&self) -> Range<usize> {
+        0..self.world.world_size()
+    }
+
+    fn world_size(&self) -> usize {
+        self.world.world_size()
+    }
+
+    /// A world takes any algorithm and grid: here by the size of the message, so that they change from call to call.
+    fn plan(&self, count: usize, dtype: DType) -> Plan {
+        let (world, slots) = (self.world.world_size(), self.setup.max_bytes / 32);
+        let algorithm = self.setup.algorithm.unwrap_or(Algorithm::ALL[count % 4]);
+        let piece_packs = match algorithm {
+            Algorithm::OneShotPush => slots / world,
+            Algorithm::TwoShotPush => slots / (2 * world) * world,
+            _ => 2 * slots,
+        };
+        Plan {
+            algorithm,
+            blocks: (1 + count * dtype.size() / 16_000).min(9).min(self.world.max_blocks()),
+            threads: [32, 64, 160, 512][count / 4 % 4],
+            piece_bytes: piece_packs * Self::PACK_BYTES,
+        }
+    }
+
+    /// All ranks are in place, and all registered, as rank 0 is.
+    fn placement(&self, placements: &[Placement], rank: usize) -> Placement {
+        let (first, own) = (placements[0], placements[rank]);
+        let kind = match (first.input.kind, own.input.kind) {
+            (Kind::Registered, _) => Kind::Registered,
+            (_, Kind::Registered) => Kind::Plain,
+            (_, kind) => kind,
+        };
+        Placement {
+            input: Place { kind, ..own.input },
+            output: first.output.map(|place| own.output.unwrap_or(place)),
+        }
+    }
+
+    fn make_room(&mut self, bytes: usize) {
+        let stream = self.world.stream();
+        self.plain = self.ranks().map(|_| [(); 2].map(|()| Plain::new(stream.context(), bytes))).collect();
+        self.pool = self.ranks().map(|_| [(); 2].map(|()| stream.alloc_zeros(bytes).unwrap())).collect();
+        stream.synchronize().unwrap();
+    }
+
+    fn base(&mut self, rank: usize, kind: Kind, side: Side) -> u64 {
+        match kind {
+            Kind::Pool => self.pool[rank][side as usize].device_ptr(self.world.stream()).0,
+            Kind::Plain | Kind::Registered => self.plain[rank][side as usize].address,
+        }
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) {
+        upload(self.world.stream(), address, bytes);
+    }
+
+    fn read(&mut self, address: u64, bytes: usize) -> Vec<u8> {
+        download(self.world.stream(), address, bytes)
+    }
+
+    fn call(&mut self, message: &Message, parts: &[Part]) -> Result<()> {
+        let Collective::AllReduce(op) = message.collective;
+        match message.dtype {
+            DType::F16 => self.reduce::<half::f16>(message, op, parts),
+            DType::Bf16 => self.reduce::<half::bf16>(message, op, parts),
+            DType::F32 => self.reduce::<f32>(message, op, parts),
+            DType::F64 => self.reduce::<f64>(message, op, parts),
+            DType::I8 => self.reduce::<i8>(message, op, parts),
+            DType::U8 => self.reduce::<u8>(message, op, parts),
+            DType::I32 => self.reduce::<i32>(message, op, parts),
+            DType::U32 => self.reduce::<u32>(message, op, parts),
+            DType::I64 => self.reduce::<i64>(message, op, parts),
+            DType::U64 => self.reduce::<u64>(message, op, parts),
+            dtype => unreachable!("a type that the suite does not know: {dtype}"),
+        }
+    }
+}
