@@ -48,8 +48,12 @@ fn main() {
 }
 
 fn compile_host(csrc: &Path, isa: &str, flags: &[&str]) {
+    // A folder of its own: the variants' objects have the same name, and are written at the same time.
+    let out_dir = Path::new(&variable("OUT_DIR")).join(isa);
+    std::fs::create_dir_all(&out_dir).unwrap_or_else(|error| panic!("{}: {error}", out_dir.display()));
     let mut build = cc::Build::new();
     build
+        .out_dir(out_dir)
         .cpp(true)
         .std("c++17")
         .file(csrc.join("host.cpp"))

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use fast_allreduce::Error;
@@ -15,6 +16,8 @@ pub enum Failure {
     Library(Error),
     /// The results cannot be written.
     Output(io::Error),
+    /// The page of the results cannot be written.
+    Page(PathBuf, io::Error),
     /// The system refused something; the text says what.
     System(&'static str, io::Error),
     /// The CUDA driver refused a call.
@@ -74,6 +77,7 @@ impl fmt::Display for Failure {
             Self::Usage(what) | Self::Ranks(what) => f.write_str(what),
             Self::Library(error) => error.fmt(f),
             Self::Output(error) => write!(f, "cannot write the results: {error}"),
+            Self::Page(path, error) => write!(f, "--report {}: {error}", path.display()),
             Self::System(what, error) => write!(f, "{what} failed: {error}"),
             #[cfg(feature = "cuda")]
             Self::Driver(call, reason) => write!(f, "{call} failed: {reason}"),

@@ -4,16 +4,18 @@
 
 mod arguments;
 mod bench;
+mod compare;
 mod facts;
 mod failure;
 #[cfg(feature = "cuda")]
 mod gpu_check;
 mod launch;
+mod page;
 mod topology;
 
 use std::process::ExitCode;
 
-use arguments::{Bench, Command};
+use arguments::Command;
 use failure::Failure;
 
 /// What was computed is wrong.
@@ -26,7 +28,8 @@ fn main() -> ExitCode {
     };
     let outcome = match command {
         Command::Version { verbose } => facts::print(verbose).map(|()| ExitCode::SUCCESS),
-        Command::Bench(options) => bench(&options),
+        Command::Bench(options) => options.validate().and_then(|()| measure(&*options)),
+        Command::Compare(options) => options.validate().and_then(|()| measure(&*options)),
         Command::Topology(options) => topology::print(&options).map(|()| ExitCode::SUCCESS),
         #[cfg(feature = "cuda")]
         Command::GpuCheck(options) => gpu_check::run(&options),
@@ -42,14 +45,14 @@ fn main() -> ExitCode {
 }
 
 /// Runs as a rank where the environment names a world, else launches one.
-fn bench(options: &Bench) -> Result<ExitCode, Failure> {
-    options.validate()?;
+fn measure(job: &impl bench::Job) -> Result<ExitCode, Failure> {
+    let options = job.options();
     if !launch::is_rank() {
         options.check_device()?;
         options.check_memory()?;
         return launch::launch(options.ranks(), std::env::args_os().skip(1));
     }
-    as_rank(|| bench::run(options))
+    as_rank(|| bench::run(job))
 }
 
 /// Runs as one of a launcher's ranks, which hears what went wrong.

@@ -1,5 +1,6 @@
 //! A GPU: calls are timed by events around replays of a graph that holds a number of them, or around plain calls.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, Error, ReduceOp};
 
 use super::{Batch, Call, Endpoint};
+use crate::arguments::RivalName;
 use crate::bench::reference::Number;
 use crate::bench::row::DeviceFacts;
 use crate::bench::session::Session;
@@ -90,6 +92,7 @@ impl Gpu {
 
 impl Endpoint for Gpu {
     type Device = Cuda;
+    type Rival = Infallible;
     type Memory<T: Number> = Memory<T>;
 
     fn communicator(&self) -> &Communicator<Cuda> {
@@ -157,6 +160,14 @@ impl Endpoint for Gpu {
             return Ok(());
         }
         self.stream.memcpy_dtod(from, to).map_err(driver("cuMemcpyDtoDAsync"))
+    }
+
+    fn rival(&self, name: RivalName, _session: &Session) -> Result<Infallible, String> {
+        Err(match name {
+            RivalName::Mpi => "MPI reduces memory of the host here: give --device host".into(),
+            RivalName::Nccl => "not yet".into(),
+            RivalName::Memcpy => "it is of every device".into(),
+        })
     }
 
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {

@@ -1,5 +1,6 @@
 //! The CPU: buffers are slices, a call has ended when it returns, and time is that of the system's clock.
 
+use std::convert::Infallible;
 use std::hint::black_box;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
@@ -7,7 +8,7 @@ use std::time::Instant;
 use fast_allreduce::{Algorithm, Buffer, Communicator, Host, ReduceOp, Wait};
 
 use super::{Batch, Call, Endpoint};
-use crate::arguments::Bench;
+use crate::arguments::{Bench, RivalName};
 use crate::bench::reference::Number;
 use crate::bench::row::DeviceFacts;
 use crate::bench::session::Session;
@@ -36,6 +37,7 @@ impl Cpu {
 
 impl Endpoint for Cpu {
     type Device = Host;
+    type Rival = Infallible;
     type Memory<T: Number> = Memory<T>;
 
     fn communicator(&self) -> &Communicator<Host> {
@@ -90,6 +92,14 @@ impl Endpoint for Cpu {
     fn copy<T: Number>(&self, from: &Memory<T>, to: &mut Memory<T>) -> Result<(), Failure> {
         black_box(&mut **to).copy_from_slice(black_box(from));
         Ok(())
+    }
+
+    fn rival(&self, name: RivalName, _session: &Session) -> Result<Infallible, String> {
+        Err(match name {
+            RivalName::Mpi => "this build is without the feature `mpi`: build it with --features mpi".into(),
+            RivalName::Nccl => "it reduces memory of GPUs: give --device cuda".into(),
+            RivalName::Memcpy => "it is of every device".into(),
+        })
     }
 
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {
