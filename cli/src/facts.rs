@@ -34,7 +34,8 @@ pub fn machine() -> Vec<(&'static str, String)> {
     ];
     facts.extend(value(&read("/proc/meminfo"), "MemTotal").map(|memory| ("Memory", memory)));
     facts.push(("Kernel", format!("Linux {}", read("/proc/sys/kernel/osrelease").trim())));
-    facts.extend(fast_allreduce::build_facts());
+    let [(_, host), (_, cuda)] = fast_allreduce::build_facts();
+    facts.extend([("Host kernels", host), ("CUDA kernels", cuda)]);
     facts
 }
 

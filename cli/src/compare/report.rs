@@ -147,9 +147,9 @@ fn write_footer(out: &mut impl Write, results: &Results) -> io::Result<()> {
     Ok(())
 }
 
-/// A ratio of times.
+/// A ratio of times, with two decimals or two digits.
 pub fn times(ratio: f64) -> String {
-    let decimals = if ratio < 0.1 { 3 } else { 2 };
+    let decimals = (1.0 - ratio.max(1e-9).log10().floor()).clamp(2.0, 6.0) as usize;
     format!("{ratio:.decimals$}")
 }
 

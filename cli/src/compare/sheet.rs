@@ -50,7 +50,8 @@ fn finding(summary: &Summary) -> Option<String> {
     let (by, ratio) = (summary.by, summary.ratio.as_ref()?);
     let (mean, least, most) = (times(ratio.mean), times(ratio.least), times(ratio.most));
     Some(format!(
-        "{by} takes {mean} times as long as fast-allreduce (geometric mean over all sizes, in place and out of place; from {least} to {most})."
+        "{by} takes {mean} times as long as fast-allreduce: the geometric mean over all sizes, in place and out of place, which \
+         go from {least} to {most}."
     ))
 }
 
@@ -62,11 +63,16 @@ fn panel((dtype, redop): (&str, &str), lines: &[&Line]) -> Panel {
     };
     let mut series: Vec<Series> = Vec::new();
     for line in lines {
-        let (name, point) = (name(line), point(line.size, &line.out_of_place));
+        let (name, mut point) = (name(line), point(line.size, &line.out_of_place));
+        let is_floor = line.by == "memcpy";
+        if is_floor {
+            // No bus is in it.
+            point.busbw_gbs = 0.0;
+        }
         match series.iter_mut().find(|series| series.name == name) {
             Some(series) => series.points.push(point),
             None => {
-                series.push(Series { name: name.into(), is_floor: line.by == "memcpy", points: vec![point] });
+                series.push(Series { name: name.into(), is_floor, points: vec![point] });
             }
         }
     }

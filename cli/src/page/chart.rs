@@ -9,7 +9,7 @@ use super::{size, Point, Series};
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 292.0;
 const LEFT: f64 = 44.0;
-const TOP: f64 = 34.0;
+const TOP: f64 = 28.0;
 const BOTTOM: f64 = HEIGHT - 46.0;
 /// Between the last points and the names.
 const GAP: f64 = 16.0;

@@ -5,14 +5,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The command line as a shell would take it: that of the launcher of ranks, where one started this process.
 pub fn command() -> String {
-    let own = std::env::args().collect::<Vec<_>>();
-    let words = launcher(std::process::id(), 5).unwrap_or(own);
-    let words: Vec<_> = words
-        .iter()
-        .enumerate()
-        .map(|(index, word)| quoted(if is_program(index, &words) { name(word) } else { word }))
-        .collect();
-    words.join(" ")
+    let words = launcher(std::process::id(), 5).unwrap_or_else(|| {
+        // A rank that this program started has another name for it.
+        std::iter::once("fast-allreduce".into()).chain(std::env::args().skip(1)).collect()
+    });
+    let shown = |(index, word): (usize, &String)| {
+        // Where programs lie is of no use elsewhere.
+        let is_program = index == 0 || name(word) == "fast-allreduce";
+        quoted(if is_program { name(word) } else { word })
+    };
+    words.iter().enumerate().map(shown).collect::<Vec<_>>().join(" ")
 }
 
 /// The words of the nearest ancestor that starts ranks; no more than so many generations back.
@@ -36,11 +38,6 @@ fn launcher(process: u32, generations: u32) -> Option<Vec<String>> {
     let stat = std::fs::read_to_string(folder.join("stat")).ok()?;
     let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?;
     launcher(parent, generations - 1)
-}
-
-/// Programs are shown by name: where they lie is of no use elsewhere.
-fn is_program(index: usize, words: &[String]) -> bool {
-    index == 0 || name(&words[index]) == "fast-allreduce"
 }
 
 fn name(path: &str) -> &str {

@@ -126,8 +126,11 @@ fn write_table(out: &mut String, table: &Table) -> fmt::Result {
         )?;
     }
     writeln!(out, "</tr>\n</thead>\n<tbody>")?;
+    let mut last = None;
     for row in &table.rows {
-        write!(out, "<tr>")?;
+        // A line above the first of several of a size.
+        let is_first = last.replace(row.first()) != Some(row.first());
+        write!(out, "{}", if is_first { "<tr class=\"first\">" } else { "<tr>" })?;
         for (index, cell) in row.iter().enumerate() {
             let (class, cell) = (class(index, cell), Text(cell));
             match index {
