@@ -184,6 +184,15 @@ pub enum Error {
         message: String,
     },
 
+    /// MPI refused a call.
+    #[error("{call} failed: {message}")]
+    Mpi {
+        /// The call.
+        call: &'static str,
+        /// MPI's text.
+        message: String,
+    },
+
     /// A system call failed.
     #[error("{call} failed: {errno}")]
     System {

@@ -60,11 +60,16 @@ pub use registry::Buffer;
 /// The most ranks that a world may have.
 pub const MAX_RANKS: usize = 16;
 
-/// What this build was made with: a line on the kernels for the host and one on those for CUDA.
-pub fn build_facts() -> [(&'static str, String); 2] {
+/// What this build was made with: a line on the kernels for the host, one on those for CUDA, and one on MPI.
+pub fn build_facts() -> [(&'static str, String); 3] {
+    #[cfg(feature = "mpi")]
+    let mpi = bootstrap::Mpi::library();
+    #[cfg(not(feature = "mpi"))]
+    let mpi = "no: without the feature `mpi`".to_owned();
     [
         ("host kernels", device::host::Isa::all_names().join(", ")),
         ("CUDA kernels", env!("FAST_ALLREDUCE_CUDA_BUILD").to_owned()),
+        ("MPI", mpi),
     ]
 }
 

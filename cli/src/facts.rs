@@ -34,8 +34,7 @@ pub fn machine() -> Vec<(&'static str, String)> {
     ];
     facts.extend(value(&read("/proc/meminfo"), "MemTotal").map(|memory| ("Memory", memory)));
     facts.push(("Kernel", format!("Linux {}", read("/proc/sys/kernel/osrelease").trim())));
-    let [(_, host), (_, cuda)] = fast_allreduce::build_facts();
-    facts.extend([("Host kernels", host), ("CUDA kernels", cuda)]);
+    facts.extend(fast_allreduce::build_facts());
     facts
 }
 

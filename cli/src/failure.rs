@@ -56,9 +56,18 @@ impl Failure {
     }
 
     /// 2; or that of a process that SIGPIPE ended, where the results found no reader.
-    pub fn exit_code(&self) -> ExitCode {
+    pub fn status(&self) -> u8 {
         const SIGPIPE_STATUS: u8 = 128 + nix::libc::SIGPIPE as u8;
-        ExitCode::from(if self.is_silent() { SIGPIPE_STATUS } else { 2 })
+        if self.is_silent() {
+            SIGPIPE_STATUS
+        } else {
+            2
+        }
+    }
+
+    /// The status, to return from `main`.
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.status())
     }
 
     /// The same, naming the rank of this process unless it is the first.

@@ -34,7 +34,10 @@ pub fn is_rank() -> bool {
 
 /// True in the rank that speaks for all, and in a process that is no rank.
 pub fn is_first_rank() -> bool {
-    !is_rank() || std::env::var_os(RANK).is_none_or(|rank| rank == "0")
+    if !is_rank() {
+        return crate::mpirun::found().is_none_or(|started| started.rank == 0);
+    }
+    std::env::var_os(RANK).is_none_or(|rank| rank == "0")
 }
 
 /// A rank's line to its launcher.

@@ -1,6 +1,7 @@
 //! Measures and checks fast-allreduce on this machine.
 //!
-//! `fast-allreduce bench` launches itself once for each rank; a rank finds the others through its environment.
+//! `fast-allreduce bench` launches itself once for each rank; a rank finds the others through its environment. Started by mpirun
+//! or srun, it is a rank of theirs.
 
 mod arguments;
 mod bench;
@@ -10,6 +11,7 @@ mod failure;
 #[cfg(feature = "cuda")]
 mod gpu_check;
 mod launch;
+mod mpirun;
 mod page;
 mod topology;
 
@@ -48,6 +50,9 @@ fn main() -> ExitCode {
 fn measure(job: &impl bench::Job) -> Result<ExitCode, Failure> {
     let options = job.options();
     if !launch::is_rank() {
+        if let Some(started) = mpirun::found() {
+            return mpirun::measure(job, started);
+        }
         options.check_device()?;
         options.check_memory()?;
         return launch::launch(options.ranks(), std::env::args_os().skip(1));

@@ -5,6 +5,8 @@
 
 mod descriptors;
 mod local;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod socket;
 #[cfg(test)]
 mod testing;
@@ -15,6 +17,8 @@ use std::time::Duration;
 
 pub(crate) use descriptors::exchange_descriptors;
 pub use local::{Local, UniqueId};
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
 pub use threads::Threads;
 
 use crate::error::Result;

@@ -428,6 +428,8 @@ macro_rules! over_every_transport {
         over_every_transport!(threads Threads: $($case)*);
         over_every_transport!(local_threads LocalThreads: $($case)*);
         over_every_transport!(local_processes LocalProcesses: $($case)*);
+        #[cfg(feature = "mpi")]
+        over_every_transport!(mpirun Mpirun: $($case)*);
     };
     ($module:ident $transport:ident: $($case:ident)*) => {
         mod $module {

@@ -23,6 +23,8 @@ pub enum Transport {
     Threads,
     LocalThreads,
     LocalProcesses,
+    #[cfg(feature = "mpi")]
+    Mpirun,
 }
 
 /// Number of the world, in a test, that a child process belongs to.
@@ -47,6 +49,8 @@ impl Worlds {
     pub fn sizes<'a>(&self, sizes: &'a [usize]) -> &'a [usize] {
         match self.transport {
             Transport::Threads => sizes,
+            #[cfg(feature = "mpi")]
+            Transport::Mpirun => crate::mpirun::sizes(),
             _ => &sizes[..sizes.len().min(2)],
         }
     }
@@ -88,6 +92,12 @@ impl Worlds {
                 Ok(_) => {}
                 Err(_) => self.run_processes(world, size),
             },
+            #[cfg(feature = "mpi")]
+            Transport::Mpirun => {
+                if let Some(rank) = crate::mpirun::rank(size) {
+                    body(&rank, &prepare());
+                }
+            }
         }
     }
 

@@ -14,7 +14,7 @@ pub mod sheet;
 
 use std::hash::{BuildHasher, RandomState};
 
-use fast_allreduce::bootstrap::Local;
+use fast_allreduce::bootstrap::{Bootstrap, Local};
 use fast_allreduce::{Algorithm, DType};
 
 use self::device::host::Cpu;
@@ -71,14 +71,19 @@ pub trait Job {
     ) -> Result<bool, Failure>;
 }
 
-/// Runs as the rank that the environment names. True if every checked element is right.
+/// Runs as the rank that the environment names, as [`run_in`].
 pub fn run(job: &impl Job) -> Result<bool, Failure> {
-    let options = job.options();
-    let page = options.report.as_deref().map(Destination::new).transpose()?;
-    let page = page.as_ref();
     let Some(bootstrap) = Local::from_env()? else {
         return Err(Failure::Usage("the environment names no world".into()));
     };
+    run_in(job, bootstrap)
+}
+
+/// Runs as a rank of `bootstrap`. True if every checked element is right.
+pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<bool, Failure> {
+    let options = job.options();
+    let page = options.report.as_deref().map(Destination::new).transpose()?;
+    let page = page.as_ref();
     let session = Session::new(bootstrap, options.wait.wait(), options.timeout)?;
     options.check_world(session.world_size())?;
     let algorithms = job.algorithms().into_iter();

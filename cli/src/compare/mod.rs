@@ -2,6 +2,8 @@
 
 mod field;
 mod line;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod report;
 mod sheet;
 mod summary;

@@ -1,6 +1,5 @@
 //! The CPU: buffers are slices, a call has ended when it returns, and time is that of the system's clock.
 
-use std::convert::Infallible;
 use std::hint::black_box;
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
@@ -37,7 +36,10 @@ impl Cpu {
 
 impl Endpoint for Cpu {
     type Device = Host;
-    type Rival = Infallible;
+    #[cfg(feature = "mpi")]
+    type Rival = crate::compare::mpi::Mpi;
+    #[cfg(not(feature = "mpi"))]
+    type Rival = std::convert::Infallible;
     type Memory<T: Number> = Memory<T>;
 
     fn communicator(&self) -> &Communicator<Host> {
@@ -94,12 +96,17 @@ impl Endpoint for Cpu {
         Ok(())
     }
 
-    fn rival(&self, name: RivalName, _session: &Session) -> Result<Infallible, String> {
-        Err(match name {
-            RivalName::Mpi => "this build is without the feature `mpi`: build it with --features mpi".into(),
-            RivalName::Nccl => "it reduces memory of GPUs: give --device cuda".into(),
-            RivalName::Memcpy => "it is of every device".into(),
-        })
+    fn rival(&self, name: RivalName, _session: &Session) -> Result<Self::Rival, String> {
+        match name {
+            #[cfg(feature = "mpi")]
+            RivalName::Mpi => crate::compare::mpi::Mpi::new(),
+            #[cfg(not(feature = "mpi"))]
+            RivalName::Mpi => {
+                Err("this build is without the feature `mpi`: build it with `--features mpi`".into())
+            }
+            RivalName::Nccl => Err("it reduces memory of GPUs: give --device cuda".into()),
+            RivalName::Memcpy => Err("it is no library".into()),
+        }
     }
 
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {

@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# Tests what needs an MPI, with each of those given (openmpi, mpich): the conformance suite between the processes of an mpirun of
+# 2, 3 and 4 ranks, the MPI bootstrap, and the program. They are found as Debian names them, as mpicc.openmpi and so on.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+targets=${CARGO_TARGET_DIR:-$PWD/target}
+export FAST_ALLREDUCE_NVCC=none
+# Open MPI wants to be asked twice where CI is root, and to be told that ranks may share a core.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+fail() {
+  echo "FAILED: $*"
+  cat "$scratch/out" "$scratch/error" 2>/dev/null | tail -n 60
+  exit 1
+}
+
+# Runs a command, with a limit, and keeps its output and its status.
+run() {
+  status=0
+  timeout --kill-after=5 300 "$@" >"$scratch/out" 2>"$scratch/error" </dev/null || status=$?
+}
+
+mpirun() {
+  local ranks=$1
+  shift
+  case $mpi in
+    openmpi) run mpirun.openmpi --oversubscribe -np "$ranks" "$@" ;;
+    *) run "mpirun.$mpi" -np "$ranks" "$@" ;;
+  esac
+}
+
+# Cargo's line about the executable of a test target.
+executable() {
+  cargo test --package fast-allreduce --features mpi --test "$1" --no-run 2>&1 | tee "$scratch/build" >&2
+  sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$scratch/build"
+}
+
+lines() {
+  grep -c -- "$1" "$scratch/out" || true
+}
+
+conformance() {
+  local ranks
+  for ranks in 2 3 4; do
+    FAST_ALLREDUCE_TEST_SEED=$((RANDOM * 32768 + RANDOM)) \
+      mpirun "$ranks" "$suite" --test-threads=1 --color never --nocapture mpirun::
+    [ "$status" -eq 0 ] || fail "$mpi: the conformance suite between $ranks ranks, status $status"
+    # Every rank has run every case.
+    [ "$(lines 'test result: ok. 11 passed; 0 failed; 0 ignored')" -eq "$ranks" ] ||
+      fail "$mpi: the conformance suite did not run on all of $ranks ranks"
+    [ "$(lines skipped)" -eq 0 ] || fail "$mpi: the conformance suite was skipped"
+    echo "$mpi: conformance suite between $ranks ranks passed"
+  done
+}
+
+# A part of tests/mpi, which all ranks must have passed; a rank may leave without finalising where $3 says so.
+part() {
+  local ranks=$1 name=$2
+  mpirun "$ranks" "$bootstrap" "$name"
+  [ "$status" -eq 0 ] || [ "${3:-}" = unfinalised ] || fail "$mpi: $name between $ranks ranks, status $status"
+  [ "$status" -ne 124 ] && [ "$status" -ne 137 ] || fail "$mpi: $name between $ranks ranks hangs"
+  [ "$(lines "$name: passed")" -eq "$ranks" ] || fail "$mpi: $name between $ranks ranks"
+  echo "$mpi: $name between $ranks ranks passed"
+}
+
+bootstrap() {
+  local ranks name
+  for ranks in 2 3; do
+    for name in gathers borrowed late funneled finalized; do
+      part "$ranks" "$name"
+    done
+  done
+  part 3 late-and-large unfinalised
+  if [ "$mpi" = mpich ]; then
+    MPIR_CVAR_NUM_CLIQUES=2 part 4 nodes
+  fi
+}
+
+# The last run was refused with this text in one line of the program's own, and status 2.
+refused() {
+  [ "$status" -eq 2 ] || fail "$1: status $status and not 2"
+  [ "$(grep -c '^error: ' "$scratch/error")" -eq 1 ] || fail "$1: not one line"
+  grep -q -- "$2" "$scratch/error" || fail "$1: it does not say: $2"
+  echo "$mpi: $1 passed"
+}
+
+program() {
+  local ranks
+  "$cli" --version --verbose | tee "$scratch/out" | grep -q 'built with MPI: .*\(Open MPI v\|MPICH\)' || fail "--version"
+  for ranks in 1 2 4; do
+    mpirun "$ranks" "$cli" bench -e 64K
+    [ "$status" -eq 0 ] || fail "$mpi: bench of $ranks ranks, status $status"
+    [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench of $ranks ranks prints no table, or several"
+    [ "$(lines "# ranks $ranks ")" -eq 1 ] || fail "$mpi: bench of $ranks ranks has another world"
+  done
+  echo "$mpi: bench of 1, 2 and 4 ranks passed"
+  mpirun 2 "$cli" bench -e 1K --ranks 3
+  refused "other --ranks" "--ranks 3, but"
+  mpirun 2 "$cli" bench -e 1K --max-bytes 1
+  refused "a setting out of range" "max_bytes = 1"
+  mpirun 2 "$cli" bench -e 1K --max-bytes 1T
+  refused "no memory" "cannot allocate"
+  mpirun 1 "$cli" bench -e 1K : -np 1 "$cli" bench -e 2K
+  refused "other arguments" "other arguments"
+  # As srun would start it, with nothing that MPI hears of: each rank is a world of one to MPI.
+  SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 run "$cli" bench -e 1K
+  refused "a launcher that MPI does not know" "made a world of 1"
+  SLURM_NTASKS=2 SLURM_PROCID=0 run "$cli" bench --ranks 3 -e 1K
+  [ "$status" -eq 0 ] && [ "$(lines '# ranks 3 ')" -eq 1 ] || fail "$mpi: bench in a shell of an allocation"
+  if [ "$mpi" = mpich ]; then
+    MPIR_CVAR_NUM_CLIQUES=2 mpirun 4 "$cli" bench -e 1K
+    refused "several nodes" "a world of several nodes is not available"
+  fi
+  killed
+}
+
+# A rank that is killed, or that stands still, ends the run.
+killed() {
+  local signal started=$SECONDS victim
+  for signal in KILL STOP; do
+    mpirun 2 "$cli" bench -b 64M -e 64M -n 100000 --timeout 2 &
+    for _ in $(seq 100); do
+      victim=$(pgrep -n -f "$cli bench -b 64M" || true)
+      [ -n "$victim" ] && grep -q memfd:fast-allreduce "/proc/$victim/maps" 2>/dev/null && break
+      sleep 0.1
+    done
+    sleep 0.5
+    kill -s "$signal" "$victim" || fail "$mpi: no rank to send $signal"
+    wait $! || true
+    [ $((SECONDS - started)) -lt 90 ] || fail "$mpi: a rank that gets $signal leaves the others hanging"
+    ! pgrep -f "$cli bench -b 64M" >/dev/null || fail "$mpi: ranks are left after $signal"
+    echo "$mpi: a rank that gets $signal passed"
+  done
+}
+
+for mpi in "${@:-openmpi mpich}"; do
+  for mpi in $mpi; do
+    export CARGO_TARGET_DIR=$targets/mpi/$mpi MPICC=mpicc.$mpi
+    suite=$(executable conformance)
+    bootstrap=$(executable mpi)
+    cargo build --package fast-allreduce-cli --no-default-features --features mpi
+    cli=$CARGO_TARGET_DIR/debug/fast-allreduce
+    conformance
+    bootstrap
+    program
+  done
+done

@@ -1,0 +1,232 @@
+//! One gather: each rank sends its part to every other, so that each knows by itself who is missing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::channel::{Channel, Pause, Receiving, Sending, Tag};
+use super::library::{turn, Turn};
+use crate::bootstrap::socket::Deadline;
+use crate::bootstrap::world::Failure;
+use crate::error::{Error, Result};
+
+/// Most bytes that a rank gives to one gather.
+pub(super) const MAX_CONTRIBUTION: usize = 1 << 20;
+
+/// Before a part: the number of its gather.
+const HEADER_BYTES: usize = size_of::<u64>();
+
+/// Gives `bytes` to every rank of the channel and returns every rank's. The first gather of a channel is number 1.
+///
+/// A rank that gives up says so to all others, which then do not wait any longer.
+pub(super) fn gather(
+    channel: &Channel,
+    sequence: u64,
+    bytes: &[u8],
+    deadline: &Deadline,
+) -> Result<Vec<Vec<u8>>> {
+    let mut exchange = Exchange::start(channel, sequence, bytes)?;
+    exchange.finish(deadline).inspect_err(|error| {
+        let failure = match error {
+            Error::Timeout { missing, .. } => {
+                Failure::TimedOut { sequence, by: channel.rank(), missing: missing.clone() }
+            }
+            // Whoever said so has told all others too.
+            Error::PeerLost { .. } => return,
+            error => Failure::Lost { rank: channel.rank(), reason: error.to_string() },
+        };
+        // Those who do not hear of it run into their own limits.
+        let _ = notify(channel, &failure);
+    })
+}
+
+struct Exchange<'a> {
+    channel: &'a Channel,
+    sequence: u64,
+    /// By rank; nothing at the own.
+    sending: Vec<Option<Sending>>,
+    parts: Vec<Part>,
+}
+
+/// What a rank gives.
+enum Part {
+    Awaited,
+    Arriving(Receiving),
+    Here(Vec<u8>),
+}
+
+impl<'a> Exchange<'a> {
+    fn start(channel: &'a Channel, sequence: u64, bytes: &[u8]) -> Result<Self> {
+        let message: Arc<[u8]> = [&sequence.to_le_bytes(), bytes].concat().into();
+        let turn = turn()?;
+        let mut sending = Vec::with_capacity(channel.size());
+        for peer in 0..channel.size() {
+            let is_own = peer == channel.rank();
+            sending.push((!is_own).then(|| channel.send(peer, Tag::Part, &message, &turn)).transpose()?);
+        }
+        let mut parts: Vec<_> = (0..channel.size()).map(|_| Part::Awaited).collect();
+        parts[channel.rank()] = Part::Here(bytes.to_vec());
+        Ok(Self { channel, sequence, sending, parts })
+    }
+
+    fn finish(&mut self, deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+        let mut pause = Pause::default();
+        loop {
+            // Asked before looking, so that the last look comes after the limit.
+            let is_late = deadline.has_passed();
+            let missing = self.progress(&turn()?, deadline)?;
+            if missing.is_empty() {
+                let part = |part: &mut Part| match part {
+                    Part::Here(bytes) => std::mem::take(bytes),
+                    Part::Awaited | Part::Arriving(_) => Vec::new(),
+                };
+                return Ok(self.parts.iter_mut().map(part).collect());
+            }
+            if is_late {
+                let waited = deadline.waited();
+                return Err(Error::Timeout { operation: "all_gather", epoch: 0, missing, waited });
+            }
+            pause.take();
+        }
+    }
+
+    /// Goes as far as it can without waiting; returns the ranks that are not done.
+    fn progress(&mut self, turn: &Turn, deadline: &Deadline) -> Result<Vec<usize>> {
+        // First what others say: who has given up is not there for what it has sent before.
+        if let Some((from, length)) = self.channel.arrived(None, Tag::Notice, turn)? {
+            let failure = receive_notice(self.channel, from, length, turn)?;
+            return Err(failure.to_error(self.channel.rank(), deadline.waited()));
+        }
+        let mut missing = Vec::new();
+        for peer in 0..self.channel.size() {
+            if let Some(sending) = &mut self.sending[peer] {
+                if sending.has_ended(turn)? {
+                    self.sending[peer] = None;
+                }
+            }
+            if !self.is_here(peer, turn)? || self.sending[peer].is_some() {
+                missing.push(peer);
+            }
+        }
+        Ok(missing)
+    }
+
+    fn is_here(&mut self, peer: usize, turn: &Turn) -> Result<bool> {
+        let part = &mut self.parts[peer];
+        if let Part::Awaited = part {
+            let Some((_, length)) = self.channel.arrived(Some(peer), Tag::Part, turn)? else {
+                return Ok(false);
+            };
+            if !(HEADER_BYTES..=HEADER_BYTES + MAX_CONTRIBUTION).contains(&length) {
+                let reason = format!("its part of a gather has {length} bytes");
+                return Err(Error::Malformed { rank: peer, reason });
+            }
+            *part = Part::Arriving(self.channel.receive(peer, Tag::Part, length, turn)?);
+        }
+        if let Part::Arriving(receiving) = part {
+            let Some(message) = receiving.take(turn)? else {
+                return Ok(false);
+            };
+            let (header, bytes) = message.split_at(HEADER_BYTES);
+            if header != self.sequence.to_le_bytes() {
+                let reason = format!("it is at another gather than this rank, which is at {}", self.sequence);
+                return Err(Error::Malformed { rank: peer, reason });
+            }
+            *part = Part::Here(bytes.to_vec());
+        }
+        Ok(true)
+    }
+}
+
+/// Tells all others that this rank waits no longer.
+fn notify(channel: &Channel, failure: &Failure) -> Result<()> {
+    const PATIENCE: Duration = Duration::from_millis(100);
+    let message: Arc<[u8]> = encode(failure).into();
+    let mut sending = Vec::new();
+    for peer in (0..channel.size()).filter(|&peer| peer != channel.rank()) {
+        sending.push(channel.send(peer, Tag::Notice, &message, &turn()?)?);
+    }
+    let (deadline, mut pause) = (Deadline::after(PATIENCE), Pause::default());
+    while !sending.is_empty() && !deadline.has_passed() {
+        let turn = turn()?;
+        // What cannot be tested is dropped as it is.
+        sending.retain_mut(|sending| !sending.has_ended(&turn).unwrap_or(false));
+        drop(turn);
+        pause.take();
+    }
+    Ok(())
+}
+
+fn receive_notice(channel: &Channel, from: usize, length: usize, turn: &Turn) -> Result<Failure> {
+    const MAX_NOTICE: usize = 64 << 10;
+    let malformed = |reason: &str| Error::Malformed { rank: from, reason: reason.into() };
+    if length > MAX_NOTICE {
+        return Err(malformed("its notice is too long"));
+    }
+    let mut receiving = channel.receive(from, Tag::Notice, length, turn)?;
+    let (deadline, mut pause) = (Deadline::after(Duration::from_secs(2)), Pause::default());
+    loop {
+        if let Some(bytes) = receiving.take(turn)? {
+            return decode(&bytes).ok_or_else(|| malformed("its notice does not decode"));
+        }
+        if deadline.has_passed() {
+            let reason = "it gave up, and did not come to say why".into();
+            return Ok(Failure::Lost { rank: from, reason });
+        }
+        pause.take();
+    }
+}
+
+/// The number of the gather and the rank that is meant (64 bits each), then how many ranks it missed and which (64 bits
+/// each), or none and the reason. Little-endian.
+fn encode(failure: &Failure) -> Vec<u8> {
+    const LONGEST_REASON: usize = 1000;
+    let words =
+        |words: &[usize]| words.iter().flat_map(|word| (*word as u64).to_le_bytes()).collect::<Vec<_>>();
+    match failure {
+        Failure::TimedOut { sequence, by, missing } => {
+            [&sequence.to_le_bytes()[..], &words(&[*by, missing.len()]), &words(missing)].concat()
+        }
+        Failure::Lost { rank, reason } => {
+            let reason = &reason.as_bytes()[..reason.len().min(LONGEST_REASON)];
+            [&0u64.to_le_bytes()[..], &words(&[*rank, 0]), reason].concat()
+        }
+    }
+}
+
+fn decode(bytes: &[u8]) -> Option<Failure> {
+    let word = |bytes: &[u8]| Some(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?));
+    let number = |bytes: &[u8]| usize::try_from(word(bytes)?).ok();
+    let (sequence, by, count) = (word(bytes)?, number(bytes.get(8..)?)?, number(bytes.get(16..)?)?);
+    let rest = bytes.get(24..)?;
+    if count == 0 {
+        return Some(Failure::Lost { rank: by, reason: String::from_utf8_lossy(rest).into_owned() });
+    }
+    let missing: Vec<_> = rest.chunks(8).map(number).collect::<Option<_>>()?;
+    (missing.len() == count).then_some(Failure::TimedOut { sequence, by, missing })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notices_are_what_was_sent_or_nothing() {
+        let reason = "no memory".to_owned();
+        let notices = [
+            Failure::TimedOut { sequence: 7, by: 3, missing: vec![0, 15] },
+            Failure::TimedOut { sequence: u64::MAX, by: 0, missing: vec![1] },
+            Failure::Lost { rank: 2, reason },
+        ];
+        for notice in notices {
+            let bytes = encode(&notice);
+            assert_eq!(decode(&bytes).as_ref(), Some(&notice));
+            for length in 0..24 {
+                assert_eq!(decode(&bytes[..length]), None);
+            }
+            if matches!(notice, Failure::TimedOut { .. }) {
+                assert_eq!(decode(&bytes[..bytes.len() - 1]), None);
+            }
+        }
+        assert_eq!(decode(&[0xff; 40]), None);
+    }
+}

@@ -1,0 +1,216 @@
+//! Ranks that an MPI launcher started: they meet over a communicator of MPI.
+
+mod channel;
+mod gather;
+mod library;
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use ::mpi::environment::{library_version, processor_name};
+use ::mpi::ffi;
+use ::mpi::traits::Communicator;
+
+use self::channel::Channel;
+use self::gather::{gather, MAX_CONTRIBUTION};
+use super::socket::Deadline;
+use super::Bootstrap;
+use crate::error::{Error, Result};
+
+/// How long the constructors wait for the other ranks.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A rank of an MPI communicator whose ranks are all on this node.
+///
+/// Needs the feature `mpi`, which builds against the MPI of `mpicc`, or of the compiler that the variable `MPICC` names, and
+/// the MPI standard 3.1 or newer.
+///
+/// ```no_run
+/// use fast_allreduce::{bootstrap::Mpi, Communicator, Host, ReduceOp};
+///
+/// let communicator = Communicator::builder().build(Host::new(), Mpi::init()?)?;
+/// let mut data = vec![communicator.rank() as f32; 1000];
+/// communicator.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
+/// # Ok::<(), fast_allreduce::Error>(())
+/// ```
+///
+/// What is sent goes over a duplicate of the communicator, never mixes with the caller's messages, and is bounded in time,
+/// unlike MPI's collectives. A rank gives at most 1 MiB to one gather. A rank whose time is up ends the waiting of all, so give
+/// all ranks the same limits.
+///
+/// # Threads
+///
+/// It may be used from any thread if MPI was initialised with `Threading::Serialized` or `Multiple`, as [`Mpi::init`] does;
+/// below that, from the main thread only. This crate makes one call to MPI at a time; with less than `Multiple` the program
+/// must see to it that its own calls do not come at the same time as this crate's.
+///
+/// # The end
+///
+/// If [`Mpi::init`] has initialised MPI, it is finalised when the process exits, not when the last `Mpi` is dropped, so one may
+/// be made again. A process that ends while a message is under way that nobody will take is not finalised; launchers then end
+/// the other ranks too. To choose the moment yourself, initialise MPI yourself.
+pub struct Mpi {
+    rank: usize,
+    world_size: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    channel: Channel,
+    /// Number of the latest gather.
+    sequence: u64,
+    /// What every call answers once one has failed.
+    failure: Option<Error>,
+}
+
+impl Mpi {
+    /// The world that the launcher started. Initialises MPI if nobody has. Collective over `MPI_COMM_WORLD`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mpi::from_communicator`]. Where MPI itself cannot start, it ends the process.
+    pub fn init() -> Result<Self> {
+        library::start()?;
+        // SAFETY: MPI_COMM_WORLD lives for as long as MPI runs, which `Channel::duplicate` checks.
+        unsafe { Self::new(ffi::RSMPI_COMM_WORLD, Ranks::All) }
+    }
+
+    /// The ranks of `communicator`, which stays the caller's: this uses a duplicate. Collective over it.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::Unavailable`]: the ranks are on several nodes; or this thread may not call MPI.
+    /// * [`Error::WorldSize`]: there are more ranks than this crate supports.
+    /// * [`Error::Timeout`] if ranks do not come within two minutes.
+    /// * [`Error::InvalidSetting`]: it is an intercommunicator.
+    /// * [`Error::Mpi`]: MPI refused a call.
+    pub fn from_communicator(communicator: &impl Communicator) -> Result<Self> {
+        // SAFETY: the borrow keeps the communicator.
+        unsafe { Self::new(communicator.as_raw(), Ranks::All) }
+    }
+
+    /// The ranks of `communicator` that are on this node, in its order: a world for each node. Collective over it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mpi::from_communicator`], but ranks may be on several nodes.
+    pub fn of_node(communicator: &impl Communicator) -> Result<Self> {
+        // SAFETY: the borrow keeps the communicator.
+        unsafe { Self::new(communicator.as_raw(), Ranks::OfThisNode) }
+    }
+
+    /// # Safety
+    ///
+    /// If MPI runs, `original` is a communicator that lives.
+    unsafe fn new(original: ffi::MPI_Comm, ranks: Ranks) -> Result<Self> {
+        let deadline = Deadline::after(SETUP_TIMEOUT);
+        // SAFETY: the caller's.
+        let all = unsafe { Channel::duplicate(original, &deadline) }?;
+        // Splitting has no limit, so it waits until all ranks are known to be here.
+        gather(&all, 1, &[], &deadline)?;
+        let node = all.split_node()?;
+        let mut sequence = 0;
+        if let Ranks::All = ranks {
+            // The first rank of a node stands for it.
+            sequence += 1;
+            let own = all.rank().to_le_bytes();
+            let leader = gather(&node, sequence, &own, &deadline)?.swap_remove(0);
+            let name = processor_name().unwrap_or_default();
+            let places = gather(&all, 2, &[&leader[..], name.as_bytes()].concat(), &deadline)?;
+            if node.size() != all.size() {
+                return Err(several_nodes(&places));
+            }
+        }
+        let (rank, world_size) = (node.rank(), node.size());
+        if world_size > crate::MAX_RANKS {
+            return Err(Error::WorldSize { world_size });
+        }
+        Ok(Self { rank, world_size, state: Mutex::new(State { channel: node, sequence, failure: None }) })
+    }
+
+    /// Name and version of the MPI library that this program is linked to.
+    pub fn library() -> String {
+        let described = library_version().unwrap_or_default();
+        // What follows is where and when it was built.
+        let name = described.split(['\n', ',']).next().unwrap_or_default();
+        name.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    /// Ends all processes that the launcher started at once, by `MPI_Abort`, with this exit status.
+    ///
+    /// The last resort of a program whose ranks would wait for one that cannot go on. This crate never does so by itself.
+    pub fn abort(status: i32) -> ! {
+        library::abort(status)
+    }
+}
+
+/// Which ranks of a communicator a world is of.
+enum Ranks {
+    All,
+    OfThisNode,
+}
+
+/// The refusal of a world whose ranks, in order, are at `places`: a key of the node, and its name.
+fn several_nodes(places: &[Vec<u8>]) -> Error {
+    const NAMED: usize = 4;
+    let mut nodes: Vec<(&[u8], usize)> = Vec::new();
+    for place in places {
+        match nodes.iter_mut().find(|(known, _)| known == place) {
+            Some((_, ranks)) => *ranks += 1,
+            None => nodes.push((place, 1)),
+        }
+    }
+    let describe = |(place, ranks): &(&[u8], usize)| {
+        let name = String::from_utf8_lossy(place.get(size_of::<usize>()..).unwrap_or_default());
+        format!("{ranks} on {name}")
+    };
+    let mut list = nodes.iter().take(NAMED).map(describe).collect::<Vec<_>>().join(", ");
+    if nodes.len() > NAMED {
+        list += &format!(", and {} nodes more", nodes.len() - NAMED);
+    }
+    Error::Unavailable {
+        what: "a world of several nodes".into(),
+        reason: format!(
+            "of the {} MPI ranks there are {list}; this version joins ranks of one node: start all on one, or make a \
+             world of each node's ranks with Mpi::of_node",
+            places.len()
+        ),
+    }
+}
+
+impl Bootstrap for Mpi {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        if bytes.len() > MAX_CONTRIBUTION {
+            let value = bytes.len().to_string();
+            let expected = "a rank gives at most 1 MiB to one gather";
+            return Err(Error::InvalidSetting { name: "bytes of all_gather", value, expected });
+        }
+        // What a panic leaves behind is whole: a gather's number is taken before it begins.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = &state.failure {
+            return Err(error.clone());
+        }
+        state.sequence += 1;
+        let gathered = gather(&state.channel, state.sequence, bytes, &Deadline::after(timeout));
+        gathered.inspect_err(|error| {
+            state.failure = Some(error.clone());
+            state.channel.abandon();
+        })
+    }
+}
+
+impl fmt::Debug for Mpi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut mpi = f.debug_struct("Mpi");
+        mpi.field("rank", &self.rank).field("world_size", &self.world_size).finish_non_exhaustive()
+    }
+}
