@@ -14,17 +14,27 @@ use crate::bench::reference::Number;
 use crate::failure::Failure;
 
 /// The world that a launcher started, which is that of this crate's ranks.
-pub struct Mpi(());
+pub struct Mpi {
+    /// `MPI_IN_PLACE`.
+    in_place: *const c_void,
+}
 
 impl Mpi {
     /// Says how to come to a world where there is none.
     pub fn new() -> Result<Self, String> {
-        match is_initialized() {
-            true => Ok(Self(())),
-            false => Err("this run has no world of MPI: start it under mpirun, as in \
+        if !is_initialized() {
+            return Err("this run has no world of MPI: start it under mpirun, as in \
                  `mpirun -np 4 fast-allreduce compare --vs mpi`"
-                .into()),
+                .into());
         }
+        // A macro of the library's mpi.h, which bindings have no constant for.
+        let library = bootstrap::Mpi::library();
+        let address = match &library {
+            name if name.starts_with("Open MPI") => 1,
+            name if name.starts_with("MPICH") => usize::MAX,
+            _ => return Err(format!("MPI_IN_PLACE of {library} is not known here: take Open MPI or MPICH")),
+        };
+        Ok(Self { in_place: address as *const c_void })
     }
 
     /// # Safety
@@ -89,7 +99,7 @@ impl Rival<Cpu> for Mpi {
         op: ReduceOp,
     ) -> Result<(), Failure> {
         // SAFETY: a slice, borrowed for the call.
-        unsafe { self.call::<T>(ffi::RSMPI_IN_PLACE, data.as_mut_ptr().cast(), data.len(), op) }
+        unsafe { self.call::<T>(self.in_place, data.as_mut_ptr().cast(), data.len(), op) }
     }
 }
 
