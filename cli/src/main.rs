@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     let outcome = match command {
         Command::Version { verbose } => facts::print(verbose).map(|()| ExitCode::SUCCESS),
         Command::Bench(options) => options.validate().and_then(|()| measure(&*options)),
-        Command::Compare(options) => options.validate().and_then(|()| measure(&*options)),
+        Command::Compare(options) => compare::prepare(&options).and_then(|()| measure(&*options)),
         Command::Topology(options) => topology::print(&options).map(|()| ExitCode::SUCCESS),
         #[cfg(feature = "cuda")]
         Command::GpuCheck(options) => gpu_check::run(&options),

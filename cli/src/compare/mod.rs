@@ -4,6 +4,8 @@ mod field;
 mod line;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 mod report;
 mod sheet;
 mod summary;
@@ -22,6 +24,17 @@ use crate::bench::session::Session;
 use crate::bench::{config, measure, with_number, Job};
 use crate::failure::Failure;
 use crate::page::Destination;
+
+/// Refuses what cannot be, before anything is started, and sets what libraries read from the environment.
+pub fn prepare(options: &Compare) -> Result<(), Failure> {
+    options.validate()?;
+    #[cfg(feature = "cuda")]
+    if std::env::var_os(nccl::SHARED_GPU).is_none() {
+        // This process has one thread yet.
+        std::env::set_var(nccl::SHARED_GPU, "1");
+    }
+    Ok(())
+}
 
 impl Job for Compare {
     fn options(&self) -> &Bench {
