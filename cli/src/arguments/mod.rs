@@ -276,7 +276,9 @@ impl Bench {
             Some(step) => size.checked_add(step),
             None => size.checked_mul(self.step_factor()),
         };
-        std::iter::successors(Some(self.min_bytes), next).take_while(|&size| size <= self.max_bytes)
+        // One size alone need not grow.
+        let grown = move |size: &usize| next(size).filter(|next| next > size);
+        std::iter::successors(Some(self.min_bytes), grown).take_while(|&size| size <= self.max_bytes)
     }
 
     fn step_factor(&self) -> usize {

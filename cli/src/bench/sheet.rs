@@ -44,7 +44,7 @@ pub fn settings(config: &Config) -> Vec<(String, String)> {
     let mut all = vec![
         ("Version".into(), format!("fast-allreduce {version}")),
         ("Ranks".into(), ranks.to_string()),
-        ("Device".into(), device.to_string()),
+        ("Device".into(), device.to_string().replacen("device ", "", 1)),
         ("Timed calls".into(), format!("{iterations}, after {warmup_iters} that are not timed")),
         ("Checked calls".into(), check.to_string()),
         ("Seed of the inputs".into(), seed.to_string()),
