@@ -56,10 +56,10 @@ pub fn settings(config: &Config) -> Vec<(String, String)> {
 }
 
 /// What belongs to each type and operation, in order of appearance.
-pub fn kinds<'a, T>(
-    all: &'a [T],
+pub fn kinds<T>(
+    all: &[T],
     kind: impl Fn(&T) -> (&'static str, &'static str),
-) -> Vec<((&'static str, &'static str), Vec<&'a T>)> {
+) -> Vec<((&'static str, &'static str), Vec<&T>)> {
     let mut kinds: Vec<(_, Vec<&T>)> = Vec::new();
     for one in all {
         match kinds.iter_mut().find(|(known, _)| *known == kind(one)) {
