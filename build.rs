@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 #[path = "build/cuda.rs"]
 mod cuda;
+#[path = "build/fingerprint.rs"]
+mod fingerprint;
 
 /// An instruction set of the host device, in ascending order: name, compiler flags.
 /// `src/device/host/isa.rs` lists the same names.
@@ -29,6 +31,8 @@ fn main() {
     let csrc = Path::new(&variable("CARGO_MANIFEST_DIR")).join("csrc");
     println!("cargo:rerun-if-changed={}", csrc.display());
     println!("cargo:rerun-if-changed=build.rs");
+    let sources = fingerprint::of(&csrc).unwrap_or_else(|error| panic!("{}: {error}", csrc.display()));
+    println!("cargo:rustc-env=FAST_ALLREDUCE_SOURCES={sources:016x}");
 
     let x86_64 = variable("CARGO_CFG_TARGET_ARCH") == "x86_64";
     let variants: &[(&str, &[&str])] = if x86_64 { &X86_64 } else { &OTHER };

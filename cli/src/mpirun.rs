@@ -8,6 +8,10 @@ use std::process::ExitCode;
 use crate::bench::Job;
 use crate::failure::Failure;
 
+/// How long ranks that have started wait for each other.
+#[cfg(feature = "mpi")]
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// What a launcher says of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Started {
@@ -74,7 +78,13 @@ pub fn measure(job: &impl Job, started: Started) -> Result<ExitCode, Failure> {
         options.check_world(size)?;
     }
     options.check_device()?;
-    let outcome = join(started).and_then(|mpi| crate::bench::run_in(job, mpi));
+    let outcome = join(started).and_then(|mpi| {
+        #[cfg(feature = "cuda")]
+        if options.device == crate::arguments::DeviceName::Cuda {
+            check_gpus(&mpi)?;
+        }
+        crate::bench::run_in(job, mpi)
+    });
     match outcome {
         Ok(is_right) => Ok(ExitCode::from(if is_right { 0 } else { crate::WRONG })),
         Err(failure) if failure.is_common() => Err(failure),
@@ -96,11 +106,9 @@ pub fn measure(job: &impl Job, started: Started) -> Result<ExitCode, Failure> {
 #[cfg(feature = "mpi")]
 fn join(started: Started) -> Result<fast_allreduce::bootstrap::Mpi, Failure> {
     use std::os::unix::ffi::OsStrExt;
-    use std::time::Duration;
 
     use fast_allreduce::bootstrap::{Bootstrap, Mpi};
 
-    const LIMIT: Duration = Duration::from_secs(60);
     let mpi = Mpi::init()?;
     if started.size.is_some_and(|size| size != mpi.world_size()) {
         return Err(Failure::Usage(format!(
@@ -113,12 +121,31 @@ fn join(started: Started) -> Result<fast_allreduce::bootstrap::Mpi, Failure> {
         )));
     }
     let own: Vec<_> = std::env::args_os().skip(1).collect();
-    let all = mpi.all_gather(&own.join(std::ffi::OsStr::new("\0")).as_bytes().to_vec(), LIMIT)?;
+    let all = mpi.all_gather(own.join(std::ffi::OsStr::new("\0")).as_bytes(), LIMIT)?;
     match all.iter().position(|theirs| *theirs != all[0]) {
         Some(rank) => {
             Err(Failure::Usage(format!("rank {rank} was started with other arguments than rank 0")))
         }
         None => Ok(mpi),
+    }
+}
+
+/// Refuses more ranks than GPUs: a launcher is told how many ranks there are to be, and may show each a GPU of its own.
+#[cfg(all(feature = "mpi", feature = "cuda"))]
+fn check_gpus(mpi: &fast_allreduce::bootstrap::Mpi) -> Result<(), Failure> {
+    use fast_allreduce::bootstrap::Bootstrap;
+
+    let own = crate::bench::device::cuda::gpu_of(mpi.rank());
+    // Those that have none say so below, when the others know.
+    let all = mpi.all_gather(own.as_ref().map_or(&[][..], |uuid| uuid), LIMIT)?;
+    own?;
+    let mut pairs = (0..all.len()).flat_map(|second| (0..second).map(move |first| (first, second)));
+    match pairs.find(|&(first, second)| !all[first].is_empty() && all[first] == all[second]) {
+        Some((first, second)) => Err(Failure::Usage(format!(
+            "{} ranks, but ranks {first} and {second} have the same GPU: start at most one rank for each",
+            all.len()
+        ))),
+        None => Ok(()),
     }
 }
 

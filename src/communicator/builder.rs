@@ -109,6 +109,8 @@ impl Builder {
         let algorithm = forced.map_or("automatic", Algorithm::name);
         let facts = [
             ("the crate's version", env!("CARGO_PKG_VERSION").to_owned()),
+            // A region has no other version than the code that lays it out and the kernels that use it.
+            ("the build (fingerprint of the kernels' sources)", env!("FAST_ALLREDUCE_SOURCES").to_owned()),
             ("the device", D::NAME.to_owned()),
             ("the device's settings", device.shared_facts()),
             ("max_bytes", max_bytes.to_string()),

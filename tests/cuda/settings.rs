@@ -57,7 +57,7 @@ fn no_device() {
 /// Says so in a build that has none; elsewhere there is nothing to see.
 #[test]
 fn no_kernels() {
-    let [_, (_, cuda)] = fast_allreduce::build_facts();
+    let [_, (_, cuda), _] = fast_allreduce::build_facts();
     // SAFETY: loads the driver's library, if any.
     if !cuda.starts_with("none: ") || !unsafe { cudarc::driver::sys::is_culib_present() } {
         return println!("skipped: this build has kernels, or there is no driver: {cuda}");

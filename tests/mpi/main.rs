@@ -137,7 +137,9 @@ fn late(bytes: usize) {
     if mpi.rank() == absent {
         std::thread::sleep(3 * SHORT);
         let called = Instant::now();
-        let error = mpi.all_gather(&part, LIMIT).unwrap_err();
+        // What the others had sent may arrive before their notice; then the next gather hears of it.
+        let first = mpi.all_gather(&part, LIMIT).map(drop);
+        let error = first.and_then(|()| mpi.barrier(LIMIT)).unwrap_err();
         assert!(matches!(&error, Error::PeerLost { rank, .. } if *rank != absent), "{error}");
         assert!(called.elapsed() < LIMIT / 4, "those who gave up have said so");
         assert_eq!(mpi.barrier(LIMIT), Err(error));
@@ -153,6 +155,11 @@ fn late(bytes: usize) {
         assert!(again.elapsed() < SHORT);
     }
     gather_all(&other, 10);
+    if bytes > 1 << 10 {
+        // What nobody takes keeps MPI from being finalised, and a launcher may end the others when the first leaves so.
+        println!("late-and-large: passed");
+        std::thread::sleep(SHORT);
+    }
 }
 
 /// MPI that only the main thread may call.

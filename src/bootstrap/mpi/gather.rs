@@ -91,11 +91,6 @@ impl<'a> Exchange<'a> {
 
     /// Goes as far as it can without waiting; returns the ranks that are not done.
     fn progress(&mut self, turn: &Turn, deadline: &Deadline) -> Result<Vec<usize>> {
-        // First what others say: who has given up is not there for what it has sent before.
-        if let Some((from, length)) = self.channel.arrived(None, Tag::Notice, turn)? {
-            let failure = receive_notice(self.channel, from, length, turn)?;
-            return Err(failure.to_error(self.channel.rank(), deadline.waited()));
-        }
         let mut missing = Vec::new();
         for peer in 0..self.channel.size() {
             if let Some(sending) = &mut self.sending[peer] {
@@ -106,6 +101,12 @@ impl<'a> Exchange<'a> {
             if !self.is_here(peer, turn)? || self.sending[peer].is_some() {
                 missing.push(peer);
             }
+        }
+        // Last what others say: who has given up is not there for the part that it sent before, and the looks at the parts
+        // have let MPI take in what followed them.
+        if let Some((from, length)) = self.channel.arrived(None, Tag::Notice, turn)? {
+            let failure = receive_notice(self.channel, from, length, turn)?;
+            return Err(failure.to_error(self.channel.rank(), deadline.waited()));
         }
         Ok(missing)
     }

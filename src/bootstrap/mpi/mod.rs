@@ -37,7 +37,7 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(120);
 ///
 /// What is sent goes over a duplicate of the communicator, never mixes with the caller's messages, and is bounded in time,
 /// unlike MPI's collectives. A rank gives at most 1 MiB to one gather. A rank whose time is up ends the waiting of all, so give
-/// all ranks the same limits.
+/// all ranks the same limits; one that comes later may still gather what had been sent, and then hears of it in its next call.
 ///
 /// # Threads
 ///

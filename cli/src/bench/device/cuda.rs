@@ -46,6 +46,16 @@ pub fn gpus() -> Result<usize, Failure> {
     }
 }
 
+/// Names the GPU that a rank of `bench` uses, the same in every process that sees it.
+#[cfg(feature = "mpi")]
+pub fn gpu_of(rank: usize) -> Result<[u8; 16], Failure> {
+    use cudarc::driver::result::device;
+    let ordinal = rank % gpus()?;
+    let gpu = device::get(ordinal as i32).map_err(driver("cuDeviceGet"))?;
+    let uuid = device::get_uuid(gpu).map_err(driver("cuDeviceGetUuid"))?;
+    Ok(uuid.bytes.map(|byte| byte as u8))
+}
+
 /// How a rank uses its GPU.
 #[derive(Debug, Clone)]
 pub struct Settings {
