@@ -98,6 +98,13 @@ program() {
     [ "$(lines "# ranks $ranks ")" -eq 1 ] || fail "$mpi: bench of $ranks ranks has another world"
   done
   echo "$mpi: bench of 1, 2 and 4 ranks passed"
+  mpirun 4 "$cli" compare --vs mpi -e 16K -n 20 --rounds 2
+  [ "$status" -eq 0 ] && [ "$(lines '# mpi .*: out of bounds values 0 OK')" -eq 1 ] || fail "$mpi: compare of 4 ranks"
+  # Not all types: sums of 8 bits saturate in Open MPI 4.1.4, and MPICH 4.0.2 takes minima of unsigned numbers as signed ones.
+  mpirun 2 "$cli" compare --vs mpi -b 1000 -e 1000 -d f64 -o all -n 2 --rounds 1
+  [ "$status" -eq 0 ] && [ "$(lines ' mpi  *-  ')" -eq 4 ] && [ "$(lines '# mpi left out of f64 avg')" -eq 1 ] ||
+    fail "$mpi: compare of all operations"
+  echo "$mpi: compare of 2 and 4 ranks passed"
   mpirun 2 "$cli" bench -e 1K --ranks 3
   refused "other --ranks" "--ranks 3, but"
   mpirun 2 "$cli" bench -e 1K --max-bytes 1

@@ -21,6 +21,23 @@ pub fn print(verbose: bool) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
+/// This machine, by what numbers depend on; no name of it.
+pub fn machine() -> Vec<(&'static str, String)> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let value = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        line.split_once(':').map(|(_, value)| value.trim().to_owned())
+    };
+    let mut facts = vec![
+        ("CPU", value(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| std::env::consts::ARCH.into())),
+        ("Cores", cores().to_string()),
+    ];
+    facts.extend(value(&read("/proc/meminfo"), "MemTotal").map(|memory| ("Memory", memory)));
+    facts.push(("Kernel", format!("Linux {}", read("/proc/sys/kernel/osrelease").trim())));
+    facts.extend(fast_allreduce::build_facts());
+    facts
+}
+
 /// Cores that this process may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)

@@ -5,19 +5,21 @@
 
 mod arguments;
 mod bench;
+mod compare;
 mod facts;
 mod failure;
 #[cfg(feature = "cuda")]
 mod gpu_check;
 mod launch;
 mod mpirun;
+mod page;
 mod plan;
 mod topology;
 mod tune;
 
 use std::process::ExitCode;
 
-use arguments::{Bench, Command};
+use arguments::Command;
 use failure::Failure;
 
 /// What was computed is wrong.
@@ -30,7 +32,8 @@ fn main() -> ExitCode {
     };
     let outcome = match command {
         Command::Version { verbose } => facts::print(verbose).map(|()| ExitCode::SUCCESS),
-        Command::Bench(options) => bench(&options),
+        Command::Bench(options) => options.validate().and_then(|()| measure(&*options)),
+        Command::Compare(options) => compare::prepare(&options).and_then(|()| measure(&*options)),
         Command::Topology(options) => topology::print(&options).map(|()| ExitCode::SUCCESS),
         Command::Plan(options) => plan::print(&options).map(|()| ExitCode::SUCCESS),
         Command::Tune(options) => match &options.part {
@@ -51,17 +54,17 @@ fn main() -> ExitCode {
 }
 
 /// Runs as a rank where the environment names a world, else launches one.
-fn bench(options: &Bench) -> Result<ExitCode, Failure> {
-    options.validate()?;
+fn measure(job: &impl bench::Job) -> Result<ExitCode, Failure> {
+    let options = job.options();
     if !launch::is_rank() {
         if let Some(started) = mpirun::found() {
-            return mpirun::bench(options, started);
+            return mpirun::measure(job, started);
         }
         options.check_device()?;
         options.check_memory()?;
         return launch::launch(options.ranks(), std::env::args_os().skip(1));
     }
-    as_rank(|| bench::run(options))
+    as_rank(|| bench::run(job))
 }
 
 /// Runs as one of a launcher's ranks, which hears what went wrong.

@@ -5,7 +5,7 @@
 
 use std::process::ExitCode;
 
-use crate::arguments::Bench;
+use crate::bench::Job;
 use crate::failure::Failure;
 
 /// How long ranks that have started wait for each other.
@@ -54,7 +54,7 @@ impl Started {
 
 /// Refuses to run as many worlds as there are ranks.
 #[cfg(not(feature = "mpi"))]
-pub fn bench(_: &Bench, started: Started) -> Result<ExitCode, Failure> {
+pub fn measure(_: &impl Job, started: Started) -> Result<ExitCode, Failure> {
     Err(Failure::Usage(format!(
         "{} started this as {}, but this build is without the feature `mpi`: build it with `--features mpi`, or start it without \
          {0}, and it launches its own ranks",
@@ -67,12 +67,13 @@ pub fn bench(_: &Bench, started: Started) -> Result<ExitCode, Failure> {
 ///
 /// A failure that not every rank has ends all of them, since others may wait for this one.
 #[cfg(feature = "mpi")]
-pub fn bench(options: &Bench, started: Started) -> Result<ExitCode, Failure> {
+pub fn measure(job: &impl Job, started: Started) -> Result<ExitCode, Failure> {
     use std::time::Duration;
 
     use fast_allreduce::bootstrap::Mpi;
     use fast_allreduce::Error;
 
+    let options = job.options();
     if let Some(size) = started.size {
         options.check_world(size)?;
     }
@@ -82,7 +83,7 @@ pub fn bench(options: &Bench, started: Started) -> Result<ExitCode, Failure> {
         if options.device == crate::arguments::DeviceName::Cuda {
             check_gpus(&mpi)?;
         }
-        crate::bench::run_in(options, mpi)
+        crate::bench::run_in(job, mpi)
     });
     match outcome {
         Ok(is_right) => Ok(ExitCode::from(if is_right { 0 } else { crate::WRONG })),

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod compare;
 mod plans;
 mod values;
 
@@ -12,6 +13,7 @@ use fast_allreduce::device::host::Isa;
 use fast_allreduce::plan::DeviceKind;
 use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
+pub use self::compare::{Compare, RivalName};
 pub use self::plans::{Plan, Tune};
 use self::values::Choice;
 use crate::failure::Failure;
@@ -23,6 +25,7 @@ const DEFAULT_RANKS: usize = 4;
 pub enum Command {
     Version { verbose: bool },
     Bench(Box<Bench>),
+    Compare(Box<Compare>),
     Topology(Topology),
     Plan(Plan),
     Tune(Box<Tune>),
@@ -48,6 +51,9 @@ enum Subcommands {
     /// Time allreduce over a range of sizes and check every element, with the flags and columns of nccl-tests
     #[command(after_help = BENCH_NOTES)]
     Bench(Box<Bench>),
+    /// Time and check this crate and other libraries on the same buffers, in turns within one run
+    #[command(after_help = compare::NOTES)]
+    Compare(Box<Compare>),
     /// Print who reaches whom, as nvidia-smi topo -m does, and what is done for each number of ranks
     Topology(Topology),
     /// Print what is done for each number of ranks and each size
@@ -71,6 +77,9 @@ least 10 ms. #wrong counts elements over all ranks.
 With --device cuda, rank r has GPU r modulo their number; ranks that share one take turns, and nothing crosses NVLink. Calls
 are timed by events around replays of a graph that holds 20 of them, and p50 and p99 are of replays, divided by 20. With
 --eager plain calls are timed instead, including what it takes to start them.
+
+--report writes one HTML page that needs nothing else: charts of latency (p50) and bus bandwidth against size, out of place,
+with a line for each algorithm; all numbers; the facts of the machine; the command.
 
 Without --iters, calls are repeated for about 20 ms, at least 20 and at most 10000 times.
 
@@ -195,9 +204,10 @@ pub struct Bench {
     /// Operation: sum, prod, min, max, avg, or all
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = values::ops)]
     pub ops: Choice<ReduceOp>,
-    /// Algorithm: auto, one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, or all four in turn
-    #[arg(long = "algo", value_name = "NAME", default_value = "auto", value_parser = values::algorithms)]
-    pub algorithms: Choice<Option<Algorithm>>,
+    /// Algorithm: auto, one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, or all four in turn [default: auto; all
+    /// for a report of bench]
+    #[arg(long = "algo", value_name = "NAME", value_parser = values::algorithms)]
+    algorithms: Option<Choice<Option<Algorithm>>>,
     /// Ranks, a process each [default: 4]
     #[arg(long, value_name = "COUNT")]
     ranks: Option<usize>,
@@ -231,6 +241,9 @@ pub struct Bench {
     /// Form of the results
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
+    /// Write a page with charts there too: HTML, in one file
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -301,13 +314,26 @@ impl Bench {
         self.ranks.unwrap_or(DEFAULT_RANKS)
     }
 
+    /// The algorithms asked for; `None` is the plan's choice.
+    pub fn algorithms(&self) -> Option<&[Option<Algorithm>]> {
+        self.algorithms.as_ref().map(|choice| &*choice.0)
+    }
+
+    /// The types, operations and sizes in bytes asked for, in the order of the rows.
+    pub fn cases(&self) -> impl Iterator<Item = (DType, ReduceOp, usize)> + '_ {
+        let kinds = self.dtypes.0.iter().flat_map(|dtype| self.ops.0.iter().map(move |op| (*dtype, *op)));
+        kinds.flat_map(|(dtype, op)| self.sizes().map(move |bytes| (dtype, op, bytes)))
+    }
+
     /// The sizes asked for, in bytes.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
         let next = |&size: &usize| match self.step_bytes {
             Some(step) => size.checked_add(step),
             None => size.checked_mul(self.step_factor()),
         };
-        std::iter::successors(Some(self.min_bytes), next).take_while(|&size| size <= self.max_bytes)
+        // One size alone need not grow.
+        let grown = move |size: &usize| next(size).filter(|next| next > size);
+        std::iter::successors(Some(self.min_bytes), grown).take_while(|&size| size <= self.max_bytes)
     }
 
     fn step_factor(&self) -> usize {
@@ -400,6 +426,7 @@ pub fn parse() -> Result<Command, ExitCode> {
     })?;
     match line.subcommand {
         Some(Subcommands::Bench(bench)) if !line.version => Ok(Command::Bench(bench)),
+        Some(Subcommands::Compare(compare)) if !line.version => Ok(Command::Compare(compare)),
         Some(Subcommands::Topology(topology)) if !line.version => Ok(Command::Topology(topology)),
         Some(Subcommands::Plan(plan)) if !line.version => Ok(Command::Plan(plan)),
         Some(Subcommands::Tune(tune)) if !line.version => Ok(Command::Tune(tune)),

@@ -3,18 +3,45 @@
 use fast_allreduce::MAX_RANKS;
 
 use super::inputs::Inputs;
-use super::reference::Number;
+use super::reference::{Number, Rounding};
 
-/// Elements of `output` that are not the reduction of all ranks' inputs, bit for bit and by its bound in f64.
-pub fn count_wrong<T: Number>(inputs: &Inputs, output: &[T]) -> u64 {
+/// What results are held to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Promise {
+    /// The bits of a reduction in rank order, and the bound of one rounding.
+    SameBits,
+    /// Any order, and what rounding at every step explains.
+    AnyOrder,
+}
+
+/// What was found in results.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Verdict {
+    /// Elements that break the promise.
+    pub wrong: u64,
+    /// The largest distance from the reduction in f64.
+    pub error: f64,
+}
+
+/// Holds `output`, the reduction of all ranks' inputs, to the promise.
+pub fn judge<T: Number>(inputs: &Inputs, output: &[T], promise: Promise) -> Verdict {
     let (op, world_size) = (inputs.op(), inputs.world_size());
     let mut values = [T::poison(); MAX_RANKS];
     let values = &mut values[..world_size];
-    let is_wrong = |(index, result): (usize, &T)| {
+    let mut verdict = Verdict::default();
+    for (index, result) in output.iter().enumerate() {
         values.iter_mut().enumerate().for_each(|(rank, value)| *value = inputs.value(rank, index));
-        result.bits() != T::reduce(op, values).bits() || !result.is_plausible(op, values)
-    };
-    output.iter().enumerate().map(is_wrong).map(u64::from).sum()
+        let (deviation, is_same) = match promise {
+            Promise::SameBits => {
+                let is_same = result.bits() == T::reduce(op, values).bits();
+                (result.deviation(op, values, Rounding::Once), is_same)
+            }
+            Promise::AnyOrder => (result.deviation(op, values, Rounding::EveryStep), true),
+        };
+        verdict.wrong += u64::from(!is_same || !deviation.is_plausible());
+        verdict.error = verdict.error.max(deviation.error);
+    }
+    verdict
 }
 
 /// Elements of an input that are no longer what `rank` gave.
@@ -31,6 +58,10 @@ mod tests {
     use super::*;
 
     const COUNT: usize = 100;
+
+    fn count_wrong<T: Number>(inputs: &Inputs, output: &[T]) -> u64 {
+        judge(inputs, output, Promise::SameBits).wrong
+    }
 
     fn right<T: Number>(inputs: &Inputs) -> Vec<T> {
         let values =
@@ -74,6 +105,20 @@ mod tests {
         assert_eq!(count_wrong(&inputs, &old), count);
         let without_one = right::<u64>(&Inputs::new(3, 1, 3, ReduceOp::Sum));
         assert_eq!(count_wrong(&inputs, &without_one), count);
+    }
+
+    #[test]
+    fn an_error_is_the_largest_and_another_order_is_no_error() {
+        let inputs = Inputs::new(3, 1, 4, ReduceOp::Sum);
+        let right = right::<f32>(&inputs);
+        let backwards = |index| (0..4).rev().map(|rank| inputs.value::<f32>(rank, index)).sum::<f32>();
+        let mut output: Vec<f32> = (0..COUNT).map(backwards).collect();
+        let verdict = judge(&inputs, &output, Promise::AnyOrder);
+        assert!(verdict.wrong == 0 && verdict.error > 0.0 && verdict.error < 1e-6, "{verdict:?}");
+        assert_ne!(judge(&inputs, &output, Promise::SameBits).wrong, 0);
+        output[7] = right[7] + 0.25;
+        let verdict = judge(&inputs, &output, Promise::AnyOrder);
+        assert!(verdict.wrong == 1 && (verdict.error - 0.25).abs() < 1e-6, "{verdict:?}");
     }
 
     #[test]

@@ -1,19 +1,21 @@
-//! `bench`, as one of its ranks: every size, type, operation and algorithm asked for.
+//! `bench`, as one of its ranks: every size, type, operation and algorithm asked for. What `compare` shares is here too.
 
-mod check;
+pub mod check;
+pub mod contender;
 pub mod device;
 pub mod inputs;
 pub mod measure;
 pub mod progress;
 pub mod reference;
-mod report;
+pub mod report;
 pub mod row;
 pub mod session;
+pub mod sheet;
 
 use std::hash::{BuildHasher, RandomState};
 
 use fast_allreduce::bootstrap::{Bootstrap, Local};
-use fast_allreduce::{DType, ReduceOp};
+use fast_allreduce::{Algorithm, DType};
 
 use self::device::host::Cpu;
 use self::device::Endpoint;
@@ -24,6 +26,7 @@ use self::row::{Config, Row};
 use self::session::Session;
 use crate::arguments::{Bench, DeviceName};
 use crate::failure::Failure;
+use crate::page::Destination;
 
 /// Evaluates an expression for the Rust type of a [`DType`].
 macro_rules! with_number {
@@ -48,26 +51,46 @@ macro_rules! with_number {
         $value
     }};
 }
-#[cfg(feature = "cuda")]
 pub(crate) use with_number;
 
+/// What is measured on endpoints that are made alike.
+pub trait Job {
+    /// What they are made from.
+    fn options(&self) -> &Bench;
+
+    /// An endpoint for each; `None` is the plan's choice.
+    fn algorithms(&self) -> Vec<Option<Algorithm>>;
+
+    /// Measures, and writes the results on the first rank: to `page` too, if one is asked for. True if every checked element is
+    /// right.
+    fn run<E: Endpoint>(
+        &self,
+        session: &Session,
+        endpoints: &[E],
+        page: Option<&Destination>,
+    ) -> Result<bool, Failure>;
+}
+
 /// Runs as the rank that the environment names, as [`run_in`].
-pub fn run(options: &Bench) -> Result<bool, Failure> {
+pub fn run(job: &impl Job) -> Result<bool, Failure> {
     let Some(bootstrap) = Local::from_env()? else {
         return Err(Failure::Usage("the environment names no world".into()));
     };
-    run_in(options, bootstrap)
+    run_in(job, bootstrap)
 }
 
-/// Runs as a rank of `bootstrap`; the first one writes the results. True if every checked element is right.
-pub fn run_in(options: &Bench, bootstrap: impl Bootstrap + 'static) -> Result<bool, Failure> {
+/// Runs as a rank of `bootstrap`. True if every checked element is right.
+pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<bool, Failure> {
+    let options = job.options();
+    let page = options.report.as_deref().map(Destination::new).transpose()?;
+    let page = page.as_ref();
     let session = Session::new(bootstrap, options.wait.wait(), options.timeout)?;
     options.check_world(session.world_size())?;
-    let algorithms = options.algorithms.0.iter();
+    let algorithms = job.algorithms().into_iter();
     match options.device {
         DeviceName::Host => {
-            let endpoints = algorithms.map(|algorithm| Cpu::new(&session, options, *algorithm));
-            run_on(options, &session, &endpoints.collect::<Result<Vec<_>, _>>()?)
+            let endpoints = algorithms.map(|algorithm| Cpu::new(&session, options, algorithm));
+            job.run(&session, &endpoints.collect::<Result<Vec<_>, _>>()?, page)
         }
         #[cfg(feature = "cuda")]
         DeviceName::Cuda => {
@@ -80,69 +103,82 @@ pub fn run_in(options: &Bench, bootstrap: impl Bootstrap + 'static) -> Result<bo
                 eager: options.eager,
             };
             let endpoints =
-                algorithms.map(|algorithm| device::cuda::Gpu::new(&session, &settings, *algorithm));
-            run_on(options, &session, &endpoints.collect::<Result<Vec<_>, _>>()?)
+                algorithms.map(|algorithm| device::cuda::Gpu::new(&session, &settings, algorithm));
+            job.run(&session, &endpoints.collect::<Result<Vec<_>, _>>()?, page)
         }
         #[cfg(not(feature = "cuda"))]
         DeviceName::Cuda => options.check_device().map(|()| true),
     }
 }
 
-/// One endpoint for each algorithm.
-fn run_on<E: Endpoint>(options: &Bench, session: &Session, endpoints: &[E]) -> Result<bool, Failure> {
+impl Job for Bench {
+    fn options(&self) -> &Bench {
+        self
+    }
+
+    fn algorithms(&self) -> Vec<Option<Algorithm>> {
+        match self.algorithms() {
+            Some(algorithms) => algorithms.to_vec(),
+            None if self.report.is_some() => Algorithm::ALL.map(Some).to_vec(),
+            None => vec![None],
+        }
+    }
+
+    fn run<E: Endpoint>(
+        &self,
+        session: &Session,
+        endpoints: &[E],
+        page: Option<&Destination>,
+    ) -> Result<bool, Failure> {
+        let mut measure = measure(self, session)?;
+        let rows = self.cases().count() * endpoints.len();
+        let mut voice = match session.rank() {
+            0 => Some((
+                Report::start(self.format, config(self, &endpoints[0], measure.seed))?,
+                Progress::new(rows),
+            )),
+            _ => None,
+        };
+        let mut is_right = true;
+        let cases = self.cases().flat_map(|case| endpoints.iter().map(move |endpoint| (case, endpoint)));
+        for ((dtype, op, bytes), endpoint) in cases {
+            if let Some((_, progress)) = &voice {
+                progress.show(&format!("{bytes} B {dtype} {op}"));
+            }
+            let count = bytes / dtype.size();
+            let row: Row = with_number!(dtype, T => measure.row::<T>(endpoint, count, op))?;
+            is_right &= row.wrong() == 0;
+            if let Some((report, progress)) = &mut voice {
+                progress.clear();
+                progress.advance();
+                report.add(row)?;
+            }
+        }
+        if let Some((report, progress)) = voice {
+            drop(progress);
+            let (config, rows) = report.finish()?;
+            if let Some(page) = page {
+                page.write(&sheet::page(&config, &rows))?;
+            }
+        }
+        Ok(is_right)
+    }
+}
+
+/// The measurements of a run. Collective.
+pub fn measure<'a>(options: &Bench, session: &'a Session) -> Result<Measure<'a>, Failure> {
     let seed = session.of_first(options.seed.unwrap_or_else(random_seed))?;
-    let mut voice = match session.rank() {
-        0 => Some((Report::start(options.format, config(options, &endpoints[0], seed))?, progress(options))),
-        _ => None,
-    };
     let effort = Effort {
         iterations: options.iterations,
         warmup: options.warmup,
         checks: options.checks,
         registered: options.registered,
     };
-    let mut measure = Measure { session, effort, seed, round: 0 };
-    let mut is_right = true;
-    for (dtype, op, bytes, endpoint) in cases(options, endpoints) {
-        if let Some((_, progress)) = &voice {
-            progress.show(&format!("{bytes} B {dtype} {op}"));
-        }
-        let count = bytes / dtype.size();
-        let row: Row = with_number!(dtype, T => measure.row::<T>(endpoint, count, op))?;
-        is_right &= row.wrong() == 0;
-        if let Some((report, progress)) = &mut voice {
-            progress.clear();
-            progress.advance();
-            report.add(row)?;
-        }
-    }
-    if let Some((report, progress)) = voice {
-        drop(progress);
-        report.finish()?;
-    }
-    Ok(is_right)
+    Ok(Measure { session, effort, seed, round: 0 })
 }
 
-/// All rows of a run, in order.
-fn cases<'a, E>(
-    options: &'a Bench,
-    endpoints: &'a [E],
-) -> impl Iterator<Item = (DType, ReduceOp, usize, &'a E)> + 'a {
-    options.dtypes.0.iter().flat_map(move |&dtype| {
-        options.ops.0.iter().flat_map(move |&op| {
-            options
-                .sizes()
-                .flat_map(move |bytes| endpoints.iter().map(move |endpoint| (dtype, op, bytes, endpoint)))
-        })
-    })
-}
-
-fn progress(options: &Bench) -> Progress {
-    let kinds = options.dtypes.0.len() * options.ops.0.len() * options.algorithms.0.len();
-    Progress::new(kinds * options.sizes().count())
-}
-
-fn config(options: &Bench, endpoint: &impl Endpoint, seed: u64) -> Config {
+/// What the numbers of a run depend on.
+pub fn config(options: &Bench, endpoint: &impl Endpoint, seed: u64) -> Config {
     let communicator = endpoint.communicator();
     Config {
         version: env!("CARGO_PKG_VERSION"),

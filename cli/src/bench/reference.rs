@@ -20,10 +20,32 @@ pub trait Number: Element + Portable {
     /// The ranks' elements reduced in rank order.
     fn reduce(op: ReduceOp, values: &[Self]) -> Self;
 
-    /// True unless the result is farther from the reduction in f64 than rounding explains. A second opinion on floats; for
-    /// integers, [`Number::reduce`] is exact.
-    fn is_plausible(self, _op: ReduceOp, _values: &[Self]) -> bool {
-        true
+    /// How far this result is from the reduction in f64, or for integers from the exact one. A second opinion on floats.
+    fn deviation(self, op: ReduceOp, values: &[Self], rounding: Rounding) -> Deviation;
+}
+
+/// Where an implementation may round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// In the accumulator type, and once more at the end.
+    Once,
+    /// In the element type, at every step.
+    EveryStep,
+}
+
+/// A result's distance from what it should be.
+#[derive(Debug, Clone, Copy)]
+pub struct Deviation {
+    /// Infinite where one of them is no number.
+    pub error: f64,
+    /// What rounding explains.
+    pub bound: f64,
+}
+
+impl Deviation {
+    /// True if rounding explains it.
+    pub fn is_plausible(self) -> bool {
+        self.error <= self.bound
     }
 }
 
@@ -53,6 +75,11 @@ macro_rules! integer {
                     _ => wide().sum(),
                 };
                 reduced as Self
+            }
+
+            fn deviation(self, op: ReduceOp, values: &[Self], _rounding: Rounding) -> Deviation {
+                let error = i128::from(self) - i128::from(Self::reduce(op, values));
+                Deviation { error: error.unsigned_abs() as f64, bound: 0.0 }
             }
         }
     )*};
@@ -102,12 +129,13 @@ struct Precision {
 }
 
 /// Compares with a reduction in f64 that runs through the ranks backwards.
-fn is_close(
+fn deviation(
     result: f64,
     op: ReduceOp,
     values: impl DoubleEndedIterator<Item = f64>,
     limit: &Precision,
-) -> bool {
+    rounding: Rounding,
+) -> Deviation {
     let mut backwards = [0.0; MAX_RANKS];
     let mut count = 0;
     for (slot, value) in backwards.iter_mut().zip(values.rev()) {
@@ -118,8 +146,8 @@ fn is_close(
     let n = count as f64;
     // The result, and what the accumulator's errors are relative to.
     let (expected, scale) = match op {
-        ReduceOp::Min => return values.iter().copied().reduce(f64::min) == Some(result),
-        ReduceOp::Max => return values.iter().copied().reduce(f64::max) == Some(result),
+        ReduceOp::Min => (values.iter().copied().fold(f64::INFINITY, f64::min), 0.0),
+        ReduceOp::Max => (values.iter().copied().fold(f64::NEG_INFINITY, f64::max), 0.0),
         ReduceOp::Prod => {
             let product: f64 = values.iter().product();
             (product, product.abs())
@@ -130,9 +158,18 @@ fn is_close(
             (values.iter().sum::<f64>() / divisor, magnitudes / divisor)
         }
     };
+    let error = (result - expected).abs();
+    let error = if error.is_nan() { f64::INFINITY } else { error };
+    if matches!(op, ReduceOp::Min | ReduceOp::Max) {
+        return Deviation { error, bound: 0.0 };
+    }
+    let (step, least) = match rounding {
+        Rounding::Once => (limit.accumulator, limit.least),
+        Rounding::EveryStep => (limit.result, n * limit.least),
+    };
     // Both sides round at every step, and a margin of 1 % covers the errors of errors.
-    let bound = 2.0 * (n + 1.0) * limit.accumulator * scale + limit.result * expected.abs() + limit.least;
-    (result - expected).abs() <= 1.01 * bound
+    let bound = 2.0 * (n + 1.0) * step * scale + limit.result * expected.abs() + least;
+    Deviation { error, bound: 1.01 * bound }
 }
 
 macro_rules! float {
@@ -158,9 +195,10 @@ macro_rules! float {
                 $round(reduced)
             }
 
-            fn is_plausible(self, op: ReduceOp, values: &[Self]) -> bool {
+            fn deviation(self, op: ReduceOp, values: &[Self], rounding: Rounding) -> Deviation {
                 let precision: Precision = $precision;
-                is_close(f64::from(self), op, values.iter().map(|&value| f64::from(value)), &precision)
+                let values = values.iter().map(|&value| f64::from(value));
+                deviation(f64::from(self), op, values, &precision, rounding)
             }
         }
     };
@@ -259,10 +297,27 @@ mod tests {
     fn a_result_beyond_rounding_is_not_plausible() {
         let values = [0.1f32, 0.2, 0.3, -0.5];
         for op in ReduceOp::ALL {
+            let is_plausible = |result: f32| result.deviation(op, &values, Rounding::Once).is_plausible();
             let result = f32::reduce(op, &values);
-            assert!(result.is_plausible(op, &values), "{op}");
-            assert!(!(result * 1.001 + 1e-5).is_plausible(op, &values), "{op}");
-            assert!(!f32::NAN.is_plausible(op, &values), "{op}");
+            assert!(is_plausible(result), "{op}");
+            assert!(!is_plausible(result * 1.001 + 1e-5), "{op}");
+            assert!(!is_plausible(f32::NAN), "{op}");
         }
+    }
+
+    #[test]
+    fn who_rounds_at_every_step_may_deviate_by_more_but_not_by_much() {
+        // Each 1 is lost in f16 at 2048, the last of them too.
+        let values = [2048.0, 1.0, 1.0].map(f16::from_f32);
+        let stepwise = f16::from_f32(2048.0);
+        let deviation = |result: f16, rounding| result.deviation(Sum, &values, rounding);
+        assert_eq!(deviation(stepwise, Rounding::Once).error, 2.0);
+        assert!(!deviation(stepwise, Rounding::Once).is_plausible());
+        assert!(deviation(stepwise, Rounding::EveryStep).is_plausible());
+        assert!(!deviation(f16::from_f32(2070.0), Rounding::EveryStep).is_plausible());
+        for op in [Min, Max] {
+            assert!(!stepwise.deviation(op, &values[1..], Rounding::EveryStep).is_plausible());
+        }
+        assert_eq!(200u8.deviation(Sum, &[200, 100], Rounding::EveryStep).error, 156.0);
     }
 }

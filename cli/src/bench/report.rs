@@ -47,8 +47,8 @@ impl Report {
         out.flush()
     }
 
-    /// Writes what comes last.
-    pub fn finish(self) -> io::Result<()> {
+    /// Writes what comes last, and returns what was written.
+    pub fn finish(self) -> io::Result<(Config, Vec<Row>)> {
         let wrong = self.rows.iter().map(Row::wrong).sum();
         let mut out = io::stdout().lock();
         match self.format {
@@ -60,7 +60,8 @@ impl Report {
                 writeln!(out)?;
             }
         }
-        out.flush()
+        out.flush()?;
+        Ok((self.config, self.rows))
     }
 
     fn write_table_footer(&self, out: &mut impl Write, wrong: u64) -> io::Result<()> {
@@ -75,7 +76,8 @@ impl Report {
     }
 }
 
-fn write_table_header(out: &mut impl Write, config: &Config) -> io::Result<()> {
+/// Writes what the numbers depend on, as lines above a table.
+pub fn write_facts(out: &mut impl Write, config: &Config) -> io::Result<()> {
     let Config { version, ranks, device, seed, .. } = config;
     let inputs = if config.registered { "registered" } else { "private" };
     let iterations = config.iters.map_or("auto".into(), |iterations| iterations.to_string());
@@ -85,7 +87,11 @@ fn write_table_header(out: &mut impl Write, config: &Config) -> io::Result<()> {
     if let Some(warning) = device.warning() {
         writeln!(out, "# {warning}")?;
     }
-    writeln!(out, "# iters {iterations} warmup iters {warmup_iters} check {check} seed {seed}")?;
+    writeln!(out, "# iters {iterations} warmup iters {warmup_iters} check {check} seed {seed}")
+}
+
+fn write_table_header(out: &mut impl Write, config: &Config) -> io::Result<()> {
+    write_facts(out, config)?;
     writeln!(out, "#")?;
     let (left, right) = ("out-of-place", "in-place");
     writeln!(out, "#{:51}{left:^55}{right:^55}", "")?;
@@ -122,12 +128,13 @@ fn write_table_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
     )
 }
 
-fn bandwidth(gigabytes_per_second: f64) -> String {
+/// In the columns of bandwidths.
+pub fn bandwidth(gigabytes_per_second: f64) -> String {
     format!("{gigabytes_per_second:.2}")
 }
 
 /// With as many decimals as make four digits.
-fn significant(value: f64) -> String {
+pub fn significant(value: f64) -> String {
     let decimals = match value {
         value if value < 10.0 => 3,
         value if value < 100.0 => 2,

@@ -89,12 +89,17 @@ impl Session {
         Ok(self.gather([mine].into_iter())?[0][0])
     }
 
+    /// What every rank gave, in rank order. Lengths may differ.
+    pub fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        Ok(self.bootstrap.all_gather(mine, self.limit)?)
+    }
+
     /// Through the bootstrap, not through what is being tested.
     fn gather(&self, mine: impl ExactSizeIterator<Item = u64>) -> Result<Vec<Vec<u64>>, Failure> {
         const WORD: usize = size_of::<u64>();
         let length = mine.len();
         let bytes: Vec<u8> = mine.flat_map(u64::to_le_bytes).collect();
-        let all = self.bootstrap.all_gather(&bytes, self.limit)?;
+        let all = self.exchange(&bytes)?;
         let numbers = |(rank, theirs): (usize, Vec<u8>)| {
             if theirs.len() != length * WORD {
                 let reason = format!("{} bytes of measurements, not {}", theirs.len(), length * WORD);

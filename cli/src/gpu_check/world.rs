@@ -12,7 +12,7 @@ use super::record::Record;
 use super::Budget;
 use crate::arguments::GpuCheck;
 use crate::bench::inputs::Inputs;
-use crate::bench::reference::Number;
+use crate::bench::reference::{Number, Rounding};
 use crate::bench::with_number;
 use crate::failure::{driver, Failure};
 
@@ -160,7 +160,7 @@ impl<T: Number> Rig<T> {
         for index in 0..length {
             let values: Vec<T> = by_rank.iter().map(|elements| elements[index]).collect();
             let value = T::reduce(op, &values);
-            if !value.is_plausible(op, &values) {
+            if !value.deviation(op, &values, Rounding::Once).is_plausible() {
                 return Err(Failure::Usage(format!("the reference of {} {op} is not plausible", T::DTYPE)));
             }
             expected.push(value);

@@ -12,9 +12,11 @@ use fast_allreduce::plan::Table;
 use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, Error, ReduceOp};
 
 use super::{Batch, Call, Endpoint};
+use crate::arguments::RivalName;
 use crate::bench::reference::Number;
 use crate::bench::row::DeviceFacts;
 use crate::bench::session::Session;
+use crate::compare::nccl::Nccl;
 use crate::failure::{driver, Failure};
 
 /// Calls in a graph: enough that starting one replay is a small part of its time.
@@ -108,6 +110,17 @@ impl Gpu {
         Ok(Self { communicator: build(device)?, stream, settings: settings.clone() })
     }
 
+    /// What all work on this rank's memory is on.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Of the GPU that has most of them.
+    pub fn ranks_per_gpu(&self) -> usize {
+        let world_size = self.communicator.world_size();
+        world_size.div_ceil(self.settings.gpus.min(world_size))
+    }
+
     fn finish(&self) -> Result<(), Failure> {
         Ok(self.communicator.synchronize(&self.stream)?)
     }
@@ -115,6 +128,7 @@ impl Gpu {
 
 impl Endpoint for Gpu {
     type Device = Cuda;
+    type Rival = Nccl;
     type Memory<T: Number> = Memory<T>;
 
     fn communicator(&self) -> &Communicator<Cuda> {
@@ -127,7 +141,7 @@ impl Endpoint for Gpu {
         DeviceFacts::Cuda {
             gpu: device.context().name().unwrap_or_else(|_| "unknown".into()),
             gpus,
-            ranks_per_gpu: self.communicator.world_size().div_ceil(gpus),
+            ranks_per_gpu: self.ranks_per_gpu(),
             sharing: device.chosen_sharing().map_or("none", Sharing::name),
             timed: if self.settings.eager { "calls" } else { "replays of a graph of 20 calls" },
         }
@@ -182,6 +196,14 @@ impl Endpoint for Gpu {
             return Ok(());
         }
         self.stream.memcpy_dtod(from, to).map_err(driver("cuMemcpyDtoDAsync"))
+    }
+
+    fn rival(&self, name: RivalName, session: &Session) -> Result<Nccl, String> {
+        match name {
+            RivalName::Nccl => Nccl::new(self, session),
+            RivalName::Mpi => Err("it is compared on the host: give --device host".into()),
+            RivalName::Memcpy => Err("it is no library".into()),
+        }
     }
 
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {

@@ -8,7 +8,7 @@ use fast_allreduce::plan::Table;
 use fast_allreduce::{Algorithm, Buffer, Communicator, Host, ReduceOp, Wait};
 
 use super::{Batch, Call, Endpoint};
-use crate::arguments::{Bench, Tune};
+use crate::arguments::{Bench, RivalName, Tune};
 use crate::bench::reference::Number;
 use crate::bench::row::DeviceFacts;
 use crate::bench::session::Session;
@@ -45,6 +45,10 @@ impl Cpu {
 
 impl Endpoint for Cpu {
     type Device = Host;
+    #[cfg(feature = "mpi")]
+    type Rival = crate::compare::mpi::Mpi;
+    #[cfg(not(feature = "mpi"))]
+    type Rival = std::convert::Infallible;
     type Memory<T: Number> = Memory<T>;
 
     fn communicator(&self) -> &Communicator<Host> {
@@ -99,6 +103,19 @@ impl Endpoint for Cpu {
     fn copy<T: Number>(&self, from: &Memory<T>, to: &mut Memory<T>) -> Result<(), Failure> {
         black_box(&mut **to).copy_from_slice(black_box(from));
         Ok(())
+    }
+
+    fn rival(&self, name: RivalName, _session: &Session) -> Result<Self::Rival, String> {
+        match name {
+            #[cfg(feature = "mpi")]
+            RivalName::Mpi => crate::compare::mpi::Mpi::new(),
+            #[cfg(not(feature = "mpi"))]
+            RivalName::Mpi => {
+                Err("this build is without the feature `mpi`: build it with `--features mpi`".into())
+            }
+            RivalName::Nccl => Err("it reduces memory of GPUs: give --device cuda".into()),
+            RivalName::Memcpy => Err("it is no library".into()),
+        }
     }
 
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {

@@ -6,8 +6,11 @@ pub mod host;
 
 use fast_allreduce::{Communicator, Device, ReduceOp};
 
+use super::contender::Rival;
 use super::reference::Number;
 use super::row::DeviceFacts;
+use super::session::Session;
+use crate::arguments::RivalName;
 use crate::failure::Failure;
 
 /// What an element type must be for every device of this build to copy it.
@@ -20,9 +23,12 @@ pub use fast_allreduce::Element as Portable;
 pub type Call<'a> = &'a mut dyn FnMut() -> Result<(), Failure>;
 
 /// A rank's communicator, with its memory and its clock.
-pub trait Endpoint {
+pub trait Endpoint: Sized {
     /// Where the ranks' memory lives.
     type Device: Device;
+
+    /// Other libraries that reduce this memory.
+    type Rival: Rival<Self>;
 
     /// Elements that an allreduce reads or writes.
     type Memory<T: Number>;
@@ -64,6 +70,9 @@ pub trait Endpoint {
 
     /// Starts a copy of all elements, as far as the device has one that is not an allreduce.
     fn copy<T: Number>(&self, from: &Self::Memory<T>, to: &mut Self::Memory<T>) -> Result<(), Failure>;
+
+    /// Readies another library, or says why there is none. Collective, but ranks may come to different answers.
+    fn rival(&self, name: RivalName, session: &Session) -> Result<Self::Rival, String>;
 
     /// Makes calls ready to be timed.
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure>;

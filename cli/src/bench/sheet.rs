@@ -1,0 +1,127 @@
+//! The results of `bench` as a page.
+
+use fast_allreduce::Algorithm;
+
+use super::report::{bandwidth, significant};
+use super::row::{Config, Row, Timing};
+use crate::facts;
+use crate::page::{self, Group, Page, Panel, Point, Series, Table};
+
+const FORM: &[(&str, &str)] =
+    &[("time", "µs"), ("p50", "µs"), ("p99", "µs"), ("algbw", "GB/s"), ("busbw", "GB/s"), ("wrong", "")];
+
+const NOTES: &str = "The charts are of calls out of place. time is the mean of calls back to back, on the slowest rank; p50 \
+and p99 are of single calls, each after a barrier, on the slowest rank. algbw is size / time, busbw is algbw · 2 (ranks − 1) / \
+ranks. wrong counts elements over all ranks that differ in any bit from the reduction in rank order. memcpy is a copy of the \
+same size made by every rank at the same time, which no allreduce can beat by much: compare machines by the ratio to it.";
+
+/// All of it.
+pub fn page(config: &Config, rows: &[Row]) -> Page {
+    let wrong = rows.iter().map(Row::wrong).sum();
+    let panels = kinds(rows, |row| (row.dtype, row.redop));
+    Page {
+        heading: "fast-allreduce bench".into(),
+        subject: subject(config),
+        wrong: (config.check > 0).then_some(wrong),
+        findings: Vec::new(),
+        warnings: config.device.warning().into_iter().collect(),
+        facts: settings(config),
+        panels: panels.into_iter().map(|(kind, rows)| panel(kind, &rows)).collect(),
+        notes: NOTES,
+    }
+}
+
+/// What every page says was measured.
+pub fn subject(config: &Config) -> String {
+    let inputs = if config.registered { "registered" } else { "private" };
+    format!("{} ranks, {inputs} inputs", config.ranks)
+}
+
+/// What the numbers of a run depend on, and the machine.
+pub fn settings(config: &Config) -> Vec<(String, String)> {
+    let Config { version, ranks, device, seed, iters, warmup_iters, check, .. } = config;
+    let iterations = iters.map_or("as many as take 20 ms".into(), |iterations| iterations.to_string());
+    let mut all = vec![
+        ("Version".into(), format!("fast-allreduce {version}")),
+        ("Ranks".into(), ranks.to_string()),
+        ("Device".into(), device.to_string().replacen("device ", "", 1)),
+        ("Timed calls".into(), format!("{iterations}, after {warmup_iters} that are not timed")),
+        ("Checked calls".into(), check.to_string()),
+        ("Seed of the inputs".into(), seed.to_string()),
+        ("Longest wait".into(), format!("{} s", config.timeout_s)),
+        ("Region of a rank".into(), format!("{} bytes", config.region_bytes)),
+    ];
+    all.extend(facts::machine().into_iter().map(|(name, value)| (name.into(), value)));
+    all
+}
+
+/// What belongs to each type and operation, in order of appearance.
+pub fn kinds<T>(
+    all: &[T],
+    kind: impl Fn(&T) -> (&'static str, &'static str),
+) -> Vec<((&'static str, &'static str), Vec<&T>)> {
+    let mut kinds: Vec<(_, Vec<&T>)> = Vec::new();
+    for one in all {
+        match kinds.iter_mut().find(|(known, _)| *known == kind(one)) {
+            Some((_, others)) => others.push(one),
+            None => kinds.push((kind(one), vec![one])),
+        }
+    }
+    kinds
+}
+
+/// A call's place in the charts.
+pub fn point(bytes: usize, timing: &Timing) -> Point {
+    Point { bytes, latency_us: timing.p50_us, busbw_gbs: timing.busbw_gbs }
+}
+
+fn panel((dtype, redop): (&str, &str), rows: &[&Row]) -> Panel {
+    let mut sizes: Vec<_> = rows.iter().map(|row| row.size).collect();
+    sizes.dedup();
+    // Where the plan chooses, the line is of whatever it chose.
+    let is_forced = rows.len() > sizes.len();
+    let of = |name: &str| rows.iter().filter(|row| !is_forced || row.algo == name).copied().collect();
+    let named: Vec<(String, Vec<&Row>)> = match is_forced {
+        true => Algorithm::ALL.map(|algorithm| (algorithm.name().into(), of(algorithm.name()))).into(),
+        false => vec![("fast-allreduce".into(), of(""))],
+    };
+    let series = named.into_iter().map(|(name, rows)| Series {
+        name,
+        is_floor: false,
+        points: rows.iter().map(|row| point(row.size, &row.out_of_place)).collect(),
+    });
+    let memcpy = Series { name: "memcpy".into(), is_floor: true, points: memcpy(rows, &sizes) };
+    Panel {
+        title: format!("{redop} of {dtype}"),
+        series: series.chain([memcpy]).collect(),
+        table: Table {
+            groups: vec![
+                Group { name: "", columns: &[("size", "bytes"), ("algorithm", "")] },
+                Group { name: "out of place", columns: FORM },
+                Group { name: "in place", columns: FORM },
+                Group { name: "", columns: &[("memcpy", "µs")] },
+            ],
+            rows: rows.iter().map(|row| cells(row)).collect(),
+        },
+    }
+}
+
+/// The least of each size's: they differ by what else ran. No bus is in it.
+fn memcpy(rows: &[&Row], sizes: &[usize]) -> Vec<Point> {
+    let point = |&bytes: &usize| {
+        let times = rows.iter().filter(|row| row.size == bytes).map(|row| row.memcpy_us);
+        Point { bytes, latency_us: times.fold(f64::INFINITY, f64::min), busbw_gbs: 0.0 }
+    };
+    sizes.iter().map(point).collect()
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let mut cells = vec![page::size(row.size), row.algo.into()];
+    for timing in [&row.out_of_place, &row.in_place] {
+        cells.extend([timing.time_us, timing.p50_us, timing.p99_us].map(significant));
+        cells.extend([timing.algbw_gbs, timing.busbw_gbs].map(bandwidth));
+        cells.push(timing.wrong.map_or("–".into(), |wrong| wrong.to_string()));
+    }
+    cells.push(significant(row.memcpy_us));
+    cells
+}

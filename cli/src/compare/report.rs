@@ -1,0 +1,183 @@
+//! Writes a comparison to standard output: nccl-tests' columns with a ratio and an error, JSON or CSV.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::line::{Contest, LeftOut, Line};
+use super::summary::{summaries, Summary};
+use crate::arguments::Format;
+use crate::bench::report::{bandwidth, significant, write_facts};
+use crate::bench::row::Timing;
+
+/// What the first rank writes.
+pub struct Report {
+    format: Format,
+    results: Results,
+}
+
+/// The one object of the JSON form.
+#[derive(Debug, Serialize)]
+pub struct Results {
+    pub config: Contest,
+    pub left_out: Vec<LeftOut>,
+    pub results: Vec<Line>,
+    pub summary: Vec<Summary>,
+    pub wrong: u64,
+}
+
+impl Report {
+    /// Writes the header.
+    pub fn start(format: Format, config: Contest, unavailable: &[LeftOut]) -> io::Result<Self> {
+        let mut out = io::stdout().lock();
+        match format {
+            Format::Table => write_header(&mut out, &config)?,
+            Format::Csv => writeln!(out, "{CSV_HEADER}")?,
+            Format::Json => {}
+        }
+        out.flush()?;
+        let results =
+            Results { config, left_out: Vec::new(), results: Vec::new(), summary: Vec::new(), wrong: 0 };
+        let mut report = Self { format, results };
+        unavailable.iter().try_for_each(|left| report.leave_out(left.clone()))?;
+        Ok(report)
+    }
+
+    /// Says who is missing from here on.
+    pub fn leave_out(&mut self, left: LeftOut) -> io::Result<()> {
+        match self.format {
+            Format::Table => writeln!(io::stdout(), "# {}", left.sentence())?,
+            // Lines there are rows.
+            Format::Csv => eprintln!("{}", left.sentence()),
+            Format::Json => {}
+        }
+        self.results.left_out.push(left);
+        Ok(())
+    }
+
+    /// Writes a size's lines where the form has lines.
+    pub fn add(&mut self, lines: Vec<Line>) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        match self.format {
+            Format::Table => lines.iter().try_for_each(|line| write_line(&mut out, line))?,
+            Format::Csv => lines.iter().try_for_each(|line| write_csv_line(&mut out, line))?,
+            Format::Json => {}
+        }
+        self.results.results.extend(lines);
+        out.flush()
+    }
+
+    /// Writes what comes last, and returns what was written.
+    pub fn finish(mut self) -> io::Result<Results> {
+        self.results.wrong = self.results.results.iter().map(Line::wrong).sum();
+        self.results.summary = summaries(&self.results.results);
+        let mut out = io::stdout().lock();
+        match self.format {
+            Format::Table => write_footer(&mut out, &self.results)?,
+            Format::Csv => {}
+            Format::Json => {
+                serde_json::to_writer_pretty(&mut out, &self.results)?;
+                writeln!(out)?;
+            }
+        }
+        out.flush()?;
+        Ok(self.results)
+    }
+}
+
+fn write_header(out: &mut impl Write, contest: &Contest) -> io::Result<()> {
+    write_facts(out, &contest.config)?;
+    writeln!(out, "# rounds {}", contest.rounds)?;
+    for against in &contest.against {
+        let library = against.library.as_deref().unwrap_or("of the device");
+        writeln!(out, "# against {}: {library}", against.name)?;
+    }
+    writeln!(out, "#")?;
+    writeln!(out, "#{:66}{:^42}{:^43}", "", "out-of-place", "in-place")?;
+    let form = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "time", "algbw", "busbw", "#wrong", "ratio");
+    let (size, count, dtype) = ("size", "count", "type");
+    let kind = format!("{size:>11}{count:>13}{dtype:>6}{:>6}", "redop");
+    writeln!(out, "#{kind} {:>14} {:>13}  {form}   {form} {:>9}", "by", "algo", "error")?;
+    let form = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "(us)", "(GB/s)", "(GB/s)", "", "");
+    writeln!(out, "#{:>11}{:>13}{:>41}  {form}   {form}", "(B)", "(elements)", "")
+}
+
+fn write_line(out: &mut impl Write, line: &Line) -> io::Result<()> {
+    let Line { size, count, dtype, redop, by, algo, ratio, .. } = line;
+    let form = |timing: &Timing, ratio: Option<f64>| {
+        format!(
+            "{:>9} {:>7} {:>7} {:>6} {:>7}",
+            significant(timing.time_us),
+            bandwidth(timing.algbw_gbs),
+            bandwidth(timing.busbw_gbs),
+            timing.wrong.map_or("N/A".into(), |wrong| wrong.to_string()),
+            ratio.map_or("-".into(), times),
+        )
+    };
+    let (out_of_place, in_place) =
+        (form(&line.out_of_place, ratio.out_of_place), form(&line.in_place, ratio.in_place));
+    let (algo, error) = (algo.unwrap_or("-"), line.max_error().map_or("-".into(), distance));
+    writeln!(
+        out,
+        "{size:>12}{count:>13}{dtype:>6}{redop:>6} {by:>14} {algo:>13}  {out_of_place}   {in_place} {error:>9}"
+    )
+}
+
+fn write_footer(out: &mut impl Write, results: &Results) -> io::Result<()> {
+    for summary in &results.summary {
+        let Summary { by, .. } = summary;
+        let wrong = match summary.wrong {
+            None => "N/A".into(),
+            Some(0) => "0 OK".into(),
+            Some(wrong) => format!("{wrong} FAILED"),
+        };
+        let error = summary.max_error.map_or("-".into(), distance);
+        write!(out, "# {by:<15}: out of bounds values {wrong}, largest error {error}")?;
+        match &summary.ratio {
+            Some(ratio) => writeln!(
+                out,
+                ", time / fast-allreduce {} ({} to {})",
+                times(ratio.mean),
+                times(ratio.least),
+                times(ratio.most)
+            )?,
+            None => writeln!(out)?,
+        }
+    }
+    Ok(())
+}
+
+/// A ratio of times, with two decimals or two digits.
+pub fn times(ratio: f64) -> String {
+    let decimals = (1.0 - ratio.max(1e-9).log10().floor()).clamp(2.0, 6.0) as usize;
+    format!("{ratio:.decimals$}")
+}
+
+/// An error of results.
+pub fn distance(error: f64) -> String {
+    if error == 0.0 {
+        return "0".into();
+    }
+    format!("{error:.2e}")
+}
+
+const CSV_HEADER: &str = "size,count,type,redop,by,algo,\
+    out_of_place_time_us,out_of_place_p50_us,out_of_place_p99_us,out_of_place_algbw_gbs,out_of_place_busbw_gbs,\
+    out_of_place_wrong,out_of_place_max_error,out_of_place_ratio,\
+    in_place_time_us,in_place_p50_us,in_place_p99_us,in_place_algbw_gbs,in_place_busbw_gbs,in_place_wrong,in_place_max_error,\
+    in_place_ratio";
+
+fn write_csv_line(out: &mut impl Write, line: &Line) -> io::Result<()> {
+    let Line { size, count, dtype, redop, by, algo, ratio, .. } = line;
+    write!(out, "{size},{count},{dtype},{redop},{by},{}", algo.unwrap_or_default())?;
+    for (timing, ratio) in [(&line.out_of_place, ratio.out_of_place), (&line.in_place, ratio.in_place)] {
+        let Timing { time_us, p50_us, p99_us, algbw_gbs, busbw_gbs, .. } = timing;
+        write!(out, ",{time_us:.4},{p50_us:.4},{p99_us:.4},{algbw_gbs:.6},{busbw_gbs:.6},")?;
+        timing.wrong.map_or(Ok(()), |wrong| write!(out, "{wrong}"))?;
+        write!(out, ",")?;
+        timing.max_error.map_or(Ok(()), |error| write!(out, "{error:e}"))?;
+        write!(out, ",")?;
+        ratio.map_or(Ok(()), |ratio| write!(out, "{ratio:.4}"))?;
+    }
+    writeln!(out)
+}

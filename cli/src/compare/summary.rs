@@ -1,0 +1,76 @@
+//! A comparison in a line for each contender.
+
+use serde::Serialize;
+
+use super::line::Line;
+
+/// One contender over all sizes, types and operations.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    pub by: &'static str,
+    /// `None` if nothing of it was checked.
+    pub wrong: Option<u64>,
+    pub max_error: Option<f64>,
+    /// `None` for this crate.
+    pub ratio: Option<Spread>,
+}
+
+/// Ratios of times, of both forms.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// Geometric.
+    pub mean: f64,
+    pub least: f64,
+    pub most: f64,
+}
+
+impl Spread {
+    /// `None` of none.
+    fn of(ratios: &[f64]) -> Option<Self> {
+        let sum_of_logarithms: f64 = ratios.iter().map(|ratio| ratio.ln()).sum();
+        let (least, most) = ratios
+            .iter()
+            .fold((f64::INFINITY, 0.0f64), |(least, most), &ratio| (least.min(ratio), most.max(ratio)));
+        let mean = (sum_of_logarithms / ratios.len() as f64).exp();
+        (!ratios.is_empty()).then_some(Self { mean, least, most })
+    }
+}
+
+/// In the order in which they appear.
+pub fn summaries(lines: &[Line]) -> Vec<Summary> {
+    let mut names = Vec::new();
+    for line in lines {
+        if !names.contains(&line.by) {
+            names.push(line.by);
+        }
+    }
+    let summary = |by| {
+        let of_it = || lines.iter().filter(move |line| line.by == by);
+        let is_checked = of_it().any(|line| line.out_of_place.wrong.is_some());
+        let ratios: Vec<_> = of_it()
+            .filter(|line| !line.is_ours())
+            .flat_map(|line| [line.ratio.out_of_place, line.ratio.in_place])
+            .flatten()
+            .collect();
+        Summary {
+            by,
+            wrong: is_checked.then(|| of_it().map(Line::wrong).sum()),
+            max_error: of_it().filter_map(Line::max_error).reduce(f64::max),
+            ratio: Spread::of(&ratios),
+        }
+    };
+    names.into_iter().map(summary).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mean_of_ratios_is_geometric() {
+        let spread = Spread::of(&[0.5, 2.0, 8.0]).unwrap();
+        assert!((spread.mean - 2.0).abs() < 1e-12, "{spread:?}");
+        assert_eq!((spread.least, spread.most), (0.5, 8.0));
+        assert_eq!(Spread::of(&[]), None);
+    }
+}

@@ -1,0 +1,168 @@
+//! What `compare` prints, whom it leaves out, and the pages of `--report`.
+
+mod program;
+
+use std::fs;
+use std::path::PathBuf;
+
+use program::{results, run, text};
+use serde_json::Value;
+
+const SMALL: &str = "--ranks 2 -b 1K -e 4K -n 20 --rounds 2";
+
+fn json(arguments: &str) -> Value {
+    serde_json::from_str(&results(&format!("{arguments} --format json"))).unwrap()
+}
+
+/// A folder of this test's own, deleted at its end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("fast-allreduce-compare-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn every_contender_has_a_line_for_each_size() {
+    let table = results(&format!("compare {SMALL}"));
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows.len(), 4, "{table}");
+    for (row, (size, by, wrong)) in rows.iter().zip([
+        ("1024", "fast-allreduce", "0"),
+        ("1024", "memcpy", "N/A"),
+        ("4096", "fast-allreduce", "0"),
+        ("4096", "memcpy", "N/A"),
+    ]) {
+        assert_eq!(row.len(), 17, "{row:?}");
+        assert_eq!((row[0], row[4], row[9], row[14]), (size, by, wrong, wrong), "{row:?}");
+        assert_eq!(row[10] == "1.00" && row[15] == "1.00", by == "fast-allreduce", "{row:?}");
+    }
+    assert!(table.contains("# fast-allreduce : out of bounds values 0 OK"), "{table}");
+    assert!(table.contains("# against memcpy"), "{table}");
+}
+
+#[test]
+fn ratios_are_of_the_times_and_errors_of_the_results() {
+    let document = json(&format!("compare {SMALL} -d f16 --algo all --vs memcpy"));
+    let lines = document["results"].as_array().unwrap();
+    let algorithms = fast_allreduce::Algorithm::ALL;
+    assert_eq!(lines.len(), 2 * (algorithms.len() + 1));
+    for size in lines.chunks(algorithms.len() + 1) {
+        let (ours, memcpy) = size.split_at(algorithms.len());
+        for form in ["out_of_place", "in_place"] {
+            let time = |line: &Value| line[form]["time_us"].as_f64().unwrap();
+            let fastest = ours.iter().map(time).fold(f64::INFINITY, f64::min);
+            for line in size {
+                let ratio = line["ratio"][form].as_f64().unwrap();
+                assert!((ratio * fastest / time(line) - 1.0).abs() < 1e-6, "{line}");
+            }
+            for (line, algorithm) in ours.iter().zip(algorithms) {
+                assert_eq!((&line["algo"], &line[form]["wrong"]), (&algorithm.name().into(), &0.into()));
+                let error = line[form]["max_error"].as_f64().unwrap();
+                assert!(error > 0.0 && error < 0.01, "{line}");
+            }
+            assert!(memcpy[0][form]["wrong"].is_null() && memcpy[0]["algo"].is_null(), "{memcpy:?}");
+        }
+    }
+    assert_eq!((&document["wrong"], &document["config"]["rounds"]), (&0.into(), &2.into()));
+    assert_eq!(document["summary"][1]["by"], "memcpy");
+    let mean = document["summary"][1]["ratio"]["mean"].as_f64().unwrap();
+    assert!(mean > 0.0, "{document}");
+}
+
+#[test]
+fn who_is_not_there_is_left_out_with_the_reason() {
+    let document = json(&format!("compare {SMALL} --vs nccl --vs memcpy --vs nccl"));
+    let left_out = document["left_out"].as_array().unwrap();
+    assert_eq!(left_out.len(), 1, "{left_out:?}");
+    assert_eq!(left_out[0]["name"], "nccl");
+    assert!(left_out[0]["reason"].as_str().unwrap().contains("--device cuda"), "{left_out:?}");
+    assert_eq!(document["results"].as_array().unwrap().len(), 4);
+    let table = results(&format!("compare {SMALL} --vs nccl --vs memcpy"));
+    assert!(table.contains("# nccl left out: it reduces memory of GPUs"), "{table}");
+}
+
+#[test]
+fn csv_has_as_many_cells_in_every_line() {
+    let csv = results(&format!("compare {SMALL} -d i32 --format csv"));
+    let lines: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(lines.len(), 5, "{csv}");
+    assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{csv}");
+    assert_eq!((lines[0][12], lines[1][12]), ("out_of_place_max_error", "0e0"), "{csv}");
+}
+
+fn refused(arguments: &str, facts: &[&str]) {
+    let output = run(arguments);
+    let error = text(&output.stderr);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""), "{arguments}: {error}");
+    assert_eq!(error.lines().count(), 1, "{arguments}: {error}");
+    for fact in facts {
+        assert!(error.contains(fact), "{arguments}: {error}");
+    }
+}
+
+#[test]
+fn without_any_rival_there_is_nothing_to_compare() {
+    refused("compare --vs nccl -e 1K", &["--vs nccl", "--device cuda"]);
+    refused("compare --vs mpi --vs nccl -e 1K", &["--vs mpi", "mpi`", "; --vs nccl"]);
+    refused("compare --vs smoke", &["smoke", "memcpy"]);
+    refused("compare --rounds 0", &["--rounds", "from 1"]);
+    refused("compare --registered --algo all", &["--registered", "one algorithm"]);
+}
+
+#[test]
+fn pages_are_whole_and_hold_everything() {
+    let folder = Folder::new("pages");
+    let page = folder.0.join("<i>&'.html");
+    fs::write(&page, "old").unwrap();
+    results(&format!("bench --ranks 3 -b 1K -e 16K -n 20 -d all -o max --report {}", page.display()));
+    let html = fs::read_to_string(&page).unwrap();
+    assert_eq!(folder.names().len(), 1, "{:?}", folder.names());
+    assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"), "{html}");
+    // Ten types, each with four algorithms; a memcpy has a latency only.
+    assert_eq!(html.matches("<svg").count(), 20);
+    assert_eq!(html.matches("class=\"line\"").count(), 10 * (5 + 4));
+    assert_eq!(html.matches("class=\"first\"").count(), 10 * 3);
+    assert!(html.contains("&lt;i&gt;&amp;&#39;") && !html.contains("<i>"), "{html}");
+    assert!(html.contains("<pre><code>fast-allreduce bench --ranks 3"), "{html}");
+    for fact in ["<dt>CPU</dt>", "<dt>Kernel</dt>", "Every checked element is right.", " UTC</p>"] {
+        assert!(html.contains(fact), "{fact}");
+    }
+    results(&format!("compare {SMALL} --report {}", page.display()));
+    let html = fs::read_to_string(&page).unwrap();
+    assert!(html.contains("fast-allreduce against memcpy") && html.contains(" times as long"), "{html}");
+    // Messages of no bytes have no place on an axis, and a world of one has no bus.
+    results(&format!("bench --ranks 1 -b 0 -e 0 -n 1 --report {}", page.display()));
+    assert!(!fs::read_to_string(&page).unwrap().contains("<svg"));
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_refused_before_anything_is_measured() {
+    let folder = Folder::new("refused");
+    let missing = folder.0.join("none/page.html");
+    refused(
+        &format!("bench --report {}", missing.display()),
+        &["--report", "none/page.html", "No such file"],
+    );
+    refused(&format!("compare --report {}", folder.0.display()), &["--report", "no name of a file"]);
+    assert_eq!(folder.names(), Vec::<String>::new());
+    refused("bench --report /proc/page.html", &["/proc/page.html"]);
+}
