@@ -12,6 +12,7 @@ mod failure;
 mod gpu_check;
 mod launch;
 mod mpirun;
+mod output;
 mod page;
 mod plan;
 mod topology;

@@ -160,9 +160,9 @@ fn a_page_that_cannot_be_written_is_refused_before_anything_is_measured() {
     let missing = folder.0.join("none/page.html");
     refused(
         &format!("bench --report {}", missing.display()),
-        &["--report", "none/page.html", "No such file"],
+        &["cannot write", "none/page.html", "No such file"],
     );
-    refused(&format!("compare --report {}", folder.0.display()), &["--report", "no name of a file"]);
+    refused(&format!("compare --report {}", folder.0.display()), &["cannot write", "no regular file"]);
     assert_eq!(folder.names(), Vec::<String>::new());
     refused("bench --report /proc/page.html", &["/proc/page.html"]);
 }

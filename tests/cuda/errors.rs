@@ -30,7 +30,10 @@ fn a_rank_that_never_calls_is_named() {
             let placement = Placement::of(Kind::Pool);
             seat.check(&message, placement);
             seat.communicator.barrier().unwrap();
-            if seat.rank() != 1 {
+            if seat.rank() == 1 {
+                // Here all the while.
+                std::thread::sleep(3 * timeout);
+            } else {
                 seat.prepare(&message, placement);
                 seat.start(&seat.stream, &message, placement).unwrap();
                 let error = seat.communicator.synchronize(&seat.stream).unwrap_err();
@@ -57,11 +60,13 @@ fn an_abort_ends_a_call_that_waits() {
     let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("errors::an_abort_ends_a_call_that_waits");
     for algorithm in Algorithm::ALL {
+        let done = std::sync::Barrier::new(2);
         threads(2, 1, |rank, context| {
             let seat = Seat::new(Setup::with(algorithm).try_build(context, rank).unwrap(), 4096);
             let message = Message::new(&mut random.fork(0), (DType::F16, ReduceOp::Sum), 500, 2);
             let placement = Placement::of(Kind::Pool);
             if seat.rank() == 1 {
+                done.wait();
                 return;
             }
             seat.prepare(&message, placement);
@@ -77,6 +82,7 @@ fn an_abort_ends_a_call_that_waits() {
             });
             assert!(started.elapsed() < Duration::from_secs(10), "{algorithm}");
             assert_eq!(seat.start(&seat.stream, &message, placement), Err(Error::Aborted));
+            done.wait();
         });
     }
 }

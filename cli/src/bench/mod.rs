@@ -26,7 +26,8 @@ use self::row::{Config, Row};
 use self::session::Session;
 use crate::arguments::{Bench, DeviceName};
 use crate::failure::Failure;
-use crate::page::Destination;
+use crate::output::Output;
+use crate::page::render;
 
 /// Evaluates an expression for the Rust type of a [`DType`].
 macro_rules! with_number {
@@ -67,7 +68,7 @@ pub trait Job {
         &self,
         session: &Session,
         endpoints: &[E],
-        page: Option<&Destination>,
+        page: Option<&Output>,
     ) -> Result<bool, Failure>;
 }
 
@@ -82,7 +83,7 @@ pub fn run(job: &impl Job) -> Result<bool, Failure> {
 /// Runs as a rank of `bootstrap`. True if every checked element is right.
 pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<bool, Failure> {
     let options = job.options();
-    let page = options.report.as_deref().map(Destination::new).transpose()?;
+    let page = options.report.as_deref().map(Output::check).transpose()?;
     let page = page.as_ref();
     let session = Session::new(bootstrap, options.wait.wait(), options.timeout)?;
     options.check_world(session.world_size())?;
@@ -128,7 +129,7 @@ impl Job for Bench {
         &self,
         session: &Session,
         endpoints: &[E],
-        page: Option<&Destination>,
+        page: Option<&Output>,
     ) -> Result<bool, Failure> {
         let mut measure = measure(self, session)?;
         let rows = self.cases().count() * endpoints.len();
@@ -158,7 +159,7 @@ impl Job for Bench {
             drop(progress);
             let (config, rows) = report.finish()?;
             if let Some(page) = page {
-                page.write(&sheet::page(&config, &rows))?;
+                page.write(&render(&sheet::page(&config, &rows)))?;
             }
         }
         Ok(is_right)

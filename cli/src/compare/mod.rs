@@ -23,7 +23,8 @@ use crate::bench::progress::Progress;
 use crate::bench::session::Session;
 use crate::bench::{config, measure, with_number, Job};
 use crate::failure::Failure;
-use crate::page::Destination;
+use crate::output::Output;
+use crate::page::render;
 
 /// Refuses what cannot be, before anything is started, and sets what libraries read from the environment.
 pub fn prepare(options: &Compare) -> Result<(), Failure> {
@@ -49,7 +50,7 @@ impl Job for Compare {
         &self,
         session: &Session,
         endpoints: &[E],
-        page: Option<&Destination>,
+        page: Option<&Output>,
     ) -> Result<bool, Failure> {
         let mut measure = measure(&self.bench, session)?;
         let field = Field::new(&self.rivals(), session, &endpoints[0])?;
@@ -95,7 +96,7 @@ impl Job for Compare {
             drop(progress);
             let results = report.finish()?;
             if let Some(page) = page {
-                page.write(&sheet::page(&results))?;
+                page.write(&render(&sheet::page(&results)))?;
             }
         }
         Ok(is_right)

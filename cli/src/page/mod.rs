@@ -2,12 +2,10 @@
 
 mod chart;
 mod escape;
-mod file;
 mod origin;
 mod render;
 mod scale;
 
-pub use self::file::Destination;
 pub use self::render::render;
 
 /// What is on a page.

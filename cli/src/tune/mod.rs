@@ -4,7 +4,6 @@
 //! for its world, in a file in memory that the launcher made.
 
 mod candidates;
-mod output;
 mod rank;
 mod report;
 mod select;
@@ -18,11 +17,11 @@ use std::path::PathBuf;
 use fast_allreduce::plan::Tuning;
 use nix::sys::memfd::{memfd_create, MFdFlags};
 
-use self::output::Output;
 pub use self::rank::measure;
 use crate::arguments::{check_memory, DeviceName, Tune};
 use crate::failure::Failure;
 use crate::launch;
+use crate::output::Output;
 
 /// Measures every world, and writes the file.
 pub fn run(options: &Tune) -> Result<(), Failure> {

@@ -1,5 +1,6 @@
 //! The host device: ranks are processes or threads of one machine, memory is shared by memfd, kernels are ordinary code.
 
+mod cores;
 mod isa;
 mod memory;
 mod workers;
@@ -51,9 +52,8 @@ pub enum Wait {
 }
 
 impl Wait {
-    /// What `Auto` is for so many threads.
-    fn resolve(self, threads: usize) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    /// What `Auto` is for so many threads on so many cores.
+    fn resolve(self, threads: usize, cores: usize) -> Self {
         match self {
             Self::Auto if threads <= cores => Self::Spin,
             Self::Auto => Self::Yield,
@@ -174,8 +174,9 @@ impl sealed::Device for Host {
         Self::new().wait(self.wait).isa(self.isa)?.workers(self.blocks)
     }
 
-    fn join(&mut self, bootstrap: &dyn Bootstrap, _timeout: Duration) -> Result<()> {
-        self.resolved = self.wait.resolve(bootstrap.world_size() * self.blocks);
+    fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
+        let cores = cores::of_all(&bootstrap.all_gather(&cores::of_this_process(), timeout)?);
+        self.resolved = self.wait.resolve(bootstrap.world_size() * self.blocks, cores);
         Ok(())
     }
 
