@@ -89,17 +89,17 @@ class World:
         try:
             word, _, rest = stream.readline().rstrip("\n").partition(" ")
         except TimeoutError:
-            raise Unavailable(self._reason("a rank does not answer")) from None
+            raise Unavailable(self._reason(f"{self.engine.name}: a rank does not answer")) from None
         except OSError as error:
             raise Unavailable(self._reason(str(error))) from None
         if not word:
-            raise Unavailable(self._reason("a rank ended"))
+            raise Unavailable(self._reason(f"{self.engine.name}: a rank ended"))
         return word, rest
 
     def _heard(self, stream, expected: str) -> str:
         word, rest = self._line(stream)
         if word != expected:
-            raise Unavailable(self._reason(f"a rank said {word} {rest}"))
+            raise Unavailable(self._reason(f"{self.engine.name}: a rank said {word} {rest}"))
         return rest
 
     def _reason(self, what: str) -> str:
@@ -115,7 +115,7 @@ class World:
             try:
                 print(f"measure {size} {calls} {place}", file=stream, flush=True)
             except OSError:
-                raise Unavailable(self._reason("a rank ended")) from None
+                raise Unavailable(self._reason(f"{self.engine.name}: a rank ended")) from None
         took = [self._heard(stream, "took").split() for stream in self.streams]
         median, mean = (max(float(words[i]) for words in took) / 1000 for i in (0, 1))
         return median, mean, sum(int(words[2]) for words in took)
@@ -145,4 +145,7 @@ class World:
                 process.wait()
         if hasattr(self, "log"):
             self.log.close()
+        # What an engine named after this world and did not remove, as when its start failed.
+        for left in Path("/dev/shm").glob(f"*{Path(self.folder.name).name}*"):
+            left.unlink(missing_ok=True)
         self.folder.cleanup()

@@ -7,13 +7,15 @@
 ranks of all engines stay alive and take turns block by block: ours, a peer, ours, the next peer. A ratio is the median of the
 peer's blocks over the median of those of ours that ran just before them; a block's time is the median of its calls, that
 of the slower rank. Every result is checked. A library that reduces in place only is compared with ours in place.
-What is needed is fetched from PyPI into target/peers/ (some GB: torch has no smaller package there for x86-64); the MPIs are the system's.
+What is needed is fetched from PyPI into target/peers/ (some GB: torch has no smaller package there for x86-64); the
+MPIs are the system's.
 """
 
 import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import time
@@ -113,20 +115,21 @@ def summary(blocks: list[tuple]) -> dict:
     }
 
 
-def start(chosen: argparse.Namespace) -> tuple[World, list[World], dict[str, str]]:
-    """Our ranks, those of the peers that run here, and why the others do not."""
-    ours = World(engines.fast_allreduce(), chosen.cores)
-    worlds, missing = [], {}
+def start(chosen: argparse.Namespace, worlds: list[World]) -> dict[str, str]:
+    """Starts our ranks, then those of the peers that run here, into `worlds`; why the others do not."""
+    worlds.append(World(engines.fast_allreduce(), chosen.cores))
+    missing = {}
     for name in chosen.peers:
+        count = len(worlds)
         try:
             worlds.append(World(engines.PEERS[name](), chosen.cores))
-            # A first call of each kind shows what cannot run.
+            # A first call shows what cannot run.
             worlds[-1].measure(1024, 2, "out" if worlds[-1].engine.out_of_place else "in")
         except Unavailable as why:
             missing[name] = str(why)
-            if worlds and worlds[-1].engine.name == name:
+            if len(worlds) > count:
                 worlds.pop().close()
-    return ours, worlds, missing
+    return missing
 
 
 def idle(worlds: list[World]) -> dict[str, float]:
@@ -138,12 +141,12 @@ def idle(worlds: list[World]) -> dict[str, float]:
 
 def main() -> None:
     chosen = arguments()
+    # Ended by a signal, it ends its ranks too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    worlds = []
     try:
-        ours, peers, missing = start(chosen)
-    except Unavailable as why:
-        sys.exit(f"this crate cannot be measured: {why}")
-    worlds = [ours, *peers]
-    try:
+        missing = start(chosen, worlds)
+        ours, *peers = worlds
         machine = facts(chosen.cores)
         for key, value in machine.items():
             print(f"# {key}: {value}")
@@ -176,6 +179,10 @@ def main() -> None:
                 "in_place": [w.engine.name for w in peers if not w.engine.out_of_place], "rows": rows,
             }  # fmt: skip
             chosen.json.write_text(json.dumps(record, indent=1) + "\n")
+    except Unavailable as why:
+        sys.exit(f"cannot go on: {why}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     finally:
         for world in worlds:
             world.close()
