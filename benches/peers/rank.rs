@@ -64,7 +64,7 @@ fn measure(
     let (mut first, mut second) = (Vec::new(), Vec::new());
     let a = aligned(&mut first, count);
     let b = aligned(&mut second, if in_place { 0 } else { count });
-    let mut reduce = |input: &mut [f32], output: &mut [f32]| {
+    let reduce = |input: &mut [f32], output: &mut [f32]| {
         if in_place {
             communicator.all_reduce_in_place(black_box(input), ReduceOp::Sum)
         } else {
