@@ -10,6 +10,14 @@ pub(super) fn of_this_process() -> Vec<u8> {
     (0..CpuSet::count().div_ceil(8)).map(|byte| (8 * byte..8 * byte + 8).map(bit).sum()).collect()
 }
 
+/// How many cores the system gives this process time for, where that is less than its cores: the quota of a container.
+pub(super) fn quota(own: &[u8]) -> usize {
+    match std::thread::available_parallelism() {
+        Ok(available) if available.get() < of_all(&[own.to_vec()]) => available.get(),
+        _ => usize::MAX,
+    }
+}
+
 /// How many cores there are in the union of the ranks' sets; one, where nothing is known.
 pub(super) fn of_all(sets: &[Vec<u8>]) -> usize {
     let longest = sets.iter().map(Vec::len).max().unwrap_or(0);

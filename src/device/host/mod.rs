@@ -175,7 +175,8 @@ impl sealed::Device for Host {
     }
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
-        let cores = cores::of_all(&bootstrap.all_gather(&cores::of_this_process(), timeout)?);
+        let own = cores::of_this_process();
+        let cores = cores::of_all(&bootstrap.all_gather(&own, timeout)?).min(cores::quota(&own));
         self.resolved = self.wait.resolve(bootstrap.world_size() * self.blocks, cores);
         Ok(())
     }

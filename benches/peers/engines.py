@@ -1,0 +1,180 @@
+"""What is compared: how each engine is built and how its ranks are started.
+
+Everything that is downloaded or built lies under target/peers/; nothing is installed outside it.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+RANK = HERE / "rank.hpp"
+CXX = os.environ.get("CXX", "g++")
+
+
+class Unavailable(Exception):
+    """Why an engine cannot be measured here."""
+
+
+@dataclass
+class Engine:
+    name: str
+    command: list[str]
+    # Whether one command starts both ranks.
+    launcher: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    # Whether it can reduce into a buffer other than its input.
+    out_of_place: bool = True
+
+
+def output(command: list, **options) -> str:
+    """Runs a command; what it prints on stdout."""
+    name = Path(str(command[0])).name
+    try:
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
+    except OSError as error:
+        raise Unavailable(f"{name} cannot be run: {error.strerror}") from error
+    if done.returncode != 0:
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if "error" in line.lower()]
+        raise Unavailable(f"{name} failed: {' / '.join(lines[:2]) or f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+def work() -> Path:
+    """The folder of everything that is built here."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
+    folder = (Path.cwd() / target / "peers").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def environment(*packages: str) -> Path:
+    """A virtual environment with `packages` from PyPI."""
+    folder = work() / "venv"
+    python = folder / "bin/python"
+    if not python.exists():
+        output([sys.executable, "-m", "venv", folder])
+    have = {entry["name"].lower() for entry in json.loads(output([python, "-m", "pip", "list", "--format", "json"]))}
+    missing = [package for package in packages if package.lower() not in have]
+    if missing:
+        print(f"# installing {', '.join(missing)} and what they need from PyPI", flush=True)
+        output([python, "-m", "pip", "install", "--no-compile", *missing])
+    return folder
+
+
+def compiled(name: str, sources: list[Path], *flags, compiler: str = CXX) -> Path:
+    """A rank program, compiled anew where a source or the command is new."""
+    binary = work() / name
+    command = [compiler, "-O2", "-Wall", "-I", HERE, *sources, *flags, "-o", binary]
+    record = work() / f"{name}.command"
+    text = " ".join(str(word) for word in command)
+    newest = max(source.stat().st_mtime for source in [*sources, RANK])
+    if binary.exists() and record.exists() and record.read_text() == text and binary.stat().st_mtime > newest:
+        return binary
+    print(f"# compiling {name}", flush=True)
+    output(command)
+    record.write_text(text)
+    return binary
+
+
+def fast_allreduce() -> Engine:
+    build = ["cargo", "build", "--release", "--example", "peer-rank", "--message-format", "json"]
+    for line in output(build, cwd=ROOT).splitlines():
+        message = json.loads(line)
+        if message.get("target", {}).get("name") == "peer-rank" and message.get("executable"):
+            return Engine("fast-allreduce", [message["executable"]])
+    raise Unavailable("cargo built no program")
+
+
+def mpi(flavour: str) -> Engine:
+    """One of Debian's MPIs; both may be installed side by side."""
+    compiler, launcher = f"mpicxx.{flavour}", f"mpirun.{flavour}"
+    for tool in (compiler, launcher):
+        if not shutil.which(tool):
+            raise Unavailable(f"no {tool} (Debian: apt install lib{flavour}-dev {flavour}-bin)")
+    binary = compiled(f"{flavour}-rank", [HERE / "mpi_rank.cpp"], "-std=c++17", compiler=compiler)
+    # A rank pins itself, like those of the other engines.
+    if flavour == "openmpi":
+        own = ["--bind-to", "none", "--oversubscribe", *(["--allow-run-as-root"] if os.getuid() == 0 else [])]
+    else:
+        own = ["-bind-to", "none"]
+    return Engine(flavour, [launcher, *own, "-n", "2", str(binary)], launcher=True)
+
+
+def torch_folder() -> Path:
+    python = environment("torch") / "bin/python"
+    find = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    return Path(output([python, "-c", find]).strip())
+
+
+def deepspeed() -> Engine:
+    """The C++ of its shared-memory allreduce, out of the source package, with the flags of its ShareMemCommBuilder."""
+    torch, folder = torch_folder(), work() / "deepspeed"
+    if not list(folder.glob("*/csrc/cpu/comm/shm.cpp")):
+        print("# downloading the source of deepspeed from PyPI", flush=True)
+        folder.mkdir(exist_ok=True)
+        pip = [environment() / "bin/python", "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
+        output([*pip, "-d", folder, "deepspeed"])
+        for archive in folder.glob("*.tar.gz"):
+            shutil.unpack_archive(archive, folder, filter="data")
+    found = list(folder.glob("*/csrc/cpu/comm/shm.cpp"))
+    if not found:
+        raise Unavailable("the package has no csrc/cpu/comm/shm.cpp")
+    source = found[0]
+    binary = compiled(
+        "deepspeed-rank", [HERE / "deepspeed_rank.cpp", source],
+        "-std=c++20", "-fopenmp", "-march=native", "-w", "-I", HERE / "without_python", "-I", torch / "include",
+        "-I", source.parent, "-L", torch / "lib", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch / 'lib'}",
+    )  # fmt: skip
+    version = source.parents[3].name.removeprefix("deepspeed-")
+    own = {"PEERS_VERSION": version, "OMP_NUM_THREADS": "1"}
+    return Engine("deepspeed", [str(binary)], environment=own, out_of_place=False)
+
+
+def oneccl() -> Engine:
+    folder = environment("oneccl-devel")
+    library = folder / "lib/libccl.so.1"
+    if not library.exists():
+        raise Unavailable("the package has no lib/libccl.so.1")
+    # Its static library for CPUs needs symbols that no package has.
+    binary = compiled(
+        "oneccl-rank", [HERE / "oneccl_rank.cpp"],
+        "-std=c++17", "-I", folder / "include", "-L", folder / "lib", "-l:libccl.so.1",
+        f"-Wl,-rpath,{folder / 'lib'}", f"-Wl,-rpath-link,{folder / 'lib'}",
+    )  # fmt: skip
+    own = {"LD_LIBRARY_PATH": str(folder / "lib"), "FI_PROVIDER_PATH": str(folder / "lib")}
+    return Engine("oneccl", [str(binary)], environment=ONECCL | own)
+
+
+# No launcher of its own; its transport over libfabric with the providers of the package. A call's own thread does the work: a
+# worker beside it would share the rank's core with it, and a call then takes some ms.
+ONECCL = {
+    "CCL_PROCESS_LAUNCHER": "none",
+    "CCL_LOCAL_SIZE": "2",
+    "CCL_ATL_TRANSPORT": "ofi",
+    "CCL_ATL_SHM": "1",
+    "CCL_WORKER_OFFLOAD": "0",
+    "CCL_LOG_LEVEL": "error",
+    "FI_PROVIDER": "shm",
+}
+
+
+def gloo() -> Engine:
+    python = environment("torch", "numpy") / "bin/python"
+    own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    # numpy only keeps torch from warning that it is missing.
+    return Engine("gloo", [str(python), str(HERE / "gloo_rank.py")], environment=own, out_of_place=False)
+
+
+PEERS = {
+    "openmpi": lambda: mpi("openmpi"),
+    "mpich": lambda: mpi("mpich"),
+    "deepspeed": deepspeed,
+    "oneccl": oneccl,
+    "gloo": gloo,
+}

@@ -1,0 +1,63 @@
+"""A rank that measures Gloo through torch.distributed, in place, since that is its call; see rank.hpp for the lines."""
+
+import os
+import socket
+import statistics
+import sys
+import time
+
+rank = int(os.environ["PEERS_RANK"])
+# Before the import, so that the threads of the backend are on this core too.
+os.sched_setaffinity(0, {int(os.environ["PEERS_CORES"].split(",")[rank])})
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+CHUNK, SCALE = 190, -110
+
+
+def values(of: int, count: int) -> torch.Tensor:
+    return ((torch.arange(count) * 13 + of * 7) % 1021 + 1).to(torch.float32) * 2.0**SCALE
+
+
+def measure(count: int, calls: int) -> str:
+    group = dist.group.WORLD
+    data = torch.empty(count, dtype=torch.float32)
+    mine = values(rank, count)
+    total = values(0, count) + values(1, count)
+    times, wrong = [], 0
+    while len(times) < calls:
+        timed = min(calls - len(times), CHUNK)
+        untimed = min(max(timed // 2, 1), 10)
+        data.copy_(mine)
+        for _ in range(untimed):
+            group.allreduce([data]).wait()
+        before = time.perf_counter_ns()
+        for _ in range(timed):
+            group.allreduce([data]).wait()
+            now = time.perf_counter_ns()
+            times.append(now - before)
+            before = now
+        # The factor is more than an f32 can hold, though the products are not.
+        expected = (total.double() * 2.0 ** (untimed + timed - 1)).float()
+        wrong += int((data != expected).sum())
+    return f"took {statistics.median_high(times)} {statistics.fmean(times)} {wrong}"
+
+
+def main() -> None:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(os.environ["PEERS_SOCKET"])
+    stream = connection.makefile("rw")
+    print(f"rank {rank}", file=stream, flush=True)
+    torch.set_num_threads(1)
+    store = os.environ["PEERS_STORE"]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    print(f"ready Gloo of torch {torch.__version__}", file=stream, flush=True)
+    for line in stream:
+        word, size, calls, where = line.split()
+        if word != "measure" or where != "in":
+            sys.exit(f"not understood: {line}")
+        print(measure(int(size) // 4, int(calls)), file=stream, flush=True)
+
+
+main()

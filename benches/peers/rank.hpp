@@ -1,0 +1,164 @@
+// A rank of the comparison: what it says to run.py, and the loop that is timed. Each engine gives its
+// allreduce.
+//
+// A rank connects to the Unix socket PEERS_SOCKET and speaks lines:
+//
+//   rank -> driver  rank R
+//   rank -> driver  share TEXT      rank 0, where the engine needs it: the driver sends TEXT on to the others
+//   rank -> driver  ready WHAT      the engine's version
+//   driver -> rank  measure BYTES CALLS out|in
+//   rank -> driver  took MEDIAN MEAN WRONG     nanoseconds of a call, wrong elements
+//
+// and ends when the driver closes. Between measurements it is blocked in a read.
+#pragma once
+
+#include <sched.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace peers {
+
+// After so many calls buffers are checked and filled again. In place each call doubles the values, from
+// 2^-110 up.
+constexpr size_t kChunk = 190;
+constexpr int kScale = -110;
+
+[[noreturn]] inline void fail(const std::string &why) {
+  fprintf(stderr, "%s\n", why.c_str());
+  exit(1);
+}
+
+inline std::string variable(const char *name) {
+  const char *value = getenv(name);
+  if (!value)
+    fail(std::string(name) + " is not set: run.py starts the ranks");
+  return value;
+}
+
+inline float input(int rank, size_t i) { return std::ldexp(float((i * 13 + rank * 7) % 1021 + 1), kScale); }
+
+// Values after `calls` calls of which each doubled, in place, what the one before left.
+inline float expected(size_t i, size_t calls) {
+  return std::ldexp(input(0, i) + input(1, i), int(calls) - 1);
+}
+
+struct Free {
+  void operator()(float *pointer) const { free(pointer); }
+};
+
+// Private memory, aligned to a page, touched by what fills it.
+inline std::unique_ptr<float[], Free> buffer(size_t count) {
+  void *memory = nullptr;
+  if (posix_memalign(&memory, 4096, count * sizeof(float)) != 0)
+    fail("no memory for a buffer of " + std::to_string(count) + " elements");
+  return std::unique_ptr<float[], Free>(static_cast<float *>(memory));
+}
+
+class Rank {
+public:
+  explicit Rank(int rank) : rank(rank) {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    CPU_SET(core(rank), &cores);
+    if (sched_setaffinity(0, sizeof cores, &cores) != 0)
+      fail("this rank cannot be pinned to its core");
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    strncpy(address.sun_path, variable("PEERS_SOCKET").c_str(), sizeof address.sun_path - 1);
+    const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (socket < 0 || connect(socket, reinterpret_cast<sockaddr *>(&address), sizeof address) != 0)
+      fail("the driver's socket cannot be reached");
+    // A stream for each direction: one for both cannot switch between them where it cannot seek.
+    from_driver = fdopen(socket, "r");
+    to_driver = fdopen(dup(socket), "w");
+    if (!from_driver || !to_driver)
+      fail("no stream to the driver");
+    say("rank " + std::to_string(rank));
+  }
+
+  void say(const std::string &line) {
+    if (fprintf(to_driver, "%s\n", line.c_str()) < 0 || fflush(to_driver) != 0)
+      fail("the driver has gone");
+  }
+
+  // The next line; false at the end.
+  bool line(std::string &text) {
+    char read[4096];
+    if (!fgets(read, sizeof read, from_driver))
+      return false;
+    text = read;
+    text.erase(text.find_last_not_of('\n') + 1);
+    return true;
+  }
+
+  // Measures on request. `reduce(in, out, count)` is an allreduce, a sum; in == out where the driver asks for
+  // it.
+  template <typename Reduce>
+  void serve(Reduce reduce) {
+    for (std::string command; line(command);) {
+      size_t bytes = 0, calls = 0;
+      char where[8] = "";
+      if (sscanf(command.c_str(), "measure %zu %zu %7s", &bytes, &calls, where) != 3 || calls == 0)
+        fail("not understood: " + command);
+      measure(bytes / sizeof(float), calls, strcmp(where, "in") == 0, reduce);
+    }
+  }
+
+  const int rank;
+
+private:
+  static int core(int rank) {
+    const std::string cores = variable("PEERS_CORES");
+    return atoi(cores.c_str() + (rank == 0 ? 0 : cores.find(',') + 1));
+  }
+
+  template <typename Reduce>
+  void measure(size_t count, size_t calls, bool in_place, Reduce reduce) {
+    const auto in = buffer(count);
+    const auto separate = in_place ? nullptr : buffer(count);
+    float *const out = in_place ? in.get() : separate.get();
+    size_t wrong = 0;
+    std::vector<double> times;
+    while (times.size() < calls) {
+      const size_t timed = std::min(calls - times.size(), kChunk);
+      const size_t untimed = std::clamp<size_t>(timed / 2, 1, 10);
+      for (size_t i = 0; i < count; i++) {
+        out[i] = std::numeric_limits<float>::quiet_NaN();
+        in[i] = input(rank, i);
+      }
+      for (size_t i = 0; i < untimed; i++)
+        reduce(in.get(), out, count);
+      auto before = std::chrono::steady_clock::now();
+      for (size_t i = 0; i < timed; i++) {
+        reduce(in.get(), out, count);
+        const auto now = std::chrono::steady_clock::now();
+        times.push_back(std::chrono::duration<double, std::nano>(now - before).count());
+        before = now;
+      }
+      for (size_t i = 0; i < count; i++)
+        wrong += out[i] != expected(i, in_place ? untimed + timed : 1);
+    }
+    double mean = 0;
+    for (double time : times)
+      mean += time / times.size();
+    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+    say("took " + std::to_string(times[times.size() / 2]) + " " + std::to_string(mean) + " " +
+        std::to_string(wrong));
+  }
+
+  FILE *from_driver, *to_driver;
+};
+
+} // namespace peers

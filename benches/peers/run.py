@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Compares this crate's allreduce between CPU processes with that of other libraries, in one run.
+
+    benches/peers/run.py [--peers openmpi,mpich,deepspeed,oneccl,gloo] [--sizes 1K,...,64M] [--rounds 15] [--json FILE]
+
+2 ranks, each pinned to a core of its own; f32, sum; private inputs, distinct from the output where the library can. The
+ranks of all engines stay alive and take turns block by block: ours, a peer, ours, the next peer. A ratio is the median of the
+peer's blocks over the median of those of ours that ran just before them; a block's time is the median of its calls, that
+of the slower rank. Every result is checked. A library that reduces in place only is compared with ours in place.
+What is needed is fetched from PyPI into target/peers/ (some GB: torch has no smaller package there for x86-64); the
+MPIs are the system's.
+"""
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import engines
+from driver import World
+from engines import Unavailable
+
+UNITS = {"K": 1 << 10, "M": 1 << 20}
+SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M"
+
+
+def size(text: str) -> int:
+    number, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
+    if not number.isdigit() or int(number) * unit < 4 or int(number) * unit % 4:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size of f32s: a multiple of 4, such as 64K or 1M")
+    return int(number) * unit
+
+
+def label(count: int) -> str:
+    for unit, scale in (("Mi", 1 << 20), ("Ki", 1 << 10)):
+        if count % scale == 0:
+            return f"{count // scale} {unit}"
+    return str(count)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", default=",".join(engines.PEERS), help="which, with commas (default: all)")
+    parser.add_argument("--sizes", default=SIZES, help=f"bytes, with commas (default: {SIZES})")
+    parser.add_argument("--rounds", type=int, default=15, help="blocks of each engine and size (default: 15)")
+    parser.add_argument("--cores", help="two cores, such as 0,1 (default: the first two allowed)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes everything that was measured")
+    chosen = parser.parse_args()
+    chosen.peers = [name for name in chosen.peers.split(",") if name]
+    for name in chosen.peers:
+        if name not in engines.PEERS:
+            parser.error(f"no peer {name!r}: there are {', '.join(engines.PEERS)}")
+    try:
+        chosen.sizes = [size(text) for text in chosen.sizes.split(",")]
+        allowed = sorted(os.sched_getaffinity(0))
+        chosen.cores = [int(core) for core in chosen.cores.split(",")] if chosen.cores else allowed[:2]
+    except (argparse.ArgumentTypeError, ValueError) as error:
+        parser.error(str(error))
+    if len(set(chosen.cores)) != 2 or not set(chosen.cores) <= set(allowed):
+        parser.error(f"two different cores are needed, of those allowed: {allowed}")
+    if chosen.rounds < 1:
+        parser.error("at least one round")
+    return chosen
+
+
+def facts(cores: list[int]) -> dict:
+    model = "unknown"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return {
+        "cpu": model,
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "cores": cores,
+        "load_average": round(os.getloadavg()[0], 2),
+        "huge_pages": pages.read_text().strip() if pages.exists() else "none",
+        "command": " ".join(sys.argv),
+    }
+
+
+def calls(size: int) -> int:
+    """Calls in a block: fewer of the large ones."""
+    return min(max((32 << 20) // size, 3), 1000)
+
+
+def measure(ours: World, peers: list[World], size: int, rounds: int) -> dict[str, dict]:
+    """Blocks of our engine and of a peer in turn, for each peer."""
+    blocks = {world.engine.name: {"ours": [], "peer": []} for world in peers}
+    for _ in range(rounds):
+        for world in peers:
+            place = "out" if world.engine.out_of_place else "in"
+            mine = blocks[world.engine.name]
+            for key, engine in (("ours", ours), ("peer", world)):
+                block = engine.measure(size, calls(size), place)
+                if block[2]:
+                    sys.exit(f"{engine.engine.name} got {block[2]} elements of {size} bytes wrong")
+                mine[key].append(block)
+    return blocks
+
+
+def summary(blocks: list[tuple]) -> dict:
+    medians = [median for median, _, _ in blocks]
+    return {
+        "us": statistics.median(medians),
+        "mean_us": statistics.median(mean for _, mean, _ in blocks),
+        "blocks_us": medians,
+    }
+
+
+def start(chosen: argparse.Namespace, worlds: list[World]) -> dict[str, str]:
+    """Starts our ranks, then those of the peers that run here, into `worlds`; why the others do not."""
+    worlds.append(World(engines.fast_allreduce(), chosen.cores))
+    missing = {}
+    for name in chosen.peers:
+        count = len(worlds)
+        try:
+            worlds.append(World(engines.PEERS[name](), chosen.cores))
+            # A first call shows what cannot run.
+            worlds[-1].measure(1024, 2, "out" if worlds[-1].engine.out_of_place else "in")
+        except Unavailable as why:
+            missing[name] = str(why)
+            if len(worlds) > count:
+                worlds.pop().close()
+    return missing
+
+
+def idle(worlds: list[World]) -> dict[str, float]:
+    """Cores' worth of processor time that each engine uses while none is asked for anything."""
+    before = [world.processor_seconds() for world in worlds]
+    time.sleep(2)
+    return {world.engine.name: (world.processor_seconds() - was) / 2 for world, was in zip(worlds, before)}
+
+
+def main() -> None:
+    chosen = arguments()
+    # Ended by a signal, it ends its ranks too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    worlds = []
+    try:
+        missing = start(chosen, worlds)
+        ours, *peers = worlds
+        machine = facts(chosen.cores)
+        for key, value in machine.items():
+            print(f"# {key}: {value}")
+        print(f"# versions: {'; '.join(world.version for world in worlds)}")
+        for name, why in missing.items():
+            print(f"# not measured: {name}: {why}")
+        used = idle(worlds)
+        for name, share in used.items():
+            if share > 0.02:
+                print(f"# disturbs the others: {name} uses {share:.2f} cores while it waits for its turn")
+        if not peers:
+            sys.exit("there is nothing to compare with")
+        print("\n| bytes |" + "".join(f" ours (µs) | {w.engine.name} (µs) | ratio |" for w in peers))
+        print("|---|" + "---|---|---|" * len(peers), flush=True)
+        rows = {}
+        for size in chosen.sizes:
+            row = f"| {label(size)} |"
+            rows[size] = {}
+            for name, blocks in measure(ours, peers, size, chosen.rounds).items():
+                mine, theirs = summary(blocks["ours"]), summary(blocks["peer"])
+                ratio = theirs["us"] / mine["us"]
+                rows[size][name] = {"ours": mine, "peer": theirs, "ratio": ratio}
+                row += f" {mine['us']:.4g} | {theirs['us']:.4g} | {ratio:.2f} |"
+            print(row, flush=True)
+        print("\nIn place, both: " + (", ".join(w.engine.name for w in peers if not w.engine.out_of_place) or "none"))
+        if chosen.json:
+            record = {
+                "machine": machine, "missing": missing, "idle_cores": used, "rounds": chosen.rounds,
+                "versions": {world.engine.name: world.version for world in worlds},
+                "in_place": [w.engine.name for w in peers if not w.engine.out_of_place], "rows": rows,
+            }  # fmt: skip
+            chosen.json.write_text(json.dumps(record, indent=1) + "\n")
+    except Unavailable as why:
+        sys.exit(f"cannot go on: {why}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        for world in worlds:
+            world.close()
+
+
+if __name__ == "__main__":
+    main()
