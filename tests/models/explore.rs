@@ -12,7 +12,7 @@ pub const RACE: &str = "Causality violation";
 pub const HANG: &str = "maximum number of branches";
 
 /// Of a model of three ranks, to bound the time.
-const MOST_EXECUTIONS: usize = 60_000;
+const MOST_EXECUTIONS: usize = 30_000;
 
 fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) -> usize {
     let executions = Arc::new(AtomicUsize::new(0));

@@ -57,7 +57,7 @@ fn one_shots_of_two_ranks() {
 
 #[test]
 fn two_shots_of_two_ranks() {
-    exhaustively(two_shot(2, 2, KERNELS));
+    exhaustively(two_shot(2, 1, KERNELS));
     exhaustively(two_shot(2, 2, WORDS));
 }
 
