@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
 # Runs the host kernels, all ranks as threads of one process, under ThreadSanitizer, AddressSanitizer and
-# UndefinedBehaviorSanitizer; and shows that ThreadSanitizer finds orderings that are planted too weak.
+# UndefinedBehaviorSanitizer; and shows that ThreadSanitizer finds orderings that are planted too weak. Then without a
+# sanitizer, in worlds of 3 to 5 ranks, with random yields and delays at every flag access.
 #
 #   scripts/sanitize.sh [mode...]     modes (default: all)
 #     thread              must be clean
 #     thread-planted      the second barrier is relaxed: a race must be found in the pulls
 #     thread-relaxed      every release is relaxed: a race must be found in all algorithms
 #     address,undefined   must be clean
+#     yields              random yields and delays: all results must be right
+#     yields-staging      staging has one generation: a wrong result must be found in the pulls
+#     yields-mailbox      mailboxes have one generation: a wrong result or a lost packet must be found in the one-shot push
 #
 # CXX: the compiler (g++). SEED: of the random launches (the time). LAUNCHES: in each of the worlds.
 set -euo pipefail
@@ -26,15 +30,20 @@ failed=0
 compile() {
   local mode=$1
   local flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -ffp-contract=off -pthread -Wall -Wextra
-    "-fsanitize=${mode%-*}" -fno-sanitize-recover=all
     -DFA_NAMESPACE=fast_allreduce_sanitized -DFA_HOST_ENTRY=fast_allreduce_host_sanitized)
   local kernels=()
+  case $mode in
+    yields*) flags+=(-DFA_INJECT_YIELDS) ;;
+    *) flags+=("-fsanitize=${mode%-*}" -fno-sanitize-recover=all) ;;
+  esac
   case $mode in
     # A builtin copy of a pack becomes vector moves that ThreadSanitizer does not see; a call of memcpy it does.
     thread*) kernels+=(-fno-builtin-memcpy -D__builtin_memcpy=memcpy -include string.h) ;;
   esac
   case $mode in
     thread-planted) kernels+=(-DFA_PLANT_RELAXED_SECOND_BARRIER) ;;
+    yields-staging) flags+=(-DFA_PLANT_ONE_STAGING_GENERATION) ;;
+    yields-mailbox) flags+=(-DFA_PLANT_ONE_MAILBOX_GENERATION) ;;
     thread-relaxed) kernels+=(-U__ATOMIC_RELEASE -D__ATOMIC_RELEASE=__ATOMIC_RELAXED) ;;
   esac
   {
@@ -67,6 +76,22 @@ found() {
   done
 }
 
+# wrong <mode> <algorithm as above>...: a result is not right in each.
+wrong() {
+  local mode=$1 algorithm log=$build/report
+  shift
+  for algorithm in "$@"; do
+    if timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" any "${algorithm%:*}" >"$log" 2>&1; then
+      echo "$mode: nothing was found in ${algorithm#*:}"
+      return 1
+    fi
+    if ! grep -q '^launch .*: the \(output\|failure\)' "$log"; then
+      tail -n 40 "$log"
+      return 1
+    fi
+  done
+}
+
 check() {
   local mode=$1
   if [ ! -x "$build/$mode" ]; then
@@ -77,6 +102,9 @@ check() {
   case $mode in
     thread-planted) found "$mode" "${pulls[@]}" ;;
     thread-relaxed) found "$mode" "${pulls[@]}" "${pushes[@]}" ;;
+    yields-staging) wrong "$mode" "${pulls[@]}" ;;
+    # A two-shot push after another is right with one generation: a rank hears of all reads before it writes.
+    yields-mailbox) wrong "$mode" 2:one_shot_push ;;
     *) clean "$mode" ;;
   esac
 }
@@ -85,7 +113,7 @@ export TSAN_OPTIONS="halt_on_error=1 exitcode=66 ${TSAN_OPTIONS:-}"
 export ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1 ${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1 ${UBSAN_OPTIONS:-}"
 
-if [ $# -eq 0 ]; then set -- thread thread-planted thread-relaxed address,undefined; fi
+if [ $# -eq 0 ]; then set -- thread thread-planted thread-relaxed address,undefined yields yields-staging yields-mailbox; fi
 echo "$("$CXX" --version | head -n 1), seed $SEED"
 for mode in "$@"; do
   compile "$mode" &

@@ -38,6 +38,8 @@ mod abi;
 pub mod bootstrap;
 mod call;
 mod communicator;
+#[cfg(test)]
+mod damaged;
 pub mod device;
 mod dtype;
 mod error;

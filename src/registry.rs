@@ -126,12 +126,15 @@ impl Registry {
     pub fn next_row(&self, free_rows: &[Vec<u8>]) -> Result<usize> {
         let mut free_on = vec![0; self.rows.len()];
         for (rank, bytes) in free_rows.iter().enumerate() {
+            let mut last = None;
             for row in bytes.chunks(2) {
-                let row = row.try_into().map(u16::from_le_bytes).ok();
+                // In order, so that no rank counts twice.
+                let row = row.try_into().map(u16::from_le_bytes).ok().filter(|&row| Some(row) > last);
+                last = row;
                 let count = row.and_then(|row| free_on.get_mut(usize::from(row)));
                 *count.ok_or_else(|| Error::Malformed {
                     rank,
-                    reason: "its list of free registrations names one that never was".into(),
+                    reason: "its list of free registrations names one that never was, or one twice".into(),
                 })? += 1;
             }
         }
@@ -270,7 +273,10 @@ impl<T: Element> DerefMut for Buffer<T> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::damaged::damaged;
 
     fn registry(rows: &[Option<(u64, u64)>]) -> Registry {
         let row = |row: &Option<(u64, u64)>| match *row {
@@ -315,9 +321,21 @@ mod tests {
     #[test]
     fn a_list_of_free_rows_that_cannot_be_is_refused() {
         let registry = registry(&[None]);
-        for bytes in [vec![1, 0], vec![0], vec![0, 0, 0]] {
+        for bytes in [vec![1, 0], vec![0], vec![0, 0, 0], vec![0, 0, 0, 0]] {
             let error = registry.next_row(&[vec![], bytes]).unwrap_err();
             assert!(matches!(error, Error::Malformed { rank: 1, .. }), "{error}");
+        }
+    }
+
+    proptest! {
+        // Rows 1 to 3 are free here: whatever the other rank says, none is taken that is not.
+        #[test]
+        fn any_list_is_refused_or_of_free_rows(theirs in damaged(vec![vec![1, 0, 2, 0, 3, 0], vec![0, 0, 4, 0], vec![]])) {
+            let mine = registry(&[Some((1, 1)), None, None, None, Some((2, 1))]);
+            match mine.next_row(&[mine.free_rows(), theirs]) {
+                Ok(row) => prop_assert!((1..=3).contains(&row) || row == 5, "row {}", row),
+                Err(error) => prop_assert!(matches!(error, Error::Malformed { rank: 1, .. }), "{}", error),
+            }
         }
     }
 }

@@ -40,10 +40,19 @@ using i16 = int16_t;
 using i32 = int32_t;
 using i64 = int64_t;
 
+// Tests disturb the schedule before every access that orders or is ordered (tests/sanitize).
+#if defined(FA_INJECT_YIELDS)
+extern "C" void fa_inject_yield(void);
+#define FA_DISTURB() fa_inject_yield()
+#else
+#define FA_DISTURB()
+#endif
+
 FA_FN void store_release(u32 *address, u32 value) {
 #if FA_CUDA
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 #else
+  FA_DISTURB();
   __atomic_store_n(address, value, __ATOMIC_RELEASE);
 #endif
 }
@@ -54,6 +63,7 @@ FA_FN u32 load_acquire(const u32 *address) {
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 #else
+  FA_DISTURB();
   return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 #endif
 }
@@ -62,6 +72,7 @@ FA_FN void store_relaxed(u32 *address, u32 value) {
 #if FA_CUDA
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 #else
+  FA_DISTURB();
   __atomic_store_n(address, value, __ATOMIC_RELAXED);
 #endif
 }
@@ -72,6 +83,7 @@ FA_FN u32 load_relaxed(const u32 *address) {
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 #else
+  FA_DISTURB();
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 #endif
 }
@@ -80,6 +92,7 @@ FA_FN void store_relaxed(u64 *address, u64 value) {
 #if FA_CUDA
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 #else
+  FA_DISTURB();
   __atomic_store_n(address, value, __ATOMIC_RELAXED);
 #endif
 }
@@ -90,6 +103,7 @@ FA_FN u64 load_relaxed(const u64 *address) {
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
   return value;
 #else
+  FA_DISTURB();
   return __atomic_load_n(address, __ATOMIC_RELAXED);
 #endif
 }
@@ -99,6 +113,7 @@ FA_FN void fetch_or_relaxed(u32 *address, u32 bits) {
 #if FA_CUDA
   asm volatile("red.relaxed.sys.global.or.b32 [%0], %1;" ::"l"(address), "r"(bits) : "memory");
 #else
+  FA_DISTURB();
   __atomic_fetch_or(address, bits, __ATOMIC_RELAXED);
 #endif
 }
@@ -107,6 +122,7 @@ FA_FN void fetch_add_relaxed(u32 *address, u32 value) {
 #if FA_CUDA
   asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 #else
+  FA_DISTURB();
   __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 #endif
 }

@@ -20,12 +20,18 @@ struct Turn {
 
 // Mailboxes of `rank` of this epoch's generation.
 FA_FN u8 *mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
+#if defined(FA_PLANT_ONE_MAILBOX_GENERATION)
+  epoch = 0;
+#endif
   return reinterpret_cast<u8 *>(launch.regions[rank] + launch.mailbox_offset +
                                 (epoch % 2) * launch.mailbox_bytes);
 }
 
 // Staging of `rank` of this pull's generation.
 FA_FN u8 *staging(const FaLaunch &launch, u32 rank, Turn turn) {
+#if defined(FA_PLANT_ONE_STAGING_GENERATION)
+  turn.pulls = 0;
+#endif
   return reinterpret_cast<u8 *>(launch.regions[rank] + launch.staging_offset +
                                 (turn.pulls % 2) * launch.staging_bytes);
 }

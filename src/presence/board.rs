@@ -115,3 +115,42 @@ impl Board {
         Some(Farewell { cause, ranks: self.ranks.load(Ordering::Relaxed), text })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A board of which a peer has written every byte.
+    fn written(bytes: &[u8; size_of::<Board>()]) -> Board {
+        // SAFETY: a board is atomics and integers, for which any bits are values, in as many bytes.
+        unsafe { std::mem::transmute_copy(bytes) }
+    }
+
+    proptest! {
+        #[test]
+        fn farewells_travel(cause in 1..=4_u32, ranks: u32, text in ".{0,600}") {
+            let cause = [Cause::Closed, Cause::Lost, Cause::TimedOut, Cause::Failed][cause as usize - 1];
+            let board = written(&[0; size_of::<Board>()]);
+            prop_assert_eq!(board.farewell(), None);
+            board.leave(&Farewell { cause, ranks, text: text.clone() });
+            let heard = board.farewell().unwrap();
+            prop_assert_eq!((heard.cause, heard.ranks), (cause, ranks));
+            match text.len() {
+                0..=TEXT_BYTES => prop_assert_eq!(heard.text, text),
+                _ => prop_assert!(text.starts_with(heard.text.trim_end_matches(char::REPLACEMENT_CHARACTER))),
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_a_farewell_or_none(bytes in proptest::collection::vec(any::<u8>(), size_of::<Board>()), length: u32) {
+            let board = written(bytes[..].try_into().unwrap());
+            board.length.store(length, Ordering::Relaxed);
+            if let Some(farewell) = board.farewell() {
+                prop_assert!(farewell.text.chars().count() <= TEXT_BYTES);
+            }
+            let _ = (board.activity(), board.process());
+        }
+    }
+}

@@ -66,7 +66,20 @@ fn hexadecimal(digits: &str, most: usize, max: u32) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::damaged::damaged;
+
+    proptest! {
+        #[test]
+        fn any_text_is_refused_or_an_address(text in damaged(vec![b"00000000:AF:1F.7".into(), b"af:00.0".into()])) {
+            if let Ok(address) = String::from_utf8_lossy(&text).parse::<PciAddress>() {
+                prop_assert!(address.device <= 0x1f && address.function <= 7);
+                prop_assert_eq!(address.to_string().parse(), Ok(address));
+            }
+        }
+    }
 
     #[test]
     fn addresses_of_nvml_cuda_and_lspci_are_one() {

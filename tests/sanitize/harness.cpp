@@ -3,8 +3,12 @@
 // between them, at random speeds; every result is compared with a plain loop.
 //
 // Linked with csrc/host.cpp, whose entry point is FA_HOST_ENTRY. Arguments: seed, launches in each world, and
-// `whole` for messages of whole packs only, which are moved by vector accesses alone.
+// `whole` for messages of whole packs only, which are moved by vector accesses alone. With FA_INJECT_YIELDS
+// there is no sanitizer, but a delay or a yield at any flag access, drawn from the seed, in larger worlds:
+// wrong results are what tells.
 #include "../../csrc/abi.h"
+
+#include <sched.h>
 
 #include <barrier>
 #include <chrono>
@@ -20,17 +24,48 @@
 
 extern "C" void FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block);
 
+// The generator of the calling thread; a thread that has none is not disturbed.
+static thread_local uint64_t disturbance = 0;
+
+// Before every access to a flag: mostly nothing, else a short spin, a yield, or several.
+extern "C" void fa_inject_yield(void) {
+  if (disturbance == 0)
+    return;
+  disturbance ^= disturbance << 13;
+  disturbance ^= disturbance >> 7;
+  disturbance ^= disturbance << 17;
+  const uint32_t kind = disturbance >> 32 & 15, length = disturbance >> 40 & 255;
+  if (kind < 3) {
+    for (volatile uint32_t i = 0; i < length; i = i + 1) {
+    }
+  } else if (kind < 6) {
+    for (uint32_t i = 0; i <= length % 4; ++i)
+      sched_yield();
+  }
+}
+
 namespace {
+
+#if defined(FA_INJECT_YIELDS)
+constexpr uint32_t kSmallestWorld = 3, kLargestWorld = 5;
+#else
+constexpr uint32_t kSmallestWorld = 1, kLargestWorld = 4;
+#endif
 
 constexpr uint64_t kMaxBytes = 16384;
 constexpr uint64_t kMailboxBytes = kMaxBytes / FA_HOST_SLOT_BYTES * FA_HOST_SLOT_BYTES;
 constexpr uint64_t kMailboxOffset = sizeof(FaRegionHead);
 constexpr uint64_t kStagingOffset = (kMailboxOffset + 2 * kMailboxBytes + 127) / 128 * 128;
 constexpr uint64_t kRegionBytes = kStagingOffset + 2 * kMaxBytes;
-// Within the smallest capacity, which is that of a one-shot push between 4 ranks.
-constexpr uint64_t kMostBytes = 3000;
+// Within the smallest capacity, which is that of a one-shot push between most ranks.
+constexpr uint64_t kMostBytes = kLargestWorld > 4 ? 2400 : 3000;
 static_assert((kMostBytes + FA_HOST_PACK_BYTES - 1) / FA_HOST_PACK_BYTES <=
-              kMailboxBytes / FA_HOST_SLOT_BYTES / 4);
+              kMailboxBytes / FA_HOST_SLOT_BYTES / kLargestWorld);
+#if defined(FA_PLANT_ONE_MAILBOX_GENERATION)
+constexpr uint64_t kTimeout = 1'000'000'000; // the planted bug loses packets
+#else
+constexpr uint64_t kTimeout = 60'000'000'000;
+#endif
 constexpr uint32_t kBuffers = 2;
 constexpr uint32_t kMixed = 4; // instead of one algorithm
 
@@ -148,7 +183,8 @@ public:
   Rank(World &world, uint32_t rank, uint32_t workers, uint64_t seed)
       : world_(world), rank_(rank), random_(seed * 64 + rank), start_(workers), end_(workers) {
     for (uint32_t block = 1; block < workers; ++block) {
-      workers_.emplace_back([this, block] {
+      workers_.emplace_back([this, block, seed] {
+        disturb(seed, block);
         for (;;) {
           start_.arrive_and_wait();
           if (stop_)
@@ -166,6 +202,12 @@ public:
     start_.arrive_and_wait();
     for (std::thread &worker : workers_)
       worker.join();
+  }
+
+  // Gives the calling thread, which runs `block`, its generator.
+  void disturb(uint64_t seed, uint32_t block) const {
+    disturbance = (seed * FA_MAX_RANKS + rank_) * FA_MAX_BLOCKS + block + 1;
+    disturbance *= 0x9E3779B97F4A7C15;
   }
 
   void run(const Call &call, uint32_t number) {
@@ -227,7 +269,7 @@ private:
     launch.mailbox_bytes = kMailboxBytes;
     launch.staging_offset = kStagingOffset;
     launch.staging_bytes = kMaxBytes;
-    launch.timeout_ns = 60'000'000'000;
+    launch.timeout_ns = kTimeout;
     launch.rank = rank_;
     launch.world = world_.size;
     launch.blocks = call.blocks;
@@ -274,7 +316,7 @@ Call draw(std::mt19937_64 &random, uint32_t workers, uint32_t fixed_algorithm, b
   call.blocks = random() % 2 ? workers : 1;
   call.dtype = dtypes[type];
   call.op = random() % 2 ? uint32_t(FA_SUM) : random() % 5;
-  // bfloat16 has 8 bits: averages would be rounded, products of 4 ranks too.
+  // bfloat16 has 8 bits: averages would be rounded, products of 4 ranks and more too.
   if (call.dtype == FA_BF16 && (call.op == FA_AVG || call.op == FA_PROD))
     call.op = FA_SUM;
   // 6^4 does not fit 8 bits.
@@ -301,6 +343,7 @@ void run_world(uint32_t size, uint32_t workers, uint32_t algorithm, uint32_t lau
     ranks.emplace_back([&, rank] {
       std::mt19937_64 random(seed);
       Rank self(world, rank, workers, seed);
+      self.disturb(seed, 0);
       for (uint32_t number = 0; number < launches; ++number) {
         self.run(draw(random, workers, algorithm, whole), number);
       }
@@ -318,7 +361,7 @@ int main(int argc, char **argv) {
   const bool whole = argc > 3 && std::string(argv[3]) == "whole";
   const uint32_t only = argc > 4 ? uint32_t(atoi(argv[4])) : kMixed;
   printf("seed %lu, %u launches in each world\n", seed, launches);
-  for (uint32_t size = 1; size <= 4; ++size) {
+  for (uint32_t size = kSmallestWorld; size <= kLargestWorld; ++size) {
     for (uint32_t workers : {1u, 3u}) {
       // Each algorithm after itself, then all mixed.
       for (uint32_t algorithm = 0; algorithm <= kMixed; ++algorithm) {

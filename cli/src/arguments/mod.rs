@@ -441,3 +441,57 @@ fn on_one_line(explanation: &str) -> String {
     let facts = facts.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
     facts.collect::<Vec<_>>().join(" ")
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Words of the command line, and others.
+    fn word() -> impl Strategy<Value = String> {
+        let command = CommandLine::command();
+        let flags = command
+            .get_subcommands()
+            .flat_map(|command| command.get_arguments().cloned().collect::<Vec<_>>());
+        let mut words: Vec<String> =
+            flags.filter_map(|flag| Some(format!("--{}", flag.get_long()?))).collect();
+        words.extend(command.get_subcommands().map(|command| command.get_name().to_owned()));
+        let values = [
+            "-b", "-e", "-V", "0", "1", "4K", "16T", "all", "f32", "nan", "-1", "1e999", "host", "json", "=",
+            "--",
+        ];
+        words.extend(values.map(str::to_owned));
+        let word = prop::sample::select(words);
+        prop_oneof![
+            4 => word.clone(),
+            1 => (word.clone(), word).prop_map(|(flag, value)| format!("{flag}={value}")),
+            1 => "[0-9]{0,20}[KMGTkmgt]?",
+            1 => ".{0,12}",
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_is_refused_or_understood(words in prop::collection::vec(word(), 0..8)) {
+            let line = ["fast-allreduce".to_owned()].into_iter().chain(words);
+            match CommandLine::try_parse_from(line) {
+                Ok(CommandLine { subcommand: Some(Subcommands::Bench(bench)), .. }) if bench.validate().is_ok() => {
+                    prop_assert!((1..=fast_allreduce::MAX_RANKS).contains(&bench.ranks()));
+                    prop_assert!(bench.sizes().take(100).all(|size| (bench.min_bytes..=bench.max_bytes).contains(&size)));
+                }
+                Ok(_) => {}
+                Err(error) => drop(on_one_line(&error.render().to_string())),
+            }
+        }
+
+        #[test]
+        fn sizes_are_read_exactly(number in 0..1_usize << 20, shift in 0..5_usize, other in ".{0,8}") {
+            let text = format!("{number}{}", ["", "K", "M", "G", "T"][shift]);
+            prop_assert_eq!(values::size(&text), Ok(number << (10 * shift)));
+            let _ = (values::size(&other), values::positive(&other), values::seconds(&other), values::isa(&other));
+            let _ = (values::dtypes(&other), values::ops(&other), values::algorithms(&other));
+        }
+    }
+}

@@ -8,10 +8,12 @@ use std::thread;
 
 use nix::fcntl::{fcntl, FcntlArg, FdFlag};
 use nix::sys::memfd::{memfd_create, MFdFlags};
+use proptest::{collection, prelude::*};
 
 use super::super::testing::{assert_released, is_alone, process, resources, LIMIT};
 use super::super::{Local, Threads, UniqueId};
 use super::*;
+use crate::damaged::damaged;
 
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -284,6 +286,29 @@ fn messages_are_decoded_with_bounds() {
         assert_eq!(Offer::decode(&bytes[..length]), None);
     }
     assert_eq!(Offer::decode(&[&bytes[..], &[0]].concat()), None);
+}
+
+proptest! {
+    #[test]
+    fn addresses_and_offers_travel(secret: [u8; 16], rank in 0..16_usize, name in collection::vec(any::<u8>(), 1..=107)) {
+        let offer = Offer { secret: Token::from_bytes(secret), rank };
+        prop_assert_eq!(Offer::decode(&offer.encode()), Some(offer));
+        let address = Address { name: name.clone(), secret: Token::from_bytes(secret) };
+        let decoded = Address::decode(&address.encode()).unwrap();
+        prop_assert_eq!((&decoded.name, decoded.secret), (&name, address.secret));
+    }
+
+    #[test]
+    fn any_message_is_refused_or_understood(bytes in damaged(vec![vec![7; Offer::LENGTH], vec![7; 40], vec![7; 123]])) {
+        match Offer::decode(&bytes) {
+            Some(offer) => prop_assert_eq!(&offer.encode()[..], &bytes[..]),
+            None => prop_assert_ne!(bytes.len(), Offer::LENGTH),
+        }
+        match Address::decode(&bytes) {
+            Ok(address) => prop_assert_eq!(address.encode(), bytes),
+            Err(_) => prop_assert!(!(17..=123).contains(&bytes.len())),
+        }
+    }
 }
 
 #[test]

@@ -178,7 +178,10 @@ impl fmt::Debug for UniqueId {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::damaged::damaged;
 
     fn id() -> UniqueId {
         UniqueId::encode(b"a-name", &Token::from_bytes([0xc5; 16]))
@@ -244,6 +247,39 @@ mod tests {
     fn text_that_is_no_id_is_refused() {
         for text in ["", "00", &"0".repeat(256), &"x".repeat(256), &"+f".repeat(128), &"é".repeat(128)] {
             assert!(text.parse::<UniqueId>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_id_travels(name in proptest::collection::vec(any::<u8>(), 1..=64), token: [u8; 16]) {
+            // Zeros behind a name are no part of it.
+            prop_assume!(name.last() != Some(&0));
+            let id = UniqueId::encode(&name, &Token::from_bytes(token));
+            prop_assert_eq!(id.to_string().parse::<UniqueId>(), Ok(id.clone()));
+            prop_assert_eq!((id.socket_name(), id.token()), (&name[..], Token::from_bytes(token)));
+        }
+
+        // The checksum set right, so that what is behind it is reached.
+        #[test]
+        fn any_bytes_are_refused_or_an_id(bytes in damaged(vec![id().0.to_vec()]), sealed: bool) {
+            let Ok(mut bytes) = <[u8; LENGTH]>::try_from(bytes) else { return Ok(()) };
+            if sealed {
+                let sum = checksum(&bytes);
+                bytes[CHECKSUM_AT..].copy_from_slice(&sum.to_le_bytes());
+            }
+            if let Ok(id) = UniqueId::from_bytes(bytes) {
+                prop_assert_eq!(id.as_bytes(), &bytes);
+                prop_assert!((1..=64).contains(&id.socket_name().len()));
+            }
+        }
+
+        #[test]
+        fn any_text_is_refused_or_an_id(text in damaged(vec![id().to_string().into_bytes()])) {
+            let text = String::from_utf8_lossy(&text);
+            if let Ok(id) = text.parse::<UniqueId>() {
+                prop_assert_eq!(id.to_string(), text.to_lowercase());
+            }
         }
     }
 }

@@ -145,8 +145,11 @@ impl Cuda {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::abi::FA_SOURCE_ID_SHIFT;
+    use crate::damaged::damaged;
     use crate::device::cuda::handle::Payload;
 
     #[test]
@@ -173,11 +176,16 @@ mod tests {
         assert!(matches!(rows.capture(Input { address: 1, allocation: 1 }), Err(Error::Unavailable { .. })));
     }
 
-    #[test]
-    fn lists_travel_and_corrupt_ones_are_refused() {
+    fn rows() -> Vec<(usize, Handle)> {
         let handle =
             Handle { process: [1; 16], export: 2, bytes: 300, offset: 4, payload: Payload::Ipc([9; 64]) };
-        let rows = vec![(FIRST_GRAPH_ROW, handle.clone()), (TABLE_ROWS - 1, handle.clone())];
+        vec![(FIRST_GRAPH_ROW, handle.clone()), (TABLE_ROWS - 1, handle)]
+    }
+
+    #[test]
+    fn lists_travel_and_corrupt_ones_are_refused() {
+        let rows = rows();
+        let handle = rows[0].1.clone();
         let bytes = encode(&rows);
         assert_eq!(decode(1, &bytes), Ok(rows));
         for cut in 1..bytes.len() {
@@ -185,5 +193,15 @@ mod tests {
             assert!(cut_short.is_err() || cut % (2 + Handle::BYTES) == 0, "{cut}");
         }
         assert!(decode(1, &encode(&[(FIRST_GRAPH_ROW - 1, handle)])).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_list_is_refused_or_of_graph_rows(bytes in damaged(vec![encode(&rows())])) {
+            match decode(1, &bytes) {
+                Ok(list) => prop_assert!(list.iter().all(|(row, _)| (FIRST_GRAPH_ROW..TABLE_ROWS).contains(row))),
+                Err(error) => prop_assert!(matches!(error, Error::Malformed { rank: 1, .. }), "{}", error),
+            }
+        }
     }
 }

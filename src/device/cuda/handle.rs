@@ -106,6 +106,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::damaged::damaged;
+
+    fn valid() -> Vec<Vec<u8>> {
+        let payloads = [Payload::Pointers, Payload::Descriptor, Payload::Ipc([7; 64])];
+        let handle = |payload| Handle { process: [1; 16], export: 2, bytes: 4096, offset: 64, payload };
+        payloads.map(|payload| handle(payload).encode()).into()
+    }
 
     fn payload() -> impl Strategy<Value = Payload> {
         prop_oneof![
@@ -124,10 +131,14 @@ mod tests {
         }
 
         #[test]
-        fn bytes_of_a_peer_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn bytes_of_a_peer_never_panic(bytes in damaged(valid())) {
             let decoded = Handle::decode(3, &bytes);
             if bytes.len() != Handle::BYTES {
                 prop_assert!(matches!(decoded, Err(Error::Malformed { rank: 3, .. })), "length {}", bytes.len());
+            }
+            if let Ok(handle) = decoded {
+                prop_assert!(handle.offset <= handle.bytes);
+                prop_assert_eq!(Handle::decode(3, &handle.encode()), Ok(handle));
             }
         }
 

@@ -69,6 +69,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::damaged::damaged;
 
     proptest! {
         #[test]
@@ -78,10 +79,13 @@ mod tests {
         }
 
         #[test]
-        fn bytes_of_a_peer_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn bytes_of_a_peer_never_panic(bytes in damaged(vec![b"0000:18:00.0".repeat(4), vec![7; 99]])) {
             let decoded = Identity::decode(2, &bytes);
             if bytes.len() < Identity::FIXED || bytes.len() > Identity::LONGEST {
                 prop_assert!(matches!(decoded, Err(Error::Malformed { rank: 2, .. })), "length {}", bytes.len());
+            }
+            if let Ok(identity) = decoded {
+                prop_assert_eq!(identity.encode(), bytes);
             }
         }
     }

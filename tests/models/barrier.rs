@@ -1,0 +1,108 @@
+//! Pulls that follow each other: `csrc/core/barrier.cuh` and what it orders.
+
+use loom::sync::atomic::Ordering::Relaxed;
+
+use super::explore::{exhaustively, found, within, HANG, RACE};
+use super::rank::Rank;
+use super::region::{Rules, KERNELS};
+use super::run;
+
+fn staged(size: usize, launches: usize, rules: Rules) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        run(size, rules, move |rank: &mut Rank| {
+            for _ in 0..launches {
+                rank.one_shot_pull(false).unwrap();
+            }
+        });
+    }
+}
+
+/// The callers write their registered buffers between the launches.
+fn registered(launches: usize, rules: Rules) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        run(2, rules, move |rank: &mut Rank| {
+            for _ in 0..launches {
+                rank.one_shot_pull(true).unwrap();
+            }
+        });
+    }
+}
+
+/// Rank 0's input is registered, rank 1's is not, then the other way round.
+fn sources(rules: Rules) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        run(2, rules, |rank: &mut Rank| {
+            rank.one_shot_pull(rank.rank == 0).unwrap();
+            rank.one_shot_pull(rank.rank == 1).unwrap();
+        });
+    }
+}
+
+fn two_shot(size: usize, launches: usize, rules: Rules) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        run(size, rules, move |rank: &mut Rank| {
+            for _ in 0..launches {
+                rank.two_shot_pull().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn staged_launches_of_two_ranks() {
+    exhaustively(staged(2, 3, KERNELS));
+}
+
+#[test]
+fn registered_launches_of_two_ranks() {
+    exhaustively(registered(2, KERNELS));
+}
+
+#[test]
+fn inputs_here_and_there() {
+    exhaustively(sources(KERNELS));
+}
+
+#[test]
+fn two_shots_of_two_ranks() {
+    exhaustively(two_shot(2, 2, KERNELS));
+}
+
+#[test]
+fn staged_launches_of_three_ranks() {
+    within(1, staged(3, 3, KERNELS));
+}
+
+#[test]
+fn a_two_shot_of_three_ranks() {
+    within(1, two_shot(3, 1, KERNELS));
+}
+
+#[test]
+fn relaxed_signals_are_found() {
+    found(&[RACE], None, staged(2, 1, Rules { flag_store: Relaxed, ..KERNELS }));
+    found(&[RACE], None, staged(2, 1, Rules { flag_load: Relaxed, ..KERNELS }));
+    found(&[RACE], None, two_shot(2, 1, Rules { second_store: Relaxed, ..KERNELS }));
+    found(&[RACE], Some(2), staged(3, 1, Rules { flag_store: Relaxed, ..KERNELS }));
+}
+
+#[test]
+fn one_generation_of_signals_is_found() {
+    found(&[HANG], None, staged(2, 2, Rules { signal_generations: 1, ..KERNELS }));
+}
+
+#[test]
+fn one_generation_of_staging_is_found() {
+    found(&[RACE], None, staged(2, 2, Rules { staging_generations: 1, ..KERNELS }));
+    found(&[RACE], Some(2), staged(3, 2, Rules { staging_generations: 1, ..KERNELS }));
+}
+
+#[test]
+fn a_registered_pull_without_its_end_barrier_is_found() {
+    found(&[RACE], None, registered(2, Rules { end_barrier: false, ..KERNELS }));
+}
+
+#[test]
+fn a_source_behind_its_signal_is_found() {
+    found(&[RACE, "wrong sum", HANG], None, sources(Rules { source_first: false, ..KERNELS }));
+}

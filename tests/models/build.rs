@@ -1,0 +1,30 @@
+//! Makes the models of Rust sources out of the sources.
+
+use std::path::Path;
+use std::{env, fs};
+
+const BOARD: &str = "../../src/presence/board.rs";
+
+fn main() {
+    println!("cargo::rerun-if-changed={BOARD}");
+    println!("cargo::rerun-if-changed=build.rs");
+    let source = fs::read_to_string(BOARD).expect("the board's source");
+    // Its own tests stay behind.
+    let source = source.split("#[cfg(test)]").next().expect("the first part");
+    // `include!` takes no inner comments.
+    let source = source.lines().filter(|line| !line.starts_with("//!")).collect::<Vec<_>>().join("\n");
+    let source = replace(&source, "std::sync::atomic", "loom::sync::atomic");
+    // A word of loom's for each byte would take most of the time.
+    let source = replace(&source, "TEXT_BYTES: usize = 1024", "TEXT_BYTES: usize = 4");
+    let out = env::var_os("OUT_DIR").expect("set by Cargo");
+    let write = |name, source: &str| fs::write(Path::new(&out).join(name), source).expect("written");
+    write("board.rs", &source);
+    // The planted bugs.
+    write("board_store.rs", &replace(&source, "Ordering::Release", "Ordering::Relaxed"));
+    write("board_load.rs", &replace(&source, "Ordering::Acquire", "Ordering::Relaxed"));
+}
+
+fn replace(source: &str, from: &str, to: &str) -> String {
+    assert_eq!(source.matches(from).count(), 1, "`{from}` in {BOARD}");
+    source.replace(from, to)
+}

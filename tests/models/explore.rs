@@ -1,0 +1,59 @@
+//! Exploring a model: every execution of it holds, or one is found that does not.
+
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
+use loom::model::Builder;
+
+/// What loom says of two accesses that nothing orders.
+pub const RACE: &str = "Causality violation";
+/// What it says when no thread gets any further.
+pub const HANG: &str = "maximum number of branches";
+
+/// Of a model of three ranks, to bound the time.
+const MOST_EXECUTIONS: usize = 30_000;
+
+fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) -> usize {
+    let executions = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&executions);
+    let mut builder = Builder::new();
+    builder.preemption_bound = preemptions;
+    // Longer than any execution in which somebody still gets further.
+    builder.max_branches = 3000;
+    builder.max_permutations = preemptions.map(|_| MOST_EXECUTIONS);
+    builder.check(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        model();
+    });
+    executions.load(Ordering::Relaxed)
+}
+
+/// Holds in every execution.
+pub fn exhaustively(model: impl Fn() + Send + Sync + 'static) {
+    let executions = explore(None, model);
+    println!("{executions} executions, all there are");
+    assert!(executions > 1, "a model without a choice");
+}
+
+/// Holds in every execution with at most so many preemptions, or in the first of them if there are more than
+/// [`MOST_EXECUTIONS`]. It says which.
+pub fn within(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let executions = explore(Some(preemptions), model);
+    // Loom stops one short.
+    let all = if executions + 1 < MOST_EXECUTIONS { "all" } else { "not all" };
+    println!("{executions} executions, {all} with up to {preemptions} preemptions");
+    assert!(executions > 1, "a model without a choice");
+}
+
+/// Some execution with at most so many preemptions ends in a panic that says one of `what`.
+pub fn found(what: &[&str], preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+    let result = catch_unwind(AssertUnwindSafe(|| explore(preemptions, model)));
+    let panic = match result {
+        Ok(executions) => panic!("nothing was found in {executions} executions"),
+        Err(panic) => panic,
+    };
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a text");
+    assert!(what.iter().any(|what| text.contains(what)), "found something else: {text}");
+}
