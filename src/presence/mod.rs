@@ -201,12 +201,9 @@ impl Presence {
         waited: Duration,
     ) -> Error {
         let own = self.calls();
-        let in_same_call = |rank: &usize| {
-            board(&self.boards, *rank).is_some_and(|board| {
-                let activity = board.activity();
-                activity.begun == own && activity.ended < own
-            })
-        };
+        // One that came back from it failed, and says so next: else it would have sent what this rank waits for.
+        let in_same_call =
+            |rank: &usize| board(&self.boards, *rank).is_some_and(|board| board.activity().begun == own);
         let heard_out = missing.iter().copied().filter(in_same_call).collect::<Vec<_>>();
         let is_absent = |rank: &usize| !heard_out.contains(rank);
         let mut absent: Vec<usize> = missing.iter().copied().filter(is_absent).collect();

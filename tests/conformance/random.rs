@@ -30,6 +30,12 @@ impl Random {
         Self(stream.bytes().fold(seed() ^ 0xcbf2_9ce4_8422_2325, hash))
     }
 
+    /// The stream of a number, for processes that share one; says nothing.
+    #[allow(dead_code)]
+    pub fn quiet(number: u64) -> Self {
+        Self(number)
+    }
+
     /// A stream that depends on this one's place and on `number`, which stays as it is.
     pub fn fork(&self, number: usize) -> Self {
         let mut fork = Self(self.0 ^ (number as u64 + 1).wrapping_mul(0xd6e8_feb8_6659_fd93));

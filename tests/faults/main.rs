@@ -1,7 +1,16 @@
 //! What goes wrong, on purpose: ranks that disagree, leave, die or fork. Nothing hangs, and nothing wrong is returned as right.
 
+mod cycles;
 mod departures;
 mod disagreements;
 mod forks;
+mod handshake;
+mod kills;
+mod pool;
+#[path = "../conformance/random.rs"]
+#[allow(dead_code)]
+mod random;
+mod rank;
 mod recovery;
+mod together;
 mod world;
