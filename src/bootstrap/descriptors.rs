@@ -122,7 +122,7 @@ pub(crate) fn exchange_several(
 
 /// Everything that takes descriptors, but for those that come: this rank's address, the socket behind it, and a socket for each
 /// peer.
-fn prepare(rank: usize, world_size: usize) -> Result<(Address, OwnedFd, Vec<(usize, OwnedFd)>)> {
+fn prepare(rank: usize, world_size: usize) -> Result<(Address, OwnedFd, Streams)> {
     let own = Address { name: socket::random_name()?, secret: Token::random()? };
     let listener = socket::listen(KIND, &own.name)?;
     let peers = (0..world_size).filter(|&peer| peer != rank);
@@ -130,6 +130,9 @@ fn prepare(rank: usize, world_size: usize) -> Result<(Address, OwnedFd, Vec<(usi
     let streams = streams.collect::<Result<_>>()?;
     Ok((own, listener, streams))
 }
+
+/// A socket for each peer.
+type Streams = Vec<(usize, OwnedFd)>;
 
 /// Where a rank listens, and what to show there. On its way: the secret, then the name.
 struct Address {
@@ -409,6 +412,7 @@ fn receive_with_descriptors(stream: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Re
         if (head.cmsg_level, head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
             // SAFETY: arithmetic on a length and on a pointer to a part.
             let (empty, data) = unsafe { (libc::CMSG_LEN(0) as usize, libc::CMSG_DATA(part)) };
+            #[allow(clippy::unnecessary_cast)] // It has other types on other platforms.
             let count = (head.cmsg_len as usize).saturating_sub(empty) / size_of::<RawFd>();
             descriptors.extend((0..count).map(|index| {
                 // SAFETY: the part holds `count` descriptors. The kernel has just opened them for this message, nothing else owns
