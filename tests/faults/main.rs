@@ -6,6 +6,7 @@ mod disagreements;
 mod forks;
 mod handshake;
 mod kills;
+mod memory;
 mod pool;
 #[path = "../conformance/random.rs"]
 #[allow(dead_code)]
