@@ -7,16 +7,19 @@
 //! needs its socket any more. Ranks of one process take the same way, and get duplicates.
 //!
 //! Name and secret are fresh each time, so exchanges that follow each other cannot mix.
+//!
+//! A rank that is out of descriptors says so at once, and leaves nobody waiting: the sockets that it sends with are made before the
+//! gather, which tells the others where that failed, and it sends what it owes before it returns with an error of what it received.
+//! A rank that ends in between is noticed by the sockets to it, which it closes.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
-use nix::sys::socket::{recvmsg, sendmsg, ControlMessage, ControlMessageOwned, MsgFlags, SockType};
+use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockType};
 
 use super::socket::{self, accept, is_ready, poll_until, uninterrupted, Deadline, Token};
 use super::Bootstrap;
@@ -31,9 +34,12 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Connections kept while they have said nothing, as a rank's is for a moment. Beyond these the oldest goes.
 const MAX_SILENT: usize = 32;
 
-/// Most descriptors that Linux passes with one message. Room for all makes sure that none is cut off, since
-/// those that came before the cut could not be closed.
+/// Most descriptors that Linux passes with one message. With room for all, a message is cut only where this process may not open
+/// them.
 const MAX_DESCRIPTORS: usize = 253;
+
+/// Room for that many and for the header before them, in words of its alignment.
+const CONTROL_WORDS: usize = (MAX_DESCRIPTORS * size_of::<RawFd>()).div_ceil(8) + 4;
 
 /// Passes a duplicate of `descriptor` to every other rank, and returns theirs by rank; `None` at the own.
 /// As [`exchange_several`].
@@ -53,7 +59,8 @@ pub(crate) fn exchange_descriptors(
 ///
 /// As [`Bootstrap::all_gather`], with the operation `"exchange_descriptors"` where a peer gathered but then
 /// did not pass its descriptor; [`Error::Malformed`] if its gathered message does not decode;
-/// [`Error::Refused`] if a peer runs as another user; [`Error::System`] where a system call fails.
+/// [`Error::Refused`] if a peer runs as another user; [`Error::System`] where a system call fails, with `EMFILE` where this process
+/// has no descriptors left; [`Error::PeerFailed`] if a peer could not begin.
 pub(crate) fn exchange_several(
     bootstrap: &dyn Bootstrap,
     descriptors: &[BorrowedFd<'_>],
@@ -69,27 +76,32 @@ pub(crate) fn exchange_several(
         return Err(Error::RankOutOfRange { rank, world_size });
     }
     let deadline = Deadline::after(timeout);
-    let own = Address { name: socket::random_name()?, secret: Token::random()? };
-    let listener = socket::listen(KIND, &own.name)?;
-    let gathered = bootstrap.all_gather(&own.encode(), timeout)?;
+    let prepared = prepare(rank, world_size);
+    // Empty: it could not.
+    let announced = prepared.as_ref().map(|(own, ..)| own.encode()).unwrap_or_default();
+    let gathered = bootstrap.all_gather(&announced, timeout)?;
+    let (own, listener, mut unsent) = prepared?;
     let addresses = Address::decode_all(&gathered, world_size)?;
 
     let mut inbox = Inbox::new(listener, own.secret, rank, world_size, counts);
-    let mut unsent: Vec<_> = (0..world_size).filter(|&peer| peer != rank).collect();
+    let (mut sent, mut failure) = (Vec::new(), None);
     loop {
         let mut still_unsent = Vec::new();
-        for peer in unsent {
-            if !send(peer, &addresses[peer], rank, descriptors)? {
-                still_unsent.push(peer);
-            }
+        for (peer, stream) in unsent {
+            let is_sent = send(peer, &stream, &addresses[peer], rank, descriptors)?;
+            if is_sent { &mut sent } else { &mut still_unsent }.push((peer, stream));
         }
         unsent = still_unsent;
         let awaited = inbox.awaited();
+        if let Some(error) = failure.take_if(|_| unsent.is_empty() || deadline.has_passed()) {
+            return Err(error);
+        }
         if unsent.is_empty() && awaited.is_empty() {
             return Ok(inbox.received.into_iter().map(Option::unwrap_or_default).collect());
         }
         if deadline.has_passed() {
-            let is_missing = |peer: &usize| unsent.contains(peer) || awaited.contains(peer);
+            let is_missing =
+                |rank: &usize| unsent.iter().any(|(peer, _)| peer == rank) || awaited.contains(rank);
             return Err(Error::Timeout {
                 operation: "exchange_descriptors",
                 epoch: 0,
@@ -100,9 +112,27 @@ pub(crate) fn exchange_several(
         }
         let remaining = deadline.remaining();
         let turn = if unsent.is_empty() { remaining } else { remaining.min(RETRY_INTERVAL) };
-        inbox.receive(&Deadline::after(turn))?;
+        if failure.is_some() {
+            std::thread::sleep(turn);
+        } else {
+            failure = inbox.receive(&mut sent, &addresses, &Deadline::after(turn)).err();
+        }
     }
 }
+
+/// Everything that takes descriptors, but for those that come: this rank's address, the socket behind it, and a socket for each
+/// peer.
+fn prepare(rank: usize, world_size: usize) -> Result<(Address, OwnedFd, Streams)> {
+    let own = Address { name: socket::random_name()?, secret: Token::random()? };
+    let listener = socket::listen(KIND, &own.name)?;
+    let peers = (0..world_size).filter(|&peer| peer != rank);
+    let streams = peers.map(|peer| Ok((peer, socket::new_socket(KIND).map_err(Error::system("socket"))?)));
+    let streams = streams.collect::<Result<_>>()?;
+    Ok((own, listener, streams))
+}
+
+/// A socket for each peer.
+type Streams = Vec<(usize, OwnedFd)>;
 
 /// Where a rank listens, and what to show there. On its way: the secret, then the name.
 struct Address {
@@ -130,6 +160,9 @@ impl Address {
         if gathered.len() != world_size {
             let reason = format!("all_gather gave {} messages to a world of {world_size}", gathered.len());
             return Err(Error::Rendezvous { reason });
+        }
+        if let Some(rank) = gathered.iter().position(Vec::is_empty) {
+            return Err(Error::PeerFailed { rank, reason: "it could not begin to pass descriptors".into() });
         }
         let malformed = |rank| move |reason: &str| Error::Malformed { rank, reason: reason.into() };
         let decode = |(rank, bytes): (usize, &Vec<u8>)| Self::decode(bytes).map_err(malformed(rank));
@@ -161,15 +194,22 @@ impl Offer {
     }
 }
 
-/// Passes `descriptors` to `peer`; false if its queue is full for now.
-fn send(peer: usize, address: &Address, rank: usize, descriptors: &[BorrowedFd<'_>]) -> Result<bool> {
+/// Passes `descriptors` to `peer` through `stream`, which no other uses; false if its queue is full for now.
+fn send(
+    peer: usize,
+    stream: &OwnedFd,
+    address: &Address,
+    rank: usize,
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<bool> {
     let lost = |reason: &str| Error::PeerLost { rank: peer, reason: reason.into() };
-    let stream = match socket::connect(KIND, &address.name) {
-        Ok(stream) => stream,
+    match socket::connect_to(stream.as_fd(), &address.name) {
+        // Connected the last time, when the message found no room.
+        Ok(()) | Err(Errno::EISCONN) => {}
         Err(Errno::EAGAIN) => return Ok(false),
         Err(Errno::ECONNREFUSED) => return Err(lost("it takes no descriptors: it has ended or failed")),
         Err(errno) => return Err(Error::System { call: "connect to pass a descriptor", errno }),
-    };
+    }
     socket::same_user(stream.as_fd()).map_err(|reason| Error::Refused { reason })?;
     let offer = Offer { secret: address.secret.clone(), rank }.encode();
     let message = [IoSlice::new(&offer)];
@@ -184,6 +224,11 @@ fn send(peer: usize, address: &Address, rank: usize, descriptors: &[BorrowedFd<'
     }
 }
 
+/// Whether nobody listens there any more.
+fn is_refused(address: &Address) -> bool {
+    matches!(socket::connect(KIND, &address.name), Err(Errno::ECONNREFUSED))
+}
+
 /// What one connection brought.
 enum Arrival {
     Descriptors {
@@ -191,6 +236,8 @@ enum Arrival {
         descriptors: Vec<OwnedFd>,
     },
     NothingYet,
+    /// A rank's descriptors, which this process may not open.
+    CutShort,
     /// It ended, or brought what no rank of this exchange sends.
     Nonsense,
 }
@@ -225,18 +272,54 @@ impl Inbox {
         (0..self.received.len()).filter(is_awaited).collect()
     }
 
-    /// Waits until the deadline for something to come, and takes it in.
-    fn receive(&mut self, deadline: &Deadline) -> Result<()> {
+    /// Waits until the deadline for something to come, and takes it in; or for a peer to close what this rank `sent` it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::PeerLost`] for a peer that has ended before it passed its own.
+    fn receive(
+        &mut self,
+        sent: &mut Vec<(usize, OwnedFd)>,
+        addresses: &[Address],
+        deadline: &Deadline,
+    ) -> Result<()> {
+        let closed = self.take_in(sent, deadline)?.unwrap_or_default();
+        sent.retain(|(peer, _)| !closed.contains(peer));
+        for peer in closed {
+            // It has read what it was sent, or stopped listening, as it does when it returns or ends. It sends before it reads, so
+            // that what it has not sent now it never will, unless this rank's queue was full: then it still listens.
+            if self.has_come(peer)? || !is_refused(&addresses[peer]) || self.has_come(peer)? {
+                continue;
+            }
+            let reason = "it has ended or failed before it passed its descriptors".into();
+            return Err(Error::PeerLost { rank: peer, reason });
+        }
+        Ok(())
+    }
+
+    /// Whether a rank's descriptors are among all that has come until now.
+    fn has_come(&mut self, peer: usize) -> Result<bool> {
+        let deadline = Deadline::after(RETRY_INTERVAL);
+        while !deadline.has_passed() && self.take_in(&[], &Deadline::after(Duration::ZERO))?.is_some() {}
+        Ok(!self.awaited().contains(&peer))
+    }
+
+    /// Takes in what comes. The peers that have closed what they were sent; `None` if nothing came until the deadline.
+    fn take_in(&mut self, sent: &[(usize, OwnedFd)], deadline: &Deadline) -> Result<Option<Vec<usize>>> {
         let listener = PollFd::new(self.listener.as_fd(), PollFlags::POLLIN);
         let silent = self.silent.iter().map(|stream| PollFd::new(stream.as_fd(), PollFlags::POLLIN));
-        let mut polled: Vec<_> = std::iter::once(listener).chain(silent).collect();
+        // A hang-up is reported whatever is asked for.
+        let streams = sent.iter().map(|(_, stream)| PollFd::new(stream.as_fd(), PollFlags::empty()));
+        let mut polled: Vec<_> = std::iter::once(listener).chain(silent).chain(streams).collect();
         if !poll_until(&mut polled, deadline)? {
-            return Ok(());
+            return Ok(None);
         }
         let ready: Vec<_> = polled.iter().map(is_ready).collect();
+        let hung_up = sent.iter().zip(&ready[1 + self.silent.len()..]).filter(|(_, is_ready)| **is_ready);
+        let closed = hung_up.map(|((peer, _), _)| *peer).collect();
         for (stream, is_ready) in std::mem::take(&mut self.silent).into_iter().zip(&ready[1..]) {
             if *is_ready {
-                self.take_from(stream);
+                self.take_from(stream)?;
             } else {
                 self.silent.push(stream);
             }
@@ -244,7 +327,7 @@ impl Inbox {
         if ready[0] {
             self.accept()?;
         }
-        Ok(())
+        Ok(Some(closed))
     }
 
     /// Accepts who waits, up to a bound, so that whoever keeps knocking does not keep this rank from its
@@ -252,7 +335,7 @@ impl Inbox {
     fn accept(&mut self) -> Result<()> {
         for _ in 0..crate::MAX_RANKS {
             match accept(self.listener.as_fd()) {
-                Ok(stream) if socket::same_user(stream.as_fd()).is_ok() => self.take_from(stream),
+                Ok(stream) if socket::same_user(stream.as_fd()).is_ok() => self.take_from(stream)?,
                 Ok(_) | Err(Errno::ECONNABORTED) => {}
                 Err(Errno::EAGAIN) => break,
                 Err(errno) => return Err(Error::System { call: "accept of a descriptor", errno }),
@@ -263,28 +346,36 @@ impl Inbox {
         Ok(())
     }
 
-    fn take_from(&mut self, stream: OwnedFd) {
+    fn take_from(&mut self, stream: OwnedFd) -> Result<()> {
         match self.arrival(&stream) {
             Arrival::Descriptors { from, descriptors } => self.received[from] = Some(descriptors),
             Arrival::NothingYet => self.silent.push(stream),
+            Arrival::CutShort => {
+                return Err(Error::System { call: "recvmsg of a descriptor", errno: Errno::EMFILE });
+            }
             Arrival::Nonsense => {}
         }
+        Ok(())
     }
 
     /// Reads the one message of a connection. Descriptors that are not wanted are closed.
     fn arrival(&self, stream: &OwnedFd) -> Arrival {
         // One byte more than a message has shows that a message is longer.
         let mut bytes = [0; Offer::LENGTH + 1];
-        let (length, descriptors) = match receive_with_descriptors(stream.as_fd(), &mut bytes) {
-            Ok(message) => message,
-            Err(Errno::EAGAIN | Errno::EINTR) => return Arrival::NothingYet,
-            Err(_) => return Arrival::Nonsense,
-        };
+        let Received { length, descriptors, is_cut } =
+            match receive_with_descriptors(stream.as_fd(), &mut bytes) {
+                Ok(message) => message,
+                Err(Errno::EAGAIN | Errno::EINTR) => return Arrival::NothingYet,
+                Err(_) => return Arrival::Nonsense,
+            };
         let Some(offer) = Offer::decode(&bytes[..length]) else {
             return Arrival::Nonsense;
         };
         if offer.secret != self.secret || !self.awaited().contains(&offer.rank) {
             return Arrival::Nonsense;
+        }
+        if is_cut {
+            return Arrival::CutShort;
         }
         if !self.counts.contains(&descriptors.len()) {
             return Arrival::Nonsense;
@@ -293,21 +384,46 @@ impl Inbox {
     }
 }
 
-/// Receives one message, its length and all descriptors that came with it.
-fn receive_with_descriptors(stream: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Result<(usize, Vec<OwnedFd>)> {
-    let mut control = cmsg_space!([RawFd; MAX_DESCRIPTORS]);
-    let mut buffers = [IoSliceMut::new(bytes)];
-    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-    let message = recvmsg::<()>(stream.as_raw_fd(), &mut buffers, Some(&mut control), flags)?;
+/// One message.
+struct Received {
+    length: usize,
+    /// All that came with it and could be opened.
+    descriptors: Vec<OwnedFd>,
+    /// More came.
+    is_cut: bool,
+}
+
+/// Receives one message. Not through nix, which does not give out the descriptors of a message that is cut: they would stay open.
+fn receive_with_descriptors(stream: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Result<Received> {
+    let mut control = [0u64; CONTROL_WORDS];
+    let mut buffer = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: all zeros is a header without buffers.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (&mut buffer, 1);
+    (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control) as _);
+    // SAFETY: the header's buffers are exclusively borrowed, live for the call, and have the lengths that it says.
+    let length = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC) };
+    let length = Errno::result(length)?.unsigned_abs();
     let mut descriptors = Vec::new();
-    for part in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(raw) = part {
-            // SAFETY: the kernel has just opened these descriptors for this message, nothing else owns them,
-            // and each is listed once.
-            descriptors.extend(raw.into_iter().map(|raw| unsafe { OwnedFd::from_raw_fd(raw) }));
+    // SAFETY: the kernel has filled the control buffer and set its length; it is aligned for its parts.
+    let mut part = unsafe { libc::CMSG_FIRSTHDR(&header) };
+    // SAFETY: null, or a part within the control buffer, which nothing else accesses.
+    while let Some(head) = unsafe { part.as_ref() } {
+        if (head.cmsg_level, head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: arithmetic on a length and on a pointer to a part.
+            let (empty, data) = unsafe { (libc::CMSG_LEN(0) as usize, libc::CMSG_DATA(part)) };
+            #[allow(clippy::unnecessary_cast)] // It has other types on other platforms.
+            let count = (head.cmsg_len as usize).saturating_sub(empty) / size_of::<RawFd>();
+            descriptors.extend((0..count).map(|index| {
+                // SAFETY: the part holds `count` descriptors. The kernel has just opened them for this message, nothing else owns
+                // them, and each is listed once.
+                unsafe { OwnedFd::from_raw_fd(data.cast::<RawFd>().add(index).read_unaligned()) }
+            }));
         }
+        // SAFETY: `part` is a part of this header's.
+        part = unsafe { libc::CMSG_NXTHDR(&header, part) };
     }
-    Ok((message.bytes, descriptors))
+    Ok(Received { length, descriptors, is_cut: header.msg_flags & libc::MSG_CTRUNC != 0 })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::hint::black_box;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -132,10 +132,15 @@ pub(super) fn listen(kind: SockType, name: &[u8]) -> Result<OwnedFd> {
 ///
 /// `EAGAIN` says that the listener's queue is full for now, `ECONNREFUSED` that nobody listens.
 pub(super) fn connect(kind: SockType, name: &[u8]) -> nix::Result<OwnedFd> {
-    let address = UnixAddr::new_abstract(name)?;
     let stream = new_socket(kind)?;
-    uninterrupted(|| socket::connect(stream.as_raw_fd(), &address))?;
+    connect_to(stream.as_fd(), name)?;
     Ok(stream)
+}
+
+/// As [`connect`], of a socket that was made before.
+pub(super) fn connect_to(stream: BorrowedFd<'_>, name: &[u8]) -> nix::Result<()> {
+    let address = UnixAddr::new_abstract(name)?;
+    uninterrupted(|| socket::connect(stream.as_raw_fd(), &address))
 }
 
 /// The next connection, or `EAGAIN` where none waits.
@@ -189,7 +194,8 @@ pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix:
     }
 }
 
-fn new_socket(kind: SockType) -> nix::Result<OwnedFd> {
+/// A socket, not connected yet.
+pub(super) fn new_socket(kind: SockType) -> nix::Result<OwnedFd> {
     socket::socket(AddressFamily::Unix, kind, FLAGS, None)
 }
 
@@ -197,7 +203,6 @@ fn new_socket(kind: SockType) -> nix::Result<OwnedFd> {
 mod tests {
     use super::*;
     use nix::poll::PollFlags;
-    use std::os::fd::AsFd;
 
     #[test]
     fn tokens_compare_by_value_and_are_not_printed() {

@@ -201,6 +201,7 @@ impl Presence {
         waited: Duration,
     ) -> Error {
         let own = self.calls();
+        // One that came back from it failed, and says so next: else it would have sent what this rank waits for.
         let in_same_call =
             |rank: &usize| board(&self.boards, *rank).is_some_and(|board| board.activity().begun == own);
         let heard_out = missing.iter().copied().filter(in_same_call).collect::<Vec<_>>();

@@ -1,8 +1,18 @@
 //! What goes wrong, on purpose: ranks that disagree, leave, die or fork. Nothing hangs, and nothing wrong is returned as right.
 
+mod cycles;
 mod departures;
 mod disagreements;
 mod events;
 mod forks;
+mod handshake;
+mod kills;
+mod memory;
+mod pool;
+#[path = "../conformance/suite/random.rs"]
+#[allow(dead_code)]
+mod random;
+mod rank;
 mod recovery;
+mod together;
 mod world;

@@ -259,7 +259,7 @@ fn a_rank_that_does_not_come_is_named() {
 
 #[test]
 fn malformed_addresses_name_their_rank() {
-    for address in [&[][..], &[1; 15], &[1; 16], &[1; 16 + 108]] {
+    for address in [&[1][..], &[1; 15], &[1; 16], &[1; 16 + 108]] {
         let mut ranks = Threads::world(2).unwrap().into_iter();
         let meddle = |gathered: &mut Vec<Vec<u8>>| gathered[1] = address.to_vec();
         let (first, second) = (Meddled(ranks.next().unwrap(), meddle), ranks.next().unwrap());

@@ -1,0 +1,237 @@
+//! A rank as a process of its own, which takes part in one world after the other as its parent says, until the parent kills it.
+//!
+//! It reads a line for each world and answers with lines that begin with `@`.
+
+use std::io::{BufRead, Write};
+use std::time::{Duration, Instant};
+
+use fast_allreduce::bootstrap::{Local, UniqueId};
+use fast_allreduce::{Algorithm, Communicator, Error, Host, ReduceOp, Result};
+
+use crate::random::Random;
+use crate::world::LIMIT;
+
+/// Set in a process that is a rank.
+pub const RANK_PROCESS: &str = "FAST_ALLREDUCE_TEST_RANK_PROCESS";
+
+/// Elements of a call: one launch and several, one pack and many.
+const COUNTS: [usize; 6] = [1, 7, 500, 1000, 5000, 40_000];
+
+/// The clock that all processes share.
+pub fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes to the structure.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// What a rank does in a world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Calls until one fails.
+    Endless,
+    /// So many calls.
+    Calls(usize),
+    /// Ends its process normally after so many calls, with its communicator open.
+    Exit(usize),
+    /// Forks after so many calls and kills itself, not the fork.
+    Fork(usize),
+    /// May open so many more descriptors while it makes its communicator, then calls.
+    Starve(usize),
+}
+
+impl Part {
+    pub fn line(self) -> String {
+        match self {
+            Self::Endless => "endless 0".into(),
+            Self::Calls(number) => format!("calls {number}"),
+            Self::Exit(number) => format!("exit {number}"),
+            Self::Fork(number) => format!("fork {number}"),
+            Self::Starve(number) => format!("starve {number}"),
+        }
+    }
+
+    fn of(name: &str, number: usize) -> Self {
+        match name {
+            "calls" => Self::Calls(number),
+            "exit" => Self::Exit(number),
+            "fork" => Self::Fork(number),
+            "starve" => Self::Starve(number),
+            _ => Self::Endless,
+        }
+    }
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    out.write_all(format!("\n@{line}\n").as_bytes()).and_then(|()| out.flush()).unwrap();
+}
+
+/// Not a test: what a process that is a rank runs.
+#[test]
+fn rank_process() {
+    if std::env::var_os(RANK_PROCESS).is_none() {
+        return;
+    }
+    for line in std::io::stdin().lock().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            ["resources"] => say(&format!("resources {}", resources())),
+            [id, rank, size, algorithm, seed, timeout, part, times] => {
+                let number = |text: &str| text.parse::<usize>().unwrap();
+                let world = World {
+                    id: id.parse().unwrap(),
+                    rank: number(rank),
+                    size: number(size),
+                    algorithm: algorithm.parse().unwrap(),
+                    seed: number(seed),
+                    timeout: Duration::from_millis(number(timeout) as u64),
+                    part: Part::of(part, number(times)),
+                };
+                world.take_part();
+            }
+            _ => panic!("{line}"),
+        }
+    }
+}
+
+/// Descriptors, threads and mappings of this crate's memory, once threads that end have ended.
+fn resources() -> String {
+    std::thread::sleep(Duration::from_millis(100));
+    let entries = |folder: &str| std::fs::read_dir(folder).unwrap().count();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mapped = maps.lines().filter(|line| line.contains("memfd:fast-allreduce")).count();
+    format!("{} {} {mapped}", entries("/proc/self/fd"), entries("/proc/self/task"))
+}
+
+struct World {
+    id: UniqueId,
+    rank: usize,
+    size: usize,
+    algorithm: Algorithm,
+    seed: usize,
+    timeout: Duration,
+    part: Part,
+}
+
+impl World {
+    fn take_part(&self) {
+        let mut calls = 0;
+        let communicator = match self.build() {
+            Ok(communicator) => communicator,
+            Err(error) => return say(&end(false, calls, now_ns(), 0, &Err(error))),
+        };
+        say("ready");
+        let result = self.call(&communicator, &mut calls);
+        let at = now_ns();
+        let started = Instant::now();
+        drop(communicator);
+        say(&end(true, calls, at, started.elapsed().as_micros(), &result));
+    }
+
+    fn build(&self) -> Result<Communicator<Host>> {
+        let local = Local::connect(&self.id, self.rank, self.size, LIMIT)?;
+        say("met");
+        let limit = match self.part {
+            Part::Starve(spare) => Some(limit_descriptors(spare)),
+            _ => None,
+        };
+        let built = Communicator::builder()
+            .algorithm(self.algorithm)
+            .max_bytes(64 << 10)
+            .timeout(self.timeout)
+            .check(false)
+            .build(Host::new(), local);
+        if let Some(limit) = limit {
+            set_descriptor_limit(limit);
+        }
+        built
+    }
+
+    /// The same calls on every rank, checked. Wrong data ends the process.
+    fn call(&self, communicator: &Communicator<Host>, calls: &mut usize) -> Result<()> {
+        let mut random = Random::fixed(self.seed as u64);
+        loop {
+            match self.part {
+                Part::Calls(number) | Part::Starve(number) if *calls == number => return Ok(()),
+                Part::Exit(number) if *calls == number => std::process::exit(0),
+                Part::Fork(number) if *calls == number => fork_and_die(),
+                _ => {}
+            }
+            let (count, salt) = (random.pick(&COUNTS), random.below(1000) as u32);
+            let mut data: Vec<u32> = (0..count).map(|index| index as u32 * salt + self.rank as u32).collect();
+            communicator.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
+            let size = self.size as u32;
+            let sum = |index: usize| (index as u32 * salt * size) + size * (size - 1) / 2;
+            if let Some(index) = (0..count).find(|&index| data[index] != sum(index)) {
+                say(&format!("wrong call {calls}: element {index} of {count} is {}", data[index]));
+                std::process::exit(1);
+            }
+            *calls += 1;
+        }
+    }
+}
+
+fn end(built: bool, calls: usize, at: u64, drop_us: u128, result: &Result<()>) -> String {
+    let named = match result {
+        Ok(()) => "ok -".to_owned(),
+        Err(Error::PeerLost { rank, .. }) => format!("lost {rank}"),
+        Err(Error::PeerFailed { rank, .. }) => format!("failed {rank}"),
+        Err(Error::Timeout { missing, .. }) => {
+            let missing: Vec<_> = missing.iter().map(usize::to_string).collect();
+            format!("timeout {}", missing.join(","))
+        }
+        Err(_) => "other -".to_owned(),
+    };
+    let text = result.as_ref().err().map(ToString::to_string).unwrap_or_default().replace('\n', " ");
+    format!("end {} {calls} {at} {drop_us} {named} {text}", u8::from(built))
+}
+
+/// The child keeps all that the rank had open, until the parent's parent ends it, or its own clock.
+fn fork_and_die() -> ! {
+    // SAFETY: the child calls only what is safe after a fork: alarm and pause.
+    match unsafe { libc::fork() } {
+        0 => loop {
+            // SAFETY: ends this process in 30 s, and sleeps.
+            unsafe {
+                libc::alarm(30);
+                libc::pause();
+            }
+        },
+        child => {
+            say(&format!("child {child} {}", now_ns()));
+            // SAFETY: ends this process.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            unreachable!("killed");
+        }
+    }
+}
+
+/// Leaves room for `spare` more descriptors. Returns the old limit.
+pub fn limit_descriptors(spare: usize) -> libc::rlim_t {
+    let number = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.unwrap().file_name().into_string().unwrap().parse::<usize>().unwrap()
+    };
+    let listed: Vec<usize> = std::fs::read_dir("/proc/self/fd").unwrap().map(number).collect();
+    // The one through which they were listed is closed again.
+    let is_open = |number: usize| {
+        // SAFETY: asks for the flags of a number that may be no descriptor.
+        listed.contains(&number) && unsafe { libc::fcntl(number as i32, libc::F_GETFD) } >= 0
+    };
+    // New ones take the lowest numbers that are free.
+    let last_free = (0..).filter(|&number| !is_open(number)).nth(spare).unwrap();
+    set_descriptor_limit(last_free as libc::rlim_t)
+}
+
+/// Returns the old limit.
+pub fn set_descriptor_limit(limit: libc::rlim_t) -> libc::rlim_t {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: reads into and from the structure.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &mut limits), 0);
+        let old = std::mem::replace(&mut limits.rlim_cur, limit);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &limits), 0);
+        old
+    }
+}

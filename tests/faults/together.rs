@@ -1,0 +1,73 @@
+//! Threads that share a communicator, ranks out of step, and communicators that are dropped at any time.
+
+use std::time::{Duration, Instant};
+
+use fast_allreduce::{Algorithm, Error, ReduceOp};
+
+use crate::random::Random;
+use crate::world::{builder, threads, SOON};
+
+#[test]
+fn the_calls_of_two_threads_run_one_after_the_other() {
+    for algorithm in Algorithm::ALL {
+        threads(
+            3,
+            |_| builder().algorithm(algorithm),
+            |communicator| {
+                let calls = || {
+                    for _ in 0..100 {
+                        let mut data = vec![communicator.rank() as u64; 3000];
+                        communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+                        assert!(data.iter().all(|&element| element == 3));
+                    }
+                };
+                std::thread::scope(|scope| {
+                    scope.spawn(calls);
+                    scope.spawn(calls);
+                });
+                assert_eq!(communicator.counters().calls, 200);
+            },
+        );
+    }
+}
+
+#[test]
+fn ranks_out_of_step_have_the_right_data() {
+    let random = Random::new("together::ranks_out_of_step");
+    threads(
+        4,
+        |_| builder(),
+        |communicator| {
+            let mut random = random.fork(communicator.rank());
+            for round in 0..40 {
+                std::thread::sleep(Duration::from_millis(random.below(51) as u64));
+                let mut data = vec![communicator.rank() as i32 + round; 1 + round as usize * 700];
+                communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+                assert!(data.iter().all(|&element| element == 6 + 4 * round));
+            }
+        },
+    );
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named_and_dropping_takes_no_time() {
+    for algorithm in Algorithm::ALL {
+        let meeting = std::sync::Barrier::new(3);
+        threads(
+            3,
+            |_| builder().algorithm(algorithm).timeout(Duration::from_secs(1)),
+            |communicator| {
+                if communicator.rank() != 2 {
+                    let mut data = [1u8; 100];
+                    let error = communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+                    assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [2]), "{error}");
+                    let started = Instant::now();
+                    assert_eq!(communicator.all_reduce_in_place(&mut data, ReduceOp::Sum), Err(error));
+                    drop(communicator);
+                    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+                }
+                meeting.wait();
+            },
+        );
+    }
+}
