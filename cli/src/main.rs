@@ -12,12 +12,13 @@ mod gpu_check;
 mod launch;
 mod mpirun;
 mod plan;
+mod soak;
 mod topology;
 mod tune;
 
 use std::process::ExitCode;
 
-use arguments::{Bench, Command};
+use arguments::{Bench, Command, Soak};
 use failure::Failure;
 
 /// What was computed is wrong.
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
             None => tune::run(&options).map(|()| ExitCode::SUCCESS),
             Some(part) => as_rank(|| tune::measure(&options, part).map(|()| true)),
         },
+        Command::Soak(options) => soak(&options),
         #[cfg(feature = "cuda")]
         Command::GpuCheck(options) => gpu_check::run(&options),
         #[cfg(not(feature = "cuda"))]
@@ -62,6 +64,15 @@ fn bench(options: &Bench) -> Result<ExitCode, Failure> {
         return launch::launch(options.ranks(), std::env::args_os().skip(1));
     }
     as_rank(|| bench::run(options))
+}
+
+/// Runs as a rank where the environment names a world, else launches one.
+fn soak(options: &Soak) -> Result<ExitCode, Failure> {
+    options.validate()?;
+    match launch::is_rank() {
+        true => as_rank(|| soak::run(options)),
+        false => launch::launch(options.ranks, std::env::args_os().skip(1)),
+    }
 }
 
 /// Runs as one of a launcher's ranks, which hears what went wrong.

@@ -1,6 +1,6 @@
 //! `bench`, as one of its ranks: every size, type, operation and algorithm asked for.
 
-mod check;
+pub mod check;
 pub mod device;
 pub mod inputs;
 pub mod measure;
@@ -48,7 +48,6 @@ macro_rules! with_number {
         $value
     }};
 }
-#[cfg(feature = "cuda")]
 pub(crate) use with_number;
 
 /// Runs as the rank that the environment names, as [`run_in`].
