@@ -2,12 +2,13 @@
 
 mod program;
 
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
-use program::{program, results, run, text, Busy};
+use program::{program, results, run, text, wait_until, Busy};
 use serde_json::Value;
 
 fn json(arguments: &str) -> Value {
@@ -40,6 +41,42 @@ fn a_seed_gives_the_same_calls() {
     assert_eq!(first["digest"], again["digest"]);
     let other = json("soak --calls 16 --ranks 3 -e 16K --seed 8 --format json");
     assert_ne!(first["digest"], other["digest"]);
+}
+
+/// A process's largest anonymous mapping that it can write: of messages of some megabytes, where the private ones lie.
+fn private_memory(pid: Pid) -> Option<(u64, u64)> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let anonymous =
+        maps.lines().filter(|line| line.split_whitespace().count() == 5 && line.contains(" rw-p "));
+    let ranges = anonymous.filter_map(|line| {
+        let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+        let start = u64::from_str_radix(start, 16).ok()?;
+        Some((start, u64::from_str_radix(end, 16).ok()? - start))
+    });
+    ranges.max_by_key(|(_, length)| *length)
+}
+
+#[test]
+fn memory_that_another_process_writes_is_found_with_seed_and_call() {
+    const START: u64 = 64 << 10;
+    const END: u64 = 1 << 20;
+    let mut busy = Busy::start(program("soak --minutes 10 --ranks 2 -e 4M --seed 11"), 2);
+    let (base, length) = private_memory(busy.ranks[1]).unwrap();
+    assert!(length > 4 << 20, "{length}");
+    let memory =
+        std::fs::OpenOptions::new().write(true).open(format!("/proc/{}/mem", busy.ranks[1])).unwrap();
+    let has_ended = wait_until(Duration::from_secs(120), || {
+        for offset in (START..END).step_by(4096) {
+            // Not once the rank has ended.
+            let _ = memory.write_at(&[0x5b], base + offset);
+        }
+        busy.launcher.try_wait().unwrap().is_some()
+    });
+    assert!(has_ended);
+    let (output, _) = busy.finish(Duration::from_secs(20));
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.starts_with("error: rank ") && error.contains(": seed 11, call "), "{error}");
 }
 
 #[test]

@@ -51,7 +51,7 @@ mod tests {
     fn a_byte_beside_the_elements_is_noticed() {
         let mut memory = vec![0; words(10)];
         for offset in [0, 1, MOST_OFFSET as usize - 1] {
-            let mut window = Window::<u32>::new(&mut memory, offset, 2);
+            let window = Window::<u32>::new(&mut memory, offset, 2);
             assert!(window.elements.iter().all(|element| *element == 0xa5a5_a5a5));
             window.elements.fill(7);
             assert_eq!(window.overwritten(), 0);

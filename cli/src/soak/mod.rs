@@ -20,7 +20,7 @@ use self::draw::{Call, Range};
 use self::rank::Rank;
 use self::report::{Summary, Tally};
 use self::usage::Usage;
-use crate::arguments::Soak;
+use crate::arguments::{Soak, SummaryFormat};
 use crate::bench::progress::Progress;
 use crate::failure::Failure;
 
@@ -51,6 +51,10 @@ pub fn run(options: &Soak) -> Result<bool, Failure> {
     }
     let seeds: Vec<u64> = exchange(&*bootstrap, &options.seed.unwrap_or_else(random_seed), options.timeout)?;
     let range = Range { seed: seeds[0], ranks, max_bytes: options.max_bytes };
+    if bootstrap.rank() == 0 && options.format == SummaryFormat::Text {
+        // Now, for what could end the run without a word.
+        report::write_header(&range)?;
+    }
     let summary = Run { options, range, own_seed: range.seed }.run(&bootstrap)?;
     if bootstrap.rank() == 0 {
         summary.write(options.format)?;
@@ -217,7 +221,7 @@ mod tests {
     use fast_allreduce::bootstrap::Threads;
 
     use super::*;
-    use crate::arguments::{DeviceName, SummaryFormat};
+    use crate::arguments::DeviceName;
 
     /// Ranks as threads, each of which makes its inputs of its own seed.
     fn soak(calls: u64, own_seeds: [u64; 3]) -> Vec<Summary> {

@@ -30,7 +30,7 @@ struct World {
 /// Who makes a call.
 enum Caller {
     AllRanks,
-    Group(World),
+    Group(Box<World>),
     /// Groups without this rank.
     Others,
 }
@@ -100,7 +100,7 @@ impl Rank {
             Caller::AllRanks => self.reduce_any(&mut world, call)?,
             Caller::Group(mut group) => {
                 self.reduce_any(&mut group, call)?;
-                self.close(group);
+                self.close(*group);
             }
             Caller::Others => {}
         }
@@ -144,7 +144,7 @@ impl Rank {
         };
         self.tally.groups += 1;
         let buffer_bytes = world.buffer.is_some().then_some(call.count * call.dtype.size());
-        Ok(Caller::Group(World::new(communicator, buffer_bytes, 1 + color)?))
+        Ok(Caller::Group(Box::new(World::new(communicator, buffer_bytes, 1 + color)?)))
     }
 
     fn reduce_any(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::time::Duration;
 
+use fast_allreduce::device::host::Isa;
 use fast_allreduce::{Algorithm, DType};
 use serde::{Deserialize, Serialize};
 
-use super::draw::Call;
+use super::draw::{Call, Range};
 use super::usage::Usage;
 use crate::arguments::SummaryFormat;
 
@@ -55,6 +56,17 @@ impl Tally {
     pub fn growth(&self) -> Option<String> {
         self.at_end?.growth(&self.after_warm_up?)
     }
+}
+
+/// Writes what is known before the first call.
+pub fn write_header(range: &Range) -> io::Result<()> {
+    let Range { seed, ranks, max_bytes } = range;
+    let (instruction_set, cores) = (Isa::best().name(), crate::facts::cores());
+    let mut out = io::stdout().lock();
+    writeln!(out, "# fast-allreduce {} soak", env!("CARGO_PKG_VERSION"))?;
+    writeln!(out, "# ranks {ranks} device host instruction set {instruction_set} cores {cores}")?;
+    writeln!(out, "# seed {seed} maxbytes {max_bytes}")?;
+    out.flush()
 }
 
 /// A run, as all of its ranks tell it.
@@ -129,12 +141,10 @@ impl Summary {
     }
 
     fn write_text(&self, out: &mut impl Write) -> io::Result<()> {
-        let Self { version, ranks, seed, instruction_set, cores, seconds, total, .. } = self;
-        writeln!(out, "# fast-allreduce {version} soak")?;
-        writeln!(out, "# ranks {ranks} device host instruction set {instruction_set} cores {cores}")?;
-        writeln!(out, "# seed {seed} maxbytes {} digest {}", self.max_bytes, self.digest)?;
+        let Self { seconds, total, .. } = self;
         let rate = total.drawn as f64 / seconds;
         writeln!(out, "drawn          {} calls in {seconds:.1} s, {rate:.1} calls/s", total.drawn)?;
+        writeln!(out, "digest         {}", self.digest)?;
         writeln!(out, "made           {} calls of {} bytes, on all ranks", total.calls, total.bytes)?;
         for (what, counts) in [("by algorithm", &total.by_algorithm), ("by type", &total.by_type)] {
             let words: Vec<_> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
