@@ -181,7 +181,10 @@ impl Call {
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { number, slot, dtype, op, count, times, .. } = self;
-        write!(f, "call {number}: {op} of {count} {dtype}, {times} times, communicator {slot}")?;
+        write!(f, "call {number}: {op} of {count} {dtype}, communicator {slot}")?;
+        if *times > 1 {
+            write!(f, ", {times} times")?;
+        }
         match &self.groups {
             Some(Groups::Split(_)) => f.write_str(", in groups of split"),
             Some(Groups::Shrink(_)) => f.write_str(", in groups of shrink"),

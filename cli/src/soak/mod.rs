@@ -202,12 +202,13 @@ impl Live {
         let now = if self.in_calls { tally.drawn } else { seconds as u64 };
         (self.done..now).for_each(|_| progress.advance());
         self.done = now;
-        let (unit, bytes) = (if self.in_calls { "calls" } else { "s" }, tally.bytes as f64 / 1e6);
-        let rate = tally.drawn as f64 / seconds;
-        progress.show(&format!(
-            "{unit}, {seconds:.0} s, {} calls, {bytes:.1} MB, {rate:.0} calls/s",
-            tally.drawn
-        ));
+        let unit = if self.in_calls {
+            format!("calls, {seconds:.0} s")
+        } else {
+            format!("s, {} calls", tally.drawn)
+        };
+        let (bytes, rate) = (tally.bytes as f64 / 1e6, tally.drawn as f64 / seconds);
+        progress.show(&format!("{unit}, {bytes:.1} MB, {rate:.0} calls/s"));
     }
 }
 

@@ -181,7 +181,7 @@ impl Summary {
         }
         match self.wrong().len() {
             0 => writeln!(out, "wrong          nothing"),
-            ranks => writeln!(out, "wrong          found by {ranks} ranks"),
+            ranks => writeln!(out, "wrong          see the errors of {ranks} of the ranks"),
         }
     }
 }
