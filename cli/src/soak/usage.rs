@@ -10,8 +10,8 @@ use crate::failure::Failure;
 /// Mappings that the allocator may add with its arenas and the stacks that it keeps, for threads at new moments.
 const SLACK_MAPPINGS: u64 = 64;
 
-/// Resident memory that the allocator may keep: far below a region for each communicator that a run makes.
-const SLACK_KIB: u64 = 32 << 10;
+/// Resident memory that the allocator may keep; runs of some minutes have been seen to take half a MiB.
+const SLACK_KIB: u64 = 8 << 10;
 
 /// Counts of one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
