@@ -23,6 +23,8 @@ pub enum Failure {
     /// The CUDA driver refused a call.
     #[cfg(feature = "cuda")]
     Driver(&'static str, String),
+    /// Something failed while that was done.
+    During(String, Box<Failure>),
     /// The ranks' launcher saw this.
     Ranks(String),
     /// One of the others, of a rank that has no launcher to tell.
@@ -37,7 +39,7 @@ impl Failure {
             Self::Library(error) => {
                 matches!(error, Error::InvalidSetting { .. } | Error::WorldSize { .. } | Error::Tuning { .. })
             }
-            Self::OfRank(_, failure) => failure.is_common(),
+            Self::OfRank(_, failure) | Self::During(_, failure) => failure.is_common(),
             _ => false,
         }
     }
@@ -45,7 +47,11 @@ impl Failure {
     /// True where another rank's end or absence is what this rank suffers from.
     pub fn is_consequence(&self) -> bool {
         use Error::{PeerLost, Rendezvous, Timeout};
-        matches!(self, Self::Library(PeerLost { .. } | Rendezvous { .. } | Timeout { .. }))
+        match self {
+            Self::Library(error) => matches!(error, PeerLost { .. } | Rendezvous { .. } | Timeout { .. }),
+            Self::During(_, failure) => failure.is_consequence(),
+            _ => false,
+        }
     }
 
     /// True if there is nobody to tell: the reader of the results has gone.
@@ -92,6 +98,7 @@ impl fmt::Display for Failure {
             Self::System(what, error) => write!(f, "{what} failed: {error}"),
             #[cfg(feature = "cuda")]
             Self::Driver(call, reason) => write!(f, "{call} failed: {reason}"),
+            Self::During(what, failure) => write!(f, "{what}: {failure}"),
             Self::OfRank(rank, failure) => write!(f, "rank {rank}: {failure}"),
         }
     }

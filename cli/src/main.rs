@@ -15,12 +15,13 @@ mod mpirun;
 mod output;
 mod page;
 mod plan;
+mod soak;
 mod topology;
 mod tune;
 
 use std::process::ExitCode;
 
-use arguments::Command;
+use arguments::{Command, Soak};
 use failure::Failure;
 
 /// What was computed is wrong.
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
             None => tune::run(&options).map(|()| ExitCode::SUCCESS),
             Some(part) => as_rank(|| tune::measure(&options, part).map(|()| true)),
         },
+        Command::Soak(options) => soak(&options),
         #[cfg(feature = "cuda")]
         Command::GpuCheck(options) => gpu_check::run(&options),
         #[cfg(not(feature = "cuda"))]
@@ -66,6 +68,15 @@ fn measure(job: &impl bench::Job) -> Result<ExitCode, Failure> {
         return launch::launch(options.ranks(), std::env::args_os().skip(1));
     }
     as_rank(|| bench::run(job))
+}
+
+/// Runs as a rank where the environment names a world, else launches one.
+fn soak(options: &Soak) -> Result<ExitCode, Failure> {
+    options.validate()?;
+    match launch::is_rank() {
+        true => as_rank(|| soak::run(options)),
+        false => launch::launch(options.ranks, std::env::args_os().skip(1)),
+    }
 }
 
 /// Runs as one of a launcher's ranks, which hears what went wrong.

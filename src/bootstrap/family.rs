@@ -1,6 +1,7 @@
 //! A rendezvous for some of the ranks of a world that has met before, whatever its bootstrap was and whether that still works.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::local::Local;
@@ -10,12 +11,12 @@ use crate::error::{Error, Result};
 
 /// What all ranks of a world share, and nobody else knows: where the later worlds of its ranks meet.
 ///
-/// Each such world has a socket name made of a number and of its ranks: ranks that differ on either meet nobody.
+/// Each such world has a socket name made of its ranks, and of how often they have met: ranks that differ on either meet nobody.
 pub(crate) struct Family {
     name: [u8; 16],
     token: Token,
-    /// Worlds made or tried so far; equal on all ranks, as they make the same calls.
-    made: AtomicU32,
+    /// How often each list of members, as a mask, has met or tried to; equal on all of them, as they make the same calls.
+    tries: Mutex<HashMap<u32, u32>>,
 }
 
 impl Family {
@@ -29,18 +30,19 @@ impl Family {
             rank: 0,
             reason: "its random bytes for later worlds are cut short".into(),
         })?;
-        Ok(Self { name, token, made: AtomicU32::new(0) })
-    }
-
-    /// The number of a new world: one on all ranks, as each makes them in the same order.
-    pub fn next(&self) -> u32 {
-        self.made.fetch_add(1, Ordering::Relaxed)
+        Ok(Self { name, token, tries: Mutex::default() })
     }
 
     /// Meets the other `members`, ranks of the old world in their new order, of whom this is `members[index]`. The first of
     /// them serves the rendezvous. Errors name ranks of the old world.
-    pub fn meet(&self, number: u32, members: &[usize], index: usize, timeout: Duration) -> Result<Local> {
+    pub fn meet(&self, members: &[usize], index: usize, timeout: Duration) -> Result<Local> {
         let mask = members.iter().fold(0u32, |mask, rank| mask | 1 << rank);
+        let number = {
+            let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
+            let tries = tries.entry(mask).or_default();
+            *tries += 1;
+            *tries
+        };
         let name = format!("fast-allreduce-{}-{number:x}-{mask:x}", Hex(&self.name));
         let met = Local::found(name.as_bytes(), &self.token, index, members.len(), timeout);
         met.map_err(|error| in_old_ranks(error, members))

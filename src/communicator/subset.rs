@@ -32,7 +32,7 @@ impl<D: Device> Communicator<D> {
                 expected: "ranks of this communicator in ascending order, this one among them",
             });
         };
-        self.part(self.family.next(), survivors, index)
+        self.part(survivors, index)
     }
 
     /// Makes a communicator of the ranks that give the same `color`, ordered by `key`, then by rank. Collective: every rank calls
@@ -43,7 +43,6 @@ impl<D: Device> Communicator<D> {
     /// The error that poisoned this communicator, those of the bootstrap, and as [`Builder::build`](crate::Builder::build).
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         self.healthy()?;
-        let number = self.family.next();
         let mut own = [0; 13];
         own[0] = u8::from(color.is_some());
         own[1..5].copy_from_slice(&color.unwrap_or(0).to_le_bytes());
@@ -68,15 +67,15 @@ impl<D: Device> Communicator<D> {
         let members: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
         // Its own rank is among them: it gave that color.
         let index = members.iter().position(|&rank| rank == self.rank).unwrap_or_default();
-        self.part(number, &members, index).map(Some)
+        self.part(&members, index).map(Some)
     }
 
-    fn part(&self, number: u32, members: &[usize], index: usize) -> Result<Self> {
+    fn part(&self, members: &[usize], index: usize) -> Result<Self> {
         if self.presence.is_elsewhere() {
             return Err(Error::Forked);
         }
         let timeout: Duration = self.setup_timeout;
-        let local = self.family.meet(number, members, index, timeout)?;
+        let local = self.family.meet(members, index, timeout)?;
         self.settings.clone().build(self.endpoint.device.again()?, local)
     }
 }

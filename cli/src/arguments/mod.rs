@@ -2,6 +2,7 @@
 
 mod compare;
 mod plans;
+mod soak;
 mod values;
 
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
 pub use self::compare::{Compare, RivalName};
 pub use self::plans::{Plan, Tune};
+pub use self::soak::{Soak, SummaryFormat};
 use self::values::Choice;
 use crate::failure::Failure;
 
@@ -29,6 +31,7 @@ pub enum Command {
     Topology(Topology),
     Plan(Plan),
     Tune(Box<Tune>),
+    Soak(Soak),
     GpuCheck(GpuCheck),
 }
 
@@ -61,6 +64,9 @@ enum Subcommands {
     /// Measure the algorithms and grids on this machine, and write what is best to a file that the library loads
     #[command(after_help = plans::TUNE_NOTES)]
     Tune(Box<Tune>),
+    /// Make random calls for a while, and check everything
+    #[command(after_help = soak::SOAK_NOTES)]
+    Soak(Soak),
     /// Prove the kernels on a GPU, step by step, and measure them
     #[command(after_help = GPU_CHECK_NOTES)]
     GpuCheck(GpuCheck),
@@ -430,6 +436,7 @@ pub fn parse() -> Result<Command, ExitCode> {
         Some(Subcommands::Topology(topology)) if !line.version => Ok(Command::Topology(topology)),
         Some(Subcommands::Plan(plan)) if !line.version => Ok(Command::Plan(plan)),
         Some(Subcommands::Tune(tune)) if !line.version => Ok(Command::Tune(tune)),
+        Some(Subcommands::Soak(soak)) if !line.version => Ok(Command::Soak(soak)),
         Some(Subcommands::GpuCheck(check)) if !line.version => Ok(Command::GpuCheck(check)),
         _ => Ok(Command::Version { verbose: line.verbose }),
     }

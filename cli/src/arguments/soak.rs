@@ -1,0 +1,89 @@
+//! Options of `soak`.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::{values, DeviceName, DEFAULT_RANKS};
+use crate::failure::Failure;
+
+pub const SOAK_NOTES: &str = "\
+All ranks draw the same calls from one seed: sizes, types, operations, algorithms, memory that is registered or not, in place or
+not, at odd offsets; now and then a rank sleeps, a communicator is dropped and made again, or a call is made in groups that split
+and shrink make. Every element of every result is checked, and that nothing beside it and no input has changed. The same seed,
+ranks, and --maxbytes replay the same calls.
+
+After a warm-up and at the end all communicators are dropped, and each rank counts its file descriptors, mappings, threads and
+resident memory: growth is a failure.
+
+The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run could not be made or something grew.";
+
+/// Options of `soak`.
+#[derive(Args, Debug)]
+pub struct Soak {
+    /// How long, in minutes, which may be a fraction
+    #[arg(long, value_name = "MINUTES", default_value = "1", value_parser = minutes)]
+    pub minutes: Duration,
+    /// Stop after so many calls instead
+    #[arg(long, value_name = "COUNT", conflicts_with = "minutes", value_parser = values::positive)]
+    pub calls: Option<u64>,
+    /// Ranks, a process each
+    #[arg(long, value_name = "COUNT", default_value_t = DEFAULT_RANKS)]
+    pub ranks: usize,
+    /// Seed of the calls and inputs [default: random]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Largest message
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "4M", value_parser = values::size)]
+    pub max_bytes: usize,
+    /// Where the ranks' memory lives: host
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = DeviceName::Host)]
+    pub device: DeviceName,
+    /// Longest wait for another rank; some communicators take twice and four times as much
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds)]
+    pub timeout: Duration,
+    /// Form of the summary
+    #[arg(long, value_enum, default_value_t = SummaryFormat::Text)]
+    pub format: SummaryFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SummaryFormat {
+    /// Lines to read
+    Text,
+    /// One object
+    Json,
+}
+
+impl Soak {
+    /// Refuses what cannot be, before anything is started.
+    pub fn validate(&self) -> Result<(), Failure> {
+        /// Far above what finds anything new; buffers are kept for each communicator.
+        const MOST_BYTES: usize = 1 << 30;
+        let refuse = |reason: String| Err(Failure::Usage(reason));
+        if self.device == DeviceName::Cuda {
+            return refuse("soak knows no --device cuda yet".into());
+        }
+        let max = fast_allreduce::MAX_RANKS;
+        if !(1..=max).contains(&self.ranks) {
+            return refuse(format!("--ranks {} is not possible: a world has 1 to {max} ranks", self.ranks));
+        }
+        if self.max_bytes > MOST_BYTES {
+            return refuse(format!("--maxbytes {} is more than {MOST_BYTES}", self.max_bytes));
+        }
+        // Each of the communicators may keep a registered input and output, as large as the private ones.
+        let buffers = self.max_bytes * (crate::soak::SLOTS + 1);
+        super::check_memory(buffers, self.ranks).map_err(|_| {
+            let Self { max_bytes, ranks, .. } = self;
+            Failure::Usage(format!(
+                "--maxbytes {max_bytes} needs more memory for {ranks} ranks than is available"
+            ))
+        })
+    }
+}
+
+fn minutes(text: &str) -> Result<Duration, String> {
+    let duration =
+        text.parse::<f64>().ok().and_then(|minutes| Duration::try_from_secs_f64(minutes * 60.0).ok());
+    duration.filter(|duration| !duration.is_zero()).ok_or_else(|| "a positive number of minutes".into())
+}

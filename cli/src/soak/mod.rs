@@ -1,0 +1,276 @@
+//! `soak`: random calls for minutes or hours, between rank processes that check everything.
+
+mod draw;
+mod memory;
+mod rank;
+mod report;
+mod usage;
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fast_allreduce::bootstrap::{Bootstrap, Local};
+use fast_allreduce::device::host::Isa;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+pub use self::draw::SLOTS;
+use self::draw::{Call, Range};
+use self::rank::Rank;
+use self::report::{Summary, Tally};
+use self::usage::Usage;
+use crate::arguments::{Soak, SummaryFormat};
+use crate::bench::progress::Progress;
+use crate::failure::Failure;
+
+/// Calls after which what a rank holds is what it may hold.
+const WARM_UP: u64 = 100;
+
+/// Calls between two moments at which ranks compare notes.
+const ROUND: u64 = 16;
+
+/// What a rank tells the others after a round.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    digest: u64,
+    is_over: bool,
+    is_wrong: bool,
+}
+
+/// Runs as the rank that the environment names. True if all is right.
+pub fn run(options: &Soak) -> Result<bool, Failure> {
+    let Some(bootstrap) = Local::from_env()? else {
+        return Err(Failure::Usage("the environment names no world".into()));
+    };
+    let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);
+    let ranks = bootstrap.world_size();
+    if ranks != options.ranks {
+        let named = options.ranks;
+        return Err(Failure::Usage(format!("--ranks {named}, but the environment names a world of {ranks}")));
+    }
+    let seeds: Vec<u64> = exchange(&*bootstrap, &options.seed.unwrap_or_else(random_seed), options.timeout)?;
+    let range = Range { seed: seeds[0], ranks, max_bytes: options.max_bytes };
+    if bootstrap.rank() == 0 && options.format == SummaryFormat::Text {
+        // Now, for what could end the run without a word.
+        report::write_header(&range)?;
+    }
+    let summary = Run { options, range, own_seed: range.seed }.run(&bootstrap)?;
+    if bootstrap.rank() == 0 {
+        summary.write(options.format)?;
+        summary.wrong().iter().for_each(|wrong| eprintln!("error: {wrong}"));
+    }
+    match summary.growth() {
+        Some(growth) if summary.wrong().is_empty() => Err(Failure::Ranks(growth)),
+        _ => Ok(summary.wrong().is_empty()),
+    }
+}
+
+/// What a rank needs to know.
+struct Run<'a> {
+    options: &'a Soak,
+    range: Range,
+    /// See [`Rank::new`].
+    own_seed: u64,
+}
+
+impl Run<'_> {
+    fn run(&self, bootstrap: &Arc<dyn Bootstrap>) -> Result<Summary, Failure> {
+        let Self { options, range, own_seed } = *self;
+        let mut rank = Rank::new(Arc::clone(bootstrap), range, options.timeout, own_seed);
+        let start = Instant::now();
+        let mut live = Live::new(options, start, bootstrap.rank() == 0);
+        let mut number = 0;
+        loop {
+            let end = options.calls.map_or(number + ROUND, |calls| calls.min(number + ROUND));
+            while number < end {
+                if number == WARM_UP {
+                    rank.tally.after_warm_up = Some(self.usage(bootstrap, &mut rank, None)?);
+                }
+                rank.call(&Call::draw(&range, number))?;
+                number += 1;
+                live.show(&rank.tally);
+            }
+            let is_over = match options.calls {
+                Some(calls) => number == calls,
+                None => start.elapsed() >= options.minutes,
+            };
+            let (digest, is_wrong) = (rank.digest(), rank.tally.wrong.is_some());
+            let notes = exchange(&**bootstrap, &Note { digest, is_over, is_wrong }, self.patience())?;
+            if let Some(other) = notes.iter().position(|note| note.digest != digest) {
+                return Err(Failure::Ranks(format!("rank {other} has drawn other calls than this one")));
+            }
+            // Clocks differ, and the first rank's decides.
+            if notes[0].is_over || notes.iter().any(|note| note.is_wrong) {
+                break;
+            }
+        }
+        drop(live);
+        let seconds = start.elapsed().as_secs_f64();
+        let before = rank.tally.after_warm_up;
+        rank.tally.at_end = Some(self.usage(bootstrap, &mut rank, before)?);
+        let by_rank: Vec<Tally> = exchange(&**bootstrap, &rank.tally, self.patience())?;
+        Ok(Summary {
+            version: env!("CARGO_PKG_VERSION"),
+            ranks: range.ranks,
+            seed: range.seed,
+            max_bytes: range.max_bytes,
+            instruction_set: Isa::best().name(),
+            cores: crate::facts::cores(),
+            seconds,
+            digest: format!("{:016x}", rank.digest()),
+            total: Summary::total(&by_rank),
+            leaks_measured: by_rank.iter().all(|tally| tally.after_warm_up.is_some()),
+            leaks: by_rank.iter().map(Tally::growth).collect(),
+            by_rank,
+        })
+    }
+
+    /// What this rank holds without communicators. What ends by itself, such as a thread that the system still counts, has a
+    /// moment to do so.
+    fn usage(
+        &self,
+        bootstrap: &Arc<dyn Bootstrap>,
+        rank: &mut Rank,
+        before: Option<Usage>,
+    ) -> Result<Usage, Failure> {
+        const MOMENT: Duration = Duration::from_millis(50);
+        const MOMENTS: usize = 40;
+        rank.retire_all();
+        bootstrap.barrier(self.patience())?;
+        std::thread::sleep(MOMENT);
+        let mut usage = Usage::now()?;
+        for _ in 0..MOMENTS {
+            if before.is_none_or(|before| usage.growth(&before).is_none()) {
+                break;
+            }
+            std::thread::sleep(MOMENT);
+            usage = Usage::now()?;
+        }
+        Ok(usage)
+    }
+
+    /// How long a rank may need to come from its last call: it checks several results in that time.
+    fn patience(&self) -> Duration {
+        2 * self.options.timeout
+    }
+}
+
+/// Every rank's value.
+fn exchange<T: Serialize + DeserializeOwned>(
+    bootstrap: &dyn Bootstrap,
+    mine: &T,
+    limit: Duration,
+) -> Result<Vec<T>, Failure> {
+    let malformed = |rank: usize| {
+        move |error: serde_json::Error| fast_allreduce::Error::Malformed { rank, reason: error.to_string() }
+    };
+    let mine = serde_json::to_vec(mine).map_err(malformed(bootstrap.rank()))?;
+    let all = bootstrap.all_gather(&mine, limit)?;
+    let decode =
+        |(rank, bytes): (usize, &Vec<u8>)| Ok(serde_json::from_slice(bytes).map_err(malformed(rank))?);
+    all.iter().enumerate().map(decode).collect()
+}
+
+/// The line on the first rank's terminal.
+struct Live {
+    progress: Option<Progress>,
+    start: Instant,
+    shown: Instant,
+    /// In seconds, or in calls.
+    done: u64,
+    in_calls: bool,
+}
+
+impl Live {
+    fn new(options: &Soak, start: Instant, is_first: bool) -> Self {
+        let total = options.calls.unwrap_or_else(|| options.minutes.as_secs_f64().ceil() as u64);
+        let progress = is_first.then(|| Progress::new(total as usize));
+        Self { progress, start, shown: start, done: 0, in_calls: options.calls.is_some() }
+    }
+
+    fn show(&mut self, tally: &Tally) {
+        const PERIOD: Duration = Duration::from_millis(200);
+        let Some(progress) = &mut self.progress else {
+            return;
+        };
+        if self.shown.elapsed() < PERIOD {
+            return;
+        }
+        self.shown = Instant::now();
+        let seconds = self.start.elapsed().as_secs_f64();
+        let now = if self.in_calls { tally.drawn } else { seconds as u64 };
+        (self.done..now).for_each(|_| progress.advance());
+        self.done = now;
+        let unit = if self.in_calls {
+            format!("calls, {seconds:.0} s")
+        } else {
+            format!("s, {} calls", tally.drawn)
+        };
+        let (bytes, rate) = (tally.bytes as f64 / 1e6, tally.drawn as f64 / seconds);
+        progress.show(&format!("{unit}, {bytes:.1} MB, {rate:.0} calls/s"));
+    }
+}
+
+/// Short enough to type again.
+fn random_seed() -> u64 {
+    RandomState::new().hash_one(()) >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use fast_allreduce::bootstrap::Threads;
+
+    use super::*;
+    use crate::arguments::DeviceName;
+
+    /// Ranks as threads, each of which makes its inputs of its own seed.
+    fn soak(calls: u64, own_seeds: [u64; 3]) -> Vec<Summary> {
+        let (seed, ranks, max_bytes) = (9, 3, 10_000);
+        let options = Soak {
+            minutes: Duration::MAX,
+            calls: Some(calls),
+            ranks,
+            seed: Some(seed),
+            max_bytes,
+            device: DeviceName::Host,
+            timeout: Duration::from_secs(60),
+            format: SummaryFormat::Text,
+        };
+        let world = Threads::world(ranks).unwrap();
+        std::thread::scope(|scope| {
+            let start = |(bootstrap, own_seed)| {
+                let options = &options;
+                scope.spawn(move || {
+                    let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);
+                    let run = Run { options, range: Range { seed, ranks, max_bytes }, own_seed };
+                    run.run(&bootstrap).unwrap()
+                })
+            };
+            let threads: Vec<_> = world.into_iter().zip(own_seeds).map(start).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn ranks_agree_and_nothing_is_wrong() {
+        for summary in soak(60, [9; 3]) {
+            assert_eq!(summary.wrong(), [""; 0]);
+            assert_eq!((summary.total.drawn, summary.total.timeouts), (60, 0));
+        }
+    }
+
+    #[test]
+    fn a_rank_that_gives_other_numbers_is_found_by_all() {
+        for summary in soak(60, [9, 10, 9]) {
+            let wrong = summary.wrong();
+            assert_eq!(wrong.len(), 3, "{wrong:?}");
+            for (rank, line) in wrong.iter().enumerate() {
+                assert!(line.starts_with(&format!("rank {rank}: seed 9, call ")), "{line}");
+                assert!(line.contains("elements are wrong, the first is number "), "{line}");
+            }
+            // It ends with the round.
+            assert_eq!(summary.total.drawn, ROUND);
+        }
+    }
+}

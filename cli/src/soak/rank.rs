@@ -1,0 +1,296 @@
+//! One rank's part of the calls: makes them, and looks at every element.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fast_allreduce::bootstrap::Bootstrap;
+use fast_allreduce::{Buffer, Communicator, DType, Host};
+
+use super::draw::{Call, Groups, Range, Settings, View, SLOTS};
+use super::memory::{words, Window};
+use super::report::Tally;
+use crate::bench::check::{count_changed, judge, Promise};
+use crate::bench::inputs::Inputs;
+use crate::bench::reference::Number;
+use crate::bench::with_number;
+use crate::failure::Failure;
+
+/// A communicator and what is kept with it.
+struct World {
+    communicator: Communicator<Host>,
+    /// An input and an output.
+    buffer: Option<Buffer<u64>>,
+    /// Tells the inputs of groups from each other.
+    color: u64,
+    calls: u64,
+    bytes: u64,
+}
+
+/// Who makes a call.
+enum Caller {
+    AllRanks,
+    Group(Box<World>),
+    /// Groups without this rank.
+    Others,
+}
+
+/// A rank between two calls.
+pub struct Rank {
+    bootstrap: Arc<dyn Bootstrap>,
+    range: Range,
+    timeout: Duration,
+    /// Of this rank's own inputs: the range's seed, save in a test of what is noticed.
+    own_seed: u64,
+    worlds: [Option<World>; SLOTS],
+    private: [Vec<u64>; 2],
+    drawn: DefaultHasher,
+    pub tally: Tally,
+}
+
+impl Rank {
+    pub fn new(bootstrap: Arc<dyn Bootstrap>, range: Range, timeout: Duration, own_seed: u64) -> Self {
+        // Written now, so that no later call makes them resident.
+        let private = [(); 2].map(|()| vec![u64::MAX; words(range.max_bytes)]);
+        let (worlds, drawn, tally) = Default::default();
+        Self { bootstrap, range, timeout, own_seed, worlds, private, drawn, tally }
+    }
+
+    /// A digest of the calls so far, equal on all ranks.
+    pub fn digest(&self) -> u64 {
+        self.drawn.finish()
+    }
+
+    /// Makes a call. What is wrong with its results is for the tally.
+    pub fn call(&mut self, call: &Call) -> Result<(), Failure> {
+        call.hash(&mut self.drawn);
+        self.tally.drawn += 1;
+        self.make_call(call).map_err(|failure| {
+            Failure::During(format!("seed {}, {call}", self.range.seed), Box::new(failure))
+        })
+    }
+
+    /// Drops all communicators.
+    pub fn retire_all(&mut self) {
+        for slot in 0..SLOTS {
+            self.retire(slot);
+        }
+    }
+
+    fn retire(&mut self, slot: usize) {
+        if let Some(world) = self.worlds[slot].take() {
+            self.close(world);
+        }
+    }
+
+    fn make_call(&mut self, call: &Call) -> Result<(), Failure> {
+        if call.renew {
+            self.retire(call.slot);
+        }
+        if let Some((rank, time)) = call.late {
+            if rank == self.bootstrap.rank() {
+                std::thread::sleep(time);
+            }
+        }
+        let mut world = match self.worlds[call.slot].take() {
+            Some(world) => world,
+            None => self.make(call)?,
+        };
+        match self.caller(&world, call)? {
+            Caller::AllRanks => self.reduce_any(&mut world, call)?,
+            Caller::Group(mut group) => {
+                self.reduce_any(&mut group, call)?;
+                self.close(*group);
+            }
+            Caller::Others => {}
+        }
+        self.worlds[call.slot] = Some(world);
+        Ok(())
+    }
+
+    /// Makes a slot's communicator. Collective.
+    fn make(&mut self, call: &Call) -> Result<World, Failure> {
+        let settings = Settings::draw(self.range.seed, call.number, call.slot);
+        let device = Host::new().workers(settings.workers)?.wait(settings.wait);
+        let communicator = Communicator::builder()
+            .algorithm(settings.algorithm)
+            .max_bytes(settings.max_bytes)
+            .check(settings.check)
+            .timeout(self.timeout * settings.patience)
+            .first_epoch(settings.last_epoch)
+            .build(device, Arc::clone(&self.bootstrap))?;
+        let buffer_bytes = settings.has_buffer.then_some(self.range.max_bytes);
+        self.tally.communicators += 1;
+        World::new(communicator, buffer_bytes, 0)
+    }
+
+    /// The groups of a call. Collective.
+    fn caller(&mut self, world: &World, call: &Call) -> Result<Caller, Failure> {
+        let rank = self.bootstrap.rank();
+        let (made, color) = match &call.groups {
+            None => return Ok(Caller::AllRanks),
+            Some(Groups::Split(parts)) => {
+                let (color, key) = parts[rank];
+                (world.communicator.split(color, key)?, u64::from(color.unwrap_or(0)))
+            }
+            // All ranks are on one of two lists, so that all have made as many groups.
+            Some(Groups::Shrink(sides)) => {
+                let list: Vec<_> = (0..sides.len()).filter(|&other| sides[other] == sides[rank]).collect();
+                (Some(world.communicator.shrink(&list)?), u64::from(sides[rank]))
+            }
+        };
+        let Some(communicator) = made else {
+            return Ok(Caller::Others);
+        };
+        self.tally.groups += 1;
+        let buffer_bytes = world.buffer.is_some().then_some(call.count * call.dtype.size());
+        Ok(Caller::Group(Box::new(World::new(communicator, buffer_bytes, 1 + color)?)))
+    }
+
+    fn reduce_any(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
+        with_number!(call.dtype, T => self.reduce::<T>(world, call))
+    }
+
+    fn reduce<T: Number>(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
+        let placement = call.placement(self.range.seed, self.bootstrap.rank());
+        let (rank, world_size) = (world.communicator.rank(), world.communicator.world_size());
+        let algorithm = world.communicator.plan(call.count, T::DTYPE).algorithm;
+        for time in 0..call.times {
+            let inputs = |seed: u64| {
+                let round = (call.number * MOST_TIMES + time) * MOST_COLORS + world.color;
+                Inputs::new(seed, round, world_size, call.op)
+            };
+            let (own, all) = (inputs(self.own_seed), inputs(self.range.seed));
+            let [first, second] = &mut self.private;
+            let (mut registered_input, mut registered_output) = match &mut world.buffer {
+                Some(buffer) => {
+                    let half = buffer.len() / 2;
+                    let (input, output) = buffer.split_at_mut(half);
+                    (Some(input), Some(output))
+                }
+                None => (None, None),
+            };
+            let place =
+                |view: View, registered: &mut Option<_>| registered.take().filter(|_| view.is_registered);
+            let input = place(placement.input, &mut registered_input).unwrap_or(first);
+            let input = Window::<T>::new(input, placement.input.offset, call.count);
+            own.fill(rank, input.elements);
+            let found = match placement.output {
+                Some(view) => {
+                    let output = place(view, &mut registered_output).unwrap_or(second);
+                    let output = Window::<T>::new(output, view.offset, call.count);
+                    let start = Instant::now();
+                    world.communicator.all_reduce(input.elements, output.elements, call.op)?;
+                    self.tally.time(start.elapsed(), call, algorithm);
+                    let changed = count_changed(&own, rank, input.elements) + input.overwritten();
+                    Found::new(&all, &output, changed)
+                }
+                None => {
+                    let start = Instant::now();
+                    world.communicator.all_reduce_in_place(input.elements, call.op)?;
+                    self.tally.time(start.elapsed(), call, algorithm);
+                    Found::new(&all, &input, 0)
+                }
+            };
+            let bytes = (call.count * size_of::<T>()) as u64;
+            world.calls += 1;
+            world.bytes += bytes;
+            self.tally.count(algorithm, T::DTYPE, bytes);
+            if let Some(found) = found {
+                let told = format!(
+                    "seed {}, {call}, of rank {rank} of {world_size} {placement} by {algorithm}: {found}",
+                    self.range.seed
+                );
+                self.tally.wrong.get_or_insert(told);
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops a communicator, whose counters must agree with what was done.
+    fn close(&mut self, world: World) {
+        let World { communicator, buffer, calls, bytes, .. } = world;
+        let counters = communicator.counters();
+        self.tally.waits += counters.waits.iter().sum::<u64>();
+        self.tally.timeouts += counters.timeouts.iter().sum::<u64>();
+        if (counters.calls, counters.bytes) != (calls, bytes) {
+            self.tally.wrong.get_or_insert(format!(
+                "seed {}: a communicator's counters say {} calls of {} bytes after {calls} of {bytes}",
+                self.range.seed, counters.calls, counters.bytes
+            ));
+        }
+        // In either order: the one that goes last holds what both need.
+        if calls % 2 == 0 {
+            drop((communicator, buffer));
+        } else {
+            drop((buffer, communicator));
+        }
+    }
+}
+
+/// Above [`Call::times`].
+const MOST_TIMES: u64 = 4;
+
+/// Above the colors of groups, and one for none.
+const MOST_COLORS: u64 = 10;
+
+impl World {
+    /// With a registered buffer for an input and an output of so many bytes. Collective.
+    fn new(
+        communicator: Communicator<Host>,
+        buffer_bytes: Option<usize>,
+        color: u64,
+    ) -> Result<Self, Failure> {
+        let buffer = buffer_bytes.map(|bytes| communicator.alloc(2 * words(bytes))).transpose()?;
+        Ok(Self { communicator, buffer, color, calls: 0, bytes: 0 })
+    }
+}
+
+/// What is wrong with a result.
+#[derive(Debug, PartialEq, Eq)]
+struct Found {
+    wrong: u64,
+    first: usize,
+    count: usize,
+    overwritten: u64,
+    changed: u64,
+}
+
+impl Found {
+    fn new<T: Number>(inputs: &Inputs, output: &Window<'_, T>, changed: u64) -> Option<Self> {
+        let elements = &*output.elements;
+        let count_wrong = |elements: &[T]| judge(inputs, elements, Promise::SameBits).wrong;
+        let (wrong, overwritten) = (count_wrong(elements), output.overwritten());
+        if (wrong, overwritten, changed) == (0, 0, 0) {
+            return None;
+        }
+        // Elements before the first wrong one are right.
+        let (mut right, mut end) = (0, elements.len());
+        while right < end {
+            let middle = right + (end - right) / 2;
+            match count_wrong(&elements[..=middle]) {
+                0 => right = middle + 1,
+                _ => end = middle,
+            }
+        }
+        Some(Self { wrong, first: right, count: elements.len(), overwritten, changed })
+    }
+}
+
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { wrong, first, count, overwritten, changed } = self;
+        if *wrong > 0 {
+            write!(f, "{wrong} of {count} elements are wrong, the first is number {first}")?;
+        } else {
+            write!(f, "all {count} elements are right")?;
+        }
+        if *overwritten > 0 {
+            write!(f, "; {overwritten} bytes beside the output were written")?;
+        }
+        if *changed > 0 {
+            write!(f, "; {changed} elements of or bytes beside the input have changed")?;
+        }
+        Ok(())
+    }
+}

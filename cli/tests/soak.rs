@@ -1,0 +1,113 @@
+//! `soak`: what it says of a short run, that runs can be replayed, and how it ends.
+
+mod program;
+
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+use program::{program, results, run, text, wait_until, Busy};
+use serde_json::Value;
+
+fn json(arguments: &str) -> Value {
+    serde_json::from_str(&results(arguments)).unwrap()
+}
+
+#[test]
+fn a_few_seconds_are_right_and_leak_nothing() {
+    let text = results("soak --minutes 0.05 --ranks 3 -e 64K --seed 3");
+    for line in
+        ["# seed 3 maxbytes 65536", "drawn ", "by algorithm ", "worst call ", "wrong          nothing"]
+    {
+        assert!(text.lines().any(|found| found.starts_with(line)), "{line}: {text}");
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_calls() {
+    let first = json("soak --calls 160 --ranks 3 -e 16K --seed 7 --format json");
+    let total = &first["total"];
+    assert_eq!((&total["drawn"], &total["timeouts"]), (&160.into(), &0.into()));
+    assert_eq!((&first["leaks_measured"], &first["leaks"]), (&true.into(), &vec![Value::Null; 3].into()));
+    assert_eq!(total["by_algorithm"].as_object().unwrap().len(), 4, "{total}");
+    assert_eq!(total["by_type"].as_object().unwrap().len(), 10, "{total}");
+    assert!(total["communicators"].as_u64().unwrap() >= 6, "{total}");
+    let again = json("soak --calls 160 --ranks 3 -e 16K --seed 7 --format json");
+    for name in ["calls", "bytes", "by_algorithm", "by_type", "communicators", "groups"] {
+        assert_eq!(total[name], again["total"][name], "{name}");
+    }
+    assert_eq!(first["digest"], again["digest"]);
+    let other = json("soak --calls 16 --ranks 3 -e 16K --seed 8 --format json");
+    assert_ne!(first["digest"], other["digest"]);
+}
+
+/// A process's largest anonymous mapping that it can write: of messages of some megabytes, where the private ones lie.
+fn private_memory(pid: Pid) -> Option<(u64, u64)> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let anonymous =
+        maps.lines().filter(|line| line.split_whitespace().count() == 5 && line.contains(" rw-p "));
+    let ranges = anonymous.filter_map(|line| {
+        let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+        let start = u64::from_str_radix(start, 16).ok()?;
+        Some((start, u64::from_str_radix(end, 16).ok()? - start))
+    });
+    ranges.max_by_key(|(_, length)| *length)
+}
+
+#[test]
+fn memory_that_another_process_writes_is_found_with_seed_and_call() {
+    const START: u64 = 64 << 10;
+    const END: u64 = 1 << 20;
+    let mut busy = Busy::start(program("soak --minutes 10 --ranks 2 -e 4M --seed 11"), 2);
+    let (base, length) = private_memory(busy.ranks[1]).unwrap();
+    assert!(length > 4 << 20, "{length}");
+    let memory =
+        std::fs::OpenOptions::new().write(true).open(format!("/proc/{}/mem", busy.ranks[1])).unwrap();
+    let has_ended = wait_until(Duration::from_secs(120), || {
+        for offset in (START..END).step_by(4096) {
+            // Not once the rank has ended.
+            let _ = memory.write_at(&[0x5b], base + offset);
+        }
+        busy.launcher.try_wait().unwrap().is_some()
+    });
+    assert!(has_ended);
+    let (output, _) = busy.finish(Duration::from_secs(20));
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.starts_with("error: rank ") && error.contains(": seed 11, call "), "{error}");
+}
+
+#[test]
+fn a_killed_rank_is_an_error_and_none_is_left() {
+    let busy = Busy::start(program("soak --minutes 10 --ranks 3 -e 4K"), 3);
+    busy.signal(1, Signal::SIGKILL);
+    let (output, _) = busy.finish(Duration::from_secs(20));
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(text(&output.stderr), "error: rank 1 was killed by signal 9 (SIGKILL)\n");
+}
+
+#[test]
+fn ranks_end_with_their_launcher() {
+    let busy = Busy::start(program("soak --minutes 10 --ranks 3 -e 4K"), 3);
+    kill(Pid::from_raw(busy.launcher.id() as i32), Signal::SIGTERM).unwrap();
+    let (output, _) = busy.finish(Duration::from_secs(20));
+    assert_eq!(output.status.signal(), Some(Signal::SIGTERM as i32));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    for (arguments, fact) in [
+        ("soak --ranks 17", "--ranks 17"),
+        ("soak --minutes 0", "--minutes"),
+        ("soak --minutes 1 --calls 5", "--calls"),
+        ("soak --device cuda", "--device cuda"),
+        ("soak -e 2G", "--maxbytes"),
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments}");
+        let error = text(&output.stderr);
+        assert!(error.lines().count() == 1 && error.contains(fact), "{arguments}: {error}");
+    }
+}
