@@ -96,3 +96,22 @@ fn groups_by_color_in_the_order_of_keys() {
         },
     );
 }
+
+#[test]
+fn some_ranks_of_a_sound_world_part_and_all_go_on() {
+    threads(
+        3,
+        |_| builder(),
+        |communicator| {
+            let rank = communicator.rank();
+            for _ in 0..2 {
+                if rank > 0 {
+                    assert_eq!(sum_of(&communicator.shrink(&[1, 2]).unwrap(), rank), 3);
+                }
+                assert_eq!(sum_of(&communicator, rank), 3);
+                let all = communicator.split(Some(0), 0).unwrap().unwrap();
+                assert_eq!(sum_of(&all, rank), 3);
+            }
+        },
+    );
+}
