@@ -62,9 +62,27 @@ impl Drop for Process {
 
 /// Runs `body` in a process for each rank. In a child that is a rank of another part, does nothing.
 pub fn ranks(test: &str, name: &str, size: usize, settings: &[(&str, &str)], body: impl FnOnce(Local)) {
+    for (rank, report) in reports(test, name, size, settings, body).into_iter().enumerate() {
+        if let Err(report) = report {
+            panic!("{name}: rank {rank} of {size}, a process: {report}");
+        }
+    }
+}
+
+/// As `ranks`, and how each process ended, by rank; nothing in a child.
+fn reports(
+    test: &str,
+    name: &str,
+    size: usize,
+    settings: &[(&str, &str)],
+    body: impl FnOnce(Local),
+) -> Vec<Result<(), String>> {
     match part() {
-        Some(part) if part == name => body(Local::from_env().unwrap().expect("the parent sets the id")),
-        Some(_) => {}
+        Some(part) if part == name => {
+            body(Local::from_env().unwrap().expect("the parent sets the id"));
+            Vec::new()
+        }
+        Some(_) => Vec::new(),
         None => {
             let id = UniqueId::new().unwrap().to_string();
             let start = |rank: usize| {
@@ -79,12 +97,7 @@ pub fn ranks(test: &str, name: &str, size: usize, settings: &[(&str, &str)], bod
             };
             // All are started before the first is waited for.
             let ranks: Vec<_> = (0..size).map(start).collect();
-            let reports: Vec<_> = ranks.into_iter().map(Process::finish).collect();
-            for (rank, report) in reports.into_iter().enumerate() {
-                if let Err(report) = report {
-                    panic!("{name}: rank {rank} of {size}, a process: {report}");
-                }
-            }
+            ranks.into_iter().map(Process::finish).collect()
         }
     }
 }
@@ -200,4 +213,37 @@ fn a_rank_that_leaves_is_named() {
         let error = seat.communicator.synchronize(&seat.stream).unwrap_err();
         assert!(matches!(&error, Error::PeerLost { rank: 1, .. }), "{error}");
     });
+}
+
+/// A rank that is killed is named by one whose kernel spins for it, long before the limit.
+#[test]
+fn a_rank_that_is_killed_is_named() {
+    let Some(_gpus) = gpus(1) else { return };
+    let test = "processes::a_rank_that_is_killed_is_named";
+    use fast_allreduce::bootstrap::Bootstrap as _;
+    let ends = reports(test, "killed", 2, &[], |local| {
+        let rank = local.rank();
+        let seat = Seat::new(Setup::default().try_build(context(0), local).unwrap(), 4096);
+        let random = Random::new("killed");
+        let message = crate::seat::Message::random(&mut random.fork(0), 100, 2);
+        let placement = crate::seat::Placement::of(crate::seat::Kind::Pool);
+        seat.check(&message, placement);
+        if rank == 1 {
+            // The other's kernel is waiting by then.
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            // SAFETY: ends this process, as the test is about.
+            unsafe { libc::raise(libc::SIGKILL) };
+        }
+        seat.prepare(&message, placement);
+        seat.start(&seat.stream, &message, placement).unwrap();
+        let started = std::time::Instant::now();
+        let error = seat.communicator.synchronize(&seat.stream).unwrap_err();
+        let Error::PeerLost { rank: 1, ref reason } = error else { panic!("{error}") };
+        assert!(reason.contains("its process ended"), "{error}");
+        assert!(started.elapsed() < crate::gpu::LIMIT / 4, "{:?}", started.elapsed());
+    });
+    if let [survivor, killed] = &ends[..] {
+        assert_eq!(*survivor, Ok(()));
+        assert!(killed.as_ref().is_err_and(|report| report.contains("signal: 9")), "{killed:?}");
+    }
 }
