@@ -1,14 +1,16 @@
 //! Ranks as processes, which meet through `Local`.
 
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use fast_allreduce::bootstrap::{Local, UniqueId};
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, Error};
 
 use crate::gpu::{context, gpus, stand_in};
-use crate::random::{seed, Random, SEED};
+use crate::random::Random;
 use crate::seat::{Seat, Setup};
+use crate::suite::launch;
+pub use crate::suite::launch::Process;
 use crate::threads::mixed_calls;
 
 /// Set for a child: which part of its test it runs.
@@ -21,43 +23,9 @@ pub fn part() -> Option<String> {
 
 /// A command that runs one test alone, as its part `part`, with the same seed.
 pub fn this_test(test: &str, part: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut command = launch::this_test(test);
+    command.env(PART, part);
     command
-        .args(["--exact", test, "--test-threads=1", "--nocapture"])
-        .env(PART, part)
-        .env(SEED, seed().to_string())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-/// A child that does not outlive its test.
-pub struct Process(Option<Child>);
-
-impl Process {
-    pub fn start(command: &mut Command) -> Self {
-        Self(Some(command.spawn().unwrap()))
-    }
-
-    /// Its output, as an error unless the test passed.
-    pub fn finish(mut self) -> Result<(), String> {
-        let output = self.0.take().expect("finished once").wait_with_output().map_err(|e| e.to_string())?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        if output.status.success() && text.contains("1 passed") {
-            return Ok(());
-        }
-        Err(format!("{}\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr)))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }
 
 /// Runs `body` in a process for each rank. In a child that is a rank of another part, does nothing.

@@ -124,3 +124,37 @@ fn counters_count() {
         },
     );
 }
+
+#[test]
+fn abort_ends_a_wait_within_ten_milliseconds() {
+    const TIMES: usize = 11;
+    let done = Barrier::new(2);
+    let mut took: Vec<Duration> = (0..TIMES)
+        .map(|_| {
+            let took = threads(
+                2,
+                |_| builder(),
+                |communicator| {
+                    let mut took = Duration::ZERO;
+                    if communicator.rank() == 0 {
+                        std::thread::scope(|scope| {
+                            let waiting = scope
+                                .spawn(|| communicator.all_reduce_in_place(&mut [1u8; 100], ReduceOp::Sum));
+                            std::thread::sleep(Duration::from_millis(40));
+                            let started = Instant::now();
+                            communicator.abort();
+                            assert_eq!(waiting.join().unwrap(), Err(Error::Aborted));
+                            took = started.elapsed();
+                        });
+                    }
+                    done.wait();
+                    took
+                },
+            );
+            took[0]
+        })
+        .collect();
+    took.sort_unstable();
+    // A machine that does other things may take longer now and then.
+    assert!(took[TIMES / 2] < Duration::from_millis(10), "{took:?}");
+}
