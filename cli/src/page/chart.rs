@@ -114,10 +114,11 @@ impl Frame {
         }
         let longest = series.iter().map(|series| series.name.chars().count()).max()? as f64;
         let right = WIDTH - GAP - (LETTER * longest).clamp(30.0, 130.0);
-        const AIR: f64 = 1.3;
+        // Above and below: half a name at least, however many decades there are.
+        let air = (values.1 / values.0).powf(LINE / (BOTTOM - TOP)).max(1.3);
         (values.1 > 0.0).then(|| Self {
             x: Scale::new(sizes.0, sizes.1, LEFT + 8.0, right),
-            y: Scale::new(values.0 / AIR, values.1 * AIR, BOTTOM, TOP),
+            y: Scale::new(values.0 / air, values.1 * air, BOTTOM, TOP),
             right,
         })
     }
