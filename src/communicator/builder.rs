@@ -340,4 +340,26 @@ mod tests {
         let error = named("ring").unwrap_err();
         assert!(matches!(error, Error::InvalidSetting { name: ALGORITHM_VARIABLE, .. }), "{error}");
     }
+
+    #[test]
+    fn the_environment_may_limit_waits() {
+        let named = |value: &str| timeout_named(Some(OsStr::new(value)));
+        assert_eq!(timeout_named(None), Ok(None));
+        assert_eq!(named(""), Ok(None));
+        assert_eq!(named("0"), Ok(Some(None)));
+        assert_eq!(named("2.5"), Ok(Some(Some(Duration::from_millis(2500)))));
+        for value in ["-1", "soon", "nan", "inf", "1e300", "5 s"] {
+            let error = named(value).unwrap_err();
+            assert!(matches!(error, Error::InvalidSetting { name: TIMEOUT_VARIABLE, .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_environment_may_have_calls_compared() {
+        let named = |value: &str| check_named(Some(OsStr::new(value)));
+        assert_eq!((check_named(None), named("")), (Ok(None), Ok(None)));
+        assert_eq!((named("0"), named("1")), (Ok(Some(false)), Ok(Some(true))));
+        let error = named("yes").unwrap_err();
+        assert!(matches!(error, Error::InvalidSetting { name: CHECK_VARIABLE, .. }), "{error}");
+    }
 }
