@@ -144,7 +144,8 @@ impl Builder {
     }
 
     /// Has ranks compare their calls (operation, type, count, algorithm) before each is carried out: one that differs is
-    /// [`Error::Disagreement`] on every rank. It costs one more barrier for each launch. Where it is not set, the environment
+    /// [`Error::Disagreement`] on every rank. It costs one more barrier for each launch. A call of no
+    /// elements launches nothing: peers that have some time out, and are told what that rank did. Where it is not set, the environment
     /// variable `FAST_ALLREDUCE_CHECK` may say 0 or 1; else it is on in debug builds. All ranks must say the same.
     #[must_use]
     pub fn check(mut self, check: impl Into<Option<bool>>) -> Self {

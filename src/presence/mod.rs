@@ -1,6 +1,6 @@
 //! Who is here: what each rank is doing, for errors to tell, and that it has gone, for nobody to wait for it.
 //!
-//! A rank leaves when its communicator is closed or has failed, and when its process ends. Peers notice within a millisecond and
+//! A rank leaves when its communicator is closed or has failed, and when its process ends. Peers notice in about a millisecond and
 //! mark it as gone in their status; a kernel gives up only if it waits for *that* rank, and has looked once more after it saw the
 //! mark. A rank that is done with its last call and leaves therefore disturbs nobody. One that fails takes along those who wait
 //! for it, with the cause: who waits for a rank that itself waited for a third names the third.

@@ -1,6 +1,6 @@
 //! Ranks whose calls differ: every rank is told, with both sides, before anything is reduced.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fast_allreduce::{Algorithm, Communicator, Error, Host, ReduceOp, Result};
 
@@ -124,4 +124,27 @@ fn whether_calls_are_compared_is_agreed_on_first() {
             );
         }
     });
+}
+
+#[test]
+fn a_rank_without_elements_is_named_with_its_call() {
+    const LIMIT: Duration = Duration::from_millis(500);
+    let results = threads(
+        3,
+        |_| builder().check(true).timeout(LIMIT),
+        |communicator| {
+            if communicator.rank() == 1 {
+                communicator.all_reduce_in_place::<f32>(&mut [], ReduceOp::Sum).unwrap();
+                // Here all the while.
+                std::thread::sleep(3 * LIMIT);
+                return None;
+            }
+            Some(small(&communicator).unwrap_err())
+        },
+    );
+    for error in results.into_iter().flatten() {
+        let Error::Timeout { missing, last_seen, .. } = &error else { panic!("{error}") };
+        assert_eq!(*missing, [1], "{error}");
+        assert!(last_seen.contains("came back from call 1, all_reduce of 0 f32"), "{error}");
+    }
 }
