@@ -49,11 +49,26 @@ enum FaOp {
   FA_AVG = 4,
 };
 
+// Algorithms of an allreduce, then the kernels of the other collectives.
 enum FaAlgorithm {
   FA_ONE_SHOT_PULL = 0,
   FA_TWO_SHOT_PULL = 1,
   FA_ONE_SHOT_PUSH = 2,
   FA_TWO_SHOT_PUSH = 3,
+  FA_RING = 4,
+  FA_HALVING_DOUBLING = 5,
+
+  FA_REDUCE_SCATTER = 6,
+  FA_REDUCE = 7,
+
+  // These move bits: launches are by the size of an element, not by its type.
+  FA_ALL_GATHER = 8,
+  FA_BROADCAST = 9,
+  FA_SCATTERED_BROADCAST = 10,
+
+  // These take no type.
+  FA_BARRIER = 11,
+  FA_TRANSFER = 12,
 };
 
 // Why a launch gave up; 0 is success.
@@ -65,6 +80,7 @@ enum FaFailure {
   FA_UNSUPPORTED = 4,
   FA_PEER_GONE = 5,
   FA_MISMATCH = 6,
+  FA_OTHER_MESSAGE = 7,
 };
 
 // A flag word that a peer writes and its owner waits on, and where that peer's input is.
@@ -92,6 +108,33 @@ struct FaAnnouncement {
   uint8_t padding[FA_SIGNAL_BYTES - 24];
 };
 
+// Messages between two ranks go through a channel: chunks in slots of the receiver's region, in turn. A slot is
+// full from the sender's signal, which comes with it, to the receiver's, which gives it back.
+#define FA_CHANNEL_SLOTS 2
+
+struct FaChunk {
+  uint32_t number; // of the channel's chunks, from 1; set after the rest and after the data
+  uint32_t tag;    // of the message that it is of
+  uint64_t bytes;  // of that message, in all its chunks
+  uint8_t padding[FA_SIGNAL_BYTES - 16];
+};
+
+// Chunks that the receiver has taken, in the sender's region.
+struct FaCredit {
+  uint32_t taken;
+  uint8_t padding[FA_SIGNAL_BYTES - 4];
+};
+
+// A message to or from a peer; of this rank to itself, a copy.
+struct FaTransfer {
+  uint64_t address;
+  uint64_t bytes;
+  uint64_t source; // of a copy
+  uint32_t tag;
+  uint32_t reserved;
+};
+#define FA_MAX_TRANSFERS 64
+
 // What the process tells its waiting kernels, and what they report.
 struct FaStatus {
   uint32_t abort;   // non-zero: waiting kernels leave
@@ -101,7 +144,9 @@ struct FaStatus {
   uint32_t epoch;   // of the launch that failed
   uint32_t reserved;
   uint32_t waits[FA_MAX_RANKS];       // waits for each rank that outlasted the first polls
-  struct FaCall others[FA_MAX_RANKS]; // FA_MISMATCH: the calls of the ranks that make another
+  // FA_MISMATCH: the calls of the ranks that make another. FA_OTHER_MESSAGE: 2^32 + tag, and bytes, of what the
+  // missing rank sent, and at the own rank of what was to come.
+  struct FaCall others[FA_MAX_RANKS];
 };
 
 // The head of every rank's region; mailboxes and staging follow at the offsets of FaLaunch.
@@ -116,6 +161,18 @@ struct FaRegionHead {
   uint8_t padding[40];
   // [epoch % 2][block][sending rank]; used in checked launches only.
   struct FaAnnouncement announced[2][FA_MAX_BLOCKS][FA_MAX_RANKS];
+  // Channels: chunks [slot][sending rank] that have come, credits by receiving rank, and this rank's own counts of
+  // chunks sent and received, by peer.
+  struct FaChunk chunks[FA_CHANNEL_SLOTS][FA_MAX_RANKS];
+  struct FaCredit credits[FA_MAX_RANKS];
+  uint32_t sent[FA_MAX_RANKS];
+  uint32_t received[FA_MAX_RANKS];
+};
+
+// A rank's share of the elements that a launch moves or reduces, within all ranks' concatenated.
+struct FaShare {
+  uint64_t first;
+  uint64_t count;
 };
 
 // Everything that a kernel knows about one call. Addresses are in the launching process's address space.
@@ -123,7 +180,7 @@ struct FaLaunch {
   uint64_t regions[FA_MAX_RANKS];
   uint64_t input;
   uint64_t output;
-  uint64_t count;  // elements, at least 1: every launch must hear from every peer
+  uint64_t count;  // elements; of an allreduce at least 1: every launch must hear from every peer
   uint64_t source; // where peers find this rank's input, as in FaSignal
   // [id - 1][rank]: base address of that rank's registered buffer, 0 where it is not mapped.
   uint64_t buffers;
@@ -133,7 +190,10 @@ struct FaLaunch {
   uint64_t mailbox_bytes;  // of one generation, a multiple of the slot size
   uint64_t staging_offset;
   uint64_t staging_bytes;
-  uint64_t timeout_ns; // 0: wait for ever
+  uint64_t channel_offset;
+  uint64_t channel_bytes; // of all channels to a rank
+  uint64_t transfers;     // address of an FaTransfers, where the launch is of that
+  uint64_t timeout_ns;    // 0: wait for ever
   uint32_t rank;
   uint32_t world;
   uint32_t blocks;
@@ -142,12 +202,25 @@ struct FaLaunch {
   uint32_t algorithm; // enum FaAlgorithm
   uint32_t spin;      // host: polls before a waiting thread yields its core
   uint32_t checked;   // non-zero: ranks compare their calls first
+  uint32_t root;
+  uint32_t reserved;
   struct FaCall call; // the call that this launch is of
+  // By rank, of FA_ALL_GATHER and FA_REDUCE_SCATTER.
+  struct FaShare shares[FA_MAX_RANKS];
+};
+
+// The messages of one launch: of each channel the ones in [first[c], first[c + 1]), in that order. Channel
+// 2 * peer sends, 2 * peer + 1 receives; of this rank itself the second is its copies, and the first is empty.
+struct FaTransfers {
+  uint32_t first[2 * FA_MAX_RANKS + 2];
+  struct FaTransfer transfer[FA_MAX_TRANSFERS];
 };
 
 #if defined(__cplusplus)
 static_assert(sizeof(FaSignal) == FA_SIGNAL_BYTES, "a signal is one cache line");
 static_assert(sizeof(FaAnnouncement) == FA_SIGNAL_BYTES, "an announcement likewise");
+static_assert(sizeof(FaChunk) == FA_SIGNAL_BYTES, "a chunk's signal likewise");
+static_assert(sizeof(FaCredit) == FA_SIGNAL_BYTES, "a credit likewise");
 static_assert(sizeof(FaRegionHead) % 128 == 0, "what follows the head is aligned");
 static_assert(sizeof(FaLaunch) % 8 == 0, "no padding at the end");
 #endif

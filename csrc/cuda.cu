@@ -1,9 +1,18 @@
-// Entry points of the CUDA device: one kernel for each member of the hot set,
-// <algorithm>_<type>_sum_w<world>, and one for each algorithm and type, <algorithm>_<type>, that takes any
-// operation and world; of the latter also world_<algorithm>_<type>, which runs all ranks of a world in one
-// cooperative launch, blockIdx.y being the rank.
+// Entry points of the CUDA device. Of an allreduce one kernel for each member of the hot set,
+// <algorithm>_<type>_sum_w<world>. Of every algorithm and collective that reduces one for each type, <name>_<type>,
+// that takes any operation and world; of those that move elements one for each size, <name>_<bits>; and of the others one,
+// <name>. All but the hot set also as world_..., which runs all ranks of a world in one cooperative launch, blockIdx.y
+// being the rank.
+#include "collectives/all_gather.cuh"
+#include "collectives/barrier.cuh"
+#include "collectives/broadcast.cuh"
+#include "collectives/halving_doubling.cuh"
 #include "collectives/one_shot_pull.cuh"
 #include "collectives/one_shot_push.cuh"
+#include "collectives/reduce.cuh"
+#include "collectives/reduce_scatter.cuh"
+#include "collectives/ring.cuh"
+#include "collectives/transfer.cuh"
 #include "collectives/two_shot_pull.cuh"
 #include "collectives/two_shot_push.cuh"
 #include "core/block.cuh"
@@ -18,14 +27,39 @@ using namespace FA_NAMESPACE;
     algorithm<T>(launch, block, op, world);                                                                  \
   }
 
-#define FA_ANY(algorithm, T, suffix)                                                                         \
-  FA_KERNEL(algorithm##_##suffix, algorithm, T, AnyOp{launch.op}, AnyWorld{launch.world})                    \
-  extern "C" __global__ void __launch_bounds__(512, 1)                                                       \
-      world_##algorithm##_##suffix(const FaLaunch *launches) {                                               \
+// `arguments`: of the kernel after its launch and block, in brackets and each after a comma.
+#define FA_BOTH(name, function, arguments)                                                                   \
+  extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ FaLaunch launch) {       \
+    Block block;                                                                                             \
+    function(launch, block FA_EXPAND arguments);                                                             \
+  }                                                                                                          \
+  extern "C" __global__ void __launch_bounds__(512, 1) world_##name(const FaLaunch *launches) {              \
     const FaLaunch &launch = launches[blockIdx.y];                                                           \
     Block block;                                                                                             \
-    algorithm<T>(launch, block, AnyOp{launch.op}, AnyWorld{launch.world});                                   \
+    function(launch, block FA_EXPAND arguments);                                                             \
   }
+#define FA_EXPAND(...) __VA_ARGS__
+
+#define FA_ANY(algorithm, T, suffix)                                                                         \
+  FA_BOTH(algorithm##_##suffix, algorithm<T>, (, AnyOp{launch.op}, AnyWorld{launch.world}))
+
+#define FA_ANY_TYPES(algorithm)                                                                              \
+  FA_ANY(algorithm, F16, f16)                                                                                \
+  FA_ANY(algorithm, Bf16, bf16)                                                                              \
+  FA_ANY(algorithm, float, f32)                                                                              \
+  FA_ANY(algorithm, double, f64)                                                                             \
+  FA_ANY(algorithm, i8, i8)                                                                                  \
+  FA_ANY(algorithm, u8, u8)                                                                                  \
+  FA_ANY(algorithm, i32, i32)                                                                                \
+  FA_ANY(algorithm, u32, u32)                                                                                \
+  FA_ANY(algorithm, i64, i64)                                                                                \
+  FA_ANY(algorithm, u64, u64)
+
+#define FA_SIZES(collective)                                                                                 \
+  FA_BOTH(collective##_8, collective<u8>, ())                                                                \
+  FA_BOTH(collective##_16, collective<F16>, ())                                                              \
+  FA_BOTH(collective##_32, collective<u32>, ())                                                              \
+  FA_BOTH(collective##_64, collective<u64>, ())
 
 #define FA_HOT(algorithm, T, suffix, W)                                                                      \
   FA_KERNEL(algorithm##_##suffix##_sum_w##W, algorithm, T, Sum{}, World<W>{})
@@ -43,18 +77,32 @@ using namespace FA_NAMESPACE;
   FA_HOT_WORLDS(algorithm, F16, f16)                                                                         \
   FA_HOT_WORLDS(algorithm, Bf16, bf16)                                                                       \
   FA_HOT_WORLDS(algorithm, float, f32)                                                                       \
-  FA_ANY(algorithm, F16, f16)                                                                                \
-  FA_ANY(algorithm, Bf16, bf16)                                                                              \
-  FA_ANY(algorithm, float, f32)                                                                              \
-  FA_ANY(algorithm, double, f64)                                                                             \
-  FA_ANY(algorithm, i8, i8)                                                                                  \
-  FA_ANY(algorithm, u8, u8)                                                                                  \
-  FA_ANY(algorithm, i32, i32)                                                                                \
-  FA_ANY(algorithm, u32, u32)                                                                                \
-  FA_ANY(algorithm, i64, i64)                                                                                \
-  FA_ANY(algorithm, u64, u64)
+  FA_ANY_TYPES(algorithm)
 
 FA_TYPES(one_shot_pull)
 FA_TYPES(two_shot_pull)
 FA_TYPES(one_shot_push)
 FA_TYPES(two_shot_push)
+FA_ANY_TYPES(ring)
+FA_ANY_TYPES(halving_doubling)
+FA_ANY_TYPES(reduce_scatter)
+FA_ANY_TYPES(reduce)
+
+FA_SIZES(all_gather)
+FA_SIZES(broadcast)
+FA_SIZES(scattered_broadcast)
+
+FA_BOTH(barrier, all_meet, ())
+
+// The messages come after the launch, as they are too many for every launch to have room for. Where the launches
+// of a world are in memory, so are they.
+extern "C" __global__ void __launch_bounds__(512, 1) transfer(const __grid_constant__ FaLaunch launch,
+                                                              const __grid_constant__ FaTransfers transfers) {
+  Block block;
+  transfer(launch, block, transfers);
+}
+extern "C" __global__ void __launch_bounds__(512, 1) world_transfer(const FaLaunch *launches) {
+  const FaLaunch &launch = launches[blockIdx.y];
+  Block block;
+  transfer(launch, block, *reinterpret_cast<const FaTransfers *>(launch.transfers));
+}

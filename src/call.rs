@@ -10,54 +10,108 @@ use crate::plan::Algorithm;
 /// The operations that ranks do together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Collective {
+pub(crate) enum Operation {
     AllReduce = 1,
+    AllGather,
+    AllGatherV,
+    ReduceScatter,
+    ReduceScatterV,
+    Broadcast,
+    Reduce,
+    Gather,
+    Scatter,
+    AllToAll,
+    AllToAllV,
+    Barrier,
+    Send,
+    Recv,
+    SendRecv,
+    Group,
 }
 
-impl Collective {
-    const ALL: [Self; 1] = [Self::AllReduce];
+macro_rules! named {
+    ($($operation:ident $name:literal)*) => {
+        impl Operation {
+            const ALL: &'static [Self] = &[$(Self::$operation),*];
 
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-        }
-    }
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$operation => $name,)*
+                }
+            }
 
-    /// The name as C strings are.
-    #[cfg(feature = "nvtx")]
-    pub const fn c_name(self) -> &'static std::ffi::CStr {
-        match self {
-            Self::AllReduce => c"all_reduce",
+            /// The name as C strings are.
+            #[cfg(feature = "nvtx")]
+            pub const fn c_name(self) -> &'static std::ffi::CStr {
+                match self {
+                    $(Self::$operation => match std::ffi::CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => panic!("a name with a zero byte"),
+                    },)*
+                }
+            }
         }
-    }
+    };
+}
+named! {
+    AllReduce "all_reduce"
+    AllGather "all_gather"
+    AllGatherV "all_gather_v"
+    ReduceScatter "reduce_scatter"
+    ReduceScatterV "reduce_scatter_v"
+    Broadcast "broadcast"
+    Reduce "reduce"
+    Gather "gather"
+    Scatter "scatter"
+    AllToAll "all_to_all"
+    AllToAllV "all_to_all_v"
+    Barrier "barrier"
+    Send "send"
+    Recv "recv"
+    SendRecv "send_recv"
+    Group "group"
 }
 
 /// Everything about a call that must be equal on all ranks. Where buffers are, and whether they are registered or the same, is each
 /// rank's own affair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallId {
-    pub collective: Collective,
+    pub operation: Operation,
     pub dtype: DType,
-    pub op: ReduceOp,
-    pub algorithm: Algorithm,
+    pub op: Option<ReduceOp>,
+    pub algorithm: Option<Algorithm>,
+    pub root: Option<u8>,
+    /// Of the counts by rank, where there are some.
+    pub digest: u16,
     pub count: usize,
 }
 
+/// In place of a code.
+const NONE: u8 = u8::MAX;
+
 impl CallId {
-    /// A byte for each of collective, type, operation and algorithm, and the count. Never zero, which stands for no call.
+    /// Operation, type, reduction, algorithm, root, and two bytes of digest; and the count. Never zero, which stands for no call.
     pub fn encode(self) -> FaCall {
-        let bytes = [self.collective as u8, self.dtype as u8, self.op as u8, self.algorithm as u8];
-        FaCall { what: u64::from(u32::from_le_bytes(bytes)), count: self.count as u64 }
+        let Self { operation, dtype, op, algorithm, root, digest, count } = self;
+        let op = op.map_or(NONE, |op| op as u8);
+        let algorithm = algorithm.map_or(NONE, |algorithm| algorithm as u8);
+        let [low, high] = digest.to_le_bytes();
+        let bytes = [operation as u8, dtype as u8, op, algorithm, root.unwrap_or(NONE), 0, low, high];
+        FaCall { what: u64::from_le_bytes(bytes), count: count as u64 }
     }
 
     /// `None` for words that are no call of this build's.
     pub fn decode(call: FaCall) -> Option<Self> {
-        let [collective, dtype, op, algorithm] = u32::try_from(call.what).ok()?.to_le_bytes();
+        let [operation, dtype, op, algorithm, root, 0, low, high] = call.what.to_le_bytes() else {
+            return None;
+        };
         Some(Self {
-            collective: Collective::ALL.into_iter().find(|&known| known as u8 == collective)?,
+            operation: Operation::ALL.iter().copied().find(|&known| known as u8 == operation)?,
             dtype: DType::ALL.into_iter().find(|&known| known as u8 == dtype)?,
-            op: ReduceOp::ALL.into_iter().find(|&known| known as u8 == op)?,
-            algorithm: Algorithm::ALL.into_iter().find(|&known| known as u8 == algorithm)?,
+            op: known(op, ReduceOp::ALL, |known| known as u8)?,
+            algorithm: known(algorithm, Algorithm::ALL, |known| known as u8)?,
+            root: (root != NONE).then_some(root),
+            digest: u16::from_le_bytes([low, high]),
             count: usize::try_from(call.count).ok()?,
         })
     }
@@ -67,12 +121,43 @@ impl CallId {
         Self::decode(call)
             .map_or_else(|| "a call that this build does not know".into(), |call| call.to_string())
     }
+
+    /// A digest of counts by rank.
+    pub fn digest(counts: &[usize]) -> u16 {
+        // FNV-1a, folded.
+        let hash = counts
+            .iter()
+            .flat_map(|count| count.to_le_bytes())
+            .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        (hash >> 16) as u16 ^ hash as u16
+    }
+}
+
+/// The one of `all` with that code, or that there is none; `None` for a code of nothing.
+fn known<T: Copy, const N: usize>(code: u8, all: [T; N], code_of: fn(T) -> u8) -> Option<Option<T>> {
+    match code {
+        NONE => Some(None),
+        _ => all.into_iter().find(|&one| code_of(one) == code).map(Some),
+    }
 }
 
 impl fmt::Display for CallId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { collective, dtype, op, algorithm, count } = self;
-        write!(f, "{} of {count} {dtype} ({op}, {algorithm})", collective.name())
+        let Self { operation, dtype, op, algorithm, root, digest, count } = self;
+        f.write_str(operation.name())?;
+        if *operation == Operation::Barrier {
+            return Ok(());
+        }
+        write!(f, " of {count} {dtype}")?;
+        let op = op.map(|op| op.to_string());
+        let algorithm = algorithm.map(|algorithm| algorithm.to_string());
+        let root = root.map(|root| format!("root {root}"));
+        let digest = (*digest != 0).then(|| format!("counts by rank with the digest {digest:04x}"));
+        let details: Vec<_> = [op, algorithm, root, digest].into_iter().flatten().collect();
+        match details.is_empty() {
+            true => Ok(()),
+            false => write!(f, " ({})", details.join(", ")),
+        }
     }
 }
 
@@ -96,14 +181,37 @@ mod tests {
     #[test]
     fn every_call_comes_back_and_differs_from_every_other() {
         let mut seen = std::collections::HashSet::new();
-        for dtype in DType::ALL {
-            for op in ReduceOp::ALL {
-                for algorithm in Algorithm::ALL {
-                    let id = CallId { collective: Collective::AllReduce, dtype, op, algorithm, count: 7 };
+        let ops = ReduceOp::ALL.map(Some).into_iter().chain([None]);
+        let calls = Operation::ALL.iter().flat_map(|operation| DType::ALL.map(|dtype| (*operation, dtype)));
+        let calls = calls.flat_map(|call| ops.clone().map(move |op| (call, op)));
+        for ((operation, dtype), op) in calls {
+            for algorithm in Algorithm::ALL.map(Some).into_iter().chain([None]) {
+                for (root, digest) in [(None, 0), (Some(0), 0), (Some(15), 0), (None, 0xFFFF)] {
+                    let id = CallId { operation, dtype, op, algorithm, root, digest, count: 7 };
                     assert_eq!(CallId::decode(id.encode()), Some(id));
                     assert!(seen.insert(id.encode().what) && id.encode().what != 0);
                 }
             }
         }
+    }
+
+    #[test]
+    fn calls_in_words() {
+        let call = CallId {
+            operation: Operation::AllReduce,
+            dtype: DType::F32,
+            op: Some(ReduceOp::Sum),
+            algorithm: Some(Algorithm::OneShotPull),
+            root: None,
+            digest: 0,
+            count: 5,
+        };
+        assert_eq!(call.to_string(), "all_reduce of 5 f32 (sum, one-shot-pull)");
+        let call =
+            CallId { operation: Operation::Broadcast, op: None, algorithm: None, root: Some(3), ..call };
+        assert_eq!(call.to_string(), "broadcast of 5 f32 (root 3)");
+        let call = CallId { operation: Operation::Barrier, root: None, ..call };
+        assert_eq!(call.to_string(), "barrier");
+        assert_ne!(CallId::digest(&[1, 2]), CallId::digest(&[2, 1]));
     }
 }

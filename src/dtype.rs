@@ -54,6 +54,11 @@ impl DType {
         }
     }
 
+    /// Whether it is a floating-point type.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+    }
+
     /// The name that the field uses: `"f16"`, `"bf16"`, `"i8"`, ...
     pub const fn name(self) -> &'static str {
         match self {

@@ -37,6 +37,7 @@
 mod abi;
 pub mod bootstrap;
 mod call;
+mod collective;
 mod communicator;
 #[cfg(test)]
 mod damaged;
@@ -49,12 +50,14 @@ pub mod plan;
 mod presence;
 mod region;
 mod registry;
+mod thread;
 pub mod topology;
 mod trace;
 
+pub use collective::Collective;
 #[cfg(feature = "cuda")]
 pub use communicator::Registered;
-pub use communicator::{Builder, Communicator, Counters};
+pub use communicator::{Builder, Communicator, Counters, Direction, Group, Transfer};
 #[cfg(feature = "cuda")]
 pub use device::cuda::Cuda;
 pub use device::host::{Host, Wait};

@@ -1,6 +1,6 @@
 //! The symmetric region: one allocation for each rank that every peer maps, with the same layout on all.
 //!
-//! Head (signals, epochs, status), table of registered buffers, then two generations of mailboxes and two of staging.
+//! Head (signals, epochs, status), table of registered buffers, two generations of mailboxes and two of staging, channels.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -27,6 +27,9 @@ pub(crate) struct Layout {
     pub mailbox_bytes: usize,
     pub staging_offset: usize,
     pub staging_bytes: usize,
+    pub channel_offset: usize,
+    /// Of all channels to a rank.
+    pub channel_bytes: usize,
     pub total_bytes: usize,
 }
 
@@ -34,6 +37,8 @@ impl Layout {
     /// At most 4 x max_bytes + 1 MiB.
     pub fn new(max_bytes: usize, slot_bytes: usize) -> Result<Self> {
         const ALIGNMENT: usize = 128;
+        // What is left of the MiB.
+        const CHANNEL_BYTES: usize = 120 << 10;
         if !(4 << 10..=1 << 40).contains(&max_bytes) {
             let value = max_bytes.to_string();
             return Err(Error::InvalidSetting { name: "max_bytes", value, expected: "4 KiB to 1 TiB" });
@@ -44,9 +49,19 @@ impl Layout {
         let table_offset = size_of::<FaRegionHead>();
         let mailbox_offset = table_offset + TABLE_ROWS * size_of::<TableRow>();
         let staging_offset = (mailbox_offset + 2 * mailbox_bytes).next_multiple_of(ALIGNMENT);
-        let total_bytes = staging_offset + 2 * staging_bytes;
+        let channel_offset = staging_offset + 2 * staging_bytes;
+        let total_bytes = channel_offset + CHANNEL_BYTES;
         debug_assert!(total_bytes <= 4 * max_bytes + (1 << 20));
-        Ok(Self { table_offset, mailbox_offset, mailbox_bytes, staging_offset, staging_bytes, total_bytes })
+        Ok(Self {
+            table_offset,
+            mailbox_offset,
+            mailbox_bytes,
+            staging_offset,
+            staging_bytes,
+            channel_offset,
+            channel_bytes: CHANNEL_BYTES,
+            total_bytes,
+        })
     }
 }
 

@@ -22,17 +22,17 @@ impl Span {
         tracing::trace!(
             rank,
             number,
-            collective = call.collective.name(),
+            collective = call.operation.name(),
             count = call.count,
             dtype = call.dtype.name(),
-            op = call.op.name(),
-            algorithm = plan.algorithm.name(),
+            op = call.op.map(|op| op.name()),
+            algorithm = call.algorithm.map(|algorithm| algorithm.name()),
             blocks = plan.blocks,
             "call"
         );
         Self {
             #[cfg(feature = "nvtx")]
-            _range: domain().local_range(call.collective.c_name()),
+            _range: domain().local_range(call.operation.c_name()),
         }
     }
 }

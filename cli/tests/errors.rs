@@ -21,7 +21,7 @@ fn unknown_flags_and_values() {
     refused("bench --rank 3", &["--rank", "similar", "--ranks"]);
     refused("bench -d f8", &["f8", "bf16"]);
     refused("bench -o mean", &["mean", "avg"]);
-    refused("bench --algo ring", &["ring", "two-shot-push"]);
+    refused("bench --algo tree", &["tree", "two-shot-push"]);
     refused("bench --device tpu", &["tpu", "cuda"]);
     refused("bench --isa vax", &["vax", "baseline"]);
     refused("bench --format xml", &["xml", "json"]);

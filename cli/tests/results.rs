@@ -48,7 +48,7 @@ fn every_algorithm_is_right_in_every_size_and_setting() {
         let header = lines.next().unwrap();
         assert_eq!((header[0], header[4], header[17]), ("size", "algo", "memcpy_us"));
         let rows: Vec<_> = lines.collect();
-        let names = fast_allreduce::Algorithm::ALL.map(fast_allreduce::Algorithm::name);
+        let names = fast_allreduce::Algorithm::DIRECT.map(fast_allreduce::Algorithm::name);
         assert_eq!(rows.len(), 5 * names.len(), "{csv}");
         for (row, name) in rows.iter().zip(names.iter().cycle()) {
             assert_eq!(row.len(), header.len(), "{row:?}");

@@ -15,8 +15,10 @@ struct Inputs {
   bool mapped; // false: a peer names a buffer that this rank does not have
 };
 
+// `staged` and `whole` are the elements to skip: in what a rank staged, and in an input that is read where it is.
 template <class T, class WorldT, class Block>
-FA_FN Inputs<T, WorldT> resolve_inputs(const FaLaunch &launch, Block &block, WorldT world, Turn turn) {
+FA_FN Inputs<T, WorldT> resolve_inputs(const FaLaunch &launch, Block &block, WorldT world, Turn turn,
+                                       u64 staged = 0, u64 whole = 0) {
   Inputs<T, WorldT> inputs;
   inputs.vector = true;
   inputs.direct = launch.source != 0;
@@ -25,9 +27,9 @@ FA_FN Inputs<T, WorldT> resolve_inputs(const FaLaunch &launch, Block &block, Wor
   for_each_rank(world, [&](u32 r) {
     const u8 *address;
     if (r == launch.rank) {
-      address = reinterpret_cast<const u8 *>(launch.input);
+      address = reinterpret_cast<const u8 *>(launch.input) + whole * sizeof(T);
     } else if (sources[r] == 0) {
-      address = staging(launch, r, turn);
+      address = staging(launch, r, turn) + staged * sizeof(T);
     } else {
       const u64 id = sources[r] >> FA_SOURCE_ID_SHIFT;
       const u64 offset = sources[r] & ((u64(1) << FA_SOURCE_ID_SHIFT) - 1);
@@ -35,7 +37,7 @@ FA_FN Inputs<T, WorldT> resolve_inputs(const FaLaunch &launch, Block &block, Wor
       const u64 base = id - 1 < launch.buffer_count ? table[(id - 1) * FA_MAX_RANKS + r] : 0;
       inputs.mapped = inputs.mapped && base != 0;
       inputs.direct = true;
-      address = reinterpret_cast<const u8 *>(base + offset);
+      address = reinterpret_cast<const u8 *>(base + offset) + whole * sizeof(T);
     }
     inputs.at[r] = reinterpret_cast<const T *>(address);
     inputs.vector = inputs.vector && pack_aligned(address);
@@ -43,16 +45,21 @@ FA_FN Inputs<T, WorldT> resolve_inputs(const FaLaunch &launch, Block &block, Wor
   return inputs;
 }
 
+// Copies a span of packs of a message of `count` elements.
+template <class T, class Block>
+FA_STEP void copy(const Block &block, T *to, const T *from, Span span, u64 count) {
+  const bool vector = pack_aligned(to) && pack_aligned(from);
+  for_each_pack<T>(block, span, count, vector, [&](u64 offset, u64, auto extent) {
+    store(to + offset, load(from + offset, extent), extent);
+  });
+}
+
 // Copies a span of this rank's input to its staging, unless peers read the input itself.
 template <class T, class Block>
 FA_FN void stage_input(const FaLaunch &launch, const Block &block, Span span, Turn turn) {
-  if (launch.source != 0)
-    return;
-  const T *input = reinterpret_cast<const T *>(launch.input);
-  T *staged = reinterpret_cast<T *>(staging(launch, launch.rank, turn));
-  for_each_pack<T>(block, span, launch.count, pack_aligned(input), [&](u64 offset, u64, auto extent) {
-    store(staged + offset, load(input + offset, extent), extent);
-  });
+  if (launch.source == 0)
+    copy(block, reinterpret_cast<T *>(staging(launch, launch.rank, turn)),
+         reinterpret_cast<const T *>(launch.input), span, launch.count);
 }
 
 // All ranks' packs at one offset, reduced in rank order.

@@ -42,10 +42,8 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT wor
   for (u32 step = 1; step < ranks; ++step) {
     // Each rank begins with its right neighbour, so that no rank is read by all at once.
     const u32 r = (launch.rank + step) % ranks;
-    const T *slice = reinterpret_cast<const T *>(staging(launch, r, turn));
-    for_each_pack<T>(
-        block, slice_of(packs, ranks, r), launch.count, pack_aligned(output),
-        [&](u64 offset, u64, auto extent) { store(output + offset, load(slice + offset, extent), extent); });
+    copy(block, output, reinterpret_cast<const T *>(staging(launch, r, turn)), slice_of(packs, ranks, r),
+         launch.count);
   }
   end_turn(launch, block, turn);
 }

@@ -24,6 +24,26 @@ public:
       body(i);
   }
 
+  // body(i) for those of first..last that are in this block's share of 0..n. A share is the same whatever the
+  // range, so that one thread does all that is done with an i.
+  template <class Body>
+  FA_FN void for_each_within(u64 n, u64 first, u64 last, Body body) const {
+    (void)n;
+    const u64 stride = u64(gridDim.x) * blockDim.x;
+    u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < first)
+      i += (first - i + stride - 1) / stride * stride;
+    for (; i < last; i += stride)
+      body(i);
+  }
+
+  // body(i) for all of 0..n, by the threads of this block alone.
+  template <class Body>
+  FA_FN void for_each_alone(u64 n, Body body) const {
+    for (u64 i = threadIdx.x; i < n; i += blockDim.x)
+      body(i);
+  }
+
   // body(i) on thread i of this block, i < n. n is at most the number of threads.
   template <class Body>
   FA_FN void lanes(u32 n, Body body) const {
@@ -60,6 +80,20 @@ public:
   FA_FN void for_each(u64 n, Body body) const {
     const u64 end = n * (index_ + 1) / count_;
     for (u64 i = n * index_ / count_; i < end; ++i)
+      body(i);
+  }
+
+  template <class Body>
+  FA_FN void for_each_within(u64 n, u64 first, u64 last, Body body) const {
+    const u64 begin = n * index_ / count_, end = n * (index_ + 1) / count_;
+    const u64 stop = end < last ? end : last;
+    for (u64 i = begin < first ? first : begin; i < stop; ++i)
+      body(i);
+  }
+
+  template <class Body>
+  FA_FN void for_each_alone(u64 n, Body body) const {
+    for (u64 i = 0; i < n; ++i)
       body(i);
   }
 

@@ -124,20 +124,23 @@ FA_FN Span slice_of(u64 packs, u32 world, u32 r) {
   return {first, packs * (r + 1) / world - first};
 }
 
-// body(element offset, pack index, extent) for this block's share of a span. `vector`: all addresses that
-// body touches are pack_aligned.
+// body(element offset, pack index, extent) for one pack of a message of `count` elements. `vector`: all
+// addresses that body touches are pack_aligned.
+template <class T, class Body>
+FA_FN void with_extent(u64 pack, u64 count, bool vector, Body body) {
+  const u64 offset = pack * kPackLanes<T>;
+  const u64 left = count - offset;
+  if (vector && left >= kPackLanes<T>) {
+    body(offset, pack, Whole{});
+  } else {
+    body(offset, pack, Part{left < kPackLanes<T> ? u32(left) : kPackLanes<T>});
+  }
+}
+
+// The same for this block's share of a span.
 template <class T, class Block, class Body>
 FA_FN void for_each_pack(const Block &block, Span span, u64 count, bool vector, Body body) {
-  block.for_each(span.length, [&](u64 i) {
-    const u64 pack = span.first + i;
-    const u64 offset = pack * kPackLanes<T>;
-    const u64 left = count - offset;
-    if (vector && left >= kPackLanes<T>) {
-      body(offset, pack, Whole{});
-    } else {
-      body(offset, pack, Part{left < kPackLanes<T> ? u32(left) : kPackLanes<T>});
-    }
-  });
+  block.for_each(span.length, [&](u64 i) { with_extent<T>(span.first + i, count, vector, body); });
 }
 
 } // namespace FA_NAMESPACE

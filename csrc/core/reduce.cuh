@@ -156,9 +156,10 @@ public:
     }
   }
 
-  FA_FN Pack<T> finish() const {
+  // `whole`: all ranks' packs have been added. Else it is a part of the sum, which an average does not divide yet.
+  FA_FN Pack<T> finish(bool whole = true) const {
     L result = value_;
-    if (op_.code() == FA_AVG) {
+    if (whole && op_.code() == FA_AVG) {
       if constexpr (kSplitAverage) {
         result = map(value_, remainder_, [&](U q, U r) { return toward_zero(q, r); });
       } else {

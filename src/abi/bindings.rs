@@ -9,6 +9,8 @@ pub const FA_CUDA_SLOT_BYTES: u32 = 32;
 pub const FA_HOST_SLOT_BYTES: u32 = 72;
 pub const FA_FIRST_EPOCH_AFTER_WRAP: u32 = 2;
 pub const FA_SOURCE_ID_SHIFT: u32 = 40;
+pub const FA_CHANNEL_SLOTS: u32 = 2;
+pub const FA_MAX_TRANSFERS: u32 = 64;
 pub const FA_F16: FaDtype = 0;
 pub const FA_BF16: FaDtype = 1;
 pub const FA_F32: FaDtype = 2;
@@ -30,6 +32,15 @@ pub const FA_ONE_SHOT_PULL: FaAlgorithm = 0;
 pub const FA_TWO_SHOT_PULL: FaAlgorithm = 1;
 pub const FA_ONE_SHOT_PUSH: FaAlgorithm = 2;
 pub const FA_TWO_SHOT_PUSH: FaAlgorithm = 3;
+pub const FA_RING: FaAlgorithm = 4;
+pub const FA_HALVING_DOUBLING: FaAlgorithm = 5;
+pub const FA_REDUCE_SCATTER: FaAlgorithm = 6;
+pub const FA_REDUCE: FaAlgorithm = 7;
+pub const FA_ALL_GATHER: FaAlgorithm = 8;
+pub const FA_BROADCAST: FaAlgorithm = 9;
+pub const FA_SCATTERED_BROADCAST: FaAlgorithm = 10;
+pub const FA_BARRIER: FaAlgorithm = 11;
+pub const FA_TRANSFER: FaAlgorithm = 12;
 pub type FaAlgorithm = ::core::ffi::c_uint;
 pub const FA_OK: FaFailure = 0;
 pub const FA_TIMED_OUT: FaFailure = 1;
@@ -38,6 +49,7 @@ pub const FA_UNKNOWN_BUFFER: FaFailure = 3;
 pub const FA_UNSUPPORTED: FaFailure = 4;
 pub const FA_PEER_GONE: FaFailure = 5;
 pub const FA_MISMATCH: FaFailure = 6;
+pub const FA_OTHER_MESSAGE: FaFailure = 7;
 pub type FaFailure = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -81,14 +93,59 @@ pub struct FaAnnouncement {
 const _: () = {
     ["Size of FaAnnouncement"][::core::mem::size_of::<FaAnnouncement>() - 64usize];
     ["Alignment of FaAnnouncement"][::core::mem::align_of::<FaAnnouncement>() - 8usize];
-    ["Offset of field: FaAnnouncement::epoch"]
-        [::core::mem::offset_of!(FaAnnouncement, epoch) - 0usize];
-    ["Offset of field: FaAnnouncement::reserved"]
-        [::core::mem::offset_of!(FaAnnouncement, reserved) - 4usize];
-    ["Offset of field: FaAnnouncement::call"]
-        [::core::mem::offset_of!(FaAnnouncement, call) - 8usize];
-    ["Offset of field: FaAnnouncement::padding"]
-        [::core::mem::offset_of!(FaAnnouncement, padding) - 24usize];
+    ["Offset of field: FaAnnouncement::epoch"][::core::mem::offset_of!(FaAnnouncement, epoch) - 0usize];
+    ["Offset of field: FaAnnouncement::reserved"][::core::mem::offset_of!(FaAnnouncement, reserved) - 4usize];
+    ["Offset of field: FaAnnouncement::call"][::core::mem::offset_of!(FaAnnouncement, call) - 8usize];
+    ["Offset of field: FaAnnouncement::padding"][::core::mem::offset_of!(FaAnnouncement, padding) - 24usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaChunk {
+    pub number: u32,
+    pub tag: u32,
+    pub bytes: u64,
+    pub padding: [u8; 48usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaChunk"][::core::mem::size_of::<FaChunk>() - 64usize];
+    ["Alignment of FaChunk"][::core::mem::align_of::<FaChunk>() - 8usize];
+    ["Offset of field: FaChunk::number"][::core::mem::offset_of!(FaChunk, number) - 0usize];
+    ["Offset of field: FaChunk::tag"][::core::mem::offset_of!(FaChunk, tag) - 4usize];
+    ["Offset of field: FaChunk::bytes"][::core::mem::offset_of!(FaChunk, bytes) - 8usize];
+    ["Offset of field: FaChunk::padding"][::core::mem::offset_of!(FaChunk, padding) - 16usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaCredit {
+    pub taken: u32,
+    pub padding: [u8; 60usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaCredit"][::core::mem::size_of::<FaCredit>() - 64usize];
+    ["Alignment of FaCredit"][::core::mem::align_of::<FaCredit>() - 4usize];
+    ["Offset of field: FaCredit::taken"][::core::mem::offset_of!(FaCredit, taken) - 0usize];
+    ["Offset of field: FaCredit::padding"][::core::mem::offset_of!(FaCredit, padding) - 4usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaTransfer {
+    pub address: u64,
+    pub bytes: u64,
+    pub source: u64,
+    pub tag: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaTransfer"][::core::mem::size_of::<FaTransfer>() - 32usize];
+    ["Alignment of FaTransfer"][::core::mem::align_of::<FaTransfer>() - 8usize];
+    ["Offset of field: FaTransfer::address"][::core::mem::offset_of!(FaTransfer, address) - 0usize];
+    ["Offset of field: FaTransfer::bytes"][::core::mem::offset_of!(FaTransfer, bytes) - 8usize];
+    ["Offset of field: FaTransfer::source"][::core::mem::offset_of!(FaTransfer, source) - 16usize];
+    ["Offset of field: FaTransfer::tag"][::core::mem::offset_of!(FaTransfer, tag) - 24usize];
+    ["Offset of field: FaTransfer::reserved"][::core::mem::offset_of!(FaTransfer, reserved) - 28usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -124,22 +181,40 @@ pub struct FaRegionHead {
     pub status: FaStatus,
     pub padding: [u8; 40usize],
     pub announced: [[[FaAnnouncement; 16usize]; 64usize]; 2usize],
+    pub chunks: [[FaChunk; 16usize]; 2usize],
+    pub credits: [FaCredit; 16usize],
+    pub sent: [u32; 16usize],
+    pub received: [u32; 16usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 394112usize];
+    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 397312usize];
     ["Alignment of FaRegionHead"][::core::mem::align_of::<FaRegionHead>() - 8usize];
     ["Offset of field: FaRegionHead::inbox"][::core::mem::offset_of!(FaRegionHead, inbox) - 0usize];
-    ["Offset of field: FaRegionHead::epoch"]
-        [::core::mem::offset_of!(FaRegionHead, epoch) - 262144usize];
-    ["Offset of field: FaRegionHead::pulls"]
-        [::core::mem::offset_of!(FaRegionHead, pulls) - 262400usize];
-    ["Offset of field: FaRegionHead::status"]
-        [::core::mem::offset_of!(FaRegionHead, status) - 262656usize];
-    ["Offset of field: FaRegionHead::padding"]
-        [::core::mem::offset_of!(FaRegionHead, padding) - 263000usize];
+    ["Offset of field: FaRegionHead::epoch"][::core::mem::offset_of!(FaRegionHead, epoch) - 262144usize];
+    ["Offset of field: FaRegionHead::pulls"][::core::mem::offset_of!(FaRegionHead, pulls) - 262400usize];
+    ["Offset of field: FaRegionHead::status"][::core::mem::offset_of!(FaRegionHead, status) - 262656usize];
+    ["Offset of field: FaRegionHead::padding"][::core::mem::offset_of!(FaRegionHead, padding) - 263000usize];
     ["Offset of field: FaRegionHead::announced"]
         [::core::mem::offset_of!(FaRegionHead, announced) - 263040usize];
+    ["Offset of field: FaRegionHead::chunks"][::core::mem::offset_of!(FaRegionHead, chunks) - 394112usize];
+    ["Offset of field: FaRegionHead::credits"][::core::mem::offset_of!(FaRegionHead, credits) - 396160usize];
+    ["Offset of field: FaRegionHead::sent"][::core::mem::offset_of!(FaRegionHead, sent) - 397184usize];
+    ["Offset of field: FaRegionHead::received"]
+        [::core::mem::offset_of!(FaRegionHead, received) - 397248usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaShare {
+    pub first: u64,
+    pub count: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaShare"][::core::mem::size_of::<FaShare>() - 16usize];
+    ["Alignment of FaShare"][::core::mem::align_of::<FaShare>() - 8usize];
+    ["Offset of field: FaShare::first"][::core::mem::offset_of!(FaShare, first) - 0usize];
+    ["Offset of field: FaShare::count"][::core::mem::offset_of!(FaShare, count) - 8usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -156,6 +231,9 @@ pub struct FaLaunch {
     pub mailbox_bytes: u64,
     pub staging_offset: u64,
     pub staging_bytes: u64,
+    pub channel_offset: u64,
+    pub channel_bytes: u64,
+    pub transfers: u64,
     pub timeout_ns: u64,
     pub rank: u32,
     pub world: u32,
@@ -165,11 +243,14 @@ pub struct FaLaunch {
     pub algorithm: u32,
     pub spin: u32,
     pub checked: u32,
+    pub root: u32,
+    pub reserved: u32,
     pub call: FaCall,
+    pub shares: [FaShare; 16usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 272usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 560usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -177,27 +258,42 @@ const _: () = {
     ["Offset of field: FaLaunch::count"][::core::mem::offset_of!(FaLaunch, count) - 144usize];
     ["Offset of field: FaLaunch::source"][::core::mem::offset_of!(FaLaunch, source) - 152usize];
     ["Offset of field: FaLaunch::buffers"][::core::mem::offset_of!(FaLaunch, buffers) - 160usize];
-    ["Offset of field: FaLaunch::buffer_count"]
-        [::core::mem::offset_of!(FaLaunch, buffer_count) - 168usize];
+    ["Offset of field: FaLaunch::buffer_count"][::core::mem::offset_of!(FaLaunch, buffer_count) - 168usize];
     ["Offset of field: FaLaunch::status"][::core::mem::offset_of!(FaLaunch, status) - 176usize];
     ["Offset of field: FaLaunch::mailbox_offset"]
         [::core::mem::offset_of!(FaLaunch, mailbox_offset) - 184usize];
-    ["Offset of field: FaLaunch::mailbox_bytes"]
-        [::core::mem::offset_of!(FaLaunch, mailbox_bytes) - 192usize];
+    ["Offset of field: FaLaunch::mailbox_bytes"][::core::mem::offset_of!(FaLaunch, mailbox_bytes) - 192usize];
     ["Offset of field: FaLaunch::staging_offset"]
         [::core::mem::offset_of!(FaLaunch, staging_offset) - 200usize];
-    ["Offset of field: FaLaunch::staging_bytes"]
-        [::core::mem::offset_of!(FaLaunch, staging_bytes) - 208usize];
-    ["Offset of field: FaLaunch::timeout_ns"]
-        [::core::mem::offset_of!(FaLaunch, timeout_ns) - 216usize];
-    ["Offset of field: FaLaunch::rank"][::core::mem::offset_of!(FaLaunch, rank) - 224usize];
-    ["Offset of field: FaLaunch::world"][::core::mem::offset_of!(FaLaunch, world) - 228usize];
-    ["Offset of field: FaLaunch::blocks"][::core::mem::offset_of!(FaLaunch, blocks) - 232usize];
-    ["Offset of field: FaLaunch::dtype"][::core::mem::offset_of!(FaLaunch, dtype) - 236usize];
-    ["Offset of field: FaLaunch::op"][::core::mem::offset_of!(FaLaunch, op) - 240usize];
-    ["Offset of field: FaLaunch::algorithm"]
-        [::core::mem::offset_of!(FaLaunch, algorithm) - 244usize];
-    ["Offset of field: FaLaunch::spin"][::core::mem::offset_of!(FaLaunch, spin) - 248usize];
-    ["Offset of field: FaLaunch::checked"][::core::mem::offset_of!(FaLaunch, checked) - 252usize];
-    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 256usize];
+    ["Offset of field: FaLaunch::staging_bytes"][::core::mem::offset_of!(FaLaunch, staging_bytes) - 208usize];
+    ["Offset of field: FaLaunch::channel_offset"]
+        [::core::mem::offset_of!(FaLaunch, channel_offset) - 216usize];
+    ["Offset of field: FaLaunch::channel_bytes"][::core::mem::offset_of!(FaLaunch, channel_bytes) - 224usize];
+    ["Offset of field: FaLaunch::transfers"][::core::mem::offset_of!(FaLaunch, transfers) - 232usize];
+    ["Offset of field: FaLaunch::timeout_ns"][::core::mem::offset_of!(FaLaunch, timeout_ns) - 240usize];
+    ["Offset of field: FaLaunch::rank"][::core::mem::offset_of!(FaLaunch, rank) - 248usize];
+    ["Offset of field: FaLaunch::world"][::core::mem::offset_of!(FaLaunch, world) - 252usize];
+    ["Offset of field: FaLaunch::blocks"][::core::mem::offset_of!(FaLaunch, blocks) - 256usize];
+    ["Offset of field: FaLaunch::dtype"][::core::mem::offset_of!(FaLaunch, dtype) - 260usize];
+    ["Offset of field: FaLaunch::op"][::core::mem::offset_of!(FaLaunch, op) - 264usize];
+    ["Offset of field: FaLaunch::algorithm"][::core::mem::offset_of!(FaLaunch, algorithm) - 268usize];
+    ["Offset of field: FaLaunch::spin"][::core::mem::offset_of!(FaLaunch, spin) - 272usize];
+    ["Offset of field: FaLaunch::checked"][::core::mem::offset_of!(FaLaunch, checked) - 276usize];
+    ["Offset of field: FaLaunch::root"][::core::mem::offset_of!(FaLaunch, root) - 280usize];
+    ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 284usize];
+    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 288usize];
+    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 304usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaTransfers {
+    pub first: [u32; 34usize],
+    pub transfer: [FaTransfer; 64usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaTransfers"][::core::mem::size_of::<FaTransfers>() - 2184usize];
+    ["Alignment of FaTransfers"][::core::mem::align_of::<FaTransfers>() - 8usize];
+    ["Offset of field: FaTransfers::first"][::core::mem::offset_of!(FaTransfers, first) - 0usize];
+    ["Offset of field: FaTransfers::transfer"][::core::mem::offset_of!(FaTransfers, transfer) - 136usize];
 };

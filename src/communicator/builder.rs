@@ -338,7 +338,7 @@ mod tests {
         for algorithm in Algorithm::ALL {
             assert_eq!(named(algorithm.name()), Ok(Some(algorithm)));
         }
-        let error = named("ring").unwrap_err();
+        let error = named("tree").unwrap_err();
         assert!(matches!(error, Error::InvalidSetting { name: ALGORITHM_VARIABLE, .. }), "{error}");
     }
 

@@ -6,7 +6,9 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 
 use super::builder::agree;
-use super::{check_pointers, Communicator, Message};
+use super::message::Message;
+use super::Communicator;
+use crate::collective::Collective;
 use crate::device::all_succeeded;
 use crate::device::cuda::Cuda;
 use crate::dtype::{DType, Element};
@@ -45,7 +47,7 @@ impl Communicator<Cuda> {
             return Err(Error::LengthMismatch { input: input.len(), output: output.len() });
         }
         self.check_stream(stream)?;
-        let (count, dtype) = (input.len(), T::DTYPE);
+        let (collective, count, dtype) = (Collective::AllReduce(op), input.len(), T::DTYPE);
         self.check_device::<T>("input", input.stream(), |stream| input.device_ptr(stream).0)?;
         let elsewhere = Arc::clone(output.stream());
         self.check_device::<T>("output", &elsewhere, |stream| output.device_ptr_mut(stream).0)?;
@@ -58,12 +60,12 @@ impl Communicator<Cuda> {
                     device.address_in_capture(captured, |aside| untracked(input.device_ptr(aside)))?;
                 let output =
                     device.address_in_capture(captured, |aside| untracked(output.device_ptr_mut(aside)))?;
-                self.run(Message { input, output, count, dtype, op }, captured, Some(stream), true)
+                self.run(Message { collective, input, output, count, dtype }, captured, Some(stream), true)
             };
         }
         let (input, _input_used) = input.device_ptr(stream);
         let (output, _output_used) = output.device_ptr_mut(stream);
-        let message = Message { input, output, count, dtype, op };
+        let message = Message { collective, input, output, count, dtype };
         // SAFETY: both hold that many elements of T until the work on the stream is done, which cudarc orders frees after;
         // an exclusive borrow overlaps with no other. The stream is of this context and kept alive.
         unsafe { self.run(message, stream.cu_stream(), Some(stream), false) }
@@ -84,7 +86,9 @@ impl Communicator<Cuda> {
         let count = data.len();
         let elsewhere = Arc::clone(data.stream());
         self.check_device::<T>("input", &elsewhere, |stream| data.device_ptr_mut(stream).0)?;
-        let message = |address| Message { input: address, output: address, count, dtype: T::DTYPE, op };
+        let collective = Collective::AllReduce(op);
+        let message =
+            |address| Message { collective, input: address, output: address, count, dtype: T::DTYPE };
         if self.is_captured(stream)? {
             let captured = stream.cu_stream();
             // SAFETY: as in all_reduce.
@@ -120,8 +124,8 @@ impl Communicator<Cuda> {
         dtype: DType,
         op: ReduceOp,
     ) -> Result<()> {
-        let message = Message { input, output, count, dtype, op };
-        check_pointers(&message)?;
+        let message = Message { collective: Collective::AllReduce(op), input, output, count, dtype };
+        message.check(self.rank(), self.world_size())?;
         self.device().bind()?;
         if count > 0 {
             self.device().check_address("input", input, dtype.size())?;
@@ -206,6 +210,16 @@ impl Communicator<Cuda> {
         Ok(Registered { _registration: Some(registration), slice })
     }
 
+    /// Returns when every rank has called it, through the bootstrap: what is on the streams is not waited for.
+    ///
+    /// # Errors
+    ///
+    /// Those of the bootstrap; and the error that poisoned the communicator.
+    pub fn barrier(&self) -> Result<()> {
+        self.healthy()?;
+        self.unless_failed(self.closing.bootstrap.barrier(self.setup_timeout))
+    }
+
     fn check_stream(&self, stream: &CudaStream) -> Result<()> {
         if **stream.context() == **self.device().context() {
             return Ok(());
@@ -245,7 +259,7 @@ impl Communicator<Cuda> {
     /// As [`Communicator::start`] and [`Cuda::order`]; the device's context is current, and `captured` says whether the stream is.
     unsafe fn run(
         &self,
-        message: Message,
+        message: Message<'_>,
         stream: CUstream,
         owner: Option<&Arc<CudaStream>>,
         captured: bool,

@@ -1,6 +1,12 @@
 //! The collectives of the host device: on slices, run to their end within the call.
 
-use super::{check_pointers, Communicator, Message};
+use std::ffi::c_void;
+
+use super::group::{Group, Transfer};
+use super::message::Message;
+use super::Communicator;
+use crate::call::Operation;
+use crate::collective::Collective;
 use crate::device::Host;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -16,13 +22,12 @@ impl Communicator<Host> {
     ///
     /// [`Error::LengthMismatch`]; [`Error::Timeout`] naming ranks that did not come; see [`Communicator`] on what follows.
     pub fn all_reduce<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        if input.len() != output.len() {
-            return Err(Error::LengthMismatch { input: input.len(), output: output.len() });
-        }
+        same_length(input.len(), output.len())?;
         let (input, output, count) = (input.as_ptr() as u64, output.as_mut_ptr() as u64, input.len());
+        let collective = Collective::AllReduce(op);
         // SAFETY: both slices hold that many elements of T for the length of the call, which the host runs to its end;
         // an exclusive borrow overlaps with no other.
-        unsafe { self.run(Message { input, output, count, dtype: T::DTYPE, op }, ()) }
+        unsafe { self.run(Message { collective, input, output, count, dtype: T::DTYPE }) }
     }
 
     /// Reduces the ranks' `data` element by element, in place.
@@ -31,18 +36,247 @@ impl Communicator<Host> {
     ///
     /// As [`Communicator::all_reduce`].
     pub fn all_reduce_in_place<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        let address = data.as_mut_ptr() as u64;
-        let message = Message { input: address, output: address, count: data.len(), dtype: T::DTYPE, op };
+        let (address, collective) = (data.as_mut_ptr() as u64, Collective::AllReduce(op));
+        let message =
+            Message { collective, input: address, output: address, count: data.len(), dtype: T::DTYPE };
         // SAFETY: the slice holds that many elements for the length of the call; in place is input == output.
-        unsafe { self.run(message, ()) }
+        unsafe { self.run(message) }
     }
 
-    /// [`Communicator::all_reduce`] on raw pointers, for callers that know the type only at run time.
+    /// Brings the ranks' `input`s, in the order of the ranks, into every rank's `output`, which has room for all.
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce`], [`Error::InvalidPointer`] for null or misaligned pointers, and
-    /// [`Error::Overlap`] unless the buffers are disjoint or the same.
+    /// As [`Communicator::all_reduce`].
+    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        self.typed(Collective::AllGather, input.len(), input, output)
+    }
+
+    /// The same with `counts[r]` elements from rank r.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce`], and [`Error::InvalidSetting`] unless there is a count for each rank.
+    pub fn all_gather_v<T: Element>(&self, input: &[T], output: &mut [T], counts: &[usize]) -> Result<()> {
+        self.typed(Collective::AllGatherV(counts), 0, input, output)
+    }
+
+    /// Reduces the ranks' `input`s, of which rank r gets share r: as many elements as `output` has, after those of the ranks before.
+    /// The bits are those of an allreduce by a direct algorithm.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce`].
+    pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+        self.typed(Collective::ReduceScatter(op), output.len(), input, output)
+    }
+
+    /// The same with `counts[r]` elements for rank r.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_gather_v`].
+    pub fn reduce_scatter_v<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.typed(Collective::ReduceScatterV(op, counts), 0, input, output)
+    }
+
+    /// Copies the root's `data` to all ranks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce`], and [`Error::RankOutOfRange`] for the root.
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
+        let (address, collective) = (data.as_mut_ptr() as u64, Collective::Broadcast { root });
+        let message =
+            Message { collective, input: address, output: address, count: data.len(), dtype: T::DTYPE };
+        message.check(self.rank(), self.world_size())?;
+        // SAFETY: as in all_reduce_in_place.
+        unsafe { self.run(message) }
+    }
+
+    /// Reduces the ranks' `input`s into the root's `output`. That of other ranks is not written, and may be empty.
+    /// The bits are those of an allreduce by a direct algorithm.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::broadcast`].
+    pub fn reduce<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
+        self.rooted(Collective::Reduce { op, root }, root, input.len(), input, output)
+    }
+
+    /// Brings the ranks' `input`s, in the order of the ranks, into the root's `output`. That of other ranks is not written, and may
+    /// be empty.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::broadcast`].
+    pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
+        self.rooted(Collective::Gather { root }, root, input.len(), input, output)
+    }
+
+    /// Brings share r of the root's `input` to rank r: as many elements as `output` has. The input of other ranks is not read, and
+    /// may be empty.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::broadcast`].
+    pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
+        self.rooted(Collective::Scatter { root }, root, output.len(), input, output)
+    }
+
+    /// Brings share r of every rank's `input` to rank r, in the order of the ranks. Shares are equal.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce`].
+    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        self.typed(Collective::AllToAll, input.len() / self.world_size(), input, output)
+    }
+
+    /// The same with `send_counts[r]` elements for rank r, and `receive_counts[r]` from it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_gather_v`], and [`Error::Disagreement`] if a rank sends another number than is to be received.
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        input: &[T],
+        send_counts: &[usize],
+        output: &mut [T],
+        receive_counts: &[usize],
+    ) -> Result<()> {
+        let collective = Collective::AllToAllV { send: send_counts, receive: receive_counts };
+        self.typed(collective, 0, input, output)
+    }
+
+    /// Sends `data` to another rank, which receives it with the same tag. It returns when `data` may be changed: the receiver may
+    /// not have it yet. Messages between two ranks come in the order in which they are sent.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankOutOfRange`]; [`Error::Disagreement`] for a message to this rank itself, which needs
+    /// [`Communicator::group`]; [`Error::Timeout`] if it is not received.
+    pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u32) -> Result<()> {
+        let mut group = Group::default();
+        group.send(data, to, tag);
+        self.exchange(Operation::Send, &group)
+    }
+
+    /// Receives as many elements as `data` has from another rank.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::send`]; [`Error::Disagreement`] if the message that comes has another tag or length.
+    pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u32) -> Result<()> {
+        let mut group = Group::default();
+        group.recv(data, from, tag);
+        self.exchange(Operation::Recv, &group)
+    }
+
+    /// Sends to one rank and receives from another, or the same, at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::recv`].
+    pub fn send_recv<T: Element>(
+        &self,
+        input: &[T],
+        to: usize,
+        output: &mut [T],
+        from: usize,
+        tag: u32,
+    ) -> Result<()> {
+        let mut group = Group::default();
+        group.send(input, to, tag).recv(output, from, tag);
+        self.exchange(Operation::SendRecv, &group)
+    }
+
+    /// Sends and receives all that `add` puts into the group, side by side in one launch: at most 64 messages. Ranks need not name
+    /// theirs in the same order: to each peer, messages go in the order of their tags, and of one tag in the order of the group. A
+    /// message to this rank itself needs its receive in the same group.
+    ///
+    /// ```
+    /// use fast_allreduce::{bootstrap::Threads, Communicator, Host};
+    ///
+    /// # fn main() -> fast_allreduce::Result<()> {
+    /// let ranks = Threads::world(3)?.into_iter().map(|bootstrap| {
+    ///     std::thread::spawn(move || -> fast_allreduce::Result<[i32; 2]> {
+    ///         let communicator = Communicator::builder().build(Host::new(), bootstrap)?;
+    ///         let rank = communicator.rank();
+    ///         let (right, left) = ((rank + 1) % 3, (rank + 2) % 3);
+    ///         let (mine, mut from_left, mut from_right) = ([rank as i32], [0], [0]);
+    ///         communicator.group(|group| {
+    ///             group.send(&mine, right, 0).send(&mine, left, 0);
+    ///             group.recv(&mut from_right, right, 0).recv(&mut from_left, left, 0);
+    ///             Ok(())
+    ///         })?;
+    ///         Ok([from_left[0], from_right[0]])
+    ///     })
+    /// });
+    /// let ranks: Vec<_> = ranks.collect();
+    /// for (rank, thread) in ranks.into_iter().enumerate() {
+    ///     assert_eq!(thread.join().unwrap()?, [(rank as i32 + 2) % 3, (rank as i32 + 1) % 3]);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::recv`], [`Error::InvalidSetting`] for more than 64 messages, and what `add` returns.
+    pub fn group<'a, R>(&self, add: impl FnOnce(&mut Group<'a>) -> Result<R>) -> Result<R> {
+        let mut group = Group::default();
+        let result = add(&mut group)?;
+        self.exchange(Operation::Group, &group)?;
+        Ok(result)
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`] naming ranks that did not come; see [`Communicator`] on what follows.
+    pub fn barrier(&self) -> Result<()> {
+        self.typed::<u8>(Collective::Barrier, 0, &[], &mut [])
+    }
+
+    /// Any collective on raw pointers, for callers that know the type only at run time. A pointer to no elements is not looked at.
+    ///
+    /// # Errors
+    ///
+    /// As the collective's method, [`Error::InvalidPointer`] for null or misaligned pointers, and [`Error::Overlap`] unless the
+    /// buffers are disjoint or placed as the collective's in-place form is: the same for allreduce, broadcast and reduce; this rank's
+    /// own share for the gathers, the scatters and the reduce-scatters; never for the all-to-alls.
+    ///
+    /// # Safety
+    ///
+    /// `input` is valid for reads of [`Collective::input_len`], and `output` for writes of [`Collective::output_len`] elements of
+    /// `dtype`, and no other thread writes the one or accesses the other during the call.
+    pub unsafe fn collective_raw(
+        &self,
+        collective: Collective<'_>,
+        input: *const c_void,
+        output: *mut c_void,
+        count: usize,
+        dtype: DType,
+    ) -> Result<()> {
+        let message = Message { collective, input: input as u64, output: output as u64, count, dtype };
+        message.check(self.rank(), self.world_size())?;
+        // SAFETY: the caller's; the pointers have been checked for alignment and overlap.
+        unsafe { self.run(message) }
+    }
+
+    /// [`Communicator::collective_raw`] of an allreduce.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::collective_raw`].
     ///
     /// # Safety
     ///
@@ -50,24 +284,99 @@ impl Communicator<Host> {
     /// one or accesses the other during the call.
     pub unsafe fn all_reduce_raw(
         &self,
-        input: *const libc::c_void,
-        output: *mut libc::c_void,
+        input: *const c_void,
+        output: *mut c_void,
         count: usize,
         dtype: DType,
         op: ReduceOp,
     ) -> Result<()> {
-        let message = Message { input: input as u64, output: output as u64, count, dtype, op };
-        check_pointers(&message)?;
-        // SAFETY: the caller's; the pointers have been checked for alignment and overlap.
-        unsafe { self.run(message, ()) }
+        // SAFETY: the caller's.
+        unsafe { self.collective_raw(Collective::AllReduce(op), input, output, count, dtype) }
+    }
+
+    /// [`Communicator::group`] on raw pointers.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::group`], [`Error::InvalidPointer`], and [`Error::Overlap`] where a message is received into another's
+    /// memory.
+    ///
+    /// # Safety
+    ///
+    /// What is sent is valid for reads, and what is received into for writes, and no other thread writes the one or accesses the
+    /// other during the call.
+    pub unsafe fn transfer_raw(&self, transfers: &[Transfer]) -> Result<()> {
+        self.check_transfers(transfers)?;
+        // SAFETY: the caller's.
+        unsafe { self.start_transfers(Self::transfers_id(Operation::Group, transfers), transfers, ()) }?;
+        self.healthy()
+    }
+
+    /// A collective with buffers on all ranks.
+    fn typed<T: Element>(
+        &self,
+        collective: Collective<'_>,
+        count: usize,
+        input: &[T],
+        output: &mut [T],
+    ) -> Result<()> {
+        let (rank, world_size) = (self.rank(), self.world_size());
+        let message = Message {
+            collective,
+            input: input.as_ptr() as u64,
+            output: output.as_mut_ptr() as u64,
+            count,
+            dtype: T::DTYPE,
+        };
+        message.check(rank, world_size)?;
+        same_length(collective.input_len(count, rank, world_size), input.len())?;
+        same_length(collective.output_len(count, rank, world_size), output.len())?;
+        // SAFETY: the slices hold what the collective reads and writes, for the length of the call; an exclusive borrow
+        // overlaps with no other.
+        unsafe { self.run(message) }
+    }
+
+    /// A collective with a root. What the others do not use may have any length.
+    fn rooted<T: Element>(
+        &self,
+        collective: Collective<'_>,
+        root: usize,
+        count: usize,
+        input: &[T],
+        output: &mut [T],
+    ) -> Result<()> {
+        let (rank, world_size) = (self.rank(), self.world_size());
+        if root >= world_size {
+            return Err(Error::RankOutOfRange { rank: root, world_size });
+        }
+        let reads = collective.input_len(count, rank, world_size);
+        let writes = collective.output_len(count, rank, world_size);
+        let input = if reads == 0 { &[] } else { input };
+        let output = if writes == 0 { &mut [] } else { output };
+        self.typed(collective, count, input, output)
+    }
+
+    fn exchange(&self, operation: Operation, group: &Group<'_>) -> Result<()> {
+        let transfers = group.transfers();
+        self.check_transfers(transfers)?;
+        // SAFETY: the group borrows what it sends and receives into, and the host runs the launch to its end.
+        unsafe { self.start_transfers(Self::transfers_id(operation, transfers), transfers, ()) }?;
+        self.healthy()
     }
 
     /// # Safety
     ///
     /// As [`Communicator::start`]; kernels of the host have ended when it returns.
-    unsafe fn run(&self, message: Message, stream: ()) -> Result<()> {
+    unsafe fn run(&self, message: Message<'_>) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { self.start(message, stream, |_, _| Ok(0)) }?;
+        unsafe { self.start(message, (), |_, _| Ok(0)) }?;
         self.healthy()
+    }
+}
+
+fn same_length(input: usize, output: usize) -> Result<()> {
+    match input == output {
+        true => Ok(()),
+        false => Err(Error::LengthMismatch { input, output }),
     }
 }

@@ -5,31 +5,34 @@
 mod builder;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod failure;
+mod group;
 mod host;
+mod launch;
+mod message;
+mod plan;
 mod subset;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::Registered;
+pub use group::{Direction, Group, Transfer};
 
-use crate::abi::{self, FaCall, FaFailure, FaLaunch};
+use crate::abi;
 use crate::bootstrap::{Bootstrap, Family};
-use crate::call::{CallId, Collective};
 use crate::device::sealed::Exports as _;
 use crate::device::{all_succeeded, Device};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::op::ReduceOp;
-use crate::plan::{Algorithm, Call, Plan, Steps};
+use crate::plan::{Algorithm, Plan, Steps};
 use crate::presence::Presence;
-use crate::region::TABLE_ROWS;
-use crate::registry::{Buffer, Endpoint, Registration, Registry};
-use crate::trace::Span;
+use crate::registry::{Buffer, Endpoint, Registration};
 
 /// One rank of a world.
 ///
@@ -93,16 +96,6 @@ impl Communicator<crate::device::Host> {
     }
 }
 
-/// One call: addresses on the device, elements, and what to do with them.
-#[derive(Debug, Clone, Copy)]
-struct Message {
-    input: u64,
-    output: u64,
-    count: usize,
-    dtype: DType,
-    op: ReduceOp,
-}
-
 impl<D: Device> Communicator<D> {
     /// This rank, in `0..world_size`.
     pub fn rank(&self) -> usize {
@@ -124,18 +117,9 @@ impl<D: Device> Communicator<D> {
         self.endpoint.region.layout.total_bytes
     }
 
-    /// What a call of `count` elements of `dtype` does.
+    /// What an allreduce of `count` elements of `dtype` does, but for integer averages where the algorithm is not a direct one.
     pub fn plan(&self, count: usize, dtype: DType) -> Plan {
-        let bytes = count.saturating_mul(dtype.size());
-        let choice = self.steps.choice(bytes, self.algorithm);
-        let call = Call { bytes, world_size: self.world_size, choice };
-        let mut plan = self.endpoint.device.plan(&call);
-        let generation = self.endpoint.region.layout.mailbox_bytes;
-        let capacity = plan.algorithm.capacity(generation, D::PACKING, dtype.size(), self.world_size);
-        // Whole packs, so that every piece is aligned as the message is.
-        let piece = plan.piece_bytes / D::PACKING.pack_bytes * D::PACKING.pack_bytes;
-        plan.piece_bytes = piece.clamp(D::PACKING.pack_bytes, capacity * dtype.size());
-        plan
+        self.plan_reduction(count, dtype, ReduceOp::Sum)
     }
 
     /// Allocates a registered buffer of `count` zeros on every rank. Collective: all ranks ask for the same count.
@@ -165,16 +149,6 @@ impl<D: Device> Communicator<D> {
         let registration = Registration::new(endpoint, memory, row, self.rank, bytes);
         // No rank pulls from the buffer before all have it in their tables.
         all_succeeded(registration, &*self.closing.bootstrap, self.setup_timeout)
-    }
-
-    /// Returns when every rank has called it, through the bootstrap.
-    ///
-    /// # Errors
-    ///
-    /// Those of the bootstrap; and the error that poisoned the communicator.
-    pub fn barrier(&self) -> Result<()> {
-        self.healthy()?;
-        self.unless_failed(self.closing.bootstrap.barrier(self.setup_timeout))
     }
 
     /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. Ranks that
@@ -233,150 +207,6 @@ impl<D: Device> Communicator<D> {
     fn unless_failed<T>(&self, step: Result<T>) -> Result<T> {
         step.map_err(|error| self.failed.get().cloned().unwrap_or(error))
     }
-
-    /// Starts a launch for each piece of the message. `source` says where peers find the input if it is in no registered
-    /// buffer: 0 for staging.
-    ///
-    /// # Safety
-    ///
-    /// Until the launches have ended, `input` is valid for reads and `output` for writes of `count` elements of `dtype`, and
-    /// nothing else writes the one or accesses the other. They are aligned for `dtype`, and disjoint or equal.
-    unsafe fn start(
-        &self,
-        message: Message,
-        stream: D::Stream<'_>,
-        source: impl FnOnce(&mut Registry, &Plan) -> Result<u64>,
-    ) -> Result<()> {
-        let mut registry = self.endpoint.lock();
-        self.healthy()?;
-        let plan = self.plan(message.count, message.dtype);
-        let Message { dtype, op, count, .. } = message;
-        let call = CallId { collective: Collective::AllReduce, dtype, op, algorithm: plan.algorithm, count };
-        let number = self.presence.begin(call.encode());
-        let _span = Span::enter(self.rank, number, &call, &plan);
-        registry.planned(&plan);
-        let size = message.dtype.size();
-        let bytes = (message.count * size) as u64;
-        // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
-        let source = match plan.algorithm {
-            Algorithm::OneShotPull if message.input == message.output => 0,
-            Algorithm::OneShotPull | Algorithm::TwoShotPull => match registry.source(message.input, bytes) {
-                0 => source(&mut registry, &plan)?,
-                registered => registered,
-            },
-            Algorithm::OneShotPush | Algorithm::TwoShotPush => 0,
-        };
-        let mut launch = self.launch(&message, &plan, source, call.encode());
-        let piece = plan.piece_bytes / size;
-        // One limit for all pieces; on a device that runs them later, for each.
-        let deadline = match self.timeout {
-            Some(limit) if D::SYNCHRONOUS && message.count > piece => Instant::now().checked_add(limit),
-            _ => None,
-        };
-        let mut left = message.count;
-        while left > 0 {
-            if let Some(deadline) = deadline {
-                launch.timeout_ns = nanoseconds(deadline.saturating_duration_since(Instant::now()));
-            }
-            let now = left.min(piece);
-            launch.count = now as u64;
-            // SAFETY: input and output are the caller's, within their counts; regions and the table are this
-            // endpoint's, and the registry's lock keeps the table as it is.
-            unsafe { self.endpoint.device.launch(&mut launch, &plan, stream) }?;
-            if self.endpoint.region.failure() != abi::FA_OK {
-                break;
-            }
-            let bytes = (now * size) as u64;
-            launch.input += bytes;
-            launch.output += bytes;
-            if launch.source != 0 {
-                launch.source += bytes;
-            }
-            left -= now;
-        }
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.presence.end();
-        Ok(())
-    }
-
-    /// The launch of a message's first piece, all but its count.
-    fn launch(&self, message: &Message, plan: &Plan, source: u64, call: FaCall) -> FaLaunch {
-        let region = &self.endpoint.region;
-        FaLaunch {
-            regions: std::array::from_fn(|rank| region.address(rank)),
-            input: message.input,
-            output: message.output,
-            count: 0,
-            source,
-            buffers: region.table_address(),
-            buffer_count: TABLE_ROWS as u64,
-            status: region.status_address(),
-            mailbox_offset: region.layout.mailbox_offset as u64,
-            mailbox_bytes: region.layout.mailbox_bytes as u64,
-            staging_offset: region.layout.staging_offset as u64,
-            staging_bytes: region.layout.staging_bytes as u64,
-            timeout_ns: self.timeout.map_or(0, nanoseconds),
-            rank: self.rank as u32,
-            world: self.world_size as u32,
-            blocks: plan.blocks as u32,
-            dtype: message.dtype as u32,
-            op: message.op as u32,
-            algorithm: plan.algorithm as u32,
-            spin: 0,
-            checked: u32::from(self.checked),
-            call,
-        }
-    }
-
-    #[cold]
-    fn failure(&self, failure: FaFailure) -> Error {
-        let (missing, epoch) = self.endpoint.region.missing();
-        let waited = self.timeout.unwrap_or_default();
-        let operation = Collective::AllReduce.name();
-        match (failure, missing.first()) {
-            (abi::FA_TIMED_OUT, _) => self.presence.timed_out(missing, operation, epoch, waited),
-            (abi::FA_PEER_GONE, Some(&rank)) => self.presence.lost(rank, operation, epoch, waited),
-            _ => self.other_failure(failure),
-        }
-    }
-
-    /// A failure that is not about who was missing.
-    fn other_failure(&self, failure: FaFailure) -> Error {
-        match failure {
-            abi::FA_ABORTED => Error::Aborted,
-            abi::FA_MISMATCH => {
-                let Some((rank, theirs)) = self.endpoint.region.others().into_iter().next() else {
-                    return Error::Unavailable {
-                        what: "the call that differs".into(),
-                        reason: "the kernel did not say which".into(),
-                    };
-                };
-                Error::Disagreement {
-                    what: "the call",
-                    rank,
-                    theirs: CallId::describe(theirs),
-                    own_rank: self.rank,
-                    ours: self.presence.call(),
-                }
-            }
-            abi::FA_UNKNOWN_BUFFER => Error::Unavailable {
-                what: "a peer's registered buffer".into(),
-                reason:
-                    "this rank has dropped its part, or the call is in a graph that was replayed before \
-                         register_graph_buffers(); drop a buffer after the last call that uses it on any rank"
-                        .into(),
-            },
-            _ => Error::Unavailable {
-                what: "this kernel".into(),
-                reason: format!("the device knows no such type, operation or algorithm (failure {failure})"),
-            },
-        }
-    }
-}
-
-/// A limit as kernels take it: at least 1, as 0 is none, and at most half the range, as a kernel adds the time of its clock.
-fn nanoseconds(limit: Duration) -> u64 {
-    u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2)
 }
 
 /// What a rank has done so far, as [`Communicator::counters`] tells.
@@ -391,32 +221,4 @@ pub struct Counters {
     pub waits: Vec<u64>,
     /// Waits for each rank that ended in a timeout: at most one, as that poisons the communicator.
     pub timeouts: Vec<u64>,
-}
-
-/// Refuses what no kernel could work on.
-fn check_pointers(message: &Message) -> Result<()> {
-    let Message { input, output, count, dtype, .. } = *message;
-    if count == 0 {
-        return Ok(());
-    }
-    let element_size = dtype.size();
-    let bytes = count.checked_mul(element_size).filter(|&bytes| bytes <= isize::MAX as usize);
-    let bytes = bytes.ok_or_else(|| Error::InvalidSetting {
-        name: "count",
-        value: count.to_string(),
-        expected: "a number of elements that fits the address space",
-    })?;
-    for (which, address) in [("input", input), ("output", output)] {
-        let problem = match address {
-            0 => "null",
-            _ if address % element_size as u64 != 0 => "not aligned to its element",
-            _ if address.checked_add(bytes as u64).is_none() => "too near the end of the address space",
-            _ => continue,
-        };
-        return Err(Error::InvalidPointer { which, address: address as usize, problem, element_size });
-    }
-    if input != output && input < output + bytes as u64 && output < input + bytes as u64 {
-        return Err(Error::Overlap { input: input as usize, output: output as usize, bytes });
-    }
-    Ok(())
 }

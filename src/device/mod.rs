@@ -11,7 +11,7 @@ use std::time::Duration;
 
 pub use host::Host;
 
-use crate::abi::{FaLaunch, FaStatus};
+use crate::abi::{FaLaunch, FaStatus, FaTransfers};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Result};
 use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
@@ -93,12 +93,19 @@ pub(crate) mod sealed {
         /// The grid and piece size for a call, within what was chosen. Depends on nothing that ranks do not share.
         fn plan(&self, call: &Call) -> Plan;
 
-        /// Starts a kernel; on the host, runs it to its end. A failure of the kernel is in the status.
+        /// Starts a kernel; on the host, runs it to its end. A failure of the kernel is in the status. A launch of transfers comes
+        /// with them.
         ///
         /// # Safety
         ///
         /// All addresses in `launch` are valid for what the kernel does with them, until it ends.
-        unsafe fn launch(&self, launch: &mut FaLaunch, plan: &Plan, stream: Self::Stream<'_>) -> Result<()>;
+        unsafe fn launch(
+            &self,
+            launch: &mut FaLaunch,
+            plan: &Plan,
+            transfers: Option<&FaTransfers>,
+            stream: Self::Stream<'_>,
+        ) -> Result<()>;
     }
 
     /// One allocation of this rank and its peers' counterparts.

@@ -29,6 +29,8 @@ mod text;
 mod tuning;
 
 use crate::abi;
+use crate::dtype::DType;
+use crate::op::ReduceOp;
 pub(crate) use call::{Call, Packing};
 pub use choice::{Choice, DeviceKind, Step};
 pub use machine::Machine;
@@ -36,7 +38,7 @@ pub(crate) use table::Steps;
 pub use table::Table;
 pub use tuning::Tuning;
 
-/// How an allreduce is done. The four agree bit for bit.
+/// How an allreduce is done. The first four, the direct ones, agree bit for bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -49,11 +51,31 @@ pub enum Algorithm {
     OneShotPush = abi::FA_ONE_SHOT_PUSH,
     /// Slices to their owners as packets, reduced slices to everybody as packets. No barrier.
     TwoShotPush = abi::FA_TWO_SHOT_PUSH,
+    /// A reduce-scatter and an all-gather in which each rank sends packets to the next one only: 2 (n - 1) steps, for links
+    /// that are not a full mesh.
+    ///
+    /// Partial sums travel as elements of the type and are rounded in each step, so that results do not have the bits of the
+    /// direct algorithms; all ranks have the same ones, in every run.
+    Ring = abi::FA_RING,
+    /// Recursive halving and doubling, by packets: 2 log2(n) steps. A rank beyond the largest power of two has another that
+    /// takes part for it. Results as those of [`Algorithm::Ring`].
+    HalvingDoubling = abi::FA_HALVING_DOUBLING,
 }
 
 impl Algorithm {
     /// All algorithms, in the order of their codes.
-    pub const ALL: [Self; 4] = [Self::OneShotPull, Self::TwoShotPull, Self::OneShotPush, Self::TwoShotPush];
+    pub const ALL: [Self; 6] = [
+        Self::OneShotPull,
+        Self::TwoShotPull,
+        Self::OneShotPush,
+        Self::TwoShotPush,
+        Self::Ring,
+        Self::HalvingDoubling,
+    ];
+
+    /// Those that agree bit for bit.
+    pub const DIRECT: [Self; 4] =
+        [Self::OneShotPull, Self::TwoShotPull, Self::OneShotPush, Self::TwoShotPush];
 
     /// Its name on command lines: `"one-shot-pull"`, ...
     pub const fn name(self) -> &'static str {
@@ -62,7 +84,20 @@ impl Algorithm {
             Self::TwoShotPull => "two-shot-pull",
             Self::OneShotPush => "one-shot-push",
             Self::TwoShotPush => "two-shot-push",
+            Self::Ring => "ring",
+            Self::HalvingDoubling => "halving-doubling",
         }
+    }
+
+    /// Whether results have the bits that all direct algorithms give.
+    pub const fn is_direct(self) -> bool {
+        !matches!(self, Self::Ring | Self::HalvingDoubling)
+    }
+
+    /// Whether it can do this: an integer average is of the wide sum, which does not travel as an element, and a small region
+    /// may have no room for a slice in each step.
+    pub(crate) fn can_reduce(self, dtype: DType, op: ReduceOp, capacity: usize) -> bool {
+        capacity > 0 && (self.is_direct() || op != ReduceOp::Avg || dtype.is_float())
     }
 
     /// The most elements of `element_size` bytes that one launch can reduce, given the bytes of one generation of staging
@@ -81,6 +116,10 @@ impl Algorithm {
             Self::OneShotPush => slots / world_size * lanes,
             // Two phases; a slice is at most packs / world, rounded up, which is what each sender has slots for.
             Self::TwoShotPush => slots / (2 * world_size) * world_size * lanes,
+            // A slice, rounded up, in each step.
+            Self::Ring => slots / world_size / (2 * world_size - 2).max(1) * world_size * lanes,
+            // Two exchanges of at most the whole message, which a rank that is folded in sends.
+            Self::HalvingDoubling => slots / world_size / 2 * lanes,
         }
     }
 }
@@ -99,7 +138,7 @@ impl std::str::FromStr for Algorithm {
             crate::Error::InvalidSetting {
                 name: "algorithm",
                 value: name.to_owned(),
-                expected: "one of one-shot-pull, two-shot-pull, one-shot-push, two-shot-push",
+                expected: "one of one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, ring, halving-doubling",
             }
         })
     }

@@ -229,7 +229,7 @@ fn a_bad_file_is_refused_with_place_and_fact() {
         (with("65536", "63"), "row 1 (line 8): block_bytes = 63"),
         (with("262144", "99999999999999999999"), "line 13: "),
         (with("262144", "9223372036854775807"), "piece_bytes = 9223372036854775807"),
-        (with("one-shot-pull", "ring"), "row 1 (line 8): algorithm = \"ring\" is none of one-shot-pull"),
+        (with("one-shot-pull", "tree"), "row 1 (line 8): algorithm = \"tree\" is none of one-shot-pull"),
         (with("[1, 16]", "[0, 16]"), "row 1 (line 8): ranks = [0, 16]"),
         (with("[1, 16]", "[1, 17]"), "row 1 (line 8): ranks = [1, 17]"),
         (with("[1, 16]", "[3, 2]"), "row 1 (line 8): ranks = [3, 2]"),

@@ -140,6 +140,12 @@ impl Presence {
         CallId::describe(own_board(&self.boards).activity().call)
     }
 
+    /// Its name.
+    pub fn operation(&self) -> &'static str {
+        let call = CallId::decode(own_board(&self.boards).activity().call);
+        call.map_or("a call", |call| call.operation.name())
+    }
+
     /// Calls that this rank has begun.
     pub fn calls(&self) -> u64 {
         own_board(&self.boards).activity().begun

@@ -12,8 +12,7 @@ use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 
 use crate::bootstrap::is_ready;
 use crate::error::{Error, Result};
-
-const STACK_BYTES: usize = 128 << 10;
+use crate::thread::{self, SMALL_STACK};
 
 /// Tell of a peer's end.
 #[derive(Debug)]
@@ -42,11 +41,9 @@ impl Watcher {
     /// Calls `tell` with each event, once.
     pub fn start(watched: Vec<Watched>, tell: impl Fn(usize, Event) + Send + 'static) -> Result<Self> {
         let (stopped, stop) = pipe()?;
-        let thread = std::thread::Builder::new()
-            .name("fast-allreduce".into())
-            .stack_size(STACK_BYTES)
-            .spawn(move || watch(&stopped, watched, tell))
-            .map_err(Error::io("starting the thread that watches the other ranks"))?;
+        let thread =
+            thread::spawn("fast-allreduce".into(), SMALL_STACK, move || watch(&stopped, watched, tell))
+                .map_err(Error::io("starting the thread that watches the other ranks"))?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 

@@ -13,7 +13,7 @@ use crate::threads::seats;
 fn calls_from_two_threads() {
     let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("concurrency::calls_from_two_threads");
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::DIRECT {
         seats(2, 1, Setup::with(algorithm), 4096, |seat| {
             let message = Message::new(&mut random.fork(0), (DType::U32, ReduceOp::Sum), 200, 2);
             let places = [Placement::of(Kind::Plain), Placement::of(Kind::Pool)];

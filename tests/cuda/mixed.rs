@@ -62,7 +62,7 @@ fn calls_in_each_way_of_sharing() {
     let Some(gpus) = gpus(1) else { return };
     for sharing in [None, Some(Sharing::Ipc)] {
         for devices in 1..=gpus.count.min(2) {
-            for algorithm in Algorithm::ALL {
+            for algorithm in Algorithm::DIRECT {
                 let setup = Setup { sharing, first_epoch: u32::MAX - 4, ..Setup::with(algorithm) };
                 let name = format!("{algorithm} on {devices} by {sharing:?}");
                 seats("mixed::calls_in_each_way_of_sharing", &name, setup, devices, 100 << 10, |seat| {

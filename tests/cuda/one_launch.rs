@@ -85,7 +85,7 @@ impl Ranks for AllRanks {
     /// A world takes any algorithm and grid: here by the size of the message, so that they change from call to call.
     fn plan(&self, count: usize, dtype: DType) -> Plan {
         let (world, slots) = (self.world.world_size(), self.setup.max_bytes / 32);
-        let algorithm = self.setup.algorithm.unwrap_or(Algorithm::ALL[count % 4]);
+        let algorithm = self.setup.algorithm.unwrap_or(Algorithm::DIRECT[count % 4]);
         let piece_packs = match algorithm {
             Algorithm::OneShotPush => slots / world,
             Algorithm::TwoShotPush => slots / (2 * world) * world,

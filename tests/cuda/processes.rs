@@ -100,7 +100,7 @@ fn the_way_of_sharing_is_chosen() {
     let Some(gpus) = stand_in() else { return };
     let test = "processes::the_way_of_sharing_is_chosen";
     let devices = gpus.count.min(2);
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::DIRECT {
         let name = format!("automatic, {algorithm}");
         let descriptor = Some(Sharing::Descriptor);
         ranks(test, &name, 2, &[], calls(&name, Setup::with(algorithm), devices, descriptor));

@@ -78,7 +78,7 @@ pub fn register_and_reduce(seat: &Seat, random: &Random) {
 fn callers_buffers_between_threads() {
     let Some(gpus) = gpus(1) else { return };
     let random = Random::new("registration::callers_buffers_between_threads");
-    for algorithm in Algorithm::ALL {
+    for algorithm in Algorithm::DIRECT {
         for devices in 1..=gpus.count.min(2) {
             threads(2, devices, |rank, context| {
                 let seat = Seat::new(Setup::with(algorithm).try_build(context, rank).unwrap(), BYTES);

@@ -65,9 +65,9 @@ pub fn ops(text: &str) -> Result<Choice<ReduceOp>, String> {
 pub fn algorithms(text: &str) -> Result<Choice<Option<Algorithm>>, String> {
     match text {
         "auto" => Ok(Choice(vec![None])),
-        "all" => Ok(Choice(Algorithm::ALL.map(Some).into())),
+        "all" => Ok(Choice(Algorithm::DIRECT.map(Some).into())),
         name => name.parse().map(|algorithm| Choice(vec![Some(algorithm)])).map_err(|_| {
-            let names = Algorithm::ALL.map(Algorithm::name);
+            let names = Algorithm::DIRECT.map(Algorithm::name);
             format!("one of auto, {}, all", names.join(", "))
         }),
     }

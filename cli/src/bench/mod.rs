@@ -120,7 +120,7 @@ impl Job for Bench {
     fn algorithms(&self) -> Vec<Option<Algorithm>> {
         match self.algorithms() {
             Some(algorithms) => algorithms.to_vec(),
-            None if self.report.is_some() => Algorithm::ALL.map(Some).to_vec(),
+            None if self.report.is_some() => Algorithm::DIRECT.map(Some).to_vec(),
             None => vec![None],
         }
     }

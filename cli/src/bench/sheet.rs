@@ -82,7 +82,7 @@ fn panel((dtype, redop): (&str, &str), rows: &[&Row]) -> Panel {
     let is_forced = rows.len() > sizes.len();
     let of = |name: &str| rows.iter().filter(|row| !is_forced || row.algo == name).copied().collect();
     let named: Vec<(String, Vec<&Row>)> = match is_forced {
-        true => Algorithm::ALL.map(|algorithm| (algorithm.name().into(), of(algorithm.name()))).into(),
+        true => Algorithm::DIRECT.map(|algorithm| (algorithm.name().into(), of(algorithm.name()))).into(),
         false => vec![("fast-allreduce".into(), of(""))],
     };
     let series = named.into_iter().map(|(name, rows)| Series {

@@ -58,14 +58,14 @@ pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
             "f32 sum, {} ranks as threads, registered inputs: microseconds of a call in a graph of {GRAPH_CALLS}",
             session.world_size()
         );
-        let choices = Algorithm::ALL.into_iter().map(Some).chain([None]);
+        let choices = Algorithm::DIRECT.into_iter().map(Some).chain([None]);
         let gpus =
             choices.map(|choice| Gpu::new(session, &settings, choice)).collect::<Result<Vec<_>, _>>()?;
         let mut measure = timing(session, None, true);
         let mut wrong = 0;
         'sizes: for bytes in sizes(options) {
             for (index, gpu) in gpus.iter().enumerate() {
-                let column = Algorithm::ALL.get(index).map_or("auto", |algorithm| algorithm.name());
+                let column = Algorithm::DIRECT.get(index).map_or("auto", |algorithm| algorithm.name());
                 // One of them decides for all.
                 if session.of_first(u64::from(budget.is_spent()))? != 0 {
                     if session.rank() == 0 {
@@ -105,7 +105,7 @@ fn world_latency(options: &GpuCheck, world_size: usize, budget: Budget) -> Resul
             || (0..world_size).map(|_| stream.alloc_zeros::<f32>(count)).collect::<Result<Vec<_>, _>>();
         let (inputs, mut outputs) =
             (zeros().map_err(driver("cuMemAlloc"))?, zeros().map_err(driver("cuMemAlloc"))?);
-        for algorithm in Algorithm::ALL {
+        for algorithm in Algorithm::DIRECT {
             if budget.is_spent() {
                 let left = format!("{}: from {bytes} B, {algorithm} on", title("a graph"));
                 return Record::skipped(left, "the step's time was over").write();

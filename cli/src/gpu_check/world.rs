@@ -180,7 +180,7 @@ impl<T: Number> Rig<T> {
     /// Every algorithm, form and shape: the number of cases.
     fn check(&mut self, world: &mut CudaWorld, shapes: &[(usize, usize)]) -> Result<u64, Failure> {
         let mut cases = 0;
-        for algorithm in Algorithm::ALL {
+        for algorithm in Algorithm::DIRECT {
             for form in Form::ALL {
                 let is_pull = matches!(algorithm, Algorithm::OneShotPull | Algorithm::TwoShotPull);
                 if form.is_registered() && !is_pull {

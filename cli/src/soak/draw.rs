@@ -81,8 +81,8 @@ impl Settings {
         // Each algorithm is forced somewhere, and one communicator always chooses.
         let algorithm = match slot.checked_sub(1) {
             None => None,
-            Some(index) => Algorithm::ALL.get(index).copied().or_else(|| {
-                let [a, b, c, d] = Algorithm::ALL.map(Some);
+            Some(index) => Algorithm::DIRECT.get(index).copied().or_else(|| {
+                let [a, b, c, d] = Algorithm::DIRECT.map(Some);
                 draws.pick([None, a, b, c, d])
             }),
         };

@@ -5,7 +5,7 @@ use fast_allreduce::Algorithm;
 
 /// Every algorithm with several grids. `workers` are the threads of each rank on the host.
 pub fn of(device: DeviceKind, workers: usize) -> Vec<Choice> {
-    Algorithm::ALL
+    Algorithm::DIRECT
         .into_iter()
         .flat_map(|algorithm| match device {
             DeviceKind::Host => host(algorithm, workers),

@@ -63,13 +63,13 @@ impl Report {
             "#\n# medians of a call (us); of each algorithm, that of its best grid; - is much slower"
         )?;
         write!(out, "#{:>11} {:>10}", "size (B)", "built-in")?;
-        for algorithm in Algorithm::ALL {
+        for algorithm in Algorithm::DIRECT {
             write!(out, " {algorithm:>13}")?;
         }
         writeln!(out, "  {:>8}  best", "ratio")?;
         for ((size, picked), ratio) in sizes.iter().zip(picked).zip(ratios) {
             write!(out, "{:>12} {:>10}", size.bytes, microseconds(size.median(0)))?;
-            for algorithm in Algorithm::ALL {
+            for algorithm in Algorithm::DIRECT {
                 let own = (0..choices.len()).filter(|&index| choices[index].algorithm == algorithm);
                 // Candidate 0 is the built-in plan.
                 let best = own.filter_map(|index| size.median(index + 1)).min_by(f64::total_cmp);

@@ -5,7 +5,6 @@
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -16,6 +15,7 @@ use super::super::world::{Denied, Event, World};
 use super::link::Link;
 use super::message::{Reply, Request, HELLO_LIMIT, REQUEST_LIMIT};
 use crate::error::{Error, Result};
+use crate::thread;
 
 /// How long the rendezvous waits for a first rank.
 const FORMATION_LIMIT: Duration = Duration::from_secs(600);
@@ -26,12 +26,15 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that have not said who they are. Beyond these the oldest goes: a rank says so at once.
 const MAX_STRANGERS: usize = 64;
 
+/// It reads messages of any length that ranks send.
+const HUB_STACK: usize = 1 << 20;
+
 /// Serves one world behind `listener`, in a thread that ends when the world has.
 pub(super) fn spawn(listener: OwnedFd, token: Token) -> Result<()> {
     let hub =
         Hub { listener, token, opened: Deadline::after(FORMATION_LIMIT), peers: Vec::new(), world: None };
-    let thread = thread::Builder::new().name("rendezvous".into());
-    thread.spawn(move || hub.run()).map(drop).map_err(Error::io("thread of the rendezvous"))
+    let started = thread::spawn("rendezvous".into(), HUB_STACK, move || hub.run());
+    started.map(drop).map_err(Error::io("thread of the rendezvous"))
 }
 
 struct Hub {
@@ -123,7 +126,7 @@ impl Hub {
                 Err(Errno::ECONNABORTED) => continue,
                 Err(_) => {
                     // No descriptors or no memory: they stay in the queue, and poll would say so at once.
-                    thread::sleep(Duration::from_millis(10));
+                    std::thread::sleep(Duration::from_millis(10));
                     return;
                 }
             };

@@ -7,10 +7,18 @@ use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute};
 use cudarc::driver::{result, CudaContext};
 
 use super::driver::driver;
-use crate::abi::{FaLaunch, FA_SUM};
+use crate::abi::{self, FaLaunch, FA_SUM};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::Algorithm;
+
+// Names are looked up by code.
+const _: () = {
+    assert!(abi::FA_REDUCE as usize == REDUCING.len() - 1 && abi::FA_ALL_GATHER as usize == REDUCING.len());
+    assert!(
+        abi::FA_BARRIER as usize == REDUCING.len() + MOVING.len() && abi::FA_TRANSFER as usize == ALL - 1
+    );
+};
 
 /// The fatbin that build.rs made; empty without nvcc. The driver wants it aligned.
 static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/cuda.fatbin")));
@@ -22,15 +30,35 @@ struct Aligned<T: ?Sized>(T);
 const HOT_WORLDS: std::ops::RangeInclusive<usize> = 2..=8;
 const VARIANTS: usize = 1 + 7;
 
-/// Handles of all kernels: by algorithm, type, and variant (0: any operation and world; w - 1: a sum over w ranks).
-type Table = [[[CUfunction; VARIANTS]; DType::ALL.len()]; Algorithm::ALL.len()];
+/// What the kernels of `csrc/cuda.cu` are named after, in the order of their codes: those that reduce, each with one for every
+/// type; those that move elements, with one for every size; and the others.
+const REDUCING: [&str; 8] = [
+    "one_shot_pull",
+    "two_shot_pull",
+    "one_shot_push",
+    "two_shot_push",
+    "ring",
+    "halving_doubling",
+    "reduce_scatter",
+    "reduce",
+];
+const MOVING: [&str; 3] = ["all_gather", "broadcast", "scattered_broadcast"];
+const OTHER: [&str; 2] = ["barrier", "transfer"];
+const ALL: usize = REDUCING.len() + MOVING.len() + OTHER.len();
+
+/// Algorithms with a hot set: the direct ones.
+const HOT_ALGORITHMS: usize = Algorithm::DIRECT.len();
+
+/// Handles of all kernels: by code, type, and variant (0: any operation and world; w - 1: a sum over w ranks).
+type Table = [[[CUfunction; VARIANTS]; DType::ALL.len()]; ALL];
 
 /// The loaded module.
 pub(super) struct Kernels {
     context: Arc<CudaContext>,
     module: sys::CUmodule,
     functions: Box<Table>,
-    worlds: [[CUfunction; DType::ALL.len()]; Algorithm::ALL.len()],
+    /// Those that run all ranks, by code and type.
+    worlds: [[CUfunction; DType::ALL.len()]; ALL],
 }
 
 // SAFETY: handles of the driver, which may be used from any thread.
@@ -56,20 +84,18 @@ impl Kernels {
         let mut kernels = Self {
             context: Arc::clone(context),
             module,
-            functions: Box::new([[[null; VARIANTS]; DType::ALL.len()]; Algorithm::ALL.len()]),
-            worlds: [[null; DType::ALL.len()]; Algorithm::ALL.len()],
+            functions: Box::new([[[null; VARIANTS]; DType::ALL.len()]; ALL]),
+            worlds: [[null; DType::ALL.len()]; ALL],
         };
-        for algorithm in Algorithm::ALL {
-            let stem = algorithm.name().replace('-', "_");
+        for code in 0..ALL {
             for dtype in DType::ALL {
-                let (a, d) = (algorithm as usize, dtype as usize);
-                let any = kernels.function(format!("{stem}_{dtype}"))?;
-                kernels.functions[a][d] = [any; VARIANTS];
-                kernels.worlds[a][d] = kernels.function(format!("world_{stem}_{dtype}"))?;
-                if matches!(dtype, DType::F16 | DType::Bf16 | DType::F32) {
+                let (name, d) = (name(code, dtype), dtype as usize);
+                kernels.functions[code][d] = [kernels.function(name.clone())?; VARIANTS];
+                kernels.worlds[code][d] = kernels.function(format!("world_{name}"))?;
+                if code < HOT_ALGORITHMS && matches!(dtype, DType::F16 | DType::Bf16 | DType::F32) {
                     for world in HOT_WORLDS {
-                        let hot = kernels.function(format!("{stem}_{dtype}_sum_w{world}"))?;
-                        kernels.functions[a][d][world - 1] = hot;
+                        kernels.functions[code][d][world - 1] =
+                            kernels.function(format!("{name}_sum_w{world}"))?;
                     }
                 }
             }
@@ -102,8 +128,18 @@ impl Kernels {
     }
 
     /// The kernel that runs all ranks in one cooperative launch.
-    pub fn for_world(&self, algorithm: Algorithm, dtype: DType) -> CUfunction {
-        self.worlds[algorithm as usize][dtype as usize]
+    pub fn for_world(&self, launch: &FaLaunch) -> CUfunction {
+        self.worlds[launch.algorithm as usize][launch.dtype as usize]
+    }
+}
+
+fn name(code: usize, dtype: DType) -> String {
+    let moving = code.checked_sub(REDUCING.len());
+    let other = moving.and_then(|moving| moving.checked_sub(MOVING.len()));
+    match (moving, other) {
+        (None, _) => format!("{}_{dtype}", REDUCING[code]),
+        (Some(moving), None) => format!("{}_{}", MOVING[moving], 8 * dtype.size()),
+        (_, Some(other)) => OTHER[other].to_owned(),
     }
 }
 

@@ -30,7 +30,7 @@ use self::order::LastStream;
 pub use self::sharing::{CudaExports, CudaMemory};
 pub use self::world::{CudaWorld, WorldCall};
 use super::{sealed, Device};
-use crate::abi::{self, FaLaunch, FaStatus};
+use crate::abi::{self, FaLaunch, FaStatus, FaTransfers};
 use crate::bootstrap::{process_identity, Bootstrap};
 use crate::error::{Error, Result};
 use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
@@ -234,15 +234,22 @@ impl sealed::Device for Cuda {
         plan::grid(call, self.world.multiprocessors / self.world.ranks_per_device)
     }
 
-    unsafe fn launch(&self, launch: &mut FaLaunch, plan: &Plan, stream: sys::CUstream) -> Result<()> {
+    unsafe fn launch(
+        &self,
+        launch: &mut FaLaunch,
+        plan: &Plan,
+        transfers: Option<&FaTransfers>,
+        stream: sys::CUstream,
+    ) -> Result<()> {
         let function = self.kernels.for_launch(launch);
-        let mut parameters = [std::ptr::from_mut(launch).cast()];
+        let second = transfers.map_or(std::ptr::null(), std::ptr::from_ref).cast_mut().cast();
+        let mut both = [std::ptr::from_mut(launch).cast(), second];
+        let parameters = if transfers.is_some() { &mut both[..] } else { &mut both[..1] };
         let (blocks, threads) = (plan.blocks as u32, plan.threads as u32);
-        // SAFETY: the function takes one FaLaunch by value, which the driver copies; the addresses in it are the caller's.
-        unsafe {
-            result::launch_kernel(function, (blocks, 1, 1), (threads, 1, 1), 0, stream, &mut parameters)
-        }
-        .map_err(driver("cuLaunchKernel"))
+        // SAFETY: the function takes one FaLaunch by value, and that of transfers those after it, which the driver copies; the
+        // addresses in them are the caller's.
+        unsafe { result::launch_kernel(function, (blocks, 1, 1), (threads, 1, 1), 0, stream, parameters) }
+            .map_err(driver("cuLaunchKernel"))
     }
 }
 

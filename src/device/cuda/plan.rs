@@ -8,7 +8,7 @@
 mod tests;
 
 use crate::abi::FA_CUDA_PACK_BYTES;
-use crate::plan::Algorithm::{OneShotPull, OneShotPush, TwoShotPull, TwoShotPush};
+use crate::plan::Algorithm::{HalvingDoubling, OneShotPull, OneShotPush, Ring, TwoShotPull, TwoShotPush};
 use crate::plan::{Call, Plan};
 
 const WARP: usize = 32;
@@ -20,10 +20,10 @@ pub(super) fn grid(call: &Call, multiprocessors: usize) -> Plan {
     let algorithm = call.choice.algorithm;
     let (most_blocks, most_threads) = (call.choice.blocks as usize, call.choice.threads as usize);
     let packs = call.bytes.div_ceil(FA_CUDA_PACK_BYTES as usize);
-    // The loops of a two-shot run over slices.
+    // The loops of a two-shot and of a ring run over slices.
     let work = match algorithm {
-        OneShotPull | OneShotPush => packs,
-        TwoShotPull | TwoShotPush => packs.div_ceil(call.world_size.max(1)),
+        OneShotPull | OneShotPush | HalvingDoubling => packs,
+        TwoShotPull | TwoShotPush | Ring => packs.div_ceil(call.world_size.max(1)),
     };
     // A block of 512 threads with 128 registers each fills a multiprocessor.
     let most_blocks = most_blocks.min(multiprocessors.max(1));

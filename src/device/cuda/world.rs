@@ -18,7 +18,7 @@ use super::handle::Sharing;
 use super::kernels::Kernels;
 use super::memory::Memory;
 use super::Cuda;
-use crate::abi::{self, FaCall, FaLaunch, FaRegionHead, FaStatus};
+use crate::abi::{self, FaCall, FaLaunch, FaRegionHead, FaShare, FaStatus};
 use crate::device::sealed::Device as _;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -208,7 +208,7 @@ impl CudaWorld {
         unsafe { world.copies.write(memory.address(), &launches) }?;
         Ok(WorldCall {
             pieces: launches.len() / world_size,
-            kernel: world.kernels.for_world(algorithm, T::DTYPE),
+            kernel: world.kernels.for_world(&first[0]),
             grid: (blocks as u32, threads as u32),
             launches: memory,
             _used: outputs.into_iter().chain(inputs).map(|(_, used)| used).collect(),
@@ -230,6 +230,9 @@ impl CudaWorld {
             mailbox_bytes: self.layout.mailbox_bytes as u64,
             staging_offset: self.layout.staging_offset as u64,
             staging_bytes: self.layout.staging_bytes as u64,
+            channel_offset: self.layout.channel_offset as u64,
+            channel_bytes: self.layout.channel_bytes as u64,
+            transfers: 0,
             timeout_ns: u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2),
             rank: rank as u32,
             world: self.world_size() as u32,
@@ -239,7 +242,10 @@ impl CudaWorld {
             algorithm: 0,
             spin: 0,
             checked: 0,
+            root: 0,
+            reserved: 0,
             call: FaCall { what: 0, count: 0 },
+            shares: [FaShare { first: 0, count: 0 }; MAX_RANKS],
         }
     }
 

@@ -13,7 +13,7 @@ pub use memory::SharedMemory;
 use workers::Workers;
 
 use super::{all_succeeded, sealed, Device};
-use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus};
+use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus, FaTransfers};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Result};
 use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
@@ -205,8 +205,15 @@ impl sealed::Device for Host {
         Plan { algorithm: choice.algorithm, blocks, threads: 1, piece_bytes }
     }
 
-    unsafe fn launch(&self, launch: &mut FaLaunch, _plan: &Plan, (): ()) -> Result<()> {
+    unsafe fn launch(
+        &self,
+        launch: &mut FaLaunch,
+        _plan: &Plan,
+        transfers: Option<&FaTransfers>,
+        (): (),
+    ) -> Result<()> {
         launch.spin = self.resolved.polls();
+        launch.transfers = transfers.map_or(0, |transfers| std::ptr::from_ref(transfers) as u64);
         let entry = self.isa.entry();
         match &self.workers {
             // SAFETY: the caller's; `plan` asks for no more blocks than there are threads.

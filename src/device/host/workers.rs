@@ -7,6 +7,7 @@ use super::isa::Entry;
 use crate::abi::FaLaunch;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
+use crate::thread::{self, SMALL_STACK};
 
 /// Worker threads, parked between launches, joined on drop.
 #[derive(Debug)]
@@ -50,9 +51,8 @@ impl Workers {
         for index in 0..count {
             let shared = Arc::clone(&workers.shared);
             let block = u32::try_from(index + 1).unwrap_or(u32::MAX);
-            let thread = std::thread::Builder::new()
-                .name(format!("allreduce-{block}"))
-                .spawn(move || shared.work(block))
+            let name = format!("allreduce-{block}");
+            let thread = thread::spawn(name, SMALL_STACK, move || shared.work(block))
                 .map_err(Error::io("starting a worker thread"))?;
             workers.threads.push(thread);
         }

@@ -1,0 +1,59 @@
+// Ring allreduce: a reduce-scatter and an all-gather, in which a rank hears from its left neighbour and sends to
+// its right one only (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+// workstations", 2009). Every link carries 2 (world - 1) / world of the message, whatever the mesh.
+//
+// It goes by packets, so each pack of a slice is passed on as soon as it has come. In step s a rank handles slice
+// rank - s: of its own input in step 0, else the one that its left neighbour handled in step s - 1. Own elements
+// are added until step world - 1, in which a slice is whole; the steps after that pass results on. Partial sums
+// travel as elements of the type: results do not have the bits of the direct algorithms, but the same ones on all
+// ranks and in every run.
+//
+// Every step has slots of its own. Every rank hears from all: each result that it ends with has been through all
+// of them. That is what the two generations of mailboxes need.
+#pragma once
+
+#include "../core/packet.cuh"
+#include "../core/reduce.cuh"
+
+namespace FA_NAMESPACE {
+
+template <class T, class Block, class Op, class WorldT>
+FA_FN void ring(const FaLaunch &launch, Block &block, Op op, WorldT world) {
+  const Turn turn = begin_turn(launch, block, false);
+  if (!same_call(launch, block, turn.epoch))
+    return;
+  const u32 epoch = turn.epoch, rank = launch.rank, ranks = world.size();
+  const u32 left = (rank + ranks - 1) % ranks, right = (rank + 1) % ranks;
+  const T *input = reinterpret_cast<const T *>(launch.input);
+  T *output = reinterpret_cast<T *>(launch.output);
+  const bool vector = pack_aligned(input) && pack_aligned(output);
+  const u64 packs = packs_of<T>(launch.count);
+  const u32 whole = ranks - 1, last = 2 * whole, parts = last > 0 ? last : 1;
+
+  bool complete = true;
+  for (u32 step = 0; step <= last; ++step) {
+    const Span slice = slice_of(packs, ranks, (rank + 2 * ranks - step) % ranks);
+    const Slot *from = slots_of(launch, rank, epoch, step > 0 ? step - 1 : 0, parts, left);
+    Slot *to = slots_of(launch, right, epoch, step, parts, rank);
+    for_each_pack<T>(block, slice, launch.count, vector, [&](u64 offset, u64 i, auto extent) {
+      Pack<T> pack;
+      complete = complete && (step == 0 || wait_packet(launch, from + (i - slice.first), left, epoch, &pack));
+      if (!complete)
+        return;
+      if (step <= whole) {
+        Reduction<T, Op> reduction(op, ranks);
+        if (step > 0)
+          reduction.add(pack);
+        reduction.add(load(input + offset, extent));
+        pack = reduction.finish(step == whole);
+      }
+      if (step < last)
+        store_packet(to + (i - slice.first), pack, epoch);
+      if (step >= whole)
+        store(output + offset, pack, extent);
+    });
+  }
+  end_turn(launch, block, turn);
+}
+
+} // namespace FA_NAMESPACE

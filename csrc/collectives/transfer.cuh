@@ -1,0 +1,152 @@
+// Transfers: any number of messages between pairs of ranks in one launch. All channels go on side by side, a
+// chunk at a time, so that no order in which ranks name their messages can make them wait for each other in a
+// circle. Ranks that no message is to or from take no part: this is no launch of the region's turns.
+//
+// A channel is one block's, whatever the launch: block c % blocks has channel c.
+#pragma once
+
+#include "../core/channel.cuh"
+
+namespace FA_NAMESPACE {
+
+// One direction between this rank and a peer, as far as the launch has come.
+struct Channel {
+  u32 at;        // the transfer that is next or under way
+  u64 done;      // its bytes that have gone through
+  u32 number;    // chunks that have gone through the channel, ever
+  Patience wait; // for the next chunk or credit
+};
+
+// Whether a channel can move a chunk now. The outcome is that of one thread, seen by all.
+enum Readiness : u64 { kNotYet, kReady, kGivenUp };
+
+template <class Poll, class Block>
+FA_FN u64 ask(Block &block, Poll poll) {
+  u64 *outcome = block.scratch();
+  block.lanes(1, [&](u32) { *outcome = poll(); });
+  block.sync();
+  const u64 seen = *outcome;
+  block.sync();
+  return seen;
+}
+
+// Waits without waiting: looks once, and at the limits of the launch if it is not ready.
+FA_FN u64 look(const FaLaunch &launch, Channel &channel, u32 peer, bool ready) {
+  if (ready)
+    return kReady;
+  return channel.wait.another_poll(launch, peer, channel.number) ? kNotYet : kGivenUp;
+}
+
+// What came, or what this rank was to receive.
+FA_FN void record_other_message(const FaLaunch &launch, u32 rank, u32 tag, u64 bytes) {
+  FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
+  store_relaxed(&status->others[rank].what, u64(1) << 32 | tag);
+  store_relaxed(&status->others[rank].count, bytes);
+}
+
+// Sends one chunk.
+template <class Block>
+FA_FN u64 send_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &channel, const FaTransfer &message) {
+  const u64 readiness = ask(block, [&] {
+    const u32 taken = load_acquire(&region_head(launch, launch.rank)->credits[peer].taken);
+    return look(launch, channel, peer, channel.number - taken < FA_CHANNEL_SLOTS);
+  });
+  if (readiness != kReady)
+    return readiness;
+  const u64 most = chunk_bytes(launch), left = message.bytes - channel.done;
+  const u64 bytes = left < most ? left : most;
+  copy_bytes(block, u64(chunk_slot(launch, peer, launch.rank, channel.number)), message.address + channel.done,
+             bytes);
+  block.sync();
+  block.lanes(1, [&](u32) {
+    FaChunk *signal = chunk_signal(launch, peer, launch.rank, channel.number);
+    store_relaxed(&signal->tag, message.tag);
+    store_relaxed(&signal->bytes, message.bytes);
+    // Release: the data and what is said of it come before the number.
+    store_release(&signal->number, channel.number + 1);
+  });
+  channel.done += bytes;
+  return kReady;
+}
+
+// Receives one chunk.
+template <class Block>
+FA_FN u64 receive_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &channel,
+                        const FaTransfer &message) {
+  const u64 readiness = ask(block, [&]() -> u64 {
+    const FaChunk *signal = chunk_signal(launch, launch.rank, peer, channel.number);
+    // Equality is enough: the sender sets the slot's next number only when it has the credit for this one.
+    if (load_acquire(&signal->number) != channel.number + 1)
+      return look(launch, channel, peer, false);
+    const u32 tag = load_relaxed(&signal->tag);
+    const u64 bytes = load_relaxed(&signal->bytes);
+    if (tag == message.tag && bytes == message.bytes)
+      return kReady;
+    record_other_message(launch, peer, tag, bytes);
+    record_other_message(launch, launch.rank, message.tag, message.bytes);
+    record_failure(launch, FA_OTHER_MESSAGE, 1u << peer, channel.number);
+    return kGivenUp;
+  });
+  if (readiness != kReady)
+    return readiness;
+  const u64 most = chunk_bytes(launch), left = message.bytes - channel.done;
+  const u64 bytes = left < most ? left : most;
+  copy_bytes(block, message.address + channel.done,
+             u64(chunk_slot(launch, launch.rank, peer, channel.number)), bytes);
+  block.sync();
+  // Release: the reads come before the slot is the sender's again.
+  block.lanes(1, [&](u32) {
+    store_release(&region_head(launch, peer)->credits[launch.rank].taken, channel.number + 1);
+  });
+  channel.done += bytes;
+  return kReady;
+}
+
+template <class Block>
+FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &transfers) {
+  FaRegionHead *head = region_head(launch, launch.rank);
+  Channel channels[2 * FA_MAX_RANKS];
+  const u32 count = 2 * launch.world, stride = block.count();
+  for (u32 c = block.index(); c < count; c += stride) {
+    const u32 peer = c / 2;
+    channels[c] = {transfers.first[c], 0, c % 2 == 0 ? head->sent[peer] : head->received[peer], {}};
+  }
+
+  for (bool busy = true; busy;) {
+    busy = false;
+    for (u32 c = block.index(); c < count; c += stride) {
+      Channel &channel = channels[c];
+      if (channel.at == transfers.first[c + 1])
+        continue;
+      busy = true;
+      const u32 peer = c / 2;
+      const FaTransfer &message = transfers.transfer[channel.at];
+      if (peer == launch.rank) {
+        copy_bytes(block, message.address, message.source, message.bytes);
+        ++channel.at;
+        continue;
+      }
+      const u64 outcome = c % 2 == 0 ? send_chunk(launch, block, peer, channel, message)
+                                     : receive_chunk(launch, block, peer, channel, message);
+      if (outcome == kGivenUp)
+        return;
+      if (outcome == kNotYet)
+        continue;
+      ++channel.number;
+      channel.wait = {};
+      if (channel.done == message.bytes) {
+        ++channel.at;
+        channel.done = 0;
+      }
+    }
+  }
+
+  // The threads of this block have all read the old counts.
+  block.sync();
+  for (u32 c = block.index(); c < count; c += stride) {
+    u32 *number = c % 2 == 0 ? &head->sent[c / 2] : &head->received[c / 2];
+    block.lanes(1, [&](u32) { *number = channels[c].number; });
+  }
+}
+
+} // namespace FA_NAMESPACE

@@ -1,0 +1,143 @@
+//! The collectives as values: which one a call is, and how long its buffers are.
+
+use crate::call::Operation;
+use crate::op::ReduceOp;
+
+/// A collective, for the calls that take any: [`Communicator::collective_raw`](crate::Communicator::collective_raw), tools and tests.
+///
+/// The `count` of a call is NCCL's: the elements of one rank's share where buffers hold a share for each rank, and is not looked
+/// at where the collective has counts itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Collective<'a> {
+    /// Every rank has all ranks' inputs, reduced.
+    AllReduce(ReduceOp),
+    /// Every rank has all ranks' inputs, one after the other.
+    AllGather,
+    /// The same with as many elements from each rank as stand here, by rank.
+    AllGatherV(&'a [usize]),
+    /// Rank r has share r of all ranks' inputs, reduced.
+    ReduceScatter(ReduceOp),
+    /// The same with shares of as many elements as stand here, by rank.
+    ReduceScatterV(ReduceOp, &'a [usize]),
+    /// Every rank has the root's input.
+    Broadcast {
+        /// Whose input.
+        root: usize,
+    },
+    /// The root has all ranks' inputs, reduced.
+    Reduce {
+        /// How.
+        op: ReduceOp,
+        /// Who.
+        root: usize,
+    },
+    /// The root has all ranks' inputs, one after the other.
+    Gather {
+        /// Who.
+        root: usize,
+    },
+    /// Rank r has share r of the root's input.
+    Scatter {
+        /// Whose input.
+        root: usize,
+    },
+    /// Rank r has share r of every rank's input, in the order of the ranks.
+    AllToAll,
+    /// The same with shares of any sizes.
+    AllToAllV {
+        /// Elements that this rank sends, by receiving rank.
+        send: &'a [usize],
+        /// Elements that this rank receives, by sending rank.
+        receive: &'a [usize],
+    },
+    /// No rank comes back before all have called.
+    Barrier,
+}
+
+impl Collective<'_> {
+    /// The name of its method: `"all_gather"`, ...
+    pub const fn name(&self) -> &'static str {
+        self.operation().name()
+    }
+
+    /// Elements that `rank` reads in a call of `count`.
+    pub fn input_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
+        match *self {
+            Self::AllReduce(_) | Self::AllGather | Self::Reduce { .. } | Self::Gather { .. } => count,
+            Self::AllGatherV(counts) => counts.get(rank).copied().unwrap_or(0),
+            Self::ReduceScatter(_) | Self::AllToAll => count.saturating_mul(world_size),
+            Self::ReduceScatterV(_, counts) => total(counts),
+            Self::Broadcast { root } if root == rank => count,
+            Self::Scatter { root } if root == rank => count.saturating_mul(world_size),
+            Self::AllToAllV { send, .. } => total(send),
+            Self::Broadcast { .. } | Self::Scatter { .. } | Self::Barrier => 0,
+        }
+    }
+
+    /// Elements that `rank` writes.
+    pub fn output_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
+        match *self {
+            Self::AllReduce(_) | Self::ReduceScatter(_) | Self::Broadcast { .. } | Self::Scatter { .. } => {
+                count
+            }
+            Self::AllGather | Self::AllToAll => count.saturating_mul(world_size),
+            Self::AllGatherV(counts) => total(counts),
+            Self::ReduceScatterV(_, counts) => counts.get(rank).copied().unwrap_or(0),
+            Self::Reduce { root, .. } if root == rank => count,
+            Self::Gather { root } if root == rank => count.saturating_mul(world_size),
+            Self::AllToAllV { receive, .. } => total(receive),
+            Self::Reduce { .. } | Self::Gather { .. } | Self::Barrier => 0,
+        }
+    }
+
+    pub(crate) const fn operation(&self) -> Operation {
+        match self {
+            Self::AllReduce(_) => Operation::AllReduce,
+            Self::AllGather => Operation::AllGather,
+            Self::AllGatherV(_) => Operation::AllGatherV,
+            Self::ReduceScatter(_) => Operation::ReduceScatter,
+            Self::ReduceScatterV(..) => Operation::ReduceScatterV,
+            Self::Broadcast { .. } => Operation::Broadcast,
+            Self::Reduce { .. } => Operation::Reduce,
+            Self::Gather { .. } => Operation::Gather,
+            Self::Scatter { .. } => Operation::Scatter,
+            Self::AllToAll => Operation::AllToAll,
+            Self::AllToAllV { .. } => Operation::AllToAllV,
+            Self::Barrier => Operation::Barrier,
+        }
+    }
+
+    /// How elements are combined, if they are.
+    pub(crate) const fn reduction(&self) -> Option<ReduceOp> {
+        match *self {
+            Self::AllReduce(op)
+            | Self::ReduceScatter(op)
+            | Self::ReduceScatterV(op, _)
+            | Self::Reduce { op, .. } => Some(op),
+            _ => None,
+        }
+    }
+
+    pub(crate) const fn root(&self) -> Option<usize> {
+        match *self {
+            Self::Broadcast { root }
+            | Self::Reduce { root, .. }
+            | Self::Gather { root }
+            | Self::Scatter { root } => Some(root),
+            _ => None,
+        }
+    }
+
+    /// The counts that all ranks have to agree on.
+    pub(crate) const fn counts(&self) -> Option<&[usize]> {
+        match *self {
+            Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) => Some(counts),
+            _ => None,
+        }
+    }
+}
+
+fn total(counts: &[usize]) -> usize {
+    counts.iter().fold(0, |sum, &count| sum.saturating_add(count))
+}

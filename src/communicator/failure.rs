@@ -1,0 +1,76 @@
+//! What a kernel recorded when it gave up, as an error.
+
+use super::Communicator;
+use crate::abi::{self, FaFailure};
+use crate::call::CallId;
+use crate::device::Device;
+use crate::error::Error;
+
+impl<D: Device> Communicator<D> {
+    #[cold]
+    pub(super) fn failure(&self, failure: FaFailure) -> Error {
+        let (missing, epoch) = self.endpoint.region.missing();
+        let waited = self.timeout.unwrap_or_default();
+        let operation = self.presence.operation();
+        match (failure, missing.first()) {
+            (abi::FA_TIMED_OUT, _) => self.presence.timed_out(missing, operation, epoch, waited),
+            (abi::FA_PEER_GONE, Some(&rank)) => self.presence.lost(rank, operation, epoch, waited),
+            (abi::FA_OTHER_MESSAGE, Some(&rank)) => self.other_message(rank),
+            _ => self.other_failure(failure),
+        }
+    }
+
+    /// A message came that is not the one that this rank was to receive.
+    fn other_message(&self, rank: usize) -> Error {
+        let others = self.endpoint.region.others();
+        let told = |rank| {
+            let message = others.iter().find(|(other, _)| *other == rank);
+            message.map_or_else(
+                || "a message that the kernel did not tell of".into(),
+                |(_, message)| {
+                    format!("a message of {} bytes with tag {}", message.count, message.what as u32)
+                },
+            )
+        };
+        Error::Disagreement {
+            what: "the message between them",
+            rank,
+            theirs: told(rank),
+            own_rank: self.rank,
+            ours: told(self.rank),
+        }
+    }
+
+    /// A failure that is not about who was missing.
+    fn other_failure(&self, failure: FaFailure) -> Error {
+        match failure {
+            abi::FA_ABORTED => Error::Aborted,
+            abi::FA_MISMATCH => {
+                let Some((rank, theirs)) = self.endpoint.region.others().into_iter().next() else {
+                    return Error::Unavailable {
+                        what: "the call that differs".into(),
+                        reason: "the kernel did not say which".into(),
+                    };
+                };
+                Error::Disagreement {
+                    what: "the call",
+                    rank,
+                    theirs: CallId::describe(theirs),
+                    own_rank: self.rank,
+                    ours: self.presence.call(),
+                }
+            }
+            abi::FA_UNKNOWN_BUFFER => Error::Unavailable {
+                what: "a peer's registered buffer".into(),
+                reason:
+                    "this rank has dropped its part, or the call is in a graph that was replayed before \
+                         register_graph_buffers(); drop a buffer after the last call that uses it on any rank"
+                        .into(),
+            },
+            _ => Error::Unavailable {
+                what: "this kernel".into(),
+                reason: format!("the device knows no such type, operation or algorithm (failure {failure})"),
+            },
+        }
+    }
+}

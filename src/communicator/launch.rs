@@ -1,0 +1,176 @@
+//! Starting a call: its launches, one for each piece of the message.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::message::{Form, Message};
+use super::Communicator;
+use crate::abi::{self, FaCall, FaLaunch, FaShare, FaTransfers, FA_MAX_RANKS};
+use crate::call::CallId;
+use crate::collective::Collective;
+use crate::device::Device;
+use crate::error::Result;
+use crate::op::ReduceOp;
+use crate::plan::{Algorithm, DeviceKind, Plan};
+use crate::region::TABLE_ROWS;
+use crate::registry::Registry;
+use crate::trace::Span;
+
+impl<D: Device> Communicator<D> {
+    /// Starts a launch for each piece of the message. `source` says where peers find the input if it is in no registered
+    /// buffer: 0 for staging.
+    ///
+    /// # Safety
+    ///
+    /// Until the launches have ended, the input is valid for reads and the output for writes of the elements that the collective
+    /// has there on this rank, and nothing else writes the one or accesses the other. They are aligned for the type, and disjoint or
+    /// placed as the collective's in-place form is. [`Message::check`] has passed, or cannot fail.
+    pub(super) unsafe fn start(
+        &self,
+        message: Message<'_>,
+        stream: D::Stream<'_>,
+        source: impl FnOnce(&mut Registry, &Plan) -> Result<u64>,
+    ) -> Result<()> {
+        let form = message.form();
+        if form == Form::Transfers {
+            let transfers = self.transfers_of(&message);
+            // SAFETY: the caller's: each transfer is a part of the input or the output.
+            return unsafe { self.start_transfers(message.id(None), &transfers, stream) };
+        }
+        let mut registry = self.endpoint.lock();
+        self.healthy()?;
+        let extent = message.extent(self.world_size);
+        let (plan, algorithm) = self.plan_message(&message, extent);
+        let call = message.id(algorithm);
+        let number = self.presence.begin(call.encode());
+        let _span = Span::enter(self.rank, number, &call, &plan);
+        registry.planned(&plan);
+        let bytes = message.input_bytes(self.rank, self.world_size);
+        let pulls = match algorithm {
+            // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
+            Some(Algorithm::OneShotPull) => message.input != message.output,
+            Some(algorithm) => algorithm == Algorithm::TwoShotPull,
+            None => bytes > 0,
+        };
+        let source = match pulls {
+            false => 0,
+            true => match registry.source(message.input, bytes) {
+                0 => source(&mut registry, &plan)?,
+                registered => registered,
+            },
+        };
+        let mut launch = self.launch(&message, &plan, call.encode());
+        let size = message.dtype.size();
+        let piece = (plan.piece_bytes / size).max(1);
+        // One limit for all pieces; on a device that runs them later, for each.
+        let deadline = match self.timeout {
+            Some(limit) if D::SYNCHRONOUS && extent > piece => Instant::now().checked_add(limit),
+            _ => None,
+        };
+        let mut done = 0;
+        while done < extent || (form == Form::Empty && done == 0) {
+            if let Some(deadline) = deadline {
+                launch.timeout_ns = nanoseconds(deadline.saturating_duration_since(Instant::now()));
+            }
+            message.set_piece(&mut launch, done, piece, source);
+            // SAFETY: input and output are the caller's, within their counts; regions and the table are this
+            // endpoint's, and the registry's lock keeps the table as it is.
+            unsafe { self.endpoint.device.launch(&mut launch, &plan, None, stream) }?;
+            if self.endpoint.region.failure() != abi::FA_OK {
+                break;
+            }
+            done = done.saturating_add(piece);
+        }
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.presence.end();
+        Ok(())
+    }
+
+    /// The plan, and the algorithm if it is an allreduce.
+    fn plan_message(&self, message: &Message<'_>, extent: usize) -> (Plan, Option<Algorithm>) {
+        let shares = match message.collective {
+            Collective::AllReduce(op) => {
+                let plan = self.plan_reduction(message.count, message.dtype, op);
+                return (plan, Some(plan.algorithm));
+            }
+            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => self.world_size,
+            _ => 1,
+        };
+        (self.plan_shares(extent.saturating_mul(message.dtype.size()), shares), None)
+    }
+
+    /// Starts a launch of messages between pairs of ranks.
+    ///
+    /// # Safety
+    ///
+    /// The addresses of the transfers are valid, as [`Communicator::start`] has it, until the launch has ended.
+    pub(super) unsafe fn start_packed(
+        &self,
+        call: CallId,
+        transfers: &FaTransfers,
+        bytes: u64,
+        stream: D::Stream<'_>,
+    ) -> Result<()> {
+        let mut registry = self.endpoint.lock();
+        self.healthy()?;
+        let number = self.presence.begin(call.encode());
+        let plan = self.plan_shares(bytes as usize, 1);
+        // A channel is one block's.
+        let plan = Plan { blocks: plan.blocks.min(2 * self.world_size), ..plan };
+        let _span = Span::enter(self.rank, number, &call, &plan);
+        registry.planned(&plan);
+        let nothing =
+            Message { collective: Collective::Barrier, input: 0, output: 0, count: 0, dtype: call.dtype };
+        let launch = self.launch(&nothing, &plan, call.encode());
+        let mut launch = FaLaunch { algorithm: abi::FA_TRANSFER, ..launch };
+        // SAFETY: the caller's; the rest as in `start`.
+        unsafe { self.endpoint.device.launch(&mut launch, &plan, Some(transfers), stream) }?;
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.presence.end();
+        Ok(())
+    }
+
+    /// A launch of the call, all but the piece.
+    fn launch(&self, message: &Message<'_>, plan: &Plan, call: FaCall) -> FaLaunch {
+        // Where links are the bound, the root's are not to carry the message once for each rank.
+        const SCATTERED_BYTES: usize = 128 << 10;
+        let bytes = message.count.saturating_mul(message.dtype.size());
+        let scatters = D::KIND == DeviceKind::Cuda && self.world_size > 2 && bytes > SCATTERED_BYTES;
+        let region = &self.endpoint.region;
+        FaLaunch {
+            regions: std::array::from_fn(|rank| region.address(rank)),
+            input: 0,
+            output: 0,
+            count: 0,
+            source: 0,
+            buffers: region.table_address(),
+            buffer_count: TABLE_ROWS as u64,
+            status: region.status_address(),
+            mailbox_offset: region.layout.mailbox_offset as u64,
+            mailbox_bytes: region.layout.mailbox_bytes as u64,
+            staging_offset: region.layout.staging_offset as u64,
+            staging_bytes: region.layout.staging_bytes as u64,
+            channel_offset: region.layout.channel_offset as u64,
+            channel_bytes: region.layout.channel_bytes as u64,
+            transfers: 0,
+            timeout_ns: self.timeout.map_or(0, nanoseconds),
+            rank: self.rank as u32,
+            world: self.world_size as u32,
+            blocks: plan.blocks as u32,
+            dtype: message.dtype as u32,
+            op: message.collective.reduction().unwrap_or(ReduceOp::Sum) as u32,
+            algorithm: message.kernel(plan.algorithm, scatters),
+            spin: 0,
+            checked: u32::from(self.checked),
+            root: message.collective.root().unwrap_or(0) as u32,
+            reserved: 0,
+            call,
+            shares: [FaShare { first: 0, count: 0 }; FA_MAX_RANKS as usize],
+        }
+    }
+}
+
+/// A limit as kernels take it: at least 1, as 0 is none, and at most half the range, as a kernel adds the time of its clock.
+fn nanoseconds(limit: Duration) -> u64 {
+    u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2)
+}

@@ -1,0 +1,231 @@
+//! One call of a collective: what it is, and the part of it that a launch does.
+
+use crate::abi::{self, FaLaunch, FaShare};
+use crate::call::CallId;
+use crate::collective::Collective;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::plan::Algorithm;
+
+/// Addresses on the device, elements, and what to do with them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Message<'a> {
+    pub collective: Collective<'a>,
+    pub input: u64,
+    pub output: u64,
+    pub count: usize,
+    pub dtype: DType,
+}
+
+/// A launch's kernels where they are not those of an allreduce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Every rank has the whole message: pieces of it, one after the other.
+    Whole,
+    /// Every rank has shares of it: pieces of each share.
+    Shares,
+    /// Nothing but the ranks' meeting.
+    Empty,
+    /// Messages between pairs of ranks.
+    Transfers,
+}
+
+impl Message<'_> {
+    pub fn form(&self) -> Form {
+        match self.collective {
+            Collective::AllReduce(_) | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
+                Form::Whole
+            }
+            Collective::AllGather
+            | Collective::AllGatherV(_)
+            | Collective::ReduceScatter(_)
+            | Collective::ReduceScatterV(..) => Form::Shares,
+            Collective::Barrier => Form::Empty,
+            Collective::Gather { .. }
+            | Collective::Scatter { .. }
+            | Collective::AllToAll
+            | Collective::AllToAllV { .. } => Form::Transfers,
+        }
+    }
+
+    /// The call as ranks compare it. `algorithm` is an allreduce's.
+    pub fn id(&self, algorithm: Option<Algorithm>) -> CallId {
+        let counts = self.collective.counts();
+        CallId {
+            operation: self.collective.operation(),
+            dtype: self.dtype,
+            op: self.collective.reduction(),
+            algorithm,
+            root: self.collective.root().map(|root| root as u8),
+            digest: counts.map_or(0, CallId::digest),
+            count: counts.map_or(self.count, |counts| counts.iter().sum()),
+        }
+    }
+
+    /// Elements of a rank's share, in a message of shares.
+    fn share(&self, rank: usize) -> usize {
+        self.collective.counts().map_or(self.count, |counts| counts[rank])
+    }
+
+    /// The elements that pieces are cut from: of the message, or of the largest share.
+    pub fn extent(&self, world_size: usize) -> usize {
+        match self.form() {
+            Form::Shares => (0..world_size).map(|rank| self.share(rank)).max().unwrap_or(0),
+            _ => self.count,
+        }
+    }
+
+    /// Bytes of the input that peers may read where it is.
+    pub fn input_bytes(&self, rank: usize, world_size: usize) -> u64 {
+        (self.collective.input_len(self.count, rank, world_size) * self.dtype.size()) as u64
+    }
+
+    /// Sets a launch to the elements from `done` on, at most `most` of each share or of the message. `source` is where peers find
+    /// the whole input.
+    pub fn set_piece(&self, launch: &mut FaLaunch, done: usize, most: usize, source: u64) {
+        let size = self.dtype.size();
+        let (rank, world_size) = (launch.rank as usize, launch.world as usize);
+        let shift = |address: u64, elements: usize| match address {
+            0 => 0,
+            address => address + (elements * size) as u64,
+        };
+        match self.collective {
+            Collective::AllGather
+            | Collective::AllGatherV(_)
+            | Collective::ReduceScatter(_)
+            | Collective::ReduceScatterV(..) => {
+                let mut first = 0;
+                for other in 0..world_size {
+                    let share = self.share(other);
+                    let skipped = done.min(share);
+                    launch.shares[other] = FaShare {
+                        first: (first + skipped) as u64,
+                        count: (share - skipped).min(most) as u64,
+                    };
+                    first += share;
+                }
+                launch.count = launch.shares[rank].count;
+                let own_done = done.min(self.share(rank));
+                let gathers = self.collective.reduction().is_none();
+                launch.input = shift(self.input, if gathers { own_done } else { 0 });
+                launch.output = shift(self.output, if gathers { 0 } else { own_done });
+                launch.source = shift(source, if gathers { own_done } else { 0 });
+            }
+            _ => {
+                launch.count = (self.count - done).min(most) as u64;
+                launch.input = shift(self.input, done);
+                launch.output = shift(self.output, done);
+                launch.source = shift(source, done);
+            }
+        }
+    }
+
+    /// The kernel. A broadcast has two: the one that takes two steps saves the root's links.
+    pub fn kernel(&self, algorithm: Algorithm, scatters_first: bool) -> u32 {
+        match self.collective {
+            Collective::AllReduce(_) => algorithm as u32,
+            Collective::AllGather | Collective::AllGatherV(_) => abi::FA_ALL_GATHER,
+            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => abi::FA_REDUCE_SCATTER,
+            Collective::Broadcast { .. } if scatters_first => abi::FA_SCATTERED_BROADCAST,
+            Collective::Broadcast { .. } => abi::FA_BROADCAST,
+            Collective::Reduce { .. } => abi::FA_REDUCE,
+            Collective::Barrier => abi::FA_BARRIER,
+            Collective::Gather { .. }
+            | Collective::Scatter { .. }
+            | Collective::AllToAll
+            | Collective::AllToAllV { .. } => abi::FA_TRANSFER,
+        }
+    }
+
+    /// Refuses what no kernel could work on.
+    pub fn check(&self, rank: usize, world_size: usize) -> Result<()> {
+        if let Some(root) = self.collective.root().filter(|&root| root >= world_size) {
+            return Err(Error::RankOutOfRange { rank: root, world_size });
+        }
+        let vectors: [Option<&[usize]>; 2] = match self.collective {
+            Collective::AllToAllV { send, receive } => [Some(send), Some(receive)],
+            _ => [self.collective.counts(), None],
+        };
+        for counts in vectors.into_iter().flatten() {
+            if counts.len() != world_size {
+                return Err(Error::InvalidSetting {
+                    name: "counts",
+                    value: format!("{} counts for a world of {world_size}", counts.len()),
+                    expected: "one for each rank",
+                });
+            }
+        }
+        if let Collective::AllToAllV { send, receive } = self.collective {
+            if send[rank] != receive[rank] {
+                return Err(Error::LengthMismatch { input: send[rank], output: receive[rank] });
+            }
+        }
+        let input = self.collective.input_len(self.count, rank, world_size);
+        let output = self.collective.output_len(self.count, rank, world_size);
+        let input = Span::new("input", self.input, input, self.dtype)?;
+        let output = Span::new("output", self.output, output, self.dtype)?;
+        if input.overlaps(&output) && !self.is_in_place(rank, &input, &output) {
+            let (bytes, input, output) = (input.bytes.min(output.bytes), input.address, output.address);
+            return Err(Error::Overlap {
+                input: input as usize,
+                output: output as usize,
+                bytes: bytes as usize,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether buffers overlap in the way that the collective permits.
+    fn is_in_place(&self, rank: usize, input: &Span, output: &Span) -> bool {
+        let size = self.dtype.size() as u64;
+        let before = |counts: &[usize]| counts[..rank].iter().map(|&count| count as u64).sum::<u64>() * size;
+        let shares_before = rank as u64 * self.count as u64 * size;
+        match self.collective {
+            Collective::AllReduce(_) | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
+                input.address == output.address
+            }
+            Collective::AllGather | Collective::Gather { .. } => {
+                input.address == output.address + shares_before
+            }
+            Collective::ReduceScatter(_) | Collective::Scatter { .. } => {
+                output.address == input.address + shares_before
+            }
+            Collective::AllGatherV(counts) => input.address == output.address + before(counts),
+            Collective::ReduceScatterV(_, counts) => output.address == input.address + before(counts),
+            Collective::AllToAll | Collective::AllToAllV { .. } | Collective::Barrier => false,
+        }
+    }
+}
+
+/// Memory of one side of a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    pub address: u64,
+    pub bytes: u64,
+}
+
+impl Span {
+    /// Refuses addresses at which there cannot be so many elements.
+    pub fn new(which: &'static str, address: u64, count: usize, dtype: DType) -> Result<Self> {
+        let element_size = dtype.size();
+        let bytes = count.checked_mul(element_size).filter(|&bytes| bytes <= isize::MAX as usize);
+        let bytes = bytes.ok_or_else(|| Error::InvalidSetting {
+            name: "count",
+            value: count.to_string(),
+            expected: "a number of elements that fits the address space",
+        })? as u64;
+        let problem = match address {
+            _ if bytes == 0 => return Ok(Self { address, bytes }),
+            0 => "null",
+            _ if address % element_size as u64 != 0 => "not aligned to its element",
+            _ if address.checked_add(bytes).is_none() => "too near the end of the address space",
+            _ => return Ok(Self { address, bytes }),
+        };
+        Err(Error::InvalidPointer { which, address: address as usize, problem, element_size })
+    }
+
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let empty = self.bytes == 0 || other.bytes == 0;
+        !empty && self.address < other.address + other.bytes && other.address < self.address + self.bytes
+    }
+}
