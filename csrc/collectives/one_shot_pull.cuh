@@ -5,6 +5,9 @@
 //
 // A staged call needs no second barrier: a rank writes generation g of its staging again only two pulls
 // later, and it gets there only after every peer has started the pull between, hence finished this one.
+//
+// Two ranks of the host trade regions from one use of a generation to the next, so that each stages where it
+// has just read.
 #pragma once
 
 #include "inputs.cuh"
@@ -13,7 +16,9 @@ namespace FA_NAMESPACE {
 
 template <class T, class Block, class Op, class WorldT>
 FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT world) {
-  const Turn turn = begin_turn(launch, block, true);
+  Turn turn = begin_turn(launch, block, true);
+  if (trades_lines(world.size()))
+    turn.traded = turn.pulls / 2 % 2;
   if (!same_call(launch, block, turn.epoch))
     return;
   const Span all = {0, packs_of<T>(launch.count)};
