@@ -108,8 +108,8 @@ struct FaAnnouncement {
   uint8_t padding[FA_SIGNAL_BYTES - 24];
 };
 
-// Messages between two ranks go through a channel: chunks in slots of the receiver's region, in turn. A slot is
-// full from the sender's signal, which comes with it, to the receiver's, which gives it back.
+// Messages between two ranks go through a channel: chunks in slots of the receiver's region, in turn. A slot
+// is full from the sender's signal, which comes with it, to the receiver's, which gives it back.
 #define FA_CHANNEL_SLOTS 2
 
 struct FaChunk {
@@ -143,9 +143,9 @@ struct FaStatus {
   uint32_t missing; // bit r: rank r had not come, is gone, or makes another call
   uint32_t epoch;   // of the launch that failed
   uint32_t reserved;
-  uint32_t waits[FA_MAX_RANKS];       // waits for each rank that outlasted the first polls
-  // FA_MISMATCH: the calls of the ranks that make another. FA_OTHER_MESSAGE: 2^32 + tag, and bytes, of what the
-  // missing rank sent, and at the own rank of what was to come.
+  uint32_t waits[FA_MAX_RANKS]; // waits for each rank that outlasted the first polls
+  // FA_MISMATCH: the calls of the ranks that make another. FA_OTHER_MESSAGE: 2^32 + tag, and bytes, of what
+  // the missing rank sent, and at the own rank of what was to come.
   struct FaCall others[FA_MAX_RANKS];
 };
 
@@ -161,8 +161,8 @@ struct FaRegionHead {
   uint8_t padding[40];
   // [epoch % 2][block][sending rank]; used in checked launches only.
   struct FaAnnouncement announced[2][FA_MAX_BLOCKS][FA_MAX_RANKS];
-  // Channels: chunks [slot][sending rank] that have come, credits by receiving rank, and this rank's own counts of
-  // chunks sent and received, by peer.
+  // Channels: chunks [slot][sending rank] that have come, credits by receiving rank, and this rank's own
+  // counts of chunks sent and received, by peer.
   struct FaChunk chunks[FA_CHANNEL_SLOTS][FA_MAX_RANKS];
   struct FaCredit credits[FA_MAX_RANKS];
   uint32_t sent[FA_MAX_RANKS];
@@ -210,7 +210,8 @@ struct FaLaunch {
 };
 
 // The messages of one launch: of each channel the ones in [first[c], first[c + 1]), in that order. Channel
-// 2 * peer sends, 2 * peer + 1 receives; of this rank itself the second is its copies, and the first is empty.
+// 2 * peer sends, 2 * peer + 1 receives; of this rank itself the second is its copies, and the first is
+// empty.
 struct FaTransfers {
   uint32_t first[2 * FA_MAX_RANKS + 2];
   struct FaTransfer transfer[FA_MAX_TRANSFERS];

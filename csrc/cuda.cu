@@ -1,8 +1,8 @@
 // Entry points of the CUDA device. Of an allreduce one kernel for each member of the hot set,
-// <algorithm>_<type>_sum_w<world>. Of every algorithm and collective that reduces one for each type, <name>_<type>,
-// that takes any operation and world; of those that move elements one for each size, <name>_<bits>; and of the others one,
-// <name>. All but the hot set also as world_..., which runs all ranks of a world in one cooperative launch, blockIdx.y
-// being the rank.
+// <algorithm>_<type>_sum_w<world>. Of every algorithm and collective that reduces one for each type,
+// <name>_<type>, that takes any operation and world; of those that move elements one for each size,
+// <name>_<bits>; and of the others one, <name>. All but the hot set also as world_..., which runs all ranks
+// of a world in one cooperative launch, blockIdx.y being the rank.
 #include "collectives/all_gather.cuh"
 #include "collectives/barrier.cuh"
 #include "collectives/broadcast.cuh"
@@ -94,10 +94,10 @@ FA_SIZES(scattered_broadcast)
 
 FA_BOTH(barrier, all_meet, ())
 
-// The messages come after the launch, as they are too many for every launch to have room for. Where the launches
-// of a world are in memory, so are they.
-extern "C" __global__ void __launch_bounds__(512, 1) transfer(const __grid_constant__ FaLaunch launch,
-                                                              const __grid_constant__ FaTransfers transfers) {
+// The messages come after the launch, as they are too many for every launch to have room for. Where the
+// launches of a world are in memory, so are they.
+extern "C" __global__ void __launch_bounds__(512, 1)
+    transfer(const __grid_constant__ FaLaunch launch, const __grid_constant__ FaTransfers transfers) {
   Block block;
   transfer(launch, block, transfers);
 }

@@ -12,7 +12,7 @@ namespace FA_NAMESPACE {
 // In place, a rank's input is its own share of the output: nobody else's copy touches it.
 template <class T, class Block>
 FA_FN void all_gather(const FaLaunch &launch, Block &block) {
-  const Turn turn = begin_turn(launch, block, true);
+  const Turn turn = trading(begin_turn(launch, block, true), launch.world);
   if (!same_call(launch, block, turn.epoch))
     return;
   const AnyWorld world = {launch.world};

@@ -1,15 +1,16 @@
 // Allreduce by recursive halving and doubling (Rabenseifner; Thakur, Rabenseifner and Gropp, "Optimization of
-// collective communication operations in MPICH", 2005): log2(world) exchanges in which a rank halves the range
-// of packs that it reduces, then as many in which it doubles the range that it has the result of.
+// collective communication operations in MPICH", 2005): log2(world) exchanges in which a rank halves the
+// range of packs that it reduces, then as many in which it doubles the range that it has the result of.
 //
-// The ranks beyond the largest power of two fold in: each sends its whole input to a partner below, and has the
-// result from it in the end. It goes by packets; a pair of ranks meets at most twice, and each time has slots of
-// its own. Partial sums are kept in the output, as elements of the type: results do not have the bits of the
-// direct algorithms, but the same ones on all ranks and in every run, since each pack is reduced by one rank.
+// The ranks beyond the largest power of two fold in: each sends its whole input to a partner below, and has
+// the result from it in the end. It goes by packets; a pair of ranks meets at most twice, and each time has
+// slots of its own. Partial sums are kept in the output, as elements of the type: results do not have the
+// bits of the direct algorithms, but the same ones on all ranks and in every run, since each pack is reduced
+// by one rank.
 //
 // One thread does all that is done with a pack, whatever range the pack is in: there is no sync between the
-// exchanges. Every rank hears from all, as each result depends on all inputs. That is what the two generations of
-// mailboxes need.
+// exchanges. Every rank hears from all, as each result depends on all inputs. That is what the two
+// generations of mailboxes need.
 #pragma once
 
 #include "../core/packet.cuh"
@@ -17,7 +18,8 @@
 
 namespace FA_NAMESPACE {
 
-// The packs that a rank reduces after the exchanges with the partners at distances `ranks` / 2 down to `distance`.
+// The packs that a rank reduces after the exchanges with the partners at distances `ranks` / 2 down to
+// `distance`.
 FA_FN Span halved(u64 packs, u32 rank, u32 ranks, u32 distance) {
   u64 first = 0, last = packs;
   for (u32 d = ranks / 2; d >= distance && d > 0; d /= 2) {
@@ -92,9 +94,8 @@ private:
 
   template <class Body>
   FA_FN void each(Span span, Body body) const {
-    block_.for_each_within(packs_, span.first, span.first + span.length, [&](u64 i) {
-      with_extent<T>(i, launch_.count, vector_, body);
-    });
+    block_.for_each_within(packs_, span.first, span.first + span.length,
+                           [&](u64 i) { with_extent<T>(i, launch_.count, vector_, body); });
   }
 
   template <class Body>

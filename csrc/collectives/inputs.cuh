@@ -15,7 +15,8 @@ struct Inputs {
   bool mapped; // false: a peer names a buffer that this rank does not have
 };
 
-// `staged` and `whole` are the elements to skip: in what a rank staged, and in an input that is read where it is.
+// `staged` and `whole` are the elements to skip: in what a rank staged, and in an input that is read where it
+// is.
 template <class T, class WorldT, class Block>
 FA_FN Inputs<T, WorldT> resolve_inputs(const FaLaunch &launch, Block &block, WorldT world, Turn turn,
                                        u64 staged = 0, u64 whole = 0) {

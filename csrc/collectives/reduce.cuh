@@ -1,5 +1,5 @@
-// Reduce: the root has the ranks' inputs, reduced. A two-shot pull in which only the root gathers: the links of
-// the root carry its share of the reduction and the other slices, once each.
+// Reduce: the root has the ranks' inputs, reduced. A two-shot pull in which only the root gathers: the links
+// of the root carry its share of the reduction and the other slices, once each.
 #pragma once
 
 #include "inputs.cuh"

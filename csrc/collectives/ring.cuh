@@ -1,15 +1,15 @@
-// Ring allreduce: a reduce-scatter and an all-gather, in which a rank hears from its left neighbour and sends to
-// its right one only (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+// Ring allreduce: a reduce-scatter and an all-gather, in which a rank hears from its left neighbour and sends
+// to its right one only (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 // workstations", 2009). Every link carries 2 (world - 1) / world of the message, whatever the mesh.
 //
-// It goes by packets, so each pack of a slice is passed on as soon as it has come. In step s a rank handles slice
-// rank - s: of its own input in step 0, else the one that its left neighbour handled in step s - 1. Own elements
-// are added until step world - 1, in which a slice is whole; the steps after that pass results on. Partial sums
-// travel as elements of the type: results do not have the bits of the direct algorithms, but the same ones on all
-// ranks and in every run.
+// It goes by packets, so each pack of a slice is passed on as soon as it has come. In step s a rank handles
+// slice rank - s: of its own input in step 0, else the one that its left neighbour handled in step s - 1. Own
+// elements are added until step world - 1, in which a slice is whole; the steps after that pass results on.
+// Partial sums travel as elements of the type: results do not have the bits of the direct algorithms, but the
+// same ones on all ranks and in every run.
 //
-// Every step has slots of its own. Every rank hears from all: each result that it ends with has been through all
-// of them. That is what the two generations of mailboxes need.
+// Every step has slots of its own. Every rank hears from all: each result that it ends with has been through
+// all of them. That is what the two generations of mailboxes need.
 #pragma once
 
 #include "../core/packet.cuh"

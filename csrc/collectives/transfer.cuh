@@ -46,7 +46,8 @@ FA_FN void record_other_message(const FaLaunch &launch, u32 rank, u32 tag, u64 b
 
 // Sends one chunk.
 template <class Block>
-FA_FN u64 send_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &channel, const FaTransfer &message) {
+FA_FN u64 send_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &channel,
+                     const FaTransfer &message) {
   const u64 readiness = ask(block, [&] {
     const u32 taken = load_acquire(&region_head(launch, launch.rank)->credits[peer].taken);
     return look(launch, channel, peer, channel.number - taken < FA_CHANNEL_SLOTS);
@@ -55,8 +56,8 @@ FA_FN u64 send_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &ch
     return readiness;
   const u64 most = chunk_bytes(launch), left = message.bytes - channel.done;
   const u64 bytes = left < most ? left : most;
-  copy_bytes(block, u64(chunk_slot(launch, peer, launch.rank, channel.number)), message.address + channel.done,
-             bytes);
+  copy_bytes(block, u64(chunk_slot(launch, peer, launch.rank, channel.number)),
+             message.address + channel.done, bytes);
   block.sync();
   block.lanes(1, [&](u32) {
     FaChunk *signal = chunk_signal(launch, peer, launch.rank, channel.number);

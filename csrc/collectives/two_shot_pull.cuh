@@ -4,11 +4,18 @@
 //
 // After the second barrier nobody reads an input again, so that in place is legal and no third barrier is
 // needed. Own slice of own staging is read by nobody before it is reduced: the result may overwrite it.
+//
+// Between two ranks of the host a slice is reduced where it was staged, in the other rank's staging, which
+// nobody but its reducer reads before the second barrier. So a cache line goes over and comes back, and its
+// next writer has it.
 #pragma once
 
 #include "inputs.cuh"
 
 namespace FA_NAMESPACE {
+
+// The rank in whose staging slice r lies reduced.
+FA_FN u32 keeper_of(u32 world, u32 r) { return trades_lines(world) ? 1 - r : r; }
 
 template <class T, class Block, class Op, class WorldT>
 FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT world) {
@@ -29,7 +36,7 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT wor
   if (!inputs.mapped)
     return record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
   T *output = reinterpret_cast<T *>(launch.output);
-  T *reduced = reinterpret_cast<T *>(staging(launch, launch.rank, turn));
+  T *reduced = reinterpret_cast<T *>(staging(launch, keeper_of(ranks, launch.rank), turn));
   for_each_pack<T>(block, slice_of(packs, ranks, launch.rank), launch.count,
                    inputs.vector && pack_aligned(output), [&](u64 offset, u64, auto extent) {
                      const Pack<T> result = reduce_inputs(inputs, op, world, offset, extent);
@@ -42,8 +49,8 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT wor
   for (u32 step = 1; step < ranks; ++step) {
     // Each rank begins with its right neighbour, so that no rank is read by all at once.
     const u32 r = (launch.rank + step) % ranks;
-    copy(block, output, reinterpret_cast<const T *>(staging(launch, r, turn)), slice_of(packs, ranks, r),
-         launch.count);
+    copy(block, output, reinterpret_cast<const T *>(staging(launch, keeper_of(ranks, r), turn)),
+         slice_of(packs, ranks, r), launch.count);
   }
   end_turn(launch, block, turn);
 }

@@ -1,12 +1,12 @@
 // Channels: one in each direction between any two ranks, of FA_CHANNEL_SLOTS chunks in the receiver's region.
 //
-// A chunk's slot belongs to the sender until it sets the chunk's number, and to the receiver from then until it
-// gives credit. Both counts live in the region and never go back, so that launches follow each other without a
-// rendezvous, and only the two ranks of a message take part in it.
+// A chunk's slot belongs to the sender until it sets the chunk's number, and to the receiver from then until
+// it gives credit. Both counts live in the region and never go back, so that launches follow each other
+// without a rendezvous, and only the two ranks of a message take part in it.
 //
-// Ordering: the sender's data, then its release of the number; the receiver's acquire of it, then its reads, then
-// its release of the credit; the sender's acquire of that, then its next data in the slot. A sync on both sides
-// of each flag joins the threads of a block to the one that accesses it.
+// Ordering: the sender's data, then its release of the number; the receiver's acquire of it, then its reads,
+// then its release of the credit; the sender's acquire of that, then its next data in the slot. A sync on
+// both sides of each flag joins the threads of a block to the one that accesses it.
 #pragma once
 
 #include "packed.cuh"
@@ -25,7 +25,8 @@ FA_FN u8 *chunk_slot(const FaLaunch &launch, u32 receiver, u32 sender, u32 numbe
   // No rank has a channel to itself.
   const u64 channel = sender < receiver ? sender : sender - 1;
   const u64 slot = channel * FA_CHANNEL_SLOTS + number % FA_CHANNEL_SLOTS;
-  return reinterpret_cast<u8 *>(launch.regions[receiver] + launch.channel_offset) + slot * chunk_bytes(launch);
+  return reinterpret_cast<u8 *>(launch.regions[receiver] + launch.channel_offset) +
+         slot * chunk_bytes(launch);
 }
 
 FA_FN FaChunk *chunk_signal(const FaLaunch &launch, u32 receiver, u32 sender, u32 number) {

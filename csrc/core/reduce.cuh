@@ -156,7 +156,8 @@ public:
     }
   }
 
-  // `whole`: all ranks' packs have been added. Else it is a part of the sum, which an average does not divide yet.
+  // `whole`: all ranks' packs have been added. Else it is a part of the sum, which an average does not divide
+  // yet.
   FA_FN Pack<T> finish(bool whole = true) const {
     L result = value_;
     if (whole && op_.code() == FA_AVG) {

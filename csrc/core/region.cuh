@@ -16,7 +16,12 @@ FA_FN FaRegionHead *region_head(const FaLaunch &launch, u32 rank) {
 struct Turn {
   u32 epoch;
   u32 pulls;
+  u32 traded = 0; // 1: the two ranks stage in each other's regions
 };
+
+// Between two ranks of the host, a cache line of staging is best written next by the rank that last accessed
+// it, which need not fetch it then. Between GPUs a rank stages in its own memory.
+FA_FN constexpr bool trades_lines(u32 world) { return !FA_CUDA && world == 2; }
 
 // Mailboxes of `rank` of this epoch's generation.
 FA_FN u8 *mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
@@ -27,12 +32,13 @@ FA_FN u8 *mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
                                 (epoch % 2) * launch.mailbox_bytes);
 }
 
-// Staging of `rank` of this pull's generation.
+// Staging of `rank` of this pull's generation. Whose region it is in may differ from turn to turn, as long as
+// all ranks agree on it: before anybody writes a generation again, all have finished the pull that used it.
 FA_FN u8 *staging(const FaLaunch &launch, u32 rank, Turn turn) {
 #if defined(FA_PLANT_ONE_STAGING_GENERATION)
   turn.pulls = 0;
 #endif
-  return reinterpret_cast<u8 *>(launch.regions[rank] + launch.staging_offset +
+  return reinterpret_cast<u8 *>(launch.regions[rank ^ turn.traded] + launch.staging_offset +
                                 (turn.pulls % 2) * launch.staging_bytes);
 }
 
@@ -42,6 +48,14 @@ FA_FN Turn begin_turn(const FaLaunch &launch, const Block &block, bool pull) {
   const FaRegionHead *head = region_head(launch, launch.rank);
   const u32 last = head->epoch[block.index()];
   return {last == 0xFFFFFFFFu ? FA_FIRST_EPOCH_AFTER_WRAP : last + 1, head->pulls[block.index()] + pull};
+}
+
+// The turn of a pull in which two ranks read what they staged for each other: they trade regions from one use
+// of a generation to the next, so that each stages where it has just read.
+FA_FN Turn trading(Turn turn, u32 world) {
+  if (trades_lines(world))
+    turn.traded = turn.pulls / 2 % 2;
+  return turn;
 }
 
 // Ends it. Block 0 also advances the blocks that this launch did not use: the counts of all blocks are equal

@@ -8,12 +8,13 @@ use super::Algorithm::{self, OneShotPull, OneShotPush, TwoShotPull, TwoShotPush}
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// The host's. One-shot up to where a second barrier costs less than reading what a two-shot would not; for 2 ranks both
-/// read the same.
+/// The host's. One-shot up to where a second barrier costs less than what a two-shot saves: reading, and staging for 2 ranks.
 #[rustfmt::skip]
-pub(super) const HOST: [Row; 7] = [
+pub(super) const HOST: [Row; 9] = [
     //    ranks   up to     algorithm
-    host( 1,  2,  MAX,      OneShotPull),
+    host( 1,  1,  MAX,      OneShotPull),
+    host( 2,  2,  16 * KIB, OneShotPull),
+    host( 2,  2,  MAX,      TwoShotPull),
     host( 3,  3,  32 * KIB, OneShotPull),
     host( 3,  3,  MAX,      TwoShotPull),
     host( 4,  4,  16 * KIB, OneShotPull),

@@ -52,14 +52,14 @@ fn the_built_in_tables_hold_what_a_file_must() {
     }
 }
 
-/// What the host did before its rules were rows: by the number of ranks, up to where a one-shot is best.
+/// The host's rules: by the number of ranks, up to where a one-shot is best.
 #[test]
 fn the_host_plans_as_its_rules_say() {
     for world_size in 1..=MAX_RANKS {
         let most = match world_size {
-            1 | 2 => usize::MAX,
+            1 => usize::MAX,
             3 => 32 << 10,
-            4 => 16 << 10,
+            2 | 4 => 16 << 10,
             _ => 8 << 10,
         };
         let steps = Steps::new(&host(), world_size, LinkClass::SameDevice);

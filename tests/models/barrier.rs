@@ -48,6 +48,18 @@ fn two_shot(size: usize, launches: usize, rules: Rules) -> impl Fn() + Send + Sy
     }
 }
 
+/// The one-shot's generation is traded, that of the two-shots before and after it is not.
+fn mixed() -> impl Fn() + Send + Sync + 'static {
+    || {
+        run(2, KERNELS, |rank: &mut Rank| {
+            rank.two_shot_pull().unwrap();
+            rank.one_shot_pull(false).unwrap();
+            rank.one_shot_pull(false).unwrap();
+            rank.two_shot_pull().unwrap();
+        });
+    }
+}
+
 #[test]
 fn staged_launches_of_two_ranks() {
     exhaustively(staged(2, 3, KERNELS));
@@ -66,6 +78,18 @@ fn inputs_here_and_there() {
 #[test]
 fn two_shots_of_two_ranks() {
     exhaustively(two_shot(2, 2, KERNELS));
+}
+
+#[test]
+fn untraded_pulls_of_two_ranks() {
+    let untraded = Rules { two_trade_lines: false, ..KERNELS };
+    exhaustively(staged(2, 3, untraded));
+    exhaustively(two_shot(2, 2, untraded));
+}
+
+#[test]
+fn one_shots_between_two_shots() {
+    within(2, mixed());
 }
 
 #[test]
@@ -93,7 +117,10 @@ fn one_generation_of_signals_is_found() {
 
 #[test]
 fn one_generation_of_staging_is_found() {
-    found(&[RACE], None, staged(2, 2, Rules { staging_generations: 1, ..KERNELS }));
+    let one = Rules { staging_generations: 1, ..KERNELS };
+    // The second launch writes where the same rank has read.
+    found(&[RACE], None, staged(2, 3, one));
+    found(&[RACE], None, staged(2, 2, Rules { two_trade_lines: false, ..one }));
     found(&[RACE], Some(2), staged(3, 2, Rules { staging_generations: 1, ..KERNELS }));
 }
 

@@ -7,7 +7,7 @@ use super::rank::Rank;
 use super::region::{Count, Packets, Rules, KERNELS};
 use super::run;
 
-const WORDS: Rules = Rules { packets: Packets::Words, ..KERNELS };
+const WORDS: Rules = Rules { packets: Packets::Words, two_trade_lines: false, ..KERNELS };
 
 fn one_shot(size: usize, launches: usize, rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {

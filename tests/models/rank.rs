@@ -80,6 +80,27 @@ impl Rank {
         self.turn
     }
 
+    /// Two ranks of the host trade lines, by the rules of the two kernels of pulls.
+    fn trades_lines(&self) -> bool {
+        self.rules().two_trade_lines && self.size() == 2
+    }
+
+    /// Whose region has the staging of `rank` in a one-shot.
+    fn traded(&self, rank: usize, turn: Turn) -> usize {
+        match self.trades_lines() {
+            true => rank ^ (turn.pulls / 2 % 2) as usize,
+            false => rank,
+        }
+    }
+
+    /// The rank in whose staging a slice lies reduced, in a two-shot.
+    fn keeper_of(&self, slice: usize) -> usize {
+        match self.trades_lines() {
+            true => 1 - slice,
+            false => slice,
+        }
+    }
+
     fn staging_generation(&self, turn: Turn) -> usize {
         let count = match self.rules().staging_by {
             Count::Pulls => turn.pulls,
@@ -122,11 +143,12 @@ impl Rank {
         let turn = self.begin(true);
         let generation = self.staging_generation(turn);
         // The caller writes its input; where it is registered, peers read it there.
-        let input = if registered { &self.own().buffer } else { &self.own().staging[generation][0] };
+        let staging = |rank| &self.head(self.traded(rank, turn)).staging[generation][0];
+        let input = if registered { &self.own().buffer } else { staging(self.rank) };
         write(input, value(turn.epoch, self.rank));
         let sources = self.barrier(Stage::Start, turn, u64::from(registered))?;
         let from = |(rank, &source): (usize, &u64)| match source {
-            0 => read(&self.head(rank).staging[generation][0]),
+            0 => read(staging(rank)),
             _ => read(&self.head(rank).buffer),
         };
         assert_eq!(sources.iter().enumerate().map(from).sum::<u32>(), self.sum(turn.epoch), "wrong sum");
@@ -146,10 +168,10 @@ impl Rank {
         self.barrier(Stage::Start, turn, 0)?;
         let theirs = self.peers().map(|peer| read(&self.head(peer).staging[generation][self.rank]));
         let reduced = value(turn.epoch, self.rank) + theirs.sum::<u32>();
-        write(&self.own().staging[generation][self.rank], reduced);
+        write(&self.head(self.keeper_of(self.rank)).staging[generation][self.rank], reduced);
         self.barrier(Stage::Second, turn, 0)?;
         for peer in self.peers() {
-            let gathered = read(&self.head(peer).staging[generation][peer]);
+            let gathered = read(&self.head(self.keeper_of(peer)).staging[generation][peer]);
             assert_eq!(gathered, self.sum(turn.epoch), "wrong sum");
         }
         Ok(())

@@ -17,6 +17,8 @@ pub struct Rules {
     pub signal_generations: u32,
     pub staging_generations: u32,
     pub staging_by: Count,
+    /// Two ranks write staging where they last read it, as on the host.
+    pub two_trade_lines: bool,
     pub mailbox_generations: u32,
     pub announcement_generations: u32,
     /// The source is stored before the epoch that releases it.
@@ -62,6 +64,7 @@ pub const KERNELS: Rules = Rules {
     signal_generations: 2,
     staging_generations: 2,
     staging_by: Count::Pulls,
+    two_trade_lines: true,
     mailbox_generations: 2,
     announcement_generations: 2,
     source_first: true,
