@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::abi::FA_SOURCE_ID_SHIFT;
+use crate::abi::{FaLaunch, FA_SOURCE_ID_SHIFT};
 use crate::communicator::Closing;
 use crate::device::sealed::Shared as _;
 use crate::device::{Device, Host};
@@ -62,6 +62,8 @@ pub(crate) struct Registry {
     rows: Vec<Row>,
     /// Of the call before.
     plan: Option<Plan>,
+    /// The launch before: most of it is the same in all, and small calls feel what they copy.
+    pub launch: Option<Box<FaLaunch>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -283,7 +285,7 @@ mod tests {
             None => Row::Free,
             Some((base, bytes)) => Row::Used(Range { base, bytes }),
         };
-        Registry { rows: rows.iter().map(row).collect(), plan: None }
+        Registry { rows: rows.iter().map(row).collect(), ..Registry::default() }
     }
 
     #[test]
