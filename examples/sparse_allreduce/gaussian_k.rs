@@ -1,7 +1,8 @@
 //! Selection by the threshold that k elements would reach if all were normally distributed.
 //!
-//! Shi et al., "Understanding top-k sparsification in distributed deep learning", arXiv 1911.08772, algorithm 1. It passes over the
-//! vector a few times, where a quickselect takes longer. What is selected is exchanged as in `top_k_a_opt` or `top_k_sa`.
+//! Shi et al., "Understanding top-k sparsification in distributed deep learning", arXiv 1911.08772, algorithm 1. It
+//! passes over the vector a few times and copies nothing. What is selected is exchanged as in `top_k_a_opt` or
+//! `top_k_sa`.
 
 use crate::normal::upper_quantile;
 use crate::selection::at_least;
@@ -26,8 +27,8 @@ pub fn select(values: &[f32], k: usize) -> Sparse {
     at_least(values, threshold)
 }
 
-/// The mean and as many standard deviations as `k` of the elements are away from it, on either side. (The paper takes the
-/// probability of one side, which finds twice as many at first.)
+/// The mean and as many standard deviations as `k` of the elements are away from it, on either side. (The paper takes
+/// the probability of one side, which finds twice as many at first.)
 fn threshold(values: &[f32], k: usize) -> f32 {
     let count = values.len() as f64;
     let mean = values.iter().map(|&value| f64::from(value)).sum::<f64>() / count;

@@ -1,7 +1,8 @@
 //! The k largest entries of a sum, by a binary tree that keeps k entries at each of its nodes.
 //!
-//! Shi et al., "A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth networks", ICDCS 2019. What is
-//! dropped on the way up may have been among the k largest of the whole sum: the result is the tree's, and not that sum's.
+//! Shi et al., "A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth networks",
+//! ICDCS 2019. What is dropped on the way up may have been among the k largest of the whole sum: the result is the
+//! tree's, and not that sum's.
 
 use fast_allreduce::Result;
 

@@ -2,8 +2,8 @@
 
 use crate::regions::even;
 
-/// A rank's gradient: a part that all ranks share and one of its own, in layers of very different scales. So ranks keep many
-/// of the same indexes, and these are spread unevenly.
+/// A rank's gradient: a part that all ranks share and one of its own, in layers of very different scales. So ranks keep
+/// many of the same indexes, and these are spread unevenly.
 pub fn gradient(seed: u64, rank: usize, count: usize) -> Vec<f32> {
     const LAYERS: usize = 23;
     let (shared, own) = (mix(seed), mix(seed ^ mix(rank as u64 + 1)));

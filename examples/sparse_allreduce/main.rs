@@ -1,13 +1,14 @@
-//! Sparse allreduce: the exchanges that gradient compression needs, built on this crate's collectives, each checked against the
-//! dense allreduce of what the ranks kept.
+//! Sparse allreduce: the exchanges that gradient compression needs, built on this crate's collectives, each checked
+//! against the dense allreduce of what the ranks kept.
 //!
 //! ```sh
 //! cargo run --release --example sparse_allreduce -- --ranks 4 --density 0.01
 //! ```
 //!
-//! Each rank is a thread with a vector like a gradient. It keeps some elements (`selection.rs`, `gaussian_k.rs`), and the ranks add
-//! what they kept by one of the paths (`path.rs`, a file for each). It prints the bytes that each path sends, the time it takes, and its error,
-//! and ends with status 1 if any output is not, to the bit, what the path promises.
+//! Each rank is a thread with a vector like a gradient. It keeps some elements (`selection.rs`, `gaussian_k.rs`), and
+//! the ranks add what they kept by one of the paths (`path.rs`, a file for each). It prints the bytes that each path
+//! sends, the time it takes, and its error, and ends with status 1 if any output is not, to the bit, what the path
+//! promises.
 
 mod arguments;
 mod dense;

@@ -2,8 +2,8 @@
 
 /// The number that a standard normal variable exceeds with this probability, above 0 and at most 1/2.
 ///
-/// Algorithm AS 241, PPND16 (Wichura, "The percentage points of the normal distribution", Applied Statistics 37, 1988), for the
-/// upper half; its relative error is about 1e-16.
+/// Algorithm AS 241, PPND16 (Wichura, "The percentage points of the normal distribution", Applied Statistics 37, 1988),
+/// for the upper half; its relative error is about 1e-16.
 pub fn upper_quantile(tail: f64) -> f64 {
     let from_middle = 0.5 - tail;
     if from_middle <= 0.425 {

@@ -1,12 +1,13 @@
 //! The k largest entries of the sum of all ranks' k largest. A rank sends about 2k entries, whatever the world.
 //!
-//! Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022. Ranks agree on regions that hold about
-//! as many of their entries each; each rank adds the entries of one region; the k largest of all sums are gathered.
+//! Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022. Ranks agree on regions
+//! that hold about as many of their entries each; each rank adds the entries of one region; the k largest of all sums
+//! are gathered.
 //!
-//! The paper agrees on regions, and finds the threshold of the k largest, once for many iterations. Here there is one iteration, and the
-//! threshold is exact: ranks count magnitudes together, digit by digit, so that the result is known beforehand, and is checked to
-//! the bit. The paper also evens out the ranks' shares before the last gather, where they differ by more than four times; here the
-//! gather takes them as they are.
+//! The paper agrees on regions, and finds the threshold of the k largest, once for many iterations. Here there is one
+//! iteration, and the threshold is exact: ranks count magnitudes together, digit by digit, so that the result is known
+//! beforehand, and is checked to the bit. The paper also evens out the ranks' shares before the last gather, where they
+//! differ by more than four times; here the gather takes them as they are.
 
 use fast_allreduce::{ReduceOp, Result};
 

@@ -49,8 +49,8 @@ pub fn at_least(values: &[f32], threshold: f32) -> Sparse {
     kept
 }
 
-/// About the `k` elements of the largest magnitude: all that reach the threshold that a sample of the vector has, as in Lin et
-/// al., "Deep gradient compression", ICLR 2018. It passes over the vector once, where a quickselect takes several times as long.
+/// About the `k` elements of the largest magnitude: all that reach the threshold that a sample of the vector has, as in
+/// Lin et al., "Deep gradient compression", ICLR 2018. It passes over the vector once.
 pub fn about_top_k(values: &[f32], k: usize) -> Sparse {
     const LEAST_SAMPLE: usize = 1 << 12;
     const LARGEST_STRIDE: usize = 64;

@@ -1,5 +1,5 @@
-//! Every rank gets every rank's entries, however many each has: they may be selected by a threshold, which is faster to find
-//! than exactly k.
+//! Every rank gets every rank's entries, however many each has: they may be selected by a threshold, which need not
+//! be that of exactly k.
 
 use fast_allreduce::Result;
 

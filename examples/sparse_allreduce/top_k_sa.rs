@@ -1,7 +1,8 @@
 //! Split allgather: each rank adds the entries of one region, then all gather the regions' sums.
 //!
-//! Renggli et al., "SparCML: high-performance sparse communication for machine learning", SC 2019, section 5.3.2. The fewer indexes
-//! the ranks have in common, the more of the sums is sent: up to as much as if every rank got every rank's entries.
+//! Renggli et al., "SparCML: high-performance sparse communication for machine learning", SC 2019, section 5.3.2. The
+//! fewer indexes the ranks have in common, the more of the sums is sent: up to as much as if every rank got every
+//! rank's entries.
 
 use fast_allreduce::Result;
 

@@ -92,7 +92,8 @@ impl<'a> Traffic<'a> {
         self.communicator.broadcast(&mut entries.values, root)
     }
 
-    /// Sends to some ranks and receives from some, all at the same time. Both sides know the lengths; of nothing, nothing is sent.
+    /// Sends to some ranks and receives from some, all at the same time. Both sides know the lengths; of nothing,
+    /// nothing is sent.
     pub fn exchange<'v>(
         &self,
         outgoing: impl IntoIterator<Item = (usize, Part<'v>)>,
