@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::Threads;
-use fast_allreduce::{Communicator, Host, ReduceOp, Result};
+use fast_allreduce::{Algorithm, Communicator, Host, ReduceOp, Result};
 
 use crate::arguments::Options;
 use crate::inputs::gradient;
@@ -24,7 +24,9 @@ impl Ranks {
         let bootstraps = Threads::world(options.ranks).map_err(|error| error.to_string())?;
         let ranks = bootstraps.into_iter().enumerate().map(|(rank, bootstrap)| {
             move || {
-                let communicator = Communicator::builder().build(Host::new(), bootstrap)?;
+                // A direct algorithm, whatever the environment says: it adds in rank order, as the paths do.
+                let builder = Communicator::builder().algorithm(Algorithm::TwoShotPull);
+                let communicator = builder.build(Host::new(), bootstrap)?;
                 Ok(Rank { communicator, gradient: gradient(options.seed, rank, options.count) })
             }
         });

@@ -163,8 +163,7 @@ fn slices(count: usize, ranks: usize) -> Vec<usize> {
 
 /// Refuses what has no exact result in three steps.
 fn check_operation(dtype: DType, op: ReduceOp) -> Result<()> {
-    let is_float = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
-    if op != ReduceOp::Avg || is_float {
+    if op != ReduceOp::Avg || dtype.is_float() {
         return Ok(());
     }
     Err(Error::Unavailable {

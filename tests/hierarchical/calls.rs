@@ -1,6 +1,6 @@
 //! The calls of one rank of several nodes, over any engine, and what must come of them.
 
-use fast_allreduce::{DType, Error, Hierarchical, Host, InterNode, ReduceOp};
+use fast_allreduce::{Error, Hierarchical, Host, InterNode, ReduceOp};
 use half::{bf16, f16};
 
 use crate::reference::{check, input, Number};
@@ -25,11 +25,10 @@ pub fn every_call<E: InterNode<Host>>(world: &Hierarchical<Host, E>) -> u64 {
 }
 
 fn calls<T: Number, E: InterNode<Host>>(world: &Hierarchical<Host, E>) -> u64 {
-    let is_float = matches!(T::DTYPE, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
     let nodes = world.engine().nodes();
     let mut digest = 0;
     for op in ReduceOp::ALL {
-        if op == ReduceOp::Avg && !is_float {
+        if op == ReduceOp::Avg && !T::DTYPE.is_float() {
             refuse_average::<T, E>(world, nodes);
             continue;
         }
