@@ -50,6 +50,7 @@ pub mod plan;
 mod presence;
 mod region;
 mod registry;
+mod symmetric;
 mod thread;
 pub mod topology;
 mod trace;
@@ -67,6 +68,7 @@ pub use error::{Error, Result};
 pub use op::ReduceOp;
 pub use plan::{Algorithm, Plan};
 pub use registry::Buffer;
+pub use symmetric::{SymmetricMemory, SymmetricView};
 
 /// The most ranks that a world may have.
 pub const MAX_RANKS: usize = 16;
