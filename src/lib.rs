@@ -48,6 +48,7 @@ mod fork;
 mod op;
 pub mod plan;
 mod presence;
+mod raw;
 mod region;
 mod registry;
 mod symmetric;
@@ -67,6 +68,7 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use op::ReduceOp;
 pub use plan::{Algorithm, Plan};
+pub use raw::{RawCommunicator, StreamCommunicator, StreamSync};
 pub use registry::Buffer;
 pub use symmetric::{SymmetricMemory, SymmetricView};
 

@@ -16,6 +16,7 @@ mod leaks;
 mod mpirun;
 mod planted;
 mod properties;
+mod raw;
 mod symmetric;
 mod typed;
 
