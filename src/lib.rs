@@ -49,8 +49,10 @@ pub mod hierarchical;
 mod op;
 pub mod plan;
 mod presence;
+mod raw;
 mod region;
 mod registry;
+mod symmetric;
 mod thread;
 pub mod topology;
 mod trace;
@@ -68,7 +70,9 @@ pub use error::{Error, Result};
 pub use hierarchical::{Hierarchical, InterNode};
 pub use op::ReduceOp;
 pub use plan::{Algorithm, Plan};
+pub use raw::{RawCommunicator, StreamCommunicator, StreamSync};
 pub use registry::Buffer;
+pub use symmetric::{SymmetricMemory, SymmetricView};
 
 /// The most ranks that a world may have.
 pub const MAX_RANKS: usize = 16;

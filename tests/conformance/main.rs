@@ -16,6 +16,8 @@ mod leaks;
 mod mpirun;
 mod planted;
 mod properties;
+mod raw;
+mod symmetric;
 mod typed;
 
 /// All cases where ranks are threads; elsewhere, where the kernels are the same, the first two sizes of each, and of its calls

@@ -24,6 +24,7 @@ mod processes;
 mod registration;
 mod seat;
 mod settings;
+mod symmetric;
 mod threads;
 mod typed;
 mod world;

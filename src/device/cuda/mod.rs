@@ -219,6 +219,15 @@ impl sealed::Device for Cuda {
         self.share_by_any(bytes, bootstrap, timeout)
     }
 
+    fn free(&self, memory: CudaMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
+        self.bind()?;
+        self.free_shared(memory, bootstrap, timeout)
+    }
+
+    fn wait_for_calls(&self) -> Result<()> {
+        self.wait_for_last_call()
+    }
+
     fn status(&self, _region: &CudaMemory) -> Result<CudaStatus> {
         Pinned::allocate(&self.context, size_of::<FaStatus>()).map(CudaStatus)
     }
