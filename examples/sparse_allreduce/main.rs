@@ -69,3 +69,20 @@ fn run(options: &Options) -> Result<bool, String> {
     }
     Ok(is_right)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Worlds that are a power of two and that are not; regions without entries; everything kept.
+    #[test]
+    fn every_path_keeps_its_promise() {
+        for ranks in [1, 2, 3, 4, 5, 8] {
+            for shape in ["--count 20000", "--count 3 --density 1", "--count 999 --density 0.3 --seed 7"] {
+                let line = format!("--ranks {ranks} --iterations 1 {shape}");
+                let options = Options::parse(line.split(' ').map(str::to_owned)).unwrap().unwrap();
+                assert_eq!(run(&options), Ok(true), "{line}");
+            }
+        }
+    }
+}

@@ -5,7 +5,7 @@
 //! all-gather inside the node. So each byte crosses the network once for each node and not for each rank, and all
 //! ranks' network interfaces work at the same time. `docs/scaling.md` models when that is faster than one flat world.
 //!
-//! [`MpiNodes`] (feature `mpi`) is an engine for host memory. Another takes an implementation of [`InterNode`].
+//! `MpiNodes` (feature `mpi`) is an engine for host memory. Another takes an implementation of [`InterNode`].
 
 mod host;
 #[cfg(feature = "mpi")]

@@ -197,15 +197,17 @@ mod tests {
         assert_eq!(reduce(&[200u8, 100], ReduceOp::Sum), 44);
         assert_eq!(reduce(&[u32::MAX, 2], ReduceOp::Prod), u32::MAX - 1);
         assert_eq!(reduce(&[i64::MIN, -1], ReduceOp::Sum), i64::MAX);
-        for op in [ReduceOp::Min, ReduceOp::Max] {
-            let pick = |a, b| if op == ReduceOp::Min { a } else { b };
-            assert_eq!(reduce(&[0u8, 255], op), pick(0, 255));
-            assert_eq!(reduce(&[-128i8, 127], op), pick(-128, 127));
-            assert_eq!(reduce(&[0u32, u32::MAX], op), pick(0, u32::MAX));
-            assert_eq!(reduce(&[i32::MIN, i32::MAX], op), pick(i32::MIN, i32::MAX));
-            assert_eq!(reduce(&[1u64 << 63, 5], op), pick(5, 1 << 63));
-            assert_eq!(reduce(&[i64::MIN, 5], op), pick(i64::MIN, 5));
-        }
+        extremes(0u8, 255);
+        extremes(-128i8, 127);
+        extremes(0u32, u32::MAX);
+        extremes(i32::MIN, i32::MAX);
+        extremes(5u64, 1 << 63);
+        extremes(i64::MIN, 5);
+    }
+
+    fn extremes<T: Wire + Default + PartialEq + std::fmt::Debug>(least: T, most: T) {
+        assert_eq!(reduce(&[most, least], ReduceOp::Min), least);
+        assert_eq!(reduce(&[least, most], ReduceOp::Max), most);
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub fn every_call<E: InterNode<Host>>(world: &Hierarchical<Host, E>) -> u64 {
         calls::<u64, E>(world),
     ]
     .into_iter()
-    .fold(0, |digest, bits| mix(digest, bits))
+    .fold(0, mix)
 }
 
 fn calls<T: Number, E: InterNode<Host>>(world: &Hierarchical<Host, E>) -> u64 {
