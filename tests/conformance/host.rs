@@ -8,7 +8,7 @@ use fast_allreduce::device::host::Isa;
 use fast_allreduce::{Buffer, Communicator, DType, Host, Plan, Result, Wait};
 
 use crate::suite::launch::{Rank, LIMIT};
-use crate::suite::message::{Collective, Kind, Message};
+use crate::suite::message::{Kind, Message};
 use crate::suite::ranks::{Part, Ranks, Side};
 use crate::suite::script::Setup;
 use crate::suite::world::Device;
@@ -130,10 +130,16 @@ impl Ranks for HostRank {
 
     fn call(&mut self, message: &Message, parts: &[Part]) -> Result<()> {
         let Part { input, output, .. } = parts[0];
-        let Collective::AllReduce(op) = message.collective;
-        let (communicator, count, dtype) = (&self.communicator, message.count, message.dtype);
+        let (communicator, rank, dtype) = (&self.communicator, self.communicator.rank(), message.dtype);
+        let Some(collective) = message.collective.call(rank) else {
+            let items = message.collective.items(rank).iter();
+            let transfers: Vec<_> = items.map(|item| item.transfer(input, output, dtype)).collect();
+            // SAFETY: as in `write`; the input and the output hold what the items say.
+            return unsafe { communicator.transfer_raw(&transfers) };
+        };
+        let (input, output) = (input as *const _, output as *mut _);
         // SAFETY: as in `write`; both are aligned to the element.
-        unsafe { communicator.all_reduce_raw(input as *const _, output as *mut _, count, dtype, op) }
+        unsafe { communicator.collective_raw(collective, input, output, message.count, dtype) }
     }
 }
 

@@ -114,7 +114,10 @@ impl<'a> Script<'a> {
         for step in &act.steps {
             match step {
                 Step::Call { communicator, message, placements } => {
-                    check(&mut communicators[*communicator], &act.messages[*message], placements);
+                    let (ranks, message) = (&mut communicators[*communicator], &act.messages[*message]);
+                    if ranks.supports(message) {
+                        check(ranks, message, placements);
+                    }
                 }
                 Step::MakeRoom { communicator } => communicators[*communicator].make_room(room),
             }
