@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fast_allreduce::device::host::Isa;
-use fast_allreduce::{Buffer, Communicator, DType, Host, Plan, Result, Wait};
+use fast_allreduce::plan::{Choice, DeviceKind, Step, Table};
+use fast_allreduce::topology::LinkClass;
+use fast_allreduce::{Algorithm, Buffer, Communicator, DType, Host, Plan, Result, Wait};
 
 use crate::suite::launch::{Rank, LIMIT};
 use crate::suite::message::{Kind, Message};
@@ -31,11 +33,25 @@ impl Build for Setup {
         let device = Host::new().isa(isa)?.workers(self.workers)?.wait(Wait::Yield);
         Communicator::builder()
             .algorithm(self.algorithm)
+            .table(if self.every_algorithm { every_algorithm(rank.world_size()) } else { BUILT_IN })
             .max_bytes(self.max_bytes)
             .first_epoch(self.first_epoch)
             .timeout(self.timeout)
             .build(device, Arc::clone(rank))
     }
+}
+
+const BUILT_IN: Table = Table::built_in(DeviceKind::Host);
+
+/// A table in which the algorithms follow each other, with blocks of few bytes.
+fn every_algorithm(world_size: usize) -> Table {
+    let sizes = (0..).map(|step| 100 << step);
+    let algorithms = [Algorithm::ALL, Algorithm::ALL].concat().into_iter().zip(sizes);
+    let step = |(algorithm, max_bytes)| Step {
+        max_bytes: if max_bytes == 100 << 11 { u64::MAX } else { max_bytes },
+        choice: Choice::host(algorithm, 64, 64, 1 << 10),
+    };
+    BUILT_IN.with_steps(world_size, LinkClass::Pcie, &algorithms.map(step).collect::<Vec<_>>()).unwrap()
 }
 
 /// The host, with an instruction set for each rank, in turn.

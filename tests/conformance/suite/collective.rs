@@ -4,6 +4,9 @@ use fast_allreduce::{Collective as Call, DType, Direction, ReduceOp, Transfer};
 
 use super::random::Random;
 
+/// The most messages of a group: fewer than a call takes, also where a rank has both sides of each.
+const GROUP: usize = 24;
+
 /// A collective as all ranks together see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Collective {
@@ -85,6 +88,15 @@ impl Collective {
         }
     }
 
+    /// Times its `count` that a rank may have of such a kind on one side, about.
+    pub fn most_shares(number: usize, world: usize) -> usize {
+        match number % Self::OTHERS {
+            4 | 5 => 1,
+            11 => GROUP,
+            _ => world,
+        }
+    }
+
     pub fn op(&self) -> Option<ReduceOp> {
         match *self {
             Self::AllReduce(op)
@@ -154,9 +166,8 @@ fn uneven(random: &mut Random, count: usize, world: usize) -> Vec<usize> {
 /// Messages between any ranks, some of no elements, some to their own sender. The two ranks of a message have it at different places
 /// in their lists; those of one tag between them are in one order.
 fn group(random: &mut Random, count: usize, world: usize) -> Collective {
-    const MOST: usize = 24;
     let mut items = vec![Vec::new(); world];
-    for number in 0..=random.below(MOST) {
+    for number in 0..=random.below(GROUP) {
         let (from, to) = (random.below(world), random.below(world));
         let (tag, count) = (random.pick(&[0, 1, 7, u32::MAX]), uneven(random, count, 1)[0]);
         let item = |direction, peer| Item { number, direction, peer, tag, first: 0, count };

@@ -44,6 +44,13 @@ macro_rules! conformance {
             grids_that_change
             communicators_in_turn
             calls_at_random
+            every_collective
+            every_small_count_of_collectives
+            every_boundary_of_collectives
+            every_placement_of_collectives
+            every_order
+            every_order_in_little_room
+            all_collectives_at_random
         }
     };
     ($world:expr; $($case:ident)*) => {$(
