@@ -88,7 +88,8 @@ single calls (at most 10000), each after a barrier; a call takes as long as on i
 is algbw * 2 (ranks - 1) / ranks for all_reduce, algbw for broadcast, reduce and send_recv, else algbw * (ranks - 1) / ranks. memcpy is the time of a copy of the same size, made by every rank at the same time for at
 least 10 ms. #wrong counts elements over all ranks: those that
 differ in any bit from the reduction in rank order with one rounding, or from what is to be copied. ring and halving-doubling
-round at each step: of floats, those are counted that are farther from the reduction in f64 than that explains.
+round at each step: of floats, those are counted that are farther from the reduction in f64 than that explains. Averages of
+integers, which these two cannot do, are done by a direct algorithm.
 
 With --device cuda, rank r has GPU r modulo their number; ranks that share one take turns, and nothing crosses NVLink. Calls
 are timed by events around replays of a graph that holds 20 of them, and p50 and p99 are of replays, divided by 20. With

@@ -103,12 +103,12 @@ pub struct Work {
     pub op: ReduceOp,
     /// Of those that have one.
     pub root: usize,
-    rank: usize,
+    pub rank: usize,
     /// Elements of each share: by rank; of the all-to-alls by how far to the right the receiver is; of a whole message the first.
-    shares: Vec<usize>,
+    pub shares: Vec<usize>,
     /// Of an all-to-all, by the other rank.
-    sends: Vec<usize>,
-    receives: Vec<usize>,
+    pub sends: Vec<usize>,
+    pub receives: Vec<usize>,
 }
 
 /// Where a part of an output comes from.
@@ -298,7 +298,7 @@ impl Work {
     }
 
     /// Elements of the shares before a rank's.
-    fn before(&self, rank: usize) -> usize {
+    pub fn before(&self, rank: usize) -> usize {
         self.shares[..rank].iter().sum()
     }
 
@@ -307,20 +307,12 @@ impl Work {
         shares.map(|(rank, &length)| Part { length, source: Source::Copied { rank, first: 0 } }).collect()
     }
 
-    fn right(&self) -> usize {
+    pub fn right(&self) -> usize {
         (self.rank + 1) % self.world_size()
     }
 
-    fn left(&self) -> usize {
+    pub fn left(&self) -> usize {
         (self.rank + self.world_size() - 1) % self.world_size()
-    }
-}
-
-#[cfg(any(feature = "mpi", test))]
-impl Work {
-    /// Elements of the shares, as [`Work::of_shares`] has them.
-    pub fn shares(&self) -> &[usize] {
-        &self.shares
     }
 }
 
