@@ -14,6 +14,7 @@ use crate::bench::check::{count_changed, judge, Promise};
 use crate::bench::inputs::Inputs;
 use crate::bench::reference::Number;
 use crate::bench::with_number;
+use crate::bench::work::{Kind, Work};
 use crate::failure::Failure;
 
 /// A communicator and what is kept with it.
@@ -155,6 +156,7 @@ impl Rank {
         let placement = call.placement(self.range.seed, self.bootstrap.rank());
         let (rank, world_size) = (world.communicator.rank(), world.communicator.world_size());
         let algorithm = world.communicator.plan(call.count, T::DTYPE).algorithm;
+        let work = Work::new(Kind::AllReduce, call.op, 0, call.count, rank, world_size);
         for time in 0..call.times {
             let inputs = |seed: u64| {
                 let round = (call.number * MOST_TIMES + time) * MOST_COLORS + world.color;
@@ -183,13 +185,13 @@ impl Rank {
                     world.communicator.all_reduce(input.elements, output.elements, call.op)?;
                     self.tally.time(start.elapsed(), call, algorithm);
                     let changed = count_changed(&own, rank, input.elements) + input.overwritten();
-                    Found::new(&all, &output, changed)
+                    Found::new(&all, &work, &output, changed)
                 }
                 None => {
                     let start = Instant::now();
                     world.communicator.all_reduce_in_place(input.elements, call.op)?;
                     self.tally.time(start.elapsed(), call, algorithm);
-                    Found::new(&all, &input, 0)
+                    Found::new(&all, &work, &input, 0)
                 }
             };
             let bytes = (call.count * size_of::<T>()) as u64;
@@ -257,9 +259,9 @@ struct Found {
 }
 
 impl Found {
-    fn new<T: Number>(inputs: &Inputs, output: &Window<'_, T>, changed: u64) -> Option<Self> {
+    fn new<T: Number>(inputs: &Inputs, work: &Work, output: &Window<'_, T>, changed: u64) -> Option<Self> {
         let elements = &*output.elements;
-        let count_wrong = |elements: &[T]| judge(inputs, elements, Promise::SameBits).wrong;
+        let count_wrong = |elements: &[T]| judge(inputs, work, elements, Promise::SameBits).wrong;
         let (wrong, overwritten) = (count_wrong(elements), output.overwritten());
         if (wrong, overwritten, changed) == (0, 0, 0) {
             return None;
