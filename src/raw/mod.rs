@@ -1,5 +1,7 @@
 //! Communicators as trait objects, for libraries that carry raw pointers and find out at run time what they run on.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod events;
 mod host;
 mod rounds;

@@ -21,6 +21,7 @@ mod mixed;
 mod one_launch;
 mod pointers;
 mod processes;
+mod raw;
 mod registration;
 mod seat;
 mod settings;

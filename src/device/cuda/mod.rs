@@ -2,7 +2,7 @@
 //! kernels come from the embedded fatbin. The driver is loaded at run time.
 
 mod aside;
-mod driver;
+pub(crate) mod driver;
 mod graph;
 mod handle;
 mod identity;
