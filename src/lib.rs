@@ -31,7 +31,7 @@
 //!
 //! * Any shape: 1 to 16 ranks, any count, any alignment of the element type, in place or out of place.
 //! * The same bits on every rank and from each of the direct [algorithms](Algorithm): ranks are added in order, f16 and bf16 in
-//!   f32, rounded once.
+//!   f32, rounded once. Others are taken only where GPUs have no full mesh of NVLinks, for more than 2 ranks and large messages.
 //! * No hang: every wait is bounded, and a rank that does not come is an [`Error`] that names it.
 
 mod abi;
