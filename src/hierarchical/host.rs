@@ -56,7 +56,7 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         }
         check_operation(T::DTYPE, op)?;
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts = slices(input.len(), self.local.world_size());
+        let counts = slices(input.len(), size_of::<T>(), self.local.world_size());
         let slice = self.reduce_slice(&mut scratch, input, &counts, op)?;
         self.inside(self.local.all_gather_v(slice, output, &counts))
     }
@@ -73,7 +73,7 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         }
         check_operation(T::DTYPE, op)?;
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts = slices(data.len(), self.local.world_size());
+        let counts = slices(data.len(), size_of::<T>(), self.local.world_size());
         let slice = self.reduce_slice(&mut scratch, data, &counts, op)?;
         self.inside(self.local.all_gather_v(slice, data, &counts))
     }

@@ -156,9 +156,14 @@ fn renumbered(mut error: Error, number: impl Fn(usize) -> usize) -> Error {
     error
 }
 
-/// The elements of each rank's slice: as many, but for one more in the first.
-fn slices(count: usize, ranks: usize) -> Vec<usize> {
-    (0..ranks).map(|rank| count / ranks + usize::from(rank < count % ranks)).collect()
+/// The elements of each rank's slice: as many, but for a cache line. A slice begins with one, so that kernels take whole packs.
+fn slices(count: usize, element_size: usize, ranks: usize) -> Vec<usize> {
+    const LINE_BYTES: usize = 64;
+    let line = LINE_BYTES / element_size;
+    let lines = count.div_ceil(line);
+    // Of the lines, the first ranks take one more; the last line may be a part of one.
+    let end = |rank: usize| count.min(line * (rank * (lines / ranks) + rank.min(lines % ranks)));
+    (0..ranks).map(|rank| end(rank + 1) - end(rank)).collect()
 }
 
 /// Refuses what has no exact result in three steps.
@@ -220,11 +225,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_take_all_and_differ_by_one_at_most() {
-        for (count, ranks) in [(0, 3), (2, 3), (9, 3), (10, 3), (11, 3), (1 << 20, 7), (5, 1)] {
-            let slices = slices(count, ranks);
+    fn slices_take_all_begin_with_a_line_and_differ_by_one_at_most() {
+        for (count, size, ranks) in [
+            (0, 4, 3),
+            (2, 8, 3),
+            (48, 4, 3),
+            (49, 4, 3),
+            (4099, 2, 7),
+            (1 << 20, 1, 7),
+            (5, 8, 1),
+            (usize::MAX / 8, 8, 16),
+        ] {
+            let slices = slices(count, size, ranks);
             assert_eq!((slices.len(), slices.iter().sum::<usize>()), (ranks, count));
-            assert!(slices.windows(2).all(|pair| pair[0] >= pair[1]) && slices[0] - slices[ranks - 1] <= 1);
+            let (least, most) = (slices.iter().min().unwrap(), slices.iter().max().unwrap());
+            assert!((most - least) * size <= 2 * 64, "{slices:?}");
+            let mut first = 0;
+            for slice in slices.into_iter().filter(|&slice| slice > 0) {
+                assert_eq!(first * size % 64, 0, "{count} of {size} bytes between {ranks}");
+                first += slice;
+            }
         }
     }
 
