@@ -8,6 +8,7 @@
 #[allow(dead_code)]
 mod suite;
 
+mod arguments;
 mod errors;
 mod host;
 mod instruction_sets;
