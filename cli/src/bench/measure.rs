@@ -43,6 +43,9 @@ pub struct Measure<'a> {
     pub round: u64,
 }
 
+/// The contenders' timings out of place and in place, as far as they have these forms.
+type BothForms = (Vec<Option<Timing>>, Vec<Option<Timing>>);
+
 impl Measure<'_> {
     /// An allreduce of `count` elements.
     #[cfg(feature = "cuda")]
@@ -79,7 +82,7 @@ impl Measure<'_> {
         contenders: &[Contender<E>],
         rounds: u64,
         work: &Work,
-    ) -> Result<(Vec<Option<Timing>>, Vec<Option<Timing>>), Failure> {
+    ) -> Result<BothForms, Failure> {
         let Some(first) = contenders.first() else {
             return Ok(Default::default());
         };
@@ -115,7 +118,7 @@ impl Measure<'_> {
         rounds: u64,
         memory: &mut Memory<E::Memory<T>>,
         work: &Work,
-    ) -> Result<(Vec<Option<Timing>>, Vec<Option<Timing>>), Failure> {
+    ) -> Result<BothForms, Failure> {
         let out_of_place = self.form(contenders, rounds, memory, work, Form::OutOfPlace)?;
         Ok((out_of_place, self.form(contenders, rounds, memory, work, Form::InPlace)?))
     }
