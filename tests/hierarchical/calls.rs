@@ -89,3 +89,14 @@ pub fn special_values<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
     world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
     assert_eq!(data, [world.world_size() as u32], "an argument that is refused spoils nothing");
 }
+
+/// A message that passes through regions in pieces, and that engines do not send at once.
+pub fn large_message<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
+    const COUNT: u32 = 1_000_003;
+    let own: Vec<u32> = (0..COUNT).map(|index| index.wrapping_mul(world.rank() as u32 + 1)).collect();
+    let mut output = vec![0; own.len()];
+    world.all_reduce(&own, &mut output, ReduceOp::Sum).unwrap();
+    let ranks = world.world_size() as u32;
+    let factor = ranks * (ranks + 1) / 2;
+    assert!((0..COUNT).zip(&output).all(|(index, &sum)| sum == index.wrapping_mul(factor)));
+}

@@ -236,6 +236,7 @@ fn nodes_of(ranks: usize) {
     assert_eq!((world.rank() as i32, world.world_size() as i32), (all.rank(), all.size()));
     assert_eq!(world.engine().nodes(), world.world_size() / ranks);
     calls::special_values(&world);
+    calls::large_message(&world);
     let digest = calls::every_call(&world).to_le_bytes();
     let digests = Mpi::init().unwrap().all_gather(&digest, LIMIT).unwrap();
     assert!(digests.iter().all(|other| *other == digest), "ranks have different bits");

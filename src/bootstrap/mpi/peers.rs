@@ -1,6 +1,7 @@
 //! Ranks of an MPI communicator that reduce among themselves, whichever nodes they are on.
 
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use ::mpi::traits::Communicator;
@@ -70,6 +71,8 @@ impl Peers {
         combine: Combine,
         deadline: &Deadline,
     ) -> Result<Words> {
+        // MPI makes progress while it is called: without a break, for as long as an allreduce should take.
+        const BUSY: Duration = Duration::from_millis(100);
         let mut reducing = channel.all_reduce(words, combine, &turn()?)?;
         let mut pause = Pause::default();
         loop {
@@ -87,7 +90,11 @@ impl Peers {
                     last_seen: String::new(),
                 });
             }
-            pause.take();
+            if deadline.waited() < BUSY {
+                thread::yield_now();
+            } else {
+                pause.take();
+            }
         }
     }
 }
