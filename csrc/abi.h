@@ -193,6 +193,7 @@ struct FaLaunch {
   uint64_t channel_offset;
   uint64_t channel_bytes; // of all channels to a rank
   uint64_t transfers;     // address of an FaTransfers, where the launch is of that
+  uint64_t launches;      // CUDA: address of all ranks' FaLaunch, where one launch runs a world; else 0
   uint64_t timeout_ns;    // 0: wait for ever
   uint32_t rank;
   uint32_t world;

@@ -48,7 +48,7 @@ public:
   FA_FN const T *output() const { return output_; }
 
   // Sends a span of `from`. A pair meets in `part` 0 on the way to the sums, in part 1 on the way back.
-  FA_STEP void send(const T *from, Span span, u32 to, u32 part) const {
+  FA_CALL void send(const T *from, Span span, u32 to, u32 part) const {
     Slot *slots = slots_of(launch_, to, epoch_, part, 2, launch_.rank);
     each(span, [&](u64 offset, u64 i, auto extent) {
       store_packet(slots + (i - span.first), load(from + offset, extent), epoch_);
@@ -56,7 +56,7 @@ public:
   }
 
   // Adds what a peer sent to a span of `mine`, the lower rank's first; `whole`: now all ranks' are in it.
-  FA_STEP void add(const T *mine, Span span, u32 from, bool whole) {
+  FA_CALL void add(const T *mine, Span span, u32 from, bool whole) {
     receive(span, from, 0, [&](u64 offset, const Pack<T> &theirs, auto extent) {
       const Pack<T> ours = load(mine + offset, extent);
       Reduction<T, Op> reduction(op_, ranks_);
@@ -67,13 +67,13 @@ public:
   }
 
   // Takes a span of results.
-  FA_STEP void take(Span span, u32 from) {
+  FA_CALL void take(Span span, u32 from) {
     receive(span, from, 1,
             [&](u64 offset, const Pack<T> &pack, auto extent) { store(output_ + offset, pack, extent); });
   }
 
   // The input of a world of one.
-  FA_STEP void keep() const {
+  FA_CALL void keep() const {
     each(all(), [&](u64 offset, u64, auto extent) {
       Reduction<T, Op> reduction(op_, 1);
       reduction.add(load(input_ + offset, extent));

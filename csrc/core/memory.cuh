@@ -11,11 +11,13 @@
 #define FA_FN __device__ __forceinline__
 #define FA_SLOW __device__ __forceinline__ // a call would need a stack frame
 #define FA_STEP FA_FN
+#define FA_CALL __device__ __noinline__ // a loop that would be inlined too often
 #define FA_UNROLL _Pragma("unroll")
 #else
 #define FA_CUDA 0
 #define FA_SLOW __attribute__((noinline, cold))
 #define FA_STEP __attribute__((noinline)) // a loop that is used several times: compiled once
+#define FA_CALL FA_STEP
 #define FA_FN inline __attribute__((always_inline))
 #if defined(__clang__)
 #define FA_UNROLL _Pragma("unroll")

@@ -234,6 +234,7 @@ pub struct FaLaunch {
     pub channel_offset: u64,
     pub channel_bytes: u64,
     pub transfers: u64,
+    pub launches: u64,
     pub timeout_ns: u64,
     pub rank: u32,
     pub world: u32,
@@ -250,7 +251,7 @@ pub struct FaLaunch {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 560usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 568usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -270,19 +271,20 @@ const _: () = {
         [::core::mem::offset_of!(FaLaunch, channel_offset) - 216usize];
     ["Offset of field: FaLaunch::channel_bytes"][::core::mem::offset_of!(FaLaunch, channel_bytes) - 224usize];
     ["Offset of field: FaLaunch::transfers"][::core::mem::offset_of!(FaLaunch, transfers) - 232usize];
-    ["Offset of field: FaLaunch::timeout_ns"][::core::mem::offset_of!(FaLaunch, timeout_ns) - 240usize];
-    ["Offset of field: FaLaunch::rank"][::core::mem::offset_of!(FaLaunch, rank) - 248usize];
-    ["Offset of field: FaLaunch::world"][::core::mem::offset_of!(FaLaunch, world) - 252usize];
-    ["Offset of field: FaLaunch::blocks"][::core::mem::offset_of!(FaLaunch, blocks) - 256usize];
-    ["Offset of field: FaLaunch::dtype"][::core::mem::offset_of!(FaLaunch, dtype) - 260usize];
-    ["Offset of field: FaLaunch::op"][::core::mem::offset_of!(FaLaunch, op) - 264usize];
-    ["Offset of field: FaLaunch::algorithm"][::core::mem::offset_of!(FaLaunch, algorithm) - 268usize];
-    ["Offset of field: FaLaunch::spin"][::core::mem::offset_of!(FaLaunch, spin) - 272usize];
-    ["Offset of field: FaLaunch::checked"][::core::mem::offset_of!(FaLaunch, checked) - 276usize];
-    ["Offset of field: FaLaunch::root"][::core::mem::offset_of!(FaLaunch, root) - 280usize];
-    ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 284usize];
-    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 288usize];
-    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 304usize];
+    ["Offset of field: FaLaunch::launches"][::core::mem::offset_of!(FaLaunch, launches) - 240usize];
+    ["Offset of field: FaLaunch::timeout_ns"][::core::mem::offset_of!(FaLaunch, timeout_ns) - 248usize];
+    ["Offset of field: FaLaunch::rank"][::core::mem::offset_of!(FaLaunch, rank) - 256usize];
+    ["Offset of field: FaLaunch::world"][::core::mem::offset_of!(FaLaunch, world) - 260usize];
+    ["Offset of field: FaLaunch::blocks"][::core::mem::offset_of!(FaLaunch, blocks) - 264usize];
+    ["Offset of field: FaLaunch::dtype"][::core::mem::offset_of!(FaLaunch, dtype) - 268usize];
+    ["Offset of field: FaLaunch::op"][::core::mem::offset_of!(FaLaunch, op) - 272usize];
+    ["Offset of field: FaLaunch::algorithm"][::core::mem::offset_of!(FaLaunch, algorithm) - 276usize];
+    ["Offset of field: FaLaunch::spin"][::core::mem::offset_of!(FaLaunch, spin) - 280usize];
+    ["Offset of field: FaLaunch::checked"][::core::mem::offset_of!(FaLaunch, checked) - 284usize];
+    ["Offset of field: FaLaunch::root"][::core::mem::offset_of!(FaLaunch, root) - 288usize];
+    ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 292usize];
+    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 296usize];
+    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 312usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

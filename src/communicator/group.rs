@@ -2,11 +2,10 @@
 
 use std::marker::PhantomData;
 
-use super::message::{Message, Span};
+use super::message::Span;
 use super::Communicator;
 use crate::abi::{FaTransfer, FaTransfers, FA_MAX_RANKS, FA_MAX_TRANSFERS};
 use crate::call::{CallId, Operation};
-use crate::collective::Collective;
 use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -100,81 +99,38 @@ impl<D: Device> Communicator<D> {
         let count = transfers.iter().fold(0_usize, |sum, transfer| sum.saturating_add(transfer.count));
         CallId { operation, dtype, op: None, algorithm: None, root: None, digest: 0, count }
     }
+}
 
-    /// A collective as messages between pairs.
-    pub(super) fn transfers_of(&self, message: &Message<'_>) -> Vec<Transfer> {
-        // No message of a caller's is likely to have it, so that calls out of step are told.
-        let tag = u32::MAX - message.collective.operation() as u32;
-        let Message { collective, input, output, count, dtype } = *message;
-        let at = |base: u64, elements: usize| base + (elements * dtype.size()) as u64;
-        let send =
-            |peer, address, count| Transfer { direction: Direction::Send, peer, address, count, dtype, tag };
-        let recv =
-            |peer, address, count| Transfer { direction: Direction::Recv, peer, address, count, dtype, tag };
-        let ranks = 0..self.world_size;
-        let mut transfers = Vec::with_capacity(2 * self.world_size);
-        match collective {
-            Collective::Gather { root } => {
-                transfers.push(send(root, input, count));
-                if root == self.rank {
-                    transfers.extend(ranks.map(|rank| recv(rank, at(output, rank * count), count)));
-                }
-            }
-            Collective::Scatter { root } => {
-                transfers.push(recv(root, output, count));
-                if root == self.rank {
-                    transfers.extend(ranks.map(|rank| send(rank, at(input, rank * count), count)));
-                }
-            }
-            Collective::AllToAll => {
-                transfers.extend(ranks.clone().map(|rank| send(rank, at(input, rank * count), count)));
-                transfers.extend(ranks.map(|rank| recv(rank, at(output, rank * count), count)));
-            }
-            Collective::AllToAllV { send: sends, receive } => {
-                let (mut sent, mut received) = (0, 0);
-                for rank in ranks {
-                    transfers.push(send(rank, at(input, sent), sends[rank]));
-                    transfers.push(recv(rank, at(output, received), receive[rank]));
-                    sent += sends[rank];
-                    received += receive[rank];
-                }
-            }
-            _ => {}
+/// Refuses transfers that no kernel could do.
+pub(crate) fn check_transfers(transfers: &[Transfer], world_size: usize) -> Result<()> {
+    let mut spans: Vec<(Direction, Span)> = Vec::with_capacity(transfers.len());
+    for transfer in transfers {
+        if transfer.peer >= world_size {
+            return Err(Error::RankOutOfRange { rank: transfer.peer, world_size });
         }
-        transfers
-    }
-
-    /// Refuses transfers that no kernel could do.
-    pub(super) fn check_transfers(&self, transfers: &[Transfer]) -> Result<()> {
-        let mut spans: Vec<(Direction, Span)> = Vec::with_capacity(transfers.len());
-        for transfer in transfers {
-            if transfer.peer >= self.world_size {
-                return Err(Error::RankOutOfRange { rank: transfer.peer, world_size: self.world_size });
+        let which = match transfer.direction {
+            Direction::Send => "send",
+            Direction::Recv => "receive",
+        };
+        let span = Span::new(which, transfer.address, transfer.count, transfer.dtype)?;
+        for (direction, other) in &spans {
+            let both_read = (*direction, transfer.direction) == (Direction::Send, Direction::Send);
+            if !both_read && span.overlaps(other) {
+                return Err(Error::Overlap {
+                    input: other.address as usize,
+                    output: span.address as usize,
+                    bytes: span.bytes.min(other.bytes) as usize,
+                });
             }
-            let which = match transfer.direction {
-                Direction::Send => "send",
-                Direction::Recv => "receive",
-            };
-            let span = Span::new(which, transfer.address, transfer.count, transfer.dtype)?;
-            for (direction, other) in &spans {
-                let both_read = (*direction, transfer.direction) == (Direction::Send, Direction::Send);
-                if !both_read && span.overlaps(other) {
-                    return Err(Error::Overlap {
-                        input: other.address as usize,
-                        output: span.address as usize,
-                        bytes: span.bytes.min(other.bytes) as usize,
-                    });
-                }
-            }
-            spans.push((transfer.direction, span));
         }
-        Ok(())
+        spans.push((transfer.direction, span));
     }
+    Ok(())
 }
 
 /// Transfers by channel, and the bytes that this rank sends. To and from one peer they go in the order of their tags, and of one
 /// tag in that of the list, so that two ranks need not name theirs in the same order.
-fn pack(transfers: &[Transfer], rank: usize, world_size: usize) -> Result<(FaTransfers, u64)> {
+pub(crate) fn pack(transfers: &[Transfer], rank: usize, world_size: usize) -> Result<(FaTransfers, u64)> {
     const NONE: FaTransfer = FaTransfer { address: 0, bytes: 0, source: 0, tag: 0, reserved: 0 };
     let mut packed = FaTransfers {
         first: [0; 2 * FA_MAX_RANKS as usize + 2],

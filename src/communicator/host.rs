@@ -2,8 +2,8 @@
 
 use std::ffi::c_void;
 
-use super::group::{Group, Transfer};
-use super::message::Message;
+use super::group::{check_transfers, Group, Transfer};
+use super::message::{same_length, Message};
 use super::Communicator;
 use crate::call::Operation;
 use crate::collective::Collective;
@@ -306,7 +306,7 @@ impl Communicator<Host> {
     /// What is sent is valid for reads, and what is received into for writes, and no other thread writes the one or accesses the
     /// other during the call.
     pub unsafe fn transfer_raw(&self, transfers: &[Transfer]) -> Result<()> {
-        self.check_transfers(transfers)?;
+        check_transfers(transfers, self.world_size())?;
         // SAFETY: the caller's.
         unsafe { self.start_transfers(Self::transfers_id(Operation::Group, transfers), transfers, ()) }?;
         self.healthy()
@@ -358,7 +358,7 @@ impl Communicator<Host> {
 
     fn exchange(&self, operation: Operation, group: &Group<'_>) -> Result<()> {
         let transfers = group.transfers();
-        self.check_transfers(transfers)?;
+        check_transfers(transfers, self.world_size())?;
         // SAFETY: the group borrows what it sends and receives into, and the host runs the launch to its end.
         unsafe { self.start_transfers(Self::transfers_id(operation, transfers), transfers, ()) }?;
         self.healthy()
@@ -371,12 +371,5 @@ impl Communicator<Host> {
         // SAFETY: the caller's.
         unsafe { self.start(message, (), |_, _| Ok(0)) }?;
         self.healthy()
-    }
-}
-
-fn same_length(input: usize, output: usize) -> Result<()> {
-    match input == output {
-        true => Ok(()),
-        false => Err(Error::LengthMismatch { input, output }),
     }
 }

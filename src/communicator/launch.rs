@@ -11,7 +11,7 @@ use crate::collective::Collective;
 use crate::device::Device;
 use crate::error::Result;
 use crate::op::ReduceOp;
-use crate::plan::{Algorithm, DeviceKind, Plan};
+use crate::plan::{Algorithm, Plan};
 use crate::region::TABLE_ROWS;
 use crate::registry::Registry;
 use crate::trace::Span;
@@ -33,7 +33,7 @@ impl<D: Device> Communicator<D> {
     ) -> Result<()> {
         let form = message.form();
         if form == Form::Transfers {
-            let transfers = self.transfers_of(&message);
+            let transfers = message.transfers(self.rank, self.world_size);
             // SAFETY: the caller's: each transfer is a part of the input or the output.
             return unsafe { self.start_transfers(message.id(None), &transfers, stream) };
         }
@@ -119,7 +119,9 @@ impl<D: Device> Communicator<D> {
         let mut registry = self.endpoint.lock();
         self.healthy()?;
         let number = self.presence.begin(call.encode());
-        let plan = self.plan_shares(bytes as usize, 1);
+        // Receiving takes as many threads as sending.
+        let all: u64 = transfers.transfer.iter().map(|transfer| transfer.bytes).sum();
+        let plan = self.plan_shares(bytes.max(all.saturating_sub(bytes)) as usize, 1);
         // A channel is one block's.
         let plan = Plan { blocks: plan.blocks.min(2 * self.world_size), ..plan };
         let _span = Span::enter(self.rank, number, &call, &plan);
@@ -142,16 +144,12 @@ impl<D: Device> Communicator<D> {
         plan: &Plan,
         call: FaCall,
     ) -> &'a mut FaLaunch {
-        // Where links are the bound, the root's are not to carry the message once for each rank.
-        const SCATTERED_BYTES: usize = 128 << 10;
-        let bytes = message.count.saturating_mul(message.dtype.size());
-        let scatters = D::KIND == DeviceKind::Cuda && self.world_size > 2 && bytes > SCATTERED_BYTES;
         let launch = registry.launch.get_or_insert_with(|| Box::new(self.blank_launch()));
         launch.timeout_ns = self.timeout.map_or(0, nanoseconds);
         launch.blocks = plan.blocks as u32;
         launch.dtype = message.dtype as u32;
         launch.op = message.collective.reduction().unwrap_or(ReduceOp::Sum) as u32;
-        launch.algorithm = message.kernel(plan.algorithm, scatters);
+        launch.algorithm = message.kernel(plan.algorithm, D::KIND, self.world_size);
         launch.root = message.collective.root().unwrap_or(0) as u32;
         launch.call = call;
         launch
@@ -176,6 +174,7 @@ impl<D: Device> Communicator<D> {
             channel_offset: region.layout.channel_offset as u64,
             channel_bytes: region.layout.channel_bytes as u64,
             transfers: 0,
+            launches: 0,
             timeout_ns: 0,
             rank: self.rank as u32,
             world: self.world_size as u32,

@@ -1,15 +1,16 @@
 //! One call of a collective: what it is, and the part of it that a launch does.
 
+use super::group::{Direction, Transfer};
 use crate::abi::{self, FaLaunch, FaShare};
 use crate::call::CallId;
 use crate::collective::Collective;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::plan::Algorithm;
+use crate::plan::{Algorithm, DeviceKind};
 
 /// Addresses on the device, elements, and what to do with them.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Message<'a> {
+pub(crate) struct Message<'a> {
     pub collective: Collective<'a>,
     pub input: u64,
     pub output: u64,
@@ -19,7 +20,7 @@ pub(super) struct Message<'a> {
 
 /// A launch's kernels where they are not those of an allreduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(crate) enum Form {
     /// Every rank has the whole message: pieces of it, one after the other.
     Whole,
     /// Every rank has shares of it: pieces of each share.
@@ -121,7 +122,11 @@ impl Message<'_> {
     }
 
     /// The kernel. A broadcast has two: the one that takes two steps saves the root's links.
-    pub fn kernel(&self, algorithm: Algorithm, scatters_first: bool) -> u32 {
+    pub fn kernel(&self, algorithm: Algorithm, device: DeviceKind, world_size: usize) -> u32 {
+        // Where links are the bound, the root's are not to carry the message once for each rank.
+        const SCATTERED_BYTES: usize = 128 << 10;
+        let bytes = self.count.saturating_mul(self.dtype.size());
+        let scatters_first = device == DeviceKind::Cuda && world_size > 2 && bytes > SCATTERED_BYTES;
         match self.collective {
             Collective::AllReduce(_) => algorithm as u32,
             Collective::AllGather | Collective::AllGatherV(_) => abi::FA_ALL_GATHER,
@@ -137,8 +142,57 @@ impl Message<'_> {
         }
     }
 
+    /// A collective as messages between pairs.
+    pub fn transfers(&self, rank: usize, world_size: usize) -> Vec<Transfer> {
+        // No message of a caller's is likely to have it, so that calls out of step are told.
+        let tag = u32::MAX - self.collective.operation() as u32;
+        let Message { collective, input, output, count, dtype } = *self;
+        let at = |base: u64, elements: usize| base + (elements * dtype.size()) as u64;
+        let send =
+            |peer, address, count| Transfer { direction: Direction::Send, peer, address, count, dtype, tag };
+        let recv =
+            |peer, address, count| Transfer { direction: Direction::Recv, peer, address, count, dtype, tag };
+        let ranks = 0..world_size;
+        let mut transfers = Vec::with_capacity(2 * world_size);
+        match collective {
+            Collective::Gather { root } => {
+                transfers.push(send(root, input, count));
+                if root == rank {
+                    transfers.extend(ranks.map(|peer| recv(peer, at(output, peer * count), count)));
+                }
+            }
+            Collective::Scatter { root } => {
+                transfers.push(recv(root, output, count));
+                if root == rank {
+                    transfers.extend(ranks.map(|peer| send(peer, at(input, peer * count), count)));
+                }
+            }
+            Collective::AllToAll => {
+                transfers.extend(ranks.clone().map(|peer| send(peer, at(input, peer * count), count)));
+                transfers.extend(ranks.map(|peer| recv(peer, at(output, peer * count), count)));
+            }
+            Collective::AllToAllV { send: sends, receive } => {
+                let (mut sent, mut received) = (0, 0);
+                for peer in ranks {
+                    transfers.push(send(peer, at(input, sent), sends[peer]));
+                    transfers.push(recv(peer, at(output, received), receive[peer]));
+                    sent += sends[peer];
+                    received += receive[peer];
+                }
+            }
+            _ => {}
+        }
+        transfers
+    }
+
     /// Refuses what no kernel could work on.
     pub fn check(&self, rank: usize, world_size: usize) -> Result<()> {
+        self.check_arguments(rank, world_size)?;
+        self.check_buffers(rank, world_size)
+    }
+
+    /// Refuses a root that is no rank, and counts that are not one for each rank.
+    pub fn check_arguments(&self, rank: usize, world_size: usize) -> Result<()> {
         if let Some(root) = self.collective.root().filter(|&root| root >= world_size) {
             return Err(Error::RankOutOfRange { rank: root, world_size });
         }
@@ -160,6 +214,11 @@ impl Message<'_> {
                 return Err(Error::LengthMismatch { input: send[rank], output: receive[rank] });
             }
         }
+        Ok(())
+    }
+
+    /// Refuses pointers to what the collective cannot be done on.
+    fn check_buffers(&self, rank: usize, world_size: usize) -> Result<()> {
         let input = self.collective.input_len(self.count, rank, world_size);
         let output = self.collective.output_len(self.count, rank, world_size);
         let input = Span::new("input", self.input, input, self.dtype)?;
@@ -199,7 +258,7 @@ impl Message<'_> {
 
 /// Memory of one side of a call.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Span {
+pub(crate) struct Span {
     pub address: u64,
     pub bytes: u64,
 }
@@ -227,5 +286,13 @@ impl Span {
     pub fn overlaps(&self, other: &Self) -> bool {
         let empty = self.bytes == 0 || other.bytes == 0;
         !empty && self.address < other.address + other.bytes && other.address < self.address + self.bytes
+    }
+}
+
+/// Refuses a slice of another length than the collective has there.
+pub(crate) fn same_length(input: usize, output: usize) -> Result<()> {
+    match input == output {
+        true => Ok(()),
+        false => Err(Error::LengthMismatch { input, output }),
     }
 }

@@ -6,10 +6,10 @@ mod builder;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod failure;
-mod group;
+pub(crate) mod group;
 mod host;
 mod launch;
-mod message;
+pub(crate) mod message;
 mod plan;
 mod subset;
 

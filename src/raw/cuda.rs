@@ -51,12 +51,14 @@ impl Queue<Cuda> for OwnStream {
         dtype: DType,
     ) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { communicator.collective_raw(collective, input, output, count, dtype, &self.stream) }
+        unsafe {
+            communicator.collective_raw(self.stream.cu_stream(), collective, input, output, count, dtype)
+        }
     }
 
     unsafe fn transfer(&self, communicator: &Communicator<Cuda>, transfers: &[Transfer]) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { communicator.transfer_raw(transfers, &self.stream) }
+        // SAFETY: as in `collective`.
+        unsafe { communicator.transfer_raw(self.stream.cu_stream(), transfers) }
     }
 
     fn finish(&self, communicator: &Communicator<Cuda>) -> Result<()> {

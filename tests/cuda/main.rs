@@ -11,6 +11,7 @@
 mod suite;
 
 mod closing;
+mod collectives;
 mod concurrency;
 mod conformance;
 mod cost;

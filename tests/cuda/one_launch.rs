@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
-use fast_allreduce::device::cuda::CudaWorld;
+use fast_allreduce::device::cuda::{CudaWorld, WorldPlan};
 use fast_allreduce::{Algorithm, DType, Element, Plan, ReduceOp, Result};
 
 use crate::gpu::Gpus;
@@ -64,8 +64,8 @@ impl AllRanks {
         let inputs = if in_place { &[] } else { parts };
         let inputs: Vec<_> = inputs.iter().map(|part| slice(part.input)).collect();
         let mut outputs: Vec<_> = parts.iter().map(|part| slice(part.output)).collect();
-        let (count, grid) = (message.count, (blocks, threads));
-        let result = self.world.all_reduce(&inputs, &mut outputs, 0, count, op, algorithm, grid, registered);
+        let plan = WorldPlan { algorithm, blocks, threads, registered };
+        let result = self.world.all_reduce(&inputs, &mut outputs, 0, message.count, op, plan);
         inputs.into_iter().chain(outputs).for_each(|slice| _ = slice.leak());
         result
     }

@@ -1,7 +1,7 @@
 //! What `CudaWorld` refuses, and its prepared calls. What it gives is in `conformance::one_launch`.
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use fast_allreduce::device::cuda::CudaWorld;
+use fast_allreduce::device::cuda::{CudaWorld, WorldPlan};
 use fast_allreduce::{Algorithm, DType, Element, Error, ReduceOp};
 
 use crate::gpu::{gpus, LIMIT};
@@ -34,8 +34,9 @@ fn what_a_world_refuses() {
         (0..count).map(|_| stream.alloc_zeros(length).unwrap()).collect()
     };
     let mut call = |inputs: &[CudaSlice<f32>], outputs: &mut [CudaSlice<f32>], (offset, count), grid| {
-        let push = Algorithm::OneShotPush;
-        world.all_reduce(inputs, outputs, offset, count, ReduceOp::Sum, push, grid, false)
+        let (blocks, threads) = grid;
+        let plan = WorldPlan { algorithm: Algorithm::OneShotPush, blocks, threads, registered: false };
+        world.all_reduce(inputs, outputs, offset, count, ReduceOp::Sum, plan)
     };
     let good = (1, 32);
     assert_eq!(call(&slices(2, 8), &mut slices(2, 8), (0, 8), good), Ok(()));
@@ -73,9 +74,8 @@ fn a_prepared_call_is_started_again() {
                 slices.iter().map(|slice| slice.device_ptr(&stream).0 + 4).collect()
             };
             let (from, to) = (of(&inputs), of(&outputs));
-            let mut call = world
-                .prepare(&inputs, &mut outputs, 1, 5003, ReduceOp::Sum, algorithm, (3, 64), registered)
-                .unwrap();
+            let plan = WorldPlan { algorithm, blocks: 3, threads: 64, registered };
+            let mut call = world.prepare(&inputs, &mut outputs, 1, 5003, ReduceOp::Sum, plan).unwrap();
             let mode = cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             stream.begin_capture(mode).unwrap();
             (0..CALLS).for_each(|_| call.enqueue().unwrap());

@@ -38,26 +38,82 @@ void log_launch(const Kernel &kernel, const Shape &shape, uint64_t count) {
   close(fd);
 }
 
+// Elements that a launch reads at its input, and writes at its output.
+struct Reach {
+  uint64_t input, output;
+};
+
+Reach reach_of(const FaLaunch &launch) {
+  uint64_t shares = 0;
+  for (uint32_t r = 0; r < launch.world; ++r)
+    shares = std::max(shares, launch.shares[r].first + launch.shares[r].count);
+  const bool root = launch.rank == launch.root;
+  switch (launch.algorithm) {
+  case FA_ALL_GATHER: return {launch.count, shares};
+  case FA_REDUCE_SCATTER: return {shares, launch.count};
+  case FA_BROADCAST:
+  case FA_SCATTERED_BROADCAST: return {root ? launch.count : 0, launch.count};
+  case FA_REDUCE: return {launch.count, root ? launch.count : 0};
+  case FA_BARRIER:
+  case FA_TRANSFER: return {0, 0};
+  default: return {launch.count, launch.count};
+  }
+}
+
+bool messages_are_accessible(const CUctx_st &context, const FaLaunch &launch, const FaTransfers &transfers) {
+  for (uint32_t channel = 0; channel < 2 * launch.world; ++channel) {
+    for (uint32_t at = transfers.first[channel]; at < transfers.first[channel + 1]; ++at) {
+      if (at >= FA_MAX_TRANSFERS)
+        return false;
+      const FaTransfer &message = transfers.transfer[at];
+      const bool copy = channel / 2 == launch.rank;
+      if (!is_accessible(context, message.address, message.bytes) ||
+          (copy && !is_accessible(context, message.source, message.bytes)))
+        return false;
+    }
+  }
+  return true;
+}
+
 // What would be an illegal address on a GPU: memory that is unknown, too short, or a peer's without access.
 bool addresses_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
   const uint64_t mailbox_end = launch.mailbox_offset + 2 * launch.mailbox_bytes;
   const uint64_t staging_end = launch.staging_offset + 2 * launch.staging_bytes;
-  const uint64_t region = std::max<uint64_t>({sizeof(FaRegionHead), mailbox_end, staging_end});
+  const uint64_t channel_end = launch.channel_offset + launch.channel_bytes;
+  const uint64_t region = std::max<uint64_t>({sizeof(FaRegionHead), mailbox_end, staging_end, channel_end});
   for (uint32_t r = 0; r < launch.world; ++r) {
     if (!is_accessible(context, launch.regions[r], region))
       return false;
   }
   const uint64_t table = launch.buffer_count * FA_MAX_RANKS * sizeof(uint64_t);
-  const uint64_t data = launch.count * element_bytes(launch.dtype);
+  const Reach reach = reach_of(launch);
+  const uint64_t element = element_bytes(launch.dtype);
+  const auto covers = [&](uint64_t address, uint64_t count) {
+    return count == 0 || is_accessible(context, address, count * element);
+  };
   return is_accessible(context, launch.status, sizeof(FaStatus)) &&
-         is_accessible(context, launch.buffers, table) && is_accessible(context, launch.input, data) &&
-         is_accessible(context, launch.output, data);
+         is_accessible(context, launch.buffers, table) && covers(launch.input, reach.input) &&
+         covers(launch.output, reach.output);
+}
+
+// The blocks of a transfer are run side by side: each has channels of its own, and those of one block wait
+// for other blocks of the peers.
+void run_transfer(CUcontext context, const FaLaunch &launch) {
+  if (!messages_are_accessible(*context, launch, *reinterpret_cast<const FaTransfers *>(launch.transfers)))
+    return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  std::vector<std::thread> blocks;
+  for (uint32_t block = 0; block < launch.blocks; ++block)
+    blocks.emplace_back(stand_in_host_entry, &launch, block);
+  for (std::thread &block : blocks)
+    block.join();
 }
 
 void run_rank(CUcontext context, FaLaunch launch, unsigned blocks) {
   if (!addresses_are_accessible(*context, launch))
     return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
   launch.blocks = blocks;
+  if (launch.algorithm == FA_TRANSFER)
+    return run_transfer(context, launch);
   // In order on every rank, and a block waits for equal blocks only: none waits for one that comes later.
   for (uint32_t block = 0; block < blocks; ++block)
     stand_in_host_entry(&launch, block);
@@ -76,8 +132,11 @@ void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint
   std::vector<FaLaunch> launches(world);
   memcpy(launches.data(), reinterpret_cast<const void *>(array), world * sizeof(FaLaunch));
   for (uint32_t rank = 0; rank < world; ++rank) {
-    const bool fits = runs(kernel, launches[rank]) && has_enough_threads(shape, launches[rank].world);
-    if (!fits)
+    const FaLaunch &launch = launches[rank];
+    const bool fits = runs(kernel, launch) && has_enough_threads(shape, launch.world);
+    const bool complete =
+        launch.algorithm != FA_TRANSFER || is_accessible(*context, launch.transfers, sizeof(FaTransfers));
+    if (!fits || !complete)
       return context->fail(CUDA_ERROR_LAUNCH_FAILED);
   }
   log_launch(kernel, shape, launches[0].count);
@@ -88,13 +147,13 @@ void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint
     rank.join();
 }
 
-CUresult check_shape(const Kernel &kernel, const Shape &shape, bool cooperative) {
+CUresult check_shape(const Shape &shape, bool all_ranks, bool cooperative) {
   const unsigned threads = shape.block[0] * shape.block[1] * shape.block[2];
   const bool flat = shape.block[1] == 1 && shape.block[2] == 1 && shape.grid[2] == 1;
   const bool sound = threads > 0 && threads <= unsigned(kMaxThreads) && flat && shape.shared <= (48u << 10) &&
                      shape.grid[0] > 0 && shape.grid[0] <= FA_MAX_BLOCKS && shape.grid[1] > 0 &&
-                     shape.grid[1] <= (kernel.all_ranks ? FA_MAX_RANKS : 1);
-  if (!sound || (kernel.all_ranks && !cooperative))
+                     shape.grid[1] <= (all_ranks ? FA_MAX_RANKS : 1);
+  if (!sound || (all_ranks && !cooperative))
     return CUDA_ERROR_INVALID_VALUE;
   constexpr int kMultiprocessors = 132;
   const int resident = kMultiprocessors * blocks_per_multiprocessor(int(threads));
@@ -102,8 +161,8 @@ CUresult check_shape(const Kernel &kernel, const Shape &shape, bool cooperative)
   return too_large ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
 }
 
-CUresult launch(CUfunction handle, const Shape &shape, CUstream stream_handle, void **parameters,
-                void **extra, bool cooperative) {
+CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, void **parameters, void **extra,
+               bool cooperative) {
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(stream_handle, &stream));
   auto function = find_function(handle);
@@ -112,26 +171,36 @@ CUresult launch(CUfunction handle, const Shape &shape, CUstream stream_handle, v
   if (!parameters || !parameters[0] || extra)
     return CUDA_ERROR_INVALID_VALUE;
   const Kernel &kernel = function->kernel;
-  STAND_IN_CHECK(check_shape(kernel, shape, cooperative));
   CUcontext context = stream->context;
-
-  if (kernel.all_ranks) {
-    uint64_t array;
-    memcpy(&array, parameters[0], sizeof(array));
-    return submit(stream_handle, [=] {
-      if (context->error == CUDA_SUCCESS)
-        run_world(context, kernel, shape, array);
-    });
-  }
   FaLaunch launch;
   memcpy(&launch, parameters[0], sizeof(launch));
+  const bool all_ranks = launch.launches != 0;
+  STAND_IN_CHECK(check_shape(shape, all_ranks, cooperative));
+  const bool transfers = kernel.algorithm == FA_TRANSFER;
+  if (transfers && !parameters[1])
+    return CUDA_ERROR_INVALID_VALUE;
+
+  if (all_ranks) {
+    if (kernel.hot_world != 0)
+      return CUDA_ERROR_INVALID_VALUE;
+    return submit(stream_handle, [=] {
+      if (context->error == CUDA_SUCCESS)
+        run_world(context, kernel, shape, launch.launches);
+    });
+  }
   if (!runs(kernel, launch) || !has_enough_threads(shape, launch.world))
     return CUDA_ERROR_INVALID_VALUE;
+  FaTransfers messages = {};
+  if (transfers)
+    memcpy(&messages, parameters[1], sizeof(messages));
   return submit(stream_handle, [=] {
     if (context->error != CUDA_SUCCESS)
       return;
     log_launch(kernel, shape, launch.count);
-    run_rank(context, launch, shape.grid[0]);
+    FaLaunch own = launch;
+    if (transfers)
+      own.transfers = reinterpret_cast<uint64_t>(&messages);
+    run_rank(context, own, shape.grid[0]);
   });
 }
 
@@ -146,14 +215,14 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
   if (settings().no_launch)
     return CUDA_SUCCESS;
   const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared};
-  return launch(function, shape, stream, parameters, extra, false);
+  return start(function, shape, stream, parameters, extra, false);
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                                    CUstream stream, void **parameters) {
   const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared};
-  return launch(function, shape, stream, parameters, nullptr, true);
+  return start(function, shape, stream, parameters, nullptr, true);
 }
 
 // Of the attributes, the cooperative one counts; the others are hints here.
@@ -170,5 +239,5 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
   const Shape shape = {{config->gridDimX, config->gridDimY, config->gridDimZ},
                        {config->blockDimX, config->blockDimY, config->blockDimZ},
                        config->sharedMemBytes};
-  return launch(function, shape, config->hStream, parameters, extra, cooperative);
+  return start(function, shape, config->hStream, parameters, extra, cooperative);
 }

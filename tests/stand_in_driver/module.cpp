@@ -17,7 +17,11 @@ struct Type {
 };
 
 // In the order of enum FaAlgorithm and enum FaDtype.
-constexpr const char *kAlgorithms[] = {"one_shot_pull", "two_shot_pull", "one_shot_push", "two_shot_push"};
+constexpr const char *kAlgorithms[] = {
+    "one_shot_pull",       "two_shot_pull",  "one_shot_push", "two_shot_push", "ring",
+    "halving_doubling",    "reduce_scatter", "reduce",        "all_gather",    "broadcast",
+    "scattered_broadcast", "barrier",        "transfer"};
+static_assert(std::size(kAlgorithms) == FA_TRANSFER + 1, "one for each");
 constexpr Type kTypes[] = {{"f16", 2, true},  {"bf16", 2, true}, {"f32", 4, true},  {"f64", 8, false},
                            {"i8", 1, false},  {"u8", 1, false},  {"i32", 4, false}, {"u32", 4, false},
                            {"i64", 8, false}, {"u64", 8, false}};
@@ -39,23 +43,17 @@ bool take_prefix(std::string *text, const std::string &prefix) {
   return true;
 }
 
-bool parse(const char *name, Kernel *kernel) {
-  std::string rest = name;
-  kernel->name = name;
-  kernel->all_ranks = take_prefix(&rest, "world_");
-  bool known = false;
-  for (size_t algorithm = 0; !known && algorithm < std::size(kAlgorithms); ++algorithm) {
-    known = take_prefix(&rest, std::string(kAlgorithms[algorithm]) + "_");
-    kernel->algorithm = uint32_t(algorithm);
-  }
-  for (size_t type = 0; known && type < std::size(kTypes); ++type) {
+// What comes after the name of a kernel that is compiled for each type.
+bool parse_type(std::string rest, Kernel *kernel) {
+  for (size_t type = 0; type < std::size(kTypes); ++type) {
     std::string after = rest;
     if (!take_prefix(&after, kTypes[type].name))
       continue;
     kernel->dtype = uint32_t(type);
     if (after.empty())
       return true;
-    const bool hot = kTypes[type].hot && !kernel->all_ranks && take_prefix(&after, "_sum_w");
+    const bool hot =
+        kTypes[type].hot && kernel->algorithm <= FA_TWO_SHOT_PUSH && take_prefix(&after, "_sum_w");
     if (!hot || after.size() != 1 || after[0] < '2' || after[0] > '8')
       return false;
     kernel->hot_world = uint32_t(after[0] - '0');
@@ -64,10 +62,36 @@ bool parse(const char *name, Kernel *kernel) {
   return false;
 }
 
+bool parse(const char *name, Kernel *kernel) {
+  kernel->name = name;
+  for (size_t algorithm = 0; algorithm < std::size(kAlgorithms); ++algorithm) {
+    std::string rest = name;
+    if (!take_prefix(&rest, kAlgorithms[algorithm]))
+      continue;
+    kernel->algorithm = uint32_t(algorithm);
+    if (algorithm >= FA_BARRIER)
+      return rest.empty();
+    if (!take_prefix(&rest, "_"))
+      return false;
+    if (algorithm < FA_ALL_GATHER)
+      return parse_type(rest, kernel);
+    for (uint32_t bits = 8; bits <= 64; bits *= 2) {
+      if (rest == std::to_string(bits))
+        kernel->bits = bits;
+    }
+    return kernel->bits != 0;
+  }
+  return false;
+}
+
 } // namespace
 
 bool runs(const Kernel &kernel, const FaLaunch &launch) {
-  if (launch.algorithm != kernel.algorithm || launch.dtype != kernel.dtype || launch.op > FA_AVG)
+  if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || launch.op > FA_AVG)
+    return false;
+  const bool by_type = kernel.algorithm < FA_ALL_GATHER;
+  if (by_type ? launch.dtype != kernel.dtype
+              : kernel.bits != 0 && kernel.bits != 8 * element_bytes(launch.dtype))
     return false;
   if (launch.world == 0 || launch.world > FA_MAX_RANKS || launch.rank >= launch.world)
     return false;

@@ -124,8 +124,10 @@ void test_kernels() {
   const FaLaunch both[2] = {ranks[0].launch, ranks[1].launch};
   OK(cuMemAlloc_v2(&launches, sizeof(both)));
   OK(cuMemcpyHtoDAsync_v2(launches, both, sizeof(both), ranks[0].stream));
-  OK(cuModuleGetFunction(&world, ranks[0].module, "world_two_shot_push_f32"));
-  void *parameters[] = {&launches};
+  OK(cuModuleGetFunction(&world, ranks[0].module, "two_shot_push_f32"));
+  FaLaunch all = both[0];
+  all.launches = launches;
+  void *parameters[] = {&all};
   EXPECT(cuLaunchKernel(world, 4, 2, 1, 512, 1, 1, 0, ranks[0].stream, parameters, nullptr) ==
          CUDA_ERROR_INVALID_VALUE);
   EXPECT(cuLaunchCooperativeKernel(world, 64, 3, 1, 512, 1, 1, 0, ranks[0].stream, parameters) ==
@@ -171,8 +173,10 @@ void test_world_kernel() {
   CUdeviceptr launches;
   OK(cuMemAlloc_v2(&launches, sizeof(both)));
   OK(cuMemcpyHtoDAsync_v2(launches, both, sizeof(both), ranks[0].stream));
-  OK(cuModuleGetFunction(&world, ranks[0].module, "world_two_shot_pull_f32"));
-  void *parameters[] = {&launches};
+  OK(cuModuleGetFunction(&world, ranks[0].module, "two_shot_pull_f32"));
+  FaLaunch all = both[0];
+  all.launches = launches;
+  void *parameters[] = {&all};
   OK(cuLaunchCooperativeKernel(world, 8, 2, 1, 512, 1, 1, 0, ranks[0].stream, parameters));
   OK(cuStreamSynchronize(ranks[0].stream));
   for (Rank &rank : ranks)

@@ -57,8 +57,6 @@ pub(super) struct Kernels {
     context: Arc<CudaContext>,
     module: sys::CUmodule,
     functions: Box<Table>,
-    /// Those that run all ranks, by code and type.
-    worlds: [[CUfunction; DType::ALL.len()]; ALL],
 }
 
 // SAFETY: handles of the driver, which may be used from any thread.
@@ -85,13 +83,11 @@ impl Kernels {
             context: Arc::clone(context),
             module,
             functions: Box::new([[[null; VARIANTS]; DType::ALL.len()]; ALL]),
-            worlds: [[null; DType::ALL.len()]; ALL],
         };
         for code in 0..ALL {
             for dtype in DType::ALL {
                 let (name, d) = (name(code, dtype), dtype as usize);
                 kernels.functions[code][d] = [kernels.function(name.clone())?; VARIANTS];
-                kernels.worlds[code][d] = kernels.function(format!("world_{name}"))?;
                 if code < HOT_ALGORITHMS && matches!(dtype, DType::F16 | DType::Bf16 | DType::F32) {
                     for world in HOT_WORLDS {
                         kernels.functions[code][d][world - 1] =
@@ -127,9 +123,9 @@ impl Kernels {
         variants[if launch.op == FA_SUM && HOT_WORLDS.contains(&world) { world - 1 } else { 0 }]
     }
 
-    /// The kernel that runs all ranks in one cooperative launch.
+    /// The kernel that can run all ranks in one cooperative launch.
     pub fn for_world(&self, launch: &FaLaunch) -> CUfunction {
-        self.worlds[launch.algorithm as usize][launch.dtype as usize]
+        self.functions[launch.algorithm as usize][launch.dtype as usize][0]
     }
 }
 

@@ -28,7 +28,7 @@ use self::kernels::Kernels;
 use self::links::World;
 use self::order::LastStream;
 pub use self::sharing::{CudaExports, CudaMemory};
-pub use self::world::{CudaWorld, WorldCall};
+pub use self::world::{CudaWorld, WorldCall, WorldPlan, WorldRank};
 use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaStatus, FaTransfers};
 use crate::bootstrap::{process_identity, Bootstrap};

@@ -1,0 +1,109 @@
+//! The collectives of the CUDA device, in stream order: on cudarc's slices in `typed.rs` and `messages.rs`, on raw pointers in
+//! `raw.rs`. Here is what all of them go through.
+
+mod messages;
+mod raw;
+mod register;
+mod slices;
+mod typed;
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUstream;
+use cudarc::driver::CudaStream;
+
+pub use self::register::Registered;
+use super::group::Transfer;
+use super::message::Message;
+use super::Communicator;
+use crate::call::Operation;
+use crate::collective::Collective;
+use crate::device::cuda::Cuda;
+use crate::dtype::DType;
+use crate::error::Result;
+
+impl Communicator<Cuda> {
+    /// Waits for the work on a stream, and says whether the calls on it succeeded.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`]; [`Error::Timeout`] naming the ranks that did not come.
+    pub fn synchronize(&self, stream: &CudaStream) -> Result<()> {
+        stream.synchronize().map_err(|error| self.device().error("cuStreamSynchronize", error))?;
+        self.healthy()
+    }
+
+    /// The first failure that a kernel of this rank has recorded so far. Waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// That failure.
+    pub fn check(&self) -> Result<()> {
+        self.healthy()
+    }
+
+    /// Returns when every rank has called it, through the bootstrap: what is on the streams is not waited for.
+    ///
+    /// # Errors
+    ///
+    /// Those of the bootstrap; and the error that poisoned the communicator.
+    pub fn barrier(&self) -> Result<()> {
+        self.healthy()?;
+        self.unless_failed(self.closing.bootstrap.barrier(self.setup_timeout))
+    }
+
+    /// Makes the work that is on `stream` after this wait until every rank has called it and its stream has come so far.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidStream`](crate::Error::InvalidStream), [`Error::Driver`](crate::Error::Driver); see
+    /// [`Communicator::all_reduce`] on ranks that do not come.
+    pub fn barrier_on(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.check_stream(stream)?;
+        let captured = self.is_captured(stream)?;
+        let (collective, dtype) = (Collective::Barrier, DType::U8);
+        let message = Message { collective, input: 0, output: 0, count: 0, dtype };
+        // SAFETY: it accesses no memory of a caller's; the stream is of this context and kept alive.
+        unsafe { self.run(message, stream.cu_stream(), Some(stream), captured) }
+    }
+
+    /// # Safety
+    ///
+    /// As [`Communicator::start`] and [`Cuda::order`]; the device's context is current, and `captured` says whether the stream is.
+    unsafe fn run(
+        &self,
+        message: Message<'_>,
+        stream: CUstream,
+        owner: Option<&Arc<CudaStream>>,
+        captured: bool,
+    ) -> Result<()> {
+        // Another thread's call comes before this one's ordering or after its launch, not between the two.
+        let _calls = self.device().calls();
+        // SAFETY: the caller's.
+        unsafe {
+            self.device().order(stream, owner)?;
+            self.start(message, stream, |_, _| match captured {
+                true => self.device().capture_input(message.input),
+                false => Ok(0),
+            })
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`Communicator::start_transfers`] and [`Cuda::order`]; the device's context is current.
+    unsafe fn run_transfers(
+        &self,
+        operation: Operation,
+        transfers: &[Transfer],
+        stream: CUstream,
+        owner: Option<&Arc<CudaStream>>,
+    ) -> Result<()> {
+        let _calls = self.device().calls();
+        // SAFETY: the caller's.
+        unsafe {
+            self.device().order(stream, owner)?;
+            self.start_transfers(Self::transfers_id(operation, transfers), transfers, stream)
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The collectives of the CUDA device on raw pointers and raw streams.
+
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
+
+use crate::call::Operation;
+use crate::collective::Collective;
+use crate::communicator::group::{check_transfers, Direction, Transfer};
+use crate::communicator::message::Message;
+use crate::communicator::Communicator;
+use crate::device::cuda::Cuda;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::op::ReduceOp;
+
+impl Communicator<Cuda> {
+    /// Any collective on raw pointers and a raw stream. A pointer to no elements is not looked at.
+    ///
+    /// # Errors
+    ///
+    /// As the collective's method, [`Error::InvalidPointer`](crate::Error::InvalidPointer) also for null, misaligned and host
+    /// pointers, and [`Error::Overlap`](crate::Error::Overlap) unless the buffers are disjoint or placed as the collective's
+    /// in-place form is: the same for allreduce, broadcast and reduce; this rank's own share for the gathers, the scatters and
+    /// the reduce-scatters; never for the all-to-alls.
+    ///
+    /// # Safety
+    ///
+    /// Until the work on `stream` is done, `input` is valid for reads of [`Collective::input_len`], and `output` for writes of
+    /// [`Collective::output_len`] elements of `dtype`, and nothing outside the order of the stream writes the one or accesses
+    /// the other. `stream` is a stream of this device's context and lives until after the communicator's next call, or its end.
+    pub unsafe fn collective_raw(
+        &self,
+        stream: CUstream,
+        collective: Collective<'_>,
+        input: CUdeviceptr,
+        output: CUdeviceptr,
+        count: usize,
+        dtype: DType,
+    ) -> Result<()> {
+        let (rank, world_size) = (self.rank(), self.world_size());
+        let message = Message { collective, input, output, count, dtype };
+        message.check(rank, world_size)?;
+        self.device().bind()?;
+        if collective.input_len(count, rank, world_size) > 0 {
+            self.device().check_address("input", input, dtype.size())?;
+        }
+        if collective.output_len(count, rank, world_size) > 0 {
+            self.device().check_address("output", output, dtype.size())?;
+        }
+        // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
+        unsafe {
+            let captured = self.device().capturing(stream)?;
+            self.run(message, stream, None, captured)
+        }
+    }
+
+    /// [`Communicator::collective_raw`] of an allreduce.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::collective_raw`].
+    ///
+    /// # Safety
+    ///
+    /// As [`Communicator::collective_raw`], of `count` elements each.
+    pub unsafe fn all_reduce_raw(
+        &self,
+        stream: CUstream,
+        input: CUdeviceptr,
+        output: CUdeviceptr,
+        count: usize,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { self.collective_raw(stream, Collective::AllReduce(op), input, output, count, dtype) }
+    }
+
+    /// Sends and receives all of `transfers`, side by side in one launch: at most 64 messages. Ranks need not name theirs in
+    /// the same order: to each peer, messages go in the order of their tags, and of one tag in the order of the list. A message
+    /// to this rank itself needs its receive in the same list. A replay of a graph sends and receives again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::recv`], [`Error::InvalidPointer`](crate::Error::InvalidPointer),
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for more than 64 messages, and
+    /// [`Error::Overlap`](crate::Error::Overlap) where a message is received into another's memory.
+    ///
+    /// # Safety
+    ///
+    /// As [`Communicator::collective_raw`]: what is sent is valid for reads, and what is received into for writes.
+    pub unsafe fn transfer_raw(&self, stream: CUstream, transfers: &[Transfer]) -> Result<()> {
+        check_transfers(transfers, self.world_size())?;
+        self.device().bind()?;
+        for transfer in transfers.iter().filter(|transfer| transfer.count > 0) {
+            let which = match transfer.direction {
+                Direction::Send => "send",
+                Direction::Recv => "receive",
+            };
+            self.device().check_address(which, transfer.address, transfer.dtype.size())?;
+        }
+        // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
+        unsafe { self.run_transfers(Operation::Group, transfers, stream, None) }
+    }
+}

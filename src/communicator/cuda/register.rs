@@ -1,0 +1,137 @@
+//! Buffers that peers pull from where they are: registered ones, and the inputs of graphs.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+
+use crate::communicator::builder::agree;
+use crate::communicator::Communicator;
+use crate::device::all_succeeded;
+use crate::device::cuda::Cuda;
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::registry::{Buffer, Registration};
+
+impl Communicator<Cuda> {
+    /// Tells the peers where the inputs of the pulled calls are that have been captured since the last time. Collective: every
+    /// rank calls it after capture and before the first replay. Needs [`Cuda::graph_registration`].
+    ///
+    /// The inputs must stay allocated as long as a graph that uses them may replay, and where ranks are processes until the
+    /// communicator and its buffers have been dropped, which closes the peers' mappings. Their contents may change between
+    /// replays.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] on all ranks if an input cannot be exported, [`Error::Unavailable`] while a capture goes on; the errors
+    /// of the bootstrap.
+    pub fn register_graph_buffers(&self) -> Result<()> {
+        self.healthy()?;
+        self.device().bind()?;
+        let rows = self.device().exchange_graph_rows(&*self.closing.bootstrap, self.setup_timeout)?;
+        let written = {
+            // No eager call launches in between.
+            let _registry = self.endpoint.lock();
+            rows.iter()
+                .try_for_each(|(row, bases)| self.endpoint.region.write_row(self.device(), *row, bases))
+        };
+        // No rank replays before all have the rows.
+        all_succeeded(written, &*self.closing.bootstrap, self.setup_timeout)
+    }
+
+    /// Registers a buffer, so that calls from it or from views into it pull without a copy. Collective: all ranks register
+    /// buffers of the same length. Registering one twice is two registrations.
+    ///
+    /// Where ranks are processes, memory must be freed only after every rank has closed its mapping of it, which ending the
+    /// registration does: let all ranks call [`Registered::into_inner`], then [`Communicator::barrier`], then drop the slices.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] on all ranks where the memory cannot be exported, as that of stream-ordered pools, which cudarc
+    /// allocates from where the GPU has them: use [`Communicator::alloc`].
+    pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Registered<T>> {
+        self.healthy()?;
+        let count = slice.len();
+        let bytes = count * size_of::<T>();
+        let (bootstrap, timeout) = (&*self.closing.bootstrap, self.setup_timeout);
+        agree(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)?;
+        if count == 0 {
+            return Ok(Registered { _registration: None, slice });
+        }
+        let stream = Arc::clone(slice.stream());
+        let (address, used) = slice.device_ptr(&stream);
+        drop(used);
+        self.device().bind()?;
+        let memory = self.device().share_foreign(address, bootstrap, timeout)?;
+        let registration = self.endpoint.register(memory, bytes)?;
+        Ok(Registered { _registration: Some(registration), slice })
+    }
+}
+
+/// A slice that is registered as long as this lives. Derefs to the slice.
+pub struct Registered<T: Element> {
+    // Before the slice: out of the table first, then freed.
+    _registration: Option<Registration<Cuda>>,
+    slice: CudaSlice<T>,
+}
+
+impl<T: Element> std::ops::Deref for Registered<T> {
+    type Target = CudaSlice<T>;
+
+    fn deref(&self) -> &CudaSlice<T> {
+        &self.slice
+    }
+}
+
+// No DerefMut: whoever could swap the slice out could free it while it is registered.
+impl<T: Element> Registered<T> {
+    /// Ends the registration and gives the slice back.
+    pub fn into_inner(self) -> CudaSlice<T> {
+        self.slice
+    }
+}
+
+impl<T: Element> DeviceSlice<T> for Registered<T> {
+    fn len(&self) -> usize {
+        self.slice.len()
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.slice.stream()
+    }
+}
+
+impl<T: Element> DevicePtr<T> for Registered<T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.slice.device_ptr(stream)
+    }
+}
+
+impl<T: Element> DevicePtrMut<T> for Registered<T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.slice.device_ptr_mut(stream)
+    }
+}
+
+impl<T: Element> DeviceSlice<T> for Buffer<T, Cuda> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.device().default_stream()
+    }
+}
+
+/// The crate's own buffers are in no event tracking: their uses are ordered by the streams that the caller names.
+impl<T: Element> DevicePtr<T> for Buffer<T, Cuda> {
+    fn device_ptr<'a>(&'a self, _stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        (self.address(), SyncOnDrop::Record(None))
+    }
+}
+
+impl<T: Element> DevicePtrMut<T> for Buffer<T, Cuda> {
+    fn device_ptr_mut<'a>(&'a mut self, _stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        (self.address(), SyncOnDrop::Record(None))
+    }
+}

@@ -1,0 +1,102 @@
+//! From cudarc's slices to addresses: the way of all typed calls.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
+
+use crate::communicator::Communicator;
+use crate::device::cuda::Cuda;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+
+/// Where a call's slices are; 0 for one that it does not have. They hold until the work on the call's stream is done.
+pub(super) struct Addresses {
+    pub input: CUdeviceptr,
+    pub output: CUdeviceptr,
+    /// The call's stream is being captured.
+    pub captured: bool,
+}
+
+impl Communicator<Cuda> {
+    /// Hands the slices' addresses to `start`, which launches on `stream`: the device's context is current. With event tracking the
+    /// launch comes after the slices' last uses, and before what cudarc orders after this one.
+    pub(super) fn with_slices<T: Element, I: DevicePtr<T>, O: DevicePtrMut<T>>(
+        &self,
+        stream: &Arc<CudaStream>,
+        input: Option<&I>,
+        mut output: Option<&mut O>,
+        start: impl FnOnce(Addresses) -> Result<()>,
+    ) -> Result<()> {
+        self.check_stream(stream)?;
+        if let Some(input) = input {
+            self.check_device::<T>("input", input.stream(), |stream| input.device_ptr(stream).0)?;
+        }
+        if let Some(output) = &mut output {
+            let elsewhere = Arc::clone(output.stream());
+            self.check_device::<T>("output", &elsewhere, |stream| output.device_ptr_mut(stream).0)?;
+        }
+        if self.is_captured(stream)? {
+            let captured = stream.cu_stream();
+            let mut addresses = Addresses { input: 0, output: 0, captured: true };
+            // SAFETY: the stream is of this context, kept alive, and captured. The graph's memory is its launcher's.
+            unsafe {
+                if let Some(input) = input {
+                    let take = |aside: &CudaStream| untracked(input.device_ptr(aside));
+                    addresses.input = self.device().address_in_capture(captured, take)?;
+                }
+                if let Some(output) = output {
+                    let take = |aside: &CudaStream| untracked(output.device_ptr_mut(aside));
+                    addresses.output = self.device().address_in_capture(captured, take)?;
+                }
+            }
+            return start(addresses);
+        }
+        // Their drop tells cudarc of the use: after the launch.
+        let input = input.map(|input| input.device_ptr(stream));
+        let output = output.map(|output| output.device_ptr_mut(stream));
+        let address =
+            |slice: &Option<(CUdeviceptr, SyncOnDrop<'_>)>| slice.as_ref().map_or(0, |slice| slice.0);
+        start(Addresses { input: address(&input), output: address(&output), captured: false })
+    }
+
+    pub(super) fn check_stream(&self, stream: &CudaStream) -> Result<()> {
+        if **stream.context() == **self.device().context() {
+            return Ok(());
+        }
+        let (stream, device) = (stream.context().ordinal(), self.device().context().ordinal());
+        Err(Error::InvalidStream { stream, device })
+    }
+
+    /// Refuses a slice of another device, going by its own stream: one that is not, cudarc vouches for.
+    fn check_device<T: Element>(
+        &self,
+        which: &'static str,
+        own: &CudaStream,
+        address: impl FnOnce(&CudaStream) -> CUdeviceptr,
+    ) -> Result<()> {
+        if own.context().ordinal() == self.device().context().ordinal() {
+            return Ok(());
+        }
+        // Asked for on the communicator's stream, it would wait for an event of the other device.
+        let address = address(own) as usize;
+        Err(Error::InvalidPointer {
+            which,
+            address,
+            problem: "memory of another device",
+            element_size: size_of::<T>(),
+        })
+    }
+
+    pub(super) fn is_captured(&self, stream: &CudaStream) -> Result<bool> {
+        self.device().bind()?;
+        // SAFETY: the stream is live, and of this context: `check_stream` was first.
+        unsafe { self.device().capturing(stream.cu_stream()) }
+    }
+}
+
+/// The address alone: an event that is recorded in a capture is of no use after it.
+fn untracked((address, used): (CUdeviceptr, SyncOnDrop<'_>)) -> CUdeviceptr {
+    std::mem::forget(used);
+    address
+}

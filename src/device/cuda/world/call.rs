@@ -1,0 +1,385 @@
+//! Calls of a world on one GPU: made ready once, then started as often as wanted.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUdeviceptr};
+use cudarc::driver::{result, CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
+
+use super::CudaWorld;
+use crate::abi::{self, FaLaunch, FaTransfers};
+use crate::collective::Collective;
+use crate::communicator::group::{check_transfers, pack, Transfer};
+use crate::communicator::message::{Form, Message};
+use crate::device::cuda::driver::driver;
+use crate::device::cuda::handle::Sharing;
+use crate::device::cuda::memory::Memory;
+use crate::device::cuda::Cuda;
+use crate::device::sealed::Device as _;
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::op::ReduceOp;
+use crate::plan::{Algorithm, DeviceKind};
+use crate::MAX_RANKS;
+
+/// How a [`CudaWorld`] carries out a call.
+#[derive(Debug, Clone, Copy)]
+pub struct WorldPlan {
+    /// Of an allreduce.
+    pub algorithm: Algorithm,
+    /// For each rank.
+    pub blocks: usize,
+    /// For each block.
+    pub threads: usize,
+    /// Whether peers pull from the inputs where they are.
+    pub registered: bool,
+}
+
+/// What one rank of a [`CudaWorld`] does in a call. Collectives differ between ranks in the counts of
+/// [`Collective::AllToAllV`] alone.
+#[derive(Debug, Clone, Copy)]
+pub struct WorldRank<'a> {
+    /// What.
+    pub collective: Collective<'a>,
+    /// Of the first element, or 0 where the rank reads none.
+    pub input: CUdeviceptr,
+    /// Of the first element, or 0 where the rank writes none.
+    pub output: CUdeviceptr,
+}
+
+impl CudaWorld {
+    /// [`CudaWorld::prepare`], once started and waited for.
+    ///
+    /// # Errors
+    ///
+    /// As [`CudaWorld::prepare`] and [`WorldCall::finish`].
+    pub fn all_reduce<T: Element>(
+        &mut self,
+        inputs: &[CudaSlice<T>],
+        outputs: &mut [CudaSlice<T>],
+        offset: usize,
+        count: usize,
+        op: ReduceOp,
+        plan: WorldPlan,
+    ) -> Result<()> {
+        let mut call = self.prepare(inputs, outputs, offset, count, op, plan)?;
+        call.enqueue()?;
+        call.finish()
+    }
+
+    /// Makes a call ready that reduces `count` elements at `offset` of each rank's input into those of its output. Rank r reads
+    /// `inputs[r]`, or `outputs[r]` where `inputs` is empty: in place.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`] where a slice ends before `offset + count`, or there is not one for each rank;
+    /// [`Error::InvalidSetting`] for a grid that is not resident; [`Error::Allocation`], [`Error::Driver`].
+    pub fn prepare<'a, T: Element>(
+        &'a mut self,
+        inputs: &'a [CudaSlice<T>],
+        outputs: &'a mut [CudaSlice<T>],
+        offset: usize,
+        count: usize,
+        op: ReduceOp,
+        plan: WorldPlan,
+    ) -> Result<WorldCall<'a>> {
+        let world_size = self.world_size();
+        let in_place = inputs.is_empty();
+        let slices = if in_place { outputs.len() } else { inputs.len().min(outputs.len()) };
+        if slices != world_size || outputs.len() != world_size {
+            return Err(Error::LengthMismatch { input: slices, output: world_size });
+        }
+        let shortest =
+            inputs.iter().map(|slice| slice.len()).chain(outputs.iter().map(|slice| slice.len())).min();
+        if let Some(length) =
+            shortest.filter(|&length| offset.checked_add(count).is_none_or(|end| end > length))
+        {
+            return Err(Error::LengthMismatch { input: length, output: offset.saturating_add(count) });
+        }
+        let world: &'a Self = self;
+        let start = (offset * size_of::<T>()) as u64;
+        let outputs: Vec<_> = outputs.iter_mut().map(|slice| slice.device_ptr_mut(&world.stream)).collect();
+        let inputs: Vec<_> = inputs.iter().map(|slice| slice.device_ptr(&world.stream)).collect();
+        let message = |rank: usize| Message {
+            collective: Collective::AllReduce(op),
+            input: if in_place { outputs[rank].0 } else { inputs[rank].0 } + start,
+            output: outputs[rank].0 + start,
+            count,
+            dtype: T::DTYPE,
+        };
+        let messages: Vec<_> = (0..world_size).map(message).collect();
+        let mut call = world.ready(&messages, plan)?;
+        call.used = outputs.into_iter().chain(inputs).map(|(_, used)| used).collect();
+        Ok(call)
+    }
+
+    /// Makes any collective ready, on raw pointers. `count` is as in [`Collective`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`] unless there is one of `ranks` for each rank, or they differ in their collectives; as
+    /// [`Communicator::collective_raw`](crate::Communicator::collective_raw) and [`CudaWorld::prepare`].
+    ///
+    /// # Safety
+    ///
+    /// As long as the call lives, the inputs are valid for reads and the outputs for writes, of as many elements as the
+    /// collective has there, and nothing outside the order of [`CudaWorld::stream`] writes the ones or accesses the others.
+    pub unsafe fn prepare_raw(
+        &mut self,
+        ranks: &[WorldRank<'_>],
+        count: usize,
+        dtype: DType,
+        plan: WorldPlan,
+    ) -> Result<WorldCall<'_>> {
+        let world_size = self.world_size();
+        let alike = ranks.windows(2).all(|pair| alike(&pair[0].collective, &pair[1].collective));
+        if ranks.len() != world_size || !alike {
+            return Err(Error::LengthMismatch { input: ranks.len(), output: world_size });
+        }
+        let messages: Vec<_> = ranks
+            .iter()
+            .map(|&WorldRank { collective, input, output }| Message {
+                collective,
+                input,
+                output,
+                count,
+                dtype,
+            })
+            .collect();
+        for (rank, message) in messages.iter().enumerate() {
+            message.check(rank, world_size)?;
+        }
+        self.ready(&messages, plan)
+    }
+
+    /// Makes messages between pairs of ranks ready: for each rank, those that it sends and receives.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::transfer_raw`](crate::Communicator::transfer_raw) and [`CudaWorld::prepare`].
+    ///
+    /// # Safety
+    ///
+    /// As [`CudaWorld::prepare_raw`].
+    pub unsafe fn prepare_transfers_raw(
+        &mut self,
+        ranks: &[Vec<Transfer>],
+        plan: WorldPlan,
+    ) -> Result<WorldCall<'_>> {
+        for transfers in ranks {
+            check_transfers(transfers, self.world_size())?;
+        }
+        self.ready_transfers(ranks, plan)
+    }
+
+    fn check_plan(&self, plan: WorldPlan) -> Result<()> {
+        let WorldPlan { blocks, threads, .. } = plan;
+        if (1..=self.max_blocks()).contains(&blocks) && (32..=512).contains(&threads) {
+            return Ok(());
+        }
+        Err(Error::InvalidSetting {
+            name: "grid",
+            value: format!("{blocks} blocks of {threads}"),
+            expected: "resident blocks of 32 to 512 threads",
+        })
+    }
+
+    /// A call of messages that have been checked, one for each rank.
+    fn ready(&self, messages: &[Message<'_>], plan: WorldPlan) -> Result<WorldCall<'_>> {
+        self.check_plan(plan)?;
+        let world_size = self.world_size();
+        let form = messages[0].form();
+        if form == Form::Transfers {
+            let transfers = messages.iter().enumerate();
+            let transfers: Vec<_> =
+                transfers.map(|(rank, message)| message.transfers(rank, world_size)).collect();
+            return self.ready_transfers(&transfers, plan);
+        }
+        let one_shot = plan.algorithm == Algorithm::OneShotPull;
+        let first = messages.iter().enumerate().map(|(rank, message)| {
+            let pulls = match message.collective {
+                Collective::AllReduce(_) => {
+                    plan.algorithm == Algorithm::TwoShotPull || one_shot && message.input != message.output
+                }
+                _ => message.input_bytes(rank, world_size) > 0,
+            };
+            FaLaunch {
+                blocks: plan.blocks as u32,
+                dtype: message.dtype as u32,
+                op: message.collective.reduction().unwrap_or(ReduceOp::Sum) as u32,
+                algorithm: message.kernel(plan.algorithm, DeviceKind::Cuda, world_size),
+                root: message.collective.root().unwrap_or(0) as u32,
+                source: if plan.registered && pulls { 1 << abi::FA_SOURCE_ID_SHIFT } else { 0 },
+                ..self.launch(rank, message.input, message.output)
+            }
+        });
+        let first: Vec<_> = first.collect();
+        if plan.registered {
+            self.write_row(&first)?;
+        }
+        let (extent, piece) = (messages[0].extent(world_size), self.piece(&messages[0], plan.algorithm));
+        let mut launches = Vec::new();
+        let mut done = 0;
+        while done < extent || (form == Form::Empty && done == 0) {
+            launches.extend(first.iter().zip(messages).map(|(launch, message)| {
+                let mut of_piece = *launch;
+                message.set_piece(&mut of_piece, done, piece, launch.source);
+                of_piece
+            }));
+            done = done.saturating_add(piece);
+        }
+        self.call(&first[0], launches, None, plan)
+    }
+
+    /// Elements that one launch takes: of the message, or of each share.
+    fn piece(&self, message: &Message<'_>, algorithm: Algorithm) -> usize {
+        let (size, world_size) = (message.dtype.size(), self.world_size());
+        let shares = match message.collective {
+            Collective::AllReduce(_) => {
+                return algorithm.capacity(self.layout.mailbox_bytes, Cuda::PACKING, size, world_size);
+            }
+            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => world_size,
+            _ => 1,
+        };
+        let pack = Cuda::PACKING.pack_bytes;
+        (self.layout.staging_bytes / shares / pack * pack).max(pack) / size
+    }
+
+    fn ready_transfers(&self, ranks: &[Vec<Transfer>], plan: WorldPlan) -> Result<WorldCall<'_>> {
+        self.check_plan(plan)?;
+        let world_size = self.world_size();
+        if ranks.len() != world_size {
+            return Err(Error::LengthMismatch { input: ranks.len(), output: world_size });
+        }
+        let packed = ranks.iter().enumerate().map(|(rank, list)| pack(list, rank, world_size));
+        let packed = packed.map(|packed| packed.map(|(packed, _)| packed)).collect::<Result<Vec<_>>>()?;
+        let memory = self.upload(&packed)?;
+        let launch = |rank: usize| FaLaunch {
+            blocks: plan.blocks as u32,
+            algorithm: abi::FA_TRANSFER,
+            transfers: memory.address() + (rank * size_of::<FaTransfers>()) as u64,
+            ..self.launch(rank, 0, 0)
+        };
+        let launches: Vec<_> = (0..world_size).map(launch).collect();
+        self.call(&launches[0].clone(), launches, Some((memory, packed[0])), plan)
+    }
+
+    fn call(
+        &self,
+        first: &FaLaunch,
+        launches: Vec<FaLaunch>,
+        transfers: Option<(Arc<Memory>, FaTransfers)>,
+        plan: WorldPlan,
+    ) -> Result<WorldCall<'_>> {
+        Ok(WorldCall {
+            pieces: launches.len() / self.world_size(),
+            kernel: self.kernels.for_world(first),
+            grid: (plan.blocks as u32, plan.threads as u32),
+            first: *first,
+            launches: self.upload(&launches)?,
+            transfers,
+            used: Vec::new(),
+            world: self,
+        })
+    }
+
+    /// Memory that holds what no kernel uses yet.
+    fn upload<T: Copy>(&self, values: &[T]) -> Result<Arc<Memory>> {
+        let bytes = size_of_val(values).max(1);
+        let memory = Memory::allocate(&self.context, &self.copies, bytes, Sharing::Pointers)?;
+        // SAFETY: the values are plain structs, and fit the allocation, which no kernel uses yet.
+        unsafe { self.copies.write(memory.address(), values) }?;
+        Ok(memory)
+    }
+
+    /// Makes the inputs of a launch row 0 of every rank's table.
+    fn write_row(&self, launches: &[FaLaunch]) -> Result<()> {
+        let row: [u64; MAX_RANKS] =
+            std::array::from_fn(|rank| launches.get(rank).map_or(0, |launch| launch.input));
+        for launch in launches {
+            // SAFETY: the table lies in the rank's region; no kernel runs.
+            unsafe { self.copies.write(launch.buffers, &row) }?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether two ranks do the same but for the counts of an all-to-all.
+fn alike(one: &Collective<'_>, other: &Collective<'_>) -> bool {
+    let both = matches!((one, other), (Collective::AllToAllV { .. }, Collective::AllToAllV { .. }));
+    both || one == other
+}
+
+/// A call of a [`CudaWorld`] whose arguments are on the GPU: starting it is one launch for each piece of the message.
+pub struct WorldCall<'a> {
+    world: &'a CudaWorld,
+    kernel: sys::CUfunction,
+    grid: (u32, u32),
+    /// What the kernel is given, but for the address of the piece's launches.
+    first: FaLaunch,
+    /// `FaLaunch` of each rank, piece after piece.
+    launches: Arc<Memory>,
+    /// The ranks' messages, and a place of the size that the kernel is given.
+    transfers: Option<(Arc<Memory>, FaTransfers)>,
+    pieces: usize,
+    /// The slices, which are free for other uses after what is on the stream when this goes.
+    used: Vec<SyncOnDrop<'a>>,
+}
+
+impl WorldCall<'_> {
+    /// Puts the call on the world's stream, once more for each time. While the stream is captured the launches become a part of
+    /// the graph, which may be launched on that stream as long as this lives.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`].
+    pub fn enqueue(&mut self) -> Result<()> {
+        let world = self.world;
+        world.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        let world_size = world.world_size();
+        let (blocks, threads) = self.grid;
+        for piece in 0..self.pieces {
+            let offset = piece * world_size * size_of::<FaLaunch>();
+            self.first.launches = self.launches.address() + offset as u64;
+            let mut both = [(&raw mut self.first).cast(), std::ptr::null_mut()];
+            let parameters = match &mut self.transfers {
+                Some((_, transfers)) => {
+                    both[1] = std::ptr::from_mut(transfers).cast();
+                    &mut both[..]
+                }
+                None => &mut both[..1],
+            };
+            // SAFETY: the function takes one FaLaunch by value, and that of transfers those after it, which the driver copies.
+            // It finds the piece's launches by the first, and every address in them is of this world, or valid until the stream
+            // has been waited for: the slices are borrowed for that long, the rest is the promise of who made the call.
+            unsafe {
+                result::launch_cooperative_kernel(
+                    self.kernel,
+                    (blocks, world_size as u32, 1),
+                    (threads, 1, 1),
+                    0,
+                    world.stream.cu_stream(),
+                    parameters,
+                )
+            }
+            .map_err(driver("cuLaunchCooperativeKernel"))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of what is on the stream, and says whether every rank came.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`], [`Error::Driver`].
+    pub fn finish(&mut self) -> Result<()> {
+        self.world.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+        self.world.check()
+    }
+}
+
+impl Drop for WorldCall<'_> {
+    fn drop(&mut self) {
+        // The launches and the slices are in use until then. An error means that the context is lost.
+        let _ = self.world.stream.synchronize();
+    }
+}

@@ -1,0 +1,175 @@
+//! All ranks of a world in one cooperative launch on one GPU.
+//!
+//! CUDA promises that ranks which wait for each other all make progress only where their blocks are resident together: in a
+//! cooperative launch. That makes this the form in which the kernels are proven on a machine with one GPU. It is no way to
+//! serve a model.
+//!
+//! Cooperative launches can be captured into graphs (a kernel node has the attribute `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`), so
+//! that a prepared call can be timed by events around replays.
+
+mod call;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use cudarc::driver::{CudaContext, CudaStream};
+
+pub use self::call::{WorldCall, WorldPlan, WorldRank};
+use super::driver::{attribute, driver, require, Copies, Pinned};
+use super::handle::Sharing;
+use super::kernels::Kernels;
+use super::memory::Memory;
+use super::Cuda;
+use crate::abi::{self, FaCall, FaLaunch, FaRegionHead, FaShare, FaStatus};
+use crate::device::sealed::Device as _;
+use crate::error::{Error, Result};
+use crate::region::{Layout, TABLE_ROWS};
+use crate::MAX_RANKS;
+
+/// Ranks `0..world_size` of one GPU, each with a region.
+pub struct CudaWorld {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    kernels: Kernels,
+    copies: Copies,
+    layout: Layout,
+    regions: Vec<Arc<Memory>>,
+    statuses: Vec<Pinned>,
+    multiprocessors: usize,
+    timeout: Duration,
+}
+
+impl CudaWorld {
+    /// A world on the GPU with that ordinal. `max_bytes` is as in [`Builder::max_bytes`](crate::Builder::max_bytes), `epoch` the
+    /// number of the launch before the first.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] without a driver, kernels or cooperative launches; [`Error::WorldSize`], [`Error::InvalidSetting`],
+    /// [`Error::Allocation`], [`Error::Driver`].
+    pub fn new(
+        ordinal: usize,
+        world_size: usize,
+        max_bytes: usize,
+        epoch: u32,
+        timeout: Duration,
+    ) -> Result<Self> {
+        if !(1..=MAX_RANKS).contains(&world_size) {
+            return Err(Error::WorldSize { world_size });
+        }
+        require()?;
+        let context = CudaContext::new(ordinal).map_err(driver("cuDevicePrimaryCtxRetain"))?;
+        if attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH) == 0 {
+            return Err(Error::Unavailable {
+                what: "a world on one GPU".into(),
+                reason: format!("device {ordinal} has no cooperative launches"),
+            });
+        }
+        let layout = Layout::new(max_bytes, Cuda::PACKING.slot_bytes)?;
+        let copies = Copies::new(&context)?;
+        let allocate = |bytes| Memory::allocate(&context, &copies, bytes, Sharing::Pointers);
+        let regions = (0..world_size).map(|_| allocate(layout.total_bytes)).collect::<Result<Vec<_>>>()?;
+        let epochs = epoch.to_ne_bytes().repeat(abi::FA_MAX_BLOCKS as usize);
+        for region in &regions {
+            let address = region.address() + std::mem::offset_of!(FaRegionHead, epoch) as u64;
+            // SAFETY: the epochs lie in the head of a region that was just made.
+            unsafe { copies.write(address, &epochs) }?;
+        }
+        let status = |_| Pinned::allocate(&context, size_of::<FaStatus>());
+        let count = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        Ok(Self {
+            stream: context.new_stream().map_err(driver("cuStreamCreate"))?,
+            kernels: Kernels::load(&context)?,
+            statuses: (0..world_size).map(status).collect::<Result<_>>()?,
+            multiprocessors: usize::try_from(count).unwrap_or(1).max(1),
+            copies,
+            context,
+            layout,
+            regions,
+            timeout,
+        })
+    }
+
+    /// Number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// The stream that launches run on.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// The most blocks that each rank can have: all ranks' are resident at once, one block of 512 threads to a
+    /// multiprocessor.
+    pub fn max_blocks(&self) -> usize {
+        (self.multiprocessors / self.world_size()).clamp(1, abi::FA_MAX_BLOCKS as usize)
+    }
+
+    fn launch(&self, rank: usize, input: u64, output: u64) -> FaLaunch {
+        FaLaunch {
+            regions: std::array::from_fn(|rank| self.regions.get(rank).map_or(0, |region| region.address())),
+            input,
+            output,
+            count: 0,
+            source: 0,
+            buffers: self.regions[rank].address() + self.layout.table_offset as u64,
+            buffer_count: TABLE_ROWS as u64,
+            status: self.statuses[rank].device_address(),
+            mailbox_offset: self.layout.mailbox_offset as u64,
+            mailbox_bytes: self.layout.mailbox_bytes as u64,
+            staging_offset: self.layout.staging_offset as u64,
+            staging_bytes: self.layout.staging_bytes as u64,
+            channel_offset: self.layout.channel_offset as u64,
+            channel_bytes: self.layout.channel_bytes as u64,
+            transfers: 0,
+            launches: 0,
+            timeout_ns: u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2),
+            rank: rank as u32,
+            world: self.world_size() as u32,
+            blocks: 0,
+            dtype: 0,
+            op: 0,
+            algorithm: 0,
+            spin: 0,
+            checked: 0,
+            root: 0,
+            reserved: 0,
+            call: FaCall { what: 0, count: 0 },
+            shares: [FaShare { first: 0, count: 0 }; MAX_RANKS],
+        }
+    }
+
+    /// The first rank's failure, if any.
+    fn check(&self) -> Result<()> {
+        for (rank, status) in self.statuses.iter().enumerate() {
+            // SAFETY: the status is one FaStatus of pinned memory; the kernels that wrote it have ended.
+            let status = unsafe { status.host_pointer().cast::<FaStatus>().read_volatile() };
+            if status.failure != abi::FA_OK {
+                let missing = (0..MAX_RANKS).filter(|rank| status.missing >> rank & 1 == 1).collect();
+                return Err(match status.failure {
+                    abi::FA_TIMED_OUT => Error::Timeout {
+                        operation: "call of a world on one GPU",
+                        epoch: status.epoch,
+                        missing,
+                        waited: self.timeout,
+                        last_seen: String::new(),
+                    },
+                    failure => Error::Unavailable {
+                        what: format!("the kernel of rank {rank}"),
+                        reason: format!("it recorded failure {failure}"),
+                    },
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for CudaWorld {
+    fn drop(&mut self) {
+        // Every launch was waited for unless waiting failed, and then the context is lost.
+        let _ = self.stream.synchronize();
+    }
+}
