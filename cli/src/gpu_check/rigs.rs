@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{result, CudaContext, CudaStream};
-use fast_allreduce::device::cuda::{CudaWorld, WorldCall};
+use fast_allreduce::device::cuda::{CudaWorld, WorldCall, WorldPlan};
 use fast_allreduce::{Algorithm, ReduceOp};
 
 use super::ranks::{as_threads, settings, TIMEOUT};
@@ -111,9 +111,9 @@ fn world_latency(options: &GpuCheck, world_size: usize, budget: Budget) -> Resul
                 let left = format!("{}: from {bytes} B, {algorithm} on", title("a graph"));
                 return Record::skipped(left, "the step's time was over").write();
             }
-            let grid = grid(&world, bytes);
-            let mut call =
-                world.prepare(&inputs, &mut outputs, 0, count, ReduceOp::Sum, algorithm, grid, true)?;
+            let (blocks, threads) = grid(&world, bytes);
+            let plan = WorldPlan { algorithm, blocks, threads, registered: true };
+            let mut call = world.prepare(&inputs, &mut outputs, 0, count, ReduceOp::Sum, plan)?;
             let (timed, microseconds) = time_calls(&stream, &mut call)?;
             Record::figure(&title(timed), bytes, algorithm.name(), microseconds).write()?;
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
-use fast_allreduce::device::cuda::CudaWorld;
+use fast_allreduce::device::cuda::{CudaWorld, WorldPlan};
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use super::record::Record;
@@ -213,11 +213,12 @@ impl<T: Number> Rig<T> {
         // The world copies on a stream of its own.
         stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
         let inputs = if form.is_in_place() { &[][..] } else { &self.inputs };
-        let grid = grid(world, count * size_of::<T>());
+        let (blocks, threads) = grid(world, count * size_of::<T>());
+        let plan = WorldPlan { algorithm, blocks, threads, registered: form.is_registered() };
         let Self { op, outputs, .. } = self;
-        let name = || format!("{algorithm} of {count} {} from {offset}, {op}, {form:?}, {grid:?}", T::DTYPE);
+        let name = || format!("{algorithm} of {count} {} from {offset}, {op}, {form:?}, {blocks} x {threads}", T::DTYPE);
         world
-            .all_reduce(inputs, outputs, offset, count, *op, algorithm, grid, form.is_registered())
+            .all_reduce(inputs, outputs, offset, count, *op, plan)
             .map_err(|error| Failure::Ranks(format!("{}: {error}", name())))?;
         for (rank, output) in self.outputs.iter().enumerate() {
             let result = download(world, output)?;
