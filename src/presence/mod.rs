@@ -206,10 +206,14 @@ impl Presence {
         epoch: u32,
         waited: Duration,
     ) -> Error {
-        let own = self.calls();
-        // One that came back from it failed, and says so next: else it would have sent what this rank waits for.
-        let in_same_call =
-            |rank: &usize| board(&self.boards, *rank).is_some_and(|board| board.activity().begun == own);
+        let own = own_board(&self.boards).activity();
+        let in_same_call = |rank: &usize| {
+            let Some(theirs) = board(&self.boards, *rank).map(Board::activity) else { return false };
+            // One that came back from it failed, and says so next: else it would have sent what this rank waits for. Messages
+            // between others count as calls of theirs: numbers may differ.
+            let is_equal = (theirs.call.what, theirs.call.count) == (own.call.what, own.call.count);
+            theirs.begun == own.begun || (theirs.ended < theirs.begun && is_equal)
+        };
         let heard_out = missing.iter().copied().filter(in_same_call).collect::<Vec<_>>();
         let is_absent = |rank: &usize| !heard_out.contains(rank);
         let mut absent: Vec<usize> = missing.iter().copied().filter(is_absent).collect();
