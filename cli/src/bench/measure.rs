@@ -10,16 +10,19 @@ use super::check::{count_changed, count_overwritten, judge, Promise, Verdict};
 use super::contender::{Contender, Form};
 use super::device::{Batch, Call, Endpoint};
 use super::inputs::Inputs;
+#[cfg(feature = "cuda")]
+use super::kind::Kind;
 use super::reference::Number;
 use super::row::{Row, Timing};
 use super::session::Session;
-#[cfg(feature = "cuda")]
-use super::work::Kind;
 use super::work::Work;
 use crate::failure::Failure;
 
 /// Batches of calls that are timed one by one at most; their times are exchanged.
 const MOST_SINGLES: u64 = 10_000;
+
+/// By contender; `None` of one that lacks the form.
+pub type Timings = Vec<Option<Timing>>;
 
 /// How much is done for a row.
 #[derive(Debug, Clone)]
@@ -79,7 +82,7 @@ impl Measure<'_> {
         contenders: &[Contender<E>],
         rounds: u64,
         work: &Work,
-    ) -> Result<(Vec<Option<Timing>>, Vec<Option<Timing>>), Failure> {
+    ) -> Result<(Timings, Timings), Failure> {
         let Some(first) = contenders.first() else {
             return Ok(Default::default());
         };
@@ -115,7 +118,7 @@ impl Measure<'_> {
         rounds: u64,
         memory: &mut Memory<E::Memory<T>>,
         work: &Work,
-    ) -> Result<(Vec<Option<Timing>>, Vec<Option<Timing>>), Failure> {
+    ) -> Result<(Timings, Timings), Failure> {
         let out_of_place = self.form(contenders, rounds, memory, work, Form::OutOfPlace)?;
         Ok((out_of_place, self.form(contenders, rounds, memory, work, Form::InPlace)?))
     }
@@ -128,7 +131,7 @@ impl Measure<'_> {
         memory: &mut Memory<E::Memory<T>>,
         work: &Work,
         form: Form,
-    ) -> Result<Vec<Option<Timing>>, Failure> {
+    ) -> Result<Timings, Failure> {
         let able: Vec<_> = contenders.iter().filter(|contender| contender.has(work, form)).copied().collect();
         let mut timings = Vec::new();
         if !able.is_empty() {
