@@ -18,7 +18,9 @@ use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
 pub use self::cases::Case;
 pub use self::compare::{Compare, RivalName};
-pub use self::gpu_check::{GpuCheck, SharingName, Step};
+pub use self::gpu_check::GpuCheck;
+#[cfg(feature = "cuda")]
+pub use self::gpu_check::{SharingName, Step};
 pub use self::plans::{Plan, Tune};
 pub use self::soak::{Soak, SummaryFormat};
 use self::values::Choice;
