@@ -74,6 +74,13 @@ bootstrap() {
     done
   done
   part 3 late-and-large unfinalised
+  part 3 nodes-of-1
+  part 4 nodes-of-2
+  part 6 nodes-of-2
+  part 6 nodes-of-3
+  part 3 nodes-of-3
+  part 3 unequal-nodes
+  part 3 late-node unfinalised
   if [ "$mpi" = mpich ]; then
     MPIR_CVAR_NUM_CLIQUES=2 part 4 nodes
   fi

@@ -7,7 +7,8 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice
 
 use super::builder::agree;
 use super::message::Message;
-use super::Communicator;
+use super::{Communicator, Direction, Transfer};
+use crate::call::Operation;
 use crate::collective::Collective;
 use crate::device::all_succeeded;
 use crate::device::cuda::Cuda;
@@ -138,6 +139,68 @@ impl Communicator<Cuda> {
         }
     }
 
+    /// Any collective on raw pointers, in the order of a stream. A pointer to no elements is not looked at.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce_raw`], and [`Error::InvalidStream`] for a stream of another context.
+    ///
+    /// # Safety
+    ///
+    /// As [`Communicator::all_reduce_raw`], for reads of [`Collective::input_len`] and writes of [`Collective::output_len`] elements.
+    pub unsafe fn collective_raw(
+        &self,
+        collective: Collective<'_>,
+        input: CUdeviceptr,
+        output: CUdeviceptr,
+        count: usize,
+        dtype: DType,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()> {
+        self.check_stream(stream)?;
+        let message = Message { collective, input, output, count, dtype };
+        let (rank, world_size) = (self.rank(), self.world_size());
+        message.check(rank, world_size)?;
+        let captured = self.is_captured(stream)?;
+        if collective.input_len(count, rank, world_size) > 0 {
+            self.device().check_address("input", input, dtype.size())?;
+        }
+        if collective.output_len(count, rank, world_size) > 0 {
+            self.device().check_address("output", output, dtype.size())?;
+        }
+        // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
+        unsafe { self.run(message, stream.cu_stream(), Some(stream), captured) }
+    }
+
+    /// Messages between pairs of ranks, in one launch, in the order of a stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::collective_raw`], and [`Error::Overlap`] where a message is received into another's memory.
+    ///
+    /// # Safety
+    ///
+    /// As [`Communicator::collective_raw`], for reads of what is sent and writes of what is received into.
+    pub unsafe fn transfer_raw(&self, transfers: &[Transfer], stream: &Arc<CudaStream>) -> Result<()> {
+        self.check_stream(stream)?;
+        self.check_transfers(transfers)?;
+        self.device().bind()?;
+        for transfer in transfers.iter().filter(|transfer| transfer.count > 0) {
+            let which = match transfer.direction {
+                Direction::Send => "send",
+                Direction::Recv => "receive",
+            };
+            self.device().check_address(which, transfer.address, transfer.dtype.size())?;
+        }
+        let call = Self::transfers_id(Operation::Group, transfers);
+        let _calls = self.device().calls();
+        // SAFETY: the caller's; the stream is of this context and kept alive.
+        unsafe {
+            self.device().order(stream.cu_stream(), Some(stream))?;
+            self.start_transfers(call, transfers, stream.cu_stream())
+        }
+    }
+
     /// Waits for the work on a stream, and says whether the calls on it succeeded.
     ///
     /// # Errors
@@ -206,7 +269,7 @@ impl Communicator<Cuda> {
         drop(used);
         self.device().bind()?;
         let memory = self.device().share_foreign(address, bootstrap, timeout)?;
-        let registration = self.register_shared(memory, bytes)?;
+        let registration = self.endpoint.register(memory, bytes)?;
         Ok(Registered { _registration: Some(registration), slice })
     }
 
