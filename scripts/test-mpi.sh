@@ -112,6 +112,11 @@ program() {
   [ "$status" -eq 0 ] && [ "$(lines ' mpi  *-  ')" -eq 4 ] && [ "$(lines '# mpi left out of f64 avg')" -eq 1 ] ||
     fail "$mpi: compare of all operations"
   echo "$mpi: compare of 2 and 4 ranks passed"
+  # The reference judges both libraries: what each collective is, and in place.
+  mpirun 3 "$cli" compare --vs mpi --collective all -r 1 -b 1000 -e 1000 -d f64 -n 2 --rounds 1
+  [ "$status" -eq 0 ] && [ "$(lines '# mpi .*: out of bounds values 0 OK')" -eq 1 ] && [ "$(lines ' mpi  *-  ')" -eq 12 ] ||
+    fail "$mpi: compare of all collectives"
+  echo "$mpi: compare of all collectives passed"
   mpirun 2 "$cli" bench -e 1K --ranks 3
   refused "other --ranks" "--ranks 3, but"
   mpirun 2 "$cli" bench -e 1K --max-bytes 1

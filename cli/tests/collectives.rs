@@ -33,8 +33,11 @@ fn every_collective_is_right() {
     for (ranks, setting) in
         [(1, ""), (2, "-d u8"), (3, "--registered -r 2"), (4, "-d bf16 -o max --workers 2 -r 1"), (16, "")]
     {
-        // Of 3000 bytes, some launches: and less than an element for each rank.
-        for sizes in ["-b 3000 -e 3000 --max-bytes 8K", "-b 40000 -e 40000 --max-bytes 4K", "-b 8 -e 8"] {
+        // One launch; less than an element for each rank; several launches, which take long where many ranks share a core.
+        for sizes in ["-b 3000 -e 3000", "-b 8 -e 8", "-b 40000 -e 40000 --max-bytes 4K"] {
+            if ranks == 16 && sizes.contains("40000") {
+                continue;
+            }
             let document =
                 json(&format!("--collective all --ranks {ranks} {sizes} -n 2 -w 0 -c 2 {setting}"));
             assert_eq!(document["wrong"], 0, "{ranks} {setting} {sizes}");

@@ -6,7 +6,8 @@ use fast_allreduce::{DType, ReduceOp};
 
 use super::{Bench, DeviceName};
 use crate::bench::device::only_on_the_host;
-use crate::bench::work::{Kind, Work};
+use crate::bench::kind::Kind;
+use crate::bench::work::Work;
 use crate::failure::Failure;
 
 /// One of the combinations.

@@ -6,7 +6,7 @@ use fast_allreduce::device::host::Isa;
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use super::plans::Worlds;
-use crate::bench::work::Kind;
+use crate::bench::kind::Kind;
 
 /// Several values that one argument stands for.
 #[derive(Debug, Clone)]

@@ -98,7 +98,7 @@ pub fn count_changed<T: Number>(inputs: &Inputs, rank: usize, input: &[T]) -> u6
 mod tests {
     use half::{bf16, f16};
 
-    use super::super::work::Kind;
+    use super::super::kind::Kind;
     use super::*;
 
     const COUNT: usize = 100;

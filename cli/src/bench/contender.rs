@@ -6,8 +6,9 @@ use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use super::check::Promise;
 use super::device::Endpoint;
+use super::kind::Kind;
 use super::reference::Number;
-use super::work::{Kind, Work};
+use super::work::Work;
 use crate::failure::Failure;
 
 /// This crate's name in the results.

@@ -10,16 +10,19 @@ use super::check::{count_changed, count_overwritten, judge, Promise, Verdict};
 use super::contender::{Contender, Form};
 use super::device::{Batch, Call, Endpoint};
 use super::inputs::Inputs;
+#[cfg(feature = "cuda")]
+use super::kind::Kind;
 use super::reference::Number;
 use super::row::{Row, Timing};
 use super::session::Session;
-#[cfg(feature = "cuda")]
-use super::work::Kind;
 use super::work::Work;
 use crate::failure::Failure;
 
 /// Batches of calls that are timed one by one at most; their times are exchanged.
 const MOST_SINGLES: u64 = 10_000;
+
+/// By contender; `None` of one that lacks the form.
+pub type Timings = Vec<Option<Timing>>;
 
 /// How much is done for a row.
 #[derive(Debug, Clone)]
@@ -42,9 +45,6 @@ pub struct Measure<'a> {
     /// Inputs that have been made so far.
     pub round: u64,
 }
-
-/// The contenders' timings out of place and in place, as far as they have these forms.
-type BothForms = (Vec<Option<Timing>>, Vec<Option<Timing>>);
 
 impl Measure<'_> {
     /// An allreduce of `count` elements.
@@ -82,7 +82,7 @@ impl Measure<'_> {
         contenders: &[Contender<E>],
         rounds: u64,
         work: &Work,
-    ) -> Result<BothForms, Failure> {
+    ) -> Result<(Timings, Timings), Failure> {
         let Some(first) = contenders.first() else {
             return Ok(Default::default());
         };
@@ -118,7 +118,7 @@ impl Measure<'_> {
         rounds: u64,
         memory: &mut Memory<E::Memory<T>>,
         work: &Work,
-    ) -> Result<BothForms, Failure> {
+    ) -> Result<(Timings, Timings), Failure> {
         let out_of_place = self.form(contenders, rounds, memory, work, Form::OutOfPlace)?;
         Ok((out_of_place, self.form(contenders, rounds, memory, work, Form::InPlace)?))
     }
@@ -131,7 +131,7 @@ impl Measure<'_> {
         memory: &mut Memory<E::Memory<T>>,
         work: &Work,
         form: Form,
-    ) -> Result<Vec<Option<Timing>>, Failure> {
+    ) -> Result<Timings, Failure> {
         let able: Vec<_> = contenders.iter().filter(|contender| contender.has(work, form)).copied().collect();
         let mut timings = Vec::new();
         if !able.is_empty() {

@@ -4,6 +4,7 @@ pub mod check;
 pub mod contender;
 pub mod device;
 pub mod inputs;
+pub mod kind;
 pub mod measure;
 pub mod progress;
 pub mod reference;

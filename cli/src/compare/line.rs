@@ -6,6 +6,7 @@ use serde::Serialize;
 use crate::arguments::Case;
 use crate::bench::contender::{Contender, OURS};
 use crate::bench::device::Endpoint;
+use crate::bench::measure::Timings;
 use crate::bench::row::{Config, Timing};
 use crate::bench::work::Work;
 
@@ -120,7 +121,7 @@ pub fn lines<E: Endpoint>(
     contenders: &[Contender<E>],
     case: &Case,
     work: &Work,
-    (out_of_place, in_place): (Vec<Option<Timing>>, Vec<Option<Timing>>),
+    (out_of_place, in_place): (Timings, Timings),
 ) -> Vec<Line> {
     let fastest = |timings: &[Option<Timing>]| {
         let ours = contenders.iter().zip(timings).filter(|(who, _)| matches!(who, Contender::Ours(_)));

@@ -10,8 +10,9 @@ use mpi::raw::AsRaw;
 
 use crate::bench::contender::{Form, Rival};
 use crate::bench::device::host::{Cpu, Memory};
+use crate::bench::kind::Kind;
 use crate::bench::reference::Number;
-use crate::bench::work::{Kind, Work};
+use crate::bench::work::Work;
 use crate::failure::Failure;
 
 /// The world that a launcher started, which is that of this crate's ranks.

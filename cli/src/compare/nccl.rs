@@ -14,9 +14,10 @@ use libloading::Library;
 use crate::bench::contender::{Form, Rival};
 use crate::bench::device::cuda::{Gpu, Memory};
 use crate::bench::device::Endpoint;
+use crate::bench::kind::Kind;
 use crate::bench::reference::Number;
 use crate::bench::session::Session;
-use crate::bench::work::{Kind, Work};
+use crate::bench::work::Work;
 use crate::failure::Failure;
 
 /// Lets several ranks share a GPU, from [`SHARED_GPU_VERSION`] on.

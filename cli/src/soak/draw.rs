@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
-use crate::bench::work::{Kind, Work};
+use crate::bench::kind::Kind;
+use crate::bench::work::Work;
 
 /// Communicators that are alive at a time.
 pub const SLOTS: usize = 8;

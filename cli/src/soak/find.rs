@@ -7,8 +7,9 @@ use fast_allreduce::{Algorithm, Communicator, DType, Host};
 
 use crate::bench::check::{judge, Promise};
 use crate::bench::inputs::Inputs;
+use crate::bench::kind::Kind;
 use crate::bench::reference::Number;
-use crate::bench::work::{Kind, Work};
+use crate::bench::work::Work;
 
 /// What made the call.
 pub struct Made {

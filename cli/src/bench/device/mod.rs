@@ -7,10 +7,11 @@ pub mod host;
 use fast_allreduce::{Communicator, Device, ReduceOp};
 
 use super::contender::Rival;
+use super::kind::Kind;
 use super::reference::Number;
 use super::row::DeviceFacts;
 use super::session::Session;
-use super::work::{Kind, Work};
+use super::work::Work;
 use crate::arguments::RivalName;
 use crate::failure::Failure;
 
