@@ -218,6 +218,12 @@ impl Presence {
         let is_absent = |rank: &usize| !heard_out.contains(rank);
         let mut absent: Vec<usize> = missing.iter().copied().filter(is_absent).collect();
         let deadline = Instant::now() + GRACE;
+        // One that has come back hears out another itself, for as long.
+        let last = deadline + 3 * GRACE;
+        let has_come_back = |rank: usize| {
+            let activity = board(&self.boards, rank).map(Board::activity);
+            activity.is_some_and(|activity| activity.begun == own.begun && activity.ended == activity.begun)
+        };
         for rank in heard_out {
             loop {
                 match board(&self.boards, rank).and_then(Board::farewell) {
@@ -230,7 +236,7 @@ impl Presence {
                         return self.lost(rank, operation, epoch, waited);
                     }
                     Some(_) => break,
-                    None if Instant::now() > deadline => break,
+                    None if Instant::now() > if has_come_back(rank) { last } else { deadline } => break,
                     None => std::thread::sleep(Duration::from_millis(1)),
                 }
             }
