@@ -216,7 +216,9 @@ impl<T: Number> Rig<T> {
         let (blocks, threads) = grid(world, count * size_of::<T>());
         let plan = WorldPlan { algorithm, blocks, threads, registered: form.is_registered() };
         let Self { op, outputs, .. } = self;
-        let name = || format!("{algorithm} of {count} {} from {offset}, {op}, {form:?}, {blocks} x {threads}", T::DTYPE);
+        let name = || {
+            format!("{algorithm} of {count} {} from {offset}, {op}, {form:?}, {blocks} x {threads}", T::DTYPE)
+        };
         world
             .all_reduce(inputs, outputs, offset, count, *op, plan)
             .map_err(|error| Failure::Ranks(format!("{}: {error}", name())))?;
