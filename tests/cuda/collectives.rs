@@ -34,7 +34,7 @@ pub struct Case {
     pub inputs: Vec<Vec<u8>>,
 }
 
-pub const COLLECTIVES: usize = 12;
+const COLLECTIVES: usize = 12;
 
 impl Case {
     pub fn new(random: &mut Random, which: usize, world: usize, dtype: DType, most: usize) -> Self {
@@ -44,6 +44,13 @@ impl Case {
         let receives = (0..world).map(|to| sends.iter().map(|sends| sends[to]).collect()).collect();
         let (op, root) = (random.pick(&ReduceOp::ALL), random.below(world));
         let mut case = Self { which, op, root, count, dtype, counts, sends, receives, inputs: Vec::new() };
+        case.renew(random, world);
+        case
+    }
+
+    /// Of f32, with so many elements in a share.
+    pub fn exactly(random: &mut Random, which: usize, world: usize, count: usize) -> Self {
+        let mut case = Self { count, ..Self::new(random, which, world, DType::F32, 1) };
         case.renew(random, world);
         case
     }

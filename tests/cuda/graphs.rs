@@ -17,7 +17,7 @@ pub const BYTES: usize = COUNT * 8;
 const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
 /// Captures what `body` puts on the stream.
-fn capture(stream: &Arc<CudaStream>, body: impl FnOnce()) -> CudaGraph {
+pub fn capture(stream: &Arc<CudaStream>, body: impl FnOnce()) -> CudaGraph {
     stream.begin_capture(MODE).unwrap();
     body();
     stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().expect("a graph with nodes")

@@ -3,6 +3,7 @@
 //! The program starts itself once for each step; a step writes what it finds as it finds it, so that one that hangs has
 //! still said what came before.
 
+mod collectives;
 mod facts;
 mod programs;
 mod ranks;

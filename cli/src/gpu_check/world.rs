@@ -1,5 +1,5 @@
-//! All ranks in one cooperative launch: every algorithm, type and operation, staged, registered and in place, against the
-//! reference of `bench`.
+//! All ranks in one cooperative launch: the other collectives, then every direct algorithm, type and operation, staged,
+//! registered and in place, against the reference of `bench`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use fast_allreduce::device::cuda::{CudaWorld, WorldPlan};
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use super::record::Record;
-use super::Budget;
+use super::{collectives, Budget};
 use crate::arguments::GpuCheck;
 use crate::bench::inputs::Inputs;
 use crate::bench::reference::{Number, Rounding};
@@ -19,6 +19,8 @@ use crate::failure::{driver, Failure};
 /// What a launch takes through the regions: the largest count below needs several.
 const LAUNCH_BYTES: usize = 64 << 10;
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// The numbers of the launches pass their end.
+const EPOCH: u32 = u32::MAX - 1000;
 /// In `(offset, count)`; odd ones, so that neither the start nor the end is on a pack's boundary.
 const SHAPES: [(usize, usize); 8] =
     [(0, 1), (1, 1), (0, 7), (3, 64), (0, 1000), (1, 4099), (0, 16384), (5, 40_001)];
@@ -47,7 +49,8 @@ pub fn run(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     };
     for (index, &world_size) in worlds.iter().enumerate() {
         let mut cases = 0;
-        let outcome = check_world(options, world_size, tried, budget, &mut cases);
+        let outcome = check_collectives(options, world_size, budget, &mut cases)
+            .and_then(|()| check_world(options, world_size, tried, budget, &mut cases));
         Record::check(format!("world of {world_size}"), cases, outcome).write()?;
         if budget.is_spent() {
             let left = format!(
@@ -100,8 +103,6 @@ fn check_world(
     budget: Budget,
     cases: &mut u64,
 ) -> Result<(), Failure> {
-    // The numbers of the launches pass their end.
-    const EPOCH: u32 = u32::MAX - 1000;
     let mut world = CudaWorld::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT)?;
     for &dtype in dtypes {
         for &op in ops {
@@ -112,6 +113,16 @@ fn check_world(
         }
     }
     Ok(())
+}
+
+fn check_collectives(
+    options: &GpuCheck,
+    world_size: usize,
+    budget: Budget,
+    cases: &mut u64,
+) -> Result<(), Failure> {
+    let mut world = CudaWorld::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT)?;
+    collectives::check(&mut world, options.small, budget, cases)
 }
 
 /// The buffers of all ranks, and what is to come out.
@@ -245,7 +256,7 @@ impl<T: Number> Rig<T> {
     }
 }
 
-fn download<T: Number>(world: &CudaWorld, slice: &impl DevicePtr<T>) -> Result<Vec<T>, Failure> {
+pub fn download<T: Number>(world: &CudaWorld, slice: &impl DevicePtr<T>) -> Result<Vec<T>, Failure> {
     let stream = world.stream();
     let mut elements = vec![T::poison(); slice.len()];
     stream.memcpy_dtoh(slice, &mut elements).map_err(driver("cuMemcpyDtoHAsync"))?;

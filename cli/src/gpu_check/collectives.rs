@@ -1,0 +1,195 @@
+//! The other collectives in one cooperative launch, and allreduces by the algorithms that partial sums travel in.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, DevicePtr};
+use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
+use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
+
+use super::world::{download, grid};
+use super::Budget;
+use crate::bench::inputs::Inputs;
+use crate::bench::reference::Number;
+use crate::bench::with_number;
+use crate::failure::{driver, Failure};
+
+/// A type of each size.
+const TYPES: [DType; 4] = [DType::I32, DType::U8, DType::F16, DType::F64];
+/// Elements of a share. The last takes several launches, and is broadcast in two steps.
+const COUNTS: [usize; 3] = [1, 1001, 40_001];
+/// Of many ranks, whose shares are more to compare.
+const MANY_COUNTS: [usize; 3] = [1, 1001, 9001];
+const SMALL_COUNTS: [usize; 2] = [1, 1001];
+const OP: ReduceOp = ReduceOp::Sum;
+
+/// Every collective, for each type and count, staged and registered. Counts the cases.
+pub fn check(world: &mut CudaWorld, small: bool, budget: Budget, cases: &mut u64) -> Result<(), Failure> {
+    let counts: &[usize] = match world.world_size() {
+        _ if small => &SMALL_COUNTS,
+        ..=4 => &COUNTS,
+        _ => &MANY_COUNTS,
+    };
+    for dtype in TYPES {
+        for &count in counts {
+            if budget.is_spent() {
+                return Ok(());
+            }
+            *cases += with_number!(dtype, T => of_type::<T>(world, count))?;
+        }
+    }
+    Ok(())
+}
+
+/// What the ranks count differently by: shares of other sizes, none among them.
+struct Counts {
+    shares: Vec<usize>,
+    /// By sending, then by receiving rank; as many the other way.
+    pairs: Vec<Vec<usize>>,
+}
+
+impl Counts {
+    fn new(world_size: usize, count: usize) -> Self {
+        let part = |number: usize| number % 3 * count / 2;
+        let pairs = |from: usize| (0..world_size).map(|to| part(from + to)).collect();
+        Self { shares: (0..world_size).map(part).collect(), pairs: (0..world_size).map(pairs).collect() }
+    }
+
+    /// All collectives as `rank` makes them.
+    fn collectives(&self, rank: usize) -> [Collective<'_>; 12] {
+        let root = self.shares.len() / 2;
+        [
+            Collective::AllReduce(OP),
+            Collective::AllGather,
+            Collective::AllGatherV(&self.shares),
+            Collective::ReduceScatter(OP),
+            Collective::ReduceScatterV(OP, &self.shares),
+            Collective::Broadcast { root },
+            Collective::Reduce { op: OP, root },
+            Collective::Gather { root },
+            Collective::Scatter { root },
+            Collective::AllToAll,
+            Collective::AllToAllV { send: &self.pairs[rank], receive: &self.pairs[rank] },
+            Collective::Barrier,
+        ]
+    }
+}
+
+fn of_type<T: Number>(world: &mut CudaWorld, count: usize) -> Result<u64, Failure> {
+    let world_size = world.world_size();
+    let counts = Counts::new(world_size, count);
+    let numbers = Inputs::new(0x5eed, count as u64, world_size, OP);
+    let by_rank: Vec<Vec<T>> = (0..world_size)
+        .map(|rank| (0..count * world_size).map(|index| numbers.value(rank, index)).collect())
+        .collect();
+    let mut cases = 0;
+    for number in 0..counts.collectives(0).len() {
+        let collectives: Vec<_> = (0..world_size).map(|rank| counts.collectives(rank)[number]).collect();
+        let is_allreduce = matches!(collectives[0], Collective::AllReduce(_));
+        // Sums of integers do not depend on their order.
+        let algorithms = match is_allreduce && matches!(T::DTYPE, DType::I32 | DType::U8) {
+            true => &Algorithm::ALL[..],
+            false => &[Algorithm::OneShotPull],
+        };
+        for &algorithm in algorithms {
+            for registered in [false, true] {
+                let (blocks, threads) = grid(world, count * size_of::<T>());
+                let plan = WorldPlan { algorithm, blocks, threads, registered };
+                case(world, &collectives, count, plan, &by_rank, &counts)?;
+                cases += 1;
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// What `rank` has in the end, from all ranks' inputs.
+fn expected<T: Number>(
+    collective: &Collective<'_>,
+    count: usize,
+    rank: usize,
+    inputs: &[&[T]],
+    counts: &Counts,
+) -> Vec<T> {
+    let reduced = |indices: std::ops::Range<usize>| -> Vec<T> {
+        let reduce = |index| T::reduce(OP, &inputs.iter().map(|input| input[index]).collect::<Vec<_>>());
+        indices.map(reduce).collect()
+    };
+    let own = rank * count..(rank + 1) * count;
+    match *collective {
+        Collective::AllReduce(_) => reduced(0..count),
+        Collective::Reduce { root, .. } if root == rank => reduced(0..count),
+        Collective::AllGather | Collective::AllGatherV(_) => inputs.concat(),
+        Collective::Gather { root } if root == rank => inputs.concat(),
+        Collective::ReduceScatter(_) => reduced(own),
+        Collective::ReduceScatterV(_, shares) => {
+            let first = shares[..rank].iter().sum();
+            reduced(first..first + shares[rank])
+        }
+        Collective::Broadcast { root } => inputs[root].to_vec(),
+        Collective::Scatter { root } => inputs[root][own].to_vec(),
+        Collective::AllToAll => inputs.iter().flat_map(|input| input[own.clone()].to_vec()).collect(),
+        Collective::AllToAllV { .. } => {
+            let share = |(from, input): (usize, &&[T])| {
+                let first = counts.pairs[from][..rank].iter().sum::<usize>();
+                input[first..first + counts.pairs[from][rank]].to_vec()
+            };
+            inputs.iter().enumerate().flat_map(share).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn case<T: Number>(
+    world: &mut CudaWorld,
+    collectives: &[Collective<'_>],
+    count: usize,
+    plan: WorldPlan,
+    by_rank: &[Vec<T>],
+    counts: &Counts,
+) -> Result<(), Failure> {
+    // Before and behind every output.
+    const MARGIN: usize = 64;
+    let (world_size, stream) = (world.world_size(), Arc::clone(world.stream()));
+    let inputs: Vec<&[T]> = (0..world_size)
+        .map(|rank| &by_rank[rank][..collectives[rank].input_len(count, rank, world_size)])
+        .collect();
+    let name = || format!("{} of {count} {}, {plan:?}", collectives[0].name(), T::DTYPE);
+    // One more, as nothing is no slice.
+    let upload = |input: &[T]| {
+        stream.clone_htod(&[input, &[T::poison()]].concat()).map_err(driver("cuMemcpyHtoDAsync"))
+    };
+    let from = inputs.iter().map(|input| upload(input)).collect::<Result<Vec<CudaSlice<T>>, _>>()?;
+    let room = |rank: usize| collectives[rank].output_len(count, rank, world_size) + 2 * MARGIN;
+    let to = (0..world_size)
+        .map(|rank| upload(&vec![T::poison(); room(rank) - 1]))
+        .collect::<Result<Vec<_>, _>>()?;
+    let of_rank = |rank: usize| WorldRank {
+        collective: collectives[rank],
+        input: from[rank].device_ptr(&stream).0,
+        output: to[rank].device_ptr(&stream).0 + (MARGIN * size_of::<T>()) as u64,
+    };
+    let ranks: Vec<_> = (0..world_size).map(of_rank).collect();
+    // The world copies on a stream of its own.
+    stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+    let told = |error| Failure::Ranks(format!("{}: {error}", name()));
+    // SAFETY: the slices are as long as the collective needs, and live until the call has been waited for.
+    let mut call = unsafe { world.prepare_raw(&ranks, count, T::DTYPE, plan) }.map_err(told)?;
+    call.enqueue().and_then(|()| call.finish()).map_err(told)?;
+    drop(call);
+    for (rank, output) in to.iter().enumerate() {
+        let right = expected(&collectives[rank], count, rank, &inputs, counts);
+        let margin = [T::poison(); MARGIN];
+        let right = [&margin[..], &right, &margin[..]].concat();
+        let is = download(world, output)?;
+        if let Some(index) = (0..is.len()).find(|&index| is[index].bits() != right[index].bits()) {
+            return Err(Failure::Ranks(format!(
+                "{}: element {} on rank {rank} is {:#x} instead of {:#x}",
+                name(),
+                index as isize - MARGIN as isize,
+                is[index].bits(),
+                right[index].bits(),
+            )));
+        }
+    }
+    Ok(())
+}
