@@ -208,6 +208,15 @@ pub enum Error {
         message: String,
     },
 
+    /// NCCL refused a call, or an operation of it failed.
+    #[error("{call} failed: {message}")]
+    Nccl {
+        /// The call.
+        call: &'static str,
+        /// NCCL's text.
+        message: String,
+    },
+
     /// A system call failed.
     #[error("{call} failed: {errno}")]
     System {

@@ -22,20 +22,15 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
     }
 
     fn find_shape(&self) -> Result<Shape> {
-        let (ranks, nodes) = (self.local.world_size() as i64, self.engine.nodes() as i64);
-        let place = self.local.rank() as i64;
-        // Among the ranks of this place on all nodes: on the first place, all nodes are asked.
-        let mut minima = [ranks, -ranks, place, -place];
-        if nodes > 1 {
+        let mut minima = self.own_minima();
+        if self.engine.nodes() > 1 {
             let address = minima.as_mut_ptr() as u64;
             // SAFETY: an array of as many i64, exclusively borrowed, on the host.
             self.between(unsafe {
                 self.engine.all_reduce(address, minima.len(), DType::I64, ReduceOp::Min, ())
             })?;
         }
-        let [least, most, first, last] = minima;
-        let own = Shape { ranks: [least, -most], nodes: [nodes, nodes], places: -last - first };
-        let mut minima = own.to_minima();
+        let mut minima = self.shape_of_place(minima).to_minima();
         self.inside(self.local.all_reduce_in_place(&mut minima, ReduceOp::Min))?;
         Ok(Shape::of_minima(minima))
     }

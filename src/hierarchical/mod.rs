@@ -5,11 +5,16 @@
 //! all-gather inside the node. So each byte crosses the network once for each node and not for each rank, and all
 //! ranks' network interfaces work at the same time. `docs/scaling.md` models when that is faster than one flat world.
 //!
-//! `MpiNodes` (feature `mpi`) is an engine for host memory. Another takes an implementation of [`InterNode`].
+//! `MpiNodes` (feature `mpi`) is an engine for host memory, `NcclNodes` (feature `nccl`) one for GPUs'. Another takes an
+//! implementation of [`InterNode`].
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod host;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(feature = "nccl")]
+mod nccl;
 #[cfg(feature = "mpi")]
 mod wire;
 
@@ -17,6 +22,8 @@ use std::sync::{Mutex, OnceLock};
 
 #[cfg(feature = "mpi")]
 pub use mpi::MpiNodes;
+#[cfg(feature = "nccl")]
+pub use nccl::NcclNodes;
 
 use crate::communicator::Communicator;
 use crate::device::Device;
@@ -36,7 +43,7 @@ pub trait InterNode<D: Device>: Send + Sync {
 
     /// Reduces `count` elements at `address` in place, in the order of `stream` (which is `()` on the host). Collective
     /// among the ranks of this place, with the same count, type and operation. All of them get the same bits. It is
-    /// never asked for an average of integers.
+    /// never asked for an average of integers, nor on a stream that is captured.
     ///
     /// # Errors
     ///
@@ -55,6 +62,16 @@ pub trait InterNode<D: Device>: Send + Sync {
         op: ReduceOp,
         stream: D::Stream<'_>,
     ) -> Result<()>;
+
+    /// What has gone wrong since a call returned, on a device whose calls are in stream order: their waits are bounded too,
+    /// so that the stream goes on, and by then the failure is known here.
+    ///
+    /// # Errors
+    ///
+    /// The first failure.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// One rank of a world of several nodes with as many ranks each.
@@ -74,11 +91,15 @@ pub trait InterNode<D: Device>: Send + Sync {
 /// Every step is bounded, by the limits of the communicator and of the engine. An error of either poisons this rank's
 /// world as it does a communicator, and aborts the node's communicator, so that the node's other ranks need not wait
 /// for theirs.
+///
+/// On GPUs a failure that is found on the stream does not keep this rank's later steps there from running. The ranks of
+/// its node learn of it; those of other nodes, whose results of the calls then under way may be wrong, from the limit of the
+/// next call.
 pub struct Hierarchical<D: Device, E: InterNode<D>> {
     local: Communicator<D>,
     engine: E,
     failed: OnceLock<Error>,
-    /// Where slices are reduced. Held during a call, so that calls come one after the other.
+    /// Where slices are reduced on the host. Held during a call, so that calls come one after the other.
     scratch: Mutex<Vec<u64>>,
 }
 
@@ -105,6 +126,18 @@ impl<D: Device, E: InterNode<D>> Hierarchical<D, E> {
 
     fn rank_of(&self, node: usize, local: usize) -> usize {
         node * self.local.world_size() + local
+    }
+
+    /// What the ranks of a place find the minima of, to see the [shape of their place](Self::shape_of_place): on the first
+    /// place, all nodes are asked.
+    fn own_minima(&self) -> [i64; 4] {
+        let (ranks, place) = (self.local.world_size() as i64, self.local.rank() as i64);
+        [ranks, -ranks, place, -place]
+    }
+
+    fn shape_of_place(&self, [least, most, first, last]: [i64; 4]) -> Shape {
+        let nodes = self.engine.nodes() as i64;
+        Shape { ranks: [least, -most], nodes: [nodes, nodes], places: -last - first }
     }
 
     fn healthy(&self) -> Result<()> {
