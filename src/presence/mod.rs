@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::fork::Origin;
 
 /// How long a rank whose time is up waits to hear whether a rank in the same call gives up as well, and why.
-const GRACE: Duration = Duration::from_millis(50);
+const GRACE: Duration = Duration::from_millis(100);
 
 /// This rank's presence in its world.
 #[derive(Debug)]
@@ -197,7 +197,7 @@ impl Presence {
         }
     }
 
-    /// The error for a kernel whose time was up, waiting for `missing`. A rank that is in this rank's call itself waits for
+    /// The error for a kernel whose time was up, waiting for `missing`. A rank that is in a call itself waits for
     /// another: it is heard out.
     pub fn timed_out(
         &self,
@@ -207,19 +207,18 @@ impl Presence {
         waited: Duration,
     ) -> Error {
         let own = own_board(&self.boards).activity();
-        let in_same_call = |rank: &usize| {
+        let waits_itself = |rank: &usize| {
             let Some(theirs) = board(&self.boards, *rank).map(Board::activity) else { return false };
-            // One that came back from it failed, and says so next: else it would have sent what this rank waits for. Messages
-            // between others count as calls of theirs: numbers may differ.
-            let is_equal = (theirs.call.what, theirs.call.count) == (own.call.what, own.call.count);
-            theirs.begun == own.begun || (theirs.ended < theirs.begun && is_equal)
+            // One that came back from this call failed, and says so next: else it would have sent what this rank waits for. One in
+            // another call waits as well: messages are calls of some ranks only, and not all ranks end a call at once.
+            theirs.begun == own.begun || theirs.ended < theirs.begun
         };
-        let heard_out = missing.iter().copied().filter(in_same_call).collect::<Vec<_>>();
+        let heard_out = missing.iter().copied().filter(waits_itself).collect::<Vec<_>>();
         let is_absent = |rank: &usize| !heard_out.contains(rank);
         let mut absent: Vec<usize> = missing.iter().copied().filter(is_absent).collect();
         let deadline = Instant::now() + GRACE;
         // One that has come back hears out another itself, for as long.
-        let last = deadline + 3 * GRACE;
+        let last = deadline + GRACE;
         let has_come_back = |rank: usize| {
             let activity = board(&self.boards, rank).map(Board::activity);
             activity.is_some_and(|activity| activity.begun == own.begun && activity.ended == activity.begun)
