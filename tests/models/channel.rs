@@ -1,6 +1,6 @@
 //! Channels: `csrc/core/channel.cuh` and the chunks of `csrc/collectives/transfer.cuh`, one direction between two ranks.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicU32;
@@ -87,9 +87,10 @@ fn wait_until(mut ready: impl FnMut() -> bool) {
 /// So many chunks, of which the slots hold some at a time.
 fn chunks(count: u32, rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {
-        let channel = Arc::new(Channel::default());
+        // All threads of loom are one of the system's.
+        let channel = Rc::new(Channel::default());
         let receiver = {
-            let channel = Arc::clone(&channel);
+            let channel = Rc::clone(&channel);
             thread::spawn(move || (0..count).for_each(|number| channel.receive(number, rules)))
         };
         (0..count).for_each(|number| channel.send(number, rules));
@@ -100,13 +101,13 @@ fn chunks(count: u32, rules: Rules) -> impl Fn() + Send + Sync + 'static {
 /// A chunk each way at once, by each of two ranks that send first.
 fn both_ways(rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {
-        let channels = Arc::new([Channel::default(), Channel::default()]);
+        let channels = Rc::new([Channel::default(), Channel::default()]);
         let exchange = move |channels: &[Channel; 2], rank: usize| {
             channels[rank].send(0, rules);
             channels[1 - rank].receive(0, rules);
         };
         let peer = {
-            let channels = Arc::clone(&channels);
+            let channels = Rc::clone(&channels);
             thread::spawn(move || exchange(&channels, 1))
         };
         exchange(&channels, 0);
