@@ -6,7 +6,8 @@
 #   scripts/sanitize.sh [mode...]     modes (default: all)
 #     thread              must be clean
 #     thread-planted      the second barrier is relaxed: a race must be found in the pulls
-#     thread-relaxed      every release is relaxed: a race must be found in all algorithms
+#     thread-channel      the number of a chunk is relaxed: a race must be found in the transfers
+#     thread-relaxed      every release is relaxed: a race must be found in all kernels
 #     address,undefined   must be clean
 #     yields              random yields and delays: all results must be right
 #     yields-staging      staging has one generation: a wrong result must be found in the pulls
@@ -42,6 +43,7 @@ compile() {
   esac
   case $mode in
     thread-planted) kernels+=(-DFA_PLANT_RELAXED_SECOND_BARRIER) ;;
+    thread-channel) kernels+=(-DFA_PLANT_RELAXED_CHUNK) ;;
     yields-staging) flags+=(-DFA_PLANT_ONE_STAGING_GENERATION) ;;
     yields-mailbox) flags+=(-DFA_PLANT_ONE_MAILBOX_GENERATION) ;;
     thread-relaxed) kernels+=(-U__ATOMIC_RELEASE -D__ATOMIC_RELEASE=__ATOMIC_RELAXED) ;;
@@ -98,10 +100,12 @@ check() {
     cat "$build/$mode.log"
     return 1
   fi
-  local pulls=(0:one_shot_pull 1:two_shot_pull) pushes=(2:one_shot_push 3:two_shot_push)
+  local pulls=(0:one_shot_pull 1:two_shot_pull 6:reduce_scatter 7:reduce 8:all_gather 9:broadcast 10:scattered_broadcast)
+  local pushes=(2:one_shot_push 3:two_shot_push 4:ring 5:halving_doubling) messages=12:transfer
   case $mode in
     thread-planted) found "$mode" "${pulls[@]}" ;;
-    thread-relaxed) found "$mode" "${pulls[@]}" "${pushes[@]}" ;;
+    thread-channel) found "$mode" "$messages" ;;
+    thread-relaxed) found "$mode" "${pulls[@]}" "${pushes[@]}" "$messages" ;;
     yields-staging) wrong "$mode" "${pulls[@]}" ;;
     # A two-shot push after another is right with one generation: a rank hears of all reads before it writes.
     yields-mailbox) wrong "$mode" 2:one_shot_push ;;
@@ -113,7 +117,7 @@ export TSAN_OPTIONS="halt_on_error=1 exitcode=66 ${TSAN_OPTIONS:-}"
 export ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1 ${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1 ${UBSAN_OPTIONS:-}"
 
-if [ $# -eq 0 ]; then set -- thread thread-planted thread-relaxed address,undefined yields yields-staging yields-mailbox; fi
+if [ $# -eq 0 ]; then set -- thread thread-planted thread-channel thread-relaxed address,undefined yields yields-staging yields-mailbox; fi
 echo "$("$CXX" --version | head -n 1), seed $SEED"
 for mode in "$@"; do
   compile "$mode" &

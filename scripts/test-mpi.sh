@@ -74,6 +74,13 @@ bootstrap() {
     done
   done
   part 3 late-and-large unfinalised
+  part 3 nodes-of-1
+  part 4 nodes-of-2
+  part 6 nodes-of-2
+  part 6 nodes-of-3
+  part 3 nodes-of-3
+  part 3 unequal-nodes
+  part 3 late-node unfinalised
   if [ "$mpi" = mpich ]; then
     MPIR_CVAR_NUM_CLIQUES=2 part 4 nodes
   fi
@@ -105,6 +112,11 @@ program() {
   [ "$status" -eq 0 ] && [ "$(lines ' mpi  *-  ')" -eq 4 ] && [ "$(lines '# mpi left out of f64 avg')" -eq 1 ] ||
     fail "$mpi: compare of all operations"
   echo "$mpi: compare of 2 and 4 ranks passed"
+  # The reference judges both libraries: what each collective is, and in place.
+  mpirun 3 "$cli" compare --vs mpi --collective all -r 1 -b 1000 -e 1000 -d f64 -n 2 --rounds 1
+  [ "$status" -eq 0 ] && [ "$(lines '# mpi .*: out of bounds values 0 OK')" -eq 1 ] && [ "$(lines ' mpi  *-  ')" -eq 12 ] ||
+    fail "$mpi: compare of all collectives"
+  echo "$mpi: compare of all collectives passed"
   mpirun 2 "$cli" bench -e 1K --ranks 3
   refused "other --ranks" "--ranks 3, but"
   mpirun 2 "$cli" bench -e 1K --max-bytes 1

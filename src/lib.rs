@@ -31,7 +31,7 @@
 //!
 //! * Any shape: 1 to 16 ranks, any count, any alignment of the element type, in place or out of place.
 //! * The same bits on every rank and from each of the direct [algorithms](Algorithm): ranks are added in order, f16 and bf16 in
-//!   f32, rounded once.
+//!   f32, rounded once. Others are taken only where GPUs have no full mesh of NVLinks, for more than 2 ranks and large messages.
 //! * No hang: every wait is bounded, and a rank that does not come is an [`Error`] that names it.
 
 mod abi;
@@ -45,11 +45,14 @@ pub mod device;
 mod dtype;
 mod error;
 mod fork;
+pub mod hierarchical;
 mod op;
 pub mod plan;
 mod presence;
+mod raw;
 mod region;
 mod registry;
+mod symmetric;
 mod thread;
 pub mod topology;
 mod trace;
@@ -64,9 +67,12 @@ pub use device::host::{Host, Wait};
 pub use device::Device;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
+pub use hierarchical::{Hierarchical, InterNode};
 pub use op::ReduceOp;
 pub use plan::{Algorithm, Plan};
+pub use raw::{RawCommunicator, StreamCommunicator, StreamSync};
 pub use registry::Buffer;
+pub use symmetric::{SymmetricMemory, SymmetricView};
 
 /// The most ranks that a world may have.
 pub const MAX_RANKS: usize = 16;

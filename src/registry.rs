@@ -3,9 +3,10 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::abi::FA_SOURCE_ID_SHIFT;
+use crate::abi::{FaLaunch, FA_SOURCE_ID_SHIFT};
 use crate::communicator::Closing;
 use crate::device::sealed::Shared as _;
 use crate::device::{Device, Host};
@@ -13,6 +14,7 @@ use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::region::{Region, TABLE_ROWS};
+use crate::symmetric::{self, SymmetricMemory};
 
 /// What a rank needs to launch kernels: kept by its communicator and by every registered buffer.
 pub(crate) struct Endpoint<D: Device> {
@@ -20,14 +22,42 @@ pub(crate) struct Endpoint<D: Device> {
     pub device: D,
     pub region: Region<D>,
     registry: Mutex<Registry>,
-    /// Rows whose buffers were dropped while their kernels could not be waited for, with their memory.
-    retired: Mutex<Vec<(usize, D::Shared)>>,
-    _closing: Arc<Closing<D>>,
+    /// What was dropped while its kernels could not be waited for: memory, with its row where it was registered.
+    retired: Mutex<Vec<(Option<usize>, D::Shared)>>,
+    /// Symmetric memories that have been asked for: equal on all ranks.
+    numbered: AtomicU64,
+    pub closing: Arc<Closing<D>>,
 }
 
 impl<D: Device> Endpoint<D> {
     pub fn new(device: D, region: Region<D>, closing: Arc<Closing<D>>) -> Self {
-        Self { device, region, registry: Mutex::default(), retired: Mutex::default(), _closing: closing }
+        let (registry, retired, numbered) = Default::default();
+        Self { device, region, registry, retired, numbered, closing }
+    }
+
+    /// The number of the next symmetric memory.
+    pub fn next_number(&self) -> u64 {
+        self.numbered.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Enters memory that every rank has mapped into every rank's table. Collective.
+    pub fn register(self: &Arc<Self>, memory: D::Shared, bytes: usize) -> Result<Registration<D>> {
+        let Closing { bootstrap, timeout, .. } = &*self.closing;
+        let free_rows = self.lock().free_rows();
+        let free_rows = bootstrap.all_gather(&free_rows, *timeout)?;
+        let row = self.lock().next_row(&free_rows)?;
+        let registration = Registration::new(Arc::clone(self), memory, row, bootstrap.rank(), bytes);
+        // No rank pulls from the memory before all have it in their tables.
+        self.closing.all_succeeded(registration)
+    }
+
+    /// Lets memory that is not registered go, when no kernel can be using it.
+    pub fn retire(&self, memory: D::Shared) {
+        // No call comes in between.
+        let _registry = self.lock();
+        if self.device.wait_for_calls().is_err() {
+            self.retired.lock().unwrap_or_else(PoisonError::into_inner).push((None, memory));
+        }
     }
 
     /// Takes a row out of the table, if no kernel can be reading it. The lock of the registry is held.
@@ -37,12 +67,13 @@ impl<D: Device> Endpoint<D> {
         Ok(())
     }
 
-    /// Tries again for the rows that are retired, and returns the memory that goes with them.
+    /// Tries again for what is retired, and returns the memory that may go.
     fn clear_retired(&self, registry: &mut Registry) -> Vec<D::Shared> {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        let (cleared, left) = std::mem::take(&mut *retired)
-            .into_iter()
-            .partition(|(row, _)| self.clear_row(registry, *row).is_ok());
+        let (cleared, left) = std::mem::take(&mut *retired).into_iter().partition(|(row, _)| match *row {
+            Some(row) => self.clear_row(registry, row).is_ok(),
+            None => self.device.wait_for_calls().is_ok(),
+        });
         *retired = left;
         let cleared: Vec<_> = cleared;
         cleared.into_iter().map(|(_, memory)| memory).collect()
@@ -62,6 +93,8 @@ pub(crate) struct Registry {
     rows: Vec<Row>,
     /// Of the call before.
     plan: Option<Plan>,
+    /// The launch before: most of it is the same in all, and small calls feel what they copy.
+    pub launch: Option<Box<FaLaunch>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -158,7 +191,7 @@ impl Registry {
 /// A row of the table, and the memory that it is of; until it is dropped, calls from this memory pull without a copy.
 pub(crate) struct Registration<D: Device> {
     endpoint: Arc<Endpoint<D>>,
-    /// `None` only while it is dropped.
+    /// `None` when it has ended.
     memory: Option<D::Shared>,
     row: usize,
     /// This rank's.
@@ -188,10 +221,30 @@ impl<D: Device> Registration<D> {
     pub fn address(&self) -> u64 {
         self.address
     }
+
+    /// Address of a rank's memory in this process; 0 beyond the world.
+    pub fn address_of(&self, rank: usize) -> u64 {
+        self.memory.as_ref().map_or(0, |memory| memory.address(rank))
+    }
+
+    /// What it is registered with.
+    pub fn endpoint(&self) -> &Arc<Endpoint<D>> {
+        &self.endpoint
+    }
+
+    /// Takes the memory out of this rank's table. Waits for calls that are under way; an error leaves the registration as it was.
+    pub fn end(&mut self) -> Result<Option<D::Shared>> {
+        let mut registry = self.endpoint.lock();
+        self.endpoint.clear_row(&mut registry, self.row)?;
+        Ok(self.memory.take())
+    }
 }
 
 impl<D: Device> Drop for Registration<D> {
     fn drop(&mut self) {
+        if self.memory.is_none() {
+            return;
+        }
         // Out of the table before its mappings go; waits for calls that are under way.
         let mut registry = self.endpoint.lock();
         let cleared = self.endpoint.clear_row(&mut registry, self.row);
@@ -199,7 +252,7 @@ impl<D: Device> Drop for Registration<D> {
             // The calls cannot be waited for now, so the memory has to wait for them.
             registry.set(self.row, Row::Retired);
             let mut retired = self.endpoint.retired.lock().unwrap_or_else(PoisonError::into_inner);
-            retired.extend(self.memory.take().map(|memory| (self.row, memory)));
+            retired.extend(self.memory.take().map(|memory| (Some(self.row), memory)));
         }
         drop(registry);
         // Before the endpoint: it may be the last that holds it, and then waits for the peers to have closed theirs.
@@ -207,7 +260,9 @@ impl<D: Device> Drop for Registration<D> {
     }
 }
 
-/// Memory that the crate allocated on all ranks together: an allreduce from it pulls without a copy.
+/// Memory that the crate allocated on all ranks together, registered: an allreduce from it pulls without a copy.
+///
+/// It is a [`SymmetricMemory`] after [`register`](SymmetricMemory::register), and one again after [`Buffer::deregister`].
 ///
 /// On the host it derefs to a slice; on a GPU it is a cudarc `DevicePtr`. A view into it is registered too. Dropping it is local;
 /// the memory goes when every rank has dropped its own, and memory that is shared by CUDA IPC handles when every rank has dropped
@@ -216,14 +271,35 @@ impl<D: Device> Drop for Registration<D> {
 /// waits for every kernel of the process, also one that waits for the rank that frees.
 pub struct Buffer<T: Element, D: Device = Host> {
     registration: Registration<D>,
+    number: u64,
     count: usize,
     elements: PhantomData<T>,
 }
 
 impl<T: Element, D: Device> Buffer<T, D> {
     /// Of memory that holds at least `count` elements.
-    pub(crate) fn new(registration: Registration<D>, count: usize) -> Self {
-        Self { registration, count, elements: PhantomData }
+    pub(crate) fn new(registration: Registration<D>, number: u64, count: usize) -> Self {
+        Self { registration, number, count, elements: PhantomData }
+    }
+
+    /// Ends the registration and keeps the memory. Collective: every rank calls it, after the last call that uses the buffer on any
+    /// rank.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Disagreement`] where ranks do not all do this with this buffer, [`Error::Unavailable`] while the last call's stream
+    /// is captured, and the errors of the bootstrap. The buffer is dropped then.
+    pub fn deregister(mut self) -> Result<SymmetricMemory<T, D>> {
+        let endpoint = Arc::clone(self.registration.endpoint());
+        symmetric::same_step(&endpoint, "deregister", self.number)?;
+        let memory = endpoint.closing.all_succeeded(self.registration.end())?;
+        Ok(SymmetricMemory::new(endpoint, memory, self.number, self.count))
+    }
+
+    /// The address of a rank's part, as this process has it mapped: for kernels, and for unsafe code that orders its accesses with
+    /// the other ranks. `None` beyond the world.
+    pub fn peer_address(&self, rank: usize) -> Option<u64> {
+        Some(self.registration.address_of(rank)).filter(|&address| address != 0)
     }
 
     /// Number of elements.
@@ -283,7 +359,7 @@ mod tests {
             None => Row::Free,
             Some((base, bytes)) => Row::Used(Range { base, bytes }),
         };
-        Registry { rows: rows.iter().map(row).collect(), plan: None }
+        Registry { rows: rows.iter().map(row).collect(), ..Registry::default() }
     }
 
     #[test]

@@ -64,6 +64,7 @@ fn measure(job: &impl bench::Job) -> Result<ExitCode, Failure> {
             return mpirun::measure(job, started);
         }
         options.check_device()?;
+        options.check_root(options.ranks())?;
         options.check_memory()?;
         return launch::launch(options.ranks(), std::env::args_os().skip(1));
     }

@@ -51,9 +51,9 @@ fn every_contender_has_a_line_for_each_size() {
         ("4096", "fast-allreduce", "0"),
         ("4096", "memcpy", "N/A"),
     ]) {
-        assert_eq!(row.len(), 17, "{row:?}");
-        assert_eq!((row[0], row[4], row[9], row[14]), (size, by, wrong, wrong), "{row:?}");
-        assert_eq!(row[10] == "1.00" && row[15] == "1.00", by == "fast-allreduce", "{row:?}");
+        assert_eq!(row.len(), 18, "{row:?}");
+        assert_eq!((row[0], row[5], row[10], row[15]), (size, by, wrong, wrong), "{row:?}");
+        assert_eq!(row[11] == "1.00" && row[16] == "1.00", by == "fast-allreduce", "{row:?}");
     }
     assert!(table.contains("# fast-allreduce : out of bounds values 0 OK"), "{table}");
     assert!(table.contains("# against memcpy"), "{table}");
@@ -63,7 +63,7 @@ fn every_contender_has_a_line_for_each_size() {
 fn ratios_are_of_the_times_and_errors_of_the_results() {
     let document = json(&format!("compare {SMALL} -d f16 --algo all --vs memcpy"));
     let lines = document["results"].as_array().unwrap();
-    let algorithms = fast_allreduce::Algorithm::DIRECT;
+    let algorithms = fast_allreduce::Algorithm::ALL;
     assert_eq!(lines.len(), 2 * (algorithms.len() + 1));
     for size in lines.chunks(algorithms.len() + 1) {
         let (ours, memcpy) = size.split_at(algorithms.len());
@@ -106,7 +106,25 @@ fn csv_has_as_many_cells_in_every_line() {
     let lines: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
     assert_eq!(lines.len(), 5, "{csv}");
     assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{csv}");
-    assert_eq!((lines[0][12], lines[1][12]), ("out_of_place_max_error", "0e0"), "{csv}");
+    assert_eq!((lines[0][14], lines[1][14]), ("out_of_place_max_error", "0e0"), "{csv}");
+    let csv = results(&format!("compare {SMALL} --collective send_recv --format csv"));
+    let lines: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
+    assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{csv}");
+}
+
+#[test]
+fn every_collective_has_its_lines() {
+    let document = json(&format!("compare {SMALL} --collective all"));
+    let lines = document["results"].as_array().unwrap();
+    assert_eq!(lines.len(), 12 * 2 * 2);
+    for line in lines {
+        let has_form =
+            !["all_to_all", "all_to_all_v", "send_recv"].contains(&line["collective"].as_str().unwrap());
+        assert_eq!(line["in_place"].is_object(), has_form, "{line}");
+        assert_eq!(line["ratio"]["in_place"].is_number(), has_form, "{line}");
+        assert_eq!(line["out_of_place"]["wrong"].is_number(), line["by"] == "fast-allreduce", "{line}");
+    }
+    assert_eq!((&document["wrong"], &document["config"]["collective"]), (&0.into(), &"all".into()));
 }
 
 fn refused(arguments: &str, facts: &[&str]) {
@@ -146,6 +164,10 @@ fn pages_are_whole_and_hold_everything() {
     for fact in ["<dt>CPU</dt>", "<dt>Kernel</dt>", "Every checked element is right.", " UTC</p>"] {
         assert!(html.contains(fact), "{fact}");
     }
+    assert!(html.contains("all_reduce: max of bf16"), "{html}");
+    results(&format!("bench --ranks 2 -b 1K -e 4K -n 5 --collective all_gather --report {}", page.display()));
+    let html = fs::read_to_string(&page).unwrap();
+    assert!(html.contains("all_gather of f32") && html.contains("all_gather, 2 ranks"), "{html}");
     results(&format!("compare {SMALL} --report {}", page.display()));
     let html = fs::read_to_string(&page).unwrap();
     assert!(html.contains("fast-allreduce against memcpy") && html.contains(" times as long"), "{html}");

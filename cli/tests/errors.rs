@@ -21,7 +21,7 @@ fn unknown_flags_and_values() {
     refused("bench --rank 3", &["--rank", "similar", "--ranks"]);
     refused("bench -d f8", &["f8", "bf16"]);
     refused("bench -o mean", &["mean", "avg"]);
-    refused("bench --algo tree", &["tree", "two-shot-push"]);
+    refused("bench --algo tree", &["tree", "two-shot-push", "halving-doubling"]);
     refused("bench --device tpu", &["tpu", "cuda"]);
     refused("bench --isa vax", &["vax", "baseline"]);
     refused("bench --format xml", &["xml", "json"]);
@@ -30,6 +30,18 @@ fn unknown_flags_and_values() {
     refused("bench -i 4 -f 2", &["--stepbytes", "--stepfactor"]);
     refused("frobnicate", &["frobnicate"]);
     refused("--verbose", &["--version"]);
+}
+
+#[test]
+fn collectives() {
+    refused("bench --collective all_scatter", &["all_scatter", "all_gather_v", "send_recv"]);
+    refused("bench --collective broadcast --root 4", &["--root 4", "0 to 3"]);
+    refused("compare --collective gather -r 2 --ranks 2", &["--root 2", "0 to 1"]);
+    refused("bench --collective all_gather -r 0", &["--root", "scatter", "all_gather"]);
+    refused("bench -r 0", &["--root", "all_reduce"]);
+    refused("bench --collective reduce --algo ring", &["--algo", "all_reduce", "reduce"]);
+    refused("bench --collective all --algo auto", &["--algo", "all_reduce"]);
+    refused("bench --collective gather --device cuda", &["gather", "host"]);
 }
 
 #[test]

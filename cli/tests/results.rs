@@ -22,11 +22,11 @@ fn every_type_and_operation_is_right() {
         let rows = rows(&table);
         assert_eq!(rows.len(), 50, "{table}");
         for row in rows {
-            assert_eq!(row.len(), 18, "{row:?}");
+            assert_eq!(row.len(), 19, "{row:?}");
             let count = 1000 / fast_allreduce::DType::ALL.iter().find(|t| t.name() == row[2]).unwrap().size();
             assert_eq!(row[1], count.to_string(), "{row:?}");
-            assert_eq!((row[10], row[16]), ("0", "0"), "{row:?}");
-            let numbers = row[5..].iter().all(|word| word.parse::<f64>().is_ok_and(|number| number >= 0.0));
+            assert_eq!((row[4], row[11], row[17]), ("-1", "0", "0"), "{row:?}");
+            let numbers = row[6..].iter().all(|word| word.parse::<f64>().is_ok_and(|number| number >= 0.0));
             assert!(numbers, "{row:?}");
         }
         assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
@@ -46,13 +46,13 @@ fn every_algorithm_is_right_in_every_size_and_setting() {
         ));
         let mut lines = csv.lines().map(|line| line.split(',').collect::<Vec<_>>());
         let header = lines.next().unwrap();
-        assert_eq!((header[0], header[4], header[17]), ("size", "algo", "memcpy_us"));
+        assert_eq!((header[0], header[6], header[19]), ("collective", "algo", "memcpy_us"));
         let rows: Vec<_> = lines.collect();
-        let names = fast_allreduce::Algorithm::DIRECT.map(fast_allreduce::Algorithm::name);
+        let names = fast_allreduce::Algorithm::ALL.map(fast_allreduce::Algorithm::name);
         assert_eq!(rows.len(), 5 * names.len(), "{csv}");
         for (row, name) in rows.iter().zip(names.iter().cycle()) {
             assert_eq!(row.len(), header.len(), "{row:?}");
-            assert_eq!((row[4], row[10], row[16]), (*name, "0", "0"), "{setting}: {row:?}");
+            assert_eq!((row[6], row[12], row[18]), (*name, "0", "0"), "{setting}: {row:?}");
         }
     }
 }
@@ -81,6 +81,7 @@ fn json_is_one_object_with_all_facts() {
         assert_eq!(row["count"].as_u64().unwrap() * 2, row["size"].as_u64().unwrap());
         assert_eq!((&row["type"], &row["redop"]), (&"f16".into(), &"max".into()));
         assert_eq!(row["algo"], "one-shot-pull");
+        assert_eq!((&row["collective"], &row["root"]), (&"all_reduce".into(), &Value::Null));
         assert!(row["memcpy_us"].as_f64().unwrap() > 0.0);
         for form in ["out_of_place", "in_place"] {
             let timing = &row[form];
@@ -108,7 +109,7 @@ fn steps_are_added_and_sizes_are_whole_elements() {
 #[test]
 fn nothing_is_wrong_where_nothing_is_checked() {
     let table = results("bench --ranks 2 -b 8 -e 8 -c 0 -n 1");
-    assert_eq!(rows(&table)[0][10], "N/A");
+    assert_eq!(rows(&table)[0][11], "N/A");
     assert!(table.contains("# Out of bounds values : N/A"), "{table}");
     let document = json("bench --ranks 2 -b 8 -e 8 -c 0 -n 1 --format json");
     assert!(document["results"][0]["in_place"]["wrong"].is_null());

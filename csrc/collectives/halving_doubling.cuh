@@ -47,11 +47,13 @@ public:
   FA_FN const T *input() const { return input_; }
   FA_FN const T *output() const { return output_; }
 
-  // Sends a span of `from`. A pair meets in `part` 0 on the way to the sums, in part 1 on the way back.
+  // Sends a span of `from`, unless something has not come that would be in it. A pair meets in `part` 0 on
+  // the way to the sums, in part 1 on the way back.
   FA_CALL void send(const T *from, Span span, u32 to, u32 part) const {
     Slot *slots = slots_of(launch_, to, epoch_, part, 2, launch_.rank);
     each(span, [&](u64 offset, u64 i, auto extent) {
-      store_packet(slots + (i - span.first), load(from + offset, extent), epoch_);
+      if (complete_)
+        store_packet(slots + (i - span.first), load(from + offset, extent), epoch_);
     });
   }
 

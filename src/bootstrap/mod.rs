@@ -21,6 +21,8 @@ pub(crate) use family::Family;
 pub use local::{Local, UniqueId};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+#[cfg(feature = "mpi")]
+pub(crate) use mpi::{Combine, Peers, Words};
 pub(crate) use socket::is_ready;
 pub use threads::Threads;
 

@@ -244,7 +244,8 @@ impl Builder {
 
         device.join(&bootstrap, setup_timeout)?;
         let (exports, origin) = (device.exports(), Origin::here());
-        let closing = Arc::new(Closing { exports, bootstrap: Box::new(bootstrap), origin });
+        let closing =
+            Arc::new(Closing { exports, bootstrap: Box::new(bootstrap), timeout: setup_timeout, origin });
         // After `closing`, to go before it where an error ends this.
         let device = device;
         let bootstrap = &*closing.bootstrap;
@@ -297,7 +298,7 @@ fn said(table: &Result<Table>) -> String {
 }
 
 /// Compares facts that every rank must share. Collective; each is one line.
-pub(super) fn agree(
+pub(crate) fn agree(
     bootstrap: &dyn Bootstrap,
     facts: &[(&'static str, String)],
     timeout: Duration,

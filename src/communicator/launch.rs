@@ -59,7 +59,7 @@ impl<D: Device> Communicator<D> {
                 registered => registered,
             },
         };
-        let mut launch = self.launch(&message, &plan, call.encode());
+        let launch = self.launch(&mut registry, &message, &plan, call.encode());
         let size = message.dtype.size();
         let piece = (plan.piece_bytes / size).max(1);
         // One limit for all pieces; on a device that runs them later, for each.
@@ -72,18 +72,23 @@ impl<D: Device> Communicator<D> {
             if let Some(deadline) = deadline {
                 launch.timeout_ns = nanoseconds(deadline.saturating_duration_since(Instant::now()));
             }
-            message.set_piece(&mut launch, done, piece, source);
+            message.set_piece(launch, done, piece, source);
             // SAFETY: input and output are the caller's, within their counts; regions and the table are this
             // endpoint's, and the registry's lock keeps the table as it is.
-            unsafe { self.endpoint.device.launch(&mut launch, &plan, None, stream) }?;
+            unsafe { self.endpoint.device.launch(launch, &plan, None, stream) }?;
             if self.endpoint.region.failure() != abi::FA_OK {
                 break;
             }
             done = done.saturating_add(piece);
         }
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.presence.end();
+        self.count_bytes(bytes);
         Ok(())
+    }
+
+    /// The end of a call. The lock of the registry is held, so that no other call counts at the same time.
+    fn count_bytes(&self, bytes: u64) {
+        self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+        self.presence.end();
     }
 
     /// The plan, and the algorithm if it is an allreduce.
@@ -123,17 +128,35 @@ impl<D: Device> Communicator<D> {
         registry.planned(&plan);
         let nothing =
             Message { collective: Collective::Barrier, input: 0, output: 0, count: 0, dtype: call.dtype };
-        let launch = self.launch(&nothing, &plan, call.encode());
-        let mut launch = FaLaunch { algorithm: abi::FA_TRANSFER, ..launch };
+        let launch = self.launch(&mut registry, &nothing, &plan, call.encode());
+        launch.algorithm = abi::FA_TRANSFER;
         // SAFETY: the caller's; the rest as in `start`.
-        unsafe { self.endpoint.device.launch(&mut launch, &plan, Some(transfers), stream) }?;
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.presence.end();
+        unsafe { self.endpoint.device.launch(launch, &plan, Some(transfers), stream) }?;
+        self.count_bytes(bytes);
         Ok(())
     }
 
     /// A launch of the call, all but the piece.
-    fn launch(&self, message: &Message<'_>, plan: &Plan, call: FaCall) -> FaLaunch {
+    fn launch<'a>(
+        &self,
+        registry: &'a mut Registry,
+        message: &Message<'_>,
+        plan: &Plan,
+        call: FaCall,
+    ) -> &'a mut FaLaunch {
+        let launch = registry.launch.get_or_insert_with(|| Box::new(self.blank_launch()));
+        launch.timeout_ns = self.timeout.map_or(0, nanoseconds);
+        launch.blocks = plan.blocks as u32;
+        launch.dtype = message.dtype as u32;
+        launch.op = message.collective.reduction().unwrap_or(ReduceOp::Sum) as u32;
+        launch.algorithm = message.kernel(plan.algorithm, D::KIND, self.world_size);
+        launch.root = message.collective.root().unwrap_or(0) as u32;
+        launch.call = call;
+        launch
+    }
+
+    /// What all launches have in common.
+    fn blank_launch(&self) -> FaLaunch {
         let region = &self.endpoint.region;
         FaLaunch {
             regions: std::array::from_fn(|rank| region.address(rank)),
@@ -152,18 +175,18 @@ impl<D: Device> Communicator<D> {
             channel_bytes: region.layout.channel_bytes as u64,
             transfers: 0,
             launches: 0,
-            timeout_ns: self.timeout.map_or(0, nanoseconds),
+            timeout_ns: 0,
             rank: self.rank as u32,
             world: self.world_size as u32,
-            blocks: plan.blocks as u32,
-            dtype: message.dtype as u32,
-            op: message.collective.reduction().unwrap_or(ReduceOp::Sum) as u32,
-            algorithm: message.kernel(plan.algorithm, D::KIND, self.world_size),
+            blocks: 0,
+            dtype: 0,
+            op: 0,
+            algorithm: 0,
             spin: 0,
             checked: u32::from(self.checked),
-            root: message.collective.root().unwrap_or(0) as u32,
+            root: 0,
             reserved: 0,
-            call,
+            call: FaCall { what: 0, count: 0 },
             shares: [FaShare { first: 0, count: 0 }; FA_MAX_RANKS as usize],
         }
     }

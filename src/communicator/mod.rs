@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+pub(crate) use builder::agree;
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::Registered;
@@ -32,7 +33,8 @@ use crate::fork::Origin;
 use crate::op::ReduceOp;
 use crate::plan::{Algorithm, Plan, Steps};
 use crate::presence::Presence;
-use crate::registry::{Buffer, Endpoint, Registration};
+use crate::registry::{Buffer, Endpoint};
+use crate::symmetric::SymmetricMemory;
 
 /// One rank of a world.
 ///
@@ -61,8 +63,25 @@ pub struct Communicator<D: Device> {
 /// mappings, by the endpoint, so that the last of communicator and buffers ends it.
 pub(crate) struct Closing<D: Device> {
     exports: D::Exports,
-    bootstrap: Box<dyn Bootstrap>,
+    pub bootstrap: Box<dyn Bootstrap>,
+    /// Of its steps.
+    pub timeout: Duration,
     origin: Origin,
+}
+
+impl<D: Device> Closing<D> {
+    /// Refuses to speak in the name of the process that this one is a fork of.
+    pub fn here(&self) -> Result<()> {
+        match self.origin.is_elsewhere() {
+            true => Err(Error::Forked),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a step succeeded on all ranks. Collective.
+    pub fn all_succeeded<T>(&self, step: Result<T>) -> Result<T> {
+        all_succeeded(step, &*self.bootstrap, self.timeout)
+    }
 }
 
 impl<D: Device> Drop for Closing<D> {
@@ -128,27 +147,18 @@ impl<D: Device> Communicator<D> {
     ///
     /// [`Error::Allocation`], [`Error::Disagreement`] on the size, and the errors of the bootstrap.
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Buffer<T, D>> {
-        self.healthy()?;
-        let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= isize::MAX as usize);
-        let bytes = bytes.ok_or_else(|| Error::Allocation {
-            bytes: usize::MAX,
-            reason: format!("{count} elements of {} exceed the address space", T::DTYPE),
-        })?;
-        let (bootstrap, timeout) = (&*self.closing.bootstrap, self.setup_timeout);
-        builder::agree(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)?;
-        let memory = self.endpoint.device.share(bytes.max(1), bootstrap, timeout)?;
-        Ok(Buffer::new(self.register_shared(memory, bytes)?, count))
+        self.symmetric_memory(count)?.enter()
     }
 
-    /// Enters memory that every rank has mapped into every rank's table. Collective.
-    fn register_shared(&self, memory: D::Shared, bytes: usize) -> Result<Registration<D>> {
-        let free_rows = self.endpoint.lock().free_rows();
-        let free_rows = self.closing.bootstrap.all_gather(&free_rows, self.setup_timeout)?;
-        let row = self.endpoint.lock().next_row(&free_rows)?;
-        let endpoint = Arc::clone(&self.endpoint);
-        let registration = Registration::new(endpoint, memory, row, self.rank, bytes);
-        // No rank pulls from the buffer before all have it in their tables.
-        all_succeeded(registration, &*self.closing.bootstrap, self.setup_timeout)
+    /// Allocates `count` zeros on every rank and maps them on all. Collective: all ranks ask for the same count. Calls from the
+    /// memory copy their input until it is [registered](SymmetricMemory::register).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Allocation`], [`Error::Disagreement`] on the size, and the errors of the bootstrap.
+    pub fn symmetric_memory<T: Element>(&self, count: usize) -> Result<SymmetricMemory<T, D>> {
+        self.healthy()?;
+        SymmetricMemory::allocate(&self.endpoint, count)
     }
 
     /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. Ranks that

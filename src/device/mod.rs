@@ -80,6 +80,13 @@ pub(crate) mod sealed {
         /// none.
         fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self::Shared>;
 
+        /// Closes the mappings of the peers' memory and, when all ranks have, frees this rank's. Collective. On an error the
+        /// memory goes as if it had been dropped.
+        fn free(&self, memory: Self::Shared, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()>;
+
+        /// Returns when the kernels of all calls that have returned have ended.
+        fn wait_for_calls(&self) -> Result<()>;
+
         /// The status of this rank, whose region is `region`.
         fn status(&self, region: &Self::Shared) -> Result<Self::Status>;
 

@@ -3,7 +3,7 @@
 use super::choice::Choice;
 use super::links::Links;
 use super::table::{Row, MAX};
-use super::Algorithm::{self, OneShotPull, OneShotPush, TwoShotPull, TwoShotPush};
+use super::Algorithm::{self, HalvingDoubling, OneShotPull, OneShotPush, Ring, TwoShotPull, TwoShotPush};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -35,9 +35,12 @@ pub(super) const HOST: [Row; 9] = [
 /// * Neither has a figure for more than 8 ranks: the limit of 8 is halved, as each rank sends twice as much.
 /// * On PCIe a store is posted, while a load waits for its answer: always push. For more than 2 ranks two-shot, in which a
 ///   rank writes to one peer at a time.
+/// * Where some pair has no NVLink, large messages go round a ring, as NCCL sends them: each rank has one neighbour to write to
+///   at a time, and a bridge between sockets is crossed once in each direction. Halving and doubling, with fewer steps, is between
+///   the two for many ranks. These two round as they go, so their bits are not those of the others.
 /// * On one GPU there is no link to save on, but all blocks of all ranks must be resident: small grids.
 #[rustfmt::skip]
-pub(super) const CUDA: [Row; 20] = [
+pub(super) const CUDA: [Row; 23] = [
     //    ranks   links                     up to      algorithm    blocks threads
     cuda( 1,  1,  Links::ALL,               MAX,       OneShotPush, 64, 512),
     cuda( 2,  2,  Links::NVLINK,            2 * MIB,   OneShotPush, 64, 512),
@@ -56,7 +59,10 @@ pub(super) const CUDA: [Row; 20] = [
     cuda( 9, 16,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
     cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
     cuda( 2,  2,  Links::PCIE,              MAX,       OneShotPush, 16, 512),
-    cuda( 3, 16,  Links::PCIE,              MAX,       TwoShotPush, 16, 512),
+    cuda( 3,  8,  Links::PCIE,              MIB,       TwoShotPush, 16, 512),
+    cuda( 9, 16,  Links::PCIE,              256 * KIB, TwoShotPush, 16, 512),
+    cuda( 9, 16,  Links::PCIE,              MIB,       HalvingDoubling, 16, 512),
+    cuda( 3, 16,  Links::PCIE,              MAX,       Ring,        16, 512),
     cuda( 2, 16,  Links::SAME_DEVICE,       64 * KIB,  OneShotPush, 16, 512),
     cuda( 2, 16,  Links::SAME_DEVICE,       MAX,       TwoShotPull, 16, 512),
 ];

@@ -87,7 +87,8 @@ fn tables_in_words() {
     );
     assert_eq!(
         cuda().describe(4, LinkClass::Pcie),
-        "any size: two-shot-push, up to 16 blocks of 512 threads\n"
+        "up to 1 MiB: two-shot-push, up to 16 blocks of 512 threads\n\
+         any larger size: ring, up to 16 blocks of 512 threads\n"
     );
     assert_eq!(
         host().describe(3, LinkClass::SameDevice),

@@ -206,14 +206,24 @@ impl Presence {
         epoch: u32,
         waited: Duration,
     ) -> Error {
-        let own = self.calls();
-        // One that came back from it failed, and says so next: else it would have sent what this rank waits for.
-        let in_same_call =
-            |rank: &usize| board(&self.boards, *rank).is_some_and(|board| board.activity().begun == own);
+        let own = own_board(&self.boards).activity();
+        let in_same_call = |rank: &usize| {
+            let Some(theirs) = board(&self.boards, *rank).map(Board::activity) else { return false };
+            // One that came back from it failed, and says so next: else it would have sent what this rank waits for. Messages
+            // between others count as calls of theirs: numbers may differ.
+            let is_equal = (theirs.call.what, theirs.call.count) == (own.call.what, own.call.count);
+            theirs.begun == own.begun || (theirs.ended < theirs.begun && is_equal)
+        };
         let heard_out = missing.iter().copied().filter(in_same_call).collect::<Vec<_>>();
         let is_absent = |rank: &usize| !heard_out.contains(rank);
         let mut absent: Vec<usize> = missing.iter().copied().filter(is_absent).collect();
         let deadline = Instant::now() + GRACE;
+        // One that has come back hears out another itself, for as long.
+        let last = deadline + 3 * GRACE;
+        let has_come_back = |rank: usize| {
+            let activity = board(&self.boards, rank).map(Board::activity);
+            activity.is_some_and(|activity| activity.begun == own.begun && activity.ended == activity.begun)
+        };
         for rank in heard_out {
             loop {
                 match board(&self.boards, rank).and_then(Board::farewell) {
@@ -226,7 +236,7 @@ impl Presence {
                         return self.lost(rank, operation, epoch, waited);
                     }
                     Some(_) => break,
-                    None if Instant::now() > deadline => break,
+                    None if Instant::now() > if has_come_back(rank) { last } else { deadline } => break,
                     None => std::thread::sleep(Duration::from_millis(1)),
                 }
             }

@@ -140,7 +140,7 @@ fn ranks_that_disagree_are_told() {
 #[test]
 fn a_rank_that_does_not_call_is_named_in_time() {
     const SHORT: Duration = Duration::from_millis(700);
-    let cases = Algorithm::DIRECT.into_iter().flat_map(|algorithm| [1, 2000].map(|count| (algorithm, count)));
+    let cases = Algorithm::ALL.into_iter().flat_map(|algorithm| [1, 2000].map(|count| (algorithm, count)));
     for ((algorithm, count), number) in cases.zip(0usize..) {
         let absent = number % 3;
         let errors = threads(3, |rank| {
@@ -201,7 +201,7 @@ fn a_late_rank_is_in_time() {
 
 #[test]
 fn abort_ends_a_call_of_another_thread() {
-    for algorithm in Algorithm::DIRECT {
+    for algorithm in Algorithm::ALL {
         threads(2, |rank| {
             // A message large enough for both blocks.
             let communicator =

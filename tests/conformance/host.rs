@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fast_allreduce::device::host::Isa;
-use fast_allreduce::{Buffer, Communicator, DType, Host, Plan, Result, Wait};
+use fast_allreduce::plan::{Choice, DeviceKind, Step, Table};
+use fast_allreduce::topology::LinkClass;
+use fast_allreduce::{Algorithm, Buffer, Communicator, DType, Host, Plan, Result, Wait};
 
 use crate::suite::launch::{Rank, LIMIT};
-use crate::suite::message::{Collective, Kind, Message};
+use crate::suite::message::{Kind, Message};
 use crate::suite::ranks::{Part, Ranks, Side};
 use crate::suite::script::Setup;
 use crate::suite::world::Device;
@@ -31,11 +33,25 @@ impl Build for Setup {
         let device = Host::new().isa(isa)?.workers(self.workers)?.wait(Wait::Yield);
         Communicator::builder()
             .algorithm(self.algorithm)
+            .table(if self.every_algorithm { every_algorithm(rank.world_size()) } else { BUILT_IN })
             .max_bytes(self.max_bytes)
             .first_epoch(self.first_epoch)
             .timeout(self.timeout)
             .build(device, Arc::clone(rank))
     }
+}
+
+const BUILT_IN: Table = Table::built_in(DeviceKind::Host);
+
+/// A table in which the algorithms follow each other, with blocks of few bytes.
+fn every_algorithm(world_size: usize) -> Table {
+    let sizes = (0..).map(|step| 100 << step);
+    let algorithms = [Algorithm::ALL, Algorithm::ALL].concat().into_iter().zip(sizes);
+    let step = |(algorithm, max_bytes)| Step {
+        max_bytes: if max_bytes == 100 << 11 { u64::MAX } else { max_bytes },
+        choice: Choice::host(algorithm, 64, 64, 1 << 10),
+    };
+    BUILT_IN.with_steps(world_size, LinkClass::Pcie, &algorithms.map(step).collect::<Vec<_>>()).unwrap()
 }
 
 /// The host, with an instruction set for each rank, in turn.
@@ -130,10 +146,16 @@ impl Ranks for HostRank {
 
     fn call(&mut self, message: &Message, parts: &[Part]) -> Result<()> {
         let Part { input, output, .. } = parts[0];
-        let Collective::AllReduce(op) = message.collective;
-        let (communicator, count, dtype) = (&self.communicator, message.count, message.dtype);
+        let (communicator, rank, dtype) = (&self.communicator, self.communicator.rank(), message.dtype);
+        let Some(collective) = message.collective.call(rank) else {
+            let items = message.collective.items(rank).iter();
+            let transfers: Vec<_> = items.map(|item| item.transfer(input, output, dtype)).collect();
+            // SAFETY: as in `write`; the input and the output hold what the items say.
+            return unsafe { communicator.transfer_raw(&transfers) };
+        };
+        let (input, output) = (input as *const _, output as *mut _);
         // SAFETY: as in `write`; both are aligned to the element.
-        unsafe { communicator.all_reduce_raw(input as *const _, output as *mut _, count, dtype, op) }
+        unsafe { communicator.collective_raw(collective, input, output, message.count, dtype) }
     }
 }
 

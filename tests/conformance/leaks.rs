@@ -46,6 +46,9 @@ fn one_cycle() {
         communicator.all_reduce_in_place(&mut buffer, ReduceOp::Sum).unwrap();
         let dropped = communicator.alloc::<u8>(10_000).unwrap();
         drop(dropped);
+        communicator.symmetric_memory::<u64>(700).unwrap().free().unwrap();
+        let symmetric = communicator.symmetric_memory::<u32>(30).unwrap();
+        drop(symmetric.register().unwrap().deregister().unwrap());
         // One rank in three drops its buffer last.
         if rank.rank() == 0 {
             drop((communicator, buffer));

@@ -8,6 +8,7 @@
 #[allow(dead_code)]
 mod suite;
 
+mod arguments;
 mod errors;
 mod host;
 mod instruction_sets;
@@ -16,6 +17,8 @@ mod leaks;
 mod mpirun;
 mod planted;
 mod properties;
+mod raw;
+mod symmetric;
 mod typed;
 
 /// All cases where ranks are threads; elsewhere, where the kernels are the same, the first two sizes of each, and of its calls

@@ -90,6 +90,11 @@ impl Ranks for CudaRank {
         self.communicator.plan(count, dtype)
     }
 
+    fn supports(&self, message: &Message) -> bool {
+        let plan = self.plan(message.count, message.dtype);
+        matches!(message.collective, Collective::AllReduce(_)) && plan.algorithm.is_direct()
+    }
+
     fn make_room(&mut self, bytes: usize) {
         self.memory = None;
         let context = self.communicator.device().context();
@@ -122,7 +127,7 @@ impl Ranks for CudaRank {
 
     fn call(&mut self, message: &Message, parts: &[Part]) -> Result<()> {
         let Part { input, output, .. } = parts[0];
-        let Collective::AllReduce(op) = message.collective;
+        let Collective::AllReduce(op) = message.collective else { unreachable!("not supported") };
         let (stream, count, dtype) = (self.stream.cu_stream(), message.count, message.dtype);
         // SAFETY: the rank's own memory, large enough and aligned to the element, until the stream has been waited for.
         unsafe { self.communicator.all_reduce_raw(stream, input, output, count, dtype, op) }?;

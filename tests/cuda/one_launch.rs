@@ -113,6 +113,11 @@ impl Ranks for AllRanks {
         }
     }
 
+    fn supports(&self, message: &Message) -> bool {
+        let plan = self.plan(message.count, message.dtype);
+        matches!(message.collective, Collective::AllReduce(_)) && plan.algorithm.is_direct()
+    }
+
     fn make_room(&mut self, bytes: usize) {
         let stream = self.world.stream();
         self.plain = self.ranks().map(|_| [(); 2].map(|()| Plain::new(stream.context(), bytes))).collect();
@@ -136,7 +141,7 @@ impl Ranks for AllRanks {
     }
 
     fn call(&mut self, message: &Message, parts: &[Part]) -> Result<()> {
-        let Collective::AllReduce(op) = message.collective;
+        let Collective::AllReduce(op) = message.collective else { unreachable!("not supported") };
         match message.dtype {
             DType::F16 => self.reduce::<half::f16>(message, op, parts),
             DType::Bf16 => self.reduce::<half::bf16>(message, op, parts),

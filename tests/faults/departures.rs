@@ -9,7 +9,7 @@ use crate::world::{builder, threads, LIMIT, SOON};
 
 #[test]
 fn a_rank_that_closes_early_is_named_at_once() {
-    for algorithm in Algorithm::DIRECT {
+    for algorithm in Algorithm::ALL {
         for world_size in [2, 3, 4] {
             let gone = world_size / 2;
             let results = threads(
@@ -40,7 +40,7 @@ fn a_rank_that_closes_early_is_named_at_once() {
 #[test]
 fn a_rank_that_is_done_and_leaves_disturbs_nobody() {
     for round in 0..200 {
-        let algorithm = Algorithm::DIRECT[round % 4];
+        let algorithm = Algorithm::ALL[round % 6];
         threads(
             3,
             |_| builder().algorithm(algorithm),
@@ -55,7 +55,7 @@ fn a_rank_that_is_done_and_leaves_disturbs_nobody() {
 
 #[test]
 fn a_rank_that_aborts_takes_along_who_waits_for_it() {
-    for algorithm in Algorithm::DIRECT {
+    for algorithm in Algorithm::ALL {
         let errors = threads(
             3,
             |_| builder().algorithm(algorithm),

@@ -68,6 +68,90 @@ fn a_rank_that_makes_another_call_is_named_on_every_rank() {
     }
 }
 
+/// Two calls that differ, by whether the rank is the odd one, and how each is told.
+type Pair = (fn(&Communicator<Host>, bool) -> Result<()>, &'static str, &'static str);
+
+#[test]
+fn a_rank_with_other_counts_or_another_root_or_collective_is_named_on_every_rank() {
+    let pairs: [Pair; 7] = [
+        (
+            |c, odd| {
+                let mut counts = [4, 4, 5];
+                counts[0] += 2 * usize::from(odd);
+                counts[1] -= 2 * usize::from(odd);
+                c.all_gather_v(&vec![1f32; counts[c.rank()]], &mut [0.0; 13], &counts)
+            },
+            "all_gather_v of 13 f32 (counts by rank with the digest",
+            "all_gather_v of 13 f32 (counts by rank with the digest",
+        ),
+        (
+            |c, odd| {
+                let counts = if odd { [4, 4, 5] } else { [4, 4, 4] };
+                let total = counts.iter().sum();
+                c.reduce_scatter_v(
+                    &vec![1f32; total],
+                    &mut vec![0.0; counts[c.rank()]],
+                    &counts,
+                    ReduceOp::Max,
+                )
+            },
+            "reduce_scatter_v of 13 f32 (max, counts",
+            "reduce_scatter_v of 12 f32 (max, counts",
+        ),
+        (
+            |c, odd| c.broadcast(&mut [1i8; 9], usize::from(odd)),
+            "broadcast of 9 i8 (root 1)",
+            "broadcast of 9 i8 (root 0)",
+        ),
+        (
+            |c, odd| c.reduce(&[1f64; 9], &mut [0.0; 9], ReduceOp::Sum, 1 + usize::from(odd)),
+            "reduce of 9 f64 (sum, root 2)",
+            "reduce of 9 f64 (sum, root 1)",
+        ),
+        (
+            |c, odd| match odd {
+                true => c.all_gather(&[1u32; 5], &mut [0; 15]),
+                false => c.reduce_scatter(&[1u32; 15], &mut [0; 5], ReduceOp::Sum),
+            },
+            "all_gather of 5 u32",
+            "reduce_scatter of 5 u32 (sum)",
+        ),
+        (
+            |c, odd| if odd { c.barrier() } else { c.broadcast(&mut [1u32; 3000], 0) },
+            "barrier",
+            "broadcast of 3000 u32 (root 0)",
+        ),
+        (
+            |c, odd| match odd {
+                true => c.all_reduce_in_place(&mut [1u32; 5000], ReduceOp::Sum),
+                false => c.all_gather(&[1u32; 5000], &mut [0; 15_000]),
+            },
+            "all_reduce of 5000 u32 (sum",
+            "all_gather of 5000 u32",
+        ),
+    ];
+    for (call, of_odd, of_others) in pairs {
+        for odd in 0..3 {
+            let settings = |_| builder().max_bytes(4 << 10).check(true);
+            let errors = threads(3, settings, |communicator| {
+                call(&communicator, false).unwrap();
+                let started = Instant::now();
+                let error = call(&communicator, communicator.rank() == odd).unwrap_err();
+                assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+                error
+            });
+            for (own, error) in errors.iter().enumerate() {
+                let Error::Disagreement { rank, theirs, own_rank, ours, .. } = error else {
+                    panic!("{error}")
+                };
+                let (of_own, of_peer) = if own == odd { (of_odd, of_others) } else { (of_others, of_odd) };
+                assert!(*own_rank == own && (own == odd || *rank == odd), "{error}");
+                assert!(ours.starts_with(of_own) && theirs.starts_with(of_peer) && ours != theirs, "{error}");
+            }
+        }
+    }
+}
+
 #[test]
 fn calls_in_another_order_are_told_apart() {
     let orders: [[Call; 2]; 2] = [[small, longer], [longer, small]];

@@ -70,10 +70,10 @@ fn a_life_in_events() {
         let calls = of(Level::TRACE);
         assert_eq!(calls.len(), 5, "{events:?}");
         assert!(calls[0].contains("number=1 ") && calls[4].contains("count=70000 "), "{calls:?}");
-        // The plan of the first call, and no other until another is taken.
+        // The plan of the first call, and then no other but that of the large message.
         let plans = of(Level::DEBUG);
-        assert_eq!(plans.len(), 1, "{plans:?}");
-        assert!(plans[0].contains("one-shot-pull"), "{plans:?}");
+        assert_eq!(plans.len(), 2, "{plans:?}");
+        assert!(plans[0].contains("one-shot-pull") && plans[1].contains("two-shot-pull"), "{plans:?}");
         let failures = of(Level::ERROR);
         assert_eq!(failures.len(), 1, "{failures:?}");
         assert!(

@@ -204,6 +204,16 @@ fn two_shot_push() {
     rounds(Algorithm::TwoShotPush);
 }
 
+#[test]
+fn ring() {
+    rounds(Algorithm::Ring);
+}
+
+#[test]
+fn halving_doubling() {
+    rounds(Algorithm::HalvingDoubling);
+}
+
 /// From enough descriptors to none, on one rank: all ranks have an error at once, or a world that works.
 #[test]
 fn a_rank_without_descriptors_fails_all_at_once() {

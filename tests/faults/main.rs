@@ -8,6 +8,7 @@ mod forks;
 mod handshake;
 mod kills;
 mod memory;
+mod messages;
 mod pool;
 #[path = "../conformance/suite/random.rs"]
 #[allow(dead_code)]

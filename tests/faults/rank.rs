@@ -160,16 +160,68 @@ impl World {
                 _ => {}
             }
             let (count, salt) = (random.pick(&COUNTS), random.below(1000) as u32);
-            let mut data: Vec<u32> = (0..count).map(|index| index as u32 * salt + self.rank as u32).collect();
-            communicator.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
-            let size = self.size as u32;
-            let sum = |index: usize| (index as u32 * salt * size) + size * (size - 1) / 2;
-            if let Some(index) = (0..count).find(|&index| data[index] != sum(index)) {
-                say(&format!("wrong call {calls}: element {index} of {count} is {}", data[index]));
+            let kind = random.below(10);
+            let root = random.below(self.size);
+            let data = |rank: usize| (0..count).map(|i| i as u32 * salt + rank as u32).collect::<Vec<_>>();
+            let (output, expected) = self.collective(communicator, kind, root, &data)?;
+            if let Some(index) = (0..expected.len()).find(|&index| output[index] != expected[index]) {
+                let is = output[index];
+                say(&format!("wrong call {calls}, {kind}: element {index} of {count} is {is}"));
                 std::process::exit(1);
             }
             *calls += 1;
         }
+    }
+}
+
+impl World {
+    /// One call, an allreduce half of the time; what came of it and what must.
+    fn collective(
+        &self,
+        communicator: &Communicator<Host>,
+        kind: usize,
+        root: usize,
+        data: &dyn Fn(usize) -> Vec<u32>,
+    ) -> Result<(Vec<u32>, Vec<u32>)> {
+        let (rank, size) = (self.rank, self.size);
+        let mut own = data(rank);
+        let count = own.len();
+        let sum = || {
+            let (first, size) = (data(0), size as u32);
+            first.into_iter().map(|element| element * size + size * (size - 1) / 2).collect()
+        };
+        let all = || (0..size).flat_map(data).collect::<Vec<_>>();
+        Ok(match kind {
+            0 => {
+                let mut output = vec![0; count * size];
+                communicator.all_gather(&own, &mut output)?;
+                (output, all())
+            }
+            1 => {
+                communicator.broadcast(&mut own, root)?;
+                (own, data(root))
+            }
+            2 => {
+                let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
+                let mut output = vec![0; count];
+                communicator.send_recv(&own, right, &mut output, left, count as u32)?;
+                (output, data(left))
+            }
+            3 => {
+                let mut output = vec![0; count * size];
+                communicator.all_to_all(&own.repeat(size), &mut output)?;
+                (output, all())
+            }
+            4 => {
+                let mut output = vec![0; count];
+                communicator.reduce_scatter(&own.repeat(size), &mut output, ReduceOp::Sum)?;
+                (output, sum())
+            }
+            _ => {
+                communicator.all_reduce_in_place(&mut own, ReduceOp::Sum)?;
+                (own, sum())
+            }
+        })
     }
 }
 

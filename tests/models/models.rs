@@ -12,6 +12,7 @@
 
 mod barrier;
 mod board;
+mod channel;
 mod checked;
 mod explore;
 mod gone;

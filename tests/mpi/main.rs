@@ -1,11 +1,17 @@
 //! What is particular to the MPI bootstrap. Every process that `mpirun` starts is a rank, and plays the one part that its
 //! argument names; `scripts/test-mpi.sh` goes through them. Without `mpirun` there is nothing to test.
 
+#[path = "../hierarchical/calls.rs"]
+mod calls;
+#[path = "../hierarchical/reference.rs"]
+mod reference;
+
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::{Bootstrap, Mpi};
-use fast_allreduce::{Communicator, Error, Host, ReduceOp};
+use fast_allreduce::hierarchical::MpiNodes;
+use fast_allreduce::{Communicator, Error, Hierarchical, Host, InterNode, ReduceOp};
 use mpi::topology::{Color, SimpleCommunicator};
 use mpi::traits::{Communicator as _, Destination, Source};
 use mpi::Threading;
@@ -13,7 +19,7 @@ use mpi::Threading;
 /// A limit that nothing reaches unless something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-const PARTS: [(&str, fn()); 7] = [
+const PARTS: [(&str, fn()); 12] = [
     ("gathers", gathers),
     ("borrowed", borrowed),
     ("late", || late(8)),
@@ -21,6 +27,11 @@ const PARTS: [(&str, fn()); 7] = [
     ("funneled", funneled),
     ("finalized", finalized),
     ("nodes", nodes),
+    ("nodes-of-1", || nodes_of(1)),
+    ("nodes-of-2", || nodes_of(2)),
+    ("nodes-of-3", || nodes_of(3)),
+    ("unequal-nodes", unequal_nodes),
+    ("late-node", late_node),
 ];
 
 fn main() -> ExitCode {
@@ -205,4 +216,55 @@ fn nodes() {
     let mut data = vec![1u8; 100];
     communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
     assert_eq!(data, vec![communicator.world_size() as u8; 100]);
+}
+
+/// A world of pretended nodes, each of so many ranks of one after the other (fewer in the last).
+fn pretend(ranks: usize, limit: Duration) -> fast_allreduce::Result<Hierarchical<Host, MpiNodes>> {
+    let _ = Mpi::init().unwrap();
+    let world = SimpleCommunicator::world();
+    let node = world.split_by_color(Color::with_value(world.rank() / ranks as i32)).unwrap();
+    let local = Mpi::from_communicator(&node)?;
+    let local = Communicator::builder().timeout(LIMIT).build(Host::new(), local)?;
+    let nodes = MpiNodes::from_communicator(&world, local.rank())?.timeout(limit);
+    Hierarchical::new(local, nodes)
+}
+
+/// Allreduces between nodes of so many ranks: all get the same bits.
+fn nodes_of(ranks: usize) {
+    let world = pretend(ranks, LIMIT).unwrap();
+    let all = SimpleCommunicator::world();
+    assert_eq!((world.rank() as i32, world.world_size() as i32), (all.rank(), all.size()));
+    assert_eq!(world.engine().nodes(), world.world_size() / ranks);
+    calls::special_values(&world);
+    calls::large_message(&world);
+    let digest = calls::every_call(&world).to_le_bytes();
+    let digests = Mpi::init().unwrap().all_gather(&digest, LIMIT).unwrap();
+    assert!(digests.iter().all(|other| *other == digest), "ranks have different bits");
+}
+
+/// The last of the nodes has fewer ranks.
+fn unequal_nodes() {
+    let error = pretend(2, LIMIT).map(drop).unwrap_err();
+    assert!(error.to_string().contains("nodes with 1 to 2 ranks"), "{error}");
+}
+
+/// A node that does not come in time: the others name it, and its rank's number is that among all.
+fn late_node() {
+    const SHORT: Duration = Duration::from_millis(700);
+    let world = pretend(1, SHORT).unwrap();
+    let late = world.world_size() - 1;
+    let mut data = [1u32; 10];
+    if world.rank() == late {
+        std::thread::sleep(3 * SHORT);
+    } else {
+        let started = Instant::now();
+        let error = world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+        let Error::Timeout { missing, .. } = &error else { panic!("{error}") };
+        assert!(missing.contains(&late) && !missing.contains(&world.rank()), "{error}");
+        assert!(started.elapsed() >= SHORT / 2 && started.elapsed() < LIMIT / 4);
+        assert_eq!(world.all_reduce_in_place(&mut data, ReduceOp::Sum), Err(error), "it stays failed");
+    }
+    // What nobody finishes keeps MPI from being finalised, and a launcher may end the others when the first leaves so.
+    println!("late-node: passed");
+    std::thread::sleep(3 * SHORT);
 }

@@ -6,17 +6,20 @@ use super::{values, Bench};
 use crate::failure::Failure;
 
 pub const NOTES: &str = "\
-Every contender reduces the same buffers. For each size, type and operation the run goes through --rounds rounds, and in each of
+Every contender works on the same buffers. For each size, type and operation the run goes through --rounds rounds, and in each of
 them through all contenders, with a block of calls each; --iters is the number of timed calls in all blocks together. time is
 the median of the blocks' means, each on its slowest rank; algbw, busbw and #wrong are those of bench. ratio is time divided by
 this crate's (its fastest, where --algo names several): above 1, the contender is slower.
 
 #wrong of this crate counts elements that differ in any bit from the reduction in rank order with one rounding; of the others,
-elements that are farther from the reduction in f64 than rounding in the element type at every step explains. error is the
+elements that are farther from the reduction in f64 than rounding in the element type at every step explains, or copied wrongly; ring and
+halving-doubling of this crate are held to the same. error is the
 largest distance from the reduction in f64 that any element has, out of place or in place.
 
-memcpy is a copy of the same size made by every rank at the same time, from one buffer to the other in both forms: no allreduce,
-but a floor. A contender that lacks a type or an operation is left out of those rows, with the reason in a line. One that
+memcpy is a copy of the same size made by every rank at the same time, from one buffer to the other in both forms: no collective,
+but a floor. mpi is MPI_Allreduce, MPI_Allgather(v), MPI_Reduce_scatter(_block), MPI_Bcast, MPI_Reduce, MPI_Gather, MPI_Scatter,
+MPI_Alltoall(v) or MPI_Sendrecv; nccl is ncclAllReduce. A form that one lacks is N/A: MPI's broadcast is in place only, and its
+reduce-scatters in place leave results elsewhere than this crate's. A contender that lacks a collective, a type or an operation is left out of those rows, with the reason in a line. One that
 this machine or build lacks is left out of the run; if none is left, the exit status is 2.
 
 The exit status is 0 if all is right, 1 if an element of any contender is wrong, 2 if the run could not be made.";
@@ -39,7 +42,7 @@ pub struct Compare {
 pub enum RivalName {
     /// A copy of the same size: the floor
     Memcpy,
-    /// MPI_Allreduce, under mpirun
+    /// The same collective of MPI, under mpirun
     Mpi,
     /// NCCL, with --device cuda
     Nccl,

@@ -1,6 +1,8 @@
 //! The command line.
 
+mod cases;
 mod compare;
+mod gpu_check;
 mod plans;
 mod soak;
 mod values;
@@ -14,10 +16,15 @@ use fast_allreduce::device::host::Isa;
 use fast_allreduce::plan::DeviceKind;
 use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
+pub use self::cases::Case;
 pub use self::compare::{Compare, RivalName};
+pub use self::gpu_check::GpuCheck;
+#[cfg(feature = "cuda")]
+pub use self::gpu_check::{SharingName, Step};
 pub use self::plans::{Plan, Tune};
 pub use self::soak::{Soak, SummaryFormat};
 use self::values::Choice;
+use crate::bench::kind::Kind;
 use crate::failure::Failure;
 
 /// Ranks where nothing says otherwise.
@@ -51,7 +58,7 @@ struct CommandLine {
 
 #[derive(Subcommand)]
 enum Subcommands {
-    /// Time allreduce over a range of sizes and check every element, with the flags and columns of nccl-tests
+    /// Time a collective over a range of sizes and check every element, with the flags and columns of nccl-tests
     #[command(after_help = BENCH_NOTES)]
     Bench(Box<Bench>),
     /// Time and check this crate and other libraries on the same buffers, in turns within one run
@@ -68,17 +75,25 @@ enum Subcommands {
     #[command(after_help = soak::SOAK_NOTES)]
     Soak(Soak),
     /// Prove the kernels on a GPU, step by step, and measure them
-    #[command(after_help = GPU_CHECK_NOTES)]
+    #[command(after_help = gpu_check::NOTES)]
     GpuCheck(GpuCheck),
 }
 
 const BENCH_NOTES: &str = "\
 Sizes take the suffixes K, M, G and T, powers of 1024.
 
+Sizes are those of nccl-tests: of the larger of a call's buffers, which for all_gather, reduce_scatter, gather, scatter and
+all_to_all hold a share for each rank; count is the elements of a share, and in the uneven forms (_v) their mean. There, each
+share has one element more than the one before: rank r's r more than the first, and in all_to_all_v those that go to the r-th
+rank to the right. send_recv sends to the right neighbour and receives from the left one. What has no form in place is N/A.
+
 Columns: time is that of --iters calls back to back divided by their number, on the slowest rank. p50 and p99 are of
-single calls (at most 10000), each after a barrier; a call takes as long as on its slowest rank. algbw is size / time, busbw
-is algbw * 2 (ranks - 1) / ranks. memcpy is the time of a copy of the same size, made by every rank at the same time for at
-least 10 ms. #wrong counts elements over all ranks.
+single calls (at most 10000), each after a barrier; a call takes as long as on its slowest rank. algbw is size / time. busbw
+is algbw * 2 (ranks - 1) / ranks for all_reduce, algbw for broadcast, reduce and send_recv, else algbw * (ranks - 1) / ranks. memcpy is the time of a copy of the same size, made by every rank at the same time for at
+least 10 ms. #wrong counts elements over all ranks: those that
+differ in any bit from the reduction in rank order with one rounding, or from what is to be copied. ring and halving-doubling
+round at each step: of floats, those are counted that are farther from the reduction in f64 than that explains. Averages of
+integers, which these two cannot do, are done by a direct algorithm.
 
 With --device cuda, rank r has GPU r modulo their number; ranks that share one take turns, and nothing crosses NVLink. Calls
 are timed by events around replays of a graph that holds 20 of them, and p50 and p99 are of replays, divided by 20. With
@@ -91,93 +106,12 @@ Without --iters, calls are repeated for about 20 ms, at least 20 and at most 100
 
 The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run could not be made.";
 
-const GPU_CHECK_NOTES: &str = "\
-First the answers that all else depends on: facts (of the driver and the GPU), mps (is its control program there),
-ipc-handles and ipc-descriptors (do two processes on one GPU open each other's memory, by CUDA IPC handles and by file
-descriptors), cooperative (do worlds of 2 to 16 ranks pass in one cooperative launch), time-slices (what a barrier between two
-processes that take turns costs).
-
-Then world (all ranks in one cooperative launch: every algorithm, type and operation), threads (ranks are threads with a
-stream each), processes (ranks are two processes that take turns), latency, fixed (what a launch and a barrier cost),
-bandwidth, memcheck and synccheck (compute-sanitizer over a small part of world, where it is found) and tests (the programs that
---test names).
-
-Each is a process with a time limit of its own; what fails is reported while the others go on. Limits shrink with what is left
-of --budget. Everything is on one GPU: nothing here is a measurement of NVLink.
-
-The exit status is 0 if all is right, 1 if a check failed, 2 if there is nothing to check.";
-
 /// Options of `topology`.
 #[derive(Args, Debug)]
 pub struct Topology {
     /// Read a recorded `nvidia-smi topo -m` instead of asking this machine
     #[arg(long, value_name = "FILE")]
     pub parse: Option<PathBuf>,
-}
-
-/// Options of `gpu-check`.
-#[derive(Args, Debug)]
-pub struct GpuCheck {
-    /// Write everything there to, as one JSON object
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Write the summary there instead of to standard output
-    #[arg(long, value_name = "FILE")]
-    pub markdown: Option<PathBuf>,
-    /// Only this step; may be given several times [default: all]
-    #[arg(long = "step", value_name = "NAME", value_enum)]
-    pub steps: Vec<Step>,
-    /// Fewer worlds, types and sizes: for tools that slow everything down
-    #[arg(long)]
-    pub small: bool,
-    /// The GPU
-    #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
-    pub gpu: usize,
-    /// Seconds for all steps together
-    #[arg(long, value_name = "SECONDS", default_value_t = 480)]
-    pub budget: u64,
-    /// A test of the CUDA device to run in the step tests, as cargo test --no-run makes it; may be given several times
-    #[arg(long = "test", value_name = "FILE")]
-    pub tests: Vec<PathBuf>,
-    /// Keep what other programs print in this folder
-    #[arg(long, value_name = "FOLDER")]
-    pub logs: Option<PathBuf>,
-    /// Milliseconds that a step has
-    #[arg(long, hide = true, default_value_t = 60_000)]
-    pub limit: u64,
-    /// Do the steps in this process, and write their records as lines of JSON
-    #[arg(long, hide = true)]
-    pub alone: bool,
-    /// How two processes share memory
-    #[arg(long, hide = true, value_enum)]
-    pub sharing: Option<SharingName>,
-}
-
-/// A part of `gpu-check`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Step {
-    Facts,
-    Mps,
-    IpcHandles,
-    IpcDescriptors,
-    Cooperative,
-    TimeSlices,
-    World,
-    Threads,
-    Processes,
-    Latency,
-    Fixed,
-    Bandwidth,
-    Memcheck,
-    Synccheck,
-    Tests,
-}
-
-/// How two processes share memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SharingName {
-    Descriptor,
-    Ipc,
 }
 
 /// Options of `bench`.
@@ -207,11 +141,18 @@ pub struct Bench {
     /// Element type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, a name of nccl-tests (half, float, ...), or all
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "f32", value_parser = values::dtypes)]
     pub dtypes: Choice<DType>,
-    /// Operation: sum, prod, min, max, avg, or all
+    /// Operation of collectives that reduce: sum, prod, min, max, avg, or all
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = values::ops)]
     pub ops: Choice<ReduceOp>,
-    /// Algorithm: auto, one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, or all four in turn [default: auto; all
-    /// for a report of bench]
+    /// Collective: all_reduce, all_gather, all_gather_v, reduce_scatter, reduce_scatter_v, broadcast, reduce, gather, scatter,
+    /// all_to_all, all_to_all_v, send_recv, or all in turn
+    #[arg(long = "collective", value_name = "NAME", default_value = "all_reduce", value_parser = values::collectives)]
+    collectives: Choice<Kind>,
+    /// Root of broadcast, reduce, gather and scatter [default: 0]
+    #[arg(short = 'r', long, value_name = "RANK")]
+    root: Option<usize>,
+    /// Algorithm of all_reduce: auto, one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, ring, halving-doubling, or all
+    /// six in turn [default: auto; the first four for a report of bench]
     #[arg(long = "algo", value_name = "NAME", value_parser = values::algorithms)]
     algorithms: Option<Choice<Option<Algorithm>>>,
     /// Ranks, a process each [default: 4]
@@ -325,12 +266,6 @@ impl Bench {
         self.algorithms.as_ref().map(|choice| &*choice.0)
     }
 
-    /// The types, operations and sizes in bytes asked for, in the order of the rows.
-    pub fn cases(&self) -> impl Iterator<Item = (DType, ReduceOp, usize)> + '_ {
-        let kinds = self.dtypes.0.iter().flat_map(|dtype| self.ops.0.iter().map(move |op| (*dtype, *op)));
-        kinds.flat_map(|(dtype, op)| self.sizes().map(move |bytes| (dtype, op, bytes)))
-    }
-
     /// The sizes asked for, in bytes.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
         let next = |&size: &usize| match self.step_bytes {
@@ -356,6 +291,7 @@ impl Bench {
             DeviceName::Host if self.eager => return refuse("--eager is of the device cuda".into()),
             _ => {}
         }
+        self.validate_collective()?;
         let (ranks, max) = (self.ranks(), fast_allreduce::MAX_RANKS);
         if !(1..=max).contains(&ranks) {
             return refuse(format!("--ranks {ranks} is not possible: a world has 1 to {max} ranks"));
@@ -395,7 +331,7 @@ impl Bench {
             Some(ranks) if ranks != world_size => Err(Failure::Usage(format!(
                 "--ranks {ranks}, but the environment names a world of {world_size}"
             ))),
-            _ => Ok(()),
+            _ => self.check_root(world_size),
         }
     }
 }
@@ -498,7 +434,7 @@ mod tests {
             let text = format!("{number}{}", ["", "K", "M", "G", "T"][shift]);
             prop_assert_eq!(values::size(&text), Ok(number << (10 * shift)));
             let _ = (values::size(&other), values::positive(&other), values::seconds(&other), values::isa(&other));
-            let _ = (values::dtypes(&other), values::ops(&other), values::algorithms(&other));
+            let _ = (values::dtypes(&other), values::ops(&other), values::algorithms(&other), values::collectives(&other));
         }
     }
 }

@@ -10,10 +10,12 @@ use super::{values, DeviceName, WaitMode};
 use crate::failure::Failure;
 
 pub const TUNE_NOTES: &str = "\
-For each number of ranks, every algorithm is timed with several numbers of blocks and sizes of pieces, in turns, on f32 sums out
+For each number of ranks, every direct algorithm is timed with several numbers of blocks and sizes of pieces, in turns, on f32 sums out
 of place. Another choice than the built-in plan's, or than that for the size before, is taken only if it is at least 5 % faster
 in the median of paired rounds, and faster in most of them. The plan that comes of it is then timed against the built-in one, in
 turns again; where it is slower, the built-in one stays.
+
+ring and halving-doubling are no candidates: their results have other bits, and a tuning file changes no bits.
 
 Numbers of ranks and links that are not measured keep the built-in plan.
 

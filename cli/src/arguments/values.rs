@@ -6,6 +6,7 @@ use fast_allreduce::device::host::Isa;
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use super::plans::Worlds;
+use crate::bench::kind::Kind;
 
 /// Several values that one argument stands for.
 #[derive(Debug, Clone)]
@@ -65,12 +66,21 @@ pub fn ops(text: &str) -> Result<Choice<ReduceOp>, String> {
 pub fn algorithms(text: &str) -> Result<Choice<Option<Algorithm>>, String> {
     match text {
         "auto" => Ok(Choice(vec![None])),
-        "all" => Ok(Choice(Algorithm::DIRECT.map(Some).into())),
+        "all" => Ok(Choice(Algorithm::ALL.map(Some).into())),
         name => name.parse().map(|algorithm| Choice(vec![Some(algorithm)])).map_err(|_| {
-            let names = Algorithm::DIRECT.map(Algorithm::name);
+            let names = Algorithm::ALL.map(Algorithm::name);
             format!("one of auto, {}, all", names.join(", "))
         }),
     }
+}
+
+pub fn collectives(text: &str) -> Result<Choice<Kind>, String> {
+    if text == "all" {
+        return Ok(Choice(Kind::ALL.into()));
+    }
+    let names = Kind::ALL.map(Kind::name);
+    let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
+    found.map(|kind| Choice(vec![kind])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
 }
 
 pub fn worlds(text: &str) -> Result<Worlds, String> {

@@ -1,9 +1,10 @@
 //! Compares results with the reference, element by element.
 
-use fast_allreduce::MAX_RANKS;
+use fast_allreduce::{ReduceOp, MAX_RANKS};
 
 use super::inputs::Inputs;
 use super::reference::{Number, Rounding};
+use super::work::{Part, Source, Work};
 
 /// What results are held to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,13 +24,33 @@ pub struct Verdict {
     pub error: f64,
 }
 
-/// Holds `output`, the reduction of all ranks' inputs, to the promise.
-pub fn judge<T: Number>(inputs: &Inputs, output: &[T], promise: Promise) -> Verdict {
+/// Holds `output`, the output of a call of all ranks or what it starts with, to the promise.
+pub fn judge<T: Number>(inputs: &Inputs, work: &Work, output: &[T], promise: Promise) -> Verdict {
+    let mut verdict = Verdict::default();
+    let mut rest = output;
+    for Part { length, source } in work.parts() {
+        let (part, after) = rest.split_at(length.min(rest.len()));
+        rest = after;
+        match source {
+            Source::Reduced { first } => judge_reduced(inputs, part, first, promise, &mut verdict),
+            Source::Copied { rank, first } => judge_copied(inputs, part, (rank, first), &mut verdict),
+        }
+    }
+    verdict
+}
+
+/// The reduction of all ranks' elements from `first` on.
+fn judge_reduced<T: Number>(
+    inputs: &Inputs,
+    output: &[T],
+    first: usize,
+    promise: Promise,
+    verdict: &mut Verdict,
+) {
     let (op, world_size) = (inputs.op(), inputs.world_size());
     let mut values = [T::poison(); MAX_RANKS];
     let values = &mut values[..world_size];
-    let mut verdict = Verdict::default();
-    for (index, result) in output.iter().enumerate() {
+    for (index, result) in (first..).zip(output) {
         values.iter_mut().enumerate().for_each(|(rank, value)| *value = inputs.value(rank, index));
         let (deviation, is_same) = match promise {
             Promise::SameBits => {
@@ -41,7 +62,30 @@ pub fn judge<T: Number>(inputs: &Inputs, output: &[T], promise: Promise) -> Verd
         verdict.wrong += u64::from(!is_same || !deviation.is_plausible());
         verdict.error = verdict.error.max(deviation.error);
     }
-    verdict
+}
+
+/// One rank's elements from an index on, bit for bit.
+fn judge_copied<T: Number>(
+    inputs: &Inputs,
+    output: &[T],
+    (rank, first): (usize, usize),
+    verdict: &mut Verdict,
+) {
+    for (index, result) in (first..).zip(output) {
+        let value: T = inputs.value(rank, index);
+        if result.bits() != value.bits() {
+            // Of one value, any operation is that value.
+            let deviation = result.deviation(ReduceOp::Max, &[value], Rounding::Once);
+            verdict.wrong += 1;
+            verdict.error = verdict.error.max(deviation.error);
+        }
+    }
+}
+
+/// Elements beside a call's input and output that are no longer the poison they were: all of `memory` but those of `kept`.
+pub fn count_overwritten<T: Number>(memory: &[T], kept: std::ops::Range<usize>) -> u64 {
+    let beside = memory[..kept.start].iter().chain(&memory[kept.end..]);
+    beside.filter(|element| element.bits() != T::poison().bits()).count() as u64
 }
 
 /// Elements of an input that are no longer what `rank` gave.
@@ -52,15 +96,19 @@ pub fn count_changed<T: Number>(inputs: &Inputs, rank: usize, input: &[T]) -> u6
 
 #[cfg(test)]
 mod tests {
-    use fast_allreduce::ReduceOp;
     use half::{bf16, f16};
 
+    use super::super::kind::Kind;
     use super::*;
 
     const COUNT: usize = 100;
 
     fn count_wrong<T: Number>(inputs: &Inputs, output: &[T]) -> u64 {
-        judge(inputs, output, Promise::SameBits).wrong
+        judge(inputs, &work(inputs), output, Promise::SameBits).wrong
+    }
+
+    fn work(inputs: &Inputs) -> Work {
+        Work::new(Kind::AllReduce, inputs.op(), 0, COUNT, 0, inputs.world_size())
     }
 
     fn right<T: Number>(inputs: &Inputs) -> Vec<T> {
@@ -113,12 +161,44 @@ mod tests {
         let right = right::<f32>(&inputs);
         let backwards = |index| (0..4).rev().map(|rank| inputs.value::<f32>(rank, index)).sum::<f32>();
         let mut output: Vec<f32> = (0..COUNT).map(backwards).collect();
-        let verdict = judge(&inputs, &output, Promise::AnyOrder);
+        let verdict = judge(&inputs, &work(&inputs), &output, Promise::AnyOrder);
         assert!(verdict.wrong == 0 && verdict.error > 0.0 && verdict.error < 1e-6, "{verdict:?}");
-        assert_ne!(judge(&inputs, &output, Promise::SameBits).wrong, 0);
+        assert_ne!(judge(&inputs, &work(&inputs), &output, Promise::SameBits).wrong, 0);
         output[7] = right[7] + 0.25;
-        let verdict = judge(&inputs, &output, Promise::AnyOrder);
+        let verdict = judge(&inputs, &work(&inputs), &output, Promise::AnyOrder);
         assert!(verdict.wrong == 1 && (verdict.error - 0.25).abs() < 1e-6, "{verdict:?}");
+    }
+
+    #[test]
+    fn a_copy_from_the_wrong_place_is_wrong() {
+        let inputs = Inputs::new(3, 1, 4, ReduceOp::Sum);
+        for kind in Kind::ALL {
+            // Four shares of 25 elements, as seen by rank 2.
+            let work = Work::new(kind, ReduceOp::Sum, 2, COUNT, 2, 4);
+            let mut right: Vec<i64> = Vec::new();
+            for Part { length, source } in work.parts() {
+                right.extend((0..length).map(|index| match source {
+                    Source::Copied { rank, first } => inputs.value(rank, first + index),
+                    Source::Reduced { first } => {
+                        let values = [0, 1, 2, 3].map(|rank| inputs.value(rank, first + index));
+                        i64::reduce(ReduceOp::Sum, &values)
+                    }
+                }));
+            }
+            assert!(!right.is_empty());
+            let judged = |output: &[i64]| judge(&inputs, &work, output, Promise::SameBits).wrong;
+            assert_eq!(judged(&right), 0, "{}", kind.name());
+            right.rotate_left(1);
+            assert_eq!(judged(&right), right.len() as u64, "{}", kind.name());
+        }
+    }
+
+    #[test]
+    fn what_is_written_beside_the_buffers_is_counted() {
+        let mut memory = [f32::poison(); 10];
+        memory[2..5].fill(1.0);
+        assert_eq!(count_overwritten(&memory, 2..5), 0);
+        assert_eq!(count_overwritten(&memory, 3..4), 2);
     }
 
     #[test]

@@ -1,15 +1,27 @@
-//! Who reduces: this crate, a copy, or another library. All of them on the memory of one [`Endpoint`].
+//! Whose calls they are: this crate's, a copy's, or another library's. All of them on the memory of one [`Endpoint`].
 
 use std::convert::Infallible;
 
-use fast_allreduce::{DType, ReduceOp};
+use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use super::check::Promise;
 use super::device::Endpoint;
+use super::kind::Kind;
 use super::reference::Number;
+use super::work::Work;
 use crate::failure::Failure;
 
-/// Another library's allreduce.
+/// This crate's name in the results.
+pub const OURS: &str = "fast-allreduce";
+
+/// One of the two forms of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    OutOfPlace,
+    InPlace,
+}
+
+/// Another library's collectives.
 pub trait Rival<E: Endpoint> {
     /// As it is in the results.
     fn name(&self) -> &'static str;
@@ -17,24 +29,27 @@ pub trait Rival<E: Endpoint> {
     /// Which library this is, with its version.
     fn library(&self) -> String;
 
-    /// Why it cannot do this one, if it cannot.
-    fn refusal(&self, dtype: DType, op: ReduceOp) -> Option<&'static str>;
+    /// Why it cannot do this one, if it cannot. `op` is of those that reduce.
+    fn refusal(&self, kind: Kind, dtype: DType, op: ReduceOp) -> Option<&'static str>;
 
-    /// Starts an allreduce, as [`Endpoint::all_reduce`].
-    fn all_reduce<T: Number>(
+    /// Whether it has this form of the collective, with the input and the output where [`Work::in_place`] says.
+    fn has(&self, kind: Kind, form: Form) -> bool;
+
+    /// Starts a call, as [`Endpoint::start`].
+    fn start<T: Number>(
         &self,
         endpoint: &E,
+        work: &Work,
         input: &E::Memory<T>,
         output: &mut E::Memory<T>,
-        op: ReduceOp,
     ) -> Result<(), Failure>;
 
-    /// Starts an allreduce in place.
-    fn all_reduce_in_place<T: Number>(
+    /// Starts a call in place.
+    fn start_in_place<T: Number>(
         &self,
         endpoint: &E,
+        work: &Work,
         data: &mut E::Memory<T>,
-        op: ReduceOp,
     ) -> Result<(), Failure>;
 }
 
@@ -42,7 +57,7 @@ pub trait Rival<E: Endpoint> {
 pub enum Contender<'a, E: Endpoint> {
     /// This crate.
     Ours(&'a E),
-    /// A copy of the same size, made by every rank at the same time: no allreduce, but what one cannot beat by much.
+    /// A copy of the same size, made by every rank at the same time: no collective, but what one cannot beat by much.
     Memcpy(&'a E),
     /// Another library.
     Rival(&'a E, &'a E::Rival),
@@ -68,31 +83,47 @@ impl<'a, E: Endpoint> Contender<'a, E> {
     /// As it is in the results.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Ours(_) => "fast-allreduce",
+            Self::Ours(_) => OURS,
             Self::Memcpy(_) => "memcpy",
             Self::Rival(_, rival) => rival.name(),
         }
     }
 
-    /// How it does it, where that is known.
-    pub fn algorithm(&self, count: usize, dtype: DType) -> Option<&'static str> {
+    /// How it does it, where there are several ways, and which one is known: as planned, whatever the operation.
+    pub fn algorithm(&self, work: &Work, dtype: DType) -> Option<Algorithm> {
         match self {
-            Self::Ours(endpoint) => Some(endpoint.communicator().plan(count, dtype).algorithm.name()),
+            Self::Ours(endpoint) if work.kind == Kind::AllReduce => {
+                Some(endpoint.communicator().plan(work.count(), dtype).algorithm)
+            }
             _ => None,
         }
     }
 
     /// Why it cannot do this one, if it cannot.
-    pub fn refusal(&self, dtype: DType, op: ReduceOp) -> Option<&'static str> {
+    pub fn refusal(&self, kind: Kind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
         match self {
-            Self::Rival(_, rival) => rival.refusal(dtype, op),
+            Self::Rival(_, rival) => rival.refusal(kind, dtype, op),
             _ => None,
         }
     }
 
-    /// What its results are held to; `None` if it has none.
-    pub fn promise(&self) -> Option<Promise> {
+    /// Whether it has this form of the call.
+    pub fn has(&self, work: &Work, form: Form) -> bool {
         match self {
+            // There is nothing to compare with what this crate has not.
+            _ if form == Form::InPlace && work.in_place().is_none() => false,
+            Self::Rival(_, rival) => rival.has(work.kind, form),
+            _ => true,
+        }
+    }
+
+    /// What its results are held to; `None` if it has none.
+    pub fn promise(&self, work: &Work, dtype: DType) -> Option<Promise> {
+        match self {
+            // A ring adds in another order for each slice, and rounds what it passes on.
+            Self::Ours(_) if self.algorithm(work, dtype).is_some_and(|algorithm| !algorithm.is_direct()) => {
+                Some(Promise::AnyOrder)
+            }
             Self::Ours(_) => Some(Promise::SameBits),
             Self::Memcpy(_) => None,
             Self::Rival(..) => Some(Promise::AnyOrder),
@@ -100,30 +131,30 @@ impl<'a, E: Endpoint> Contender<'a, E> {
     }
 
     /// Starts a call out of place.
-    pub fn all_reduce<T: Number>(
+    pub fn start<T: Number>(
         &self,
+        work: &Work,
         input: &E::Memory<T>,
         output: &mut E::Memory<T>,
-        op: ReduceOp,
     ) -> Result<(), Failure> {
         match self {
-            Self::Ours(endpoint) => endpoint.all_reduce(input, output, op),
+            Self::Ours(endpoint) => endpoint.start(work, input, output),
             Self::Memcpy(endpoint) => endpoint.copy(input, output),
-            Self::Rival(endpoint, rival) => rival.all_reduce(endpoint, input, output, op),
+            Self::Rival(endpoint, rival) => rival.start(endpoint, work, input, output),
         }
     }
 
     /// Starts a call in place. A copy needs somewhere to go to.
-    pub fn all_reduce_in_place<T: Number>(
+    pub fn start_in_place<T: Number>(
         &self,
+        work: &Work,
         data: &mut E::Memory<T>,
         spare: &mut E::Memory<T>,
-        op: ReduceOp,
     ) -> Result<(), Failure> {
         match self {
-            Self::Ours(endpoint) => endpoint.all_reduce_in_place(data, op),
+            Self::Ours(endpoint) => endpoint.start_in_place(work, data),
             Self::Memcpy(endpoint) => endpoint.copy(data, spare),
-            Self::Rival(endpoint, rival) => rival.all_reduce_in_place(endpoint, data, op),
+            Self::Rival(endpoint, rival) => rival.start_in_place(endpoint, work, data),
         }
     }
 }
@@ -138,26 +169,25 @@ impl<E: Endpoint> Rival<E> for Infallible {
         match *self {}
     }
 
-    fn refusal(&self, _: DType, _: ReduceOp) -> Option<&'static str> {
+    fn refusal(&self, _: Kind, _: DType, _: ReduceOp) -> Option<&'static str> {
         match *self {}
     }
 
-    fn all_reduce<T: Number>(
+    fn has(&self, _: Kind, _: Form) -> bool {
+        match *self {}
+    }
+
+    fn start<T: Number>(
         &self,
         _: &E,
+        _: &Work,
         _: &E::Memory<T>,
         _: &mut E::Memory<T>,
-        _: ReduceOp,
     ) -> Result<(), Failure> {
         match *self {}
     }
 
-    fn all_reduce_in_place<T: Number>(
-        &self,
-        _: &E,
-        _: &mut E::Memory<T>,
-        _: ReduceOp,
-    ) -> Result<(), Failure> {
+    fn start_in_place<T: Number>(&self, _: &E, _: &Work, _: &mut E::Memory<T>) -> Result<(), Failure> {
         match *self {}
     }
 }

@@ -2,19 +2,27 @@
 
 use std::cell::RefCell;
 
+use fast_allreduce::Algorithm;
+#[cfg(feature = "cuda")]
 use fast_allreduce::ReduceOp;
 
-use super::check::{count_changed, judge, Promise, Verdict};
-use super::contender::Contender;
+use super::check::{count_changed, count_overwritten, judge, Promise, Verdict};
+use super::contender::{Contender, Form};
 use super::device::{Batch, Call, Endpoint};
 use super::inputs::Inputs;
+#[cfg(feature = "cuda")]
+use super::kind::Kind;
 use super::reference::Number;
 use super::row::{Row, Timing};
 use super::session::Session;
+use super::work::Work;
 use crate::failure::Failure;
 
 /// Batches of calls that are timed one by one at most; their times are exchanged.
 const MOST_SINGLES: u64 = 10_000;
+
+/// By contender; `None` of one that lacks the form.
+pub type Timings = Vec<Option<Timing>>;
 
 /// How much is done for a row.
 #[derive(Debug, Clone)]
@@ -39,64 +47,69 @@ pub struct Measure<'a> {
 }
 
 impl Measure<'_> {
-    /// Measures one size, type, operation and algorithm. Collective.
-    pub fn row<T: Number>(
-        &mut self,
-        endpoint: &impl Endpoint,
-        count: usize,
-        op: ReduceOp,
-    ) -> Result<Row, Failure> {
-        let input = endpoint.allocate::<T>(count, self.effort.registered)?;
-        let mut memory = Memory { input, output: endpoint.allocate::<T>(count, false)? };
+    /// An allreduce of `count` elements.
+    #[cfg(feature = "cuda")]
+    pub fn all_reduce(&self, count: usize, op: ReduceOp) -> Work {
+        Work::new(Kind::AllReduce, op, 0, count, self.session.rank(), self.session.world_size())
+    }
+
+    /// Measures one call with one algorithm. Collective.
+    pub fn row<T: Number>(&mut self, endpoint: &impl Endpoint, work: &Work) -> Result<Row, Failure> {
+        let mut memory = self.memory::<T, _>(endpoint, work)?;
         let ours = [Contender::Ours(endpoint)];
-        let (mut out_of_place, mut in_place) = self.both_forms(&ours, 1, &mut memory, count, op)?;
+        let (mut out_of_place, mut in_place) = self.both_forms(&ours, 1, &mut memory, work)?;
         let Memory { input, output } = &mut memory;
         let memcpy_us = self.memcpy(endpoint, &mut || endpoint.copy(input, output))?;
-        let only = "each contender has a timing";
+        let only = "this crate has all calls out of place";
         Ok(Row {
-            size: count * size_of::<T>(),
-            count,
+            collective: work.kind.name(),
+            size: work.elements() * size_of::<T>(),
+            count: work.count(),
             dtype: T::DTYPE.name(),
-            redop: op.name(),
-            algo: endpoint.communicator().plan(count, T::DTYPE).algorithm.name(),
-            out_of_place: out_of_place.pop().expect(only),
-            in_place: in_place.pop().expect(only),
+            redop: work.kind.redop(work.op),
+            root: work.root(),
+            algo: ours[0].algorithm(work, T::DTYPE).map(Algorithm::name),
+            out_of_place: out_of_place.pop().flatten().expect(only),
+            in_place: in_place.pop().flatten(),
             memcpy_us,
         })
     }
 
-    /// Measures one size, type and operation for all contenders, on the memory of the first: in every round a block of calls
-    /// of each. Their timings, out of place and in place. Collective.
+    /// Measures one call for all contenders, on the memory of the first: in every round a block of calls of each. Their timings,
+    /// out of place and in place, as far as they have these forms. Collective.
     pub fn contest<T: Number, E: Endpoint>(
         &mut self,
         contenders: &[Contender<E>],
         rounds: u64,
-        count: usize,
-        op: ReduceOp,
-    ) -> Result<(Vec<Timing>, Vec<Timing>), Failure> {
+        work: &Work,
+    ) -> Result<(Timings, Timings), Failure> {
         let Some(first) = contenders.first() else {
             return Ok(Default::default());
         };
-        let input = first.endpoint().allocate::<T>(count, self.effort.registered)?;
-        let output = first.endpoint().allocate::<T>(count, false)?;
-        self.both_forms(contenders, rounds, &mut Memory { input, output }, count, op)
+        let mut memory = self.memory::<T, _>(first.endpoint(), work)?;
+        self.both_forms(contenders, rounds, &mut memory, work)
     }
 
     /// Checks a call out of place and in place, and times nothing: the wrong elements on all ranks. Collective.
     #[cfg(feature = "cuda")]
-    pub fn wrong<T: Number>(
-        &mut self,
-        endpoint: &impl Endpoint,
-        count: usize,
-        op: ReduceOp,
-    ) -> Result<u64, Failure> {
-        let input = endpoint.allocate::<T>(count, self.effort.registered)?;
-        let mut memory = Memory { input, output: endpoint.allocate::<T>(count, false)? };
+    pub fn wrong<T: Number>(&mut self, endpoint: &impl Endpoint, work: &Work) -> Result<u64, Failure> {
+        let mut memory = self.memory::<T, _>(endpoint, work)?;
         let ours = Contender::Ours(endpoint);
-        let out_of_place = self.check_out_of_place(&ours, &mut memory, op)?;
-        let in_place = self.check_in_place(&ours, &mut memory, op)?;
+        let out_of_place = self.check_out_of_place(&ours, &mut memory, work)?;
+        let in_place = self.check_in_place(&ours, &mut memory, work)?;
         let wrong = |verdict: Option<Verdict>| verdict.map_or(0, |verdict| verdict.wrong);
         Ok(wrong(out_of_place) + wrong(in_place))
+    }
+
+    /// An input and an output, both as long as the larger of all ranks': a buffer in place may hold that much, and a copy of that
+    /// much goes from one to the other.
+    fn memory<T: Number, E: Endpoint>(
+        &self,
+        endpoint: &E,
+        work: &Work,
+    ) -> Result<Memory<E::Memory<T>>, Failure> {
+        let input = endpoint.allocate::<T>(work.elements(), self.effort.registered)?;
+        Ok(Memory { input, output: endpoint.allocate::<T>(work.elements(), false)? })
     }
 
     fn both_forms<T: Number, E: Endpoint>(
@@ -104,42 +117,61 @@ impl Measure<'_> {
         contenders: &[Contender<E>],
         rounds: u64,
         memory: &mut Memory<E::Memory<T>>,
-        count: usize,
-        op: ReduceOp,
-    ) -> Result<(Vec<Timing>, Vec<Timing>), Failure> {
-        let bytes = count * size_of::<T>();
-        self.fill(contenders, memory, op)?;
-        // Calls of all contenders are ready at a time, and one of them runs.
-        let shared = RefCell::new(&mut *memory);
-        let out_of_place = self.time(contenders, rounds, bytes, |contender| {
-            let Memory { input, output } = &mut **shared.borrow_mut();
-            contender.all_reduce(input, output, op)
-        })?;
-        let out_of_place = self.checked(contenders, out_of_place, |measure, contender| {
-            measure.check_out_of_place(contender, memory, op)
-        })?;
-
-        self.fill(contenders, memory, op)?;
-        let shared = RefCell::new(&mut *memory);
-        let in_place = self.time(contenders, rounds, bytes, |contender| {
-            let Memory { input, output } = &mut **shared.borrow_mut();
-            contender.all_reduce_in_place(input, output, op)
-        })?;
-        let in_place = self.checked(contenders, in_place, |measure, contender| {
-            measure.check_in_place(contender, memory, op)
-        })?;
-        Ok((out_of_place, in_place))
+        work: &Work,
+    ) -> Result<(Timings, Timings), Failure> {
+        let out_of_place = self.form(contenders, rounds, memory, work, Form::OutOfPlace)?;
+        Ok((out_of_place, self.form(contenders, rounds, memory, work, Form::InPlace)?))
     }
 
+    /// The timings of those that have this form.
+    fn form<T: Number, E: Endpoint>(
+        &mut self,
+        contenders: &[Contender<E>],
+        rounds: u64,
+        memory: &mut Memory<E::Memory<T>>,
+        work: &Work,
+        form: Form,
+    ) -> Result<Timings, Failure> {
+        let able: Vec<_> = contenders.iter().filter(|contender| contender.has(work, form)).copied().collect();
+        let mut timings = Vec::new();
+        if !able.is_empty() {
+            self.fill(&able, memory, work, form)?;
+            // Calls of all contenders are ready at a time, and one of them runs.
+            let shared = RefCell::new(&mut *memory);
+            let (bytes, bus_factor) =
+                (work.elements() * size_of::<T>(), work.kind.bus_factor(work.world_size()));
+            timings = self.time(&able, rounds, bytes, bus_factor, |contender| {
+                let Memory { input, output } = &mut **shared.borrow_mut();
+                match form {
+                    Form::OutOfPlace => contender.start(work, input, output),
+                    Form::InPlace => contender.start_in_place(work, input, output),
+                }
+            })?;
+            timings = self.checked(&able, timings, |measure, contender| match form {
+                Form::OutOfPlace => measure.check_out_of_place(contender, memory, work),
+                Form::InPlace => measure.check_in_place(contender, memory, work),
+            })?;
+        }
+        let mut timings = timings.into_iter();
+        let timing = |contender: &Contender<E>| contender.has(work, form).then(|| timings.next()).flatten();
+        Ok(contenders.iter().map(timing).collect())
+    }
+
+    /// What is timed: inputs of numbers, whose reductions may not be finite for long, as calls in place go on from results.
     fn fill<T: Number, E: Endpoint>(
         &mut self,
         contenders: &[Contender<E>],
         memory: &mut Memory<E::Memory<T>>,
-        op: ReduceOp,
+        work: &Work,
+        form: Form,
     ) -> Result<(), Failure> {
-        let inputs = self.next_inputs(op);
+        let inputs = self.next_inputs(work);
         let endpoint = contenders[0].endpoint();
-        endpoint.write(&mut memory.input, |elements| inputs.fill(self.session.rank(), elements))
+        let start = if form == Form::InPlace { work.in_place().map_or(0, |(from, _)| from) } else { 0 };
+        let length = work.input_len();
+        endpoint.write(&mut memory.input, |elements| {
+            inputs.fill(self.session.rank(), part(elements, start, length));
+        })
     }
 
     /// Adds what was found in each contender's results, which are of the same inputs.
@@ -159,9 +191,9 @@ impl Measure<'_> {
         checked
     }
 
-    fn next_inputs(&mut self, op: ReduceOp) -> Inputs {
+    fn next_inputs(&mut self, work: &Work) -> Inputs {
         self.round += 1;
-        Inputs::new(self.seed, self.round, self.session.world_size(), op)
+        Inputs::new(self.seed, self.round, self.session.world_size(), work.op)
     }
 
     /// Makes the untimed calls and says how many batches to time.
@@ -185,6 +217,7 @@ impl Measure<'_> {
         contenders: &[Contender<E>],
         rounds: u64,
         bytes: usize,
+        bus_factor: f64,
         call: impl Fn(&Contender<E>) -> Result<(), Failure>,
     ) -> Result<Vec<Timing>, Failure> {
         let call = &call;
@@ -202,7 +235,7 @@ impl Measure<'_> {
         }
         let timing = |lane: Lane| {
             let (means, singles) = (self.session.maxima(&lane.means)?, self.session.maxima(&lane.singles)?);
-            Ok(Timing::new(means, singles, bytes, self.session.world_size()))
+            Ok(Timing::new(means, singles, bytes, bus_factor))
         };
         lanes.into_iter().map(timing).collect()
     }
@@ -225,33 +258,65 @@ impl Measure<'_> {
         &mut self,
         contender: &Contender<E>,
         memory: &mut Memory<E::Memory<T>>,
-        op: ReduceOp,
+        work: &Work,
     ) -> Result<Option<Verdict>, Failure> {
         let (endpoint, Memory { input, output }) = (contender.endpoint(), memory);
-        self.check(contender.promise(), op, |session, inputs, promise| {
+        let (input_len, output_len) = (work.input_len(), work.output_len());
+        self.check(contender.promise(work, T::DTYPE), work, |session, inputs, promise| {
             let rank = session.rank();
-            endpoint.write(input, |memory| inputs.fill(rank, memory))?;
+            endpoint.write(input, |memory| {
+                memory.fill(T::poison());
+                inputs.fill(rank, part(memory, 0, input_len));
+            })?;
             endpoint.write(output, |memory| memory.fill(T::poison()))?;
             session.fence()?;
-            contender.all_reduce(input, output, op)?;
-            let mut verdict = endpoint.read(output, |memory| judge(inputs, memory, promise))?;
-            verdict.wrong += endpoint.read(input, |memory| count_changed(inputs, rank, memory))?;
+            contender.start(work, input, output)?;
+            let mut verdict = endpoint.read(output, |memory| {
+                let mut verdict = judge(inputs, work, &memory[..output_len], promise);
+                verdict.wrong += count_overwritten(memory, 0..output_len);
+                verdict
+            })?;
+            verdict.wrong += endpoint.read(input, |memory| {
+                count_changed(inputs, rank, &memory[..input_len]) + count_overwritten(memory, 0..input_len)
+            })?;
             Ok(verdict)
         })
     }
 
+    /// What a call in place does not write stays as it was: inputs too.
     fn check_in_place<T: Number, E: Endpoint>(
         &mut self,
         contender: &Contender<E>,
         memory: &mut Memory<E::Memory<T>>,
-        op: ReduceOp,
+        work: &Work,
     ) -> Result<Option<Verdict>, Failure> {
-        let (endpoint, Memory { input, output }) = (contender.endpoint(), memory);
-        self.check(contender.promise(), op, |session, inputs, promise| {
-            endpoint.write(input, |memory| inputs.fill(session.rank(), memory))?;
+        let (endpoint, Memory { input, output: spare }) = (contender.endpoint(), memory);
+        let Some((from, to)) = work.in_place() else {
+            return Ok(None);
+        };
+        let (input_len, output_len) = (work.input_len(), work.output_len());
+        self.check(contender.promise(work, T::DTYPE), work, |session, inputs, promise| {
+            let rank = session.rank();
+            endpoint.write(input, |memory| {
+                memory.fill(T::poison());
+                inputs.fill(rank, part(memory, from, input_len));
+            })?;
             session.fence()?;
-            contender.all_reduce_in_place(input, output, op)?;
-            endpoint.read(input, |memory| judge(inputs, memory, promise))
+            contender.start_in_place(work, input, spare)?;
+            endpoint.read(input, |memory| {
+                let output = to..to + output_len;
+                let mut verdict = judge(inputs, work, &memory[output.clone()], promise);
+                let beside = (0..memory.len()).filter(|index| !output.contains(index));
+                let is_changed = |&index: &usize| {
+                    let before = match index.checked_sub(from).filter(|index| *index < input_len) {
+                        Some(index) => inputs.value(rank, index),
+                        None => T::poison(),
+                    };
+                    memory[index].bits() != before.bits()
+                };
+                verdict.wrong += beside.filter(is_changed).count() as u64;
+                verdict
+            })
         })
     }
 
@@ -259,7 +324,7 @@ impl Measure<'_> {
     fn check(
         &mut self,
         promise: Option<Promise>,
-        op: ReduceOp,
+        work: &Work,
         mut checked_call: impl FnMut(&Session, &Inputs, Promise) -> Result<Verdict, Failure>,
     ) -> Result<Option<Verdict>, Failure> {
         let Some(promise) = promise.filter(|_| self.effort.checks > 0) else {
@@ -267,7 +332,7 @@ impl Measure<'_> {
         };
         let mut all = Verdict::default();
         for _ in 0..self.effort.checks {
-            let inputs = self.next_inputs(op);
+            let inputs = self.next_inputs(work);
             let found = checked_call(self.session, &inputs, promise)?;
             // Checking takes longer than a call may wait.
             all.wrong += self.session.total(found.wrong)?;
@@ -282,7 +347,15 @@ impl Measure<'_> {
     }
 }
 
-/// What is reduced; in place, the input.
+/// Some of the elements. None are nowhere.
+fn part<T>(elements: &mut [T], start: usize, length: usize) -> &mut [T] {
+    match length {
+        0 => &mut [],
+        _ => &mut elements[start..start + length],
+    }
+}
+
+/// What calls work on; in place, the input.
 struct Memory<M> {
     input: M,
     output: M,

@@ -1,9 +1,10 @@
-//! `bench`, as one of its ranks: every size, type, operation and algorithm asked for. What `compare` shares is here too.
+//! `bench`, as one of its ranks: every collective, size, type, operation and algorithm asked for. What `compare` shares is here too.
 
 pub mod check;
 pub mod contender;
 pub mod device;
 pub mod inputs;
+pub mod kind;
 pub mod measure;
 pub mod progress;
 pub mod reference;
@@ -11,6 +12,7 @@ pub mod report;
 pub mod row;
 pub mod session;
 pub mod sheet;
+pub mod work;
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -120,7 +122,7 @@ impl Job for Bench {
     fn algorithms(&self) -> Vec<Option<Algorithm>> {
         match self.algorithms() {
             Some(algorithms) => algorithms.to_vec(),
-            None if self.report.is_some() => Algorithm::DIRECT.map(Some).to_vec(),
+            None if self.report.is_some() && self.is_all_reduce() => Algorithm::DIRECT.map(Some).to_vec(),
             None => vec![None],
         }
     }
@@ -142,12 +144,12 @@ impl Job for Bench {
         };
         let mut is_right = true;
         let cases = self.cases().flat_map(|case| endpoints.iter().map(move |endpoint| (case, endpoint)));
-        for ((dtype, op, bytes), endpoint) in cases {
+        for (case, endpoint) in cases {
             if let Some((_, progress)) = &voice {
-                progress.show(&format!("{bytes} B {dtype} {op}"));
+                progress.show(&case.to_string());
             }
-            let count = bytes / dtype.size();
-            let row: Row = with_number!(dtype, T => measure.row::<T>(endpoint, count, op))?;
+            let work = case.work(session.rank(), session.world_size());
+            let row: Row = with_number!(case.dtype, T => measure.row::<T>(endpoint, &work))?;
             is_right &= row.wrong() == 0;
             if let Some((report, progress)) = &mut voice {
                 progress.clear();
@@ -190,6 +192,7 @@ pub fn config(options: &Bench, endpoint: &impl Endpoint, seed: u64) -> Config {
         iters: options.iterations,
         warmup_iters: options.warmup,
         check: options.checks,
+        collective: options.collective(),
         timeout_s: options.timeout.as_secs_f64(),
         region_bytes: communicator.region_bytes(),
     }

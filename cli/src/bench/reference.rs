@@ -30,6 +30,12 @@ pub enum Rounding {
     /// In the accumulator type, and once more at the end.
     Once,
     /// In the element type, at every step.
+    ///
+    /// A sum of n elements in any order, be it a tree or a ring, has n - 1 additions on the way of each element or fewer, each
+    /// of which is off by at most u times its result, and no partial sum exceeds the sum of magnitudes M: together (n - 1) u M.
+    /// An average rounds once more, and so may the result: u times it. A partial product is off by a factor of 1 + u at each of
+    /// n - 1 steps: the same with the product's magnitude for M. Where numbers are subnormal u does not hold, but the least
+    /// positive number for each step does. Minima, maxima and integers have nothing to round.
     EveryStep,
 }
 

@@ -39,7 +39,13 @@ impl Report {
     pub fn add(&mut self, row: Row) -> io::Result<()> {
         let mut out = io::stdout().lock();
         match self.format {
-            Format::Table => write_table_row(&mut out, &row)?,
+            Format::Table => {
+                let is_news = self.rows.last().is_none_or(|last| last.collective != row.collective);
+                if is_news && self.config.collective != row.collective {
+                    writeln!(out, "# collective {}", row.collective)?;
+                }
+                write_table_row(&mut out, &row)?;
+            }
             Format::Csv => write_csv_row(&mut out, &row)?,
             Format::Json => {}
         }
@@ -70,8 +76,9 @@ impl Report {
             (_, 0) => writeln!(out, "# Out of bounds values : 0 OK")?,
             _ => writeln!(out, "# Out of bounds values : {wrong} FAILED")?,
         }
-        let bandwidths = self.rows.iter().map(|row| row.out_of_place.busbw_gbs + row.in_place.busbw_gbs);
-        let average = bandwidths.sum::<f64>() / (2 * self.rows.len()).max(1) as f64;
+        let timings = self.rows.iter().flat_map(|row| [Some(&row.out_of_place), row.in_place.as_ref()]);
+        let bandwidths: Vec<f64> = timings.flatten().map(|timing| timing.busbw_gbs).collect();
+        let average = bandwidths.iter().sum::<f64>() / bandwidths.len().max(1) as f64;
         writeln!(out, "# Avg bus bandwidth    : {}", significant(average))
     }
 }
@@ -83,7 +90,7 @@ pub fn write_facts(out: &mut impl Write, config: &Config) -> io::Result<()> {
     let iterations = config.iters.map_or("auto".into(), |iterations| iterations.to_string());
     let Config { warmup_iters, check, .. } = config;
     writeln!(out, "# fast-allreduce {version}")?;
-    writeln!(out, "# ranks {ranks} {device} inputs {inputs}")?;
+    writeln!(out, "# collective {} ranks {ranks} {device} inputs {inputs}", config.collective)?;
     if let Some(warning) = device.warning() {
         writeln!(out, "# {warning}")?;
     }
@@ -94,21 +101,22 @@ fn write_table_header(out: &mut impl Write, config: &Config) -> io::Result<()> {
     write_facts(out, config)?;
     writeln!(out, "#")?;
     let (left, right) = ("out-of-place", "in-place");
-    writeln!(out, "#{:51}{left:^55}{right:^55}", "")?;
+    writeln!(out, "#{:60}{left:^55}{right:^55}", "")?;
     let form =
         format!("{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "time", "p50", "p99", "algbw", "busbw", "#wrong");
     let (size, count, dtype) = ("size", "count", "type");
     writeln!(
         out,
-        "#{size:>11}{count:>13}{dtype:>6}{:>6} {:>13}  {form}   {form} {:>9}",
-        "redop", "algo", "memcpy"
+        "#{size:>11}{count:>13}{dtype:>6}{:>6}{:>6} {:>16}  {form}   {form} {:>9}",
+        "redop", "root", "algo", "memcpy"
     )?;
     let form = format!("{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
-    writeln!(out, "#{:>11}{:>13}{:>26}  {form}   {form} {:>9}", "(B)", "(elements)", "", "(us)")
+    writeln!(out, "#{:>11}{:>13}{:>35}  {form}   {form} {:>9}", "(B)", "(elements)", "", "(us)")
 }
 
 fn write_table_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
-    let Row { size, count, dtype, redop, algo, .. } = row;
+    let Row { size, count, dtype, redop, .. } = row;
+    let (root, algo) = (root(row.root), row.algo.unwrap_or("-"));
     let form = |timing: &Timing| {
         format!(
             "{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}",
@@ -120,12 +128,19 @@ fn write_table_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
             timing.wrong.map_or("N/A".into(), |wrong| wrong.to_string()),
         )
     };
-    let (out_of_place, in_place) = (form(&row.out_of_place), form(&row.in_place));
+    let missing = || format!("{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "N/A", "N/A", "N/A", "N/A", "N/A", "N/A");
+    let (out_of_place, in_place) =
+        (form(&row.out_of_place), row.in_place.as_ref().map_or_else(missing, form));
     let memcpy = significant(row.memcpy_us);
     writeln!(
         out,
-        "{size:>12}{count:>13}{dtype:>6}{redop:>6} {algo:>13}  {out_of_place}   {in_place} {memcpy:>9}"
+        "{size:>12}{count:>13}{dtype:>6}{redop:>6}{root:>6} {algo:>16}  {out_of_place}   {in_place} {memcpy:>9}"
     )
+}
+
+/// As nccl-tests prints it: -1 is none.
+pub fn root(root: Option<usize>) -> String {
+    root.map_or("-1".into(), |rank| rank.to_string())
 }
 
 /// In the columns of bandwidths.
@@ -144,14 +159,19 @@ pub fn significant(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-const CSV_HEADER: &str = "size,count,type,redop,algo,\
+const CSV_HEADER: &str = "collective,size,count,type,redop,root,algo,\
     out_of_place_time_us,out_of_place_p50_us,out_of_place_p99_us,out_of_place_algbw_gbs,out_of_place_busbw_gbs,out_of_place_wrong,\
     in_place_time_us,in_place_p50_us,in_place_p99_us,in_place_algbw_gbs,in_place_busbw_gbs,in_place_wrong,memcpy_us";
 
 fn write_csv_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
-    let Row { size, count, dtype, redop, algo, memcpy_us, .. } = row;
-    write!(out, "{size},{count},{dtype},{redop},{algo}")?;
-    for timing in [&row.out_of_place, &row.in_place] {
+    let Row { collective, size, count, dtype, redop, memcpy_us, .. } = row;
+    let (root, algo) = (root(row.root), row.algo.unwrap_or_default());
+    write!(out, "{collective},{size},{count},{dtype},{redop},{root},{algo}")?;
+    for timing in [Some(&row.out_of_place), row.in_place.as_ref()] {
+        let Some(timing) = timing else {
+            write!(out, ",,,,,,")?;
+            continue;
+        };
         let Timing { time_us, p50_us, p99_us, algbw_gbs, busbw_gbs, .. } = timing;
         write!(out, ",{time_us:.4},{p50_us:.4},{p99_us:.4},{algbw_gbs:.6},{busbw_gbs:.6},")?;
         timing.wrong.map_or(Ok(()), |wrong| write!(out, "{wrong}"))?;

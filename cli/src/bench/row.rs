@@ -19,6 +19,8 @@ pub struct Config {
     pub iters: Option<u64>,
     pub warmup_iters: u64,
     pub check: u64,
+    /// `"all"`: each in turn.
+    pub collective: &'static str,
     pub timeout_s: f64,
     /// Bytes of shared memory that each rank's region takes.
     pub region_bytes: usize,
@@ -80,24 +82,30 @@ impl DeviceFacts {
     }
 }
 
-/// One size, type, operation and algorithm.
+/// One collective, size, type, operation and algorithm.
 #[derive(Debug, Serialize)]
 pub struct Row {
+    pub collective: &'static str,
     pub size: usize,
     pub count: usize,
     #[serde(rename = "type")]
     pub dtype: &'static str,
     pub redop: &'static str,
-    pub algo: &'static str,
+    /// `None` where there is none; nccl-tests prints -1.
+    pub root: Option<usize>,
+    /// `None` where there is but one.
+    pub algo: Option<&'static str>,
     pub out_of_place: Timing,
-    pub in_place: Timing,
+    /// `None` where there is no such form.
+    pub in_place: Option<Timing>,
     pub memcpy_us: f64,
 }
 
 impl Row {
     /// Wrong elements on all ranks.
     pub fn wrong(&self) -> u64 {
-        self.out_of_place.wrong.unwrap_or(0) + self.in_place.wrong.unwrap_or(0)
+        let of = |timing: &Timing| timing.wrong.unwrap_or(0);
+        of(&self.out_of_place) + self.in_place.as_ref().map_or(0, of)
     }
 }
 
@@ -116,19 +124,19 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// From the means of calls back to back, of which the median counts, and the times of single calls, in seconds.
-    pub fn new(mut means: Vec<f64>, mut singles: Vec<f64>, bytes: usize, world_size: usize) -> Self {
+    /// From the means of calls back to back, of which the median counts, and the times of single calls, in seconds. `bus_factor`
+    /// is the collective's.
+    pub fn new(mut means: Vec<f64>, mut singles: Vec<f64>, bytes: usize, bus_factor: f64) -> Self {
         means.sort_unstable_by(f64::total_cmp);
         singles.sort_unstable_by(f64::total_cmp);
         let mean = median(&means);
         let algbw_gbs = if mean > 0.0 { bytes as f64 / mean * 1e-9 } else { 0.0 };
-        let n = world_size as f64;
         Self {
             time_us: mean * 1e6,
             p50_us: percentile(&singles, 0.50) * 1e6,
             p99_us: percentile(&singles, 0.99) * 1e6,
             algbw_gbs,
-            busbw_gbs: algbw_gbs * 2.0 * (n - 1.0) / n,
+            busbw_gbs: algbw_gbs * bus_factor,
             wrong: None,
             max_error: None,
         }
@@ -162,18 +170,18 @@ mod tests {
 
     #[test]
     fn bandwidths_are_those_of_nccl_tests() {
-        let timing = Timing::new(vec![1e-3], vec![1e-3], 1_000_000, 4);
+        let timing = Timing::new(vec![1e-3], vec![1e-3], 1_000_000, 1.5);
         assert!((timing.time_us - 1000.0).abs() < 1e-9);
         assert!((timing.algbw_gbs - 1.0).abs() < 1e-9);
         assert!((timing.busbw_gbs - 1.5).abs() < 1e-9);
-        assert_eq!(Timing::new(vec![1e-3], vec![1e-3], 1000, 1).busbw_gbs, 0.0);
+        assert_eq!(Timing::new(vec![1e-3], vec![1e-3], 1000, 0.0).busbw_gbs, 0.0);
     }
 
     #[test]
     fn the_time_is_the_median_of_the_blocks() {
-        assert!((Timing::new(vec![9.0, 1.0, 2.0], vec![], 1, 2).time_us - 2e6).abs() < 1.0);
-        assert!((Timing::new(vec![9.0, 1.0], vec![], 1, 2).time_us - 5e6).abs() < 1.0);
-        assert_eq!(Timing::new(vec![], vec![], 1, 2).time_us, 0.0);
+        assert!((Timing::new(vec![9.0, 1.0, 2.0], vec![], 1, 1.0).time_us - 2e6).abs() < 1.0);
+        assert!((Timing::new(vec![9.0, 1.0], vec![], 1, 1.0).time_us - 5e6).abs() < 1.0);
+        assert_eq!(Timing::new(vec![], vec![], 1, 1.0).time_us, 0.0);
     }
 
     #[test]

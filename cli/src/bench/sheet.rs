@@ -1,7 +1,5 @@
 //! The results of `bench` as a page.
 
-use fast_allreduce::Algorithm;
-
 use super::report::{bandwidth, significant};
 use super::row::{Config, Row, Timing};
 use crate::facts;
@@ -11,14 +9,16 @@ const FORM: &[(&str, &str)] =
     &[("time", "µs"), ("p50", "µs"), ("p99", "µs"), ("algbw", "GB/s"), ("busbw", "GB/s"), ("wrong", "")];
 
 const NOTES: &str = "The charts are of calls out of place. time is the mean of calls back to back, on the slowest rank; p50 \
-and p99 are of single calls, each after a barrier, on the slowest rank. algbw is size / time, busbw is algbw · 2 (ranks − 1) / \
-ranks. wrong counts elements over all ranks that differ in any bit from the reduction in rank order. memcpy is a copy of the \
-same size made by every rank at the same time, which no allreduce can beat by much: compare machines by the ratio to it.";
+and p99 are of single calls, each after a barrier, on the slowest rank. size is that of the larger of a call's buffers, algbw size / time, busbw algbw \
+times 2 (ranks − 1) / ranks for all_reduce, 1 for broadcast, reduce and send_recv, (ranks − 1) / ranks for the others. wrong \
+counts elements over all ranks that differ in any bit from the reduction in rank order, or from what is to be copied; for ring \
+and halving-doubling, those that are farther from the reduction in f64 than rounding at every step explains. memcpy is a copy of \
+the same size made by every rank at the same time, which no collective can beat by much: compare machines by the ratio to it.";
 
 /// All of it.
 pub fn page(config: &Config, rows: &[Row]) -> Page {
     let wrong = rows.iter().map(Row::wrong).sum();
-    let panels = kinds(rows, |row| (row.dtype, row.redop));
+    let panels = kinds(rows, |row| (row.collective, row.dtype, row.redop));
     Page {
         heading: "fast-allreduce bench".into(),
         subject: subject(config),
@@ -34,7 +34,8 @@ pub fn page(config: &Config, rows: &[Row]) -> Page {
 /// What every page says was measured.
 pub fn subject(config: &Config) -> String {
     let inputs = if config.registered { "registered" } else { "private" };
-    format!("{} ranks, {inputs} inputs", config.ranks)
+    let collective = if config.collective == "all" { "all collectives" } else { config.collective };
+    format!("{collective}, {} ranks, {inputs} inputs", config.ranks)
 }
 
 /// What the numbers of a run depend on, and the machine.
@@ -55,11 +56,19 @@ pub fn settings(config: &Config) -> Vec<(String, String)> {
     all
 }
 
-/// What belongs to each type and operation, in order of appearance.
-pub fn kinds<T>(
-    all: &[T],
-    kind: impl Fn(&T) -> (&'static str, &'static str),
-) -> Vec<((&'static str, &'static str), Vec<&T>)> {
+/// A collective, type and operation.
+pub type Kind = (&'static str, &'static str, &'static str);
+
+/// In words, for a panel.
+pub fn title((collective, dtype, redop): Kind) -> String {
+    match redop {
+        "none" => format!("{collective} of {dtype}"),
+        _ => format!("{collective}: {redop} of {dtype}"),
+    }
+}
+
+/// What belongs to each collective, type and operation, in order of appearance.
+pub fn kinds<T>(all: &[T], kind: impl Fn(&T) -> Kind) -> Vec<(Kind, Vec<&T>)> {
     let mut kinds: Vec<(_, Vec<&T>)> = Vec::new();
     for one in all {
         match kinds.iter_mut().find(|(known, _)| *known == kind(one)) {
@@ -75,16 +84,19 @@ pub fn point(bytes: usize, timing: &Timing) -> Point {
     Point { bytes, latency_us: timing.p50_us, busbw_gbs: timing.busbw_gbs }
 }
 
-fn panel((dtype, redop): (&str, &str), rows: &[&Row]) -> Panel {
+fn panel(kind: Kind, rows: &[&Row]) -> Panel {
     let mut sizes: Vec<_> = rows.iter().map(|row| row.size).collect();
     sizes.dedup();
     // Where the plan chooses, the line is of whatever it chose.
     let is_forced = rows.len() > sizes.len();
-    let of = |name: &str| rows.iter().filter(|row| !is_forced || row.algo == name).copied().collect();
-    let named: Vec<(String, Vec<&Row>)> = match is_forced {
-        true => Algorithm::DIRECT.map(|algorithm| (algorithm.name().into(), of(algorithm.name()))).into(),
-        false => vec![("fast-allreduce".into(), of(""))],
-    };
+    let mut named: Vec<(String, Vec<&Row>)> = Vec::new();
+    for row in rows {
+        let name = row.algo.filter(|_| is_forced).unwrap_or("fast-allreduce");
+        match named.iter_mut().find(|(known, _)| known == name) {
+            Some((_, rows)) => rows.push(row),
+            None => named.push((name.into(), vec![row])),
+        }
+    }
     let series = named.into_iter().map(|(name, rows)| Series {
         name,
         is_floor: false,
@@ -92,7 +104,7 @@ fn panel((dtype, redop): (&str, &str), rows: &[&Row]) -> Panel {
     });
     let memcpy = Series { name: "memcpy".into(), is_floor: true, points: memcpy(rows, &sizes) };
     Panel {
-        title: format!("{redop} of {dtype}"),
+        title: title(kind),
         series: series.chain([memcpy]).collect(),
         table: Table {
             groups: vec![
@@ -116,8 +128,12 @@ fn memcpy(rows: &[&Row], sizes: &[usize]) -> Vec<Point> {
 }
 
 fn cells(row: &Row) -> Vec<String> {
-    let mut cells = vec![page::size(row.size), row.algo.into()];
-    for timing in [&row.out_of_place, &row.in_place] {
+    let mut cells = vec![page::size(row.size), row.algo.unwrap_or("–").into()];
+    for timing in [Some(&row.out_of_place), row.in_place.as_ref()] {
+        let Some(timing) = timing else {
+            cells.extend(FORM.iter().map(|_| "–".into()));
+            continue;
+        };
         cells.extend([timing.time_us, timing.p50_us, timing.p99_us].map(significant));
         cells.extend([timing.algbw_gbs, timing.busbw_gbs].map(bandwidth));
         cells.push(timing.wrong.map_or("–".into(), |wrong| wrong.to_string()));

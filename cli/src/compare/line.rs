@@ -1,11 +1,14 @@
 //! What a comparison yields, as it is written to JSON.
 
-use fast_allreduce::{DType, ReduceOp};
+use fast_allreduce::Algorithm;
 use serde::Serialize;
 
-use crate::bench::contender::Contender;
+use crate::arguments::Case;
+use crate::bench::contender::{Contender, OURS};
 use crate::bench::device::Endpoint;
+use crate::bench::measure::Timings;
 use crate::bench::row::{Config, Timing};
+use crate::bench::work::Work;
 
 /// What the numbers depend on.
 #[derive(Debug, Serialize)]
@@ -24,10 +27,11 @@ pub struct Against {
     pub library: Option<String>,
 }
 
-/// One that is not in the results, or not in those of a type and operation.
+/// One that is not in the results, or not in those of a collective, type and operation.
 #[derive(Debug, Clone, Serialize)]
 pub struct LeftOut {
     pub name: &'static str,
+    pub collective: Option<&'static str>,
     #[serde(rename = "type")]
     pub dtype: Option<&'static str>,
     pub redop: Option<&'static str>,
@@ -37,36 +41,44 @@ pub struct LeftOut {
 impl LeftOut {
     /// Of all results.
     pub fn of_run(name: &'static str, reason: &str) -> Self {
-        Self { name, dtype: None, redop: None, reason: reason.into() }
+        Self { name, collective: None, dtype: None, redop: None, reason: reason.into() }
     }
 
-    /// Of those of a type and operation.
-    pub fn of_kind(name: &'static str, dtype: DType, op: ReduceOp, reason: &str) -> Self {
-        Self { name, dtype: Some(dtype.name()), redop: Some(op.name()), reason: reason.into() }
+    /// Of those of a collective, type and operation.
+    pub fn of_case(name: &'static str, case: &Case, reason: &str) -> Self {
+        let Case { kind, dtype, op, .. } = case;
+        let (collective, redop) = (Some(kind.name()), Some(kind.redop(*op)));
+        Self { name, collective, dtype: Some(dtype.name()), redop, reason: reason.into() }
     }
 
     /// In one line.
     pub fn sentence(&self) -> String {
-        let kind = match (self.dtype, self.redop) {
-            (Some(dtype), Some(redop)) => format!(" of {dtype} {redop}"),
+        let kind = match (self.collective, self.dtype, self.redop) {
+            (Some(collective), Some(dtype), Some("none")) => format!(" of {collective} {dtype}"),
+            (Some("all_reduce"), Some(dtype), Some(redop)) => format!(" of {dtype} {redop}"),
+            (Some(collective), Some(dtype), Some(redop)) => format!(" of {collective} {dtype} {redop}"),
             _ => String::new(),
         };
         format!("{} left out{kind}: {}", self.name, self.reason)
     }
 }
 
-/// One size, type and operation, of one contender.
+/// One collective, size, type and operation, of one contender.
 #[derive(Debug, Serialize)]
 pub struct Line {
+    pub collective: &'static str,
     pub size: usize,
     pub count: usize,
     #[serde(rename = "type")]
     pub dtype: &'static str,
     pub redop: &'static str,
+    /// `None` where there is none.
+    pub root: Option<usize>,
     pub by: &'static str,
     pub algo: Option<&'static str>,
-    pub out_of_place: Timing,
-    pub in_place: Timing,
+    /// `None` where it has no such form.
+    pub out_of_place: Option<Timing>,
+    pub in_place: Option<Timing>,
     /// Time divided by that of this crate's fastest.
     pub ratio: Ratio,
 }
@@ -81,48 +93,61 @@ pub struct Ratio {
 impl Line {
     /// Wrong elements on all ranks.
     pub fn wrong(&self) -> u64 {
-        self.out_of_place.wrong.unwrap_or(0) + self.in_place.wrong.unwrap_or(0)
+        self.forms().filter_map(|timing| timing.wrong).sum()
+    }
+
+    /// Whether anything was checked.
+    pub fn is_checked(&self) -> bool {
+        self.forms().any(|timing| timing.wrong.is_some())
+    }
+
+    fn forms(&self) -> impl Iterator<Item = &Timing> {
+        [&self.out_of_place, &self.in_place].into_iter().flatten()
     }
 
     /// The larger of both forms'; `None` if nothing was checked.
     pub fn max_error(&self) -> Option<f64> {
-        let (a, b) = (self.out_of_place.max_error?, self.in_place.max_error?);
-        Some(a.max(b))
+        self.forms().filter_map(|timing| timing.max_error).reduce(f64::max)
     }
 
     /// True of this crate's.
     pub fn is_ours(&self) -> bool {
-        self.algo.is_some()
+        self.by == OURS
     }
 }
 
-/// The lines of one size, type and operation, in the contenders' order.
+/// The lines of one call, in the contenders' order.
 pub fn lines<E: Endpoint>(
     contenders: &[Contender<E>],
-    count: usize,
-    dtype: DType,
-    op: ReduceOp,
-    (out_of_place, in_place): (Vec<Timing>, Vec<Timing>),
+    case: &Case,
+    work: &Work,
+    (out_of_place, in_place): (Timings, Timings),
 ) -> Vec<Line> {
-    let fastest = |timings: &[Timing]| {
+    let fastest = |timings: &[Option<Timing>]| {
         let ours = contenders.iter().zip(timings).filter(|(who, _)| matches!(who, Contender::Ours(_)));
-        ours.map(|(_, timing)| timing.time_us).fold(f64::INFINITY, f64::min)
+        ours.filter_map(|(_, timing)| Some(timing.as_ref()?.time_us)).fold(f64::INFINITY, f64::min)
     };
     let fastest = (fastest(&out_of_place), fastest(&in_place));
-    let ratio = |timing: &Timing, ours: f64| {
-        Some(timing.time_us / ours).filter(|ratio| ratio.is_finite() && ours > 0.0)
+    let ratio = |timing: &Option<Timing>, ours: f64| {
+        timing.as_ref().map(|timing| timing.time_us / ours).filter(|ratio| ratio.is_finite() && ours > 0.0)
     };
     let timings = out_of_place.into_iter().zip(in_place);
-    let line = |(contender, (out_of_place, in_place)): (&Contender<E>, (Timing, Timing))| Line {
-        size: count * dtype.size(),
-        count,
-        dtype: dtype.name(),
-        redop: op.name(),
-        by: contender.name(),
-        algo: contender.algorithm(count, dtype),
-        ratio: Ratio { out_of_place: ratio(&out_of_place, fastest.0), in_place: ratio(&in_place, fastest.1) },
-        out_of_place,
-        in_place,
-    };
+    let line =
+        |(contender, (out_of_place, in_place)): (&Contender<E>, (Option<Timing>, Option<Timing>))| Line {
+            collective: work.kind.name(),
+            size: work.elements() * case.dtype.size(),
+            count: work.count(),
+            dtype: case.dtype.name(),
+            redop: work.kind.redop(work.op),
+            root: work.root(),
+            by: contender.name(),
+            algo: contender.algorithm(work, case.dtype).map(Algorithm::name),
+            ratio: Ratio {
+                out_of_place: ratio(&out_of_place, fastest.0),
+                in_place: ratio(&in_place, fastest.1),
+            },
+            out_of_place,
+            in_place,
+        };
     contenders.iter().zip(timings).map(line).collect()
 }

@@ -66,25 +66,26 @@ impl Job for Compare {
         };
         let mut refused = BTreeSet::new();
         let mut is_right = true;
-        for (dtype, op, bytes) in self.bench.cases() {
+        for case in self.bench.cases() {
+            let (kind, dtype, op) = (case.kind, case.dtype, case.op);
             let mut able = Vec::with_capacity(contenders.len());
             for &contender in &contenders {
-                let Some(reason) = contender.refusal(dtype, op) else {
+                let Some(reason) = contender.refusal(kind, dtype, op) else {
                     able.push(contender);
                     continue;
                 };
-                let is_news = refused.insert((contender.name(), dtype.name(), op.name()));
+                let is_news = refused.insert((contender.name(), kind, dtype.name(), op.name()));
                 if let Some((report, progress)) = voice.as_mut().filter(|_| is_news) {
                     progress.clear();
-                    report.leave_out(LeftOut::of_kind(contender.name(), dtype, op, reason))?;
+                    report.leave_out(LeftOut::of_case(contender.name(), &case, reason))?;
                 }
             }
             if let Some((_, progress)) = &voice {
-                progress.show(&format!("{bytes} B {dtype} {op}"));
+                progress.show(&case.to_string());
             }
-            let count = bytes / dtype.size();
-            let timings = with_number!(dtype, T => measure.contest::<T, E>(&able, self.rounds, count, op))?;
-            let lines = lines(&able, count, dtype, op, timings);
+            let work = case.work(session.rank(), session.world_size());
+            let timings = with_number!(dtype, T => measure.contest::<T, E>(&able, self.rounds, &work))?;
+            let lines = lines(&able, &case, &work, timings);
             is_right &= lines.iter().all(|line| line.wrong() == 0);
             if let Some((report, progress)) = &mut voice {
                 progress.clear();

@@ -1,16 +1,18 @@
-//! `MPI_Allreduce` on the host's memory.
+//! MPI's collectives on the host's memory.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
-use fast_allreduce::{bootstrap, DType, ReduceOp};
+use fast_allreduce::{bootstrap, DType, ReduceOp, MAX_RANKS};
 use mpi::datatype::Equivalence;
 use mpi::environment::is_initialized;
 use mpi::ffi;
 use mpi::raw::AsRaw;
 
-use crate::bench::contender::Rival;
+use crate::bench::contender::{Form, Rival};
 use crate::bench::device::host::{Cpu, Memory};
+use crate::bench::kind::Kind;
 use crate::bench::reference::Number;
+use crate::bench::work::Work;
 use crate::failure::Failure;
 
 /// The world that a launcher started, which is that of this crate's ranks.
@@ -39,28 +41,96 @@ impl Mpi {
 
     /// # Safety
     ///
-    /// `output` points to `count` elements of T that nobody else uses, and so does `input`, or it is `MPI_IN_PLACE`.
+    /// `input` points to as many elements of T as this call reads, and `output` to as many as it writes, which nobody else uses;
+    /// one of them may be `MPI_IN_PLACE`, as the standard has it for the collective.
     unsafe fn call<T: Number>(
         &self,
+        work: &Work,
         input: *const c_void,
         output: *mut c_void,
-        count: usize,
-        op: ReduceOp,
     ) -> Result<(), Failure> {
-        let refuse = |what: String| Failure::Usage(format!("MPI_Allreduce {what}"));
-        let elements = i32::try_from(count)
-            .map_err(|_| refuse(format!("takes no {count} elements: give a smaller --maxbytes")))?;
-        let missing = || refuse(format!("has no {op} of {}", T::DTYPE));
+        let refuse = |what: String| Failure::Usage(format!("MPI's {} {what}", work.kind.name()));
+        let elements = work.elements();
+        if i32::try_from(elements).is_err() {
+            return Err(refuse(format!("takes no {elements} elements: give a smaller --maxbytes")));
+        }
+        let missing = || refuse(format!("has no {} of {}", work.op, T::DTYPE));
         let dtype = datatype(T::DTYPE).ok_or_else(missing)?;
-        let op = operation(op).ok_or_else(missing)?;
-        // SAFETY: the pointers are the caller's promise, and `dtype` is the type of T. `new` saw that MPI runs, it ends with
-        // this process, and all calls to it are of this thread.
-        let status = unsafe { ffi::MPI_Allreduce(input, output, elements, dtype, op, ffi::RSMPI_COMM_WORLD) };
+        let op = operation(if work.kind.reduces() { work.op } else { ReduceOp::Sum }).ok_or_else(missing)?;
+        // Sums of elements that fit.
+        let (count, root) = (work.shares[0] as c_int, work.root as c_int);
+        let shares = counts(work.shares.iter().copied());
+        let starts = counts((0..work.world_size()).map(|rank| work.before(rank)));
+        let (sends, receives) = (counts(work.sends.iter().copied()), counts(work.receives.iter().copied()));
+        let (send_starts, receive_starts) = (running(&sends), running(&receives));
+        // SAFETY: the pointers are the caller's promise, `dtype` is the type of T, and all arrays have a number for each rank.
+        // `new` saw that MPI runs, it ends with this process, and all calls to it are of this thread.
+        let status = unsafe {
+            let world = ffi::RSMPI_COMM_WORLD;
+            match work.kind {
+                Kind::AllReduce => ffi::MPI_Allreduce(input, output, count, dtype, op, world),
+                Kind::AllGather => ffi::MPI_Allgather(input, count, dtype, output, count, dtype, world),
+                Kind::AllGatherV => ffi::MPI_Allgatherv(
+                    input,
+                    shares[work.rank],
+                    dtype,
+                    output,
+                    shares.as_ptr(),
+                    starts.as_ptr(),
+                    dtype,
+                    world,
+                ),
+                Kind::ReduceScatter => ffi::MPI_Reduce_scatter_block(input, output, count, dtype, op, world),
+                Kind::ReduceScatterV => {
+                    ffi::MPI_Reduce_scatter(input, output, shares.as_ptr(), dtype, op, world)
+                }
+                Kind::Broadcast => ffi::MPI_Bcast(output, count, dtype, root, world),
+                Kind::Reduce => ffi::MPI_Reduce(input, output, count, dtype, op, root, world),
+                Kind::Gather => ffi::MPI_Gather(input, count, dtype, output, count, dtype, root, world),
+                Kind::Scatter => ffi::MPI_Scatter(input, count, dtype, output, count, dtype, root, world),
+                Kind::AllToAll => ffi::MPI_Alltoall(input, count, dtype, output, count, dtype, world),
+                Kind::AllToAllV => ffi::MPI_Alltoallv(
+                    input,
+                    sends.as_ptr(),
+                    send_starts.as_ptr(),
+                    dtype,
+                    output,
+                    receives.as_ptr(),
+                    receive_starts.as_ptr(),
+                    dtype,
+                    world,
+                ),
+                Kind::SendRecv => {
+                    const TAG: c_int = 0;
+                    let (to, from) = (work.right() as c_int, work.left() as c_int);
+                    let status = ffi::RSMPI_STATUS_IGNORE;
+                    ffi::MPI_Sendrecv(
+                        input, count, dtype, to, TAG, output, count, dtype, from, TAG, world, status,
+                    )
+                }
+            }
+        };
         match status {
             0 => Ok(()),
             status => Err(refuse(format!("answered {status}"))),
         }
     }
+}
+
+/// For each rank a number, which fits.
+fn counts(numbers: impl Iterator<Item = usize>) -> [c_int; MAX_RANKS] {
+    let mut counts = [0; MAX_RANKS];
+    counts.iter_mut().zip(numbers).for_each(|(count, number)| *count = number as c_int);
+    counts
+}
+
+/// For each the sum of those before.
+fn running(counts: &[c_int; MAX_RANKS]) -> [c_int; MAX_RANKS] {
+    let mut sum = 0;
+    counts.map(|count| {
+        sum += count;
+        sum - count
+    })
 }
 
 impl Rival<Cpu> for Mpi {
@@ -72,34 +142,54 @@ impl Rival<Cpu> for Mpi {
         bootstrap::Mpi::library()
     }
 
-    fn refusal(&self, dtype: DType, op: ReduceOp) -> Option<&'static str> {
+    fn refusal(&self, kind: Kind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
         match (datatype(dtype), operation(op)) {
             (None, _) => Some("MPI has no such type"),
-            (_, None) => Some("MPI has no such operation"),
+            (_, None) if kind.reduces() => Some("MPI has no such operation"),
             _ => None,
         }
     }
 
-    fn all_reduce<T: Number>(
-        &self,
-        _: &Cpu,
-        input: &Memory<T>,
-        output: &mut Memory<T>,
-        op: ReduceOp,
-    ) -> Result<(), Failure> {
-        assert_eq!(input.len(), output.len());
-        // SAFETY: two slices of as many elements, borrowed for the call, which returns when it is done with them.
-        unsafe { self.call::<T>(input.as_ptr().cast(), output.as_mut_ptr().cast(), output.len(), op) }
+    fn has(&self, kind: Kind, form: Form) -> bool {
+        match kind {
+            // Its one buffer is the root's input and the others' output.
+            Kind::Broadcast => form == Form::InPlace,
+            // In place, its result is at the start of the buffer, wherever the share is.
+            Kind::ReduceScatter | Kind::ReduceScatterV => form == Form::OutOfPlace,
+            _ => true,
+        }
     }
 
-    fn all_reduce_in_place<T: Number>(
+    fn start<T: Number>(
         &self,
         _: &Cpu,
-        data: &mut Memory<T>,
-        op: ReduceOp,
+        work: &Work,
+        input: &Memory<T>,
+        output: &mut Memory<T>,
     ) -> Result<(), Failure> {
-        // SAFETY: a slice, borrowed for the call.
-        unsafe { self.call::<T>(self.in_place, data.as_mut_ptr().cast(), data.len(), op) }
+        let (input, output) = (&input[..work.input_len()], &mut output[..work.output_len()]);
+        // SAFETY: two slices of as many elements as are read and written, borrowed for the call, which returns when it is done
+        // with them.
+        unsafe { self.call::<T>(work, input.as_ptr().cast(), output.as_mut_ptr().cast()) }
+    }
+
+    fn start_in_place<T: Number>(&self, _: &Cpu, work: &Work, data: &mut Memory<T>) -> Result<(), Failure> {
+        let Some((from, to)) = work.in_place() else {
+            return Ok(());
+        };
+        let base = data[..work.elements()].as_mut_ptr();
+        let is_root = work.rank == work.root;
+        // SAFETY: input and output are within the elements of a slice, which is borrowed for the call. `MPI_IN_PLACE` stands for the
+        // input, in a scatter for the output; of those with a root, only the root gives it.
+        unsafe {
+            let (input, output) = (base.add(from), base.add(to));
+            let (input, output): (*const c_void, *mut c_void) = match work.kind {
+                Kind::Scatter if is_root => (input.cast(), self.in_place.cast_mut()),
+                Kind::Reduce | Kind::Gather | Kind::Scatter if !is_root => (input.cast(), output.cast()),
+                _ => (self.in_place, output.cast()),
+            };
+            self.call::<T>(work, input, output)
+        }
     }
 }
 

@@ -11,11 +11,13 @@ use cudarc::driver::{DevicePtr, DevicePtrMut, DeviceSlice};
 use fast_allreduce::{DType, ReduceOp};
 use libloading::Library;
 
-use crate::bench::contender::Rival;
+use crate::bench::contender::{Form, Rival};
 use crate::bench::device::cuda::{Gpu, Memory};
 use crate::bench::device::Endpoint;
+use crate::bench::kind::Kind;
 use crate::bench::reference::Number;
 use crate::bench::session::Session;
+use crate::bench::work::Work;
 use crate::failure::Failure;
 
 /// Lets several ranks share a GPU, from [`SHARED_GPU_VERSION`] on.
@@ -152,7 +154,7 @@ impl Nccl {
     fn first_call(&self, gpu: &Gpu) -> Result<(), Failure> {
         let mut memory = gpu.allocate::<f32>(1, false)?;
         gpu.write(&mut memory, |elements| elements.fill(1.0))?;
-        self.all_reduce_in_place(gpu, &mut memory, ReduceOp::Sum)?;
+        self.start_in_place(gpu, &Work::new(Kind::AllReduce, ReduceOp::Sum, 0, 1, 0, 1), &mut memory)?;
         gpu.read(&memory, |_| ())
     }
 
@@ -228,9 +230,10 @@ impl Rival<Gpu> for Nccl {
         format!("NCCL {}", self.version)
     }
 
-    fn refusal(&self, dtype: DType, op: ReduceOp) -> Option<&'static str> {
+    fn refusal(&self, kind: Kind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
         let is_float = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
         match (datatype(dtype), operation(op)) {
+            _ if kind != Kind::AllReduce => Some("only its allreduce is called here"),
             (None, _) => Some("NCCL has no such type"),
             (_, None) => Some("NCCL has no such operation"),
             _ if op == ReduceOp::Avg && !is_float => {
@@ -240,31 +243,30 @@ impl Rival<Gpu> for Nccl {
         }
     }
 
-    fn all_reduce<T: Number>(
+    fn has(&self, kind: Kind, _: Form) -> bool {
+        kind == Kind::AllReduce
+    }
+
+    fn start<T: Number>(
         &self,
         gpu: &Gpu,
+        work: &Work,
         input: &Memory<T>,
         output: &mut Memory<T>,
-        op: ReduceOp,
     ) -> Result<(), Failure> {
         let count = output.len();
         assert_eq!(input.len(), count);
         let (input, _input_guard) = input.device_ptr(gpu.stream());
         let (output, _output_guard) = output.device_ptr_mut(gpu.stream());
         // SAFETY: two buffers of as many elements, which are freed in the order of the stream.
-        unsafe { self.call::<T>(gpu, input, output, count, op) }
+        unsafe { self.call::<T>(gpu, input, output, count, work.op) }
     }
 
-    fn all_reduce_in_place<T: Number>(
-        &self,
-        gpu: &Gpu,
-        data: &mut Memory<T>,
-        op: ReduceOp,
-    ) -> Result<(), Failure> {
+    fn start_in_place<T: Number>(&self, gpu: &Gpu, work: &Work, data: &mut Memory<T>) -> Result<(), Failure> {
         let count = data.len();
         let (data, _guard) = data.device_ptr_mut(gpu.stream());
         // SAFETY: a buffer that is freed in the order of the stream; NCCL allows in place where both are one.
-        unsafe { self.call::<T>(gpu, data, data, count, op) }
+        unsafe { self.call::<T>(gpu, data, data, count, work.op) }
     }
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::line::{Contest, LeftOut, Line};
 use super::summary::{summaries, Summary};
 use crate::arguments::Format;
-use crate::bench::report::{bandwidth, significant, write_facts};
+use crate::bench::report::{bandwidth, root, significant, write_facts};
 use crate::bench::row::Timing;
 
 /// What the first rank writes.
@@ -59,7 +59,14 @@ impl Report {
     pub fn add(&mut self, lines: Vec<Line>) -> io::Result<()> {
         let mut out = io::stdout().lock();
         match self.format {
-            Format::Table => lines.iter().try_for_each(|line| write_line(&mut out, line))?,
+            Format::Table => {
+                let name = |line: Option<&Line>| line.map(|line| line.collective);
+                let (last, next) = (name(self.results.results.last()), name(lines.first()));
+                if next.is_some() && next != last && next != Some(self.results.config.config.collective) {
+                    writeln!(out, "# collective {}", next.unwrap_or_default())?;
+                }
+                lines.iter().try_for_each(|line| write_line(&mut out, line))?;
+            }
             Format::Csv => lines.iter().try_for_each(|line| write_csv_line(&mut out, line))?,
             Format::Json => {}
         }
@@ -93,18 +100,21 @@ fn write_header(out: &mut impl Write, contest: &Contest) -> io::Result<()> {
         writeln!(out, "# against {}: {library}", against.name)?;
     }
     writeln!(out, "#")?;
-    writeln!(out, "#{:66}{:^42}{:^43}", "", "out-of-place", "in-place")?;
+    writeln!(out, "#{:75}{:^42}{:^43}", "", "out-of-place", "in-place")?;
     let form = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "time", "algbw", "busbw", "#wrong", "ratio");
     let (size, count, dtype) = ("size", "count", "type");
-    let kind = format!("{size:>11}{count:>13}{dtype:>6}{:>6}", "redop");
-    writeln!(out, "#{kind} {:>14} {:>13}  {form}   {form} {:>9}", "by", "algo", "error")?;
+    let kind = format!("{size:>11}{count:>13}{dtype:>6}{:>6}{:>6}", "redop", "root");
+    writeln!(out, "#{kind} {:>14} {:>16}  {form}   {form} {:>9}", "by", "algo", "error")?;
     let form = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "(us)", "(GB/s)", "(GB/s)", "", "");
-    writeln!(out, "#{:>11}{:>13}{:>41}  {form}   {form}", "(B)", "(elements)", "")
+    writeln!(out, "#{:>11}{:>13}{:>50}  {form}   {form}", "(B)", "(elements)", "")
 }
 
 fn write_line(out: &mut impl Write, line: &Line) -> io::Result<()> {
     let Line { size, count, dtype, redop, by, algo, ratio, .. } = line;
-    let form = |timing: &Timing, ratio: Option<f64>| {
+    let form = |timing: &Option<Timing>, ratio: Option<f64>| {
+        let Some(timing) = timing else {
+            return format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "N/A", "N/A", "N/A", "N/A", "N/A");
+        };
         format!(
             "{:>9} {:>7} {:>7} {:>6} {:>7}",
             significant(timing.time_us),
@@ -116,10 +126,11 @@ fn write_line(out: &mut impl Write, line: &Line) -> io::Result<()> {
     };
     let (out_of_place, in_place) =
         (form(&line.out_of_place, ratio.out_of_place), form(&line.in_place, ratio.in_place));
-    let (algo, error) = (algo.unwrap_or("-"), line.max_error().map_or("-".into(), distance));
+    let (root, algo, error) =
+        (root(line.root), algo.unwrap_or("-"), line.max_error().map_or("-".into(), distance));
     writeln!(
         out,
-        "{size:>12}{count:>13}{dtype:>6}{redop:>6} {by:>14} {algo:>13}  {out_of_place}   {in_place} {error:>9}"
+        "{size:>12}{count:>13}{dtype:>6}{redop:>6}{root:>6} {by:>14} {algo:>16}  {out_of_place}   {in_place} {error:>9}"
     )
 }
 
@@ -161,16 +172,21 @@ pub fn distance(error: f64) -> String {
     format!("{error:.2e}")
 }
 
-const CSV_HEADER: &str = "size,count,type,redop,by,algo,\
+const CSV_HEADER: &str = "collective,size,count,type,redop,root,by,algo,\
     out_of_place_time_us,out_of_place_p50_us,out_of_place_p99_us,out_of_place_algbw_gbs,out_of_place_busbw_gbs,\
     out_of_place_wrong,out_of_place_max_error,out_of_place_ratio,\
     in_place_time_us,in_place_p50_us,in_place_p99_us,in_place_algbw_gbs,in_place_busbw_gbs,in_place_wrong,in_place_max_error,\
     in_place_ratio";
 
 fn write_csv_line(out: &mut impl Write, line: &Line) -> io::Result<()> {
-    let Line { size, count, dtype, redop, by, algo, ratio, .. } = line;
-    write!(out, "{size},{count},{dtype},{redop},{by},{}", algo.unwrap_or_default())?;
+    let Line { collective, size, count, dtype, redop, by, ratio, .. } = line;
+    let (root, algo) = (root(line.root), line.algo.unwrap_or_default());
+    write!(out, "{collective},{size},{count},{dtype},{redop},{root},{by},{algo}")?;
     for (timing, ratio) in [(&line.out_of_place, ratio.out_of_place), (&line.in_place, ratio.in_place)] {
+        let Some(timing) = timing else {
+            write!(out, ",,,,,,,,")?;
+            continue;
+        };
         let Timing { time_us, p50_us, p99_us, algbw_gbs, busbw_gbs, .. } = timing;
         write!(out, ",{time_us:.4},{p50_us:.4},{p99_us:.4},{algbw_gbs:.6},{busbw_gbs:.6},")?;
         timing.wrong.map_or(Ok(()), |wrong| write!(out, "{wrong}"))?;

@@ -5,19 +5,21 @@ use super::report::{distance, times, Results};
 use super::summary::Summary;
 use crate::bench::report::{bandwidth, significant};
 use crate::bench::row::Timing;
-use crate::bench::sheet::{kinds, point, settings, subject};
+use crate::bench::sheet::{kinds, point, settings, subject, title, Kind};
 use crate::page::{self, Group, Page, Panel, Series, Table};
 
 const FORM: &[(&str, &str)] =
     &[("time", "µs"), ("p50", "µs"), ("p99", "µs"), ("busbw", "GB/s"), ("wrong", ""), ("ratio", "")];
 
-const NOTES: &str = "The charts are of calls out of place. All contenders reduce the same buffers, in turns: time is the median \
+const NOTES: &str = "The charts are of calls out of place. All contenders work on the same buffers, in turns: time is the median \
 over the rounds of the mean of a block of calls back to back, on the slowest rank; p50 and p99 are of single calls, each after a \
 barrier. ratio is time divided by that of fast-allreduce (its fastest algorithm, where there are several): above 1, the \
-contender is slower. busbw is size / time · 2 (ranks − 1) / ranks. wrong counts elements over all ranks: for fast-allreduce those \
-that differ in any bit from the reduction in rank order, for the others those that are farther from the reduction in f64 than \
+contender is slower. busbw is size / time · 2 (ranks − 1) / ranks for all_reduce, size / time for broadcast, reduce and \
+send_recv, size / time · (ranks − 1) / ranks for the others. wrong counts elements over all ranks: for fast-allreduce those \
+that differ in any bit from the reduction in rank order, or from what is to be copied, for the others, and for ring and \
+halving-doubling, those that are farther from the reduction in f64 than \
 rounding at every step explains. error is the largest distance from the reduction in f64. memcpy is a copy of the same size \
-made by every rank at the same time: a floor, no allreduce.";
+made by every rank at the same time: a floor, no collective.";
 
 /// All of it.
 pub fn page(results: &Results) -> Page {
@@ -33,7 +35,7 @@ pub fn page(results: &Results) -> Page {
     facts.extend(settings(config));
     let mut warnings: Vec<_> = config.device.warning().into_iter().collect();
     warnings.extend(results.left_out.iter().map(LeftOut::sentence));
-    let panels = kinds(&results.results, |line| (line.dtype, line.redop));
+    let panels = kinds(&results.results, |line| (line.collective, line.dtype, line.redop));
     Page {
         heading: format!("fast-allreduce against {}", names.join(", ")),
         subject: subject(config),
@@ -55,7 +57,7 @@ fn finding(summary: &Summary) -> Option<String> {
     ))
 }
 
-fn panel((dtype, redop): (&str, &str), lines: &[&Line]) -> Panel {
+fn panel(kind: Kind, lines: &[&Line]) -> Panel {
     let is_forced = lines.iter().filter(|line| line.is_ours() && line.size == lines[0].size).count() > 1;
     let name = |line: &Line| match line.algo {
         Some(algo) if is_forced => algo,
@@ -63,7 +65,9 @@ fn panel((dtype, redop): (&str, &str), lines: &[&Line]) -> Panel {
     };
     let mut series: Vec<Series> = Vec::new();
     for line in lines {
-        let (name, mut point) = (name(line), point(line.size, &line.out_of_place));
+        // A broadcast of MPI is in place.
+        let Some(timing) = line.out_of_place.as_ref() else { continue };
+        let (name, mut point) = (name(line), point(line.size, timing));
         let is_floor = line.by == "memcpy";
         if is_floor {
             // No bus is in it.
@@ -79,7 +83,7 @@ fn panel((dtype, redop): (&str, &str), lines: &[&Line]) -> Panel {
     // Behind the others.
     series.sort_by_key(|series| series.is_floor);
     Panel {
-        title: format!("{redop} of {dtype}"),
+        title: title(kind),
         series,
         table: Table {
             groups: vec![
@@ -98,6 +102,10 @@ fn cells(line: &Line) -> Vec<String> {
     let mut cells = vec![page::size(line.size), line.by.into(), line.algo.unwrap_or("").into()];
     let Ratio { out_of_place, in_place } = line.ratio;
     for (timing, ratio) in [(&line.out_of_place, out_of_place), (&line.in_place, in_place)] {
+        let Some(timing) = timing else {
+            cells.extend(FORM.iter().map(|_| none()));
+            continue;
+        };
         let Timing { time_us, p50_us, p99_us, busbw_gbs, wrong, .. } = timing;
         cells.extend([time_us, p50_us, p99_us].map(|time| significant(*time)));
         cells.push(bandwidth(*busbw_gbs));

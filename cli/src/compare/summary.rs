@@ -46,7 +46,7 @@ pub fn summaries(lines: &[Line]) -> Vec<Summary> {
     }
     let summary = |by| {
         let of_it = || lines.iter().filter(move |line| line.by == by);
-        let is_checked = of_it().any(|line| line.out_of_place.wrong.is_some());
+        let is_checked = of_it().any(Line::is_checked);
         let ratios: Vec<_> = of_it()
             .filter(|line| !line.is_ours())
             .flat_map(|line| [line.ratio.out_of_place, line.ratio.in_place])

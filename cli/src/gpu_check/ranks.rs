@@ -249,8 +249,9 @@ fn check_types_counting(
             }
             // The last takes several launches.
             for count in [1, 1001, 40_001] {
+                let work = measure.all_reduce(count, op);
                 for (gpu, algorithm) in gpus.iter().zip(Algorithm::DIRECT) {
-                    let wrong = with_number!(dtype, T => measure.wrong::<T>(gpu, count, op))?;
+                    let wrong = with_number!(dtype, T => measure.wrong::<T>(gpu, &work))?;
                     // Out of place and in place.
                     *cases += 2;
                     if wrong > 0 {

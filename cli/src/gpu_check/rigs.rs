@@ -74,7 +74,8 @@ pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
                     }
                     break 'sizes;
                 }
-                let row = measure.row::<f32>(gpu, bytes / size_of::<f32>(), ReduceOp::Sum)?;
+                let work = measure.all_reduce(bytes / size_of::<f32>(), ReduceOp::Sum);
+                let row = measure.row::<f32>(gpu, &work)?;
                 wrong += row.wrong();
                 if session.rank() == 0 {
                     Record::figure(&table, bytes, column, row.out_of_place.time_us).write()?;
@@ -162,7 +163,9 @@ pub fn fixed(options: &GpuCheck) -> Result<(), Failure> {
         for (what, registered) in [("staged: one barrier", false), ("registered: two barriers", true)] {
             let settings = settings(options, None, 64 << 10);
             let gpu = Gpu::new(session, &settings, Some(Algorithm::OneShotPull))?;
-            let row = timing(session, None, registered).row::<f32>(&gpu, 1, ReduceOp::Sum)?;
+            let mut measure = timing(session, None, registered);
+            let work = measure.all_reduce(1, ReduceOp::Sum);
+            let row = measure.row::<f32>(&gpu, &work)?;
             if session.rank() == 0 {
                 let form = format!("one-shot-pull of 1 element, {what}");
                 Record::figure(
@@ -222,7 +225,8 @@ pub fn fixed_between_processes(session: &Session, options: &GpuCheck) -> Result<
     let gpu = Gpu::new(session, &settings, Some(Algorithm::OneShotPull))?;
     let effort = Effort { iterations: Some(20), warmup: 2, checks: 1, registered: false };
     let mut measure = Measure { session, effort, seed: SEED, round: 0 };
-    let row = measure.row::<f32>(&gpu, 1, ReduceOp::Sum)?;
+    let work = measure.all_reduce(1, ReduceOp::Sum);
+    let row = measure.row::<f32>(&gpu, &work)?;
     if session.rank() == 0 {
         let table =
             "Microseconds of plain calls of two processes that take turns, one-shot-pull of 1 element";
@@ -255,8 +259,9 @@ pub fn bandwidth(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
             let traffic = 3 * world_size * bytes;
             let settings = settings(options, None, launch_bytes(options));
             let gpu = Gpu::new(session, &settings, Some(Algorithm::TwoShotPull))?;
-            let timed =
-                timing(session, None, true).row::<f32>(&gpu, bytes / size_of::<f32>(), ReduceOp::Sum)?;
+            let mut measure = timing(session, None, true);
+            let work = measure.all_reduce(bytes / size_of::<f32>(), ReduceOp::Sum);
+            let timed = measure.row::<f32>(&gpu, &work)?;
             if session.rank() == 0 {
                 let rate = traffic as f64 / timed.out_of_place.time_us * 1e-3;
                 Record::figure(&table, &row, "two-shot-pull", rate).write()?;

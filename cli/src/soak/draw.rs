@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
+use crate::bench::kind::Kind;
+use crate::bench::work::Work;
+
 /// Communicators that are alive at a time.
-pub const SLOTS: usize = 6;
+pub const SLOTS: usize = 8;
 
 /// Offsets of views are below so many elements.
 pub const MOST_OFFSET: u64 = 65;
@@ -81,7 +84,7 @@ impl Settings {
         // Each algorithm is forced somewhere, and one communicator always chooses.
         let algorithm = match slot.checked_sub(1) {
             None => None,
-            Some(index) => Algorithm::DIRECT.get(index).copied().or_else(|| {
+            Some(index) => Algorithm::ALL.get(index).copied().or_else(|| {
                 let [a, b, c, d] = Algorithm::DIRECT.map(Some);
                 draws.pick([None, a, b, c, d])
             }),
@@ -117,8 +120,12 @@ pub struct Call {
     /// The communicator is dropped and made again first.
     pub renew: bool,
     pub groups: Option<Groups>,
+    pub kind: Kind,
+    /// Of those who make the call, modulo their number.
+    pub root: usize,
     pub dtype: DType,
     pub op: ReduceOp,
+    /// Elements of the larger of the buffers, at most.
     pub count: usize,
     /// How often, on new inputs each.
     pub times: u64,
@@ -146,7 +153,11 @@ impl Call {
             0 => (draws.size(most).next_power_of_two() + draws.below(3) as usize).saturating_sub(1).min(most),
             _ => draws.size(most),
         };
+        // Those with algorithms to choose from as often as all others.
+        let kind = if draws.one_in(2) { Kind::AllReduce } else { draws.pick(Kind::ALL) };
         Self {
+            kind,
+            root: draws.below(ranks as u64) as usize,
             number,
             slot: draws.below(SLOTS as u64) as usize,
             renew: draws.one_in(50),
@@ -160,6 +171,22 @@ impl Call {
             }),
             mixed: draws.one_in(2),
         }
+    }
+
+    /// What it is for one of so many ranks. Shares that may differ are drawn, some of them empty.
+    pub fn work(&self, seed: u64, rank: usize, world_size: usize) -> Work {
+        let root = self.root % world_size;
+        if !self.kind.is_uneven() {
+            return Work::new(self.kind, self.op, root, self.count, rank, world_size);
+        }
+        let mut draws = Draws::new(seed, self.number, 50);
+        let mut left = self.count;
+        let share = |_| {
+            let share = if draws.one_in(6) { 0 } else { draws.size(left) };
+            left -= share;
+            share
+        };
+        Work::of_shares(self.kind, self.op, root, (0..world_size).map(share).collect(), rank)
     }
 
     /// Where `rank`'s memory is.
@@ -180,8 +207,12 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, slot, dtype, op, count, times, .. } = self;
-        write!(f, "call {number}: {op} of {count} {dtype}, communicator {slot}")?;
+        let Self { number, slot, kind, dtype, op, count, times, .. } = self;
+        write!(f, "call {number}: {} ", kind.name())?;
+        if kind.reduces() {
+            write!(f, "{op} ")?;
+        }
+        write!(f, "of {count} {dtype}, communicator {slot}")?;
         if *times > 1 {
             write!(f, ", {times} times")?;
         }
@@ -202,7 +233,7 @@ pub struct View {
     pub offset: usize,
 }
 
-/// Where a rank's input and output are; in place without an output.
+/// Where a rank's input and output are; in place without an output, where the collective has that form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
     pub input: View,
@@ -217,7 +248,7 @@ impl fmt::Display for Placement {
         };
         match &self.output {
             Some(output) => write!(f, "from {} to {}", said(&self.input), said(output)),
-            None => write!(f, "in place in {}", said(&self.input)),
+            None => write!(f, "in place, if it can, in {}", said(&self.input)),
         }
     }
 }
@@ -249,6 +280,12 @@ mod tests {
         }
         assert!(calls.iter().all(|call| call.count * call.dtype.size() <= RANGE.max_bytes));
         ReduceOp::ALL.iter().for_each(|op| any(&|call| call.op == *op));
+        for kind in Kind::ALL {
+            (0..3).for_each(|root| any(&|call| call.kind == kind && call.root == root));
+        }
+        let shares = |call: &Call| call.work(5, 1, 3).shares;
+        any(&|call| call.kind.is_uneven() && shares(call).contains(&0) && shares(call)[0] > 100);
+        assert!(calls.iter().all(|call| call.work(5, 1, 3).elements() <= call.count));
         (0..SLOTS).for_each(|slot| any(&|call| call.slot == slot && call.renew));
         any(&|call| matches!(call.groups, Some(Groups::Split(_))));
         any(&|call| matches!(call.groups, Some(Groups::Shrink(_))));

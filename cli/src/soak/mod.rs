@@ -1,6 +1,7 @@
 //! `soak`: random calls for minutes or hours, between rank processes that check everything.
 
 mod draw;
+mod find;
 mod memory;
 mod rank;
 mod report;

@@ -8,9 +8,10 @@ use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::{Buffer, Communicator, DType, Host};
 
 use super::draw::{Call, Groups, Range, Settings, View, SLOTS};
+use super::find::{part, Judge, Made};
 use super::memory::{words, Window};
 use super::report::Tally;
-use crate::bench::check::{count_changed, judge, Promise};
+use crate::bench::check::count_changed;
 use crate::bench::inputs::Inputs;
 use crate::bench::reference::Number;
 use crate::bench::with_number;
@@ -97,9 +98,9 @@ impl Rank {
             None => self.make(call)?,
         };
         match self.caller(&world, call)? {
-            Caller::AllRanks => self.reduce_any(&mut world, call)?,
+            Caller::AllRanks => self.collective_any(&mut world, call)?,
             Caller::Group(mut group) => {
-                self.reduce_any(&mut group, call)?;
+                self.collective_any(&mut group, call)?;
                 self.close(*group);
             }
             Caller::Others => {}
@@ -147,14 +148,15 @@ impl Rank {
         Ok(Caller::Group(Box::new(World::new(communicator, buffer_bytes, 1 + color)?)))
     }
 
-    fn reduce_any(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
-        with_number!(call.dtype, T => self.reduce::<T>(world, call))
+    fn collective_any(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
+        with_number!(call.dtype, T => self.collective::<T>(world, call))
     }
 
-    fn reduce<T: Number>(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
+    fn collective<T: Number>(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
         let placement = call.placement(self.range.seed, self.bootstrap.rank());
         let (rank, world_size) = (world.communicator.rank(), world.communicator.world_size());
-        let algorithm = world.communicator.plan(call.count, T::DTYPE).algorithm;
+        let work = call.work(self.range.seed, rank, world_size);
+        let made = Made::of(&world.communicator, &work, T::DTYPE);
         for time in 0..call.times {
             let inputs = |seed: u64| {
                 let round = (call.number * MOST_TIMES + time) * MOST_COLORS + world.color;
@@ -173,32 +175,47 @@ impl Rank {
             let place =
                 |view: View, registered: &mut Option<_>| registered.take().filter(|_| view.is_registered);
             let input = place(placement.input, &mut registered_input).unwrap_or(first);
-            let input = Window::<T>::new(input, placement.input.offset, call.count);
-            own.fill(rank, input.elements);
-            let found = match placement.output {
-                Some(view) => {
-                    let output = place(view, &mut registered_output).unwrap_or(second);
-                    let output = Window::<T>::new(output, view.offset, call.count);
+            let judge = Judge { inputs: &all, work: &work, promise: made.promise() };
+            let found = match (placement.output, work.in_place()) {
+                (None, Some((from, to))) => {
+                    let data = Window::<T>::new(input, placement.input.offset, work.elements());
+                    let (from, to) = (from..from + work.input_len(), to..to + work.output_len());
+                    own.fill(rank, part(data.elements, &from));
                     let start = Instant::now();
-                    world.communicator.all_reduce(input.elements, output.elements, call.op)?;
-                    self.tally.time(start.elapsed(), call, algorithm);
-                    let changed = count_changed(&own, rank, input.elements) + input.overwritten();
-                    Found::new(&all, &output, changed)
+                    work.run_in_place(&world.communicator, data.elements)?;
+                    self.tally.time(start.elapsed(), call, &made);
+                    let beside = |index: &usize| !to.contains(index);
+                    let is_changed = |index: &usize| {
+                        let before = match from.contains(index) {
+                            true => own.value(rank, index - from.start),
+                            false => T::poison(),
+                        };
+                        data.elements[*index].bits() != before.bits()
+                    };
+                    let changed = (0..data.elements.len()).filter(beside).filter(is_changed).count() as u64;
+                    let overwritten = data.overwritten();
+                    judge.find(part(data.elements, &to), overwritten, changed)
                 }
-                None => {
+                (view, _) => {
+                    let view = view.unwrap_or(View { is_registered: false, offset: 0 });
+                    let input = Window::<T>::new(input, placement.input.offset, work.input_len());
+                    own.fill(rank, input.elements);
+                    let output = place(view, &mut registered_output).unwrap_or(second);
+                    let output = Window::<T>::new(output, view.offset, work.output_len());
                     let start = Instant::now();
-                    world.communicator.all_reduce_in_place(input.elements, call.op)?;
-                    self.tally.time(start.elapsed(), call, algorithm);
-                    Found::new(&all, &input, 0)
+                    work.run(&world.communicator, input.elements, output.elements)?;
+                    self.tally.time(start.elapsed(), call, &made);
+                    let changed = count_changed(&own, rank, input.elements) + input.overwritten();
+                    judge.find(output.elements, output.overwritten(), changed)
                 }
             };
-            let bytes = (call.count * size_of::<T>()) as u64;
+            let bytes = (work.input_len() * size_of::<T>()) as u64;
             world.calls += 1;
             world.bytes += bytes;
-            self.tally.count(algorithm, T::DTYPE, bytes);
+            self.tally.count(&made, T::DTYPE, bytes);
             if let Some(found) = found {
                 let told = format!(
-                    "seed {}, {call}, of rank {rank} of {world_size} {placement} by {algorithm}: {found}",
+                    "seed {}, {call}, of rank {rank} of {world_size} {placement} by {made}: {found}",
                     self.range.seed
                 );
                 self.tally.wrong.get_or_insert(told);
@@ -243,54 +260,5 @@ impl World {
     ) -> Result<Self, Failure> {
         let buffer = buffer_bytes.map(|bytes| communicator.alloc(2 * words(bytes))).transpose()?;
         Ok(Self { communicator, buffer, color, calls: 0, bytes: 0 })
-    }
-}
-
-/// What is wrong with a result.
-#[derive(Debug, PartialEq, Eq)]
-struct Found {
-    wrong: u64,
-    first: usize,
-    count: usize,
-    overwritten: u64,
-    changed: u64,
-}
-
-impl Found {
-    fn new<T: Number>(inputs: &Inputs, output: &Window<'_, T>, changed: u64) -> Option<Self> {
-        let elements = &*output.elements;
-        let count_wrong = |elements: &[T]| judge(inputs, elements, Promise::SameBits).wrong;
-        let (wrong, overwritten) = (count_wrong(elements), output.overwritten());
-        if (wrong, overwritten, changed) == (0, 0, 0) {
-            return None;
-        }
-        // Elements before the first wrong one are right.
-        let (mut right, mut end) = (0, elements.len());
-        while right < end {
-            let middle = right + (end - right) / 2;
-            match count_wrong(&elements[..=middle]) {
-                0 => right = middle + 1,
-                _ => end = middle,
-            }
-        }
-        Some(Self { wrong, first: right, count: elements.len(), overwritten, changed })
-    }
-}
-
-impl std::fmt::Display for Found {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { wrong, first, count, overwritten, changed } = self;
-        if *wrong > 0 {
-            write!(f, "{wrong} of {count} elements are wrong, the first is number {first}")?;
-        } else {
-            write!(f, "all {count} elements are right")?;
-        }
-        if *overwritten > 0 {
-            write!(f, "; {overwritten} bytes beside the output were written")?;
-        }
-        if *changed > 0 {
-            write!(f, "; {changed} elements of or bytes beside the input have changed")?;
-        }
-        Ok(())
     }
 }

@@ -5,10 +5,11 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use fast_allreduce::device::host::Isa;
-use fast_allreduce::{Algorithm, DType};
+use fast_allreduce::DType;
 use serde::{Deserialize, Serialize};
 
 use super::draw::{Call, Range};
+use super::find::Made;
 use super::usage::Usage;
 use crate::arguments::SummaryFormat;
 
@@ -19,6 +20,8 @@ pub struct Tally {
     pub drawn: u64,
     pub calls: u64,
     pub bytes: u64,
+    pub by_collective: BTreeMap<String, u64>,
+    /// Of allreduces.
     pub by_algorithm: BTreeMap<String, u64>,
     pub by_type: BTreeMap<String, u64>,
     pub communicators: u64,
@@ -36,19 +39,22 @@ pub struct Tally {
 
 impl Tally {
     /// Notes how long a call took.
-    pub fn time(&mut self, took: Duration, call: &Call, algorithm: Algorithm) {
+    pub fn time(&mut self, took: Duration, call: &Call, made: &Made) {
         let us = took.as_secs_f64() * 1e6;
         if us > self.worst_us {
             self.worst_us = us;
-            self.worst_call = format!("{call} by {algorithm}");
+            self.worst_call = format!("{call} by {made}");
         }
     }
 
     /// Counts a call.
-    pub fn count(&mut self, algorithm: Algorithm, dtype: DType, bytes: u64) {
+    pub fn count(&mut self, made: &Made, dtype: DType, bytes: u64) {
         self.calls += 1;
         self.bytes += bytes;
-        *self.by_algorithm.entry(algorithm.name().into()).or_default() += 1;
+        *self.by_collective.entry(made.kind.name().into()).or_default() += 1;
+        if let Some(algorithm) = made.algorithm {
+            *self.by_algorithm.entry(algorithm.name().into()).or_default() += 1;
+        }
         *self.by_type.entry(dtype.name().into()).or_default() += 1;
     }
 
@@ -100,9 +106,11 @@ impl Summary {
             total.groups += tally.groups;
             total.waits += tally.waits;
             total.timeouts += tally.timeouts;
-            for (mine, theirs) in
-                [(&mut total.by_algorithm, &tally.by_algorithm), (&mut total.by_type, &tally.by_type)]
-            {
+            for (mine, theirs) in [
+                (&mut total.by_collective, &tally.by_collective),
+                (&mut total.by_algorithm, &tally.by_algorithm),
+                (&mut total.by_type, &tally.by_type),
+            ] {
                 theirs.iter().for_each(|(name, count)| *mine.entry(name.clone()).or_default() += count);
             }
             if tally.worst_us > total.worst_us {
@@ -146,7 +154,11 @@ impl Summary {
         writeln!(out, "drawn          {} calls in {seconds:.1} s, {rate:.1} calls/s", total.drawn)?;
         writeln!(out, "digest         {}", self.digest)?;
         writeln!(out, "made           {} calls of {} bytes, on all ranks", total.calls, total.bytes)?;
-        for (what, counts) in [("by algorithm", &total.by_algorithm), ("by type", &total.by_type)] {
+        for (what, counts) in [
+            ("by collective", &total.by_collective),
+            ("by algorithm", &total.by_algorithm),
+            ("by type", &total.by_type),
+        ] {
             let words: Vec<_> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
             writeln!(out, "{what:<14} {}", words.join(", "))?;
         }

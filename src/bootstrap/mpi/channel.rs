@@ -11,6 +11,7 @@ use std::time::Duration;
 use ::mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
 use super::library::{check, never_finalize, turn, Turn};
+use super::words::{Combine, Words};
 use crate::bootstrap::socket::Deadline;
 use crate::error::{Error, Result};
 
@@ -92,6 +93,22 @@ impl Channel {
         Self::own(node, &turn)
     }
 
+    /// The ranks that give the same color, in the same order. Collective, and blocks until all ranks have come.
+    pub(super) fn split(&self, color: usize) -> Result<Self> {
+        let turn = turn()?;
+        let color = c_int::try_from(color).map_err(|_| Error::InvalidSetting {
+            name: "color",
+            value: color.to_string(),
+            expected: "a number that MPI takes",
+        })?;
+        // SAFETY: MPI's constants do not change.
+        let mut part = unsafe { ffi::RSMPI_COMM_NULL };
+        // SAFETY: the communicator is this channel's.
+        let code = unsafe { ffi::MPI_Comm_split(self.communicator, color, self.rank as c_int, &mut part) };
+        check("MPI_Comm_split", code)?;
+        Self::own(part, &turn)
+    }
+
     fn own(communicator: MPI_Comm, _: &Turn) -> Result<Self> {
         // SAFETY: the communicator has just been made.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(communicator, ffi::RSMPI_ERRORS_RETURN) };
@@ -170,6 +187,32 @@ impl Channel {
             )
         })?;
         Ok(Receiving { request, bytes })
+    }
+
+    /// Starts to combine the ranks' words. Collective: all ranks have as many, and start these in the same order.
+    pub(super) fn all_reduce(&self, mut own: Words, combine: Combine, _: &Turn) -> Result<Reducing> {
+        let count = c_int::try_from(own.len()).map_err(|_| Error::InvalidSetting {
+            name: "count",
+            value: own.len().to_string(),
+            expected: "less than 2^31 elements in each rank's slice, as MPI takes them",
+        })?;
+        let mut combined = own.zeros();
+        // SAFETY: MPI's constants do not change.
+        let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
+        // SAFETY: both have that many words of that type, and stay where they are until the request has ended: see
+        // `Reducing`.
+        check("MPI_Iallreduce", unsafe {
+            ffi::MPI_Iallreduce(
+                own.address(),
+                combined.address(),
+                count,
+                own.datatype(),
+                combine.operation(),
+                self.communicator,
+                &mut request.0,
+            )
+        })?;
+        Ok(Reducing { request, words: Some((own, combined)) })
     }
 }
 
@@ -256,6 +299,31 @@ impl Drop for Receiving {
     fn drop(&mut self) {
         if self.request.is_under_way() {
             std::mem::forget(std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+/// An allreduce. If it is dropped before its end, its words stay for as long as the process.
+pub(super) struct Reducing {
+    request: Request,
+    /// Its own, and the combined; none after the end.
+    words: Option<(Words, Words)>,
+}
+
+impl Reducing {
+    /// The combined words, once, when they are there.
+    pub(super) fn take(&mut self, turn: &Turn) -> Result<Option<Words>> {
+        if !self.request.has_ended(turn)? {
+            return Ok(None);
+        }
+        Ok(self.words.take().map(|(_, combined)| combined))
+    }
+}
+
+impl Drop for Reducing {
+    fn drop(&mut self) {
+        if self.request.is_under_way() {
+            std::mem::forget(self.words.take());
         }
     }
 }

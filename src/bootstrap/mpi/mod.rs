@@ -3,6 +3,8 @@
 mod channel;
 mod gather;
 mod library;
+mod peers;
+mod words;
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -14,6 +16,8 @@ use ::mpi::traits::Communicator;
 
 use self::channel::Channel;
 use self::gather::{gather, MAX_CONTRIBUTION};
+pub(crate) use self::peers::Peers;
+pub(crate) use self::words::{Combine, Words};
 use super::socket::Deadline;
 use super::Bootstrap;
 use crate::error::{Error, Result};

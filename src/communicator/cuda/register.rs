@@ -63,7 +63,7 @@ impl Communicator<Cuda> {
         drop(used);
         self.device().bind()?;
         let memory = self.device().share_foreign(address, bootstrap, timeout)?;
-        let registration = self.register_shared(memory, bytes)?;
+        let registration = self.endpoint.register(memory, bytes)?;
         Ok(Registered { _registration: Some(registration), slice })
     }
 }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::topology::PciAddress;
 
 /// For `map_err` on a driver call's result.
-pub(super) fn driver(call: &'static str) -> impl FnOnce(DriverError) -> Error {
+pub(crate) fn driver(call: &'static str) -> impl FnOnce(DriverError) -> Error {
     move |error| {
         let name = error.error_name().map_or("an unknown error".into(), |name| name.to_string_lossy());
         let text = error.error_string().map_or("".into(), |text| text.to_string_lossy());

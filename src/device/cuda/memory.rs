@@ -257,28 +257,46 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
-    fn drop(&mut self) {
+impl Memory {
+    /// Drops it, and says whether that worked.
+    pub fn release(mut self) -> Result<()> {
+        self.undo()
+    }
+
+    /// Undoes what made the memory, the first time.
+    fn undo(&mut self) -> Result<()> {
         if let Some(exports) = exports().as_mut() {
             exports.remove(&self.export);
         }
-        // An error below means that the context is gone, and its memory with it.
-        let _ = self.context.bind_to_thread();
+        let origin = std::mem::replace(&mut self.origin, Origin::Foreign);
+        self.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
         // SAFETY: each undoes what made the memory, once; this rank's kernels that use it have ended (the device and the
         // registration waited for them first), and a peer that still reads it holds a reference or, in another process, a
         // mapping of its own.
         unsafe {
-            match self.origin {
-                Origin::Allocated => drop(result::free_sync(self.address)),
-                Origin::Opened => drop(sys::cuIpcCloseMemHandle(self.address)),
-                Origin::Mapped { handle } => {
-                    let _ = sys::cuMemUnmap(self.address, self.bytes);
-                    let _ = sys::cuMemRelease(handle);
-                    let _ = sys::cuMemAddressFree(self.address, self.bytes);
+            match origin {
+                Origin::Allocated => result::free_sync(self.address).map_err(driver("cuMemFree")),
+                Origin::Opened => {
+                    sys::cuIpcCloseMemHandle(self.address).result().map_err(driver("cuIpcCloseMemHandle"))
                 }
-                Origin::Foreign => {}
+                Origin::Mapped { handle } => {
+                    let unmapped = sys::cuMemUnmap(self.address, self.bytes).result();
+                    let released = sys::cuMemRelease(handle).result();
+                    let freed = sys::cuMemAddressFree(self.address, self.bytes).result();
+                    unmapped.map_err(driver("cuMemUnmap"))?;
+                    released.map_err(driver("cuMemRelease"))?;
+                    freed.map_err(driver("cuMemAddressFree"))
+                }
+                Origin::Foreign => Ok(()),
             }
         }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // An error means that the context is gone, and its memory with it.
+        let _ = self.undo();
     }
 }
 

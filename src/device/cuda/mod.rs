@@ -2,7 +2,7 @@
 //! kernels come from the embedded fatbin. The driver is loaded at run time.
 
 mod aside;
-mod driver;
+pub(crate) mod driver;
 mod graph;
 mod handle;
 mod identity;
@@ -217,6 +217,15 @@ impl sealed::Device for Cuda {
 
     fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<CudaMemory> {
         self.share_by_any(bytes, bootstrap, timeout)
+    }
+
+    fn free(&self, memory: CudaMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
+        self.bind()?;
+        self.free_shared(memory, bootstrap, timeout)
+    }
+
+    fn wait_for_calls(&self) -> Result<()> {
+        self.wait_for_last_call()
     }
 
     fn status(&self, _region: &CudaMemory) -> Result<CudaStatus> {

@@ -58,6 +58,22 @@ impl Cuda {
         Err(Error::Unavailable { what, reason: reasons.join("; ") })
     }
 
+    /// Closes the mappings of the peers' memory and, when all ranks have, frees this rank's. Collective.
+    pub(super) fn free_shared(
+        &self,
+        mut memory: CudaMemory,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<()> {
+        let (own, _) = memory.ranks.swap_remove(bootstrap.rank());
+        // What another holder is left of goes with the last one: a peer in this process holds its own memory.
+        let release = |memory| Arc::into_inner(memory).map_or(Ok(()), Memory::release);
+        let closed = memory.ranks.into_iter().try_for_each(|(peers, _)| release(peers));
+        all_succeeded(closed, bootstrap, timeout)?;
+        self.exports.forget(&own);
+        release(own)
+    }
+
     /// Maps the peers' counterparts of a caller's buffer, as far as it can be exported. Collective.
     pub(crate) fn share_foreign(
         &self,
@@ -210,6 +226,11 @@ impl CudaExports {
 
     fn keep(&self, memory: Arc<Memory>) {
         self.lock().kept.push(memory);
+    }
+
+    /// Keeps it no longer: every rank has closed it.
+    fn forget(&self, memory: &Arc<Memory>) {
+        self.lock().kept.retain(|kept| !Arc::ptr_eq(kept, memory));
     }
 }
 

@@ -11,7 +11,7 @@ use nix::sys::mman::{madvise, mmap, munmap, MapFlags, MmapAdvise, ProtFlags};
 use nix::sys::stat::fstat;
 
 use crate::bootstrap::{exchange_descriptors, Bootstrap};
-use crate::device::sealed;
+use crate::device::{all_succeeded, sealed};
 use crate::error::{Error, Result};
 
 /// One rank's allocation and its mappings of the peers' counterparts.
@@ -62,6 +62,13 @@ impl SharedMemory {
             })
             .collect::<Result<_>>()?;
         Ok(())
+    }
+
+    /// Unmaps the peers' memory, and when all ranks have, its own.
+    pub(crate) fn free(self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
+        let closed = self.peers.into_iter().flatten().try_for_each(Mapping::unmap);
+        all_succeeded(closed, bootstrap, timeout)?;
+        self.own.unmap()
     }
 }
 
@@ -121,6 +128,13 @@ impl Mapping {
         // SAFETY: the range was mapped above. Huge pages are a wish; a kernel without them for shared memory says no.
         let _ = unsafe { madvise(address, length.get(), MmapAdvise::MADV_HUGEPAGE) };
         Ok(Self { address, length })
+    }
+
+    /// Drops it, and says whether that worked.
+    fn unmap(self) -> Result<()> {
+        let mapping = std::mem::ManuallyDrop::new(self);
+        // SAFETY: as in `drop`, which does not run.
+        unsafe { munmap(mapping.address, mapping.length.get()) }.map_err(Error::system("munmap"))
     }
 }
 

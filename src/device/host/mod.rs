@@ -187,6 +187,14 @@ impl sealed::Device for Host {
         Ok(memory)
     }
 
+    fn free(&self, memory: SharedMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
+        memory.free(bootstrap, timeout)
+    }
+
+    fn wait_for_calls(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn status(&self, region: &SharedMemory) -> Result<HostStatus> {
         Ok(HostStatus(region.own_address() + offset_of!(FaRegionHead, status) as u64))
     }

@@ -1,15 +1,13 @@
 //! What the ranks do together, with the expected results; and where in memory a rank does its part.
 
-use fast_allreduce::{DType, ReduceOp};
+use std::sync::Arc;
 
+use fast_allreduce::{DType, Direction, ReduceOp};
+
+pub use super::collective::Collective;
 use super::oracle;
+use super::order::Order;
 use super::random::{elements, Random, Values};
-
-/// Which collective.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Collective {
-    AllReduce(ReduceOp),
-}
 
 /// One call of a collective: what each rank puts in, and what must come out.
 pub struct Message {
@@ -19,21 +17,55 @@ pub struct Message {
     pub count: usize,
     /// By rank, as bytes.
     inputs: Vec<Vec<u8>>,
-    expected: Vec<u8>,
+    expected: Vec<Arc<[u8]>>,
 }
 
 impl Message {
-    /// An allreduce.
+    /// An allreduce by a direct algorithm.
     pub fn new(
+        random: &mut Random,
+        kind: (DType, ReduceOp),
+        count: usize,
+        world: usize,
+        values: Values,
+    ) -> Self {
+        Self::in_order(random, kind, count, world, values, Order::Ranks)
+    }
+
+    /// An allreduce whose algorithm has an order of its own.
+    pub fn in_order(
         random: &mut Random,
         (dtype, op): (DType, ReduceOp),
         count: usize,
         world: usize,
         values: Values,
+        order: Order,
     ) -> Self {
         let inputs: Vec<_> = (0..world).map(|_| elements(random, dtype, count, values)).collect();
-        let expected = oracle::reduce(dtype, op, &inputs);
+        let result = match order {
+            Order::Ranks => oracle::reduce(dtype, op, &inputs),
+            _ => order.reduce(dtype, op, &inputs),
+        };
+        let expected = vec![result.into(); world];
         Self { collective: Collective::AllReduce(op), dtype, count, inputs, expected }
+    }
+
+    /// Any collective; an allreduce by a direct algorithm.
+    pub fn of(
+        random: &mut Random,
+        collective: Collective,
+        dtype: DType,
+        count: usize,
+        world: usize,
+        values: Values,
+    ) -> Self {
+        let length = |rank| match collective.call(rank) {
+            Some(call) => call.input_len(count, rank, world),
+            None => group_len(&collective, rank, Direction::Send),
+        };
+        let inputs: Vec<_> = (0..world).map(|rank| elements(random, dtype, length(rank), values)).collect();
+        let expected = expected(&collective, dtype, count, &inputs);
+        Self { collective, dtype, count, inputs, expected }
     }
 
     /// What a rank puts in.
@@ -41,15 +73,82 @@ impl Message {
         &self.inputs[rank]
     }
 
-    /// What must come out at a rank.
-    pub fn expected(&self, _rank: usize) -> &[u8] {
-        &self.expected
+    /// What must come out at a rank; nothing where it writes nothing.
+    pub fn expected(&self, rank: usize) -> &[u8] {
+        &self.expected[rank]
     }
 
     /// The most bytes that a rank has on one side.
     pub fn bytes(&self) -> usize {
-        self.inputs.iter().map(Vec::len).chain([self.expected.len()]).max().unwrap_or(0)
+        let lengths = self.inputs.iter().map(Vec::len).chain(self.expected.iter().map(|bytes| bytes.len()));
+        lengths.max().unwrap_or(0)
     }
+
+    /// Where a rank's input and output begin in the memory that both are in, in bytes; `None` where they cannot be in one.
+    pub fn in_place(&self, rank: usize) -> Option<(usize, usize)> {
+        let size = self.dtype.size();
+        let (input, output) = self.collective.in_place(rank, self.count, self.inputs.len())?;
+        Some((input * size, output * size))
+    }
+}
+
+/// Elements that a rank sends or receives in a group.
+fn group_len(collective: &Collective, rank: usize, direction: Direction) -> usize {
+    let items = collective.items(rank).iter().filter(|item| item.direction == direction);
+    items.map(|item| item.count).sum()
+}
+
+/// What comes out at each rank.
+fn expected(collective: &Collective, dtype: DType, count: usize, inputs: &[Vec<u8>]) -> Vec<Arc<[u8]>> {
+    let (size, world) = (dtype.size(), inputs.len());
+    let reduced = || oracle::reduce(dtype, collective.op().expect("it reduces"), inputs);
+    let shares = collective.shares(count, world);
+    // The bytes from one element on, so many elements.
+    let part = |of: &[u8], first: usize, count: usize| of[first * size..(first + count) * size].to_vec();
+    let share = |of: &[u8], rank: usize| part(of, shares[..rank].iter().sum(), shares[rank]);
+    let at_root = |root: usize, result: Vec<u8>| {
+        (0..world).map(|rank| if rank == root { result.clone() } else { Vec::new() }).collect()
+    };
+    let by_rank: Vec<Vec<u8>> = match collective {
+        Collective::AllReduce(_) => vec![reduced(); world],
+        Collective::AllGather | Collective::AllGatherV(_) => vec![inputs.concat(); world],
+        Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => {
+            let whole = reduced();
+            (0..world).map(|rank| share(&whole, rank)).collect()
+        }
+        Collective::Broadcast { root } => vec![inputs[*root].clone(); world],
+        Collective::Reduce { root, .. } => at_root(*root, reduced()),
+        Collective::Gather { root } => at_root(*root, inputs.concat()),
+        Collective::Scatter { root } => (0..world).map(|rank| share(&inputs[*root], rank)).collect(),
+        Collective::AllToAll => {
+            let received = |rank| inputs.iter().flat_map(move |input| share(input, rank)).collect();
+            (0..world).map(received).collect()
+        }
+        Collective::AllToAllV { sent, .. } => {
+            let from =
+                |from: usize, to: usize| part(&inputs[from], sent[from][..to].iter().sum(), sent[from][to]);
+            (0..world).map(|to| (0..world).flat_map(|rank| from(rank, to)).collect()).collect()
+        }
+        Collective::Barrier => vec![Vec::new(); world],
+        Collective::Group(_) => {
+            let sent = |receiver: usize, number: usize, sender: usize| {
+                let is_it = |item: &&_| is_send_of(item, receiver, number);
+                let item = collective.items(sender).iter().find(is_it).expect("what is received is sent");
+                part(&inputs[sender], item.first, item.count)
+            };
+            let received = |rank| {
+                let items = collective.items(rank).iter();
+                let receives = items.filter(|item| item.direction == Direction::Recv);
+                receives.flat_map(|item| sent(rank, item.number, item.peer)).collect()
+            };
+            (0..world).map(received).collect()
+        }
+    };
+    by_rank.into_iter().map(Arc::from).collect()
+}
+
+fn is_send_of(item: &super::collective::Item, receiver: usize, number: usize) -> bool {
+    item.direction == Direction::Send && item.peer == receiver && item.number == number
 }
 
 /// What memory a side of a call is.

@@ -6,19 +6,24 @@
 //! | `script.rs` | a script: how communicators are made, messages, and which of them is reduced from where, call by call |
 //! | `world.rs` | a world under test: how ranks come to be (`Launch`), on which device (`Device`) |
 //! | `ranks.rs` | the ranks that one thread drives: their memory, the call, and the comparison of what comes of it |
-//! | `message.rs`, `oracle.rs` | a collective's inputs and expected outputs; what is expected of an element |
+//! | `collective.rs` | which collective, with what each rank tells of it, and its in-place form |
+//! | `message.rs` | a collective's inputs and expected outputs |
+//! | `oracle.rs`, `order.rs` | what is expected of an element; of the algorithms that have an order of their own |
 //! | `launch.rs`, `random.rs` | threads and processes; numbers from a printed seed |
 //!
 //! **A new world** is a `Launch`, a `Device` or, where one thread drives all ranks, a `Ranks`; and a line `conformance!` that names
-//! it. **A new collective** is a `Collective`, its expected outputs in `message.rs`, its call in each `Ranks`, and cases.
+//! it. **A new collective** is a `Collective`, its expected outputs in `message.rs`, its call in each `Ranks`, and cases. A `Ranks`
+//! leaves out what it does not support.
 //!
 //! Each output is compared with the one that is expected of its message, so equality across ranks, algorithms and devices
 //! follows. Inputs come from a seed that every test prints; `FAST_ALLREDUCE_TEST_SEED` sets it.
 
 pub mod cases;
+pub mod collective;
 pub mod launch;
 pub mod message;
 pub mod oracle;
+pub mod order;
 pub mod random;
 pub mod ranks;
 pub mod script;
@@ -39,6 +44,13 @@ macro_rules! conformance {
             grids_that_change
             communicators_in_turn
             calls_at_random
+            every_collective
+            every_small_count_of_collectives
+            every_boundary_of_collectives
+            every_placement_of_collectives
+            every_order
+            every_order_in_little_room
+            all_collectives_at_random
         }
     };
     ($world:expr; $($case:ident)*) => {$(

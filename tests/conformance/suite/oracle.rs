@@ -1,4 +1,4 @@
-//! What an allreduce must give, from the documentation of `ReduceOp` and not from the kernels; and a second opinion on floats,
+//! What a reduction in the order of the ranks must give, from the documentation of `ReduceOp` and not from the kernels; and a second opinion on floats,
 //! which bounds the error against the exact result.
 
 use fast_allreduce::{DType, ReduceOp, MAX_RANKS};
@@ -11,12 +11,10 @@ pub fn reduce(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     for at in (0..inputs[0].len()).step_by(size) {
         let mut elements = [0; MAX_RANKS];
         for (element, input) in elements.iter_mut().zip(inputs) {
-            let mut bytes = [0; 8];
-            bytes[..size].copy_from_slice(&input[at..at + size]);
-            *element = u64::from_le_bytes(bytes);
+            *element = bits(&input[at..at + size]);
         }
         let elements = &elements[..inputs.len()];
-        let result = reduce_element(dtype, op, elements);
+        let result = reduce_element(dtype, op, elements, elements.len());
         match Format::of(dtype) {
             Some(format) => assert_float_bound(format, op, elements, result),
             None => assert_integer(dtype, op, elements, result),
@@ -26,40 +24,48 @@ pub fn reduce(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     output
 }
 
-/// One element: the bits of the ranks' values to the bits of the result.
-fn reduce_element(dtype: DType, op: ReduceOp, elements: &[u64]) -> u64 {
+/// The bits of one element.
+pub fn bits(element: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..element.len()].copy_from_slice(element);
+    u64::from_le_bytes(bytes)
+}
+
+/// One element: the bits of the ranks' values to the bits of the result. An average is that of `ranks` values.
+pub fn reduce_element(dtype: DType, op: ReduceOp, elements: &[u64], ranks: usize) -> u64 {
     match dtype {
         DType::F16 => {
-            let result = fold_f32(op, elements.iter().map(|&bits| f16::from_bits(bits as u16).to_f32()));
+            let result =
+                fold_f32(op, elements.iter().map(|&bits| f16::from_bits(bits as u16).to_f32()), ranks);
             u64::from(if result.is_nan() { 0x7FFF } else { f16::from_f32(result).to_bits() })
         }
         DType::Bf16 => {
-            let result = fold_f32(op, elements.iter().map(|&bits| bf16::from_bits(bits as u16).to_f32()));
+            let result =
+                fold_f32(op, elements.iter().map(|&bits| bf16::from_bits(bits as u16).to_f32()), ranks);
             u64::from(if result.is_nan() { 0x7FFF } else { bf16::from_f32(result).to_bits() })
         }
         DType::F32 => {
-            let result = fold_f32(op, elements.iter().map(|&bits| f32::from_bits(bits as u32)));
+            let result = fold_f32(op, elements.iter().map(|&bits| f32::from_bits(bits as u32)), ranks);
             u64::from(if result.is_nan() { 0x7FFF_FFFF } else { result.to_bits() })
         }
         DType::F64 => {
-            let result = fold_f64(op, elements.iter().map(|&bits| f64::from_bits(bits)));
+            let result = fold_f64(op, elements.iter().map(|&bits| f64::from_bits(bits)), ranks);
             if result.is_nan() {
                 0x7FFF_FFFF_FFFF_FFFF
             } else {
                 result.to_bits()
             }
         }
-        _ => fold_integers(op, elements.iter().map(|&bits| integer(dtype, bits))),
+        _ => fold_integers(op, elements.iter().map(|&bits| integer(dtype, bits)), ranks),
     }
 }
 
 macro_rules! fold_floats {
     ($name:ident, $float:ty) => {
-        fn $name(op: ReduceOp, values: impl ExactSizeIterator<Item = $float>) -> $float {
-            let ranks = values.len() as $float;
+        fn $name(op: ReduceOp, values: impl Iterator<Item = $float>, ranks: usize) -> $float {
             match op {
                 ReduceOp::Sum => values.fold(0.0, |sum, value| sum + value),
-                ReduceOp::Avg => values.fold(0.0, |sum, value| sum + value) / ranks,
+                ReduceOp::Avg => values.fold(0.0, |sum, value| sum + value) / ranks as $float,
                 ReduceOp::Prod => values.fold(1.0, |product, value| product * value),
                 ReduceOp::Min => {
                     extreme(values, <$float>::is_nan, |a, b| a < b || (a == b && a.is_sign_negative()))
@@ -86,11 +92,10 @@ fn extreme<F: Copy>(
 }
 
 /// Exactly, then cut to 64 bits; the caller keeps as many as the type has.
-fn fold_integers(op: ReduceOp, values: impl ExactSizeIterator<Item = i128>) -> u64 {
-    let ranks = values.len() as i128;
+fn fold_integers(op: ReduceOp, values: impl Iterator<Item = i128>, ranks: usize) -> u64 {
     let result = match op {
         ReduceOp::Sum => values.sum::<i128>(),
-        ReduceOp::Avg => values.sum::<i128>() / ranks,
+        ReduceOp::Avg => values.sum::<i128>() / ranks as i128,
         ReduceOp::Prod => values.fold(1i128, i128::wrapping_mul),
         ReduceOp::Min => values.min().expect("a world has a rank"),
         ReduceOp::Max => values.max().expect("a world has a rank"),
@@ -232,7 +237,7 @@ mod tests {
 
     fn halves(op: ReduceOp, values: &[f32]) -> f32 {
         let bits: Vec<u64> = values.iter().map(|&v| u64::from(f16::from_f32(v).to_bits())).collect();
-        f16::from_bits(reduce_element(DType::F16, op, &bits) as u16).to_f32()
+        f16::from_bits(reduce_element(DType::F16, op, &bits, bits.len()) as u16).to_f32()
     }
 
     #[test]
@@ -242,13 +247,13 @@ mod tests {
         assert_eq!(halves(ReduceOp::Max, &[-0.0, 0.0]).to_bits(), 0);
         assert_eq!(halves(ReduceOp::Min, &[0.0, -0.0]).to_bits(), 0x8000_0000);
         assert_eq!(halves(ReduceOp::Sum, &[65504.0, 65504.0]), f32::INFINITY);
-        let nan = reduce_element(DType::F32, ReduceOp::Min, &[0xFFC0_0001, 0]);
+        let nan = reduce_element(DType::F32, ReduceOp::Min, &[0xFFC0_0001, 0], 2);
         assert_eq!(nan, 0x7FFF_FFFF);
-        let sum = reduce_element(DType::F32, ReduceOp::Sum, &[0x8000_0000, 0x8000_0000]);
+        let sum = reduce_element(DType::F32, ReduceOp::Sum, &[0x8000_0000, 0x8000_0000], 2);
         assert_eq!(sum, 0, "from +0");
         let average = |values: &[i64]| {
             let bits: Vec<u64> = values.iter().map(|&value| value as u64).collect();
-            reduce_element(DType::I64, ReduceOp::Avg, &bits) as i64
+            reduce_element(DType::I64, ReduceOp::Avg, &bits, bits.len()) as i64
         };
         assert_eq!(average(&[-7, 0]), -3);
         assert_eq!(average(&[i64::MIN, i64::MIN]), i64::MIN);

@@ -14,7 +14,7 @@ pub enum Side {
     Output,
 }
 
-/// A rank's part of a call: where its input and output are, which are equal in place.
+/// A rank's part of a call: where its input and output are, which in place are in one memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Part {
     pub placement: Placement,
@@ -38,6 +38,11 @@ pub trait Ranks {
     /// Where a rank's part of a call is done. A device that cannot have ranks differ as they would takes what is next to it.
     fn placement(&self, placements: &[Placement], rank: usize) -> Placement {
         placements[rank]
+    }
+
+    /// Whether these ranks can make such a call: others of a script are left out, on all ranks.
+    fn supports(&self, _message: &Message) -> bool {
+        true
     }
 
     /// Allocates so many bytes of each kind for each side, again if there are some. Collective.
@@ -89,24 +94,35 @@ fn try_check<R: Ranks>(
     let size = message.dtype.size();
     let framed = |bytes: &[u8]| [&[CANARY; GUARD], bytes, &[CANARY; GUARD]].concat();
     let mut parts = Vec::new();
+    // What no rank writes is looked at as far as the largest could reach.
+    let untouched = vec![CANARY; message.bytes()];
     for rank in ranks.ranks() {
         let placement = ranks.placement(placements, rank);
         let mut address = |place: super::message::Place, side| {
             assert!(place.offset * size <= OFFSETS, "an offset that there is no room for");
             ranks.base(rank, place.kind, side) + (GUARD + place.offset * size) as u64
         };
-        let input = address(placement.input, Side::Input);
-        let output = placement.output.map_or(input, |place| address(place, Side::Output));
-        if output != input {
-            // Wrong in every byte.
-            let poison: Vec<u8> = message.expected(rank).iter().map(|byte| !byte).collect();
-            ranks.write(output - GUARD as u64, &framed(&poison));
-        }
-        ranks.write(input - GUARD as u64, &framed(message.input(rank)));
+        // Wrong in every byte.
+        let poison: Vec<u8> = message.expected(rank).iter().map(|byte| !byte).collect();
+        let memory = address(placement.input, Side::Input);
+        let (input, output) = match (placement.output, message.in_place(rank)) {
+            (None, Some((input, output))) => {
+                let both = overlaid((&poison, output), (message.input(rank), input));
+                ranks.write(memory - GUARD as u64, &framed(&both));
+                (memory + input as u64, memory + output as u64)
+            }
+            (output, _) => {
+                let output = address(output.unwrap_or(placement.input), Side::Output);
+                let before = if poison.is_empty() { &untouched } else { &poison };
+                ranks.write(output - GUARD as u64, &framed(before));
+                ranks.write(memory - GUARD as u64, &framed(message.input(rank)));
+                (memory, output)
+            }
+        };
         parts.push(Part { placement, input, output });
     }
     ranks.call(message, &parts).map_err(|error| (ranks.ranks().start, error.to_string()))?;
-    for (rank, Part { input, output, .. }) in ranks.ranks().zip(parts) {
+    for (rank, Part { placement, input, output }) in ranks.ranks().zip(parts) {
         let mut compare = |what: &str, address: u64, should_be: &[u8]| {
             let is = ranks.read(address - GUARD as u64, should_be.len() + 2 * GUARD);
             if is[..GUARD] != [CANARY; GUARD] || is[GUARD + should_be.len()..] != [CANARY; GUARD] {
@@ -115,12 +131,27 @@ fn try_check<R: Ranks>(
             difference(&is[GUARD..GUARD + should_be.len()], should_be, size)
                 .map_or(Ok(()), |problem| Err((rank, format!("{what}{problem}"))))
         };
-        compare("the output", output, message.expected(rank))?;
-        if input != output {
-            compare("the input afterwards", input, message.input(rank))?;
+        let expected = message.expected(rank);
+        match message.in_place(rank) {
+            Some((before, after)) if placement.output.is_none() => {
+                let both = overlaid((message.input(rank), before), (expected, after));
+                compare("the output", input - before as u64, &both)?;
+            }
+            _ => {
+                compare("the output", output, if expected.is_empty() { &untouched } else { expected })?;
+                compare("the input afterwards", input, message.input(rank))?;
+            }
         }
     }
     Ok(())
+}
+
+/// Bytes at an offset, and then others over them.
+fn overlaid((under, under_at): (&[u8], usize), (over, over_at): (&[u8], usize)) -> Vec<u8> {
+    let mut bytes = vec![CANARY; (under_at + under.len()).max(over_at + over.len())];
+    bytes[under_at..][..under.len()].copy_from_slice(under);
+    bytes[over_at..][..over.len()].copy_from_slice(over);
+    bytes
 }
 
 /// The first difference, as `[3] is 01 and not 02; 5 differ`.

@@ -3,16 +3,19 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use fast_allreduce::{Algorithm, DType, Plan};
+use fast_allreduce::{Algorithm, DType, Plan, ReduceOp};
 
 use super::launch::LIMIT;
 use super::message::{Message, Placement};
+use super::order::Order;
 use super::ranks::{check, room_for, Ranks};
 
 /// How a communicator is made.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     pub algorithm: Option<Algorithm>,
+    /// Where none is given: each has its sizes, and small messages have large grids and pieces. Of the host.
+    pub every_algorithm: bool,
     pub max_bytes: usize,
     /// Worker threads of the host; GPUs plan their grids.
     pub workers: usize,
@@ -22,7 +25,14 @@ pub struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { algorithm: None, max_bytes: 64 << 10, workers: 1, first_epoch: 0, timeout: LIMIT / 2 }
+        Self {
+            algorithm: None,
+            every_algorithm: false,
+            max_bytes: 64 << 10,
+            workers: 1,
+            first_epoch: 0,
+            timeout: LIMIT / 2,
+        }
     }
 }
 
@@ -86,6 +96,11 @@ impl Plans<'_> {
     pub fn plan(&self, communicator: usize, count: usize, dtype: DType) -> Plan {
         (self.plan)(communicator, count, dtype)
     }
+
+    /// The order in which an allreduce combines the ranks' elements.
+    pub fn order(&self, communicator: usize, kind: (DType, ReduceOp), count: usize) -> Order {
+        Order::of(&self.plan(communicator, count, kind.0), kind, self.pack_bytes)
+    }
 }
 
 type Write<'a> = dyn Fn(&Plans) -> Act + Sync + 'a;
@@ -114,7 +129,10 @@ impl<'a> Script<'a> {
         for step in &act.steps {
             match step {
                 Step::Call { communicator, message, placements } => {
-                    check(&mut communicators[*communicator], &act.messages[*message], placements);
+                    let (ranks, message) = (&mut communicators[*communicator], &act.messages[*message]);
+                    if ranks.supports(message) {
+                        check(ranks, message, placements);
+                    }
                 }
                 Step::MakeRoom { communicator } => communicators[*communicator].make_room(room),
             }

@@ -12,6 +12,7 @@ use crate::arguments::{Bench, RivalName, Tune};
 use crate::bench::reference::Number;
 use crate::bench::row::DeviceFacts;
 use crate::bench::session::Session;
+use crate::bench::work::Work;
 use crate::failure::Failure;
 
 /// A rank on the CPU.
@@ -98,6 +99,19 @@ impl Endpoint for Cpu {
 
     fn all_reduce_in_place<T: Number>(&self, data: &mut Memory<T>, op: ReduceOp) -> Result<(), Failure> {
         Ok(self.communicator.all_reduce_in_place(data, op)?)
+    }
+
+    fn start<T: Number>(
+        &self,
+        work: &Work,
+        input: &Memory<T>,
+        output: &mut Memory<T>,
+    ) -> Result<(), Failure> {
+        Ok(work.run(&self.communicator, input, output)?)
+    }
+
+    fn start_in_place<T: Number>(&self, work: &Work, data: &mut Memory<T>) -> Result<(), Failure> {
+        Ok(work.run_in_place(&self.communicator, data)?)
     }
 
     fn copy<T: Number>(&self, from: &Memory<T>, to: &mut Memory<T>) -> Result<(), Failure> {

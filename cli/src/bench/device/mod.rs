@@ -7,9 +7,11 @@ pub mod host;
 use fast_allreduce::{Communicator, Device, ReduceOp};
 
 use super::contender::Rival;
+use super::kind::Kind;
 use super::reference::Number;
 use super::row::DeviceFacts;
 use super::session::Session;
+use super::work::Work;
 use crate::arguments::RivalName;
 use crate::failure::Failure;
 
@@ -30,7 +32,7 @@ pub trait Endpoint: Sized {
     /// Other libraries that reduce this memory.
     type Rival: Rival<Self>;
 
-    /// Elements that an allreduce reads or writes.
+    /// Elements that a call reads or writes.
     type Memory<T: Number>;
 
     /// The communicator that is measured.
@@ -68,6 +70,27 @@ pub trait Endpoint: Sized {
     fn all_reduce_in_place<T: Number>(&self, data: &mut Self::Memory<T>, op: ReduceOp)
         -> Result<(), Failure>;
 
+    /// Starts a call from the beginning of `input` to that of `output`.
+    fn start<T: Number>(
+        &self,
+        work: &Work,
+        input: &Self::Memory<T>,
+        output: &mut Self::Memory<T>,
+    ) -> Result<(), Failure> {
+        match work.kind {
+            Kind::AllReduce => self.all_reduce(input, output, work.op),
+            kind => Err(only_on_the_host(kind)),
+        }
+    }
+
+    /// Starts a call in place, as [`Work::in_place`] has it.
+    fn start_in_place<T: Number>(&self, work: &Work, data: &mut Self::Memory<T>) -> Result<(), Failure> {
+        match work.kind {
+            Kind::AllReduce => self.all_reduce_in_place(data, work.op),
+            kind => Err(only_on_the_host(kind)),
+        }
+    }
+
     /// Starts a copy of all elements, as far as the device has one that is not an allreduce.
     fn copy<T: Number>(&self, from: &Self::Memory<T>, to: &mut Self::Memory<T>) -> Result<(), Failure>;
 
@@ -76,6 +99,11 @@ pub trait Endpoint: Sized {
 
     /// Makes calls ready to be timed.
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure>;
+}
+
+/// The refusal of what other devices than the host do not have here.
+pub fn only_on_the_host(kind: Kind) -> Failure {
+    Failure::Usage(format!("--collective {} is of the device host", kind.name()))
 }
 
 /// Calls that are timed together.

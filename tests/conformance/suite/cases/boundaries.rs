@@ -20,7 +20,7 @@ pub fn every_boundary(world: &dyn World) {
                 boundaries_of(size, Setup { max_bytes, workers, ..Setup::with(algorithm) }, dtypes)
             })
         };
-        let scripts = Algorithm::DIRECT.into_iter().zip(0..).flat_map(of_algorithm);
+        let scripts = Algorithm::ALL.into_iter().zip(0..).flat_map(of_algorithm);
         world.play(size, &scripts.collect::<Vec<_>>());
     }
 }
@@ -36,7 +36,9 @@ fn boundaries_of(size: usize, setup: Setup, dtypes: [DType; 2]) -> Script<'stati
             counts.into_iter().map(move |count| (dtype, count))
         });
         let messages = counts.map(|(dtype, count)| {
-            Message::new(&mut of_messages, (dtype, ReduceOp::Sum), count, size, Values::Plain)
+            let kind = (dtype, ReduceOp::Sum);
+            let order = plans.order(0, kind, count);
+            Message::in_order(&mut of_messages, kind, count, size, Values::Plain, order)
         });
         let messages = messages.collect();
         let mut random = random.fork(100);

@@ -1,14 +1,21 @@
 //! The cases. Each plays the same script with worlds of several sizes; `conformance!` makes tests of them.
 
 mod boundaries;
+mod collectives;
+mod orders;
 mod sequences;
 
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 pub use self::boundaries::every_boundary;
+pub use self::collectives::{
+    every_boundary_of_collectives, every_collective, every_placement_of_collectives,
+    every_small_count_of_collectives,
+};
+pub use self::orders::{every_order, every_order_in_little_room};
 pub use self::sequences::{
-    buffers_dropped_and_allocated_again, calls_at_random, communicators_in_turn, epochs_that_wrap_around,
-    grids_that_change,
+    all_collectives_at_random, buffers_dropped_and_allocated_again, calls_at_random, communicators_in_turn,
+    epochs_that_wrap_around, grids_that_change,
 };
 use super::message::{Message, Place, Placement};
 use super::random::{Random, Values};

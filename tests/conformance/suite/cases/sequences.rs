@@ -3,9 +3,9 @@
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use super::{of_each_algorithm, ALL_WORLDS};
-use crate::suite::message::{Message, Place, Placement};
+use crate::suite::message::{Collective, Message, Place, Placement};
 use crate::suite::random::{Random, Values};
-use crate::suite::script::{Act, Script, Setup, Step};
+use crate::suite::script::{Act, Plans, Script, Setup, Step};
 use crate::suite::world::World;
 
 /// Registered buffers that come and go: ids are used again, and views in the new ones are found.
@@ -111,14 +111,17 @@ pub fn communicators_in_turn(world: &dyn World) {
 /// Any message, mostly small: a large one passes a small region of a large world in very many pieces.
 fn any_message(random: &mut Random, size: usize) -> Message {
     let case = (random.pick(&DType::ALL), random.pick(&ReduceOp::ALL));
-    let bytes = match random.below(8) {
+    let count = any_bytes(random) / case.0.size();
+    let values = random.pick(&Values::ALL);
+    Message::new(random, case, count, size, values)
+}
+
+fn any_bytes(random: &mut Random) -> usize {
+    match random.below(8) {
         0 | 1 => random.below(160),
         2 => random.below(60_000),
         _ => random.below(6000),
-    };
-    let count = bytes / case.0.size();
-    let values = random.pick(&Values::ALL);
-    Message::new(random, case, count, size, values)
+    }
 }
 
 /// Calls of any kind in worlds of every size, from a seed that is always the same: a failure on one machine can be looked for
@@ -142,4 +145,50 @@ pub fn calls_at_random(world: &dyn World) {
         });
         world.play(size, &[script]);
     }
+}
+
+/// All collectives in any order, with allreduces of every algorithm among them: what a call leaves in the regions is as the next
+/// one needs it, whichever that is.
+pub fn all_collectives_at_random(world: &dyn World) {
+    let thin = world.thin();
+    for size in world.sizes(&ALL_WORLDS) {
+        let random = Random::new(&format!("all collectives in a world of {size}"));
+        let setup = Setup { workers: 3, first_epoch: u32::MAX - 40, ..Setup::default() };
+        let every = |max_bytes| Setup { every_algorithm: true, max_bytes, ..setup };
+        let setups = [every(4096), every(40_000), every(300_000), Setup { workers: 1, ..every(20_000) }];
+        let script = Script::new(setups, |plans| {
+            let mut of_messages = random.fork(size);
+            let message = |number| match number % 3 {
+                0 => any_allreduce(&mut of_messages, size, plans, number % setups.len()),
+                _ => any_other(&mut of_messages, size),
+            };
+            let messages: Vec<_> = (0..120).map(message).collect();
+            let mut random = random.fork(99);
+            let calls = (0..400).map(|_| random.below(messages.len())).collect::<Vec<_>>();
+            let call = |message| Step::Call {
+                communicator: message % setups.len(),
+                message,
+                placements: Placement::randoms(&mut random, size),
+            };
+            let steps = calls.into_iter().map(call).collect();
+            Act { steps, messages }.thinned(thin, size)
+        });
+        world.play(size, &[script]);
+    }
+}
+
+fn any_allreduce(random: &mut Random, size: usize, plans: &Plans, communicator: usize) -> Message {
+    let kind = (random.pick(&DType::ALL), random.pick(&ReduceOp::ALL));
+    let count = any_bytes(random) / kind.0.size();
+    let values = random.pick(&Values::ALL);
+    Message::in_order(random, kind, count, size, values, plans.order(communicator, kind, count))
+}
+
+fn any_other(random: &mut Random, size: usize) -> Message {
+    let (dtype, op) = (random.pick(&DType::ALL), random.pick(&ReduceOp::ALL));
+    let count = any_bytes(random) / dtype.size() / size;
+    let kind = random.below(Collective::OTHERS);
+    let collective = Collective::other(kind, random, op, count, size);
+    let values = random.pick(&Values::ALL);
+    Message::of(random, collective, dtype, count, size, values)
 }

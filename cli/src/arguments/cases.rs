@@ -1,0 +1,95 @@
+//! What `bench` and `compare` measure: every combination of collective, type, operation and size that was asked for.
+
+use std::fmt;
+
+use fast_allreduce::{DType, ReduceOp};
+
+use super::{Bench, DeviceName};
+use crate::bench::device::only_on_the_host;
+use crate::bench::kind::Kind;
+use crate::bench::work::Work;
+use crate::failure::Failure;
+
+/// One of the combinations.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    pub kind: Kind,
+    pub dtype: DType,
+    pub op: ReduceOp,
+    pub root: usize,
+    pub bytes: usize,
+}
+
+impl Case {
+    /// The call, as a rank makes it.
+    pub fn work(&self, rank: usize, world_size: usize) -> Work {
+        Work::new(self.kind, self.op, self.root, self.bytes / self.dtype.size(), rank, world_size)
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, dtype, op, bytes, .. } = self;
+        write!(f, "{} {bytes} B {dtype}", kind.name())?;
+        if kind.reduces() {
+            write!(f, " {op}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Bench {
+    /// What was asked for, in the order of the rows. What reduces nothing has one operation, which is not looked at.
+    pub fn cases(&self) -> impl Iterator<Item = Case> + '_ {
+        let root = self.root.unwrap_or(0);
+        self.collectives.0.iter().flat_map(move |&kind| {
+            let ops = if kind.reduces() { &self.ops.0[..] } else { &[ReduceOp::Sum] };
+            let kinds = self.dtypes.0.iter().flat_map(move |&dtype| ops.iter().map(move |&op| (dtype, op)));
+            kinds.flat_map(move |(dtype, op)| {
+                self.sizes().map(move |bytes| Case { kind, dtype, op, root, bytes })
+            })
+        })
+    }
+
+    /// The collective's name.
+    pub fn collective(&self) -> &'static str {
+        match self.collectives.0[..] {
+            [kind] => kind.name(),
+            _ => "all",
+        }
+    }
+
+    /// Whether that is all that is asked for.
+    pub fn is_all_reduce(&self) -> bool {
+        self.collectives.0 == [Kind::AllReduce]
+    }
+
+    /// Refuses options of another collective, and another device.
+    pub(super) fn validate_collective(&self) -> Result<(), Failure> {
+        let name = self.collective();
+        if self.algorithms.is_some() && !self.is_all_reduce() {
+            let reason = format!("--algo is of all_reduce: {name} has no algorithms to choose from");
+            return Err(Failure::Usage(reason));
+        }
+        if self.root.is_some() && !self.collectives.0.iter().any(|kind| kind.has_root()) {
+            let reason = format!("--root is of broadcast, reduce, gather and scatter: {name} has none");
+            return Err(Failure::Usage(reason));
+        }
+        let other = self.collectives.0.iter().find(|&&kind| kind != Kind::AllReduce);
+        match (self.device, other) {
+            (DeviceName::Cuda, Some(&kind)) => Err(only_on_the_host(kind)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a root that is no rank.
+    pub fn check_root(&self, world_size: usize) -> Result<(), Failure> {
+        match self.root {
+            Some(root) if root >= world_size => Err(Failure::Usage(format!(
+                "--root {root} is no rank: a world of {world_size} has ranks 0 to {}",
+                world_size - 1
+            ))),
+            _ => Ok(()),
+        }
+    }
+}

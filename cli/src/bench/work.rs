@@ -1,0 +1,310 @@
+//! A call of any collective, as one rank sees it: how long its buffers are, what belongs in them, and the call itself.
+
+use fast_allreduce::{Collective, Communicator, Host, ReduceOp, Result};
+
+use super::kind::Kind;
+use super::reference::Number;
+
+/// One call, as one rank makes it.
+#[derive(Debug, Clone)]
+pub struct Work {
+    pub kind: Kind,
+    /// Of those that reduce.
+    pub op: ReduceOp,
+    /// Of those that have one.
+    pub root: usize,
+    pub rank: usize,
+    /// Elements of each share: by rank; of the all-to-alls by how far to the right the receiver is; of a whole message the first.
+    pub shares: Vec<usize>,
+    /// Of an all-to-all, by the other rank.
+    pub sends: Vec<usize>,
+    pub receives: Vec<usize>,
+}
+
+/// Where a part of an output comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    pub length: usize,
+    pub source: Source,
+}
+
+/// The elements from an index on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// Of all ranks' inputs.
+    Reduced { first: usize },
+    /// Of one.
+    Copied { rank: usize, first: usize },
+}
+
+impl Work {
+    /// Of messages of at most `elements` elements: the larger of the buffers, as nccl-tests counts.
+    ///
+    /// Shares of the uneven forms grow by one element from each to the next: rank r's by r, and in an all-to-all those that
+    /// go r ranks to the right.
+    pub fn new(
+        kind: Kind,
+        op: ReduceOp,
+        root: usize,
+        elements: usize,
+        rank: usize,
+        world_size: usize,
+    ) -> Self {
+        let shares = match kind {
+            _ if kind.is_whole() => vec![elements; world_size],
+            _ if kind.is_uneven() => uneven(elements, world_size),
+            _ => vec![elements / world_size; world_size],
+        };
+        Self::of_shares(kind, op, root, shares, rank)
+    }
+
+    /// With shares of these sizes, a rank each; see [`Work::shares`].
+    pub fn of_shares(kind: Kind, op: ReduceOp, root: usize, shares: Vec<usize>, rank: usize) -> Self {
+        let n = shares.len();
+        let (sends, receives) = match kind {
+            Kind::AllToAll | Kind::AllToAllV => (
+                (0..n).map(|to| shares[(to + n - rank) % n]).collect(),
+                (0..n).map(|from| shares[(rank + n - from) % n]).collect(),
+            ),
+            _ => Default::default(),
+        };
+        Self { kind, op, root, rank, shares, sends, receives }
+    }
+
+    pub fn world_size(&self) -> usize {
+        self.shares.len()
+    }
+
+    /// Elements of the larger of a call's buffers, over all ranks.
+    pub fn elements(&self) -> usize {
+        if self.kind.is_whole() {
+            return self.count();
+        }
+        self.shares.iter().sum()
+    }
+
+    /// Elements of the message, or of a share: where they differ, of their mean.
+    pub fn count(&self) -> usize {
+        match self.kind {
+            kind if kind.is_uneven() => self.shares.iter().sum::<usize>() / self.world_size(),
+            _ => self.shares[0],
+        }
+    }
+
+    /// The root, if there is one.
+    pub fn root(&self) -> Option<usize> {
+        self.kind.has_root().then_some(self.root)
+    }
+
+    /// Elements that this rank reads.
+    pub fn input_len(&self) -> usize {
+        let is_root = self.rank == self.root;
+        match self.kind {
+            Kind::AllReduce | Kind::Reduce | Kind::SendRecv => self.shares[0],
+            Kind::AllGather | Kind::AllGatherV | Kind::Gather => self.shares[self.rank],
+            Kind::Broadcast if is_root => self.shares[0],
+            Kind::Broadcast => 0,
+            Kind::Scatter if !is_root => 0,
+            _ => self.elements(),
+        }
+    }
+
+    /// Elements that this rank writes.
+    pub fn output_len(&self) -> usize {
+        self.parts().iter().map(|part| part.length).sum()
+    }
+
+    /// In place: where its input and its output start in one buffer. `None` if there is no such form.
+    pub fn in_place(&self) -> Option<(usize, usize)> {
+        match self.kind {
+            Kind::AllReduce | Kind::Broadcast | Kind::Reduce => Some((0, 0)),
+            Kind::AllGather | Kind::AllGatherV | Kind::Gather => Some((self.before(self.rank), 0)),
+            Kind::ReduceScatter | Kind::ReduceScatterV | Kind::Scatter => Some((0, self.before(self.rank))),
+            Kind::AllToAll | Kind::AllToAllV | Kind::SendRecv => None,
+        }
+    }
+
+    /// What belongs in this rank's output, from its start.
+    pub fn parts(&self) -> Vec<Part> {
+        let is_root = self.rank == self.root;
+        let reduced = |first, length| Part { length, source: Source::Reduced { first } };
+        let copied = |rank, first, length| Part { length, source: Source::Copied { rank, first } };
+        match self.kind {
+            Kind::AllReduce => vec![reduced(0, self.shares[0])],
+            Kind::ReduceScatter | Kind::ReduceScatterV => {
+                vec![reduced(self.before(self.rank), self.shares[self.rank])]
+            }
+            Kind::Reduce if is_root => vec![reduced(0, self.shares[0])],
+            Kind::Broadcast => vec![copied(self.root, 0, self.shares[0])],
+            Kind::AllGather | Kind::AllGatherV => self.gathered(),
+            Kind::Gather if is_root => self.gathered(),
+            Kind::Reduce | Kind::Gather => Vec::new(),
+            Kind::Scatter => vec![copied(self.root, self.before(self.rank), self.shares[self.rank])],
+            Kind::AllToAll | Kind::AllToAllV => {
+                let n = self.world_size();
+                // What a rank sends goes to the ranks in their order.
+                let first = |from: usize| (0..self.rank).map(|to| self.shares[(to + n - from) % n]).sum();
+                (0..n).map(|from| copied(from, first(from), self.receives[from])).collect()
+            }
+            Kind::SendRecv => vec![copied(self.left(), 0, self.shares[0])],
+        }
+    }
+
+    /// Makes the call: from the beginning of `input` to that of `output`.
+    pub fn run<T: Number>(
+        &self,
+        communicator: &Communicator<Host>,
+        input: &[T],
+        output: &mut [T],
+    ) -> Result<()> {
+        let (input, output) = (&input[..self.input_len()], &mut output[..self.output_len()]);
+        match self.kind {
+            Kind::AllReduce => communicator.all_reduce(input, output, self.op),
+            Kind::SendRecv => communicator.send_recv(input, self.right(), output, self.left(), 0),
+            // SAFETY: the slices are as long as what the collective reads and writes, and borrowed for the call.
+            _ => unsafe { self.run_raw(communicator, input.as_ptr(), output.as_mut_ptr()) },
+        }
+    }
+
+    /// Makes the call in place. All of it without a form in place is nothing.
+    pub fn run_in_place<T: Number>(&self, communicator: &Communicator<Host>, data: &mut [T]) -> Result<()> {
+        let data = &mut data[..self.elements()];
+        let Some((from, to)) = self.in_place() else {
+            return Ok(());
+        };
+        let base = data.as_mut_ptr();
+        // SAFETY: input and output are within the elements of the slice, which is borrowed for the call, and where they overlap
+        // they do so as this collective permits.
+        unsafe { self.run_raw(communicator, base.add(from), base.add(to)) }
+    }
+
+    /// # Safety
+    ///
+    /// That of [`Communicator::collective_raw`], for this rank's lengths.
+    unsafe fn run_raw<T: Number>(
+        &self,
+        communicator: &Communicator<Host>,
+        input: *const T,
+        output: *mut T,
+    ) -> Result<()> {
+        let (op, root) = (self.op, self.root);
+        let collective = match self.kind {
+            Kind::AllReduce | Kind::SendRecv => Collective::AllReduce(op),
+            Kind::AllGather => Collective::AllGather,
+            Kind::AllGatherV => Collective::AllGatherV(&self.shares),
+            Kind::ReduceScatter => Collective::ReduceScatter(op),
+            Kind::ReduceScatterV => Collective::ReduceScatterV(op, &self.shares),
+            Kind::Broadcast => Collective::Broadcast { root },
+            Kind::Reduce => Collective::Reduce { op, root },
+            Kind::Gather => Collective::Gather { root },
+            Kind::Scatter => Collective::Scatter { root },
+            Kind::AllToAll => Collective::AllToAll,
+            Kind::AllToAllV => Collective::AllToAllV { send: &self.sends, receive: &self.receives },
+        };
+        // SAFETY: the caller's.
+        unsafe {
+            communicator.collective_raw(collective, input.cast(), output.cast(), self.shares[0], T::DTYPE)
+        }
+    }
+
+    /// Elements of the shares before a rank's.
+    pub fn before(&self, rank: usize) -> usize {
+        self.shares[..rank].iter().sum()
+    }
+
+    fn gathered(&self) -> Vec<Part> {
+        let shares = self.shares.iter().enumerate();
+        shares.map(|(rank, &length)| Part { length, source: Source::Copied { rank, first: 0 } }).collect()
+    }
+
+    pub fn right(&self) -> usize {
+        (self.rank + 1) % self.world_size()
+    }
+
+    pub fn left(&self) -> usize {
+        (self.rank + self.world_size() - 1) % self.world_size()
+    }
+}
+
+/// At most `elements` in shares of which each has one element more than the one before, as far as they go.
+fn uneven(elements: usize, world_size: usize) -> Vec<usize> {
+    let steps = world_size * (world_size - 1) / 2;
+    let least = elements.saturating_sub(steps) / world_size;
+    let mut left = elements;
+    let share = |index: usize| {
+        let share = (least + index).min(left);
+        left -= share;
+        share
+    };
+    (0..world_size).map(share).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SUM: ReduceOp = ReduceOp::Sum;
+
+    #[test]
+    fn uneven_shares_grow_and_fit() {
+        assert_eq!(uneven(100, 4), [23, 24, 25, 26]);
+        assert_eq!(uneven(6, 4), [0, 1, 2, 3]);
+        assert_eq!(uneven(2, 4), [0, 1, 1, 0]);
+        assert_eq!(uneven(7, 1), [7]);
+        for elements in 0..200 {
+            assert!((1..=16).all(|ranks| uneven(elements, ranks).iter().sum::<usize>() <= elements));
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_larger_buffer_and_counts_of_a_share() {
+        for kind in Kind::ALL {
+            let work = Work::new(kind, SUM, 1, 103, 2, 4);
+            let expected = match kind {
+                _ if kind.is_whole() => (103, 103),
+                _ if kind.is_uneven() => (102, 25),
+                _ => (100, 25),
+            };
+            assert_eq!((work.elements(), work.count()), expected, "{}", kind.name());
+            assert!(work.input_len() <= work.elements() && work.output_len() <= work.elements());
+            for (start, length) in work
+                .in_place()
+                .into_iter()
+                .flat_map(|(from, to)| [(from, work.input_len()), (to, work.output_len())])
+            {
+                assert!(length == 0 || start + length <= work.elements(), "{}", kind.name());
+            }
+        }
+    }
+
+    #[test]
+    fn what_all_ranks_send_is_what_all_receive() {
+        for kind in [Kind::AllToAll, Kind::AllToAllV, Kind::AllGatherV, Kind::Scatter] {
+            let works: Vec<_> = (0..5).map(|rank| Work::new(kind, SUM, 3, 77, rank, 5)).collect();
+            for (rank, work) in works.iter().enumerate() {
+                for part in work.parts() {
+                    let Source::Copied { rank: from, first } = part.source else {
+                        panic!("{kind:?} reduces");
+                    };
+                    assert!(first + part.length <= works[from].input_len(), "{kind:?} of {rank}");
+                    if kind == Kind::AllToAllV {
+                        assert_eq!(works[from].sends[rank], part.length);
+                        assert_eq!(first, works[from].sends[..rank].iter().sum::<usize>());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn only_a_root_has_what_is_reduced_or_gathered() {
+        for kind in [Kind::Reduce, Kind::Gather] {
+            assert_eq!(Work::new(kind, SUM, 1, 12, 0, 3).output_len(), 0);
+            assert_eq!(Work::new(kind, SUM, 1, 12, 1, 3).output_len(), 12);
+        }
+        for kind in [Kind::Broadcast, Kind::Scatter] {
+            assert_eq!(Work::new(kind, SUM, 1, 12, 0, 3).input_len(), 0);
+            assert_eq!(Work::new(kind, SUM, 1, 12, 1, 3).input_len(), 12);
+        }
+    }
+}

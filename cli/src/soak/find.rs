@@ -1,0 +1,106 @@
+//! What came of one call: by which algorithm, and what is wrong with it.
+
+use std::fmt;
+use std::ops::Range;
+
+use fast_allreduce::{Algorithm, Communicator, DType, Host};
+
+use crate::bench::check::{judge, Promise};
+use crate::bench::inputs::Inputs;
+use crate::bench::kind::Kind;
+use crate::bench::reference::Number;
+use crate::bench::work::Work;
+
+/// What made the call.
+pub struct Made {
+    pub kind: Kind,
+    /// Of an allreduce.
+    pub algorithm: Option<Algorithm>,
+}
+
+impl Made {
+    pub fn of(communicator: &Communicator<Host>, work: &Work, dtype: DType) -> Self {
+        let is_all_reduce = work.kind == Kind::AllReduce;
+        let algorithm = is_all_reduce.then(|| communicator.plan(work.count(), dtype).algorithm);
+        Self { kind: work.kind, algorithm }
+    }
+
+    /// What its results are held to.
+    pub fn promise(&self) -> Promise {
+        match self.algorithm {
+            Some(algorithm) if !algorithm.is_direct() => Promise::AnyOrder,
+            _ => Promise::SameBits,
+        }
+    }
+}
+
+impl fmt::Display for Made {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.algorithm.map_or(self.kind.name(), Algorithm::name))
+    }
+}
+
+/// What an output is held to.
+pub struct Judge<'a> {
+    pub inputs: &'a Inputs,
+    pub work: &'a Work,
+    pub promise: Promise,
+}
+
+/// What is wrong with a result.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Found {
+    wrong: u64,
+    first: usize,
+    count: usize,
+    overwritten: u64,
+    changed: u64,
+}
+
+impl Judge<'_> {
+    /// What is wrong with this output, beside which so many bytes are overwritten, and of whose call so many elements of the input
+    /// have changed.
+    pub fn find<T: Number>(&self, elements: &[T], overwritten: u64, changed: u64) -> Option<Found> {
+        let count_wrong = |elements: &[T]| judge(self.inputs, self.work, elements, self.promise).wrong;
+        let wrong = count_wrong(elements);
+        if (wrong, overwritten, changed) == (0, 0, 0) {
+            return None;
+        }
+        // Elements before the first wrong one are right.
+        let (mut right, mut end) = (0, elements.len());
+        while right < end {
+            let middle = right + (end - right) / 2;
+            match count_wrong(&elements[..=middle]) {
+                0 => right = middle + 1,
+                _ => end = middle,
+            }
+        }
+        Some(Found { wrong, first: right, count: elements.len(), overwritten, changed })
+    }
+}
+
+/// Some of the elements. None are nowhere.
+pub fn part<'a, T>(elements: &'a mut [T], range: &Range<usize>) -> &'a mut [T] {
+    match range.is_empty() {
+        true => &mut [],
+        false => &mut elements[range.clone()],
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { wrong, first, count, overwritten, changed } = self;
+        if *wrong > 0 {
+            write!(f, "{wrong} of {count} elements are wrong, the first is number {first}")?;
+        } else {
+            write!(f, "all {count} elements are right")?;
+        }
+        if *overwritten > 0 {
+            write!(f, "; {overwritten} bytes beside the output were written")?;
+        }
+        if *changed > 0 {
+            write!(f, "; {changed} elements of or bytes beside the input have changed")?;
+        }
+        Ok(())
+    }
+}

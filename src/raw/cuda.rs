@@ -1,0 +1,105 @@
+//! A stream of the communicator's own on a GPU, and the driver's events.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUevent_wait_flags, CUstream};
+use cudarc::driver::{result, CudaStream};
+
+use super::events::Events;
+use super::stream::{Queue, Queued};
+use crate::collective::Collective;
+use crate::communicator::{Communicator, Transfer};
+use crate::device::cuda::driver::driver;
+use crate::device::cuda::Cuda;
+use crate::dtype::DType;
+use crate::error::Result;
+
+static EVENTS: Events = Events::new();
+
+/// A stream that does not wait for the default stream, nor that for it.
+pub struct OwnStream {
+    stream: Arc<CudaStream>,
+}
+
+impl OwnStream {
+    /// A stream by its number; without one, this.
+    fn stream(&self, stream: Option<u64>) -> CUstream {
+        stream.map_or(self.stream.cu_stream(), |stream| stream as CUstream)
+    }
+
+    fn bind(&self) -> Result<()> {
+        self.stream.context().bind_to_thread().map_err(driver("cuCtxSetCurrent"))
+    }
+}
+
+impl Queued for Cuda {
+    type Queue = OwnStream;
+}
+
+impl Queue<Cuda> for OwnStream {
+    fn of(communicator: &Communicator<Cuda>) -> Result<Self> {
+        let stream = communicator.device().context().new_stream().map_err(driver("cuStreamCreate"))?;
+        Ok(Self { stream })
+    }
+
+    unsafe fn collective(
+        &self,
+        communicator: &Communicator<Cuda>,
+        collective: Collective<'_>,
+        [input, output]: [u64; 2],
+        count: usize,
+        dtype: DType,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe {
+            communicator.collective_raw(self.stream.cu_stream(), collective, input, output, count, dtype)
+        }
+    }
+
+    unsafe fn transfer(&self, communicator: &Communicator<Cuda>, transfers: &[Transfer]) -> Result<()> {
+        // SAFETY: as in `collective`.
+        unsafe { communicator.transfer_raw(self.stream.cu_stream(), transfers) }
+    }
+
+    fn finish(&self, communicator: &Communicator<Cuda>) -> Result<()> {
+        communicator.synchronize(&self.stream)
+    }
+
+    fn barrier(&self, communicator: &Communicator<Cuda>) -> Result<()> {
+        communicator.barrier()
+    }
+
+    fn create_event(&self) -> Result<u64> {
+        self.bind()?;
+        let event =
+            result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(driver("cuEventCreate"))?;
+        EVENTS.add(event as u64);
+        Ok(event as u64)
+    }
+
+    fn destroy_event(&self, event: u64) -> Result<()> {
+        self.bind()?;
+        EVENTS.remove(event)?;
+        // SAFETY: an event that `create_event` made, and that nobody has destroyed: it was on the list.
+        unsafe { result::event::destroy(event as CUevent) }.map_err(driver("cuEventDestroy"))
+    }
+
+    unsafe fn record(&self, event: u64, stream: Option<u64>) -> Result<()> {
+        self.bind()?;
+        EVENTS.with(event, || {
+            // SAFETY: the event is live, as it is on the list; the stream is this, or the caller's word.
+            unsafe { result::event::record(event as CUevent, self.stream(stream)) }
+                .map_err(driver("cuEventRecord"))
+        })
+    }
+
+    unsafe fn wait(&self, stream: Option<u64>, event: u64) -> Result<()> {
+        self.bind()?;
+        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        EVENTS.with(event, || {
+            // SAFETY: as in `record`.
+            unsafe { result::stream::wait_event(self.stream(stream), event as CUevent, flags) }
+                .map_err(driver("cuStreamWaitEvent"))
+        })
+    }
+}

@@ -1,0 +1,177 @@
+//! One rank's part of symmetric memory on the host: accessed element by element, atomically.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicU8, Ordering};
+
+use super::SymmetricMemory;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+
+/// A rank's part of [`SymmetricMemory`], in this process or another.
+///
+/// Safe accesses are relaxed atomics of one element each, so that a rank that writes meanwhile is no undefined behaviour; they order
+/// nothing. After a [`barrier`](crate::Communicator::barrier) a rank reads what was written before it.
+#[derive(Clone, Copy)]
+pub struct SymmetricView<'a, T: Element> {
+    memory: &'a SymmetricMemory<T>,
+    rank: usize,
+    /// Of the mapping in this process.
+    address: u64,
+}
+
+impl<T: Element> SymmetricMemory<T> {
+    /// A rank's part: this rank's own, or a peer's.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::RankOutOfRange`].
+    pub fn view(&self, rank: usize) -> Result<SymmetricView<'_, T>> {
+        let world_size = self.endpoint.closing.bootstrap.world_size();
+        let address = self.peer_address(rank).ok_or(Error::RankOutOfRange { rank, world_size })?;
+        Ok(SymmetricView { memory: self, rank, address })
+    }
+}
+
+impl<'a, T: Element> SymmetricView<'a, T> {
+    /// The rank whose memory it is.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+
+    /// The first element, aligned, for unsafe code that orders its accesses with the other ranks. Valid as long as the memory.
+    pub fn as_ptr(&self) -> *mut T {
+        self.address as *mut T
+    }
+
+    /// The elements as a slice.
+    ///
+    /// # Safety
+    ///
+    /// As long as the slice is used no rank writes to this part.
+    pub unsafe fn as_slice(&self) -> &'a [T] {
+        // SAFETY: the mapping holds that many elements and is borrowed for 'a; any bits are a value of T; the caller's word that
+        // nobody writes.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
+    }
+
+    /// Reads an element: a relaxed atomic load.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] for an index beyond the end.
+    pub fn load(&self, index: usize) -> Result<T> {
+        self.element(index).map(load)
+    }
+
+    /// Writes an element: a relaxed atomic store.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] for an index beyond the end.
+    pub fn store(&self, index: usize, value: T) -> Result<()> {
+        self.element(index).map(|element| store(element, value))
+    }
+
+    /// Reads all elements into `values`, each as [`SymmetricView::load`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`].
+    pub fn copy_to(&self, values: &mut [T]) -> Result<()> {
+        if values.len() != self.len() {
+            return Err(Error::LengthMismatch { input: self.len(), output: values.len() });
+        }
+        values.iter_mut().zip(self.elements()).for_each(|(value, element)| *value = load(element));
+        Ok(())
+    }
+
+    /// Writes all elements from `values`, each as [`SymmetricView::store`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`].
+    pub fn copy_from(&self, values: &[T]) -> Result<()> {
+        if values.len() != self.len() {
+            return Err(Error::LengthMismatch { input: values.len(), output: self.len() });
+        }
+        values.iter().zip(self.elements()).for_each(|(&value, element)| store(element, value));
+        Ok(())
+    }
+
+    fn elements(&self) -> impl Iterator<Item = Shared<'a, T>> + '_ {
+        (0..self.len()).map(|index| self.at(index))
+    }
+
+    fn element(&self, index: usize) -> Result<Shared<'a, T>> {
+        if index >= self.len() {
+            let value = format!("{index} of {} elements", self.len());
+            return Err(Error::InvalidSetting { name: "index", value, expected: "one below the length" });
+        }
+        Ok(self.at(index))
+    }
+
+    /// The element at an index below the length.
+    fn at(&self, index: usize) -> Shared<'a, T> {
+        debug_assert!(index < self.len());
+        Shared { address: self.as_ptr().wrapping_add(index), memory: std::marker::PhantomData }
+    }
+}
+
+/// An element that lies in a mapping which lives for 'a, and which safe code accesses atomically.
+struct Shared<'a, T> {
+    address: *mut T,
+    memory: std::marker::PhantomData<&'a T>,
+}
+
+/// Calls an atomic operation on an element's bits, in the integer of its size.
+macro_rules! on_bits {
+    ($shared:expr, $T:ty, |$atomic:ident: $bits:ident| $operation:expr) => {{
+        let address = $shared.address;
+        match size_of::<$T>() {
+            1 => on_bits!(@ AtomicU8, u8, address, $atomic, $bits, $operation),
+            2 => on_bits!(@ AtomicU16, u16, address, $atomic, $bits, $operation),
+            4 => on_bits!(@ AtomicU32, u32, address, $atomic, $bits, $operation),
+            _ => on_bits!(@ AtomicU64, u64, address, $atomic, $bits, $operation),
+        }
+    }};
+    (@ $Atomic:ty, $integer:ty, $address:ident, $atomic:ident, $bits:ident, $operation:expr) => {{
+        type $bits = $integer;
+        // SAFETY: the element lies in a live mapping and is aligned to its size, which is that of the integer. All accesses
+        // by safe code are atomic and of this size; unsafe code vouches for its own.
+        let $atomic = unsafe { <$Atomic>::from_ptr($address.cast()) };
+        $operation
+    }};
+}
+
+fn load<T: Element>(element: Shared<'_, T>) -> T {
+    on_bits!(element, T, |atomic: Bits| {
+        let bits: Bits = atomic.load(Ordering::Relaxed);
+        // SAFETY: the integer has the size of T, and any bits are a value of T.
+        unsafe { std::mem::transmute_copy(&bits) }
+    })
+}
+
+fn store<T: Element>(element: Shared<'_, T>, value: T) {
+    on_bits!(element, T, |atomic: Bits| {
+        // SAFETY: T has the size of the integer, is initialised throughout, and any bits are an integer.
+        let bits: Bits = unsafe { std::mem::transmute_copy(&value) };
+        atomic.store(bits, Ordering::Relaxed);
+    });
+}
+
+impl<T: Element> fmt::Debug for SymmetricView<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rank, count) = (self.rank, self.len());
+        f.debug_struct("SymmetricView").field("rank", &rank).field("count", &count).finish_non_exhaustive()
+    }
+}

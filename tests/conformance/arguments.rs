@@ -1,0 +1,223 @@
+//! Wrong arguments of every collective and of messages: refused with what is wrong, before anything is sent. Nobody else calls.
+
+use fast_allreduce::{Collective, Communicator, DType, Direction, Error, Host, ReduceOp, Result, Transfer};
+
+use crate::host::Build as _;
+use crate::suite::launch::threads;
+use crate::suite::script::Setup;
+
+const OP: ReduceOp = ReduceOp::Sum;
+
+/// Runs `body` on each rank of three; then they work together as if nothing had been.
+fn alone(body: impl Fn(&Communicator<Host>) + Sync) {
+    threads(3, |rank| {
+        let communicator = Setup::default().build(&rank);
+        body(&communicator);
+        let mut gathered = [0; 3];
+        communicator.all_gather(&[rank.rank() as u32], &mut gathered).unwrap();
+        assert_eq!(gathered, [0, 1, 2]);
+    });
+}
+
+fn mismatch(result: Result<()>, input: usize, output: usize) {
+    assert_eq!(result, Err(Error::LengthMismatch { input, output }));
+}
+
+#[test]
+fn lengths() {
+    alone(|c| {
+        let data = [1f32; 12];
+        let out = |length: usize| vec![0f32; length];
+        mismatch(c.all_gather(&data[..3], &mut out(8)), 9, 8);
+        mismatch(c.all_gather_v(&data[..3], &mut out(9), &[2, 2, 2]), 2, 3);
+        mismatch(c.all_gather_v(&data[..2], &mut out(7), &[2, 2, 2]), 6, 7);
+        mismatch(c.reduce_scatter(&data[..5], &mut out(2), OP), 6, 5);
+        mismatch(c.reduce_scatter_v(&data[..7], &mut out(2), &[2, 2, 2], OP), 6, 7);
+        mismatch(c.reduce_scatter_v(&data[..6], &mut out(1), &[2, 2, 2], OP), 2, 1);
+        mismatch(c.reduce(&data[..4], &mut out(5), OP, c.rank()), 4, 5);
+        mismatch(c.gather(&data[..4], &mut out(11), c.rank()), 12, 11);
+        mismatch(c.scatter(&data[..5], &mut out(2), c.rank()), 6, 5);
+        mismatch(c.all_to_all(&data[..7], &mut out(7)), 6, 7);
+        mismatch(c.all_to_all(&data[..6], &mut out(9)), 6, 9);
+        mismatch(c.all_to_all_v(&data[..5], &[2, 2, 2], &mut out(6), &[2, 2, 2]), 6, 5);
+        mismatch(c.all_to_all_v(&data[..6], &[2, 2, 2], &mut out(5), &[2, 2, 2]), 6, 5);
+        // What it sends to itself is what it receives from itself.
+        let mut received = [1; 3];
+        received[c.rank()] = 3;
+        mismatch(c.all_to_all_v(&data[..6], &[2, 2, 2], &mut out(5), &received), 2, 3);
+    });
+}
+
+#[test]
+fn counts_by_rank() {
+    alone(|c| {
+        for counts in [&[][..], &[1, 1], &[1, 1, 1, 1]] {
+            let results = [
+                c.all_gather_v(&[1u8], &mut [0; 3], counts),
+                c.reduce_scatter_v(&[1u8; 3], &mut [0], counts, OP),
+                c.all_to_all_v(&[1u8; 3], counts, &mut [0; 3], &[1, 1, 1]),
+                c.all_to_all_v(&[1u8; 3], &[1, 1, 1], &mut [0; 3], counts),
+            ];
+            for result in results {
+                assert!(matches!(result, Err(Error::InvalidSetting { name: "counts", .. })), "{result:?}");
+            }
+        }
+        let huge = [usize::MAX / 2, usize::MAX / 2, 3];
+        let result = c.reduce_scatter_v(&[1u64; 3], &mut [0], &huge, OP);
+        assert!(matches!(result, Err(Error::InvalidSetting { name: "count", .. })), "{result:?}");
+    });
+}
+
+#[test]
+fn ranks_that_are_none() {
+    alone(|c| {
+        for rank in [3, 16, usize::MAX] {
+            let no_rank = Err(Error::RankOutOfRange { rank, world_size: 3 });
+            assert_eq!(c.broadcast(&mut [1u8; 4], rank), no_rank);
+            assert_eq!(c.reduce(&[1u8; 4], &mut [0; 4], OP, rank), no_rank);
+            assert_eq!(c.gather(&[1u8; 4], &mut [0; 12], rank), no_rank);
+            assert_eq!(c.scatter(&[1u8; 12], &mut [0; 4], rank), no_rank);
+            assert_eq!(c.send(&[1u8; 4], rank, 0), no_rank);
+            assert_eq!(c.recv(&mut [1u8; 4], rank, 0), no_rank);
+            assert_eq!(c.send_recv(&[1u8; 4], rank, &mut [0; 4], 0, 0), no_rank);
+            assert_eq!(c.send_recv(&[1u8; 4], 0, &mut [0; 4], rank, 0), no_rank);
+            let bad = c.group(|group| {
+                group.send(&[1u8], 0, 0).send(&[2u8], rank, 0);
+                Ok(())
+            });
+            assert_eq!(bad, no_rank);
+        }
+    });
+}
+
+/// Shares of 10 elements of 4 bytes in memory that both buffers are in: which starts an in-place form has, and near misses.
+#[test]
+fn overlaps() {
+    alone(|c| {
+        let (rank, count) = (c.rank(), 10);
+        let mut memory = vec![0u32; 200];
+        let base = memory.as_mut_ptr();
+        let call = |collective: Collective<'_>, input: usize, output: usize| {
+            let (input, output) = (base.wrapping_add(input).cast(), base.wrapping_add(output).cast());
+            // SAFETY: refused, as the buffers overlap.
+            unsafe { c.collective_raw(collective, input, output, count, DType::U32) }
+        };
+        let counts = [10, 0, 20];
+        let (before, root) = (rank * count, rank);
+        let before_v = [0, 10, 10][rank];
+        let of_v = [10, 0, 20][rank];
+        let cases = [
+            (Collective::AllReduce(OP), 0, 0, true),
+            (Collective::Broadcast { root }, 0, 0, true),
+            (Collective::Reduce { op: OP, root }, 0, 0, true),
+            (Collective::AllGather, before, 0, true),
+            (Collective::Gather { root }, before, 0, true),
+            (Collective::AllGatherV(&counts), before_v, 0, of_v > 0),
+            (Collective::ReduceScatter(OP), 0, before, true),
+            (Collective::Scatter { root }, 0, before, true),
+            (Collective::ReduceScatterV(OP, &counts), 0, before_v, of_v > 0),
+            (Collective::AllToAll, 0, 0, true),
+            (Collective::AllToAllV { send: &[5, 6, 7], receive: &[5, 6, 7] }, 2, 0, true),
+        ];
+        for (collective, input, output, has_elements) in cases {
+            let (input, output) = (input + 20, output + 20);
+            for (input, output) in
+                [(input + 1, output), (input, output + 1)].into_iter().filter(|_| has_elements)
+            {
+                let result = call(collective, input, output);
+                assert!(matches!(result, Err(Error::Overlap { .. })), "{collective:?}: {result:?}");
+            }
+        }
+        // No form of it is in place.
+        let all_to_all = call(Collective::AllToAll, 0, 0);
+        assert!(matches!(all_to_all, Err(Error::Overlap { .. })), "{all_to_all:?}");
+    });
+}
+
+#[test]
+fn messages() {
+    alone(|c| {
+        let next = (c.rank() + 1) % 3;
+        let mut memory = [0u64; 40];
+        let address = memory.as_mut_ptr() as u64;
+        let item = |direction, first: u64, count| {
+            let address = address + first;
+            Transfer { direction, peer: next, address, count, dtype: DType::U64, tag: 0 }
+        };
+        // SAFETY: refused, or of nothing.
+        let raw = |items: &[Transfer]| unsafe { c.transfer_raw(items) };
+        use Direction::{Recv, Send};
+        for pair in [
+            [item(Send, 0, 10), item(Recv, 72, 10)],
+            [item(Recv, 0, 10), item(Send, 72, 10)],
+            [item(Recv, 0, 10), item(Recv, 8, 1)],
+        ] {
+            assert!(matches!(raw(&pair), Err(Error::Overlap { .. })), "{pair:?}");
+        }
+        let misaligned = raw(&[item(Send, 4, 1)]);
+        assert!(matches!(misaligned, Err(Error::InvalidPointer { which: "send", .. })), "{misaligned:?}");
+        let null = raw(&[Transfer { address: 0, ..item(Recv, 0, 1) }]);
+        assert!(matches!(null, Err(Error::InvalidPointer { which: "receive", .. })), "{null:?}");
+        let huge = raw(&[item(Send, 0, usize::MAX)]);
+        assert!(matches!(huge, Err(Error::InvalidSetting { name: "count", .. })), "{huge:?}");
+
+        let many: Vec<_> = (0..65).map(|_| item(Send, 0, 1)).collect();
+        let refused = raw(&many);
+        let too_many = |result: &Result<()>| {
+            matches!(result, Err(Error::InvalidSetting { name: "messages of a group", .. }))
+        };
+        assert!(too_many(&refused), "{refused:?}");
+
+        // To itself: alone, with another tag, of another length.
+        let own = c.rank();
+        let mut data = [0u32; 4];
+        let lonely = [
+            c.send(&[1u32], own, 0),
+            c.recv(&mut data[..1], own, 0),
+            c.group(|group| {
+                group.send(&[1u32; 2], own, 1).recv(&mut data[..2], own, 2);
+                Ok(())
+            }),
+        ];
+        let [mut first, mut second] = [[0u32; 2], [0; 2]];
+        let shorter = c.group(|group| {
+            group.send(&[1u32; 2], own, 1).recv(&mut first[..1], own, 1).recv(&mut second, own, 1);
+            Ok(())
+        });
+        for result in lonely.into_iter().chain([shorter]) {
+            let Err(Error::Disagreement { what, rank, own_rank, .. }) = &result else { panic!("{result:?}") };
+            assert_eq!((*what, *rank, *own_rank), ("the messages of a rank to itself", own, own));
+        }
+        // What the caller returns, and a group of nothing, of which nobody else hears.
+        let given_up = c.group(|group| {
+            group.send(&[1u8], next, 0);
+            Err::<(), _>(Error::Aborted)
+        });
+        assert_eq!(given_up, Err(Error::Aborted));
+        assert_eq!(c.group(|_| Ok(7)), Ok(7));
+        assert_eq!(raw(&[]), Ok(()));
+    });
+}
+
+/// The most that a group takes, to one rank and to all.
+#[test]
+fn sixty_four_messages() {
+    threads(3, |rank| {
+        let communicator = Setup { workers: 2, ..Setup::default() }.build(&rank);
+        let (own, next, last) = (rank.rank(), (rank.rank() + 1) % 3, (rank.rank() + 2) % 3);
+        let data: Vec<u32> = (0..32).map(|at| 100 * own as u32 + at).collect();
+        let mut received = vec![0u32; 32];
+        communicator
+            .group(|group| {
+                for (chunk, tag) in data.chunks(1).zip(0..) {
+                    group.send(chunk, next, tag);
+                }
+                for (chunk, tag) in received.chunks_mut(1).zip(0..32).rev() {
+                    group.recv(chunk, last, tag);
+                }
+                Ok(())
+            })
+            .unwrap();
+        assert!(received.iter().zip(0..).all(|(&is, at)| is == 100 * last as u32 + at), "{received:?}");
+    });
+}

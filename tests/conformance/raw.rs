@@ -1,0 +1,206 @@
+//! Communicators as trait objects on the host; between threads and between processes.
+
+use fast_allreduce::{Collective, DType, Error, RawCommunicator, ReduceOp, StreamCommunicator};
+
+use crate::host::Build as _;
+use crate::suite::launch::{threads, InThreads, Launch, LocalProcesses, Rank};
+use crate::suite::script::Setup;
+
+fn open(rank: &Rank) -> Box<dyn RawCommunicator> {
+    Box::new(StreamCommunicator::new(Setup::default().build(rank)).unwrap())
+}
+
+fn address<T>(memory: &mut [T]) -> u64 {
+    memory.as_mut_ptr() as u64
+}
+
+// SAFETY of the blocks below: the memory is this rank's alone, large enough, and left alone until sync has returned.
+
+fn collectives(communicator: &dyn RawCommunicator) {
+    let (rank, world) = (communicator.rank(), communicator.world_size());
+    let sum = (0..world).sum::<usize>() as i32;
+    let mut data = vec![rank as i32; 5000];
+    // SAFETY: as above.
+    unsafe { communicator.all_reduce(address(&mut data), 5000, DType::I32, ReduceOp::Sum) }.unwrap();
+    communicator.sync().unwrap();
+    assert_eq!(data, vec![sum; 5000]);
+
+    for root in 0..world {
+        let mut data = [rank as f64 + 0.25; 33];
+        // SAFETY: as above.
+        unsafe { communicator.broadcast(address(&mut data), 33, DType::F64, root) }.unwrap();
+        communicator.sync().unwrap();
+        assert_eq!(data, [root as f64 + 0.25; 33]);
+    }
+
+    let (mut own, mut all) = ([rank as u8 + 1; 7], vec![0u8; 7 * world]);
+    // SAFETY: as above.
+    unsafe { communicator.all_gather(address(&mut own), address(&mut all), 7, DType::U8) }.unwrap();
+    communicator.sync().unwrap();
+    assert_eq!(all, Vec::from_iter((0..7 * world).map(|index| (index / 7) as u8 + 1)));
+
+    let mut input = Vec::from_iter((0..9 * world).map(|index| (index + rank) as i32));
+    let mut output = [0; 9];
+    // SAFETY: as above.
+    unsafe {
+        let (input, output) = (address(&mut input), address(&mut output));
+        communicator.reduce_scatter(input, output, 9, DType::I32, ReduceOp::Sum)
+    }
+    .unwrap();
+    communicator.sync().unwrap();
+    let expected = |index: usize| (world * (9 * rank + index)) as i32 + sum;
+    assert_eq!(output, std::array::from_fn(expected));
+
+    // One that has no method of its own.
+    let (mut output, mut input) =
+        (vec![0; world], Vec::from_iter((0..world).map(|to| (10 * rank + to) as i64)));
+    // SAFETY: as above.
+    unsafe {
+        let (input, output) = (address(&mut input), address(&mut output));
+        communicator.collective(Collective::AllToAll, input, output, 1, DType::I64)
+    }
+    .unwrap();
+    communicator.barrier().unwrap();
+    assert_eq!(output, Vec::from_iter((0..world).map(|from| (10 * from + rank) as i64)));
+}
+
+/// All send before anyone receives, to all others, and what a transfer brings is there for the collective after it.
+fn transfers(communicator: &dyn RawCommunicator) {
+    let (rank, world) = (communicator.rank(), communicator.world_size());
+    let value = |from: usize, to: usize, tag: usize| (100 * from + 10 * to + tag) as u32;
+    let others = (0..world).filter(|&peer| peer != rank);
+    for count in [1, 3000] {
+        let mut sent: Vec<_> = others
+            .clone()
+            .flat_map(|to| [2, 1].map(|tag| (to, tag, vec![value(rank, to, tag); count * tag])))
+            .collect();
+        let mut received: Vec<_> =
+            others.clone().flat_map(|from| [1, 2].map(|tag| (from, tag, vec![0u32; count * tag]))).collect();
+        // SAFETY: as above.
+        unsafe {
+            for (to, tag, data) in &mut sent {
+                communicator.send(address(data), data.len(), DType::U32, *to, *tag as u32).unwrap();
+            }
+            for (from, tag, data) in &mut received {
+                communicator.recv(address(data), data.len(), DType::U32, *from, *tag as u32).unwrap();
+            }
+        }
+        if let Some((_, _, data)) = received.first_mut().filter(|_| world == 2) {
+            // SAFETY: as above.
+            unsafe { communicator.all_reduce(address(data), data.len(), DType::U32, ReduceOp::Sum) }.unwrap();
+            communicator.sync().unwrap();
+            assert_eq!(*data, vec![value(0, 1, 1) + value(1, 0, 1); count]);
+            continue;
+        }
+        communicator.sync().unwrap();
+        for (from, tag, data) in received {
+            assert_eq!(data, vec![value(from, rank, tag); count * tag], "from {from}, tag {tag}");
+        }
+    }
+}
+
+fn splits(communicator: &dyn RawCommunicator) {
+    let (rank, world) = (communicator.rank(), communicator.world_size());
+    // The last rank is in none; the others are turned round.
+    let color = (rank + 1 < world).then_some(3);
+    let part = communicator.split(color, -(rank as i64)).unwrap();
+    assert_eq!(part.is_some(), rank + 1 < world);
+    if let Some(part) = part {
+        assert_eq!((part.rank(), part.world_size()), (world - 2 - rank, world - 1));
+        collectives(&*part);
+        part.barrier().unwrap();
+    }
+    communicator.barrier().unwrap();
+}
+
+fn everything(rank: &Rank) {
+    let communicator = open(rank);
+    collectives(&*communicator);
+    transfers(&*communicator);
+    splits(&*communicator);
+}
+
+#[test]
+fn between_threads() {
+    [1, 2, 3].into_iter().for_each(|size| InThreads.run(size, &everything));
+}
+
+#[test]
+fn between_processes() {
+    let processes = LocalProcesses::new("raw::between_processes");
+    [2, 3].into_iter().for_each(|size| processes.run(size, &everything));
+}
+
+/// More messages than one launch takes, both ways.
+#[test]
+fn many_messages() {
+    threads(3, |rank| {
+        let communicator = open(&rank);
+        let (own, others) = (rank.rank(), (0..3).filter(|&peer| peer != rank.rank()));
+        let value = |from: usize, to: usize, tag: u32| (1000 * from + 100 * to) as u64 + u64::from(tag);
+        let mut memory: Vec<_> = others
+            .flat_map(|peer| (0..50).rev().map(move |tag| (peer, tag)))
+            .map(|(peer, tag)| (peer, tag, [value(own, peer, tag); 5], [0; 5]))
+            .collect();
+        // SAFETY: as above.
+        unsafe {
+            for (peer, tag, data, _) in &mut memory {
+                communicator.send(address(data), 5, DType::U64, *peer, *tag).unwrap();
+            }
+            for (peer, tag, _, data) in memory.iter_mut().rev() {
+                communicator.recv(address(data), 5, DType::U64, *peer, *tag).unwrap();
+            }
+        }
+        communicator.sync().unwrap();
+        for (peer, tag, _, data) in memory {
+            assert_eq!(data, [value(peer, own, tag); 5], "from {peer}, tag {tag}");
+        }
+    });
+}
+
+/// Any order that is asked for is there; what is no event is an error.
+#[test]
+fn events_of_the_host() {
+    threads(2, |rank| {
+        let (communicator, other) = (open(&rank), open(&rank));
+        let streams = communicator.stream_sync();
+        let event = streams.create_event().unwrap();
+        let (mut own, mut theirs) = ([rank.rank() as u64; 10], [9; 10]);
+        // SAFETY: as above; the event is recorded after them.
+        unsafe {
+            streams.record_on(event, 0).unwrap();
+            streams.wait(event).unwrap();
+            let peer = 1 - rank.rank();
+            communicator.send(address(&mut own), 10, DType::U64, peer, 0).unwrap();
+            communicator.recv(address(&mut theirs), 10, DType::U64, peer, 0).unwrap();
+            streams.record(event).unwrap();
+            streams.make_wait(0, event).unwrap();
+        }
+        assert_eq!(theirs, [1 - rank.rank() as u64; 10], "what was before the record has been carried out");
+        // Of any communicator.
+        other.stream_sync().wait(event).unwrap();
+        other.stream_sync().destroy_event(event).unwrap();
+        for error in [streams.destroy_event(event), streams.record(event), streams.wait(event)] {
+            let error = error.unwrap_err();
+            assert!(matches!(error, Error::InvalidSetting { name: "event", .. }), "{error}");
+        }
+        streams.sync_stream().unwrap();
+    });
+}
+
+/// A peer that is none is refused at once, and a communicator that is dropped carries out nothing that it was not asked to.
+#[test]
+fn transfers_that_do_not_happen() {
+    threads(2, |rank| {
+        let communicator = open(&rank);
+        let mut data = [rank.rank() as u8; 3];
+        // SAFETY: as above; the communicator is dropped before the memory.
+        unsafe {
+            let error = communicator.send(address(&mut data), 3, DType::U8, 2, 0).unwrap_err();
+            assert_eq!(error, Error::RankOutOfRange { rank: 2, world_size: 2 });
+            communicator.recv(address(&mut data), 3, DType::U8, 1 - rank.rank(), 0).unwrap();
+        }
+        drop(communicator);
+        assert_eq!(data, [rank.rank() as u8; 3]);
+    });
+}

@@ -1,0 +1,135 @@
+//! The collectives besides allreduce: every type, small counts, edges, and places in memory.
+
+use fast_allreduce::{DType, ReduceOp};
+
+use super::{ALL_WORLDS, SIZES, SMALL};
+use crate::suite::message::{Collective, Message, Place, Placement};
+use crate::suite::random::{Random, Values};
+use crate::suite::script::{Act, Script, Setup, Step};
+use crate::suite::world::World;
+
+/// Every collective of every type, and by every operation where it reduces, anywhere in memory.
+pub fn every_collective(world: &dyn World) {
+    let thin = world.thin();
+    for size in world.sizes(&ALL_WORLDS) {
+        let random = Random::new(&format!("collectives in a world of {size}"));
+        let setups = [Setup { max_bytes: SMALL, ..Setup::default() }];
+        let script = Script::new(setups, |_| {
+            let mut random = random.fork(size);
+            let mut messages = Vec::new();
+            for (dtype, kind) in
+                DType::ALL.into_iter().flat_map(|dtype| kinds().map(move |kind| (dtype, kind)))
+            {
+                for op in ReduceOp::ALL {
+                    let count = 1 + random.below(400) / dtype.size();
+                    let collective = Collective::other(kind, &mut random, op, count, size);
+                    let reduces = collective.op().is_some();
+                    let values = random.pick(&Values::ALL);
+                    messages.push(Message::of(&mut random, collective, dtype, count, size, values));
+                    if !reduces {
+                        break;
+                    }
+                }
+            }
+            Act::each_on_each(messages, 1, || Placement::randoms(&mut random, size)).thinned(thin, size)
+        });
+        world.play(size, &[script]);
+    }
+}
+
+/// Up to a few packs, in turn with every collective.
+pub fn every_small_count_of_collectives(world: &dyn World) {
+    let thin = world.thin();
+    for size in world.sizes(&[3, 2, 5]) {
+        let random = Random::new(&format!("small counts of collectives in a world of {size}"));
+        let setups = [Setup { max_bytes: SMALL, every_algorithm: true, workers: 2, ..Setup::default() }];
+        let script = Script::new(setups, |_| {
+            let counts = [DType::F16, DType::I64]
+                .into_iter()
+                .flat_map(|dtype| (0..=257).map(move |count| (dtype, count)));
+            let calls = counts.flat_map(|call| kinds().map(move |kind| (call, kind)));
+            of_each(&mut random.fork(size), size, calls).thinned(thin, size)
+        });
+        world.play(size, &[script]);
+    }
+}
+
+/// Shares and messages that pass in pieces, and end, at each edge: a pack, the pieces of a message and of a share, a chunk of a
+/// channel.
+pub fn every_boundary_of_collectives(world: &dyn World) {
+    let thin = world.thin();
+    let regions = [(1 << 20, 3), (SMALL, 1), (10_000, 2)];
+    for size in world.sizes(&[3, 2, 7]) {
+        let random = Random::new(&format!("boundaries of collectives in a world of {size}"));
+        let script = |(max_bytes, workers): (usize, usize)| {
+            let random = &random;
+            Script::new([Setup { max_bytes, workers, ..Setup::default() }], move |plans| {
+                let dtype = SIZES[(size + max_bytes) % 4];
+                let pack = plans.pack_bytes;
+                // Of a launch where all is staged, and where each rank's share is; most of a launch on the host.
+                let (whole, share, launch) =
+                    (max_bytes / pack * pack, max_bytes / size / pack * pack, 256 << 10);
+                // Two slots for each peer in 120 KiB.
+                let chunk = (120 << 10) / (2 * (size - 1)) / 128 * 128;
+                let edges = [pack, whole, share, launch, launch / size, chunk, 2 * chunk, 3 * share];
+                let counts = edges.into_iter().map(|bytes| bytes / dtype.size());
+                let calls = counts.flat_map(|edge| [edge - 1, edge, edge + 1].map(|count| (dtype, count)));
+                let calls = calls.flat_map(|call| kinds().map(move |kind| (call, kind)));
+                let bytes = |kind, count| Collective::most_shares(kind, size) * count * dtype.size();
+                let calls = calls.filter(|((_, count), kind)| bytes(*kind, *count) < 300 << 10);
+                of_each(&mut random.fork(max_bytes), size, calls).thinned(4 * thin, size)
+            })
+        };
+        world.play(size, &regions.map(script));
+    }
+}
+
+/// In place on all ranks, on some and on none; inputs registered on all ranks, on some and on none; at odd offsets.
+pub fn every_placement_of_collectives(world: &dyn World) {
+    const OFFSETS: [usize; 6] = [0, 1, 2, 3, 7, 32];
+    for size in world.sizes(&[2, 3, 5]) {
+        let random = Random::new(&format!("placements of collectives in a world of {size}"));
+        let placement = |number: usize, rank: usize| {
+            let offset = |number: usize| OFFSETS[(number + rank) % OFFSETS.len()];
+            let registered = [false, true, rank % 2 == 0, rank == 0, rank != 0][number % 5];
+            let place = if registered { Place::registered } else { Place::plain };
+            let output = match number % 3 {
+                0 => None,
+                1 => Some(Place::plain(offset(number / 6))),
+                _ => (rank != number % size).then(|| Place::registered(offset(number / 2))),
+            };
+            Placement { input: place(offset(number)), output }
+        };
+        let setups = [Setup { max_bytes: SMALL, ..Setup::default() }];
+        let script = Script::new(setups, |_| {
+            let counts = [1, 37, 1000].into_iter().flat_map(|count| SIZES.map(|dtype| (dtype, count)));
+            let calls = counts.flat_map(|call| kinds().map(move |kind| (call, kind)));
+            let Act { messages, .. } = of_each(&mut random.fork(size), size, calls);
+            // A number for each of the 15 patterns with each message.
+            let pairs =
+                (0..15).flat_map(|pattern| (0..messages.len()).map(move |message| (pattern, message)));
+            let call = |(pattern, message): (usize, usize)| Step::Call {
+                communicator: 0,
+                message,
+                placements: (0..size).map(|rank| placement(pattern + 15 * message, rank)).collect(),
+            };
+            let steps = pairs.map(call).collect();
+            Act { messages, steps }
+        });
+        world.play(size, &[script]);
+    }
+}
+
+fn kinds() -> std::ops::Range<usize> {
+    0..Collective::OTHERS
+}
+
+/// A call of each, anywhere in memory.
+fn of_each(random: &mut Random, size: usize, calls: impl Iterator<Item = ((DType, usize), usize)>) -> Act {
+    let message = |((dtype, count), kind)| {
+        let collective = Collective::other(kind, random, ReduceOp::Sum, count, size);
+        Message::of(random, collective, dtype, count, size, Values::Plain)
+    };
+    let messages = calls.map(message).collect();
+    Act::each_on_each(messages, 1, || Placement::randoms(random, size))
+}

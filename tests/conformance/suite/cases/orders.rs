@@ -1,0 +1,69 @@
+//! The algorithms whose results do not have the bits of the direct ones, against their own order.
+
+use fast_allreduce::{Algorithm, DType};
+
+use super::{types_and_operations, ALL_WORLDS, SIZES, SMALL};
+use crate::suite::message::{Message, Placement};
+use crate::suite::random::{Random, Values};
+use crate::suite::script::{Act, Script, Setup};
+use crate::suite::world::World;
+
+const ORDERED: [Algorithm; 2] = [Algorithm::Ring, Algorithm::HalvingDoubling];
+
+/// Every type and operation with values of all kinds: integers are exact, averages of them too, NaNs and infinities go through.
+pub fn every_order(world: &dyn World) {
+    let kinds = || types_and_operations().flat_map(|kind| Values::ALL.map(|values| (kind, values)));
+    in_order(
+        world,
+        "product",
+        Setup { max_bytes: 64 << 10, workers: 2, ..Setup::default() },
+        |random, size| {
+            let count = |random: &mut Random, dtype: DType| match random.below(4) {
+                // Fewer elements than ranks.
+                0 => 1 + random.below(size),
+                1 => random.below(6000) / dtype.size(),
+                _ => random.below(600) / dtype.size(),
+            };
+            kinds().map(|((dtype, op), values)| (dtype, op, count(random, dtype), values)).collect()
+        },
+    );
+}
+
+/// Pieces of few packs, or a region in which a step of a large ring has no room: then a direct algorithm takes its place.
+pub fn every_order_in_little_room(world: &dyn World) {
+    let setup = Setup { max_bytes: SMALL, ..Setup::default() };
+    in_order(world, "orders in little room", setup, |random, size| {
+        let kinds = types_and_operations().filter(|(dtype, _)| SIZES.contains(dtype));
+        let counts = kinds.flat_map(|(dtype, op)| [0, 1, size - 1, 900].map(|count| (dtype, op, count)));
+        counts.map(|(dtype, op, count)| (dtype, op, count + random.below(3), Values::Plain)).collect()
+    });
+}
+
+type Call = (DType, fast_allreduce::ReduceOp, usize, Values);
+
+fn in_order(
+    world: &dyn World,
+    name: &str,
+    setup: Setup,
+    calls: impl Fn(&mut Random, usize) -> Vec<Call> + Sync,
+) {
+    let thin = world.thin();
+    for size in world.sizes(&ALL_WORLDS) {
+        let random = Random::new(&format!("{name} in a world of {size}"));
+        let (random, calls) = (&random, &calls);
+        let script = |algorithm: Algorithm| {
+            Script::new([Setup { algorithm: Some(algorithm), ..setup }], move |plans| {
+                let mut of_messages = random.fork(size);
+                let calls = calls(&mut of_messages, size);
+                let message = |(dtype, op, count, values)| {
+                    let order = plans.order(0, (dtype, op), count);
+                    Message::in_order(&mut of_messages, (dtype, op), count, size, values, order)
+                };
+                let messages = calls.into_iter().map(message).collect();
+                let mut random = random.fork(100);
+                Act::each_on_each(messages, 1, || Placement::randoms(&mut random, size)).thinned(thin, size)
+            })
+        };
+        world.play(size, &ORDERED.map(script));
+    }
+}

@@ -1,0 +1,193 @@
+//! Which collective, with what each rank tells of it; and where its in-place form has the input and the output.
+
+use fast_allreduce::{Collective as Call, DType, Direction, ReduceOp, Transfer};
+
+use super::random::Random;
+
+/// The most messages of a group: fewer than a call takes, also where a rank has both sides of each.
+const GROUP: usize = 24;
+
+/// A collective as all ranks together see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Collective {
+    AllReduce(ReduceOp),
+    AllGather,
+    AllGatherV(Vec<usize>),
+    ReduceScatter(ReduceOp),
+    ReduceScatterV(ReduceOp, Vec<usize>),
+    Broadcast {
+        root: usize,
+    },
+    Reduce {
+        op: ReduceOp,
+        root: usize,
+    },
+    Gather {
+        root: usize,
+    },
+    Scatter {
+        root: usize,
+    },
+    AllToAll,
+    /// Elements by sender and receiver, and by receiver and sender.
+    AllToAllV {
+        sent: Vec<Vec<usize>>,
+        received: Vec<Vec<usize>>,
+    },
+    Barrier,
+    /// A group of messages: each rank's sends and receives, in its order.
+    Group(Vec<Vec<Item>>),
+}
+
+/// A message as one of its two ranks sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Item {
+    /// Which of the group's messages.
+    pub number: usize,
+    pub direction: Direction,
+    pub peer: usize,
+    pub tag: u32,
+    /// Elements before it in the input or the output.
+    pub first: usize,
+    pub count: usize,
+}
+
+impl Item {
+    /// As a rank with its input and output at these addresses names it.
+    pub fn transfer(&self, input: u64, output: u64, dtype: DType) -> Transfer {
+        let Self { direction, peer, tag, first, count, .. } = *self;
+        let base = if direction == Direction::Send { input } else { output };
+        Transfer { direction, peer, address: base + (first * dtype.size()) as u64, count, dtype, tag }
+    }
+}
+
+impl Collective {
+    /// Kinds of collectives besides allreduce.
+    pub const OTHERS: usize = 12;
+
+    /// The kind with that number, of about `count` elements a share. Each kind with counts has uneven ones, zeros among them.
+    pub fn other(number: usize, random: &mut Random, op: ReduceOp, count: usize, world: usize) -> Self {
+        let root = random.below(world);
+        match number % Self::OTHERS {
+            0 => Self::AllGather,
+            1 => Self::AllGatherV(uneven(random, count, world)),
+            2 => Self::ReduceScatter(op),
+            3 => Self::ReduceScatterV(op, uneven(random, count, world)),
+            4 => Self::Broadcast { root },
+            5 => Self::Reduce { op, root },
+            6 => Self::Gather { root },
+            7 => Self::Scatter { root },
+            8 => Self::AllToAll,
+            9 => {
+                let sent: Vec<_> = (0..world).map(|_| uneven(random, count, world)).collect();
+                let received = (0..world).map(|to| sent.iter().map(|from| from[to]).collect()).collect();
+                Self::AllToAllV { sent, received }
+            }
+            10 => Self::Barrier,
+            _ => group(random, count, world),
+        }
+    }
+
+    /// Times its `count` that a rank may have of such a kind on one side, about.
+    pub fn most_shares(number: usize, world: usize) -> usize {
+        match number % Self::OTHERS {
+            4 | 5 => 1,
+            11 => GROUP,
+            _ => world,
+        }
+    }
+
+    pub fn op(&self) -> Option<ReduceOp> {
+        match *self {
+            Self::AllReduce(op)
+            | Self::ReduceScatter(op)
+            | Self::ReduceScatterV(op, _)
+            | Self::Reduce { op, .. } => Some(op),
+            _ => None,
+        }
+    }
+
+    /// The call of a rank; `None` for a group, whose messages `items` tells.
+    pub fn call(&self, rank: usize) -> Option<Call<'_>> {
+        Some(match *self {
+            Self::AllReduce(op) => Call::AllReduce(op),
+            Self::AllGather => Call::AllGather,
+            Self::AllGatherV(ref counts) => Call::AllGatherV(counts),
+            Self::ReduceScatter(op) => Call::ReduceScatter(op),
+            Self::ReduceScatterV(op, ref counts) => Call::ReduceScatterV(op, counts),
+            Self::Broadcast { root } => Call::Broadcast { root },
+            Self::Reduce { op, root } => Call::Reduce { op, root },
+            Self::Gather { root } => Call::Gather { root },
+            Self::Scatter { root } => Call::Scatter { root },
+            Self::AllToAll => Call::AllToAll,
+            Self::AllToAllV { ref sent, ref received } => {
+                Call::AllToAllV { send: &sent[rank], receive: &received[rank] }
+            }
+            Self::Barrier => Call::Barrier,
+            Self::Group(_) => return None,
+        })
+    }
+
+    /// A rank's messages of a group.
+    pub fn items(&self, rank: usize) -> &[Item] {
+        match self {
+            Self::Group(items) => &items[rank],
+            _ => &[],
+        }
+    }
+
+    /// Elements of each rank's share, where there are shares.
+    pub fn shares(&self, count: usize, world: usize) -> Vec<usize> {
+        match self {
+            Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) => counts.clone(),
+            _ => vec![count; world],
+        }
+    }
+
+    /// Elements before a rank's input, and before its output, in the one memory that both are in; `None` where they cannot be.
+    pub fn in_place(&self, rank: usize, count: usize, world: usize) -> Option<(usize, usize)> {
+        let before: usize = self.shares(count, world)[..rank].iter().sum();
+        match *self {
+            Self::AllReduce(_) | Self::Broadcast { .. } | Self::Reduce { .. } => Some((0, 0)),
+            Self::AllGather | Self::AllGatherV(_) => Some((before, 0)),
+            Self::ReduceScatter(_) | Self::ReduceScatterV(..) => Some((0, before)),
+            Self::Gather { root } => Some((if root == rank { before } else { 0 }, 0)),
+            Self::Scatter { root } => Some((0, if root == rank { before } else { 0 })),
+            Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier | Self::Group(_) => None,
+        }
+    }
+}
+
+/// Counts by rank around `count`, some of them zero.
+fn uneven(random: &mut Random, count: usize, world: usize) -> Vec<usize> {
+    (0..world).map(|_| if random.one_in(4) { 0 } else { random.below(2 * count + 1) }).collect()
+}
+
+/// Messages between any ranks, some of no elements, some to their own sender. The two ranks of a message have it at different places
+/// in their lists; those of one tag between them are in one order.
+fn group(random: &mut Random, count: usize, world: usize) -> Collective {
+    let mut items = vec![Vec::new(); world];
+    for number in 0..=random.below(GROUP) {
+        let (from, to) = (random.below(world), random.below(world));
+        let (tag, count) = (random.pick(&[0, 1, 7, u32::MAX]), uneven(random, count, 1)[0]);
+        let item = |direction, peer| Item { number, direction, peer, tag, first: 0, count };
+        items[from].push(item(Direction::Send, to));
+        items[to].push(item(Direction::Recv, from));
+    }
+    for of_rank in &mut items {
+        let of_channel = |item: &Item| (item.direction, item.peer, item.tag);
+        let mut channels: Vec<_> = of_rank.iter().map(of_channel).collect();
+        for last in (1..channels.len()).rev() {
+            channels.swap(last, random.below(last + 1));
+        }
+        let mut firsts = [0, 0];
+        for channel in channels {
+            let next = of_rank.iter().position(|item| of_channel(item) == channel).expect("one for each");
+            let item = of_rank.remove(next);
+            let first = &mut firsts[usize::from(item.direction == Direction::Recv)];
+            of_rank.push(Item { first: *first, ..item });
+            *first += item.count;
+        }
+    }
+    Collective::Group(items)
+}

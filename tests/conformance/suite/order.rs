@@ -1,0 +1,99 @@
+//! In which order an allreduce's algorithm combines the ranks' elements, and what comes of that order.
+
+use fast_allreduce::{Algorithm, DType, Plan, ReduceOp};
+
+use super::oracle::{bits, reduce_element};
+
+/// As the documentation of [`Algorithm`] and the kernels' opening comments have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Rank after rank, rounded to the type in the end: the direct algorithms.
+    Ranks,
+    /// A slice of packs goes round from the rank of its number, and is rounded to the type at each rank. Elements of a piece and of
+    /// a pack.
+    Ring { piece: usize, pack: usize },
+    /// Ranks beyond a power of two fold in, then halves combine with halves, the lower rank first, and round each time.
+    Halving,
+}
+
+impl Order {
+    /// That of a call as it is planned. Integer averages are no sums of elements: a direct algorithm does them.
+    pub fn of(plan: &Plan, (dtype, op): (DType, ReduceOp), pack_bytes: usize) -> Self {
+        let (piece, pack) = (plan.piece_bytes / dtype.size(), pack_bytes / dtype.size());
+        match plan.algorithm {
+            _ if op == ReduceOp::Avg && !dtype.is_float() => Self::Ranks,
+            Algorithm::Ring => Self::Ring { piece, pack },
+            Algorithm::HalvingDoubling => Self::Halving,
+            _ => Self::Ranks,
+        }
+    }
+
+    /// The result for the ranks' inputs in this order.
+    pub fn reduce(self, dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
+        let (size, ranks) = (dtype.size(), inputs.len());
+        let count = inputs[0].len() / size;
+        let partial = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
+        let combine = |elements: &[u64], whole: bool| {
+            reduce_element(dtype, if whole { op } else { partial }, elements, ranks)
+        };
+        let element = |at: usize| -> u64 {
+            let input = |rank: usize| bits(&inputs[rank % ranks][at * size..][..size]);
+            match self {
+                Self::Ranks => combine(&(0..ranks).map(input).collect::<Vec<_>>(), true),
+                Self::Ring { piece, pack } => {
+                    let (first, within) = (at / piece * piece, at % piece);
+                    let packs = piece.min(count - first).div_ceil(pack);
+                    let holds = |slice: &usize| within / pack < packs * (slice + 1) / ranks;
+                    let slice = (0..ranks).find(holds).expect("slices hold all packs");
+                    let start = combine(&[input(slice)], ranks == 1);
+                    (1..ranks)
+                        .fold(start, |sum, step| combine(&[sum, input(slice + step)], step + 1 == ranks))
+                }
+                Self::Halving => {
+                    let mut sums: Vec<u64> = (0..ranks).map(input).collect();
+                    // To the largest power of two, then to each half of it.
+                    let mut paired = if ranks.is_power_of_two() { ranks / 2 } else { 1 << ranks.ilog2() };
+                    while paired > 0 {
+                        let upper = sums.split_off(paired);
+                        for (lower, upper) in sums.iter_mut().zip(upper) {
+                            *lower = combine(&[*lower, upper], paired == 1);
+                        }
+                        paired /= 2;
+                    }
+                    if ranks == 1 {
+                        combine(&sums, true)
+                    } else {
+                        sums[0]
+                    }
+                }
+            }
+        };
+        (0..count).flat_map(|at| element(at).to_le_bytes()[..size].to_vec()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn halves(order: Order, values: &[f32]) -> Vec<f32> {
+        let input = |value: &f32| half::f16::from_f32(*value).to_le_bytes().repeat(4);
+        let inputs: Vec<_> = values.iter().map(input).collect();
+        let result = order.reduce(DType::F16, ReduceOp::Sum, &inputs);
+        result.chunks(2).map(|bits| half::f16::from_le_bytes([bits[0], bits[1]]).to_f32()).collect()
+    }
+
+    #[test]
+    fn orders_round_where_they_say() {
+        // 2048 + 1 is 2048 in f16.
+        let values = [2048.0, 1.0, 1.0];
+        assert_eq!(halves(Order::Ranks, &values), [2050.0; 4]);
+        // Four packs of one element, slices of one, one and two: from rank 0, 1 and 2 on.
+        assert_eq!(halves(Order::Ring { piece: 4, pack: 1 }, &values), [2048.0, 2050.0, 2048.0, 2048.0]);
+        // Pieces of one pack each: all in the last slice.
+        assert_eq!(halves(Order::Ring { piece: 1, pack: 1 }, &values), [2048.0; 4]);
+        // (0 + 2) + 1.
+        assert_eq!(halves(Order::Halving, &values), [2048.0; 4]);
+        assert_eq!(halves(Order::Halving, &[1.0, 2048.0, 1.0]), [2050.0; 4]);
+    }
+}

@@ -1,0 +1,76 @@
+//! Communicators as trait objects on GPUs: calls on a stream of their own, ordered with the caller's by events.
+
+use fast_allreduce::bootstrap::Bootstrap;
+use fast_allreduce::{DType, Error, RawCommunicator, ReduceOp, StreamCommunicator};
+
+use crate::gpu::{context, gpus};
+use crate::processes::ranks;
+use crate::seat::{download, upload, Plain, Setup};
+use crate::threads::threads;
+
+const COUNT: usize = 3000;
+
+fn bytes(value: u32, count: usize) -> Vec<u8> {
+    value.to_le_bytes().repeat(count)
+}
+
+/// What numr does in a step of training: the caller's stream and the communicator's wait for each other, and no thread does.
+fn overlap(ordinal: usize, bootstrap: impl Bootstrap + 'static) {
+    let context = context(ordinal);
+    let communicator = Setup::default().try_build(context.clone(), bootstrap).unwrap();
+    let communicator: Box<dyn RawCommunicator> = Box::new(StreamCommunicator::new(communicator).unwrap());
+    let (rank, world) = (communicator.rank() as u32, communicator.world_size());
+    let compute = context.new_stream().unwrap();
+    let stream = compute.cu_stream() as u64;
+    let [gradient, result, gathered] = [1, 1, world].map(|parts| Plain::new(&context, 4 * COUNT * parts));
+    communicator.barrier().unwrap();
+
+    let streams = communicator.stream_sync();
+    let [ready, reduced] = [(); 2].map(|()| streams.create_event().unwrap());
+    for round in 1..4 {
+        upload(&compute, gradient.address, &bytes(round * (rank + 1), COUNT));
+        // SAFETY: the streams and the memory live until both have been waited for, and the events order their uses.
+        unsafe {
+            streams.record_on(ready, stream).unwrap();
+            streams.wait(ready).unwrap();
+            communicator.all_reduce(gradient.address, COUNT, DType::U32, ReduceOp::Sum).unwrap();
+            communicator.all_gather(gradient.address, gathered.address, COUNT, DType::U32).unwrap();
+            let (next, before) = ((rank as usize + 1) % world, (rank as usize + world - 1) % world);
+            communicator.send(gathered.address, COUNT, DType::U32, next, 5).unwrap();
+            communicator.recv(result.address, COUNT, DType::U32, before, 5).unwrap();
+            streams.record(reduced).unwrap();
+            streams.make_wait(stream, reduced).unwrap();
+        }
+        let sum = round * (world * (world + 1) / 2) as u32;
+        for (memory, parts) in [(&gradient, 1), (&gathered, world), (&result, 1)] {
+            let is = download(&compute, memory.address, 4 * COUNT * parts);
+            assert_eq!(is, bytes(sum, COUNT * parts));
+        }
+    }
+    streams.sync_stream().unwrap();
+    streams.destroy_event(reduced).unwrap();
+    let error = streams.wait(reduced).unwrap_err();
+    assert!(matches!(error, Error::InvalidSetting { name: "event", .. }), "{error}");
+
+    let part = communicator.split(Some(rank / 2), -i64::from(rank)).unwrap().expect("it has a color");
+    assert_eq!(part.world_size(), 2.min(world - rank as usize / 2 * 2));
+    // SAFETY: as above.
+    unsafe { part.broadcast(gradient.address, COUNT, DType::U32, 0) }.unwrap();
+    part.barrier().unwrap();
+    streams.destroy_event(ready).unwrap();
+    communicator.barrier().unwrap();
+}
+
+#[test]
+fn between_threads() {
+    let Some(gpus) = gpus(1) else { return };
+    let devices = gpus.count.min(2);
+    threads(2, devices, |rank, _| overlap(rank.rank() % devices, rank));
+}
+
+#[test]
+fn between_processes() {
+    let Some(gpus) = gpus(1) else { return };
+    let devices = gpus.count.min(2);
+    ranks("raw::between_processes", "overlap", 3, &[], |local| overlap(local.rank() % devices, local));
+}

@@ -1,0 +1,102 @@
+//! The calls of one rank of several nodes, over any engine, and what must come of them.
+
+use fast_allreduce::{Error, Hierarchical, Host, InterNode, ReduceOp};
+use half::{bf16, f16};
+
+use crate::reference::{check, input, Number};
+
+/// Every type and operation, at counts that nodes share unevenly, or that leave ranks without a slice. Returns a digest
+/// of all results, which must be the same on all ranks.
+pub fn every_call<E: InterNode<Host>>(world: &Hierarchical<Host, E>) -> u64 {
+    [
+        calls::<f16, E>(world),
+        calls::<bf16, E>(world),
+        calls::<f32, E>(world),
+        calls::<f64, E>(world),
+        calls::<i8, E>(world),
+        calls::<u8, E>(world),
+        calls::<i32, E>(world),
+        calls::<u32, E>(world),
+        calls::<i64, E>(world),
+        calls::<u64, E>(world),
+    ]
+    .into_iter()
+    .fold(0, mix)
+}
+
+fn calls<T: Number, E: InterNode<Host>>(world: &Hierarchical<Host, E>) -> u64 {
+    let nodes = world.engine().nodes();
+    let mut digest = 0;
+    for op in ReduceOp::ALL {
+        if op == ReduceOp::Avg && !T::DTYPE.is_float() {
+            refuse_average::<T, E>(world, nodes);
+            continue;
+        }
+        for (call, count) in [0, 1, 2, 3, 5, 64, 1000, 4099].into_iter().enumerate() {
+            let own: Vec<T> = input(world.rank(), call, count, op);
+            let mut output: Vec<T> = input(99, call, count, op);
+            world.all_reduce(&own, &mut output, op).unwrap();
+            check(&output, world.world_size(), call, op);
+            let mut data = own;
+            world.all_reduce_in_place(&mut data, op).unwrap();
+            assert!(data.iter().zip(&output).all(|(a, b)| a.bits() == b.bits()), "in place, {op} of {count}");
+            digest = output.iter().fold(digest, |digest, value| mix(digest, value.bits()));
+        }
+    }
+    digest
+}
+
+fn mix(digest: u64, bits: u64) -> u64 {
+    (digest.rotate_left(7) ^ bits).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// Between nodes an average of integers has no exact form; in one node it has.
+fn refuse_average<T: Number, E: InterNode<Host>>(world: &Hierarchical<Host, E>, nodes: usize) {
+    let mut data: Vec<T> = input(0, 0, 5, ReduceOp::Sum);
+    let outcome = world.all_reduce_in_place(&mut data, ReduceOp::Avg);
+    if nodes == 1 {
+        outcome.unwrap();
+    } else {
+        let error = outcome.unwrap_err();
+        assert!(
+            matches!(error, Error::Unavailable { .. }) && error.to_string().contains("average"),
+            "{error}"
+        );
+    }
+}
+
+/// What floats hold besides numbers; a sum that overflows where the average does not; lengths that differ.
+pub fn special_values<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
+    let is_last = world.rank() + 1 == world.world_size();
+    let nan = if is_last { -f32::NAN } else { 1.0 };
+    let zero = if is_last { -0.0 } else { 0.0 };
+    let mut data = [nan, zero, if is_last { f32::INFINITY } else { -1.0 }];
+    world.all_reduce_in_place(&mut data, ReduceOp::Min).unwrap();
+    let only = world.world_size() == 1;
+    let least = if only { f32::INFINITY } else { -1.0 };
+    assert_eq!(data.map(f32::to_bits), [0x7FFF_FFFF, (-0.0f32).to_bits(), least.to_bits()]);
+
+    let large = f16::from_f32(60_000.0);
+    let mut data = [large; 3];
+    world.all_reduce_in_place(&mut data, ReduceOp::Avg).unwrap();
+    assert!(data.iter().all(|value| (value.to_f32() / 60_000.0 - 1.0).abs() < 0.002), "{data:?}");
+    world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+    assert!(only || data == [f16::INFINITY; 3]);
+
+    let error = world.all_reduce(&[1.0f32; 3], &mut [0.0; 2], ReduceOp::Sum).unwrap_err();
+    assert_eq!(error, Error::LengthMismatch { input: 3, output: 2 });
+    let mut data = [1u32];
+    world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+    assert_eq!(data, [world.world_size() as u32], "an argument that is refused spoils nothing");
+}
+
+/// A message that passes through regions in pieces, and that engines do not send at once.
+pub fn large_message<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
+    const COUNT: u32 = 1_000_003;
+    let own: Vec<u32> = (0..COUNT).map(|index| index.wrapping_mul(world.rank() as u32 + 1)).collect();
+    let mut output = vec![0; own.len()];
+    world.all_reduce(&own, &mut output, ReduceOp::Sum).unwrap();
+    let ranks = world.world_size() as u32;
+    let factor = ranks * (ranks + 1) / 2;
+    assert!((0..COUNT).zip(&output).all(|(index, &sum)| sum == index.wrapping_mul(factor)));
+}

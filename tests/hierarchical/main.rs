@@ -1,0 +1,159 @@
+//! Several nodes, all pretended: their ranks are threads, and the engine between them is a communicator of this crate's
+//! between the threads of one place. `tests/mpi` has the same calls over MPI.
+
+mod calls;
+mod reference;
+
+use std::thread;
+use std::time::Duration;
+
+use fast_allreduce::bootstrap::Threads;
+use fast_allreduce::{Communicator, DType, Error, Hierarchical, Host, InterNode, ReduceOp, Result};
+
+/// The ranks of one place.
+struct Place(Communicator<Host>);
+
+impl InterNode<Host> for Place {
+    fn node(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn nodes(&self) -> usize {
+        self.0.world_size()
+    }
+
+    unsafe fn all_reduce(
+        &self,
+        address: u64,
+        count: usize,
+        dtype: DType,
+        op: ReduceOp,
+        _stream: (),
+    ) -> Result<()> {
+        let data = address as *mut std::ffi::c_void;
+        // SAFETY: the caller's; in place is the same pointer twice.
+        unsafe { self.0.all_reduce_raw(data, data, count, dtype, op) }
+    }
+}
+
+/// Runs `rank` in a thread for each rank of nodes of these sizes. A place is on the nodes that have as many ranks.
+fn on_nodes<T: Send>(
+    sizes: &[usize],
+    limit: Duration,
+    rank: impl Fn(Result<Hierarchical<Host, Place>>) -> T + Sync,
+) -> Vec<T> {
+    let nodes: Vec<_> = sizes.iter().map(|&size| Threads::world(size).unwrap()).collect();
+    let most = *sizes.iter().max().unwrap();
+    let of_place = |place: usize| sizes.iter().filter(|&&size| size > place).count();
+    let mut places: Vec<_> =
+        (0..most).map(|place| Threads::world(of_place(place)).unwrap().into_iter()).collect();
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for local in nodes {
+            for (local, place) in local.into_iter().zip(&mut places) {
+                let (place, rank) = (place.next().unwrap(), &rank);
+                threads.push(scope.spawn(move || {
+                    let build = || Communicator::builder().timeout(limit);
+                    let local = build().build(Host::new(), local).unwrap();
+                    let place = build().build(Host::new(), place).unwrap();
+                    rank(Hierarchical::new(local, Place(place)))
+                }));
+            }
+        }
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Nodes of one rank, one node, and several of several; the ranks number themselves node by node.
+#[test]
+fn every_type_and_operation() {
+    for (nodes, ranks) in [(2, 2), (2, 3), (3, 1), (1, 3), (4, 2), (1, 1)] {
+        let digests = on_nodes(&vec![ranks; nodes], LIMIT, |world| {
+            let world = world.unwrap();
+            assert_eq!(world.world_size(), nodes * ranks);
+            calls::special_values(&world);
+            calls::large_message(&world);
+            (world.rank(), calls::every_call(&world))
+        });
+        let numbers: Vec<_> = digests.iter().map(|(rank, _)| *rank).collect();
+        assert_eq!(numbers, (0..nodes * ranks).collect::<Vec<_>>());
+        assert!(digests.iter().all(|(_, digest)| *digest == digests[0].1), "ranks have different bits");
+    }
+}
+
+#[test]
+fn more_ranks_than_a_communicator_may_have() {
+    const RANKS: usize = fast_allreduce::MAX_RANKS / 2 + 1;
+    on_nodes(&[RANKS; 2], LIMIT, |world| {
+        let world = world.unwrap();
+        assert_eq!(world.world_size(), 2 * RANKS);
+        calls::special_values(&world);
+        calls::large_message(&world);
+    });
+}
+
+/// Calls of several threads do not mix.
+#[test]
+fn calls_of_several_threads() {
+    on_nodes(&[2, 2], LIMIT, |world| {
+        let world = world.unwrap();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        let mut data = vec![1u32; 3001];
+                        world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+                        assert_eq!(data, vec![4; 3001]);
+                    }
+                });
+            }
+        });
+    });
+}
+
+/// All ranks are told, those of the larger node too.
+#[test]
+fn unequal_nodes_are_refused() {
+    for sizes in [&[2, 1][..], &[3, 3, 2], &[1, 4]] {
+        for outcome in on_nodes(sizes, LIMIT, |world| world.map(drop)) {
+            let Err(Error::Unavailable { what, reason }) = outcome else { panic!("{outcome:?}") };
+            assert!(
+                what.contains("ranks") && reason.contains("as many ranks on each node"),
+                "{what}: {reason}"
+            );
+        }
+    }
+}
+
+/// A rank that does not come is named by its number among all, at least by those of its place; its node's ranks fail at
+/// once.
+#[test]
+fn a_rank_that_does_not_come() {
+    let outcomes = on_nodes(&[2, 2], Duration::from_secs(2), |world| {
+        let world = world.unwrap();
+        if world.rank() == 3 {
+            thread::sleep(Duration::from_secs(5));
+            return None;
+        }
+        let mut data = vec![1.0f32; 1000];
+        let error = world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+        let again = world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+        assert_eq!(again, error, "it stays failed");
+        Some((world.rank(), error))
+    });
+    for (rank, error) in outcomes.into_iter().flatten() {
+        match error {
+            // Rank 2 waits inside its node, rank 1 between nodes for rank 3; rank 0 for rank 2, which gave up.
+            Error::Timeout { missing, .. } if rank != 0 => assert_eq!(missing, [3], "rank {rank}"),
+            Error::Timeout { missing, .. } => {
+                assert!(missing == [2] || missing == [1], "rank {rank}: {missing:?}")
+            }
+            Error::PeerLost { rank: other, .. } | Error::PeerFailed { rank: other, .. } => {
+                assert!(other != rank, "rank {rank}");
+            }
+            error => panic!("rank {rank}: {error}"),
+        }
+    }
+}

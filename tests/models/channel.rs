@@ -1,0 +1,144 @@
+//! Channels: `csrc/core/channel.cuh` and the chunks of `csrc/collectives/transfer.cuh`, one direction between two ranks.
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::AtomicU32;
+use loom::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
+use loom::thread;
+
+use super::explore::{exhaustively, found, RACE};
+
+const SLOTS: u32 = 2;
+/// What a receiver says that finds the tag of no message of its.
+const TAG: &str = "another tag";
+
+/// How a channel works; each test of a planted bug changes one.
+#[derive(Debug, Clone, Copy)]
+struct Rules {
+    number_store: Ordering,
+    number_load: Ordering,
+    credit_store: Ordering,
+    credit_load: Ordering,
+    /// Chunks that may be on their way at once.
+    most: u32,
+    /// The number is set before the tag is.
+    number_first: bool,
+}
+
+const KERNELS: Rules = Rules {
+    number_store: Release,
+    number_load: Acquire,
+    credit_store: Release,
+    credit_load: Acquire,
+    most: SLOTS,
+    number_first: false,
+};
+
+#[derive(Default)]
+struct Slot {
+    chunk: UnsafeCell<u32>,
+    tag: AtomicU32,
+    number: AtomicU32,
+}
+
+/// In the receiver's region, but for the credit, which is in the sender's.
+#[derive(Default)]
+struct Channel {
+    slots: [Slot; SLOTS as usize],
+    taken: AtomicU32,
+}
+
+impl Channel {
+    fn slot(&self, number: u32) -> &Slot {
+        &self.slots[(number % SLOTS) as usize]
+    }
+
+    fn send(&self, number: u32, rules: Rules) {
+        wait_until(|| number - self.taken.load(rules.credit_load) < rules.most);
+        let slot = self.slot(number);
+        // SAFETY: loom's cell panics on an access that nothing orders, which is what is tested.
+        slot.chunk.with_mut(|chunk| unsafe { *chunk = 100 + number });
+        if rules.number_first {
+            slot.number.store(number + 1, rules.number_store);
+            slot.tag.store(7 + number, Relaxed);
+        } else {
+            slot.tag.store(7 + number, Relaxed);
+            slot.number.store(number + 1, rules.number_store);
+        }
+    }
+
+    fn receive(&self, number: u32, rules: Rules) {
+        let slot = self.slot(number);
+        wait_until(|| slot.number.load(rules.number_load) == number + 1);
+        assert_eq!(slot.tag.load(Relaxed), 7 + number, "{TAG}");
+        // SAFETY: as in `send`.
+        assert_eq!(slot.chunk.with(|chunk| unsafe { *chunk }), 100 + number, "another chunk");
+        self.taken.store(number + 1, rules.credit_store);
+    }
+}
+
+fn wait_until(mut ready: impl FnMut() -> bool) {
+    while !ready() {
+        thread::yield_now();
+    }
+}
+
+/// So many chunks, of which the slots hold some at a time.
+fn chunks(count: u32, rules: Rules) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        let channel = Arc::new(Channel::default());
+        let receiver = {
+            let channel = Arc::clone(&channel);
+            thread::spawn(move || (0..count).for_each(|number| channel.receive(number, rules)))
+        };
+        (0..count).for_each(|number| channel.send(number, rules));
+        receiver.join().unwrap();
+    }
+}
+
+/// A chunk each way at once, by each of two ranks that send first.
+fn both_ways(rules: Rules) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        let channels = Arc::new([Channel::default(), Channel::default()]);
+        let exchange = move |channels: &[Channel; 2], rank: usize| {
+            channels[rank].send(0, rules);
+            channels[1 - rank].receive(0, rules);
+        };
+        let peer = {
+            let channels = Arc::clone(&channels);
+            thread::spawn(move || exchange(&channels, 1))
+        };
+        exchange(&channels, 0);
+        peer.join().unwrap();
+    }
+}
+
+#[test]
+fn chunks_through_two_slots() {
+    exhaustively(chunks(2, KERNELS));
+    exhaustively(chunks(3, KERNELS));
+    exhaustively(both_ways(KERNELS));
+}
+
+#[test]
+fn relaxed_numbers_are_found() {
+    found(&[RACE, TAG], None, chunks(1, Rules { number_store: Relaxed, ..KERNELS }));
+    found(&[RACE, TAG], None, chunks(1, Rules { number_load: Relaxed, ..KERNELS }));
+}
+
+#[test]
+fn relaxed_credits_are_found() {
+    found(&[RACE], None, chunks(3, Rules { credit_store: Relaxed, ..KERNELS }));
+    found(&[RACE], None, chunks(3, Rules { credit_load: Relaxed, ..KERNELS }));
+}
+
+#[test]
+fn a_chunk_without_credit_is_found() {
+    found(&[RACE], None, chunks(3, Rules { most: SLOTS + 1, ..KERNELS }));
+}
+
+#[test]
+fn a_number_before_its_tag_is_found() {
+    found(&[TAG], None, chunks(1, Rules { number_first: true, ..KERNELS }));
+}

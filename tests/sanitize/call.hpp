@@ -1,0 +1,224 @@
+// A call: what all ranks do in one launch, what each reads, and what each must have written.
+#pragma once
+
+#include "region.hpp"
+
+#include <algorithm>
+#include <random>
+
+// One message of a launch of transfers.
+struct Letter {
+  uint32_t from, to, tag;
+  uint64_t count;
+};
+
+struct Call {
+  uint32_t number; // of the launch in its world
+  uint32_t world, algorithm, blocks, dtype, op, root;
+  uint64_t count; // of an allreduce, a broadcast or a reduce; else of all shares
+  FaShare shares[FA_MAX_RANKS];
+  std::vector<Letter> letters;
+
+  // Elements before a letter in the input of its sender, or the output of its receiver.
+  uint64_t first_of(size_t letter, bool sender) const {
+    uint64_t first = 0;
+    for (size_t other = 0; other < letter; ++other) {
+      const bool same =
+          sender ? letters[other].from == letters[letter].from : letters[other].to == letters[letter].to;
+      first += same ? letters[other].count : 0;
+    }
+    return first;
+  }
+
+  uint64_t letters_of(uint32_t rank, bool sender) const {
+    uint64_t count = 0;
+    for (const Letter &letter : letters)
+      count += (sender ? letter.from : letter.to) == rank ? letter.count : 0;
+    return count;
+  }
+
+  uint64_t input_length(uint32_t rank) const {
+    switch (algorithm) {
+    case FA_ALL_GATHER: return shares[rank].count;
+    case FA_BROADCAST:
+    case FA_SCATTERED_BROADCAST: return rank == root ? count : 0;
+    case FA_BARRIER: return 0;
+    case FA_TRANSFER: return letters_of(rank, true);
+    default: return count;
+    }
+  }
+
+  uint64_t output_length(uint32_t rank) const {
+    switch (algorithm) {
+    case FA_REDUCE_SCATTER: return shares[rank].count;
+    case FA_REDUCE: return rank == root ? count : 0;
+    case FA_BARRIER: return 0;
+    case FA_TRANSFER: return letters_of(rank, false);
+    default: return count;
+    }
+  }
+
+  // Whether the input may be where peers read it.
+  bool can_be_direct(uint32_t rank, bool in_place) const {
+    const bool pulls = algorithm <= FA_TWO_SHOT_PULL ||
+                       (algorithm >= FA_REDUCE_SCATTER && algorithm <= FA_SCATTERED_BROADCAST);
+    return pulls && input_length(rank) > 0 && !(in_place && algorithm == FA_ONE_SHOT_PULL);
+  }
+
+  // Elements that are before the input and the output in the one memory of a call in place.
+  uint64_t input_skip(uint32_t rank) const { return algorithm == FA_ALL_GATHER ? shares[rank].first : 0; }
+  uint64_t output_skip(uint32_t rank) const {
+    return algorithm == FA_REDUCE_SCATTER ? shares[rank].first : 0;
+  }
+
+  // Small integers: every result is exact in every type.
+  int input(uint32_t rank, uint64_t i) const { return int((number * 7 + rank * 3 + i) % 6) + 1; }
+
+  double output(uint32_t rank, uint64_t i) const {
+    switch (algorithm) {
+    case FA_REDUCE_SCATTER: return reduced(shares[rank].first + i);
+    case FA_BROADCAST:
+    case FA_SCATTERED_BROADCAST: return input(root, i);
+    case FA_ALL_GATHER: {
+      uint32_t from = 0;
+      while (i >= shares[from].first + shares[from].count)
+        ++from;
+      return input(from, i - shares[from].first);
+    }
+    case FA_TRANSFER:
+      for (size_t letter = 0;; ++letter) {
+        if (letters[letter].to != rank)
+          continue;
+        if (i < letters[letter].count)
+          return input(letters[letter].from, first_of(letter, true) + i);
+        i -= letters[letter].count;
+      }
+    default: return reduced(i);
+    }
+  }
+
+  // A rank's part of a launch of transfers, of elements of `size` bytes from these addresses on.
+  FaTransfers transfers(uint32_t rank, uint64_t input, uint64_t output, uint64_t size) const {
+    FaTransfers packed = {};
+    uint32_t length = 0;
+    for (uint32_t channel = 0; channel < 2 * world; ++channel) {
+      const uint32_t peer = channel / 2;
+      const bool sends = channel % 2 == 0;
+      packed.first[channel] = length;
+      std::vector<size_t> in_order;
+      for (size_t letter = 0; letter < letters.size(); ++letter) {
+        const auto [from, to, tag, count] = letters[letter];
+        if (sends ? from == rank && to == peer && to != rank : to == rank && from == peer)
+          in_order.push_back(letter);
+      }
+      std::stable_sort(in_order.begin(), in_order.end(),
+                       [&](size_t a, size_t b) { return letters[a].tag < letters[b].tag; });
+      for (size_t letter : in_order) {
+        const uint64_t source = input + first_of(letter, true) * size;
+        const uint64_t target = output + first_of(letter, false) * size;
+        packed.transfer[length++] = {sends ? source : target, letters[letter].count * size,
+                                     peer == rank ? source : 0, letters[letter].tag, 0};
+      }
+    }
+    packed.first[2 * world] = length;
+    return packed;
+  }
+
+private:
+  double reduced(uint64_t i) const {
+    double result = input(0, i);
+    for (uint32_t rank = 1; rank < world; ++rank) {
+      const double value = input(rank, i);
+      switch (op) {
+      case FA_SUM:
+      case FA_AVG: result += value; break;
+      case FA_PROD: result *= value; break;
+      case FA_MIN: result = std::min(result, value); break;
+      default: result = std::max(result, value); break;
+      }
+    }
+    if (op != FA_AVG)
+      return result;
+    result /= world;
+    return dtype == FA_F32 || dtype == FA_F64 ? result : double(int64_t(result));
+  }
+};
+
+constexpr uint32_t kAlgorithms = FA_TRANSFER + 1;
+constexpr uint32_t kMixed = kAlgorithms; // instead of one algorithm
+
+// The most packs of a launch.
+inline uint64_t most_packs(uint32_t algorithm, uint32_t world) {
+  const uint64_t packs = kMostBytes / FA_HOST_PACK_BYTES, slots = kMailboxSlots / world;
+  switch (algorithm) {
+  case FA_RING: return world == 1 ? packs : std::min(packs, slots / (2 * world - 2) * world);
+  case FA_HALVING_DOUBLING: return std::min(packs, slots / 2);
+  default: return packs;
+  }
+}
+
+// Shares of the count, some of them of nothing.
+inline void draw_shares(std::mt19937_64 &random, Call &call, uint64_t lanes) {
+  uint64_t first = 0;
+  for (uint32_t rank = 0; rank < call.world; ++rank) {
+    const uint64_t most = call.count / call.world;
+    uint64_t count = random() % 4 == 0 ? 0 : 1 + random() % std::max<uint64_t>(most, 1);
+    count = lanes > 0 ? count / lanes * lanes : count;
+    call.shares[rank] = {first, count};
+    first += count;
+  }
+  call.count = first;
+  // A launch of nothing would hear from nobody.
+  if (first == 0)
+    call.count = call.shares[call.world - 1].count = std::max<uint64_t>(lanes, 1);
+}
+
+inline void draw_letters(std::mt19937_64 &random, Call &call, uint64_t lanes) {
+  const uint64_t number = random() % 8;
+  for (uint64_t letter = 0; letter < number; ++letter) {
+    const uint32_t from = random() % call.world, to = random() % call.world, tag = random() % 3;
+    const uint64_t count = random() % 5 == 0 ? 0 : 1 + random() % (call.count / 4 + 1);
+    call.letters.push_back({from, to, tag, lanes > 0 ? count / lanes * lanes : count});
+  }
+}
+
+// The same on all ranks: drawn from a generator that each rank seeds alike. At least one element: a launch of
+// none would hear from nobody, and the callers of kernels start none.
+inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint32_t workers,
+                 uint32_t fixed_algorithm, bool whole) {
+  static constexpr uint32_t dtypes[] = {FA_BF16, FA_F32, FA_F64, FA_U8, FA_I32, FA_I64};
+  static constexpr uint32_t sizes[] = {2, 4, 8, 1, 4, 8};
+  const uint32_t type = random() % 6;
+  Call call = {};
+  call.number = number;
+  call.world = world;
+  call.algorithm = fixed_algorithm < kMixed ? fixed_algorithm : random() % kAlgorithms;
+  call.blocks = random() % 2 ? workers : 1;
+  call.root = random() % world;
+  call.dtype = dtypes[type];
+  call.op = random() % 2 ? uint32_t(FA_SUM) : random() % 5;
+  // bfloat16 has 8 bits: averages would be rounded, products of 4 ranks and more too.
+  if (call.dtype == FA_BF16 && (call.op == FA_AVG || call.op == FA_PROD))
+    call.op = FA_SUM;
+  // 6^4 does not fit 8 bits.
+  if (call.dtype == FA_U8 && call.op == FA_PROD)
+    call.op = FA_MAX;
+  // No partial sums of these travel.
+  const bool is_float = call.dtype == FA_F32 || call.dtype == FA_F64;
+  if ((call.algorithm == FA_RING || call.algorithm == FA_HALVING_DOUBLING) && call.op == FA_AVG && !is_float)
+    call.op = FA_SUM;
+  const uint64_t lanes = FA_HOST_PACK_BYTES / sizes[type];
+  const uint64_t most = most_packs(call.algorithm, world) * lanes;
+  switch (random() % 4) {
+  case 0: call.count = 1 + random() % 3; break;
+  case 1: call.count = 1 + random() % (lanes + 1); break;
+  default: call.count = 1 + random() % most; break;
+  }
+  if (whole)
+    call.count = call.count < lanes ? lanes : call.count / lanes * lanes;
+  if (call.algorithm == FA_ALL_GATHER || call.algorithm == FA_REDUCE_SCATTER)
+    draw_shares(random, call, whole ? lanes : 0);
+  if (call.algorithm == FA_TRANSFER)
+    draw_letters(random, call, whole ? lanes : 0);
+  return call;
+}
