@@ -25,7 +25,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     ///
     /// [`Error::Unavailable`] on all ranks if nodes have different numbers of ranks, and while the stream is captured;
     /// [`Error::InvalidStream`], [`Error::Driver`]; the errors of either.
-    pub fn new(local: Communicator<Cuda>, engine: E, stream: &Arc<CudaStream>) -> Result<Self> {
+    pub fn on_stream(local: Communicator<Cuda>, engine: E, stream: &Arc<CudaStream>) -> Result<Self> {
         let world = Self { local, engine, failed: OnceLock::new(), scratch: Mutex::default() };
         world.check_stream(stream)?;
         world.find_shape(stream).and_then(Shape::check).map(|()| world)
@@ -141,7 +141,9 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         if self.engine.nodes() == 1 {
             let collective = Collective::AllReduce(op);
             // SAFETY: the caller's.
-            let done = unsafe { self.local.collective_raw(collective, input, output, count, dtype, stream) };
+            let done = unsafe {
+                self.local.collective_raw(stream.cu_stream(), collective, input, output, count, dtype)
+            };
             return self.first(done);
         }
         check_operation(dtype, op)?;
@@ -156,7 +158,9 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         let scatter = Collective::ReduceScatterV(op, &counts);
         // SAFETY: the slice is this rank's share of the output, which is the input's or disjoint from the input; the rest is
         // the caller's.
-        self.first(unsafe { self.local.collective_raw(scatter, input, slice, 0, dtype, stream) })?;
+        self.first(unsafe {
+            self.local.collective_raw(stream.cu_stream(), scatter, input, slice, 0, dtype)
+        })?;
         // A place has a slice of the same length on all nodes: where it is empty, nobody calls.
         if counts[rank] > 0 {
             // SAFETY: so many elements of the output, which the stream has come to by then; it is not captured.
@@ -166,7 +170,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         }
         let gather = Collective::AllGatherV(&counts);
         // SAFETY: as for the scatter: the input is this rank's share of the output.
-        self.inside(unsafe { self.local.collective_raw(gather, slice, output, 0, dtype, stream) })
+        self.inside(unsafe { self.local.collective_raw(stream.cu_stream(), gather, slice, output, 0, dtype) })
     }
 
     /// Waits for the work on a stream, and says whether the calls on it succeeded.

@@ -215,12 +215,17 @@ fn sent(from: usize, to: usize, tag: u32) -> Vec<u8> {
 
 const TAGS: [u32; 2] = [9, 2];
 
-/// Messages of a rank to and from all, itself included, one behind the other from two addresses on, and what is received where.
-fn exchange(
-    rank: usize,
-    world: usize,
-    (from, to): (u64, u64),
-) -> (Vec<Transfer>, Vec<(u64, Vec<u8>)>, Vec<(u64, Vec<u8>)>) {
+/// A rank's messages to and from all, itself included.
+struct Exchange {
+    transfers: Vec<Transfer>,
+    /// What is at which address before.
+    sends: Vec<(u64, Vec<u8>)>,
+    /// And after.
+    receives: Vec<(u64, Vec<u8>)>,
+}
+
+/// What is sent lies one behind the other from `from` on, what is received from `to` on.
+fn exchange(rank: usize, world: usize, (from, to): (u64, u64)) -> Exchange {
     let (mut transfers, mut sends, mut receives) = (Vec::new(), Vec::new(), Vec::new());
     let (mut send_at, mut receive_at) = (from, to);
     for peer in 0..world {
@@ -241,7 +246,7 @@ fn exchange(
             receives.push((receive_at - receive.len() as u64, receive));
         }
     }
-    (transfers, sends, receives)
+    Exchange { transfers, sends, receives }
 }
 
 fn messages(seat: &Seat, random: &Random) {
@@ -250,7 +255,7 @@ fn messages(seat: &Seat, random: &Random) {
         let mut own = random.fork(1000 + round).fork(rank);
         let place = (own.pick(&Kind::ALL), own.below(9));
         let bases = (seat.address(place, 0, 1), seat.address(place, 1, 1));
-        let (transfers, sends, receives) = exchange(rank, world, bases);
+        let Exchange { transfers, sends, receives } = exchange(rank, world, bases);
         sends.iter().for_each(|(address, bytes)| upload(&seat.stream, *address, bytes));
         receives
             .iter()
@@ -363,9 +368,9 @@ fn in_one_launch() {
             exchange(rank, world_size, (sides[0].address, sides[1].address))
         };
         let all: Vec<_> = memory.iter().enumerate().map(of_rank).collect();
-        let lists: Vec<Vec<Transfer>> = all.iter().map(|(transfers, ..)| transfers.clone()).collect();
+        let lists: Vec<Vec<Transfer>> = all.iter().map(|exchange| exchange.transfers.clone()).collect();
         for blocks in [1, world.max_blocks()] {
-            for (_, sends, receives) in &all {
+            for Exchange { sends, receives, .. } in &all {
                 sends.iter().for_each(|(address, bytes)| upload(&stream, *address, bytes));
                 receives
                     .iter()
@@ -380,7 +385,7 @@ fn in_one_launch() {
             (0..2).for_each(|_| call.enqueue().unwrap());
             call.finish().unwrap();
             drop(call);
-            for (address, bytes) in all.iter().flat_map(|(.., receives)| receives) {
+            for (address, bytes) in all.iter().flat_map(|exchange| &exchange.receives) {
                 compare(&download(&stream, *address, bytes.len()), bytes, 1).unwrap();
             }
         }

@@ -158,7 +158,7 @@ fn captured_collectives_and_messages() {
             let (right, left) = ((own + 1) % WORLD, (own + WORLD - 1) % WORLD);
             // Each has a part of the memory; the last one is the messages'.
             let place = |which: usize, number: usize| {
-                seat.address((Kind::Plain, 0), which, 1) + (number * BYTES / 5 & !63) as u64
+                seat.address((Kind::Plain, 0), which, 1) + ((number * BYTES / 5) & !63) as u64
             };
             let message = |direction, peer, address| Transfer {
                 direction,
