@@ -1,6 +1,6 @@
 //! In which order an allreduce's algorithm combines the ranks' elements, and what comes of that order.
 
-use fast_allreduce::{Algorithm, DType, Plan, ReduceOp};
+use fast_allreduce::{Algorithm, DType, Plan, ReduceOp, MAX_RANKS};
 
 use super::oracle::{bits, reduce_element};
 
@@ -50,25 +50,28 @@ impl Order {
                         .fold(start, |sum, step| combine(&[sum, input(slice + step)], step + 1 == ranks))
                 }
                 Self::Halving => {
-                    let mut sums: Vec<u64> = (0..ranks).map(input).collect();
+                    let mut sums: [u64; MAX_RANKS] = std::array::from_fn(input);
                     // To the largest power of two, then to each half of it.
                     let mut paired = if ranks.is_power_of_two() { ranks / 2 } else { 1 << ranks.ilog2() };
+                    let mut left = ranks;
                     while paired > 0 {
-                        let upper = sums.split_off(paired);
-                        for (lower, upper) in sums.iter_mut().zip(upper) {
-                            *lower = combine(&[*lower, upper], paired == 1);
+                        for upper in paired..left {
+                            let pair = [sums[upper - paired], sums[upper]];
+                            sums[upper - paired] = combine(&pair, paired == 1);
                         }
-                        paired /= 2;
+                        (left, paired) = (paired, paired / 2);
                     }
                     if ranks == 1 {
-                        combine(&sums, true)
+                        combine(&sums[..1], true)
                     } else {
                         sums[0]
                     }
                 }
             }
         };
-        (0..count).flat_map(|at| element(at).to_le_bytes()[..size].to_vec()).collect()
+        let mut output = Vec::with_capacity(count * size);
+        (0..count).for_each(|at| output.extend_from_slice(&element(at).to_le_bytes()[..size]));
+        output
     }
 }
 
