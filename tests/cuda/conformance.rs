@@ -10,7 +10,7 @@ use crate::gpu::{context, gpus, Gpus};
 use crate::one_launch::OneLaunch;
 use crate::seat::{download, upload, Plain};
 use crate::suite::launch::{InThreads, Launch, LocalProcesses, Rank};
-use crate::suite::message::{Collective, Kind, Message};
+use crate::suite::message::{Kind, Message};
 use crate::suite::ranks::{Part, Ranks, Side};
 use crate::suite::script::Setup;
 use crate::suite::world::{Device, Launched};
@@ -90,11 +90,6 @@ impl Ranks for CudaRank {
         self.communicator.plan(count, dtype)
     }
 
-    fn supports(&self, message: &Message) -> bool {
-        let plan = self.plan(message.count, message.dtype);
-        matches!(message.collective, Collective::AllReduce(_)) && plan.algorithm.is_direct()
-    }
-
     fn make_room(&mut self, bytes: usize) {
         self.memory = None;
         let context = self.communicator.device().context();
@@ -127,10 +122,21 @@ impl Ranks for CudaRank {
 
     fn call(&mut self, message: &Message, parts: &[Part]) -> Result<()> {
         let Part { input, output, .. } = parts[0];
-        let Collective::AllReduce(op) = message.collective else { unreachable!("not supported") };
         let (stream, count, dtype) = (self.stream.cu_stream(), message.count, message.dtype);
+        let rank = self.communicator.rank();
         // SAFETY: the rank's own memory, large enough and aligned to the element, until the stream has been waited for.
-        unsafe { self.communicator.all_reduce_raw(stream, input, output, count, dtype, op) }?;
+        unsafe {
+            match message.collective.call(rank) {
+                Some(collective) => {
+                    self.communicator.collective_raw(stream, collective, input, output, count, dtype)?;
+                }
+                None => {
+                    let items = message.collective.items(rank).iter();
+                    let transfers: Vec<_> = items.map(|item| item.transfer(input, output, dtype)).collect();
+                    self.communicator.transfer_raw(stream, &transfers)?;
+                }
+            }
+        }
         self.communicator.synchronize(&self.stream)
     }
 }

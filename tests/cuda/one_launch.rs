@@ -1,11 +1,10 @@
 //! All ranks of a world in one cooperative launch, as a world of the conformance suite.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan};
-use fast_allreduce::{Algorithm, DType, Element, Plan, ReduceOp, Result};
+use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
+use fast_allreduce::{Algorithm, DType, Plan, Result};
 
 use crate::gpu::Gpus;
 use crate::seat::{download, upload, Plain};
@@ -49,25 +48,6 @@ impl AllRanks {
     fn new(size: usize, setup: Setup) -> Self {
         let world = CudaWorld::new(0, size, setup.max_bytes, setup.first_epoch, setup.timeout).unwrap();
         Self { world, setup, plain: Vec::new(), pool: Vec::new() }
-    }
-
-    fn reduce<T: Element>(&mut self, message: &Message, op: ReduceOp, parts: &[Part]) -> Result<()> {
-        let Plan { algorithm, blocks, threads, .. } = self.plan(message.count, message.dtype);
-        let stream = Arc::clone(self.world.stream());
-        let slice = |address| {
-            // SAFETY: `check` has room for the message there, aligned to the element, and any bits are a T. Below it is leaked:
-            // it does not free what it has not allocated.
-            unsafe { stream.upgrade_device_ptr::<T>(address, message.count) }
-        };
-        let in_place = parts[0].placement.output.is_none();
-        let registered = parts[0].placement.input.kind == Kind::Registered;
-        let inputs = if in_place { &[] } else { parts };
-        let inputs: Vec<_> = inputs.iter().map(|part| slice(part.input)).collect();
-        let mut outputs: Vec<_> = parts.iter().map(|part| slice(part.output)).collect();
-        let plan = WorldPlan { algorithm, blocks, threads, registered };
-        let result = self.world.all_reduce(&inputs, &mut outputs, 0, message.count, op, plan);
-        inputs.into_iter().chain(outputs).for_each(|slice| _ = slice.leak());
-        result
     }
 }
 
@@ -115,7 +95,7 @@ impl Ranks for AllRanks {
 
     fn supports(&self, message: &Message) -> bool {
         let plan = self.plan(message.count, message.dtype);
-        matches!(message.collective, Collective::AllReduce(_)) && plan.algorithm.is_direct()
+        !matches!(message.collective, Collective::AllReduce(_)) || plan.algorithm.is_direct()
     }
 
     fn make_room(&mut self, bytes: usize) {
@@ -141,19 +121,29 @@ impl Ranks for AllRanks {
     }
 
     fn call(&mut self, message: &Message, parts: &[Part]) -> Result<()> {
-        let Collective::AllReduce(op) = message.collective else { unreachable!("not supported") };
-        match message.dtype {
-            DType::F16 => self.reduce::<half::f16>(message, op, parts),
-            DType::Bf16 => self.reduce::<half::bf16>(message, op, parts),
-            DType::F32 => self.reduce::<f32>(message, op, parts),
-            DType::F64 => self.reduce::<f64>(message, op, parts),
-            DType::I8 => self.reduce::<i8>(message, op, parts),
-            DType::U8 => self.reduce::<u8>(message, op, parts),
-            DType::I32 => self.reduce::<i32>(message, op, parts),
-            DType::U32 => self.reduce::<u32>(message, op, parts),
-            DType::I64 => self.reduce::<i64>(message, op, parts),
-            DType::U64 => self.reduce::<u64>(message, op, parts),
-            dtype => unreachable!("a type that the suite does not know: {dtype}"),
-        }
+        let Plan { algorithm, blocks, threads, .. } = self.plan(message.count, message.dtype);
+        let registered = parts[0].placement.input.kind == Kind::Registered;
+        let (plan, dtype) = (WorldPlan { algorithm, blocks, threads, registered }, message.dtype);
+        let of_rank = |(rank, part): (usize, &Part)| {
+            let Part { input, output, .. } = *part;
+            message.collective.call(rank).map(|collective| WorldRank { collective, input, output })
+        };
+        let ranks: Option<Vec<_>> = parts.iter().enumerate().map(of_rank).collect();
+        // SAFETY: `check` has room for the message there, aligned to the element, until the call has been waited for.
+        let mut call = unsafe {
+            match ranks {
+                Some(ranks) => self.world.prepare_raw(&ranks, message.count, dtype, plan)?,
+                None => {
+                    let of_rank = |(rank, part): (usize, &Part)| {
+                        let items = message.collective.items(rank).iter();
+                        items.map(|item| item.transfer(part.input, part.output, dtype)).collect()
+                    };
+                    let lists: Vec<Vec<_>> = parts.iter().enumerate().map(of_rank).collect();
+                    self.world.prepare_transfers_raw(&lists, plan)?
+                }
+            }
+        };
+        call.enqueue()?;
+        call.finish()
     }
 }

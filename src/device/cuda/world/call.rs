@@ -72,7 +72,8 @@ impl CudaWorld {
     /// # Errors
     ///
     /// [`Error::LengthMismatch`] where a slice ends before `offset + count`, or there is not one for each rank;
-    /// [`Error::InvalidSetting`] for a grid that is not resident; [`Error::Allocation`], [`Error::Driver`].
+    /// [`Error::InvalidSetting`] for a grid that is not resident, and an algorithm that cannot do it; [`Error::Allocation`],
+    /// [`Error::Driver`].
     pub fn prepare<'a, T: Element>(
         &'a mut self,
         inputs: &'a [CudaSlice<T>],
@@ -194,6 +195,16 @@ impl CudaWorld {
                 transfers.map(|(rank, message)| message.transfers(rank, world_size)).collect();
             return self.ready_transfers(&transfers, plan);
         }
+        let (first, piece) = (&messages[0], self.piece(&messages[0], plan.algorithm));
+        if let Collective::AllReduce(op) = first.collective {
+            if !plan.algorithm.can_reduce(first.dtype, op, piece) {
+                return Err(Error::InvalidSetting {
+                    name: "algorithm",
+                    value: plan.algorithm.to_string(),
+                    expected: "one that can do the operation, on messages that fit the region",
+                });
+            }
+        }
         let one_shot = plan.algorithm == Algorithm::OneShotPull;
         let first = messages.iter().enumerate().map(|(rank, message)| {
             let pulls = match message.collective {
@@ -216,7 +227,7 @@ impl CudaWorld {
         if plan.registered {
             self.write_row(&first)?;
         }
-        let (extent, piece) = (messages[0].extent(world_size), self.piece(&messages[0], plan.algorithm));
+        let extent = messages[0].extent(world_size);
         let mut launches = Vec::new();
         let mut done = 0;
         while done < extent || (form == Form::Empty && done == 0) {
