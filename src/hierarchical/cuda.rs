@@ -25,7 +25,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     ///
     /// [`Error::Unavailable`] on all ranks if nodes have different numbers of ranks, and while the stream is captured;
     /// [`Error::InvalidStream`], [`Error::Driver`]; the errors of either.
-    pub fn new(local: Communicator<Cuda>, engine: E, stream: &Arc<CudaStream>) -> Result<Self> {
+    pub fn on_stream(local: Communicator<Cuda>, engine: E, stream: &Arc<CudaStream>) -> Result<Self> {
         let world = Self { local, engine, failed: OnceLock::new(), scratch: Mutex::default() };
         world.check_stream(stream)?;
         world.find_shape(stream).and_then(Shape::check).map(|()| world)

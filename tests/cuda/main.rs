@@ -17,6 +17,7 @@ mod cost;
 mod errors;
 mod gpu;
 mod graphs;
+mod hierarchical;
 mod mixed;
 mod one_launch;
 mod pointers;
