@@ -18,6 +18,7 @@ mod cost;
 mod errors;
 mod gpu;
 mod graphs;
+mod hierarchical;
 mod in_order;
 mod mixed;
 mod one_launch;

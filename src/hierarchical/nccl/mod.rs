@@ -52,7 +52,7 @@ use crate::op::ReduceOp;
 /// let id = from_node_0(if node == 0 { Some(NcclNodes::unique_id()?) } else { None });
 /// let nodes = NcclNodes::new(&context, id, node, nodes, Duration::from_secs(30))?;
 /// let stream = context.new_stream()?;
-/// let all = Hierarchical::<Cuda, _>::new(local, nodes, &stream)?;
+/// let all = Hierarchical::on_stream(local, nodes, &stream)?;
 /// let mut data = stream.clone_htod(&[all.rank() as f32; 1000])?;
 /// all.all_reduce_in_place(&stream, &mut data, ReduceOp::Sum)?;
 /// all.synchronize(&stream)?;
