@@ -176,6 +176,8 @@ fn what_is_refused_poisons_nothing() {
         // SAFETY: the stream is captured; the empty graph is dropped.
         let _ = unsafe { cudarc::driver::result::stream::end_capture(stream.cu_stream()) }.unwrap();
         world.all_reduce_in_place(stream, &mut output, ReduceOp::Sum).unwrap();
+        // Before the memory is freed.
+        world.synchronize(stream).unwrap();
         Some(world)
     });
 }
