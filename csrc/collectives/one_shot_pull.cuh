@@ -18,7 +18,8 @@ FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT wor
     return;
   const Span all = {0, packs_of<T>(launch.count)};
   stage_input<T>(launch, block, all, turn);
-  if (!barrier(launch, block, kStart, turn))
+  if (!barrier(launch, block, kStart, turn,
+               [&] { expect_next_turn(launch, world.size(), turn, launch.count * sizeof(T)); }))
     return;
 
   const Inputs<T, WorldT> inputs = resolve_inputs<T>(launch, block, world, turn);

@@ -20,8 +20,9 @@ FA_FN FaSignal *signal_of(const FaLaunch &launch, u32 owner, BarrierStage stage,
 // Ordering: sync() orders the writes of all threads of this block before the lanes' release stores (bar.sync
 // is causality order at block scope, release is cumulative). A peer's lane that reads the epoch with acquire
 // then sees them, and the closing sync hands that on to its other threads.
-template <class Block>
-FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn) {
+// `meanwhile` is done between telling the peers and waiting for them.
+template <class Block, class Meanwhile>
+FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn, Meanwhile meanwhile) {
   block.sync();
   block.lanes(launch.world, [&](u32 r) {
     if (r == launch.rank)
@@ -38,6 +39,7 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Tur
     // Release: what this block wrote, the source above included, comes before the epoch.
     store_release(&signal->epoch, turn.epoch);
   });
+  meanwhile();
   return block.all_lanes(launch.world, [&](u32 r) {
     if (r == launch.rank)
       return true;
@@ -52,6 +54,11 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Tur
       block.scratch()[r] = load_relaxed(&signal->source);
     return true;
   });
+}
+
+template <class Block>
+FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn) {
+  return barrier(launch, block, stage, turn, [] {});
 }
 
 } // namespace FA_NAMESPACE

@@ -131,6 +131,17 @@ FA_FN void fetch_add_relaxed(u32 *address, u32 value) {
 #endif
 }
 
+// Asks for a cache line that is to be written soon. A hint, of no effect on what memory holds.
+FA_FN void expect_store(const u8 *address) {
+#if defined(__x86_64__) && !FA_CUDA
+  asm volatile("prefetchw %0" ::"m"(*address));
+#elif !FA_CUDA
+  __builtin_prefetch(address, 1);
+#else
+  (void)address;
+#endif
+}
+
 #if FA_CUDA
 // Two 64-bit words in one 128-bit access. PTX treats a vector access as its elements in no order: each word
 // is single-copy atomic, the pair is not, so each carries its own tag.

@@ -58,6 +58,18 @@ FA_FN Turn trading(Turn turn, u32 world) {
   return turn;
 }
 
+// While two ranks of the host wait for each other, asks for the staging that this one writes in its next pull, if
+// that is as small: the other has the lines, and to write each would wait for it.
+FA_FN void expect_next_turn(const FaLaunch &launch, u32 world, Turn turn, u64 bytes) {
+  constexpr u64 kMostBytes = 8192;
+  if (!trades_lines(world) || bytes > kMostBytes)
+    return;
+  ++turn.pulls;
+  const u8 *staged = staging(launch, launch.rank, trading(turn, world));
+  for (u64 at = 0; at < bytes; at += 64)
+    expect_store(staged + at);
+}
+
 // Ends it. Block 0 also advances the blocks that this launch did not use: the counts of all blocks are equal
 // between launches, whatever grids the calls used. Otherwise a fast rank could write a slice of a generation
 // that a slow one, at another epoch of that block, still reads.
