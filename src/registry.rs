@@ -10,8 +10,9 @@ use crate::abi::{FaLaunch, FA_SOURCE_ID_SHIFT};
 use crate::communicator::Closing;
 use crate::device::sealed::Shared as _;
 use crate::device::{Device, Host};
-use crate::dtype::Element;
+use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::op::ReduceOp;
 use crate::plan::Plan;
 use crate::region::{Region, TABLE_ROWS};
 use crate::symmetric::{self, SymmetricMemory};
@@ -93,6 +94,8 @@ pub(crate) struct Registry {
     rows: Vec<Row>,
     /// Of the call before.
     plan: Option<Plan>,
+    /// The allreduce planned last, and its plan: the next is often the same.
+    pub planned_last: Option<((usize, DType, ReduceOp), Plan)>,
     /// The launch before: most of it is the same in all, and small calls feel what they copy.
     pub launch: Option<Box<FaLaunch>>,
 }

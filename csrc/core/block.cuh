@@ -57,6 +57,12 @@ public:
     return __syncthreads_and(threadIdx.x < n ? body(threadIdx.x) : true);
   }
 
+  // Sets the words first..last, word i by thread i - first.
+  FA_FN void fill(u32 *words, u32 first, u32 last, u32 value) const {
+    for (u32 i = first + threadIdx.x; i < last; i += blockDim.x)
+      words[i] = value;
+  }
+
   FA_FN void sync() const { __syncthreads(); }
 
   // One word for each rank, seen by all threads of the block after a sync.
@@ -78,14 +84,14 @@ public:
   // body(i) for this block's share of 0..n, contiguous so that it vectorises and prefetches.
   template <class Body>
   FA_FN void for_each(u64 n, Body body) const {
-    const u64 end = n * (index_ + 1) / count_;
-    for (u64 i = n * index_ / count_; i < end; ++i)
+    const u64 end = share_before(n, index_ + 1);
+    for (u64 i = share_before(n, index_); i < end; ++i)
       body(i);
   }
 
   template <class Body>
   FA_FN void for_each_within(u64 n, u64 first, u64 last, Body body) const {
-    const u64 begin = n * index_ / count_, end = n * (index_ + 1) / count_;
+    const u64 begin = share_before(n, index_), end = share_before(n, index_ + 1);
     const u64 stop = end < last ? end : last;
     for (u64 i = begin < first ? first : begin; i < stop; ++i)
       body(i);
@@ -111,11 +117,24 @@ public:
     return all;
   }
 
+  FA_FN void fill(u32 *words, u32 first, u32 last, u32 value) const {
+    typedef u32 Line __attribute__((vector_size(64)));
+    constexpr u32 kWords = sizeof(Line) / sizeof(u32);
+    const Line line = Line{} + value;
+    for (; last - first >= kWords; first += kWords)
+      __builtin_memcpy(words + first, &line, sizeof line);
+    for (; first < last; ++first)
+      words[first] = value;
+  }
+
   FA_FN void sync() const {}
 
   FA_FN u64 *scratch() { return scratch_; }
 
 private:
+  // What blocks before `index` have of 0..n. One block has it all: small calls feel the division.
+  FA_FN u64 share_before(u64 n, u32 index) const { return count_ == 1 ? n * index : n * index / count_; }
+
   u32 index_;
   u32 count_;
   u64 scratch_[FA_MAX_RANKS] = {};

@@ -40,7 +40,7 @@ impl<D: Device> Communicator<D> {
         let mut registry = self.endpoint.lock();
         self.healthy()?;
         let extent = message.extent(self.world_size);
-        let (plan, algorithm) = self.plan_message(&message, extent);
+        let (plan, algorithm) = self.plan_message(&mut registry, &message, extent);
         let call = message.id(algorithm);
         let number = self.presence.begin(call.encode());
         let _span = Span::enter(self.rank, number, &call, &plan);
@@ -92,10 +92,20 @@ impl<D: Device> Communicator<D> {
     }
 
     /// The plan, and the algorithm if it is an allreduce.
-    fn plan_message(&self, message: &Message<'_>, extent: usize) -> (Plan, Option<Algorithm>) {
+    fn plan_message(
+        &self,
+        registry: &mut Registry,
+        message: &Message<'_>,
+        extent: usize,
+    ) -> (Plan, Option<Algorithm>) {
         let shares = match message.collective {
             Collective::AllReduce(op) => {
-                let plan = self.plan_reduction(message.count, message.dtype, op);
+                let key = (message.count, message.dtype, op);
+                let plan = match registry.planned_last {
+                    Some((last, plan)) if last == key => plan,
+                    _ => self.plan_reduction(message.count, message.dtype, op),
+                };
+                registry.planned_last = Some((key, plan));
                 return (plan, Some(plan.algorithm));
             }
             Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => self.world_size,
