@@ -58,8 +58,8 @@ FA_FN Turn trading(Turn turn, u32 world) {
   return turn;
 }
 
-// While two ranks of the host wait for each other, asks for the staging that this one writes in its next pull, if
-// that is as small: the other has the lines, and to write each would wait for it.
+// While two ranks of the host wait for each other, asks for the staging that this one writes in its next
+// pull, if that is as small: the other has the lines, and to write each would wait for it.
 FA_FN void expect_next_turn(const FaLaunch &launch, u32 world, Turn turn, u64 bytes) {
   constexpr u64 kMostBytes = 8192;
   if (!trades_lines(world) || bytes > kMostBytes)
