@@ -27,7 +27,7 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`]; [`Error::Timeout`] naming the ranks that did not come.
+    /// [`Error::Driver`](crate::Error::Driver); [`Error::Timeout`](crate::Error::Timeout) naming the ranks that did not come.
     pub fn synchronize(&self, stream: &CudaStream) -> Result<()> {
         stream.synchronize().map_err(|error| self.device().error("cuStreamSynchronize", error))?;
         self.healthy()
