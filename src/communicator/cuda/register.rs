@@ -23,8 +23,8 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`](crate::Error::Driver) on all ranks if an input cannot be exported, [`Error::Unavailable`](crate::Error::Unavailable) while a capture goes on; the errors
-    /// of the bootstrap.
+    /// [`Error::Driver`](crate::Error::Driver) on all ranks if an input cannot be exported,
+    /// [`Error::Unavailable`](crate::Error::Unavailable) while a capture goes on; the errors of the bootstrap.
     pub fn register_graph_buffers(&self) -> Result<()> {
         self.healthy()?;
         self.device().bind()?;
@@ -47,8 +47,8 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`](crate::Error::Driver) on all ranks where the memory cannot be exported, as that of stream-ordered pools, which cudarc
-    /// allocates from where the GPU has them: use [`Communicator::alloc`].
+    /// [`Error::Driver`](crate::Error::Driver) on all ranks where the memory cannot be exported, as that of stream-ordered
+    /// pools, which cudarc allocates from where the GPU has them: use [`Communicator::alloc`].
     pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Registered<T>> {
         self.healthy()?;
         let count = slice.len();
