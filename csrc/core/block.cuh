@@ -57,9 +57,12 @@ public:
     return __syncthreads_and(threadIdx.x < n ? body(threadIdx.x) : true);
   }
 
-  // Sets the words first..last, word i by thread i - first.
-  FA_FN void fill(u32 *words, u32 first, u32 last, u32 value) const {
-    for (u32 i = first + threadIdx.x; i < last; i += blockDim.x)
+  // Whether one thread has all the work: it may then do without what several need.
+  FA_FN constexpr bool is_alone() const { return false; }
+
+  // Sets `count` words, by one thread.
+  FA_FN void fill(u32 *words, u32 count, u32 value) const {
+    for (u32 i = 0; i < count; ++i)
       words[i] = value;
   }
 
@@ -117,14 +120,17 @@ public:
     return all;
   }
 
-  FA_FN void fill(u32 *words, u32 first, u32 last, u32 value) const {
+  FA_FN bool is_alone() const { return count_ == 1; }
+
+  FA_FN void fill(u32 *words, u32 count, u32 value) const {
     typedef u32 Line __attribute__((vector_size(64)));
     constexpr u32 kWords = sizeof(Line) / sizeof(u32);
     const Line line = Line{} + value;
-    for (; last - first >= kWords; first += kWords)
-      __builtin_memcpy(words + first, &line, sizeof line);
-    for (; first < last; ++first)
-      words[first] = value;
+    u32 i = 0;
+    for (; count - i >= kWords; i += kWords)
+      __builtin_memcpy(words + i, &line, sizeof line);
+    for (; i < count; ++i)
+      words[i] = value;
   }
 
   FA_FN void sync() const {}

@@ -82,11 +82,20 @@ FA_FN void end_turn(const FaLaunch &launch, Block &block, Turn turn) {
     head->epoch[block.index()] = turn.epoch;
     head->pulls[block.index()] = turn.pulls;
   });
-  if (block.index() == 0) {
-    // Alone, it has all of them to write, which is whole cache lines.
-    const u32 first = block.count() == 1 ? 0 : block.count();
-    block.fill(head->epoch, first, FA_MAX_BLOCKS, turn.epoch);
-    block.fill(head->pulls, first, FA_MAX_BLOCKS, turn.pulls);
+  if (block.is_alone()) {
+    // All are whole cache lines.
+    block.fill(head->epoch, FA_MAX_BLOCKS, turn.epoch);
+    block.fill(head->pulls, FA_MAX_BLOCKS, turn.pulls);
+  } else if (block.index() == 0) {
+    // At least 32 threads, the width of the smallest block.
+    const u32 used = block.count();
+    for (u32 first = used; first < FA_MAX_BLOCKS; first += 32) {
+      const u32 left = FA_MAX_BLOCKS - first;
+      block.lanes(left < 32 ? left : 32, [&](u32 i) {
+        head->epoch[first + i] = turn.epoch;
+        head->pulls[first + i] = turn.pulls;
+      });
+    }
   }
 }
 
