@@ -102,7 +102,7 @@ program() {
     mpirun "$ranks" "$cli" bench -e 64K
     [ "$status" -eq 0 ] || fail "$mpi: bench of $ranks ranks, status $status"
     [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench of $ranks ranks prints no table, or several"
-    [ "$(lines "# ranks $ranks ")" -eq 1 ] || fail "$mpi: bench of $ranks ranks has another world"
+    [ "$(lines "^# .* ranks $ranks device")" -eq 1 ] || fail "$mpi: bench of $ranks ranks has another world"
   done
   echo "$mpi: bench of 1, 2 and 4 ranks passed"
   mpirun 4 "$cli" compare --vs mpi -e 16K -n 20 --rounds 2
@@ -129,7 +129,7 @@ program() {
   SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 run "$cli" bench -e 1K
   refused "a launcher that MPI does not know" "made a world of 1"
   SLURM_NTASKS=2 SLURM_PROCID=0 run "$cli" bench --ranks 3 -e 1K
-  [ "$status" -eq 0 ] && [ "$(lines '# ranks 3 ')" -eq 1 ] || fail "$mpi: bench in a shell of an allocation"
+  [ "$status" -eq 0 ] && [ "$(lines '^# .* ranks 3 device')" -eq 1 ] || fail "$mpi: bench in a shell of an allocation"
   if [ "$mpi" = mpich ]; then
     MPIR_CVAR_NUM_CLIQUES=2 mpirun 4 "$cli" bench -e 1K
     refused "several nodes" "a world of several nodes is not available"
