@@ -32,13 +32,16 @@ const DEFAULT_RANKS: usize = 4;
 
 /// What the program is asked to do.
 pub enum Command {
-    Version { verbose: bool },
+    Version {
+        verbose: bool,
+    },
     Bench(Box<Bench>),
     Compare(Box<Compare>),
     Topology(Topology),
     Plan(Plan),
     Tune(Box<Tune>),
     Soak(Soak),
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     GpuCheck(GpuCheck),
 }
 
