@@ -30,7 +30,8 @@ FA_FN u64 ask(Block &block, Poll poll) {
   return seen;
 }
 
-// Waits without waiting: looks once, and at the limits of the launch if it is not ready.
+// A failed poll counts against the limits of the launch, which bound the wait; the caller goes on to another
+// channel in between.
 FA_FN u64 look(const FaLaunch &launch, Channel &channel, u32 peer, bool ready) {
   if (ready)
     return kReady;
@@ -146,7 +147,7 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
     }
   }
 
-  // The threads of this block have all read the old counts.
+  // The threads of this block have all read the old counts, and no other block has these channels.
   block.sync();
   for (u32 c = block.index(); c < count; c += stride) {
     u32 *number = c % 2 == 0 ? &head->sent[c / 2] : &head->received[c / 2];
