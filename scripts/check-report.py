@@ -10,12 +10,14 @@ Each page is rendered 400 and 1200 pixels wide, light and dark; the screenshots 
 
 import argparse
 import base64
+import contextlib
 import itertools
 import json
 import os
 import pathlib
 import re
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -74,7 +76,8 @@ class Browser:
         self.process = subprocess.Popen(
             [program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
              "--remote-debugging-pipe", f"--user-data-dir={self.profile.name}", "about:blank"],
-            preexec_fn=descriptors, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            preexec_fn=descriptors, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, env={**os.environ, "TMPDIR": self.profile.name})
         os.close(to_browser)
         os.close(from_browser)
         self.numbers = itertools.count(1)
@@ -136,11 +139,21 @@ class Browser:
         path.write_bytes(base64.b64decode(image["data"]))
 
     def close(self):
+        # Its helper processes outlive it for a moment, and write to the profile: they end with the group.
         self.process.terminate()
         self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         for end in [self.send_end, self.receive_end]:
             os.close(end)
-        self.profile.cleanup()
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                return self.profile.cleanup()
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
 
 def luminance(color):
