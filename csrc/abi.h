@@ -189,7 +189,8 @@ struct FaLaunch {
   uint64_t mailbox_offset; // of generation 0; generation 1 follows after mailbox_bytes
   uint64_t mailbox_bytes;  // of one generation, a multiple of the slot size
   uint64_t staging_offset;
-  uint64_t staging_bytes;
+  uint64_t staging_bytes; // of one generation
+  uint64_t place_bytes;   // of the places that pulls walk through in a generation
   uint64_t channel_offset;
   uint64_t channel_bytes; // of all channels to a rank
   uint64_t transfers;     // address of an FaTransfers, where the launch is of that
@@ -204,8 +205,8 @@ struct FaLaunch {
   uint32_t spin;      // host: polls before a waiting thread yields its core
   uint32_t checked;   // non-zero: ranks compare their calls first
   uint32_t root;
-  uint32_t reserved;
-  struct FaCall call; // the call that this launch is of
+  uint32_t last_place; // a power of two less 1; 0: the generation is one place
+  struct FaCall call;  // the call that this launch is of
   // By rank, of FA_ALL_GATHER and FA_REDUCE_SCATTER.
   struct FaShare shares[FA_MAX_RANKS];
 };

@@ -12,24 +12,25 @@ namespace FA_NAMESPACE {
 // In place, a rank's input is its own share of the output: nobody else's copy touches it.
 template <class T, class Block>
 FA_FN void all_gather(const FaLaunch &launch, Block &block) {
-  const Turn turn = trading(begin_turn(launch, block, true), launch.world);
+  const Turn turn = trading(begin_turn(launch, block, true), launch, launch.world);
   if (!same_call(launch, block, turn.epoch))
     return;
   const AnyWorld world = {launch.world};
-  stage_input<T>(launch, block, {0, packs_of<T>(launch.count)}, turn);
+  const Span own = {0, packs_of<T>(launch.count)};
+  T *output = reinterpret_cast<T *>(launch.output);
+  stage_and_keep(launch, block, own, turn, output + launch.shares[launch.rank].first);
   if (!barrier(launch, block, kStart, turn))
     return;
 
   const Inputs<T, AnyWorld> inputs = resolve_inputs<T>(launch, block, world, turn);
   if (!inputs.mapped)
     return record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
-  for (u32 step = 0; step < launch.world; ++step) {
-    // Each rank begins with its own and its right neighbour's, so that no rank is read by all at once.
+  keep_unstaged(launch, block, own, output + launch.shares[launch.rank].first);
+  for (u32 step = 1; step < launch.world; ++step) {
+    // Each rank begins with its right neighbour's, so that no rank is read by all at once.
     const u32 r = (launch.rank + step) % launch.world;
     const FaShare share = launch.shares[r];
-    T *output = reinterpret_cast<T *>(launch.output) + share.first;
-    if (output != inputs.at[r])
-      copy(block, output, inputs.at[r], {0, packs_of<T>(share.count)}, share.count);
+    copy(block, output + share.first, inputs.at[r], {0, packs_of<T>(share.count)}, share.count);
   }
 
   if (inputs.direct && !barrier(launch, block, kSecond, turn))

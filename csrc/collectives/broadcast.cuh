@@ -13,23 +13,16 @@
 
 namespace FA_NAMESPACE {
 
-// The root's own output, unless it is in place.
-template <class T, class Block>
-FA_FN void keep_own_input(const FaLaunch &launch, const Block &block) {
-  if (launch.input != launch.output)
-    copy(block, reinterpret_cast<T *>(launch.output), reinterpret_cast<const T *>(launch.input),
-         {0, packs_of<T>(launch.count)}, launch.count);
-}
-
 template <class T, class Block>
 FA_FN void broadcast(const FaLaunch &launch, Block &block) {
-  const Turn turn = begin_turn(launch, block, true);
+  const Turn turn = walking(begin_turn(launch, block, true), launch);
   if (!same_call(launch, block, turn.epoch))
     return;
   const Span all = {0, packs_of<T>(launch.count)};
   const bool root = launch.rank == launch.root;
+  T *output = reinterpret_cast<T *>(launch.output);
   if (root)
-    stage_input<T>(launch, block, all, turn);
+    stage_and_keep(launch, block, all, turn, output);
   if (!barrier(launch, block, kStart, turn))
     return;
 
@@ -37,9 +30,9 @@ FA_FN void broadcast(const FaLaunch &launch, Block &block) {
   if (!inputs.mapped)
     return record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
   if (root)
-    keep_own_input<T>(launch, block);
+    keep_unstaged(launch, block, all, output);
   else
-    copy(block, reinterpret_cast<T *>(launch.output), inputs.at[launch.root], all, launch.count);
+    copy(block, output, inputs.at[launch.root], all, launch.count);
   if (inputs.direct && !barrier(launch, block, kSecond, turn))
     return;
   end_turn(launch, block, turn);
@@ -47,24 +40,24 @@ FA_FN void broadcast(const FaLaunch &launch, Block &block) {
 
 template <class T, class Block>
 FA_FN void scattered_broadcast(const FaLaunch &launch, Block &block) {
-  const Turn turn = begin_turn(launch, block, true);
+  const Turn turn = walking(begin_turn(launch, block, true), launch);
   if (!same_call(launch, block, turn.epoch))
     return;
   const u32 ranks = launch.world;
   const u64 packs = packs_of<T>(launch.count);
   const bool root = launch.rank == launch.root;
+  T *output = reinterpret_cast<T *>(launch.output);
   for (u32 r = 0; root && r < ranks; ++r)
     // Slice by slice, so that a block stages what the same block of a peer reads.
-    stage_input<T>(launch, block, slice_of(packs, ranks, r), turn);
+    stage_and_keep(launch, block, slice_of(packs, ranks, r), turn, output);
   if (!barrier(launch, block, kStart, turn))
     return;
 
   const Inputs<T, AnyWorld> inputs = resolve_inputs<T>(launch, block, AnyWorld{ranks}, turn);
   if (!inputs.mapped)
     return record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
-  T *output = reinterpret_cast<T *>(launch.output);
   if (root) {
-    keep_own_input<T>(launch, block);
+    keep_unstaged(launch, block, {0, packs}, output);
   } else {
     const T *input = inputs.at[launch.root];
     T *staged = reinterpret_cast<T *>(staging(launch, launch.rank, turn));

@@ -63,6 +63,29 @@ FA_FN void stage_input(const FaLaunch &launch, const Block &block, Span span, Tu
          reinterpret_cast<const T *>(launch.input), span, launch.count);
 }
 
+// The same, and copies it to this rank's output as well, unless it is there. What peers read where it is must
+// still be copied there: they need not wait for that.
+template <class T, class Block>
+FA_STEP void stage_and_keep(const FaLaunch &launch, const Block &block, Span span, Turn turn, T *output) {
+  const T *input = reinterpret_cast<const T *>(launch.input);
+  if (launch.source != 0 || input == output)
+    return stage_input<T>(launch, block, span, turn);
+  T *staged = reinterpret_cast<T *>(staging(launch, launch.rank, turn));
+  for_each_pack<T>(block, span, launch.count, pack_aligned(input) && pack_aligned(output),
+                   [&](u64 offset, u64, auto extent) {
+                     const Pack<T> pack = load(input + offset, extent);
+                     store(staged + offset, pack, extent);
+                     store(output + offset, pack, extent);
+                   });
+}
+
+template <class T, class Block>
+FA_FN void keep_unstaged(const FaLaunch &launch, const Block &block, Span span, T *output) {
+  const T *input = reinterpret_cast<const T *>(launch.input);
+  if (launch.source != 0 && input != output)
+    copy(block, output, input, span, launch.count);
+}
+
 // All ranks' packs at one offset, reduced in rank order.
 template <class T, class Op, class WorldT, class Extent>
 FA_FN Pack<T> reduce_inputs(const Inputs<T, WorldT> &inputs, Op op, WorldT world, u64 offset, Extent extent) {

@@ -8,7 +8,7 @@ namespace FA_NAMESPACE {
 
 template <class T, class Block, class Op, class WorldT>
 FA_FN void reduce(const FaLaunch &launch, Block &block, Op op, WorldT world) {
-  const Turn turn = begin_turn(launch, block, true);
+  const Turn turn = walking(begin_turn(launch, block, true), launch);
   if (!same_call(launch, block, turn.epoch))
     return;
   const u32 ranks = world.size();

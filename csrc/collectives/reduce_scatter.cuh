@@ -22,7 +22,7 @@ FA_FN u64 staged_share(const FaLaunch &launch) {
 // In place, a rank's output is its own share of its input, which nobody else reads.
 template <class T, class Block, class Op, class WorldT>
 FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, Op op, WorldT world) {
-  const Turn turn = trading(begin_turn(launch, block, true), launch.world);
+  const Turn turn = trading(begin_turn(launch, block, true), launch, launch.world);
   if (!same_call(launch, block, turn.epoch))
     return;
   const u64 distance = staged_share<T>(launch);

@@ -19,7 +19,7 @@ FA_FN u32 keeper_of(u32 world, u32 r) { return trades_lines(world) ? 1 - r : r; 
 
 template <class T, class Block, class Op, class WorldT>
 FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT world) {
-  const Turn turn = begin_turn(launch, block, true);
+  const Turn turn = walking(begin_turn(launch, block, true), launch);
   if (!same_call(launch, block, turn.epoch))
     return;
   const u32 ranks = world.size();

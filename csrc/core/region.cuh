@@ -17,6 +17,7 @@ struct Turn {
   u32 epoch;
   u32 pulls;
   u32 traded = 0; // 1: the two ranks stage in each other's regions
+  u64 place = 0;  // bytes from the start of the generation of staging
 };
 
 // Between two ranks of the host, a cache line of staging is best written next by the rank that last accessed
@@ -32,14 +33,16 @@ FA_FN u8 *mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
                                 (epoch % 2) * launch.mailbox_bytes);
 }
 
-// Staging of `rank` of this pull's generation. Whose region it is in may differ from turn to turn, as long as
-// all ranks agree on it: before anybody writes a generation again, all have finished the pull that used it.
+// Staging of `rank` of this pull's generation. Whose region it is in, and where in the generation, may differ
+// from turn to turn, as long as all ranks agree on it: before anybody writes a generation again, all have
+// finished the pull that used it.
 FA_FN u8 *staging(const FaLaunch &launch, u32 rank, Turn turn) {
 #if defined(FA_PLANT_ONE_STAGING_GENERATION)
   turn.pulls = 0;
+  turn.place = 0;
 #endif
   return reinterpret_cast<u8 *>(launch.regions[rank ^ turn.traded] + launch.staging_offset +
-                                (turn.pulls % 2) * launch.staging_bytes);
+                                (turn.pulls % 2) * launch.staging_bytes + turn.place);
 }
 
 // Begins a launch of this block. `pull`: the algorithm has barriers, and uses staging.
@@ -50,11 +53,20 @@ FA_FN Turn begin_turn(const FaLaunch &launch, const Block &block, bool pull) {
   return {last == 0xFFFFFFFFu ? FA_FIRST_EPOCH_AFTER_WRAP : last + 1, head->pulls[block.index()] + pull};
 }
 
-// The turn of a pull in which two ranks read what they staged for each other: they trade regions from one use
-// of a generation to the next, so that each stages where it has just read.
-FA_FN Turn trading(Turn turn, u32 world) {
-  if (trades_lines(world))
-    turn.traded = turn.pulls / 2 % 2;
+// The turn of a pull that stages in the next place of its generation. On the host, to write a line waits for
+// the caches of those who read it last; by the time that all places have been used, it has left them.
+FA_FN Turn walking(Turn turn, const FaLaunch &launch) {
+  if (!FA_CUDA)
+    turn.place = (turn.pulls / 2 & launch.last_place) * launch.place_bytes;
+  return turn;
+}
+
+// The turn of a pull in which two ranks read what they staged for each other. In one place, they trade
+// regions from one use of a generation to the next, so that each stages where it has just read.
+FA_FN Turn trading(Turn turn, const FaLaunch &launch, u32 world) {
+  if (!trades_lines(world) || launch.last_place != 0)
+    return walking(turn, launch);
+  turn.traded = turn.pulls / 2 % 2;
   return turn;
 }
 
@@ -65,7 +77,7 @@ FA_FN void expect_next_turn(const FaLaunch &launch, u32 world, Turn turn, u64 by
   if (!trades_lines(world) || bytes > kMostBytes)
     return;
   ++turn.pulls;
-  const u8 *staged = staging(launch, launch.rank, trading(turn, world));
+  const u8 *staged = staging(launch, launch.rank, trading(turn, launch, world));
   for (u64 at = 0; at < bytes; at += 64)
     expect_store(staged + at);
 }

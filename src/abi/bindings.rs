@@ -231,6 +231,7 @@ pub struct FaLaunch {
     pub mailbox_bytes: u64,
     pub staging_offset: u64,
     pub staging_bytes: u64,
+    pub place_bytes: u64,
     pub channel_offset: u64,
     pub channel_bytes: u64,
     pub transfers: u64,
@@ -245,13 +246,13 @@ pub struct FaLaunch {
     pub spin: u32,
     pub checked: u32,
     pub root: u32,
-    pub reserved: u32,
+    pub last_place: u32,
     pub call: FaCall,
     pub shares: [FaShare; 16usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 568usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 576usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -267,24 +268,25 @@ const _: () = {
     ["Offset of field: FaLaunch::staging_offset"]
         [::core::mem::offset_of!(FaLaunch, staging_offset) - 200usize];
     ["Offset of field: FaLaunch::staging_bytes"][::core::mem::offset_of!(FaLaunch, staging_bytes) - 208usize];
+    ["Offset of field: FaLaunch::place_bytes"][::core::mem::offset_of!(FaLaunch, place_bytes) - 216usize];
     ["Offset of field: FaLaunch::channel_offset"]
-        [::core::mem::offset_of!(FaLaunch, channel_offset) - 216usize];
-    ["Offset of field: FaLaunch::channel_bytes"][::core::mem::offset_of!(FaLaunch, channel_bytes) - 224usize];
-    ["Offset of field: FaLaunch::transfers"][::core::mem::offset_of!(FaLaunch, transfers) - 232usize];
-    ["Offset of field: FaLaunch::launches"][::core::mem::offset_of!(FaLaunch, launches) - 240usize];
-    ["Offset of field: FaLaunch::timeout_ns"][::core::mem::offset_of!(FaLaunch, timeout_ns) - 248usize];
-    ["Offset of field: FaLaunch::rank"][::core::mem::offset_of!(FaLaunch, rank) - 256usize];
-    ["Offset of field: FaLaunch::world"][::core::mem::offset_of!(FaLaunch, world) - 260usize];
-    ["Offset of field: FaLaunch::blocks"][::core::mem::offset_of!(FaLaunch, blocks) - 264usize];
-    ["Offset of field: FaLaunch::dtype"][::core::mem::offset_of!(FaLaunch, dtype) - 268usize];
-    ["Offset of field: FaLaunch::op"][::core::mem::offset_of!(FaLaunch, op) - 272usize];
-    ["Offset of field: FaLaunch::algorithm"][::core::mem::offset_of!(FaLaunch, algorithm) - 276usize];
-    ["Offset of field: FaLaunch::spin"][::core::mem::offset_of!(FaLaunch, spin) - 280usize];
-    ["Offset of field: FaLaunch::checked"][::core::mem::offset_of!(FaLaunch, checked) - 284usize];
-    ["Offset of field: FaLaunch::root"][::core::mem::offset_of!(FaLaunch, root) - 288usize];
-    ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 292usize];
-    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 296usize];
-    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 312usize];
+        [::core::mem::offset_of!(FaLaunch, channel_offset) - 224usize];
+    ["Offset of field: FaLaunch::channel_bytes"][::core::mem::offset_of!(FaLaunch, channel_bytes) - 232usize];
+    ["Offset of field: FaLaunch::transfers"][::core::mem::offset_of!(FaLaunch, transfers) - 240usize];
+    ["Offset of field: FaLaunch::launches"][::core::mem::offset_of!(FaLaunch, launches) - 248usize];
+    ["Offset of field: FaLaunch::timeout_ns"][::core::mem::offset_of!(FaLaunch, timeout_ns) - 256usize];
+    ["Offset of field: FaLaunch::rank"][::core::mem::offset_of!(FaLaunch, rank) - 264usize];
+    ["Offset of field: FaLaunch::world"][::core::mem::offset_of!(FaLaunch, world) - 268usize];
+    ["Offset of field: FaLaunch::blocks"][::core::mem::offset_of!(FaLaunch, blocks) - 272usize];
+    ["Offset of field: FaLaunch::dtype"][::core::mem::offset_of!(FaLaunch, dtype) - 276usize];
+    ["Offset of field: FaLaunch::op"][::core::mem::offset_of!(FaLaunch, op) - 280usize];
+    ["Offset of field: FaLaunch::algorithm"][::core::mem::offset_of!(FaLaunch, algorithm) - 284usize];
+    ["Offset of field: FaLaunch::spin"][::core::mem::offset_of!(FaLaunch, spin) - 288usize];
+    ["Offset of field: FaLaunch::checked"][::core::mem::offset_of!(FaLaunch, checked) - 292usize];
+    ["Offset of field: FaLaunch::root"][::core::mem::offset_of!(FaLaunch, root) - 296usize];
+    ["Offset of field: FaLaunch::last_place"][::core::mem::offset_of!(FaLaunch, last_place) - 300usize];
+    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 304usize];
+    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 320usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

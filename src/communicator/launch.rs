@@ -160,6 +160,12 @@ impl<D: Device> Communicator<D> {
         launch.dtype = message.dtype as u32;
         launch.op = message.collective.reduction().unwrap_or(ReduceOp::Sum) as u32;
         launch.algorithm = message.kernel(plan.algorithm, D::KIND, self.world_size);
+        (launch.place_bytes, launch.last_place) = match D::WALKED_BYTES {
+            0 => (0, 0),
+            walked => message
+                .walked_bytes(plan.piece_bytes, self.world_size)
+                .map_or((0, 0), |staged| self.endpoint.region.layout.places(staged, walked)),
+        };
         launch.root = message.collective.root().unwrap_or(0) as u32;
         launch.call = call;
         launch
@@ -181,6 +187,7 @@ impl<D: Device> Communicator<D> {
             mailbox_bytes: region.layout.mailbox_bytes as u64,
             staging_offset: region.layout.staging_offset as u64,
             staging_bytes: region.layout.staging_bytes as u64,
+            place_bytes: 0,
             channel_offset: region.layout.channel_offset as u64,
             channel_bytes: region.layout.channel_bytes as u64,
             transfers: 0,
@@ -195,7 +202,7 @@ impl<D: Device> Communicator<D> {
             spin: 0,
             checked: u32::from(self.checked),
             root: 0,
-            reserved: 0,
+            last_place: 0,
             call: FaCall { what: 0, count: 0 },
             shares: [FaShare { first: 0, count: 0 }; FA_MAX_RANKS as usize],
         }

@@ -81,6 +81,23 @@ impl Message<'_> {
         (self.collective.input_len(self.count, rank, world_size) * self.dtype.size()) as u64
     }
 
+    /// Bytes that a rank stages in a launch of at most `piece` bytes of each share or of the message, if it does so in place after
+    /// place. Two ranks trade lines instead, except where one of them stages more than it reads.
+    pub fn walked_bytes(&self, piece: usize, world_size: usize) -> Option<usize> {
+        let bytes = piece.min(self.extent(world_size).saturating_mul(self.dtype.size()));
+        match self.collective {
+            Collective::AllReduce(_) | Collective::AllGather | Collective::AllGatherV(_) => {
+                (world_size > 2).then_some(bytes)
+            }
+            // Whole packs of each share.
+            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => {
+                Some(bytes.next_multiple_of(abi::FA_HOST_PACK_BYTES as usize) * world_size)
+            }
+            Collective::Broadcast { .. } | Collective::Reduce { .. } => Some(bytes),
+            _ => None,
+        }
+    }
+
     /// Sets a launch to the elements from `done` on, at most `most` of each share or of the message. `source` is where peers find
     /// the whole input.
     pub fn set_piece(&self, launch: &mut FaLaunch, done: usize, most: usize, source: u64) {

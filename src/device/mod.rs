@@ -59,6 +59,9 @@ pub(crate) mod sealed {
 
         const PACKING: Packing;
 
+        /// How much of a generation of staging pulls walk through, from place to place; 0: they stay at its beginning.
+        const WALKED_BYTES: usize;
+
         /// Whether a kernel has ended when `launch` returns.
         const SYNCHRONOUS: bool;
 

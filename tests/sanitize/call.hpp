@@ -18,6 +18,7 @@ struct Call {
   uint64_t count; // of an allreduce, a broadcast or a reduce; else of all shares
   FaShare shares[FA_MAX_RANKS];
   std::vector<Letter> letters;
+  uint32_t places = 1; // of a generation of staging
 
   // Elements before a letter in the input of its sender, or the output of its receiver.
   uint64_t first_of(size_t letter, bool sender) const {
@@ -220,5 +221,9 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     draw_shares(random, call, whole ? lanes : 0);
   if (call.algorithm == FA_TRANSFER)
     draw_letters(random, call, whole ? lanes : 0);
+  // Whole packs of each share.
+  const uint64_t staged = call.count * sizes[type] + world * FA_HOST_PACK_BYTES;
+  while (random() % 2 && staged <= kMaxBytes / (2 * call.places))
+    call.places *= 2;
   return call;
 }

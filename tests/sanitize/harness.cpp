@@ -192,6 +192,8 @@ private:
     launch.mailbox_bytes = kMailboxBytes;
     launch.staging_offset = kStagingOffset;
     launch.staging_bytes = kMaxBytes;
+    launch.place_bytes = kMaxBytes / call.places;
+    launch.last_place = call.places - 1;
     launch.channel_offset = kChannelOffset;
     launch.channel_bytes = kChannelBytes;
     launch.timeout_ns = kTimeout;

@@ -193,6 +193,9 @@ impl sealed::Device for Cuda {
         slot_bytes: abi::FA_CUDA_SLOT_BYTES as usize,
     };
 
+    // A GPU's own memory is written past the caches of its peers.
+    const WALKED_BYTES: usize = 0;
+
     const SYNCHRONOUS: bool = false;
 
     fn exports(&self) -> CudaExports {

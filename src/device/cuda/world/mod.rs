@@ -121,6 +121,7 @@ impl CudaWorld {
             mailbox_bytes: self.layout.mailbox_bytes as u64,
             staging_offset: self.layout.staging_offset as u64,
             staging_bytes: self.layout.staging_bytes as u64,
+            place_bytes: 0,
             channel_offset: self.layout.channel_offset as u64,
             channel_bytes: self.layout.channel_bytes as u64,
             transfers: 0,
@@ -135,7 +136,7 @@ impl CudaWorld {
             spin: 0,
             checked: 0,
             root: 0,
-            reserved: 0,
+            last_place: 0,
             call: FaCall { what: 0, count: 0 },
             shares: [FaShare { first: 0, count: 0 }; MAX_RANKS],
         }
