@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::{FaLaunch, FA_SOURCE_ID_SHIFT};
+use crate::call::CallId;
 use crate::communicator::Closing;
 use crate::device::sealed::Shared as _;
 use crate::device::{Device, Host};
-use crate::dtype::{DType, Element};
+use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 use crate::plan::Plan;
 use crate::region::{Region, TABLE_ROWS};
 use crate::symmetric::{self, SymmetricMemory};
@@ -94,10 +94,20 @@ pub(crate) struct Registry {
     rows: Vec<Row>,
     /// Of the call before.
     plan: Option<Plan>,
-    /// The allreduce planned last, and its plan: the next is often the same.
-    pub planned_last: Option<((usize, DType, ReduceOp), Plan)>,
-    /// The launch before: most of it is the same in all, and small calls feel what they copy.
+    /// The call before, if it was an allreduce: the next is often the same.
+    pub last: Option<Prepared>,
+    /// The launch before: most of it is the same in all, and all but the piece in those of equal calls. Small calls feel what they
+    /// copy.
     pub launch: Option<Box<FaLaunch>>,
+}
+
+/// What is worked out for a call before its launches, wherever its buffers are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Prepared {
+    pub id: CallId,
+    pub plan: Plan,
+    /// Elements of a launch, of the message or of each share.
+    pub piece: usize,
 }
 
 #[derive(Debug, Clone, Copy)]

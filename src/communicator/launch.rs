@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::op::ReduceOp;
 use crate::plan::{Algorithm, Plan};
 use crate::region::TABLE_ROWS;
-use crate::registry::Registry;
+use crate::registry::{Prepared, Registry};
 use crate::trace::Span;
 
 impl<D: Device> Communicator<D> {
@@ -40,11 +40,12 @@ impl<D: Device> Communicator<D> {
         let mut registry = self.endpoint.lock();
         self.healthy()?;
         let extent = message.extent(self.world_size);
-        let (plan, algorithm) = self.plan_message(&mut registry, &message, extent);
-        let call = message.id(algorithm);
+        let again = registry.last.filter(|last| message.is_again(&last.id));
+        let prepared = again.unwrap_or_else(|| self.prepare(&message, extent));
+        let Prepared { id: call, plan, piece } = prepared;
+        let algorithm = call.algorithm;
         let number = self.presence.begin(call.encode());
         let _span = Span::enter(self.rank, number, &call, &plan);
-        registry.planned(&plan);
         let bytes = message.input_bytes(self.rank, self.world_size);
         let pulls = match algorithm {
             // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
@@ -59,9 +60,14 @@ impl<D: Device> Communicator<D> {
                 registered => registered,
             },
         };
-        let launch = self.launch(&mut registry, &message, &plan, call.encode());
-        let size = message.dtype.size();
-        let piece = (plan.piece_bytes / size).max(1);
+        let launch = match (again, &mut *registry) {
+            (Some(_), Registry { launch: Some(launch), .. }) => launch,
+            (_, registry) => {
+                registry.planned(&plan);
+                registry.last = algorithm.map(|_| prepared);
+                self.launch(registry, &message, &plan, call.encode())
+            }
+        };
         // One limit for all pieces; on a device that runs them later, for each.
         let deadline = match self.timeout {
             Some(limit) if D::SYNCHRONOUS && extent > piece => Instant::now().checked_add(limit),
@@ -91,27 +97,18 @@ impl<D: Device> Communicator<D> {
         self.presence.end();
     }
 
-    /// The plan, and the algorithm if it is an allreduce.
-    fn plan_message(
-        &self,
-        registry: &mut Registry,
-        message: &Message<'_>,
-        extent: usize,
-    ) -> (Plan, Option<Algorithm>) {
-        let shares = match message.collective {
+    fn prepare(&self, message: &Message<'_>, extent: usize) -> Prepared {
+        let size = message.dtype.size();
+        let shares = |shares| (self.plan_shares(extent.saturating_mul(size), shares), None);
+        let (plan, algorithm) = match message.collective {
             Collective::AllReduce(op) => {
-                let key = (message.count, message.dtype, op);
-                let plan = match registry.planned_last {
-                    Some((last, plan)) if last == key => plan,
-                    _ => self.plan_reduction(message.count, message.dtype, op),
-                };
-                registry.planned_last = Some((key, plan));
-                return (plan, Some(plan.algorithm));
+                let plan = self.plan_reduction(message.count, message.dtype, op);
+                (plan, Some(plan.algorithm))
             }
-            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => self.world_size,
-            _ => 1,
+            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => shares(self.world_size),
+            _ => shares(1),
         };
-        (self.plan_shares(extent.saturating_mul(message.dtype.size()), shares), None)
+        Prepared { id: message.id(algorithm), plan, piece: (plan.piece_bytes / size).max(1) }
     }
 
     /// Starts a launch of messages between pairs of ranks.
@@ -138,6 +135,7 @@ impl<D: Device> Communicator<D> {
         registry.planned(&plan);
         let nothing =
             Message { collective: Collective::Barrier, input: 0, output: 0, count: 0, dtype: call.dtype };
+        registry.last = None;
         let launch = self.launch(&mut registry, &nothing, &plan, call.encode());
         launch.algorithm = abi::FA_TRANSFER;
         // SAFETY: the caller's; the rest as in `start`.

@@ -2,7 +2,7 @@
 
 use super::group::{Direction, Transfer};
 use crate::abi::{self, FaLaunch, FaShare};
-use crate::call::CallId;
+use crate::call::{CallId, Operation};
 use crate::collective::Collective;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -60,6 +60,17 @@ impl Message<'_> {
             root: self.collective.root().map(|root| root as u8),
             digest: counts.map_or(0, CallId::digest),
             count: counts.map_or(self.count, |counts| counts.iter().sum()),
+        }
+    }
+
+    /// Whether a call that it is the id of was the same allreduce.
+    pub fn is_again(&self, id: &CallId) -> bool {
+        match self.collective {
+            Collective::AllReduce(op) => {
+                id.operation == Operation::AllReduce
+                    && (id.op, id.dtype, id.count) == (Some(op), self.dtype, self.count)
+            }
+            _ => false,
         }
     }
 
