@@ -41,7 +41,6 @@ fn collectives() {
     refused("bench -r 0", &["--root", "all_reduce"]);
     refused("bench --collective reduce --algo ring", &["--algo", "all_reduce", "reduce"]);
     refused("bench --collective all --algo auto", &["--algo", "all_reduce"]);
-    refused("bench --collective gather --device cuda", &["gather", "host"]);
 }
 
 #[test]

@@ -83,6 +83,28 @@ fn bench_is_right_in_every_algorithm() {
 }
 
 #[test]
+fn bench_is_right_in_every_collective() {
+    for setting in ["", "--eager -d u8", "--registered -r 2", "--max-bytes 8K"] {
+        let arguments = format!(
+            "bench --device cuda --ranks 3 --collective all -b 3000 -e 30000 -f 10 --format json {setting}"
+        );
+        let Some(output) = results_on_stand_in(&arguments) else { return };
+        let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let results = document["results"].as_array().unwrap();
+        assert_eq!(results.len(), 2 * 12);
+        for row in results {
+            let forms = ["out_of_place", "in_place"].map(|form| &row[form]);
+            let forms: Vec<_> = forms.into_iter().filter(|form| !form.is_null()).collect();
+            assert!(!forms.is_empty(), "{setting}: {row}");
+            for form in forms {
+                assert_eq!(form["wrong"], 0, "{setting}: {row}");
+                assert!(form["time_us"].as_f64().unwrap() > 0.0, "{setting}: {row}");
+            }
+        }
+    }
+}
+
+#[test]
 fn bench_says_that_ranks_share_a_gpu() {
     let Some(output) = results_on_stand_in("bench --device cuda --ranks 3 -b 1K -e 1K -n 20") else { return };
     let table = text(&output.stdout);

@@ -4,8 +4,7 @@ use std::fmt;
 
 use fast_allreduce::{DType, ReduceOp};
 
-use super::{Bench, DeviceName};
-use crate::bench::device::only_on_the_host;
+use super::Bench;
 use crate::bench::kind::Kind;
 use crate::bench::work::Work;
 use crate::failure::Failure;
@@ -64,7 +63,7 @@ impl Bench {
         self.collectives.0 == [Kind::AllReduce]
     }
 
-    /// Refuses options of another collective, and another device.
+    /// Refuses options of another collective.
     pub(super) fn validate_collective(&self) -> Result<(), Failure> {
         let name = self.collective();
         if self.algorithms.is_some() && !self.is_all_reduce() {
@@ -75,11 +74,7 @@ impl Bench {
             let reason = format!("--root is of broadcast, reduce, gather and scatter: {name} has none");
             return Err(Failure::Usage(reason));
         }
-        let other = self.collectives.0.iter().find(|&&kind| kind != Kind::AllReduce);
-        match (self.device, other) {
-            (DeviceName::Cuda, Some(&kind)) => Err(only_on_the_host(kind)),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Refuses a root that is no rank.

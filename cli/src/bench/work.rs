@@ -1,6 +1,6 @@
 //! A call of any collective, as one rank sees it: how long its buffers are, what belongs in them, and the call itself.
 
-use fast_allreduce::{Collective, Communicator, Host, ReduceOp, Result};
+use fast_allreduce::{Collective, Communicator, Direction, Host, ReduceOp, Result, Transfer};
 
 use super::kind::Kind;
 use super::reference::Number;
@@ -160,7 +160,6 @@ impl Work {
         let (input, output) = (&input[..self.input_len()], &mut output[..self.output_len()]);
         match self.kind {
             Kind::AllReduce => communicator.all_reduce(input, output, self.op),
-            Kind::SendRecv => communicator.send_recv(input, self.right(), output, self.left(), 0),
             // SAFETY: the slices are as long as what the collective reads and writes, and borrowed for the call.
             _ => unsafe { self.run_raw(communicator, input.as_ptr(), output.as_mut_ptr()) },
         }
@@ -187,9 +186,24 @@ impl Work {
         input: *const T,
         output: *mut T,
     ) -> Result<()> {
+        let count = self.shares[0];
+        // SAFETY: the caller's.
+        unsafe {
+            match self.collective() {
+                Some(collective) => {
+                    communicator.collective_raw(collective, input.cast(), output.cast(), count, T::DTYPE)
+                }
+                None => communicator.transfer_raw(&self.transfers::<T>(input as u64, output as u64)),
+            }
+        }
+    }
+
+    /// For a call on raw pointers, of [`Work::shares`]`[0]` elements where they are equal. `None` of what is
+    /// [`Work::transfers`].
+    pub fn collective(&self) -> Option<Collective<'_>> {
         let (op, root) = (self.op, self.root);
-        let collective = match self.kind {
-            Kind::AllReduce | Kind::SendRecv => Collective::AllReduce(op),
+        Some(match self.kind {
+            Kind::AllReduce => Collective::AllReduce(op),
             Kind::AllGather => Collective::AllGather,
             Kind::AllGatherV => Collective::AllGatherV(&self.shares),
             Kind::ReduceScatter => Collective::ReduceScatter(op),
@@ -200,11 +214,22 @@ impl Work {
             Kind::Scatter => Collective::Scatter { root },
             Kind::AllToAll => Collective::AllToAll,
             Kind::AllToAllV => Collective::AllToAllV { send: &self.sends, receive: &self.receives },
-        };
-        // SAFETY: the caller's.
-        unsafe {
-            communicator.collective_raw(collective, input.cast(), output.cast(), self.shares[0], T::DTYPE)
-        }
+            Kind::SendRecv => return None,
+        })
+    }
+
+    /// The messages of a [`Kind::SendRecv`].
+    pub fn transfers<T: Number>(&self, input: u64, output: u64) -> [Transfer; 2] {
+        [(Direction::Send, self.right(), input), (Direction::Recv, self.left(), output)].map(
+            |(direction, peer, address)| Transfer {
+                direction,
+                peer,
+                address,
+                count: self.shares[0],
+                dtype: T::DTYPE,
+                tag: 0,
+            },
+        )
     }
 
     /// Elements of the shares before a rank's.

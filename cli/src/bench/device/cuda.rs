@@ -16,6 +16,7 @@ use crate::arguments::RivalName;
 use crate::bench::reference::Number;
 use crate::bench::row::DeviceFacts;
 use crate::bench::session::Session;
+use crate::bench::work::Work;
 use crate::compare::nccl::Nccl;
 use crate::failure::{driver, Failure};
 
@@ -121,6 +122,29 @@ impl Gpu {
         world_size.div_ceil(self.settings.gpus.min(world_size))
     }
 
+    /// # Safety
+    ///
+    /// That of [`Communicator::collective_raw`], for this rank's lengths, on this rank's stream.
+    unsafe fn start_raw<T: Number>(
+        &self,
+        work: &Work,
+        input: CUdeviceptr,
+        output: CUdeviceptr,
+    ) -> Result<(), Failure> {
+        let stream = self.stream.cu_stream();
+        // SAFETY: the caller's.
+        unsafe {
+            match work.collective() {
+                Some(collective) => {
+                    let count = work.shares[0];
+                    self.communicator.collective_raw(stream, collective, input, output, count, T::DTYPE)?;
+                }
+                None => self.communicator.transfer_raw(stream, &work.transfers::<T>(input, output))?,
+            }
+        }
+        Ok(())
+    }
+
     fn finish(&self) -> Result<(), Failure> {
         Ok(self.communicator.synchronize(&self.stream)?)
     }
@@ -187,8 +211,29 @@ impl Endpoint for Gpu {
         Ok(self.communicator.all_reduce(&self.stream, input, output, op)?)
     }
 
-    fn all_reduce_in_place<T: Number>(&self, data: &mut Memory<T>, op: ReduceOp) -> Result<(), Failure> {
-        Ok(self.communicator.all_reduce_in_place(&self.stream, data, op)?)
+    fn start<T: Number>(
+        &self,
+        work: &Work,
+        input: &Memory<T>,
+        output: &mut Memory<T>,
+    ) -> Result<(), Failure> {
+        assert!(work.input_len() <= input.len() && work.output_len() <= output.len());
+        let (input, _input_guard) = input.device_ptr(&self.stream);
+        let (output, _output_guard) = output.device_ptr_mut(&self.stream);
+        // SAFETY: two buffers, as long as the collective reads and writes, which are freed in the order of the stream.
+        unsafe { self.start_raw::<T>(work, input, output) }
+    }
+
+    fn start_in_place<T: Number>(&self, work: &Work, data: &mut Memory<T>) -> Result<(), Failure> {
+        let Some((from, to)) = work.in_place() else {
+            return Ok(());
+        };
+        assert!(from + work.input_len() <= data.len() && to + work.output_len() <= data.len());
+        let (data, _guard) = data.device_ptr_mut(&self.stream);
+        let address = |elements: usize| data + (elements * size_of::<T>()) as CUdeviceptr;
+        // SAFETY: input and output are within the elements of a buffer that is freed in the order of the stream, and where they
+        // overlap they do so as this collective permits.
+        unsafe { self.start_raw::<T>(work, address(from), address(to)) }
     }
 
     fn copy<T: Number>(&self, from: &Memory<T>, to: &mut Memory<T>) -> Result<(), Failure> {

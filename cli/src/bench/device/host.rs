@@ -97,10 +97,6 @@ impl Endpoint for Cpu {
         Ok(self.communicator.all_reduce(input, output, op)?)
     }
 
-    fn all_reduce_in_place<T: Number>(&self, data: &mut Memory<T>, op: ReduceOp) -> Result<(), Failure> {
-        Ok(self.communicator.all_reduce_in_place(data, op)?)
-    }
-
     fn start<T: Number>(
         &self,
         work: &Work,

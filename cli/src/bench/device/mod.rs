@@ -7,7 +7,6 @@ pub mod host;
 use fast_allreduce::{Communicator, Device, ReduceOp};
 
 use super::contender::Rival;
-use super::kind::Kind;
 use super::reference::Number;
 use super::row::DeviceFacts;
 use super::session::Session;
@@ -66,30 +65,16 @@ pub trait Endpoint: Sized {
         op: ReduceOp,
     ) -> Result<(), Failure>;
 
-    /// Starts an allreduce in place.
-    fn all_reduce_in_place<T: Number>(&self, data: &mut Self::Memory<T>, op: ReduceOp)
-        -> Result<(), Failure>;
-
     /// Starts a call from the beginning of `input` to that of `output`.
     fn start<T: Number>(
         &self,
         work: &Work,
         input: &Self::Memory<T>,
         output: &mut Self::Memory<T>,
-    ) -> Result<(), Failure> {
-        match work.kind {
-            Kind::AllReduce => self.all_reduce(input, output, work.op),
-            kind => Err(only_on_the_host(kind)),
-        }
-    }
+    ) -> Result<(), Failure>;
 
     /// Starts a call in place, as [`Work::in_place`] has it.
-    fn start_in_place<T: Number>(&self, work: &Work, data: &mut Self::Memory<T>) -> Result<(), Failure> {
-        match work.kind {
-            Kind::AllReduce => self.all_reduce_in_place(data, work.op),
-            kind => Err(only_on_the_host(kind)),
-        }
-    }
+    fn start_in_place<T: Number>(&self, work: &Work, data: &mut Self::Memory<T>) -> Result<(), Failure>;
 
     /// Starts a copy of all elements, as far as the device has one that is not an allreduce.
     fn copy<T: Number>(&self, from: &Self::Memory<T>, to: &mut Self::Memory<T>) -> Result<(), Failure>;
@@ -99,11 +84,6 @@ pub trait Endpoint: Sized {
 
     /// Makes calls ready to be timed.
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure>;
-}
-
-/// The refusal of what other devices than the host do not have here.
-pub fn only_on_the_host(kind: Kind) -> Failure {
-    Failure::Usage(format!("--collective {} is of the device host", kind.name()))
 }
 
 /// Calls that are timed together.
