@@ -97,6 +97,7 @@ impl<D: Device> Communicator<D> {
         self.presence.end();
     }
 
+    /// The call worked out. `extent` is of the message.
     fn prepare(&self, message: &Message<'_>, extent: usize) -> Prepared {
         let size = message.dtype.size();
         let shares = |shares| (self.plan_shares(extent.saturating_mul(size), shares), None);

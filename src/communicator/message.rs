@@ -92,8 +92,8 @@ impl Message<'_> {
         (self.collective.input_len(self.count, rank, world_size) * self.dtype.size()) as u64
     }
 
-    /// Bytes that a rank stages in a launch of at most `piece` bytes of each share or of the message, if it does so in place after
-    /// place. Two ranks trade lines instead, except where one of them stages more than it reads.
+    /// Bytes that a rank of the host stages in a launch of at most `piece` bytes of each share or of the message, if it does so in
+    /// place after place. `None` where two ranks trade lines instead, or nothing is staged.
     pub fn walked_bytes(&self, piece: usize, world_size: usize) -> Option<usize> {
         let bytes = piece.min(self.extent(world_size).saturating_mul(self.dtype.size()));
         match self.collective {

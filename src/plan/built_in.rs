@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 pub(super) const HOST: [Row; 9] = [
     //    ranks   up to     algorithm
     host( 1,  1,  MAX,      OneShotPull),
-    host( 2,  2,  16 * KIB, OneShotPull),
+    host( 2,  2,  2 * KIB,  OneShotPull),
     host( 2,  2,  MAX,      TwoShotPull),
     host( 3,  3,  32 * KIB, OneShotPull),
     host( 3,  3,  MAX,      TwoShotPull),

@@ -59,11 +59,12 @@ fn the_host_plans_as_its_rules_say() {
         let most = match world_size {
             1 => usize::MAX,
             3 => 32 << 10,
-            2 | 4 => 16 << 10,
+            2 => 2 << 10,
+            4 => 16 << 10,
             _ => 8 << 10,
         };
         let steps = Steps::new(&host(), world_size, LinkClass::SameDevice);
-        let edges = [8 << 10, 16 << 10, 32 << 10, 64 << 10, 1 << 20, 1 << 30];
+        let edges = [2 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 1 << 20, 1 << 30];
         let sizes = edges.iter().flat_map(|edge| [edge - 1, *edge, edge + 1]).chain([0, 1, usize::MAX]);
         for bytes in sizes {
             let choice = steps.choice(bytes, None);
