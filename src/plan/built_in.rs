@@ -8,13 +8,14 @@ use super::Algorithm::{self, HalvingDoubling, OneShotPull, OneShotPush, Ring, Tw
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// The host's. One-shot up to where a second barrier costs less than what a two-shot saves: reading, and staging for 2 ranks.
+/// The host's. One-shot up to where a second barrier costs less than what a two-shot saves: reading, and staging for 2 ranks. Those
+/// stage half of a piece, so that larger ones stay in a cache.
 #[rustfmt::skip]
 pub(super) const HOST: [Row; 9] = [
     //    ranks   up to     algorithm
     host( 1,  1,  MAX,      OneShotPull),
     host( 2,  2,  2 * KIB,  OneShotPull),
-    host( 2,  2,  MAX,      TwoShotPull),
+    pieces(2, 2,  MAX,      TwoShotPull, MIB),
     host( 3,  3,  32 * KIB, OneShotPull),
     host( 3,  3,  MAX,      TwoShotPull),
     host( 4,  4,  16 * KIB, OneShotPull),
@@ -69,6 +70,12 @@ pub(super) const CUDA: [Row; 23] = [
 
 const fn host(first: usize, last: usize, max_bytes: u64, algorithm: Algorithm) -> Row {
     Row { ranks: (first, last), links: Links::ALL, max_bytes, choice: Choice::of_host(algorithm) }
+}
+
+const fn pieces(first: usize, last: usize, max_bytes: u64, algorithm: Algorithm, piece_bytes: u64) -> Row {
+    let Row { choice, .. } = host(first, last, max_bytes, algorithm);
+    let choice = Choice::host(algorithm, choice.blocks, choice.block_bytes, piece_bytes);
+    Row { ranks: (first, last), links: Links::ALL, max_bytes, choice }
 }
 
 const fn cuda(

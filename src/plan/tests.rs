@@ -63,16 +63,21 @@ fn the_host_plans_as_its_rules_say() {
             4 => 16 << 10,
             _ => 8 << 10,
         };
+        // Two ranks stage half of a piece.
+        let expected = |algorithm| {
+            let piece_bytes = if (world_size, algorithm) == (2, TwoShotPull) { 1 << 20 } else { 256 << 10 };
+            Choice::host(algorithm, FA_MAX_BLOCKS, 64 << 10, piece_bytes)
+        };
         let steps = Steps::new(&host(), world_size, LinkClass::SameDevice);
         let edges = [2 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 1 << 20, 1 << 30];
         let sizes = edges.iter().flat_map(|edge| [edge - 1, *edge, edge + 1]).chain([0, 1, usize::MAX]);
         for bytes in sizes {
             let choice = steps.choice(bytes, None);
             let algorithm = if bytes <= most { OneShotPull } else { TwoShotPull };
-            assert_eq!(choice, Choice::host(algorithm, FA_MAX_BLOCKS, 64 << 10, 256 << 10), "{bytes}");
+            assert_eq!(choice, expected(algorithm), "{bytes}");
             for forced in Algorithm::ALL {
                 let choice = steps.choice(bytes, Some(forced));
-                assert_eq!(choice, Choice::host(forced, FA_MAX_BLOCKS, 64 << 10, 256 << 10));
+                assert_eq!(choice, expected(forced));
             }
         }
     }
