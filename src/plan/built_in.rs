@@ -73,9 +73,9 @@ const fn host(first: usize, last: usize, max_bytes: u64, algorithm: Algorithm) -
 }
 
 const fn pieces(first: usize, last: usize, max_bytes: u64, algorithm: Algorithm, piece_bytes: u64) -> Row {
-    let Row { choice, .. } = host(first, last, max_bytes, algorithm);
-    let choice = Choice::host(algorithm, choice.blocks, choice.block_bytes, piece_bytes);
-    Row { ranks: (first, last), links: Links::ALL, max_bytes, choice }
+    let mut row = host(first, last, max_bytes, algorithm);
+    row.choice.piece_bytes = piece_bytes;
+    row
 }
 
 const fn cuda(
