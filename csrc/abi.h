@@ -81,31 +81,35 @@ enum FaFailure {
   FA_PEER_GONE = 5,
   FA_MISMATCH = 6,
   FA_OTHER_MESSAGE = 7,
+  FA_REVOKED = 8,
 };
 
-// A flag word that a peer writes and its owner waits on, and where that peer's input is.
+// What a call is, in words that ranks can compare: see `src/call.rs`.
+struct FaCall {
+  uint64_t what;
+  uint64_t count;
+  uint64_t digest; // of the counts by rank, where there are some
+};
+
+// A flag word that a peer writes and its owner waits on, where that peer's input is, and on the host the call
+// that it makes.
 struct FaSignal {
   uint32_t epoch;
   uint32_t reserved;
   // 0: the peer's staging of this generation. Otherwise (buffer id << FA_SOURCE_ID_SHIFT) + byte offset
   // into the peer's copy of that registered buffer; ids start at 1.
   uint64_t source;
-  uint8_t padding[FA_SIGNAL_BYTES - 16];
+  struct FaCall call;
+  uint8_t padding[FA_SIGNAL_BYTES - 40];
 };
 #define FA_SOURCE_ID_SHIFT 40
-
-// What a call is, in words that ranks can compare: see `src/call.rs`.
-struct FaCall {
-  uint64_t what;
-  uint64_t count;
-};
 
 // A peer's call, in a launch that is checked.
 struct FaAnnouncement {
   uint32_t epoch;
   uint32_t reserved;
   struct FaCall call;
-  uint8_t padding[FA_SIGNAL_BYTES - 24];
+  uint8_t padding[FA_SIGNAL_BYTES - 32];
 };
 
 // Messages between two ranks go through a channel: chunks in slots of the receiver's region, in turn. A slot
@@ -144,8 +148,9 @@ struct FaStatus {
   uint32_t epoch;   // of the launch that failed
   uint32_t reserved;
   uint32_t waits[FA_MAX_RANKS]; // waits for each rank that outlasted the first polls
-  // FA_MISMATCH: the calls of the ranks that make another. FA_OTHER_MESSAGE: 2^32 + tag, and bytes, of what
-  // the missing rank sent, and at the own rank of what was to come.
+  // FA_MISMATCH: the calls of the ranks that make another, as far as they are known; an empty word else.
+  // FA_OTHER_MESSAGE: 2^32 + tag, and bytes, of what the missing rank sent, and at the own rank of what was
+  // to come.
   struct FaCall others[FA_MAX_RANKS];
 };
 
@@ -157,6 +162,12 @@ struct FaRegionHead {
   // Launches so far, and the pulls among them, for each block; only this rank's kernels use them.
   uint32_t epoch[FA_MAX_BLOCKS];
   uint32_t pulls[FA_MAX_BLOCKS];
+  // Where launches run in streams. [rank]: non-zero when that rank's launch failed after its signal of the
+  // second barrier, so that the registered buffer which this rank may have read is no longer as it was.
+  uint32_t revoked[FA_MAX_RANKS];
+  // Non-zero once a launch of this rank has failed: those that are queued behind it do nothing.
+  uint32_t failed;
+  uint8_t padding_of_failed[60];
   struct FaStatus status;
   uint8_t padding[40];
   // [epoch % 2][block][sending rank]; used in checked launches only.

@@ -13,6 +13,7 @@
 #include "collectives/two_shot_pull.cuh"
 #include "collectives/two_shot_push.cuh"
 #include "core/block.cuh"
+#include "core/float_state.cuh"
 
 namespace FA_NAMESPACE {
 namespace {
@@ -118,15 +119,19 @@ void run_by_size(const FaLaunch &launch, u32 index) {
   }
 }
 
+__attribute__((noinline)) void run_block(const FaLaunch &launch, u32 index) {
+  if (launch.algorithm < FA_ALL_GATHER)
+    run_typed(launch, index);
+  else if (launch.algorithm < FA_BARRIER)
+    run_by_size(launch, index);
+  else
+    run_untyped(launch, index);
+}
+
 } // namespace
 } // namespace FA_NAMESPACE
 
 extern "C" void FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block) {
   using namespace FA_NAMESPACE;
-  if (launch->algorithm < FA_ALL_GATHER)
-    run_typed(*launch, block);
-  else if (launch->algorithm < FA_BARRIER)
-    run_by_size(*launch, block);
-  else
-    run_untyped(*launch, block);
+  in_default_float_state([&] { run_block(*launch, block); });
 }

@@ -11,6 +11,8 @@
 #     address,undefined   must be clean
 #     yields              random yields and delays: all results must be right
 #     yields-staging      staging has one generation: a wrong result must be found in the pulls
+#     revoked             registered inputs are written over as soon as their owner has given up: no result may be wrong
+#     revoked-planted     nothing is revoked: a wrong result must be found
 #     yields-mailbox      mailboxes have one generation: a wrong result or a lost packet must be found in the one-shot push
 #
 # CXX: the compiler (g++). SEED: of the random launches (the time). LAUNCHES: in each of the worlds.
@@ -32,9 +34,14 @@ compile() {
   local mode=$1
   local flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -ffp-contract=off -pthread -Wall -Wextra
     -DFA_NAMESPACE=fast_allreduce_sanitized -DFA_HOST_ENTRY=fast_allreduce_host_sanitized)
-  local kernels=()
+  local kernels=() program=tests/sanitize/harness.cpp
   case $mode in
     yields*) flags+=(-DFA_INJECT_YIELDS) ;;
+    # As on a GPU. What it reads races with what is written, which is why it is not believed.
+    revoked*)
+      flags+=(-DFA_STREAMS=1 -DFA_HOT_SET=0)
+      program=tests/sanitize/revoke.cpp
+      ;;
     *) flags+=("-fsanitize=${mode%-*}" -fno-sanitize-recover=all) ;;
   esac
   case $mode in
@@ -46,11 +53,12 @@ compile() {
     thread-channel) kernels+=(-DFA_PLANT_RELAXED_CHUNK) ;;
     yields-staging) flags+=(-DFA_PLANT_ONE_STAGING_GENERATION) ;;
     yields-mailbox) flags+=(-DFA_PLANT_ONE_MAILBOX_GENERATION) ;;
+    revoked-planted) kernels+=(-DFA_PLANT_NO_REVOCATION) ;;
     thread-relaxed) kernels+=(-U__ATOMIC_RELEASE -D__ATOMIC_RELEASE=__ATOMIC_RELAXED) ;;
   esac
   {
     "$CXX" "${flags[@]}" "${kernels[@]}" -c csrc/host.cpp -o "$build/$mode.kernels.o" &&
-      "$CXX" "${flags[@]}" tests/sanitize/harness.cpp "$build/$mode.kernels.o" -o "$build/$mode"
+      "$CXX" "${flags[@]}" "$program" "$build/$mode.kernels.o" -o "$build/$mode"
   } >"$build/$mode.log" 2>&1
 }
 
@@ -112,6 +120,11 @@ check() {
     yields-staging) wrong "$mode" "${pulls[@]}" ;;
     # A two-shot push after another is right with one generation: a rank hears of all reads before it writes.
     yields-mailbox) wrong "$mode" 2:one_shot_push ;;
+    revoked) timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" ;;
+    revoked-planted)
+      ! timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" >"$build/report" 2>&1 &&
+        grep -q '^rank .*: the output' "$build/report"
+      ;;
     *) clean "$mode" ;;
   esac
 }
@@ -120,7 +133,7 @@ export TSAN_OPTIONS="halt_on_error=1 exitcode=66 ${TSAN_OPTIONS:-}"
 export ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1 ${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1 ${UBSAN_OPTIONS:-}"
 
-if [ $# -eq 0 ]; then set -- thread thread-planted thread-channel thread-relaxed address,undefined yields yields-staging yields-mailbox; fi
+if [ $# -eq 0 ]; then set -- thread thread-planted thread-channel thread-relaxed address,undefined yields yields-staging yields-mailbox revoked revoked-planted; fi
 echo "$("$CXX" --version | head -n 1), seed $SEED"
 for mode in "$@"; do
   compile "$mode" &

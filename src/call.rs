@@ -82,7 +82,7 @@ pub(crate) struct CallId {
     pub algorithm: Option<Algorithm>,
     pub root: Option<u8>,
     /// Of the counts by rank, where there are some.
-    pub digest: u16,
+    pub digest: u64,
     pub count: usize,
 }
 
@@ -90,19 +90,18 @@ pub(crate) struct CallId {
 const NONE: u8 = u8::MAX;
 
 impl CallId {
-    /// Operation, type, reduction, algorithm, root, and two bytes of digest; and the count. Never zero, which stands for no call.
+    /// Operation, type, reduction, algorithm and root; the count; the digest. The first word is never zero, which stands for no call.
     pub fn encode(self) -> FaCall {
         let Self { operation, dtype, op, algorithm, root, digest, count } = self;
         let op = op.map_or(NONE, |op| op as u8);
         let algorithm = algorithm.map_or(NONE, |algorithm| algorithm as u8);
-        let [low, high] = digest.to_le_bytes();
-        let bytes = [operation as u8, dtype as u8, op, algorithm, root.unwrap_or(NONE), 0, low, high];
-        FaCall { what: u64::from_le_bytes(bytes), count: count as u64 }
+        let bytes = [operation as u8, dtype as u8, op, algorithm, root.unwrap_or(NONE), 0, 0, 0];
+        FaCall { what: u64::from_le_bytes(bytes), count: count as u64, digest }
     }
 
     /// `None` for words that are no call of this build's.
     pub fn decode(call: FaCall) -> Option<Self> {
-        let [operation, dtype, op, algorithm, root, 0, low, high] = call.what.to_le_bytes() else {
+        let [operation, dtype, op, algorithm, root, 0, 0, 0] = call.what.to_le_bytes() else {
             return None;
         };
         Some(Self {
@@ -111,7 +110,7 @@ impl CallId {
             op: known(op, ReduceOp::ALL, |known| known as u8)?,
             algorithm: known(algorithm, Algorithm::ALL, |known| known as u8)?,
             root: (root != NONE).then_some(root),
-            digest: u16::from_le_bytes([low, high]),
+            digest: call.digest,
             count: usize::try_from(call.count).ok()?,
         })
     }
@@ -123,13 +122,11 @@ impl CallId {
     }
 
     /// A digest of counts by rank.
-    pub fn digest(counts: &[usize]) -> u16 {
-        // FNV-1a, folded.
-        let hash = counts
-            .iter()
-            .flat_map(|count| count.to_le_bytes())
-            .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-        (hash >> 16) as u16 ^ hash as u16
+    pub fn digest(counts: &[usize]) -> u64 {
+        // FNV-1a.
+        let bytes = counts.iter().flat_map(|count| count.to_le_bytes());
+        bytes
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 }
 
@@ -152,7 +149,7 @@ impl fmt::Display for CallId {
         let op = op.map(|op| op.to_string());
         let algorithm = algorithm.map(|algorithm| algorithm.to_string());
         let root = root.map(|root| format!("root {root}"));
-        let digest = (*digest != 0).then(|| format!("counts by rank with the digest {digest:04x}"));
+        let digest = (*digest != 0).then(|| format!("counts by rank with the digest {digest:016x}"));
         let details: Vec<_> = [op, algorithm, root, digest].into_iter().flatten().collect();
         match details.is_empty() {
             true => Ok(()),
@@ -168,11 +165,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_words_decode_or_do_not(what: u64, count: u64) {
-            let call = FaCall { what, count };
+        fn any_words_decode_or_do_not(what: u64, count: u64, digest: u64) {
+            let call = FaCall { what, count, digest };
             if let Some(id) = CallId::decode(call) {
-                prop_assert_eq!(id.encode().what, what);
-                prop_assert_eq!(id.encode().count, count);
+                let again = id.encode();
+                prop_assert_eq!((again.what, again.count, again.digest), (what, count, digest));
             }
             prop_assert!(!CallId::describe(call).is_empty());
         }
@@ -186,10 +183,11 @@ mod tests {
         let calls = calls.flat_map(|call| ops.clone().map(move |op| (call, op)));
         for ((operation, dtype), op) in calls {
             for algorithm in Algorithm::ALL.map(Some).into_iter().chain([None]) {
-                for (root, digest) in [(None, 0), (Some(0), 0), (Some(15), 0), (None, 0xFFFF)] {
+                for (root, digest) in [(None, 0), (Some(0), 0), (Some(15), 0), (None, u64::MAX)] {
                     let id = CallId { operation, dtype, op, algorithm, root, digest, count: 7 };
                     assert_eq!(CallId::decode(id.encode()), Some(id));
-                    assert!(seen.insert(id.encode().what) && id.encode().what != 0);
+                    let words = id.encode();
+                    assert!(seen.insert((words.what, words.digest)) && words.what != 0);
                 }
             }
         }

@@ -141,7 +141,7 @@ impl<D: Device> Region<D> {
         ((0..MAX_RANKS).filter(|rank| missing >> rank & 1 == 1).collect(), epoch)
     }
 
-    /// The calls of ranks that made another than this one, when a kernel found that.
+    /// The calls of ranks that made another than this one, when a kernel found that and knows them.
     pub fn others(&self) -> Vec<(usize, FaCall)> {
         let word = |rank: usize, offset: usize| {
             let offset = offset_of!(FaStatus, others) + rank * size_of::<FaCall>() + offset;
@@ -150,6 +150,7 @@ impl<D: Device> Region<D> {
         let call = |rank| FaCall {
             what: word(rank, offset_of!(FaCall, what)),
             count: word(rank, offset_of!(FaCall, count)),
+            digest: word(rank, offset_of!(FaCall, digest)),
         };
         (0..MAX_RANKS).map(|rank| (rank, call(rank))).filter(|(_, call)| call.what != 0).collect()
     }

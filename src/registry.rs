@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::abi::{FaLaunch, FA_SOURCE_ID_SHIFT};
 use crate::call::CallId;
@@ -23,6 +23,8 @@ pub(crate) struct Endpoint<D: Device> {
     pub device: D,
     pub region: Region<D>,
     registry: Mutex<Registry>,
+    /// The memory of registrations.
+    registered: Mutex<Vec<Weak<D::Shared>>>,
     /// What was dropped while its kernels could not be waited for: memory, with its row where it was registered.
     retired: Mutex<Vec<(Option<usize>, D::Shared)>>,
     /// Symmetric memories that have been asked for: equal on all ranks.
@@ -32,8 +34,8 @@ pub(crate) struct Endpoint<D: Device> {
 
 impl<D: Device> Endpoint<D> {
     pub fn new(device: D, region: Region<D>, closing: Arc<Closing<D>>) -> Self {
-        let (registry, retired, numbered) = Default::default();
-        Self { device, region, registry, retired, numbered, closing }
+        let (registry, registered, retired, numbered) = Default::default();
+        Self { device, region, registry, registered, retired, numbered, closing }
     }
 
     /// The number of the next symmetric memory.
@@ -61,11 +63,29 @@ impl<D: Device> Endpoint<D> {
         }
     }
 
+    /// After a launch that failed, and before its call returns: peers that go on with the call may still read this rank's
+    /// registered buffers, which are the caller's again. The lock of the registry is held.
+    pub fn make_private(&self) {
+        let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        registered.retain(|memory| {
+            let memory = memory.upgrade();
+            memory.iter().for_each(|memory| memory.make_private());
+            memory.is_some()
+        });
+    }
+
     /// Takes a row out of the table, if no kernel can be reading it. The lock of the registry is held.
     fn clear_row(&self, registry: &mut Registry, row: usize) -> Result<()> {
         self.region.write_row(&self.device, row, &Default::default())?;
         registry.set(row, Row::Free);
         Ok(())
+    }
+
+    /// Notes the memory of a registration, in place of one that has gone.
+    fn track(&self, memory: &Arc<D::Shared>) {
+        let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        registered.retain(|memory| memory.strong_count() > 0);
+        registered.push(Arc::downgrade(memory));
     }
 
     /// Tries again for what is retired, and returns the memory that may go.
@@ -205,7 +225,7 @@ impl Registry {
 pub(crate) struct Registration<D: Device> {
     endpoint: Arc<Endpoint<D>>,
     /// `None` when it has ended.
-    memory: Option<D::Shared>,
+    memory: Option<Arc<D::Shared>>,
     row: usize,
     /// This rank's.
     address: u64,
@@ -224,6 +244,8 @@ impl<D: Device> Registration<D> {
         let mut registry = endpoint.lock();
         endpoint.region.write_row(&endpoint.device, row, &bases)?;
         registry.set(row, Row::Used(Range { base: bases[rank], bytes: bytes as u64 }));
+        let memory = Arc::new(memory);
+        endpoint.track(&memory);
         let gone = endpoint.clear_retired(&mut registry);
         drop(registry);
         drop(gone);
@@ -248,8 +270,16 @@ impl<D: Device> Registration<D> {
     /// Takes the memory out of this rank's table. Waits for calls that are under way; an error leaves the registration as it was.
     pub fn end(&mut self) -> Result<Option<D::Shared>> {
         let mut registry = self.endpoint.lock();
+        if self.memory.as_ref().is_some_and(|memory| memory.is_private()) {
+            return Err(Error::Unavailable {
+                what: "symmetric memory".into(),
+                reason: "a call of its communicator has failed, and the buffer is this rank's alone since"
+                    .into(),
+            });
+        }
         self.endpoint.clear_row(&mut registry, self.row)?;
-        Ok(self.memory.take())
+        // The lock is held: nobody else has it.
+        Ok(self.memory.take().and_then(Arc::into_inner))
     }
 }
 
@@ -265,7 +295,8 @@ impl<D: Device> Drop for Registration<D> {
             // The calls cannot be waited for now, so the memory has to wait for them.
             registry.set(self.row, Row::Retired);
             let mut retired = self.endpoint.retired.lock().unwrap_or_else(PoisonError::into_inner);
-            retired.extend(self.memory.take().map(|memory| (Some(self.row), memory)));
+            let memory = self.memory.take().and_then(Arc::into_inner);
+            retired.extend(memory.map(|memory| (Some(self.row), memory)));
         }
         drop(registry);
         // Before the endpoint: it may be the last that holds it, and then waits for the peers to have closed theirs.
@@ -355,7 +386,9 @@ impl<T: Element> Deref for Buffer<T> {
 
 impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in deref; peers read it only while this rank is in an allreduce from it, which borrows it.
+        // SAFETY: as in deref; peers read it only while this rank is in a call from it, which borrows it. A call that succeeds
+        // ends when all have read it; one that fails has made the mapping private before it returns, so that what peers still
+        // read is not what is written here.
         unsafe { std::slice::from_raw_parts_mut(self.address() as *mut T, self.count) }
     }
 }

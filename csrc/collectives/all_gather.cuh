@@ -13,7 +13,7 @@ namespace FA_NAMESPACE {
 template <class T, class Block>
 FA_FN void all_gather(const FaLaunch &launch, Block &block) {
   const Turn turn = trading(begin_turn(launch, block, true), launch, launch.world);
-  if (!same_call(launch, block, turn.epoch))
+  if (!same_call(launch, block, turn))
     return;
   const AnyWorld world = {launch.world};
   const Span own = {0, packs_of<T>(launch.count)};

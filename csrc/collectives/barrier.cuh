@@ -8,7 +8,7 @@ namespace FA_NAMESPACE {
 template <class Block>
 FA_FN void all_meet(const FaLaunch &launch, Block &block) {
   const Turn turn = begin_turn(launch, block, true);
-  if (same_call(launch, block, turn.epoch) && barrier(launch, block, kStart, turn))
+  if (same_call(launch, block, turn) && barrier(launch, block, kStart, turn))
     end_turn(launch, block, turn);
 }
 

@@ -16,7 +16,7 @@ namespace FA_NAMESPACE {
 template <class T, class Block>
 FA_FN void broadcast(const FaLaunch &launch, Block &block) {
   const Turn turn = walking(begin_turn(launch, block, true), launch);
-  if (!same_call(launch, block, turn.epoch))
+  if (!same_call(launch, block, turn))
     return;
   const Span all = {0, packs_of<T>(launch.count)};
   const bool root = launch.rank == launch.root;
@@ -41,7 +41,7 @@ FA_FN void broadcast(const FaLaunch &launch, Block &block) {
 template <class T, class Block>
 FA_FN void scattered_broadcast(const FaLaunch &launch, Block &block) {
   const Turn turn = walking(begin_turn(launch, block, true), launch);
-  if (!same_call(launch, block, turn.epoch))
+  if (!same_call(launch, block, turn))
     return;
   const u32 ranks = launch.world;
   const u64 packs = packs_of<T>(launch.count);

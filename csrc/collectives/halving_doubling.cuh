@@ -38,8 +38,8 @@ class HalvingDoubling {
 public:
   FA_FN HalvingDoubling(const FaLaunch &launch, const Block &block, Op op, u32 ranks, u32 epoch)
       : launch_(launch), block_(block), op_(op), ranks_(ranks), epoch_(epoch),
-        packs_(packs_of<T>(launch.count)), input_(reinterpret_cast<const T *>(launch.input)),
-        output_(reinterpret_cast<T *>(launch.output)) {
+        tag_(packet_tag(launch, epoch)), packs_(packs_of<T>(launch.count)),
+        input_(reinterpret_cast<const T *>(launch.input)), output_(reinterpret_cast<T *>(launch.output)) {
     vector_ = pack_aligned(input_) && pack_aligned(output_);
   }
 
@@ -53,7 +53,7 @@ public:
     Slot *slots = slots_of(launch_, to, epoch_, part, 2, launch_.rank);
     each(span, [&](u64 offset, u64 i, auto extent) {
       if (complete_)
-        store_packet(slots + (i - span.first), load(from + offset, extent), epoch_);
+        store_packet(slots + (i - span.first), load(from + offset, extent), tag_);
     });
   }
 
@@ -88,6 +88,7 @@ private:
   const Block &block_;
   Op op_;
   u32 ranks_, epoch_;
+  Tag tag_;
   u64 packs_;
   const T *input_;
   T *output_;
@@ -105,7 +106,7 @@ private:
     const Slot *slots = slots_of(launch_, launch_.rank, epoch_, part, 2, from);
     each(span, [&](u64 offset, u64 i, auto extent) {
       Pack<T> pack;
-      complete_ = complete_ && wait_packet(launch_, slots + (i - span.first), from, epoch_, &pack);
+      complete_ = complete_ && wait_packet(launch_, slots + (i - span.first), from, tag_, &pack);
       if (complete_)
         body(offset, pack, extent);
     });
@@ -115,7 +116,7 @@ private:
 template <class T, class Block, class Op, class WorldT>
 FA_FN void halving_doubling(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   const Turn turn = begin_turn(launch, block, false);
-  if (!same_call(launch, block, turn.epoch))
+  if (!same_call(launch, block, turn))
     return;
   const u32 rank = launch.rank, ranks = world.size();
   u32 paired = 1; // the largest power of two

@@ -14,7 +14,7 @@ namespace FA_NAMESPACE {
 template <class T, class Block, class Op, class WorldT>
 FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   const Turn turn = trading(begin_turn(launch, block, true), launch, world.size());
-  if (!same_call(launch, block, turn.epoch))
+  if (!same_call(launch, block, turn))
     return;
   const Span all = {0, packs_of<T>(launch.count)};
   stage_input<T>(launch, block, all, turn);

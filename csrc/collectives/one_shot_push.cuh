@@ -13,9 +13,10 @@ namespace FA_NAMESPACE {
 template <class T, class Block, class Op, class WorldT>
 FA_FN void one_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   const Turn turn = begin_turn(launch, block, false);
-  if (!same_call(launch, block, turn.epoch))
+  if (!same_call(launch, block, turn))
     return;
   const u32 epoch = turn.epoch;
+  const Tag tag = packet_tag(launch, epoch);
   const T *input = reinterpret_cast<const T *>(launch.input);
   T *output = reinterpret_cast<T *>(launch.output);
   const Span all = {0, packs_of<T>(launch.count)};
@@ -24,7 +25,7 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
     const Pack<T> pack = load(input + offset, extent);
     for_each_rank(world, [&](u32 r) {
       if (r != launch.rank)
-        store_packet(slots_of(launch, r, epoch, 0, 1, launch.rank) + i, pack, epoch);
+        store_packet(slots_of(launch, r, epoch, 0, 1, launch.rank) + i, pack, tag);
     });
   });
 
@@ -40,7 +41,7 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
                          pack = load(input + offset, extent);
                        } else {
                          const Slot *slot = slots_of(launch, launch.rank, epoch, 0, 1, r) + i;
-                         complete = complete && wait_packet(launch, slot, r, epoch, &pack);
+                         complete = complete && wait_packet(launch, slot, r, tag, &pack);
                        }
                        reduction.add(pack);
                      });

@@ -9,7 +9,7 @@ namespace FA_NAMESPACE {
 template <class T, class Block, class Op, class WorldT>
 FA_FN void reduce(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   const Turn turn = walking(begin_turn(launch, block, true), launch);
-  if (!same_call(launch, block, turn.epoch))
+  if (!same_call(launch, block, turn))
     return;
   const u32 ranks = world.size();
   const u64 packs = packs_of<T>(launch.count);

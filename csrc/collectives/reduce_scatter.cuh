@@ -23,7 +23,7 @@ FA_FN u64 staged_share(const FaLaunch &launch) {
 template <class T, class Block, class Op, class WorldT>
 FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   const Turn turn = trading(begin_turn(launch, block, true), launch, launch.world);
-  if (!same_call(launch, block, turn.epoch))
+  if (!same_call(launch, block, turn))
     return;
   const u64 distance = staged_share<T>(launch);
   if (launch.source == 0) {

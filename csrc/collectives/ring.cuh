@@ -20,9 +20,10 @@ namespace FA_NAMESPACE {
 template <class T, class Block, class Op, class WorldT>
 FA_FN void ring(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   const Turn turn = begin_turn(launch, block, false);
-  if (!same_call(launch, block, turn.epoch))
+  if (!same_call(launch, block, turn))
     return;
   const u32 epoch = turn.epoch, rank = launch.rank, ranks = world.size();
+  const Tag tag = packet_tag(launch, epoch);
   const u32 left = (rank + ranks - 1) % ranks, right = (rank + 1) % ranks;
   const T *input = reinterpret_cast<const T *>(launch.input);
   T *output = reinterpret_cast<T *>(launch.output);
@@ -37,7 +38,7 @@ FA_FN void ring(const FaLaunch &launch, Block &block, Op op, WorldT world) {
     Slot *to = slots_of(launch, right, epoch, step, parts, rank);
     for_each_pack<T>(block, slice, launch.count, vector, [&](u64 offset, u64 i, auto extent) {
       Pack<T> pack;
-      complete = complete && (step == 0 || wait_packet(launch, from + (i - slice.first), left, epoch, &pack));
+      complete = complete && (step == 0 || wait_packet(launch, from + (i - slice.first), left, tag, &pack));
       if (!complete)
         return;
       if (step <= whole) {
@@ -48,7 +49,7 @@ FA_FN void ring(const FaLaunch &launch, Block &block, Op op, WorldT world) {
         pack = reduction.finish(step == whole);
       }
       if (step < last)
-        store_packet(to + (i - slice.first), pack, epoch);
+        store_packet(to + (i - slice.first), pack, tag);
       if (step >= whole)
         store(output + offset, pack, extent);
     });

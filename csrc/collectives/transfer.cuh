@@ -111,6 +111,8 @@ FA_FN u64 receive_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel 
 template <class Block>
 FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &transfers) {
   FaRegionHead *head = region_head(launch, launch.rank);
+  if (FA_STREAMS && load_relaxed(&head->failed) != 0)
+    return;
   Channel channels[2 * FA_MAX_RANKS];
   const u32 count = 2 * launch.world, stride = block.count();
   for (u32 c = block.index(); c < count; c += stride) {

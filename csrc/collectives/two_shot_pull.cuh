@@ -20,7 +20,7 @@ FA_FN u32 keeper_of(u32 world, u32 r) { return trades_lines(world) ? 1 - r : r; 
 template <class T, class Block, class Op, class WorldT>
 FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   const Turn turn = walking(begin_turn(launch, block, true), launch);
-  if (!same_call(launch, block, turn.epoch))
+  if (!same_call(launch, block, turn))
     return;
   const u32 ranks = world.size();
   const u64 packs = packs_of<T>(launch.count);

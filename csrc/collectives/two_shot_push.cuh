@@ -14,9 +14,10 @@ template <class T, class Block, class Op, class WorldT>
 FA_FN void two_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT world) {
   constexpr u32 kInputs = 0, kResults = 1, kParts = 2;
   const Turn turn = begin_turn(launch, block, false);
-  if (!same_call(launch, block, turn.epoch))
+  if (!same_call(launch, block, turn))
     return;
   const u32 epoch = turn.epoch;
+  const Tag tag = packet_tag(launch, epoch);
   const u32 rank = launch.rank, ranks = world.size();
   const T *input = reinterpret_cast<const T *>(launch.input);
   T *output = reinterpret_cast<T *>(launch.output);
@@ -28,7 +29,7 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
     const Span slice = slice_of(packs, ranks, r);
     Slot *slots = slots_of(launch, r, epoch, kInputs, kParts, rank);
     for_each_pack<T>(block, slice, launch.count, pack_aligned(input), [&](u64 offset, u64 i, auto extent) {
-      store_packet(slots + (i - slice.first), load(input + offset, extent), epoch);
+      store_packet(slots + (i - slice.first), load(input + offset, extent), tag);
     });
   }
 
@@ -45,7 +46,7 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
                          pack = load(input + offset, extent);
                        } else {
                          const Slot *slots = slots_of(launch, rank, epoch, kInputs, kParts, r);
-                         complete = complete && wait_packet(launch, slots + (i - own.first), r, epoch, &pack);
+                         complete = complete && wait_packet(launch, slots + (i - own.first), r, tag, &pack);
                        }
                        reduction.add(pack);
                      });
@@ -55,7 +56,7 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
                      for_each_rank(world, [&](u32 r) {
                        Slot *slots = slots_of(launch, r, epoch, kResults, kParts, rank);
                        if (r != rank)
-                         store_packet(slots + (i - own.first), result, epoch);
+                         store_packet(slots + (i - own.first), result, tag);
                      });
                      store(output + offset, result, extent);
                    });
@@ -66,7 +67,7 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, Op op, WorldT wor
     const Slot *slots = slots_of(launch, rank, epoch, kResults, kParts, r);
     for_each_pack<T>(block, slice, launch.count, pack_aligned(output), [&](u64 offset, u64 i, auto extent) {
       Pack<T> pack;
-      complete = complete && wait_packet(launch, slots + (i - slice.first), r, epoch, &pack);
+      complete = complete && wait_packet(launch, slots + (i - slice.first), r, tag, &pack);
       if (complete)
         store(output + offset, pack, extent);
     });

@@ -15,6 +15,25 @@ FA_FN FaSignal *signal_of(const FaLaunch &launch, u32 owner, BarrierStage stage,
   return &region_head(launch, owner)->inbox[stage][turn.pulls % 2][block][sender];
 }
 
+// Has the peers know that this rank's launch gives up after its signal of the second barrier, and that its
+// caller owns its registered buffer again: what they read of it from now on is not the input of this call.
+//
+// Ordering: let W be a write of the caller to the buffer, which follows this kernel; a peer's read R that
+// sees W; and the fences of `signal_second` on the peer, after R, and here, after the store and before W.
+// Were the peer's fence the first of the two, R would be before W in causality order and could not see it. So
+// this one is the first, and whoever is signalled by that peer, itself included, sees the store when it looks
+// after the barrier (tests/litmus/programs/protocol/revoked.litmus). The read may race with W; what it read
+// goes to nobody.
+template <class Block>
+FA_FN void revoke(const FaLaunch &launch, Block &block) {
+  block.lanes(launch.world, [&](u32 r) {
+    if (r == launch.rank)
+      return;
+    store_relaxed(&region_head(launch, r)->revoked[launch.rank], 1);
+    fence_sc();
+  });
+}
+
 // True on all threads once every peer's block has come; false on all when the launch gives up.
 //
 // Ordering: sync() orders the writes of all threads of this block before the lanes' release stores (bar.sync
@@ -28,19 +47,28 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Tur
     if (r == launch.rank)
       return;
     FaSignal *signal = signal_of(launch, r, stage, turn, block.index(), launch.rank);
-    if (stage == kStart)
+    if (stage == kStart) {
       store_relaxed(&signal->source, launch.source);
+      if (!FA_CUDA)
+        store_relaxed(&signal->call, launch.call);
+    }
 #if defined(FA_PLANT_RELAXED_SECOND_BARRIER)
     if (stage == kSecond) {
       store_relaxed(&signal->epoch, turn.epoch);
       return;
     }
 #endif
-    // Release: what this block wrote, the source above included, comes before the epoch.
+    if (FA_STREAMS && stage == kSecond) {
+      // A release as below, which `revoke` wants in the order of its own fence.
+      fence_sc();
+      store_relaxed(&signal->epoch, turn.epoch);
+      return;
+    }
+    // Release: what this block wrote, the source and the call above included, comes before the epoch.
     store_release(&signal->epoch, turn.epoch);
   });
   meanwhile();
-  return block.all_lanes(launch.world, [&](u32 r) {
+  const bool all = block.all_lanes(launch.world, [&](u32 r) {
     if (r == launch.rank)
       return true;
     FaSignal *signal = signal_of(launch, launch.rank, stage, turn, block.index(), r);
@@ -49,11 +77,28 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Tur
     if (!wait_until(launch, r, turn.epoch, [&] { return load_acquire(&signal->epoch) == turn.epoch; })) {
       return false;
     }
-    // The source likewise.
-    if (stage == kStart)
-      block.scratch()[r] = load_relaxed(&signal->source);
-    return true;
+    if (stage == kSecond) {
+      if (!FA_STREAMS || load_relaxed(&region_head(launch, launch.rank)->revoked[r]) == 0)
+        return true;
+      record_failure(launch, FA_REVOKED, 1u << r, turn.epoch);
+      return false;
+    }
+    // The source and the call likewise.
+    block.scratch()[r] = load_relaxed(&signal->source);
+    if (FA_CUDA)
+      return true;
+    // Before anything of a peer is accessed by a count that it may not share.
+    const FaCall theirs = load_relaxed(&signal->call);
+    if (is_same(theirs, launch.call))
+      return true;
+    record_mismatch(launch, r, theirs, turn.epoch);
+    return false;
   });
+#if !defined(FA_PLANT_NO_REVOCATION)
+  if (FA_STREAMS && stage == kSecond && !all && launch.source != 0)
+    revoke(launch, block);
+#endif
+  return all;
 }
 
 template <class Block>

@@ -1,27 +1,52 @@
-// Checked launches: before they touch anything, ranks compare what they are about to do.
+// Comparing calls: before they touch anything of a peer, ranks compare what they are about to do. On the host
+// every launch does, by words that come with its first signals or packets. On a GPU checked launches do, by
+// an exchange of announcements of their own; on the host that tells calls apart which have no signal in
+// common.
 #pragma once
 
 #include "wait.cuh"
 
 namespace FA_NAMESPACE {
 
+FA_FN bool is_same(const FaCall &a, const FaCall &b) {
+  return a.what == b.what && a.count == b.count && a.digest == b.digest;
+}
+
+FA_FN FaCall load_relaxed(const FaCall *call) {
+  return {load_relaxed(&call->what), load_relaxed(&call->count), load_relaxed(&call->digest)};
+}
+
+FA_FN void store_relaxed(FaCall *to, const FaCall &call) {
+  store_relaxed(&to->what, call.what);
+  store_relaxed(&to->count, call.count);
+  store_relaxed(&to->digest, call.digest);
+}
+
+// Records that rank r makes another call.
+FA_FN void record_mismatch(const FaLaunch &launch, u32 r, const FaCall &theirs, u32 epoch) {
+  store_relaxed(&reinterpret_cast<FaStatus *>(launch.status)->others[r], theirs);
+  record_failure(launch, FA_MISMATCH, 1u << r, epoch);
+}
+
 // True on all threads if this launch is not checked, or every peer makes the same call; false on all when a
-// peer's is another, or the launch gives up.
+// peer's is another, the launch gives up, or one before it has.
 //
 // Every block compares for itself, so that no block of a rank accesses memory by a count that its peers do
 // not share. Where ranks have different numbers of blocks, those without counterparts leave when block 0,
 // which every launch has, records the mismatch. A word of an announcement is written again two launches
 // later, and a rank gets there only after every peer has announced the launch between, hence read this one.
 template <class Block>
-FA_FN bool same_call(const FaLaunch &launch, Block &block, u32 epoch) {
+FA_FN bool same_call(const FaLaunch &launch, Block &block, Turn turn) {
+  const u32 epoch = turn.epoch;
+  if (turn.failed)
+    return false;
   if (!launch.checked)
     return true;
   block.lanes(launch.world, [&](u32 r) {
     if (r == launch.rank)
       return;
     FaAnnouncement *announced = &region_head(launch, r)->announced[epoch % 2][block.index()][launch.rank];
-    store_relaxed(&announced->call.what, launch.call.what);
-    store_relaxed(&announced->call.count, launch.call.count);
+    store_relaxed(&announced->call, launch.call);
     // Release: the call comes before the epoch.
     store_release(&announced->epoch, epoch);
   });
@@ -32,13 +57,10 @@ FA_FN bool same_call(const FaLaunch &launch, Block &block, u32 epoch) {
         &region_head(launch, launch.rank)->announced[epoch % 2][block.index()][r];
     if (!wait_until(launch, r, epoch, [&] { return load_acquire(&announced->epoch) == epoch; }))
       return false;
-    const FaCall call = {load_relaxed(&announced->call.what), load_relaxed(&announced->call.count)};
-    if (call.what == launch.call.what && call.count == launch.call.count)
+    const FaCall theirs = load_relaxed(&announced->call);
+    if (is_same(theirs, launch.call))
       return true;
-    FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
-    store_relaxed(&status->others[r].what, call.what);
-    store_relaxed(&status->others[r].count, call.count);
-    record_failure(launch, FA_MISMATCH, 1u << r, epoch);
+    record_mismatch(launch, r, theirs, epoch);
     return false;
   });
 }

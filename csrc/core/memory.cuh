@@ -26,6 +26,13 @@
 #endif
 #endif
 
+// Whether launches run in streams: those that are queued behind a launch that failed, and other work of the
+// caller on its buffers, follow it without anybody looking at its outcome. A test that runs the host's build
+// as a GPU's says so.
+#if !defined(FA_STREAMS)
+#define FA_STREAMS FA_CUDA
+#endif
+
 // Each translation unit compiles its own copy for its own instruction set, so nothing here may be shared
 // between them by the linker.
 #if !defined(FA_NAMESPACE)
@@ -109,6 +116,36 @@ FA_FN u64 load_relaxed(const u64 *address) {
 #else
   FA_DISTURB();
   return __atomic_load_n(address, __ATOMIC_RELAXED);
+#endif
+}
+
+FA_FN void store_release(u64 *address, u64 value) {
+#if FA_CUDA
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+#else
+  FA_DISTURB();
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+#endif
+}
+
+FA_FN u64 load_acquire(const u64 *address) {
+#if FA_CUDA
+  u64 value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+#else
+  FA_DISTURB();
+  return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+#endif
+}
+
+// A fence in the one order that all of them are in.
+FA_FN void fence_sc() {
+#if FA_CUDA
+  asm volatile("fence.sc.sys;" ::: "memory");
+#else
+  FA_DISTURB();
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
 #endif
 }
 

@@ -1,7 +1,8 @@
 // Packets: data and epoch stored together, so that arrival of the data is its own signal.
 //
 // A slot holds one pack. Every layout of a mailbox puts its slots on one grid, so that a tag word of one
-// launch is a tag word of every launch, and old data is never read as a tag.
+// launch is a tag word of every launch, and old data is never read as a tag. On the host the tag also has a
+// hash of the call, which tells ranks apart that make different ones.
 #pragma once
 
 #include "check.cuh"
@@ -18,21 +19,25 @@ struct Slot {
 };
 static_assert(sizeof(Slot) == FA_CUDA_SLOT_BYTES, "as abi.h says");
 
+// What marks a packet of this launch: the epoch.
+using Tag = u32;
+FA_FN Tag packet_tag(const FaLaunch &, u32 epoch) { return epoch; }
+
 template <class T>
-FA_FN void store_packet(Slot *slot, const Pack<T> &pack, u32 epoch) {
+FA_FN void store_packet(Slot *slot, const Pack<T> &pack, Tag tag) {
   const uint4 data = *reinterpret_cast<const uint4 *>(&pack);
-  const u64 tag = u64(epoch) << 32;
-  store_relaxed_pair(&slot->word[0], tag | data.x, tag | data.y);
-  store_relaxed_pair(&slot->word[2], tag | data.z, tag | data.w);
+  const u64 high = u64(tag) << 32;
+  store_relaxed_pair(&slot->word[0], high | data.x, high | data.y);
+  store_relaxed_pair(&slot->word[2], high | data.z, high | data.w);
 }
 
 template <class T>
-FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, u32 epoch, Pack<T> *pack) {
+FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack<T> *pack) {
   u64 a, b, c, d;
-  const bool here = wait_until(launch, from, epoch, [&] {
+  const bool here = wait_until(launch, from, tag, [&] {
     load_relaxed_pair(&slot->word[0], &a, &b);
     load_relaxed_pair(&slot->word[2], &c, &d);
-    return u32(a >> 32) == epoch && u32(b >> 32) == epoch && u32(c >> 32) == epoch && u32(d >> 32) == epoch;
+    return u32(a >> 32) == tag && u32(b >> 32) == tag && u32(c >> 32) == tag && u32(d >> 32) == tag;
   });
   *reinterpret_cast<uint4 *>(pack) = make_uint4(u32(a), u32(b), u32(c), u32(d));
   return here;
@@ -42,22 +47,39 @@ FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, u32 e
 
 // A cache line of data, then its tag, released after it.
 struct Slot {
-  u8 data[kPackBytes];
-  u32 tag;
-  u8 padding[FA_HOST_SLOT_BYTES - kPackBytes - sizeof(u32)];
+  u8 data[FA_HOST_SLOT_BYTES - sizeof(u64)];
+  u64 tag;
 };
-static_assert(sizeof(Slot) == FA_HOST_SLOT_BYTES, "as abi.h says");
+static_assert(sizeof(Slot) == FA_HOST_SLOT_BYTES && sizeof(Slot::data) >= kPackBytes, "as abi.h says");
 
-template <class T>
-FA_FN void store_packet(Slot *slot, const Pack<T> &pack, u32 epoch) {
-  __builtin_memcpy(slot->data, &pack, kPackBytes);
-  store_release(&slot->tag, epoch);
+// What marks a packet of this launch: a hash of the call, above the epoch.
+using Tag = u64;
+FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch) {
+  // Odd multipliers, the fractions of the square roots of 2, 3 and 5: a bit of any word reaches the upper
+  // half.
+  const FaCall &call = launch.call;
+  const u64 mixed = (call.what ^ call.what >> 32) * 0x6A09E667F3BCC909 +
+                    (call.count ^ call.count >> 32) * 0xBB67AE8584CAA73B +
+                    (call.digest ^ call.digest >> 32) * 0x3C6EF372FE94F82B;
+  return (mixed & 0xFFFFFFFF00000000) | epoch;
 }
 
 template <class T>
-FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, u32 epoch, Pack<T> *pack) {
-  if (!wait_until(launch, from, epoch, [&] { return load_acquire(&slot->tag) == epoch; }))
+FA_FN void store_packet(Slot *slot, const Pack<T> &pack, Tag tag) {
+  __builtin_memcpy(slot->data, &pack, kPackBytes);
+  store_release(&slot->tag, tag);
+}
+
+template <class T>
+FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack<T> *pack) {
+  u64 seen = 0;
+  if (!wait_until(launch, from, u32(tag), [&] { return u32(seen = load_acquire(&slot->tag)) == u32(tag); }))
     return false;
+  if (seen != tag) {
+    // Which call it makes a hash does not say.
+    record_mismatch(launch, from, FaCall{}, u32(tag));
+    return false;
+  }
   __builtin_memcpy(pack, slot->data, kPackBytes);
   return true;
 }

@@ -16,8 +16,9 @@ FA_FN FaRegionHead *region_head(const FaLaunch &launch, u32 rank) {
 struct Turn {
   u32 epoch;
   u32 pulls;
-  u32 traded = 0; // 1: the two ranks stage in each other's regions
-  u64 place = 0;  // bytes from the start of the generation of staging
+  bool failed = false; // a launch of this rank has failed: this one leaves, see `same_call`
+  u32 traded = 0;      // 1: the two ranks stage in each other's regions
+  u64 place = 0;       // bytes from the start of the generation of staging
 };
 
 // Between two ranks of the host, a cache line of staging is best written next by the rank that last accessed
@@ -50,7 +51,8 @@ template <class Block>
 FA_FN Turn begin_turn(const FaLaunch &launch, const Block &block, bool pull) {
   const FaRegionHead *head = region_head(launch, launch.rank);
   const u32 last = head->epoch[block.index()];
-  return {last == 0xFFFFFFFFu ? FA_FIRST_EPOCH_AFTER_WRAP : last + 1, head->pulls[block.index()] + pull};
+  return {last == 0xFFFFFFFFu ? FA_FIRST_EPOCH_AFTER_WRAP : last + 1, head->pulls[block.index()] + pull,
+          FA_STREAMS && load_relaxed(&head->failed) != 0};
 }
 
 // The turn of a pull that stages in the next place of its generation. On the host, to write a line waits for

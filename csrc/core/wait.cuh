@@ -32,6 +32,9 @@ FA_FN u64 now_ns() {
 FA_FN void record_failure(const FaLaunch &launch, FaFailure failure, u32 missing, u32 epoch) {
   FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
   fetch_or_relaxed(&status->missing, missing);
+  // The end of this kernel orders it before those that are queued behind it.
+  if (FA_STREAMS)
+    store_relaxed(&region_head(launch, launch.rank)->failed, 1);
   if (load_relaxed(&status->failure) == FA_OK) {
     store_relaxed(&status->epoch, epoch);
     store_relaxed(&status->failure, failure);
@@ -61,10 +64,14 @@ public:
 private:
   static constexpr u32 kPollsBetweenLooks = 256;
 
+  // What the next failed poll means.
+  enum class Chance : u8 { kMore, kLastOfGone, kLastInTime };
+
   u32 polls_ = 0;
   bool counted_ = false;
-  bool last_poll_ = false;
-  u64 deadline_ = 0;
+  Chance chance_ = Chance::kMore;
+  u64 last_look_ = 0;
+  u64 waited_ = 0;
 
   FA_SLOW bool within_limits(const FaLaunch &launch, u32 rank, u32 epoch) {
     FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
@@ -72,14 +79,14 @@ private:
       counted_ = true;
       fetch_add_relaxed(&status->waits[rank], 1);
     }
-    if (last_poll_) {
-      record_failure(launch, FA_PEER_GONE, 1u << rank, epoch);
+    if (chance_ != Chance::kMore) {
+      record_failure(launch, chance_ == Chance::kLastOfGone ? FA_PEER_GONE : FA_TIMED_OUT, 1u << rank, epoch);
       return false;
     }
     // Acquire: the bit was set after all that the rank sent, which the next poll therefore sees. A rank may
     // leave as soon as it has what it needs, while this one has yet to look at what it sent.
     if ((load_acquire(&status->gone) >> rank & 1) != 0) {
-      last_poll_ = true;
+      chance_ = Chance::kLastOfGone;
       return true;
     }
     if (load_relaxed(&status->abort) != 0) {
@@ -92,13 +99,23 @@ private:
     }
     if (launch.timeout_ns == 0)
       return true;
-    const u64 now = now_ns();
-    if (deadline_ == 0)
-      deadline_ = now + launch.timeout_ns;
-    if (now < deadline_)
-      return true;
-    record_failure(launch, FA_TIMED_OUT, 1u << rank, epoch);
-    return false;
+    count_time(launch.timeout_ns);
+    // What came while this thread did not run must be seen: the limit is followed by one more poll.
+    if (waited_ >= launch.timeout_ns)
+      chance_ = Chance::kLastInTime;
+    return true;
+  }
+
+  // Adds the time since the last look to the wait. If that is longer than a look takes, this thread did not
+  // run in between (its process was stopped, its core was another's), and perhaps the peer neither: then most
+  // of it does not count.
+  FA_FN void count_time(u64 limit) {
+    constexpr u64 kLongestLook = 100000000;
+    const u64 now = now_ns(), passed = last_look_ == 0 ? 0 : now - last_look_;
+    u64 most = limit / 8 < kLongestLook ? limit / 8 : kLongestLook;
+    most = most == 0 ? 1 : most;
+    waited_ += passed < most ? passed : most;
+    last_look_ = now;
   }
 
 #if !FA_CUDA

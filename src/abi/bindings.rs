@@ -50,14 +50,31 @@ pub const FA_UNSUPPORTED: FaFailure = 4;
 pub const FA_PEER_GONE: FaFailure = 5;
 pub const FA_MISMATCH: FaFailure = 6;
 pub const FA_OTHER_MESSAGE: FaFailure = 7;
+pub const FA_REVOKED: FaFailure = 8;
 pub type FaFailure = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaCall {
+    pub what: u64,
+    pub count: u64,
+    pub digest: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaCall"][::core::mem::size_of::<FaCall>() - 24usize];
+    ["Alignment of FaCall"][::core::mem::align_of::<FaCall>() - 8usize];
+    ["Offset of field: FaCall::what"][::core::mem::offset_of!(FaCall, what) - 0usize];
+    ["Offset of field: FaCall::count"][::core::mem::offset_of!(FaCall, count) - 8usize];
+    ["Offset of field: FaCall::digest"][::core::mem::offset_of!(FaCall, digest) - 16usize];
+};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FaSignal {
     pub epoch: u32,
     pub reserved: u32,
     pub source: u64,
-    pub padding: [u8; 48usize],
+    pub call: FaCall,
+    pub padding: [u8; 24usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -66,20 +83,8 @@ const _: () = {
     ["Offset of field: FaSignal::epoch"][::core::mem::offset_of!(FaSignal, epoch) - 0usize];
     ["Offset of field: FaSignal::reserved"][::core::mem::offset_of!(FaSignal, reserved) - 4usize];
     ["Offset of field: FaSignal::source"][::core::mem::offset_of!(FaSignal, source) - 8usize];
-    ["Offset of field: FaSignal::padding"][::core::mem::offset_of!(FaSignal, padding) - 16usize];
-};
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct FaCall {
-    pub what: u64,
-    pub count: u64,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of FaCall"][::core::mem::size_of::<FaCall>() - 16usize];
-    ["Alignment of FaCall"][::core::mem::align_of::<FaCall>() - 8usize];
-    ["Offset of field: FaCall::what"][::core::mem::offset_of!(FaCall, what) - 0usize];
-    ["Offset of field: FaCall::count"][::core::mem::offset_of!(FaCall, count) - 8usize];
+    ["Offset of field: FaSignal::call"][::core::mem::offset_of!(FaSignal, call) - 16usize];
+    ["Offset of field: FaSignal::padding"][::core::mem::offset_of!(FaSignal, padding) - 40usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -87,7 +92,7 @@ pub struct FaAnnouncement {
     pub epoch: u32,
     pub reserved: u32,
     pub call: FaCall,
-    pub padding: [u8; 40usize],
+    pub padding: [u8; 32usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -96,7 +101,7 @@ const _: () = {
     ["Offset of field: FaAnnouncement::epoch"][::core::mem::offset_of!(FaAnnouncement, epoch) - 0usize];
     ["Offset of field: FaAnnouncement::reserved"][::core::mem::offset_of!(FaAnnouncement, reserved) - 4usize];
     ["Offset of field: FaAnnouncement::call"][::core::mem::offset_of!(FaAnnouncement, call) - 8usize];
-    ["Offset of field: FaAnnouncement::padding"][::core::mem::offset_of!(FaAnnouncement, padding) - 24usize];
+    ["Offset of field: FaAnnouncement::padding"][::core::mem::offset_of!(FaAnnouncement, padding) - 32usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -161,7 +166,7 @@ pub struct FaStatus {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaStatus"][::core::mem::size_of::<FaStatus>() - 344usize];
+    ["Size of FaStatus"][::core::mem::size_of::<FaStatus>() - 472usize];
     ["Alignment of FaStatus"][::core::mem::align_of::<FaStatus>() - 8usize];
     ["Offset of field: FaStatus::abort"][::core::mem::offset_of!(FaStatus, abort) - 0usize];
     ["Offset of field: FaStatus::gone"][::core::mem::offset_of!(FaStatus, gone) - 4usize];
@@ -178,6 +183,9 @@ pub struct FaRegionHead {
     pub inbox: [[[[FaSignal; 16usize]; 64usize]; 2usize]; 2usize],
     pub epoch: [u32; 64usize],
     pub pulls: [u32; 64usize],
+    pub revoked: [u32; 16usize],
+    pub failed: u32,
+    pub padding_of_failed: [u8; 60usize],
     pub status: FaStatus,
     pub padding: [u8; 40usize],
     pub announced: [[[FaAnnouncement; 16usize]; 64usize]; 2usize],
@@ -188,20 +196,24 @@ pub struct FaRegionHead {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 397312usize];
+    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 397568usize];
     ["Alignment of FaRegionHead"][::core::mem::align_of::<FaRegionHead>() - 8usize];
     ["Offset of field: FaRegionHead::inbox"][::core::mem::offset_of!(FaRegionHead, inbox) - 0usize];
     ["Offset of field: FaRegionHead::epoch"][::core::mem::offset_of!(FaRegionHead, epoch) - 262144usize];
     ["Offset of field: FaRegionHead::pulls"][::core::mem::offset_of!(FaRegionHead, pulls) - 262400usize];
-    ["Offset of field: FaRegionHead::status"][::core::mem::offset_of!(FaRegionHead, status) - 262656usize];
-    ["Offset of field: FaRegionHead::padding"][::core::mem::offset_of!(FaRegionHead, padding) - 263000usize];
+    ["Offset of field: FaRegionHead::revoked"][::core::mem::offset_of!(FaRegionHead, revoked) - 262656usize];
+    ["Offset of field: FaRegionHead::failed"][::core::mem::offset_of!(FaRegionHead, failed) - 262720usize];
+    ["Offset of field: FaRegionHead::padding_of_failed"]
+        [::core::mem::offset_of!(FaRegionHead, padding_of_failed) - 262724usize];
+    ["Offset of field: FaRegionHead::status"][::core::mem::offset_of!(FaRegionHead, status) - 262784usize];
+    ["Offset of field: FaRegionHead::padding"][::core::mem::offset_of!(FaRegionHead, padding) - 263256usize];
     ["Offset of field: FaRegionHead::announced"]
-        [::core::mem::offset_of!(FaRegionHead, announced) - 263040usize];
-    ["Offset of field: FaRegionHead::chunks"][::core::mem::offset_of!(FaRegionHead, chunks) - 394112usize];
-    ["Offset of field: FaRegionHead::credits"][::core::mem::offset_of!(FaRegionHead, credits) - 396160usize];
-    ["Offset of field: FaRegionHead::sent"][::core::mem::offset_of!(FaRegionHead, sent) - 397184usize];
+        [::core::mem::offset_of!(FaRegionHead, announced) - 263296usize];
+    ["Offset of field: FaRegionHead::chunks"][::core::mem::offset_of!(FaRegionHead, chunks) - 394368usize];
+    ["Offset of field: FaRegionHead::credits"][::core::mem::offset_of!(FaRegionHead, credits) - 396416usize];
+    ["Offset of field: FaRegionHead::sent"][::core::mem::offset_of!(FaRegionHead, sent) - 397440usize];
     ["Offset of field: FaRegionHead::received"]
-        [::core::mem::offset_of!(FaRegionHead, received) - 397248usize];
+        [::core::mem::offset_of!(FaRegionHead, received) - 397504usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -252,7 +264,7 @@ pub struct FaLaunch {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 576usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 584usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -286,7 +298,7 @@ const _: () = {
     ["Offset of field: FaLaunch::root"][::core::mem::offset_of!(FaLaunch, root) - 296usize];
     ["Offset of field: FaLaunch::last_place"][::core::mem::offset_of!(FaLaunch, last_place) - 300usize];
     ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 304usize];
-    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 320usize];
+    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 328usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -16,6 +16,8 @@ impl<D: Device> Communicator<D> {
             (abi::FA_TIMED_OUT, _) => self.presence.timed_out(missing, operation, epoch, waited),
             (abi::FA_PEER_GONE, Some(&rank)) => self.presence.lost(rank, operation, epoch, waited),
             (abi::FA_OTHER_MESSAGE, Some(&rank)) => self.other_message(rank),
+            (abi::FA_MISMATCH, Some(&rank)) => self.other_call(rank),
+            (abi::FA_REVOKED, Some(&rank)) => self.revoked(rank),
             _ => self.other_failure(failure),
         }
     }
@@ -41,25 +43,28 @@ impl<D: Device> Communicator<D> {
         }
     }
 
+    /// A rank makes another call: of those that differ, one of which the kernel knows what it is, if there is any.
+    fn other_call(&self, first: usize) -> Error {
+        let known = self.endpoint.region.others().into_iter().next();
+        let (rank, theirs) = match known {
+            Some((rank, call)) => (rank, CallId::describe(call)),
+            // A hash told them apart.
+            None => (first, self.presence.call_of(first)),
+        };
+        let ours = self.presence.call();
+        Error::Disagreement { what: "the call", rank, theirs, own_rank: self.rank, ours }
+    }
+
+    /// A rank whose registered input this one has read may have written it meanwhile.
+    fn revoked(&self, rank: usize) -> Error {
+        let reason = self.presence.reason_of(rank).unwrap_or_else(|| "its call failed".into());
+        Error::PeerFailed { rank, reason: format!("{reason}; its registered buffer was being read") }
+    }
+
     /// A failure that is not about who was missing.
     fn other_failure(&self, failure: FaFailure) -> Error {
         match failure {
             abi::FA_ABORTED => Error::Aborted,
-            abi::FA_MISMATCH => {
-                let Some((rank, theirs)) = self.endpoint.region.others().into_iter().next() else {
-                    return Error::Unavailable {
-                        what: "the call that differs".into(),
-                        reason: "the kernel did not say which".into(),
-                    };
-                };
-                Error::Disagreement {
-                    what: "the call",
-                    rank,
-                    theirs: CallId::describe(theirs),
-                    own_rank: self.rank,
-                    ours: self.presence.call(),
-                }
-            }
             abi::FA_UNKNOWN_BUFFER => Error::Unavailable {
                 what: "a peer's registered buffer".into(),
                 reason:

@@ -1,7 +1,7 @@
 //! Starting a call: its launches, one for each piece of the message.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::message::{Form, Message};
 use super::Communicator;
@@ -68,21 +68,14 @@ impl<D: Device> Communicator<D> {
                 self.launch(registry, &message, &plan, call.encode())
             }
         };
-        // One limit for all pieces; on a device that runs them later, for each.
-        let deadline = match self.timeout {
-            Some(limit) if D::SYNCHRONOUS && extent > piece => Instant::now().checked_add(limit),
-            _ => None,
-        };
         let mut done = 0;
         while done < extent || (form == Form::Empty && done == 0) {
-            if let Some(deadline) = deadline {
-                launch.timeout_ns = nanoseconds(deadline.saturating_duration_since(Instant::now()));
-            }
             message.set_piece(launch, done, piece, source);
             // SAFETY: input and output are the caller's, within their counts; regions and the table are this
             // endpoint's, and the registry's lock keeps the table as it is.
             unsafe { self.endpoint.device.launch(launch, &plan, None, stream) }?;
             if self.endpoint.region.failure() != abi::FA_OK {
+                self.endpoint.make_private();
                 break;
             }
             done = done.saturating_add(piece);
@@ -202,7 +195,7 @@ impl<D: Device> Communicator<D> {
             checked: u32::from(self.checked),
             root: 0,
             last_place: 0,
-            call: FaCall { what: 0, count: 0 },
+            call: FaCall { what: 0, count: 0, digest: 0 },
             shares: [FaShare { first: 0, count: 0 }; FA_MAX_RANKS as usize],
         }
     }

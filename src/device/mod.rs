@@ -62,9 +62,6 @@ pub(crate) mod sealed {
         /// How much of a generation of staging pulls walk through, from place to place; 0: they stay at its beginning.
         const WALKED_BYTES: usize;
 
-        /// Whether a kernel has ended when `launch` returns.
-        const SYNCHRONOUS: bool;
-
         /// What has been exported so far, and will be: all clones are one list.
         fn exports(&self) -> Self::Exports;
 
@@ -82,6 +79,16 @@ pub(crate) mod sealed {
         /// Allocates `bytes` zeroed bytes on every rank and maps them on all. Collective: it succeeds on every rank or on
         /// none.
         fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self::Shared>;
+
+        /// The same for memory that may be registered: see [`Shared::make_private`].
+        fn share_symmetric(
+            &self,
+            bytes: usize,
+            bootstrap: &dyn Bootstrap,
+            timeout: Duration,
+        ) -> Result<Self::Shared> {
+            self.share(bytes, bootstrap, timeout)
+        }
 
         /// Closes the mappings of the peers' memory and, when all ranks have, frees this rank's. Collective. On an error the
         /// memory goes as if it had been dropped.
@@ -122,6 +129,15 @@ pub(crate) mod sealed {
     pub trait Shared: Send + Sync {
         /// Address of `rank`'s memory in this process; 0 beyond the world.
         fn address(&self, rank: usize) -> u64;
+
+        /// After a launch that failed: from now on this rank's part is its own, at the same address and as it was, and
+        /// what peers read of it stays as it is. Where the device's kernels see to that themselves, nothing.
+        fn make_private(&self) {}
+
+        /// Whether that has been done, so that peers do not see what this rank writes.
+        fn is_private(&self) -> bool {
+            false
+        }
     }
 
     /// A list of exported memory, which it keeps.

@@ -17,7 +17,8 @@ pub(super) struct Board {
     /// The call last begun.
     what: AtomicU64,
     count: AtomicU64,
-    padding: [u64; 4],
+    digest: AtomicU64,
+    padding: [u64; 3],
     /// [`Cause`], 0 while the rank is here. Released after what follows.
     left: AtomicU32,
     /// The ranks that the failure is about, a bit for each.
@@ -65,6 +66,7 @@ impl Board {
         let number = self.begun.load(Ordering::Relaxed) + 1;
         self.what.store(call.what, Ordering::Relaxed);
         self.count.store(call.count, Ordering::Relaxed);
+        self.digest.store(call.digest, Ordering::Relaxed);
         self.begun.store(number, Ordering::Relaxed);
         number
     }
@@ -77,7 +79,7 @@ impl Board {
     /// waits for stands still.
     pub fn activity(&self) -> Activity {
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        let call = FaCall { what: load(&self.what), count: load(&self.count) };
+        let call = FaCall { what: load(&self.what), count: load(&self.count), digest: load(&self.digest) };
         Activity { begun: load(&self.begun), ended: load(&self.ended), call }
     }
 

@@ -140,6 +140,17 @@ impl Presence {
         CallId::describe(own_board(&self.boards).activity().call)
     }
 
+    /// The call that another rank made last, in words.
+    pub fn call_of(&self, rank: usize) -> String {
+        board(&self.boards, rank)
+            .map_or_else(|| "none".into(), |board| CallId::describe(board.activity().call))
+    }
+
+    /// Why a rank has left, as far as it has said.
+    pub fn reason_of(&self, rank: usize) -> Option<String> {
+        board(&self.boards, rank).and_then(Board::farewell).map(|farewell| farewell.text)
+    }
+
     /// Its name.
     pub fn operation(&self) -> &'static str {
         let call = CallId::decode(own_board(&self.boards).activity().call);

@@ -85,7 +85,7 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
         let number = endpoint.next_number();
         let (bootstrap, timeout) = (&*endpoint.closing.bootstrap, endpoint.closing.timeout);
         agree(bootstrap, &[("the bytes of symmetric memory", bytes.to_string())], timeout)?;
-        let memory = endpoint.device.share(bytes.max(1), bootstrap, timeout)?;
+        let memory = endpoint.device.share_symmetric(bytes.max(1), bootstrap, timeout)?;
         Ok(Self::new(Arc::clone(endpoint), Some(memory), number, count))
     }
 

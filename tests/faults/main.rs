@@ -15,5 +15,6 @@ mod pool;
 mod random;
 mod rank;
 mod recovery;
+mod registered;
 mod together;
 mod world;

@@ -36,7 +36,7 @@ macro_rules! model {
                 let leaving = {
                     let (board, said) = (Arc::clone(&board), said.clone());
                     thread::spawn(move || {
-                        board.begin(FaCall { what: 1, count: 7 });
+                        board.begin(FaCall { what: 1, count: 7, digest: 0 });
                         board.leave(&said);
                     })
                 };
@@ -45,7 +45,7 @@ macro_rules! model {
                     // What it did before it left is there as well.
                     let Activity { begun, ended, call } = board.activity();
                     let activity = (begun, ended, call);
-                    assert_eq!(activity, (1, 0, FaCall { what: 1, count: 7 }), "half a farewell");
+                    assert_eq!(activity, (1, 0, FaCall { what: 1, count: 7, digest: 0 }), "half a farewell");
                 }
                 leaving.join().unwrap();
                 assert_eq!(board.farewell(), Some(said));

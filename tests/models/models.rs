@@ -43,5 +43,6 @@ mod abi {
     pub struct FaCall {
         pub what: u64,
         pub count: u64,
+        pub digest: u64,
     }
 }

@@ -31,7 +31,7 @@ if stale "$out/libcuda.so.1"; then
   # The kernels with the geometry of the CUDA device. They take as long as all the rest.
   $compile -c -fvisibility=hidden -ffp-contract=off -Wno-maybe-uninitialized \
     -DFA_NAMESPACE=stand_in_kernels -DFA_HOST_ENTRY=stand_in_host_entry \
-    -DFA_HOST_PACK_BYTES=16 -DFA_HOST_SLOT_BYTES=32 \
+    -DFA_HOST_PACK_BYTES=16 -DFA_HOST_SLOT_BYTES=32 -DFA_STREAMS=1 \
     "$csrc/host.cpp" -o "$objects/kernels.o" &
   kernels=$!
   for source in "$here"/*.cpp; do

@@ -196,8 +196,6 @@ impl sealed::Device for Cuda {
     // A GPU's own memory is written past the caches of its peers.
     const WALKED_BYTES: usize = 0;
 
-    const SYNCHRONOUS: bool = false;
-
     fn exports(&self) -> CudaExports {
         self.exports.clone()
     }

@@ -3,11 +3,13 @@
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::fcntl::{fcntl, FallocateFlags, FcntlArg, SealFlag};
 use nix::sys::memfd::{memfd_create, MFdFlags};
-use nix::sys::mman::{madvise, mmap, munmap, MapFlags, MmapAdvise, ProtFlags};
+use nix::sys::mman::{madvise, mmap, mprotect, mremap, munmap, MRemapFlags, MapFlags, MmapAdvise, ProtFlags};
 use nix::sys::stat::fstat;
 
 use crate::bootstrap::{exchange_descriptors, Bootstrap};
@@ -18,6 +20,9 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct SharedMemory {
     own: Mapping,
+    /// A private mapping of the same memory that takes the place of `own` in [`sealed::Shared::make_private`].
+    spare: Mutex<Option<Mapping>>,
+    private: AtomicBool,
     /// The owner's descriptor, until the peers have it.
     descriptor: Option<OwnedFd>,
     /// By rank; `None` at the own rank.
@@ -44,7 +49,16 @@ impl SharedMemory {
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&descriptor, FcntlArg::F_ADD_SEALS(seals)).map_err(Error::system("fcntl(F_ADD_SEALS)"))?;
         let own = Mapping::of(&descriptor, length)?;
-        Ok(Self { own, descriptor: Some(descriptor), peers: Vec::new() })
+        let (spare, private) = Default::default();
+        Ok(Self { own, spare, private, descriptor: Some(descriptor), peers: Vec::new() })
+    }
+
+    /// The same, of memory that can be made private. Before the peers are mapped.
+    pub(crate) fn with_spare(mut self) -> Result<Self> {
+        if let Some(descriptor) = &self.descriptor {
+            self.spare = Mutex::new(Some(Mapping::inaccessible(descriptor, self.own.length)?));
+        }
+        Ok(self)
     }
 
     pub(crate) fn map_peers(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
@@ -86,6 +100,24 @@ impl sealed::Shared for SharedMemory {
             None => 0,
         }
     }
+
+    /// A private mapping of the same memory takes the place of the shared one, in one step for every thread: this rank finds
+    /// what was there, and its writes go to copies of the pages. The peers' mappings keep the pages as they are.
+    fn make_private(&self) {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(spare) = spare else { return };
+        self.private.store(true, Ordering::Relaxed);
+        if let Err(errno) = spare.replace(&self.own) {
+            // Writing it is then a fault, as memory is too short to copy what peers may be reading.
+            tracing::error!(%errno, "a registered buffer is read-only after a failed call");
+            // SAFETY: the range is an own mapping. Whoever borrows it may still read it.
+            let _ = unsafe { mprotect(self.own.address, self.own.length.get(), ProtFlags::PROT_READ) };
+        }
+    }
+
+    fn is_private(&self) -> bool {
+        self.private.load(Ordering::Relaxed)
+    }
 }
 
 /// Maps a peer's descriptor after checking that it is what this crate makes: of the same size, and sealed, so that the
@@ -104,7 +136,7 @@ fn map_peer(rank: usize, descriptor: &OwnedFd, length: NonZeroUsize) -> Result<M
     Mapping::of(descriptor, length)
 }
 
-/// A mapping of a whole memfd, shared and writable.
+/// A mapping of a whole memfd.
 #[derive(Debug)]
 struct Mapping {
     address: NonNull<libc::c_void>,
@@ -118,6 +150,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    /// Shared and writable.
     fn of(descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Self> {
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // Pages are in place before the first call, which would fault on each otherwise.
@@ -128,6 +161,30 @@ impl Mapping {
         // SAFETY: the range was mapped above. Huge pages are a wish; a kernel without them for shared memory says no.
         let _ = unsafe { madvise(address, length.get(), MmapAdvise::MADV_HUGEPAGE) };
         Ok(Self { address, length })
+    }
+
+    /// Private, for later: it takes address space only.
+    fn inaccessible(descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Self> {
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice; `length` is the size of the file, which is sealed.
+        let address = unsafe { mmap(None, length, ProtFlags::PROT_NONE, flags, descriptor, 0) }
+            .map_err(|errno| Error::Allocation { bytes: length.get(), reason: format!("mmap: {errno}") })?;
+        Ok(Self { address, length })
+    }
+
+    /// Makes it writable and moves it to where `other` is, a mapping of the same memory, which it replaces there.
+    fn replace(self, other: &Self) -> nix::Result<()> {
+        let length = self.length.get();
+        let writable = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: the range is this mapping's, which nobody uses yet.
+        unsafe { mprotect(self.address, length, writable) }?;
+        let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
+        // SAFETY: both ranges are mappings of this process, of the same length and contents. The kernel replaces the one by
+        // the other while it holds the lock of the address space, so that a thread which reads there sees either of the two.
+        unsafe { mremap(self.address, length, length, flags, Some(other.address)) }?;
+        // It is `other` now, which unmaps it.
+        std::mem::forget(self);
+        Ok(())
     }
 
     /// Drops it, and says whether that worked.
@@ -152,4 +209,55 @@ fn available_memory() -> Option<usize> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::Threads;
+    use crate::device::sealed::Shared as _;
+
+    const BYTES: usize = 3 << 20;
+
+    fn fill(memory: &SharedMemory, byte: u8) {
+        // SAFETY: the rank's own part, which nobody else writes.
+        unsafe { std::ptr::write_bytes(memory.own_address() as *mut u8, byte, BYTES) };
+    }
+
+    /// The one byte that all of a rank's part holds.
+    fn byte_of(memory: &SharedMemory, rank: usize) -> Option<u8> {
+        // SAFETY: a mapping of so many bytes, which nobody writes meanwhile.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.address(rank) as *const u8, BYTES) };
+        bytes.iter().all(|byte| *byte == bytes[0]).then_some(bytes[0])
+    }
+
+    #[test]
+    fn what_is_made_private_is_seen_by_its_rank_alone() {
+        const LIMIT: Duration = Duration::from_secs(20);
+        let ranks = Threads::world(2).unwrap().into_iter().map(|bootstrap| {
+            std::thread::spawn(move || {
+                let memory = SharedMemory::allocate(BYTES).and_then(SharedMemory::with_spare);
+                let mut memory = memory.unwrap();
+                memory.map_peers(&bootstrap, LIMIT).unwrap();
+                let (rank, peer) = (bootstrap.rank(), 1 - bootstrap.rank());
+                fill(&memory, 1 + rank as u8);
+                bootstrap.barrier(LIMIT).unwrap();
+                assert_eq!(byte_of(&memory, peer), Some(1 + peer as u8));
+                bootstrap.barrier(LIMIT).unwrap();
+                if rank == 0 {
+                    let before = memory.own_address();
+                    memory.make_private();
+                    memory.make_private();
+                    assert!(memory.is_private() && memory.own_address() == before);
+                    assert_eq!(byte_of(&memory, 0), Some(1), "what was there");
+                    fill(&memory, 9);
+                    assert_eq!(byte_of(&memory, 0), Some(9), "what was written");
+                }
+                bootstrap.barrier(LIMIT).unwrap();
+                assert_eq!(byte_of(&memory, peer), Some(1 + peer as u8), "the peer's part");
+                bootstrap.barrier(LIMIT).unwrap();
+            })
+        });
+        ranks.collect::<Vec<_>>().into_iter().for_each(|rank| rank.join().unwrap());
+    }
 }

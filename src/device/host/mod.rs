@@ -166,8 +166,6 @@ impl sealed::Device for Host {
     // caches of their readers, and more takes the third level from others.
     const WALKED_BYTES: usize = 1 << 20;
 
-    const SYNCHRONOUS: bool = true;
-
     fn exports(&self) {}
 
     fn shared_facts(&self) -> String {
@@ -187,6 +185,18 @@ impl sealed::Device for Host {
 
     fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<SharedMemory> {
         let mut memory = all_succeeded(SharedMemory::allocate(bytes), bootstrap, timeout)?;
+        all_succeeded(memory.map_peers(bootstrap, timeout), bootstrap, timeout)?;
+        Ok(memory)
+    }
+
+    fn share_symmetric(
+        &self,
+        bytes: usize,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<SharedMemory> {
+        let memory = SharedMemory::allocate(bytes).and_then(SharedMemory::with_spare);
+        let mut memory = all_succeeded(memory, bootstrap, timeout)?;
         all_succeeded(memory.map_peers(bootstrap, timeout), bootstrap, timeout)?;
         Ok(memory)
     }

@@ -137,7 +137,7 @@ impl CudaWorld {
             checked: 0,
             root: 0,
             last_place: 0,
-            call: FaCall { what: 0, count: 0 },
+            call: FaCall { what: 0, count: 0, digest: 0 },
             shares: [FaShare { first: 0, count: 0 }; MAX_RANKS],
         }
     }
