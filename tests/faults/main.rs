@@ -1,5 +1,6 @@
 //! What goes wrong, on purpose: ranks that disagree, leave, die or fork. Nothing hangs, and nothing wrong is returned as right.
 
+mod alone;
 mod cycles;
 mod departures;
 mod disagreements;
@@ -15,5 +16,6 @@ mod pool;
 mod random;
 mod rank;
 mod recovery;
+mod signals;
 mod together;
 mod world;
