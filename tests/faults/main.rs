@@ -8,6 +8,7 @@ mod events;
 mod forks;
 mod handshake;
 mod kills;
+mod limits;
 mod memory;
 mod messages;
 mod pool;
