@@ -12,14 +12,15 @@ pub(crate) const SMALL_STACK: usize = 128 << 10;
 #[cfg(feature = "nccl")]
 pub(crate) const DEEP_STACK: usize = 2 << 20;
 
-/// What a thread does to itself. Blocked, each would end the process at once, past the handler that the process or its sanitizer has
-/// for it.
+/// What a thread does to itself. Blocked, each would end the process at once, past the handler that the process or its
+/// sanitizer has for it.
 const OWN_FAULTS: [Signal; 6] =
     [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS];
 
-/// Starts a thread with so much stack. It takes none of the signals that are sent to the process: their handlers run in the
-/// process's own threads, with the stacks and the locks that they were written for. Where memory is short that is an error, as the
-/// standard library ends the process if a thread that it has started finds no room for its stack of signals.
+/// Starts a thread with so much stack. It takes none of the signals that are sent to the process: their handlers run
+/// in the process's own threads, with the stacks and the locks that they were written for. Where memory is short that
+/// is an error, as the standard library ends the process if a thread that it has started finds no room for its stack
+/// of signals.
 pub(crate) fn spawn(
     name: String,
     stack_bytes: usize,
@@ -40,7 +41,8 @@ pub(crate) fn spawn(
     let faults = SigSet::from_iter(OWN_FAULTS);
     let mut others = SigSet::all();
     OWN_FAULTS.into_iter().for_each(|fault| others.remove(fault));
-    // A thread inherits the mask, so there is no moment in which it could take one. What comes meanwhile waits for this thread.
+    // A thread inherits the mask, so there is no moment in which it could take one. What comes meanwhile waits for
+    // this thread.
     let mask = others.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let spawned = Builder::new().name(name).stack_size(stack_bytes).spawn(move || {
         // The thread that started this one may block them. It cannot fail: the set is one of signals.

@@ -1,7 +1,7 @@
 //! Whether standard output is there.
 //!
-//! The standard library puts `/dev/null` in the place of a descriptor that is closed when the program starts, and takes one that cannot
-//! be written for one that takes everything. Results would be lost, and the run a success.
+//! The standard library puts `/dev/null` in the place of a descriptor that is closed when the program starts, and
+//! takes one that cannot be written for one that takes everything. Results would be lost, and the run a success.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

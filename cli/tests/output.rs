@@ -1,4 +1,5 @@
-//! What cannot be written is not a success: a full device, a descriptor that is closed or read-only, a reader that has gone.
+//! What cannot be written is not a success: a full device, a descriptor that is closed or read-only, a reader that has
+//! gone.
 
 mod program;
 

@@ -66,8 +66,8 @@ pub struct SymmetricMemory<T: Element, D: Device = Host> {
     elements: PhantomData<T>,
 }
 
-/// Begins a step of a symmetric memory, as [`Closing::step`]: the ranks compare which step of which memory they are at, and all come to
-/// it or none goes on.
+/// Begins a step of a symmetric memory, as [`Closing::step`]: the ranks compare which step of which memory they are
+/// at, and all come to it or none goes on.
 pub(crate) fn begin<'a, D: Device>(
     closing: &'a Closing<D>,
     step: &str,

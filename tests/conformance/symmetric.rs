@@ -236,7 +236,8 @@ fn threads_that_allocate_at_once_get_whole_memories() {
     });
 }
 
-/// Threads that ask for different things at once, or give them back: a step fails on all ranks or on none, and nothing waits.
+/// Threads that ask for different things at once, or give them back: a step fails on all ranks or on none, and nothing
+/// waits.
 #[test]
 fn threads_at_different_steps_at_once_are_told() {
     threads(2, |rank| {

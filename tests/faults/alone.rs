@@ -8,8 +8,9 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 /// Set in the process that runs a test alone.
 const ALONE: &str = "FAST_ALLREDUCE_TEST_ALONE";
 
-/// True in the process of the test's own. Elsewhere runs that, and returns false when the test has passed there. No thread of it takes
-/// the signals in `blocked` unless the test says so: a process's main thread is the runner's, and would be the first to take them.
+/// True in the process of the test's own. Elsewhere runs that, and returns false when the test has passed there. No
+/// thread of it takes the signals in `blocked` unless the test says so: a process's main thread is the runner's, and
+/// would be the first to take them.
 pub fn is_alone(test: &str, blocked: impl IntoIterator<Item = Signal>) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return true;

@@ -68,7 +68,8 @@ fn a_signal_to_the_process_waits_for_its_own_threads() {
     let ranks = world();
     take(Signal::SIGUSR1, false);
 
-    // Two workers and a watcher for each rank, and the rendezvous. A thread has its name and its mask soon after it has begun.
+    // Two workers and a watcher for each rank, and the rendezvous. A thread has its name and its mask soon after it
+    // has begun.
     let names = ["allreduce-", "fast-allreduce", "rendezvous"];
     let started = Instant::now();
     let threads = loop {

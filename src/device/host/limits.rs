@@ -1,15 +1,16 @@
-//! What limits the memory and the files of this process: the machine, the control groups of its containers, and `ulimit -f`.
+//! What limits the memory and the files of this process: the machine, the control groups of its containers, and
+//! `ulimit -f`.
 //!
-//! Shared memory is paid for by the group of the process that asks for it. Beyond a group's limit the kernel does not refuse, it
-//! kills; so the groups are asked before, from the one of this process up to the outermost that is visible.
+//! Shared memory is paid for by the group of the process that asks for it. Beyond a group's limit the kernel does not
+//! refuse, it kills; so the groups are asked before, from the one of this process up to the outermost that is visible.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
 use nix::sys::resource::{getrlimit, Resource};
 
-/// Bytes of memory that this process could still be given: the least that the machine and each visible control group have left, page
-/// cache that would be given up included. `None` where the system does not tell. Swap does not count.
+/// Bytes of memory that this process could still be given: the least that the machine and each visible control group
+/// have left, page cache that would be given up included. `None` where the system does not tell. Swap does not count.
 pub fn available_memory() -> Option<u64> {
     Limits::of_this_process().least_room(u64::MAX).map(|room| room.bytes)
 }
@@ -19,7 +20,7 @@ pub(super) fn refuse_file(bytes: u64) -> Result<(), String> {
     match getrlimit(Resource::RLIMIT_FSIZE) {
         // Shared memory is a file to the kernel.
         Ok((limit, most)) if bytes > limit => Err(format!(
-            "a file of this process may have {limit} bytes (RLIMIT_FSIZE): raise that with `ulimit -f`, up to the hard limit of {}",
+            "a file of this process may have {limit} bytes (RLIMIT_FSIZE, hard limit {}): raise that with `ulimit -f`",
             if most == libc::RLIM_INFINITY { "unlimited".to_owned() } else { most.to_string() },
         )),
         _ => Ok(()),

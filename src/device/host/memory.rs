@@ -143,16 +143,17 @@ impl Drop for Mapping {
 
 /// Has a file `take` its pages, so that a lack of memory is an error here and not a signal at first touch.
 ///
-/// The kernel would rather kill a process than refuse it, so it is asked for no more than the limits leave. Other ranks may take
-/// from the same limits at this moment: unless there is room for all, pages are taken piece by piece and the limits looked at before
-/// each, with a piece for every rank to spare.
+/// The kernel would rather kill a process than refuse it, so it is asked for no more than the limits leave. Other
+/// ranks may take from the same limits at this moment: unless there is room for all, pages are taken piece by piece
+/// and the limits looked at before each, with a piece for every rank to spare.
 fn reserve(
     bytes: usize,
     limits: &Limits,
     take: impl Fn(libc::off_t, libc::off_t) -> nix::Result<()>,
 ) -> Result<(), String> {
     const PIECE_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
-    /// A call that a signal interrupts gives its pages back; the next one is half as long, so that some end between two signals.
+    /// A call that a signal interrupts gives its pages back; the next one is half as long, so that some end between
+    /// two signals.
     const MAX_INTERRUPTIONS: u32 = 1000;
     let (bytes, ranks) = (bytes as u64, MAX_RANKS as u64);
     // It would be a signal as well.
@@ -192,7 +193,8 @@ mod tests {
 
     use super::*;
 
-    /// Takes so many bytes under these limits, each call as `take` says, given its number and its length; the calls that succeeded.
+    /// Takes so many bytes under these limits, each call as `take` says, given its number and its length; the calls
+    /// that succeeded.
     fn reserved(
         bytes: usize,
         limits: &Limits,

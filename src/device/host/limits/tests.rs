@@ -37,7 +37,7 @@ const MEMINFO: (&str, &str) =
 
 const V2_MOUNT: &str = "\
 23 64 0:22 / /proc rw,nosuid,nodev,noexec,relatime shared:14 - proc proc rw\n\
-29 25 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n";
+29 25 0:26 / /sys/fs/cgroup rw,nosuid,noexec,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n";
 
 const V2_STAT: &str = "anon 5000\nfile 900000\nkernel 4096\nshmem 100000\ninactive_anon 5000\n\
     inactive_file 300000\nactive_file 200000\nunevictable 0\nslab_reclaimable 1000\n";
@@ -196,9 +196,13 @@ fn this_machine_tells() {
     assert!((1 << 20..1 << 50).contains(&available), "{available}");
 }
 
+fn texts() -> Vec<Vec<u8>> {
+    [V2_MOUNT, V2_STAT, "0::/a/b\n4:memory:/x\n", MEMINFO.1].map(Vec::from).into()
+}
+
 proptest! {
     #[test]
-    fn any_text_is_read_or_passed_over(bytes in damaged(vec![V2_MOUNT.into(), V2_STAT.into(), b"0::/a/b\n4:memory:/x\n".into(), MEMINFO.1.into()])) {
+    fn any_text_is_read_or_passed_over(bytes in damaged(texts())) {
         let text = String::from_utf8_lossy(&bytes);
         for version in [Version::One, Version::Two] {
             let path = membership(&text, version).unwrap_or("/");
