@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::resource::{getrlimit, Resource};
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -218,7 +219,7 @@ pub enum Error {
     },
 
     /// A system call failed.
-    #[error("{call} failed: {errno}")]
+    #[error("{call} failed: {}", explained(*.errno))]
     System {
         /// The call, with its subject.
         call: &'static str,
@@ -239,6 +240,26 @@ impl Error {
     }
 }
 
+/// An error number in words; of a limit on descriptors, which it is and how to raise it.
+pub(crate) fn explained(errno: Errno) -> String {
+    match errno {
+        Errno::EMFILE => {
+            let limits = getrlimit(Resource::RLIMIT_NOFILE);
+            let limits = limits.map_or_else(
+                |_| "RLIMIT_NOFILE".to_owned(),
+                |(limit, most)| format!("RLIMIT_NOFILE is {limit}, its hard limit {most}"),
+            );
+            format!(
+                "{errno}: this process has no descriptors left ({limits}); raise the limit with `ulimit -n`"
+            )
+        }
+        Errno::ENFILE => {
+            format!("{errno}: this machine has no files left; raise the limit with `sysctl fs.file-max`")
+        }
+        errno => errno.to_string(),
+    }
+}
+
 /// What is behind the ranks that were missing.
 fn seen(last_seen: &str) -> String {
     match last_seen {
@@ -253,5 +274,23 @@ fn ranks(ranks: &[usize]) -> String {
     match ranks.len() {
         1 => format!("rank {list}"),
         _ => format!("ranks {list}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_names_the_limit_and_the_way_out() {
+        let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        let text = Error::System { call: "socket", errno: Errno::EMFILE }.to_string();
+        for fact in ["socket failed: EMFILE", &format!("RLIMIT_NOFILE is {limit},"), "`ulimit -n`"] {
+            assert!(text.contains(fact), "{text}");
+        }
+        let text = Error::io("dup")(std::io::Error::from_raw_os_error(libc::ENFILE)).to_string();
+        assert!(text.contains("fs.file-max"), "{text}");
+        let text = Error::System { call: "socket", errno: Errno::EACCES }.to_string();
+        assert_eq!(text, "socket failed: EACCES: Permission denied");
     }
 }

@@ -27,7 +27,7 @@ pub(crate) struct Endpoint<D: Device> {
     registered: Mutex<Vec<Weak<D::Shared>>>,
     /// What was dropped while its kernels could not be waited for: memory, with its row where it was registered.
     retired: Mutex<Vec<(Option<usize>, D::Shared)>>,
-    /// Symmetric memories that have been asked for: equal on all ranks.
+    /// Symmetric memories that ranks have agreed to allocate: equal on all.
     numbered: AtomicU64,
     pub closing: Arc<Closing<D>>,
 }
@@ -38,12 +38,17 @@ impl<D: Device> Endpoint<D> {
         Self { device, region, registry, registered, retired, numbered, closing }
     }
 
-    /// The number of the next symmetric memory.
+    /// The number of the next symmetric memory. Within a step, which orders it with [`Self::take_number`].
     pub fn next_number(&self) -> u64 {
-        self.numbered.fetch_add(1, Ordering::Relaxed)
+        self.numbered.load(Ordering::Relaxed)
     }
 
-    /// Enters memory that every rank has mapped into every rank's table. Collective.
+    /// Goes on to the next number, when all ranks do. Within a step.
+    pub fn take_number(&self) {
+        self.numbered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Enters memory that every rank has mapped into every rank's table. Collective, within a step.
     pub fn register(self: &Arc<Self>, memory: D::Shared, bytes: usize) -> Result<Registration<D>> {
         let Closing { bootstrap, timeout, .. } = &*self.closing;
         let free_rows = self.lock().free_rows();
@@ -335,9 +340,9 @@ impl<T: Element, D: Device> Buffer<T, D> {
     /// is captured, and the errors of the bootstrap. The buffer is dropped then.
     pub fn deregister(mut self) -> Result<SymmetricMemory<T, D>> {
         let endpoint = Arc::clone(self.registration.endpoint());
-        symmetric::same_step(&endpoint, "deregister", self.number)?;
+        let _step = symmetric::begin(&endpoint.closing, "deregister", self.number)?;
         let memory = endpoint.closing.all_succeeded(self.registration.end())?;
-        Ok(SymmetricMemory::new(endpoint, memory, self.number, self.count))
+        Ok(SymmetricMemory::new(Arc::clone(&endpoint), memory, self.number, self.count))
     }
 
     /// The address of a rank's part, as this process has it mapped: for kernels, and for unsafe code that orders its accesses with

@@ -1,11 +1,12 @@
 //! What ends the program early: the facts, whose fault it is, and the exit status.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use fast_allreduce::Error;
+use nix::errno::Errno;
 
 /// Why the program cannot go on.
 #[derive(Debug)]
@@ -78,6 +79,15 @@ impl Failure {
         ExitCode::from(self.status())
     }
 
+    /// Says it, if there is somebody to tell and no other rank that does, and returns the status.
+    pub fn end(self) -> ExitCode {
+        if !self.is_silent() && (!self.is_common() || crate::launch::is_first_rank()) {
+            // Where even that cannot be written, the status is left.
+            let _ = writeln!(io::stderr(), "error: {self}");
+        }
+        self.exit_code()
+    }
+
     /// The same, naming the rank of this process unless it is the first.
     #[must_use]
     pub fn of_rank(self) -> Self {
@@ -95,7 +105,11 @@ impl fmt::Display for Failure {
             Self::Library(error) => error.fmt(f),
             Self::Output(error) => write!(f, "cannot write the results: {error}"),
             Self::File(path, error) => write!(f, "cannot write {}: {error}", path.display()),
-            Self::System(what, error) => write!(f, "{what} failed: {error}"),
+            Self::System(call, error) => match error.raw_os_error().map(Errno::from_raw) {
+                // The library knows the way out of a lack of descriptors.
+                Some(errno @ (Errno::EMFILE | Errno::ENFILE)) => Error::System { call, errno }.fmt(f),
+                _ => write!(f, "{call} failed: {error}"),
+            },
             #[cfg(feature = "cuda")]
             Self::Driver(call, reason) => write!(f, "{call} failed: {reason}"),
             Self::During(what, failure) => write!(f, "{what}: {failure}"),

@@ -16,6 +16,7 @@ mod output;
 mod page;
 mod plan;
 mod soak;
+mod stdout;
 mod topology;
 mod tune;
 
@@ -28,6 +29,9 @@ use failure::Failure;
 const WRONG: u8 = 1;
 
 fn main() -> ExitCode {
+    if let Err(failure) = stdout::check() {
+        return failure.end();
+    }
     let command = match arguments::parse() {
         Ok(command) => command,
         Err(exit) => return exit,
@@ -48,12 +52,7 @@ fn main() -> ExitCode {
         #[cfg(not(feature = "cuda"))]
         Command::GpuCheck(_) => Err(failure::without_cuda()),
     };
-    outcome.unwrap_or_else(|failure| {
-        if !failure.is_silent() && (!failure.is_common() || launch::is_first_rank()) {
-            eprintln!("error: {failure}");
-        }
-        failure.exit_code()
-    })
+    outcome.unwrap_or_else(Failure::end)
 }
 
 /// Runs as a rank where the environment names a world, else launches one.

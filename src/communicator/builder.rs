@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::{Closing, Communicator};
@@ -244,8 +244,13 @@ impl Builder {
 
         device.join(&bootstrap, setup_timeout)?;
         let (exports, origin) = (device.exports(), Origin::here());
-        let closing =
-            Arc::new(Closing { exports, bootstrap: Box::new(bootstrap), timeout: setup_timeout, origin });
+        let closing = Arc::new(Closing {
+            exports,
+            bootstrap: Box::new(bootstrap),
+            timeout: setup_timeout,
+            origin,
+            stepping: Mutex::default(),
+        });
         // After `closing`, to go before it where an error ends this.
         let device = device;
         let bootstrap = &*closing.bootstrap;

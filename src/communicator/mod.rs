@@ -14,7 +14,7 @@ mod plan;
 mod subset;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 pub(crate) use builder::agree;
@@ -67,6 +67,8 @@ pub(crate) struct Closing<D: Device> {
     /// Of its steps.
     pub timeout: Duration,
     origin: Origin,
+    /// See [`Closing::step`].
+    stepping: Mutex<()>,
 }
 
 impl<D: Device> Closing<D> {
@@ -76,6 +78,18 @@ impl<D: Device> Closing<D> {
             true => Err(Error::Forked),
             false => Ok(()),
         }
+    }
+
+    /// Begins a set-up step, which lasts until the guard goes: allocating, registering, freeing and whatever else
+    /// gathers through the bootstrap. A step is several gathers; those of two threads, mixed in another order on each
+    /// rank, would pair one's with the other's. Between whole steps the order is the callers', and what ranks compare
+    /// at the beginning of each tells them of another. The wait for it is bounded by the limits of the steps before:
+    /// they hold no other lock that this thread could have.
+    pub fn step(&self) -> Result<MutexGuard<'_, ()>> {
+        // First: in a fork nobody gives the lock back that another thread of the parent held.
+        self.here()?;
+        // It guards no data.
+        Ok(self.stepping.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whether a step succeeded on all ranks. Collective.
@@ -141,24 +155,34 @@ impl<D: Device> Communicator<D> {
         self.plan_reduction(count, dtype, ReduceOp::Sum)
     }
 
-    /// Allocates a registered buffer of `count` zeros on every rank. Collective: all ranks ask for the same count.
+    /// Allocates a registered buffer of `count` zeros on every rank. Collective, as
+    /// [`Communicator::symmetric_memory`].
     ///
     /// # Errors
     ///
-    /// [`Error::Allocation`], [`Error::Disagreement`] on the size, and the errors of the bootstrap.
+    /// As [`Communicator::symmetric_memory`], and [`Error::Unavailable`] if too many are registered.
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Buffer<T, D>> {
-        self.symmetric_memory(count)?.enter()
+        self.healthy()?;
+        let _step = self.closing.step()?;
+        SymmetricMemory::allocate(&self.endpoint, "allocate and register", count)?.enter()
     }
 
-    /// Allocates `count` zeros on every rank and maps them on all. Collective: all ranks ask for the same count. Calls from the
-    /// memory copy their input until it is [registered](SymmetricMemory::register).
+    /// Allocates `count` zeros on every rank and maps them on all. Collective: all ranks ask for the same type and
+    /// count. Calls from the memory copy their input until it is [registered](SymmetricMemory::register).
+    ///
+    /// Allocating, registering and freeing are steps that all ranks take in the same order. Those of several threads
+    /// come one after the other, in the order in which the threads of this rank begin them: threads must see to it
+    /// that it is that of the other ranks, as a first memory is the other ranks' first, whoever asked for it. Ranks at
+    /// different steps have an error.
     ///
     /// # Errors
     ///
-    /// [`Error::Allocation`], [`Error::Disagreement`] on the size, and the errors of the bootstrap.
+    /// [`Error::Allocation`], [`Error::Disagreement`] where ranks are not all at this step with this type and count,
+    /// and the errors of the bootstrap.
     pub fn symmetric_memory<T: Element>(&self, count: usize) -> Result<SymmetricMemory<T, D>> {
         self.healthy()?;
-        SymmetricMemory::allocate(&self.endpoint, count)
+        let _step = self.closing.step()?;
+        SymmetricMemory::allocate(&self.endpoint, "allocate", count)
     }
 
     /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. Ranks that

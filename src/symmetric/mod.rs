@@ -6,11 +6,11 @@ mod view;
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 pub use view::SymmetricView;
 
-use crate::communicator::agree;
+use crate::communicator::{agree, Closing};
 use crate::device::sealed::Shared as _;
 use crate::device::{Device, Host};
 use crate::dtype::Element;
@@ -66,25 +66,41 @@ pub struct SymmetricMemory<T: Element, D: Device = Host> {
     elements: PhantomData<T>,
 }
 
-/// Has the ranks compare which step of which symmetric memory they are at: all come to it or none goes on.
-pub(crate) fn same_step<D: Device>(endpoint: &Endpoint<D>, step: &str, number: u64) -> Result<()> {
-    let closing = &endpoint.closing;
-    closing.here()?;
-    let step = format!("{step} number {number}");
-    agree(&*closing.bootstrap, &[("the step of symmetric memory", step)], closing.timeout)
+/// Begins a step of a symmetric memory, as [`Closing::step`]: the ranks compare which step of which memory they are
+/// at, and all come to it or none goes on.
+pub(crate) fn begin<'a, D: Device>(
+    closing: &'a Closing<D>,
+    step: &str,
+    number: u64,
+) -> Result<MutexGuard<'a, ()>> {
+    let guard = closing.step()?;
+    agree(&*closing.bootstrap, &[step_fact(step, number)], closing.timeout)?;
+    Ok(guard)
+}
+
+/// What ranks compare first in every step, so that it tells two different ones apart.
+fn step_fact(step: &str, number: u64) -> (&'static str, String) {
+    ("the step of symmetric memory", format!("{step} number {number}"))
 }
 
 impl<T: Element, D: Device> SymmetricMemory<T, D> {
-    /// Collective.
-    pub(crate) fn allocate(endpoint: &Arc<Endpoint<D>>, count: usize) -> Result<Self> {
+    /// Collective, within a step of that name.
+    pub(crate) fn allocate(endpoint: &Arc<Endpoint<D>>, step: &str, count: usize) -> Result<Self> {
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| Error::Allocation {
             bytes: usize::MAX,
             reason: format!("{count} elements of {} exceed the address space", T::DTYPE),
         })?;
-        let number = endpoint.next_number();
         let (bootstrap, timeout) = (&*endpoint.closing.bootstrap, endpoint.closing.timeout);
-        agree(bootstrap, &[("the bytes of symmetric memory", bytes.to_string())], timeout)?;
+        let number = endpoint.next_number();
+        let facts = [
+            step_fact(step, number),
+            ("the type of symmetric memory", T::DTYPE.to_string()),
+            ("the elements of symmetric memory", count.to_string()),
+        ];
+        agree(bootstrap, &facts, timeout)?;
+        // On all ranks or on none: they have found the same.
+        endpoint.take_number();
         let memory = endpoint.device.share_symmetric(bytes.max(1), bootstrap, timeout)?;
         Ok(Self::new(Arc::clone(endpoint), Some(memory), number, count))
     }
@@ -129,13 +145,14 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
     /// [`Error::Disagreement`] where ranks do not all do this with this memory, [`Error::Unavailable`] if too many are registered or
     /// while the last call's stream is captured, and the errors of the bootstrap. The memory is dropped then.
     pub fn register(self) -> Result<Buffer<T, D>> {
-        same_step(&self.endpoint, "register", self.number)?;
+        let closing = Arc::clone(&self.endpoint.closing);
+        let _step = begin(&closing, "register", self.number)?;
         // Whatever fails from here on, no kernel uses the memory.
-        self.endpoint.closing.all_succeeded(self.endpoint.device.wait_for_calls())?;
+        closing.all_succeeded(self.endpoint.device.wait_for_calls())?;
         self.enter()
     }
 
-    /// Registers memory that no kernel uses. Collective.
+    /// Registers memory that no kernel uses. Collective, within a step.
     pub(crate) fn enter(mut self) -> Result<Buffer<T, D>> {
         let gone = || Error::Unavailable { what: "symmetric memory".into(), reason: "it has gone".into() };
         let memory = self.memory.take().ok_or_else(gone)?;
@@ -151,8 +168,8 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
     /// [`Error::Disagreement`] where ranks do not all do this with this memory, what the system or the driver refused, and the errors
     /// of the bootstrap. What has not been freed goes as if it had been dropped.
     pub fn free(mut self) -> Result<()> {
-        same_step(&self.endpoint, "free", self.number)?;
-        let closing = &self.endpoint.closing;
+        let closing = &*self.endpoint.closing;
+        let _step = begin(closing, "free", self.number)?;
         closing.all_succeeded(self.endpoint.device.wait_for_calls())?;
         match self.memory.take() {
             Some(memory) => self.endpoint.device.free(memory, &*closing.bootstrap, closing.timeout),

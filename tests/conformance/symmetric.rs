@@ -1,6 +1,6 @@
 //! Symmetric memory on the host: views of the peers' parts, its states, and how it goes; between threads and between processes.
 
-use fast_allreduce::{Algorithm, Communicator, Element, Error, Host, ReduceOp};
+use fast_allreduce::{Algorithm, Communicator, Element, Error, Host, ReduceOp, SymmetricMemory};
 
 use crate::host::Build as _;
 use crate::suite::launch::{threads, InThreads, Launch, LocalProcesses, Rank};
@@ -148,6 +148,112 @@ fn ranks_that_disagree_are_told() {
         let fifth = communicator.symmetric_memory::<u8>(8).unwrap();
         disagreement(if last { buffer.deregister().map(drop) } else { fifth.free() });
         communicator.symmetric_memory::<u8>(8).unwrap().free().unwrap();
+    });
+}
+
+/// So many bytes of another type are told to all, and another number of elements.
+#[test]
+fn ranks_agree_on_type_and_count() {
+    threads(2, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let first = rank.rank() == 0;
+        let types = match first {
+            true => communicator.symmetric_memory::<u64>(1).map(drop),
+            false => communicator.symmetric_memory::<u32>(2).map(drop),
+        };
+        let registered = match first {
+            true => communicator.alloc::<f32>(3).map(drop),
+            false => communicator.alloc::<i32>(3).map(drop),
+        };
+        let counts = communicator.alloc::<u8>(3 + rank.rank()).map(drop);
+        for (result, facts) in [(types, ["u32", "u64"]), (registered, ["f32", "i32"]), (counts, ["3", "4"])] {
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::Disagreement { .. }), "{error}");
+            assert!(facts.iter().all(|fact| error.to_string().contains(fact)), "{error}");
+        }
+        communicator.symmetric_memory::<u64>(1).unwrap().free().unwrap();
+    });
+}
+
+/// Ranks at different steps are told, within no limit's time, and are at the same one next.
+#[test]
+fn ranks_at_different_steps_go_on_after_it() {
+    threads(2, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let memory = communicator.symmetric_memory::<u8>(8).unwrap();
+        let result = match rank.rank() {
+            0 => memory.free(),
+            _ => communicator.symmetric_memory::<u8>(8).map(drop),
+        };
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Disagreement { .. }), "{error}");
+        communicator.alloc::<u8>(8).unwrap().deregister().unwrap().free().unwrap();
+    });
+}
+
+/// Runs `body` in several threads of a rank at once; what they returned.
+fn at_once<R: Send>(count: usize, body: impl Fn(usize) -> R + Sync) -> Vec<R> {
+    let meeting = std::sync::Barrier::new(count);
+    std::thread::scope(|scope| {
+        let run = |thread| {
+            let (body, meeting) = (&body, &meeting);
+            scope.spawn(move || {
+                meeting.wait();
+                body(thread)
+            })
+        };
+        let running: Vec<_> = (0..count).map(run).collect();
+        running.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Threads that ask for the same at once: each memory is one on all ranks, under one number.
+#[test]
+fn threads_that_allocate_at_once_get_whole_memories() {
+    threads(3, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let own = rank.rank();
+        let allocate =
+            |_| (0..6).map(|_| communicator.symmetric_memory::<u64>(3).unwrap()).collect::<Vec<_>>();
+        let mut memories: Vec<_> = at_once(4, allocate).into_iter().flatten().collect();
+        for (index, memory) in (1..).zip(&memories) {
+            memory.view(own).unwrap().store(0, index).unwrap();
+        }
+        communicator.barrier().unwrap();
+        let tag = |memory: &SymmetricMemory<u64>, rank| memory.view(rank).unwrap().load(0).unwrap();
+        for peer in 0..3 {
+            let mut tags: Vec<_> = memories.iter().map(|memory| tag(memory, peer)).collect();
+            tags.sort_unstable();
+            assert_eq!(tags, Vec::from_iter(1..=24), "parts of rank {peer}");
+        }
+        // The same order on all ranks, in which each finds the memory that it frees to be the others'.
+        memories.sort_by_key(|memory| tag(memory, 0));
+        communicator.barrier().unwrap();
+        for (index, memory) in (1..).zip(memories) {
+            assert_eq!(tag(&memory, 0), index);
+            memory.free().unwrap();
+        }
+    });
+}
+
+/// Threads that ask for different things at once, or give them back: a step fails on all ranks or on none, and nothing
+/// waits.
+#[test]
+fn threads_at_different_steps_at_once_are_told() {
+    threads(2, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let step = |thread: usize| match thread % 4 {
+            0 => communicator.alloc::<u32>(6).map(|buffer| assert_eq!(*buffer, [0; 6])),
+            1 => communicator.symmetric_memory::<u32>(6).map(drop),
+            2 => communicator.symmetric_memory::<u64>(3).map(drop),
+            _ => communicator.split(Some(0), 0).map(drop),
+        };
+        let results = at_once(4, |thread| (0..20).map(|_| step(thread)).collect::<Vec<_>>());
+        for error in results.into_iter().flatten().filter_map(Result::err) {
+            assert!(matches!(error, Error::Disagreement { .. } | Error::Malformed { .. }), "{error}");
+        }
+        communicator.barrier().unwrap();
+        communicator.alloc::<u8>(8).unwrap().deregister().unwrap().free().unwrap();
     });
 }
 

@@ -1,5 +1,6 @@
 //! What goes wrong, on purpose: ranks that disagree, leave, die or fork. Nothing hangs, and nothing wrong is returned as right.
 
+mod alone;
 mod cycles;
 mod departures;
 mod disagreements;
@@ -7,6 +8,7 @@ mod events;
 mod forks;
 mod handshake;
 mod kills;
+mod limits;
 mod memory;
 mod messages;
 mod pool;
@@ -16,5 +18,6 @@ mod random;
 mod rank;
 mod recovery;
 mod registered;
+mod signals;
 mod together;
 mod world;

@@ -1,15 +1,12 @@
 //! Too little address space to make a communicator: an error on every rank, at once.
 
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::{Host, ReduceOp};
 
+use crate::alone::is_alone;
 use crate::world::{builder, SOON};
-
-/// Set in the process that runs the test alone.
-const ALONE: &str = "FAST_ALLREDUCE_TEST_ALONE";
 
 /// Allows so much more address space than is mapped now, or any.
 fn limit_address_space(spare: Option<u64>) {
@@ -26,17 +23,7 @@ fn limit_address_space(spare: Option<u64>) {
 
 #[test]
 fn ranks_without_memory_have_an_error_at_once() {
-    if std::env::var_os(ALONE).is_none() {
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "memory::ranks_without_memory_have_an_error_at_once", "--nocapture"])
-            .env(ALONE, "1")
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        println!("{text}");
-        let passed = output.status.success() && text.contains("1 passed");
-        assert!(passed, "{}", String::from_utf8_lossy(&output.stderr));
+    if !is_alone("memory::ranks_without_memory_have_an_error_at_once", []) {
         return;
     }
     // A region of 33 MiB, which each of two ranks maps twice.

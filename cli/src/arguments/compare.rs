@@ -22,7 +22,8 @@ MPI_Alltoall(v) or MPI_Sendrecv; nccl is ncclAllReduce. A form that one lacks is
 reduce-scatters in place leave results elsewhere than this crate's. A contender that lacks a collective, a type or an operation is left out of those rows, with the reason in a line. One that
 this machine or build lacks is left out of the run; if none is left, the exit status is 2.
 
-The exit status is 0 if all is right, 1 if an element of any contender is wrong, 2 if the run could not be made.";
+The exit status is 0 if all is right, 1 if an element of any contender is wrong, 2 if the run could not
+be made or its results not be written, 141 if their reader has gone.";
 
 /// Options of `compare`.
 #[derive(Args, Debug)]

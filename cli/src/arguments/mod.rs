@@ -7,12 +7,13 @@ mod plans;
 mod soak;
 mod values;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use fast_allreduce::device::host::Isa;
+use fast_allreduce::device::host::{available_memory, Isa};
 use fast_allreduce::plan::DeviceKind;
 use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
@@ -107,7 +108,8 @@ with a line for each algorithm; all numbers; the facts of the machine; the comma
 
 Without --iters, calls are repeated for about 20 ms, at least 20 and at most 10000 times.
 
-The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run could not be made.";
+The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run could not be made or its results not be
+written, 141 if their reader has gone.";
 
 /// Options of `topology`.
 #[derive(Args, Debug)]
@@ -323,7 +325,7 @@ impl Bench {
         self.device.check()
     }
 
-    /// Refuses buffers that do not fit this machine's memory, which the kernel would grant and then kill for.
+    /// Refuses buffers that do not fit the memory there is, which the kernel would grant and then kill for.
     pub fn check_memory(&self) -> Result<(), Failure> {
         check_memory(self.max_bytes, self.ranks())
     }
@@ -339,14 +341,11 @@ impl Bench {
     }
 }
 
-/// Refuses an input and an output for each rank that do not fit this machine's memory.
+/// Refuses an input and an output for each rank that do not fit the memory of this machine and this container.
 pub fn check_memory(max_bytes: usize, ranks: usize) -> Result<(), Failure> {
     let needed = max_bytes.saturating_mul(2).saturating_mul(ranks);
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = available.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok());
-    match kib.map(|kib| kib.saturating_mul(1024)) {
-        Some(available) if needed > available => Err(Failure::Usage(format!(
+    match available_memory() {
+        Some(available) if needed as u64 > available => Err(Failure::Usage(format!(
             "--maxbytes {} needs {needed} bytes of memory for {} ranks, {available} are available",
             max_bytes, ranks
         ))),
@@ -363,9 +362,8 @@ pub fn parse() -> Result<Command, ExitCode> {
             if crate::launch::is_first_rank() {
                 eprintln!("{}", on_one_line(&error.render().to_string()));
             }
-        } else {
-            // Nobody reads it, then.
-            let _ = error.print();
+        } else if let Err(error) = error.print().and_then(|()| std::io::stdout().flush()) {
+            return Failure::Output(error).end();
         }
         ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
     })?;

@@ -17,7 +17,8 @@ ranks, and --maxbytes replay the same calls.
 After a warm-up and at the end all communicators are dropped, and each rank counts its file descriptors, mappings, threads and
 resident memory: growth is a failure.
 
-The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run could not be made or something grew.";
+The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run could not be made, its results
+not be written or something grew, 141 if their reader has gone.";
 
 /// Options of `soak`.
 #[derive(Args, Debug)]

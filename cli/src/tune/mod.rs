@@ -11,6 +11,7 @@ mod times;
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::io::Write as _;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
@@ -39,8 +40,9 @@ pub fn run(options: &Tune) -> Result<(), Failure> {
     }
     let tuning = Tuning::load(part.path())?;
     output.write(&tuning.to_string())?;
-    println!("# wrote {0}: have it used by FAST_ALLREDUCE_TUNING={0}", options.output.display());
-    Ok(())
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "# wrote {0}: have it used by FAST_ALLREDUCE_TUNING={0}", options.output.display())?;
+    Ok(out.flush()?)
 }
 
 /// Ranks with a core or a GPU each.

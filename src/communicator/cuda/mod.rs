@@ -49,6 +49,7 @@ impl Communicator<Cuda> {
     /// Those of the bootstrap; and the error that poisoned the communicator.
     pub fn barrier(&self) -> Result<()> {
         self.healthy()?;
+        let _step = self.closing.step()?;
         self.unless_failed(self.closing.bootstrap.barrier(self.setup_timeout))
     }
 

@@ -28,6 +28,7 @@ impl Communicator<Cuda> {
     pub fn register_graph_buffers(&self) -> Result<()> {
         self.healthy()?;
         self.device().bind()?;
+        let _step = self.closing.step()?;
         let rows = self.device().exchange_graph_rows(&*self.closing.bootstrap, self.setup_timeout)?;
         let written = {
             // No eager call launches in between.
@@ -53,6 +54,7 @@ impl Communicator<Cuda> {
         self.healthy()?;
         let count = slice.len();
         let bytes = count * size_of::<T>();
+        let _step = self.closing.step()?;
         let (bootstrap, timeout) = (&*self.closing.bootstrap, self.setup_timeout);
         agree(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)?;
         if count == 0 {

@@ -7,14 +7,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::fcntl::{fcntl, FallocateFlags, FcntlArg, SealFlag};
 use nix::sys::memfd::{memfd_create, MFdFlags};
 use nix::sys::mman::{madvise, mmap, mprotect, mremap, munmap, MRemapFlags, MapFlags, MmapAdvise, ProtFlags};
 use nix::sys::stat::fstat;
 
+use super::limits::{refuse_file, Limits};
 use crate::bootstrap::{exchange_descriptors, Bootstrap};
 use crate::device::{all_succeeded, sealed};
-use crate::error::{Error, Result};
+use crate::error::{explained, Error, Result};
+use crate::MAX_RANKS;
 
 /// One rank's allocation and its mappings of the peers' counterparts.
 #[derive(Debug)]
@@ -33,19 +36,11 @@ impl SharedMemory {
     pub(crate) fn allocate(bytes: usize) -> Result<Self> {
         let fail = |reason: String| Error::Allocation { bytes, reason };
         let length = NonZeroUsize::new(bytes).ok_or_else(|| fail("zero bytes".into()))?;
-        if let Some(available) = available_memory() {
-            // Asked first, because the kernel would rather kill a process than refuse it.
-            if bytes > available {
-                return Err(fail(format!("{available} bytes of memory are available on this machine")));
-            }
-        }
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let descriptor =
-            memfd_create(c"fast-allreduce", flags).map_err(|errno| fail(format!("memfd_create: {errno}")))?;
-        // Reserves the pages, so that a lack of memory is an error here and not a signal at first touch.
-        let size = libc::off_t::try_from(bytes).map_err(|_| fail("too large for a file".into()))?;
-        nix::fcntl::fallocate(&descriptor, FallocateFlags::empty(), 0, size)
-            .map_err(|errno| fail(format!("fallocate: {errno}")))?;
+        let descriptor = memfd_create(c"fast-allreduce", flags)
+            .map_err(|errno| fail(format!("memfd_create: {}", explained(errno))))?;
+        let take = |start, length| nix::fcntl::fallocate(&descriptor, FallocateFlags::empty(), start, length);
+        reserve(bytes, &Limits::of_this_process(), take).map_err(fail)?;
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&descriptor, FcntlArg::F_ADD_SEALS(seals)).map_err(Error::system("fcntl(F_ADD_SEALS)"))?;
         let own = Mapping::of(&descriptor, length)?;
@@ -203,19 +198,129 @@ impl Drop for Mapping {
     }
 }
 
-/// Bytes that this machine could still give, if it tells.
-fn available_memory() -> Option<usize> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
+/// Has a file `take` its pages, so that a lack of memory is an error here and not a signal at first touch.
+///
+/// The kernel would rather kill a process than refuse it, so it is asked for no more than the limits leave. Other
+/// ranks may take from the same limits at this moment: unless there is room for all, pages are taken piece by piece
+/// and the limits looked at before each, with a piece for every rank to spare.
+fn reserve(
+    bytes: usize,
+    limits: &Limits,
+    take: impl Fn(libc::off_t, libc::off_t) -> nix::Result<()>,
+) -> Result<(), String> {
+    const PIECE_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
+    /// A call that a signal interrupts gives its pages back; the next one is half as long, so that some end between
+    /// two signals.
+    const MAX_INTERRUPTIONS: u32 = 1000;
+    let (bytes, ranks) = (bytes as u64, MAX_RANKS as u64);
+    // It would be a signal as well.
+    refuse_file(bytes)?;
+    let piece = (bytes / 64).clamp(*PIECE_BYTES.start(), *PIECE_BYTES.end());
+    let spare = piece * ranks;
+    let (mut done, mut longest, mut interruptions) = (0, bytes, 0);
+    while done < bytes {
+        let left = bytes - done;
+        let plenty = left.saturating_mul(ranks);
+        let length = match limits.least_room(plenty) {
+            Some(room) if room.bytes < left.saturating_add(spare) => {
+                return Err(format!("{room}; {left} are to be taken, and {spare} more to stay free"));
+            }
+            Some(room) if room.bytes < plenty => left.min(piece),
+            _ => left,
+        };
+        let length = length.min(longest);
+        let range = (libc::off_t::try_from(done), libc::off_t::try_from(length));
+        let (Ok(start), Ok(size)) = range else { return Err("too large for a file".into()) };
+        match take(start, size) {
+            Ok(()) => (done, interruptions) = (done + length, 0),
+            Err(Errno::EINTR) if interruptions < MAX_INTERRUPTIONS => {
+                interruptions += 1;
+                longest = (length / 2).max(*PIECE_BYTES.start());
+            }
+            Err(errno) => return Err(format!("fallocate: {}", explained(errno))),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::path::Path;
+
     use super::*;
     use crate::bootstrap::Threads;
     use crate::device::sealed::Shared as _;
+
+    /// Takes so many bytes under these limits, each call as `take` says, given its number and its length; the calls
+    /// that succeeded.
+    fn reserved(
+        bytes: usize,
+        limits: &Limits,
+        take: impl Fn(usize, i64) -> nix::Result<()>,
+    ) -> (Result<(), String>, Vec<(i64, i64)>, usize) {
+        let (taken, calls) = (RefCell::new(Vec::new()), RefCell::new(0));
+        let result = reserve(bytes, limits, |start, length| {
+            *calls.borrow_mut() += 1;
+            take(*calls.borrow(), length).inspect(|()| taken.borrow_mut().push((start, length)))
+        });
+        (result, taken.into_inner(), calls.into_inner())
+    }
+
+    /// Each call begins where the one before ended, up to the last byte.
+    fn is_whole(bytes: usize, taken: &[(i64, i64)]) -> bool {
+        let end = taken.iter().try_fold(0, |end, &(start, length)| (start == end).then_some(end + length));
+        end == Some(bytes as i64)
+    }
+
+    #[test]
+    fn interrupted_calls_are_made_again_and_shorter() {
+        let unlimited = Limits::below(Path::new("/nowhere"));
+        let bytes = (40 << 20) + 1;
+        let (result, taken, calls) = reserved(bytes, &unlimited, |_, _| Ok(()));
+        assert_eq!((result, taken, calls), (Ok(()), vec![(0, bytes as i64)], 1));
+        // None that takes longer than the time between two signals comes to an end.
+        let interrupted = |call, length| match length > 1 << 20 || call % 3 == 0 {
+            true => Err(Errno::EINTR),
+            false => Ok(()),
+        };
+        let (result, taken, _) = reserved(bytes, &unlimited, interrupted);
+        assert!(result.is_ok() && is_whole(bytes, &taken), "{result:?} {taken:?}");
+    }
+
+    #[test]
+    fn interruptions_without_end_are_an_error() {
+        let unlimited = Limits::below(Path::new("/nowhere"));
+        let (result, taken, calls) = reserved(1 << 20, &unlimited, |_, _| Err(Errno::EINTR));
+        assert!(result.unwrap_err().contains("EINTR"));
+        assert!(taken.is_empty() && calls < 2000, "{calls}");
+    }
+
+    /// Another rank takes as much at the same time: what is left is looked at again and again, and not used up.
+    #[test]
+    fn pieces_stop_short_of_a_limit() {
+        let root = std::env::temp_dir().join(format!("fast-allreduce-pieces-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("proc")).unwrap();
+        let left = RefCell::new(0);
+        let leave = |bytes: i64| {
+            left.replace(bytes);
+            let text = format!("MemAvailable: {} kB\n", bytes / 1024);
+            std::fs::write(root.join("proc/meminfo"), text).unwrap();
+        };
+        let limits = Limits::below(&root);
+        let take_both = |_, length: i64| {
+            let before = *left.borrow();
+            leave(before - 2 * length);
+            Ok(())
+        };
+        for (mib, fits) in [(4000, true), (150, true), (105, false), (80, false), (60, false)] {
+            leave(mib << 20);
+            let (result, taken, _) = reserved(50 << 20, &limits, take_both);
+            assert!(*left.borrow() >= 0, "{mib}: {result:?} {taken:?}");
+            assert_eq!((result.is_ok(), is_whole(50 << 20, &taken)), (fits, fits), "{mib}: {result:?}");
+        }
+        std::fs::remove_dir_all(&root).unwrap();
+    }
 
     const BYTES: usize = 3 << 20;
 

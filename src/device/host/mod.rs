@@ -2,6 +2,7 @@
 
 mod cores;
 mod isa;
+mod limits;
 mod memory;
 mod workers;
 
@@ -9,6 +10,7 @@ use std::mem::offset_of;
 use std::time::Duration;
 
 pub use isa::Isa;
+pub use limits::available_memory;
 pub use memory::SharedMemory;
 use workers::Workers;
 

@@ -12,6 +12,7 @@ use libloading::Library;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
+use crate::thread::{self, DEEP_STACK};
 
 /// The first whose communicators can be told not to block.
 const OLDEST_VERSION: Version = Version(2, 14, 0);
@@ -238,7 +239,7 @@ impl Comm {
             return;
         }
         // Without a thread the communicator stays, and kernels wait for as long as the process lives.
-        let _ = std::thread::Builder::new().name("ncclCommAbort".into()).spawn(move || {
+        let _ = thread::spawn("ncclCommAbort".into(), DEEP_STACK, move || {
             let comm = self;
             // SAFETY: the communicator lives, and is not used again. Its error would be heard by nobody.
             let _ = unsafe { (comm.nccl.comm_abort)(comm.handle) };

@@ -16,6 +16,7 @@ use cudarc::driver::{result, CudaContext};
 use super::library::Comm;
 use crate::device::cuda::driver::driver;
 use crate::error::{Error, Result};
+use crate::thread::{self, DEEP_STACK};
 
 /// Between two looks at the calls that are under way.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -49,9 +50,7 @@ impl Watched {
         });
         let (sender, receiver) = mpsc::channel();
         let watched = Arc::clone(&state);
-        let thread = std::thread::Builder::new()
-            .name("nccl-watch".into())
-            .spawn(move || watched.watch(&receiver))
+        let thread = thread::spawn("nccl-watch".into(), DEEP_STACK, move || watched.watch(&receiver))
             .map_err(|error| {
                 state.give_up(Error::Aborted);
                 Error::io("spawn of a thread")(error)

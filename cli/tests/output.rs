@@ -1,0 +1,88 @@
+//! What cannot be written is not a success: a full device, a descriptor that is closed or read-only, a reader that has
+//! gone.
+
+mod program;
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output, Stdio};
+
+use nix::sys::signal::Signal;
+
+use program::{program, text};
+
+/// Everything that writes to standard output.
+fn everything() -> Vec<String> {
+    let rows = "--ranks 2 -b 8 -e 8 -n 2";
+    let recorded = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/topology/recorded/pcie-4.txt");
+    let tuning = std::env::temp_dir().join(format!("fast-allreduce-output-{}.toml", std::process::id()));
+    let tune = format!("tune --ranks 2 --budget 0.1 -b 64 -e 64 --output {}", tuning.display());
+    let mut all: Vec<String> =
+        ["--help", "bench --help", "help plan", "--version", "--version --verbose", "plan", "plan --toml"]
+            .map(String::from)
+            .into();
+    all.extend([format!("topology --parse {recorded}"), tune]);
+    all.extend(["table", "json", "csv"].map(|format| format!("bench {rows} --format {format}")));
+    all.push(format!("compare {rows}"));
+    all.extend(["text", "json"].map(|format| format!("soak --ranks 2 --calls 16 -e 4K --format {format}")));
+    all
+}
+
+/// A run whose standard output is that.
+fn into(arguments: &str, output: impl FnOnce(&mut Command) -> &mut Command) -> Output {
+    let mut command = program(arguments);
+    output(command.stderr(Stdio::piped()));
+    command.spawn().unwrap().wait_with_output().unwrap()
+}
+
+fn fails(arguments: &str, output: &Output, fact: &str) {
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{arguments}: {error}");
+    assert!(error.starts_with("error: ") && error.contains(fact), "{arguments}: {error}");
+    assert_eq!(error.lines().count(), 1, "{arguments}: {error}");
+}
+
+#[test]
+fn to_a_full_device_is_an_error() {
+    for arguments in everything() {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = into(&arguments, |command| command.stdout(full));
+        fails(&arguments, &output, "No space left");
+    }
+}
+
+#[test]
+fn to_what_is_closed_or_read_only_is_an_error() {
+    for arguments in everything() {
+        let close = || Ok(nix::unistd::close(1)?);
+        // SAFETY: what runs after the fork closes a descriptor.
+        let output = into(&arguments, |command| unsafe { command.pre_exec(close) });
+        fails(&arguments, &output, "standard output is closed");
+        let output = into(&arguments, |command| command.stdout(File::open("/dev/null").unwrap()));
+        fails(&arguments, &output, "standard output is closed or read-only");
+    }
+}
+
+#[test]
+fn to_a_reader_that_has_gone_is_no_success_either() {
+    for arguments in everything() {
+        let (reader, writer) = UnixStream::pair().unwrap();
+        drop(reader);
+        let output = into(&arguments, |command| command.stdout(OwnedFd::from(writer)));
+        assert_eq!(output.status.code(), Some(128 + Signal::SIGPIPE as i32), "{arguments}");
+        assert_eq!(text(&output.stderr), "", "{arguments}");
+    }
+}
+
+#[test]
+fn to_nowhere_is_a_success_where_that_is_asked_for() {
+    for arguments in ["--help", "bench --ranks 2 -b 8 -e 8 -n 2"] {
+        let output = into(arguments, |command| command.stdout(Stdio::null()));
+        assert!(output.status.success(), "{arguments}: {}", text(&output.stderr));
+        let both = OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
+        let output = into(arguments, |command| command.stdout(both));
+        assert!(output.status.success(), "{arguments}: {}", text(&output.stderr));
+    }
+}

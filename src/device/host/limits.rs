@@ -1,0 +1,240 @@
+//! What limits the memory and the files of this process: the machine, the control groups of its containers, and
+//! `ulimit -f`.
+//!
+//! Shared memory is paid for by the group of the process that asks for it. Beyond a group's limit the kernel does not
+//! refuse, it kills; so the groups are asked before, from the one of this process up to the outermost that is visible.
+
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+
+use nix::sys::resource::{getrlimit, Resource};
+
+/// Bytes of memory that this process could still be given: the least that the machine and each visible control group
+/// have left, page cache that would be given up included. `None` where the system does not tell. Swap does not count.
+pub fn available_memory() -> Option<u64> {
+    Limits::of_this_process().least_room(u64::MAX).map(|room| room.bytes)
+}
+
+/// Why a file of so many bytes would end the process by SIGXFSZ, if it would.
+pub(super) fn refuse_file(bytes: u64) -> Result<(), String> {
+    match getrlimit(Resource::RLIMIT_FSIZE) {
+        // Shared memory is a file to the kernel.
+        Ok((limit, most)) if bytes > limit => Err(format!(
+            "a file of this process may have {limit} bytes (RLIMIT_FSIZE, hard limit {}): raise that with `ulimit -f`",
+            if most == libc::RLIM_INFINITY { "unlimited".to_owned() } else { most.to_string() },
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Where the limits on this process's memory are read.
+#[derive(Debug)]
+pub(super) struct Limits {
+    meminfo: PathBuf,
+    counters: Vec<Counter>,
+}
+
+/// How much more memory there is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Room {
+    pub bytes: u64,
+    /// A group's limit and its file; `None` for the machine.
+    limit: Option<(u64, PathBuf)>,
+}
+
+impl fmt::Display for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.limit {
+            None => write!(f, "{} bytes of memory are available on this machine", self.bytes),
+            Some((limit, file)) => write!(
+                f,
+                "{} bytes of memory are available of the {limit} that {} allows (raise the container's limit)",
+                self.bytes,
+                file.display()
+            ),
+        }
+    }
+}
+
+/// A limit of a control group, and what counts towards it.
+#[derive(Debug)]
+struct Counter {
+    limit: PathBuf,
+    usage: PathBuf,
+    stat: PathBuf,
+    /// In `stat`: page cache of files.
+    cache: &'static [&'static str],
+}
+
+/// The two versions of control groups, of which a machine may have both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+impl Version {
+    /// Limits with their counts. What `memory.high` holds back is slowed down, and not killed: that is no limit here.
+    fn counters(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::One => &[
+                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+                ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"),
+            ],
+            Self::Two => &[("memory.max", "memory.current")],
+        }
+    }
+
+    /// Pages of files on disk, of the group and those below it. Pages of shared memory are on other lists.
+    fn cache(self) -> &'static [&'static str] {
+        match self {
+            Self::One => &["total_inactive_file", "total_active_file"],
+            Self::Two => &["inactive_file", "active_file"],
+        }
+    }
+}
+
+impl Limits {
+    pub fn of_this_process() -> Self {
+        Self::below(Path::new("/"))
+    }
+
+    /// As the files below `root` tell.
+    pub fn below(root: &Path) -> Self {
+        let proc = root.join("proc");
+        let memberships = read(&proc.join("self/cgroup")).unwrap_or_default();
+        let mounts = read(&proc.join("self/mountinfo")).unwrap_or_default();
+        let mut counters = Vec::new();
+        for mount in mounts.lines().filter_map(Mount::parse) {
+            let Some(path) = membership(&memberships, mount.version) else { continue };
+            for folder in mount.folders(path) {
+                let folder = root.join(folder.strip_prefix("/").unwrap_or(&folder));
+                counters.extend(Counter::all(mount.version, &folder));
+                // Before Linux 5.11 a group could be counted without those below it.
+                let above = folder.parent().and_then(|above| read(&above.join("memory.use_hierarchy")));
+                if mount.version == Version::One && above.is_some_and(|above| above.trim() == "0") {
+                    break;
+                }
+            }
+        }
+        Self { meminfo: proc.join("meminfo"), counters }
+    }
+
+    /// Where there is least, where the system tells. Beyond `enough` it may be more than this says.
+    pub fn least_room(&self, enough: u64) -> Option<Room> {
+        let machine = read(&self.meminfo).and_then(|text| meminfo_available(&text));
+        let machine = machine.map(|bytes| Room { bytes, limit: None });
+        let groups = self.counters.iter().filter_map(|counter| counter.room(enough));
+        machine.into_iter().chain(groups).min_by_key(|room| room.bytes)
+    }
+}
+
+impl Counter {
+    /// Those of a group that have a limit.
+    fn all(version: Version, folder: &Path) -> impl Iterator<Item = Self> + '_ {
+        let counter = move |&(limit, usage): &(&str, &str)| Self {
+            limit: folder.join(limit),
+            usage: folder.join(usage),
+            stat: folder.join("memory.stat"),
+            cache: version.cache(),
+        };
+        let is_limited = |counter: &Self| read(&counter.limit).and_then(|text| number(&text)).is_some();
+        version.counters().iter().map(counter).filter(is_limited)
+    }
+
+    /// What is left; page cache is looked at where that is less than `enough`.
+    fn room(&self, enough: u64) -> Option<Room> {
+        let limit = number(&read(&self.limit)?)?;
+        let usage = number(&read(&self.usage)?)?;
+        let mut bytes = limit.saturating_sub(usage);
+        if bytes < enough {
+            let cache = read(&self.stat).map_or(0, |stat| sum_of(&stat, self.cache));
+            bytes = limit.saturating_add(cache).saturating_sub(usage).min(limit);
+        }
+        Some(Room { bytes, limit: Some((limit, self.limit.clone())) })
+    }
+}
+
+/// A file system of control groups that has their memory.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    version: Version,
+    /// The group that it shows as its root.
+    root: PathBuf,
+    point: PathBuf,
+}
+
+impl Mount {
+    /// A line of `/proc/self/mountinfo`.
+    fn parse(line: &str) -> Option<Self> {
+        let (mount, system) = line.split_once(" - ")?;
+        let mut system = system.split(' ');
+        let (kind, options) = (system.next()?, system.nth(1)?);
+        let version = match kind {
+            "cgroup2" => Version::Two,
+            "cgroup" if options.split(',').any(|option| option == "memory") => Version::One,
+            _ => return None,
+        };
+        let mut fields = mount.split(' ').skip(3).map(unescaped);
+        Some(Self { version, root: fields.next()?.into(), point: fields.next()?.into() })
+    }
+
+    /// Of the group `path` and those above it, innermost first. None where it is not in what is mounted.
+    fn folders(&self, path: &str) -> Vec<PathBuf> {
+        let Ok(inner) = Path::new(path).strip_prefix(&self.root) else { return Vec::new() };
+        // Above the root of this namespace: what is below that does not limit this process.
+        if inner.components().any(|component| component == Component::ParentDir) {
+            return Vec::new();
+        }
+        inner.ancestors().map(|inner| self.point.join(inner)).collect()
+    }
+}
+
+/// The group of this process, of `/proc/self/cgroup`.
+fn membership(text: &str, version: Version) -> Option<&str> {
+    text.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (hierarchy, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let is_it = match version {
+            Version::One => controllers.split(',').any(|controller| controller == "memory"),
+            Version::Two => hierarchy == "0" && controllers.is_empty(),
+        };
+        is_it.then_some(path)
+    })
+}
+
+/// With the kernel's octal escapes resolved.
+fn unescaped(field: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .into_iter()
+        .fold(field.to_owned(), |field, (escape, character)| field.replace(escape, character))
+}
+
+/// A count of bytes. `None` for "max", and for what is above all memory: version 1 says no limit so.
+fn number(text: &str) -> Option<u64> {
+    const NO_LIMIT: u64 = 1 << 62;
+    text.trim().parse().ok().filter(|&bytes| bytes < NO_LIMIT)
+}
+
+/// The sum of some lines of a `memory.stat`.
+fn sum_of(stat: &str, names: &[&str]) -> u64 {
+    let values = stat.lines().filter_map(|line| {
+        let (name, value) = line.split_once(' ')?;
+        names.contains(&name).then(|| number(value)).flatten()
+    });
+    values.fold(0, u64::saturating_add)
+}
+
+/// `MemAvailable` of `/proc/meminfo`.
+fn meminfo_available(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+fn read(path: &Path) -> Option<String> {
+    std::fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests;
