@@ -23,7 +23,7 @@ pub use local::{Local, UniqueId};
 pub use mpi::Mpi;
 #[cfg(feature = "mpi")]
 pub(crate) use mpi::{Combine, Peers, Words};
-pub(crate) use socket::is_ready;
+
 pub use threads::Threads;
 
 use crate::error::Result;

@@ -180,7 +180,7 @@ pub(super) fn poll_until(descriptors: &mut [PollFd<'_>], deadline: &Deadline) ->
 }
 
 /// Whether a descriptor that was polled has something to say, an error or a hang-up included.
-pub(crate) fn is_ready(polled: &PollFd<'_>) -> bool {
+pub(super) fn is_ready(polled: &PollFd<'_>) -> bool {
     polled.any().unwrap_or(true)
 }
 

@@ -16,4 +16,5 @@ mod random;
 mod rank;
 mod recovery;
 mod together;
+mod watching;
 mod world;

@@ -133,6 +133,14 @@ impl Pool {
         &self.processes[..size]
     }
 
+    /// Pidfds are refused to the rank with this error from now on.
+    pub fn forbid_pidfds(&mut self, rank: usize, errno: i32) {
+        while self.processes.len() <= rank {
+            self.processes.push(Process::start());
+        }
+        writeln!(self.processes[rank].orders, "forbid {errno}").unwrap();
+    }
+
     /// Puts away a process that has been killed or has ended.
     pub fn bury(&mut self, rank: usize) {
         let mut process = self.processes.remove(rank);

@@ -36,6 +36,10 @@ pub enum Part {
     Exit(usize),
     /// Forks after so many calls and kills itself, not the fork.
     Fork(usize),
+    /// Forks after so many calls and closes its communicator; the fork lives on.
+    ForkThenClose(usize),
+    /// Forks after so many calls and aborts; the fork lives on.
+    ForkThenAbort(usize),
     /// May open so many more descriptors while it makes its communicator, then calls.
     Starve(usize),
 }
@@ -47,6 +51,8 @@ impl Part {
             Self::Calls(number) => format!("calls {number}"),
             Self::Exit(number) => format!("exit {number}"),
             Self::Fork(number) => format!("fork {number}"),
+            Self::ForkThenClose(number) => format!("fork-close {number}"),
+            Self::ForkThenAbort(number) => format!("fork-abort {number}"),
             Self::Starve(number) => format!("starve {number}"),
         }
     }
@@ -56,6 +62,8 @@ impl Part {
             "calls" => Self::Calls(number),
             "exit" => Self::Exit(number),
             "fork" => Self::Fork(number),
+            "fork-close" => Self::ForkThenClose(number),
+            "fork-abort" => Self::ForkThenAbort(number),
             "starve" => Self::Starve(number),
             _ => Self::Endless,
         }
@@ -78,6 +86,7 @@ fn rank_process() {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             ["resources"] => say(&format!("resources {}", resources())),
+            ["forbid", errno] => forbid_pidfds(errno.parse().unwrap()),
             [id, rank, size, algorithm, seed, timeout, part, times] => {
                 let number = |text: &str| text.parse::<usize>().unwrap();
                 let world = World {
@@ -125,9 +134,10 @@ impl World {
         say("ready");
         let result = self.call(&communicator, &mut calls);
         let at = now_ns();
+        let left = format!("survivors {:?}", communicator.survivors());
         let started = Instant::now();
         drop(communicator);
-        say(&end(true, calls, at, started.elapsed().as_micros(), &result));
+        say(&(end(true, calls, at, started.elapsed().as_micros(), &result) + &left));
     }
 
     fn build(&self) -> Result<Communicator<Host>> {
@@ -156,7 +166,20 @@ impl World {
             match self.part {
                 Part::Calls(number) | Part::Starve(number) if *calls == number => return Ok(()),
                 Part::Exit(number) if *calls == number => std::process::exit(0),
-                Part::Fork(number) if *calls == number => fork_and_die(),
+                Part::Fork(number) if *calls == number => {
+                    fork_and_live();
+                    // SAFETY: ends this process.
+                    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                    unreachable!("killed");
+                }
+                Part::ForkThenClose(number) if *calls == number => {
+                    fork_and_live();
+                    return Ok(());
+                }
+                Part::ForkThenAbort(number) if *calls == number => {
+                    fork_and_live();
+                    communicator.abort();
+                }
                 _ => {}
             }
             let (count, salt) = (random.pick(&COUNTS), random.below(1000) as u32);
@@ -241,7 +264,7 @@ fn end(built: bool, calls: usize, at: u64, drop_us: u128, result: &Result<()>) -
 }
 
 /// The child keeps all that the rank had open, until the parent's parent ends it, or its own clock.
-fn fork_and_die() -> ! {
+fn fork_and_live() {
     // SAFETY: the child calls only what is safe after a fork: alarm and pause.
     match unsafe { libc::fork() } {
         0 => loop {
@@ -251,13 +274,29 @@ fn fork_and_die() -> ! {
                 libc::pause();
             }
         },
-        child => {
-            say(&format!("child {child} {}", now_ns()));
-            // SAFETY: ends this process.
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-            unreachable!("killed");
-        }
+        child => say(&format!("child {child} {}", now_ns())),
     }
+}
+
+/// Has the kernel answer `pidfd_open` with an error in this thread from now on, as older ones and strict sandboxes do.
+fn forbid_pidfds(errno: u32) {
+    let step =
+        |code: u32, value: u32, no: u8| libc::sock_filter { code: code as u16, jt: 0, jf: no, k: value };
+    let mut steps = [
+        // The number of the system call, which stands first in what the filter sees.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_pidfd_open as u32, 1),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno, 0),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: the filter and its steps live for the calls, which copy them.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
+        assert_eq!(libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0), -1);
+    }
+    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno as i32));
 }
 
 /// Leaves room for `spare` more descriptors. Returns the old limit.
