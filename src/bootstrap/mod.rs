@@ -17,7 +17,7 @@ mod world;
 use std::time::Duration;
 
 pub(crate) use descriptors::{exchange_descriptors, exchange_several};
-pub(crate) use family::Family;
+pub(crate) use family::{Family, Notices};
 pub use local::{Local, UniqueId};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;

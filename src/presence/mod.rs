@@ -12,7 +12,7 @@ mod watch;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::socket::{shutdown, Shutdown};
 
@@ -20,8 +20,9 @@ use self::board::{Activity, Board, Cause, Farewell};
 use self::life::Life;
 use self::watch::{Event, Watched, Watcher};
 use crate::abi::FaCall;
-use crate::bootstrap::{exchange_several, process_identity, Bootstrap};
+use crate::bootstrap::{exchange_several, process_identity, Bootstrap, Notices};
 use crate::call::CallId;
+use crate::deadline::Deadline;
 use crate::device::all_succeeded;
 use crate::device::host::SharedMemory;
 use crate::device::sealed::Shared as _;
@@ -37,6 +38,8 @@ struct Page {
     board: Board,
     /// Of its process.
     life: Life,
+    /// The meetings for later worlds that it serves.
+    notices: Notices,
 }
 
 /// This rank's presence in its world.
@@ -143,6 +146,11 @@ impl Presence {
         !closed && self.ended.load(Ordering::Relaxed) >> rank & 1 == 0
     }
 
+    /// Where a rank tells which meetings it serves.
+    pub fn notices(&self, rank: usize) -> Option<&Notices> {
+        page(&self.boards, rank).map(|page| &page.notices)
+    }
+
     /// Shows that a call begins, and returns its number.
     pub fn begin(&self, call: FaCall) -> u64 {
         own_board(&self.boards).begin(call)
@@ -235,15 +243,16 @@ impl Presence {
         let heard_out = missing.iter().copied().filter(waits_itself).collect::<Vec<_>>();
         let is_absent = |rank: &usize| !heard_out.contains(rank);
         let mut absent: Vec<usize> = missing.iter().copied().filter(is_absent).collect();
-        let deadline = Instant::now() + GRACE;
         // One that has come back hears out another itself, for as long.
-        let last = deadline + GRACE;
+        let deadline = Deadline::after(2 * GRACE);
         let has_come_back = |rank: usize| {
             let activity = board(&self.boards, rank).map(Board::activity);
             activity.is_some_and(|activity| activity.begun == own.begun && activity.ended == activity.begun)
         };
         for rank in heard_out {
             loop {
+                // Asked before looking, so that the last look comes after the limit.
+                let heard = deadline.waited();
                 match board(&self.boards, rank).and_then(Board::farewell) {
                     Some(Farewell { cause: Cause::TimedOut, ranks, .. }) => {
                         absent.extend(self.ranks(ranks).into_iter().filter(|&rank| rank != self.rank));
@@ -254,7 +263,7 @@ impl Presence {
                         return self.lost(rank, operation, epoch, waited);
                     }
                     Some(_) => break,
-                    None if Instant::now() > if has_come_back(rank) { last } else { deadline } => break,
+                    None if heard >= if has_come_back(rank) { 2 * GRACE } else { GRACE } => break,
                     None => std::thread::sleep(Duration::from_millis(1)),
                 }
             }

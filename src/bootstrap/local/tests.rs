@@ -51,7 +51,7 @@ fn gather_rounds(local: &Local, rounds: usize) {
 
 /// A bare connection to the rendezvous.
 fn stranger(id: &UniqueId) -> Link {
-    connect(id, &Deadline::after(LIMIT), Absent::IsOver).unwrap()
+    connect(id.socket_name(), &Deadline::after(LIMIT)).unwrap().unwrap()
 }
 
 fn hello(id: &UniqueId, rank: usize, world_size: usize) -> Vec<u8> {
