@@ -9,6 +9,7 @@ mod handshake;
 mod kills;
 mod memory;
 mod messages;
+mod paused;
 mod pool;
 #[path = "../conformance/suite/random.rs"]
 #[allow(dead_code)]

@@ -66,7 +66,7 @@ impl Process {
                 self.lines.recv_timeout(LIMIT / 2).unwrap_or_else(|error| panic!("no {word}: {error}"));
             match line.split_once(' ').unwrap_or((&line, "")) {
                 (first, rest) if first == word => return rest.to_owned(),
-                ("met" | "ready", _) => {}
+                ("met" | "ready" | "shrinking", _) => {}
                 _ => panic!("{line}"),
             }
         }

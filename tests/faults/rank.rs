@@ -40,6 +40,12 @@ pub enum Part {
     ForkThenClose(usize),
     /// Forks after so many calls and aborts; the fork lives on.
     ForkThenAbort(usize),
+    /// Comes late to the making of its communicator, then so many calls.
+    Late(usize),
+    /// So many calls, and as many in a communicator that it then shrinks this one to, of all ranks.
+    Shrink(usize),
+    /// The same, but it comes late to the shrinking.
+    LateShrink(usize),
     /// May open so many more descriptors while it makes its communicator, then calls.
     Starve(usize),
 }
@@ -54,6 +60,9 @@ impl Part {
             Self::ForkThenClose(number) => format!("fork-close {number}"),
             Self::ForkThenAbort(number) => format!("fork-abort {number}"),
             Self::Starve(number) => format!("starve {number}"),
+            Self::Late(number) => format!("late {number}"),
+            Self::Shrink(number) => format!("shrink {number}"),
+            Self::LateShrink(number) => format!("late-shrink {number}"),
         }
     }
 
@@ -65,6 +74,9 @@ impl Part {
             "fork-close" => Self::ForkThenClose(number),
             "fork-abort" => Self::ForkThenAbort(number),
             "starve" => Self::Starve(number),
+            "late" => Self::Late(number),
+            "shrink" => Self::Shrink(number),
+            "late-shrink" => Self::LateShrink(number),
             _ => Self::Endless,
         }
     }
@@ -143,6 +155,9 @@ impl World {
     fn build(&self) -> Result<Communicator<Host>> {
         let local = Local::connect(&self.id, self.rank, self.size, LIMIT)?;
         say("met");
+        if let Part::Late(_) = self.part {
+            come_late();
+        }
         let limit = match self.part {
             Part::Starve(spare) => Some(limit_descriptors(spare)),
             _ => None,
@@ -164,7 +179,19 @@ impl World {
         let mut random = Random::fixed(self.seed as u64);
         loop {
             match self.part {
-                Part::Calls(number) | Part::Starve(number) if *calls == number => return Ok(()),
+                Part::Calls(number) | Part::Starve(number) | Part::Late(number) if *calls == number => {
+                    return Ok(())
+                }
+                Part::Shrink(number) | Part::LateShrink(number) if *calls == number => {
+                    say("shrinking");
+                    if let Part::LateShrink(_) = self.part {
+                        come_late();
+                    }
+                    let all: Vec<_> = (0..self.size).collect();
+                    let smaller = communicator.shrink(&all)?;
+                    return World { part: Part::Calls(2 * number), id: self.id.clone(), ..*self }
+                        .call(&smaller, calls);
+                }
                 Part::Exit(number) if *calls == number => std::process::exit(0),
                 Part::Fork(number) if *calls == number => {
                     fork_and_live();
@@ -276,6 +303,11 @@ fn fork_and_live() {
         },
         child => say(&format!("child {child} {}", now_ns())),
     }
+}
+
+/// Half a second of this process's own time.
+fn come_late() {
+    (0..50).for_each(|_| std::thread::sleep(Duration::from_millis(10)));
 }
 
 /// Has the kernel answer `pidfd_open` with an error in this thread from now on, as older ones and strict sandboxes do.

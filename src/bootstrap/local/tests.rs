@@ -13,6 +13,7 @@ use nix::unistd::Uid;
 
 use super::super::socket::Token;
 use super::super::testing::{assert_released, contribution, is_alone, process, resources, LIMIT};
+use super::super::world::Failure;
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(100);
@@ -302,6 +303,54 @@ fn process_that_makes_an_id() {
         println!("id={}", UniqueId::new().unwrap());
         thread::sleep(LIMIT);
     }
+}
+
+/// The rendezvous was stopped, and reads first that a rank gives up, then what that rank waited for.
+#[test]
+fn nobody_gives_up_on_what_is_there() {
+    let mut command = process(module_path!(), "process_that_makes_an_id");
+    let mut child = command.env("FAST_ALLREDUCE_TEST_MAKE_ID", "1").stdout(Stdio::piped()).spawn().unwrap();
+    let id = printed_id(&mut child);
+    let server = child.id() as i32;
+    let stop = || {
+        // SAFETY: a child that has not been waited for, so that its id is no other process's; the status may be left out.
+        unsafe {
+            assert_eq!(libc::kill(server, libc::SIGSTOP), 0);
+            // Until all its threads have stopped.
+            assert_eq!(libc::waitpid(server, std::ptr::null_mut(), libc::WUNTRACED), server);
+        }
+    };
+    // SAFETY: as above.
+    let go_on = || assert_eq!(unsafe { libc::kill(server, libc::SIGCONT) }, 0);
+    let mut first = stranger(&id);
+    first.send(hello(&id, 0, 2).into());
+    // It serves who came first, first.
+    thread::sleep(SHORT);
+
+    stop();
+    first.send(Request::GiveUp { sequence: 0 }.frame().into());
+    let mut second = stranger(&id);
+    second.send(hello(&id, 1, 2).into());
+    go_on();
+    assert_eq!(next_reply(&mut first), Some(Reply::Event(Event::Formed)));
+    assert_eq!(next_reply(&mut second), Some(Reply::Event(Event::Formed)));
+
+    stop();
+    first.send(Request::Gather { sequence: 1, bytes: vec![1] }.frame().into());
+    first.send(Request::GiveUp { sequence: 1 }.frame().into());
+    second.send(Request::Gather { sequence: 1, bytes: vec![2] }.frame().into());
+    go_on();
+    let gathered = Reply::Event(Event::Gathered { sequence: 1, parts: vec![vec![1], vec![2]] });
+    assert_eq!(next_reply(&mut first), Some(gathered.clone()));
+    assert_eq!(next_reply(&mut second), Some(gathered));
+
+    // What is not there is missing all the same.
+    first.send(Request::Gather { sequence: 2, bytes: vec![] }.frame().into());
+    first.send(Request::GiveUp { sequence: 2 }.frame().into());
+    let failure = Failure::TimedOut { sequence: 2, by: 0, missing: vec![1] };
+    assert_eq!(next_reply(&mut first), Some(Reply::Event(Event::Failed(failure))));
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]
