@@ -1,12 +1,14 @@
 //! Ranks that go are noticed without pidfds, and whoever else holds their descriptors.
 
+use std::process::{Command, Stdio};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use fast_allreduce::Algorithm;
+use fast_allreduce::{Algorithm, Error};
 
 use crate::pool::Pool;
-use crate::rank::Part;
-use crate::world::LIMIT;
+use crate::rank::{set_descriptor_limit, Part};
+use crate::world::{builder, threads, LIMIT};
 
 const SIZE: usize = 3;
 const VICTIM: usize = 1;
@@ -110,4 +112,46 @@ fn a_fork_hides_nothing_without_pidfds_either() {
     for departure in [Departure::ForkThenClose, Departure::ForkThenAbort, Departure::ForkThenKill] {
         leaves(Without::All(libc::ENOSYS), departure);
     }
+}
+
+/// Set in the process that runs a test alone, since its limit is the whole process's.
+const ALONE: &str = "FAST_ALLREDUCE_TEST_ALONE";
+
+/// As sandboxes do once all is open that they need.
+#[test]
+fn a_rank_that_may_open_nothing_more_still_notices() {
+    if std::env::var_os(ALONE).is_none() {
+        let name = "watching::a_rank_that_may_open_nothing_more_still_notices";
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", name, "--nocapture"]).env(ALONE, "1").stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        let passed = output.status.success() && text.contains("1 passed");
+        assert!(passed, "{text}{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let meeting = Barrier::new(3);
+    threads(
+        3,
+        |_| builder(),
+        |communicator| {
+            let rank = communicator.rank();
+            meeting.wait();
+            if rank == 1 {
+                set_descriptor_limit(0);
+                return;
+            }
+            // One that leaves has woken the thread that watches by now; it goes on under the limit.
+            let started = Instant::now();
+            while communicator.survivors() != [0, 2] {
+                assert!(started.elapsed() < NOTICED, "{:?}", communicator.survivors());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            if rank == 0 {
+                let error = communicator.recv(&mut [0u8; 10], 2, 1).unwrap_err();
+                assert!(matches!(error, Error::PeerLost { rank: 2, .. }), "{error}");
+                assert!(started.elapsed() < NOTICED, "{:?}", started.elapsed());
+            }
+        },
+    );
 }

@@ -3,12 +3,13 @@
 //! It waits only in `poll`, for whoever speaks first, so no rank that is slow or silent holds up the others.
 
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
+use nix::sys::socket::{shutdown, Shutdown};
 
 use super::super::socket::{self, accept, is_ready, poll_for_ever, poll_until, Token};
 use super::super::world::{Denied, Event, World};
@@ -62,6 +63,14 @@ struct Hub {
     impatient: Vec<(usize, u64)>,
     /// Since the first of them said so.
     looks: usize,
+}
+
+impl Drop for Hub {
+    /// Whoever comes now is refused, though a fork of this process may hold the socket as well.
+    fn drop(&mut self) {
+        // It is a socket, which is all that this asks for.
+        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+    }
 }
 
 struct Peer {

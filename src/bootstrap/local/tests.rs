@@ -264,6 +264,59 @@ fn a_rank_that_leaves_while_the_world_forms_is_lost() {
     });
 }
 
+/// Neither a rank nor a rendezvous that ends is kept by a fork of its process.
+#[test]
+fn a_fork_that_lives_on_keeps_nobody_waiting() {
+    let mut command = process(module_path!(), "rank_that_forks_and_leaves");
+    let mut child = command.env("FAST_ALLREDUCE_TEST_FORK", "1").stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let mut told = |word: &str| lines.find_map(|line| Some(line.split_once(word)?.1.to_owned())).unwrap();
+    let id: UniqueId = told("id=").parse().unwrap();
+    let started = Instant::now();
+    let other = Local::connect(&id, 1, 2, LIMIT).unwrap();
+    let fork: i32 = told("fork=").parse().unwrap();
+    let lost = other.barrier(LIMIT).unwrap_err();
+    drop(other);
+    // The world is over, and with it the rendezvous.
+    let over = loop {
+        match Local::connect(&id, 1, 2, LIMIT).unwrap_err() {
+            error @ Error::Rendezvous { .. } => break error,
+            _ => thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let took = started.elapsed();
+    // SAFETY: the fork ends by itself only later.
+    assert_eq!(unsafe { libc::kill(fork, libc::SIGKILL) }, 0, "the fork lived on");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(matches!(lost, Error::PeerLost { rank: 0, .. }), "{lost}");
+    assert!(took < LIMIT / 6, "{over} after {took:?}");
+}
+
+/// Serves the rendezvous, too.
+#[test]
+fn rank_that_forks_and_leaves() {
+    if std::env::var_os("FAST_ALLREDUCE_TEST_FORK").is_none() {
+        return;
+    }
+    let id = UniqueId::new().unwrap();
+    println!("id={id}");
+    let local = Local::connect(&id, 0, 2, LIMIT).unwrap();
+    // SAFETY: the child calls only what is safe after a fork.
+    match unsafe { libc::fork() } {
+        0 => loop {
+            // SAFETY: ends the child in 30 s, and sleeps.
+            unsafe {
+                libc::alarm(30);
+                libc::pause();
+            }
+        },
+        fork => println!("fork={fork}"),
+    }
+    drop(local);
+    thread::sleep(LIMIT);
+}
+
 #[test]
 fn a_rank_may_leave_once_it_has_what_it_gathered() {
     for _ in 0..50 {
