@@ -5,7 +5,6 @@
 //! `Documentation/locking/robust-futex-ABI.rst` of Linux.
 
 use std::ffi::c_long;
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// As it lies in shared memory: 0 if nobody holds it, else the thread's id, or what the kernel has made of that.
@@ -35,14 +34,12 @@ struct List {
     only: Link,
 }
 
-/// For as long as it lives, the end of this thread marks the word.
+/// For as long as it lives, the end of this thread marks the word. Its pointers keep it in the thread.
 pub(super) struct Held<'a> {
     life: &'a Life,
     list: *mut List,
     /// What the thread had registered before, and its size.
     before: (*const Head, usize),
-    /// Of one thread: a raw pointer says so too.
-    _thread: PhantomData<*const ()>,
 }
 
 impl Life {
@@ -71,13 +68,17 @@ impl Life {
         }
         // The kernel marks only a word that has the thread's id.
         self.0.store(thread, Ordering::Relaxed);
-        let held = Held { life: self, list, before, _thread: PhantomData };
         // SAFETY: the list and the word live until `Held::drop` registers what was there before.
-        let set = unsafe { libc::syscall(libc::SYS_set_robust_list, list, size_of::<Head>()) };
-        (set == 0).then_some(held)
+        if unsafe { libc::syscall(libc::SYS_set_robust_list, list, size_of::<Head>()) } != 0 {
+            self.0.store(0, Ordering::Relaxed);
+            // SAFETY: from `Box::into_raw`, and the kernel does not know it.
+            drop(unsafe { Box::from_raw(list) });
+            return None;
+        }
+        Some(Held { life: self, list, before })
     }
 
-    /// Whether it was held by a thread that has ended. A peer may write anything here.
+    /// Whether the thread that held it has ended, or let go. A peer may write anything here.
     pub fn has_ended(&self) -> bool {
         // Acquire: what the process had written before it ended is seen.
         self.0.load(Ordering::Acquire) & libc::FUTEX_OWNER_DIED != 0
@@ -88,7 +89,8 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         // SAFETY: what the thread's library had registered when it began, or nothing.
         unsafe { libc::syscall(libc::SYS_set_robust_list, self.before.0, size_of::<Head>()) };
-        self.life.0.store(0, Ordering::Relaxed);
+        // As the kernel would: nobody need look at it any more. Release pairs with `Life::has_ended`.
+        self.life.0.store(libc::FUTEX_OWNER_DIED, Ordering::Release);
         // SAFETY: from `Box::into_raw`, and the kernel does not know it any more.
         drop(unsafe { Box::from_raw(self.list) });
     }
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_lets_go_leaves_no_mark() {
+    fn it_is_held_until_a_thread_lets_go() {
         let life = free();
         let held = Arc::clone(&life);
         let holding = std::thread::spawn(move || {
@@ -112,10 +114,11 @@ mod tests {
             let _held = unsafe { held.hold() }.unwrap();
             assert_ne!(held.0.load(Ordering::Relaxed), 0);
             assert!(!held.has_ended());
+            assert!(!free().has_ended());
         });
         holding.join().unwrap();
-        assert_eq!(life.0.load(Ordering::Relaxed), 0);
-        assert!(!life.has_ended());
+        assert_eq!(life.0.load(Ordering::Relaxed), libc::FUTEX_OWNER_DIED);
+        assert!(life.has_ended());
     }
 
     #[test]

@@ -144,10 +144,14 @@ fn watch(
         let is_ready = |key| ready.iter().any(|event| event.data() == key);
         for peer in &mut watched {
             let rank = peer.rank;
-            for (descriptor, event) in
-                [(&mut peer.line, Event::LineClosed), (&mut peer.process, Event::ProcessEnded)]
-            {
-                if is_ready(key(rank, event)) {
+            let page = page(boards, rank).filter(|_| peer.look);
+            let has_left = page.is_some_and(|page| page.board.farewell().is_some());
+            let slots = [
+                (&mut peer.line, Event::LineClosed, has_left),
+                (&mut peer.process, Event::ProcessEnded, false),
+            ];
+            for (descriptor, event, is_seen) in slots {
+                if is_seen || is_ready(key(rank, event)) {
                     if let Some(descriptor) = descriptor.take() {
                         // Before it is closed: a fork that holds it keeps it watched.
                         let _ = epoll.delete(&descriptor);
@@ -155,14 +159,9 @@ fn watch(
                     }
                 }
             }
-            if let Some(page) = page(boards, rank).filter(|_| peer.look) {
-                if page.life.has_ended() {
-                    peer.look = false;
-                    tell(rank, Event::ProcessEnded);
-                } else if page.board.farewell().is_some() {
-                    peer.look = false;
-                    tell(rank, Event::LineClosed);
-                }
+            if page.is_some_and(|page| page.life.has_ended()) {
+                peer.look = false;
+                tell(rank, Event::ProcessEnded);
             }
         }
     }
