@@ -1,8 +1,9 @@
 //! Limits on waits for other ranks.
 //!
-//! A rank that waits asks its deadline again and again, each time before it looks at what it waits for, so that the last look comes
-//! after the limit. Between two questions lies at most a turn. Where more time has passed, this process did not run for the rest:
-//! it was stopped, its container was paused, or it had no core. The others may have fared alike, so that time does not count.
+//! A rank that waits asks its deadline again and again, each time before it looks at what it waits for, so that the
+//! last look comes after the limit. Between two questions lies at most a turn. Where more time has passed, this
+//! process did not run for the rest: it was stopped, its container was paused, or it had no core. The others may have
+//! fared alike, so that time does not count.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

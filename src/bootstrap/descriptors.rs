@@ -283,7 +283,8 @@ impl Inbox {
         (0..self.received.len()).filter(is_awaited).collect()
     }
 
-    /// Waits that long for something to come, and takes it in; or for a peer to close what this rank `sent` it. Whether anything came.
+    /// Waits that long for something to come, and takes it in; or for a peer to close what this rank `sent` it.
+    /// Whether anything came.
     ///
     /// # Errors
     ///

@@ -20,9 +20,10 @@ const PLACES: usize = 8;
 
 /// What all ranks of a world share, and nobody else knows: where the later worlds of its ranks meet.
 ///
-/// The first member of a later world serves its rendezvous and shows the others its number: they need not have tried as often as it
-/// has. Each attempt has a socket of its own, with a name made of its members and number. A rank that comes late to one that is over
-/// finds nobody there and goes on to the next, and one that has been to it does not go there again.
+/// The first member of a later world serves its rendezvous and shows the others its number: they need not have tried
+/// as often as it has. Each attempt has a socket of its own, with a name made of its members and number. A rank that
+/// comes late to one that is over finds nobody there and goes on to the next, and one that has been to it does not go
+/// there again.
 pub(crate) struct Family {
     name: [u8; 16],
     token: Token,
@@ -32,8 +33,8 @@ pub(crate) struct Family {
     attended: Mutex<HashMap<u32, u32>>,
 }
 
-/// The meetings that a rank serves now, in memory that all ranks map; all zeros is none. A peer may write anything here: it then
-/// meets nobody.
+/// The meetings that a rank serves now, in memory that all ranks map; all zeros is none. A peer may write anything
+/// here: it then meets nobody.
 #[repr(transparent)]
 pub(crate) struct Notices([AtomicU64; PLACES]);
 
@@ -81,9 +82,9 @@ impl Family {
         Ok(Self { name, token, served: AtomicU32::new(0), attended: Mutex::default() })
     }
 
-    /// Meets the other `members`, ranks of the old world in their new order, of whom this is `members[index]`. `notices` are
-    /// those of the first member, who serves the rendezvous. Errors name ranks of the old world. Waits no longer when `hopeless`
-    /// says that there is no use.
+    /// Meets the other `members`, ranks of the old world in their new order, of whom this is `members[index]`.
+    /// `notices` are those of the first member, who serves the rendezvous. Errors name ranks of the old world. Waits
+    /// no longer when `hopeless` says that there is no use.
     pub fn meet(
         &self,
         members: &[usize],

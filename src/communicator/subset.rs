@@ -17,10 +17,11 @@ impl<D: Device> Communicator<D> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for a list that is out of order or range or does not hold this rank, [`Error::PeerLost`] for one with
-    /// a rank that is found to have gone, [`Error::Timeout`] naming the survivors, by their old ranks, that did not come (or came with
-    /// another list), and as [`Builder::build`](crate::Builder::build). After an error it may be called again, with this or another
-    /// list: it succeeds once all in it call it with the same, however often each has tried.
+    /// [`Error::InvalidSetting`] for a list that is out of order or range or does not hold this rank,
+    /// [`Error::PeerLost`] for one with a rank that is found to have gone, [`Error::Timeout`] naming the survivors,
+    /// by their old ranks, that did not come (or came with another list), and as
+    /// [`Builder::build`](crate::Builder::build). After an error it may be called again, with this or another list:
+    /// it succeeds once all in it call it with the same, however often each has tried.
     pub fn shrink(&self, survivors: &[usize]) -> Result<Self> {
         let ordered = survivors.windows(2).all(|pair| pair[0] < pair[1]);
         let index = survivors.iter().position(|&rank| rank == self.rank);

@@ -1,8 +1,8 @@
-//! A word of shared memory that the kernel marks when a thread ends: what is left to tell that a process was killed where there are
-//! no pidfds and a fork holds all its descriptors.
+//! A word of shared memory that the kernel marks when a thread ends: what is left to tell that a process was killed
+//! where there are no pidfds and a fork holds all its descriptors.
 //!
-//! It is a robust futex, which nobody waits for. The thread registers it with the kernel; a fork does not inherit that. See
-//! `Documentation/locking/robust-futex-ABI.rst` of Linux.
+//! It is a robust futex, which nobody waits for. The thread registers it with the kernel; a fork does not inherit
+//! that. See `Documentation/locking/robust-futex-ABI.rst` of Linux.
 
 use std::ffi::c_long;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -47,7 +47,8 @@ impl Life {
     ///
     /// # Safety
     ///
-    /// This thread uses no robust mutexes until what is returned is dropped, and it drops that before it unmaps the word.
+    /// This thread uses no robust mutexes until what is returned is dropped, and it drops that before it unmaps the
+    /// word.
     pub unsafe fn hold(&self) -> Option<Held<'_>> {
         let mut before = (std::ptr::null(), 0);
         // SAFETY: asks for this thread's own list; both are written during the call.

@@ -114,8 +114,8 @@ impl Arrivals {
 
 fn page(boards: &SharedMemory, rank: usize) -> Option<&Page> {
     let page = boards.address(rank) as *const Page;
-    // SAFETY: null, or a mapping of a `Page`'s size and of a memory page's alignment that lives as long as `boards`; it is
-    // atomics, for which any bits are values, whoever writes them.
+    // SAFETY: null, or a mapping of a `Page`'s size and of a memory page's alignment that lives as long as `boards`;
+    // it is atomics, for which any bits are values, whoever writes them.
     unsafe { page.as_ref() }
 }
 
@@ -192,8 +192,8 @@ impl Presence {
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(line) = here.take() {
             own_board(&self.boards).leave(&farewell);
-            // After the board: who sees the line closed finds the farewell. A fork may hold this end as well, so that closing it
-            // would not do. It is connected; else nobody is there to be told.
+            // After the board: who sees the line closed finds the farewell. A fork may hold this end as well, so that
+            // closing it would not do. It is connected; else nobody is there to be told.
             let _ = shutdown(line.as_raw_fd(), Shutdown::Both);
         }
     }

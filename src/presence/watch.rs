@@ -1,10 +1,10 @@
 //! The thread that notices when a rank goes.
 //!
-//! Three things tell it, whatever way the ranks found each other. A line: a socket pair, one end of which the peer keeps and shuts
-//! down when it leaves; that ends it whoever else holds the end, as a fork of the peer does. A pidfd of the peer's process, which
-//! it passed itself, so that process ids and their namespaces play no part: a process that is killed shuts nothing down, and its
-//! forks hold the line. Where the peer has no pidfd (before Linux 5.3, or refused to a sandbox), its [`Life`](super::life::Life) instead, which is
-//! looked at again and again.
+//! Three things tell it, whatever way the ranks found each other. A line: a socket pair, one end of which the peer
+//! keeps and shuts down when it leaves; that ends it whoever else holds the end, as a fork of the peer does. A pidfd
+//! of the peer's process, which it passed itself, so that process ids and their namespaces play no part: a process
+//! that is killed shuts nothing down, and its forks hold the line. Where the peer has no pidfd (before Linux 5.3, or
+//! refused to a sandbox), its [`Life`](super::life::Life) instead, which is looked at again and again.
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -22,8 +22,9 @@ use crate::thread;
 /// How long a connection may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Looks at all that has come before a rank that waits no longer is answered. Where ranks and rendezvous were stopped together, what
-/// the rank waits for has come at the same time, maybe as a connection to be accepted. Beyond these, whoever goes on speaking is late.
+/// Looks at all that has come before a rank that waits no longer is answered. Where ranks and rendezvous were stopped
+/// together, what the rank waits for has come at the same time, maybe as a connection to be accepted. Beyond these,
+/// whoever goes on speaking is late.
 const LAST_LOOKS: usize = 8;
 
 /// Between two looks at the clock where somebody's time may run out.
@@ -35,7 +36,8 @@ const MAX_STRANGERS: usize = 64;
 /// It reads messages of any length that ranks send.
 const HUB_STACK: usize = 1 << 20;
 
-/// Serves one world behind `listener`, in a thread that ends when the world has, or when no rank has come within `patience`.
+/// Serves one world behind `listener`, in a thread that ends when the world has, or when no rank has come within
+/// `patience`.
 pub(super) fn spawn(listener: OwnedFd, token: Token, patience: Duration) -> Result<()> {
     let hub = Hub {
         listener,

@@ -366,7 +366,8 @@ fn nobody_gives_up_on_what_is_there() {
     let id = printed_id(&mut child);
     let server = child.id() as i32;
     let stop = || {
-        // SAFETY: a child that has not been waited for, so that its id is no other process's; the status may be left out.
+        // SAFETY: a child that has not been waited for, so that its id is no other process's; the status may be left
+        // out.
         unsafe {
             assert_eq!(libc::kill(server, libc::SIGSTOP), 0);
             // Until all its threads have stopped.
