@@ -41,6 +41,7 @@ mod collective;
 mod communicator;
 #[cfg(test)]
 mod damaged;
+mod deadline;
 pub mod device;
 mod dtype;
 mod error;

@@ -21,8 +21,9 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockType};
 
-use super::socket::{self, accept, is_ready, poll_until, uninterrupted, Deadline, Token};
+use super::socket::{self, accept, is_ready, poll_until, uninterrupted, Token};
 use super::Bootstrap;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
 /// Messages keep their bounds, and a descriptor stays with its message.
@@ -30,6 +31,9 @@ const KIND: SockType = SockType::SeqPacket;
 
 /// How often to try a peer again whose queue is full.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Looks at what has come after the limit, however much keeps coming.
+const LAST_LOOKS: usize = 16;
 
 /// Connections kept while they have said nothing, as a rank's is for a moment. Beyond these the oldest goes.
 const MAX_SILENT: usize = 32;
@@ -75,7 +79,6 @@ pub(crate) fn exchange_several(
     if rank >= world_size {
         return Err(Error::RankOutOfRange { rank, world_size });
     }
-    let deadline = Deadline::after(timeout);
     let prepared = prepare(rank, world_size);
     // Empty: it could not.
     let announced = prepared.as_ref().map(|(own, ..)| own.encode()).unwrap_or_default();
@@ -85,21 +88,36 @@ pub(crate) fn exchange_several(
 
     let mut inbox = Inbox::new(listener, own.secret, rank, world_size, counts);
     let (mut sent, mut failure) = (Vec::new(), None);
+    let (deadline, mut last_looks) = (Deadline::after(timeout), 0);
     loop {
+        // Asked before looking, so that the last look comes after the limit.
+        let turn = deadline.turn();
         let mut still_unsent = Vec::new();
         for (peer, stream) in unsent {
             let is_sent = send(peer, &stream, &addresses[peer], rank, descriptors)?;
             if is_sent { &mut sent } else { &mut still_unsent }.push((peer, stream));
         }
         unsent = still_unsent;
-        let awaited = inbox.awaited();
-        if let Some(error) = failure.take_if(|_| unsent.is_empty() || deadline.has_passed()) {
+        if let Some(error) = failure.take_if(|_| unsent.is_empty() || turn.is_zero()) {
             return Err(error);
         }
-        if unsent.is_empty() && awaited.is_empty() {
+        if unsent.is_empty() && inbox.awaited().is_empty() {
             return Ok(inbox.received.into_iter().map(Option::unwrap_or_default).collect());
         }
-        if deadline.has_passed() {
+        let is_late = turn.is_zero();
+        let turn = if unsent.is_empty() { turn } else { turn.min(RETRY_INTERVAL) };
+        let mut has_heard = false;
+        if failure.is_some() {
+            std::thread::sleep(turn);
+        } else {
+            match inbox.receive(&mut sent, &addresses, turn) {
+                Ok(heard) => has_heard = heard,
+                Err(error) => failure = Some(error),
+            }
+        }
+        last_looks += usize::from(is_late);
+        if is_late && failure.is_none() && (!has_heard || last_looks == LAST_LOOKS) {
+            let awaited = inbox.awaited();
             let is_missing =
                 |rank: &usize| unsent.iter().any(|(peer, _)| peer == rank) || awaited.contains(rank);
             return Err(Error::Timeout {
@@ -109,13 +127,6 @@ pub(crate) fn exchange_several(
                 waited: timeout,
                 last_seen: String::new(),
             });
-        }
-        let remaining = deadline.remaining();
-        let turn = if unsent.is_empty() { remaining } else { remaining.min(RETRY_INTERVAL) };
-        if failure.is_some() {
-            std::thread::sleep(turn);
-        } else {
-            failure = inbox.receive(&mut sent, &addresses, &Deadline::after(turn)).err();
         }
     }
 }
@@ -272,7 +283,8 @@ impl Inbox {
         (0..self.received.len()).filter(is_awaited).collect()
     }
 
-    /// Waits until the deadline for something to come, and takes it in; or for a peer to close what this rank `sent` it.
+    /// Waits that long for something to come, and takes it in; or for a peer to close what this rank `sent` it.
+    /// Whether anything came.
     ///
     /// # Errors
     ///
@@ -281,9 +293,11 @@ impl Inbox {
         &mut self,
         sent: &mut Vec<(usize, OwnedFd)>,
         addresses: &[Address],
-        deadline: &Deadline,
-    ) -> Result<()> {
-        let closed = self.take_in(sent, deadline)?.unwrap_or_default();
+        turn: Duration,
+    ) -> Result<bool> {
+        let Some(closed) = self.take_in(sent, turn)? else {
+            return Ok(false);
+        };
         sent.retain(|(peer, _)| !closed.contains(peer));
         for peer in closed {
             // It has read what it was sent, or stopped listening, as it does when it returns or ends. It sends before it reads, so
@@ -294,24 +308,24 @@ impl Inbox {
             let reason = "it has ended or failed before it passed its descriptors".into();
             return Err(Error::PeerLost { rank: peer, reason });
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Whether a rank's descriptors are among all that has come until now.
     fn has_come(&mut self, peer: usize) -> Result<bool> {
         let deadline = Deadline::after(RETRY_INTERVAL);
-        while !deadline.has_passed() && self.take_in(&[], &Deadline::after(Duration::ZERO))?.is_some() {}
+        while !deadline.has_passed() && self.take_in(&[], Duration::ZERO)?.is_some() {}
         Ok(!self.awaited().contains(&peer))
     }
 
-    /// Takes in what comes. The peers that have closed what they were sent; `None` if nothing came until the deadline.
-    fn take_in(&mut self, sent: &[(usize, OwnedFd)], deadline: &Deadline) -> Result<Option<Vec<usize>>> {
+    /// Takes in what comes. The peers that have closed what they were sent; `None` if nothing came in that time.
+    fn take_in(&mut self, sent: &[(usize, OwnedFd)], turn: Duration) -> Result<Option<Vec<usize>>> {
         let listener = PollFd::new(self.listener.as_fd(), PollFlags::POLLIN);
         let silent = self.silent.iter().map(|stream| PollFd::new(stream.as_fd(), PollFlags::POLLIN));
         // A hang-up is reported whatever is asked for.
         let streams = sent.iter().map(|(_, stream)| PollFd::new(stream.as_fd(), PollFlags::empty()));
         let mut polled: Vec<_> = std::iter::once(listener).chain(silent).chain(streams).collect();
-        if !poll_until(&mut polled, deadline)? {
+        if !poll_until(&mut polled, &Deadline::after(turn))? {
             return Ok(None);
         }
         let ready: Vec<_> = polled.iter().map(is_ready).collect();

@@ -1,22 +1,71 @@
 //! A rendezvous for some of the ranks of a world that has met before, whatever its bootstrap was and whether that still works.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use super::local::Local;
 use super::socket::{random_bytes, Hex, Token};
 use super::Bootstrap;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+
+/// Between two looks at whether a meeting has begun.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Meetings that one rank can serve at once, from several threads.
+const PLACES: usize = 8;
 
 /// What all ranks of a world share, and nobody else knows: where the later worlds of its ranks meet.
 ///
-/// Each such world has a socket name made of its ranks, and of how often they have met: ranks that differ on either meet nobody.
+/// The first member of a later world serves its rendezvous and shows the others its number: they need not have tried
+/// as often as it has. Each attempt has a socket of its own, with a name made of its members and number. A rank that
+/// comes late to one that is over finds nobody there and goes on to the next, and one that has been to it does not go
+/// there again.
 pub(crate) struct Family {
     name: [u8; 16],
     token: Token,
-    /// How often each list of members, as a mask, has met or tried to; equal on all of them, as they make the same calls.
-    tries: Mutex<HashMap<u32, u32>>,
+    /// Meetings that this rank has served.
+    served: AtomicU32,
+    /// The latest meeting of each list of members, as a mask, that this rank has been to.
+    attended: Mutex<HashMap<u32, u32>>,
+}
+
+/// The meetings that a rank serves now, in memory that all ranks map; all zeros is none. A peer may write anything
+/// here: it then meets nobody.
+#[repr(transparent)]
+pub(crate) struct Notices([AtomicU64; PLACES]);
+
+/// Shows a meeting for as long as it lives.
+struct Notice<'a> {
+    place: &'a AtomicU64,
+}
+
+impl Notices {
+    /// `None` where there is no place.
+    fn put_up(&self, mask: u32, number: u32) -> Option<Notice<'_>> {
+        let word = u64::from(mask) << 32 | u64::from(number);
+        // Relaxed: a notice says where to look, and what is found there comes by a socket.
+        let is_free = |place: &&AtomicU64| {
+            place.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        self.0.iter().find(is_free).map(|place| Notice { place })
+    }
+
+    /// The first meeting of these members after the given one.
+    fn next(&self, mask: u32, after: u32) -> Option<u32> {
+        let words = self.0.iter().map(|place| place.load(Ordering::Relaxed));
+        let numbers = words.filter(|word| (word >> 32) as u32 == mask).map(|word| word as u32);
+        numbers.filter(|&number| number > after).min()
+    }
+}
+
+impl Drop for Notice<'_> {
+    fn drop(&mut self) {
+        self.place.store(0, Ordering::Relaxed);
+    }
 }
 
 impl Family {
@@ -30,22 +79,85 @@ impl Family {
             rank: 0,
             reason: "its random bytes for later worlds are cut short".into(),
         })?;
-        Ok(Self { name, token, tries: Mutex::default() })
+        Ok(Self { name, token, served: AtomicU32::new(0), attended: Mutex::default() })
     }
 
-    /// Meets the other `members`, ranks of the old world in their new order, of whom this is `members[index]`. The first of
-    /// them serves the rendezvous. Errors name ranks of the old world.
-    pub fn meet(&self, members: &[usize], index: usize, timeout: Duration) -> Result<Local> {
+    /// Meets the other `members`, ranks of the old world in their new order, of whom this is `members[index]`.
+    /// `notices` are those of the first member, who serves the rendezvous. Errors name ranks of the old world. Waits
+    /// no longer when `hopeless` says that there is no use.
+    pub fn meet(
+        &self,
+        members: &[usize],
+        index: usize,
+        notices: &Notices,
+        hopeless: &dyn Fn() -> bool,
+        timeout: Duration,
+    ) -> Result<Local> {
         let mask = members.iter().fold(0u32, |mask, rank| mask | 1 << rank);
-        let number = {
-            let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
-            let tries = tries.entry(mask).or_default();
-            *tries += 1;
-            *tries
+        let deadline = Deadline::unless(timeout, hopeless);
+        let met = match index {
+            0 => self.serve(mask, members.len(), notices, &deadline, timeout),
+            _ => self.attend(mask, index, members.len(), notices, &deadline),
         };
-        let name = format!("fast-allreduce-{}-{number:x}-{mask:x}", Hex(&self.name));
-        let met = Local::found(name.as_bytes(), &self.token, index, members.len(), timeout);
         met.map_err(|error| in_old_ranks(error, members))
+    }
+
+    fn serve(
+        &self,
+        mask: u32,
+        size: usize,
+        notices: &Notices,
+        deadline: &Deadline<'_>,
+        timeout: Duration,
+    ) -> Result<Local> {
+        let number = self.served.fetch_add(1, Ordering::Relaxed) + 1;
+        let Some(_notice) = notices.put_up(mask, number) else {
+            return Err(Error::Unavailable {
+                what: "a meeting for a new communicator".into(),
+                reason: format!("{PLACES} others are under way from this rank"),
+            });
+        };
+        Local::serve(&self.socket_name(mask, number), &self.token, size, deadline, timeout)
+    }
+
+    fn attend(
+        &self,
+        mask: u32,
+        index: usize,
+        size: usize,
+        notices: &Notices,
+        deadline: &Deadline<'_>,
+    ) -> Result<Local> {
+        loop {
+            // Asked before looking, so that the last look comes after the limit.
+            let turn = deadline.turn();
+            let latest = self.attended().get(&mask).copied().unwrap_or_default();
+            if let Some(number) = notices.next(mask, latest) {
+                // Nobody: it does not listen yet, or not any more.
+                if let Some(reached) = Local::reach(&self.socket_name(mask, number), &self.token, deadline)? {
+                    self.attended().insert(mask, number);
+                    return reached.join(index, size, deadline);
+                }
+            }
+            if turn.is_zero() {
+                return Err(Error::Timeout {
+                    operation: "rendezvous",
+                    epoch: 0,
+                    missing: vec![0],
+                    waited: deadline.waited(),
+                    last_seen: String::new(),
+                });
+            }
+            thread::sleep(LOOK_INTERVAL.min(turn));
+        }
+    }
+
+    fn attended(&self) -> MutexGuard<'_, HashMap<u32, u32>> {
+        self.attended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn socket_name(&self, mask: u32, number: u32) -> Vec<u8> {
+        format!("fast-allreduce-{}-{number:x}-{mask:x}", Hex(&self.name)).into_bytes()
     }
 }
 

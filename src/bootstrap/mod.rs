@@ -17,13 +17,13 @@ mod world;
 use std::time::Duration;
 
 pub(crate) use descriptors::{exchange_descriptors, exchange_several};
-pub(crate) use family::Family;
+pub(crate) use family::{Family, Notices};
 pub use local::{Local, UniqueId};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
 #[cfg(feature = "mpi")]
 pub(crate) use mpi::{Combine, Peers, Words};
-pub(crate) use socket::is_ready;
+
 pub use threads::Threads;
 
 use crate::error::Result;

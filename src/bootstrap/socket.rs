@@ -6,7 +6,7 @@
 use std::fmt;
 use std::hint::black_box;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{poll, PollFd, PollTimeout};
@@ -14,6 +14,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, UnixAddr, UnixCredentials};
 use nix::unistd::Uid;
 
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
 const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
@@ -63,35 +64,6 @@ pub(super) struct Hex<'a>(pub(super) &'a [u8]);
 impl fmt::Display for Hex<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-/// A limit on how long something may take.
-///
-/// It keeps the start and the limit, not their sum, so that `Duration::MAX` cannot overflow.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Deadline {
-    started: Instant,
-    limit: Duration,
-}
-
-impl Deadline {
-    pub(super) fn after(limit: Duration) -> Self {
-        Self { started: Instant::now(), limit }
-    }
-
-    /// Time that is left: zero once the deadline has passed.
-    pub(super) fn remaining(&self) -> Duration {
-        self.limit.saturating_sub(self.started.elapsed())
-    }
-
-    pub(super) fn has_passed(&self) -> bool {
-        self.remaining().is_zero()
-    }
-
-    /// Time spent so far, at most the limit.
-    pub(super) fn waited(&self) -> Duration {
-        self.started.elapsed().min(self.limit)
     }
 }
 
@@ -163,15 +135,12 @@ pub(super) fn same_user(stream: BorrowedFd<'_>) -> Result<UnixCredentials, Strin
     Ok(peer)
 }
 
-/// Waits until one of `descriptors` is ready; false if the deadline passed before.
-pub(super) fn poll_until(descriptors: &mut [PollFd<'_>], deadline: &Deadline) -> Result<bool> {
+/// Waits until one of `descriptors` is ready; false if none is when the deadline has passed.
+pub(super) fn poll_until(descriptors: &mut [PollFd<'_>], deadline: &Deadline<'_>) -> Result<bool> {
     loop {
-        let milliseconds = deadline.remaining().as_nanos().div_ceil(1_000_000);
-        // What is longer than poll can wait is waited for in several turns.
-        let timeout = i32::try_from(milliseconds).unwrap_or(i32::MAX);
-        let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-        match poll(descriptors, timeout) {
-            Ok(0) if deadline.has_passed() => return Ok(false),
+        let turn = deadline.turn();
+        match poll(descriptors, milliseconds(turn)) {
+            Ok(0) if turn.is_zero() => return Ok(false),
             Ok(0) | Err(Errno::EINTR) => {}
             Ok(_) => return Ok(true),
             Err(errno) => return Err(Error::System { call: "poll", errno }),
@@ -179,8 +148,18 @@ pub(super) fn poll_until(descriptors: &mut [PollFd<'_>], deadline: &Deadline) ->
     }
 }
 
+/// Waits until one of `descriptors` is ready, however long that takes.
+pub(super) fn poll_for_ever(descriptors: &mut [PollFd<'_>]) -> Result<()> {
+    uninterrupted(|| poll(descriptors, PollTimeout::NONE)).map(drop).map_err(Error::system("poll"))
+}
+
+/// Rounded up.
+fn milliseconds(turn: Duration) -> PollTimeout {
+    PollTimeout::try_from(turn.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
+}
+
 /// Whether a descriptor that was polled has something to say, an error or a hang-up included.
-pub(crate) fn is_ready(polled: &PollFd<'_>) -> bool {
+pub(super) fn is_ready(polled: &PollFd<'_>) -> bool {
     polled.any().unwrap_or(true)
 }
 
@@ -234,8 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_do_not_overflow_and_polls_end() {
-        assert!(Deadline::after(Duration::MAX).remaining() > Duration::from_secs(1 << 40));
+    fn polls_end() {
         let listener = listen(SockType::Stream, &random_name().unwrap()).unwrap();
         let mut polled = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
         let deadline = Deadline::after(Duration::from_millis(20));

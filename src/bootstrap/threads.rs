@@ -3,9 +3,9 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::socket::Deadline;
 use super::world::{Event, World};
 use super::Bootstrap;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
 /// A rank of a world whose ranks are threads of one process.
@@ -128,13 +128,13 @@ impl Meeting {
             if let Some(failure) = state.world.failure() {
                 return Err(failure.to_error(rank, deadline.waited()));
             }
-            let remaining = deadline.remaining();
-            if remaining.is_zero() {
+            let turn = deadline.turn();
+            if turn.is_zero() {
                 state.world.give_up(rank, sequence);
                 self.changed.notify_all();
                 continue;
             }
-            let woken = self.changed.wait_timeout(state, remaining);
+            let woken = self.changed.wait_timeout(state, turn);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }

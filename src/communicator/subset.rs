@@ -1,7 +1,5 @@
 //! Communicators of some of the ranks: those that are left after a failure, or groups of them all.
 
-use std::time::Duration;
-
 use super::Communicator;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -19,8 +17,11 @@ impl<D: Device> Communicator<D> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for a list that is out of order or range or does not hold this rank, [`Error::Timeout`] naming the
-    /// survivors, by their old ranks, that did not come (or came with another list), and as [`Builder::build`](crate::Builder::build).
+    /// [`Error::InvalidSetting`] for a list that is out of order or range or does not hold this rank,
+    /// [`Error::PeerLost`] for one with a rank that is found to have gone, [`Error::Timeout`] naming the survivors,
+    /// by their old ranks, that did not come (or came with another list), and as
+    /// [`Builder::build`](crate::Builder::build). After an error it may be called again, with this or another list:
+    /// it succeeds once all in it call it with the same, however often each has tried.
     pub fn shrink(&self, survivors: &[usize]) -> Result<Self> {
         let ordered = survivors.windows(2).all(|pair| pair[0] < pair[1]);
         let index = survivors.iter().position(|&rank| rank == self.rank);
@@ -76,8 +77,17 @@ impl<D: Device> Communicator<D> {
         if self.presence.is_elsewhere() {
             return Err(Error::Forked);
         }
-        let timeout: Duration = self.setup_timeout;
-        let local = self.family.meet(members, index, timeout)?;
+        let Some(notices) = self.presence.notices(members[0]) else {
+            return Err(Error::PeerLost { rank: members[0], reason: "it was never here".into() });
+        };
+        let gone = || members.iter().copied().find(|&rank| rank != self.rank && !self.presence.is_left(rank));
+        let met = self.family.meet(members, index, notices, &|| gone().is_some(), self.setup_timeout);
+        let local = met.map_err(|error| match (&error, gone()) {
+            (Error::Timeout { .. } | Error::Rendezvous { .. }, Some(rank)) => {
+                Error::PeerLost { rank, reason: "it has left the world whose ranks meet".into() }
+            }
+            _ => error,
+        })?;
         self.settings.clone().build(self.endpoint.device.again()?, local)
     }
 }

@@ -6,18 +6,23 @@
 //! for it, with the cause: who waits for a rank that itself waited for a third names the third.
 
 mod board;
+mod life;
 mod watch;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use nix::sys::socket::{shutdown, Shutdown};
 
 use self::board::{Activity, Board, Cause, Farewell};
+use self::life::Life;
 use self::watch::{Event, Watched, Watcher};
 use crate::abi::FaCall;
-use crate::bootstrap::{exchange_several, process_identity, Bootstrap};
+use crate::bootstrap::{exchange_several, process_identity, Bootstrap, Notices};
 use crate::call::CallId;
+use crate::deadline::Deadline;
 use crate::device::all_succeeded;
 use crate::device::host::SharedMemory;
 use crate::device::sealed::Shared as _;
@@ -27,13 +32,23 @@ use crate::fork::Origin;
 /// How long a rank whose time is up waits to hear whether a rank in the same call gives up as well, and why.
 const GRACE: Duration = Duration::from_millis(100);
 
+/// What a rank shares; all zeros is a rank that has made no call.
+#[repr(C)]
+struct Page {
+    board: Board,
+    /// Of its process.
+    life: Life,
+    /// The meetings for later worlds that it serves.
+    notices: Notices,
+}
+
 /// This rank's presence in its world.
 #[derive(Debug)]
 pub(crate) struct Presence {
     boards: Arc<SharedMemory>,
     rank: usize,
     world_size: usize,
-    /// Closed when this rank leaves.
+    /// The end of the line that is shut down when this rank leaves.
     here: Mutex<Option<OwnedFd>>,
     watcher: Option<Watcher>,
     /// Ranks whose processes have ended, a bit for each.
@@ -54,27 +69,24 @@ impl Arrivals {
     pub fn exchange(bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
         let rank = bootstrap.rank();
         let identity = process_identity();
-        let boards =
-            identity.and_then(|identity| Ok((SharedMemory::allocate(size_of::<Board>())?, identity)));
+        let boards = identity.and_then(|identity| Ok((SharedMemory::allocate(size_of::<Page>())?, identity)));
         let (mut boards, identity) = all_succeeded(boards, bootstrap, timeout)?;
         own_board(&boards).set_process(&identity);
         all_succeeded(boards.map_peers(bootstrap, timeout), bootstrap, timeout)?;
 
-        let (gone, here) = all_succeeded(watch::pipe(), bootstrap, timeout)?;
+        let (gone, here) = all_succeeded(watch::line(), bootstrap, timeout)?;
         let process = watch::own_process();
         let own: Vec<_> =
             std::iter::once(&gone).chain(&process).map(|descriptor| descriptor.as_fd()).collect();
         let received = all_succeeded(exchange_several(bootstrap, &own, 1..=2, timeout), bootstrap, timeout)?;
         let peers = received.into_iter().enumerate().filter(|(peer, _)| *peer != rank);
-        let watched = peers.map(|(peer, mut descriptors)| {
-            let process = descriptors.pop().filter(|_| !descriptors.is_empty());
-            let here = board(&boards, peer).is_some_and(|board| board.process() == identity);
-            Watched {
-                rank: peer,
-                pipe: descriptors.pop(),
-                // Of a rank of this process: that ends for both at once.
-                process: process.filter(|_| !here),
-            }
+        let watched = peers.map(|(peer, descriptors)| {
+            let is_here = board(&boards, peer).is_some_and(|board| board.process() == identity);
+            let mut descriptors = descriptors.into_iter();
+            let line = descriptors.next();
+            // A rank of this process ends with it.
+            let process = descriptors.next().filter(|_| !is_here);
+            Watched { rank: peer, line, look: !is_here && process.is_none(), process }
         });
         Ok(Self { watched: watched.collect(), boards, rank, here })
     }
@@ -86,30 +98,39 @@ impl Arrivals {
         let ended = Arc::new(AtomicU32::new(0));
         let (seen, marks) = (Arc::clone(&boards), Arc::clone(&ended));
         let tell = move |rank: usize, what| {
-            // A pipe that closes without a farewell has been closed by the kernel.
+            // A line that closes without a farewell has been closed by the kernel.
             let silent = board(&seen, rank).is_none_or(|board| board.farewell().is_none());
             if silent || what == Event::ProcessEnded {
                 marks.fetch_or(1 << rank, Ordering::Relaxed);
             }
             gone(rank);
         };
-        let watcher = (!watched.is_empty()).then(|| Watcher::start(watched, tell)).transpose()?;
+        let watcher =
+            (!watched.is_empty()).then(|| Watcher::start(Arc::clone(&boards), watched, tell)).transpose()?;
         let here = Mutex::new(Some(here));
         Ok(Presence { boards, rank, world_size, here, watcher, ended, origin: Origin::here() })
     }
 }
 
+fn page(boards: &SharedMemory, rank: usize) -> Option<&Page> {
+    let page = boards.address(rank) as *const Page;
+    // SAFETY: null, or a mapping of a `Page`'s size and of a memory page's alignment that lives as long as `boards`;
+    // it is atomics, for which any bits are values, whoever writes them.
+    unsafe { page.as_ref() }
+}
+
 fn board(boards: &SharedMemory, rank: usize) -> Option<&Board> {
-    let board = boards.address(rank) as *const Board;
-    // SAFETY: null, or a mapping of a board's size and of a page's alignment that lives as long as `boards`; a board is
-    // atomics, for which any bits are values, whoever writes them.
-    unsafe { board.as_ref() }
+    page(boards, rank).map(|page| &page.board)
 }
 
 /// Before the peers are mapped, too.
-fn own_board(boards: &SharedMemory) -> &Board {
+fn own_page(boards: &SharedMemory) -> &Page {
     // SAFETY: as above.
-    unsafe { &*(boards.own_address() as *const Board) }
+    unsafe { &*(boards.own_address() as *const Page) }
+}
+
+fn own_board(boards: &SharedMemory) -> &Board {
+    &own_page(boards).board
 }
 
 impl Presence {
@@ -123,6 +144,11 @@ impl Presence {
         let closed = board(&self.boards, rank).and_then(Board::farewell);
         let closed = closed.is_some_and(|farewell| farewell.cause == Cause::Closed);
         !closed && self.ended.load(Ordering::Relaxed) >> rank & 1 == 0
+    }
+
+    /// Where a rank tells which meetings it serves.
+    pub fn notices(&self, rank: usize) -> Option<&Notices> {
+        page(&self.boards, rank).map(|page| &page.notices)
     }
 
     /// Shows that a call begins, and returns its number.
@@ -175,10 +201,11 @@ impl Presence {
 
     fn leave(&self, farewell: Farewell) {
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
-        if here.is_some() {
+        if let Some(line) = here.take() {
             own_board(&self.boards).leave(&farewell);
-            // After the board: who sees the pipe closed finds the farewell.
-            *here = None;
+            // After the board: who sees the line closed finds the farewell. A fork may hold this end as well, so that
+            // closing it would not do. It is connected; else nobody is there to be told.
+            let _ = shutdown(line.as_raw_fd(), Shutdown::Both);
         }
     }
 
@@ -227,15 +254,16 @@ impl Presence {
         let heard_out = missing.iter().copied().filter(waits_itself).collect::<Vec<_>>();
         let is_absent = |rank: &usize| !heard_out.contains(rank);
         let mut absent: Vec<usize> = missing.iter().copied().filter(is_absent).collect();
-        let deadline = Instant::now() + GRACE;
         // One that has come back hears out another itself, for as long.
-        let last = deadline + GRACE;
+        let deadline = Deadline::after(2 * GRACE);
         let has_come_back = |rank: usize| {
             let activity = board(&self.boards, rank).map(Board::activity);
             activity.is_some_and(|activity| activity.begun == own.begun && activity.ended == activity.begun)
         };
         for rank in heard_out {
             loop {
+                // Asked before looking, so that the last look comes after the limit.
+                let heard = deadline.waited();
                 match board(&self.boards, rank).and_then(Board::farewell) {
                     Some(Farewell { cause: Cause::TimedOut, ranks, .. }) => {
                         absent.extend(self.ranks(ranks).into_iter().filter(|&rank| rank != self.rank));
@@ -246,7 +274,7 @@ impl Presence {
                         return self.lost(rank, operation, epoch, waited);
                     }
                     Some(_) => break,
-                    None if Instant::now() > if has_come_back(rank) { last } else { deadline } => break,
+                    None if heard >= if has_come_back(rank) { 2 * GRACE } else { GRACE } => break,
                     None => std::thread::sleep(Duration::from_millis(1)),
                 }
             }

@@ -1,50 +1,96 @@
 //! The thread that notices when a rank goes.
 //!
-//! Two descriptors tell it, whatever way the ranks found each other: a pipe, whose writing end the peer holds and closes when it
-//! leaves, and a pidfd of the peer's process, which it passed itself, so that process ids and their namespaces play no part. The
-//! pidfd is for a peer that has forked: its children hold the pipe open. Before Linux 5.3 there is the pipe alone.
+//! Three things tell it, whatever way the ranks found each other. A line: a socket pair, one end of which the peer
+//! keeps and shuts down when it leaves; that ends it whoever else holds the end, as a fork of the peer does. A pidfd
+//! of the peer's process, which it passed itself, so that process ids and their namespaces play no part: a process
+//! that is killed shuts nothing down, and its forks hold the line. Where the peer has no pidfd (before Linux 5.3, or
+//! refused to a sandbox), its [`Life`](super::life::Life) instead, which is looked at again and again.
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::socket::{socketpair, AddressFamily, SockFlag, SockType};
 
-use crate::bootstrap::is_ready;
+use super::{own_page, page};
+use crate::device::host::SharedMemory;
 use crate::error::{Error, Result};
 use crate::thread::{self, SMALL_STACK};
+use crate::MAX_RANKS;
+
+/// Between two looks at what does not wake the thread.
+const LOOK_INTERVAL_MS: u8 = 20;
+
+/// What wakes the thread to end it; the others' are below.
+const STOP: u64 = u64::MAX;
 
 /// Tell of a peer's end.
 #[derive(Debug)]
 pub(super) struct Watched {
     pub rank: usize,
-    pub pipe: Option<OwnedFd>,
+    /// Until it has told.
+    pub line: Option<OwnedFd>,
     pub process: Option<OwnedFd>,
+    /// Nothing else tells when its process ends.
+    pub look: bool,
 }
 
 /// What was seen of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
-    PipeClosed,
+    LineClosed,
     ProcessEnded,
 }
 
 /// The thread, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Watcher {
-    /// Closed to end the thread.
-    stop: Option<OwnedFd>,
+    stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
 }
 
+#[derive(Debug)]
+struct Stop {
+    /// For a program that has closed descriptors which are not its own.
+    asked: AtomicBool,
+    wake: EventFd,
+}
+
 impl Watcher {
-    /// Calls `tell` with each event, once.
-    pub fn start(watched: Vec<Watched>, tell: impl Fn(usize, Event) + Send + 'static) -> Result<Self> {
-        let (stopped, stop) = pipe()?;
-        let thread =
-            thread::spawn("fast-allreduce".into(), SMALL_STACK, move || watch(&stopped, watched, tell))
-                .map_err(Error::io("starting the thread that watches the other ranks"))?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    /// Calls `tell` with each event, maybe twice. `boards` are those of the peers and this rank's own.
+    pub fn start(
+        boards: Arc<SharedMemory>,
+        watched: Vec<Watched>,
+        tell: impl Fn(usize, Event) + Send + 'static,
+    ) -> Result<Self> {
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let wake = wake.map_err(Error::system("eventfd"))?;
+        // Not poll, which refuses more descriptors than the process may open by now: sandboxes lower that to none.
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(Error::system("epoll_create"))?;
+        let add = |descriptor: &dyn AsFd, flags, key| {
+            epoll.add(descriptor, EpollEvent::new(flags, key)).map_err(Error::system("epoll_ctl"))
+        };
+        add(&wake, EpollFlags::EPOLLIN, STOP)?;
+        for peer in &watched {
+            if let Some(line) = &peer.line {
+                // Its end is reported whatever is asked for.
+                add(line, EpollFlags::empty(), key(peer.rank, Event::LineClosed))?;
+            }
+            if let Some(process) = &peer.process {
+                add(process, EpollFlags::EPOLLIN, key(peer.rank, Event::ProcessEnded))?;
+            }
+        }
+        let stop = Arc::new(Stop { asked: AtomicBool::new(false), wake });
+        let stopped = Arc::clone(&stop);
+        let body = move || watch(&stopped, &epoll, &boards, watched, tell);
+        let thread = thread::spawn("fast-allreduce".into(), SMALL_STACK, body)
+            .map_err(Error::io("starting the thread that watches the other ranks"))?;
+        Ok(Self { stop, thread: Some(thread) })
     }
 
     /// In a fork of its process, which has no such thread: waits for nothing.
@@ -55,48 +101,79 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        self.stop = None;
         if let Some(thread) = self.thread.take() {
+            self.stop.asked.store(true, Ordering::Release);
+            // An error: it is not this thread's any more, and then the thread looks at the flag.
+            let _ = self.stop.wake.write(1);
             // It cannot panic; if it did, it has said so.
             let _ = thread.join();
         }
     }
 }
 
-fn watch(stopped: &OwnedFd, mut watched: Vec<Watched>, tell: impl Fn(usize, Event)) {
+fn key(rank: usize, event: Event) -> u64 {
+    2 * rank as u64 + u64::from(event == Event::ProcessEnded)
+}
+
+fn watch(
+    stop: &Stop,
+    epoll: &Epoll,
+    boards: &SharedMemory,
+    mut watched: Vec<Watched>,
+    tell: impl Fn(usize, Event),
+) {
+    // SAFETY: this thread is the crate's own, and the mapping outlives what is held.
+    let _life = unsafe { own_page(boards).life.hold() };
+    let mut events = [EpollEvent::empty(); 2 * MAX_RANKS + 1];
     loop {
-        // A closed pipe is reported whatever is asked for; a pidfd is readable when its process has ended.
-        let mut polled = vec![PollFd::new(stopped.as_fd(), PollFlags::empty())];
-        let descriptors = watched.iter().flat_map(|peer| [&peer.pipe, &peer.process]).flatten();
-        polled.extend(descriptors.map(|descriptor| PollFd::new(descriptor.as_fd(), PollFlags::POLLIN)));
-        match poll(&mut polled, PollTimeout::NONE) {
-            Ok(_) => {}
-            Err(Errno::EINTR | Errno::EAGAIN) => continue,
-            // Nothing can be watched any more; timeouts still hold.
-            Err(_) => return,
-        }
-        let mut ready = polled.iter().map(is_ready).collect::<Vec<_>>().into_iter();
-        if ready.next() == Some(true) {
+        let looks = watched.iter().any(|peer| peer.look);
+        let interval = if looks { EpollTimeout::from(LOOK_INTERVAL_MS) } else { EpollTimeout::NONE };
+        let ready = match epoll.wait(&mut events, interval) {
+            Ok(ready) => &events[..ready],
+            Err(Errno::EINTR) => &[],
+            Err(_) => {
+                // The program has closed it. Boards are still there.
+                watched.iter_mut().for_each(|peer| peer.look = true);
+                std::thread::sleep(Duration::from_millis(LOOK_INTERVAL_MS.into()));
+                &[]
+            }
+        };
+        if stop.asked.load(Ordering::Acquire) {
             return;
         }
+        let is_ready = |key| ready.iter().any(|event| event.data() == key);
         for peer in &mut watched {
-            let slots = [(&mut peer.pipe, Event::PipeClosed), (&mut peer.process, Event::ProcessEnded)];
-            for (descriptor, event) in slots {
-                if descriptor.is_some() && ready.next() == Some(true) {
-                    *descriptor = None;
-                    tell(peer.rank, event);
+            let rank = peer.rank;
+            let page = page(boards, rank).filter(|_| peer.look);
+            let has_left = page.is_some_and(|page| page.board.farewell().is_some());
+            let slots = [
+                (&mut peer.line, Event::LineClosed, has_left),
+                (&mut peer.process, Event::ProcessEnded, false),
+            ];
+            for (descriptor, event, is_seen) in slots {
+                if is_seen || is_ready(key(rank, event)) {
+                    if let Some(descriptor) = descriptor.take() {
+                        // Before it is closed: a fork that holds it keeps it watched.
+                        let _ = epoll.delete(&descriptor);
+                        tell(rank, event);
+                    }
                 }
+            }
+            if page.is_some_and(|page| page.life.has_ended()) {
+                peer.look = false;
+                tell(rank, Event::ProcessEnded);
             }
         }
     }
 }
 
-/// A pipe, its reading end first; close-on-exec.
-pub(super) fn pipe() -> Result<(OwnedFd, OwnedFd)> {
-    nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).map_err(Error::system("pipe2"))
+/// A pair of sockets, close-on-exec. When one end is shut down or closed, the other tells.
+pub(super) fn line() -> Result<(OwnedFd, OwnedFd)> {
+    let made = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC);
+    made.map_err(Error::system("socketpair"))
 }
 
-/// A descriptor of this process that is readable once it has ended, where the kernel has such.
+/// A descriptor of this process that is readable once it has ended, where the kernel gives such.
 pub(super) fn own_process() -> Option<OwnedFd> {
     // SAFETY: takes a process id and flags, and returns a descriptor or -1.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };

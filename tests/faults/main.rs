@@ -11,6 +11,7 @@ mod kills;
 mod limits;
 mod memory;
 mod messages;
+mod paused;
 mod pool;
 #[path = "../conformance/suite/random.rs"]
 #[allow(dead_code)]
@@ -20,4 +21,5 @@ mod recovery;
 mod registered;
 mod signals;
 mod together;
+mod watching;
 mod world;

@@ -66,7 +66,7 @@ impl Process {
                 self.lines.recv_timeout(LIMIT / 2).unwrap_or_else(|error| panic!("no {word}: {error}"));
             match line.split_once(' ').unwrap_or((&line, "")) {
                 (first, rest) if first == word => return rest.to_owned(),
-                ("met" | "ready", _) => {}
+                ("met" | "ready" | "shrinking", _) => {}
                 _ => panic!("{line}"),
             }
         }
@@ -131,6 +131,14 @@ impl Pool {
             writeln!(orders, "{id} {rank} {size} {algorithm} {seed} {timeout_ms} {part}").unwrap();
         }
         &self.processes[..size]
+    }
+
+    /// Pidfds are refused to the rank with this error from now on.
+    pub fn forbid_pidfds(&mut self, rank: usize, errno: i32) {
+        while self.processes.len() <= rank {
+            self.processes.push(Process::start());
+        }
+        writeln!(self.processes[rank].orders, "forbid {errno}").unwrap();
     }
 
     /// Puts away a process that has been killed or has ended.

@@ -36,6 +36,16 @@ pub enum Part {
     Exit(usize),
     /// Forks after so many calls and kills itself, not the fork.
     Fork(usize),
+    /// Forks after so many calls and closes its communicator; the fork lives on.
+    ForkThenClose(usize),
+    /// Forks after so many calls and aborts; the fork lives on.
+    ForkThenAbort(usize),
+    /// Comes late to the making of its communicator, then so many calls.
+    Late(usize),
+    /// So many calls, and as many in a communicator that it then shrinks this one to, of all ranks.
+    Shrink(usize),
+    /// The same, but it comes late to the shrinking.
+    LateShrink(usize),
     /// May open so many more descriptors while it makes its communicator, then calls.
     Starve(usize),
 }
@@ -47,7 +57,12 @@ impl Part {
             Self::Calls(number) => format!("calls {number}"),
             Self::Exit(number) => format!("exit {number}"),
             Self::Fork(number) => format!("fork {number}"),
+            Self::ForkThenClose(number) => format!("fork-close {number}"),
+            Self::ForkThenAbort(number) => format!("fork-abort {number}"),
             Self::Starve(number) => format!("starve {number}"),
+            Self::Late(number) => format!("late {number}"),
+            Self::Shrink(number) => format!("shrink {number}"),
+            Self::LateShrink(number) => format!("late-shrink {number}"),
         }
     }
 
@@ -56,7 +71,12 @@ impl Part {
             "calls" => Self::Calls(number),
             "exit" => Self::Exit(number),
             "fork" => Self::Fork(number),
+            "fork-close" => Self::ForkThenClose(number),
+            "fork-abort" => Self::ForkThenAbort(number),
             "starve" => Self::Starve(number),
+            "late" => Self::Late(number),
+            "shrink" => Self::Shrink(number),
+            "late-shrink" => Self::LateShrink(number),
             _ => Self::Endless,
         }
     }
@@ -78,6 +98,7 @@ fn rank_process() {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             ["resources"] => say(&format!("resources {}", resources())),
+            ["forbid", errno] => forbid_pidfds(errno.parse().unwrap()),
             [id, rank, size, algorithm, seed, timeout, part, times] => {
                 let number = |text: &str| text.parse::<usize>().unwrap();
                 let world = World {
@@ -125,14 +146,18 @@ impl World {
         say("ready");
         let result = self.call(&communicator, &mut calls);
         let at = now_ns();
+        let left = format!("survivors {:?}", communicator.survivors());
         let started = Instant::now();
         drop(communicator);
-        say(&end(true, calls, at, started.elapsed().as_micros(), &result));
+        say(&(end(true, calls, at, started.elapsed().as_micros(), &result) + &left));
     }
 
     fn build(&self) -> Result<Communicator<Host>> {
         let local = Local::connect(&self.id, self.rank, self.size, LIMIT)?;
         say("met");
+        if let Part::Late(_) = self.part {
+            come_late();
+        }
         let limit = match self.part {
             Part::Starve(spare) => Some(limit_descriptors(spare)),
             _ => None,
@@ -154,9 +179,34 @@ impl World {
         let mut random = Random::fixed(self.seed as u64);
         loop {
             match self.part {
-                Part::Calls(number) | Part::Starve(number) if *calls == number => return Ok(()),
+                Part::Calls(number) | Part::Starve(number) | Part::Late(number) if *calls == number => {
+                    return Ok(())
+                }
+                Part::Shrink(number) | Part::LateShrink(number) if *calls == number => {
+                    say("shrinking");
+                    if let Part::LateShrink(_) = self.part {
+                        come_late();
+                    }
+                    let all: Vec<_> = (0..self.size).collect();
+                    let smaller = communicator.shrink(&all)?;
+                    return World { part: Part::Calls(2 * number), id: self.id.clone(), ..*self }
+                        .call(&smaller, calls);
+                }
                 Part::Exit(number) if *calls == number => std::process::exit(0),
-                Part::Fork(number) if *calls == number => fork_and_die(),
+                Part::Fork(number) if *calls == number => {
+                    fork_and_live();
+                    // SAFETY: ends this process.
+                    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+                    unreachable!("killed");
+                }
+                Part::ForkThenClose(number) if *calls == number => {
+                    fork_and_live();
+                    return Ok(());
+                }
+                Part::ForkThenAbort(number) if *calls == number => {
+                    fork_and_live();
+                    communicator.abort();
+                }
                 _ => {}
             }
             let (count, salt) = (random.pick(&COUNTS), random.below(1000) as u32);
@@ -241,7 +291,7 @@ fn end(built: bool, calls: usize, at: u64, drop_us: u128, result: &Result<()>) -
 }
 
 /// The child keeps all that the rank had open, until the parent's parent ends it, or its own clock.
-fn fork_and_die() -> ! {
+fn fork_and_live() {
     // SAFETY: the child calls only what is safe after a fork: alarm and pause.
     match unsafe { libc::fork() } {
         0 => loop {
@@ -251,13 +301,34 @@ fn fork_and_die() -> ! {
                 libc::pause();
             }
         },
-        child => {
-            say(&format!("child {child} {}", now_ns()));
-            // SAFETY: ends this process.
-            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
-            unreachable!("killed");
-        }
+        child => say(&format!("child {child} {}", now_ns())),
     }
+}
+
+/// Half a second of this process's own time.
+fn come_late() {
+    (0..50).for_each(|_| std::thread::sleep(Duration::from_millis(10)));
+}
+
+/// Has the kernel answer `pidfd_open` with an error in this thread from now on, as older ones and strict sandboxes do.
+fn forbid_pidfds(errno: u32) {
+    let step =
+        |code: u32, value: u32, no: u8| libc::sock_filter { code: code as u16, jt: 0, jf: no, k: value };
+    let mut steps = [
+        // The number of the system call, which stands first in what the filter sees.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_pidfd_open as u32, 1),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno, 0),
+        step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    // SAFETY: the filter and its steps live for the calls, which copy them.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
+        assert_eq!(libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0), -1);
+    }
+    assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno as i32));
 }
 
 /// Leaves room for `spare` more descriptors. Returns the old limit.

@@ -1,10 +1,12 @@
 //! New communicators of the ranks that are left, and of groups.
 
-use std::time::Duration;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
 
 use fast_allreduce::{Communicator, Error, Host, ReduceOp};
 
-use crate::world::{builder, threads};
+use crate::random::Random;
+use crate::world::{builder, threads, LIMIT};
 
 /// The sum of the members' old ranks, by an allreduce between them.
 fn sum_of(communicator: &Communicator<Host>, old_rank: usize) -> u64 {
@@ -45,15 +47,116 @@ fn the_ranks_that_are_left_go_on_twice() {
 #[test]
 fn a_survivor_that_does_not_come_is_named_by_its_old_rank() {
     let settings = |_| builder().timeout(Duration::from_millis(500));
-    threads(3, settings, |communicator| match communicator.rank() {
-        2 => std::thread::sleep(Duration::from_millis(700)),
-        rank => {
-            // Rank 1, which serves its meeting with rank 2, misses rank 2; rank 0 meets nobody.
-            let members = [[0, 2], [1, 2]][rank];
-            let error = communicator.shrink(&members).unwrap_err();
+    let done = Barrier::new(3);
+    threads(3, settings, |communicator| {
+        // Each serves a meeting with rank 2, and misses it.
+        let members = [[0, 2], [1, 2]];
+        let met = members.get(communicator.rank()).map(|members| communicator.shrink(members));
+        done.wait();
+        if let Some(met) = met {
+            let error = met.unwrap_err();
             assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [2]), "{error}");
         }
     });
+}
+
+#[test]
+fn attempts_that_agree_succeed_whatever_each_rank_tried_before() {
+    const TRIES: usize = 30;
+    let random = Random::new("recovery::attempts_that_agree");
+    let settings = |_| builder().timeout(Duration::from_millis(700));
+    for round in 0..4 {
+        let done = Barrier::new(4);
+        threads(4, settings, |communicator| {
+            let rank = communicator.rank();
+            let mut random = random.fork(4 * round + rank);
+            let attempt = |list: &[usize]| communicator.shrink(list).ok();
+            let mut met = None;
+            if rank > 0 {
+                // Other lists, and the right one while the others are elsewhere.
+                for _ in 0..random.below(4) {
+                    std::thread::sleep(Duration::from_millis(random.below(200) as u64));
+                    let list: Vec<usize> =
+                        (1..4).filter(|&other| other == rank || random.one_in(2)).collect();
+                    let made = attempt(&list);
+                    if list == [1, 2, 3] && made.is_some() {
+                        met = made;
+                        break;
+                    }
+                }
+                met = met.or_else(|| (0..TRIES).find_map(|_| attempt(&[1, 2, 3])));
+            }
+            done.wait();
+            if rank > 0 {
+                let met = met.unwrap_or_else(|| panic!("round {round}, rank {rank}: in vain"));
+                assert_eq!((met.rank(), met.world_size()), (rank - 1, 3));
+                assert_eq!(sum_of(&met, rank), 6);
+            }
+        });
+    }
+}
+
+#[test]
+fn one_different_list_costs_an_attempt_or_two() {
+    let settings = |_| builder().timeout(Duration::from_secs(2));
+    let done = Barrier::new(3);
+    threads(3, settings, |communicator| {
+        let rank = communicator.rank();
+        let first = if rank == 1 { &[1, 2][..] } else { &[0, 1, 2] };
+        // That one may come while the first attempt of the others lasts.
+        let mut lists = std::iter::once(first).chain([&[0, 1, 2][..]; 3]);
+        let met = lists.find_map(|list| communicator.shrink(list).ok());
+        done.wait();
+        let met = met.unwrap();
+        assert_eq!((met.world_size(), sum_of(&met, rank)), (3, 3));
+    });
+}
+
+#[test]
+fn a_list_with_a_rank_that_has_gone_fails_at_once() {
+    threads(
+        4,
+        |_| builder(),
+        |communicator| {
+            let rank = communicator.rank();
+            if rank == 0 || rank == 2 {
+                return;
+            }
+            let started = Instant::now();
+            // As the first of them, and as another.
+            let list = if rank == 1 { [1, 2, 3] } else { [0, 1, 3] };
+            let error = communicator.shrink(&list).unwrap_err();
+            let gone = if rank == 1 { 2 } else { 0 };
+            assert!(matches!(error, Error::PeerLost { rank, .. } if rank == gone), "{error}");
+            // Nor does it keep those who have noticed.
+            assert_eq!(sum_of(&communicator.shrink(&[1, 3]).unwrap(), rank), 4);
+            assert!(started.elapsed() < LIMIT / 6, "{:?}", started.elapsed());
+        },
+    );
+}
+
+#[test]
+fn survivors_that_notice_one_after_the_other_meet_soon() {
+    for _ in 0..20 {
+        threads(
+            4,
+            |_| builder(),
+            |communicator| {
+                let rank = communicator.rank();
+                if rank == 0 {
+                    return;
+                }
+                let started = Instant::now();
+                let met = loop {
+                    if let Ok(met) = communicator.shrink(&communicator.survivors()) {
+                        break met;
+                    }
+                    assert!(started.elapsed() < LIMIT / 6, "{:?}", started.elapsed());
+                };
+                assert_eq!((met.world_size(), sum_of(&met, rank)), (3, 6));
+            },
+        );
+    }
 }
 
 #[test]

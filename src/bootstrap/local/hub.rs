@@ -3,25 +3,32 @@
 //! It waits only in `poll`, for whoever speaks first, so no rank that is slow or silent holds up the others.
 
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
+use nix::sys::socket::{shutdown, Shutdown};
 
-use super::super::socket::{self, accept, is_ready, poll_until, Deadline, Token};
+use super::super::socket::{self, accept, is_ready, poll_for_ever, poll_until, Token};
 use super::super::world::{Denied, Event, World};
 use super::link::Link;
 use super::message::{Reply, Request, HELLO_LIMIT, REQUEST_LIMIT};
+use crate::deadline::{Deadline, Stopwatch};
 use crate::error::{Error, Result};
 use crate::thread;
 
-/// How long the rendezvous waits for a first rank.
-const FORMATION_LIMIT: Duration = Duration::from_secs(600);
-
 /// How long a connection may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Looks at all that has come before a rank that waits no longer is answered. Where ranks and rendezvous were stopped
+/// together, what the rank waits for has come at the same time, maybe as a connection to be accepted. Beyond these,
+/// whoever goes on speaking is late.
+const LAST_LOOKS: usize = 8;
+
+/// Between two looks at the clock where somebody's time may run out.
+const TURN: Duration = Duration::from_millis(100);
 
 /// Connections that have not said who they are. Beyond these the oldest goes: a rank says so at once.
 const MAX_STRANGERS: usize = 64;
@@ -29,10 +36,19 @@ const MAX_STRANGERS: usize = 64;
 /// It reads messages of any length that ranks send.
 const HUB_STACK: usize = 1 << 20;
 
-/// Serves one world behind `listener`, in a thread that ends when the world has.
-pub(super) fn spawn(listener: OwnedFd, token: Token) -> Result<()> {
-    let hub =
-        Hub { listener, token, opened: Deadline::after(FORMATION_LIMIT), peers: Vec::new(), world: None };
+/// Serves one world behind `listener`, in a thread that ends when the world has, or when no rank has come within
+/// `patience`.
+pub(super) fn spawn(listener: OwnedFd, token: Token, patience: Duration) -> Result<()> {
+    let hub = Hub {
+        listener,
+        token,
+        patience,
+        clock: Stopwatch::start(),
+        peers: Vec::new(),
+        world: None,
+        impatient: Vec::new(),
+        looks: 0,
+    };
     let started = thread::spawn("rendezvous".into(), HUB_STACK, move || hub.run());
     started.map(drop).map_err(Error::io("thread of the rendezvous"))
 }
@@ -40,10 +56,23 @@ pub(super) fn spawn(listener: OwnedFd, token: Token) -> Result<()> {
 struct Hub {
     listener: OwnedFd,
     token: Token,
-    opened: Deadline,
+    patience: Duration,
+    clock: Stopwatch,
     peers: Vec<Peer>,
     /// Made by the first rank that is admitted: it tells the size.
     world: Option<World>,
+    /// Ranks that wait no longer, and for which gather.
+    impatient: Vec<(usize, u64)>,
+    /// Since the first of them said so.
+    looks: usize,
+}
+
+impl Drop for Hub {
+    /// Whoever comes now is refused, though a fork of this process may hold the socket as well.
+    fn drop(&mut self) {
+        // It is a socket, which is all that this asks for.
+        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+    }
 }
 
 struct Peer {
@@ -55,8 +84,8 @@ struct Peer {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// It has not said who it is. Kept until then, or until the deadline.
-    Stranger(Instant),
+    /// It has not said who it is. Kept until then, or for a while since this time on the hub's clock.
+    Stranger(Duration),
     Rank(usize),
     /// To be closed.
     Dismissed,
@@ -81,12 +110,14 @@ impl Hub {
             let Ok((ready, somebody_knocks)) = self.wait() else {
                 return;
             };
+            let was_quiet = ready.is_empty() && !somebody_knocks;
             for index in ready {
                 self.serve(index);
             }
             if somebody_knocks {
                 self.let_strangers_in();
             }
+            self.disappoint(was_quiet);
             self.dismiss_the_silent();
             self.peers.retain(|peer| peer.role != Role::Dismissed);
         }
@@ -96,24 +127,43 @@ impl Hub {
     fn is_over(&self) -> bool {
         let is_deserted = self.world.as_ref().is_none_or(World::is_deserted);
         let has_failed = self.world.as_ref().is_some_and(|world| world.failure().is_some());
-        is_deserted && (has_failed || self.opened.has_passed())
+        is_deserted && (has_failed || self.clock.elapsed() >= self.patience)
     }
 
     /// Waits for something to do: the peers, by index, that are ready, and whether somebody wants to connect.
     fn wait(&self) -> Result<(Vec<usize>, bool)> {
-        let idle = if self.world.is_none() { self.opened.remaining() } else { FORMATION_LIMIT };
-        let limits = self.peers.iter().filter_map(|peer| match peer.role {
-            Role::Stranger(since) => Some(HELLO_TIMEOUT.saturating_sub(since.elapsed())),
-            _ => None,
-        });
-        let deadline = Deadline::after(limits.fold(idle, Duration::min));
         let mut polled = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
         polled.extend(self.peers.iter().map(|peer| peer.link.poll_fd()));
-        if !poll_until(&mut polled, &deadline)? {
-            return Ok((Vec::new(), false));
+        let has_strangers = self.peers.iter().any(|peer| matches!(peer.role, Role::Stranger(_)));
+        let limit = match (self.impatient.is_empty(), has_strangers || self.world.is_none()) {
+            (false, _) => Some(Duration::ZERO),
+            (true, true) => Some(TURN),
+            (true, false) => None,
+        };
+        match limit {
+            Some(limit) if !poll_until(&mut polled, &Deadline::after(limit))? => {
+                return Ok((Vec::new(), false));
+            }
+            Some(_) => {}
+            None => poll_for_ever(&mut polled)?,
         }
         let ready = (0..self.peers.len()).filter(|&index| is_ready(&polled[1 + index])).collect();
         Ok((ready, is_ready(&polled[0])))
+    }
+
+    /// Ends the waiting of the ranks that have said so, once nothing more has come.
+    fn disappoint(&mut self, was_quiet: bool) {
+        if self.impatient.is_empty() {
+            return;
+        }
+        self.looks += 1;
+        if was_quiet || self.looks > LAST_LOOKS {
+            self.looks = 0;
+            for (rank, sequence) in std::mem::take(&mut self.impatient) {
+                let event = self.world.as_mut().and_then(|world| world.give_up(rank, sequence));
+                self.tell(event);
+            }
+        }
     }
 
     fn let_strangers_in(&mut self) {
@@ -131,7 +181,7 @@ impl Hub {
                 }
             };
             let user = socket::same_user(stream.as_fd());
-            let role = Role::Stranger(Instant::now());
+            let role = Role::Stranger(self.clock.elapsed());
             let mut peer = Peer { link: Link::new(stream), role, is_housemate: false };
             match user {
                 Ok(user) => {
@@ -146,9 +196,10 @@ impl Hub {
     fn dismiss_the_silent(&mut self) {
         let is_stranger = |peer: &&mut Peer| matches!(peer.role, Role::Stranger(_));
         let excess = self.peers.iter_mut().filter(is_stranger).count().saturating_sub(MAX_STRANGERS);
+        let now = self.clock.elapsed();
         // Peers stand in the order in which they came.
         for (position, peer) in self.peers.iter_mut().filter(is_stranger).enumerate() {
-            let is_late = matches!(peer.role, Role::Stranger(since) if since.elapsed() >= HELLO_TIMEOUT);
+            let is_late = matches!(peer.role, Role::Stranger(since) if now - since >= HELLO_TIMEOUT);
             if position < excess || is_late {
                 peer.refuse("it did not say in time who it is".into());
             }
@@ -188,7 +239,10 @@ impl Hub {
                     Err(reason) => return self.expel(index, reason),
                 }
             }
-            (Role::Rank(rank), Request::GiveUp { sequence }, Some(world)) => world.give_up(rank, sequence),
+            (Role::Rank(rank), Request::GiveUp { sequence }, Some(_)) => {
+                self.impatient.push((rank, sequence));
+                None
+            }
             _ => return self.expel(index, "it sent a message out of turn"),
         };
         self.tell(event);

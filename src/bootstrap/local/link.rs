@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
-use nix::sys::socket::{recv, send, MsgFlags};
+use nix::sys::socket::{recv, send, shutdown, MsgFlags, Shutdown};
 
 use super::super::socket::uninterrupted;
 use super::message::{first_body, frame_length, Malformed};
+use crate::fork::Origin;
 
 /// Most bytes received at a time, so that no connection keeps the others waiting.
 const CHUNK: usize = 64 << 10;
@@ -35,11 +36,18 @@ pub(super) struct Link {
     /// Frames to send, shared between the links that send the same. The first may be sent in part.
     unsent: VecDeque<Arc<[u8]>>,
     sent_of_first: usize,
+    origin: Origin,
 }
 
 impl Link {
     pub(super) fn new(stream: OwnedFd) -> Self {
-        Self { stream, received: Vec::new(), unsent: VecDeque::new(), sent_of_first: 0 }
+        Self {
+            stream,
+            received: Vec::new(),
+            unsent: VecDeque::new(),
+            sent_of_first: 0,
+            origin: Origin::here(),
+        }
     }
 
     /// What to poll: something to read always, room to write when there is something to write.
@@ -95,6 +103,16 @@ impl Link {
         let (length, body) = (frame_length(body), body.to_vec());
         self.received.drain(..length);
         Ok(Some(body))
+    }
+}
+
+impl Drop for Link {
+    /// Ends the connection, though a fork of this process may hold it as well; a fork itself ends nothing.
+    fn drop(&mut self) {
+        if !self.origin.is_elsewhere() {
+            // An error means that it has ended already.
+            let _ = shutdown(self.stream.as_raw_fd(), Shutdown::Both);
+        }
     }
 }
 

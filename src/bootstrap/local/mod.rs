@@ -21,9 +21,10 @@ pub use unique_id::UniqueId;
 
 use self::link::Link;
 use self::message::{reply_limit, Reply, Request, MAX_CONTRIBUTION};
-use super::socket::{self, poll_until, Deadline, Token};
+use super::socket::{self, poll_until, Token};
 use super::world::Event;
 use super::Bootstrap;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
 const UNIQUE_ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
@@ -91,38 +92,14 @@ impl Local {
         if rank >= world_size {
             return Err(Error::RankOutOfRange { rank, world_size });
         }
-        Self::join(id, rank, world_size, Deadline::after(timeout), Absent::IsOver)
-    }
-
-    /// Meets at a name and with a secret that all ranks know beforehand; rank 0 serves.
-    pub(super) fn found(
-        name: &[u8],
-        token: &Token,
-        rank: usize,
-        world_size: usize,
-        timeout: Duration,
-    ) -> Result<Self> {
-        if rank == 0 {
-            hub::spawn(socket::listen(SockType::Stream, name)?, token.clone())?;
-        }
-        let id = UniqueId::encode(name, token);
-        Self::join(&id, rank, world_size, Deadline::after(timeout), Absent::IsYetToCome)
-    }
-
-    fn join(
-        id: &UniqueId,
-        rank: usize,
-        world_size: usize,
-        deadline: Deadline,
-        absent: Absent,
-    ) -> Result<Self> {
-        let link = connect(id, &deadline, absent)?;
-        let socket = link.as_fd().try_clone_to_owned().map_err(Error::io("dup of the rendezvous' socket"))?;
-        let mut connection = Connection { link, rank, world_size, sequence: 0, failure: None };
-        match connection.ask(&Request::Hello { token: id.token(), rank, world_size }, &deadline)? {
-            Event::Formed => Ok(Self { rank, world_size, connection: Mutex::new(connection), socket }),
-            event => Err(unexpected(&event)),
-        }
+        let deadline = Deadline::after(timeout);
+        let Some(reached) = Self::reach(id.socket_name(), &id.token(), &deadline)? else {
+            return Err(rendezvous(
+                "nobody is there: the process that made the id, or its world, has ended, \
+                 or is in another network namespace",
+            ));
+        };
+        reached.join(rank, world_size, &deadline)
     }
 
     /// Joins the world that the environment names, as [`Local::connect`] with a limit of two minutes.
@@ -146,6 +123,46 @@ impl Local {
             error => error,
         })?;
         Self::connect(&id, number(RANK)?, number(WORLD_SIZE)?, ENVIRONMENT_TIMEOUT).map(Some)
+    }
+
+    /// Serves a rendezvous at a name and with a secret that all ranks know beforehand, and joins it as rank 0.
+    pub(super) fn serve(
+        name: &[u8],
+        token: &Token,
+        world_size: usize,
+        deadline: &Deadline<'_>,
+        timeout: Duration,
+    ) -> Result<Self> {
+        hub::spawn(socket::listen(SockType::Stream, name)?, token.clone(), timeout)?;
+        match Self::reach(name, token, deadline)? {
+            Some(reached) => reached.join(0, world_size, deadline),
+            None => Err(rendezvous("this rank's own rendezvous has ended")),
+        }
+    }
+
+    /// Connects to a rendezvous of that kind. `None` if nobody serves it.
+    pub(super) fn reach(name: &[u8], token: &Token, deadline: &Deadline<'_>) -> Result<Option<Reached>> {
+        let link = connect(name, deadline)?;
+        Ok(link.map(|link| Reached { link, token: token.clone() }))
+    }
+}
+
+/// A rendezvous that this process has a connection to.
+pub(super) struct Reached {
+    link: Link,
+    token: Token,
+}
+
+impl Reached {
+    /// Joins, and returns when all ranks have joined.
+    pub(super) fn join(self, rank: usize, world_size: usize, deadline: &Deadline<'_>) -> Result<Local> {
+        let Self { link, token } = self;
+        let socket = link.as_fd().try_clone_to_owned().map_err(Error::io("dup of the rendezvous' socket"))?;
+        let mut connection = Connection { link, rank, world_size, sequence: 0, failure: None };
+        match connection.ask(&Request::Hello { token, rank, world_size }, deadline)? {
+            Event::Formed => Ok(Local { rank, world_size, connection: Mutex::new(connection), socket }),
+            event => Err(unexpected(&event)),
+        }
     }
 }
 
@@ -193,7 +210,7 @@ struct Connection {
 }
 
 impl Connection {
-    fn all_gather(&mut self, bytes: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+    fn all_gather(&mut self, bytes: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
         if let Some(error) = &self.failure {
             return Err(error.clone());
         }
@@ -214,7 +231,7 @@ impl Connection {
     ///
     /// When the time is up it says so, and the hub then answers who is missing: the hub alone knows. If the
     /// awaited event is on the way at that moment, it arrives in place of that answer.
-    fn ask(&mut self, request: &Request, deadline: &Deadline) -> Result<Event> {
+    fn ask(&mut self, request: &Request, deadline: &Deadline<'_>) -> Result<Event> {
         self.link.send(request.frame().into());
         let mut reply = self.reply(deadline)?;
         if reply.is_none() {
@@ -230,7 +247,7 @@ impl Connection {
     }
 
     /// The next reply; `None` if it does not come before the deadline.
-    fn reply(&mut self, deadline: &Deadline) -> Result<Option<Reply>> {
+    fn reply(&mut self, deadline: &Deadline<'_>) -> Result<Option<Reply>> {
         loop {
             self.link.flush();
             let malformed = |malformed| rendezvous(format!("its server speaks nonsense: {malformed}"));
@@ -247,45 +264,20 @@ impl Connection {
     }
 }
 
-/// What it means that nobody listens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Absent {
-    /// The socket is older than the id, so there is nothing to wait for.
-    IsOver,
-    /// Rank 0 has not come.
-    IsYetToCome,
-}
-
-/// Connects to the rendezvous of `id`, and checks that it is run by this user.
-fn connect(id: &UniqueId, deadline: &Deadline, absent: Absent) -> Result<Link> {
+/// Connects to the rendezvous of that name, and checks that it is run by this user. `None` if nobody listens.
+fn connect(name: &[u8], deadline: &Deadline<'_>) -> Result<Option<Link>> {
     loop {
-        match socket::connect(SockType::Stream, id.socket_name()) {
+        let turn = deadline.turn();
+        match socket::connect(SockType::Stream, name) {
             Ok(stream) => {
                 socket::same_user(stream.as_fd()).map_err(|reason| Error::Refused { reason })?;
-                return Ok(Link::new(stream));
+                return Ok(Some(Link::new(stream)));
             }
-            Err(Errno::EAGAIN) if deadline.has_passed() => {
+            Err(Errno::EAGAIN) if turn.is_zero() => {
                 return Err(rendezvous("its queue is full and its server takes nobody in"));
             }
-            Err(Errno::EAGAIN) => thread::sleep(RETRY_INTERVAL.min(deadline.remaining())),
-            Err(Errno::ECONNREFUSED) if absent == Absent::IsYetToCome => {
-                if deadline.has_passed() {
-                    return Err(Error::Timeout {
-                        operation: "rendezvous",
-                        epoch: 0,
-                        missing: vec![0],
-                        waited: deadline.waited(),
-                        last_seen: String::new(),
-                    });
-                }
-                thread::sleep(RETRY_INTERVAL.min(deadline.remaining()));
-            }
-            Err(Errno::ECONNREFUSED) => {
-                return Err(rendezvous(
-                    "nobody is there: the process that made the id, or its world, has ended, \
-                     or is in another network namespace",
-                ));
-            }
+            Err(Errno::EAGAIN) => thread::sleep(RETRY_INTERVAL.min(turn)),
+            Err(Errno::ECONNREFUSED) => return Ok(None),
             Err(errno) => return Err(Error::System { call: "connect to the rendezvous", errno }),
         }
     }

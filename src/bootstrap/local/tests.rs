@@ -13,6 +13,7 @@ use nix::unistd::Uid;
 
 use super::super::socket::Token;
 use super::super::testing::{assert_released, contribution, is_alone, process, resources, LIMIT};
+use super::super::world::Failure;
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(100);
@@ -51,7 +52,7 @@ fn gather_rounds(local: &Local, rounds: usize) {
 
 /// A bare connection to the rendezvous.
 fn stranger(id: &UniqueId) -> Link {
-    connect(id, &Deadline::after(LIMIT), Absent::IsOver).unwrap()
+    connect(id.socket_name(), &Deadline::after(LIMIT)).unwrap().unwrap()
 }
 
 fn hello(id: &UniqueId, rank: usize, world_size: usize) -> Vec<u8> {
@@ -263,6 +264,59 @@ fn a_rank_that_leaves_while_the_world_forms_is_lost() {
     });
 }
 
+/// Neither a rank nor a rendezvous that ends is kept by a fork of its process.
+#[test]
+fn a_fork_that_lives_on_keeps_nobody_waiting() {
+    let mut command = process(module_path!(), "rank_that_forks_and_leaves");
+    let mut child = command.env("FAST_ALLREDUCE_TEST_FORK", "1").stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let mut told = |word: &str| lines.find_map(|line| Some(line.split_once(word)?.1.to_owned())).unwrap();
+    let id: UniqueId = told("id=").parse().unwrap();
+    let started = Instant::now();
+    let other = Local::connect(&id, 1, 2, LIMIT).unwrap();
+    let fork: i32 = told("fork=").parse().unwrap();
+    let lost = other.barrier(LIMIT).unwrap_err();
+    drop(other);
+    // The world is over, and with it the rendezvous.
+    let over = loop {
+        match Local::connect(&id, 1, 2, LIMIT).unwrap_err() {
+            error @ Error::Rendezvous { .. } => break error,
+            _ => thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    let took = started.elapsed();
+    // SAFETY: the fork ends by itself only later.
+    assert_eq!(unsafe { libc::kill(fork, libc::SIGKILL) }, 0, "the fork lived on");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(matches!(lost, Error::PeerLost { rank: 0, .. }), "{lost}");
+    assert!(took < LIMIT / 6, "{over} after {took:?}");
+}
+
+/// Serves the rendezvous, too.
+#[test]
+fn rank_that_forks_and_leaves() {
+    if std::env::var_os("FAST_ALLREDUCE_TEST_FORK").is_none() {
+        return;
+    }
+    let id = UniqueId::new().unwrap();
+    println!("id={id}");
+    let local = Local::connect(&id, 0, 2, LIMIT).unwrap();
+    // SAFETY: the child calls only what is safe after a fork.
+    match unsafe { libc::fork() } {
+        0 => loop {
+            // SAFETY: ends the child in 30 s, and sleeps.
+            unsafe {
+                libc::alarm(30);
+                libc::pause();
+            }
+        },
+        fork => println!("fork={fork}"),
+    }
+    drop(local);
+    thread::sleep(LIMIT);
+}
+
 #[test]
 fn a_rank_may_leave_once_it_has_what_it_gathered() {
     for _ in 0..50 {
@@ -302,6 +356,55 @@ fn process_that_makes_an_id() {
         println!("id={}", UniqueId::new().unwrap());
         thread::sleep(LIMIT);
     }
+}
+
+/// The rendezvous was stopped, and reads first that a rank gives up, then what that rank waited for.
+#[test]
+fn nobody_gives_up_on_what_is_there() {
+    let mut command = process(module_path!(), "process_that_makes_an_id");
+    let mut child = command.env("FAST_ALLREDUCE_TEST_MAKE_ID", "1").stdout(Stdio::piped()).spawn().unwrap();
+    let id = printed_id(&mut child);
+    let server = child.id() as i32;
+    let stop = || {
+        // SAFETY: a child that has not been waited for, so that its id is no other process's; the status may be left
+        // out.
+        unsafe {
+            assert_eq!(libc::kill(server, libc::SIGSTOP), 0);
+            // Until all its threads have stopped.
+            assert_eq!(libc::waitpid(server, std::ptr::null_mut(), libc::WUNTRACED), server);
+        }
+    };
+    // SAFETY: as above.
+    let go_on = || assert_eq!(unsafe { libc::kill(server, libc::SIGCONT) }, 0);
+    let mut first = stranger(&id);
+    first.send(hello(&id, 0, 2).into());
+    // It serves who came first, first.
+    thread::sleep(SHORT);
+
+    stop();
+    first.send(Request::GiveUp { sequence: 0 }.frame().into());
+    let mut second = stranger(&id);
+    second.send(hello(&id, 1, 2).into());
+    go_on();
+    assert_eq!(next_reply(&mut first), Some(Reply::Event(Event::Formed)));
+    assert_eq!(next_reply(&mut second), Some(Reply::Event(Event::Formed)));
+
+    stop();
+    first.send(Request::Gather { sequence: 1, bytes: vec![1] }.frame().into());
+    first.send(Request::GiveUp { sequence: 1 }.frame().into());
+    second.send(Request::Gather { sequence: 1, bytes: vec![2] }.frame().into());
+    go_on();
+    let gathered = Reply::Event(Event::Gathered { sequence: 1, parts: vec![vec![1], vec![2]] });
+    assert_eq!(next_reply(&mut first), Some(gathered.clone()));
+    assert_eq!(next_reply(&mut second), Some(gathered));
+
+    // What is not there is missing all the same.
+    first.send(Request::Gather { sequence: 2, bytes: vec![] }.frame().into());
+    first.send(Request::GiveUp { sequence: 2 }.frame().into());
+    let failure = Failure::TimedOut { sequence: 2, by: 0, missing: vec![1] };
+    assert_eq!(next_reply(&mut first), Some(Reply::Event(Event::Failed(failure))));
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use nix::sys::socket::SockType;
 
@@ -9,6 +10,9 @@ use super::super::socket::{self, Hex, Token};
 use super::hub;
 use super::message::VERSION;
 use crate::error::{Error, Result};
+
+/// How long the rendezvous waits for a first rank.
+const FORMATION_LIMIT: Duration = Duration::from_secs(600);
 
 const LENGTH: usize = 128;
 const MAGIC: [u8; 8] = *b"fastallr";
@@ -55,7 +59,7 @@ impl UniqueId {
         let name = socket::random_name()?;
         let token = Token::random()?;
         let listener = socket::listen(SockType::Stream, &name)?;
-        hub::spawn(listener, token.clone())?;
+        hub::spawn(listener, token.clone(), FORMATION_LIMIT)?;
         Ok(Self::encode(&name, &token))
     }
 

@@ -12,7 +12,7 @@ use ::mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
 use super::library::{check, never_finalize, turn, Turn};
 use super::words::{Combine, Words};
-use crate::bootstrap::socket::Deadline;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
 /// An intracommunicator that nothing else speaks on. Errors on it are returned.
@@ -36,7 +36,7 @@ impl Channel {
     /// # Safety
     ///
     /// `original` is a communicator that lives.
-    pub(super) unsafe fn duplicate(original: MPI_Comm, deadline: &Deadline) -> Result<Self> {
+    pub(super) unsafe fn duplicate(original: MPI_Comm, deadline: &Deadline<'_>) -> Result<Self> {
         // Boxed, so that the handle stays where MPI writes it if this function leaves earlier.
         // SAFETY: MPI's constants do not change.
         let communicator = Box::into_raw(Box::new(unsafe { ffi::RSMPI_COMM_NULL }));
@@ -60,8 +60,13 @@ impl Channel {
             request
         };
         let mut pause = Pause::default();
-        while !request.has_ended(&turn()?)? {
-            if deadline.has_passed() {
+        loop {
+            // Asked before looking, so that the last look comes after the limit.
+            let is_late = deadline.has_passed();
+            if request.has_ended(&turn()?)? {
+                break;
+            }
+            if is_late {
                 let _turn = turn()?;
                 // SAFETY: the communicator lives, says the caller.
                 let (rank, size) = unsafe { place(original) }?;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::channel::{Channel, Pause, Receiving, Sending, Tag};
 use super::library::{turn, Turn};
-use crate::bootstrap::socket::Deadline;
 use crate::bootstrap::world::Failure;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
 /// Most bytes that a rank gives to one gather.
@@ -22,7 +22,7 @@ pub(super) fn gather(
     channel: &Channel,
     sequence: u64,
     bytes: &[u8],
-    deadline: &Deadline,
+    deadline: &Deadline<'_>,
 ) -> Result<Vec<Vec<u8>>> {
     let mut exchange = Exchange::start(channel, sequence, bytes)?;
     exchange.finish(deadline).inspect_err(|error| {
@@ -68,7 +68,7 @@ impl<'a> Exchange<'a> {
         Ok(Self { channel, sequence, sending, parts })
     }
 
-    fn finish(&mut self, deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+    fn finish(&mut self, deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
         let mut pause = Pause::default();
         loop {
             // Asked before looking, so that the last look comes after the limit.
@@ -91,7 +91,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Goes as far as it can without waiting; returns the ranks that are not done.
-    fn progress(&mut self, turn: &Turn, deadline: &Deadline) -> Result<Vec<usize>> {
+    fn progress(&mut self, turn: &Turn, deadline: &Deadline<'_>) -> Result<Vec<usize>> {
         let mut missing = Vec::new();
         for peer in 0..self.channel.size() {
             if let Some(sending) = &mut self.sending[peer] {
@@ -167,10 +167,11 @@ fn receive_notice(channel: &Channel, from: usize, length: usize, turn: &Turn) ->
     let mut receiving = channel.receive(from, Tag::Notice, length, turn)?;
     let (deadline, mut pause) = (Deadline::after(Duration::from_secs(2)), Pause::default());
     loop {
+        let is_late = deadline.has_passed();
         if let Some(bytes) = receiving.take(turn)? {
             return decode(&bytes).ok_or_else(|| malformed("its notice does not decode"));
         }
-        if deadline.has_passed() {
+        if is_late {
             let reason = "it gave up, and did not come to say why".into();
             return Ok(Failure::Lost { rank: from, reason });
         }

@@ -11,7 +11,7 @@ use ::mpi::environment::{
 };
 use ::mpi::{ffi, Threading};
 
-use crate::bootstrap::socket::Deadline;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
 /// Below `MPI_THREAD_MULTIPLE`, MPI allows one call at a time in a process.

@@ -18,8 +18,8 @@ use self::channel::Channel;
 use self::gather::{gather, MAX_CONTRIBUTION};
 pub(crate) use self::peers::Peers;
 pub(crate) use self::words::{Combine, Words};
-use super::socket::Deadline;
 use super::Bootstrap;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
 /// How long the constructors wait for the other ranks.

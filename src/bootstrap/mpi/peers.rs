@@ -11,7 +11,7 @@ use super::gather::gather;
 use super::library::turn;
 use super::words::{Combine, Words};
 use super::SETUP_TIMEOUT;
-use crate::bootstrap::socket::Deadline;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
 /// The ranks of one color.
@@ -69,7 +69,7 @@ impl Peers {
         channel: &Channel,
         words: Words,
         combine: Combine,
-        deadline: &Deadline,
+        deadline: &Deadline<'_>,
     ) -> Result<Words> {
         // MPI makes progress while it is called: without a break, for as long as an allreduce should take.
         const BUSY: Duration = Duration::from_millis(100);

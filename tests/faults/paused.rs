@@ -1,0 +1,42 @@
+//! Ranks that are stopped together for longer than their limit, as in a container that is paused, and go on.
+
+use std::time::Duration;
+
+use fast_allreduce::Algorithm;
+
+use crate::pool::Pool;
+use crate::rank::Part;
+
+/// Of waits: far longer than a rank is late by.
+const LIMIT: Duration = Duration::from_secs(4);
+
+const PAUSE: Duration = Duration::from_secs(6);
+
+/// Stops all ranks once each has told `word` and some wait for the one that is late; all go on as if nothing had been.
+fn paused(word: &str, parts: &[Part]) {
+    let mut pool = Pool::default();
+    let ranks = pool.start(Algorithm::TwoShotPull, 3, LIMIT.as_millis() as u64, parts);
+    ranks.iter().for_each(|rank| drop(rank.told(word)));
+    std::thread::sleep(Duration::from_millis(150));
+    ranks.iter().for_each(|rank| rank.signal(libc::SIGSTOP));
+    std::thread::sleep(PAUSE);
+    ranks.iter().for_each(|rank| rank.signal(libc::SIGCONT));
+    for (rank, process) in ranks.iter().enumerate() {
+        let outcome = process.outcome();
+        assert_eq!(outcome.kind, "ok", "{parts:?}, rank {rank}: {outcome:?}");
+        assert!(outcome.calls >= 3, "{outcome:?}");
+    }
+}
+
+#[test]
+fn ranks_that_make_a_communicator() {
+    paused("met", &[Part::Calls(3), Part::Late(3)]);
+    paused("met", &[Part::Late(3), Part::Calls(3), Part::Calls(3)]);
+}
+
+#[test]
+fn ranks_that_shrink() {
+    // The first serves the meeting.
+    paused("shrinking", &[Part::Shrink(3), Part::LateShrink(3), Part::Shrink(3)]);
+    paused("shrinking", &[Part::LateShrink(3), Part::Shrink(3)]);
+}
