@@ -7,13 +7,16 @@ mod events;
 mod forks;
 mod handshake;
 mod kills;
+mod leaving;
 mod memory;
 mod messages;
+mod panics;
 mod pool;
 #[path = "../conformance/suite/random.rs"]
 #[allow(dead_code)]
 mod random;
 mod rank;
 mod recovery;
+mod storms;
 mod together;
 mod world;
