@@ -1,4 +1,5 @@
-//! Ranks in PID, user and IPC namespaces of their own, as containers have them: they meet, and hear of each other's end.
+//! Ranks in PID, user and IPC namespaces of their own, as containers have them: they meet, and hear of each other's
+//! end.
 //!
 //! Where `unshare` is not allowed to make one, or is not there, a line on standard error says what was not run.
 
@@ -26,8 +27,8 @@ fn options(kinds: &[&'static str]) -> Option<Vec<&'static str>> {
     let found = candidates.into_iter().find(works);
     if found.is_none() {
         // Past the harness, which keeps what a test that passes prints.
-        writeln!(std::io::stderr(), "skipped: ranks in namespaces: unshare {} fails", kinds.join(" "))
-            .unwrap();
+        let mut stderr = std::io::stderr();
+        writeln!(stderr, "skipped: ranks in namespaces: unshare {} fails", kinds.join(" ")).unwrap();
     }
     found
 }

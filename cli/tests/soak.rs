@@ -116,10 +116,14 @@ fn a_killed_rank_is_an_error_and_none_is_left() {
 
 #[test]
 fn ranks_end_with_their_launcher() {
-    let busy = Busy::start(program("soak --minutes 10 --ranks 3 -e 4K"), 3);
-    kill(Pid::from_raw(busy.launcher.id() as i32), Signal::SIGTERM).unwrap();
-    let (output, _) = busy.finish(Duration::from_secs(20));
-    assert_eq!(output.status.signal(), Some(Signal::SIGTERM as i32));
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let busy = Busy::start(program("soak --minutes 10 --ranks 3 -e 4K"), 3);
+        // One that faults have stopped does not stay.
+        busy.signal(1, Signal::SIGSTOP);
+        kill(Pid::from_raw(busy.launcher.id() as i32), signal).unwrap();
+        let (output, _) = busy.finish(Duration::from_secs(20));
+        assert_eq!(output.status.signal(), Some(signal as i32));
+    }
 }
 
 #[test]

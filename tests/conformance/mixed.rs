@@ -1,5 +1,5 @@
-//! Worlds whose ranks use different instruction sets: the bits are those of any other world, for NaNs, zeros of both signs and
-//! subnormals too.
+//! Worlds whose ranks use different instruction sets: the bits are those of any other world, for NaNs, zeros of both
+//! signs and subnormals too.
 
 use fast_allreduce::device::host::Isa;
 

@@ -2,6 +2,7 @@
 
 mod cycles;
 mod departures;
+mod descriptors;
 mod disagreements;
 mod events;
 mod forks;

@@ -1,4 +1,5 @@
-//! A panic of the caller's in the middle of a call's making: nothing was sent, and the communicator is as good as before.
+//! A panic of the caller's in the middle of a call's making: nothing was sent, and the communicator is as good as
+//! before.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 

@@ -1,5 +1,5 @@
-//! Aborts at any moment of calls from private memory and of messages: a call that returns `Ok` has the right data, the others come to
-//! an end, and the ranks go on.
+//! Aborts at any moment of calls from private memory and of messages: a call that returns `Ok` has the right data, the
+//! others come to an end, and the ranks go on.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

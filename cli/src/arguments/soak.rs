@@ -8,18 +8,18 @@ use super::{values, DeviceName, DEFAULT_RANKS};
 use crate::failure::Failure;
 
 pub const SOAK_NOTES: &str = "\
-All ranks draw the same calls from one seed: collectives (an allreduce every other time), sizes, types, operations, algorithms,
-roots, shares that differ, memory that is registered or not, in place or
-not, at odd offsets; now and then a rank sleeps, a communicator is dropped and made again, or a call is made in groups that split
-and shrink make. Every element of every result is checked, and that nothing beside it and no input has changed. The same seed,
-ranks, --maxbytes and --faults replay the same calls.
+All ranks draw the same calls from one seed: collectives (an allreduce every other time), sizes, types, operations,
+algorithms, roots, shares that differ, memory that is registered or not, in place or not, at odd offsets; now and then a
+rank sleeps, a communicator is dropped and made again, or a call is made in groups that split and shrink make. Every
+element of every result is checked, and that nothing beside it and no input has changed. The same seed, ranks,
+--maxbytes and --faults replay the same calls.
 
-Before one call in about 150 there are faults, on a communicator of their own: ranks make one call again and again, and at a random
-moment a rank is aborted by another of its threads, or its process is stopped by SIGSTOP, for less than the communicator's timeout
-or for more, and goes on. Each rank overwrites its buffers as soon as its call has returned, with a result or with an error. A call
-must return in bounded time, and where it returns Ok every element must be right. Then the ranks, or all but one, go on with a new
-communicator. Which faults are made, and when, is drawn; what comes of them depends on the moment, so that a seed may find in one run
-what it does not in the next. Ranks that soak has not started itself are not stopped.
+Before one call in about 150 there are faults, on a communicator of their own. Ranks make one call again and again, and
+at a random moment a rank is aborted by another of its threads; or its process is stopped by SIGSTOP, for less than the
+communicator's timeout or for more, and goes on. Each rank overwrites its buffers as soon as its call has returned, with
+a result or with an error. A call must return in bounded time, and where it returns Ok every element must be right. Then
+the ranks, or all but one, go on with a new communicator. Which faults there are, and when, is drawn; what comes of them
+depends on the moment, so that one run may find what the next does not. Ranks that soak did not start are not stopped.
 
 After a warm-up and at the end all communicators are dropped, and each rank counts its file descriptors, mappings, threads and
 resident memory: growth is a failure.
@@ -107,8 +107,8 @@ impl Soak {
         if self.max_bytes > MOST_BYTES {
             return refuse(format!("--maxbytes {} is more than {MOST_BYTES}", self.max_bytes));
         }
-        // Each of the communicators may keep a registered input and output, as large as the private ones; faults take two, and
-        // what they keep.
+        // Each of the communicators may keep a registered input and output, as large as the private ones; faults take two,
+        // and what they keep.
         let buffers = self.max_bytes * (crate::soak::SLOTS + 5);
         super::check_memory(buffers, self.ranks).map_err(|_| {
             let Self { max_bytes, ranks, .. } = self;

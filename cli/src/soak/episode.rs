@@ -1,7 +1,7 @@
-//! One rank's part of an episode: calls on a communicator of its own until a fault ends them, and the next communicator.
+//! One rank's part of an episode: calls on a communicator of its own until a fault ends them, and the next one.
 //!
-//! What a rank owns it overwrites as soon as its call has returned, with a result or with an error, while slower ranks may still be
-//! in the call. Whatever the fault, a call that returns `Ok` has the right result.
+//! What a rank owns it overwrites as soon as its call has returned, with a result or with an error, while slower ranks
+//! may still be in the call. Whatever the fault, a call that returns `Ok` has the right result.
 
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
@@ -97,7 +97,7 @@ impl Rank {
         })
     }
 
-    /// The ranks go on after a round: with a new communicator, and this one is dropped. `None` for a rank that is left out.
+    /// The ranks go on after a round: with a new communicator, and this one is dropped. `None` for a rank left out.
     fn recover(
         &mut self,
         party: Option<Party>,
@@ -322,7 +322,8 @@ impl Fault {
         }
     }
 
-    /// Starts the thread that makes it, on the rank that does: an abort on its own, a stop on the next. True if it was made.
+    /// Starts the thread that makes it, on the rank that does: an abort on its own, a stop on the next. It returns
+    /// whether the fault was made.
     fn start<'scope>(
         self,
         scope: &'scope Scope<'scope, '_>,

@@ -1,4 +1,5 @@
-//! Which faults there are, and when: episodes of calls in which ranks are aborted and stopped, drawn from the seed as calls are.
+//! Which faults there are, and when: episodes of calls in which ranks are aborted and stopped, drawn from the seed as
+//! calls are.
 
 use std::fmt;
 use std::time::Duration;
