@@ -17,7 +17,7 @@ use super::exchange;
 use super::fault::{Episode, Fault, FaultKind, Recovery};
 use super::find::{part, Judge, Made};
 use super::memory::{words, Window};
-use super::rank::{round_number, Rank, FAULTY_COLOR};
+use super::rank::{round_number, Rank, FAULTY_COLOR, MOST_TIMES};
 use crate::bench::inputs::Inputs;
 use crate::bench::reference::Number;
 use crate::bench::with_number;
@@ -157,8 +157,12 @@ impl Rank {
         let (rank, world_size) = (communicator.rank(), communicator.world_size());
         let work = call.work(seed, rank, world_size);
         let made = Made::of(communicator, &work, T::DTYPE);
-        let inputs =
-            Inputs::new(seed, round_number(call.number, number as u64, FAULTY_COLOR), world_size, call.op);
+        let inputs = Inputs::new(
+            seed,
+            round_number(call.number, number as u64 % MOST_TIMES, FAULTY_COLOR),
+            world_size,
+            call.op,
+        );
         let judge = Judge { inputs: &inputs, work: &work, promise: made.promise() };
         let in_place = if placement.output.is_none() { work.in_place() } else { None };
 

@@ -151,6 +151,7 @@ impl Episode {
             // Those that read peers' memory, mostly.
             algorithm: draws.pick([None, one, one, two, two, any]),
             max_bytes: draws.pick([64 << 10, 1 << 20, 4 << 20]),
+            has_buffer: !draws.one_in(8),
             ..Settings::draw(seed, self.call.number, 0)
         }
     }
@@ -162,8 +163,7 @@ impl Episode {
     }
 }
 
-/// Numbers of rounds are told apart by inputs of their own.
-const MOST_ROUNDS: u64 = 4;
+const MOST_ROUNDS: u64 = 12;
 
 fn short_stop(draws: &mut Draws) -> FaultKind {
     FaultKind::Stop(Duration::from_micros(500 + draws.below(40_000)))

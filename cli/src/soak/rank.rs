@@ -265,7 +265,7 @@ impl Rank {
 }
 
 /// Above [`Call::times`].
-const MOST_TIMES: u64 = 4;
+pub const MOST_TIMES: u64 = 4;
 
 /// Above the colors of groups, one for none, and one for faults.
 const MOST_COLORS: u64 = 10;
