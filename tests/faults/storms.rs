@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fast_allreduce::{Algorithm, Communicator, Error, Host, ReduceOp, Result};
 
 use crate::random::Random;
-use crate::world::{builder, threads, LIMIT};
+use crate::world::{builder, threads_on, LIMIT};
 
 const RANKS: usize = 3;
 
@@ -34,9 +34,10 @@ fn storm(
         let mut drawn = random.fork(round);
         let victim = drawn.below(RANKS);
         let moment = Duration::from_micros(drawn.below(MOMENTS_US) as u64);
-        let count = drawn.pick(&[1000, 10_000, 60_000]);
+        let count = drawn.pick(&[1000, 20_000, 150_000]);
         let (started, is_aborted) = (Instant::now(), AtomicBool::new(false));
-        threads(
+        threads_on(
+            || Host::new().workers(1 + round % 3).unwrap(),
             RANKS,
             |_| builder().algorithm(algorithm),
             |communicator| {
