@@ -261,6 +261,11 @@ impl Rank {
             let told = format!("{}: a call took {longest:?}, more than {bound:?}", context());
             self.tally.wrong.get_or_insert(told);
         }
+        // No rank ends in an episode, or closes a communicator before the others are done with it.
+        if let Some(error @ Error::PeerLost { .. }) = &error {
+            let told = format!("{}: a rank that lives is said to be gone: {error}", context());
+            self.tally.wrong.get_or_insert(told);
+        }
         error
     }
 
