@@ -32,6 +32,11 @@ pub fn is_rank() -> bool {
     std::env::var_os(UNIQUE_ID).is_some()
 }
 
+/// The launcher of this rank, as it calls itself, if it has one.
+pub fn launcher() -> Option<String> {
+    std::env::var(LAUNCHER).ok()
+}
+
 /// True in the rank that speaks for all, and in a process that is no rank.
 pub fn is_first_rank() -> bool {
     if !is_rank() {

@@ -18,9 +18,13 @@ fn json(arguments: &str) -> Value {
 #[test]
 fn a_few_seconds_are_right_and_leak_nothing() {
     let text = results("soak --minutes 0.05 --ranks 3 -e 64K --seed 3");
-    for line in
-        ["# seed 3 maxbytes 65536", "drawn ", "by algorithm ", "worst call ", "wrong          nothing"]
-    {
+    for line in [
+        "# seed 3 maxbytes 65536 faults all",
+        "drawn ",
+        "by algorithm ",
+        "worst call ",
+        "wrong          nothing",
+    ] {
         assert!(text.lines().any(|found| found.starts_with(line)), "{line}: {text}");
     }
 }
@@ -42,6 +46,27 @@ fn a_seed_gives_the_same_calls() {
     assert_eq!(first["digest"], again["digest"]);
     let other = json("soak --calls 16 --ranks 3 -e 16K --seed 8 --format json");
     assert_ne!(first["digest"], other["digest"]);
+}
+
+#[test]
+fn faults_are_made_counted_and_survived() {
+    let run = |faults: &str| {
+        json(&format!("soak --calls 64 --ranks 3 -e 16K --seed 5 --format json --faults {faults}"))
+    };
+    let (aborts, stops, none) = (run("abort"), run("stop"), run("none"));
+    assert!(aborts["total"]["faults"]["abort"].as_u64().unwrap() >= 1, "{aborts}");
+    let of_stops = &stops["total"]["faults"];
+    let count = |name: &str| of_stops[name].as_u64().unwrap_or(0);
+    assert!(count("short stop") + count("long stop") >= 1, "{stops}");
+    assert_eq!(none["total"]["faults"], serde_json::json!({}));
+    for faulty in [&aborts, &stops] {
+        // Each rank's round came to an end, and there was another communicator.
+        assert!(faulty["total"]["after_faults"].as_object().unwrap().values().any(|ranks| *ranks != 0));
+        assert!(!faulty["total"]["recoveries"].as_object().unwrap().is_empty(), "{faulty}");
+        assert_ne!(faulty["digest"], none["digest"]);
+        // What is drawn besides is the same.
+        assert_eq!(faulty["total"]["by_collective"], none["total"]["by_collective"]);
+    }
 }
 
 /// A process's largest anonymous mapping that it can write: of messages of some megabytes, where the private ones lie.
@@ -91,10 +116,14 @@ fn a_killed_rank_is_an_error_and_none_is_left() {
 
 #[test]
 fn ranks_end_with_their_launcher() {
-    let busy = Busy::start(program("soak --minutes 10 --ranks 3 -e 4K"), 3);
-    kill(Pid::from_raw(busy.launcher.id() as i32), Signal::SIGTERM).unwrap();
-    let (output, _) = busy.finish(Duration::from_secs(20));
-    assert_eq!(output.status.signal(), Some(Signal::SIGTERM as i32));
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let busy = Busy::start(program("soak --minutes 10 --ranks 3 -e 4K"), 3);
+        // One that faults have stopped does not stay.
+        busy.signal(1, Signal::SIGSTOP);
+        kill(Pid::from_raw(busy.launcher.id() as i32), signal).unwrap();
+        let (output, _) = busy.finish(Duration::from_secs(20));
+        assert_eq!(output.status.signal(), Some(signal as i32));
+    }
 }
 
 #[test]
@@ -105,6 +134,7 @@ fn what_cannot_be_is_refused() {
         ("soak --minutes 1 --calls 5", "--calls"),
         ("soak --device cuda", "--device cuda"),
         ("soak -e 2G", "--maxbytes"),
+        ("soak --faults some", "--faults"),
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments}");

@@ -93,8 +93,11 @@ private:
       record_failure(launch, FA_ABORTED, 0, epoch);
       return false;
     }
-    if (load_relaxed(&status->failure) != FA_OK) {
-      fetch_or_relaxed(&status->missing, 1u << rank);
+    const u32 failure = load_relaxed(&status->failure);
+    if (failure != FA_OK) {
+      // Another block's. Where time was up this one's rank is late as well; else it may do well.
+      if (failure == FA_TIMED_OUT)
+        fetch_or_relaxed(&status->missing, 1u << rank);
       return false;
     }
     if (launch.timeout_ns == 0)

@@ -12,12 +12,15 @@ mod arguments;
 mod errors;
 mod host;
 mod instruction_sets;
+mod large;
 mod leaks;
+mod mixed;
 #[cfg(feature = "mpi")]
 mod mpirun;
 mod planted;
 mod properties;
 mod raw;
+mod registrations;
 mod symmetric;
 mod typed;
 

@@ -3,14 +3,17 @@
 mod alone;
 mod cycles;
 mod departures;
+mod descriptors;
 mod disagreements;
 mod events;
 mod forks;
 mod handshake;
 mod kills;
+mod leaving;
 mod limits;
 mod memory;
 mod messages;
+mod panics;
 mod paused;
 mod pool;
 #[path = "../conformance/suite/random.rs"]
@@ -20,6 +23,7 @@ mod rank;
 mod recovery;
 mod registered;
 mod signals;
+mod storms;
 mod together;
 mod watching;
 mod world;

@@ -21,11 +21,21 @@ pub fn threads<R: Send>(
     builder: impl Fn(usize) -> Builder + Sync,
     body: impl Fn(Communicator<Host>) -> R + Sync,
 ) -> Vec<R> {
+    threads_on(Host::new, world_size, builder, body)
+}
+
+/// The same, on such devices.
+pub fn threads_on<R: Send>(
+    device: impl Fn() -> Host + Sync,
+    world_size: usize,
+    builder: impl Fn(usize) -> Builder + Sync,
+    body: impl Fn(Communicator<Host>) -> R + Sync,
+) -> Vec<R> {
     let ranks = Threads::world(world_size).unwrap();
     std::thread::scope(|scope| {
         let run = |(rank, bootstrap): (usize, Threads)| {
-            let (builder, body) = (&builder, &body);
-            scope.spawn(move || body(builder(rank).build(Host::new(), bootstrap).unwrap()))
+            let (device, builder, body) = (&device, &builder, &body);
+            scope.spawn(move || body(builder(rank).build(device(), bootstrap).unwrap()))
         };
         let running: Vec<_> = ranks.into_iter().enumerate().map(run).collect();
         running.into_iter().map(|rank| rank.join().unwrap()).collect()

@@ -323,7 +323,6 @@ impl Rank {
             return self.record_failure(ABORTED, 0);
         }
         if rules.failure_ends_waits && status.failure.load(Relaxed) != 0 {
-            status.missing.fetch_or(1 << peer, Relaxed);
             return Err(GaveUp);
         }
         Ok(())

@@ -23,7 +23,7 @@ pub use self::gpu_check::GpuCheck;
 #[cfg(feature = "cuda")]
 pub use self::gpu_check::{SharingName, Step};
 pub use self::plans::{Plan, Tune};
-pub use self::soak::{Soak, SummaryFormat};
+pub use self::soak::{Faults, Soak, SummaryFormat};
 use self::values::Choice;
 use crate::bench::kind::Kind;
 use crate::failure::Failure;

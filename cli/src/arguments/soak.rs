@@ -8,11 +8,18 @@ use super::{values, DeviceName, DEFAULT_RANKS};
 use crate::failure::Failure;
 
 pub const SOAK_NOTES: &str = "\
-All ranks draw the same calls from one seed: collectives (an allreduce every other time), sizes, types, operations, algorithms,
-roots, shares that differ, memory that is registered or not, in place or
-not, at odd offsets; now and then a rank sleeps, a communicator is dropped and made again, or a call is made in groups that split
-and shrink make. Every element of every result is checked, and that nothing beside it and no input has changed. The same seed,
-ranks, and --maxbytes replay the same calls.
+All ranks draw the same calls from one seed: collectives (an allreduce every other time), sizes, types, operations,
+algorithms, roots, shares that differ, memory that is registered or not, in place or not, at odd offsets; now and then a
+rank sleeps, a communicator is dropped and made again, or a call is made in groups that split and shrink make. Every
+element of every result is checked, and that nothing beside it and no input has changed. The same seed, ranks,
+--maxbytes and --faults replay the same calls.
+
+Before one call in about 150 there are faults, on a communicator of their own. Ranks make one call again and again, and
+at a random moment a rank is aborted by another of its threads; or its process is stopped by SIGSTOP, for less than the
+communicator's timeout or for more, and goes on. Each rank overwrites its buffers as soon as its call has returned, with
+a result or with an error. A call must return in bounded time, and where it returns Ok every element must be right. Then
+the ranks, or all but one, go on with a new communicator. Which faults there are, and when, is drawn; what comes of them
+depends on the moment, so that one run may find what the next does not. Ranks that soak did not start are not stopped.
 
 After a warm-up and at the end all communicators are dropped, and each rank counts its file descriptors, mappings, threads and
 resident memory: growth is a failure.
@@ -41,12 +48,40 @@ pub struct Soak {
     /// Where the ranks' memory lives: host
     #[arg(long, value_name = "NAME", value_enum, default_value_t = DeviceName::Host)]
     pub device: DeviceName,
+    /// Ranks are aborted and stopped at random: all, abort, stop, none
+    #[arg(long, value_name = "KINDS", value_enum, hide_possible_values = true, default_value_t = Faults::All)]
+    pub faults: Faults,
     /// Longest wait for another rank; some communicators take twice and four times as much
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds)]
     pub timeout: Duration,
     /// Form of the summary
     #[arg(long, value_enum, default_value_t = SummaryFormat::Text)]
     pub format: SummaryFormat,
+}
+
+/// What happens to ranks on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Faults {
+    /// All of these
+    All,
+    /// Aborts
+    Abort,
+    /// SIGSTOP, and SIGCONT
+    Stop,
+    /// Nothing
+    None,
+}
+
+impl Faults {
+    /// As it is given.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Abort => "abort",
+            Self::Stop => "stop",
+            Self::None => "none",
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -73,8 +108,9 @@ impl Soak {
         if self.max_bytes > MOST_BYTES {
             return refuse(format!("--maxbytes {} is more than {MOST_BYTES}", self.max_bytes));
         }
-        // Each of the communicators may keep a registered input and output, as large as the private ones.
-        let buffers = self.max_bytes * (crate::soak::SLOTS + 1);
+        // Each of the communicators may keep a registered input and output, as large as the private ones; faults take two,
+        // and what they keep.
+        let buffers = self.max_bytes * (crate::soak::SLOTS + 5);
         super::check_memory(buffers, self.ranks).map_err(|_| {
             let Self { max_bytes, ranks, .. } = self;
             Failure::Usage(format!(

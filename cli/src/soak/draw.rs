@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
+use crate::arguments::Faults;
 use crate::bench::kind::Kind;
 use crate::bench::work::Work;
 
@@ -20,6 +21,7 @@ pub struct Range {
     pub seed: u64,
     pub ranks: usize,
     pub max_bytes: usize,
+    pub faults: Faults,
 }
 
 /// A sequence of numbers.
@@ -137,7 +139,7 @@ pub struct Call {
 
 impl Call {
     pub fn draw(range: &Range, number: u64) -> Self {
-        let Range { seed, ranks, max_bytes } = *range;
+        let Range { seed, ranks, max_bytes, .. } = *range;
         let mut draws = Draws::new(seed, number, 0);
         let dtype = draws.pick(DType::ALL);
         let groups = draws.one_in(50).then(|| {
@@ -257,7 +259,7 @@ impl fmt::Display for Placement {
 mod tests {
     use super::*;
 
-    const RANGE: Range = Range { seed: 5, ranks: 3, max_bytes: 1 << 16 };
+    const RANGE: Range = Range { seed: 5, ranks: 3, max_bytes: 1 << 16, faults: Faults::All };
 
     #[test]
     fn a_seed_draws_the_same_calls_and_another_others() {

@@ -37,6 +37,13 @@ impl<'a, T: Number> Window<'a, T> {
         Self { before, elements, after }
     }
 
+    /// Writes over the elements, at once, what no call is to see.
+    pub fn overwrite(&mut self) {
+        const OTHER: u8 = 0x5b;
+        // SAFETY: the elements are borrowed exclusively, and a number has a value for any bits.
+        unsafe { self.elements.as_mut_ptr().write_bytes(OTHER, self.elements.len()) };
+    }
+
     /// Bytes beside the elements that have changed.
     pub fn overwritten(&self) -> u64 {
         self.before.iter().chain(&*self.after).filter(|byte| **byte != POISON).count() as u64

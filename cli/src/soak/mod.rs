@@ -1,6 +1,8 @@
 //! `soak`: random calls for minutes or hours, between rank processes that check everything.
 
 mod draw;
+mod episode;
+mod fault;
 mod find;
 mod memory;
 mod rank;
@@ -13,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::{Bootstrap, Local};
 use fast_allreduce::device::host::Isa;
+use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +24,7 @@ use self::draw::{Call, Range};
 use self::rank::Rank;
 use self::report::{Summary, Tally};
 use self::usage::Usage;
-use crate::arguments::{Soak, SummaryFormat};
+use crate::arguments::{Faults, Soak, SummaryFormat};
 use crate::bench::progress::Progress;
 use crate::failure::Failure;
 
@@ -50,13 +53,21 @@ pub fn run(options: &Soak) -> Result<bool, Failure> {
         let named = options.ranks;
         return Err(Failure::Usage(format!("--ranks {named}, but the environment names a world of {ranks}")));
     }
-    let seeds: Vec<u64> = exchange(&*bootstrap, &options.seed.unwrap_or_else(random_seed), options.timeout)?;
-    let range = Range { seed: seeds[0], ranks, max_bytes: options.max_bytes };
+    let seed = options.seed.unwrap_or_else(random_seed);
+    let own = Start { seed, process: std::process::id() as i32, launcher: crate::launch::launcher() };
+    let starts: Vec<Start> = exchange(&*bootstrap, &own, options.timeout)?;
+    let processes = siblings(&starts);
+    let faults = match options.faults {
+        Faults::All if processes.is_empty() => Faults::Abort,
+        Faults::Stop if processes.is_empty() => Faults::None,
+        faults => faults,
+    };
+    let range = Range { seed: starts[0].seed, ranks, max_bytes: options.max_bytes, faults };
     if bootstrap.rank() == 0 && options.format == SummaryFormat::Text {
         // Now, for what could end the run without a word.
         report::write_header(&range)?;
     }
-    let summary = Run { options, range, own_seed: range.seed }.run(&bootstrap)?;
+    let summary = Run { options, range, processes, own_seed: range.seed }.run(&bootstrap)?;
     if bootstrap.rank() == 0 {
         summary.write(options.format)?;
         summary.wrong().iter().for_each(|wrong| eprintln!("error: {wrong}"));
@@ -67,18 +78,37 @@ pub fn run(options: &Soak) -> Result<bool, Failure> {
     }
 }
 
+/// What ranks tell each other before the first call.
+#[derive(Serialize, Deserialize)]
+struct Start {
+    seed: u64,
+    process: i32,
+    launcher: Option<String>,
+}
+
+/// The ranks' processes, if one launcher has started all: then their ids mean the same to all of them.
+fn siblings(starts: &[Start]) -> Vec<Pid> {
+    let first = starts.first().and_then(|start| start.launcher.as_ref());
+    match first.is_some() && starts.iter().all(|start| start.launcher.as_ref() == first) {
+        true => starts.iter().map(|start| Pid::from_raw(start.process)).collect(),
+        false => Vec::new(),
+    }
+}
+
 /// What a rank needs to know.
 struct Run<'a> {
     options: &'a Soak,
     range: Range,
+    /// By rank; none where they cannot be stopped.
+    processes: Vec<Pid>,
     /// See [`Rank::new`].
     own_seed: u64,
 }
 
 impl Run<'_> {
     fn run(&self, bootstrap: &Arc<dyn Bootstrap>) -> Result<Summary, Failure> {
-        let Self { options, range, own_seed } = *self;
-        let mut rank = Rank::new(Arc::clone(bootstrap), range, options.timeout, own_seed);
+        let Self { options, range, ref processes, own_seed } = *self;
+        let mut rank = Rank::new(Arc::clone(bootstrap), range, options.timeout, processes.clone(), own_seed);
         let start = Instant::now();
         let mut live = Live::new(options, start, bootstrap.rank() == 0);
         let mut number = 0;
@@ -116,6 +146,7 @@ impl Run<'_> {
             ranks: range.ranks,
             seed: range.seed,
             max_bytes: range.max_bytes,
+            faults: range.faults.name(),
             instruction_set: Isa::best().name(),
             cores: crate::facts::cores(),
             seconds,
@@ -235,6 +266,7 @@ mod tests {
             seed: Some(seed),
             max_bytes,
             device: DeviceName::Host,
+            faults: Faults::Abort,
             timeout: Duration::from_secs(60),
             format: SummaryFormat::Text,
         };
@@ -244,7 +276,8 @@ mod tests {
                 let options = &options;
                 scope.spawn(move || {
                     let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);
-                    let run = Run { options, range: Range { seed, ranks, max_bytes }, own_seed };
+                    let range = Range { seed, ranks, max_bytes, faults: options.faults };
+                    let run = Run { options, range, processes: Vec::new(), own_seed };
                     run.run(&bootstrap).unwrap()
                 })
             };

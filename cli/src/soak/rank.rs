@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::{Buffer, Communicator, DType, Host};
+use nix::unistd::Pid;
 
 use super::draw::{Call, Groups, Range, Settings, View, SLOTS};
+use super::fault::Episode;
 use super::find::{part, Judge, Made};
 use super::memory::{words, Window};
 use super::report::Tally;
@@ -38,23 +40,35 @@ enum Caller {
 
 /// A rank between two calls.
 pub struct Rank {
-    bootstrap: Arc<dyn Bootstrap>,
-    range: Range,
-    timeout: Duration,
+    pub(super) bootstrap: Arc<dyn Bootstrap>,
+    pub(super) range: Range,
+    pub(super) timeout: Duration,
+    /// By rank; none where they cannot be stopped.
+    pub(super) processes: Vec<Pid>,
     /// Of this rank's own inputs: the range's seed, save in a test of what is noticed.
     own_seed: u64,
     worlds: [Option<World>; SLOTS],
-    private: [Vec<u64>; 2],
+    pub(super) private: [Vec<u64>; 2],
+    /// An episode's input and results, which nobody overwrites.
+    pub(super) kept: [Vec<u64>; 3],
     drawn: DefaultHasher,
     pub tally: Tally,
 }
 
 impl Rank {
-    pub fn new(bootstrap: Arc<dyn Bootstrap>, range: Range, timeout: Duration, own_seed: u64) -> Self {
+    pub fn new(
+        bootstrap: Arc<dyn Bootstrap>,
+        range: Range,
+        timeout: Duration,
+        processes: Vec<Pid>,
+        own_seed: u64,
+    ) -> Self {
         // Written now, so that no later call makes them resident.
-        let private = [(); 2].map(|()| vec![u64::MAX; words(range.max_bytes)]);
+        let memory = || vec![u64::MAX; words(range.max_bytes)];
+        let kept = [(); 3].map(|()| memory());
+        let private = [(); 2].map(|()| memory());
         let (worlds, drawn, tally) = Default::default();
-        Self { bootstrap, range, timeout, own_seed, worlds, private, drawn, tally }
+        Self { bootstrap, range, timeout, processes, own_seed, worlds, private, kept, drawn, tally }
     }
 
     /// A digest of the calls so far, equal on all ranks.
@@ -64,11 +78,17 @@ impl Rank {
 
     /// Makes a call. What is wrong with its results is for the tally.
     pub fn call(&mut self, call: &Call) -> Result<(), Failure> {
+        let seed = self.range.seed;
+        if let Some(episode) = Episode::draw(&self.range, call.number) {
+            episode.hash(&mut self.drawn);
+            self.episode(&episode).map_err(|failure| {
+                Failure::During(format!("seed {seed}, faults before {call}"), Box::new(failure))
+            })?;
+        }
         call.hash(&mut self.drawn);
         self.tally.drawn += 1;
-        self.make_call(call).map_err(|failure| {
-            Failure::During(format!("seed {}, {call}", self.range.seed), Box::new(failure))
-        })
+        self.make_call(call)
+            .map_err(|failure| Failure::During(format!("seed {seed}, {call}"), Box::new(failure)))
     }
 
     /// Drops all communicators.
@@ -159,8 +179,7 @@ impl Rank {
         let made = Made::of(&world.communicator, &work, T::DTYPE);
         for time in 0..call.times {
             let inputs = |seed: u64| {
-                let round = (call.number * MOST_TIMES + time) * MOST_COLORS + world.color;
-                Inputs::new(seed, round, world_size, call.op)
+                Inputs::new(seed, round_number(call.number, time, world.color), world_size, call.op)
             };
             let (own, all) = (inputs(self.own_seed), inputs(self.range.seed));
             let [first, second] = &mut self.private;
@@ -246,10 +265,18 @@ impl Rank {
 }
 
 /// Above [`Call::times`].
-const MOST_TIMES: u64 = 4;
+pub const MOST_TIMES: u64 = 4;
 
-/// Above the colors of groups, and one for none.
+/// Above the colors of groups, one for none, and one for faults.
 const MOST_COLORS: u64 = 10;
+
+/// That of calls with faults.
+pub const FAULTY_COLOR: u64 = MOST_COLORS - 1;
+
+/// Tells the inputs of calls from each other.
+pub fn round_number(call: u64, time: u64, color: u64) -> u64 {
+    (call * MOST_TIMES + time) * MOST_COLORS + color
+}
 
 impl World {
     /// With a registered buffer for an input and an output of so many bytes. Collective.

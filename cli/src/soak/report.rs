@@ -26,6 +26,12 @@ pub struct Tally {
     pub by_type: BTreeMap<String, u64>,
     pub communicators: u64,
     pub groups: u64,
+    /// Faults that this rank has made, by kind.
+    pub faults: BTreeMap<String, u64>,
+    /// How rounds of calls with a fault ended.
+    pub after_faults: BTreeMap<String, u64>,
+    /// How ranks went on after them.
+    pub recoveries: BTreeMap<String, u64>,
     pub worst_us: f64,
     pub worst_call: String,
     /// From the communicators' counters.
@@ -66,13 +72,22 @@ impl Tally {
 
 /// Writes what is known before the first call.
 pub fn write_header(range: &Range) -> io::Result<()> {
-    let Range { seed, ranks, max_bytes } = range;
+    let Range { seed, ranks, max_bytes, faults } = range;
     let (instruction_set, cores) = (Isa::best().name(), crate::facts::cores());
     let mut out = io::stdout().lock();
     writeln!(out, "# fast-allreduce {} soak", env!("CARGO_PKG_VERSION"))?;
     writeln!(out, "# ranks {ranks} device host instruction set {instruction_set} cores {cores}")?;
-    writeln!(out, "# seed {seed} maxbytes {max_bytes}")?;
+    writeln!(out, "# seed {seed} maxbytes {max_bytes} faults {}", faults.name())?;
     out.flush()
+}
+
+/// Counts by name.
+fn words(counts: &BTreeMap<String, u64>) -> String {
+    let words: Vec<_> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    match words.is_empty() {
+        true => "none".into(),
+        false => words.join(", "),
+    }
 }
 
 /// A run, as all of its ranks tell it.
@@ -82,6 +97,7 @@ pub struct Summary {
     pub ranks: usize,
     pub seed: u64,
     pub max_bytes: usize,
+    pub faults: &'static str,
     pub instruction_set: &'static str,
     pub cores: usize,
     pub seconds: f64,
@@ -110,6 +126,8 @@ impl Summary {
                 (&mut total.by_collective, &tally.by_collective),
                 (&mut total.by_algorithm, &tally.by_algorithm),
                 (&mut total.by_type, &tally.by_type),
+                (&mut total.faults, &tally.faults),
+                (&mut total.after_faults, &tally.after_faults),
             ] {
                 theirs.iter().for_each(|(name, count)| *mine.entry(name.clone()).or_default() += count);
             }
@@ -159,8 +177,12 @@ impl Summary {
             ("by algorithm", &total.by_algorithm),
             ("by type", &total.by_type),
         ] {
-            let words: Vec<_> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
-            writeln!(out, "{what:<14} {}", words.join(", "))?;
+            writeln!(out, "{what:<14} {}", words(counts))?;
+        }
+        writeln!(out, "faults         {}", words(&total.faults))?;
+        if !total.after_faults.is_empty() {
+            let (ends, recoveries) = (words(&total.after_faults), words(&total.recoveries));
+            writeln!(out, "after faults   ranks ended with {ends}; new communicators by {recoveries}")?;
         }
         let Tally { communicators, groups, waits, timeouts, .. } = total;
         writeln!(out, "communicators  {communicators} made by all ranks; {groups} of groups, on all ranks")?;

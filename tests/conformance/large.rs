@@ -1,0 +1,63 @@
+//! More than 4 GiB in one call: no count, offset or number of pieces is cut to 32 bits.
+
+use fast_allreduce::ReduceOp;
+
+use crate::host::Build as _;
+use crate::suite::launch::threads;
+use crate::suite::script::Setup;
+
+const ELEMENTS: usize = (4 << 30) + (100 << 20) + 77;
+
+/// A prime: no multiple of it is next to a power of two, so that an element from 4 GiB away is another one.
+const PERIOD: usize = 1_048_573;
+
+/// What two ranks' elements and the regions take, and what others may take meanwhile.
+const NEEDED_KIB: usize = 12 << 20;
+
+/// What the machine has, or the container if that is less.
+fn available_kib() -> usize {
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<usize>().ok();
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
+    let available: usize = line.trim().trim_end_matches("kB").trim().parse().unwrap();
+    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    limits.into_iter().filter_map(number).map(|bytes| bytes >> 10).fold(available, usize::min)
+}
+
+/// A rank's elements, over and over.
+fn period(rank: usize) -> Vec<u8> {
+    (0..PERIOD).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 13) as u8 ^ (83 * rank) as u8).collect()
+}
+
+#[test]
+fn more_than_four_gibibytes_in_one_call() {
+    use std::io::Write;
+
+    let available = available_kib();
+    if available < NEEDED_KIB {
+        // Past the harness, which keeps what a test that passes prints.
+        let mut stderr = std::io::stderr();
+        return writeln!(
+            stderr,
+            "skipped: more than 4 GiB in one call: {available} KiB of memory are available"
+        )
+        .unwrap();
+    }
+    let [mut expected, other] = [0, 1].map(period);
+    expected.iter_mut().zip(other).for_each(|(sum, other)| *sum = sum.wrapping_add(other));
+    threads(2, |rank| {
+        let communicator = Setup { max_bytes: 1 << 20, ..Setup::default() }.build(&rank);
+        let mut data = vec![0; ELEMENTS];
+        let own = period(rank.rank());
+        data.chunks_mut(PERIOD).for_each(|chunk| chunk.copy_from_slice(&own[..chunk.len()]));
+        communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+        for (number, chunk) in data.chunks(PERIOD).enumerate() {
+            // Every element; the first that is wrong only if one is.
+            if *chunk != expected[..chunk.len()] {
+                let at = chunk.iter().zip(&expected).position(|(is, must)| is != must).unwrap();
+                panic!("element {} is {} and not {}", number * PERIOD + at, chunk[at], expected[at]);
+            }
+        }
+        assert_eq!(communicator.counters().bytes, ELEMENTS as u64);
+    });
+}

@@ -1,0 +1,34 @@
+//! Worlds whose ranks use different instruction sets: the bits are those of any other world, for NaNs, zeros of both
+//! signs and subnormals too.
+
+use fast_allreduce::device::host::Isa;
+
+use crate::host::HostDevice;
+use crate::suite::cases;
+use crate::suite::launch::InThreads;
+use crate::suite::world::{Launched, World};
+
+/// Plays a case of the suite in worlds that begin with each of the instruction sets.
+fn in_mixed_worlds(case: fn(&dyn World), thin: usize) {
+    let mut isas = Vec::from_iter(Isa::supported());
+    println!("ranks use {isas:?} in turn");
+    for _ in 0..isas.len() {
+        case(&Launched::some(InThreads, HostDevice(isas.clone()), 4, thin));
+        isas.rotate_left(1);
+    }
+}
+
+#[test]
+fn every_type_operation_and_direct_algorithm() {
+    in_mixed_worlds(cases::every_type_operation_and_algorithm, 1);
+}
+
+#[test]
+fn every_type_and_operation_in_the_order_of_other_algorithms() {
+    in_mixed_worlds(cases::every_order, 1);
+}
+
+#[test]
+fn every_collective() {
+    in_mixed_worlds(cases::every_collective, 1);
+}
