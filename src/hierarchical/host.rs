@@ -1,6 +1,6 @@
 //! The collectives of several nodes whose ranks are on the host: on slices, run to their end within the call.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::PoisonError;
 
 use super::{check_operation, slices, Call, Hierarchical, InterNode, Shape};
 use crate::communicator::Communicator;
@@ -17,7 +17,7 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
     ///
     /// [`Error::Unavailable`] on all ranks if nodes have different numbers of ranks; the errors of either.
     pub fn new(local: Communicator<Host>, engine: E) -> Result<Self> {
-        let world = Self { local, engine, failed: OnceLock::new(), scratch: Mutex::default() };
+        let world = Self::of(local, engine);
         world.find_shape().and_then(Shape::check).map(|()| world)
     }
 
@@ -103,14 +103,8 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
 
     /// Refuses a call that is another one on other nodes.
     fn compare(&self, call: Call) -> Result<()> {
-        let mut minima = call.minima();
-        self.minimum(&mut minima)?;
-        if minima == call.minima() {
-            return Ok(());
-        }
-        // All nodes are here: then they see what the others have.
-        let (node, nodes) = (self.engine.node(), self.engine.nodes());
-        let mut calls = call.in_place_of(node, nodes);
+        let node = self.engine.node();
+        let mut calls = call.in_place_of(node, self.engine.nodes());
         self.minimum(&mut calls)?;
         call.compare_all(node, &calls)
     }

@@ -12,6 +12,8 @@
 mod arithmetic;
 mod call;
 #[cfg(feature = "cuda")]
+mod comparisons;
+#[cfg(feature = "cuda")]
 mod cuda;
 mod host;
 #[cfg(feature = "mpi")]
@@ -118,8 +120,9 @@ pub trait InterNode<D: Device>: Send + Sync {
 /// world as it does a communicator, and aborts the node's communicator, so that the node's other ranks need not wait
 /// for theirs. Errors name ranks by their numbers among all nodes'.
 ///
-/// Before the nodes combine anything they compare their calls, whether calls are checked inside the nodes or not: if they
-/// differ in count, type or operation, all ranks have an [`Error::Disagreement`].
+/// Nodes compare their calls before they combine anything, whether calls are checked inside the nodes or not: if they
+/// differ in count, type or operation, all ranks have an [`Error::Disagreement`]. On GPUs, whose streams go on, it comes
+/// with the next call, [`Hierarchical::check`] or [`Hierarchical::synchronize`], and what the call wrote is not to be used.
 ///
 /// On GPUs a failure that is found on the stream does not keep this rank's later steps there from running. The ranks of
 /// its node learn of it; those of other nodes, whose results of the calls then under way may be wrong, from the limit of the
@@ -130,9 +133,23 @@ pub struct Hierarchical<D: Device, E: InterNode<D>> {
     failed: OnceLock<Error>,
     /// Where slices are reduced on the host. Held during a call, so that calls come one after the other.
     scratch: Mutex<Vec<u64>>,
+    /// Of calls that are on streams.
+    #[cfg(feature = "cuda")]
+    comparisons: OnceLock<comparisons::Comparisons>,
 }
 
 impl<D: Device, E: InterNode<D>> Hierarchical<D, E> {
+    fn of(local: Communicator<D>, engine: E) -> Self {
+        Self {
+            local,
+            engine,
+            failed: OnceLock::new(),
+            scratch: Mutex::default(),
+            #[cfg(feature = "cuda")]
+            comparisons: OnceLock::new(),
+        }
+    }
+
     /// This rank, in `0..world_size`.
     pub fn rank(&self) -> usize {
         self.rank_of(self.engine.node(), self.local.rank())
