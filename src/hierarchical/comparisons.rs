@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{sys, CudaContext, CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{result, sys, CudaSlice, CudaStream, DevicePtr};
 
 use super::Call;
 use crate::device::cuda::driver::{driver, Pinned};
@@ -18,7 +19,9 @@ const AWAITED: i64 = i64::MIN;
 
 /// Calls of which it is not known yet whether they were the same on all nodes.
 pub(super) struct Comparisons {
-    /// Slots of as many words as all nodes' calls have.
+    /// Slots of as many words as all nodes' calls have: on the device, where they begin at this address, and on the host.
+    device: CUdeviceptr,
+    _memory: CudaSlice<i64>,
     pinned: Pinned,
     words: usize,
     state: Mutex<State>,
@@ -38,10 +41,14 @@ struct Pending {
 }
 
 impl Comparisons {
-    pub(super) fn new(context: &Arc<CudaContext>, nodes: usize) -> Result<Self> {
+    pub(super) fn new(stream: &Arc<CudaStream>, nodes: usize) -> Result<Self> {
         let words = 2 * nodes;
-        let pinned = Pinned::allocate(context, SLOTS * words * size_of::<i64>())?;
-        Ok(Self { pinned, words, state: Mutex::default() })
+        let memory = stream.alloc_zeros(SLOTS * words).map_err(driver("cuMemAllocAsync"))?;
+        let device = memory.device_ptr(stream).0;
+        // Calls on any stream may use it.
+        stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+        let pinned = Pinned::allocate(stream.context(), SLOTS * words * size_of::<i64>())?;
+        Ok(Self { device, _memory: memory, pinned, words, state: Mutex::default() })
     }
 
     fn slot(&self, slot: usize) -> &[AtomicI64] {
@@ -54,38 +61,55 @@ impl Comparisons {
         }
     }
 
-    /// Copies what all nodes gave of [`Call::in_place_of`] to the host, in the order of the stream.
+    /// Compares a call in the order of the stream. `minimum` puts the minimum over the nodes of so many i64 at an address on
+    /// it, in place. One after the other.
     ///
     /// # Errors
     ///
-    /// The driver's; where all slots are taken, those of [`Comparisons::check`].
-    pub(super) fn read(
+    /// The driver's, and those of `minimum`; where all slots are taken, those of [`Comparisons::check`].
+    pub(super) fn start(
         &self,
         stream: &Arc<CudaStream>,
-        calls: &CudaSlice<i64>,
         call: Call,
         node: usize,
+        minimum: impl FnOnce(CUdeviceptr, usize) -> Result<()>,
     ) -> Result<()> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        while state.pending.len() >= SLOTS {
-            // Waits on streams are bounded.
-            state.pending[0].stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-            self.advance(&mut state, node)?;
-        }
-        let slot = state.next;
+        let slot = self.take_slot(node)?;
         for word in self.slot(slot) {
             word.store(AWAITED, Ordering::Relaxed);
         }
-        let (address, _used) = calls.device_ptr(stream);
-        let (host, bytes) = (self.slot(slot).as_ptr().cast_mut().cast(), self.words * size_of::<i64>());
-        // SAFETY: as many words on the device; in the slot too, which nothing else is written to before the stream has come
-        // past the copy, and which `drop` waits for.
-        unsafe { sys::cuMemcpyDtoHAsync_v2(host, address, bytes, stream.cu_stream()) }
-            .result()
-            .map_err(driver("cuMemcpyDtoHAsync"))?;
-        state.next = (slot + 1) % SLOTS;
+        let bytes = self.words * size_of::<i64>();
+        let device = self.device + (slot * bytes) as u64;
+        let own = call.in_place_of(node, self.words / 2);
+        // SAFETY: the slot has as many words, and nothing else uses it: no stream has a copy from it before it.
+        unsafe { result::memcpy_htod_async(device, &own, stream.cu_stream()) }
+            .map_err(driver("cuMemcpyHtoDAsync"))?;
+        minimum(device, self.words)?;
+        // SAFETY: as many words on the device, and on the host, in a slot that nobody reads as long as the copy may write it,
+        // but by atomics; `drop` waits for it.
+        unsafe {
+            let host = self.slot(slot).as_ptr().cast_mut().cast();
+            sys::cuMemcpyDtoHAsync_v2(host, device, bytes, stream.cu_stream())
+        }
+        .result()
+        .map_err(driver("cuMemcpyDtoHAsync"))?;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.pending.push_back(Pending { slot, call, stream: Arc::clone(stream) });
         Ok(())
+    }
+
+    /// A slot that no stream uses, maybe after a wait, which is bounded as all on streams are.
+    fn take_slot(&self, node: usize) -> Result<usize> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.pending.len() + 1 >= SLOTS {
+            if let Some(Pending { stream, .. }) = state.pending.front() {
+                stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+            }
+            self.advance(&mut state, node)?;
+        }
+        let slot = state.next;
+        state.next = (slot + 1) % SLOTS;
+        Ok(slot)
     }
 
     /// Compares what has come so far. Waits for nothing, and asks no driver, which might forbid it during a capture.

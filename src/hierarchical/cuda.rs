@@ -29,7 +29,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     pub fn on_stream(local: Communicator<Cuda>, engine: E, stream: &Arc<CudaStream>) -> Result<Self> {
         let world = Self::of(local, engine);
         world.check_stream(stream)?;
-        let comparisons = Comparisons::new(world.local.device().context(), world.engine.nodes())?;
+        let comparisons = Comparisons::new(stream, world.engine.nodes())?;
         world.comparisons.get_or_init(|| comparisons);
         world.find_shape(stream).and_then(Shape::check).map(|()| world)
     }
@@ -211,18 +211,11 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     /// Compares a call with those of the other nodes, in the order of the stream: what comes of it is known to [`Self::check`].
     fn compare(&self, stream: &Arc<CudaStream>, call: Call) -> Result<()> {
         let Some(comparisons) = self.comparisons.get() else { return Ok(()) };
-        let node = self.engine.node();
-        let own = call.in_place_of(node, self.engine.nodes());
-        let mut calls = stream.clone_htod(&own).map_err(driver("cuMemcpyHtoDAsync"))?;
-        {
-            let (address, _used) = calls.device_ptr_mut(stream);
-            // SAFETY: as many i64 on the device, exclusively borrowed and freed in the order of the stream, which is of this
-            // context and not captured.
-            unsafe {
-                self.engine.all_reduce(address, own.len(), DType::I64, ReduceOp::Min, stream.cu_stream())
-            }?;
-        }
-        comparisons.read(stream, &calls, call, node)
+        comparisons.start(stream, call, self.engine.node(), |address, count| {
+            // SAFETY: as many i64 on the device, which nothing else uses before the stream has come past what follows; it is of
+            // this context and not captured.
+            unsafe { self.engine.all_reduce(address, count, DType::I64, ReduceOp::Min, stream.cu_stream()) }
+        })
     }
 
     /// Whether the calls that streams have come past were the same on all nodes.
