@@ -179,7 +179,7 @@ mod tests {
         extremes(i64::MIN, 5);
     }
 
-    fn extremes<T: Wire + Default + PartialEq + std::fmt::Debug>(least: T, most: T) {
+    fn extremes<T: Number + Default + PartialEq + std::fmt::Debug>(least: T, most: T) {
         assert_eq!(reduce(&[most, least], ReduceOp::Min), least);
         assert_eq!(reduce(&[least, most], ReduceOp::Max), most);
     }
