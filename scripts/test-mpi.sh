@@ -69,7 +69,7 @@ part() {
 bootstrap() {
   local ranks name
   for ranks in 2 3; do
-    for name in gathers borrowed late funneled finalized; do
+    for name in gathers borrowed threads threads-in-turns late funneled finalized; do
       part "$ranks" "$name"
     done
   done
@@ -81,9 +81,12 @@ bootstrap() {
   part 3 nodes-of-3
   part 3 unequal-nodes
   part 3 late-node unfinalised
-  if [ "$mpi" = mpich ]; then
-    MPIR_CVAR_NUM_CLIQUES=2 part 4 nodes
-  fi
+  part 2 different-calls
+  part 4 different-calls
+  part 4 different-calls-of-2
+  part 6 different-calls-of-2
+  part 2 nodes
+  part 3 nodes
 }
 
 # The last run was refused with this text in one line of the program's own, and status 2.
@@ -130,10 +133,8 @@ program() {
   refused "a launcher that MPI does not know" "made a world of 1"
   SLURM_NTASKS=2 SLURM_PROCID=0 run "$cli" bench --ranks 3 -e 1K
   [ "$status" -eq 0 ] && [ "$(lines '^# .* ranks 3 device')" -eq 1 ] || fail "$mpi: bench in a shell of an allocation"
-  if [ "$mpi" = mpich ]; then
-    MPIR_CVAR_NUM_CLIQUES=2 mpirun 4 "$cli" bench -e 1K
-    refused "several nodes" "a world of several nodes is not available"
-  fi
+  mpirun 2 env FAST_ALLREDUCE_NODE=a "$cli" bench -e 1K : -np 2 env FAST_ALLREDUCE_NODE=b "$cli" bench -e 1K
+  refused "several nodes" "a world of several nodes is not available"
   killed
 }
 

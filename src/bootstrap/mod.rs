@@ -22,8 +22,7 @@ pub use local::{Local, UniqueId};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
 #[cfg(feature = "mpi")]
-pub(crate) use mpi::{Combine, Peers, Words};
-
+pub(crate) use mpi::{Exchanges, Parts, Peers};
 pub use threads::Threads;
 
 use crate::error::Result;

@@ -3,12 +3,13 @@
 //! A slice is reduced where it lies in the output: a reduce-scatter may write to this rank's share of its input, and an
 //! all-gather may read from that of its output.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
-use super::{check_operation, slices, Hierarchical, InterNode, Shape};
+use super::comparisons::Comparisons;
+use super::{check_operation, slices, Call, Hierarchical, InterNode, Shape};
 use crate::collective::Collective;
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::driver;
@@ -26,8 +27,10 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     /// [`Error::Unavailable`] on all ranks if nodes have different numbers of ranks, and while the stream is captured;
     /// [`Error::InvalidStream`], [`Error::Driver`]; the errors of either.
     pub fn on_stream(local: Communicator<Cuda>, engine: E, stream: &Arc<CudaStream>) -> Result<Self> {
-        let world = Self { local, engine, failed: OnceLock::new(), scratch: Mutex::default() };
+        let world = Self::of(local, engine);
         world.check_stream(stream)?;
+        let comparisons = Comparisons::new(stream, world.engine.nodes())?;
+        world.comparisons.get_or_init(|| comparisons);
         world.find_shape(stream).and_then(Shape::check).map(|()| world)
     }
 
@@ -161,27 +164,78 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         self.first(unsafe {
             self.local.collective_raw(stream.cu_stream(), scatter, input, slice, 0, dtype)
         })?;
-        // A place has a slice of the same length on all nodes: where it is empty, nobody calls.
-        if counts[rank] > 0 {
-            // SAFETY: so many elements of the output, which the stream has come to by then; it is not captured.
-            self.between(unsafe {
-                self.engine.all_reduce(slice, counts[rank], dtype, op, stream.cu_stream())
-            })?;
-        }
+        // SAFETY: so many elements of the output, which the stream has come to by then; it is not captured.
+        self.between(unsafe {
+            self.reduce_between(stream, Call::new(count, dtype, op), slice, counts[rank], dtype, op)
+        })?;
         let gather = Collective::AllGatherV(&counts);
         // SAFETY: as for the scatter: the input is this rank's share of the output.
-        self.inside(unsafe { self.local.collective_raw(stream.cu_stream(), gather, slice, output, 0, dtype) })
+        let gathered =
+            unsafe { self.local.collective_raw(stream.cu_stream(), gather, slice, output, 0, dtype) };
+        if gathered.is_err() {
+            // The others may have left because calls differ, as this rank then finds by itself.
+            stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+            self.between(self.compared())?;
+        }
+        self.inside(gathered)
+    }
+
+    /// The allreduce between nodes, which also compare their calls.
+    ///
+    /// # Safety
+    ///
+    /// As [`InterNode::all_reduce`].
+    unsafe fn reduce_between(
+        &self,
+        stream: &Arc<CudaStream>,
+        call: Call,
+        slice: CUdeviceptr,
+        count: usize,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (engine, raw) = (&self.engine, stream.cu_stream());
+        // SAFETY: the caller's.
+        if let Some(done) = unsafe { engine.compared_all_reduce(call, slice, count, dtype, op, raw) } {
+            return done;
+        }
+        self.compare(stream, call)?;
+        // A place has a slice of the same length on all nodes: where it is empty, nobody calls.
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's.
+        unsafe { engine.all_reduce(slice, count, dtype, op, raw) }
+    }
+
+    /// Compares a call with those of the other nodes, in the order of the stream: what comes of it is known to [`Self::check`].
+    fn compare(&self, stream: &Arc<CudaStream>, call: Call) -> Result<()> {
+        let Some(comparisons) = self.comparisons.get() else { return Ok(()) };
+        comparisons.start(stream, call, self.engine.node(), |address, count| {
+            // SAFETY: as many i64 on the device, which nothing else uses before the stream has come past what follows; it is of
+            // this context and not captured.
+            unsafe { self.engine.all_reduce(address, count, DType::I64, ReduceOp::Min, stream.cu_stream()) }
+        })
+    }
+
+    /// Whether the calls that streams have come past were the same on all nodes.
+    fn compared(&self) -> Result<()> {
+        self.comparisons.get().map_or(Ok(()), |comparisons| comparisons.check(self.engine.node()))
     }
 
     /// Waits for the work on a stream, and says whether the calls on it succeeded.
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`]; [`Error::Timeout`] naming the ranks that did not come.
+    /// [`Error::Driver`]; [`Error::Timeout`] naming the ranks that did not come; [`Error::Disagreement`] if nodes made other
+    /// calls.
     pub fn synchronize(&self, stream: &CudaStream) -> Result<()> {
         let inside = self.local.synchronize(stream);
-        // Between the nodes first: a failure there ends waits inside.
-        self.between(self.engine.check())?;
+        if inside.is_err() {
+            stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+        }
+        // Between the nodes first: a failure there ends waits inside. It may come of calls that differ.
+        self.between(self.compared().and_then(|()| self.engine.check()))?;
         self.inside(inside)
     }
 
@@ -192,7 +246,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     /// That failure.
     pub fn check(&self) -> Result<()> {
         self.healthy()?;
-        self.between(self.engine.check())?;
+        self.between(self.compared().and_then(|()| self.engine.check()))?;
         self.inside(self.local.check())
     }
 

@@ -1,8 +1,8 @@
 //! The collectives of several nodes whose ranks are on the host: on slices, run to their end within the call.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::PoisonError;
 
-use super::{check_operation, slices, Hierarchical, InterNode, Shape};
+use super::{check_operation, slices, Call, Hierarchical, InterNode, Shape};
 use crate::communicator::Communicator;
 use crate::device::Host;
 use crate::dtype::{DType, Element};
@@ -17,18 +17,14 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
     ///
     /// [`Error::Unavailable`] on all ranks if nodes have different numbers of ranks; the errors of either.
     pub fn new(local: Communicator<Host>, engine: E) -> Result<Self> {
-        let world = Self { local, engine, failed: OnceLock::new(), scratch: Mutex::default() };
+        let world = Self::of(local, engine);
         world.find_shape().and_then(Shape::check).map(|()| world)
     }
 
     fn find_shape(&self) -> Result<Shape> {
         let mut minima = self.own_minima();
         if self.engine.nodes() > 1 {
-            let address = minima.as_mut_ptr() as u64;
-            // SAFETY: an array of as many i64, exclusively borrowed, on the host.
-            self.between(unsafe {
-                self.engine.all_reduce(address, minima.len(), DType::I64, ReduceOp::Min, ())
-            })?;
+            self.between(self.minimum(&mut minima))?;
         }
         let mut minima = self.shape_of_place(minima).to_minima();
         self.inside(self.local.all_reduce_in_place(&mut minima, ReduceOp::Min))?;
@@ -83,13 +79,41 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
     ) -> Result<&'a [T]> {
         let slice = elements(scratch, counts[self.local.rank()]);
         self.inside(self.local.reduce_scatter_v(input, slice, counts, op))?;
-        // A place has a slice of the same length on all nodes: where it is empty, nobody calls.
-        if !slice.is_empty() {
-            let address = slice.as_mut_ptr() as u64;
-            // SAFETY: the slice has that many elements of T, exclusively borrowed, on the host.
-            self.between(unsafe { self.engine.all_reduce(address, slice.len(), T::DTYPE, op, ()) })?;
-        }
+        let call = Call::new(input.len(), T::DTYPE, op);
+        self.between(self.reduce_between(call, slice, op))?;
         Ok(slice)
+    }
+
+    /// The allreduce between nodes, if all have the same call.
+    fn reduce_between<T: Element>(&self, call: Call, slice: &mut [T], op: ReduceOp) -> Result<()> {
+        let (engine, address, count) = (&self.engine, slice.as_mut_ptr() as u64, slice.len());
+        // SAFETY: the slice has that many elements of T, exclusively borrowed, on the host.
+        let compared = unsafe { engine.compared_all_reduce(call, address, count, T::DTYPE, op, ()) };
+        if let Some(done) = compared {
+            return done;
+        }
+        self.compare(call)?;
+        // A place has a slice of the same length on all nodes: where it is empty, nobody calls.
+        if slice.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { engine.all_reduce(address, count, T::DTYPE, op, ()) }
+    }
+
+    /// Refuses a call that is another one on other nodes.
+    fn compare(&self, call: Call) -> Result<()> {
+        let node = self.engine.node();
+        let mut calls = call.in_place_of(node, self.engine.nodes());
+        self.minimum(&mut calls)?;
+        call.compare_all(node, &calls)
+    }
+
+    /// Between nodes.
+    fn minimum(&self, numbers: &mut [i64]) -> Result<()> {
+        let address = numbers.as_mut_ptr() as u64;
+        // SAFETY: as many i64, exclusively borrowed, on the host.
+        unsafe { self.engine.all_reduce(address, numbers.len(), DType::I64, ReduceOp::Min, ()) }
     }
 }
 

@@ -8,6 +8,11 @@
 //! `MpiNodes` (feature `mpi`) is an engine for host memory, `NcclNodes` (feature `nccl`) one for GPUs'. Another takes an
 //! implementation of [`InterNode`].
 
+#[cfg(feature = "mpi")]
+mod arithmetic;
+mod call;
+#[cfg(feature = "cuda")]
+mod comparisons;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod host;
@@ -15,16 +20,17 @@ mod host;
 mod mpi;
 #[cfg(feature = "nccl")]
 mod nccl;
-#[cfg(feature = "mpi")]
-mod wire;
+mod text;
 
 use std::sync::{Mutex, OnceLock};
 
+pub use call::Call;
 #[cfg(feature = "mpi")]
 pub use mpi::MpiNodes;
 #[cfg(feature = "nccl")]
 pub use nccl::NcclNodes;
 
+use self::text::renumbered;
 use crate::communicator::Communicator;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -48,7 +54,7 @@ pub trait InterNode<D: Device>: Send + Sync {
     /// # Errors
     ///
     /// [`Error::Timeout`] and the like if a rank does not come in time: waits must be bounded. The ranks that such an error names
-    /// are numbers of nodes. An engine that has failed stays failed.
+    /// are numbers of nodes, also in its text where that says `rank 3` or `ranks 3, 4`. An engine that has failed stays failed.
     ///
     /// # Safety
     ///
@@ -62,6 +68,28 @@ pub trait InterNode<D: Device>: Send + Sync {
         op: ReduceOp,
         stream: D::Stream<'_>,
     ) -> Result<()>;
+
+    /// [`InterNode::all_reduce`] as the middle step of `call`, by an engine that compares calls along the way: if nodes
+    /// differ in theirs, all ranks of the place get the [`Error::Disagreement`] of [`Call::compare`]. Here `count` may be 0.
+    ///
+    /// `None`, as by default, if the engine does not: nothing has been done then, and the calls are compared by an allreduce
+    /// of their own.
+    ///
+    /// # Safety
+    ///
+    /// As [`InterNode::all_reduce`].
+    unsafe fn compared_all_reduce(
+        &self,
+        call: Call,
+        address: u64,
+        count: usize,
+        dtype: DType,
+        op: ReduceOp,
+        stream: D::Stream<'_>,
+    ) -> Option<Result<()>> {
+        let _ = (call, address, count, dtype, op, stream);
+        None
+    }
 
     /// What has gone wrong since a call returned, on a device whose calls are in stream order: their waits are bounded too,
     /// so that the stream goes on, and by then the failure is known here.
@@ -90,7 +118,11 @@ pub trait InterNode<D: Device>: Send + Sync {
 ///
 /// Every step is bounded, by the limits of the communicator and of the engine. An error of either poisons this rank's
 /// world as it does a communicator, and aborts the node's communicator, so that the node's other ranks need not wait
-/// for theirs.
+/// for theirs. Errors name ranks by their numbers among all nodes'.
+///
+/// Nodes compare their calls before they combine anything, whether calls are checked inside the nodes or not: if they
+/// differ in count, type or operation, all ranks have an [`Error::Disagreement`]. On GPUs, whose streams go on, it comes
+/// with the next call, [`Hierarchical::check`] or [`Hierarchical::synchronize`], and what the call wrote is not to be used.
 ///
 /// On GPUs a failure that is found on the stream does not keep this rank's later steps there from running. The ranks of
 /// its node learn of it; those of other nodes, whose results of the calls then under way may be wrong, from the limit of the
@@ -101,9 +133,23 @@ pub struct Hierarchical<D: Device, E: InterNode<D>> {
     failed: OnceLock<Error>,
     /// Where slices are reduced on the host. Held during a call, so that calls come one after the other.
     scratch: Mutex<Vec<u64>>,
+    /// Of calls that are on streams.
+    #[cfg(feature = "cuda")]
+    comparisons: OnceLock<comparisons::Comparisons>,
 }
 
 impl<D: Device, E: InterNode<D>> Hierarchical<D, E> {
+    fn of(local: Communicator<D>, engine: E) -> Self {
+        Self {
+            local,
+            engine,
+            failed: OnceLock::new(),
+            scratch: Mutex::default(),
+            #[cfg(feature = "cuda")]
+            comparisons: OnceLock::new(),
+        }
+    }
+
     /// This rank, in `0..world_size`.
     pub fn rank(&self) -> usize {
         self.rank_of(self.engine.node(), self.local.rank())
@@ -171,22 +217,6 @@ impl<D: Device, E: InterNode<D>> std::fmt::Debug for Hierarchical<D, E> {
             .field("failed", &self.failed.get())
             .finish_non_exhaustive()
     }
-}
-
-/// The error with the ranks that it names numbered as those of all nodes.
-fn renumbered(mut error: Error, number: impl Fn(usize) -> usize) -> Error {
-    match &mut error {
-        Error::Timeout { missing, .. } => missing.iter_mut().for_each(|rank| *rank = number(*rank)),
-        Error::PeerLost { rank, .. } | Error::PeerFailed { rank, .. } | Error::Malformed { rank, .. } => {
-            *rank = number(*rank);
-        }
-        Error::Disagreement { rank, own_rank, .. } => {
-            *rank = number(*rank);
-            *own_rank = number(*own_rank);
-        }
-        _ => {}
-    }
-    error
 }
 
 /// The elements of each rank's slice: as many, but for a cache line. A slice begins with one, so that kernels take whole packs.
@@ -305,16 +335,5 @@ mod tests {
                 assert_eq!(check_operation(dtype, op).is_err(), is_average_of_integers, "{op} of {dtype}");
             }
         }
-    }
-
-    #[test]
-    fn errors_name_ranks_of_the_whole_world() {
-        let lost = Error::PeerLost { rank: 1, reason: "ended".into() };
-        assert!(matches!(renumbered(lost, |local| 4 + local), Error::PeerLost { rank: 5, .. }));
-        let (waited, last_seen) = (std::time::Duration::ZERO, String::new());
-        let late = Error::Timeout { operation: "", epoch: 0, missing: vec![0, 2], waited, last_seen };
-        let Error::Timeout { missing, .. } = renumbered(late, |node| node * 2 + 1) else { panic!() };
-        assert_eq!(missing, [1, 5]);
-        assert_eq!(renumbered(Error::Aborted, |_| 9), Error::Aborted);
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
-use cudarc::driver::{CudaStream, DeviceRepr};
+use cudarc::driver::{CudaStream, DevicePtr, DeviceRepr};
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::{Communicator, Cuda, DType, Element, Error, Hierarchical, InterNode, ReduceOp, Result};
 
@@ -180,6 +180,41 @@ fn what_is_refused_poisons_nothing() {
         world.synchronize(stream).unwrap();
         Some(world)
     });
+}
+
+/// Nodes whose calls differ: all ranks learn it from the stream, with both calls.
+#[test]
+fn nodes_whose_calls_differ() {
+    let Some(_gpus) = gpus(1) else { return };
+    let sum = |count| (count, DType::F32, ReduceOp::Sum);
+    let differences = [
+        [sum(33), (33, DType::F32, ReduceOp::Prod)],
+        [sum(33), (33, DType::I32, ReduceOp::Sum)],
+        [sum(17), sum(18)],
+        [sum(100), sum(1000)],
+        [sum(0), sum(1)],
+    ];
+    for calls in differences {
+        on_nodes(&[2, 2], |world, stream| {
+            let world = world.unwrap();
+            let is_last = world.engine().node() + 1 == 2;
+            let (count, dtype, op) = calls[usize::from(is_last)];
+            let data = stream.clone_htod(&[1.5f32; 1000]).unwrap();
+            let address = data.device_ptr(stream).0;
+            // SAFETY: as many elements as are there, or fewer, until the stream is done; in place.
+            let called = unsafe { world.all_reduce_raw(stream, address, address, count, dtype, op) };
+            let error = called.and_then(|()| world.synchronize(stream)).unwrap_err();
+            let Error::Disagreement { rank, theirs, own_rank, ours, .. } = &error else { panic!("{error}") };
+            let text = |(count, dtype, op): (usize, DType, ReduceOp)| {
+                format!("all_reduce of {count} {dtype} ({op})")
+            };
+            let (own, other) = (calls[usize::from(is_last)], calls[usize::from(!is_last)]);
+            assert_eq!((ours, theirs, *own_rank), (&text(own), &text(other), world.rank()), "{error}");
+            assert!((rank / 2 + 1 == 2) != is_last, "{error}");
+            assert_eq!(world.check(), Err(error), "it stays failed");
+            None
+        });
+    }
 }
 
 #[test]

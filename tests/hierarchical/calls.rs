@@ -1,5 +1,7 @@
 //! The calls of one rank of several nodes, over any engine, and what must come of them.
 
+use std::time::{Duration, Instant};
+
 use fast_allreduce::{Error, Hierarchical, Host, InterNode, ReduceOp};
 use half::{bf16, f16};
 
@@ -99,4 +101,59 @@ pub fn large_message<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
     let ranks = world.world_size() as u32;
     let factor = ranks * (ranks + 1) / 2;
     assert!((0..COUNT).zip(&output).all(|(index, &sum)| sum == index.wrapping_mul(factor)));
+}
+
+/// In what the calls of nodes differ.
+#[derive(Debug, Clone, Copy)]
+pub enum Difference {
+    Operation,
+    Type,
+    /// In the number of elements, from which the slices of some places, of all, or of none have as many.
+    Count([usize; 2]),
+}
+
+pub const DIFFERENCES: [Difference; 6] = [
+    Difference::Operation,
+    Difference::Type,
+    Difference::Count([17, 18]),
+    Difference::Count([100, 40_000]),
+    Difference::Count([0, 1]),
+    Difference::Count([1_000_000, 1]),
+];
+
+/// The ranks of the last node make another call than all others: all have an error that says so, long before any limit.
+pub fn differ<E: InterNode<Host>>(world: &Hierarchical<Host, E>, difference: Difference) {
+    let is_last = world.engine().node() + 1 == world.engine().nodes();
+    let started = Instant::now();
+    let call = |count, op| world.all_reduce_in_place(&mut vec![1.5f32; count], op).map(drop);
+    let (outcome, texts) = match difference {
+        Difference::Operation => {
+            let op = if is_last { ReduceOp::Prod } else { ReduceOp::Sum };
+            (
+                call(33, op),
+                ["all_reduce of 33 f32 (sum)".to_owned(), "all_reduce of 33 f32 (prod)".to_owned()],
+            )
+        }
+        Difference::Type => {
+            let outcome = match is_last {
+                true => world.all_reduce_in_place(&mut [1i32; 33], ReduceOp::Sum),
+                false => call(33, ReduceOp::Sum),
+            };
+            (outcome, ["all_reduce of 33 f32 (sum)".to_owned(), "all_reduce of 33 i32 (sum)".to_owned()])
+        }
+        Difference::Count(counts) => (
+            call(counts[usize::from(is_last)], ReduceOp::Sum),
+            counts.map(|count| format!("all_reduce of {count} f32 (sum)")),
+        ),
+    };
+    let error = outcome.expect_err("nodes differ");
+    let Error::Disagreement { rank, theirs, own_rank, ours, .. } = &error else { panic!("{error}") };
+    let (own, other) = (&texts[usize::from(is_last)], &texts[usize::from(!is_last)]);
+    assert_eq!((ours, theirs, *own_rank), (own, other, world.rank()), "{difference:?}: {error}");
+    let ranks = world.local().world_size();
+    let is_of_last = |rank: usize| rank / ranks + 1 == world.engine().nodes();
+    assert!(is_of_last(*rank) != is_last && rank % ranks == world.local().rank(), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(20), "{difference:?}: after {:?}", started.elapsed());
+    let again = world.all_reduce_in_place(&mut [1.5f32; 33], ReduceOp::Sum);
+    assert_eq!(again, Err(error), "it stays failed");
 }

@@ -42,6 +42,16 @@ fn on_nodes<T: Send>(
     limit: Duration,
     rank: impl Fn(Result<Hierarchical<Host, Place>>) -> T + Sync,
 ) -> Vec<T> {
+    on_nodes_that(true, sizes, limit, rank)
+}
+
+/// Calls are checked inside nodes, and between the ranks of a place, or they are not.
+fn on_nodes_that<T: Send>(
+    check: bool,
+    sizes: &[usize],
+    limit: Duration,
+    rank: impl Fn(Result<Hierarchical<Host, Place>>) -> T + Sync,
+) -> Vec<T> {
     let nodes: Vec<_> = sizes.iter().map(|&size| Threads::world(size).unwrap()).collect();
     let most = *sizes.iter().max().unwrap();
     let of_place = |place: usize| sizes.iter().filter(|&&size| size > place).count();
@@ -53,7 +63,7 @@ fn on_nodes<T: Send>(
             for (local, place) in local.into_iter().zip(&mut places) {
                 let (place, rank) = (place.next().unwrap(), &rank);
                 threads.push(scope.spawn(move || {
-                    let build = || Communicator::builder().timeout(limit);
+                    let build = || Communicator::builder().timeout(limit).check(check);
                     let local = build().build(Host::new(), local).unwrap();
                     let place = build().build(Host::new(), place).unwrap();
                     rank(Hierarchical::new(local, Place(place)))
@@ -127,8 +137,20 @@ fn unequal_nodes_are_refused() {
     }
 }
 
+/// Nodes whose calls differ: all ranks have an error with both calls, whether calls are checked inside nodes or not.
+#[test]
+fn nodes_whose_calls_differ() {
+    for check in [false, true] {
+        for sizes in [&[1, 1][..], &[2, 2], &[2, 2, 2]] {
+            for difference in calls::DIFFERENCES {
+                on_nodes_that(check, sizes, LIMIT, |world| calls::differ(&world.unwrap(), difference));
+            }
+        }
+    }
+}
+
 /// A rank that does not come is named by its number among all, at least by those of its place; its node's ranks fail at
-/// once.
+/// once. Texts have those numbers too.
 #[test]
 fn a_rank_that_does_not_come() {
     let outcomes = on_nodes(&[2, 2], Duration::from_secs(2), |world| {
@@ -144,6 +166,10 @@ fn a_rank_that_does_not_come() {
         Some((world.rank(), error))
     });
     for (rank, error) in outcomes.into_iter().flatten() {
+        let text = error.to_string();
+        if rank == 2 {
+            assert!(text.contains(": rank 3 ") && !text.contains("rank 1"), "rank 2: {text}");
+        }
         match error {
             // Rank 2 waits inside its node, rank 1 between nodes for rank 3; rank 0 for rank 2, which gave up.
             Error::Timeout { missing, .. } if rank != 0 => assert_eq!(missing, [3], "rank {rank}"),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::{Bootstrap, Mpi};
 use fast_allreduce::hierarchical::MpiNodes;
-use fast_allreduce::{Communicator, Error, Hierarchical, Host, InterNode, ReduceOp};
+use fast_allreduce::{Communicator, DType, Error, Hierarchical, Host, InterNode, ReduceOp};
 use mpi::topology::{Color, SimpleCommunicator};
 use mpi::traits::{Communicator as _, Destination, Source};
 use mpi::Threading;
@@ -19,9 +19,11 @@ use mpi::Threading;
 /// A limit that nothing reaches unless something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-const PARTS: [(&str, fn()); 12] = [
+const PARTS: [(&str, fn()); 16] = [
     ("gathers", gathers),
     ("borrowed", borrowed),
+    ("threads", || threads(Threading::Multiple)),
+    ("threads-in-turns", || threads(Threading::Serialized)),
     ("late", || late(8)),
     ("late-and-large", || late(1 << 20)),
     ("funneled", funneled),
@@ -32,6 +34,8 @@ const PARTS: [(&str, fn()); 12] = [
     ("nodes-of-3", || nodes_of(3)),
     ("unequal-nodes", unequal_nodes),
     ("late-node", late_node),
+    ("different-calls", || different_calls(1)),
+    ("different-calls-of-2", || different_calls(2)),
 ];
 
 fn main() -> ExitCode {
@@ -136,6 +140,42 @@ impl<D: Destination + mpi::topology::AsCommunicator> SendOnce for D {
     }
 }
 
+/// A communicator that another thread may use.
+struct Shared(SimpleCommunicator);
+
+// SAFETY: a handle is of no thread in particular, and MPI lets several threads call it, at least in turns.
+unsafe impl Sync for Shared {}
+
+/// Several threads make bootstraps, each of a duplicate of its own, and not in the same order on all ranks.
+fn threads(level: Threading) {
+    const ROUNDS: usize = 10;
+    let (_universe, given) = mpi::initialize_with_threading(level).unwrap();
+    assert!(given >= level, "this MPI gives {given:?}");
+    let world = SimpleCommunicator::world();
+    let rank = world.rank() as usize;
+    let duplicates = [Shared(world.duplicate()), Shared(world.duplicate())];
+    std::thread::scope(|scope| {
+        for (thread, own) in duplicates.iter().enumerate() {
+            scope.spawn(move || {
+                let Shared(own) = own;
+                for round in 0..ROUNDS {
+                    if (rank + thread + round) % 2 == 1 {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    gather_all(&Mpi::from_communicator(own).unwrap(), 3);
+                    gather_all(&Mpi::of_node(own).unwrap(), 3);
+                    let nodes = MpiNodes::from_communicator(own, rank % 2).unwrap();
+                    let mut sum = [1u32];
+                    // SAFETY: one element, exclusively borrowed.
+                    unsafe { nodes.all_reduce(sum.as_mut_ptr() as u64, 1, DType::U32, ReduceOp::Sum, ()) }
+                        .unwrap();
+                    assert_eq!(sum, [nodes.nodes() as u32]);
+                }
+            });
+        }
+    });
+}
+
 /// A rank that does not come in time is named; what has failed stays so, and spoils nothing else.
 fn late(bytes: usize) {
     const SHORT: Duration = Duration::from_millis(700);
@@ -203,14 +243,18 @@ fn finalized() {
     }
 }
 
-/// Ranks that MPI takes to be on several nodes: `MPIR_CVAR_NUM_CLIQUES=2` makes MPICH do so.
+/// Ranks that are said to be on two nodes, every other one on the second.
 fn nodes() {
+    let (_universe, _) = mpi::initialize_with_threading(Threading::Serialized).unwrap();
+    let world = SimpleCommunicator::world();
+    let (rank, size) = (world.rank() as usize, world.size() as usize);
+    std::env::set_var("FAST_ALLREDUCE_NODE", if rank % 2 == 0 { "even" } else { "odd" });
     let error = Mpi::init().unwrap_err();
     let Error::Unavailable { what, reason } = &error else { panic!("{error}") };
     assert!(what.contains("several nodes") && reason.contains("Mpi::of_node"), "{error}");
-    let world = SimpleCommunicator::world();
+    assert!(reason.contains("NODE=even") && reason.contains("NODE=odd"), "{error}");
     let mpi = Mpi::of_node(&world).unwrap();
-    assert!(mpi.world_size() < world.size() as usize);
+    assert_eq!((mpi.rank(), mpi.world_size()), (rank / 2, size.div_ceil(2) - rank % 2 * (size % 2)));
     gather_all(&mpi, 10);
     let communicator = Communicator::builder().build(Host::new(), mpi).unwrap();
     let mut data = vec![1u8; 100];
@@ -260,11 +304,19 @@ fn late_node() {
         let started = Instant::now();
         let error = world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
         let Error::Timeout { missing, .. } = &error else { panic!("{error}") };
-        assert!(missing.contains(&late) && !missing.contains(&world.rank()), "{error}");
+        assert_eq!(*missing, [late], "{error}");
         assert!(started.elapsed() >= SHORT / 2 && started.elapsed() < LIMIT / 4);
         assert_eq!(world.all_reduce_in_place(&mut data, ReduceOp::Sum), Err(error), "it stays failed");
     }
     // What nobody finishes keeps MPI from being finalised, and a launcher may end the others when the first leaves so.
     println!("late-node: passed");
     std::thread::sleep(3 * SHORT);
+}
+
+/// Nodes whose calls differ: all ranks have an error at once, with both calls.
+fn different_calls(ranks: usize) {
+    for difference in calls::DIFFERENCES {
+        let world = pretend(ranks, LIMIT).unwrap();
+        calls::differ(&world, difference);
+    }
 }

@@ -6,20 +6,25 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
 use super::library::{check, never_finalize, turn, Turn};
-use super::words::{Combine, Words};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
 /// An intracommunicator that nothing else speaks on. Errors on it are returned.
+///
+/// MPI is used for messages between pairs alone: they never block, tell who is missing, and need no communicator of their ranks.
 pub(super) struct Channel {
     communicator: MPI_Comm,
-    rank: usize,
-    size: usize,
+    /// The ranks of the communicator that are of this channel, in the channel's order.
+    members: Vec<usize>,
+    /// This rank's place among them.
+    position: usize,
+    /// Tags of a part are not those of the whole.
+    is_part: bool,
     /// Peers may speak on it after this rank has left.
     is_abandoned: bool,
 }
@@ -59,7 +64,7 @@ impl Channel {
             check("MPI_Comm_idup", unsafe { ffi::MPI_Comm_idup(original, communicator, &mut request.0) })?;
             request
         };
-        let mut pause = Pause::default();
+        let mut pause = Pause::short();
         loop {
             // Asked before looking, so that the last look comes after the limit.
             let is_late = deadline.has_passed();
@@ -85,33 +90,15 @@ impl Channel {
         Self::own(communicator, &turn()?)
     }
 
-    /// The ranks that share memory with this one, in the same order. Collective, and blocks until all ranks have come.
-    pub(super) fn split_node(&self) -> Result<Self> {
-        let turn = turn()?;
-        // SAFETY: MPI's constants do not change.
-        let (kind, info, mut node) =
-            unsafe { (ffi::RSMPI_COMM_TYPE_SHARED, ffi::RSMPI_INFO_NULL, ffi::RSMPI_COMM_NULL) };
-        // SAFETY: the communicator is this channel's.
-        let code =
-            unsafe { ffi::MPI_Comm_split_type(self.communicator, kind, self.rank as c_int, info, &mut node) };
-        check("MPI_Comm_split_type", code)?;
-        Self::own(node, &turn)
-    }
-
-    /// The ranks that give the same color, in the same order. Collective, and blocks until all ranks have come.
-    pub(super) fn split(&self, color: usize) -> Result<Self> {
-        let turn = turn()?;
-        let color = c_int::try_from(color).map_err(|_| Error::InvalidSetting {
-            name: "color",
-            value: color.to_string(),
-            expected: "a number that MPI takes",
-        })?;
-        // SAFETY: MPI's constants do not change.
-        let mut part = unsafe { ffi::RSMPI_COMM_NULL };
-        // SAFETY: the communicator is this channel's.
-        let code = unsafe { ffi::MPI_Comm_split(self.communicator, color, self.rank as c_int, &mut part) };
-        check("MPI_Comm_split", code)?;
-        Self::own(part, &turn)
+    /// The part of these ranks, in their order, this one among them. Only they speak in it, in tags of their own: other parts
+    /// may go on side by side, and what the whole had left to say is not heard.
+    ///
+    /// No communicator is made for it: MPI's calls that make one of a part block, for as long as a rank does not come.
+    pub(super) fn part(mut self, members: Vec<usize>) -> Self {
+        debug_assert!(members.contains(&self.rank()) && !self.is_part);
+        self.position = members.iter().position(|&member| member == self.rank()).unwrap_or(0);
+        (self.members, self.is_part) = (members, true);
+        self
     }
 
     fn own(communicator: MPI_Comm, _: &Turn) -> Result<Self> {
@@ -120,15 +107,20 @@ impl Channel {
         check("MPI_Comm_set_errhandler", code)?;
         // SAFETY: as above.
         let (rank, size) = unsafe { place(communicator) }?;
-        Ok(Self { communicator, rank, size, is_abandoned: false })
+        let members = (0..size).collect();
+        Ok(Self { communicator, members, position: rank, is_part: false, is_abandoned: false })
     }
 
     pub(super) fn rank(&self) -> usize {
-        self.rank
+        self.position
     }
 
     pub(super) fn size(&self) -> usize {
-        self.size
+        self.members.len()
+    }
+
+    fn tag(&self, tag: Tag) -> c_int {
+        2 * c_int::from(self.is_part) + tag as c_int
     }
 
     /// Does not free the communicator, since peers may still speak on it.
@@ -137,7 +129,7 @@ impl Channel {
     }
 
     /// Starts to send.
-    pub(super) fn send(&self, peer: usize, tag: Tag, bytes: &Arc<[u8]>, _: &Turn) -> Result<Sending> {
+    pub(super) fn send(&self, peer: usize, tag: Tag, bytes: &Arc<Vec<u8>>, _: &Turn) -> Result<Sending> {
         // SAFETY: MPI's constants do not change.
         let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
         // SAFETY: the bytes live, and nobody writes them, until the request has ended: see `Sending`.
@@ -146,8 +138,8 @@ impl Channel {
                 bytes.as_ptr().cast(),
                 length(bytes)?,
                 ffi::RSMPI_UINT8_T,
-                peer as c_int,
-                tag as c_int,
+                self.members[peer] as c_int,
+                self.tag(tag),
                 self.communicator,
                 &mut request.0,
             )
@@ -159,11 +151,11 @@ impl Channel {
     pub(super) fn arrived(&self, peer: Option<usize>, tag: Tag, _: &Turn) -> Result<Option<(usize, usize)>> {
         // SAFETY: MPI's constants do not change; a status is plain numbers, for which zeros will do.
         let (any, mut status) = unsafe { (ffi::RSMPI_ANY_SOURCE, std::mem::zeroed::<MPI_Status>()) };
-        let source = peer.map_or(any, |peer| peer as c_int);
+        let source = peer.map_or(any, |peer| self.members[peer] as c_int);
         let (mut flag, mut count): (c_int, c_int) = (0, 0);
         // SAFETY: the communicator is this channel's; flag and status are written during the call.
         let code =
-            unsafe { ffi::MPI_Iprobe(source, tag as c_int, self.communicator, &mut flag, &mut status) };
+            unsafe { ffi::MPI_Iprobe(source, self.tag(tag), self.communicator, &mut flag, &mut status) };
         check("MPI_Iprobe", code)?;
         if flag == 0 {
             return Ok(None);
@@ -171,7 +163,10 @@ impl Channel {
         // SAFETY: the probe has filled the status.
         check("MPI_Get_count", unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut count) })?;
         let number = |number: c_int| usize::try_from(number).unwrap_or(usize::MAX);
-        Ok(Some((number(status.MPI_SOURCE), number(count))))
+        let sender = number(status.MPI_SOURCE);
+        // Nobody else has the channel's tags.
+        let sender = self.members.iter().position(|&member| member == sender);
+        Ok(sender.map(|sender| (sender, number(count))))
     }
 
     /// Starts to receive a message that has arrived, of `length` bytes.
@@ -185,39 +180,13 @@ impl Channel {
                 bytes.as_mut_ptr().cast(),
                 self::length(&bytes)?,
                 ffi::RSMPI_UINT8_T,
-                peer as c_int,
-                tag as c_int,
+                self.members[peer] as c_int,
+                self.tag(tag),
                 self.communicator,
                 &mut request.0,
             )
         })?;
         Ok(Receiving { request, bytes })
-    }
-
-    /// Starts to combine the ranks' words. Collective: all ranks have as many, and start these in the same order.
-    pub(super) fn all_reduce(&self, mut own: Words, combine: Combine, _: &Turn) -> Result<Reducing> {
-        let count = c_int::try_from(own.len()).map_err(|_| Error::InvalidSetting {
-            name: "count",
-            value: own.len().to_string(),
-            expected: "less than 2^31 elements in each rank's slice, as MPI takes them",
-        })?;
-        let mut combined = own.zeros();
-        // SAFETY: MPI's constants do not change.
-        let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
-        // SAFETY: both have that many words of that type, and stay where they are until the request has ended: see
-        // `Reducing`.
-        check("MPI_Iallreduce", unsafe {
-            ffi::MPI_Iallreduce(
-                own.address(),
-                combined.address(),
-                count,
-                own.datatype(),
-                combine.operation(),
-                self.communicator,
-                &mut request.0,
-            )
-        })?;
-        Ok(Reducing { request, words: Some((own, combined)) })
     }
 }
 
@@ -270,7 +239,7 @@ impl Drop for Request {
 /// A message that is being sent. If it is dropped before its end, its bytes stay for as long as the process.
 pub(super) struct Sending {
     request: Request,
-    _bytes: Arc<[u8]>,
+    _bytes: Arc<Vec<u8>>,
 }
 
 impl Sending {
@@ -308,40 +277,25 @@ impl Drop for Receiving {
     }
 }
 
-/// An allreduce. If it is dropped before its end, its words stay for as long as the process.
-pub(super) struct Reducing {
-    request: Request,
-    /// Its own, and the combined; none after the end.
-    words: Option<(Words, Words)>,
-}
-
-impl Reducing {
-    /// The combined words, once, when they are there.
-    pub(super) fn take(&mut self, turn: &Turn) -> Result<Option<Words>> {
-        if !self.request.has_ended(turn)? {
-            return Ok(None);
-        }
-        Ok(self.words.take().map(|(_, combined)| combined))
-    }
-}
-
-impl Drop for Reducing {
-    fn drop(&mut self) {
-        if self.request.is_under_way() {
-            std::mem::forget(self.words.take());
-        }
-    }
-}
-
 /// Between two looks at MPI: short at first, then longer, so that the others get the core.
-#[derive(Default)]
-pub(super) struct Pause(u32);
+pub(super) struct Pause {
+    started: Instant,
+    busy: Duration,
+}
 
 impl Pause {
+    /// Where ranks need not come at once.
+    pub(super) fn short() -> Self {
+        Self::after(Duration::from_micros(100))
+    }
+
+    /// MPI makes progress while it is called: without a break, for so long.
+    pub(super) fn after(busy: Duration) -> Self {
+        Self { started: Instant::now(), busy }
+    }
+
     pub(super) fn take(&mut self) {
-        const SHORT: u32 = 100;
-        self.0 = self.0.saturating_add(1);
-        if self.0 < SHORT {
+        if self.started.elapsed() < self.busy {
             thread::yield_now();
         } else {
             thread::sleep(Duration::from_micros(200));

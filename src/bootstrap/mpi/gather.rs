@@ -1,4 +1,4 @@
-//! One gather: each rank sends its part to every other, so that each knows by itself who is missing.
+//! One exchange: each rank sends its part to every other, so that each knows by itself who is missing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::error::{Error, Result};
 /// Most bytes that a rank gives to one gather.
 pub(super) const MAX_CONTRIBUTION: usize = 1 << 20;
 
-/// Before a part: the number of its gather.
-const HEADER_BYTES: usize = size_of::<u64>();
+/// Before a part: the number of its exchange.
+pub(super) const HEADER_BYTES: usize = size_of::<u64>();
 
-/// Gives `bytes` to every rank of the channel and returns every rank's. The first gather of a channel is number 1.
+/// Gives `bytes` to every rank of the channel and returns every rank's. The first exchange of a channel is number 1.
 ///
 /// A rank that gives up says so to all others, which then do not wait any longer.
 pub(super) fn gather(
@@ -24,8 +24,42 @@ pub(super) fn gather(
     bytes: &[u8],
     deadline: &Deadline<'_>,
 ) -> Result<Vec<Vec<u8>>> {
-    let mut exchange = Exchange::start(channel, sequence, bytes)?;
-    exchange.finish(deadline).inspect_err(|error| {
+    let message = Arc::new(message(sequence, |message| message.extend(bytes)));
+    let messages = vec![message; channel.size()];
+    let limits = Limits { bytes: MAX_CONTRIBUTION, busy: Duration::from_micros(100), deadline };
+    let mut parts = exchange(channel, sequence, messages, &limits)?;
+    parts.iter_mut().for_each(|part| drop(part.drain(..HEADER_BYTES)));
+    Ok(parts)
+}
+
+/// A message of the exchange of that number, of which `fill` adds what it carries.
+pub(super) fn message(sequence: u64, fill: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut message = sequence.to_le_bytes().to_vec();
+    fill(&mut message);
+    message
+}
+
+/// What an exchange may take.
+pub(super) struct Limits<'a> {
+    /// Most bytes that a message carries.
+    pub bytes: usize,
+    /// How long to look without a break.
+    pub busy: Duration,
+    pub deadline: &'a Deadline<'a>,
+}
+
+/// Gives each rank of the channel a message of its own, made by [`message`], and returns what each has for this one: with the
+/// [header](HEADER_BYTES) before it.
+///
+/// A rank that gives up says so to all others, which then do not wait any longer.
+pub(super) fn exchange(
+    channel: &Channel,
+    sequence: u64,
+    messages: Vec<Arc<Vec<u8>>>,
+    limits: &Limits<'_>,
+) -> Result<Vec<Vec<u8>>> {
+    let mut exchange = Exchange::start(channel, sequence, messages, limits.bytes)?;
+    exchange.finish(limits).inspect_err(|error| {
         let failure = match error {
             Error::Timeout { missing, .. } => {
                 Failure::TimedOut { sequence, by: channel.rank(), missing: missing.clone() }
@@ -42,6 +76,7 @@ pub(super) fn gather(
 struct Exchange<'a> {
     channel: &'a Channel,
     sequence: u64,
+    most_bytes: usize,
     /// By rank; nothing at the own.
     sending: Vec<Option<Sending>>,
     parts: Vec<Part>,
@@ -55,21 +90,26 @@ enum Part {
 }
 
 impl<'a> Exchange<'a> {
-    fn start(channel: &'a Channel, sequence: u64, bytes: &[u8]) -> Result<Self> {
-        let message: Arc<[u8]> = [&sequence.to_le_bytes(), bytes].concat().into();
+    fn start(
+        channel: &'a Channel,
+        sequence: u64,
+        mut messages: Vec<Arc<Vec<u8>>>,
+        most_bytes: usize,
+    ) -> Result<Self> {
+        let own = messages[channel.rank()].to_vec();
         let turn = turn()?;
         let mut sending = Vec::with_capacity(channel.size());
-        for peer in 0..channel.size() {
+        for (peer, message) in messages.drain(..).enumerate() {
             let is_own = peer == channel.rank();
             sending.push((!is_own).then(|| channel.send(peer, Tag::Part, &message, &turn)).transpose()?);
         }
         let mut parts: Vec<_> = (0..channel.size()).map(|_| Part::Awaited).collect();
-        parts[channel.rank()] = Part::Here(bytes.to_vec());
-        Ok(Self { channel, sequence, sending, parts })
+        parts[channel.rank()] = Part::Here(own);
+        Ok(Self { channel, sequence, most_bytes, sending, parts })
     }
 
-    fn finish(&mut self, deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
-        let mut pause = Pause::default();
+    fn finish(&mut self, &Limits { busy, deadline, .. }: &Limits<'_>) -> Result<Vec<Vec<u8>>> {
+        let mut pause = Pause::after(busy);
         loop {
             // Asked before looking, so that the last look comes after the limit.
             let is_late = deadline.has_passed();
@@ -118,7 +158,7 @@ impl<'a> Exchange<'a> {
             let Some((_, length)) = self.channel.arrived(Some(peer), Tag::Part, turn)? else {
                 return Ok(false);
             };
-            if !(HEADER_BYTES..=HEADER_BYTES + MAX_CONTRIBUTION).contains(&length) {
+            if !(HEADER_BYTES..=HEADER_BYTES + self.most_bytes).contains(&length) {
                 let reason = format!("its part of a gather has {length} bytes");
                 return Err(Error::Malformed { rank: peer, reason });
             }
@@ -128,12 +168,11 @@ impl<'a> Exchange<'a> {
             let Some(message) = receiving.take(turn)? else {
                 return Ok(false);
             };
-            let (header, bytes) = message.split_at(HEADER_BYTES);
-            if header != self.sequence.to_le_bytes() {
+            if !message.starts_with(&self.sequence.to_le_bytes()) {
                 let reason = format!("it is at another gather than this rank, which is at {}", self.sequence);
                 return Err(Error::Malformed { rank: peer, reason });
             }
-            *part = Part::Here(bytes.to_vec());
+            *part = Part::Here(message);
         }
         Ok(true)
     }
@@ -142,12 +181,12 @@ impl<'a> Exchange<'a> {
 /// Tells all others that this rank waits no longer.
 fn notify(channel: &Channel, failure: &Failure) -> Result<()> {
     const PATIENCE: Duration = Duration::from_millis(100);
-    let message: Arc<[u8]> = encode(failure).into();
+    let message = Arc::new(encode(failure));
     let mut sending = Vec::new();
     for peer in (0..channel.size()).filter(|&peer| peer != channel.rank()) {
         sending.push(channel.send(peer, Tag::Notice, &message, &turn()?)?);
     }
-    let (deadline, mut pause) = (Deadline::after(PATIENCE), Pause::default());
+    let (deadline, mut pause) = (Deadline::after(PATIENCE), Pause::short());
     while !sending.is_empty() && !deadline.has_passed() {
         let turn = turn()?;
         // What cannot be tested is dropped as it is.
@@ -165,7 +204,7 @@ fn receive_notice(channel: &Channel, from: usize, length: usize, turn: &Turn) ->
         return Err(malformed("its notice is too long"));
     }
     let mut receiving = channel.receive(from, Tag::Notice, length, turn)?;
-    let (deadline, mut pause) = (Deadline::after(Duration::from_secs(2)), Pause::default());
+    let (deadline, mut pause) = (Deadline::after(Duration::from_secs(2)), Pause::short());
     loop {
         let is_late = deadline.has_passed();
         if let Some(bytes) = receiving.take(turn)? {

@@ -3,21 +3,20 @@
 mod channel;
 mod gather;
 mod library;
+mod node;
 mod peers;
-mod words;
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use ::mpi::environment::{library_version, processor_name};
+use ::mpi::environment::library_version;
 use ::mpi::ffi;
 use ::mpi::traits::Communicator;
 
 use self::channel::Channel;
 use self::gather::{gather, MAX_CONTRIBUTION};
-pub(crate) use self::peers::Peers;
-pub(crate) use self::words::{Combine, Words};
+pub(crate) use self::peers::{Exchanges, Parts, Peers};
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -46,8 +45,17 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(120);
 /// # Threads
 ///
 /// It may be used from any thread if MPI was initialised with `Threading::Serialized` or `Multiple`, as [`Mpi::init`] does;
-/// below that, from the main thread only. This crate makes one call to MPI at a time; with less than `Multiple` the program
-/// must see to it that its own calls do not come at the same time as this crate's.
+/// below that, from the main thread only, and an error elsewhere. This crate makes one call to MPI at a time, none that blocks;
+/// with less than `Multiple` the program must see to it that its own calls do not come at the same time as this crate's.
+///
+/// Several threads may make worlds at the same time, each of a communicator of its own: MPI has the ranks of one communicator
+/// begin what is collective over it in the same order.
+///
+/// # Nodes
+///
+/// Ranks are on one node if they have the same kernel, by its boot id, and the same network namespace, as two containers
+/// may not have: then they can share memory. Those whose variable `FAST_ALLREDUCE_NODE` differs are taken to be on different
+/// nodes in any case, as if to try out several nodes on one.
 ///
 /// # The end
 ///
@@ -111,21 +119,14 @@ impl Mpi {
         let deadline = Deadline::after(SETUP_TIMEOUT);
         // SAFETY: the caller's.
         let all = unsafe { Channel::duplicate(original, &deadline) }?;
-        // Splitting has no limit, so it waits until all ranks are known to be here.
-        gather(&all, 1, &[], &deadline)?;
-        let node = all.split_node()?;
-        let mut sequence = 0;
-        if let Ranks::All = ranks {
-            // The first rank of a node stands for it.
-            sequence += 1;
-            let own = all.rank().to_le_bytes();
-            let leader = gather(&node, sequence, &own, &deadline)?.swap_remove(0);
-            let name = processor_name().unwrap_or_default();
-            let places = gather(&all, 2, &[&leader[..], name.as_bytes()].concat(), &deadline)?;
-            if node.size() != all.size() {
-                return Err(several_nodes(&places));
-            }
+        let sequence = 1;
+        let places = gather(&all, sequence, &node::own()?, &deadline)?;
+        let is_here = |rank: &usize| node::same(&places[*rank], &places[all.rank()]);
+        let members: Vec<_> = (0..all.size()).filter(is_here).collect();
+        if matches!(ranks, Ranks::All) && members.len() != all.size() {
+            return Err(node::several(&places));
         }
+        let node = all.part(members);
         let (rank, world_size) = (node.rank(), node.size());
         if world_size > crate::MAX_RANKS {
             return Err(Error::WorldSize { world_size });
@@ -153,34 +154,6 @@ impl Mpi {
 enum Ranks {
     All,
     OfThisNode,
-}
-
-/// The refusal of a world whose ranks, in order, are at `places`: a key of the node, and its name.
-fn several_nodes(places: &[Vec<u8>]) -> Error {
-    const NAMED: usize = 4;
-    let mut nodes: Vec<(&[u8], usize)> = Vec::new();
-    for place in places {
-        match nodes.iter_mut().find(|(known, _)| known == place) {
-            Some((_, ranks)) => *ranks += 1,
-            None => nodes.push((place, 1)),
-        }
-    }
-    let describe = |(place, ranks): &(&[u8], usize)| {
-        let name = String::from_utf8_lossy(place.get(size_of::<usize>()..).unwrap_or_default());
-        format!("{ranks} on {name}")
-    };
-    let mut list = nodes.iter().take(NAMED).map(describe).collect::<Vec<_>>().join(", ");
-    if nodes.len() > NAMED {
-        list += &format!(", and {} nodes more", nodes.len() - NAMED);
-    }
-    Error::Unavailable {
-        what: "a world of several nodes".into(),
-        reason: format!(
-            "of the {} MPI ranks there are {list}; this version joins ranks of one node: start all on one, or make a \
-             world of each node's ranks with Mpi::of_node",
-            places.len()
-        ),
-    }
 }
 
 impl Bootstrap for Mpi {

@@ -1,15 +1,12 @@
-//! Ranks of an MPI communicator that reduce among themselves, whichever nodes they are on.
+//! Ranks of an MPI communicator that exchange messages among themselves, whichever nodes they are on.
 
-use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ::mpi::traits::Communicator;
 
-use super::channel::{Channel, Pause};
-use super::gather::gather;
-use super::library::turn;
-use super::words::{Combine, Words};
+use super::channel::Channel;
+use super::gather::{exchange, gather, message, Limits, HEADER_BYTES};
 use super::SETUP_TIMEOUT;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -23,6 +20,8 @@ pub(crate) struct Peers {
 
 struct State {
     channel: Channel,
+    /// Number of the latest exchange.
+    sequence: u64,
     /// What every call answers once one has failed.
     failure: Option<Error>,
 }
@@ -33,11 +32,12 @@ impl Peers {
         let deadline = Deadline::after(SETUP_TIMEOUT);
         // SAFETY: the borrow keeps the communicator.
         let all = unsafe { Channel::duplicate(communicator.as_raw(), &deadline) }?;
-        // Splitting has no limit, so it waits until all ranks are known to be here.
-        gather(&all, 1, &[], &deadline)?;
-        let channel = all.split(color)?;
+        let (sequence, color) = (1, (color as u64).to_le_bytes());
+        let colors = gather(&all, sequence, &color, &deadline)?;
+        let members = (0..all.size()).filter(|&rank| colors[rank] == color).collect();
+        let channel = all.part(members);
         let (rank, size) = (channel.rank(), channel.size());
-        Ok(Self { rank, size, state: Mutex::new(State { channel, failure: None }) })
+        Ok(Self { rank, size, state: Mutex::new(State { channel, sequence, failure: None }) })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -48,53 +48,77 @@ impl Peers {
         self.size
     }
 
-    /// Combines the ranks' words one by one. All ranks get the same bits, which MPI promises of an allreduce.
+    /// A call, of several exchanges that those of no other call come between, with one limit for all of them.
     ///
-    /// MPI does not say who is missing when the time is up: the error names all others. What has failed stays so.
-    pub(crate) fn all_reduce(&self, words: Words, combine: Combine, limit: Duration) -> Result<Words> {
-        // What a panic leaves behind is whole: the state changes last.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    /// What has failed stays so.
+    pub(crate) fn call<T>(
+        &self,
+        limit: Duration,
+        steps: impl FnOnce(&mut Exchanges<'_>) -> Result<T>,
+    ) -> Result<T> {
+        // What a panic leaves behind is whole: the number of an exchange is taken before it begins.
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = &state.failure {
             return Err(error.clone());
         }
-        let reduced = self.reduce(&state.channel, words, combine, &Deadline::after(limit));
-        reduced.inspect_err(|error| {
-            state.failure = Some(error.clone());
-            state.channel.abandon();
+        let mut exchanges = Exchanges { state, deadline: Deadline::after(limit) };
+        let outcome = steps(&mut exchanges);
+        outcome.inspect_err(|error| {
+            exchanges.state.failure = Some(error.clone());
+            exchanges.state.channel.abandon();
         })
     }
+}
 
-    fn reduce(
-        &self,
-        channel: &Channel,
-        words: Words,
-        combine: Combine,
-        deadline: &Deadline<'_>,
-    ) -> Result<Words> {
-        // MPI makes progress while it is called: without a break, for as long as an allreduce should take.
+/// A call between peers.
+pub(crate) struct Exchanges<'a> {
+    state: MutexGuard<'a, State>,
+    deadline: Deadline<'static>,
+}
+
+impl Exchanges<'_> {
+    /// Gives each rank what `fill` adds for it, and returns what each has for this one. Collective.
+    pub(crate) fn each(&mut self, fill: impl Fn(usize, &mut Vec<u8>)) -> Result<Parts> {
+        let sequence = self.next();
+        let of = |peer| Arc::new(message(sequence, |message| fill(peer, message)));
+        let messages = (0..self.state.channel.size()).map(of).collect();
+        self.exchange(messages)
+    }
+
+    /// Gives all ranks what `fill` adds, and returns what each has for this one. Collective.
+    pub(crate) fn all(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> Result<Parts> {
+        let sequence = self.next();
+        let message = Arc::new(message(sequence, fill));
+        self.exchange(vec![message; self.state.channel.size()])
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state.sequence += 1;
+        self.state.sequence
+    }
+
+    fn exchange(&mut self, messages: Vec<Arc<Vec<u8>>>) -> Result<Parts> {
+        // For as long as an allreduce should take.
         const BUSY: Duration = Duration::from_millis(100);
-        let mut reducing = channel.all_reduce(words, combine, &turn()?)?;
-        let mut pause = Pause::default();
-        loop {
-            // Asked before looking, so that the last look comes after the limit.
-            let is_late = deadline.has_passed();
-            if let Some(words) = reducing.take(&turn()?)? {
-                return Ok(words);
+        // A rank that differs sends what is as long as its own call makes it, and is to be told that.
+        const MAX_BYTES: usize = i32::MAX as usize - HEADER_BYTES;
+        let State { channel, sequence, .. } = &*self.state;
+        let limits = Limits { bytes: MAX_BYTES, busy: BUSY, deadline: &self.deadline };
+        exchange(channel, *sequence, messages, &limits).map(Parts).map_err(|mut error| {
+            if let Error::Timeout { operation, .. } = &mut error {
+                *operation = "the allreduce between nodes";
             }
-            if is_late {
-                return Err(Error::Timeout {
-                    operation: "MPI_Iallreduce, which does not say who is missing,",
-                    epoch: 0,
-                    missing: (0..self.size).filter(|&other| other != self.rank).collect(),
-                    waited: deadline.waited(),
-                    last_seen: String::new(),
-                });
-            }
-            if deadline.waited() < BUSY {
-                thread::yield_now();
-            } else {
-                pause.take();
-            }
-        }
+            error
+        })
+    }
+}
+
+/// What ranks gave.
+pub(crate) struct Parts(Vec<Vec<u8>>);
+
+impl Parts {
+    /// By rank.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.iter().map(|part| part.get(HEADER_BYTES..).unwrap_or_default())
     }
 }

@@ -230,7 +230,7 @@ impl Copies {
 
 /// Pinned host memory that kernels reach too.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(crate) struct Pinned {
     context: Arc<CudaContext>,
     host: *mut c_void,
     device: u64,

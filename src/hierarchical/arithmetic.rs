@@ -1,0 +1,227 @@
+//! The arithmetic between nodes, where the engine moves bytes alone: that of [`ReduceOp`], in the order of the nodes.
+//!
+//! What 16-bit floats come to is in f32, and rounded once.
+
+use half::{bf16, f16};
+
+use crate::dtype::Element;
+use crate::op::ReduceOp;
+
+/// An element with its arithmetic.
+pub(super) trait Number: Element {
+    /// What it accumulates in.
+    type Wide: Copy + Default;
+
+    fn read(bytes: &[u8]) -> Self::Wide;
+    fn add(one: Self::Wide, other: Self::Wide) -> Self::Wide;
+    fn multiply(one: Self::Wide, other: Self::Wide) -> Self::Wide;
+    fn minimum(one: Self::Wide, other: Self::Wide) -> Self::Wide;
+    fn maximum(one: Self::Wide, other: Self::Wide) -> Self::Wide;
+    /// Rounds; an average is first divided by the nodes, of integers it is none.
+    fn finish(wide: Self::Wide, op: ReduceOp, nodes: usize) -> Self;
+}
+
+/// Reduces the nodes' `parts`, in their order, into `output`: a part is as many elements as they are in memory.
+pub(super) fn reduce<T: Number>(parts: &[&[u8]], op: ReduceOp, output: &mut [T]) {
+    /// Elements whose accumulators stay in the first-level cache.
+    const BLOCK: usize = 1024;
+    let size = size_of::<T>();
+    let mut accumulators = [T::Wide::default(); BLOCK];
+    for (block, output) in output.chunks_mut(BLOCK).enumerate() {
+        let accumulators = &mut accumulators[..output.len()];
+        for (node, part) in parts.iter().enumerate() {
+            let elements = part.chunks_exact(size).skip(block * BLOCK).map(T::read);
+            let values = accumulators.iter_mut().zip(elements);
+            match op {
+                // A sum begins with +0.
+                ReduceOp::Sum | ReduceOp::Avg if node == 0 => {
+                    values.for_each(|(sum, value)| *sum = T::add(T::Wide::default(), value));
+                }
+                _ if node == 0 => values.for_each(|(first, value)| *first = value),
+                ReduceOp::Sum | ReduceOp::Avg => values.for_each(|(sum, value)| *sum = T::add(*sum, value)),
+                ReduceOp::Prod => values.for_each(|(product, value)| *product = T::multiply(*product, value)),
+                ReduceOp::Min => values.for_each(|(least, value)| *least = T::minimum(*least, value)),
+                ReduceOp::Max => values.for_each(|(most, value)| *most = T::maximum(*most, value)),
+            }
+        }
+        for (output, &wide) in output.iter_mut().zip(&*accumulators) {
+            *output = T::finish(wide, op, parts.len());
+        }
+    }
+}
+
+/// The element that these bytes are.
+macro_rules! read {
+    ($type:ty, $bytes:expr) => {{
+        let mut array = [0; size_of::<$type>()];
+        array.copy_from_slice($bytes);
+        <$type>::from_ne_bytes(array)
+    }};
+}
+
+/// `$nan`: the one NaN that results hold, whichever the arithmetic left.
+macro_rules! float {
+    ($float:ty, $wide:ty, $widen:expr, $narrow:expr, $nan:expr) => {
+        impl Number for $float {
+            type Wide = $wide;
+
+            fn read(bytes: &[u8]) -> $wide {
+                $widen(read!($float, bytes))
+            }
+
+            fn add(one: $wide, other: $wide) -> $wide {
+                one + other
+            }
+
+            fn multiply(one: $wide, other: $wide) -> $wide {
+                one * other
+            }
+
+            fn minimum(one: $wide, other: $wide) -> $wide {
+                match one.is_nan() || other.is_nan() {
+                    true => <$wide>::NAN,
+                    // An order in which -0 is below +0.
+                    false if other.total_cmp(&one).is_lt() => other,
+                    false => one,
+                }
+            }
+
+            fn maximum(one: $wide, other: $wide) -> $wide {
+                match one.is_nan() || other.is_nan() {
+                    true => <$wide>::NAN,
+                    false if other.total_cmp(&one).is_gt() => other,
+                    false => one,
+                }
+            }
+
+            fn finish(wide: $wide, op: ReduceOp, nodes: usize) -> Self {
+                let value = if op == ReduceOp::Avg { wide / nodes as $wide } else { wide };
+                match value.is_nan() {
+                    true => <$float>::from_bits($nan),
+                    false => $narrow(value),
+                }
+            }
+        }
+    };
+}
+float!(f16, f32, f16::to_f32, f16::from_f32, 0x7FFF);
+float!(bf16, f32, bf16::to_f32, bf16::from_f32, 0x7FFF);
+float!(f32, f32, std::convert::identity, std::convert::identity, 0x7FFF_FFFF);
+float!(f64, f64, std::convert::identity, std::convert::identity, 0x7FFF_FFFF_FFFF_FFFF);
+
+macro_rules! integer {
+    ($($integer:ty),*) => {$(
+        impl Number for $integer {
+            type Wide = Self;
+
+            fn read(bytes: &[u8]) -> Self {
+                read!(Self, bytes)
+            }
+
+            fn add(one: Self, other: Self) -> Self {
+                one.wrapping_add(other)
+            }
+
+            fn multiply(one: Self, other: Self) -> Self {
+                one.wrapping_mul(other)
+            }
+
+            fn minimum(one: Self, other: Self) -> Self {
+                one.min(other)
+            }
+
+            fn maximum(one: Self, other: Self) -> Self {
+                one.max(other)
+            }
+
+            fn finish(value: Self, _: ReduceOp, _: usize) -> Self {
+                value
+            }
+        }
+    )*};
+}
+integer!(i8, u8, i32, u32, i64, u64);
+
+#[cfg(test)]
+mod tests {
+    use super::super::mpi::bytes_of;
+    use super::*;
+
+    /// What becomes of one element of each of several nodes.
+    fn reduce<T: Number + Default>(elements: &[T], op: ReduceOp) -> T {
+        let parts: Vec<&[u8]> =
+            elements.iter().map(|element| bytes_of(std::slice::from_ref(element))).collect();
+        let mut output = [T::default()];
+        super::reduce(&parts, op, &mut output);
+        output[0]
+    }
+
+    #[test]
+    fn blocks_follow_each_other() {
+        let nodes = [1, 3].map(|factor| (0..5000).map(|at| at * factor).collect::<Vec<u32>>());
+        let mut output = vec![7; 5000];
+        super::reduce(&[bytes_of(&nodes[0]), bytes_of(&nodes[1])], ReduceOp::Sum, &mut output);
+        assert!((0..5000).zip(&output).all(|(at, &sum)| sum == 4 * at));
+    }
+
+    #[test]
+    fn integers_wrap_and_are_compared_as_they_are() {
+        assert_eq!(reduce(&[100i8, 100, 100], ReduceOp::Sum), 100i8.wrapping_mul(3));
+        assert_eq!(reduce(&[-128i8, 3, 5], ReduceOp::Prod), (-128i8).wrapping_mul(15));
+        assert_eq!(reduce(&[200u8, 100], ReduceOp::Sum), 44);
+        assert_eq!(reduce(&[u32::MAX, 2], ReduceOp::Prod), u32::MAX - 1);
+        assert_eq!(reduce(&[i64::MIN, -1], ReduceOp::Sum), i64::MAX);
+        extremes(0u8, 255);
+        extremes(-128i8, 127);
+        extremes(0u32, u32::MAX);
+        extremes(i32::MIN, i32::MAX);
+        extremes(5u64, 1 << 63);
+        extremes(i64::MIN, 5);
+    }
+
+    fn extremes<T: Number + Default + PartialEq + std::fmt::Debug>(least: T, most: T) {
+        assert_eq!(reduce(&[most, least], ReduceOp::Min), least);
+        assert_eq!(reduce(&[least, most], ReduceOp::Max), most);
+    }
+
+    #[test]
+    fn extremes_of_floats_are_those_of_the_standard() {
+        for op in [ReduceOp::Min, ReduceOp::Max] {
+            let pick = |a: f32, b: f32| if op == ReduceOp::Min { a } else { b };
+            for (a, b) in [
+                (-0.0, 0.0),
+                (-1.0, 0.5),
+                (-2.0, -1.0),
+                (f32::NEG_INFINITY, f32::MIN),
+                (f32::MAX, f32::INFINITY),
+                (-f32::from_bits(1), f32::from_bits(1)),
+            ] {
+                for elements in [[a, b], [b, a]] {
+                    assert_eq!(reduce(&elements, op).to_bits(), pick(a, b).to_bits());
+                    let wide = elements.map(f64::from);
+                    assert_eq!(reduce(&wide, op).to_bits(), f64::from(pick(a, b)).to_bits());
+                }
+            }
+            for nan in [f32::NAN, -f32::NAN, f32::from_bits(0x7F80_0001)] {
+                assert_eq!(reduce(&[f32::INFINITY, nan, f32::NEG_INFINITY], op).to_bits(), 0x7FFF_FFFF);
+                let halves = [f16::from_f32(nan), f16::INFINITY, f16::NEG_INFINITY];
+                assert_eq!(reduce(&halves, op).to_bits(), 0x7FFF);
+            }
+            let bits = reduce(&[f64::INFINITY, -f64::NAN], op).to_bits();
+            assert_eq!(bits, 0x7FFF_FFFF_FFFF_FFFF);
+        }
+    }
+
+    #[test]
+    fn sums_of_16_bits_are_rounded_once_and_averages_do_not_overflow() {
+        // In f16, 2048 + 1 is 2048.
+        let halves = [2048.0, 1.0, 1.0].map(f16::from_f32);
+        assert_eq!(reduce(&halves, ReduceOp::Sum), f16::from_f32(2050.0));
+        let large = [60_000.0; 4].map(f16::from_f32);
+        assert_eq!(reduce(&large, ReduceOp::Sum), f16::INFINITY);
+        assert_eq!(reduce(&large, ReduceOp::Avg), large[0]);
+        let opposite = [bf16::INFINITY, bf16::NEG_INFINITY];
+        assert_eq!(reduce(&opposite, ReduceOp::Sum).to_bits(), 0x7FFF);
+        assert_eq!(reduce(&[1.0f64, 2.0], ReduceOp::Avg), 1.5);
+    }
+}

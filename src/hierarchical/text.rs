@@ -1,0 +1,115 @@
+//! Errors of a node's communicator, and of the engine between nodes, with the numbers that ranks have among all nodes'.
+
+use crate::error::Error;
+
+/// The error with the ranks that it names, in its text too, renumbered.
+pub(super) fn renumbered(mut error: Error, number: impl Fn(usize) -> usize) -> Error {
+    let in_text = |text: &mut String| *text = renumbered_text(text, &number);
+    match &mut error {
+        Error::Timeout { missing, last_seen, .. } => {
+            missing.iter_mut().for_each(|rank| *rank = number(*rank));
+            in_text(last_seen);
+        }
+        Error::PeerLost { rank, reason }
+        | Error::PeerFailed { rank, reason }
+        | Error::Malformed { rank, reason } => {
+            *rank = number(*rank);
+            in_text(reason);
+        }
+        Error::Disagreement { rank, theirs, own_rank, ours, .. } => {
+            *rank = number(*rank);
+            *own_rank = number(*own_rank);
+            in_text(theirs);
+            in_text(ours);
+        }
+        Error::Unavailable { what, reason } => {
+            in_text(what);
+            in_text(reason);
+        }
+        Error::Rendezvous { reason } | Error::Refused { reason } => in_text(reason),
+        _ => {}
+    }
+    error
+}
+
+/// The text with every "rank 3" and "ranks 3, 4", as all errors write them, renumbered.
+fn renumbered_text(text: &str, number: &impl Fn(usize) -> usize) -> String {
+    const WORD: &str = "rank";
+    let mut result = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(WORD) {
+        let (before, after) = rest.split_at(at + WORD.len());
+        let is_word = !rest[..at].ends_with(char::is_alphanumeric);
+        result += before;
+        rest = after;
+        let (separator, is_list) = if rest.starts_with("s ") { ("s ", true) } else { (" ", false) };
+        let mut next = rest.strip_prefix(separator).filter(|_| is_word);
+        let mut separator = separator;
+        while let Some((rank, after)) = next.and_then(leading_number) {
+            result += separator;
+            result += &number(rank).to_string();
+            rest = after;
+            separator = ", ";
+            next = after.strip_prefix(separator).filter(|_| is_list);
+        }
+    }
+    result + rest
+}
+
+/// The number that a text begins with, and what follows.
+fn leading_number(text: &str) -> Option<(usize, &str)> {
+    let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, after) = text.split_at(end);
+    Some((digits.parse().ok()?, after))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn errors_name_ranks_of_the_whole_world() {
+        let lost = Error::PeerLost { rank: 1, reason: "ended".into() };
+        assert!(matches!(renumbered(lost, |local| 4 + local), Error::PeerLost { rank: 5, .. }));
+        let (waited, last_seen) = (std::time::Duration::ZERO, String::new());
+        let late = Error::Timeout { operation: "", epoch: 0, missing: vec![0, 2], waited, last_seen };
+        let Error::Timeout { missing, .. } = renumbered(late, |node| node * 2 + 1) else { panic!() };
+        assert_eq!(missing, [1, 5]);
+        assert_eq!(renumbered(Error::Aborted, |_| 9), Error::Aborted);
+    }
+
+    #[test]
+    fn texts_name_ranks_of_the_whole_world() {
+        let renumbered = |text| renumbered_text(text, &|local| 10 + local);
+        assert_eq!(
+            renumbered("rank 1 came back from call 7, all_gather of 3 f32, rank 0 is in call 8"),
+            "rank 11 came back from call 7, all_gather of 3 f32, rank 10 is in call 8"
+        );
+        assert_eq!(renumbered("waiting for ranks 1, 2, 15: rank 1"), "waiting for ranks 11, 12, 25: rank 11");
+        assert_eq!(renumbered("rank 2 found: rank 0 is gone"), "rank 12 found: rank 10 is gone");
+        for same in [
+            "",
+            "rank",
+            "ranks ",
+            "a crank 3",
+            "Frank 3",
+            "counts by rank with the digest 0012",
+            "3 ranks, 2 of them late",
+            "rank 99999999999999999999999",
+        ] {
+            assert_eq!(renumbered(same), same);
+        }
+        // What follows one rank is no list.
+        assert_eq!(renumbered("rank 1, 2 others"), "rank 11, 2 others");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_itself_if_no_number_changes(text in "(rank|ranks|s| |, |[0-9]|\\PC){0,20}") {
+            // But for zeros in front of a number.
+            prop_assume!(!text.contains('0'));
+            prop_assert_eq!(renumbered_text(&text, &|rank| rank), text);
+        }
+    }
+}
