@@ -6,6 +6,7 @@ mod departures;
 mod descriptors;
 mod disagreements;
 mod events;
+mod float_state;
 mod forks;
 mod handshake;
 mod kills;

@@ -14,8 +14,12 @@ const PAUSE: Duration = Duration::from_secs(6);
 
 /// Stops all ranks once each has told `word` and some wait for the one that is late; all go on as if nothing had been.
 fn paused(word: &str, parts: &[Part]) {
+    paused_in(Algorithm::TwoShotPull, word, parts);
+}
+
+fn paused_in(algorithm: Algorithm, word: &str, parts: &[Part]) {
     let mut pool = Pool::default();
-    let ranks = pool.start(Algorithm::TwoShotPull, 3, LIMIT.as_millis() as u64, parts);
+    let ranks = pool.start(algorithm, 3, LIMIT.as_millis() as u64, parts);
     ranks.iter().for_each(|rank| drop(rank.told(word)));
     std::thread::sleep(Duration::from_millis(150));
     ranks.iter().for_each(|rank| rank.signal(libc::SIGSTOP));
@@ -39,4 +43,12 @@ fn ranks_that_shrink() {
     // The first serves the meeting.
     paused("shrinking", &[Part::Shrink(3), Part::LateShrink(3), Part::Shrink(3)]);
     paused("shrinking", &[Part::LateShrink(3), Part::Shrink(3)]);
+}
+
+/// Allreduces mostly, gathers and messages too: what the seed draws.
+#[test]
+fn ranks_in_calls() {
+    for algorithm in [Algorithm::OneShotPull, Algorithm::OneShotPush] {
+        paused_in(algorithm, "half", &[Part::Half(8), Part::LateHalf(8), Part::Half(8)]);
+    }
 }

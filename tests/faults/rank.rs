@@ -42,6 +42,10 @@ pub enum Part {
     ForkThenAbort(usize),
     /// Comes late to the making of its communicator, then so many calls.
     Late(usize),
+    /// Twice so many calls, of which it tells that half are done.
+    Half(usize),
+    /// The same, but it comes late to the second half.
+    LateHalf(usize),
     /// So many calls, and as many in a communicator that it then shrinks this one to, of all ranks.
     Shrink(usize),
     /// The same, but it comes late to the shrinking.
@@ -61,6 +65,8 @@ impl Part {
             Self::ForkThenAbort(number) => format!("fork-abort {number}"),
             Self::Starve(number) => format!("starve {number}"),
             Self::Late(number) => format!("late {number}"),
+            Self::Half(number) => format!("half {number}"),
+            Self::LateHalf(number) => format!("late-half {number}"),
             Self::Shrink(number) => format!("shrink {number}"),
             Self::LateShrink(number) => format!("late-shrink {number}"),
         }
@@ -75,6 +81,8 @@ impl Part {
             "fork-abort" => Self::ForkThenAbort(number),
             "starve" => Self::Starve(number),
             "late" => Self::Late(number),
+            "half" => Self::Half(number),
+            "late-half" => Self::LateHalf(number),
             "shrink" => Self::Shrink(number),
             "late-shrink" => Self::LateShrink(number),
             _ => Self::Endless,
@@ -191,6 +199,13 @@ impl World {
                     let smaller = communicator.shrink(&all)?;
                     return World { part: Part::Calls(2 * number), id: self.id.clone(), ..*self }
                         .call(&smaller, calls);
+                }
+                Part::Half(number) | Part::LateHalf(number) if *calls == 2 * number => return Ok(()),
+                Part::Half(number) | Part::LateHalf(number) if *calls == number => {
+                    say("half");
+                    if let Part::LateHalf(_) = self.part {
+                        come_late();
+                    }
                 }
                 Part::Exit(number) if *calls == number => std::process::exit(0),
                 Part::Fork(number) if *calls == number => {

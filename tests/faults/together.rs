@@ -71,3 +71,27 @@ fn a_rank_that_never_calls_is_named_and_dropping_takes_no_time() {
         );
     }
 }
+
+/// The limit is of each wait: ranks that go on with a message of many pieces are not late, however long that takes.
+#[test]
+fn a_message_may_take_longer_than_the_limit() {
+    const LIMIT: Duration = Duration::from_millis(500);
+    threads(
+        2,
+        |_| builder().max_bytes(4 << 10).timeout(LIMIT),
+        |communicator| {
+            let mut data = vec![1u8; 1 << 20];
+            loop {
+                let started = Instant::now();
+                communicator.all_reduce_in_place(&mut data, ReduceOp::Max).unwrap();
+                // Both ranks make the same calls: the slower one's time decides.
+                let mut took = [started.elapsed().as_micros() as u64];
+                communicator.all_reduce_in_place(&mut took, ReduceOp::Max).unwrap();
+                if took[0] > 2 * LIMIT.as_micros() as u64 {
+                    return;
+                }
+                data.resize(2 * data.len(), 1);
+            }
+        },
+    );
+}

@@ -1,0 +1,116 @@
+//! Callers whose threads round, flush or trap otherwise than the default: results have the same bits all the same, and the caller's
+//! state is as it was.
+
+use fast_allreduce::{Algorithm, Communicator, Element, Host, Isa, ReduceOp};
+use half::{bf16, f16};
+
+use crate::random::Random;
+use crate::world::builder;
+
+#[cfg(target_arch = "x86_64")]
+mod state {
+    use std::arch::asm;
+
+    /// Flush to zero with denormals are zero, each rounding mode, and a division by zero that traps.
+    pub const OTHERS: [u64; 5] = [0x9FC0, 0x3F80, 0x5F80, 0x7F80, 0x1D80];
+
+    pub fn get() -> u64 {
+        let mut state = 0_u32;
+        // SAFETY: stores MXCSR at the address.
+        unsafe { asm!("stmxcsr [{}]", in(reg) &mut state) };
+        // Without the flags of exceptions that were raised.
+        u64::from(state) & !0x3F
+    }
+
+    pub fn set(state: u64) {
+        let state = state as u32;
+        // SAFETY: loads MXCSR with bits that all processors have; nothing is computed before it is set back.
+        unsafe { asm!("ldmxcsr [{}]", in(reg) &state) };
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod state {
+    use std::arch::asm;
+
+    /// Flush to zero, and each rounding mode.
+    pub const OTHERS: [u64; 4] = [1 << 24, 1 << 22, 2 << 22, 3 << 22];
+
+    pub fn get() -> u64 {
+        let state: u64;
+        // SAFETY: reads FPCR.
+        unsafe { asm!("mrs {}, fpcr", out(reg) state) };
+        state
+    }
+
+    pub fn set(state: u64) {
+        // SAFETY: writes FPCR; nothing is computed before it is set back.
+        unsafe { asm!("msr fpcr, {}", in(reg) state) };
+    }
+}
+
+/// One allreduce in place, on a thread in this state. The state that the call left is looked at.
+fn reduce<T: Element>(communicator: &Communicator<Host>, data: &mut [T], op: ReduceOp, state: u64) {
+    let before = state::get();
+    state::set(state);
+    let result = communicator.all_reduce_in_place(data, op);
+    let after = state::get();
+    state::set(before);
+    result.unwrap();
+    assert_eq!(after, state, "the caller's state");
+}
+
+/// Inputs of which sums round and many are subnormal; the same on all ranks but for a factor.
+fn same_bits<T: Element + PartialEq>(of: fn(f64) -> T, smallest: f64, bits: fn(T) -> u64, isa: Isa) {
+    const COUNT: usize = 500;
+    let algorithms =
+        [Algorithm::OneShotPull, Algorithm::TwoShotPull, Algorithm::OneShotPush, Algorithm::Ring];
+    for algorithm in algorithms {
+        for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max] {
+            let run = |states: [u64; 3]| {
+                let ranks = fast_allreduce::bootstrap::Threads::world(3).unwrap();
+                let results = std::thread::scope(|scope| {
+                    let running = ranks.into_iter().enumerate().map(|(rank, bootstrap)| {
+                        scope.spawn(move || {
+                            let host = Host::new().isa(isa).unwrap();
+                            let communicator = builder().algorithm(algorithm).build(host, bootstrap).unwrap();
+                            let mut random = Random::fixed(rank as u64);
+                            let mut data: Vec<T> = (0..COUNT)
+                                .map(|_| of(random.below(4000) as f64 * smallest / 3.0 * (rank + 1) as f64))
+                                .collect();
+                            reduce(&communicator, &mut data, op, states[rank]);
+                            data.into_iter().map(bits).collect::<Vec<u64>>()
+                        })
+                    });
+                    let running: Vec<_> = running.collect();
+                    running.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+                });
+                assert!(results.iter().all(|result| *result == results[0]), "{algorithm} {op} {states:x?}");
+                results.into_iter().next().unwrap()
+            };
+            let default = state::get();
+            let expected = run([default; 3]);
+            assert!(expected.iter().any(|bits| *bits != expected[0]));
+            for other in state::OTHERS {
+                assert_eq!(run([default, other, default]), expected, "{algorithm} {op} {other:x}");
+            }
+            let [first, second, ..] = state::OTHERS;
+            assert_eq!(run([first, second, default]), expected, "{algorithm} {op}");
+        }
+    }
+}
+
+#[test]
+fn the_same_bits_whatever_the_state_of_the_callers() {
+    for isa in Isa::supported() {
+        same_bits::<f32>(
+            |value| value as f32,
+            f64::from(f32::from_bits(1)),
+            |value| value.to_bits().into(),
+            isa,
+        );
+        same_bits::<f64>(|value| value, f64::from_bits(1), f64::to_bits, isa);
+        same_bits::<f16>(f16::from_f64, f16::from_bits(1).to_f64(), |value| value.to_bits().into(), isa);
+        same_bits::<bf16>(bf16::from_f64, bf16::from_bits(1).to_f64(), |value| value.to_bits().into(), isa);
+    }
+}
