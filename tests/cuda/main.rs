@@ -20,6 +20,7 @@ mod gpu;
 mod graphs;
 mod hierarchical;
 mod in_order;
+mod injection;
 mod mixed;
 mod one_launch;
 mod pointers;

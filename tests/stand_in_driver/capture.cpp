@@ -81,6 +81,7 @@ void detach(Capture &capture) {
 using namespace stand_in;
 
 CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (mode > CU_STREAM_CAPTURE_MODE_RELAXED)
@@ -104,6 +105,7 @@ CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
 }
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!graph)
@@ -132,6 +134,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
 // No stream tells its dependencies: nodes are in the order in which they were captured.
 CUresult cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
                                    CUgraph *graph, const CUgraphNode **dependencies, size_t *count) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!status)
@@ -155,20 +158,24 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus *statu
 CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
                                    CUgraph *graph, const CUgraphNode **dependencies, const void **edges,
                                    size_t *count) {
+  STAND_IN_CALL();
   if (edges)
     *edges = nullptr;
   return cuStreamGetCaptureInfo_v2(handle, status, id, graph, dependencies, count);
 }
 
 CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id) {
+  STAND_IN_CALL();
   return cuStreamGetCaptureInfo_v2(handle, status, id, nullptr, nullptr, nullptr);
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
+  STAND_IN_CALL();
   return cuStreamGetCaptureInfo(handle, status, nullptr);
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+  STAND_IN_CALL();
   if (!mode || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
     return CUDA_ERROR_INVALID_VALUE;
   std::swap(*mode, thread_mode);

@@ -70,11 +70,15 @@ CUresult join(CUstream_st &stream, const CUevent_st &event) {
 }
 
 } // namespace
+
+uint64_t live_events() { return events().size(); }
+
 } // namespace stand_in
 
 using namespace stand_in;
 
 CUresult cuEventCreate(CUevent *handle, unsigned flags) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (!handle || flags > 7)
@@ -87,12 +91,14 @@ CUresult cuEventCreate(CUevent *handle, unsigned flags) {
 }
 
 CUresult cuEventDestroy_v2(CUevent handle) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   return events().take(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned flags) {
+  STAND_IN_CALL();
   std::shared_ptr<CUevent_st> event;
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_event(handle, &event));
@@ -125,9 +131,13 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   return CUDA_SUCCESS;
 }
 
-CUresult cuEventRecord(CUevent handle, CUstream stream) { return cuEventRecordWithFlags(handle, stream, 0); }
+CUresult cuEventRecord(CUevent handle, CUstream stream) {
+  STAND_IN_CALL();
+  return cuEventRecordWithFlags(handle, stream, 0);
+}
 
 CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags) {
+  STAND_IN_CALL();
   std::shared_ptr<CUevent_st> event;
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_event(handle, &event));
@@ -161,6 +171,7 @@ CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flag
 }
 
 CUresult cuEventQuery(CUevent handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUevent_st> event;
   STAND_IN_CHECK(find_event(handle, &event));
   std::lock_guard<std::mutex> guard(state());
@@ -170,6 +181,7 @@ CUresult cuEventQuery(CUevent handle) {
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUevent_st> event;
   STAND_IN_CHECK(find_event(handle, &event));
   std::unique_lock<std::mutex> guard(state());
@@ -182,6 +194,7 @@ CUresult cuEventSynchronize(CUevent handle) {
 }
 
 CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent from_handle, CUevent to_handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUevent_st> from, to;
   STAND_IN_CHECK(find_event(from_handle, &from));
   STAND_IN_CHECK(find_event(to_handle, &to));
@@ -199,5 +212,6 @@ CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent from_handle, CUevent
 }
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent from, CUevent to) {
+  STAND_IN_CALL();
   return cuEventElapsedTime_v2(milliseconds, from, to);
 }

@@ -168,6 +168,14 @@ bool is_accessible(const CUctx_st &context, uint64_t address, size_t bytes) {
                  [&](const Allocation &allocation) { return accessible_by(allocation, context); });
 }
 
+uint64_t live_allocations(Kind kind) {
+  auto registry = Registry::lock();
+  uint64_t live = 0;
+  for (auto &[base, allocation] : registry.allocations)
+    live += allocation.kind != kind ? 0 : kind == Kind::Ipc ? uint64_t(allocation.opens) : 1;
+  return live;
+}
+
 bool is_pageable(uint64_t address) { return !is_known(address, 1); }
 
 } // namespace stand_in
@@ -175,16 +183,21 @@ bool is_pageable(uint64_t address) { return !is_known(address, 1); }
 using namespace stand_in;
 
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   STAND_IN_CHECK(check_not_capturing());
   return pointer ? allocate(context, Kind::Device, bytes, pointer) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemFree_v2(CUdeviceptr pointer) { return free_now(pointer, {Kind::Device, Kind::Pool}); }
+CUresult cuMemFree_v2(CUdeviceptr pointer) {
+  STAND_IN_CALL();
+  return free_now(pointer, {Kind::Device, Kind::Pool});
+}
 
 // The memory can be used at once; the driver promises it in the order of the stream only.
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (is_capturing(*stream))
@@ -193,6 +206,7 @@ CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream handle) {
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (is_capturing(*stream))
@@ -205,6 +219,7 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
 }
 
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (!free || !total)
@@ -215,6 +230,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
 }
 
 CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   STAND_IN_CHECK(check_not_capturing());
@@ -226,11 +242,18 @@ CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocHost_v2(void **pointer, size_t bytes) { return cuMemHostAlloc(pointer, bytes, 0); }
+CUresult cuMemAllocHost_v2(void **pointer, size_t bytes) {
+  STAND_IN_CALL();
+  return cuMemHostAlloc(pointer, bytes, 0);
+}
 
-CUresult cuMemFreeHost(void *pointer) { return free_now(reinterpret_cast<uint64_t>(pointer), {Kind::Host}); }
+CUresult cuMemFreeHost(void *pointer) {
+  STAND_IN_CALL();
+  return free_now(reinterpret_cast<uint64_t>(pointer), {Kind::Host});
+}
 
 CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   Allocation allocation;
@@ -252,6 +275,7 @@ CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned) {
 }
 
 CUresult cuMemHostUnregister(void *pointer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   Allocation allocation;
@@ -260,6 +284,7 @@ CUresult cuMemHostUnregister(void *pointer) {
 }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsigned flags) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   auto registry = Registry::lock();

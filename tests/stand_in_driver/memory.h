@@ -101,4 +101,9 @@ bool is_pageable(uint64_t address);
 
 CUmemoryPool default_pool(CUdevice device);
 
+// How many there are that callers have made and not given back.
+uint64_t live_allocations(Kind kind);
+uint64_t live_physical_memory();
+uint64_t live_reservations();
+
 } // namespace stand_in

@@ -64,6 +64,7 @@ CUresult attribute_of(const Allocation &allocation, uint64_t address, CUpointer_
 using namespace stand_in;
 
 CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   auto registry = Registry::lock();
@@ -76,6 +77,7 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdevi
 // Unlike the singular, succeeds for unknown pointers and unsuitable attributes.
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes, void **data,
                                 CUdeviceptr pointer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (!attributes || !data)
@@ -91,6 +93,7 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes,
 }
 
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   const bool valid = value && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && is_known(pointer, 1);
@@ -98,6 +101,7 @@ CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   auto registry = Registry::lock();

@@ -31,6 +31,8 @@ CUmemAllocationProp properties(int device);
 void test_capture_errors();
 void test_kernels();
 void test_world_kernel();
+void test_failing_calls();
+void test_stream_per_thread();
 void test_sharing();
 // The other process of test_sharing.
 int peer(const std::string &task, const std::string &argument);

@@ -51,6 +51,33 @@ void wait_for(std::unique_lock<std::mutex> &guard, const std::shared_ptr<CUstrea
   changed().wait(guard, [&] { return stream->completed >= target; });
 }
 
+// The calling thread's default streams. What is on them when the thread ends still runs.
+class PerThreadStreams {
+public:
+  ~PerThreadStreams() {
+    std::lock_guard<std::mutex> guard(state());
+    for (auto &[context, stream] : streams_)
+      close(stream);
+  }
+
+  std::shared_ptr<CUstream_st> of(CUcontext context) {
+    std::shared_ptr<CUstream_st> &stream = streams_[context];
+    bool closed = !stream;
+    if (stream) {
+      std::lock_guard<std::mutex> guard(state());
+      closed = stream->closing; // with its context, which lives again
+    }
+    if (closed)
+      stream = make_stream(context, 0, 0);
+    return stream;
+  }
+
+private:
+  std::map<CUcontext, std::shared_ptr<CUstream_st>> streams_;
+};
+
+thread_local PerThreadStreams per_thread_streams;
+
 std::vector<std::shared_ptr<CUstream_st>> live_streams_of(CUcontext context) {
   std::vector<std::shared_ptr<CUstream_st>> streams;
   for (auto &stream : live()) {
@@ -61,6 +88,8 @@ std::vector<std::shared_ptr<CUstream_st>> live_streams_of(CUcontext context) {
 }
 
 } // namespace
+
+uint64_t live_streams() { return streams().size(); }
 
 std::mutex &state() {
   static auto *state = new std::mutex;
@@ -88,7 +117,7 @@ CUresult find_stream(CUstream handle, std::shared_ptr<CUstream_st> *stream) {
   if (!handle || handle == CU_STREAM_LEGACY) {
     *stream = context->legacy;
   } else if (handle == CU_STREAM_PER_THREAD) {
-    *stream = context->per_thread;
+    *stream = per_thread_streams.of(context);
   } else {
     *stream = streams().find(handle);
     if (!*stream)
@@ -171,6 +200,7 @@ CUresult check_context_not_captured(CUcontext context) {
 using namespace stand_in;
 
 CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned flags, int priority) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (!handle || flags > CU_STREAM_NON_BLOCKING)
@@ -180,11 +210,13 @@ CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned flags, int priori
 }
 
 CUresult cuStreamCreate(CUstream *handle, unsigned flags) {
+  STAND_IN_CALL();
   return cuStreamCreateWithPriority(handle, flags, 0);
 }
 
 // What is queued still runs.
 CUresult cuStreamDestroy_v2(CUstream handle) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   auto stream = streams().take(handle);
@@ -203,6 +235,7 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (is_capturing(*stream))
@@ -220,6 +253,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
 }
 
 CUresult cuStreamQuery(CUstream handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (is_capturing(*stream))
@@ -229,6 +263,7 @@ CUresult cuStreamQuery(CUstream handle) {
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!context)
@@ -238,6 +273,7 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
 }
 
 CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!device)
@@ -247,6 +283,7 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!flags)
@@ -256,6 +293,7 @@ CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int *priority) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!priority)
@@ -265,6 +303,7 @@ CUresult cuStreamGetPriority(CUstream handle, int *priority) {
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!id)
@@ -274,6 +313,7 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
 }
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
+  STAND_IN_CALL();
   if (!function)
     return CUDA_ERROR_INVALID_VALUE;
   return submit(handle, [function, data] { function(data); });

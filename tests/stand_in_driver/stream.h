@@ -32,8 +32,10 @@ std::mutex &state();
 std::condition_variable &changed();
 
 std::shared_ptr<CUstream_st> make_stream(CUcontext context, unsigned flags, int priority);
-// NULL and the legacy handle are the context's legacy stream; the per-thread handle is one stream per
-// context.
+// NULL and the legacy handle are the context's legacy stream. The per-thread handle is a stream of the
+// calling thread and the context: "an implicit stream local to both the thread and the CUcontext" (Driver
+// API, Stream synchronization behavior). It is a blocking one: "not a non-blocking stream and will
+// synchronize with the legacy default stream".
 CUresult find_stream(CUstream handle, std::shared_ptr<CUstream_st> *stream);
 // Appends work to a stream, or to the graph that it is captured into.
 CUresult submit(CUstream handle, Work work);
