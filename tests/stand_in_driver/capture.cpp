@@ -54,6 +54,7 @@ CUresult refuse_in_capture(CUstream_st &stream, CUresult code) {
 CUresult check_not_capturing() {
   if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
     return CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
   std::lock_guard<std::mutex> guard(state());
   for (auto &capture : active()) {
     const bool own = capture->thread == std::this_thread::get_id();
@@ -62,9 +63,9 @@ CUresult check_not_capturing() {
     if (capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED || !(own || global))
       continue;
     capture->invalid = true;
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
-  return CUDA_SUCCESS;
+  return result;
 }
 
 void detach(Capture &capture) {
@@ -140,6 +141,11 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus *statu
   if (!status)
     return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> guard(state());
+  // "if this is called on CU_STREAM_LEGACY (the null stream) while a blocking stream in the same context is
+  // capturing, it will return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT [...] The blocking stream capture is not
+  // invalidated" (Driver API, cuStreamIsCapturing and cuStreamGetCaptureInfo).
+  if (!captures_under_legacy(*stream).empty())
+    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   const Capture *capture = stream->capture.get();
   *status = !capture           ? CU_STREAM_CAPTURE_STATUS_NONE
             : capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED

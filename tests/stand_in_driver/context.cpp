@@ -273,6 +273,7 @@ CUresult cuCtxSynchronize() {
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   STAND_IN_CHECK(check_context_not_captured(context));
+  STAND_IN_CHECK(check_not_capturing());
   wait_for_context(context);
   return CUresult(context->error.load());
 }

@@ -108,6 +108,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   if (event->context != stream->context)
     return CUDA_ERROR_INVALID_HANDLE;
   std::lock_guard<std::mutex> guard(state());
+  STAND_IN_CHECK(check_legacy(*stream));
   if (!stream->capture) {
     auto mark = std::make_shared<Mark>();
     event->mark = mark;
@@ -145,6 +146,7 @@ CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flag
   if (flags > CU_EVENT_WAIT_EXTERNAL)
     return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> guard(state());
+  STAND_IN_CHECK(check_legacy(*stream));
   if (event->capture)
     return join(*stream, *event);
   std::shared_ptr<Mark> mark = event->mark;
@@ -170,13 +172,27 @@ CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flag
   return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
 }
 
+// Whether an event's status may be asked. That of one that was last recorded in a capture never may: even a
+// thread in relaxed mode "is still prohibited from API calls which necessarily conflict with stream capture,
+// for example, attempting cuEventQuery on an event that was last recorded inside a capture sequence" (Driver
+// API, cuThreadExchangeStreamCaptureMode). Of others it is potentially unsafe.
+static CUresult check_askable(const CUevent_st &event) {
+  {
+    std::lock_guard<std::mutex> guard(state());
+    if (event.capture) {
+      event.capture->invalid = true;
+      return CUDA_ERROR_CAPTURED_EVENT;
+    }
+  }
+  return check_not_capturing();
+}
+
 CUresult cuEventQuery(CUevent handle) {
   STAND_IN_CALL();
   std::shared_ptr<CUevent_st> event;
   STAND_IN_CHECK(find_event(handle, &event));
+  STAND_IN_CHECK(check_askable(*event));
   std::lock_guard<std::mutex> guard(state());
-  if (event->capture)
-    return CUDA_ERROR_CAPTURED_EVENT;
   return !event->mark || event->mark->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -184,9 +200,8 @@ CUresult cuEventSynchronize(CUevent handle) {
   STAND_IN_CALL();
   std::shared_ptr<CUevent_st> event;
   STAND_IN_CHECK(find_event(handle, &event));
+  STAND_IN_CHECK(check_askable(*event));
   std::unique_lock<std::mutex> guard(state());
-  if (event->capture)
-    return CUDA_ERROR_CAPTURED_EVENT;
   const std::shared_ptr<Mark> mark = event->mark;
   if (mark)
     changed().wait(guard, [&] { return mark->done; });

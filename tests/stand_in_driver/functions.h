@@ -213,9 +213,15 @@ void stand_in_fail(const char *function, uint64_t nth, unsigned code, int own_th
 unsigned stand_in_failures_left();
 // How often this process has called a driver function.
 uint64_t stand_in_calls(const char *function);
+// How often the calling thread has.
+uint64_t stand_in_calls_of_thread(const char *function);
+// Whether the calling thread's calls are neither counted nor fail: those of a test itself, between those that
+// it tests.
+void stand_in_pause(int pause);
 // The functions that this process has called, in the order of their first calls; NULL after the last.
 const char *stand_in_function(unsigned index);
-// What this process holds: how much, and by the name of the function that makes it; NULL after the last.
+// What this process holds: how much, and by the name of the function that makes it. Last, how often it has
+// freed what another process had open. NULL after that.
 const char *stand_in_live(unsigned index, uint64_t *count);
 }
 #pragma GCC visibility pop

@@ -8,6 +8,7 @@
 #include <list>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "driver.h"
 #include "memory.h"
@@ -16,6 +17,8 @@ namespace stand_in {
 namespace {
 
 thread_local int depth = 0;
+thread_local bool paused = false;
+thread_local std::vector<uint64_t> own_calls; // by the functions' numbers
 
 struct Failure {
   std::string function;
@@ -88,13 +91,17 @@ CUresult failure_of(const Function &function) {
 
 Function::Function(const char *symbol) : name(without_version(symbol)) {
   std::lock_guard<std::mutex> guard(injection().mutex);
+  number = injection().functions.size();
   injection().functions.push_back(this);
 }
 
 Call::Call(Function &function) {
-  if (depth++ > 0)
+  if (depth++ > 0 || paused)
     return;
   ++function.calls;
+  if (own_calls.size() <= function.number)
+    own_calls.resize(function.number + 1);
+  ++own_calls[function.number];
   if (injection().armed != 0)
     code = failure_of(function);
 }
@@ -127,6 +134,18 @@ uint64_t stand_in_calls(const char *name) {
   return calls;
 }
 
+uint64_t stand_in_calls_of_thread(const char *name) {
+  std::lock_guard<std::mutex> guard(injection().mutex);
+  uint64_t calls = 0;
+  for (const Function *function : injection().functions) {
+    if (function->name == without_version(name) && function->number < own_calls.size())
+      calls += own_calls[function->number];
+  }
+  return calls;
+}
+
+void stand_in_pause(int pause) { paused = pause != 0; }
+
 const char *stand_in_function(unsigned index) {
   std::lock_guard<std::mutex> guard(injection().mutex);
   for (const Function *function : injection().functions) {
@@ -155,6 +174,7 @@ const char *stand_in_live(unsigned index, uint64_t *count) {
       {"cuStreamEndCapture", live_graphs},
       {"cuGraphInstantiate", live_executables},
       {"cuDevicePrimaryCtxRetain", live_contexts},
+      {"freed while open elsewhere", early_frees},
   };
   if (index >= sizeof(kKinds) / sizeof(*kKinds))
     return nullptr;

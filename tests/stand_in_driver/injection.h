@@ -11,6 +11,7 @@ namespace stand_in {
 // A driver function that has been called.
 struct Function {
   explicit Function(const char *name);
+  size_t number;    // of all functions, in the order of their first calls
   std::string name; // without the version that the symbol ends in
   std::atomic<uint64_t> calls{0};
 };

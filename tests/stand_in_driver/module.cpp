@@ -159,6 +159,7 @@ CUresult cuModuleUnload(CUmodule handle) {
   STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
+  STAND_IN_CHECK(check_not_capturing());
   auto module = modules().take(handle);
   if (!module)
     return CUDA_ERROR_INVALID_HANDLE;

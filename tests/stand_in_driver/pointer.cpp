@@ -30,7 +30,8 @@ CUresult unknown_attribute(void *data, CUpointer_attribute attribute) {
 
 CUresult attribute_of(const Allocation &allocation, uint64_t address, CUpointer_attribute attribute,
                       void *data) {
-  const bool stream_ordered = allocation.kind == Kind::Pool, mapped = allocation.kind == Kind::Virtual;
+  const bool stream_ordered = allocation.kind == Kind::Pool || allocation.kind == Kind::Graph,
+             mapped = allocation.kind == Kind::Virtual;
   switch (attribute) {
   case CU_POINTER_ATTRIBUTE_CONTEXT:
     return put<CUcontext>(data, stream_ordered || mapped ? nullptr : allocation.context);
@@ -69,7 +70,7 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdevi
   STAND_IN_CHECK(current_context(&context));
   auto registry = Registry::lock();
   const Allocation *allocation = registry.find(pointer);
-  if (!data || !allocation)
+  if (!data || !allocation || allocation->freed)
     return CUDA_ERROR_INVALID_VALUE;
   return attribute_of(*allocation, pointer, attribute, data);
 }

@@ -54,6 +54,15 @@ void test_failing_calls() {
   EXPECT(stand_in_calls("cuEventRecordWithFlags") == 0 && stand_in_failures_left() == 1);
   stand_in_fail(nullptr, 0, 0, 0);
   OK(cuEventRecordWithFlags(event, stream, 0));
+  // Nor are those of a thread that has paused them.
+  const uint64_t before = stand_in_calls("cuEventQuery"), own = stand_in_calls_of_thread("cuEventQuery");
+  stand_in_fail("cuEventQuery", 1, CUDA_ERROR_UNKNOWN, 0);
+  stand_in_pause(1);
+  EXPECT(cuEventQuery(event) != CUDA_ERROR_UNKNOWN);
+  stand_in_pause(0);
+  EXPECT(stand_in_calls("cuEventQuery") == before && cuEventQuery(event) == CUDA_ERROR_UNKNOWN);
+  EXPECT(stand_in_calls_of_thread("cuEventQuery") == own + 1);
+  std::thread([] { EXPECT(stand_in_calls_of_thread("cuEventQuery") == 0); }).join();
   bool listed = false;
   for (unsigned i = 0; const char *name = stand_in_function(i); ++i)
     listed = listed || strcmp(name, "cuEventRecord") == 0;

@@ -147,20 +147,31 @@ void enqueue(const std::shared_ptr<CUstream_st> &stream, Work work) {
   changed().notify_all();
 }
 
+std::vector<Capture *> captures_under_legacy(const CUstream_st &stream) {
+  std::vector<Capture *> captures;
+  if (&stream != stream.context->legacy.get())
+    return captures;
+  for (auto &other : live_streams_of(stream.context)) {
+    if (other->blocking() && other->capture)
+      captures.push_back(other->capture.get());
+  }
+  return captures;
+}
+
+CUresult check_legacy(const CUstream_st &stream) {
+  const auto captures = captures_under_legacy(stream);
+  for (Capture *capture : captures)
+    capture->invalid = true;
+  return captures.empty() ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+}
+
 CUresult submit(CUstream handle, Work work) {
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   std::lock_guard<std::mutex> guard(state());
   if (stream->capture)
     return add_node(*stream, std::move(work));
-  if (stream == stream->context->legacy) {
-    for (auto &other : live_streams_of(stream->context)) {
-      if (!other->blocking() || !other->capture)
-        continue;
-      other->capture->invalid = true;
-      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    }
-  }
+  STAND_IN_CHECK(check_legacy(*stream));
   enqueue(stream, std::move(work));
   return CUDA_SUCCESS;
 }
@@ -234,12 +245,25 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
   return CUDA_SUCCESS;
 }
 
+// What cuStreamQuery and cuStreamSynchronize must not be called in. "It is invalid to synchronize or query
+// the execution status of a stream which is being captured or a captured event" (Programming Guide, CUDA
+// Graphs, Prohibited and Unhandled Operations); of other streams it is potentially unsafe, as a capture does
+// not observe it.
+static CUresult check_waitable(const std::shared_ptr<CUstream_st> &stream) {
+  if (is_capturing(*stream))
+    return refuse_in_capture(*stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  {
+    std::lock_guard<std::mutex> guard(state());
+    STAND_IN_CHECK(check_legacy(*stream));
+  }
+  return check_not_capturing();
+}
+
 CUresult cuStreamSynchronize(CUstream handle) {
   STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
-  if (is_capturing(*stream))
-    return refuse_in_capture(*stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  STAND_IN_CHECK(check_waitable(stream));
   wait_for_stream(stream);
   // The legacy stream's last work waits for the blocking streams, its own end only if there is any.
   if (stream == stream->context->legacy) {
@@ -256,10 +280,16 @@ CUresult cuStreamQuery(CUstream handle) {
   STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
-  if (is_capturing(*stream))
-    return refuse_in_capture(*stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  STAND_IN_CHECK(check_waitable(stream));
   std::lock_guard<std::mutex> guard(state());
-  return stream->completed == stream->submitted ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  const auto done = [](const CUstream_st &stream) { return stream.completed == stream.submitted; };
+  bool all = done(*stream);
+  // The legacy stream encompasses the blocking ones: querying it queries them (ibid.).
+  if (stream == stream->context->legacy) {
+    for (auto &other : live_streams_of(stream->context))
+      all = all && (!other->blocking() || done(*other));
+  }
+  return all ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
