@@ -46,21 +46,46 @@ pub fn take_back() -> u32 {
     }
 }
 
+/// Runs a test's own driver calls: they are neither counted nor fail.
+pub fn aside<R>(body: impl FnOnce() -> R) -> R {
+    type Pause = unsafe extern "C" fn(c_int);
+    // SAFETY: declared so in tests/stand_in_driver/functions.h.
+    let pause = unsafe { std::mem::transmute::<*mut c_void, Pause>(symbol(c"stand_in_pause")) };
+    // SAFETY: sets a variable of this thread.
+    unsafe { pause(1) };
+    let result = body();
+    // SAFETY: as above.
+    unsafe { pause(0) };
+    result
+}
+
+/// How often this thread has called each driver function; those that it has not called are left out.
+pub fn own_calls() -> BTreeMap<String, u64> {
+    calls_by(c"stand_in_calls_of_thread")
+}
+
 /// How often this process has called each driver function.
 pub fn calls() -> BTreeMap<String, u64> {
+    calls_by(c"stand_in_calls")
+}
+
+fn calls_by(counter: &CStr) -> BTreeMap<String, u64> {
     type Name = unsafe extern "C" fn(c_uint) -> *const c_char;
     type Calls = unsafe extern "C" fn(*const c_char) -> u64;
     let mut all = BTreeMap::new();
     // SAFETY: declared so in tests/stand_in_driver/functions.h; names live as long as the library.
     unsafe {
         let name_of = std::mem::transmute::<*mut c_void, Name>(symbol(c"stand_in_function"));
-        let calls_of = std::mem::transmute::<*mut c_void, Calls>(symbol(c"stand_in_calls"));
+        let calls_of = std::mem::transmute::<*mut c_void, Calls>(symbol(counter));
         for index in 0.. {
             let name = name_of(index);
             if name.is_null() {
                 return all;
             }
-            all.insert(CStr::from_ptr(name).to_string_lossy().into_owned(), calls_of(name));
+            let calls = calls_of(name);
+            if calls > 0 {
+                all.insert(CStr::from_ptr(name).to_string_lossy().into_owned(), calls);
+            }
         }
     }
     all

@@ -21,6 +21,8 @@ mod graphs;
 mod hierarchical;
 mod in_order;
 mod injection;
+mod injection_script;
+mod injection_sweep;
 mod mixed;
 mod one_launch;
 mod pointers;
