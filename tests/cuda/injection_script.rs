@@ -336,10 +336,11 @@ impl Rank<'_> {
         aside(|| {
             // SAFETY: the stream is live, and captured by this thread.
             let graph = unsafe { result::stream::end_capture(handle) };
-            all?;
             let graph =
                 graph.map_err(|error| Problem::Wrong(format!("the capture was spoilt: {error:?}")))?;
-            Ok(Graph::new(graph))
+            let graph = Graph::new(graph);
+            all?;
+            Ok(graph)
         })
     }
 
