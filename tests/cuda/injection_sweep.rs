@@ -449,7 +449,7 @@ fn every_call_fails_once() {
         for mut lane in [lane, Lane::default()] {
             let (queue, found, played, missed) = (&queue, &found, &played, &missed);
             scope.spawn(move || {
-                while budget.map_or(true, |budget| started.elapsed() < budget) {
+                while budget.is_none_or(|budget| started.elapsed() < budget) {
                     let Some(case) = queue.lock().unwrap().pop_front() else { return };
                     let faults = match lane.play(&case) {
                         Ok((reports, left)) => {
