@@ -244,6 +244,12 @@ impl<D: Device> Communicator<D> {
         error.clone()
     }
 
+    /// After a step of a call that fails on this rank alone, while the others may be in the call: they are told.
+    #[cfg(feature = "cuda")]
+    fn or_poison<T>(&self, step: Result<T>) -> Result<T> {
+        step.map_err(|error| self.poison(error))
+    }
+
     /// The result of a step, or the failure that ended it from outside.
     fn unless_failed<T>(&self, step: Result<T>) -> Result<T> {
         step.map_err(|error| self.failed.get().cloned().unwrap_or(error))
