@@ -4,10 +4,8 @@
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 use crate::abi::{FaCall, FaFailure, FaRegionHead, FaStatus, FA_MAX_BLOCKS};
-use crate::bootstrap::Bootstrap;
 use crate::device::sealed::{Shared as _, Status as _};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -90,19 +88,11 @@ pub(crate) struct Region<D: Device> {
 }
 
 impl<D: Device> Region<D> {
-    /// Collective. `epoch` is the number of the launch before the first.
-    pub fn new(
-        device: &D,
-        layout: Layout,
-        epoch: u32,
-        bootstrap: &dyn Bootstrap,
-        timeout: Duration,
-    ) -> Result<Self> {
-        let rank = bootstrap.rank();
-        let memory = device.share(layout.total_bytes, bootstrap, timeout)?;
+    /// Of memory that every rank has mapped and that nothing has used. `epoch` is the number of the launch before the first.
+    pub fn new(device: &D, layout: Layout, epoch: u32, memory: D::Shared, rank: usize) -> Result<Self> {
         let epochs = epoch.to_ne_bytes().repeat(FA_MAX_BLOCKS as usize);
         let address = memory.address(rank) + offset_of!(FaRegionHead, epoch) as u64;
-        // SAFETY: the epochs lie in the head of the region that was just made, and no kernel has been launched.
+        // SAFETY: the epochs lie in the head of the region, and no kernel has been launched.
         unsafe { device.write(address, &epochs) }?;
         Ok(Self { layout, status: device.status(&memory)?, memory, rank })
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use crate::abi::{FaLaunch, FA_SOURCE_ID_SHIFT};
 use crate::call::CallId;
 use crate::communicator::Closing;
-use crate::device::sealed::Shared as _;
+use crate::device::sealed::{self, Shared as _};
 use crate::device::{Device, Host};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -19,21 +20,25 @@ use crate::symmetric::{self, SymmetricMemory};
 
 /// What a rank needs to launch kernels: kept by its communicator and by every registered buffer.
 pub(crate) struct Endpoint<D: Device> {
-    // In the order in which they go: the device waits for its kernels, then mappings go, then what the peers have mapped.
-    pub device: D,
-    pub region: Region<D>,
+    // What kernels use goes when they have ended, and never if that cannot be found out.
+    pub device: ManuallyDrop<D>,
+    pub region: ManuallyDrop<Region<D>>,
     registry: Mutex<Registry>,
     /// The memory of registrations.
     registered: Mutex<Vec<Weak<D::Shared>>>,
     /// What was dropped while its kernels could not be waited for: memory, with its row where it was registered.
-    retired: Mutex<Vec<(Option<usize>, D::Shared)>>,
+    retired: ManuallyDrop<Mutex<Retired<D>>>,
     /// Symmetric memories that ranks have agreed to allocate: equal on all.
     numbered: AtomicU64,
+    // Last: what the peers have mapped goes after this rank's own mappings.
     pub closing: Arc<Closing<D>>,
 }
 
+type Retired<D> = Vec<(Option<usize>, <D as sealed::Device>::Shared)>;
+
 impl<D: Device> Endpoint<D> {
     pub fn new(device: D, region: Region<D>, closing: Arc<Closing<D>>) -> Self {
+        let (device, region) = (ManuallyDrop::new(device), ManuallyDrop::new(region));
         let (registry, registered, retired, numbered) = Default::default();
         Self { device, region, registry, registered, retired, numbered, closing }
     }
@@ -53,9 +58,10 @@ impl<D: Device> Endpoint<D> {
         let Closing { bootstrap, timeout, .. } = &*self.closing;
         let free_rows = self.lock().free_rows();
         let free_rows = bootstrap.all_gather(&free_rows, *timeout)?;
-        let row = self.lock().next_row(&free_rows)?;
-        let registration = Registration::new(Arc::clone(self), memory, row, bootstrap.rank(), bytes);
-        // No rank pulls from the memory before all have it in their tables.
+        let row = self.lock().next_row(&free_rows);
+        let registration =
+            row.and_then(|row| Registration::new(Arc::clone(self), memory, row, bootstrap.rank(), bytes));
+        // No rank pulls from the memory before all have it in their tables; where one has not, it goes from all.
         self.closing.all_succeeded(registration)
     }
 
@@ -109,6 +115,28 @@ impl<D: Device> Endpoint<D> {
     pub fn lock(&self) -> MutexGuard<'_, Registry> {
         // No change of a registry can panic midway, so a panic elsewhere has left it whole.
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<D: Device> Drop for Endpoint<D> {
+    fn drop(&mut self) {
+        // Tried twice, as nobody tries again later.
+        let ended = self.device.wait_for_calls().or_else(|_| self.device.wait_for_calls());
+        if let Err(error) = ended {
+            // Kernels may still run, from the module, in the region and in what is retired.
+            self.closing.leave_open();
+            if self.closing.here().is_ok() {
+                let rank = self.closing.bootstrap.rank();
+                tracing::warn!(rank, %error, "closed while calls may still run: what they use stays until the process ends");
+            }
+            return;
+        }
+        // SAFETY: each goes once, here, and nothing uses them any more. The kernels have ended.
+        unsafe {
+            ManuallyDrop::drop(&mut self.device);
+            ManuallyDrop::drop(&mut self.region);
+            ManuallyDrop::drop(&mut self.retired);
+        }
     }
 }
 
@@ -247,8 +275,16 @@ impl<D: Device> Registration<D> {
     ) -> Result<Self> {
         let bases = std::array::from_fn(|rank| memory.address(rank));
         let mut registry = endpoint.lock();
-        endpoint.region.write_row(&endpoint.device, row, &bases)?;
-        registry.set(row, Row::Used(Range { base: bases[rank], bytes: bytes as u64 }));
+        let written = endpoint.region.write_row(&endpoint.device, row, &bases);
+        // A row that could not be written is free as on the other ranks, which give theirs up: rows stay equal on all.
+        registry.set(
+            row,
+            match written {
+                Ok(()) => Row::Used(Range { base: bases[rank], bytes: bytes as u64 }),
+                Err(_) => Row::Free,
+            },
+        );
+        written?;
         let memory = Arc::new(memory);
         endpoint.track(&memory);
         let gone = endpoint.clear_retired(&mut registry);

@@ -2,14 +2,13 @@
 
 use std::ffi::OsStr;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::{Closing, Communicator};
 use crate::bootstrap::{Bootstrap, Family};
 use crate::device::{all_succeeded, Device};
 use crate::error::{Error, Result};
-use crate::fork::Origin;
 use crate::plan::{Algorithm, Steps, Table, Tuning};
 use crate::presence::Arrivals;
 use crate::region::{Layout, Region};
@@ -243,26 +242,23 @@ impl Builder {
         agreed?;
 
         device.join(&bootstrap, setup_timeout)?;
-        let (exports, origin) = (device.exports(), Origin::here());
-        let closing = Arc::new(Closing {
-            exports,
-            bootstrap: Box::new(bootstrap),
-            timeout: setup_timeout,
-            origin,
-            stepping: Mutex::default(),
-        });
+        let exports = device.exports();
+        let closing = Arc::new(Closing::new(exports, Box::new(bootstrap), setup_timeout));
         // After `closing`, to go before it where an error ends this.
         let device = device;
         let bootstrap = &*closing.bootstrap;
         let steps = Steps::new(&table, world_size, device.link());
         let family = Family::found(bootstrap, setup_timeout)?;
         let arrivals = Arrivals::exchange(bootstrap, setup_timeout)?;
-        let region = Region::new(&device, layout, self.last_epoch, bootstrap, setup_timeout)?;
-        let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&closing)));
-        let watched = Arc::clone(&endpoint);
-        let presence = arrivals.watch(world_size, move |rank| watched.region.set_gone(rank));
-        // No rank launches before all have set their epochs.
-        let presence = all_succeeded(presence, bootstrap, setup_timeout)?;
+        let memory = device.share(layout.total_bytes, bootstrap, setup_timeout)?;
+        let made = Region::new(&device, layout, self.last_epoch, memory, rank).and_then(|region| {
+            let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&closing)));
+            let watched = Arc::clone(&endpoint);
+            let presence = arrivals.watch(world_size, move |rank| watched.region.set_gone(rank))?;
+            Ok((presence, endpoint))
+        });
+        // No rank launches before all have set their epochs, and where one could not, none has a communicator.
+        let (presence, endpoint) = all_succeeded(made, bootstrap, setup_timeout)?;
         tracing::info!(
             rank,
             world_size,

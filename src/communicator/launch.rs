@@ -9,7 +9,7 @@ use crate::abi::{self, FaCall, FaLaunch, FaShare, FaTransfers, FA_MAX_RANKS};
 use crate::call::CallId;
 use crate::collective::Collective;
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::ReduceOp;
 use crate::plan::{Algorithm, Plan};
 use crate::region::TABLE_ROWS;
@@ -56,7 +56,7 @@ impl<D: Device> Communicator<D> {
         let source = match pulls {
             false => 0,
             true => match registry.source(message.input, bytes) {
-                0 => source(&mut registry, &plan)?,
+                0 => source(&mut registry, &plan).map_err(|error| self.cut_short(error))?,
                 registered => registered,
             },
         };
@@ -73,7 +73,8 @@ impl<D: Device> Communicator<D> {
             message.set_piece(launch, done, piece, source);
             // SAFETY: input and output are the caller's, within their counts; regions and the table are this
             // endpoint's, and the registry's lock keeps the table as it is.
-            unsafe { self.endpoint.device.launch(launch, &plan, None, stream) }?;
+            unsafe { self.endpoint.device.launch(launch, &plan, None, stream) }
+                .map_err(|error| self.cut_short(error))?;
             if self.endpoint.region.failure() != abi::FA_OK {
                 self.endpoint.make_private();
                 break;
@@ -88,6 +89,13 @@ impl<D: Device> Communicator<D> {
     fn count_bytes(&self, bytes: u64) {
         self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
         self.presence.end();
+    }
+
+    /// The end of a call that this rank cannot carry out, or not whole. Nothing has told the others, which may be in it.
+    #[cold]
+    fn cut_short(&self, error: Error) -> Error {
+        self.presence.end();
+        self.poison(error)
     }
 
     /// The call worked out. `extent` is of the message.
@@ -133,7 +141,8 @@ impl<D: Device> Communicator<D> {
         let launch = self.launch(&mut registry, &nothing, &plan, call.encode());
         launch.algorithm = abi::FA_TRANSFER;
         // SAFETY: the caller's; the rest as in `start`.
-        unsafe { self.endpoint.device.launch(launch, &plan, Some(transfers), stream) }?;
+        unsafe { self.endpoint.device.launch(launch, &plan, Some(transfers), stream) }
+            .map_err(|error| self.cut_short(error))?;
         self.count_bytes(bytes);
         Ok(())
     }

@@ -13,9 +13,9 @@ pub(crate) mod message;
 mod plan;
 mod subset;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) use builder::agree;
 pub use builder::Builder;
@@ -69,9 +69,16 @@ pub(crate) struct Closing<D: Device> {
     origin: Origin,
     /// See [`Closing::step`].
     stepping: Mutex<()>,
+    /// This rank has left open what it has of its peers.
+    open: AtomicBool,
 }
 
 impl<D: Device> Closing<D> {
+    fn new(exports: D::Exports, bootstrap: Box<dyn Bootstrap>, timeout: Duration) -> Self {
+        let (stepping, open) = Default::default();
+        Self { exports, bootstrap, timeout, origin: Origin::here(), stepping, open }
+    }
+
     /// Refuses to speak in the name of the process that this one is a fork of.
     pub fn here(&self) -> Result<()> {
         match self.origin.is_elsewhere() {
@@ -92,6 +99,11 @@ impl<D: Device> Closing<D> {
         Ok(self.stepping.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Kernels may still run in what this rank has of its peers' memory: no rank frees what it has exported.
+    pub fn leave_open(&self) {
+        self.open.store(true, Ordering::Relaxed);
+    }
+
     /// Whether a step succeeded on all ranks. Collective.
     pub fn all_succeeded<T>(&self, step: Result<T>) -> Result<T> {
         all_succeeded(step, &*self.bootstrap, self.timeout)
@@ -101,12 +113,32 @@ impl<D: Device> Closing<D> {
 impl<D: Device> Drop for Closing<D> {
     fn drop(&mut self) {
         const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-        if !self.exports.is_empty() {
-            // All ranks have closed what this one frees next. A rank that does not come may still use it, and a longer wait
-            // could be a hang: then it stays until the process ends. In a fork it is the parent's.
-            if self.origin.is_elsewhere() || self.bootstrap.barrier(CLOSE_TIMEOUT).is_err() {
-                self.exports.leave();
+        // Neither is what a rank says in another step: one that is at that has closed nothing yet, and fails with this as the
+        // reason.
+        const CLOSED: &[u8] = b"it closed its communicator";
+        const OPEN: &[u8] = b"it closed its communicator while its calls may still run";
+        if self.exports.is_empty() {
+            return;
+        }
+        // All ranks have closed what this one frees next. A rank that does not come may still use it, and a longer wait
+        // could be a hang: then it stays until the process ends. In a fork it is the parent's.
+        let all_closed = || {
+            let own = if self.open.load(Ordering::Relaxed) { OPEN } else { CLOSED };
+            let deadline = Instant::now() + CLOSE_TIMEOUT;
+            loop {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let Ok(all) = self.bootstrap.all_gather(own, left) else { return false };
+                // All ranks see the same, and end this together or go on together.
+                if all.iter().all(|said| said == CLOSED) {
+                    return true;
+                }
+                if all.iter().any(|said| said == OPEN) || left.is_zero() {
+                    return false;
+                }
             }
+        };
+        if self.origin.is_elsewhere() || !all_closed() {
+            self.exports.leave();
         }
     }
 }
@@ -235,6 +267,12 @@ impl<D: Device> Communicator<D> {
         });
         self.presence.fail(error);
         error.clone()
+    }
+
+    /// After a step of a call that fails on this rank alone, while the others may be in the call: they are told.
+    #[cfg(feature = "cuda")]
+    fn or_poison<T>(&self, step: Result<T>) -> Result<T> {
+        step.map_err(|error| self.poison(error))
     }
 
     /// The result of a step, or the failure that ended it from outside.

@@ -91,11 +91,12 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         self.check_context(input.stream())?;
         self.check_context(output.stream())?;
         let count = input.len();
-        let (input, _input_used) = input.device_ptr(stream);
-        let (output, _output_used) = output.device_ptr_mut(stream);
+        let slices = self.local.recorded(|| (input.device_ptr(stream), output.device_ptr_mut(stream)));
+        let ((input, input_used), (output, output_used)) = self.inside(slices)?;
         // SAFETY: both hold that many elements of T until the work on the stream is done, which cudarc orders frees after;
         // an exclusive borrow overlaps with no other.
-        unsafe { self.all_reduce_raw(stream, input, output, count, T::DTYPE, op) }
+        let done = unsafe { self.all_reduce_raw(stream, input, output, count, T::DTYPE, op) };
+        done.and(self.inside(self.local.recorded(|| drop((input_used, output_used)))))
     }
 
     /// Reduces all nodes' ranks' `data` element by element, in place, in the order of `stream`.
@@ -116,9 +117,10 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         self.check_stream(stream)?;
         self.check_context(data.stream())?;
         let count = data.len();
-        let (address, _used) = data.device_ptr_mut(stream);
+        let (address, used) = self.inside(self.local.recorded(|| data.device_ptr_mut(stream)))?;
         // SAFETY: as in all_reduce; in place is input == output.
-        unsafe { self.all_reduce_raw(stream, address, address, count, T::DTYPE, op) }
+        let done = unsafe { self.all_reduce_raw(stream, address, address, count, T::DTYPE, op) };
+        done.and(self.inside(self.local.recorded(|| drop(used))))
     }
 
     /// [`Hierarchical::all_reduce`] on raw pointers.
@@ -250,8 +252,9 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         self.inside(self.local.check())
     }
 
-    /// After a call's first step, which all ranks refuse alike if its arguments are wrong: then none is left behind.
-    fn first(&self, result: Result<()>) -> Result<()> {
+    /// After a call's first steps, which all ranks refuse alike if its arguments are wrong: then none is left behind. What fails on
+    /// this rank alone has poisoned its communicator.
+    fn first<T>(&self, result: Result<T>) -> Result<T> {
         match self.local.check() {
             Ok(()) => result,
             Err(_) => self.inside(result),
@@ -270,7 +273,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         }
         if count > 0 {
             for (which, address) in memory {
-                self.local.device().check_address(which, address, dtype.size())?;
+                self.first(self.local.check_address(which, address, dtype.size()))?;
             }
         }
         Ok(())
@@ -279,10 +282,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     /// Refuses a stream of another context, and one that is captured.
     fn check_stream(&self, stream: &CudaStream) -> Result<()> {
         self.check_context(stream)?;
-        let device = self.local.device();
-        device.bind()?;
-        // SAFETY: the stream is live, and of this context.
-        if unsafe { device.capturing(stream.cu_stream())? } {
+        if self.first(self.local.is_captured(stream))? {
             return Err(Error::Unavailable {
                 what: "a call between nodes on a stream that is captured".into(),
                 reason: "nobody would watch the waits of a replay: end the capture before the call".into(),

@@ -9,7 +9,7 @@ use super::events::Events;
 use super::stream::{Queue, Queued};
 use crate::collective::Collective;
 use crate::communicator::{Communicator, Transfer};
-use crate::device::cuda::driver::driver;
+use crate::device::cuda::driver::{bind, driver};
 use crate::device::cuda::Cuda;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -28,7 +28,7 @@ impl OwnStream {
     }
 
     fn bind(&self) -> Result<()> {
-        self.stream.context().bind_to_thread().map_err(driver("cuCtxSetCurrent"))
+        bind(self.stream.context())
     }
 }
 

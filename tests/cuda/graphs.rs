@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaGraph, CudaStream, DevicePtr};
+use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
 
 use crate::gpu::{context, gpus};
+use crate::injection::{fail, take_back, Of};
 use crate::processes::ranks;
 use crate::random::Random;
 use crate::seat::{compare, download, upload, Kind, Message, Placement, Plain, Seat, Setup};
@@ -325,4 +327,119 @@ fn nothing_is_registered_during_a_capture() {
         drop(seat.communicator.alloc::<f32>(COUNT).unwrap());
         seat.communicator.register_graph_buffers().unwrap();
     });
+}
+
+/// A graph of one call from memory of its own.
+fn graph_from(seat: &Seat, message: &Message, input: u64, output: u64) -> CudaGraph {
+    capture(&seat.stream, || {
+        let (stream, dtype, op) = (seat.stream.cu_stream(), message.dtype, message.op);
+        // SAFETY: the test's memory, which outlives the graph where that is replayed.
+        unsafe { seat.communicator.all_reduce_raw(stream, input, output, COUNT, dtype, op) }.unwrap();
+    })
+}
+
+/// Replays a graph with new inputs, and compares.
+fn replay(seat: &Seat, graph: &CudaGraph, message: &Message, input: u64, output: u64) {
+    upload(&seat.stream, input, &message.inputs[seat.rank()]);
+    upload(&seat.stream, output, &message.poison());
+    graph.launch().unwrap();
+    seat.communicator.synchronize(&seat.stream).unwrap();
+    compare(&download(&seat.stream, output, message.expected.len()), &message.expected, 4).unwrap();
+}
+
+/// Inputs that were freed before they could be registered, and captures that came to nothing, keep no later ones from it.
+#[test]
+fn registering_goes_on_after_inputs_that_are_gone() {
+    let Some(_gpus) = gpus(1) else { return };
+    let settings = [("STAND_IN_ABORT_ON_EARLY_FREE", "0")];
+    for (name, sharing) in [("gone", Sharing::Descriptor), ("gone, by IPC", Sharing::Ipc)] {
+        ranks("graphs::registering_goes_on_after_inputs_that_are_gone", name, 2, &settings, |local| {
+            let setup = Setup {
+                graph_registration: true,
+                sharing: Some(sharing),
+                ..Setup::with(Algorithm::OneShotPull)
+            };
+            let seat = Seat::new(setup.try_build(context(0), local).unwrap(), BYTES);
+            let context = seat.communicator.device().context();
+            let random = Random::new(name);
+            let message =
+                |round| Message::new(&mut random.fork(round), (DType::F32, ReduceOp::Sum), COUNT, 2);
+            let output = seat.address((Kind::Pool, 0), 1, 4);
+            if seat.rank() == 0 {
+                let input = Plain::new(context, BYTES);
+                drop(graph_from(&seat, &message(0), input.address, output));
+                // Never registered.
+                drop(input);
+                let aborted = Plain::new(context, BYTES);
+                seat.stream.begin_capture(MODE).unwrap();
+                let (stream, op) = (seat.stream.cu_stream(), ReduceOp::Sum);
+                // SAFETY: nothing runs.
+                unsafe {
+                    let call = seat.communicator.all_reduce_raw(
+                        stream,
+                        aborted.address,
+                        output,
+                        COUNT,
+                        DType::F32,
+                        op,
+                    );
+                    call.unwrap();
+                }
+                assert!(seat.stream.synchronize().is_err(), "that ends a capture");
+                assert!(seat.stream.end_capture(CUgraphInstantiate_flags(0)).is_err());
+                let _ = context.check_err();
+            }
+            seat.communicator.register_graph_buffers().unwrap();
+            for round in 1..4 {
+                let (input, message) = (Plain::new(context, BYTES), message(round));
+                let graph = graph_from(&seat, &message, input.address, output);
+                seat.communicator.register_graph_buffers().unwrap();
+                replay(&seat, &graph, &message, input.address, output);
+                seat.communicator.barrier().unwrap();
+            }
+        });
+    }
+}
+
+/// A rank that cannot export, open or write one of the rows: an error on all, and the next attempt finds everything.
+#[test]
+fn registering_that_failed_is_repeated() {
+    let Some(_gpus) = crate::gpu::stand_in() else { return };
+    use fast_allreduce::bootstrap::Bootstrap as _;
+    for (function, nth) in [
+        ("cuMemGetAddressRange", 1),
+        ("cuIpcGetMemHandle", 1),
+        ("cuIpcOpenMemHandle", 1),
+        ("cuMemcpyHtoDAsync", 1),
+        ("cuPointerGetAttribute", 1),
+    ] {
+        ranks("graphs::registering_that_failed_is_repeated", function, 2, &[], |local| {
+            let rank = local.rank();
+            let setup = Setup { graph_registration: true, ..Setup::with(Algorithm::OneShotPull) };
+            let context = context(0);
+            // Before the seat, to go after the mappings of it.
+            let input = Plain::new(&context, BYTES);
+            let seat = Seat::new(setup.try_build(context, local).unwrap(), BYTES);
+            let random = Random::new(function);
+            let message =
+                |round| Message::new(&mut random.fork(round), (DType::F32, ReduceOp::Sum), COUNT, 2);
+            let output = seat.address((Kind::Pool, 0), 1, 4);
+            let graph = graph_from(&seat, &message(0), input.address, output);
+            seat.communicator.barrier().unwrap();
+            if rank == 0 {
+                fail(function, nth, 999, Of::ThisThread);
+            }
+            let error = seat.communicator.register_graph_buffers().unwrap_err();
+            assert_eq!(take_back(), 0, "{error}");
+            match (rank, &error) {
+                (0, Error::Driver { code: 999, .. }) | (1, Error::PeerFailed { rank: 0, .. }) => {}
+                _ => panic!("{function}: rank {rank}: {error}"),
+            }
+            seat.communicator.register_graph_buffers().unwrap();
+            for round in 1..4 {
+                replay(&seat, &graph, &message(round), input.address, output);
+            }
+            seat.communicator.barrier().unwrap();
+        });
+    }
 }

@@ -8,7 +8,8 @@ use cudarc::driver::{CudaStream, DevicePtr, DeviceRepr};
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::{Communicator, Cuda, DType, Element, Error, Hierarchical, InterNode, ReduceOp, Result};
 
-use crate::gpu::{context, gpus, LIMIT};
+use crate::gpu::{context, gpus, stand_in, LIMIT};
+use crate::injection::{fail, Of};
 
 /// The ranks of one place, which are on one machine here.
 struct Place(Communicator<Cuda>);
@@ -224,4 +225,47 @@ fn unequal_nodes_are_refused() {
         assert!(matches!(world.map(|_| ()), Err(Error::Unavailable { .. })));
         None
     });
+}
+
+/// A driver call that fails on one rank in the first step of a call, or before it: no rank of its node has a result then, and no
+/// rank at all of later calls.
+#[test]
+fn a_first_step_that_fails_on_one_rank_fails_on_all() {
+    let Some(_gpus) = stand_in() else { return };
+    for function in ["cuLaunchKernel", "cuStreamIsCapturing", "cuPointerGetAttribute", "cuStreamWaitEvent"] {
+        on_nodes(&[2, 2], |world, stream| {
+            let world = world.unwrap();
+            let mut data = stream.clone_htod(&[1f32; 100]).unwrap();
+            world.all_reduce_in_place(stream, &mut data, ReduceOp::Sum).unwrap();
+            world.synchronize(stream).unwrap();
+            world.local().barrier().unwrap();
+            world.engine().0.barrier().unwrap();
+            if world.rank() == 0 {
+                fail(function, 1, 999, Of::ThisThread);
+            }
+            let mut call = || {
+                world.all_reduce_in_place(stream, &mut data, ReduceOp::Sum)?;
+                world.synchronize(stream)
+            };
+            let mut result = call();
+            if world.rank() >= 2 {
+                // Other nodes may hear of it in the next call only, from a rank of theirs.
+                result = result.and_then(|()| call());
+            }
+            let error = result.expect_err(function);
+            assert!(
+                world.rank() > 0 || matches!(error, Error::Driver { code: 999, .. }),
+                "{function}: {error}"
+            );
+            // Freeing waits for every kernel of the process, the other nodes' too: they are told first.
+            world.engine().0.abort();
+            for _ in 0..3 {
+                let again = world.all_reduce_in_place(stream, &mut data, ReduceOp::Sum);
+                assert_eq!(again, Err(error.clone()), "{function}: rank {}", world.rank());
+            }
+            assert_eq!(world.check(), Err(error), "{function}");
+            stream.synchronize().unwrap();
+            None
+        });
+    }
 }

@@ -13,7 +13,7 @@ use crate::seat::{compare, download, upload, Message, Seat, Setup};
 use crate::threads::threads;
 
 /// A slice of `cuMemAlloc` memory, which `CudaStream::alloc` does not give where there are pools.
-fn plain_slice(stream: &Arc<CudaStream>, count: usize) -> CudaSlice<u8> {
+pub fn plain_slice(stream: &Arc<CudaStream>, count: usize) -> CudaSlice<u8> {
     stream.context().bind_to_thread().unwrap();
     // SAFETY: a context is current, the slice owns the allocation, and any bits are a u8.
     unsafe { stream.upgrade_device_ptr(result::malloc_sync(count).unwrap(), count) }

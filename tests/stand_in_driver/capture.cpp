@@ -54,6 +54,7 @@ CUresult refuse_in_capture(CUstream_st &stream, CUresult code) {
 CUresult check_not_capturing() {
   if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
     return CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
   std::lock_guard<std::mutex> guard(state());
   for (auto &capture : active()) {
     const bool own = capture->thread == std::this_thread::get_id();
@@ -62,9 +63,9 @@ CUresult check_not_capturing() {
     if (capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED || !(own || global))
       continue;
     capture->invalid = true;
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
-  return CUDA_SUCCESS;
+  return result;
 }
 
 void detach(Capture &capture) {
@@ -81,6 +82,7 @@ void detach(Capture &capture) {
 using namespace stand_in;
 
 CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (mode > CU_STREAM_CAPTURE_MODE_RELAXED)
@@ -104,6 +106,7 @@ CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
 }
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!graph)
@@ -132,11 +135,17 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
 // No stream tells its dependencies: nodes are in the order in which they were captured.
 CUresult cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
                                    CUgraph *graph, const CUgraphNode **dependencies, size_t *count) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!status)
     return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> guard(state());
+  // "if this is called on CU_STREAM_LEGACY (the null stream) while a blocking stream in the same context is
+  // capturing, it will return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT [...] The blocking stream capture is not
+  // invalidated" (Driver API, cuStreamIsCapturing and cuStreamGetCaptureInfo).
+  if (!captures_under_legacy(*stream).empty())
+    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   const Capture *capture = stream->capture.get();
   *status = !capture           ? CU_STREAM_CAPTURE_STATUS_NONE
             : capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
@@ -155,20 +164,24 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus *statu
 CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
                                    CUgraph *graph, const CUgraphNode **dependencies, const void **edges,
                                    size_t *count) {
+  STAND_IN_CALL();
   if (edges)
     *edges = nullptr;
   return cuStreamGetCaptureInfo_v2(handle, status, id, graph, dependencies, count);
 }
 
 CUresult cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id) {
+  STAND_IN_CALL();
   return cuStreamGetCaptureInfo_v2(handle, status, id, nullptr, nullptr, nullptr);
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
+  STAND_IN_CALL();
   return cuStreamGetCaptureInfo(handle, status, nullptr);
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+  STAND_IN_CALL();
   if (!mode || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
     return CUDA_ERROR_INVALID_VALUE;
   std::swap(*mode, thread_mode);

@@ -25,7 +25,6 @@ void start(CUcontext context, CUdevice device) {
   for (auto &peer : context->peers)
     peer = false;
   context->legacy = make_stream(context, 0, 0);
-  context->per_thread = make_stream(context, 0, 0);
   context->alive = true;
 }
 
@@ -56,7 +55,16 @@ CUresult check_known(CUcontext context) {
 
 } // namespace
 
+uint64_t live_contexts() {
+  std::lock_guard<std::mutex> guard(mutex());
+  uint64_t live = 0;
+  for (auto &context : contexts().all())
+    live += context->primary ? uint64_t(context->uses) : uint64_t(context->alive);
+  return live;
+}
+
 CUresult current_context(CUcontext *context) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
   if (context_stack.empty() || !context_stack.back())
     return CUDA_ERROR_INVALID_CONTEXT;
@@ -71,6 +79,7 @@ CUresult current_context(CUcontext *context) {
 using namespace stand_in;
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   if (!context)
     return CUDA_ERROR_INVALID_VALUE;
@@ -83,6 +92,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
 
 // The last release destroys the context with all its memory and streams.
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   std::lock_guard<std::mutex> guard(mutex());
   CUcontext context = primary(device);
@@ -94,6 +104,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   std::lock_guard<std::mutex> guard(mutex());
   CUcontext context = primary(device);
@@ -105,6 +116,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   if (!flags || !active)
     return CUDA_ERROR_INVALID_VALUE;
@@ -115,6 +127,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *activ
 }
 
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   std::lock_guard<std::mutex> guard(mutex());
   primary(device)->flags = flags;
@@ -122,6 +135,7 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
 }
 
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   if (!context)
     return CUDA_ERROR_INVALID_VALUE;
@@ -134,10 +148,12 @@ CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
 }
 
 CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CUdevice device) {
+  STAND_IN_CALL();
   return parameters ? CUDA_ERROR_NOT_SUPPORTED : cuCtxCreate_v2(context, flags, device);
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_known(context));
   if (context->primary || !context->alive)
     return CUDA_ERROR_INVALID_CONTEXT;
@@ -148,6 +164,7 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
 }
 
 CUresult cuCtxSetCurrent(CUcontext context) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
   if (context)
     STAND_IN_CHECK(check_known(context));
@@ -159,6 +176,7 @@ CUresult cuCtxSetCurrent(CUcontext context) {
 }
 
 CUresult cuCtxGetCurrent(CUcontext *context) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
   if (!context)
     return CUDA_ERROR_INVALID_VALUE;
@@ -167,12 +185,14 @@ CUresult cuCtxGetCurrent(CUcontext *context) {
 }
 
 CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_known(context));
   context_stack.push_back(context);
   return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext *context) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
   if (context_stack.empty())
     return CUDA_ERROR_INVALID_CONTEXT;
@@ -183,6 +203,7 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context) {
 }
 
 CUresult cuCtxGetDevice(CUdevice *device) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
   if (!device)
     return CUDA_ERROR_INVALID_VALUE;
@@ -193,6 +214,7 @@ CUresult cuCtxGetDevice(CUdevice *device) {
 }
 
 CUresult cuCtxGetApiVersion(CUcontext, unsigned *version) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
   if (!version)
     return CUDA_ERROR_INVALID_VALUE;
@@ -201,6 +223,7 @@ CUresult cuCtxGetApiVersion(CUcontext, unsigned *version) {
 }
 
 CUresult cuCtxGetFlags(unsigned *flags) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (!flags)
@@ -210,6 +233,7 @@ CUresult cuCtxGetFlags(unsigned *flags) {
 }
 
 CUresult cuCtxSetFlags(unsigned flags) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   context->flags = flags;
@@ -217,6 +241,7 @@ CUresult cuCtxSetFlags(unsigned flags) {
 }
 
 CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (!value)
@@ -226,12 +251,14 @@ CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
 }
 
 CUresult cuCtxSetLimit(CUlimit limit, size_t) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   return limit < CU_LIMIT_MAX ? CUDA_SUCCESS : CUDA_ERROR_UNSUPPORTED_LIMIT;
 }
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (least)
@@ -242,14 +269,17 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 }
 
 CUresult cuCtxSynchronize() {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   STAND_IN_CHECK(check_context_not_captured(context));
+  STAND_IN_CHECK(check_not_capturing());
   wait_for_context(context);
   return CUresult(context->error.load());
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   STAND_IN_CHECK(check_known(peer));
@@ -265,6 +295,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
 }
 
 CUresult cuCtxDisablePeerAccess(CUcontext peer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   STAND_IN_CHECK(check_known(peer));

@@ -78,6 +78,7 @@ bool peers_reach_each_other(CUdevice a, CUdevice b) { return a != b && !settings
 using namespace stand_in;
 
 CUresult cuInit(unsigned flags) {
+  STAND_IN_CALL();
   if (flags != 0)
     return CUDA_ERROR_INVALID_VALUE;
   if (forked)
@@ -93,6 +94,7 @@ CUresult cuInit(unsigned flags) {
 }
 
 CUresult cuDriverGetVersion(int *version) {
+  STAND_IN_CALL();
   if (!version)
     return CUDA_ERROR_INVALID_VALUE;
   *version = 13000;
@@ -100,6 +102,7 @@ CUresult cuDriverGetVersion(int *version) {
 }
 
 CUresult cuDeviceGetCount(int *count) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
   if (!count)
     return CUDA_ERROR_INVALID_VALUE;
@@ -108,6 +111,7 @@ CUresult cuDeviceGetCount(int *count) {
 }
 
 CUresult cuDeviceGet(CUdevice *device, int ordinal) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(ordinal));
   if (!device)
     return CUDA_ERROR_INVALID_VALUE;
@@ -116,6 +120,7 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal) {
 }
 
 CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   if (!name || length <= 0)
     return CUDA_ERROR_INVALID_VALUE;
@@ -125,6 +130,7 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
 
 // Equal in all processes for one device, whatever its number there.
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   if (!uuid)
     return CUDA_ERROR_INVALID_VALUE;
@@ -133,9 +139,13 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) { return cuDeviceGetUuid_v2(uuid, device); }
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
+  STAND_IN_CALL();
+  return cuDeviceGetUuid_v2(uuid, device);
+}
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   if (!bytes)
     return CUDA_ERROR_INVALID_VALUE;
@@ -144,6 +154,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 }
 
 CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice device) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   if (!id || length < 13)
     return CUDA_ERROR_INVALID_VALUE;
@@ -152,6 +163,7 @@ CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice device) {
 }
 
 CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
   unsigned domain, bus, slot, function;
   if (!device || !id)
@@ -168,6 +180,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id) {
 }
 
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   if (!value)
     return CUDA_ERROR_INVALID_VALUE;
@@ -210,6 +223,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 }
 
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   STAND_IN_CHECK(check_device(peer));
   if (!can)
@@ -219,6 +233,7 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
 }
 
 CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice from, CUdevice to) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(from));
   STAND_IN_CHECK(check_device(to));
   if (!value || from == to)

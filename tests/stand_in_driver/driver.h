@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "functions.h"
+#include "injection.h"
 
 namespace stand_in {
 
@@ -30,6 +31,14 @@ bool peers_reach_each_other(CUdevice a, CUdevice b);
 // The calling thread's context, with the checks that nearly every call makes: initialised, current, alive,
 // and without an earlier asynchronous error, which a context never recovers from.
 CUresult current_context(CUcontext *context);
+
+// How many there are that callers have made and not given back; contexts by their uses.
+uint64_t live_contexts();
+uint64_t live_streams();
+uint64_t live_events();
+uint64_t live_modules();
+uint64_t live_graphs();
+uint64_t live_executables();
 
 // Objects that callers hold as plain pointers. An unknown pointer is found out instead of followed.
 template <class T>
@@ -66,6 +75,11 @@ public:
     return objects;
   }
 
+  uint64_t size() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return objects_.size();
+  }
+
 private:
   std::mutex mutex_;
   std::map<const T *, std::shared_ptr<T>> objects_;
@@ -81,7 +95,7 @@ struct CUctx_st {
   std::atomic<bool> alive{false};
   std::atomic<uint32_t> error{CUDA_SUCCESS}; // sticky
   std::atomic<bool> peers[stand_in::kMaxDevices] = {};
-  std::shared_ptr<CUstream_st> legacy, per_thread;
+  std::shared_ptr<CUstream_st> legacy;
 
   void fail(CUresult code) {
     uint32_t none = CUDA_SUCCESS;

@@ -70,11 +70,15 @@ CUresult join(CUstream_st &stream, const CUevent_st &event) {
 }
 
 } // namespace
+
+uint64_t live_events() { return events().size(); }
+
 } // namespace stand_in
 
 using namespace stand_in;
 
 CUresult cuEventCreate(CUevent *handle, unsigned flags) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (!handle || flags > 7)
@@ -87,12 +91,14 @@ CUresult cuEventCreate(CUevent *handle, unsigned flags) {
 }
 
 CUresult cuEventDestroy_v2(CUevent handle) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   return events().take(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned flags) {
+  STAND_IN_CALL();
   std::shared_ptr<CUevent_st> event;
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_event(handle, &event));
@@ -102,6 +108,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   if (event->context != stream->context)
     return CUDA_ERROR_INVALID_HANDLE;
   std::lock_guard<std::mutex> guard(state());
+  STAND_IN_CHECK(check_legacy(*stream));
   if (!stream->capture) {
     auto mark = std::make_shared<Mark>();
     event->mark = mark;
@@ -125,9 +132,13 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   return CUDA_SUCCESS;
 }
 
-CUresult cuEventRecord(CUevent handle, CUstream stream) { return cuEventRecordWithFlags(handle, stream, 0); }
+CUresult cuEventRecord(CUevent handle, CUstream stream) {
+  STAND_IN_CALL();
+  return cuEventRecordWithFlags(handle, stream, 0);
+}
 
 CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags) {
+  STAND_IN_CALL();
   std::shared_ptr<CUevent_st> event;
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_event(handle, &event));
@@ -135,6 +146,7 @@ CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flag
   if (flags > CU_EVENT_WAIT_EXTERNAL)
     return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> guard(state());
+  STAND_IN_CHECK(check_legacy(*stream));
   if (event->capture)
     return join(*stream, *event);
   std::shared_ptr<Mark> mark = event->mark;
@@ -160,21 +172,36 @@ CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flag
   return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
 }
 
+// Whether an event's status may be asked. That of one that was last recorded in a capture never may: even a
+// thread in relaxed mode "is still prohibited from API calls which necessarily conflict with stream capture,
+// for example, attempting cuEventQuery on an event that was last recorded inside a capture sequence" (Driver
+// API, cuThreadExchangeStreamCaptureMode). Of others it is potentially unsafe.
+static CUresult check_askable(const CUevent_st &event) {
+  {
+    std::lock_guard<std::mutex> guard(state());
+    if (event.capture) {
+      event.capture->invalid = true;
+      return CUDA_ERROR_CAPTURED_EVENT;
+    }
+  }
+  return check_not_capturing();
+}
+
 CUresult cuEventQuery(CUevent handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUevent_st> event;
   STAND_IN_CHECK(find_event(handle, &event));
+  STAND_IN_CHECK(check_askable(*event));
   std::lock_guard<std::mutex> guard(state());
-  if (event->capture)
-    return CUDA_ERROR_CAPTURED_EVENT;
   return !event->mark || event->mark->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuEventSynchronize(CUevent handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUevent_st> event;
   STAND_IN_CHECK(find_event(handle, &event));
+  STAND_IN_CHECK(check_askable(*event));
   std::unique_lock<std::mutex> guard(state());
-  if (event->capture)
-    return CUDA_ERROR_CAPTURED_EVENT;
   const std::shared_ptr<Mark> mark = event->mark;
   if (mark)
     changed().wait(guard, [&] { return mark->done; });
@@ -182,6 +209,7 @@ CUresult cuEventSynchronize(CUevent handle) {
 }
 
 CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent from_handle, CUevent to_handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUevent_st> from, to;
   STAND_IN_CHECK(find_event(from_handle, &from));
   STAND_IN_CHECK(find_event(to_handle, &to));
@@ -199,5 +227,6 @@ CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent from_handle, CUevent
 }
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent from, CUevent to) {
+  STAND_IN_CALL();
   return cuEventElapsedTime_v2(milliseconds, from, to);
 }

@@ -203,5 +203,25 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigne
                                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                                    CUstream stream, void **parameters);
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra);
+// injection.cpp: for tests.
+
+// Lets the nth call from now of a driver function, counted from 1, return a result code and do nothing else.
+// Later calls work again. A version at the end of the name is not looked at. With own_thread only the
+// caller's calls count. NULL for the function takes all failures back that have not happened yet.
+void stand_in_fail(const char *function, uint64_t nth, unsigned code, int own_thread);
+// How many have not happened yet.
+unsigned stand_in_failures_left();
+// How often this process has called a driver function.
+uint64_t stand_in_calls(const char *function);
+// How often the calling thread has.
+uint64_t stand_in_calls_of_thread(const char *function);
+// Whether the calling thread's calls are neither counted nor fail: those of a test itself, between those that
+// it tests.
+void stand_in_pause(int pause);
+// The functions that this process has called, in the order of their first calls; NULL after the last.
+const char *stand_in_function(unsigned index);
+// What this process holds: how much, and by the name of the function that makes it. Last, how often it has
+// freed what another process had open. NULL after that.
+const char *stand_in_live(unsigned index, uint64_t *count);
 }
 #pragma GCC visibility pop

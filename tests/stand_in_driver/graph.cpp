@@ -16,11 +16,15 @@ Handles<CUgraph_st> &graphs() {
   return *graphs;
 }
 
+uint64_t live_graphs() { return graphs().size(); }
+uint64_t live_executables() { return executables().size(); }
+
 } // namespace stand_in
 
 using namespace stand_in;
 
 CUresult cuGraphCreate(CUgraph *graph, unsigned flags) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
   if (!graph || flags)
     return CUDA_ERROR_INVALID_VALUE;
@@ -29,11 +33,13 @@ CUresult cuGraphCreate(CUgraph *graph, unsigned flags) {
 }
 
 CUresult cuGraphDestroy(CUgraph graph) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
   return graphs().take(graph) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
   auto graph = graphs().find(handle);
   if (!graph || !count)
@@ -49,6 +55,7 @@ CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
 }
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *handle, CUgraph graph_handle, unsigned long long flags) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   constexpr unsigned long long kAutoFree = 1, kDeviceLaunch = 4, kAll = 15;
@@ -64,6 +71,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *handle, CUgraph graph_handle, 
 
 CUresult cuGraphInstantiate_v2(CUgraphExec *handle, CUgraph graph, CUgraphNode *node, char *log,
                                size_t bytes) {
+  STAND_IN_CALL();
   if (node)
     *node = nullptr;
   if (log && bytes)
@@ -72,6 +80,7 @@ CUresult cuGraphInstantiate_v2(CUgraphExec *handle, CUgraph graph, CUgraphNode *
 }
 
 CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   auto executable = executables().find(handle);
@@ -85,6 +94,7 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream) {
 }
 
 CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(stream_handle, &stream));
   return executables().find(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -92,6 +102,7 @@ CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle) {
 
 // Launches that are queued still run.
 CUresult cuGraphExecDestroy(CUgraphExec handle) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
   return executables().take(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -104,6 +104,7 @@ bool is_open_elsewhere(const Allocation &allocation) {
 using namespace stand_in;
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle *opaque, CUdeviceptr pointer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (settings().no_ipc)
@@ -128,6 +129,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *opaque, CUdeviceptr pointer) {
 }
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle opaque, unsigned flags) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   STAND_IN_CHECK(check_not_capturing());
@@ -163,6 +165,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle opaque, unsi
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   STAND_IN_CHECK(check_not_capturing());

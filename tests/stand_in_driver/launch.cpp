@@ -212,6 +212,7 @@ using namespace stand_in;
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                         CUstream stream, void **parameters, void **extra) {
+  STAND_IN_CALL();
   if (settings().no_launch)
     return CUDA_SUCCESS;
   const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared};
@@ -221,6 +222,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                                    CUstream stream, void **parameters) {
+  STAND_IN_CALL();
   const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared};
   return start(function, shape, stream, parameters, nullptr, true);
 }
@@ -228,6 +230,7 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigne
 // Of the attributes, the cooperative one counts; the others are hints here.
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
                           void **extra) {
+  STAND_IN_CALL();
   if (!config || (config->numAttrs && !config->attrs))
     return CUDA_ERROR_INVALID_VALUE;
   bool cooperative = false;

@@ -34,6 +34,26 @@ void release(Allocation &allocation) {
     close(allocation.fd);
 }
 
+GraphMemory::~GraphMemory() {
+  {
+    auto registry = Registry::lock();
+    auto found = registry.allocations.find(base);
+    if (found != registry.allocations.end() && found->second.kind == Kind::Graph)
+      registry.allocations.erase(found);
+  }
+  unmap_guarded(mapping);
+}
+
+void GraphMemory::set_resident(bool resident) const {
+  auto registry = Registry::lock();
+  auto found = registry.allocations.find(base);
+  if (found == registry.allocations.end())
+    return;
+  found->second.resident = resident;
+  if (resident)
+    poison(base, bytes);
+}
+
 void release_memory_of(CUcontext context) {
   auto registry = Registry::lock();
   for (auto entry = registry.allocations.begin(); entry != registry.allocations.end();) {
@@ -54,6 +74,7 @@ bool accessible_by(const Allocation &allocation, const CUctx_st &context) {
   case Kind::Host:
   case Kind::Registered: return true;
   case Kind::Pool: return near; // peers would need cuMemPoolSetAccess
+  case Kind::Graph: return near && allocation.resident;
   case Kind::Device: return near || context.peers[allocation.device];
   case Kind::Ipc: return allocation.context == &context;
   case Kind::Virtual: return allocation.access[context.device] == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -117,9 +138,36 @@ CUresult allocate(CUcontext context, Kind kind, size_t bytes, uint64_t *base) {
   return CUDA_SUCCESS;
 }
 
+// "During stream capture, this function results in the creation of an allocation node. In this case, the
+// allocation is owned by the graph instead of the memory pool" (Driver API, cuMemAllocAsync).
+CUresult allocate_in_graph(CUstream handle, CUcontext context, size_t bytes, uint64_t *base) {
+  if (bytes == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  auto memory = std::make_shared<GraphMemory>();
+  memory->bytes = bytes;
+  if (!map_guarded(-1, bytes, &memory->mapping, &memory->base))
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  Allocation allocation;
+  allocation.kind = Kind::Graph;
+  allocation.base = memory->base;
+  allocation.bytes = bytes;
+  allocation.device = context->device;
+  allocation.context = context;
+  allocation.graph = memory;
+  allocation.resident = false;
+  Registry::lock().insert(std::move(allocation));
+  *base = memory->base;
+  return submit(handle, [memory] { memory->set_resident(true); });
+}
+
 // CUDA leaves undefined what happens to memory that is freed while another process has it open.
+std::atomic<uint64_t> freed_early{0};
+
 void check_not_open(const Allocation &allocation) {
-  if (!settings().abort_on_early_free || !is_open_elsewhere(allocation))
+  if (!is_open_elsewhere(allocation))
+    return;
+  ++freed_early;
+  if (!settings().abort_on_early_free)
     return;
   fprintf(stderr, "stand-in driver: %zu bytes are freed while another process has them open\n",
           allocation.bytes);
@@ -130,7 +178,7 @@ void check_not_open(const Allocation &allocation) {
 CUresult take(uint64_t base, std::initializer_list<Kind> kinds, Allocation *allocation) {
   auto registry = Registry::lock();
   auto found = registry.allocations.find(base);
-  if (found == registry.allocations.end())
+  if (found == registry.allocations.end() || found->second.freed)
     return CUDA_ERROR_INVALID_VALUE;
   for (Kind kind : kinds) {
     if (found->second.kind != kind)
@@ -160,7 +208,7 @@ CUresult free_now(uint64_t base, std::initializer_list<Kind> kinds) {
 } // namespace
 
 bool is_known(uint64_t address, size_t bytes) {
-  return covered(address, bytes, [](const Allocation &) { return true; });
+  return covered(address, bytes, [](const Allocation &allocation) { return !allocation.freed; });
 }
 
 bool is_accessible(const CUctx_st &context, uint64_t address, size_t bytes) {
@@ -168,43 +216,100 @@ bool is_accessible(const CUctx_st &context, uint64_t address, size_t bytes) {
                  [&](const Allocation &allocation) { return accessible_by(allocation, context); });
 }
 
-bool is_pageable(uint64_t address) { return !is_known(address, 1); }
+uint64_t early_frees() { return freed_early; }
+
+uint64_t live_allocations(Kind kind) {
+  auto registry = Registry::lock();
+  uint64_t live = 0;
+  for (auto &[base, allocation] : registry.allocations)
+    live += allocation.kind != kind || allocation.freed ? 0
+            : kind == Kind::Ipc                         ? uint64_t(allocation.opens)
+                                                        : 1;
+  return live;
+}
+
+bool is_pageable(uint64_t address) { return !Registry::lock().find(address); }
 
 } // namespace stand_in
 
 using namespace stand_in;
 
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   STAND_IN_CHECK(check_not_capturing());
   return pointer ? allocate(context, Kind::Device, bytes, pointer) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemFree_v2(CUdeviceptr pointer) { return free_now(pointer, {Kind::Device, Kind::Pool}); }
+CUresult cuMemFree_v2(CUdeviceptr pointer) {
+  STAND_IN_CALL();
+  return free_now(pointer, {Kind::Device, Kind::Pool});
+}
 
 // The memory can be used at once; the driver promises it in the order of the stream only.
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
-  if (is_capturing(*stream))
-    return refuse_in_capture(*stream, CUDA_ERROR_NOT_SUPPORTED);
+  if (pointer && is_capturing(*stream))
+    return allocate_in_graph(handle, stream->context, bytes, pointer);
   return pointer ? allocate(stream->context, Kind::Pool, bytes, pointer) : CUDA_ERROR_INVALID_VALUE;
 }
 
+// "Frees memory with stream ordered semantics": "the allocation must not be accessed after stream execution
+// reaches the free", and work that is before it on the stream may. In a capture it is "a free node and must
+// therefore be passed the address of a graph allocation" (Driver API, cuMemFreeAsync).
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
-  if (is_capturing(*stream))
-    return refuse_in_capture(*stream, CUDA_ERROR_NOT_SUPPORTED);
   if (pointer == 0)
     return CUDA_SUCCESS;
-  auto allocation = std::make_shared<Allocation>();
-  STAND_IN_CHECK(take(pointer, {Kind::Device, Kind::Pool}, allocation.get()));
-  return submit(handle, [allocation] { release(*allocation); });
+  std::shared_ptr<GraphMemory> of_graph;
+  {
+    auto registry = Registry::lock();
+    auto found = registry.allocations.find(pointer);
+    if (found == registry.allocations.end() || found->second.freed)
+      return CUDA_ERROR_INVALID_VALUE;
+    switch (found->second.kind) {
+    case Kind::Graph: of_graph = found->second.graph.lock(); break;
+    case Kind::Device:
+    case Kind::Pool: check_not_open(found->second); break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  // By the graph itself, or by whoever has launched it.
+  if (of_graph)
+    return submit(handle, [of_graph] { of_graph->set_resident(false); });
+  if (is_capturing(*stream))
+    return refuse_in_capture(*stream, CUDA_ERROR_INVALID_VALUE);
+  const auto mark = [pointer](bool freed) {
+    auto registry = Registry::lock();
+    auto found = registry.allocations.find(pointer);
+    if (found != registry.allocations.end())
+      found->second.freed = freed;
+  };
+  mark(true);
+  const CUresult submitted = submit(handle, [pointer] {
+    Allocation allocation;
+    {
+      auto registry = Registry::lock();
+      auto found = registry.allocations.find(pointer);
+      if (found == registry.allocations.end())
+        return;
+      allocation = std::move(found->second);
+      registry.allocations.erase(found);
+    }
+    release(allocation);
+  });
+  if (submitted != CUDA_SUCCESS)
+    mark(false);
+  return submitted;
 }
 
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (!free || !total)
@@ -215,6 +320,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
 }
 
 CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   STAND_IN_CHECK(check_not_capturing());
@@ -226,13 +332,21 @@ CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemAllocHost_v2(void **pointer, size_t bytes) { return cuMemHostAlloc(pointer, bytes, 0); }
+CUresult cuMemAllocHost_v2(void **pointer, size_t bytes) {
+  STAND_IN_CALL();
+  return cuMemHostAlloc(pointer, bytes, 0);
+}
 
-CUresult cuMemFreeHost(void *pointer) { return free_now(reinterpret_cast<uint64_t>(pointer), {Kind::Host}); }
+CUresult cuMemFreeHost(void *pointer) {
+  STAND_IN_CALL();
+  return free_now(reinterpret_cast<uint64_t>(pointer), {Kind::Host});
+}
 
 CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
+  STAND_IN_CHECK(check_not_capturing());
   Allocation allocation;
   allocation.kind = Kind::Registered;
   allocation.base = reinterpret_cast<uint64_t>(pointer);
@@ -252,14 +366,17 @@ CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned) {
 }
 
 CUresult cuMemHostUnregister(void *pointer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
+  STAND_IN_CHECK(check_not_capturing());
   Allocation allocation;
   const CUresult taken = take(reinterpret_cast<uint64_t>(pointer), {Kind::Registered}, &allocation);
   return taken ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : CUDA_SUCCESS;
 }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsigned flags) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   auto registry = Registry::lock();

@@ -14,6 +14,7 @@ constexpr size_t kGranularity = size_t(2) << 20; // of virtual memory management
 enum class Kind {
   Device,     // cuMemAlloc: one memfd each
   Pool,       // cuMemAllocAsync
+  Graph,      // the same in a capture
   Host,       // cuMemHostAlloc
   Registered, // cuMemHostRegister: the caller's memory
   Ipc,        // another process's Device memory
@@ -36,6 +37,16 @@ struct Physical {
   ~Physical();
 };
 
+// Memory of an allocation node. Its addresses are the same in every replay, and its graphs own them.
+struct GraphMemory {
+  uint64_t base = 0;
+  size_t bytes = 0;
+  Mapping mapping;
+  ~GraphMemory();
+  // Whether kernels may use it: from its allocation node to its free node.
+  void set_resident(bool resident) const;
+};
+
 struct Allocation {
   uint64_t base = 0;
   size_t bytes = 0;
@@ -49,6 +60,9 @@ struct Allocation {
   int opens = 0;              // Ipc: how often
   std::shared_ptr<Physical> physical;
   CUmemAccess_flags access[kMaxDevices] = {}; // Virtual
+  std::weak_ptr<GraphMemory> graph;           // Graph
+  bool resident = true;                       // Graph: between the two nodes of a replay
+  bool freed = false;                         // by cuMemFreeAsync, whose place in its stream has not come yet
 
   bool contains(uint64_t address) const { return address - base < bytes; }
   bool on_device() const { return kind != Kind::Host && kind != Kind::Registered; }
@@ -100,5 +114,12 @@ bool is_accessible(const CUctx_st &context, uint64_t address, size_t bytes);
 bool is_pageable(uint64_t address);
 
 CUmemoryPool default_pool(CUdevice device);
+
+// How many there are that callers have made and not given back.
+uint64_t live_allocations(Kind kind);
+uint64_t live_physical_memory();
+// Allocations that were freed while another process had them open.
+uint64_t early_frees();
+uint64_t live_reservations();
 
 } // namespace stand_in

@@ -107,6 +107,8 @@ int blocks_per_multiprocessor(int threads) {
   return blocks < kMost ? blocks : kMost;
 }
 
+uint64_t live_modules() { return modules().size(); }
+
 std::shared_ptr<CUfunc_st> find_function(CUfunction function) { return functions().find(function); }
 
 } // namespace stand_in
@@ -114,6 +116,7 @@ std::shared_ptr<CUfunc_st> find_function(CUfunction function) { return functions
 using namespace stand_in;
 
 CUresult cuModuleLoadData(CUmodule *handle, const void *image) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   STAND_IN_CHECK(check_not_capturing());
@@ -130,14 +133,17 @@ CUresult cuModuleLoadData(CUmodule *handle, const void *image) {
 }
 
 CUresult cuModuleLoadDataEx(CUmodule *handle, const void *image, unsigned, uint32_t *, void **) {
+  STAND_IN_CALL();
   return cuModuleLoadData(handle, image);
 }
 
 CUresult cuModuleLoadFatBinary(CUmodule *handle, const void *image) {
+  STAND_IN_CALL();
   return cuModuleLoadData(handle, image);
 }
 
 CUresult cuModuleLoad(CUmodule *handle, const char *path) {
+  STAND_IN_CALL();
   if (!path)
     return CUDA_ERROR_INVALID_VALUE;
   FILE *file = fopen(path, "rb");
@@ -150,8 +156,10 @@ CUresult cuModuleLoad(CUmodule *handle, const char *path) {
 }
 
 CUresult cuModuleUnload(CUmodule handle) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
+  STAND_IN_CHECK(check_not_capturing());
   auto module = modules().take(handle);
   if (!module)
     return CUDA_ERROR_INVALID_HANDLE;
@@ -161,6 +169,7 @@ CUresult cuModuleUnload(CUmodule handle) {
 }
 
 CUresult cuModuleGetFunction(CUfunction *handle, CUmodule module_handle, const char *name) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   auto module = modules().find(module_handle);
@@ -183,10 +192,12 @@ CUresult cuModuleGetFunction(CUfunction *handle, CUmodule module_handle, const c
 }
 
 CUresult cuModuleGetGlobal_v2(CUdeviceptr *, size_t *, CUmodule, const char *) {
+  STAND_IN_CALL();
   return CUDA_ERROR_NOT_FOUND;
 }
 
 CUresult cuModuleGetLoadingMode(uint32_t *mode) {
+  STAND_IN_CALL();
   constexpr uint32_t kLazy = 2;
   if (!mode)
     return CUDA_ERROR_INVALID_VALUE;
@@ -195,6 +206,7 @@ CUresult cuModuleGetLoadingMode(uint32_t *mode) {
 }
 
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
+  STAND_IN_CALL();
   if (!find_function(function))
     return CUDA_ERROR_INVALID_HANDLE;
   if (!value || attribute >= CU_FUNC_ATTRIBUTE_MAX)
@@ -212,16 +224,19 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfuncti
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int) {
+  STAND_IN_CALL();
   if (!find_function(function))
     return CUDA_ERROR_INVALID_HANDLE;
   return attribute < CU_FUNC_ATTRIBUTE_MAX ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuFuncSetCacheConfig(CUfunction function, uint32_t) {
+  STAND_IN_CALL();
   return find_function(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult cuFuncGetName(const char **name, CUfunction handle) {
+  STAND_IN_CALL();
   auto function = find_function(handle);
   if (!name || !function)
     return CUDA_ERROR_INVALID_VALUE;
@@ -230,6 +245,7 @@ CUresult cuFuncGetName(const char **name, CUfunction handle) {
 }
 
 CUresult cuFuncGetModule(CUmodule *module, CUfunction handle) {
+  STAND_IN_CALL();
   auto function = find_function(handle);
   if (!module || !function)
     return CUDA_ERROR_INVALID_VALUE;
@@ -238,10 +254,12 @@ CUresult cuFuncGetModule(CUmodule *module, CUfunction handle) {
 }
 
 CUresult cuFuncLoad(CUfunction function) {
+  STAND_IN_CALL();
   return find_function(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult cuFuncIsLoaded(uint32_t *loaded, CUfunction function) {
+  STAND_IN_CALL();
   if (!loaded || !find_function(function))
     return CUDA_ERROR_INVALID_VALUE;
   *loaded = 1;
@@ -249,6 +267,7 @@ CUresult cuFuncIsLoaded(uint32_t *loaded, CUfunction function) {
 }
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t) {
+  STAND_IN_CALL();
   if (!find_function(function))
     return CUDA_ERROR_INVALID_HANDLE;
   if (!blocks || threads <= 0)
@@ -259,5 +278,6 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction fun
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int threads,
                                                               size_t shared, unsigned) {
+  STAND_IN_CALL();
   return cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
 }

@@ -30,7 +30,8 @@ CUresult unknown_attribute(void *data, CUpointer_attribute attribute) {
 
 CUresult attribute_of(const Allocation &allocation, uint64_t address, CUpointer_attribute attribute,
                       void *data) {
-  const bool stream_ordered = allocation.kind == Kind::Pool, mapped = allocation.kind == Kind::Virtual;
+  const bool stream_ordered = allocation.kind == Kind::Pool || allocation.kind == Kind::Graph,
+             mapped = allocation.kind == Kind::Virtual;
   switch (attribute) {
   case CU_POINTER_ATTRIBUTE_CONTEXT:
     return put<CUcontext>(data, stream_ordered || mapped ? nullptr : allocation.context);
@@ -64,11 +65,12 @@ CUresult attribute_of(const Allocation &allocation, uint64_t address, CUpointer_
 using namespace stand_in;
 
 CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   auto registry = Registry::lock();
   const Allocation *allocation = registry.find(pointer);
-  if (!data || !allocation)
+  if (!data || !allocation || allocation->freed)
     return CUDA_ERROR_INVALID_VALUE;
   return attribute_of(*allocation, pointer, attribute, data);
 }
@@ -76,6 +78,7 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdevi
 // Unlike the singular, succeeds for unknown pointers and unsuitable attributes.
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes, void **data,
                                 CUdeviceptr pointer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (!attributes || !data)
@@ -91,6 +94,7 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes,
 }
 
 CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   const bool valid = value && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && is_known(pointer, 1);
@@ -98,6 +102,7 @@ CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attribute,
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   auto registry = Registry::lock();

@@ -21,6 +21,7 @@ CUmemoryPool default_pool(CUdevice device) { return &pools[device]; }
 using namespace stand_in;
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   if (!pool)
     return CUDA_ERROR_INVALID_VALUE;
@@ -29,15 +30,18 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) {
 }
 
 CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
+  STAND_IN_CALL();
   return cuDeviceGetDefaultMemPool(pool, device);
 }
 
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
   return pool == default_pool(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
+  STAND_IN_CALL();
   if (!is_pool(pool) || !value)
     return CUDA_ERROR_INVALID_VALUE;
   if (attribute != CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
@@ -47,6 +51,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
 }
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
+  STAND_IN_CALL();
   if (!is_pool(pool) || !value)
     return CUDA_ERROR_INVALID_VALUE;
   if (attribute != CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
@@ -56,10 +61,12 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t) {
+  STAND_IN_CALL();
   return is_pool(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (pool != default_pool(context->device))

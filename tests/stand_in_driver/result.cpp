@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 CUresult cuGetErrorName(CUresult result, const char **name) {
+  STAND_IN_CALL();
   if (!name)
     return CUDA_ERROR_INVALID_VALUE;
   *name = nullptr;
@@ -17,6 +18,7 @@ CUresult cuGetErrorName(CUresult result, const char **name) {
 }
 
 CUresult cuGetErrorString(CUresult result, const char **text) {
+  STAND_IN_CALL();
   if (!text)
     return CUDA_ERROR_INVALID_VALUE;
   *text = nullptr;
@@ -31,6 +33,7 @@ CUresult cuGetErrorString(CUresult result, const char **text) {
 
 // The newest variant of a symbol, as a program built for the newest version asks for.
 CUresult cuGetProcAddress_v2(const char *symbol, void **function, int, uint64_t, uint32_t *status) {
+  STAND_IN_CALL();
   if (!symbol || !function)
     return CUDA_ERROR_INVALID_VALUE;
   Dl_info self;
@@ -51,8 +54,15 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function, int, uint64_t,
 }
 
 CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
+  STAND_IN_CALL();
   return cuGetProcAddress_v2(symbol, function, version, flags, nullptr);
 }
 
-CUresult cuProfilerStart() { return CUDA_SUCCESS; }
-CUresult cuProfilerStop() { return CUDA_SUCCESS; }
+CUresult cuProfilerStart() {
+  STAND_IN_CALL();
+  return CUDA_SUCCESS;
+}
+CUresult cuProfilerStop() {
+  STAND_IN_CALL();
+  return CUDA_SUCCESS;
+}

@@ -161,10 +161,19 @@ int main(int count, char **words) {
   if (count == 3)
     return peer(words[1], words[2]);
   const std::pair<const char *, void (*)()> tests[] = {
-      {"devices", test_devices},     {"memory", test_memory},
-      {"streams", test_streams},     {"capture errors", test_capture_errors},
-      {"kernels", test_kernels},     {"world kernel", test_world_kernel},
-      {"sharing", test_sharing},     {"settings", test_settings},
+      {"devices", test_devices},
+      {"memory", test_memory},
+      {"streams", test_streams},
+      {"capture errors", test_capture_errors},
+      {"capture modes", test_capture_modes},
+      {"the legacy stream in captures", test_legacy_stream_in_captures},
+      {"freeing in order", test_freeing_in_order},
+      {"kernels", test_kernels},
+      {"world kernel", test_world_kernel},
+      {"sharing", test_sharing},
+      {"failing calls", test_failing_calls},
+      {"a stream per thread", test_stream_per_thread},
+      {"settings", test_settings},
       {"no device", test_no_device},
   };
   int failed = 0;

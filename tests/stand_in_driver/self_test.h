@@ -29,8 +29,13 @@ int in_child(const std::function<void()> &part);
 CUmemAllocationProp properties(int device);
 
 void test_capture_errors();
+void test_capture_modes();
+void test_legacy_stream_in_captures();
+void test_freeing_in_order();
 void test_kernels();
 void test_world_kernel();
+void test_failing_calls();
+void test_stream_per_thread();
 void test_sharing();
 // The other process of test_sharing.
 int peer(const std::string &task, const std::string &argument);

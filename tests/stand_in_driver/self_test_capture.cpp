@@ -1,4 +1,6 @@
 // What a capture forbids.
+#include <thread>
+
 #include "self_test.h"
 
 void test_capture_errors() {
@@ -31,6 +33,9 @@ void test_capture_errors() {
   begin();
   OK(cuEventRecord(event, a));
   EXPECT(cuEventSynchronize(event) == CUDA_ERROR_CAPTURED_EVENT);
+  expect_end(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  begin();
+  OK(cuEventRecord(event, a));
   OK(cuStreamWaitEvent(b, event, 0));
   OK(cuMemsetD8Async(pointer, 0, 256, b));
   expect_end(CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
@@ -45,4 +50,179 @@ void test_capture_errors() {
   OK(cuGraphGetNodes(graph, nullptr, &nodes));
   EXPECT(nodes == 1);
   EXPECT(cuStreamWaitEvent(b, event, 0) == CUDA_ERROR_CAPTURED_EVENT);
+}
+
+// Who may ask for what during a capture: by the mode of the capture, of the thread, and by whose capture it
+// is.
+void test_capture_modes() {
+  CUcontext context = use_device(0);
+  CUstream captured, other;
+  CUevent event;
+  CUgraph graph;
+  CUdeviceptr pointer;
+  OK(cuStreamCreate(&captured, CU_STREAM_NON_BLOCKING));
+  OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+  OK(cuEventCreate(&event, 0));
+  OK(cuMemAlloc_v2(&pointer, 64));
+  CUmodule module;
+  OK(cuModuleLoadData(&module, "any image"));
+  // Prohibited: each is an error and ends the capture, though it has nothing to do with the captured stream.
+  const std::function<CUresult()> prohibited[] = {
+      [&] { return cuStreamQuery(other); },
+      [&] { return cuStreamSynchronize(other); },
+      [&] { return cuEventQuery(event); },
+      [&] { return cuEventSynchronize(event); },
+      [&] { return cuMemAlloc_v2(&pointer, 64); },
+      [&] { return cuMemFree_v2(pointer); },
+      [&] { return cuModuleLoadData(&module, "any image"); },
+      [&] { return cuModuleUnload(module); },
+      [&] { return cuMemsetD8_v2(pointer, 0, 64); },
+  };
+  const auto exchange = [](CUstreamCaptureMode mode) {
+    OK(cuThreadExchangeStreamCaptureMode(&mode));
+    return mode;
+  };
+  for (const auto &call : prohibited) {
+    for (CUstreamCaptureMode mode : {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL}) {
+      OK(cuStreamBeginCapture_v2(captured, mode));
+      EXPECT(call() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+      EXPECT(cuStreamEndCapture(captured, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    }
+  }
+  // Not to a thread, or in a capture, that is relaxed.
+  OK(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  EXPECT(exchange(CU_STREAM_CAPTURE_MODE_RELAXED) == CU_STREAM_CAPTURE_MODE_GLOBAL);
+  OK(cuStreamQuery(other));
+  OK(cuEventQuery(event));
+  // The captured stream itself cannot be asked in any mode.
+  EXPECT(exchange(CU_STREAM_CAPTURE_MODE_GLOBAL) == CU_STREAM_CAPTURE_MODE_RELAXED);
+  OK(cuStreamEndCapture(captured, &graph));
+  OK(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
+  OK(cuStreamQuery(other));
+  OK(cuStreamEndCapture(captured, &graph));
+  exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
+  OK(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
+  EXPECT(cuStreamQuery(captured) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT(cuStreamEndCapture(captured, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  exchange(CU_STREAM_CAPTURE_MODE_GLOBAL);
+  // Another thread's capture prohibits this one's calls if both are global.
+  OK(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  std::thread([&] {
+    OK(cuCtxSetCurrent(context));
+    OK(cuStreamQuery(other));
+  }).join();
+  OK(cuStreamEndCapture(captured, &graph));
+  for (CUstreamCaptureMode mode : {CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_GLOBAL}) {
+    const bool global = mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+    OK(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    std::thread([&] {
+      OK(cuCtxSetCurrent(context));
+      exchange(mode);
+      EXPECT(cuStreamQuery(other) == (global ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS));
+    }).join();
+    EXPECT(cuStreamEndCapture(captured, &graph) ==
+           (global ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS));
+  }
+}
+
+// The legacy stream while a blocking stream is captured, which it would depend on.
+void test_legacy_stream_in_captures() {
+  use_device(0);
+  CUstream blocking, independent;
+  CUevent event;
+  CUgraph graph;
+  CUdeviceptr pointer;
+  CUstreamCaptureStatus status;
+  OK(cuMemAlloc_v2(&pointer, 64));
+  OK(cuEventCreate(&event, 0));
+  OK(cuStreamCreate(&blocking, 0));
+  OK(cuStreamCreate(&independent, CU_STREAM_NON_BLOCKING));
+  // To ask for its status is an error, and does no harm.
+  OK(cuStreamBeginCapture_v2(blocking, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  EXPECT(cuStreamIsCapturing(nullptr, &status) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  EXPECT(cuStreamIsCapturing(CU_STREAM_LEGACY, &status) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  OK(cuStreamIsCapturing(CU_STREAM_PER_THREAD, &status));
+  EXPECT(status == CU_STREAM_CAPTURE_STATUS_NONE);
+  OK(cuStreamEndCapture(blocking, &graph));
+  // To use it is an error, and ends the capture.
+  const std::function<CUresult()> uses[] = {
+      [&] { return cuMemsetD8Async(pointer, 0, 64, nullptr); },
+      [&] { return cuStreamQuery(CU_STREAM_LEGACY); },
+      [&] { return cuStreamSynchronize(nullptr); },
+      [&] { return cuEventRecord(event, nullptr); },
+      [&] { return cuStreamWaitEvent(CU_STREAM_LEGACY, event, 0); },
+  };
+  for (const auto &use : uses) {
+    OK(cuStreamBeginCapture_v2(blocking, CU_STREAM_CAPTURE_MODE_RELAXED));
+    EXPECT(use() == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    EXPECT(cuStreamEndCapture(blocking, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  }
+  // The per-thread stream is a blocking one; one that is not has nothing to do with it.
+  OK(cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED));
+  EXPECT(cuStreamIsCapturing(nullptr, &status) == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  OK(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph));
+  OK(cuStreamBeginCapture_v2(independent, CU_STREAM_CAPTURE_MODE_RELAXED));
+  OK(cuStreamIsCapturing(nullptr, &status));
+  OK(cuMemsetD8Async(pointer, 0, 64, nullptr));
+  OK(cuStreamQuery(nullptr) == CUDA_ERROR_NOT_READY ? cuStreamSynchronize(nullptr) : CUDA_SUCCESS);
+  OK(cuStreamEndCapture(independent, &graph));
+}
+
+// Stream-ordered frees: work before them may use the memory, and in a capture they are nodes.
+void test_freeing_in_order() {
+  use_device(0);
+  CUstream stream;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  static int gate[2];
+  EXPECT(pipe(gate) == 0);
+  CUdeviceptr pointer;
+  unsigned char byte = 0;
+  OK(cuMemAllocAsync(&pointer, 64, stream));
+  OK(cuLaunchHostFunc(
+      stream,
+      [](void *) {
+        char byte;
+        EXPECT(read(gate[0], &byte, 1) == 1);
+      },
+      nullptr));
+  OK(cuMemsetD8Async(pointer, 7, 64, stream));
+  OK(cuMemFreeAsync(pointer, stream));
+  // Gone for the caller, though the fill is still to come.
+  EXPECT(cuMemFreeAsync(pointer, stream) == CUDA_ERROR_INVALID_VALUE);
+  EXPECT(cuMemFree_v2(pointer) == CUDA_ERROR_INVALID_VALUE);
+  EXPECT(cuMemsetD8Async(pointer, 7, 64, stream) == CUDA_ERROR_INVALID_VALUE);
+  byte = *reinterpret_cast<volatile unsigned char *>(pointer);
+  EXPECT(byte == 0xA5);
+  EXPECT(write(gate[1], "", 1) == 1);
+  OK(cuStreamSynchronize(stream));
+  EXPECT(in_child([=] { *reinterpret_cast<volatile char *>(pointer) = 1; }) != 0);
+
+  // A capture takes the free of a graph's allocation alone.
+  CUgraph graph;
+  CUgraphExec replay;
+  CUdeviceptr outside, inside;
+  size_t nodes;
+  OK(cuMemAllocAsync(&outside, 64, stream));
+  OK(cuStreamSynchronize(stream));
+  OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  EXPECT(cuMemFreeAsync(outside, stream) == CUDA_ERROR_INVALID_VALUE);
+  EXPECT(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  OK(cuMemAllocAsync(&inside, 64, stream));
+  OK(cuMemsetD8Async(inside, 9, 64, stream));
+  OK(cuMemcpyDtoDAsync_v2(outside, inside, 64, stream));
+  OK(cuMemFreeAsync(inside, stream));
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphGetNodes(graph, nullptr, &nodes));
+  EXPECT(nodes == 4);
+  OK(cuGraphInstantiateWithFlags(&replay, graph, 0));
+  for (int i = 0; i < 2; ++i) {
+    OK(cuMemsetD8Async(outside, 0, 64, stream));
+    OK(cuGraphLaunch(replay, stream));
+    OK(cuMemcpyDtoHAsync_v2(&byte, outside + 63, 1, stream));
+    EXPECT(byte == 9);
+  }
+  OK(cuGraphExecDestroy(replay));
+  OK(cuGraphDestroy(graph));
+  EXPECT(cuMemsetD8Async(inside, 9, 64, stream) == CUDA_ERROR_INVALID_VALUE);
 }

@@ -51,6 +51,33 @@ void wait_for(std::unique_lock<std::mutex> &guard, const std::shared_ptr<CUstrea
   changed().wait(guard, [&] { return stream->completed >= target; });
 }
 
+// The calling thread's default streams. What is on them when the thread ends still runs.
+class PerThreadStreams {
+public:
+  ~PerThreadStreams() {
+    std::lock_guard<std::mutex> guard(state());
+    for (auto &[context, stream] : streams_)
+      close(stream);
+  }
+
+  std::shared_ptr<CUstream_st> of(CUcontext context) {
+    std::shared_ptr<CUstream_st> &stream = streams_[context];
+    bool closed = !stream;
+    if (stream) {
+      std::lock_guard<std::mutex> guard(state());
+      closed = stream->closing; // with its context, which lives again
+    }
+    if (closed)
+      stream = make_stream(context, 0, 0);
+    return stream;
+  }
+
+private:
+  std::map<CUcontext, std::shared_ptr<CUstream_st>> streams_;
+};
+
+thread_local PerThreadStreams per_thread_streams;
+
 std::vector<std::shared_ptr<CUstream_st>> live_streams_of(CUcontext context) {
   std::vector<std::shared_ptr<CUstream_st>> streams;
   for (auto &stream : live()) {
@@ -61,6 +88,8 @@ std::vector<std::shared_ptr<CUstream_st>> live_streams_of(CUcontext context) {
 }
 
 } // namespace
+
+uint64_t live_streams() { return streams().size(); }
 
 std::mutex &state() {
   static auto *state = new std::mutex;
@@ -88,7 +117,7 @@ CUresult find_stream(CUstream handle, std::shared_ptr<CUstream_st> *stream) {
   if (!handle || handle == CU_STREAM_LEGACY) {
     *stream = context->legacy;
   } else if (handle == CU_STREAM_PER_THREAD) {
-    *stream = context->per_thread;
+    *stream = per_thread_streams.of(context);
   } else {
     *stream = streams().find(handle);
     if (!*stream)
@@ -118,20 +147,31 @@ void enqueue(const std::shared_ptr<CUstream_st> &stream, Work work) {
   changed().notify_all();
 }
 
+std::vector<Capture *> captures_under_legacy(const CUstream_st &stream) {
+  std::vector<Capture *> captures;
+  if (&stream != stream.context->legacy.get())
+    return captures;
+  for (auto &other : live_streams_of(stream.context)) {
+    if (other->blocking() && other->capture)
+      captures.push_back(other->capture.get());
+  }
+  return captures;
+}
+
+CUresult check_legacy(const CUstream_st &stream) {
+  const auto captures = captures_under_legacy(stream);
+  for (Capture *capture : captures)
+    capture->invalid = true;
+  return captures.empty() ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+}
+
 CUresult submit(CUstream handle, Work work) {
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   std::lock_guard<std::mutex> guard(state());
   if (stream->capture)
     return add_node(*stream, std::move(work));
-  if (stream == stream->context->legacy) {
-    for (auto &other : live_streams_of(stream->context)) {
-      if (!other->blocking() || !other->capture)
-        continue;
-      other->capture->invalid = true;
-      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    }
-  }
+  STAND_IN_CHECK(check_legacy(*stream));
   enqueue(stream, std::move(work));
   return CUDA_SUCCESS;
 }
@@ -171,6 +211,7 @@ CUresult check_context_not_captured(CUcontext context) {
 using namespace stand_in;
 
 CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned flags, int priority) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   if (!handle || flags > CU_STREAM_NON_BLOCKING)
@@ -180,11 +221,13 @@ CUresult cuStreamCreateWithPriority(CUstream *handle, unsigned flags, int priori
 }
 
 CUresult cuStreamCreate(CUstream *handle, unsigned flags) {
+  STAND_IN_CALL();
   return cuStreamCreateWithPriority(handle, flags, 0);
 }
 
 // What is queued still runs.
 CUresult cuStreamDestroy_v2(CUstream handle) {
+  STAND_IN_CALL();
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
   auto stream = streams().take(handle);
@@ -202,11 +245,25 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuStreamSynchronize(CUstream handle) {
-  std::shared_ptr<CUstream_st> stream;
-  STAND_IN_CHECK(find_stream(handle, &stream));
+// What cuStreamQuery and cuStreamSynchronize must not be called in. "It is invalid to synchronize or query
+// the execution status of a stream which is being captured or a captured event" (Programming Guide, CUDA
+// Graphs, Prohibited and Unhandled Operations); of other streams it is potentially unsafe, as a capture does
+// not observe it.
+static CUresult check_waitable(const std::shared_ptr<CUstream_st> &stream) {
   if (is_capturing(*stream))
     return refuse_in_capture(*stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  {
+    std::lock_guard<std::mutex> guard(state());
+    STAND_IN_CHECK(check_legacy(*stream));
+  }
+  return check_not_capturing();
+}
+
+CUresult cuStreamSynchronize(CUstream handle) {
+  STAND_IN_CALL();
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(handle, &stream));
+  STAND_IN_CHECK(check_waitable(stream));
   wait_for_stream(stream);
   // The legacy stream's last work waits for the blocking streams, its own end only if there is any.
   if (stream == stream->context->legacy) {
@@ -220,15 +277,23 @@ CUresult cuStreamSynchronize(CUstream handle) {
 }
 
 CUresult cuStreamQuery(CUstream handle) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
-  if (is_capturing(*stream))
-    return refuse_in_capture(*stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  STAND_IN_CHECK(check_waitable(stream));
   std::lock_guard<std::mutex> guard(state());
-  return stream->completed == stream->submitted ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  const auto done = [](const CUstream_st &stream) { return stream.completed == stream.submitted; };
+  bool all = done(*stream);
+  // The legacy stream encompasses the blocking ones: querying it queries them (ibid.).
+  if (stream == stream->context->legacy) {
+    for (auto &other : live_streams_of(stream->context))
+      all = all && (!other->blocking() || done(*other));
+  }
+  return all ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!context)
@@ -238,6 +303,7 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
 }
 
 CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!device)
@@ -247,6 +313,7 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!flags)
@@ -256,6 +323,7 @@ CUresult cuStreamGetFlags(CUstream handle, unsigned *flags) {
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int *priority) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!priority)
@@ -265,6 +333,7 @@ CUresult cuStreamGetPriority(CUstream handle, int *priority) {
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
+  STAND_IN_CALL();
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
   if (!id)
@@ -274,6 +343,7 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
 }
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
+  STAND_IN_CALL();
   if (!function)
     return CUDA_ERROR_INVALID_VALUE;
   return submit(handle, [function, data] { function(data); });

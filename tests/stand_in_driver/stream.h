@@ -32,8 +32,10 @@ std::mutex &state();
 std::condition_variable &changed();
 
 std::shared_ptr<CUstream_st> make_stream(CUcontext context, unsigned flags, int priority);
-// NULL and the legacy handle are the context's legacy stream; the per-thread handle is one stream per
-// context.
+// NULL and the legacy handle are the context's legacy stream. The per-thread handle is a stream of the
+// calling thread and the context: "an implicit stream local to both the thread and the CUcontext" (Driver
+// API, Stream synchronization behavior). It is a blocking one: "not a non-blocking stream and will
+// synchronize with the legacy default stream".
 CUresult find_stream(CUstream handle, std::shared_ptr<CUstream_st> *stream);
 // Appends work to a stream, or to the graph that it is captured into.
 CUresult submit(CUstream handle, Work work);
@@ -50,8 +52,22 @@ void close_streams_of(CUcontext context);
 bool is_capturing(const CUstream_st &stream);
 // Invalidates the stream's capture, as an illegal call does, and returns the code.
 CUresult refuse_in_capture(CUstream_st &stream, CUresult code);
-// For calls that the driver calls potentially unsafe: an error while a capture forbids them to this thread.
+// For calls that the driver calls potentially unsafe, as they are not observed by a capture: an error while
+// one forbids them to this thread, which ends that capture. A thread whose mode is GLOBAL is "prohibited from
+// potentially unsafe API calls" if it "has an ongoing capture sequence that was not initiated with
+// CU_STREAM_CAPTURE_MODE_RELAXED", or if any other thread has one "initiated with
+// CU_STREAM_CAPTURE_MODE_GLOBAL"; in the mode THREAD_LOCAL others' count for nothing, in the mode RELAXED
+// nothing is prohibited (Driver API, cuThreadExchangeStreamCaptureMode).
 CUresult check_not_capturing();
+// With state() held. What uses the legacy stream would depend on these captures, of blocking streams of its
+// context; empty for any other stream.
+std::vector<Capture *> captures_under_legacy(const CUstream_st &stream);
+// With state() held. "When any stream in the same context is being captured that was not created with
+// cudaStreamNonBlocking, any attempted use of the legacy stream is invalid": to enqueue there, to query or to
+// synchronise it, and the synchronous calls, which do both (Programming Guide, CUDA Graphs, Prohibited and
+// Unhandled Operations). "When an invalid operation is attempted during stream capture, any associated
+// capture graphs are invalidated" (ibid., Invalidation).
+CUresult check_legacy(const CUstream_st &stream);
 // An error while any stream of the context is captured.
 CUresult check_context_not_captured(CUcontext context);
 // Ends a capture's hold on its streams; with state() held.

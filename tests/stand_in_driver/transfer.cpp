@@ -85,74 +85,90 @@ uint64_t address(const void *host) { return reinterpret_cast<uint64_t>(host); }
 using namespace stand_in;
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device_address(to, bytes));
   return copy(nullptr, true, to, address(from), bytes);
 }
 
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device_address(from, bytes));
   return copy(nullptr, true, address(to), from, bytes);
 }
 
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device_address(to, bytes));
   STAND_IN_CHECK(check_device_address(from, bytes));
   return copy(nullptr, true, to, from, bytes);
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device_address(to, bytes));
   return copy(stream, false, to, address(from), bytes);
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device_address(from, bytes));
   return copy(stream, false, address(to), from, bytes);
 }
 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_device_address(to, bytes));
   STAND_IN_CHECK(check_device_address(from, bytes));
   return copy(stream, false, to, from, bytes);
 }
 
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  STAND_IN_CALL();
   return copy(nullptr, true, to, from, bytes);
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  STAND_IN_CALL();
   return copy(stream, false, to, from, bytes);
 }
 
 CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes) {
+  STAND_IN_CALL();
   return cuMemcpyDtoD_v2(to, from, bytes);
 }
 
 CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t bytes,
                            CUstream stream) {
+  STAND_IN_CALL();
   return cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
 }
 
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) {
+  STAND_IN_CALL();
   return fill<uint8_t>(nullptr, true, to, value, count);
 }
 
 CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t count) {
+  STAND_IN_CALL();
   return fill<uint16_t>(nullptr, true, to, value, count);
 }
 
 CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned value, size_t count) {
+  STAND_IN_CALL();
   return fill<uint32_t>(nullptr, true, to, value, count);
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+  STAND_IN_CALL();
   return fill<uint8_t>(stream, false, to, value, count);
 }
 
 CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream stream) {
+  STAND_IN_CALL();
   return fill<uint16_t>(stream, false, to, value, count);
 }
 
 CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+  STAND_IN_CALL();
   return fill<uint32_t>(stream, false, to, value, count);
 }

@@ -77,12 +77,21 @@ std::vector<Allocation *> mappings_in(Registry::Locked &registry, uint64_t addre
 }
 
 } // namespace
+
+uint64_t live_physical_memory() { return physicals().size(); }
+
+uint64_t live_reservations() {
+  std::lock_guard<std::mutex> guard(reservations().mutex);
+  return reservations().ranges.size();
+}
+
 } // namespace stand_in
 
 using namespace stand_in;
 
 CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties,
                                        CUmemAllocationGranularity_flags) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   STAND_IN_CHECK(check_properties(properties));
   if (!granularity)
@@ -93,6 +102,7 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
                      const CUmemAllocationProp *properties, unsigned long long flags) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   STAND_IN_CHECK(check_properties(properties));
   if (!handle || flags || bytes == 0 || !whole(bytes))
@@ -117,6 +127,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
 
 // The memory itself stays for as long as it is mapped, here or in another process.
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   auto physical = physical_of(handle);
   if (!physical)
@@ -128,6 +139,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   auto registry = Registry::lock();
   const Allocation *allocation = registry.find(reinterpret_cast<uint64_t>(address));
@@ -142,6 +154,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
                                                 CUmemGenericAllocationHandle handle) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   auto physical = physical_of(handle);
   if (!properties || !physical)
@@ -155,6 +168,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
 
 CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   auto physical = physical_of(handle);
   if (!shareable || flags || !physical || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
@@ -171,6 +185,7 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 // The descriptor stays the caller's.
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
                                         CUmemAllocationHandleType type) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   const int fd = int(reinterpret_cast<intptr_t>(shareable));
   const int device = device_of_file(fd);
@@ -196,6 +211,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr,
                              unsigned long long flags) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   if (alignment == 0)
     alignment = kGranularity;
@@ -221,6 +237,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignmen
 }
 
 CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   {
     auto registry = Registry::lock();
@@ -241,6 +258,7 @@ CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes) {
 // As in the driver, nothing can access the mapping before cuMemSetAccess.
 CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   auto physical = physical_of(handle);
   if (!physical || offset || flags || bytes == 0 || !whole(pointer) || !whole(bytes) ||
@@ -266,6 +284,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGeneric
 }
 
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   auto registry = Registry::lock();
   const auto mappings = mappings_in(registry, pointer, bytes);
@@ -278,6 +297,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
 }
 
 CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   if (!access || count == 0)
     return CUDA_ERROR_INVALID_VALUE;
@@ -309,6 +329,7 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc
 }
 
 CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr pointer) {
+  STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   if (!flags || !location)
     return CUDA_ERROR_INVALID_VALUE;

@@ -18,18 +18,31 @@ use super::message::Message;
 use super::Communicator;
 use crate::call::Operation;
 use crate::collective::Collective;
+use crate::device::cuda::driver::{bind, synchronize};
 use crate::device::cuda::Cuda;
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 impl Communicator<Cuda> {
     /// Waits for the work on a stream, and says whether the calls on it succeeded.
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`](crate::Error::Driver); [`Error::Timeout`](crate::Error::Timeout) naming the ranks that did not come.
+    /// [`Error::Driver`](crate::Error::Driver); [`Error::Timeout`](crate::Error::Timeout) naming the ranks that did not come;
+    /// [`Error::Unavailable`](crate::Error::Unavailable) for a stream that is captured, which then goes on.
     pub fn synchronize(&self, stream: &CudaStream) -> Result<()> {
-        stream.synchronize().map_err(|error| self.device().error("cuStreamSynchronize", error))?;
+        if self.presence.is_elsewhere() {
+            return Err(Error::Forked);
+        }
+        self.or_poison(bind(stream.context()))?;
+        // SAFETY: the stream is live, and its context current.
+        if self.or_poison(unsafe { self.device().capturing(stream.cu_stream()) })? {
+            return Err(Error::Unavailable {
+                what: "a wait for a stream".into(),
+                reason: "it is being captured: end the capture first".into(),
+            });
+        }
+        self.or_poison(synchronize(stream))?;
         self.healthy()
     }
 
@@ -50,7 +63,8 @@ impl Communicator<Cuda> {
     pub fn barrier(&self) -> Result<()> {
         self.healthy()?;
         let _step = self.closing.step()?;
-        self.unless_failed(self.closing.bootstrap.barrier(self.setup_timeout))
+        // With a word for it, so that a rank which closes its communicator instead is noticed.
+        self.unless_failed(self.closing.all_succeeded(Ok(())))
     }
 
     /// Makes the work that is on `stream` after this wait until every rank has called it and its stream has come so far.
@@ -60,6 +74,7 @@ impl Communicator<Cuda> {
     /// [`Error::InvalidStream`](crate::Error::InvalidStream), [`Error::Driver`](crate::Error::Driver); see
     /// [`Communicator::all_reduce`] on ranks that do not come.
     pub fn barrier_on(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.healthy()?;
         self.check_stream(stream)?;
         let captured = self.is_captured(stream)?;
         let (collective, dtype) = (Collective::Barrier, DType::U8);
@@ -78,14 +93,13 @@ impl Communicator<Cuda> {
         owner: Option<&Arc<CudaStream>>,
         captured: bool,
     ) -> Result<()> {
-        // Another thread's call comes before this one's ordering or after its launch, not between the two.
-        let _calls = self.device().calls();
         // SAFETY: the caller's.
         unsafe {
-            self.device().order(stream, owner)?;
-            self.start(message, stream, |_, _| match captured {
-                true => self.device().capture_input(message.input),
-                false => Ok(0),
+            self.in_order(stream, owner, || {
+                self.start(message, stream, |_, _| match captured {
+                    true => self.device().capture_input(message.input),
+                    false => Ok(0),
+                })
             })
         }
     }
@@ -100,11 +114,37 @@ impl Communicator<Cuda> {
         stream: CUstream,
         owner: Option<&Arc<CudaStream>>,
     ) -> Result<()> {
-        let _calls = self.device().calls();
         // SAFETY: the caller's.
         unsafe {
-            self.device().order(stream, owner)?;
-            self.start_transfers(Self::transfers_id(operation, transfers), transfers, stream)
+            self.in_order(stream, owner, || {
+                self.start_transfers(Self::transfers_id(operation, transfers), transfers, stream)
+            })
         }
+    }
+
+    /// Starts a call on a stream after the communicator's last one.
+    ///
+    /// # Safety
+    ///
+    /// As [`Cuda::order`].
+    unsafe fn in_order(
+        &self,
+        stream: CUstream,
+        owner: Option<&Arc<CudaStream>>,
+        start: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        // Another thread's call comes before this one's ordering or after its launch, not between the two.
+        let _calls = self.device().calls();
+        // SAFETY: the caller's.
+        match unsafe { self.device().order(stream, owner) } {
+            // What a capture does not admit is the caller's to put right, like an argument.
+            Err(refused @ Error::Unavailable { .. }) => return Err(refused),
+            ordered => self.or_poison(ordered)?,
+        }
+        let started = start();
+        // Pieces may have been launched before one failed.
+        // SAFETY: the caller's.
+        let marked = self.or_poison(unsafe { self.device().mark(stream) });
+        started.and(marked)
     }
 }

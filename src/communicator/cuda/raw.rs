@@ -38,17 +38,18 @@ impl Communicator<Cuda> {
     ) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world_size());
         let message = Message { collective, input, output, count, dtype };
+        self.healthy()?;
         message.check(rank, world_size)?;
-        self.device().bind()?;
+        self.or_poison(self.device().bind())?;
         if collective.input_len(count, rank, world_size) > 0 {
-            self.device().check_address("input", input, dtype.size())?;
+            self.check_address("input", input, dtype.size())?;
         }
         if collective.output_len(count, rank, world_size) > 0 {
-            self.device().check_address("output", output, dtype.size())?;
+            self.check_address("output", output, dtype.size())?;
         }
         // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
         unsafe {
-            let captured = self.device().capturing(stream)?;
+            let captured = self.or_poison(self.device().capturing(stream))?;
             self.run(message, stream, None, captured)
         }
     }
@@ -89,14 +90,15 @@ impl Communicator<Cuda> {
     ///
     /// As [`Communicator::collective_raw`]: what is sent is valid for reads, and what is received into for writes.
     pub unsafe fn transfer_raw(&self, stream: CUstream, transfers: &[Transfer]) -> Result<()> {
+        self.healthy()?;
         check_transfers(transfers, self.world_size())?;
-        self.device().bind()?;
+        self.or_poison(self.device().bind())?;
         for transfer in transfers.iter().filter(|transfer| transfer.count > 0) {
             let which = match transfer.direction {
                 Direction::Send => "send",
                 Direction::Recv => "receive",
             };
-            self.device().check_address(which, transfer.address, transfer.dtype.size())?;
+            self.check_address(which, transfer.address, transfer.dtype.size())?;
         }
         // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
         unsafe { self.run_transfers(Operation::Group, transfers, stream, None) }

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice
 
 use crate::communicator::builder::agree;
 use crate::communicator::Communicator;
-use crate::device::all_succeeded;
+use crate::device::cuda::driver::unless_recorded;
 use crate::device::cuda::Cuda;
 use crate::dtype::Element;
 use crate::error::Result;
@@ -23,21 +23,19 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`](crate::Error::Driver) on all ranks if an input cannot be exported,
-    /// [`Error::Unavailable`](crate::Error::Unavailable) while a capture goes on; the errors of the bootstrap.
+    /// [`Error::Driver`](crate::Error::Driver) on one rank and [`Error::PeerFailed`](crate::Error::PeerFailed) on the others if an
+    /// input cannot be exported, [`Error::Unavailable`](crate::Error::Unavailable) while a capture goes on; the errors of the
+    /// bootstrap. The next time has all of it to do again. An input that was freed meanwhile is passed over: launching its graph is
+    /// an error.
     pub fn register_graph_buffers(&self) -> Result<()> {
         self.healthy()?;
-        self.device().bind()?;
         let _step = self.closing.step()?;
-        let rows = self.device().exchange_graph_rows(&*self.closing.bootstrap, self.setup_timeout)?;
-        let written = {
+        self.device().exchange_graph_rows(&*self.closing.bootstrap, self.setup_timeout, |rows| {
             // No eager call launches in between.
             let _registry = self.endpoint.lock();
             rows.iter()
                 .try_for_each(|(row, bases)| self.endpoint.region.write_row(self.device(), *row, bases))
-        };
-        // No rank replays before all have the rows.
-        all_succeeded(written, &*self.closing.bootstrap, self.setup_timeout)
+        })
     }
 
     /// Registers a buffer, so that calls from it or from views into it pull without a copy. Collective: all ranks register
@@ -48,25 +46,44 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`](crate::Error::Driver) on all ranks where the memory cannot be exported, as that of stream-ordered
-    /// pools, which cudarc allocates from where the GPU has them: use [`Communicator::alloc`].
+    /// [`Error::Driver`](crate::Error::Driver) on one rank and [`Error::PeerFailed`](crate::Error::PeerFailed) on the others where
+    /// the memory cannot be exported, as that of stream-ordered pools, which cudarc allocates from where the GPU has them: use
+    /// [`Communicator::alloc`]. [`Error::InvalidPointer`](crate::Error::InvalidPointer) likewise for memory of another device.
+    /// After an error no rank has the registration, and the slice is dropped.
     pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Registered<T>> {
         self.healthy()?;
         let count = slice.len();
         let bytes = count * size_of::<T>();
         let _step = self.closing.step()?;
         let (bootstrap, timeout) = (&*self.closing.bootstrap, self.setup_timeout);
+        let stream = Arc::clone(slice.stream());
+        self.closing.all_succeeded(
+            self.check_device::<T>("a registered buffer", &stream, |stream| slice.device_ptr(stream).0),
+        )?;
         agree(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)?;
         if count == 0 {
             return Ok(Registered { _registration: None, slice });
         }
-        let stream = Arc::clone(slice.stream());
-        let (address, used) = slice.device_ptr(&stream);
-        drop(used);
-        self.device().bind()?;
-        let memory = self.device().share_foreign(address, bootstrap, timeout)?;
-        let registration = self.endpoint.register(memory, bytes)?;
-        Ok(Registered { _registration: Some(registration), slice })
+        let context = self.device().context();
+        let address = unless_recorded(context, "an event of a slice's use", || slice.device_ptr(&stream).0);
+        let address = address.and_then(|address| {
+            self.device().bind()?;
+            self.device().check_address("a registered buffer", address, size_of::<T>())?;
+            Ok(address)
+        });
+        let address = self.closing.all_succeeded(address)?;
+        let memory = self.device().share_foreign(address, bootstrap, timeout);
+        match memory.and_then(|memory| self.endpoint.register(memory, bytes)) {
+            Ok(registration) => Ok(Registered { _registration: Some(registration), slice }),
+            Err(error) => {
+                // What a peer has open goes when all ranks have closed what they had: all have an error. A rank that does not come
+                // may still have it open.
+                if bootstrap.barrier(timeout).is_err() {
+                    std::mem::forget(slice);
+                }
+                Err(error)
+            }
+        }
     }
 }
 

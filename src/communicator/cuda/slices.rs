@@ -6,6 +6,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use crate::communicator::Communicator;
+use crate::device::cuda::driver::unless_recorded;
 use crate::device::cuda::Cuda;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -28,6 +29,7 @@ impl Communicator<Cuda> {
         mut output: Option<&mut O>,
         start: impl FnOnce(Addresses) -> Result<()>,
     ) -> Result<()> {
+        self.healthy()?;
         self.check_stream(stream)?;
         if let Some(input) = input {
             self.check_device::<T>("input", input.stream(), |stream| input.device_ptr(stream).0)?;
@@ -43,21 +45,25 @@ impl Communicator<Cuda> {
             unsafe {
                 if let Some(input) = input {
                     let take = |aside: &CudaStream| untracked(input.device_ptr(aside));
-                    addresses.input = self.device().address_in_capture(captured, take)?;
+                    addresses.input = self.or_poison(self.device().address_in_capture(captured, take))?;
                 }
                 if let Some(output) = output {
                     let take = |aside: &CudaStream| untracked(output.device_ptr_mut(aside));
-                    addresses.output = self.device().address_in_capture(captured, take)?;
+                    addresses.output = self.or_poison(self.device().address_in_capture(captured, take))?;
                 }
             }
             return start(addresses);
         }
-        // Their drop tells cudarc of the use: after the launch.
-        let input = input.map(|input| input.device_ptr(stream));
-        let output = output.map(|output| output.device_ptr_mut(stream));
+        let (input, output) = self.recorded(|| {
+            let input = input.map(|input| input.device_ptr(stream));
+            (input, output.map(|output| output.device_ptr_mut(stream)))
+        })?;
         let address =
             |slice: &Option<(CUdeviceptr, SyncOnDrop<'_>)>| slice.as_ref().map_or(0, |slice| slice.0);
-        start(Addresses { input: address(&input), output: address(&output), captured: false })
+        let started = start(Addresses { input: address(&input), output: address(&output), captured: false });
+        // Tells cudarc of the use: after the launch.
+        let told = self.recorded(|| drop((input, output)));
+        started.and(told)
     }
 
     pub(super) fn check_stream(&self, stream: &CudaStream) -> Result<()> {
@@ -69,7 +75,7 @@ impl Communicator<Cuda> {
     }
 
     /// Refuses a slice of another device, going by its own stream: one that is not, cudarc vouches for.
-    fn check_device<T: Element>(
+    pub(super) fn check_device<T: Element>(
         &self,
         which: &'static str,
         own: &CudaStream,
@@ -88,10 +94,35 @@ impl Communicator<Cuda> {
         })
     }
 
-    pub(super) fn is_captured(&self, stream: &CudaStream) -> Result<bool> {
-        self.device().bind()?;
+    /// Whether a stream of this context is being captured. The context is current then.
+    pub(crate) fn is_captured(&self, stream: &CudaStream) -> Result<bool> {
+        self.or_poison(self.device().bind())?;
         // SAFETY: the stream is live, and of this context: `check_stream` was first.
-        unsafe { self.device().capturing(stream.cu_stream()) }
+        self.or_poison(unsafe { self.device().capturing(stream.cu_stream()) })
+    }
+
+    /// What `take` gets from slices. That uses of theirs could not be waited for or told is recorded by cudarc and no result of
+    /// theirs.
+    pub(crate) fn recorded<R>(&self, take: impl FnOnce() -> R) -> Result<R> {
+        let context = self.device().context();
+        // Without tracking there are no events, and small calls feel each look.
+        if !context.is_managing_stream_synchronization() {
+            return Ok(take());
+        }
+        self.or_poison(unless_recorded(context, "an event of a slice's use", take))
+    }
+
+    /// Refuses an address that is not memory of this device.
+    pub(crate) fn check_address(
+        &self,
+        which: &'static str,
+        address: CUdeviceptr,
+        element_size: usize,
+    ) -> Result<()> {
+        match self.device().check_address(which, address, element_size) {
+            Err(error @ Error::Driver { .. }) => Err(self.poison(error)),
+            checked => checked,
+        }
     }
 }
 

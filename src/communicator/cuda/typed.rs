@@ -29,11 +29,15 @@ impl Communicator<Cuda> {
     /// on another stream than the one that the graph was captured on and is launched on. The first captured call on another
     /// stream than the last call's follows a synchronisation with that one.
     ///
+    /// A graph's launches run the communicator's kernels in its memory, which stay until the communicator and all of its buffers have
+    /// been dropped: one of them is kept until the last launch has ended.
+    ///
     /// # Errors
     ///
     /// [`Error::LengthMismatch`]; [`Error::InvalidStream`] for a stream of another context, [`Error::InvalidPointer`] for a slice
-    /// of another device; [`Error::Driver`]. What goes wrong in
-    /// a kernel, such as a rank that does not come, is the error of the next call, of [`Communicator::synchronize`] or
+    /// of another device; [`Error::Unavailable`] for a call in an order that a capture does not admit. None of these changes
+    /// anything. [`Error::Driver`], which poisons the communicator: the other ranks may be in the call, and have an error too. What goes
+    /// wrong in a kernel, such as a rank that does not come, is the error of the next call, of [`Communicator::synchronize`] or
     /// [`Communicator::check`].
     pub fn all_reduce<T: Element>(
         &self,

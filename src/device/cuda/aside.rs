@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::CudaStream;
 
-use super::driver::{driver, RawStream};
+use super::driver::{unless_recorded, RawStream};
 use super::order::{is_captured, join};
 use super::Cuda;
 use crate::error::Result;
@@ -52,13 +52,12 @@ impl Cuda {
                 borrowed
             }
         };
-        let address = take(&aside);
-        self.context.check_err().map_err(driver("cuStreamWaitEvent for a slice's last use"))?;
+        let address = unless_recorded(&self.context, "an event of a slice's use", || take(&aside))?;
         // SAFETY: both streams are live, our own and the caller's.
         unsafe {
             // The use is a part of a capture, which waiting for it has drawn the stream into.
             if is_captured(aside.cu_stream())? {
-                join(aside.cu_stream(), captured)?;
+                join(self, aside.cu_stream(), captured)?;
             }
         }
         Ok(address)

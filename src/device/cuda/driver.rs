@@ -3,7 +3,7 @@
 use std::ffi::{c_void, CString};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUdevice_attribute};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUpointer_attribute};
 use cudarc::driver::{result, CudaContext, CudaStream, DriverError};
 
 use crate::error::{Error, Result};
@@ -30,9 +30,127 @@ pub(super) fn require() -> Result<()> {
     })
 }
 
+/// Makes a context current. Other than cudarc's function of that purpose it leaves the error that cudarc may have recorded, which
+/// is none of the caller's.
+pub(crate) fn bind(context: &CudaContext) -> Result<()> {
+    let current = result::ctx::get_current().map_err(driver("cuCtxGetCurrent"))?;
+    if current != Some(context.cu_ctx()) {
+        // SAFETY: the context is retained by its CudaContext.
+        unsafe { result::ctx::set_current(context.cu_ctx()) }.map_err(driver("cuCtxSetCurrent"))?;
+    }
+    Ok(())
+}
+
+/// [`bind`] for giving something back: tried twice, as nobody tries again later.
+pub(super) fn bind_to_free(context: &CudaContext) -> Result<()> {
+    bind(context).or_else(|_| bind(context))
+}
+
+/// Waits for the work on a stream, with [`bind`] for its context.
+pub(crate) fn synchronize(stream: &CudaStream) -> Result<()> {
+    bind(stream.context())?;
+    // SAFETY: the stream is live, and its context current.
+    unsafe { result::stream::synchronize(stream.cu_stream()) }.map_err(driver("cuStreamSynchronize"))
+}
+
+/// What `take` returns, unless cudarc has recorded an error meanwhile, which it does where it has no result to return. One that was
+/// recorded before stays.
+pub(crate) fn unless_recorded<R>(
+    context: &CudaContext,
+    call: &'static str,
+    take: impl FnOnce() -> R,
+) -> Result<R> {
+    let before = context.check_err();
+    let taken = take();
+    let meanwhile = context.check_err();
+    context.record_err(before);
+    meanwhile.map(|()| taken).map_err(driver(call))
+}
+
+/// Until it is dropped this thread may make calls that a capture forbids because they are no part of it: freeing, say, what no
+/// capture uses. `None` where the driver did not change the mode.
+pub(super) struct Relaxed(sys::CUstreamCaptureMode);
+
+impl Relaxed {
+    pub fn enter() -> Option<Self> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: sets this thread's mode, and writes the one before.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result().ok()?;
+        Some(Self(mode))
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: sets this thread's mode back. An error leaves it relaxed, in which more is allowed.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
+    }
+}
+
+/// An event without a time.
+#[derive(Debug)]
+pub(super) struct Event {
+    context: Arc<CudaContext>,
+    event: sys::CUevent,
+}
+
+// SAFETY: a handle of the driver, which may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// The context is current.
+    pub fn new(context: &Arc<CudaContext>) -> Result<Self> {
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        Ok(Self { context: Arc::clone(context), event: event.map_err(driver("cuEventCreate"))? })
+    }
+
+    /// # Safety
+    ///
+    /// `stream` is a live stream of the event's context, which is current.
+    pub unsafe fn record(&self, stream: sys::CUstream) -> Result<()> {
+        // SAFETY: the event is live; the stream is the caller's.
+        unsafe { result::event::record(self.event, stream) }.map_err(driver("cuEventRecord"))
+    }
+
+    /// Makes a stream wait for what the event was last recorded after.
+    ///
+    /// # Safety
+    ///
+    /// As [`Event::record`].
+    pub unsafe fn hold(&self, stream: sys::CUstream) -> Result<()> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: as above.
+        unsafe { result::stream::wait_event(stream, self.event, flags) }.map_err(driver("cuStreamWaitEvent"))
+    }
+
+    /// Success when it has come to pass. The context is current.
+    pub fn query(&self) -> sys::CUresult {
+        // SAFETY: the event is live.
+        unsafe { sys::cuEventQuery(self.event) }
+    }
+
+    /// Waits for it. The context is current.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: the event is live.
+        unsafe { sys::cuEventSynchronize(self.event) }.result().map_err(driver("cuEventSynchronize"))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // An error means that the context is gone, and the event with it. A stream that waits for it goes on doing so.
+        let _ = bind_to_free(&self.context);
+        // SAFETY: made by `new`.
+        let _ = unsafe { result::event::destroy(self.event) };
+    }
+}
+
 /// A device attribute; 0 where the driver does not know it.
 pub(super) fn attribute(context: &CudaContext, attribute: CUdevice_attribute) -> i32 {
-    context.attribute(attribute).unwrap_or(0)
+    // SAFETY: the driver validates both.
+    unsafe { result::device::get_attribute(context.cu_device(), attribute) }.unwrap_or(0)
 }
 
 /// The device at a PCI address; `None` if this process does not see it.
@@ -75,7 +193,7 @@ pub(super) fn enable_peer_access(own: &CudaContext, peer: &CudaContext) -> Resul
     if own.cu_ctx() == peer.cu_ctx() {
         return Ok(());
     }
-    own.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+    bind(own)?;
     // SAFETY: both contexts are retained by their CudaContext.
     match unsafe { sys::cuCtxEnablePeerAccess(peer.cu_ctx(), 0) } {
         sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
@@ -93,24 +211,32 @@ pub(super) fn allocation_of(address: u64) -> Result<(u64, usize)> {
     Ok((base, bytes))
 }
 
-/// The ordinal of the device whose memory an address is; `None` if it is not device memory.
-pub(super) fn device_of(address: u64) -> Option<usize> {
-    use sys::CUpointer_attribute::{CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE};
-    let (mut kind, mut ordinal) = (0u32, 0i32);
-    // SAFETY: the driver writes one u32.
-    let found = unsafe {
-        sys::cuPointerGetAttribute((&raw mut kind).cast(), CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
-    };
-    found.result().ok()?;
-    if kind != sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 {
-        return None;
+/// What the driver says of the memory at an address; `None` where it knows of none.
+///
+/// # Safety
+///
+/// The attribute is a `T`.
+unsafe fn pointer_attribute<T: Default>(attribute: CUpointer_attribute, address: u64) -> Result<Option<T>> {
+    let mut value = T::default();
+    // SAFETY: the driver writes one T, by the caller's word.
+    let found = unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, address) };
+    match found {
+        sys::CUresult::CUDA_ERROR_INVALID_VALUE => Ok(None),
+        code => code.result().map(|()| Some(value)).map_err(driver("cuPointerGetAttribute")),
     }
-    // SAFETY: the driver writes one i32.
-    let found = unsafe {
-        sys::cuPointerGetAttribute((&raw mut ordinal).cast(), CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
-    };
-    found.result().ok()?;
-    usize::try_from(ordinal).ok()
+}
+
+/// The ordinal of the device whose memory an address is; `None` if it is not device memory.
+pub(super) fn device_of(address: u64) -> Result<Option<usize>> {
+    use CUpointer_attribute::{CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE};
+    // SAFETY: a CUmemorytype is a u32.
+    let kind = unsafe { pointer_attribute::<u32>(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) }?;
+    if kind != Some(sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32) {
+        return Ok(None);
+    }
+    // SAFETY: an ordinal is an i32.
+    let ordinal = unsafe { pointer_attribute::<i32>(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) }?;
+    Ok(ordinal.and_then(|ordinal| usize::try_from(ordinal).ok()))
 }
 
 /// Whether `cuIpcGetMemHandle` has a handle for the memory at an address. Allowed while a stream is captured.
@@ -125,15 +251,11 @@ pub(super) fn is_exportable(address: u64) -> bool {
     found.result().is_ok() && capable & 0xFF != 0
 }
 
-/// The driver's number of the allocation that an address lies in, unique in this process. Allowed while a stream is captured.
-pub(super) fn allocation_number(address: u64) -> Result<u64> {
-    use sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
-    let mut number = 0u64;
-    // SAFETY: the driver writes one u64.
-    unsafe { sys::cuPointerGetAttribute((&raw mut number).cast(), CU_POINTER_ATTRIBUTE_BUFFER_ID, address) }
-        .result()
-        .map_err(driver("cuPointerGetAttribute of a captured input"))?;
-    Ok(number)
+/// The driver's number of the allocation that an address lies in, unique in this process; `None` where there is none. Allowed
+/// while a stream is captured.
+pub(super) fn allocation_number(address: u64) -> Result<Option<u64>> {
+    // SAFETY: a number is a u64.
+    unsafe { pointer_attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, address) }
 }
 
 /// A stream of our own, which no legacy default stream waits for, nor it for one.
@@ -150,7 +272,7 @@ unsafe impl Sync for RawStream {}
 
 impl RawStream {
     pub fn new(context: &Arc<CudaContext>) -> Result<Self> {
-        context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        bind(context)?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
         Ok(Self { context: Arc::clone(context), stream: stream.map_err(driver("cuStreamCreate"))? })
     }
@@ -168,8 +290,9 @@ impl RawStream {
 
 impl Drop for RawStream {
     fn drop(&mut self) {
+        let _relaxed = Relaxed::enter();
         // An error means that the context is gone, and the stream with it.
-        let _ = self.context.bind_to_thread();
+        let _ = bind_to_free(&self.context);
         // SAFETY: made by `new`; the driver ends what is on it first.
         let _ = unsafe { result::stream::destroy(self.stream) };
     }
@@ -185,20 +308,28 @@ impl Copies {
         RawStream::new(context).map(Self)
     }
 
-    fn bind(&self) -> Result<()> {
-        self.0.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))
+    /// What is copied is no part of a capture, whose mode may forbid even waiting for it. Until the guard is dropped.
+    fn begin(&self) -> Result<Option<Relaxed>> {
+        bind(&self.0.context)?;
+        Ok(Relaxed::enter())
     }
 
+    /// Waits for what is on the stream.
     fn finish(&self) -> Result<()> {
         // SAFETY: the stream is ours, and live.
-        unsafe { result::stream::synchronize(self.0.stream) }.map_err(driver("cuStreamSynchronize"))
+        let wait = || unsafe { result::stream::synchronize(self.0.stream) };
+        wait().map_err(|error| {
+            // Whoever hears of the error may free what the copy is still at.
+            let _ = wait();
+            driver("cuStreamSynchronize")(error)
+        })
     }
 
     /// # Safety
     ///
     /// `bytes` bytes at `address` are device memory that no kernel uses now.
     pub unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()> {
-        self.bind()?;
+        let _relaxed = self.begin()?;
         // SAFETY: the caller's.
         unsafe { result::memset_d8_async(address, 0, bytes, self.0.stream) }
             .map_err(driver("cuMemsetD8Async"))?;
@@ -209,7 +340,7 @@ impl Copies {
     ///
     /// `values` fit at `address`, which is device memory that no kernel uses now.
     pub unsafe fn write<T: Copy>(&self, address: u64, values: &[T]) -> Result<()> {
-        self.bind()?;
+        let _relaxed = self.begin()?;
         // SAFETY: the caller's; `values` is borrowed until the copy is done.
         unsafe { result::memcpy_htod_async(address, values, self.0.stream) }
             .map_err(driver("cuMemcpyHtoDAsync"))?;
@@ -220,7 +351,7 @@ impl Copies {
     ///
     /// As many bytes at `address` are device memory that no kernel writes now, and any bits are a value of T.
     pub unsafe fn read<T: Copy>(&self, address: u64, values: &mut [T]) -> Result<()> {
-        self.bind()?;
+        let _relaxed = self.begin()?;
         // SAFETY: the caller's; `values` is borrowed until the copy is done.
         unsafe { result::memcpy_dtoh_async(values, address, self.0.stream) }
             .map_err(driver("cuMemcpyDtoHAsync"))?;
@@ -244,7 +375,7 @@ unsafe impl Sync for Pinned {}
 impl Pinned {
     /// Zeroed.
     pub fn allocate(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
-        context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        bind(context)?;
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: a context is current.
         let host = unsafe { result::malloc_host(bytes, flags) }.map_err(driver("cuMemHostAlloc"))?;
@@ -270,8 +401,9 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
+        let _relaxed = Relaxed::enter();
         // An error here means that the context is gone, and its memory with it.
-        let _ = self.context.bind_to_thread();
+        let _ = bind_to_free(&self.context);
         // SAFETY: allocated by `allocate`; the region's owner has waited for the kernels that use it.
         let _ = unsafe { result::free_host(self.host) };
     }

@@ -27,8 +27,10 @@ pub(super) struct GraphRows {
     /// The row of each. The allocation is part of the key: another one may come to lie at the same address, and peers would
     /// go on reading the old.
     inputs: HashMap<Input, usize>,
-    /// Captured since the last registration.
-    pending: Vec<(usize, u64)>,
+    /// Rows given so far. None is given twice, as a graph may still name it.
+    given: usize,
+    /// Captured, and not registered on all ranks yet.
+    pending: Vec<(usize, Input)>,
     /// What the device's table holds, for all ranks' columns.
     table: HashMap<usize, TableRow>,
     /// Own and peers' allocations, open as long as graphs may replay: until the device goes.
@@ -41,16 +43,55 @@ impl GraphRows {
         if let Some(row) = self.inputs.get(&input) {
             return Ok(source_word(*row, 0));
         }
-        let row = FIRST_GRAPH_ROW + self.inputs.len();
+        let row = FIRST_GRAPH_ROW + self.given;
         if row >= TABLE_ROWS {
             return Err(Error::Unavailable {
                 what: "another graph buffer".into(),
-                reason: format!("{} different inputs have been captured", self.inputs.len()),
+                reason: format!("{} different inputs have been captured", self.given),
             });
         }
+        self.given += 1;
         self.inputs.insert(input, row);
-        self.pending.push((row, input.address));
+        self.pending.push((row, input));
         Ok(source_word(row, 0))
+    }
+
+    /// Forgets inputs that are not registered and that were freed, and returns those that are there. `allocation` tells which one
+    /// is at an address now.
+    fn take_stock(&mut self, allocation: impl Fn(u64) -> Result<Option<u64>>) -> Result<Vec<(usize, u64)>> {
+        let (mut there, mut gone) = (Vec::new(), Vec::new());
+        for &(row, input) in &self.pending {
+            match allocation(input.address)? == Some(input.allocation) {
+                true => there.push((row, input.address)),
+                false => gone.push(input),
+            }
+        }
+        self.pending.retain(|(_, input)| !gone.contains(input));
+        for input in gone {
+            tracing::warn!(
+                ?input,
+                "a captured input was freed before it was registered: its graph cannot be replayed"
+            );
+            self.inputs.remove(&input);
+        }
+        Ok(there)
+    }
+
+    /// Enters what ranks have at rows, and returns those rows. The memory stays, whether or not the rows come to be written on
+    /// all ranks: where one is, kernels may read it.
+    fn enter(
+        &mut self,
+        entries: impl Iterator<Item = (usize, usize, u64, Arc<Memory>)>,
+    ) -> Vec<(usize, TableRow)> {
+        let mut changed = Vec::new();
+        for (row, rank, address, memory) in entries {
+            self.table.entry(row).or_insert([0; MAX_RANKS])[rank] = address;
+            self.memory.push(memory);
+            changed.push(row);
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        changed.into_iter().map(|row| (row, self.table[&row])).collect()
     }
 }
 
@@ -90,26 +131,30 @@ impl Cuda {
         if !self.graph_registration || !shared {
             return Ok(0);
         }
-        let allocation = driver::allocation_number(address)?;
-        self.graph_rows().capture(Input { address, allocation })
+        match driver::allocation_number(address)? {
+            Some(allocation) => self.graph_rows().capture(Input { address, allocation }),
+            None => Ok(0),
+        }
     }
 
-    /// Swaps the handles of what has been captured since the last time. Collective. Returns the rows that changed.
+    /// Swaps the handles of what has been captured since the last time, and hands the rows that changed to `write`. Collective:
+    /// after an error of any rank the next time has all of it to do again.
     pub(crate) fn exchange_graph_rows(
         &self,
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
-    ) -> Result<Vec<(usize, TableRow)>> {
+        write: impl FnOnce(&[(usize, TableRow)]) -> Result<()>,
+    ) -> Result<()> {
         let sharing = if self.world.same_process { Sharing::Pointers } else { Sharing::Ipc };
         // On all ranks or on none, before anything has changed.
         all_succeeded(self.wait_for_last_call(), bootstrap, timeout)?;
-        let mut rows = self.graph_rows();
-        let export = |&(row, address): &(usize, u64)| -> Result<_> {
+        let export = |(row, address): (usize, u64)| -> Result<_> {
             let memory = Memory::foreign(&self.context, address)?;
             let handle = memory.handle(self.process, address - memory.address(), sharing)?;
             Ok((row, address, handle, memory))
         };
-        let exported = rows.pending.iter().map(export).collect::<Result<Vec<_>>>();
+        let inputs = self.graph_rows().take_stock(driver::allocation_number);
+        let exported = inputs.and_then(|inputs| inputs.into_iter().map(export).collect::<Result<Vec<_>>>());
         let exported = all_succeeded(exported, bootstrap, timeout)?;
         let mine: Vec<_> = exported.iter().map(|(row, _, handle, _)| (*row, handle.clone())).collect();
         let all = bootstrap.all_gather(&encode(&mine), timeout)?;
@@ -129,17 +174,14 @@ impl Cuda {
         let imported = all.iter().enumerate().map(import).collect::<Result<Vec<_>>>();
         let imported = all_succeeded(imported, bootstrap, timeout)?;
 
+        let registered: Vec<_> = exported.iter().map(|(row, ..)| *row).collect();
         let own = exported.into_iter().map(|(row, address, _, memory)| (row, own_rank, address, memory));
-        let mut changed = Vec::new();
-        for (row, rank, address, memory) in own.chain(imported.into_iter().flatten()) {
-            rows.table.entry(row).or_insert([0; MAX_RANKS])[rank] = address;
-            rows.memory.push(memory);
-            changed.push(row);
-        }
-        rows.pending.clear();
-        changed.sort_unstable();
-        changed.dedup();
-        Ok(changed.into_iter().map(|row| (row, rows.table[&row])).collect())
+        // Not held while the rows are written: a captured call locks the registry first, and then this.
+        let changed = self.graph_rows().enter(own.chain(imported.into_iter().flatten()));
+        // No rank replays before all have the rows.
+        all_succeeded(write(&changed), bootstrap, timeout)?;
+        self.graph_rows().pending.retain(|(row, _)| !registered.contains(row));
+        Ok(())
     }
 }
 
@@ -165,6 +207,27 @@ mod tests {
         assert_ne!(reallocated, first, "another allocation at the same address");
         assert_eq!(rows.pending.len(), 3);
         assert_eq!(first >> FA_SOURCE_ID_SHIFT, FIRST_GRAPH_ROW as u64 + 1);
+    }
+
+    #[test]
+    fn inputs_that_were_freed_are_forgotten_and_their_rows_are_not_given_again() {
+        let mut rows = GraphRows::default();
+        let input = |address, allocation| Input { address, allocation };
+        rows.capture(input(0x1000, 1)).unwrap();
+        let kept = rows.capture(input(0x2000, 2)).unwrap();
+        rows.capture(input(0x3000, 3)).unwrap();
+        // The first is gone, and another allocation lies where the third was.
+        let now =
+            |address| Ok([(0x2000, 2), (0x3000, 4)].into_iter().find(|at| at.0 == address).map(|at| at.1));
+        assert_eq!(rows.take_stock(now), Ok(vec![(FIRST_GRAPH_ROW + 1, 0x2000)]));
+        assert_eq!(rows.pending.len(), 1);
+        assert_eq!(rows.capture(input(0x2000, 2)), Ok(kept));
+        let fresh = rows.capture(input(0x3000, 4)).unwrap();
+        assert_eq!(fresh >> FA_SOURCE_ID_SHIFT, FIRST_GRAPH_ROW as u64 + 4);
+        // Nothing is forgotten that could not be asked about.
+        let unknown = |_| Err(Error::Unavailable { what: String::new(), reason: String::new() });
+        assert!(rows.take_stock(unknown).is_err());
+        assert_eq!(rows.pending.len(), 2);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 
+use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdevice_attribute};
 
 use super::driver::{attribute, driver};
@@ -24,7 +25,7 @@ impl Identity {
 
     pub fn of(device: &Cuda) -> Result<Self> {
         let context = device.context();
-        let uuid = context.uuid().map_err(driver("cuDeviceGetUuid"))?;
+        let uuid = result::device::get_uuid(context.cu_device()).map_err(driver("cuDeviceGetUuid"))?;
         let count = attribute(context, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let mut pci = [0; 64];
         // SAFETY: the driver writes at most 64 bytes with a zero at the end.

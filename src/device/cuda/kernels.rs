@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute};
 use cudarc::driver::{result, CudaContext};
 
-use super::driver::driver;
+use super::driver::{bind, bind_to_free, driver, Relaxed};
 use crate::abi::{self, FaLaunch, FA_SUM};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -74,7 +74,7 @@ impl Kernels {
                 reason: format!("this build has no kernels for it: {}", env!("FAST_ALLREDUCE_CUDA_BUILD")),
             });
         }
-        context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        bind(context)?;
         // SAFETY: the image is a fatbin made by nvcc, and lives for ever.
         let module = unsafe { result::module::load_data(FATBIN.0.as_ptr().cast()) }
             .map_err(driver("cuModuleLoadData of the embedded kernels"))?;
@@ -141,8 +141,9 @@ fn name(code: usize, dtype: DType) -> String {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
+        let _relaxed = Relaxed::enter();
         // An error means that the context is gone, and the module with it.
-        let _ = self.context.bind_to_thread();
+        let _ = bind_to_free(&self.context);
         // SAFETY: loaded by `load`; whoever launched its kernels has waited for them.
         let _ = unsafe { result::module::unload(self.module) };
     }

@@ -8,6 +8,7 @@ use super::driver::{self, driver};
 use super::identity::Identity;
 use super::Cuda;
 use crate::bootstrap::Bootstrap;
+use crate::device::all_succeeded;
 use crate::error::Result;
 use crate::topology::{Gpu, LinkClass, PciAddress, Topology};
 
@@ -33,7 +34,7 @@ impl Default for World {
 impl World {
     /// Collective.
     pub fn meet(device: &Cuda, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
-        let own = Identity::of(device)?;
+        let own = all_succeeded(Identity::of(device), bootstrap, timeout)?;
         let all = bootstrap.all_gather(&own.encode(), timeout)?.into_iter().enumerate();
         let all = all.map(|(rank, bytes)| Identity::decode(rank, &bytes)).collect::<Result<Vec<_>>>()?;
         let link = link_class(&all);

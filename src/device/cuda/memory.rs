@@ -54,7 +54,7 @@ impl Memory {
         bytes: usize,
         sharing: Sharing,
     ) -> Result<Arc<Self>> {
-        context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        driver::bind(context)?;
         let failed = |error: Error| Error::Allocation { bytes, reason: error.to_string() };
         let memory = match sharing {
             Sharing::Pointers | Sharing::Ipc => {
@@ -74,7 +74,7 @@ impl Memory {
 
     /// The allocation that a caller's buffer lies in.
     pub fn foreign(context: &Arc<CudaContext>, address: u64) -> Result<Arc<Self>> {
-        context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        driver::bind(context)?;
         let (base, bytes) = driver::allocation_of(address)?;
         let memory = Arc::new(Self::new(context, base, bytes, Origin::Foreign));
         exports().get_or_insert_with(HashMap::new).insert(memory.export, Arc::downgrade(&memory));
@@ -210,7 +210,7 @@ impl Memory {
             }
             return Ok(memory);
         }
-        context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        driver::bind(context)?;
         let bytes = usize::try_from(handle.bytes)
             .map_err(|_| Error::Malformed { rank, reason: "a memory handle of too many bytes".into() })?;
         match (&handle.payload, descriptor) {
@@ -268,8 +268,12 @@ impl Memory {
         if let Some(exports) = exports().as_mut() {
             exports.remove(&self.export);
         }
+        if matches!(self.origin, Origin::Foreign) {
+            return Ok(());
+        }
+        let _relaxed = driver::Relaxed::enter();
+        driver::bind_to_free(&self.context)?;
         let origin = std::mem::replace(&mut self.origin, Origin::Foreign);
-        self.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
         // SAFETY: each undoes what made the memory, once; this rank's kernels that use it have ended (the device and the
         // registration waited for them first), and a peer that still reads it holds a reference or, in another process, a
         // mapping of its own.

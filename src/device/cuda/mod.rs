@@ -26,7 +26,7 @@ use self::graph::GraphRows;
 pub use self::handle::Sharing;
 use self::kernels::Kernels;
 use self::links::World;
-use self::order::LastStream;
+use self::order::LastCall;
 pub use self::sharing::{CudaExports, CudaMemory};
 pub use self::world::{CudaWorld, WorldCall, WorldPlan, WorldRank};
 use super::{sealed, Device};
@@ -61,8 +61,8 @@ pub struct Cuda {
     world: World,
     graph_registration: bool,
     graph_rows: Mutex<GraphRows>,
-    last_stream: Mutex<LastStream>,
-    /// Held from the ordering of a call to its launch. Taken before the registry's lock and `last_stream`.
+    last_call: Mutex<LastCall>,
+    /// Held from the ordering of a call to its launch. Taken before the registry's lock and `last_call`.
     calls: Mutex<()>,
 }
 
@@ -106,7 +106,7 @@ impl Cuda {
             world: World::default(),
             graph_registration: false,
             graph_rows: Mutex::default(),
-            last_stream: Mutex::default(),
+            last_call: Mutex::default(),
             calls: Mutex::default(),
         })
     }
@@ -142,29 +142,17 @@ impl Cuda {
     }
 
     pub(crate) fn bind(&self) -> Result<()> {
-        self.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))
+        driver::bind(&self.context)
     }
 
-    pub(crate) fn error(&self, call: &'static str, error: cudarc::driver::DriverError) -> Error {
-        driver(call)(error)
-    }
-
-    /// Refuses an address that is not memory of this device.
+    /// Refuses an address that is not memory of this device; an [`Error::Driver`] says nothing of it.
     pub(crate) fn check_address(&self, which: &'static str, address: u64, element_size: usize) -> Result<()> {
-        let problem = match driver::device_of(address) {
+        let problem = match driver::device_of(address)? {
             Some(ordinal) if ordinal == self.context.ordinal() => return Ok(()),
             Some(_) => "memory of another device",
             None => "not device memory",
         };
         Err(Error::InvalidPointer { which, address: address as usize, problem, element_size })
-    }
-}
-
-impl Drop for Cuda {
-    fn drop(&mut self) {
-        // Its kernels must have ended before the module and, after it, the region go. An error means that the context is gone.
-        let _ = self.bind();
-        let _ = self.wait_for_last_call();
     }
 }
 
@@ -221,7 +209,6 @@ impl sealed::Device for Cuda {
     }
 
     fn free(&self, memory: CudaMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
-        self.bind()?;
         self.free_shared(memory, bootstrap, timeout)
     }
 

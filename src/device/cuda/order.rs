@@ -1,42 +1,179 @@
 //! Calls of one communicator on several streams, kept in their order.
 
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{self, CUevent_flags, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
+use cudarc::driver::sys::{self, CUstream, CUstreamCaptureStatus};
 use cudarc::driver::{result, CudaStream};
 
-use super::driver::driver;
+use super::driver::{driver, Event, Relaxed};
 use super::Cuda;
 use crate::error::{Error, Result};
 
-/// The stream of the last call.
-#[derive(Default)]
-pub(super) struct LastStream(Option<(Stream, Option<Arc<CudaStream>>)>);
+/// The handles of the legacy default stream, besides null, and of the calling thread's own default stream.
+const LEGACY: usize = 1;
+const PER_THREAD: usize = 2;
 
+/// The last call, and what tells that the calls so far have ended.
+#[derive(Default)]
+pub(super) struct LastCall {
+    stream: Option<Stream>,
+    /// Keeps the stream alive until the next call.
+    owner: Option<Arc<CudaStream>>,
+    /// Recorded after the last call on a default stream that is not captured: nobody else can ask those streams, or only at
+    /// the price of waiting for others. And after the last call on another stream, when the next came to be on yet another.
+    event: Option<Event>,
+    /// Whether it was ever recorded.
+    marked: bool,
+    /// A call on a default stream came after it that it could not be recorded after.
+    unmarked: bool,
+}
+
+/// A stream, told from others by more than its handle.
 #[derive(Clone, Copy, PartialEq)]
-struct Stream(CUstream);
+enum Stream {
+    Made(CUstream),
+    /// The one that waits for the blocking ones, and they for it.
+    Legacy,
+    /// A thread's own default stream, under a handle that is another stream in each.
+    PerThread(u64),
+}
 
 // SAFETY: a handle of the driver, which may be used from any thread.
 unsafe impl Send for Stream {}
+
+impl Stream {
+    fn of(handle: CUstream) -> Self {
+        match handle as usize {
+            0 | LEGACY => Self::Legacy,
+            PER_THREAD => Self::PerThread(this_thread()),
+            _ => Self::Made(handle),
+        }
+    }
+
+    /// The handle that this thread has for the stream, of those that can be asked without other streams being waited for.
+    fn handle(self) -> Option<CUstream> {
+        match self {
+            Self::Made(handle) => Some(handle),
+            Self::PerThread(thread) if thread == this_thread() => Some(PER_THREAD as CUstream),
+            Self::PerThread(_) | Self::Legacy => None,
+        }
+    }
+}
+
+/// A number that no other thread of this process has or had. Available in a thread that is ending, too.
+fn this_thread() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local!(static NUMBER: Cell<u64> = const { Cell::new(0) });
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}
 
 impl Cuda {
     /// Orders a call on `stream` after the last call: where that was on another stream, through an event. `owner` keeps the
     /// stream alive until the next call.
     ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] for calls in an order that a capture does not admit; nothing has changed then. [`Error::Driver`].
+    ///
     /// # Safety
     ///
-    /// `stream` is a stream of this context. Without an `owner`, it lives until the next call of the communicator, or its end.
+    /// `stream` is a stream of this context, which is current. Without an `owner`, it lives until the next call of the
+    /// communicator, or its end.
     pub(crate) unsafe fn order(&self, stream: CUstream, owner: Option<&Arc<CudaStream>>) -> Result<()> {
-        let mut last = self.last_stream.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((Stream(previous), _)) = &last.0 {
-            if *previous == stream {
+        let mut last = self.last_call.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = Stream::of(stream);
+        if let Some(previous) = last.stream {
+            if previous == next {
                 return Ok(());
             }
             // SAFETY: both streams are live: the caller's, for this one and, then, for the previous.
-            unsafe { wait_for(*previous, stream) }?;
+            unsafe { self.wait_for(&mut last, previous, stream) }?;
         }
-        last.0 = Some((Stream(stream), owner.cloned()));
+        last.stream = Some(next);
+        last.owner = owner.cloned();
         Ok(())
+    }
+
+    /// Orders `next` after what is on `previous` now.
+    ///
+    /// # Safety
+    ///
+    /// Both are live streams of this context, which is current.
+    unsafe fn wait_for(&self, last: &mut LastCall, previous: Stream, next: CUstream) -> Result<()> {
+        // SAFETY: the caller's.
+        let next_captured = unsafe { is_captured(next)? };
+        let refused = || {
+            Error::Unavailable {
+            what: "a call on another stream than the last".into(),
+            reason: "one of the two is being captured, and a graph cannot wait for what is outside it; \
+                     synchronise the last call's stream first, and capture the communicator's calls on one stream"
+                .into(),
+        }
+        };
+        if let Some(handle) = previous.handle() {
+            // SAFETY: the caller's. A captured stream is not asked whether it has ended: that would end the capture.
+            unsafe {
+                if is_captured(handle)? || (next_captured && !has_ended(|| sys::cuStreamQuery(handle))) {
+                    return Err(refused());
+                }
+                if next_captured {
+                    return Ok(());
+                }
+                self.event(last)?.record(handle)?;
+            }
+            last.marked = true;
+        }
+        let Some(event) = last.event.as_ref().filter(|_| last.marked) else {
+            // What was called on a default stream was captured, all of it, or there would be a mark.
+            return Ok(());
+        };
+        if next_captured {
+            return if has_ended(|| event.query()) { Ok(()) } else { Err(refused()) };
+        }
+        // SAFETY: the caller's.
+        unsafe { event.hold(next) }
+    }
+
+    /// Comes after each call, also one that has failed: what it has launched on a default stream is found by an event.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`].
+    ///
+    /// # Safety
+    ///
+    /// As [`Cuda::order`], with the same stream and in the same thread.
+    pub(crate) unsafe fn mark(&self, stream: CUstream) -> Result<()> {
+        if stream as usize > PER_THREAD {
+            return Ok(());
+        }
+        let mut last = self.last_call.lock().unwrap_or_else(PoisonError::into_inner);
+        last.unmarked = true;
+        // SAFETY: the caller's.
+        unsafe {
+            if !is_captured(stream)? {
+                self.event(&mut last)?.record(stream)?;
+                last.marked = true;
+            }
+        }
+        last.unmarked = false;
+        Ok(())
+    }
+
+    /// The context is current.
+    fn event<'a>(&self, last: &'a mut LastCall) -> Result<&'a Event> {
+        let event = match last.event.take() {
+            Some(event) => event,
+            None => Event::new(&self.context)?,
+        };
+        Ok(last.event.insert(event))
     }
 
     /// Waits until the kernels of the last call have ended, and with it those of all calls before; not for those of other ranks
@@ -45,25 +182,37 @@ impl Cuda {
     /// # Errors
     ///
     /// [`Error::Unavailable`] while the last call's stream is captured: what ran on it before the capture may still run, and
-    /// the driver lets nobody wait for it. (Another stream's calls have ended: [`wait_for`] lets a captured call follow no
-    /// others.)
+    /// the driver lets nobody wait for it. (Another stream's calls have ended: a captured call follows no others.)
+    /// [`Error::Driver`].
     pub(super) fn wait_for_last_call(&self) -> Result<()> {
-        let last = self.last_stream.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((Stream(stream), _)) = &last.0 else {
+        let last = self.last_call.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(stream) = last.stream else {
             return Ok(());
         };
         self.bind()?;
-        // SAFETY: the stream is live until the next call, or the end of the communicator, by the contract of `order`.
-        unsafe {
-            if is_captured(*stream)? {
-                return Err(Error::Unavailable {
-                    what: "the memory that calls use".into(),
-                    reason: "the last call's stream is being captured, and what ran before on it may still run; end the \
-                             capture first"
-                        .into(),
-                });
-            }
-            result::stream::synchronize(*stream).map_err(driver("cuStreamSynchronize"))
+        let _relaxed = Relaxed::enter();
+        let unknown = |reason: &str| Error::Unavailable {
+            what: "the memory that calls use".into(),
+            reason: reason.into(),
+        };
+        match stream.handle() {
+            // SAFETY: the stream is live until the next call, or the end of the communicator, by the contract of `order`.
+            Some(handle) => unsafe {
+                if is_captured(handle)? {
+                    return Err(unknown(
+                        "the last call's stream is being captured, and what ran before on it may still run; end the \
+                         capture first",
+                    ));
+                }
+                result::stream::synchronize(handle).map_err(driver("cuStreamSynchronize"))
+            },
+            None if last.unmarked => Err(unknown(
+                "the last call's stream cannot be waited for from here, as an event could not be recorded",
+            )),
+            None => match last.event.as_ref().filter(|_| last.marked) {
+                Some(event) => event.wait(),
+                None => Ok(()),
+            },
         }
     }
 
@@ -71,7 +220,7 @@ impl Cuda {
     ///
     /// # Safety
     ///
-    /// `stream` is a live stream of this context.
+    /// `stream` is a live stream of this context, which is current.
     pub(crate) unsafe fn capturing(&self, stream: CUstream) -> Result<bool> {
         // SAFETY: the caller's.
         unsafe { is_captured(stream) }
@@ -87,73 +236,33 @@ impl Cuda {
 ///
 /// `stream` is a live stream of the current context.
 pub(super) unsafe fn is_captured(stream: CUstream) -> Result<bool> {
+    // The legacy stream never is, and asking it fails while a blocking stream is captured.
+    if Stream::of(stream) == Stream::Legacy {
+        return Ok(false);
+    }
     // SAFETY: the caller's.
     let status = unsafe { result::stream::is_capturing(stream) }.map_err(driver("cuStreamIsCapturing"))?;
     Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
 
-/// Whether all work on a stream is done, asked while another is captured. `false` if that cannot be told.
-///
-/// # Safety
-///
-/// `stream` is a live stream of the current context, and not captured.
-unsafe fn has_ended(stream: CUstream) -> bool {
-    // The legacy stream cannot be asked: it would wait for the capture.
-    if stream.is_null() || stream as usize == 1 {
-        return false;
-    }
+/// Whether something is done, asked while a stream is captured. `false` if that cannot be told.
+fn has_ended(query: impl FnOnce() -> sys::CUresult) -> bool {
     // The question is one of those that a capture forbids to its thread, as their answers are not captured.
-    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: sets this thread's mode, and back.
-    unsafe {
-        if sys::cuThreadExchangeStreamCaptureMode(&mut mode).result().is_err() {
-            return false;
-        }
-        let ended = sys::cuStreamQuery(stream).result().is_ok();
-        sys::cuThreadExchangeStreamCaptureMode(&mut mode).result().is_ok() && ended
-    }
-}
-
-/// Orders `next` after what is on `previous` now.
-///
-/// # Safety
-///
-/// Both are live streams of the current context.
-unsafe fn wait_for(previous: CUstream, next: CUstream) -> Result<()> {
-    // SAFETY: the caller's.
-    if unsafe { is_captured(next)? || is_captured(previous)? } {
-        // SAFETY: the caller's.
-        if unsafe { is_captured(next)? && has_ended(previous) } {
-            return Ok(());
-        }
-        return Err(Error::Unavailable {
-            what: "a call on another stream than the last".into(),
-            reason: "one of the two is being captured, and a graph cannot wait for what is outside it; \
-                     synchronise the last call's stream first, and capture the communicator's calls on one stream"
-                .into(),
-        });
-    }
-    // SAFETY: the caller's.
-    unsafe { join(previous, next) }
+    let Some(_relaxed) = Relaxed::enter() else { return false };
+    query().result().is_ok()
 }
 
 /// Makes `next` wait for what is on `previous` now. Both are captured, into one graph, or neither is.
 ///
 /// # Safety
 ///
-/// Both are live streams of the current context.
-pub(super) unsafe fn join(previous: CUstream, next: CUstream) -> Result<()> {
-    let event =
-        result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(driver("cuEventCreate"))?;
-    // SAFETY: the event was just made, the streams are the caller's. An event that is destroyed while a stream waits for
-    // it is kept by the driver until then.
+/// Both are live streams of this context, which is current.
+pub(super) unsafe fn join(device: &Cuda, previous: CUstream, next: CUstream) -> Result<()> {
+    let event = Event::new(&device.context)?;
+    // SAFETY: the streams are the caller's. An event that is destroyed while a stream waits for it is kept by the driver until
+    // then.
     unsafe {
-        let recorded = result::event::record(event, previous).map_err(driver("cuEventRecord"));
-        let waiting = recorded.and_then(|()| {
-            let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-            result::stream::wait_event(next, event, flags).map_err(driver("cuStreamWaitEvent"))
-        });
-        result::event::destroy(event).map_err(driver("cuEventDestroy"))?;
-        waiting
+        event.record(previous)?;
+        event.hold(next)
     }
 }

@@ -71,7 +71,7 @@ impl Cuda {
         let closed = memory.ranks.into_iter().try_for_each(|(peers, _)| release(peers));
         all_succeeded(closed, bootstrap, timeout)?;
         self.exports.forget(&own);
-        release(own)
+        all_succeeded(release(own), bootstrap, timeout)
     }
 
     /// Maps the peers' counterparts of a caller's buffer, as far as it can be exported. Collective.
@@ -137,20 +137,21 @@ impl Cuda {
             self.exports.begin();
         }
         let handles = bootstrap.all_gather(&handle.encode(), timeout)?;
-        let descriptors: Vec<Option<OwnedFd>> = match &descriptor {
-            Some(descriptor) => exchange_descriptors(bootstrap, descriptor.as_fd(), timeout)?,
-            None => handles.iter().map(|_| None).collect(),
+        let descriptors: Result<Vec<Option<OwnedFd>>> = match &descriptor {
+            Some(descriptor) => exchange_descriptors(bootstrap, descriptor.as_fd(), timeout),
+            None => Ok(handles.iter().map(|_| None).collect()),
         };
-        let import = |rank: usize| -> Result<(Arc<Memory>, u64)> {
+        let import = |(rank, descriptor): (usize, Option<OwnedFd>)| -> Result<(Arc<Memory>, u64)> {
             if rank == bootstrap.rank() {
                 return Ok((Arc::clone(&own), offset));
             }
             let handle = Handle::decode(rank, &handles[rank])?;
-            let descriptor = descriptors[rank].as_ref();
-            let memory = Memory::import(&self.context, rank, &handle, self.process, descriptor)?;
+            let memory = Memory::import(&self.context, rank, &handle, self.process, descriptor.as_ref())?;
             Ok((memory, handle.offset))
         };
-        let imported = (0..handles.len()).map(import).collect::<Result<Vec<_>>>();
+        let imported = descriptors.and_then(|descriptors| {
+            descriptors.into_iter().enumerate().map(import).collect::<Result<Vec<_>>>()
+        });
         let ranks = all_succeeded(imported, bootstrap, timeout)?;
         Ok(CudaMemory { ranks })
     }

@@ -10,7 +10,7 @@ use crate::abi::{self, FaLaunch, FaTransfers};
 use crate::collective::Collective;
 use crate::communicator::group::{check_transfers, pack, Transfer};
 use crate::communicator::message::{Form, Message};
-use crate::device::cuda::driver::driver;
+use crate::device::cuda::driver::{bind, driver, synchronize};
 use crate::device::cuda::handle::Sharing;
 use crate::device::cuda::memory::Memory;
 use crate::device::cuda::Cuda;
@@ -345,7 +345,7 @@ impl WorldCall<'_> {
     /// [`Error::Driver`].
     pub fn enqueue(&mut self) -> Result<()> {
         let world = self.world;
-        world.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        bind(&world.context)?;
         let world_size = world.world_size();
         let (blocks, threads) = self.grid;
         for piece in 0..self.pieces {
@@ -383,7 +383,7 @@ impl WorldCall<'_> {
     ///
     /// [`Error::Timeout`], [`Error::Driver`].
     pub fn finish(&mut self) -> Result<()> {
-        self.world.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+        synchronize(&self.world.stream)?;
         self.world.check()
     }
 }
@@ -391,6 +391,6 @@ impl WorldCall<'_> {
 impl Drop for WorldCall<'_> {
     fn drop(&mut self) {
         // The launches and the slices are in use until then. An error means that the context is lost.
-        let _ = self.world.stream.synchronize();
+        let _ = synchronize(&self.world.stream);
     }
 }

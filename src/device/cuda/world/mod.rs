@@ -16,7 +16,7 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, CudaStream};
 
 pub use self::call::{WorldCall, WorldPlan, WorldRank};
-use super::driver::{attribute, driver, require, Copies, Pinned};
+use super::driver::{attribute, driver, require, synchronize, Copies, Pinned};
 use super::handle::Sharing;
 use super::kernels::Kernels;
 use super::memory::Memory;
@@ -171,6 +171,6 @@ impl CudaWorld {
 impl Drop for CudaWorld {
     fn drop(&mut self) {
         // Every launch was waited for unless waiting failed, and then the context is lost.
-        let _ = self.stream.synchronize();
+        let _ = synchronize(&self.stream);
     }
 }

@@ -1,0 +1,481 @@
+//! Every driver function that the crate calls fails once, at each of its calls, on each rank, in each way of sharing memory:
+//! then there is an error on all ranks or a right result on all, nothing is left of either, and nobody waits for long.
+//!
+//! `FAST_ALLREDUCE_TEST_SWEEP` is for how many seconds, or `all`, or one case as a fault names it; without it nothing is swept. A
+//! part is a sample: each function in each world first, then further calls of each, by the seed of the tests.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use fast_allreduce::bootstrap::{Local, Threads, UniqueId};
+use fast_allreduce::device::cuda::Sharing;
+
+use crate::gpu::{context, skipped, stand_in};
+use crate::injection::{aside, fail, live, own_calls, take_back, Of};
+use crate::injection_script::{run, Kept, Outcome, LIMIT};
+use crate::processes::{part, this_test};
+use crate::random::Random;
+use crate::suite::launch::Rank;
+
+const TEST: &str = "injection_sweep::every_call_fails_once";
+const SWEEP: &str = "FAST_ALLREDUCE_TEST_SWEEP";
+
+/// Ends what hangs. A rank that fails is to be missed long before, and no wait is longer than a call's limit and closing.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A world of two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct World {
+    processes: bool,
+    devices: usize,
+    sharing: Sharing,
+}
+
+const RANKS: usize = 2;
+
+const WORLDS: [World; 6] = [
+    World { processes: false, devices: 1, sharing: Sharing::Pointers },
+    World { processes: false, devices: 2, sharing: Sharing::Pointers },
+    World { processes: false, devices: 1, sharing: Sharing::Descriptor },
+    World { processes: false, devices: 2, sharing: Sharing::Ipc },
+    World { processes: true, devices: 1, sharing: Sharing::Descriptor },
+    World { processes: true, devices: 2, sharing: Sharing::Ipc },
+];
+
+/// The call of a function that fails, and what the ranks do then.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Case {
+    world: usize,
+    function: String,
+    nth: u64,
+    victim: usize,
+    goes_on: bool,
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { world, function, nth, victim, goes_on } = self;
+        let World { processes, devices, sharing } = WORLDS[*world];
+        let kind = if processes { "processes" } else { "threads" };
+        let then = if *goes_on { "goes on" } else { "leaves" };
+        let name = self.name();
+        write!(f, "{SWEEP}={name} ({kind}, {devices} GPUs, {sharing:?}: call {nth} of {function} fails on rank {victim}, which {then})")
+    }
+}
+
+impl Case {
+    /// As [`SWEEP`] takes it.
+    fn name(&self) -> String {
+        let Self { world, function, nth, victim, goes_on } = self;
+        format!("{world}:{function}:{nth}:{victim}:{goes_on}")
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        let fields: Vec<&str> = name.split(':').collect();
+        let [world, function, nth, victim, goes_on] = fields[..] else { return None };
+        Some(Self {
+            world: world.parse().ok().filter(|&world| world < WORLDS.len())?,
+            function: function.into(),
+            nth: nth.parse().ok()?,
+            victim: victim.parse().ok().filter(|&victim| victim < RANKS)?,
+            goes_on: goes_on.parse().ok()?,
+        })
+    }
+}
+
+/// What a rank tells of a case.
+#[derive(Debug, Default)]
+struct Report {
+    /// Names, whether all ranks must agree, `+`, `-` or `!`, and problems.
+    steps: Vec<(String, bool, char, String)>,
+    /// How often the rank has called each function.
+    calls: BTreeMap<String, u64>,
+    /// Whether the failure came to pass.
+    happened: bool,
+    elapsed: Duration,
+}
+
+// The worker's side.
+
+/// Reads cases, plays its ranks of them, and prints what became of them.
+fn work() {
+    // SAFETY: the contexts stay retained, so that what is live can be compared.
+    let _contexts = [0, 1].map(context);
+    let mut lines = std::io::stdin().lines();
+    while let Some(line) = lines.next() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let [world, rank, id, function, nth, victim, goes_on] = words[..] else { panic!("{line}") };
+        let before = live();
+        let World { processes, devices, sharing } = WORLDS[world.parse::<usize>().unwrap()];
+        let (nth, victim, goes_on): (u64, usize, bool) =
+            (nth.parse().unwrap(), victim.parse().unwrap(), goes_on == "true");
+        let play = |bootstrap: Box<dyn FnOnce() -> Rank + Send>, rank: usize| {
+            let started = Instant::now();
+            let bootstrap = bootstrap();
+            if rank == victim && nth > 0 {
+                const UNKNOWN: u32 = 999;
+                fail(function, nth, UNKNOWN, Of::ThisThread);
+            }
+            let (steps, kept) = run(bootstrap, rank % devices, sharing, goes_on);
+            let elapsed = started.elapsed();
+            for step in steps {
+                let outcome = match step.outcome {
+                    Outcome::Right => '+',
+                    Outcome::Failed => '-',
+                    Outcome::Wrong => '!',
+                };
+                println!(
+                    "@step {rank}|{}|{}|{outcome}|{}",
+                    step.name,
+                    step.agreed,
+                    step.problem.replace('\n', " ")
+                );
+            }
+            for (function, calls) in own_calls() {
+                println!("@calls {rank}|{function}|{calls}");
+            }
+            println!("@time {rank}|{}", elapsed.as_millis());
+            // Dropped aside, by whoever gets it.
+            kept
+        };
+        let play = &play;
+        let kept: Vec<Kept> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = if processes {
+                let rank: usize = rank.parse().unwrap();
+                let id: UniqueId = id.parse().unwrap();
+                let connect = move || Arc::new(Local::connect(&id, rank, RANKS, LIMIT).unwrap()) as Rank;
+                vec![scope.spawn(move || play(Box::new(connect), rank))]
+            } else {
+                let ranks = Threads::world(RANKS).unwrap().into_iter().enumerate();
+                ranks
+                    .map(|(rank, bootstrap)| {
+                        scope.spawn(move || play(Box::new(move || Arc::new(bootstrap) as Rank), rank))
+                    })
+                    .collect()
+            };
+            ranks.into_iter().map(|rank| rank.join().expect("a rank panicked")).collect()
+        });
+        let left = take_back();
+        println!("@played {left}");
+        // All ranks have come to their ends.
+        assert_eq!(lines.next().expect("a line").unwrap(), "release");
+        aside(|| drop(kept));
+        let after = live();
+        let kinds: std::collections::BTreeSet<_> = before.keys().chain(after.keys()).collect();
+        for kind in kinds {
+            let count = |of: &BTreeMap<String, u64>| of.get(kind).copied().unwrap_or(0) as i64;
+            if count(&after) != count(&before) {
+                println!("@left {kind}|{}", count(&after) - count(&before));
+            }
+        }
+        println!("@done");
+    }
+}
+
+// The parent's side.
+
+/// A process that plays ranks, and is started again if it ends.
+struct Worker {
+    child: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Worker {
+    fn start() -> Self {
+        let mut command = this_test(TEST, "worker");
+        command.stdin(Stdio::piped()).stderr(Stdio::null()).env("FAST_ALLREDUCE_LOG", "off");
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (send, lines) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for line in output.lines() {
+                let Ok(line) = line else { return };
+                if send.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let input = child.stdin.take().unwrap();
+        Self { child, input, lines }
+    }
+
+    fn say(&mut self, line: &str) {
+        // A worker that has ended is noticed when its answer does not come.
+        let _ = writeln!(self.input, "{line}").and_then(|()| self.input.flush());
+    }
+
+    /// The lines up to one that begins so.
+    fn until(&mut self, end: &str) -> Result<Vec<String>, String> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut lines = Vec::new();
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) if line.contains(end) => {
+                    lines.push(line);
+                    return Ok(lines);
+                }
+                Ok(line) => lines.push(line),
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(format!("hangs for more than {PATIENCE:?}, after {:?}", lines.last()));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.child.wait();
+                    return Err(format!("the process ended: {status:?}, after {:?}", lines.last()));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The workers that play a case side by side.
+#[derive(Default)]
+struct Lane(Vec<Worker>);
+
+impl Lane {
+    /// Plays a case: what each rank tells, and what is left afterwards of either.
+    fn play(&mut self, case: &Case) -> Result<([Report; RANKS], BTreeMap<String, i64>), String> {
+        let played = self.try_play(case);
+        if played.is_err() {
+            self.0.clear();
+        }
+        played
+    }
+
+    fn try_play(&mut self, case: &Case) -> Result<([Report; RANKS], BTreeMap<String, i64>), String> {
+        let count = if WORLDS[case.world].processes { RANKS } else { 1 };
+        while self.0.len() < count {
+            self.0.push(Worker::start());
+        }
+        let workers = &mut self.0[..count];
+        let id = UniqueId::new().unwrap();
+        let Case { world, function, nth, victim, goes_on } = case;
+        for (rank, worker) in workers.iter_mut().enumerate() {
+            worker.say(&format!("{world} {rank} {id} {function} {nth} {victim} {goes_on}"));
+        }
+        let mut reports: [Report; RANKS] = Default::default();
+        let mut left = BTreeMap::new();
+        for (rank, worker) in workers.iter_mut().enumerate() {
+            let lines = worker.until("@played").map_err(|problem| format!("rank {rank}: {problem}"))?;
+            for line in lines {
+                read(&line, rank == *victim || count == 1, *victim, &mut reports);
+            }
+        }
+        workers.iter_mut().for_each(|worker| worker.say("release"));
+        for (rank, worker) in workers.iter_mut().enumerate() {
+            let lines =
+                worker.until("@done").map_err(|problem| format!("rank {rank}, at its end: {problem}"))?;
+            for line in lines {
+                if let Some((kind, count)) = line.strip_prefix("@left ").and_then(|rest| rest.split_once('|'))
+                {
+                    *left.entry(kind.to_owned()).or_insert(0) += count.parse::<i64>().unwrap();
+                }
+            }
+        }
+        Ok((reports, left))
+    }
+}
+
+/// Takes one line of a worker into the reports.
+fn read(line: &str, of_victim: bool, victim: usize, reports: &mut [Report; RANKS]) {
+    // The harness prints the test's name before the first one.
+    let Some(at) = line.find('@') else { return };
+    let Some((what, rest)) = line[at + 1..].split_once(' ') else { return };
+    let fields: Vec<&str> = rest.splitn(5, '|').collect();
+    let rank = || fields[0].parse::<usize>().unwrap();
+    match what {
+        "step" => {
+            let [_, name, agreed, outcome, problem] = fields[..] else { panic!("{line}") };
+            let outcome = outcome.chars().next().unwrap();
+            reports[rank()].steps.push((name.into(), agreed == "true", outcome, problem.into()));
+        }
+        "calls" => {
+            reports[rank()].calls.insert(fields[1].into(), fields[2].parse().unwrap());
+        }
+        "time" => reports[rank()].elapsed = Duration::from_millis(fields[1].parse().unwrap()),
+        "played" if of_victim => reports[victim].happened = rest == "0",
+        _ => {}
+    }
+}
+
+/// What must not be, of a case that was played.
+fn faults(case: &Case, reports: &[Report; RANKS], left: &BTreeMap<String, i64>) -> Vec<String> {
+    let mut faults = Vec::new();
+    let failed = |rank: usize| reports[rank].steps.iter().any(|step| step.2 == '-');
+    for (rank, report) in reports.iter().enumerate() {
+        for (name, _, _, problem) in report.steps.iter().filter(|step| step.2 == '!') {
+            faults.push(format!("rank {rank}, {name}: Ok and wrong: {problem}"));
+        }
+        if report.elapsed > PATIENCE / 2 {
+            faults.push(format!("rank {rank} took {:?}", report.elapsed));
+        }
+    }
+    for (name, agreed, outcome, problem) in &reports[0].steps {
+        let other = reports[1].steps.iter().find(|step| step.0 == *name);
+        if let Some((_, _, theirs, their_problem)) = other.filter(|step| *agreed && step.2 != *outcome) {
+            faults.push(format!(
+                "{name}: {outcome} {problem:?} on rank 0, {theirs} {their_problem:?} on rank 1"
+            ));
+        }
+    }
+    let any = (0..RANKS).find(|&rank| failed(rank));
+    for rank in 0..RANKS {
+        let Some(who) = any else { break };
+        if !failed(rank) {
+            let step = reports[who].steps.iter().find(|step| step.2 == '-').unwrap();
+            faults
+                .push(format!("rank {who} fails in {}: {:?}; rank {rank} never hears of it", step.0, step.3));
+        }
+    }
+    // After a call that failed, ranks may be out of step.
+    for (rank, report) in reports.iter().enumerate() {
+        let Some(call) = report.steps.iter().find(|step| !step.1 && step.2 == '-') else { continue };
+        for (other, report) in reports.iter().enumerate() {
+            if report.steps.iter().any(|step| step.0 == "farewell" && step.2 == '+') {
+                faults.push(format!(
+                    "rank {rank} fails in {}: {:?}; rank {other} goes on to the end",
+                    call.0, call.3
+                ));
+            }
+        }
+    }
+    for (kind, count) in left {
+        if !may_stay(&case.function, kind, *count) {
+            faults.push(format!("left over: {count} of {kind}"));
+        }
+    }
+    faults
+}
+
+/// What a function that fails to give something back leaves of it.
+fn may_stay(function: &str, kind: &str, count: i64) -> bool {
+    let kinds: &[&str] = match function {
+        "cuMemFree" => &["cuMemAlloc"],
+        "cuMemFreeAsync" => &["cuMemAllocAsync", "cuMemAlloc"],
+        "cuMemFreeHost" => &["cuMemHostAlloc"],
+        "cuStreamDestroy" => &["cuStreamCreate"],
+        "cuEventDestroy" => &["cuEventCreate"],
+        "cuModuleUnload" => &["cuModuleLoad"],
+        "cuMemUnmap" => &["cuMemMap", "cuMemAddressReserve", "cuMemCreate"],
+        "cuMemAddressFree" => &["cuMemAddressReserve"],
+        "cuMemRelease" => &["cuMemCreate"],
+        // The peer keeps what may still be read.
+        "cuIpcCloseMemHandle" => &["cuIpcOpenMemHandle", "cuMemAlloc", "freed while open elsewhere"],
+        "cuDevicePrimaryCtxRelease" => &["cuDevicePrimaryCtxRetain"],
+        _ => &[],
+    };
+    count == 1 && kinds.contains(&kind)
+}
+
+/// All cases, in the order in which they are played: a first call of each function in each world, then another of each, and so on.
+fn cases(profiles: &[[Report; RANKS]], random: &mut Random) -> Vec<Case> {
+    let mut queues: Vec<VecDeque<Case>> = Vec::new();
+    for (world, reports) in profiles.iter().enumerate() {
+        for (victim, report) in reports.iter().enumerate() {
+            for (function, &calls) in &report.calls {
+                let mut queue: Vec<Case> = (1..=calls)
+                    .map(|nth| {
+                        let goes_on = random.one_in(2);
+                        Case { world, function: function.clone(), nth, victim, goes_on }
+                    })
+                    .collect();
+                shuffle(&mut queue, random);
+                queues.push(queue.into());
+            }
+        }
+    }
+    shuffle(&mut queues, random);
+    let mut all = Vec::new();
+    while queues.iter().any(|queue| !queue.is_empty()) {
+        all.extend(queues.iter_mut().filter_map(VecDeque::pop_front));
+    }
+    all
+}
+
+fn shuffle<T>(values: &mut [T], random: &mut Random) {
+    for last in (1..values.len()).rev() {
+        values.swap(last, random.below(last + 1));
+    }
+}
+
+#[test]
+fn every_call_fails_once() {
+    if part().is_some() {
+        return work();
+    }
+    let Some(_gpus) = stand_in() else { return };
+    let asked = std::env::var(SWEEP).unwrap_or_default();
+    if asked.is_empty() {
+        return skipped("sweep", &format!("{SWEEP} is not set")).unwrap_or(());
+    }
+    let one = Case::parse(&asked);
+    let budget = asked.parse().ok().map(Duration::from_secs);
+    assert!(one.is_some() || budget.is_some() || asked == "all", "{SWEEP}={asked} is not what it takes");
+    let started = Instant::now();
+    let mut random = Random::new(TEST);
+    let mut lane = Lane::default();
+    let profiles: Vec<_> = (0..WORLDS.len())
+        .map(|world| {
+            let case = Case { world, function: "nothing".into(), nth: 0, victim: 0, goes_on: false };
+            let (reports, left) = lane.play(&case).unwrap();
+            assert_eq!(faults(&case, &reports, &left), [""; 0], "{case}: without a failure");
+            assert!(
+                reports.iter().all(|report| report.steps.iter().all(|step| step.2 == '+')),
+                "{reports:?}"
+            );
+            reports
+        })
+        .collect();
+    let all = one.map_or_else(|| cases(&profiles, &mut random), |case| vec![case]);
+    let count = all.len();
+    let queue = Mutex::new(VecDeque::from(all));
+    let found = Mutex::new(Vec::new());
+    let (played, missed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    // Ranks mostly wait.
+    std::thread::scope(|scope| {
+        for mut lane in [lane, Lane::default()] {
+            let (queue, found, played, missed) = (&queue, &found, &played, &missed);
+            scope.spawn(move || {
+                while budget.is_none_or(|budget| started.elapsed() < budget) {
+                    let Some(case) = queue.lock().unwrap().pop_front() else { return };
+                    let faults = match lane.play(&case) {
+                        Ok((reports, left)) => {
+                            // Which rank of a process frees what they share is a matter of time.
+                            missed.fetch_add(usize::from(!reports[case.victim].happened), Relaxed);
+                            faults(&case, &reports, &left)
+                        }
+                        Err(problem) => vec![problem],
+                    };
+                    played.fetch_add(1, Relaxed);
+                    if !faults.is_empty() {
+                        println!("{case}:");
+                        faults.iter().for_each(|fault| println!("    {fault}"));
+                        found.lock().unwrap().push(case);
+                    }
+                }
+            });
+        }
+    });
+    let (played, found) = (played.into_inner(), found.into_inner().unwrap());
+    println!(
+        "{played} of {count} failing calls were played, of which {} did not come; seed {}, {:?}",
+        missed.into_inner(),
+        crate::random::seed(),
+        started.elapsed()
+    );
+    assert!(found.is_empty(), "{} of them with faults", found.len());
+    assert!(played > 0, "no time was given");
+}

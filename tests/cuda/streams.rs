@@ -1,0 +1,301 @@
+//! Streams of all kinds, and communicators that are dropped with work on them.
+
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaStream, DevicePtr};
+use fast_allreduce::{Algorithm, Communicator, Cuda, DType, ReduceOp};
+
+use crate::gpu::stand_in;
+use crate::graphs::capture;
+use crate::processes::{part, this_test, Process};
+use crate::random::Random;
+use crate::seat::{compare, download, upload, Kind, Message, Placement, Plain, Seat, Setup};
+use crate::threads::{seats, threads};
+
+const COUNT: usize = 700;
+
+fn message(random: &Random, round: usize) -> Message {
+    Message::new(&mut random.fork(round), (DType::F32, ReduceOp::Sum), COUNT, 2)
+}
+
+/// The per-thread default stream is another one in each thread, under one handle.
+#[test]
+fn threads_with_default_streams_of_their_own() {
+    let Some(_gpus) = stand_in() else { return };
+    const ROUNDS: usize = 40;
+    let random = Random::new("streams::threads_with_default_streams_of_their_own");
+    for algorithm in [Algorithm::OneShotPull, Algorithm::TwoShotPull, Algorithm::OneShotPush] {
+        seats(2, 1, Setup::with(algorithm), COUNT * 4, |seat| {
+            let context = seat.communicator.device().context();
+            let turn = Barrier::new(2);
+            // A thread that panicked would leave the other waiting for its turn.
+            let problems = Mutex::new(Vec::new());
+            let thread = |own: usize| {
+                let (stream, turn, random) = (context.per_thread_stream(), &turn, &random);
+                let problem = |round: usize, what: String| {
+                    let rank = seat.rank();
+                    problems.lock().unwrap().push(format!("{algorithm}, rank {rank}, round {round}: {what}"));
+                };
+                let memory = [(); 2].map(|()| Plain::new(context, COUNT * 4));
+                move || {
+                    for round in 0..ROUNDS {
+                        let message = message(random, round);
+                        if round % 2 == own {
+                            upload(&stream, memory[0].address, &message.inputs[seat.rank()]);
+                            upload(&stream, memory[1].address, &message.poison());
+                            let (s, [input, output]) =
+                                (stream.cu_stream(), [0, 1].map(|at: usize| memory[at].address));
+                            let Message { dtype, op, count, .. } = message;
+                            // SAFETY: the thread's memory, which lives until the thread has waited for its stream.
+                            let call = unsafe {
+                                seat.communicator.all_reduce_raw(s, input, output, count, dtype, op)
+                            };
+                            call.unwrap_or_else(|error| problem(round, error.to_string()));
+                        }
+                        // Nothing but the communicator orders the next call, of the other thread, after this one.
+                        turn.wait();
+                        if round % 2 == own {
+                            let is = download(&stream, memory[1].address, COUNT * 4);
+                            compare(&is, &message.expected, 4).unwrap_or_else(|what| problem(round, what));
+                        }
+                    }
+                    stream.synchronize().unwrap();
+                }
+            };
+            std::thread::scope(|scope| {
+                scope.spawn(thread(0));
+                scope.spawn(thread(1));
+            });
+            assert_eq!(problems.into_inner().unwrap(), [""; 0]);
+            seat.communicator.check().unwrap();
+        });
+    }
+}
+
+/// A warm-up on the default stream, which has been waited for, and then a capture on another.
+#[test]
+fn a_capture_follows_a_call_on_a_default_stream() {
+    // A legacy default stream for each rank.
+    let Some(_gpus) = crate::gpu::gpus(2) else { return };
+    let random = Random::new("streams::a_capture_follows_a_call_on_a_default_stream");
+    seats(2, 2, Setup::default(), COUNT * 4, |seat| {
+        let context = seat.communicator.device().context();
+        for (round, warm) in [context.default_stream(), context.per_thread_stream()].into_iter().enumerate() {
+            let (message, placement) = (message(&random, round), Placement::of(Kind::Plain));
+            seat.prepare(&message, placement);
+            seat.stream.synchronize().unwrap();
+            seat.start(&warm, &message, placement).unwrap();
+            warm.synchronize().unwrap();
+            seat.report(&message, placement, seat.compare(&message, placement));
+            let captured = context.new_stream().unwrap();
+            let graph = capture(&captured, || seat.start(&captured, &message, placement).unwrap());
+            seat.prepare(&message, placement);
+            seat.stream.synchronize().unwrap();
+            graph.launch().unwrap();
+            captured.synchronize().unwrap();
+            seat.report(&message, placement, seat.compare(&message, placement));
+            // Graphs go before the communicator and its last call's stream.
+            drop(graph);
+            seat.check(&message, placement);
+        }
+    });
+}
+
+/// Runs a test's parts in a process of its own, which may crash.
+fn alone(test: &str, body: impl FnOnce()) {
+    match part() {
+        Some(_) => body(),
+        // Without the exchange of calls that debug builds begin with, in which a rank would wait before it has sent all.
+        None => Process::start(this_test(test, "alone").env("FAST_ALLREDUCE_CHECK", "0")).finish().unwrap(),
+    }
+}
+
+/// Rank 0 starts a call that waits for rank 1, and `leave` drops its communicator; then rank 1 calls. Both results are right, by
+/// algorithms in which rank 0 has sent all by then.
+fn dropped_during_a_call(
+    setup: Setup,
+    stream: impl Fn(&Communicator<Cuda>) -> Arc<CudaStream> + Sync,
+    leave: impl Fn(Communicator<Cuda>, &Arc<CudaStream>, &dyn Fn()) -> Result<(), String> + Sync,
+) {
+    let random = Random::new("streams dropped_during_a_call");
+    let message = message(&random, 0);
+    let left = Barrier::new(2);
+    threads(2, 1, |rank, context| {
+        let memory = [(); 2].map(|()| Plain::new(&context, COUNT * 4));
+        let communicator = setup.try_build(context, rank).unwrap();
+        let (rank, stream) = (communicator.rank(), stream(&communicator));
+        let [input, output] = [0, 1].map(|at: usize| memory[at].address);
+        let start = |communicator: &Communicator<Cuda>| {
+            let (s, Message { dtype, op, count, .. }) = (stream.cu_stream(), &message);
+            // SAFETY: the test's memory, which lives until the stream has been waited for.
+            unsafe { communicator.all_reduce_raw(s, input, output, *count, *dtype, *op) }.unwrap();
+        };
+        upload(&stream, input, &message.inputs[rank]);
+        upload(&stream, output, &message.poison());
+        stream.synchronize().unwrap();
+        communicator.barrier().unwrap();
+        let go_on = || {
+            left.wait();
+        };
+        let ended = match rank {
+            0 => {
+                start(&communicator);
+                leave(communicator, &stream, &go_on)
+            }
+            _ => {
+                left.wait();
+                // The other rank is dropping its own by then.
+                std::thread::sleep(Duration::from_millis(100));
+                start(&communicator);
+                stream.synchronize().unwrap();
+                communicator.check().map_err(|error| error.to_string())
+            }
+        };
+        let is = download(&stream, output, COUNT * 4);
+        // No rank frees before the other has its result.
+        left.wait();
+        let result = ended.and_then(|()| compare(&is, &message.expected, 4));
+        assert_eq!(result, Ok(()), "rank {rank}");
+    });
+}
+
+const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+
+#[test]
+fn a_communicator_dropped_during_a_capture_leaves_its_calls_what_they_use() {
+    let Some(_gpus) = stand_in() else { return };
+    alone("streams::a_communicator_dropped_during_a_capture_leaves_its_calls_what_they_use", || {
+        for algorithm in [Algorithm::OneShotPull, Algorithm::OneShotPush] {
+            let stream = |ranks: &Communicator<Cuda>| ranks.device().context().new_stream().unwrap();
+            dropped_during_a_call(Setup::with(algorithm), stream, |communicator, stream, go_on| {
+                stream.begin_capture(MODE).unwrap();
+                drop(communicator);
+                go_on();
+                stream.end_capture(CUgraphInstantiate_flags(0)).map(drop).map_err(|error| error.to_string())
+            });
+        }
+    });
+}
+
+/// A registered buffer is the last to go here.
+#[test]
+fn a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use() {
+    let Some(_gpus) = stand_in() else { return };
+    alone("streams::a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use", || {
+        let random = Random::new("streams::a_buffer_dropped_last");
+        let message = message(&random, 0);
+        let left = Barrier::new(2);
+        threads(2, 1, |rank, context| {
+            let output = Plain::new(&context, COUNT * 4);
+            let communicator = Setup::with(Algorithm::OneShotPush).try_build(context.clone(), rank).unwrap();
+            let buffer = communicator.alloc::<f32>(COUNT).unwrap();
+            let stream = context.new_stream().unwrap();
+            let (rank, input) = (communicator.rank(), buffer.device_ptr(&stream).0);
+            upload(&stream, input, &message.inputs[rank]);
+            stream.synchronize().unwrap();
+            communicator.barrier().unwrap();
+            let start = || {
+                let s = stream.cu_stream();
+                // SAFETY: the test's memory; that the input stays is what is tested.
+                unsafe {
+                    communicator.all_reduce_raw(s, input, output.address, COUNT, DType::F32, ReduceOp::Sum)
+                }
+                .unwrap();
+            };
+            let ended = if rank == 0 {
+                start();
+                stream.begin_capture(MODE).unwrap();
+                drop(communicator);
+                drop(buffer);
+                left.wait();
+                stream.end_capture(CUgraphInstantiate_flags(0)).map(drop).map_err(|error| error.to_string())
+            } else {
+                left.wait();
+                start();
+                stream.synchronize().unwrap();
+                communicator.check().map_err(|error| error.to_string())
+            };
+            let is = download(&stream, output.address, COUNT * 4);
+            left.wait();
+            assert_eq!(ended.and_then(|()| compare(&is, &message.expected, 4)), Ok(()), "rank {rank}");
+        });
+    });
+}
+
+/// The call is on a default stream of a thread that has nothing to do with the drop.
+#[test]
+fn a_communicator_is_dropped_after_the_calls_of_other_threads() {
+    let Some(_gpus) = stand_in() else { return };
+    alone("streams::a_communicator_is_dropped_after_the_calls_of_other_threads", || {
+        for algorithm in [Algorithm::OneShotPull, Algorithm::OneShotPush] {
+            let stream = |ranks: &Communicator<Cuda>| ranks.device().context().per_thread_stream();
+            dropped_during_a_call(Setup::with(algorithm), stream, |communicator, _, go_on| {
+                std::thread::scope(|scope| {
+                    scope.spawn(|| drop(communicator));
+                    go_on();
+                });
+                Ok(())
+            });
+        }
+    });
+}
+
+/// An idle communicator is nothing that a capture of another thread, in the strictest mode, would suffer from.
+#[test]
+fn an_idle_communicator_is_dropped_beside_a_capture() {
+    let Some(_gpus) = stand_in() else { return };
+    let random = Random::new("streams::an_idle_communicator_is_dropped_beside_a_capture");
+    for sharing in
+        [fast_allreduce::device::cuda::Sharing::Pointers, fast_allreduce::device::cuda::Sharing::Descriptor]
+    {
+        let setup = Setup { sharing: Some(sharing), ..Setup::default() };
+        seats(2, 1, setup, COUNT * 4, |seat| {
+            let placement = Placement::of(Kind::Plain);
+            seat.check(&message(&random, 0), placement);
+            let context = seat.communicator.device().context();
+            let idle = Setup::default().try_build(context.clone(), crate::errors::alone()).unwrap();
+            let buffer = idle.alloc::<f32>(100).unwrap();
+            let own = context.new_stream().unwrap();
+            let mut data = own.alloc_zeros::<f32>(100).unwrap();
+            idle.all_reduce_in_place(&own, &mut data, ReduceOp::Sum).unwrap();
+            idle.synchronize(&own).unwrap();
+            let stream = context.new_stream().unwrap();
+            seat.communicator.barrier().unwrap();
+            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| drop((buffer, idle)));
+            });
+            let call = Placement::of(Kind::Plain);
+            seat.start(&stream, &message(&random, 1), call).unwrap();
+            let graph = stream.end_capture(CUgraphInstantiate_flags(0));
+            assert!(matches!(graph, Ok(Some(_))), "the capture is spoilt");
+            seat.communicator.barrier().unwrap();
+        });
+    }
+}
+
+/// Two streams of one capture are a fork that the communicator does not follow; the capture goes on.
+#[test]
+fn a_second_stream_of_a_capture_is_refused() {
+    let Some(_gpus) = stand_in() else { return };
+    let random = Random::new("streams::a_second_stream_of_a_capture_is_refused");
+    seats(2, 1, Setup::default(), COUNT * 4, |seat: &Seat| {
+        let context = seat.communicator.device().context();
+        let (message, placement) = (message(&random, 0), Placement::of(Kind::Plain));
+        let (one, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let graph = capture(&one, || {
+            seat.start(&one, &message, placement).unwrap();
+            other.join(&one).unwrap();
+            assert!(seat.start(&other, &message, placement).is_err());
+            one.join(&other).unwrap();
+        });
+        seat.prepare(&message, placement);
+        seat.stream.synchronize().unwrap();
+        graph.launch().unwrap();
+        seat.communicator.synchronize(&one).unwrap();
+        seat.report(&message, placement, seat.compare(&message, placement));
+        seat.communicator.barrier().unwrap();
+    });
+}
