@@ -1,7 +1,8 @@
 //! Callers whose threads round, flush or trap otherwise than the default: results have the same bits all the same, and the caller's
 //! state is as it was.
 
-use fast_allreduce::{Algorithm, Communicator, Element, Host, Isa, ReduceOp};
+use fast_allreduce::device::host::Isa;
+use fast_allreduce::{Algorithm, Communicator, Element, Host, ReduceOp};
 use half::{bf16, f16};
 
 use crate::random::Random;

@@ -23,6 +23,8 @@ pub struct Rules {
     pub announcement_generations: u32,
     /// The source is stored before the epoch that releases it.
     pub source_first: bool,
+    /// The call that comes with a start signal is compared, before the inputs are read.
+    pub compares_calls: bool,
     /// A pull from somebody's own buffer ends in a barrier.
     pub end_barrier: bool,
     pub packets: Packets,
@@ -68,6 +70,7 @@ pub const KERNELS: Rules = Rules {
     mailbox_generations: 2,
     announcement_generations: 2,
     source_first: true,
+    compares_calls: true,
     end_barrier: true,
     packets: Packets::Lines,
     limits: false,
@@ -83,6 +86,7 @@ pub const KERNELS: Rules = Rules {
 pub struct Signal {
     pub epoch: AtomicU32,
     pub source: AtomicU64,
+    pub call: AtomicU64,
 }
 
 #[derive(Default)]
