@@ -371,7 +371,7 @@ fn faults(case: &Case, reports: &[Report; RANKS], left: &BTreeMap<String, i64>) 
         }
     }
     for (kind, count) in left {
-        if !may_stay(&case.function, kind, *count) {
+        if !may_stay(&case.function, kind, *count) && !stays_open(case, reports, kind) {
             faults.push(format!("left over: {count} of {kind}"));
         }
     }
@@ -396,6 +396,24 @@ fn may_stay(function: &str, kind: &str, count: i64) -> bool {
         _ => &[],
     };
     count == 1 && kinds.contains(&kind)
+}
+
+/// What stays on all ranks, as what peers have opened is not freed: of a communicator that ends without knowing whether its calls
+/// have ended, and where a rank closed while its peer was elsewhere for longer than it waits.
+fn stays_open(case: &Case, reports: &[Report; RANKS], kind: &str) -> bool {
+    const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+    const WAITS: [&str; 5] = [
+        "cuStreamIsCapturing",
+        "cuStreamSynchronize",
+        "cuEventSynchronize",
+        "cuCtxGetCurrent",
+        "cuCtxSetCurrent",
+    ];
+    let in_closing = reports.iter().all(|report| report.steps.iter().all(|step| step.outcome == '+'));
+    let late = reports.iter().any(|report| report.closing >= CLOSE_TIMEOUT);
+    WORLDS[case.world].sharing == Sharing::Ipc
+        && (late || (in_closing && WAITS.contains(&case.function.as_str())))
+        && ["cuMemAlloc", "cuDevicePrimaryCtxRetain"].contains(&kind)
 }
 
 /// All cases, in the order in which they are played: a first call of each function in each world, then another of each, and so on.
@@ -440,6 +458,7 @@ fn every_call_fails_once() {
         return skipped("sweep", &format!("{SWEEP} is not set")).unwrap_or(());
     }
     let one = Case::parse(&asked);
+    let alone = one.is_some();
     let budget = asked.parse().ok().map(Duration::from_secs);
     assert!(one.is_some() || budget.is_some() || asked == "all", "{SWEEP}={asked} is not what it takes");
     let started = Instant::now();
@@ -473,6 +492,9 @@ fn every_call_fails_once() {
                         Ok((reports, left)) => {
                             // Which rank of a process frees what they share is a matter of time.
                             missed.fetch_add(usize::from(!reports[case.victim].happened), Relaxed);
+                            if alone {
+                                println!("{reports:#?}");
+                            }
                             faults(&case, &reports, &left)
                         }
                         Err(problem) => vec![problem],
