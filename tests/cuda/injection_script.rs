@@ -298,16 +298,16 @@ impl Rank<'_> {
         all
     }
 
-    /// A sum from cudarc's slices.
+    /// A sum from cudarc's slices, of which the input is dropped as soon as the call has returned.
     fn slices(&mut self, stream: &Arc<CudaStream>) -> Result<(), Problem> {
-        let mut slices = aside(|| [(); 2].map(|()| stream.alloc_zeros::<f32>(COUNT).unwrap()));
-        let [from, to] = aside(|| [0, 1].map(|which: usize| slices[which].device_ptr(stream).0));
+        let [input, mut output] = aside(|| [(); 2].map(|()| stream.alloc_zeros::<f32>(COUNT).unwrap()));
+        let [from, to] = aside(|| [&input, &output].map(|slice| slice.device_ptr(stream).0));
         self.prepare(stream, from, to);
-        let [input, output] = &mut slices;
-        let started = self.communicator.all_reduce(stream, input, output, ReduceOp::Sum);
+        let started = self.communicator.all_reduce(stream, &input, &mut output, ReduceOp::Sum);
+        aside(|| drop(input));
         let expected = sum(self.call, self.communicator.world_size());
         let ended = self.finish(started.map_err(Problem::from), stream, to, &expected);
-        aside(|| drop(slices));
+        aside(|| drop(output));
         ended
     }
 
