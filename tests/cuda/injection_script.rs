@@ -1,7 +1,7 @@
 //! What a rank does while a driver call of it, or of its peer, fails: each part of the crate that calls the driver, once.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUstream, CUstreamCaptureMode};
 use cudarc::driver::{result, CudaContext, CudaSlice, CudaStream, DevicePtr};
@@ -25,13 +25,14 @@ pub enum Outcome {
     Wrong,
 }
 
-/// A step: its name, whether all ranks must have the same outcome, its outcome and its error.
+/// A step: its name, whether all ranks must have the same outcome, its outcome and its error, and how long it took.
 #[derive(Debug, Clone)]
 pub struct Step {
     pub name: String,
     pub agreed: bool,
     pub outcome: Outcome,
     pub problem: String,
+    pub took: Duration,
 }
 
 /// The steps of a rank, in their order.
@@ -47,12 +48,14 @@ impl Script {
         if !self.goes_on && self.has_failed() {
             return None;
         }
+        let started = Instant::now();
         let (result, outcome, problem) = match body() {
             Ok(value) => (Some(value), Outcome::Right, String::new()),
             Err(Problem::Error(error)) => (None, Outcome::Failed, error),
             Err(Problem::Wrong(what)) => (None, Outcome::Wrong, what),
         };
-        self.steps.push(Step { name: name.into(), agreed, outcome, problem });
+        let took = started.elapsed();
+        self.steps.push(Step { name: name.into(), agreed, outcome, problem, took });
         result
     }
 
@@ -147,7 +150,10 @@ fn poison(call: usize) -> Vec<f32> {
 }
 
 /// What outlives a script, until all ranks have closed what they had open of it.
-pub struct Kept(#[allow(dead_code)] Option<CudaSlice<f32>>, #[allow(dead_code)] Bench);
+pub struct Kept {
+    _foreign: Option<CudaSlice<f32>>,
+    _bench: Bench,
+}
 
 /// A rank's script, and what is to be dropped, aside, when all ranks have come to the end of theirs.
 pub fn run(
@@ -169,7 +175,7 @@ pub fn run(
     });
     let foreign =
         communicator.and_then(|communicator| Rank { communicator, bench: &bench, call: 0 }.play(&mut script));
-    (script.steps, Kept(foreign, bench))
+    (script.steps, Kept { _foreign: foreign, _bench: bench })
 }
 
 struct Rank<'a> {
@@ -292,16 +298,16 @@ impl Rank<'_> {
         all
     }
 
-    /// A sum from cudarc's slices.
+    /// A sum from cudarc's slices, of which the input is dropped as soon as the call has returned.
     fn slices(&mut self, stream: &Arc<CudaStream>) -> Result<(), Problem> {
-        let mut slices = aside(|| [(); 2].map(|()| stream.alloc_zeros::<f32>(COUNT).unwrap()));
-        let [from, to] = aside(|| [0, 1].map(|which: usize| slices[which].device_ptr(stream).0));
+        let [input, mut output] = aside(|| [(); 2].map(|()| stream.alloc_zeros::<f32>(COUNT).unwrap()));
+        let [from, to] = aside(|| [&input, &output].map(|slice| slice.device_ptr(stream).0));
         self.prepare(stream, from, to);
-        let [input, output] = &mut slices;
-        let started = self.communicator.all_reduce(stream, input, output, ReduceOp::Sum);
+        let started = self.communicator.all_reduce(stream, &input, &mut output, ReduceOp::Sum);
+        aside(|| drop(input));
         let expected = sum(self.call, self.communicator.world_size());
         let ended = self.finish(started.map_err(Problem::from), stream, to, &expected);
-        aside(|| drop(slices));
+        aside(|| drop(output));
         ended
     }
 

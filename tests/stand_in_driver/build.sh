@@ -48,6 +48,6 @@ if stale "$out/libcuda.so.1"; then
 fi
 
 if [ "${2:-}" = --test ]; then
-  $compile "$here"/self_test*.cpp -L"$out" -l:libcuda.so.1 -Wl,-rpath,"$out" -o "$out/stand_in_self_test"
+  $compile "$here"/self_test*.cpp -L"$out" -l:libcuda.so.1 -Wl,--disable-new-dtags,-rpath,"$out" -o "$out/stand_in_self_test"
   "$out/stand_in_self_test"
 fi

@@ -35,7 +35,10 @@ CUresult add_node(CUstream_st &stream, Work work) {
   if (capture.invalid)
     return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   ++capture.streams[&stream][&stream];
-  capture.graph->nodes.push_back(std::move(work));
+  std::set<size_t> &last = capture.last[&stream];
+  const size_t number = capture.graph->nodes.size();
+  capture.graph->nodes.push_back({std::move(work), last});
+  last = {number};
   return CUDA_SUCCESS;
 }
 

@@ -55,6 +55,17 @@ CUresult check_known(CUcontext context) {
 
 } // namespace
 
+void synchronise_implicitly(CUcontext context) {
+  if (!settings().synchronise)
+    return;
+  for (auto &other : contexts().all()) {
+    const bool near =
+        other.get() == context || other->peers[context->device] || context->peers[other->device];
+    if (near && other->alive)
+      wait_for_context(other.get());
+  }
+}
+
 uint64_t live_contexts() {
   std::lock_guard<std::mutex> guard(mutex());
   uint64_t live = 0;

@@ -50,6 +50,8 @@ std::vector<int> visible_devices() {
 const Settings &settings() {
   static const Settings *settings = [] {
     const char *log = getenv("STAND_IN_LAUNCH_LOG");
+    const char *loading = getenv("CUDA_MODULE_LOADING");
+    const char *multiprocessors = getenv("STAND_IN_MULTIPROCESSORS");
     return new Settings{visible_devices(),
                         flag("STAND_IN_NO_IPC"),
                         flag("STAND_IN_NO_VMM"),
@@ -58,7 +60,11 @@ const Settings &settings() {
                         flag("STAND_IN_NO_LAUNCH"),
                         flag("STAND_IN_PCIE"),
                         flag("STAND_IN_ABORT_ON_EARLY_FREE"),
-                        log ? log : ""};
+                        log ? log : "",
+                        flag("STAND_IN_SYNCHRONISE"),
+                        flag("STAND_IN_SUBALLOCATE"),
+                        loading && strcmp(loading, "EAGER") == 0,
+                        multiprocessors ? atoi(multiprocessors) : 0};
   }();
   return *settings;
 }
@@ -69,6 +75,11 @@ CUresult check_initialized() { return initialized && !forked ? CUDA_SUCCESS : CU
 CUresult check_device(CUdevice device) {
   STAND_IN_CHECK(check_initialized());
   return device >= 0 && device < int(settings().devices.size()) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+int multiprocessors() {
+  constexpr int kUsual = 132;
+  return settings().multiprocessors > 0 ? settings().multiprocessors : kUsual;
 }
 
 bool peers_reach_each_other(CUdevice a, CUdevice b) { return a != b && !settings().no_peer; }
@@ -197,7 +208,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
   case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK:
   case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: *value = 65536; break;
   case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: *value = 1000000; break;
-  case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
+  case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = multiprocessors(); break;
   case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = settings().devices[device] + 1; break;
   case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = 50 << 20; break;
   case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;

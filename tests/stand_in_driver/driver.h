@@ -21,11 +21,15 @@ struct Settings {
   std::vector<int> devices; // physical number of each visible device
   bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch, pcie, abort_on_early_free;
   std::string launch_log;
+  bool synchronise, suballocate, eager_loading;
+  int multiprocessors; // whose blocks run side by side; 0: a launch's blocks run one after the other
 };
 const Settings &settings();
 
 CUresult check_initialized();
 CUresult check_device(CUdevice device);
+// Of each device.
+int multiprocessors();
 bool peers_reach_each_other(CUdevice a, CUdevice b);
 
 // The calling thread's context, with the checks that nearly every call makes: initialised, current, alive,

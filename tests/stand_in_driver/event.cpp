@@ -13,6 +13,7 @@ struct CUevent_st {
   std::shared_ptr<Mark> mark;
   std::shared_ptr<stand_in::Capture> capture; // that it was last recorded in
   stand_in::Clock clock;
+  std::set<size_t> last; // nodes of the capture that come before it
 };
 
 namespace stand_in {
@@ -66,6 +67,7 @@ CUresult join(CUstream_st &stream, const CUevent_st &event) {
     if (clock[other] < count)
       clock[other] = count;
   }
+  event.capture->last[&stream].insert(event.last.begin(), event.last.end());
   return CUDA_SUCCESS;
 }
 
@@ -129,6 +131,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   event->mark = nullptr;
   event->capture = stream->capture;
   event->clock = stream->capture->streams[stream.get()];
+  event->last = stream->capture->last[stream.get()];
   return CUDA_SUCCESS;
 }
 

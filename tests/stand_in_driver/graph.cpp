@@ -1,4 +1,4 @@
-// Graphs: nodes run in the order in which they were captured, whatever branches there were.
+// Graphs: nodes run when those before them have, side by side if nothing orders them.
 #include "graph.h"
 
 namespace stand_in {
@@ -7,6 +7,42 @@ namespace {
 Handles<CUgraphExec_st> &executables() {
   static auto *executables = new Handles<CUgraphExec_st>;
   return *executables;
+}
+
+bool is_chain(const std::vector<Node> &nodes) {
+  for (size_t i = 1; i < nodes.size(); ++i) {
+    if (nodes[i].after.count(i - 1) == 0)
+      return false;
+  }
+  return true;
+}
+
+// "An operation may be scheduled at any time once the nodes on which it depends are complete. Scheduling is
+// left up to the CUDA system" (Programming Guide, CUDA Graphs, Graph Structure): branches run side by side.
+void run(const std::vector<Node> &nodes) {
+  if (is_chain(nodes)) {
+    for (const Node &node : nodes)
+      node.work();
+    return;
+  }
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<bool> done(nodes.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    threads.emplace_back([&, i] {
+      std::unique_lock<std::mutex> guard(mutex);
+      for (size_t before : nodes[i].after)
+        changed.wait(guard, [&] { return done[before]; });
+      guard.unlock();
+      nodes[i].work();
+      guard.lock();
+      done[i] = true;
+      changed.notify_all();
+    });
+  }
+  for (std::thread &thread : threads)
+    thread.join();
 }
 
 } // namespace
@@ -88,8 +124,7 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream) {
     return CUDA_ERROR_INVALID_VALUE;
   return submit(stream, [executable] {
     std::lock_guard<std::mutex> guard(executable->running);
-    for (const Work &node : executable->nodes)
-      node();
+    run(executable->nodes);
   });
 }
 

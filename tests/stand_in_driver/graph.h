@@ -4,7 +4,7 @@
 #include "stream.h"
 
 struct CUgraphExec_st {
-  std::vector<stand_in::Work> nodes;
+  std::vector<stand_in::Node> nodes;
   std::mutex running; // launches of one graph follow each other
 };
 

@@ -95,8 +95,8 @@ CUresult map_peer(CUcontext context, const CUipcMemHandle &opaque, const Handle 
 bool is_open_elsewhere(const Allocation &allocation) {
   struct flock lock = {};
   lock.l_type = F_WRLCK;
-  return allocation.kind == Kind::Device && allocation.fd >= 0 &&
-         fcntl(allocation.fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  return allocation.kind == Kind::Device && allocation.range_fd() >= 0 &&
+         fcntl(allocation.range_fd(), F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
 } // namespace stand_in
@@ -114,13 +114,13 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *opaque, CUdeviceptr pointer) {
   if (!opaque || !allocation || allocation->kind != Kind::Device)
     return CUDA_ERROR_INVALID_VALUE;
   struct stat file;
-  if (fstat(allocation->fd, &file) != 0)
+  if (fstat(allocation->range_fd(), &file) != 0)
     return CUDA_ERROR_OPERATING_SYSTEM;
   Handle handle = {};
   memcpy(handle.magic, kMagic, sizeof(kMagic));
   handle.pid = getpid();
-  handle.fd = allocation->fd;
-  handle.bytes = allocation->bytes;
+  handle.fd = allocation->range_fd();
+  handle.bytes = allocation->range_bytes();
   handle.inode = file.st_ino;
   handle.device = settings().devices[allocation->device];
   handle.checksum = checksum(handle);

@@ -96,27 +96,82 @@ bool addresses_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
          covers(launch.output, reach.output);
 }
 
-// The blocks of a transfer are run side by side: each has channels of its own, and those of one block wait
-// for other blocks of the peers.
-void run_transfer(CUcontext context, const FaLaunch &launch) {
-  if (!messages_are_accessible(*context, launch, *reinterpret_cast<const FaTransfers *>(launch.transfers)))
-    return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+// The blocks that a device has room for. Those of all launches are let in in their order, and leave at their
+// end: a block that waits for one without room waits until it gives up (Programming Guide, Thread Hierarchy:
+// no order of blocks is promised, and none is interrupted for another; Cooperative Groups, Grid
+// Synchronization: to meet, blocks have to be resident together).
+class Residency {
+public:
+  // In registers, which are what limits the kernels.
+  void enter(uint64_t registers) {
+    std::unique_lock<std::mutex> guard(mutex_);
+    const uint64_t ticket = next_++;
+    changed_.wait(guard, [&] { return ticket == serving_ && used_ + registers <= capacity(); });
+    ++serving_;
+    used_ += registers;
+    changed_.notify_all();
+  }
+
+  void leave(uint64_t registers) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    used_ -= registers;
+    changed_.notify_all();
+  }
+
+  static Residency &of(CUdevice device) {
+    static auto *devices = new Residency[kMaxDevices];
+    return devices[device];
+  }
+
+  static uint64_t registers_of(unsigned threads) {
+    constexpr unsigned kWarp = 32;
+    return uint64_t(threads + kWarp - 1) / kWarp * kWarp * kRegisters;
+  }
+
+private:
+  static uint64_t capacity() { return uint64_t(multiprocessors()) * 65536; }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t used_ = 0, next_ = 0, serving_ = 0;
+};
+
+// The blocks of one rank's launch. They may run "in any order, in parallel or in series" (Programming Guide,
+// Thread Hierarchy): with STAND_IN_MULTIPROCESSORS in parallel, as far as there is room; otherwise in series,
+// in order on every rank, where a block waits for equal blocks only. Those of a transfer are run side by side
+// in any case: each has channels of its own, and those of one wait for others of the peers. The blocks of a
+// cooperative launch are `resident` when it begins.
+void run_blocks(CUcontext context, const FaLaunch &launch, unsigned threads, bool resident) {
+  const bool limited = settings().multiprocessors > 0 && !resident;
+  if (settings().multiprocessors <= 0 && launch.algorithm != FA_TRANSFER) {
+    for (uint32_t block = 0; block < launch.blocks; ++block)
+      stand_in_host_entry(&launch, block);
+    return;
+  }
+  Residency &device = Residency::of(context->device);
+  const uint64_t registers = Residency::registers_of(threads);
   std::vector<std::thread> blocks;
-  for (uint32_t block = 0; block < launch.blocks; ++block)
-    blocks.emplace_back(stand_in_host_entry, &launch, block);
+  for (uint32_t block = 0; block < launch.blocks; ++block) {
+    if (limited)
+      device.enter(registers);
+    blocks.emplace_back([&, block] {
+      stand_in_host_entry(&launch, block);
+      if (limited)
+        device.leave(registers);
+    });
+  }
   for (std::thread &block : blocks)
     block.join();
 }
 
-void run_rank(CUcontext context, FaLaunch launch, unsigned blocks) {
+void run_rank(CUcontext context, FaLaunch launch, unsigned blocks, unsigned threads, bool resident) {
   if (!addresses_are_accessible(*context, launch))
     return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
   launch.blocks = blocks;
-  if (launch.algorithm == FA_TRANSFER)
-    return run_transfer(context, launch);
-  // In order on every rank, and a block waits for equal blocks only: none waits for one that comes later.
-  for (uint32_t block = 0; block < blocks; ++block)
-    stand_in_host_entry(&launch, block);
+  if (launch.algorithm == FA_TRANSFER &&
+      !messages_are_accessible(*context, launch, *reinterpret_cast<const FaTransfers *>(launch.transfers)))
+    return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  run_blocks(context, launch, threads, resident);
 }
 
 // Every thread that a kernel numbers must exist: one for each rank, and the first warp.
@@ -140,11 +195,18 @@ void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint
       return context->fail(CUDA_ERROR_LAUNCH_FAILED);
   }
   log_launch(kernel, shape, launches[0].count);
+  // A cooperative launch is resident as a whole (Programming Guide, Cooperative Groups, Grid
+  // Synchronization).
+  const uint64_t registers = Residency::registers_of(shape.block[0]) * shape.grid[0] * world;
+  if (settings().multiprocessors > 0)
+    Residency::of(context->device).enter(registers);
   std::vector<std::thread> ranks;
   for (const FaLaunch &launch : launches)
-    ranks.emplace_back(run_rank, context, launch, shape.grid[0]);
+    ranks.emplace_back(run_rank, context, launch, shape.grid[0], shape.block[0], true);
   for (std::thread &rank : ranks)
     rank.join();
+  if (settings().multiprocessors > 0)
+    Residency::of(context->device).leave(registers);
 }
 
 CUresult check_shape(const Shape &shape, bool all_ranks, bool cooperative) {
@@ -155,8 +217,7 @@ CUresult check_shape(const Shape &shape, bool all_ranks, bool cooperative) {
                      shape.grid[1] <= (all_ranks ? FA_MAX_RANKS : 1);
   if (!sound || (all_ranks && !cooperative))
     return CUDA_ERROR_INVALID_VALUE;
-  constexpr int kMultiprocessors = 132;
-  const int resident = kMultiprocessors * blocks_per_multiprocessor(int(threads));
+  const int resident = multiprocessors() * blocks_per_multiprocessor(int(threads));
   const bool too_large = cooperative && int(shape.grid[0] * shape.grid[1]) > resident;
   return too_large ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
 }
@@ -176,6 +237,7 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
   memcpy(&launch, parameters[0], sizeof(launch));
   const bool all_ranks = launch.launches != 0;
   STAND_IN_CHECK(check_shape(shape, all_ranks, cooperative));
+  load(*function);
   const bool transfers = kernel.algorithm == FA_TRANSFER;
   if (transfers && !parameters[1])
     return CUDA_ERROR_INVALID_VALUE;
@@ -200,7 +262,7 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
     FaLaunch own = launch;
     if (transfers)
       own.transfers = reinterpret_cast<uint64_t>(&messages);
-    run_rank(context, own, shape.grid[0]);
+    run_rank(context, own, shape.grid[0], shape.block[0], false);
   });
 }
 

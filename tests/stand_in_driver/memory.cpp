@@ -27,7 +27,16 @@ void Registry::Locked::insert(Allocation allocation) {
   allocations[allocation.base] = std::move(allocation);
 }
 
+Block::~Block() {
+  unmap_guarded(mapping);
+  close(fd);
+}
+
 void release(Allocation &allocation) {
+  if (allocation.block) {
+    poison(allocation.base, allocation.bytes);
+    allocation.block = nullptr;
+  }
   if (allocation.mapping.bytes)
     unmap_guarded(allocation.mapping);
   if (allocation.fd >= 0)
@@ -109,9 +118,39 @@ size_t used_bytes(int device) {
   return used;
 }
 
+// A part of the context's block, or of a new one if that is full.
+CUresult allocate_in_block(CUcontext context, size_t bytes, uint64_t *base) {
+  constexpr size_t kBlock = size_t(2) << 20, kAlignment = 256;
+  static std::mutex mutex;
+  static auto *current = new std::map<CUcontext, std::weak_ptr<Block>>;
+  std::lock_guard<std::mutex> guard(mutex);
+  std::shared_ptr<Block> block = (*current)[context].lock();
+  if (!block || block->used + bytes > block->bytes) {
+    block = std::make_shared<Block>();
+    block->bytes = kBlock;
+    block->fd = create_device_file(kBlock, settings().devices[context->device]);
+    if (block->fd < 0 || !map_guarded(block->fd, kBlock, &block->mapping, &block->base))
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    poison(block->base, kBlock);
+    (*current)[context] = block;
+  }
+  Allocation allocation;
+  allocation.base = block->base + block->used;
+  allocation.bytes = bytes;
+  allocation.device = context->device;
+  allocation.context = context;
+  block->used += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  allocation.block = std::move(block);
+  *base = allocation.base;
+  Registry::lock().insert(std::move(allocation));
+  return CUDA_SUCCESS;
+}
+
 CUresult allocate(CUcontext context, Kind kind, size_t bytes, uint64_t *base) {
   if (bytes == 0)
     return CUDA_ERROR_INVALID_VALUE;
+  if (kind != Kind::Pool)
+    synchronise_implicitly(context);
   Allocation allocation;
   allocation.kind = kind;
   allocation.bytes = bytes;
@@ -122,6 +161,9 @@ CUresult allocate(CUcontext context, Kind kind, size_t bytes, uint64_t *base) {
     if (bytes > kDeviceBytes || used > kDeviceBytes - bytes)
       return CUDA_ERROR_OUT_OF_MEMORY;
   }
+  constexpr size_t kSmall = size_t(1) << 20;
+  if (kind == Kind::Device && settings().suballocate && bytes <= kSmall)
+    return allocate_in_block(context, bytes, base);
   if (kind == Kind::Device) {
     allocation.fd = create_device_file(bytes, settings().devices[context->device]);
     if (allocation.fd < 0)
@@ -164,7 +206,8 @@ CUresult allocate_in_graph(CUstream handle, CUcontext context, size_t bytes, uin
 std::atomic<uint64_t> freed_early{0};
 
 void check_not_open(const Allocation &allocation) {
-  if (!is_open_elsewhere(allocation))
+  // Which part of a block another process uses cannot be told before the last one goes.
+  if ((allocation.block && allocation.block.use_count() > 1) || !is_open_elsewhere(allocation))
     return;
   ++freed_early;
   if (!settings().abort_on_early_free)
@@ -209,6 +252,10 @@ CUresult free_now(uint64_t base, std::initializer_list<Kind> kinds) {
 
 bool is_known(uint64_t address, size_t bytes) {
   return covered(address, bytes, [](const Allocation &allocation) { return !allocation.freed; });
+}
+
+bool is_mapped(uint64_t address, size_t bytes) {
+  return covered(address, bytes, [](const Allocation &) { return true; });
 }
 
 bool is_accessible(const CUctx_st &context, uint64_t address, size_t bytes) {

@@ -47,6 +47,18 @@ struct GraphMemory {
   void set_resident(bool resident) const;
 };
 
+// Memory that several allocations are parts of: "allocations made by cudaMalloc may be sub-allocated from a
+// larger block of memory for performance reasons. In such case, CUDA IPC APIs will share the entire
+// underlying memory block" (Programming Guide, Interprocess Communication). With STAND_IN_SUBALLOCATE small
+// ones are. It goes with the last of them.
+struct Block {
+  uint64_t base = 0;
+  size_t bytes = 0, used = 0;
+  int fd = -1;
+  Mapping mapping;
+  ~Block();
+};
+
 struct Allocation {
   uint64_t base = 0;
   size_t bytes = 0;
@@ -60,9 +72,15 @@ struct Allocation {
   int opens = 0;              // Ipc: how often
   std::shared_ptr<Physical> physical;
   CUmemAccess_flags access[kMaxDevices] = {}; // Virtual
+  std::shared_ptr<Block> block;               // Device: that it is a part of
   std::weak_ptr<GraphMemory> graph;           // Graph
   bool resident = true;                       // Graph: between the two nodes of a replay
   bool freed = false;                         // by cuMemFreeAsync, whose place in its stream has not come yet
+
+  // What IPC shares and cuMemGetAddressRange gives: all of a block.
+  uint64_t range_base() const { return block ? block->base : base; }
+  size_t range_bytes() const { return block ? block->bytes : bytes; }
+  int range_fd() const { return block ? block->fd : fd; }
 
   bool contains(uint64_t address) const { return address - base < bytes; }
   bool on_device() const { return kind != Kind::Host && kind != Kind::Registered; }
@@ -108,6 +126,8 @@ void release_memory_of(CUcontext context);
 
 // Whether a device address range belongs to known memory.
 bool is_known(uint64_t address, size_t bytes);
+// The same of memory that has been freed but whose time in its stream has not come.
+bool is_mapped(uint64_t address, size_t bytes);
 // Whether kernels of the context can access the whole range.
 bool is_accessible(const CUctx_st &context, uint64_t address, size_t bytes);
 // Whether it is pageable memory, which the driver copies from and to before it returns.

@@ -111,6 +111,11 @@ uint64_t live_modules() { return modules().size(); }
 
 std::shared_ptr<CUfunc_st> find_function(CUfunction function) { return functions().find(function); }
 
+void load(CUfunc_st &function) {
+  if (!function.loaded.exchange(true))
+    synchronise_implicitly(function.context);
+}
+
 } // namespace stand_in
 
 using namespace stand_in;
@@ -126,6 +131,7 @@ CUresult cuModuleLoadData(CUmodule *handle, const void *image) {
   const bool empty = reinterpret_cast<uint64_t>(image) < 4096 || *static_cast<const char *>(image) == 0;
   if (empty)
     return CUDA_ERROR_INVALID_IMAGE;
+  synchronise_implicitly(context);
   auto module = std::make_shared<CUmod_st>();
   module->context = context;
   *handle = modules().insert(std::move(module));
@@ -185,6 +191,7 @@ CUresult cuModuleGetFunction(CUfunction *handle, CUmodule module_handle, const c
   if (!known) {
     function->module = module_handle;
     function->context = module->context;
+    function->loaded = settings().eager_loading;
     known = functions().insert(std::move(function));
   }
   *handle = known;
@@ -198,19 +205,21 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr *, size_t *, CUmodule, const char *) {
 
 CUresult cuModuleGetLoadingMode(uint32_t *mode) {
   STAND_IN_CALL();
-  constexpr uint32_t kLazy = 2;
+  constexpr uint32_t kEager = 1, kLazy = 2;
   if (!mode)
     return CUDA_ERROR_INVALID_VALUE;
-  *mode = kLazy;
+  *mode = settings().eager_loading ? kEager : kLazy;
   return CUDA_SUCCESS;
 }
 
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
   STAND_IN_CALL();
-  if (!find_function(function))
+  auto found = find_function(function);
+  if (!found)
     return CUDA_ERROR_INVALID_HANDLE;
   if (!value || attribute >= CU_FUNC_ATTRIBUTE_MAX)
     return CUDA_ERROR_INVALID_VALUE;
+  load(*found);
   switch (attribute) {
   case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = kMaxThreads; break;
   case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = FA_MAX_RANKS * 8; break;
@@ -253,16 +262,21 @@ CUresult cuFuncGetModule(CUmodule *module, CUfunction handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuFuncLoad(CUfunction function) {
+CUresult cuFuncLoad(CUfunction handle) {
   STAND_IN_CALL();
-  return find_function(function) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  auto function = find_function(handle);
+  if (!function)
+    return CUDA_ERROR_INVALID_HANDLE;
+  load(*function);
+  return CUDA_SUCCESS;
 }
 
-CUresult cuFuncIsLoaded(uint32_t *loaded, CUfunction function) {
+CUresult cuFuncIsLoaded(uint32_t *loaded, CUfunction handle) {
   STAND_IN_CALL();
-  if (!loaded || !find_function(function))
+  auto function = find_function(handle);
+  if (!loaded || !function)
     return CUDA_ERROR_INVALID_VALUE;
-  *loaded = 1;
+  *loaded = function->loaded;
   return CUDA_SUCCESS;
 }
 

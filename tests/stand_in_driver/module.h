@@ -26,6 +26,10 @@ constexpr int kRegisters = 128;
 int blocks_per_multiprocessor(int threads);
 
 std::shared_ptr<CUfunc_st> find_function(CUfunction function);
+// Loads a kernel, unless it is. By default kernels are loaded when they are first needed, not with their
+// module: a kernel that another waits for has to be loaded before that one is launched (Programming Guide,
+// Lazy Loading, Concurrent Execution). CUDA_MODULE_LOADING=EAGER loads all with their module.
+void load(CUfunc_st &function);
 
 } // namespace stand_in
 
@@ -33,6 +37,7 @@ struct CUfunc_st {
   stand_in::Kernel kernel;
   CUmodule module = nullptr;
   CUcontext context = nullptr;
+  std::atomic<bool> loaded{false};
 };
 
 struct CUmod_st {

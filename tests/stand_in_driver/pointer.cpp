@@ -44,8 +44,8 @@ CUresult attribute_of(const Allocation &allocation, uint64_t address, CUpointer_
   case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return put<int>(data, allocation.device);
   case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     return put<int>(data, allocation.kind == Kind::Device && !settings().no_ipc);
-  case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return put<uint64_t>(data, allocation.base);
-  case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return put<size_t>(data, allocation.bytes);
+  case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return put<uint64_t>(data, allocation.range_base());
+  case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return put<size_t>(data, allocation.range_bytes());
   case CU_POINTER_ATTRIBUTE_MAPPED: return put<int>(data, 1);
   case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
     return put<uint64_t>(data, mapped ? allocation.physical->handle_types : 0);
@@ -110,8 +110,8 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr p
   if (!allocation)
     return CUDA_ERROR_NOT_FOUND;
   if (base)
-    *base = allocation->base;
+    *base = allocation->range_base();
   if (bytes)
-    *bytes = allocation->bytes;
+    *bytes = allocation->range_bytes();
   return CUDA_SUCCESS;
 }

@@ -36,6 +36,13 @@ void test_kernels();
 void test_world_kernel();
 void test_failing_calls();
 void test_stream_per_thread();
+void test_implicit_synchronisation();
+void test_branches();
+void test_suballocation();
+void test_work_on_unmapped_memory();
+void test_residency();
 void test_sharing();
+// Opens a handle in another process, which puts 42 in place of 41 at byte 996.
+void open_in_peer(const CUipcMemHandle &handle);
 // The other process of test_sharing.
 int peer(const std::string &task, const std::string &argument);

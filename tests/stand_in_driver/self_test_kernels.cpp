@@ -1,4 +1,5 @@
 // Kernels: the collectives, replayed graphs, and launches that must fail.
+#include <stdlib.h>
 #include <string.h>
 
 #include <vector>
@@ -181,4 +182,32 @@ void test_world_kernel() {
   OK(cuStreamSynchronize(ranks[0].stream));
   for (Rank &rank : ranks)
     expect_sums(rank);
+}
+
+// A block that has no room waits for one that ends: ranks that wait for each other pass if both have it, and
+// time out if not.
+void test_residency() {
+  for (int multiprocessors : {1, 2}) {
+    const auto part = [=] {
+      setenv("STAND_IN_MULTIPROCESSORS", std::to_string(multiprocessors).c_str(), 1);
+      int value;
+      Rank ranks[2];
+      for (Rank &rank : ranks)
+        prepare(&rank, 0);
+      OK(cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0));
+      EXPECT(value == multiprocessors);
+      for (int r = 0; r < 2; ++r) {
+        fill_launch(ranks, r);
+        ranks[r].launch.algorithm = FA_TWO_SHOT_PULL;
+        ranks[r].launch.timeout_ns = multiprocessors == 1 ? 100000000 : 20000000000;
+        OK(start(ranks[r], "two_shot_pull_f32", 1));
+      }
+      for (Rank &rank : ranks) {
+        OK(cuStreamSynchronize(rank.stream));
+        const auto *status = reinterpret_cast<FaStatus *>(rank.status);
+        EXPECT(status->failure == (multiprocessors == 1 ? FA_TIMED_OUT : FA_OK));
+      }
+    };
+    EXPECT(in_child(part) == 0);
+  }
 }

@@ -51,6 +51,8 @@ void answer(CUdeviceptr pointer, size_t last) {
 
 } // namespace
 
+void open_in_peer(const CUipcMemHandle &handle) { start_again({"open", hex(&handle, sizeof(handle))}); }
+
 void test_sharing() {
   use_device(0);
   // CUDA IPC: the other process answers in the memory itself, and a damaged or late handle fails.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <set>
 #include <thread>
 
 #include "driver.h"
@@ -16,6 +17,12 @@ using Work = std::function<void()>;
 // again.
 using Clock = std::map<const CUstream_st *, uint64_t>;
 
+// Work of a graph, and the nodes that come before it: numbers of earlier ones.
+struct Node {
+  Work work;
+  std::set<size_t> after;
+};
+
 struct Capture {
   uint64_t id = 0;
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -25,6 +32,7 @@ struct Capture {
   bool ended = false;
   std::shared_ptr<CUgraph_st> graph;
   std::map<CUstream_st *, Clock> streams;
+  std::map<const CUstream_st *, std::set<size_t>> last; // the nodes that a stream's next one comes after
 };
 
 // Guards streams, events and captures; changed() is notified when any of them moves on.
@@ -47,6 +55,12 @@ CUresult add_node(CUstream_st &stream, Work work);
 void wait_for_stream(const std::shared_ptr<CUstream_st> &stream);
 // All of a context's streams.
 void wait_for_context(CUcontext context);
+// With STAND_IN_SYNCHRONISE, waits for all work of the context and of those that reach its memory or whose
+// memory it reaches. A driver may do so: between commands of two streams "a page-locked host memory
+// allocation, a device memory allocation" keep them from running concurrently (Programming Guide, versions to
+// 12, Implicit Synchronization), and "loading kernels might require context synchronization" (ibid., Lazy
+// Loading, Concurrent Execution). Who relies on the driver not to wait hangs here until the kernels give up.
+void synchronise_implicitly(CUcontext context);
 void close_streams_of(CUcontext context);
 
 bool is_capturing(const CUstream_st &stream);
@@ -76,7 +90,7 @@ void detach(Capture &capture);
 } // namespace stand_in
 
 struct CUgraph_st {
-  std::vector<stand_in::Work> nodes;
+  std::vector<stand_in::Node> nodes;
 };
 
 struct CUstream_st {

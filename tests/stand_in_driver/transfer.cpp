@@ -20,7 +20,24 @@ Place place_of(uint64_t address, size_t bytes) {
   return allocation && !allocation->on_device() ? Place::Pinned : Place::Device;
 }
 
-void copy_bytes(uint64_t to, uint64_t from, size_t bytes) {
+// Whether the device sides of an operation are still there when it runs. On a GPU it is an illegal address
+// otherwise.
+bool is_there(CUcontext context, std::initializer_list<uint64_t> addresses, size_t bytes) {
+  for (uint64_t address : addresses) {
+    if (!is_mapped(address, bytes)) {
+      context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+      return false;
+    }
+  }
+  return true;
+}
+
+void copy_bytes(CUcontext context, uint64_t to, Place destination, uint64_t from, Place source,
+                size_t bytes) {
+  if (destination == Place::Device && !is_there(context, {to}, bytes))
+    return;
+  if (source == Place::Device && !is_there(context, {from}, bytes))
+    return;
   memmove(reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), bytes);
 }
 
@@ -35,16 +52,21 @@ CUresult copy(CUstream handle, bool synchronous, uint64_t to, uint64_t from, siz
   const bool valid = source != Place::Invalid && destination != Place::Invalid && to && from;
   if (!valid)
     return CUDA_ERROR_INVALID_VALUE;
+  CUcontext owner = stream->context;
+  const auto run = [=] { copy_bytes(owner, to, destination, from, source, bytes); };
   if (is_capturing(*stream))
-    return submit(handle, [=] { copy_bytes(to, from, bytes); });
+    return submit(handle, run);
 
   if (source == Place::Pageable) {
     // The driver has copied it elsewhere when the call returns.
     const char *start = reinterpret_cast<const char *>(from);
     auto staged = std::make_shared<std::vector<char>>(start, start + bytes);
-    STAND_IN_CHECK(submit(handle, [=] { memcpy(reinterpret_cast<void *>(to), staged->data(), bytes); }));
+    STAND_IN_CHECK(submit(handle, [=] {
+      if (destination != Place::Device || is_there(owner, {to}, bytes))
+        memcpy(reinterpret_cast<void *>(to), staged->data(), bytes);
+    }));
   } else {
-    STAND_IN_CHECK(submit(handle, [=] { copy_bytes(to, from, bytes); }));
+    STAND_IN_CHECK(submit(handle, run));
   }
   const bool pinned = source == Place::Pinned || destination == Place::Pinned;
   if (destination == Place::Pageable || (synchronous && pinned)) {
@@ -70,7 +92,10 @@ CUresult fill(CUstream handle, bool synchronous, uint64_t to, T value, size_t co
     return CUDA_ERROR_INVALID_VALUE;
   if (count == 0)
     return CUDA_SUCCESS;
+  CUcontext owner = stream->context;
   return submit(handle, [=] {
+    if (!is_there(owner, {to}, count * sizeof(T)))
+      return;
     T *start = reinterpret_cast<T *>(to);
     for (size_t i = 0; i < count; ++i)
       start[i] = value;
