@@ -1,9 +1,9 @@
-//! Checked calls: `csrc/core/check.cuh`.
+//! Ranks that compare their calls: by announcements (`csrc/core/check.cuh`), and by the start signals of pulls (`csrc/core/barrier.cuh`).
 
 use loom::sync::atomic::Ordering::Relaxed;
 
-use super::explore::{exhaustively, found, within, HANG};
-use super::rank::{Rank, MISMATCH};
+use super::explore::{exhaustively, found, within, HANG, RACE};
+use super::rank::{GaveUp, Rank, MISMATCH};
 use super::region::{Rules, KERNELS};
 use super::run;
 
@@ -48,4 +48,37 @@ fn relaxed_announcements_are_found() {
 #[test]
 fn one_generation_of_announcements_is_found() {
     found(&WRONG, None, calls(2, 1, Rules { announcement_generations: 1, ..KERNELS }));
+}
+
+/// Pulls that all ranks make alike, then one that rank 0 takes for another. Its input is not what the others expect.
+fn pulls(size: usize, alike: u64, rules: Rules) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        run(size, rules, move |rank: &mut Rank| {
+            for call in 0..alike {
+                rank.call = 10 + call;
+                assert_eq!(rank.one_shot_pull(false), Ok(()), "a mismatch that is none");
+            }
+            rank.call = if rank.rank == 0 { 1 } else { 2 };
+            assert_eq!(rank.one_shot_pull(false), Err(GaveUp), "the data of another call");
+            assert_eq!(rank.own().status.failure.load(Relaxed), MISMATCH);
+        });
+    }
+}
+
+#[test]
+fn pulls_tell_calls_apart() {
+    exhaustively(pulls(2, 1, KERNELS));
+    within(1, pulls(3, 1, KERNELS));
+}
+
+#[test]
+fn pulls_that_compare_nothing_are_found() {
+    found(&["the data of another call"], None, pulls(2, 0, Rules { compares_calls: false, ..KERNELS }));
+}
+
+#[test]
+fn calls_behind_relaxed_signals_are_found() {
+    let wrong = ["a mismatch that is none", "the data of another call", RACE];
+    found(&wrong, None, pulls(2, 1, Rules { flag_store: Relaxed, ..KERNELS }));
+    found(&wrong, None, pulls(2, 1, Rules { flag_load: Relaxed, ..KERNELS }));
 }

@@ -19,6 +19,7 @@ mod gone;
 mod push;
 mod rank;
 mod region;
+mod revoked;
 
 use loom::thread;
 

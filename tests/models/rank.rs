@@ -37,6 +37,8 @@ pub struct Turn {
 pub struct Rank {
     world: Arc<World>,
     pub rank: usize,
+    /// What it takes its pulls for, as ranks compare it.
+    pub call: u64,
     turn: Turn,
 }
 
@@ -47,7 +49,7 @@ fn value(epoch: u32, rank: usize) -> u32 {
 
 impl Rank {
     pub fn new(world: &Arc<World>, rank: usize) -> Self {
-        Self { world: Arc::clone(world), rank, turn: Turn { epoch: 1, pulls: 0 } }
+        Self { world: Arc::clone(world), rank, call: 1, turn: Turn { epoch: 1, pulls: 0 } }
     }
 
     fn rules(&self) -> &Rules {
@@ -115,6 +117,9 @@ impl Rank {
         let generation = (turn.pulls % rules.signal_generations) as usize;
         for peer in self.peers() {
             let signal = &self.head(peer).inbox[stage as usize][generation][self.rank];
+            if let Stage::Start = stage {
+                signal.call.store(self.call, Relaxed);
+            }
             match stage {
                 Stage::Start if rules.source_first => {
                     signal.source.store(source, Relaxed);
@@ -127,15 +132,18 @@ impl Rank {
                 Stage::Second => signal.epoch.store(turn.epoch, rules.second_store),
             }
         }
-        let mut sources = vec![source; self.size()];
+        let (mut sources, mut differ) = (vec![source; self.size()], Ok(()));
         for peer in self.peers() {
             let signal = &self.own().inbox[stage as usize][generation][peer];
             self.wait_until(peer, || signal.epoch.load(rules.flag_load) == turn.epoch)?;
             if let Stage::Start = stage {
                 sources[peer] = signal.source.load(Relaxed);
+                if rules.compares_calls && signal.call.load(Relaxed) != self.call {
+                    differ = self.record_failure(MISMATCH, 1 << peer);
+                }
             }
         }
-        Ok(sources)
+        differ.map(|()| sources)
     }
 
     /// `collectives/one_shot_pull.cuh`. `registered`: from the rank's buffer, else staged.
