@@ -86,7 +86,7 @@ enum FaFailure {
 
 // What a call is, in words that ranks can compare: see `src/call.rs`.
 struct FaCall {
-  uint64_t what;
+  uint64_t what; // less than 2^31
   uint64_t count;
   uint64_t digest; // of the counts by rank, where there are some
 };
@@ -94,14 +94,20 @@ struct FaCall {
 // A flag word that a peer writes and its owner waits on, where that peer's input is, and on the host the call
 // that it makes.
 struct FaSignal {
-  uint32_t epoch;
-  uint32_t reserved;
-  // 0: the peer's staging of this generation. Otherwise (buffer id << FA_SOURCE_ID_SHIFT) + byte offset
-  // into the peer's copy of that registered buffer; ids start at 1.
+  // The epoch. At the start of a launch also FA_MARK_SOURCE, if `source` says where the peer's input is:
+  // without it, in its staging of this generation; and on the host the `what` of its call, shifted by
+  // FA_MARK_WHAT_SHIFT.
+  uint64_t mark;
+  uint64_t reserved; // aligns the next two
+  // (buffer id << FA_SOURCE_ID_SHIFT) + byte offset into the peer's copy of that registered buffer; ids start
+  // at 1.
   uint64_t source;
-  struct FaCall call;
-  uint8_t padding[FA_SIGNAL_BYTES - 40];
+  // Of the call: its count plus its digest.
+  uint64_t count;
+  uint8_t padding[FA_SIGNAL_BYTES - 32];
 };
+#define FA_MARK_WHAT_SHIFT 32
+#define FA_MARK_SOURCE (1ull << 63)
 #define FA_SOURCE_ID_SHIFT 40
 
 // A peer's call, in a launch that is checked.
@@ -192,7 +198,7 @@ struct FaLaunch {
   uint64_t input;
   uint64_t output;
   uint64_t count;  // elements; of an allreduce at least 1: every launch must hear from every peer
-  uint64_t source; // where peers find this rank's input, as in FaSignal
+  uint64_t source; // where peers find this rank's input, as in FaSignal; 0: staged
   // [id - 1][rank]: base address of that rank's registered buffer, 0 where it is not mapped.
   uint64_t buffers;
   uint64_t buffer_count;

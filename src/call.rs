@@ -89,27 +89,37 @@ pub(crate) struct CallId {
 /// In place of a code.
 const NONE: u8 = u8::MAX;
 
+/// In place of the four bits of one.
+const NO_OP: u8 = 0xF;
+
+/// In place of the seven bits of one.
+const NO_ROOT: u8 = 0x7F;
+
 impl CallId {
-    /// Operation, type, reduction, algorithm and root; the count; the digest. The first word is never zero, which stands for no call.
+    /// Operation, type, reduction, algorithm and root; the count; the digest. The first word has 31 bits and is
+    /// never zero, which stands for no call.
     pub fn encode(self) -> FaCall {
         let Self { operation, dtype, op, algorithm, root, digest, count } = self;
-        let op = op.map_or(NONE, |op| op as u8);
+        let op = op.map_or(NO_OP, |op| op as u8);
         let algorithm = algorithm.map_or(NONE, |algorithm| algorithm as u8);
-        let bytes = [operation as u8, dtype as u8, op, algorithm, root.unwrap_or(NONE), 0, 0, 0];
+        let bytes = [operation as u8, dtype as u8 | op << 4, algorithm, root.unwrap_or(NO_ROOT), 0, 0, 0, 0];
         FaCall { what: u64::from_le_bytes(bytes), count: count as u64, digest }
     }
 
     /// `None` for words that are no call of this build's.
     pub fn decode(call: FaCall) -> Option<Self> {
-        let [operation, dtype, op, algorithm, root, 0, 0, 0] = call.what.to_le_bytes() else {
+        let [operation, dtype_and_op, algorithm, root, 0, 0, 0, 0] = call.what.to_le_bytes() else {
             return None;
         };
         Some(Self {
             operation: Operation::ALL.iter().copied().find(|&known| known as u8 == operation)?,
-            dtype: DType::ALL.into_iter().find(|&known| known as u8 == dtype)?,
-            op: known(op, ReduceOp::ALL, |known| known as u8)?,
+            dtype: DType::ALL.into_iter().find(|&known| known as u8 == dtype_and_op & 0xF)?,
+            op: match dtype_and_op >> 4 {
+                NO_OP => None,
+                op => Some(ReduceOp::ALL.into_iter().find(|&known| known as u8 == op)?),
+            },
             algorithm: known(algorithm, Algorithm::ALL, |known| known as u8)?,
-            root: (root != NONE).then_some(root),
+            root: (root != NO_ROOT).then_some(root),
             digest: call.digest,
             count: usize::try_from(call.count).ok()?,
         })

@@ -42,30 +42,35 @@ FA_FN void revoke(const FaLaunch &launch, Block &block) {
 // `meanwhile` is done between telling the peers and waiting for them.
 template <class Block, class Meanwhile>
 FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn, Meanwhile meanwhile) {
+  const u64 call = stage == kStart && !FA_CUDA ? launch.call.what << FA_MARK_WHAT_SHIFT : 0;
+  const bool named = stage == kStart && launch.source != 0;
+  const u64 mark = (named ? FA_MARK_SOURCE : 0) | call | turn.epoch;
   block.sync();
   block.lanes(launch.world, [&](u32 r) {
     if (r == launch.rank)
       return;
     FaSignal *signal = signal_of(launch, r, stage, turn, block.index(), launch.rank);
-    if (stage == kStart) {
+    // The line is polled meanwhile: each store to it counts.
+    if (named && !FA_CUDA)
+      store_relaxed_pair(&signal->source, launch.source, count_word(launch.call));
+    else if (named)
       store_relaxed(&signal->source, launch.source);
-      if (!FA_CUDA)
-        store_relaxed(&signal->call, launch.call);
-    }
+    else if (stage == kStart && !FA_CUDA)
+      store_relaxed(&signal->count, count_word(launch.call));
 #if defined(FA_PLANT_RELAXED_SECOND_BARRIER)
     if (stage == kSecond) {
-      store_relaxed(&signal->epoch, turn.epoch);
+      store_relaxed(&signal->mark, mark);
       return;
     }
 #endif
     if (FA_STREAMS && stage == kSecond) {
       // A release as below, which `revoke` wants in the order of its own fence.
       fence_sc();
-      store_relaxed(&signal->epoch, turn.epoch);
+      store_relaxed(&signal->mark, mark);
       return;
     }
-    // Release: what this block wrote, the source and the call above included, comes before the epoch.
-    store_release(&signal->epoch, turn.epoch);
+    // Release: what this block wrote, the source and the count above included, comes before the mark.
+    store_release(&signal->mark, mark);
   });
   meanwhile();
   const bool all = block.all_lanes(launch.world, [&](u32 r) {
@@ -74,24 +79,23 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Tur
     FaSignal *signal = signal_of(launch, launch.rank, stage, turn, block.index(), r);
     // Equality is enough: a peer writes this word again two pulls later, and gets there only after this rank
     // has been through the pull between.
-    if (!wait_until(launch, r, turn.epoch, [&] { return load_acquire(&signal->epoch) == turn.epoch; })) {
+    u64 seen = 0;
+    if (!wait_until(launch, r, turn.epoch,
+                    [&] { return u32(seen = load_acquire(&signal->mark)) == turn.epoch; }))
       return false;
-    }
     if (stage == kSecond) {
       if (!FA_STREAMS || load_relaxed(&region_head(launch, launch.rank)->revoked[r]) == 0)
         return true;
       record_failure(launch, FA_REVOKED, 1u << r, turn.epoch);
       return false;
     }
-    // The source and the call likewise.
-    block.scratch()[r] = load_relaxed(&signal->source);
-    if (FA_CUDA)
-      return true;
+    // The source and the count likewise.
+    block.scratch()[r] = (seen & FA_MARK_SOURCE) != 0 ? load_relaxed(&signal->source) : 0;
     // Before anything of a peer is accessed by a count that it may not share.
-    const FaCall theirs = load_relaxed(&signal->call);
-    if (is_same(theirs, launch.call))
+    if (FA_CUDA ||
+        (((seen ^ mark) & ~FA_MARK_SOURCE) == 0 && load_relaxed(&signal->count) == count_word(launch.call)))
       return true;
-    record_mismatch(launch, r, theirs, turn.epoch);
+    record_mismatch(launch, r, FaCall{}, turn.epoch);
     return false;
   });
 #if !defined(FA_PLANT_NO_REVOCATION)

@@ -12,6 +12,10 @@ FA_FN bool is_same(const FaCall &a, const FaCall &b) {
   return a.what == b.what && a.count == b.count && a.digest == b.digest;
 }
 
+// The second of two words that are equal for equal calls; the first is `what`. Where there is a digest, it is
+// as good as that; where there is none, equal words are equal counts.
+FA_FN u64 count_word(const FaCall &call) { return call.count + call.digest; }
+
 FA_FN FaCall load_relaxed(const FaCall *call) {
   return {load_relaxed(&call->what), load_relaxed(&call->count), load_relaxed(&call->digest)};
 }
@@ -22,8 +26,8 @@ FA_FN void store_relaxed(FaCall *to, const FaCall &call) {
   store_relaxed(&to->digest, call.digest);
 }
 
-// Records that rank r makes another call.
-FA_FN void record_mismatch(const FaLaunch &launch, u32 r, const FaCall &theirs, u32 epoch) {
+// Records that rank r makes another call; an empty one where it is not known.
+inline FA_SLOW void record_mismatch(const FaLaunch &launch, u32 r, const FaCall &theirs, u32 epoch) {
   store_relaxed(&reinterpret_cast<FaStatus *>(launch.status)->others[r], theirs);
   record_failure(launch, FA_MISMATCH, 1u << r, epoch);
 }

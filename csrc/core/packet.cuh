@@ -55,12 +55,10 @@ static_assert(sizeof(Slot) == FA_HOST_SLOT_BYTES && sizeof(Slot::data) >= kPackB
 // What marks a packet of this launch: a hash of the call, above the epoch.
 using Tag = u64;
 FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch) {
-  // Odd multipliers, the fractions of the square roots of 2, 3 and 5: a bit of any word reaches the upper
+  // Odd multipliers, the fractions of the square roots of 2 and 3: a bit of either word reaches the upper
   // half.
-  const FaCall &call = launch.call;
-  const u64 mixed = (call.what ^ call.what >> 32) * 0x6A09E667F3BCC909 +
-                    (call.count ^ call.count >> 32) * 0xBB67AE8584CAA73B +
-                    (call.digest ^ call.digest >> 32) * 0x3C6EF372FE94F82B;
+  const u64 count = count_word(launch.call);
+  const u64 mixed = launch.call.what * 0x6A09E667F3BCC909 + (count ^ count >> 32) * 0xBB67AE8584CAA73B;
   return (mixed & 0xFFFFFFFF00000000) | epoch;
 }
 

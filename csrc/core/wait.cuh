@@ -29,7 +29,7 @@ FA_FN u64 now_ns() {
 
 // Records that this launch gives up; the first failure of a rank stands, or either of two blocks' that come
 // at the same instant. Other blocks of the rank see it as an abort and leave too.
-FA_FN void record_failure(const FaLaunch &launch, FaFailure failure, u32 missing, u32 epoch) {
+inline FA_SLOW void record_failure(const FaLaunch &launch, FaFailure failure, u32 missing, u32 epoch) {
   FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
   fetch_or_relaxed(&status->missing, missing);
   // The end of this kernel orders it before those that are queued behind it.

@@ -8,6 +8,8 @@ pub const FA_HOST_PACK_BYTES: u32 = 64;
 pub const FA_CUDA_SLOT_BYTES: u32 = 32;
 pub const FA_HOST_SLOT_BYTES: u32 = 72;
 pub const FA_FIRST_EPOCH_AFTER_WRAP: u32 = 2;
+pub const FA_MARK_WHAT_SHIFT: u32 = 32;
+pub const FA_MARK_SOURCE: i64 = -9223372036854775808;
 pub const FA_SOURCE_ID_SHIFT: u32 = 40;
 pub const FA_CHANNEL_SLOTS: u32 = 2;
 pub const FA_MAX_TRANSFERS: u32 = 64;
@@ -70,21 +72,21 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FaSignal {
-    pub epoch: u32,
-    pub reserved: u32,
+    pub mark: u64,
+    pub reserved: u64,
     pub source: u64,
-    pub call: FaCall,
-    pub padding: [u8; 24usize],
+    pub count: u64,
+    pub padding: [u8; 32usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of FaSignal"][::core::mem::size_of::<FaSignal>() - 64usize];
     ["Alignment of FaSignal"][::core::mem::align_of::<FaSignal>() - 8usize];
-    ["Offset of field: FaSignal::epoch"][::core::mem::offset_of!(FaSignal, epoch) - 0usize];
-    ["Offset of field: FaSignal::reserved"][::core::mem::offset_of!(FaSignal, reserved) - 4usize];
-    ["Offset of field: FaSignal::source"][::core::mem::offset_of!(FaSignal, source) - 8usize];
-    ["Offset of field: FaSignal::call"][::core::mem::offset_of!(FaSignal, call) - 16usize];
-    ["Offset of field: FaSignal::padding"][::core::mem::offset_of!(FaSignal, padding) - 40usize];
+    ["Offset of field: FaSignal::mark"][::core::mem::offset_of!(FaSignal, mark) - 0usize];
+    ["Offset of field: FaSignal::reserved"][::core::mem::offset_of!(FaSignal, reserved) - 8usize];
+    ["Offset of field: FaSignal::source"][::core::mem::offset_of!(FaSignal, source) - 16usize];
+    ["Offset of field: FaSignal::count"][::core::mem::offset_of!(FaSignal, count) - 24usize];
+    ["Offset of field: FaSignal::padding"][::core::mem::offset_of!(FaSignal, padding) - 32usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
