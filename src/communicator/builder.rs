@@ -133,8 +133,8 @@ impl Builder {
         self
     }
 
-    /// The longest that a call, or a step of making the communicator, waits for other ranks (default 30 s). `None`: for
-    /// ever, in calls; making the communicator is always bounded. Where it is not set, the environment variable
+    /// The longest wait for another rank without progress, in a call or in a step of making the communicator (default 30 s): a call of
+    /// many pieces may take longer. Time in which this rank itself did not run does not count. `None`: for ever, in calls; making the communicator is always bounded. Where it is not set, the environment variable
     /// `FAST_ALLREDUCE_TIMEOUT` may name seconds, or 0 for no limit.
     #[must_use]
     pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
@@ -143,7 +143,8 @@ impl Builder {
     }
 
     /// Has ranks compare their calls (operation, type, count, algorithm) before each is carried out: one that differs is
-    /// [`Error::Disagreement`] on every rank. It costs one more barrier for each launch. A call of no
+    /// [`Error::Disagreement`] on every rank. It costs one more barrier for each launch. Ranks of the host do so without it, by
+    /// what their barriers and packets carry, which tells all calls apart but those of different protocols. A call of no
     /// elements launches nothing: peers that have some time out, and are told what that rank did. Where it is not set, the environment
     /// variable `FAST_ALLREDUCE_CHECK` may say 0 or 1; else it is on in debug builds. All ranks must say the same.
     #[must_use]
