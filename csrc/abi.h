@@ -94,20 +94,19 @@ struct FaCall {
 // A flag word that a peer writes and its owner waits on, where that peer's input is, and on the host the call
 // that it makes.
 struct FaSignal {
-  // The epoch. At the start of a launch also FA_MARK_SOURCE, if `source` says where the peer's input is:
-  // without it, in its staging of this generation; and on the host the `what` of its call, shifted by
-  // FA_MARK_WHAT_SHIFT.
-  uint64_t mark;
+  uint32_t epoch;
+  // Host, at the start of a launch: the `what` of the call, and FA_SIGNAL_NAMES where `source` is set; else
+  // 0. Stored and loaded together with the epoch.
+  uint32_t what;
   uint64_t reserved; // aligns the next two
-  // (buffer id << FA_SOURCE_ID_SHIFT) + byte offset into the peer's copy of that registered buffer; ids start
-  // at 1.
+  // 0: the peer's staging of this generation. Otherwise (buffer id << FA_SOURCE_ID_SHIFT) + byte offset
+  // into the peer's copy of that registered buffer; ids start at 1.
   uint64_t source;
-  // Of the call: its count plus its digest.
+  // Host: the count of the call plus its digest.
   uint64_t count;
   uint8_t padding[FA_SIGNAL_BYTES - 32];
 };
-#define FA_MARK_WHAT_SHIFT 32
-#define FA_MARK_SOURCE (1ull << 63)
+#define FA_SIGNAL_NAMES (1u << 31)
 #define FA_SOURCE_ID_SHIFT 40
 
 // A peer's call, in a launch that is checked.

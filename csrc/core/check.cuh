@@ -27,7 +27,7 @@ FA_FN void store_relaxed(FaCall *to, const FaCall &call) {
 }
 
 // Records that rank r makes another call; an empty one where it is not known.
-inline FA_SLOW void record_mismatch(const FaLaunch &launch, u32 r, const FaCall &theirs, u32 epoch) {
+FA_COLD void record_mismatch(const FaLaunch &launch, u32 r, const FaCall &theirs, u32 epoch) {
   store_relaxed(&reinterpret_cast<FaStatus *>(launch.status)->others[r], theirs);
   record_failure(launch, FA_MISMATCH, 1u << r, epoch);
 }

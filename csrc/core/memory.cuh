@@ -10,6 +10,7 @@
 #define FA_CUDA 1
 #define FA_FN __device__ __forceinline__
 #define FA_SLOW __device__ __forceinline__ // a call would need a stack frame
+#define FA_COLD FA_FN                      // likewise
 #define FA_STEP FA_FN
 #define FA_CALL __device__ __noinline__ // a loop that would be inlined too often
 #define FA_UNROLL _Pragma("unroll")
@@ -19,6 +20,7 @@
 #define FA_STEP __attribute__((noinline)) // a loop that is used several times: compiled once
 #define FA_CALL FA_STEP
 #define FA_FN inline __attribute__((always_inline))
+#define FA_COLD inline FA_SLOW // a function of its own
 #if defined(__clang__)
 #define FA_UNROLL _Pragma("unroll")
 #else

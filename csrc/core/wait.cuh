@@ -29,7 +29,7 @@ FA_FN u64 now_ns() {
 
 // Records that this launch gives up; the first failure of a rank stands, or either of two blocks' that come
 // at the same instant. Other blocks of the rank see it as an abort and leave too.
-inline FA_SLOW void record_failure(const FaLaunch &launch, FaFailure failure, u32 missing, u32 epoch) {
+FA_COLD void record_failure(const FaLaunch &launch, FaFailure failure, u32 missing, u32 epoch) {
   FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
   fetch_or_relaxed(&status->missing, missing);
   // The end of this kernel orders it before those that are queued behind it.
@@ -70,8 +70,12 @@ private:
   u32 polls_ = 0;
   bool counted_ = false;
   Chance chance_ = Chance::kMore;
+#if FA_CUDA
+  u64 deadline_ = 0;
+#else
   u64 last_look_ = 0;
   u64 waited_ = 0;
+#endif
 
   FA_SLOW bool within_limits(const FaLaunch &launch, u32 rank, u32 epoch) {
     FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
@@ -102,24 +106,34 @@ private:
     }
     if (launch.timeout_ns == 0)
       return true;
-    count_time(launch.timeout_ns);
     // What came while this thread did not run must be seen: the limit is followed by one more poll.
-    if (waited_ >= launch.timeout_ns)
+    if (is_late(launch.timeout_ns))
       chance_ = Chance::kLastInTime;
     return true;
   }
 
+#if FA_CUDA
+  // A kernel goes on while its process is stopped.
+  FA_FN bool is_late(u64 limit) {
+    const u64 now = now_ns();
+    if (deadline_ == 0)
+      deadline_ = now + limit;
+    return now >= deadline_;
+  }
+#else
   // Adds the time since the last look to the wait. If that is longer than a look takes, this thread did not
   // run in between (its process was stopped, its core was another's), and perhaps the peer neither: then most
   // of it does not count.
-  FA_FN void count_time(u64 limit) {
+  bool is_late(u64 limit) {
     constexpr u64 kLongestLook = 100000000;
     const u64 now = now_ns(), passed = last_look_ == 0 ? 0 : now - last_look_;
     u64 most = limit / 8 < kLongestLook ? limit / 8 : kLongestLook;
     most = most == 0 ? 1 : most;
     waited_ += passed < most ? passed : most;
     last_look_ = now;
+    return waited_ >= limit;
   }
+#endif
 
 #if !FA_CUDA
   u32 yields_ = 0;

@@ -8,8 +8,7 @@ pub const FA_HOST_PACK_BYTES: u32 = 64;
 pub const FA_CUDA_SLOT_BYTES: u32 = 32;
 pub const FA_HOST_SLOT_BYTES: u32 = 72;
 pub const FA_FIRST_EPOCH_AFTER_WRAP: u32 = 2;
-pub const FA_MARK_WHAT_SHIFT: u32 = 32;
-pub const FA_MARK_SOURCE: i64 = -9223372036854775808;
+pub const FA_SIGNAL_NAMES: u32 = 2147483648;
 pub const FA_SOURCE_ID_SHIFT: u32 = 40;
 pub const FA_CHANNEL_SLOTS: u32 = 2;
 pub const FA_MAX_TRANSFERS: u32 = 64;
@@ -72,7 +71,8 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FaSignal {
-    pub mark: u64,
+    pub epoch: u32,
+    pub what: u32,
     pub reserved: u64,
     pub source: u64,
     pub count: u64,
@@ -82,7 +82,8 @@ pub struct FaSignal {
 const _: () = {
     ["Size of FaSignal"][::core::mem::size_of::<FaSignal>() - 64usize];
     ["Alignment of FaSignal"][::core::mem::align_of::<FaSignal>() - 8usize];
-    ["Offset of field: FaSignal::mark"][::core::mem::offset_of!(FaSignal, mark) - 0usize];
+    ["Offset of field: FaSignal::epoch"][::core::mem::offset_of!(FaSignal, epoch) - 0usize];
+    ["Offset of field: FaSignal::what"][::core::mem::offset_of!(FaSignal, what) - 4usize];
     ["Offset of field: FaSignal::reserved"][::core::mem::offset_of!(FaSignal, reserved) - 8usize];
     ["Offset of field: FaSignal::source"][::core::mem::offset_of!(FaSignal, source) - 16usize];
     ["Offset of field: FaSignal::count"][::core::mem::offset_of!(FaSignal, count) - 24usize];

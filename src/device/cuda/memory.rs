@@ -36,6 +36,10 @@ enum Origin {
     Foreign,
 }
 
+/// What is shared by a handle is a multiple of this. The driver may place less in a block with other allocations, and a handle opens
+/// at the base of the block (CUDA C++ Programming Guide, Interprocess Communication).
+const IPC_BYTES: usize = 2 << 20;
+
 /// Peers' allocations that are open in this process: CUDA opens a handle once, so ranks and buffers share what it gives.
 static OPENED: Mutex<Vec<([u8; 64], Weak<Memory>)>> = Mutex::new(Vec::new());
 
@@ -58,6 +62,10 @@ impl Memory {
         let failed = |error: Error| Error::Allocation { bytes, reason: error.to_string() };
         let memory = match sharing {
             Sharing::Pointers | Sharing::Ipc => {
+                let bytes = match sharing {
+                    Sharing::Ipc => bytes.next_multiple_of(IPC_BYTES),
+                    _ => bytes,
+                };
                 // SAFETY: the context is current.
                 let address =
                     unsafe { result::malloc_sync(bytes) }.map_err(driver("cuMemAlloc")).map_err(failed)?;
