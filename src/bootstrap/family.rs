@@ -21,7 +21,7 @@ const PLACES: usize = 8;
 /// What all ranks of a world share, and nobody else knows: where the later worlds of its ranks meet.
 ///
 /// The first member of a later world serves its rendezvous and shows the others its number: they need not have tried
-/// as often as it has. Each attempt has a socket of its own, with a name made of its members and number. A rank that
+/// as often as it has. Each attempt has a socket of its own, with a name made of who serves it, its members and number. A rank that
 /// comes late to one that is over finds nobody there and goes on to the next, and one that has been to it does not go
 /// there again.
 pub(crate) struct Family {
@@ -29,8 +29,8 @@ pub(crate) struct Family {
     token: Token,
     /// Meetings that this rank has served.
     served: AtomicU32,
-    /// The latest meeting of each list of members, as a mask, that this rank has been to.
-    attended: Mutex<HashMap<u32, u32>>,
+    /// The latest meeting that this rank has been to, by who served it and its members as a mask: numbers are the server's.
+    attended: Mutex<HashMap<(usize, u32), u32>>,
 }
 
 /// The meetings that a rank serves now, in memory that all ranks map; all zeros is none. A peer may write anything
@@ -96,14 +96,15 @@ impl Family {
         let mask = members.iter().fold(0u32, |mask, rank| mask | 1 << rank);
         let deadline = Deadline::unless(timeout, hopeless);
         let met = match index {
-            0 => self.serve(mask, members.len(), notices, &deadline, timeout),
-            _ => self.attend(mask, index, members.len(), notices, &deadline),
+            0 => self.serve(members[0], mask, members.len(), notices, &deadline, timeout),
+            _ => self.attend(members[0], mask, index, members.len(), notices, &deadline),
         };
         met.map_err(|error| in_old_ranks(error, members))
     }
 
     fn serve(
         &self,
+        server: usize,
         mask: u32,
         size: usize,
         notices: &Notices,
@@ -117,11 +118,12 @@ impl Family {
                 reason: format!("{PLACES} others are under way from this rank"),
             });
         };
-        Local::serve(&self.socket_name(mask, number), &self.token, size, deadline, timeout)
+        Local::serve(&self.socket_name(server, mask, number), &self.token, size, deadline, timeout)
     }
 
     fn attend(
         &self,
+        server: usize,
         mask: u32,
         index: usize,
         size: usize,
@@ -131,11 +133,13 @@ impl Family {
         loop {
             // Asked before looking, so that the last look comes after the limit.
             let turn = deadline.turn();
-            let latest = self.attended().get(&mask).copied().unwrap_or_default();
+            let latest = self.attended().get(&(server, mask)).copied().unwrap_or_default();
             if let Some(number) = notices.next(mask, latest) {
                 // Nobody: it does not listen yet, or not any more.
-                if let Some(reached) = Local::reach(&self.socket_name(mask, number), &self.token, deadline)? {
-                    self.attended().insert(mask, number);
+                if let Some(reached) =
+                    Local::reach(&self.socket_name(server, mask, number), &self.token, deadline)?
+                {
+                    self.attended().insert((server, mask), number);
                     return reached.join(index, size, deadline);
                 }
             }
@@ -152,12 +156,12 @@ impl Family {
         }
     }
 
-    fn attended(&self) -> MutexGuard<'_, HashMap<u32, u32>> {
+    fn attended(&self) -> MutexGuard<'_, HashMap<(usize, u32), u32>> {
         self.attended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn socket_name(&self, mask: u32, number: u32) -> Vec<u8> {
-        format!("fast-allreduce-{}-{number:x}-{mask:x}", Hex(&self.name)).into_bytes()
+    fn socket_name(&self, server: usize, mask: u32, number: u32) -> Vec<u8> {
+        format!("fast-allreduce-{}-{server:x}-{number:x}-{mask:x}", Hex(&self.name)).into_bytes()
     }
 }
 

@@ -218,3 +218,27 @@ fn some_ranks_of_a_sound_world_part_and_all_go_on() {
         },
     );
 }
+
+/// Who serves a meeting numbers it, and it is the first of the members in their new order.
+#[test]
+fn the_same_ranks_meet_again_in_another_order() {
+    threads(
+        3,
+        |_| builder().timeout(Duration::from_secs(20)),
+        |communicator| {
+            let rank = communicator.rank();
+            for round in 0..6 {
+                for first in 0..3 {
+                    // More often with some than with others.
+                    for _ in 0..1 + (round + first) % 3 {
+                        let key = ((rank + 3 - first) % 3) as i64;
+                        let group = communicator.split(Some(0), key).unwrap().unwrap();
+                        assert_eq!(group.rank() as i64, key);
+                        group.barrier().unwrap();
+                    }
+                }
+                communicator.shrink(&[0, 1, 2]).unwrap().barrier().unwrap();
+            }
+        },
+    );
+}
