@@ -24,8 +24,8 @@ pub(crate) struct Endpoint<D: Device> {
     pub device: ManuallyDrop<D>,
     pub region: ManuallyDrop<Region<D>>,
     registry: Mutex<Registry>,
-    /// The memory of registrations.
-    registered: Mutex<Vec<Weak<D::Shared>>>,
+    /// The memory of registrations, with its row.
+    registered: Mutex<Vec<(usize, Weak<D::Shared>)>>,
     /// What was dropped while its kernels could not be waited for: memory, with its row where it was registered.
     retired: ManuallyDrop<Mutex<Retired<D>>>,
     /// Symmetric memories that ranks have agreed to allocate: equal on all.
@@ -74,15 +74,17 @@ impl<D: Device> Endpoint<D> {
         }
     }
 
-    /// After a launch that failed, and before its call returns: peers that go on with the call may still read this rank's
-    /// registered buffers, which are the caller's again. The lock of the registry is held.
-    pub fn make_private(&self) {
-        let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        registered.retain(|memory| {
-            let memory = memory.upgrade();
-            memory.iter().for_each(|memory| memory.make_private());
-            memory.is_some()
-        });
+    /// After a launch that failed, and before its call returns: peers that go on with the call may still read the registered
+    /// buffer that `source` names, which is the caller's again. They read no other: a call that succeeds ends when all have read.
+    /// The lock of the registry is held, and nobody writes the buffer, which the call borrows.
+    pub fn make_private(&self, source: u64) {
+        let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_source = |(row, _): &&(usize, Weak<_>)| {
+            source_word(*row, 0) >> FA_SOURCE_ID_SHIFT == source >> FA_SOURCE_ID_SHIFT
+        };
+        if let Some(memory) = registered.iter().find(is_source).and_then(|(_, memory)| memory.upgrade()) {
+            memory.make_private();
+        }
     }
 
     /// Takes a row out of the table, if no kernel can be reading it. The lock of the registry is held.
@@ -93,10 +95,10 @@ impl<D: Device> Endpoint<D> {
     }
 
     /// Notes the memory of a registration, in place of one that has gone.
-    fn track(&self, memory: &Arc<D::Shared>) {
+    fn track(&self, row: usize, memory: &Arc<D::Shared>) {
         let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        registered.retain(|memory| memory.strong_count() > 0);
-        registered.push(Arc::downgrade(memory));
+        registered.retain(|(other, memory)| *other != row && memory.strong_count() > 0);
+        registered.push((row, Arc::downgrade(memory)));
     }
 
     /// Tries again for what is retired, and returns the memory that may go.
@@ -286,7 +288,7 @@ impl<D: Device> Registration<D> {
         );
         written?;
         let memory = Arc::new(memory);
-        endpoint.track(&memory);
+        endpoint.track(row, &memory);
         let gone = endpoint.clear_retired(&mut registry);
         drop(registry);
         drop(gone);
@@ -354,6 +356,11 @@ impl<D: Device> Drop for Registration<D> {
 /// its communicator and all of its buffers: the last of them waits up to 2 s for the other ranks, and leaves the memory to the
 /// end of the process if they do not come. Ranks that share a process and a GPU must all be idle then: freeing device memory
 /// waits for every kernel of the process, also one that waits for the rank that frees.
+///
+/// After a call from it has failed it is this rank's alone: as it was, or in part the result, and no longer registered. On the host it
+/// is private memory then: writing it takes as much memory again, and is a fault where the process has used up its mappings
+/// (`vm.max_map_count`) or its data (`RLIMIT_DATA`) since it was allocated. A fork of the process has the same memory as its parent,
+/// which it must not write.
 pub struct Buffer<T: Element, D: Device = Host> {
     registration: Registration<D>,
     number: u64,

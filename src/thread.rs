@@ -28,8 +28,9 @@ pub(crate) fn spawn(
 ) -> io::Result<JoinHandle<()>> {
     // What a thread takes at its start beside its stack, for several that start at once.
     const ROOM: usize = 4 << 20;
-    let (protection, flags) =
-        (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    // Writable, as only that counts as data (RLIMIT_DATA).
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a mapping of its own, which nothing refers to and which goes at once.
     unsafe {
         let room = libc::mmap(std::ptr::null_mut(), stack_bytes + ROOM, protection, flags, -1, 0);

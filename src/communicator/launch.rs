@@ -76,7 +76,7 @@ impl<D: Device> Communicator<D> {
             unsafe { self.endpoint.device.launch(launch, &plan, None, stream) }
                 .map_err(|error| self.cut_short(error))?;
             if self.endpoint.region.failure() != abi::FA_OK {
-                self.endpoint.make_private();
+                self.endpoint.make_private(source);
                 break;
             }
             done = done.saturating_add(piece);

@@ -57,7 +57,14 @@ impl<D: Device> Communicator<D> {
                 .split_first_chunk::<5>()
                 .and_then(|(theirs, key)| Some((theirs, i64::from_le_bytes(key.try_into().ok()?))))
             else {
-                return Err(Error::Malformed { rank, reason: "its color and key are cut short".into() });
+                // What ranks compare at the beginning of every other step is longer.
+                return Err(Error::Disagreement {
+                    what: "the step",
+                    rank,
+                    theirs: String::from_utf8_lossy(bytes).into_owned(),
+                    own_rank: self.rank,
+                    ours: "split".into(),
+                });
             };
             if own[..5] == *theirs {
                 members.push((key, rank));

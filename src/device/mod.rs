@@ -131,7 +131,8 @@ pub(crate) mod sealed {
         fn address(&self, rank: usize) -> u64;
 
         /// After a launch that failed: from now on this rank's part is its own, at the same address and as it was, and
-        /// what peers read of it stays as it is. Where the device's kernels see to that themselves, nothing.
+        /// what peers read of it stays as it is. Nobody writes it meanwhile. Where the device's kernels see to that
+        /// themselves, nothing.
         fn make_private(&self) {}
 
         /// Whether that has been done, so that peers do not see what this rank writes.

@@ -26,6 +26,9 @@ use crate::MAX_RANKS;
 /// Between two looks at what does not wake the thread.
 const LOOK_INTERVAL_MS: u8 = 20;
 
+/// Between two looks where everything wakes it, unless the program has closed what does.
+const IDLE_INTERVAL_MS: u16 = 1000;
+
 /// What wakes the thread to end it; the others' are below.
 const STOP: u64 = u64::MAX;
 
@@ -127,7 +130,8 @@ fn watch(
     let mut events = [EpollEvent::empty(); 2 * MAX_RANKS + 1];
     loop {
         let looks = watched.iter().any(|peer| peer.look);
-        let interval = if looks { EpollTimeout::from(LOOK_INTERVAL_MS) } else { EpollTimeout::NONE };
+        let interval = if looks { LOOK_INTERVAL_MS.into() } else { IDLE_INTERVAL_MS };
+        let interval = EpollTimeout::from(interval);
         let ready = match epoll.wait(&mut events, interval) {
             Ok(ready) => &events[..ready],
             Err(Errno::EINTR) => &[],

@@ -42,6 +42,8 @@ pub enum Part {
     ForkThenAbort(usize),
     /// Comes late to the making of its communicator, then so many calls.
     Late(usize),
+    /// Closes all descriptors but the standard ones after so many calls, then its communicator.
+    Shut(usize),
     /// Twice so many calls, of which it tells that half are done.
     Half(usize),
     /// The same, but it comes late to the second half.
@@ -65,6 +67,7 @@ impl Part {
             Self::ForkThenAbort(number) => format!("fork-abort {number}"),
             Self::Starve(number) => format!("starve {number}"),
             Self::Late(number) => format!("late {number}"),
+            Self::Shut(number) => format!("shut {number}"),
             Self::Half(number) => format!("half {number}"),
             Self::LateHalf(number) => format!("late-half {number}"),
             Self::Shrink(number) => format!("shrink {number}"),
@@ -81,6 +84,7 @@ impl Part {
             "fork-abort" => Self::ForkThenAbort(number),
             "starve" => Self::Starve(number),
             "late" => Self::Late(number),
+            "shut" => Self::Shut(number),
             "half" => Self::Half(number),
             "late-half" => Self::LateHalf(number),
             "shrink" => Self::Shrink(number),
@@ -199,6 +203,11 @@ impl World {
                     let smaller = communicator.shrink(&all)?;
                     return World { part: Part::Calls(2 * number), id: self.id.clone(), ..*self }
                         .call(&smaller, calls);
+                }
+                Part::Shut(number) if *calls == number => {
+                    // SAFETY: what they belong to is used no more, but for what the test is about.
+                    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+                    return Ok(());
                 }
                 Part::Half(number) | Part::LateHalf(number) if *calls == 2 * number => return Ok(()),
                 Part::Half(number) | Part::LateHalf(number) if *calls == number => {

@@ -27,6 +27,23 @@ pub(super) fn refuse_file(bytes: u64) -> Result<(), String> {
     }
 }
 
+/// Why so many bytes of private memory, which shared memory becomes after a failed call, would be refused then.
+pub(super) fn refuse_data(bytes: u64) -> Result<(), String> {
+    let Ok((limit, _)) = getrlimit(Resource::RLIMIT_DATA) else { return Ok(()) };
+    if limit == libc::RLIM_INFINITY {
+        return Ok(());
+    }
+    let status = read(Path::new("/proc/self/status")).unwrap_or_default();
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmData:")?.trim().strip_suffix("kB"));
+    let used = kib.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or(0).saturating_mul(1024);
+    match used.saturating_add(bytes) > limit {
+        true => Err(format!(
+            "data of this process may have {limit} bytes (RLIMIT_DATA), of which {used} are in use: raise that with `ulimit -d`"
+        )),
+        false => Ok(()),
+    }
+}
+
 /// Where the limits on this process's memory are read.
 #[derive(Debug)]
 pub(super) struct Limits {

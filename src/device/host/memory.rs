@@ -13,7 +13,7 @@ use nix::sys::memfd::{memfd_create, MFdFlags};
 use nix::sys::mman::{madvise, mmap, mprotect, mremap, munmap, MRemapFlags, MapFlags, MmapAdvise, ProtFlags};
 use nix::sys::stat::fstat;
 
-use super::limits::{refuse_file, Limits};
+use super::limits::{refuse_data, refuse_file, Limits};
 use crate::bootstrap::{exchange_descriptors, Bootstrap};
 use crate::device::{all_succeeded, sealed};
 use crate::error::{explained, Error, Result};
@@ -51,6 +51,8 @@ impl SharedMemory {
     /// The same, of memory that can be made private. Before the peers are mapped.
     pub(crate) fn with_spare(mut self) -> Result<Self> {
         if let Some(descriptor) = &self.descriptor {
+            let bytes = self.own.length.get();
+            refuse_data(bytes as u64).map_err(|reason| Error::Allocation { bytes, reason })?;
             self.spare = Mutex::new(Some(Mapping::inaccessible(descriptor, self.own.length)?));
         }
         Ok(self)
@@ -97,13 +99,15 @@ impl sealed::Shared for SharedMemory {
     }
 
     /// A private mapping of the same memory takes the place of the shared one, in one step for every thread: this rank finds
-    /// what was there, and its writes go to copies of the pages. The peers' mappings keep the pages as they are.
+    /// what was there, and its writes go to copies of the pages. The peers' mappings keep the pages as they are. Where memory is
+    /// locked the copies are made here, all at once, so that a write of another thread would be lost.
     fn make_private(&self) {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(spare) = spare else { return };
         self.private.store(true, Ordering::Relaxed);
         if let Err(errno) = spare.replace(&self.own) {
-            // Writing it is then a fault, as memory is too short to copy what peers may be reading.
+            // The process has no mapping to spare, or may not make private memory. A fault is better than data that peers may be
+            // reading.
             tracing::error!(%errno, "a registered buffer is read-only after a failed call");
             // SAFETY: the range is an own mapping. Whoever borrows it may still read it.
             let _ = unsafe { mprotect(self.own.address, self.own.length.get(), ProtFlags::PROT_READ) };
