@@ -155,3 +155,15 @@ fn a_rank_that_may_open_nothing_more_still_notices() {
         },
     );
 }
+
+/// As daemons do, and who closes what they do not know.
+#[test]
+fn closed_descriptors_hold_up_no_drop() {
+    let mut pool = Pool::default();
+    let ranks =
+        pool.start(Algorithm::OneShotPull, 3, LIMIT.as_millis() as u64, &[Part::Shut(3), Part::Endless]);
+    let outcomes: Vec<_> = ranks.iter().map(|rank| rank.outcome()).collect();
+    assert_eq!(outcomes[0].kind, "ok", "{outcomes:?}");
+    assert!(outcomes[0].drop_us < 20_000_000, "{outcomes:?}");
+    assert_eq!((outcomes[1].kind.as_str(), &outcomes[1].named[..]), ("lost", &[0][..]), "{outcomes:?}");
+}
