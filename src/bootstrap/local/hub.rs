@@ -72,6 +72,8 @@ impl Drop for Hub {
     fn drop(&mut self) {
         // It is a socket, which is all that this asks for.
         let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+        // Nobody connects any more. Those who did and were not accepted would wait for as long as a fork holds the listener.
+        while accept(self.listener.as_fd()).is_ok() {}
     }
 }
 
