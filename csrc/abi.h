@@ -86,27 +86,20 @@ enum FaFailure {
 
 // What a call is, in words that ranks can compare: see `src/call.rs`.
 struct FaCall {
-  uint64_t what; // less than 2^31
+  uint64_t what; // less than 2^32
   uint64_t count;
   uint64_t digest; // of the counts by rank, where there are some
 };
 
-// A flag word that a peer writes and its owner waits on, where that peer's input is, and on the host the call
-// that it makes.
+// A flag word that a peer writes and its owner waits on, and where that peer's input is.
 struct FaSignal {
   uint32_t epoch;
-  // Host, at the start of a launch: the `what` of the call, and FA_SIGNAL_NAMES where `source` is set; else
-  // 0. Stored and loaded together with the epoch.
-  uint32_t what;
-  uint64_t reserved; // aligns the next two
+  uint32_t call; // host: the call in a word; stored and loaded together with the epoch
   // 0: the peer's staging of this generation. Otherwise (buffer id << FA_SOURCE_ID_SHIFT) + byte offset
   // into the peer's copy of that registered buffer; ids start at 1.
   uint64_t source;
-  // Host: the count of the call plus its digest.
-  uint64_t count;
-  uint8_t padding[FA_SIGNAL_BYTES - 32];
+  uint8_t padding[FA_SIGNAL_BYTES - 16];
 };
-#define FA_SIGNAL_NAMES (1u << 31)
 #define FA_SOURCE_ID_SHIFT 40
 
 // A peer's call, in a launch that is checked.

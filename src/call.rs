@@ -96,7 +96,7 @@ const NO_OP: u8 = 0xF;
 const NO_ROOT: u8 = 0x7F;
 
 impl CallId {
-    /// Operation, type, reduction, algorithm and root; the count; the digest. The first word has 31 bits and is
+    /// Operation, type, reduction, algorithm and root; the count; the digest. The first word has 32 bits and is
     /// never zero, which stands for no call.
     pub fn encode(self) -> FaCall {
         let Self { operation, dtype, op, algorithm, root, digest, count } = self;

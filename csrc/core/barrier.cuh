@@ -15,47 +15,15 @@ FA_FN FaSignal *signal_of(const FaLaunch &launch, u32 owner, BarrierStage stage,
   return &region_head(launch, owner)->inbox[stage][turn.pulls % 2][block][sender];
 }
 
+// What a signal of this launch is recognised by: on a GPU the epoch, on the host also the call.
 #if FA_CUDA
-
-// What a signal is recognised by: the epoch.
 using Mark = u32;
 FA_FN Mark *mark_of(FaSignal *signal) { return &signal->epoch; }
-FA_FN Mark start_mark(const FaLaunch &, u32 epoch) { return epoch; }
-
-FA_FN void store_facts(FaSignal *signal, const FaLaunch &launch) {
-  store_relaxed(&signal->source, launch.source);
-}
-
-FA_FN bool load_facts(const FaSignal *signal, const FaLaunch &, Mark, Mark, u64 *source) {
-  *source = load_relaxed(&signal->source);
-  return true;
-}
-
+FA_FN Mark mark_of(const FaLaunch &, u32 epoch) { return epoch; }
 #else
-
-// Above the epoch: the call, and whether there is a source.
 using Mark = u64;
-constexpr Mark kNames = Mark(FA_SIGNAL_NAMES) << 32;
 FA_FN Mark *mark_of(FaSignal *signal) { return reinterpret_cast<Mark *>(&signal->epoch); }
-
-FA_FN Mark start_mark(const FaLaunch &launch, u32 epoch) {
-  return (launch.source != 0 ? kNames : 0) | launch.call.what << 32 | epoch;
-}
-
-// One store: the line is polled meanwhile, and may have to be fetched anew for each.
-FA_FN void store_facts(FaSignal *signal, const FaLaunch &launch) {
-  if (launch.source != 0)
-    store_relaxed_pair(&signal->source, launch.source, count_word(launch.call));
-  else
-    store_relaxed(&signal->count, count_word(launch.call));
-}
-
-// False: the peer makes another call than this rank, whose mark would be `own`.
-FA_FN bool load_facts(const FaSignal *signal, const FaLaunch &launch, Mark seen, Mark own, u64 *source) {
-  *source = (seen & kNames) != 0 ? load_relaxed(&signal->source) : 0;
-  return ((seen ^ own) & ~kNames) == 0 && load_relaxed(&signal->count) == count_word(launch.call);
-}
-
+FA_FN Mark mark_of(const FaLaunch &launch, u32 epoch) { return u64(word_of(launch.call)) << 32 | epoch; }
 #endif
 
 // Has the peers know that this rank's launch gives up after its signal of the second barrier, and that its
@@ -85,14 +53,14 @@ FA_FN void revoke(const FaLaunch &launch, Block &block) {
 // `meanwhile` is done between telling the peers and waiting for them.
 template <class Block, class Meanwhile>
 FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn, Meanwhile meanwhile) {
-  const Mark mark = stage == kStart ? start_mark(launch, turn.epoch) : turn.epoch;
+  const Mark mark = mark_of(launch, turn.epoch);
   block.sync();
   block.lanes(launch.world, [&](u32 r) {
     if (r == launch.rank)
       return;
     FaSignal *signal = signal_of(launch, r, stage, turn, block.index(), launch.rank);
     if (stage == kStart)
-      store_facts(signal, launch);
+      store_relaxed(&signal->source, launch.source);
 #if defined(FA_PLANT_RELAXED_SECOND_BARRIER)
     if (stage == kSecond) {
       store_relaxed(mark_of(signal), mark);
@@ -105,7 +73,7 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Tur
       store_relaxed(mark_of(signal), mark);
       return;
     }
-    // Release: what this block wrote, the source and the count above included, comes before the mark.
+    // Release: what this block wrote, the source above included, comes before the mark.
     store_release(mark_of(signal), mark);
   });
   meanwhile();
@@ -114,23 +82,17 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Tur
       return true;
     FaSignal *signal = signal_of(launch, launch.rank, stage, turn, block.index(), r);
     // Equality is enough: a peer writes this word again two pulls later, and gets there only after this rank
-    // has been through the pull between.
-    Mark seen = 0;
-    if (!wait_until(launch, r, turn.epoch,
-                    [&] { return u32(seen = load_acquire(mark_of(signal))) == turn.epoch; }))
+    // has been through the pull between. Ranks compare here, before anything of a peer is accessed by a count
+    // that it may not share.
+    if (!wait_for(launch, r, turn.epoch, mark, [&] { return load_acquire(mark_of(signal)); }))
       return false;
-    if (stage == kSecond) {
-      if (!FA_STREAMS || load_relaxed(&region_head(launch, launch.rank)->revoked[r]) == 0)
-        return true;
+    if (stage == kStart) {
+      block.scratch()[r] = load_relaxed(&signal->source);
+    } else if (FA_STREAMS && load_relaxed(&region_head(launch, launch.rank)->revoked[r]) != 0) {
       record_failure(launch, FA_REVOKED, 1u << r, turn.epoch);
       return false;
     }
-    // The source and the count likewise. Ranks compare before anything of a peer is accessed by a count that
-    // it may not share.
-    if (load_facts(signal, launch, seen, mark, &block.scratch()[r]))
-      return true;
-    record_mismatch(launch, r, FaCall{}, turn.epoch);
-    return false;
+    return true;
   });
 #if !defined(FA_PLANT_NO_REVOCATION)
   if (FA_STREAMS && stage == kSecond && !all && launch.source != 0)

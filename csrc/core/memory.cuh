@@ -194,20 +194,6 @@ FA_FN void load_relaxed_pair(const u64 *address, u64 *low, u64 *high) {
                : "l"(address)
                : "memory");
 }
-#else
-// Likewise where there is such an access, else two.
-FA_FN void store_relaxed_pair(u64 *address, u64 low, u64 high) {
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-  FA_DISTURB();
-  // A line that a peer polls may have to be fetched anew for each store to it. Aligned, so that each half is
-  // one access (Intel SDM volume 3, 9.1.1).
-  typedef u64 Pair __attribute__((vector_size(16)));
-  asm volatile("movdqa %1, %0" : "=m"(*reinterpret_cast<Pair *>(address)) : "x"(Pair{low, high}) : "memory");
-#else
-  store_relaxed(address, low);
-  store_relaxed(address + 1, high);
-#endif
-}
 #endif
 
 } // namespace FA_NAMESPACE

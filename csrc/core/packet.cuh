@@ -52,15 +52,9 @@ struct Slot {
 };
 static_assert(sizeof(Slot) == FA_HOST_SLOT_BYTES && sizeof(Slot::data) >= kPackBytes, "as abi.h says");
 
-// What marks a packet of this launch: a hash of the call, above the epoch.
+// What marks a packet of this launch: the call, above the epoch.
 using Tag = u64;
-FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch) {
-  // Odd multipliers, the fractions of the square roots of 2 and 3: a bit of either word reaches the upper
-  // half.
-  const u64 count = count_word(launch.call);
-  const u64 mixed = launch.call.what * 0x6A09E667F3BCC909 + (count ^ count >> 32) * 0xBB67AE8584CAA73B;
-  return (mixed & 0xFFFFFFFF00000000) | epoch;
-}
+FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch) { return u64(word_of(launch.call)) << 32 | epoch; }
 
 template <class T>
 FA_FN void store_packet(Slot *slot, const Pack<T> &pack, Tag tag) {
@@ -70,14 +64,8 @@ FA_FN void store_packet(Slot *slot, const Pack<T> &pack, Tag tag) {
 
 template <class T>
 FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack<T> *pack) {
-  u64 seen = 0;
-  if (!wait_until(launch, from, u32(tag), [&] { return u32(seen = load_acquire(&slot->tag)) == u32(tag); }))
+  if (!wait_for(launch, from, u32(tag), tag, [&] { return load_acquire(&slot->tag); }))
     return false;
-  if (seen != tag) {
-    // Which call it makes a hash does not say.
-    record_mismatch(launch, from, FaCall{}, u32(tag));
-    return false;
-  }
   __builtin_memcpy(pack, slot->data, kPackBytes);
   return true;
 }

@@ -8,7 +8,6 @@ pub const FA_HOST_PACK_BYTES: u32 = 64;
 pub const FA_CUDA_SLOT_BYTES: u32 = 32;
 pub const FA_HOST_SLOT_BYTES: u32 = 72;
 pub const FA_FIRST_EPOCH_AFTER_WRAP: u32 = 2;
-pub const FA_SIGNAL_NAMES: u32 = 2147483648;
 pub const FA_SOURCE_ID_SHIFT: u32 = 40;
 pub const FA_CHANNEL_SLOTS: u32 = 2;
 pub const FA_MAX_TRANSFERS: u32 = 64;
@@ -72,22 +71,18 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct FaSignal {
     pub epoch: u32,
-    pub what: u32,
-    pub reserved: u64,
+    pub call: u32,
     pub source: u64,
-    pub count: u64,
-    pub padding: [u8; 32usize],
+    pub padding: [u8; 48usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of FaSignal"][::core::mem::size_of::<FaSignal>() - 64usize];
     ["Alignment of FaSignal"][::core::mem::align_of::<FaSignal>() - 8usize];
     ["Offset of field: FaSignal::epoch"][::core::mem::offset_of!(FaSignal, epoch) - 0usize];
-    ["Offset of field: FaSignal::what"][::core::mem::offset_of!(FaSignal, what) - 4usize];
-    ["Offset of field: FaSignal::reserved"][::core::mem::offset_of!(FaSignal, reserved) - 8usize];
-    ["Offset of field: FaSignal::source"][::core::mem::offset_of!(FaSignal, source) - 16usize];
-    ["Offset of field: FaSignal::count"][::core::mem::offset_of!(FaSignal, count) - 24usize];
-    ["Offset of field: FaSignal::padding"][::core::mem::offset_of!(FaSignal, padding) - 32usize];
+    ["Offset of field: FaSignal::call"][::core::mem::offset_of!(FaSignal, call) - 4usize];
+    ["Offset of field: FaSignal::source"][::core::mem::offset_of!(FaSignal, source) - 8usize];
+    ["Offset of field: FaSignal::padding"][::core::mem::offset_of!(FaSignal, padding) - 16usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
