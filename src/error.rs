@@ -196,7 +196,7 @@ pub enum Error {
         call: &'static str,
         /// The driver's code.
         code: u32,
-        /// Its name and text.
+        /// Its name and text; its number where the driver has no name for it.
         message: String,
     },
 

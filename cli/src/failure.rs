@@ -127,14 +127,12 @@ pub fn without_cuda() -> Failure {
     })
 }
 
-/// For `map_err` on a driver call's result.
+/// For `map_err` on the result of a call of the driver or of cudarc.
 #[cfg(feature = "cuda")]
-pub fn driver(call: &'static str) -> impl FnOnce(cudarc::driver::DriverError) -> Failure {
-    move |error| {
-        let name = error.error_name().map_or("an unknown error".into(), |name| name.to_string_lossy());
-        let text = error.error_string().map_or("".into(), |text| text.to_string_lossy());
-        Failure::Driver(call, format!("{name}: {text}"))
-    }
+pub fn driver<C: Into<fast_allreduce::device::cuda::api::Code>>(
+    call: &'static str,
+) -> impl FnOnce(C) -> Failure {
+    move |code| Failure::Driver(call, code.into().to_string())
 }
 
 impl From<Error> for Failure {

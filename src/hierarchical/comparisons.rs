@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{result, sys, CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 
 use super::Call;
-use crate::device::cuda::driver::{driver, Pinned};
+use crate::device::cuda::api;
+use crate::device::cuda::driver::driver;
+use crate::device::cuda::pinned::Pinned;
 use crate::error::Result;
 
 /// Calls that streams have not come past: for more, the host waits.
@@ -82,16 +84,15 @@ impl Comparisons {
         let device = self.device + (slot * bytes) as u64;
         let own = call.in_place_of(node, self.words / 2);
         // SAFETY: the slot has as many words, and nothing else uses it: no stream has a copy from it before it.
-        unsafe { result::memcpy_htod_async(device, &own, stream.cu_stream()) }
+        unsafe { api::cuMemcpyHtoDAsync_v2(device, own.as_ptr().cast(), bytes, stream.cu_stream()) }
             .map_err(driver("cuMemcpyHtoDAsync"))?;
         minimum(device, self.words)?;
         // SAFETY: as many words on the device, and on the host, in a slot that nobody reads as long as the copy may write it,
         // but by atomics; `drop` waits for it.
         unsafe {
             let host = self.slot(slot).as_ptr().cast_mut().cast();
-            sys::cuMemcpyDtoHAsync_v2(host, device, bytes, stream.cu_stream())
+            api::cuMemcpyDtoHAsync_v2(host, device, bytes, stream.cu_stream())
         }
-        .result()
         .map_err(driver("cuMemcpyDtoHAsync"))?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.pending.push_back(Pending { slot, call, stream: Arc::clone(stream) });

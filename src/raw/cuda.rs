@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUevent, CUevent_flags, CUevent_wait_flags, CUstream};
-use cudarc::driver::{result, CudaStream};
+use cudarc::driver::sys::{CUevent, CUevent_wait_flags, CUstream};
+use cudarc::driver::CudaStream;
 
 use super::events::Events;
 use super::stream::{Queue, Queued};
 use crate::collective::Collective;
 use crate::communicator::{Communicator, Transfer};
-use crate::device::cuda::driver::{bind, driver};
-use crate::device::cuda::Cuda;
+use crate::device::cuda::driver::{bind, create_event, driver};
+use crate::device::cuda::{api, Cuda};
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -71,34 +71,33 @@ impl Queue<Cuda> for OwnStream {
 
     fn create_event(&self) -> Result<u64> {
         self.bind()?;
-        let event =
-            result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(driver("cuEventCreate"))?;
-        EVENTS.add(event as u64);
-        Ok(event as u64)
+        let event = create_event()? as u64;
+        EVENTS.add(event);
+        Ok(event)
     }
 
     fn destroy_event(&self, event: u64) -> Result<()> {
         self.bind()?;
         EVENTS.remove(event)?;
         // SAFETY: an event that `create_event` made, and that nobody has destroyed: it was on the list.
-        unsafe { result::event::destroy(event as CUevent) }.map_err(driver("cuEventDestroy"))
+        unsafe { api::cuEventDestroy_v2(event as CUevent) }.map_err(driver("cuEventDestroy"))
     }
 
     unsafe fn record(&self, event: u64, stream: Option<u64>) -> Result<()> {
         self.bind()?;
         EVENTS.with(event, || {
             // SAFETY: the event is live, as it is on the list; the stream is this, or the caller's word.
-            unsafe { result::event::record(event as CUevent, self.stream(stream)) }
+            unsafe { api::cuEventRecord(event as CUevent, self.stream(stream)) }
                 .map_err(driver("cuEventRecord"))
         })
     }
 
     unsafe fn wait(&self, stream: Option<u64>, event: u64) -> Result<()> {
         self.bind()?;
-        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;
         EVENTS.with(event, || {
             // SAFETY: as in `record`.
-            unsafe { result::stream::wait_event(self.stream(stream), event as CUevent, flags) }
+            unsafe { api::cuStreamWaitEvent(self.stream(stream), event as CUevent, flags) }
                 .map_err(driver("cuStreamWaitEvent"))
         })
     }

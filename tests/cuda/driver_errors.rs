@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cudarc::driver::CudaContext;
-use fast_allreduce::device::cuda::Sharing;
+use fast_allreduce::device::cuda::{api, Sharing};
 use fast_allreduce::{Algorithm, DType, Error, ReduceOp, Result};
 
 use crate::gpu::{context, stand_in, LIMIT};
@@ -16,12 +16,19 @@ use crate::threads::threads;
 
 /// `CUDA_ERROR_UNKNOWN`.
 const UNKNOWN: u32 = 999;
+/// A code that no driver has.
+const NEWER: u32 = 99_999;
 
 const COUNT: usize = 500;
 const BYTES: usize = 64 << 10;
 
 /// Has rank 0 of two fail in `broken`, in the middle of calls that are right, and sees that neither rank has a result after it.
-fn both_fail(name: &str, setup: Setup, broken: impl Fn(&Seat, &Message, Placement) -> Result<()> + Sync) {
+fn both_fail(
+    name: &str,
+    code: u32,
+    setup: Setup,
+    broken: impl Fn(&Seat, &Message, Placement) -> Result<()> + Sync,
+) {
     let random = Random::new(&format!("driver_errors {name}"));
     threads(2, 1, |rank, context| {
         let seat = Seat::new(setup.try_build(context, rank).unwrap(), BYTES);
@@ -45,9 +52,12 @@ fn both_fail(name: &str, setup: Setup, broken: impl Fn(&Seat, &Message, Placemen
         };
         assert_eq!(take_back(), 0, "{name}: the failure has not happened");
         match (seat.rank(), &error) {
-            (0, Error::Driver { code: UNKNOWN, .. }) | (1, Error::PeerFailed { rank: 0, .. }) => {}
+            (0, Error::Driver { code: own, .. }) if *own == code => {}
+            (1, Error::PeerFailed { rank: 0, .. }) => {}
             (rank, error) => panic!("{name}: rank {rank}: {error}"),
         }
+        let named = if code == NEWER { "99999" } else { "CUDA_ERROR_UNKNOWN" };
+        assert!(error.to_string().contains(named), "{name}: {error}");
         for round in 2..5 {
             let again = message(round, COUNT);
             assert_eq!(seat.start(&seat.stream, &again, placement), Err(error.clone()), "{name}");
@@ -75,6 +85,7 @@ fn a_call_that_the_driver_refuses_fails_on_all() {
             let name = format!("{function} {nth} {algorithm}");
             both_fail(
                 &name,
+                UNKNOWN,
                 Setup { max_bytes: 8 << 10, ..Setup::with(algorithm) },
                 |seat, message, place| {
                     fail(function, nth, UNKNOWN, Of::ThisThread);
@@ -89,7 +100,7 @@ fn a_call_that_the_driver_refuses_fails_on_all() {
 fn a_stream_that_cannot_be_ordered_fails_on_all() {
     let Some(_gpus) = stand_in() else { return };
     for function in ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"] {
-        both_fail(function, Setup::default(), |seat, message, place| {
+        both_fail(function, UNKNOWN, Setup::default(), |seat, message, place| {
             let other = seat.communicator.device().context().new_stream().unwrap();
             fail(function, 1, UNKNOWN, Of::ThisThread);
             seat.start(&other, message, place)
@@ -100,17 +111,51 @@ fn a_stream_that_cannot_be_ordered_fails_on_all() {
 #[test]
 fn a_failed_synchronisation_fails_on_all() {
     let Some(_gpus) = stand_in() else { return };
-    both_fail("synchronize", Setup::default(), |seat, _, _| {
+    both_fail("synchronize", UNKNOWN, Setup::default(), |seat, _, _| {
         fail("cuStreamSynchronize", 1, UNKNOWN, Of::ThisThread);
         seat.communicator.synchronize(&seat.stream)
     });
+}
+
+/// Of those functions that cudarc does not call here: it would take the code for a value of an enum.
+#[test]
+fn a_code_that_is_newer_than_the_bindings_fails_like_any_other() {
+    let Some(_gpus) = stand_in() else { return };
+    assert_eq!(api::Code(2).to_string(), "CUDA_ERROR_OUT_OF_MEMORY: out of memory");
+    assert_eq!(api::Code(NEWER).to_string(), "result code 99999, for which the driver has no name");
+    for function in ["cuLaunchKernel", "cuPointerGetAttribute", "cuStreamIsCapturing", "cuCtxGetCurrent"] {
+        both_fail(function, NEWER, Setup::with(Algorithm::TwoShotPush), |seat, message, place| {
+            fail(function, 1, NEWER, Of::ThisThread);
+            seat.start(&seat.stream, message, place)
+        });
+    }
+    for function in ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"] {
+        both_fail(function, NEWER, Setup::default(), |seat, message, place| {
+            let other = seat.communicator.device().context().new_stream().unwrap();
+            fail(function, 1, NEWER, Of::ThisThread);
+            seat.start(&other, message, place)
+        });
+    }
+    both_fail("cuStreamSynchronize", NEWER, Setup::default(), |seat, _, _| {
+        fail("cuStreamSynchronize", 1, NEWER, Of::ThisThread);
+        seat.communicator.synchronize(&seat.stream)
+    });
+    for function in
+        ["cuMemAlloc", "cuMemsetD8Async", "cuMemHostAlloc", "cuModuleGetFunction", "cuDeviceGetUuid"]
+    {
+        let (context, alone) = (context(0), crate::errors::alone());
+        fail(function, 1, NEWER, Of::ThisThread);
+        let error = Setup::default().try_build(context, alone).map(drop).unwrap_err();
+        assert!(error.to_string().contains("99999"), "{function}: {error}");
+        assert_eq!(take_back(), 0, "{function}");
+    }
 }
 
 /// cudarc records what fails where it has no result to return.
 #[test]
 fn a_slice_that_cannot_be_waited_for_fails_on_all() {
     let Some(_gpus) = stand_in() else { return };
-    both_fail("a slice's event", Setup::default(), |seat, _, _| {
+    both_fail("a slice's event", UNKNOWN, Setup::default(), |seat, _, _| {
         let context = seat.communicator.device().context();
         let (one, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
         let input = one.alloc_zeros::<f32>(BYTES / 4).unwrap();

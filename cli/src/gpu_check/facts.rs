@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::CudaContext;
+use fast_allreduce::device::cuda::api;
 use fast_allreduce::topology::Topology;
 
 use super::record::Record;
@@ -39,7 +40,7 @@ pub fn run(options: &GpuCheck) -> Result<(), Failure> {
     let count = cuda::gpus()?;
     let mut version = 0;
     // SAFETY: the driver writes one int.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(driver("cuDriverGetVersion"))?;
+    unsafe { api::cuDriverGetVersion(&mut version) }.map_err(driver("cuDriverGetVersion"))?;
     Record::fact("CUDA version of the driver", format!("{}.{}", version / 1000, version % 1000 / 10))
         .write()?;
     let kernel_module = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();

@@ -7,8 +7,8 @@ use std::ffi::CStr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{result, CudaContext, CudaStream};
-use fast_allreduce::device::cuda::{CudaWorld, WorldCall, WorldPlan};
+use cudarc::driver::{CudaContext, CudaStream};
+use fast_allreduce::device::cuda::{api, CudaWorld, WorldCall, WorldPlan};
 use fast_allreduce::{Algorithm, ReduceOp};
 
 use super::ranks::{as_threads, settings, TIMEOUT};
@@ -190,12 +190,14 @@ fn empty_launch(options: &GpuCheck) -> Result<(), Failure> {
     const LAUNCHES: u32 = 1000;
     let context = CudaContext::new(options.gpu).map_err(driver("cuDevicePrimaryCtxRetain"))?;
     context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
-    // SAFETY: the image is text that ends with a zero. The module stays until this step's process ends.
-    let module =
-        unsafe { result::module::load_data(PTX.as_ptr().cast()) }.map_err(driver("cuModuleLoadData"))?;
-    // SAFETY: the module is loaded.
-    let function = unsafe { result::module::get_function(module, c"empty".into()) }
-        .map_err(driver("cuModuleGetFunction"))?;
+    let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the image is text that ends with a zero. The module stays until this step's process ends. The driver writes a
+    // handle each.
+    unsafe {
+        api::cuModuleLoadData(&mut module, PTX.as_ptr().cast()).map_err(driver("cuModuleLoadData"))?;
+        api::cuModuleGetFunction(&mut function, module, c"empty".as_ptr())
+            .map_err(driver("cuModuleGetFunction"))?;
+    }
     let stream = context.new_stream().map_err(driver("cuStreamCreate"))?;
     let event = || {
         let event = context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
@@ -203,9 +205,9 @@ fn empty_launch(options: &GpuCheck) -> Result<(), Failure> {
     };
     let (start, end) = (event()?, event()?);
     let launch = || {
-        let stream = stream.cu_stream();
+        let (stream, none) = (stream.cu_stream(), std::ptr::null_mut());
         // SAFETY: the kernel takes no arguments and touches no memory.
-        unsafe { result::launch_kernel(function, (1, 1, 1), (32, 1, 1), 0, stream, &mut []) }
+        unsafe { api::cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, none, none) }
             .map_err(driver("cuLaunchKernel"))
     };
     for _ in 0..2 {

@@ -9,7 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::CudaStream;
 
-use super::driver::{unless_recorded, RawStream};
+use super::copies::RawStream;
+use super::driver::unless_recorded;
 use super::order::{is_captured, join};
 use super::Cuda;
 use crate::error::Result;

@@ -2,9 +2,9 @@
 
 use std::ffi::CStr;
 
-use cudarc::driver::result;
-use cudarc::driver::sys::{self, CUdevice_attribute};
+use cudarc::driver::sys::{CUdevice_attribute, CUuuid};
 
+use super::api;
 use super::driver::{attribute, driver};
 use super::Cuda;
 use crate::error::{Error, Result};
@@ -25,12 +25,14 @@ impl Identity {
 
     pub fn of(device: &Cuda) -> Result<Self> {
         let context = device.context();
-        let uuid = result::device::get_uuid(context.cu_device()).map_err(driver("cuDeviceGetUuid"))?;
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: the driver writes 16 bytes.
+        unsafe { api::cuDeviceGetUuid_v2(&mut uuid, context.cu_device()) }
+            .map_err(driver("cuDeviceGetUuid"))?;
         let count = attribute(context, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let mut pci = [0; 64];
         // SAFETY: the driver writes at most 64 bytes with a zero at the end.
-        unsafe { sys::cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), 64, context.cu_device()) }
-            .result()
+        unsafe { api::cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), 64, context.cu_device()) }
             .map_err(driver("cuDeviceGetPCIBusId"))?;
         let pci = CStr::from_bytes_until_nul(&pci).map(|pci| pci.to_string_lossy().into_owned());
         Ok(Self {

@@ -4,8 +4,9 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute};
-use cudarc::driver::{result, CudaContext};
+use cudarc::driver::CudaContext;
 
+use super::api;
 use super::driver::{bind, bind_to_free, driver, Relaxed};
 use crate::abi::{self, FaLaunch, FA_SUM};
 use crate::dtype::DType;
@@ -75,8 +76,9 @@ impl Kernels {
             });
         }
         bind(context)?;
-        // SAFETY: the image is a fatbin made by nvcc, and lives for ever.
-        let module = unsafe { result::module::load_data(FATBIN.0.as_ptr().cast()) }
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the image is a fatbin made by nvcc, and lives for ever; the driver writes one handle.
+        unsafe { api::cuModuleLoadData(&mut module, FATBIN.0.as_ptr().cast()) }
             .map_err(driver("cuModuleLoadData of the embedded kernels"))?;
         let null = std::ptr::null_mut();
         let mut kernels = Self {
@@ -105,13 +107,14 @@ impl Kernels {
             what: "a kernel".into(),
             reason: "its name holds a zero byte".into(),
         })?;
-        // SAFETY: the module is loaded.
-        let function = unsafe { result::module::get_function(self.module, name) }
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded; the driver reads the name and writes one handle.
+        unsafe { api::cuModuleGetFunction(&mut function, self.module, name.as_ptr()) }
             .map_err(driver("cuModuleGetFunction"))?;
         // Asking for an attribute is what loads a kernel under lazy loading.
-        let registers = CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
-        // SAFETY: the function was just returned by the driver.
-        unsafe { result::function::get_function_attribute(function, registers) }
+        let (attribute, mut registers) = (CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS, 0);
+        // SAFETY: the function was just returned by the driver, which writes one int.
+        unsafe { api::cuFuncGetAttribute(&mut registers, attribute, function) }
             .map_err(driver("cuFuncGetAttribute"))?;
         Ok(function)
     }
@@ -145,6 +148,6 @@ impl Drop for Kernels {
         // An error means that the context is gone, and the module with it.
         let _ = bind_to_free(&self.context);
         // SAFETY: loaded by `load`; whoever launched its kernels has waited for them.
-        let _ = unsafe { result::module::unload(self.module) };
+        let _ = unsafe { api::cuModuleUnload(self.module) };
     }
 }

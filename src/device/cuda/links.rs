@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::sys;
 
+use super::api;
 use super::driver::{self, driver};
 use super::identity::Identity;
 use super::Cuda;
@@ -71,7 +72,8 @@ impl Cuda {
         if driver::require().is_err() {
             return Ok(topology);
         }
-        result::init().map_err(driver("cuInit"))?;
+        // SAFETY: it may be called at any time, and again.
+        unsafe { api::cuInit(0) }.map_err(driver("cuInit"))?;
         let visible = |gpu: &Gpu| gpu.pci.and_then(driver::device_at);
         let devices = topology.gpus().iter().map(visible).collect::<Vec<_>>();
         let known = topology.clone();

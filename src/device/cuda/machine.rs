@@ -1,7 +1,8 @@
 //! What a tuning file says of a machine with GPUs.
 
-use cudarc::driver::{result, sys};
+use std::ffi::{c_int, CStr};
 
+use super::api;
 use super::driver::driver;
 use super::Cuda;
 use crate::error::Result;
@@ -19,10 +20,10 @@ pub(super) fn of(device: &Cuda) -> Result<Machine> {
             (names.collect::<Vec<_>>(), topology.class(&all)?)
         }
         Err(_) => {
-            let seen = result::device::get_count().map_err(driver("cuDeviceGetCount"))?;
-            let name = |ordinal| result::device::get(ordinal).and_then(result::device::get_name);
-            let names =
-                (0..seen).map(name).collect::<Result<Vec<_>, _>>().map_err(driver("cuDeviceGetName"))?;
+            let mut seen = 0;
+            // SAFETY: writes one int.
+            unsafe { api::cuDeviceGetCount(&mut seen) }.map_err(driver("cuDeviceGetCount"))?;
+            let names = (0..seen).map(name).collect::<Result<Vec<_>>>()?;
             (names, if seen == 1 { LinkClass::SameDevice } else { LinkClass::default() })
         }
     };
@@ -31,8 +32,19 @@ pub(super) fn of(device: &Cuda) -> Result<Machine> {
     names.dedup();
     let mut version = 0;
     // SAFETY: writes one int.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(driver("cuDriverGetVersion"))?;
+    unsafe { api::cuDriverGetVersion(&mut version) }.map_err(driver("cuDriverGetVersion"))?;
     // 12080 is 12.8.
     let driver = format!("{}.{}", version / 1000, version % 1000 / 10);
     Ok(Machine::Cuda { gpu: names.join(", "), gpus, link, driver })
+}
+
+fn name(ordinal: c_int) -> Result<String> {
+    let (mut device, mut name) = (0, [0; 256]);
+    // SAFETY: the driver writes one device, and of its name at most 256 bytes with a zero at the end.
+    unsafe {
+        api::cuDeviceGet(&mut device, ordinal).map_err(driver("cuDeviceGet"))?;
+        api::cuDeviceGetName(name.as_mut_ptr().cast(), 256, device).map_err(driver("cuDeviceGetName"))?;
+    }
+    let name = CStr::from_bytes_until_nul(&name);
+    Ok(name.map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned()))
 }

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUmemAllocationProp};
-use cudarc::driver::{result, CudaContext};
+use cudarc::driver::CudaContext;
 
-use super::driver::{self, driver, Copies};
+use super::api;
+use super::copies::Copies;
+use super::driver::{self, driver};
 use super::handle::{Handle, Payload, Sharing};
 use crate::error::{Error, Result};
 
@@ -66,9 +68,11 @@ impl Memory {
                     Sharing::Ipc => bytes.next_multiple_of(IPC_BYTES),
                     _ => bytes,
                 };
-                // SAFETY: the context is current.
-                let address =
-                    unsafe { result::malloc_sync(bytes) }.map_err(driver("cuMemAlloc")).map_err(failed)?;
+                let mut address = 0;
+                // SAFETY: the context is current; the driver writes one address.
+                unsafe { api::cuMemAlloc_v2(&mut address, bytes) }
+                    .map_err(driver("cuMemAlloc"))
+                    .map_err(failed)?;
                 Self::new(context, address, bytes, Origin::Allocated)
             }
             Sharing::Descriptor => Self::create(context, bytes).map_err(failed)?,
@@ -101,20 +105,17 @@ impl Memory {
         let mut granularity = 0;
         // SAFETY: the driver reads the properties and writes one size.
         unsafe {
-            sys::cuMemGetAllocationGranularity(
+            api::cuMemGetAllocationGranularity(
                 &mut granularity,
                 &properties,
                 sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
             )
         }
-        .result()
         .map_err(driver("cuMemGetAllocationGranularity"))?;
         let bytes = bytes.next_multiple_of(granularity.max(1));
         let mut handle = 0;
         // SAFETY: as above; the driver writes one handle.
-        unsafe { sys::cuMemCreate(&mut handle, bytes, &properties, 0) }
-            .result()
-            .map_err(driver("cuMemCreate"))?;
+        unsafe { api::cuMemCreate(&mut handle, bytes, &properties, 0) }.map_err(driver("cuMemCreate"))?;
         Self::map(context, handle, bytes)
     }
 
@@ -122,17 +123,17 @@ impl Memory {
     fn map(context: &Arc<CudaContext>, handle: u64, bytes: usize) -> Result<Self> {
         let mut address = 0;
         // SAFETY: reserves a range of the driver's choice.
-        let reserved = unsafe { sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) }.result();
+        let reserved = unsafe { api::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) };
         if let Err(error) = reserved {
             // SAFETY: the handle is ours and not mapped.
-            let _ = unsafe { sys::cuMemRelease(handle) };
+            let _ = unsafe { api::cuMemRelease(handle) };
             return Err(driver("cuMemAddressReserve")(error));
         }
         // SAFETY: the range was reserved and the handle has `bytes` bytes.
-        let mapped = unsafe { sys::cuMemMap(address, bytes, 0, handle, 0) }.result();
+        let mapped = unsafe { api::cuMemMap(address, bytes, 0, handle, 0) };
         if let Err(error) = mapped {
             // SAFETY: reserved above and not mapped; the handle is ours.
-            let _ = unsafe { (sys::cuMemAddressFree(address, bytes), sys::cuMemRelease(handle)) };
+            let _ = unsafe { (api::cuMemAddressFree(address, bytes), api::cuMemRelease(handle)) };
             return Err(driver("cuMemMap")(error));
         }
         let memory = Self::new(context, address, bytes, Origin::Mapped { handle });
@@ -147,9 +148,7 @@ impl Memory {
         access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         set_location(&raw mut access.location, context);
         // SAFETY: the range is mapped; the driver reads one descriptor.
-        unsafe { sys::cuMemSetAccess(self.address, self.bytes, &access, 1) }
-            .result()
-            .map_err(driver("cuMemSetAccess"))
+        unsafe { api::cuMemSetAccess(self.address, self.bytes, &access, 1) }.map_err(driver("cuMemSetAccess"))
     }
 
     pub fn address(&self) -> u64 {
@@ -164,8 +163,7 @@ impl Memory {
             Sharing::Ipc => {
                 let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
                 // SAFETY: `address` is the base of an allocation of this process; the driver writes one handle.
-                unsafe { sys::cuIpcGetMemHandle(&mut handle, self.address) }
-                    .result()
+                unsafe { api::cuIpcGetMemHandle(&mut handle, self.address) }
                     .map_err(driver("cuIpcGetMemHandle (stream-ordered and VMM memory has none)"))?;
                 Payload::Ipc(handle.reserved.map(|byte| byte as u8))
             }
@@ -184,14 +182,13 @@ impl Memory {
         let mut descriptor: RawFd = -1;
         // SAFETY: the handle is live, and the driver writes one int for this handle type.
         unsafe {
-            sys::cuMemExportToShareableHandle(
+            api::cuMemExportToShareableHandle(
                 (&raw mut descriptor).cast(),
                 handle,
                 sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                 0,
             )
         }
-        .result()
         .map_err(driver("cuMemExportToShareableHandle"))?;
         // SAFETY: the driver made the descriptor for us.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
@@ -235,8 +232,7 @@ impl Memory {
                 let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
                 let mut address = 0;
                 // SAFETY: the driver validates the handle and writes one address.
-                unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, ipc, flags) }
-                    .result()
+                unsafe { api::cuIpcOpenMemHandle_v2(&mut address, ipc, flags) }
                     .map_err(driver("cuIpcOpenMemHandle"))?;
                 let memory = Arc::new(Self::new(context, address, bytes, Origin::Opened));
                 opened.push((*reserved, Arc::downgrade(&memory)));
@@ -247,13 +243,12 @@ impl Memory {
                 // SAFETY: for this handle type the driver takes the descriptor's number as a pointer-sized value, and
                 // does not keep the descriptor.
                 unsafe {
-                    sys::cuMemImportFromShareableHandle(
+                    api::cuMemImportFromShareableHandle(
                         &mut imported,
                         descriptor.as_raw_fd() as usize as *mut _,
                         sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                     )
                 }
-                .result()
                 .map_err(driver("cuMemImportFromShareableHandle"))?;
                 Self::map(context, imported, bytes).map(Arc::new)
             }
@@ -287,14 +282,14 @@ impl Memory {
         // mapping of its own.
         unsafe {
             match origin {
-                Origin::Allocated => result::free_sync(self.address).map_err(driver("cuMemFree")),
+                Origin::Allocated => api::cuMemFree_v2(self.address).map_err(driver("cuMemFree")),
                 Origin::Opened => {
-                    sys::cuIpcCloseMemHandle(self.address).result().map_err(driver("cuIpcCloseMemHandle"))
+                    api::cuIpcCloseMemHandle(self.address).map_err(driver("cuIpcCloseMemHandle"))
                 }
                 Origin::Mapped { handle } => {
-                    let unmapped = sys::cuMemUnmap(self.address, self.bytes).result();
-                    let released = sys::cuMemRelease(handle).result();
-                    let freed = sys::cuMemAddressFree(self.address, self.bytes).result();
+                    let unmapped = api::cuMemUnmap(self.address, self.bytes);
+                    let released = api::cuMemRelease(handle);
+                    let freed = api::cuMemAddressFree(self.address, self.bytes);
                     unmapped.map_err(driver("cuMemUnmap"))?;
                     released.map_err(driver("cuMemRelease"))?;
                     freed.map_err(driver("cuMemAddressFree"))

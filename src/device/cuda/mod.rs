@@ -1,7 +1,10 @@
 //! The CUDA device: ranks have a GPU each (or share one), memory is shared by CUDA IPC, by file descriptor or within a process,
 //! kernels come from the embedded fatbin. The driver is loaded at run time.
 
+#[doc(hidden)]
+pub mod api;
 mod aside;
+mod copies;
 pub(crate) mod driver;
 mod graph;
 mod handle;
@@ -11,6 +14,7 @@ mod links;
 mod machine;
 mod memory;
 mod order;
+pub(crate) mod pinned;
 mod plan;
 mod sharing;
 mod world;
@@ -18,15 +22,17 @@ mod world;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use cudarc::driver::{result, sys, CudaContext, CudaStream};
+use cudarc::driver::{sys, CudaContext, CudaStream};
 
 use self::aside::Asides;
-use self::driver::{driver, Copies, Pinned};
+use self::copies::Copies;
+use self::driver::driver;
 use self::graph::GraphRows;
 pub use self::handle::Sharing;
 use self::kernels::Kernels;
 use self::links::World;
 use self::order::LastCall;
+use self::pinned::Pinned;
 pub use self::sharing::{CudaExports, CudaMemory};
 pub use self::world::{CudaWorld, WorldCall, WorldPlan, WorldRank};
 use super::{sealed, Device};
@@ -241,11 +247,11 @@ impl sealed::Device for Cuda {
         let function = self.kernels.for_launch(launch);
         let second = transfers.map_or(std::ptr::null(), std::ptr::from_ref).cast_mut().cast();
         let mut both = [std::ptr::from_mut(launch).cast(), second];
-        let parameters = if transfers.is_some() { &mut both[..] } else { &mut both[..1] };
+        let (parameters, extra) = (both.as_mut_ptr(), std::ptr::null_mut());
         let (blocks, threads) = (plan.blocks as u32, plan.threads as u32);
         // SAFETY: the function takes one FaLaunch by value, and that of transfers those after it, which the driver copies; the
         // addresses in them are the caller's.
-        unsafe { result::launch_kernel(function, (blocks, 1, 1), (threads, 1, 1), 0, stream, parameters) }
+        unsafe { api::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, extra) }
             .map_err(driver("cuLaunchKernel"))
     }
 }

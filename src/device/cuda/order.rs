@@ -4,9 +4,10 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{self, CUstream, CUstreamCaptureStatus};
-use cudarc::driver::{result, CudaStream};
+use cudarc::driver::sys::{CUstream, CUstreamCaptureStatus};
+use cudarc::driver::CudaStream;
 
+use super::api::{self, Code};
 use super::driver::{driver, Event, Relaxed};
 use super::Cuda;
 use crate::error::{Error, Result};
@@ -120,7 +121,7 @@ impl Cuda {
         if let Some(handle) = previous.handle() {
             // SAFETY: the caller's. A captured stream is not asked whether it has ended: that would end the capture.
             unsafe {
-                if is_captured(handle)? || (next_captured && !has_ended(|| sys::cuStreamQuery(handle))) {
+                if is_captured(handle)? || (next_captured && !has_ended(|| api::cuStreamQuery(handle))) {
                     return Err(refused());
                 }
                 if next_captured {
@@ -204,7 +205,7 @@ impl Cuda {
                          capture first",
                     ));
                 }
-                result::stream::synchronize(handle).map_err(driver("cuStreamSynchronize"))
+                api::cuStreamSynchronize(handle).map_err(driver("cuStreamSynchronize"))
             },
             None if last.unmarked => Err(unknown(
                 "the last call's stream cannot be waited for from here, as an event could not be recorded",
@@ -240,16 +241,18 @@ pub(super) unsafe fn is_captured(stream: CUstream) -> Result<bool> {
     if Stream::of(stream) == Stream::Legacy {
         return Ok(false);
     }
-    // SAFETY: the caller's.
-    let status = unsafe { result::stream::is_capturing(stream) }.map_err(driver("cuStreamIsCapturing"))?;
-    Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    const NONE: u32 = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32;
+    let mut status = NONE;
+    // SAFETY: the stream is the caller's; the driver writes one number.
+    unsafe { api::cuStreamIsCapturing(stream, &mut status) }.map_err(driver("cuStreamIsCapturing"))?;
+    Ok(status != NONE)
 }
 
 /// Whether something is done, asked while a stream is captured. `false` if that cannot be told.
-fn has_ended(query: impl FnOnce() -> sys::CUresult) -> bool {
+fn has_ended(query: impl FnOnce() -> Result<(), Code>) -> bool {
     // The question is one of those that a capture forbids to its thread, as their answers are not captured.
     let Some(_relaxed) = Relaxed::enter() else { return false };
-    query().result().is_ok()
+    query().is_ok()
 }
 
 /// Makes `next` wait for what is on `previous` now. Both are captured, into one graph, or neither is.

@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstream, CUstreamCaptureMode};
-use cudarc::driver::{result, CudaContext};
+use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
+use cudarc::driver::CudaContext;
 
 use super::library::Comm;
-use crate::device::cuda::driver::driver;
+use crate::device::cuda::api::{self, Code};
+use crate::device::cuda::driver::{driver, Event};
 use crate::error::{Error, Result};
 use crate::thread::{self, DEEP_STACK};
 
@@ -75,7 +76,7 @@ impl Watched {
         self.check()?;
         let state = &*self.state;
         state.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
-        let (begin, end) = (Event::new()?, Event::new()?);
+        let (begin, end) = (Event::new(&state.context)?, Event::new(&state.context)?);
         // In the order of the streams, should several threads call.
         let mut comm = state.comm.lock().unwrap_or_else(PoisonError::into_inner);
         let started = match &*comm {
@@ -134,21 +135,20 @@ impl State {
     fn enter(&self) -> Result<()> {
         self.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
         // Asking for an event is forbidden to all threads while one of them captures, but to those that say so.
-        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: sets this thread's mode.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }
-            .result()
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
+        // SAFETY: sets this thread's mode, and writes the one before.
+        unsafe { api::cuThreadExchangeStreamCaptureMode(&mut mode) }
             .map_err(driver("cuThreadExchangeStreamCaptureMode"))
     }
 
     /// Takes out the calls that are done.
     fn advance(&self, calls: &mut VecDeque<Call>) -> Result<()> {
         while let Some(call) = calls.front_mut() {
-            if call.end.is_reached()? {
+            if is_reached(&call.end)? {
                 calls.pop_front();
                 continue;
             }
-            if call.since.is_none() && call.begin.is_reached()? {
+            if call.since.is_none() && is_reached(&call.begin)? {
                 call.since = Some(Instant::now());
             }
             // At the end, what the stream has not come to is not waited for any longer either.
@@ -190,41 +190,11 @@ struct Call {
     since: Option<Instant>,
 }
 
-/// A place on a stream.
-struct Event(CUevent);
-
-// SAFETY: a handle of the driver, which may be used from any thread.
-unsafe impl Send for Event {}
-
-impl Event {
-    /// In the current context.
-    fn new() -> Result<Self> {
-        let event = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        event.map(Self).map_err(driver("cuEventCreate"))
-    }
-
-    /// # Safety
-    ///
-    /// `stream` is a live stream of the event's context.
-    unsafe fn record(&self, stream: CUstream) -> Result<()> {
-        // SAFETY: the event lives; the stream is the caller's word.
-        unsafe { result::event::record(self.0, stream) }.map_err(driver("cuEventRecord"))
-    }
-
-    fn is_reached(&self) -> Result<bool> {
-        // SAFETY: the event lives.
-        match unsafe { result::event::query(self.0) } {
-            Ok(()) => Ok(true),
-            Err(error) if error.0 == CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            Err(error) => Err(driver("cuEventQuery of a call of NCCL")(error)),
-        }
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // An error means that the context is gone, and the event with it.
-        // SAFETY: made by `new`; the driver keeps it for as long as a stream has not come to it.
-        let _ = unsafe { result::event::destroy(self.0) };
+/// Whether a stream has come to where the event was recorded.
+fn is_reached(event: &Event) -> Result<bool> {
+    match event.query() {
+        Ok(()) => Ok(true),
+        Err(Code::NOT_READY) => Ok(false),
+        Err(code) => Err(driver("cuEventQuery of a call of NCCL")(code)),
     }
 }

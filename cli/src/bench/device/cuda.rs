@@ -51,10 +51,15 @@ pub fn gpus() -> Result<usize, Failure> {
 /// Names the GPU that a rank of `bench` uses, the same in every process that sees it.
 #[cfg(feature = "mpi")]
 pub fn gpu_of(rank: usize) -> Result<[u8; 16], Failure> {
-    use cudarc::driver::result::device;
+    use cudarc::driver::sys::CUuuid;
+    use fast_allreduce::device::cuda::api;
     let ordinal = rank % gpus()?;
-    let gpu = device::get(ordinal as i32).map_err(driver("cuDeviceGet"))?;
-    let uuid = device::get_uuid(gpu).map_err(driver("cuDeviceGetUuid"))?;
+    let (mut gpu, mut uuid) = (0, CUuuid { bytes: [0; 16] });
+    // SAFETY: the driver writes one device, and of its number 16 bytes.
+    unsafe {
+        api::cuDeviceGet(&mut gpu, ordinal as i32).map_err(driver("cuDeviceGet"))?;
+        api::cuDeviceGetUuid_v2(&mut uuid, gpu).map_err(driver("cuDeviceGetUuid"))?;
+    }
     Ok(uuid.bytes.map(|byte| byte as u8))
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUdeviceptr};
-use cudarc::driver::{result, CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
+use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use super::CudaWorld;
 use crate::abi::{self, FaLaunch, FaTransfers};
@@ -13,7 +13,7 @@ use crate::communicator::message::{Form, Message};
 use crate::device::cuda::driver::{bind, driver, synchronize};
 use crate::device::cuda::handle::Sharing;
 use crate::device::cuda::memory::Memory;
-use crate::device::cuda::Cuda;
+use crate::device::cuda::{api, Cuda};
 use crate::device::sealed::Device as _;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -351,24 +351,25 @@ impl WorldCall<'_> {
         for piece in 0..self.pieces {
             let offset = piece * world_size * size_of::<FaLaunch>();
             self.first.launches = self.launches.address() + offset as u64;
-            let mut both = [(&raw mut self.first).cast(), std::ptr::null_mut()];
-            let parameters = match &mut self.transfers {
-                Some((_, transfers)) => {
-                    both[1] = std::ptr::from_mut(transfers).cast();
-                    &mut both[..]
-                }
-                None => &mut both[..1],
-            };
+            let second =
+                self.transfers.as_mut().map_or(std::ptr::null_mut(), |(_, transfers)| &raw mut *transfers);
+            let mut both = [(&raw mut self.first).cast(), second.cast()];
             // SAFETY: the function takes one FaLaunch by value, and that of transfers those after it, which the driver copies.
             // It finds the piece's launches by the first, and every address in them is of this world, or valid until the stream
             // has been waited for: the slices are borrowed for that long, the rest is the promise of who made the call.
             unsafe {
-                result::launch_cooperative_kernel(
+                let (ranks, stream) = (world_size as u32, world.stream.cu_stream());
+                let parameters = both.as_mut_ptr();
+                api::cuLaunchCooperativeKernel(
                     self.kernel,
-                    (blocks, world_size as u32, 1),
-                    (threads, 1, 1),
+                    blocks,
+                    ranks,
+                    1,
+                    threads,
+                    1,
+                    1,
                     0,
-                    world.stream.cu_stream(),
+                    stream,
                     parameters,
                 )
             }

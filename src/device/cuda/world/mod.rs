@@ -16,10 +16,12 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, CudaStream};
 
 pub use self::call::{WorldCall, WorldPlan, WorldRank};
-use super::driver::{attribute, driver, require, synchronize, Copies, Pinned};
+use super::copies::Copies;
+use super::driver::{attribute, driver, require, synchronize};
 use super::handle::Sharing;
 use super::kernels::Kernels;
 use super::memory::Memory;
+use super::pinned::Pinned;
 use super::Cuda;
 use crate::abi::{self, FaCall, FaLaunch, FaRegionHead, FaShare, FaStatus};
 use crate::device::sealed::Device as _;

@@ -1,0 +1,208 @@
+//! The driver's functions that this crate calls itself, one row each, loaded at run time.
+//!
+//! What they return is taken as a number. cudarc's functions of the same names return a Rust enum, for which a code that only a
+//! newer driver has would be undefined behaviour. What cudarc calls itself, for its contexts, streams, events and slices, stays
+//! as it is there.
+//!
+//! Public for the program of this repository, and no part of the API.
+#![allow(non_snake_case)]
+
+use std::borrow::Cow;
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void, CStr};
+use std::fmt;
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
+    CUfunction_attribute, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationGranularity_flags,
+    CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmodule,
+    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+};
+use cudarc::driver::DriverError;
+
+/// A result code other than success. It may be one that the bindings do not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub u32);
+
+impl Code {
+    /// Of an argument that the driver does not take.
+    pub const INVALID_VALUE: Self = Self(CUresult::CUDA_ERROR_INVALID_VALUE as u32);
+    /// Of a symbol that is not there; also of a function that the driver does not have.
+    pub const NOT_FOUND: Self = Self(CUresult::CUDA_ERROR_NOT_FOUND as u32);
+    /// Of work that goes on.
+    pub const NOT_READY: Self = Self(CUresult::CUDA_ERROR_NOT_READY as u32);
+    /// Of an access that was enabled before.
+    pub const PEER_ACCESS_ALREADY_ENABLED: Self =
+        Self(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as u32);
+
+    fn check(code: u32) -> Result<(), Self> {
+        match code {
+            0 => Ok(()),
+            code => Err(Self(code)),
+        }
+    }
+
+    /// What the driver says of it.
+    fn words(self, of: unsafe fn(u32, *mut *const c_char) -> Result<(), Self>) -> Option<Cow<'static, str>> {
+        let mut words = std::ptr::null();
+        // SAFETY: the driver takes any number, and writes one address.
+        unsafe { of(self.0, &mut words) }.ok()?;
+        // SAFETY: an address other than null is that of a constant of the driver, which is never unloaded.
+        (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) }.to_string_lossy())
+    }
+}
+
+impl From<DriverError> for Code {
+    fn from(error: DriverError) -> Self {
+        Self(error.0 as u32)
+    }
+}
+
+/// Its name and text.
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.words(cuGetErrorName) {
+            Some(name) => write!(f, "{name}: {}", self.words(cuGetErrorString).unwrap_or_default()),
+            None => write!(f, "result code {}, for which the driver has no name", self.0),
+        }
+    }
+}
+
+/// A function of the driver's library that cudarc has loaded. Panics without a driver, as cudarc does.
+///
+/// # Safety
+///
+/// It is an `F`.
+unsafe fn load<F: Copy>(symbol: &str) -> Option<F> {
+    // SAFETY: the initialisers are the driver's own; the type is the caller's word.
+    unsafe { sys::culib().get::<F>(symbol.as_bytes()) }.ok().map(|function| *function)
+}
+
+/// The type that cudarc has for a parameter of a row.
+macro_rules! bound {
+    ($type:ty) => {
+        $type
+    };
+    ($type:ty as $bound:ty) => {
+        $bound
+    };
+}
+
+/// A row is a function's symbol and parameters, with cudarc's type where that is an enum and any number may come.
+macro_rules! functions {
+    ($(fn $symbol:ident($($parameter:ident: $type:ty $(as $bound:ty)?),* $(,)?);)*) => {$(
+        /// The driver's function of that name.
+        ///
+        /// # Errors
+        ///
+        /// The driver's; [`Code::NOT_FOUND`] where it has no such function.
+        ///
+        /// # Safety
+        ///
+        /// As the driver documents it.
+        #[allow(clippy::too_many_arguments)]
+        pub unsafe fn $symbol($($parameter: $type),*) -> Result<(), Code> {
+            type Function = unsafe extern "C" fn($($type),*) -> u32;
+            const _: unsafe fn($(bound!($type $(as $bound)?)),*) -> CUresult = sys::$symbol;
+            static FUNCTION: OnceLock<Option<Function>> = OnceLock::new();
+            // SAFETY: the constant compares the type with that of the bindings, whose enums are 32-bit numbers.
+            let function = FUNCTION.get_or_init(|| unsafe { load(stringify!($symbol)) });
+            let function = function.ok_or(Code::NOT_FOUND)?;
+            // SAFETY: the caller's.
+            Code::check(unsafe { function($($parameter),*) })
+        }
+    )*};
+}
+
+functions! {
+    fn cuInit(flags: c_uint);
+    fn cuDriverGetVersion(version: *mut c_int);
+    fn cuGetErrorName(code: u32 as CUresult, name: *mut *const c_char);
+    fn cuGetErrorString(code: u32 as CUresult, text: *mut *const c_char);
+
+    fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
+    fn cuDeviceGetCount(count: *mut c_int);
+    fn cuDeviceGetName(name: *mut c_char, length: c_int, device: CUdevice);
+    fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
+    fn cuDeviceGetPCIBusId(address: *mut c_char, length: c_int, device: CUdevice);
+    fn cuDeviceGetByPCIBusId(device: *mut CUdevice, address: *const c_char);
+    fn cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
+    fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: CUdevice_P2PAttribute, from: CUdevice, to: CUdevice);
+    fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
+
+    fn cuCtxGetCurrent(context: *mut CUcontext);
+    fn cuCtxSetCurrent(context: CUcontext);
+    fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
+
+    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
+    fn cuModuleUnload(module: CUmodule);
+    fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
+    fn cuFuncGetAttribute(value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);
+    fn cuLaunchKernel(
+        function: CUfunction,
+        grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        shared_bytes: c_uint, stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void,
+    );
+    fn cuLaunchCooperativeKernel(
+        function: CUfunction,
+        grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        shared_bytes: c_uint, stream: CUstream, parameters: *mut *mut c_void,
+    );
+
+    fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+    fn cuStreamDestroy_v2(stream: CUstream);
+    fn cuStreamSynchronize(stream: CUstream);
+    fn cuStreamQuery(stream: CUstream);
+    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+    fn cuStreamIsCapturing(stream: CUstream, status: *mut u32 as *mut CUstreamCaptureStatus);
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut u32 as *mut CUstreamCaptureMode);
+
+    fn cuEventCreate(event: *mut CUevent, flags: c_uint);
+    fn cuEventDestroy_v2(event: CUevent);
+    fn cuEventRecord(event: CUevent, stream: CUstream);
+    fn cuEventQuery(event: CUevent);
+    fn cuEventSynchronize(event: CUevent);
+
+    fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize);
+    fn cuMemFree_v2(address: CUdeviceptr);
+    fn cuMemHostAlloc(host: *mut *mut c_void, bytes: usize, flags: c_uint);
+    fn cuMemFreeHost(host: *mut c_void);
+    fn cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, host: *mut c_void, flags: c_uint);
+    fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr);
+    fn cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr);
+
+    fn cuMemsetD8Async(address: CUdeviceptr, value: c_uchar, bytes: usize, stream: CUstream);
+    fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
+    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
+
+    fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr);
+    fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint);
+    fn cuIpcCloseMemHandle(address: CUdeviceptr);
+
+    fn cuMemGetAllocationGranularity(
+        bytes: *mut usize, properties: *const CUmemAllocationProp, which: CUmemAllocationGranularity_flags,
+    );
+    fn cuMemCreate(
+        handle: *mut CUmemGenericAllocationHandle, bytes: usize, properties: *const CUmemAllocationProp,
+        flags: c_ulonglong,
+    );
+    fn cuMemRelease(handle: CUmemGenericAllocationHandle);
+    fn cuMemAddressReserve(
+        address: *mut CUdeviceptr, bytes: usize, alignment: usize, wanted: CUdeviceptr, flags: c_ulonglong,
+    );
+    fn cuMemAddressFree(address: CUdeviceptr, bytes: usize);
+    fn cuMemMap(
+        address: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: c_ulonglong,
+    );
+    fn cuMemUnmap(address: CUdeviceptr, bytes: usize);
+    fn cuMemSetAccess(address: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize);
+    fn cuMemExportToShareableHandle(
+        shareable: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType,
+        flags: c_ulonglong,
+    );
+    fn cuMemImportFromShareableHandle(
+        handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
+    );
+}
