@@ -1,4 +1,4 @@
-//! Compiles `csrc/cuda.cu` to one fatbin for every GPU generation that the toolkit knows.
+//! Compiles `csrc/cuda/kernels.cu` to one fatbin for every GPU generation that the toolkit knows.
 //!
 //! No toolkit is no error: the fatbin is then empty, and the crate reports at run time that it was
 //! built without CUDA, and why. A toolkit that was asked for by name, or that fails to compile, is.
@@ -33,7 +33,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Writes `out_dir/cuda.fatbin` from `csrc/cuda.cu`, and sets `FAST_ALLREDUCE_CUDA_BUILD`, one line
+/// Writes `out_dir/cuda.fatbin` from `csrc/cuda/kernels.cu`, and sets `FAST_ALLREDUCE_CUDA_BUILD`, one line
 /// about it, for the crate that is being built.
 ///
 /// # Panics
@@ -140,7 +140,7 @@ impl Toolkit {
         }
         // Cargo's -j, and not one of the variables to watch: it changes nothing in the result.
         command.arg("--threads").arg(env::var_os("NUM_JOBS").unwrap_or_else(|| "0".into()));
-        command.arg("-o").arg(fatbin).arg(csrc.join("cuda.cu"));
+        command.arg("-o").arg(fatbin).arg(csrc.join("cuda/kernels.cu"));
 
         let output = run(&mut command).unwrap_or_else(|e| panic!("{command:?}: {e}"));
         let stderr = String::from_utf8_lossy(&output.stderr);

@@ -7,6 +7,8 @@
 
 #include <stdint.h>
 
+#include "kernels.def"
+
 #define FA_MAX_RANKS 16
 #define FA_MAX_BLOCKS 64
 
@@ -28,48 +30,14 @@
 // Epochs skip 0, which is what fresh memory holds, and 1, so that parity goes on alternating.
 #define FA_FIRST_EPOCH_AFTER_WRAP 2u
 
-enum FaDtype {
-  FA_F16 = 0,
-  FA_BF16 = 1,
-  FA_F32 = 2,
-  FA_F64 = 3,
-  FA_I8 = 4,
-  FA_U8 = 5,
-  FA_I32 = 6,
-  FA_U32 = 7,
-  FA_I64 = 8,
-  FA_U64 = 9,
-};
+#define FA_CODE(code, number, ...) code = number,
 
-enum FaOp {
-  FA_SUM = 0,
-  FA_PROD = 1,
-  FA_MIN = 2,
-  FA_MAX = 3,
-  FA_AVG = 4,
-};
+enum FaDtype { FA_TYPES(FA_CODE, ) };
 
-// Algorithms of an allreduce, then the kernels of the other collectives.
-enum FaAlgorithm {
-  FA_ONE_SHOT_PULL = 0,
-  FA_TWO_SHOT_PULL = 1,
-  FA_ONE_SHOT_PUSH = 2,
-  FA_TWO_SHOT_PUSH = 3,
-  FA_RING = 4,
-  FA_HALVING_DOUBLING = 5,
+enum FaOp { FA_OPS(FA_CODE, ) };
 
-  FA_REDUCE_SCATTER = 6,
-  FA_REDUCE = 7,
-
-  // These move bits: launches are by the size of an element, not by its type.
-  FA_ALL_GATHER = 8,
-  FA_BROADCAST = 9,
-  FA_SCATTERED_BROADCAST = 10,
-
-  // These take no type.
-  FA_BARRIER = 11,
-  FA_TRANSFER = 12,
-};
+// Kernels: algorithms of an allreduce, then the other collectives.
+enum FaAlgorithm { FA_REDUCING(FA_CODE, ) FA_MOVING(FA_CODE, ) FA_OTHER(FA_CODE, ) };
 
 // Why a launch gave up; 0 is success.
 enum FaFailure {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asserts what the CUDA compiler made of csrc/cuda.cu: what no run on one GPU can show.
+"""Asserts what the CUDA compiler made of csrc/cuda/kernels.cu: what no run on one GPU can show.
 
     scripts/check-cuda-codegen.py TOOLKIT CSRC [ARCH ...] [--fatbin PATH]
     scripts/check-cuda-codegen.py --self-test
@@ -25,15 +25,18 @@ from typing import Dict, List, Tuple
 HERE = Path(__file__).resolve().parent
 FLAGS_FILE = HERE.parent / "build" / "nvcc.flags"
 DEFAULT_ARCHS = ["sm_80", "sm_90", "sm_100"]
-HOT = r"^(one_shot_pull|two_shot_pull|one_shot_push|two_shot_push)_(f16|bf16|f32)_sum_w[2-8]$"
-HOT_COUNT = 4 * 3 * 7
-# Every kernel but the transfer compares calls: a release, the acquire of a poll, which is there twice, and
-# one of who has gone. So kernels with flags of their own have more than those.
+HOT = r"_sum_w\d+$"
 FLAGS = r"pull|reduce|gather|broadcast|barrier|transfer"
+# Of a kernel with flags: one release, and the acquire of a poll, which is there twice, beside that of who has gone.
+# Of one that compares calls as well: a release and a poll more. A transfer does not compare: a chunk, a credit.
 RELEASES, ACQUIRES = 2, 4
+HOT_RELEASES, HOT_ACQUIRES = 1, 3
+TRANSFER_ACQUIRES = 3
 PACKETS = r"push|ring|halving_doubling"
 # Kernels launch with up to 512 threads, and a block has 65536 registers.
 MAX_REGISTERS = 65536 // 512
+# The largest is a two-shot push between 8 ranks.
+MAX_HOT_BYTES = 16 << 10
 MAX_FATBIN = 8 << 20
 
 
@@ -42,7 +45,8 @@ class Settings:
     """Which kernels a check is about."""
 
     hot: "re.Pattern[str]" = re.compile(HOT)
-    hot_count: int = HOT_COUNT
+    # All kernels that there are to be.
+    names: Tuple[str, ...] = ()
     flags: "re.Pattern[str]" = re.compile(FLAGS)
     packets: "re.Pattern[str]" = re.compile(PACKETS)
 
@@ -145,11 +149,35 @@ def parse_usage(log: str) -> Dict[str, Usage]:
 # ---- The checks: each returns its faults -----------------------------------------------------------
 
 
-def check_hot_set(code: Emitted, settings: Settings) -> List[str]:
-    count = len(code.hot(settings))
-    if count == settings.hot_count:
-        return []
-    return [f"{count} kernels match {settings.hot.pattern}, not {settings.hot_count}"]
+def lists(kernels_def: Path) -> Dict[str, List[List[str]]]:
+    """The lists of kernels.def: their entries, with those of the lists that are part of them."""
+    text = kernels_def.read_text()
+    found: Dict[str, List[List[str]]] = {}
+    for name, body in re.findall(r"#define (FA_\w+)\(X, \.\.\.\)((?:.*\\\n)+.*)", text):
+        found[name] = []
+        for part, entry in re.findall(r"^\s*(X|FA_\w+)\(([^()]*)\)", body, re.M):
+            words = [word.strip() for word in entry.split(",")][:-1]
+            found[name] += [words] if part == "X" else found[part]
+    return found
+
+
+def names_of(kernels_def: Path) -> Tuple[str, ...]:
+    """The kernels that csrc/cuda/kernels.cu is to have."""
+    table = lists(kernels_def)
+    names = [f"{reducing[2]}_{dtype[2]}" for reducing in table["FA_REDUCING"] for dtype in table["FA_TYPES"]]
+    names += [
+        f"{hot[2]}_{dtype[0]}_sum_w{world[0]}"
+        for hot in table["FA_HOT"]
+        for dtype in table["FA_HOT_TYPES"]
+        for world in table["FA_HOT_WORLDS"]
+    ]
+    return tuple(names + [entry[2] for name in ("FA_MOVING", "FA_OTHER") for entry in table[name]])
+
+
+def check_names(code: Emitted, settings: Settings) -> List[str]:
+    there, wanted = set(code.kernels()), set(settings.names)
+    faults = [f"{name}: not in kernels.def" for name in sorted(there - wanted)]
+    return faults + [f"{name}: not compiled" for name in sorted(wanted - there)]
 
 
 def check_wide(code: Emitted, settings: Settings) -> List[str]:
@@ -194,9 +222,11 @@ def check_flags(code: Emitted, settings: Settings) -> List[str]:
             return sum(operation.startswith(prefix) for operation in operations)
 
         releases = count("st.release.sys") + min(count("fence.acq_rel.sys"), count("st.relaxed.sys"))
-        if releases < RELEASES:
+        hot = settings.hot.search(kernel) is not None
+        if releases < (HOT_RELEASES if hot else RELEASES):
             faults.append(f"{kernel}: {releases} st.release.sys, or fence.acq_rel.sys with st.relaxed.sys")
-        if count("ld.acquire.sys") < ACQUIRES:
+        acquires = HOT_ACQUIRES if hot else TRANSFER_ACQUIRES if kernel == "transfer" else ACQUIRES
+        if count("ld.acquire.sys") < acquires:
             faults.append(f"{kernel}: {count('ld.acquire.sys')} ld.acquire.sys")
     return faults
 
@@ -224,7 +254,7 @@ def check_no_read_only_loads(code: Emitted, _: Settings) -> List[str]:
 
 def check_frames(code: Emitted, settings: Settings) -> List[str]:
     faults = []
-    for kernel in code.hot(settings):
+    for kernel in code.kernels():
         usage = code.usage.get(kernel)
         if usage is None:
             faults.append(f"{kernel}: ptxas reports nothing about it")
@@ -247,14 +277,24 @@ def check_registers(code: Emitted, _: Settings) -> List[str]:
     return faults
 
 
+INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/", re.M)
+
+
+def check_sizes(code: Emitted, settings: Settings) -> List[str]:
+    """Between two calls a server runs other kernels: each call begins with a cold instruction cache."""
+    sizes = {kernel: 16 * len(INSTRUCTION.findall(code.sass.get(kernel, ""))) for kernel in code.hot(settings)}
+    return [f"{kernel}: {size} bytes" for kernel, size in sizes.items() if not 0 < size <= MAX_HOT_BYTES]
+
+
 CHECKS = [
-    ("the hot set is complete", check_hot_set),
+    ("the kernels are those of kernels.def", check_names),
     ("128-bit global loads and stores in the hot set", check_wide),
     ("every flag and packet access has system scope", check_scope),
     ("kernels with flags release and acquire them", check_flags),
     ("kernels with packets store and load them with system scope", check_packets),
     ("no loads through the read-only cache", check_no_read_only_loads),
-    ("no stack frame and no spills in the hot set", check_frames),
+    ("no stack frame and no spills in any kernel", check_frames),
+    (f"at most {MAX_HOT_BYTES} bytes of SASS in each kernel of the hot set", check_sizes),
     (f"at most {MAX_REGISTERS} registers in every kernel", check_registers),
 ]
 
@@ -303,7 +343,7 @@ def emit(toolkit: Path, csrc: Path, arch: str) -> Emitted:
     with tempfile.TemporaryDirectory(prefix="check-cuda-codegen-") as folder:
         cubin = Path(folder) / "cuda.cubin"
         command = [toolkit / "bin" / "nvcc", "-cubin", f"-arch={arch}", *flags(), "-Xptxas=-v"]
-        command += ["-I", csrc, "--keep", "--keep-dir", folder, "-o", cubin, csrc / "cuda.cu"]
+        command += ["-I", csrc, "--keep", "--keep-dir", folder, "-o", cubin, csrc / "cuda" / "kernels.cu"]
         log = run(command)
         (ptx,) = Path(folder).glob("*.ptx")
         sass = run([toolkit / "bin" / "cuobjdump", "-sass", cubin])
@@ -364,10 +404,8 @@ PTX = """
 	st.release.sys.global.u32 [%rd22], %r2;
 	// end inline asm
 	ld.acquire.sys.global.u32 %r15, [%rd23];
-	st.release.sys.global.u32 [%rd24], %r2;
 	ld.acquire.sys.global.u32 %r16, [%rd25];
 	ld.acquire.sys.global.u32 %r17, [%rd26];
-	ld.acquire.sys.global.u32 %r18, [%rd26];
 	{ // callseq 28, 0
 	call.uni (retval0), 
 	wait_failed, 
@@ -413,8 +451,9 @@ ptxas info    : Used 26 registers, used 1 barriers
 # these and no other.
 PLANTED = [
     ("nothing", ".visible", ".visible", []),
-    ("a hot kernel is missing", "one_shot_pull_f32_sum_w2", "one_shot_pull_f32_sum_w9", [check_hot_set]),
-    ("a kernel without SASS", "Function : one_shot_push", "Function : other", [check_wide]),
+    ("a kernel of another name", "one_shot_pull_f32_sum_w2", "one_shot_pull_f32_sum_w9", [check_names]),
+    ("a kernel without SASS", "Function : one_shot_push", "Function : other", [check_wide, check_sizes]),
+    ("a kernel that is too large", "/*0550*/", "/*0550*/" + "\n        /*0560*/" * (MAX_HOT_BYTES // 16), [check_sizes]),
     ("64-bit loads only", "LDG.E.128 ", "LDG.E.64 ", [check_wide]),
     ("64-bit loads with a prefetch hint", "LDG.E.128 ", "LDG.E.LTC128B.64 ", [check_wide]),
     ("generic stores only", "STG.E.128 ", "ST.E.128 ", [check_wide]),
@@ -429,7 +468,7 @@ PLANTED = [
     ("a reduction of .gpu scope", "atom.shared.add.u32", "red.relaxed.gpu.global.add.u32", [check_scope]),
     ("a fence of .gpu scope", "bar.red.and.pred", "fence.acq_rel.gpu;", [check_scope]),
     ("a fence of one device", "bar.red.and.pred", "membar.gl;", [check_scope]),
-    ("one release too few", "st.release.sys.global.u32 [%rd24]", "st.global.u32 [%rd24]", [check_flags]),
+    ("one release too few", "st.release.sys.global.u32 [%rd22]", "st.global.u32 [%rd22]", [check_flags]),
     ("one acquire too few", "ld.acquire.sys.global.u32 %r17", "ld.global.u32 %r17", [check_flags]),
     ("a plain store for a release", "st.release.sys.global", "st.global", [check_flags]),
     ("a relaxed load for an acquire", "ld.acquire.sys", "ld.relaxed.sys", [check_flags]),
@@ -444,7 +483,7 @@ PLANTED = [
 
 
 def self_test(report: Report) -> None:
-    settings = replace(Settings(), hot_count=2)
+    settings = replace(Settings(), names=("one_shot_pull_f32_sum_w2", "one_shot_push_f32_sum_w2"))
     for planted, old, new, expected in PLANTED:
         texts = [text.replace(old, new) for text in (PTX, SASS, LOG)]
         code = Emitted(parse_ptx(texts[0]), parse_sass(texts[1]), parse_usage(texts[2]))
@@ -470,7 +509,6 @@ def main() -> int:
     parser.add_argument("archs", nargs="*", metavar="ARCH", help=f"default: {' '.join(DEFAULT_ARCHS)}")
     parser.add_argument("--fatbin", type=Path, metavar="PATH", help=f"at most {MAX_FATBIN} bytes")
     parser.add_argument("--hot", default=HOT, metavar="REGEX", help="kernels that must be fast")
-    parser.add_argument("--hot-count", type=int, default=HOT_COUNT, metavar="N")
     parser.add_argument("--flags", default=FLAGS, metavar="REGEX", help="kernels with flags")
     parser.add_argument("--packets", default=PACKETS, metavar="REGEX", help="kernels with packets")
     parser.add_argument("--self-test", action="store_true", help="plant faults; each must be found")
@@ -483,7 +521,7 @@ def main() -> int:
         parser.error("TOOLKIT and CSRC are needed")
     settings = Settings(
         re.compile(options.hot),
-        options.hot_count,
+        names_of(options.csrc / "kernels.def"),
         re.compile(options.flags),
         re.compile(options.packets),
     )

@@ -57,8 +57,12 @@ compile() {
     thread-relaxed) kernels+=(-U__ATOMIC_RELEASE -D__ATOMIC_RELEASE=__ATOMIC_RELAXED) ;;
   esac
   {
-    "$CXX" "${flags[@]}" "${kernels[@]}" -c csrc/host.cpp -o "$build/$mode.kernels.o" &&
-      "$CXX" "${flags[@]}" "$program" "$build/$mode.kernels.o" -o "$build/$mode"
+    local source objects=()
+    for source in csrc/host/*.cpp; do
+      objects+=("$build/$mode.$(basename "$source").o")
+      "$CXX" "${flags[@]}" "${kernels[@]}" -c "$source" -o "${objects[-1]}" || return
+    done
+    "$CXX" "${flags[@]}" "$program" "${objects[@]}" -o "$build/$mode"
   } >"$build/$mode.log" 2>&1
 }
 

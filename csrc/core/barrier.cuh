@@ -50,9 +50,11 @@ FA_FN void revoke(const FaLaunch &launch, Block &block) {
 // Ordering: sync() orders the writes of all threads of this block before the lanes' release stores (bar.sync
 // is causality order at block scope, release is cumulative). A peer's lane that reads the epoch with acquire
 // then sees them, and the closing sync hands that on to its other threads.
-// `meanwhile` is done between telling the peers and waiting for them.
-template <class Block, class Meanwhile>
-FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn, Meanwhile meanwhile) {
+// `meanwhile` is done between telling the peers and waiting for them; arrived(r) on the lane that has waited
+// for rank r, and on this rank's own. If it is false, the launch gives up.
+template <class Block, class Meanwhile, class Arrived>
+FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn, Meanwhile meanwhile,
+                   Arrived arrived) {
   const Mark mark = mark_of(launch, turn.epoch);
   block.sync();
   block.lanes(launch.world, [&](u32 r) {
@@ -79,20 +81,18 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Tur
   meanwhile();
   const bool all = block.all_lanes(launch.world, [&](u32 r) {
     if (r == launch.rank)
-      return true;
+      return arrived(r);
     FaSignal *signal = signal_of(launch, launch.rank, stage, turn, block.index(), r);
     // Equality is enough: a peer writes this word again two pulls later, and gets there only after this rank
     // has been through the pull between. Ranks compare here, before anything of a peer is accessed by a count
     // that it may not share.
     if (!wait_for(launch, r, turn.epoch, mark, [&] { return load_acquire(mark_of(signal)); }))
       return false;
-    if (stage == kStart) {
-      block.scratch()[r] = load_relaxed(&signal->source);
-    } else if (FA_STREAMS && load_relaxed(&region_head(launch, launch.rank)->revoked[r]) != 0) {
+    if (FA_STREAMS && stage == kSecond && load_relaxed(&region_head(launch, launch.rank)->revoked[r]) != 0) {
       record_failure(launch, FA_REVOKED, 1u << r, turn.epoch);
       return false;
     }
-    return true;
+    return arrived(r);
   });
 #if !defined(FA_PLANT_NO_REVOCATION)
   if (FA_STREAMS && stage == kSecond && !all && launch.source != 0)
@@ -103,7 +103,8 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Tur
 
 template <class Block>
 FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn) {
-  return barrier(launch, block, stage, turn, [] {});
+  return barrier(
+      launch, block, stage, turn, [] {}, [](u32) { return true; });
 }
 
 } // namespace FA_NAMESPACE

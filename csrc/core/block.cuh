@@ -20,6 +20,7 @@ public:
   template <class Body>
   FA_FN void for_each(u64 n, Body body) const {
     const u64 stride = u64(gridDim.x) * blockDim.x;
+    FA_ROLL
     for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride)
       body(i);
   }
@@ -33,6 +34,7 @@ public:
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < first)
       i += (first - i + stride - 1) / stride * stride;
+    FA_ROLL
     for (; i < last; i += stride)
       body(i);
   }
@@ -40,6 +42,7 @@ public:
   // body(i) for all of 0..n, by the threads of this block alone.
   template <class Body>
   FA_FN void for_each_alone(u64 n, Body body) const {
+    FA_ROLL
     for (u64 i = threadIdx.x; i < n; i += blockDim.x)
       body(i);
   }
@@ -84,19 +87,20 @@ public:
   u32 index() const { return index_; }
   u32 count() const { return count_; }
 
-  // body(i) for this block's share of 0..n, contiguous so that it vectorises and prefetches.
-  template <class Body>
-  FA_FN void for_each(u64 n, Body body) const {
-    const u64 end = share_before(n, index_ + 1);
-    for (u64 i = share_before(n, index_); i < end; ++i)
-      body(i);
+  // This block's share of 0..n, contiguous so that it vectorises and prefetches. One block has it all: small
+  // calls feel the division.
+  struct Share {
+    u64 first, last;
+  };
+  FA_FN Share share(u64 n) const {
+    return count_ == 1 ? Share{0, n} : Share{n * index_ / count_, n * (index_ + 1) / count_};
   }
 
   template <class Body>
   FA_FN void for_each_within(u64 n, u64 first, u64 last, Body body) const {
-    const u64 begin = share_before(n, index_), end = share_before(n, index_ + 1);
-    const u64 stop = end < last ? end : last;
-    for (u64 i = begin < first ? first : begin; i < stop; ++i)
+    const Share own = share(n);
+    const u64 stop = own.last < last ? own.last : last;
+    for (u64 i = own.first < first ? first : own.first; i < stop; ++i)
       body(i);
   }
 
@@ -138,9 +142,6 @@ public:
   FA_FN u64 *scratch() { return scratch_; }
 
 private:
-  // What blocks before `index` have of 0..n. One block has it all: small calls feel the division.
-  FA_FN u64 share_before(u64 n, u32 index) const { return count_ == 1 ? n * index : n * index / count_; }
-
   u32 index_;
   u32 count_;
   u64 scratch_[FA_MAX_RANKS] = {};

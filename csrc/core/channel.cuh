@@ -9,7 +9,7 @@
 // both sides of each flag joins the threads of a block to the one that accesses it.
 #pragma once
 
-#include "packed.cuh"
+#include "pack.cuh"
 #include "wait.cuh"
 
 namespace FA_NAMESPACE {
@@ -33,33 +33,17 @@ FA_FN FaChunk *chunk_signal(const FaLaunch &launch, u32 receiver, u32 sender, u3
   return &region_head(launch, receiver)->chunks[number % FA_CHANNEL_SLOTS][sender];
 }
 
-// Copies bytes by the threads of this block, in the widest elements that both addresses allow.
-template <class T, class Block>
-FA_STEP void copy_elements(const Block &block, u64 to, u64 from, u64 bytes) {
-  T *target = reinterpret_cast<T *>(to);
-  const T *source = reinterpret_cast<const T *>(from);
-  const u64 count = bytes / sizeof(T);
-  const bool vector = pack_aligned(target) && pack_aligned(source);
-  block.for_each_alone(packs_of<T>(count), [&](u64 i) {
-    with_extent<T>(i, count, vector, [&](u64 offset, u64, auto extent) {
-      store(target + offset, load(source + offset, extent), extent);
+// Copies bytes by the threads of this block alone.
+template <class Block>
+FA_STEP void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes) {
+  u8 *target = reinterpret_cast<u8 *>(to);
+  const u8 *source = reinterpret_cast<const u8 *>(from);
+  const u32 granule = granule_of(to | from | bytes);
+  block.for_each_alone(packs_of(bytes), [&](u64 i) {
+    with_extent(i, bytes, pack_aligned(to | from), [&](u64 at, u64, auto extent) {
+      store(target + at, load(source + at, extent, granule), extent, granule);
     });
   });
-}
-
-template <class Block>
-FA_FN void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes) {
-#if FA_CUDA
-  const u64 unit = to | from | bytes;
-  if (unit % 8 == 0)
-    copy_elements<u64>(block, to, from, bytes);
-  else if (unit % 4 == 0)
-    copy_elements<u32>(block, to, from, bytes);
-  else if (unit % 2 == 0)
-    copy_elements<F16>(block, to, from, bytes);
-  else
-#endif
-    copy_elements<u8>(block, to, from, bytes);
 }
 
 } // namespace FA_NAMESPACE

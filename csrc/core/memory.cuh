@@ -9,11 +9,13 @@
 #if defined(__CUDACC__)
 #define FA_CUDA 1
 #define FA_FN __device__ __forceinline__
-#define FA_SLOW __device__ __forceinline__ // a call would need a stack frame
-#define FA_COLD FA_FN                      // likewise
+#define FA_SLOW                                                                                              \
+  __device__ __noinline__ // one copy in a kernel; it calls nothing, which would need a stack frame
+#define FA_COLD FA_FN
 #define FA_STEP FA_FN
 #define FA_CALL __device__ __noinline__ // a loop that would be inlined too often
 #define FA_UNROLL _Pragma("unroll")
+#define FA_ROLL _Pragma("unroll 1") // one body, whatever the compiler knows of the count
 #else
 #define FA_CUDA 0
 #define FA_SLOW __attribute__((noinline, cold))
@@ -21,6 +23,7 @@
 #define FA_CALL FA_STEP
 #define FA_FN inline __attribute__((always_inline))
 #define FA_COLD inline FA_SLOW // a function of its own
+#define FA_ROLL
 #if defined(__clang__)
 #define FA_UNROLL _Pragma("unroll")
 #else

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "check.cuh"
-#include "packed.cuh"
+#include "pack.cuh"
 
 namespace FA_NAMESPACE {
 
@@ -23,24 +23,23 @@ static_assert(sizeof(Slot) == FA_CUDA_SLOT_BYTES, "as abi.h says");
 using Tag = u32;
 FA_FN Tag packet_tag(const FaLaunch &, u32 epoch) { return epoch; }
 
-template <class T>
-FA_FN void store_packet(Slot *slot, const Pack<T> &pack, Tag tag) {
-  const uint4 data = *reinterpret_cast<const uint4 *>(&pack);
+FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
   const u64 high = u64(tag) << 32;
-  store_relaxed_pair(&slot->word[0], high | data.x, high | data.y);
-  store_relaxed_pair(&slot->word[2], high | data.z, high | data.w);
+  store_relaxed_pair(&slot->word[0], high | u32(pack.low), high | pack.low >> 32);
+  store_relaxed_pair(&slot->word[2], high | u32(pack.high), high | pack.high >> 32);
 }
 
-template <class T>
-FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack<T> *pack) {
+// A look at a packet. False: not all of it has come.
+FA_FN bool load_packet(const Slot *slot, Tag tag, Pack *pack) {
   u64 a, b, c, d;
-  const bool here = wait_until(launch, from, tag, [&] {
-    load_relaxed_pair(&slot->word[0], &a, &b);
-    load_relaxed_pair(&slot->word[2], &c, &d);
-    return u32(a >> 32) == tag && u32(b >> 32) == tag && u32(c >> 32) == tag && u32(d >> 32) == tag;
-  });
-  *reinterpret_cast<uint4 *>(pack) = make_uint4(u32(a), u32(b), u32(c), u32(d));
-  return here;
+  load_relaxed_pair(&slot->word[0], &a, &b);
+  load_relaxed_pair(&slot->word[2], &c, &d);
+  *pack = {b << 32 | u32(a), d << 32 | u32(c)};
+  return ((u32(a >> 32) ^ tag) | (u32(b >> 32) ^ tag) | (u32(c >> 32) ^ tag) | (u32(d >> 32) ^ tag)) == 0;
+}
+
+FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack *pack) {
+  return wait_until(launch, from, tag, [&] { return load_packet(slot, tag, pack); });
 }
 
 #else
@@ -56,15 +55,18 @@ static_assert(sizeof(Slot) == FA_HOST_SLOT_BYTES && sizeof(Slot::data) >= kPackB
 using Tag = u64;
 FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch) { return u64(word_of(launch.call)) << 32 | epoch; }
 
-template <class T>
-FA_FN void store_packet(Slot *slot, const Pack<T> &pack, Tag tag) {
+FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
   __builtin_memcpy(slot->data, &pack, kPackBytes);
   store_release(&slot->tag, tag);
 }
 
-template <class T>
-FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack<T> *pack) {
-  if (!wait_for(launch, from, u32(tag), tag, [&] { return load_acquire(&slot->tag); }))
+// Until the data of the packet may be read.
+FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag) {
+  return wait_for(launch, from, u32(tag), tag, [&] { return load_acquire(&slot->tag); });
+}
+
+FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack *pack) {
+  if (!wait_packet(launch, slot, from, tag))
     return false;
   __builtin_memcpy(pack, slot->data, kPackBytes);
   return true;
@@ -77,9 +79,57 @@ FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag t
 // A sender has the same share whatever the algorithm: with one sender to a word, coherence alone orders its
 // packets. Two senders' packets would be ordered by nothing, as packets are relaxed, and an older one could
 // stay (tests/litmus/programs/protocol/mailbox_layouts.litmus).
+// A division of 32 bits: that of 64 is a function on a GPU.
+FA_FN u32 mailbox_share(const FaLaunch &launch) {
+  return u32(launch.mailbox_bytes / sizeof(Slot)) / launch.world;
+}
+
 FA_FN Slot *slots_of(const FaLaunch &launch, u32 owner, u32 epoch, u32 part, u32 parts, u32 from) {
-  const u64 share = launch.mailbox_bytes / sizeof(Slot) / launch.world;
-  return reinterpret_cast<Slot *>(mailbox(launch, owner, epoch)) + from * share + part * (share / parts);
+  const u32 share = mailbox_share(launch);
+  return reinterpret_cast<Slot *>(mailbox(launch, owner, epoch)) + u64(from) * share + part * (share / parts);
+}
+
+// Sends a span of packs of a message to one peer, whose slots begin with the first of them.
+template <class Packs = Parts, class Block>
+FA_STEP void send_packets(const FaLaunch &launch, const Block &block, const u8 *from, Span span, u64 bytes,
+                          Slot *slots, u32 epoch) {
+  const Tag tag = packet_tag(launch, epoch);
+  const u32 granule = granule_of(u64(from) | bytes);
+  for_each_pack<Packs>(block, span, bytes, pack_aligned(u64(from)), [&](u64 at, u64 i, auto extent) {
+    store_packet(slots + (i - span.first), load(from + at, extent, granule), tag);
+  });
+}
+
+// Sends a span of this rank's input to all peers, each of whom has one part for it.
+template <class Packs = Parts, class Block>
+FA_FN void send_to_all(const FaLaunch &launch, const Block &block, u32 world, u32 epoch, Span span,
+                       u64 bytes) {
+  const Tag tag = packet_tag(launch, epoch);
+  const u32 granule = granule_of(launch.input | bytes);
+  for_each_pack<Packs>(block, span, bytes, pack_aligned(launch.input), [&](u64 at, u64 i, auto extent) {
+    const Pack pack = load(reinterpret_cast<const u8 *>(launch.input) + at, extent, granule);
+    FA_ROLL
+    for (u32 step = 1; step < world; ++step) {
+      const u32 r = (launch.rank + step) % world;
+      store_packet(slots_of(launch, r, epoch, 0, 1, launch.rank) + i, pack, tag);
+    }
+  });
+}
+
+// Stores the packets of a span of a message that one peer sends. False: not all came.
+template <class Packs = Parts, class Block>
+FA_STEP bool receive_packets(const FaLaunch &launch, const Block &block, u8 *to, Span span, u64 bytes,
+                             const Slot *slots, u32 from, u32 epoch) {
+  const Tag tag = packet_tag(launch, epoch);
+  const u32 granule = granule_of(u64(to) | bytes);
+  bool complete = true;
+  for_each_pack<Packs>(block, span, bytes, pack_aligned(u64(to)), [&](u64 at, u64 i, auto extent) {
+    Pack pack;
+    complete = complete && wait_packet(launch, slots + (i - span.first), from, tag, &pack);
+    if (complete)
+      store(to + at, pack, extent, granule);
+  });
+  return complete;
 }
 
 } // namespace FA_NAMESPACE

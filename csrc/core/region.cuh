@@ -103,6 +103,7 @@ FA_FN void end_turn(const FaLaunch &launch, Block &block, Turn turn) {
   } else if (block.index() == 0) {
     // At least 32 threads, the width of the smallest block.
     const u32 used = block.count();
+    FA_ROLL
     for (u32 first = used; first < FA_MAX_BLOCKS; first += 32) {
       const u32 left = FA_MAX_BLOCKS - first;
       block.lanes(left < 32 ? left : 32, [&](u32 i) {

@@ -41,86 +41,110 @@ FA_COLD void record_failure(const FaLaunch &launch, FaFailure failure, u32 missi
   }
 }
 
+// What the next failed poll of a waiting thread means.
+enum Chance : u32 { kMore, kLastOfGone, kLastInTime };
+
+// A look at the limits of a wait for `rank`, after a failed poll; `late`: has its time passed? FA_OK: go on.
+// Else the failure is recorded.
+template <class Late>
+FA_FN FaFailure look_at_limits(const FaLaunch &launch, u32 rank, u32 epoch, bool *counted, Chance *chance,
+                               Late late) {
+  FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
+  if (!*counted) {
+    *counted = true;
+    fetch_add_relaxed(&status->waits[rank], 1);
+  }
+  u32 missing = 1u << rank;
+  FaFailure reason = FA_OK;
+  if (*chance != kMore) {
+    reason = *chance == kLastOfGone ? FA_PEER_GONE : FA_TIMED_OUT;
+  } else if ((load_acquire(&status->gone) >> rank & 1) != 0) {
+    // Acquire: the bit was set after all that the rank sent, which the next poll therefore sees. A rank may
+    // leave as soon as it has what it needs, while this one has yet to look at what it sent.
+    *chance = kLastOfGone;
+  } else if (load_relaxed(&status->abort) != 0) {
+    reason = FA_ABORTED;
+    missing = 0;
+  } else if (const u32 failure = load_relaxed(&status->failure); failure != FA_OK) {
+    // Another block's, which stands. Where time was up this one's rank is late as well; else it may do well.
+    if (failure == FA_TIMED_OUT)
+      fetch_or_relaxed(&status->missing, missing);
+    return FaFailure(failure);
+  } else if (launch.timeout_ns != 0 && late(launch.timeout_ns)) {
+    // What came while this thread did not run must be seen: the limit is followed by one more poll.
+    *chance = kLastInTime;
+  }
+  if (reason != FA_OK)
+    record_failure(launch, reason, missing, epoch);
+  return reason;
+}
+
+#if FA_CUDA
+
 // Where a waiting thread is between two polls.
 class Patience {
 public:
   // Called after each failed poll. False: give up, the failure is recorded.
   FA_FN bool another_poll(const FaLaunch &launch, u32 rank, u32 epoch) {
-    ++polls_;
-#if FA_CUDA
-    if (polls_ % kPollsBetweenLooks != 0)
+    constexpr u32 kPollsBetweenLooks = 256;
+    if (++polls_ % kPollsBetweenLooks != 0)
       return true;
+    state_ = look(&launch, rank, epoch, state_);
+    return state_ != kGivenUp;
+  }
+
+private:
+  static constexpr u64 kGivenUp = ~u64(0);
+
+  u32 polls_ = 0;
+  // The deadline, but for the lowest three bits; there the chance, and whether the wait is counted. By value,
+  // as what a function gets an address of is in memory.
+  u64 state_ = 0;
+
+  static FA_SLOW u64 look(const FaLaunch *launch, u32 rank, u32 epoch, u64 state) {
+    bool counted = (state & 4) != 0;
+    Chance chance = Chance(state & 3);
+    u64 deadline = state & ~u64(7);
+    // A kernel goes on while its process is stopped.
+    const FaFailure failure = look_at_limits(*launch, rank, epoch, &counted, &chance, [&](u64 limit) {
+      const u64 now = now_ns();
+      if (deadline == 0)
+        deadline = (now + limit) & ~u64(7);
+      return now >= deadline;
+    });
+    return failure == FA_OK ? deadline | (counted ? 4 : 0) | chance : kGivenUp;
+  }
+};
+
 #else
-    if (polls_ < launch.spin) {
+
+// Where a waiting thread is between two polls.
+class Patience {
+public:
+  // Called after each failed poll. False: give up, the failure is recorded.
+  FA_FN bool another_poll(const FaLaunch &launch, u32 rank, u32 epoch) {
+    if (++polls_ < launch.spin) {
       relax();
       return true;
     }
     // A yield takes long enough that the limits are looked at every time.
     yield();
-#endif
-    return within_limits(launch, rank, epoch);
+    return look(launch, rank, epoch);
   }
 
 private:
-  static constexpr u32 kPollsBetweenLooks = 256;
-
-  // What the next failed poll means.
-  enum class Chance : u8 { kMore, kLastOfGone, kLastInTime };
-
   u32 polls_ = 0;
+  u32 yields_ = 0;
   bool counted_ = false;
-  Chance chance_ = Chance::kMore;
-#if FA_CUDA
-  u64 deadline_ = 0;
-#else
+  Chance chance_ = kMore;
   u64 last_look_ = 0;
   u64 waited_ = 0;
-#endif
 
-  FA_SLOW bool within_limits(const FaLaunch &launch, u32 rank, u32 epoch) {
-    FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
-    if (!counted_) {
-      counted_ = true;
-      fetch_add_relaxed(&status->waits[rank], 1);
-    }
-    if (chance_ != Chance::kMore) {
-      record_failure(launch, chance_ == Chance::kLastOfGone ? FA_PEER_GONE : FA_TIMED_OUT, 1u << rank, epoch);
-      return false;
-    }
-    // Acquire: the bit was set after all that the rank sent, which the next poll therefore sees. A rank may
-    // leave as soon as it has what it needs, while this one has yet to look at what it sent.
-    if ((load_acquire(&status->gone) >> rank & 1) != 0) {
-      chance_ = Chance::kLastOfGone;
-      return true;
-    }
-    if (load_relaxed(&status->abort) != 0) {
-      record_failure(launch, FA_ABORTED, 0, epoch);
-      return false;
-    }
-    const u32 failure = load_relaxed(&status->failure);
-    if (failure != FA_OK) {
-      // Another block's. Where time was up this one's rank is late as well; else it may do well.
-      if (failure == FA_TIMED_OUT)
-        fetch_or_relaxed(&status->missing, 1u << rank);
-      return false;
-    }
-    if (launch.timeout_ns == 0)
-      return true;
-    // What came while this thread did not run must be seen: the limit is followed by one more poll.
-    if (is_late(launch.timeout_ns))
-      chance_ = Chance::kLastInTime;
-    return true;
+  FA_SLOW bool look(const FaLaunch &launch, u32 rank, u32 epoch) {
+    return look_at_limits(launch, rank, epoch, &counted_, &chance_,
+                          [&](u64 limit) { return is_late(limit); }) == FA_OK;
   }
 
-#if FA_CUDA
-  // A kernel goes on while its process is stopped.
-  FA_FN bool is_late(u64 limit) {
-    const u64 now = now_ns();
-    if (deadline_ == 0)
-      deadline_ = now + limit;
-    return now >= deadline_;
-  }
-#else
   // Adds the time since the last look to the wait. If that is longer than a look takes, this thread did not
   // run in between (its process was stopped, its core was another's), and perhaps the peer neither: then most
   // of it does not count.
@@ -133,10 +157,6 @@ private:
     last_look_ = now;
     return waited_ >= limit;
   }
-#endif
-
-#if !FA_CUDA
-  u32 yields_ = 0;
 
   static void relax() {
 #if defined(__x86_64__)
@@ -158,8 +178,9 @@ private:
       nanosleep(&nap, nullptr);
     }
   }
-#endif
 };
+
+#endif
 
 // Polls until ready() or the limits of the launch. `rank` is whom it waits for.
 template <class Ready>

@@ -53,7 +53,7 @@ impl<D: Device> Communicator<D> {
             Some(algorithm) => algorithm == Algorithm::TwoShotPull,
             None => bytes > 0,
         };
-        let source = match pulls {
+        let source = match pulls && message.input % D::SOURCE_ALIGNMENT == 0 {
             false => 0,
             true => match registry.source(message.input, bytes) {
                 0 => source(&mut registry, &plan).map_err(|error| self.cut_short(error))?,
@@ -110,7 +110,10 @@ impl<D: Device> Communicator<D> {
             Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => shares(self.world_size),
             _ => shares(1),
         };
-        Prepared { id: message.id(algorithm), plan, piece: (plan.piece_bytes / size).max(1) }
+        // Whole packs of either device, so that what is aligned stays so from piece to piece.
+        let bytes = plan.piece_bytes;
+        let bytes = if bytes < PACKS { bytes } else { bytes - bytes % PACKS };
+        Prepared { id: message.id(algorithm), plan, piece: (bytes / size).max(1) }
     }
 
     /// Starts a launch of messages between pairs of ranks.
@@ -209,6 +212,9 @@ impl<D: Device> Communicator<D> {
         }
     }
 }
+
+/// A multiple of the packs of all devices.
+const PACKS: usize = abi::FA_HOST_PACK_BYTES as usize;
 
 /// A limit as kernels take it: at least 1, as 0 is none, and at most half the range, as a kernel adds the time of its clock.
 fn nanoseconds(limit: Duration) -> u64 {

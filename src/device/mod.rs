@@ -62,6 +62,9 @@ pub(crate) mod sealed {
         /// How much of a generation of staging pulls walk through, from place to place; 0: they stay at its beginning.
         const WALKED_BYTES: usize;
 
+        /// What the address of an input is a multiple of if peers read it where it is; others are staged.
+        const SOURCE_ALIGNMENT: u64;
+
         /// What has been exported so far, and will be: all clones are one list.
         fn exports(&self) -> Self::Exports;
 

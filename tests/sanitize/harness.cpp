@@ -2,7 +2,7 @@
 // address space, so that every access of every rank is seen. Launches follow each other without a rendezvous
 // between them, at random speeds; every result is compared with a plain loop.
 //
-// Linked with csrc/host.cpp, whose entry point is FA_HOST_ENTRY. Arguments: seed, launches in each world, and
+// Linked with csrc/host/, whose entry point is FA_HOST_ENTRY. Arguments: seed, launches in each world, and
 // `whole` for messages of whole packs only, which are moved by vector accesses alone. With FA_INJECT_YIELDS
 // there is no sanitizer, but a delay or a yield at any flag access, drawn from the seed, in larger worlds:
 // wrong results are what tells.

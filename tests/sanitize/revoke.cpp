@@ -1,5 +1,5 @@
 // Registered inputs whose owner gives up while peers still read them, where launches run in streams: linked
-// with csrc/host.cpp, compiled with FA_STREAMS=1. Rank 0 waits for a shorter time than the others, and writes
+// with csrc/host/, compiled with FA_STREAMS=1. Rank 0 waits for a shorter time than the others, and writes
 // over its input as soon as its launch has ended, as work that is queued behind the launch would. A launch
 // that succeeds has the right result. Arguments: seed, rounds.
 #include "region.hpp"

@@ -28,18 +28,18 @@ if stale "$out/libcuda.so.1"; then
   objects=$out/stand_in_objects
   rm -rf "$objects"
   mkdir -p "$objects"
-  # The kernels with the geometry of the CUDA device. They take as long as all the rest.
-  $compile -c -fvisibility=hidden -ffp-contract=off -Wno-maybe-uninitialized \
-    -DFA_NAMESPACE=stand_in_kernels -DFA_HOST_ENTRY=stand_in_host_entry \
-    -DFA_HOST_PACK_BYTES=16 -DFA_HOST_SLOT_BYTES=32 -DFA_STREAMS=1 \
-    "$csrc/host.cpp" -o "$objects/kernels.o" &
-  kernels=$!
+  # The kernels with the geometry of the CUDA device.
+  for source in "$csrc"/host/*.cpp; do
+    $compile -c -fvisibility=hidden -ffp-contract=off -Wno-maybe-uninitialized \
+      -DFA_NAMESPACE=stand_in_kernels -DFA_HOST_ENTRY=stand_in_host_entry \
+      -DFA_HOST_PACK_BYTES=16 -DFA_HOST_SLOT_BYTES=32 -DFA_STREAMS=1 \
+      "$source" -o "$objects/kernels_$(basename "$source" .cpp).o"
+  done
   for source in "$here"/*.cpp; do
     name=$(basename "$source" .cpp)
     case $name in self_test*) continue ;; esac
     $compile -c -fvisibility=hidden "$source" -o "$objects/$name.o"
   done
-  wait "$kernels"
   # Replaces the old library only when it is whole: others may be loading it.
   $compile -shared -Wl,-soname,libcuda.so.1 -Wl,--no-undefined \
     -Wl,--version-script="$here/exports.map" "$objects"/*.o -ldl -o "$objects/libcuda.so.1"

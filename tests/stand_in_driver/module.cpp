@@ -1,4 +1,4 @@
-// Modules: any image holds every kernel of csrc/cuda.cu. A kernel that is new there needs its name here.
+// Modules: any image holds every kernel of csrc/kernels.def.
 #include "module.h"
 
 #include <stdio.h>
@@ -13,18 +13,21 @@ namespace {
 struct Type {
   const char *name;
   size_t bytes;
-  bool hot;
 };
 
 // In the order of enum FaAlgorithm and enum FaDtype.
-constexpr const char *kAlgorithms[] = {
-    "one_shot_pull",       "two_shot_pull",  "one_shot_push", "two_shot_push", "ring",
-    "halving_doubling",    "reduce_scatter", "reduce",        "all_gather",    "broadcast",
-    "scattered_broadcast", "barrier",        "transfer"};
+#define NAME(code, number, name, ...) #name,
+constexpr const char *kAlgorithms[] = {FA_REDUCING(NAME, ) FA_MOVING(NAME, ) FA_OTHER(NAME, )};
 static_assert(std::size(kAlgorithms) == FA_TRANSFER + 1, "one for each");
-constexpr Type kTypes[] = {{"f16", 2, true},  {"bf16", 2, true}, {"f32", 4, true},  {"f64", 8, false},
-                           {"i8", 1, false},  {"u8", 1, false},  {"i32", 4, false}, {"u32", 4, false},
-                           {"i64", 8, false}, {"u64", 8, false}};
+#define TYPE(code, number, name, element, bytes, ...) {#name, bytes},
+constexpr Type kTypes[] = {FA_TYPES(TYPE, )};
+
+#define IS_HOT_ALGORITHM(code, ...) algorithm == code ||
+bool is_hot_algorithm(uint32_t algorithm) { return FA_HOT(IS_HOT_ALGORITHM, ) false; }
+#define IS_HOT_TYPE(name, ...) type == #name ||
+bool is_hot_type(const std::string &type) { return FA_HOT_TYPES(IS_HOT_TYPE, ) false; }
+#define IS_HOT_WORLD(ranks, ...) world == ranks ||
+bool is_hot_world(uint32_t world) { return FA_HOT_WORLDS(IS_HOT_WORLD, ) false; }
 
 Handles<CUmod_st> &modules() {
   static auto *modules = new Handles<CUmod_st>;
@@ -52,12 +55,10 @@ bool parse_type(std::string rest, Kernel *kernel) {
     kernel->dtype = uint32_t(type);
     if (after.empty())
       return true;
-    const bool hot =
-        kTypes[type].hot && kernel->algorithm <= FA_TWO_SHOT_PUSH && take_prefix(&after, "_sum_w");
-    if (!hot || after.size() != 1 || after[0] < '2' || after[0] > '8')
-      return false;
-    kernel->hot_world = uint32_t(after[0] - '0');
-    return true;
+    const bool hot = is_hot_type(kTypes[type].name) && is_hot_algorithm(kernel->algorithm) &&
+                     take_prefix(&after, "_sum_w") && after.size() == 1;
+    kernel->hot_world = hot ? uint32_t(after[0] - '0') : 0;
+    return hot && is_hot_world(kernel->hot_world);
   }
   return false;
 }
@@ -69,17 +70,9 @@ bool parse(const char *name, Kernel *kernel) {
     if (!take_prefix(&rest, kAlgorithms[algorithm]))
       continue;
     kernel->algorithm = uint32_t(algorithm);
-    if (algorithm >= FA_BARRIER)
-      return rest.empty();
-    if (!take_prefix(&rest, "_"))
-      return false;
-    if (algorithm < FA_ALL_GATHER)
-      return parse_type(rest, kernel);
-    for (uint32_t bits = 8; bits <= 64; bits *= 2) {
-      if (rest == std::to_string(bits))
-        kernel->bits = bits;
-    }
-    return kernel->bits != 0;
+    if (rest.empty())
+      return algorithm >= FA_ALL_GATHER;
+    return algorithm < FA_ALL_GATHER && take_prefix(&rest, "_") && parse_type(rest, kernel);
   }
   return false;
 }
@@ -89,13 +82,16 @@ bool parse(const char *name, Kernel *kernel) {
 bool runs(const Kernel &kernel, const FaLaunch &launch) {
   if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || launch.op > FA_AVG)
     return false;
-  const bool by_type = kernel.algorithm < FA_ALL_GATHER;
-  if (by_type ? launch.dtype != kernel.dtype
-              : kernel.bits != 0 && kernel.bits != 8 * element_bytes(launch.dtype))
+  if (kernel.algorithm < FA_ALL_GATHER && launch.dtype != kernel.dtype)
     return false;
   if (launch.world == 0 || launch.world > FA_MAX_RANKS || launch.rank >= launch.world)
     return false;
-  return kernel.hot_world == 0 || (launch.op == FA_SUM && launch.world == kernel.hot_world);
+  if (kernel.hot_world == 0)
+    return true;
+  // No code for other operations and worlds, for launches that are checked, nor for parts of packs.
+  const uint64_t bits = launch.input | launch.output | launch.count * element_bytes(launch.dtype);
+  return launch.op == FA_SUM && launch.world == kernel.hot_world && !launch.checked &&
+         bits % FA_CUDA_PACK_BYTES == 0;
 }
 
 size_t element_bytes(uint32_t dtype) { return kTypes[dtype].bytes; }

@@ -6,12 +6,11 @@
 
 namespace stand_in {
 
-// <name>_<type>, <name>_<type>_sum_w<world>, <name>_<bits> or <name>, as in csrc/cuda.cu.
+// <name>_<type>, <name>_<type>_sum_w<world> or <name>, as in csrc/cuda/kernels.cu.
 struct Kernel {
   std::string name;
   uint32_t algorithm = 0;
   uint32_t dtype = 0;
-  uint32_t bits = 0;      // of an element, where the type is not looked at
   uint32_t hot_world = 0; // the constant world of a hot kernel, 0: any
 };
 

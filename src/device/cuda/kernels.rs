@@ -11,7 +11,12 @@ use super::driver::{bind, bind_to_free, driver, Relaxed};
 use crate::abi::{self, FaLaunch, FA_SUM};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::plan::Algorithm;
+
+/// The list of what kernels there are, from `csrc/kernels.def`.
+mod list {
+    include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+}
+use list::{HOT, HOT_TYPES, HOT_WORLDS, MOVING, OTHER, REDUCING};
 
 // Names are looked up by code.
 const _: () = {
@@ -27,30 +32,11 @@ static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR")
 #[repr(C, align(16))]
 struct Aligned<T: ?Sized>(T);
 
-/// Worlds that the hot set has kernels of their own for.
-const HOT_WORLDS: std::ops::RangeInclusive<usize> = 2..=8;
-const VARIANTS: usize = 1 + 7;
-
-/// What the kernels of `csrc/cuda.cu` are named after, in the order of their codes: those that reduce, each with one for every
-/// type; those that move elements, with one for every size; and the others.
-const REDUCING: [&str; 8] = [
-    "one_shot_pull",
-    "two_shot_pull",
-    "one_shot_push",
-    "two_shot_push",
-    "ring",
-    "halving_doubling",
-    "reduce_scatter",
-    "reduce",
-];
-const MOVING: [&str; 3] = ["all_gather", "broadcast", "scattered_broadcast"];
-const OTHER: [&str; 2] = ["barrier", "transfer"];
+/// Kernels of a reduction for one type: for any world, and for the worlds of the hot set.
+const VARIANTS: usize = 1 + HOT_WORLDS.len();
 const ALL: usize = REDUCING.len() + MOVING.len() + OTHER.len();
 
-/// Algorithms with a hot set: the direct ones.
-const HOT_ALGORITHMS: usize = Algorithm::DIRECT.len();
-
-/// Handles of all kernels: by code, type, and variant (0: any operation and world; w - 1: a sum over w ranks).
+/// Handles of all kernels: by code, type, and variant (0: any operation, world and alignment; then those of the hot set).
 type Table = [[[CUfunction; VARIANTS]; DType::ALL.len()]; ALL];
 
 /// The loaded module.
@@ -90,9 +76,9 @@ impl Kernels {
             for dtype in DType::ALL {
                 let (name, d) = (name(code, dtype), dtype as usize);
                 kernels.functions[code][d] = [kernels.function(name.clone())?; VARIANTS];
-                if code < HOT_ALGORITHMS && matches!(dtype, DType::F16 | DType::Bf16 | DType::F32) {
-                    for world in HOT_WORLDS {
-                        kernels.functions[code][d][world - 1] =
+                if code < HOT.len() && HOT_TYPES.contains(&dtype.name()) {
+                    for (variant, world) in HOT_WORLDS.iter().enumerate() {
+                        kernels.functions[code][d][1 + variant] =
                             kernels.function(format!("{name}_sum_w{world}"))?;
                     }
                 }
@@ -119,11 +105,15 @@ impl Kernels {
         Ok(function)
     }
 
-    /// The kernel for a launch, most special first.
+    /// The kernel for a launch. The hot set has no code for calls that are compared, nor for parts of packs: its messages are
+    /// whole packs at aligned addresses. What peers read directly is aligned as well (`Device::SOURCE_ALIGNMENT`).
     pub fn for_launch(&self, launch: &FaLaunch) -> CUfunction {
         let variants = &self.functions[launch.algorithm as usize][launch.dtype as usize];
-        let world = launch.world as usize;
-        variants[if launch.op == FA_SUM && HOT_WORLDS.contains(&world) { world - 1 } else { 0 }]
+        let bytes = launch.count.wrapping_mul(DType::ALL[launch.dtype as usize].size() as u64);
+        let whole = (launch.input | launch.output | bytes) % u64::from(abi::FA_CUDA_PACK_BYTES) == 0;
+        let hot = launch.op == FA_SUM && launch.checked == 0 && whole;
+        let world = HOT_WORLDS.iter().position(|&world| hot && world == launch.world as usize);
+        variants[world.map_or(0, |position| 1 + position)]
     }
 
     /// The kernel that can run all ranks in one cooperative launch.
@@ -137,7 +127,7 @@ fn name(code: usize, dtype: DType) -> String {
     let other = moving.and_then(|moving| moving.checked_sub(MOVING.len()));
     match (moving, other) {
         (None, _) => format!("{}_{dtype}", REDUCING[code]),
-        (Some(moving), None) => format!("{}_{}", MOVING[moving], 8 * dtype.size()),
+        (Some(moving), None) => MOVING[moving].to_owned(),
         (_, Some(other)) => OTHER[other].to_owned(),
     }
 }

@@ -190,6 +190,9 @@ impl sealed::Device for Cuda {
     // A GPU's own memory is written past the caches of its peers.
     const WALKED_BYTES: usize = 0;
 
+    // The hot set has no code for parts of packs.
+    const SOURCE_ALIGNMENT: u64 = abi::FA_CUDA_PACK_BYTES as u64;
+
     fn exports(&self) -> CudaExports {
         self.exports.clone()
     }

@@ -168,6 +168,8 @@ impl sealed::Device for Host {
     // caches of their readers, and more takes the third level from others.
     const WALKED_BYTES: usize = 1 << 20;
 
+    const SOURCE_ALIGNMENT: u64 = 1;
+
     fn exports(&self) {}
 
     fn shared_facts(&self) -> String {

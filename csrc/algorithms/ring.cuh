@@ -12,46 +12,45 @@
 // all of them. That is what the two generations of mailboxes need.
 #pragma once
 
+#include "../core/inputs.cuh"
 #include "../core/packet.cuh"
-#include "../core/reduce.cuh"
 
 namespace FA_NAMESPACE {
 
-template <class T, class Block, class Op, class WorldT>
-FA_FN void ring(const FaLaunch &launch, Block &block, Op op, WorldT world) {
+template <class Reduce, class Block>
+FA_FN void ring(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const Turn turn = begin_turn(launch, block, false);
-  if (!same_call(launch, block, turn))
+  if (!same_call<Reduce::compares>(launch, block, turn))
     return;
-  const u32 epoch = turn.epoch, rank = launch.rank, ranks = world.size();
+  const u32 epoch = turn.epoch, rank = launch.rank, ranks = reduce.world();
   const Tag tag = packet_tag(launch, epoch);
   const u32 left = (rank + ranks - 1) % ranks, right = (rank + 1) % ranks;
-  const T *input = reinterpret_cast<const T *>(launch.input);
-  T *output = reinterpret_cast<T *>(launch.output);
-  const bool vector = pack_aligned(input) && pack_aligned(output);
-  const u64 packs = packs_of<T>(launch.count);
+  const u8 *input = reinterpret_cast<const u8 *>(launch.input);
+  u8 *output = reinterpret_cast<u8 *>(launch.output);
+  const bool vector = pack_aligned(launch.input | launch.output);
+  const u64 bytes = message_bytes(launch), packs = packs_of(bytes);
+  const u32 granule = granule_of(launch.input | launch.output | bytes);
   const u32 whole = ranks - 1, last = 2 * whole, parts = last > 0 ? last : 1;
 
   bool complete = true;
+  FA_ROLL
   for (u32 step = 0; step <= last; ++step) {
     const Span slice = slice_of(packs, ranks, (rank + 2 * ranks - step) % ranks);
     const Slot *from = slots_of(launch, rank, epoch, step > 0 ? step - 1 : 0, parts, left);
     Slot *to = slots_of(launch, right, epoch, step, parts, rank);
-    for_each_pack<T>(block, slice, launch.count, vector, [&](u64 offset, u64 i, auto extent) {
-      Pack<T> pack;
+    for_each_pack(block, slice, bytes, vector, [&](u64 at, u64 i, auto extent) {
+      Pack pack;
       complete = complete && (step == 0 || wait_packet(launch, from + (i - slice.first), left, tag, &pack));
       if (!complete)
         return;
       if (step <= whole) {
-        Reduction<T, Op> reduction(op, ranks);
-        if (step > 0)
-          reduction.add(pack);
-        reduction.add(load(input + offset, extent));
-        pack = reduction.finish(step == whole);
+        const Pack own = load(input + at, extent, granule);
+        pack = step == 0 ? reduce.pack(own, step == whole) : reduce.packs(pack, own, step == whole);
       }
       if (step < last)
         store_packet(to + (i - slice.first), pack, tag);
       if (step >= whole)
-        store(output + offset, pack, extent);
+        store(output + at, pack, extent, granule);
     });
   }
   end_turn(launch, block, turn);

@@ -5,35 +5,36 @@
 // As in a one-shot pull, staged shares need no second barrier.
 #pragma once
 
-#include "inputs.cuh"
+#include "../core/inputs.cuh"
 
 namespace FA_NAMESPACE {
 
 // In place, a rank's input is its own share of the output: nobody else's copy touches it.
-template <class T, class Block>
+template <class Block>
 FA_FN void all_gather(const FaLaunch &launch, Block &block) {
   const Turn turn = trading(begin_turn(launch, block, true), launch, launch.world);
   if (!same_call(launch, block, turn))
     return;
-  const AnyWorld world = {launch.world};
-  const Span own = {0, packs_of<T>(launch.count)};
-  T *output = reinterpret_cast<T *>(launch.output);
-  stage_and_keep(launch, block, own, turn, output + launch.shares[launch.rank].first);
-  if (!barrier(launch, block, kStart, turn))
+  const u32 element = element_bytes(launch.dtype);
+  const u64 bytes = message_bytes(launch);
+  const Span own = {0, packs_of(bytes)};
+  u8 *output = reinterpret_cast<u8 *>(launch.output);
+  u8 *kept = output + launch.shares[launch.rank].first * element;
+  stage_and_keep(launch, block, own, turn, bytes, kept);
+  if (!meet_for_inputs(launch, block, turn))
     return;
 
-  const Inputs<T, AnyWorld> inputs = resolve_inputs<T>(launch, block, world, turn);
-  if (!inputs.mapped)
-    return record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
-  keep_unstaged(launch, block, own, output + launch.shares[launch.rank].first);
+  const Inputs inputs(block.scratch(), launch.world);
+  keep_unstaged(launch, block, own, bytes, kept);
+  FA_ROLL
   for (u32 step = 1; step < launch.world; ++step) {
     // Each rank begins with its right neighbour's, so that no rank is read by all at once.
     const u32 r = (launch.rank + step) % launch.world;
-    const FaShare share = launch.shares[r];
-    copy(block, output + share.first, inputs.at[r], {0, packs_of<T>(share.count)}, share.count);
+    const u64 first = launch.shares[r].first * element, share = launch.shares[r].count * element;
+    copy(block, output + first, inputs.at(r), {0, packs_of(share)}, share);
   }
 
-  if (inputs.direct && !barrier(launch, block, kSecond, turn))
+  if (inputs.direct() && !barrier(launch, block, kSecond, turn))
     return;
   end_turn(launch, block, turn);
 }

@@ -10,47 +10,43 @@
 // next writer has it.
 #pragma once
 
-#include "inputs.cuh"
+#include "../core/inputs.cuh"
+#include "../sinks/store.cuh"
 
 namespace FA_NAMESPACE {
 
 // The rank in whose staging slice r lies reduced.
 FA_FN u32 keeper_of(u32 world, u32 r) { return trades_lines(world) ? 1 - r : r; }
 
-template <class T, class Block, class Op, class WorldT>
-FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, Op op, WorldT world) {
+template <class Reduce, class Block>
+FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const Turn turn = walking(begin_turn(launch, block, true), launch);
-  if (!same_call(launch, block, turn))
+  if (!same_call<Reduce::compares>(launch, block, turn))
     return;
-  const u32 ranks = world.size();
-  const u64 packs = packs_of<T>(launch.count);
+  const u32 ranks = reduce.world();
+  const u64 bytes = message_bytes(launch), packs = packs_of(bytes);
+  FA_ROLL
   for (u32 r = 0; r < ranks; ++r) {
     // Slice by slice, so that a block stages what the same block of a peer reads.
     if (r != launch.rank)
-      stage_input<T>(launch, block, slice_of(packs, ranks, r), turn);
+      stage_input<typename Reduce::Packs>(launch, block, slice_of(packs, ranks, r), turn, bytes);
   }
-  if (!barrier(launch, block, kStart, turn))
+  if (!meet_for_inputs(launch, block, turn))
     return;
 
-  const Inputs<T, WorldT> inputs = resolve_inputs<T>(launch, block, world, turn);
-  if (!inputs.mapped)
-    return record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
-  T *output = reinterpret_cast<T *>(launch.output);
-  T *reduced = reinterpret_cast<T *>(staging(launch, keeper_of(ranks, launch.rank), turn));
-  for_each_pack<T>(block, slice_of(packs, ranks, launch.rank), launch.count,
-                   inputs.vector && pack_aligned(output), [&](u64 offset, u64, auto extent) {
-                     const Pack<T> result = reduce_inputs(inputs, op, world, offset, extent);
-                     store(reduced + offset, result, extent);
-                     store(output + offset, result, extent);
-                   });
+  u8 *output = reinterpret_cast<u8 *>(launch.output);
+  u8 *reduced = staging(launch, keeper_of(ranks, launch.rank), turn);
+  reduce.inputs(launch, block, Inputs(block.scratch(), ranks), slice_of(packs, ranks, launch.rank), bytes,
+                Store(reduced, output));
   if (!barrier(launch, block, kSecond, turn))
     return;
 
+  FA_ROLL
   for (u32 step = 1; step < ranks; ++step) {
     // Each rank begins with its right neighbour, so that no rank is read by all at once.
     const u32 r = (launch.rank + step) % ranks;
-    copy(block, output, reinterpret_cast<const T *>(staging(launch, keeper_of(ranks, r), turn)),
-         slice_of(packs, ranks, r), launch.count);
+    copy<typename Reduce::Packs>(block, output, staging(launch, keeper_of(ranks, r), turn),
+                                 slice_of(packs, ranks, r), bytes);
   }
   end_turn(launch, block, turn);
 }

@@ -2,7 +2,7 @@
 // written on them once. A unit is what one instruction works on: a scalar on a GPU, a vector on the host.
 #pragma once
 
-#include "memory.cuh"
+#include "../core/memory.cuh"
 
 namespace FA_NAMESPACE {
 

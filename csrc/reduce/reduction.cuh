@@ -1,45 +1,30 @@
-// The reduction of one pack over all ranks. The direct algorithms all use it, in rank order, so they agree
-// bit for bit; NaN results are canonical, so they agree on those too.
+// The reduction of N elements over ranks, one after the other. All kernels use it, the direct algorithms in
+// rank order, so that those agree bit for bit; NaN results are canonical, so they agree on those too.
 #pragma once
 
-#include "packed.cuh"
+#include "element.cuh"
 
 namespace FA_NAMESPACE {
 
-// The operation, known to the compiler (the hot set) or not.
-struct Sum {
-  FA_FN constexpr u32 code() const { return FA_SUM; }
+// The operation, known to the compiler or not.
+template <u32 Code>
+struct Op {
+  FA_FN constexpr u32 code() const { return Code; }
 };
 struct AnyOp {
   u32 op;
   FA_FN constexpr u32 code() const { return op; }
 };
 
-// The world size, known to the compiler (the hot set) or not.
-template <u32 W>
-struct World {
-  FA_FN constexpr u32 size() const { return W; }
-  static constexpr u32 most = W;
+// N elements as they lie in memory, and in registers.
+template <class T, u32 N>
+struct Elements {
+  using Small = typename Convert<T>::Small;
+  static constexpr u32 units = N * sizeof(T) / sizeof(Small);
+  Small unit[units];
 };
-struct AnyWorld {
-  u32 ranks;
-  FA_FN constexpr u32 size() const { return ranks; }
-  static constexpr u32 most = FA_MAX_RANKS;
-};
-
-// body(r) for r in 0..world in order; unrolled when the world is known, so that indices are constants.
-template <u32 W, class Body>
-FA_FN void for_each_rank(World<W>, Body body) {
-  FA_UNROLL
-  for (u32 r = 0; r < W; ++r)
-    body(r);
-}
-
-template <class Body>
-FA_FN void for_each_rank(AnyWorld world, Body body) {
-  for (u32 r = 0; r < world.ranks; ++r)
-    body(r);
-}
+template <class T, u32 N>
+using LanesOf = Lanes<typename Element<T>::Accumulate, N>;
 
 template <class A>
 constexpr bool kIsFloat = false;
@@ -116,29 +101,32 @@ private:
   static FA_FN U ordered(U a, U b, U result) { return (a == a) & (b == b) ? result : canonical_nan<A>(); }
 };
 
-// The reduction of one pack, rank after rank.
-template <class T, class Op>
+// The reduction of N elements, rank after rank.
+template <class T, class Op, u32 N>
 class Reduction {
   using A = typename Element<T>::Accumulate;
   using U = typename Unit<A>::type;
-  using L = PackLanes<T>;
+  using L = LanesOf<T, N>;
   // A 64-bit average has no wider type to sum in: it sums quotients and remainders by the world size.
   static constexpr bool kSplitAverage = !kIsFloat<A> && sizeof(T) == 8;
 
 public:
   FA_FN Reduction(Op op, u32 world) : op_(op), world_(A(world)) {
     switch (op_.code()) {
-    case FA_PROD: value_ = splat<A, kPackLanes<T>>(A(1)); break;
-    case FA_MIN: value_ = splat<A, kPackLanes<T>>(Limits<A>::highest); break;
-    case FA_MAX: value_ = splat<A, kPackLanes<T>>(Limits<A>::lowest); break;
-    default: value_ = splat<A, kPackLanes<T>>(A(0)); break;
+    case FA_PROD: value_ = splat<A, N>(A(1)); break;
+    case FA_MIN: value_ = splat<A, N>(Limits<A>::highest); break;
+    case FA_MAX: value_ = splat<A, N>(Limits<A>::lowest); break;
+    default: value_ = splat<A, N>(A(0)); break;
     }
     if constexpr (kSplitAverage)
-      remainder_ = splat<A, kPackLanes<T>>(A(0));
+      remainder_ = splat<A, N>(A(0));
   }
 
-  FA_FN void add(const Pack<T> &pack) {
-    const L x = widen(pack);
+  FA_FN void add(const Elements<T, N> &elements) {
+    L x;
+    FA_UNROLL
+    for (u32 i = 0; i < Elements<T, N>::units; ++i)
+      x.unit[i] = Convert<T>::widen(elements.unit[i]);
     switch (op_.code()) {
     case FA_PROD: value_ = map(value_, x, Arithmetic<A>::multiply); break;
     case FA_MIN: value_ = map(value_, x, Arithmetic<A>::minimum); break;
@@ -156,9 +144,9 @@ public:
     }
   }
 
-  // `whole`: all ranks' packs have been added. Else it is a part of the sum, which an average does not divide
-  // yet.
-  FA_FN Pack<T> finish(bool whole = true) const {
+  // `whole`: all ranks' elements have been added. Else it is a part of the sum, which an average does not
+  // divide yet.
+  FA_FN Elements<T, N> finish(bool whole = true) const {
     L result = value_;
     if (whole && op_.code() == FA_AVG) {
       if constexpr (kSplitAverage) {
@@ -170,7 +158,11 @@ public:
     if constexpr (kIsFloat<A>) {
       result = map(result, [](U u) { return u == u ? u : canonical_nan<A>(); });
     }
-    return narrow<T>(result);
+    Elements<T, N> elements;
+    FA_UNROLL
+    for (u32 i = 0; i < Elements<T, N>::units; ++i)
+      elements.unit[i] = Convert<T>::narrow(result.unit[i]);
+    return elements;
   }
 
 private:

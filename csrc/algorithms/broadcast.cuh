@@ -1,0 +1,77 @@
+// Broadcast, in two forms.
+//
+//   at once:    root's input -> its staging | start barrier | everybody copies all of it
+//   scattered:  root's input -> its staging | start barrier | rank r copies slice r, and stages it
+//               | second barrier | everybody copies the other slices from their ranks
+//
+// Scattered, each link of the root carries 2/world of the message instead of all of it: the scatter and the
+// all-gather of van de Geijn's broadcast (Barnett et al., "Interprocessor collective communication library",
+// 1994). Either way all ranks hear from all, by the start barrier.
+#pragma once
+
+#include "../core/inputs.cuh"
+
+namespace FA_NAMESPACE {
+
+template <class Block>
+FA_FN void broadcast(const FaLaunch &launch, Block &block) {
+  const Turn turn = walking(begin_turn(launch, block, true), launch);
+  if (!same_call(launch, block, turn))
+    return;
+  const u64 bytes = message_bytes(launch);
+  const Span all = {0, packs_of(bytes)};
+  const bool root = launch.rank == launch.root;
+  u8 *output = reinterpret_cast<u8 *>(launch.output);
+  if (root)
+    stage_and_keep(launch, block, all, turn, bytes, output);
+  if (!meet_for_inputs(launch, block, turn))
+    return;
+
+  const Inputs inputs(block.scratch(), launch.world);
+  if (root)
+    keep_unstaged(launch, block, all, bytes, output);
+  else
+    copy(block, output, inputs.at(launch.root), all, bytes);
+  if (inputs.direct() && !barrier(launch, block, kSecond, turn))
+    return;
+  end_turn(launch, block, turn);
+}
+
+template <class Block>
+FA_FN void scattered_broadcast(const FaLaunch &launch, Block &block) {
+  const Turn turn = walking(begin_turn(launch, block, true), launch);
+  if (!same_call(launch, block, turn))
+    return;
+  const u32 ranks = launch.world;
+  const u64 bytes = message_bytes(launch), packs = packs_of(bytes);
+  const bool root = launch.rank == launch.root;
+  u8 *output = reinterpret_cast<u8 *>(launch.output);
+  FA_ROLL
+  for (u32 r = 0; root && r < ranks; ++r)
+    // Slice by slice, so that a block stages what the same block of a peer reads.
+    stage_and_keep(launch, block, slice_of(packs, ranks, r), turn, bytes, output);
+  if (!meet_for_inputs(launch, block, turn))
+    return;
+
+  if (root) {
+    keep_unstaged(launch, block, {0, packs}, bytes, output);
+  } else {
+    const u8 *input = Inputs(block.scratch(), ranks).at(launch.root);
+    copy_twice(block, staging(launch, launch.rank, turn), output, input, slice_of(packs, ranks, launch.rank),
+               bytes);
+    copy(block, output, input, slice_of(packs, ranks, launch.root), bytes);
+  }
+  // The slices are staged, and the root's input is read no more.
+  if (!barrier(launch, block, kSecond, turn))
+    return;
+
+  FA_ROLL
+  for (u32 step = 1; !root && step < ranks; ++step) {
+    const u32 r = (launch.rank + step) % ranks;
+    if (r != launch.root)
+      copy(block, output, staging(launch, r, turn), slice_of(packs, ranks, r), bytes);
+  }
+  end_turn(launch, block, turn);
+}
+
+} // namespace FA_NAMESPACE

@@ -1,0 +1,41 @@
+// Reduce: the root has the ranks' inputs, reduced. A two-shot pull in which only the root gathers: the links
+// of the root carry its share of the reduction and the other slices, once each.
+#pragma once
+
+#include "../core/inputs.cuh"
+#include "../sinks/store.cuh"
+
+namespace FA_NAMESPACE {
+
+template <class Reduce, class Block>
+FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce) {
+  const Turn turn = walking(begin_turn(launch, block, true), launch);
+  if (!same_call<Reduce::compares>(launch, block, turn))
+    return;
+  const u32 ranks = reduce.world();
+  const u64 bytes = message_bytes(launch), packs = packs_of(bytes);
+  FA_ROLL
+  for (u32 r = 0; r < ranks; ++r) {
+    if (r != launch.rank)
+      stage_input<typename Reduce::Packs>(launch, block, slice_of(packs, ranks, r), turn, bytes);
+  }
+  if (!meet_for_inputs(launch, block, turn))
+    return;
+
+  const bool root = launch.rank == launch.root;
+  u8 *output = root ? reinterpret_cast<u8 *>(launch.output) : staging(launch, launch.rank, turn);
+  reduce.inputs(launch, block, Inputs(block.scratch(), ranks), slice_of(packs, ranks, launch.rank), bytes,
+                Store(output));
+  // The slices are reduced, and no input is read any more.
+  if (!barrier(launch, block, kSecond, turn))
+    return;
+
+  FA_ROLL
+  for (u32 r = 0; root && r < ranks; ++r) {
+    if (r != launch.rank)
+      copy<typename Reduce::Packs>(block, output, staging(launch, r, turn), slice_of(packs, ranks, r), bytes);
+  }
+  end_turn(launch, block, turn);
+}
+
+} // namespace FA_NAMESPACE

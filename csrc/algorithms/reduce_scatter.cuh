@@ -1,0 +1,54 @@
+// Reduce-scatter: rank r has share r of the ranks' inputs, reduced. The first half of a two-shot pull, with
+// the same bits; each remote byte is read once.
+//
+//   the peers' shares of own input -> own staging, unless it is registered | start barrier | reduce own share
+//
+// As in a one-shot pull, staged shares need no second barrier.
+#pragma once
+
+#include "../core/inputs.cuh"
+#include "../sinks/store.cuh"
+
+namespace FA_NAMESPACE {
+
+// Shares are staged at equal distances, whole packs.
+FA_FN u64 staged_share(const FaLaunch &launch, u32 element) {
+  u64 most = 0;
+  FA_ROLL
+  for (u32 r = 0; r < launch.world; ++r)
+    most = launch.shares[r].count > most ? launch.shares[r].count : most;
+  return packs_of(most * element) * kPackBytes;
+}
+
+// In place, a rank's output is its own share of its input, which nobody else reads.
+template <class Reduce, class Block>
+FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &reduce) {
+  const Turn turn = trading(begin_turn(launch, block, true), launch, launch.world);
+  if (!same_call<Reduce::compares>(launch, block, turn))
+    return;
+  const u32 element = element_bytes(launch.dtype);
+  const u64 distance = staged_share(launch, element);
+  if (launch.source == 0) {
+    const u8 *input = reinterpret_cast<const u8 *>(launch.input);
+    u8 *staged = staging(launch, launch.rank, turn);
+    FA_ROLL
+    for (u32 r = 0; r < launch.world; ++r) {
+      const u64 first = launch.shares[r].first * element, bytes = launch.shares[r].count * element;
+      if (r != launch.rank)
+        copy(block, staged + r * distance, input + first, {0, packs_of(bytes)}, bytes);
+    }
+  }
+  const FaShare own = launch.shares[launch.rank];
+  if (!meet_for_inputs(launch, block, turn, launch.rank * distance, own.first * element, [] {}))
+    return;
+
+  const Inputs inputs(block.scratch(), reduce.world());
+  const u64 bytes = own.count * element;
+  reduce.inputs(launch, block, inputs, {0, packs_of(bytes)}, bytes,
+                Store(reinterpret_cast<u8 *>(launch.output)));
+  if (inputs.direct() && !barrier(launch, block, kSecond, turn))
+    return;
+  end_turn(launch, block, turn);
+}
+
+} // namespace FA_NAMESPACE

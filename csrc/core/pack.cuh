@@ -1,0 +1,219 @@
+// Packs: the unit of work, 16 bytes on a GPU and a cache line on the host. Whoever moves packs does not know
+// what elements are in them.
+//
+// The last pack of a message may be partial. On a GPU all packs of a misaligned message are moved like that:
+// granule by granule, in a loop that is not unrolled.
+#pragma once
+
+#include "block.cuh"
+
+namespace FA_NAMESPACE {
+
+#if FA_CUDA
+constexpr u32 kPackBytes = FA_CUDA_PACK_BYTES;
+#else
+constexpr u32 kPackBytes = FA_HOST_PACK_BYTES;
+#endif
+
+// How much of a pack exists. On the host whole packs and the last one are told apart by type.
+struct Whole {
+  static constexpr u32 bytes = kPackBytes;
+};
+struct Part {
+  u32 bytes;
+};
+
+#if FA_CUDA
+
+struct Pack {
+  u64 low, high;
+};
+
+struct Extent {
+  u32 bytes;
+  bool whole;
+};
+
+template <class>
+constexpr bool kIsWhole = false;
+template <>
+constexpr bool kIsWhole<Whole> = true;
+
+// The largest power of two up to 8 that divides all of the addresses and sizes in `bits`.
+FA_FN u32 granule_of(u64 bits) { return 1u << (__ffsll(bits | 8) - 1); }
+
+FA_FN u64 load_granule(const u8 *from, u32 granule) {
+  switch (granule) {
+  case 8: return *reinterpret_cast<const u64 *>(from);
+  case 4: return *reinterpret_cast<const u32 *>(from);
+  case 2: return *reinterpret_cast<const u16 *>(from);
+  default: return *from;
+  }
+}
+
+FA_FN void store_granule(u8 *to, u64 value, u32 granule) {
+  switch (granule) {
+  case 8: *reinterpret_cast<u64 *>(to) = value; break;
+  case 4: *reinterpret_cast<u32 *>(to) = u32(value); break;
+  case 2: *reinterpret_cast<u16 *>(to) = u16(value); break;
+  default: *to = u8(value);
+  }
+}
+
+// Moves a pack up by a granule, and puts one in at its beginning.
+FA_FN void push_granule(Pack *pack, u64 value, u32 granule) {
+  const u32 bits = 8 * granule;
+  pack->high = bits == 64 ? pack->low : pack->high << bits | pack->low >> (64 - bits);
+  pack->low = bits == 64 ? value : pack->low << bits | value;
+}
+
+// From the last granule to the first, so that no index into the pack is needed: it stays in registers.
+FA_CALL Pack load_part(const u8 *from, u32 bytes, u32 granule) {
+  Pack pack = {0, 0};
+  FA_ROLL
+  for (u32 at = bytes; at > 0;) {
+    at -= granule;
+    push_granule(&pack, load_granule(from + at, granule), granule);
+  }
+  return pack;
+}
+
+FA_CALL void store_part(u8 *to, Pack pack, u32 bytes, u32 granule) {
+  const u32 bits = 8 * granule;
+  FA_ROLL
+  for (u32 at = 0; at < bytes; at += granule) {
+    store_granule(to + at, pack.low, granule);
+    pack.low = bits == 64 ? pack.high : pack.low >> bits | pack.high << (64 - bits);
+    pack.high = bits == 64 ? 0 : pack.high >> bits;
+  }
+}
+
+FA_FN Pack load(const u8 *from, Whole, u32) {
+  const uint4 words = *reinterpret_cast<const uint4 *>(from);
+  return {u64(words.y) << 32 | words.x, u64(words.w) << 32 | words.z};
+}
+
+FA_FN void store(u8 *to, Pack pack, Whole, u32) {
+  *reinterpret_cast<uint4 *>(to) =
+      make_uint4(u32(pack.low), u32(pack.low >> 32), u32(pack.high), u32(pack.high >> 32));
+}
+
+FA_FN Pack load(const u8 *from, Extent extent, u32 granule) {
+  return extent.whole ? load(from, Whole{}, granule) : load_part(from, extent.bytes, granule);
+}
+
+FA_FN void store(u8 *to, Pack pack, Extent extent, u32 granule) {
+  if (extent.whole)
+    store(to, pack, Whole{}, granule);
+  else
+    store_part(to, pack, extent.bytes, granule);
+}
+
+#else
+
+struct Pack {
+  u8 byte[kPackBytes];
+};
+
+FA_FN u32 granule_of(u64) { return 1; }
+
+template <class Extent>
+FA_FN Pack load(const u8 *from, Extent extent, u32) {
+  Pack pack = {};
+  __builtin_memcpy(&pack, from, extent.bytes);
+  return pack;
+}
+
+template <class Extent>
+FA_FN void store(u8 *to, const Pack &pack, Extent extent, u32) {
+  __builtin_memcpy(to, &pack, extent.bytes);
+}
+
+#endif
+
+// True where vector accesses at these addresses are legal; packs keep it true all through a buffer.
+FA_FN bool pack_aligned(u64 addresses) { return !FA_CUDA || addresses % FA_CUDA_PACK_BYTES == 0; }
+
+// A run of packs of a message: packs first..first + length, of which the message's last may be partial.
+struct Span {
+  u64 first;
+  u64 length;
+};
+
+FA_FN u64 packs_of(u64 bytes) { return (bytes + kPackBytes - 1) / kPackBytes; }
+
+// The packs that rank r owns in a two-shot.
+FA_FN Span slice_of(u64 packs, u32 world, u32 r) {
+  const u64 first = packs * r / world;
+  return {first, packs * (r + 1) / world - first};
+}
+
+// body(byte offset, pack index, extent) for packs first..last of a message of so many bytes. `vector`: all
+// addresses that body touches are pack_aligned.
+template <class Body>
+FA_FN void with_extent(u64 pack, u64 bytes, bool vector, Body body) {
+  const u64 at = pack * kPackBytes, left = bytes - at;
+#if FA_CUDA
+  body(at, pack, Extent{left < kPackBytes ? u32(left) : kPackBytes, vector && left >= kPackBytes});
+#else
+  (void)vector;
+  if (left >= kPackBytes)
+    body(at, pack, Whole{});
+  else
+    body(at, pack, Part{u32(left)});
+#endif
+}
+
+// Kernels whose messages may have parts of packs, and those of a GPU whose messages have whole ones alone.
+struct Parts {};
+struct NoParts {};
+template <class>
+constexpr bool kHasParts = true;
+template <>
+constexpr bool kHasParts<NoParts> = false;
+
+// The same for this block's share of a span.
+template <class Packs = Parts, class Block, class Body>
+FA_FN void for_each_pack(const Block &block, Span span, u64 bytes, bool vector, Body body) {
+#if FA_CUDA
+  block.for_each(span.length, [&](u64 i) {
+    if constexpr (kHasParts<Packs>)
+      with_extent(span.first + i, bytes, vector, body);
+    else
+      body((span.first + i) * kPackBytes, span.first + i, Whole{});
+  });
+#else
+  (void)vector;
+  const auto share = block.share(span.length);
+  const u64 last = span.first + share.last, whole = bytes / kPackBytes;
+  u64 i = span.first + share.first;
+  for (; i < (last < whole ? last : whole); ++i)
+    body(i * kPackBytes, i, Whole{});
+  if (i < last)
+    body(i * kPackBytes, i, Part{u32(bytes - i * kPackBytes)});
+#endif
+}
+
+// Copies a span of packs of a message of so many bytes.
+template <class Packs = Parts, class Block>
+FA_STEP void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes) {
+  const u64 addresses = u64(to) | u64(from);
+  const u32 granule = granule_of(addresses | bytes);
+  for_each_pack<Packs>(block, span, bytes, pack_aligned(addresses), [&](u64 at, u64, auto extent) {
+    store(to + at, load(from + at, extent, granule), extent, granule);
+  });
+}
+
+// The same, to two places.
+template <class Block>
+FA_STEP void copy_twice(const Block &block, u8 *to, u8 *also, const u8 *from, Span span, u64 bytes) {
+  const u64 addresses = u64(to) | u64(also) | u64(from);
+  const u32 granule = granule_of(addresses | bytes);
+  for_each_pack(block, span, bytes, pack_aligned(addresses), [&](u64 at, u64, auto extent) {
+    const Pack pack = load(from + at, extent, granule);
+    store(to + at, pack, extent, granule);
+    store(also + at, pack, extent, granule);
+  });
+}
+
+} // namespace FA_NAMESPACE

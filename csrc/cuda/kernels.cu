@@ -1,0 +1,70 @@
+// Entry points of the CUDA device. Of an allreduce by a direct algorithm one kernel for each member of the
+// hot set, <name>_<type>_sum_w<world>. Of everything that reduces one for each type, <name>_<type>, that
+// takes any operation and world. Of what moves bytes, and of the others, one: <name>. All but the hot set can
+// also run all ranks of a world in one cooperative launch, blockIdx.y being the rank.
+#include "../algorithms/all_gather.cuh"
+#include "../algorithms/barrier.cuh"
+#include "../algorithms/broadcast.cuh"
+#include "../algorithms/halving_doubling.cuh"
+#include "../algorithms/one_shot_pull.cuh"
+#include "../algorithms/one_shot_push.cuh"
+#include "../algorithms/reduce.cuh"
+#include "../algorithms/reduce_scatter.cuh"
+#include "../algorithms/ring.cuh"
+#include "../algorithms/transfer.cuh"
+#include "../algorithms/two_shot_pull.cuh"
+#include "../algorithms/two_shot_push.cuh"
+#include "reduce.cuh"
+
+using namespace FA_NAMESPACE;
+
+// The launch of this block's rank: the kernel's own, or its rank's where one launch runs a world. One code
+// for both, as there are many of these kernels.
+static FA_FN const FaLaunch &launch_of(const FaLaunch &own) {
+  return own.launches == 0 ? own : reinterpret_cast<const FaLaunch *>(own.launches)[blockIdx.y];
+}
+
+// At most 512 threads, which leaves 128 registers to each. The launch stays in constant memory: with
+// __grid_constant__ its arrays are indexed there and not in a local copy.
+#define FA_KERNEL(name) extern "C" __global__ void __launch_bounds__(512, 1) name
+
+#define FA_HOT_KERNEL(ranks, type, element, algorithm, ...)                                                  \
+  FA_KERNEL(algorithm##_##type##_sum_w##ranks)(const __grid_constant__ FaLaunch launch) {                    \
+    Block block;                                                                                             \
+    algorithm(launch, block, Reduce<element, Op<FA_SUM>, World<ranks>>({}, {}));                             \
+  }
+
+#define FA_ANY_KERNEL(code, number, type, element, bytes, family, algorithm, ...)                            \
+  FA_KERNEL(algorithm##_##type)(const __grid_constant__ FaLaunch own) {                                      \
+    const FaLaunch &launch = launch_of(own);                                                                 \
+    Block block;                                                                                             \
+    algorithm(launch, block, Reduce<element, AnyOp, AnyWorld>({launch.op}, {launch.world}));                 \
+  }
+
+#define FA_MOVING_KERNEL(code, number, name, ...)                                                            \
+  FA_KERNEL(name)(const __grid_constant__ FaLaunch own) {                                                    \
+    Block block;                                                                                             \
+    name(launch_of(own), block);                                                                             \
+  }
+
+#define FA_HOT_OF_TYPE(type, element, ...) FA_HOT_WORLDS(FA_HOT_KERNEL, type, element, __VA_ARGS__)
+#define FA_HOT_OF(code, number, algorithm, ...) FA_HOT_TYPES(FA_HOT_OF_TYPE, algorithm)
+#define FA_ANY_OF(code, number, algorithm, ...) FA_TYPES(FA_ANY_KERNEL, algorithm)
+
+FA_HOT(FA_HOT_OF, )
+FA_REDUCING(FA_ANY_OF, )
+FA_MOVING(FA_MOVING_KERNEL, )
+
+FA_KERNEL(barrier)(const __grid_constant__ FaLaunch own) {
+  Block block;
+  all_meet(launch_of(own), block);
+}
+
+// The messages come after the launch, as they are too many for every launch to have room for. Where one
+// launch runs a world they are in memory, as its launches are.
+FA_KERNEL(transfer)(const __grid_constant__ FaLaunch own, const __grid_constant__ FaTransfers messages) {
+  const FaLaunch &launch = launch_of(own);
+  Block block;
+  transfer(launch, block,
+           own.launches == 0 ? messages : *reinterpret_cast<const FaTransfers *>(launch.transfers));
+}

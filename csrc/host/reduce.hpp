@@ -1,0 +1,98 @@
+// How the host's protocols reduce: in runs of packs, by the typed loop of the call.
+#pragma once
+
+#include "../core/inputs.cuh"
+#include "../core/packet.cuh"
+#include "../reduce/span.cuh"
+
+namespace FA_NAMESPACE {
+
+class Reduce {
+public:
+  // Checked launches are told apart at run time.
+  static constexpr bool compares = true;
+  using Packs = Parts;
+
+  Reduce(const ReduceSpans &spans, const FaLaunch &launch)
+      : spans_(spans), op_(launch.op), world_(launch.world) {}
+
+  u32 world() const { return world_; }
+
+  // Reduces this block's share of a span of a message over the ranks' inputs, into the sink.
+  template <class Block, class Sink>
+  void inputs(const FaLaunch &, Block &block, const Inputs &, Span span, u64 bytes, const Sink &sink) const {
+    const auto share = block.share(span.length);
+    const Span own = {span.first + share.first, share.last - share.first};
+    run(spans_.of[op_][world_], block.scratch(), world_, own.first * kPackBytes, kPackBytes, own, bytes,
+        sink);
+  }
+
+  // The same over this rank's input and the packets of `part` that its peers send it. False: not all came.
+  template <class Block, class Sink>
+  bool packets(const FaLaunch &launch, Block &block, u32 epoch, u32 part, u32 parts, Span span, u64 bytes,
+               const Sink &sink) const {
+    constexpr u64 kRun = 8;
+    const Tag tag = packet_tag(launch, epoch);
+    const auto share = block.share(span.length);
+    for (u64 i = share.first; i < share.last; i += kRun) {
+      const Span run_of = {span.first + i, share.last - i < kRun ? share.last - i : kRun};
+      // This rank's own packs, at the distance of slots: the loop has one stride.
+      Slot own[kRun];
+      u64 sources[FA_MAX_RANKS];
+      for (u32 r = 0; r < world_; ++r) {
+        const Slot *slots = r == launch.rank ? own : slots_of(launch, launch.rank, epoch, part, parts, r) + i;
+        sources[r] = u64(slots);
+        for (u64 k = 0; k < run_of.length; ++k) {
+          if (r != launch.rank) {
+            if (!wait_packet(launch, slots + k, r, tag))
+              return false;
+          } else {
+            with_extent(run_of.first + k, bytes, true, [&](u64 at, u64, auto extent) {
+              __builtin_memcpy(own[k].data, reinterpret_cast<const u8 *>(launch.input) + at, extent.bytes);
+            });
+          }
+        }
+      }
+      run(spans_.of[op_][world_], sources, world_, 0, sizeof(Slot), run_of, bytes, sink);
+    }
+    return true;
+  }
+
+  // Reduces two packs. `whole`: now all ranks' are in it, which an average divides.
+  Pack packs(const Pack &first, const Pack &second, bool whole) const {
+    const u64 sources[] = {u64(&first), u64(&second)};
+    return packs(sources, 2, whole);
+  }
+
+  // The same of one.
+  Pack pack(const Pack &only, bool whole) const {
+    const u64 source = u64(&only);
+    return packs(&source, 1, whole);
+  }
+
+private:
+  const ReduceSpans &spans_;
+  u32 op_, world_;
+
+  Pack packs(const u64 *sources, u32 count, bool whole) const {
+    const u32 op = op_ == FA_AVG && !whole ? u32(FA_SUM) : op_;
+    Pack result;
+    spans_.of[op][count]({sources, count, world_, 0, kPackBytes, kPackBytes, result.byte, nullptr});
+    return result;
+  }
+
+  // Of the message's `bytes` those in a run of packs.
+  template <class Sink>
+  static FA_FN void run(ReduceSpan loop, const u64 *sources, u32 count, u64 from, u64 stride, Span packs,
+                        u64 bytes, const Sink &sink) {
+    if (packs.length == 0)
+      return;
+    const u64 at = packs.first * kPackBytes, end = at + packs.length * kPackBytes;
+    u8 *also = sink.also();
+    loop({sources, count, count, from, stride, (end < bytes ? end : bytes) - at, sink.to() + at,
+          also == nullptr ? nullptr : also + at});
+    sink.done(packs, bytes);
+  }
+};
+
+} // namespace FA_NAMESPACE

@@ -1,0 +1,77 @@
+// Instantiates the typed loop. The files that include this one have the tables of a family of types each.
+#pragma once
+
+#include "../core/pack.cuh"
+#include "../reduce/span.cuh"
+
+namespace FA_NAMESPACE {
+
+// Sums of the hot set have a loop for each number of sources, whose loads are then all issued at once.
+template <class T>
+constexpr bool kHot = false;
+#if !defined(FA_HOT_SET) || FA_HOT_SET
+#define FA_IS_HOT(name, element, ...)                                                                        \
+  template <>                                                                                                \
+  constexpr bool kHot<element> = true;
+FA_HOT_TYPES(FA_IS_HOT, )
+#endif
+
+// `Sources` of them, or `span.count` where that is 0.
+template <class T, u32 Code, u32 Sources>
+void reduce_span(const ReducedSpan &span) {
+  constexpr u32 kLanes = kPackBytes / sizeof(T);
+  const u32 count = Sources == 0 ? span.count : Sources;
+  // A copy, which no result can overwrite.
+  const u8 *from[FA_MAX_RANKS];
+  for (u32 r = 0; r < count; ++r)
+    from[r] = reinterpret_cast<const u8 *>(span.sources[r] << 1 >> 1) + span.from;
+
+  const auto reduce = [&](u64 source, u64 at, auto extent) {
+    Reduction<T, Op<Code>, kLanes> reduction(Op<Code>{}, span.world);
+    const auto add = [&](u32 r) {
+      Elements<T, kLanes> elements = {};
+      __builtin_memcpy(&elements, from[r] + source, extent.bytes);
+      reduction.add(elements);
+    };
+    if constexpr (Sources == 0) {
+      for (u32 r = 0; r < count; ++r)
+        add(r);
+    } else {
+      FA_UNROLL
+      for (u32 r = 0; r < Sources; ++r)
+        add(r);
+    }
+    const Elements<T, kLanes> result = reduction.finish();
+    __builtin_memcpy(span.to + at, &result, extent.bytes);
+    if (span.also != nullptr)
+      __builtin_memcpy(span.also + at, &result, extent.bytes);
+  };
+  const u64 whole = span.bytes / kPackBytes;
+  for (u64 i = 0; i < whole; ++i)
+    reduce(i * span.stride, i * kPackBytes, Whole{});
+  if (const u32 rest = span.bytes % kPackBytes)
+    reduce(whole * span.stride, whole * kPackBytes, Part{rest});
+}
+
+template <class T, u32 Code>
+constexpr void add_loops(ReduceSpans *spans) {
+  for (u32 count = 0; count <= FA_MAX_RANKS; ++count)
+    spans->of[Code][count] = reduce_span<T, Code, 0>;
+}
+
+template <class T>
+constexpr ReduceSpans loops_of() {
+  ReduceSpans spans = {};
+#define FA_ADD_LOOPS(code, ...) add_loops<T, code>(&spans);
+  FA_OPS(FA_ADD_LOOPS, )
+#define FA_ADD_HOT(ranks, ...)                                                                               \
+  if constexpr (kHot<T>)                                                                                     \
+    spans.of[FA_SUM][ranks] = reduce_span<T, FA_SUM, ranks>;
+  FA_HOT_WORLDS(FA_ADD_HOT, )
+  return spans;
+}
+
+#define FA_LOOPS(name, element) extern const ReduceSpans reduce_spans_##name = loops_of<element>();
+#define FA_LOOPS_OF_FAMILY(code, number, name, element, bytes, family, ...) FA_LOOPS_##family(name, element)
+
+} // namespace FA_NAMESPACE

@@ -1,0 +1,31 @@
+// The typed loop of the host: reduces a run of bytes over ranks. Compiled once for each type, operation and,
+// for the hot set, number of ranks; the protocols reach it through a table.
+#pragma once
+
+#include "reduction.cuh"
+
+namespace FA_NAMESPACE {
+
+// Whole packs from `offset` on, of which the message's last may be partial. Sources are in rank order.
+struct ReducedSpan {
+  const u64 *sources; // by rank: addresses, of which the highest bit is no part
+  u32 count;          // of the sources
+  u32 world;          // what an average divides by
+  u64 from;           // byte at which to begin in each source
+  u64 stride;         // bytes from a pack of a source to the next
+  u64 bytes;
+  u8 *to;
+  u8 *also; // a second place for the result, or null
+};
+
+using ReduceSpan = void (*)(const ReducedSpan &);
+
+// The loops of a type, by operation and number of sources.
+struct ReduceSpans {
+  ReduceSpan of[FA_AVG + 1][FA_MAX_RANKS + 1];
+};
+
+#define FA_DECLARE(code, number, name, ...) extern const ReduceSpans reduce_spans_##name;
+FA_TYPES(FA_DECLARE, )
+
+} // namespace FA_NAMESPACE
