@@ -110,9 +110,9 @@ impl<D: Device> Communicator<D> {
             Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => shares(self.world_size),
             _ => shares(1),
         };
-        // Whole packs of either device, so that what is aligned stays so from piece to piece.
-        let bytes = plan.piece_bytes;
-        let bytes = if bytes < PACKS { bytes } else { bytes - bytes % PACKS };
+        // What is aligned stays so from piece to piece.
+        let alignment = D::SOURCE_ALIGNMENT as usize;
+        let bytes = plan.piece_bytes - plan.piece_bytes % alignment;
         Prepared { id: message.id(algorithm), plan, piece: (bytes / size).max(1) }
     }
 
@@ -212,9 +212,6 @@ impl<D: Device> Communicator<D> {
         }
     }
 }
-
-/// A multiple of the packs of all devices.
-const PACKS: usize = abi::FA_HOST_PACK_BYTES as usize;
 
 /// A limit as kernels take it: at least 1, as 0 is none, and at most half the range, as a kernel adds the time of its clock.
 fn nanoseconds(limit: Duration) -> u64 {
