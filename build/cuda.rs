@@ -1,4 +1,4 @@
-//! Compiles `csrc/cuda/kernels.cu` to one fatbin for every GPU generation that the toolkit knows.
+//! Compiles `csrc/cuda/kernels.cu` to one fatbin, for the architectures of this machine's GPUs or those asked for.
 //!
 //! No toolkit is no error: the fatbin is then empty, and the crate reports at run time that it was
 //! built without CUDA, and why. A toolkit that was asked for by name, or that fails to compile, is.
@@ -8,10 +8,13 @@ use std::ffi::OsString;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
-/// One per generation with NVLink peers or in common use; binaries also run on later minor versions.
-const ARCHS: [&str; 8] = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"];
+#[path = "architectures.rs"]
+mod architectures;
+
+use architectures::Capability;
 
 /// What became of the CUDA kernels in this build.
 #[derive(Debug)]
@@ -116,17 +119,17 @@ impl Toolkit {
         let version = parse_version(&answer("--version")?)
             .ok_or_else(|| format!("{} --version names no version", nvcc.display()))?;
         let archs = parse_archs(&answer("--list-gpu-code")?);
-        if !archs.iter().any(|arch| ARCHS.contains(&arch.as_str())) {
-            return Err(format!("{} {version} knows none of {}", nvcc.display(), ARCHS.join(" ")));
-        }
+        // Where GPUs and settings have no say it must know something.
+        architectures::select(Some("all"), &[], &archs)
+            .map_err(|reason| format!("{} {version}: {reason}", nvcc.display()))?;
         Ok(Self { nvcc: nvcc.into(), version, archs })
     }
 
     fn compile(self, csrc: &Path, fatbin: &Path) -> Outcome {
-        let archs = match env_var("FAST_ALLREDUCE_ARCHS") {
-            Some(list) => narrow(&list.to_string_lossy(), &self.archs),
-            None => newest_last(self.archs.iter().filter(|a| ARCHS.contains(&a.as_str()))),
-        };
+        let asked = env_var("FAST_ALLREDUCE_ARCHS").map(|asked| asked.to_string_lossy().into_owned());
+        let gpus = if asked.is_none() { gpus() } else { Vec::new() };
+        let archs = architectures::select(asked.as_deref(), &gpus, &self.archs)
+            .unwrap_or_else(|reason| panic!("FAST_ALLREDUCE_ARCHS: {reason}"));
         // nvcc itself reads these.
         for name in ["NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"] {
             env_var(name);
@@ -214,28 +217,30 @@ fn parse_archs(text: &str) -> Vec<String> {
     text.lines().map(str::trim).filter(|line| line.starts_with("sm_")).map(Into::into).collect()
 }
 
-/// The comma-separated `list`, each of which must be among `known`.
-fn narrow(list: &str, known: &[String]) -> Vec<String> {
-    let asked = || list.split(',').map(str::trim).filter(|arch| !arch.is_empty());
-    for arch in asked() {
-        assert!(
-            known.iter().any(|k| k == arch),
-            "FAST_ALLREDUCE_ARCHS: {arch:?} is not an architecture that nvcc knows; it knows {}",
-            known.join(" ")
-        );
-    }
-    let archs = newest_last(known.iter().filter(|k| asked().any(|arch| arch == k.as_str())));
-    assert!(!archs.is_empty(), "FAST_ALLREDUCE_ARCHS={list:?} names no architecture");
-    archs
+/// Of the GPUs in this machine, as the driver's own program lists them, whatever CUDA_VISIBLE_DEVICES says. None where
+/// it is not installed or fails.
+fn gpus() -> Vec<Capability> {
+    let mut driver = Command::new("nvidia-smi");
+    driver.args(["--query-gpu=compute_cap", "--format=csv,noheader"]);
+    let text = within(Duration::from_secs(20), &mut driver).unwrap_or_default();
+    architectures::parse_capabilities(&text)
 }
 
-fn newest_last<'a>(archs: impl Iterator<Item = &'a String>) -> Vec<String> {
-    let mut archs: Vec<String> = archs.cloned().collect();
-    // By number: as text, sm_100 comes before sm_70.
-    archs.sort_by_key(|arch| {
-        arch.trim_start_matches("sm_").trim_end_matches(char::is_alphabetic).parse::<u32>().ok()
-    });
-    archs
+/// What a program prints that succeeds within a limit: one that waits for a broken driver ends by itself late or never.
+/// It must be so little that a pipe holds it.
+fn within(limit: Duration, command: &mut Command) -> Option<String> {
+    let started = Instant::now();
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
+    while child.try_wait().ok()?.is_none() {
+        if started.elapsed() > limit {
+            // Not waited for: a process that is stuck in the driver does not end.
+            let _ = child.kill();
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let output = child.wait_with_output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// A variable that has a say in the result: cargo runs the build script again when it changes.
@@ -246,7 +251,7 @@ fn env_var(name: &str) -> Option<OsString> {
 }
 
 fn run(command: &mut Command) -> std::io::Result<Output> {
-    command.stdin(std::process::Stdio::null()).output()
+    command.stdin(Stdio::null()).output()
 }
 
 fn one_line(text: &str) -> String {

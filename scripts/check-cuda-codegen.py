@@ -13,6 +13,7 @@ Needs Python 3.9 and nothing else.
 
 import argparse
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,8 @@ MAX_REGISTERS = 65536 // 512
 # The largest is a two-shot push between 8 ranks.
 MAX_HOT_BYTES = 16 << 10
 MAX_FATBIN = 8 << 20
+# As it is stored, compressed.
+MAX_PTX = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -308,6 +311,25 @@ def check_fatbin(path: Path) -> List[str]:
     return [] if size <= MAX_FATBIN else [f"{path}: {size} bytes"]
 
 
+def check_ptx(path: Path) -> List[str]:
+    """A fatbin is headers, each followed by its entries: kind (1: PTX), version, and the sizes of header and contents."""
+    try:
+        image, ptx, at = path.read_bytes(), [], 0
+        while at < len(image):
+            magic, _, header, size = struct.unpack_from("<IHHQ", image, at)
+            if magic != 0xBA55ED50:
+                return [f"{path}: no fatbin at {at}"]
+            at += header
+            end = at + size
+            while at < end:
+                kind, _, header, size = struct.unpack_from("<HHIQ", image, at)
+                ptx += [size] if kind == 1 else []
+                at += header + size
+    except (OSError, struct.error) as error:
+        return [f"{path}: {error}"]
+    return [] if ptx and sum(ptx) <= MAX_PTX else [f"{path}: PTX of {ptx} bytes"]
+
+
 # ---- Running ---------------------------------------------------------------------------------------
 
 
@@ -499,6 +521,14 @@ def self_test(report: Report) -> None:
                 file.truncate(size)
             found = bool(check_fatbin(fatbin))
             report.add("planted", f"a fatbin of {size} bytes", [f"reported: {found}"] * (found != is_fault))
+        for sizes, is_fault in (((), True), ((MAX_PTX,), False), ((MAX_PTX, 8), True), ((-1,), True)):
+            entries = [struct.pack("<HHIQ", 1, 1, 16, abs(size)) + bytes(size) for size in sizes if size >= 0]
+            entries.append(struct.pack("<HHIQ", 2, 1, 16, 8) + bytes(8))
+            magic = 0 if -1 in sizes else 0xBA55ED50
+            header = struct.pack("<IHHQ", magic, 1, 16, sum(map(len, entries)))
+            fatbin.write_bytes(header + b"".join(entries))
+            found = bool(check_ptx(fatbin))
+            report.add("planted", f"PTX of {list(sizes)} bytes", [f"reported: {found}"] * (found != is_fault))
         report.add("planted", "no fatbin", [] if check_fatbin(Path(folder) / "none") else ["not reported"])
 
 
@@ -528,6 +558,7 @@ def main() -> int:
     check(options.toolkit, options.csrc, options.archs or DEFAULT_ARCHS, settings, report)
     if options.fatbin is not None:
         report.add("fatbin", f"at most {MAX_FATBIN} bytes", check_fatbin(options.fatbin))
+        report.add("fatbin", f"at most {MAX_PTX} bytes of PTX", check_ptx(options.fatbin))
     return report.finish()
 
 

@@ -32,7 +32,7 @@ mod worlds {
 
     mod threads {
         use crate::suite::launch::InThreads;
-        conformance! { |_| Some(super::Launched::new(InThreads, super::HostDevice::default())) }
+        conformance! { |test| Some(super::Launched::tiered(test, InThreads, super::HostDevice::default())) }
     }
 
     mod local_threads {

@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use fast_allreduce::ReduceOp;
 
+use crate::tier::rounds;
 use crate::world::{builder, threads};
 
-/// Cycles, 2,000 where it is not set.
+/// Cycles, 2,000 where it is not set, and a part of them by default.
 const CYCLES: &str = "FAST_ALLREDUCE_TEST_CYCLES";
 
 /// Set in the process that runs the test alone.
@@ -40,10 +41,13 @@ fn resident_kib() -> usize {
 
 #[test]
 fn nothing_grows_in_thousands_of_cycles() {
+    let cycles =
+        std::env::var(CYCLES).map_or_else(|_| rounds("cycles", 2000, 200), |number| number.parse().unwrap());
     if std::env::var_os(ALONE).is_none() {
         let output = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "cycles::nothing_grows_in_thousands_of_cycles", "--nocapture"])
             .env(ALONE, "1")
+            .env(CYCLES, cycles.to_string())
             .stdin(Stdio::null())
             .output()
             .unwrap();
@@ -56,7 +60,6 @@ fn nothing_grows_in_thousands_of_cycles() {
         );
         return;
     }
-    let cycles: usize = std::env::var(CYCLES).map_or(2000, |number| number.parse().unwrap());
     // The allocator and the runtime keep some memory from the first ones.
     (0..200).for_each(|_| cycle());
     let (before, kib) = (held(), resident_kib());

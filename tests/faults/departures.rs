@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use fast_allreduce::{Algorithm, Error, ReduceOp};
 
+use crate::tier::rounds;
 use crate::world::{builder, threads, LIMIT, SOON};
 
 #[test]
@@ -39,7 +40,7 @@ fn a_rank_that_closes_early_is_named_at_once() {
 
 #[test]
 fn a_rank_that_is_done_and_leaves_disturbs_nobody() {
-    for round in 0..200 {
+    for round in 0..rounds("departures, a rank that is done", 200, 60) {
         let algorithm = Algorithm::ALL[round % 6];
         threads(
             3,

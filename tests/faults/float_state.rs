@@ -6,7 +6,7 @@ use fast_allreduce::{Algorithm, Communicator, Element, Host, ReduceOp};
 use half::{bf16, f16};
 
 use crate::random::Random;
-use crate::world::builder;
+use crate::world::{builder, threads_on};
 
 #[cfg(target_arch = "x86_64")]
 mod state {
@@ -61,42 +61,46 @@ fn reduce<T: Element>(communicator: &Communicator<Host>, data: &mut [T], op: Red
     assert_eq!(after, state, "the caller's state");
 }
 
+/// The states of the three ranks in each call: first the default on all.
+fn states() -> Vec<[u64; 3]> {
+    let default = state::get();
+    let [first, second, ..] = state::OTHERS;
+    let one = state::OTHERS.map(|other| [default, other, default]);
+    [[default; 3]].into_iter().chain(one).chain([[first, second, default]]).collect()
+}
+
 /// Inputs of which sums round and many are subnormal; the same on all ranks but for a factor.
 fn same_bits<T: Element + PartialEq>(of: fn(f64) -> T, smallest: f64, bits: fn(T) -> u64, isa: Isa) {
     const COUNT: usize = 500;
+    const OPS: [ReduceOp; 3] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max];
     let algorithms =
         [Algorithm::OneShotPull, Algorithm::TwoShotPull, Algorithm::OneShotPush, Algorithm::Ring];
     for algorithm in algorithms {
-        for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max] {
-            let run = |states: [u64; 3]| {
-                let ranks = fast_allreduce::bootstrap::Threads::world(3).unwrap();
-                let results = std::thread::scope(|scope| {
-                    let running = ranks.into_iter().enumerate().map(|(rank, bootstrap)| {
-                        scope.spawn(move || {
-                            let host = Host::new().isa(isa).unwrap();
-                            let communicator = builder().algorithm(algorithm).build(host, bootstrap).unwrap();
-                            let mut random = Random::fixed(rank as u64);
-                            let mut data: Vec<T> = (0..COUNT)
-                                .map(|_| of(random.below(4000) as f64 * smallest / 3.0 * (rank + 1) as f64))
-                                .collect();
-                            reduce(&communicator, &mut data, op, states[rank]);
-                            data.into_iter().map(bits).collect::<Vec<u64>>()
-                        })
-                    });
-                    let running: Vec<_> = running.collect();
-                    running.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
-                });
-                assert!(results.iter().all(|result| *result == results[0]), "{algorithm} {op} {states:x?}");
-                results.into_iter().next().unwrap()
-            };
-            let default = state::get();
-            let expected = run([default; 3]);
+        // By rank, the results of all calls.
+        let results = threads_on(
+            || Host::new().isa(isa).unwrap(),
+            3,
+            |_| builder().algorithm(algorithm),
+            |communicator| {
+                let rank = communicator.rank();
+                let call = |op: ReduceOp, state: u64| {
+                    let mut random = Random::fixed(rank as u64);
+                    let mut data: Vec<T> = (0..COUNT)
+                        .map(|_| of(random.below(4000) as f64 * smallest / 3.0 * (rank + 1) as f64))
+                        .collect();
+                    reduce(&communicator, &mut data, op, state);
+                    data.into_iter().map(bits).collect::<Vec<u64>>()
+                };
+                OPS.map(|op| states().into_iter().map(|states| call(op, states[rank])).collect::<Vec<_>>())
+            },
+        );
+        assert!(results.iter().all(|result| *result == results[0]), "{algorithm}");
+        for (op, of_calls) in OPS.into_iter().zip(&results[0]) {
+            let expected = &of_calls[0];
             assert!(expected.iter().any(|bits| *bits != expected[0]));
-            for other in state::OTHERS {
-                assert_eq!(run([default, other, default]), expected, "{algorithm} {op} {other:x}");
+            for (states, result) in states().into_iter().zip(of_calls) {
+                assert_eq!(result, expected, "{algorithm} {op} {states:x?}");
             }
-            let [first, second, ..] = state::OTHERS;
-            assert_eq!(run([first, second, default]), expected, "{algorithm} {op}");
         }
     }
 }

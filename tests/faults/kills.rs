@@ -7,9 +7,8 @@ use fast_allreduce::Algorithm;
 use crate::pool::{Outcome, Pool};
 use crate::random::{seed, Random, SEED};
 use crate::rank::{now_ns, Part};
+use crate::tier;
 use crate::world::{LIMIT, SOON};
-
-const ROUNDS: usize = 200;
 
 /// The limit on calls in rounds that run into it.
 const SHORT: Duration = Duration::from_millis(800);
@@ -50,9 +49,11 @@ struct Found {
 }
 
 fn rounds(algorithm: Algorithm) {
+    // In 40 each fault comes twice.
+    let rounds = tier::rounds(&format!("kills, {algorithm}"), 200, 40);
     let mut random = Random::new(&format!("kills, {algorithm}"));
     let (mut pool, mut found) = (Pool::default(), Found::default());
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let fault = Fault::of_round(round);
         let size = 2 + random.below(4);
         let victim = random.below(size);
@@ -69,11 +70,11 @@ fn rounds(algorithm: Algorithm) {
             );
             assert!(outcome.drop_us < SOON.as_micros() as u64, "{context}: rank {rank}: {outcome:?}");
         }
-        if round % 50 == 49 {
+        if round % 50 == 49 || round + 1 == rounds {
             pool.check_resources();
         }
     }
-    report(algorithm, found);
+    report(algorithm, rounds, found);
 }
 
 /// What each rank that is left came to.
@@ -174,10 +175,10 @@ fn as_it_must(fault: Fault, is_victim: bool, victim: usize, outcome: &Outcome) -
     }
 }
 
-fn report(algorithm: Algorithm, mut found: Found) {
+fn report(algorithm: Algorithm, rounds: usize, mut found: Found) {
     let times = &mut found.microseconds;
     times.sort_unstable();
-    assert!(times.len() > ROUNDS / 4, "too few kills met a call: {}", times.len());
+    assert!(times.len() > rounds / 4, "too few kills met a call: {}", times.len());
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize] as f64 / 1000.0;
     println!(
         "{algorithm}: SIGKILL to error, ms: median {:.2}, 90% {:.2}, 99% {:.2}, worst {:.2}; {} survivors in calls, {} in setup",

@@ -5,6 +5,7 @@ use std::time::Instant;
 use fast_allreduce::{Algorithm, Communicator, Error, Host, ReduceOp, Result};
 
 use crate::random::Random;
+use crate::tier::rounds;
 use crate::world::{builder, threads, LIMIT};
 
 const ROUNDS: usize = 120;
@@ -59,7 +60,7 @@ fn call(
 #[test]
 fn ranks_leave_at_any_call_and_drop_in_any_order() {
     let random = Random::new("leaving");
-    for round in 0..ROUNDS {
+    for round in 0..rounds("leaving", ROUNDS, 40) {
         let mut drawn = random.fork(round);
         let world_size = 2 + drawn.below(3);
         let algorithm = drawn.one_in(3).then(|| drawn.pick(&Algorithm::ALL));

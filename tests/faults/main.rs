@@ -25,6 +25,8 @@ mod recovery;
 mod registered;
 mod signals;
 mod storms;
+#[path = "../conformance/suite/tier.rs"]
+mod tier;
 mod together;
 mod watching;
 mod world;

@@ -12,12 +12,16 @@ const LIMIT: Duration = Duration::from_secs(4);
 
 const PAUSE: Duration = Duration::from_secs(6);
 
-/// Stops all ranks once each has told `word` and some wait for the one that is late; all go on as if nothing had been.
-fn paused(word: &str, parts: &[Part]) {
-    paused_in(Algorithm::TwoShotPull, word, parts);
+/// An algorithm, what each rank tells before it is stopped, and the parts by rank.
+type World<'a> = (Algorithm, &'a str, &'a [Part]);
+
+/// Of worlds side by side, as they sleep most of the time.
+fn paused(worlds: &[World]) {
+    std::thread::scope(|scope| worlds.iter().for_each(|world| drop(scope.spawn(|| paused_in(world)))));
 }
 
-fn paused_in(algorithm: Algorithm, word: &str, parts: &[Part]) {
+/// Stops all ranks once each has told its word and some wait for the one that is late; all go on as if nothing had been.
+fn paused_in(&(algorithm, word, parts): &World) {
     let mut pool = Pool::default();
     let ranks = pool.start(algorithm, 3, LIMIT.as_millis() as u64, parts);
     ranks.iter().for_each(|rank| drop(rank.told(word)));
@@ -34,21 +38,24 @@ fn paused_in(algorithm: Algorithm, word: &str, parts: &[Part]) {
 
 #[test]
 fn ranks_that_make_a_communicator() {
-    paused("met", &[Part::Calls(3), Part::Late(3)]);
-    paused("met", &[Part::Late(3), Part::Calls(3), Part::Calls(3)]);
+    paused(&[
+        (Algorithm::TwoShotPull, "met", &[Part::Calls(3), Part::Late(3)]),
+        (Algorithm::TwoShotPull, "met", &[Part::Late(3), Part::Calls(3), Part::Calls(3)]),
+    ]);
 }
 
 #[test]
 fn ranks_that_shrink() {
     // The first serves the meeting.
-    paused("shrinking", &[Part::Shrink(3), Part::LateShrink(3), Part::Shrink(3)]);
-    paused("shrinking", &[Part::LateShrink(3), Part::Shrink(3)]);
+    paused(&[
+        (Algorithm::TwoShotPull, "shrinking", &[Part::Shrink(3), Part::LateShrink(3), Part::Shrink(3)]),
+        (Algorithm::TwoShotPull, "shrinking", &[Part::LateShrink(3), Part::Shrink(3)]),
+    ]);
 }
 
 /// Allreduces mostly, gathers and messages too: what the seed draws.
 #[test]
 fn ranks_in_calls() {
-    for algorithm in [Algorithm::OneShotPull, Algorithm::OneShotPush] {
-        paused_in(algorithm, "half", &[Part::Half(8), Part::LateHalf(8), Part::Half(8)]);
-    }
+    let parts = [Part::Half(8), Part::LateHalf(8), Part::Half(8)];
+    paused(&[(Algorithm::OneShotPull, "half", &parts), (Algorithm::OneShotPush, "half", &parts)]);
 }

@@ -7,6 +7,7 @@ use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::{Algorithm, Buffer, Communicator, Error, Host, ReduceOp, Result};
 
 use crate::random::Random;
+use crate::tier::rounds;
 use crate::world::{builder, threads};
 
 /// Elements of a call, and of each share of one.
@@ -123,9 +124,9 @@ fn abort_at_random(world_size: usize, call: Call, seed: u64) -> usize {
 
 #[test]
 fn an_abort_leaves_no_wrong_data_behind_an_ok() {
-    const TIME: Duration = Duration::from_secs(12);
+    let time = Duration::from_secs(rounds("registered, aborts: a second each", 12, 3) as u64);
     let (started, mut worlds, mut calls) = (Instant::now(), 0, 0);
-    while started.elapsed() < TIME {
+    while started.elapsed() < time {
         for call in CALLS {
             calls += abort_at_random(2 + worlds as usize % 2, call, worlds);
         }

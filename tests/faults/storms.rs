@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use fast_allreduce::{Algorithm, Communicator, Error, Host, ReduceOp, Result};
 
 use crate::random::Random;
+use crate::tier;
 use crate::world::{builder, threads_on, LIMIT};
 
 const RANKS: usize = 3;
@@ -23,11 +24,12 @@ type Call = fn(&Communicator<Host>, &mut [u32], &mut [u32]) -> Result<()>;
 /// Calls until a rank is aborted. Every rank overwrites what it owns as soon as its call has returned.
 fn storm(
     name: &str,
-    rounds: usize,
+    (all, quick): (usize, usize),
     algorithm: Option<Algorithm>,
     call: Call,
     expected: fn(usize, usize) -> u32,
 ) {
+    let rounds = tier::rounds(name, all, quick);
     let random = Random::new(name);
     let (good, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     for round in 0..rounds {
@@ -91,14 +93,14 @@ fn allreduces_from_private_memory() {
     for algorithm in Algorithm::ALL {
         storm(
             &format!("storm, {algorithm}"),
-            8,
+            (8, 3),
             Some(algorithm),
             |communicator, input, output| communicator.all_reduce(input, output, ReduceOp::Sum),
             sum,
         );
         storm(
             &format!("storm in place, {algorithm}"),
-            4,
+            (4, 2),
             Some(algorithm),
             |communicator, input, output| {
                 communicator.all_reduce_in_place(input, ReduceOp::Sum)?;
@@ -114,7 +116,7 @@ fn allreduces_from_private_memory() {
 fn messages_in_a_circle() {
     storm(
         "storm of messages",
-        40,
+        (40, 12),
         None,
         |communicator, input, output| {
             let [left, right] = [RANKS - 1, 1].map(|far| (communicator.rank() + far) % RANKS);
@@ -128,7 +130,7 @@ fn messages_in_a_circle() {
 fn groups_of_messages() {
     storm(
         "storm of groups",
-        40,
+        (40, 12),
         None,
         |communicator, input, output| {
             let [left, right] = [RANKS - 1, 1].map(|far| (communicator.rank() + far) % RANKS);

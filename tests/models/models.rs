@@ -1,7 +1,7 @@
 //! The protocols as loom models: what the kernels of `csrc` do with flags, packets and shared memory, in executions that loom
 //! enumerates under its C11-like memory model. Plain accesses that nothing orders, wrong sums and hangs end in a panic.
 //!
-//! Two ranks are explored exhaustively: every interleaving, every value that a load may return. Three ranks are explored with
+//! Two ranks are explored exhaustively in CI: every interleaving, every value that a load may return. Three ranks are explored with
 //! up to one preemption and one poll in vain for each wait, all values included, and at most some ten thousand executions of a
 //! model: each test prints whether that was all (`explore`). A message is one pack for each rank, and a rank has one block, since
 //! blocks of different indices meet nowhere but in the status (`gone`). Each test named `.._found` plants one bug in the
@@ -20,6 +20,9 @@ mod push;
 mod rank;
 mod region;
 mod revoked;
+#[path = "../conformance/suite/tier.rs"]
+#[allow(dead_code)]
+mod tier;
 
 use loom::thread;
 

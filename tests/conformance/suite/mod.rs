@@ -10,6 +10,7 @@
 //! | `message.rs` | a collective's inputs and expected outputs |
 //! | `oracle.rs`, `order.rs` | what is expected of an element; of the algorithms that have an order of their own |
 //! | `launch.rs`, `random.rs` | threads and processes; numbers from a printed seed |
+//! | `tier.rs` | how much of a test is run |
 //!
 //! **A new world** is a `Launch`, a `Device` or, where one thread drives all ranks, a `Ranks`; and a line `conformance!` that names
 //! it. **A new collective** is a `Collective`, its expected outputs in `message.rs`, its call in each `Ranks`, and cases. A `Ranks`
@@ -27,6 +28,7 @@ pub mod order;
 pub mod random;
 pub mod ranks;
 pub mod script;
+pub mod tier;
 pub mod world;
 
 /// Makes a test of every case in the module it is used in. The argument takes the name of a test, as the harness knows it, and

@@ -3,6 +3,7 @@
 use super::launch::{Launch, Rank};
 use super::ranks::Ranks;
 use super::script::{Script, Setup};
+use super::tier;
 
 /// Where scripts are played.
 pub trait World {
@@ -43,6 +44,16 @@ impl<L: Launch, D: Device> Launched<L, D> {
     /// Where everything is tested.
     pub fn new(launch: L, device: D) -> Self {
         Self { launch, device, most_sizes: usize::MAX, thin: 1 }
+    }
+
+    /// Where everything is tested in CI, and by default a part: three sizes of each case, and one in three of the calls of
+    /// those with thousands.
+    pub fn tiered(test: &str, launch: L, device: D) -> Self {
+        if tier::is_full() {
+            return Self::new(launch, device);
+        }
+        tier::left_out(&format!("{test}: 3 sizes, 1 in 3 of thousands of calls"));
+        Self::some(launch, device, 3, 3)
     }
 
     /// Where the kernels are those of another world, and less is enough.

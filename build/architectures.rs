@@ -1,0 +1,80 @@
+//! Which GPU architectures the kernels are compiled for, by what was asked for, the GPUs and the toolkit.
+
+/// Of `FAST_ALLREDUCE_ARCHS=all`: one per generation with NVLink peers or in common use; binaries also run on later
+/// minor versions.
+pub const ALL: [&str; 8] = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"];
+
+/// Where no GPU is seen: those of servers.
+pub const USUAL: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
+
+/// The architectures to compile for, the newest last. `asked` is `FAST_ALLREDUCE_ARCHS`, `gpus` has the compute
+/// capabilities of this machine's GPUs, and `known` what the toolkit compiles for.
+///
+/// # Errors
+///
+/// Says what `asked` or the toolkit lacks.
+pub fn select(asked: Option<&str>, gpus: &[Capability], known: &[String]) -> Result<Vec<String>, String> {
+    match asked {
+        Some("all") => among(&ALL, known),
+        Some(list) => listed(list, known),
+        None => {
+            let own: Vec<_> = gpus.iter().filter_map(|&gpu| code_for(gpu, known)).collect();
+            // All too old: a build for them is not possible, and one for other GPUs is not wrong.
+            if own.is_empty() {
+                among(&USUAL, known).or_else(|_| among(&ALL, known))
+            } else {
+                Ok(newest_last(known.iter().filter(|k| own.contains(&k.as_str()))))
+            }
+        }
+    }
+}
+
+/// A GPU's compute capability, as 9.0: major, minor.
+pub type Capability = (u32, u32);
+
+/// Of lines such as `9.0`, and nothing of what is none.
+pub fn parse_capabilities(text: &str) -> Vec<Capability> {
+    let parse = |line: &str| {
+        let (major, minor) = line.trim().split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    text.lines().filter_map(parse).collect()
+}
+
+/// The newest of `known` that is not newer than the GPU. Its code runs there where the major versions are the same;
+/// elsewhere the driver compiles its PTX.
+fn code_for(gpu: Capability, known: &[String]) -> Option<&str> {
+    let runs = |arch: &&String| number(arch).is_some_and(|code| (code / 10, code % 10) <= gpu);
+    known.iter().filter(runs).max_by_key(|arch| number(arch)).map(String::as_str)
+}
+
+/// The comma-separated `list`, each of which must be among `known`.
+fn listed(list: &str, known: &[String]) -> Result<Vec<String>, String> {
+    let asked = || list.split(',').map(str::trim).filter(|arch| !arch.is_empty());
+    if let Some(arch) = asked().find(|arch| !known.iter().any(|k| k == arch)) {
+        return Err(format!(
+            "{arch:?} is neither `all` alone nor an architecture that nvcc knows; it knows {}",
+            known.join(" ")
+        ));
+    }
+    let archs = newest_last(known.iter().filter(|k| asked().any(|arch| arch == k.as_str())));
+    (!archs.is_empty()).then_some(archs).ok_or_else(|| format!("{list:?} names no architecture"))
+}
+
+/// Those of `wanted` that are known.
+fn among(wanted: &[&str], known: &[String]) -> Result<Vec<String>, String> {
+    let archs = newest_last(known.iter().filter(|k| wanted.contains(&k.as_str())));
+    let none = || format!("nvcc knows none of {}", wanted.join(" "));
+    (!archs.is_empty()).then_some(archs).ok_or_else(none)
+}
+
+fn newest_last<'a>(archs: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let mut archs: Vec<String> = archs.cloned().collect();
+    // By number: as text, sm_100 comes before sm_70.
+    archs.sort_by_key(|arch| number(arch));
+    archs
+}
+
+fn number(arch: &str) -> Option<u32> {
+    arch.trim_start_matches("sm_").trim_end_matches(char::is_alphabetic).parse().ok()
+}
