@@ -12,8 +12,10 @@
 //! | `launch.rs`, `random.rs` | threads and processes; numbers from a printed seed |
 //!
 //! **A new world** is a `Launch`, a `Device` or, where one thread drives all ranks, a `Ranks`; and a line `conformance!` that names
-//! it. **A new collective** is a `Collective`, its expected outputs in `message.rs`, its call in each `Ranks`, and cases. A `Ranks`
-//! leaves out what it does not support.
+//! it. **A new collective** is a `Collective`, its expected outputs in `message.rs`, its call in each `Ranks`, and cases.
+//!
+//! **Nothing is left out.** Each case says how many steps its script has, apart from the loops that make them; every rank counts
+//! those that it has made.
 //!
 //! Each output is compared with the one that is expected of its message, so equality across ranks, algorithms and devices
 //! follows. Inputs come from a seed that every test prints; `FAST_ALLREDUCE_TEST_SEED` sets it.
