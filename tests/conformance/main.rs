@@ -12,7 +12,6 @@ mod arguments;
 mod errors;
 mod host;
 mod instruction_sets;
-mod large;
 mod leaks;
 mod mixed;
 #[cfg(feature = "mpi")]
