@@ -17,10 +17,17 @@ mod bindings;
 mod control_groups;
 mod discovery;
 mod large;
+mod targets;
 mod users;
 
 fn main() -> std::process::ExitCode {
-    let modules =
-        [bindings::tests(), control_groups::tests(), discovery::tests(), large::tests(), users::tests()];
+    let modules = [
+        bindings::tests(),
+        control_groups::tests(),
+        discovery::tests(),
+        large::tests(),
+        targets::tests(),
+        users::tests(),
+    ];
     runner::run(modules.into_iter().flatten().collect())
 }
