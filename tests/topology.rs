@@ -119,24 +119,6 @@ fn bad_matrices_are_refused_with_line_and_fact() {
     assert!(error.to_string().contains("a text of 1048576 bytes"), "{error}");
 }
 
-#[test]
-fn discovery_finds_gpus_or_says_why_not() {
-    match Topology::discover() {
-        Ok(topology) => {
-            println!("{topology}");
-            for (index, gpu) in topology.gpus().iter().enumerate() {
-                assert_eq!(topology.find(gpu.pci.unwrap()), Some(index));
-                assert_eq!(topology.class(&[index]).unwrap(), LinkClass::SameDevice);
-            }
-        }
-        Err(Error::Unavailable { reason, .. }) => {
-            assert!(!reason.is_empty());
-            println!("skipped: no topology to check: {reason}");
-        }
-        Err(other) => panic!("{other}"),
-    }
-}
-
 /// The cells of a symmetric matrix.
 fn matrices() -> impl Strategy<Value = (usize, Vec<String>)> {
     let cell = prop_oneof![

@@ -1,44 +1,73 @@
 //! `bench --device cuda` and `gpu-check`, on the stand-in driver of `tests/stand_in_driver`: that they work, not what a GPU does.
 //!
 //! `FAST_ALLREDUCE_STAND_IN` names the folder of its `libcuda.so.1`, and the build needs kernels:
-//! `FAST_ALLREDUCE_NVCC=tests/stand_in_driver/nvcc`. Without it these tests print `skipped: why`, and fail if
-//! `FAST_ALLREDUCE_REQUIRE`, a list, contains `stand-in`.
-#![cfg(feature = "cuda")]
+//! `FAST_ALLREDUCE_NVCC=tests/stand_in_driver/nvcc`. Without it these tests are ignored, and fail if `FAST_ALLREDUCE_REQUIRE`, a
+//! list, contains `stand-in`.
 
 mod program;
+#[macro_use]
+#[path = "../../tests/runner/mod.rs"]
+mod runner;
 
-use std::process::{Command, Output};
+use std::ffi::OsString;
+use std::process::{Command, ExitCode, Output};
 
 use program::{program, run, text};
+use runner::{Found, Missing};
 use serde_json::Value;
 
-/// The program on the stand-in driver.
-fn on_stand_in(arguments: &str) -> Option<Command> {
-    let Some(folder) = std::env::var_os("FAST_ALLREDUCE_STAND_IN") else {
-        let required = std::env::var("FAST_ALLREDUCE_REQUIRE").unwrap_or_default();
-        assert!(!required.split(',').any(|what| what == "stand-in"), "FAST_ALLREDUCE_STAND_IN is not set");
-        println!("skipped: FAST_ALLREDUCE_STAND_IN does not name the folder of the stand-in driver");
-        return None;
-    };
-    let mut command = program(arguments);
-    command.env("LD_LIBRARY_PATH", folder).env_remove("CUDA_VISIBLE_DEVICES");
-    Some(command)
+tests! {
+    no_driver => without_a_driver_there_is_one_line;
+    stand_in =>
+        bench_is_right_in_every_algorithm,
+        bench_is_right_in_every_collective,
+        bench_says_that_ranks_share_a_gpu,
+        every_step_of_gpu_check_is_reported,
+        steps_without_time_are_not_run,
+        tests_that_are_carried_along_are_run,
+        a_step_that_fails_is_reported_and_the_next_runs,
+        what_tune_writes_is_used;
 }
 
-/// The output of a run that must succeed; `None` if it cannot be made.
-fn results_on_stand_in(arguments: &str) -> Option<Output> {
-    let output = on_stand_in(arguments)?.output().unwrap();
-    let said = || format!("{arguments}: {}{}", text(&output.stderr), text(&output.stdout));
-    assert!(output.status.success(), "{}", said());
-    Some(output)
+fn main() -> ExitCode {
+    runner::run(tests())
 }
 
-#[test]
-fn without_a_driver_there_is_one_line() {
-    if ["libcuda.so.1", "libcuda.so"].iter().any(|name| is_loadable(name)) {
-        println!("skipped: this machine has a CUDA driver");
-        return;
+/// The folder of the driver.
+struct StandIn(OsString);
+
+impl StandIn {
+    /// The program on it.
+    fn program(&self, arguments: &str) -> Command {
+        let mut command = program(arguments);
+        command.env("LD_LIBRARY_PATH", &self.0).env_remove("CUDA_VISIBLE_DEVICES");
+        command
     }
+
+    /// The output of a run that must succeed.
+    fn results(&self, arguments: &str) -> Output {
+        let output = self.program(arguments).output().unwrap();
+        let said = || format!("{arguments}: {}{}", text(&output.stderr), text(&output.stdout));
+        assert!(output.status.success(), "{}", said());
+        output
+    }
+}
+
+fn stand_in() -> Found<StandIn> {
+    let missing = || {
+        Missing::new("stand-in", "FAST_ALLREDUCE_STAND_IN does not name the folder of the stand-in driver")
+    };
+    std::env::var_os("FAST_ALLREDUCE_STAND_IN").map(StandIn).ok_or_else(missing)
+}
+
+fn no_driver() -> Found<()> {
+    match ["libcuda.so.1", "libcuda.so"].into_iter().any(is_loadable) {
+        true => Err(Missing::new("no-driver", "this machine has a CUDA driver")),
+        false => Ok(()),
+    }
+}
+
+fn without_a_driver_there_is_one_line() {
     for arguments in ["bench --device cuda", "gpu-check"] {
         let output = run(arguments);
         let error = text(&output.stderr);
@@ -54,13 +83,12 @@ fn is_loadable(name: &str) -> bool {
     unsafe { !nix::libc::dlopen(name.as_ptr(), nix::libc::RTLD_LAZY).is_null() }
 }
 
-#[test]
-fn bench_is_right_in_every_algorithm() {
+fn bench_is_right_in_every_algorithm(stand_in: StandIn) {
     for setting in ["", "--eager", "--registered", "--max-bytes 8K"] {
         let arguments = format!(
             "bench --device cuda --ranks 3 --algo all -d bf16 -b 2 -e 20K -f 101 -n 20 --format json {setting}"
         );
-        let Some(output) = results_on_stand_in(&arguments) else { return };
+        let output = stand_in.results(&arguments);
         let document: Value = serde_json::from_slice(&output.stdout).unwrap();
         let config = &document["config"];
         assert_eq!(
@@ -82,13 +110,12 @@ fn bench_is_right_in_every_algorithm() {
     }
 }
 
-#[test]
-fn bench_is_right_in_every_collective() {
+fn bench_is_right_in_every_collective(stand_in: StandIn) {
     for setting in ["", "--eager -d u8", "--registered -r 2", "--max-bytes 8K"] {
         let arguments = format!(
             "bench --device cuda --ranks 3 --collective all -b 3000 -e 30000 -f 10 --format json {setting}"
         );
-        let Some(output) = results_on_stand_in(&arguments) else { return };
+        let output = stand_in.results(&arguments);
         let document: Value = serde_json::from_slice(&output.stdout).unwrap();
         let results = document["results"].as_array().unwrap();
         assert_eq!(results.len(), 2 * 12);
@@ -104,17 +131,15 @@ fn bench_is_right_in_every_collective() {
     }
 }
 
-#[test]
-fn bench_says_that_ranks_share_a_gpu() {
-    let Some(output) = results_on_stand_in("bench --device cuda --ranks 3 -b 1K -e 1K -n 20") else { return };
+fn bench_says_that_ranks_share_a_gpu(stand_in: StandIn) {
+    let output = stand_in.results("bench --device cuda --ranks 3 -b 1K -e 1K -n 20");
     let table = text(&output.stdout);
     assert!(table.contains("Up to 2 ranks share a GPU") && table.contains("NVLink"), "{table}");
-    let Some(output) = results_on_stand_in("bench --device cuda --ranks 2 -b 1K -e 1K -n 20") else { return };
+    let output = stand_in.results("bench --device cuda --ranks 2 -b 1K -e 1K -n 20");
     assert!(!text(&output.stdout).contains("share"), "{}", text(&output.stdout));
 }
 
-#[test]
-fn every_step_of_gpu_check_is_reported() {
+fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
     let folder = std::env::temp_dir().join(format!("fast-allreduce-gpu-check-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let (json, markdown) = (folder.join("report.json"), folder.join("report.md"));
@@ -135,11 +160,9 @@ fn every_step_of_gpu_check_is_reported() {
     let asked: String = steps.map(|step| format!(" --step {step}")).concat();
     let arguments =
         format!("gpu-check --small --json {} --markdown {}{asked}", json.display(), markdown.display());
-    let output = results_on_stand_in(&arguments);
-    let written =
-        output.map(|_| (std::fs::read(&json).unwrap(), std::fs::read_to_string(&markdown).unwrap()));
+    stand_in.results(&arguments);
+    let (json, markdown) = (std::fs::read(&json).unwrap(), std::fs::read_to_string(&markdown).unwrap());
     std::fs::remove_dir_all(&folder).unwrap();
-    let Some((json, markdown)) = written else { return };
 
     let report: Value = serde_json::from_slice(&json).unwrap();
     let done = report["steps"].as_array().unwrap();
@@ -170,11 +193,9 @@ fn every_step_of_gpu_check_is_reported() {
     ));
 }
 
-#[test]
-fn steps_without_time_are_not_run() {
+fn steps_without_time_are_not_run(stand_in: StandIn) {
     let arguments = "gpu-check --small --budget 0 --step facts --step mps";
-    let Some(mut command) = on_stand_in(arguments) else { return };
-    let output = command.output().unwrap();
+    let output = stand_in.program(arguments).output().unwrap();
     let markdown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{markdown}");
     for step in ["facts", "mps"] {
@@ -182,8 +203,7 @@ fn steps_without_time_are_not_run() {
     }
 }
 
-#[test]
-fn tests_that_are_carried_along_are_run() {
+fn tests_that_are_carried_along_are_run(stand_in: StandIn) {
     let folder = std::env::temp_dir().join(format!("fast-allreduce-gpu-tests-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let script = |name: &str, text: &str| {
@@ -200,10 +220,9 @@ fn tests_that_are_carried_along_are_run() {
         "gpu-check --budget 6 --step tests --test {right} --test {wrong} --test {endless} --logs {}",
         folder.display()
     );
-    let output = on_stand_in(&arguments).map(|mut command| command.output().unwrap());
+    let output = stand_in.program(&arguments).output().unwrap();
     let log = std::fs::read_to_string(folder.join("tests-right.log"));
     std::fs::remove_dir_all(&folder).unwrap();
-    let Some(output) = output else { return };
     let markdown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{markdown}");
     assert!(markdown.contains("* tests-right: right, 3 cases"), "{markdown}");
@@ -218,11 +237,9 @@ fn tests_that_are_carried_along_are_run() {
     assert!(log.unwrap().contains("3 passed"));
 }
 
-#[test]
-fn a_step_that_fails_is_reported_and_the_next_runs() {
+fn a_step_that_fails_is_reported_and_the_next_runs(stand_in: StandIn) {
     let arguments = "gpu-check --small --step ipc-handles --step ipc-descriptors --step facts";
-    let Some(mut command) = on_stand_in(arguments) else { return };
-    let output = command.env("STAND_IN_NO_IPC", "1").output().unwrap();
+    let output = stand_in.program(arguments).env("STAND_IN_NO_IPC", "1").output().unwrap();
     let markdown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{markdown}");
     assert!(markdown.contains("* file descriptors (VMM): right, "), "{markdown}");
@@ -233,14 +250,11 @@ fn a_step_that_fails_is_reported_and_the_next_runs() {
     );
 }
 
-#[test]
-fn what_tune_writes_is_used() {
+fn what_tune_writes_is_used(stand_in: StandIn) {
     let path = std::env::temp_dir().join(format!("fast-allreduce-gpu-tune-{}.toml", std::process::id()));
     let tune = format!("tune --device cuda --ranks 2 --budget 0.1 -b 4K -e 4K --output {}", path.display());
-    if results_on_stand_in(&tune).is_none() {
-        return;
-    }
-    let mut bench = on_stand_in("bench --device cuda --ranks 2 -b 4K -e 4K -n 2").unwrap();
+    stand_in.results(&tune);
+    let mut bench = stand_in.program("bench --device cuda --ranks 2 -b 4K -e 4K -n 2");
     let output = bench.env("FAST_ALLREDUCE_TUNING", &path).output().unwrap();
     let tuning = std::fs::read_to_string(&path).unwrap();
     std::fs::remove_file(&path).unwrap();

@@ -1,36 +1,46 @@
 //! Ranks in PID, user and IPC namespaces of their own, as containers have them: they meet, and hear of each other's
 //! end.
-//!
-//! Where `unshare` is not allowed to make one, or is not there, a line on standard error says what was not run.
 
 mod program;
+#[macro_use]
+#[path = "../../tests/runner/mod.rs"]
+mod runner;
 
-use std::io::Write;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::UniqueId;
 use program::{program, text, wait_until};
+use runner::{Found, Missing};
+
+tests! {
+    || namespaces(&[PID]) => ranks_of_pid_namespaces;
+    || namespaces(&[USER]) => ranks_of_user_namespaces;
+    || namespaces(&[IPC]) => ranks_of_ipc_namespaces;
+    || namespaces(&[USER, PID, IPC]) => ranks_of_namespaces_of_all_three_kinds;
+}
+
+fn main() -> ExitCode {
+    runner::run(tests())
+}
 
 const PID: &[&str] = &["--pid", "--fork", "--kill-child"];
 const USER: &[&str] = &["--user", "--map-root-user"];
 const IPC: &[&str] = &["--ipc"];
 
-/// What it takes to make namespaces of these kinds here; `None`, and a word of it, where nothing does.
-fn options(kinds: &[&'static str]) -> Option<Vec<&'static str>> {
+/// What `unshare` takes here, to make namespaces of these kinds.
+type Options = Vec<&'static str>;
+
+fn namespaces(kinds: &[&[&'static str]]) -> Found<Options> {
+    let kinds = kinds.concat();
     // Who is not root may make the others within a user namespace.
-    let candidates = [kinds.to_vec(), [USER, kinds].concat()];
-    let works = |options: &Vec<&str>| {
+    let candidates = [kinds.clone(), [USER, &kinds].concat()];
+    let works = |options: &Options| {
         let made = Command::new("unshare").args(options).arg("true").stderr(Stdio::null()).status();
         made.is_ok_and(|status| status.success())
     };
-    let found = candidates.into_iter().find(works);
-    if found.is_none() {
-        // Past the harness, which keeps what a test that passes prints.
-        let mut stderr = std::io::stderr();
-        writeln!(stderr, "skipped: ranks in namespaces: unshare {} fails", kinds.join(" ")).unwrap();
-    }
-    found
+    let missing = || Missing::new("namespaces", format!("unshare {} fails", kinds.join(" ")));
+    candidates.into_iter().find(works).ok_or_else(missing)
 }
 
 /// The program as ranks, of which the first is in this process's namespaces and each other one in some of its own.
@@ -71,9 +81,8 @@ fn finish(mut rank: Child, limit: Duration) -> Output {
     output
 }
 
-fn ranks_meet(kinds: &[&'static str]) {
-    let Some(options) = options(kinds) else { return };
-    let ranks = start("bench -b 1K -e 1M -f 32 -n 20 --format json", &options, 3);
+fn ranks_meet(options: &Options) {
+    let ranks = start("bench -b 1K -e 1M -f 32 -n 20 --format json", options, 3);
     let outputs: Vec<_> = ranks.into_iter().map(|rank| finish(rank, Duration::from_secs(60))).collect();
     for output in &outputs {
         assert!(output.status.success(), "{options:?}: {}", text(&output.stderr));
@@ -83,10 +92,9 @@ fn ranks_meet(kinds: &[&'static str]) {
 }
 
 /// A rank in namespaces of its own is killed in a call.
-fn a_killed_rank_is_noticed(kinds: &[&'static str]) {
-    let Some(options) = options(kinds) else { return };
+fn a_killed_rank_is_noticed(options: &Options) {
     let endless = "bench -b 1K -e 1K -n 1000000000000 --timeout 60";
-    let mut ranks = start(endless, &options, 3);
+    let mut ranks = start(endless, options, 3);
     std::thread::sleep(Duration::from_secs(2));
     ranks
         .iter_mut()
@@ -104,27 +112,22 @@ fn a_killed_rank_is_noticed(kinds: &[&'static str]) {
     }
 }
 
-#[test]
-fn ranks_of_pid_namespaces() {
-    ranks_meet(PID);
-    a_killed_rank_is_noticed(PID);
+fn ranks_of_pid_namespaces(options: Options) {
+    ranks_meet(&options);
+    a_killed_rank_is_noticed(&options);
 }
 
-#[test]
-fn ranks_of_user_namespaces() {
-    ranks_meet(USER);
-    a_killed_rank_is_noticed(USER);
+fn ranks_of_user_namespaces(options: Options) {
+    ranks_meet(&options);
+    a_killed_rank_is_noticed(&options);
 }
 
-#[test]
-fn ranks_of_ipc_namespaces() {
-    ranks_meet(IPC);
-    a_killed_rank_is_noticed(IPC);
+fn ranks_of_ipc_namespaces(options: Options) {
+    ranks_meet(&options);
+    a_killed_rank_is_noticed(&options);
 }
 
-#[test]
-fn ranks_of_namespaces_of_all_three_kinds() {
-    let all = [USER, PID, IPC].concat();
-    ranks_meet(&all);
-    a_killed_rank_is_noticed(&all);
+fn ranks_of_namespaces_of_all_three_kinds(options: Options) {
+    ranks_meet(&options);
+    a_killed_rank_is_noticed(&options);
 }

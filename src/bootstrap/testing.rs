@@ -12,12 +12,15 @@ pub(super) fn contribution(rank: usize, round: usize) -> Vec<u8> {
     (0..length).map(|index| (rank * 59 + round * 31 + index) as u8).collect()
 }
 
-/// A command that runs the one test `name` of the module `module_path!()` in a process of its own.
+/// A command that runs the one test `name` of the module `module_path!()` in a process of its own: also one that is ignored
+/// elsewhere, as it is a process of other tests.
 pub(super) fn process(module: &str, name: &str) -> Command {
     let (_crate_name, module) = module.split_once("::").unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     let test = format!("{module}::{name}");
-    command.args(["--exact", &test, "--test-threads=1", "--nocapture"]).stdin(Stdio::null());
+    command
+        .args(["--exact", &test, "--include-ignored", "--test-threads=1", "--nocapture"])
+        .stdin(Stdio::null());
     command
 }
 

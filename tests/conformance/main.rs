@@ -1,7 +1,8 @@
 //! One suite for every device, bootstrap and algorithm: results against an oracle, bit for bit.
 //!
-//! `suite` is what every device must do. Here it runs on the host over each way in which ranks can meet: threads by `Threads`,
-//! threads by `Local`, processes by `Local`, and processes that `mpirun` started; `tests/cuda` includes it for GPUs. The other files are of the host alone.
+//! `suite` is what every device must do. Here it runs on the host over ways in which ranks can meet: threads by `Threads`,
+//! threads by `Local` and processes by `Local`. `tests/mpi` includes it for processes that `mpirun` started, `tests/cuda` for GPUs.
+//! The other files are of the host alone.
 
 // The part of a rank is read by devices whose ranks cannot differ.
 #[macro_use]
@@ -12,11 +13,8 @@ mod arguments;
 mod errors;
 mod host;
 mod instruction_sets;
-mod large;
 mod leaks;
 mod mixed;
-#[cfg(feature = "mpi")]
-mod mpirun;
 mod planted;
 mod properties;
 mod raw;
@@ -32,22 +30,16 @@ mod worlds {
 
     mod threads {
         use crate::suite::launch::InThreads;
-        conformance! { |test| Some(super::Launched::tiered(test, InThreads, super::HostDevice::default())) }
+        conformance! { |test| super::Launched::tiered(test, InThreads, super::HostDevice::default()) }
     }
 
     mod local_threads {
         use crate::suite::launch::LocalThreads;
-        conformance! { |_| Some(super::Launched::some(LocalThreads, super::HostDevice::default(), 2, 3)) }
-    }
-
-    #[cfg(feature = "mpi")]
-    mod mpirun {
-        use crate::mpirun::Mpirun;
-        conformance! { |_| Some(super::Launched::new(Mpirun, super::HostDevice::default())) }
+        conformance! { |_| super::Launched::some(LocalThreads, super::HostDevice::default(), 2, 3) }
     }
 
     mod local_processes {
         use crate::suite::launch::LocalProcesses;
-        conformance! { |test| Some(super::Launched::some(LocalProcesses::new(test), super::HostDevice::default(), 2, 3)) }
+        conformance! { |test| super::Launched::some(LocalProcesses::new(test), super::HostDevice::default(), 2, 3) }
     }
 }

@@ -63,7 +63,7 @@ fn any_calls_of_any_world() {
                     Step::Call { communicator: 0, message, placements }
                 };
                 let steps = calls.iter().enumerate().map(call).collect();
-                Act { messages: calls.iter().map(message).collect(), steps }
+                Act::new(calls.len(), calls.iter().map(message).collect(), steps)
             });
             Launched::new(InThreads, HostDevice::default()).play(size, &[script]);
             Ok(())

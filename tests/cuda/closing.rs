@@ -11,6 +11,10 @@ use crate::gpu::{context, stand_in};
 use crate::processes::ranks;
 use crate::seat::Setup;
 
+tests! {
+    stand_in => buffers_outlive_their_communicator, memory_stays_for_a_rank_that_is_late;
+}
+
 /// A communicator and two buffers that have been used.
 fn open(local: Local) -> (Communicator<Cuda>, [Buffer<f32, Cuda>; 2]) {
     let setup = Setup { sharing: Some(Sharing::Ipc), ..Setup::with(Algorithm::TwoShotPull) };
@@ -24,9 +28,7 @@ fn open(local: Local) -> (Communicator<Cuda>, [Buffer<f32, Cuda>; 2]) {
     (communicator, [first, second])
 }
 
-#[test]
 fn buffers_outlive_their_communicator() {
-    let Some(_gpus) = stand_in() else { return };
     let test = "closing::buffers_outlive_their_communicator";
     const PAUSE: Duration = Duration::from_millis(300);
     // What each rank drops first, and when.
@@ -54,9 +56,7 @@ fn buffers_outlive_their_communicator() {
 }
 
 /// A rank that does not come in time finds its peers' memory where it was.
-#[test]
 fn memory_stays_for_a_rank_that_is_late() {
-    let Some(_gpus) = stand_in() else { return };
     ranks("closing::memory_stays_for_a_rank_that_is_late", "late", 2, &[], |local| {
         let rank = local.rank();
         let (communicator, buffers) = open(local);

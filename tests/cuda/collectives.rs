@@ -7,12 +7,16 @@ use std::sync::Arc;
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
 use fast_allreduce::{Algorithm, Collective, DType, Direction, ReduceOp, Transfer};
 
-use crate::gpu::{context, gpus, LIMIT};
+use crate::gpu::{context, gpu, Gpus, LIMIT};
 use crate::oracle;
 use crate::processes::ranks;
 use crate::random::{elements, Random, Values};
 use crate::seat::{compare, download, upload, Kind, Plain, Seat, Setup};
 use crate::threads::seats;
+
+tests! {
+    gpu => between_threads, between_processes, every_algorithm, in_one_launch;
+}
 
 /// Of each side of a rank's memory.
 pub const BYTES: usize = 96 << 10;
@@ -274,18 +278,14 @@ fn setup() -> Setup {
     Setup { max_bytes: 16 << 10, first_epoch: u32::MAX - 9, ..Setup::default() }
 }
 
-#[test]
-fn between_threads() {
-    let Some(gpus) = gpus(1) else { return };
+fn between_threads(gpus: Gpus) {
     for (size, devices) in [(1, 1), (2, 1), (3, 1), (4, gpus.count.min(2))] {
         let random = Random::new(&format!("collectives::between_threads {size}"));
         seats(size, devices, setup(), BYTES, |seat| calls(seat, &random, 2));
     }
 }
 
-#[test]
-fn between_processes() {
-    let Some(gpus) = gpus(1) else { return };
+fn between_processes(gpus: Gpus) {
     use fast_allreduce::bootstrap::Bootstrap as _;
     ranks("collectives::between_processes", "collectives", 3, &[], |local| {
         let context = context(local.rank() % gpus.count.min(2));
@@ -295,9 +295,7 @@ fn between_processes() {
 }
 
 /// Allreduces by every algorithm, the ring and halving-doubling among them, between other collectives.
-#[test]
 fn every_algorithm() {
-    let Some(_gpus) = gpus(1) else { return };
     for algorithm in Algorithm::ALL {
         let random = Random::new(&format!("collectives::every_algorithm {algorithm}"));
         seats(3, 1, Setup { algorithm: Some(algorithm), ..setup() }, BYTES, |seat| {
@@ -313,9 +311,7 @@ fn every_algorithm() {
     }
 }
 
-#[test]
 fn in_one_launch() {
-    let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("collectives::in_one_launch");
     for world_size in [1, 2, 3, 5, 8, 16] {
         let mut world = CudaWorld::new(0, world_size, 16 << 10, u32::MAX - 9, LIMIT).unwrap();

@@ -2,16 +2,18 @@
 
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
-use crate::gpu::gpus;
+use crate::gpu::gpu;
 use crate::random::Random;
 use crate::seat::{Kind, Message, Placement, Setup};
 use crate::threads::seats;
 
+tests! {
+    gpu => calls_from_two_threads;
+}
+
 /// Two threads of each rank make equal calls, so that their order is free; a launch that overtook its ordering would run
 /// beside another one of its rank, and mix the epochs.
-#[test]
 fn calls_from_two_threads() {
-    let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("concurrency::calls_from_two_threads");
     for algorithm in Algorithm::DIRECT {
         seats(2, 1, Setup::with(algorithm), 4096, |seat| {

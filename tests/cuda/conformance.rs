@@ -6,8 +6,9 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::{Buffer, Communicator, Cuda, DType, Plan, Result};
 
-use crate::gpu::{context, gpus, Gpus};
+use crate::gpu::{context, gpu, Gpus};
 use crate::one_launch::OneLaunch;
+use crate::runner::{Found, Trial};
 use crate::seat::{download, upload, Plain};
 use crate::suite::launch::{InThreads, Launch, LocalProcesses, Rank};
 use crate::suite::message::{Kind, Message};
@@ -15,27 +16,31 @@ use crate::suite::ranks::{Part, Ranks, Side};
 use crate::suite::script::Setup;
 use crate::suite::world::{Device, Launched};
 
+pub fn tests() -> Vec<Trial> {
+    [one_launch::tests(), threads::tests(), processes::tests()].into_iter().flatten().collect()
+}
+
 /// Every case in full: the form in which CUDA promises that all ranks make progress.
 mod one_launch {
-    conformance! { |_| super::gpus(1).map(super::OneLaunch::new) }
+    conformance_where_found! { |_| super::gpu().map(super::OneLaunch::new) }
 }
 
 /// Ranks on one GPU.
 mod threads {
-    conformance! { |_| super::launched(super::InThreads, Some(1)) }
+    conformance_where_found! { |_| super::launched(super::InThreads, Some(1)) }
 }
 
 /// Ranks on all GPUs that there are, in turn.
 mod processes {
-    conformance! { |test| super::launched(super::LocalProcesses::new(test), None) }
+    conformance_where_found! { |test| super::launched(super::LocalProcesses::new(test), None) }
 }
 
 /// Ranks that are started, in the first two sizes of each case, and of its calls one in three: every type, operation and
 /// algorithm is among them. On one GPU few grids are resident at once, and processes run in turn.
-fn launched<L: Launch>(launch: L, devices: Option<usize>) -> Option<Launched<L, CudaDevice>> {
-    let gpus = gpus(1)?;
+fn launched<L: Launch>(launch: L, devices: Option<usize>) -> Found<Launched<L, CudaDevice>> {
+    let gpus = gpu()?;
     let devices = devices.unwrap_or(gpus.count);
-    Some(Launched::some(launch, CudaDevice { devices, _gpus: gpus }, 2, 3))
+    Ok(Launched::some(launch, CudaDevice { devices, _gpus: gpus }, 2, 3))
 }
 
 /// The first so many GPUs, of which ranks take turns.

@@ -7,12 +7,28 @@ use cudarc::driver::CudaContext;
 use fast_allreduce::device::cuda::{api, Sharing};
 use fast_allreduce::{Algorithm, DType, Error, ReduceOp, Result};
 
-use crate::gpu::{context, stand_in, LIMIT};
+use crate::gpu::{context, stand_in, stand_in_pair, LIMIT};
 use crate::injection::{fail, live, take_back, Of};
 use crate::processes::{part, ranks, this_test, Process};
 use crate::random::Random;
 use crate::seat::{Kind, Message, Placement, Plain, Seat, Setup};
 use crate::threads::threads;
+
+tests! {
+    stand_in =>
+        a_call_that_the_driver_refuses_fails_on_all,
+        a_stream_that_cannot_be_ordered_fails_on_all,
+        a_failed_synchronisation_fails_on_all,
+        a_slice_that_cannot_be_waited_for_fails_on_all,
+        an_error_that_was_recorded_before_is_left_to_cudarc,
+        a_communicator_is_made_on_all_ranks_or_on_none,
+        a_registration_is_made_on_all_ranks_or_on_none,
+        everything_is_freed_after_a_recorded_error,
+        what_a_peer_could_not_open_is_freed_when_nobody_has_it,
+        a_code_that_is_newer_than_the_bindings_fails_like_any_other,
+        a_fork_is_told_that_it_is_one;
+    stand_in_pair => a_slice_of_another_device_is_not_registered;
+}
 
 /// `CUDA_ERROR_UNKNOWN`.
 const UNKNOWN: u32 = 999;
@@ -70,9 +86,7 @@ fn both_fail(
     });
 }
 
-#[test]
 fn a_call_that_the_driver_refuses_fails_on_all() {
-    let Some(_gpus) = stand_in() else { return };
     for (function, nth) in [
         ("cuLaunchKernel", 1),
         // After a piece.
@@ -96,9 +110,7 @@ fn a_call_that_the_driver_refuses_fails_on_all() {
     }
 }
 
-#[test]
 fn a_stream_that_cannot_be_ordered_fails_on_all() {
-    let Some(_gpus) = stand_in() else { return };
     for function in ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"] {
         both_fail(function, UNKNOWN, Setup::default(), |seat, message, place| {
             let other = seat.communicator.device().context().new_stream().unwrap();
@@ -108,9 +120,7 @@ fn a_stream_that_cannot_be_ordered_fails_on_all() {
     }
 }
 
-#[test]
 fn a_failed_synchronisation_fails_on_all() {
-    let Some(_gpus) = stand_in() else { return };
     both_fail("synchronize", UNKNOWN, Setup::default(), |seat, _, _| {
         fail("cuStreamSynchronize", 1, UNKNOWN, Of::ThisThread);
         seat.communicator.synchronize(&seat.stream)
@@ -118,9 +128,7 @@ fn a_failed_synchronisation_fails_on_all() {
 }
 
 /// Of those functions that cudarc does not call here: it would take the code for a value of an enum.
-#[test]
 fn a_code_that_is_newer_than_the_bindings_fails_like_any_other() {
-    let Some(_gpus) = stand_in() else { return };
     assert_eq!(api::Code(2).to_string(), "CUDA_ERROR_OUT_OF_MEMORY: out of memory");
     assert_eq!(api::Code(NEWER).to_string(), "result code 99999, for which the driver has no name");
     for function in ["cuLaunchKernel", "cuPointerGetAttribute", "cuStreamIsCapturing", "cuCtxGetCurrent"] {
@@ -152,9 +160,7 @@ fn a_code_that_is_newer_than_the_bindings_fails_like_any_other() {
 }
 
 /// cudarc records what fails where it has no result to return.
-#[test]
 fn a_slice_that_cannot_be_waited_for_fails_on_all() {
-    let Some(_gpus) = stand_in() else { return };
     both_fail("a slice's event", UNKNOWN, Setup::default(), |seat, _, _| {
         let context = seat.communicator.device().context();
         let (one, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -171,9 +177,7 @@ fn a_slice_that_cannot_be_waited_for_fails_on_all() {
 }
 
 /// Of another's making, and no business of the call's.
-#[test]
 fn an_error_that_was_recorded_before_is_left_to_cudarc() {
-    let Some(_gpus) = stand_in() else { return };
     let random = Random::new("driver_errors::an_error_that_was_recorded_before");
     threads(2, 1, |rank, context| {
         let seat = Seat::new(Setup::default().try_build(context.clone(), rank).unwrap(), BYTES);
@@ -198,9 +202,7 @@ fn an_error_that_was_recorded_before_is_left_to_cudarc() {
 }
 
 /// One rank of two cannot finish its communicator: neither has one, and none frees what the other has open.
-#[test]
 fn a_communicator_is_made_on_all_ranks_or_on_none() {
-    let Some(_gpus) = stand_in() else { return };
     use fast_allreduce::bootstrap::Bootstrap as _;
     let test = "driver_errors::a_communicator_is_made_on_all_ranks_or_on_none";
     for (function, nth) in [
@@ -231,9 +233,7 @@ fn a_communicator_is_made_on_all_ranks_or_on_none() {
 }
 
 /// A rank that cannot write its row of the table: no rank has the registration, and the next is one again.
-#[test]
 fn a_registration_is_made_on_all_ranks_or_on_none() {
-    let Some(_gpus) = stand_in() else { return };
     let random = Random::new("driver_errors::a_registration_is_made_on_all_ranks_or_on_none");
     for function in ["cuMemcpyHtoDAsync", "cuStreamSynchronize"] {
         threads(2, 1, |rank, context| {
@@ -256,9 +256,7 @@ fn a_registration_is_made_on_all_ranks_or_on_none() {
 }
 
 /// An error that cudarc has recorded meanwhile keeps nothing from being freed.
-#[test]
 fn everything_is_freed_after_a_recorded_error() {
-    let Some(_gpus) = stand_in() else { return };
     let test = "driver_errors::everything_is_freed_after_a_recorded_error";
     if part().is_none() {
         Process::start(&mut this_test(test, "alone")).finish().unwrap();
@@ -288,9 +286,7 @@ fn everything_is_freed_after_a_recorded_error() {
 }
 
 /// A rank's own memory of `cuMemAlloc` stays registered with none when a peer could not open it.
-#[test]
 fn what_a_peer_could_not_open_is_freed_when_nobody_has_it() {
-    let Some(_gpus) = stand_in() else { return };
     use fast_allreduce::bootstrap::Bootstrap as _;
     let test = "driver_errors::what_a_peer_could_not_open_is_freed_when_nobody_has_it";
     for (function, nth) in [("cuIpcOpenMemHandle", 1), ("cuMemcpyHtoDAsync", 1)] {
@@ -312,12 +308,7 @@ fn what_a_peer_could_not_open_is_freed_when_nobody_has_it() {
 }
 
 /// Not of this device: refused on all ranks before anything is done with it.
-#[test]
 fn a_slice_of_another_device_is_not_registered() {
-    let Some(gpus) = stand_in() else { return };
-    if gpus.count < 2 {
-        return;
-    }
     threads(2, 1, |rank, context| {
         let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
         let elsewhere = if communicator.rank() == 0 { crate::gpu::context(1) } else { context };
@@ -333,9 +324,7 @@ fn a_slice_of_another_device_is_not_registered() {
 }
 
 /// A fork has the handles of a driver that does not work in it.
-#[test]
 fn a_fork_is_told_that_it_is_one() {
-    let Some(_gpus) = stand_in() else { return };
     let test = "driver_errors::a_fork_is_told_that_it_is_one";
     if part().is_none() {
         Process::start(&mut this_test(test, "alone")).finish().unwrap();

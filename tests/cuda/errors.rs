@@ -5,19 +5,21 @@ use std::time::{Duration, Instant};
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
 
-use crate::gpu::gpus;
+use crate::gpu::gpu;
 use crate::random::Random;
 use crate::seat::{Kind, Message, Placement, Seat, Setup};
 use crate::threads::threads;
+
+tests! {
+    gpu => a_rank_that_never_calls_is_named, an_abort_ends_a_call_that_waits;
+}
 
 /// A world of one rank.
 pub fn alone() -> Threads {
     Threads::world(1).unwrap().remove(0)
 }
 
-#[test]
 fn a_rank_that_never_calls_is_named() {
-    let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("errors::a_rank_that_never_calls_is_named");
     let timeout = Duration::from_millis(400);
     for algorithm in Algorithm::DIRECT {
@@ -55,9 +57,7 @@ fn a_rank_that_never_calls_is_named() {
     }
 }
 
-#[test]
 fn an_abort_ends_a_call_that_waits() {
-    let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("errors::an_abort_ends_a_call_that_waits");
     for algorithm in Algorithm::DIRECT {
         let done = std::sync::Barrier::new(2);

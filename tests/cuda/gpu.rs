@@ -1,14 +1,15 @@
-//! What there is to test on, and the skipping where it is too little.
+//! What there is to test on.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::{sys, CudaContext};
 
+use crate::processes::part;
+use crate::runner::{Found, Missing};
+
 /// A limit that nothing reaches unless something hangs.
 pub const LIMIT: Duration = Duration::from_secs(30);
-
-const REQUIRE: &str = "FAST_ALLREDUCE_REQUIRE";
 
 /// The GPUs of this process. Tests that share a process take turns: an allocation or a capture of one would disturb another
 /// whose ranks wait for each other.
@@ -18,45 +19,59 @@ pub struct Gpus {
     pub stand_in: bool,
 }
 
-/// At least `count` GPUs, or `None` after saying why not.
-///
-/// # Panics
-///
-/// Where the environment requires what there is not.
-pub fn gpus(count: usize) -> Option<Gpus> {
+/// At least one.
+pub fn gpu() -> Found<Gpus> {
+    gpus(1)
+}
+
+/// At least two.
+pub fn two_gpus() -> Found<Gpus> {
+    gpus(2)
+}
+
+fn gpus(count: usize) -> Found<Gpus> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     match found() {
-        Err(reason) => skipped("cuda", &reason),
-        Ok((found, _)) if found < count => skipped("two-gpus", &format!("{found} GPU of {count}")),
-        Ok((count, stand_in)) => Some(Gpus { _turn: turn, count, stand_in }),
+        Err(reason) => Err(Missing::new("cuda", reason)),
+        Ok((found, _)) if found < count => Err(Missing::new("two-gpus", format!("{found} GPU of {count}"))),
+        Ok((count, stand_in)) => Ok(Gpus { _turn: turn, count, stand_in }),
     }
 }
 
-/// As [`gpus`], where only the stand-in driver can be made to do what the test needs.
-pub fn stand_in() -> Option<Gpus> {
-    match gpus(1)? {
-        gpus if gpus.stand_in => Some(gpus),
-        _ => skipped("stand-in", "this needs the stand-in driver, and there is another"),
+/// GPUs of the stand-in driver, which alone can be made to do what the test needs.
+pub fn stand_in() -> Found<Gpus> {
+    of_stand_in(gpu()?)
+}
+
+/// As [`stand_in`], and two of them.
+pub fn stand_in_pair() -> Found<Gpus> {
+    of_stand_in(two_gpus()?)
+}
+
+fn of_stand_in(gpus: Gpus) -> Found<Gpus> {
+    match gpus.stand_in {
+        true => Ok(gpus),
+        false => Err(Missing::new("stand-in", "this needs the stand-in driver, and there is another")),
     }
 }
 
-/// Says that a test is skipped.
-///
-/// # Panics
-///
-/// Where the environment requires `what`.
-pub fn skipped<T>(what: &str, reason: &str) -> Option<T> {
-    let required = std::env::var(REQUIRE).unwrap_or_default();
-    assert!(!required.split(',').any(|required| required == what), "{REQUIRE}={required}: {reason}");
-    println!("skipped: {reason}");
-    None
+/// As [`stand_in`], but nothing in a child of the test: there the driver is set to do something else.
+pub fn stand_in_of_parent() -> Found<Option<Gpus>> {
+    match part() {
+        Some(_) => Ok(None),
+        None => stand_in().map(Some),
+    }
+}
+
+pub fn has_driver() -> bool {
+    // SAFETY: loads the driver's library, whose initialisers are its own.
+    unsafe { sys::is_culib_present() }
 }
 
 /// How many GPUs there are, and whether the driver is the stand-in.
 fn found() -> Result<(usize, bool), String> {
-    // SAFETY: loads the driver's library, whose initialisers are its own.
-    if !unsafe { sys::is_culib_present() } {
+    if !has_driver() {
         return Err("no CUDA driver".into());
     }
     let count = CudaContext::device_count().map_err(|error| format!("no CUDA device: {error:?}"))?;

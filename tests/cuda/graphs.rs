@@ -7,12 +7,26 @@ use cudarc::driver::{CudaGraph, CudaStream, DevicePtr};
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
 
-use crate::gpu::{context, gpus};
+use crate::gpu::{context, gpu, stand_in, Gpus};
 use crate::injection::{fail, take_back, Of};
 use crate::processes::ranks;
 use crate::random::Random;
 use crate::seat::{compare, download, upload, Kind, Message, Placement, Plain, Seat, Setup};
 use crate::threads::{seats, threads};
+
+tests! {
+    gpu =>
+        replays_between_threads,
+        replays_between_processes,
+        a_replay_before_registration_is_an_error,
+        an_address_that_is_used_again_is_registered_again,
+        streams_crossed_while_capturing,
+        a_capture_does_not_pass_a_call_that_runs,
+        a_buffer_dropped_during_a_capture_stays_for_its_calls,
+        nothing_is_registered_during_a_capture,
+        registering_goes_on_after_inputs_that_are_gone;
+    stand_in => registering_that_failed_is_repeated;
+}
 
 const COUNT: usize = 700;
 pub const BYTES: usize = COUNT * 8;
@@ -112,9 +126,7 @@ fn setups() -> impl Iterator<Item = Setup> {
     })
 }
 
-#[test]
-fn replays_between_threads() {
-    let Some(gpus) = gpus(1) else { return };
+fn replays_between_threads(gpus: Gpus) {
     for setup in setups() {
         for (size, devices) in [(2, 1), (3, 1), (2, gpus.count.min(2))] {
             let random = Random::new(&format!("graphs::replays_between_threads {setup:?}"));
@@ -123,9 +135,7 @@ fn replays_between_threads() {
     }
 }
 
-#[test]
-fn replays_between_processes() {
-    let Some(gpus) = gpus(1) else { return };
+fn replays_between_processes(gpus: Gpus) {
     use fast_allreduce::bootstrap::Bootstrap as _;
     for (number, setup) in setups().enumerate() {
         let name = format!("replays {number}");
@@ -137,9 +147,7 @@ fn replays_between_processes() {
     }
 }
 
-#[test]
 fn a_replay_before_registration_is_an_error() {
-    let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("graphs::a_replay_before_registration_is_an_error");
     for algorithm in [Algorithm::OneShotPull, Algorithm::TwoShotPull] {
         let setup = Setup { graph_registration: true, ..Setup::with(algorithm) };
@@ -158,9 +166,7 @@ fn a_replay_before_registration_is_an_error() {
 }
 
 /// A captured input that was freed, and its address used again: the new allocation is told to the peers too.
-#[test]
 fn an_address_that_is_used_again_is_registered_again() {
-    let Some(_gpus) = gpus(1) else { return };
     // The peer has the old allocation open until its communicator ends.
     let settings = [("STAND_IN_ABORT_ON_EARLY_FREE", "0")];
     ranks("graphs::an_address_that_is_used_again_is_registered_again", "again", 2, &settings, |local| {
@@ -189,9 +195,7 @@ fn an_address_that_is_used_again_is_registered_again() {
     });
 }
 
-#[test]
 fn streams_crossed_while_capturing() {
-    let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("graphs::streams_crossed_while_capturing");
     seats(2, 1, Setup::with(Algorithm::TwoShotPull), BYTES, |seat| {
         let message = Message::new(&mut random.fork(0), (DType::F32, ReduceOp::Sum), COUNT, 2);
@@ -220,9 +224,7 @@ fn streams_crossed_while_capturing() {
 }
 
 /// A call that still waits for a peer cannot be followed by a captured one of another stream.
-#[test]
 fn a_capture_does_not_pass_a_call_that_runs() {
-    let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("graphs::a_capture_does_not_pass_a_call_that_runs");
     seats(2, 1, Setup::with(Algorithm::OneShotPush), BYTES, |seat| {
         let message = Message::new(&mut random.fork(0), (DType::F32, ReduceOp::Sum), COUNT, 2);
@@ -245,9 +247,7 @@ fn a_capture_does_not_pass_a_call_that_runs() {
 }
 
 /// A buffer that is dropped while its stream is captured stays until the calls that were started before have ended.
-#[test]
 fn a_buffer_dropped_during_a_capture_stays_for_its_calls() {
-    let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("graphs::a_buffer_dropped_during_a_capture_stays_for_its_calls");
     for algorithm in [Algorithm::OneShotPull, Algorithm::TwoShotPull] {
         seats(2, 1, Setup::with(algorithm), BYTES, |seat| {
@@ -291,9 +291,7 @@ fn a_buffer_dropped_during_a_capture_stays_for_its_calls() {
 }
 
 /// What would have to wait for a captured stream is refused on all ranks, and neither the capture nor the communicator suffers.
-#[test]
 fn nothing_is_registered_during_a_capture() {
-    let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("graphs::nothing_is_registered_during_a_capture");
     seats(2, 1, Setup::with(Algorithm::TwoShotPull), BYTES, |seat| {
         let message = Message::new(&mut random.fork(0), (DType::F32, ReduceOp::Sum), COUNT, 2);
@@ -348,9 +346,7 @@ fn replay(seat: &Seat, graph: &CudaGraph, message: &Message, input: u64, output:
 }
 
 /// Inputs that were freed before they could be registered, and captures that came to nothing, keep no later ones from it.
-#[test]
 fn registering_goes_on_after_inputs_that_are_gone() {
-    let Some(_gpus) = gpus(1) else { return };
     let settings = [("STAND_IN_ABORT_ON_EARLY_FREE", "0")];
     for (name, sharing) in [("gone", Sharing::Descriptor), ("gone, by IPC", Sharing::Ipc)] {
         ranks("graphs::registering_goes_on_after_inputs_that_are_gone", name, 2, &settings, |local| {
@@ -402,9 +398,7 @@ fn registering_goes_on_after_inputs_that_are_gone() {
 }
 
 /// A rank that cannot export, open or write one of the rows: an error on all, and the next attempt finds everything.
-#[test]
 fn registering_that_failed_is_repeated() {
-    let Some(_gpus) = crate::gpu::stand_in() else { return };
     use fast_allreduce::bootstrap::Bootstrap as _;
     for (function, nth) in [
         ("cuMemGetAddressRange", 1),

@@ -8,8 +8,18 @@ use cudarc::driver::{CudaStream, DevicePtr, DeviceRepr};
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::{Communicator, Cuda, DType, Element, Error, Hierarchical, InterNode, ReduceOp, Result};
 
-use crate::gpu::{context, gpus, stand_in, LIMIT};
+use crate::gpu::{context, gpu, stand_in, LIMIT};
 use crate::injection::{fail, Of};
+
+tests! {
+    gpu =>
+        reduces_over_nodes,
+        averages_are_means_of_nodes_means,
+        what_is_refused_poisons_nothing,
+        nodes_whose_calls_differ,
+        unequal_nodes_are_refused;
+    stand_in => a_first_step_that_fails_on_one_rank_fails_on_all;
+}
 
 /// The ranks of one place, which are on one machine here.
 struct Place(Communicator<Cuda>);
@@ -125,9 +135,7 @@ fn calls<T: Small>(world: &World, stream: &Arc<CudaStream>) {
     }
 }
 
-#[test]
 fn reduces_over_nodes() {
-    let Some(_gpus) = gpus(1) else { return };
     for sizes in [&[1, 1][..], &[2, 2], &[3, 3], &[2, 2, 2], &[3]] {
         on_nodes(sizes, |world, stream| {
             let world = world.unwrap();
@@ -140,9 +148,7 @@ fn reduces_over_nodes() {
     }
 }
 
-#[test]
 fn averages_are_means_of_nodes_means() {
-    let Some(_gpus) = gpus(1) else { return };
     on_nodes(&[2, 2], |world, stream| {
         let world = world.unwrap();
         let mut data = stream.clone_htod(&[world.rank() as f32; 100]).unwrap();
@@ -156,9 +162,7 @@ fn averages_are_means_of_nodes_means() {
     });
 }
 
-#[test]
 fn what_is_refused_poisons_nothing() {
-    let Some(_gpus) = gpus(1) else { return };
     on_nodes(&[2, 2], |world, stream| {
         let world = world.unwrap();
         let input = stream.clone_htod(&[1.0f32; 10]).unwrap();
@@ -184,9 +188,7 @@ fn what_is_refused_poisons_nothing() {
 }
 
 /// Nodes whose calls differ: all ranks learn it from the stream, with both calls.
-#[test]
 fn nodes_whose_calls_differ() {
-    let Some(_gpus) = gpus(1) else { return };
     let sum = |count| (count, DType::F32, ReduceOp::Sum);
     let differences = [
         [sum(33), (33, DType::F32, ReduceOp::Prod)],
@@ -218,9 +220,7 @@ fn nodes_whose_calls_differ() {
     }
 }
 
-#[test]
 fn unequal_nodes_are_refused() {
-    let Some(_gpus) = gpus(1) else { return };
     on_nodes(&[2, 1], |world, _stream| {
         assert!(matches!(world.map(|_| ()), Err(Error::Unavailable { .. })));
         None
@@ -229,9 +229,7 @@ fn unequal_nodes_are_refused() {
 
 /// A driver call that fails on one rank in the first step of a call, or before it: no rank of its node has a result then, and no
 /// rank at all of later calls.
-#[test]
 fn a_first_step_that_fails_on_one_rank_fails_on_all() {
-    let Some(_gpus) = stand_in() else { return };
     for function in ["cuLaunchKernel", "cuStreamIsCapturing", "cuPointerGetAttribute", "cuStreamWaitEvent"] {
         on_nodes(&[2, 2], |world, stream| {
             let world = world.unwrap();

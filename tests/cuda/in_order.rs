@@ -7,11 +7,15 @@ use fast_allreduce::{Collective, Communicator, Cuda, DType, Direction, Error, Re
 
 use crate::collectives::{Case, BYTES};
 use crate::errors::alone;
-use crate::gpu::{context, gpus};
+use crate::gpu::{context, gpu};
 use crate::graphs::capture;
 use crate::random::Random;
 use crate::seat::{compare, download, upload, Kind, Setup};
 use crate::threads::{seats, threads};
+
+tests! {
+    gpu => typed_collectives, captured_collectives_and_messages, what_collectives_refuse;
+}
 
 const WORLD: usize = 3;
 
@@ -56,9 +60,7 @@ impl Caller {
     }
 }
 
-#[test]
 fn typed_collectives() {
-    let Some(_gpus) = gpus(1) else { return };
     const N: usize = 101;
     let counts = [5, 0, 77];
     // Sent to rank `to`, from the left neighbour on one more than from the right.
@@ -146,9 +148,7 @@ fn typed_collectives() {
 /// The numbers of the collectives that are captured: an all-gather, a reduce-scatter, a broadcast and an all-to-all.
 const CAPTURED: [usize; 4] = [1, 3, 5, 9];
 
-#[test]
 fn captured_collectives_and_messages() {
-    let Some(_gpus) = gpus(1) else { return };
     const COUNT: usize = 700;
     let random = Random::new("in_order::captured_collectives_and_messages");
     for graph_registration in [false, true] {
@@ -211,9 +211,7 @@ fn captured_collectives_and_messages() {
     }
 }
 
-#[test]
 fn what_collectives_refuse() {
-    let Some(_gpus) = gpus(1) else { return };
     let communicator = Setup::default().try_build(context(0), alone()).unwrap();
     let stream = communicator.device().context().new_stream().unwrap();
     let input = stream.alloc_zeros::<f32>(8).unwrap();

@@ -15,12 +15,17 @@ use std::time::{Duration, Instant};
 use fast_allreduce::bootstrap::{Local, Threads, UniqueId};
 use fast_allreduce::device::cuda::Sharing;
 
-use crate::gpu::{context, skipped, stand_in};
+use crate::gpu::{context, stand_in_of_parent, Gpus};
 use crate::injection::{aside, fail, live, own_calls, take_back, Of};
 use crate::injection_script::{run, Kept, Outcome, LIMIT};
 use crate::processes::{part, this_test};
 use crate::random::Random;
+use crate::runner::{Found, Missing};
 use crate::suite::launch::Rank;
+
+tests! {
+    sweep => every_call_fails_once;
+}
 
 const TEST: &str = "injection_sweep::every_call_fails_once";
 const SWEEP: &str = "FAST_ALLREDUCE_TEST_SWEEP";
@@ -447,16 +452,24 @@ fn shuffle<T>(values: &mut [T], random: &mut Random) {
     }
 }
 
-#[test]
+/// To be asked for, and the stand-in driver.
+fn sweep() -> Found<Option<Gpus>> {
+    let gpus = stand_in_of_parent()?;
+    match gpus.is_some() && asked().is_empty() {
+        true => Err(Missing::new("sweep", format!("{SWEEP} is not set"))),
+        false => Ok(gpus),
+    }
+}
+
+fn asked() -> String {
+    std::env::var(SWEEP).unwrap_or_default()
+}
+
 fn every_call_fails_once() {
     if part().is_some() {
         return work();
     }
-    let Some(_gpus) = stand_in() else { return };
-    let asked = std::env::var(SWEEP).unwrap_or_default();
-    if asked.is_empty() {
-        return skipped("sweep", &format!("{SWEEP} is not set")).unwrap_or(());
-    }
+    let asked = asked();
     let one = Case::parse(&asked);
     let alone = one.is_some();
     let budget = asked.parse().ok().map(Duration::from_secs);

@@ -4,12 +4,17 @@ use fast_allreduce::bootstrap::{Local, UniqueId};
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::Algorithm;
 
-use crate::gpu::{context, gpus, LIMIT};
+use crate::gpu::{context, gpu, two_gpus, Gpus, LIMIT};
 use crate::processes::{part, this_test, Process};
 use crate::random::Random;
 use crate::seat::{Seat, Setup};
 use crate::threads::mixed_calls;
 use crate::{graphs, registration};
+
+tests! {
+    gpu => calls_in_each_way_of_sharing, callers_buffers_and_graphs;
+    two_gpus => calls_in_each_way_of_sharing_between_gpus;
+}
 
 const PROCESSES: usize = 2;
 const THREADS: usize = 2;
@@ -57,25 +62,27 @@ fn seats(test: &str, name: &str, setup: Setup, devices: usize, bytes: usize, bod
     }
 }
 
-#[test]
 fn calls_in_each_way_of_sharing() {
-    let Some(gpus) = gpus(1) else { return };
+    each_way_of_sharing("mixed::calls_in_each_way_of_sharing", 1);
+}
+
+fn calls_in_each_way_of_sharing_between_gpus() {
+    each_way_of_sharing("mixed::calls_in_each_way_of_sharing_between_gpus", 2);
+}
+
+fn each_way_of_sharing(test: &str, devices: usize) {
     for sharing in [None, Some(Sharing::Ipc)] {
-        for devices in 1..=gpus.count.min(2) {
-            for algorithm in Algorithm::DIRECT {
-                let setup = Setup { sharing, first_epoch: u32::MAX - 4, ..Setup::with(algorithm) };
-                let name = format!("{algorithm} on {devices} by {sharing:?}");
-                seats("mixed::calls_in_each_way_of_sharing", &name, setup, devices, 100 << 10, |seat| {
-                    mixed_calls(seat, &Random::new(&name), 6);
-                });
-            }
+        for algorithm in Algorithm::DIRECT {
+            let setup = Setup { sharing, first_epoch: u32::MAX - 4, ..Setup::with(algorithm) };
+            let name = format!("{algorithm} on {devices} by {sharing:?}");
+            seats(test, &name, setup, devices, 100 << 10, |seat| {
+                mixed_calls(seat, &Random::new(&name), 6);
+            });
         }
     }
 }
 
-#[test]
-fn callers_buffers_and_graphs() {
-    let Some(gpus) = gpus(1) else { return };
+fn callers_buffers_and_graphs(gpus: Gpus) {
     let (test, devices) = ("mixed::callers_buffers_and_graphs", gpus.count.min(2));
     for algorithm in [Algorithm::OneShotPull, Algorithm::TwoShotPull] {
         let setup = Setup { graph_registration: true, ..Setup::with(algorithm) };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
-use fast_allreduce::{Algorithm, DType, Plan, Result};
+use fast_allreduce::{Algorithm, DType, Plan, ReduceOp, Result};
 
 use crate::gpu::Gpus;
 use crate::seat::{download, upload, Plain};
@@ -49,6 +49,24 @@ impl AllRanks {
         let world = CudaWorld::new(0, size, setup.max_bytes, setup.first_epoch, setup.timeout).unwrap();
         Self { world, setup, plain: Vec::new(), pool: Vec::new() }
     }
+
+    /// What passes in one launch: what the slots of a generation, of a pack and its flags, or its staging have room for.
+    fn piece_packs(&self, algorithm: Algorithm) -> usize {
+        let (world, slots) = (self.world.world_size(), self.setup.max_bytes / 32);
+        match algorithm {
+            Algorithm::OneShotPull | Algorithm::TwoShotPull => 2 * slots,
+            Algorithm::OneShotPush => slots / world,
+            Algorithm::TwoShotPush => slots / (2 * world) * world,
+            Algorithm::Ring => slots / world / (2 * world - 2).max(1) * world,
+            Algorithm::HalvingDoubling => slots / world / 2,
+            other => panic!("{other} is new"),
+        }
+    }
+}
+
+/// In turn.
+fn direct(count: usize) -> Algorithm {
+    Algorithm::DIRECT[count % 4]
 }
 
 impl Ranks for AllRanks {
@@ -64,18 +82,18 @@ impl Ranks for AllRanks {
 
     /// A world takes any algorithm and grid: here by the size of the message, so that they change from call to call.
     fn plan(&self, count: usize, dtype: DType) -> Plan {
-        let (world, slots) = (self.world.world_size(), self.setup.max_bytes / 32);
-        let algorithm = self.setup.algorithm.unwrap_or(Algorithm::DIRECT[count % 4]);
-        let piece_packs = match algorithm {
-            Algorithm::OneShotPush => slots / world,
-            Algorithm::TwoShotPush => slots / (2 * world) * world,
-            _ => 2 * slots,
+        let of_count = match self.setup.every_algorithm {
+            true => Algorithm::ALL[count % 6],
+            false => direct(count),
         };
+        // A ring has no room for the steps of a large world in a small region.
+        let algorithm = self.setup.algorithm.unwrap_or(of_count);
+        let algorithm = if self.piece_packs(algorithm) > 0 { algorithm } else { direct(count) };
         Plan {
             algorithm,
             blocks: (1 + count * dtype.size() / 16_000).min(9).min(self.world.max_blocks()),
             threads: [32, 64, 160, 512][count / 4 % 4],
-            piece_bytes: piece_packs * Self::PACK_BYTES,
+            piece_bytes: self.piece_packs(algorithm) * Self::PACK_BYTES,
         }
     }
 
@@ -91,11 +109,6 @@ impl Ranks for AllRanks {
             input: Place { kind, ..own.input },
             output: first.output.map(|place| own.output.unwrap_or(place)),
         }
-    }
-
-    fn supports(&self, message: &Message) -> bool {
-        let plan = self.plan(message.count, message.dtype);
-        !matches!(message.collective, Collective::AllReduce(_)) || plan.algorithm.is_direct()
     }
 
     fn make_room(&mut self, bytes: usize) {
@@ -121,7 +134,11 @@ impl Ranks for AllRanks {
     }
 
     fn call(&mut self, message: &Message, parts: &[Part]) -> Result<()> {
-        let Plan { algorithm, blocks, threads, .. } = self.plan(message.count, message.dtype);
+        let Plan { mut algorithm, blocks, threads, .. } = self.plan(message.count, message.dtype);
+        if message.collective == Collective::AllReduce(ReduceOp::Avg) && !message.dtype.is_float() {
+            // The others take no averages of integers.
+            algorithm = if algorithm.is_direct() { algorithm } else { direct(message.count) };
+        }
         let registered = parts[0].placement.input.kind == Kind::Registered;
         let (plan, dtype) = (WorldPlan { algorithm, blocks, threads, registered }, message.dtype);
         let of_rank = |(rank, part): (usize, &Part)| {

@@ -1,32 +1,63 @@
 //! What the raw call refuses before anything is launched.
 
-use fast_allreduce::{DType, Error, ReduceOp};
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use fast_allreduce::{Communicator, Cuda, DType, Error, ReduceOp, Result};
 
 use crate::errors::alone;
-use crate::gpu::{context, gpus};
+use crate::gpu::{context, gpu, two_gpus};
 use crate::seat::{Plain, Setup};
 
-#[test]
-fn pointers_are_checked() {
-    let Some(gpus) = gpus(1) else { return };
-    let context_0 = context(0);
-    let communicator = Setup::default().try_build(context_0.clone(), alone()).unwrap();
-    let stream = context_0.new_stream().unwrap();
-    let memory = Plain::new(&context_0, 4096);
-    let other = Plain::new(&context_0, 4096);
-    let call = |input: u64, output: u64, count: usize| {
-        // SAFETY: what is not valid is refused; the rest is the test's memory.
-        unsafe {
-            communicator.all_reduce_raw(stream.cu_stream(), input, output, count, DType::F32, ReduceOp::Sum)
+tests! {
+    gpu => pointers_are_checked;
+    two_gpus => memory_of_another_gpu_is_refused;
+}
+
+/// A communicator with a stream and two messages of 4096 bytes.
+struct Caller {
+    communicator: Communicator<Cuda>,
+    stream: Arc<CudaStream>,
+    memory: [Plain; 2],
+}
+
+impl Caller {
+    fn new() -> Self {
+        let context = context(0);
+        Self {
+            communicator: Setup::default().try_build(context.clone(), alone()).unwrap(),
+            stream: context.new_stream().unwrap(),
+            memory: [(); 2].map(|()| Plain::new(&context, 4096)),
         }
-    };
-    let problem = |result: fast_allreduce::Result<()>| match result {
+    }
+
+    fn call(&self, input: u64, output: u64, count: usize) -> Result<()> {
+        let stream = self.stream.cu_stream();
+        // SAFETY: what is not valid is refused; the rest is the test's memory.
+        unsafe { self.communicator.all_reduce_raw(stream, input, output, count, DType::F32, ReduceOp::Sum) }
+    }
+
+    /// A call that is good, after those that were not.
+    fn is_not_broken(&self) {
+        let [a, b] = [0, 1].map(|at: usize| self.memory[at].address);
+        assert_eq!(self.call(a, b, 4), Ok(()), "and nothing is broken");
+        assert_eq!(self.communicator.synchronize(&self.stream), Ok(()));
+    }
+}
+
+fn problem(result: Result<()>) -> (&'static str, &'static str) {
+    match result {
         Err(Error::InvalidPointer { which, problem, .. }) => (which, problem),
         result => panic!("not refused as a pointer: {result:?}"),
-    };
+    }
+}
+
+fn pointers_are_checked() {
+    let caller = Caller::new();
+    let call = |input, output, count| caller.call(input, output, count);
     let host = [0f32; 16];
     let host = host.as_ptr() as u64;
-    let (a, b) = (memory.address, other.address);
+    let [a, b] = [0, 1].map(|at: usize| caller.memory[at].address);
     assert_eq!(problem(call(0, b, 4)), ("input", "null"));
     assert_eq!(problem(call(a, 0, 4)), ("output", "null"));
     assert_eq!(problem(call(a + 2, b, 4)), ("input", "not aligned to its element"));
@@ -38,11 +69,14 @@ fn pointers_are_checked() {
     assert!(matches!(call(a + 8, a, 4), Err(Error::Overlap { .. })));
     assert!(matches!(call(a, b, usize::MAX), Err(Error::InvalidSetting { name: "count", .. })));
     assert_eq!(call(0, 0, 0), Ok(()), "nothing to reduce");
-    if gpus.count > 1 {
-        let elsewhere = Plain::new(&context(1), 4096);
-        assert_eq!(problem(call(elsewhere.address, b, 4)), ("input", "memory of another device"));
-        assert_eq!(problem(call(a, elsewhere.address, 4)), ("output", "memory of another device"));
-    }
-    assert_eq!(call(a, b, 4), Ok(()), "and nothing is broken");
-    assert_eq!(communicator.synchronize(&stream), Ok(()));
+    caller.is_not_broken();
+}
+
+fn memory_of_another_gpu_is_refused() {
+    let caller = Caller::new();
+    let elsewhere = Plain::new(&context(1), 4096);
+    let [a, b] = [0, 1].map(|at: usize| caller.memory[at].address);
+    assert_eq!(problem(caller.call(elsewhere.address, b, 4)), ("input", "memory of another device"));
+    assert_eq!(problem(caller.call(a, elsewhere.address, 4)), ("output", "memory of another device"));
+    caller.is_not_broken();
 }

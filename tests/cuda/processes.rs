@@ -6,12 +6,17 @@ use fast_allreduce::bootstrap::{Local, UniqueId};
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, Error};
 
-use crate::gpu::{context, gpus, stand_in};
+use crate::gpu::{context, gpu, stand_in, Gpus};
 use crate::random::Random;
 use crate::seat::{Seat, Setup};
 use crate::suite::launch;
 pub use crate::suite::launch::Process;
 use crate::threads::mixed_calls;
+
+tests! {
+    gpu => each_way_of_sharing, a_rank_that_leaves_is_named, a_rank_that_is_killed_is_named;
+    stand_in => the_way_of_sharing_is_chosen, what_cannot_be_shared_is_told_to_every_rank;
+}
 
 /// Set for a child: which part of its test it runs.
 const PART: &str = "FAST_ALLREDUCE_TEST_PART";
@@ -48,6 +53,7 @@ fn reports(
     match part() {
         Some(part) if part == name => {
             body(Local::from_env().unwrap().expect("the parent sets the id"));
+            println!("{}", played(name));
             Vec::new()
         }
         Some(_) => Vec::new(),
@@ -65,9 +71,17 @@ fn reports(
             };
             // All are started before the first is waited for.
             let ranks: Vec<_> = (0..size).map(start).collect();
-            ranks.into_iter().map(Process::finish).collect()
+            let reports = ranks.into_iter().map(Process::finish);
+            reports
+                .map(|report| report.map(|told| assert!(told.contains(&played(name)), "{name}: {told}")))
+                .collect()
         }
     }
+}
+
+/// What a rank tells of a part that it has played to the end.
+fn played(name: &str) -> String {
+    format!("{name} was played")
 }
 
 /// A body that makes mixed calls; ranks take turns on the GPUs.
@@ -82,9 +96,7 @@ pub fn calls(name: &str, setup: Setup, devices: usize, chosen: Option<Sharing>) 
     }
 }
 
-#[test]
-fn each_way_of_sharing() {
-    let Some(gpus) = gpus(1) else { return };
+fn each_way_of_sharing(gpus: Gpus) {
     let test = "processes::each_way_of_sharing";
     for (name, sharing) in [("descriptor", Sharing::Descriptor), ("ipc", Sharing::Ipc)] {
         for (size, algorithm) in [(2, None), (3, Some(Algorithm::TwoShotPull))] {
@@ -95,9 +107,7 @@ fn each_way_of_sharing() {
     }
 }
 
-#[test]
-fn the_way_of_sharing_is_chosen() {
-    let Some(gpus) = stand_in() else { return };
+fn the_way_of_sharing_is_chosen(gpus: Gpus) {
     let test = "processes::the_way_of_sharing_is_chosen";
     let devices = gpus.count.min(2);
     for algorithm in Algorithm::DIRECT {
@@ -114,9 +124,7 @@ fn the_way_of_sharing_is_chosen() {
     }
 }
 
-#[test]
 fn what_cannot_be_shared_is_told_to_every_rank() {
-    let Some(_gpus) = stand_in() else { return };
     let test = "processes::what_cannot_be_shared_is_told_to_every_rank";
     let fails = |sharing: Option<Sharing>, needles: &'static [&'static str]| {
         move |local: Local| {
@@ -155,15 +163,13 @@ fn what_cannot_be_shared_is_told_to_every_rank() {
                 Process::start(&mut command)
             });
             let started: Vec<_> = started.collect();
-            started.into_iter().for_each(|rank| rank.finish().unwrap());
+            started.into_iter().for_each(|rank| drop(rank.finish().unwrap()));
         }
     }
 }
 
 /// A rank that leaves is named by those that wait for it, while their kernels wait.
-#[test]
 fn a_rank_that_leaves_is_named() {
-    let Some(_gpus) = gpus(1) else { return };
     let test = "processes::a_rank_that_leaves_is_named";
     use fast_allreduce::bootstrap::Bootstrap as _;
     ranks(test, "leaves", 2, &[], |local| {
@@ -184,9 +190,7 @@ fn a_rank_that_leaves_is_named() {
 }
 
 /// A rank that is killed is named by one whose kernel spins for it, long before the limit.
-#[test]
 fn a_rank_that_is_killed_is_named() {
-    let Some(_gpus) = gpus(1) else { return };
     let test = "processes::a_rank_that_is_killed_is_named";
     use fast_allreduce::bootstrap::Bootstrap as _;
     let ends = reports(test, "killed", 2, &[], |local| {

@@ -3,10 +3,14 @@
 use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::{DType, Error, RawCommunicator, ReduceOp, StreamCommunicator};
 
-use crate::gpu::{context, gpus};
+use crate::gpu::{context, gpu, Gpus};
 use crate::processes::ranks;
 use crate::seat::{download, upload, Plain, Setup};
 use crate::threads::threads;
+
+tests! {
+    gpu => between_threads, between_processes;
+}
 
 const COUNT: usize = 3000;
 
@@ -61,16 +65,12 @@ fn overlap(ordinal: usize, bootstrap: impl Bootstrap + 'static) {
     communicator.barrier().unwrap();
 }
 
-#[test]
-fn between_threads() {
-    let Some(gpus) = gpus(1) else { return };
+fn between_threads(gpus: Gpus) {
     let devices = gpus.count.min(2);
     threads(2, devices, |rank, _| overlap(rank.rank() % devices, rank));
 }
 
-#[test]
-fn between_processes() {
-    let Some(gpus) = gpus(1) else { return };
+fn between_processes(gpus: Gpus) {
     let devices = gpus.count.min(2);
     ranks("raw::between_processes", "overlap", 3, &[], |local| overlap(local.rank() % devices, local));
 }

@@ -6,11 +6,21 @@ use cudarc::driver::{result, CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, DType, Error, ReduceOp, Registered};
 
-use crate::gpu::{context, gpus};
+use crate::gpu::{context, gpu, two_gpus, Gpus};
 use crate::processes::ranks;
 use crate::random::Random;
 use crate::seat::{compare, download, upload, Message, Seat, Setup};
 use crate::threads::threads;
+
+tests! {
+    gpu =>
+        callers_buffers_between_threads,
+        callers_buffers_between_processes,
+        registered_twice,
+        pool_memory_is_refused_between_processes,
+        ranks_must_agree_on_what_they_register;
+    two_gpus => callers_buffers_between_gpus, pool_memory_is_refused_between_gpus;
+}
 
 /// A slice of `cuMemAlloc` memory, which `CudaStream::alloc` does not give where there are pools.
 pub fn plain_slice(stream: &Arc<CudaStream>, count: usize) -> CudaSlice<u8> {
@@ -74,23 +84,25 @@ pub fn register_and_reduce(seat: &Seat, random: &Random) {
     drop(slices);
 }
 
-#[test]
 fn callers_buffers_between_threads() {
-    let Some(gpus) = gpus(1) else { return };
-    let random = Random::new("registration::callers_buffers_between_threads");
+    between_threads(1);
+}
+
+fn callers_buffers_between_gpus() {
+    between_threads(2);
+}
+
+fn between_threads(devices: usize) {
+    let random = Random::new(&format!("registration between threads on {devices}"));
     for algorithm in Algorithm::DIRECT {
-        for devices in 1..=gpus.count.min(2) {
-            threads(2, devices, |rank, context| {
-                let seat = Seat::new(Setup::with(algorithm).try_build(context, rank).unwrap(), BYTES);
-                register_and_reduce(&seat, &random);
-            });
-        }
+        threads(2, devices, |rank, context| {
+            let seat = Seat::new(Setup::with(algorithm).try_build(context, rank).unwrap(), BYTES);
+            register_and_reduce(&seat, &random);
+        });
     }
 }
 
-#[test]
-fn callers_buffers_between_processes() {
-    let Some(gpus) = gpus(1) else { return };
+fn callers_buffers_between_processes(gpus: Gpus) {
     use fast_allreduce::bootstrap::Bootstrap as _;
     for (name, sharing, algorithm) in [
         ("one-shot", None, Algorithm::OneShotPull),
@@ -107,9 +119,7 @@ fn callers_buffers_between_processes() {
 }
 
 /// Twice the same memory is two registrations, which end one after the other.
-#[test]
 fn registered_twice() {
-    let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("registration::registered_twice");
     threads(2, 1, |rank, context| {
         let seat = Seat::new(Setup::with(Algorithm::OneShotPull).try_build(context, rank).unwrap(), BYTES);
@@ -130,46 +140,43 @@ fn registered_twice() {
 }
 
 /// What cannot be exported is refused on all ranks, and the communicator goes on.
-#[test]
-fn pool_memory_is_refused_where_peers_cannot_reach_it() {
-    let Some(gpus) = gpus(1) else { return };
-    use fast_allreduce::bootstrap::Bootstrap as _;
-    let random = Random::new("registration::pool_memory_is_refused");
-    let refused = |seat: &Seat, who: &[usize]| {
-        let slice = match who.contains(&seat.rank()) {
-            true => seat.stream.alloc_zeros::<u8>(BYTES).unwrap(),
-            false => plain_slice(&seat.stream, BYTES),
-        };
-        seat.stream.synchronize().unwrap();
-        seat.communicator.barrier().unwrap();
-        let error = seat.communicator.register(slice).err().expect("pool memory is refused");
-        match who.contains(&seat.rank()) {
-            true => assert!(matches!(error, Error::Driver { .. } | Error::Unavailable { .. }), "{error}"),
-            false => assert!(matches!(error, Error::PeerFailed { rank, .. } if rank == who[0]), "{error}"),
-        }
-        seat.communicator.barrier().unwrap();
+fn pool_memory_of_ranks_is_refused(seat: &Seat, who: &[usize]) {
+    let slice = match who.contains(&seat.rank()) {
+        true => seat.stream.alloc_zeros::<u8>(BYTES).unwrap(),
+        false => plain_slice(&seat.stream, BYTES),
     };
-    ranks("registration::pool_memory_is_refused_where_peers_cannot_reach_it", "pool", 2, &[], |local| {
+    seat.stream.synchronize().unwrap();
+    seat.communicator.barrier().unwrap();
+    let error = seat.communicator.register(slice).err().expect("pool memory is refused");
+    match who.contains(&seat.rank()) {
+        true => assert!(matches!(error, Error::Driver { .. } | Error::Unavailable { .. }), "{error}"),
+        false => assert!(matches!(error, Error::PeerFailed { rank, .. } if rank == who[0]), "{error}"),
+    }
+    seat.communicator.barrier().unwrap();
+}
+
+fn pool_memory_is_refused_between_processes(gpus: Gpus) {
+    use fast_allreduce::bootstrap::Bootstrap as _;
+    ranks("registration::pool_memory_is_refused_between_processes", "pool", 2, &[], |local| {
         let context = context(local.rank() % gpus.count.min(2));
         let seat = Seat::new(Setup::default().try_build(context, local).unwrap(), BYTES);
-        refused(&seat, &[0, 1]);
-        refused(&seat, &[1]);
+        pool_memory_of_ranks_is_refused(&seat, &[0, 1]);
+        pool_memory_of_ranks_is_refused(&seat, &[1]);
         register_and_reduce(&seat, &Random::new("pool"));
     });
-    if gpus.count < 2 || crate::processes::part().is_some() {
-        return;
-    }
+}
+
+fn pool_memory_is_refused_between_gpus() {
+    let random = Random::new("registration::pool_memory_is_refused_between_gpus");
     threads(2, 2, |rank, context| {
         let seat = Seat::new(Setup::with(Algorithm::TwoShotPull).try_build(context, rank).unwrap(), BYTES);
-        refused(&seat, &[0, 1]);
-        refused(&seat, &[0]);
+        pool_memory_of_ranks_is_refused(&seat, &[0, 1]);
+        pool_memory_of_ranks_is_refused(&seat, &[0]);
         register_and_reduce(&seat, &random);
     });
 }
 
-#[test]
 fn ranks_must_agree_on_what_they_register() {
-    let Some(_gpus) = gpus(1) else { return };
     threads(2, 1, |rank, context| {
         let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
         let stream = context.new_stream().unwrap();

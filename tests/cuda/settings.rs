@@ -3,10 +3,19 @@
 use fast_allreduce::device::cuda::CudaWorld;
 use fast_allreduce::{Algorithm, Cuda, DType, Error};
 
-use crate::gpu::{skipped, stand_in, LIMIT};
+use crate::gpu::{has_driver, stand_in_of_parent, LIMIT};
 use crate::processes::{part, this_test, Process};
+use crate::runner::{Found, Missing};
 use crate::seat::Setup;
 use crate::threads::threads;
+
+tests! {
+    no_installed_driver => no_driver;
+    stand_in_of_parent => no_device, links_without_nvml;
+    build_without_kernels => no_kernels;
+}
+
+const DRIVER: &str = "libcuda.so";
 
 /// Runs `body` in a process with the settings.
 fn with(test: &str, name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
@@ -15,7 +24,7 @@ fn with(test: &str, name: &str, settings: &[(&str, &str)], body: impl FnOnce()) 
         Some(_) => {}
         None => {
             let mut command = this_test(test, name);
-            command.env_remove("FAST_ALLREDUCE_REQUIRE").envs(settings.iter().copied());
+            command.envs(settings.iter().copied());
             Process::start(&mut command).finish().unwrap_or_else(|report| panic!("{name}: {report}"));
         }
     }
@@ -25,14 +34,20 @@ fn open() -> Error {
     Cuda::open(0).expect_err("there is nothing to open")
 }
 
-#[test]
+/// A program that `LD_LIBRARY_PATH` leads to no driver has none: none is installed for all programs.
+fn no_installed_driver() -> Found<()> {
+    let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
+    let named = cache.windows(DRIVER.len()).any(|name| name == DRIVER.as_bytes());
+    let folders = ["/lib", "/usr/lib", "/lib64", "/usr/lib64"].map(std::path::Path::new);
+    match named || folders.iter().any(|folder| folder.join(DRIVER).exists()) {
+        true => Err(Missing::new("no-driver", "a driver is installed for all programs")),
+        false => Ok(()),
+    }
+}
+
 fn no_driver() {
-    // A folder without a driver; where one is installed for all programs, it is still found.
+    // A folder without a driver.
     with("settings::no_driver", "no driver", &[("LD_LIBRARY_PATH", "/nonexistent")], || {
-        // SAFETY: loads the driver's library, if any.
-        if unsafe { cudarc::driver::sys::is_culib_present() } {
-            return println!("skipped: the driver is installed for all programs");
-        }
         let error = open();
         assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("libcuda")), "{error}");
         let error = CudaWorld::new(0, 2, 4096, 0, LIMIT).err().expect("no driver");
@@ -40,11 +55,7 @@ fn no_driver() {
     });
 }
 
-#[test]
 fn no_device() {
-    if part().is_none() && stand_in().is_none() {
-        return;
-    }
     with("settings::no_device", "no device", &[("STAND_IN_NO_DEVICE", "1")], || {
         let error = open();
         assert!(matches!(&error, Error::Driver { message, .. } if message.contains("NO_DEVICE")), "{error}");
@@ -56,15 +67,17 @@ fn no_device() {
     });
 }
 
-/// A build without kernels says so; in one that has them there is nothing to see.
-#[test]
-fn no_kernels() {
+/// A driver, and why this build has no kernels for it.
+fn build_without_kernels() -> Found<String> {
     let [_, (_, cuda), _] = fast_allreduce::build_facts();
-    // SAFETY: loads the driver's library, if any.
-    if !cuda.starts_with("none: ") || !unsafe { cudarc::driver::sys::is_culib_present() } {
-        skipped::<()>("no-kernels", &format!("this build has kernels, or there is no driver: {cuda}"));
-        return;
+    match cuda.starts_with("none: ") {
+        true if has_driver() => Ok(cuda),
+        true => Err(Missing::new("no-kernels", "no CUDA driver")),
+        false => Err(Missing::new("no-kernels", "this build has kernels")),
     }
+}
+
+fn no_kernels(cuda: String) {
     for error in [open(), CudaWorld::new(0, 2, 4096, 0, LIMIT).err().expect("no kernels")] {
         let error = error.to_string();
         assert!(error.contains("has no kernels") && error.contains(&cuda), "{error}");
@@ -72,11 +85,7 @@ fn no_kernels() {
 }
 
 /// Without NVML, the driver's word on native atomics tells NVLink from PCIe.
-#[test]
 fn links_without_nvml() {
-    if part().is_none() && stand_in().is_none() {
-        return;
-    }
     const BYTES: usize = 64 << 20;
     for (name, setting, algorithm) in [
         ("nvlink", [("STAND_IN_PCIE", "0")], Algorithm::OneShotPull),

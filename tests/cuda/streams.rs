@@ -7,12 +7,23 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaStream, DevicePtr};
 use fast_allreduce::{Algorithm, Communicator, Cuda, DType, ReduceOp};
 
-use crate::gpu::stand_in;
+use crate::gpu::{stand_in, two_gpus};
 use crate::graphs::capture;
 use crate::processes::{part, this_test, Process};
 use crate::random::Random;
 use crate::seat::{compare, download, upload, Kind, Message, Placement, Plain, Seat, Setup};
 use crate::threads::{seats, threads};
+
+tests! {
+    stand_in =>
+        threads_with_default_streams_of_their_own,
+        a_communicator_dropped_during_a_capture_leaves_its_calls_what_they_use,
+        a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use,
+        a_communicator_is_dropped_after_the_calls_of_other_threads,
+        an_idle_communicator_is_dropped_beside_a_capture,
+        a_second_stream_of_a_capture_is_refused;
+    two_gpus => a_capture_follows_a_call_on_a_default_stream;
+}
 
 const COUNT: usize = 700;
 
@@ -21,9 +32,7 @@ fn message(random: &Random, round: usize) -> Message {
 }
 
 /// The per-thread default stream is another one in each thread, under one handle.
-#[test]
 fn threads_with_default_streams_of_their_own() {
-    let Some(_gpus) = stand_in() else { return };
     const ROUNDS: usize = 40;
     let random = Random::new("streams::threads_with_default_streams_of_their_own");
     for algorithm in [Algorithm::OneShotPull, Algorithm::TwoShotPull, Algorithm::OneShotPush] {
@@ -74,11 +83,9 @@ fn threads_with_default_streams_of_their_own() {
     }
 }
 
-/// A warm-up on the default stream, which has been waited for, and then a capture on another.
-#[test]
+/// A warm-up on the default stream, which has been waited for, and then a capture on another. Each rank has a GPU, and with it a
+/// legacy default stream, of its own.
 fn a_capture_follows_a_call_on_a_default_stream() {
-    // A legacy default stream for each rank.
-    let Some(_gpus) = crate::gpu::gpus(2) else { return };
     let random = Random::new("streams::a_capture_follows_a_call_on_a_default_stream");
     seats(2, 2, Setup::default(), COUNT * 4, |seat| {
         let context = seat.communicator.device().context();
@@ -108,7 +115,10 @@ fn alone(test: &str, body: impl FnOnce()) {
     match part() {
         Some(_) => body(),
         // Without the exchange of calls that debug builds begin with, in which a rank would wait before it has sent all.
-        None => Process::start(this_test(test, "alone").env("FAST_ALLREDUCE_CHECK", "0")).finish().unwrap(),
+        None => {
+            let mut command = this_test(test, "alone");
+            Process::start(command.env("FAST_ALLREDUCE_CHECK", "0")).finish().unwrap();
+        }
     }
 }
 
@@ -163,9 +173,7 @@ fn dropped_during_a_call(
 
 const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
-#[test]
 fn a_communicator_dropped_during_a_capture_leaves_its_calls_what_they_use() {
-    let Some(_gpus) = stand_in() else { return };
     alone("streams::a_communicator_dropped_during_a_capture_leaves_its_calls_what_they_use", || {
         for algorithm in [Algorithm::OneShotPull, Algorithm::OneShotPush] {
             let stream = |ranks: &Communicator<Cuda>| ranks.device().context().new_stream().unwrap();
@@ -180,9 +188,7 @@ fn a_communicator_dropped_during_a_capture_leaves_its_calls_what_they_use() {
 }
 
 /// A registered buffer is the last to go here.
-#[test]
 fn a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use() {
-    let Some(_gpus) = stand_in() else { return };
     alone("streams::a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use", || {
         let random = Random::new("streams::a_buffer_dropped_last");
         let message = message(&random, 0);
@@ -225,9 +231,7 @@ fn a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use() {
 }
 
 /// The call is on a default stream of a thread that has nothing to do with the drop.
-#[test]
 fn a_communicator_is_dropped_after_the_calls_of_other_threads() {
-    let Some(_gpus) = stand_in() else { return };
     alone("streams::a_communicator_is_dropped_after_the_calls_of_other_threads", || {
         for algorithm in [Algorithm::OneShotPull, Algorithm::OneShotPush] {
             let stream = |ranks: &Communicator<Cuda>| ranks.device().context().per_thread_stream();
@@ -243,9 +247,7 @@ fn a_communicator_is_dropped_after_the_calls_of_other_threads() {
 }
 
 /// An idle communicator is nothing that a capture of another thread, in the strictest mode, would suffer from.
-#[test]
 fn an_idle_communicator_is_dropped_beside_a_capture() {
-    let Some(_gpus) = stand_in() else { return };
     let random = Random::new("streams::an_idle_communicator_is_dropped_beside_a_capture");
     for sharing in
         [fast_allreduce::device::cuda::Sharing::Pointers, fast_allreduce::device::cuda::Sharing::Descriptor]
@@ -277,9 +279,7 @@ fn an_idle_communicator_is_dropped_beside_a_capture() {
 }
 
 /// Two streams of one capture are a fork that the communicator does not follow; the capture goes on.
-#[test]
 fn a_second_stream_of_a_capture_is_refused() {
-    let Some(_gpus) = stand_in() else { return };
     let random = Random::new("streams::a_second_stream_of_a_capture_is_refused");
     seats(2, 1, Setup::default(), COUNT * 4, |seat: &Seat| {
         let context = seat.communicator.device().context();

@@ -5,10 +5,14 @@ use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, Error, ReduceOp};
 
-use crate::gpu::{context, gpus};
+use crate::gpu::{context, gpu, Gpus};
 use crate::processes::ranks;
 use crate::seat::{download, upload, Setup};
 use crate::threads::threads;
+
+tests! {
+    gpu => between_threads, between_processes, ranks_must_agree_on_what_they_free;
+}
 
 const COUNT: usize = 3000;
 
@@ -55,9 +59,7 @@ fn exchange(setup: Setup, ordinal: usize, bootstrap: impl Bootstrap + 'static) {
     communicator.barrier().unwrap();
 }
 
-#[test]
-fn between_threads() {
-    let Some(gpus) = gpus(1) else { return };
+fn between_threads(gpus: Gpus) {
     for sharing in [Sharing::Pointers, Sharing::Descriptor, Sharing::Ipc] {
         let devices = gpus.count.min(2);
         let setup = Setup { sharing: Some(sharing), ..Setup::with(Algorithm::TwoShotPull) };
@@ -69,9 +71,7 @@ fn between_threads() {
 }
 
 /// The stand-in driver ends a process that frees what another has open by IPC.
-#[test]
-fn between_processes() {
-    let Some(gpus) = gpus(1) else { return };
+fn between_processes(gpus: Gpus) {
     let devices = gpus.count.min(2);
     for (name, sharing) in [("descriptor", Sharing::Descriptor), ("ipc", Sharing::Ipc)] {
         let setup = Setup { sharing: Some(sharing), ..Setup::with(Algorithm::OneShotPull) };
@@ -82,9 +82,7 @@ fn between_processes() {
     }
 }
 
-#[test]
 fn ranks_must_agree_on_what_they_free() {
-    let Some(_gpus) = gpus(1) else { return };
     threads(2, 1, |rank, context| {
         let communicator = Setup::default().try_build(context, rank).unwrap();
         let [first, second] = [(); 2].map(|()| communicator.symmetric_memory::<u8>(64).unwrap());

@@ -7,9 +7,14 @@ use fast_allreduce::bootstrap::{Bootstrap, Threads};
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::Algorithm;
 
-use crate::gpu::{context, gpus};
+use crate::gpu::{context, gpu, two_gpus};
 use crate::random::Random;
 use crate::seat::{Kind, Message, Placement, Seat, Setup};
+
+tests! {
+    gpu => ranks_on_one_gpu, each_way_of_sharing_within_a_process, calls_move_between_streams;
+    two_gpus => ranks_on_two_gpus, each_way_of_sharing_between_gpus;
+}
 
 /// Runs `body` on a thread for each rank, whose GPUs take turns, and returns what each returned.
 pub fn threads<R: Send>(
@@ -71,9 +76,7 @@ pub fn mixed_calls(seat: &Seat, random: &Random, rounds: usize) {
     }
 }
 
-#[test]
 fn ranks_on_one_gpu() {
-    let Some(_gpus) = gpus(1) else { return };
     for algorithm in Algorithm::DIRECT.map(Some).into_iter().chain([None]) {
         for size in [1, 2, 3] {
             let setup = Setup { first_epoch: u32::MAX - 7, ..Setup::with(algorithm) };
@@ -82,9 +85,7 @@ fn ranks_on_one_gpu() {
     }
 }
 
-#[test]
 fn ranks_on_two_gpus() {
-    let Some(_gpus) = gpus(2) else { return };
     for algorithm in Algorithm::DIRECT.map(Some).into_iter().chain([None]) {
         for size in [2, 4] {
             let setup = Setup { first_epoch: u32::MAX - 9, ..Setup::with(algorithm) };
@@ -94,20 +95,22 @@ fn ranks_on_two_gpus() {
 }
 
 /// The ways to share that are meant for processes work within one too.
-#[test]
 fn each_way_of_sharing_within_a_process() {
-    let Some(gpus) = gpus(1) else { return };
+    each_way_of_sharing(1);
+}
+
+fn each_way_of_sharing_between_gpus() {
+    each_way_of_sharing(2);
+}
+
+fn each_way_of_sharing(devices: usize) {
     for sharing in [Sharing::Pointers, Sharing::Descriptor, Sharing::Ipc] {
-        for devices in 1..=gpus.count.min(2) {
-            let setup = Setup { sharing: Some(sharing), ..Setup::default() };
-            calls(&format!("each_way_of_sharing {sharing:?}"), 2, devices, setup, 6);
-        }
+        let setup = Setup { sharing: Some(sharing), ..Setup::default() };
+        calls(&format!("each_way_of_sharing {sharing:?}"), 2, devices, setup, 6);
     }
 }
 
-#[test]
 fn calls_move_between_streams() {
-    let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("threads::calls_move_between_streams");
     seats(2, 1, Setup::with(Algorithm::TwoShotPull), 4096, |seat| {
         let other = seat.communicator.device().context().new_stream().unwrap();

@@ -4,10 +4,19 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::{Algorithm, Communicator, Cuda, DType, Error, ReduceOp};
 
-use crate::gpu::{context, gpus};
+use crate::gpu::{context, gpu, two_gpus, Gpus};
 use crate::random::Random;
 use crate::seat::{compare, upload, Message, Setup};
 use crate::threads::threads;
+
+tests! {
+    gpu =>
+        slices_views_and_buffers,
+        tracked_slices_are_waited_for,
+        captured_with_event_tracking,
+        lengths_that_differ_are_refused;
+    two_gpus => what_is_of_another_gpu_is_refused;
+}
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
@@ -18,9 +27,7 @@ fn check(stream: &std::sync::Arc<CudaStream>, output: &impl DevicePtr<f32>, mess
     compare(&result, &message.expected, 4).unwrap();
 }
 
-#[test]
-fn slices_views_and_buffers() {
-    let Some(gpus) = gpus(1) else { return };
+fn slices_views_and_buffers(gpus: Gpus) {
     let random = Random::new("typed::slices_views_and_buffers");
     for (tracking, devices, algorithm) in [
         (true, 1, Algorithm::OneShotPush),
@@ -84,9 +91,7 @@ fn slices_views_and_buffers() {
 }
 
 /// With event tracking, a slice that another stream still writes is waited for.
-#[test]
 fn tracked_slices_are_waited_for() {
-    let Some(_gpus) = gpus(1) else { return };
     let random = Random::new("typed::tracked_slices_are_waited_for");
     threads(2, 1, |rank, context| {
         let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
@@ -107,9 +112,7 @@ fn tracked_slices_are_waited_for() {
 }
 
 /// Captured with event tracking: what wrote the slices before is outside of the capture, or a part of it.
-#[test]
 fn captured_with_event_tracking() {
-    let Some(_gpus) = gpus(1) else { return };
     const COUNT: usize = 3000;
     let random = Random::new("typed::captured_with_event_tracking");
     for algorithm in [Algorithm::OneShotPush, Algorithm::TwoShotPull] {
@@ -181,9 +184,7 @@ fn address(slice: &CudaSlice<f32>) -> u64 {
     address
 }
 
-#[test]
-fn what_typed_calls_refuse() {
-    let Some(gpus) = gpus(1) else { return };
+fn lengths_that_differ_are_refused() {
     let communicator: Communicator<Cuda> =
         Setup::default().try_build(context(0), crate::errors::alone()).unwrap();
     let stream = communicator.device().context().new_stream().unwrap();
@@ -193,9 +194,14 @@ fn what_typed_calls_refuse() {
         communicator.all_reduce(&stream, &input, &mut output, ReduceOp::Sum),
         Err(Error::LengthMismatch { input: 8, output: 9 })
     );
-    if gpus.count < 2 {
-        return println!("skipped: a stream of another GPU, as there is one");
-    }
+}
+
+fn what_is_of_another_gpu_is_refused() {
+    let communicator: Communicator<Cuda> =
+        Setup::default().try_build(context(0), crate::errors::alone()).unwrap();
+    let stream = communicator.device().context().new_stream().unwrap();
+    let input = stream.alloc_zeros::<f32>(8).unwrap();
+    let mut output = stream.alloc_zeros::<f32>(9).unwrap();
     let other = context(1).new_stream().unwrap();
     let refused = Err(Error::InvalidStream { stream: 1, device: 0 });
     assert_eq!(communicator.all_reduce_in_place(&other, &mut output, ReduceOp::Sum), refused);

@@ -4,9 +4,13 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan};
 use fast_allreduce::{Algorithm, DType, Element, Error, ReduceOp};
 
-use crate::gpu::{gpus, LIMIT};
+use crate::gpu::{gpu, LIMIT};
 use crate::random::Random;
 use crate::seat::{compare, download, upload, Message};
+
+tests! {
+    gpu => what_a_world_refuses, a_prepared_call_is_started_again;
+}
 
 /// A slice that holds `bytes` at an element offset, and poison elsewhere.
 fn slice<T: Element + cudarc::driver::DeviceRepr>(
@@ -24,9 +28,7 @@ fn slice<T: Element + cudarc::driver::DeviceRepr>(
     slice
 }
 
-#[test]
 fn what_a_world_refuses() {
-    let Some(_gpus) = gpus(1) else { return };
     assert_eq!(CudaWorld::new(0, 17, 4096, 0, LIMIT).err(), Some(Error::WorldSize { world_size: 17 }));
     let mut world = CudaWorld::new(0, 2, 4096, 0, LIMIT).unwrap();
     let (stream, max_blocks) = (std::sync::Arc::clone(world.stream()), world.max_blocks());
@@ -53,9 +55,7 @@ fn what_a_world_refuses() {
 }
 
 /// A prepared call, started several times and as a part of a graph.
-#[test]
 fn a_prepared_call_is_started_again() {
-    let Some(_gpus) = gpus(1) else { return };
     let mut random = Random::new("world::a_prepared_call_is_started_again");
     const CALLS: usize = 5;
     for algorithm in Algorithm::DIRECT {

@@ -1,7 +1,5 @@
 //! Limits of a container or a shell: an error that names the limit, where the kernel would send a signal.
 
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Barrier;
 
@@ -13,26 +11,7 @@ use nix::sys::signal::{sigaction, SaFlags, SigAction, SigHandler, SigSet, Signal
 
 use crate::alone::{is_alone, take};
 use crate::rank::{limit_descriptors, set_descriptor_limit};
-use crate::world::{builder, threads};
-
-/// Makes and drops a communicator of this process's ranks; what came of it, by rank.
-fn build(world_size: usize, max_bytes: usize) -> Vec<Result<()>> {
-    let ranks = Threads::world(world_size).unwrap();
-    let meeting = Barrier::new(world_size);
-    std::thread::scope(|scope| {
-        let run = |bootstrap: Threads| {
-            let meeting = &meeting;
-            scope.spawn(move || {
-                let built = builder().max_bytes(max_bytes).build(Host::new(), bootstrap);
-                // All are there at once, or none.
-                meeting.wait();
-                built.map(drop)
-            })
-        };
-        let running: Vec<_> = ranks.into_iter().map(run).collect();
-        running.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
-}
+use crate::world::{build, builder};
 
 #[test]
 fn a_region_beyond_the_limit_on_files_is_an_error() {
@@ -224,76 +203,4 @@ fn signals_do_not_end_an_allocation() {
     let memory = memory.unwrap();
     assert_eq!(memory.view(0).unwrap().load((256 << 20) - 1), Ok(0));
     memory.free().unwrap();
-}
-
-/// A control group of the test's own with so much memory, below one that this process may change.
-struct Group(PathBuf);
-
-impl Group {
-    fn new(bytes: u64) -> Result<Self, String> {
-        let memberships = std::fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
-        let bases = [(":memory:", "/sys/fs/cgroup/memory"), ("0::", "/sys/fs/cgroup")];
-        let (mut tried, limits) = (Vec::new(), ["memory.limit_in_bytes", "memory.max"]);
-        for (prefix, base) in bases {
-            let own = memberships.lines().find_map(|line| line.split_once(prefix)).map(|(_, path)| path);
-            for above in own.into_iter().flat_map(|own| Path::new(own).ancestors()) {
-                let above = above.strip_prefix("/").unwrap_or(above);
-                let folder =
-                    Path::new(base).join(above).join(format!("fast-allreduce-{}", std::process::id()));
-                if let Err(error) = std::fs::create_dir(&folder) {
-                    tried.push(format!("{}: {error}", folder.display()));
-                    continue;
-                }
-                let group = Self(folder);
-                if limits.iter().any(|limit| std::fs::write(group.0.join(limit), bytes.to_string()).is_ok()) {
-                    return Ok(group);
-                }
-                tried.push(format!("{}: no limit can be set", group.0.display()));
-            }
-        }
-        Err(tried.join(", "))
-    }
-
-    fn enter(&self) {
-        std::fs::write(self.0.join("cgroup.procs"), std::process::id().to_string()).unwrap();
-    }
-
-    fn leave(&self) {
-        let above = self.0.parent().unwrap();
-        std::fs::write(above.join("cgroup.procs"), std::process::id().to_string()).unwrap();
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // A group with a process of a failed test stays until that has ended.
-        let _ = std::fs::remove_dir(&self.0);
-    }
-}
-
-/// One rank with too large a region, and several that have room for some of their regions only.
-#[test]
-fn regions_beyond_a_control_groups_limit_are_errors() {
-    if let Err(reason) = Group::new(64 << 20) {
-        // Not through the macros, which the runner keeps to itself.
-        let text = format!("\nNOT RUN: regions_beyond_a_control_groups_limit_are_errors: {reason}\n");
-        std::io::stderr().write_all(text.as_bytes()).unwrap();
-        return;
-    }
-    if !is_alone("limits::regions_beyond_a_control_groups_limit_are_errors", []) {
-        return;
-    }
-    let group = Group::new(64 << 20).unwrap();
-    group.enter();
-    let tried: [(usize, Vec<Result<()>>); 3] = [(1, 32 << 20), (4, 4 << 20), (2, 1 << 20)]
-        .map(|(world_size, max_bytes)| (max_bytes, build(world_size, max_bytes)));
-    group.leave();
-    for (max_bytes, built) in &tried[..2] {
-        let first = built[0].as_ref().unwrap_err();
-        assert!(matches!(first, Error::Allocation { .. } | Error::PeerFailed { .. }), "{max_bytes}: {first}");
-        for error in built.iter().map(|built| built.as_ref().unwrap_err().to_string()) {
-            assert!(error.contains("67108864 that ") && error.contains("/memory."), "{max_bytes}: {error}");
-        }
-    }
-    assert_eq!(tried[2].1, [Ok(()), Ok(())]);
 }

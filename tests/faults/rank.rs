@@ -102,6 +102,7 @@ fn say(line: &str) {
 
 /// Not a test: what a process that is a rank runs.
 #[test]
+#[ignore = "a process of other tests"]
 fn rank_process() {
     if std::env::var_os(RANK_PROCESS).is_none() {
         return;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::{Local, Threads, UniqueId};
-use fast_allreduce::{Builder, Communicator, Host};
+use fast_allreduce::{Builder, Communicator, Host, Result};
 
 /// A limit that nothing reaches unless something hangs.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -13,6 +13,25 @@ pub const SOON: Duration = Duration::from_secs(2);
 
 pub fn builder() -> Builder {
     Communicator::builder().timeout(LIMIT)
+}
+
+/// Makes and drops a communicator of this process's ranks; what came of it, by rank.
+pub fn build(world_size: usize, max_bytes: usize) -> Vec<Result<()>> {
+    let ranks = Threads::world(world_size).unwrap();
+    let meeting = std::sync::Barrier::new(world_size);
+    std::thread::scope(|scope| {
+        let run = |bootstrap: Threads| {
+            let meeting = &meeting;
+            scope.spawn(move || {
+                let built = builder().max_bytes(max_bytes).build(Host::new(), bootstrap);
+                // All are there at once, or none.
+                meeting.wait();
+                built.map(drop)
+            })
+        };
+        let running: Vec<_> = ranks.into_iter().map(run).collect();
+        running.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
 }
 
 /// Runs `body` on each rank of a new world; what it returned, by rank.

@@ -23,6 +23,8 @@ use crate::failure::Failure;
 /// Lets several ranks share a GPU, from [`SHARED_GPU_VERSION`] on.
 pub const SHARED_GPU: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 const SHARED_GPU_VERSION: Version = Version(2, 30, 0);
+/// Of the library, as it is installed to run programs and to build them.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 /// The first with every type and operation here.
 const OLDEST_VERSION: Version = Version(2, 10, 0);
 
@@ -48,14 +50,12 @@ struct Functions {
 }
 
 impl Functions {
-    fn load() -> Result<Self, String> {
+    fn load([name, other]: [&str; 2]) -> Result<Self, String> {
         // SAFETY: its initialisers are NCCL's own, which may run at any time.
-        let library = unsafe {
-            Library::new("libnccl.so.2").or_else(|error| Library::new("libnccl.so").map_err(|_| error))
-        };
-        let library = library.map_err(|error| format!("libnccl.so.2 cannot be loaded: {error}"))?;
+        let library = unsafe { Library::new(name).or_else(|error| Library::new(other).map_err(|_| error)) };
+        let library = library.map_err(|error| format!("{name} cannot be loaded: {error}"))?;
         let library = Box::leak(Box::new(library));
-        let missing = |error: libloading::Error| format!("libnccl.so.2 is not what it should be: {error}");
+        let missing = |error: libloading::Error| format!("{name} is not what it should be: {error}");
         // SAFETY: the fields have the types that nccl.h gives these names.
         unsafe {
             Ok(Self {
@@ -143,7 +143,7 @@ impl Nccl {
 
     /// The library, where it can do what is asked for; the first rank's id.
     fn ready(gpu: &Gpu, rank: usize) -> Result<(Functions, Version, UniqueId), String> {
-        let functions = Functions::load()?;
+        let functions = Functions::load(NAMES)?;
         let version = functions.version()?;
         check_version(version, gpu.ranks_per_gpu())?;
         let id = if rank == 0 { functions.unique_id()? } else { UniqueId([0; 128]) };
@@ -319,15 +319,19 @@ mod tests {
         assert_eq!(check_version(Version(2, 30, 0), 2), Ok(()));
     }
 
-    /// With a `libnccl.so.2` in the library path: that it is one.
     #[test]
-    fn the_library_says_its_version() {
-        match Functions::load() {
-            Ok(functions) => assert!(functions.version().unwrap() >= OLDEST_VERSION),
-            Err(reason) => {
-                assert!(reason.contains("libnccl.so.2"), "{reason}");
-                println!("skipped: {reason}");
-            }
+    fn a_library_that_is_missing_or_another_is_refused() {
+        for (name, expected) in
+            [("libnccl-of-nobody.so.2", "cannot be loaded"), ("libc.so.6", "not what it should be")]
+        {
+            let reason = Functions::load([name; 2]).err().unwrap();
+            assert!(reason.contains(name) && reason.contains(expected), "{reason}");
         }
+    }
+
+    #[test]
+    #[ignore = "needs libnccl.so.2 in the library path"]
+    fn the_library_says_its_version() {
+        assert!(Functions::load(NAMES).unwrap().version().unwrap() >= OLDEST_VERSION);
     }
 }

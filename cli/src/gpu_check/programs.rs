@@ -117,8 +117,14 @@ fn cases(said: &str) -> u64 {
 /// The tests that failed, or the last that was said.
 fn complaint(said: &str) -> String {
     const MOST: usize = 5;
-    let failed = said.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"));
-    let failed: Vec<_> = failed.take(MOST).collect();
+    // What a test has printed may stand between its name and its outcome; the list at the end is whole.
+    let listed = said.rsplit_once("\nfailures:\n").map_or("", |(_, list)| list);
+    let listed = listed.lines().map_while(|line| line.strip_prefix("    "));
+    let told = said.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix("... FAILED"));
+    let mut failed: Vec<_> = listed.chain(told).map(str::trim).collect();
+    let mut known = std::collections::HashSet::new();
+    failed.retain(|name| known.insert(*name));
+    failed.truncate(MOST);
     match failed.is_empty() {
         true => {
             said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_owned()
@@ -136,6 +142,10 @@ mod tests {
         let said = "running 3 tests\ntest a::b ... ok\ntest a::c ... FAILED\ntest d ... FAILED\n\n\
                     test result: FAILED. 17 passed; 2 failed; 0 ignored\n\n";
         assert_eq!((cases(said), complaint(said)), (17, "failed: a::c, d".into()));
+        let said = "test a::b     ... ok\ntest a::c     ... thread 'main' panicked at a.rs:1:\nFAILED\ntest d        \
+                    ... FAILED\n\nfailures:\n\n---- a::c ----\nwrong\n\n\nfailures:\n    a::c\n    d\n\n\
+                    test result: FAILED. 1 passed; 2 failed; 4 ignored\n\n";
+        assert_eq!((cases(said), complaint(said)), (1, "failed: a::c, d".into()));
         assert_eq!((cases("Killed\n\n"), complaint("Killed\n\n")), (0, "Killed".into()));
         assert_eq!(complaint(""), "it said nothing");
         let record = serde_json::to_string(&Record::check("x", 5, Ok(()))).unwrap();

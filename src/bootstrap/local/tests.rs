@@ -4,12 +4,9 @@ mod strangers;
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use nix::unistd::Uid;
 
 use super::super::socket::Token;
 use super::super::testing::{assert_released, contribution, is_alone, process, resources, LIMIT};
@@ -130,6 +127,7 @@ fn processes_meet() {
 
 /// One rank of `processes_meet`, and nothing where no environment names a world.
 #[test]
+#[ignore = "a process of other tests"]
 fn rank_in_a_process() {
     let Some(local) = Local::from_env().unwrap() else {
         return;
@@ -163,6 +161,7 @@ fn a_killed_process_is_lost() {
 
 /// The rank of `a_killed_process_is_lost` that is killed.
 #[test]
+#[ignore = "a process of other tests"]
 fn rank_that_waits() {
     let Some(_local) = Local::from_env().unwrap() else {
         return;
@@ -295,6 +294,7 @@ fn a_fork_that_lives_on_keeps_nobody_waiting() {
 
 /// Serves the rendezvous, too.
 #[test]
+#[ignore = "a process of other tests"]
 fn rank_that_forks_and_leaves() {
     if std::env::var_os("FAST_ALLREDUCE_TEST_FORK").is_none() {
         return;
@@ -351,6 +351,7 @@ fn an_id_whose_process_has_ended_is_told_from_a_slow_one() {
 
 /// The process of `an_id_whose_process_has_ended_is_told_from_a_slow_one`.
 #[test]
+#[ignore = "a process of other tests"]
 fn process_that_makes_an_id() {
     if std::env::var_os("FAST_ALLREDUCE_TEST_MAKE_ID").is_some() {
         println!("id={}", UniqueId::new().unwrap());
@@ -437,6 +438,7 @@ fn the_last_gather_reaches_all_though_the_server_ends_with_it() {
 
 /// Rank 0 of `the_last_gather_reaches_all_though_the_server_ends_with_it`.
 #[test]
+#[ignore = "a process of other tests"]
 fn rank_that_serves_and_ends() {
     if std::env::var_os("FAST_ALLREDUCE_TEST_SERVE").is_some() {
         let id = UniqueId::new().unwrap();

@@ -192,8 +192,9 @@ impl Mount {
             "cgroup" if options.split(',').any(|option| option == "memory") => Version::One,
             _ => return None,
         };
-        let mut fields = mount.split(' ').skip(3).map(unescaped);
-        Some(Self { version, root: fields.next()?.into(), point: fields.next()?.into() })
+        let mut paths = mount.split(' ').skip(3).map(unescaped).map(PathBuf::from);
+        let (root, point) = (paths.next()?, paths.next()?);
+        root.is_absolute().then_some(Self { version, root, point })
     }
 
     /// Of the group `path` and those above it, innermost first. None where it is not in what is mounted.

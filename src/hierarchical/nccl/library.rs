@@ -341,17 +341,11 @@ mod tests {
         }
     }
 
-    /// With a `libnccl.so.2` in the library path: that it is one, and that it fails within the limit without a GPU, or
-    /// without its peer.
+    /// That it is one, and that it fails within the limit without a GPU, or without its peer.
     #[test]
+    #[ignore = "needs libnccl.so.2 in the library path"]
     fn the_library_says_its_version_and_fails_in_time() {
-        let nccl = match Nccl::get() {
-            Ok(nccl) => nccl,
-            Err(error) => {
-                assert!(error.to_string().contains("libnccl.so.2"), "{error}");
-                return println!("skipped: {error}");
-            }
-        };
+        let nccl = Nccl::get().unwrap();
         assert!(nccl.version().unwrap() >= OLDEST_VERSION);
         let refused = Comm::connect([0; 128], 2, 2, Duration::ZERO).map(|_| ());
         assert_eq!(refused, Err(Error::RankOutOfRange { rank: 2, world_size: 2 }));

@@ -91,15 +91,21 @@ impl Launch for LocalProcesses {
             Ok(mine) if mine == world.to_string() => {
                 let local = Local::from_env().unwrap().expect("the parent sets the id");
                 body(&(Arc::new(local) as Rank));
+                println!("{}", played(world));
             }
             Ok(_) => {}
-            Err(_) => run_processes(self.test, size, &[(WORLD, &world.to_string())]),
+            Err(_) => run_processes(self.test, size, world),
         }
     }
 }
 
-/// Runs a test again in a process for each rank, with an environment that `Local` reads.
-pub fn run_processes(test: &str, size: usize, environment: &[(&str, &str)]) {
+/// What a rank tells of a world that it has played to the end.
+fn played(world: usize) -> String {
+    format!("world {world} of this test was played")
+}
+
+/// Runs a test again in a process for each rank of one of its worlds, with an environment that `Local` reads.
+fn run_processes(test: &str, size: usize, world: usize) {
     let id = UniqueId::new().unwrap().to_string();
     let start = |rank: usize| {
         let mut command = this_test(test);
@@ -107,16 +113,16 @@ pub fn run_processes(test: &str, size: usize, environment: &[(&str, &str)]) {
             .env("FAST_ALLREDUCE_UNIQUE_ID", &id)
             .env("FAST_ALLREDUCE_RANK", rank.to_string())
             .env("FAST_ALLREDUCE_WORLD_SIZE", size.to_string())
-            .envs(environment.iter().copied());
+            .env(WORLD, world.to_string());
         Process::start(&mut command)
     };
     // All are started before the first is waited for.
     let ranks: Vec<_> = (0..size).map(start).collect();
     let reports: Vec<_> = ranks.into_iter().map(Process::finish).collect();
     for (rank, report) in reports.into_iter().enumerate() {
-        if let Err(report) = report {
-            panic!("rank {rank} of {size}, a process with {environment:?}: {report}");
-        }
+        let told = report
+            .unwrap_or_else(|report| panic!("rank {rank} of {size}, a process of world {world}: {report}"));
+        assert!(told.contains(&played(world)), "rank {rank} of {size} has not played world {world}: {told}");
     }
 }
 
@@ -140,12 +146,12 @@ impl Process {
         Self(Some(command.spawn().unwrap()))
     }
 
-    /// Its output, as an error unless the one test passed.
-    pub fn finish(mut self) -> Result<(), String> {
+    /// What it has told, as an error unless the one test passed.
+    pub fn finish(mut self) -> Result<String, String> {
         let output = self.0.take().expect("finished once").wait_with_output().map_err(|e| e.to_string())?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         if output.status.success() && text.contains("1 passed") {
-            return Ok(());
+            return Ok(text);
         }
         Err(format!("{}\n{text}{}", output.status, String::from_utf8_lossy(&output.stderr)))
     }

@@ -13,8 +13,10 @@
 //! | `tier.rs` | how much of a test is run |
 //!
 //! **A new world** is a `Launch`, a `Device` or, where one thread drives all ranks, a `Ranks`; and a line `conformance!` that names
-//! it. **A new collective** is a `Collective`, its expected outputs in `message.rs`, its call in each `Ranks`, and cases. A `Ranks`
-//! leaves out what it does not support.
+//! it. **A new collective** is a `Collective`, its expected outputs in `message.rs`, its call in each `Ranks`, and cases.
+//!
+//! **Nothing is left out.** Each case says how many steps its script has, apart from the loops that make them; every rank counts
+//! those that it has made. A rank that is a process tells of the world that it has played.
 //!
 //! Each output is compared with the one that is expected of its message, so equality across ranks, algorithms and devices
 //! follows. Inputs come from a seed that every test prints; `FAST_ALLREDUCE_TEST_SEED` sets it.
@@ -31,12 +33,11 @@ pub mod script;
 pub mod tier;
 pub mod world;
 
-/// Makes a test of every case in the module it is used in. The argument takes the name of a test, as the harness knows it, and
-/// returns the world to test, or `None` after saying why there is none.
+/// Gives the names of all cases to a macro, behind an expression.
 #[macro_export]
-macro_rules! conformance {
-    ($world:expr) => {
-        $crate::conformance! { $world;
+macro_rules! every_case {
+    ($macro:ident, $world:expr) => {
+        $crate::$macro! { $world;
             every_type_operation_and_algorithm
             every_small_count
             every_boundary
@@ -55,14 +56,34 @@ macro_rules! conformance {
             all_collectives_at_random
         }
     };
+}
+
+/// Makes a test of every case in the module it is used in. The argument takes the name of a test, as the runner knows it, and
+/// returns the world to test.
+#[macro_export]
+macro_rules! conformance {
+    ($world:expr) => { $crate::every_case! { conformance, $world } };
     ($world:expr; $($case:ident)*) => {$(
         #[test]
         fn $case() {
             let path = concat!(module_path!(), "::", stringify!($case));
             let (_crate_name, test) = path.split_once("::").expect("a test is in a module");
-            if let Some(world) = ($world)(test) {
-                $crate::suite::cases::$case(&world);
-            }
+            $crate::suite::cases::$case(&($world)(test));
         }
     )*};
+}
+
+/// The same for `tests/runner`: makes `fn tests() -> Vec<Trial>`. The argument returns what is missing where there is no world.
+#[macro_export]
+macro_rules! conformance_where_found {
+    ($world:expr) => { $crate::every_case! { conformance_where_found, $world } };
+    ($world:expr; $($case:ident)*) => {
+        pub(crate) fn tests() -> Vec<$crate::runner::Trial> {
+            vec![$({
+                let path = concat!(module_path!(), "::", stringify!($case));
+                let (_crate_name, test) = path.split_once("::").expect("a test is in a module");
+                $crate::runner::test(path, move || ($world)(test), |world| $crate::suite::cases::$case(&world))
+            }),*]
+        }
+    };
 }

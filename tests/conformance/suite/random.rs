@@ -1,5 +1,6 @@
 //! Random numbers and elements from one printed seed.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::OnceLock;
 
 use fast_allreduce::DType;
@@ -18,6 +19,14 @@ pub fn seed() -> u64 {
     })
 }
 
+static SAID: AtomicBool = AtomicBool::new(false);
+
+/// Says the seed, once for all streams: where a test's output is not kept back until it fails.
+pub fn say_seed() {
+    eprintln!("{SEED}={}", seed());
+    SAID.store(true, Ordering::Relaxed);
+}
+
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 #[derive(Clone)]
 pub struct Random(u64);
@@ -25,7 +34,9 @@ pub struct Random(u64);
 impl Random {
     /// A stream of its own for each name.
     pub fn new(stream: &str) -> Self {
-        println!("{stream}: {SEED}={}", seed());
+        if !SAID.load(Ordering::Relaxed) {
+            println!("{stream}: {SEED}={}", seed());
+        }
         let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         Self(stream.bytes().fold(seed() ^ 0xcbf2_9ce4_8422_2325, hash))
     }

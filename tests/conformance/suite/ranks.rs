@@ -40,11 +40,6 @@ pub trait Ranks {
         placements[rank]
     }
 
-    /// Whether these ranks can make such a call: others of a script are left out, on all ranks.
-    fn supports(&self, _message: &Message) -> bool {
-        true
-    }
-
     /// Allocates so many bytes of each kind for each side, again if there are some. Collective.
     fn make_room(&mut self, bytes: usize);
 

@@ -55,32 +55,70 @@ pub enum Step {
     },
 }
 
+/// How many steps an act must have. Whoever writes it tells, and counts no list that the steps are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    Exactly(usize),
+    /// Where it depends on what is planned.
+    AtLeast(usize),
+}
+
+impl Expected {
+    fn thinned(self, thin: usize) -> Self {
+        match self {
+            Self::Exactly(steps) => Self::Exactly(steps.div_ceil(thin)),
+            Self::AtLeast(steps) => Self::AtLeast(steps.div_ceil(thin)),
+        }
+    }
+
+    fn is_met_by(self, made: usize) -> bool {
+        match self {
+            Self::Exactly(steps) => made == steps,
+            Self::AtLeast(steps) => made >= steps,
+        }
+    }
+}
+
+impl From<usize> for Expected {
+    fn from(steps: usize) -> Self {
+        Self::Exactly(steps)
+    }
+}
+
 /// What is done with the communicators.
-#[derive(Default)]
 pub struct Act {
     pub messages: Vec<Message>,
-    pub steps: Vec<Step>,
+    steps: Vec<Step>,
+    expected: Expected,
 }
 
 impl Act {
+    pub fn new(expected: impl Into<Expected>, messages: Vec<Message>, steps: Vec<Step>) -> Self {
+        Self { messages, steps, expected: expected.into() }
+    }
+
     /// Every message once on every communicator, one communicator after the other.
     pub fn each_on_each(
+        expected: impl Into<Expected>,
         messages: Vec<Message>,
         communicators: usize,
         mut placements: impl FnMut() -> Vec<Placement>,
     ) -> Self {
         let pairs = (0..communicators).flat_map(|one| (0..messages.len()).map(move |message| (one, message)));
         let call = |(communicator, message)| Step::Call { communicator, message, placements: placements() };
-        Self { steps: pairs.map(call).collect(), messages }
+        let steps = pairs.map(call).collect();
+        Self::new(expected, messages, steps)
     }
 
-    /// Leaves one in `thin` of the calls, at another place in each `thin` that follow each other.
+    /// Leaves one of each `thin` steps that follow each other, and of the rest at the end: each time at the next place.
     pub fn thinned(mut self, thin: usize, first: usize) -> Self {
-        let mut number = first;
-        self.steps.retain(|step| {
-            number += 1;
-            !matches!(step, Step::Call { .. }) || (number + number / thin) % thin == 0
+        let (all, mut numbers) = (self.steps.len(), 0..);
+        self.steps.retain(|_| {
+            let number = numbers.next().expect("endless");
+            let (group, place) = (number / thin, number % thin);
+            place == (group + first) % thin.min(all - group * thin)
         });
+        self.expected = self.expected.thinned(thin);
         self
     }
 }
@@ -120,23 +158,27 @@ impl<'a> Script<'a> {
     }
 
     /// Plays the part of some ranks. `join` makes them members of a world.
+    ///
+    /// # Panics
+    ///
+    /// If anything is not as expected: what came of a call, or the number of steps.
     pub fn play<R: Ranks>(&self, join: impl FnMut(&Setup) -> R) {
         let mut communicators: Vec<R> = self.setups.iter().map(join).collect();
         let plan = |number: usize, count, dtype| communicators[number].plan(count, dtype);
         let act = self.act(&Plans { pack_bytes: R::PACK_BYTES, plan: &plan });
         let room = room_for(act.messages.iter().map(Message::bytes).max().unwrap_or(0));
         communicators.iter_mut().for_each(|ranks| ranks.make_room(room));
+        let mut made = 0;
         for step in &act.steps {
             match step {
                 Step::Call { communicator, message, placements } => {
-                    let (ranks, message) = (&mut communicators[*communicator], &act.messages[*message]);
-                    if ranks.supports(message) {
-                        check(ranks, message, placements);
-                    }
+                    check(&mut communicators[*communicator], &act.messages[*message], placements);
                 }
                 Step::MakeRoom { communicator } => communicators[*communicator].make_room(room),
             }
+            made += 1;
         }
+        assert!(act.expected.is_met_by(made), "{made} steps were made, expected: {:?}", act.expected);
     }
 
     fn act(&self, plans: &Plans) -> Arc<Act> {

@@ -108,36 +108,3 @@ fn a_rank_that_does_not_read_holds_up_nobody() {
     let event = Event::Gathered { sequence: 1, parts: gathered };
     assert!(next_reply(&mut slow) == Some(Reply::Event(event)));
 }
-
-#[test]
-fn another_user_is_refused() {
-    if !Uid::effective().is_root() {
-        return println!("skipped: only root can start a process as another user");
-    }
-    let id = UniqueId::new().unwrap();
-    let mut command = process(module_path!(), "rank_of_another_user");
-    command.env("FAST_ALLREDUCE_TEST_OTHER_USER", id.to_string()).uid(65534).gid(65534);
-    let output = match command.output() {
-        Ok(output) => output,
-        Err(error) => return println!("skipped: another user cannot run this test's program: {error}"),
-    };
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
-    world(&id, 2);
-}
-
-/// The process of `another_user_is_refused`: it has the id, token and all.
-#[test]
-fn rank_of_another_user() {
-    let Ok(id) = std::env::var("FAST_ALLREDUCE_TEST_OTHER_USER") else {
-        return;
-    };
-    let id = id.parse::<UniqueId>().unwrap();
-    let error = Local::connect(&id, 0, 2, LIMIT).unwrap_err();
-    assert!(matches!(&error, Error::Refused { reason } if reason.contains("runs as user 0")), "{error}");
-    // The hub checks too, and before it reads anything.
-    let mut link = Link::new(socket::connect(SockType::Stream, id.socket_name()).unwrap());
-    link.send(hello(&id, 0, 2).into());
-    assert!(is_refused(next_reply(&mut link), "runs as user 65534"));
-    assert_eq!(next_reply(&mut link), None);
-}

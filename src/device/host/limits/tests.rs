@@ -172,6 +172,12 @@ fn escapes_of_mounts_are_resolved() {
 }
 
 #[test]
+fn a_mount_without_the_path_of_a_group_is_none() {
+    assert_eq!(Mount::parse("1 2 0:3  /mnt rw - cgroup2 none rw"), None);
+    assert_eq!(Mount::parse("1 2 0:3 a /mnt rw - cgroup2 none rw"), None);
+}
+
+#[test]
 fn nonsense_is_no_limit() {
     for (limit, usage) in
         [("", "5"), ("-1", "5"), ("1e9", "5"), ("99999999999999999999", "5"), ("7", ""), ("7", "x")]

@@ -35,6 +35,19 @@ fn of_each_algorithm(setup: Setup) -> [Setup; 4] {
 
 const SMALL: usize = 4 << 10;
 
+// What there is, for the numbers of steps: not the lengths of the lists that cases go through.
+const ALGORITHMS: usize = 6;
+const DIRECT: usize = 4;
+const TYPES: usize = 10;
+const OPERATIONS: usize = 5;
+const VALUES: usize = 3;
+/// One for each size of element.
+const TYPE_SIZES: usize = 4;
+/// Other collectives than allreduce.
+const COLLECTIVES: usize = 12;
+/// Of those, the ones that reduce.
+const REDUCING: usize = 3;
+
 pub fn types_and_operations() -> impl Iterator<Item = (DType, ReduceOp)> {
     DType::ALL.into_iter().flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)))
 }
@@ -64,7 +77,9 @@ pub fn every_type_operation_and_algorithm(world: &dyn World) {
             let messages =
                 product(&mut random.fork(size), size, |random, dtype| 1 + random.below(most(dtype)));
             let mut random = random.fork(100);
-            Act::each_on_each(messages, 4, || Placement::randoms(&mut random, size)).thinned(thin, size)
+            let expected = TYPES * OPERATIONS * VALUES * DIRECT;
+            Act::each_on_each(expected, messages, 4, || Placement::randoms(&mut random, size))
+                .thinned(thin, size)
         });
         world.play(size, &[script]);
     }
@@ -85,7 +100,9 @@ pub fn every_small_count(world: &dyn World) {
             };
             let messages = counts.map(message).collect();
             let mut random = random.fork(100);
-            Act::each_on_each(messages, 4, || Placement::randoms(&mut random, size)).thinned(thin, size)
+            let expected = TYPE_SIZES * (4 * plans.pack_bytes + 2) * DIRECT;
+            Act::each_on_each(expected, messages, 4, || Placement::randoms(&mut random, size))
+                .thinned(thin, size)
         });
         world.play(size, &[script]);
     }
@@ -129,7 +146,8 @@ pub fn every_placement(world: &dyn World) {
                 placements: (0..size).map(|rank| placement(number, pair, rank)).collect(),
             };
             let steps = steps.map(call).collect();
-            Act { messages, steps }
+            // Each pair of the six offsets on each communicator.
+            Act::new((DIRECT + 1) * 6 * 6, messages, steps)
         });
         world.play(size, &[script]);
     }

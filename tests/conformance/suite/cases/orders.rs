@@ -2,7 +2,7 @@
 
 use fast_allreduce::{Algorithm, DType};
 
-use super::{types_and_operations, ALL_WORLDS, SIZES, SMALL};
+use super::{types_and_operations, ALL_WORLDS, OPERATIONS, SIZES, SMALL, TYPES, TYPE_SIZES, VALUES};
 use crate::suite::message::{Message, Placement};
 use crate::suite::random::{Random, Values};
 use crate::suite::script::{Act, Script, Setup};
@@ -16,6 +16,7 @@ pub fn every_order(world: &dyn World) {
     in_order(
         world,
         "product",
+        TYPES * OPERATIONS * VALUES,
         Setup { max_bytes: 64 << 10, workers: 2, ..Setup::default() },
         |random, size| {
             let count = |random: &mut Random, dtype: DType| match random.below(4) {
@@ -32,7 +33,8 @@ pub fn every_order(world: &dyn World) {
 /// Pieces of few packs, or a region in which a step of a large ring has no room: then a direct algorithm takes its place.
 pub fn every_order_in_little_room(world: &dyn World) {
     let setup = Setup { max_bytes: SMALL, ..Setup::default() };
-    in_order(world, "orders in little room", setup, |random, size| {
+    // Of four counts each.
+    in_order(world, "orders in little room", TYPE_SIZES * OPERATIONS * 4, setup, |random, size| {
         let kinds = types_and_operations().filter(|(dtype, _)| SIZES.contains(dtype));
         let counts = kinds.flat_map(|(dtype, op)| [0, 1, size - 1, 900].map(|count| (dtype, op, count)));
         counts.map(|(dtype, op, count)| (dtype, op, count + random.below(3), Values::Plain)).collect()
@@ -44,6 +46,7 @@ type Call = (DType, fast_allreduce::ReduceOp, usize, Values);
 fn in_order(
     world: &dyn World,
     name: &str,
+    expected: usize,
     setup: Setup,
     calls: impl Fn(&mut Random, usize) -> Vec<Call> + Sync,
 ) {
@@ -61,7 +64,8 @@ fn in_order(
                 };
                 let messages = calls.into_iter().map(message).collect();
                 let mut random = random.fork(100);
-                Act::each_on_each(messages, 1, || Placement::randoms(&mut random, size)).thinned(thin, size)
+                Act::each_on_each(expected, messages, 1, || Placement::randoms(&mut random, size))
+                    .thinned(thin, size)
             })
         };
         world.play(size, &ORDERED.map(script));

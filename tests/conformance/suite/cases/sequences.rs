@@ -2,7 +2,7 @@
 
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
-use super::{of_each_algorithm, ALL_WORLDS};
+use super::{of_each_algorithm, ALL_WORLDS, DIRECT};
 use crate::suite::message::{Collective, Message, Place, Placement};
 use crate::suite::random::{Random, Values};
 use crate::suite::script::{Act, Plans, Script, Setup, Step};
@@ -28,7 +28,7 @@ pub fn buffers_dropped_and_allocated_again(world: &dyn World) {
                     call(communicator, input, None),
                 ]
             });
-            Act { steps: rounds.collect(), messages: vec![message] }
+            Act::new(3 * 24, vec![message], rounds.collect())
         });
         world.play(size, &[script]);
     }
@@ -52,7 +52,7 @@ pub fn epochs_that_wrap_around(world: &dyn World) {
                     message: call % 4,
                     placements: Placement::randoms(&mut random, size),
                 };
-                Act { steps: calls.map(call).collect(), messages: messages.into() }
+                Act::new(DIRECT * 12, messages.into(), calls.map(call).collect())
             })
         };
         world.play(size, &((u32::MAX - 6)..=u32::MAX).map(script).collect::<Vec<_>>());
@@ -78,7 +78,7 @@ pub fn grids_that_change(world: &dyn World) {
                 message: random.below(COUNTS.len()),
                 placements: Placement::randoms(&mut random, size),
             };
-            Act { steps: calls.map(call).collect(), messages: messages.into() }
+            Act::new(DIRECT * 60, messages.into(), calls.map(call).collect())
         });
         world.play(size, &[script]);
     }
@@ -102,7 +102,7 @@ pub fn communicators_in_turn(world: &dyn World) {
                 placements: Placement::randoms(&mut random, size),
             };
             let steps = (0..400).map(call).collect();
-            Act { steps, messages }.thinned(thin, size)
+            Act::new(400, messages, steps).thinned(thin, size)
         });
         world.play(size, &[script]);
     }
@@ -141,7 +141,8 @@ pub fn calls_at_random(world: &dyn World) {
         let script = Script::new(setups, |_| {
             let mut random = random.fork(size);
             let messages: Vec<_> = (0..30).map(|_| any_message(&mut random, size)).collect();
-            Act::each_on_each(messages, 4, || Placement::randoms(&mut random, size)).thinned(thin, size)
+            Act::each_on_each(DIRECT * 30, messages, 4, || Placement::randoms(&mut random, size))
+                .thinned(thin, size)
         });
         world.play(size, &[script]);
     }
@@ -171,7 +172,7 @@ pub fn all_collectives_at_random(world: &dyn World) {
                 placements: Placement::randoms(&mut random, size),
             };
             let steps = calls.into_iter().map(call).collect();
-            Act { steps, messages }.thinned(thin, size)
+            Act::new(400, messages, steps).thinned(thin, size)
         });
         world.play(size, &[script]);
     }

@@ -2,36 +2,37 @@
 
 use std::path::{Path, PathBuf};
 
-/// Comma-separated names of what must not be skipped.
-const REQUIRE: &str = "FAST_ALLREDUCE_REQUIRE";
+use crate::runner::{Found, Missing};
 
-/// Where bindgen finds libclang: the folder that `LIBCLANG_PATH` names, else where distributions put it.
-fn has_libclang() -> bool {
+tests! {
+    libclang => bindings_are_those_of_the_header;
+}
+
+/// Where bindgen finds it: in the folder that `LIBCLANG_PATH` names, else where distributions put it.
+fn libclang() -> Found<()> {
     let is_libclang = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         (name.starts_with("libclang.so") || name.starts_with("libclang-") && name.contains(".so"))
             && !name.starts_with("libclang-cpp")
     };
+    let holds_it = |folder: PathBuf| {
+        folder.read_dir().is_ok_and(|entries| entries.flatten().any(|entry| is_libclang(&entry.path())))
+    };
     let llvm = (8..30).map(|version| format!("/usr/lib/llvm-{version}/lib"));
-    let mut folders: Vec<PathBuf> = llvm.map(PathBuf::from).collect();
-    folders.extend(["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(PathBuf::from));
-    folders.push(format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH).into());
-    if let Some(path) = std::env::var_os("LIBCLANG_PATH") {
-        let path = PathBuf::from(path);
-        folders = if path.is_file() { return is_libclang(&path) } else { vec![path] };
+    let multiarch = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+    let usual = ["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(String::from);
+    let is_there = match std::env::var_os("LIBCLANG_PATH").map(PathBuf::from) {
+        Some(file) if file.is_file() => is_libclang(&file),
+        Some(folder) => holds_it(folder),
+        None => llvm.chain(usual).chain([multiarch]).any(|folder| holds_it(folder.into())),
+    };
+    match is_there {
+        true => Ok(()),
+        false => Err(Missing::new("libclang", "libclang was not found")),
     }
-    let mut entries = folders.iter().filter_map(|folder| folder.read_dir().ok()).flatten().flatten();
-    entries.any(|entry| is_libclang(&entry.path()))
 }
 
-#[test]
 fn bindings_are_those_of_the_header() {
-    if !has_libclang() {
-        let required = std::env::var(REQUIRE).unwrap_or_default();
-        assert!(!required.split(',').any(|name| name.trim() == "libclang"), "{REQUIRE}={required}");
-        println!("skipped: libclang not found");
-        return;
-    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     // bindgen csrc/abi.h --no-prepend-enum-name --default-enum-style consts --no-doc-comments
     //     --allowlist-file '.*abi.h' --use-core

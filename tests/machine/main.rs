@@ -1,0 +1,33 @@
+//! What depends on what a machine has besides its processor: each test says what it needs, and is ignored without.
+
+#[path = "../conformance/suite/launch.rs"]
+#[allow(dead_code)]
+mod launch;
+#[path = "../conformance/suite/random.rs"]
+#[allow(dead_code)]
+mod random;
+#[macro_use]
+#[path = "../runner/mod.rs"]
+mod runner;
+#[path = "../faults/world.rs"]
+#[allow(dead_code)]
+mod world;
+
+mod bindings;
+mod control_groups;
+mod discovery;
+mod large;
+mod targets;
+mod users;
+
+fn main() -> std::process::ExitCode {
+    let modules = [
+        bindings::tests(),
+        control_groups::tests(),
+        discovery::tests(),
+        large::tests(),
+        targets::tests(),
+        users::tests(),
+    ];
+    runner::run(modules.into_iter().flatten().collect())
+}

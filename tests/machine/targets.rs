@@ -1,0 +1,37 @@
+//! What a target without the built-in runner must not have: `#[test]` in it would be left out without a word.
+
+use std::path::{Path, PathBuf};
+
+use crate::runner::always;
+
+tests! {
+    always => no_test_is_of_a_runner_that_is_not_there;
+}
+
+fn no_test_is_of_a_runner_that_is_not_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let of_package = |folder: &Path| {
+        let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        let manifest: toml::Table = manifest.parse().unwrap();
+        let targets = manifest["test"].as_array().unwrap().iter();
+        let own =
+            targets.filter(|target| target.get("harness").and_then(toml::Value::as_bool) == Some(false));
+        own.map(|target| folder.join("tests").join(target["name"].as_str().unwrap())).collect::<Vec<_>>()
+    };
+    let targets = [of_package(root), of_package(&root.join("cli"))].concat();
+    assert_eq!(targets.len(), 6, "{targets:?}");
+    for file in targets.iter().flat_map(|target| files(target)) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let is_left_out =
+            |line: &str| ["#[test]", "proptest!"].iter().any(|start| line.trim().starts_with(start));
+        assert!(!text.lines().any(is_left_out), "{}", file.display());
+    }
+}
+
+/// Those of a target: a folder, or one file.
+fn files(target: &Path) -> Vec<PathBuf> {
+    match target.read_dir() {
+        Ok(entries) => entries.map(|entry| entry.unwrap().path()).collect(),
+        Err(_) => vec![target.with_extension("rs")],
+    }
+}

@@ -1,0 +1,43 @@
+//! The conformance suite in the world that `mpirun` has started, on the host.
+
+use std::sync::{Arc, OnceLock};
+
+use fast_allreduce::bootstrap::{Bootstrap, Mpi};
+use mpi::topology::SimpleCommunicator;
+
+use crate::host::HostDevice;
+use crate::runner::{Found, Missing};
+use crate::suite::launch::{Launch, Rank};
+use crate::suite::world::Launched;
+
+conformance_where_found! { |_| world() }
+
+fn world() -> Found<Launched<Mpirun, HostDevice>> {
+    if ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().all(|name| std::env::var_os(name).is_none()) {
+        return Err(Missing::new("mpirun", "not started by mpirun"));
+    }
+    static SIZE: OnceLock<usize> = OnceLock::new();
+    let size = *SIZE.get_or_init(|| {
+        super::end_all_with_this_rank();
+        Mpi::init().unwrap().world_size()
+    });
+    Ok(Launched::new(Mpirun { size }, HostDevice::default()))
+}
+
+/// The ranks of the `mpirun` that this process is of.
+struct Mpirun {
+    size: usize,
+}
+
+impl Launch for Mpirun {
+    /// The world that there is.
+    fn sizes(&self, _: &[usize]) -> Vec<usize> {
+        vec![self.size]
+    }
+
+    /// This process plays its rank.
+    fn run(&self, size: usize, body: &(dyn Fn(&Rank) + Sync)) {
+        assert_eq!(size, self.size);
+        body(&(Arc::new(Mpi::from_communicator(&SimpleCommunicator::world()).unwrap()) as Rank));
+    }
+}
