@@ -37,13 +37,13 @@
 mod abi;
 pub mod bootstrap;
 mod call;
-mod collective;
 mod communicator;
 #[cfg(test)]
 mod damaged;
 mod deadline;
 pub mod device;
 mod dtype;
+mod endpoint;
 mod error;
 mod fork;
 pub mod hierarchical;
@@ -58,10 +58,10 @@ mod thread;
 pub mod topology;
 mod trace;
 
-pub use collective::Collective;
+pub use call::{Collective, Direction, Group, Transfer};
 #[cfg(feature = "cuda")]
 pub use communicator::Registered;
-pub use communicator::{Builder, Communicator, Counters, Direction, Group, Transfer};
+pub use communicator::{Builder, Communicator, Counters};
 #[cfg(feature = "cuda")]
 pub use device::cuda::Cuda;
 pub use device::host::{Host, Wait};
@@ -72,8 +72,7 @@ pub use hierarchical::{Hierarchical, InterNode};
 pub use op::ReduceOp;
 pub use plan::{Algorithm, Plan};
 pub use raw::{RawCommunicator, StreamCommunicator, StreamSync};
-pub use registry::Buffer;
-pub use symmetric::{SymmetricMemory, SymmetricView};
+pub use symmetric::{Buffer, SymmetricMemory, SymmetricView};
 
 /// The most ranks that a world may have.
 pub const MAX_RANKS: usize = 16;

@@ -2,11 +2,10 @@
 
 use std::ffi::c_void;
 
-use super::group::{check_transfers, Group, Transfer};
-use super::message::{same_length, Message};
 use super::Communicator;
-use crate::call::Operation;
-use crate::collective::Collective;
+use crate::call::{
+    check_transfers, same_length, transfers_id, Collective, Group, Message, Operation, Transfer,
+};
 use crate::device::Host;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -308,7 +307,7 @@ impl Communicator<Host> {
     pub unsafe fn transfer_raw(&self, transfers: &[Transfer]) -> Result<()> {
         check_transfers(transfers, self.world_size())?;
         // SAFETY: the caller's.
-        unsafe { self.start_transfers(Self::transfers_id(Operation::Group, transfers), transfers, ()) }?;
+        unsafe { self.start_transfers(transfers_id(Operation::Group, transfers), transfers, ()) }?;
         self.healthy()
     }
 
@@ -360,7 +359,7 @@ impl Communicator<Host> {
         let transfers = group.transfers();
         check_transfers(transfers, self.world_size())?;
         // SAFETY: the group borrows what it sends and receives into, and the host runs the launch to its end.
-        unsafe { self.start_transfers(Self::transfers_id(operation, transfers), transfers, ()) }?;
+        unsafe { self.start_transfers(transfers_id(operation, transfers), transfers, ()) }?;
         self.healthy()
     }
 
@@ -369,7 +368,7 @@ impl Communicator<Host> {
     /// As [`Communicator::start`]; kernels of the host have ended when it returns.
     unsafe fn run(&self, message: Message<'_>) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { self.start(message, (), |_, _| Ok(0)) }?;
+        unsafe { self.start(message, (), || Ok(0)) }?;
         self.healthy()
     }
 }

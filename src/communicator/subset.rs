@@ -48,8 +48,8 @@ impl<D: Device> Communicator<D> {
         own[0] = u8::from(color.is_some());
         own[1..5].copy_from_slice(&color.unwrap_or(0).to_le_bytes());
         own[5..].copy_from_slice(&key.to_le_bytes());
-        let step = self.closing.step()?;
-        let given = self.unless_failed(self.closing.bootstrap.all_gather(&own, self.setup_timeout))?;
+        let step = self.connection.step()?;
+        let given = self.unless_failed(self.connection.bootstrap.all_gather(&own, self.setup_timeout))?;
         drop(step);
         let mut members = Vec::new();
         for (rank, bytes) in given.iter().enumerate() {

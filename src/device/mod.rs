@@ -13,7 +13,7 @@ pub use host::Host;
 
 use crate::abi::{FaLaunch, FaStatus, FaTransfers};
 use crate::bootstrap::Bootstrap;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
 use crate::topology::LinkClass;
 
@@ -164,20 +164,5 @@ pub(crate) mod sealed {
 
         /// The same words as kernels address them.
         fn device_address(&self) -> u64;
-    }
-}
-
-/// Tells every rank whether a step succeeded on all: one that failed must not leave the others waiting.
-///
-/// Returns this rank's own error, or [`Error::PeerFailed`] naming the first that failed.
-pub(crate) fn all_succeeded<T>(step: Result<T>, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<T> {
-    let report = step.as_ref().err().map(Error::to_string).unwrap_or_default();
-    let reports = bootstrap.all_gather(report.as_bytes(), timeout)?;
-    let value = step?;
-    match reports.iter().position(|report| !report.is_empty()) {
-        None => Ok(value),
-        Some(rank) => {
-            Err(Error::PeerFailed { rank, reason: String::from_utf8_lossy(&reports[rank]).into_owned() })
-        }
     }
 }

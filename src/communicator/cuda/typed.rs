@@ -5,8 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::slices::Addresses;
-use crate::collective::Collective;
-use crate::communicator::message::{same_length, Message};
+use crate::call::{same_length, Collective, Message};
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::dtype::Element;

@@ -7,11 +7,9 @@ use std::time::Duration;
 use super::handle::{Handle, Sharing};
 use super::memory::Memory;
 use super::{driver, Cuda};
-use crate::bootstrap::Bootstrap;
-use crate::device::all_succeeded;
+use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::{Error, Result};
-use crate::region::{TableRow, TABLE_ROWS};
-use crate::registry::{source_word, FIRST_GRAPH_ROW};
+use crate::region::{source_word, TableRow, FIRST_GRAPH_ROW, TABLE_ROWS};
 use crate::MAX_RANKS;
 
 /// A captured input: its address, and the driver's number of the allocation.

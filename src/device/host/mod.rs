@@ -14,9 +14,9 @@ pub use limits::available_memory;
 pub use memory::SharedMemory;
 use workers::Workers;
 
-use super::{all_succeeded, sealed, Device};
+use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus, FaTransfers};
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::{Error, Result};
 use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
 use crate::topology::LinkClass;

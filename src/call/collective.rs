@@ -1,6 +1,6 @@
 //! The collectives as values: which one a call is, and how long its buffers are.
 
-use crate::call::Operation;
+use super::identity::Operation;
 use crate::op::ReduceOp;
 
 /// A collective, for the calls that take any: [`Communicator::collective_raw`](crate::Communicator::collective_raw), tools and tests.

@@ -1,9 +1,10 @@
 //! One call of a collective: what it is, and the part of it that a launch does.
 
-use super::group::{Direction, Transfer};
+use super::collective::Collective;
+use super::identity::{CallId, Operation};
+use super::operand::Operand;
+use super::transfer::{Direction, Transfer};
 use crate::abi::{self, FaLaunch, FaShare};
-use crate::call::{CallId, Operation};
-use crate::collective::Collective;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, DeviceKind};
@@ -18,9 +19,9 @@ pub(crate) struct Message<'a> {
     pub dtype: DType,
 }
 
-/// A launch's kernels where they are not those of an allreduce.
+/// How the elements of a call are divided among its launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum Partition {
     /// Every rank has the whole message: pieces of it, one after the other.
     Whole,
     /// Every rank has shares of it: pieces of each share.
@@ -31,21 +32,31 @@ pub(crate) enum Form {
     Transfers,
 }
 
+impl Partition {
+    /// Where the pieces of a call begin, a launch for each: of at most `piece` elements of `extent`.
+    pub fn pieces(self, extent: usize, piece: usize) -> impl Iterator<Item = usize> {
+        let first = (extent > 0 || self == Self::Empty).then_some(0);
+        std::iter::successors(first, move |done: &usize| {
+            done.checked_add(piece).filter(|&done| done < extent)
+        })
+    }
+}
+
 impl Message<'_> {
-    pub fn form(&self) -> Form {
+    pub fn partition(&self) -> Partition {
         match self.collective {
             Collective::AllReduce(_) | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
-                Form::Whole
+                Partition::Whole
             }
             Collective::AllGather
             | Collective::AllGatherV(_)
             | Collective::ReduceScatter(_)
-            | Collective::ReduceScatterV(..) => Form::Shares,
-            Collective::Barrier => Form::Empty,
+            | Collective::ReduceScatterV(..) => Partition::Shares,
+            Collective::Barrier => Partition::Empty,
             Collective::Gather { .. }
             | Collective::Scatter { .. }
             | Collective::AllToAll
-            | Collective::AllToAllV { .. } => Form::Transfers,
+            | Collective::AllToAllV { .. } => Partition::Transfers,
         }
     }
 
@@ -60,6 +71,16 @@ impl Message<'_> {
             root: self.collective.root().map(|root| root as u8),
             digest: counts.map_or(0, CallId::digest),
             count: counts.map_or(self.count, |counts| counts.iter().sum()),
+        }
+    }
+
+    /// Whether peers read this rank's input, in its staging or where it is. `algorithm` is an allreduce's.
+    pub fn pulls(&self, algorithm: Option<Algorithm>, input_bytes: u64) -> bool {
+        match algorithm {
+            // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
+            Some(Algorithm::OneShotPull) => self.input != self.output,
+            Some(algorithm) => algorithm == Algorithm::TwoShotPull,
+            None => input_bytes > 0,
         }
     }
 
@@ -81,8 +102,8 @@ impl Message<'_> {
 
     /// The elements that pieces are cut from: of the message, or of the largest share.
     pub fn extent(&self, world_size: usize) -> usize {
-        match self.form() {
-            Form::Shares => (0..world_size).map(|rank| self.share(rank)).max().unwrap_or(0),
+        match self.partition() {
+            Partition::Shares => (0..world_size).map(|rank| self.share(rank)).max().unwrap_or(0),
             _ => self.count,
         }
     }
@@ -249,8 +270,8 @@ impl Message<'_> {
     fn check_buffers(&self, rank: usize, world_size: usize) -> Result<()> {
         let input = self.collective.input_len(self.count, rank, world_size);
         let output = self.collective.output_len(self.count, rank, world_size);
-        let input = Span::new("input", self.input, input, self.dtype)?;
-        let output = Span::new("output", self.output, output, self.dtype)?;
+        let input = Operand::new("input", self.input, input, self.dtype)?;
+        let output = Operand::new("output", self.output, output, self.dtype)?;
         if input.overlaps(&output) && !self.is_in_place(rank, &input, &output) {
             let (bytes, input, output) = (input.bytes.min(output.bytes), input.address, output.address);
             return Err(Error::Overlap {
@@ -263,7 +284,7 @@ impl Message<'_> {
     }
 
     /// Whether buffers overlap in the way that the collective permits.
-    fn is_in_place(&self, rank: usize, input: &Span, output: &Span) -> bool {
+    fn is_in_place(&self, rank: usize, input: &Operand, output: &Operand) -> bool {
         let size = self.dtype.size() as u64;
         let before = |counts: &[usize]| counts[..rank].iter().map(|&count| count as u64).sum::<u64>() * size;
         let shares_before = rank as u64 * self.count as u64 * size;
@@ -281,46 +302,5 @@ impl Message<'_> {
             Collective::ReduceScatterV(_, counts) => output.address == input.address + before(counts),
             Collective::AllToAll | Collective::AllToAllV { .. } | Collective::Barrier => false,
         }
-    }
-}
-
-/// Memory of one side of a call.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Span {
-    pub address: u64,
-    pub bytes: u64,
-}
-
-impl Span {
-    /// Refuses addresses at which there cannot be so many elements.
-    pub fn new(which: &'static str, address: u64, count: usize, dtype: DType) -> Result<Self> {
-        let element_size = dtype.size();
-        let bytes = count.checked_mul(element_size).filter(|&bytes| bytes <= isize::MAX as usize);
-        let bytes = bytes.ok_or_else(|| Error::InvalidSetting {
-            name: "count",
-            value: count.to_string(),
-            expected: "a number of elements that fits the address space",
-        })? as u64;
-        let problem = match address {
-            _ if bytes == 0 => return Ok(Self { address, bytes }),
-            0 => "null",
-            _ if address % element_size as u64 != 0 => "not aligned to its element",
-            _ if address.checked_add(bytes).is_none() => "too near the end of the address space",
-            _ => return Ok(Self { address, bytes }),
-        };
-        Err(Error::InvalidPointer { which, address: address as usize, problem, element_size })
-    }
-
-    pub fn overlaps(&self, other: &Self) -> bool {
-        let empty = self.bytes == 0 || other.bytes == 0;
-        !empty && self.address < other.address + other.bytes && other.address < self.address + self.bytes
-    }
-}
-
-/// Refuses a slice of another length than the collective has there.
-pub(crate) fn same_length(input: usize, output: usize) -> Result<()> {
-    match input == output {
-        true => Ok(()),
-        false => Err(Error::LengthMismatch { input, output }),
     }
 }
