@@ -58,6 +58,7 @@ mod thread;
 pub mod topology;
 mod trace;
 
+pub use abi::MAX_RANKS;
 pub use call::{Collective, Direction, Group, Transfer};
 #[cfg(feature = "cuda")]
 pub use communicator::Registered;
@@ -73,9 +74,6 @@ pub use op::ReduceOp;
 pub use plan::{Algorithm, Plan};
 pub use raw::{RawCommunicator, StreamCommunicator, StreamSync};
 pub use symmetric::{Buffer, SymmetricMemory, SymmetricView};
-
-/// The most ranks that a world may have.
-pub const MAX_RANKS: usize = 16;
 
 /// What this build was made with: a line on the kernels for the host, one on those for CUDA, and one on MPI.
 pub fn build_facts() -> [(&'static str, String); 3] {

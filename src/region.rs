@@ -2,9 +2,8 @@
 //!
 //! Head (signals, epochs, status), table of registered buffers, two generations of mailboxes and two of staging, channels.
 
-use crate::abi::{FaRegionHead, FA_SOURCE_ID_SHIFT};
+use crate::abi::{FaRegionHead, FA_SOURCE_ID_SHIFT, MAX_RANKS};
 use crate::error::{Error, Result};
-use crate::MAX_RANKS;
 
 /// Registered buffers that a communicator can have, each a row of the table.
 pub(crate) const TABLE_ROWS: usize = 4096;

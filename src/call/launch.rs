@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use super::message::Message;
-use crate::abi::{FaCall, FaLaunch, FaShare, FA_MAX_RANKS};
+use crate::abi::{FaCall, FaLaunch, FaShare, FA_MAX_RANKS, MAX_RANKS};
 use crate::op::ReduceOp;
 use crate::plan::{DeviceKind, Plan};
 use crate::region::{Layout, TABLE_ROWS};
-use crate::MAX_RANKS;
 
 /// Where the launches of a rank find the world's memory.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::Communicator;
+use crate::abi::MAX_RANKS;
 use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Family};
 use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint, Region};
@@ -13,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Steps, Table, Tuning};
 use crate::presence::Arrivals;
 use crate::region::Layout;
-use crate::MAX_RANKS;
 
 /// Bounds the steps of making a communicator whose calls wait for ever.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(30);

@@ -3,12 +3,11 @@
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::abi::{FaCall, FaFailure, FaRegionHead, FaStatus, FA_MAX_BLOCKS};
+use crate::abi::{FaCall, FaFailure, FaRegionHead, FaStatus, FA_MAX_BLOCKS, MAX_RANKS};
 use crate::device::sealed::{Shared as _, Status as _};
 use crate::device::Device;
 use crate::error::Result;
 use crate::region::{Layout, TableRow, TABLE_ROWS};
-use crate::MAX_RANKS;
 
 /// This rank's region and its mappings of the peers'.
 pub(crate) struct Region<D: Device> {

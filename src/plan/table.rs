@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 use super::choice::{size, Choice, DeviceKind, Step};
 use super::links::Links;
 use super::{built_in, Algorithm};
+use crate::abi::MAX_RANKS;
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
-use crate::MAX_RANKS;
 
 /// No limit: the row takes every size that the rows before it do not.
 pub(super) const MAX: u64 = u64::MAX;

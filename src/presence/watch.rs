@@ -18,10 +18,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{socketpair, AddressFamily, SockFlag, SockType};
 
 use super::{own_page, page};
+use crate::abi::MAX_RANKS;
 use crate::device::host::SharedMemory;
 use crate::error::{Error, Result};
 use crate::thread::{self, SMALL_STACK};
-use crate::MAX_RANKS;
 
 /// Between two looks at what does not wake the thread.
 const LOOK_INTERVAL_MS: u8 = 20;

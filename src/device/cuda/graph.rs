@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::handle::{Handle, Sharing};
 use super::memory::Memory;
 use super::{driver, Cuda};
+use crate::abi::MAX_RANKS;
 use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::{Error, Result};
 use crate::region::{source_word, TableRow, FIRST_GRAPH_ROW, TABLE_ROWS};
-use crate::MAX_RANKS;
 
 /// A captured input: its address, and the driver's number of the allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,6 +3,7 @@
 mod cores;
 mod isa;
 mod limits;
+mod machine;
 mod memory;
 mod workers;
 

@@ -6,7 +6,7 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use super::CudaWorld;
-use crate::abi::{self, FaLaunch, FaTransfers};
+use crate::abi::{self, FaLaunch, FaTransfers, MAX_RANKS};
 use crate::call::{check_transfers, pack, Collective, Message, Partition, Transfer};
 use crate::device::cuda::driver::{bind, driver, synchronize};
 use crate::device::cuda::handle::Sharing;
@@ -18,7 +18,6 @@ use crate::error::{Error, Result};
 use crate::op::ReduceOp;
 use crate::plan::{Algorithm, DeviceKind, Plan};
 use crate::region::source_word;
-use crate::MAX_RANKS;
 
 /// How a [`CudaWorld`] carries out a call.
 #[derive(Debug, Clone, Copy)]

@@ -23,12 +23,11 @@ use super::kernels::Kernels;
 use super::memory::Memory;
 use super::pinned::Pinned;
 use super::Cuda;
-use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus};
+use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus, MAX_RANKS};
 use crate::call::{nanoseconds, Site};
 use crate::device::sealed::Device as _;
 use crate::error::{Error, Result};
 use crate::region::Layout;
-use crate::MAX_RANKS;
 
 /// Ranks `0..world_size` of one GPU, each with a region.
 pub struct CudaWorld {
