@@ -57,19 +57,6 @@ impl Layout {
             total_bytes,
         })
     }
-
-    /// The places of a generation of staging, of which a pull uses one for the `staged` bytes of each launch: their size, and one
-    /// less than their number, a power of two. They take at most `walked` bytes together, unless it is one place.
-    pub fn places(&self, staged: usize, walked: usize) -> (u64, u32) {
-        // What is as small is bound by waiting, and its lines come faster from a peer than from the third-level cache.
-        const LEAST_BYTES: usize = 8 << 10;
-        let walked = walked.min(self.staging_bytes);
-        if !(LEAST_BYTES..=walked / 2).contains(&staged) {
-            return (0, 0);
-        }
-        let places = 1 << (walked / staged.next_multiple_of(ALIGNMENT)).max(1).ilog2();
-        ((walked / places / ALIGNMENT * ALIGNMENT) as u64, places as u32 - 1)
-    }
 }
 
 /// Rows from here on are for the inputs of captured calls, which each rank numbers for itself: a rank's id is looked up in that
@@ -79,29 +66,4 @@ pub(crate) const FIRST_GRAPH_ROW: usize = TABLE_ROWS / 2;
 /// The source word for an offset into the buffer of a row.
 pub(crate) fn source_word(row: usize, offset: u64) -> u64 {
     ((row as u64 + 1) << FA_SOURCE_ID_SHIFT) + offset
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn places_hold_what_is_staged_and_lie_in_the_generation() {
-        for max_bytes in [4 << 10, 50_000, 1 << 20, (1 << 20) + 1, 8 << 20] {
-            let layout = Layout::new(max_bytes, 128).unwrap();
-            for staged in (0..layout.staging_bytes + 1).step_by(997) {
-                for walked in [0, 64 << 10, 1 << 20] {
-                    let (place_bytes, last_place) = layout.places(staged, walked);
-                    let places = u64::from(last_place) + 1;
-                    assert!(places.is_power_of_two() && places * place_bytes <= layout.staging_bytes as u64);
-                    assert!(last_place == 0 || place_bytes >= staged as u64 && place_bytes % 64 == 0);
-                }
-            }
-        }
-        let layout = Layout::new(1 << 20, 128).unwrap();
-        assert_eq!(layout.places(256 << 10, 1 << 20), (256 << 10, 3));
-        assert_eq!(layout.places(40_000, 1 << 20), (64 << 10, 15));
-        assert_eq!(layout.places(1 << 20, 1 << 20), (0, 0));
-        assert_eq!(layout.places(100, 1 << 20), (0, 0));
-    }
 }

@@ -1,8 +1,10 @@
 //! What is kept from one call to the next, since the next is often the same.
 
+use super::collective::Collective;
 use super::identity::CallId;
+use super::message::Message;
 use crate::abi::FaLaunch;
-use crate::plan::Plan;
+use crate::plan::{Plan, Planner};
 
 /// The call before. Small calls feel what they copy.
 #[derive(Debug, Default)]
@@ -21,6 +23,24 @@ pub(crate) struct Prepared {
     pub plan: Plan,
     /// Elements of a launch, of the message or of each share.
     pub piece: usize,
+}
+
+impl Prepared {
+    /// The call worked out. `extent` is of the message.
+    pub fn new(message: &Message<'_>, extent: usize, planner: &Planner) -> Self {
+        let size = message.dtype.size();
+        let (plan, algorithm) = match message.collective {
+            Collective::AllReduce(op) => {
+                let plan = planner.reduction(message.count, message.dtype, op);
+                (plan, Some(plan.algorithm))
+            }
+            _ => {
+                let shares = message.staged_shares(planner.limits.world_size);
+                (planner.shares(extent.saturating_mul(size), shares), None)
+            }
+        };
+        Self { id: message.id(algorithm), plan, piece: (plan.piece_bytes / size).max(1) }
+    }
 }
 
 impl CallCache {

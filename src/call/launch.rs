@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::message::Message;
 use crate::abi::{FaCall, FaLaunch, FaShare, FA_MAX_RANKS, MAX_RANKS};
 use crate::op::ReduceOp;
-use crate::plan::{DeviceKind, Plan};
+use crate::plan::{Limits, Plan};
 use crate::region::{Layout, TABLE_ROWS};
 
 /// Where the launches of a rank find the world's memory.
@@ -61,11 +61,13 @@ impl Site<'_> {
 
 impl Message<'_> {
     /// Sets a launch to the call, all but the piece.
-    pub fn set_call(&self, launch: &mut FaLaunch, plan: &Plan, device: DeviceKind) {
+    pub fn set_call(&self, launch: &mut FaLaunch, plan: &Plan, limits: &Limits) {
         launch.blocks = plan.blocks as u32;
         launch.dtype = self.dtype as u32;
         launch.op = self.collective.reduction().unwrap_or(ReduceOp::Sum) as u32;
-        launch.algorithm = self.kernel(plan.algorithm, device, launch.world as usize);
+        launch.algorithm = self.kernel(plan.algorithm, limits);
+        let staged = self.ring_bytes(plan.piece_bytes, limits.world_size);
+        (launch.place_bytes, launch.last_place) = staged.map_or((0, 0), |staged| limits.staging_ring(staged));
         launch.root = self.collective.root().unwrap_or(0) as u32;
     }
 }

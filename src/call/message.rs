@@ -7,7 +7,7 @@ use super::transfer::{Direction, Transfer};
 use crate::abi::{self, FaLaunch, FaShare};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::plan::{Algorithm, DeviceKind};
+use crate::plan::{Algorithm, Limits};
 
 /// Addresses on the device, elements, and what to do with them.
 #[derive(Debug, Clone, Copy)]
@@ -108,14 +108,27 @@ impl Message<'_> {
         }
     }
 
+    /// Bytes of `count` elements.
+    fn bytes(&self) -> usize {
+        self.count.saturating_mul(self.dtype.size())
+    }
+
+    /// Shares that each rank stages at once, in a launch of a collective that is not an allreduce.
+    pub fn staged_shares(&self, world_size: usize) -> usize {
+        match self.collective {
+            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => world_size,
+            _ => 1,
+        }
+    }
+
     /// Bytes of the input that peers may read where it is.
     pub fn input_bytes(&self, rank: usize, world_size: usize) -> u64 {
         (self.collective.input_len(self.count, rank, world_size) * self.dtype.size()) as u64
     }
 
     /// Bytes that a rank of the host stages in a launch of at most `piece` bytes of each share or of the message, if it does so in
-    /// place after place. `None` where two ranks trade lines instead, or nothing is staged.
-    pub fn walked_bytes(&self, piece: usize, world_size: usize) -> Option<usize> {
+    /// slot after slot of a ring. `None` where two ranks swap their staging instead, or nothing is staged.
+    pub fn ring_bytes(&self, piece: usize, world_size: usize) -> Option<usize> {
         let bytes = piece.min(self.extent(world_size).saturating_mul(self.dtype.size()));
         match self.collective {
             Collective::AllReduce(_) | Collective::AllGather | Collective::AllGatherV(_) => {
@@ -170,17 +183,15 @@ impl Message<'_> {
         }
     }
 
-    /// The kernel. A broadcast has two: the one that takes two steps saves the root's links.
-    pub fn kernel(&self, algorithm: Algorithm, device: DeviceKind, world_size: usize) -> u32 {
-        // Where links are the bound, the root's are not to carry the message once for each rank.
-        const SCATTERED_BYTES: usize = 128 << 10;
-        let bytes = self.count.saturating_mul(self.dtype.size());
-        let scatters_first = device == DeviceKind::Cuda && world_size > 2 && bytes > SCATTERED_BYTES;
+    /// The kernel. A broadcast has two.
+    pub fn kernel(&self, algorithm: Algorithm, limits: &Limits) -> u32 {
         match self.collective {
             Collective::AllReduce(_) => algorithm as u32,
             Collective::AllGather | Collective::AllGatherV(_) => abi::FA_ALL_GATHER,
             Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => abi::FA_REDUCE_SCATTER,
-            Collective::Broadcast { .. } if scatters_first => abi::FA_SCATTERED_BROADCAST,
+            Collective::Broadcast { .. } if limits.scatters_broadcast(self.bytes()) => {
+                abi::FA_SCATTERED_BROADCAST
+            }
             Collective::Broadcast { .. } => abi::FA_BROADCAST,
             Collective::Reduce { .. } => abi::FA_REDUCE,
             Collective::Barrier => abi::FA_BARRIER,

@@ -11,7 +11,7 @@ use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Family};
 use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint, Region};
 use crate::error::{Error, Result};
-use crate::plan::{Algorithm, Steps, Table, Tuning};
+use crate::plan::{Algorithm, Limits, Planner, Table, Tuning};
 use crate::presence::Arrivals;
 use crate::region::Layout;
 
@@ -248,7 +248,14 @@ impl Builder {
         // After `connection`, to go before it where an error ends this.
         let device = device;
         let bootstrap = &*connection.bootstrap;
-        let steps = Steps::new(&table, world_size, device.link());
+        let limits = Limits {
+            device: D::KIND,
+            packing: D::PACKING,
+            world_size,
+            mailbox_bytes: layout.mailbox_bytes,
+            staging_bytes: layout.staging_bytes,
+        };
+        let planner = Planner::new(&table, device.link(), forced, device.most_blocks(), limits);
         let family = Family::found(bootstrap, setup_timeout)?;
         let arrivals = Arrivals::exchange(bootstrap, setup_timeout)?;
         let memory = device.share(layout.total_bytes, bootstrap, setup_timeout)?;
@@ -281,9 +288,8 @@ impl Builder {
             settings,
             rank,
             world_size,
-            algorithm: forced,
+            planner,
             timeout,
-            steps,
             setup_timeout,
             connection,
         })

@@ -39,7 +39,7 @@ impl<D: Device> Communicator<D> {
         self.healthy()?;
         let extent = message.extent(self.world_size);
         let again = calls.last.filter(|last| message.is_again(&last.id));
-        let prepared = again.unwrap_or_else(|| self.prepare(&message, extent));
+        let prepared = again.unwrap_or_else(|| Prepared::new(&message, extent, &self.planner));
         let Prepared { id: call, plan, piece } = prepared;
         let algorithm = call.algorithm;
         let number = self.presence.begin(call.encode());
@@ -88,21 +88,6 @@ impl<D: Device> Communicator<D> {
         self.poison(error)
     }
 
-    /// The call worked out. `extent` is of the message.
-    fn prepare(&self, message: &Message<'_>, extent: usize) -> Prepared {
-        let size = message.dtype.size();
-        let shares = |shares| (self.plan_shares(extent.saturating_mul(size), shares), None);
-        let (plan, algorithm) = match message.collective {
-            Collective::AllReduce(op) => {
-                let plan = self.plan_reduction(message.count, message.dtype, op);
-                (plan, Some(plan.algorithm))
-            }
-            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => shares(self.world_size),
-            _ => shares(1),
-        };
-        Prepared { id: message.id(algorithm), plan, piece: (plan.piece_bytes / size).max(1) }
-    }
-
     /// Packs transfers for a kernel and launches it.
     ///
     /// # Safety
@@ -141,7 +126,7 @@ impl<D: Device> Communicator<D> {
         let number = self.presence.begin(call.encode());
         // Receiving takes as many threads as sending.
         let all: u64 = transfers.transfer.iter().map(|transfer| transfer.bytes).sum();
-        let plan = self.plan_shares(bytes.max(all.saturating_sub(bytes)) as usize, 1);
+        let plan = self.planner.shares(bytes.max(all.saturating_sub(bytes)) as usize, 1);
         // A channel is one block's.
         let plan = Plan { blocks: plan.blocks.min(2 * self.world_size), ..plan };
         let _span = Span::enter(self.rank, number, &call, &plan);
@@ -167,14 +152,8 @@ impl<D: Device> Communicator<D> {
         call: FaCall,
     ) -> &'a mut FaLaunch {
         let launch = calls.launch.get_or_insert_with(|| Box::new(self.first_launch()));
-        message.set_call(launch, plan, D::KIND);
+        message.set_call(launch, plan, &self.planner.limits);
         launch.timeout_ns = self.timeout.map_or(0, nanoseconds);
-        (launch.place_bytes, launch.last_place) = match D::WALKED_BYTES {
-            0 => (0, 0),
-            walked => message
-                .walked_bytes(plan.piece_bytes, self.world_size)
-                .map_or((0, 0), |staged| self.endpoint.region.layout.places(staged, walked)),
-        };
         launch.call = call;
         launch
     }

@@ -8,7 +8,6 @@ mod cuda;
 mod failure;
 mod host;
 mod launch;
-mod plan;
 mod subset;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +25,7 @@ use crate::dtype::{DType, Element};
 use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
-use crate::plan::{Algorithm, Plan, Steps};
+use crate::plan::{Plan, Planner};
 use crate::presence::Presence;
 use crate::symmetric::{Buffer, SymmetricMemory};
 
@@ -46,8 +45,7 @@ pub struct Communicator<D: Device> {
     settings: Builder,
     rank: usize,
     world_size: usize,
-    algorithm: Option<Algorithm>,
-    steps: Steps,
+    planner: Planner,
     timeout: Option<Duration>,
     setup_timeout: Duration,
     connection: Arc<Connection<D>>,
@@ -94,7 +92,7 @@ impl<D: Device> Communicator<D> {
 
     /// What an allreduce of `count` elements of `dtype` does, but for integer averages where the algorithm is not a direct one.
     pub fn plan(&self, count: usize, dtype: DType) -> Plan {
-        self.plan_reduction(count, dtype, ReduceOp::Sum)
+        self.planner.reduction(count, dtype, ReduceOp::Sum)
     }
 
     /// Allocates a registered buffer of `count` zeros on every rank. Collective, as

@@ -14,7 +14,7 @@ pub use host::Host;
 use crate::abi::{FaLaunch, FaStatus, FaTransfers};
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
-use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
+use crate::plan::{DeviceKind, Machine, Packing, Plan};
 use crate::topology::LinkClass;
 
 /// A device that a [`Communicator`](crate::Communicator) can run on.
@@ -58,9 +58,6 @@ pub(crate) mod sealed {
         type Exports: Exports;
 
         const PACKING: Packing;
-
-        /// How much of a generation of staging pulls walk through, from place to place; 0: they stay at its beginning.
-        const WALKED_BYTES: usize;
 
         /// What has been exported so far, and will be: all clones are one list.
         fn exports(&self) -> Self::Exports;
@@ -107,8 +104,8 @@ pub(crate) mod sealed {
         /// `address..address + bytes.len()` lies in memory of this rank that `share` returned.
         unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()>;
 
-        /// The grid and piece size for a call, within what was chosen. Depends on nothing that ranks do not share.
-        fn plan(&self, call: &Call) -> Plan;
+        /// The most blocks of a launch, in the device's world: those that each rank can run at once. Equal on all ranks.
+        fn most_blocks(&self) -> usize;
 
         /// Starts a kernel; on the host, runs it to its end. A failure of the kernel is in the status. A launch of transfers comes
         /// with them.

@@ -15,7 +15,6 @@ mod machine;
 mod memory;
 mod order;
 pub(crate) mod pinned;
-mod plan;
 mod sharing;
 mod world;
 
@@ -39,7 +38,7 @@ use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaStatus, FaTransfers};
 use crate::bootstrap::{process_identity, Bootstrap};
 use crate::error::{Error, Result};
-use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
+use crate::plan::{DeviceKind, Machine, Packing, Plan};
 use crate::topology::LinkClass;
 
 /// A GPU as a device.
@@ -187,9 +186,6 @@ impl sealed::Device for Cuda {
         slot_bytes: abi::FA_CUDA_SLOT_BYTES as usize,
     };
 
-    // A GPU's own memory is written past the caches of its peers.
-    const WALKED_BYTES: usize = 0;
-
     fn exports(&self) -> CudaExports {
         self.exports.clone()
     }
@@ -233,8 +229,8 @@ impl sealed::Device for Cuda {
         unsafe { self.copies.write(address, bytes) }
     }
 
-    fn plan(&self, call: &Call) -> Plan {
-        plan::grid(call, self.world.multiprocessors / self.world.ranks_per_device)
+    fn most_blocks(&self) -> usize {
+        self.world.multiprocessors / self.world.ranks_per_device
     }
 
     unsafe fn launch(

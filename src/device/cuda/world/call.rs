@@ -8,15 +8,14 @@ use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 use super::CudaWorld;
 use crate::abi::{self, FaLaunch, FaTransfers, MAX_RANKS};
 use crate::call::{check_transfers, pack, Collective, Message, Partition, Transfer};
+use crate::device::cuda::api;
 use crate::device::cuda::driver::{bind, driver, synchronize};
 use crate::device::cuda::handle::Sharing;
 use crate::device::cuda::memory::Memory;
-use crate::device::cuda::{api, Cuda};
-use crate::device::sealed::Device as _;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
-use crate::plan::{Algorithm, DeviceKind, Plan};
+use crate::plan::{Algorithm, Plan};
 use crate::region::source_word;
 
 /// How a [`CudaWorld`] carries out a call.
@@ -211,14 +210,14 @@ impl CudaWorld {
             }
         }
         let is_reduced = matches!(first.collective, Collective::AllReduce(_));
-        let algorithm = is_reduced.then_some(plan.algorithm);
+        let (algorithm, limits) = (is_reduced.then_some(plan.algorithm), self.limits());
         let first = messages.iter().enumerate().map(|(rank, message)| {
             let pulls = message.pulls(algorithm, message.input_bytes(rank, world_size));
             let mut launch = FaLaunch {
                 source: if plan.registered && pulls { source_word(0, 0) } else { 0 },
                 ..self.launch(rank, message.input, message.output)
             };
-            message.set_call(&mut launch, &plan.grid(), DeviceKind::Cuda);
+            message.set_call(&mut launch, &plan.grid(), &limits);
             launch
         });
         let first: Vec<_> = first.collect();
@@ -239,16 +238,11 @@ impl CudaWorld {
 
     /// Elements that one launch takes: of the message, or of each share.
     fn piece(&self, message: &Message<'_>, algorithm: Algorithm) -> usize {
-        let (size, world_size) = (message.dtype.size(), self.world_size());
-        let shares = match message.collective {
-            Collective::AllReduce(_) => {
-                return algorithm.capacity(self.layout.mailbox_bytes, Cuda::PACKING, size, world_size);
-            }
-            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => world_size,
-            _ => 1,
-        };
-        let pack = Cuda::PACKING.pack_bytes;
-        (self.layout.staging_bytes / shares / pack * pack).max(pack) / size
+        let (size, limits) = (message.dtype.size(), self.limits());
+        match message.collective {
+            Collective::AllReduce(_) => limits.capacity(algorithm, size),
+            _ => limits.share_bytes(message.staged_shares(limits.world_size), usize::MAX) / size,
+        }
     }
 
     fn ready_transfers(&self, ranks: &[Vec<Transfer>], plan: WorldPlan) -> Result<WorldCall<'_>> {

@@ -27,6 +27,7 @@ use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus, MAX_RANKS};
 use crate::call::{nanoseconds, Site};
 use crate::device::sealed::Device as _;
 use crate::error::{Error, Result};
+use crate::plan::{DeviceKind, Limits};
 use crate::region::Layout;
 
 /// Ranks `0..world_size` of one GPU, each with a region.
@@ -107,6 +108,16 @@ impl CudaWorld {
     /// multiprocessor.
     pub fn max_blocks(&self) -> usize {
         (self.multiprocessors / self.world_size()).clamp(1, abi::FA_MAX_BLOCKS as usize)
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            device: DeviceKind::Cuda,
+            packing: Cuda::PACKING,
+            world_size: self.world_size(),
+            mailbox_bytes: self.layout.mailbox_bytes,
+            staging_bytes: self.layout.staging_bytes,
+        }
     }
 
     fn launch(&self, rank: usize, input: u64, output: u64) -> FaLaunch {

@@ -1,4 +1,4 @@
-//! The grid of a call on GPUs.
+//! The grid of a call.
 //!
 //! Every rank plans alone and must come to the same answer, so a plan is made from facts that all ranks share. Whether
 //! an input is registered, and whether a call is in place, are each rank's own affair: a rank publishes with its start
@@ -7,23 +7,32 @@
 #[cfg(test)]
 mod tests;
 
+use super::choice::Choice;
+use super::Algorithm::{HalvingDoubling, OneShotPull, OneShotPush, Ring, TwoShotPull, TwoShotPush};
+use super::Plan;
 use crate::abi::FA_CUDA_PACK_BYTES;
-use crate::plan::Algorithm::{HalvingDoubling, OneShotPull, OneShotPush, Ring, TwoShotPull, TwoShotPush};
-use crate::plan::{Call, Plan};
 
 const WARP: usize = 32;
+
+/// What is launched for a call on the host, where each rank has `workers` threads.
+pub(super) fn host(choice: &Choice, bytes: usize, workers: usize) -> Plan {
+    let most = workers.min(choice.blocks as usize);
+    let blocks = (bytes as u64).div_ceil(choice.block_bytes).clamp(1, most as u64) as usize;
+    let piece_bytes = (choice.piece_bytes as usize).saturating_mul(blocks);
+    Plan { algorithm: choice.algorithm, blocks, threads: 1, piece_bytes }
+}
 
 /// What is launched for a call on GPUs of which each rank has so many multiprocessors to itself, the least of all ranks. A grid
 /// is no larger than what is resident at once, because blocks wait for those of other ranks. Pieces are as large as the
 /// region takes.
-pub(super) fn grid(call: &Call, multiprocessors: usize) -> Plan {
-    let algorithm = call.choice.algorithm;
-    let (most_blocks, most_threads) = (call.choice.blocks as usize, call.choice.threads as usize);
-    let packs = call.bytes.div_ceil(FA_CUDA_PACK_BYTES as usize);
+pub(super) fn cuda(choice: &Choice, bytes: usize, world_size: usize, multiprocessors: usize) -> Plan {
+    let algorithm = choice.algorithm;
+    let (most_blocks, most_threads) = (choice.blocks as usize, choice.threads as usize);
+    let packs = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize);
     // The loops of a two-shot and of a ring run over slices.
     let work = match algorithm {
         OneShotPull | OneShotPush | HalvingDoubling => packs,
-        TwoShotPull | TwoShotPush | Ring => packs.div_ceil(call.world_size.max(1)),
+        TwoShotPull | TwoShotPush | Ring => packs.div_ceil(world_size.max(1)),
     };
     // A block of 512 threads with 128 registers each fills a multiprocessor.
     let most_blocks = most_blocks.min(multiprocessors.max(1));
