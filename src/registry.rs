@@ -36,6 +36,7 @@ impl Range {
 
 impl Registry {
     /// The source word for `bytes` bytes at `address`, or 0 if they are not all in one registered buffer.
+    #[inline]
     pub fn source(&self, address: u64, bytes: u64) -> u64 {
         let holding = self.rows.iter().enumerate().find_map(|(row, entry)| match entry {
             Row::Used(range) if range.holds(address, bytes) => Some(source_word(row, address - range.base)),

@@ -27,6 +27,7 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     /// The call worked out. `extent` is of the message.
+    #[inline]
     pub fn new(message: &Message<'_>, extent: usize, planner: &Planner) -> Self {
         let size = message.dtype.size();
         let (plan, algorithm) = match message.collective {
@@ -45,6 +46,7 @@ impl Prepared {
 
 impl CallCache {
     /// Tells of a plan that differs from that of the call before.
+    #[inline]
     pub fn planned(&mut self, plan: &Plan) {
         if self.plan != Some(*plan) {
             self.plan = Some(*plan);

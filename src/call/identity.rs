@@ -83,6 +83,7 @@ const NO_ROOT: u8 = 0x7F;
 impl CallId {
     /// Operation, type, reduction, algorithm and root; the count; the digest. The first word has 32 bits and is
     /// never zero, which stands for no call.
+    #[inline]
     pub fn encode(self) -> FaCall {
         let Self { operation, dtype, op, algorithm, root, digest, count } = self;
         let op = op.map_or(NO_OP, |op| op as u8);

@@ -61,6 +61,7 @@ impl Site<'_> {
 
 impl Message<'_> {
     /// Sets a launch to the call, all but the piece.
+    #[inline]
     pub fn set_call(&self, launch: &mut FaLaunch, plan: &Plan, limits: &Limits) {
         launch.blocks = plan.blocks as u32;
         launch.dtype = self.dtype as u32;

@@ -34,15 +34,21 @@ pub(crate) enum Partition {
 
 impl Partition {
     /// Where the pieces of a call begin, a launch for each: of at most `piece` elements of `extent`.
+    #[inline]
     pub fn pieces(self, extent: usize, piece: usize) -> impl Iterator<Item = usize> {
-        let first = (extent > 0 || self == Self::Empty).then_some(0);
-        std::iter::successors(first, move |done: &usize| {
-            done.checked_add(piece).filter(|&done| done < extent)
+        // A call of nothing has one.
+        let end = if self == Self::Empty { 1 } else { extent };
+        let mut next = 0_usize;
+        std::iter::from_fn(move || {
+            let done = next;
+            next = next.saturating_add(piece);
+            (done < end).then_some(done)
         })
     }
 }
 
 impl Message<'_> {
+    #[inline]
     pub fn partition(&self) -> Partition {
         match self.collective {
             Collective::AllReduce(_) | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
@@ -61,6 +67,7 @@ impl Message<'_> {
     }
 
     /// The call as ranks compare it. `algorithm` is an allreduce's.
+    #[inline]
     pub fn id(&self, algorithm: Option<Algorithm>) -> CallId {
         let counts = self.collective.counts();
         CallId {
@@ -75,6 +82,7 @@ impl Message<'_> {
     }
 
     /// Whether peers read this rank's input, in its staging or where it is. `algorithm` is an allreduce's.
+    #[inline]
     pub fn pulls(&self, algorithm: Option<Algorithm>, input_bytes: u64) -> bool {
         match algorithm {
             // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
@@ -85,6 +93,7 @@ impl Message<'_> {
     }
 
     /// Whether a call that it is the id of was the same allreduce.
+    #[inline]
     pub fn is_again(&self, id: &CallId) -> bool {
         match self.collective {
             Collective::AllReduce(op) => {
@@ -96,11 +105,13 @@ impl Message<'_> {
     }
 
     /// Elements of a rank's share, in a message of shares.
+    #[inline]
     fn share(&self, rank: usize) -> usize {
         self.collective.counts().map_or(self.count, |counts| counts[rank])
     }
 
     /// The elements that pieces are cut from: of the message, or of the largest share.
+    #[inline]
     pub fn extent(&self, world_size: usize) -> usize {
         match self.partition() {
             Partition::Shares => (0..world_size).map(|rank| self.share(rank)).max().unwrap_or(0),
@@ -109,11 +120,13 @@ impl Message<'_> {
     }
 
     /// Bytes of `count` elements.
+    #[inline]
     fn bytes(&self) -> usize {
         self.count.saturating_mul(self.dtype.size())
     }
 
     /// Shares that each rank stages at once, in a launch of a collective that is not an allreduce.
+    #[inline]
     pub fn staged_shares(&self, world_size: usize) -> usize {
         match self.collective {
             Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => world_size,
@@ -122,12 +135,14 @@ impl Message<'_> {
     }
 
     /// Bytes of the input that peers may read where it is.
+    #[inline]
     pub fn input_bytes(&self, rank: usize, world_size: usize) -> u64 {
         (self.collective.input_len(self.count, rank, world_size) * self.dtype.size()) as u64
     }
 
     /// Bytes that a rank of the host stages in a launch of at most `piece` bytes of each share or of the message, if it does so in
     /// slot after slot of a ring. `None` where two ranks swap their staging instead, or nothing is staged.
+    #[inline]
     pub fn ring_bytes(&self, piece: usize, world_size: usize) -> Option<usize> {
         let bytes = piece.min(self.extent(world_size).saturating_mul(self.dtype.size()));
         match self.collective {
@@ -145,6 +160,7 @@ impl Message<'_> {
 
     /// Sets a launch to the elements from `done` on, at most `most` of each share or of the message. `source` is where peers find
     /// the whole input.
+    #[inline]
     pub fn set_piece(&self, launch: &mut FaLaunch, done: usize, most: usize, source: u64) {
         let size = self.dtype.size();
         let (rank, world_size) = (launch.rank as usize, launch.world as usize);
@@ -184,6 +200,7 @@ impl Message<'_> {
     }
 
     /// The kernel. A broadcast has two.
+    #[inline]
     pub fn kernel(&self, algorithm: Algorithm, limits: &Limits) -> u32 {
         match self.collective {
             Collective::AllReduce(_) => algorithm as u32,

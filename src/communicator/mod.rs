@@ -9,6 +9,7 @@ mod failure;
 mod host;
 mod launch;
 mod subset;
+mod typed;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -9,34 +9,35 @@ mod tests;
 
 use super::choice::Choice;
 use super::Algorithm::{HalvingDoubling, OneShotPull, OneShotPush, Ring, TwoShotPull, TwoShotPush};
-use super::Plan;
 use crate::abi::FA_CUDA_PACK_BYTES;
 
 const WARP: usize = 32;
 
-/// What is launched for a call on the host, where each rank has `workers` threads.
-pub(super) fn host(choice: &Choice, bytes: usize, workers: usize) -> Plan {
+/// The blocks of a call on the host, where each rank has `workers` threads, and the bytes of a piece.
+#[inline]
+pub(super) fn host(choice: &Choice, bytes: usize, workers: usize) -> (usize, usize) {
     let most = workers.min(choice.blocks as usize);
     let blocks = (bytes as u64).div_ceil(choice.block_bytes).clamp(1, most as u64) as usize;
-    let piece_bytes = (choice.piece_bytes as usize).saturating_mul(blocks);
-    Plan { algorithm: choice.algorithm, blocks, threads: 1, piece_bytes }
+    (blocks, (choice.piece_bytes as usize).saturating_mul(blocks))
 }
 
-/// What is launched for a call on GPUs of which each rank has so many multiprocessors to itself, the least of all ranks. A grid
-/// is no larger than what is resident at once, because blocks wait for those of other ranks. Pieces are as large as the
-/// region takes.
-pub(super) fn cuda(choice: &Choice, bytes: usize, world_size: usize, multiprocessors: usize) -> Plan {
-    let algorithm = choice.algorithm;
+/// The blocks of a call on GPUs of which each rank has so many multiprocessors to itself, the least of all ranks, and the threads
+/// of a block. A grid is no larger than what is resident at once, because blocks wait for those of other ranks.
+pub(super) fn cuda(
+    choice: &Choice,
+    bytes: usize,
+    world_size: usize,
+    multiprocessors: usize,
+) -> (usize, usize) {
     let (most_blocks, most_threads) = (choice.blocks as usize, choice.threads as usize);
     let packs = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize);
     // The loops of a two-shot and of a ring run over slices.
-    let work = match algorithm {
+    let work = match choice.algorithm {
         OneShotPull | OneShotPush | HalvingDoubling => packs,
         TwoShotPull | TwoShotPush | Ring => packs.div_ceil(world_size.max(1)),
     };
     // A block of 512 threads with 128 registers each fills a multiprocessor.
     let most_blocks = most_blocks.min(multiprocessors.max(1));
     let blocks = work.div_ceil(most_threads).clamp(1, most_blocks);
-    let threads = work.div_ceil(blocks).next_multiple_of(WARP).clamp(WARP, most_threads);
-    Plan { algorithm, blocks, threads, piece_bytes: usize::MAX }
+    (blocks, work.div_ceil(blocks).next_multiple_of(WARP).clamp(WARP, most_threads))
 }

@@ -31,14 +31,18 @@ impl Limits {
 
     /// The most bytes of a share that one launch can take of a collective which stages `shares` of them at once, and `most` bytes
     /// in all.
+    #[inline]
     pub fn share_bytes(&self, shares: usize, most: usize) -> usize {
         let pack = self.packing.pack_bytes;
-        let capacity = self.staging_bytes.min(most) / shares.max(1);
-        (capacity / pack * pack).max(pack)
+        let all = self.staging_bytes.min(most);
+        let capacity = if shares > 1 { all / shares } else { all };
+        debug_assert!(pack.is_power_of_two());
+        (capacity & !(pack - 1)).max(pack)
     }
 
     /// Whether a broadcast takes two steps: first a slice from the root to each rank, then from each rank to the others. Where links
     /// are the bound, the root's are not to carry the message once for each rank.
+    #[inline]
     pub fn scatters_broadcast(&self, bytes: usize) -> bool {
         const MORE_THAN_BYTES: usize = 128 << 10;
         self.device == DeviceKind::Cuda && self.world_size > 2 && bytes > MORE_THAN_BYTES
@@ -46,6 +50,7 @@ impl Limits {
 
     /// The staging ring of a call: its generation of staging in slots, of which a pull uses one for the `staged` bytes of each
     /// launch. The size of a slot, and one less than their number, a power of two. A slot of no bytes is the whole generation.
+    #[inline]
     pub fn staging_ring(&self, staged: usize) -> (u64, u32) {
         // With both generations, twice the second-level cache of the processors that this was measured on: less leaves lines in
         // the caches of their readers, and more takes the third level from others.

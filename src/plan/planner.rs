@@ -44,23 +44,36 @@ impl Planner {
 
     /// A collective of which each rank's share is at most `bytes`, and `shares` of them are staged at once: its grid, and the
     /// bytes of a share that one launch takes.
+    #[inline]
     pub fn shares(&self, bytes: usize, shares: usize) -> Plan {
-        let plan = self.plan(bytes, Some(Algorithm::OneShotPull));
-        Plan { piece_bytes: self.limits.share_bytes(shares, plan.piece_bytes), ..plan }
+        let mut plan = self.plan(bytes, Some(Algorithm::OneShotPull));
+        plan.piece_bytes = self.limits.share_bytes(shares, plan.piece_bytes);
+        plan
     }
 
+    #[inline(always)]
     fn plan(&self, bytes: usize, algorithm: Option<Algorithm>) -> Plan {
         let choice = self.steps.choice(bytes, algorithm);
-        match self.limits.device {
-            DeviceKind::Host => grid::host(&choice, bytes, self.most_blocks),
-            DeviceKind::Cuda => grid::cuda(&choice, bytes, self.limits.world_size, self.most_blocks),
-        }
+        // Field by field: a plan that goes through memory costs a small call several nanoseconds.
+        let (blocks, threads, piece_bytes) = match self.limits.device {
+            DeviceKind::Host => {
+                let (blocks, piece_bytes) = grid::host(&choice, bytes, self.most_blocks);
+                (blocks, 1, piece_bytes)
+            }
+            // Pieces are as large as the region takes.
+            DeviceKind::Cuda => {
+                let (blocks, threads) = grid::cuda(&choice, bytes, self.limits.world_size, self.most_blocks);
+                (blocks, threads, usize::MAX)
+            }
+        };
+        Plan { algorithm: choice.algorithm, blocks, threads, piece_bytes }
     }
 
     /// Whole packs, so that every piece is aligned as the message is.
-    fn cut(&self, plan: Plan, capacity: usize, dtype: DType) -> Plan {
+    fn cut(&self, mut plan: Plan, capacity: usize, dtype: DType) -> Plan {
         let pack = self.limits.packing.pack_bytes;
         let piece = plan.piece_bytes / pack * pack;
-        Plan { piece_bytes: piece.clamp(pack, capacity * dtype.size()), ..plan }
+        plan.piece_bytes = piece.clamp(pack, capacity * dtype.size());
+        plan
     }
 }

@@ -166,6 +166,7 @@ impl Steps {
         Self { device: table.device, steps: table.steps(world_size, link).into() }
     }
 
+    #[inline]
     pub fn choice(&self, bytes: usize, forced: Option<Algorithm>) -> Choice {
         let fits = |step: &&Step| bytes as u64 <= step.max_bytes;
         let Some(forced) = forced else {
