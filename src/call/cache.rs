@@ -10,7 +10,7 @@ use crate::plan::{Plan, Planner};
 #[derive(Debug, Default)]
 pub(crate) struct CallCache {
     plan: Option<Plan>,
-    /// The call before, if it was an allreduce.
+    /// The call before, if it was no transfer.
     pub last: Option<Prepared>,
     /// The launch before: most of it is the same in all, and all but the piece in those of equal calls.
     pub launch: Option<Box<FaLaunch>>,
@@ -27,7 +27,7 @@ pub(crate) struct Prepared {
 
 impl Prepared {
     /// The call worked out. `extent` is of the message.
-    #[inline]
+    #[inline(always)]
     pub fn new(message: &Message<'_>, extent: usize, planner: &Planner) -> Self {
         let size = message.dtype.size();
         let (plan, algorithm) = match message.collective {

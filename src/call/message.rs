@@ -92,15 +92,18 @@ impl Message<'_> {
         }
     }
 
-    /// Whether a call that it is the id of was the same allreduce.
+    /// Whether a call that it is the id of was the same, whatever the buffers. One with counts by rank counts as another.
     #[inline]
     pub fn is_again(&self, id: &CallId) -> bool {
+        let same = (id.dtype, id.count) == (self.dtype, self.count);
         match self.collective {
-            Collective::AllReduce(op) => {
-                id.operation == Operation::AllReduce
-                    && (id.op, id.dtype, id.count) == (Some(op), self.dtype, self.count)
+            Collective::AllReduce(op) => same && id.operation == Operation::AllReduce && id.op == Some(op),
+            collective => {
+                same && id.operation == collective.operation()
+                    && id.op == collective.reduction()
+                    && id.root.map(usize::from) == collective.root()
+                    && collective.counts().is_none()
             }
-            _ => false,
         }
     }
 
@@ -329,6 +332,36 @@ impl Message<'_> {
             Collective::AllGatherV(counts) => input.address == output.address + before(counts),
             Collective::ReduceScatterV(_, counts) => output.address == input.address + before(counts),
             Collective::AllToAll | Collective::AllToAllV { .. } | Collective::Barrier => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::ReduceOp;
+
+    #[test]
+    fn a_call_is_again_only_what_it_was() {
+        let of = |collective, count, dtype| Message { collective, input: 0, output: 0, count, dtype };
+        let counts = [1, 2];
+        let calls = [
+            of(Collective::AllReduce(ReduceOp::Sum), 3, DType::F32),
+            of(Collective::AllReduce(ReduceOp::Max), 3, DType::F32),
+            of(Collective::AllReduce(ReduceOp::Sum), 4, DType::F32),
+            of(Collective::AllReduce(ReduceOp::Sum), 3, DType::F16),
+            of(Collective::AllGather, 3, DType::F32),
+            of(Collective::ReduceScatter(ReduceOp::Sum), 3, DType::F32),
+            of(Collective::Reduce { op: ReduceOp::Sum, root: 0 }, 3, DType::F32),
+            of(Collective::Reduce { op: ReduceOp::Sum, root: 1 }, 3, DType::F32),
+            of(Collective::Broadcast { root: 0 }, 3, DType::F32),
+            of(Collective::AllGatherV(&counts), 3, DType::F32),
+        ];
+        for (first, call) in calls.iter().enumerate() {
+            for (next, other) in calls.iter().enumerate() {
+                let again = first == next && call.collective.counts().is_none();
+                assert_eq!(other.is_again(&call.id(None)), again, "{other:?} after {call:?}");
+            }
         }
     }
 }

@@ -37,6 +37,7 @@ impl Operand {
 }
 
 /// Refuses a slice of another length than the collective has there.
+#[inline]
 pub(crate) fn same_length(input: usize, output: usize) -> Result<()> {
     match input == output {
         true => Ok(()),

@@ -205,7 +205,6 @@ impl Communicator<Host> {
     }
 
     /// A collective from one slice to another. Where it has a root, what this rank does not use may have any length.
-    #[inline]
     fn between<T: Element>(
         &self,
         collective: Collective<'_>,

@@ -56,7 +56,7 @@ impl<D: Device> Communicator<D> {
             (Some(_), CallCache { launch: Some(launch), .. }) => launch,
             (_, calls) => {
                 calls.planned(&plan);
-                calls.last = algorithm.map(|_| prepared);
+                calls.last = Some(prepared);
                 self.launch(calls, &message, &plan, call.encode())
             }
         };

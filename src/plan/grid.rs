@@ -14,7 +14,7 @@ use crate::abi::FA_CUDA_PACK_BYTES;
 const WARP: usize = 32;
 
 /// The blocks of a call on the host, where each rank has `workers` threads, and the bytes of a piece.
-#[inline]
+#[inline(always)]
 pub(super) fn host(choice: &Choice, bytes: usize, workers: usize) -> (usize, usize) {
     let most = workers.min(choice.blocks as usize);
     let blocks = (bytes as u64).div_ceil(choice.block_bytes).clamp(1, most as u64) as usize;

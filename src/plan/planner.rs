@@ -44,7 +44,7 @@ impl Planner {
 
     /// A collective of which each rank's share is at most `bytes`, and `shares` of them are staged at once: its grid, and the
     /// bytes of a share that one launch takes.
-    #[inline]
+    #[inline(always)]
     pub fn shares(&self, bytes: usize, shares: usize) -> Plan {
         let mut plan = self.plan(bytes, Some(Algorithm::OneShotPull));
         plan.piece_bytes = self.limits.share_bytes(shares, plan.piece_bytes);
