@@ -11,8 +11,8 @@ use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Family};
 use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint, Region};
 use crate::error::{Error, Result};
+use crate::liveness::Arrivals;
 use crate::plan::{Algorithm, Limits, Planner, Table, Tuning};
-use crate::presence::Arrivals;
 use crate::region::Layout;
 
 /// Bounds the steps of making a communicator whose calls wait for ever.
@@ -262,11 +262,11 @@ impl Builder {
         let made = Region::new(&device, layout, self.last_epoch, memory, rank).and_then(|region| {
             let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&connection)));
             let watched = Arc::clone(&endpoint);
-            let presence = arrivals.watch(world_size, move |rank| watched.region.set_gone(rank))?;
-            Ok((presence, endpoint))
+            let liveness = arrivals.watch(world_size, move |rank| watched.region.set_gone(rank))?;
+            Ok((liveness, endpoint))
         });
         // No rank launches before all have set their epochs, and where one could not, none has a communicator.
-        let (presence, endpoint) = all_succeeded(made, bootstrap, setup_timeout)?;
+        let (liveness, endpoint) = all_succeeded(made, bootstrap, setup_timeout)?;
         tracing::info!(
             rank,
             world_size,
@@ -279,7 +279,7 @@ impl Builder {
             "communicator made"
         );
         Ok(Communicator {
-            presence,
+            liveness,
             endpoint,
             failed: OnceLock::new(),
             bytes: AtomicU64::new(0),

@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::endpoint::State;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-use crate::trace::Span;
+use crate::trace::CallSpan;
 
 impl<D: Device> Communicator<D> {
     /// Starts a launch for each piece of the message. `source` says where peers find the input if it is in no registered
@@ -42,8 +42,8 @@ impl<D: Device> Communicator<D> {
         let prepared = again.unwrap_or_else(|| Prepared::new(&message, extent, &self.planner));
         let Prepared { id: call, plan, piece } = prepared;
         let algorithm = call.algorithm;
-        let number = self.presence.begin(call.encode());
-        let _span = Span::enter(self.rank, number, &call, &plan);
+        let number = self.liveness.begin(call.encode());
+        let _span = CallSpan::enter(self.rank, number, &call, &plan);
         let bytes = message.input_bytes(self.rank, self.world_size);
         let source = match message.pulls(algorithm, bytes) {
             false => 0,
@@ -78,13 +78,13 @@ impl<D: Device> Communicator<D> {
     /// The end of a call. The lock of the endpoint is held, so that no other call counts at the same time.
     fn count_bytes(&self, bytes: u64) {
         self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
-        self.presence.end();
+        self.liveness.end();
     }
 
     /// The end of a call that this rank cannot carry out, or not whole. Nothing has told the others, which may be in it.
     #[cold]
     fn cut_short(&self, error: Error) -> Error {
-        self.presence.end();
+        self.liveness.end();
         self.poison(error)
     }
 
@@ -123,13 +123,13 @@ impl<D: Device> Communicator<D> {
         let mut state = self.endpoint.lock();
         let calls = &mut state.calls;
         self.healthy()?;
-        let number = self.presence.begin(call.encode());
+        let number = self.liveness.begin(call.encode());
         // Receiving takes as many threads as sending.
         let all: u64 = transfers.transfer.iter().map(|transfer| transfer.bytes).sum();
         let plan = self.planner.shares(bytes.max(all.saturating_sub(bytes)) as usize, 1);
         // A channel is one block's.
         let plan = Plan { blocks: plan.blocks.min(2 * self.world_size), ..plan };
-        let _span = Span::enter(self.rank, number, &call, &plan);
+        let _span = CallSpan::enter(self.rank, number, &call, &plan);
         calls.planned(&plan);
         let nothing =
             Message { collective: Collective::Barrier, input: 0, output: 0, count: 0, dtype: call.dtype };

@@ -25,9 +25,9 @@ use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
+use crate::liveness::Liveness;
 use crate::op::ReduceOp;
 use crate::plan::{Plan, Planner};
-use crate::presence::Presence;
 use crate::symmetric::{Buffer, SymmetricMemory};
 
 /// One rank of a world.
@@ -37,7 +37,7 @@ use crate::symmetric::{Buffer, SymmetricMemory};
 /// communicator is poisoned: each later call returns the same error at once.
 pub struct Communicator<D: Device> {
     // First: its thread marks ranks in the endpoint's region.
-    presence: Presence,
+    liveness: Liveness,
     endpoint: Arc<Endpoint<D>>,
     failed: OnceLock<Error>,
     bytes: AtomicU64,
@@ -129,7 +129,7 @@ impl<D: Device> Communicator<D> {
     /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. Ranks that
     /// wait for this one have an error at once.
     pub fn abort(&self) {
-        if self.presence.is_elsewhere() {
+        if self.liveness.is_elsewhere() {
             return;
         }
         // If a failure is known already, it stands.
@@ -146,7 +146,7 @@ impl<D: Device> Communicator<D> {
             _ => &[],
         };
         Counters {
-            calls: self.presence.calls(),
+            calls: self.liveness.calls(),
             bytes: self.bytes.load(Ordering::Relaxed),
             waits: region.waits()[..self.world_size].iter().copied().map(u64::from).collect(),
             timeouts: (0..self.world_size).map(|rank| u64::from(missing.contains(&rank))).collect(),
@@ -155,7 +155,7 @@ impl<D: Device> Communicator<D> {
 
     /// The failure that poisoned the communicator, or one that a kernel has recorded since.
     fn healthy(&self) -> Result<()> {
-        if self.presence.is_elsewhere() {
+        if self.liveness.is_elsewhere() {
             return Err(Error::Forked);
         }
         if let Some(error) = self.failed.get() {
@@ -174,7 +174,7 @@ impl<D: Device> Communicator<D> {
             tracing::error!(rank = self.rank, %error, "communicator failed");
             error
         });
-        self.presence.fail(error);
+        self.liveness.fail(error);
         error.clone()
     }
 

@@ -28,7 +28,7 @@ impl Communicator<Cuda> {
     /// [`Error::Driver`](crate::Error::Driver); [`Error::Timeout`](crate::Error::Timeout) naming the ranks that did not come;
     /// [`Error::Unavailable`](crate::Error::Unavailable) for a stream that is captured, which then goes on.
     pub fn synchronize(&self, stream: &CudaStream) -> Result<()> {
-        if self.presence.is_elsewhere() {
+        if self.liveness.is_elsewhere() {
             return Err(Error::Forked);
         }
         self.or_poison(bind(stream.context()))?;

@@ -174,7 +174,7 @@ impl Cuda {
 
         let registered: Vec<_> = exported.iter().map(|(row, ..)| *row).collect();
         let own = exported.into_iter().map(|(row, address, _, memory)| (row, own_rank, address, memory));
-        // Not held while the rows are written: a captured call locks the registry first, and then this.
+        // Not held while the rows are written: a captured call locks the endpoint first, and then this.
         let changed = self.graph_rows().enter(own.chain(imported.into_iter().flatten()));
         // No rank replays before all have the rows.
         all_succeeded(write(&changed), bootstrap, timeout)?;

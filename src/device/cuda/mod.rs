@@ -3,11 +3,11 @@
 
 #[doc(hidden)]
 pub mod api;
-mod aside;
 mod copies;
 pub(crate) mod driver;
 mod graph;
 mod handle;
+mod helper_streams;
 mod identity;
 mod kernels;
 mod links;
@@ -23,11 +23,11 @@ use std::time::Duration;
 
 use cudarc::driver::{sys, CudaContext, CudaStream};
 
-use self::aside::Asides;
 use self::copies::Copies;
 use self::driver::driver;
 use self::graph::GraphRows;
 pub use self::handle::Sharing;
+use self::helper_streams::HelperStreams;
 use self::kernels::Kernels;
 use self::links::World;
 use self::order::LastCall;
@@ -57,7 +57,7 @@ pub struct Cuda {
     default_stream: Arc<CudaStream>,
     kernels: Kernels,
     copies: Copies,
-    asides: Asides,
+    helper_streams: HelperStreams,
     exports: CudaExports,
     process: [u8; 16],
     sharing: Option<Sharing>,
@@ -67,7 +67,7 @@ pub struct Cuda {
     graph_registration: bool,
     graph_rows: Mutex<GraphRows>,
     last_call: Mutex<LastCall>,
-    /// Held from the ordering of a call to its launch. Taken before the registry's lock and `last_call`.
+    /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last_call`.
     calls: Mutex<()>,
 }
 
@@ -101,7 +101,7 @@ impl Cuda {
         Ok(Self {
             default_stream: context.default_stream(),
             copies: Copies::new(&context)?,
-            asides: Asides::default(),
+            helper_streams: HelperStreams::default(),
             exports: CudaExports::default(),
             context,
             kernels,
