@@ -15,7 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The world is smaller than one rank or larger than this crate supports.
-    #[error("world size {world_size} is not supported: 1 to {max} ranks are", max = crate::MAX_RANKS)]
+    #[error("world size {world_size} is not supported: 1 to {max} ranks are", max = crate::abi::MAX_RANKS)]
     WorldSize {
         /// The world size that was asked for.
         world_size: usize,

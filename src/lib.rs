@@ -37,19 +37,19 @@
 mod abi;
 pub mod bootstrap;
 mod call;
-mod collective;
 mod communicator;
 #[cfg(test)]
 mod damaged;
 mod deadline;
 pub mod device;
 mod dtype;
+mod endpoint;
 mod error;
 mod fork;
 pub mod hierarchical;
+mod liveness;
 mod op;
 pub mod plan;
-mod presence;
 mod raw;
 mod region;
 mod registry;
@@ -58,10 +58,11 @@ mod thread;
 pub mod topology;
 mod trace;
 
-pub use collective::Collective;
+pub use abi::MAX_RANKS;
+pub use call::{Collective, Direction, Group, Transfer};
 #[cfg(feature = "cuda")]
 pub use communicator::Registered;
-pub use communicator::{Builder, Communicator, Counters, Direction, Group, Transfer};
+pub use communicator::{Builder, Communicator, Counters};
 #[cfg(feature = "cuda")]
 pub use device::cuda::Cuda;
 pub use device::host::{Host, Wait};
@@ -72,11 +73,7 @@ pub use hierarchical::{Hierarchical, InterNode};
 pub use op::ReduceOp;
 pub use plan::{Algorithm, Plan};
 pub use raw::{RawCommunicator, StreamCommunicator, StreamSync};
-pub use registry::Buffer;
-pub use symmetric::{SymmetricMemory, SymmetricView};
-
-/// The most ranks that a world may have.
-pub const MAX_RANKS: usize = 16;
+pub use symmetric::{Buffer, SymmetricMemory, SymmetricView};
 
 /// What this build was made with: a line on the kernels for the host, one on those for CUDA, and one on MPI.
 pub fn build_facts() -> [(&'static str, String); 3] {

@@ -11,12 +11,12 @@ use crate::call::CallId;
 use crate::plan::Plan;
 
 /// A call, from its start to the return to the caller: on a GPU, until it is enqueued.
-pub(crate) struct Span {
+pub(crate) struct CallSpan {
     #[cfg(feature = "nvtx")]
     _range: nvtx::domain::LocalRange<'static>,
 }
 
-impl Span {
+impl CallSpan {
     /// Begins a call.
     pub fn enter(rank: usize, number: u64, call: &CallId, plan: &Plan) -> Self {
         tracing::trace!(

@@ -8,8 +8,10 @@ mod bindings;
 
 pub(crate) use bindings::*;
 
+/// The most ranks that a world may have.
+pub const MAX_RANKS: usize = FA_MAX_RANKS as usize;
+
 const _: () = {
     assert!(size_of::<FaSignal>() == FA_SIGNAL_BYTES as usize);
     assert!(size_of::<FaRegionHead>() % 128 == 0, "what follows the head is aligned");
-    assert!(crate::MAX_RANKS == FA_MAX_RANKS as usize);
 };

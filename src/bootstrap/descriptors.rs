@@ -73,7 +73,7 @@ pub(crate) fn exchange_several(
 ) -> Result<Vec<Vec<OwnedFd>>> {
     debug_assert!(counts.contains(&descriptors.len()) && !counts.contains(&0));
     let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
-    if !(1..=crate::MAX_RANKS).contains(&world_size) {
+    if !(1..=crate::abi::MAX_RANKS).contains(&world_size) {
         return Err(Error::WorldSize { world_size });
     }
     if rank >= world_size {
@@ -347,7 +347,7 @@ impl Inbox {
     /// Accepts who waits, up to a bound, so that whoever keeps knocking does not keep this rank from its
     /// deadline.
     fn accept(&mut self) -> Result<()> {
-        for _ in 0..crate::MAX_RANKS {
+        for _ in 0..crate::abi::MAX_RANKS {
             match accept(self.listener.as_fd()) {
                 Ok(stream) if socket::same_user(stream.as_fd()).is_ok() => self.take_from(stream)?,
                 Ok(_) | Err(Errno::ECONNABORTED) => {}

@@ -3,6 +3,7 @@
 //! One trait with one collective: [`Bootstrap::all_gather`]. Everything else that start-up needs (a barrier,
 //! the exchange of file descriptors) is built on it, so a bootstrap over any transport is a page of code.
 
+mod agree;
 mod descriptors;
 mod family;
 mod local;
@@ -16,6 +17,7 @@ mod world;
 
 use std::time::Duration;
 
+pub(crate) use agree::{agree_on, all_succeeded};
 pub(crate) use descriptors::{exchange_descriptors, exchange_several};
 pub(crate) use family::{Family, Notices};
 pub use local::{Local, UniqueId};

@@ -60,7 +60,7 @@ impl Threads {
     ///
     /// [`Error::WorldSize`] if `world_size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS).
     pub fn world(world_size: usize) -> Result<Vec<Self>> {
-        if !(1..=crate::MAX_RANKS).contains(&world_size) {
+        if !(1..=crate::abi::MAX_RANKS).contains(&world_size) {
             return Err(Error::WorldSize { world_size });
         }
         let mut world = World::new(world_size);
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn world_sizes_are_checked() {
-        for world_size in [0, crate::MAX_RANKS + 1, usize::MAX] {
+        for world_size in [0, crate::abi::MAX_RANKS + 1, usize::MAX] {
             assert_eq!(Threads::world(world_size).unwrap_err(), Error::WorldSize { world_size });
         }
     }

@@ -5,15 +5,15 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::{Closing, Communicator};
-use crate::bootstrap::{Bootstrap, Family};
-use crate::device::{all_succeeded, Device};
+use super::Communicator;
+use crate::abi::MAX_RANKS;
+use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Family};
+use crate::device::Device;
+use crate::endpoint::{Connection, Endpoint, Region};
 use crate::error::{Error, Result};
-use crate::plan::{Algorithm, Steps, Table, Tuning};
-use crate::presence::Arrivals;
-use crate::region::{Layout, Region};
-use crate::registry::Endpoint;
-use crate::MAX_RANKS;
+use crate::liveness::Arrivals;
+use crate::plan::{Algorithm, Limits, Planner, Table, Tuning};
+use crate::region::Layout;
 
 /// Bounds the steps of making a communicator whose calls wait for ever.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -237,29 +237,36 @@ impl Builder {
             ("whether calls are compared", check.to_string()),
             ("the plan", said(&table)),
         ];
-        let agreed = agree(&bootstrap, &facts, setup_timeout);
+        let agreed = agree_on(&bootstrap, &facts, setup_timeout);
         // A rank that has no plan has told the others why.
         let table = table?;
         agreed?;
 
         device.join(&bootstrap, setup_timeout)?;
         let exports = device.exports();
-        let closing = Arc::new(Closing::new(exports, Box::new(bootstrap), setup_timeout));
-        // After `closing`, to go before it where an error ends this.
+        let connection = Arc::new(Connection::new(exports, Box::new(bootstrap), setup_timeout));
+        // After `connection`, to go before it where an error ends this.
         let device = device;
-        let bootstrap = &*closing.bootstrap;
-        let steps = Steps::new(&table, world_size, device.link());
+        let bootstrap = &*connection.bootstrap;
+        let limits = Limits {
+            device: D::KIND,
+            packing: D::PACKING,
+            world_size,
+            mailbox_bytes: layout.mailbox_bytes,
+            staging_bytes: layout.staging_bytes,
+        };
+        let planner = Planner::new(&table, device.link(), forced, device.most_blocks(), limits);
         let family = Family::found(bootstrap, setup_timeout)?;
         let arrivals = Arrivals::exchange(bootstrap, setup_timeout)?;
         let memory = device.share(layout.total_bytes, bootstrap, setup_timeout)?;
         let made = Region::new(&device, layout, self.last_epoch, memory, rank).and_then(|region| {
-            let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&closing)));
+            let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&connection)));
             let watched = Arc::clone(&endpoint);
-            let presence = arrivals.watch(world_size, move |rank| watched.region.set_gone(rank))?;
-            Ok((presence, endpoint))
+            let liveness = arrivals.watch(world_size, move |rank| watched.region.set_gone(rank))?;
+            Ok((liveness, endpoint))
         });
         // No rank launches before all have set their epochs, and where one could not, none has a communicator.
-        let (presence, endpoint) = all_succeeded(made, bootstrap, setup_timeout)?;
+        let (liveness, endpoint) = all_succeeded(made, bootstrap, setup_timeout)?;
         tracing::info!(
             rank,
             world_size,
@@ -272,7 +279,7 @@ impl Builder {
             "communicator made"
         );
         Ok(Communicator {
-            presence,
+            liveness,
             endpoint,
             failed: OnceLock::new(),
             bytes: AtomicU64::new(0),
@@ -281,11 +288,10 @@ impl Builder {
             settings,
             rank,
             world_size,
-            algorithm: forced,
+            planner,
             timeout,
-            steps,
             setup_timeout,
-            closing,
+            connection,
         })
     }
 }
@@ -297,28 +303,6 @@ fn said(table: &Result<Table>) -> String {
         Ok(table) => format!("one with digest {:016x}", table.digest()),
         Err(error) => format!("none ({error})"),
     }
-}
-
-/// Compares facts that every rank must share. Collective; each is one line.
-pub(crate) fn agree(
-    bootstrap: &dyn Bootstrap,
-    facts: &[(&'static str, String)],
-    timeout: Duration,
-) -> Result<()> {
-    let own_rank = bootstrap.rank();
-    let mine = facts.iter().map(|(_, value)| value.as_str()).collect::<Vec<_>>().join("\n");
-    for (rank, theirs) in bootstrap.all_gather(mine.as_bytes(), timeout)?.into_iter().enumerate() {
-        let theirs = String::from_utf8_lossy(&theirs);
-        let mut values = theirs.split('\n');
-        for (what, ours) in facts {
-            let value = values.next().unwrap_or("nothing");
-            if value != ours {
-                let (theirs, ours) = (value.to_owned(), ours.clone());
-                return Err(Error::Disagreement { what, rank, theirs, own_rank, ours });
-            }
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -11,10 +11,10 @@ impl<D: Device> Communicator<D> {
     pub(super) fn failure(&self, failure: FaFailure) -> Error {
         let (missing, epoch) = self.endpoint.region.missing();
         let waited = self.timeout.unwrap_or_default();
-        let operation = self.presence.operation();
+        let operation = self.liveness.operation();
         match (failure, missing.first()) {
-            (abi::FA_TIMED_OUT, _) => self.presence.timed_out(missing, operation, epoch, waited),
-            (abi::FA_PEER_GONE, Some(&rank)) => self.presence.lost(rank, operation, epoch, waited),
+            (abi::FA_TIMED_OUT, _) => self.liveness.timed_out(missing, operation, epoch, waited),
+            (abi::FA_PEER_GONE, Some(&rank)) => self.liveness.lost(rank, operation, epoch, waited),
             (abi::FA_OTHER_MESSAGE, Some(&rank)) => self.other_message(rank),
             (abi::FA_MISMATCH, Some(&rank)) => self.other_call(rank),
             (abi::FA_REVOKED, Some(&rank)) => self.revoked(rank),
@@ -49,15 +49,15 @@ impl<D: Device> Communicator<D> {
         let (rank, theirs) = match known {
             Some((rank, call)) => (rank, CallId::describe(call)),
             // A hash told them apart.
-            None => (first, self.presence.call_of(first)),
+            None => (first, self.liveness.call_of(first)),
         };
-        let ours = self.presence.call();
+        let ours = self.liveness.call();
         Error::Disagreement { what: "the call", rank, theirs, own_rank: self.rank, ours }
     }
 
     /// A rank whose registered input this one has read may have written it meanwhile.
     fn revoked(&self, rank: usize) -> Error {
-        let reason = self.presence.reason_of(rank).unwrap_or_else(|| "its call failed".into());
+        let reason = self.liveness.reason_of(rank).unwrap_or_else(|| "its call failed".into());
         Error::PeerFailed { rank, reason: format!("{reason}; its registered buffer was being read") }
     }
 

@@ -2,15 +2,19 @@
 
 use std::ffi::c_void;
 
-use super::group::{check_transfers, Group, Transfer};
-use super::message::{same_length, Message};
+use super::typed::typed_collectives;
 use super::Communicator;
-use crate::call::Operation;
-use crate::collective::Collective;
+use crate::call::{
+    check_transfers, same_length, transfers_id, Collective, Group, Message, Operation, Transfer,
+};
 use crate::device::Host;
 use crate::dtype::{DType, Element};
-use crate::error::{Error, Result};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
 use crate::op::ReduceOp;
+
+typed_collectives!(Host, [T], [T]);
 
 impl Communicator<Host> {
     /// Reduces the ranks' `input`s element by element into every rank's `output`.
@@ -41,118 +45,6 @@ impl Communicator<Host> {
             Message { collective, input: address, output: address, count: data.len(), dtype: T::DTYPE };
         // SAFETY: the slice holds that many elements for the length of the call; in place is input == output.
         unsafe { self.run(message) }
-    }
-
-    /// Brings the ranks' `input`s, in the order of the ranks, into every rank's `output`, which has room for all.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_reduce`].
-    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
-        self.typed(Collective::AllGather, input.len(), input, output)
-    }
-
-    /// The same with `counts[r]` elements from rank r.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_reduce`], and [`Error::InvalidSetting`] unless there is a count for each rank.
-    pub fn all_gather_v<T: Element>(&self, input: &[T], output: &mut [T], counts: &[usize]) -> Result<()> {
-        self.typed(Collective::AllGatherV(counts), 0, input, output)
-    }
-
-    /// Reduces the ranks' `input`s, of which rank r gets share r: as many elements as `output` has, after those of the ranks before.
-    /// The bits are those of an allreduce by a direct algorithm.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_reduce`].
-    pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        self.typed(Collective::ReduceScatter(op), output.len(), input, output)
-    }
-
-    /// The same with `counts[r]` elements for rank r.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_gather_v`].
-    pub fn reduce_scatter_v<T: Element>(
-        &self,
-        input: &[T],
-        output: &mut [T],
-        counts: &[usize],
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.typed(Collective::ReduceScatterV(op, counts), 0, input, output)
-    }
-
-    /// Copies the root's `data` to all ranks.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_reduce`], and [`Error::RankOutOfRange`] for the root.
-    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
-        let (address, collective) = (data.as_mut_ptr() as u64, Collective::Broadcast { root });
-        let message =
-            Message { collective, input: address, output: address, count: data.len(), dtype: T::DTYPE };
-        message.check(self.rank(), self.world_size())?;
-        // SAFETY: as in all_reduce_in_place.
-        unsafe { self.run(message) }
-    }
-
-    /// Reduces the ranks' `input`s into the root's `output`. That of other ranks is not written, and may be empty.
-    /// The bits are those of an allreduce by a direct algorithm.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::broadcast`].
-    pub fn reduce<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
-        self.rooted(Collective::Reduce { op, root }, root, input.len(), input, output)
-    }
-
-    /// Brings the ranks' `input`s, in the order of the ranks, into the root's `output`. That of other ranks is not written, and may
-    /// be empty.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::broadcast`].
-    pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
-        self.rooted(Collective::Gather { root }, root, input.len(), input, output)
-    }
-
-    /// Brings share r of the root's `input` to rank r: as many elements as `output` has. The input of other ranks is not read, and
-    /// may be empty.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::broadcast`].
-    pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
-        self.rooted(Collective::Scatter { root }, root, output.len(), input, output)
-    }
-
-    /// Brings share r of every rank's `input` to rank r, in the order of the ranks. Shares are equal.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_reduce`].
-    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
-        self.typed(Collective::AllToAll, input.len() / self.world_size(), input, output)
-    }
-
-    /// The same with `send_counts[r]` elements for rank r, and `receive_counts[r]` from it.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::all_gather_v`], and [`Error::Disagreement`] if a rank sends another number than is to be received.
-    pub fn all_to_all_v<T: Element>(
-        &self,
-        input: &[T],
-        send_counts: &[usize],
-        output: &mut [T],
-        receive_counts: &[usize],
-    ) -> Result<()> {
-        let collective = Collective::AllToAllV { send: send_counts, receive: receive_counts };
-        self.typed(collective, 0, input, output)
     }
 
     /// Sends `data` to another rank, which receives it with the same tag. It returns when `data` may be changed: the receiver may
@@ -243,7 +135,7 @@ impl Communicator<Host> {
     ///
     /// [`Error::Timeout`] naming ranks that did not come; see [`Communicator`] on what follows.
     pub fn barrier(&self) -> Result<()> {
-        self.typed::<u8>(Collective::Barrier, 0, &[], &mut [])
+        self.between::<u8>(Collective::Barrier, 0, &[], &mut [])
     }
 
     /// Any collective on raw pointers, for callers that know the type only at run time. A pointer to no elements is not looked at.
@@ -308,12 +200,12 @@ impl Communicator<Host> {
     pub unsafe fn transfer_raw(&self, transfers: &[Transfer]) -> Result<()> {
         check_transfers(transfers, self.world_size())?;
         // SAFETY: the caller's.
-        unsafe { self.start_transfers(Self::transfers_id(Operation::Group, transfers), transfers, ()) }?;
+        unsafe { self.start_transfers(transfers_id(Operation::Group, transfers), transfers, ()) }?;
         self.healthy()
     }
 
-    /// A collective with buffers on all ranks.
-    fn typed<T: Element>(
+    /// A collective from one slice to another. Where it has a root, what this rank does not use may have any length.
+    fn between<T: Element>(
         &self,
         collective: Collective<'_>,
         count: usize,
@@ -321,6 +213,11 @@ impl Communicator<Host> {
         output: &mut [T],
     ) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world_size());
+        let reads = collective.input_len(count, rank, world_size);
+        let writes = collective.output_len(count, rank, world_size);
+        let has_root = collective.root().is_some();
+        let input = if has_root && reads == 0 { &[] } else { input };
+        let output = if has_root && writes == 0 { &mut [] } else { output };
         let message = Message {
             collective,
             input: input.as_ptr() as u64,
@@ -329,38 +226,28 @@ impl Communicator<Host> {
             dtype: T::DTYPE,
         };
         message.check(rank, world_size)?;
-        same_length(collective.input_len(count, rank, world_size), input.len())?;
-        same_length(collective.output_len(count, rank, world_size), output.len())?;
+        same_length(reads, input.len())?;
+        same_length(writes, output.len())?;
         // SAFETY: the slices hold what the collective reads and writes, for the length of the call; an exclusive borrow
         // overlaps with no other.
         unsafe { self.run(message) }
     }
 
-    /// A collective with a root. What the others do not use may have any length.
-    fn rooted<T: Element>(
-        &self,
-        collective: Collective<'_>,
-        root: usize,
-        count: usize,
-        input: &[T],
-        output: &mut [T],
-    ) -> Result<()> {
-        let (rank, world_size) = (self.rank(), self.world_size());
-        if root >= world_size {
-            return Err(Error::RankOutOfRange { rank: root, world_size });
-        }
-        let reads = collective.input_len(count, rank, world_size);
-        let writes = collective.output_len(count, rank, world_size);
-        let input = if reads == 0 { &[] } else { input };
-        let output = if writes == 0 { &mut [] } else { output };
-        self.typed(collective, count, input, output)
+    /// A collective in place, in all of one slice.
+    fn in_place<T: Element>(&self, collective: Collective<'_>, data: &mut [T]) -> Result<()> {
+        let address = data.as_mut_ptr() as u64;
+        let message =
+            Message { collective, input: address, output: address, count: data.len(), dtype: T::DTYPE };
+        message.check(self.rank(), self.world_size())?;
+        // SAFETY: the slice holds that many elements for the length of the call; in place is input == output.
+        unsafe { self.run(message) }
     }
 
     fn exchange(&self, operation: Operation, group: &Group<'_>) -> Result<()> {
         let transfers = group.transfers();
         check_transfers(transfers, self.world_size())?;
         // SAFETY: the group borrows what it sends and receives into, and the host runs the launch to its end.
-        unsafe { self.start_transfers(Self::transfers_id(operation, transfers), transfers, ()) }?;
+        unsafe { self.start_transfers(transfers_id(operation, transfers), transfers, ()) }?;
         self.healthy()
     }
 
@@ -369,7 +256,7 @@ impl Communicator<Host> {
     /// As [`Communicator::start`]; kernels of the host have ended when it returns.
     unsafe fn run(&self, message: Message<'_>) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { self.start(message, (), |_, _| Ok(0)) }?;
+        unsafe { self.start(message, (), || Ok(0)) }?;
         self.healthy()
     }
 }

@@ -6,35 +6,29 @@ mod builder;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod failure;
-pub(crate) mod group;
 mod host;
 mod launch;
-pub(crate) mod message;
-mod plan;
 mod subset;
+mod typed;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-pub(crate) use builder::agree;
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::Registered;
-pub use group::{Direction, Group, Transfer};
 
 use crate::abi;
-use crate::bootstrap::{Bootstrap, Family};
-use crate::device::sealed::Exports as _;
-use crate::device::{all_succeeded, Device};
+use crate::bootstrap::Family;
+use crate::device::Device;
 use crate::dtype::{DType, Element};
+use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
-use crate::fork::Origin;
+use crate::liveness::Liveness;
 use crate::op::ReduceOp;
-use crate::plan::{Algorithm, Plan, Steps};
-use crate::presence::Presence;
-use crate::registry::{Buffer, Endpoint};
-use crate::symmetric::SymmetricMemory;
+use crate::plan::{Plan, Planner};
+use crate::symmetric::{Buffer, SymmetricMemory};
 
 /// One rank of a world.
 ///
@@ -43,7 +37,7 @@ use crate::symmetric::SymmetricMemory;
 /// communicator is poisoned: each later call returns the same error at once.
 pub struct Communicator<D: Device> {
     // First: its thread marks ranks in the endpoint's region.
-    presence: Presence,
+    liveness: Liveness,
     endpoint: Arc<Endpoint<D>>,
     failed: OnceLock<Error>,
     bytes: AtomicU64,
@@ -52,95 +46,10 @@ pub struct Communicator<D: Device> {
     settings: Builder,
     rank: usize,
     world_size: usize,
-    algorithm: Option<Algorithm>,
-    steps: Steps,
+    planner: Planner,
     timeout: Option<Duration>,
     setup_timeout: Duration,
-    closing: Arc<Closing<D>>,
-}
-
-/// The connection to the other ranks, and what must outlive their mappings of it: kept by the communicator and, after its own
-/// mappings, by the endpoint, so that the last of communicator and buffers ends it.
-pub(crate) struct Closing<D: Device> {
-    exports: D::Exports,
-    pub bootstrap: Box<dyn Bootstrap>,
-    /// Of its steps.
-    pub timeout: Duration,
-    origin: Origin,
-    /// See [`Closing::step`].
-    stepping: Mutex<()>,
-    /// This rank has left open what it has of its peers.
-    open: AtomicBool,
-}
-
-impl<D: Device> Closing<D> {
-    fn new(exports: D::Exports, bootstrap: Box<dyn Bootstrap>, timeout: Duration) -> Self {
-        let (stepping, open) = Default::default();
-        Self { exports, bootstrap, timeout, origin: Origin::here(), stepping, open }
-    }
-
-    /// Refuses to speak in the name of the process that this one is a fork of.
-    pub fn here(&self) -> Result<()> {
-        match self.origin.is_elsewhere() {
-            true => Err(Error::Forked),
-            false => Ok(()),
-        }
-    }
-
-    /// Begins a set-up step, which lasts until the guard goes: allocating, registering, freeing and whatever else
-    /// gathers through the bootstrap. A step is several gathers; those of two threads, mixed in another order on each
-    /// rank, would pair one's with the other's. Between whole steps the order is the callers', and what ranks compare
-    /// at the beginning of each tells them of another. The wait for it is bounded by the limits of the steps before:
-    /// they hold no other lock that this thread could have.
-    pub fn step(&self) -> Result<MutexGuard<'_, ()>> {
-        // First: in a fork nobody gives the lock back that another thread of the parent held.
-        self.here()?;
-        // It guards no data.
-        Ok(self.stepping.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Kernels may still run in what this rank has of its peers' memory: no rank frees what it has exported.
-    pub fn leave_open(&self) {
-        self.open.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether a step succeeded on all ranks. Collective.
-    pub fn all_succeeded<T>(&self, step: Result<T>) -> Result<T> {
-        all_succeeded(step, &*self.bootstrap, self.timeout)
-    }
-}
-
-impl<D: Device> Drop for Closing<D> {
-    fn drop(&mut self) {
-        const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-        // Neither is what a rank says in another step: one that is at that has closed nothing yet, and fails with this as the
-        // reason.
-        const CLOSED: &[u8] = b"it closed its communicator";
-        const OPEN: &[u8] = b"it closed its communicator while its calls may still run";
-        if self.exports.is_empty() {
-            return;
-        }
-        // All ranks have closed what this one frees next. A rank that does not come may still use it, and a longer wait
-        // could be a hang: then it stays until the process ends. In a fork it is the parent's.
-        let all_closed = || {
-            let own = if self.open.load(Ordering::Relaxed) { OPEN } else { CLOSED };
-            let deadline = Instant::now() + CLOSE_TIMEOUT;
-            loop {
-                let left = deadline.saturating_duration_since(Instant::now());
-                let Ok(all) = self.bootstrap.all_gather(own, left) else { return false };
-                // All ranks see the same, and end this together or go on together.
-                if all.iter().all(|said| said == CLOSED) {
-                    return true;
-                }
-                if all.iter().any(|said| said == OPEN) || left.is_zero() {
-                    return false;
-                }
-            }
-        };
-        if self.origin.is_elsewhere() || !all_closed() {
-            self.exports.leave();
-        }
-    }
+    connection: Arc<Connection<D>>,
 }
 
 impl<D: Device> std::fmt::Debug for Communicator<D> {
@@ -184,7 +93,7 @@ impl<D: Device> Communicator<D> {
 
     /// What an allreduce of `count` elements of `dtype` does, but for integer averages where the algorithm is not a direct one.
     pub fn plan(&self, count: usize, dtype: DType) -> Plan {
-        self.plan_reduction(count, dtype, ReduceOp::Sum)
+        self.planner.reduction(count, dtype, ReduceOp::Sum)
     }
 
     /// Allocates a registered buffer of `count` zeros on every rank. Collective, as
@@ -195,7 +104,7 @@ impl<D: Device> Communicator<D> {
     /// As [`Communicator::symmetric_memory`], and [`Error::Unavailable`] if too many are registered.
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Buffer<T, D>> {
         self.healthy()?;
-        let _step = self.closing.step()?;
+        let _step = self.connection.step()?;
         SymmetricMemory::allocate(&self.endpoint, "allocate and register", count)?.enter()
     }
 
@@ -213,20 +122,20 @@ impl<D: Device> Communicator<D> {
     /// and the errors of the bootstrap.
     pub fn symmetric_memory<T: Element>(&self, count: usize) -> Result<SymmetricMemory<T, D>> {
         self.healthy()?;
-        let _step = self.closing.step()?;
+        let _step = self.connection.step()?;
         SymmetricMemory::allocate(&self.endpoint, "allocate", count)
     }
 
     /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. Ranks that
     /// wait for this one have an error at once.
     pub fn abort(&self) {
-        if self.presence.is_elsewhere() {
+        if self.liveness.is_elsewhere() {
             return;
         }
         // If a failure is known already, it stands.
         self.poison(Error::Aborted);
         self.endpoint.region.abort();
-        self.closing.bootstrap.interrupt();
+        self.connection.bootstrap.interrupt();
     }
 
     /// What this rank has done so far.
@@ -237,7 +146,7 @@ impl<D: Device> Communicator<D> {
             _ => &[],
         };
         Counters {
-            calls: self.presence.calls(),
+            calls: self.liveness.calls(),
             bytes: self.bytes.load(Ordering::Relaxed),
             waits: region.waits()[..self.world_size].iter().copied().map(u64::from).collect(),
             timeouts: (0..self.world_size).map(|rank| u64::from(missing.contains(&rank))).collect(),
@@ -246,7 +155,7 @@ impl<D: Device> Communicator<D> {
 
     /// The failure that poisoned the communicator, or one that a kernel has recorded since.
     fn healthy(&self) -> Result<()> {
-        if self.presence.is_elsewhere() {
+        if self.liveness.is_elsewhere() {
             return Err(Error::Forked);
         }
         if let Some(error) = self.failed.get() {
@@ -265,7 +174,7 @@ impl<D: Device> Communicator<D> {
             tracing::error!(rank = self.rank, %error, "communicator failed");
             error
         });
-        self.presence.fail(error);
+        self.liveness.fail(error);
         error.clone()
     }
 

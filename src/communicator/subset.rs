@@ -8,7 +8,7 @@ impl<D: Device> Communicator<D> {
     /// The ranks that are left, in order: whose processes run and whose communicators have not been closed, as far as this rank
     /// has noticed, which takes some milliseconds. A rank whose communicator has failed is left all the same.
     pub fn survivors(&self) -> Vec<usize> {
-        (0..self.world_size).filter(|&rank| self.presence.is_left(rank)).collect()
+        (0..self.world_size).filter(|&rank| self.liveness.is_left(rank)).collect()
     }
 
     /// Makes a communicator of `survivors`, ranks of this one in ascending order, after others have died or left. Collective among
@@ -48,8 +48,8 @@ impl<D: Device> Communicator<D> {
         own[0] = u8::from(color.is_some());
         own[1..5].copy_from_slice(&color.unwrap_or(0).to_le_bytes());
         own[5..].copy_from_slice(&key.to_le_bytes());
-        let step = self.closing.step()?;
-        let given = self.unless_failed(self.closing.bootstrap.all_gather(&own, self.setup_timeout))?;
+        let step = self.connection.step()?;
+        let given = self.unless_failed(self.connection.bootstrap.all_gather(&own, self.setup_timeout))?;
         drop(step);
         let mut members = Vec::new();
         for (rank, bytes) in given.iter().enumerate() {
@@ -81,13 +81,13 @@ impl<D: Device> Communicator<D> {
     }
 
     fn part(&self, members: &[usize], index: usize) -> Result<Self> {
-        if self.presence.is_elsewhere() {
+        if self.liveness.is_elsewhere() {
             return Err(Error::Forked);
         }
-        let Some(notices) = self.presence.notices(members[0]) else {
+        let Some(notices) = self.liveness.notices(members[0]) else {
             return Err(Error::PeerLost { rank: members[0], reason: "it was never here".into() });
         };
-        let gone = || members.iter().copied().find(|&rank| rank != self.rank && !self.presence.is_left(rank));
+        let gone = || members.iter().copied().find(|&rank| rank != self.rank && !self.liveness.is_left(rank));
         let met = self.family.meet(members, index, notices, &|| gone().is_some(), self.setup_timeout);
         let local = met.map_err(|error| match (&error, gone()) {
             (Error::Timeout { .. } | Error::Rendezvous { .. }, Some(rank)) => {

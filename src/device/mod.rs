@@ -13,8 +13,8 @@ pub use host::Host;
 
 use crate::abi::{FaLaunch, FaStatus, FaTransfers};
 use crate::bootstrap::Bootstrap;
-use crate::error::{Error, Result};
-use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
+use crate::error::Result;
+use crate::plan::{DeviceKind, Machine, Packing, Plan};
 use crate::topology::LinkClass;
 
 /// A device that a [`Communicator`](crate::Communicator) can run on.
@@ -58,9 +58,6 @@ pub(crate) mod sealed {
         type Exports: Exports;
 
         const PACKING: Packing;
-
-        /// How much of a generation of staging pulls walk through, from place to place; 0: they stay at its beginning.
-        const WALKED_BYTES: usize;
 
         /// What the address of an input is a multiple of if peers read it where it is; others are staged.
         const SOURCE_ALIGNMENT: u64;
@@ -110,8 +107,8 @@ pub(crate) mod sealed {
         /// `address..address + bytes.len()` lies in memory of this rank that `share` returned.
         unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()>;
 
-        /// The grid and piece size for a call, within what was chosen. Depends on nothing that ranks do not share.
-        fn plan(&self, call: &Call) -> Plan;
+        /// The most blocks of a launch, in the device's world: those that each rank can run at once. Equal on all ranks.
+        fn most_blocks(&self) -> usize;
 
         /// Starts a kernel; on the host, runs it to its end. A failure of the kernel is in the status. A launch of transfers comes
         /// with them.
@@ -167,20 +164,5 @@ pub(crate) mod sealed {
 
         /// The same words as kernels address them.
         fn device_address(&self) -> u64;
-    }
-}
-
-/// Tells every rank whether a step succeeded on all: one that failed must not leave the others waiting.
-///
-/// Returns this rank's own error, or [`Error::PeerFailed`] naming the first that failed.
-pub(crate) fn all_succeeded<T>(step: Result<T>, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<T> {
-    let report = step.as_ref().err().map(Error::to_string).unwrap_or_default();
-    let reports = bootstrap.all_gather(report.as_bytes(), timeout)?;
-    let value = step?;
-    match reports.iter().position(|report| !report.is_empty()) {
-        None => Ok(value),
-        Some(rank) => {
-            Err(Error::PeerFailed { rank, reason: String::from_utf8_lossy(&reports[rank]).into_owned() })
-        }
     }
 }

@@ -10,7 +10,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::comparisons::Comparisons;
 use super::{check_operation, slices, Call, Hierarchical, InterNode, Shape};
-use crate::collective::Collective;
+use crate::call::Collective;
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::driver;
 use crate::device::cuda::Cuda;

@@ -18,10 +18,12 @@
 //! ```
 
 mod built_in;
-mod call;
 mod choice;
+mod grid;
+mod limits;
 mod links;
 mod machine;
+mod planner;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -31,10 +33,10 @@ mod tuning;
 use crate::abi;
 use crate::dtype::DType;
 use crate::op::ReduceOp;
-pub(crate) use call::{Call, Packing};
 pub use choice::{Choice, DeviceKind, Step};
+pub(crate) use limits::{Limits, Packing};
 pub use machine::Machine;
-pub(crate) use table::Steps;
+pub(crate) use planner::Planner;
 pub use table::Table;
 pub use tuning::Tuning;
 

@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 use super::choice::{size, Choice, DeviceKind, Step};
 use super::links::Links;
 use super::{built_in, Algorithm};
+use crate::abi::MAX_RANKS;
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
-use crate::MAX_RANKS;
 
 /// No limit: the row takes every size that the rows before it do not.
 pub(super) const MAX: u64 = u64::MAX;
@@ -166,6 +166,7 @@ impl Steps {
         Self { device: table.device, steps: table.steps(world_size, link).into() }
     }
 
+    #[inline]
     pub fn choice(&self, bytes: usize, forced: Option<Algorithm>) -> Choice {
         let fits = |step: &&Step| bytes as u64 <= step.max_bytes;
         let Some(forced) = forced else {

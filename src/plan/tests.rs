@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::choice::size;
-use super::table::{Row, MAX};
+use super::table::{Row, Steps, MAX};
 use super::*;
 use crate::abi::FA_MAX_BLOCKS;
 use crate::error::Error;

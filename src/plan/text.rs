@@ -7,8 +7,8 @@ use super::choice::Choice;
 use super::links::Links;
 use super::table::{Row, Table, MAX};
 use super::{Algorithm, DeviceKind, Machine};
+use crate::abi::MAX_RANKS;
 use crate::topology::{quoted, LinkClass};
-use crate::MAX_RANKS;
 
 /// Counts changes after which an older reader would misread a file.
 const FORMAT: i64 = 1;

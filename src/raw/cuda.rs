@@ -7,8 +7,8 @@ use cudarc::driver::CudaStream;
 
 use super::events::Events;
 use super::stream::{Queue, Queued};
-use crate::collective::Collective;
-use crate::communicator::{Communicator, Transfer};
+use crate::call::{Collective, Transfer};
+use crate::communicator::Communicator;
 use crate::device::cuda::driver::{bind, create_event, driver};
 use crate::device::cuda::{api, Cuda};
 use crate::dtype::DType;

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::events::Events;
 use super::stream::{Queue, Queued};
-use crate::collective::Collective;
-use crate::communicator::{Communicator, Transfer};
+use crate::call::{Collective, Transfer};
+use crate::communicator::Communicator;
 use crate::device::Host;
 use crate::dtype::DType;
 use crate::error::Result;

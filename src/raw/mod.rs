@@ -9,7 +9,7 @@ mod stream;
 
 pub use stream::StreamCommunicator;
 
-use crate::collective::Collective;
+use crate::call::Collective;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::op::ReduceOp;

@@ -1,7 +1,7 @@
 //! More transfers than one launch takes, as several.
 
 use crate::abi::FA_MAX_TRANSFERS;
-use crate::communicator::{Direction, Transfer};
+use crate::call::{Direction, Transfer};
 
 /// Splits transfers into launches. In launch i go the i-th few of each channel, a peer and a direction, in the order of their tags:
 /// so that what one rank sends in its launch i the other receives in its own, and neither waits for what the other has yet to start.

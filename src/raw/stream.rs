@@ -4,8 +4,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::rounds::rounds;
 use super::{RawCommunicator, StreamSync};
-use crate::collective::Collective;
-use crate::communicator::{Communicator, Direction, Transfer};
+use crate::call::{Collective, Direction, Transfer};
+use crate::communicator::Communicator;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};

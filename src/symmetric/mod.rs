@@ -1,5 +1,6 @@
 //! Symmetric memory: allocated by all ranks together, with every rank's part mapped on all.
 
+mod buffer;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod view;
@@ -8,14 +9,15 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, MutexGuard};
 
-pub use view::SymmetricView;
+pub use self::buffer::Buffer;
+pub use self::view::SymmetricView;
 
-use crate::communicator::{agree, Closing};
+use crate::bootstrap::agree_on;
 use crate::device::sealed::Shared as _;
 use crate::device::{Device, Host};
 use crate::dtype::Element;
+use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
-use crate::registry::{Buffer, Endpoint};
 
 /// Memory of the same length on every rank, which every rank can reach on all: for programs that read and write the peers' memory
 /// themselves. [`Communicator::symmetric_memory`](crate::Communicator::symmetric_memory) allocates it, zeroed.
@@ -66,15 +68,15 @@ pub struct SymmetricMemory<T: Element, D: Device = Host> {
     elements: PhantomData<T>,
 }
 
-/// Begins a step of a symmetric memory, as [`Closing::step`]: the ranks compare which step of which memory they are
+/// Begins a step of a symmetric memory, as [`Connection::step`]: the ranks compare which step of which memory they are
 /// at, and all come to it or none goes on.
 pub(crate) fn begin<'a, D: Device>(
-    closing: &'a Closing<D>,
+    connection: &'a Connection<D>,
     step: &str,
     number: u64,
 ) -> Result<MutexGuard<'a, ()>> {
-    let guard = closing.step()?;
-    agree(&*closing.bootstrap, &[step_fact(step, number)], closing.timeout)?;
+    let guard = connection.step()?;
+    agree_on(&*connection.bootstrap, &[step_fact(step, number)], connection.timeout)?;
     Ok(guard)
 }
 
@@ -91,14 +93,14 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
             bytes: usize::MAX,
             reason: format!("{count} elements of {} exceed the address space", T::DTYPE),
         })?;
-        let (bootstrap, timeout) = (&*endpoint.closing.bootstrap, endpoint.closing.timeout);
+        let (bootstrap, timeout) = (&*endpoint.connection.bootstrap, endpoint.connection.timeout);
         let number = endpoint.next_number();
         let facts = [
             step_fact(step, number),
             ("the type of symmetric memory", T::DTYPE.to_string()),
             ("the elements of symmetric memory", count.to_string()),
         ];
-        agree(bootstrap, &facts, timeout)?;
+        agree_on(bootstrap, &facts, timeout)?;
         // On all ranks or on none: they have found the same.
         endpoint.take_number();
         let memory = endpoint.device.share_symmetric(bytes.max(1), bootstrap, timeout)?;
@@ -133,7 +135,7 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
     /// The address of this rank's part on the device.
     pub fn address(&self) -> u64 {
         // A rank is in its world.
-        self.peer_address(self.endpoint.closing.bootstrap.rank()).unwrap_or_default()
+        self.peer_address(self.endpoint.connection.bootstrap.rank()).unwrap_or_default()
     }
 
     /// Registers it, so that calls from it or from views into it pull without a copy. Collective: every rank calls it.
@@ -145,10 +147,10 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
     /// [`Error::Disagreement`] where ranks do not all do this with this memory, [`Error::Unavailable`] if too many are registered or
     /// while the last call's stream is captured, and the errors of the bootstrap. The memory is dropped then.
     pub fn register(self) -> Result<Buffer<T, D>> {
-        let closing = Arc::clone(&self.endpoint.closing);
-        let _step = begin(&closing, "register", self.number)?;
+        let connection = Arc::clone(&self.endpoint.connection);
+        let _step = begin(&connection, "register", self.number)?;
         // Whatever fails from here on, no kernel uses the memory.
-        closing.all_succeeded(self.endpoint.device.wait_for_calls())?;
+        connection.all_succeeded(self.endpoint.device.wait_for_calls())?;
         self.enter()
     }
 
@@ -168,11 +170,11 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
     /// [`Error::Disagreement`] where ranks do not all do this with this memory, what the system or the driver refused, and the errors
     /// of the bootstrap. What has not been freed goes as if it had been dropped.
     pub fn free(mut self) -> Result<()> {
-        let closing = &*self.endpoint.closing;
-        let _step = begin(closing, "free", self.number)?;
-        closing.all_succeeded(self.endpoint.device.wait_for_calls())?;
+        let connection = &*self.endpoint.connection;
+        let _step = begin(connection, "free", self.number)?;
+        connection.all_succeeded(self.endpoint.device.wait_for_calls())?;
         match self.memory.take() {
-            Some(memory) => self.endpoint.device.free(memory, &*closing.bootstrap, closing.timeout),
+            Some(memory) => self.endpoint.device.free(memory, &*connection.bootstrap, connection.timeout),
             None => Ok(()),
         }
     }

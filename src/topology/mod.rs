@@ -25,7 +25,7 @@ mod nvml;
 #[cfg(any(feature = "cuda", test))]
 mod observed;
 mod pci;
-#[cfg(all(feature = "cuda", test))]
+#[cfg(test)]
 pub(crate) mod recorded;
 
 pub(crate) use matrix::quoted;

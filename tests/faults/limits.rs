@@ -11,7 +11,7 @@ use nix::sys::signal::{sigaction, SaFlags, SigAction, SigHandler, SigSet, Signal
 
 use crate::alone::{is_alone, take};
 use crate::rank::{limit_descriptors, set_descriptor_limit};
-use crate::world::{build, builder};
+use crate::world::{build, builder, threads};
 
 #[test]
 fn a_region_beyond_the_limit_on_files_is_an_error() {

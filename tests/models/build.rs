@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::{env, fs};
 
-const BOARD: &str = "../../src/presence/board.rs";
+const STATUS_PAGE: &str = "../../src/liveness/status_page.rs";
 
 fn main() {
-    println!("cargo::rerun-if-changed={BOARD}");
+    println!("cargo::rerun-if-changed={STATUS_PAGE}");
     println!("cargo::rerun-if-changed=build.rs");
-    let source = fs::read_to_string(BOARD).expect("the board's source");
+    let source = fs::read_to_string(STATUS_PAGE).expect("the status page's source");
     // Its own tests stay behind.
     let source = source.split("#[cfg(test)]").next().expect("the first part");
     // `include!` takes no inner comments.
@@ -18,13 +18,13 @@ fn main() {
     let source = replace(&source, "TEXT_BYTES: usize = 1024", "TEXT_BYTES: usize = 4");
     let out = env::var_os("OUT_DIR").expect("set by Cargo");
     let write = |name, source: &str| fs::write(Path::new(&out).join(name), source).expect("written");
-    write("board.rs", &source);
+    write("status_page.rs", &source);
     // The planted bugs.
-    write("board_store.rs", &replace(&source, "Ordering::Release", "Ordering::Relaxed"));
-    write("board_load.rs", &replace(&source, "Ordering::Acquire", "Ordering::Relaxed"));
+    write("status_page_store.rs", &replace(&source, "Ordering::Release", "Ordering::Relaxed"));
+    write("status_page_load.rs", &replace(&source, "Ordering::Acquire", "Ordering::Relaxed"));
 }
 
 fn replace(source: &str, from: &str, to: &str) -> String {
-    assert_eq!(source.matches(from).count(), 1, "`{from}` in {BOARD}");
+    assert_eq!(source.matches(from).count(), 1, "`{from}` in {STATUS_PAGE}");
     source.replace(from, to)
 }

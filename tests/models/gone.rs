@@ -1,5 +1,5 @@
 //! Waits that end otherwise: the marks of ranks that have gone, aborts, and the failures of other blocks
-//! (`csrc/core/wait.cuh`, `src/presence`, `Region::set_gone`).
+//! (`csrc/core/wait.cuh`, `src/liveness`, `Region::set_gone`).
 
 use std::sync::Arc;
 

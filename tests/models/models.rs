@@ -7,11 +7,10 @@
 //! blocks of different indices meet nowhere but in the status (`gone`). Each test named `.._found` plants one bug in the
 //! same model and fails unless loom finds it.
 //!
-//! `rank` follows the kernels step by step and has to be changed with them. `board` is no copy: it is the source itself. What
+//! `rank` follows the kernels step by step and has to be changed with them. `status_page` is no copy: it is the source itself. What
 //! loom does not have: stores that pass each other otherwise than C11 permits, scopes, and 128-bit accesses (`tests/litmus`).
 
 mod barrier;
-mod board;
 mod channel;
 mod checked;
 mod explore;
@@ -20,6 +19,7 @@ mod push;
 mod rank;
 mod region;
 mod revoked;
+mod status_page;
 #[path = "../conformance/suite/tier.rs"]
 #[allow(dead_code)]
 mod tier;

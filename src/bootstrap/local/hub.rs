@@ -171,7 +171,7 @@ impl Hub {
     fn let_strangers_in(&mut self) {
         // Not more in one turn than there can be ranks, so that whoever keeps knocking does not keep the
         // ranks waiting.
-        for _ in 0..crate::MAX_RANKS {
+        for _ in 0..crate::abi::MAX_RANKS {
             let stream = match accept(self.listener.as_fd()) {
                 Ok(stream) => stream,
                 Err(Errno::EAGAIN) => return,
@@ -256,7 +256,7 @@ impl Hub {
             peer.refuse("its session token is not that of this world".into());
             return None;
         }
-        if !(1..=crate::MAX_RANKS).contains(&world_size) || rank >= world_size {
+        if !(1..=crate::abi::MAX_RANKS).contains(&world_size) || rank >= world_size {
             peer.refuse(format!("rank {rank} of {world_size} cannot be"));
             return None;
         }

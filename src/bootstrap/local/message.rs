@@ -257,7 +257,7 @@ impl<'a> Reader<'a> {
     /// How many ranks a list has.
     fn count(&mut self) -> Result<usize, Malformed> {
         match self.number()? {
-            count if count > crate::MAX_RANKS => Err(Malformed::TooManyRanks(count)),
+            count if count > crate::abi::MAX_RANKS => Err(Malformed::TooManyRanks(count)),
             count => Ok(count),
         }
     }

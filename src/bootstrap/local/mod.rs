@@ -86,7 +86,7 @@ impl Local {
     /// * [`Error::Timeout`] naming the ranks that did not come within `timeout`.
     /// * [`Error::PeerLost`] if one came and ended.
     pub fn connect(id: &UniqueId, rank: usize, world_size: usize, timeout: Duration) -> Result<Self> {
-        if !(1..=crate::MAX_RANKS).contains(&world_size) {
+        if !(1..=crate::abi::MAX_RANKS).contains(&world_size) {
             return Err(Error::WorldSize { world_size });
         }
         if rank >= world_size {

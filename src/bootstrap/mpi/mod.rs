@@ -128,7 +128,7 @@ impl Mpi {
         }
         let node = all.part(members);
         let (rank, world_size) = (node.rank(), node.size());
-        if world_size > crate::MAX_RANKS {
+        if world_size > crate::abi::MAX_RANKS {
             return Err(Error::WorldSize { world_size });
         }
         Ok(Self { rank, world_size, state: Mutex::new(State { channel: node, sequence, failure: None }) })

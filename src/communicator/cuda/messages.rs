@@ -5,8 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::slices::Addresses;
-use crate::call::Operation;
-use crate::communicator::group::{check_transfers, Direction, Transfer};
+use crate::call::{check_transfers, Direction, Operation, Transfer};
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::dtype::Element;

@@ -13,11 +13,8 @@ use cudarc::driver::sys::CUstream;
 use cudarc::driver::CudaStream;
 
 pub use self::register::Registered;
-use super::group::Transfer;
-use super::message::Message;
 use super::Communicator;
-use crate::call::Operation;
-use crate::collective::Collective;
+use crate::call::{transfers_id, Collective, Message, Operation, Transfer};
 use crate::device::cuda::driver::{bind, synchronize};
 use crate::device::cuda::Cuda;
 use crate::dtype::DType;
@@ -31,7 +28,7 @@ impl Communicator<Cuda> {
     /// [`Error::Driver`](crate::Error::Driver); [`Error::Timeout`](crate::Error::Timeout) naming the ranks that did not come;
     /// [`Error::Unavailable`](crate::Error::Unavailable) for a stream that is captured, which then goes on.
     pub fn synchronize(&self, stream: &CudaStream) -> Result<()> {
-        if self.presence.is_elsewhere() {
+        if self.liveness.is_elsewhere() {
             return Err(Error::Forked);
         }
         self.or_poison(bind(stream.context()))?;
@@ -62,9 +59,9 @@ impl Communicator<Cuda> {
     /// Those of the bootstrap; and the error that poisoned the communicator.
     pub fn barrier(&self) -> Result<()> {
         self.healthy()?;
-        let _step = self.closing.step()?;
+        let _step = self.connection.step()?;
         // With a word for it, so that a rank which closes its communicator instead is noticed.
-        self.unless_failed(self.closing.all_succeeded(Ok(())))
+        self.unless_failed(self.connection.all_succeeded(Ok(())))
     }
 
     /// Makes the work that is on `stream` after this wait until every rank has called it and its stream has come so far.
@@ -96,7 +93,7 @@ impl Communicator<Cuda> {
         // SAFETY: the caller's.
         unsafe {
             self.in_order(stream, owner, || {
-                self.start(message, stream, |_, _| match captured {
+                self.start(message, stream, || match captured {
                     true => self.device().capture_input(message.input),
                     false => Ok(0),
                 })
@@ -117,7 +114,7 @@ impl Communicator<Cuda> {
         // SAFETY: the caller's.
         unsafe {
             self.in_order(stream, owner, || {
-                self.start_transfers(Self::transfers_id(operation, transfers), transfers, stream)
+                self.start_transfers(transfers_id(operation, transfers), transfers, stream)
             })
         }
     }

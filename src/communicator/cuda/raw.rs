@@ -2,10 +2,7 @@
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use crate::call::Operation;
-use crate::collective::Collective;
-use crate::communicator::group::{check_transfers, Direction, Transfer};
-use crate::communicator::message::Message;
+use crate::call::{check_transfers, Collective, Direction, Message, Operation, Transfer};
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::dtype::DType;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 
-use crate::communicator::builder::agree;
+use crate::bootstrap::agree_on;
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::unless_recorded;
 use crate::device::cuda::Cuda;
 use crate::dtype::Element;
+use crate::endpoint::Registration;
 use crate::error::Result;
-use crate::registry::{Buffer, Registration};
 
 impl Communicator<Cuda> {
     /// Tells the peers where the inputs of the pulled calls are that have been captured since the last time. Collective: every
@@ -29,8 +29,8 @@ impl Communicator<Cuda> {
     /// an error.
     pub fn register_graph_buffers(&self) -> Result<()> {
         self.healthy()?;
-        let _step = self.closing.step()?;
-        self.device().exchange_graph_rows(&*self.closing.bootstrap, self.setup_timeout, |rows| {
+        let _step = self.connection.step()?;
+        self.device().exchange_graph_rows(&*self.connection.bootstrap, self.setup_timeout, |rows| {
             // No eager call launches in between.
             let _registry = self.endpoint.lock();
             rows.iter()
@@ -54,13 +54,13 @@ impl Communicator<Cuda> {
         self.healthy()?;
         let count = slice.len();
         let bytes = count * size_of::<T>();
-        let _step = self.closing.step()?;
-        let (bootstrap, timeout) = (&*self.closing.bootstrap, self.setup_timeout);
+        let _step = self.connection.step()?;
+        let (bootstrap, timeout) = (&*self.connection.bootstrap, self.setup_timeout);
         let stream = Arc::clone(slice.stream());
-        self.closing.all_succeeded(
+        self.connection.all_succeeded(
             self.check_device::<T>("a registered buffer", &stream, |stream| slice.device_ptr(stream).0),
         )?;
-        agree(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)?;
+        agree_on(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)?;
         if count == 0 {
             return Ok(Registered { _registration: None, slice });
         }
@@ -71,7 +71,7 @@ impl Communicator<Cuda> {
             self.device().check_address("a registered buffer", address, size_of::<T>())?;
             Ok(address)
         });
-        let address = self.closing.all_succeeded(address)?;
+        let address = self.connection.all_succeeded(address)?;
         let memory = self.device().share_foreign(address, bootstrap, timeout);
         match memory.and_then(|memory| self.endpoint.register(memory, bytes)) {
             Ok(registration) => Ok(Registered { _registration: Some(registration), slice }),
@@ -129,28 +129,5 @@ impl<T: Element> DevicePtr<T> for Registered<T> {
 impl<T: Element> DevicePtrMut<T> for Registered<T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         self.slice.device_ptr_mut(stream)
-    }
-}
-
-impl<T: Element> DeviceSlice<T> for Buffer<T, Cuda> {
-    fn len(&self) -> usize {
-        self.len()
-    }
-
-    fn stream(&self) -> &Arc<CudaStream> {
-        self.device().default_stream()
-    }
-}
-
-/// The crate's own buffers are in no event tracking: their uses are ordered by the streams that the caller names.
-impl<T: Element> DevicePtr<T> for Buffer<T, Cuda> {
-    fn device_ptr<'a>(&'a self, _stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        (self.address(), SyncOnDrop::Record(None))
-    }
-}
-
-impl<T: Element> DevicePtrMut<T> for Buffer<T, Cuda> {
-    fn device_ptr_mut<'a>(&'a mut self, _stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        (self.address(), SyncOnDrop::Record(None))
     }
 }

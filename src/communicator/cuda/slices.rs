@@ -44,11 +44,11 @@ impl Communicator<Cuda> {
             // SAFETY: the stream is of this context, kept alive, and captured. The graph's memory is its launcher's.
             unsafe {
                 if let Some(input) = input {
-                    let take = |aside: &CudaStream| untracked(input.device_ptr(aside));
+                    let take = |helper: &CudaStream| untracked(input.device_ptr(helper));
                     addresses.input = self.or_poison(self.device().address_in_capture(captured, take))?;
                 }
                 if let Some(output) = output {
-                    let take = |aside: &CudaStream| untracked(output.device_ptr_mut(aside));
+                    let take = |helper: &CudaStream| untracked(output.device_ptr_mut(helper));
                     addresses.output = self.or_poison(self.device().address_in_capture(captured, take))?;
                 }
             }

@@ -7,12 +7,10 @@ use std::time::Duration;
 use super::handle::{Handle, Sharing};
 use super::memory::Memory;
 use super::{driver, Cuda};
-use crate::bootstrap::Bootstrap;
-use crate::device::all_succeeded;
+use crate::abi::MAX_RANKS;
+use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::{Error, Result};
-use crate::region::{TableRow, TABLE_ROWS};
-use crate::registry::{source_word, FIRST_GRAPH_ROW};
-use crate::MAX_RANKS;
+use crate::region::{source_word, TableRow, FIRST_GRAPH_ROW, TABLE_ROWS};
 
 /// A captured input: its address, and the driver's number of the allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -176,7 +174,7 @@ impl Cuda {
 
         let registered: Vec<_> = exported.iter().map(|(row, ..)| *row).collect();
         let own = exported.into_iter().map(|(row, address, _, memory)| (row, own_rank, address, memory));
-        // Not held while the rows are written: a captured call locks the registry first, and then this.
+        // Not held while the rows are written: a captured call locks the endpoint first, and then this.
         let changed = self.graph_rows().enter(own.chain(imported.into_iter().flatten()));
         // No rank replays before all have the rows.
         all_succeeded(write(&changed), bootstrap, timeout)?;

@@ -8,8 +8,7 @@ use super::api;
 use super::driver::{self, driver};
 use super::identity::Identity;
 use super::Cuda;
-use crate::bootstrap::Bootstrap;
-use crate::device::all_succeeded;
+use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::Result;
 use crate::topology::{Gpu, LinkClass, PciAddress, Topology};
 

@@ -3,11 +3,11 @@
 
 #[doc(hidden)]
 pub mod api;
-mod aside;
 mod copies;
 pub(crate) mod driver;
 mod graph;
 mod handle;
+mod helper_streams;
 mod identity;
 mod kernels;
 mod links;
@@ -15,7 +15,6 @@ mod machine;
 mod memory;
 mod order;
 pub(crate) mod pinned;
-mod plan;
 mod sharing;
 mod world;
 
@@ -24,11 +23,11 @@ use std::time::Duration;
 
 use cudarc::driver::{sys, CudaContext, CudaStream};
 
-use self::aside::Asides;
 use self::copies::Copies;
 use self::driver::driver;
 use self::graph::GraphRows;
 pub use self::handle::Sharing;
+use self::helper_streams::HelperStreams;
 use self::kernels::Kernels;
 use self::links::World;
 use self::order::LastCall;
@@ -39,7 +38,7 @@ use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaStatus, FaTransfers};
 use crate::bootstrap::{process_identity, Bootstrap};
 use crate::error::{Error, Result};
-use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
+use crate::plan::{DeviceKind, Machine, Packing, Plan};
 use crate::topology::LinkClass;
 
 /// A GPU as a device.
@@ -58,7 +57,7 @@ pub struct Cuda {
     default_stream: Arc<CudaStream>,
     kernels: Kernels,
     copies: Copies,
-    asides: Asides,
+    helper_streams: HelperStreams,
     exports: CudaExports,
     process: [u8; 16],
     sharing: Option<Sharing>,
@@ -68,7 +67,7 @@ pub struct Cuda {
     graph_registration: bool,
     graph_rows: Mutex<GraphRows>,
     last_call: Mutex<LastCall>,
-    /// Held from the ordering of a call to its launch. Taken before the registry's lock and `last_call`.
+    /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last_call`.
     calls: Mutex<()>,
 }
 
@@ -102,7 +101,7 @@ impl Cuda {
         Ok(Self {
             default_stream: context.default_stream(),
             copies: Copies::new(&context)?,
-            asides: Asides::default(),
+            helper_streams: HelperStreams::default(),
             exports: CudaExports::default(),
             context,
             kernels,
@@ -187,9 +186,6 @@ impl sealed::Device for Cuda {
         slot_bytes: abi::FA_CUDA_SLOT_BYTES as usize,
     };
 
-    // A GPU's own memory is written past the caches of its peers.
-    const WALKED_BYTES: usize = 0;
-
     // The hot set has no code for parts of packs.
     const SOURCE_ALIGNMENT: u64 = abi::FA_CUDA_PACK_BYTES as u64;
 
@@ -236,8 +232,8 @@ impl sealed::Device for Cuda {
         unsafe { self.copies.write(address, bytes) }
     }
 
-    fn plan(&self, call: &Call) -> Plan {
-        plan::grid(call, self.world.multiprocessors / self.world.ranks_per_device)
+    fn most_blocks(&self) -> usize {
+        self.world.multiprocessors / self.world.ranks_per_device
     }
 
     unsafe fn launch(

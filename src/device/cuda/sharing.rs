@@ -8,8 +8,8 @@ use super::driver;
 use super::handle::{Handle, Sharing};
 use super::memory::Memory;
 use super::Cuda;
-use crate::bootstrap::{exchange_descriptors, Bootstrap};
-use crate::device::{all_succeeded, sealed};
+use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
+use crate::device::sealed;
 use crate::error::{Error, Result};
 
 /// What a rank writes to its memory for the peers to read, once.

@@ -14,10 +14,10 @@ use nix::sys::mman::{madvise, mmap, mprotect, mremap, munmap, MRemapFlags, MapFl
 use nix::sys::stat::fstat;
 
 use super::limits::{refuse_data, refuse_file, Limits};
-use crate::bootstrap::{exchange_descriptors, Bootstrap};
-use crate::device::{all_succeeded, sealed};
+use crate::abi::MAX_RANKS;
+use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
+use crate::device::sealed;
 use crate::error::{explained, Error, Result};
-use crate::MAX_RANKS;
 
 /// One rank's allocation and its mappings of the peers' counterparts.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 mod cores;
 mod isa;
 mod limits;
+mod machine;
 mod memory;
 mod workers;
 
@@ -14,11 +15,11 @@ pub use limits::available_memory;
 pub use memory::SharedMemory;
 use workers::Workers;
 
-use super::{all_succeeded, sealed, Device};
+use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus, FaTransfers};
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::{Error, Result};
-use crate::plan::{Call, DeviceKind, Machine, Packing, Plan};
+use crate::plan::{DeviceKind, Machine, Packing, Plan};
 use crate::topology::LinkClass;
 
 /// The CPU as a device.
@@ -164,10 +165,6 @@ impl sealed::Device for Host {
         slot_bytes: abi::FA_HOST_SLOT_BYTES as usize,
     };
 
-    // With both generations, twice the second-level cache of the processors that this was measured on: less leaves lines in the
-    // caches of their readers, and more takes the third level from others.
-    const WALKED_BYTES: usize = 1 << 20;
-
     const SOURCE_ALIGNMENT: u64 = 1;
 
     fn exports(&self) {}
@@ -223,12 +220,8 @@ impl sealed::Device for Host {
         Ok(())
     }
 
-    fn plan(&self, call: &Call) -> Plan {
-        let Call { bytes, choice, .. } = *call;
-        let most = self.blocks.min(choice.blocks as usize);
-        let blocks = (bytes as u64).div_ceil(choice.block_bytes).clamp(1, most as u64) as usize;
-        let piece_bytes = (choice.piece_bytes as usize).saturating_mul(blocks);
-        Plan { algorithm: choice.algorithm, blocks, threads: 1, piece_bytes }
+    fn most_blocks(&self) -> usize {
+        self.blocks
     }
 
     unsafe fn launch(

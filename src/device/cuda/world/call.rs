@@ -6,20 +6,17 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use super::CudaWorld;
-use crate::abi::{self, FaLaunch, FaTransfers};
-use crate::collective::Collective;
-use crate::communicator::group::{check_transfers, pack, Transfer};
-use crate::communicator::message::{Form, Message};
+use crate::abi::{self, FaLaunch, FaTransfers, MAX_RANKS};
+use crate::call::{check_transfers, pack, Collective, Message, Partition, Transfer};
+use crate::device::cuda::api;
 use crate::device::cuda::driver::{bind, driver, synchronize};
 use crate::device::cuda::handle::Sharing;
 use crate::device::cuda::memory::Memory;
-use crate::device::cuda::{api, Cuda};
-use crate::device::sealed::Device as _;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
-use crate::plan::{Algorithm, DeviceKind};
-use crate::MAX_RANKS;
+use crate::plan::{Algorithm, Plan};
+use crate::region::source_word;
 
 /// How a [`CudaWorld`] carries out a call.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +29,13 @@ pub struct WorldPlan {
     pub threads: usize,
     /// Whether peers pull from the inputs where they are.
     pub registered: bool,
+}
+
+impl WorldPlan {
+    fn grid(self) -> Plan {
+        let Self { algorithm, blocks, threads, .. } = self;
+        Plan { algorithm, blocks, threads, piece_bytes: usize::MAX }
+    }
 }
 
 /// What one rank of a [`CudaWorld`] does in a call. Collectives differ between ranks in the counts of
@@ -188,8 +192,8 @@ impl CudaWorld {
     fn ready(&self, messages: &[Message<'_>], plan: WorldPlan) -> Result<WorldCall<'_>> {
         self.check_plan(plan)?;
         let world_size = self.world_size();
-        let form = messages[0].form();
-        if form == Form::Transfers {
+        let partition = messages[0].partition();
+        if partition == Partition::Transfers {
             let transfers = messages.iter().enumerate();
             let transfers: Vec<_> =
                 transfers.map(|(rank, message)| message.transfers(rank, world_size)).collect();
@@ -205,23 +209,16 @@ impl CudaWorld {
                 });
             }
         }
-        let one_shot = plan.algorithm == Algorithm::OneShotPull;
+        let is_reduced = matches!(first.collective, Collective::AllReduce(_));
+        let (algorithm, limits) = (is_reduced.then_some(plan.algorithm), self.limits());
         let first = messages.iter().enumerate().map(|(rank, message)| {
-            let pulls = match message.collective {
-                Collective::AllReduce(_) => {
-                    plan.algorithm == Algorithm::TwoShotPull || one_shot && message.input != message.output
-                }
-                _ => message.input_bytes(rank, world_size) > 0,
-            };
-            FaLaunch {
-                blocks: plan.blocks as u32,
-                dtype: message.dtype as u32,
-                op: message.collective.reduction().unwrap_or(ReduceOp::Sum) as u32,
-                algorithm: message.kernel(plan.algorithm, DeviceKind::Cuda, world_size),
-                root: message.collective.root().unwrap_or(0) as u32,
-                source: if plan.registered && pulls { 1 << abi::FA_SOURCE_ID_SHIFT } else { 0 },
+            let pulls = message.pulls(algorithm, message.input_bytes(rank, world_size));
+            let mut launch = FaLaunch {
+                source: if plan.registered && pulls { source_word(0, 0) } else { 0 },
                 ..self.launch(rank, message.input, message.output)
-            }
+            };
+            message.set_call(&mut launch, &plan.grid(), &limits);
+            launch
         });
         let first: Vec<_> = first.collect();
         if plan.registered {
@@ -229,30 +226,23 @@ impl CudaWorld {
         }
         let extent = messages[0].extent(world_size);
         let mut launches = Vec::new();
-        let mut done = 0;
-        while done < extent || (form == Form::Empty && done == 0) {
+        for done in partition.pieces(extent, piece) {
             launches.extend(first.iter().zip(messages).map(|(launch, message)| {
                 let mut of_piece = *launch;
                 message.set_piece(&mut of_piece, done, piece, launch.source);
                 of_piece
             }));
-            done = done.saturating_add(piece);
         }
         self.call(&first[0], launches, None, plan)
     }
 
     /// Elements that one launch takes: of the message, or of each share.
     fn piece(&self, message: &Message<'_>, algorithm: Algorithm) -> usize {
-        let (size, world_size) = (message.dtype.size(), self.world_size());
-        let shares = match message.collective {
-            Collective::AllReduce(_) => {
-                return algorithm.capacity(self.layout.mailbox_bytes, Cuda::PACKING, size, world_size);
-            }
-            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => world_size,
-            _ => 1,
-        };
-        let pack = Cuda::PACKING.pack_bytes;
-        (self.layout.staging_bytes / shares / pack * pack).max(pack) / size
+        let (size, limits) = (message.dtype.size(), self.limits());
+        match message.collective {
+            Collective::AllReduce(_) => limits.capacity(algorithm, size),
+            _ => limits.share_bytes(message.staged_shares(limits.world_size), usize::MAX) / size,
+        }
     }
 
     fn ready_transfers(&self, ranks: &[Vec<Transfer>], plan: WorldPlan) -> Result<WorldCall<'_>> {

@@ -23,11 +23,12 @@ use super::kernels::Kernels;
 use super::memory::Memory;
 use super::pinned::Pinned;
 use super::Cuda;
-use crate::abi::{self, FaCall, FaLaunch, FaRegionHead, FaShare, FaStatus};
+use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus, MAX_RANKS};
+use crate::call::{nanoseconds, Site};
 use crate::device::sealed::Device as _;
 use crate::error::{Error, Result};
-use crate::region::{Layout, TABLE_ROWS};
-use crate::MAX_RANKS;
+use crate::plan::{DeviceKind, Limits};
+use crate::region::Layout;
 
 /// Ranks `0..world_size` of one GPU, each with a region.
 pub struct CudaWorld {
@@ -109,39 +110,26 @@ impl CudaWorld {
         (self.multiprocessors / self.world_size()).clamp(1, abi::FA_MAX_BLOCKS as usize)
     }
 
-    fn launch(&self, rank: usize, input: u64, output: u64) -> FaLaunch {
-        FaLaunch {
-            regions: std::array::from_fn(|rank| self.regions.get(rank).map_or(0, |region| region.address())),
-            input,
-            output,
-            count: 0,
-            source: 0,
-            buffers: self.regions[rank].address() + self.layout.table_offset as u64,
-            buffer_count: TABLE_ROWS as u64,
-            status: self.statuses[rank].device_address(),
-            mailbox_offset: self.layout.mailbox_offset as u64,
-            mailbox_bytes: self.layout.mailbox_bytes as u64,
-            staging_offset: self.layout.staging_offset as u64,
-            staging_bytes: self.layout.staging_bytes as u64,
-            place_bytes: 0,
-            channel_offset: self.layout.channel_offset as u64,
-            channel_bytes: self.layout.channel_bytes as u64,
-            transfers: 0,
-            launches: 0,
-            timeout_ns: u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2),
-            rank: rank as u32,
-            world: self.world_size() as u32,
-            blocks: 0,
-            dtype: 0,
-            op: 0,
-            algorithm: 0,
-            spin: 0,
-            checked: 0,
-            root: 0,
-            last_place: 0,
-            call: FaCall { what: 0, count: 0, digest: 0 },
-            shares: [FaShare { first: 0, count: 0 }; MAX_RANKS],
+    fn limits(&self) -> Limits {
+        Limits {
+            device: DeviceKind::Cuda,
+            packing: Cuda::PACKING,
+            world_size: self.world_size(),
+            mailbox_bytes: self.layout.mailbox_bytes,
+            staging_bytes: self.layout.staging_bytes,
         }
+    }
+
+    fn launch(&self, rank: usize, input: u64, output: u64) -> FaLaunch {
+        let site = Site {
+            rank,
+            world_size: self.world_size(),
+            layout: &self.layout,
+            regions: std::array::from_fn(|rank| self.regions.get(rank).map_or(0, |region| region.address())),
+            table: self.regions[rank].address() + self.layout.table_offset as u64,
+            status: self.statuses[rank].device_address(),
+        };
+        FaLaunch { input, output, timeout_ns: nanoseconds(self.timeout), ..site.launch() }
     }
 
     /// The first rank's failure, if any.

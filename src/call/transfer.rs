@@ -2,11 +2,9 @@
 
 use std::marker::PhantomData;
 
-use super::message::Span;
-use super::Communicator;
+use super::identity::{CallId, Operation};
+use super::operand::Operand;
 use crate::abi::{FaTransfer, FaTransfers, FA_MAX_RANKS, FA_MAX_TRANSFERS};
-use crate::call::{CallId, Operation};
-use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 
@@ -19,7 +17,7 @@ pub enum Direction {
     Recv,
 }
 
-/// One message of a group, by its address: for [`Communicator::transfer_raw`].
+/// One message of a group, by its address: for [`Communicator::transfer_raw`](crate::Communicator::transfer_raw).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transfer {
     /// Which way it goes.
@@ -36,7 +34,7 @@ pub struct Transfer {
     pub tag: u32,
 }
 
-/// Messages to send and to receive in one launch: see [`Communicator::group`].
+/// Messages to send and to receive in one launch: see [`Communicator::group`](crate::Communicator::group).
 #[derive(Debug, Default)]
 pub struct Group<'a> {
     transfers: Vec<Transfer>,
@@ -67,43 +65,21 @@ impl<'a> Group<'a> {
         self
     }
 
-    pub(super) fn transfers(&self) -> &[Transfer] {
+    pub(crate) fn transfers(&self) -> &[Transfer] {
         &self.transfers
     }
 }
 
-impl<D: Device> Communicator<D> {
-    /// Packs transfers for a kernel and launches it.
-    ///
-    /// # Safety
-    ///
-    /// Until the launch has ended, what is sent is valid for reads, and what is received into for writes, and nothing else writes
-    /// the one or accesses the other.
-    pub(super) unsafe fn start_transfers(
-        &self,
-        call: CallId,
-        transfers: &[Transfer],
-        stream: D::Stream<'_>,
-    ) -> Result<()> {
-        let (packed, bytes) = pack(transfers, self.rank, self.world_size)?;
-        if transfers.is_empty() {
-            return self.healthy();
-        }
-        // SAFETY: the caller's.
-        unsafe { self.start_packed(call, &packed, bytes, stream) }
-    }
-
-    /// The call that a list of transfers is, for ranks that wonder what this one does.
-    pub(super) fn transfers_id(operation: Operation, transfers: &[Transfer]) -> CallId {
-        let dtype = transfers.first().map_or(DType::U8, |transfer| transfer.dtype);
-        let count = transfers.iter().fold(0_usize, |sum, transfer| sum.saturating_add(transfer.count));
-        CallId { operation, dtype, op: None, algorithm: None, root: None, digest: 0, count }
-    }
+/// The call that a list of transfers is, for ranks that wonder what this one does.
+pub(crate) fn transfers_id(operation: Operation, transfers: &[Transfer]) -> CallId {
+    let dtype = transfers.first().map_or(DType::U8, |transfer| transfer.dtype);
+    let count = transfers.iter().fold(0_usize, |sum, transfer| sum.saturating_add(transfer.count));
+    CallId { operation, dtype, op: None, algorithm: None, root: None, digest: 0, count }
 }
 
 /// Refuses transfers that no kernel could do.
 pub(crate) fn check_transfers(transfers: &[Transfer], world_size: usize) -> Result<()> {
-    let mut spans: Vec<(Direction, Span)> = Vec::with_capacity(transfers.len());
+    let mut operands: Vec<(Direction, Operand)> = Vec::with_capacity(transfers.len());
     for transfer in transfers {
         if transfer.peer >= world_size {
             return Err(Error::RankOutOfRange { rank: transfer.peer, world_size });
@@ -112,18 +88,18 @@ pub(crate) fn check_transfers(transfers: &[Transfer], world_size: usize) -> Resu
             Direction::Send => "send",
             Direction::Recv => "receive",
         };
-        let span = Span::new(which, transfer.address, transfer.count, transfer.dtype)?;
-        for (direction, other) in &spans {
+        let operand = Operand::new(which, transfer.address, transfer.count, transfer.dtype)?;
+        for (direction, other) in &operands {
             let both_read = (*direction, transfer.direction) == (Direction::Send, Direction::Send);
-            if !both_read && span.overlaps(other) {
+            if !both_read && operand.overlaps(other) {
                 return Err(Error::Overlap {
                     input: other.address as usize,
-                    output: span.address as usize,
-                    bytes: span.bytes.min(other.bytes) as usize,
+                    output: operand.address as usize,
+                    bytes: operand.bytes.min(other.bytes) as usize,
                 });
             }
         }
-        spans.push((transfer.direction, span));
+        operands.push((transfer.direction, operand));
     }
     Ok(())
 }

@@ -1,12 +1,13 @@
 //! One call of a collective: what it is, and the part of it that a launch does.
 
-use super::group::{Direction, Transfer};
+use super::collective::Collective;
+use super::identity::{CallId, Operation};
+use super::operand::Operand;
+use super::transfer::{Direction, Transfer};
 use crate::abi::{self, FaLaunch, FaShare};
-use crate::call::{CallId, Operation};
-use crate::collective::Collective;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::plan::{Algorithm, DeviceKind};
+use crate::plan::{Algorithm, Limits};
 
 /// Addresses on the device, elements, and what to do with them.
 #[derive(Debug, Clone, Copy)]
@@ -18,9 +19,9 @@ pub(crate) struct Message<'a> {
     pub dtype: DType,
 }
 
-/// A launch's kernels where they are not those of an allreduce.
+/// How the elements of a call are divided among its launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum Partition {
     /// Every rank has the whole message: pieces of it, one after the other.
     Whole,
     /// Every rank has shares of it: pieces of each share.
@@ -31,25 +32,42 @@ pub(crate) enum Form {
     Transfers,
 }
 
+impl Partition {
+    /// Where the pieces of a call begin, a launch for each: of at most `piece` elements of `extent`.
+    #[inline]
+    pub fn pieces(self, extent: usize, piece: usize) -> impl Iterator<Item = usize> {
+        // A call of nothing has one.
+        let end = if self == Self::Empty { 1 } else { extent };
+        let mut next = 0_usize;
+        std::iter::from_fn(move || {
+            let done = next;
+            next = next.saturating_add(piece);
+            (done < end).then_some(done)
+        })
+    }
+}
+
 impl Message<'_> {
-    pub fn form(&self) -> Form {
+    #[inline]
+    pub fn partition(&self) -> Partition {
         match self.collective {
             Collective::AllReduce(_) | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
-                Form::Whole
+                Partition::Whole
             }
             Collective::AllGather
             | Collective::AllGatherV(_)
             | Collective::ReduceScatter(_)
-            | Collective::ReduceScatterV(..) => Form::Shares,
-            Collective::Barrier => Form::Empty,
+            | Collective::ReduceScatterV(..) => Partition::Shares,
+            Collective::Barrier => Partition::Empty,
             Collective::Gather { .. }
             | Collective::Scatter { .. }
             | Collective::AllToAll
-            | Collective::AllToAllV { .. } => Form::Transfers,
+            | Collective::AllToAllV { .. } => Partition::Transfers,
         }
     }
 
     /// The call as ranks compare it. `algorithm` is an allreduce's.
+    #[inline]
     pub fn id(&self, algorithm: Option<Algorithm>) -> CallId {
         let counts = self.collective.counts();
         CallId {
@@ -63,38 +81,72 @@ impl Message<'_> {
         }
     }
 
-    /// Whether a call that it is the id of was the same allreduce.
+    /// Whether peers read this rank's input, in its staging or where it is. `algorithm` is an allreduce's.
+    #[inline]
+    pub fn pulls(&self, algorithm: Option<Algorithm>, input_bytes: u64) -> bool {
+        match algorithm {
+            // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
+            Some(Algorithm::OneShotPull) => self.input != self.output,
+            Some(algorithm) => algorithm == Algorithm::TwoShotPull,
+            None => input_bytes > 0,
+        }
+    }
+
+    /// Whether a call that it is the id of was the same, whatever the buffers. One with counts by rank counts as another.
+    #[inline]
     pub fn is_again(&self, id: &CallId) -> bool {
+        let same = (id.dtype, id.count) == (self.dtype, self.count);
         match self.collective {
-            Collective::AllReduce(op) => {
-                id.operation == Operation::AllReduce
-                    && (id.op, id.dtype, id.count) == (Some(op), self.dtype, self.count)
+            Collective::AllReduce(op) => same && id.operation == Operation::AllReduce && id.op == Some(op),
+            collective => {
+                same && id.operation == collective.operation()
+                    && id.op == collective.reduction()
+                    && id.root.map(usize::from) == collective.root()
+                    && collective.counts().is_none()
             }
-            _ => false,
         }
     }
 
     /// Elements of a rank's share, in a message of shares.
+    #[inline]
     fn share(&self, rank: usize) -> usize {
         self.collective.counts().map_or(self.count, |counts| counts[rank])
     }
 
     /// The elements that pieces are cut from: of the message, or of the largest share.
+    #[inline]
     pub fn extent(&self, world_size: usize) -> usize {
-        match self.form() {
-            Form::Shares => (0..world_size).map(|rank| self.share(rank)).max().unwrap_or(0),
+        match self.partition() {
+            Partition::Shares => (0..world_size).map(|rank| self.share(rank)).max().unwrap_or(0),
             _ => self.count,
         }
     }
 
+    /// Bytes of `count` elements.
+    #[inline]
+    fn bytes(&self) -> usize {
+        self.count.saturating_mul(self.dtype.size())
+    }
+
+    /// Shares that each rank stages at once, in a launch of a collective that is not an allreduce.
+    #[inline]
+    pub fn staged_shares(&self, world_size: usize) -> usize {
+        match self.collective {
+            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => world_size,
+            _ => 1,
+        }
+    }
+
     /// Bytes of the input that peers may read where it is.
+    #[inline]
     pub fn input_bytes(&self, rank: usize, world_size: usize) -> u64 {
         (self.collective.input_len(self.count, rank, world_size) * self.dtype.size()) as u64
     }
 
     /// Bytes that a rank of the host stages in a launch of at most `piece` bytes of each share or of the message, if it does so in
-    /// place after place. `None` where two ranks trade lines instead, or nothing is staged.
-    pub fn walked_bytes(&self, piece: usize, world_size: usize) -> Option<usize> {
+    /// slot after slot of a ring. `None` where two ranks swap their staging instead, or nothing is staged.
+    #[inline]
+    pub fn ring_bytes(&self, piece: usize, world_size: usize) -> Option<usize> {
         let bytes = piece.min(self.extent(world_size).saturating_mul(self.dtype.size()));
         match self.collective {
             Collective::AllReduce(_) | Collective::AllGather | Collective::AllGatherV(_) => {
@@ -111,6 +163,7 @@ impl Message<'_> {
 
     /// Sets a launch to the elements from `done` on, at most `most` of each share or of the message. `source` is where peers find
     /// the whole input.
+    #[inline]
     pub fn set_piece(&self, launch: &mut FaLaunch, done: usize, most: usize, source: u64) {
         let size = self.dtype.size();
         let (rank, world_size) = (launch.rank as usize, launch.world as usize);
@@ -149,17 +202,16 @@ impl Message<'_> {
         }
     }
 
-    /// The kernel. A broadcast has two: the one that takes two steps saves the root's links.
-    pub fn kernel(&self, algorithm: Algorithm, device: DeviceKind, world_size: usize) -> u32 {
-        // Where links are the bound, the root's are not to carry the message once for each rank.
-        const SCATTERED_BYTES: usize = 128 << 10;
-        let bytes = self.count.saturating_mul(self.dtype.size());
-        let scatters_first = device == DeviceKind::Cuda && world_size > 2 && bytes > SCATTERED_BYTES;
+    /// The kernel. A broadcast has two.
+    #[inline]
+    pub fn kernel(&self, algorithm: Algorithm, limits: &Limits) -> u32 {
         match self.collective {
             Collective::AllReduce(_) => algorithm as u32,
             Collective::AllGather | Collective::AllGatherV(_) => abi::FA_ALL_GATHER,
             Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => abi::FA_REDUCE_SCATTER,
-            Collective::Broadcast { .. } if scatters_first => abi::FA_SCATTERED_BROADCAST,
+            Collective::Broadcast { .. } if limits.scatters_broadcast(self.bytes()) => {
+                abi::FA_SCATTERED_BROADCAST
+            }
             Collective::Broadcast { .. } => abi::FA_BROADCAST,
             Collective::Reduce { .. } => abi::FA_REDUCE,
             Collective::Barrier => abi::FA_BARRIER,
@@ -249,8 +301,8 @@ impl Message<'_> {
     fn check_buffers(&self, rank: usize, world_size: usize) -> Result<()> {
         let input = self.collective.input_len(self.count, rank, world_size);
         let output = self.collective.output_len(self.count, rank, world_size);
-        let input = Span::new("input", self.input, input, self.dtype)?;
-        let output = Span::new("output", self.output, output, self.dtype)?;
+        let input = Operand::new("input", self.input, input, self.dtype)?;
+        let output = Operand::new("output", self.output, output, self.dtype)?;
         if input.overlaps(&output) && !self.is_in_place(rank, &input, &output) {
             let (bytes, input, output) = (input.bytes.min(output.bytes), input.address, output.address);
             return Err(Error::Overlap {
@@ -263,7 +315,7 @@ impl Message<'_> {
     }
 
     /// Whether buffers overlap in the way that the collective permits.
-    fn is_in_place(&self, rank: usize, input: &Span, output: &Span) -> bool {
+    fn is_in_place(&self, rank: usize, input: &Operand, output: &Operand) -> bool {
         let size = self.dtype.size() as u64;
         let before = |counts: &[usize]| counts[..rank].iter().map(|&count| count as u64).sum::<u64>() * size;
         let shares_before = rank as u64 * self.count as u64 * size;
@@ -284,43 +336,32 @@ impl Message<'_> {
     }
 }
 
-/// Memory of one side of a call.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Span {
-    pub address: u64,
-    pub bytes: u64,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::ReduceOp;
 
-impl Span {
-    /// Refuses addresses at which there cannot be so many elements.
-    pub fn new(which: &'static str, address: u64, count: usize, dtype: DType) -> Result<Self> {
-        let element_size = dtype.size();
-        let bytes = count.checked_mul(element_size).filter(|&bytes| bytes <= isize::MAX as usize);
-        let bytes = bytes.ok_or_else(|| Error::InvalidSetting {
-            name: "count",
-            value: count.to_string(),
-            expected: "a number of elements that fits the address space",
-        })? as u64;
-        let problem = match address {
-            _ if bytes == 0 => return Ok(Self { address, bytes }),
-            0 => "null",
-            _ if address % element_size as u64 != 0 => "not aligned to its element",
-            _ if address.checked_add(bytes).is_none() => "too near the end of the address space",
-            _ => return Ok(Self { address, bytes }),
-        };
-        Err(Error::InvalidPointer { which, address: address as usize, problem, element_size })
-    }
-
-    pub fn overlaps(&self, other: &Self) -> bool {
-        let empty = self.bytes == 0 || other.bytes == 0;
-        !empty && self.address < other.address + other.bytes && other.address < self.address + self.bytes
-    }
-}
-
-/// Refuses a slice of another length than the collective has there.
-pub(crate) fn same_length(input: usize, output: usize) -> Result<()> {
-    match input == output {
-        true => Ok(()),
-        false => Err(Error::LengthMismatch { input, output }),
+    #[test]
+    fn a_call_is_again_only_what_it_was() {
+        let of = |collective, count, dtype| Message { collective, input: 0, output: 0, count, dtype };
+        let counts = [1, 2];
+        let calls = [
+            of(Collective::AllReduce(ReduceOp::Sum), 3, DType::F32),
+            of(Collective::AllReduce(ReduceOp::Max), 3, DType::F32),
+            of(Collective::AllReduce(ReduceOp::Sum), 4, DType::F32),
+            of(Collective::AllReduce(ReduceOp::Sum), 3, DType::F16),
+            of(Collective::AllGather, 3, DType::F32),
+            of(Collective::ReduceScatter(ReduceOp::Sum), 3, DType::F32),
+            of(Collective::Reduce { op: ReduceOp::Sum, root: 0 }, 3, DType::F32),
+            of(Collective::Reduce { op: ReduceOp::Sum, root: 1 }, 3, DType::F32),
+            of(Collective::Broadcast { root: 0 }, 3, DType::F32),
+            of(Collective::AllGatherV(&counts), 3, DType::F32),
+        ];
+        for (first, call) in calls.iter().enumerate() {
+            for (next, other) in calls.iter().enumerate() {
+                let again = first == next && call.collective.counts().is_none();
+                assert_eq!(other.is_again(&call.id(None)), again, "{other:?} after {call:?}");
+            }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! A farewell on a board: `src/presence/board.rs` itself, on loom's atomics.
+//! An exit record on a status page: `src/liveness/status_page.rs` itself, on loom's atomics.
 
 use super::explore::{exhaustively, found};
 
@@ -13,7 +13,7 @@ macro_rules! model {
 
             include!(concat!(env!("OUT_DIR"), "/", $file));
 
-            impl Board {
+            impl StatusPage {
                 fn zeroed() -> Self {
                     Self {
                         begun: AtomicU64::new(0),
@@ -32,40 +32,44 @@ macro_rules! model {
             }
 
             pub fn a_rank_leaves() {
-                let board = Arc::new(Board::zeroed());
-                let said = Farewell { cause: Cause::Lost, ranks: 1 << 2, text: "lost".into() };
+                let page = Arc::new(StatusPage::zeroed());
+                let said = ExitRecord { cause: Cause::Lost, ranks: 1 << 2, text: "lost".into() };
                 let leaving = {
-                    let (board, said) = (Arc::clone(&board), said.clone());
+                    let (page, said) = (Arc::clone(&page), said.clone());
                     thread::spawn(move || {
-                        board.begin(FaCall { what: 1, count: 7, digest: 0 });
-                        board.leave(&said);
+                        page.begin(FaCall { what: 1, count: 7, digest: 0 });
+                        page.leave(&said);
                     })
                 };
-                if let Some(heard) = board.farewell() {
-                    assert_eq!(heard, said, "half a farewell");
+                if let Some(heard) = page.exit_record() {
+                    assert_eq!(heard, said, "half an exit record");
                     // What it did before it left is there as well.
-                    let Activity { begun, ended, call } = board.activity();
+                    let Activity { begun, ended, call } = page.activity();
                     let activity = (begun, ended, call);
-                    assert_eq!(activity, (1, 0, FaCall { what: 1, count: 7, digest: 0 }), "half a farewell");
+                    assert_eq!(
+                        activity,
+                        (1, 0, FaCall { what: 1, count: 7, digest: 0 }),
+                        "half an exit record"
+                    );
                 }
                 leaving.join().unwrap();
-                assert_eq!(board.farewell(), Some(said));
+                assert_eq!(page.exit_record(), Some(said));
             }
         }
     };
 }
 
-model!(right, "board.rs");
-model!(relaxed_store, "board_store.rs");
-model!(relaxed_load, "board_load.rs");
+model!(right, "status_page.rs");
+model!(relaxed_store, "status_page_store.rs");
+model!(relaxed_load, "status_page_load.rs");
 
 #[test]
-fn a_farewell_is_heard_whole() {
+fn an_exit_record_is_heard_whole() {
     exhaustively(right::a_rank_leaves);
 }
 
 #[test]
-fn relaxed_farewells_are_found() {
-    found(&["half a farewell"], None, relaxed_store::a_rank_leaves);
-    found(&["half a farewell"], None, relaxed_load::a_rank_leaves);
+fn relaxed_exit_records_are_found() {
+    found(&["half an exit record"], None, relaxed_store::a_rank_leaves);
+    found(&["half an exit record"], None, relaxed_load::a_rank_leaves);
 }

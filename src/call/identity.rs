@@ -7,30 +7,15 @@ use crate::dtype::DType;
 use crate::op::ReduceOp;
 use crate::plan::Algorithm;
 
-/// The operations that ranks do together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Operation {
-    AllReduce = 1,
-    AllGather,
-    AllGatherV,
-    ReduceScatter,
-    ReduceScatterV,
-    Broadcast,
-    Reduce,
-    Gather,
-    Scatter,
-    AllToAll,
-    AllToAllV,
-    Barrier,
-    Send,
-    Recv,
-    SendRecv,
-    Group,
-}
+macro_rules! operations {
+    ($($operation:ident $code:literal $name:literal)*) => {
+        /// The operations that ranks do together, with the codes that ranks compare.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(u8)]
+        pub(crate) enum Operation {
+            $($operation = $code,)*
+        }
 
-macro_rules! named {
-    ($($operation:ident $name:literal)*) => {
         impl Operation {
             const ALL: &'static [Self] = &[$(Self::$operation),*];
 
@@ -53,23 +38,23 @@ macro_rules! named {
         }
     };
 }
-named! {
-    AllReduce "all_reduce"
-    AllGather "all_gather"
-    AllGatherV "all_gather_v"
-    ReduceScatter "reduce_scatter"
-    ReduceScatterV "reduce_scatter_v"
-    Broadcast "broadcast"
-    Reduce "reduce"
-    Gather "gather"
-    Scatter "scatter"
-    AllToAll "all_to_all"
-    AllToAllV "all_to_all_v"
-    Barrier "barrier"
-    Send "send"
-    Recv "recv"
-    SendRecv "send_recv"
-    Group "group"
+operations! {
+    AllReduce 1 "all_reduce"
+    AllGather 2 "all_gather"
+    AllGatherV 3 "all_gather_v"
+    ReduceScatter 4 "reduce_scatter"
+    ReduceScatterV 5 "reduce_scatter_v"
+    Broadcast 6 "broadcast"
+    Reduce 7 "reduce"
+    Gather 8 "gather"
+    Scatter 9 "scatter"
+    AllToAll 10 "all_to_all"
+    AllToAllV 11 "all_to_all_v"
+    Barrier 12 "barrier"
+    Send 13 "send"
+    Recv 14 "recv"
+    SendRecv 15 "send_recv"
+    Group 16 "group"
 }
 
 /// Everything about a call that must be equal on all ranks. Where buffers are, and whether they are registered or the same, is each
@@ -98,6 +83,7 @@ const NO_ROOT: u8 = 0x7F;
 impl CallId {
     /// Operation, type, reduction, algorithm and root; the count; the digest. The first word has 32 bits and is
     /// never zero, which stands for no call.
+    #[inline]
     pub fn encode(self) -> FaCall {
         let Self { operation, dtype, op, algorithm, root, digest, count } = self;
         let op = op.map_or(NO_OP, |op| op as u8);

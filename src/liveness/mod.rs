@@ -5,8 +5,8 @@
 //! mark. A rank that is done with its last call and leaves therefore disturbs nobody. One that fails takes along those who wait
 //! for it, with the cause: who waits for a rank that itself waited for a third names the third.
 
-mod board;
 mod life;
+mod status_page;
 mod watch;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,14 +16,13 @@ use std::time::Duration;
 
 use nix::sys::socket::{shutdown, Shutdown};
 
-use self::board::{Activity, Board, Cause, Farewell};
 use self::life::Life;
+use self::status_page::{Activity, Cause, ExitRecord, StatusPage};
 use self::watch::{Event, Watched, Watcher};
 use crate::abi::FaCall;
-use crate::bootstrap::{exchange_several, process_identity, Bootstrap, Notices};
+use crate::bootstrap::{all_succeeded, exchange_several, process_identity, Bootstrap, Notices};
 use crate::call::CallId;
 use crate::deadline::Deadline;
-use crate::device::all_succeeded;
 use crate::device::host::SharedMemory;
 use crate::device::sealed::Shared as _;
 use crate::error::{Error, Result};
@@ -35,20 +34,20 @@ const GRACE: Duration = Duration::from_millis(100);
 /// What a rank shares; all zeros is a rank that has made no call.
 #[repr(C)]
 struct Page {
-    board: Board,
+    status: StatusPage,
     /// Of its process.
     life: Life,
     /// The meetings for later worlds that it serves.
     notices: Notices,
 }
 
-/// This rank's presence in its world.
+/// What this rank shows the others of itself, and knows of them.
 #[derive(Debug)]
-pub(crate) struct Presence {
-    boards: Arc<SharedMemory>,
+pub(crate) struct Liveness {
+    pages: Arc<SharedMemory>,
     rank: usize,
     world_size: usize,
-    /// The end of the line that is shut down when this rank leaves.
+    /// The end of the connection that is shut down when this rank leaves.
     here: Mutex<Option<OwnedFd>>,
     watcher: Option<Watcher>,
     /// Ranks whose processes have ended, a bit for each.
@@ -58,7 +57,7 @@ pub(crate) struct Presence {
 
 /// What is exchanged before the watcher can start, which wants the communicator's status.
 pub(crate) struct Arrivals {
-    boards: SharedMemory,
+    pages: SharedMemory,
     rank: usize,
     here: OwnedFd,
     watched: Vec<Watched>,
@@ -69,71 +68,71 @@ impl Arrivals {
     pub fn exchange(bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
         let rank = bootstrap.rank();
         let identity = process_identity();
-        let boards = identity.and_then(|identity| Ok((SharedMemory::allocate(size_of::<Page>())?, identity)));
-        let (mut boards, identity) = all_succeeded(boards, bootstrap, timeout)?;
-        own_board(&boards).set_process(&identity);
-        all_succeeded(boards.map_peers(bootstrap, timeout), bootstrap, timeout)?;
+        let pages = identity.and_then(|identity| Ok((SharedMemory::allocate(size_of::<Page>())?, identity)));
+        let (mut pages, identity) = all_succeeded(pages, bootstrap, timeout)?;
+        own_status(&pages).set_process(&identity);
+        all_succeeded(pages.map_peers(bootstrap, timeout), bootstrap, timeout)?;
 
-        let (gone, here) = all_succeeded(watch::line(), bootstrap, timeout)?;
+        let (gone, here) = all_succeeded(watch::connection(), bootstrap, timeout)?;
         let process = watch::own_process();
         let own: Vec<_> =
             std::iter::once(&gone).chain(&process).map(|descriptor| descriptor.as_fd()).collect();
         let received = all_succeeded(exchange_several(bootstrap, &own, 1..=2, timeout), bootstrap, timeout)?;
         let peers = received.into_iter().enumerate().filter(|(peer, _)| *peer != rank);
         let watched = peers.map(|(peer, descriptors)| {
-            let is_here = board(&boards, peer).is_some_and(|board| board.process() == identity);
+            let is_here = status(&pages, peer).is_some_and(|status| status.process() == identity);
             let mut descriptors = descriptors.into_iter();
-            let line = descriptors.next();
+            let connection = descriptors.next();
             // A rank of this process ends with it.
             let process = descriptors.next().filter(|_| !is_here);
-            Watched { rank: peer, line, look: !is_here && process.is_none(), process }
+            Watched { rank: peer, connection, look: !is_here && process.is_none(), process }
         });
-        Ok(Self { watched: watched.collect(), boards, rank, here })
+        Ok(Self { watched: watched.collect(), pages, rank, here })
     }
 
     /// Calls `gone` from a thread with each rank that leaves, after all that it has sent; maybe twice.
-    pub fn watch(self, world_size: usize, gone: impl Fn(usize) + Send + 'static) -> Result<Presence> {
-        let Self { boards, rank, here, watched } = self;
-        let boards = Arc::new(boards);
+    pub fn watch(self, world_size: usize, gone: impl Fn(usize) + Send + 'static) -> Result<Liveness> {
+        let Self { pages, rank, here, watched } = self;
+        let pages = Arc::new(pages);
         let ended = Arc::new(AtomicU32::new(0));
-        let (seen, marks) = (Arc::clone(&boards), Arc::clone(&ended));
+        let (seen, marks) = (Arc::clone(&pages), Arc::clone(&ended));
         let tell = move |rank: usize, what| {
-            // A line that closes without a farewell has been closed by the kernel.
-            let silent = board(&seen, rank).is_none_or(|board| board.farewell().is_none());
+            // A connection that closes without an exit record has been closed by the kernel.
+            let silent = status(&seen, rank).is_none_or(|status| status.exit_record().is_none());
             if silent || what == Event::ProcessEnded {
                 marks.fetch_or(1 << rank, Ordering::Relaxed);
             }
             gone(rank);
         };
         let watcher =
-            (!watched.is_empty()).then(|| Watcher::start(Arc::clone(&boards), watched, tell)).transpose()?;
+            (!watched.is_empty()).then(|| Watcher::start(Arc::clone(&pages), watched, tell)).transpose()?;
         let here = Mutex::new(Some(here));
-        Ok(Presence { boards, rank, world_size, here, watcher, ended, origin: Origin::here() })
+        Ok(Liveness { pages, rank, world_size, here, watcher, ended, origin: Origin::here() })
     }
 }
 
-fn page(boards: &SharedMemory, rank: usize) -> Option<&Page> {
-    let page = boards.address(rank) as *const Page;
-    // SAFETY: null, or a mapping of a `Page`'s size and of a memory page's alignment that lives as long as `boards`;
+fn page(pages: &SharedMemory, rank: usize) -> Option<&Page> {
+    let page = pages.address(rank) as *const Page;
+    // SAFETY: null, or a mapping of a `Page`'s size and of a memory page's alignment that lives as long as `pages`;
     // it is atomics, for which any bits are values, whoever writes them.
     unsafe { page.as_ref() }
 }
 
-fn board(boards: &SharedMemory, rank: usize) -> Option<&Board> {
-    page(boards, rank).map(|page| &page.board)
+fn status(pages: &SharedMemory, rank: usize) -> Option<&StatusPage> {
+    page(pages, rank).map(|page| &page.status)
 }
 
 /// Before the peers are mapped, too.
-fn own_page(boards: &SharedMemory) -> &Page {
+fn own_page(pages: &SharedMemory) -> &Page {
     // SAFETY: as above.
-    unsafe { &*(boards.own_address() as *const Page) }
+    unsafe { &*(pages.own_address() as *const Page) }
 }
 
-fn own_board(boards: &SharedMemory) -> &Board {
-    &own_page(boards).board
+fn own_status(pages: &SharedMemory) -> &StatusPage {
+    &own_page(pages).status
 }
 
-impl Presence {
+impl Liveness {
     /// Whether this process is a fork of the one that is the rank.
     pub fn is_elsewhere(&self) -> bool {
         self.origin.is_elsewhere()
@@ -141,54 +140,54 @@ impl Presence {
 
     /// Whether a rank's process runs and it has not closed its communicator, as far as this rank has noticed.
     pub fn is_left(&self, rank: usize) -> bool {
-        let closed = board(&self.boards, rank).and_then(Board::farewell);
-        let closed = closed.is_some_and(|farewell| farewell.cause == Cause::Closed);
+        let closed = status(&self.pages, rank).and_then(StatusPage::exit_record);
+        let closed = closed.is_some_and(|record| record.cause == Cause::Closed);
         !closed && self.ended.load(Ordering::Relaxed) >> rank & 1 == 0
     }
 
     /// Where a rank tells which meetings it serves.
     pub fn notices(&self, rank: usize) -> Option<&Notices> {
-        page(&self.boards, rank).map(|page| &page.notices)
+        page(&self.pages, rank).map(|page| &page.notices)
     }
 
     /// Shows that a call begins, and returns its number.
     pub fn begin(&self, call: FaCall) -> u64 {
-        own_board(&self.boards).begin(call)
+        own_status(&self.pages).begin(call)
     }
 
     /// Shows that it is over.
     pub fn end(&self) {
-        own_board(&self.boards).end();
+        own_status(&self.pages).end();
     }
 
     /// The call that this rank is in, in words.
     pub fn call(&self) -> String {
-        CallId::describe(own_board(&self.boards).activity().call)
+        CallId::describe(own_status(&self.pages).activity().call)
     }
 
     /// The call that another rank made last, in words.
     pub fn call_of(&self, rank: usize) -> String {
-        board(&self.boards, rank)
-            .map_or_else(|| "none".into(), |board| CallId::describe(board.activity().call))
+        status(&self.pages, rank)
+            .map_or_else(|| "none".into(), |status| CallId::describe(status.activity().call))
     }
 
     /// Why a rank has left, as far as it has said.
     pub fn reason_of(&self, rank: usize) -> Option<String> {
-        board(&self.boards, rank).and_then(Board::farewell).map(|farewell| farewell.text)
+        status(&self.pages, rank).and_then(StatusPage::exit_record).map(|record| record.text)
     }
 
     /// Its name.
     pub fn operation(&self) -> &'static str {
-        let call = CallId::decode(own_board(&self.boards).activity().call);
+        let call = CallId::decode(own_status(&self.pages).activity().call);
         call.map_or("a call", |call| call.operation.name())
     }
 
     /// Calls that this rank has begun.
     pub fn calls(&self) -> u64 {
-        own_board(&self.boards).activity().begun
+        own_status(&self.pages).activity().begun
     }
 
-    /// Tells all others that this rank has failed and will send nothing more. Later farewells are not heard.
+    /// Tells all others that this rank has failed and will send nothing more. Later exit records are not heard.
     pub fn fail(&self, error: &Error) {
         let mask = |ranks: &[usize]| ranks.iter().fold(0, |mask, rank| mask | 1 << rank);
         let (cause, ranks) = match error {
@@ -196,26 +195,26 @@ impl Presence {
             Error::Timeout { missing, .. } => (Cause::TimedOut, mask(missing)),
             _ => (Cause::Failed, 0),
         };
-        self.leave(Farewell { cause, ranks, text: error.to_string() });
+        self.leave(ExitRecord { cause, ranks, text: error.to_string() });
     }
 
-    fn leave(&self, farewell: Farewell) {
+    fn leave(&self, exit_record: ExitRecord) {
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(line) = here.take() {
-            own_board(&self.boards).leave(&farewell);
-            // After the board: who sees the line closed finds the farewell. A fork may hold this end as well, so that
+        if let Some(connection) = here.take() {
+            own_status(&self.pages).leave(&exit_record);
+            // After the status page: who sees the connection closed finds the exit record. A fork may hold this end as well, so that
             // closing it would not do. It is connected; else nobody is there to be told.
-            let _ = shutdown(line.as_raw_fd(), Shutdown::Both);
+            let _ = shutdown(connection.as_raw_fd(), Shutdown::Both);
         }
     }
 
     /// The error for a kernel that gave up because `rank` has gone.
     pub fn lost(&self, rank: usize, operation: &'static str, epoch: u32, waited: Duration) -> Error {
-        let Some(board) = board(&self.boards, rank) else {
+        let Some(status) = status(&self.pages, rank) else {
             return Error::PeerLost { rank, reason: "it was never here".into() };
         };
-        let activity = tell(board.activity());
-        let Some(Farewell { cause, ranks, text }) = board.farewell() else {
+        let activity = tell(status.activity());
+        let Some(ExitRecord { cause, ranks, text }) = status.exit_record() else {
             return Error::PeerLost { rank, reason: format!("its process ended; it {activity}") };
         };
         let ranks = self.ranks(ranks);
@@ -244,9 +243,9 @@ impl Presence {
         epoch: u32,
         waited: Duration,
     ) -> Error {
-        let own = own_board(&self.boards).activity();
+        let own = own_status(&self.pages).activity();
         let waits_itself = |rank: &usize| {
-            let Some(theirs) = board(&self.boards, *rank).map(Board::activity) else { return false };
+            let Some(theirs) = status(&self.pages, *rank).map(StatusPage::activity) else { return false };
             // One that came back from this call failed, and says so next: else it would have sent what this rank waits for. One in
             // another call waits as well: messages are calls of some ranks only, and not all ranks end a call at once.
             theirs.begun == own.begun || theirs.ended < theirs.begun
@@ -257,20 +256,20 @@ impl Presence {
         // One that has come back hears out another itself, for as long.
         let deadline = Deadline::after(2 * GRACE);
         let has_come_back = |rank: usize| {
-            let activity = board(&self.boards, rank).map(Board::activity);
+            let activity = status(&self.pages, rank).map(StatusPage::activity);
             activity.is_some_and(|activity| activity.begun == own.begun && activity.ended == activity.begun)
         };
         for rank in heard_out {
             loop {
                 // Asked before looking, so that the last look comes after the limit.
                 let heard = deadline.waited();
-                match board(&self.boards, rank).and_then(Board::farewell) {
-                    Some(Farewell { cause: Cause::TimedOut, ranks, .. }) => {
+                match status(&self.pages, rank).and_then(StatusPage::exit_record) {
+                    Some(ExitRecord { cause: Cause::TimedOut, ranks, .. }) => {
                         absent.extend(self.ranks(ranks).into_iter().filter(|&rank| rank != self.rank));
                         break;
                     }
                     // Its own reason is the better one.
-                    Some(Farewell { cause: Cause::Lost, .. }) => {
+                    Some(ExitRecord { cause: Cause::Lost, .. }) => {
                         return self.lost(rank, operation, epoch, waited);
                     }
                     Some(_) => break,
@@ -294,8 +293,8 @@ impl Presence {
     /// What ranks were last seen doing, in words.
     fn last_seen(&self, ranks: &[usize]) -> String {
         let tell = |rank: &usize| {
-            let board = board(&self.boards, *rank)?;
-            Some(format!("rank {rank} {}", tell(board.activity())))
+            let status = status(&self.pages, *rank)?;
+            Some(format!("rank {rank} {}", tell(status.activity())))
         };
         ranks.iter().filter_map(tell).collect::<Vec<_>>().join(", ")
     }
@@ -310,7 +309,7 @@ fn tell(Activity { begun, ended, call }: Activity) -> String {
     }
 }
 
-impl Drop for Presence {
+impl Drop for Liveness {
     fn drop(&mut self) {
         if self.is_elsewhere() {
             // The rank lives on in the parent, and the thread with it.
@@ -320,6 +319,6 @@ impl Drop for Presence {
             return;
         }
         let text = "it closed its communicator".into();
-        self.leave(Farewell { cause: Cause::Closed, ranks: 0, text });
+        self.leave(ExitRecord { cause: Cause::Closed, ranks: 0, text });
     }
 }

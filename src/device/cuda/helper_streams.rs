@@ -17,7 +17,7 @@ use crate::error::Result;
 
 /// Streams that wait instead of captured ones: one, and one more for each that was drawn into a capture which still goes on.
 #[derive(Default)]
-pub(super) struct Asides(Mutex<Vec<RawStream>>);
+pub(super) struct HelperStreams(Mutex<Vec<RawStream>>);
 
 impl Cuda {
     /// The address that `take` asks a slice for with the stream that it is given. `captured` is made to wait for the slice's
@@ -35,30 +35,30 @@ impl Cuda {
         captured: CUstream,
         take: impl FnOnce(&CudaStream) -> u64,
     ) -> Result<u64> {
-        let mut asides = self.asides.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut helper_streams = self.helper_streams.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut free = None;
-        for aside in &*asides {
+        for helper in &*helper_streams {
             // SAFETY: the stream is our own.
-            if unsafe { !is_captured(aside.cu_stream())? } {
-                free = Some(aside.borrowed());
+            if unsafe { !is_captured(helper.cu_stream())? } {
+                free = Some(helper.borrowed());
                 break;
             }
         }
-        let aside = match free {
-            Some(aside) => aside,
+        let helper = match free {
+            Some(helper) => helper,
             None => {
-                let aside = RawStream::new(&self.context)?;
-                let borrowed = aside.borrowed();
-                asides.push(aside);
+                let helper = RawStream::new(&self.context)?;
+                let borrowed = helper.borrowed();
+                helper_streams.push(helper);
                 borrowed
             }
         };
-        let address = unless_recorded(&self.context, "an event of a slice's use", || take(&aside))?;
+        let address = unless_recorded(&self.context, "an event of a slice's use", || take(&helper))?;
         // SAFETY: both streams are live, our own and the caller's.
         unsafe {
             // The use is a part of a capture, which waiting for it has drawn the stream into.
-            if is_captured(aside.cu_stream())? {
-                join(self, aside.cu_stream(), captured)?;
+            if is_captured(helper.cu_stream())? {
+                join(self, helper.cu_stream(), captured)?;
             }
         }
         Ok(address)

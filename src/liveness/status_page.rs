@@ -1,6 +1,6 @@
 //! One page of shared memory for each rank, on which it tells the others what it is doing and how it left.
 //!
-//! Only its owner writes a board. Peers read it when something has gone wrong, so that the lines stay in the owner's cache.
+//! Only its owner writes a status page. Peers read it when something has gone wrong, so that the lines stay in the owner's cache.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 
@@ -10,7 +10,7 @@ const TEXT_BYTES: usize = 1024;
 
 /// As it lies in shared memory; all zeros is a rank that has made no call.
 #[repr(C)]
-pub(super) struct Board {
+pub(super) struct StatusPage {
     /// Calls that the rank has begun, and has come back from.
     begun: AtomicU64,
     ended: AtomicU64,
@@ -24,7 +24,7 @@ pub(super) struct Board {
     /// The ranks that the failure is about, a bit for each.
     ranks: AtomicU32,
     length: AtomicU32,
-    /// Names the owner's process, from before the board is shared.
+    /// Names the owner's process, from before the status page is shared.
     process: [AtomicU8; 16],
     text: [AtomicU8; TEXT_BYTES],
 }
@@ -45,7 +45,7 @@ pub(super) enum Cause {
 
 /// What a rank says when it leaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Farewell {
+pub(super) struct ExitRecord {
     pub cause: Cause,
     /// The ranks that were lost, or waited for.
     pub ranks: u32,
@@ -60,7 +60,7 @@ pub(super) struct Activity {
     pub call: FaCall,
 }
 
-impl Board {
+impl StatusPage {
     /// Begins a call and returns its number, from 1. The calls of a rank come one after the other.
     pub fn begin(&self, call: FaCall) -> u64 {
         let number = self.begun.load(Ordering::Relaxed) + 1;
@@ -92,18 +92,18 @@ impl Board {
     }
 
     /// Leaves. Called once.
-    pub fn leave(&self, farewell: &Farewell) {
-        let bytes = farewell.text.as_bytes();
+    pub fn leave(&self, exit_record: &ExitRecord) {
+        let bytes = exit_record.text.as_bytes();
         let length = bytes.len().min(TEXT_BYTES);
         self.text.iter().zip(bytes).for_each(|(word, byte)| word.store(*byte, Ordering::Relaxed));
         self.length.store(length as u32, Ordering::Relaxed);
-        self.ranks.store(farewell.ranks, Ordering::Relaxed);
+        self.ranks.store(exit_record.ranks, Ordering::Relaxed);
         // Release: whoever sees the cause sees all of the above.
-        self.left.store(farewell.cause as u32, Ordering::Release);
+        self.left.store(exit_record.cause as u32, Ordering::Release);
     }
 
     /// How the rank left; `None` while it is here. A peer may write anything here: nothing is taken for granted.
-    pub fn farewell(&self) -> Option<Farewell> {
+    pub fn exit_record(&self) -> Option<ExitRecord> {
         let cause = match self.left.load(Ordering::Acquire) {
             0 => return None,
             1 => Cause::Closed,
@@ -114,7 +114,7 @@ impl Board {
         let length = (self.length.load(Ordering::Relaxed) as usize).min(TEXT_BYTES);
         let bytes: Vec<u8> = self.text[..length].iter().map(|word| word.load(Ordering::Relaxed)).collect();
         let text = String::from_utf8_lossy(&bytes).into_owned();
-        Some(Farewell { cause, ranks: self.ranks.load(Ordering::Relaxed), text })
+        Some(ExitRecord { cause, ranks: self.ranks.load(Ordering::Relaxed), text })
     }
 }
 
@@ -124,20 +124,20 @@ mod tests {
 
     use super::*;
 
-    /// A board of which a peer has written every byte.
-    fn written(bytes: &[u8; size_of::<Board>()]) -> Board {
-        // SAFETY: a board is atomics and integers, for which any bits are values, in as many bytes.
+    /// A status page of which a peer has written every byte.
+    fn written(bytes: &[u8; size_of::<StatusPage>()]) -> StatusPage {
+        // SAFETY: a status page is atomics and integers, for which any bits are values, in as many bytes.
         unsafe { std::mem::transmute_copy(bytes) }
     }
 
     proptest! {
         #[test]
-        fn farewells_travel(cause in 1..=4_u32, ranks: u32, text in ".{0,600}") {
+        fn exit_records_travel(cause in 1..=4_u32, ranks: u32, text in ".{0,600}") {
             let cause = [Cause::Closed, Cause::Lost, Cause::TimedOut, Cause::Failed][cause as usize - 1];
-            let board = written(&[0; size_of::<Board>()]);
-            prop_assert_eq!(board.farewell(), None);
-            board.leave(&Farewell { cause, ranks, text: text.clone() });
-            let heard = board.farewell().unwrap();
+            let status = written(&[0; size_of::<StatusPage>()]);
+            prop_assert_eq!(status.exit_record(), None);
+            status.leave(&ExitRecord { cause, ranks, text: text.clone() });
+            let heard = status.exit_record().unwrap();
             prop_assert_eq!((heard.cause, heard.ranks), (cause, ranks));
             match text.len() {
                 0..=TEXT_BYTES => prop_assert_eq!(heard.text, text),
@@ -146,13 +146,13 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_farewell_or_none(bytes in proptest::collection::vec(any::<u8>(), size_of::<Board>()), length: u32) {
-            let board = written(bytes[..].try_into().unwrap());
-            board.length.store(length, Ordering::Relaxed);
-            if let Some(farewell) = board.farewell() {
-                prop_assert!(farewell.text.chars().count() <= TEXT_BYTES);
+        fn any_bytes_are_an_exit_record_or_none(bytes in proptest::collection::vec(any::<u8>(), size_of::<StatusPage>()), length: u32) {
+            let status = written(bytes[..].try_into().unwrap());
+            status.length.store(length, Ordering::Relaxed);
+            if let Some(exit_record) = status.exit_record() {
+                prop_assert!(exit_record.text.chars().count() <= TEXT_BYTES);
             }
-            let _ = (board.activity(), board.process());
+            let _ = (status.activity(), status.process());
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The thread that notices when a rank goes.
 //!
-//! Three things tell it, whatever way the ranks found each other. A line: a socket pair, one end of which the peer
+//! Three things tell it, whatever way the ranks found each other. A connection: a socket pair, one end of which the peer
 //! keeps and shuts down when it leaves; that ends it whoever else holds the end, as a fork of the peer does. A pidfd
 //! of the peer's process, which it passed itself, so that process ids and their namespaces play no part: a process
-//! that is killed shuts nothing down, and its forks hold the line. Where the peer has no pidfd (before Linux 5.3, or
+//! that is killed shuts nothing down, and its forks hold the connection. Where the peer has no pidfd (before Linux 5.3, or
 //! refused to a sandbox), its [`Life`](super::life::Life) instead, which is looked at again and again.
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -18,10 +18,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{socketpair, AddressFamily, SockFlag, SockType};
 
 use super::{own_page, page};
+use crate::abi::MAX_RANKS;
 use crate::device::host::SharedMemory;
 use crate::error::{Error, Result};
 use crate::thread::{self, SMALL_STACK};
-use crate::MAX_RANKS;
 
 /// Between two looks at what does not wake the thread.
 const LOOK_INTERVAL_MS: u8 = 20;
@@ -37,7 +37,7 @@ const STOP: u64 = u64::MAX;
 pub(super) struct Watched {
     pub rank: usize,
     /// Until it has told.
-    pub line: Option<OwnedFd>,
+    pub connection: Option<OwnedFd>,
     pub process: Option<OwnedFd>,
     /// Nothing else tells when its process ends.
     pub look: bool,
@@ -46,7 +46,7 @@ pub(super) struct Watched {
 /// What was seen of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
-    LineClosed,
+    ConnectionClosed,
     ProcessEnded,
 }
 
@@ -65,9 +65,9 @@ struct Stop {
 }
 
 impl Watcher {
-    /// Calls `tell` with each event, maybe twice. `boards` are those of the peers and this rank's own.
+    /// Calls `tell` with each event, maybe twice. `pages` are those of the peers and this rank's own.
     pub fn start(
-        boards: Arc<SharedMemory>,
+        pages: Arc<SharedMemory>,
         watched: Vec<Watched>,
         tell: impl Fn(usize, Event) + Send + 'static,
     ) -> Result<Self> {
@@ -80,9 +80,9 @@ impl Watcher {
         };
         add(&wake, EpollFlags::EPOLLIN, STOP)?;
         for peer in &watched {
-            if let Some(line) = &peer.line {
+            if let Some(connection) = &peer.connection {
                 // Its end is reported whatever is asked for.
-                add(line, EpollFlags::empty(), key(peer.rank, Event::LineClosed))?;
+                add(connection, EpollFlags::empty(), key(peer.rank, Event::ConnectionClosed))?;
             }
             if let Some(process) = &peer.process {
                 add(process, EpollFlags::EPOLLIN, key(peer.rank, Event::ProcessEnded))?;
@@ -90,7 +90,7 @@ impl Watcher {
         }
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), wake });
         let stopped = Arc::clone(&stop);
-        let body = move || watch(&stopped, &epoll, &boards, watched, tell);
+        let body = move || watch(&stopped, &epoll, &pages, watched, tell);
         let thread = thread::spawn("fast-allreduce".into(), SMALL_STACK, body)
             .map_err(Error::io("starting the thread that watches the other ranks"))?;
         Ok(Self { stop, thread: Some(thread) })
@@ -121,12 +121,12 @@ fn key(rank: usize, event: Event) -> u64 {
 fn watch(
     stop: &Stop,
     epoll: &Epoll,
-    boards: &SharedMemory,
+    pages: &SharedMemory,
     mut watched: Vec<Watched>,
     tell: impl Fn(usize, Event),
 ) {
     // SAFETY: this thread is the crate's own, and the mapping outlives what is held.
-    let _life = unsafe { own_page(boards).life.hold() };
+    let _life = unsafe { own_page(pages).life.hold() };
     let mut events = [EpollEvent::empty(); 2 * MAX_RANKS + 1];
     loop {
         let looks = watched.iter().any(|peer| peer.look);
@@ -136,7 +136,7 @@ fn watch(
             Ok(ready) => &events[..ready],
             Err(Errno::EINTR) => &[],
             Err(_) => {
-                // The program has closed it. Boards are still there.
+                // The program has closed it. Pages are still there.
                 watched.iter_mut().for_each(|peer| peer.look = true);
                 std::thread::sleep(Duration::from_millis(LOOK_INTERVAL_MS.into()));
                 &[]
@@ -148,10 +148,10 @@ fn watch(
         let is_ready = |key| ready.iter().any(|event| event.data() == key);
         for peer in &mut watched {
             let rank = peer.rank;
-            let page = page(boards, rank).filter(|_| peer.look);
-            let has_left = page.is_some_and(|page| page.board.farewell().is_some());
+            let page = page(pages, rank).filter(|_| peer.look);
+            let has_left = page.is_some_and(|page| page.status.exit_record().is_some());
             let slots = [
-                (&mut peer.line, Event::LineClosed, has_left),
+                (&mut peer.connection, Event::ConnectionClosed, has_left),
                 (&mut peer.process, Event::ProcessEnded, false),
             ];
             for (descriptor, event, is_seen) in slots {
@@ -172,7 +172,7 @@ fn watch(
 }
 
 /// A pair of sockets, close-on-exec. When one end is shut down or closed, the other tells.
-pub(super) fn line() -> Result<(OwnedFd, OwnedFd)> {
+pub(super) fn connection() -> Result<(OwnedFd, OwnedFd)> {
     let made = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC);
     made.map_err(Error::system("socketpair"))
 }

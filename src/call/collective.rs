@@ -1,6 +1,6 @@
 //! The collectives as values: which one a call is, and how long its buffers are.
 
-use crate::call::Operation;
+use super::identity::Operation;
 use crate::op::ReduceOp;
 
 /// A collective, for the calls that take any: [`Communicator::collective_raw`](crate::Communicator::collective_raw), tools and tests.
@@ -62,6 +62,7 @@ impl Collective<'_> {
     }
 
     /// Elements that `rank` reads in a call of `count`.
+    #[inline]
     pub fn input_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
         match *self {
             Self::AllReduce(_) | Self::AllGather | Self::Reduce { .. } | Self::Gather { .. } => count,
@@ -91,6 +92,7 @@ impl Collective<'_> {
         }
     }
 
+    #[inline]
     pub(crate) const fn operation(&self) -> Operation {
         match self {
             Self::AllReduce(_) => Operation::AllReduce,
@@ -109,6 +111,7 @@ impl Collective<'_> {
     }
 
     /// How elements are combined, if they are.
+    #[inline]
     pub(crate) const fn reduction(&self) -> Option<ReduceOp> {
         match *self {
             Self::AllReduce(op)
@@ -119,6 +122,19 @@ impl Collective<'_> {
         }
     }
 
+    /// Whether `rank` reads anything, however much it is: only the root may.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn uses_input(&self, rank: usize) -> bool {
+        !matches!(*self, Self::Scatter { root } if root != rank)
+    }
+
+    /// Whether `rank` writes anything, however much it is: only the root may.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn uses_output(&self, rank: usize) -> bool {
+        !matches!(*self, Self::Reduce { root, .. } | Self::Gather { root } if root != rank)
+    }
+
+    #[inline]
     pub(crate) const fn root(&self) -> Option<usize> {
         match *self {
             Self::Broadcast { root }
@@ -130,6 +146,7 @@ impl Collective<'_> {
     }
 
     /// The counts that all ranks have to agree on.
+    #[inline]
     pub(crate) const fn counts(&self) -> Option<&[usize]> {
         match *self {
             Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) => Some(counts),

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::abi::FA_MAX_BLOCKS;
-use crate::plan::{Algorithm, Choice, DeviceKind, Steps, Table};
+use crate::plan::table::Steps;
+use crate::plan::{Algorithm, Choice, DeviceKind, Plan, Table};
 use crate::topology::{recorded, LinkClass};
 
 const KIB: u64 = 1 << 10;
@@ -32,7 +33,8 @@ fn facts(world_size: usize, bytes: u64, link: LinkClass) -> Facts {
 fn plan_by(table: &Table, facts: &Facts) -> Plan {
     let Facts { world_size, bytes, link, forced, multiprocessors } = *facts;
     let choice = Steps::new(table, world_size, link).choice(bytes, forced);
-    grid(&Call { bytes, world_size, choice }, multiprocessors)
+    let (blocks, threads) = cuda(&choice, bytes, world_size, multiprocessors);
+    Plan { algorithm: choice.algorithm, blocks, threads, piece_bytes: usize::MAX }
 }
 
 fn plan(facts: &Facts) -> Plan {

@@ -1,0 +1,79 @@
+//! What a launch is told: everything that kernels look at, for whoever starts them.
+
+use std::time::Duration;
+
+use super::message::Message;
+use crate::abi::{FaCall, FaLaunch, FaShare, FA_MAX_RANKS, MAX_RANKS};
+use crate::op::ReduceOp;
+use crate::plan::{Limits, Plan};
+use crate::region::{Layout, TABLE_ROWS};
+
+/// Where the launches of a rank find the world's memory.
+#[derive(Debug)]
+pub(crate) struct Site<'a> {
+    pub rank: usize,
+    pub world_size: usize,
+    pub layout: &'a Layout,
+    /// By rank.
+    pub regions: [u64; MAX_RANKS],
+    /// This rank's.
+    pub table: u64,
+    pub status: u64,
+}
+
+impl Site<'_> {
+    /// What all launches of the rank have in common.
+    pub fn launch(&self) -> FaLaunch {
+        FaLaunch {
+            regions: self.regions,
+            input: 0,
+            output: 0,
+            count: 0,
+            source: 0,
+            buffers: self.table,
+            buffer_count: TABLE_ROWS as u64,
+            status: self.status,
+            mailbox_offset: self.layout.mailbox_offset as u64,
+            mailbox_bytes: self.layout.mailbox_bytes as u64,
+            staging_offset: self.layout.staging_offset as u64,
+            staging_bytes: self.layout.staging_bytes as u64,
+            place_bytes: 0,
+            channel_offset: self.layout.channel_offset as u64,
+            channel_bytes: self.layout.channel_bytes as u64,
+            transfers: 0,
+            launches: 0,
+            timeout_ns: 0,
+            rank: self.rank as u32,
+            world: self.world_size as u32,
+            blocks: 0,
+            dtype: 0,
+            op: 0,
+            algorithm: 0,
+            spin: 0,
+            checked: 0,
+            root: 0,
+            last_place: 0,
+            call: FaCall { what: 0, count: 0, digest: 0 },
+            shares: [FaShare { first: 0, count: 0 }; FA_MAX_RANKS as usize],
+        }
+    }
+}
+
+impl Message<'_> {
+    /// Sets a launch to the call, all but the piece.
+    #[inline]
+    pub fn set_call(&self, launch: &mut FaLaunch, plan: &Plan, limits: &Limits) {
+        launch.blocks = plan.blocks as u32;
+        launch.dtype = self.dtype as u32;
+        launch.op = self.collective.reduction().unwrap_or(ReduceOp::Sum) as u32;
+        launch.algorithm = self.kernel(plan.algorithm, limits);
+        let staged = self.ring_bytes(plan.piece_bytes, limits.world_size);
+        (launch.place_bytes, launch.last_place) = staged.map_or((0, 0), |staged| limits.staging_ring(staged));
+        launch.root = self.collective.root().unwrap_or(0) as u32;
+    }
+}
+
+/// A limit as kernels take it: at least 1, as 0 is none, and at most half the range, as a kernel adds the time of its clock.
+pub(crate) fn nanoseconds(limit: Duration) -> u64 {
+    u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2)
+}

@@ -1,0 +1,18 @@
+//! A call: which collective on which memory, how ranks compare it, and what its launches are told.
+
+mod cache;
+mod collective;
+mod identity;
+mod launch;
+mod message;
+mod operand;
+mod transfer;
+
+pub(crate) use self::cache::{CallCache, Prepared};
+pub use self::collective::Collective;
+pub(crate) use self::identity::{CallId, Operation};
+pub(crate) use self::launch::{nanoseconds, Site};
+pub(crate) use self::message::{Message, Partition};
+pub(crate) use self::operand::same_length;
+pub(crate) use self::transfer::{check_transfers, pack, transfers_id};
+pub use self::transfer::{Direction, Group, Transfer};

@@ -1,0 +1,111 @@
+//! A rank's region as it is mapped: the table and the status in it.
+
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::abi::{FaCall, FaFailure, FaRegionHead, FaStatus, FA_MAX_BLOCKS, MAX_RANKS};
+use crate::device::sealed::{Shared as _, Status as _};
+use crate::device::Device;
+use crate::error::Result;
+use crate::region::{Layout, TableRow, TABLE_ROWS};
+
+/// This rank's region and its mappings of the peers'.
+pub(crate) struct Region<D: Device> {
+    pub layout: Layout,
+    // Before the memory, which it may point into.
+    status: D::Status,
+    memory: D::Shared,
+    rank: usize,
+}
+
+impl<D: Device> Region<D> {
+    /// Of memory that every rank has mapped and that nothing has used. `epoch` is the number of the launch before the first.
+    pub fn new(device: &D, layout: Layout, epoch: u32, memory: D::Shared, rank: usize) -> Result<Self> {
+        let epochs = epoch.to_ne_bytes().repeat(FA_MAX_BLOCKS as usize);
+        let address = memory.address(rank) + offset_of!(FaRegionHead, epoch) as u64;
+        // SAFETY: the epochs lie in the head of the region, and no kernel has been launched.
+        unsafe { device.write(address, &epochs) }?;
+        Ok(Self { layout, status: device.status(&memory)?, memory, rank })
+    }
+
+    pub fn address(&self, rank: usize) -> u64 {
+        self.memory.address(rank)
+    }
+
+    pub fn status_address(&self) -> u64 {
+        self.status.device_address()
+    }
+
+    /// Writes a row of the table that kernels look registered buffers up in, while no kernel runs.
+    pub fn write_row(&self, device: &D, row: usize, bases: &TableRow) -> Result<()> {
+        debug_assert!(row < TABLE_ROWS);
+        let offset = self.layout.table_offset + row * size_of::<TableRow>();
+        let bytes = bases.map(u64::to_ne_bytes).concat();
+        // SAFETY: the row lies in the table of this rank's region.
+        unsafe { device.write(self.address(self.rank) + offset as u64, &bytes) }
+    }
+
+    /// Address of the table.
+    pub fn table_address(&self) -> u64 {
+        self.address(self.rank) + self.layout.table_offset as u64
+    }
+
+    /// The failure that this rank's kernels have recorded; `FA_OK` if none.
+    pub fn failure(&self) -> FaFailure {
+        self.status_word(offset_of!(FaStatus, failure)).load(Ordering::Acquire)
+    }
+
+    /// The ranks that were missing when a kernel failed, and the epoch.
+    pub fn missing(&self) -> (Vec<usize>, u32) {
+        let missing = self.status_word(offset_of!(FaStatus, missing)).load(Ordering::Acquire);
+        let epoch = self.status_word(offset_of!(FaStatus, epoch)).load(Ordering::Acquire);
+        ((0..MAX_RANKS).filter(|rank| missing >> rank & 1 == 1).collect(), epoch)
+    }
+
+    /// The calls of ranks that made another than this one, when a kernel found that and knows them.
+    pub fn others(&self) -> Vec<(usize, FaCall)> {
+        let word = |rank: usize, offset: usize| {
+            let offset = offset_of!(FaStatus, others) + rank * size_of::<FaCall>() + offset;
+            self.status_long(offset).load(Ordering::Acquire)
+        };
+        let call = |rank| FaCall {
+            what: word(rank, offset_of!(FaCall, what)),
+            count: word(rank, offset_of!(FaCall, count)),
+            digest: word(rank, offset_of!(FaCall, digest)),
+        };
+        (0..MAX_RANKS).map(|rank| (rank, call(rank))).filter(|(_, call)| call.what != 0).collect()
+    }
+
+    /// Waits for each rank that outlasted the first polls.
+    pub fn waits(&self) -> [u32; MAX_RANKS] {
+        std::array::from_fn(|rank| {
+            let offset = offset_of!(FaStatus, waits) + rank * size_of::<u32>();
+            self.status_word(offset).load(Ordering::Relaxed)
+        })
+    }
+
+    /// Tells kernels that a rank sends nothing any more. Release: after all that it has sent.
+    pub fn set_gone(&self, rank: usize) {
+        self.status_word(offset_of!(FaStatus, gone)).fetch_or(1 << rank, Ordering::Release);
+    }
+
+    /// Makes kernels of this rank that wait give up.
+    pub fn abort(&self) {
+        self.status_word(offset_of!(FaStatus, abort)).store(1, Ordering::Release);
+    }
+
+    /// The 64-bit word at a byte offset of the status.
+    fn status_long(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset % 8 == 0 && offset < size_of::<FaStatus>());
+        // SAFETY: as in `status_word`; the status is aligned for its 64-bit words.
+        unsafe { AtomicU64::from_ptr(self.status.host_pointer().byte_add(offset).cast()) }
+    }
+
+    /// The word at a byte offset of the status.
+    fn status_word(&self, offset: usize) -> &AtomicU32 {
+        debug_assert!(offset % 4 == 0 && offset < size_of::<FaStatus>());
+        // SAFETY: a word of the status, which lives as long as self; kernels and this process access its words
+        // atomically only.
+        unsafe { AtomicU32::from_ptr(self.status.host_pointer().byte_add(offset).cast()) }
+    }
+}

@@ -1,0 +1,101 @@
+//! What a call must fit in, and the sizes from which on it is done in another way.
+
+use super::{Algorithm, DeviceKind};
+
+/// Geometry of a device's packs, which the capacity of a region is computed from.
+#[derive(Debug, Clone, Copy)]
+pub struct Packing {
+    /// Bytes of a pack.
+    pub pack_bytes: usize,
+    /// Bytes of the mailbox slot that holds one pack.
+    pub slot_bytes: usize,
+}
+
+/// What the launches of a world have room for; equal on all ranks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub device: DeviceKind,
+    pub packing: Packing,
+    pub world_size: usize,
+    /// Of one generation.
+    pub mailbox_bytes: usize,
+    /// Of one generation.
+    pub staging_bytes: usize,
+}
+
+impl Limits {
+    /// The most elements that one launch of an allreduce can take.
+    pub fn capacity(&self, algorithm: Algorithm, element_size: usize) -> usize {
+        algorithm.capacity(self.mailbox_bytes, self.packing, element_size, self.world_size)
+    }
+
+    /// The most bytes of a share that one launch can take of a collective which stages `shares` of them at once, and `most` bytes
+    /// in all.
+    #[inline]
+    pub fn share_bytes(&self, shares: usize, most: usize) -> usize {
+        let pack = self.packing.pack_bytes;
+        let all = self.staging_bytes.min(most);
+        let capacity = if shares > 1 { all / shares } else { all };
+        debug_assert!(pack.is_power_of_two());
+        (capacity & !(pack - 1)).max(pack)
+    }
+
+    /// Whether a broadcast takes two steps: first a slice from the root to each rank, then from each rank to the others. Where links
+    /// are the bound, the root's are not to carry the message once for each rank.
+    #[inline]
+    pub fn scatters_broadcast(&self, bytes: usize) -> bool {
+        const MORE_THAN_BYTES: usize = 128 << 10;
+        self.device == DeviceKind::Cuda && self.world_size > 2 && bytes > MORE_THAN_BYTES
+    }
+
+    /// The staging ring of a call: its generation of staging in slots, of which a pull uses one for the `staged` bytes of each
+    /// launch. The size of a slot, and one less than their number, a power of two. A slot of no bytes is the whole generation.
+    #[inline]
+    pub fn staging_ring(&self, staged: usize) -> (u64, u32) {
+        // With both generations, twice the second-level cache of the processors that this was measured on: less leaves lines in
+        // the caches of their readers, and more takes the third level from others.
+        const RING_BYTES: usize = 1 << 20;
+        // What is as small is bound by waiting, and its lines come faster from a peer than from the third-level cache.
+        const LEAST_BYTES: usize = 8 << 10;
+        const ALIGNMENT: usize = 128;
+        let ring = match self.device {
+            DeviceKind::Host => RING_BYTES.min(self.staging_bytes),
+            // A GPU's own memory is written past the caches of its peers.
+            DeviceKind::Cuda => return (0, 0),
+        };
+        if !(LEAST_BYTES..=ring / 2).contains(&staged) {
+            return (0, 0);
+        }
+        let slots = 1 << (ring / staged.next_multiple_of(ALIGNMENT)).max(1).ilog2();
+        ((ring / slots / ALIGNMENT * ALIGNMENT) as u64, slots as u32 - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(device: DeviceKind, staging_bytes: usize) -> Limits {
+        let packing = Packing { pack_bytes: 64, slot_bytes: 128 };
+        Limits { device, packing, world_size: 3, mailbox_bytes: staging_bytes, staging_bytes }
+    }
+
+    #[test]
+    fn slots_hold_what_is_staged_and_lie_in_the_generation() {
+        for staging_bytes in [4 << 10, 50_048, 1 << 20, (1 << 20) + 128, 8 << 20] {
+            let limits = limits(DeviceKind::Host, staging_bytes);
+            for staged in (0..staging_bytes + 1).step_by(997) {
+                let (slot_bytes, last_slot) = limits.staging_ring(staged);
+                let slots = u64::from(last_slot) + 1;
+                assert!(slots.is_power_of_two() && slots * slot_bytes <= staging_bytes as u64);
+                assert!(last_slot == 0 || slot_bytes >= staged as u64 && slot_bytes % 64 == 0);
+            }
+        }
+        let host = limits(DeviceKind::Host, 1 << 20);
+        assert_eq!(host.staging_ring(256 << 10), (256 << 10, 3));
+        assert_eq!(host.staging_ring(40_000), (64 << 10, 15));
+        assert_eq!(host.staging_ring(1 << 20), (0, 0));
+        assert_eq!(host.staging_ring(100), (0, 0));
+        assert_eq!(limits(DeviceKind::Cuda, 1 << 20).staging_ring(40_000), (0, 0));
+    }
+}

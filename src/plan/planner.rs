@@ -1,0 +1,79 @@
+//! What is done with a call: the table's choice, made to fit the device and the region.
+
+use super::limits::Limits;
+use super::table::{Steps, Table};
+use super::{grid, Algorithm, DeviceKind, Plan};
+use crate::dtype::DType;
+use crate::op::ReduceOp;
+use crate::topology::LinkClass;
+
+/// Plans the calls of a world, alike on all ranks.
+#[derive(Debug)]
+pub(crate) struct Planner {
+    steps: Steps,
+    forced: Option<Algorithm>,
+    most_blocks: usize,
+    pub limits: Limits,
+}
+
+impl Planner {
+    /// Of a world whose worst link is `link`. `most_blocks` can run at once on each rank.
+    pub fn new(
+        table: &Table,
+        link: LinkClass,
+        forced: Option<Algorithm>,
+        most_blocks: usize,
+        limits: Limits,
+    ) -> Self {
+        Self { steps: Steps::new(table, limits.world_size, link), forced, most_blocks, limits }
+    }
+
+    /// An allreduce. An algorithm that cannot do it is replaced, on all ranks alike.
+    pub fn reduction(&self, count: usize, dtype: DType, op: ReduceOp) -> Plan {
+        let bytes = count.saturating_mul(dtype.size());
+        let plan = self.plan(bytes, self.forced);
+        let capacity = self.limits.capacity(plan.algorithm, dtype.size());
+        match plan.algorithm.can_reduce(dtype, op, capacity) {
+            true => self.cut(plan, capacity, dtype),
+            false => {
+                let plan = self.plan(bytes, Some(Algorithm::TwoShotPush));
+                self.cut(plan, self.limits.capacity(plan.algorithm, dtype.size()), dtype)
+            }
+        }
+    }
+
+    /// A collective of which each rank's share is at most `bytes`, and `shares` of them are staged at once: its grid, and the
+    /// bytes of a share that one launch takes.
+    #[inline(always)]
+    pub fn shares(&self, bytes: usize, shares: usize) -> Plan {
+        let mut plan = self.plan(bytes, Some(Algorithm::OneShotPull));
+        plan.piece_bytes = self.limits.share_bytes(shares, plan.piece_bytes);
+        plan
+    }
+
+    #[inline(always)]
+    fn plan(&self, bytes: usize, algorithm: Option<Algorithm>) -> Plan {
+        let choice = self.steps.choice(bytes, algorithm);
+        // Field by field: a plan that goes through memory costs a small call several nanoseconds.
+        let (blocks, threads, piece_bytes) = match self.limits.device {
+            DeviceKind::Host => {
+                let (blocks, piece_bytes) = grid::host(&choice, bytes, self.most_blocks);
+                (blocks, 1, piece_bytes)
+            }
+            // Pieces are as large as the region takes.
+            DeviceKind::Cuda => {
+                let (blocks, threads) = grid::cuda(&choice, bytes, self.limits.world_size, self.most_blocks);
+                (blocks, threads, usize::MAX)
+            }
+        };
+        Plan { algorithm: choice.algorithm, blocks, threads, piece_bytes }
+    }
+
+    /// Whole packs, so that every piece is aligned as the message is.
+    fn cut(&self, mut plan: Plan, capacity: usize, dtype: DType) -> Plan {
+        let pack = self.limits.packing.pack_bytes;
+        let piece = plan.piece_bytes / pack * pack;
+        plan.piece_bytes = piece.clamp(pack, capacity * dtype.size());
+        plan
+    }
+}

@@ -1,0 +1,130 @@
+//! The modules of a crate import each other in one direction: a circle among those at its root fails.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Folders of crate roots whose modules are checked.
+const ROOTS: [&str; 1] = ["src"];
+
+/// By module: the modules that it imports, each with a file that does.
+type Imports = BTreeMap<String, BTreeMap<String, String>>;
+
+#[test]
+fn modules_import_in_one_direction() {
+    for root in ROOTS {
+        let mut imports = Imports::new();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(root);
+        read(&folder, &[], &reexports(&folder), &mut imports);
+        assert!(imports.len() > 10, "only {:?} in {root}", imports.keys());
+        let left = circles(imports);
+        assert!(left.is_empty(), "circles of imports in {root}: {left:#?}");
+    }
+}
+
+#[test]
+fn a_circle_is_found() {
+    let to = |modules: &[&str]| modules.iter().map(|module| ((*module).to_owned(), String::new())).collect();
+    let line = [("a", to(&["b", "c"])), ("b", to(&["c"])), ("c", to(&[]))];
+    let line: Imports = line.map(|(module, imported)| (module.to_owned(), imported)).into();
+    let mut circle = line.clone();
+    circle.insert("c".to_owned(), to(&["b"]));
+    assert!(circles(line).is_empty());
+    assert!(circles(circle).into_keys().eq(["b", "c"]));
+}
+
+#[test]
+fn imports_of_all_forms_are_found() {
+    let code = "use crate::a::X;\nuse crate::{b::Y, c::{V, W}, d}; // crate::no\nuse super::super::e;\nuse super::no::Z;\n\
+                fn f() { crate::g::h(); }\n#[cfg(test)]\nmod tests {\n    use crate::no;\n}\n";
+    let expected = ["a", "b", "c", "d", "e", "g"].map(str::to_owned);
+    assert_eq!(imported(code, 2), expected.into());
+}
+
+/// What is left when modules that import nothing that is left, or that nothing left imports, are taken away again and again.
+fn circles(mut imports: Imports) -> Imports {
+    loop {
+        let before = imports.len();
+        let modules: BTreeSet<_> = imports.keys().cloned().collect();
+        imports.values_mut().for_each(|imported| imported.retain(|module, _| modules.contains(module)));
+        let imported: BTreeSet<_> = imports.values().flat_map(|imported| imported.keys().cloned()).collect();
+        imports.retain(|module, own| imported.contains(module) && !own.is_empty());
+        if imports.len() == before {
+            return imports;
+        }
+    }
+}
+
+/// Reads a folder's files, which are modules below `path`. `names` are what the root exports, by the module that has it.
+fn read(folder: &Path, path: &[String], names: &BTreeMap<String, String>, imports: &mut Imports) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let file = entry.unwrap().path();
+        let name = file.file_stem().unwrap().to_str().unwrap().to_owned();
+        let own_path = match name.as_str() {
+            "tests" | "lib" | "main" => continue,
+            "mod" => path.to_vec(),
+            _ => [path, &[name]].concat(),
+        };
+        if file.is_dir() {
+            read(&file, &own_path, names, imports);
+        } else if file.extension().is_some_and(|extension| extension == "rs") {
+            let modules = imports.entry(own_path[0].clone()).or_default();
+            for name in imported(&std::fs::read_to_string(&file).unwrap(), own_path.len()) {
+                let module = names.get(&name).unwrap_or(&name).clone();
+                if module != own_path[0] {
+                    modules.insert(module, file.display().to_string());
+                }
+            }
+        }
+    }
+}
+
+/// The root's `pub use module::Name`: the module of each name.
+fn reexports(folder: &Path) -> BTreeMap<String, String> {
+    let root = ["lib.rs", "main.rs"].map(|file| std::fs::read_to_string(folder.join(file)));
+    let root = root.into_iter().find_map(Result::ok).unwrap();
+    let uses = root.split("pub use ").skip(1).filter_map(|rest| rest.split(';').next());
+    let named = uses.flat_map(|item| {
+        let mut words = words(item).map(str::to_owned);
+        let module = words.next().unwrap();
+        words.map(move |name| (name, module.clone()))
+    });
+    named.collect()
+}
+
+/// The first names of the paths from the crate's root in the code of a module at `depth`, without its tests.
+fn imported(code: &str, depth: usize) -> BTreeSet<String> {
+    let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let lines = code.lines().map(|line| line.split("//").next().unwrap());
+    let code = lines.collect::<Vec<_>>().join("\n").replace(&"super::".repeat(depth), "crate::");
+    let paths = code.split("crate::").skip(1);
+    paths.flat_map(|path| if path.starts_with('{') { branches(path) } else { first_word(path) }).collect()
+}
+
+fn first_word(path: &str) -> Vec<String> {
+    words(path).next().map(str::to_owned).into_iter().collect()
+}
+
+/// The first names of the paths in braces that `text` starts with.
+fn branches(text: &str) -> Vec<String> {
+    let mut depth = 0;
+    let mut starts = Vec::new();
+    for (at, character) in text.char_indices() {
+        match character {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+        if depth == 1 && matches!(character, '{' | ',') {
+            starts.push(at + 1);
+        }
+    }
+    starts.into_iter().flat_map(|start| first_word(&text[start..])).collect()
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    let parts = text.split(|character: char| !character.is_alphanumeric() && character != '_');
+    parts.filter(|word| !word.is_empty())
+}
