@@ -1,4 +1,4 @@
-//! Channels: `csrc/core/channel.cuh` and the chunks of `csrc/collectives/transfer.cuh`, one direction between two ranks.
+//! Channels: `csrc/core/channel.cuh` and the chunks of `csrc/algorithms/transfer.cuh`, one direction between two ranks.
 
 use std::rc::Rc;
 

@@ -146,7 +146,7 @@ impl Rank {
         differ.map(|()| sources)
     }
 
-    /// `collectives/one_shot_pull.cuh`. `registered`: from the rank's buffer, else staged.
+    /// `algorithms/one_shot_pull.cuh`. `registered`: from the rank's buffer, else staged.
     pub fn one_shot_pull(&mut self, registered: bool) -> Outcome {
         let turn = self.begin(true);
         let generation = self.staging_generation(turn);
@@ -166,7 +166,7 @@ impl Rank {
         Ok(())
     }
 
-    /// `collectives/two_shot_pull.cuh`, staged.
+    /// `algorithms/two_shot_pull.cuh`, staged.
     pub fn two_shot_pull(&mut self) -> Outcome {
         let turn = self.begin(true);
         let generation = self.staging_generation(turn);
@@ -225,7 +225,7 @@ impl Rank {
         }
     }
 
-    /// `collectives/one_shot_push.cuh`.
+    /// `algorithms/one_shot_push.cuh`.
     pub fn one_shot_push(&mut self) -> Outcome {
         let Turn { epoch, .. } = self.begin(false);
         self.push(epoch)?;
@@ -250,7 +250,7 @@ impl Rank {
         Ok(())
     }
 
-    /// `collectives/two_shot_push.cuh`: the first half reduces this rank's slice.
+    /// `algorithms/two_shot_push.cuh`: the first half reduces this rank's slice.
     pub fn two_shot_push(&mut self) -> Outcome {
         let Turn { epoch, .. } = self.begin(false);
         self.push(epoch)?;
