@@ -162,8 +162,10 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
 
   // No other block has these channels.
   block.lanes(1, [&](u32) {
-    for (u32 c = block.index(); c < count; c += stride)
-      (c % 2 == 0 ? head->sent : head->received)[c / 2] = channels[c].number;
+    for (u32 c = block.index(); c < count; c += stride) {
+      u32 *number = c % 2 == 0 ? &head->sent[c / 2] : &head->received[c / 2];
+      *number = channels[c].number;
+    }
   });
 }
 
