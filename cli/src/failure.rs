@@ -8,6 +8,13 @@ use std::process::ExitCode;
 use fast_allreduce::Error;
 use nix::errno::Errno;
 
+/// Says what is wrong, on a line. In one piece: a process that is ended meanwhile says all of it or nothing.
+pub fn say(what: impl fmt::Display) {
+    let line = format!("error: {what}\n");
+    // Where even that cannot be written, the status is left.
+    let _ = io::stderr().write_all(line.as_bytes());
+}
+
 /// Why the program cannot go on.
 #[derive(Debug)]
 pub enum Failure {
@@ -82,8 +89,7 @@ impl Failure {
     /// Says it, if there is somebody to tell and no other rank that does, and returns the status.
     pub fn end(self) -> ExitCode {
         if !self.is_silent() && (!self.is_common() || crate::launch::is_first_rank()) {
-            // Where even that cannot be written, the status is left.
-            let _ = writeln!(io::stderr(), "error: {self}");
+            say(&self);
         }
         self.exit_code()
     }

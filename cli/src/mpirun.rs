@@ -95,7 +95,7 @@ pub fn measure(job: &impl Job, started: Started) -> Result<ExitCode, Failure> {
             let turn = started.rank as u32 + if is_of_another { 10 } else { 0 };
             std::thread::sleep(Duration::from_millis(50) * turn);
             if !failure.is_silent() {
-                eprintln!("error: rank {}: {failure}", started.rank);
+                crate::failure::say(format_args!("rank {}: {failure}", started.rank));
             }
             Mpi::abort(failure.status().into())
         }
