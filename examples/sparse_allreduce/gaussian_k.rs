@@ -1,8 +1,8 @@
 //! Selection by the threshold that k elements would reach if all were normally distributed.
 //!
 //! Shi et al., "Understanding top-k sparsification in distributed deep learning", arXiv 1911.08772, algorithm 1. It
-//! passes over the vector a few times and copies nothing. What is selected is exchanged as in `top_k_a_opt` or
-//! `top_k_sa`.
+//! passes over the vector a few times and copies nothing. What is selected is exchanged as in `top_k_a_opt`,
+//! `gaussian_k_concat` or `top_k_sa`.
 
 use crate::normal::upper_quantile;
 use crate::selection::at_least;

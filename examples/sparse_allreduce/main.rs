@@ -13,6 +13,7 @@
 mod arguments;
 mod dense;
 mod gaussian_k;
+mod gaussian_k_concat;
 mod gtop_k;
 mod inputs;
 mod judge;

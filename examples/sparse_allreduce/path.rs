@@ -4,7 +4,9 @@ use fast_allreduce::Result;
 
 use crate::sparse::Sparse;
 use crate::traffic::Traffic;
-use crate::{dense, gaussian_k, gtop_k, ok_top_k, selection, top_k, top_k_a_opt, top_k_sa};
+use crate::{
+    dense, gaussian_k, gaussian_k_concat, gtop_k, ok_top_k, selection, top_k, top_k_a_opt, top_k_sa,
+};
 
 #[derive(Debug)]
 pub struct Path {
@@ -27,7 +29,7 @@ pub enum Promise {
     TopKOfTree,
 }
 
-pub const PATHS: [Path; 8] = [
+pub const PATHS: [Path; 9] = [
     Path { name: "dense", select: selection::top_k, reduce: dense::reduce, promise: Promise::Sum },
     Path { name: "top-k", select: selection::top_k, reduce: top_k::reduce, promise: Promise::Sum },
     Path { name: "gtop-k", select: selection::top_k, reduce: gtop_k::reduce, promise: Promise::TopKOfTree },
@@ -40,9 +42,15 @@ pub const PATHS: [Path; 8] = [
     },
     Path { name: "topk-sa", select: selection::top_k, reduce: top_k_sa::reduce, promise: Promise::Sum },
     Path {
-        name: "gaussian-k-concat",
+        name: "gaussian-k",
         select: gaussian_k::select,
         reduce: top_k_a_opt::reduce,
+        promise: Promise::Sum,
+    },
+    Path {
+        name: "gaussian-k-concat",
+        select: gaussian_k::select,
+        reduce: gaussian_k_concat::reduce,
         promise: Promise::Sum,
     },
     Path {

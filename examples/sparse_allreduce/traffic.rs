@@ -56,10 +56,23 @@ impl<'a> Traffic<'a> {
         Ok(all)
     }
 
+    /// How many elements each rank has.
+    fn all_gather_lengths(&self, own: usize) -> Result<Vec<usize>> {
+        Ok(self.all_gather(&[own as u64])?.into_iter().map(|length| length as usize).collect())
+    }
+
+    /// The ranks' parts of any length, rank after rank, and their lengths.
+    pub fn all_gather_v<T: Element + Default>(&self, own: &[T]) -> Result<(Vec<T>, Vec<usize>)> {
+        let lengths = self.all_gather_lengths(own.len())?;
+        self.count::<T>((self.ranks() - 1) * own.len());
+        let mut all = vec![T::default(); lengths.iter().sum()];
+        self.communicator.all_gather_v(own, &mut all, &lengths)?;
+        Ok((all, lengths))
+    }
+
     /// The ranks' entries, rank after rank: first how many each has, then as many.
     pub fn all_gather_sparse(&self, own: &Sparse) -> Result<Sparse> {
-        let counts: Vec<usize> =
-            self.all_gather(&[own.len() as u32])?.into_iter().map(|n| n as usize).collect();
+        let counts = self.all_gather_lengths(own.len())?;
         self.count::<(u32, f32)>((self.ranks() - 1) * own.len());
         let mut all = Sparse::zeros(counts.iter().sum());
         self.communicator.all_gather_v(&own.indexes, &mut all.indexes, &counts)?;
