@@ -11,7 +11,7 @@ use crate::threads::threads;
 
 tests! {
     no_installed_driver => no_driver;
-    stand_in_of_parent => no_device, links_without_nvml;
+    stand_in_of_parent => no_device, kernels_for_another_gpu, links_without_nvml;
     build_without_kernels => no_kernels;
 }
 
@@ -53,6 +53,20 @@ fn no_driver() {
         let error = CudaWorld::new(0, 2, 4096, 0, LIMIT).err().expect("no driver");
         assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("libcuda")), "{error}");
     });
+}
+
+fn kernels_for_another_gpu() {
+    for (code, remedy) in [(209, "FAST_ALLREDUCE_ARCHS=sm_"), (222, "older than the kernels")] {
+        let refusal = format!("cuModuleLoadData:1:{code}");
+        let settings = [("STAND_IN_FAIL", refusal.as_str())];
+        with("settings::kernels_for_another_gpu", &format!("code {code}"), &settings, || {
+            let error = open();
+            assert!(
+                matches!(&error, Error::Unavailable { reason, .. } if reason.contains(remedy)),
+                "{error}"
+            );
+        });
+    }
 }
 
 fn no_device() {

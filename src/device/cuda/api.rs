@@ -29,6 +29,10 @@ impl Code {
     pub const INVALID_VALUE: Self = Self(CUresult::CUDA_ERROR_INVALID_VALUE as u32);
     /// Of a symbol that is not there; also of a function that the driver does not have.
     pub const NOT_FOUND: Self = Self(CUresult::CUDA_ERROR_NOT_FOUND as u32);
+    /// Of a module that has no code for the device.
+    pub const NO_BINARY_FOR_GPU: Self = Self(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as u32);
+    /// Of a module whose PTX is newer than the driver.
+    pub const UNSUPPORTED_PTX_VERSION: Self = Self(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as u32);
     /// Of work that goes on.
     pub const NOT_READY: Self = Self(CUresult::CUDA_ERROR_NOT_READY as u32);
     /// Of an access that was enabled before.

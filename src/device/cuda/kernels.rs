@@ -36,6 +36,26 @@ struct Aligned<T: ?Sized>(T);
 const VARIANTS: usize = 1 + HOT_WORLDS.len();
 const ALL: usize = REDUCING.len() + MOVING.len() + OTHER.len();
 
+/// Why the driver does not load the kernels, with what to build instead where that is known.
+fn refused(context: &CudaContext, code: api::Code) -> Error {
+    let built = env!("FAST_ALLREDUCE_CUDA_BUILD");
+    let reason = match code {
+        api::Code::NO_BINARY_FOR_GPU => {
+            let (major, minor) = context.compute_capability().unwrap_or_default();
+            format!(
+                "the kernels of this build are not for a GPU of compute capability {major}.{minor} ({built}); build with \
+                 FAST_ALLREDUCE_ARCHS=sm_{major}{minor}, or with FAST_ALLREDUCE_ARCHS=all"
+            )
+        }
+        api::Code::UNSUPPORTED_PTX_VERSION => format!(
+            "the driver is older than the kernels of this build ({built}), and they hold no code for this GPU; build with \
+             FAST_ALLREDUCE_ARCHS naming its architecture, or with an older nvcc"
+        ),
+        code => return driver("cuModuleLoadData of the embedded kernels")(code),
+    };
+    Error::Unavailable { what: "the CUDA device".into(), reason }
+}
+
 /// Handles of all kernels: by code, type, and variant (0: any operation, world and alignment; then those of the hot set).
 type Table = [[[CUfunction; VARIANTS]; DType::ALL.len()]; ALL];
 
@@ -65,7 +85,7 @@ impl Kernels {
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is a fatbin made by nvcc, and lives for ever; the driver writes one handle.
         unsafe { api::cuModuleLoadData(&mut module, FATBIN.0.as_ptr().cast()) }
-            .map_err(driver("cuModuleLoadData of the embedded kernels"))?;
+            .map_err(|code| refused(context, code))?;
         let null = std::ptr::null_mut();
         let mut kernels = Self {
             context: Arc::clone(context),
