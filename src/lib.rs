@@ -34,6 +34,8 @@
 //!   f32, rounded once. Others are taken only where GPUs have no full mesh of NVLinks, for more than 2 ranks and large messages.
 //! * No hang: every wait is bounded, and a rank that does not come is an [`Error`] that names it.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod abi;
 pub mod bootstrap;
 mod call;
