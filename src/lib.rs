@@ -61,7 +61,7 @@ pub mod topology;
 mod trace;
 
 pub use abi::MAX_RANKS;
-pub use call::{Collective, Direction, Group, Transfer};
+pub use call::{CallKind, Collective, Direction, Group, Transfer};
 #[cfg(feature = "cuda")]
 pub use communicator::Registered;
 pub use communicator::{Builder, Communicator, Counters};

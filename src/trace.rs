@@ -22,7 +22,7 @@ impl CallSpan {
         tracing::trace!(
             rank,
             number,
-            collective = call.operation.name(),
+            collective = call.kind.name(),
             count = call.count,
             dtype = call.dtype.name(),
             op = call.op.map(|op| op.name()),
@@ -32,7 +32,7 @@ impl CallSpan {
         );
         Self {
             #[cfg(feature = "nvtx")]
-            _range: domain().local_range(call.operation.c_name()),
+            _range: domain().local_range(call.kind.c_name()),
         }
     }
 }

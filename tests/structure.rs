@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Folders of crate roots whose modules are checked.
-const ROOTS: [&str; 1] = ["src"];
+const ROOTS: [&str; 2] = ["src", "cli/src"];
 
 /// By module: the modules that it imports, each with a file that does.
 type Imports = BTreeMap<String, BTreeMap<String, String>>;

@@ -8,6 +8,9 @@ use std::process::ExitCode;
 use fast_allreduce::Error;
 use nix::errno::Errno;
 
+/// The exit status where what was computed is wrong.
+pub const WRONG: u8 = 1;
+
 /// Says what is wrong, on a line. In one piece: a process that is ended meanwhile says all of it or nothing.
 pub fn say(what: impl fmt::Display) {
     let line = format!("error: {what}\n");
@@ -88,7 +91,7 @@ impl Failure {
 
     /// Says it, if there is somebody to tell and no other rank that does, and returns the status.
     pub fn end(self) -> ExitCode {
-        if !self.is_silent() && (!self.is_common() || crate::launch::is_first_rank()) {
+        if !self.is_silent() && (!self.is_common() || crate::environment::is_first_rank()) {
             say(&self);
         }
         self.exit_code()
@@ -97,7 +100,7 @@ impl Failure {
     /// The same, naming the rank of this process unless it is the first.
     #[must_use]
     pub fn of_rank(self) -> Self {
-        match std::env::var(crate::launch::RANK) {
+        match std::env::var(crate::environment::RANK) {
             Ok(rank) if rank != "0" && !self.is_common() => Self::OfRank(rank, Box::new(self)),
             _ => self,
         }

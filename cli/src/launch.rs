@@ -1,6 +1,6 @@
 //! Rank processes: the launcher starts this program once for each rank and sees all of them to their end.
 //!
-//! A rank's standard input is its line to the launcher: the rank says on it why it failed, and its closing tells the
+//! A rank's standard input is its channel to the launcher: the rank says on it why it failed, and its closing tells the
 //! launcher that the rank has ended. No rank outlives the launcher, whatever ends that.
 
 use std::ffi::OsString;
@@ -15,37 +15,13 @@ use fast_allreduce::bootstrap::UniqueId;
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::{prctl, signal::Signal};
 
-use crate::failure::Failure;
-
-const UNIQUE_ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
-const WORLD_SIZE: &str = "FAST_ALLREDUCE_WORLD_SIZE";
-/// Names the variable that holds a rank's number.
-pub const RANK: &str = "FAST_ALLREDUCE_RANK";
-/// Process id of the launcher, for ranks that have one.
-const LAUNCHER: &str = "FAST_ALLREDUCE_LAUNCHER";
+use crate::environment::{LAUNCHER, RANK, UNIQUE_ID, WORLD_SIZE};
+use crate::failure::{Failure, WRONG};
 
 /// How long the other ranks have to say what they saw, once one has failed.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// True in a process that is to be a rank.
-pub fn is_rank() -> bool {
-    std::env::var_os(UNIQUE_ID).is_some()
-}
-
-/// The launcher of this rank, as it calls itself, if it has one.
-pub fn launcher() -> Option<String> {
-    std::env::var(LAUNCHER).ok()
-}
-
-/// True in the rank that speaks for all, and in a process that is no rank.
-pub fn is_first_rank() -> bool {
-    if !is_rank() {
-        return crate::mpirun::found().is_none_or(|started| started.rank == 0);
-    }
-    std::env::var_os(RANK).is_none_or(|rank| rank == "0")
-}
-
-/// A rank's line to its launcher.
+/// A rank's channel to its launcher.
 pub struct Launcher(UnixStream);
 
 impl Launcher {
@@ -62,22 +38,36 @@ impl Launcher {
                 launcher.to_string_lossy()
             )));
         }
-        let line = std::io::stdin().as_fd().try_clone_to_owned();
-        let line = line.map_err(|error| Failure::System("dup of standard input", error))?;
-        Ok(Some(Self(line.into())))
+        let channel = std::io::stdin().as_fd().try_clone_to_owned();
+        let channel = channel.map_err(|error| Failure::System("dup of standard input", error))?;
+        Ok(Some(Self(channel.into())))
     }
 
     /// Tells the launcher why this rank failed.
     pub fn report(mut self, failure: &Failure) {
-        let kind = Kind::of(failure) as u8;
+        let cause = Cause::of(failure) as u8;
         // Without a launcher there is no one to tell, and this process is about to be killed.
-        let _ = self.0.write_all(&[&[kind], failure.to_string().as_bytes()].concat());
+        let _ = self.0.write_all(&[&[cause], failure.to_string().as_bytes()].concat());
+    }
+}
+
+/// Runs as one of a launcher's ranks, which hears what went wrong.
+pub fn as_rank(run: impl FnOnce() -> Result<bool, Failure>) -> Result<ExitCode, Failure> {
+    let launcher = Launcher::of_this_process()?;
+    let outcome = run().map(|is_right| ExitCode::from(if is_right { 0 } else { WRONG }));
+    match (outcome, launcher) {
+        (Err(failure), Some(launcher)) => {
+            launcher.report(&failure);
+            Ok(failure.exit_code())
+        }
+        (Err(failure), None) => Err(failure.of_rank()),
+        (outcome, _) => outcome,
     }
 }
 
 /// How a rank failed, best explanation first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum Cause {
     /// The reader of the results has gone.
     Silent = b'0' as isize,
     /// It was killed, or ended without a report.
@@ -88,7 +78,7 @@ enum Kind {
     Consequence,
 }
 
-impl Kind {
+impl Cause {
     fn of(failure: &Failure) -> Self {
         match failure {
             failure if failure.is_silent() => Self::Silent,
@@ -101,7 +91,7 @@ impl Kind {
 /// What the launcher knows of a failed rank.
 #[derive(Debug, PartialEq, Eq)]
 struct Report {
-    kind: Kind,
+    cause: Cause,
     rank: usize,
     text: String,
 }
@@ -110,7 +100,7 @@ struct Report {
 struct Rank {
     rank: usize,
     process: Child,
-    line: UnixStream,
+    channel: UnixStream,
 }
 
 /// Runs this program as `ranks` ranks with these arguments, and returns what they say together: wrong if one found a wrong
@@ -133,7 +123,7 @@ pub fn launch(ranks: usize, arguments: impl IntoIterator<Item = OsString>) -> Re
         for (rank, status, said) in ended {
             match status.code() {
                 Some(0) => {}
-                Some(code) if code == i32::from(crate::WRONG) => is_right = false,
+                Some(code) if code == i32::from(WRONG) => is_right = false,
                 _ => reports.push(Report::new(rank, status, &said)),
             }
         }
@@ -143,8 +133,8 @@ pub fn launch(ranks: usize, arguments: impl IntoIterator<Item = OsString>) -> Re
     }
     drop(running);
     match explanation(&reports) {
-        None => Ok(ExitCode::from(if is_right { 0 } else { crate::WRONG })),
-        Some(report) if report.kind == Kind::Silent => {
+        None => Ok(ExitCode::from(if is_right { 0 } else { WRONG })),
+        Some(report) if report.cause == Cause::Silent => {
             Err(Failure::Output(std::io::ErrorKind::BrokenPipe.into()))
         }
         Some(report) => Err(Failure::Ranks(sentence(report, &reports))),
@@ -153,7 +143,7 @@ pub fn launch(ranks: usize, arguments: impl IntoIterator<Item = OsString>) -> Re
 
 fn start(id: &UniqueId, rank: usize, ranks: usize, arguments: &[OsString]) -> Result<Rank, Failure> {
     let fail = |what| move |error| Failure::System(what, error);
-    let (line, theirs) = UnixStream::pair().map_err(fail("socketpair"))?;
+    let (channel, theirs) = UnixStream::pair().map_err(fail("socketpair"))?;
     let process = Command::new("/proc/self/exe")
         .args(arguments)
         .env(UNIQUE_ID, id.to_string())
@@ -164,7 +154,7 @@ fn start(id: &UniqueId, rank: usize, ranks: usize, arguments: &[OsString]) -> Re
         .stdout(if rank == 0 { Stdio::inherit() } else { Stdio::null() })
         .spawn()
         .map_err(fail("starting a rank's process"))?;
-    Ok(Rank { rank, process, line })
+    Ok(Rank { rank, process, channel })
 }
 
 /// Ranks that have not ended. Dropping it kills them.
@@ -173,17 +163,17 @@ struct Running(Vec<Rank>);
 impl Running {
     /// Waits for ranks to end: their numbers, statuses and reports. None once the deadline has passed.
     fn wait(&mut self, deadline: Option<Instant>) -> Result<Vec<(usize, ExitStatus, Vec<u8>)>, Failure> {
-        let mut lines: Vec<_> =
-            self.0.iter().map(|rank| PollFd::new(rank.line.as_fd(), PollFlags::POLLIN)).collect();
+        let mut channels: Vec<_> =
+            self.0.iter().map(|rank| PollFd::new(rank.channel.as_fd(), PollFlags::POLLIN)).collect();
         let timeout = deadline.map_or(PollTimeout::NONE, |deadline| {
             let left = deadline.saturating_duration_since(Instant::now()).as_millis() + 1;
             PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
         });
-        match poll(&mut lines, timeout) {
+        match poll(&mut channels, timeout) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(errno) => return Err(Failure::System("poll", errno.into())),
         }
-        let has_spoken: Vec<_> = lines.iter().map(|line| line.any() == Some(true)).collect();
+        let has_spoken: Vec<_> = channels.iter().map(|channel| channel.any() == Some(true)).collect();
         if !has_spoken.contains(&true) && deadline.is_none_or(|deadline| Instant::now() < deadline) {
             return self.wait(deadline);
         }
@@ -191,8 +181,8 @@ impl Running {
         for index in (0..self.0.len()).filter(|&index| has_spoken[index]).rev() {
             let mut rank = self.0.swap_remove(index);
             let mut said = Vec::new();
-            // A report is a rank's last act, so the line closes next. What breaks it off is told by the status.
-            let _ = rank.line.read_to_end(&mut said);
+            // A report is a rank's last act, so the channel closes next. What breaks it off is told by the status.
+            let _ = rank.channel.read_to_end(&mut said);
             let status = rank.process.wait().map_err(|error| Failure::System("wait", error))?;
             ended.push((rank.rank, status, said));
         }
@@ -214,15 +204,16 @@ impl Drop for Running {
 
 impl Report {
     fn new(rank: usize, status: ExitStatus, said: &[u8]) -> Self {
-        let (kind, text) = match said.split_first() {
-            Some((kind, text)) => {
-                let kinds = [Kind::Silent, Kind::Own];
-                let kind = kinds.into_iter().find(|known| *known as u8 == *kind).unwrap_or(Kind::Consequence);
-                (kind, String::from_utf8_lossy(text).into_owned())
+        let (cause, text) = match said.split_first() {
+            Some((cause, text)) => {
+                let causes = [Cause::Silent, Cause::Own];
+                let cause =
+                    causes.into_iter().find(|known| *known as u8 == *cause).unwrap_or(Cause::Consequence);
+                (cause, String::from_utf8_lossy(text).into_owned())
             }
-            None => (Kind::Ended, end(status)),
+            None => (Cause::Ended, end(status)),
         };
-        Self { kind, rank, text }
+        Self { cause, rank, text }
     }
 }
 
@@ -239,14 +230,14 @@ fn end(status: ExitStatus) -> String {
 
 /// The report that tells the most: of equals, the one that came first.
 fn explanation(reports: &[Report]) -> Option<&Report> {
-    reports.iter().min_by_key(|report| report.kind)
+    reports.iter().min_by_key(|report| report.cause)
 }
 
 /// Names the rank, unless several say the same.
 fn sentence(report: &Report, reports: &[Report]) -> String {
     let is_shared = reports.iter().filter(|other| other.text == report.text).count() > 1;
-    match report.kind {
-        Kind::Ended => format!("rank {} {}", report.rank, report.text),
+    match report.cause {
+        Cause::Ended => format!("rank {} {}", report.rank, report.text),
         _ if is_shared => report.text.clone(),
         _ => format!("rank {}: {}", report.rank, report.text),
     }
@@ -264,13 +255,13 @@ mod tests {
         sentence(explanation(reports).unwrap(), reports)
     }
 
-    fn said(kind: Kind, text: &str) -> Vec<u8> {
-        [&[kind as u8], text.as_bytes()].concat()
+    fn said(cause: Cause, text: &str) -> Vec<u8> {
+        [&[cause as u8], text.as_bytes()].concat()
     }
 
     #[test]
     fn a_killed_rank_explains_the_others() {
-        let lost = said(Kind::Consequence, "rank 1 is gone");
+        let lost = said(Cause::Consequence, "rank 1 is gone");
         let reports = [report(0, 2 << 8, &lost), report(1, 9, &[]), report(2, 2 << 8, &lost)];
         assert_eq!(told(&reports), "rank 1 was killed by signal 9 (SIGKILL)");
     }
@@ -278,15 +269,15 @@ mod tests {
     #[test]
     fn an_own_failure_comes_before_its_consequences() {
         let reports = [
-            report(0, 2 << 8, &said(Kind::Consequence, "rank 1 is gone")),
-            report(1, 2 << 8, &said(Kind::Own, "no memory")),
+            report(0, 2 << 8, &said(Cause::Consequence, "rank 1 is gone")),
+            report(1, 2 << 8, &said(Cause::Own, "no memory")),
         ];
         assert_eq!(told(&reports), "rank 1: no memory");
     }
 
     #[test]
     fn what_ranks_have_in_common_is_said_once() {
-        let same = said(Kind::Own, "max_bytes = 1 is not valid");
+        let same = said(Cause::Own, "max_bytes = 1 is not valid");
         assert_eq!(told(&[report(2, 2 << 8, &same), report(0, 2 << 8, &same)]), "max_bytes = 1 is not valid");
     }
 

@@ -5,11 +5,14 @@
 
 mod arguments;
 mod bench;
+mod collective;
 mod compare;
+mod environment;
 mod facts;
 mod failure;
 #[cfg(feature = "cuda")]
 mod gpu_check;
+mod harness;
 mod launch;
 mod mpirun;
 mod output;
@@ -24,9 +27,6 @@ use std::process::ExitCode;
 
 use arguments::{Command, Soak};
 use failure::Failure;
-
-/// What was computed is wrong.
-const WRONG: u8 = 1;
 
 fn main() -> ExitCode {
     if let Err(failure) = stdout::check() {
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         Command::Plan(options) => plan::print(&options).map(|()| ExitCode::SUCCESS),
         Command::Tune(options) => match &options.part {
             None => tune::run(&options).map(|()| ExitCode::SUCCESS),
-            Some(part) => as_rank(|| tune::measure(&options, part).map(|()| true)),
+            Some(part) => launch::as_rank(|| tune::measure(&options, part).map(|()| true)),
         },
         Command::Soak(options) => soak(&options),
         #[cfg(feature = "cuda")]
@@ -56,39 +56,26 @@ fn main() -> ExitCode {
 }
 
 /// Runs as a rank where the environment names a world, else launches one.
-fn measure(job: &impl bench::Job) -> Result<ExitCode, Failure> {
+fn measure(job: &impl harness::Job) -> Result<ExitCode, Failure> {
     let options = job.options();
-    if !launch::is_rank() {
-        if let Some(started) = mpirun::found() {
+    if !environment::is_rank() {
+        if let Some(started) = environment::found() {
             return mpirun::measure(job, started);
         }
-        options.check_device()?;
+        harness::device::check(options.device)?;
         options.check_root(options.ranks())?;
         options.check_memory()?;
         return launch::launch(options.ranks(), std::env::args_os().skip(1));
     }
-    as_rank(|| bench::run(job))
+    launch::as_rank(|| harness::run(job))
 }
 
 /// Runs as a rank where the environment names a world, else launches one.
 fn soak(options: &Soak) -> Result<ExitCode, Failure> {
     options.validate()?;
-    match launch::is_rank() {
-        true => as_rank(|| soak::run(options)),
+    soak::check_memory(options)?;
+    match environment::is_rank() {
+        true => launch::as_rank(|| soak::run(options)),
         false => launch::launch(options.ranks, std::env::args_os().skip(1)),
-    }
-}
-
-/// Runs as one of a launcher's ranks, which hears what went wrong.
-fn as_rank(run: impl FnOnce() -> Result<bool, Failure>) -> Result<ExitCode, Failure> {
-    let launcher = launch::Launcher::of_this_process()?;
-    let outcome = run().map(|is_right| ExitCode::from(if is_right { 0 } else { WRONG }));
-    match (outcome, launcher) {
-        (Err(failure), Some(launcher)) => {
-            launcher.report(&failure);
-            Ok(failure.exit_code())
-        }
-        (Err(failure), None) => Err(failure.of_rank()),
-        (outcome, _) => outcome,
     }
 }

@@ -34,7 +34,7 @@ pub fn print(options: &Plan) -> Result<(), Failure> {
 }
 
 fn machine(device: DeviceName) -> Result<Machine, Failure> {
-    device.check()?;
+    crate::harness::device::check(device)?;
     match device {
         DeviceName::Host => Ok(Machine::host()),
         #[cfg(feature = "cuda")]

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::libc;
 
+use crate::environment;
 use crate::failure::Failure;
-use crate::launch;
 
 static IS_THERE: AtomicBool = AtomicBool::new(false);
 
@@ -27,7 +27,7 @@ extern "C" fn look() {
 
 /// Refuses to begin what would be lost: what the first rank says, or a process that is no rank.
 pub fn check() -> Result<(), Failure> {
-    match IS_THERE.load(Ordering::Relaxed) || !launch::is_first_rank() {
+    match IS_THERE.load(Ordering::Relaxed) || !environment::is_first_rank() {
         true => Ok(()),
         false => Err(Failure::Output(io::Error::other(
             "standard output is closed or read-only (send it to /dev/null if it is not wanted)",

@@ -1,6 +1,6 @@
 //! The collectives as values: which one a call is, and how long its buffers are.
 
-use super::identity::Operation;
+use super::identity::CallKind;
 use crate::op::ReduceOp;
 
 /// A collective, for the calls that take any: [`Communicator::collective_raw`](crate::Communicator::collective_raw), tools and tests.
@@ -58,7 +58,7 @@ pub enum Collective<'a> {
 impl Collective<'_> {
     /// The name of its method: `"all_gather"`, ...
     pub const fn name(&self) -> &'static str {
-        self.operation().name()
+        self.kind().name()
     }
 
     /// Elements that `rank` reads in a call of `count`.
@@ -92,21 +92,22 @@ impl Collective<'_> {
         }
     }
 
+    /// Which one it is, without its arguments.
     #[inline]
-    pub(crate) const fn operation(&self) -> Operation {
+    pub const fn kind(&self) -> CallKind {
         match self {
-            Self::AllReduce(_) => Operation::AllReduce,
-            Self::AllGather => Operation::AllGather,
-            Self::AllGatherV(_) => Operation::AllGatherV,
-            Self::ReduceScatter(_) => Operation::ReduceScatter,
-            Self::ReduceScatterV(..) => Operation::ReduceScatterV,
-            Self::Broadcast { .. } => Operation::Broadcast,
-            Self::Reduce { .. } => Operation::Reduce,
-            Self::Gather { .. } => Operation::Gather,
-            Self::Scatter { .. } => Operation::Scatter,
-            Self::AllToAll => Operation::AllToAll,
-            Self::AllToAllV { .. } => Operation::AllToAllV,
-            Self::Barrier => Operation::Barrier,
+            Self::AllReduce(_) => CallKind::AllReduce,
+            Self::AllGather => CallKind::AllGather,
+            Self::AllGatherV(_) => CallKind::AllGatherV,
+            Self::ReduceScatter(_) => CallKind::ReduceScatter,
+            Self::ReduceScatterV(..) => CallKind::ReduceScatterV,
+            Self::Broadcast { .. } => CallKind::Broadcast,
+            Self::Reduce { .. } => CallKind::Reduce,
+            Self::Gather { .. } => CallKind::Gather,
+            Self::Scatter { .. } => CallKind::Scatter,
+            Self::AllToAll => CallKind::AllToAll,
+            Self::AllToAllV { .. } => CallKind::AllToAllV,
+            Self::Barrier => CallKind::Barrier,
         }
     }
 

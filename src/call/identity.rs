@@ -7,29 +7,35 @@ use crate::dtype::DType;
 use crate::op::ReduceOp;
 use crate::plan::Algorithm;
 
-macro_rules! operations {
-    ($($operation:ident $code:literal $name:literal)*) => {
-        /// The operations that ranks do together, with the codes that ranks compare.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+macro_rules! call_kinds {
+    ($($kind:ident $code:literal $name:literal)*) => {
+        /// Which call it is, without its arguments. The codes are those that ranks compare.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
         #[repr(u8)]
-        pub(crate) enum Operation {
-            $($operation = $code,)*
+        pub enum CallKind {
+            $(
+                #[doc = concat!("`", $name, "`")]
+                $kind = $code,
+            )*
         }
 
-        impl Operation {
-            const ALL: &'static [Self] = &[$(Self::$operation),*];
+        impl CallKind {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$kind),*];
 
+            /// The name of its method: `"all_gather"`, ...
             pub const fn name(self) -> &'static str {
                 match self {
-                    $(Self::$operation => $name,)*
+                    $(Self::$kind => $name,)*
                 }
             }
 
             /// The name as C strings are.
             #[cfg(feature = "nvtx")]
-            pub const fn c_name(self) -> &'static std::ffi::CStr {
+            pub(crate) const fn c_name(self) -> &'static std::ffi::CStr {
                 match self {
-                    $(Self::$operation => match std::ffi::CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes()) {
+                    $(Self::$kind => match std::ffi::CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes()) {
                         Ok(name) => name,
                         Err(_) => panic!("a name with a zero byte"),
                     },)*
@@ -38,7 +44,7 @@ macro_rules! operations {
         }
     };
 }
-operations! {
+call_kinds! {
     AllReduce 1 "all_reduce"
     AllGather 2 "all_gather"
     AllGatherV 3 "all_gather_v"
@@ -61,7 +67,7 @@ operations! {
 /// rank's own affair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallId {
-    pub operation: Operation,
+    pub kind: CallKind,
     pub dtype: DType,
     pub op: Option<ReduceOp>,
     pub algorithm: Option<Algorithm>,
@@ -81,24 +87,24 @@ const NO_OP: u8 = 0xF;
 const NO_ROOT: u8 = 0x7F;
 
 impl CallId {
-    /// Operation, type, reduction, algorithm and root; the count; the digest. The first word has 32 bits and is
+    /// Kind, type, reduction, algorithm and root; the count; the digest. The first word has 32 bits and is
     /// never zero, which stands for no call.
     #[inline]
     pub fn encode(self) -> FaCall {
-        let Self { operation, dtype, op, algorithm, root, digest, count } = self;
+        let Self { kind, dtype, op, algorithm, root, digest, count } = self;
         let op = op.map_or(NO_OP, |op| op as u8);
         let algorithm = algorithm.map_or(NONE, |algorithm| algorithm as u8);
-        let bytes = [operation as u8, dtype as u8 | op << 4, algorithm, root.unwrap_or(NO_ROOT), 0, 0, 0, 0];
+        let bytes = [kind as u8, dtype as u8 | op << 4, algorithm, root.unwrap_or(NO_ROOT), 0, 0, 0, 0];
         FaCall { what: u64::from_le_bytes(bytes), count: count as u64, digest }
     }
 
     /// `None` for words that are no call of this build's.
     pub fn decode(call: FaCall) -> Option<Self> {
-        let [operation, dtype_and_op, algorithm, root, 0, 0, 0, 0] = call.what.to_le_bytes() else {
+        let [kind, dtype_and_op, algorithm, root, 0, 0, 0, 0] = call.what.to_le_bytes() else {
             return None;
         };
         Some(Self {
-            operation: Operation::ALL.iter().copied().find(|&known| known as u8 == operation)?,
+            kind: CallKind::ALL.iter().copied().find(|&known| known as u8 == kind)?,
             dtype: DType::ALL.into_iter().find(|&known| known as u8 == dtype_and_op & 0xF)?,
             op: match dtype_and_op >> 4 {
                 NO_OP => None,
@@ -136,9 +142,9 @@ fn known<T: Copy, const N: usize>(code: u8, all: [T; N], code_of: fn(T) -> u8) -
 
 impl fmt::Display for CallId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operation, dtype, op, algorithm, root, digest, count } = self;
-        f.write_str(operation.name())?;
-        if *operation == Operation::Barrier {
+        let Self { kind, dtype, op, algorithm, root, digest, count } = self;
+        f.write_str(kind.name())?;
+        if *kind == CallKind::Barrier {
             return Ok(());
         }
         write!(f, " of {count} {dtype}")?;
@@ -175,12 +181,12 @@ mod tests {
     fn every_call_comes_back_and_differs_from_every_other() {
         let mut seen = std::collections::HashSet::new();
         let ops = ReduceOp::ALL.map(Some).into_iter().chain([None]);
-        let calls = Operation::ALL.iter().flat_map(|operation| DType::ALL.map(|dtype| (*operation, dtype)));
+        let calls = CallKind::ALL.iter().flat_map(|kind| DType::ALL.map(|dtype| (*kind, dtype)));
         let calls = calls.flat_map(|call| ops.clone().map(move |op| (call, op)));
-        for ((operation, dtype), op) in calls {
+        for ((kind, dtype), op) in calls {
             for algorithm in Algorithm::ALL.map(Some).into_iter().chain([None]) {
                 for (root, digest) in [(None, 0), (Some(0), 0), (Some(15), 0), (None, u64::MAX)] {
-                    let id = CallId { operation, dtype, op, algorithm, root, digest, count: 7 };
+                    let id = CallId { kind, dtype, op, algorithm, root, digest, count: 7 };
                     assert_eq!(CallId::decode(id.encode()), Some(id));
                     let words = id.encode();
                     assert!(seen.insert((words.what, words.digest)) && words.what != 0);
@@ -192,7 +198,7 @@ mod tests {
     #[test]
     fn calls_in_words() {
         let call = CallId {
-            operation: Operation::AllReduce,
+            kind: CallKind::AllReduce,
             dtype: DType::F32,
             op: Some(ReduceOp::Sum),
             algorithm: Some(Algorithm::OneShotPull),
@@ -201,10 +207,9 @@ mod tests {
             count: 5,
         };
         assert_eq!(call.to_string(), "all_reduce of 5 f32 (sum, one-shot-pull)");
-        let call =
-            CallId { operation: Operation::Broadcast, op: None, algorithm: None, root: Some(3), ..call };
+        let call = CallId { kind: CallKind::Broadcast, op: None, algorithm: None, root: Some(3), ..call };
         assert_eq!(call.to_string(), "broadcast of 5 f32 (root 3)");
-        let call = CallId { operation: Operation::Barrier, root: None, ..call };
+        let call = CallId { kind: CallKind::Barrier, root: None, ..call };
         assert_eq!(call.to_string(), "barrier");
         assert_ne!(CallId::digest(&[1, 2]), CallId::digest(&[2, 1]));
     }

@@ -1,7 +1,7 @@
 //! One call of a collective: what it is, and the part of it that a launch does.
 
 use super::collective::Collective;
-use super::identity::{CallId, Operation};
+use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use super::transfer::{Direction, Transfer};
 use crate::abi::{self, FaLaunch, FaShare};
@@ -71,7 +71,7 @@ impl Message<'_> {
     pub fn id(&self, algorithm: Option<Algorithm>) -> CallId {
         let counts = self.collective.counts();
         CallId {
-            operation: self.collective.operation(),
+            kind: self.collective.kind(),
             dtype: self.dtype,
             op: self.collective.reduction(),
             algorithm,
@@ -97,9 +97,9 @@ impl Message<'_> {
     pub fn is_again(&self, id: &CallId) -> bool {
         let same = (id.dtype, id.count) == (self.dtype, self.count);
         match self.collective {
-            Collective::AllReduce(op) => same && id.operation == Operation::AllReduce && id.op == Some(op),
+            Collective::AllReduce(op) => same && id.kind == CallKind::AllReduce && id.op == Some(op),
             collective => {
-                same && id.operation == collective.operation()
+                same && id.kind == collective.kind()
                     && id.op == collective.reduction()
                     && id.root.map(usize::from) == collective.root()
                     && collective.counts().is_none()
@@ -225,7 +225,7 @@ impl Message<'_> {
     /// A collective as messages between pairs.
     pub fn transfers(&self, rank: usize, world_size: usize) -> Vec<Transfer> {
         // No message of a caller's is likely to have it, so that calls out of step are told.
-        let tag = u32::MAX - self.collective.operation() as u32;
+        let tag = u32::MAX - self.collective.kind() as u32;
         let Message { collective, input, output, count, dtype } = *self;
         let at = |base: u64, elements: usize| base + (elements * dtype.size()) as u64;
         let send =

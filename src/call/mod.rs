@@ -10,7 +10,8 @@ mod transfer;
 
 pub(crate) use self::cache::{CallCache, Prepared};
 pub use self::collective::Collective;
-pub(crate) use self::identity::{CallId, Operation};
+pub(crate) use self::identity::CallId;
+pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, Site};
 pub(crate) use self::message::{Message, Partition};
 pub(crate) use self::operand::same_length;

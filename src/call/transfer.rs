@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::identity::{CallId, Operation};
+use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use crate::abi::{FaTransfer, FaTransfers, FA_MAX_RANKS, FA_MAX_TRANSFERS};
 use crate::dtype::{DType, Element};
@@ -71,10 +71,10 @@ impl<'a> Group<'a> {
 }
 
 /// The call that a list of transfers is, for ranks that wonder what this one does.
-pub(crate) fn transfers_id(operation: Operation, transfers: &[Transfer]) -> CallId {
+pub(crate) fn transfers_id(kind: CallKind, transfers: &[Transfer]) -> CallId {
     let dtype = transfers.first().map_or(DType::U8, |transfer| transfer.dtype);
     let count = transfers.iter().fold(0_usize, |sum, transfer| sum.saturating_add(transfer.count));
-    CallId { operation, dtype, op: None, algorithm: None, root: None, digest: 0, count }
+    CallId { kind, dtype, op: None, algorithm: None, root: None, digest: 0, count }
 }
 
 /// Refuses transfers that no kernel could do.

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::typed::typed_collectives;
 use super::Communicator;
 use crate::call::{
-    check_transfers, same_length, transfers_id, Collective, Group, Message, Operation, Transfer,
+    check_transfers, same_length, transfers_id, CallKind, Collective, Group, Message, Transfer,
 };
 use crate::device::Host;
 use crate::dtype::{DType, Element};
@@ -57,7 +57,7 @@ impl Communicator<Host> {
     pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u32) -> Result<()> {
         let mut group = Group::default();
         group.send(data, to, tag);
-        self.exchange(Operation::Send, &group)
+        self.exchange(CallKind::Send, &group)
     }
 
     /// Receives as many elements as `data` has from another rank.
@@ -68,7 +68,7 @@ impl Communicator<Host> {
     pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u32) -> Result<()> {
         let mut group = Group::default();
         group.recv(data, from, tag);
-        self.exchange(Operation::Recv, &group)
+        self.exchange(CallKind::Recv, &group)
     }
 
     /// Sends to one rank and receives from another, or the same, at once.
@@ -86,7 +86,7 @@ impl Communicator<Host> {
     ) -> Result<()> {
         let mut group = Group::default();
         group.send(input, to, tag).recv(output, from, tag);
-        self.exchange(Operation::SendRecv, &group)
+        self.exchange(CallKind::SendRecv, &group)
     }
 
     /// Sends and receives all that `add` puts into the group, side by side in one launch: at most 64 messages. Ranks need not name
@@ -125,7 +125,7 @@ impl Communicator<Host> {
     pub fn group<'a, R>(&self, add: impl FnOnce(&mut Group<'a>) -> Result<R>) -> Result<R> {
         let mut group = Group::default();
         let result = add(&mut group)?;
-        self.exchange(Operation::Group, &group)?;
+        self.exchange(CallKind::Group, &group)?;
         Ok(result)
     }
 
@@ -200,7 +200,7 @@ impl Communicator<Host> {
     pub unsafe fn transfer_raw(&self, transfers: &[Transfer]) -> Result<()> {
         check_transfers(transfers, self.world_size())?;
         // SAFETY: the caller's.
-        unsafe { self.start_transfers(transfers_id(Operation::Group, transfers), transfers, ()) }?;
+        unsafe { self.start_transfers(transfers_id(CallKind::Group, transfers), transfers, ()) }?;
         self.healthy()
     }
 
@@ -243,11 +243,11 @@ impl Communicator<Host> {
         unsafe { self.run(message) }
     }
 
-    fn exchange(&self, operation: Operation, group: &Group<'_>) -> Result<()> {
+    fn exchange(&self, kind: CallKind, group: &Group<'_>) -> Result<()> {
         let transfers = group.transfers();
         check_transfers(transfers, self.world_size())?;
         // SAFETY: the group borrows what it sends and receives into, and the host runs the launch to its end.
-        unsafe { self.start_transfers(transfers_id(operation, transfers), transfers, ()) }?;
+        unsafe { self.start_transfers(transfers_id(kind, transfers), transfers, ()) }?;
         self.healthy()
     }
 

@@ -1,7 +1,7 @@
 //! What the nodes are about to do, for them to compare.
 
 use crate::abi::FaCall;
-use crate::call::{CallId, Operation};
+use crate::call::{CallId, CallKind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
@@ -12,8 +12,8 @@ pub struct Call(CallId);
 
 impl Call {
     pub(super) fn new(count: usize, dtype: DType, op: ReduceOp) -> Self {
-        let operation = Operation::AllReduce;
-        Self(CallId { operation, dtype, op: Some(op), algorithm: None, root: None, digest: 0, count })
+        let kind = CallKind::AllReduce;
+        Self(CallId { kind, dtype, op: Some(op), algorithm: None, root: None, digest: 0, count })
     }
 
     /// The call as the other nodes may be told it.

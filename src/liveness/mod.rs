@@ -179,7 +179,7 @@ impl Liveness {
     /// Its name.
     pub fn operation(&self) -> &'static str {
         let call = CallId::decode(own_status(&self.pages).activity().call);
-        call.map_or("a call", |call| call.operation.name())
+        call.map_or("a call", |call| call.kind.name())
     }
 
     /// Calls that this rank has begun.

@@ -2,28 +2,20 @@
 
 use std::fmt;
 
-use fast_allreduce::{DType, ReduceOp};
+use fast_allreduce::{CallKind, DType, ReduceOp};
 
 use super::Bench;
-use crate::bench::kind::Kind;
-use crate::bench::work::Work;
+use crate::collective::CallFacts as _;
 use crate::failure::Failure;
 
 /// One of the combinations.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    pub kind: Kind,
+    pub kind: CallKind,
     pub dtype: DType,
     pub op: ReduceOp,
     pub root: usize,
     pub bytes: usize,
-}
-
-impl Case {
-    /// The call, as a rank makes it.
-    pub fn work(&self, rank: usize, world_size: usize) -> Work {
-        Work::new(self.kind, self.op, self.root, self.bytes / self.dtype.size(), rank, world_size)
-    }
 }
 
 impl fmt::Display for Case {
@@ -60,7 +52,7 @@ impl Bench {
 
     /// Whether that is all that is asked for.
     pub fn is_all_reduce(&self) -> bool {
-        self.collectives.0 == [Kind::AllReduce]
+        self.collectives.0 == [CallKind::AllReduce]
     }
 
     /// Refuses options of another collective.

@@ -16,9 +16,9 @@ elements that are farther from the reduction in f64 than rounding in the element
 halving-doubling of this crate are held to the same. error is the
 largest distance from the reduction in f64 that any element has, out of place or in place.
 
-memcpy is a copy of the same size made by every rank at the same time, from one buffer to the other in both forms: no collective,
+memcpy is a copy of the same size made by every rank at the same time, from one buffer to the other either way: no collective,
 but a floor. mpi is MPI_Allreduce, MPI_Allgather(v), MPI_Reduce_scatter(_block), MPI_Bcast, MPI_Reduce, MPI_Gather, MPI_Scatter,
-MPI_Alltoall(v) or MPI_Sendrecv; nccl is ncclAllReduce. A form that one lacks is N/A: MPI's broadcast is in place only, and its
+MPI_Alltoall(v) or MPI_Sendrecv; nccl is ncclAllReduce. What one lacks is N/A: MPI's broadcast is in place only, and its
 reduce-scatters in place leave results elsewhere than this crate's. A contender that lacks a collective, a type or an operation is left out of those rows, with the reason in a line. One that
 this machine or build lacks is left out of the run; if none is left, the exit status is 2.
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fast_allreduce::device::host::{available_memory, Isa};
 use fast_allreduce::plan::DeviceKind;
-use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
+use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp, Wait};
 
 pub use self::cases::Case;
 pub use self::compare::{Compare, RivalName};
@@ -25,7 +25,6 @@ pub use self::gpu_check::{SharingName, Step};
 pub use self::plans::{Plan, Tune};
 pub use self::soak::{Faults, Soak, SummaryFormat};
 use self::values::Choice;
-use crate::bench::kind::Kind;
 use crate::failure::Failure;
 
 /// Ranks where nothing says otherwise.
@@ -87,9 +86,9 @@ const BENCH_NOTES: &str = "\
 Sizes take the suffixes K, M, G and T, powers of 1024.
 
 Sizes are those of nccl-tests: of the larger of a call's buffers, which for all_gather, reduce_scatter, gather, scatter and
-all_to_all hold a share for each rank; count is the elements of a share, and in the uneven forms (_v) their mean. There, each
+all_to_all hold a share for each rank; count is the elements of a share, and in the uneven collectives (_v) their mean. There, each
 share has one element more than the one before: rank r's r more than the first, and in all_to_all_v those that go to the r-th
-rank to the right. send_recv sends to the right neighbour and receives from the left one. What has no form in place is N/A.
+rank to the right. send_recv sends to the right neighbour and receives from the left one. What cannot be in place is N/A.
 
 Columns: time is that of --iters calls back to back divided by their number, on the slowest rank. p50 and p99 are of
 single calls (at most 10000), each after a barrier; a call takes as long as on its slowest rank. algbw is size / time. busbw
@@ -152,7 +151,7 @@ pub struct Bench {
     /// Collective: all_reduce, all_gather, all_gather_v, reduce_scatter, reduce_scatter_v, broadcast, reduce, gather, scatter,
     /// all_to_all, all_to_all_v, send_recv, or all in turn
     #[arg(long = "collective", value_name = "NAME", default_value = "all_reduce", value_parser = values::collectives)]
-    collectives: Choice<Kind>,
+    collectives: Choice<CallKind>,
     /// Root of broadcast, reduce, gather and scatter [default: 0]
     #[arg(short = 'r', long, value_name = "RANK")]
     root: Option<usize>,
@@ -190,7 +189,7 @@ pub struct Bench {
     /// Bytes that one launch can take through the region [default: the device's]
     #[arg(long = "max-bytes", value_name = "SIZE", value_parser = values::size)]
     pub launch_bytes: Option<usize>,
-    /// Form of the results
+    /// Format of the results
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
     /// Write a page with charts there too: HTML, in one file
@@ -217,17 +216,6 @@ impl DeviceName {
         match self {
             Self::Host => DeviceKind::Host,
             Self::Cuda => DeviceKind::Cuda,
-        }
-    }
-
-    /// Refuses a device that this build or this machine does not have.
-    pub fn check(self) -> Result<(), Failure> {
-        match self {
-            Self::Host => Ok(()),
-            #[cfg(feature = "cuda")]
-            Self::Cuda => crate::bench::device::cuda::require(),
-            #[cfg(not(feature = "cuda"))]
-            Self::Cuda => Err(crate::failure::without_cuda()),
         }
     }
 }
@@ -320,11 +308,6 @@ impl Bench {
         Ok(())
     }
 
-    /// Refuses a device that this build or this machine does not have.
-    pub fn check_device(&self) -> Result<(), Failure> {
-        self.device.check()
-    }
-
     /// Refuses buffers that do not fit the memory there is, which the kernel would grant and then kill for.
     pub fn check_memory(&self) -> Result<(), Failure> {
         check_memory(self.max_bytes, self.ranks())
@@ -359,7 +342,7 @@ pub fn parse() -> Result<Command, ExitCode> {
         if error.use_stderr()
             && error.kind() != clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
         {
-            if crate::launch::is_first_rank() {
+            if crate::environment::is_first_rank() {
                 eprintln!("{}", on_one_line(&error.render().to_string()));
             }
         } else if let Err(error) = error.print().and_then(|()| std::io::stdout().flush()) {

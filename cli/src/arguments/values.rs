@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use fast_allreduce::device::host::Isa;
-use fast_allreduce::{Algorithm, DType, ReduceOp};
+use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
 use super::plans::Worlds;
-use crate::bench::kind::Kind;
+use crate::collective::MEASURED;
 
 /// Several values that one argument stands for.
 #[derive(Debug, Clone)]
@@ -74,12 +74,12 @@ pub fn algorithms(text: &str) -> Result<Choice<Option<Algorithm>>, String> {
     }
 }
 
-pub fn collectives(text: &str) -> Result<Choice<Kind>, String> {
+pub fn collectives(text: &str) -> Result<Choice<CallKind>, String> {
     if text == "all" {
-        return Ok(Choice(Kind::ALL.into()));
+        return Ok(Choice(MEASURED.into()));
     }
-    let names = Kind::ALL.map(Kind::name);
-    let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
+    let names = MEASURED.map(CallKind::name);
+    let found = MEASURED.into_iter().find(|kind| kind.name() == text);
     found.map(|kind| Choice(vec![kind])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
 }
 

@@ -1,118 +1,21 @@
-//! `bench`, as one of its ranks: every collective, size, type, operation and algorithm asked for. What `compare` shares is here too.
+//! `bench`, as one of its ranks: every collective, size, type, operation and algorithm asked for.
 
-pub mod check;
-pub mod contender;
-pub mod device;
-pub mod inputs;
-pub mod kind;
-pub mod measure;
-pub mod progress;
-pub mod reference;
+pub mod html;
 pub mod report;
-pub mod row;
-pub mod session;
-pub mod sheet;
-pub mod work;
 
-use std::hash::{BuildHasher, RandomState};
+use fast_allreduce::Algorithm;
 
-use fast_allreduce::bootstrap::{Bootstrap, Local};
-use fast_allreduce::{Algorithm, DType};
-
-use self::device::host::Cpu;
-use self::device::Endpoint;
-use self::measure::{Effort, Measure};
-use self::progress::Progress;
 use self::report::Report;
-use self::row::{Config, Row};
-use self::session::Session;
-use crate::arguments::{Bench, DeviceName};
+use crate::arguments::Bench;
 use crate::failure::Failure;
+use crate::harness::device::Endpoint;
+use crate::harness::progress::Progress;
+use crate::harness::row::Row;
+use crate::harness::session::Session;
+use crate::harness::work::Work;
+use crate::harness::{config, measure, with_number, Job};
 use crate::output::Output;
 use crate::page::render;
-
-/// Evaluates an expression for the Rust type of a [`DType`].
-macro_rules! with_number {
-    ($dtype:expr, $type:ident => $value:expr) => {{
-        use half::{bf16, f16};
-        match $dtype {
-            DType::F16 => with_number!(@ $type = f16, $value),
-            DType::Bf16 => with_number!(@ $type = bf16, $value),
-            DType::F32 => with_number!(@ $type = f32, $value),
-            DType::F64 => with_number!(@ $type = f64, $value),
-            DType::I8 => with_number!(@ $type = i8, $value),
-            DType::U8 => with_number!(@ $type = u8, $value),
-            DType::I32 => with_number!(@ $type = i32, $value),
-            DType::U32 => with_number!(@ $type = u32, $value),
-            DType::I64 => with_number!(@ $type = i64, $value),
-            DType::U64 => with_number!(@ $type = u64, $value),
-            other => Err(Failure::Usage(format!("there is no reference for {other}"))),
-        }
-    }};
-    (@ $type:ident = $rust:ty, $value:expr) => {{
-        type $type = $rust;
-        $value
-    }};
-}
-pub(crate) use with_number;
-
-/// What is measured on endpoints that are made alike.
-pub trait Job {
-    /// What they are made from.
-    fn options(&self) -> &Bench;
-
-    /// An endpoint for each; `None` is the plan's choice.
-    fn algorithms(&self) -> Vec<Option<Algorithm>>;
-
-    /// Measures, and writes the results on the first rank: to `page` too, if one is asked for. True if every checked element is
-    /// right.
-    fn run<E: Endpoint>(
-        &self,
-        session: &Session,
-        endpoints: &[E],
-        page: Option<&Output>,
-    ) -> Result<bool, Failure>;
-}
-
-/// Runs as the rank that the environment names, as [`run_in`].
-pub fn run(job: &impl Job) -> Result<bool, Failure> {
-    let Some(bootstrap) = Local::from_env()? else {
-        return Err(Failure::Usage("the environment names no world".into()));
-    };
-    run_in(job, bootstrap)
-}
-
-/// Runs as a rank of `bootstrap`. True if every checked element is right.
-pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<bool, Failure> {
-    let options = job.options();
-    let page = options.report.as_deref().map(Output::check).transpose()?;
-    let page = page.as_ref();
-    let session = Session::new(bootstrap, options.wait.wait(), options.timeout)?;
-    options.check_world(session.world_size())?;
-    let algorithms = job.algorithms().into_iter();
-    match options.device {
-        DeviceName::Host => {
-            let endpoints = algorithms.map(|algorithm| Cpu::new(&session, options, algorithm));
-            job.run(&session, &endpoints.collect::<Result<Vec<_>, _>>()?, page)
-        }
-        #[cfg(feature = "cuda")]
-        DeviceName::Cuda => {
-            let settings = device::cuda::Settings {
-                first_gpu: 0,
-                gpus: device::cuda::gpus()?,
-                sharing: None,
-                timeout: options.timeout,
-                launch_bytes: options.launch_bytes,
-                eager: options.eager,
-            };
-            let endpoints =
-                algorithms.map(|algorithm| device::cuda::Gpu::new(&session, &settings, algorithm));
-            job.run(&session, &endpoints.collect::<Result<Vec<_>, _>>()?, page)
-        }
-        #[cfg(not(feature = "cuda"))]
-        DeviceName::Cuda => options.check_device().map(|()| true),
-    }
-}
 
 impl Job for Bench {
     fn options(&self) -> &Bench {
@@ -148,7 +51,7 @@ impl Job for Bench {
             if let Some((_, progress)) = &voice {
                 progress.show(&case.to_string());
             }
-            let work = case.work(session.rank(), session.world_size());
+            let work = Work::of_case(&case, session.rank(), session.world_size());
             let row: Row = with_number!(case.dtype, T => measure.row::<T>(endpoint, &work))?;
             is_right &= row.wrong() == 0;
             if let Some((report, progress)) = &mut voice {
@@ -161,44 +64,9 @@ impl Job for Bench {
             drop(progress);
             let (config, rows) = report.finish()?;
             if let Some(page) = page {
-                page.write(&render(&sheet::page(&config, &rows)))?;
+                page.write(&render(&html::page(&config, &rows)))?;
             }
         }
         Ok(is_right)
     }
-}
-
-/// The measurements of a run. Collective.
-pub fn measure<'a>(options: &Bench, session: &'a Session) -> Result<Measure<'a>, Failure> {
-    let seed = session.of_first(options.seed.unwrap_or_else(random_seed))?;
-    let effort = Effort {
-        iterations: options.iterations,
-        warmup: options.warmup,
-        checks: options.checks,
-        registered: options.registered,
-    };
-    Ok(Measure { session, effort, seed, round: 0 })
-}
-
-/// What the numbers of a run depend on.
-pub fn config(options: &Bench, endpoint: &impl Endpoint, seed: u64) -> Config {
-    let communicator = endpoint.communicator();
-    Config {
-        version: env!("CARGO_PKG_VERSION"),
-        ranks: communicator.world_size(),
-        device: endpoint.facts(),
-        registered: options.registered,
-        seed,
-        iters: options.iterations,
-        warmup_iters: options.warmup,
-        check: options.checks,
-        collective: options.collective(),
-        timeout_s: options.timeout.as_secs_f64(),
-        region_bytes: communicator.region_bytes(),
-    }
-}
-
-/// Short enough to type again.
-fn random_seed() -> u64 {
-    RandomState::new().hash_one(()) >> 32
 }

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::row::{Config, Row, Timing};
 use crate::arguments::Format;
+use crate::harness::row::{Config, Row, Timing};
 
 /// What the first rank writes.
 pub struct Report {
@@ -14,7 +14,7 @@ pub struct Report {
     rows: Vec<Row>,
 }
 
-/// The one object of the JSON form.
+/// The one object of the JSON format.
 #[derive(Serialize)]
 struct Document<'a> {
     config: &'a Config,
@@ -35,7 +35,7 @@ impl Report {
         Ok(Self { format, config, rows: Vec::new() })
     }
 
-    /// Writes a row where the form has lines.
+    /// Writes a row where the format has lines.
     pub fn add(&mut self, row: Row) -> io::Result<()> {
         let mut out = io::stdout().lock();
         match self.format {
@@ -102,22 +102,23 @@ fn write_table_header(out: &mut impl Write, config: &Config) -> io::Result<()> {
     writeln!(out, "#")?;
     let (left, right) = ("out-of-place", "in-place");
     writeln!(out, "#{:60}{left:^55}{right:^55}", "")?;
-    let form =
+    let columns =
         format!("{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "time", "p50", "p99", "algbw", "busbw", "#wrong");
     let (size, count, dtype) = ("size", "count", "type");
     writeln!(
         out,
-        "#{size:>11}{count:>13}{dtype:>6}{:>6}{:>6} {:>16}  {form}   {form} {:>9}",
+        "#{size:>11}{count:>13}{dtype:>6}{:>6}{:>6} {:>16}  {columns}   {columns} {:>9}",
         "redop", "root", "algo", "memcpy"
     )?;
-    let form = format!("{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
-    writeln!(out, "#{:>11}{:>13}{:>35}  {form}   {form} {:>9}", "(B)", "(elements)", "", "(us)")
+    let columns =
+        format!("{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
+    writeln!(out, "#{:>11}{:>13}{:>35}  {columns}   {columns} {:>9}", "(B)", "(elements)", "", "(us)")
 }
 
 fn write_table_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
     let Row { size, count, dtype, redop, .. } = row;
     let (root, algo) = (root(row.root), row.algo.unwrap_or("-"));
-    let form = |timing: &Timing| {
+    let columns = |timing: &Timing| {
         format!(
             "{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}",
             significant(timing.time_us),
@@ -130,7 +131,7 @@ fn write_table_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
     };
     let missing = || format!("{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "N/A", "N/A", "N/A", "N/A", "N/A", "N/A");
     let (out_of_place, in_place) =
-        (form(&row.out_of_place), row.in_place.as_ref().map_or_else(missing, form));
+        (columns(&row.out_of_place), row.in_place.as_ref().map_or_else(missing, columns));
     let memcpy = significant(row.memcpy_us);
     writeln!(
         out,

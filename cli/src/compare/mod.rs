@@ -1,28 +1,25 @@
 //! `compare`, as one of its ranks: this crate and others on the same buffers, in turns.
 
-mod field;
-mod line;
-#[cfg(feature = "mpi")]
-pub mod mpi;
-#[cfg(feature = "cuda")]
-pub mod nccl;
+mod contenders;
+mod html;
 mod report;
-mod sheet;
+mod row;
 mod summary;
 
 use std::collections::BTreeSet;
 
-use fast_allreduce::{Algorithm, DType};
+use fast_allreduce::Algorithm;
 
-use self::field::Field;
-use self::line::{lines, Contest, LeftOut};
+use self::contenders::Contenders;
 use self::report::Report;
+use self::row::{rows, CompareConfig, LeftOut};
 use crate::arguments::{Bench, Compare};
-use crate::bench::device::Endpoint;
-use crate::bench::progress::Progress;
-use crate::bench::session::Session;
-use crate::bench::{config, measure, with_number, Job};
 use crate::failure::Failure;
+use crate::harness::device::Endpoint;
+use crate::harness::progress::Progress;
+use crate::harness::session::Session;
+use crate::harness::work::Work;
+use crate::harness::{config, measure, with_number, Job};
 use crate::output::Output;
 use crate::page::render;
 
@@ -30,9 +27,9 @@ use crate::page::render;
 pub fn prepare(options: &Compare) -> Result<(), Failure> {
     options.validate()?;
     #[cfg(feature = "cuda")]
-    if std::env::var_os(nccl::SHARED_GPU).is_none() {
+    if std::env::var_os(crate::harness::rivals::nccl::SHARED_GPU).is_none() {
         // This process has one thread yet.
-        std::env::set_var(nccl::SHARED_GPU, "1");
+        std::env::set_var(crate::harness::rivals::nccl::SHARED_GPU, "1");
     }
     Ok(())
 }
@@ -53,13 +50,13 @@ impl Job for Compare {
         page: Option<&Output>,
     ) -> Result<bool, Failure> {
         let mut measure = measure(&self.bench, session)?;
-        let field = Field::new(&self.rivals(), session, &endpoints[0])?;
-        let contenders = field.contenders(endpoints);
+        let entered = Contenders::new(&self.rivals(), session, &endpoints[0])?;
+        let contenders = entered.all(endpoints);
         let mut voice = match session.rank() {
             0 => {
                 let config = config(&self.bench, &endpoints[0], measure.seed);
-                let contest = Contest { config, rounds: self.rounds, against: field.facts() };
-                let report = Report::start(self.bench.format, contest, field.unavailable())?;
+                let config = CompareConfig { config, rounds: self.rounds, against: entered.facts() };
+                let report = Report::start(self.bench.format, config, entered.unavailable())?;
                 Some((report, Progress::new(self.bench.cases().count())))
             }
             _ => None,
@@ -83,21 +80,21 @@ impl Job for Compare {
             if let Some((_, progress)) = &voice {
                 progress.show(&case.to_string());
             }
-            let work = case.work(session.rank(), session.world_size());
+            let work = Work::of_case(&case, session.rank(), session.world_size());
             let timings = with_number!(dtype, T => measure.contest::<T, E>(&able, self.rounds, &work))?;
-            let lines = lines(&able, &case, &work, timings);
-            is_right &= lines.iter().all(|line| line.wrong() == 0);
+            let rows = rows(&able, &case, &work, timings);
+            is_right &= rows.iter().all(|row| row.wrong() == 0);
             if let Some((report, progress)) = &mut voice {
                 progress.clear();
                 progress.advance();
-                report.add(lines)?;
+                report.add(rows)?;
             }
         }
         if let Some((report, progress)) = voice {
             drop(progress);
             let results = report.finish()?;
             if let Some(page) = page {
-                page.write(&render(&sheet::page(&results)))?;
+                page.write(&render(&html::page(&results)))?;
             }
         }
         Ok(is_right)

@@ -4,11 +4,11 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::line::{Contest, LeftOut, Line};
+use super::row::{CompareConfig, LeftOut, Row};
 use super::summary::{summaries, Summary};
 use crate::arguments::Format;
 use crate::bench::report::{bandwidth, root, significant, write_facts};
-use crate::bench::row::Timing;
+use crate::harness::row::Timing;
 
 /// What the first rank writes.
 pub struct Report {
@@ -16,19 +16,19 @@ pub struct Report {
     results: Results,
 }
 
-/// The one object of the JSON form.
+/// The one object of the JSON format.
 #[derive(Debug, Serialize)]
 pub struct Results {
-    pub config: Contest,
+    pub config: CompareConfig,
     pub left_out: Vec<LeftOut>,
-    pub results: Vec<Line>,
+    pub results: Vec<Row>,
     pub summary: Vec<Summary>,
     pub wrong: u64,
 }
 
 impl Report {
     /// Writes the header.
-    pub fn start(format: Format, config: Contest, unavailable: &[LeftOut]) -> io::Result<Self> {
+    pub fn start(format: Format, config: CompareConfig, unavailable: &[LeftOut]) -> io::Result<Self> {
         let mut out = io::stdout().lock();
         match format {
             Format::Table => write_header(&mut out, &config)?,
@@ -55,28 +55,28 @@ impl Report {
         Ok(())
     }
 
-    /// Writes a size's lines where the form has lines.
-    pub fn add(&mut self, lines: Vec<Line>) -> io::Result<()> {
+    /// Writes a size's rows where the format has lines.
+    pub fn add(&mut self, rows: Vec<Row>) -> io::Result<()> {
         let mut out = io::stdout().lock();
         match self.format {
             Format::Table => {
-                let name = |line: Option<&Line>| line.map(|line| line.collective);
-                let (last, next) = (name(self.results.results.last()), name(lines.first()));
+                let name = |row: Option<&Row>| row.map(|row| row.collective);
+                let (last, next) = (name(self.results.results.last()), name(rows.first()));
                 if next.is_some() && next != last && next != Some(self.results.config.config.collective) {
                     writeln!(out, "# collective {}", next.unwrap_or_default())?;
                 }
-                lines.iter().try_for_each(|line| write_line(&mut out, line))?;
+                rows.iter().try_for_each(|row| write_row(&mut out, row))?;
             }
-            Format::Csv => lines.iter().try_for_each(|line| write_csv_line(&mut out, line))?,
+            Format::Csv => rows.iter().try_for_each(|row| write_csv_row(&mut out, row))?,
             Format::Json => {}
         }
-        self.results.results.extend(lines);
+        self.results.results.extend(rows);
         out.flush()
     }
 
     /// Writes what comes last, and returns what was written.
     pub fn finish(mut self) -> io::Result<Results> {
-        self.results.wrong = self.results.results.iter().map(Line::wrong).sum();
+        self.results.wrong = self.results.results.iter().map(Row::wrong).sum();
         self.results.summary = summaries(&self.results.results);
         let mut out = io::stdout().lock();
         match self.format {
@@ -92,7 +92,7 @@ impl Report {
     }
 }
 
-fn write_header(out: &mut impl Write, contest: &Contest) -> io::Result<()> {
+fn write_header(out: &mut impl Write, contest: &CompareConfig) -> io::Result<()> {
     write_facts(out, &contest.config)?;
     writeln!(out, "# rounds {}", contest.rounds)?;
     for against in &contest.against {
@@ -101,17 +101,17 @@ fn write_header(out: &mut impl Write, contest: &Contest) -> io::Result<()> {
     }
     writeln!(out, "#")?;
     writeln!(out, "#{:75}{:^42}{:^43}", "", "out-of-place", "in-place")?;
-    let form = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "time", "algbw", "busbw", "#wrong", "ratio");
+    let columns = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "time", "algbw", "busbw", "#wrong", "ratio");
     let (size, count, dtype) = ("size", "count", "type");
     let kind = format!("{size:>11}{count:>13}{dtype:>6}{:>6}{:>6}", "redop", "root");
-    writeln!(out, "#{kind} {:>14} {:>16}  {form}   {form} {:>9}", "by", "algo", "error")?;
-    let form = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "(us)", "(GB/s)", "(GB/s)", "", "");
-    writeln!(out, "#{:>11}{:>13}{:>50}  {form}   {form}", "(B)", "(elements)", "")
+    writeln!(out, "#{kind} {:>14} {:>16}  {columns}   {columns} {:>9}", "by", "algo", "error")?;
+    let columns = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "(us)", "(GB/s)", "(GB/s)", "", "");
+    writeln!(out, "#{:>11}{:>13}{:>50}  {columns}   {columns}", "(B)", "(elements)", "")
 }
 
-fn write_line(out: &mut impl Write, line: &Line) -> io::Result<()> {
-    let Line { size, count, dtype, redop, by, algo, ratio, .. } = line;
-    let form = |timing: &Option<Timing>, ratio: Option<f64>| {
+fn write_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
+    let Row { size, count, dtype, redop, by, algo, ratio, .. } = row;
+    let columns = |timing: &Option<Timing>, ratio: Option<f64>| {
         let Some(timing) = timing else {
             return format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "N/A", "N/A", "N/A", "N/A", "N/A");
         };
@@ -125,9 +125,9 @@ fn write_line(out: &mut impl Write, line: &Line) -> io::Result<()> {
         )
     };
     let (out_of_place, in_place) =
-        (form(&line.out_of_place, ratio.out_of_place), form(&line.in_place, ratio.in_place));
+        (columns(&row.out_of_place, ratio.out_of_place), columns(&row.in_place, ratio.in_place));
     let (root, algo, error) =
-        (root(line.root), algo.unwrap_or("-"), line.max_error().map_or("-".into(), distance));
+        (root(row.root), algo.unwrap_or("-"), row.max_error().map_or("-".into(), distance));
     writeln!(
         out,
         "{size:>12}{count:>13}{dtype:>6}{redop:>6}{root:>6} {by:>14} {algo:>16}  {out_of_place}   {in_place} {error:>9}"
@@ -178,11 +178,11 @@ const CSV_HEADER: &str = "collective,size,count,type,redop,root,by,algo,\
     in_place_time_us,in_place_p50_us,in_place_p99_us,in_place_algbw_gbs,in_place_busbw_gbs,in_place_wrong,in_place_max_error,\
     in_place_ratio";
 
-fn write_csv_line(out: &mut impl Write, line: &Line) -> io::Result<()> {
-    let Line { collective, size, count, dtype, redop, by, ratio, .. } = line;
-    let (root, algo) = (root(line.root), line.algo.unwrap_or_default());
+fn write_csv_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
+    let Row { collective, size, count, dtype, redop, by, ratio, .. } = row;
+    let (root, algo) = (root(row.root), row.algo.unwrap_or_default());
     write!(out, "{collective},{size},{count},{dtype},{redop},{root},{by},{algo}")?;
-    for (timing, ratio) in [(&line.out_of_place, ratio.out_of_place), (&line.in_place, ratio.in_place)] {
+    for (timing, ratio) in [(&row.out_of_place, ratio.out_of_place), (&row.in_place, ratio.in_place)] {
         let Some(timing) = timing else {
             write!(out, ",,,,,,,,")?;
             continue;

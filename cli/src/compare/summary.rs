@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::line::Line;
+use super::row::Row;
 
 /// One contender over all sizes, types and operations.
 #[derive(Debug, Serialize)]
@@ -15,7 +15,7 @@ pub struct Summary {
     pub ratio: Option<Spread>,
 }
 
-/// Ratios of times, of both forms.
+/// Ratios of times, out of place and in place.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Spread {
     /// Geometric.
@@ -37,25 +37,25 @@ impl Spread {
 }
 
 /// In the order in which they appear.
-pub fn summaries(lines: &[Line]) -> Vec<Summary> {
+pub fn summaries(rows: &[Row]) -> Vec<Summary> {
     let mut names = Vec::new();
-    for line in lines {
-        if !names.contains(&line.by) {
-            names.push(line.by);
+    for row in rows {
+        if !names.contains(&row.by) {
+            names.push(row.by);
         }
     }
     let summary = |by| {
-        let of_it = || lines.iter().filter(move |line| line.by == by);
-        let is_checked = of_it().any(Line::is_checked);
+        let of_it = || rows.iter().filter(move |row| row.by == by);
+        let is_checked = of_it().any(Row::is_checked);
         let ratios: Vec<_> = of_it()
-            .filter(|line| !line.is_ours())
-            .flat_map(|line| [line.ratio.out_of_place, line.ratio.in_place])
+            .filter(|row| !row.is_ours())
+            .flat_map(|row| [row.ratio.out_of_place, row.ratio.in_place])
             .flatten()
             .collect();
         Summary {
             by,
-            wrong: is_checked.then(|| of_it().map(Line::wrong).sum()),
-            max_error: of_it().filter_map(Line::max_error).reduce(f64::max),
+            wrong: is_checked.then(|| of_it().map(Row::wrong).sum()),
+            max_error: of_it().filter_map(Row::max_error).reduce(f64::max),
             ratio: Spread::of(&ratios),
         }
     };

@@ -8,10 +8,10 @@ use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 
 use super::world::{download, grid};
 use super::Budget;
-use crate::bench::inputs::Inputs;
-use crate::bench::reference::Number;
-use crate::bench::with_number;
 use crate::failure::{driver, Failure};
+use crate::harness::inputs::Inputs;
+use crate::harness::reference::Number;
+use crate::harness::with_number;
 
 /// A type of each size.
 const TYPES: [DType; 4] = [DType::I32, DType::U8, DType::F16, DType::F64];

@@ -9,8 +9,8 @@ use fast_allreduce::topology::Topology;
 
 use super::record::Record;
 use crate::arguments::GpuCheck;
-use crate::bench::device::cuda;
 use crate::failure::{driver, Failure};
+use crate::harness::device::cuda;
 
 const ATTRIBUTES: [(&str, Attribute); 17] = [
     ("multiprocessors", Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),

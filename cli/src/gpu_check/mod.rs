@@ -9,8 +9,8 @@ mod programs;
 mod ranks;
 mod record;
 mod report;
-mod rigs;
 mod supervise;
+mod timings;
 mod world;
 
 use std::process::ExitCode;
@@ -21,8 +21,8 @@ use clap::ValueEnum;
 use self::record::Record;
 use self::report::Report;
 use crate::arguments::{GpuCheck, Step};
-use crate::bench::device::cuda;
 use crate::failure::Failure;
+use crate::harness::device::cuda;
 
 impl Step {
     /// In the order of what builds on what.
@@ -97,8 +97,8 @@ impl Budget {
 
 /// As the supervisor of all steps, as one step, or as a rank of one.
 pub fn run(options: &GpuCheck) -> Result<ExitCode, Failure> {
-    if crate::launch::is_rank() {
-        return crate::as_rank(|| ranks::rank(options));
+    if crate::environment::is_rank() {
+        return crate::launch::as_rank(|| ranks::rank(options));
     }
     if options.alone {
         return alone(options);
@@ -117,7 +117,7 @@ pub fn run(options: &GpuCheck) -> Result<ExitCode, Failure> {
         report.write_files(options)?;
     }
     report.write_summary(options)?;
-    Ok(ExitCode::from(if report.is_right() { 0 } else { crate::WRONG }))
+    Ok(ExitCode::from(if report.is_right() { 0 } else { crate::failure::WRONG }))
 }
 
 /// One step, in this process.
@@ -135,16 +135,16 @@ fn alone(options: &GpuCheck) -> Result<ExitCode, Failure> {
                 ranks::processes(step, options)?;
             }
             Step::Threads => ranks::threads(options, budget)?,
-            Step::Latency => rigs::latency(options, budget)?,
-            Step::Fixed => rigs::fixed(options)?,
-            Step::Bandwidth => rigs::bandwidth(options, budget)?,
+            Step::Latency => timings::latency(options, budget)?,
+            Step::Fixed => timings::fixed(options)?,
+            Step::Bandwidth => timings::bandwidth(options, budget)?,
             Step::Memcheck | Step::Synccheck | Step::Tests => {
                 return Err(Failure::Usage("this step is another program".into()));
             }
         }
     }
     Record::Done.write()?;
-    Ok(ExitCode::from(if record::has_failed() { crate::WRONG } else { 0 }))
+    Ok(ExitCode::from(if record::has_failed() { crate::failure::WRONG } else { 0 }))
 }
 
 #[cfg(test)]

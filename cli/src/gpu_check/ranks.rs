@@ -7,13 +7,13 @@ use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
 use super::record::{has_failed, Record};
-use super::{rigs, Budget};
+use super::{timings, Budget};
 use crate::arguments::{GpuCheck, SharingName, Step};
-use crate::bench::device::cuda::{Gpu, Settings};
-use crate::bench::measure::{Effort, Measure};
-use crate::bench::session::Session;
-use crate::bench::with_number;
 use crate::failure::Failure;
+use crate::harness::device::cuda::{Gpu, Settings};
+use crate::harness::measure::{Effort, Measure};
+use crate::harness::session::Session;
+use crate::harness::with_number;
 
 /// Ranks that take turns on a GPU wait for whole turns.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
@@ -127,7 +127,7 @@ pub fn rank(options: &GpuCheck) -> Result<bool, Failure> {
             first(&session, || outcome.into_record(name))
         }
         Some(&step @ Step::TimeSlices) => {
-            let (mean, median) = rigs::fixed_between_processes(&session, options)?;
+            let (mean, median) = timings::fixed_between_processes(&session, options)?;
             match (session.rank(), question(step)) {
                 (0, Some(question)) => {
                     let answer =

@@ -11,7 +11,7 @@ use super::record::Record;
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
 
-const WRONG: i32 = crate::WRONG as i32;
+const WRONG: i32 = crate::failure::WRONG as i32;
 
 /// What became of a step.
 #[derive(Debug, Serialize)]

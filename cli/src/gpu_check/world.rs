@@ -11,10 +11,10 @@ use fast_allreduce::{Algorithm, DType, ReduceOp};
 use super::record::Record;
 use super::{collectives, Budget};
 use crate::arguments::GpuCheck;
-use crate::bench::inputs::Inputs;
-use crate::bench::reference::{Number, Rounding};
-use crate::bench::with_number;
 use crate::failure::{driver, Failure};
+use crate::harness::inputs::Inputs;
+use crate::harness::reference::{Number, Rounding};
+use crate::harness::with_number;
 
 /// What a launch takes through the regions: the largest count below needs several.
 const LAUNCH_BYTES: usize = 64 << 10;
@@ -109,7 +109,8 @@ fn check_world(
             if budget.is_spent() {
                 return Ok(());
             }
-            *cases += with_number!(dtype, T => Rig::<T>::new(&world, op, shapes)?.check(&mut world, shapes))?;
+            *cases +=
+                with_number!(dtype, T => Buffers::<T>::new(&world, op, shapes)?.check(&mut world, shapes))?;
         }
     }
     Ok(())
@@ -126,7 +127,7 @@ fn check_collectives(
 }
 
 /// The buffers of all ranks, and what is to come out.
-struct Rig<T: Number> {
+struct Buffers<T: Number> {
     op: ReduceOp,
     inputs: Vec<CudaSlice<T>>,
     outputs: Vec<CudaSlice<T>>,
@@ -137,14 +138,14 @@ struct Rig<T: Number> {
 
 /// Where a call reads, and whether its peers read the same place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum InputMode {
     Staged,
     Registered,
     InPlace,
     InPlaceRegistered,
 }
 
-impl Form {
+impl InputMode {
     const ALL: [Self; 4] = [Self::Staged, Self::Registered, Self::InPlace, Self::InPlaceRegistered];
 
     fn is_in_place(self) -> bool {
@@ -156,7 +157,7 @@ impl Form {
     }
 }
 
-impl<T: Number> Rig<T> {
+impl<T: Number> Buffers<T> {
     fn new(world: &CudaWorld, op: ReduceOp, shapes: &[(usize, usize)]) -> Result<Self, Failure> {
         let length = shapes.iter().map(|(offset, count)| offset + count).max().unwrap_or(0) + MARGIN;
         let world_size = world.world_size();
@@ -188,17 +189,17 @@ impl<T: Number> Rig<T> {
         })
     }
 
-    /// Every algorithm, form and shape: the number of cases.
+    /// Every algorithm, mode and shape: the number of cases.
     fn check(&mut self, world: &mut CudaWorld, shapes: &[(usize, usize)]) -> Result<u64, Failure> {
         let mut cases = 0;
         for algorithm in Algorithm::DIRECT {
-            for form in Form::ALL {
+            for mode in InputMode::ALL {
                 let is_pull = matches!(algorithm, Algorithm::OneShotPull | Algorithm::TwoShotPull);
-                if form.is_registered() && !is_pull {
+                if mode.is_registered() && !is_pull {
                     continue; // Nothing is read in place then.
                 }
                 for &(offset, count) in shapes {
-                    self.case(world, algorithm, form, offset, count)?;
+                    self.case(world, algorithm, mode, offset, count)?;
                     cases += 1;
                 }
             }
@@ -210,25 +211,25 @@ impl<T: Number> Rig<T> {
         &mut self,
         world: &mut CudaWorld,
         algorithm: Algorithm,
-        form: Form,
+        mode: InputMode,
         offset: usize,
         count: usize,
     ) -> Result<(), Failure> {
         let stream = Arc::clone(world.stream());
         for (input, output) in self.inputs.iter().zip(&mut self.outputs) {
-            match form.is_in_place() {
+            match mode.is_in_place() {
                 true => stream.memcpy_dtod(input, output).map_err(driver("cuMemcpyDtoDAsync"))?,
                 false => stream.memcpy_htod(&self.poison, output).map_err(driver("cuMemcpyHtoDAsync"))?,
             }
         }
         // The world copies on a stream of its own.
         stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-        let inputs = if form.is_in_place() { &[][..] } else { &self.inputs };
+        let inputs = if mode.is_in_place() { &[][..] } else { &self.inputs };
         let (blocks, threads) = grid(world, count * size_of::<T>());
-        let plan = WorldPlan { algorithm, blocks, threads, registered: form.is_registered() };
+        let plan = WorldPlan { algorithm, blocks, threads, registered: mode.is_registered() };
         let Self { op, outputs, .. } = self;
         let name = || {
-            format!("{algorithm} of {count} {} from {offset}, {op}, {form:?}, {blocks} x {threads}", T::DTYPE)
+            format!("{algorithm} of {count} {} from {offset}, {op}, {mode:?}, {blocks} x {threads}", T::DTYPE)
         };
         world
             .all_reduce(inputs, outputs, offset, count, *op, plan)
@@ -236,7 +237,7 @@ impl<T: Number> Rig<T> {
         for (rank, output) in self.outputs.iter().enumerate() {
             let result = download(world, output)?;
             let before =
-                if form.is_in_place() { download(world, &self.inputs[rank])? } else { self.poison.clone() };
+                if mode.is_in_place() { download(world, &self.inputs[rank])? } else { self.poison.clone() };
             let wrong = |&index: &usize| {
                 let is_reduced = (offset..offset + count).contains(&index);
                 let right = if is_reduced { self.expected[index] } else { before[index] };

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
+use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp, Wait};
 
 use crate::arguments::Faults;
-use crate::bench::kind::Kind;
-use crate::bench::work::Work;
+use crate::collective::{CallFacts as _, MEASURED};
+use crate::harness::work::Work;
 
 /// Communicators that are alive at a time.
 pub const SLOTS: usize = 8;
@@ -122,7 +122,7 @@ pub struct Call {
     /// The communicator is dropped and made again first.
     pub renew: bool,
     pub groups: Option<Groups>,
-    pub kind: Kind,
+    pub kind: CallKind,
     /// Of those who make the call, modulo their number.
     pub root: usize,
     pub dtype: DType,
@@ -156,7 +156,7 @@ impl Call {
             _ => draws.size(most),
         };
         // Those with algorithms to choose from as often as all others.
-        let kind = if draws.one_in(2) { Kind::AllReduce } else { draws.pick(Kind::ALL) };
+        let kind = if draws.one_in(2) { CallKind::AllReduce } else { draws.pick(MEASURED) };
         Self {
             kind,
             root: draws.below(ranks as u64) as usize,
@@ -282,7 +282,7 @@ mod tests {
         }
         assert!(calls.iter().all(|call| call.count * call.dtype.size() <= RANGE.max_bytes));
         ReduceOp::ALL.iter().for_each(|op| any(&|call| call.op == *op));
-        for kind in Kind::ALL {
+        for kind in MEASURED {
             (0..3).for_each(|root| any(&|call| call.kind == kind && call.root == root));
         }
         let shares = |call: &Call| call.work(5, 1, 3).shares;

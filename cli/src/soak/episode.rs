@@ -7,7 +7,7 @@ use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::{Local, UniqueId};
-use fast_allreduce::{Buffer, Communicator, DType, Error, Host};
+use fast_allreduce::{Buffer, Communicator, Error, Host};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
@@ -18,10 +18,10 @@ use super::fault::{Episode, Fault, FaultKind, Recovery};
 use super::find::{part, Judge, Made};
 use super::memory::{words, Window};
 use super::rank::{round_number, Rank, FAULTY_COLOR, MOST_TIMES};
-use crate::bench::inputs::Inputs;
-use crate::bench::reference::Number;
-use crate::bench::with_number;
 use crate::failure::Failure;
+use crate::harness::inputs::Inputs;
+use crate::harness::reference::Number;
+use crate::harness::with_number;
 
 /// What a rank's machine may add to the time of a call.
 const SLACK: Duration = Duration::from_secs(30);

@@ -3,24 +3,23 @@
 use std::fmt;
 use std::ops::Range;
 
-use fast_allreduce::{Algorithm, Communicator, DType, Host};
+use fast_allreduce::{Algorithm, CallKind, Communicator, DType, Host};
 
-use crate::bench::check::{judge, Promise};
-use crate::bench::inputs::Inputs;
-use crate::bench::kind::Kind;
-use crate::bench::reference::Number;
-use crate::bench::work::Work;
+use crate::harness::check::{judge, Promise};
+use crate::harness::inputs::Inputs;
+use crate::harness::reference::Number;
+use crate::harness::work::Work;
 
 /// What made the call.
 pub struct Made {
-    pub kind: Kind,
+    pub kind: CallKind,
     /// Of an allreduce.
     pub algorithm: Option<Algorithm>,
 }
 
 impl Made {
     pub fn of(communicator: &Communicator<Host>, work: &Work, dtype: DType) -> Self {
-        let is_all_reduce = work.kind == Kind::AllReduce;
+        let is_all_reduce = work.kind == CallKind::AllReduce;
         let algorithm = is_all_reduce.then(|| communicator.plan(work.count(), dtype).algorithm);
         Self { kind: work.kind, algorithm }
     }

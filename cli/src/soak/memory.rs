@@ -1,6 +1,6 @@
 //! Memory that calls work in: views of any type at any offset, with margins that must stay as they are.
 
-use crate::bench::reference::Number;
+use crate::harness::reference::Number;
 
 use super::draw::MOST_OFFSET;
 

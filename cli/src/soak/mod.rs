@@ -19,14 +19,13 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub use self::draw::SLOTS;
-use self::draw::{Call, Range};
+use self::draw::{Call, Range, SLOTS};
 use self::rank::Rank;
 use self::report::{Summary, Tally};
 use self::usage::Usage;
-use crate::arguments::{Faults, Soak, SummaryFormat};
-use crate::bench::progress::Progress;
+use crate::arguments::{self, Faults, Soak, SummaryFormat};
 use crate::failure::Failure;
+use crate::harness::progress::Progress;
 
 /// Calls after which what a rank holds is what it may hold.
 const WARM_UP: u64 = 100;
@@ -42,6 +41,18 @@ struct Note {
     is_wrong: bool,
 }
 
+/// Refuses buffers that do not fit the memory there is.
+pub fn check_memory(options: &Soak) -> Result<(), Failure> {
+    let Soak { max_bytes, ranks, .. } = *options;
+    // Each of the communicators may keep a registered input and output, as large as the private ones; faults take two,
+    // and what they keep.
+    arguments::check_memory(max_bytes * (SLOTS + 5), ranks).map_err(|_| {
+        Failure::Usage(format!(
+            "--maxbytes {max_bytes} needs more memory for {ranks} ranks than is available"
+        ))
+    })
+}
+
 /// Runs as the rank that the environment names. True if all is right.
 pub fn run(options: &Soak) -> Result<bool, Failure> {
     let Some(bootstrap) = Local::from_env()? else {
@@ -54,7 +65,7 @@ pub fn run(options: &Soak) -> Result<bool, Failure> {
         return Err(Failure::Usage(format!("--ranks {named}, but the environment names a world of {ranks}")));
     }
     let seed = options.seed.unwrap_or_else(random_seed);
-    let own = Start { seed, process: std::process::id() as i32, launcher: crate::launch::launcher() };
+    let own = Start { seed, process: std::process::id() as i32, launcher: crate::environment::launcher() };
     let starts: Vec<Start> = exchange(&*bootstrap, &own, options.timeout)?;
     let processes = siblings(&starts);
     let faults = match options.faults {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::Bootstrap;
-use fast_allreduce::{Buffer, Communicator, DType, Host};
+use fast_allreduce::{Buffer, Communicator, Host};
 use nix::unistd::Pid;
 
 use super::draw::{Call, Groups, Range, Settings, View, SLOTS};
@@ -13,11 +13,11 @@ use super::fault::Episode;
 use super::find::{part, Judge, Made};
 use super::memory::{words, Window};
 use super::report::Tally;
-use crate::bench::check::count_changed;
-use crate::bench::inputs::Inputs;
-use crate::bench::reference::Number;
-use crate::bench::with_number;
 use crate::failure::Failure;
+use crate::harness::check::count_changed;
+use crate::harness::inputs::Inputs;
+use crate::harness::reference::Number;
+use crate::harness::with_number;
 
 /// A communicator and what is kept with it.
 struct World {

@@ -20,6 +20,7 @@ use nix::sys::memfd::{memfd_create, MFdFlags};
 
 pub use self::rank::measure;
 use crate::arguments::{check_memory, DeviceName, Tune};
+use crate::environment;
 use crate::failure::Failure;
 use crate::launch;
 use crate::output::Output;
@@ -27,8 +28,8 @@ use crate::output::Output;
 /// Measures every world, and writes the file.
 pub fn run(options: &Tune) -> Result<(), Failure> {
     options.validate()?;
-    options.device.check()?;
-    if launch::is_rank() {
+    crate::harness::device::check(options.device)?;
+    if environment::is_rank() {
         return Err(Failure::Usage("tune starts its own ranks: run it without a launcher".into()));
     }
     let worlds = options.ranks.up_to(most_ranks(options.device)?);
@@ -50,7 +51,7 @@ fn most_ranks(device: DeviceName) -> Result<usize, Failure> {
     match device {
         DeviceName::Host => Ok(crate::facts::cores()),
         #[cfg(feature = "cuda")]
-        DeviceName::Cuda => crate::bench::device::cuda::gpus(),
+        DeviceName::Cuda => crate::harness::device::cuda::gpus(),
         #[cfg(not(feature = "cuda"))]
         DeviceName::Cuda => Err(crate::failure::without_cuda()),
     }

@@ -11,10 +11,10 @@ use super::report::Report;
 use super::select::{beats, ratio, steps, winners, Size};
 use super::{candidates, times};
 use crate::arguments::{DeviceName, Tune};
-use crate::bench::device::host::Cpu;
-use crate::bench::device::Endpoint;
-use crate::bench::session::Session;
 use crate::failure::Failure;
+use crate::harness::device::host::Cpu;
+use crate::harness::device::Endpoint;
+use crate::harness::session::Session;
 
 /// Of the time, how much goes into the comparison with the built-in plan.
 const COMPARISON_SHARE: f64 = 0.25;
@@ -30,7 +30,7 @@ pub fn measure(options: &Tune, part: &Path) -> Result<(), Failure> {
         DeviceName::Host => measure_on(options, part, &session, |plan| Cpu::planned(&session, options, plan)),
         #[cfg(feature = "cuda")]
         DeviceName::Cuda => {
-            use crate::bench::device::cuda::{gpus, Gpu, Settings};
+            use crate::harness::device::cuda::{gpus, Gpu, Settings};
             let settings = Settings {
                 first_gpu: 0,
                 gpus: gpus()?,
@@ -42,7 +42,7 @@ pub fn measure(options: &Tune, part: &Path) -> Result<(), Failure> {
             measure_on(options, part, &session, |plan| Gpu::planned(&session, &settings, plan))
         }
         #[cfg(not(feature = "cuda"))]
-        DeviceName::Cuda => options.device.check(),
+        DeviceName::Cuda => crate::harness::device::check(options.device),
     }
 }
 

@@ -7,9 +7,9 @@ use fast_allreduce::plan::Choice;
 use fast_allreduce::Algorithm;
 
 use super::select::Size;
-use crate::bench::progress::Progress;
-use crate::bench::row::DeviceFacts;
-use crate::bench::session::Session;
+use crate::harness::progress::Progress;
+use crate::harness::row::DeviceFacts;
+use crate::harness::session::Session;
 
 /// Prints, on the first rank; does nothing on the others.
 pub struct Report {

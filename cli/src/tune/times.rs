@@ -5,9 +5,9 @@ use std::time::Duration;
 use fast_allreduce::{DType, Device, ReduceOp};
 
 use super::select::Size;
-use crate::bench::device::Endpoint;
-use crate::bench::session::Session;
 use crate::failure::Failure;
+use crate::harness::device::Endpoint;
+use crate::harness::session::Session;
 
 /// Rounds in which every plan is timed once.
 const ROUNDS: usize = 9;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::slices::Addresses;
-use crate::call::{check_transfers, Direction, Operation, Transfer};
+use crate::call::{check_transfers, CallKind, Direction, Transfer};
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::dtype::Element;
@@ -31,7 +31,7 @@ impl Communicator<Cuda> {
         tag: u32,
     ) -> Result<()> {
         let nothing = None::<(&mut CudaSlice<T>, usize)>;
-        self.exchange(Operation::Send, stream, Some((data, to)), nothing, tag)
+        self.exchange(CallKind::Send, stream, Some((data, to)), nothing, tag)
     }
 
     /// Receives as many elements as `data` has from another rank.
@@ -47,7 +47,7 @@ impl Communicator<Cuda> {
         tag: u32,
     ) -> Result<()> {
         let nothing = None::<(&CudaSlice<T>, usize)>;
-        self.exchange(Operation::Recv, stream, nothing, Some((data, from)), tag)
+        self.exchange(CallKind::Recv, stream, nothing, Some((data, from)), tag)
     }
 
     /// Sends to one rank and receives from another, or the same, at once.
@@ -64,13 +64,13 @@ impl Communicator<Cuda> {
         from: usize,
         tag: u32,
     ) -> Result<()> {
-        self.exchange(Operation::SendRecv, stream, Some((input, to)), Some((output, from)), tag)
+        self.exchange(CallKind::SendRecv, stream, Some((input, to)), Some((output, from)), tag)
     }
 
     /// One message each way, or in one of the two.
     fn exchange<T: Element, I: DevicePtr<T>, O: DevicePtrMut<T>>(
         &self,
-        operation: Operation,
+        kind: CallKind,
         stream: &Arc<CudaStream>,
         send: Option<(&I, usize)>,
         receive: Option<(&mut O, usize)>,
@@ -91,7 +91,7 @@ impl Communicator<Cuda> {
             check_transfers(&transfers, self.world_size())?;
             // SAFETY: the slices hold what is sent and received until the work on the stream is done, which cudarc orders frees
             // after; an exclusive borrow overlaps with no other. The stream is of this context and kept alive.
-            unsafe { self.run_transfers(operation, &transfers, stream.cu_stream(), Some(stream)) }
+            unsafe { self.run_transfers(kind, &transfers, stream.cu_stream(), Some(stream)) }
         })
     }
 }

@@ -14,7 +14,7 @@ use cudarc::driver::CudaStream;
 
 pub use self::register::Registered;
 use super::Communicator;
-use crate::call::{transfers_id, Collective, Message, Operation, Transfer};
+use crate::call::{transfers_id, CallKind, Collective, Message, Transfer};
 use crate::device::cuda::driver::{bind, synchronize};
 use crate::device::cuda::Cuda;
 use crate::dtype::DType;
@@ -106,7 +106,7 @@ impl Communicator<Cuda> {
     /// As [`Communicator::start_transfers`] and [`Cuda::order`]; the device's context is current.
     unsafe fn run_transfers(
         &self,
-        operation: Operation,
+        kind: CallKind,
         transfers: &[Transfer],
         stream: CUstream,
         owner: Option<&Arc<CudaStream>>,
@@ -114,7 +114,7 @@ impl Communicator<Cuda> {
         // SAFETY: the caller's.
         unsafe {
             self.in_order(stream, owner, || {
-                self.start_transfers(transfers_id(operation, transfers), transfers, stream)
+                self.start_transfers(transfers_id(kind, transfers), transfers, stream)
             })
         }
     }

@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use crate::call::{check_transfers, Collective, Direction, Message, Operation, Transfer};
+use crate::call::{check_transfers, CallKind, Collective, Direction, Message, Transfer};
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::dtype::DType;
@@ -98,6 +98,6 @@ impl Communicator<Cuda> {
             self.check_address(which, transfer.address, transfer.dtype.size())?;
         }
         // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
-        unsafe { self.run_transfers(Operation::Group, transfers, stream, None) }
+        unsafe { self.run_transfers(CallKind::Group, transfers, stream, None) }
     }
 }

@@ -8,17 +8,16 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use cudarc::driver::{DevicePtr, DevicePtrMut, DeviceSlice};
-use fast_allreduce::{DType, ReduceOp};
+use fast_allreduce::{CallKind, DType, ReduceOp};
 use libloading::Library;
 
-use crate::bench::contender::{Form, Rival};
-use crate::bench::device::cuda::{Gpu, Memory};
-use crate::bench::device::Endpoint;
-use crate::bench::kind::Kind;
-use crate::bench::reference::Number;
-use crate::bench::session::Session;
-use crate::bench::work::Work;
 use crate::failure::Failure;
+use crate::harness::contender::{Placement, Rival};
+use crate::harness::device::cuda::{Gpu, Memory};
+use crate::harness::device::Endpoint;
+use crate::harness::reference::Number;
+use crate::harness::session::Session;
+use crate::harness::work::Work;
 
 /// Lets several ranks share a GPU, from [`SHARED_GPU_VERSION`] on.
 pub const SHARED_GPU: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
@@ -154,7 +153,7 @@ impl Nccl {
     fn first_call(&self, gpu: &Gpu) -> Result<(), Failure> {
         let mut memory = gpu.allocate::<f32>(1, false)?;
         gpu.write(&mut memory, |elements| elements.fill(1.0))?;
-        self.start_in_place(gpu, &Work::new(Kind::AllReduce, ReduceOp::Sum, 0, 1, 0, 1), &mut memory)?;
+        self.start_in_place(gpu, &Work::new(CallKind::AllReduce, ReduceOp::Sum, 0, 1, 0, 1), &mut memory)?;
         gpu.read(&memory, |_| ())
     }
 
@@ -230,10 +229,10 @@ impl Rival<Gpu> for Nccl {
         format!("NCCL {}", self.version)
     }
 
-    fn refusal(&self, kind: Kind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
+    fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
         let is_float = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
         match (datatype(dtype), operation(op)) {
-            _ if kind != Kind::AllReduce => Some("only its allreduce is called here"),
+            _ if kind != CallKind::AllReduce => Some("only its allreduce is called here"),
             (None, _) => Some("NCCL has no such type"),
             (_, None) => Some("NCCL has no such operation"),
             _ if op == ReduceOp::Avg && !is_float => {
@@ -243,8 +242,8 @@ impl Rival<Gpu> for Nccl {
         }
     }
 
-    fn has(&self, kind: Kind, _: Form) -> bool {
-        kind == Kind::AllReduce
+    fn has(&self, kind: CallKind, _: Placement) -> bool {
+        kind == CallKind::AllReduce
     }
 
     fn start<T: Number>(

@@ -9,11 +9,11 @@ use fast_allreduce::{Algorithm, Buffer, Communicator, Host, ReduceOp, Wait};
 
 use super::{Batch, Call, Endpoint};
 use crate::arguments::{Bench, RivalName, Tune};
-use crate::bench::reference::Number;
-use crate::bench::row::DeviceFacts;
-use crate::bench::session::Session;
-use crate::bench::work::Work;
 use crate::failure::Failure;
+use crate::harness::reference::Number;
+use crate::harness::row::DeviceFacts;
+use crate::harness::session::Session;
+use crate::harness::work::Work;
 
 /// A rank on the CPU.
 pub struct Cpu {
@@ -47,7 +47,7 @@ impl Cpu {
 impl Endpoint for Cpu {
     type Device = Host;
     #[cfg(feature = "mpi")]
-    type Rival = crate::compare::mpi::Mpi;
+    type Rival = crate::harness::rivals::mpi::Mpi;
     #[cfg(not(feature = "mpi"))]
     type Rival = std::convert::Infallible;
     type Memory<T: Number> = Memory<T>;
@@ -118,7 +118,7 @@ impl Endpoint for Cpu {
     fn rival(&self, name: RivalName, _session: &Session) -> Result<Self::Rival, String> {
         match name {
             #[cfg(feature = "mpi")]
-            RivalName::Mpi => crate::compare::mpi::Mpi::new(),
+            RivalName::Mpi => crate::harness::rivals::mpi::Mpi::new(),
             #[cfg(not(feature = "mpi"))]
             RivalName::Mpi => {
                 Err("this build is without the feature `mpi`: build it with `--features mpi`".into())

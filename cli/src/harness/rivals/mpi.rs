@@ -2,18 +2,18 @@
 
 use std::ffi::{c_int, c_void};
 
-use fast_allreduce::{bootstrap, DType, ReduceOp, MAX_RANKS};
+use fast_allreduce::{bootstrap, CallKind, DType, ReduceOp, MAX_RANKS};
 use mpi::datatype::Equivalence;
 use mpi::environment::is_initialized;
 use mpi::ffi;
 use mpi::raw::AsRaw;
 
-use crate::bench::contender::{Form, Rival};
-use crate::bench::device::host::{Cpu, Memory};
-use crate::bench::kind::Kind;
-use crate::bench::reference::Number;
-use crate::bench::work::Work;
+use crate::collective::CallFacts as _;
 use crate::failure::Failure;
+use crate::harness::contender::{Placement, Rival};
+use crate::harness::device::host::{Cpu, Memory};
+use crate::harness::reference::Number;
+use crate::harness::work::Work;
 
 /// The world that a launcher started, which is that of this crate's ranks.
 pub struct Mpi {
@@ -68,9 +68,9 @@ impl Mpi {
         let status = unsafe {
             let world = ffi::RSMPI_COMM_WORLD;
             match work.kind {
-                Kind::AllReduce => ffi::MPI_Allreduce(input, output, count, dtype, op, world),
-                Kind::AllGather => ffi::MPI_Allgather(input, count, dtype, output, count, dtype, world),
-                Kind::AllGatherV => ffi::MPI_Allgatherv(
+                CallKind::AllReduce => ffi::MPI_Allreduce(input, output, count, dtype, op, world),
+                CallKind::AllGather => ffi::MPI_Allgather(input, count, dtype, output, count, dtype, world),
+                CallKind::AllGatherV => ffi::MPI_Allgatherv(
                     input,
                     shares[work.rank],
                     dtype,
@@ -80,16 +80,18 @@ impl Mpi {
                     dtype,
                     world,
                 ),
-                Kind::ReduceScatter => ffi::MPI_Reduce_scatter_block(input, output, count, dtype, op, world),
-                Kind::ReduceScatterV => {
+                CallKind::ReduceScatter => {
+                    ffi::MPI_Reduce_scatter_block(input, output, count, dtype, op, world)
+                }
+                CallKind::ReduceScatterV => {
                     ffi::MPI_Reduce_scatter(input, output, shares.as_ptr(), dtype, op, world)
                 }
-                Kind::Broadcast => ffi::MPI_Bcast(output, count, dtype, root, world),
-                Kind::Reduce => ffi::MPI_Reduce(input, output, count, dtype, op, root, world),
-                Kind::Gather => ffi::MPI_Gather(input, count, dtype, output, count, dtype, root, world),
-                Kind::Scatter => ffi::MPI_Scatter(input, count, dtype, output, count, dtype, root, world),
-                Kind::AllToAll => ffi::MPI_Alltoall(input, count, dtype, output, count, dtype, world),
-                Kind::AllToAllV => ffi::MPI_Alltoallv(
+                CallKind::Broadcast => ffi::MPI_Bcast(output, count, dtype, root, world),
+                CallKind::Reduce => ffi::MPI_Reduce(input, output, count, dtype, op, root, world),
+                CallKind::Gather => ffi::MPI_Gather(input, count, dtype, output, count, dtype, root, world),
+                CallKind::Scatter => ffi::MPI_Scatter(input, count, dtype, output, count, dtype, root, world),
+                CallKind::AllToAll => ffi::MPI_Alltoall(input, count, dtype, output, count, dtype, world),
+                CallKind::AllToAllV => ffi::MPI_Alltoallv(
                     input,
                     sends.as_ptr(),
                     send_starts.as_ptr(),
@@ -100,7 +102,7 @@ impl Mpi {
                     dtype,
                     world,
                 ),
-                Kind::SendRecv => {
+                CallKind::SendRecv => {
                     const TAG: c_int = 0;
                     let (to, from) = (work.right() as c_int, work.left() as c_int);
                     let status = ffi::RSMPI_STATUS_IGNORE;
@@ -108,6 +110,7 @@ impl Mpi {
                         input, count, dtype, to, TAG, output, count, dtype, from, TAG, world, status,
                     )
                 }
+                _ => return Err(refuse("is not called here".into())),
             }
         };
         match status {
@@ -142,7 +145,7 @@ impl Rival<Cpu> for Mpi {
         bootstrap::Mpi::library()
     }
 
-    fn refusal(&self, kind: Kind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
+    fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
         match (datatype(dtype), operation(op)) {
             (None, _) => Some("MPI has no such type"),
             (_, None) if kind.reduces() => Some("MPI has no such operation"),
@@ -150,12 +153,12 @@ impl Rival<Cpu> for Mpi {
         }
     }
 
-    fn has(&self, kind: Kind, form: Form) -> bool {
+    fn has(&self, kind: CallKind, placement: Placement) -> bool {
         match kind {
             // Its one buffer is the root's input and the others' output.
-            Kind::Broadcast => form == Form::InPlace,
+            CallKind::Broadcast => placement == Placement::InPlace,
             // In place, its result is at the start of the buffer, wherever the share is.
-            Kind::ReduceScatter | Kind::ReduceScatterV => form == Form::OutOfPlace,
+            CallKind::ReduceScatter | CallKind::ReduceScatterV => placement == Placement::OutOfPlace,
             _ => true,
         }
     }
@@ -184,8 +187,10 @@ impl Rival<Cpu> for Mpi {
         unsafe {
             let (input, output) = (base.add(from), base.add(to));
             let (input, output): (*const c_void, *mut c_void) = match work.kind {
-                Kind::Scatter if is_root => (input.cast(), self.in_place.cast_mut()),
-                Kind::Reduce | Kind::Gather | Kind::Scatter if !is_root => (input.cast(), output.cast()),
+                CallKind::Scatter if is_root => (input.cast(), self.in_place.cast_mut()),
+                CallKind::Reduce | CallKind::Gather | CallKind::Scatter if !is_root => {
+                    (input.cast(), output.cast())
+                }
                 _ => (self.in_place, output.cast()),
             };
             self.call::<T>(work, input, output)

@@ -1,14 +1,15 @@
 //! A call of any collective, as one rank sees it: how long its buffers are, what belongs in them, and the call itself.
 
-use fast_allreduce::{Collective, Communicator, Direction, Host, ReduceOp, Result, Transfer};
+use fast_allreduce::{CallKind, Collective, Communicator, Direction, Host, ReduceOp, Result, Transfer};
 
-use super::kind::Kind;
 use super::reference::Number;
+use crate::arguments::Case;
+use crate::collective::CallFacts as _;
 
 /// One call, as one rank makes it.
 #[derive(Debug, Clone)]
 pub struct Work {
-    pub kind: Kind,
+    pub kind: CallKind,
     /// Of those that reduce.
     pub op: ReduceOp,
     /// Of those that have one.
@@ -38,12 +39,18 @@ pub enum Source {
 }
 
 impl Work {
+    /// A case of the command line, as a rank calls it.
+    pub fn of_case(case: &Case, rank: usize, world_size: usize) -> Self {
+        let Case { kind, dtype, op, root, bytes } = *case;
+        Self::new(kind, op, root, bytes / dtype.size(), rank, world_size)
+    }
+
     /// Of messages of at most `elements` elements: the larger of the buffers, as nccl-tests counts.
     ///
     /// Shares of the uneven forms grow by one element from each to the next: rank r's by r, and in an all-to-all those that
     /// go r ranks to the right.
     pub fn new(
-        kind: Kind,
+        kind: CallKind,
         op: ReduceOp,
         root: usize,
         elements: usize,
@@ -59,10 +66,10 @@ impl Work {
     }
 
     /// With shares of these sizes, a rank each; see [`Work::shares`].
-    pub fn of_shares(kind: Kind, op: ReduceOp, root: usize, shares: Vec<usize>, rank: usize) -> Self {
+    pub fn of_shares(kind: CallKind, op: ReduceOp, root: usize, shares: Vec<usize>, rank: usize) -> Self {
         let n = shares.len();
         let (sends, receives) = match kind {
-            Kind::AllToAll | Kind::AllToAllV => (
+            CallKind::AllToAll | CallKind::AllToAllV => (
                 (0..n).map(|to| shares[(to + n - rank) % n]).collect(),
                 (0..n).map(|from| shares[(rank + n - from) % n]).collect(),
             ),
@@ -100,11 +107,11 @@ impl Work {
     pub fn input_len(&self) -> usize {
         let is_root = self.rank == self.root;
         match self.kind {
-            Kind::AllReduce | Kind::Reduce | Kind::SendRecv => self.shares[0],
-            Kind::AllGather | Kind::AllGatherV | Kind::Gather => self.shares[self.rank],
-            Kind::Broadcast if is_root => self.shares[0],
-            Kind::Broadcast => 0,
-            Kind::Scatter if !is_root => 0,
+            CallKind::AllReduce | CallKind::Reduce | CallKind::SendRecv => self.shares[0],
+            CallKind::AllGather | CallKind::AllGatherV | CallKind::Gather => self.shares[self.rank],
+            CallKind::Broadcast if is_root => self.shares[0],
+            CallKind::Broadcast => 0,
+            CallKind::Scatter if !is_root => 0,
             _ => self.elements(),
         }
     }
@@ -114,13 +121,17 @@ impl Work {
         self.parts().iter().map(|part| part.length).sum()
     }
 
-    /// In place: where its input and its output start in one buffer. `None` if there is no such form.
+    /// In place: where its input and its output start in one buffer. `None` if it cannot be.
     pub fn in_place(&self) -> Option<(usize, usize)> {
         match self.kind {
-            Kind::AllReduce | Kind::Broadcast | Kind::Reduce => Some((0, 0)),
-            Kind::AllGather | Kind::AllGatherV | Kind::Gather => Some((self.before(self.rank), 0)),
-            Kind::ReduceScatter | Kind::ReduceScatterV | Kind::Scatter => Some((0, self.before(self.rank))),
-            Kind::AllToAll | Kind::AllToAllV | Kind::SendRecv => None,
+            CallKind::AllReduce | CallKind::Broadcast | CallKind::Reduce => Some((0, 0)),
+            CallKind::AllGather | CallKind::AllGatherV | CallKind::Gather => {
+                Some((self.before(self.rank), 0))
+            }
+            CallKind::ReduceScatter | CallKind::ReduceScatterV | CallKind::Scatter => {
+                Some((0, self.before(self.rank)))
+            }
+            _ => None,
         }
     }
 
@@ -130,23 +141,25 @@ impl Work {
         let reduced = |first, length| Part { length, source: Source::Reduced { first } };
         let copied = |rank, first, length| Part { length, source: Source::Copied { rank, first } };
         match self.kind {
-            Kind::AllReduce => vec![reduced(0, self.shares[0])],
-            Kind::ReduceScatter | Kind::ReduceScatterV => {
+            CallKind::AllReduce => vec![reduced(0, self.shares[0])],
+            CallKind::ReduceScatter | CallKind::ReduceScatterV => {
                 vec![reduced(self.before(self.rank), self.shares[self.rank])]
             }
-            Kind::Reduce if is_root => vec![reduced(0, self.shares[0])],
-            Kind::Broadcast => vec![copied(self.root, 0, self.shares[0])],
-            Kind::AllGather | Kind::AllGatherV => self.gathered(),
-            Kind::Gather if is_root => self.gathered(),
-            Kind::Reduce | Kind::Gather => Vec::new(),
-            Kind::Scatter => vec![copied(self.root, self.before(self.rank), self.shares[self.rank])],
-            Kind::AllToAll | Kind::AllToAllV => {
+            CallKind::Reduce if is_root => vec![reduced(0, self.shares[0])],
+            CallKind::Broadcast => vec![copied(self.root, 0, self.shares[0])],
+            CallKind::AllGather | CallKind::AllGatherV => self.gathered(),
+            CallKind::Gather if is_root => self.gathered(),
+            CallKind::Reduce | CallKind::Gather => Vec::new(),
+            CallKind::Scatter => vec![copied(self.root, self.before(self.rank), self.shares[self.rank])],
+            CallKind::AllToAll | CallKind::AllToAllV => {
                 let n = self.world_size();
                 // What a rank sends goes to the ranks in their order.
                 let first = |from: usize| (0..self.rank).map(|to| self.shares[(to + n - from) % n]).sum();
                 (0..n).map(|from| copied(from, first(from), self.receives[from])).collect()
             }
-            Kind::SendRecv => vec![copied(self.left(), 0, self.shares[0])],
+            CallKind::SendRecv => vec![copied(self.left(), 0, self.shares[0])],
+            // What is not measured has no elements here.
+            _ => Vec::new(),
         }
     }
 
@@ -159,13 +172,13 @@ impl Work {
     ) -> Result<()> {
         let (input, output) = (&input[..self.input_len()], &mut output[..self.output_len()]);
         match self.kind {
-            Kind::AllReduce => communicator.all_reduce(input, output, self.op),
+            CallKind::AllReduce => communicator.all_reduce(input, output, self.op),
             // SAFETY: the slices are as long as what the collective reads and writes, and borrowed for the call.
             _ => unsafe { self.run_raw(communicator, input.as_ptr(), output.as_mut_ptr()) },
         }
     }
 
-    /// Makes the call in place. All of it without a form in place is nothing.
+    /// Makes the call in place. Does nothing where it cannot be.
     pub fn run_in_place<T: Number>(&self, communicator: &Communicator<Host>, data: &mut [T]) -> Result<()> {
         let data = &mut data[..self.elements()];
         let Some((from, to)) = self.in_place() else {
@@ -203,22 +216,22 @@ impl Work {
     pub fn collective(&self) -> Option<Collective<'_>> {
         let (op, root) = (self.op, self.root);
         Some(match self.kind {
-            Kind::AllReduce => Collective::AllReduce(op),
-            Kind::AllGather => Collective::AllGather,
-            Kind::AllGatherV => Collective::AllGatherV(&self.shares),
-            Kind::ReduceScatter => Collective::ReduceScatter(op),
-            Kind::ReduceScatterV => Collective::ReduceScatterV(op, &self.shares),
-            Kind::Broadcast => Collective::Broadcast { root },
-            Kind::Reduce => Collective::Reduce { op, root },
-            Kind::Gather => Collective::Gather { root },
-            Kind::Scatter => Collective::Scatter { root },
-            Kind::AllToAll => Collective::AllToAll,
-            Kind::AllToAllV => Collective::AllToAllV { send: &self.sends, receive: &self.receives },
-            Kind::SendRecv => return None,
+            CallKind::AllReduce => Collective::AllReduce(op),
+            CallKind::AllGather => Collective::AllGather,
+            CallKind::AllGatherV => Collective::AllGatherV(&self.shares),
+            CallKind::ReduceScatter => Collective::ReduceScatter(op),
+            CallKind::ReduceScatterV => Collective::ReduceScatterV(op, &self.shares),
+            CallKind::Broadcast => Collective::Broadcast { root },
+            CallKind::Reduce => Collective::Reduce { op, root },
+            CallKind::Gather => Collective::Gather { root },
+            CallKind::Scatter => Collective::Scatter { root },
+            CallKind::AllToAll => Collective::AllToAll,
+            CallKind::AllToAllV => Collective::AllToAllV { send: &self.sends, receive: &self.receives },
+            _ => return None,
         })
     }
 
-    /// The messages of a [`Kind::SendRecv`].
+    /// The messages of a [`CallKind::SendRecv`].
     pub fn transfers<T: Number>(&self, input: u64, output: u64) -> [Transfer; 2] {
         [(Direction::Send, self.right(), input), (Direction::Recv, self.left(), output)].map(
             |(direction, peer, address)| Transfer {
@@ -267,6 +280,7 @@ fn uneven(elements: usize, world_size: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::MEASURED;
 
     const SUM: ReduceOp = ReduceOp::Sum;
 
@@ -283,7 +297,7 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_larger_buffer_and_counts_of_a_share() {
-        for kind in Kind::ALL {
+        for kind in MEASURED {
             let work = Work::new(kind, SUM, 1, 103, 2, 4);
             let expected = match kind {
                 _ if kind.is_whole() => (103, 103),
@@ -304,7 +318,7 @@ mod tests {
 
     #[test]
     fn what_all_ranks_send_is_what_all_receive() {
-        for kind in [Kind::AllToAll, Kind::AllToAllV, Kind::AllGatherV, Kind::Scatter] {
+        for kind in [CallKind::AllToAll, CallKind::AllToAllV, CallKind::AllGatherV, CallKind::Scatter] {
             let works: Vec<_> = (0..5).map(|rank| Work::new(kind, SUM, 3, 77, rank, 5)).collect();
             for (rank, work) in works.iter().enumerate() {
                 for part in work.parts() {
@@ -312,7 +326,7 @@ mod tests {
                         panic!("{kind:?} reduces");
                     };
                     assert!(first + part.length <= works[from].input_len(), "{kind:?} of {rank}");
-                    if kind == Kind::AllToAllV {
+                    if kind == CallKind::AllToAllV {
                         assert_eq!(works[from].sends[rank], part.length);
                         assert_eq!(first, works[from].sends[..rank].iter().sum::<usize>());
                     }
@@ -323,11 +337,11 @@ mod tests {
 
     #[test]
     fn only_a_root_has_what_is_reduced_or_gathered() {
-        for kind in [Kind::Reduce, Kind::Gather] {
+        for kind in [CallKind::Reduce, CallKind::Gather] {
             assert_eq!(Work::new(kind, SUM, 1, 12, 0, 3).output_len(), 0);
             assert_eq!(Work::new(kind, SUM, 1, 12, 1, 3).output_len(), 12);
         }
-        for kind in [Kind::Broadcast, Kind::Scatter] {
+        for kind in [CallKind::Broadcast, CallKind::Scatter] {
             assert_eq!(Work::new(kind, SUM, 1, 12, 0, 3).input_len(), 0);
             assert_eq!(Work::new(kind, SUM, 1, 12, 1, 3).input_len(), 12);
         }

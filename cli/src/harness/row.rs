@@ -96,7 +96,7 @@ pub struct Row {
     /// `None` where there is but one.
     pub algo: Option<&'static str>,
     pub out_of_place: Timing,
-    /// `None` where there is no such form.
+    /// `None` where there is no call in place.
     pub in_place: Option<Timing>,
     pub memcpy_us: f64,
 }
@@ -109,7 +109,7 @@ impl Row {
     }
 }
 
-/// Times of one form of call.
+/// Times of a call, out of place or in place.
 #[derive(Debug, Serialize)]
 pub struct Timing {
     pub time_us: f64,

@@ -16,10 +16,10 @@ use super::record::Record;
 use super::world::grid;
 use super::Budget;
 use crate::arguments::GpuCheck;
-use crate::bench::device::cuda::{Gpu, Settings, GRAPH_CALLS};
-use crate::bench::measure::{Effort, Measure};
-use crate::bench::session::Session;
 use crate::failure::{driver, Failure};
+use crate::harness::device::cuda::{Gpu, Settings, GRAPH_CALLS};
+use crate::harness::measure::{Effort, Measure};
+use crate::harness::session::Session;
 
 const SEED: u64 = 0x5eed;
 
@@ -167,10 +167,10 @@ pub fn fixed(options: &GpuCheck) -> Result<(), Failure> {
             let work = measure.all_reduce(1, ReduceOp::Sum);
             let row = measure.row::<f32>(&gpu, &work)?;
             if session.rank() == 0 {
-                let form = format!("one-shot-pull of 1 element, {what}");
+                let of = format!("one-shot-pull of 1 element, {what}");
                 Record::figure(
                     FIXED,
-                    form,
+                    of,
                     format!("{} ranks", session.world_size()),
                     row.out_of_place.time_us,
                 )

@@ -11,7 +11,7 @@ use super::reference::Number;
 use super::row::DeviceFacts;
 use super::session::Session;
 use super::work::Work;
-use crate::arguments::RivalName;
+use crate::arguments::{DeviceName, RivalName};
 use crate::failure::Failure;
 
 /// What an element type must be for every device of this build to copy it.
@@ -19,6 +19,17 @@ use crate::failure::Failure;
 pub use cudarc::driver::DeviceRepr as Portable;
 #[cfg(not(feature = "cuda"))]
 pub use fast_allreduce::Element as Portable;
+
+/// Refuses a device that this build or this machine does not have.
+pub fn check(name: DeviceName) -> Result<(), Failure> {
+    match name {
+        DeviceName::Host => Ok(()),
+        #[cfg(feature = "cuda")]
+        DeviceName::Cuda => cuda::require(),
+        #[cfg(not(feature = "cuda"))]
+        DeviceName::Cuda => Err(crate::failure::without_cuda()),
+    }
+}
 
 /// Something to time.
 pub type Call<'a> = &'a mut dyn FnMut() -> Result<(), Failure>;

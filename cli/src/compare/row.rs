@@ -4,15 +4,16 @@ use fast_allreduce::Algorithm;
 use serde::Serialize;
 
 use crate::arguments::Case;
-use crate::bench::contender::{Contender, OURS};
-use crate::bench::device::Endpoint;
-use crate::bench::measure::Timings;
-use crate::bench::row::{Config, Timing};
-use crate::bench::work::Work;
+use crate::collective::CallFacts as _;
+use crate::harness::contender::{Contender, OURS};
+use crate::harness::device::Endpoint;
+use crate::harness::measure::Timings;
+use crate::harness::row::{Config, Timing};
+use crate::harness::work::Work;
 
 /// What the numbers depend on.
 #[derive(Debug, Serialize)]
-pub struct Contest {
+pub struct CompareConfig {
     #[serde(flatten)]
     pub config: Config,
     pub rounds: u64,
@@ -65,7 +66,7 @@ impl LeftOut {
 
 /// One collective, size, type and operation, of one contender.
 #[derive(Debug, Serialize)]
-pub struct Line {
+pub struct Row {
     pub collective: &'static str,
     pub size: usize,
     pub count: usize,
@@ -76,38 +77,38 @@ pub struct Line {
     pub root: Option<usize>,
     pub by: &'static str,
     pub algo: Option<&'static str>,
-    /// `None` where it has no such form.
+    /// `None` where it has no such placement.
     pub out_of_place: Option<Timing>,
     pub in_place: Option<Timing>,
     /// Time divided by that of this crate's fastest.
     pub ratio: Ratio,
 }
 
-/// Of each form. `None` where there is no time to divide by.
+/// Out of place and in place. `None` where there is no time to divide by.
 #[derive(Debug, Serialize)]
 pub struct Ratio {
     pub out_of_place: Option<f64>,
     pub in_place: Option<f64>,
 }
 
-impl Line {
+impl Row {
     /// Wrong elements on all ranks.
     pub fn wrong(&self) -> u64 {
-        self.forms().filter_map(|timing| timing.wrong).sum()
+        self.timings().filter_map(|timing| timing.wrong).sum()
     }
 
     /// Whether anything was checked.
     pub fn is_checked(&self) -> bool {
-        self.forms().any(|timing| timing.wrong.is_some())
+        self.timings().any(|timing| timing.wrong.is_some())
     }
 
-    fn forms(&self) -> impl Iterator<Item = &Timing> {
+    fn timings(&self) -> impl Iterator<Item = &Timing> {
         [&self.out_of_place, &self.in_place].into_iter().flatten()
     }
 
-    /// The larger of both forms'; `None` if nothing was checked.
+    /// The larger of both placements'; `None` if nothing was checked.
     pub fn max_error(&self) -> Option<f64> {
-        self.forms().filter_map(|timing| timing.max_error).reduce(f64::max)
+        self.timings().filter_map(|timing| timing.max_error).reduce(f64::max)
     }
 
     /// True of this crate's.
@@ -116,13 +117,13 @@ impl Line {
     }
 }
 
-/// The lines of one call, in the contenders' order.
-pub fn lines<E: Endpoint>(
+/// The rows of one call, in the contenders' order.
+pub fn rows<E: Endpoint>(
     contenders: &[Contender<E>],
     case: &Case,
     work: &Work,
     (out_of_place, in_place): (Timings, Timings),
-) -> Vec<Line> {
+) -> Vec<Row> {
     let fastest = |timings: &[Option<Timing>]| {
         let ours = contenders.iter().zip(timings).filter(|(who, _)| matches!(who, Contender::Ours(_)));
         ours.filter_map(|(_, timing)| Some(timing.as_ref()?.time_us)).fold(f64::INFINITY, f64::min)
@@ -132,8 +133,8 @@ pub fn lines<E: Endpoint>(
         timing.as_ref().map(|timing| timing.time_us / ours).filter(|ratio| ratio.is_finite() && ours > 0.0)
     };
     let timings = out_of_place.into_iter().zip(in_place);
-    let line =
-        |(contender, (out_of_place, in_place)): (&Contender<E>, (Option<Timing>, Option<Timing>))| Line {
+    let row =
+        |(contender, (out_of_place, in_place)): (&Contender<E>, (Option<Timing>, Option<Timing>))| Row {
             collective: work.kind.name(),
             size: work.elements() * case.dtype.size(),
             count: work.count(),
@@ -149,5 +150,5 @@ pub fn lines<E: Endpoint>(
             out_of_place,
             in_place,
         };
-    contenders.iter().zip(timings).map(line).collect()
+    contenders.iter().zip(timings).map(row).collect()
 }

@@ -1,48 +1,48 @@
 //! Who takes part in a comparison.
 
-use super::line::{Against, LeftOut};
+use super::row::{Against, LeftOut};
 use crate::arguments::RivalName;
-use crate::bench::contender::{Contender, Rival};
-use crate::bench::device::Endpoint;
-use crate::bench::session::Session;
 use crate::failure::Failure;
+use crate::harness::contender::{Contender, Rival};
+use crate::harness::device::Endpoint;
+use crate::harness::session::Session;
 
 /// Those that this machine and this build have, of those asked for.
-pub struct Field<E: Endpoint> {
-    entrants: Vec<Entrant<E::Rival>>,
+pub struct Contenders<E: Endpoint> {
+    others: Vec<Other<E::Rival>>,
     unavailable: Vec<LeftOut>,
 }
 
-enum Entrant<R> {
+enum Other<R> {
     Memcpy,
     Library(R),
 }
 
-impl<E: Endpoint> Field<E> {
+impl<E: Endpoint> Contenders<E> {
     /// Refuses to go on if there is none. Collective.
     pub fn new(names: &[RivalName], session: &Session, endpoint: &E) -> Result<Self, Failure> {
-        let (mut entrants, mut unavailable) = (Vec::new(), Vec::new());
+        let (mut others, mut unavailable) = (Vec::new(), Vec::new());
         for &name in names {
             if name == RivalName::Memcpy {
-                entrants.push(Entrant::Memcpy);
+                others.push(Other::Memcpy);
                 continue;
             }
             let rival = endpoint.rival(name, session);
             let reason = rival.as_ref().err().map_or("", |reason| reason);
             match (first_reason(&session.exchange(reason.as_bytes())?), rival) {
-                (None, Ok(rival)) => entrants.push(Entrant::Library(rival)),
+                (None, Ok(rival)) => others.push(Other::Library(rival)),
                 (reason, rival) => {
                     let reason = reason.or(rival.err()).unwrap_or_default();
                     unavailable.push(LeftOut::of_run(name.name(), &reason));
                 }
             }
         }
-        if entrants.is_empty() {
+        if others.is_empty() {
             let reasons: Vec<_> =
                 unavailable.iter().map(|left| format!("--vs {}: {}", left.name, left.reason)).collect();
             return Err(Failure::Usage(reasons.join("; ")));
         }
-        Ok(Self { entrants, unavailable })
+        Ok(Self { others, unavailable })
     }
 
     /// Those that were asked for in vain, and why.
@@ -52,18 +52,18 @@ impl<E: Endpoint> Field<E> {
 
     /// Those that this crate is compared with.
     pub fn facts(&self) -> Vec<Against> {
-        let fact = |entrant: &Entrant<E::Rival>| match entrant {
-            Entrant::Memcpy => Against { name: "memcpy", library: None },
-            Entrant::Library(rival) => Against { name: rival.name(), library: Some(rival.library()) },
+        let fact = |other: &Other<E::Rival>| match other {
+            Other::Memcpy => Against { name: "memcpy", library: None },
+            Other::Library(rival) => Against { name: rival.name(), library: Some(rival.library()) },
         };
-        self.entrants.iter().map(fact).collect()
+        self.others.iter().map(fact).collect()
     }
 
     /// This crate's, then the others, all on the memory of the first endpoint.
-    pub fn contenders<'a>(&'a self, endpoints: &'a [E]) -> Vec<Contender<'a, E>> {
-        let others = self.entrants.iter().map(|entrant| match entrant {
-            Entrant::Memcpy => Contender::Memcpy(&endpoints[0]),
-            Entrant::Library(rival) => Contender::Rival(&endpoints[0], rival),
+    pub fn all<'a>(&'a self, endpoints: &'a [E]) -> Vec<Contender<'a, E>> {
+        let others = self.others.iter().map(|other| match other {
+            Other::Memcpy => Contender::Memcpy(&endpoints[0]),
+            Other::Library(rival) => Contender::Rival(&endpoints[0], rival),
         });
         endpoints.iter().map(Contender::Ours).chain(others).collect()
     }

@@ -13,12 +13,12 @@ use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, Error, ReduceOp};
 
 use super::{Batch, Call, Endpoint};
 use crate::arguments::RivalName;
-use crate::bench::reference::Number;
-use crate::bench::row::DeviceFacts;
-use crate::bench::session::Session;
-use crate::bench::work::Work;
-use crate::compare::nccl::Nccl;
 use crate::failure::{driver, Failure};
+use crate::harness::reference::Number;
+use crate::harness::rivals::nccl::Nccl;
+use crate::harness::row::DeviceFacts;
+use crate::harness::session::Session;
+use crate::harness::work::Work;
 
 /// Calls in a graph: enough that starting one replay is a small part of its time.
 pub const GRAPH_CALLS: u64 = 20;

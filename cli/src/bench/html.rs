@@ -1,11 +1,11 @@
 //! The results of `bench` as a page.
 
 use super::report::{bandwidth, significant};
-use super::row::{Config, Row, Timing};
 use crate::facts;
+use crate::harness::row::{Config, Row, Timing};
 use crate::page::{self, Group, Page, Panel, Point, Series, Table};
 
-const FORM: &[(&str, &str)] =
+const COLUMNS: &[(&str, &str)] =
     &[("time", "µs"), ("p50", "µs"), ("p99", "µs"), ("algbw", "GB/s"), ("busbw", "GB/s"), ("wrong", "")];
 
 const NOTES: &str = "The charts are of calls out of place. time is the mean of calls back to back, on the slowest rank; p50 \
@@ -18,7 +18,7 @@ the same size made by every rank at the same time, which no collective can beat 
 /// All of it.
 pub fn page(config: &Config, rows: &[Row]) -> Page {
     let wrong = rows.iter().map(Row::wrong).sum();
-    let panels = kinds(rows, |row| (row.collective, row.dtype, row.redop));
+    let panels = by_panel(rows, |row| (row.collective, row.dtype, row.redop));
     Page {
         heading: "fast-allreduce bench".into(),
         subject: subject(config),
@@ -26,7 +26,7 @@ pub fn page(config: &Config, rows: &[Row]) -> Page {
         findings: Vec::new(),
         warnings: config.device.warning().into_iter().collect(),
         facts: settings(config),
-        panels: panels.into_iter().map(|(kind, rows)| panel(kind, &rows)).collect(),
+        panels: panels.into_iter().map(|(key, rows)| panel(key, &rows)).collect(),
         notes: NOTES,
     }
 }
@@ -56,11 +56,11 @@ pub fn settings(config: &Config) -> Vec<(String, String)> {
     all
 }
 
-/// A collective, type and operation.
-pub type Kind = (&'static str, &'static str, &'static str);
+/// A panel is of one collective, type and operation.
+pub type PanelKey = (&'static str, &'static str, &'static str);
 
 /// In words, for a panel.
-pub fn title((collective, dtype, redop): Kind) -> String {
+pub fn title((collective, dtype, redop): PanelKey) -> String {
     match redop {
         "none" => format!("{collective} of {dtype}"),
         _ => format!("{collective}: {redop} of {dtype}"),
@@ -68,15 +68,15 @@ pub fn title((collective, dtype, redop): Kind) -> String {
 }
 
 /// What belongs to each collective, type and operation, in order of appearance.
-pub fn kinds<T>(all: &[T], kind: impl Fn(&T) -> Kind) -> Vec<(Kind, Vec<&T>)> {
-    let mut kinds: Vec<(_, Vec<&T>)> = Vec::new();
+pub fn by_panel<T>(all: &[T], key: impl Fn(&T) -> PanelKey) -> Vec<(PanelKey, Vec<&T>)> {
+    let mut panels: Vec<(_, Vec<&T>)> = Vec::new();
     for one in all {
-        match kinds.iter_mut().find(|(known, _)| *known == kind(one)) {
+        match panels.iter_mut().find(|(known, _)| *known == key(one)) {
             Some((_, others)) => others.push(one),
-            None => kinds.push((kind(one), vec![one])),
+            None => panels.push((key(one), vec![one])),
         }
     }
-    kinds
+    panels
 }
 
 /// A call's place in the charts.
@@ -84,7 +84,7 @@ pub fn point(bytes: usize, timing: &Timing) -> Point {
     Point { bytes, latency_us: timing.p50_us, busbw_gbs: timing.busbw_gbs }
 }
 
-fn panel(kind: Kind, rows: &[&Row]) -> Panel {
+fn panel(key: PanelKey, rows: &[&Row]) -> Panel {
     let mut sizes: Vec<_> = rows.iter().map(|row| row.size).collect();
     sizes.dedup();
     // Where the plan chooses, the line is of whatever it chose.
@@ -104,13 +104,13 @@ fn panel(kind: Kind, rows: &[&Row]) -> Panel {
     });
     let memcpy = Series { name: "memcpy".into(), is_floor: true, points: memcpy(rows, &sizes) };
     Panel {
-        title: title(kind),
+        title: title(key),
         series: series.chain([memcpy]).collect(),
         table: Table {
             groups: vec![
                 Group { name: "", columns: &[("size", "bytes"), ("algorithm", "")] },
-                Group { name: "out of place", columns: FORM },
-                Group { name: "in place", columns: FORM },
+                Group { name: "out of place", columns: COLUMNS },
+                Group { name: "in place", columns: COLUMNS },
                 Group { name: "", columns: &[("memcpy", "µs")] },
             ],
             rows: rows.iter().map(|row| cells(row)).collect(),
@@ -131,7 +131,7 @@ fn cells(row: &Row) -> Vec<String> {
     let mut cells = vec![page::size(row.size), row.algo.unwrap_or("–").into()];
     for timing in [Some(&row.out_of_place), row.in_place.as_ref()] {
         let Some(timing) = timing else {
-            cells.extend(FORM.iter().map(|_| "–".into()));
+            cells.extend(COLUMNS.iter().map(|_| "–".into()));
             continue;
         };
         cells.extend([timing.time_us, timing.p50_us, timing.p99_us].map(significant));

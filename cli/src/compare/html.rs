@@ -1,14 +1,14 @@
 //! A comparison as a page.
 
-use super::line::{LeftOut, Line, Ratio};
 use super::report::{distance, times, Results};
+use super::row::{LeftOut, Ratio, Row};
 use super::summary::Summary;
+use crate::bench::html::{by_panel, point, settings, subject, title, PanelKey};
 use crate::bench::report::{bandwidth, significant};
-use crate::bench::row::Timing;
-use crate::bench::sheet::{kinds, point, settings, subject, title, Kind};
+use crate::harness::row::Timing;
 use crate::page::{self, Group, Page, Panel, Series, Table};
 
-const FORM: &[(&str, &str)] =
+const COLUMNS: &[(&str, &str)] =
     &[("time", "µs"), ("p50", "µs"), ("p99", "µs"), ("busbw", "GB/s"), ("wrong", ""), ("ratio", "")];
 
 const NOTES: &str = "The charts are of calls out of place. All contenders work on the same buffers, in turns: time is the median \
@@ -35,7 +35,7 @@ pub fn page(results: &Results) -> Page {
     facts.extend(settings(config));
     let mut warnings: Vec<_> = config.device.warning().into_iter().collect();
     warnings.extend(results.left_out.iter().map(LeftOut::sentence));
-    let panels = kinds(&results.results, |line| (line.collective, line.dtype, line.redop));
+    let panels = by_panel(&results.results, |row| (row.collective, row.dtype, row.redop));
     Page {
         heading: format!("fast-allreduce against {}", names.join(", ")),
         subject: subject(config),
@@ -43,7 +43,7 @@ pub fn page(results: &Results) -> Page {
         findings: results.summary.iter().filter_map(finding).collect(),
         warnings,
         facts,
-        panels: panels.into_iter().map(|(kind, lines)| panel(kind, &lines)).collect(),
+        panels: panels.into_iter().map(|(key, rows)| panel(key, &rows)).collect(),
         notes: NOTES,
     }
 }
@@ -57,18 +57,18 @@ fn finding(summary: &Summary) -> Option<String> {
     ))
 }
 
-fn panel(kind: Kind, lines: &[&Line]) -> Panel {
-    let is_forced = lines.iter().filter(|line| line.is_ours() && line.size == lines[0].size).count() > 1;
-    let name = |line: &Line| match line.algo {
+fn panel(key: PanelKey, rows: &[&Row]) -> Panel {
+    let is_forced = rows.iter().filter(|row| row.is_ours() && row.size == rows[0].size).count() > 1;
+    let name = |row: &Row| match row.algo {
         Some(algo) if is_forced => algo,
-        _ => line.by,
+        _ => row.by,
     };
     let mut series: Vec<Series> = Vec::new();
-    for line in lines {
+    for row in rows {
         // A broadcast of MPI is in place.
-        let Some(timing) = line.out_of_place.as_ref() else { continue };
-        let (name, mut point) = (name(line), point(line.size, timing));
-        let is_floor = line.by == "memcpy";
+        let Some(timing) = row.out_of_place.as_ref() else { continue };
+        let (name, mut point) = (name(row), point(row.size, timing));
+        let is_floor = row.by == "memcpy";
         if is_floor {
             // No bus is in it.
             point.busbw_gbs = 0.0;
@@ -83,27 +83,27 @@ fn panel(kind: Kind, lines: &[&Line]) -> Panel {
     // Behind the others.
     series.sort_by_key(|series| series.is_floor);
     Panel {
-        title: title(kind),
+        title: title(key),
         series,
         table: Table {
             groups: vec![
                 Group { name: "", columns: &[("size", "bytes"), ("by", ""), ("algorithm", "")] },
-                Group { name: "out of place", columns: FORM },
-                Group { name: "in place", columns: FORM },
+                Group { name: "out of place", columns: COLUMNS },
+                Group { name: "in place", columns: COLUMNS },
                 Group { name: "", columns: &[("error", "")] },
             ],
-            rows: lines.iter().map(|line| cells(line)).collect(),
+            rows: rows.iter().map(|row| cells(row)).collect(),
         },
     }
 }
 
-fn cells(line: &Line) -> Vec<String> {
+fn cells(row: &Row) -> Vec<String> {
     let none = || String::from("–");
-    let mut cells = vec![page::size(line.size), line.by.into(), line.algo.unwrap_or("").into()];
-    let Ratio { out_of_place, in_place } = line.ratio;
-    for (timing, ratio) in [(&line.out_of_place, out_of_place), (&line.in_place, in_place)] {
+    let mut cells = vec![page::size(row.size), row.by.into(), row.algo.unwrap_or("").into()];
+    let Ratio { out_of_place, in_place } = row.ratio;
+    for (timing, ratio) in [(&row.out_of_place, out_of_place), (&row.in_place, in_place)] {
         let Some(timing) = timing else {
-            cells.extend(FORM.iter().map(|_| none()));
+            cells.extend(COLUMNS.iter().map(|_| none()));
             continue;
         };
         let Timing { time_us, p50_us, p99_us, busbw_gbs, wrong, .. } = timing;
@@ -112,6 +112,6 @@ fn cells(line: &Line) -> Vec<String> {
         cells.push(wrong.map_or_else(none, |wrong| wrong.to_string()));
         cells.push(ratio.map_or_else(none, times));
     }
-    cells.push(line.max_error().map_or_else(none, distance));
+    cells.push(row.max_error().map_or_else(none, distance));
     cells
 }

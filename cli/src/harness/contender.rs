@@ -2,11 +2,10 @@
 
 use std::convert::Infallible;
 
-use fast_allreduce::{Algorithm, DType, ReduceOp};
+use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
 use super::check::Promise;
 use super::device::Endpoint;
-use super::kind::Kind;
 use super::reference::Number;
 use super::work::Work;
 use crate::failure::Failure;
@@ -14,9 +13,9 @@ use crate::failure::Failure;
 /// This crate's name in the results.
 pub const OURS: &str = "fast-allreduce";
 
-/// One of the two forms of a call.
+/// Whether a call has two buffers or one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum Placement {
     OutOfPlace,
     InPlace,
 }
@@ -30,10 +29,10 @@ pub trait Rival<E: Endpoint> {
     fn library(&self) -> String;
 
     /// Why it cannot do this one, if it cannot. `op` is of those that reduce.
-    fn refusal(&self, kind: Kind, dtype: DType, op: ReduceOp) -> Option<&'static str>;
+    fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str>;
 
-    /// Whether it has this form of the collective, with the input and the output where [`Work::in_place`] says.
-    fn has(&self, kind: Kind, form: Form) -> bool;
+    /// Whether it has this placement of the collective, with the input and the output where [`Work::in_place`] says.
+    fn has(&self, kind: CallKind, placement: Placement) -> bool;
 
     /// Starts a call, as [`Endpoint::start`].
     fn start<T: Number>(
@@ -92,7 +91,7 @@ impl<'a, E: Endpoint> Contender<'a, E> {
     /// How it does it, where there are several ways, and which one is known: as planned, whatever the operation.
     pub fn algorithm(&self, work: &Work, dtype: DType) -> Option<Algorithm> {
         match self {
-            Self::Ours(endpoint) if work.kind == Kind::AllReduce => {
+            Self::Ours(endpoint) if work.kind == CallKind::AllReduce => {
                 Some(endpoint.communicator().plan(work.count(), dtype).algorithm)
             }
             _ => None,
@@ -100,19 +99,19 @@ impl<'a, E: Endpoint> Contender<'a, E> {
     }
 
     /// Why it cannot do this one, if it cannot.
-    pub fn refusal(&self, kind: Kind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
+    pub fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
         match self {
             Self::Rival(_, rival) => rival.refusal(kind, dtype, op),
             _ => None,
         }
     }
 
-    /// Whether it has this form of the call.
-    pub fn has(&self, work: &Work, form: Form) -> bool {
+    /// Whether it has this placement of the call.
+    pub fn has(&self, work: &Work, placement: Placement) -> bool {
         match self {
             // There is nothing to compare with what this crate has not.
-            _ if form == Form::InPlace && work.in_place().is_none() => false,
-            Self::Rival(_, rival) => rival.has(work.kind, form),
+            _ if placement == Placement::InPlace && work.in_place().is_none() => false,
+            Self::Rival(_, rival) => rival.has(work.kind, placement),
             _ => true,
         }
     }
@@ -169,11 +168,11 @@ impl<E: Endpoint> Rival<E> for Infallible {
         match *self {}
     }
 
-    fn refusal(&self, _: Kind, _: DType, _: ReduceOp) -> Option<&'static str> {
+    fn refusal(&self, _: CallKind, _: DType, _: ReduceOp) -> Option<&'static str> {
         match *self {}
     }
 
-    fn has(&self, _: Kind, _: Form) -> bool {
+    fn has(&self, _: CallKind, _: Placement) -> bool {
         match *self {}
     }
 

@@ -4,24 +4,23 @@ use std::cell::RefCell;
 
 use fast_allreduce::Algorithm;
 #[cfg(feature = "cuda")]
-use fast_allreduce::ReduceOp;
+use fast_allreduce::{CallKind, ReduceOp};
 
 use super::check::{count_changed, count_overwritten, judge, Promise, Verdict};
-use super::contender::{Contender, Form};
+use super::contender::{Contender, Placement};
 use super::device::{Batch, Call, Endpoint};
 use super::inputs::Inputs;
-#[cfg(feature = "cuda")]
-use super::kind::Kind;
 use super::reference::Number;
 use super::row::{Row, Timing};
 use super::session::Session;
 use super::work::Work;
+use crate::collective::CallFacts as _;
 use crate::failure::Failure;
 
 /// Batches of calls that are timed one by one at most; their times are exchanged.
 const MOST_SINGLES: u64 = 10_000;
 
-/// By contender; `None` of one that lacks the form.
+/// By contender; `None` of one that lacks the placement.
 pub type Timings = Vec<Option<Timing>>;
 
 /// How much is done for a row.
@@ -50,14 +49,14 @@ impl Measure<'_> {
     /// An allreduce of `count` elements.
     #[cfg(feature = "cuda")]
     pub fn all_reduce(&self, count: usize, op: ReduceOp) -> Work {
-        Work::new(Kind::AllReduce, op, 0, count, self.session.rank(), self.session.world_size())
+        Work::new(CallKind::AllReduce, op, 0, count, self.session.rank(), self.session.world_size())
     }
 
     /// Measures one call with one algorithm. Collective.
     pub fn row<T: Number>(&mut self, endpoint: &impl Endpoint, work: &Work) -> Result<Row, Failure> {
         let mut memory = self.memory::<T, _>(endpoint, work)?;
         let ours = [Contender::Ours(endpoint)];
-        let (mut out_of_place, mut in_place) = self.both_forms(&ours, 1, &mut memory, work)?;
+        let (mut out_of_place, mut in_place) = self.both_placements(&ours, 1, &mut memory, work)?;
         let Memory { input, output } = &mut memory;
         let memcpy_us = self.memcpy(endpoint, &mut || endpoint.copy(input, output))?;
         let only = "this crate has all calls out of place";
@@ -76,7 +75,7 @@ impl Measure<'_> {
     }
 
     /// Measures one call for all contenders, on the memory of the first: in every round a block of calls of each. Their timings,
-    /// out of place and in place, as far as they have these forms. Collective.
+    /// out of place and in place, as far as they have them. Collective.
     pub fn contest<T: Number, E: Endpoint>(
         &mut self,
         contenders: &[Contender<E>],
@@ -87,7 +86,7 @@ impl Measure<'_> {
             return Ok(Default::default());
         };
         let mut memory = self.memory::<T, _>(first.endpoint(), work)?;
-        self.both_forms(contenders, rounds, &mut memory, work)
+        self.both_placements(contenders, rounds, &mut memory, work)
     }
 
     /// Checks a call out of place and in place, and times nothing: the wrong elements on all ranks. Collective.
@@ -112,48 +111,50 @@ impl Measure<'_> {
         Ok(Memory { input, output: endpoint.allocate::<T>(work.elements(), false)? })
     }
 
-    fn both_forms<T: Number, E: Endpoint>(
+    fn both_placements<T: Number, E: Endpoint>(
         &mut self,
         contenders: &[Contender<E>],
         rounds: u64,
         memory: &mut Memory<E::Memory<T>>,
         work: &Work,
     ) -> Result<(Timings, Timings), Failure> {
-        let out_of_place = self.form(contenders, rounds, memory, work, Form::OutOfPlace)?;
-        Ok((out_of_place, self.form(contenders, rounds, memory, work, Form::InPlace)?))
+        let out_of_place = self.timed(contenders, rounds, memory, work, Placement::OutOfPlace)?;
+        Ok((out_of_place, self.timed(contenders, rounds, memory, work, Placement::InPlace)?))
     }
 
-    /// The timings of those that have this form.
-    fn form<T: Number, E: Endpoint>(
+    /// The timings of those that have this placement.
+    fn timed<T: Number, E: Endpoint>(
         &mut self,
         contenders: &[Contender<E>],
         rounds: u64,
         memory: &mut Memory<E::Memory<T>>,
         work: &Work,
-        form: Form,
+        placement: Placement,
     ) -> Result<Timings, Failure> {
-        let able: Vec<_> = contenders.iter().filter(|contender| contender.has(work, form)).copied().collect();
+        let able: Vec<_> =
+            contenders.iter().filter(|contender| contender.has(work, placement)).copied().collect();
         let mut timings = Vec::new();
         if !able.is_empty() {
-            self.fill(&able, memory, work, form)?;
+            self.fill(&able, memory, work, placement)?;
             // Calls of all contenders are ready at a time, and one of them runs.
             let shared = RefCell::new(&mut *memory);
             let (bytes, bus_factor) =
                 (work.elements() * size_of::<T>(), work.kind.bus_factor(work.world_size()));
             timings = self.time(&able, rounds, bytes, bus_factor, |contender| {
                 let Memory { input, output } = &mut **shared.borrow_mut();
-                match form {
-                    Form::OutOfPlace => contender.start(work, input, output),
-                    Form::InPlace => contender.start_in_place(work, input, output),
+                match placement {
+                    Placement::OutOfPlace => contender.start(work, input, output),
+                    Placement::InPlace => contender.start_in_place(work, input, output),
                 }
             })?;
-            timings = self.checked(&able, timings, |measure, contender| match form {
-                Form::OutOfPlace => measure.check_out_of_place(contender, memory, work),
-                Form::InPlace => measure.check_in_place(contender, memory, work),
+            timings = self.checked(&able, timings, |measure, contender| match placement {
+                Placement::OutOfPlace => measure.check_out_of_place(contender, memory, work),
+                Placement::InPlace => measure.check_in_place(contender, memory, work),
             })?;
         }
         let mut timings = timings.into_iter();
-        let timing = |contender: &Contender<E>| contender.has(work, form).then(|| timings.next()).flatten();
+        let timing =
+            |contender: &Contender<E>| contender.has(work, placement).then(|| timings.next()).flatten();
         Ok(contenders.iter().map(timing).collect())
     }
 
@@ -163,11 +164,12 @@ impl Measure<'_> {
         contenders: &[Contender<E>],
         memory: &mut Memory<E::Memory<T>>,
         work: &Work,
-        form: Form,
+        placement: Placement,
     ) -> Result<(), Failure> {
         let inputs = self.next_inputs(work);
         let endpoint = contenders[0].endpoint();
-        let start = if form == Form::InPlace { work.in_place().map_or(0, |(from, _)| from) } else { 0 };
+        let start =
+            if placement == Placement::InPlace { work.in_place().map_or(0, |(from, _)| from) } else { 0 };
         let length = work.input_len();
         endpoint.write(&mut memory.input, |elements| {
             inputs.fill(self.session.rank(), part(elements, start, length));

@@ -1,0 +1,147 @@
+//! What the commands that measure share: ranks that meet, devices and other libraries behind one interface, calls that are timed
+//! and checked.
+
+pub mod check;
+pub mod contender;
+pub mod device;
+pub mod inputs;
+pub mod measure;
+pub mod progress;
+pub mod reference;
+pub mod rivals;
+pub mod row;
+pub mod session;
+pub mod work;
+
+use std::hash::{BuildHasher, RandomState};
+
+use fast_allreduce::bootstrap::{Bootstrap, Local};
+use fast_allreduce::Algorithm;
+
+use self::device::host::Cpu;
+use self::device::Endpoint;
+use self::measure::{Effort, Measure};
+use self::row::Config;
+use self::session::Session;
+use crate::arguments::{Bench, DeviceName};
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// Evaluates an expression for the Rust type of a [`DType`].
+macro_rules! with_number {
+    ($dtype:expr, $type:ident => $value:expr) => {{
+        use fast_allreduce::DType;
+        use half::{bf16, f16};
+        match $dtype {
+            DType::F16 => with_number!(@ $type = f16, $value),
+            DType::Bf16 => with_number!(@ $type = bf16, $value),
+            DType::F32 => with_number!(@ $type = f32, $value),
+            DType::F64 => with_number!(@ $type = f64, $value),
+            DType::I8 => with_number!(@ $type = i8, $value),
+            DType::U8 => with_number!(@ $type = u8, $value),
+            DType::I32 => with_number!(@ $type = i32, $value),
+            DType::U32 => with_number!(@ $type = u32, $value),
+            DType::I64 => with_number!(@ $type = i64, $value),
+            DType::U64 => with_number!(@ $type = u64, $value),
+            other => Err(Failure::Usage(format!("there is no reference for {other}"))),
+        }
+    }};
+    (@ $type:ident = $rust:ty, $value:expr) => {{
+        type $type = $rust;
+        $value
+    }};
+}
+pub(crate) use with_number;
+
+/// What is measured on endpoints that are made alike.
+pub trait Job {
+    /// What they are made from.
+    fn options(&self) -> &Bench;
+
+    /// An endpoint for each; `None` is the plan's choice.
+    fn algorithms(&self) -> Vec<Option<Algorithm>>;
+
+    /// Measures, and writes the results on the first rank: to `page` too, if one is asked for. True if every checked element is
+    /// right.
+    fn run<E: Endpoint>(
+        &self,
+        session: &Session,
+        endpoints: &[E],
+        page: Option<&Output>,
+    ) -> Result<bool, Failure>;
+}
+
+/// Runs as the rank that the environment names, as [`run_in`].
+pub fn run(job: &impl Job) -> Result<bool, Failure> {
+    let Some(bootstrap) = Local::from_env()? else {
+        return Err(Failure::Usage("the environment names no world".into()));
+    };
+    run_in(job, bootstrap)
+}
+
+/// Runs as a rank of `bootstrap`. True if every checked element is right.
+pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<bool, Failure> {
+    let options = job.options();
+    let page = options.report.as_deref().map(Output::check).transpose()?;
+    let page = page.as_ref();
+    let session = Session::new(bootstrap, options.wait.wait(), options.timeout)?;
+    options.check_world(session.world_size())?;
+    let algorithms = job.algorithms().into_iter();
+    match options.device {
+        DeviceName::Host => {
+            let endpoints = algorithms.map(|algorithm| Cpu::new(&session, options, algorithm));
+            job.run(&session, &endpoints.collect::<Result<Vec<_>, _>>()?, page)
+        }
+        #[cfg(feature = "cuda")]
+        DeviceName::Cuda => {
+            let settings = device::cuda::Settings {
+                first_gpu: 0,
+                gpus: device::cuda::gpus()?,
+                sharing: None,
+                timeout: options.timeout,
+                launch_bytes: options.launch_bytes,
+                eager: options.eager,
+            };
+            let endpoints =
+                algorithms.map(|algorithm| device::cuda::Gpu::new(&session, &settings, algorithm));
+            job.run(&session, &endpoints.collect::<Result<Vec<_>, _>>()?, page)
+        }
+        #[cfg(not(feature = "cuda"))]
+        DeviceName::Cuda => device::check(options.device).map(|()| true),
+    }
+}
+
+/// The measurements of a run. Collective.
+pub fn measure<'a>(options: &Bench, session: &'a Session) -> Result<Measure<'a>, Failure> {
+    let seed = session.of_first(options.seed.unwrap_or_else(random_seed))?;
+    let effort = Effort {
+        iterations: options.iterations,
+        warmup: options.warmup,
+        checks: options.checks,
+        registered: options.registered,
+    };
+    Ok(Measure { session, effort, seed, round: 0 })
+}
+
+/// What the numbers of a run depend on.
+pub fn config(options: &Bench, endpoint: &impl Endpoint, seed: u64) -> Config {
+    let communicator = endpoint.communicator();
+    Config {
+        version: env!("CARGO_PKG_VERSION"),
+        ranks: communicator.world_size(),
+        device: endpoint.facts(),
+        registered: options.registered,
+        seed,
+        iters: options.iterations,
+        warmup_iters: options.warmup,
+        check: options.checks,
+        collective: options.collective(),
+        timeout_s: options.timeout.as_secs_f64(),
+        region_bytes: communicator.region_bytes(),
+    }
+}
+
+/// Short enough to type again.
+fn random_seed() -> u64 {
+    RandomState::new().hash_one(()) >> 32
+}
