@@ -4,7 +4,7 @@ use fast_allreduce::{Collective, Communicator, DType, Direction, Error, Host, Re
 
 use crate::host::Build as _;
 use crate::suite::launch::threads;
-use crate::suite::script::Setup;
+use crate::suite::scenario::Setup;
 
 const OP: ReduceOp = ReduceOp::Sum;
 

@@ -8,7 +8,7 @@ use fast_allreduce::{Algorithm, Communicator, DType, Error, Host, ReduceOp, Resu
 
 use crate::host::Build as _;
 use crate::suite::launch::{threads, Rank, LIMIT};
-use crate::suite::script::Setup;
+use crate::suite::scenario::Setup;
 
 /// A bootstrap that claims any rank and world.
 struct Claims {

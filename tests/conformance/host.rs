@@ -10,9 +10,9 @@ use fast_allreduce::topology::LinkClass;
 use fast_allreduce::{Algorithm, Buffer, Communicator, DType, Host, Plan, Result, Wait};
 
 use crate::suite::launch::{Rank, LIMIT};
-use crate::suite::message::{Kind, Message};
+use crate::suite::message::{MemoryKind, Message};
 use crate::suite::ranks::{Part, Ranks, Side};
-use crate::suite::script::Setup;
+use crate::suite::scenario::Setup;
 use crate::suite::world::Device;
 
 /// Makes communicators as a setup says.
@@ -124,10 +124,10 @@ impl Ranks for HostRank {
         self.registered = Some([(); 2].map(|()| self.communicator.alloc::<u8>(bytes).unwrap()));
     }
 
-    fn base(&mut self, _rank: usize, kind: Kind, side: Side) -> u64 {
+    fn base(&mut self, _rank: usize, kind: MemoryKind, side: Side) -> u64 {
         let base = match kind {
-            Kind::Plain | Kind::Pool => self.private[side as usize].base(),
-            Kind::Registered => {
+            MemoryKind::Plain | MemoryKind::Pool => self.private[side as usize].base(),
+            MemoryKind::Registered => {
                 self.registered.as_mut().expect("make_room comes first")[side as usize].as_mut_ptr()
             }
         };

@@ -7,7 +7,7 @@ use crate::suite::cases::product;
 use crate::suite::launch::InThreads;
 use crate::suite::message::{Place, Placement};
 use crate::suite::random::Random;
-use crate::suite::script::{Act, Script, Setup};
+use crate::suite::scenario::{Scenario, Sequence, Setup};
 use crate::suite::world::{Launched, World};
 
 #[test]
@@ -16,15 +16,15 @@ fn every_instruction_set() {
     let supported = Vec::from_iter(Isa::supported());
     for size in [3, 2, 9] {
         let random = Random::new(&format!("instruction sets in a world of {size}"));
-        let script = || {
-            Script::new([Setup::default()], |_| {
+        let scenario = || {
+            Scenario::new([Setup::default()], |_| {
                 let messages = product(&mut random.fork(size), size, |_, _| 301);
-                Act::each_on_each(10 * 5 * 3, messages, 1, || vec![PLAIN; size])
+                Sequence::each_on_each(10 * 5 * 3, messages, 1, || vec![PLAIN; size])
             })
         };
         let alone = supported.iter().map(|&isa| vec![isa]);
         for isas in alone.chain([supported.clone()]) {
-            Launched::new(InThreads, HostDevice(isas)).play(size, &[script()]);
+            Launched::new(InThreads, HostDevice(isas)).run(size, &[scenario()]);
         }
     }
 }

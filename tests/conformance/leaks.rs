@@ -6,7 +6,7 @@ use fast_allreduce::ReduceOp;
 
 use crate::host::{wait_until, Build as _};
 use crate::suite::launch::{this_test, threads, Process};
-use crate::suite::script::Setup;
+use crate::suite::scenario::Setup;
 
 /// Set in the process that runs this test alone: what it counts belongs to the whole process.
 const ALONE: &str = "FAST_ALLREDUCE_TEST_ALONE";

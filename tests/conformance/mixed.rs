@@ -8,7 +8,7 @@ use crate::suite::cases;
 use crate::suite::launch::InThreads;
 use crate::suite::world::{Launched, World};
 
-/// Plays a case of the suite in worlds that begin with each of the instruction sets.
+/// Runs a case of the suite in worlds that begin with each of the instruction sets.
 fn in_mixed_worlds(case: fn(&dyn World), thin: usize) {
     let mut isas = Vec::from_iter(Isa::supported());
     println!("ranks use {isas:?} in turn");

@@ -6,10 +6,10 @@ use fast_allreduce::{DType, Plan, ReduceOp, Result};
 
 use crate::host::{Build as _, HostRank};
 use crate::suite::launch::threads;
-use crate::suite::message::{Kind, Message, Place, Placement};
+use crate::suite::message::{MemoryKind, Message, Place, Placement};
 use crate::suite::random::{Random, Values};
 use crate::suite::ranks::{check, room_for, Part, Ranks, Side};
-use crate::suite::script::Setup;
+use crate::suite::scenario::Setup;
 
 /// After its call flips a bit at an offset from the input or the output.
 struct Planted {
@@ -36,7 +36,7 @@ impl Ranks for Planted {
         self.rank.make_room(bytes);
     }
 
-    fn base(&mut self, rank: usize, kind: Kind, side: Side) -> u64 {
+    fn base(&mut self, rank: usize, kind: MemoryKind, side: Side) -> u64 {
         self.rank.base(rank, kind, side)
     }
 

@@ -8,7 +8,7 @@ use crate::host::{Build as _, HostDevice};
 use crate::suite::launch::{threads, InThreads};
 use crate::suite::message::{Message, Placement};
 use crate::suite::random::{Random, Values};
-use crate::suite::script::{Act, Script, Setup, Step};
+use crate::suite::scenario::{Scenario, Sequence, Setup, Step};
 use crate::suite::world::{Launched, World as _};
 
 /// A runner whose cases come from the printed seed.
@@ -57,15 +57,15 @@ fn any_calls_of_any_world() {
                 Message::new(&mut random.fork(call.count), call.case, call.count, size, call.values)
             };
             let setup = Setup { algorithm, max_bytes, workers, first_epoch, ..Setup::default() };
-            let script = Script::new([setup], |_| {
+            let scenario = Scenario::new([setup], |_| {
                 let call = |(message, call): (usize, &Call)| {
                     let placements = Placement::randoms(&mut random.fork(call.placements as usize), size);
                     Step::Call { communicator: 0, message, placements }
                 };
                 let steps = calls.iter().enumerate().map(call).collect();
-                Act::new(calls.len(), calls.iter().map(message).collect(), steps)
+                Sequence::new(calls.len(), calls.iter().map(message).collect(), steps)
             });
-            Launched::new(InThreads, HostDevice::default()).play(size, &[script]);
+            Launched::new(InThreads, HostDevice::default()).run(size, &[scenario]);
             Ok(())
         });
     result.unwrap_or_else(|failure| panic!("{failure}"));

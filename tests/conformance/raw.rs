@@ -4,7 +4,7 @@ use fast_allreduce::{Collective, DType, Error, RawCommunicator, ReduceOp, Stream
 
 use crate::host::Build as _;
 use crate::suite::launch::{threads, InThreads, Launch, LocalProcesses, Rank};
-use crate::suite::script::Setup;
+use crate::suite::scenario::Setup;
 
 fn open(rank: &Rank) -> Box<dyn RawCommunicator> {
     Box::new(StreamCommunicator::new(Setup::default().build(rank)).unwrap())

@@ -5,7 +5,7 @@ use fast_allreduce::{Buffer, Communicator, Error, Host, ReduceOp, SymmetricMemor
 use crate::host::Build as _;
 use crate::suite::launch::threads;
 use crate::suite::random::Random;
-use crate::suite::script::Setup;
+use crate::suite::scenario::Setup;
 
 /// Half of the table's rows: the others are for the inputs of captured calls.
 const MOST: usize = 2048;

@@ -4,7 +4,7 @@ use fast_allreduce::{Algorithm, Communicator, Element, Error, Host, ReduceOp, Sy
 
 use crate::host::Build as _;
 use crate::suite::launch::{threads, InThreads, Launch, LocalProcesses, Rank};
-use crate::suite::script::Setup;
+use crate::suite::scenario::Setup;
 
 /// Every rank writes to every part, and finds what all wrote in its own.
 fn exchange<T: Element + Default + PartialEq + std::fmt::Debug>(

@@ -4,7 +4,7 @@ use fast_allreduce::{Algorithm, Communicator, Element, Host, ReduceOp};
 
 use crate::host::Build as _;
 use crate::suite::launch::threads;
-use crate::suite::script::Setup;
+use crate::suite::scenario::Setup;
 
 fn typed<T: Element + Default + PartialEq + std::fmt::Debug>(
     communicator: &Communicator<Host>,

@@ -7,9 +7,9 @@ use fast_allreduce::bootstrap::{Bootstrap as _, Local};
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, ReduceOp};
 
+use crate::fixture::Setup;
 use crate::gpu::{context, stand_in};
 use crate::processes::ranks;
-use crate::seat::Setup;
 
 tests! {
     stand_in => buffers_outlive_their_communicator, memory_stays_for_a_rank_that_is_late;

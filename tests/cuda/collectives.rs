@@ -7,12 +7,12 @@ use std::sync::Arc;
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
 use fast_allreduce::{Algorithm, Collective, DType, Direction, ReduceOp, Transfer};
 
+use crate::fixture::{compare, download, upload, Fixture, MemoryKind, Plain, Setup};
 use crate::gpu::{context, gpu, Gpus, LIMIT};
 use crate::oracle;
 use crate::processes::ranks;
 use crate::random::{elements, Random, Values};
-use crate::seat::{compare, download, upload, Kind, Plain, Seat, Setup};
-use crate::threads::seats;
+use crate::threads::fixtures;
 
 tests! {
     gpu => between_threads, between_processes, every_algorithm, in_one_launch;
@@ -177,37 +177,37 @@ fn most(dtype: DType, world: usize) -> usize {
 }
 
 /// One call of this rank, from beginning to end.
-fn call(seat: &Seat, case: &Case, kind: Kind, offset: usize, in_place: bool) {
-    let (rank, size) = (seat.rank(), case.dtype.size());
-    let place = |which| seat.address((kind, offset), which, size);
+fn call(fixture: &Fixture, case: &Case, kind: MemoryKind, offset: usize, in_place: bool) {
+    let (rank, size) = (fixture.rank(), case.dtype.size());
+    let place = |which| fixture.address((kind, offset), which, size);
     let in_place = in_place && case.in_place(rank).is_some();
     let (input, output) = case.place(rank, (place(0), place(1)), in_place);
-    case.write(|address, bytes| upload(&seat.stream, address, bytes), rank, (input, output), in_place);
-    let stream = seat.stream.cu_stream();
-    // SAFETY: the seat's own memory, which lives until the stream has been waited for.
+    case.write(|address, bytes| upload(&fixture.stream, address, bytes), rank, (input, output), in_place);
+    let stream = fixture.stream.cu_stream();
+    // SAFETY: the fixture's own memory, which lives until the stream has been waited for.
     unsafe {
         let collective = case.collective(rank);
-        seat.communicator.collective_raw(stream, collective, input, output, case.count, case.dtype)
+        fixture.communicator.collective_raw(stream, collective, input, output, case.count, case.dtype)
     }
     .unwrap();
-    seat.communicator.synchronize(&seat.stream).unwrap();
-    let get = |address, bytes| download(&seat.stream, address, bytes);
+    fixture.communicator.synchronize(&fixture.stream).unwrap();
+    let get = |address, bytes| download(&fixture.stream, address, bytes);
     case.compare(get, rank, (input, output), in_place);
 }
 
 /// Each collective, from each kind of memory, at any offset, in place and not.
-fn calls(seat: &Seat, random: &Random, rounds: usize) {
-    let world = seat.communicator.world_size();
+fn calls(fixture: &Fixture, random: &Random, rounds: usize) {
+    let world = fixture.communicator.world_size();
     for round in 0..rounds * COLLECTIVES {
         let mut shared = random.fork(round);
         let dtype = shared.pick(&DType::ALL);
         let case = Case::new(&mut shared, round % COLLECTIVES, world, dtype, most(dtype, world));
-        let mut own = shared.fork(seat.rank());
-        let (kind, offset) = (own.pick(&Kind::ALL), own.pick(&[0, 0, 1, 3, 8]));
-        call(seat, &case, kind, offset, own.one_in(3));
+        let mut own = shared.fork(fixture.rank());
+        let (kind, offset) = (own.pick(&MemoryKind::ALL), own.pick(&[0, 0, 1, 3, 8]));
+        call(fixture, &case, kind, offset, own.one_in(3));
     }
-    messages(seat, random);
-    seat.communicator.barrier().unwrap();
+    messages(fixture, random);
+    fixture.communicator.barrier().unwrap();
 }
 
 /// What rank `from` sends to rank `to` with a tag.
@@ -253,22 +253,22 @@ fn exchange(rank: usize, world: usize, (from, to): (u64, u64)) -> Exchange {
     Exchange { transfers, sends, receives }
 }
 
-fn messages(seat: &Seat, random: &Random) {
-    let (rank, world) = (seat.rank(), seat.communicator.world_size());
+fn messages(fixture: &Fixture, random: &Random) {
+    let (rank, world) = (fixture.rank(), fixture.communicator.world_size());
     for round in 0..4 {
         let mut own = random.fork(1000 + round).fork(rank);
-        let place = (own.pick(&Kind::ALL), own.below(9));
-        let bases = (seat.address(place, 0, 1), seat.address(place, 1, 1));
+        let place = (own.pick(&MemoryKind::ALL), own.below(9));
+        let bases = (fixture.address(place, 0, 1), fixture.address(place, 1, 1));
         let Exchange { transfers, sends, receives } = exchange(rank, world, bases);
-        sends.iter().for_each(|(address, bytes)| upload(&seat.stream, *address, bytes));
+        sends.iter().for_each(|(address, bytes)| upload(&fixture.stream, *address, bytes));
         receives
             .iter()
-            .for_each(|(address, bytes)| upload(&seat.stream, *address, &vec![CANARY; bytes.len()]));
-        // SAFETY: the seat's own memory, which lives until the stream has been waited for.
-        unsafe { seat.communicator.transfer_raw(seat.stream.cu_stream(), &transfers) }.unwrap();
-        seat.communicator.synchronize(&seat.stream).unwrap();
+            .for_each(|(address, bytes)| upload(&fixture.stream, *address, &vec![CANARY; bytes.len()]));
+        // SAFETY: the fixture's own memory, which lives until the stream has been waited for.
+        unsafe { fixture.communicator.transfer_raw(fixture.stream.cu_stream(), &transfers) }.unwrap();
+        fixture.communicator.synchronize(&fixture.stream).unwrap();
         for (address, bytes) in &receives {
-            compare(&download(&seat.stream, *address, bytes.len()), bytes, 1).unwrap();
+            compare(&download(&fixture.stream, *address, bytes.len()), bytes, 1).unwrap();
         }
     }
 }
@@ -281,7 +281,7 @@ fn setup() -> Setup {
 fn between_threads(gpus: Gpus) {
     for (size, devices) in [(1, 1), (2, 1), (3, 1), (4, gpus.count.min(2))] {
         let random = Random::new(&format!("collectives::between_threads {size}"));
-        seats(size, devices, setup(), BYTES, |seat| calls(seat, &random, 2));
+        fixtures(size, devices, setup(), BYTES, |fixture| calls(fixture, &random, 2));
     }
 }
 
@@ -289,8 +289,8 @@ fn between_processes(gpus: Gpus) {
     use fast_allreduce::bootstrap::Bootstrap as _;
     ranks("collectives::between_processes", "collectives", 3, &[], |local| {
         let context = context(local.rank() % gpus.count.min(2));
-        let seat = Seat::new(setup().try_build(context, local).unwrap(), BYTES);
-        calls(&seat, &Random::new("collectives::between_processes"), 1);
+        let fixture = Fixture::new(setup().try_build(context, local).unwrap(), BYTES);
+        calls(&fixture, &Random::new("collectives::between_processes"), 1);
     });
 }
 
@@ -298,14 +298,14 @@ fn between_processes(gpus: Gpus) {
 fn every_algorithm() {
     for algorithm in Algorithm::ALL {
         let random = Random::new(&format!("collectives::every_algorithm {algorithm}"));
-        seats(3, 1, Setup { algorithm: Some(algorithm), ..setup() }, BYTES, |seat| {
+        fixtures(3, 1, Setup { algorithm: Some(algorithm), ..setup() }, BYTES, |fixture| {
             for round in 0..8 {
                 let mut shared = random.fork(round);
                 // Exact whatever the order.
                 let dtype = shared.pick(&[DType::I32, DType::U64, DType::U8]);
                 let mut case = Case::new(&mut shared, round % 2, 3, dtype, most(dtype, 3));
                 case.op = ReduceOp::Sum;
-                call(seat, &case, shared.pick(&Kind::ALL), round % 3, round % 3 == 1);
+                call(fixture, &case, shared.pick(&MemoryKind::ALL), round % 3, round % 3 == 1);
             }
         });
     }

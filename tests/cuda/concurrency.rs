@@ -2,10 +2,10 @@
 
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
+use crate::fixture::{MemoryKind, Message, Placement, Setup};
 use crate::gpu::gpu;
 use crate::random::Random;
-use crate::seat::{Kind, Message, Placement, Setup};
-use crate::threads::seats;
+use crate::threads::fixtures;
 
 tests! {
     gpu => calls_from_two_threads;
@@ -16,25 +16,27 @@ tests! {
 fn calls_from_two_threads() {
     let random = Random::new("concurrency::calls_from_two_threads");
     for algorithm in Algorithm::DIRECT {
-        seats(2, 1, Setup::with(algorithm), 4096, |seat| {
+        fixtures(2, 1, Setup::with(algorithm), 4096, |fixture| {
             let message = Message::new(&mut random.fork(0), (DType::U32, ReduceOp::Sum), 200, 2);
-            let places = [Placement::of(Kind::Plain), Placement::of(Kind::Pool)];
-            places.iter().for_each(|&placement| seat.prepare(&message, placement));
-            seat.stream.synchronize().unwrap();
-            let streams = places.map(|_| seat.communicator.device().context().new_stream().unwrap());
-            seat.communicator.barrier().unwrap();
+            let places = [Placement::of(MemoryKind::Plain), Placement::of(MemoryKind::Pool)];
+            places.iter().for_each(|&placement| fixture.prepare(&message, placement));
+            fixture.stream.synchronize().unwrap();
+            let streams = places.map(|_| fixture.communicator.device().context().new_stream().unwrap());
+            fixture.communicator.barrier().unwrap();
             std::thread::scope(|scope| {
                 for (stream, &placement) in streams.iter().zip(&places) {
                     let message = &message;
                     scope.spawn(move || {
                         for _ in 0..60 {
-                            seat.start(stream, message, placement).unwrap();
+                            fixture.start(stream, message, placement).unwrap();
                         }
                         stream.synchronize().unwrap();
                     });
                 }
             });
-            places.iter().for_each(|&place| seat.report(&message, place, seat.compare(&message, place)));
+            places
+                .iter()
+                .for_each(|&place| fixture.report(&message, place, fixture.compare(&message, place)));
         });
     }
 }

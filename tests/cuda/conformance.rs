@@ -6,14 +6,14 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::{Buffer, Communicator, Cuda, DType, Plan, Result};
 
+use crate::fixture::{download, upload, Plain};
 use crate::gpu::{context, gpu, Gpus};
 use crate::one_launch::OneLaunch;
 use crate::runner::{Found, Trial};
-use crate::seat::{download, upload, Plain};
 use crate::suite::launch::{InThreads, Launch, LocalProcesses, Rank};
-use crate::suite::message::{Kind, Message};
+use crate::suite::message::{MemoryKind, Message};
 use crate::suite::ranks::{Part, Ranks, Side};
-use crate::suite::script::Setup;
+use crate::suite::scenario::Setup;
 use crate::suite::world::{Device, Launched};
 
 pub fn tests() -> Vec<Trial> {
@@ -108,12 +108,12 @@ impl Ranks for CudaRank {
         self.communicator.barrier().unwrap();
     }
 
-    fn base(&mut self, _rank: usize, kind: Kind, side: Side) -> u64 {
+    fn base(&mut self, _rank: usize, kind: MemoryKind, side: Side) -> u64 {
         let memory = self.memory.as_ref().expect("make_room comes first");
         match kind {
-            Kind::Plain => memory.plain[side as usize].address,
-            Kind::Pool => memory.pool[side as usize].device_ptr(&self.stream).0,
-            Kind::Registered => memory.registered[side as usize].device_ptr(&self.stream).0,
+            MemoryKind::Plain => memory.plain[side as usize].address,
+            MemoryKind::Pool => memory.pool[side as usize].device_ptr(&self.stream).0,
+            MemoryKind::Registered => memory.registered[side as usize].device_ptr(&self.stream).0,
         }
     }
 

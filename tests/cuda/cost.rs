@@ -6,9 +6,9 @@ use cudarc::driver::{result, sys, CudaContext};
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use crate::errors::alone;
+use crate::fixture::{Plain, Setup};
 use crate::gpu::{context, stand_in_of_parent};
 use crate::processes::{part, this_test, Process};
-use crate::seat::{Plain, Setup};
 
 tests! {
     stand_in_of_parent => launch_path;

@@ -7,11 +7,11 @@ use cudarc::driver::CudaContext;
 use fast_allreduce::device::cuda::{api, Sharing};
 use fast_allreduce::{Algorithm, DType, Error, ReduceOp, Result};
 
+use crate::fixture::{Fixture, MemoryKind, Message, Placement, Plain, Setup};
 use crate::gpu::{context, stand_in, stand_in_pair, LIMIT};
 use crate::injection::{fail, live, take_back, Of};
 use crate::processes::{part, ranks, this_test, Process};
 use crate::random::Random;
-use crate::seat::{Kind, Message, Placement, Plain, Seat, Setup};
 use crate::threads::threads;
 
 tests! {
@@ -43,31 +43,31 @@ fn both_fail(
     name: &str,
     code: u32,
     setup: Setup,
-    broken: impl Fn(&Seat, &Message, Placement) -> Result<()> + Sync,
+    broken: impl Fn(&Fixture, &Message, Placement) -> Result<()> + Sync,
 ) {
     let random = Random::new(&format!("driver_errors {name}"));
     threads(2, 1, |rank, context| {
-        let seat = Seat::new(setup.try_build(context, rank).unwrap(), BYTES);
+        let fixture = Fixture::new(setup.try_build(context, rank).unwrap(), BYTES);
         let message = |round: usize, count| {
             Message::new(&mut random.fork(round), (DType::F32, ReduceOp::Sum), count, 2)
         };
-        let placement = Placement::of(Kind::Plain);
-        seat.check(&message(0, COUNT), placement);
-        seat.communicator.barrier().unwrap();
+        let placement = Placement::of(MemoryKind::Plain);
+        fixture.check(&message(0, COUNT), placement);
+        fixture.communicator.barrier().unwrap();
         let started = Instant::now();
         // Larger than a launch takes: in pieces.
         let large = message(1, BYTES / 4);
-        seat.prepare(&large, placement);
-        seat.stream.synchronize().unwrap();
-        let error = match seat.rank() {
-            0 => broken(&seat, &large, placement).expect_err(name),
+        fixture.prepare(&large, placement);
+        fixture.stream.synchronize().unwrap();
+        let error = match fixture.rank() {
+            0 => broken(&fixture, &large, placement).expect_err(name),
             _ => {
-                let call = seat.start(&seat.stream, &large, placement);
-                call.and_then(|()| seat.communicator.synchronize(&seat.stream)).expect_err(name)
+                let call = fixture.start(&fixture.stream, &large, placement);
+                call.and_then(|()| fixture.communicator.synchronize(&fixture.stream)).expect_err(name)
             }
         };
         assert_eq!(take_back(), 0, "{name}: the failure has not happened");
-        match (seat.rank(), &error) {
+        match (fixture.rank(), &error) {
             (0, Error::Driver { code: own, .. }) if *own == code => {}
             (1, Error::PeerFailed { rank: 0, .. }) => {}
             (rank, error) => panic!("{name}: rank {rank}: {error}"),
@@ -76,13 +76,13 @@ fn both_fail(
         assert!(error.to_string().contains(named), "{name}: {error}");
         for round in 2..5 {
             let again = message(round, COUNT);
-            assert_eq!(seat.start(&seat.stream, &again, placement), Err(error.clone()), "{name}");
+            assert_eq!(fixture.start(&fixture.stream, &again, placement), Err(error.clone()), "{name}");
         }
-        assert_eq!(seat.communicator.check(), Err(error), "{name}");
+        assert_eq!(fixture.communicator.check(), Err(error), "{name}");
         assert!(started.elapsed() < LIMIT / 2, "{name}: a rank has waited for its limit");
         // No rank frees while the other's kernel waits.
-        seat.stream.synchronize().unwrap();
-        drop(seat);
+        fixture.stream.synchronize().unwrap();
+        drop(fixture);
     });
 }
 
@@ -101,9 +101,9 @@ fn a_call_that_the_driver_refuses_fails_on_all() {
                 &name,
                 UNKNOWN,
                 Setup { max_bytes: 8 << 10, ..Setup::with(algorithm) },
-                |seat, message, place| {
+                |fixture, message, place| {
                     fail(function, nth, UNKNOWN, Of::ThisThread);
-                    seat.start(&seat.stream, message, place)
+                    fixture.start(&fixture.stream, message, place)
                 },
             );
         }
@@ -112,18 +112,18 @@ fn a_call_that_the_driver_refuses_fails_on_all() {
 
 fn a_stream_that_cannot_be_ordered_fails_on_all() {
     for function in ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"] {
-        both_fail(function, UNKNOWN, Setup::default(), |seat, message, place| {
-            let other = seat.communicator.device().context().new_stream().unwrap();
+        both_fail(function, UNKNOWN, Setup::default(), |fixture, message, place| {
+            let other = fixture.communicator.device().context().new_stream().unwrap();
             fail(function, 1, UNKNOWN, Of::ThisThread);
-            seat.start(&other, message, place)
+            fixture.start(&other, message, place)
         });
     }
 }
 
 fn a_failed_synchronisation_fails_on_all() {
-    both_fail("synchronize", UNKNOWN, Setup::default(), |seat, _, _| {
+    both_fail("synchronize", UNKNOWN, Setup::default(), |fixture, _, _| {
         fail("cuStreamSynchronize", 1, UNKNOWN, Of::ThisThread);
-        seat.communicator.synchronize(&seat.stream)
+        fixture.communicator.synchronize(&fixture.stream)
     });
 }
 
@@ -132,21 +132,21 @@ fn a_code_that_is_newer_than_the_bindings_fails_like_any_other() {
     assert_eq!(api::Code(2).to_string(), "CUDA_ERROR_OUT_OF_MEMORY: out of memory");
     assert_eq!(api::Code(NEWER).to_string(), "result code 99999, for which the driver has no name");
     for function in ["cuLaunchKernel", "cuPointerGetAttribute", "cuStreamIsCapturing", "cuCtxGetCurrent"] {
-        both_fail(function, NEWER, Setup::with(Algorithm::TwoShotPush), |seat, message, place| {
+        both_fail(function, NEWER, Setup::with(Algorithm::TwoShotPush), |fixture, message, place| {
             fail(function, 1, NEWER, Of::ThisThread);
-            seat.start(&seat.stream, message, place)
+            fixture.start(&fixture.stream, message, place)
         });
     }
     for function in ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"] {
-        both_fail(function, NEWER, Setup::default(), |seat, message, place| {
-            let other = seat.communicator.device().context().new_stream().unwrap();
+        both_fail(function, NEWER, Setup::default(), |fixture, message, place| {
+            let other = fixture.communicator.device().context().new_stream().unwrap();
             fail(function, 1, NEWER, Of::ThisThread);
-            seat.start(&other, message, place)
+            fixture.start(&other, message, place)
         });
     }
-    both_fail("cuStreamSynchronize", NEWER, Setup::default(), |seat, _, _| {
+    both_fail("cuStreamSynchronize", NEWER, Setup::default(), |fixture, _, _| {
         fail("cuStreamSynchronize", 1, NEWER, Of::ThisThread);
-        seat.communicator.synchronize(&seat.stream)
+        fixture.communicator.synchronize(&fixture.stream)
     });
     for function in
         ["cuMemAlloc", "cuMemsetD8Async", "cuMemHostAlloc", "cuModuleGetFunction", "cuDeviceGetUuid"]
@@ -161,8 +161,8 @@ fn a_code_that_is_newer_than_the_bindings_fails_like_any_other() {
 
 /// cudarc records what fails where it has no result to return.
 fn a_slice_that_cannot_be_waited_for_fails_on_all() {
-    both_fail("a slice's event", UNKNOWN, Setup::default(), |seat, _, _| {
-        let context = seat.communicator.device().context();
+    both_fail("a slice's event", UNKNOWN, Setup::default(), |fixture, _, _| {
+        let context = fixture.communicator.device().context();
         let (one, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
         let input = one.alloc_zeros::<f32>(BYTES / 4).unwrap();
         let mut output = one.alloc_zeros::<f32>(BYTES / 4).unwrap();
@@ -170,7 +170,7 @@ fn a_slice_that_cannot_be_waited_for_fails_on_all() {
         // On the last call's stream, whose order needs no event.
         assert!(context.is_managing_stream_synchronization());
         fail("cuStreamWaitEvent", 1, UNKNOWN, Of::ThisThread);
-        let call = seat.communicator.all_reduce(&seat.stream, &input, &mut output, ReduceOp::Sum);
+        let call = fixture.communicator.all_reduce(&fixture.stream, &input, &mut output, ReduceOp::Sum);
         drop(other);
         call
     });
@@ -180,24 +180,24 @@ fn a_slice_that_cannot_be_waited_for_fails_on_all() {
 fn an_error_that_was_recorded_before_is_left_to_cudarc() {
     let random = Random::new("driver_errors::an_error_that_was_recorded_before");
     threads(2, 1, |rank, context| {
-        let seat = Seat::new(Setup::default().try_build(context.clone(), rank).unwrap(), BYTES);
+        let fixture = Fixture::new(Setup::default().try_build(context.clone(), rank).unwrap(), BYTES);
         let message = Message::new(&mut random.fork(0), (DType::F32, ReduceOp::Sum), COUNT, 2);
-        let placement = Placement::of(Kind::Plain);
-        seat.prepare(&message, placement);
-        let (input, mut output) = (seat.stream.clone_htod(&[1f32; 100]).unwrap(), [7f32; 100]);
-        let mut reduced = seat.stream.clone_htod(&output).unwrap();
-        seat.stream.synchronize().unwrap();
+        let placement = Placement::of(MemoryKind::Plain);
+        fixture.prepare(&message, placement);
+        let (input, mut output) = (fixture.stream.clone_htod(&[1f32; 100]).unwrap(), [7f32; 100]);
+        let mut reduced = fixture.stream.clone_htod(&output).unwrap();
+        fixture.stream.synchronize().unwrap();
         let code = cudarc::driver::DriverError(cudarc::driver::sys::CUresult::CUDA_ERROR_NOT_FOUND);
         context.record_err::<()>(Err(code));
-        seat.start(&seat.stream, &message, placement).unwrap();
-        seat.communicator.all_reduce(&seat.stream, &input, &mut reduced, ReduceOp::Sum).unwrap();
-        seat.communicator.synchronize(&seat.stream).unwrap();
+        fixture.start(&fixture.stream, &message, placement).unwrap();
+        fixture.communicator.all_reduce(&fixture.stream, &input, &mut reduced, ReduceOp::Sum).unwrap();
+        fixture.communicator.synchronize(&fixture.stream).unwrap();
         assert_eq!(context.check_err().map_err(|error| error.0), Err(code.0), "it is lost");
-        seat.report(&message, placement, seat.compare(&message, placement));
-        seat.stream.memcpy_dtoh(&reduced, &mut output).unwrap();
-        seat.stream.synchronize().unwrap();
+        fixture.report(&message, placement, fixture.compare(&message, placement));
+        fixture.stream.memcpy_dtoh(&reduced, &mut output).unwrap();
+        fixture.stream.synchronize().unwrap();
         assert_eq!(output, [2.0; 100]);
-        seat.communicator.barrier().unwrap();
+        fixture.communicator.barrier().unwrap();
     });
 }
 
@@ -238,19 +238,19 @@ fn a_registration_is_made_on_all_ranks_or_on_none() {
     for function in ["cuMemcpyHtoDAsync", "cuStreamSynchronize"] {
         threads(2, 1, |rank, context| {
             let setup = Setup::with(Algorithm::OneShotPull);
-            let seat = Seat::new(setup.try_build(context, rank).unwrap(), crate::registration::BYTES);
-            let slice = crate::registration::plain_slice(&seat.stream, 4096);
-            seat.communicator.barrier().unwrap();
-            if seat.rank() == 0 {
+            let fixture = Fixture::new(setup.try_build(context, rank).unwrap(), crate::registration::BYTES);
+            let slice = crate::registration::plain_slice(&fixture.stream, 4096);
+            fixture.communicator.barrier().unwrap();
+            if fixture.rank() == 0 {
                 fail(function, 1, UNKNOWN, Of::ThisThread);
             }
-            let error = seat.communicator.register(slice).err().expect("a row cannot be written");
-            match (seat.rank(), &error) {
+            let error = fixture.communicator.register(slice).err().expect("a row cannot be written");
+            match (fixture.rank(), &error) {
                 (0, Error::Driver { code: UNKNOWN, .. }) | (1, Error::PeerFailed { rank: 0, .. }) => {}
                 (rank, error) => panic!("{function}: rank {rank}: {error}"),
             }
             assert_eq!(take_back(), 0);
-            crate::registration::register_and_reduce(&seat, &random);
+            crate::registration::register_and_reduce(&fixture, &random);
         });
     }
 }
@@ -293,16 +293,17 @@ fn what_a_peer_could_not_open_is_freed_when_nobody_has_it() {
         ranks(test, function, 3, &[], |local| {
             let setup = Setup { sharing: Some(Sharing::Ipc), ..Setup::with(Algorithm::OneShotPull) };
             let rank = local.rank();
-            let seat = Seat::new(setup.try_build(context(0), local).unwrap(), crate::registration::BYTES);
-            let slice = crate::registration::plain_slice(&seat.stream, 4096);
-            seat.communicator.barrier().unwrap();
+            let fixture =
+                Fixture::new(setup.try_build(context(0), local).unwrap(), crate::registration::BYTES);
+            let slice = crate::registration::plain_slice(&fixture.stream, 4096);
+            fixture.communicator.barrier().unwrap();
             if rank == 2 {
                 fail(function, nth, UNKNOWN, Of::ThisThread);
             }
             // The slice is dropped by the error.
-            let error = seat.communicator.register(slice).err().expect("one rank cannot");
+            let error = fixture.communicator.register(slice).err().expect("one rank cannot");
             assert!(rank == 2 || matches!(error, Error::PeerFailed { rank: 2, .. }), "{error}");
-            crate::registration::register_and_reduce(&seat, &Random::new(function));
+            crate::registration::register_and_reduce(&fixture, &Random::new(function));
         });
     }
 }

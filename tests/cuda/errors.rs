@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
 
+use crate::fixture::{Fixture, MemoryKind, Message, Placement, Setup};
 use crate::gpu::gpu;
 use crate::random::Random;
-use crate::seat::{Kind, Message, Placement, Seat, Setup};
 use crate::threads::threads;
 
 tests! {
@@ -24,33 +24,33 @@ fn a_rank_that_never_calls_is_named() {
     let timeout = Duration::from_millis(400);
     for algorithm in Algorithm::DIRECT {
         threads(3, 1, |rank, context| {
-            let seat = Seat::new(
+            let fixture = Fixture::new(
                 Setup { timeout, ..Setup::with(algorithm) }.try_build(context, rank).unwrap(),
                 4096,
             );
             let message = Message::new(&mut random.fork(0), (DType::F32, ReduceOp::Sum), 500, 3);
-            let placement = Placement::of(Kind::Pool);
-            seat.check(&message, placement);
-            seat.communicator.barrier().unwrap();
-            if seat.rank() == 1 {
+            let placement = Placement::of(MemoryKind::Pool);
+            fixture.check(&message, placement);
+            fixture.communicator.barrier().unwrap();
+            if fixture.rank() == 1 {
                 // Here all the while.
                 std::thread::sleep(3 * timeout);
             } else {
-                seat.prepare(&message, placement);
-                seat.start(&seat.stream, &message, placement).unwrap();
-                let error = seat.communicator.synchronize(&seat.stream).unwrap_err();
+                fixture.prepare(&message, placement);
+                fixture.start(&fixture.stream, &message, placement).unwrap();
+                let error = fixture.communicator.synchronize(&fixture.stream).unwrap_err();
                 let Error::Timeout { ref missing, waited, epoch, .. } = error else {
                     panic!("{algorithm}: {error}")
                 };
                 // The other survivor may have given up first, and then is missing too.
                 assert!(missing.contains(&1), "{algorithm}: {error}");
                 assert_eq!((waited, epoch), (timeout, 2), "{algorithm}");
-                assert!(!missing.contains(&seat.rank()), "{algorithm}: {error}");
+                assert!(!missing.contains(&fixture.rank()), "{algorithm}: {error}");
                 // Poisoned: the same error, at once.
                 let started = Instant::now();
-                assert_eq!(seat.communicator.check(), Err(error.clone()));
-                assert_eq!(seat.start(&seat.stream, &message, placement), Err(error.clone()));
-                assert_eq!(seat.communicator.alloc::<f32>(3).err(), Some(error));
+                assert_eq!(fixture.communicator.check(), Err(error.clone()));
+                assert_eq!(fixture.start(&fixture.stream, &message, placement), Err(error.clone()));
+                assert_eq!(fixture.communicator.alloc::<f32>(3).err(), Some(error));
                 assert!(started.elapsed() < timeout, "a poisoned communicator waits");
             }
         });
@@ -62,26 +62,26 @@ fn an_abort_ends_a_call_that_waits() {
     for algorithm in Algorithm::DIRECT {
         let done = std::sync::Barrier::new(2);
         threads(2, 1, |rank, context| {
-            let seat = Seat::new(Setup::with(algorithm).try_build(context, rank).unwrap(), 4096);
+            let fixture = Fixture::new(Setup::with(algorithm).try_build(context, rank).unwrap(), 4096);
             let message = Message::new(&mut random.fork(0), (DType::F16, ReduceOp::Sum), 500, 2);
-            let placement = Placement::of(Kind::Pool);
-            if seat.rank() == 1 {
+            let placement = Placement::of(MemoryKind::Pool);
+            if fixture.rank() == 1 {
                 done.wait();
                 return;
             }
-            seat.prepare(&message, placement);
-            seat.start(&seat.stream, &message, placement).unwrap();
-            assert_eq!(seat.communicator.check(), Ok(()));
+            fixture.prepare(&message, placement);
+            fixture.start(&fixture.stream, &message, placement).unwrap();
+            assert_eq!(fixture.communicator.check(), Ok(()));
             let started = Instant::now();
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     std::thread::sleep(Duration::from_millis(50));
-                    seat.communicator.abort();
+                    fixture.communicator.abort();
                 });
-                assert_eq!(seat.communicator.synchronize(&seat.stream), Err(Error::Aborted));
+                assert_eq!(fixture.communicator.synchronize(&fixture.stream), Err(Error::Aborted));
             });
             assert!(started.elapsed() < Duration::from_secs(10), "{algorithm}");
-            assert_eq!(seat.start(&seat.stream, &message, placement), Err(Error::Aborted));
+            assert_eq!(fixture.start(&fixture.stream, &message, placement), Err(Error::Aborted));
             done.wait();
         });
     }

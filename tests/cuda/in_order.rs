@@ -7,11 +7,11 @@ use fast_allreduce::{Collective, Communicator, Cuda, DType, Direction, Error, Re
 
 use crate::collectives::{Case, BYTES};
 use crate::errors::alone;
+use crate::fixture::{compare, download, upload, MemoryKind, Setup};
 use crate::gpu::{context, gpu};
 use crate::graphs::capture;
 use crate::random::Random;
-use crate::seat::{compare, download, upload, Kind, Setup};
-use crate::threads::{seats, threads};
+use crate::threads::{fixtures, threads};
 
 tests! {
     gpu => typed_collectives, captured_collectives_and_messages, what_collectives_refuse;
@@ -153,12 +153,12 @@ fn captured_collectives_and_messages() {
     let random = Random::new("in_order::captured_collectives_and_messages");
     for graph_registration in [false, true] {
         let setup = Setup { graph_registration, first_epoch: u32::MAX - 20, ..Setup::default() };
-        seats(WORLD, 1, setup, BYTES, |seat| {
-            let (own, stream) = (seat.rank(), seat.stream.cu_stream());
+        fixtures(WORLD, 1, setup, BYTES, |fixture| {
+            let (own, stream) = (fixture.rank(), fixture.stream.cu_stream());
             let (right, left) = ((own + 1) % WORLD, (own + WORLD - 1) % WORLD);
             // Each has a part of the memory; the last one is the messages'.
             let place = |which: usize, number: usize| {
-                seat.address((Kind::Plain, 0), which, 1) + ((number * BYTES / 5) & !63) as u64
+                fixture.address((MemoryKind::Plain, 0), which, 1) + ((number * BYTES / 5) & !63) as u64
             };
             let message = |direction, peer, address| Transfer {
                 direction,
@@ -172,41 +172,43 @@ fn captured_collectives_and_messages() {
                 [message(Direction::Send, right, place(0, 4)), message(Direction::Recv, left, place(1, 4))];
             let mut shared = random.fork(0);
             let mut cases = CAPTURED.map(|which| Case::exactly(&mut shared, which, WORLD, COUNT));
-            let graph = capture(&seat.stream, || {
+            let graph = capture(&fixture.stream, || {
                 for (number, case) in cases.iter().enumerate() {
                     let (input, output) = (place(0, number), place(1, number));
-                    // SAFETY: the seat's memory, which outlives the graph.
+                    // SAFETY: the fixture's memory, which outlives the graph.
                     unsafe {
                         let collective = case.collective(own);
-                        seat.communicator.collective_raw(stream, collective, input, output, COUNT, case.dtype)
+                        fixture
+                            .communicator
+                            .collective_raw(stream, collective, input, output, COUNT, case.dtype)
                     }
                     .unwrap();
                 }
                 // SAFETY: as above.
-                unsafe { seat.communicator.transfer_raw(stream, &messages) }.unwrap();
-                seat.communicator.barrier_on(&seat.stream).unwrap();
+                unsafe { fixture.communicator.transfer_raw(stream, &messages) }.unwrap();
+                fixture.communicator.barrier_on(&fixture.stream).unwrap();
             });
-            seat.communicator.register_graph_buffers().unwrap();
+            fixture.communicator.register_graph_buffers().unwrap();
             for round in 1..6 {
                 let mut shared = random.fork(round);
                 cases.iter_mut().for_each(|case| case.renew(&mut shared, WORLD));
                 for (number, case) in cases.iter().enumerate() {
-                    upload(&seat.stream, place(0, number), &case.inputs[own]);
-                    upload(&seat.stream, place(1, number), &vec![0x5C; case.expected(own).len()]);
+                    upload(&fixture.stream, place(0, number), &case.inputs[own]);
+                    upload(&fixture.stream, place(1, number), &vec![0x5C; case.expected(own).len()]);
                 }
                 let sent = |rank: usize| vec![(rank * 16 + round) as u8; COUNT * 4];
-                upload(&seat.stream, place(0, 4), &sent(own));
-                upload(&seat.stream, place(1, 4), &vec![0x5C; COUNT * 4]);
+                upload(&fixture.stream, place(0, 4), &sent(own));
+                upload(&fixture.stream, place(1, 4), &vec![0x5C; COUNT * 4]);
                 graph.launch().unwrap();
-                seat.communicator.synchronize(&seat.stream).unwrap();
+                fixture.communicator.synchronize(&fixture.stream).unwrap();
                 for (number, case) in cases.iter().enumerate() {
                     let expected = case.expected(own);
-                    compare(&download(&seat.stream, place(1, number), expected.len()), &expected, 4)
+                    compare(&download(&fixture.stream, place(1, number), expected.len()), &expected, 4)
                         .unwrap_or_else(|problem| panic!("{:?}: {problem}", case.collective(own)));
                 }
-                compare(&download(&seat.stream, place(1, 4), COUNT * 4), &sent(left), 4).unwrap();
+                compare(&download(&fixture.stream, place(1, 4), COUNT * 4), &sent(left), 4).unwrap();
             }
-            seat.communicator.barrier().unwrap();
+            fixture.communicator.barrier().unwrap();
         });
     }
 }

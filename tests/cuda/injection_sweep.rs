@@ -17,7 +17,7 @@ use fast_allreduce::device::cuda::Sharing;
 
 use crate::gpu::{context, stand_in_of_parent, Gpus};
 use crate::injection::{aside, fail, live, own_calls, take_back, Of};
-use crate::injection_script::{run, Kept, Outcome, LIMIT};
+use crate::injection_scenario::{run, Kept, Outcome, LIMIT};
 use crate::processes::{part, this_test};
 use crate::random::Random;
 use crate::runner::{Found, Missing};
@@ -120,7 +120,7 @@ struct Told {
 
 // The worker's side.
 
-/// Reads cases, plays its ranks of them, and prints what became of them.
+/// Reads cases, runs its ranks of them, and prints what became of them.
 fn work() {
     // SAFETY: the contexts stay retained, so that what is live can be compared.
     let _contexts = [0, 1].map(context);
@@ -133,7 +133,7 @@ fn work() {
         let World { processes, devices, sharing } = WORLDS[world.parse::<usize>().unwrap()];
         let (nth, victim, goes_on): (u64, usize, bool) =
             (nth.parse().unwrap(), victim.parse().unwrap(), goes_on == "true");
-        let play = |bootstrap: Box<dyn FnOnce() -> Rank + Send>, rank: usize| {
+        let run = |bootstrap: Box<dyn FnOnce() -> Rank + Send>, rank: usize| {
             let started = Instant::now();
             let bootstrap = bootstrap();
             if rank == victim && nth > 0 {
@@ -158,25 +158,25 @@ fn work() {
             // Dropped aside, by whoever gets it.
             kept
         };
-        let play = &play;
+        let run = &run;
         let kept: Vec<Kept> = std::thread::scope(|scope| {
             let ranks: Vec<_> = if processes {
                 let rank: usize = rank.parse().unwrap();
                 let id: UniqueId = id.parse().unwrap();
                 let connect = move || Arc::new(Local::connect(&id, rank, RANKS, LIMIT).unwrap()) as Rank;
-                vec![scope.spawn(move || play(Box::new(connect), rank))]
+                vec![scope.spawn(move || run(Box::new(connect), rank))]
             } else {
                 let ranks = Threads::world(RANKS).unwrap().into_iter().enumerate();
                 ranks
                     .map(|(rank, bootstrap)| {
-                        scope.spawn(move || play(Box::new(move || Arc::new(bootstrap) as Rank), rank))
+                        scope.spawn(move || run(Box::new(move || Arc::new(bootstrap) as Rank), rank))
                     })
                     .collect()
             };
             ranks.into_iter().map(|rank| rank.join().expect("a rank panicked")).collect()
         });
         let left = take_back();
-        println!("@played {left}");
+        println!("@ran {left}");
         // All ranks have come to their ends.
         assert_eq!(lines.next().expect("a line").unwrap(), "release");
         aside(|| drop(kept));
@@ -194,7 +194,7 @@ fn work() {
 
 // The parent's side.
 
-/// A process that plays ranks, and is started again if it ends.
+/// A process that runs ranks, and is started again if it ends.
 struct Worker {
     child: Child,
     input: ChildStdin,
@@ -255,21 +255,21 @@ impl Drop for Worker {
     }
 }
 
-/// The workers that play a case side by side.
+/// The workers that run a case side by side.
 #[derive(Default)]
-struct Lane(Vec<Worker>);
+struct Workers(Vec<Worker>);
 
-impl Lane {
-    /// Plays a case: what each rank tells, and what is left afterwards of either.
-    fn play(&mut self, case: &Case) -> Result<([Report; RANKS], BTreeMap<String, i64>), String> {
-        let played = self.try_play(case);
-        if played.is_err() {
+impl Workers {
+    /// Runs a case: what each rank tells, and what is left afterwards of either.
+    fn run(&mut self, case: &Case) -> Result<([Report; RANKS], BTreeMap<String, i64>), String> {
+        let ran = self.try_run(case);
+        if ran.is_err() {
             self.0.clear();
         }
-        played
+        ran
     }
 
-    fn try_play(&mut self, case: &Case) -> Result<([Report; RANKS], BTreeMap<String, i64>), String> {
+    fn try_run(&mut self, case: &Case) -> Result<([Report; RANKS], BTreeMap<String, i64>), String> {
         let count = if WORLDS[case.world].processes { RANKS } else { 1 };
         while self.0.len() < count {
             self.0.push(Worker::start());
@@ -283,7 +283,7 @@ impl Lane {
         let mut reports: [Report; RANKS] = Default::default();
         let mut left = BTreeMap::new();
         for (rank, worker) in workers.iter_mut().enumerate() {
-            let lines = worker.until("@played").map_err(|problem| format!("rank {rank}: {problem}"))?;
+            let lines = worker.until("@ran").map_err(|problem| format!("rank {rank}: {problem}"))?;
             for line in lines {
                 read(&line, rank == *victim || count == 1, *victim, &mut reports);
             }
@@ -325,7 +325,7 @@ fn read(line: &str, of_victim: bool, victim: usize, reports: &mut [Report; RANKS
             reports[rank()].calls.insert(fields[1].into(), fields[2].parse().unwrap());
         }
         "closed" => reports[rank()].closing = milliseconds(fields[1]),
-        "played" if of_victim => reports[victim].happened = rest == "0",
+        "ran" if of_victim => reports[victim].happened = rest == "0",
         _ => {}
     }
 }
@@ -334,7 +334,7 @@ fn milliseconds(text: &str) -> Duration {
     Duration::from_millis(text.parse().unwrap())
 }
 
-/// What must not be, of a case that was played.
+/// What must not be, of a case that was run.
 fn faults(case: &Case, reports: &[Report; RANKS], left: &BTreeMap<String, i64>) -> Vec<String> {
     let mut faults = Vec::new();
     for (rank, report) in reports.iter().enumerate() {
@@ -421,7 +421,7 @@ fn stays_open(case: &Case, reports: &[Report; RANKS], kind: &str) -> bool {
         && ["cuMemAlloc", "cuDevicePrimaryCtxRetain"].contains(&kind)
 }
 
-/// All cases, in the order in which they are played: a first call of each function in each world, then another of each, and so on.
+/// All cases, in the order in which they are run: a first call of each function in each world, then another of each, and so on.
 fn cases(profiles: &[[Report; RANKS]], random: &mut Random) -> Vec<Case> {
     let mut queues: Vec<VecDeque<Case>> = Vec::new();
     for (world, reports) in profiles.iter().enumerate() {
@@ -476,11 +476,11 @@ fn every_call_fails_once() {
     assert!(one.is_some() || budget.is_some() || asked == "all", "{SWEEP}={asked} is not what it takes");
     let started = Instant::now();
     let mut random = Random::new(TEST);
-    let mut lane = Lane::default();
+    let mut workers = Workers::default();
     let profiles: Vec<_> = (0..WORLDS.len())
         .map(|world| {
             let case = Case { world, function: "nothing".into(), nth: 0, victim: 0, goes_on: false };
-            let (reports, left) = lane.play(&case).unwrap();
+            let (reports, left) = workers.run(&case).unwrap();
             assert_eq!(faults(&case, &reports, &left), [""; 0], "{case}: without a failure");
             assert!(
                 reports.iter().all(|report| report.steps.iter().all(|step| step.outcome == '+')),
@@ -493,15 +493,15 @@ fn every_call_fails_once() {
     let count = all.len();
     let queue = Mutex::new(VecDeque::from(all));
     let found = Mutex::new(Vec::new());
-    let (played, missed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (ran, missed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     // Ranks mostly wait.
     std::thread::scope(|scope| {
-        for mut lane in [lane, Lane::default()] {
-            let (queue, found, played, missed) = (&queue, &found, &played, &missed);
+        for mut workers in [workers, Workers::default()] {
+            let (queue, found, ran, missed) = (&queue, &found, &ran, &missed);
             scope.spawn(move || {
                 while budget.is_none_or(|budget| started.elapsed() < budget) {
                     let Some(case) = queue.lock().unwrap().pop_front() else { return };
-                    let faults = match lane.play(&case) {
+                    let faults = match workers.run(&case) {
                         Ok((reports, left)) => {
                             // Which rank of a process frees what they share is a matter of time.
                             missed.fetch_add(usize::from(!reports[case.victim].happened), Relaxed);
@@ -512,7 +512,7 @@ fn every_call_fails_once() {
                         }
                         Err(problem) => vec![problem],
                     };
-                    played.fetch_add(1, Relaxed);
+                    ran.fetch_add(1, Relaxed);
                     if !faults.is_empty() {
                         println!("{case}:");
                         faults.iter().for_each(|fault| println!("    {fault}"));
@@ -522,13 +522,13 @@ fn every_call_fails_once() {
             });
         }
     });
-    let (played, found) = (played.into_inner(), found.into_inner().unwrap());
+    let (ran, found) = (ran.into_inner(), found.into_inner().unwrap());
     println!(
-        "{played} of {count} failing calls were played, of which {} did not come; seed {}, {:?}",
+        "{ran} of {count} failing calls were run, of which {} did not come; seed {}, {:?}",
         missed.into_inner(),
         crate::random::seed(),
         started.elapsed()
     );
     assert!(found.is_empty(), "{} of them with faults", found.len());
-    assert!(played > 0, "no time was given");
+    assert!(ran > 0, "no time was given");
 }

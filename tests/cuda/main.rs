@@ -1,7 +1,7 @@
 //! The CUDA device, against the same oracle as the host: on a GPU, or with `tests/stand_in_driver` without one.
 //!
 //! Without a driver or a device every test is ignored. `FAST_ALLREDUCE_REQUIRE`, a list of `cuda`, `two-gpus`, `stand-in` and
-//! `no-kernels`, names what must be there. `scripts/test-cuda-stand-in.sh` runs it all with the stand-in.
+//! `no-kernels`, names what must be there. `scenarios/test-cuda-stand-in.sh` runs it all with the stand-in.
 
 // Before their macros are used.
 #[macro_use]
@@ -19,12 +19,13 @@ mod conformance;
 mod cost;
 mod driver_errors;
 mod errors;
+mod fixture;
 mod gpu;
 mod graphs;
 mod hierarchical;
 mod in_order;
 mod injection;
-mod injection_script;
+mod injection_scenario;
 mod injection_sweep;
 mod mixed;
 mod one_launch;
@@ -32,7 +33,6 @@ mod pointers;
 mod processes;
 mod raw;
 mod registration;
-mod seat;
 mod settings;
 mod streams;
 mod symmetric;

@@ -4,10 +4,10 @@ use fast_allreduce::bootstrap::{Local, UniqueId};
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::Algorithm;
 
+use crate::fixture::{Fixture, Setup};
 use crate::gpu::{context, gpu, two_gpus, Gpus, LIMIT};
 use crate::processes::{part, this_test, Process};
 use crate::random::Random;
-use crate::seat::{Seat, Setup};
 use crate::threads::mixed_calls;
 use crate::{graphs, registration};
 
@@ -21,8 +21,15 @@ const THREADS: usize = 2;
 const PROCESS: &str = "FAST_ALLREDUCE_TEST_PROCESS";
 const ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
 
-/// Runs `body` with a seat for each rank: on a thread for each, in two processes.
-fn seats(test: &str, name: &str, setup: Setup, devices: usize, bytes: usize, body: impl Fn(&Seat) + Sync) {
+/// Runs `body` with a fixture for each rank: on a thread for each, in two processes.
+fn fixtures(
+    test: &str,
+    name: &str,
+    setup: Setup,
+    devices: usize,
+    bytes: usize,
+    body: impl Fn(&Fixture) + Sync,
+) {
     match part() {
         Some(part) if part == name => {
             let process: usize = std::env::var(PROCESS).unwrap().parse().unwrap();
@@ -33,10 +40,10 @@ fn seats(test: &str, name: &str, setup: Setup, devices: usize, bytes: usize, bod
                     scope.spawn(move || {
                         let local = Local::connect(id, rank, PROCESSES * THREADS, LIMIT).unwrap();
                         let context = context(rank % devices);
-                        let seat = Seat::new(setup.try_build(context, local).unwrap(), bytes);
-                        body(&seat);
-                        seat.stream.synchronize().unwrap();
-                        seat.communicator.barrier().unwrap();
+                        let fixture = Fixture::new(setup.try_build(context, local).unwrap(), bytes);
+                        body(&fixture);
+                        fixture.stream.synchronize().unwrap();
+                        fixture.communicator.barrier().unwrap();
                     });
                 }
             });
@@ -75,8 +82,8 @@ fn each_way_of_sharing(test: &str, devices: usize) {
         for algorithm in Algorithm::DIRECT {
             let setup = Setup { sharing, first_epoch: u32::MAX - 4, ..Setup::with(algorithm) };
             let name = format!("{algorithm} on {devices} by {sharing:?}");
-            seats(test, &name, setup, devices, 100 << 10, |seat| {
-                mixed_calls(seat, &Random::new(&name), 6);
+            fixtures(test, &name, setup, devices, 100 << 10, |fixture| {
+                mixed_calls(fixture, &Random::new(&name), 6);
             });
         }
     }
@@ -87,12 +94,12 @@ fn callers_buffers_and_graphs(gpus: Gpus) {
     for algorithm in [Algorithm::OneShotPull, Algorithm::TwoShotPull] {
         let setup = Setup { graph_registration: true, ..Setup::with(algorithm) };
         let name = format!("registered, {algorithm}");
-        seats(test, &name, setup, devices, registration::BYTES, |seat| {
-            registration::register_and_reduce(seat, &Random::new(&name));
+        fixtures(test, &name, setup, devices, registration::BYTES, |fixture| {
+            registration::register_and_reduce(fixture, &Random::new(&name));
         });
         let name = format!("captured, {algorithm}");
-        seats(test, &name, setup, devices, graphs::BYTES, |seat| {
-            graphs::capture_and_replay(seat, &Random::new(&name));
+        fixtures(test, &name, setup, devices, graphs::BYTES, |fixture| {
+            graphs::capture_and_replay(fixture, &Random::new(&name));
         });
     }
 }

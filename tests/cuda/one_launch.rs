@@ -6,11 +6,11 @@ use cudarc::driver::{CudaSlice, DevicePtr};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
 use fast_allreduce::{Algorithm, DType, Plan, ReduceOp, Result};
 
+use crate::fixture::{download, upload, Plain};
 use crate::gpu::Gpus;
-use crate::seat::{download, upload, Plain};
-use crate::suite::message::{Collective, Kind, Message, Place, Placement};
+use crate::suite::message::{Collective, MemoryKind, Message, Place, Placement};
 use crate::suite::ranks::{Part, Ranks, Side};
-use crate::suite::script::{Script, Setup};
+use crate::suite::scenario::{Scenario, Setup};
 use crate::suite::world::World;
 
 /// On the first GPU.
@@ -29,8 +29,8 @@ impl World for OneLaunch {
         sizes.to_vec()
     }
 
-    fn play(&self, size: usize, scripts: &[Script]) {
-        scripts.iter().for_each(|script| script.play(|setup| AllRanks::new(size, *setup)));
+    fn run(&self, size: usize, scenarios: &[Scenario]) {
+        scenarios.iter().for_each(|scenario| scenario.run(|setup| AllRanks::new(size, *setup)));
     }
 }
 
@@ -101,8 +101,8 @@ impl Ranks for AllRanks {
     fn placement(&self, placements: &[Placement], rank: usize) -> Placement {
         let (first, own) = (placements[0], placements[rank]);
         let kind = match (first.input.kind, own.input.kind) {
-            (Kind::Registered, _) => Kind::Registered,
-            (_, Kind::Registered) => Kind::Plain,
+            (MemoryKind::Registered, _) => MemoryKind::Registered,
+            (_, MemoryKind::Registered) => MemoryKind::Plain,
             (_, kind) => kind,
         };
         Placement {
@@ -118,10 +118,10 @@ impl Ranks for AllRanks {
         stream.synchronize().unwrap();
     }
 
-    fn base(&mut self, rank: usize, kind: Kind, side: Side) -> u64 {
+    fn base(&mut self, rank: usize, kind: MemoryKind, side: Side) -> u64 {
         match kind {
-            Kind::Pool => self.pool[rank][side as usize].device_ptr(self.world.stream()).0,
-            Kind::Plain | Kind::Registered => self.plain[rank][side as usize].address,
+            MemoryKind::Pool => self.pool[rank][side as usize].device_ptr(self.world.stream()).0,
+            MemoryKind::Plain | MemoryKind::Registered => self.plain[rank][side as usize].address,
         }
     }
 
@@ -139,7 +139,7 @@ impl Ranks for AllRanks {
             // The others take no averages of integers.
             algorithm = if algorithm.is_direct() { algorithm } else { direct(message.count) };
         }
-        let registered = parts[0].placement.input.kind == Kind::Registered;
+        let registered = parts[0].placement.input.kind == MemoryKind::Registered;
         let (plan, dtype) = (WorldPlan { algorithm, blocks, threads, registered }, message.dtype);
         let of_rank = |(rank, part): (usize, &Part)| {
             let Part { input, output, .. } = *part;

@@ -6,8 +6,8 @@ use cudarc::driver::CudaStream;
 use fast_allreduce::{Communicator, Cuda, DType, Error, ReduceOp, Result};
 
 use crate::errors::alone;
+use crate::fixture::{Plain, Setup};
 use crate::gpu::{context, gpu, two_gpus};
-use crate::seat::{Plain, Setup};
 
 tests! {
     gpu => pointers_are_checked;

@@ -6,9 +6,9 @@ use fast_allreduce::bootstrap::{Local, UniqueId};
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, Error};
 
+use crate::fixture::{Fixture, Setup};
 use crate::gpu::{context, gpu, stand_in, Gpus};
 use crate::random::Random;
-use crate::seat::{Seat, Setup};
 use crate::suite::launch;
 pub use crate::suite::launch::Process;
 use crate::threads::mixed_calls;
@@ -53,7 +53,7 @@ fn reports(
     match part() {
         Some(part) if part == name => {
             body(Local::from_env().unwrap().expect("the parent sets the id"));
-            println!("{}", played(name));
+            println!("{}", ran(name));
             Vec::new()
         }
         Some(_) => Vec::new(),
@@ -73,15 +73,15 @@ fn reports(
             let ranks: Vec<_> = (0..size).map(start).collect();
             let reports = ranks.into_iter().map(Process::finish);
             reports
-                .map(|report| report.map(|told| assert!(told.contains(&played(name)), "{name}: {told}")))
+                .map(|report| report.map(|told| assert!(told.contains(&ran(name)), "{name}: {told}")))
                 .collect()
         }
     }
 }
 
-/// What a rank tells of a part that it has played to the end.
-fn played(name: &str) -> String {
-    format!("{name} was played")
+/// What a rank tells of a part that it has run to the end.
+fn ran(name: &str) -> String {
+    format!("{name} was run")
 }
 
 /// A body that makes mixed calls; ranks take turns on the GPUs.
@@ -89,10 +89,10 @@ pub fn calls(name: &str, setup: Setup, devices: usize, chosen: Option<Sharing>) 
     use fast_allreduce::bootstrap::Bootstrap as _;
     move |local| {
         let context = context(local.rank() % devices);
-        let seat = Seat::new(setup.try_build(context, local).unwrap(), 100 << 10);
-        assert_eq!(seat.communicator.device().chosen_sharing(), chosen.or(setup.sharing));
-        mixed_calls(&seat, &Random::new(name), 10);
-        seat.communicator.barrier().unwrap();
+        let fixture = Fixture::new(setup.try_build(context, local).unwrap(), 100 << 10);
+        assert_eq!(fixture.communicator.device().chosen_sharing(), chosen.or(setup.sharing));
+        mixed_calls(&fixture, &Random::new(name), 10);
+        fixture.communicator.barrier().unwrap();
     }
 }
 
@@ -174,17 +174,17 @@ fn a_rank_that_leaves_is_named() {
     use fast_allreduce::bootstrap::Bootstrap as _;
     ranks(test, "leaves", 2, &[], |local| {
         let rank = local.rank();
-        let seat = Seat::new(Setup::default().try_build(context(0), local).unwrap(), 4096);
+        let fixture = Fixture::new(Setup::default().try_build(context(0), local).unwrap(), 4096);
         let random = Random::new("leaves");
-        let message = crate::seat::Message::random(&mut random.fork(0), 100, 2);
-        let placement = crate::seat::Placement::of(crate::seat::Kind::Pool);
-        seat.check(&message, placement);
+        let message = crate::fixture::Message::random(&mut random.fork(0), 100, 2);
+        let placement = crate::fixture::Placement::of(crate::fixture::MemoryKind::Pool);
+        fixture.check(&message, placement);
         if rank == 1 {
             return;
         }
-        seat.prepare(&message, placement);
-        seat.start(&seat.stream, &message, placement).unwrap();
-        let error = seat.communicator.synchronize(&seat.stream).unwrap_err();
+        fixture.prepare(&message, placement);
+        fixture.start(&fixture.stream, &message, placement).unwrap();
+        let error = fixture.communicator.synchronize(&fixture.stream).unwrap_err();
         assert!(matches!(&error, Error::PeerLost { rank: 1, .. }), "{error}");
     });
 }
@@ -195,21 +195,21 @@ fn a_rank_that_is_killed_is_named() {
     use fast_allreduce::bootstrap::Bootstrap as _;
     let ends = reports(test, "killed", 2, &[], |local| {
         let rank = local.rank();
-        let seat = Seat::new(Setup::default().try_build(context(0), local).unwrap(), 4096);
+        let fixture = Fixture::new(Setup::default().try_build(context(0), local).unwrap(), 4096);
         let random = Random::new("killed");
-        let message = crate::seat::Message::random(&mut random.fork(0), 100, 2);
-        let placement = crate::seat::Placement::of(crate::seat::Kind::Pool);
-        seat.check(&message, placement);
+        let message = crate::fixture::Message::random(&mut random.fork(0), 100, 2);
+        let placement = crate::fixture::Placement::of(crate::fixture::MemoryKind::Pool);
+        fixture.check(&message, placement);
         if rank == 1 {
             // The other's kernel is waiting by then.
             std::thread::sleep(std::time::Duration::from_millis(300));
             // SAFETY: ends this process, as the test is about.
             unsafe { libc::raise(libc::SIGKILL) };
         }
-        seat.prepare(&message, placement);
-        seat.start(&seat.stream, &message, placement).unwrap();
+        fixture.prepare(&message, placement);
+        fixture.start(&fixture.stream, &message, placement).unwrap();
         let started = std::time::Instant::now();
-        let error = seat.communicator.synchronize(&seat.stream).unwrap_err();
+        let error = fixture.communicator.synchronize(&fixture.stream).unwrap_err();
         let Error::PeerLost { rank: 1, ref reason } = error else { panic!("{error}") };
         assert!(reason.contains("its process ended"), "{error}");
         assert!(started.elapsed() < crate::gpu::LIMIT / 4, "{:?}", started.elapsed());

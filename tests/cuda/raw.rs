@@ -3,9 +3,9 @@
 use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::{DType, Error, RawCommunicator, ReduceOp, StreamCommunicator};
 
+use crate::fixture::{download, upload, Plain, Setup};
 use crate::gpu::{context, gpu, Gpus};
 use crate::processes::ranks;
-use crate::seat::{download, upload, Plain, Setup};
 use crate::threads::threads;
 
 tests! {

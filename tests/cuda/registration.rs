@@ -6,10 +6,10 @@ use cudarc::driver::{result, CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, DType, Error, ReduceOp, Registered};
 
+use crate::fixture::{compare, download, upload, Fixture, Message, Setup};
 use crate::gpu::{context, gpu, two_gpus, Gpus};
 use crate::processes::ranks;
 use crate::random::Random;
-use crate::seat::{compare, download, upload, Message, Seat, Setup};
 use crate::threads::threads;
 
 tests! {
@@ -29,17 +29,19 @@ pub fn plain_slice(stream: &Arc<CudaStream>, count: usize) -> CudaSlice<u8> {
     unsafe { stream.upgrade_device_ptr(result::malloc_sync(count).unwrap(), count) }
 }
 
-/// An allreduce from `input` into the output of a seat of the pool kind, checked.
-fn reduce_from(seat: &Seat, input: u64, message: &Message) {
-    let output = seat.address((crate::seat::Kind::Pool, 0), 1, message.dtype.size());
-    upload(&seat.stream, input, &message.inputs[seat.rank()]);
-    upload(&seat.stream, output, &message.poison());
+/// An allreduce from `input` into the output of a fixture of the pool kind, checked.
+fn reduce_from(fixture: &Fixture, input: u64, message: &Message) {
+    let output = fixture.address((crate::fixture::MemoryKind::Pool, 0), 1, message.dtype.size());
+    upload(&fixture.stream, input, &message.inputs[fixture.rank()]);
+    upload(&fixture.stream, output, &message.poison());
     let &Message { dtype, op, count, .. } = message;
     // SAFETY: the test's own memory, aligned and large enough, waited for below.
-    unsafe { seat.communicator.all_reduce_raw(seat.stream.cu_stream(), input, output, count, dtype, op) }
-        .unwrap();
-    seat.communicator.synchronize(&seat.stream).unwrap();
-    compare(&download(&seat.stream, output, message.expected.len()), &message.expected, dtype.size())
+    unsafe {
+        fixture.communicator.all_reduce_raw(fixture.stream.cu_stream(), input, output, count, dtype, op)
+    }
+    .unwrap();
+    fixture.communicator.synchronize(&fixture.stream).unwrap();
+    compare(&download(&fixture.stream, output, message.expected.len()), &message.expected, dtype.size())
         .unwrap();
 }
 
@@ -47,37 +49,37 @@ pub const BYTES: usize = 40 << 10;
 
 /// Registers, drops and registers again, and reduces from whole buffers, views and memory of the same allocation that is not
 /// registered.
-pub fn register_and_reduce(seat: &Seat, random: &Random) {
-    let communicator = &seat.communicator;
+pub fn register_and_reduce(fixture: &Fixture, random: &Random) {
+    let communicator = &fixture.communicator;
     let mut round = 0;
     let mut message = |count: usize| {
         round += 1;
         Message::new(&mut random.fork(round), (DType::F32, ReduceOp::Sum), count, communicator.world_size())
     };
-    let address = |slice: &CudaSlice<u8>| slice.device_ptr(&seat.stream).0;
-    let slices = [(); 3].map(|()| plain_slice(&seat.stream, BYTES));
-    let unregistered = plain_slice(&seat.stream, BYTES);
+    let address = |slice: &CudaSlice<u8>| slice.device_ptr(&fixture.stream).0;
+    let slices = [(); 3].map(|()| plain_slice(&fixture.stream, BYTES));
+    let unregistered = plain_slice(&fixture.stream, BYTES);
     communicator.barrier().unwrap();
     let [first, second, third] = slices.map(|slice| communicator.register(slice).unwrap());
     for slice in [&*first, &*second, &unregistered, &*third] {
-        reduce_from(seat, address(slice), &message(BYTES / 4));
-        reduce_from(seat, address(slice) + 4 * 33, &message(1000));
+        reduce_from(fixture, address(slice), &message(BYTES / 4));
+        reduce_from(fixture, address(slice) + 4 * 33, &message(1000));
         // Ranks at different offsets of the same buffer.
-        reduce_from(seat, address(slice) + 4 * (seat.rank() as u64 * 3 + 1), &message(1000));
+        reduce_from(fixture, address(slice) + 4 * (fixture.rank() as u64 * 3 + 1), &message(1000));
     }
     // One rank from a registered buffer, the others from elsewhere.
-    let mixed = if seat.rank() == 0 { &*first } else { &unregistered };
-    reduce_from(seat, address(mixed), &message(2000));
+    let mixed = if fixture.rank() == 0 { &*first } else { &unregistered };
+    reduce_from(fixture, address(mixed), &message(2000));
     // Gone from the middle; its row is used again.
     // All ranks close their mappings, and then free.
     communicator.barrier().unwrap();
     let second = second.into_inner();
     communicator.barrier().unwrap();
     drop(second);
-    reduce_from(seat, address(&first), &message(500));
-    let fourth = communicator.register(plain_slice(&seat.stream, BYTES)).unwrap();
-    reduce_from(seat, address(&fourth) + 4, &message(500));
-    reduce_from(seat, address(&third), &message(500));
+    reduce_from(fixture, address(&first), &message(500));
+    let fourth = communicator.register(plain_slice(&fixture.stream, BYTES)).unwrap();
+    reduce_from(fixture, address(&fourth) + 4, &message(500));
+    reduce_from(fixture, address(&third), &message(500));
     communicator.barrier().unwrap();
     let slices = [first, third, fourth].map(Registered::into_inner);
     communicator.barrier().unwrap();
@@ -96,8 +98,8 @@ fn between_threads(devices: usize) {
     let random = Random::new(&format!("registration between threads on {devices}"));
     for algorithm in Algorithm::DIRECT {
         threads(2, devices, |rank, context| {
-            let seat = Seat::new(Setup::with(algorithm).try_build(context, rank).unwrap(), BYTES);
-            register_and_reduce(&seat, &random);
+            let fixture = Fixture::new(Setup::with(algorithm).try_build(context, rank).unwrap(), BYTES);
+            register_and_reduce(&fixture, &random);
         });
     }
 }
@@ -112,8 +114,8 @@ fn callers_buffers_between_processes(gpus: Gpus) {
         ranks("registration::callers_buffers_between_processes", name, 2, &[], |local| {
             let setup = Setup { sharing, ..Setup::with(algorithm) };
             let context = context(local.rank() % gpus.count.min(2));
-            let seat = Seat::new(setup.try_build(context, local).unwrap(), BYTES);
-            register_and_reduce(&seat, &Random::new(name));
+            let fixture = Fixture::new(setup.try_build(context, local).unwrap(), BYTES);
+            register_and_reduce(&fixture, &Random::new(name));
         });
     }
 }
@@ -122,57 +124,59 @@ fn callers_buffers_between_processes(gpus: Gpus) {
 fn registered_twice() {
     let random = Random::new("registration::registered_twice");
     threads(2, 1, |rank, context| {
-        let seat = Seat::new(Setup::with(Algorithm::OneShotPull).try_build(context, rank).unwrap(), BYTES);
-        let slice = plain_slice(&seat.stream, BYTES);
-        let address = slice.device_ptr(&seat.stream).0;
+        let fixture =
+            Fixture::new(Setup::with(Algorithm::OneShotPull).try_build(context, rank).unwrap(), BYTES);
+        let slice = plain_slice(&fixture.stream, BYTES);
+        let address = slice.device_ptr(&fixture.stream).0;
         // SAFETY: the second is leaked before it frees what is the first's.
-        let again = unsafe { seat.stream.upgrade_device_ptr::<u8>(address + 1024, BYTES - 1024) };
-        let first = seat.communicator.register(slice).unwrap();
-        let second = std::mem::ManuallyDrop::new(seat.communicator.register(again).unwrap());
+        let again = unsafe { fixture.stream.upgrade_device_ptr::<u8>(address + 1024, BYTES - 1024) };
+        let first = fixture.communicator.register(slice).unwrap();
+        let second = std::mem::ManuallyDrop::new(fixture.communicator.register(again).unwrap());
         let message = |round| Message::new(&mut random.fork(round), (DType::I32, ReduceOp::Sum), 700, 2);
-        reduce_from(&seat, address, &message(0));
-        reduce_from(&seat, address + 1024, &message(1));
-        reduce_from(&seat, address + BYTES as u64 - 2800, &message(2));
+        reduce_from(&fixture, address, &message(0));
+        reduce_from(&fixture, address + 1024, &message(1));
+        reduce_from(&fixture, address + BYTES as u64 - 2800, &message(2));
         assert_eq!(second.len(), BYTES - 1024);
-        seat.communicator.barrier().unwrap();
+        fixture.communicator.barrier().unwrap();
         drop(first);
     });
 }
 
 /// What cannot be exported is refused on all ranks, and the communicator goes on.
-fn pool_memory_of_ranks_is_refused(seat: &Seat, who: &[usize]) {
-    let slice = match who.contains(&seat.rank()) {
-        true => seat.stream.alloc_zeros::<u8>(BYTES).unwrap(),
-        false => plain_slice(&seat.stream, BYTES),
+fn pool_memory_of_ranks_is_refused(fixture: &Fixture, who: &[usize]) {
+    let slice = match who.contains(&fixture.rank()) {
+        true => fixture.stream.alloc_zeros::<u8>(BYTES).unwrap(),
+        false => plain_slice(&fixture.stream, BYTES),
     };
-    seat.stream.synchronize().unwrap();
-    seat.communicator.barrier().unwrap();
-    let error = seat.communicator.register(slice).err().expect("pool memory is refused");
-    match who.contains(&seat.rank()) {
+    fixture.stream.synchronize().unwrap();
+    fixture.communicator.barrier().unwrap();
+    let error = fixture.communicator.register(slice).err().expect("pool memory is refused");
+    match who.contains(&fixture.rank()) {
         true => assert!(matches!(error, Error::Driver { .. } | Error::Unavailable { .. }), "{error}"),
         false => assert!(matches!(error, Error::PeerFailed { rank, .. } if rank == who[0]), "{error}"),
     }
-    seat.communicator.barrier().unwrap();
+    fixture.communicator.barrier().unwrap();
 }
 
 fn pool_memory_is_refused_between_processes(gpus: Gpus) {
     use fast_allreduce::bootstrap::Bootstrap as _;
     ranks("registration::pool_memory_is_refused_between_processes", "pool", 2, &[], |local| {
         let context = context(local.rank() % gpus.count.min(2));
-        let seat = Seat::new(Setup::default().try_build(context, local).unwrap(), BYTES);
-        pool_memory_of_ranks_is_refused(&seat, &[0, 1]);
-        pool_memory_of_ranks_is_refused(&seat, &[1]);
-        register_and_reduce(&seat, &Random::new("pool"));
+        let fixture = Fixture::new(Setup::default().try_build(context, local).unwrap(), BYTES);
+        pool_memory_of_ranks_is_refused(&fixture, &[0, 1]);
+        pool_memory_of_ranks_is_refused(&fixture, &[1]);
+        register_and_reduce(&fixture, &Random::new("pool"));
     });
 }
 
 fn pool_memory_is_refused_between_gpus() {
     let random = Random::new("registration::pool_memory_is_refused_between_gpus");
     threads(2, 2, |rank, context| {
-        let seat = Seat::new(Setup::with(Algorithm::TwoShotPull).try_build(context, rank).unwrap(), BYTES);
-        pool_memory_of_ranks_is_refused(&seat, &[0, 1]);
-        pool_memory_of_ranks_is_refused(&seat, &[0]);
-        register_and_reduce(&seat, &random);
+        let fixture =
+            Fixture::new(Setup::with(Algorithm::TwoShotPull).try_build(context, rank).unwrap(), BYTES);
+        pool_memory_of_ranks_is_refused(&fixture, &[0, 1]);
+        pool_memory_of_ranks_is_refused(&fixture, &[0]);
+        register_and_reduce(&fixture, &random);
     });
 }
 

@@ -3,10 +3,10 @@
 use fast_allreduce::device::cuda::CudaWorld;
 use fast_allreduce::{Algorithm, Cuda, DType, Error};
 
+use crate::fixture::Setup;
 use crate::gpu::{has_driver, stand_in_of_parent, LIMIT};
 use crate::processes::{part, this_test, Process};
 use crate::runner::{Found, Missing};
-use crate::seat::Setup;
 use crate::threads::threads;
 
 tests! {

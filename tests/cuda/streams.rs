@@ -7,12 +7,12 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaStream, DevicePtr};
 use fast_allreduce::{Algorithm, Communicator, Cuda, DType, ReduceOp};
 
+use crate::fixture::{compare, download, upload, Fixture, MemoryKind, Message, Placement, Plain, Setup};
 use crate::gpu::{stand_in, two_gpus};
 use crate::graphs::capture;
 use crate::processes::{part, this_test, Process};
 use crate::random::Random;
-use crate::seat::{compare, download, upload, Kind, Message, Placement, Plain, Seat, Setup};
-use crate::threads::{seats, threads};
+use crate::threads::{fixtures, threads};
 
 tests! {
     stand_in =>
@@ -36,15 +36,15 @@ fn threads_with_default_streams_of_their_own() {
     const ROUNDS: usize = 40;
     let random = Random::new("streams::threads_with_default_streams_of_their_own");
     for algorithm in [Algorithm::OneShotPull, Algorithm::TwoShotPull, Algorithm::OneShotPush] {
-        seats(2, 1, Setup::with(algorithm), COUNT * 4, |seat| {
-            let context = seat.communicator.device().context();
+        fixtures(2, 1, Setup::with(algorithm), COUNT * 4, |fixture| {
+            let context = fixture.communicator.device().context();
             let turn = Barrier::new(2);
             // A thread that panicked would leave the other waiting for its turn.
             let problems = Mutex::new(Vec::new());
             let thread = |own: usize| {
                 let (stream, turn, random) = (context.per_thread_stream(), &turn, &random);
                 let problem = |round: usize, what: String| {
-                    let rank = seat.rank();
+                    let rank = fixture.rank();
                     problems.lock().unwrap().push(format!("{algorithm}, rank {rank}, round {round}: {what}"));
                 };
                 let memory = [(); 2].map(|()| Plain::new(context, COUNT * 4));
@@ -52,14 +52,14 @@ fn threads_with_default_streams_of_their_own() {
                     for round in 0..ROUNDS {
                         let message = message(random, round);
                         if round % 2 == own {
-                            upload(&stream, memory[0].address, &message.inputs[seat.rank()]);
+                            upload(&stream, memory[0].address, &message.inputs[fixture.rank()]);
                             upload(&stream, memory[1].address, &message.poison());
                             let (s, [input, output]) =
                                 (stream.cu_stream(), [0, 1].map(|at: usize| memory[at].address));
                             let Message { dtype, op, count, .. } = message;
                             // SAFETY: the thread's memory, which lives until the thread has waited for its stream.
                             let call = unsafe {
-                                seat.communicator.all_reduce_raw(s, input, output, count, dtype, op)
+                                fixture.communicator.all_reduce_raw(s, input, output, count, dtype, op)
                             };
                             call.unwrap_or_else(|error| problem(round, error.to_string()));
                         }
@@ -78,7 +78,7 @@ fn threads_with_default_streams_of_their_own() {
                 scope.spawn(thread(1));
             });
             assert_eq!(problems.into_inner().unwrap(), [""; 0]);
-            seat.communicator.check().unwrap();
+            fixture.communicator.check().unwrap();
         });
     }
 }
@@ -87,25 +87,25 @@ fn threads_with_default_streams_of_their_own() {
 /// legacy default stream, of its own.
 fn a_capture_follows_a_call_on_a_default_stream() {
     let random = Random::new("streams::a_capture_follows_a_call_on_a_default_stream");
-    seats(2, 2, Setup::default(), COUNT * 4, |seat| {
-        let context = seat.communicator.device().context();
+    fixtures(2, 2, Setup::default(), COUNT * 4, |fixture| {
+        let context = fixture.communicator.device().context();
         for (round, warm) in [context.default_stream(), context.per_thread_stream()].into_iter().enumerate() {
-            let (message, placement) = (message(&random, round), Placement::of(Kind::Plain));
-            seat.prepare(&message, placement);
-            seat.stream.synchronize().unwrap();
-            seat.start(&warm, &message, placement).unwrap();
+            let (message, placement) = (message(&random, round), Placement::of(MemoryKind::Plain));
+            fixture.prepare(&message, placement);
+            fixture.stream.synchronize().unwrap();
+            fixture.start(&warm, &message, placement).unwrap();
             warm.synchronize().unwrap();
-            seat.report(&message, placement, seat.compare(&message, placement));
+            fixture.report(&message, placement, fixture.compare(&message, placement));
             let captured = context.new_stream().unwrap();
-            let graph = capture(&captured, || seat.start(&captured, &message, placement).unwrap());
-            seat.prepare(&message, placement);
-            seat.stream.synchronize().unwrap();
+            let graph = capture(&captured, || fixture.start(&captured, &message, placement).unwrap());
+            fixture.prepare(&message, placement);
+            fixture.stream.synchronize().unwrap();
             graph.launch().unwrap();
             captured.synchronize().unwrap();
-            seat.report(&message, placement, seat.compare(&message, placement));
+            fixture.report(&message, placement, fixture.compare(&message, placement));
             // Graphs go before the communicator and its last call's stream.
             drop(graph);
-            seat.check(&message, placement);
+            fixture.check(&message, placement);
         }
     });
 }
@@ -253,10 +253,10 @@ fn an_idle_communicator_is_dropped_beside_a_capture() {
         [fast_allreduce::device::cuda::Sharing::Pointers, fast_allreduce::device::cuda::Sharing::Descriptor]
     {
         let setup = Setup { sharing: Some(sharing), ..Setup::default() };
-        seats(2, 1, setup, COUNT * 4, |seat| {
-            let placement = Placement::of(Kind::Plain);
-            seat.check(&message(&random, 0), placement);
-            let context = seat.communicator.device().context();
+        fixtures(2, 1, setup, COUNT * 4, |fixture| {
+            let placement = Placement::of(MemoryKind::Plain);
+            fixture.check(&message(&random, 0), placement);
+            let context = fixture.communicator.device().context();
             let idle = Setup::default().try_build(context.clone(), crate::errors::alone()).unwrap();
             let buffer = idle.alloc::<f32>(100).unwrap();
             let own = context.new_stream().unwrap();
@@ -264,16 +264,16 @@ fn an_idle_communicator_is_dropped_beside_a_capture() {
             idle.all_reduce_in_place(&own, &mut data, ReduceOp::Sum).unwrap();
             idle.synchronize(&own).unwrap();
             let stream = context.new_stream().unwrap();
-            seat.communicator.barrier().unwrap();
+            fixture.communicator.barrier().unwrap();
             stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
             std::thread::scope(|scope| {
                 scope.spawn(|| drop((buffer, idle)));
             });
-            let call = Placement::of(Kind::Plain);
-            seat.start(&stream, &message(&random, 1), call).unwrap();
+            let call = Placement::of(MemoryKind::Plain);
+            fixture.start(&stream, &message(&random, 1), call).unwrap();
             let graph = stream.end_capture(CUgraphInstantiate_flags(0));
             assert!(matches!(graph, Ok(Some(_))), "the capture is spoilt");
-            seat.communicator.barrier().unwrap();
+            fixture.communicator.barrier().unwrap();
         });
     }
 }
@@ -281,21 +281,21 @@ fn an_idle_communicator_is_dropped_beside_a_capture() {
 /// Two streams of one capture are a fork that the communicator does not follow; the capture goes on.
 fn a_second_stream_of_a_capture_is_refused() {
     let random = Random::new("streams::a_second_stream_of_a_capture_is_refused");
-    seats(2, 1, Setup::default(), COUNT * 4, |seat: &Seat| {
-        let context = seat.communicator.device().context();
-        let (message, placement) = (message(&random, 0), Placement::of(Kind::Plain));
+    fixtures(2, 1, Setup::default(), COUNT * 4, |fixture: &Fixture| {
+        let context = fixture.communicator.device().context();
+        let (message, placement) = (message(&random, 0), Placement::of(MemoryKind::Plain));
         let (one, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
         let graph = capture(&one, || {
-            seat.start(&one, &message, placement).unwrap();
+            fixture.start(&one, &message, placement).unwrap();
             other.join(&one).unwrap();
-            assert!(seat.start(&other, &message, placement).is_err());
+            assert!(fixture.start(&other, &message, placement).is_err());
             one.join(&other).unwrap();
         });
-        seat.prepare(&message, placement);
-        seat.stream.synchronize().unwrap();
+        fixture.prepare(&message, placement);
+        fixture.stream.synchronize().unwrap();
         graph.launch().unwrap();
-        seat.communicator.synchronize(&one).unwrap();
-        seat.report(&message, placement, seat.compare(&message, placement));
-        seat.communicator.barrier().unwrap();
+        fixture.communicator.synchronize(&one).unwrap();
+        fixture.report(&message, placement, fixture.compare(&message, placement));
+        fixture.communicator.barrier().unwrap();
     });
 }

@@ -5,9 +5,9 @@ use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, Error, ReduceOp};
 
+use crate::fixture::{download, upload, Setup};
 use crate::gpu::{context, gpu, Gpus};
 use crate::processes::ranks;
-use crate::seat::{download, upload, Setup};
 use crate::threads::threads;
 
 tests! {

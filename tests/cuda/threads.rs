@@ -7,9 +7,9 @@ use fast_allreduce::bootstrap::{Bootstrap, Threads};
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::Algorithm;
 
+use crate::fixture::{Fixture, MemoryKind, Message, Placement, Setup};
 use crate::gpu::{context, gpu, two_gpus};
 use crate::random::Random;
-use crate::seat::{Kind, Message, Placement, Seat, Setup};
 
 tests! {
     gpu => ranks_on_one_gpu, each_way_of_sharing_within_a_process, calls_move_between_streams;
@@ -36,13 +36,13 @@ pub fn threads<R: Send>(
     })
 }
 
-/// A seat for each rank; after `body`, no rank frees before all have come to their ends.
-pub fn seats(size: usize, devices: usize, setup: Setup, bytes: usize, body: impl Fn(&Seat) + Sync) {
+/// A fixture for each rank; after `body`, no rank frees before all have come to their ends.
+pub fn fixtures(size: usize, devices: usize, setup: Setup, bytes: usize, body: impl Fn(&Fixture) + Sync) {
     threads(size, devices, |rank, context| {
-        let seat = Seat::new(setup.try_build(context, rank).unwrap(), bytes);
-        body(&seat);
-        seat.stream.synchronize().unwrap();
-        seat.communicator.barrier().unwrap();
+        let fixture = Fixture::new(setup.try_build(context, rank).unwrap(), bytes);
+        body(&fixture);
+        fixture.stream.synchronize().unwrap();
+        fixture.communicator.barrier().unwrap();
     });
 }
 
@@ -51,17 +51,17 @@ const BYTES: usize = 100 << 10;
 /// Calls of all kinds, types and sizes, one after the other on the same communicators.
 pub fn calls(name: &str, size: usize, devices: usize, setup: Setup, rounds: usize) {
     let random = Random::new(&format!("{name} {size} {:?}", setup.algorithm));
-    seats(size, devices, setup, BYTES, |seat| mixed_calls(seat, &random, rounds));
+    fixtures(size, devices, setup, BYTES, |fixture| mixed_calls(fixture, &random, rounds));
 }
 
 /// The same calls on every rank: the seed decides.
-pub fn mixed_calls(seat: &Seat, random: &Random, rounds: usize) {
+pub fn mixed_calls(fixture: &Fixture, random: &Random, rounds: usize) {
     for round in 0..rounds {
         let mut random = random.fork(round);
         let below = random.below(BYTES / 8);
         let count = random.pick(&[0, 1, 3, 64, 1000, 1025, below]);
-        let message = Message::random(&mut random, count, seat.communicator.world_size());
-        seat.check(&message, Placement::random(&mut random));
+        let message = Message::random(&mut random, count, fixture.communicator.world_size());
+        fixture.check(&message, Placement::random(&mut random));
     }
     // Larger than a launch takes: in pieces.
     let mut random = random.fork(rounds);
@@ -69,10 +69,10 @@ pub fn mixed_calls(seat: &Seat, random: &Random, rounds: usize) {
         &mut random,
         (fast_allreduce::DType::F32, fast_allreduce::ReduceOp::Sum),
         BYTES / 4,
-        seat.communicator.world_size(),
+        fixture.communicator.world_size(),
     );
-    for kind in Kind::ALL {
-        seat.check(&message, Placement::of(kind));
+    for kind in MemoryKind::ALL {
+        fixture.check(&message, Placement::of(kind));
     }
 }
 
@@ -112,25 +112,28 @@ fn each_way_of_sharing(devices: usize) {
 
 fn calls_move_between_streams() {
     let random = Random::new("threads::calls_move_between_streams");
-    seats(2, 1, Setup::with(Algorithm::TwoShotPull), 4096, |seat| {
-        let other = seat.communicator.device().context().new_stream().unwrap();
-        let placements =
-            [Placement::of(Kind::Plain), Placement::of(Kind::Pool), Placement::of(Kind::Registered)];
+    fixtures(2, 1, Setup::with(Algorithm::TwoShotPull), 4096, |fixture| {
+        let other = fixture.communicator.device().context().new_stream().unwrap();
+        let placements = [
+            Placement::of(MemoryKind::Plain),
+            Placement::of(MemoryKind::Pool),
+            Placement::of(MemoryKind::Registered),
+        ];
         for round in 0..10 {
             let mut random = random.fork(round);
             let messages = placements.map(|_| Message::random(&mut random, 300, 2));
             for (message, placement) in messages.iter().zip(placements) {
-                seat.prepare(message, placement);
+                fixture.prepare(message, placement);
             }
-            seat.stream.synchronize().unwrap();
+            fixture.stream.synchronize().unwrap();
             // Nothing orders the three but the communicator.
             for (i, (message, placement)) in messages.iter().zip(placements).enumerate() {
-                let stream = if (i + round) % 2 == 0 { &seat.stream } else { &other };
-                seat.start(stream, message, placement).unwrap();
+                let stream = if (i + round) % 2 == 0 { &fixture.stream } else { &other };
+                fixture.start(stream, message, placement).unwrap();
             }
             other.synchronize().unwrap();
             for (message, placement) in messages.iter().zip(placements) {
-                seat.report(message, placement, seat.compare(message, placement));
+                fixture.report(message, placement, fixture.compare(message, placement));
             }
         }
     });

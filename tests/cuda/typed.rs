@@ -4,9 +4,9 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::{Algorithm, Communicator, Cuda, DType, Error, ReduceOp};
 
+use crate::fixture::{compare, upload, Message, Setup};
 use crate::gpu::{context, gpu, two_gpus, Gpus};
 use crate::random::Random;
-use crate::seat::{compare, upload, Message, Setup};
 use crate::threads::threads;
 
 tests! {

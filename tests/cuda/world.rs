@@ -4,9 +4,9 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan};
 use fast_allreduce::{Algorithm, DType, Element, Error, ReduceOp};
 
+use crate::fixture::{compare, download, upload, Message};
 use crate::gpu::{gpu, LIMIT};
 use crate::random::Random;
-use crate::seat::{compare, download, upload, Message};
 
 tests! {
     gpu => what_a_world_refuses, a_prepared_call_is_started_again;

@@ -1,7 +1,7 @@
 //! Tests of processes that `mpirun` has started, each of which is a rank: the conformance suite (`mpirun`), and what is
 //! particular to the MPI bootstrap (`parts`). `scripts/test-mpi.sh` goes through both; elsewhere all of it is ignored.
 //!
-//! An argument that is the name of a part plays that. Others are for the runner: with `--test-threads=1` every process runs the
+//! An argument that is the name of a part runs that. Others are for the runner: with `--test-threads=1` every process runs the
 //! same tests in the same order.
 
 #[path = "../hierarchical/calls.rs"]
@@ -27,7 +27,7 @@ use std::process::ExitCode;
 use fast_allreduce::bootstrap::Mpi;
 
 fn main() -> ExitCode {
-    if parts::play(&std::env::args().nth(1).unwrap_or_default()) {
+    if parts::run(&std::env::args().nth(1).unwrap_or_default()) {
         return ExitCode::SUCCESS;
     }
     suite::random::say_seed();

@@ -35,7 +35,7 @@ impl Launch for Mpirun {
         vec![self.size]
     }
 
-    /// This process plays its rank.
+    /// This process runs its rank.
     fn run(&self, size: usize, body: &(dyn Fn(&Rank) + Sync)) {
         assert_eq!(size, self.size);
         body(&(Arc::new(Mpi::from_communicator(&SimpleCommunicator::world()).unwrap()) as Rank));

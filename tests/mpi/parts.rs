@@ -34,8 +34,8 @@ const PARTS: [(&str, fn()); 16] = [
     ("different-calls-of-2", || different_calls(2)),
 ];
 
-/// Plays the part of that name; false if there is none.
-pub fn play(name: &str) -> bool {
+/// Runs the part of that name; false if there is none.
+pub fn run(name: &str) -> bool {
     let Some((name, part)) = PARTS.into_iter().find(|(known, _)| *known == name) else { return false };
     super::end_all_with_this_rank();
     part();

@@ -38,7 +38,7 @@ impl Job for Bench {
     ) -> Result<bool, Failure> {
         let mut measure = measure(self, session)?;
         let rows = self.cases().count() * endpoints.len();
-        let mut voice = match session.rank() {
+        let mut reporting = match session.rank() {
             0 => Some((
                 Report::start(self.format, config(self, &endpoints[0], measure.seed))?,
                 Progress::new(rows),
@@ -48,19 +48,19 @@ impl Job for Bench {
         let mut is_right = true;
         let cases = self.cases().flat_map(|case| endpoints.iter().map(move |endpoint| (case, endpoint)));
         for (case, endpoint) in cases {
-            if let Some((_, progress)) = &voice {
+            if let Some((_, progress)) = &reporting {
                 progress.show(&case.to_string());
             }
             let work = Work::of_case(&case, session.rank(), session.world_size());
             let row: Row = with_number!(case.dtype, T => measure.row::<T>(endpoint, &work))?;
             is_right &= row.wrong() == 0;
-            if let Some((report, progress)) = &mut voice {
+            if let Some((report, progress)) = &mut reporting {
                 progress.clear();
                 progress.advance();
                 report.add(row)?;
             }
         }
-        if let Some((report, progress)) = voice {
+        if let Some((report, progress)) = reporting {
             drop(progress);
             let (config, rows) = report.finish()?;
             if let Some(page) = page {

@@ -52,7 +52,7 @@ impl Job for Compare {
         let mut measure = measure(&self.bench, session)?;
         let entered = Contenders::new(&self.rivals(), session, &endpoints[0])?;
         let contenders = entered.all(endpoints);
-        let mut voice = match session.rank() {
+        let mut reporting = match session.rank() {
             0 => {
                 let config = config(&self.bench, &endpoints[0], measure.seed);
                 let config = CompareConfig { config, rounds: self.rounds, against: entered.facts() };
@@ -72,25 +72,25 @@ impl Job for Compare {
                     continue;
                 };
                 let is_news = refused.insert((contender.name(), kind, dtype.name(), op.name()));
-                if let Some((report, progress)) = voice.as_mut().filter(|_| is_news) {
+                if let Some((report, progress)) = reporting.as_mut().filter(|_| is_news) {
                     progress.clear();
                     report.leave_out(LeftOut::of_case(contender.name(), &case, reason))?;
                 }
             }
-            if let Some((_, progress)) = &voice {
+            if let Some((_, progress)) = &reporting {
                 progress.show(&case.to_string());
             }
             let work = Work::of_case(&case, session.rank(), session.world_size());
             let timings = with_number!(dtype, T => measure.contest::<T, E>(&able, self.rounds, &work))?;
             let rows = rows(&able, &case, &work, timings);
             is_right &= rows.iter().all(|row| row.wrong() == 0);
-            if let Some((report, progress)) = &mut voice {
+            if let Some((report, progress)) = &mut reporting {
                 progress.clear();
                 progress.advance();
                 report.add(rows)?;
             }
         }
-        if let Some((report, progress)) = voice {
+        if let Some((report, progress)) = reporting {
             drop(progress);
             let results = report.finish()?;
             if let Some(page) = page {

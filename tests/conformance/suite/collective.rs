@@ -8,6 +8,9 @@ use super::random::Random;
 const GROUP: usize = 24;
 
 /// A collective as all ranks together see it.
+///
+/// It is apart from the library's on purpose: it has the counts of all ranks, and what is expected of it (`oracle.rs`) follows
+/// from the documentation, not from the library's own idea of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Collective {
     AllReduce(ReduceOp),

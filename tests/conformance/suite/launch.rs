@@ -66,7 +66,7 @@ fn each_in_a_thread<R: Send>(
     })
 }
 
-/// Processes by `Local`: each runs the same test again, to play one rank of one of its worlds.
+/// Processes by `Local`: each runs the same test again, as one rank of one of its worlds.
 pub struct LocalProcesses {
     test: &'static str,
     made: Cell<usize>,
@@ -91,7 +91,7 @@ impl Launch for LocalProcesses {
             Ok(mine) if mine == world.to_string() => {
                 let local = Local::from_env().unwrap().expect("the parent sets the id");
                 body(&(Arc::new(local) as Rank));
-                println!("{}", played(world));
+                println!("{}", ran(world));
             }
             Ok(_) => {}
             Err(_) => run_processes(self.test, size, world),
@@ -99,9 +99,9 @@ impl Launch for LocalProcesses {
     }
 }
 
-/// What a rank tells of a world that it has played to the end.
-fn played(world: usize) -> String {
-    format!("world {world} of this test was played")
+/// What a rank tells of a world that it has run to the end.
+fn ran(world: usize) -> String {
+    format!("world {world} of this test was run")
 }
 
 /// Runs a test again in a process for each rank of one of its worlds, with an environment that `Local` reads.
@@ -122,7 +122,7 @@ fn run_processes(test: &str, size: usize, world: usize) {
     for (rank, report) in reports.into_iter().enumerate() {
         let told = report
             .unwrap_or_else(|report| panic!("rank {rank} of {size}, a process of world {world}: {report}"));
-        assert!(told.contains(&played(world)), "rank {rank} of {size} has not played world {world}: {told}");
+        assert!(told.contains(&ran(world)), "rank {rank} of {size} has not run world {world}: {told}");
     }
 }
 

@@ -153,7 +153,7 @@ fn is_send_of(item: &super::collective::Item, receiver: usize, number: usize) ->
 
 /// What memory a side of a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// As the system's allocator gives it: on a GPU that of `cuMemAlloc`.
     Plain,
     /// Of a GPU's stream-ordered pool; elsewhere plain.
@@ -165,17 +165,17 @@ pub enum Kind {
 /// Where one side of a call lies: the offset in elements from a 64-byte boundary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    pub kind: Kind,
+    pub kind: MemoryKind,
     pub offset: usize,
 }
 
 impl Place {
     pub const fn plain(offset: usize) -> Self {
-        Self { kind: Kind::Plain, offset }
+        Self { kind: MemoryKind::Plain, offset }
     }
 
     pub const fn registered(offset: usize) -> Self {
-        Self { kind: Kind::Registered, offset }
+        Self { kind: MemoryKind::Registered, offset }
     }
 }
 
@@ -189,7 +189,12 @@ pub struct Placement {
 impl Placement {
     pub fn random(random: &mut Random) -> Self {
         let mut place = || Place {
-            kind: random.pick(&[Kind::Plain, Kind::Pool, Kind::Registered, Kind::Registered]),
+            kind: random.pick(&[
+                MemoryKind::Plain,
+                MemoryKind::Pool,
+                MemoryKind::Registered,
+                MemoryKind::Registered,
+            ]),
             offset: random.pick(&[0, 0, 1, 2, 3, 5, 7, 8, 13, 16, 31, 33]),
         };
         let (input, output) = (place(), place());

@@ -2,8 +2,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `cases/` | the cases: each writes a script for a world and has the world play it |
-//! | `script.rs` | a script: how communicators are made, messages, and which of them is reduced from where, call by call |
+//! | `cases/` | the cases: each writes a scenario for a world and has the world run it |
+//! | `scenario.rs` | a scenario: how communicators are made, messages, and which of them is reduced from where, call by call |
 //! | `world.rs` | a world under test: how ranks come to be (`Launch`), on which device (`Device`) |
 //! | `ranks.rs` | the ranks that one thread drives: their memory, the call, and the comparison of what comes of it |
 //! | `collective.rs` | which collective, with what each rank tells of it, and its in-place form |
@@ -15,8 +15,8 @@
 //! **A new world** is a `Launch`, a `Device` or, where one thread drives all ranks, a `Ranks`; and a line `conformance!` that names
 //! it. **A new collective** is a `Collective`, its expected outputs in `message.rs`, its call in each `Ranks`, and cases.
 //!
-//! **Nothing is left out.** Each case says how many steps its script has, apart from the loops that make them; every rank counts
-//! those that it has made. A rank that is a process tells of the world that it has played.
+//! **Nothing is left out.** Each case says how many steps its scenario has, apart from the loops that make them; every rank counts
+//! those that it has made. A rank that is a process tells of the world that it has run.
 //!
 //! Each output is compared with the one that is expected of its message, so equality across ranks, algorithms and devices
 //! follows. Inputs come from a seed that every test prints; `FAST_ALLREDUCE_TEST_SEED` sets it.
@@ -29,7 +29,7 @@ pub mod oracle;
 pub mod order;
 pub mod random;
 pub mod ranks;
-pub mod script;
+pub mod scenario;
 pub mod tier;
 pub mod world;
 

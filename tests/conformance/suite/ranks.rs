@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use fast_allreduce::{DType, Plan, Result};
 
-use super::message::Kind;
+use super::message::MemoryKind;
 use super::message::{Message, Placement};
 
 /// Input or output.
@@ -44,7 +44,7 @@ pub trait Ranks {
     fn make_room(&mut self, bytes: usize);
 
     /// Where such memory of a rank begins, on a 64-byte boundary.
-    fn base(&mut self, rank: usize, kind: Kind, side: Side) -> u64;
+    fn base(&mut self, rank: usize, kind: MemoryKind, side: Side) -> u64;
 
     fn write(&mut self, address: u64, bytes: &[u8]);
 

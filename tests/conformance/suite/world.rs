@@ -2,12 +2,12 @@
 
 use super::launch::{Launch, Rank};
 use super::ranks::Ranks;
-use super::script::{Script, Setup};
+use super::scenario::{Scenario, Setup};
 use super::tier;
 
-/// Where scripts are played.
+/// Where scenarios are run.
 pub trait World {
-    /// Those of `sizes`, the most telling first, that a case is to be played with here; or the one that there is.
+    /// Those of `sizes`, the most telling first, that a case is to be run with here; or the one that there is.
     fn sizes(&self, sizes: &[usize]) -> Vec<usize>;
 
     /// Of cases with thousands of calls, one in so many is made here.
@@ -15,12 +15,12 @@ pub trait World {
         1
     }
 
-    /// Plays scripts with that many ranks, one after the other.
+    /// Runs scenarios with that many ranks, one after the other.
     ///
     /// # Panics
     ///
     /// If a rank did.
-    fn play(&self, size: usize, scripts: &[Script]);
+    fn run(&self, size: usize, scenarios: &[Scenario]);
 }
 
 /// What ranks of their own thread or process make their communicators on.
@@ -66,7 +66,7 @@ impl<L: Launch, D: Device> World for Launched<L, D> {
     fn sizes(&self, sizes: &[usize]) -> Vec<usize> {
         let mut sizes = self.launch.sizes(sizes);
         sizes.truncate(self.most_sizes);
-        assert!(!sizes.is_empty(), "a case that is played in no world");
+        assert!(!sizes.is_empty(), "a case that is run in no world");
         sizes
     }
 
@@ -74,10 +74,10 @@ impl<L: Launch, D: Device> World for Launched<L, D> {
         self.thin
     }
 
-    fn play(&self, size: usize, scripts: &[Script]) {
+    fn run(&self, size: usize, scenarios: &[Scenario]) {
         let device = &self.device;
         self.launch.run(size, &|rank: &Rank| {
-            scripts.iter().for_each(|script| script.play(|setup| device.join(rank, setup)));
+            scenarios.iter().for_each(|scenario| scenario.run(|setup| device.join(rank, setup)));
         });
     }
 }

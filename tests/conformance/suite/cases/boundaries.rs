@@ -5,7 +5,7 @@ use fast_allreduce::{Algorithm, DType, Plan, ReduceOp};
 use super::{ALGORITHMS, SIZES};
 use crate::suite::message::{Message, Placement};
 use crate::suite::random::{Random, Values};
-use crate::suite::script::{Act, Expected, Script, Setup};
+use crate::suite::scenario::{Expected, Scenario, Sequence, Setup};
 use crate::suite::world::World;
 
 /// Counts of the two types together: five around each of six edges, some of them twice or beyond the limit, and more where the grid
@@ -24,17 +24,17 @@ pub fn every_boundary(world: &dyn World) {
                 boundaries_of(size, Setup { max_bytes, workers, ..Setup::with(algorithm) }, dtypes)
             })
         };
-        let scripts = Algorithm::ALL.into_iter().zip(0..).flat_map(of_algorithm);
-        let scripts: Vec<_> = scripts.collect();
-        assert_eq!(scripts.len(), ALGORITHMS * regions.len());
-        world.play(size, &scripts);
+        let scenarios = Algorithm::ALL.into_iter().zip(0..).flat_map(of_algorithm);
+        let scenarios: Vec<_> = scenarios.collect();
+        assert_eq!(scenarios.len(), ALGORITHMS * regions.len());
+        world.run(size, &scenarios);
     }
 }
 
-fn boundaries_of(size: usize, setup: Setup, dtypes: [DType; 2]) -> Script<'static> {
+fn boundaries_of(size: usize, setup: Setup, dtypes: [DType; 2]) -> Scenario<'static> {
     let name = format!("boundaries of {:?}, {} bytes, {size}", setup.algorithm, setup.max_bytes);
     let random = Random::new(&name);
-    Script::new([setup], move |plans| {
+    Scenario::new([setup], move |plans| {
         let mut of_messages = random.fork(size);
         let counts = dtypes.into_iter().flat_map(|dtype| {
             let plan = |count| plans.plan(0, count, dtype);
@@ -48,7 +48,9 @@ fn boundaries_of(size: usize, setup: Setup, dtypes: [DType; 2]) -> Script<'stati
         });
         let messages = messages.collect();
         let mut random = random.fork(100);
-        Act::each_on_each(Expected::AtLeast(LEAST), messages, 1, || Placement::randoms(&mut random, size))
+        Sequence::each_on_each(Expected::AtLeast(LEAST), messages, 1, || {
+            Placement::randoms(&mut random, size)
+        })
     })
 }
 

@@ -5,7 +5,7 @@ use fast_allreduce::{DType, ReduceOp};
 use super::{ALL_WORLDS, COLLECTIVES, OPERATIONS, REDUCING, SIZES, SMALL, TYPES, TYPE_SIZES};
 use crate::suite::message::{Collective, Message, Place, Placement};
 use crate::suite::random::{Random, Values};
-use crate::suite::script::{Act, Expected, Script, Setup, Step};
+use crate::suite::scenario::{Expected, Scenario, Sequence, Setup, Step};
 use crate::suite::world::World;
 
 /// Of three counts around each of eight edges, each with every collective: about half are too large for some of the worlds.
@@ -17,7 +17,7 @@ pub fn every_collective(world: &dyn World) {
     for size in world.sizes(&ALL_WORLDS) {
         let random = Random::new(&format!("collectives in a world of {size}"));
         let setups = [Setup { max_bytes: SMALL, ..Setup::default() }];
-        let script = Script::new(setups, |_| {
+        let scenario = Scenario::new(setups, |_| {
             let mut random = random.fork(size);
             let mut messages = Vec::new();
             for (dtype, kind) in
@@ -35,10 +35,10 @@ pub fn every_collective(world: &dyn World) {
                 }
             }
             let expected = TYPES * (COLLECTIVES - REDUCING + REDUCING * OPERATIONS);
-            Act::each_on_each(expected, messages, 1, || Placement::randoms(&mut random, size))
+            Sequence::each_on_each(expected, messages, 1, || Placement::randoms(&mut random, size))
                 .thinned(thin, size)
         });
-        world.play(size, &[script]);
+        world.run(size, &[scenario]);
     }
 }
 
@@ -48,7 +48,7 @@ pub fn every_small_count_of_collectives(world: &dyn World) {
     for size in world.sizes(&[3, 2, 5]) {
         let random = Random::new(&format!("small counts of collectives in a world of {size}"));
         let setups = [Setup { max_bytes: SMALL, every_algorithm: true, workers: 2, ..Setup::default() }];
-        let script = Script::new(setups, |_| {
+        let scenario = Scenario::new(setups, |_| {
             let counts = [DType::F16, DType::I64]
                 .into_iter()
                 .flat_map(|dtype| (0..=257).map(move |count| (dtype, count)));
@@ -56,7 +56,7 @@ pub fn every_small_count_of_collectives(world: &dyn World) {
             // Of two types.
             of_each(2 * 258 * COLLECTIVES, &mut random.fork(size), size, calls).thinned(thin, size)
         });
-        world.play(size, &[script]);
+        world.run(size, &[scenario]);
     }
 }
 
@@ -67,9 +67,9 @@ pub fn every_boundary_of_collectives(world: &dyn World) {
     let regions = [(1 << 20, 3), (SMALL, 1), (10_000, 2)];
     for size in world.sizes(&[3, 2, 7]) {
         let random = Random::new(&format!("boundaries of collectives in a world of {size}"));
-        let script = |(max_bytes, workers): (usize, usize)| {
+        let scenario = |(max_bytes, workers): (usize, usize)| {
             let random = &random;
-            Script::new([Setup { max_bytes, workers, ..Setup::default() }], move |plans| {
+            Scenario::new([Setup { max_bytes, workers, ..Setup::default() }], move |plans| {
                 let dtype = SIZES[(size + max_bytes) % 4];
                 let pack = plans.pack_bytes;
                 // Of a launch where all is staged, and where each rank's share is; most of a launch on the host.
@@ -87,7 +87,7 @@ pub fn every_boundary_of_collectives(world: &dyn World) {
                     .thinned(4 * thin, size)
             })
         };
-        world.play(size, &regions.map(script));
+        world.run(size, &regions.map(scenario));
     }
 }
 
@@ -108,11 +108,11 @@ pub fn every_placement_of_collectives(world: &dyn World) {
             Placement { input: place(offset(number)), output }
         };
         let setups = [Setup { max_bytes: SMALL, ..Setup::default() }];
-        let script = Script::new(setups, |_| {
+        let scenario = Scenario::new(setups, |_| {
             let counts = [1, 37, 1000].into_iter().flat_map(|count| SIZES.map(|dtype| (dtype, count)));
             let calls = counts.flat_map(|call| kinds().map(move |kind| (call, kind)));
             let expected = TYPE_SIZES * 3 * COLLECTIVES;
-            let Act { messages, .. } = of_each(expected, &mut random.fork(size), size, calls);
+            let Sequence { messages, .. } = of_each(expected, &mut random.fork(size), size, calls);
             // A number for each of the 15 patterns with each message.
             let pairs =
                 (0..15).flat_map(|pattern| (0..messages.len()).map(move |message| (pattern, message)));
@@ -122,9 +122,9 @@ pub fn every_placement_of_collectives(world: &dyn World) {
                 placements: (0..size).map(|rank| placement(pattern + 15 * message, rank)).collect(),
             };
             let steps = pairs.map(call).collect();
-            Act::new(15 * expected, messages, steps)
+            Sequence::new(15 * expected, messages, steps)
         });
-        world.play(size, &[script]);
+        world.run(size, &[scenario]);
     }
 }
 
@@ -138,11 +138,11 @@ fn of_each(
     random: &mut Random,
     size: usize,
     calls: impl Iterator<Item = ((DType, usize), usize)>,
-) -> Act {
+) -> Sequence {
     let message = |((dtype, count), kind)| {
         let collective = Collective::other(kind, random, ReduceOp::Sum, count, size);
         Message::of(random, collective, dtype, count, size, Values::Plain)
     };
     let messages = calls.map(message).collect();
-    Act::each_on_each(expected, messages, 1, || Placement::randoms(random, size))
+    Sequence::each_on_each(expected, messages, 1, || Placement::randoms(random, size))
 }

@@ -1,4 +1,4 @@
-//! The cases. Each plays the same script with worlds of several sizes; `conformance!` makes tests of them.
+//! The cases. Each runs the same scenario with worlds of several sizes; `conformance!` makes tests of them.
 
 mod boundaries;
 mod collectives;
@@ -19,7 +19,7 @@ pub use self::sequences::{
 };
 use super::message::{Message, Place, Placement};
 use super::random::{Random, Values};
-use super::script::{Act, Script, Setup, Step};
+use super::scenario::{Scenario, Sequence, Setup, Step};
 use super::world::World;
 
 /// One type of each size, floats first.
@@ -72,16 +72,16 @@ pub fn every_type_operation_and_algorithm(world: &dyn World) {
     for size in world.sizes(&ALL_WORLDS) {
         let random = Random::new(&format!("product in a world of {size}"));
         let setups = of_each_algorithm(Setup { max_bytes: SMALL, ..Setup::default() });
-        let script = Script::new(setups, |_| {
+        let scenario = Scenario::new(setups, |_| {
             let most = |dtype: DType| 256 / dtype.size();
             let messages =
                 product(&mut random.fork(size), size, |random, dtype| 1 + random.below(most(dtype)));
             let mut random = random.fork(100);
             let expected = TYPES * OPERATIONS * VALUES * DIRECT;
-            Act::each_on_each(expected, messages, 4, || Placement::randoms(&mut random, size))
+            Sequence::each_on_each(expected, messages, 4, || Placement::randoms(&mut random, size))
                 .thinned(thin, size)
         });
-        world.play(size, &[script]);
+        world.run(size, &[scenario]);
     }
 }
 
@@ -91,7 +91,7 @@ pub fn every_small_count(world: &dyn World) {
     for size in world.sizes(&[3, 2, 5]) {
         let random = Random::new(&format!("small counts in a world of {size}"));
         let setups = of_each_algorithm(Setup { max_bytes: SMALL, ..Setup::default() });
-        let script = Script::new(setups, |plans| {
+        let scenario = Scenario::new(setups, |plans| {
             let most = 4 * plans.pack_bytes + 1;
             let counts = SIZES.into_iter().flat_map(|dtype| (0..=most).map(move |count| (dtype, count)));
             let mut of_messages = random.fork(size);
@@ -101,10 +101,10 @@ pub fn every_small_count(world: &dyn World) {
             let messages = counts.map(message).collect();
             let mut random = random.fork(100);
             let expected = TYPE_SIZES * (4 * plans.pack_bytes + 2) * DIRECT;
-            Act::each_on_each(expected, messages, 4, || Placement::randoms(&mut random, size))
+            Sequence::each_on_each(expected, messages, 4, || Placement::randoms(&mut random, size))
                 .thinned(thin, size)
         });
-        world.play(size, &[script]);
+        world.run(size, &[scenario]);
     }
 }
 
@@ -129,7 +129,7 @@ pub fn every_placement(world: &dyn World) {
             Placement { input, output }
         };
         let setups = of_each_algorithm(setup).into_iter().chain([setup]);
-        let script = Script::new(setups, |_| {
+        let scenario = Scenario::new(setups, |_| {
             let mut random = random.fork(size);
             let counts = [1, 37, 1000].into_iter().flat_map(|count| SIZES.map(|dtype| (dtype, count)));
             let message = |(dtype, count)| {
@@ -147,8 +147,8 @@ pub fn every_placement(world: &dyn World) {
             };
             let steps = steps.map(call).collect();
             // Each pair of the six offsets on each communicator.
-            Act::new((DIRECT + 1) * 6 * 6, messages, steps)
+            Sequence::new((DIRECT + 1) * 6 * 6, messages, steps)
         });
-        world.play(size, &[script]);
+        world.run(size, &[scenario]);
     }
 }

@@ -5,7 +5,7 @@ use fast_allreduce::{Algorithm, DType};
 use super::{types_and_operations, ALL_WORLDS, OPERATIONS, SIZES, SMALL, TYPES, TYPE_SIZES, VALUES};
 use crate::suite::message::{Message, Placement};
 use crate::suite::random::{Random, Values};
-use crate::suite::script::{Act, Script, Setup};
+use crate::suite::scenario::{Scenario, Sequence, Setup};
 use crate::suite::world::World;
 
 const ORDERED: [Algorithm; 2] = [Algorithm::Ring, Algorithm::HalvingDoubling];
@@ -54,8 +54,8 @@ fn in_order(
     for size in world.sizes(&ALL_WORLDS) {
         let random = Random::new(&format!("{name} in a world of {size}"));
         let (random, calls) = (&random, &calls);
-        let script = |algorithm: Algorithm| {
-            Script::new([Setup { algorithm: Some(algorithm), ..setup }], move |plans| {
+        let scenario = |algorithm: Algorithm| {
+            Scenario::new([Setup { algorithm: Some(algorithm), ..setup }], move |plans| {
                 let mut of_messages = random.fork(size);
                 let calls = calls(&mut of_messages, size);
                 let message = |(dtype, op, count, values)| {
@@ -64,10 +64,10 @@ fn in_order(
                 };
                 let messages = calls.into_iter().map(message).collect();
                 let mut random = random.fork(100);
-                Act::each_on_each(expected, messages, 1, || Placement::randoms(&mut random, size))
+                Sequence::each_on_each(expected, messages, 1, || Placement::randoms(&mut random, size))
                     .thinned(thin, size)
             })
         };
-        world.play(size, &ORDERED.map(script));
+        world.run(size, &ORDERED.map(scenario));
     }
 }

@@ -5,7 +5,7 @@ use fast_allreduce::{Algorithm, DType, ReduceOp};
 use super::{of_each_algorithm, ALL_WORLDS, DIRECT};
 use crate::suite::message::{Collective, Message, Place, Placement};
 use crate::suite::random::{Random, Values};
-use crate::suite::script::{Act, Plans, Script, Setup, Step};
+use crate::suite::scenario::{Plans, Scenario, Sequence, Setup, Step};
 use crate::suite::world::World;
 
 /// Registered buffers that come and go: ids are used again, and views in the new ones are found.
@@ -13,7 +13,7 @@ pub fn buffers_dropped_and_allocated_again(world: &dyn World) {
     for size in world.sizes(&[2, 3]) {
         let random = Random::new(&format!("reallocation in a world of {size}"));
         let setups = [Algorithm::OneShotPull, Algorithm::TwoShotPull].map(Setup::with);
-        let script = Script::new(setups, |_| {
+        let scenario = Scenario::new(setups, |_| {
             let kind = (DType::F32, ReduceOp::Sum);
             let message = Message::new(&mut random.fork(0), kind, 700, size, Values::Plain);
             let call = |communicator, input, output| {
@@ -28,9 +28,9 @@ pub fn buffers_dropped_and_allocated_again(world: &dyn World) {
                     call(communicator, input, None),
                 ]
             });
-            Act::new(3 * 24, vec![message], rounds.collect())
+            Sequence::new(3 * 24, vec![message], rounds.collect())
         });
-        world.play(size, &[script]);
+        world.run(size, &[scenario]);
     }
 }
 
@@ -39,9 +39,9 @@ pub fn epochs_that_wrap_around(world: &dyn World) {
     for size in world.sizes(&[3, 2]) {
         let random = Random::new(&format!("wrap-around in a world of {size}"));
         let random = &random;
-        let script = |first_epoch| {
+        let scenario = |first_epoch| {
             let setup = Setup { workers: 3, max_bytes: 256 << 10, first_epoch, ..Setup::default() };
-            Script::new(of_each_algorithm(setup), move |_| {
+            Scenario::new(of_each_algorithm(setup), move |_| {
                 let kind = (DType::U8, ReduceOp::Sum);
                 let messages = [5, 200_000, 64, 9000]
                     .map(|count| Message::new(&mut random.fork(count), kind, count, size, Values::Plain));
@@ -52,10 +52,10 @@ pub fn epochs_that_wrap_around(world: &dyn World) {
                     message: call % 4,
                     placements: Placement::randoms(&mut random, size),
                 };
-                Act::new(DIRECT * 12, messages.into(), calls.map(call).collect())
+                Sequence::new(DIRECT * 12, messages.into(), calls.map(call).collect())
             })
         };
-        world.play(size, &((u32::MAX - 6)..=u32::MAX).map(script).collect::<Vec<_>>());
+        world.run(size, &((u32::MAX - 6)..=u32::MAX).map(scenario).collect::<Vec<_>>());
     }
 }
 
@@ -65,7 +65,7 @@ pub fn grids_that_change(world: &dyn World) {
     for size in world.sizes(&[2, 3]) {
         let random = Random::new(&format!("grids in a world of {size}"));
         let setup = Setup { workers: 3, max_bytes: 256 << 10, ..Setup::default() };
-        let script = Script::new(of_each_algorithm(setup), |plans| {
+        let scenario = Scenario::new(of_each_algorithm(setup), |plans| {
             let grids = COUNTS[..3].iter().map(|&count| plans.plan(0, count, DType::U8).blocks);
             assert!(grids.is_sorted_by(|less, more| less < more), "these counts have different grids");
             let kind = (DType::U8, ReduceOp::Sum);
@@ -78,9 +78,9 @@ pub fn grids_that_change(world: &dyn World) {
                 message: random.below(COUNTS.len()),
                 placements: Placement::randoms(&mut random, size),
             };
-            Act::new(DIRECT * 60, messages.into(), calls.map(call).collect())
+            Sequence::new(DIRECT * 60, messages.into(), calls.map(call).collect())
         });
-        world.play(size, &[script]);
+        world.run(size, &[scenario]);
     }
 }
 
@@ -92,7 +92,7 @@ pub fn communicators_in_turn(world: &dyn World) {
         let algorithms = [None, None].into_iter().chain(Algorithm::DIRECT.map(Some));
         let setups = algorithms.zip([4096, 1 << 20, 4096, 4224, 5000, 64 << 10]);
         let setups = setups.map(|(algorithm, max_bytes)| Setup { max_bytes, ..Setup::with(algorithm) });
-        let script = Script::new(setups, |_| {
+        let scenario = Scenario::new(setups, |_| {
             let mut of_messages = random.fork(size);
             let messages: Vec<_> = (0..80).map(|_| any_message(&mut of_messages, size)).collect();
             let mut random = random.fork(99);
@@ -102,9 +102,9 @@ pub fn communicators_in_turn(world: &dyn World) {
                 placements: Placement::randoms(&mut random, size),
             };
             let steps = (0..400).map(call).collect();
-            Act::new(400, messages, steps).thinned(thin, size)
+            Sequence::new(400, messages, steps).thinned(thin, size)
         });
-        world.play(size, &[script]);
+        world.run(size, &[scenario]);
     }
 }
 
@@ -138,13 +138,13 @@ pub fn calls_at_random(world: &dyn World) {
             ..Setup::default()
         };
         let setups = of_each_algorithm(pick(&mut random));
-        let script = Script::new(setups, |_| {
+        let scenario = Scenario::new(setups, |_| {
             let mut random = random.fork(size);
             let messages: Vec<_> = (0..30).map(|_| any_message(&mut random, size)).collect();
-            Act::each_on_each(DIRECT * 30, messages, 4, || Placement::randoms(&mut random, size))
+            Sequence::each_on_each(DIRECT * 30, messages, 4, || Placement::randoms(&mut random, size))
                 .thinned(thin, size)
         });
-        world.play(size, &[script]);
+        world.run(size, &[scenario]);
     }
 }
 
@@ -157,7 +157,7 @@ pub fn all_collectives_at_random(world: &dyn World) {
         let setup = Setup { workers: 3, first_epoch: u32::MAX - 40, ..Setup::default() };
         let every = |max_bytes| Setup { every_algorithm: true, max_bytes, ..setup };
         let setups = [every(4096), every(40_000), every(300_000), Setup { workers: 1, ..every(20_000) }];
-        let script = Script::new(setups, |plans| {
+        let scenario = Scenario::new(setups, |plans| {
             let mut of_messages = random.fork(size);
             let message = |number| match number % 3 {
                 0 => any_allreduce(&mut of_messages, size, plans, number % setups.len()),
@@ -172,9 +172,9 @@ pub fn all_collectives_at_random(world: &dyn World) {
                 placements: Placement::randoms(&mut random, size),
             };
             let steps = calls.into_iter().map(call).collect();
-            Act::new(400, messages, steps).thinned(thin, size)
+            Sequence::new(400, messages, steps).thinned(thin, size)
         });
-        world.play(size, &[script]);
+        world.run(size, &[scenario]);
     }
 }
 

@@ -41,7 +41,7 @@ impl Message {
 
 /// What a call is made on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// `cuMemAlloc`.
     Plain,
     /// The device's stream-ordered pool.
@@ -50,24 +50,25 @@ pub enum Kind {
     Registered,
 }
 
-impl Kind {
+impl MemoryKind {
     pub const ALL: [Self; 3] = [Self::Plain, Self::Pool, Self::Registered];
 }
 
 /// Where a call's input and output lie, with offsets in elements; `None`: in place.
 #[derive(Debug, Clone, Copy)]
 pub struct Placement {
-    pub input: (Kind, usize),
-    pub output: Option<(Kind, usize)>,
+    pub input: (MemoryKind, usize),
+    pub output: Option<(MemoryKind, usize)>,
 }
 
 impl Placement {
-    pub const fn of(kind: Kind) -> Self {
+    pub const fn of(kind: MemoryKind) -> Self {
         Self { input: (kind, 0), output: Some((kind, 0)) }
     }
 
     pub fn random(random: &mut Random) -> Self {
-        let mut place = || (random.pick(&Kind::ALL), random.pick(&[0, 0, 1, 2, 3, 5, 7, 8, 13, 16, 31]));
+        let mut place =
+            || (random.pick(&MemoryKind::ALL), random.pick(&[0, 0, 1, 2, 3, 5, 7, 8, 13, 16, 31]));
         let (input, output) = (place(), place());
         Self { input, output: (!random.one_in(3)).then_some(output) }
     }
@@ -118,7 +119,7 @@ pub fn download(stream: &CudaStream, address: u64, bytes: usize) -> Vec<u8> {
 }
 
 /// A rank with memory of each kind for messages of up to so many bytes.
-pub struct Seat {
+pub struct Fixture {
     pub communicator: Communicator<Cuda>,
     pub stream: Arc<CudaStream>,
     /// By kind. Asking a slice for its address makes the stream wait for an event, which a capture does not allow.
@@ -130,7 +131,7 @@ pub struct Seat {
     room: usize,
 }
 
-impl Seat {
+impl Fixture {
     /// Collective.
     pub fn new(communicator: Communicator<Cuda>, bytes: usize) -> Self {
         let room = bytes + OFFSETS + 2 * GUARD;
@@ -139,7 +140,7 @@ impl Seat {
         let plain = [(); 2].map(|()| Plain::new(&context, room));
         let pool = [(); 2].map(|()| stream.alloc_zeros(room).unwrap());
         let registered = [(); 2].map(|()| communicator.alloc::<u8>(room).unwrap());
-        let seat = Self {
+        let fixture = Self {
             bases: [
                 [0, 1].map(|which: usize| plain[which].address),
                 [0, 1].map(|which: usize| pool[which].device_ptr(&stream).0),
@@ -152,10 +153,10 @@ impl Seat {
             stream,
             room,
         };
-        seat.stream.synchronize().unwrap();
+        fixture.stream.synchronize().unwrap();
         // No rank's kernel spins while another still allocates.
-        seat.communicator.barrier().unwrap();
-        seat
+        fixture.communicator.barrier().unwrap();
+        fixture
     }
 
     pub fn rank(&self) -> usize {
@@ -163,7 +164,7 @@ impl Seat {
     }
 
     /// The address of a place, in the first or second memory of its kind.
-    pub fn address(&self, (kind, offset): (Kind, usize), which: usize, size: usize) -> u64 {
+    pub fn address(&self, (kind, offset): (MemoryKind, usize), which: usize, size: usize) -> u64 {
         self.bases[kind as usize][which] + (GUARD + offset * size) as u64
     }
 
@@ -177,7 +178,7 @@ impl Seat {
     pub fn prepare(&self, message: &Message, placement: Placement) {
         let (input, output) = self.addresses(placement, message.dtype.size());
         let framed = |bytes: &[u8]| [&[CANARY; GUARD], bytes, &[CANARY; GUARD]].concat();
-        assert!(message.expected.len() + OFFSETS + 2 * GUARD <= self.room, "the seat is too small");
+        assert!(message.expected.len() + OFFSETS + 2 * GUARD <= self.room, "the fixture is too small");
         if input != output {
             upload(&self.stream, output - GUARD as u64, &framed(&message.poison()));
         }
@@ -193,7 +194,7 @@ impl Seat {
     ) -> fast_allreduce::Result<()> {
         let (input, output) = self.addresses(placement, message.dtype.size());
         let &Message { dtype, op, count, .. } = message;
-        // SAFETY: the seat's own memory, aligned to the element, which lives until the stream has been waited for.
+        // SAFETY: the fixture's own memory, aligned to the element, which lives until the stream has been waited for.
         unsafe { self.communicator.all_reduce_raw(stream.cu_stream(), input, output, count, dtype, op) }
     }
 

@@ -36,13 +36,13 @@ pub struct Step {
 }
 
 /// The steps of a rank, in their order.
-pub struct Script {
+pub struct Scenario {
     pub steps: Vec<Step>,
     /// After an error the rank goes on, as a caller who does not look at results does; otherwise it leaves.
     goes_on: bool,
 }
 
-impl Script {
+impl Scenario {
     /// Runs a step, unless the rank has failed and leaves.
     fn step<T>(&mut self, name: &str, agreed: bool, body: impl FnOnce() -> Result<T, Problem>) -> Option<T> {
         if !self.goes_on && self.has_failed() {
@@ -149,33 +149,33 @@ fn poison(call: usize) -> Vec<f32> {
     vec![-(call as f32) - 0.5; COUNT]
 }
 
-/// What outlives a script, until all ranks have closed what they had open of it.
+/// What outlives a scenario, until all ranks have closed what they had open of it.
 pub struct Kept {
     _foreign: Option<CudaSlice<f32>>,
     _bench: Bench,
 }
 
-/// A rank's script, and what is to be dropped, aside, when all ranks have come to the end of theirs.
+/// A rank's scenario, and what is to be dropped, aside, when all ranks have come to the end of theirs.
 pub fn run(
     bootstrap: impl Bootstrap + 'static,
     ordinal: usize,
     sharing: Sharing,
     goes_on: bool,
 ) -> (Vec<Step>, Kept) {
-    let mut script = Script { steps: Vec::new(), goes_on };
+    let mut scenario = Scenario { steps: Vec::new(), goes_on };
     let bench = aside(|| Bench::new(ordinal));
-    let device = script.step("device", false, || {
+    let device = scenario.step("device", false, || {
         let device = Cuda::new(Arc::clone(&bench.context))?;
         Ok(device.sharing(sharing).graph_registration(true))
     });
     let communicator = device.and_then(|device| {
         let builder =
             Communicator::builder().max_bytes(8 << 10).timeout(LIMIT).algorithm(Algorithm::OneShotPull);
-        script.step("build", true, || Ok(builder.build(device, bootstrap)?))
+        scenario.step("build", true, || Ok(builder.build(device, bootstrap)?))
     });
-    let foreign =
-        communicator.and_then(|communicator| Rank { communicator, bench: &bench, call: 0 }.play(&mut script));
-    (script.steps, Kept { _foreign: foreign, _bench: bench })
+    let foreign = communicator
+        .and_then(|communicator| Rank { communicator, bench: &bench, call: 0 }.run(&mut scenario));
+    (scenario.steps, Kept { _foreign: foreign, _bench: bench })
 }
 
 struct Rank<'a> {
@@ -187,54 +187,54 @@ struct Rank<'a> {
 
 impl Rank<'_> {
     /// Everything that a communicator does; it ends with it. What a caller had registered comes back.
-    fn play(mut self, script: &mut Script) -> Option<CudaSlice<f32>> {
+    fn run(mut self, scenario: &mut Scenario) -> Option<CudaSlice<f32>> {
         let [first, second] = self.bench.streams.clone();
         // SAFETY: the handle of the calling thread's default stream, which always exists.
         let per_thread = aside(|| unsafe { self.bench.context.wrap_borrowed_stream(2 as CUstream) });
         let memory = self.bench.memory;
-        script.step("calls", false, || self.calls(memory[0], &[&first, &first, &second, &first]));
-        script.step("calls on the thread's default stream", false, || {
+        scenario.step("calls", false, || self.calls(memory[0], &[&first, &first, &second, &first]));
+        scenario.step("calls on the thread's default stream", false, || {
             self.calls(memory[0], &[&per_thread, &first, &per_thread])
         });
 
-        let buffer = script.step("alloc", true, || Ok(self.communicator.alloc::<f32>(COUNT)?));
+        let buffer = scenario.step("alloc", true, || Ok(self.communicator.alloc::<f32>(COUNT)?));
         if let Some(buffer) = &buffer {
             let address = aside(|| buffer.device_ptr(&first).0);
-            script.step("calls from a buffer", false, || self.calls(address, &[&first]));
+            scenario.step("calls from a buffer", false, || self.calls(address, &[&first]));
         }
         // SAFETY: the slice owns the allocation, and any bits are an f32.
         let slice = aside(|| unsafe {
             first.upgrade_device_ptr::<f32>(result::malloc_sync(4 * COUNT).unwrap(), COUNT)
         });
         let address = aside(|| slice.device_ptr(&first).0);
-        let registered = script.step("register", true, || Ok(self.communicator.register(slice)?));
+        let registered = scenario.step("register", true, || Ok(self.communicator.register(slice)?));
         if registered.is_some() {
-            script.step("calls from a registered slice", false, || self.calls(address, &[&first]));
+            scenario.step("calls from a registered slice", false, || self.calls(address, &[&first]));
         }
-        script.step("slices", false, || self.slices(&first));
-        script.step("messages", false, || self.messages(&second));
+        scenario.step("slices", false, || self.slices(&first));
+        scenario.step("messages", false, || self.messages(&second));
 
-        let graph = script.step("capture", false, || self.capture(&second));
-        let told =
-            script.step("register graph buffers", true, || Ok(self.communicator.register_graph_buffers()?));
+        let graph = scenario.step("capture", false, || self.capture(&second));
+        let told = scenario
+            .step("register graph buffers", true, || Ok(self.communicator.register_graph_buffers()?));
         if let (Some(graph), Some(())) = (&graph, told) {
-            script.step("replay", false, || self.replay(graph, &second));
+            scenario.step("replay", false, || self.replay(graph, &second));
         }
         aside(|| drop(graph));
 
-        let symmetric =
-            script.step("symmetric memory", true, || Ok(self.communicator.symmetric_memory::<f32>(COUNT)?));
+        let symmetric = scenario
+            .step("symmetric memory", true, || Ok(self.communicator.symmetric_memory::<f32>(COUNT)?));
         if let Some(memory) = symmetric {
-            let buffer = script.step("register symmetric memory", true, || Ok(memory.register()?));
+            let buffer = scenario.step("register symmetric memory", true, || Ok(memory.register()?));
             let memory =
-                buffer.and_then(|buffer| script.step("deregister", true, || Ok(buffer.deregister()?)));
-            memory.and_then(|memory| script.step("free symmetric memory", true, || Ok(memory.free()?)));
+                buffer.and_then(|buffer| scenario.step("deregister", true, || Ok(buffer.deregister()?)));
+            memory.and_then(|memory| scenario.step("free symmetric memory", true, || Ok(memory.free()?)));
         }
         let rank = self.communicator.rank();
-        let part = script.step("split", true, || Ok(self.communicator.split(Some(0), rank as i64)?));
-        script.step("last calls", false, || self.calls(memory[1], &[&second, &first]));
+        let part = scenario.step("split", true, || Ok(self.communicator.split(Some(0), rank as i64)?));
+        scenario.step("last calls", false, || self.calls(memory[1], &[&second, &first]));
         // Nobody may miss here that a rank has failed.
-        script.step("farewell", true, || Ok(self.communicator.barrier()?));
+        scenario.step("farewell", true, || Ok(self.communicator.barrier()?));
 
         drop(part);
         drop(buffer);

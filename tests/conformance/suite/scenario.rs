@@ -1,4 +1,4 @@
-//! A script: all that the ranks of a world do, the same for every rank that reads it.
+//! A scenario: all that the ranks of a world do, the same for every rank that reads it.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -55,7 +55,7 @@ pub enum Step {
     },
 }
 
-/// How many steps an act must have. Whoever writes it tells, and counts no list that the steps are made of.
+/// How many steps a sequence must have. Whoever writes it tells, and counts no list that the steps are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
     Exactly(usize),
@@ -86,13 +86,13 @@ impl From<usize> for Expected {
 }
 
 /// What is done with the communicators.
-pub struct Act {
+pub struct Sequence {
     pub messages: Vec<Message>,
     steps: Vec<Step>,
     expected: Expected,
 }
 
-impl Act {
+impl Sequence {
     pub fn new(expected: impl Into<Expected>, messages: Vec<Message>, steps: Vec<Step>) -> Self {
         Self { messages, steps, expected: expected.into() }
     }
@@ -123,7 +123,7 @@ impl Act {
     }
 }
 
-/// What the communicators of a script plan: by their numbers.
+/// What the communicators of a scenario plan: by their numbers.
 pub struct Plans<'a> {
     /// Bytes of the device's unit of work.
     pub pack_bytes: usize,
@@ -141,52 +141,63 @@ impl Plans<'_> {
     }
 }
 
-type Write<'a> = dyn Fn(&Plans) -> Act + Sync + 'a;
+type Write<'a> = dyn Fn(&Plans) -> Sequence + Sync + 'a;
 
 /// Communicators, and what is done with them, which may depend on what they plan.
-pub struct Script<'a> {
+pub struct Scenario<'a> {
     setups: Vec<Setup>,
     write: Box<Write<'a>>,
-    /// Written by the first rank of this process that comes, and kept while one plays it.
-    act: Mutex<Weak<Act>>,
+    /// Written by the first rank of this process that comes, and kept while one runs it.
+    sequence: Mutex<Weak<Sequence>>,
 }
 
-impl<'a> Script<'a> {
-    /// `write` must come to the same act on every rank.
-    pub fn new(setups: impl IntoIterator<Item = Setup>, write: impl Fn(&Plans) -> Act + Sync + 'a) -> Self {
-        Self { setups: setups.into_iter().collect(), write: Box::new(write), act: Mutex::new(Weak::new()) }
+impl<'a> Scenario<'a> {
+    /// `write` must come to the same sequence on every rank.
+    pub fn new(
+        setups: impl IntoIterator<Item = Setup>,
+        write: impl Fn(&Plans) -> Sequence + Sync + 'a,
+    ) -> Self {
+        Self {
+            setups: setups.into_iter().collect(),
+            write: Box::new(write),
+            sequence: Mutex::new(Weak::new()),
+        }
     }
 
-    /// Plays the part of some ranks. `join` makes them members of a world.
+    /// Runs the part of some ranks. `join` makes them members of a world.
     ///
     /// # Panics
     ///
     /// If anything is not as expected: what came of a call, or the number of steps.
-    pub fn play<R: Ranks>(&self, join: impl FnMut(&Setup) -> R) {
+    pub fn run<R: Ranks>(&self, join: impl FnMut(&Setup) -> R) {
         let mut communicators: Vec<R> = self.setups.iter().map(join).collect();
         let plan = |number: usize, count, dtype| communicators[number].plan(count, dtype);
-        let act = self.act(&Plans { pack_bytes: R::PACK_BYTES, plan: &plan });
-        let room = room_for(act.messages.iter().map(Message::bytes).max().unwrap_or(0));
+        let sequence = self.sequence(&Plans { pack_bytes: R::PACK_BYTES, plan: &plan });
+        let room = room_for(sequence.messages.iter().map(Message::bytes).max().unwrap_or(0));
         communicators.iter_mut().for_each(|ranks| ranks.make_room(room));
         let mut made = 0;
-        for step in &act.steps {
+        for step in &sequence.steps {
             match step {
                 Step::Call { communicator, message, placements } => {
-                    check(&mut communicators[*communicator], &act.messages[*message], placements);
+                    check(&mut communicators[*communicator], &sequence.messages[*message], placements);
                 }
                 Step::MakeRoom { communicator } => communicators[*communicator].make_room(room),
             }
             made += 1;
         }
-        assert!(act.expected.is_met_by(made), "{made} steps were made, expected: {:?}", act.expected);
+        assert!(
+            sequence.expected.is_met_by(made),
+            "{made} steps were made, expected: {:?}",
+            sequence.expected
+        );
     }
 
-    fn act(&self, plans: &Plans) -> Arc<Act> {
-        let mut written = self.act.lock().unwrap_or_else(PoisonError::into_inner);
+    fn sequence(&self, plans: &Plans) -> Arc<Sequence> {
+        let mut written = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
         written.upgrade().unwrap_or_else(|| {
-            let act = Arc::new((self.write)(plans));
-            *written = Arc::downgrade(&act);
-            act
+            let sequence = Arc::new((self.write)(plans));
+            *written = Arc::downgrade(&sequence);
+            sequence
         })
     }
 }
