@@ -56,6 +56,8 @@ mod raw;
 mod region;
 mod registry;
 mod symmetric;
+#[cfg(test)]
+mod temporary;
 mod thread;
 pub mod topology;
 mod trace;

@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint, Region};
 use crate::error::{Error, Result};
 use crate::liveness::Arrivals;
-use crate::plan::{Algorithm, Limits, Planner, Table, Tuning};
+use crate::plan::{self, Agreed, Algorithm, Limits, Planner, Proposal, Table, Tuning};
 use crate::region::Layout;
 
 /// Bounds the steps of making a communicator whose calls wait for ever.
@@ -45,16 +45,27 @@ fn timeout_named(value: Option<&OsStr>) -> Result<Option<Option<Duration>>> {
     }
 }
 
-/// What the environment says on checking calls, if anything.
-fn check_named(value: Option<&OsStr>) -> Result<Option<bool>> {
+/// The environment has measurements made, or not.
+const CALIBRATE_VARIABLE: &str = "FAST_ALLREDUCE_CALIBRATE";
+
+/// What a variable of the environment says, if anything: 0 or 1.
+fn switch_named(name: &'static str, value: Option<&OsStr>) -> Result<Option<bool>> {
     match value.map(OsStr::to_string_lossy).as_deref() {
         None | Some("") => Ok(None),
         Some("0") => Ok(Some(false)),
         Some("1") => Ok(Some(true)),
         Some(other) => {
             let value = other.to_owned();
-            Err(Error::InvalidSetting { name: CHECK_VARIABLE, value, expected: "0 or 1" })
+            Err(Error::InvalidSetting { name, value, expected: "0 or 1" })
         }
+    }
+}
+
+/// What the program set, else the environment, else the default.
+fn switched(set: Option<bool>, variable: &'static str, default: bool) -> Result<bool> {
+    match set {
+        Some(set) => Ok(set),
+        None => Ok(switch_named(variable, std::env::var_os(variable).as_deref())?.unwrap_or(default)),
     }
 }
 
@@ -81,13 +92,14 @@ pub struct Builder {
     algorithm: Option<Algorithm>,
     check: Option<bool>,
     plans: Plans,
+    calibrate: Option<bool>,
     last_epoch: u32,
 }
 
 /// What calls are planned by.
 #[derive(Debug, Clone, Default)]
 enum Plans {
-    /// The environment's tuning file; without one, the device's own table.
+    /// The environment's tuning file, or the machine's; without one, a built-in table.
     #[default]
     Unsaid,
     Table(Table),
@@ -95,23 +107,15 @@ enum Plans {
 }
 
 impl Plans {
-    /// The table for this device.
-    fn table<D: Device>(&self, device: &D) -> Result<Table> {
-        let built_in = Table::built_in(D::KIND);
+    /// What this rank would plan by.
+    fn proposal<D: Device>(&self, device: &D, calibrate: bool) -> Result<Proposal> {
         let table = match self {
-            Self::Table(table) => table.clone(),
+            Self::Unsaid => return Proposal::of_environment(D::KIND, || device.machine(), calibrate),
+            Self::Table(table) => table,
             Self::Tuning(tuning) => {
                 tuning.check(&device.machine()?)?;
-                tuning.table().clone()
+                tuning.table()
             }
-            // A process may have communicators of both devices; the file is for those of one.
-            Self::Unsaid => match Tuning::from_env()? {
-                Some(tuning) if tuning.machine().device() == D::KIND => {
-                    tuning.check(&device.machine()?)?;
-                    tuning.table().clone()
-                }
-                _ => built_in,
-            },
         };
         if table.device() != D::KIND {
             return Err(Error::InvalidSetting {
@@ -120,7 +124,7 @@ impl Plans {
                 expected: "a table of the communicator's device",
             });
         }
-        Ok(table)
+        Ok(Proposal::given(table.clone()))
     }
 }
 
@@ -168,12 +172,25 @@ impl Builder {
         self
     }
 
-    /// Plans calls as was measured on this machine. Takes the place of [`Builder::table`]. Where neither is set, the environment
-    /// variable `FAST_ALLREDUCE_TUNING` may name a file, which communicators of its device use. [`Builder::algorithm`] and
+    /// Plans calls as was measured on this machine. Takes the place of [`Builder::table`]. [`Builder::algorithm`] and
     /// `FAST_ALLREDUCE_ALGO` still decide the algorithm.
+    ///
+    /// Where neither is set, communicators use the file that the environment variable `FAST_ALLREDUCE_TUNING` names, if it is of
+    /// their device; else the one that [`Tuning::install`] left for this machine; else a built-in table. Ranks may have different
+    /// ones: what is set or named goes before what is installed, that before a built-in table, and of equals the lowest rank's is
+    /// used by all. [`Communicator::plan_source`] tells.
     #[must_use]
     pub fn tuning(mut self, tuning: Tuning) -> Self {
         self.plans = Plans::Tuning(tuning);
+        self
+    }
+
+    /// Whether the host may measure what a line's transfer and a copy cost, to choose between its built-in tables (default: yes).
+    /// It does where no rank has another plan and ranks have cores of their own: once in a process, for some milliseconds, at most
+    /// 20. Where it is not set, the environment variable `FAST_ALLREDUCE_CALIBRATE` may say 0 or 1. It is done if all ranks say yes.
+    #[must_use]
+    pub fn calibrate(mut self, calibrate: impl Into<Option<bool>>) -> Self {
+        self.calibrate = calibrate.into();
         self
     }
 
@@ -212,12 +229,8 @@ impl Builder {
             }
         };
         let setup_timeout = timeout.unwrap_or(SETUP_TIMEOUT);
-        let check = match self.check {
-            Some(check) => check,
-            None => {
-                check_named(std::env::var_os(CHECK_VARIABLE).as_deref())?.unwrap_or(cfg!(debug_assertions))
-            }
-        };
+        let check = switched(self.check, CHECK_VARIABLE, cfg!(debug_assertions))?;
+        let calibrate = switched(self.calibrate, CALIBRATE_VARIABLE, true)?;
         let max_bytes = self.max_bytes.unwrap_or(D::DEFAULT_MAX_BYTES);
         let layout = Layout::new(max_bytes, D::PACKING.slot_bytes)?;
         let forced = match self.algorithm {
@@ -225,7 +238,7 @@ impl Builder {
             None => algorithm_named(std::env::var_os(ALGORITHM_VARIABLE).as_deref())?,
         };
         let algorithm = forced.map_or("automatic", Algorithm::name);
-        let table = self.plans.table(&device);
+        let proposal = self.plans.proposal(&device, calibrate).and_then(|proposal| proposal.encode());
         let facts = [
             ("the crate's version", env!("CARGO_PKG_VERSION").to_owned()),
             // A region has no other version than the code that lays it out and the kernels that use it.
@@ -235,12 +248,14 @@ impl Builder {
             ("max_bytes", max_bytes.to_string()),
             ("the algorithm", algorithm.to_owned()),
             ("whether calls are compared", check.to_string()),
-            ("the plan", said(&table)),
+            ("the plan", said(&proposal)),
         ];
         let agreed = agree_on(&bootstrap, &facts, setup_timeout);
         // A rank that has no plan has told the others why.
-        let table = table?;
+        let proposal = proposal?;
         agreed?;
+        let proposals = bootstrap.all_gather(proposal.as_bytes(), setup_timeout)?;
+        let mut plan = plan::agree(D::KIND, &proposals)?;
 
         device.join(&bootstrap, setup_timeout)?;
         let exports = device.exports();
@@ -255,10 +270,16 @@ impl Builder {
             mailbox_bytes: layout.mailbox_bytes,
             staging_bytes: layout.staging_bytes,
         };
-        let planner = Planner::new(&table, device.link(), forced, device.most_blocks(), limits);
         let family = Family::found(bootstrap, setup_timeout)?;
         let arrivals = Arrivals::exchange(bootstrap, setup_timeout)?;
         let memory = device.share(layout.total_bytes, bootstrap, setup_timeout)?;
+        if plan.may_calibrate {
+            let (offset, bytes) = (layout.staging_offset, layout.staging_bytes);
+            let costs = device.costs(&memory, offset, bytes, bootstrap, setup_timeout)?;
+            costs.into_iter().for_each(|costs| plan.calibrate(costs));
+        }
+        let Agreed { table, source: plan_source, .. } = plan;
+        let planner = Planner::new(&table, device.link(), forced, device.most_blocks(), limits);
         let made = Region::new(&device, layout, self.last_epoch, memory, rank).and_then(|region| {
             let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&connection)));
             let watched = Arc::clone(&endpoint);
@@ -274,6 +295,7 @@ impl Builder {
             settings = endpoint.device.shared_facts(),
             max_bytes,
             algorithm,
+            plan = %plan_source,
             timeout = ?timeout,
             checked = check,
             "communicator made"
@@ -289,6 +311,7 @@ impl Builder {
             rank,
             world_size,
             planner,
+            plan_source,
             timeout,
             setup_timeout,
             connection,
@@ -296,11 +319,10 @@ impl Builder {
     }
 }
 
-/// A rank's plan, as the others hear of it.
-fn said(table: &Result<Table>) -> String {
-    match table {
-        Ok(table) if *table == Table::built_in(table.device()) => "the built-in one".to_owned(),
-        Ok(table) => format!("one with digest {:016x}", table.digest()),
+/// Whether a rank has a plan, as the others hear of it.
+fn said(proposal: &Result<String>) -> String {
+    match proposal {
+        Ok(_) => "one".to_owned(),
         Err(error) => format!("none ({error})"),
     }
 }
@@ -315,6 +337,60 @@ mod tests {
         let table = Table::built_in(crate::plan::DeviceKind::Cuda);
         let error = Communicator::builder().table(table).build(crate::Host::new(), rank).unwrap_err();
         assert!(matches!(error, Error::InvalidSetting { name: "plan table", .. }), "{error}");
+    }
+
+    /// What each of two ranks, made so, does with 64 KiB, and where it says that its plan comes from.
+    fn planned(builders: [Builder; 2]) -> [(Algorithm, String); 2] {
+        let ranks = crate::bootstrap::Threads::world(2).unwrap();
+        let made = std::thread::scope(|scope| {
+            let ranks = builders.into_iter().zip(ranks);
+            let threads: Vec<_> = ranks
+                .map(|(builder, rank)| {
+                    scope.spawn(|| {
+                        let made = builder.build(crate::Host::new(), rank).unwrap();
+                        let mut data = vec![1.0f32; 1000];
+                        made.all_reduce_in_place(&mut data, crate::ReduceOp::Sum).unwrap();
+                        assert_eq!(data, vec![2.0; 1000], "nothing is left of a measurement");
+                        (made.plan(16 << 10, crate::DType::F32).algorithm, made.plan_source().to_string())
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        made.try_into().unwrap()
+    }
+
+    #[test]
+    fn ranks_with_different_plans_use_the_lowest_ranks() {
+        let uniform = |algorithm| {
+            let choice = crate::plan::Choice::host(algorithm, 1, 4096, 65536);
+            Table::uniform(crate::plan::DeviceKind::Host, choice).unwrap()
+        };
+        let builder = Communicator::builder;
+        let [first, second] = planned([
+            builder().table(uniform(Algorithm::TwoShotPush)),
+            builder().table(uniform(Algorithm::OneShotPush)),
+        ]);
+        assert_eq!(first, second);
+        let said = "given by the program, of rank 0: rank 1 would have another";
+        assert_eq!(first, (Algorithm::TwoShotPush, said.to_owned()));
+        // One that was given goes before what is found.
+        let [first, second] = planned([builder(), builder().table(uniform(Algorithm::OneShotPush))]);
+        assert_eq!(first, second);
+        assert_eq!(first.0, Algorithm::OneShotPush);
+    }
+
+    #[test]
+    fn ranks_measure_if_all_may() {
+        let table = Table::built_in(crate::plan::DeviceKind::Host);
+        for calibrate in [[true, true], [true, false], [false, false]] {
+            let [first, second] = planned(calibrate.map(|may| Communicator::builder().calibrate(may)));
+            assert_eq!(first, second, "whatever came of it");
+            let is_measured = first.1.contains("a line takes");
+            assert!(!is_measured || calibrate == [true, true], "{first:?}");
+        }
+        let [first, second] = planned([true, true].map(|_| Communicator::builder().table(table.clone())));
+        assert_eq!((first.clone(), first.0), (second, Algorithm::TwoShotPull));
     }
 
     #[test]
@@ -344,8 +420,8 @@ mod tests {
 
     #[test]
     fn the_environment_may_have_calls_compared() {
-        let named = |value: &str| check_named(Some(OsStr::new(value)));
-        assert_eq!((check_named(None), named("")), (Ok(None), Ok(None)));
+        let named = |value: &str| switch_named(CHECK_VARIABLE, Some(OsStr::new(value)));
+        assert_eq!((switch_named(CHECK_VARIABLE, None), named("")), (Ok(None), Ok(None)));
         assert_eq!((named("0"), named("1")), (Ok(Some(false)), Ok(Some(true))));
         let error = named("yes").unwrap_err();
         assert!(matches!(error, Error::InvalidSetting { name: CHECK_VARIABLE, .. }), "{error}");

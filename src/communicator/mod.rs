@@ -27,7 +27,7 @@ use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
 use crate::liveness::Liveness;
 use crate::op::ReduceOp;
-use crate::plan::{Plan, Planner};
+use crate::plan::{Plan, Planner, Source};
 use crate::symmetric::{Buffer, SymmetricMemory};
 
 /// One rank of a world.
@@ -47,6 +47,7 @@ pub struct Communicator<D: Device> {
     rank: usize,
     world_size: usize,
     planner: Planner,
+    plan_source: Source,
     timeout: Option<Duration>,
     setup_timeout: Duration,
     connection: Arc<Connection<D>>,
@@ -94,6 +95,11 @@ impl<D: Device> Communicator<D> {
     /// What an allreduce of `count` elements of `dtype` does, but for integer averages where the algorithm is not a direct one.
     pub fn plan(&self, count: usize, dtype: DType) -> Plan {
         self.planner.reduction(count, dtype, ReduceOp::Sum)
+    }
+
+    /// Where its plans come from: a tuning file, or a built-in table, and why. All ranks have the same.
+    pub fn plan_source(&self) -> &Source {
+        &self.plan_source
     }
 
     /// Allocates a registered buffer of `count` zeros on every rank. Collective, as

@@ -14,7 +14,7 @@ pub use host::Host;
 use crate::abi::{FaLaunch, FaStatus, FaTransfers};
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
-use crate::plan::{DeviceKind, Machine, Packing, Plan};
+use crate::plan::{Costs, DeviceKind, Machine, Packing, Plan};
 use crate::topology::LinkClass;
 
 /// A device that a [`Communicator`](crate::Communicator) can run on.
@@ -93,6 +93,20 @@ pub(crate) mod sealed {
         /// Closes the mappings of the peers' memory and, when all ranks have, frees this rank's. Collective. On an error the
         /// memory goes as if it had been dropped.
         fn free(&self, memory: Self::Shared, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()>;
+
+        /// What two ranks measure of the machine, for the choice between built-in plans, in memory that all ranks have mapped and no
+        /// kernel has used: `bytes` from `offset` on, which are 0 before and after. Takes some milliseconds at most; collective.
+        /// `None` where nothing could be measured, on all ranks alike.
+        fn costs(
+            &self,
+            _memory: &Self::Shared,
+            _offset: usize,
+            _bytes: usize,
+            _bootstrap: &dyn Bootstrap,
+            _timeout: Duration,
+        ) -> Result<Option<Costs>> {
+            Ok(None)
+        }
 
         /// Returns when the kernels of all calls that have returned have ended.
         fn wait_for_calls(&self) -> Result<()>;

@@ -8,10 +8,10 @@ use super::Algorithm::{self, HalvingDoubling, OneShotPull, OneShotPush, Ring, Tw
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// The host's. One-shot up to where a second barrier costs less than what a two-shot saves: reading, and staging for 2 ranks. Those
-/// stage half of a piece, so that larger ones stay in a cache.
+/// The host's, measured on AMD EPYC (Zen 4 and Zen 5). One-shot up to where a second barrier costs less than what a two-shot saves:
+/// reading, and staging for 2 ranks. Those stage half of a piece, so that larger ones stay in a cache.
 #[rustfmt::skip]
-pub(super) const HOST: [Row; 9] = [
+pub(super) const HOST_AMD: [Row; 9] = [
     //    ranks   up to     algorithm
     host( 1,  1,  MAX,      OneShotPull),
     host( 2,  2,  2 * KIB,  OneShotPull),
@@ -22,6 +22,23 @@ pub(super) const HOST: [Row; 9] = [
     host( 4,  4,  MAX,      TwoShotPull),
     host( 5, 16,  8 * KIB,  OneShotPull),
     host( 5, 16,  MAX,      TwoShotPull),
+];
+
+/// The host's, as measured for 2 ranks on an Intel Xeon with AMX. Lines cross a mesh there, so that a second barrier costs more, and
+/// a core's second-level cache holds more. Of more ranks nothing was measured: they have AMD's rows.
+#[rustfmt::skip]
+pub(super) const HOST_INTEL: [Row; 10] = [
+    //    ranks   up to     algorithm
+    HOST_AMD[0],
+    host( 2,  2,  64 * KIB, OneShotPull),
+    pieces(2, 2,  MIB,      TwoShotPull, MIB),
+    host( 2,  2,  MAX,      TwoShotPull),
+    HOST_AMD[3],
+    HOST_AMD[4],
+    HOST_AMD[5],
+    HOST_AMD[6],
+    HOST_AMD[7],
+    HOST_AMD[8],
 ];
 
 /// CUDA's: published crossovers, which are where to start tuning from.

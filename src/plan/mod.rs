@@ -2,8 +2,11 @@
 //!
 //! A [`Table`] holds the rules of a device, in rows of world sizes, links and message sizes. Each device has a built-in one,
 //! for which [`Builder::table`](crate::Builder::table) gives another. A [`Tuning`] is a table that was measured, with the facts
-//! of its machine, and a file: `fast-allreduce tune` writes it, [`Builder::tuning`](crate::Builder::tuning) or the environment
-//! variable `FAST_ALLREDUCE_TUNING` has it used, and any other machine or version of this crate refuses it.
+//! of its machine, and a file: `fast-allreduce tune` writes it and installs it in the user's cache, where communicators of this
+//! machine find it by themselves. [`Builder::tuning`](crate::Builder::tuning) or the environment variable `FAST_ALLREDUCE_TUNING`
+//! has another used. Any other machine or version of this crate refuses a file. Without one the host takes the built-in table for
+//! its CPU ([`Cpu`]), by a measurement of some milliseconds. [`Communicator::plan_source`](crate::Communicator::plan_source)
+//! tells which plan is in force.
 //!
 //! ```no_run
 //! use fast_allreduce::plan::Tuning;
@@ -19,10 +22,13 @@
 
 mod built_in;
 mod choice;
+mod cpu;
 mod grid;
+mod installed;
 mod limits;
 mod links;
 mod machine;
+mod origin;
 mod planner;
 mod table;
 #[cfg(test)]
@@ -34,8 +40,11 @@ use crate::abi;
 use crate::dtype::DType;
 use crate::op::ReduceOp;
 pub use choice::{Choice, DeviceKind, Step};
+pub use cpu::{Costs, Cpu};
 pub(crate) use limits::{Limits, Packing};
 pub use machine::Machine;
+pub(crate) use origin::{agree, Agreed, Proposal};
+pub use origin::{in_force, Origin, Source};
 pub(crate) use planner::Planner;
 pub use table::Table;
 pub use tuning::Tuning;

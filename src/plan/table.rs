@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use super::choice::{size, Choice, DeviceKind, Step};
+use super::cpu::Cpu;
 use super::links::Links;
 use super::{built_in, Algorithm};
 use crate::abi::MAX_RANKS;
@@ -56,13 +57,21 @@ pub struct Table {
 }
 
 impl Table {
-    /// The table that is used unless another is given.
+    /// The table that is used unless another is given; of the host, that for [`Cpu::Amd`].
     pub const fn built_in(device: DeviceKind) -> Self {
-        let rows: &'static [Row] = match device {
-            DeviceKind::Host => &built_in::HOST,
-            DeviceKind::Cuda => &built_in::CUDA,
+        match device {
+            DeviceKind::Host => Self::of_cpu(Cpu::Amd),
+            DeviceKind::Cuda => Self { device, rows: Cow::Borrowed(&built_in::CUDA) },
+        }
+    }
+
+    /// The built-in table of the host for a kind of CPU.
+    pub const fn of_cpu(cpu: Cpu) -> Self {
+        let rows: &'static [Row] = match cpu {
+            Cpu::Amd => &built_in::HOST_AMD,
+            Cpu::Intel => &built_in::HOST_INTEL,
         };
-        Self { device, rows: Cow::Borrowed(rows) }
+        Self { device: DeviceKind::Host, rows: Cow::Borrowed(rows) }
     }
 
     /// One choice for every call.
@@ -142,14 +151,6 @@ impl Table {
             Some(rest) => format!("any size{rest}"),
             None => text,
         }
-    }
-
-    /// A number that differs between tables that differ, for ranks to compare.
-    pub fn digest(&self) -> u64 {
-        // FNV-1a.
-        format!("{self:?}")
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
     }
 }
 

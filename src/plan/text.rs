@@ -15,7 +15,7 @@ const FORMAT: i64 = 1;
 
 const HEADER: &str = "\
 # A plan that was measured on one machine, for the device and the version of fast-allreduce named here.
-# It is used where FAST_ALLREDUCE_TUNING holds the path of this file, on every rank.
+# It is used where it is installed (`fast-allreduce tune --install`), or where FAST_ALLREDUCE_TUNING holds its path.
 
 ";
 
@@ -32,6 +32,26 @@ pub(super) fn write(machine: &Machine, table: &Table) -> Result<String, toml::se
         row: table.rows.iter().map(|row| Spanned::new(0..0, FileRow::of(row))).collect(),
     };
     Ok(format!("{HEADER}{}", toml::to_string(&content)?))
+}
+
+/// The rows of a table, without a machine: as ranks of one version send them to each other.
+pub(super) fn write_table(table: &Table) -> Result<String, toml::ser::Error> {
+    let row = table.rows.iter().map(|row| Spanned::new(0..0, FileRow::of(row))).collect();
+    toml::to_string(&Rows { device: table.device.name().to_owned(), row })
+}
+
+/// Total, as [`parse`].
+pub(super) fn parse_table(text: &str) -> Result<Table, String> {
+    let content: Rows = toml::from_str(text).map_err(|error| syntax(text, &error))?;
+    table(text, &content.device, &content.row)
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rows {
+    device: String,
+    #[serde(default)]
+    row: Vec<Spanned<FileRow>>,
 }
 
 /// What is looked at first: a file of another format or version is told so, whatever else is in it.
@@ -205,15 +225,7 @@ impl FileRow {
 
 /// Total: any text is a table and its machine, or a reason on one line.
 pub(super) fn parse(text: &str) -> Result<(Machine, Table), String> {
-    let at = |offset: usize| {
-        let before = text.get(..offset).unwrap_or(text);
-        format!("line {}", before.bytes().filter(|&byte| byte == b'\n').count() + 1)
-    };
-    let syntax = |error: toml::de::Error| {
-        let place = error.span().map_or(String::new(), |span| format!("{}: ", at(span.start)));
-        format!("{place}{}", on_one_line(error.message()))
-    };
-    let preamble: Preamble = toml::from_str(text).map_err(syntax)?;
+    let preamble: Preamble = toml::from_str(text).map_err(|error| syntax(text, &error))?;
     match preamble.format {
         Some(FORMAT) => {}
         Some(other) => return Err(format!("format = {other}, this library reads {FORMAT}; {AGAIN}")),
@@ -228,23 +240,34 @@ pub(super) fn parse(text: &str) -> Result<(Machine, Table), String> {
         }
         None => return Err(format!("it has no version, this is {VERSION:?}; {AGAIN}")),
     }
-    let content: Content = toml::from_str(text).map_err(syntax)?;
-    let device = DeviceKind::ALL.into_iter().find(|device| device.name() == content.device);
-    let device = device.ok_or_else(|| format!("device = {} is not host or cuda", quoted(&content.device)))?;
-    let machine = content.machine.machine(device)?;
-    let place = |index: usize| {
-        let line = at(content.row[index].span().start);
-        format!("row {} ({line})", index + 1)
-    };
-    let rows = content.row.iter().enumerate().map(|(index, row)| {
+    let content: Content = toml::from_str(text).map_err(|error| syntax(text, &error))?;
+    let table = table(text, &content.device, &content.row)?;
+    Ok((content.machine.machine(table.device)?, table))
+}
+
+/// A table of these rows, or what is wrong with them and where.
+fn table(text: &str, device: &str, rows: &[Spanned<FileRow>]) -> Result<Table, String> {
+    let found = DeviceKind::ALL.into_iter().find(|known| known.name() == device);
+    let device = found.ok_or_else(|| format!("device = {} is not host or cuda", quoted(device)))?;
+    let place = |index: usize| format!("row {} ({})", index + 1, line(text, rows[index].span().start));
+    let parsed = rows.iter().enumerate().map(|(index, row)| {
         row.get_ref().row(device).map_err(|reason| format!("{}: {reason}", place(index)))
     });
-    let table = Table::new(device, rows.collect::<Result<_, _>>()?);
-    let table = table.map_err(|(row, reason)| match row {
+    Table::new(device, parsed.collect::<Result<_, _>>()?).map_err(|(row, reason)| match row {
         Some(index) => format!("{}: {reason}", place(index)),
         None => reason,
-    })?;
-    Ok((machine, table))
+    })
+}
+
+fn line(text: &str, offset: usize) -> String {
+    let before = text.get(..offset).unwrap_or(text);
+    format!("line {}", before.bytes().filter(|&byte| byte == b'\n').count() + 1)
+}
+
+fn syntax(text: &str, error: &toml::de::Error) -> String {
+    let place = error.span().map_or(String::new(), |span| format!("{}: ", line(text, span.start)));
+    const LONGEST: usize = 200;
+    format!("{place}{}", on_one_line(error.message(), LONGEST))
 }
 
 fn read_link(name: &str) -> Result<LinkClass, String> {
@@ -268,9 +291,8 @@ fn read_links(names: &[String]) -> Result<Links, String> {
     }
 }
 
-/// The parser's message, of which a part is what the file holds.
-fn on_one_line(message: &str) -> String {
-    const LONGEST: usize = 200;
+/// The start of a text of which a part may be what a file holds.
+pub(super) fn on_one_line(message: &str, longest: usize) -> String {
     let plain = message.chars().map(|c| if c.is_control() { ' ' } else { c });
-    plain.take(LONGEST).collect()
+    plain.take(longest).collect()
 }

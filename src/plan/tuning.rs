@@ -1,11 +1,13 @@
 //! Tuning files: a table with the facts of the machine that it was measured on.
 
 use std::fmt;
+use std::fs::{File, OpenOptions};
 use std::io::Read as _;
-use std::path::Path;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 
 use super::text::{parse, write, AGAIN};
-use super::{Machine, Table};
+use super::{installed, Machine, Table};
 use crate::error::{Error, Result};
 
 /// Names a tuning file where the program does not.
@@ -74,21 +76,47 @@ impl Tuning {
     /// for.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let file = path.display().to_string();
-        match read(path).and_then(|text| parse(&text)) {
-            Ok((machine, table)) => Ok(Self { file: Some(file), machine, table }),
-            Err(reason) => Err(Error::Tuning { file, reason }),
-        }
+        let file = open(path).map_err(|error| error.to_string());
+        file.and_then(read)
+            .and_then(|text| Self::from_text(&text, path))
+            .map_err(|reason| Error::Tuning { file: path.display().to_string(), reason })
     }
 
-    /// Reads the file that the environment variable `FAST_ALLREDUCE_TUNING` names, if it is set and not empty.
+    /// A file's text, or what is wrong with it.
+    pub(super) fn from_text(text: &str, path: &Path) -> Result<Self, String> {
+        let (machine, table) = parse(text)?;
+        Ok(Self { file: Some(path.display().to_string()), machine, table })
+    }
+
+    /// Writes it to the user's cache, where communicators on its machine find it: in `fast-allreduce` below `$XDG_CACHE_HOME`, else
+    /// below `$HOME/.cache`, under a name made of the machine's facts. It takes the place of an older one in one step. Its path.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] where neither variable names a folder, [`Error::Tuning`] if the file cannot be written.
+    pub fn install(&self) -> Result<PathBuf> {
+        installed::install(self, installed::folder().as_deref())
+    }
+
+    /// Reads the file that the environment variable `FAST_ALLREDUCE_TUNING` names, if it is set and not empty. The value `built-in`
+    /// is no file: it stands for the built-in plan, without a look at installed files and without a measurement.
     ///
     /// # Errors
     ///
     /// Those of [`Tuning::load`].
     pub fn from_env() -> Result<Option<Self>> {
-        let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
+        let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty() && path != "built-in");
         path.map(Self::load).transpose()
+    }
+
+    /// Whether the environment has this instead of a file.
+    pub(super) fn is_named(word: &str) -> bool {
+        std::env::var_os(VARIABLE).is_some_and(|value| value == word)
+    }
+
+    /// The path that it was read from.
+    pub(super) fn file(&self) -> Option<&str> {
+        self.file.as_deref()
     }
 
     /// Refuses to be used on another machine.
@@ -123,15 +151,18 @@ impl fmt::Display for Tuning {
     }
 }
 
+/// Opens a file, and does not wait where it is a pipe.
+pub(super) fn open(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
 /// The text of a file that is one, and not too large.
-fn read(path: &Path) -> Result<String, String> {
-    // A pipe would be waited for.
-    let metadata = std::fs::metadata(path).map_err(|error| error.to_string())?;
+pub(super) fn read(file: File) -> Result<String, String> {
+    let metadata = file.metadata().map_err(|error| error.to_string())?;
     if !metadata.is_file() {
         return Err("it is no regular file".to_owned());
     }
     let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
         return Err("it has more than 64 KiB".to_owned());

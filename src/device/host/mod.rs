@@ -1,5 +1,7 @@
 //! The host device: ranks are processes or threads of one machine, memory is shared by memfd, kernels are ordinary code.
 
+mod binding;
+mod calibration;
 mod cores;
 mod isa;
 mod limits;
@@ -8,8 +10,10 @@ mod memory;
 mod workers;
 
 use std::mem::offset_of;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use binding::{Bind, Binding};
 pub use isa::Isa;
 pub use limits::available_memory;
 pub use memory::SharedMemory;
@@ -19,7 +23,7 @@ use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus, FaTransfers};
 use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::{Error, Result};
-use crate::plan::{DeviceKind, Machine, Packing, Plan};
+use crate::plan::{Costs, DeviceKind, Machine, Packing, Plan};
 use crate::topology::LinkClass;
 
 /// The CPU as a device.
@@ -39,6 +43,8 @@ pub struct Host {
     /// Threads for blocks 1 and up.
     workers: Option<Workers>,
     blocks: usize,
+    bind: Bind,
+    binding: Binding,
 }
 
 /// What a rank does while it waits for another.
@@ -76,7 +82,15 @@ impl Wait {
 impl Host {
     /// One worker for each rank, the best instruction set of this CPU, waits by the number of cores.
     pub fn new() -> Self {
-        Self { isa: Isa::best(), wait: Wait::Auto, resolved: Wait::Auto, workers: None, blocks: 1 }
+        Self {
+            isa: Isa::best(),
+            wait: Wait::Auto,
+            resolved: Wait::Auto,
+            workers: None,
+            blocks: 1,
+            bind: Bind::None,
+            binding: Binding::default(),
+        }
     }
 
     /// Uses `count` threads for each rank, the caller's included, on messages that are large enough. All ranks must use the
@@ -104,6 +118,27 @@ impl Host {
         self.wait = wait;
         self.resolved = wait;
         self
+    }
+
+    /// Binds each rank's threads to cores (default: [`Bind::None`]) when the communicator is made: the thread that makes it, which is
+    /// to make the calls, and the workers. All ranks must say the same.
+    ///
+    /// Ranks take cores from what they may use, the masks of `taskset` and of containers' cpusets, a physical core before a
+    /// second thread of any; they agree on them, whoever started them. Ranks that a launcher has given cores of their own stay there.
+    /// Where there are fewer cores than threads, nothing is bound: [`Host::binding`] says so. Worlds know nothing of each other:
+    /// give those that run at a time different cores.
+    ///
+    /// Threads that the caller's thread starts later inherit its core, as those of any bound thread do: start pools before, or make
+    /// the communicator in a thread of its own. The thread stays bound when the communicator is dropped.
+    #[must_use]
+    pub fn bind(mut self, bind: Bind) -> Self {
+        self.bind = bind;
+        self
+    }
+
+    /// Where the ranks of the communicator run.
+    pub fn binding(&self) -> &Binding {
+        &self.binding
     }
 
     /// Uses the kernels of another instruction set than the best.
@@ -170,17 +205,22 @@ impl sealed::Device for Host {
     fn exports(&self) {}
 
     fn shared_facts(&self) -> String {
-        format!("{} workers", self.blocks)
+        match self.bind {
+            Bind::None => format!("{} workers", self.blocks),
+            bind => format!("{} workers bound to a {bind}", self.blocks),
+        }
     }
 
     fn again(&self) -> Result<Self> {
-        Self::new().wait(self.wait).isa(self.isa)?.workers(self.blocks)
+        Self::new().wait(self.wait).bind(self.bind).isa(self.isa)?.workers(self.blocks)
     }
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
-        let own = cores::of_this_process();
-        let cores = cores::of_all(&bootstrap.all_gather(&own, timeout)?).min(cores::quota(&own));
+        let given = bootstrap.all_gather(&binding::given(), timeout)?;
+        let cores = cores::of_all(&given).min(cores::quota());
         self.resolved = self.wait.resolve(bootstrap.world_size() * self.blocks, cores);
+        self.binding = binding::agree(self.bind, &given, self.blocks, bootstrap, timeout)?;
+        binding::bind(&self.binding, bootstrap.rank(), self.workers.as_ref());
         Ok(())
     }
 
@@ -204,6 +244,46 @@ impl sealed::Device for Host {
 
     fn free(&self, memory: SharedMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
         memory.free(bootstrap, timeout)
+    }
+
+    fn costs(
+        &self,
+        memory: &SharedMemory,
+        offset: usize,
+        bytes: usize,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<Option<Costs>> {
+        /// Beyond the lines that a prefetcher takes together.
+        const APART: usize = 1024;
+        let address = sealed::Shared::address(memory, 0) + offset as u64;
+        let is_possible = bytes >= 2 * APART && address % 8 == 0 && bootstrap.world_size() > 1;
+        let word = |offset: usize| {
+            // SAFETY: the range lies in rank 0's memory, which this process has mapped for as long as `memory` lives and the address
+            // is aligned for; no kernel runs, and ranks access the two words atomically only.
+            unsafe { AtomicU64::from_ptr((address + offset as u64) as *mut u64) }
+        };
+        // Where ranks share cores the scheduler would be measured. Rank 0's view of that counts: it leads, or does not.
+        let is_quiet = self.resolved == Wait::Spin;
+        let mut own = None;
+        if is_possible {
+            let lines = calibration::Lines { first: word(0), second: word(APART) };
+            match bootstrap.rank() {
+                0 if is_quiet => own = calibration::lead(&lines),
+                0 => lines.first.store(calibration::DONE, Ordering::Release),
+                1 => calibration::follow(&lines),
+                _ => {}
+            }
+        }
+        let said = own.map_or(Vec::new(), |costs| costs.to_bytes().to_vec());
+        let all = bootstrap.all_gather(&said, timeout)?;
+        if is_possible && bootstrap.rank() == 0 {
+            // Rank 1 has gathered, and writes no more. Nobody launches before a later step of all ranks.
+            for offset in [0, APART] {
+                word(offset).store(0, Ordering::Release);
+            }
+        }
+        Ok(all.first().and_then(|bytes| Costs::from_bytes(bytes)))
     }
 
     fn wait_for_calls(&self) -> Result<()> {

@@ -1,8 +1,13 @@
 //! The threads that run blocks 1.. of a launch; the calling thread runs block 0.
 
+use std::os::unix::thread::JoinHandleExt as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use nix::errno::Errno;
+use nix::sched::CpuSet;
+
+use super::cores;
 use super::isa::Entry;
 use crate::abi::FaLaunch;
 use crate::error::{Error, Result};
@@ -57,6 +62,30 @@ impl Workers {
             workers.threads.push(thread);
         }
         Ok(workers)
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Has one of them run on these cores only.
+    pub(super) fn bind(&self, index: usize, own: &[usize]) -> nix::Result<()> {
+        let set = cores::cpu_set(own)?;
+        let thread = self.threads[index].as_pthread_t();
+        // SAFETY: the thread has not been joined, so that its handle is valid; a `CpuSet` is a `cpu_set_t`, of that size.
+        let code = unsafe {
+            libc::pthread_setaffinity_np(
+                thread,
+                size_of::<CpuSet>(),
+                std::ptr::from_ref(&set).cast::<libc::cpu_set_t>(),
+            )
+        };
+        if code == 0 {
+            Ok(())
+        } else {
+            Err(Errno::from_raw(code))
+        }
     }
 
     /// Runs all blocks of a launch, and returns after all have ended.

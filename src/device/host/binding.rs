@@ -1,0 +1,285 @@
+//! Ranks on cores of their own: where the threads of a world's ranks run, agreed on by all of them.
+//!
+//! Two ranks that the scheduler puts on one core take turns on it, and a call waits for a turn. Ranks find each other's cores by
+//! what they exchange when they join, not by numbers that a launcher gives, so that it does not matter who started them.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use super::cores::{self, Groups};
+use super::workers::Workers;
+use crate::bootstrap::Bootstrap;
+use crate::error::{Error, Result};
+
+/// What the threads of each rank are bound to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Bind {
+    /// Nothing: they run wherever the process may.
+    #[default]
+    None,
+    /// A core for each thread.
+    Core,
+    /// A NUMA node for each rank.
+    Numa,
+}
+
+impl Bind {
+    const ALL: [Self; 3] = [Self::None, Self::Core, Self::Numa];
+
+    /// `"none"`, `"core"`, `"numa"`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Core => "core",
+            Self::Numa => "numa",
+        }
+    }
+}
+
+impl fmt::Display for Bind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for Bind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|bind| bind.name() == name).ok_or_else(|| Error::InvalidSetting {
+            name: "bind",
+            value: name.to_owned(),
+            expected: "one of none, core, numa",
+        })
+    }
+}
+
+/// Where the ranks of a world run. `Display` says it in words: `core (0, 1)`, `none (4 threads on 2 cores)`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Binding {
+    /// Each thread of a rank on a core, or each rank on a NUMA node.
+    Bound {
+        /// To what: never [`Bind::None`].
+        to: Bind,
+        /// By rank: its cores. With [`Bind::Core`], thread by thread.
+        cores: Vec<Vec<usize>>,
+    },
+    /// A launcher had given each rank cores that no other has, and they are left as they were.
+    Launcher {
+        /// By rank: its cores, ascending.
+        cores: Vec<Vec<usize>>,
+    },
+    /// Ranks run wherever their processes may.
+    Unbound {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Default for Binding {
+    fn default() -> Self {
+        Self::Unbound { reason: "no world yet".into() }
+    }
+}
+
+impl fmt::Display for Binding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (by, cores) = match self {
+            Self::Bound { to, cores } => (to.name(), cores),
+            Self::Launcher { cores } => ("launcher", cores),
+            Self::Unbound { reason } => return write!(f, "none ({reason})"),
+        };
+        write!(f, "{by} ({})", lists(cores, ", "))
+    }
+}
+
+/// What ranks' cores are, rank by rank. Several of a rank stand in brackets where that is needed.
+fn lists(ranks: &[Vec<usize>], between: &str) -> String {
+    let list = |cores: &Vec<usize>| {
+        let mut ascending = cores.clone();
+        ascending.sort_unstable();
+        let text = cores::written(&ascending);
+        if text.contains(',') {
+            format!("[{text}]")
+        } else {
+            text
+        }
+    };
+    ranks.iter().map(list).collect::<Vec<_>>().join(between)
+}
+
+thread_local! {
+    /// What this thread was bound to by [`bind`], and the cores that it had before.
+    static BOUND: RefCell<Option<(Vec<u8>, Vec<u8>)>> = const { RefCell::new(None) };
+}
+
+/// The cores that this thread was given, a bit for each: what it has, or had before it was bound here.
+pub(super) fn given() -> Vec<u8> {
+    let now = cores::of_this_thread();
+    BOUND.with_borrow(|bound| match bound {
+        // Whoever has changed it since has the last word.
+        Some((bound, before)) if *bound == now => before.clone(),
+        _ => now,
+    })
+}
+
+/// Where the ranks, of `threads` threads each, are to run, given by rank the cores that each may use. Collective: the first rank
+/// decides, whose view of the machine then is everybody's.
+pub(super) fn agree(
+    bind: Bind,
+    given: &[Vec<u8>],
+    threads: usize,
+    bootstrap: &dyn Bootstrap,
+    timeout: Duration,
+) -> Result<Binding> {
+    let given: Vec<_> = given.iter().map(|bits| cores::listed(bits)).collect();
+    if bind == Bind::None {
+        return Ok(unasked(given));
+    }
+    let mut own = String::new();
+    if bootstrap.rank() == 0 {
+        let groups = Groups::read(Path::new("/sys"), &given.concat());
+        own = encode(&place(bind, &given, threads, cores::quota(), &groups));
+    }
+    let said = bootstrap.all_gather(own.as_bytes(), timeout)?;
+    let decided = said.first().and_then(|said| decode(said, given.len(), threads));
+    decided.ok_or_else(|| Error::Malformed {
+        rank: 0,
+        reason: "its placement of the ranks on cores does not decode".into(),
+    })
+}
+
+/// Binds this thread and the rank's workers. What the system refuses leaves the thread where it was, and is told.
+pub(super) fn bind(binding: &Binding, rank: usize, workers: Option<&Workers>) {
+    let Binding::Bound { to, cores: by_rank } = binding else { return };
+    let own = &by_rank[rank];
+    let of_thread = |thread: usize| match to {
+        Bind::Core => &own[thread..=thread],
+        _ => &own[..],
+    };
+    let before = given();
+    match cores::bind_this_thread(of_thread(0)) {
+        Ok(()) => BOUND.set(Some((cores::of_this_thread(), before))),
+        Err(error) => tracing::warn!(rank, cores = cores::written(own), %error, "the rank cannot be bound"),
+    }
+    for index in 0..workers.map_or(0, Workers::count) {
+        if let Some(Err(error)) = workers.map(|workers| workers.bind(index, of_thread(index + 1))) {
+            tracing::warn!(rank, worker = index, %error, "the worker cannot be bound");
+        }
+    }
+}
+
+/// What a launcher did, where nobody asked for more.
+fn unasked(given: Vec<Vec<usize>>) -> Binding {
+    match given.len() > 1 && are_disjoint(&given) {
+        true => Binding::Launcher { cores: given },
+        false => Binding::Unbound { reason: "not asked for".into() },
+    }
+}
+
+fn are_disjoint(sets: &[Vec<usize>]) -> bool {
+    let all: std::collections::BTreeSet<_> = sets.iter().flatten().collect();
+    all.len() == sets.iter().map(Vec::len).sum::<usize>() && sets.iter().all(|set| !set.is_empty())
+}
+
+/// Where ranks go that may use these cores. Ranks that may use the same are placed within them, side by side.
+fn place(bind: Bind, given: &[Vec<usize>], threads: usize, quota: usize, groups: &Groups) -> Binding {
+    let unbound = |reason: String| Binding::Unbound { reason };
+    if given.len() == 1 {
+        return unbound("one rank waits for no other".into());
+    }
+    if given.iter().any(Vec::is_empty) {
+        return unbound("the system does not tell which cores a rank may use".into());
+    }
+    if are_disjoint(given) {
+        return Binding::Launcher { cores: given.to_vec() };
+    }
+    let mut sets = given.to_vec();
+    sets.sort_unstable();
+    sets.dedup();
+    if !are_disjoint(&sets) {
+        return unbound("ranks may use different cores, of which some are the same".into());
+    }
+    let all = given.len() * threads;
+    if all > quota {
+        return unbound(format!("{all} threads, and a quota of {quota} cores"));
+    }
+    let mut cores = vec![Vec::new(); given.len()];
+    for set in &sets {
+        let members: Vec<_> = (0..given.len()).filter(|&rank| given[rank] == *set).collect();
+        let needed = members.len() * threads;
+        if needed > set.len() {
+            let plural = if set.len() == 1 { "" } else { "s" };
+            return unbound(format!("{needed} threads on {} core{plural}", set.len()));
+        }
+        match bind {
+            Bind::Numa => {
+                let Some(nodes) = on_nodes(set, members.len(), threads, groups) else {
+                    return unbound("a NUMA node has fewer cores than its ranks have threads".into());
+                };
+                members.iter().zip(nodes).for_each(|(&rank, node)| cores[rank] = node);
+            }
+            _ => {
+                let ordered = groups.in_order(set);
+                for (place, &rank) in members.iter().enumerate() {
+                    cores[rank] = ordered[place * threads..][..threads].to_vec();
+                }
+            }
+        }
+    }
+    Binding::Bound { to: bind, cores }
+}
+
+/// The nodes of so many ranks, neighbours on one: all their cores in the set. `None` if one has too few.
+fn on_nodes(set: &[usize], ranks: usize, threads: usize, groups: &Groups) -> Option<Vec<Vec<usize>>> {
+    let mut nodes = std::collections::BTreeMap::<usize, Vec<usize>>::new();
+    for &core in set {
+        nodes.entry(groups.node(core)).or_default().push(core);
+    }
+    let nodes: Vec<_> = nodes.into_values().collect();
+    let place = |rank: usize| rank * nodes.len() / ranks;
+    // With fewer ranks than nodes each has one of its own, and some have none.
+    let fits =
+        |node: usize| (0..ranks).filter(|&rank| place(rank) == node).count() * threads <= nodes[node].len();
+    (0..nodes.len()).all(fits).then(|| (0..ranks).map(|rank| nodes[place(rank)].clone()).collect())
+}
+
+/// As the first rank sends it: what ranks are bound to, and the cores of each, or why they are not.
+fn encode(binding: &Binding) -> String {
+    let line = |cores: &Vec<usize>| cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let (word, cores) = match binding {
+        Binding::Unbound { reason } => return format!("unbound;{reason}"),
+        Binding::Bound { to, cores } => (to.name(), cores),
+        Binding::Launcher { cores } => ("launcher", cores),
+    };
+    let lines: Vec<_> = cores.iter().map(line).collect();
+    format!("{word};{}", lines.join(";"))
+}
+
+/// `None` unless every rank has cores, and with [`Bind::Core`] one for each thread.
+fn decode(bytes: &[u8], world_size: usize, threads: usize) -> Option<Binding> {
+    let (word, rest) = std::str::from_utf8(bytes).ok()?.split_once(';')?;
+    if word == "unbound" {
+        return Some(Binding::Unbound { reason: rest.to_owned() });
+    }
+    let list = |line: &str| line.split(',').map(|core| core.parse().ok()).collect::<Option<Vec<usize>>>();
+    let cores: Vec<_> = rest.split(';').map(list).collect::<Option<_>>()?;
+    if cores.len() != world_size || cores.iter().any(Vec::is_empty) {
+        return None;
+    }
+    match word {
+        "launcher" => Some(Binding::Launcher { cores }),
+        "numa" => Some(Binding::Bound { to: Bind::Numa, cores }),
+        "core" if cores.iter().all(|own| own.len() == threads) => {
+            Some(Binding::Bound { to: Bind::Core, cores })
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

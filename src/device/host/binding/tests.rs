@@ -1,0 +1,147 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::bootstrap::Threads;
+use crate::damaged::damaged;
+use crate::temporary::Folder;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Two nodes of four cores, neighbours by number, without second threads.
+fn two_nodes() -> Groups {
+    let folder = Folder::new();
+    folder.write("devices/system/node/online", "0-1");
+    folder.write("devices/system/node/node0/cpulist", "0-3");
+    folder.write("devices/system/node/node1/cpulist", "4-7");
+    Groups::read(folder.path(), &(0..8).collect::<Vec<_>>())
+}
+
+fn placed(bind: Bind, given: &[&[usize]], threads: usize) -> String {
+    let given: Vec<_> = given.iter().map(|set| set.to_vec()).collect();
+    place(bind, &given, threads, usize::MAX, &two_nodes()).to_string()
+}
+
+const ALL: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7];
+
+#[test]
+fn each_thread_has_a_core_of_its_own() {
+    assert_eq!(placed(Bind::Core, &[ALL; 2], 1), "core (0, 1)");
+    assert_eq!(placed(Bind::Core, &[ALL; 2], 3), "core (0-2, 3-5)");
+    assert_eq!(placed(Bind::Core, &[ALL; 8], 1), "core (0, 1, 2, 3, 4, 5, 6, 7)");
+    // A mask is kept: that of a container, or of taskset.
+    assert_eq!(placed(Bind::Core, &[&[1, 5, 6][..]; 2], 1), "core (1, 5)");
+}
+
+#[test]
+fn each_rank_has_a_node() {
+    assert_eq!(placed(Bind::Numa, &[ALL; 2], 4), "numa (0-3, 4-7)");
+    assert_eq!(placed(Bind::Numa, &[ALL; 4], 2), "numa (0-3, 0-3, 4-7, 4-7)");
+    assert_eq!(placed(Bind::Numa, &[&[2, 3, 5, 7][..]; 2], 1), "numa (2-3, [5,7])");
+    assert_eq!(
+        placed(Bind::Numa, &[&[2, 4, 5, 6][..]; 2], 2),
+        "none (a NUMA node has fewer cores than its ranks have threads)"
+    );
+    assert_eq!(placed(Bind::Numa, &[&[1, 2, 3][..]; 3], 1), "numa (1-3, 1-3, 1-3)");
+}
+
+#[test]
+fn a_launcher_has_bound_them_already() {
+    assert_eq!(placed(Bind::Core, &[&[3], &[0]], 1), "launcher (3, 0)");
+    assert_eq!(placed(Bind::Numa, &[&[0, 1], &[2, 3]], 4), "launcher (0-1, 2-3)");
+    // It gave two ranks each half of the machine: they are placed within that.
+    let (left, right): (&[usize], &[usize]) = (&[0, 1, 2, 3], &[4, 5, 6, 7]);
+    assert_eq!(placed(Bind::Core, &[left, right, left, right], 1), "core (0, 4, 1, 5)");
+    assert_eq!(unasked(vec![vec![1], vec![0]]).to_string(), "launcher (1, 0)");
+}
+
+#[test]
+fn what_does_not_fit_is_not_bound() {
+    assert_eq!(placed(Bind::Core, &[&[0, 1][..]; 4], 1), "none (4 threads on 2 cores)");
+    assert_eq!(placed(Bind::Core, &[&[0][..]; 2], 1), "none (2 threads on 1 core)");
+    assert_eq!(placed(Bind::Core, &[ALL; 3], 3), "none (9 threads on 8 cores)");
+    assert_eq!(
+        placed(Bind::Core, &[&[0, 1], &[1, 2]], 1),
+        "none (ranks may use different cores, of which some are the same)"
+    );
+    assert_eq!(
+        placed(Bind::Core, &[&[], &[]], 1),
+        "none (the system does not tell which cores a rank may use)"
+    );
+    assert_eq!(placed(Bind::Core, &[ALL], 1), "none (one rank waits for no other)");
+    let given = [ALL.to_vec(), ALL.to_vec()];
+    let quota = place(Bind::Core, &given, 1, 1, &two_nodes());
+    assert_eq!(quota.to_string(), "none (2 threads, and a quota of 1 cores)");
+    assert_eq!(unasked(given.to_vec()).to_string(), "none (not asked for)");
+}
+
+/// Ranks as threads bind themselves, and no other thread of their process; a second world finds the cores that they had before.
+#[test]
+fn ranks_bind_where_they_agree() {
+    let before = cores::listed(&cores::of_this_thread());
+    let mut worlds = [Threads::world(2).unwrap(), Threads::world(2).unwrap()].map(Vec::into_iter);
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let worlds: Vec<_> = worlds.iter_mut().map(|world| world.next().unwrap()).collect();
+            let before = before.clone();
+            scope.spawn(move || {
+                for bootstrap in &worlds {
+                    let given = bootstrap.all_gather(&given(), LIMIT).unwrap();
+                    let binding = agree(Bind::Core, &given, 1, bootstrap, LIMIT).unwrap();
+                    bind(&binding, rank, None);
+                    let now = cores::listed(&cores::of_this_thread());
+                    match binding {
+                        Binding::Bound { cores, .. } => assert_eq!(now, cores[rank]),
+                        _ => assert_eq!(now, before, "{binding}"),
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(cores::listed(&cores::of_this_thread()), before);
+}
+
+fn any_binding() -> impl Strategy<Value = Binding> {
+    let cores = prop::collection::vec(prop::collection::vec(0..2000usize, 2), 3);
+    prop_oneof![
+        "[a-z ;,0-9]{0,30}".prop_map(|reason| Binding::Unbound { reason }),
+        cores.clone().prop_map(|cores| Binding::Launcher { cores }),
+        cores.clone().prop_map(|cores| Binding::Bound { to: Bind::Numa, cores }),
+        cores.prop_map(|cores| Binding::Bound { to: Bind::Core, cores }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_binding_travels(binding in any_binding()) {
+        prop_assert_eq!(decode(encode(&binding).as_bytes(), 3, 2), Some(binding));
+    }
+
+    #[test]
+    fn what_decodes_has_cores_for_all(bytes in damaged(vec![b"core;0,1;2,3;4,5".to_vec(), b"numa;0;1;2".to_vec()])) {
+        match decode(&bytes, 3, 2) {
+            Some(Binding::Bound { to: Bind::Core, cores }) => {
+                prop_assert!(cores.len() == 3 && cores.iter().all(|own| own.len() == 2));
+            }
+            Some(Binding::Bound { cores, .. } | Binding::Launcher { cores }) => {
+                prop_assert!(cores.len() == 3 && cores.iter().all(|own| !own.is_empty()));
+            }
+            _ => {}
+        }
+    }
+
+    /// No two threads share a core, and none is outside of what its rank may use.
+    #[test]
+    fn threads_do_not_collide(
+        set in prop::collection::btree_set(0..8usize, 1..=8), ranks in 2..5usize, threads in 1..4usize,
+    ) {
+        let set: Vec<_> = set.into_iter().collect();
+        let binding = place(Bind::Core, &vec![set.clone(); ranks], threads, usize::MAX, &two_nodes());
+        match binding {
+            Binding::Bound { cores, .. } => {
+                prop_assert!(are_disjoint(&cores) && cores.iter().all(|own| own.len() == threads));
+                prop_assert!(cores.iter().flatten().all(|core| set.contains(core)));
+            }
+            _ => prop_assert!(ranks * threads > set.len()),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Tuning files that are installed for a machine: found without being named, in the user's cache.
+//!
+//! Whoever may write such a file decides how fast calls are, so it is read only if this user owns it and nobody else may write it.
+//! What cannot be used is no failure: there is a built-in plan.
+
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use super::tuning::{open, read};
+use super::{DeviceKind, Machine, Tuning};
+use crate::error::{Error, Result};
+
+/// The folder of files, below the user's cache.
+const FOLDER: &str = "fast-allreduce";
+
+/// The folder of this user's files: in `$XDG_CACHE_HOME`, else in `$HOME/.cache`.
+pub(super) fn folder() -> Option<PathBuf> {
+    folder_of(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
+}
+
+/// Relative paths do not count, as the specification of XDG's folders says.
+fn folder_of(cache: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
+    let home = || Some(home.and_then(absolute)?.join(".cache"));
+    Some(cache.and_then(absolute).or_else(home)?.join(FOLDER))
+}
+
+/// The name of a machine's file.
+fn name(machine: &Machine) -> String {
+    format!("{}-{:016x}.toml", machine.device().name(), machine.digest())
+}
+
+/// The file that is installed for a machine, or why there is none. `machine` is asked only if there may be one.
+pub(super) fn find(
+    folder: Option<&Path>,
+    device: DeviceKind,
+    machine: impl FnOnce() -> Result<Machine>,
+) -> Result<Tuning, String> {
+    let folder = folder.ok_or("no tuning file, as neither XDG_CACHE_HOME nor HOME names a folder")?;
+    let none = || format!("no tuning file in {}", folder.display());
+    // Asking GPUs for their facts takes longer than looking for a file.
+    let is_of_device = |name: &OsString| name.to_string_lossy().starts_with(device.name());
+    let mut names = std::fs::read_dir(folder).map_err(|_| none())?.flatten().map(|entry| entry.file_name());
+    if !names.any(|name| is_of_device(&name)) {
+        return Err(none());
+    }
+    let machine = machine().map_err(|error| format!("no tuning file is looked for: {error}"))?;
+    let path = folder.join(name(&machine));
+    match load(&path, &machine) {
+        Ok(Some(tuning)) => Ok(tuning),
+        Ok(None) => Err(format!("no tuning file of this machine in {}", folder.display())),
+        Err(reason) => {
+            let reason = format!("{} is ignored: {reason}", path.display());
+            tracing::warn!("{reason}");
+            Err(reason)
+        }
+    }
+}
+
+/// `None` without a file.
+fn load(path: &Path, machine: &Machine) -> Result<Option<Tuning>, String> {
+    let file = match open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(|error| error.to_string())?,
+    };
+    let metadata = file.metadata().map_err(|error| error.to_string())?;
+    check_owner(metadata.uid(), nix::unistd::geteuid().as_raw(), metadata.mode())?;
+    let tuning = Tuning::from_text(&read(file)?, path)?;
+    match tuning.machine().difference(machine) {
+        None => Ok(Some(tuning)),
+        Some(difference) => Err(format!("it is of another machine: {difference}")),
+    }
+}
+
+/// Refuses what others may have written.
+fn check_owner(owner: u32, user: u32, mode: u32) -> Result<(), String> {
+    const WRITABLE_BY_OTHERS: u32 = 0o022;
+    if owner != user {
+        return Err(format!("it belongs to user {owner}, and this is user {user}"));
+    }
+    match mode & WRITABLE_BY_OTHERS {
+        0 => Ok(()),
+        _ => Err(format!("others than its owner may write it (mode {:03o}): use chmod go-w", mode & 0o777)),
+    }
+}
+
+/// Writes the file of the tuning's machine, in place of the one before in one step.
+pub(super) fn install(tuning: &Tuning, folder: Option<&Path>) -> Result<PathBuf> {
+    let folder = folder.ok_or_else(|| Error::Unavailable {
+        what: "a folder for the tuning file".into(),
+        reason: "neither XDG_CACHE_HOME nor HOME names one".into(),
+    })?;
+    let path = folder.join(name(tuning.machine()));
+    let refused =
+        |error: std::io::Error| Error::Tuning { file: path.display().to_string(), reason: error.to_string() };
+    // As the specification has it for folders that are missing.
+    DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(refused)?;
+    let unfinished = folder.join(format!(".{}-{}", name(tuning.machine()), std::process::id()));
+    let write = || {
+        // One of that name is of a process that had this id, and has ended.
+        let _ = std::fs::remove_file(&unfinished);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+        file.write_all(tuning.to_string().as_bytes())?;
+        // Before its name is there, so that a crash leaves the old file or the new one.
+        file.sync_all()?;
+        std::fs::rename(&unfinished, &path)?;
+        File::open(folder)?.sync_all()
+    };
+    match write() {
+        Ok(()) => Ok(path),
+        Err(error) => {
+            let _ = std::fs::remove_file(&unfinished);
+            Err(refused(error))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::plan::{Choice, Table};
+    use crate::temporary::Folder;
+    use crate::Algorithm;
+
+    fn machine(cores: u32) -> Machine {
+        Machine::Host { cpu: "A".into(), cores, instruction_set: "avx2".into() }
+    }
+
+    fn tuning() -> Tuning {
+        let choice = Choice::host(Algorithm::TwoShotPush, 3, 4096, 65536);
+        Tuning::new(machine(2), Table::uniform(DeviceKind::Host, choice).unwrap()).unwrap()
+    }
+
+    fn found(folder: &Path, machine: &Machine) -> Result<Tuning, String> {
+        find(Some(folder), machine.device(), || Ok(machine.clone()))
+    }
+
+    #[test]
+    fn the_folder_is_where_the_user_has_caches() {
+        let folder = |cache: Option<&str>, home: Option<&str>| {
+            folder_of(cache.map(Into::into), home.map(Into::into)).map(|path| path.display().to_string())
+        };
+        assert_eq!(folder(Some("/c"), Some("/h")).as_deref(), Some("/c/fast-allreduce"));
+        assert_eq!(folder(None, Some("/h")).as_deref(), Some("/h/.cache/fast-allreduce"));
+        assert_eq!(folder(Some(""), Some("/h")).as_deref(), Some("/h/.cache/fast-allreduce"));
+        assert_eq!(folder(Some("relative"), None), None);
+        assert_eq!(folder(None, Some("")), None);
+    }
+
+    #[test]
+    fn what_is_installed_is_found_by_its_machine_alone() {
+        let home = Folder::new();
+        let folder = home.path().join("cache/fast-allreduce");
+        let path = install(&tuning(), Some(&folder)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
+        let found_here = found(&folder, &machine(2)).unwrap();
+        assert_eq!((found_here.table(), found_here.machine()), (tuning().table(), &machine(2)));
+        assert!(found(&folder, &machine(4)).unwrap_err().contains("no tuning file of this machine"));
+        // Once more takes the place of the first, and nothing else is left.
+        install(&tuning(), Some(&folder)).unwrap();
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+        // Nobody asks a GPU where no file is for one.
+        let asked = find(Some(&folder), DeviceKind::Cuda, || panic!("asked"));
+        assert!(asked.unwrap_err().contains("no tuning file in"));
+    }
+
+    #[test]
+    fn without_a_folder_there_is_a_reason() {
+        let home = Folder::new();
+        let nothing = home.path().join("nothing");
+        assert!(found(&nothing, &machine(2)).unwrap_err().contains(nothing.to_str().unwrap()));
+        assert!(find(None, DeviceKind::Host, || Ok(machine(2))).unwrap_err().contains("XDG_CACHE_HOME"));
+        assert!(install(&tuning(), None).unwrap_err().to_string().contains("XDG_CACHE_HOME"));
+        let file = home.write("file", "");
+        assert!(matches!(install(&tuning(), Some(&file.join("below"))), Err(Error::Tuning { .. })));
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_ignored_with_the_reason() {
+        let home = Folder::new();
+        let path = install(&tuning(), Some(home.path())).unwrap();
+        let good = std::fs::read_to_string(&path).unwrap();
+        let ignored = |fact: &str| {
+            let reason = found(home.path(), &machine(2)).expect_err(fact);
+            assert!(reason.contains("is ignored") && reason.contains(fact), "{fact}: {reason}");
+        };
+        for (content, fact) in [
+            (String::new(), "no tuning file"),
+            (good.replace("blocks = 3", "blocks = 300"), "row 1 (line"),
+            (good.replace("version = \"", "version = \"9."), "version \"9."),
+            (good.replace("cores = 2", "cores = 3"), "another machine: its cores is \"3\""),
+            (good.repeat(1000), "64 KiB"),
+        ] {
+            std::fs::write(&path, content).unwrap();
+            ignored(fact);
+        }
+        std::fs::write(&path, good).unwrap();
+        for mode in [0o620, 0o602, 0o666] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            ignored("others than its owner may write it");
+        }
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        ignored("no regular file");
+        std::fs::remove_dir(&path).unwrap();
+        // Nobody is waited for.
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+        ignored("no regular file");
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_ignored() {
+        assert_eq!(check_owner(7, 7, 0o100_644), Ok(()));
+        assert!(check_owner(0, 7, 0o100_600).unwrap_err().contains("belongs to user 0"));
+    }
+}
