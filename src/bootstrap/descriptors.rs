@@ -21,6 +21,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockType};
 
+use super::place::{Listener, Place};
 use super::socket::{self, accept, is_ready, poll_until, uninterrupted, Token};
 use super::Bootstrap;
 use crate::deadline::Deadline;
@@ -79,14 +80,15 @@ pub(crate) fn exchange_several(
     if rank >= world_size {
         return Err(Error::RankOutOfRange { rank, world_size });
     }
-    let prepared = prepare(rank, world_size);
+    let prepared =
+        Place::new(bootstrap.socket_directory()).and_then(|place| prepare(place, rank, world_size));
     // Empty: it could not.
-    let announced = prepared.as_ref().map(|(own, ..)| own.encode()).unwrap_or_default();
+    let announced = prepared.as_ref().map(|(_, own, ..)| own.encode()).unwrap_or_default();
     let gathered = bootstrap.all_gather(&announced, timeout)?;
-    let (own, listener, mut unsent) = prepared?;
+    let (place, own, listener, mut unsent) = prepared?;
     let addresses = Address::decode_all(&gathered, world_size)?;
 
-    let mut inbox = Inbox::new(listener, own.secret, rank, world_size, counts);
+    let mut inbox = Inbox::new(place.clone(), listener, own.secret, rank, world_size, counts);
     let (mut sent, mut failure) = (Vec::new(), None);
     let (deadline, mut last_looks) = (Deadline::after(timeout), 0);
     loop {
@@ -94,7 +96,7 @@ pub(crate) fn exchange_several(
         let turn = deadline.turn();
         let mut still_unsent = Vec::new();
         for (peer, stream) in unsent {
-            let is_sent = send(peer, &stream, &addresses[peer], rank, descriptors)?;
+            let is_sent = send(&place, peer, &stream, &addresses[peer], rank, descriptors)?;
             if is_sent { &mut sent } else { &mut still_unsent }.push((peer, stream));
         }
         unsent = still_unsent;
@@ -133,13 +135,13 @@ pub(crate) fn exchange_several(
 
 /// Everything that takes descriptors, but for those that come: this rank's address, the socket behind it, and a socket for each
 /// peer.
-fn prepare(rank: usize, world_size: usize) -> Result<(Address, OwnedFd, Streams)> {
+fn prepare(place: Place, rank: usize, world_size: usize) -> Result<(Place, Address, Listener, Streams)> {
     let own = Address { name: socket::random_name()?, secret: Token::random()? };
-    let listener = socket::listen(KIND, &own.name)?;
+    let listener = place.listen(KIND, &own.name)?;
     let peers = (0..world_size).filter(|&peer| peer != rank);
     let streams = peers.map(|peer| Ok((peer, socket::new_socket(KIND).map_err(Error::system("socket"))?)));
     let streams = streams.collect::<Result<_>>()?;
-    Ok((own, listener, streams))
+    Ok((place, own, listener, streams))
 }
 
 /// A socket for each peer.
@@ -207,6 +209,7 @@ impl Offer {
 
 /// Passes `descriptors` to `peer` through `stream`, which no other uses; false if its queue is full for now.
 fn send(
+    place: &Place,
     peer: usize,
     stream: &OwnedFd,
     address: &Address,
@@ -214,7 +217,7 @@ fn send(
     descriptors: &[BorrowedFd<'_>],
 ) -> Result<bool> {
     let lost = |reason: &str| Error::PeerLost { rank: peer, reason: reason.into() };
-    match socket::connect_to(stream.as_fd(), &address.name) {
+    match place.connect_to(stream.as_fd(), &address.name) {
         // Connected the last time, when the message found no room.
         Ok(()) | Err(Errno::EISCONN) => {}
         Err(Errno::EAGAIN) => return Ok(false),
@@ -236,8 +239,8 @@ fn send(
 }
 
 /// Whether nobody listens there any more.
-fn is_refused(address: &Address) -> bool {
-    matches!(socket::connect(KIND, &address.name), Err(Errno::ECONNREFUSED))
+fn is_refused(place: &Place, address: &Address) -> bool {
+    matches!(place.connect(KIND, &address.name), Err(Errno::ECONNREFUSED))
 }
 
 /// What one connection brought.
@@ -255,7 +258,8 @@ enum Arrival {
 
 /// The side that receives.
 struct Inbox {
-    listener: OwnedFd,
+    place: Place,
+    listener: Listener,
     secret: Token,
     rank: usize,
     /// How many descriptors a rank may pass.
@@ -267,14 +271,15 @@ struct Inbox {
 
 impl Inbox {
     fn new(
-        listener: OwnedFd,
+        place: Place,
+        listener: Listener,
         secret: Token,
         rank: usize,
         world_size: usize,
         counts: RangeInclusive<usize>,
     ) -> Self {
         let received = (0..world_size).map(|_| None).collect();
-        Self { listener, secret, rank, counts, received, silent: Vec::new() }
+        Self { place, listener, secret, rank, counts, received, silent: Vec::new() }
     }
 
     /// Ranks whose descriptors have not come.
@@ -302,7 +307,7 @@ impl Inbox {
         for peer in closed {
             // It has read what it was sent, or stopped listening, as it does when it returns or ends. It sends before it reads, so
             // that what it has not sent now it never will, unless this rank's queue was full: then it still listens.
-            if self.has_come(peer)? || !is_refused(&addresses[peer]) || self.has_come(peer)? {
+            if self.has_come(peer)? || !is_refused(&self.place, &addresses[peer]) || self.has_come(peer)? {
                 continue;
             }
             let reason = "it has ended or failed before it passed its descriptors".into();

@@ -6,7 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::socket::SockType;
+
 use super::local::Local;
+use super::place::{Place, PREFIX};
 use super::socket::{random_bytes, Hex, Token};
 use super::Bootstrap;
 use crate::deadline::Deadline;
@@ -25,6 +28,7 @@ const PLACES: usize = 8;
 /// comes late to one that is over finds nobody there and goes on to the next, and one that has been to it does not go
 /// there again.
 pub(crate) struct Family {
+    place: Place,
     name: [u8; 16],
     token: Token,
     /// Meetings that this rank has served.
@@ -71,6 +75,7 @@ impl Drop for Notice<'_> {
 impl Family {
     /// Rank 0's random bytes. Collective.
     pub fn found(bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
+        let place = Place::new(bootstrap.socket_directory())?;
         let own: [u8; 16 + Token::LENGTH] = random_bytes()?;
         let given = bootstrap.all_gather(&own, timeout)?;
         let split = given.first().and_then(|first| first.split_first_chunk());
@@ -79,7 +84,7 @@ impl Family {
             rank: 0,
             reason: "its random bytes for later worlds are cut short".into(),
         })?;
-        Ok(Self { name, token, served: AtomicU32::new(0), attended: Mutex::default() })
+        Ok(Self { place, name, token, served: AtomicU32::new(0), attended: Mutex::default() })
     }
 
     /// Meets the other `members`, ranks of the old world in their new order, of whom this is `members[index]`.
@@ -118,7 +123,16 @@ impl Family {
                 reason: format!("{PLACES} others are under way from this rank"),
             });
         };
-        Local::serve(&self.socket_name(server, mask, number), &self.token, size, deadline, timeout)
+        let listener = self.place.listen(SockType::Stream, &self.socket_name(server, mask, number))?;
+        Local::serve(
+            &self.place,
+            listener,
+            &self.socket_name(server, mask, number),
+            &self.token,
+            size,
+            deadline,
+            timeout,
+        )
     }
 
     fn attend(
@@ -137,7 +151,7 @@ impl Family {
             if let Some(number) = notices.next(mask, latest) {
                 // Nobody: it does not listen yet, or not any more.
                 if let Some(reached) =
-                    Local::reach(&self.socket_name(server, mask, number), &self.token, deadline)?
+                    Local::reach(&self.place, &self.socket_name(server, mask, number), &self.token, deadline)?
                 {
                     self.attended().insert((server, mask), number);
                     return reached.join(index, size, deadline);
@@ -161,7 +175,7 @@ impl Family {
     }
 
     fn socket_name(&self, server: usize, mask: u32, number: u32) -> Vec<u8> {
-        format!("fast-allreduce-{}-{server:x}-{number:x}-{mask:x}", Hex(&self.name)).into_bytes()
+        format!("{PREFIX}{}-{server:x}-{number:x}-{mask:x}", Hex(&self.name)).into_bytes()
     }
 }
 

@@ -9,12 +9,14 @@ mod family;
 mod local;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod place;
 mod socket;
 #[cfg(test)]
 mod testing;
 mod threads;
 mod world;
 
+use std::path::Path;
 use std::time::Duration;
 
 pub(crate) use agree::{agree_on, all_succeeded};
@@ -59,6 +61,12 @@ pub trait Bootstrap: Send + Sync {
     /// Ends a wait of another thread in this object, soon, with any error; the bootstrap has then failed. Where an
     /// implementation cannot, the wait goes on to its timeout.
     fn interrupt(&self) {}
+
+    /// A directory that all ranks share, each by a path of its own, for the sockets by which they pass descriptors. Without one they
+    /// have abstract names, which ranks of another network namespace cannot reach. All ranks have one, or none has.
+    fn socket_directory(&self) -> Option<&Path> {
+        None
+    }
 }
 
 impl<B: Bootstrap + ?Sized> Bootstrap for std::sync::Arc<B> {
@@ -80,6 +88,10 @@ impl<B: Bootstrap + ?Sized> Bootstrap for std::sync::Arc<B> {
 
     fn interrupt(&self) {
         (**self).interrupt();
+    }
+
+    fn socket_directory(&self) -> Option<&Path> {
+        (**self).socket_directory()
     }
 }
 

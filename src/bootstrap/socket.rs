@@ -1,11 +1,10 @@
-//! Abstract Unix sockets between processes of one user: made, reached, checked and waited for.
+//! Unix sockets between processes of one user: made, reached, checked and waited for.
 //!
-//! All sockets are nonblocking and close-on-exec. They have random names that no directory holds, so nothing
-//! is left behind however a process ends.
+//! All sockets are nonblocking and close-on-exec. Where they have their names is told in `place.rs`.
 
 use std::fmt;
 use std::hint::black_box;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -14,6 +13,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, UnixAddr, UnixCredentials};
 use nix::unistd::Uid;
 
+use super::place::PREFIX;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
@@ -87,32 +87,21 @@ pub(super) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
 /// A socket name that nobody can guess.
 pub(super) fn random_name() -> Result<Vec<u8>> {
     let nonce: [u8; 16] = random_bytes()?;
-    Ok(format!("fast-allreduce-{}", Hex(&nonce)).into_bytes())
+    Ok(format!("{PREFIX}{}", Hex(&nonce)).into_bytes())
 }
 
-/// A socket that listens on the abstract `name`.
-pub(super) fn listen(kind: SockType, name: &[u8]) -> Result<OwnedFd> {
-    let address = UnixAddr::new_abstract(name).map_err(Error::system("address of a Unix socket"))?;
+/// A socket that listens at an address.
+pub(super) fn listen(kind: SockType, address: &UnixAddr) -> Result<OwnedFd> {
     let listener = new_socket(kind).map_err(Error::system("socket"))?;
-    socket::bind(listener.as_raw_fd(), &address).map_err(Error::system("bind of a Unix socket"))?;
+    socket::bind(listener.as_raw_fd(), address).map_err(Error::system("bind of a Unix socket"))?;
     let backlog = Backlog::new(BACKLOG).map_err(Error::system("listen backlog"))?;
     socket::listen(&listener, backlog).map_err(Error::system("listen"))?;
     Ok(listener)
 }
 
-/// Connects to the abstract `name` without waiting.
-///
-/// `EAGAIN` says that the listener's queue is full for now, `ECONNREFUSED` that nobody listens.
-pub(super) fn connect(kind: SockType, name: &[u8]) -> nix::Result<OwnedFd> {
-    let stream = new_socket(kind)?;
-    connect_to(stream.as_fd(), name)?;
-    Ok(stream)
-}
-
-/// As [`connect`], of a socket that was made before.
-pub(super) fn connect_to(stream: BorrowedFd<'_>, name: &[u8]) -> nix::Result<()> {
-    let address = UnixAddr::new_abstract(name)?;
-    uninterrupted(|| socket::connect(stream.as_raw_fd(), &address))
+/// Connects a socket without waiting.
+pub(super) fn connect_to(stream: BorrowedFd<'_>, address: &UnixAddr) -> nix::Result<()> {
+    uninterrupted(|| socket::connect(stream.as_raw_fd(), address))
 }
 
 /// The next connection, or `EAGAIN` where none waits.
@@ -180,8 +169,10 @@ pub(super) fn new_socket(kind: SockType) -> nix::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::place::Place;
     use super::*;
     use nix::poll::PollFlags;
+    use std::os::fd::AsFd as _;
 
     #[test]
     fn tokens_compare_by_value_and_are_not_printed() {
@@ -203,9 +194,10 @@ mod tests {
     #[test]
     fn connect_says_that_nobody_listens() {
         let name = random_name().unwrap();
-        assert_eq!(connect(SockType::Stream, &name).unwrap_err(), Errno::ECONNREFUSED);
-        let listener = listen(SockType::Stream, &name).unwrap();
-        let stream = connect(SockType::Stream, &name).unwrap();
+        let place = Place::Abstract;
+        assert_eq!(place.connect(SockType::Stream, &name).unwrap_err(), Errno::ECONNREFUSED);
+        let listener = place.listen(SockType::Stream, &name).unwrap();
+        let stream = place.connect(SockType::Stream, &name).unwrap();
         let accepted = accept(listener.as_fd()).unwrap();
         assert_eq!(accept(listener.as_fd()).unwrap_err(), Errno::EAGAIN);
         assert_eq!(same_user(stream.as_fd()).unwrap().pid(), std::process::id() as i32);
@@ -214,7 +206,7 @@ mod tests {
 
     #[test]
     fn polls_end() {
-        let listener = listen(SockType::Stream, &random_name().unwrap()).unwrap();
+        let listener = Place::Abstract.listen(SockType::Stream, &random_name().unwrap()).unwrap();
         let mut polled = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
         let deadline = Deadline::after(Duration::from_millis(20));
         assert!(!poll_until(&mut polled, &deadline).unwrap());

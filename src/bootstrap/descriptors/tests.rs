@@ -128,7 +128,7 @@ fn rank_in_a_process() {
 
 /// Sends `bytes` and `descriptors` to an address, as one who should not.
 fn intrude(name: &[u8], bytes: &[u8], descriptors: &[RawFd]) -> OwnedFd {
-    let stream = socket::connect(KIND, name).unwrap();
+    let stream = Place::Abstract.connect(KIND, name).unwrap();
     let control = [ControlMessage::ScmRights(descriptors)];
     let control = if descriptors.is_empty() { &[][..] } else { &control[..] };
     let flags = MsgFlags::MSG_NOSIGNAL;
@@ -198,7 +198,7 @@ fn silent_crowds_do_not_shut_ranks_out() {
         }
         for address in gathered {
             let name = Address::decode(address).unwrap().name;
-            let connect = || socket::connect(KIND, &name).ok();
+            let connect = || Place::Abstract.connect(KIND, &name).ok();
             kept.lock().unwrap().extend(std::iter::from_fn(connect).take(1000));
         }
         thread::sleep(SHORT);
@@ -223,7 +223,7 @@ fn a_rank_that_only_gathers_is_named() {
     let file = memory_file("");
     // Rank 2 listens but neither connects nor accepts.
     let own = Address { name: socket::random_name().unwrap(), secret: Token::random().unwrap() };
-    let _listener = socket::listen(KIND, &own.name).unwrap();
+    let _listener = Place::Abstract.listen(KIND, &own.name).unwrap();
     let results = on_all(&ranks, |rank| match rank.rank() {
         2 => rank.all_gather(&own.encode(), LIMIT).map(drop),
         _ => exchange_descriptors(rank, file.as_fd(), SHORT).map(drop),
@@ -327,7 +327,7 @@ fn nothing_leaks() {
                 let ranks = Threads::world(3).unwrap();
                 let file = memory_file("");
                 let own = Address { name: socket::random_name().unwrap(), secret: Token::random().unwrap() };
-                let _listener = socket::listen(KIND, &own.name).unwrap();
+                let _listener = Place::Abstract.listen(KIND, &own.name).unwrap();
                 on_all(&ranks, |rank| match rank.rank() {
                     // On a busy machine the others may give up before it comes.
                     2 => drop(rank.all_gather(&own.encode(), LIMIT)),

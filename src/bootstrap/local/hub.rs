@@ -3,7 +3,7 @@
 //! It waits only in `poll`, for whoever speaks first, so no rank that is slow or silent holds up the others.
 
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{shutdown, Shutdown};
 
+use super::super::place::Listener;
 use super::super::socket::{self, accept, is_ready, poll_for_ever, poll_until, Token};
 use super::super::world::{Denied, Event, World};
 use super::link::Link;
@@ -38,7 +39,7 @@ const HUB_STACK: usize = 1 << 20;
 
 /// Serves one world behind `listener`, in a thread that ends when the world has, or when no rank has come within
 /// `patience`.
-pub(super) fn spawn(listener: OwnedFd, token: Token, patience: Duration) -> Result<()> {
+pub(super) fn spawn(listener: Listener, token: Token, patience: Duration) -> Result<()> {
     let hub = Hub {
         listener,
         token,
@@ -54,7 +55,7 @@ pub(super) fn spawn(listener: OwnedFd, token: Token, patience: Duration) -> Resu
 }
 
 struct Hub {
-    listener: OwnedFd,
+    listener: Listener,
     token: Token,
     patience: Duration,
     clock: Stopwatch,
@@ -71,7 +72,7 @@ impl Drop for Hub {
     /// Whoever comes now is refused, though a fork of this process may hold the socket as well.
     fn drop(&mut self) {
         // It is a socket, which is all that this asks for.
-        let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+        let _ = shutdown(self.listener.as_fd().as_raw_fd(), Shutdown::Both);
         // Nobody connects any more. Those who did and were not accepted would wait for as long as a fork holds the listener.
         while accept(self.listener.as_fd()).is_ok() {}
     }
@@ -308,6 +309,10 @@ impl Hub {
     /// Those in this process come last: they may act on it by ending the process, and with it this thread.
     fn tell(&mut self, event: Option<Event>) {
         let Some(event) = event else { return };
+        if event == Event::Formed {
+            // All are here. A file that is gone now is not left behind, however this process ends.
+            self.listener.hide();
+        }
         let frame: Arc<[u8]> = Reply::Event(event).frame().into();
         for is_housemate in [false, true] {
             for peer in self.peers.iter_mut().filter(|peer| peer.is_housemate == is_housemate) {

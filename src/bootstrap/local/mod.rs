@@ -1,4 +1,4 @@
-//! Processes (or threads) of one machine that meet at a Unix socket.
+//! Processes (or threads) of one machine that meet at a Unix socket: one that an id names, or one in a directory.
 
 mod hub;
 mod link;
@@ -8,8 +8,11 @@ mod unique_id;
 #[cfg(test)]
 mod tests;
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -21,6 +24,7 @@ pub use unique_id::UniqueId;
 
 use self::link::Link;
 use self::message::{reply_limit, Reply, Request, MAX_CONTRIBUTION};
+use super::place::{Listener, Place};
 use super::socket::{self, poll_until, Token};
 use super::world::Event;
 use super::Bootstrap;
@@ -30,6 +34,13 @@ use crate::error::{Error, Result};
 const UNIQUE_ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
 const RANK: &str = "FAST_ALLREDUCE_RANK";
 const WORLD_SIZE: &str = "FAST_ALLREDUCE_WORLD_SIZE";
+const SOCKET_DIRECTORY: &str = "FAST_ALLREDUCE_SOCKET_DIR";
+
+/// The file of a rendezvous in a directory.
+const RENDEZVOUS: &[u8] = b"fast-allreduce-rendezvous";
+
+/// Between two looks for it.
+const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How long [`Local::from_env`] waits for the other ranks.
 const ENVIRONMENT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -73,6 +84,8 @@ pub struct Local {
     connection: Mutex<Connection>,
     /// The connection's socket, for whoever does not hold the connection.
     socket: OwnedFd,
+    /// Where this world's sockets have their names.
+    place: Place,
 }
 
 impl Local {
@@ -86,26 +99,89 @@ impl Local {
     /// * [`Error::Timeout`] naming the ranks that did not come within `timeout`.
     /// * [`Error::PeerLost`] if one came and ended.
     pub fn connect(id: &UniqueId, rank: usize, world_size: usize, timeout: Duration) -> Result<Self> {
-        if !(1..=crate::abi::MAX_RANKS).contains(&world_size) {
-            return Err(Error::WorldSize { world_size });
-        }
-        if rank >= world_size {
-            return Err(Error::RankOutOfRange { rank, world_size });
-        }
+        check_world(rank, world_size)?;
         let deadline = Deadline::after(timeout);
-        let Some(reached) = Self::reach(id.socket_name(), &id.token(), &deadline)? else {
+        let Some(reached) = Self::reach(&Place::Abstract, id.socket_name(), &id.token(), &deadline)? else {
             return Err(rendezvous(
                 "nobody is there: the process that made the id, or its world, has ended, \
-                 or is in another network namespace",
+                 or is in another network namespace: then have the ranks meet in a directory \
+                 (FAST_ALLREDUCE_SOCKET_DIR, Local::in_directory)",
             ));
         };
         reached.join(rank, world_size, &deadline)
     }
 
+    /// Joins the world that meets in `directory`, and returns when all ranks have joined: for containers with networks of their
+    /// own, on one machine, that mount a directory they share, at any path. No id is needed, as rank 0 serves the rendezvous, at a
+    /// socket in the directory, which is there until all ranks have come.
+    ///
+    /// Ranks run as one user, which both sides of each connection check. One world at a time forms in a directory. What processes
+    /// that were killed have left there is taken over or removed. Later sockets of this world are in the directory as well, each for
+    /// as long as ranks pass descriptors.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::InvalidSetting`]: there is no such directory.
+    /// * [`Error::Rendezvous`]: another world forms there, on rank 0.
+    /// * Else as [`Local::connect`]; [`Error::Timeout`] naming rank 0 says if there is a socket that nobody answers at.
+    pub fn in_directory(
+        directory: impl AsRef<Path>,
+        rank: usize,
+        world_size: usize,
+        timeout: Duration,
+    ) -> Result<Self> {
+        check_world(rank, world_size)?;
+        let place = Place::new(Some(directory.as_ref()))?;
+        let deadline = Deadline::after(timeout);
+        // Who may use the directory is told by its permissions, and who is there by the kernel: no secret is to be handed on.
+        let token = Token::from_bytes([0; Token::LENGTH]);
+        match &place {
+            Place::Directory(shared) if rank == 0 => {
+                let Some(listener) = shared.listen_known(RENDEZVOUS, &deadline)? else {
+                    return Err(rendezvous(format!(
+                        "another world forms in {}: give each a directory of its own",
+                        directory.as_ref().display()
+                    )));
+                };
+                Self::serve(&place, listener, RENDEZVOUS, &token, world_size, &deadline, timeout)
+            }
+            _ => Self::await_rank_0(&place, &token, &deadline)?.join(rank, world_size, &deadline),
+        }
+    }
+
+    /// Waits for the rendezvous of a directory.
+    fn await_rank_0(place: &Place, token: &Token, deadline: &Deadline<'_>) -> Result<Reached> {
+        loop {
+            // Asked before looking, so that the last look comes after the limit.
+            let turn = deadline.turn();
+            if let Some(reached) = Self::reach(place, RENDEZVOUS, token, deadline)? {
+                return Ok(reached);
+            }
+            if turn.is_zero() {
+                let path = place.directory().unwrap_or(Path::new("")).join(OsStr::from_bytes(RENDEZVOUS));
+                let last_seen = match path.exists() {
+                    true => {
+                        "nobody answers at its socket there: its process has ended, or is on another machine"
+                    }
+                    false => "it has not come to the directory",
+                };
+                return Err(Error::Timeout {
+                    operation: "rendezvous",
+                    epoch: 0,
+                    missing: vec![0],
+                    waited: deadline.waited(),
+                    last_seen: last_seen.into(),
+                });
+            }
+            thread::sleep(LOOK_INTERVAL.min(turn));
+        }
+    }
+
     /// Joins the world that the environment names, as [`Local::connect`] with a limit of two minutes.
     ///
     /// `FAST_ALLREDUCE_UNIQUE_ID` is the id as text, `FAST_ALLREDUCE_RANK` and `FAST_ALLREDUCE_WORLD_SIZE`
-    /// are numbers. `None` where there is no id.
+    /// are numbers. Without an id, `FAST_ALLREDUCE_SOCKET_DIR` may name a directory to meet in, as [`Local::in_directory`] has it.
+    /// `None` where there is neither an id nor a directory with a rank.
     ///
     /// # Errors
     ///
@@ -113,7 +189,15 @@ impl Local {
     /// [`Local::connect`].
     pub fn from_env() -> Result<Option<Self>> {
         let Some(id) = std::env::var_os(UNIQUE_ID) else {
-            return Ok(None);
+            // A directory alone is for whoever launches ranks.
+            let directory = std::env::var_os(SOCKET_DIRECTORY).filter(|path| !path.is_empty());
+            return match directory.filter(|_| std::env::var_os(RANK).is_some()) {
+                Some(directory) => {
+                    Self::in_directory(directory, number(RANK)?, number(WORLD_SIZE)?, ENVIRONMENT_TIMEOUT)
+                        .map(Some)
+                }
+                None => Ok(None),
+            };
         };
         // What is not UTF-8 is not hexadecimal either, and is refused as that.
         let id: UniqueId = id.to_string_lossy().parse().map_err(|error| match error {
@@ -125,25 +209,32 @@ impl Local {
         Self::connect(&id, number(RANK)?, number(WORLD_SIZE)?, ENVIRONMENT_TIMEOUT).map(Some)
     }
 
-    /// Serves a rendezvous at a name and with a secret that all ranks know beforehand, and joins it as rank 0.
+    /// Serves a rendezvous behind `listener`, at a name and with a secret that all ranks know beforehand, and joins it as rank 0.
     pub(super) fn serve(
+        place: &Place,
+        listener: Listener,
         name: &[u8],
         token: &Token,
         world_size: usize,
         deadline: &Deadline<'_>,
         timeout: Duration,
     ) -> Result<Self> {
-        hub::spawn(socket::listen(SockType::Stream, name)?, token.clone(), timeout)?;
-        match Self::reach(name, token, deadline)? {
+        hub::spawn(listener, token.clone(), timeout)?;
+        match Self::reach(place, name, token, deadline)? {
             Some(reached) => reached.join(0, world_size, deadline),
             None => Err(rendezvous("this rank's own rendezvous has ended")),
         }
     }
 
     /// Connects to a rendezvous of that kind. `None` if nobody serves it.
-    pub(super) fn reach(name: &[u8], token: &Token, deadline: &Deadline<'_>) -> Result<Option<Reached>> {
-        let link = connect(name, deadline)?;
-        Ok(link.map(|link| Reached { link, token: token.clone() }))
+    pub(super) fn reach(
+        place: &Place,
+        name: &[u8],
+        token: &Token,
+        deadline: &Deadline<'_>,
+    ) -> Result<Option<Reached>> {
+        let link = connect(place, name, deadline)?;
+        Ok(link.map(|link| Reached { link, token: token.clone(), place: place.clone() }))
     }
 }
 
@@ -151,16 +242,19 @@ impl Local {
 pub(super) struct Reached {
     link: Link,
     token: Token,
+    place: Place,
 }
 
 impl Reached {
     /// Joins, and returns when all ranks have joined.
     pub(super) fn join(self, rank: usize, world_size: usize, deadline: &Deadline<'_>) -> Result<Local> {
-        let Self { link, token } = self;
+        let Self { link, token, place } = self;
         let socket = link.as_fd().try_clone_to_owned().map_err(Error::io("dup of the rendezvous' socket"))?;
         let mut connection = Connection { link, rank, world_size, sequence: 0, failure: None };
         match connection.ask(&Request::Hello { token, rank, world_size }, deadline)? {
-            Event::Formed => Ok(Local { rank, world_size, connection: Mutex::new(connection), socket }),
+            Event::Formed => {
+                Ok(Local { rank, world_size, connection: Mutex::new(connection), socket, place })
+            }
             event => Err(unexpected(&event)),
         }
     }
@@ -189,6 +283,10 @@ impl Bootstrap for Local {
     fn interrupt(&self) {
         // An error means that it has ended already.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+    }
+
+    fn socket_directory(&self) -> Option<&Path> {
+        self.place.directory()
     }
 }
 
@@ -265,10 +363,10 @@ impl Connection {
 }
 
 /// Connects to the rendezvous of that name, and checks that it is run by this user. `None` if nobody listens.
-fn connect(name: &[u8], deadline: &Deadline<'_>) -> Result<Option<Link>> {
+fn connect(place: &Place, name: &[u8], deadline: &Deadline<'_>) -> Result<Option<Link>> {
     loop {
         let turn = deadline.turn();
-        match socket::connect(SockType::Stream, name) {
+        match place.connect(SockType::Stream, name) {
             Ok(stream) => {
                 socket::same_user(stream.as_fd()).map_err(|reason| Error::Refused { reason })?;
                 return Ok(Some(Link::new(stream)));
@@ -280,6 +378,16 @@ fn connect(name: &[u8], deadline: &Deadline<'_>) -> Result<Option<Link>> {
             Err(Errno::ECONNREFUSED) => return Ok(None),
             Err(errno) => return Err(Error::System { call: "connect to the rendezvous", errno }),
         }
+    }
+}
+
+fn check_world(rank: usize, world_size: usize) -> Result<()> {
+    if !(1..=crate::abi::MAX_RANKS).contains(&world_size) {
+        return Err(Error::WorldSize { world_size });
+    }
+    match rank < world_size {
+        true => Ok(()),
+        false => Err(Error::RankOutOfRange { rank, world_size }),
     }
 }
 
@@ -302,6 +410,6 @@ fn number(name: &'static str) -> Result<usize> {
     value.as_deref().and_then(|value| value.parse().ok()).ok_or_else(|| Error::InvalidSetting {
         name,
         value: value.unwrap_or_else(|| "(unset)".into()),
-        expected: "a number, set together with FAST_ALLREDUCE_UNIQUE_ID",
+        expected: "a number, set together with FAST_ALLREDUCE_UNIQUE_ID or FAST_ALLREDUCE_SOCKET_DIR",
     })
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use nix::sys::socket::SockType;
 
+use super::super::place::Place;
 use super::super::socket::{self, Hex, Token};
 use super::hub;
 use super::message::VERSION;
@@ -32,7 +33,8 @@ const CHECKSUM_AT: usize = LENGTH - 8;
 /// text or as 128 bytes. It holds a secret: treat it like a password of that one world. Its `Debug` form
 /// leaves the secret out; its `Display` form is for the ranks and does not.
 ///
-/// All ranks run on one machine, as one user, and in one network namespace (containers: share it).
+/// All ranks run on one machine, as one user, and in one network namespace. Containers that do not share one meet in a directory
+/// instead: [`Local::in_directory`](super::Local::in_directory).
 ///
 /// ```
 /// use fast_allreduce::bootstrap::UniqueId;
@@ -58,7 +60,7 @@ impl UniqueId {
     pub fn new() -> Result<Self> {
         let name = socket::random_name()?;
         let token = Token::random()?;
-        let listener = socket::listen(SockType::Stream, &name)?;
+        let listener = Place::Abstract.listen(SockType::Stream, &name)?;
         hub::spawn(listener, token.clone(), FORMATION_LIMIT)?;
         Ok(Self::encode(&name, &token))
     }

@@ -1,0 +1,390 @@
+//! Where sockets have their names: abstract ones, which each network namespace has for itself, or files of a directory.
+//!
+//! Abstract names go with their sockets, however a process ends. Containers with networks of their own cannot reach each other's;
+//! they may share a directory. There a socket's file is removed as soon as nobody needs it. What a process left that was killed
+//! before is found by its age, and by nobody listening.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use nix::errno::Errno;
+use nix::fcntl::{open, AtFlags, Flock, FlockArg, OFlag};
+use nix::sys::socket::{SockType, UnixAddr};
+use nix::sys::stat::{fstatat, FileStat, Mode, SFlag};
+use nix::unistd::{geteuid, linkat, unlinkat, UnlinkatFlags};
+
+use super::socket::{self, uninterrupted};
+use crate::deadline::Deadline;
+use crate::error::{Error, Result};
+
+/// What all names begin with.
+pub(super) const PREFIX: &str = "fast-allreduce-";
+
+/// The longest path of a socket, but for the zero at its end.
+const MAX_PATH: usize = 107;
+
+/// What is as old and answers nobody was left behind. A socket is listened at within microseconds of its making.
+const STALE: Duration = Duration::from_secs(60);
+
+/// Between two attempts to lock a directory.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Where the sockets of a world have their names.
+#[derive(Debug, Clone, Default)]
+pub(super) enum Place {
+    #[default]
+    Abstract,
+    Directory(Arc<Directory>),
+}
+
+/// A directory that processes share, each by a path of its own.
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+    descriptor: OwnedFd,
+}
+
+/// A socket that listens, and its name, which goes with it.
+#[derive(Debug)]
+pub(super) struct Listener {
+    socket: OwnedFd,
+    name: Option<Name>,
+}
+
+/// A socket's file.
+#[derive(Debug)]
+struct Name {
+    directory: Arc<Directory>,
+    name: Vec<u8>,
+    /// Device and number, to tell it from another's of the same name.
+    identity: (u64, u64),
+    /// Others may have it after this.
+    is_known: bool,
+}
+
+impl Place {
+    /// A directory that exists, or abstract names.
+    pub fn new(directory: Option<&Path>) -> Result<Self> {
+        directory.map_or(Ok(Self::Abstract), |path| Ok(Self::Directory(Arc::new(Directory::open(path)?))))
+    }
+
+    /// The directory's path.
+    pub fn directory(&self) -> Option<&Path> {
+        match self {
+            Self::Abstract => None,
+            Self::Directory(directory) => Some(&directory.path),
+        }
+    }
+
+    /// A socket that listens on a name that nobody else has.
+    pub fn listen(&self, kind: SockType, name: &[u8]) -> Result<Listener> {
+        let address = self.address(name).map_err(Error::system("address of a Unix socket"))?;
+        let socket = socket::listen(kind, &address)?;
+        let Self::Directory(directory) = self else { return Ok(Listener { socket, name: None }) };
+        Ok(Listener { socket, name: Some(Name::of(directory, name, false)?) })
+    }
+
+    /// Connects to a name without waiting.
+    ///
+    /// `EAGAIN` says that the listener's queue is full for now, `ECONNREFUSED` that nobody listens.
+    pub fn connect(&self, kind: SockType, name: &[u8]) -> nix::Result<OwnedFd> {
+        let stream = socket::new_socket(kind)?;
+        self.connect_to(stream.as_fd(), name)?;
+        Ok(stream)
+    }
+
+    /// As [`Place::connect`], of a socket that was made before.
+    pub fn connect_to(&self, stream: BorrowedFd<'_>, name: &[u8]) -> nix::Result<()> {
+        match socket::connect_to(stream, &self.address(name)?) {
+            // A file goes when its socket does.
+            Err(Errno::ENOENT) => Err(Errno::ECONNREFUSED),
+            result => result,
+        }
+    }
+
+    fn address(&self, name: &[u8]) -> nix::Result<UnixAddr> {
+        match self {
+            Self::Abstract => UnixAddr::new_abstract(name),
+            Self::Directory(directory) => directory.address(name),
+        }
+    }
+}
+
+impl Directory {
+    fn open(path: &Path) -> Result<Self> {
+        let invalid = |errno: Errno| Error::InvalidSetting {
+            name: "socket directory",
+            value: format!("{} ({})", path.display(), errno.desc()),
+            expected: "a directory that exists, which all ranks share and may write",
+        };
+        // A later change of the working directory is not to move it.
+        let path = &std::path::absolute(path).map_err(|_| invalid(Errno::ENOENT))?;
+        let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+        let descriptor = uninterrupted(|| open(path, flags, Mode::empty())).map_err(invalid)?;
+        Ok(Self { path: path.clone(), descriptor })
+    }
+
+    /// A peer may have sent the name: it leads to no other directory.
+    fn address(&self, name: &[u8]) -> nix::Result<UnixAddr> {
+        if name.contains(&b'/') || name.contains(&0) || !name.starts_with(PREFIX.as_bytes()) {
+            return Err(Errno::EINVAL);
+        }
+        let name = OsStr::from_bytes(name);
+        let path = self.path.join(name);
+        match path.as_os_str().len() <= MAX_PATH {
+            true => UnixAddr::new(&path),
+            // By the descriptor, a path is short, however long that of the directory is.
+            false => {
+                let short = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
+                UnixAddr::new(&Path::new(&short).join(name))
+            }
+        }
+    }
+
+    fn stat(&self, name: &[u8]) -> nix::Result<FileStat> {
+        fstatat(&self.descriptor, OsStr::from_bytes(name), AtFlags::AT_SYMLINK_NOFOLLOW)
+    }
+
+    fn remove(&self, name: &[u8]) -> nix::Result<()> {
+        unlinkat(&self.descriptor, OsStr::from_bytes(name), UnlinkatFlags::NoRemoveDir)
+    }
+
+    /// Locks it against others who give and take names that are known beforehand.
+    fn lock(&self, deadline: &Deadline<'_>) -> Result<Flock<OwnedFd>> {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+        // A description of its own: locks of one do not exclude each other.
+        let own =
+            open(&self.path, flags, Mode::empty()).map_err(Error::system("open of the socket directory"))?;
+        let mut own = Some(own);
+        while let Some(descriptor) = own.take() {
+            let turn = deadline.turn();
+            match Flock::lock(descriptor, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(lock),
+                Err((descriptor, Errno::EAGAIN | Errno::EINTR)) if !turn.is_zero() => {
+                    own = Some(descriptor);
+                    std::thread::sleep(RETRY_INTERVAL.min(turn));
+                }
+                Err((_, errno)) => {
+                    return Err(Error::System { call: "flock of the socket directory", errno })
+                }
+            }
+        }
+        Err(Error::System { call: "flock of the socket directory", errno: Errno::EAGAIN })
+    }
+
+    /// Whether a file is a socket of this user that nobody listens at.
+    fn is_abandoned(self: &Arc<Self>, name: &[u8]) -> bool {
+        let is_own_socket = self.stat(name).is_ok_and(|stat| {
+            stat.st_uid == geteuid().as_raw()
+                && SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFSOCK
+        });
+        // A listener of another kind says EPROTOTYPE.
+        let connected = Place::Directory(Arc::clone(self)).connect(SockType::Stream, name);
+        is_own_socket && matches!(connected, Err(Errno::ECONNREFUSED))
+    }
+
+    /// A socket that listens on a name that is known beforehand, in place of one that was left behind. `None` if somebody listens
+    /// there.
+    pub fn listen_known(self: &Arc<Self>, name: &[u8], deadline: &Deadline<'_>) -> Result<Option<Listener>> {
+        const KIND: SockType = SockType::Stream;
+        let lock = self.lock(deadline)?;
+        self.sweep(name);
+        // It listens before it has the name, so that nobody takes it for abandoned.
+        let random = socket::random_name()?;
+        let mut listener = Place::Directory(Arc::clone(self)).listen(KIND, &random)?;
+        let link = || {
+            let (from, to) = (OsStr::from_bytes(&random), OsStr::from_bytes(name));
+            linkat(&self.descriptor, from, &self.descriptor, to, AtFlags::empty())
+        };
+        let linked = match link() {
+            Err(Errno::EEXIST) if self.is_abandoned(name) => self.remove(name).and_then(|()| link()),
+            linked => linked,
+        };
+        match linked {
+            Ok(()) => {}
+            Err(Errno::EEXIST) => return Ok(None),
+            Err(errno) => return Err(Error::System { call: "link of a Unix socket", errno }),
+        }
+        // Removes the random name.
+        listener.name = Some(Name::of(self, name, true)?);
+        drop(lock);
+        Ok(Some(listener))
+    }
+
+    /// Removes what processes that were killed have left, but for `known`.
+    fn sweep(self: &Arc<Self>, known: &[u8]) {
+        let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
+        for entry in entries {
+            let name = entry.file_name();
+            let age = entry.metadata().and_then(|metadata| metadata.modified());
+            let is_old =
+                age.is_ok_and(|time| SystemTime::now().duration_since(time).is_ok_and(|age| age > STALE));
+            let bytes = name.as_bytes();
+            let is_ours = bytes.starts_with(PREFIX.as_bytes()) && bytes != known;
+            if is_ours && is_old && self.is_abandoned(bytes) {
+                let _ = self.remove(bytes);
+            }
+        }
+    }
+}
+
+impl Name {
+    fn of(directory: &Arc<Directory>, name: &[u8], is_known: bool) -> Result<Self> {
+        let stat = directory.stat(name).map_err(Error::system("stat of a Unix socket"))?;
+        let identity = (stat.st_dev, stat.st_ino);
+        Ok(Self { directory: Arc::clone(directory), name: name.to_vec(), identity, is_known })
+    }
+}
+
+impl Drop for Name {
+    /// Nobody comes any more.
+    fn drop(&mut self) {
+        // Another may have a known name by now, who found it abandoned. Whoever gives such names holds the lock.
+        let limit = Deadline::after(Duration::from_millis(100));
+        let lock = self.is_known.then(|| self.directory.lock(&limit));
+        let is_own =
+            self.directory.stat(&self.name).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.identity);
+        if is_own {
+            let _ = self.directory.remove(&self.name);
+        }
+        drop(lock);
+    }
+}
+
+impl Listener {
+    /// Gives the name up: who is connected stays so, and nobody else comes.
+    pub fn hide(&mut self) {
+        self.name = None;
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::temporary::Folder;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+    const NAME: &[u8] = b"fast-allreduce-name";
+
+    fn directory(path: &Path) -> (Place, Arc<Directory>) {
+        match Place::new(Some(path)).unwrap() {
+            Place::Directory(directory) => (Place::Directory(Arc::clone(&directory)), directory),
+            Place::Abstract => unreachable!("a directory was given"),
+        }
+    }
+
+    fn names(folder: &Folder) -> usize {
+        std::fs::read_dir(folder.path()).unwrap().count()
+    }
+
+    /// Leaves a socket's file that nobody listens at, so old.
+    fn leave(folder: &Folder, name: &str, age: Duration) {
+        let path = folder.path().join(name);
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let time = (SystemTime::now() - age).duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let time = nix::sys::time::TimeSpec::from_duration(time);
+        let flags = nix::sys::stat::UtimensatFlags::NoFollowSymlink;
+        nix::sys::stat::utimensat(nix::fcntl::AT_FDCWD, &path, &time, &time, flags).unwrap();
+    }
+
+    #[test]
+    fn a_socket_is_reached_by_its_file_which_goes_with_it() {
+        let folder = Folder::new();
+        let (place, _) = directory(folder.path());
+        assert_eq!(place.connect(SockType::Stream, NAME).unwrap_err(), Errno::ECONNREFUSED);
+        let mut listener = place.listen(SockType::Stream, NAME).unwrap();
+        let _stream = place.connect(SockType::Stream, NAME).unwrap();
+        socket::accept(listener.as_fd()).unwrap();
+        listener.hide();
+        assert_eq!(place.connect(SockType::Stream, NAME).unwrap_err(), Errno::ECONNREFUSED);
+        assert_eq!(names(&folder), 0);
+    }
+
+    #[test]
+    fn paths_may_be_longer_than_an_address() {
+        let folder = Folder::new();
+        let deep = folder.path().join("x".repeat(100)).join("y".repeat(100));
+        std::fs::create_dir_all(&deep).unwrap();
+        let (place, _) = directory(&deep);
+        let listener = place.listen(SockType::Stream, NAME).unwrap();
+        let _stream = place.connect(SockType::Stream, NAME).unwrap();
+        socket::accept(listener.as_fd()).unwrap();
+    }
+
+    #[test]
+    fn names_lead_nowhere_else() {
+        let folder = Folder::new();
+        let (place, _) = directory(folder.path());
+        for name in ["fast-allreduce-/../x", "../x", "/x", "x", "", "fast-allreduce-\0"] {
+            assert_eq!(
+                place.connect(SockType::Stream, name.as_bytes()).unwrap_err(),
+                Errno::EINVAL,
+                "{name}"
+            );
+        }
+        let error = Place::new(Some(Path::new("/nonexistent"))).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent"), "{error}");
+        assert!(Place::new(Some(&folder.write("file", ""))).is_err());
+    }
+
+    #[test]
+    fn a_known_name_is_one_listeners_until_it_ends() {
+        let folder = Folder::new();
+        let (place, shared) = directory(folder.path());
+        let listen = || shared.listen_known(NAME, &Deadline::after(LIMIT)).unwrap();
+        let first = listen().unwrap();
+        assert!(listen().is_none(), "somebody listens");
+        assert_eq!(names(&folder), 1);
+        drop(first);
+        assert_eq!(names(&folder), 0);
+        // One that was killed left its file.
+        leave(&folder, "fast-allreduce-name", Duration::ZERO);
+        let second = listen().unwrap();
+        let _stream = place.connect(SockType::Stream, NAME).unwrap();
+        assert_eq!(names(&folder), 1);
+        drop(second);
+        assert_eq!(names(&folder), 0);
+    }
+
+    #[test]
+    fn the_file_of_another_is_left() {
+        let folder = Folder::new();
+        let (_, shared) = directory(folder.path());
+        let mut first = shared.listen_known(NAME, &Deadline::after(LIMIT)).unwrap().unwrap();
+        // As if it no longer listened, and another had come.
+        shared.remove(NAME).unwrap();
+        let _second = shared.listen_known(NAME, &Deadline::after(LIMIT)).unwrap().unwrap();
+        first.hide();
+        assert_eq!(names(&folder), 1);
+        // What is no socket is nobody's to remove.
+        let folder = Folder::new();
+        folder.write("fast-allreduce-name", "mine");
+        let (_, shared) = directory(folder.path());
+        assert!(shared.listen_known(NAME, &Deadline::after(LIMIT)).unwrap().is_none());
+        assert_eq!(names(&folder), 1);
+    }
+
+    #[test]
+    fn what_was_left_behind_is_swept() {
+        let folder = Folder::new();
+        let (place, shared) = directory(folder.path());
+        leave(&folder, "fast-allreduce-old", 2 * STALE);
+        leave(&folder, "fast-allreduce-new", Duration::ZERO);
+        leave(&folder, "other-old", 2 * STALE);
+        let live = place.listen(SockType::SeqPacket, b"fast-allreduce-live").unwrap();
+        let listener = shared.listen_known(NAME, &Deadline::after(LIMIT)).unwrap().unwrap();
+        assert!(!folder.path().join("fast-allreduce-old").exists());
+        assert_eq!(names(&folder), 4, "new, other, live and the name");
+        drop((live, listener));
+    }
+}
