@@ -111,7 +111,10 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(what) | Self::Ranks(what) => f.write_str(what),
-            Self::Library(error) => error.fmt(f),
+            Self::Library(error) => {
+                error.fmt(f)?;
+                remedy(error).map_or(Ok(()), |remedy| write!(f, "; {remedy}"))
+            }
             Self::Output(error) => write!(f, "cannot write the results: {error}"),
             Self::File(path, error) => write!(f, "cannot write {}: {error}", path.display()),
             Self::System(call, error) => match error.raw_os_error().map(Errno::from_raw) {
@@ -124,6 +127,19 @@ impl fmt::Display for Failure {
             Self::During(what, failure) => write!(f, "{what}: {failure}"),
             Self::OfRank(rank, failure) => write!(f, "rank {rank}: {failure}"),
         }
+    }
+}
+
+/// What may be done about an error of the library, where that has a name of its own here.
+fn remedy(error: &Error) -> Option<&'static str> {
+    match error {
+        Error::Timeout { operation: "rendezvous", .. } => {
+            Some("all ranks have to be started, in the same environment, within that time")
+        }
+        Error::Timeout { .. } => Some(
+            "look whether it is stopped (a debugger, SIGSTOP) or shares its core with others; --timeout SECONDS allows more time",
+        ),
+        _ => None,
     }
 }
 

@@ -14,6 +14,7 @@ mod failure;
 mod gpu_check;
 mod harness;
 mod launch;
+mod manual;
 mod mpirun;
 mod output;
 mod page;
@@ -51,6 +52,8 @@ fn main() -> ExitCode {
         Command::GpuCheck(options) => gpu_check::run(&options),
         #[cfg(not(feature = "cuda"))]
         Command::GpuCheck(_) => Err(failure::without_cuda()),
+        Command::Completions(shell) => manual::completions(shell).map(|()| ExitCode::SUCCESS),
+        Command::Man(options) => manual::man(&options).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(Failure::end)
 }

@@ -44,11 +44,13 @@ fn every_contender_has_a_line_for_each_size() {
         .filter(|line| !line.starts_with('#'))
         .map(|line| line.split_whitespace().collect())
         .collect();
-    assert_eq!(rows.len(), 4, "{table}");
+    assert_eq!(rows.len(), 6, "{table}");
     for (row, (size, by, wrong)) in rows.iter().zip([
         ("1024", "fast-allreduce", "0"),
+        ("1024", "naive", "0"),
         ("1024", "memcpy", "N/A"),
         ("4096", "fast-allreduce", "0"),
+        ("4096", "naive", "0"),
         ("4096", "memcpy", "N/A"),
     ]) {
         assert_eq!(row.len(), 18, "{row:?}");
@@ -56,7 +58,27 @@ fn every_contender_has_a_line_for_each_size() {
         assert_eq!(row[11] == "1.00" && row[16] == "1.00", by == "fast-allreduce", "{row:?}");
     }
     assert!(table.contains("# fast-allreduce : out of bounds values 0 OK"), "{table}");
-    assert!(table.contains("# against memcpy"), "{table}");
+    assert!(table.contains("# against memcpy") && table.contains("# against naive: "), "{table}");
+    assert!(table.contains("\n# time: median over the rounds "), "{table}");
+}
+
+/// Of a message of several pieces, of which the last is partial, and of one element.
+#[test]
+fn the_naive_allreduce_is_right() {
+    for arguments in ["--ranks 3 -b 9000008 -e 9000008 -d f64 -n 1", "--ranks 4 -b 4 -e 4 -d all -o all -n 2"]
+    {
+        let document = json(&format!("compare {arguments} --rounds 1 -c 2 --vs naive"));
+        let rows = document["results"].as_array().unwrap();
+        let naive: Vec<_> = rows.iter().filter(|row| row["by"] == "naive").collect();
+        // All but the averages of six types of integers.
+        let expected = if arguments.contains("all") { 10 * 5 - 6 } else { 1 };
+        assert_eq!(naive.len(), expected, "{arguments}");
+        for row in naive {
+            for placement in ["out_of_place", "in_place"] {
+                assert_eq!(row[placement]["wrong"], 0, "{row}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -67,19 +89,19 @@ fn ratios_are_of_the_times_and_errors_of_the_results() {
     assert_eq!(lines.len(), 2 * (algorithms.len() + 1));
     for size in lines.chunks(algorithms.len() + 1) {
         let (ours, memcpy) = size.split_at(algorithms.len());
-        for form in ["out_of_place", "in_place"] {
-            let time = |line: &Value| line[form]["time_us"].as_f64().unwrap();
+        for placement in ["out_of_place", "in_place"] {
+            let time = |line: &Value| line[placement]["time_us"].as_f64().unwrap();
             let fastest = ours.iter().map(time).fold(f64::INFINITY, f64::min);
             for line in size {
-                let ratio = line["ratio"][form].as_f64().unwrap();
+                let ratio = line["ratio"][placement].as_f64().unwrap();
                 assert!((ratio * fastest / time(line) - 1.0).abs() < 1e-6, "{line}");
             }
             for (line, algorithm) in ours.iter().zip(algorithms) {
-                assert_eq!((&line["algo"], &line[form]["wrong"]), (&algorithm.name().into(), &0.into()));
-                let error = line[form]["max_error"].as_f64().unwrap();
+                assert_eq!((&line["algo"], &line[placement]["wrong"]), (&algorithm.name().into(), &0.into()));
+                let error = line[placement]["max_error"].as_f64().unwrap();
                 assert!(error > 0.0 && error < 0.01, "{line}");
             }
-            assert!(memcpy[0][form]["wrong"].is_null() && memcpy[0]["algo"].is_null(), "{memcpy:?}");
+            assert!(memcpy[0][placement]["wrong"].is_null() && memcpy[0]["algo"].is_null(), "{memcpy:?}");
         }
     }
     assert_eq!((&document["wrong"], &document["config"]["rounds"]), (&0.into(), &2.into()));
@@ -104,10 +126,10 @@ fn who_is_not_there_is_left_out_with_the_reason() {
 fn csv_has_as_many_cells_in_every_line() {
     let csv = results(&format!("compare {SMALL} -d i32 --format csv"));
     let lines: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
-    assert_eq!(lines.len(), 5, "{csv}");
+    assert_eq!(lines.len(), 7, "{csv}");
     assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{csv}");
     assert_eq!((lines[0][14], lines[1][14]), ("out_of_place_max_error", "0e0"), "{csv}");
-    let csv = results(&format!("compare {SMALL} --collective send_recv --format csv"));
+    let csv = results(&format!("compare {SMALL} --collective send_recv --vs memcpy --format csv"));
     let lines: Vec<Vec<&str>> = csv.lines().map(|line| line.split(',').collect()).collect();
     assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{csv}");
 }
@@ -116,13 +138,15 @@ fn csv_has_as_many_cells_in_every_line() {
 fn every_collective_has_its_lines() {
     let document = json(&format!("compare {SMALL} --collective all"));
     let lines = document["results"].as_array().unwrap();
-    assert_eq!(lines.len(), 12 * 2 * 2);
+    // The naive one has an allreduce only.
+    assert_eq!(lines.len(), (12 * 2 + 1) * 2);
+    assert_eq!(document["left_out"].as_array().unwrap().len(), 11);
     for line in lines {
-        let has_form =
+        let has_in_place =
             !["all_to_all", "all_to_all_v", "send_recv"].contains(&line["collective"].as_str().unwrap());
-        assert_eq!(line["in_place"].is_object(), has_form, "{line}");
-        assert_eq!(line["ratio"]["in_place"].is_number(), has_form, "{line}");
-        assert_eq!(line["out_of_place"]["wrong"].is_number(), line["by"] == "fast-allreduce", "{line}");
+        assert_eq!(line["in_place"].is_object(), has_in_place, "{line}");
+        assert_eq!(line["ratio"]["in_place"].is_number(), has_in_place, "{line}");
+        assert_eq!(line["out_of_place"]["wrong"].is_number(), line["by"] != "memcpy", "{line}");
     }
     assert_eq!((&document["wrong"], &document["config"]["collective"]), (&0.into(), &"all".into()));
 }
@@ -170,7 +194,10 @@ fn pages_are_whole_and_hold_everything() {
     assert!(html.contains("all_gather of f32") && html.contains("all_gather, 2 ranks"), "{html}");
     results(&format!("compare {SMALL} --report {}", page.display()));
     let html = fs::read_to_string(&page).unwrap();
-    assert!(html.contains("fast-allreduce against memcpy") && html.contains(" times as long"), "{html}");
+    assert!(
+        html.contains("fast-allreduce against naive, memcpy") && html.contains(" times as long"),
+        "{html}"
+    );
     // Messages of no bytes have no place on an axis, and a world of one has no bus.
     results(&format!("bench --ranks 1 -b 0 -e 0 -n 1 --report {}", page.display()));
     assert!(!fs::read_to_string(&page).unwrap().contains("<svg"));

@@ -70,11 +70,11 @@ fn worlds() {
 
 #[test]
 fn what_this_machine_does_not_have() {
-    refused("bench --ranks 2 -e 1K --max-bytes 1T", &["cannot allocate", "available"]);
+    refused("bench --ranks 2 -e 1K --region-bytes 1T", &["cannot allocate", "available"]);
 }
 
 #[test]
 fn what_the_library_refuses_is_said_once() {
-    refused("bench --max-bytes 1 -e 1K", &["max_bytes = 1", "4 KiB"]);
+    refused("bench --region-bytes 1 -e 1K", &["max_bytes = 1", "4 KiB"]);
     refused("bench --workers 65 -e 1K", &["workers = 65", "64"]);
 }

@@ -84,7 +84,7 @@ fn is_loadable(name: &str) -> bool {
 }
 
 fn bench_is_right_in_every_algorithm(stand_in: StandIn) {
-    for setting in ["", "--eager", "--registered", "--max-bytes 8K"] {
+    for setting in ["", "--eager", "--registered", "--region-bytes 8K"] {
         let arguments = format!(
             "bench --device cuda --ranks 3 --algo all -d bf16 -b 2 -e 20K -f 101 -n 20 --format json {setting}"
         );
@@ -102,16 +102,16 @@ fn bench_is_right_in_every_algorithm(stand_in: StandIn) {
         let results = document["results"].as_array().unwrap();
         assert_eq!(results.len(), 3 * fast_allreduce::Algorithm::ALL.len());
         for row in results {
-            for form in ["out_of_place", "in_place"] {
-                assert_eq!(row[form]["wrong"], 0, "{setting}: {row}");
-                assert!(row[form]["time_us"].as_f64().unwrap() > 0.0, "{setting}: {row}");
+            for placement in ["out_of_place", "in_place"] {
+                assert_eq!(row[placement]["wrong"], 0, "{setting}: {row}");
+                assert!(row[placement]["time_us"].as_f64().unwrap() > 0.0, "{setting}: {row}");
             }
         }
     }
 }
 
 fn bench_is_right_in_every_collective(stand_in: StandIn) {
-    for setting in ["", "--eager -d u8", "--registered -r 2", "--max-bytes 8K"] {
+    for setting in ["", "--eager -d u8", "--registered -r 2", "--region-bytes 8K"] {
         let arguments = format!(
             "bench --device cuda --ranks 3 --collective all -b 3000 -e 30000 -f 10 --format json {setting}"
         );
@@ -120,12 +120,12 @@ fn bench_is_right_in_every_collective(stand_in: StandIn) {
         let results = document["results"].as_array().unwrap();
         assert_eq!(results.len(), 2 * 12);
         for row in results {
-            let forms = ["out_of_place", "in_place"].map(|form| &row[form]);
-            let forms: Vec<_> = forms.into_iter().filter(|form| !form.is_null()).collect();
-            assert!(!forms.is_empty(), "{setting}: {row}");
-            for form in forms {
-                assert_eq!(form["wrong"], 0, "{setting}: {row}");
-                assert!(form["time_us"].as_f64().unwrap() > 0.0, "{setting}: {row}");
+            let timings = ["out_of_place", "in_place"].map(|placement| &row[placement]);
+            let timings: Vec<_> = timings.into_iter().filter(|timing| !timing.is_null()).collect();
+            assert!(!timings.is_empty(), "{setting}: {row}");
+            for timing in timings {
+                assert_eq!(timing["wrong"], 0, "{setting}: {row}");
+                assert!(timing["time_us"].as_f64().unwrap() > 0.0, "{setting}: {row}");
             }
         }
     }

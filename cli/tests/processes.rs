@@ -43,6 +43,7 @@ fn a_rank_that_stands_still_is_named_after_the_timeout() {
     assert_eq!(output.status.code(), Some(2));
     let error = error(&output);
     assert!(error.contains("timed out") && error.contains("waiting for rank 1"), "{error}");
+    assert!(error.contains("SIGSTOP") && error.contains("--timeout SECONDS"), "{error}");
 }
 
 #[test]
@@ -117,7 +118,7 @@ fn ranks_of_another_launcher_join_its_world() {
 fn only_one_of_them_says_what_all_have_in_common() {
     for (arguments, fact) in [
         ("bench --ranks 2", "a world of 3"),
-        ("bench --max-bytes 1", "max_bytes = 1"),
+        ("bench --region-bytes 1", "max_bytes = 1"),
         ("bench -b 2 -e 1", "--minbytes"),
         ("bench --nonsense", "--nonsense"),
     ] {

@@ -1,4 +1,4 @@
-//! What `bench` prints, in each of its forms, and that what it measures is right.
+//! What `bench` prints, in each of its formats, and that what it measures is right.
 
 mod program;
 
@@ -31,6 +31,9 @@ fn every_type_and_operation_is_right() {
         }
         assert!(table.contains("# Out of bounds values : 0 OK"), "{table}");
         assert!(table.contains("# Avg bus bandwidth "), "{table}");
+        let explained =
+            "\n# time: mean of calls back to back; p50, p99: of single calls, each after a barrier; ";
+        assert!(table.contains(explained), "{table}");
         for fact in [format!("ranks {ranks}"), "device host".into(), "wait auto (".into(), "workers 1".into()]
         {
             assert!(table.contains(&fact), "{fact}: {table}");
@@ -40,7 +43,7 @@ fn every_type_and_operation_is_right() {
 
 #[test]
 fn every_algorithm_is_right_in_every_size_and_setting() {
-    for setting in ["", "--registered", "--workers 2 --wait yield --max-bytes 8K", "--isa baseline -c 3"] {
+    for setting in ["", "--registered", "--workers 2 --wait yield --region-bytes 8K", "--isa baseline -c 3"] {
         let csv = results(&format!(
             "bench --ranks 3 --algo all -d bf16 -b 2 -e 200K -f 17 -n 2 --format csv {setting}"
         ));
@@ -83,8 +86,8 @@ fn json_is_one_object_with_all_facts() {
         assert_eq!(row["algo"], "one-shot-pull");
         assert_eq!((&row["collective"], &row["root"]), (&"all_reduce".into(), &Value::Null));
         assert!(row["memcpy_us"].as_f64().unwrap() > 0.0);
-        for form in ["out_of_place", "in_place"] {
-            let timing = &row[form];
+        for placement in ["out_of_place", "in_place"] {
+            let timing = &row[placement];
             assert_eq!(timing["wrong"], 0);
             let number = |name: &str| timing[name].as_f64().unwrap();
             assert!(number("time_us") > 0.0 && number("p50_us") > 0.0);

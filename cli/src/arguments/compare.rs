@@ -18,7 +18,8 @@ largest distance from the reduction in f64 that any element has, out of place or
 
 memcpy is a copy of the same size made by every rank at the same time, from one buffer to the other either way: no collective,
 but a floor. mpi is MPI_Allreduce, MPI_Allgather(v), MPI_Reduce_scatter(_block), MPI_Bcast, MPI_Reduce, MPI_Gather, MPI_Scatter,
-MPI_Alltoall(v) or MPI_Sendrecv; nccl is ncclAllReduce. What one lacks is N/A: MPI's broadcast is in place only, and its
+MPI_Alltoall(v) or MPI_Sendrecv; nccl is ncclAllReduce. naive is what a program would write itself: each rank copies its input
+to shared memory, waits for the others, adds all up, and waits again. What one lacks is N/A: MPI's broadcast is in place only, and its
 reduce-scatters in place leave results elsewhere than this crate's. A contender that lacks a collective, a type or an operation is left out of those rows, with the reason in a line. One that
 this machine or build lacks is left out of the run; if none is left, the exit status is 2.
 
@@ -28,7 +29,7 @@ be made or its results not be written, 141 if their reader has gone.";
 /// Options of `compare`.
 #[derive(Args, Debug)]
 pub struct Compare {
-    /// What to compare with; may be given several times [default: memcpy]
+    /// What to compare with; may be given several times [default: memcpy, and the first that there is of: nccl on GPUs; mpi, naive]
     #[arg(long = "vs", value_name = "NAME", value_enum)]
     vs: Vec<RivalName>,
     /// Rounds, in each of which every contender has a block of calls
@@ -47,6 +48,8 @@ pub enum RivalName {
     Mpi,
     /// NCCL, with --device cuda
     Nccl,
+    /// An allreduce over shared memory as a program would write it itself
+    Naive,
 }
 
 impl RivalName {
@@ -56,21 +59,19 @@ impl RivalName {
             Self::Memcpy => "memcpy",
             Self::Mpi => "mpi",
             Self::Nccl => "nccl",
+            Self::Naive => "naive",
         }
     }
 }
 
 impl Compare {
-    /// What to compare with, each once.
+    /// What to compare with, each once; nothing, if what is usual.
     pub fn rivals(&self) -> Vec<RivalName> {
         let mut rivals = Vec::new();
         for &name in &self.vs {
             if !rivals.contains(&name) {
                 rivals.push(name);
             }
-        }
-        if rivals.is_empty() {
-            rivals.push(RivalName::Memcpy);
         }
         rivals
     }

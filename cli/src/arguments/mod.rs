@@ -12,7 +12,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use fast_allreduce::device::host::{available_memory, Isa};
 use fast_allreduce::plan::DeviceKind;
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp, Wait};
@@ -43,6 +44,8 @@ pub enum Command {
     Soak(Soak),
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     GpuCheck(GpuCheck),
+    Completions(Shell),
+    Man(Man),
 }
 
 /// Measures and checks fast-allreduce on this machine.
@@ -67,7 +70,8 @@ enum Subcommands {
     /// Time and check this crate and other libraries on the same buffers, in turns within one run
     #[command(after_help = compare::NOTES)]
     Compare(Box<Compare>),
-    /// Print who reaches whom, as nvidia-smi topo -m does, and what is done for each number of ranks
+    /// Print who reaches whom: GPUs as nvidia-smi topo -m does, with what is done for each number of ranks; CPUs, caches and NUMA
+    /// nodes
     Topology(Topology),
     /// Print what is done for each number of ranks and each size
     Plan(Plan),
@@ -80,6 +84,15 @@ enum Subcommands {
     /// Prove the kernels on a GPU, step by step, and measure them
     #[command(after_help = gpu_check::NOTES)]
     GpuCheck(GpuCheck),
+    /// Print completions for a shell: source them, or put them where it looks
+    Completions {
+        /// Which shell
+        #[arg(value_name = "SHELL", value_enum)]
+        shell: Shell,
+    },
+    /// Write the manual, in the format of man
+    #[command(hide = true)]
+    Man(Man),
 }
 
 const BENCH_NOTES: &str = "\
@@ -116,6 +129,14 @@ pub struct Topology {
     /// Read a recorded `nvidia-smi topo -m` instead of asking this machine
     #[arg(long, value_name = "FILE")]
     pub parse: Option<PathBuf>,
+}
+
+/// Options of `man`.
+#[derive(Args, Debug)]
+pub struct Man {
+    /// Write a page for each command into this folder, instead of the program's to standard output
+    #[arg(value_name = "FOLDER")]
+    pub folder: Option<PathBuf>,
 }
 
 /// Options of `bench`.
@@ -187,8 +208,8 @@ pub struct Bench {
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
     pub timeout: Duration,
     /// Bytes that one launch can take through the region [default: the device's]
-    #[arg(long = "max-bytes", value_name = "SIZE", value_parser = values::size)]
-    pub launch_bytes: Option<usize>,
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    pub region_bytes: Option<usize>,
     /// Format of the results
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
@@ -336,6 +357,11 @@ pub fn check_memory(max_bytes: usize, ranks: usize) -> Result<(), Failure> {
     }
 }
 
+/// The command line, for what describes it.
+pub fn command() -> clap::Command {
+    CommandLine::command()
+}
+
 /// Reads the command line. Where there is nothing to run, what there was to say has been said.
 pub fn parse() -> Result<Command, ExitCode> {
     let line = CommandLine::try_parse().map_err(|error| {
@@ -358,6 +384,8 @@ pub fn parse() -> Result<Command, ExitCode> {
         Some(Subcommands::Tune(tune)) if !line.version => Ok(Command::Tune(tune)),
         Some(Subcommands::Soak(soak)) if !line.version => Ok(Command::Soak(soak)),
         Some(Subcommands::GpuCheck(check)) if !line.version => Ok(Command::GpuCheck(check)),
+        Some(Subcommands::Completions { shell }) if !line.version => Ok(Command::Completions(shell)),
+        Some(Subcommands::Man(man)) if !line.version => Ok(Command::Man(man)),
         _ => Ok(Command::Version { verbose: line.verbose }),
     }
 }
@@ -371,7 +399,6 @@ fn on_one_line(explanation: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
     use proptest::prelude::*;
 
     use super::*;

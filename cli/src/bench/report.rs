@@ -99,6 +99,7 @@ pub fn write_facts(out: &mut impl Write, config: &Config) -> io::Result<()> {
 
 fn write_table_header(out: &mut impl Write, config: &Config) -> io::Result<()> {
     write_facts(out, config)?;
+    writeln!(out, "# {}", config.device.explanation())?;
     writeln!(out, "#")?;
     let (left, right) = ("out-of-place", "in-place");
     writeln!(out, "#{:60}{left:^55}{right:^55}", "")?;

@@ -19,22 +19,26 @@ enum Other<R> {
 }
 
 impl<E: Endpoint> Contenders<E> {
-    /// Refuses to go on if there is none. Collective.
+    /// Those of these names, or the usual ones if there are no names. Refuses to go on if there is none. Collective.
     pub fn new(names: &[RivalName], session: &Session, endpoint: &E) -> Result<Self, Failure> {
         let (mut others, mut unavailable) = (Vec::new(), Vec::new());
+        if names.is_empty() {
+            for &name in E::USUAL_RIVALS {
+                if let Ok(rival) = ready(name, session, endpoint)? {
+                    others.push(Other::Library(rival));
+                    break;
+                }
+            }
+            others.push(Other::Memcpy);
+        }
         for &name in names {
             if name == RivalName::Memcpy {
                 others.push(Other::Memcpy);
                 continue;
             }
-            let rival = endpoint.rival(name, session);
-            let reason = rival.as_ref().err().map_or("", |reason| reason);
-            match (first_reason(&session.exchange(reason.as_bytes())?), rival) {
-                (None, Ok(rival)) => others.push(Other::Library(rival)),
-                (reason, rival) => {
-                    let reason = reason.or(rival.err()).unwrap_or_default();
-                    unavailable.push(LeftOut::of_run(name.name(), &reason));
-                }
+            match ready(name, session, endpoint)? {
+                Ok(rival) => others.push(Other::Library(rival)),
+                Err(reason) => unavailable.push(LeftOut::of_run(name.name(), &reason)),
             }
         }
         if others.is_empty() {
@@ -66,6 +70,20 @@ impl<E: Endpoint> Contenders<E> {
             Other::Library(rival) => Contender::Rival(&endpoints[0], rival),
         });
         endpoints.iter().map(Contender::Ours).chain(others).collect()
+    }
+}
+
+/// Another library, if all ranks have it; else why not. Collective.
+fn ready<E: Endpoint>(
+    name: RivalName,
+    session: &Session,
+    endpoint: &E,
+) -> Result<Result<E::Rival, String>, Failure> {
+    let rival = endpoint.rival(name, session);
+    let reason = rival.as_ref().err().map_or("", |reason| reason);
+    match first_reason(&session.exchange(reason.as_bytes())?) {
+        None => Ok(rival),
+        Some(reason) => Ok(Err(reason)),
     }
 }
 

@@ -99,6 +99,10 @@ fn write_header(out: &mut impl Write, contest: &CompareConfig) -> io::Result<()>
         let library = against.library.as_deref().unwrap_or("of the device");
         writeln!(out, "# against {}: {library}", against.name)?;
     }
+    writeln!(
+        out,
+        "# time: median over the rounds of the mean of a block of calls back to back, on the slowest rank; ratio: time / fast-allreduce's"
+    )?;
     writeln!(out, "#")?;
     writeln!(out, "#{:75}{:^42}{:^43}", "", "out-of-place", "in-place")?;
     let columns = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "time", "algbw", "busbw", "#wrong", "ratio");

@@ -1,7 +1,5 @@
 //! Whose calls they are: this crate's, a copy's, or another library's. All of them on the memory of one [`Endpoint`].
 
-use std::convert::Infallible;
-
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
 use super::check::Promise;
@@ -155,38 +153,5 @@ impl<'a, E: Endpoint> Contender<'a, E> {
             Self::Memcpy(endpoint) => endpoint.copy(data, spare),
             Self::Rival(endpoint, rival) => rival.start_in_place(endpoint, work, data),
         }
-    }
-}
-
-/// For devices and builds without another library.
-impl<E: Endpoint> Rival<E> for Infallible {
-    fn name(&self) -> &'static str {
-        match *self {}
-    }
-
-    fn library(&self) -> String {
-        match *self {}
-    }
-
-    fn refusal(&self, _: CallKind, _: DType, _: ReduceOp) -> Option<&'static str> {
-        match *self {}
-    }
-
-    fn has(&self, _: CallKind, _: Placement) -> bool {
-        match *self {}
-    }
-
-    fn start<T: Number>(
-        &self,
-        _: &E,
-        _: &Work,
-        _: &E::Memory<T>,
-        _: &mut E::Memory<T>,
-    ) -> Result<(), Failure> {
-        match *self {}
-    }
-
-    fn start_in_place<T: Number>(&self, _: &E, _: &Work, _: &mut E::Memory<T>) -> Result<(), Failure> {
-        match *self {}
     }
 }

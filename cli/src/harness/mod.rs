@@ -99,7 +99,7 @@ pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<boo
                 gpus: device::cuda::gpus()?,
                 sharing: None,
                 timeout: options.timeout,
-                launch_bytes: options.launch_bytes,
+                launch_bytes: options.region_bytes,
                 eager: options.eager,
             };
             let endpoints =

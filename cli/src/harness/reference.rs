@@ -5,9 +5,10 @@ use half::{bf16, f16};
 
 use super::device::Portable;
 use super::inputs::real;
+use super::rivals::naive::Combine;
 
 /// An element type with its definition of the operations.
-pub trait Number: Element + Portable {
+pub trait Number: Element + Portable + Combine {
     /// What outputs hold before a checked call.
     fn poison() -> Self;
 

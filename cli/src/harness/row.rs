@@ -26,6 +26,10 @@ pub struct Config {
     pub region_bytes: usize,
 }
 
+/// How a GPU's calls are timed with `--eager`.
+#[cfg(feature = "cuda")]
+pub const EAGER: &str = "calls";
+
 /// What they depend on besides, by device.
 #[derive(Debug, Serialize)]
 #[serde(tag = "device", rename_all = "lowercase")]
@@ -67,6 +71,23 @@ impl fmt::Display for DeviceFacts {
 }
 
 impl DeviceFacts {
+    /// What the columns of times are.
+    pub fn explanation(&self) -> &'static str {
+        match self {
+            Self::Host { .. } => {
+                "time: mean of calls back to back; p50, p99: of single calls, each after a barrier; all on the slowest rank"
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda { timed: EAGER, .. } => {
+                "time: mean of plain calls back to back; p50, p99: of single ones, each after a barrier; all on the slowest rank"
+            }
+            #[cfg(feature = "cuda")]
+            Self::Cuda { .. } => {
+                "time: mean of calls in graphs of 20; p50, p99: of graphs, each after a barrier, divided by 20; all on the slowest rank"
+            }
+        }
+    }
+
     /// What a reader of the numbers must not overlook.
     pub fn warning(&self) -> Option<String> {
         match self {

@@ -57,6 +57,11 @@ impl Session {
         Ok(builder.build(device, Arc::clone(&self.bootstrap))?)
     }
 
+    /// How long a rank waits for the others.
+    pub fn limit(&self) -> Duration {
+        self.limit
+    }
+
     /// This rank.
     pub fn rank(&self) -> usize {
         self.bootstrap.rank()

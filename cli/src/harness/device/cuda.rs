@@ -16,7 +16,7 @@ use crate::arguments::RivalName;
 use crate::failure::{driver, Failure};
 use crate::harness::reference::Number;
 use crate::harness::rivals::nccl::Nccl;
-use crate::harness::row::DeviceFacts;
+use crate::harness::row::{DeviceFacts, EAGER};
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 
@@ -160,6 +160,8 @@ impl Endpoint for Gpu {
     type Rival = Nccl;
     type Memory<T: Number> = Memory<T>;
 
+    const USUAL_RIVALS: &[RivalName] = &[RivalName::Nccl];
+
     fn communicator(&self) -> &Communicator<Cuda> {
         &self.communicator
     }
@@ -172,7 +174,7 @@ impl Endpoint for Gpu {
             gpus,
             ranks_per_gpu: self.ranks_per_gpu(),
             sharing: device.chosen_sharing().map_or("none", Sharing::name),
-            timed: if self.settings.eager { "calls" } else { "replays of a graph of 20 calls" },
+            timed: if self.settings.eager { EAGER } else { "replays of a graph of 20 calls" },
         }
     }
 
@@ -251,7 +253,7 @@ impl Endpoint for Gpu {
     fn rival(&self, name: RivalName, session: &Session) -> Result<Nccl, String> {
         match name {
             RivalName::Nccl => Nccl::new(self, session),
-            RivalName::Mpi => Err("it is compared on the host: give --device host".into()),
+            RivalName::Mpi | RivalName::Naive => Err("it is compared on the host: give --device host".into()),
             RivalName::Memcpy => Err("it is no library".into()),
         }
     }

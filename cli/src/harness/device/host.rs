@@ -11,6 +11,7 @@ use super::{Batch, Call, Endpoint};
 use crate::arguments::{Bench, RivalName, Tune};
 use crate::failure::Failure;
 use crate::harness::reference::Number;
+use crate::harness::rivals::HostRival;
 use crate::harness::row::DeviceFacts;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
@@ -31,7 +32,7 @@ impl Cpu {
         if let Some(isa) = options.isa {
             device = device.isa(isa)?;
         }
-        let communicator = session.build(device, options.timeout, algorithm, options.launch_bytes)?;
+        let communicator = session.build(device, options.timeout, algorithm, options.region_bytes)?;
         Ok(Self { communicator, wait: options.wait.name(), workers })
     }
 
@@ -46,11 +47,10 @@ impl Cpu {
 
 impl Endpoint for Cpu {
     type Device = Host;
-    #[cfg(feature = "mpi")]
-    type Rival = crate::harness::rivals::mpi::Mpi;
-    #[cfg(not(feature = "mpi"))]
-    type Rival = std::convert::Infallible;
+    type Rival = HostRival;
     type Memory<T: Number> = Memory<T>;
+
+    const USUAL_RIVALS: &[RivalName] = &[RivalName::Mpi, RivalName::Naive];
 
     fn communicator(&self) -> &Communicator<Host> {
         &self.communicator
@@ -115,17 +115,8 @@ impl Endpoint for Cpu {
         Ok(())
     }
 
-    fn rival(&self, name: RivalName, _session: &Session) -> Result<Self::Rival, String> {
-        match name {
-            #[cfg(feature = "mpi")]
-            RivalName::Mpi => crate::harness::rivals::mpi::Mpi::new(),
-            #[cfg(not(feature = "mpi"))]
-            RivalName::Mpi => {
-                Err("this build is without the feature `mpi`: build it with `--features mpi`".into())
-            }
-            RivalName::Nccl => Err("it reduces memory of GPUs: give --device cuda".into()),
-            RivalName::Memcpy => Err("it is no library".into()),
-        }
+    fn rival(&self, name: RivalName, session: &Session) -> Result<Self::Rival, String> {
+        HostRival::new(name, session)
     }
 
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {

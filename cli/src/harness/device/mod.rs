@@ -45,6 +45,9 @@ pub trait Endpoint: Sized {
     /// Elements that a call reads or writes.
     type Memory<T: Number>;
 
+    /// What is compared with where nothing is named: the first of these that there is.
+    const USUAL_RIVALS: &[RivalName];
+
     /// The communicator that is measured.
     fn communicator(&self) -> &Communicator<Self::Device>;
 

@@ -1,0 +1,256 @@
+//! The allreduce that a program would write itself: each rank copies its input to shared memory, waits for the others, adds all of
+//! it up, and waits again. In pieces, where a message is longer than its part of the memory.
+
+use std::fs::{File, OpenOptions};
+use std::num::NonZeroUsize;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use fast_allreduce::{CallKind, DType, ReduceOp};
+use half::{bf16, f16};
+use nix::sys::memfd::{memfd_create, MFdFlags};
+use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
+
+use crate::failure::Failure;
+use crate::harness::contender::{Placement, Rival};
+use crate::harness::device::host::{Cpu, Memory};
+use crate::harness::reference::Number;
+use crate::harness::session::Session;
+use crate::harness::work::Work;
+
+/// Of the memory, for each rank.
+const SLOT_BYTES: usize = 4 << 20;
+
+/// Before the slots; keeps them aligned.
+const HEADER_BYTES: usize = 4 << 10;
+
+/// What the ranks wait on: the count of those that have come, and how often all had.
+#[repr(C)]
+struct Barrier {
+    arrived: AtomicUsize,
+    generation: AtomicUsize,
+}
+
+/// A rank of it.
+pub struct Naive {
+    memory: NonNull<u8>,
+    bytes: NonZeroUsize,
+    rank: usize,
+    world_size: usize,
+    limit: Duration,
+    /// The first rank's has the name that the others open.
+    _file: File,
+}
+
+impl Naive {
+    /// Collective. The memory has no name in the file system, so that nothing is left of it.
+    pub fn new(session: &Session) -> Result<Self, String> {
+        let (rank, world_size) = (session.rank(), session.world_size());
+        let bytes = HEADER_BYTES + world_size * SLOT_BYTES;
+        let own = if rank == 0 { create(bytes as u64).map(Some) } else { Ok(None) };
+        let path = match &own {
+            Ok(Some(file)) => format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()),
+            _ => String::new(),
+        };
+        let paths = session.exchange(path.as_bytes()).map_err(|failure| failure.to_string())?;
+        let file = match own? {
+            Some(file) => file,
+            None => open(&String::from_utf8_lossy(&paths[0]))?,
+        };
+        let bytes = NonZeroUsize::new(bytes).ok_or("nothing to map")?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping, of a file whose size the first rank has set.
+        let memory = unsafe { mmap(None, bytes, protection, MapFlags::MAP_SHARED, &file, 0) };
+        let memory = memory.map_err(|errno| format!("mmap of {bytes} bytes failed: {errno}"))?.cast();
+        Ok(Self { memory, bytes, rank, world_size, limit: session.limit(), _file: file })
+    }
+
+    fn barrier(&self) -> &Barrier {
+        // SAFETY: the start of a mapping that lives as long as this: zeros at first, which are values of atomics.
+        unsafe { self.memory.cast().as_ref() }
+    }
+
+    /// The start of a rank's part of the memory.
+    fn slot(&self, rank: usize) -> *mut u8 {
+        // SAFETY: within the mapping, which has a slot for each rank.
+        unsafe { self.memory.as_ptr().add(HEADER_BYTES + rank * SLOT_BYTES) }
+    }
+
+    /// Waits until all ranks have come. What they wrote before is seen after.
+    fn wait(&self) -> Result<(), Failure> {
+        const SPINS: u32 = 1000;
+        let Barrier { arrived, generation } = self.barrier();
+        // It cannot change before this rank has come.
+        let before = generation.load(Ordering::Relaxed);
+        // The last to come has seen what all others wrote before they came (acquire, release), and passes it on.
+        if arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.world_size {
+            arrived.store(0, Ordering::Relaxed);
+            generation.store(before.wrapping_add(1), Ordering::Release);
+            return Ok(());
+        }
+        let start = Instant::now();
+        loop {
+            for _ in 0..SPINS {
+                if generation.load(Ordering::Acquire) != before {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            if start.elapsed() > self.limit {
+                return Err(Failure::Ranks(format!("naive: not all ranks came in {:?}", self.limit)));
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Reduces the message at `input` to `output`, which may be the same.
+    ///
+    /// # Safety
+    ///
+    /// `input` is valid for reads, and `output` for writes, of `count` elements, which nobody else uses.
+    unsafe fn all_reduce<T: Number>(
+        &self,
+        input: *const T,
+        output: *mut T,
+        count: usize,
+        op: ReduceOp,
+    ) -> Result<(), Failure> {
+        let most = SLOT_BYTES / size_of::<T>();
+        for first in (0..count).step_by(most) {
+            let length = most.min(count - first);
+            // SAFETY: the caller's; a slot holds `most` elements, and between this barrier and the next ranks only read them.
+            unsafe { input.add(first).copy_to_nonoverlapping(self.slot(self.rank).cast(), length) };
+            self.wait()?;
+            // SAFETY: as above: what this rank reads is written by nobody until it has passed the next barrier, and slots are
+            // aligned for any element.
+            unsafe {
+                let output = output.add(first);
+                self.slot(0).cast::<T>().copy_to_nonoverlapping(output, length);
+                let output = std::slice::from_raw_parts_mut(output, length);
+                for rank in 1..self.world_size {
+                    let values = std::slice::from_raw_parts(self.slot(rank).cast::<T>(), length);
+                    T::combine(op, output, values);
+                }
+                T::finish(op, output, self.world_size);
+            }
+            self.wait()?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Naive {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`, which nothing refers to any more.
+        let _ = unsafe { munmap(self.memory.cast(), self.bytes.get()) };
+    }
+}
+
+fn create(bytes: u64) -> Result<File, String> {
+    let memory = memfd_create(c"fast-allreduce-naive", MFdFlags::MFD_CLOEXEC);
+    let file = File::from(memory.map_err(|errno| format!("memfd_create failed: {errno}"))?);
+    file.set_len(bytes).map_err(|error| format!("{bytes} bytes of shared memory: {error}"))?;
+    Ok(file)
+}
+
+fn open(path: &str) -> Result<File, String> {
+    match path {
+        "" => Err("rank 0 has no shared memory".into()),
+        path => {
+            OpenOptions::new().read(true).write(true).open(path).map_err(|error| format!("{path}: {error}"))
+        }
+    }
+}
+
+impl Rival<Cpu> for Naive {
+    fn name(&self) -> &'static str {
+        "naive"
+    }
+
+    fn library(&self) -> String {
+        "copy to shared memory, barrier, sum, barrier: what a program would write itself".into()
+    }
+
+    fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
+        match op {
+            _ if kind != CallKind::AllReduce => Some("it has only an allreduce"),
+            ReduceOp::Avg if !dtype.is_float() => Some("it has no averages of integers"),
+            _ => None,
+        }
+    }
+
+    fn has(&self, kind: CallKind, _: Placement) -> bool {
+        kind == CallKind::AllReduce
+    }
+
+    fn start<T: Number>(
+        &self,
+        _: &Cpu,
+        work: &Work,
+        input: &Memory<T>,
+        output: &mut Memory<T>,
+    ) -> Result<(), Failure> {
+        let (input, output) = (&input[..work.input_len()], &mut output[..work.output_len()]);
+        // SAFETY: two slices of as many elements, borrowed for the call.
+        unsafe { self.all_reduce(input.as_ptr(), output.as_mut_ptr(), input.len(), work.op) }
+    }
+
+    fn start_in_place<T: Number>(&self, _: &Cpu, work: &Work, data: &mut Memory<T>) -> Result<(), Failure> {
+        let data = &mut data[..work.elements()];
+        let address = data.as_mut_ptr();
+        // SAFETY: a slice of as many elements, borrowed for the call.
+        unsafe { self.all_reduce(address, address, data.len(), work.op) }
+    }
+}
+
+/// The loops.
+pub trait Combine: Sized {
+    /// Element by element, into `results`.
+    fn combine(op: ReduceOp, results: &mut [Self], values: &[Self]);
+
+    /// What is left to do when all are in.
+    fn finish(op: ReduceOp, results: &mut [Self], world_size: usize);
+}
+
+fn each<T: Copy>(results: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
+    results.iter_mut().zip(values).for_each(|(result, &value)| *result = f(*result, value));
+}
+
+macro_rules! combine {
+    ($($type:ty, $add:expr, $multiply:expr, $divide:expr, $min:expr, $max:expr;)*) => {$(
+        impl Combine for $type {
+            fn combine(op: ReduceOp, results: &mut [Self], values: &[Self]) {
+                match op {
+                    ReduceOp::Prod => each(results, values, $multiply),
+                    ReduceOp::Min => each(results, values, $min),
+                    ReduceOp::Max => each(results, values, $max),
+                    _ => each(results, values, $add),
+                }
+            }
+
+            fn finish(op: ReduceOp, results: &mut [Self], world_size: usize) {
+                if op == ReduceOp::Avg {
+                    let divide: fn(Self, usize) -> Self = $divide;
+                    results.iter_mut().for_each(|result| *result = divide(*result, world_size));
+                }
+            }
+        }
+    )*};
+}
+
+macro_rules! combine_integers {
+    ($($type:ty)*) => {
+        combine! {$($type, <$type>::wrapping_add, <$type>::wrapping_mul, |sum, count| sum / count as $type, Ord::min, Ord::max;)*}
+    };
+}
+
+combine_integers! { i8 u8 i32 u32 i64 u64 }
+
+combine! {
+    f32, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f32, f32::min, f32::max;
+    f64, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f64, f64::min, f64::max;
+    f16, |a, b| a + b, |a, b| a * b, |sum, count| sum / f16::from_f32(count as f32), f16::min, f16::max;
+    bf16, |a, b| a + b, |a, b| a * b, |sum, count| sum / bf16::from_f32(count as f32), bf16::min, bf16::max;
+}

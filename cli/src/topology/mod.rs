@@ -1,0 +1,57 @@
+//! `topology`: the matrix of links between GPUs, and what the plan makes of it; and what the CPUs share.
+
+mod cpus;
+
+use std::io::Write;
+use std::path::Path;
+
+use fast_allreduce::plan::{DeviceKind, Table};
+use fast_allreduce::topology::Topology;
+use fast_allreduce::{Error, MAX_RANKS};
+
+use self::cpus::Cpus;
+use crate::arguments;
+use crate::failure::Failure;
+
+#[cfg(feature = "cuda")]
+fn discover() -> fast_allreduce::Result<Topology> {
+    fast_allreduce::Cuda::topology()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn discover() -> fast_allreduce::Result<Topology> {
+    Topology::discover()
+}
+
+/// Prints a recorded matrix, or what this machine has.
+pub fn print(options: &arguments::Topology) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    if let Some(file) = &options.parse {
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| Failure::Usage(format!("cannot read {}: {error}", file.display())))?;
+        print_gpus(&mut out, &Topology::parse(&text)?)?;
+        return Ok(out.flush()?);
+    }
+    match discover() {
+        Ok(topology) => print_gpus(&mut out, &topology)?,
+        Err(Error::Unavailable { reason, .. }) => writeln!(out, "no GPUs: {reason}")?,
+        Err(error) => return Err(error.into()),
+    }
+    let cpus = Cpus::read(Path::new("/sys/devices/system"));
+    let cpus = cpus.map_err(|error| Failure::System("reading /sys/devices/system/cpu", error))?;
+    write!(out, "\n{}", cpus)?;
+    Ok(out.flush()?)
+}
+
+fn print_gpus(out: &mut impl Write, topology: &Topology) -> Result<(), Failure> {
+    write!(out, "{topology}")?;
+    for world_size in 2..=topology.gpus().len().min(MAX_RANKS) {
+        let ranks: Vec<_> = (0..world_size).collect();
+        let class = topology.class(&ranks)?;
+        writeln!(out, "\n{world_size} ranks on GPUs 0 to {} ({class}):", world_size - 1)?;
+        for line in Table::built_in(DeviceKind::Cuda).describe(world_size, class).lines() {
+            writeln!(out, "  {line}")?;
+        }
+    }
+    Ok(())
+}

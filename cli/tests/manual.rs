@@ -1,0 +1,45 @@
+//! What `completions` and `man` print: all commands and options are in it.
+
+mod program;
+
+use program::{results, run, text};
+
+#[test]
+fn completions_of_each_shell_name_the_commands() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = results(&format!("completions {shell}"));
+        for word in ["bench", "compare", "topology", "region-bytes"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    assert_eq!(run("completions nonsense").status.code(), Some(2));
+}
+
+/// Which the shell itself reads.
+#[test]
+fn bash_reads_its_completions() {
+    let script = results("completions bash");
+    let output = std::process::Command::new("bash").args(["-n", "-c", &script]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn each_command_has_a_page() {
+    let page = results("man");
+    assert!(page.contains(".TH fast-allreduce 1") && page.contains("fast\\-allreduce\\-bench(1)"), "{page}");
+    let folder = std::env::temp_dir().join(format!("fast-allreduce-man-{}", std::process::id()));
+    results(&format!("man {}", folder.display()));
+    for command in ["bench", "compare", "topology", "plan", "tune", "soak", "gpu-check", "completions"] {
+        let page = std::fs::read_to_string(folder.join(format!("fast-allreduce-{command}.1"))).unwrap();
+        assert!(page.contains(&format!(".TH fast-allreduce-{command} 1")), "{page}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_an_error() {
+    let output = run("man /proc/none");
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.starts_with("error: cannot write /proc/none: ") && error.lines().count() == 1, "{error}");
+}
