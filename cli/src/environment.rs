@@ -7,12 +7,19 @@ pub const UNIQUE_ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
 pub const WORLD_SIZE: &str = "FAST_ALLREDUCE_WORLD_SIZE";
 /// Names the variable that holds a rank's number.
 pub const RANK: &str = "FAST_ALLREDUCE_RANK";
+/// Names a directory to meet in, where there is no id.
+pub const SOCKET_DIRECTORY: &str = "FAST_ALLREDUCE_SOCKET_DIR";
 /// Process id of the launcher, for ranks that have one.
 pub const LAUNCHER: &str = "FAST_ALLREDUCE_LAUNCHER";
 
 /// True in a process that is to be a rank.
 pub fn is_rank() -> bool {
-    std::env::var_os(UNIQUE_ID).is_some()
+    std::env::var_os(UNIQUE_ID).is_some() || socket_directory().is_some() && std::env::var_os(RANK).is_some()
+}
+
+/// The directory in which ranks are to meet.
+pub fn socket_directory() -> Option<std::ffi::OsString> {
+    std::env::var_os(SOCKET_DIRECTORY).filter(|path| !path.is_empty())
 }
 
 /// The launcher of this rank, as it calls itself, if it has one.

@@ -1,6 +1,7 @@
 //! `--version`: what was found at build time and what this machine has.
 
 use std::io::Write;
+use std::sync::OnceLock;
 
 use fast_allreduce::device::host::Isa;
 
@@ -38,7 +39,8 @@ pub fn machine() -> Vec<(&'static str, String)> {
     facts
 }
 
-/// Cores that this process may use.
+/// Cores that this process may use: before it is bound to one, as they are counted once.
 pub fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }

@@ -15,7 +15,7 @@ use fast_allreduce::bootstrap::UniqueId;
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::{prctl, signal::Signal};
 
-use crate::environment::{LAUNCHER, RANK, UNIQUE_ID, WORLD_SIZE};
+use crate::environment::{self, LAUNCHER, RANK, UNIQUE_ID, WORLD_SIZE};
 use crate::failure::{Failure, WRONG};
 
 /// How long the other ranks have to say what they saw, once one has failed.
@@ -107,10 +107,14 @@ struct Rank {
 /// element.
 pub fn launch(ranks: usize, arguments: impl IntoIterator<Item = OsString>) -> Result<ExitCode, Failure> {
     let arguments: Vec<_> = arguments.into_iter().collect();
-    let id = UniqueId::new()?;
+    // In a directory the first rank serves the rendezvous, and no id is needed.
+    let id = match environment::socket_directory() {
+        Some(_) => None,
+        None => Some(UniqueId::new()?),
+    };
     let mut running = Running(Vec::with_capacity(ranks));
     for rank in 0..ranks {
-        running.0.push(start(&id, rank, ranks, &arguments)?);
+        running.0.push(start(id.as_ref(), rank, ranks, &arguments)?);
     }
     let (mut reports, mut is_right) = (Vec::new(), true);
     let mut deadline = None;
@@ -141,12 +145,13 @@ pub fn launch(ranks: usize, arguments: impl IntoIterator<Item = OsString>) -> Re
     }
 }
 
-fn start(id: &UniqueId, rank: usize, ranks: usize, arguments: &[OsString]) -> Result<Rank, Failure> {
+fn start(id: Option<&UniqueId>, rank: usize, ranks: usize, arguments: &[OsString]) -> Result<Rank, Failure> {
     let fail = |what| move |error| Failure::System(what, error);
     let (channel, theirs) = UnixStream::pair().map_err(fail("socketpair"))?;
-    let process = Command::new("/proc/self/exe")
+    let mut command = Command::new("/proc/self/exe");
+    let process = command
         .args(arguments)
-        .env(UNIQUE_ID, id.to_string())
+        .envs(id.map(|id| (UNIQUE_ID, id.to_string())))
         .env(RANK, rank.to_string())
         .env(WORLD_SIZE, ranks.to_string())
         .env(LAUNCHER, std::process::id().to_string())

@@ -61,6 +61,7 @@ fn main() -> ExitCode {
 /// Runs as a rank where the environment names a world, else launches one.
 fn measure(job: &impl harness::Job) -> Result<ExitCode, Failure> {
     let options = job.options();
+    options.placement.announce();
     if !environment::is_rank() {
         if let Some(started) = environment::found() {
             return mpirun::measure(job, started);

@@ -2,49 +2,42 @@
 
 use std::io::Write;
 
-use fast_allreduce::plan::{DeviceKind, Machine, Table, Tuning};
+use fast_allreduce::plan::{in_force, DeviceKind, Table, Tuning};
 use fast_allreduce::topology::LinkClass;
 use fast_allreduce::MAX_RANKS;
 
-use crate::arguments::{DeviceName, Plan};
+use crate::arguments::Plan;
 use crate::failure::Failure;
 
 /// Prints it.
 pub fn print(options: &Plan) -> Result<(), Failure> {
     let device = options.device.kind();
-    let named = match &options.tuning {
-        Some(file) => Some(Tuning::load(file)?),
-        None => Tuning::from_env()?.filter(|tuning| tuning.machine().device() == device),
-    };
-    let (source, tuning) = match named {
-        Some(tuning) => {
-            tuning.check(&machine(options.device)?)?;
-            ("of a tuning file for this machine", tuning.table().clone())
+    let (source, table) = match &options.tuning {
+        Some(file) => {
+            let tuning = Tuning::load(file)?;
+            tuning.check(&crate::harness::device::machine(options.device)?)?;
+            (format!("tuning file {} (given)", file.display()), tuning.table().clone())
         }
-        None => ("built-in", Table::built_in(device)),
+        None => match crate::harness::device::machine(options.device) {
+            Ok(machine) => {
+                let (table, source) = in_force(&machine)?;
+                (source.to_string(), table)
+            }
+            // Without a GPU there is no file of one.
+            Err(_) if device == DeviceKind::Cuda => {
+                ("built-in (no GPU to have a file of)".to_owned(), Table::built_in(device))
+            }
+            Err(failure) => return Err(failure),
+        },
     };
     let mut out = std::io::stdout().lock();
     if options.toml {
-        write!(out, "{}", Tuning::new(machine(options.device)?, tuning)?)?;
+        write!(out, "{}", Tuning::new(crate::harness::device::machine(options.device)?, table)?)?;
     } else {
         writeln!(out, "# device {} plan {source}", device.name())?;
-        write!(out, "{}", words(&tuning, &options.ranks.up_to(MAX_RANKS)))?;
+        write!(out, "{}", words(&table, &options.ranks.up_to(MAX_RANKS)))?;
     }
     Ok(out.flush()?)
-}
-
-fn machine(device: DeviceName) -> Result<Machine, Failure> {
-    crate::harness::device::check(device)?;
-    match device {
-        DeviceName::Host => Ok(Machine::host()),
-        #[cfg(feature = "cuda")]
-        DeviceName::Cuda => {
-            use fast_allreduce::Device as _;
-            Ok(fast_allreduce::Cuda::open(0)?.machine()?)
-        }
-        #[cfg(not(feature = "cuda"))]
-        DeviceName::Cuda => Err(crate::failure::without_cuda()),
-    }
 }
 
 /// A paragraph for all worlds and links of which the same is to say.

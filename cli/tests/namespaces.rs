@@ -1,4 +1,4 @@
-//! Ranks in PID, user and IPC namespaces of their own, as containers have them: they meet, and hear of each other's
+//! Ranks in PID, user, IPC and network namespaces of their own, as containers have them: they meet, and hear of each other's
 //! end.
 
 mod program;
@@ -18,6 +18,8 @@ tests! {
     || namespaces(&[USER]) => ranks_of_user_namespaces;
     || namespaces(&[IPC]) => ranks_of_ipc_namespaces;
     || namespaces(&[USER, PID, IPC]) => ranks_of_namespaces_of_all_three_kinds;
+    || namespaces(&[NET]) => ranks_of_network_namespaces;
+    || namespaces(&[USER, PID, IPC, NET]) => ranks_of_namespaces_of_all_four_kinds;
 }
 
 fn main() -> ExitCode {
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
 const PID: &[&str] = &["--pid", "--fork", "--kill-child"];
 const USER: &[&str] = &["--user", "--map-root-user"];
 const IPC: &[&str] = &["--ipc"];
+const NET: &[&str] = &["--net"];
 
 /// What `unshare` takes here, to make namespaces of these kinds.
 type Options = Vec<&'static str>;
@@ -46,6 +49,11 @@ fn namespaces(kinds: &[&[&'static str]]) -> Found<Options> {
 /// The program as ranks, of which the first is in this process's namespaces and each other one in some of its own.
 fn start(arguments: &str, options: &[&str], ranks: usize) -> Vec<Child> {
     let id = UniqueId::new().unwrap();
+    start_by(arguments, options, ranks, &[("FAST_ALLREDUCE_UNIQUE_ID", &id.to_string())])
+}
+
+/// The same, of ranks that find each other by these variables.
+fn start_by(arguments: &str, options: &[&str], ranks: usize, variables: &[(&str, &str)]) -> Vec<Child> {
     let start = |rank: usize| {
         let inner = program(arguments);
         let mut command = match rank {
@@ -62,7 +70,7 @@ fn start(arguments: &str, options: &[&str], ranks: usize) -> Vec<Child> {
                 command
             }
         };
-        command.env("FAST_ALLREDUCE_UNIQUE_ID", id.to_string());
+        command.envs(variables.iter().copied());
         command.env("FAST_ALLREDUCE_RANK", rank.to_string());
         command.env("FAST_ALLREDUCE_WORLD_SIZE", ranks.to_string());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -81,8 +89,14 @@ fn finish(mut rank: Child, limit: Duration) -> Output {
     output
 }
 
+const CALLS: &str = "bench -b 1K -e 1M -f 32 -n 20 --format json";
+const ENDLESS: &str = "bench -b 1K -e 1K -n 1000000000000 --timeout 60";
+
 fn ranks_meet(options: &Options) {
-    let ranks = start("bench -b 1K -e 1M -f 32 -n 20 --format json", options, 3);
+    they_meet(options, start(CALLS, options, 3));
+}
+
+fn they_meet(options: &Options, ranks: Vec<Child>) {
     let outputs: Vec<_> = ranks.into_iter().map(|rank| finish(rank, Duration::from_secs(60))).collect();
     for output in &outputs {
         assert!(output.status.success(), "{options:?}: {}", text(&output.stderr));
@@ -93,8 +107,10 @@ fn ranks_meet(options: &Options) {
 
 /// A rank in namespaces of its own is killed in a call.
 fn a_killed_rank_is_noticed(options: &Options) {
-    let endless = "bench -b 1K -e 1K -n 1000000000000 --timeout 60";
-    let mut ranks = start(endless, options, 3);
+    it_is_noticed(options, start(ENDLESS, options, 3));
+}
+
+fn it_is_noticed(options: &Options, mut ranks: Vec<Child>) {
     std::thread::sleep(Duration::from_secs(2));
     ranks
         .iter_mut()
@@ -130,4 +146,36 @@ fn ranks_of_ipc_namespaces(options: Options) {
 fn ranks_of_namespaces_of_all_three_kinds(options: Options) {
     ranks_meet(&options);
     a_killed_rank_is_noticed(&options);
+}
+
+/// An id leads nowhere from another network, and the error names the way out; a directory that all share leads to the others.
+fn ranks_of_network_namespaces(options: Options) {
+    let mut ranks = start(CALLS, &options, 2).into_iter();
+    let (mut first, second) = (ranks.next().unwrap(), ranks.next().unwrap());
+    let error = text(&finish(second, Duration::from_secs(30)).stderr);
+    assert!(
+        error.contains("another network namespace") && error.contains("FAST_ALLREDUCE_SOCKET_DIR"),
+        "{error}"
+    );
+    first.kill().unwrap();
+    first.wait().unwrap();
+    meet_in_a_directory(&options);
+}
+
+fn ranks_of_namespaces_of_all_four_kinds(options: Options) {
+    meet_in_a_directory(&options);
+}
+
+fn meet_in_a_directory(options: &Options) {
+    // Deeper than an address of a socket is long.
+    let name = format!("fast-allreduce-net-{}-{}", std::process::id(), options.len());
+    let folder = std::env::temp_dir().join(name);
+    let path = folder.join("x".repeat(120));
+    std::fs::create_dir_all(&path).unwrap();
+    let variables = [("FAST_ALLREDUCE_SOCKET_DIR", path.to_str().unwrap())];
+    they_meet(options, start_by(CALLS, options, 3, &variables));
+    it_is_noticed(options, start_by(ENDLESS, options, 3, &variables));
+    let left = std::fs::read_dir(&path).unwrap().count();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(left, 0, "files are left in the directory");
 }

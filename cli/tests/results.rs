@@ -8,7 +8,8 @@ use serde_json::Value;
 /// The rows of a table, split into words.
 fn rows(table: &str) -> Vec<Vec<&str>> {
     let lines = table.lines().filter(|line| !line.starts_with('#'));
-    lines.map(|line| line.split_whitespace().collect()).collect()
+    // A remark may follow.
+    lines.map(|line| line.split('#').next().unwrap_or(line).split_whitespace().collect()).collect()
 }
 
 fn json(arguments: &str) -> Value {

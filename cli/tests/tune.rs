@@ -82,7 +82,7 @@ fn what_tune_writes_is_used() {
     let output = tuned("plan --ranks 2", &path).output().unwrap();
     let words = text(&output.stdout);
     let steps = tuning.table().describe(2, fast_allreduce::topology::LinkClass::SameDevice);
-    assert!(words.starts_with("# device host plan of a tuning file"), "{words}");
+    assert!(words.starts_with("# device host plan tuning file "), "{words}");
     assert!(steps.lines().all(|line| words.contains(line)), "{words}");
 }
 
@@ -139,34 +139,109 @@ fn a_file_that_cannot_be_used_is_refused() {
     );
 }
 
-#[test]
-fn ranks_with_different_files_disagree() {
-    let folder = Folder::new("different");
-    let files = [
-        folder.file("a.toml", &one_for_all(Algorithm::OneShotPull)),
-        folder.file("b.toml", &one_for_all(Algorithm::TwoShotPush)),
-        folder.file("c.toml", "format = 1"),
-    ];
-    for (second, facts) in [
-        (Some(&files[1]), ["ranks disagree on the plan", "one with digest"]),
-        (None, ["ranks disagree on the plan", "the built-in one"]),
-        (Some(&files[2]), ["ranks disagree on the plan", "c.toml is refused"]),
-    ] {
-        let id = UniqueId::new().unwrap();
-        let start = |rank: usize| {
-            let mut command = match (rank, second) {
-                (0, _) => tuned("bench -b 64 -e 64 -n 2", &files[0]),
-                (_, Some(file)) => tuned("bench -b 64 -e 64 -n 2", file),
-                (_, None) => program("bench -b 64 -e 64 -n 2"),
-            };
-            command.env("FAST_ALLREDUCE_UNIQUE_ID", id.to_string());
-            command.env("FAST_ALLREDUCE_RANK", rank.to_string()).env("FAST_ALLREDUCE_WORLD_SIZE", "2");
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+/// Two ranks, each with a file of its own or without one, and what they do.
+fn two_ranks(files: [Option<&Path>; 2]) -> [Output; 2] {
+    let id = UniqueId::new().unwrap();
+    let start = |rank: usize| {
+        let arguments = "bench -b 64 -e 64 -n 2 --format json";
+        let mut command = match files[rank] {
+            Some(file) => tuned(arguments, file),
+            None => program(arguments),
         };
-        let ranks = [start(0), start(1)].map(|rank| rank.wait_with_output().unwrap());
-        refused(&ranks[0], &facts);
-        assert_eq!(ranks[1].status.code(), Some(2));
+        command.env("FAST_ALLREDUCE_UNIQUE_ID", id.to_string());
+        command.env("FAST_ALLREDUCE_RANK", rank.to_string()).env("FAST_ALLREDUCE_WORLD_SIZE", "2");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    [start(0), start(1)].map(|rank| rank.wait_with_output().unwrap())
+}
+
+fn document(output: &Output) -> serde_json::Value {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn ranks_with_different_files_use_the_lowest_ranks() {
+    let folder = Folder::new("different");
+    let pull = folder.file("a.toml", &one_for_all(Algorithm::OneShotPull));
+    let push = folder.file("b.toml", &one_for_all(Algorithm::TwoShotPush));
+    for (files, algorithm, said) in [
+        ([Some(&pull), Some(&push)], "one-shot-pull", "a.toml (FAST_ALLREDUCE_TUNING), of rank 0: rank 1"),
+        ([Some(&push), None], "two-shot-push", "b.toml (FAST_ALLREDUCE_TUNING), of rank 0: rank 1"),
+        ([None, Some(&push)], "two-shot-push", "b.toml (FAST_ALLREDUCE_TUNING), of rank 1: rank 0"),
+    ] {
+        let ranks = two_ranks(files.map(|file| file.map(PathBuf::as_path)));
+        let document = document(&ranks[0]);
+        assert_eq!(document["results"][0]["algo"], algorithm);
+        assert!(document["config"]["plan"].as_str().unwrap().contains(said), "{document}");
+        assert!(ranks[1].status.success());
     }
+    // A file that is named and cannot be used is an error of all.
+    let bad = folder.file("c.toml", "format = 1");
+    let ranks = two_ranks([Some(&pull), Some(&bad)]);
+    refused(&ranks[0], &["ranks disagree on the plan", "c.toml is refused"]);
+    assert_eq!(ranks[1].status.code(), Some(2));
+}
+
+#[test]
+fn what_is_installed_is_used_without_being_named() {
+    let cache = Folder::new("installed");
+    let run = |arguments: &str| {
+        let output = program(arguments).env("XDG_CACHE_HOME", &cache.0).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let bench = "bench --ranks 2 -b 64 -e 64 -n 2 --format json";
+    let plan_of = |output: &str| {
+        let document: serde_json::Value = serde_json::from_str(output).unwrap();
+        document["config"]["plan"].as_str().unwrap().to_owned()
+    };
+    let before = plan_of(&run(bench));
+    assert!(before.starts_with("built-in for ") && before.contains("no tuning file in"), "{before}");
+    assert!(run("plan").lines().next().unwrap().contains("no tuning file in"));
+
+    let printed = run("tune --ranks 2 --budget 0.2 -b 1K -e 2K");
+    let (_, path) = printed.split_once("# installed ").unwrap();
+    let path = PathBuf::from(path.split_once(':').unwrap().0);
+    assert_eq!(path.parent().unwrap(), cache.0.join("fast-allreduce"));
+    assert_eq!(Tuning::load(&path).unwrap().check(&Machine::host()), Ok(()));
+    let said = format!("tuning file {} (installed for this machine)", path.display());
+    assert_eq!(plan_of(&run(bench)), said);
+    assert_eq!(run("plan").lines().next().unwrap(), format!("# device host plan {said}"));
+
+    // Worlds that are not measured again keep what was measured before.
+    let choice = Choice::host(Algorithm::TwoShotPush, 1, 4096, 65536);
+    let table = Table::uniform(DeviceKind::Host, choice).unwrap();
+    std::fs::write(&path, Tuning::new(Machine::host(), table).unwrap().to_string()).unwrap();
+    run("tune --ranks 2 --budget 0.2 -b 1K -e 1K");
+    let link = fast_allreduce::topology::LinkClass::SameDevice;
+    let tuned = Tuning::load(&path).unwrap();
+    assert_eq!(tuned.table().steps(3, link)[0].choice, choice);
+    assert_ne!(tuned.table().steps(2, link)[0].choice, choice);
+
+    // What is no good is passed over, and said.
+    std::fs::write(&path, "format = 1").unwrap();
+    let after = plan_of(&run(bench));
+    assert!(after.starts_with("built-in for ") && after.contains("is ignored: it has no version"), "{after}");
+    let asked =
+        program(bench).env("XDG_CACHE_HOME", &cache.0).env("FAST_ALLREDUCE_TUNING", "built-in").output();
+    let asked = plan_of(&text(&asked.unwrap().stdout));
+    assert!(asked.ends_with("(by the CPU's name; FAST_ALLREDUCE_TUNING asks for it)"), "{asked}");
+}
+
+#[test]
+fn a_measurement_can_be_had_or_not() {
+    let plan = |calibrate: &str| {
+        let mut command = program("bench --ranks 2 -b 64 -e 64 -n 2 --format json");
+        let document = document(&command.env("FAST_ALLREDUCE_CALIBRATE", calibrate).output().unwrap());
+        document["config"]["plan"].as_str().unwrap().to_owned()
+    };
+    assert!(plan("0").contains("(by the CPU's name; no tuning file in"));
+    // It may fail where the machine is busy, or has one core.
+    let measured = plan("1");
+    assert!(measured.contains("(a line takes ") || measured.contains("(by the CPU's name; "), "{measured}");
+    let refused_value = program("bench --ranks 2").env("FAST_ALLREDUCE_CALIBRATE", "yes").output().unwrap();
+    refused(&refused_value, &["FAST_ALLREDUCE_CALIBRATE = yes", "0 or 1"]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::Machine;
 /// The makes of CPU that the host has a built-in table for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Cpu {
+pub enum CpuMake {
     /// Cores that share a third-level cache are a few nanoseconds apart.
     Amd,
     /// Lines cross a mesh from core to core.
@@ -23,7 +23,7 @@ pub struct Costs {
     pub copy_ns: f64,
 }
 
-impl Cpu {
+impl CpuMake {
     /// How many KiB can be copied while a line goes from core to core, between what the one and the other have.
     const LINES_APART: f64 = 15.0;
 
@@ -69,7 +69,7 @@ impl Costs {
     }
 }
 
-impl fmt::Display for Cpu {
+impl fmt::Display for CpuMake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -91,9 +91,9 @@ mod tests {
     #[test]
     fn a_cpu_is_known_by_its_name() {
         let machine = |cpu: &str| Machine::Host { cpu: cpu.into(), cores: 2, instruction_set: "avx2".into() };
-        assert_eq!(Cpu::of(&machine("Intel(R) Xeon(R) Platinum 8481C")), Cpu::Intel);
-        assert_eq!(Cpu::of(&machine("AMD EPYC 9B45")), Cpu::Amd);
-        assert_eq!(Cpu::of(&machine("unknown")), Cpu::Amd);
+        assert_eq!(CpuMake::of(&machine("Intel(R) Xeon(R) Platinum 8481C")), CpuMake::Intel);
+        assert_eq!(CpuMake::of(&machine("AMD EPYC 9B45")), CpuMake::Amd);
+        assert_eq!(CpuMake::of(&machine("unknown")), CpuMake::Amd);
     }
 
     proptest! {

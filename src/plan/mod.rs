@@ -5,7 +5,7 @@
 //! of its machine, and a file: `fast-allreduce tune` writes it and installs it in the user's cache, where communicators of this
 //! machine find it by themselves. [`Builder::tuning`](crate::Builder::tuning) or the environment variable `FAST_ALLREDUCE_TUNING`
 //! has another used. Any other machine or version of this crate refuses a file. Without one the host takes the built-in table for
-//! its CPU ([`Cpu`]), by a measurement of some milliseconds. [`Communicator::plan_source`](crate::Communicator::plan_source)
+//! its CPU ([`CpuMake`]), by a measurement of some milliseconds. [`Communicator::plan_source`](crate::Communicator::plan_source)
 //! tells which plan is in force.
 //!
 //! ```no_run
@@ -40,7 +40,7 @@ use crate::abi;
 use crate::dtype::DType;
 use crate::op::ReduceOp;
 pub use choice::{Choice, DeviceKind, Step};
-pub use cpu::{Costs, Cpu};
+pub use cpu::{Costs, CpuMake};
 pub(crate) use limits::{Limits, Packing};
 pub use machine::Machine;
 pub(crate) use origin::{agree, Agreed, Proposal};

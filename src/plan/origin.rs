@@ -6,7 +6,7 @@
 use std::fmt;
 
 use super::text::{self, parse_table, write_table};
-use super::{installed, Costs, Cpu, DeviceKind, Machine, Table, Tuning};
+use super::{installed, Costs, CpuMake, DeviceKind, Machine, Table, Tuning};
 use crate::error::{Error, Result};
 
 /// Instead of a file's name: the built-in plan, without a look at files or a measurement.
@@ -37,7 +37,7 @@ pub enum Origin {
     /// A built-in table.
     BuiltIn {
         /// On the host: the CPU that it is for.
-        cpu: Option<Cpu>,
+        cpu: Option<CpuMake>,
         /// What that was chosen by; `None`: the CPU's name.
         costs: Option<Costs>,
         /// Why there is no other plan.
@@ -130,7 +130,7 @@ impl Proposal {
     ) -> Result<Self> {
         let built_in = |reason: String, may_calibrate: bool| match device {
             DeviceKind::Host => {
-                let cpu = machine().map_or(Cpu::Amd, |machine| Cpu::of(&machine));
+                let cpu = machine().map_or(CpuMake::Amd, |machine| CpuMake::of(&machine));
                 let origin = Origin::BuiltIn { cpu: Some(cpu), costs: None, reason };
                 Self { table: Table::of_cpu(cpu), origin, may_calibrate }
             }
@@ -185,7 +185,7 @@ impl Proposal {
             Origin::Named { file } => format!("named\t{}\n{}", on_one_line(file), rows()?),
             Origin::Installed { file } => format!("installed\t{}\n{}", on_one_line(file), rows()?),
             Origin::BuiltIn { cpu, reason, .. } => {
-                let cpu = cpu.map_or("none", Cpu::name);
+                let cpu = cpu.map_or("none", CpuMake::name);
                 let may = if self.may_calibrate { "measure" } else { "keep" };
                 format!("built-in\t{cpu}\t{may}\t{}\n", on_one_line(reason))
             }
@@ -207,7 +207,7 @@ impl Proposal {
             (["named", file], _) => (table()?, Origin::Named { file: (*file).to_owned() }, false),
             (["installed", file], _) => (table()?, Origin::Installed { file: (*file).to_owned() }, false),
             (["built-in", cpu, may, reason], _) => {
-                let cpu = [Cpu::Amd, Cpu::Intel].into_iter().find(|known| known.name() == *cpu);
+                let cpu = [CpuMake::Amd, CpuMake::Intel].into_iter().find(|known| known.name() == *cpu);
                 let table = match (cpu, device) {
                     (Some(cpu), DeviceKind::Host) => Table::of_cpu(cpu),
                     (None, DeviceKind::Cuda) => Table::built_in(device),
@@ -249,7 +249,7 @@ impl Agreed {
     /// Takes the built-in table that these costs speak for.
     pub fn calibrate(&mut self, costs: Costs) {
         if let Origin::BuiltIn { cpu: Some(cpu), costs: found, .. } = &mut self.source.origin {
-            (*cpu, *found) = (Cpu::by(&costs), Some(costs));
+            (*cpu, *found) = (CpuMake::by(&costs), Some(costs));
             self.table = Table::of_cpu(*cpu);
             self.source.others.clear();
         }
@@ -269,7 +269,7 @@ mod tests {
         Table::uniform(DeviceKind::Host, Choice::host(algorithm, 2, 4096, 65536)).unwrap()
     }
 
-    fn built_in(cpu: Cpu, may_calibrate: bool) -> Proposal {
+    fn built_in(cpu: CpuMake, may_calibrate: bool) -> Proposal {
         let origin = Origin::BuiltIn { cpu: Some(cpu), costs: None, reason: "no file".into() };
         Proposal { table: Table::of_cpu(cpu), origin, may_calibrate }
     }
@@ -296,7 +296,7 @@ mod tests {
     fn the_lowest_rank_with_the_most_said_decides() {
         let given = Proposal::given(table(TwoShotPush));
         let all = [
-            built_in(Cpu::Amd, true),
+            built_in(CpuMake::Amd, true),
             installed(OneShotPush),
             given.clone(),
             Proposal::given(table(OneShotPush)),
@@ -314,12 +314,12 @@ mod tests {
 
     #[test]
     fn a_measurement_needs_the_leave_of_all() {
-        assert!(agreed(&[built_in(Cpu::Amd, true), built_in(Cpu::Amd, true)]).may_calibrate);
-        let mut some = agreed(&[built_in(Cpu::Intel, true), built_in(Cpu::Amd, false)]);
-        assert!(!some.may_calibrate && some.table == Table::of_cpu(Cpu::Intel));
+        assert!(agreed(&[built_in(CpuMake::Amd, true), built_in(CpuMake::Amd, true)]).may_calibrate);
+        let mut some = agreed(&[built_in(CpuMake::Intel, true), built_in(CpuMake::Amd, false)]);
+        assert!(!some.may_calibrate && some.table == Table::of_cpu(CpuMake::Intel));
         let costs = Costs { line_ns: 20.0, copy_ns: 10.0 };
         some.calibrate(costs);
-        assert_eq!(some.table, Table::of_cpu(Cpu::Amd));
+        assert_eq!(some.table, Table::of_cpu(CpuMake::Amd));
         let said = some.source.to_string();
         assert_eq!(said, "built-in for AMD (a line takes 20 ns, a copy 10.0 ns for a KiB; no file)");
     }
@@ -329,9 +329,9 @@ mod tests {
         let mut given = agreed(&[Proposal::given(table(OneShotPush))]);
         given.calibrate(Costs { line_ns: 500.0, copy_ns: 10.0 });
         assert_eq!(given.table, table(OneShotPush));
-        assert_eq!(Cpu::by(&Costs { line_ns: 500.0, copy_ns: 10.0 }), Cpu::Intel);
+        assert_eq!(CpuMake::by(&Costs { line_ns: 500.0, copy_ns: 10.0 }), CpuMake::Intel);
         // Nonsense is no reason to change anything.
-        assert_eq!(Cpu::by(&Costs { line_ns: f64::NAN, copy_ns: 0.0 }), Cpu::Amd);
+        assert_eq!(CpuMake::by(&Costs { line_ns: f64::NAN, copy_ns: 0.0 }), CpuMake::Amd);
     }
 
     #[test]
@@ -347,7 +347,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_proposal_is_total(bytes in damaged(vec![
-            built_in(Cpu::Intel, true).encode().unwrap().into_bytes(),
+            built_in(CpuMake::Intel, true).encode().unwrap().into_bytes(),
             installed(TwoShotPush).encode().unwrap().into_bytes(),
         ])) {
             match Proposal::decode(DeviceKind::Host, &bytes) {

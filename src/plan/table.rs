@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use super::choice::{size, Choice, DeviceKind, Step};
-use super::cpu::Cpu;
+use super::cpu::CpuMake;
 use super::links::Links;
 use super::{built_in, Algorithm};
 use crate::abi::MAX_RANKS;
@@ -57,19 +57,19 @@ pub struct Table {
 }
 
 impl Table {
-    /// The table that is used unless another is given; of the host, that for [`Cpu::Amd`].
+    /// The table that is used unless another is given; of the host, that for [`CpuMake::Amd`].
     pub const fn built_in(device: DeviceKind) -> Self {
         match device {
-            DeviceKind::Host => Self::of_cpu(Cpu::Amd),
+            DeviceKind::Host => Self::of_cpu(CpuMake::Amd),
             DeviceKind::Cuda => Self { device, rows: Cow::Borrowed(&built_in::CUDA) },
         }
     }
 
     /// The built-in table of the host for a kind of CPU.
-    pub const fn of_cpu(cpu: Cpu) -> Self {
+    pub const fn of_cpu(cpu: CpuMake) -> Self {
         let rows: &'static [Row] = match cpu {
-            Cpu::Amd => &built_in::HOST_AMD,
-            Cpu::Intel => &built_in::HOST_INTEL,
+            CpuMake::Amd => &built_in::HOST_AMD,
+            CpuMake::Intel => &built_in::HOST_INTEL,
         };
         Self { device: DeviceKind::Host, rows: Cow::Borrowed(rows) }
     }

@@ -15,7 +15,7 @@ const FORMAT: i64 = 1;
 
 const HEADER: &str = "\
 # A plan that was measured on one machine, for the device and the version of fast-allreduce named here.
-# It is used where it is installed (`fast-allreduce tune --install`), or where FAST_ALLREDUCE_TUNING holds its path.
+# It is used where `fast-allreduce tune` has installed it, or where FAST_ALLREDUCE_TUNING holds its path.
 
 ";
 

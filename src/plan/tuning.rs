@@ -88,6 +88,11 @@ impl Tuning {
         Ok(Self { file: Some(path.display().to_string()), machine, table })
     }
 
+    /// The file that is installed for a machine, if one is and can be used.
+    pub fn installed(machine: &Machine) -> Option<Self> {
+        installed::find(installed::folder().as_deref(), machine.device(), || Ok(machine.clone())).ok()
+    }
+
     /// Writes it to the user's cache, where communicators on its machine find it: in `fast-allreduce` below `$XDG_CACHE_HOME`, else
     /// below `$HOME/.cache`, under a name made of the machine's facts. It takes the place of an older one in one step. Its path.
     ///

@@ -3,6 +3,7 @@
 mod cases;
 mod compare;
 mod gpu_check;
+mod placement;
 mod plans;
 mod soak;
 mod values;
@@ -23,6 +24,7 @@ pub use self::compare::{Compare, RivalName};
 pub use self::gpu_check::GpuCheck;
 #[cfg(feature = "cuda")]
 pub use self::gpu_check::{SharingName, Step};
+pub use self::placement::Placement;
 pub use self::plans::{Plan, Tune};
 pub use self::soak::{Faults, Soak, SummaryFormat};
 use self::values::Choice;
@@ -120,6 +122,8 @@ with a line for each algorithm; all numbers; the facts of the machine; the comma
 
 Without --iters, calls are repeated for about 20 ms, at least 20 and at most 10000 times.
 
+A row ends in a remark where its calls are not of one population: p99 is more than 4 times p50, or two ranks were found on one core.
+
 The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run could not be made or its results not be
 written, 141 if their reader has gone.";
 
@@ -201,6 +205,8 @@ pub struct Bench {
     /// Threads of each rank on the host [default: 1]
     #[arg(long, value_name = "COUNT")]
     pub workers: Option<usize>,
+    #[command(flatten)]
+    pub placement: Placement,
     /// Instruction set of the host kernels [default: the best of this CPU]
     #[arg(long, value_name = "NAME", value_parser = values::isa)]
     pub isa: Option<Isa>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use fast_allreduce::MAX_RANKS;
 
-use super::{values, DeviceName, WaitMode};
+use super::{values, DeviceName, Placement, WaitMode};
 use crate::failure::Failure;
 
 pub const TUNE_NOTES: &str = "\
@@ -17,9 +17,11 @@ turns again; where it is slower, the built-in one stays.
 
 ring and halving-doubling are no candidates: their results have other bits, and a tuning file changes no bits.
 
-Numbers of ranks and links that are not measured keep the built-in plan.
+Numbers of ranks and links that are not measured keep the plan that is installed for this machine, else the built-in one.
 
-Have the file used by FAST_ALLREDUCE_TUNING=FILE on every rank, or by Builder::tuning. Measure on an idle machine.";
+The file is installed in the user's cache, $XDG_CACHE_HOME/fast-allreduce or ~/.cache/fast-allreduce, by a name made of the machine's
+facts. Communicators on this machine find it there by themselves. A file that --output wrote is used by
+FAST_ALLREDUCE_TUNING=FILE, or by Builder::tuning. FAST_ALLREDUCE_TUNING=built-in has none used. Measure on an idle machine.";
 
 /// Options of `plan`.
 #[derive(Args, Debug)]
@@ -30,7 +32,7 @@ pub struct Plan {
     /// Only for so many ranks: 2 to 16, or all
     #[arg(long, value_name = "COUNT", default_value = "all", value_parser = values::worlds)]
     pub ranks: Worlds,
-    /// The plan of a tuning file, which must be of this machine [default: that of FAST_ALLREDUCE_TUNING, or the built-in plan]
+    /// The plan of a tuning file, which must be of this machine [default: the plan in force, which the first line names]
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
     /// Print a tuning file of this machine instead of words
@@ -47,9 +49,9 @@ pub struct Tune {
     /// Ranks, a process each: 2 to 16, or all numbers up to those of cores or GPUs
     #[arg(long, value_name = "COUNT", default_value = "all", value_parser = values::worlds)]
     pub ranks: Worlds,
-    /// The file to write
-    #[arg(long, short = 'O', value_name = "FILE", default_value = "fast-allreduce.toml")]
-    pub output: PathBuf,
+    /// Write the file there, instead of installing it for this machine
+    #[arg(long, short = 'O', value_name = "FILE")]
+    pub output: Option<PathBuf>,
     /// Time to measure for, about
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds)]
     pub budget: Duration,
@@ -65,6 +67,8 @@ pub struct Tune {
     /// What a waiting rank does with its core
     #[arg(long, value_enum, default_value_t = WaitMode::Auto)]
     pub wait: WaitMode,
+    #[command(flatten)]
+    pub placement: Placement,
     /// Longest wait for another rank
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
     pub timeout: Duration,

@@ -24,11 +24,16 @@ pub fn page(config: &Config, rows: &[Row]) -> Page {
         subject: subject(config),
         wrong: (config.check > 0).then_some(wrong),
         findings: Vec::new(),
-        warnings: config.device.warning().into_iter().collect(),
+        warnings: config.device.warning().into_iter().chain(remarks(rows)).collect(),
         facts: settings(config),
         panels: panels.into_iter().map(|(key, rows)| panel(key, &rows)).collect(),
         notes: NOTES,
     }
+}
+
+/// What is to be said of rows whose calls are not of one population.
+fn remarks(rows: &[Row]) -> impl Iterator<Item = String> + '_ {
+    rows.iter().filter_map(|row| Some(format!("{} of {} bytes: {}", row.collective, row.size, row.remark()?)))
 }
 
 /// What every page says was measured.
@@ -49,6 +54,7 @@ pub fn settings(config: &Config) -> Vec<(String, String)> {
         ("Timed calls".into(), format!("{iterations}, after {warmup_iters} that are not timed")),
         ("Checked calls".into(), check.to_string()),
         ("Seed of the inputs".into(), seed.to_string()),
+        ("Plan".into(), config.plan.clone()),
         ("Longest wait".into(), format!("{} s", config.timeout_s)),
         ("Region of a rank".into(), format!("{} bytes", config.region_bytes)),
     ];

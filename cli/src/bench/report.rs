@@ -94,6 +94,7 @@ pub fn write_facts(out: &mut impl Write, config: &Config) -> io::Result<()> {
     if let Some(warning) = device.warning() {
         writeln!(out, "# {warning}")?;
     }
+    writeln!(out, "# plan {}", config.plan)?;
     writeln!(out, "# iters {iterations} warmup iters {warmup_iters} check {check} seed {seed}")
 }
 
@@ -134,9 +135,10 @@ fn write_table_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
     let (out_of_place, in_place) =
         (columns(&row.out_of_place), row.in_place.as_ref().map_or_else(missing, columns));
     let memcpy = significant(row.memcpy_us);
+    let remark = row.remark().map_or(String::new(), |remark| format!("  # {remark}"));
     writeln!(
         out,
-        "{size:>12}{count:>13}{dtype:>6}{redop:>6}{root:>6} {algo:>16}  {out_of_place}   {in_place} {memcpy:>9}"
+        "{size:>12}{count:>13}{dtype:>6}{redop:>6}{root:>6} {algo:>16}  {out_of_place}   {in_place} {memcpy:>9}{remark}"
     )
 }
 
@@ -163,7 +165,7 @@ pub fn significant(value: f64) -> String {
 
 const CSV_HEADER: &str = "collective,size,count,type,redop,root,algo,\
     out_of_place_time_us,out_of_place_p50_us,out_of_place_p99_us,out_of_place_algbw_gbs,out_of_place_busbw_gbs,out_of_place_wrong,\
-    in_place_time_us,in_place_p50_us,in_place_p99_us,in_place_algbw_gbs,in_place_busbw_gbs,in_place_wrong,memcpy_us";
+    in_place_time_us,in_place_p50_us,in_place_p99_us,in_place_algbw_gbs,in_place_busbw_gbs,in_place_wrong,memcpy_us,remark";
 
 fn write_csv_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
     let Row { collective, size, count, dtype, redop, memcpy_us, .. } = row;
@@ -178,5 +180,6 @@ fn write_csv_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
         write!(out, ",{time_us:.4},{p50_us:.4},{p99_us:.4},{algbw_gbs:.6},{busbw_gbs:.6},")?;
         timing.wrong.map_or(Ok(()), |wrong| write!(out, "{wrong}"))?;
     }
-    writeln!(out, ",{memcpy_us:.4}")
+    // Remarks have no commas.
+    writeln!(out, ",{memcpy_us:.4},{}", row.remark().unwrap_or_default())
 }

@@ -10,6 +10,7 @@ use super::check::{count_changed, count_overwritten, judge, Promise, Verdict};
 use super::contender::{Contender, Placement};
 use super::device::{Batch, Call, Endpoint};
 use super::inputs::Inputs;
+use super::populations;
 use super::reference::Number;
 use super::row::{Row, Timing};
 use super::session::Session;
@@ -228,7 +229,7 @@ impl Measure<'_> {
         for (contender, call) in contenders.iter().zip(&mut calls) {
             let mut batch = contender.endpoint().batch(call)?;
             let batches = self.warm_up(&mut *batch)?.div_ceil(rounds);
-            lanes.push(Lane { batch, batches, means: Vec::new(), singles: Vec::new() });
+            lanes.push(Lane { batch, batches, means: Vec::new(), singles: Vec::new(), cores: Vec::new() });
         }
         for _ in 0..rounds {
             for lane in &mut lanes {
@@ -237,9 +238,23 @@ impl Measure<'_> {
         }
         let timing = |lane: Lane| {
             let (means, singles) = (self.session.maxima(&lane.means)?, self.session.maxima(&lane.singles)?);
-            Ok(Timing::new(means, singles, bytes, bus_factor))
+            let cores = self.cores_of_all(&lane.cores)?;
+            Ok(Timing::new(means, singles, bytes, bus_factor).remarked(lane.cores.len(), &cores))
         };
         lanes.into_iter().map(timing).collect()
+    }
+
+    /// By rank: where it was, sample by sample. None where ranks must share cores.
+    fn cores_of_all(&self, mine: &[u16]) -> Result<Vec<Vec<u16>>, Failure> {
+        let bytes: Vec<u8> = mine.iter().flat_map(|core| core.to_le_bytes()).collect();
+        let all = self.session.exchange(&bytes)?;
+        if crate::facts::cores() < self.session.world_size() {
+            return Ok(Vec::new());
+        }
+        let cores = |bytes: Vec<u8>| {
+            bytes.chunks_exact(2).map(|core| u16::from_le_bytes([core[0], core[1]])).collect()
+        };
+        Ok(all.into_iter().map(cores).collect())
     }
 
     /// Microseconds of a copy that every rank makes at the same time.
@@ -370,6 +385,8 @@ struct Lane<'a> {
     batches: u64,
     means: Vec<f64>,
     singles: Vec<f64>,
+    /// Where this rank was after each of the singles.
+    cores: Vec<u16>,
 }
 
 impl Lane<'_> {
@@ -381,6 +398,7 @@ impl Lane<'_> {
         for _ in 0..self.batches.min(most_singles) {
             session.fence()?;
             self.singles.push(self.batch.seconds(1)? / calls);
+            self.cores.push(populations::core(session.rank()));
         }
         Ok(())
     }

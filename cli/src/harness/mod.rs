@@ -6,6 +6,7 @@ pub mod contender;
 pub mod device;
 pub mod inputs;
 pub mod measure;
+pub mod populations;
 pub mod progress;
 pub mod reference;
 pub mod rivals;
@@ -138,6 +139,7 @@ pub fn config(options: &Bench, endpoint: &impl Endpoint, seed: u64) -> Config {
         collective: options.collective(),
         timeout_s: options.timeout.as_secs_f64(),
         region_bytes: communicator.region_bytes(),
+        plan: communicator.plan_source().to_string(),
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::check::Verdict;
+use super::populations;
 
 /// What the numbers of a run depend on.
 #[derive(Debug, Serialize)]
@@ -24,6 +25,8 @@ pub struct Config {
     pub timeout_s: f64,
     /// Bytes of shared memory that each rank's region takes.
     pub region_bytes: usize,
+    /// Where the plan comes from, and why.
+    pub plan: String,
 }
 
 /// How a GPU's calls are timed with `--eager`.
@@ -42,6 +45,8 @@ pub enum DeviceFacts {
         /// What that came to.
         wait_mode: &'static str,
         workers: usize,
+        /// What ranks are bound to.
+        bind: String,
     },
     #[cfg(feature = "cuda")]
     Cuda {
@@ -57,10 +62,10 @@ pub enum DeviceFacts {
 impl fmt::Display for DeviceFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Host { instruction_set, cores, wait, wait_mode, workers } => {
+            Self::Host { instruction_set, cores, wait, wait_mode, workers, bind } => {
                 write!(f, "device host instruction set {instruction_set} cores {cores} ")?;
                 let came_to = if wait == wait_mode { String::new() } else { format!(" ({wait_mode})") };
-                write!(f, "wait {wait}{came_to} workers {workers}")
+                write!(f, "wait {wait}{came_to} workers {workers} bind {bind}")
             }
             #[cfg(feature = "cuda")]
             Self::Cuda { gpu, gpus, sharing, timed, .. } => {
@@ -123,6 +128,16 @@ pub struct Row {
 }
 
 impl Row {
+    /// What a reader must know of its times, if anything.
+    pub fn remark(&self) -> Option<String> {
+        let of = |form: &str, timing: Option<&Timing>| {
+            timing?.remark.as_ref().map(|remark| format!("{form}: {remark}"))
+        };
+        let both = [of("out of place", Some(&self.out_of_place)), of("in place", self.in_place.as_ref())];
+        let remarks: Vec<_> = both.into_iter().flatten().collect();
+        (!remarks.is_empty()).then(|| remarks.join("; "))
+    }
+
     /// Wrong elements on all ranks.
     pub fn wrong(&self) -> u64 {
         let of = |timing: &Timing| timing.wrong.unwrap_or(0);
@@ -142,6 +157,8 @@ pub struct Timing {
     pub wrong: Option<u64>,
     /// The largest distance of an element from a reduction in f64; from the exact one for integers.
     pub max_error: Option<f64>,
+    /// Why its calls are not of one population, if they are not.
+    pub remark: Option<String>,
 }
 
 impl Timing {
@@ -160,7 +177,14 @@ impl Timing {
             busbw_gbs: algbw_gbs * bus_factor,
             wrong: None,
             max_error: None,
+            remark: None,
         }
+    }
+
+    /// The same, with what is to be said of its so many single calls, and of where ranks were, sample by sample.
+    #[must_use]
+    pub fn remarked(self, calls: usize, cores: &[Vec<u16>]) -> Self {
+        Self { remark: populations::remark(calls, self.p50_us, self.p99_us, cores), ..self }
     }
 
     /// The same, checked.

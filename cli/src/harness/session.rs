@@ -21,6 +21,8 @@ impl Session {
     /// `timeout` is that of the calls to be measured. Collective.
     pub fn new(bootstrap: impl Bootstrap + 'static, wait: Wait, timeout: Duration) -> Result<Self, Failure> {
         const SMALLEST_REGION: usize = 4 << 10;
+        // Before the communicators to be measured bind this thread.
+        crate::facts::cores();
         // Between calls a rank may have many elements to check.
         let limit = timeout.max(Duration::from_secs(60));
         let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);

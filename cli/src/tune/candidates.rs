@@ -18,7 +18,7 @@ pub fn of(device: DeviceKind, workers: usize) -> Vec<Choice> {
 fn host(algorithm: Algorithm, workers: usize) -> Vec<Choice> {
     // So little that all blocks are used wherever it matters.
     const BLOCK_BYTES: u64 = 4 << 10;
-    const PIECE_BYTES: [u64; 3] = [256 << 10, 128 << 10, 512 << 10];
+    const PIECE_BYTES: [u64; 4] = [256 << 10, 128 << 10, 512 << 10, 1 << 20];
     let blocks =
         std::iter::successors(Some(1), |blocks| Some(blocks * 2)).take_while(|&blocks| blocks < workers);
     let blocks = blocks.chain([workers]);

@@ -1,4 +1,4 @@
-//! `tune`: measures what is best on this machine, world by world, and writes it to a tuning file.
+//! `tune`: measures what is best on this machine, world by world, and installs it as the machine's tuning file, or writes it.
 //!
 //! The launcher starts the ranks of one world after the other. The first rank of each leaves the plan, with what was found
 //! for its world, in a file in memory that the launcher made.
@@ -34,15 +34,27 @@ pub fn run(options: &Tune) -> Result<(), Failure> {
     }
     let worlds = options.ranks.up_to(most_ranks(options.device)?);
     check_memory(options.max_bytes, worlds.iter().copied().max().unwrap_or(0))?;
-    let output = Output::check(&options.output)?;
+    options.placement.announce();
+    let output = options.output.as_deref().map(Output::check).transpose()?;
     let part = Part::new()?;
+    if output.is_none() {
+        part.take_installed(options.device)?;
+    }
     for &ranks in &worlds {
         launch::launch(ranks, arguments(options, ranks, worlds.len(), &part))?;
     }
     let tuning = Tuning::load(part.path())?;
-    output.write(&tuning.to_string())?;
     let mut out = std::io::stdout().lock();
-    writeln!(out, "# wrote {0}: have it used by FAST_ALLREDUCE_TUNING={0}", options.output.display())?;
+    match (&output, &options.output) {
+        (Some(output), Some(path)) => {
+            output.write(&tuning.to_string())?;
+            writeln!(out, "# wrote {0}: have it used by FAST_ALLREDUCE_TUNING={0}", path.display())?;
+        }
+        _ => {
+            let path = tuning.install()?;
+            writeln!(out, "# installed {}: communicators on this machine use it", path.display())?;
+        }
+    }
     Ok(out.flush()?)
 }
 
@@ -70,6 +82,8 @@ fn arguments(options: &Tune, ranks: usize, worlds: usize, part: &Part) -> Vec<Os
     add("--minbytes", options.min_bytes.to_string().into());
     add("--maxbytes", options.max_bytes.to_string().into());
     add("--wait", options.wait.name().into());
+    let bind = options.placement.bind.bind();
+    add("--bind", bind.name().into());
     add("--timeout", options.timeout.as_secs_f64().to_string().into());
     if let Some(workers) = options.workers {
         add("--workers", workers.to_string().into());
@@ -84,6 +98,15 @@ impl Part {
     fn new() -> Result<Self, Failure> {
         let memory = memfd_create(c"fast-allreduce-tune", MFdFlags::MFD_CLOEXEC);
         Ok(Self(memory.map_err(|errno| Failure::System("memfd_create", errno.into()))?.into()))
+    }
+
+    /// Begins with the plan that is installed for this machine, so that worlds which are not measured now keep theirs.
+    fn take_installed(&self, device: DeviceName) -> Result<(), Failure> {
+        if let Some(installed) = Tuning::installed(&crate::harness::device::machine(device)?) {
+            let failed = |error| Failure::File(self.path(), error);
+            std::fs::write(self.path(), installed.to_string()).map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// Its name for this process and for its ranks.

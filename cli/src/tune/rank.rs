@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::Local;
-use fast_allreduce::plan::{Choice, DeviceKind, Table, Tuning};
+use fast_allreduce::plan::{Choice, CpuMake, DeviceKind, Machine, Table, Tuning};
 use fast_allreduce::Device;
 
 use super::report::Report;
@@ -53,7 +53,7 @@ fn measure_on<E: Endpoint>(
     make: impl Fn(Table) -> Result<E, Failure>,
 ) -> Result<(), Failure> {
     let device = options.device.kind();
-    let built_in = Table::built_in(device);
+    let built_in = built_in(device);
     let choices = candidates::of(device, options.workers.unwrap_or(1));
     let mut endpoints = vec![make(built_in.clone())?];
     for &choice in &choices {
@@ -92,6 +92,14 @@ fn measure_on<E: Endpoint>(
     Ok(())
 }
 
+/// What communicators use where nothing is tuned, as far as that is known before a measurement.
+fn built_in(device: DeviceKind) -> Table {
+    match device {
+        DeviceKind::Host => Table::of_cpu(CpuMake::of(&Machine::host())),
+        DeviceKind::Cuda => Table::built_in(device),
+    }
+}
+
 /// What the comparison of plans needs.
 struct World<'a, E, F> {
     session: &'a Session,
@@ -116,7 +124,7 @@ impl<E: Endpoint, F: Fn(Table) -> Result<E, Failure>> World<'_, E, F> {
         budget: Duration,
         report: &mut Report,
     ) -> Result<Vec<f64>, Failure> {
-        let built_in = Table::built_in(self.device);
+        let built_in = built_in(self.device);
         let both = [(self.make)(built_in.clone())?, (self.make)(self.table(&built_in, picked)?)?];
         let mut ratios = Vec::with_capacity(self.sizes.len());
         for (&bytes, picked) in self.sizes.iter().zip(picked) {

@@ -28,7 +28,8 @@ impl Cpu {
     /// Collective.
     pub fn new(session: &Session, options: &Bench, algorithm: Option<Algorithm>) -> Result<Self, Failure> {
         let workers = options.workers.unwrap_or(1);
-        let mut device = Host::new().workers(workers)?.wait(options.wait.wait());
+        let mut device =
+            Host::new().workers(workers)?.wait(options.wait.wait()).bind(options.placement.bind.bind());
         if let Some(isa) = options.isa {
             device = device.isa(isa)?;
         }
@@ -39,7 +40,8 @@ impl Cpu {
     /// With a plan to measure. Collective.
     pub fn planned(session: &Session, options: &Tune, plan: Table) -> Result<Self, Failure> {
         let workers = options.workers.unwrap_or(1);
-        let device = Host::new().workers(workers)?.wait(options.wait.wait());
+        let device =
+            Host::new().workers(workers)?.wait(options.wait.wait()).bind(options.placement.bind.bind());
         let communicator = session.build_planned(device, options.timeout, plan)?;
         Ok(Self { communicator, wait: options.wait.name(), workers })
     }
@@ -69,6 +71,7 @@ impl Endpoint for Cpu {
             wait: self.wait,
             wait_mode,
             workers: self.workers,
+            bind: device.binding().to_string(),
         }
     }
 

@@ -4,6 +4,7 @@
 pub mod cuda;
 pub mod host;
 
+use fast_allreduce::plan::Machine;
 use fast_allreduce::{Communicator, Device, ReduceOp};
 
 use super::contender::Rival;
@@ -19,6 +20,21 @@ use crate::failure::Failure;
 pub use cudarc::driver::DeviceRepr as Portable;
 #[cfg(not(feature = "cuda"))]
 pub use fast_allreduce::Element as Portable;
+
+/// This machine, as its tuning file describes it.
+pub fn machine(device: DeviceName) -> Result<Machine, Failure> {
+    check(device)?;
+    match device {
+        DeviceName::Host => Ok(Machine::host()),
+        #[cfg(feature = "cuda")]
+        DeviceName::Cuda => {
+            use fast_allreduce::Device as _;
+            Ok(fast_allreduce::Cuda::open(0)?.machine()?)
+        }
+        #[cfg(not(feature = "cuda"))]
+        DeviceName::Cuda => Err(crate::failure::without_cuda()),
+    }
+}
 
 /// Refuses a device that this build or this machine does not have.
 pub fn check(name: DeviceName) -> Result<(), Failure> {

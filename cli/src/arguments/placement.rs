@@ -1,0 +1,47 @@
+//! Options on where ranks run, and where they meet.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use fast_allreduce::device::host::Bind;
+
+/// Options of what starts ranks.
+#[derive(Args, Debug)]
+pub struct Placement {
+    /// What each rank's threads are bound to, where there are as many cores as threads. Ranks that a launcher has bound stay there
+    #[arg(long, value_name = "TO", value_enum, default_value_t = BindMode::Core)]
+    pub bind: BindMode,
+    /// Have ranks meet in a directory, which containers with networks of their own may share: there, start each rank with
+    /// FAST_ALLREDUCE_RANK and FAST_ALLREDUCE_WORLD_SIZE [default: that of FAST_ALLREDUCE_SOCKET_DIR]
+    #[arg(long = "socket-dir", value_name = "DIRECTORY")]
+    pub socket_directory: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BindMode {
+    /// A core for each thread
+    Core,
+    /// A NUMA node for each rank
+    Numa,
+    /// Nothing
+    None,
+}
+
+impl BindMode {
+    pub fn bind(self) -> Bind {
+        match self {
+            Self::Core => Bind::Core,
+            Self::Numa => Bind::Numa,
+            Self::None => Bind::None,
+        }
+    }
+}
+
+impl Placement {
+    /// Has the library, and the ranks that this process starts, find the directory. Before any thread is started.
+    pub fn announce(&self) {
+        if let Some(directory) = &self.socket_directory {
+            std::env::set_var(crate::environment::SOCKET_DIRECTORY, directory);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Where ranks run and where they meet: bound to cores by default, where they fit, and the header says so.
+
+mod program;
+
+use std::process::Command;
+
+use nix::sched::{sched_getaffinity, sched_setaffinity, CpuSet};
+use nix::unistd::Pid;
+use program::{program, text};
+
+fn config(command: &mut Command) -> serde_json::Value {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["wrong"], 0);
+    document["config"].clone()
+}
+
+fn bind_of(arguments: &str) -> String {
+    let config = config(&mut program(&format!("{arguments} -b 1K -e 1K -n 20 --format json")));
+    config["bind"].as_str().unwrap().to_owned()
+}
+
+/// Cores that this process may use.
+fn cores() -> Vec<usize> {
+    let set = sched_getaffinity(Pid::from_raw(0)).unwrap();
+    (0..CpuSet::count()).filter(|&core| set.is_set(core).unwrap()).collect()
+}
+
+#[test]
+fn ranks_have_cores_of_their_own_where_they_fit() {
+    let cores = cores();
+    // A quota of a container may be less.
+    let has_two = std::thread::available_parallelism().unwrap().get() >= 2;
+    let bound = bind_of("bench --ranks 2");
+    match has_two {
+        true => assert!(bound.starts_with("core ("), "{bound}"),
+        false => assert!(bound.starts_with("none (2 threads"), "{bound}"),
+    }
+    assert!(!has_two || bind_of("bench --ranks 2 --bind numa").starts_with("numa ("));
+    assert_eq!(bind_of("bench --ranks 2 --bind none"), "none (not asked for)");
+    if cores.len() < 16 {
+        let said = format!("none (16 threads on {} core", cores.len());
+        assert!(bind_of("bench --ranks 16").starts_with(&said));
+    }
+}
+
+#[test]
+fn a_mask_is_kept() {
+    let all = sched_getaffinity(Pid::from_raw(0)).unwrap();
+    let last = *cores().last().unwrap();
+    // Of this thread, which the program inherits.
+    let mut one = CpuSet::new();
+    one.set(last).unwrap();
+    sched_setaffinity(Pid::from_raw(0), &one).unwrap();
+    let bound = bind_of("bench --ranks 2");
+    sched_setaffinity(Pid::from_raw(0), &all).unwrap();
+    assert_eq!(bound, "none (2 threads on 1 core)");
+}
+
+#[test]
+fn the_header_says_what_ranks_are_bound_to_and_what_they_plan_by() {
+    let output = program("bench --ranks 2 -b 1K -e 1K -n 20").output().unwrap();
+    let printed = text(&output.stdout);
+    let header: Vec<_> = printed.lines().take_while(|line| line.starts_with("# ")).collect();
+    assert!(header.iter().any(|line| line.contains(" workers 1 bind ")), "{printed}");
+    assert!(header.iter().any(|line| line.starts_with("# plan built-in for ")), "{printed}");
+}
+
+#[test]
+fn a_launchers_ranks_meet_in_a_directory() {
+    let folder = std::env::temp_dir().join(format!("fast-allreduce-placement-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let path = folder.to_str().unwrap();
+    let of_option =
+        config(&mut program(&format!("bench --ranks 3 -b 1K -e 1K -n 20 --format json --socket-dir {path}")));
+    let mut command = program("bench --ranks 2 -b 1K -e 1K -n 20 --format json");
+    let of_environment = config(command.env("FAST_ALLREDUCE_SOCKET_DIR", path));
+    assert_eq!((&of_option["ranks"], &of_environment["ranks"]), (&3.into(), &2.into()));
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing is left");
+    std::fs::remove_dir(&folder).unwrap();
+    let output = program(&format!("bench --ranks 2 --socket-dir {path}")).output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(error.contains("socket directory") && error.contains(path), "{error}");
+}
