@@ -78,10 +78,9 @@ struct FaAnnouncement {
   uint8_t padding[FA_SIGNAL_BYTES - 32];
 };
 
-// Messages between two ranks go through a channel: chunks in slots of the receiver's region, in turn. A slot
-// is full from the sender's signal, which comes with it, to the receiver's, which gives it back.
-#define FA_CHANNEL_SLOTS 2
-
+// Messages between two ranks go through a channel: chunks in the slots of a ring in the receiver's region. A
+// slot is full from the sender's signal, which stands before its data, until the receiver gives credit for
+// it.
 struct FaChunk {
   uint32_t number; // of the channel's chunks, from 1; set after the rest and after the data
   uint32_t tag;    // of the message that it is of
@@ -89,9 +88,9 @@ struct FaChunk {
   uint8_t padding[FA_SIGNAL_BYTES - 16];
 };
 
-// Chunks that the receiver has taken, in the sender's region.
+// Of the chunks to a receiver, in the sender's region.
 struct FaCredit {
-  uint32_t taken;
+  uint32_t taken; // by the receiver, of all chunks ever
   uint8_t padding[FA_SIGNAL_BYTES - 4];
 };
 
@@ -138,12 +137,13 @@ struct FaRegionHead {
   uint8_t padding[40];
   // [epoch % 2][block][sending rank]; used in checked launches only.
   struct FaAnnouncement announced[2][FA_MAX_BLOCKS][FA_MAX_RANKS];
-  // Channels: chunks [slot][sending rank] that have come, credits by receiving rank, and this rank's own
-  // counts of chunks sent and received, by peer.
-  struct FaChunk chunks[FA_CHANNEL_SLOTS][FA_MAX_RANKS];
+  // Channels: credits by receiving rank, and this rank's own counts by peer of chunks sent, of those for
+  // which it has seen credit, and of chunks received.
   struct FaCredit credits[FA_MAX_RANKS];
   uint32_t sent[FA_MAX_RANKS];
+  uint32_t credited[FA_MAX_RANKS];
   uint32_t received[FA_MAX_RANKS];
+  uint8_t padding_of_channels[64];
 };
 
 // A rank's share of the elements that a launch moves or reduces, within all ranks' concatenated.
@@ -170,6 +170,7 @@ struct FaLaunch {
   uint64_t place_bytes;   // of the places that pulls walk through in a generation
   uint64_t channel_offset;
   uint64_t channel_bytes; // of all channels to a rank
+  uint64_t chunk_bytes;   // most data of a chunk, a multiple of 64
   uint64_t transfers;     // address of an FaTransfers, where the launch is of that
   uint64_t launches;      // CUDA: address of all ranks' FaLaunch, where one launch runs a world; else 0
   uint64_t timeout_ns;    // 0: wait for ever
@@ -182,8 +183,10 @@ struct FaLaunch {
   uint32_t spin;      // host: polls before a waiting thread yields its core
   uint32_t checked;   // non-zero: ranks compare their calls first
   uint32_t root;
-  uint32_t last_place; // a power of two less 1; 0: the generation is one place
-  struct FaCall call;  // the call that this launch is of
+  uint32_t last_place;    // a power of two less 1; 0: the generation is one place
+  uint32_t channel_slots; // of each channel, a power of two
+  uint32_t reserved;
+  struct FaCall call; // the call that this launch is of
   // By rank, of FA_ALL_GATHER and FA_REDUCE_SCATTER.
   struct FaShare shares[FA_MAX_RANKS];
 };

@@ -13,6 +13,7 @@ namespace FA_NAMESPACE {
 struct Channel {
   u32 at;        // the transfer that is next or under way
   u32 number;    // chunks that have gone through the channel, ever
+  u32 credited;  // where this rank sends: those of them for which it has seen credit
   u64 done;      // bytes of the transfer that have gone through
   Patience wait; // for the next chunk or credit
 };
@@ -50,17 +51,19 @@ template <class Block>
 FA_FN u64 send_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &channel,
                      const FaTransfer &message, u64 bytes) {
   const u32 number = channel.number;
-  const u64 readiness = ask(block, [&] {
-    const u32 taken = load_acquire(&region_head(launch, launch.rank)->credits[peer].taken);
-    return look(launch, channel, peer, number - taken < FA_CHANNEL_SLOTS);
+  const u64 readiness = ask(block, [&]() -> u64 {
+    // The line of the credits is the receiver's: it is read when those that were seen are used up.
+    if (number - channel.credited < launch.channel_slots)
+      return kReady;
+    channel.credited = load_acquire(&region_head(launch, launch.rank)->credits[peer].taken);
+    return look(launch, channel, peer, number - channel.credited < launch.channel_slots);
   });
   if (readiness != kReady)
     return readiness;
-  copy_bytes(block, u64(chunk_slot(launch, peer, launch.rank, number)), message.address + channel.done,
-             bytes);
+  FaChunk *signal = chunk_slot(launch, peer, launch.rank, number);
+  copy_bytes(block, chunk_data(signal), message.address + channel.done, bytes);
   block.sync();
   block.lanes(1, [&](u32) {
-    FaChunk *signal = chunk_signal(launch, peer, launch.rank, number);
     store_relaxed(&signal->tag, message.tag);
     store_relaxed(&signal->bytes, message.bytes);
 #if defined(FA_PLANT_RELAXED_CHUNK)
@@ -78,8 +81,8 @@ template <class Block>
 FA_FN u64 receive_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &channel,
                         const FaTransfer &message, u64 bytes) {
   const u32 number = channel.number;
+  FaChunk *signal = chunk_slot(launch, launch.rank, peer, number);
   const u64 readiness = ask(block, [&]() -> u64 {
-    const FaChunk *signal = chunk_signal(launch, launch.rank, peer, number);
     // Equality is enough: the sender sets the slot's next number only when it has the credit for this one.
     if (load_acquire(&signal->number) != number + 1)
       return look(launch, channel, peer, false);
@@ -94,12 +97,12 @@ FA_FN u64 receive_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel 
   });
   if (readiness != kReady)
     return readiness;
-  copy_bytes(block, message.address + channel.done, u64(chunk_slot(launch, launch.rank, peer, number)),
-             bytes);
+  copy_bytes(block, message.address + channel.done, chunk_data(signal), bytes);
   block.sync();
-  // Release: the reads come before the slot is the sender's again.
-  block.lanes(
-      1, [&](u32) { store_release(&region_head(launch, peer)->credits[launch.rank].taken, number + 1); });
+  // Release: the reads, of this chunk and of those before it, come before the slots are the sender's again.
+  if (gives_credit(launch, number))
+    block.lanes(
+        1, [&](u32) { store_release(&region_head(launch, peer)->credits[launch.rank].taken, number + 1); });
   return kReady;
 }
 
@@ -111,15 +114,24 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
 #if FA_CUDA
   // One thread changes them, between two syncs: an array of each thread's own would be a stack frame.
   __shared__ __align__(8) u8 storage[2 * FA_MAX_RANKS * sizeof(Channel)];
-  Channel *channels = reinterpret_cast<Channel *>(storage);
 #else
-  Channel channels[2 * FA_MAX_RANKS];
+  // Not all are used, and small messages feel what is set for nothing.
+  alignas(Channel) u8 storage[2 * FA_MAX_RANKS * sizeof(Channel)];
 #endif
+  Channel *channels = reinterpret_cast<Channel *>(storage);
   const u32 count = 2 * launch.world, stride = block.count();
+  const auto is_used = [&](u32 c) { return transfers.first[c] != transfers.first[c + 1]; };
   block.lanes(1, [&](u32) {
     for (u32 c = block.index(); c < count; c += stride) {
       const u32 peer = c / 2;
-      channels[c] = {transfers.first[c], c % 2 == 0 ? head->sent[peer] : head->received[peer], 0, {}};
+      const bool sends = c % 2 == 0;
+      // The counts of the other direction may be another block's.
+      if (is_used(c))
+        channels[c] = {transfers.first[c],
+                       sends ? head->sent[peer] : head->received[peer],
+                       sends ? head->credited[peer] : 0,
+                       0,
+                       {}};
     }
   });
   block.sync();
@@ -127,19 +139,19 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
   for (bool busy = true; busy;) {
     busy = false;
     for (u32 c = block.index(); c < count; c += stride) {
+      if (!is_used(c) || channels[c].at == transfers.first[c + 1])
+        continue;
       Channel &channel = channels[c];
       const u32 at = channel.at;
-      if (at == transfers.first[c + 1])
-        continue;
       busy = true;
       const u32 peer = c / 2;
       const FaTransfer &message = transfers.transfer[at];
       const u64 left = message.bytes - channel.done;
-      // What a rank sends itself goes through no channel.
-      const u64 most = peer == launch.rank ? left : chunk_bytes(launch), bytes = left < most ? left : most;
+      const u64 bytes = left < launch.chunk_bytes ? left : launch.chunk_bytes;
       u64 outcome = kReady;
+      // What a rank sends itself goes through no channel.
       if (peer == launch.rank)
-        copy_bytes(block, message.address, message.source, bytes);
+        copy_bytes(block, message.address + channel.done, message.source + channel.done, bytes);
       else if (c % 2 == 0)
         outcome = send_chunk(launch, block, peer, channel, message, bytes);
       else
@@ -163,8 +175,11 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
   // No other block has these channels.
   block.lanes(1, [&](u32) {
     for (u32 c = block.index(); c < count; c += stride) {
-      u32 *number = c % 2 == 0 ? &head->sent[c / 2] : &head->received[c / 2];
-      *number = channels[c].number;
+      if (!is_used(c))
+        continue;
+      (c % 2 == 0 ? head->sent : head->received)[c / 2] = channels[c].number;
+      if (c % 2 == 0)
+        head->credited[c / 2] = channels[c].credited;
     }
   });
 }

@@ -1,8 +1,11 @@
-// Channels: one in each direction between any two ranks, of FA_CHANNEL_SLOTS chunks in the receiver's region.
+// Channels: one in each direction between any two ranks, a ring of slots in the receiver's region.
 //
-// A chunk's slot belongs to the sender until it sets the chunk's number, and to the receiver from then until
-// it gives credit. Both counts live in the region and never go back, so that launches follow each other
+// A slot belongs to the sender until it sets the number of the chunk in it, and to the receiver from then
+// until it gives credit. Both counts live in the region and never go back, so that launches follow each other
 // without a rendezvous, and only the two ranks of a message take part in it.
+//
+// On the host a ring is larger than the second-level caches: when a slot is written again, its lines have
+// left the cache of the receiver, which they would have to be taken from.
 //
 // Ordering: the sender's data, then its release of the number; the receiver's acquire of it, then its reads,
 // then its release of the credit; the sender's acquire of that, then its next data in the slot. A sync on
@@ -14,23 +17,22 @@
 
 namespace FA_NAMESPACE {
 
-// Most bytes of a chunk.
-FA_FN u64 chunk_bytes(const FaLaunch &launch) {
-  const u64 slots = u64(launch.world - 1) * FA_CHANNEL_SLOTS;
-  return launch.channel_bytes / slots / 128 * 128;
-}
-
-// The slot for chunk `number` in the region of `receiver`.
-FA_FN u8 *chunk_slot(const FaLaunch &launch, u32 receiver, u32 sender, u32 number) {
+// The slot for chunk `number` in the region of `receiver`: the signal, and its data behind it.
+FA_FN FaChunk *chunk_slot(const FaLaunch &launch, u32 receiver, u32 sender, u32 number) {
   // No rank has a channel to itself.
   const u64 channel = sender < receiver ? sender : sender - 1;
-  const u64 slot = channel * FA_CHANNEL_SLOTS + number % FA_CHANNEL_SLOTS;
-  return reinterpret_cast<u8 *>(launch.regions[receiver] + launch.channel_offset) +
-         slot * chunk_bytes(launch);
+  const u64 slot = channel * launch.channel_slots + (number & (launch.channel_slots - 1));
+  return reinterpret_cast<FaChunk *>(launch.regions[receiver] + launch.channel_offset +
+                                     slot * (sizeof(FaChunk) + launch.chunk_bytes));
 }
 
-FA_FN FaChunk *chunk_signal(const FaLaunch &launch, u32 receiver, u32 sender, u32 number) {
-  return &region_head(launch, receiver)->chunks[number % FA_CHANNEL_SLOTS][sender];
+FA_FN u64 chunk_data(FaChunk *slot) { return u64(slot + 1); }
+
+// Whether the receiver gives credit after chunk `number`. A sender that reads a credit takes its line from
+// the receiver, so credit comes for a quarter of the slots at once: the others are enough to go on.
+FA_FN bool gives_credit(const FaLaunch &launch, u32 number) {
+  const u32 each = launch.channel_slots < 8 ? 1 : launch.channel_slots / 4;
+  return ((number + 1) & (each - 1)) == 0;
 }
 
 // Copies bytes by the threads of this block alone.
@@ -38,12 +40,22 @@ template <class Block>
 FA_STEP void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes) {
   u8 *target = reinterpret_cast<u8 *>(to);
   const u8 *source = reinterpret_cast<const u8 *>(from);
+#if FA_CUDA
   const u32 granule = granule_of(to | from | bytes);
   block.for_each_alone(packs_of(bytes), [&](u64 i) {
     with_extent(i, bytes, pack_aligned(to | from), [&](u64 at, u64, auto extent) {
       store(target + at, load(source + at, extent, granule), extent, granule);
     });
   });
+#else
+  const u64 whole = bytes / kPackBytes;
+  block.for_each_alone(whole, [&](u64 i) {
+    store(target + i * kPackBytes, load(source + i * kPackBytes, Whole{}, 1), Whole{}, 1);
+  });
+  const u64 at = whole * kPackBytes;
+  if (at < bytes)
+    __builtin_memcpy(target + at, source + at, bytes - at);
+#endif
 }
 
 } // namespace FA_NAMESPACE

@@ -9,7 +9,6 @@ pub const FA_CUDA_SLOT_BYTES: u32 = 32;
 pub const FA_HOST_SLOT_BYTES: u32 = 72;
 pub const FA_FIRST_EPOCH_AFTER_WRAP: u32 = 2;
 pub const FA_SOURCE_ID_SHIFT: u32 = 40;
-pub const FA_CHANNEL_SLOTS: u32 = 2;
 pub const FA_MAX_TRANSFERS: u32 = 64;
 pub const FA_F16: FaDtype = 0;
 pub const FA_BF16: FaDtype = 1;
@@ -187,14 +186,15 @@ pub struct FaRegionHead {
     pub status: FaStatus,
     pub padding: [u8; 40usize],
     pub announced: [[[FaAnnouncement; 16usize]; 64usize]; 2usize],
-    pub chunks: [[FaChunk; 16usize]; 2usize],
     pub credits: [FaCredit; 16usize],
     pub sent: [u32; 16usize],
+    pub credited: [u32; 16usize],
     pub received: [u32; 16usize],
+    pub padding_of_channels: [u8; 64usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 397568usize];
+    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 395648usize];
     ["Alignment of FaRegionHead"][::core::mem::align_of::<FaRegionHead>() - 8usize];
     ["Offset of field: FaRegionHead::inbox"][::core::mem::offset_of!(FaRegionHead, inbox) - 0usize];
     ["Offset of field: FaRegionHead::epoch"][::core::mem::offset_of!(FaRegionHead, epoch) - 262144usize];
@@ -207,11 +207,14 @@ const _: () = {
     ["Offset of field: FaRegionHead::padding"][::core::mem::offset_of!(FaRegionHead, padding) - 263256usize];
     ["Offset of field: FaRegionHead::announced"]
         [::core::mem::offset_of!(FaRegionHead, announced) - 263296usize];
-    ["Offset of field: FaRegionHead::chunks"][::core::mem::offset_of!(FaRegionHead, chunks) - 394368usize];
-    ["Offset of field: FaRegionHead::credits"][::core::mem::offset_of!(FaRegionHead, credits) - 396416usize];
-    ["Offset of field: FaRegionHead::sent"][::core::mem::offset_of!(FaRegionHead, sent) - 397440usize];
+    ["Offset of field: FaRegionHead::credits"][::core::mem::offset_of!(FaRegionHead, credits) - 394368usize];
+    ["Offset of field: FaRegionHead::sent"][::core::mem::offset_of!(FaRegionHead, sent) - 395392usize];
+    ["Offset of field: FaRegionHead::credited"]
+        [::core::mem::offset_of!(FaRegionHead, credited) - 395456usize];
     ["Offset of field: FaRegionHead::received"]
-        [::core::mem::offset_of!(FaRegionHead, received) - 397504usize];
+        [::core::mem::offset_of!(FaRegionHead, received) - 395520usize];
+    ["Offset of field: FaRegionHead::padding_of_channels"]
+        [::core::mem::offset_of!(FaRegionHead, padding_of_channels) - 395584usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -244,6 +247,7 @@ pub struct FaLaunch {
     pub place_bytes: u64,
     pub channel_offset: u64,
     pub channel_bytes: u64,
+    pub chunk_bytes: u64,
     pub transfers: u64,
     pub launches: u64,
     pub timeout_ns: u64,
@@ -257,12 +261,14 @@ pub struct FaLaunch {
     pub checked: u32,
     pub root: u32,
     pub last_place: u32,
+    pub channel_slots: u32,
+    pub reserved: u32,
     pub call: FaCall,
     pub shares: [FaShare; 16usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 584usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 600usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -282,21 +288,24 @@ const _: () = {
     ["Offset of field: FaLaunch::channel_offset"]
         [::core::mem::offset_of!(FaLaunch, channel_offset) - 224usize];
     ["Offset of field: FaLaunch::channel_bytes"][::core::mem::offset_of!(FaLaunch, channel_bytes) - 232usize];
-    ["Offset of field: FaLaunch::transfers"][::core::mem::offset_of!(FaLaunch, transfers) - 240usize];
-    ["Offset of field: FaLaunch::launches"][::core::mem::offset_of!(FaLaunch, launches) - 248usize];
-    ["Offset of field: FaLaunch::timeout_ns"][::core::mem::offset_of!(FaLaunch, timeout_ns) - 256usize];
-    ["Offset of field: FaLaunch::rank"][::core::mem::offset_of!(FaLaunch, rank) - 264usize];
-    ["Offset of field: FaLaunch::world"][::core::mem::offset_of!(FaLaunch, world) - 268usize];
-    ["Offset of field: FaLaunch::blocks"][::core::mem::offset_of!(FaLaunch, blocks) - 272usize];
-    ["Offset of field: FaLaunch::dtype"][::core::mem::offset_of!(FaLaunch, dtype) - 276usize];
-    ["Offset of field: FaLaunch::op"][::core::mem::offset_of!(FaLaunch, op) - 280usize];
-    ["Offset of field: FaLaunch::algorithm"][::core::mem::offset_of!(FaLaunch, algorithm) - 284usize];
-    ["Offset of field: FaLaunch::spin"][::core::mem::offset_of!(FaLaunch, spin) - 288usize];
-    ["Offset of field: FaLaunch::checked"][::core::mem::offset_of!(FaLaunch, checked) - 292usize];
-    ["Offset of field: FaLaunch::root"][::core::mem::offset_of!(FaLaunch, root) - 296usize];
-    ["Offset of field: FaLaunch::last_place"][::core::mem::offset_of!(FaLaunch, last_place) - 300usize];
-    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 304usize];
-    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 328usize];
+    ["Offset of field: FaLaunch::chunk_bytes"][::core::mem::offset_of!(FaLaunch, chunk_bytes) - 240usize];
+    ["Offset of field: FaLaunch::transfers"][::core::mem::offset_of!(FaLaunch, transfers) - 248usize];
+    ["Offset of field: FaLaunch::launches"][::core::mem::offset_of!(FaLaunch, launches) - 256usize];
+    ["Offset of field: FaLaunch::timeout_ns"][::core::mem::offset_of!(FaLaunch, timeout_ns) - 264usize];
+    ["Offset of field: FaLaunch::rank"][::core::mem::offset_of!(FaLaunch, rank) - 272usize];
+    ["Offset of field: FaLaunch::world"][::core::mem::offset_of!(FaLaunch, world) - 276usize];
+    ["Offset of field: FaLaunch::blocks"][::core::mem::offset_of!(FaLaunch, blocks) - 280usize];
+    ["Offset of field: FaLaunch::dtype"][::core::mem::offset_of!(FaLaunch, dtype) - 284usize];
+    ["Offset of field: FaLaunch::op"][::core::mem::offset_of!(FaLaunch, op) - 288usize];
+    ["Offset of field: FaLaunch::algorithm"][::core::mem::offset_of!(FaLaunch, algorithm) - 292usize];
+    ["Offset of field: FaLaunch::spin"][::core::mem::offset_of!(FaLaunch, spin) - 296usize];
+    ["Offset of field: FaLaunch::checked"][::core::mem::offset_of!(FaLaunch, checked) - 300usize];
+    ["Offset of field: FaLaunch::root"][::core::mem::offset_of!(FaLaunch, root) - 304usize];
+    ["Offset of field: FaLaunch::last_place"][::core::mem::offset_of!(FaLaunch, last_place) - 308usize];
+    ["Offset of field: FaLaunch::channel_slots"][::core::mem::offset_of!(FaLaunch, channel_slots) - 312usize];
+    ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 316usize];
+    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 320usize];
+    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 344usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -40,6 +40,7 @@ impl Site<'_> {
             place_bytes: 0,
             channel_offset: self.layout.channel_offset as u64,
             channel_bytes: self.layout.channel_bytes as u64,
+            chunk_bytes: self.layout.chunk_bytes as u64,
             transfers: 0,
             launches: 0,
             timeout_ns: 0,
@@ -53,6 +54,8 @@ impl Site<'_> {
             checked: 0,
             root: 0,
             last_place: 0,
+            channel_slots: self.layout.channel_slots as u32,
+            reserved: 0,
             call: FaCall { what: 0, count: 0, digest: 0 },
             shares: [FaShare { first: 0, count: 0 }; FA_MAX_RANKS as usize],
         }

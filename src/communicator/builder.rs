@@ -130,7 +130,8 @@ impl Plans {
 
 impl Builder {
     /// Bytes that one launch can take through the region (default: 1 MiB on the host, 8 MiB on a GPU). Larger messages pass
-    /// in pieces. A region takes at most 4 x max_bytes + 1 MiB on each rank.
+    /// in pieces. A region takes at most 4 x max_bytes + 1 MiB on each rank, and on the host at most 2 MiB more for messages between
+    /// pairs: 2 x max_bytes where that is less.
     #[must_use]
     pub fn max_bytes(mut self, max_bytes: usize) -> Self {
         self.max_bytes = Some(max_bytes);
@@ -232,7 +233,7 @@ impl Builder {
         let check = switched(self.check, CHECK_VARIABLE, cfg!(debug_assertions))?;
         let calibrate = switched(self.calibrate, CALIBRATE_VARIABLE, true)?;
         let max_bytes = self.max_bytes.unwrap_or(D::DEFAULT_MAX_BYTES);
-        let layout = Layout::new(max_bytes, D::PACKING.slot_bytes)?;
+        let layout = Layout::new(max_bytes, world_size, D::PACKING.slot_bytes, &D::CHANNELS)?;
         let forced = match self.algorithm {
             Some(algorithm) => Some(algorithm),
             None => algorithm_named(std::env::var_os(ALGORITHM_VARIABLE).as_deref())?,

@@ -15,6 +15,7 @@ use crate::abi::{FaLaunch, FaStatus, FaTransfers};
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
 use crate::plan::{Costs, DeviceKind, Machine, Packing, Plan};
+use crate::region::Channels;
 use crate::topology::LinkClass;
 
 /// A device that a [`Communicator`](crate::Communicator) can run on.
@@ -58,6 +59,8 @@ pub(crate) mod sealed {
         type Exports: Exports;
 
         const PACKING: Packing;
+
+        const CHANNELS: Channels;
 
         /// What the address of an input is a multiple of if peers read it where it is; others are staged.
         const SOURCE_ALIGNMENT: u64;

@@ -70,7 +70,7 @@ impl Device for HostDevice {
         let isa = self.0[rank.rank() % self.0.len()];
         let communicator = setup.build_with(isa, rank).unwrap();
         assert_eq!(communicator.device().instruction_set(), isa);
-        assert!(communicator.region_bytes() <= 4 * setup.max_bytes + (1 << 20));
+        assert!(communicator.region_bytes() <= 6 * setup.max_bytes + (1 << 20));
         HostRank::new(communicator)
     }
 }

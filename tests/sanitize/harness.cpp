@@ -196,6 +196,8 @@ private:
     launch.last_place = call.places - 1;
     launch.channel_offset = kChannelOffset;
     launch.channel_bytes = kChannelBytes;
+    launch.chunk_bytes = kChunkBytes;
+    launch.channel_slots = world_.channel_slots;
     launch.timeout_ns = kTimeout;
     launch.rank = rank_;
     launch.world = world_.size;
@@ -213,7 +215,7 @@ private:
 void run_world(uint32_t size, uint32_t workers, uint32_t algorithm, uint32_t launches, uint64_t seed,
                bool whole) {
   // The epochs pass 2^32 on the way.
-  World world(size, seed % 4 == 0, 0u - launches / 2);
+  World world(size, seed % 4 == 0, 2u << seed % 4, 0u - launches / 2);
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {

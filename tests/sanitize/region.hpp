@@ -22,8 +22,9 @@ constexpr uint64_t kMailboxBytes = kMailboxSlots * FA_HOST_SLOT_BYTES;
 constexpr uint64_t kMailboxOffset = sizeof(FaRegionHead);
 constexpr uint64_t kStagingOffset = (kMailboxOffset + 2 * kMailboxBytes + 127) / 128 * 128;
 constexpr uint64_t kChannelOffset = kStagingOffset + 2 * kMaxBytes;
-// Chunks of 128 bytes between most ranks, so that messages are of many.
-constexpr uint64_t kChannelBytes = 128 * FA_CHANNEL_SLOTS * (kLargestWorld - 1);
+// Chunks of 128 bytes, so that messages are of many.
+constexpr uint64_t kChunkBytes = 128, kMostChannelSlots = 16;
+constexpr uint64_t kChannelBytes = (sizeof(FaChunk) + kChunkBytes) * kMostChannelSlots * (kLargestWorld - 1);
 constexpr uint64_t kRegionBytes = kChannelOffset + kChannelBytes;
 // Within the capacity of a one-shot push between most ranks.
 constexpr uint64_t kMostBytes = kLargestWorld > 4 ? 2400 : 3000;
@@ -78,12 +79,13 @@ struct Storage<Half> {
 struct World {
   uint32_t size;
   bool checked; // ranks compare their calls first
+  uint32_t channel_slots;
   std::vector<std::unique_ptr<FaRegionHead, void (*)(void *)>> regions;
   std::vector<std::vector<Memory>> buffers; // [buffer][rank]
   std::vector<uint64_t> table;              // [buffer][FA_MAX_RANKS], as kernels read it
 
-  World(uint32_t size, bool checked, uint32_t first_epoch)
-      : size(size), checked(checked), table(kBuffers * FA_MAX_RANKS) {
+  World(uint32_t size, bool checked, uint32_t channel_slots, uint32_t first_epoch)
+      : size(size), checked(checked), channel_slots(channel_slots), table(kBuffers * FA_MAX_RANKS) {
     for (uint32_t rank = 0; rank < size; ++rank) {
       void *memory = aligned_alloc(128, (kRegionBytes + 127) / 128 * 128);
       memset(memory, 0, kRegionBytes);

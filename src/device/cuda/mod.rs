@@ -39,6 +39,7 @@ use crate::abi::{self, FaLaunch, FaStatus, FaTransfers};
 use crate::bootstrap::{process_identity, Bootstrap};
 use crate::error::{Error, Result};
 use crate::plan::{DeviceKind, Machine, Packing, Plan};
+use crate::region::Channels;
 use crate::topology::LinkClass;
 
 /// A GPU as a device.
@@ -185,6 +186,8 @@ impl sealed::Device for Cuda {
         pack_bytes: abi::FA_CUDA_PACK_BYTES as usize,
         slot_bytes: abi::FA_CUDA_SLOT_BYTES as usize,
     };
+
+    const CHANNELS: Channels = Channels { bytes: 0, chunk_bytes: 60 << 10, least_slots: 2 };
 
     // The hot set has no code for parts of packs.
     const SOURCE_ALIGNMENT: u64 = abi::FA_CUDA_PACK_BYTES as u64;
