@@ -3,7 +3,7 @@
 use super::collective::Collective;
 use super::identity::CallId;
 use super::message::Message;
-use crate::abi::FaLaunch;
+use crate::abi::{FaLaunch, FaTransfers};
 use crate::plan::{Plan, Planner};
 
 /// The call before. Small calls feel what they copy.
@@ -14,6 +14,8 @@ pub(crate) struct CallCache {
     pub last: Option<Prepared>,
     /// The launch before: most of it is the same in all, and all but the piece in those of equal calls.
     pub launch: Option<Box<FaLaunch>>,
+    /// The transfers before, in whose place the next are put.
+    pub transfers: Option<Box<FaTransfers>>,
 }
 
 /// What is worked out for a call before its launches, wherever its buffers are.

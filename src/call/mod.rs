@@ -15,5 +15,5 @@ pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, Site};
 pub(crate) use self::message::{Message, Partition};
 pub(crate) use self::operand::same_length;
-pub(crate) use self::transfer::{check_transfers, pack, transfers_id};
+pub(crate) use self::transfer::{check_transfers, pack, transfers_id, Moved, NO_TRANSFERS};
 pub use self::transfer::{Direction, Group, Transfer};

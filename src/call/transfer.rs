@@ -34,6 +34,23 @@ pub struct Transfer {
     pub tag: u32,
 }
 
+impl Transfer {
+    pub(crate) fn send<T: Element>(data: &[T], peer: usize, tag: u32) -> Self {
+        let (address, count) = (data.as_ptr() as u64, data.len());
+        Self { direction: Direction::Send, peer, address, count, dtype: T::DTYPE, tag }
+    }
+
+    pub(crate) fn recv<T: Element>(data: &mut [T], peer: usize, tag: u32) -> Self {
+        let (address, count) = (data.as_mut_ptr() as u64, data.len());
+        Self { direction: Direction::Recv, peer, address, count, dtype: T::DTYPE, tag }
+    }
+
+    /// Of one whose count has been checked.
+    fn bytes(&self) -> u64 {
+        (self.count * self.dtype.size()) as u64
+    }
+}
+
 /// Messages to send and to receive in one launch: see [`Communicator::group`](crate::Communicator::group).
 #[derive(Debug, Default)]
 pub struct Group<'a> {
@@ -44,24 +61,13 @@ pub struct Group<'a> {
 impl<'a> Group<'a> {
     /// Sends all of `data` to a rank.
     pub fn send<T: Element>(&mut self, data: &'a [T], to: usize, tag: u32) -> &mut Self {
-        self.add(Direction::Send, data.as_ptr() as u64, data.len(), T::DTYPE, to, tag)
+        self.transfers.push(Transfer::send(data, to, tag));
+        self
     }
 
     /// Receives as many elements as `data` has from a rank.
     pub fn recv<T: Element>(&mut self, data: &'a mut [T], from: usize, tag: u32) -> &mut Self {
-        self.add(Direction::Recv, data.as_mut_ptr() as u64, data.len(), T::DTYPE, from, tag)
-    }
-
-    fn add(
-        &mut self,
-        direction: Direction,
-        address: u64,
-        count: usize,
-        dtype: DType,
-        peer: usize,
-        tag: u32,
-    ) -> &mut Self {
-        self.transfers.push(Transfer { direction, peer, address, count, dtype, tag });
+        self.transfers.push(Transfer::recv(data, from, tag));
         self
     }
 
@@ -78,9 +84,9 @@ pub(crate) fn transfers_id(kind: CallKind, transfers: &[Transfer]) -> CallId {
 }
 
 /// Refuses transfers that no kernel could do.
+#[inline]
 pub(crate) fn check_transfers(transfers: &[Transfer], world_size: usize) -> Result<()> {
-    let mut operands: Vec<(Direction, Operand)> = Vec::with_capacity(transfers.len());
-    for transfer in transfers {
+    for (index, transfer) in transfers.iter().enumerate() {
         if transfer.peer >= world_size {
             return Err(Error::RankOutOfRange { rank: transfer.peer, world_size });
         }
@@ -89,9 +95,11 @@ pub(crate) fn check_transfers(transfers: &[Transfer], world_size: usize) -> Resu
             Direction::Recv => "receive",
         };
         let operand = Operand::new(which, transfer.address, transfer.count, transfer.dtype)?;
-        for (direction, other) in &operands {
-            let both_read = (*direction, transfer.direction) == (Direction::Send, Direction::Send);
-            if !both_read && operand.overlaps(other) {
+        for other in &transfers[..index] {
+            let both_read = (other.direction, transfer.direction) == (Direction::Send, Direction::Send);
+            // It has been checked.
+            let other = Operand { address: other.address, bytes: other.bytes() };
+            if !both_read && operand.overlaps(&other) {
                 return Err(Error::Overlap {
                     input: other.address as usize,
                     output: operand.address as usize,
@@ -99,89 +107,111 @@ pub(crate) fn check_transfers(transfers: &[Transfer], world_size: usize) -> Resu
                 });
             }
         }
-        operands.push((transfer.direction, operand));
     }
     Ok(())
 }
 
-/// Transfers by channel, and the bytes that this rank sends. To and from one peer they go in the order of their tags, and of one
-/// tag in that of the list, so that two ranks need not name theirs in the same order.
-pub(crate) fn pack(transfers: &[Transfer], rank: usize, world_size: usize) -> Result<(FaTransfers, u64)> {
-    const NONE: FaTransfer = FaTransfer { address: 0, bytes: 0, source: 0, tag: 0, reserved: 0 };
-    let mut packed = FaTransfers {
-        first: [0; 2 * FA_MAX_RANKS as usize + 2],
-        transfer: [NONE; FA_MAX_TRANSFERS as usize],
-    };
-    let between = |peer: usize, direction: Direction| {
-        let of_channel = |transfer: &&Transfer| transfer.peer == peer && transfer.direction == direction;
-        let mut list: Vec<&Transfer> = transfers.iter().filter(of_channel).collect();
-        list.sort_by_key(|transfer| transfer.tag);
-        list
-    };
-    let bytes_of = |transfer: &Transfer| (transfer.count * transfer.dtype.size()) as u64;
-    let (mut length, mut sent) = (0, 0);
-    for peer in 0..world_size {
-        let (sends, receives) = (between(peer, Direction::Send), between(peer, Direction::Recv));
-        sent += sends.iter().map(|transfer| bytes_of(transfer)).sum::<u64>();
-        let mut push = |transfer: &Transfer, source: u64| {
-            let slot = packed.transfer.get_mut(length).ok_or_else(|| Error::InvalidSetting {
-                name: "messages of a group",
-                value: transfers.len().to_string(),
-                expected: "at most 64, a message from a rank to itself counting once",
-            })?;
-            let (address, bytes, tag) = (transfer.address, bytes_of(transfer), transfer.tag);
-            *slot = FaTransfer { address, bytes, source, tag, reserved: 0 };
-            length += 1;
-            Ok(length as u32)
-        };
-        let mut end = packed.first[2 * peer];
-        if peer == rank {
-            packed.first[2 * peer + 1] = end;
-            for pair in matched(&sends, &receives, rank)? {
-                let (source, target) = pair;
-                // Gathered or scattered in place, it is there already.
-                if source.address != target.address {
-                    end = push(target, source.address)?;
-                }
-            }
-        } else {
-            for transfer in sends {
-                end = push(transfer, 0)?;
-            }
-            packed.first[2 * peer + 1] = end;
-            for transfer in receives {
-                end = push(transfer, 0)?;
-            }
-        }
-        packed.first[2 * peer + 2] = end;
-    }
-    Ok((packed, sent))
+/// What a launch of transfers moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub sent_bytes: u64,
+    /// From this rank itself, too.
+    pub received_bytes: u64,
 }
 
-/// A rank's messages to itself, each with its receive.
-fn matched<'a>(
-    sends: &[&'a Transfer],
-    receives: &[&'a Transfer],
+/// No transfers, for [`pack`] to fill.
+pub(crate) const NO_TRANSFERS: FaTransfers = FaTransfers {
+    first: [0; 2 * FA_MAX_RANKS as usize + 2],
+    transfer: [FaTransfer { address: 0, bytes: 0, source: 0, tag: 0, reserved: 0 };
+        FA_MAX_TRANSFERS as usize],
+};
+
+/// Transfers by channel. To and from one peer they go in the order of their tags, and of one tag in that of the list, so that two
+/// ranks need not name theirs in the same order. Allocates nothing; entries beyond the last transfer stay as they were.
+pub(crate) fn pack(
+    transfers: &[Transfer],
     rank: usize,
-) -> Result<Vec<(&'a Transfer, &'a Transfer)>> {
-    let describe = |transfer: Option<&&Transfer>| match transfer {
+    world_size: usize,
+    packed: &mut FaTransfers,
+) -> Result<Moved> {
+    // A message from a rank to itself is two.
+    const MOST: usize = 2 * FA_MAX_TRANSFERS as usize;
+    let too_many = || Error::InvalidSetting {
+        name: "messages of a group",
+        value: transfers.len().to_string(),
+        expected: "at most 64, a message from a rank to itself counting once",
+    };
+    let channel_of = |index: u8| {
+        let Transfer { peer, direction, .. } = transfers[usize::from(index)];
+        2 * peer + usize::from(direction == Direction::Recv)
+    };
+    let mut order = [0_u8; MOST];
+    let order = order.get_mut(..transfers.len()).ok_or_else(too_many)?;
+    (0..).zip(&mut *order).for_each(|(index, slot)| *slot = index);
+    order.sort_unstable_by_key(|&index| (channel_of(index), transfers[usize::from(index)].tag, index));
+
+    let mut moved = Moved { sent_bytes: 0, received_bytes: 0 };
+    let (mut length, mut next) = (0, 0);
+    for channel in 0..2 * world_size {
+        packed.first[channel] = length as u32;
+        let end = next + order[next..].iter().take_while(|&&index| channel_of(index) == channel).count();
+        let own = &order[next..end];
+        next = end;
+        let is_send = channel % 2 == 0;
+        if channel == 2 * rank {
+            // Copies, which are of the other channel.
+            let receives = order[end..].iter().take_while(|&&index| channel_of(index) == channel + 1).count();
+            check_pairs(transfers, own, &order[end..end + receives], rank)?;
+            moved.sent_bytes += own.iter().map(|&index| transfers[usize::from(index)].bytes()).sum::<u64>();
+            continue;
+        }
+        let sends = &order[..end - own.len()];
+        for (at, &index) in own.iter().enumerate() {
+            let transfer = &transfers[usize::from(index)];
+            let (address, bytes, tag) = (transfer.address, transfer.bytes(), transfer.tag);
+            let is_copy = channel / 2 == rank;
+            let source = match is_copy {
+                true => transfers[usize::from(sends[sends.len() - own.len() + at])].address,
+                false => 0,
+            };
+            match is_send {
+                true => moved.sent_bytes += bytes,
+                false => moved.received_bytes += bytes,
+            }
+            // Gathered or scattered in place, it is there already.
+            if is_copy && source == address {
+                continue;
+            }
+            let slot = packed.transfer.get_mut(length).ok_or_else(too_many)?;
+            *slot = FaTransfer { address, bytes, source, tag, reserved: 0 };
+            length += 1;
+        }
+    }
+    packed.first[2 * world_size] = length as u32;
+    Ok(moved)
+}
+
+/// Refuses messages of a rank to itself that are not received as they are sent, each by its index.
+fn check_pairs(transfers: &[Transfer], sends: &[u8], receives: &[u8], rank: usize) -> Result<()> {
+    let describe = |transfer: Option<&Transfer>| match transfer {
         Some(Transfer { count, dtype, tag, .. }) => format!("{count} {dtype} with tag {tag}"),
         None => "no message".into(),
     };
-    let bytes = |transfer: &Transfer| transfer.count * transfer.dtype.size();
-    let pair = |index: usize| match (sends.get(index), receives.get(index)) {
-        (Some(&send), Some(&receive)) if (send.tag, bytes(send)) == (receive.tag, bytes(receive)) => {
-            Ok((send, receive))
+    let of = |list: &[u8], at: usize| list.get(at).map(|&index| &transfers[usize::from(index)]);
+    for at in 0..sends.len().max(receives.len()) {
+        let (send, receive) = (of(sends, at), of(receives, at));
+        let what = |transfer: &Transfer| (transfer.tag, transfer.bytes());
+        if send.map(what) != receive.map(what) {
+            return Err(Error::Disagreement {
+                what: "the messages of a rank to itself",
+                rank,
+                theirs: format!("{} to send", describe(send)),
+                own_rank: rank,
+                ours: format!("{} to receive", describe(receive)),
+            });
         }
-        (send, receive) => Err(Error::Disagreement {
-            what: "the messages of a rank to itself",
-            rank,
-            theirs: format!("{} to send", describe(send)),
-            own_rank: rank,
-            ours: format!("{} to receive", describe(receive)),
-        }),
-    };
-    (0..sends.len().max(receives.len())).map(pair).collect()
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -203,28 +233,51 @@ mod tests {
             transfer(Send, 2, 0x50, 7),
             transfer(Recv, 1, 0x60, 5),
         ];
-        let (packed, sent) = pack(&list, 1, 3).unwrap();
+        let mut packed = NO_TRANSFERS;
+        let moved = pack(&list, 1, 3, &mut packed).unwrap();
         assert_eq!(packed.first[..7], [0, 0, 1, 1, 2, 5, 5]);
         let addresses: Vec<u64> = packed.transfer[..5].iter().map(|transfer| transfer.address).collect();
         assert_eq!(addresses, [0x20, 0x60, 0x30, 0x10, 0x50]);
         assert_eq!(packed.transfer[1].source, 0x40, "a copy");
-        assert_eq!(sent, 4 * 8);
+        assert_eq!(moved, Moved { sent_bytes: 4 * 8, received_bytes: 2 * 8 });
     }
 
     #[test]
     fn a_message_to_oneself_needs_its_receive() {
         let lonely = [transfer(Direction::Send, 0, 0x10, 1)];
-        let error = pack(&lonely, 0, 2).map(|_| ()).unwrap_err();
+        let error = pack(&lonely, 0, 2, &mut { NO_TRANSFERS }).unwrap_err();
         assert!(matches!(error, Error::Disagreement { rank: 0, .. }), "{error}");
         let other_tag = [transfer(Direction::Send, 0, 0x10, 1), transfer(Direction::Recv, 0, 0x20, 2)];
-        assert!(pack(&other_tag, 0, 2).is_err());
+        assert!(pack(&other_tag, 0, 2, &mut { NO_TRANSFERS }).is_err());
+        let only_received = [transfer(Direction::Recv, 1, 0x10, 1)];
+        assert!(pack(&only_received, 1, 2, &mut { NO_TRANSFERS }).is_err());
+    }
+
+    /// Of several, some in place, each is copied from its own.
+    #[test]
+    fn messages_to_oneself_are_copies() {
+        use Direction::{Recv, Send};
+        let list = [
+            transfer(Recv, 1, 0x100, 2),
+            transfer(Send, 1, 0x200, 1),
+            transfer(Send, 1, 0x300, 2),
+            transfer(Recv, 1, 0x200, 1),
+            transfer(Send, 0, 0x400, 1),
+        ];
+        let mut packed = NO_TRANSFERS;
+        let moved = pack(&list, 1, 3, &mut packed).unwrap();
+        assert_eq!(packed.first[..7], [0, 1, 1, 1, 2, 2, 2]);
+        assert_eq!((packed.transfer[1].address, packed.transfer[1].source), (0x100, 0x300));
+        assert_eq!(moved, Moved { sent_bytes: 3 * 8, received_bytes: 2 * 8 });
     }
 
     #[test]
     fn too_many_messages_are_refused() {
         let list: Vec<_> = (0..65).map(|at| transfer(Direction::Send, 1, 64 * at, 0)).collect();
-        let error = pack(&list, 0, 2).map(|_| ()).unwrap_err();
+        let error = pack(&list, 0, 2, &mut { NO_TRANSFERS }).unwrap_err();
         assert!(matches!(error, Error::InvalidSetting { name: "messages of a group", .. }), "{error}");
-        assert!(pack(&list[..64], 0, 2).is_ok());
+        assert!(pack(&list[..64], 0, 2, &mut { NO_TRANSFERS }).is_ok());
+        let more: Vec<_> = (0..300).map(|at| transfer(Direction::Send, 1, 64 * at, 0)).collect();
+        assert!(pack(&more, 0, 2, &mut { NO_TRANSFERS }).is_err());
     }
 }

@@ -55,9 +55,8 @@ impl Communicator<Host> {
     /// [`Error::RankOutOfRange`]; [`Error::Disagreement`] for a message to this rank itself, which needs
     /// [`Communicator::group`]; [`Error::Timeout`] if it is not received.
     pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u32) -> Result<()> {
-        let mut group = Group::default();
-        group.send(data, to, tag);
-        self.exchange(CallKind::Send, &group)
+        // SAFETY: the slice is borrowed for the call.
+        unsafe { self.exchange(CallKind::Send, &[Transfer::send(data, to, tag)]) }
     }
 
     /// Receives as many elements as `data` has from another rank.
@@ -66,9 +65,8 @@ impl Communicator<Host> {
     ///
     /// As [`Communicator::send`]; [`Error::Disagreement`] if the message that comes has another tag or length.
     pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u32) -> Result<()> {
-        let mut group = Group::default();
-        group.recv(data, from, tag);
-        self.exchange(CallKind::Recv, &group)
+        // SAFETY: the slice is borrowed for the call.
+        unsafe { self.exchange(CallKind::Recv, &[Transfer::recv(data, from, tag)]) }
     }
 
     /// Sends to one rank and receives from another, or the same, at once.
@@ -84,9 +82,9 @@ impl Communicator<Host> {
         from: usize,
         tag: u32,
     ) -> Result<()> {
-        let mut group = Group::default();
-        group.send(input, to, tag).recv(output, from, tag);
-        self.exchange(CallKind::SendRecv, &group)
+        let transfers = [Transfer::send(input, to, tag), Transfer::recv(output, from, tag)];
+        // SAFETY: the slices are borrowed for the call.
+        unsafe { self.exchange(CallKind::SendRecv, &transfers) }
     }
 
     /// Sends and receives all that `add` puts into the group, side by side in one launch: at most 64 messages. Ranks need not name
@@ -125,7 +123,8 @@ impl Communicator<Host> {
     pub fn group<'a, R>(&self, add: impl FnOnce(&mut Group<'a>) -> Result<R>) -> Result<R> {
         let mut group = Group::default();
         let result = add(&mut group)?;
-        self.exchange(CallKind::Group, &group)?;
+        // SAFETY: the group borrows what it sends and receives into.
+        unsafe { self.exchange(CallKind::Group, group.transfers()) }?;
         Ok(result)
     }
 
@@ -198,10 +197,8 @@ impl Communicator<Host> {
     /// What is sent is valid for reads, and what is received into for writes, and no other thread writes the one or accesses the
     /// other during the call.
     pub unsafe fn transfer_raw(&self, transfers: &[Transfer]) -> Result<()> {
-        check_transfers(transfers, self.world_size())?;
         // SAFETY: the caller's.
-        unsafe { self.start_transfers(transfers_id(CallKind::Group, transfers), transfers, ()) }?;
-        self.healthy()
+        unsafe { self.exchange(CallKind::Group, transfers) }
     }
 
     /// A collective from one slice to another. Where it has a root, what this rank does not use may have any length.
@@ -243,10 +240,12 @@ impl Communicator<Host> {
         unsafe { self.run(message) }
     }
 
-    fn exchange(&self, kind: CallKind, group: &Group<'_>) -> Result<()> {
-        let transfers = group.transfers();
+    /// # Safety
+    ///
+    /// As [`Communicator::transfer_raw`].
+    unsafe fn exchange(&self, kind: CallKind, transfers: &[Transfer]) -> Result<()> {
         check_transfers(transfers, self.world_size())?;
-        // SAFETY: the group borrows what it sends and receives into, and the host runs the launch to its end.
+        // SAFETY: the caller's; the host runs the launch to its end.
         unsafe { self.start_transfers(transfers_id(kind, transfers), transfers, ()) }?;
         self.healthy()
     }

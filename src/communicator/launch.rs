@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use super::Communicator;
 use crate::abi::{self, FaCall, FaLaunch, FaTransfers};
 use crate::call::{
-    nanoseconds, pack, CallCache, CallId, Collective, Message, Partition, Prepared, Site, Transfer,
+    nanoseconds, pack, CallCache, CallId, Collective, Message, Moved, Partition, Prepared, Site, Transfer,
+    NO_TRANSFERS,
 };
 use crate::device::Device;
 use crate::endpoint::State;
@@ -88,7 +89,7 @@ impl<D: Device> Communicator<D> {
         self.poison(error)
     }
 
-    /// Packs transfers for a kernel and launches it.
+    /// Starts a launch of messages between pairs of ranks.
     ///
     /// # Safety
     ///
@@ -100,33 +101,38 @@ impl<D: Device> Communicator<D> {
         transfers: &[Transfer],
         stream: D::Stream<'_>,
     ) -> Result<()> {
-        let (packed, bytes) = pack(transfers, self.rank, self.world_size)?;
-        if transfers.is_empty() {
-            return self.healthy();
-        }
-        // SAFETY: the caller's.
-        unsafe { self.start_packed(call, &packed, bytes, stream) }
+        let mut state = self.endpoint.lock();
+        let calls = &mut state.calls;
+        let mut packed = calls.transfers.take().unwrap_or_else(|| Box::new(NO_TRANSFERS));
+        let moved = pack(transfers, self.rank, self.world_size, &mut packed);
+        self.healthy()?;
+        let started = match moved {
+            // SAFETY: the caller's.
+            Ok(moved) if !transfers.is_empty() => unsafe {
+                self.start_packed(calls, call, &packed, moved, stream)
+            },
+            moved => moved.map(|_| ()),
+        };
+        calls.transfers = Some(packed);
+        started
     }
 
-    /// Starts a launch of messages between pairs of ranks.
+    /// Starts a launch of packed transfers. The lock is held.
     ///
     /// # Safety
     ///
-    /// The addresses of the transfers are valid, as [`Communicator::start`] has it, until the launch has ended.
+    /// As [`Communicator::start_transfers`].
     unsafe fn start_packed(
         &self,
+        calls: &mut CallCache,
         call: CallId,
         transfers: &FaTransfers,
-        bytes: u64,
+        moved: Moved,
         stream: D::Stream<'_>,
     ) -> Result<()> {
-        let mut state = self.endpoint.lock();
-        let calls = &mut state.calls;
-        self.healthy()?;
         let number = self.liveness.begin(call.encode());
         // Receiving takes as many threads as sending.
-        let all: u64 = transfers.transfer.iter().map(|transfer| transfer.bytes).sum();
-        let plan = self.planner.shares(bytes.max(all.saturating_sub(bytes)) as usize, 1);
+        let plan = self.planner.shares(moved.sent_bytes.max(moved.received_bytes) as usize, 1);
         // A channel is one block's.
         let plan = Plan { blocks: plan.blocks.min(2 * self.world_size), ..plan };
         let _span = CallSpan::enter(self.rank, number, &call, &plan);
@@ -139,7 +145,7 @@ impl<D: Device> Communicator<D> {
         // SAFETY: the caller's; the rest as in `start`.
         unsafe { self.endpoint.device.launch(launch, &plan, Some(transfers), stream) }
             .map_err(|error| self.cut_short(error))?;
-        self.count_bytes(bytes);
+        self.count_bytes(moved.sent_bytes);
         Ok(())
     }
 

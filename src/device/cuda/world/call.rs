@@ -7,7 +7,7 @@ use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use super::CudaWorld;
 use crate::abi::{self, FaLaunch, FaTransfers, MAX_RANKS};
-use crate::call::{check_transfers, pack, Collective, Message, Partition, Transfer};
+use crate::call::{check_transfers, pack, Collective, Message, Partition, Transfer, NO_TRANSFERS};
 use crate::device::cuda::api;
 use crate::device::cuda::driver::{bind, driver, synchronize};
 use crate::device::cuda::handle::Sharing;
@@ -251,8 +251,11 @@ impl CudaWorld {
         if ranks.len() != world_size {
             return Err(Error::LengthMismatch { input: ranks.len(), output: world_size });
         }
-        let packed = ranks.iter().enumerate().map(|(rank, list)| pack(list, rank, world_size));
-        let packed = packed.map(|packed| packed.map(|(packed, _)| packed)).collect::<Result<Vec<_>>>()?;
+        let packed = ranks.iter().enumerate().map(|(rank, list)| {
+            let mut packed = NO_TRANSFERS;
+            pack(list, rank, world_size, &mut packed).map(|_| packed)
+        });
+        let packed = packed.collect::<Result<Vec<_>>>()?;
         let memory = self.upload(&packed)?;
         let launch = |rank: usize| FaLaunch {
             blocks: plan.blocks as u32,
