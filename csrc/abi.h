@@ -85,20 +85,25 @@ struct FaChunk {
   uint32_t number; // of the channel's chunks, from 1; set after the rest and after the data
   uint32_t tag;    // of the message that it is of
   uint64_t bytes;  // of that message, in all its chunks
-  uint8_t padding[FA_SIGNAL_BYTES - 16];
+  // Host. 0: the data is behind this. Otherwise the receiver reads the whole message where it is: as in
+  // FaSignal, or, in a thread of the same process, at an address with the bit at FA_SOURCE_HERE_SHIFT.
+  uint64_t source;
+  uint8_t padding[FA_SIGNAL_BYTES - 24];
 };
+#define FA_SOURCE_HERE_SHIFT 63
 
 // Of the chunks to a receiver, in the sender's region.
 struct FaCredit {
   uint32_t taken; // by the receiver, of all chunks ever
-  uint8_t padding[FA_SIGNAL_BYTES - 4];
+  uint32_t claim; // on the messages that it reads where they are: see core/rendezvous.cuh
+  uint8_t padding[FA_SIGNAL_BYTES - 8];
 };
 
 // A message to or from a peer; of this rank to itself, a copy.
 struct FaTransfer {
   uint64_t address;
   uint64_t bytes;
-  uint64_t source; // of a copy
+  uint64_t source; // of a copy; of what is sent, as in FaChunk
   uint32_t tag;
   uint32_t reserved;
 };
@@ -185,8 +190,8 @@ struct FaLaunch {
   uint32_t root;
   uint32_t last_place;    // a power of two less 1; 0: the generation is one place
   uint32_t channel_slots; // of each channel, a power of two
-  uint32_t reserved;
-  struct FaCall call; // the call that this launch is of
+  uint32_t threads;       // bit r: rank r is a thread of this process
+  struct FaCall call;     // the call that this launch is of
   // By rank, of FA_ALL_GATHER and FA_REDUCE_SCATTER.
   struct FaShare shares[FA_MAX_RANKS];
 };

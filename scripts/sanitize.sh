@@ -13,6 +13,10 @@
 #     yields-staging      staging has one generation: a wrong result must be found in the pulls
 #     revoked             registered inputs are written over as soon as their owner has given up: no result may be wrong
 #     revoked-planted     nothing is revoked: a wrong result must be found
+#     thread-withdrawn    messages are freed as soon as their sender has given up: must be clean, and no result may be wrong
+#     thread-withdrawn-planted  nothing is withdrawn: a race must be found
+#     withdrawn           registered messages are written over as soon as their sender has given up: no result may be wrong
+#     withdrawn-planted   nothing is withdrawn: a wrong result must be found
 #     yields-mailbox      mailboxes have one generation: a wrong result or a lost packet must be found in the one-shot push
 #
 # CXX: the compiler (g++). SEED: of the random launches (the time). LAUNCHES: in each of the worlds.
@@ -42,13 +46,19 @@ compile() {
       flags+=(-DFA_STREAMS=1 -DFA_HOT_SET=0)
       program=tests/sanitize/revoke.cpp
       ;;
-    *) flags+=("-fsanitize=${mode%-*}" -fno-sanitize-recover=all) ;;
+    # What it reads may race with what is written, as above.
+    withdrawn*) program=tests/sanitize/withdraw.cpp ;;
+    *) flags+=("-fsanitize=${mode%%-*}" -fno-sanitize-recover=all) ;;
+  esac
+  case $mode in
+    thread-withdrawn*) program=tests/sanitize/withdraw.cpp ;;
   esac
   case $mode in
     # A builtin copy of a pack becomes vector moves that ThreadSanitizer does not see; a call of memcpy it does.
     thread*) kernels+=(-fno-builtin-memcpy -D__builtin_memcpy=memcpy -include string.h) ;;
   esac
   case $mode in
+    *withdrawn-planted) kernels+=(-DFA_PLANT_NO_WITHDRAWAL) ;;
     thread-planted) kernels+=(-DFA_PLANT_RELAXED_SECOND_BARRIER) ;;
     thread-channel) kernels+=(-DFA_PLANT_RELAXED_CHUNK) ;;
     yields-staging) flags+=(-DFA_PLANT_ONE_STAGING_GENERATION) ;;
@@ -124,6 +134,16 @@ check() {
     yields-staging) wrong "$mode" "${pulls[@]}" ;;
     # A two-shot push after another is right with one generation: a rank hears of all reads before it writes.
     yields-mailbox) wrong "$mode" 2:one_shot_push ;;
+    thread-withdrawn) timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" threads ;;
+    withdrawn) timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" mapped ;;
+    thread-withdrawn-planted)
+      ! timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" threads >"$build/report" 2>&1 &&
+        grep -q 'WARNING: ThreadSanitizer' "$build/report" && grep -q 'transfer<' "$build/report"
+      ;;
+    withdrawn-planted)
+      ! timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" mapped >"$build/report" 2>&1 &&
+        grep -q '^the output' "$build/report"
+      ;;
     revoked) timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" ;;
     revoked-planted)
       ! timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" >"$build/report" 2>&1 &&
@@ -137,7 +157,7 @@ export TSAN_OPTIONS="halt_on_error=1 exitcode=66 ${TSAN_OPTIONS:-}"
 export ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1 ${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1 ${UBSAN_OPTIONS:-}"
 
-if [ $# -eq 0 ]; then set -- thread thread-planted thread-channel thread-relaxed address,undefined yields yields-staging yields-mailbox revoked revoked-planted; fi
+if [ $# -eq 0 ]; then set -- thread thread-planted thread-channel thread-relaxed address,undefined yields yields-staging yields-mailbox revoked revoked-planted thread-withdrawn thread-withdrawn-planted withdrawn withdrawn-planted; fi
 echo "$("$CXX" --version | head -n 1), seed $SEED"
 for mode in "$@"; do
   compile "$mode" &

@@ -6,6 +6,9 @@
 #pragma once
 
 #include "../core/channel.cuh"
+#if !FA_CUDA
+#include "../core/rendezvous.cuh"
+#endif
 
 namespace FA_NAMESPACE {
 
@@ -14,12 +17,14 @@ struct Channel {
   u32 at;        // the transfer that is next or under way
   u32 number;    // chunks that have gone through the channel, ever
   u32 credited;  // where this rank sends: those of them for which it has seen credit
+  u32 posted;    // the receiver has been told where the transfer is
   u64 done;      // bytes of the transfer that have gone through
   Patience wait; // for the next chunk or credit
 };
 
-// Whether a channel can move a chunk now. The outcome is that of one thread, seen by all.
-enum Readiness : u64 { kNotYet, kReady, kGivenUp };
+// Whether a channel can move a chunk now, or has. The outcome is that of one thread, seen by all. kPartly: of
+// a chunk that is larger than what is moved at a time.
+enum Readiness : u64 { kNotYet, kReady, kPartly, kGivenUp };
 
 template <class Poll, class Block>
 FA_FN u64 ask(Block &block, Poll poll) {
@@ -46,40 +51,88 @@ FA_FN void record_other_message(const FaLaunch &launch, u32 rank, u32 tag, u64 b
   store_relaxed(&status->others[rank].count, bytes);
 }
 
+// Whether there is a slot for the next chunk.
+FA_FN u64 look_for_credit(const FaLaunch &launch, Channel &channel, u32 peer) {
+  // The line of the credits is the receiver's: it is read when those that were seen are used up.
+  if (channel.number - channel.credited < launch.channel_slots)
+    return kReady;
+  channel.credited = load_acquire(&region_head(launch, launch.rank)->credits[peer].taken);
+  return look(launch, channel, peer, channel.number - channel.credited < launch.channel_slots);
+}
+
+// Tells the receiver of a chunk. `source` is 0 if its data is in the slot.
+FA_FN void signal_chunk(FaChunk *signal, u32 number, const FaTransfer &message, u64 source) {
+  store_relaxed(&signal->tag, message.tag);
+  store_relaxed(&signal->bytes, message.bytes);
+  store_relaxed(&signal->source, source);
+#if defined(FA_PLANT_RELAXED_CHUNK)
+  store_relaxed(&signal->number, number + 1);
+  return;
+#endif
+  // Release: the data and what is said of it come before the number.
+  store_release(&signal->number, number + 1);
+}
+
 // Sends one chunk, of so many bytes.
 template <class Block>
 FA_FN u64 send_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &channel,
                      const FaTransfer &message, u64 bytes) {
   const u32 number = channel.number;
-  const u64 readiness = ask(block, [&]() -> u64 {
-    // The line of the credits is the receiver's: it is read when those that were seen are used up.
-    if (number - channel.credited < launch.channel_slots)
-      return kReady;
-    channel.credited = load_acquire(&region_head(launch, launch.rank)->credits[peer].taken);
-    return look(launch, channel, peer, number - channel.credited < launch.channel_slots);
-  });
+  const u64 readiness = ask(block, [&] { return look_for_credit(launch, channel, peer); });
   if (readiness != kReady)
     return readiness;
   FaChunk *signal = chunk_slot(launch, peer, launch.rank, number);
   copy_bytes(block, chunk_data(signal), message.address + channel.done, bytes);
   block.sync();
-  block.lanes(1, [&](u32) {
-    store_relaxed(&signal->tag, message.tag);
-    store_relaxed(&signal->bytes, message.bytes);
-#if defined(FA_PLANT_RELAXED_CHUNK)
-    store_relaxed(&signal->number, number + 1);
-    return;
-#endif
-    // Release: the data and what is said of it come before the number.
-    store_release(&signal->number, number + 1);
-  });
+  block.lanes(1, [&](u32) { signal_chunk(signal, number, message, 0); });
   return kReady;
 }
 
-// Receives one chunk.
+#if !FA_CUDA
+// Has the receiver read a message where it is.
+FA_FN u64 send_posted(const FaLaunch &launch, Channel &channel, u32 peer, const FaTransfer &message) {
+  if (channel.posted == 0) {
+    const u64 readiness = look_for_credit(launch, channel, peer);
+    if (readiness != kReady)
+      return readiness;
+    FaChunk *signal = chunk_slot(launch, peer, launch.rank, channel.number);
+    signal_chunk(signal, channel.number, message, message.source);
+    channel.posted = 1;
+    channel.wait = {};
+    return kNotYet;
+  }
+  // Acquire: the receiver's reads come before what the caller does with the memory.
+  channel.credited = load_acquire(&region_head(launch, launch.rank)->credits[peer].taken);
+  return look(launch, channel, peer, channel.credited == channel.number + 1);
+}
+
+// Reads a piece of a message where it is, of `bytes` bytes.
+template <class Block>
+FA_FN u64 receive_posted(const FaLaunch &launch, Block &block, u32 peer, Channel &channel,
+                         const FaTransfer &message, u64 source, u64 *bytes) {
+  const u64 address = posted_address(launch, peer, source), left = message.bytes - channel.done;
+  if (address == 0) {
+    record_failure(launch, FA_UNKNOWN_BUFFER, 1u << peer, channel.number);
+    return kGivenUp;
+  }
+  *bytes = left < kPieceBytes ? left : kPieceBytes;
+  const bool is_last = *bytes == left;
+  // Why the sender has given up it tells when it leaves, in a moment.
+  if (!read_posted(launch, block, peer, message.address + channel.done, address + channel.done, *bytes,
+                   is_last))
+    return look(launch, channel, peer, false);
+  if (!is_last)
+    return kPartly;
+  // Release: as in `receive_chunk`. The sender waits for this credit.
+  store_release(&region_head(launch, peer)->credits[launch.rank].taken, channel.number + 1);
+  return kReady;
+}
+#endif
+
+// Receives one chunk, of so many bytes; or a piece of a message that is elsewhere, and sets how many.
 template <class Block>
 FA_FN u64 receive_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &channel,
-                        const FaTransfer &message, u64 bytes) {
+                        const FaTransfer &message, u64 *bytes) {
   const u32 number = channel.number;
   FaChunk *signal = chunk_slot(launch, launch.rank, peer, number);
   const u64 readiness = ask(block, [&]() -> u64 {
@@ -97,13 +150,31 @@ FA_FN u64 receive_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel 
   });
   if (readiness != kReady)
     return readiness;
-  copy_bytes(block, message.address + channel.done, chunk_data(signal), bytes);
+#if !FA_CUDA
+  if (const u64 source = load_relaxed(&signal->source); source != 0)
+    return receive_posted(launch, block, peer, channel, message, source, bytes);
+#endif
+  copy_bytes(block, message.address + channel.done, chunk_data(signal), *bytes);
   block.sync();
   // Release: the reads, of this chunk and of those before it, come before the slots are the sender's again.
   if (gives_credit(launch, number))
     block.lanes(
         1, [&](u32) { store_release(&region_head(launch, peer)->credits[launch.rank].taken, number + 1); });
   return kReady;
+}
+
+// The end of a launch that fails: nobody reads what is posted any more. is_open(c): channel c has a transfer
+// left.
+template <class Block, class IsOpen>
+FA_FN void give_up(const FaLaunch &launch, const Block &block, const Channel *channels, IsOpen is_open) {
+#if FA_CUDA
+  (void)launch, (void)block, (void)channels, (void)is_open;
+#else
+  for (u32 c = block.index(); c < 2 * launch.world; c += block.count()) {
+    if (c % 2 == 0 && is_open(c) && channels[c].posted != 0)
+      withdraw(launch, c / 2);
+  }
+#endif
 }
 
 template <class Block>
@@ -131,15 +202,17 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
                        sends ? head->sent[peer] : head->received[peer],
                        sends ? head->credited[peer] : 0,
                        0,
+                       0,
                        {}};
     }
   });
   block.sync();
+  const auto is_open = [&](u32 c) { return is_used(c) && channels[c].at != transfers.first[c + 1]; };
 
   for (bool busy = true; busy;) {
     busy = false;
     for (u32 c = block.index(); c < count; c += stride) {
-      if (!is_used(c) || channels[c].at == transfers.first[c + 1])
+      if (!is_open(c))
         continue;
       Channel &channel = channels[c];
       const u32 at = channel.at;
@@ -147,23 +220,28 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
       const u32 peer = c / 2;
       const FaTransfer &message = transfers.transfer[at];
       const u64 left = message.bytes - channel.done;
-      const u64 bytes = left < launch.chunk_bytes ? left : launch.chunk_bytes;
+      u64 bytes = left < launch.chunk_bytes ? left : launch.chunk_bytes;
       u64 outcome = kReady;
       // What a rank sends itself goes through no channel.
       if (peer == launch.rank)
         copy_bytes(block, message.address + channel.done, message.source + channel.done, bytes);
+#if !FA_CUDA
+      else if (c % 2 == 0 && message.source != 0)
+        outcome = send_posted(launch, channel, peer, message), bytes = left;
+#endif
       else if (c % 2 == 0)
         outcome = send_chunk(launch, block, peer, channel, message, bytes);
       else
-        outcome = receive_chunk(launch, block, peer, channel, message, bytes);
+        outcome = receive_chunk(launch, block, peer, channel, message, &bytes);
       if (outcome == kGivenUp)
-        return;
+        return give_up(launch, block, channels, is_open);
       if (outcome == kNotYet)
         continue;
       // All threads have read it.
       block.sync();
       block.lanes(1, [&](u32) {
-        channel.number += peer != launch.rank;
+        channel.number += peer != launch.rank && outcome == kReady;
+        channel.posted = 0;
         channel.wait = {};
         channel.done = bytes == left ? 0 : channel.done + bytes;
         channel.at += bytes == left;

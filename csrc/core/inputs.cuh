@@ -57,14 +57,12 @@ FA_FN bool meet_for_inputs(const FaLaunch &launch, Block &block, Turn turn, u64 
     } else if (source == 0) {
       address = u64(staging(launch, r, turn)) + staged;
     } else {
-      const u64 id = source >> FA_SOURCE_ID_SHIFT, offset = source & ((u64(1) << FA_SOURCE_ID_SHIFT) - 1);
-      const u64 *table = reinterpret_cast<const u64 *>(launch.buffers);
-      const u64 base = id - 1 < launch.buffer_count ? table[(id - 1) * FA_MAX_RANKS + r] : 0;
-      if (base == 0) {
+      address = registered_address(launch, r, source);
+      if (address == 0) {
         record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
         return false;
       }
-      address = base + offset + whole;
+      address += whole;
     }
     block.scratch()[r] = address | (source != 0 ? Inputs::kDirect : 0);
     return true;

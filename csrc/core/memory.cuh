@@ -173,6 +173,19 @@ FA_FN void fetch_add_relaxed(u32 *address, u32 value) {
 #endif
 }
 
+#if !FA_CUDA
+// Read-modify-writes of a word that two ranks change; they return what was there.
+FA_FN u32 fetch_or_acq_rel(u32 *address, u32 bits) {
+  FA_DISTURB();
+  return __atomic_fetch_or(address, bits, __ATOMIC_ACQ_REL);
+}
+
+FA_FN u32 fetch_and_acq_rel(u32 *address, u32 bits) {
+  FA_DISTURB();
+  return __atomic_fetch_and(address, bits, __ATOMIC_ACQ_REL);
+}
+#endif
+
 // Asks for a cache line that is to be written soon. A hint, of no effect on what memory holds.
 FA_FN void expect_store(const u8 *address) {
 #if defined(__x86_64__) && !FA_CUDA

@@ -9,6 +9,7 @@ pub const FA_CUDA_SLOT_BYTES: u32 = 32;
 pub const FA_HOST_SLOT_BYTES: u32 = 72;
 pub const FA_FIRST_EPOCH_AFTER_WRAP: u32 = 2;
 pub const FA_SOURCE_ID_SHIFT: u32 = 40;
+pub const FA_SOURCE_HERE_SHIFT: u32 = 63;
 pub const FA_MAX_TRANSFERS: u32 = 64;
 pub const FA_F16: FaDtype = 0;
 pub const FA_BF16: FaDtype = 1;
@@ -106,7 +107,8 @@ pub struct FaChunk {
     pub number: u32,
     pub tag: u32,
     pub bytes: u64,
-    pub padding: [u8; 48usize],
+    pub source: u64,
+    pub padding: [u8; 40usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -115,20 +117,23 @@ const _: () = {
     ["Offset of field: FaChunk::number"][::core::mem::offset_of!(FaChunk, number) - 0usize];
     ["Offset of field: FaChunk::tag"][::core::mem::offset_of!(FaChunk, tag) - 4usize];
     ["Offset of field: FaChunk::bytes"][::core::mem::offset_of!(FaChunk, bytes) - 8usize];
-    ["Offset of field: FaChunk::padding"][::core::mem::offset_of!(FaChunk, padding) - 16usize];
+    ["Offset of field: FaChunk::source"][::core::mem::offset_of!(FaChunk, source) - 16usize];
+    ["Offset of field: FaChunk::padding"][::core::mem::offset_of!(FaChunk, padding) - 24usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FaCredit {
     pub taken: u32,
-    pub padding: [u8; 60usize],
+    pub claim: u32,
+    pub padding: [u8; 56usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of FaCredit"][::core::mem::size_of::<FaCredit>() - 64usize];
     ["Alignment of FaCredit"][::core::mem::align_of::<FaCredit>() - 4usize];
     ["Offset of field: FaCredit::taken"][::core::mem::offset_of!(FaCredit, taken) - 0usize];
-    ["Offset of field: FaCredit::padding"][::core::mem::offset_of!(FaCredit, padding) - 4usize];
+    ["Offset of field: FaCredit::claim"][::core::mem::offset_of!(FaCredit, claim) - 4usize];
+    ["Offset of field: FaCredit::padding"][::core::mem::offset_of!(FaCredit, padding) - 8usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -262,7 +267,7 @@ pub struct FaLaunch {
     pub root: u32,
     pub last_place: u32,
     pub channel_slots: u32,
-    pub reserved: u32,
+    pub threads: u32,
     pub call: FaCall,
     pub shares: [FaShare; 16usize],
 }
@@ -303,7 +308,7 @@ const _: () = {
     ["Offset of field: FaLaunch::root"][::core::mem::offset_of!(FaLaunch, root) - 304usize];
     ["Offset of field: FaLaunch::last_place"][::core::mem::offset_of!(FaLaunch, last_place) - 308usize];
     ["Offset of field: FaLaunch::channel_slots"][::core::mem::offset_of!(FaLaunch, channel_slots) - 312usize];
-    ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 316usize];
+    ["Offset of field: FaLaunch::threads"][::core::mem::offset_of!(FaLaunch, threads) - 316usize];
     ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 320usize];
     ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 344usize];
 };

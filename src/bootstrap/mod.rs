@@ -30,6 +30,7 @@ pub(crate) use mpi::{Exchanges, Parts, Peers};
 pub use threads::Threads;
 
 use crate::error::Result;
+use crate::fork;
 
 /// A rank's connection to the other ranks at start-up.
 ///
@@ -95,7 +96,7 @@ impl<B: Bootstrap + ?Sized> Bootstrap for std::sync::Arc<B> {
     }
 }
 
-/// Names this process among all: random, and another after a fork.
+/// Names this process among all: random, and another after a fork. Ranks with the same name share an address space.
 pub(crate) fn process_identity() -> Result<[u8; 16]> {
     static RANDOM: std::sync::OnceLock<[u8; 12]> = std::sync::OnceLock::new();
     let random = match RANDOM.get() {
@@ -107,6 +108,11 @@ pub(crate) fn process_identity() -> Result<[u8; 16]> {
     };
     let mut identity = [0; 16];
     identity[..12].copy_from_slice(&random);
+    // A fork has a copy of the rest, and in another namespace it may have the same id.
+    let nonce = fork::nonce(|| Ok(u64::from_ne_bytes(socket::random_bytes()?)))?;
+    if let Some(nonce) = nonce {
+        identity[..8].copy_from_slice(&nonce.to_ne_bytes());
+    }
     identity[12..].copy_from_slice(&std::process::id().to_le_bytes());
     Ok(identity)
 }

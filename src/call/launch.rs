@@ -19,6 +19,8 @@ pub(crate) struct Site<'a> {
     /// This rank's.
     pub table: u64,
     pub status: u64,
+    /// Ranks that are threads of this process, a bit for each.
+    pub threads: u32,
 }
 
 impl Site<'_> {
@@ -55,7 +57,7 @@ impl Site<'_> {
             root: 0,
             last_place: 0,
             channel_slots: self.layout.channel_slots as u32,
-            reserved: 0,
+            threads: self.threads,
             call: FaCall { what: 0, count: 0, digest: 0 },
             shares: [FaShare { first: 0, count: 0 }; FA_MAX_RANKS as usize],
         }

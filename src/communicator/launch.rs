@@ -12,6 +12,7 @@ use crate::device::Device;
 use crate::endpoint::State;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
+use crate::registry::Registry;
 use crate::trace::CallSpan;
 
 impl<D: Device> Communicator<D> {
@@ -102,19 +103,40 @@ impl<D: Device> Communicator<D> {
         stream: D::Stream<'_>,
     ) -> Result<()> {
         let mut state = self.endpoint.lock();
-        let calls = &mut state.calls;
+        let State { registry, calls } = &mut *state;
         let mut packed = calls.transfers.take().unwrap_or_else(|| Box::new(NO_TRANSFERS));
         let moved = pack(transfers, self.rank, self.world_size, &mut packed);
         self.healthy()?;
         let started = match moved {
             // SAFETY: the caller's.
             Ok(moved) if !transfers.is_empty() => unsafe {
+                self.post_sources(registry, &mut packed);
                 self.start_packed(calls, call, &packed, moved, stream)
             },
             moved => moved.map(|_| ()),
         };
         calls.transfers = Some(packed);
         started
+    }
+
+    /// Has receivers read large messages where they are, if they can: what lies in a registered buffer, and what is sent between
+    /// threads of one process.
+    fn post_sources(&self, registry: &Registry, transfers: &mut FaTransfers) {
+        let peers = (0..self.world_size).filter(|&peer| peer != self.rank);
+        for peer in peers {
+            let [first, end] = [0, 1].map(|next| transfers.first[2 * peer + next] as usize);
+            for message in &mut transfers.transfer[first..end] {
+                if message.bytes < D::LEAST_POSTED_BYTES {
+                    continue;
+                }
+                message.source = match registry.source(message.address, message.bytes) {
+                    0 if self.liveness.threads() >> peer & 1 == 1 => {
+                        message.address | 1 << abi::FA_SOURCE_HERE_SHIFT
+                    }
+                    registered => registered,
+                };
+            }
+        }
     }
 
     /// Starts a launch of packed transfers. The lock is held.
@@ -174,6 +196,7 @@ impl<D: Device> Communicator<D> {
             regions: std::array::from_fn(|rank| region.address(rank)),
             table: region.table_address(),
             status: region.status_address(),
+            threads: self.liveness.threads(),
         };
         FaLaunch { checked: u32::from(self.checked), ..site.launch() }
     }

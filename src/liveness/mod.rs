@@ -47,6 +47,7 @@ pub(crate) struct Liveness {
     pages: Arc<SharedMemory>,
     rank: usize,
     world_size: usize,
+    threads: u32,
     /// The end of the connection that is shut down when this rank leaves.
     here: Mutex<Option<OwnedFd>>,
     watcher: Option<Watcher>,
@@ -59,6 +60,7 @@ pub(crate) struct Liveness {
 pub(crate) struct Arrivals {
     pages: SharedMemory,
     rank: usize,
+    threads: u32,
     here: OwnedFd,
     watched: Vec<Watched>,
 }
@@ -79,20 +81,24 @@ impl Arrivals {
             std::iter::once(&gone).chain(&process).map(|descriptor| descriptor.as_fd()).collect();
         let received = all_succeeded(exchange_several(bootstrap, &own, 1..=2, timeout), bootstrap, timeout)?;
         let peers = received.into_iter().enumerate().filter(|(peer, _)| *peer != rank);
+        let is_here =
+            |peer| peer == rank || status(&pages, peer).is_some_and(|status| status.process() == identity);
+        let threads =
+            (0..bootstrap.world_size()).fold(0, |mask, peer| mask | u32::from(is_here(peer)) << peer);
         let watched = peers.map(|(peer, descriptors)| {
-            let is_here = status(&pages, peer).is_some_and(|status| status.process() == identity);
+            let is_here = is_here(peer);
             let mut descriptors = descriptors.into_iter();
             let connection = descriptors.next();
             // A rank of this process ends with it.
             let process = descriptors.next().filter(|_| !is_here);
             Watched { rank: peer, connection, look: !is_here && process.is_none(), process }
         });
-        Ok(Self { watched: watched.collect(), pages, rank, here })
+        Ok(Self { watched: watched.collect(), threads, pages, rank, here })
     }
 
     /// Calls `gone` from a thread with each rank that leaves, after all that it has sent; maybe twice.
     pub fn watch(self, world_size: usize, gone: impl Fn(usize) + Send + 'static) -> Result<Liveness> {
-        let Self { pages, rank, here, watched } = self;
+        let Self { pages, rank, threads, here, watched } = self;
         let pages = Arc::new(pages);
         let ended = Arc::new(AtomicU32::new(0));
         let (seen, marks) = (Arc::clone(&pages), Arc::clone(&ended));
@@ -107,7 +113,7 @@ impl Arrivals {
         let watcher =
             (!watched.is_empty()).then(|| Watcher::start(Arc::clone(&pages), watched, tell)).transpose()?;
         let here = Mutex::new(Some(here));
-        Ok(Liveness { pages, rank, world_size, here, watcher, ended, origin: Origin::here() })
+        Ok(Liveness { pages, rank, world_size, threads, here, watcher, ended, origin: Origin::here() })
     }
 }
 
@@ -136,6 +142,11 @@ impl Liveness {
     /// Whether this process is a fork of the one that is the rank.
     pub fn is_elsewhere(&self) -> bool {
         self.origin.is_elsewhere()
+    }
+
+    /// Ranks that are threads of this process, a bit for each, this one too.
+    pub fn threads(&self) -> u32 {
+        self.threads
     }
 
     /// Whether a rank's process runs and it has not closed its communicator, as far as this rank has noticed.

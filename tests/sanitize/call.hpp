@@ -10,6 +10,7 @@
 struct Letter {
   uint32_t from, to, tag;
   uint64_t count;
+  bool posted; // the receiver reads it where it is
 };
 
 struct Call {
@@ -19,6 +20,7 @@ struct Call {
   FaShare shares[FA_MAX_RANKS];
   std::vector<Letter> letters;
   uint32_t places = 1; // of a generation of staging
+  bool threads = true; // what is posted is so between threads; else in registered buffers
 
   // Elements before a letter in the input of its sender, or the output of its receiver.
   uint64_t first_of(size_t letter, bool sender) const {
@@ -61,7 +63,7 @@ struct Call {
 
   // Whether the input may be where peers read it.
   bool can_be_direct(uint32_t rank, bool in_place) const {
-    const bool pulls = algorithm <= FA_TWO_SHOT_PULL ||
+    const bool pulls = algorithm <= FA_TWO_SHOT_PULL || algorithm == FA_TRANSFER ||
                        (algorithm >= FA_REDUCE_SCATTER && algorithm <= FA_SCATTERED_BROADCAST);
     return pulls && input_length(rank) > 0 && !(in_place && algorithm == FA_ONE_SHOT_PULL);
   }
@@ -98,8 +100,10 @@ struct Call {
     }
   }
 
-  // A rank's part of a launch of transfers, of elements of `size` bytes from these addresses on.
-  FaTransfers transfers(uint32_t rank, uint64_t input, uint64_t output, uint64_t size) const {
+  // A rank's part of a launch of transfers, of elements of `size` bytes from these addresses on. `registered`
+  // is where a registered buffer has the input, or 0.
+  FaTransfers transfers(uint32_t rank, uint64_t input, uint64_t output, uint64_t size,
+                        uint64_t registered) const {
     FaTransfers packed = {};
     uint32_t length = 0;
     for (uint32_t channel = 0; channel < 2 * world; ++channel) {
@@ -108,7 +112,7 @@ struct Call {
       packed.first[channel] = length;
       std::vector<size_t> in_order;
       for (size_t letter = 0; letter < letters.size(); ++letter) {
-        const auto [from, to, tag, count] = letters[letter];
+        const auto [from, to, tag, count, posted] = letters[letter];
         if (sends ? from == rank && to == peer && to != rank : to == rank && from == peer)
           in_order.push_back(letter);
       }
@@ -117,8 +121,14 @@ struct Call {
       for (size_t letter : in_order) {
         const uint64_t source = input + first_of(letter, true) * size;
         const uint64_t target = output + first_of(letter, false) * size;
+        const uint64_t posted = threads           ? source | uint64_t(1) << FA_SOURCE_HERE_SHIFT
+                                : registered != 0 ? registered + first_of(letter, true) * size
+                                                  : 0;
         packed.transfer[length++] = {sends ? source : target, letters[letter].count * size,
-                                     peer == rank ? source : 0, letters[letter].tag, 0};
+                                     peer == rank                      ? source
+                                     : sends && letters[letter].posted ? posted
+                                                                       : 0,
+                                     letters[letter].tag, 0};
       }
     }
     packed.first[2 * world] = length;
@@ -179,8 +189,9 @@ inline void draw_letters(std::mt19937_64 &random, Call &call, uint64_t lanes) {
   for (uint64_t letter = 0; letter < number; ++letter) {
     const uint32_t from = random() % call.world, to = random() % call.world, tag = random() % 3;
     const uint64_t count = random() % 5 == 0 ? 0 : 1 + random() % (call.count / 4 + 1);
-    call.letters.push_back({from, to, tag, lanes > 0 ? count / lanes * lanes : count});
+    call.letters.push_back({from, to, tag, lanes > 0 ? count / lanes * lanes : count, random() % 2 == 0});
   }
+  call.threads = random() % 2 == 0;
 }
 
 // The same on all ranks: drawn from a generator that each rank seeds alike. At least one element: a launch of

@@ -149,7 +149,7 @@ private:
     launch.output =
         in_place ? base + call.output_skip(rank_) * size : reinterpret_cast<uint64_t>(output.data());
     set(launch, call);
-    const FaTransfers transfers = call.transfers(rank_, launch.input, launch.output, size);
+    const FaTransfers transfers = call.transfers(rank_, launch.input, launch.output, size, launch.source);
     launch.transfers = reinterpret_cast<uint64_t>(&transfers);
 
     S *in = reinterpret_cast<S *>(launch.input), *out = reinterpret_cast<S *>(launch.output);
@@ -198,6 +198,7 @@ private:
     launch.channel_bytes = kChannelBytes;
     launch.chunk_bytes = kChunkBytes;
     launch.channel_slots = world_.channel_slots;
+    launch.threads = call.threads ? ~0u : 0;
     launch.timeout_ns = kTimeout;
     launch.rank = rank_;
     launch.world = world_.size;

@@ -189,6 +189,8 @@ impl sealed::Device for Cuda {
 
     const CHANNELS: Channels = Channels { bytes: 0, chunk_bytes: 60 << 10, least_slots: 2 };
 
+    const LEAST_POSTED_BYTES: u64 = u64::MAX;
+
     // The hot set has no code for parts of packs.
     const SOURCE_ALIGNMENT: u64 = abi::FA_CUDA_PACK_BYTES as u64;
 

@@ -205,6 +205,9 @@ impl sealed::Device for Host {
     // still in the cache of its last reader.
     const CHANNELS: Channels = Channels { bytes: 2 << 20, chunk_bytes: 16 << 10, least_slots: 8 };
 
+    // A shorter one is through the channel before its sender would have heard that it was read.
+    const LEAST_POSTED_BYTES: u64 = 16 << 10;
+
     const SOURCE_ALIGNMENT: u64 = 1;
 
     fn exports(&self) {}

@@ -128,6 +128,7 @@ impl CudaWorld {
             regions: std::array::from_fn(|rank| self.regions.get(rank).map_or(0, |region| region.address())),
             table: self.regions[rank].address() + self.layout.table_offset as u64,
             status: self.statuses[rank].device_address(),
+            threads: 0,
         };
         FaLaunch { input, output, timeout_ns: nanoseconds(self.timeout), ..site.launch() }
     }

@@ -1,0 +1,71 @@
+// Large messages of the host that the receiver reads where they are: in a registered buffer of the sender or,
+// between threads of one process, anywhere. The sender posts the address as a chunk, and waits for its credit.
+//
+// A sender that gives up owns its memory again, which the receiver may be reading. One word of the channel, the
+// claim, decides between them. Both change it by read-modify-writes alone, which are in one order:
+//
+//   sender     sets kWithdrawn before its launch ends
+//   receiver   has a read-modify-write after its last read
+//
+// If the receiver's is the later one it finds kWithdrawn: what it read goes to nobody. If the sender's is the
+// later one it reads what the receiver released, or what follows that in a release sequence: the reads happen
+// before all that the sender's caller does with the memory.
+//
+// The memory of a thread may then be unmapped, too. There the receiver sets kReading for each piece and clears it
+// after the piece, and reads nothing if kWithdrawn was there before; and a sender that finds kReading waits until
+// it is cleared, which takes no longer than a piece. In another process the receiver reads a mapping of its own,
+// and the sender waits for nobody: that process may stand still.
+//
+// kWithdrawn stays: a rank that has given up sends nothing more.
+#pragma once
+
+#include "channel.cuh"
+
+namespace FA_NAMESPACE {
+
+constexpr u64 kHere = u64(1) << FA_SOURCE_HERE_SHIFT;
+
+constexpr u32 kReading = 1, kWithdrawn = 2;
+
+// What is read between two looks at the other channels. Beside it, claiming a piece takes no time.
+constexpr u64 kPieceBytes = 256 << 10;
+
+FA_FN bool is_thread(const FaLaunch &launch, u32 rank) { return (launch.threads >> rank & 1) != 0; }
+
+// Where the receiver finds a message of `peer`; 0 where it may not look.
+FA_FN u64 posted_address(const FaLaunch &launch, u32 peer, u64 source) {
+  if ((source & kHere) == 0)
+    return registered_address(launch, peer, source);
+  return is_thread(launch, peer) ? source & ~kHere : 0;
+}
+
+// Reads a piece of what `peer` has posted. False: it has withdrawn it.
+template <class Block>
+FA_FN bool read_posted(const FaLaunch &launch, const Block &block, u32 peer, u64 to, u64 from, u64 bytes,
+                       bool is_last) {
+  u32 *claim = &region_head(launch, peer)->credits[launch.rank].claim;
+  if (is_thread(launch, peer)) {
+    const bool withdrawn = (fetch_or_acq_rel(claim, kReading) & kWithdrawn) != 0;
+    if (!withdrawn)
+      copy_bytes(block, to, from, bytes);
+    fetch_and_acq_rel(claim, ~kReading);
+    return !withdrawn;
+  }
+  copy_bytes(block, to, from, bytes);
+  return !is_last || (fetch_or_acq_rel(claim, 0) & kWithdrawn) == 0;
+}
+
+// Has `peer` know that what is posted to it is withdrawn.
+FA_COLD void withdraw(const FaLaunch &launch, u32 peer) {
+#if defined(FA_PLANT_NO_WITHDRAWAL)
+  (void)launch, (void)peer;
+#else
+  u32 *claim = &region_head(launch, launch.rank)->credits[peer].claim;
+  fetch_or_acq_rel(claim, kWithdrawn);
+  // Acquire: the reads come before what the caller does next.
+  while (is_thread(launch, peer) && (load_acquire(claim) & kReading) != 0)
+    sched_yield();
+#endif
+}
+
+} // namespace FA_NAMESPACE

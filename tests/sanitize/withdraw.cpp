@@ -1,0 +1,108 @@
+// Messages that are read where they are, whose sender gives up while the receiver reads: linked with csrc/host/.
+// The sender waits for a time of its own, short or long, and writes over the message as soon as its launch has
+// ended; between threads it frees it, too. A launch that succeeds has received what was sent. Arguments: seed, rounds,
+// and `threads` or `mapped` for where the receiver finds the message.
+#include "region.hpp"
+
+#include <chrono>
+#include <cstdio>
+#include <random>
+#include <string>
+#include <thread>
+
+extern "C" void FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block);
+
+namespace {
+
+constexpr uint64_t kWords = 200000, kBytes = kWords * sizeof(uint32_t);
+constexpr uint64_t kChannels = sizeof(FaRegionHead), kRegion = kChannels + 8 * (sizeof(FaChunk) + 128);
+constexpr uint32_t kSent = 0x01020304, kOverwritten = 0xDEAD0000;
+
+using Region = std::unique_ptr<FaRegionHead, void (*)(void *)>;
+
+Region region() {
+  void *memory = aligned_alloc(128, (kRegion + 127) / 128 * 128);
+  memset(memory, 0, kRegion);
+  return {static_cast<FaRegionHead *>(memory), free};
+}
+
+// One message. Whether sender and receiver succeeded; ends the program where what came is wrong.
+std::pair<bool, bool> round(bool threads, uint64_t limit, uint64_t delay) {
+  const Region regions[2] = {region(), region()};
+  uint32_t *message = new uint32_t[kWords];
+  std::fill(message, message + kWords, kSent);
+  std::vector<uint32_t> output(kWords, 0);
+  std::vector<uint64_t> table(FA_MAX_RANKS);
+  table[0] = reinterpret_cast<uint64_t>(message);
+  const auto run = [&](uint32_t rank, uint64_t timeout, const FaTransfer &transfer) {
+    FaTransfers transfers = {};
+    // Of channels 0 to 3, rank 0 sends through 2, and rank 1 receives through 1.
+    for (uint32_t c = rank == 0 ? 3 : 2; c < 5; ++c)
+      transfers.first[c] = 1;
+    transfers.transfer[0] = transfer;
+    FaLaunch launch = {};
+    for (uint32_t other = 0; other < 2; ++other)
+      launch.regions[other] = reinterpret_cast<uint64_t>(regions[other].get());
+    launch.buffers = reinterpret_cast<uint64_t>(table.data());
+    launch.buffer_count = 1;
+    launch.status = reinterpret_cast<uint64_t>(&regions[rank]->status);
+    launch.channel_offset = kChannels;
+    launch.chunk_bytes = 128;
+    launch.channel_slots = 8;
+    launch.threads = threads ? 3 : 0;
+    launch.transfers = reinterpret_cast<uint64_t>(&transfers);
+    launch.timeout_ns = timeout;
+    launch.rank = rank;
+    launch.world = 2;
+    launch.blocks = 1;
+    launch.algorithm = FA_TRANSFER;
+    launch.spin = 1;
+    FA_HOST_ENTRY(&launch, 0);
+    return regions[rank]->status.failure == FA_OK;
+  };
+  bool sent = false, received = false;
+  std::thread sender([&] {
+    const uint64_t source =
+        threads ? table[0] | uint64_t(1) << FA_SOURCE_HERE_SHIFT : uint64_t(1) << FA_SOURCE_ID_SHIFT;
+    sent = run(0, limit, {table[0], kBytes, source, 7, 0});
+    std::fill(message, message + kWords, kOverwritten);
+    if (threads)
+      delete[] message;
+  });
+  std::thread receiver([&] {
+    std::this_thread::sleep_for(std::chrono::nanoseconds(delay));
+    received = run(1, 20 * 1000 * 1000, {reinterpret_cast<uint64_t>(output.data()), kBytes, 0, 7, 0});
+  });
+  sender.join();
+  receiver.join();
+  if (!threads)
+    delete[] message;
+  for (uint64_t i = 0; received && i < kWords; ++i) {
+    if (output[i] != kSent) {
+      fprintf(stderr, "the output [%lu] is %x, not %x\n", i, output[i], kSent);
+      _Exit(3);
+    }
+  }
+  return {sent, received};
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  std::mt19937_64 random(argc > 1 ? strtoull(argv[1], nullptr, 10) : 1);
+  const uint32_t rounds = argc > 2 ? uint32_t(atoi(argv[2])) : 200;
+  const bool threads = argc > 3 && std::string(argv[3]) == "threads";
+  uint64_t sent = 0, received = 0;
+  for (uint32_t number = 0; number < rounds; ++number) {
+    const auto [sender, receiver] = round(threads, 1 + random() % 600000, random() % 300000);
+    sent += sender;
+    received += receiver;
+    if (sender && !receiver) {
+      fprintf(stderr, "a message was sent that was not received\n");
+      return 3;
+    }
+  }
+  printf("%lu of %u sent, %lu received\n", sent, rounds, received);
+  // Rounds in which all give up, or none does, would show nothing.
+  return received > 0 && sent < rounds ? 0 : 4;
+}
