@@ -169,17 +169,36 @@ const CSV_HEADER: &str = "collective,size,count,type,redop,root,algo,\
 
 fn write_csv_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
     let Row { collective, size, count, dtype, redop, memcpy_us, .. } = row;
-    let (root, algo) = (root(row.root), row.algo.unwrap_or_default());
-    write!(out, "{collective},{size},{count},{dtype},{redop},{root},{algo}")?;
+    let algo = row.algo.unwrap_or_default();
+    let mut cells = vec![(*collective).into(), size.to_string(), count.to_string()];
+    cells.extend([(*dtype).into(), (*redop).into(), root(row.root), algo.into()]);
     for timing in [Some(&row.out_of_place), row.in_place.as_ref()] {
-        let Some(timing) = timing else {
-            write!(out, ",,,,,,")?;
-            continue;
-        };
-        let Timing { time_us, p50_us, p99_us, algbw_gbs, busbw_gbs, .. } = timing;
-        write!(out, ",{time_us:.4},{p50_us:.4},{p99_us:.4},{algbw_gbs:.6},{busbw_gbs:.6},")?;
-        timing.wrong.map_or(Ok(()), |wrong| write!(out, "{wrong}"))?;
+        cells.extend(csv_times(timing));
+        cells.push(csv_cell(timing.and_then(|timing| timing.wrong)));
     }
-    // Remarks have no commas.
-    writeln!(out, ",{memcpy_us:.4},{}", row.remark().unwrap_or_default())
+    cells.push(format!("{memcpy_us:.4}"));
+    cells.push(row.remark().unwrap_or_default().to_string());
+    write_csv_record(out, &cells)
+}
+
+/// Times and bandwidths of a call; empty cells of one that there is not.
+pub fn csv_times(timing: Option<&Timing>) -> [String; 5] {
+    timing.map_or_else(Default::default, |timing| {
+        let Timing { time_us, p50_us, p99_us, algbw_gbs, busbw_gbs, .. } = timing;
+        let [time, p50, p99] = [time_us, p50_us, p99_us].map(|time| format!("{time:.4}"));
+        let [algbw, busbw] = [algbw_gbs, busbw_gbs].map(|bandwidth| format!("{bandwidth:.6}"));
+        [time, p50, p99, algbw, busbw]
+    })
+}
+
+/// A value, or an empty cell.
+pub fn csv_cell(value: Option<impl ToString>) -> String {
+    value.map_or_else(String::new, |value| value.to_string())
+}
+
+/// One line.
+pub fn write_csv_record(out: &mut impl Write, cells: &[String]) -> io::Result<()> {
+    let mut writer = csv::Writer::from_writer(out);
+    writer.write_record(cells)?;
+    writer.flush()
 }

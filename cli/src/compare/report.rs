@@ -7,7 +7,9 @@ use serde::Serialize;
 use super::row::{CompareConfig, LeftOut, Row};
 use super::summary::{summaries, Summary};
 use crate::arguments::Format;
-use crate::bench::report::{bandwidth, root, significant, write_facts};
+use crate::bench::report::{
+    bandwidth, csv_cell, csv_times, root, significant, write_csv_record, write_facts,
+};
 use crate::harness::row::Timing;
 
 /// What the first rank writes.
@@ -184,20 +186,15 @@ const CSV_HEADER: &str = "collective,size,count,type,redop,root,by,algo,\
 
 fn write_csv_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
     let Row { collective, size, count, dtype, redop, by, ratio, .. } = row;
-    let (root, algo) = (root(row.root), row.algo.unwrap_or_default());
-    write!(out, "{collective},{size},{count},{dtype},{redop},{root},{by},{algo}")?;
+    let algo = row.algo.unwrap_or_default();
+    let mut cells = vec![(*collective).into(), size.to_string(), count.to_string()];
+    cells.extend([(*dtype).into(), (*redop).into(), root(row.root), (*by).into(), algo.into()]);
     for (timing, ratio) in [(&row.out_of_place, ratio.out_of_place), (&row.in_place, ratio.in_place)] {
-        let Some(timing) = timing else {
-            write!(out, ",,,,,,,,")?;
-            continue;
-        };
-        let Timing { time_us, p50_us, p99_us, algbw_gbs, busbw_gbs, .. } = timing;
-        write!(out, ",{time_us:.4},{p50_us:.4},{p99_us:.4},{algbw_gbs:.6},{busbw_gbs:.6},")?;
-        timing.wrong.map_or(Ok(()), |wrong| write!(out, "{wrong}"))?;
-        write!(out, ",")?;
-        timing.max_error.map_or(Ok(()), |error| write!(out, "{error:e}"))?;
-        write!(out, ",")?;
-        ratio.map_or(Ok(()), |ratio| write!(out, "{ratio:.4}"))?;
+        cells.extend(csv_times(timing.as_ref()));
+        let (wrong, error) = timing.as_ref().map_or((None, None), |timing| (timing.wrong, timing.max_error));
+        cells.push(csv_cell(wrong));
+        cells.push(csv_cell(error.map(|error| format!("{error:e}"))));
+        cells.push(csv_cell(ratio.map(|ratio| format!("{ratio:.4}"))));
     }
-    writeln!(out)
+    write_csv_record(out, &cells)
 }

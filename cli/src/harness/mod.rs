@@ -14,8 +14,6 @@ pub mod row;
 pub mod session;
 pub mod work;
 
-use std::hash::{BuildHasher, RandomState};
-
 use fast_allreduce::bootstrap::{Bootstrap, Local};
 use fast_allreduce::Algorithm;
 
@@ -114,7 +112,7 @@ pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<boo
 
 /// The measurements of a run. Collective.
 pub fn measure<'a>(options: &Bench, session: &'a Session) -> Result<Measure<'a>, Failure> {
-    let seed = session.of_first(options.seed.unwrap_or_else(random_seed))?;
+    let seed = session.of_first(options.seed.map_or_else(random_seed, Ok)?)?;
     let effort = Effort {
         iterations: options.iterations,
         warmup: options.warmup,
@@ -144,6 +142,7 @@ pub fn config(options: &Bench, endpoint: &impl Endpoint, seed: u64) -> Config {
 }
 
 /// Short enough to type again.
-fn random_seed() -> u64 {
-    RandomState::new().hash_one(()) >> 32
+pub fn random_seed() -> Result<u64, Failure> {
+    let seed = getrandom::u32().map_err(|error| Failure::System("getrandom", error.into()))?;
+    Ok(seed.into())
 }

@@ -1,7 +1,8 @@
 //! Where and when a page was made: the command and the date.
 
+use std::borrow::Cow;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 /// The command line as a shell would take it: that of the launcher of ranks, where one started this process.
 pub fn command() -> String {
@@ -12,7 +13,7 @@ pub fn command() -> String {
     let shown = |(index, word): (usize, &String)| {
         // Where programs lie is of no use elsewhere.
         let is_program = index == 0 || name(word) == "fast-allreduce";
-        quoted(if is_program { name(word) } else { word })
+        quoted(if is_program { name(word) } else { word }).into_owned()
     };
     words.iter().enumerate().map(shown).collect::<Vec<_>>().join(" ")
 }
@@ -44,63 +45,42 @@ fn name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// A word as a shell takes it for one.
-fn quoted(word: &str) -> String {
-    let is_plain = |character: char| character.is_ascii_alphanumeric() || "-_./:=,+@%".contains(character);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word.into(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
+/// A word as a shell takes it for one. None has a zero byte in it, which alone cannot be quoted.
+fn quoted(word: &str) -> Cow<'_, str> {
+    shlex::try_quote(word).unwrap_or(Cow::Borrowed(word))
 }
 
 /// Now, in UTC: year, month, day, hour and minute.
 pub fn date() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    at(seconds)
+    at(SystemTime::now())
 }
 
-/// The day's date in the proleptic Gregorian calendar, by eras of 400 years that begin in March, so that the day that some
-/// years have more is the last of a year.
-fn at(seconds: u64) -> String {
-    const DAYS_TO_1970: u64 = 719_468;
-    const DAYS_OF_ERA: u64 = 146_097;
-    let (day, minute) = (seconds / 86_400 + DAYS_TO_1970, seconds % 86_400 / 60);
-    let (era, day) = (day / DAYS_OF_ERA, day % DAYS_OF_ERA);
-    let year = (day - day / 1460 + day / 36_524 - day / (DAYS_OF_ERA - 1)) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (year, month) = match month {
-        0..=9 => (era * 400 + year, month + 3),
-        _ => (era * 400 + year + 1, month - 9),
-    };
-    format!("{year}-{month:02}-{day:02} {:02}:{:02} UTC", minute / 60, minute % 60)
+fn at(time: SystemTime) -> String {
+    // `2024-02-29T23:59:59Z`
+    let text = humantime::format_rfc3339_seconds(time).to_string();
+    let (date, time) = text.split_once('T').unwrap_or_default();
+    format!("{date} {} UTC", time.rsplit_once(':').map_or(time, |(minutes, _)| minutes))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn dates_are_those_of_the_calendar() {
         // By date --utc --date=@...
-        let known = [
-            (0, "1970-01-01 00:00 UTC"),
-            (951_782_400, "2000-02-29 00:00 UTC"),
-            (951_868_799, "2000-02-29 23:59 UTC"),
-            (1_709_251_199, "2024-02-29 23:59 UTC"),
-            (1_735_689_599, "2024-12-31 23:59 UTC"),
-            (4_107_542_400, "2100-03-01 00:00 UTC"),
-        ];
-        for (seconds, date) in known {
-            assert_eq!(at(seconds), date);
+        for (seconds, date) in [(0, "1970-01-01 00:00 UTC"), (1_709_251_199, "2024-02-29 23:59 UTC")] {
+            assert_eq!(at(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)), date);
         }
     }
 
     #[test]
     fn words_survive_a_shell() {
-        assert_eq!(quoted("--report=a/b.html"), "--report=a/b.html");
-        assert_eq!(quoted(""), "''");
-        assert_eq!(quoted("it's <b>"), r"'it'\''s <b>'");
+        for word in ["--report=a/b.html", "", "it's <b>", "a\nb", "$(rm)"] {
+            let line = format!("program {}", quoted(word));
+            assert_eq!(shlex::split(&line), Some(vec!["program".to_owned(), word.to_owned()]), "{line}");
+        }
     }
 }

@@ -9,7 +9,6 @@ mod rank;
 mod report;
 mod usage;
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,6 +25,7 @@ use self::usage::Usage;
 use crate::arguments::{self, Faults, Soak, SummaryFormat};
 use crate::failure::Failure;
 use crate::harness::progress::Progress;
+use crate::harness::random_seed;
 
 /// Calls after which what a rank holds is what it may hold.
 const WARM_UP: u64 = 100;
@@ -64,7 +64,7 @@ pub fn run(options: &Soak) -> Result<bool, Failure> {
         let named = options.ranks;
         return Err(Failure::Usage(format!("--ranks {named}, but the environment names a world of {ranks}")));
     }
-    let seed = options.seed.unwrap_or_else(random_seed);
+    let seed = options.seed.map_or_else(random_seed, Ok)?;
     let own = Start { seed, process: std::process::id() as i32, launcher: crate::environment::launcher() };
     let starts: Vec<Start> = exchange(&*bootstrap, &own, options.timeout)?;
     let processes = siblings(&starts);
@@ -253,11 +253,6 @@ impl Live {
         let (bytes, rate) = (tally.bytes as f64 / 1e6, tally.drawn as f64 / seconds);
         progress.show(&format!("{unit}, {bytes:.1} MB, {rate:.0} calls/s"));
     }
-}
-
-/// Short enough to type again.
-fn random_seed() -> u64 {
-    RandomState::new().hash_one(()) >> 32
 }
 
 #[cfg(test)]
