@@ -1,0 +1,194 @@
+/* Two ranks as threads of one process: all collectives and messages, each checked, and what goes wrong when it should.
+ *
+ *   cc threads.c $(pkg-config --cflags --libs fast_allreduce) -pthread
+ */
+#include <fast_allreduce.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RANKS = 2, COUNT = 1000 };
+
+static void require(fast_allreduce_status status, const char *what) {
+  if (status != FAST_ALLREDUCE_STATUS_OK) {
+    fprintf(stderr, "%s: status %u: %s\n", what, (unsigned)status, fast_allreduce_last_error());
+    exit(1);
+  }
+}
+
+static void expect(int holds, const char *what) {
+  if (!holds) {
+    fprintf(stderr, "%s does not hold; the last error is: %s\n", what, fast_allreduce_last_error());
+    exit(1);
+  }
+}
+
+#define EXPECT(condition) expect(condition, #condition)
+
+static void reductions(const fast_allreduce_communicator *communicator, size_t rank) {
+  float input[RANKS * COUNT], output[RANKS * COUNT];
+  for (size_t i = 0; i < RANKS * COUNT; i++)
+    input[i] = (float)(i + 1000 * rank);
+  memset(output, 0xff, sizeof output);
+  require(fast_allreduce_all_reduce(communicator, input, output, COUNT, FAST_ALLREDUCE_DTYPE_F32,
+                                    FAST_ALLREDUCE_OP_SUM, NULL),
+          "all_reduce");
+  for (size_t i = 0; i < COUNT; i++)
+    EXPECT(output[i] == (float)(2 * i + 1000));
+  require(fast_allreduce_reduce_scatter(communicator, input, output, COUNT,
+                                        FAST_ALLREDUCE_DTYPE_F32, FAST_ALLREDUCE_OP_MAX, NULL),
+          "reduce_scatter");
+  for (size_t i = 0; i < COUNT; i++)
+    EXPECT(output[i] == (float)(rank * COUNT + i + 1000));
+  size_t counts[RANKS] = {3, 5};
+  require(fast_allreduce_reduce_scatter_v(communicator, input, output, counts,
+                                          FAST_ALLREDUCE_DTYPE_F32, FAST_ALLREDUCE_OP_MIN, NULL),
+          "reduce_scatter_v");
+  for (size_t i = 0; i < counts[rank]; i++)
+    EXPECT(output[i] == (float)(3 * rank + i));
+  output[0] = -1;
+  require(fast_allreduce_reduce(communicator, input, rank == 1 ? output : NULL, COUNT,
+                                FAST_ALLREDUCE_DTYPE_F32, FAST_ALLREDUCE_OP_AVG, 1, NULL),
+          "reduce");
+  EXPECT(output[0] == (rank == 1 ? 500.0F : -1.0F));
+}
+
+static void shares(const fast_allreduce_communicator *communicator, size_t rank) {
+  int64_t input[RANKS] = {(int64_t)(10 * rank), (int64_t)(10 * rank + 1)}, output[2 * RANKS] = {-1, -1, -1, -1};
+  const uint32_t dtype = FAST_ALLREDUCE_DTYPE_I64;
+  require(fast_allreduce_all_gather(communicator, input, output, 2, dtype, NULL), "all_gather");
+  EXPECT(output[0] == 0 && output[1] == 1 && output[2] == 10 && output[3] == 11);
+  size_t counts[RANKS] = {2, 1};
+  require(fast_allreduce_all_gather_v(communicator, input, output, counts, dtype, NULL), "all_gather_v");
+  EXPECT(output[0] == 0 && output[1] == 1 && output[2] == 10);
+  require(fast_allreduce_all_to_all(communicator, input, output, 1, dtype, NULL), "all_to_all");
+  EXPECT(output[0] == (int64_t)rank && output[1] == (int64_t)(10 + rank));
+  size_t ones[RANKS] = {1, 1};
+  output[0] = output[1] = -1;
+  require(fast_allreduce_all_to_all_v(communicator, input, ones, output, ones, dtype, NULL), "all_to_all_v");
+  EXPECT(output[0] == (int64_t)rank && output[1] == (int64_t)(10 + rank));
+  require(fast_allreduce_broadcast(communicator, input, 2, dtype, 1, NULL), "broadcast");
+  EXPECT(input[0] == 10 && input[1] == 11);
+  require(fast_allreduce_gather(communicator, input, rank == 0 ? output : NULL, 1, dtype, 0, NULL), "gather");
+  EXPECT(rank != 0 || (output[0] == 10 && output[1] == 10));
+  require(fast_allreduce_scatter(communicator, rank == 0 ? input : NULL, output, 1, dtype, 0, NULL), "scatter");
+  EXPECT(output[0] == (int64_t)(10 + rank));
+}
+
+static void messages(const fast_allreduce_communicator *communicator, size_t rank) {
+  const uint32_t dtype = FAST_ALLREDUCE_DTYPE_I32;
+  int32_t mine = (int32_t)rank + 40, theirs = -1, sum = (int32_t)rank;
+  require(fast_allreduce_group_begin(communicator), "group_begin");
+  EXPECT(fast_allreduce_group_begin(communicator) == FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  require(fast_allreduce_send(communicator, &mine, 1, dtype, 1 - rank, 7, NULL), "send in a group");
+  require(fast_allreduce_all_reduce(communicator, &sum, &sum, 1, dtype, FAST_ALLREDUCE_OP_SUM, NULL),
+          "all_reduce in a group");
+  EXPECT(sum == 1);
+  require(fast_allreduce_recv(communicator, &theirs, 1, dtype, 1 - rank, 7, NULL), "recv in a group");
+  EXPECT(theirs == -1);
+  require(fast_allreduce_group_end(communicator, NULL), "group_end");
+  EXPECT(theirs == 41 - (int32_t)rank);
+  EXPECT(fast_allreduce_group_end(communicator, NULL) == FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  if (rank == 0)
+    require(fast_allreduce_send(communicator, &mine, 1, dtype, 1, 0, NULL), "send");
+  else
+    require(fast_allreduce_recv(communicator, &theirs, 1, dtype, 0, 0, NULL), "recv");
+  EXPECT(rank == 0 || theirs == 40);
+  require(fast_allreduce_barrier(communicator, NULL), "barrier");
+}
+
+static void memory(const fast_allreduce_communicator *communicator, size_t rank) {
+  void *address = NULL;
+  fast_allreduce_buffer *buffer = NULL;
+  require(fast_allreduce_alloc(communicator, COUNT * sizeof(double), &address, &buffer), "alloc");
+  double *data = address;
+  for (size_t i = 0; i < COUNT; i++)
+    data[i] = (double)rank + 1;
+  require(fast_allreduce_all_reduce(communicator, data, data, COUNT, FAST_ALLREDUCE_DTYPE_F64,
+                                    FAST_ALLREDUCE_OP_PROD, NULL),
+          "all_reduce of registered memory");
+  EXPECT(data[0] == 2 && data[COUNT - 1] == 2);
+  fast_allreduce_buffer_free(buffer);
+}
+
+/* Mistakes that a program may make: each a status and a text, on this rank alone, after which the communicator goes on. */
+static void mistakes(const fast_allreduce_communicator *communicator) {
+  float data[4] = {0};
+  EXPECT(fast_allreduce_all_reduce(communicator, data, data, 4, 99, FAST_ALLREDUCE_OP_SUM, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  EXPECT(strstr(fast_allreduce_last_error(), "dtype 99") != NULL);
+  EXPECT(fast_allreduce_all_reduce(communicator, data, data, 4, FAST_ALLREDUCE_DTYPE_F32, 5, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  EXPECT(fast_allreduce_all_reduce(NULL, data, data, 4, FAST_ALLREDUCE_DTYPE_F32, FAST_ALLREDUCE_OP_SUM, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  EXPECT(fast_allreduce_all_reduce(communicator, data, data, 4, FAST_ALLREDUCE_DTYPE_F32, FAST_ALLREDUCE_OP_SUM,
+                                   data) == FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  EXPECT(fast_allreduce_all_reduce(communicator, NULL, data, 4, FAST_ALLREDUCE_DTYPE_F32, FAST_ALLREDUCE_OP_SUM,
+                                   NULL) == FAST_ALLREDUCE_STATUS_INVALID_POINTER);
+  EXPECT(fast_allreduce_all_reduce(communicator, data, data + 1, 3, FAST_ALLREDUCE_DTYPE_F32, FAST_ALLREDUCE_OP_SUM,
+                                   NULL) == FAST_ALLREDUCE_STATUS_OVERLAP);
+  EXPECT(fast_allreduce_broadcast(communicator, data, 4, FAST_ALLREDUCE_DTYPE_F32, RANKS, NULL) ==
+         FAST_ALLREDUCE_STATUS_RANK_OUT_OF_RANGE);
+  EXPECT(fast_allreduce_all_gather_v(communicator, data, data, NULL, FAST_ALLREDUCE_DTYPE_F32, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+}
+
+static fast_allreduce_unique_id id;
+
+static void *rank_thread(void *argument) {
+  size_t rank = *(size_t *)argument;
+  fast_allreduce_config config = {0};
+  config.size = sizeof config;
+  config.timeout_ms = 20000;
+  fast_allreduce_communicator *communicator = NULL, *part = NULL;
+  require(fast_allreduce_init(&id, rank, RANKS, &config, &communicator), "init");
+  EXPECT(fast_allreduce_rank(communicator) == rank && fast_allreduce_nranks(communicator) == RANKS);
+  reductions(communicator, rank);
+  shares(communicator, rank);
+  messages(communicator, rank);
+  memory(communicator, rank);
+  mistakes(communicator);
+  EXPECT(fast_allreduce_survivors(communicator) == 3);
+  require(fast_allreduce_split(communicator, rank == 0 ? 1 : -1, 0, &part), "split");
+  EXPECT((part != NULL) == (rank == 0) && fast_allreduce_nranks(part) == (rank == 0));
+  fast_allreduce_free(part);
+  size_t all[RANKS] = {0, 1};
+  require(fast_allreduce_shrink(communicator, all, RANKS, &part), "shrink");
+  EXPECT(fast_allreduce_rank(part) == rank);
+  fast_allreduce_free(part);
+  fast_allreduce_counters counters;
+  require(fast_allreduce_get_counters(communicator, &counters), "get_counters");
+  EXPECT(counters.calls > 10 && counters.bytes > 10 * COUNT && counters.timeouts[0] == 0);
+  /* Rank 0 leaves; rank 1 is told who has gone, and later calls say the same at once. */
+  if (rank == 1) {
+    double value = 1;
+    fast_allreduce_status status = FAST_ALLREDUCE_STATUS_OK;
+    for (int call = 0; call < 2; call++) {
+      status = fast_allreduce_all_reduce(communicator, &value, &value, 1, FAST_ALLREDUCE_DTYPE_F64,
+                                         FAST_ALLREDUCE_OP_SUM, NULL);
+      EXPECT(status == FAST_ALLREDUCE_STATUS_PEER_LOST && fast_allreduce_last_error_ranks() == 1);
+    }
+    EXPECT(strstr(fast_allreduce_last_error(), "rank 0") != NULL);
+  }
+  fast_allreduce_free(communicator);
+  return NULL;
+}
+
+int main(void) {
+  EXPECT(fast_allreduce_abi_version() == FAST_ALLREDUCE_ABI_VERSION);
+  EXPECT(fast_allreduce_get_unique_id(NULL) == FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  require(fast_allreduce_get_unique_id(&id), "get_unique_id");
+  pthread_t threads[RANKS];
+  size_t ranks[RANKS];
+  for (size_t rank = 0; rank < RANKS; rank++) {
+    ranks[rank] = rank;
+    if (pthread_create(&threads[rank], NULL, rank_thread, &ranks[rank]) != 0)
+      return 1;
+  }
+  for (size_t rank = 0; rank < RANKS; rank++)
+    pthread_join(threads[rank], NULL);
+  printf("fast-allreduce %s, %d ranks as threads: passed\n", fast_allreduce_version(), RANKS);
+  return 0;
+}

@@ -1,0 +1,639 @@
+/* Allreduce and other collectives between the ranks of one machine: CPU processes or threads, or CUDA GPUs.
+ *
+ * Made by cbindgen from capi/src; scripts/test-capi.sh compares. docs/c.md has a guide.
+ *
+ * Every function that can fail returns a status. The text of the last error of a thread is fast_allreduce_last_error().
+ * Every rank makes the same calls in the same order. Unless a function says otherwise, any thread may call it at any
+ * time; calls of one communicator run one after the other.
+ */
+
+#ifndef FAST_ALLREDUCE_H
+#define FAST_ALLREDUCE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Version of the ABI that this header describes. It is increased when a program that was compiled against an older
+// header would not work any more.
+#define FAST_ALLREDUCE_ABI_VERSION 1
+
+// Most ranks of a communicator.
+#define FAST_ALLREDUCE_MAX_RANKS 16
+
+// How a call ended.
+enum fast_allreduce_status
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // It succeeded.
+  FAST_ALLREDUCE_STATUS_OK = 0,
+  // A pointer that must not be null is, or a code is none of its enum.
+  FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT = 1,
+  // More ranks than are supported, or none.
+  FAST_ALLREDUCE_STATUS_WORLD_SIZE = 2,
+  // A rank is not below the number of ranks.
+  FAST_ALLREDUCE_STATUS_RANK_OUT_OF_RANGE = 3,
+  // Input and output have different lengths.
+  FAST_ALLREDUCE_STATUS_LENGTH_MISMATCH = 4,
+  // A buffer is null, misaligned, or of another device.
+  FAST_ALLREDUCE_STATUS_INVALID_POINTER = 5,
+  // Buffers overlap in another way than in place.
+  FAST_ALLREDUCE_STATUS_OVERLAP = 6,
+  // A setting is out of its range.
+  FAST_ALLREDUCE_STATUS_INVALID_SETTING = 7,
+  // A tuning file cannot be used.
+  FAST_ALLREDUCE_STATUS_TUNING = 8,
+  // Shared memory could not be allocated.
+  FAST_ALLREDUCE_STATUS_ALLOCATION = 9,
+  // Ranks did not come in time.
+  FAST_ALLREDUCE_STATUS_TIMEOUT = 10,
+  // A rank's process has ended, or its communicator was freed.
+  FAST_ALLREDUCE_STATUS_PEER_LOST = 11,
+  // A step failed on another rank.
+  FAST_ALLREDUCE_STATUS_PEER_FAILED = 12,
+  // This process is a fork of the one that made the communicator.
+  FAST_ALLREDUCE_STATUS_FORKED = 13,
+  // fast_allreduce_abort was called.
+  FAST_ALLREDUCE_STATUS_ABORTED = 14,
+  // The ranks could not meet.
+  FAST_ALLREDUCE_STATUS_RENDEZVOUS = 15,
+  // The rendezvous refused this process.
+  FAST_ALLREDUCE_STATUS_REFUSED = 16,
+  // A rank sent something that does not decode.
+  FAST_ALLREDUCE_STATUS_MALFORMED = 17,
+  // Ranks make different calls, or have different settings.
+  FAST_ALLREDUCE_STATUS_DISAGREEMENT = 18,
+  // This library or this machine cannot do it.
+  FAST_ALLREDUCE_STATUS_UNAVAILABLE = 19,
+  // The stream is of another device than the communicator.
+  FAST_ALLREDUCE_STATUS_INVALID_STREAM = 20,
+  // The CUDA driver refused a call.
+  FAST_ALLREDUCE_STATUS_DRIVER = 21,
+  // A system call failed.
+  FAST_ALLREDUCE_STATUS_SYSTEM = 22,
+  // An error that this header has no name for.
+  FAST_ALLREDUCE_STATUS_OTHER = 23,
+  // A fault of the library; the communicator must not be used any more.
+  FAST_ALLREDUCE_STATUS_INTERNAL = 24,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_status fast_allreduce_status;
+#else
+typedef uint32_t fast_allreduce_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Types of elements.
+enum fast_allreduce_dtype
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // IEEE binary16; sums accumulate in f32.
+  FAST_ALLREDUCE_DTYPE_F16 = 0,
+  // bfloat16; sums accumulate in f32.
+  FAST_ALLREDUCE_DTYPE_BF16 = 1,
+  // float.
+  FAST_ALLREDUCE_DTYPE_F32 = 2,
+  // double.
+  FAST_ALLREDUCE_DTYPE_F64 = 3,
+  // int8_t.
+  FAST_ALLREDUCE_DTYPE_I8 = 4,
+  // uint8_t.
+  FAST_ALLREDUCE_DTYPE_U8 = 5,
+  // int32_t.
+  FAST_ALLREDUCE_DTYPE_I32 = 6,
+  // uint32_t.
+  FAST_ALLREDUCE_DTYPE_U32 = 7,
+  // int64_t.
+  FAST_ALLREDUCE_DTYPE_I64 = 8,
+  // uint64_t.
+  FAST_ALLREDUCE_DTYPE_U64 = 9,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_dtype fast_allreduce_dtype;
+#else
+typedef uint32_t fast_allreduce_dtype;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// How elements are combined, always in the order of the ranks.
+enum fast_allreduce_op
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Sum. Integers wrap.
+  FAST_ALLREDUCE_OP_SUM = 0,
+  // Product. Integers wrap.
+  FAST_ALLREDUCE_OP_PROD = 1,
+  // IEEE 754-2019 minimum.
+  FAST_ALLREDUCE_OP_MIN = 2,
+  // IEEE 754-2019 maximum.
+  FAST_ALLREDUCE_OP_MAX = 3,
+  // Sum divided by the number of ranks; of integers toward zero.
+  FAST_ALLREDUCE_OP_AVG = 4,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_op fast_allreduce_op;
+#else
+typedef uint32_t fast_allreduce_op;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Where buffers are.
+enum fast_allreduce_device
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Memory of the process.
+  FAST_ALLREDUCE_DEVICE_HOST = 0,
+  // Memory of a CUDA GPU. The library must have been built with the feature `cuda`.
+  FAST_ALLREDUCE_DEVICE_CUDA = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_device fast_allreduce_device;
+#else
+typedef uint32_t fast_allreduce_device;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// How an allreduce is done.
+enum fast_allreduce_algorithm
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // The best for each call.
+  FAST_ALLREDUCE_ALGORITHM_AUTOMATIC = 0,
+  // Every rank reads all inputs.
+  FAST_ALLREDUCE_ALGORITHM_ONE_SHOT_PULL = 1,
+  // Every rank reduces a slice and reads the others'.
+  FAST_ALLREDUCE_ALGORITHM_TWO_SHOT_PULL = 2,
+  // Every rank sends its input to all.
+  FAST_ALLREDUCE_ALGORITHM_ONE_SHOT_PUSH = 3,
+  // Slices are sent to their owners, and from there to all.
+  FAST_ALLREDUCE_ALGORITHM_TWO_SHOT_PUSH = 4,
+  // Round a ring. Not the bits of the others.
+  FAST_ALLREDUCE_ALGORITHM_RING = 5,
+  // Recursive halving and doubling. Not the bits of the others.
+  FAST_ALLREDUCE_ALGORITHM_HALVING_DOUBLING = 6,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_algorithm fast_allreduce_algorithm;
+#else
+typedef uint32_t fast_allreduce_algorithm;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What a waiting rank of the host does with its core.
+enum fast_allreduce_wait
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Spins where every rank can have a core of its own, else yields.
+  FAST_ALLREDUCE_WAIT_AUTO = 0,
+  // Polls for some tens of microseconds before it gives up its core.
+  FAST_ALLREDUCE_WAIT_SPIN = 1,
+  // Polls a few times, then gives its core to others.
+  FAST_ALLREDUCE_WAIT_YIELD = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_wait fast_allreduce_wait;
+#else
+typedef uint32_t fast_allreduce_wait;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Whether ranks compare their calls by a barrier of its own before each.
+enum fast_allreduce_check
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // As the environment variable FAST_ALLREDUCE_CHECK says.
+  FAST_ALLREDUCE_CHECK_DEFAULT = 0,
+  // They do.
+  FAST_ALLREDUCE_CHECK_ON = 1,
+  // They do not. On the host they still compare by what their signals carry.
+  FAST_ALLREDUCE_CHECK_OFF = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_check fast_allreduce_check;
+#else
+typedef uint32_t fast_allreduce_check;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Memory that is registered with a communicator. It is ended by fast_allreduce_buffer_free.
+typedef struct fast_allreduce_buffer fast_allreduce_buffer;
+
+// One rank of a world. It is made by fast_allreduce_init and freed by fast_allreduce_free.
+typedef struct fast_allreduce_communicator fast_allreduce_communicator;
+
+// What a rank has done so far.
+typedef struct fast_allreduce_counters {
+  // Collective calls begun.
+  uint64_t calls;
+  // Bytes of this rank's messages.
+  uint64_t bytes;
+  // Waits for each rank that outlasted the first polls.
+  uint64_t waits[FAST_ALLREDUCE_MAX_RANKS];
+  // Waits for each rank that ended in a timeout.
+  uint64_t timeouts[FAST_ALLREDUCE_MAX_RANKS];
+} fast_allreduce_counters;
+
+// Names a world: one rank makes it, all are given it. It is plain bytes, which may be sent in any way.
+typedef struct fast_allreduce_unique_id {
+  // Of no meaning to the program. They let whoever knows them, of the same user, join the world.
+  uint8_t bytes[128];
+} fast_allreduce_unique_id;
+
+// Settings of a communicator. All zeros but for `size` are the defaults; all ranks must have the same.
+typedef struct fast_allreduce_config {
+  // sizeof(fast_allreduce_config): tells the library which fields the program knows.
+  size_t size;
+  // A fast_allreduce_device.
+  uint32_t device;
+  // Of the GPU, where the device is one. May differ among ranks.
+  uint32_t ordinal;
+  // Longest wait for another rank, in milliseconds. 0: the default, which is 30 s or FAST_ALLREDUCE_TIMEOUT; below 0:
+  // calls wait for ever.
+  int64_t timeout_ms;
+  // Bytes that one launch takes through shared memory; larger messages go in pieces. 0: the default.
+  size_t max_bytes;
+  // A fast_allreduce_algorithm for all allreduces.
+  uint32_t algorithm;
+  // Threads of each rank for large messages on the host, the caller's included. 0: 1.
+  uint32_t workers;
+  // A fast_allreduce_wait.
+  uint32_t wait;
+  // A fast_allreduce_check.
+  uint32_t check;
+} fast_allreduce_config;
+
+// Gives `bytes` bytes at `input` to all ranks, and has those of all, in the order of the ranks, at `output`. Returns 0, or
+// anything else if that failed or took longer than `timeout_ms`. It is called by the threads that call the communicator,
+// one at a time, until fast_allreduce_free has returned.
+typedef int (*fast_allreduce_all_gather_function)(void *context,
+                                                  const void *input,
+                                                  void *output,
+                                                  size_t bytes,
+                                                  uint64_t timeout_ms);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Version of the ABI of the library that is loaded: compare it with FAST_ALLREDUCE_ABI_VERSION.
+uint32_t fast_allreduce_abi_version(void);
+
+// Version of the library, such as "0.1.0".
+const char *fast_allreduce_version(void);
+
+// This rank; 0 for a null communicator.
+//
+// # Safety
+//
+// `communicator` is null or live.
+size_t fast_allreduce_rank(const struct fast_allreduce_communicator *communicator);
+
+// Number of ranks; 0 for a null communicator.
+//
+// # Safety
+//
+// `communicator` is null or live.
+size_t fast_allreduce_nranks(const struct fast_allreduce_communicator *communicator);
+
+// Reduces the ranks' inputs of `count` elements, element by element, into every rank's output. In place: the same pointer
+// twice. On the host `stream` is null, in this and all calls, and the call has ended when it returns. On a GPU it is a
+// CUstream of the GPU's primary context, on which the call is put.
+//
+// # Safety
+//
+// `communicator` is live, `input` valid for reads and `output` for writes of that many elements of `dtype`, until the call
+// has ended; nobody else writes the one or accesses the other meanwhile. So too for all calls.
+fast_allreduce_status fast_allreduce_all_reduce(const struct fast_allreduce_communicator *communicator,
+                                                const void *input,
+                                                void *output,
+                                                size_t count,
+                                                uint32_t dtype,
+                                                uint32_t op,
+                                                void *stream);
+
+// Brings the ranks' inputs of `count` elements, one after the other, into every rank's output. In place: the input is this
+// rank's share of the output.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce.
+fast_allreduce_status fast_allreduce_all_gather(const struct fast_allreduce_communicator *communicator,
+                                                const void *input,
+                                                void *output,
+                                                size_t count,
+                                                uint32_t dtype,
+                                                void *stream);
+
+// The same with `counts[r]` elements from rank r.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce; `counts` is valid for reads of a number for each rank.
+fast_allreduce_status fast_allreduce_all_gather_v(const struct fast_allreduce_communicator *communicator,
+                                                  const void *input,
+                                                  void *output,
+                                                  const size_t *counts,
+                                                  uint32_t dtype,
+                                                  void *stream);
+
+// Reduces the ranks' inputs, which have a share of `count` elements for each rank, and brings share r to rank r. In place:
+// the output is this rank's share of the input.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce.
+fast_allreduce_status fast_allreduce_reduce_scatter(const struct fast_allreduce_communicator *communicator,
+                                                    const void *input,
+                                                    void *output,
+                                                    size_t count,
+                                                    uint32_t dtype,
+                                                    uint32_t op,
+                                                    void *stream);
+
+// The same with `counts[r]` elements for rank r.
+//
+// # Safety
+//
+// As fast_allreduce_all_gather_v.
+fast_allreduce_status fast_allreduce_reduce_scatter_v(const struct fast_allreduce_communicator *communicator,
+                                                      const void *input,
+                                                      void *output,
+                                                      const size_t *counts,
+                                                      uint32_t dtype,
+                                                      uint32_t op,
+                                                      void *stream);
+
+// Copies `count` elements at the root's `data` to that of all ranks.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce, for reads and writes of `data`.
+fast_allreduce_status fast_allreduce_broadcast(const struct fast_allreduce_communicator *communicator,
+                                               void *data,
+                                               size_t count,
+                                               uint32_t dtype,
+                                               size_t root,
+                                               void *stream);
+
+// Reduces the ranks' inputs of `count` elements into the root's output. That of others may be null.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce.
+fast_allreduce_status fast_allreduce_reduce(const struct fast_allreduce_communicator *communicator,
+                                            const void *input,
+                                            void *output,
+                                            size_t count,
+                                            uint32_t dtype,
+                                            uint32_t op,
+                                            size_t root,
+                                            void *stream);
+
+// Brings the ranks' inputs of `count` elements, one after the other, into the root's output. That of others may be null.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce.
+fast_allreduce_status fast_allreduce_gather(const struct fast_allreduce_communicator *communicator,
+                                            const void *input,
+                                            void *output,
+                                            size_t count,
+                                            uint32_t dtype,
+                                            size_t root,
+                                            void *stream);
+
+// Brings share r of the root's input, of `count` elements, to rank r. The input of others may be null.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce.
+fast_allreduce_status fast_allreduce_scatter(const struct fast_allreduce_communicator *communicator,
+                                             const void *input,
+                                             void *output,
+                                             size_t count,
+                                             uint32_t dtype,
+                                             size_t root,
+                                             void *stream);
+
+// Brings share r of every rank's input, of `count` elements, to rank r, in the order of the ranks. Not in place.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce.
+fast_allreduce_status fast_allreduce_all_to_all(const struct fast_allreduce_communicator *communicator,
+                                                const void *input,
+                                                void *output,
+                                                size_t count,
+                                                uint32_t dtype,
+                                                void *stream);
+
+// The same with `send_counts[r]` elements for rank r, and `receive_counts[r]` from it.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce; both lists are valid for reads of a number for each rank.
+fast_allreduce_status fast_allreduce_all_to_all_v(const struct fast_allreduce_communicator *communicator,
+                                                  const void *input,
+                                                  const size_t *send_counts,
+                                                  void *output,
+                                                  const size_t *receive_counts,
+                                                  uint32_t dtype,
+                                                  void *stream);
+
+// No rank comes back before all have called it; on a GPU what is on the stream after it waits so long.
+//
+// # Safety
+//
+// `communicator` is live.
+fast_allreduce_status fast_allreduce_barrier(const struct fast_allreduce_communicator *communicator,
+                                             void *stream);
+
+// Sends `count` elements to a rank, which receives them with the same tag. Between fast_allreduce_group_begin and
+// fast_allreduce_group_end of the same thread it is carried out by the latter.
+//
+// # Safety
+//
+// `communicator` is live, and `data` valid for reads of that many elements until the call, or the group's end, has ended.
+fast_allreduce_status fast_allreduce_send(const struct fast_allreduce_communicator *communicator,
+                                          const void *data,
+                                          size_t count,
+                                          uint32_t dtype,
+                                          size_t to,
+                                          uint32_t tag,
+                                          void *stream);
+
+// Receives `count` elements from a rank, as fast_allreduce_send.
+//
+// # Safety
+//
+// As fast_allreduce_send, for writes.
+fast_allreduce_status fast_allreduce_recv(const struct fast_allreduce_communicator *communicator,
+                                          void *data,
+                                          size_t count,
+                                          uint32_t dtype,
+                                          size_t from,
+                                          uint32_t tag,
+                                          void *stream);
+
+// Begins a group of this thread: messages that it sends and receives from here on are carried out together, side by side,
+// by fast_allreduce_group_end; at most 64. Collectives are carried out at once, also within a group.
+//
+// # Safety
+//
+// `communicator` is live.
+fast_allreduce_status fast_allreduce_group_begin(const struct fast_allreduce_communicator *communicator);
+
+// Carries out the messages of this thread's group.
+//
+// # Safety
+//
+// `communicator` is live, and the messages' buffers are as fast_allreduce_send and fast_allreduce_recv say.
+fast_allreduce_status fast_allreduce_group_end(const struct fast_allreduce_communicator *communicator,
+                                               void *stream);
+
+// Tells what this rank has done so far.
+//
+// # Safety
+//
+// `communicator` is live, and `counters` valid for a write.
+fast_allreduce_status fast_allreduce_get_counters(const struct fast_allreduce_communicator *communicator,
+                                                  struct fast_allreduce_counters *counters);
+
+// Makes an id, once for each world. The process that made it must run until all ranks have met.
+//
+// # Safety
+//
+// `id` is valid for a write.
+fast_allreduce_status fast_allreduce_get_unique_id(struct fast_allreduce_unique_id *id);
+
+// Makes an id of the 256 hexadecimal digits that fast-allreduce prints ids as, such as those of the environment
+// variable FAST_ALLREDUCE_UNIQUE_ID.
+//
+// # Safety
+//
+// `text` is a string that ends with a zero byte, and `id` is valid for a write.
+fast_allreduce_status fast_allreduce_unique_id_from_text(const char *text,
+                                                         struct fast_allreduce_unique_id *id);
+
+// Joins the world of `id` as `rank`, and makes its communicator when all `nranks` ranks have come. Ranks are processes or
+// threads of one user on one machine. `config` may be null.
+//
+// # Safety
+//
+// `id` is valid for reads, `config` null or valid for reads of as many bytes as it says, `communicator` valid for a write.
+fast_allreduce_status fast_allreduce_init(const struct fast_allreduce_unique_id *id,
+                                          size_t rank,
+                                          size_t nranks,
+                                          const struct fast_allreduce_config *config,
+                                          struct fast_allreduce_communicator **communicator);
+
+// The same for ranks that meet by a function of the caller's instead of an id: one over MPI, a key-value store, or whatever
+// started the ranks.
+//
+// # Safety
+//
+// As fast_allreduce_init; `all_gather` is as its type says, with this `context`.
+fast_allreduce_status fast_allreduce_init_with_all_gather(fast_allreduce_all_gather_function all_gather,
+                                                          void *context,
+                                                          size_t rank,
+                                                          size_t nranks,
+                                                          const struct fast_allreduce_config *config,
+                                                          struct fast_allreduce_communicator **communicator);
+
+// Makes a communicator of the ranks that give the same `color`, ordered by `key`, then by rank. Collective: every rank
+// calls it. A color below 0 gives none: `part` is set to null.
+//
+// # Safety
+//
+// `communicator` is live, and `part` valid for a write.
+fast_allreduce_status fast_allreduce_split(const struct fast_allreduce_communicator *communicator,
+                                           int32_t color,
+                                           int64_t key,
+                                           struct fast_allreduce_communicator **part);
+
+// Makes a communicator of the `count` ranks in `survivors`, in ascending order, after others have died or left; this rank
+// is among them. Collective among them. The old communicator may have failed; it is freed as any other.
+//
+// # Safety
+//
+// `communicator` is live, `survivors` valid for reads of `count` numbers, and `part` valid for a write.
+fast_allreduce_status fast_allreduce_shrink(const struct fast_allreduce_communicator *communicator,
+                                            const size_t *survivors,
+                                            size_t count,
+                                            struct fast_allreduce_communicator **part);
+
+// The ranks that are left, bit r for rank r: whose processes run and whose communicators have not been freed, as far as this
+// rank has noticed. 0 for a null communicator.
+//
+// # Safety
+//
+// `communicator` is null or live.
+uint32_t fast_allreduce_survivors(const struct fast_allreduce_communicator *communicator);
+
+// Frees a communicator; null is nothing. No other thread may be in a call of it: fast_allreduce_abort ends those. Buffers
+// may be freed before or after it.
+//
+// # Safety
+//
+// `communicator` is null, or live and not used any more.
+void fast_allreduce_free(struct fast_allreduce_communicator *communicator);
+
+// Makes a call that waits in another thread give up with FAST_ALLREDUCE_STATUS_ABORTED. The communicator fails each later
+// call, and ranks that wait for this one have an error at once.
+//
+// # Safety
+//
+// `communicator` is live.
+fast_allreduce_status fast_allreduce_abort(const struct fast_allreduce_communicator *communicator);
+
+// Allocates `bytes` bytes of zeros on every rank, on its device, registered: calls from within pull without a copy.
+// Collective: every rank calls it with the same number. The memory lives until fast_allreduce_buffer_free.
+//
+// # Safety
+//
+// `communicator` is live; `address` and `buffer` are valid for writes.
+fast_allreduce_status fast_allreduce_alloc(const struct fast_allreduce_communicator *communicator,
+                                           size_t bytes,
+                                           void **address,
+                                           struct fast_allreduce_buffer **buffer);
+
+// Ends a registration, and frees memory that fast_allreduce_alloc allocated; null is nothing. Not while a call uses it.
+//
+// # Safety
+//
+// `buffer` is null, or live and not used any more.
+void fast_allreduce_buffer_free(struct fast_allreduce_buffer *buffer);
+
+// What went wrong in the last call of this thread that failed, in words; "" if none has. It is valid until the next one
+// fails, and belongs to the library.
+const char *fast_allreduce_last_error(void);
+
+// The ranks that are to blame for the last error of this thread, bit r for rank r: those that did not come, the one that
+// has gone or failed, the one that makes another call. 0 where no rank is.
+uint32_t fast_allreduce_last_error_ranks(void);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* FAST_ALLREDUCE_H */

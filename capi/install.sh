@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Builds the C library and installs it: header, shared and static library, pkg-config file.
+#
+#   capi/install.sh [--prefix /usr/local] [--features cuda] [--profile release]
+#
+# DESTDIR is put before the prefix, for packages. CARGO_TARGET_DIR is Cargo's.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+prefix=/usr/local features= profile=release
+while [ $# -gt 0 ]; do
+  case $1 in
+    --prefix) prefix=$2 ;;
+    --features) features=$2 ;;
+    --profile) profile=$2 ;;
+    *) echo "usage: capi/install.sh [--prefix DIR] [--features cuda] [--profile release]" >&2 && exit 2 ;;
+  esac
+  shift 2
+done
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+# Cargo names the libraries that a program which links statically needs as well.
+cargo rustc --package fast-allreduce-capi --profile "$profile" --features "$features" -- \
+  --print native-static-libs 2>&1 | tee "$log" >&2
+private=$(sed -n 's/^note: native-static-libs: //p' "$log" | tail -n 1)
+# Cargo says nothing where it has nothing to build; these are what the libraries of Rust and C++ need.
+private=${private:--lstdc++ -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc}
+
+folder=${CARGO_TARGET_DIR:-target}/${profile/#dev/debug}
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+abi=$(sed -n 's/^#define FAST_ALLREDUCE_ABI_VERSION //p' capi/include/fast_allreduce.h)
+to=${DESTDIR:-}$prefix
+install -d "$to/include" "$to/lib/pkgconfig"
+install -m 644 capi/include/fast_allreduce.h "$to/include/"
+install -m 644 "$folder/libfast_allreduce_capi.a" "$to/lib/libfast_allreduce.a"
+install -m 755 "$folder/libfast_allreduce_capi.so" "$to/lib/libfast_allreduce.so.$version"
+ln -sf "libfast_allreduce.so.$version" "$to/lib/libfast_allreduce.so.$abi"
+ln -sf "libfast_allreduce.so.$abi" "$to/lib/libfast_allreduce.so"
+sed -e "s|@prefix@|$prefix|" -e "s|@libdir@|$prefix/lib|" -e "s|@version@|$version|" -e "s|@private@|$private|" \
+  capi/fast_allreduce.pc.in >"$to/lib/pkgconfig/fast_allreduce.pc"
+echo "installed fast_allreduce $version in $to"

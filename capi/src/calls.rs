@@ -1,0 +1,471 @@
+//! The collectives, messages between pairs, and what a rank tells of itself.
+
+use std::ffi::c_void;
+
+use fast_allreduce::{Collective, DType, Direction, Transfer};
+
+use crate::codes;
+use crate::handle::{fast_allreduce_communicator, on_any};
+use crate::init::list;
+use crate::status::{argument, fast_allreduce_status, guarded, Failure, Outcome};
+use crate::FAST_ALLREDUCE_MAX_RANKS;
+
+/// This rank; 0 for a null communicator.
+///
+/// # Safety
+///
+/// `communicator` is null or live.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_rank(communicator: *const fast_allreduce_communicator) -> usize {
+    // SAFETY: the caller's.
+    unsafe { communicator.as_ref() }
+        .map_or(0, |handle| on_any!(&handle.any, communicator => communicator.rank()))
+}
+
+/// Number of ranks; 0 for a null communicator.
+///
+/// # Safety
+///
+/// `communicator` is null or live.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_nranks(communicator: *const fast_allreduce_communicator) -> usize {
+    // SAFETY: the caller's.
+    let handle = unsafe { communicator.as_ref() };
+    handle.map_or(0, |handle| on_any!(&handle.any, communicator => communicator.world_size()))
+}
+
+/// Carries out a collective.
+///
+/// # Safety
+///
+/// The header's: `communicator` is live, and the buffers as the collective's function says.
+unsafe fn collective(
+    communicator: *const fast_allreduce_communicator,
+    stream: *mut c_void,
+    buffers: (*const c_void, *mut c_void),
+    count: usize,
+    dtype: u32,
+    which: impl FnOnce() -> Result<Collective<'static>, Failure>,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    guarded(|| unsafe { carry_out(communicator, stream, buffers, count, codes::dtype(dtype)?, which()?) })
+}
+
+/// # Safety
+///
+/// As [`collective`].
+unsafe fn carry_out(
+    communicator: *const fast_allreduce_communicator,
+    stream: *mut c_void,
+    (input, output): (*const c_void, *mut c_void),
+    count: usize,
+    dtype: DType,
+    which: Collective<'_>,
+) -> Outcome {
+    // SAFETY: the caller's.
+    unsafe {
+        let handle = fast_allreduce_communicator::of(communicator)?;
+        handle.any.collective(stream, which, [input.cast_mut(), output], count, dtype)
+    }
+}
+
+/// Reduces the ranks' inputs of `count` elements, element by element, into every rank's output. In place: the same pointer
+/// twice. On the host `stream` is null, in this and all calls, and the call has ended when it returns. On a GPU it is a
+/// CUstream of the GPU's primary context, on which the call is put.
+///
+/// # Safety
+///
+/// `communicator` is live, `input` valid for reads and `output` for writes of that many elements of `dtype`, until the call
+/// has ended; nobody else writes the one or accesses the other meanwhile. So too for all calls.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_reduce(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: u32,
+    op: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    unsafe {
+        collective(communicator, stream, (input, output), count, dtype, || {
+            Ok(Collective::AllReduce(codes::op(op)?))
+        })
+    }
+}
+
+/// Brings the ranks' inputs of `count` elements, one after the other, into every rank's output. In place: the input is this
+/// rank's share of the output.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_gather(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    unsafe { collective(communicator, stream, (input, output), count, dtype, || Ok(Collective::AllGather)) }
+}
+
+/// The same with `counts[r]` elements from rank r.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce; `counts` is valid for reads of a number for each rank.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_gather_v(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    counts: *const usize,
+    dtype: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    guarded(|| unsafe {
+        let counts = list("counts", counts, fast_allreduce_nranks(communicator))?;
+        let which = Collective::AllGatherV(counts);
+        carry_out(communicator, stream, (input, output), 0, codes::dtype(dtype)?, which)
+    })
+}
+
+/// Reduces the ranks' inputs, which have a share of `count` elements for each rank, and brings share r to rank r. In place:
+/// the output is this rank's share of the input.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_reduce_scatter(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: u32,
+    op: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    unsafe {
+        collective(communicator, stream, (input, output), count, dtype, || {
+            Ok(Collective::ReduceScatter(codes::op(op)?))
+        })
+    }
+}
+
+/// The same with `counts[r]` elements for rank r.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_gather_v.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_reduce_scatter_v(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    counts: *const usize,
+    dtype: u32,
+    op: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    guarded(|| unsafe {
+        let counts = list("counts", counts, fast_allreduce_nranks(communicator))?;
+        let which = Collective::ReduceScatterV(codes::op(op)?, counts);
+        carry_out(communicator, stream, (input, output), 0, codes::dtype(dtype)?, which)
+    })
+}
+
+/// Copies `count` elements at the root's `data` to that of all ranks.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce, for reads and writes of `data`.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_broadcast(
+    communicator: *const fast_allreduce_communicator,
+    data: *mut c_void,
+    count: usize,
+    dtype: u32,
+    root: usize,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    unsafe {
+        collective(communicator, stream, (data, data), count, dtype, || Ok(Collective::Broadcast { root }))
+    }
+}
+
+/// Reduces the ranks' inputs of `count` elements into the root's output. That of others may be null.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_reduce(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: u32,
+    op: u32,
+    root: usize,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    unsafe {
+        collective(communicator, stream, (input, output), count, dtype, || {
+            Ok(Collective::Reduce { op: codes::op(op)?, root })
+        })
+    }
+}
+
+/// Brings the ranks' inputs of `count` elements, one after the other, into the root's output. That of others may be null.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_gather(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: u32,
+    root: usize,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    unsafe {
+        collective(communicator, stream, (input, output), count, dtype, || Ok(Collective::Gather { root }))
+    }
+}
+
+/// Brings share r of the root's input, of `count` elements, to rank r. The input of others may be null.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_scatter(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: u32,
+    root: usize,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    unsafe {
+        collective(communicator, stream, (input, output), count, dtype, || Ok(Collective::Scatter { root }))
+    }
+}
+
+/// Brings share r of every rank's input, of `count` elements, to rank r, in the order of the ranks. Not in place.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_to_all(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    unsafe { collective(communicator, stream, (input, output), count, dtype, || Ok(Collective::AllToAll)) }
+}
+
+/// The same with `send_counts[r]` elements for rank r, and `receive_counts[r]` from it.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce; both lists are valid for reads of a number for each rank.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_to_all_v(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    send_counts: *const usize,
+    output: *mut c_void,
+    receive_counts: *const usize,
+    dtype: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    guarded(|| unsafe {
+        let nranks = fast_allreduce_nranks(communicator);
+        let send = list("send_counts", send_counts, nranks)?;
+        let receive = list("receive_counts", receive_counts, nranks)?;
+        let which = Collective::AllToAllV { send, receive };
+        carry_out(communicator, stream, (input, output), 0, codes::dtype(dtype)?, which)
+    })
+}
+
+/// No rank comes back before all have called it; on a GPU what is on the stream after it waits so long.
+///
+/// # Safety
+///
+/// `communicator` is live.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_barrier(
+    communicator: *const fast_allreduce_communicator,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    let nothing = (std::ptr::null(), std::ptr::null_mut());
+    // SAFETY: the caller's; a barrier looks at no buffer.
+    unsafe { collective(communicator, stream, nothing, 0, DType::U8 as u32, || Ok(Collective::Barrier)) }
+}
+
+/// # Safety
+///
+/// As fast_allreduce_send, and for a receive `address` is valid for writes.
+unsafe fn message(
+    communicator: *const fast_allreduce_communicator,
+    stream: *mut c_void,
+    transfer: impl FnOnce() -> Result<Transfer, Failure>,
+) -> fast_allreduce_status {
+    guarded(|| {
+        // SAFETY: the caller's.
+        let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
+        let transfer = transfer()?;
+        match handle.gathered(transfer) {
+            true => Ok(()),
+            // SAFETY: the caller's.
+            false => unsafe { handle.any.transfer(stream, &[transfer]) },
+        }
+    })
+}
+
+/// Sends `count` elements to a rank, which receives them with the same tag. Between fast_allreduce_group_begin and
+/// fast_allreduce_group_end of the same thread it is carried out by the latter.
+///
+/// # Safety
+///
+/// `communicator` is live, and `data` valid for reads of that many elements until the call, or the group's end, has ended.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_send(
+    communicator: *const fast_allreduce_communicator,
+    data: *const c_void,
+    count: usize,
+    dtype: u32,
+    to: usize,
+    tag: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    let (direction, address) = (Direction::Send, data as u64);
+    // SAFETY: the caller's.
+    unsafe {
+        message(communicator, stream, || {
+            Ok(Transfer { direction, peer: to, address, count, dtype: codes::dtype(dtype)?, tag })
+        })
+    }
+}
+
+/// Receives `count` elements from a rank, as fast_allreduce_send.
+///
+/// # Safety
+///
+/// As fast_allreduce_send, for writes.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_recv(
+    communicator: *const fast_allreduce_communicator,
+    data: *mut c_void,
+    count: usize,
+    dtype: u32,
+    from: usize,
+    tag: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    let (direction, address) = (Direction::Recv, data as u64);
+    // SAFETY: the caller's.
+    unsafe {
+        message(communicator, stream, || {
+            Ok(Transfer { direction, peer: from, address, count, dtype: codes::dtype(dtype)?, tag })
+        })
+    }
+}
+
+/// Begins a group of this thread: messages that it sends and receives from here on are carried out together, side by side,
+/// by fast_allreduce_group_end; at most 64. Collectives are carried out at once, also within a group.
+///
+/// # Safety
+///
+/// `communicator` is live.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_group_begin(
+    communicator: *const fast_allreduce_communicator,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    guarded(|| unsafe { fast_allreduce_communicator::of(communicator)? }.begin_group())
+}
+
+/// Carries out the messages of this thread's group.
+///
+/// # Safety
+///
+/// `communicator` is live, and the messages' buffers are as fast_allreduce_send and fast_allreduce_recv say.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_group_end(
+    communicator: *const fast_allreduce_communicator,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    guarded(|| {
+        // SAFETY: the caller's.
+        let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
+        let transfers = handle.end_group()?;
+        // SAFETY: the caller's, of each message.
+        unsafe { handle.any.transfer(stream, &transfers) }
+    })
+}
+
+/// What a rank has done so far.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fast_allreduce_counters {
+    /// Collective calls begun.
+    pub calls: u64,
+    /// Bytes of this rank's messages.
+    pub bytes: u64,
+    /// Waits for each rank that outlasted the first polls.
+    pub waits: [u64; FAST_ALLREDUCE_MAX_RANKS],
+    /// Waits for each rank that ended in a timeout.
+    pub timeouts: [u64; FAST_ALLREDUCE_MAX_RANKS],
+}
+
+/// Tells what this rank has done so far.
+///
+/// # Safety
+///
+/// `communicator` is live, and `counters` valid for a write.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_get_counters(
+    communicator: *const fast_allreduce_communicator,
+    counters: *mut fast_allreduce_counters,
+) -> fast_allreduce_status {
+    guarded(|| {
+        if counters.is_null() {
+            return Err(argument("where to put the result is null"));
+        }
+        // SAFETY: the caller's.
+        let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
+        let told = on_any!(&handle.any, communicator => communicator.counters());
+        let by_rank = |list: &[u64]| std::array::from_fn(|rank| list.get(rank).copied().unwrap_or(0));
+        let (waits, timeouts) = (by_rank(&told.waits), by_rank(&told.timeouts));
+        // SAFETY: the caller's.
+        unsafe {
+            counters.write(fast_allreduce_counters { calls: told.calls, bytes: told.bytes, waits, timeouts })
+        };
+        Ok(())
+    })
+}

@@ -1,0 +1,155 @@
+//! The codes of types, operations and settings, and what they mean.
+
+use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
+
+use crate::status::{argument, Failure};
+
+/// Types of elements.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub enum fast_allreduce_dtype {
+    /// IEEE binary16; sums accumulate in f32.
+    F16 = 0,
+    /// bfloat16; sums accumulate in f32.
+    Bf16 = 1,
+    /// float.
+    F32 = 2,
+    /// double.
+    F64 = 3,
+    /// int8_t.
+    I8 = 4,
+    /// uint8_t.
+    U8 = 5,
+    /// int32_t.
+    I32 = 6,
+    /// uint32_t.
+    U32 = 7,
+    /// int64_t.
+    I64 = 8,
+    /// uint64_t.
+    U64 = 9,
+}
+
+/// How elements are combined, always in the order of the ranks.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub enum fast_allreduce_op {
+    /// Sum. Integers wrap.
+    Sum = 0,
+    /// Product. Integers wrap.
+    Prod = 1,
+    /// IEEE 754-2019 minimum.
+    Min = 2,
+    /// IEEE 754-2019 maximum.
+    Max = 3,
+    /// Sum divided by the number of ranks; of integers toward zero.
+    Avg = 4,
+}
+
+/// Where buffers are.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_device {
+    /// Memory of the process.
+    Host = 0,
+    /// Memory of a CUDA GPU. The library must have been built with the feature `cuda`.
+    Cuda = 1,
+}
+
+/// How an allreduce is done.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_algorithm {
+    /// The best for each call.
+    Automatic = 0,
+    /// Every rank reads all inputs.
+    OneShotPull = 1,
+    /// Every rank reduces a slice and reads the others'.
+    TwoShotPull = 2,
+    /// Every rank sends its input to all.
+    OneShotPush = 3,
+    /// Slices are sent to their owners, and from there to all.
+    TwoShotPush = 4,
+    /// Round a ring. Not the bits of the others.
+    Ring = 5,
+    /// Recursive halving and doubling. Not the bits of the others.
+    HalvingDoubling = 6,
+}
+
+/// What a waiting rank of the host does with its core.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_wait {
+    /// Spins where every rank can have a core of its own, else yields.
+    Auto = 0,
+    /// Polls for some tens of microseconds before it gives up its core.
+    Spin = 1,
+    /// Polls a few times, then gives its core to others.
+    Yield = 2,
+}
+
+/// Whether ranks compare their calls by a barrier of its own before each.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_check {
+    /// As the environment variable FAST_ALLREDUCE_CHECK says.
+    Default = 0,
+    /// They do.
+    On = 1,
+    /// They do not. On the host they still compare by what their signals carry.
+    Off = 2,
+}
+
+/// The enum's value of a code, by its place in `all`.
+fn looked_up<T: Copy>(what: &str, code: u32, all: &[T]) -> Result<T, Failure> {
+    let found = all.get(code as usize).copied();
+    found.ok_or_else(|| argument(format!("{what} {code} is none: codes are 0 to {}", all.len() - 1)))
+}
+
+macro_rules! same_codes {
+    ($ours:ident, $theirs:ident: $($name:ident),*) => {$(
+        const _: () = assert!($ours::$name as u32 == $theirs::$name as u32);
+    )*};
+}
+
+// The library lists its types and operations in the order of its codes, which are these.
+same_codes!(fast_allreduce_dtype, DType: F16, Bf16, F32, F64, I8, U8, I32, U32, I64, U64);
+same_codes!(fast_allreduce_op, ReduceOp: Sum, Prod, Min, Max, Avg);
+
+pub fn dtype(code: u32) -> Result<DType, Failure> {
+    looked_up("dtype", code, &DType::ALL)
+}
+
+pub fn op(code: u32) -> Result<ReduceOp, Failure> {
+    looked_up("op", code, &ReduceOp::ALL)
+}
+
+pub fn algorithm(code: u32) -> Result<Option<Algorithm>, Failure> {
+    let all = [
+        None,
+        Some(Algorithm::OneShotPull),
+        Some(Algorithm::TwoShotPull),
+        Some(Algorithm::OneShotPush),
+        Some(Algorithm::TwoShotPush),
+        Some(Algorithm::Ring),
+        Some(Algorithm::HalvingDoubling),
+    ];
+    looked_up("algorithm", code, &all)
+}
+
+pub fn wait(code: u32) -> Result<Wait, Failure> {
+    looked_up("wait", code, &[Wait::Auto, Wait::Spin, Wait::Yield])
+}
+
+pub fn check(code: u32) -> Result<Option<bool>, Failure> {
+    looked_up("check", code, &[None, Some(true), Some(false)])
+}
+
+/// Whether the device is CUDA.
+pub fn is_cuda(code: u32) -> Result<bool, Failure> {
+    looked_up("device", code, &[false, true])
+}

@@ -1,0 +1,99 @@
+//! Settings of a communicator, as C gives them.
+
+use std::time::Duration;
+
+use fast_allreduce::{Builder, Communicator, Host};
+
+use crate::codes;
+use crate::status::{argument, Failure};
+
+/// Settings of a communicator. All zeros but for `size` are the defaults; all ranks must have the same.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fast_allreduce_config {
+    /// sizeof(fast_allreduce_config): tells the library which fields the program knows.
+    pub size: usize,
+    /// A fast_allreduce_device.
+    pub device: u32,
+    /// Of the GPU, where the device is one. May differ among ranks.
+    pub ordinal: u32,
+    /// Longest wait for another rank, in milliseconds. 0: the default, which is 30 s or FAST_ALLREDUCE_TIMEOUT; below 0:
+    /// calls wait for ever.
+    pub timeout_ms: i64,
+    /// Bytes that one launch takes through shared memory; larger messages go in pieces. 0: the default.
+    pub max_bytes: usize,
+    /// A fast_allreduce_algorithm for all allreduces.
+    pub algorithm: u32,
+    /// Threads of each rank for large messages on the host, the caller's included. 0: 1.
+    pub workers: u32,
+    /// A fast_allreduce_wait.
+    pub wait: u32,
+    /// A fast_allreduce_check.
+    pub check: u32,
+}
+
+type Config = fast_allreduce_config;
+
+/// How long ranks wait for each other to come at all, where the caller sets no limit.
+const MEETING: Duration = Duration::from_secs(30);
+
+impl Config {
+    /// What a caller gave: null is the defaults.
+    ///
+    /// # Safety
+    ///
+    /// `given` is null, or valid for reads of as many bytes as its first field says.
+    pub unsafe fn read(given: *const Self) -> Result<Self, Failure> {
+        let mut config = Self {
+            size: size_of::<Self>(),
+            device: 0,
+            ordinal: 0,
+            timeout_ms: 0,
+            max_bytes: 0,
+            algorithm: 0,
+            workers: 0,
+            wait: 0,
+            check: 0,
+        };
+        if given.is_null() {
+            return Ok(config);
+        }
+        // SAFETY: the caller's: the first field at least is there.
+        let size = unsafe { given.cast::<usize>().read() };
+        if size != size_of::<Self>() {
+            let known = size_of::<Self>();
+            return Err(argument(format!(
+                "config.size is {size}: this library knows a config of {known} bytes"
+            )));
+        }
+        // SAFETY: the caller's: it is as long as it says, and any bits are values of its fields.
+        config = unsafe { given.read() };
+        Ok(config)
+    }
+
+    pub fn meeting_timeout(&self) -> Duration {
+        match self.timeout_ms {
+            1.. => Duration::from_millis(self.timeout_ms.unsigned_abs()),
+            _ => MEETING,
+        }
+    }
+
+    pub fn builder(&self) -> Result<Builder, Failure> {
+        let mut builder = Communicator::builder()
+            .algorithm(codes::algorithm(self.algorithm)?)
+            .check(codes::check(self.check)?);
+        builder = match self.timeout_ms {
+            0 => builder,
+            1.. => builder.timeout(Duration::from_millis(self.timeout_ms.unsigned_abs())),
+            _ => builder.timeout(None),
+        };
+        if self.max_bytes != 0 {
+            builder = builder.max_bytes(self.max_bytes);
+        }
+        Ok(builder)
+    }
+
+    pub fn host(&self) -> Result<Host, Failure> {
+        Ok(Host::new().workers(self.workers.max(1) as usize)?.wait(codes::wait(self.wait)?))
+    }
+}

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Makes torch importable, for the CPU only, in an environment that it was installed into without what it depends on.
+
+    PYTHON -m pip install --no-deps torch && PYTHON scripts/cpu-torch.py
+
+PyPI's torch for x86-64 Linux is linked with CUDA libraries of several gigabytes, which tests on CPUs never call. This puts
+libraries of the same names beside torch's, whose functions all say that there is no device. Run it with the Python of the
+environment; it needs gcc and readelf. It is for tests: nobody should compute on a GPU with such a torch.
+"""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+NO_DEVICE = 100  # cudaErrorNoDevice
+
+
+def run(*command: object) -> str:
+    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
+
+
+def needed(library: Path) -> list[str]:
+    return re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-d", library))
+
+
+def on_this_machine(name: str) -> bool:
+    folders = ["/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
+    return any((Path(folder) / name).exists() for folder in folders)
+
+
+def symbols(library: Path) -> tuple[set[str], dict[str, tuple[str | None, bool]]]:
+    """What it defines, and what it wants: name to version and whether that is data."""
+    defined, wanted = set(), {}
+    for line in run("readelf", "--dyn-syms", "-W", library).splitlines():
+        fields = line.split()
+        if len(fields) < 8 or not fields[0].endswith(":"):
+            continue
+        kind, place = fields[3], fields[6]
+        name, _, version = fields[7].replace("@@", "@").partition("@")
+        if place == "UND":
+            wanted[name] = (version or None, kind in ("OBJECT", "TLS"))
+        else:
+            defined.add(name)
+    return defined, wanted
+
+
+def versions(library: Path) -> dict[str, str]:
+    """Which library each version is of."""
+    found, file = {}, ""
+    for line in run("readelf", "-V", "-W", library).splitlines():
+        if match := re.search(r"File: (\S+)", line):
+            file = match[1]
+        elif match := re.search(r"Name: (\S+)\s+Flags", line):
+            found[match[1]] = file
+    return found
+
+
+def stub(name: str, functions: dict[str, tuple[str | None, bool]], folder: Path) -> None:
+    by_version = defaultdict(list)
+    lines = []
+    for symbol, (version, is_data) in sorted(functions.items()):
+        lines.append(f"long {symbol}[64];" if is_data else f"int {symbol}(void) {{ return {NO_DEVICE}; }}")
+        if version:
+            by_version[version].append(symbol)
+    with tempfile.TemporaryDirectory() as scratch:
+        source, script = Path(scratch) / "stub.c", Path(scratch) / "stub.map"
+        source.write_text("\n".join(lines) + "\n")
+        script.write_text("".join(f"{version} {{ {'; '.join(of)}; }};\n" for version, of in by_version.items()))
+        command = ["gcc", "-shared", "-fPIC", "-w", "-O1", f"-Wl,-soname,{name}", source, "-o", folder / name]
+        if by_version:
+            command.append(f"-Wl,--version-script,{script}")
+        run(*command)
+
+
+def main() -> None:
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        sys.exit("torch is not installed in this Python's environment")
+    folder = Path(found.origin).parent / "lib"
+    libraries = sorted(folder.glob("*.so*"))
+    missing: dict[str, dict[str, tuple[str | None, bool]]] = {}
+    defined: set[str] = set()
+    wants = []
+    for library in libraries:
+        own, wanted = symbols(library)
+        defined |= own
+        lacks = [name for name in needed(library) if not (folder / name).exists() and not on_this_machine(name)]
+        missing |= {name: {} for name in lacks if name not in missing}
+        wants.append((lacks, wanted, versions(library)))
+    for lacks, wanted, file_of in wants:
+        for symbol, (version, is_data) in wanted.items():
+            file = file_of.get(version or "")
+            if file in missing:
+                missing[file][symbol] = (version, is_data)
+            elif version is None and lacks and symbol not in defined:
+                missing[lacks[0]].setdefault(symbol, (None, is_data))
+    for name, functions in missing.items():
+        stub(name, functions, folder)
+    print(f"torch for the CPU only: {len(missing)} libraries of CUDA replaced by empty ones")
+
+
+main()

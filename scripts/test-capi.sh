@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Tests the C library: that its header is what cbindgen makes of the sources, that it exports what the header declares and
+# nothing else, that it installs, and that the C and the C++ example run under AddressSanitizer and
+# UndefinedBehaviorSanitizer, linked with the shared library found by pkg-config, and without them with the static one.
+#
+# CBINDGEN: its executable; without one it is installed below the target folder.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+export FAST_ALLREDUCE_NVCC=${FAST_ALLREDUCE_NVCC:-none}
+target=${CARGO_TARGET_DIR:-$PWD/target}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+passed=0 failed=0
+
+check() {
+  local name=$1 status=0
+  shift
+  # Not as a condition, where -e would not hold in what it calls.
+  set +e
+  (set -e && "$@") >"$scratch/out" 2>&1
+  status=$?
+  set -e
+  if [ "$status" -eq 0 ]; then
+    passed=$((passed + 1))
+    echo "$name: passed"
+  else
+    failed=$((failed + 1))
+    echo "$name: FAILED"
+    tail -n 40 "$scratch/out"
+  fi
+}
+
+cbindgen() {
+  local version=0.29.4 tools=$target/tools
+  if [ -n "${CBINDGEN:-}" ]; then
+    "$CBINDGEN" "$@"
+    return
+  fi
+  [ -x "$tools/bin/cbindgen" ] ||
+    (unset CARGO_TARGET_DIR && cargo install --locked --quiet --root "$tools" --version "$version" cbindgen)
+  "$tools/bin/cbindgen" "$@"
+}
+
+header() {
+  cbindgen --quiet --config capi/cbindgen.toml --crate fast-allreduce-capi --output "$scratch/fast_allreduce.h" capi
+  diff -u capi/include/fast_allreduce.h "$scratch/fast_allreduce.h"
+}
+
+# What a program may call: the symbols that the library defines are the functions of the header.
+symbols() {
+  nm --dynamic --defined-only "$prefix/lib/libfast_allreduce.so" | awk '{ print $3 }' | sort >"$scratch/exported"
+  grep -o '\bfast_allreduce_[a-z_]*(' capi/include/fast_allreduce.h | tr -d '(' | sort -u >"$scratch/declared"
+  [ "$(wc -l <"$scratch/declared")" -gt 25 ]
+  diff "$scratch/declared" "$scratch/exported"
+  local abi
+  abi=$(pkg-config --variable=libdir fast_allreduce)/libfast_allreduce.so.$(sed -n 's/^#define FAST_ALLREDUCE_ABI_VERSION //p' capi/include/fast_allreduce.h)
+  [ -e "$abi" ]
+  readelf -d "$abi" | grep -q "SONAME.*\[$(basename "$abi")\]"
+}
+
+flags=(-O1 -g -Wall -Wextra -Werror -Wpedantic)
+
+# built <compiler> <source> <flags...>: the program, which has been run.
+run_example() {
+  local compiler=$1 source=$2 program
+  shift 2
+  program=$scratch/$(basename "$source").run
+  # shellcheck disable=SC2046
+  $compiler "${flags[@]}" "capi/examples/$source" -o "$program" "$@"
+  LD_LIBRARY_PATH=$prefix/lib ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 timeout 120 "$program" | tee "$scratch/said"
+  grep -q 'passed$' "$scratch/said"
+}
+
+dynamic() {
+  # shellcheck disable=SC2046
+  run_example "$@" $(pkg-config --cflags --libs fast_allreduce) -pthread
+}
+
+static() {
+  local private
+  private=$(pkg-config --static --libs-only-l fast_allreduce)
+  # shellcheck disable=SC2086
+  run_example "$@" $(pkg-config --cflags fast_allreduce) "$prefix/lib/libfast_allreduce.a" ${private/-lfast_allreduce/} -pthread
+}
+
+# What the headers of other compilers' languages make of it.
+languages() {
+  local standard
+  for standard in c99 c11 c17; do
+    gcc -std=$standard -Wall -Wextra -Werror -Wpedantic -fsyntax-only -x c capi/include/fast_allreduce.h
+  done
+  for standard in c++11 c++17 c++20; do
+    g++ -std=$standard -Wall -Wextra -Werror -Wpedantic -fsyntax-only -x c++ capi/include/fast_allreduce.h
+  done
+}
+
+prefix=$scratch/usr
+if ! capi/install.sh --prefix "$prefix" >"$scratch/install" 2>&1; then
+  tail -n 40 "$scratch/install"
+  echo "0 passed, 1 failed"
+  exit 1
+fi
+export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+
+sanitized=(-fsanitize=address,undefined -fno-sanitize-recover=all)
+check "the header is what cbindgen makes" header
+check "the library exports the header's functions" symbols
+check "the header in C99 to C17 and C++11 to C++20" languages
+check "threads.c under sanitizers" dynamic "gcc -std=c11" threads.c "${sanitized[@]}"
+check "processes.cpp under sanitizers" dynamic "g++ -std=c++17" processes.cpp "${sanitized[@]}"
+check "threads.c with the static library" static "gcc -std=c11" threads.c
+check "processes.cpp with the static library" static "g++ -std=c++17" processes.cpp
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
