@@ -178,7 +178,7 @@ struct FaLaunch {
   uint64_t chunk_bytes;   // most data of a chunk, a multiple of 64
   uint64_t transfers;     // address of an FaTransfers, where the launch is of that
   uint64_t launches;      // CUDA: address of all ranks' FaLaunch, where one launch runs a world; else 0
-  uint64_t timeout_ns;    // 0: wait for ever
+  uint64_t timeout_ns;    // at most half the range
   uint32_t rank;
   uint32_t world;
   uint32_t blocks;

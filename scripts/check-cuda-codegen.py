@@ -28,16 +28,16 @@ FLAGS_FILE = HERE.parent / "build" / "nvcc.flags"
 DEFAULT_ARCHS = ["sm_80", "sm_90", "sm_100"]
 HOT = r"_sum_w\d+$"
 FLAGS = r"pull|reduce|gather|broadcast|barrier|transfer"
-# Of a kernel with flags: one release, and the acquire of a poll, which is there twice, beside that of who has gone.
-# Of one that compares calls as well: a release and a poll more. A transfer does not compare: a chunk, a credit.
-RELEASES, ACQUIRES = 2, 4
-HOT_RELEASES, HOT_ACQUIRES = 1, 3
+# Of a kernel with flags: one release, and the acquire of a poll beside that of who has gone. Of one that compares
+# calls as well: a release and a poll more. A transfer does not compare: a chunk, a credit.
+RELEASES, ACQUIRES = 2, 3
+HOT_RELEASES, HOT_ACQUIRES = 1, 2
 TRANSFER_ACQUIRES = 3
 PACKETS = r"push|ring|halving_doubling"
 # Kernels launch with up to 512 threads, and a block has 65536 registers.
 MAX_REGISTERS = 65536 // 512
-# The largest is a two-shot push between 8 ranks.
-MAX_HOT_BYTES = 16 << 10
+# The largest is a two-shot between 8 ranks.
+MAX_HOT_BYTES = 8 << 10
 MAX_FATBIN = 8 << 20
 # As it is stored, compressed.
 MAX_PTX = 4 << 20

@@ -44,13 +44,20 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// At most 6 x max_bytes + 1 MiB, and 2 x max_bytes of that for channels.
-    pub fn new(max_bytes: usize, world_size: usize, slot_bytes: usize, channels: &Channels) -> Result<Self> {
+    /// At most 6 x max_bytes + 1 MiB, and 2 x max_bytes of that for channels. `most` is the device's limit of `max_bytes`.
+    pub fn new(
+        max_bytes: usize,
+        world_size: usize,
+        slot_bytes: usize,
+        channels: &Channels,
+        most: usize,
+    ) -> Result<Self> {
         // What is left of the MiB.
         const LEAST_CHANNEL_BYTES: usize = 120 << 10;
-        if !(4 << 10..=1 << 40).contains(&max_bytes) {
+        if !(4 << 10..=most).contains(&max_bytes) {
             let value = max_bytes.to_string();
-            return Err(Error::InvalidSetting { name: "max_bytes", value, expected: "4 KiB to 1 TiB" });
+            let expected = "4 KiB to 1 TiB, on a GPU 32 GiB";
+            return Err(Error::InvalidSetting { name: "max_bytes", value, expected });
         }
         // A generation of mailboxes is whole slots, so that generation 1 is on the slot grid as well.
         let mailbox_bytes = max_bytes / slot_bytes * slot_bytes;
@@ -109,7 +116,7 @@ mod tests {
         let host = Channels { bytes: 2 << 20, chunk_bytes: 16 << 10, least_slots: 8 };
         for max_bytes in [4 << 10, 64 << 10, 1 << 20, 8 << 20] {
             for world_size in 1..=MAX_RANKS {
-                let layout = Layout::new(max_bytes, world_size, 72, &host).unwrap();
+                let layout = Layout::new(max_bytes, world_size, 72, &host, 1 << 40).unwrap();
                 let Layout { channel_slots, chunk_bytes, channel_bytes, total_bytes, .. } = layout;
                 assert!(channel_slots.is_power_of_two() && channel_slots >= 8 && chunk_bytes % 128 == 0);
                 assert!((512..=16 << 10).contains(&chunk_bytes), "{layout:?}");

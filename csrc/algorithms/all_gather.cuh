@@ -17,7 +17,7 @@ FA_FN void all_gather(const FaLaunch &launch, Block &block) {
     return;
   const u32 element = element_bytes(launch.dtype);
   const u64 bytes = message_bytes(launch);
-  const Span own = {0, packs_of(bytes)};
+  const Span own = all_packs(bytes);
   u8 *output = reinterpret_cast<u8 *>(launch.output);
   u8 *kept = output + launch.shares[launch.rank].first * element;
   stage_and_keep(launch, block, own, turn, bytes, kept);
@@ -31,7 +31,7 @@ FA_FN void all_gather(const FaLaunch &launch, Block &block) {
     // Each rank begins with its right neighbour's, so that no rank is read by all at once.
     const u32 r = (launch.rank + step) % launch.world;
     const u64 first = launch.shares[r].first * element, share = launch.shares[r].count * element;
-    copy(block, output + first, inputs.at(r), {0, packs_of(share)}, share);
+    copy(block, output + first, inputs.at(r), all_packs(share), share);
   }
 
   if (inputs.direct() && !barrier(launch, block, kSecond, turn))

@@ -19,7 +19,7 @@ FA_FN void broadcast(const FaLaunch &launch, Block &block) {
   if (!same_call(launch, block, turn))
     return;
   const u64 bytes = message_bytes(launch);
-  const Span all = {0, packs_of(bytes)};
+  const Span all = all_packs(bytes);
   const bool root = launch.rank == launch.root;
   u8 *output = reinterpret_cast<u8 *>(launch.output);
   if (root)
@@ -43,23 +43,23 @@ FA_FN void scattered_broadcast(const FaLaunch &launch, Block &block) {
   if (!same_call(launch, block, turn))
     return;
   const u32 ranks = launch.world;
-  const u64 bytes = message_bytes(launch), packs = packs_of(bytes);
+  const u64 bytes = message_bytes(launch);
+  const Slices slices(packs_of(bytes), ranks);
   const bool root = launch.rank == launch.root;
   u8 *output = reinterpret_cast<u8 *>(launch.output);
   FA_ROLL
   for (u32 r = 0; root && r < ranks; ++r)
     // Slice by slice, so that a block stages what the same block of a peer reads.
-    stage_and_keep(launch, block, slice_of(packs, ranks, r), turn, bytes, output);
+    stage_and_keep(launch, block, slices.of(r), turn, bytes, output);
   if (!meet_for_inputs(launch, block, turn))
     return;
 
   if (root) {
-    keep_unstaged(launch, block, {0, packs}, bytes, output);
+    keep_unstaged(launch, block, all_packs(bytes), bytes, output);
   } else {
     const u8 *input = Inputs(block.scratch(), ranks).at(launch.root);
-    copy_twice(block, staging(launch, launch.rank, turn), output, input, slice_of(packs, ranks, launch.rank),
-               bytes);
-    copy(block, output, input, slice_of(packs, ranks, launch.root), bytes);
+    copy_twice(block, staging(launch, launch.rank, turn), output, input, slices.of(launch.rank), bytes);
+    copy(block, output, input, slices.of(launch.root), bytes);
   }
   // The slices are staged, and the root's input is read no more.
   if (!barrier(launch, block, kSecond, turn))
@@ -69,7 +69,7 @@ FA_FN void scattered_broadcast(const FaLaunch &launch, Block &block) {
   for (u32 step = 1; !root && step < ranks; ++step) {
     const u32 r = (launch.rank + step) % ranks;
     if (r != launch.root)
-      copy(block, output, staging(launch, r, turn), slice_of(packs, ranks, r), bytes);
+      copy(block, output, staging(launch, r, turn), slices.of(r), bytes);
   }
   end_turn(launch, block, turn);
 }

@@ -20,10 +20,10 @@ namespace FA_NAMESPACE {
 
 // The packs that a rank reduces after the exchanges with the partners at distances `ranks` / 2 down to
 // `distance`.
-FA_FN Span halved(u64 packs, u32 rank, u32 ranks, u32 distance) {
-  u64 first = 0, last = packs;
+FA_FN Span halved(Index packs, u32 rank, u32 ranks, u32 distance) {
+  Index first = 0, last = packs;
   for (u32 d = ranks / 2; d >= distance && d > 0; d /= 2) {
-    const u64 middle = first + (last - first) / 2;
+    const Index middle = first + (last - first) / 2;
     if ((rank & d) == 0)
       last = middle;
     else
@@ -45,15 +45,15 @@ public:
     granule_ = granule_of(addresses | bytes_);
   }
 
-  FA_FN Span all() const { return {0, packs_of(bytes_)}; }
+  FA_FN Span all() const { return all_packs(bytes_); }
   FA_FN const u8 *input() const { return input_; }
   FA_FN const u8 *output() const { return output_; }
 
   // Sends a span of `from`, unless something has not come that would be in it. A pair meets in `part` 0 on
   // the way to the sums, in part 1 on the way back.
   FA_FN void send(const u8 *from, Span span, u32 to, u32 part) const {
-    Slot *slots = slots_of(launch_, to, epoch_, part, 2, launch_.rank);
-    each(span, [&](u64 at, u64 i, auto extent) {
+    Slot *slots = slots_of(launch_, reduce_.world(), to, epoch_, part, 2, launch_.rank);
+    each(span, [&](u64 at, Index i, auto extent) {
       if (complete_)
         store_packet(slots + (i - span.first), load(from + at, extent, granule_), tag_);
     });
@@ -62,8 +62,8 @@ public:
   // Receives a span. In part 0 it is added to that of `mine`, the lower rank's first; `whole`: now all ranks'
   // are in it. In part 1 it is a result.
   FA_FN void receive(const u8 *mine, Span span, u32 from, u32 part, bool whole) {
-    const Slot *slots = slots_of(launch_, launch_.rank, epoch_, part, 2, from);
-    each(span, [&](u64 at, u64 i, auto extent) {
+    const Slot *slots = slots_of(launch_, reduce_.world(), launch_.rank, epoch_, part, 2, from);
+    each(span, [&](u64 at, Index i, auto extent) {
       Pack pack;
       complete_ = complete_ && wait_packet(launch_, slots + (i - span.first), from, tag_, &pack);
       if (!complete_)
@@ -78,7 +78,7 @@ public:
 
   // The input of a world of one.
   FA_FN void keep() const {
-    each(all(), [&](u64 at, u64, auto extent) {
+    each(all(), [&](u64 at, Index, auto extent) {
       store(output_ + at, reduce_.pack(load(input_ + at, extent, granule_), true), extent, granule_);
     });
   }
@@ -99,7 +99,7 @@ private:
   template <class Body>
   FA_FN void each(Span span, Body body) const {
     block_.for_each_within(packs_of(bytes_), span.first, span.first + span.length,
-                           [&](u64 i) { with_extent(i, bytes_, vector_, body); });
+                           [&](Index i) { with_extent(i, bytes_, vector_, body); });
   }
 };
 

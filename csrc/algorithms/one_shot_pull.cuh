@@ -17,20 +17,27 @@ FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
   const Turn turn = trading(begin_turn(launch, block, true), launch, reduce.world());
   if (!same_call<Reduce::compares>(launch, block, turn))
     return;
-  const u64 bytes = message_bytes(launch);
-  const Span all = {0, packs_of(bytes)};
-  stage_input<typename Reduce::Packs>(launch, block, all, turn, bytes);
-  if (!meet_for_inputs(launch, block, turn, 0, 0,
-                       [&] { expect_next_turn(launch, reduce.world(), turn, bytes); }))
-    return;
-
-  const Inputs inputs(block.scratch(), reduce.world());
-  reduce.inputs(launch, block, inputs, all, bytes, Store(reinterpret_cast<u8 *>(launch.output)));
-
-  // All ranks saw all sources, so all agree on whether there is a second barrier.
-  if (inputs.direct() && !barrier(launch, block, kSecond, turn))
-    return;
-  end_turn(launch, block, turn);
+  const u64 bytes = reduce.message_bytes(launch);
+  const auto meanwhile = [&] { expect_next_turn(launch, reduce.world(), turn, bytes); };
+  const auto arrived = [&](BarrierStage stage, u32 r) {
+    return stage == kStart ? find_input(launch, block, turn, r, staging(launch, r, turn)) : Failure{};
+  };
+  const bool complete = run_phases(launch, block, reduce.world(), turn, meanwhile, arrived, [&](u32 phase) {
+    if (phase == 0) {
+      stage_input<typename Reduce::Packs>(launch, block, all_packs<typename Reduce::Packs>(bytes), turn,
+                                          bytes);
+      return true;
+    }
+    if (phase == 2)
+      return false;
+    const Inputs inputs(block.scratch(), reduce.world());
+    reduce.inputs(launch, block, inputs, all_packs<typename Reduce::Packs>(bytes), bytes,
+                  Store(reinterpret_cast<u8 *>(launch.output)));
+    // All ranks saw all sources, so all agree on whether there is a second barrier.
+    return inputs.direct();
+  });
+  if (complete)
+    end_turn(launch, block, turn);
 }
 
 } // namespace FA_NAMESPACE

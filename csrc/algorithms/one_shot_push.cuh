@@ -16,10 +16,17 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
   const Turn turn = begin_turn(launch, block, false);
   if (!same_call<Reduce::compares>(launch, block, turn))
     return;
-  const u64 bytes = message_bytes(launch);
-  const Span all = {0, packs_of(bytes)};
-  send_to_all<typename Reduce::Packs>(launch, block, reduce.world(), turn.epoch, all, bytes);
-  reduce.packets(launch, block, turn.epoch, 0, 1, all, bytes, Store(reinterpret_cast<u8 *>(launch.output)));
+  const u32 ranks = reduce.world();
+  const u64 bytes = reduce.message_bytes(launch);
+  const u8 *input = reinterpret_cast<const u8 *>(launch.input);
+  const u32 granule = granule_of(launch.input | bytes);
+  for_each_pack<typename Reduce::Packs>(block, all_packs<typename Reduce::Packs>(bytes), bytes,
+                                        pack_aligned(launch.input), [&](u64 at, Index i, auto extent) {
+                                          send_to_all(launch, ranks, turn.epoch, 0, 1, i,
+                                                      load(input + at, extent, granule));
+                                        });
+  reduce.packets(launch, block, turn.epoch, 0, 1, all_packs<typename Reduce::Packs>(bytes), bytes,
+                 Store(reinterpret_cast<u8 *>(launch.output)));
   end_turn(launch, block, turn);
 }
 

@@ -13,19 +13,19 @@ FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   if (!same_call<Reduce::compares>(launch, block, turn))
     return;
   const u32 ranks = reduce.world();
-  const u64 bytes = message_bytes(launch), packs = packs_of(bytes);
+  const u64 bytes = reduce.message_bytes(launch);
+  const Slices slices(packs_of(bytes), ranks);
   FA_ROLL
   for (u32 r = 0; r < ranks; ++r) {
     if (r != launch.rank)
-      stage_input<typename Reduce::Packs>(launch, block, slice_of(packs, ranks, r), turn, bytes);
+      stage_input<typename Reduce::Packs>(launch, block, slices.of(r), turn, bytes);
   }
   if (!meet_for_inputs(launch, block, turn))
     return;
 
   const bool root = launch.rank == launch.root;
   u8 *output = root ? reinterpret_cast<u8 *>(launch.output) : staging(launch, launch.rank, turn);
-  reduce.inputs(launch, block, Inputs(block.scratch(), ranks), slice_of(packs, ranks, launch.rank), bytes,
-                Store(output));
+  reduce.inputs(launch, block, Inputs(block.scratch(), ranks), slices.of(launch.rank), bytes, Store(output));
   // The slices are reduced, and no input is read any more.
   if (!barrier(launch, block, kSecond, turn))
     return;
@@ -33,7 +33,7 @@ FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   FA_ROLL
   for (u32 r = 0; root && r < ranks; ++r) {
     if (r != launch.rank)
-      copy<typename Reduce::Packs>(block, output, staging(launch, r, turn), slice_of(packs, ranks, r), bytes);
+      copy<typename Reduce::Packs>(block, output, staging(launch, r, turn), slices.of(r), bytes);
   }
   end_turn(launch, block, turn);
 }

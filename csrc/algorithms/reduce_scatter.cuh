@@ -35,17 +35,16 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
     for (u32 r = 0; r < launch.world; ++r) {
       const u64 first = launch.shares[r].first * element, bytes = launch.shares[r].count * element;
       if (r != launch.rank)
-        copy(block, staged + r * distance, input + first, {0, packs_of(bytes)}, bytes);
+        copy(block, staged + r * distance, input + first, all_packs(bytes), bytes);
     }
   }
   const FaShare own = launch.shares[launch.rank];
-  if (!meet_for_inputs(launch, block, turn, launch.rank * distance, own.first * element, [] {}))
+  if (!meet_for_inputs(launch, block, turn, launch.rank * distance, own.first * element))
     return;
 
   const Inputs inputs(block.scratch(), reduce.world());
   const u64 bytes = own.count * element;
-  reduce.inputs(launch, block, inputs, {0, packs_of(bytes)}, bytes,
-                Store(reinterpret_cast<u8 *>(launch.output)));
+  reduce.inputs(launch, block, inputs, all_packs(bytes), bytes, Store(reinterpret_cast<u8 *>(launch.output)));
   if (inputs.direct() && !barrier(launch, block, kSecond, turn))
     return;
   end_turn(launch, block, turn);

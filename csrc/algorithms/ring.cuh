@@ -17,6 +17,14 @@
 
 namespace FA_NAMESPACE {
 
+// The packs that begin at rank r: in which order a pack's elements are added goes by it.
+FA_FN Span ring_slice(Index packs, u32 world, u32 r) {
+  // packs * r / world, by divisions of narrow numbers.
+  const Index each = packs / world;
+  const u32 rest = u32(packs % world), before = rest * r / world;
+  return {each * r + before, each + (rest * (r + 1) / world - before)};
+}
+
 template <class Reduce, class Block>
 FA_FN void ring(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const Turn turn = begin_turn(launch, block, false);
@@ -28,17 +36,18 @@ FA_FN void ring(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const u8 *input = reinterpret_cast<const u8 *>(launch.input);
   u8 *output = reinterpret_cast<u8 *>(launch.output);
   const bool vector = pack_aligned(launch.input | launch.output);
-  const u64 bytes = message_bytes(launch), packs = packs_of(bytes);
+  const u64 bytes = reduce.message_bytes(launch);
+  const Index packs = packs_of(bytes);
   const u32 granule = granule_of(launch.input | launch.output | bytes);
   const u32 whole = ranks - 1, last = 2 * whole, parts = last > 0 ? last : 1;
 
   bool complete = true;
   FA_ROLL
   for (u32 step = 0; step <= last; ++step) {
-    const Span slice = slice_of(packs, ranks, (rank + 2 * ranks - step) % ranks);
-    const Slot *from = slots_of(launch, rank, epoch, step > 0 ? step - 1 : 0, parts, left);
-    Slot *to = slots_of(launch, right, epoch, step, parts, rank);
-    for_each_pack(block, slice, bytes, vector, [&](u64 at, u64 i, auto extent) {
+    const Span slice = ring_slice(packs, ranks, (rank + 2 * ranks - step) % ranks);
+    const Slot *from = slots_of(launch, ranks, rank, epoch, step > 0 ? step - 1 : 0, parts, left);
+    Slot *to = slots_of(launch, ranks, right, epoch, step, parts, rank);
+    for_each_pack(block, slice, bytes, vector, [&](u64 at, Index i, auto extent) {
       Pack pack;
       complete = complete && (step == 0 || wait_packet(launch, from + (i - slice.first), left, tag, &pack));
       if (!complete)

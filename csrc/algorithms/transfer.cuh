@@ -14,12 +14,12 @@ namespace FA_NAMESPACE {
 
 // One direction between this rank and a peer, as far as the launch has come.
 struct Channel {
-  u32 at;        // the transfer that is next or under way
-  u32 number;    // chunks that have gone through the channel, ever
-  u32 credited;  // where this rank sends: those of them for which it has seen credit
-  u32 posted;    // the receiver has been told where the transfer is
-  u64 done;      // bytes of the transfer that have gone through
-  Patience wait; // for the next chunk or credit
+  u32 at;       // the transfer that is next or under way
+  u32 number;   // chunks that have gone through the channel, ever
+  u32 credited; // where this rank sends: those of them for which it has seen credit
+  u32 posted;   // the receiver has been told where the transfer is
+  u64 done;     // bytes of the transfer that have gone through
+  Backoff wait; // for the next chunk or credit
 };
 
 // Whether a channel can move a chunk now, or has. The outcome is that of one thread, seen by all. kPartly: of
@@ -41,7 +41,7 @@ FA_FN u64 ask(Block &block, Poll poll) {
 FA_FN u64 look(const FaLaunch &launch, Channel &channel, u32 peer, bool ready) {
   if (ready)
     return kReady;
-  return channel.wait.another_poll(launch, peer, channel.number) ? kNotYet : kGivenUp;
+  return succeeded(launch, channel.wait.pause(launch, peer), channel.number) ? kNotYet : kGivenUp;
 }
 
 // What came, or what this rank was to receive.
@@ -112,7 +112,7 @@ FA_FN u64 receive_posted(const FaLaunch &launch, Block &block, u32 peer, Channel
                          const FaTransfer &message, u64 source, u64 *bytes) {
   const u64 address = posted_address(launch, peer, source), left = message.bytes - channel.done;
   if (address == 0) {
-    record_failure(launch, FA_UNKNOWN_BUFFER, 1u << peer, channel.number);
+    record_failure(launch, {FA_UNKNOWN_BUFFER, 1u << peer}, channel.number);
     return kGivenUp;
   }
   *bytes = left < kPieceBytes ? left : kPieceBytes;
@@ -145,7 +145,7 @@ FA_FN u64 receive_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel 
       return kReady;
     record_other_message(launch, peer, tag, sent);
     record_other_message(launch, launch.rank, message.tag, message.bytes);
-    record_failure(launch, FA_OTHER_MESSAGE, 1u << peer, number);
+    record_failure(launch, {FA_OTHER_MESSAGE, 1u << peer}, number);
     return kGivenUp;
   });
   if (readiness != kReady)

@@ -23,32 +23,37 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
   const Turn turn = walking(begin_turn(launch, block, true), launch);
   if (!same_call<Reduce::compares>(launch, block, turn))
     return;
-  const u32 ranks = reduce.world();
-  const u64 bytes = message_bytes(launch), packs = packs_of(bytes);
-  FA_ROLL
-  for (u32 r = 0; r < ranks; ++r) {
-    // Slice by slice, so that a block stages what the same block of a peer reads.
-    if (r != launch.rank)
-      stage_input<typename Reduce::Packs>(launch, block, slice_of(packs, ranks, r), turn, bytes);
-  }
-  if (!meet_for_inputs(launch, block, turn))
-    return;
-
+  const u32 rank = launch.rank, ranks = reduce.world();
+  const u64 bytes = reduce.message_bytes(launch);
+  const auto slices = Reduce::Packs::slices(bytes, ranks);
   u8 *output = reinterpret_cast<u8 *>(launch.output);
-  u8 *reduced = staging(launch, keeper_of(ranks, launch.rank), turn);
-  reduce.inputs(launch, block, Inputs(block.scratch(), ranks), slice_of(packs, ranks, launch.rank), bytes,
-                Store(reduced, output));
-  if (!barrier(launch, block, kSecond, turn))
-    return;
-
-  FA_ROLL
-  for (u32 step = 1; step < ranks; ++step) {
-    // Each rank begins with its right neighbour, so that no rank is read by all at once.
-    const u32 r = (launch.rank + step) % ranks;
-    copy<typename Reduce::Packs>(block, output, staging(launch, keeper_of(ranks, r), turn),
-                                 slice_of(packs, ranks, r), bytes);
-  }
-  end_turn(launch, block, turn);
+  u64 *sources = block.scratch();
+  const auto arrived = [&](BarrierStage stage, u32 r) -> Failure {
+    if (stage == kStart)
+      return find_input(launch, block, turn, r, staging(launch, r, turn));
+    sources[r] = u64(staging(launch, keeper_of(ranks, r), turn));
+    return {};
+  };
+  const bool complete = run_phases(
+      launch, block, reduce.world(), turn, [] {}, arrived,
+      [&](u32 phase) {
+        if (phase == 1) {
+          reduce.inputs(launch, block, Inputs(sources, ranks), slices.of(rank), bytes,
+                        Store(staging(launch, keeper_of(ranks, rank), turn), FA_CUDA ? nullptr : output));
+        } else if (phase == 2 || launch.source == 0) {
+          u8 *to = output;
+          if (phase == 0) {
+            to = staging(launch, rank, turn);
+            block.lanes(ranks, [&](u32 r) { sources[r] = launch.input; });
+            block.sync();
+          }
+          // Slice by slice, so that a block stages what the same block of a peer reads.
+          copy_slices(typename Reduce::Packs{}, block, to, sources, slices, rank, ranks, bytes);
+        }
+        return phase < 2;
+      });
+  if (complete)
+    end_turn(launch, block, turn);
 }
 
 } // namespace FA_NAMESPACE

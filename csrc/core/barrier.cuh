@@ -12,7 +12,10 @@ enum BarrierStage : u32 {
 
 FA_FN FaSignal *signal_of(const FaLaunch &launch, u32 owner, BarrierStage stage, Turn turn, u32 block,
                           u32 sender) {
-  return &region_head(launch, owner)->inbox[stage][turn.pulls % 2][block][sender];
+  // In 32 bits: a GPU has no wider multiplication.
+  const u32 at = ((stage * 2 + turn.pulls % 2) * FA_MAX_BLOCKS + block) * FA_MAX_RANKS + sender;
+  return reinterpret_cast<FaSignal *>(launch.regions[owner] + offsetof(FaRegionHead, inbox) +
+                                      at * sizeof(FaSignal));
 }
 
 // What a signal of this launch is recognised by: on a GPU the epoch, on the host also the call.
@@ -51,48 +54,54 @@ FA_FN void revoke(const FaLaunch &launch, Block &block) {
 // is causality order at block scope, release is cumulative). A peer's lane that reads the epoch with acquire
 // then sees them, and the closing sync hands that on to its other threads.
 // `meanwhile` is done between telling the peers and waiting for them; arrived(r) on the lane that has waited
-// for rank r, and on this rank's own. If it is false, the launch gives up.
+// for rank r, and on this rank's own. The launch gives up for a failure that it returns.
 template <class Block, class Meanwhile, class Arrived>
-FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn, Meanwhile meanwhile,
-                   Arrived arrived) {
+FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage stage, Turn turn,
+                   Meanwhile meanwhile, Arrived arrived) {
   const Mark mark = mark_of(launch, turn.epoch);
   block.sync();
-  block.lanes(launch.world, [&](u32 r) {
+  block.lanes(world, [&](u32 r) {
     if (r == launch.rank)
       return;
     FaSignal *signal = signal_of(launch, r, stage, turn, block.index(), launch.rank);
-    if (stage == kStart)
-      store_relaxed(&signal->source, launch.source);
+    store_relaxed(&signal->source, launch.source);
 #if defined(FA_PLANT_RELAXED_SECOND_BARRIER)
     if (stage == kSecond) {
       store_relaxed(mark_of(signal), mark);
       return;
     }
 #endif
-    if (FA_STREAMS && stage == kSecond) {
-      // A release as below, which `revoke` wants in the order of its own fence.
+    // Release: what this block wrote, the source above included, comes before the mark. Where launches run in
+    // streams `revoke` wants it in the order of its own fence.
+#if FA_CUDA
+    if (stage == kSecond)
       fence_sc();
-      store_relaxed(mark_of(signal), mark);
-      return;
-    }
-    // Release: what this block wrote, the source above included, comes before the mark.
+    else
+      fence_release();
+    store_relaxed(mark_of(signal), mark);
+#else
+    if (FA_STREAMS && stage == kSecond)
+      fence_sc();
     store_release(mark_of(signal), mark);
+#endif
   });
   meanwhile();
-  const bool all = block.all_lanes(launch.world, [&](u32 r) {
-    if (r == launch.rank)
-      return arrived(r);
-    FaSignal *signal = signal_of(launch, launch.rank, stage, turn, block.index(), r);
+  const bool all = block.all_lanes(world, [&](u32 r) {
     // Equality is enough: a peer writes this word again two pulls later, and gets there only after this rank
     // has been through the pull between. Ranks compare here, before anything of a peer is accessed by a count
     // that it may not share.
-    if (!wait_for(launch, r, turn.epoch, mark, [&] { return load_acquire(mark_of(signal)); }))
-      return false;
-    if (FA_STREAMS && stage == kSecond && load_relaxed(&region_head(launch, launch.rank)->revoked[r]) != 0) {
-      record_failure(launch, FA_REVOKED, 1u << r, turn.epoch);
-      return false;
+    const Mark *signal = mark_of(signal_of(launch, launch.rank, stage, turn, block.index(), r));
+    Failure failure;
+    if (r != launch.rank)
+      failure = wait_for(launch, r, turn.epoch, signal, mark);
+    if (failure.none()) {
+      const u32 *revoked = &region_head(launch, launch.rank)->revoked[r];
+      if (FA_STREAMS && stage == kSecond && load_relaxed(revoked) != 0)
+        failure = {FA_REVOKED, 1u << r};
+      else
+        failure = arrived(r);
     }
-    return arrived(r);
+    return succeeded(launch, failure, turn.epoch);
   });
 #if !defined(FA_PLANT_NO_REVOCATION)
   if (FA_STREAMS && stage == kSecond && !all && launch.source != 0)
@@ -101,10 +110,41 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Tur
   return all;
 }
 
+// The phases of a pull, phase(0) to phase(2), with the start barrier and the second one between them. A phase
+// that is false is the last. True on all threads once all that is done; false on all when the launch gives
+// up. `meanwhile` is for the start barrier, arrived(stage, r) as above.
+template <class Block, class Meanwhile, class Arrived, class Phase>
+FA_FN bool run_phases(const FaLaunch &launch, Block &block, u32 world, Turn turn, Meanwhile meanwhile,
+                      Arrived arrived, Phase phase) {
+#if FA_CUDA
+  // One body of a barrier, and of what phases have in common: a call begins by fetching its code.
+  FA_ROLL
+  for (u32 number = 0;; ++number) {
+    if (!phase(number))
+      return true;
+    const BarrierStage stage = BarrierStage(number);
+    if (!barrier(launch, block, world, stage, turn, meanwhile, [&](u32 r) { return arrived(stage, r); }))
+      return false;
+  }
+#else
+  if (!phase(0))
+    return true;
+  if (!barrier(launch, block, world, kStart, turn, meanwhile, [&](u32 r) { return arrived(kStart, r); }))
+    return false;
+  if (!phase(1))
+    return true;
+  if (!barrier(
+          launch, block, world, kSecond, turn, [] {}, [&](u32 r) { return arrived(kSecond, r); }))
+    return false;
+  phase(2);
+  return true;
+#endif
+}
+
 template <class Block>
 FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn) {
   return barrier(
-      launch, block, stage, turn, [] {}, [](u32) { return true; });
+      launch, block, launch.world, stage, turn, [] {}, [](u32) { return Failure{}; });
 }
 
 } // namespace FA_NAMESPACE

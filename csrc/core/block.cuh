@@ -9,6 +9,14 @@
 
 namespace FA_NAMESPACE {
 
+// What the packs of a launch are counted in. On a GPU, which has no wider arithmetic, a region has room for
+// fewer than 2^31 of them (`Cuda::MAX_BYTES`), so that an index and a stride fit as well.
+#if FA_CUDA
+using Index = u32;
+#else
+using Index = u64;
+#endif
+
 #if FA_CUDA
 
 class Block {
@@ -18,32 +26,29 @@ public:
 
   // body(i) for this block's share of 0..n, a grid-stride loop.
   template <class Body>
-  FA_FN void for_each(u64 n, Body body) const {
-    const u64 stride = u64(gridDim.x) * blockDim.x;
+  FA_FN void for_each(Index n, Body body) const {
     FA_ROLL
-    for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += stride)
+    for (Index i = first(); i < n; i += stride())
       body(i);
   }
 
-  // body(i) for those of first..last that are in this block's share of 0..n. A share is the same whatever the
+  // body(i) for those of begin..end that are in this block's share of 0..n. A share is the same whatever the
   // range, so that one thread does all that is done with an i.
   template <class Body>
-  FA_FN void for_each_within(u64 n, u64 first, u64 last, Body body) const {
-    (void)n;
-    const u64 stride = u64(gridDim.x) * blockDim.x;
-    u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < first)
-      i += (first - i + stride - 1) / stride * stride;
+  FA_FN void for_each_within(Index, Index begin, Index end, Body body) const {
+    Index i = first();
+    if (i < begin)
+      i += (begin - i + stride() - 1) / stride() * stride();
     FA_ROLL
-    for (; i < last; i += stride)
+    for (; i < end; i += stride())
       body(i);
   }
 
   // body(i) for all of 0..n, by the threads of this block alone.
-  template <class Body>
-  FA_FN void for_each_alone(u64 n, Body body) const {
+  template <class N, class Body>
+  FA_FN void for_each_alone(N n, Body body) const {
     FA_ROLL
-    for (u64 i = threadIdx.x; i < n; i += blockDim.x)
+    for (N i = threadIdx.x; i < n; i += blockDim.x)
       body(i);
   }
 
@@ -71,11 +76,15 @@ public:
 
   FA_FN void sync() const { __syncthreads(); }
 
-  // One word for each rank, seen by all threads of the block after a sync.
+  // Two words for each rank, seen by all threads of the block after a sync.
   FA_FN u64 *scratch() const {
-    __shared__ u64 words[FA_MAX_RANKS];
+    __shared__ u64 words[2 * FA_MAX_RANKS];
     return words;
   }
+
+private:
+  FA_FN Index first() const { return blockIdx.x * blockDim.x + threadIdx.x; }
+  FA_FN Index stride() const { return gridDim.x * blockDim.x; }
 };
 
 #else
@@ -90,23 +99,23 @@ public:
   // This block's share of 0..n, contiguous so that it vectorises and prefetches. One block has it all: small
   // calls feel the division.
   struct Share {
-    u64 first, last;
+    Index first, last;
   };
-  FA_FN Share share(u64 n) const {
+  FA_FN Share share(Index n) const {
     return count_ == 1 ? Share{0, n} : Share{n * index_ / count_, n * (index_ + 1) / count_};
   }
 
   template <class Body>
-  FA_FN void for_each_within(u64 n, u64 first, u64 last, Body body) const {
+  FA_FN void for_each_within(Index n, Index begin, Index end, Body body) const {
     const Share own = share(n);
-    const u64 stop = own.last < last ? own.last : last;
-    for (u64 i = own.first < first ? first : own.first; i < stop; ++i)
+    const Index stop = own.last < end ? own.last : end;
+    for (Index i = own.first < begin ? begin : own.first; i < stop; ++i)
       body(i);
   }
 
-  template <class Body>
-  FA_FN void for_each_alone(u64 n, Body body) const {
-    for (u64 i = 0; i < n; ++i)
+  template <class N, class Body>
+  FA_FN void for_each_alone(N n, Body body) const {
+    for (N i = 0; i < n; ++i)
       body(i);
   }
 
@@ -144,7 +153,7 @@ public:
 private:
   u32 index_;
   u32 count_;
-  u64 scratch_[FA_MAX_RANKS] = {};
+  u64 scratch_[2 * FA_MAX_RANKS] = {};
 };
 
 #endif

@@ -31,35 +31,29 @@ FA_FN void store_relaxed(FaCall *to, const FaCall &call) {
   store_relaxed(&to->digest, call.digest);
 }
 
-// Records that rank r makes another call; an empty one where it is not known.
-FA_COLD void record_mismatch(const FaLaunch &launch, u32 r, const FaCall &theirs, u32 epoch) {
+// That rank r makes another call, for which its place in the status says which; an empty one where it is not
+// known.
+FA_FN Failure mismatch(const FaLaunch &launch, u32 r, const FaCall &theirs) {
   store_relaxed(&reinterpret_cast<FaStatus *>(launch.status)->others[r], theirs);
-  record_failure(launch, FA_MISMATCH, 1u << r, epoch);
+  return {FA_MISMATCH, 1u << r};
 }
 
-// Polls until what ready() loads is `mark`, or the limits of the launch. `rank` is whom it waits for. The
-// upper half of a mark of 64 bits is the call, the lower the epoch: of this epoch, another mark is another
-// call.
+// Polls until a flag is `mark`, or the limits of the launch. `rank` is whom it waits for. The upper half of a
+// mark of 64 bits is the call, the lower the epoch: of this epoch, another mark is another call.
 //
 // One comparison for both, where the mark is as it should be: another branch on what the line of a signal
 // holds takes 13 ns of a call on an AMD EPYC.
-template <class Mark, class Load>
-FA_FN bool wait_for(const FaLaunch &launch, u32 rank, u32 epoch, Mark mark, Load load) {
-  Mark seen = load();
-  if (seen == mark)
-    return true;
-  Patience patience;
-  do {
-    if (sizeof(Mark) > sizeof(epoch) && u32(seen) == epoch) {
-      // Which call it makes the mark does not say.
-      record_mismatch(launch, rank, FaCall{}, epoch);
-      return false;
-    }
-    if (!patience.another_poll(launch, rank, epoch))
-      return false;
-    seen = load();
-  } while (seen != mark);
-  return true;
+template <class Mark>
+FA_FN Failure wait_for(const FaLaunch &launch, u32 rank, u32 epoch, const Mark *flag, Mark mark) {
+  if constexpr (sizeof(Mark) == sizeof(epoch)) {
+    return wait_until(launch, rank, [&] { return load_acquire(flag) == mark; });
+  } else {
+    Mark seen;
+    const auto read = [&] { return (seen = load_acquire(flag)) == mark || u32(seen) == epoch; };
+    const Failure failure = wait_until(launch, rank, read);
+    // Which call it makes the mark does not say.
+    return failure.none() && seen != mark ? mismatch(launch, rank, FaCall{}) : failure;
+  }
 }
 
 // True on all threads if this launch is not checked, or every peer makes the same call; false on all when a
@@ -91,13 +85,13 @@ FA_FN bool same_call(const FaLaunch &launch, Block &block, Turn turn) {
       return true;
     const FaAnnouncement *announced =
         &region_head(launch, launch.rank)->announced[epoch % 2][block.index()][r];
-    if (!wait_until(launch, r, epoch, [&] { return load_acquire(&announced->epoch) == epoch; }))
-      return false;
-    const FaCall theirs = load_relaxed(&announced->call);
-    if (is_same(theirs, launch.call))
-      return true;
-    record_mismatch(launch, r, theirs, epoch);
-    return false;
+    Failure failure = wait_for(launch, r, epoch, &announced->epoch, epoch);
+    if (failure.none()) {
+      const FaCall theirs = load_relaxed(&announced->call);
+      if (!is_same(theirs, launch.call))
+        failure = mismatch(launch, r, theirs);
+    }
+    return succeeded(launch, failure, epoch);
   });
 }
 

@@ -17,61 +17,61 @@ FA_FN u32 element_bytes(u32 dtype) {
 // Of the whole message, or of this rank's share.
 FA_FN u64 message_bytes(const FaLaunch &launch) { return launch.count * element_bytes(launch.dtype); }
 
-// Where every rank's input is, after the start barrier.
+// Where every rank's input is, after the start barrier: in a block's scratch, the addresses and then the
+// sources of FaSignal, by rank.
 class Inputs {
 public:
-  FA_FN Inputs(const u64 *words, u32 world) : words_(words) {
-    FA_ROLL
-    for (u32 r = 0; r < world; ++r)
-      all_ |= words[r];
-  }
+  FA_FN Inputs(const u64 *words, u32 world) : words_(words), world_(world) {}
 
-  FA_FN const u8 *at(u32 r) const { return reinterpret_cast<const u8 *>(words_[r] & ~kDirect); }
+  FA_FN const u8 *at(u32 r) const { return reinterpret_cast<const u8 *>(words_[r]); }
   // All address bits that are set in any.
-  FA_FN u64 addresses() const { return all_ & ~kDirect; }
+  FA_FN u64 addresses() const { return all_of(words_); }
   // Some rank's own buffer is read, so nobody may return before all have read.
-  FA_FN bool direct() const { return (all_ & kDirect) != 0; }
-
-  // Addresses have 57 bits at most.
-  static constexpr u64 kDirect = u64(1) << 63;
+  FA_FN bool direct() const { return all_of(words_ + FA_MAX_RANKS) != 0; }
 
 private:
   const u64 *words_;
-  u64 all_ = 0;
+  u32 world_;
+
+  FA_FN u64 all_of(const u64 *words) const {
+    u64 all = 0;
+    for (u32 r = 0; r < world_; ++r)
+      all |= words[r];
+    return all;
+  }
 };
 
-// The start barrier of a pull, after which every thread has all ranks' inputs in the block's scratch.
-// `staged` and `whole` are the bytes to skip: in what a rank staged, and in an input that is read where it
-// is.
-template <class Block, class Meanwhile>
-FA_FN bool meet_for_inputs(const FaLaunch &launch, Block &block, Turn turn, u64 staged, u64 whole,
-                           Meanwhile meanwhile) {
-  return barrier(launch, block, kStart, turn, meanwhile, [&](u32 r) {
-    const u64 source =
-        r == launch.rank
-            ? launch.source
-            : load_relaxed(&signal_of(launch, launch.rank, kStart, turn, block.index(), r)->source);
-    u64 address;
-    if (r == launch.rank) {
-      address = launch.input + whole;
-    } else if (source == 0) {
-      address = u64(staging(launch, r, turn)) + staged;
-    } else {
+// After rank r's start signal, by the lane that has waited for it: sets the block's scratch to where r's
+// input is. If r has staged it, that is at `staged`. `skipped` is what to skip of an input that is read where
+// it is.
+template <class Block>
+FA_FN Failure find_input(const FaLaunch &launch, Block &block, Turn turn, u32 r, const u8 *staged,
+                         u64 skipped = 0) {
+  u64 address = u64(staged), source = launch.source;
+  if (r == launch.rank) {
+    address = launch.input + skipped;
+  } else {
+    source = load_relaxed(&signal_of(launch, launch.rank, kStart, turn, block.index(), r)->source);
+    if (source != 0) {
       address = registered_address(launch, r, source);
-      if (address == 0) {
-        record_failure(launch, FA_UNKNOWN_BUFFER, 0, turn.epoch);
-        return false;
-      }
-      address += whole;
+      // No rank is to blame for what this one does not know.
+      if (address == 0)
+        return {FA_UNKNOWN_BUFFER, 0};
+      address += skipped;
     }
-    block.scratch()[r] = address | (source != 0 ? Inputs::kDirect : 0);
-    return true;
-  });
+  }
+  block.scratch()[r] = address;
+  block.scratch()[FA_MAX_RANKS + r] = source;
+  return {};
 }
 
+// The start barrier of a pull, after which every thread has all ranks' inputs in the block's scratch: but for
+// the bytes to skip, in what a rank staged, and in an input that is read where it is.
 template <class Block>
-FA_FN bool meet_for_inputs(const FaLaunch &launch, Block &block, Turn turn) {
-  return meet_for_inputs(launch, block, turn, 0, 0, [] {});
+FA_FN bool meet_for_inputs(const FaLaunch &launch, Block &block, Turn turn, u64 staged = 0, u64 skipped = 0) {
+  return barrier(
+      launch, block, launch.world, kStart, turn, [] {},
+      [&](u32 r) { return find_input(launch, block, turn, r, staging(launch, r, turn) + staged, skipped); });
 }
 
 // Copies a span of this rank's input to its staging, unless peers read the input itself.

@@ -4,6 +4,8 @@
 // Host: the compiler's atomics, which are the same orderings in the C++ model.
 #pragma once
 
+#include <stddef.h>
+
 #include "../abi.h"
 
 #if defined(__CUDACC__)
@@ -154,6 +156,11 @@ FA_FN void fence_sc() {
 #endif
 }
 
+#if FA_CUDA
+// What came before it comes before the stores after it.
+FA_FN void fence_release() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+#endif
+
 // Sets bits of a word that several blocks of a rank may set.
 FA_FN void fetch_or_relaxed(u32 *address, u32 bits) {
 #if FA_CUDA
@@ -198,15 +205,19 @@ FA_FN void expect_store(const u8 *address) {
 }
 
 #if FA_CUDA
-// Two 64-bit words in one 128-bit access. PTX treats a vector access as its elements in no order: each word
-// is single-copy atomic, the pair is not, so each carries its own tag.
-FA_FN void store_relaxed_pair(u64 *address, u64 low, u64 high) {
-  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(low), "l"(high) : "memory");
+// Four 64-bit words in two 128-bit accesses. PTX treats a vector access as its elements in no order: each
+// word is single-copy atomic, the four are not, so each carries its own tag. One address for both: less code.
+FA_FN void store_relaxed_words(u64 *address, u64 a, u64 b, u64 c, u64 d) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};\n\t"
+               "st.relaxed.sys.global.v2.u64 [%0+16], {%3, %4};" ::"l"(address),
+               "l"(a), "l"(b), "l"(c), "l"(d)
+               : "memory");
 }
 
-FA_FN void load_relaxed_pair(const u64 *address, u64 *low, u64 *high) {
-  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
-               : "=l"(*low), "=l"(*high)
+FA_FN void load_relaxed_words(const u64 *address, u64 *a, u64 *b, u64 *c, u64 *d) {
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%4];\n\t"
+               "ld.relaxed.sys.global.v2.u64 {%2, %3}, [%4+16];"
+               : "=&l"(*a), "=&l"(*b), "=&l"(*c), "=&l"(*d)
                : "l"(address)
                : "memory");
 }

@@ -89,11 +89,14 @@ FA_CALL void store_part(u8 *to, Pack pack, u32 bytes, u32 granule) {
 }
 
 FA_FN Pack load(const u8 *from, Whole, u32) {
+  // Addresses of messages are numbers, of which the compiler does not know what memory they are in.
+  __builtin_assume(__isGlobal(from));
   const uint4 words = *reinterpret_cast<const uint4 *>(from);
   return {u64(words.y) << 32 | words.x, u64(words.w) << 32 | words.z};
 }
 
 FA_FN void store(u8 *to, Pack pack, Whole, u32) {
+  __builtin_assume(__isGlobal(to));
   *reinterpret_cast<uint4 *>(to) =
       make_uint4(u32(pack.low), u32(pack.low >> 32), u32(pack.high), u32(pack.high >> 32));
 }
@@ -136,23 +139,37 @@ FA_FN bool pack_aligned(u64 addresses) { return !FA_CUDA || addresses % FA_CUDA_
 
 // A run of packs of a message: packs first..first + length, of which the message's last may be partial.
 struct Span {
-  u64 first;
-  u64 length;
+  Index first;
+  Index length;
 };
 
 FA_FN u64 packs_of(u64 bytes) { return (bytes + kPackBytes - 1) / kPackBytes; }
 
-// The packs that rank r owns in a two-shot.
-FA_FN Span slice_of(u64 packs, u32 world, u32 r) {
-  const u64 first = packs * r / world;
-  return {first, packs * (r + 1) / world - first};
-}
+// The slices of a two-shot: rank r owns slice r. All are as long, but for the last that has any packs.
+struct Slices {
+  Index packs; // of all
+  Index each;
+
+  FA_FN Slices(Index packs, u32 world) : packs(packs), each((packs + world - 1) / world) {}
+
+  FA_FN Span of(u32 r) const {
+    const Index first = r * each, left = first < packs ? packs - first : 0;
+    return {first, left < each ? left : each};
+  }
+};
+
+// Slices that have as many packs each.
+struct EqualSlices {
+  Index each;
+
+  FA_FN Span of(u32 r) const { return {r * each, each}; }
+};
 
 // body(byte offset, pack index, extent) for packs first..last of a message of so many bytes. `vector`: all
 // addresses that body touches are pack_aligned.
-template <class Body>
-FA_FN void with_extent(u64 pack, u64 bytes, bool vector, Body body) {
-  const u64 at = pack * kPackBytes, left = bytes - at;
+template <class I, class Body>
+FA_FN void with_extent(I pack, u64 bytes, bool vector, Body body) {
+  const u64 at = u64(pack) * kPackBytes, left = bytes - at;
 #if FA_CUDA
   body(at, pack, Extent{left < kPackBytes ? u32(left) : kPackBytes, vector && left >= kPackBytes});
 #else
@@ -164,23 +181,36 @@ FA_FN void with_extent(u64 pack, u64 bytes, bool vector, Body body) {
 #endif
 }
 
-// Kernels whose messages may have parts of packs, and those of a GPU whose messages have whole ones alone.
-struct Parts {};
-struct NoParts {};
+// Kernels whose messages may have parts of packs, and those of a GPU for a world of W whose messages have
+// whole packs alone, in a two-shot as many in each slice.
+struct Parts {
+  static FA_FN Index packs_of(u64 bytes) { return Index(FA_NAMESPACE::packs_of(bytes)); }
+  static FA_FN Slices slices(u64 bytes, u32 world) { return Slices(packs_of(bytes), world); }
+};
+template <u32 W>
+struct WholePacks {
+  static FA_FN Index packs_of(u64 bytes) { return Index(bytes / kPackBytes); }
+  static FA_FN EqualSlices slices(u64 bytes, u32) { return EqualSlices{packs_of(bytes) / W}; }
+};
+// All packs of a message of a launch.
+template <class Packs = Parts>
+FA_FN Span all_packs(u64 bytes) {
+  return {0, Packs::packs_of(bytes)};
+}
 template <class>
 constexpr bool kHasParts = true;
-template <>
-constexpr bool kHasParts<NoParts> = false;
+template <u32 W>
+constexpr bool kHasParts<WholePacks<W>> = false;
 
 // The same for this block's share of a span.
 template <class Packs = Parts, class Block, class Body>
 FA_FN void for_each_pack(const Block &block, Span span, u64 bytes, bool vector, Body body) {
 #if FA_CUDA
-  block.for_each(span.length, [&](u64 i) {
+  block.for_each(span.length, [&](Index i) {
     if constexpr (kHasParts<Packs>)
       with_extent(span.first + i, bytes, vector, body);
     else
-      body((span.first + i) * kPackBytes, span.first + i, Whole{});
+      body(u64(span.first + i) * kPackBytes, span.first + i, Whole{});
   });
 #else
   (void)vector;
@@ -199,7 +229,7 @@ template <class Packs = Parts, class Block>
 FA_STEP void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes) {
   const u64 addresses = u64(to) | u64(from);
   const u32 granule = granule_of(addresses | bytes);
-  for_each_pack<Packs>(block, span, bytes, pack_aligned(addresses), [&](u64 at, u64, auto extent) {
+  for_each_pack<Packs>(block, span, bytes, pack_aligned(addresses), [&](u64 at, Index, auto extent) {
     store(to + at, load(from + at, extent, granule), extent, granule);
   });
 }
@@ -209,11 +239,54 @@ template <class Block>
 FA_STEP void copy_twice(const Block &block, u8 *to, u8 *also, const u8 *from, Span span, u64 bytes) {
   const u64 addresses = u64(to) | u64(also) | u64(from);
   const u32 granule = granule_of(addresses | bytes);
-  for_each_pack(block, span, bytes, pack_aligned(addresses), [&](u64 at, u64, auto extent) {
+  for_each_pack(block, span, bytes, pack_aligned(addresses), [&](u64 at, Index, auto extent) {
     const Pack pack = load(from + at, extent, granule);
     store(to + at, pack, extent, granule);
     store(also + at, pack, extent, granule);
   });
 }
+
+#if FA_CUDA
+// Stores pack i of each slice. All slices are equal.
+template <u32 W>
+FA_FN void store_slices(u8 *to, const Pack *packs, Index i, const EqualSlices &slices) {
+  FA_UNROLL
+  for (u32 r = 0; r < W; ++r)
+    store(to + u64(r * slices.each + i) * kPackBytes, packs[r], Whole{}, 0);
+}
+#endif
+
+// A rank of a GPU copies its own slice as those of its peers, and sends packets to itself as to them: one
+// body has all. On the host it leaves its own where it is.
+constexpr u32 kFirstStep = FA_CUDA ? 0 : 1;
+
+// Copies the slices of a message, each from its own source, by rank.
+template <class Block>
+FA_FN void copy_slices(Parts, const Block &block, u8 *to, const u64 *sources, const Slices &slices, u32 rank,
+                       u32 world, u64 bytes) {
+  FA_ROLL
+  for (u32 step = kFirstStep; step < world; ++step) {
+    // Each rank begins with its right neighbour, so that no rank is read by all at once.
+    const u32 r = (rank + step) % world;
+    copy(block, to, reinterpret_cast<const u8 *>(sources[r]), slices.of(r), bytes);
+  }
+}
+
+#if FA_CUDA
+// The packs of an index of all slices are loaded before one is stored: one round trip for all of them.
+template <u32 W, class Block>
+FA_FN void copy_slices(WholePacks<W>, const Block &block, u8 *to, const u64 *sources,
+                       const EqualSlices &slices, u32, u32, u64) {
+  block.for_each(slices.each, [&](Index i) {
+    Pack packs[W];
+    FA_UNROLL
+    for (u32 r = 0; r < W; ++r) {
+      const Index at = r * slices.each + i;
+      packs[r] = load(reinterpret_cast<const u8 *>(sources[r]) + u64(at) * kPackBytes, Whole{}, 0);
+    }
+    store_slices<W>(to, packs, i, slices);
+  });
+}
+#endif
 
 } // namespace FA_NAMESPACE

@@ -25,21 +25,20 @@ FA_FN Tag packet_tag(const FaLaunch &, u32 epoch) { return epoch; }
 
 FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
   const u64 high = u64(tag) << 32;
-  store_relaxed_pair(&slot->word[0], high | u32(pack.low), high | pack.low >> 32);
-  store_relaxed_pair(&slot->word[2], high | u32(pack.high), high | pack.high >> 32);
+  store_relaxed_words(slot->word, high | u32(pack.low), high | pack.low >> 32, high | u32(pack.high),
+                      high | pack.high >> 32);
 }
 
 // A look at a packet. False: not all of it has come.
 FA_FN bool load_packet(const Slot *slot, Tag tag, Pack *pack) {
   u64 a, b, c, d;
-  load_relaxed_pair(&slot->word[0], &a, &b);
-  load_relaxed_pair(&slot->word[2], &c, &d);
+  load_relaxed_words(slot->word, &a, &b, &c, &d);
   *pack = {b << 32 | u32(a), d << 32 | u32(c)};
   return ((u32(a >> 32) ^ tag) | (u32(b >> 32) ^ tag) | (u32(c >> 32) ^ tag) | (u32(d >> 32) ^ tag)) == 0;
 }
 
 FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack *pack) {
-  return wait_until(launch, from, tag, [&] { return load_packet(slot, tag, pack); });
+  return succeeded(launch, wait_until(launch, from, [&] { return load_packet(slot, tag, pack); }), tag);
 }
 
 #else
@@ -62,7 +61,7 @@ FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
 
 // Until the data of the packet may be read.
 FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag) {
-  return wait_for(launch, from, u32(tag), tag, [&] { return load_acquire(&slot->tag); });
+  return succeeded(launch, wait_for(launch, from, u32(tag), &slot->tag, tag), u32(tag));
 }
 
 FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack *pack) {
@@ -79,15 +78,18 @@ FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag t
 // A sender has the same share whatever the algorithm: with one sender to a word, coherence alone orders its
 // packets. Two senders' packets would be ordered by nothing, as packets are relaxed, and an older one could
 // stay (tests/litmus/programs/protocol/mailbox_layouts.litmus).
-// A division of 32 bits: that of 64 is a function on a GPU.
-FA_FN u32 mailbox_share(const FaLaunch &launch) {
-  return u32(launch.mailbox_bytes / sizeof(Slot)) / launch.world;
+FA_FN u32 mailbox_share(const FaLaunch &launch, u32 world) {
+  // A division of 32 bits: that of 64 is a function on a GPU.
+  return u32(launch.mailbox_bytes / sizeof(Slot)) / world;
 }
 
-FA_FN Slot *slots_of(const FaLaunch &launch, u32 owner, u32 epoch, u32 part, u32 parts, u32 from) {
-  const u32 share = mailbox_share(launch);
-  return reinterpret_cast<Slot *>(mailbox(launch, owner, epoch)) + u64(from) * share + part * (share / parts);
+FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u32 part, u32 parts, u32 from) {
+  const u32 share = mailbox_share(launch, world);
+  return reinterpret_cast<Slot *>(mailbox(launch, owner, epoch)) + from * share + part * (share / parts);
 }
+
+// The parts of a sender's share in a two-shot.
+constexpr u32 kInputs = 0, kResults = 1, kParts = 2;
 
 // Sends a span of packs of a message to one peer, whose slots begin with the first of them.
 template <class Packs = Parts, class Block>
@@ -95,25 +97,21 @@ FA_STEP void send_packets(const FaLaunch &launch, const Block &block, const u8 *
                           Slot *slots, u32 epoch) {
   const Tag tag = packet_tag(launch, epoch);
   const u32 granule = granule_of(u64(from) | bytes);
-  for_each_pack<Packs>(block, span, bytes, pack_aligned(u64(from)), [&](u64 at, u64 i, auto extent) {
+  for_each_pack<Packs>(block, span, bytes, pack_aligned(u64(from)), [&](u64 at, Index i, auto extent) {
     store_packet(slots + (i - span.first), load(from + at, extent, granule), tag);
   });
 }
 
-// Sends a span of this rank's input to all peers, each of whom has one part for it.
-template <class Packs = Parts, class Block>
-FA_FN void send_to_all(const FaLaunch &launch, const Block &block, u32 world, u32 epoch, Span span,
-                       u64 bytes) {
+// Sends one pack to all ranks, at an index of the same part.
+FA_FN void send_to_all(const FaLaunch &launch, u32 world, u32 epoch, u32 part, u32 parts, Index i,
+                       const Pack &pack) {
   const Tag tag = packet_tag(launch, epoch);
-  const u32 granule = granule_of(launch.input | bytes);
-  for_each_pack<Packs>(block, span, bytes, pack_aligned(launch.input), [&](u64 at, u64 i, auto extent) {
-    const Pack pack = load(reinterpret_cast<const u8 *>(launch.input) + at, extent, granule);
-    FA_ROLL
-    for (u32 step = 1; step < world; ++step) {
-      const u32 r = (launch.rank + step) % world;
-      store_packet(slots_of(launch, r, epoch, 0, 1, launch.rank) + i, pack, tag);
-    }
-  });
+  FA_ROLL
+  for (u32 step = kFirstStep; step < world; ++step) {
+    // Each rank writes to one peer at a time, a different one from its peers.
+    const u32 r = (launch.rank + step) % world;
+    store_packet(slots_of(launch, world, r, epoch, part, parts, launch.rank) + i, pack, tag);
+  }
 }
 
 // Stores the packets of a span of a message that one peer sends. False: not all came.
@@ -123,12 +121,26 @@ FA_STEP bool receive_packets(const FaLaunch &launch, const Block &block, u8 *to,
   const Tag tag = packet_tag(launch, epoch);
   const u32 granule = granule_of(u64(to) | bytes);
   bool complete = true;
-  for_each_pack<Packs>(block, span, bytes, pack_aligned(u64(to)), [&](u64 at, u64 i, auto extent) {
+  for_each_pack<Packs>(block, span, bytes, pack_aligned(u64(to)), [&](u64 at, Index i, auto extent) {
     Pack pack;
     complete = complete && wait_packet(launch, slots + (i - span.first), from, tag, &pack);
     if (complete)
       store(to + at, pack, extent, granule);
   });
+  return complete;
+}
+
+// Stores the peers' slices of a message, which each sends as `part`.
+template <class Packs = Parts, class Block>
+FA_FN bool receive_slices(const FaLaunch &launch, const Block &block, u8 *to, const Slices &slices, u64 bytes,
+                          u32 world, u32 epoch, u32 part, u32 parts) {
+  bool complete = true;
+  FA_ROLL
+  for (u32 step = kFirstStep; step < world && complete; ++step) {
+    const u32 r = (launch.rank + step) % world;
+    complete = receive_packets<Packs>(launch, block, to, slices.of(r), bytes,
+                                      slots_of(launch, world, launch.rank, epoch, part, parts, r), r, epoch);
+  }
   return complete;
 }
 

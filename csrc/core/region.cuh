@@ -100,26 +100,19 @@ FA_FN void end_turn(const FaLaunch &launch, Block &block, Turn turn) {
   FaRegionHead *head = region_head(launch, launch.rank);
   // The threads of this block have all read the old counts.
   block.sync();
-  block.lanes(1, [&](u32) {
-    head->epoch[block.index()] = turn.epoch;
-    head->pulls[block.index()] = turn.pulls;
-  });
   if (block.is_alone()) {
     // All are whole cache lines.
     block.fill(head->epoch, FA_MAX_BLOCKS, turn.epoch);
     block.fill(head->pulls, FA_MAX_BLOCKS, turn.pulls);
-  } else if (block.index() == 0) {
-    // At least 32 threads, the width of the smallest block.
-    const u32 used = block.count();
-    FA_ROLL
-    for (u32 first = used; first < FA_MAX_BLOCKS; first += 32) {
-      const u32 left = FA_MAX_BLOCKS - first;
-      block.lanes(left < 32 ? left : 32, [&](u32 i) {
-        head->epoch[first + i] = turn.epoch;
-        head->pulls[first + i] = turn.pulls;
-      });
-    }
+    return;
   }
+  const u32 own = block.index(), others = own == 0 ? block.count() : FA_MAX_BLOCKS;
+  block.for_each_alone(FA_MAX_BLOCKS, [&](u32 i) {
+    if (i == own || i >= others) {
+      head->epoch[i] = turn.epoch;
+      head->pulls[i] = turn.pulls;
+    }
+  });
 }
 
 } // namespace FA_NAMESPACE

@@ -1,8 +1,9 @@
 // Large messages of the host that the receiver reads where they are: in a registered buffer of the sender or,
-// between threads of one process, anywhere. The sender posts the address as a chunk, and waits for its credit.
+// between threads of one process, anywhere. The sender posts the address as a chunk, and waits for its
+// credit.
 //
-// A sender that gives up owns its memory again, which the receiver may be reading. One word of the channel, the
-// claim, decides between them. Both change it by read-modify-writes alone, which are in one order:
+// A sender that gives up owns its memory again, which the receiver may be reading. One word of the channel,
+// the claim, decides between them. Both change it by read-modify-writes alone, which are in one order:
 //
 //   sender     sets kWithdrawn before its launch ends
 //   receiver   has a read-modify-write after its last read
@@ -11,10 +12,10 @@
 // later one it reads what the receiver released, or what follows that in a release sequence: the reads happen
 // before all that the sender's caller does with the memory.
 //
-// The memory of a thread may then be unmapped, too. There the receiver sets kReading for each piece and clears it
-// after the piece, and reads nothing if kWithdrawn was there before; and a sender that finds kReading waits until
-// it is cleared, which takes no longer than a piece. In another process the receiver reads a mapping of its own,
-// and the sender waits for nobody: that process may stand still.
+// The memory of a thread may then be unmapped, too. There the receiver sets kReading for each piece and
+// clears it after the piece, and reads nothing if kWithdrawn was there before; and a sender that finds
+// kReading waits until it is cleared, which takes no longer than a piece. In another process the receiver
+// reads a mapping of its own, and the sender waits for nobody: that process may stand still.
 //
 // kWithdrawn stays: a rank that has given up sends nothing more.
 #pragma once

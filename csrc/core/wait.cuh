@@ -27,122 +27,128 @@ FA_FN u64 now_ns() {
 #endif
 }
 
+// Why a launch gives up (enum FaFailure), and the ranks that it lies with, as bits: in one word. By default
+// it does not.
+class Failure {
+public:
+  Failure() = default;
+  FA_FN Failure(u32 code, u32 missing) : word_(missing << 16 | code) {}
+
+  FA_FN bool none() const { return word_ == 0; }
+  FA_FN u32 code() const { return word_ & 0xFFFF; }
+  FA_FN u32 missing() const { return word_ >> 16; }
+
+private:
+  u32 word_ = FA_OK;
+};
+
 // Records that this launch gives up; the first failure of a rank stands, or either of two blocks' that come
 // at the same instant. Other blocks of the rank see it as an abort and leave too.
-FA_COLD void record_failure(const FaLaunch &launch, FaFailure failure, u32 missing, u32 epoch) {
+FA_COLD void record_failure(const FaLaunch &launch, Failure failure, u32 epoch) {
   FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
-  fetch_or_relaxed(&status->missing, missing);
+  fetch_or_relaxed(&status->missing, failure.missing());
   // The end of this kernel orders it before those that are queued behind it.
   if (FA_STREAMS)
     store_relaxed(&region_head(launch, launch.rank)->failed, 1);
   if (load_relaxed(&status->failure) == FA_OK) {
     store_relaxed(&status->epoch, epoch);
-    store_relaxed(&status->failure, failure);
+    store_relaxed(&status->failure, failure.code());
   }
 }
 
-// What the next failed poll of a waiting thread means.
-enum Chance : u32 { kMore, kLastOfGone, kLastInTime };
+// True if there is no failure; else it is recorded.
+FA_FN bool succeeded(const FaLaunch &launch, Failure failure, u32 epoch) {
+  if (failure.none())
+    return true;
+  record_failure(launch, failure, epoch);
+  return false;
+}
 
-// A look at the limits of a wait for `rank`, after a failed poll; `late`: has its time passed? FA_OK: go on.
-// Else the failure is recorded.
+// A look at the limits of a wait for `rank`, after a failed poll; `first`: of this wait; `late`: has its time
+// passed? `*next` (enum FaFailure) is what this failed poll means, and then what the next one will; FA_OK:
+// nothing.
 template <class Late>
-FA_FN FaFailure look_at_limits(const FaLaunch &launch, u32 rank, u32 epoch, bool *counted, Chance *chance,
-                               Late late) {
+FA_FN Failure look_at_limits(const FaLaunch &launch, u32 rank, bool first, u32 *next, Late late) {
   FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
-  if (!*counted) {
-    *counted = true;
+  const u32 bit = 1u << rank;
+  if (first)
     fetch_add_relaxed(&status->waits[rank], 1);
-  }
-  u32 missing = 1u << rank;
-  FaFailure reason = FA_OK;
-  if (*chance != kMore) {
-    reason = *chance == kLastOfGone ? FA_PEER_GONE : FA_TIMED_OUT;
-  } else if ((load_acquire(&status->gone) >> rank & 1) != 0) {
+  if (*next != FA_OK)
+    return {*next, bit};
+  if ((load_acquire(&status->gone) & bit) != 0) {
     // Acquire: the bit was set after all that the rank sent, which the next poll therefore sees. A rank may
     // leave as soon as it has what it needs, while this one has yet to look at what it sent.
-    *chance = kLastOfGone;
-  } else if (load_relaxed(&status->abort) != 0) {
-    reason = FA_ABORTED;
-    missing = 0;
-  } else if (const u32 failure = load_relaxed(&status->failure); failure != FA_OK) {
-    // Another block's, which stands. Where time was up this one's rank is late as well; else it may do well.
-    if (failure == FA_TIMED_OUT)
-      fetch_or_relaxed(&status->missing, missing);
-    return FaFailure(failure);
-  } else if (launch.timeout_ns != 0 && late(launch.timeout_ns)) {
-    // What came while this thread did not run must be seen: the limit is followed by one more poll.
-    *chance = kLastInTime;
+    *next = FA_PEER_GONE;
+    return {};
   }
-  if (reason != FA_OK)
-    record_failure(launch, reason, missing, epoch);
-  return reason;
+  if (load_relaxed(&status->abort) != 0)
+    return {FA_ABORTED, 0};
+  // Another block's failure stands. Where time was up, this block's rank is late as well; else it may do
+  // well.
+  const u32 failure = load_relaxed(&status->failure);
+  if (failure != FA_OK)
+    return {failure, failure == FA_TIMED_OUT ? bit : 0};
+  // What came while this thread did not run must be seen: the limit is followed by one more poll.
+  if (late(launch.timeout_ns))
+    *next = FA_TIMED_OUT;
+  return {};
 }
 
 #if FA_CUDA
 
+constexpr u32 kPollsBetweenLooks = 256;
+
 // Where a waiting thread is between two polls.
-class Patience {
+class Backoff {
 public:
-  // Called after each failed poll. False: give up, the failure is recorded.
-  FA_FN bool another_poll(const FaLaunch &launch, u32 rank, u32 epoch) {
-    constexpr u32 kPollsBetweenLooks = 256;
+  // After a failed poll.
+  FA_FN Failure pause(const FaLaunch &launch, u32 rank) {
     if (++polls_ % kPollsBetweenLooks != 0)
-      return true;
-    state_ = look(&launch, rank, epoch, state_);
-    return state_ != kGivenUp;
+      return {};
+    const bool first = polls_ == kPollsBetweenLooks;
+    return look_at_limits(launch, rank, first, &next_, [&](u64 limit) {
+      // A kernel goes on while its process is stopped.
+      const u64 now = now_ns();
+      if (first)
+        deadline_ = now + limit;
+      return now >= deadline_;
+    });
   }
 
 private:
-  static constexpr u64 kGivenUp = ~u64(0);
-
   u32 polls_ = 0;
-  // The deadline, but for the lowest three bits; there the chance, and whether the wait is counted. By value,
-  // as what a function gets an address of is in memory.
-  u64 state_ = 0;
-
-  static FA_SLOW u64 look(const FaLaunch *launch, u32 rank, u32 epoch, u64 state) {
-    bool counted = (state & 4) != 0;
-    Chance chance = Chance(state & 3);
-    u64 deadline = state & ~u64(7);
-    // A kernel goes on while its process is stopped.
-    const FaFailure failure = look_at_limits(*launch, rank, epoch, &counted, &chance, [&](u64 limit) {
-      const u64 now = now_ns();
-      if (deadline == 0)
-        deadline = (now + limit) & ~u64(7);
-      return now >= deadline;
-    });
-    return failure == FA_OK ? deadline | (counted ? 4 : 0) | chance : kGivenUp;
-  }
+  u32 next_ = FA_OK;
+  u64 deadline_ = 0;
 };
 
 #else
 
 // Where a waiting thread is between two polls.
-class Patience {
+class Backoff {
 public:
-  // Called after each failed poll. False: give up, the failure is recorded.
-  FA_FN bool another_poll(const FaLaunch &launch, u32 rank, u32 epoch) {
+  // After a failed poll.
+  FA_FN Failure pause(const FaLaunch &launch, u32 rank) {
     if (++polls_ < launch.spin) {
       relax();
-      return true;
+      return {};
     }
     // A yield takes long enough that the limits are looked at every time.
     yield();
-    return look(launch, rank, epoch);
+    return look(launch, rank);
   }
 
 private:
   u32 polls_ = 0;
   u32 yields_ = 0;
   bool counted_ = false;
-  Chance chance_ = kMore;
+  u32 next_ = FA_OK;
   u64 last_look_ = 0;
   u64 waited_ = 0;
 
-  FA_SLOW bool look(const FaLaunch &launch, u32 rank, u32 epoch) {
-    return look_at_limits(launch, rank, epoch, &counted_, &chance_,
-                          [&](u64 limit) { return is_late(limit); }) == FA_OK;
+  FA_SLOW Failure look(const FaLaunch &launch, u32 rank) {
+    const bool first = !counted_;
+    counted_ = true;
+    return look_at_limits(launch, rank, first, &next_, [&](u64 limit) { return is_late(limit); });
   }
 
   // Adds the time since the last look to the wait. If that is longer than a look takes, this thread did not
@@ -182,17 +188,24 @@ private:
 
 #endif
 
-// Polls until ready() or the limits of the launch. `rank` is whom it waits for.
+// Polls until ready(), or the limits of the launch. `rank` is whom it waits for, as the last poll has left
+// it.
 template <class Ready>
-FA_FN bool wait_until(const FaLaunch &launch, u32 rank, u32 epoch, Ready ready) {
+FA_FN Failure wait_until(const FaLaunch &launch, const u32 &rank, Ready ready) {
+#if !FA_CUDA
+  // Most waits need no more than this. A GPU has one poll in its code: a call begins by fetching that.
   if (ready())
-    return true;
-  Patience patience;
-  do {
-    if (!patience.another_poll(launch, rank, epoch))
-      return false;
-  } while (!ready());
-  return true;
+    return {};
+#endif
+  Backoff backoff;
+  FA_ROLL
+  for (;;) {
+    const Failure failure = backoff.pause(launch, rank);
+    if (!failure.none())
+      return failure;
+    if (ready())
+      return {};
+  }
 }
 
 } // namespace FA_NAMESPACE

@@ -4,6 +4,7 @@
 #include "../core/inputs.cuh"
 #include "../core/packet.cuh"
 #include "../reduce/reduction.cuh"
+#include "../sinks/packets.cuh"
 
 namespace FA_NAMESPACE {
 
@@ -19,8 +20,14 @@ struct AnyWorld {
   FA_FN constexpr u32 size() const { return ranks; }
 };
 template <u32 W>
-NoParts packs_of_kernel(World<W>);
+WholePacks<W> packs_of_kernel(World<W>);
 Parts packs_of_kernel(AnyWorld);
+
+template <u32 W>
+constexpr u32 ranks_of(World<W>) {
+  return W;
+}
+constexpr u32 ranks_of(AnyWorld) { return 0; }
 
 // body(r) for r in 0..world in order; unrolled when the world is known, so that indices are constants.
 template <u32 W, class Body>
@@ -52,42 +59,87 @@ public:
   FA_FN Reduce(Op op, WorldT world) : op_(op), world_(world) {}
 
   FA_FN u32 world() const { return world_.size(); }
+  FA_FN u64 message_bytes(const FaLaunch &launch) const { return launch.count * sizeof(T); }
 
   // Reduces this block's share of a span of a message over the ranks' inputs, into the sink.
   template <class Block, class Sink>
   FA_FN void inputs(const FaLaunch &, Block &block, const Inputs &inputs, Span span, u64 bytes,
                     const Sink &sink) const {
-    const bool vector = pack_aligned(inputs.addresses() | sink.addresses());
-    for_each_pack<Packs>(block, span, bytes, vector, [&](u64 at, u64 i, auto extent) {
-      if constexpr (!kIsWhole<decltype(extent)>) {
-        if (!extent.whole)
-          return sink.put(at, i, reduce_part(inputs, at, extent.bytes), extent, sizeof(T));
+    const bool vector = WorldT::known || pack_aligned(inputs.addresses() | sink.addresses());
+    for_each_pack<Packs>(block, span, bytes, vector, [&](u64 at, Index i, auto extent) {
+      if constexpr (WorldT::known) {
+        Pack packs[kRanks];
+        for_each_rank(world_, [&](u32 r) { packs[r] = load(inputs.at(r) + at, Whole{}, 0); });
+        sink.put(at, i, all_ranks(packs), extent, sizeof(T));
+      } else if (extent.whole) {
+        Reduction<T, Op, kLanes> reduction(op_, world());
+        for_each_rank(world_,
+                      [&](u32 r) { reduction.add(elements<All>(load(inputs.at(r) + at, Whole{}, 0))); });
+        sink.put(at, i, pack_of(reduction.finish()), extent, sizeof(T));
+      } else {
+        sink.put(at, i, reduce_part(inputs, at, extent.bytes), extent, sizeof(T));
       }
-      Reduction<T, Op, kLanes> reduction(op_, world());
-      for_each_rank(world_,
-                    [&](u32 r) { reduction.add(elements<All>(load(inputs.at(r) + at, Whole{}, 0))); });
-      sink.put(at, i, pack_of(reduction.finish()), extent, sizeof(T));
     });
   }
 
-  // The same over this rank's input and the packets of `part` that its peers send it. False: not all came.
+  // The same over the packets of `part` that the ranks send this one. False: not all came.
   template <class Block, class Sink>
   FA_FN bool packets(const FaLaunch &launch, Block &block, u32 epoch, u32 part, u32 parts, Span span,
                      u64 bytes, const Sink &sink) const {
-    const u8 *input = reinterpret_cast<const u8 *>(launch.input);
-    const bool vector = pack_aligned(launch.input | sink.addresses());
+    const u32 share = mailbox_share(launch, world());
+    const Slot *slots = slots_of(launch, world(), launch.rank, epoch, part, parts, 0);
     bool complete = true;
-    for_each_pack<Packs>(block, span, bytes, vector, [&](u64 at, u64 i, auto extent) {
-      if (!complete)
-        return;
-      const Pack own = load(input + at, extent, sizeof(T));
-      Reduction<T, Op, kLanes> reduction(op_, world());
-      complete = gather(launch, slots_of(launch, launch.rank, epoch, part, parts, 0) + (i - span.first),
-                        mailbox_share(launch), epoch, own, world_, &reduction);
-      if (complete)
-        sink.put(at, i, pack_of(reduction.finish()), extent, sizeof(T));
-    });
+    for_each_pack<Packs>(block, span, bytes, pack_aligned(sink.addresses()),
+                         [&](u64 at, Index i, auto extent) {
+                           const Slot *slot = slots + (i - span.first);
+                           if constexpr (WorldT::known) {
+                             Pack packs[kRanks];
+                             complete = complete && wait_all(launch, slot, share, epoch, packs);
+                             if (complete)
+                               sink.put(at, i, all_ranks(packs), extent, sizeof(T));
+                           } else {
+                             Reduction<T, Op, kLanes> reduction(op_, world());
+                             FA_ROLL
+                             for (u32 r = 0; r < world(); ++r) {
+                               Pack pack;
+                               complete = complete && wait_packet(launch, slot + r * share, r, epoch, &pack);
+                               if (complete)
+                                 reduction.add(elements<All>(pack));
+                             }
+                             if (complete)
+                               sink.put(at, i, pack_of(reduction.finish()), extent, sizeof(T));
+                           }
+                         });
     return complete;
+  }
+
+  // The second phase of a two-shot by packets: reduces this rank's slice, sends it, and stores all slices.
+  template <class Block, class Slices>
+  FA_FN void slices(const FaLaunch &launch, Block &block, u32 epoch, const Slices &slices, u64 bytes,
+                    u8 *output) const {
+    if constexpr (WorldT::known) {
+      // One body for what comes of both parts.
+      bool complete = true;
+      FA_ROLL
+      for (u32 part = kInputs; part < kParts; ++part) {
+        const u32 share = mailbox_share(launch, world());
+        const Slot *slots = slots_of(launch, world(), launch.rank, epoch, part, kParts, 0);
+        block.for_each(slices.each, [&](Index i) {
+          Pack packs[kRanks];
+          complete = complete && wait_all(launch, slots + i, share, epoch, packs);
+          if (!complete)
+            return;
+          if (part == kInputs)
+            return send_to_all(launch, world(), epoch, kResults, kParts, i, all_ranks(packs));
+          store_slices<kRanks>(output, packs, i, slices);
+        });
+      }
+    } else {
+      const Span own = slices.of(launch.rank);
+      const Packets sink(output, launch, world(), epoch, kResults, kParts, own.first);
+      if (packets(launch, block, epoch, kInputs, kParts, own, bytes, sink))
+        receive_slices(launch, block, output, slices, bytes, world(), epoch, kResults, kParts);
+    }
   }
 
   // Reduces two packs. `whole`: now all ranks' are in it, which an average divides.
@@ -106,8 +158,57 @@ public:
   }
 
 private:
+  static constexpr u32 kRanks = ranks_of(WorldT{});
+  static constexpr u64 kUpper = u64(0xFFFFFFFF) << 32;
+  using Word = Elements<T, kLanes / 4>;
+
   Op op_;
   WorldT world_;
+
+  static FA_FN Word word_of(u32 bits) {
+    if constexpr (sizeof(T) == sizeof(bits))
+      return *reinterpret_cast<const Word *>(&bits);
+    // By shifts, which the widening of a bf16 becomes one mask with.
+    Word word;
+    FA_UNROLL
+    for (u32 i = 0; i < Word::units; ++i)
+      word.unit[i] = static_cast<typename Convert<T>::Small>(bits >> 8 * sizeof(T) * i);
+    return word;
+  }
+
+  // A word of a pack at a time, by one body.
+  FA_FN Pack all_ranks(Pack *packs) const {
+    Pack result = {0, 0};
+    FA_ROLL
+    for (u32 word = 0; word < 4; ++word) {
+      Reduction<T, Op, kLanes / 4> reduction(op_, world());
+      for_each_rank(world_, [&](u32 r) {
+        reduction.add(word_of(u32(packs[r].low)));
+        // The words after it move down; what is left at the top does not matter.
+        packs[r].low = packs[r].low >> 32 | packs[r].high << 32;
+        packs[r].high = packs[r].high >> 32 | (packs[r].high & kUpper);
+      });
+      const Word elements = reduction.finish();
+      result = {result.low >> 32 | result.high << 32,
+                result.high >> 32 | u64(*reinterpret_cast<const u32 *>(&elements)) << 32};
+    }
+    return result;
+  }
+
+  // Waits for one packet of each of some ranks, of which rank 0's is in `slot` and the others' at a distance
+  // each. All are looked at together, so that the looks wait for each other's memory only once.
+  static FA_FN bool wait_all(const FaLaunch &launch, const Slot *slot, u32 distance, u32 tag, Pack *packs) {
+    u32 late = 0;
+    const auto poll = [&] {
+      u32 missing = 0;
+      FA_UNROLL
+      for (u32 r = 0; r < kRanks; ++r)
+        missing |= load_packet(slot + r * distance, tag, &packs[r]) ? 0 : 1u << r;
+      late = __ffs(missing) - 1;
+      return missing == 0;
+    };
+    return succeeded(launch, wait_until(launch, late, poll), tag);
+  }
 
   // Element by element, from the last to the first, as parts are loaded.
   FA_FN Pack reduce_part(const Inputs &inputs, u64 at, u32 bytes) const {
@@ -138,47 +239,6 @@ private:
       return *reinterpret_cast<const u32 *>(&element);
     else
       return *reinterpret_cast<const u64 *>(&element);
-  }
-
-  // Adds the ranks' packets of one pack, of which rank 0's is in `slot` and the others' at a distance each.
-  // All are looked at together, so that the looks wait for each other's memory only once.
-  template <u32 W, class R>
-  static FA_FN bool gather(const FaLaunch &launch, const Slot *slot, u64 distance, u32 tag, const Pack &own,
-                           World<W>, R *reduction) {
-    Pack packs[W];
-    Patience patience;
-    bool here = true;
-    for (;;) {
-      u32 missing = 0;
-      FA_UNROLL
-      for (u32 r = 0; r < W; ++r) {
-        packs[r] = own;
-        if (r != launch.rank && !load_packet(slot + r * distance, tag, &packs[r]))
-          missing |= 1u << r;
-      }
-      if (missing == 0)
-        break;
-      here = patience.another_poll(launch, __ffs(missing) - 1, tag);
-      if (!here)
-        break;
-    }
-    FA_UNROLL
-    for (u32 r = 0; r < W; ++r)
-      reduction->add(elements<All>(packs[r]));
-    return here;
-  }
-
-  template <class R>
-  static FA_FN bool gather(const FaLaunch &launch, const Slot *slot, u64 distance, u32 tag, const Pack &own,
-                           AnyWorld world, R *reduction) {
-    FA_ROLL
-    for (u32 r = 0; r < world.ranks; ++r) {
-      Pack pack = own;
-      if (r != launch.rank && !wait_packet(launch, slot + r * distance, r, tag, &pack))
-        return false;
-      reduction->add(elements<All>(pack));
-    }
-    return true;
   }
 };
 

@@ -25,7 +25,7 @@ constexpr u32 kTypes = sizeof(kReduceSpans) / sizeof(*kReduceSpans);
 
 __attribute__((noinline)) void run_reducing(const FaLaunch &launch, u32 index) {
   if (launch.dtype >= kTypes || launch.op > FA_AVG)
-    return record_failure(launch, FA_UNSUPPORTED, 0, 0);
+    return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
   Block block(index, launch.blocks);
   const Reduce with(*kReduceSpans[launch.dtype], launch);
   switch (launch.algorithm) {
@@ -44,7 +44,7 @@ void run_other(const FaLaunch &launch, u32 index) {
     FA_MOVING(FA_MOVE, )
   case FA_BARRIER: return all_meet(launch, block);
   case FA_TRANSFER: return transfer(launch, block, *reinterpret_cast<const FaTransfers *>(launch.transfers));
-  default: return record_failure(launch, FA_UNSUPPORTED, 0, 0);
+  default: return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
   }
 }
 

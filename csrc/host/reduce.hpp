@@ -4,6 +4,7 @@
 #include "../core/inputs.cuh"
 #include "../core/packet.cuh"
 #include "../reduce/span.cuh"
+#include "../sinks/packets.cuh"
 
 namespace FA_NAMESPACE {
 
@@ -17,6 +18,7 @@ public:
       : spans_(spans), op_(launch.op), world_(launch.world) {}
 
   u32 world() const { return world_; }
+  u64 message_bytes(const FaLaunch &launch) const { return FA_NAMESPACE::message_bytes(launch); }
 
   // Reduces this block's share of a span of a message over the ranks' inputs, into the sink.
   template <class Block, class Sink>
@@ -40,14 +42,15 @@ public:
       Slot own[kRun];
       u64 sources[FA_MAX_RANKS];
       for (u32 r = 0; r < world_; ++r) {
-        const Slot *slots = r == launch.rank ? own : slots_of(launch, launch.rank, epoch, part, parts, r) + i;
+        const Slot *slots =
+            r == launch.rank ? own : slots_of(launch, world_, launch.rank, epoch, part, parts, r) + i;
         sources[r] = u64(slots);
         for (u64 k = 0; k < run_of.length; ++k) {
           if (r != launch.rank) {
             if (!wait_packet(launch, slots + k, r, tag))
               return false;
           } else {
-            with_extent(run_of.first + k, bytes, true, [&](u64 at, u64, auto extent) {
+            with_extent(run_of.first + k, bytes, true, [&](u64 at, Index, auto extent) {
               __builtin_memcpy(own[k].data, reinterpret_cast<const u8 *>(launch.input) + at, extent.bytes);
             });
           }
@@ -56,6 +59,16 @@ public:
       run(spans_.of[op_][world_], sources, world_, 0, sizeof(Slot), run_of, bytes, sink);
     }
     return true;
+  }
+
+  // The second phase of a two-shot by packets: reduces this rank's slice, sends it, and stores the peers'.
+  template <class Block>
+  void slices(const FaLaunch &launch, Block &block, u32 epoch, const Slices &slices, u64 bytes,
+              u8 *output) const {
+    const Span own = slices.of(launch.rank);
+    const Packets sink(output, launch, world_, epoch, kResults, kParts, own.first);
+    if (packets(launch, block, epoch, kInputs, kParts, own, bytes, sink))
+      receive_slices(launch, block, output, slices, bytes, world_, epoch, kResults, kParts);
   }
 
   // Reduces two packs. `whole`: now all ranks' are in it, which an average divides.

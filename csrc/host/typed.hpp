@@ -24,7 +24,7 @@ void reduce_span(const ReducedSpan &span) {
   // A copy, which no result can overwrite.
   const u8 *from[FA_MAX_RANKS];
   for (u32 r = 0; r < count; ++r)
-    from[r] = reinterpret_cast<const u8 *>(span.sources[r] << 1 >> 1) + span.from;
+    from[r] = reinterpret_cast<const u8 *>(span.sources[r]) + span.from;
 
   const auto reduce = [&](u64 source, u64 at, auto extent) {
     Reduction<T, Op<Code>, kLanes> reduction(Op<Code>{}, span.world);

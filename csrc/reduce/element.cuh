@@ -65,7 +65,16 @@ FA_FN typename Unit<A>::type canonical_nan() {
   return bit_cast<typename Unit<A>::type>(Bits{} + all_but_sign);
 }
 
+// Whether the conversion of a NaN to the type is that one.
+template <class T>
+constexpr bool kNarrowsToCanonicalNan = false;
+
 #if FA_CUDA
+
+template <>
+constexpr bool kNarrowsToCanonicalNan<F16> = true;
+template <>
+constexpr bool kNarrowsToCanonicalNan<Bf16> = true;
 
 template <class T>
 struct Convert {

@@ -155,7 +155,7 @@ public:
         result = map(value_, [&](U u) { return u / world_; });
       }
     }
-    if constexpr (kIsFloat<A>) {
+    if constexpr (kIsFloat<A> && !kNarrowsToCanonicalNan<T>) {
       result = map(result, [](U u) { return u == u ? u : canonical_nan<A>(); });
     }
     Elements<T, N> elements;

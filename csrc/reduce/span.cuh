@@ -8,7 +8,7 @@ namespace FA_NAMESPACE {
 
 // Whole packs from `offset` on, of which the message's last may be partial. Sources are in rank order.
 struct ReducedSpan {
-  const u64 *sources; // by rank: addresses, of which the highest bit is no part
+  const u64 *sources; // addresses, by rank
   u32 count;          // of the sources
   u32 world;          // what an average divides by
   u64 from;           // byte at which to begin in each source

@@ -1,4 +1,4 @@
-// The sink that also sends a result to all peers, as packets.
+// The sink that sends a result to all ranks, as packets.
 #pragma once
 
 #include "../core/packet.cuh"
@@ -6,38 +6,34 @@
 
 namespace FA_NAMESPACE {
 
-class StoreAndSend : public Store {
+class Packets : public Store {
 public:
-  // Packets go to `part` of `parts` of the mailboxes, the first of them for pack `first` of the message.
-  FA_FN StoreAndSend(u8 *to, const FaLaunch &launch, u32 epoch, u32 part, u32 parts, u64 first)
-      : Store(to), launch_(launch), tag_(packet_tag(launch, epoch)), epoch_(epoch), part_(part),
-        parts_(parts), first_(first) {}
+  // Packets go to `part` of `parts` of the mailboxes, the first of them for pack `first` of the message. `to`
+  // is where this rank has the result: on a GPU by its packets to itself.
+  FA_FN Packets(u8 *to, const FaLaunch &launch, u32 world, u32 epoch, u32 part, u32 parts, Index first)
+      : Store(to), launch_(launch), world_(world), epoch_(epoch), part_(part), parts_(parts), first_(first) {}
 
 #if FA_CUDA
+  FA_FN u64 addresses() const { return 0; }
+
   template <class Extent>
-  FA_FN void put(u64 at, u64 i, const Pack &pack, Extent extent, u32 granule) const {
+  FA_FN void put(u64, Index i, const Pack &pack, Extent, u32) const {
     send(i, pack);
-    Store::put(at, i, pack, extent, granule);
   }
 #else
   FA_FN void done(Span span, u64 bytes) const {
-    for (u64 i = span.first; i < span.first + span.length; ++i)
-      with_extent(i, bytes, true, [&](u64 at, u64, auto extent) { send(i, load(to() + at, extent, 1)); });
+    for (Index i = span.first; i < span.first + span.length; ++i)
+      with_extent(i, bytes, true, [&](u64 at, Index, auto extent) { send(i, load(to() + at, extent, 1)); });
   }
 #endif
 
 private:
   const FaLaunch &launch_;
-  Tag tag_;
-  u32 epoch_, part_, parts_;
-  u64 first_;
+  u32 world_, epoch_, part_, parts_;
+  Index first_;
 
-  FA_FN void send(u64 i, const Pack &pack) const {
-    FA_ROLL
-    for (u32 step = 1; step < launch_.world; ++step) {
-      const u32 r = (launch_.rank + step) % launch_.world;
-      store_packet(slots_of(launch_, r, epoch_, part_, parts_, launch_.rank) + (i - first_), pack, tag_);
-    }
+  FA_FN void send(Index i, const Pack &pack) const {
+    send_to_all(launch_, world_, epoch_, part_, parts_, i - first_, pack);
   }
 };
 

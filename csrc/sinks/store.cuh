@@ -19,7 +19,7 @@ public:
 
 #if FA_CUDA
   template <class Extent>
-  FA_FN void put(u64 at, u64, const Pack &pack, Extent extent, u32 granule) const {
+  FA_FN void put(u64 at, Index, const Pack &pack, Extent extent, u32 granule) const {
     store(to_ + at, pack, extent, granule);
     if (also_ != nullptr)
       store(also_ + at, pack, extent, granule);

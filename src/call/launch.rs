@@ -45,7 +45,7 @@ impl Site<'_> {
             chunk_bytes: self.layout.chunk_bytes as u64,
             transfers: 0,
             launches: 0,
-            timeout_ns: 0,
+            timeout_ns: NO_LIMIT,
             rank: self.rank as u32,
             world: self.world_size as u32,
             blocks: 0,
@@ -78,7 +78,10 @@ impl Message<'_> {
     }
 }
 
-/// A limit as kernels take it: at least 1, as 0 is none, and at most half the range, as a kernel adds the time of its clock.
+/// A limit that no wait reaches: half the range, as a kernel adds the time of its clock.
+pub(crate) const NO_LIMIT: u64 = u64::MAX / 2;
+
+/// A limit as kernels take it.
 pub(crate) fn nanoseconds(limit: Duration) -> u64 {
-    u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).clamp(1, u64::MAX / 2)
+    u64::try_from(limit.as_nanos()).unwrap_or(NO_LIMIT).min(NO_LIMIT)
 }

@@ -12,7 +12,7 @@ pub(crate) use self::cache::{CallCache, Prepared};
 pub use self::collective::Collective;
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
-pub(crate) use self::launch::{nanoseconds, Site};
+pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};
 pub(crate) use self::message::{Message, Partition};
 pub(crate) use self::operand::same_length;
 pub(crate) use self::transfer::{check_transfers, pack, transfers_id, Moved, NO_TRANSFERS};

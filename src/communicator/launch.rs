@@ -6,7 +6,7 @@ use super::Communicator;
 use crate::abi::{self, FaCall, FaLaunch, FaTransfers};
 use crate::call::{
     nanoseconds, pack, CallCache, CallId, Collective, Message, Moved, Partition, Prepared, Site, Transfer,
-    NO_TRANSFERS,
+    NO_LIMIT, NO_TRANSFERS,
 };
 use crate::device::Device;
 use crate::endpoint::State;
@@ -181,7 +181,7 @@ impl<D: Device> Communicator<D> {
     ) -> &'a mut FaLaunch {
         let launch = calls.launch.get_or_insert_with(|| Box::new(self.first_launch()));
         message.set_call(launch, plan, &self.planner.limits);
-        launch.timeout_ns = self.timeout.map_or(0, nanoseconds);
+        launch.timeout_ns = self.timeout.map_or(NO_LIMIT, nanoseconds);
         launch.call = call;
         launch
     }

@@ -65,6 +65,9 @@ pub(crate) mod sealed {
         /// Messages between pairs from this size on are read where they are, if the receiver can.
         const LEAST_POSTED_BYTES: u64;
 
+        /// The largest `max_bytes` of a communicator.
+        const MAX_BYTES: usize = 1 << 40;
+
         /// What the address of an input is a multiple of if peers read it where it is; others are staged.
         const SOURCE_ALIGNMENT: u64;
 

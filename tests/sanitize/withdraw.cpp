@@ -1,7 +1,7 @@
-// Messages that are read where they are, whose sender gives up while the receiver reads: linked with csrc/host/.
-// The sender waits for a time of its own, short or long, and writes over the message as soon as its launch has
-// ended; between threads it frees it, too. A launch that succeeds has received what was sent. Arguments: seed, rounds,
-// and `threads` or `mapped` for where the receiver finds the message.
+// Messages that are read where they are, whose sender gives up while the receiver reads: linked with
+// csrc/host/. The sender waits for a time of its own, short or long, and writes over the message as soon as
+// its launch has ended; between threads it frees it, too. A launch that succeeds has received what was sent.
+// Arguments: seed, rounds, and `threads` or `mapped` for where the receiver finds the message.
 #include "region.hpp"
 
 #include <chrono>

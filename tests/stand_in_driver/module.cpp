@@ -88,10 +88,13 @@ bool runs(const Kernel &kernel, const FaLaunch &launch) {
     return false;
   if (kernel.hot_world == 0)
     return true;
-  // No code for other operations and worlds, for launches that are checked, nor for parts of packs.
-  const uint64_t bits = launch.input | launch.output | launch.count * element_bytes(launch.dtype);
+  // No code for other operations and worlds, for launches that are checked, nor for parts of packs; in a
+  // two-shot, nor for slices that are not equal.
+  const bool two_shot = kernel.algorithm == FA_TWO_SHOT_PULL || kernel.algorithm == FA_TWO_SHOT_PUSH;
+  const uint64_t bytes = launch.count * element_bytes(launch.dtype);
   return launch.op == FA_SUM && launch.world == kernel.hot_world && !launch.checked &&
-         bits % FA_CUDA_PACK_BYTES == 0;
+         (launch.input | launch.output) % FA_CUDA_PACK_BYTES == 0 &&
+         bytes % (FA_CUDA_PACK_BYTES * (two_shot ? launch.world : 1)) == 0;
 }
 
 size_t element_bytes(uint32_t dtype) { return kTypes[dtype].bytes; }

@@ -126,11 +126,17 @@ impl Kernels {
     }
 
     /// The kernel for a launch. The hot set has no code for calls that are compared, nor for parts of packs: its messages are
-    /// whole packs at aligned addresses. What peers read directly is aligned as well (`Device::SOURCE_ALIGNMENT`).
+    /// whole packs at aligned addresses, in a two-shot as many for each rank. What peers read directly is aligned as well
+    /// (`Device::SOURCE_ALIGNMENT`).
     pub fn for_launch(&self, launch: &FaLaunch) -> CUfunction {
         let variants = &self.functions[launch.algorithm as usize][launch.dtype as usize];
         let bytes = launch.count.wrapping_mul(DType::ALL[launch.dtype as usize].size() as u64);
-        let whole = (launch.input | launch.output | bytes) % u64::from(abi::FA_CUDA_PACK_BYTES) == 0;
+        let pack = u64::from(abi::FA_CUDA_PACK_BYTES);
+        let slices = match launch.algorithm {
+            abi::FA_TWO_SHOT_PULL | abi::FA_TWO_SHOT_PUSH => u64::from(launch.world),
+            _ => 1,
+        };
+        let whole = (launch.input | launch.output) % pack == 0 && bytes % (pack * slices) == 0;
         let hot = launch.op == FA_SUM && launch.checked == 0 && whole;
         let world = HOT_WORLDS.iter().position(|&world| hot && world == launch.world as usize);
         variants[world.map_or(0, |position| 1 + position)]

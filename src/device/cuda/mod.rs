@@ -182,6 +182,9 @@ impl sealed::Device for Cuda {
     type Stream<'a> = sys::CUstream;
     type Exports = CudaExports;
 
+    // Kernels count packs in 32 bits, with room for the stride of a grid.
+    const MAX_BYTES: usize = 1 << 35;
+
     const PACKING: Packing = Packing {
         pack_bytes: abi::FA_CUDA_PACK_BYTES as usize,
         slot_bytes: abi::FA_CUDA_SLOT_BYTES as usize,
