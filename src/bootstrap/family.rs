@@ -10,7 +10,7 @@ use nix::sys::socket::SockType;
 
 use super::local::Local;
 use super::place::{Place, PREFIX};
-use super::socket::{random_bytes, Hex, Token};
+use super::socket::{random_bytes, Token};
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -175,7 +175,8 @@ impl Family {
     }
 
     fn socket_name(&self, server: usize, mask: u32, number: u32) -> Vec<u8> {
-        format!("{PREFIX}{}-{server:x}-{number:x}-{mask:x}", Hex(&self.name)).into_bytes()
+        format!("{PREFIX}{}-{server:x}-{number:x}-{mask:x}", base16ct::lower::encode_string(&self.name))
+            .into_bytes()
     }
 }
 

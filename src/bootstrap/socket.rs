@@ -58,36 +58,20 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Prints bytes as lowercase hexadecimal digits.
-pub(super) struct Hex<'a>(pub(super) &'a [u8]);
-
-impl fmt::Display for Hex<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
 /// Fresh random bytes from the kernel.
 pub(super) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        let rest = &mut bytes[filled..];
-        // SAFETY: the pointer and the length are those of `rest`, which is exclusively borrowed.
-        let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
-        match Errno::result(got) {
-            Ok(got) => filled += got.unsigned_abs(),
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(Error::System { call: "getrandom", errno }),
-        }
-    }
+    getrandom::fill(&mut bytes).map_err(|error| {
+        let errno = Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
+        Error::System { call: "getrandom", errno }
+    })?;
     Ok(bytes)
 }
 
 /// A socket name that nobody can guess.
 pub(super) fn random_name() -> Result<Vec<u8>> {
     let nonce: [u8; 16] = random_bytes()?;
-    Ok(format!("{PREFIX}{}", Hex(&nonce)).into_bytes())
+    Ok(format!("{PREFIX}{}", base16ct::lower::encode_string(&nonce)).into_bytes())
 }
 
 /// A socket that listens at an address.

@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::Error;
 
 /// What all ranks are to be told.
@@ -24,7 +26,7 @@ pub(super) enum Event {
 }
 
 /// Why a world ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Failure {
     /// A rank waited for as long as it would.
     TimedOut {

@@ -1,6 +1,9 @@
 //! What a call is, in two words: for ranks to compare in checked calls, and for errors to tell.
 
 use std::fmt;
+use std::hash::Hasher;
+
+use fnv::FnvHasher;
 
 use crate::abi::FaCall;
 use crate::dtype::DType;
@@ -125,10 +128,9 @@ impl CallId {
 
     /// A digest of counts by rank.
     pub fn digest(counts: &[usize]) -> u64 {
-        // FNV-1a.
-        let bytes = counts.iter().flat_map(|count| count.to_le_bytes());
-        bytes
-            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        let mut hasher = FnvHasher::default();
+        counts.iter().for_each(|count| hasher.write(&count.to_le_bytes()));
+        hasher.finish()
     }
 }
 

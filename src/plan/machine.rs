@@ -1,5 +1,9 @@
 //! The facts by which a tuning file knows the machine that it was measured on.
 
+use std::hash::Hasher;
+
+use fnv::FnvHasher;
+
 use super::DeviceKind;
 use crate::topology::LinkClass;
 
@@ -58,8 +62,9 @@ impl Machine {
     /// A number that differs between machines whose facts differ, but for rare accidents.
     pub(super) fn digest(&self) -> u64 {
         // FNV-1a: the name of a file, whose facts are compared when it is read.
-        let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        format!("{self:?}").bytes().fold(0xcbf2_9ce4_8422_2325, step)
+        let mut hasher = FnvHasher::default();
+        hasher.write(format!("{self:?}").as_bytes());
+        hasher.finish()
     }
 
     /// The first fact that is another on `here`, in words.

@@ -1,9 +1,11 @@
 //! What ranks and the rendezvous say to each other, and its form in bytes.
 //!
-//! A frame is the length of its body (32 bits), then the body: one byte that tells the kind, then the fields.
-//! Integers are little-endian. The functions that decode are pure, and check every length that they read.
+//! A frame is the length of its body (32 bits, little-endian), then the body: one byte that tells the kind, then the fields as
+//! [postcard] writes them. The functions that decode are pure, and check every length that they read.
 
 use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 use super::super::socket::Token;
 use super::super::world::{Event, Failure};
@@ -32,6 +34,8 @@ pub(super) const fn reply_limit(world_size: usize) -> usize {
 pub(super) enum Malformed {
     /// It ends before its last field does.
     Truncated,
+    /// A number in it has more bits than it may have.
+    Number,
     /// Bytes follow its last field.
     TrailingBytes,
     /// It is longer than it may be.
@@ -48,6 +52,7 @@ impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Truncated => f.write_str("the message is cut short"),
+            Self::Number => f.write_str("the message has a number that is too large"),
             Self::TrailingBytes => f.write_str("the message has bytes after its end"),
             Self::TooLong { length, limit } => {
                 write!(f, "the message has {length} bytes, at most {limit} may be")
@@ -93,190 +98,160 @@ impl Request {
     pub(super) fn frame(&self) -> Vec<u8> {
         match self {
             Self::Hello { token, rank, world_size } => {
-                let writer = Writer::new(HELLO).u32(VERSION).bytes(token.as_bytes());
-                writer.number(*rank).number(*world_size).frame()
+                frame(HELLO, &(VERSION, token.as_bytes(), number(*rank), number(*world_size)))
             }
-            Self::Gather { sequence, bytes } => Writer::new(GATHER).u64(*sequence).bytes(bytes).frame(),
-            Self::GiveUp { sequence } => Writer::new(GIVE_UP).u64(*sequence).frame(),
+            Self::Gather { sequence, bytes } => frame(GATHER, &(sequence, Bytes(bytes))),
+            Self::GiveUp { sequence } => frame(GIVE_UP, sequence),
         }
     }
 
     pub(super) fn decode(body: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader(body);
-        let request = match reader.u8()? {
+        let (&kind, fields) = body.split_first().ok_or(Malformed::Truncated)?;
+        match kind {
             HELLO => {
-                let version = reader.u32()?;
+                let (version, fields) = first::<u32>(fields)?;
                 if version != VERSION {
                     return Err(Malformed::Version(version));
                 }
-                let token = Token::from_bytes(reader.array()?);
-                Self::Hello { token, rank: reader.number()?, world_size: reader.number()? }
+                let (token, rank, world_size) = all(fields)?;
+                Ok(Self::Hello {
+                    token: Token::from_bytes(token),
+                    rank: size(rank),
+                    world_size: size(world_size),
+                })
             }
-            GATHER => Self::Gather { sequence: reader.u64()?, bytes: reader.rest().to_vec() },
-            GIVE_UP => Self::GiveUp { sequence: reader.u64()? },
-            kind => return Err(Malformed::UnknownKind(kind)),
-        };
-        reader.end()?;
-        Ok(request)
+            GATHER => {
+                let (sequence, bytes): (_, &[u8]) = all(fields)?;
+                Ok(Self::Gather { sequence, bytes: bytes.to_vec() })
+            }
+            GIVE_UP => Ok(Self::GiveUp { sequence: all(fields)? }),
+            kind => Err(Malformed::UnknownKind(kind)),
+        }
     }
 }
 
 impl Reply {
     pub(super) fn frame(&self) -> Vec<u8> {
         match self {
-            Self::Refused { reason } => Writer::new(REFUSED).bytes(reason.as_bytes()).frame(),
-            Self::Event(Event::Formed) => Writer::new(FORMED).frame(),
+            Self::Refused { reason } => frame(REFUSED, &Bytes(reason.as_bytes())),
+            Self::Event(Event::Formed) => frame(FORMED, &()),
             Self::Event(Event::Gathered { sequence, parts }) => {
-                let writer = Writer::new(GATHERED).u64(*sequence).number(parts.len());
-                parts.iter().fold(writer, |writer, part| writer.number(part.len()).bytes(part)).frame()
+                frame(GATHERED, &(sequence, parts.iter().map(|part| Bytes(part)).collect::<Vec<_>>()))
             }
             Self::Event(Event::Failed(Failure::TimedOut { sequence, by, missing })) => {
-                let writer = Writer::new(TIMED_OUT).u64(*sequence).number(*by).number(missing.len());
-                missing.iter().fold(writer, |writer, rank| writer.number(*rank)).frame()
+                let missing: Vec<_> = missing.iter().copied().map(number).collect();
+                frame(TIMED_OUT, &(sequence, number(*by), missing))
             }
             Self::Event(Event::Failed(Failure::Lost { rank, reason })) => {
-                Writer::new(LOST).number(*rank).bytes(reason.as_bytes()).frame()
+                frame(LOST, &(number(*rank), Bytes(reason.as_bytes())))
             }
         }
     }
 
     pub(super) fn decode(body: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader(body);
-        let reply = match reader.u8()? {
-            REFUSED => Self::Refused { reason: reader.text() },
-            FORMED => Self::Event(Event::Formed),
+        let (&kind, fields) = body.split_first().ok_or(Malformed::Truncated)?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match kind {
+            REFUSED => Ok(Self::Refused { reason: text(all(fields)?) }),
+            FORMED => all(fields).map(|()| Self::Event(Event::Formed)),
             GATHERED => {
-                let sequence = reader.u64()?;
-                let parts = (0..reader.count()?).map(|_| {
-                    let length = reader.number()?;
-                    reader.take(length).map(<[u8]>::to_vec)
-                });
-                Self::Event(Event::Gathered { sequence, parts: parts.collect::<Result<_, _>>()? })
+                let (sequence, fields) = first(fields)?;
+                let parts = list(fields)?.into_iter().map(<[u8]>::to_vec).collect();
+                Ok(Self::Event(Event::Gathered { sequence, parts }))
             }
             TIMED_OUT => {
-                let (sequence, by) = (reader.u64()?, reader.number()?);
-                let missing = (0..reader.count()?).map(|_| reader.number()).collect::<Result<_, _>>()?;
-                Self::Event(Event::Failed(Failure::TimedOut { sequence, by, missing }))
+                let ((sequence, by), fields) = first(fields)?;
+                let missing = list(fields)?.into_iter().map(size).collect();
+                Ok(Self::Event(Event::Failed(Failure::TimedOut { sequence, by: size(by), missing })))
             }
             LOST => {
-                let (rank, reason) = (reader.number()?, reader.text());
-                Self::Event(Event::Failed(Failure::Lost { rank, reason }))
+                let (rank, reason) = all(fields)?;
+                Ok(Self::Event(Event::Failed(Failure::Lost { rank: size(rank), reason: text(reason) })))
             }
-            kind => return Err(Malformed::UnknownKind(kind)),
-        };
-        reader.end()?;
-        Ok(reply)
+            kind => Err(Malformed::UnknownKind(kind)),
+        }
+    }
+}
+
+/// A frame with a kind and its fields.
+fn frame(kind: u8, fields: &impl Serialize) -> Vec<u8> {
+    // Room for the length, which is known last.
+    let mut frame = vec![0; LENGTH_BYTES];
+    frame.push(kind);
+    // It grows as it must, and the fields of these messages all have a form: nothing can fail.
+    let mut frame = postcard::to_extend(fields, frame).unwrap_or_default();
+    if let Some((length, body)) = frame.split_first_chunk_mut() {
+        *length = number(body.len()).to_le_bytes();
+    }
+    frame
+}
+
+/// The first of the fields, and the rest.
+fn first<'a, T: Deserialize<'a>>(fields: &'a [u8]) -> Result<(T, &'a [u8]), Malformed> {
+    postcard::take_from_bytes(fields).map_err(|error| match error {
+        postcard::Error::DeserializeUnexpectedEnd => Malformed::Truncated,
+        _ => Malformed::Number,
+    })
+}
+
+/// All of the fields.
+fn all<'a, T: Deserialize<'a>>(fields: &'a [u8]) -> Result<T, Malformed> {
+    match first(fields)? {
+        (value, []) => Ok(value),
+        _ => Err(Malformed::TrailingBytes),
+    }
+}
+
+/// The last of the fields, with a value for each of some ranks. Their number is checked before anything is stored.
+fn list<'a, T: Deserialize<'a>>(fields: &'a [u8]) -> Result<Vec<T>, Malformed> {
+    let (count, mut rest) = first(fields).map(|(count, rest)| (size(count), rest))?;
+    if count > crate::abi::MAX_RANKS {
+        return Err(Malformed::TooManyRanks(count));
+    }
+    let mut values = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (value, after) = first(rest)?;
+        values.push(value);
+        rest = after;
+    }
+    all(rest).map(|()| values)
+}
+
+/// A rank, a count or a length as it is sent. None above 32 bits exists; such a one is sent as one that cannot be.
+fn number(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+/// The same as it is used. Too large for a usize is too large for anything.
+fn size(value: u32) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+/// Bytes that are copied as a whole, as they are read.
+struct Bytes<'a>(&'a [u8]);
+
+impl Serialize for Bytes<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.0)
     }
 }
 
 /// The body of the first frame in `buffer`, if it is there as a whole. Bodies longer than `limit` are refused
 /// as soon as their length is known. The frame takes up [`frame_length`] bytes.
 pub(super) fn first_body(buffer: &[u8], limit: usize) -> Result<Option<&[u8]>, Malformed> {
-    let mut reader = Reader(buffer);
-    let Ok(length) = reader.number() else {
+    let Some((length, rest)) = buffer.split_first_chunk() else {
         return Ok(None);
     };
+    let length = size(u32::from_le_bytes(*length));
     if length > limit {
         return Err(Malformed::TooLong { length, limit });
     }
-    Ok(reader.take(length).ok())
+    Ok(rest.get(..length))
 }
 
 /// Bytes of the frame around `body`.
 pub(super) const fn frame_length(body: &[u8]) -> usize {
     LENGTH_BYTES + body.len()
-}
-
-/// Writes a frame: room for the length first, the length itself last.
-struct Writer(Vec<u8>);
-
-impl Writer {
-    fn new(kind: u8) -> Self {
-        Self(vec![0; LENGTH_BYTES]).bytes(&[kind])
-    }
-
-    fn u32(self, value: u32) -> Self {
-        self.bytes(&value.to_le_bytes())
-    }
-
-    fn u64(self, value: u64) -> Self {
-        self.bytes(&value.to_le_bytes())
-    }
-
-    /// A rank, a count or a length. None above 32 bits exists; such a one is sent as one that cannot be.
-    fn number(self, value: usize) -> Self {
-        self.u32(u32::try_from(value).unwrap_or(u32::MAX))
-    }
-
-    fn bytes(mut self, bytes: &[u8]) -> Self {
-        self.0.extend_from_slice(bytes);
-        self
-    }
-
-    fn frame(mut self) -> Vec<u8> {
-        let length = u32::try_from(self.0.len() - LENGTH_BYTES).unwrap_or(u32::MAX);
-        self.0[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
-        self.0
-    }
-}
-
-/// Reads fields, each after a check that it is there.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
-        let (field, rest) = self.0.split_at_checked(length).ok_or(Malformed::Truncated)?;
-        self.0 = rest;
-        Ok(field)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let (field, rest) = self.0.split_first_chunk().ok_or(Malformed::Truncated)?;
-        self.0 = rest;
-        Ok(*field)
-    }
-
-    fn u8(&mut self) -> Result<u8, Malformed> {
-        self.array().map(u8::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32, Malformed> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, Malformed> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    /// A rank, a count or a length.
-    fn number(&mut self) -> Result<usize, Malformed> {
-        // Too large for a usize is too large for anything.
-        self.u32().map(|value| usize::try_from(value).unwrap_or(usize::MAX))
-    }
-
-    /// How many ranks a list has.
-    fn count(&mut self) -> Result<usize, Malformed> {
-        match self.number()? {
-            count if count > crate::abi::MAX_RANKS => Err(Malformed::TooManyRanks(count)),
-            count => Ok(count),
-        }
-    }
-
-    fn rest(&mut self) -> &'a [u8] {
-        std::mem::take(&mut self.0)
-    }
-
-    fn text(&mut self) -> String {
-        String::from_utf8_lossy(self.rest()).into_owned()
-    }
-
-    fn end(&self) -> Result<(), Malformed> {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            Err(Malformed::TrailingBytes)
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,15 @@
 //! The 128 bytes that name a rendezvous and admit to it.
 
 use std::fmt;
+use std::hash::Hasher;
 use std::str::FromStr;
 use std::time::Duration;
 
+use fnv::FnvHasher;
 use nix::sys::socket::SockType;
 
 use super::super::place::Place;
-use super::super::socket::{self, Hex, Token};
+use super::super::socket::{self, Token};
 use super::hub;
 use super::message::VERSION;
 use crate::error::{Error, Result};
@@ -144,14 +146,15 @@ fn u32_at(bytes: &[u8; LENGTH], at: usize) -> u32 {
 
 /// 64-bit FNV-1a: against accidents, not against intent.
 fn checksum(bytes: &[u8; LENGTH]) -> u64 {
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    bytes[..CHECKSUM_AT].iter().fold(0xcbf2_9ce4_8422_2325, step)
+    let mut hasher = FnvHasher::default();
+    hasher.write(&bytes[..CHECKSUM_AT]);
+    hasher.finish()
 }
 
 /// 256 hexadecimal digits, the secret included.
 impl fmt::Display for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Hex(&self.0).fmt(f)
+        f.pad(&base16ct::lower::encode_string(&self.0))
     }
 }
 
@@ -163,13 +166,8 @@ impl FromStr for UniqueId {
             return Err(invalid(format!("a text of {} bytes, not {}", text.len(), 2 * LENGTH)));
         }
         let mut bytes = [0; LENGTH];
-        for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            let digit = |digit: u8| char::from(digit).to_digit(16);
-            let (Some(high), Some(low)) = (digit(digits[0]), digit(digits[1])) else {
-                return Err(invalid("a text that is not hexadecimal".into()));
-            };
-            *byte = (high << 4 | low) as u8;
-        }
+        base16ct::mixed::decode(text, &mut bytes)
+            .map_err(|_| invalid("a text that is not hexadecimal".into()))?;
         Self::from_bytes(bytes)
     }
 }

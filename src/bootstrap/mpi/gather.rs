@@ -218,33 +218,23 @@ fn receive_notice(channel: &Channel, from: usize, length: usize, turn: &Turn) ->
     }
 }
 
-/// The number of the gather and the rank that is meant (64 bits each), then how many ranks it missed and which (64 bits
-/// each), or none and the reason. Little-endian.
+/// As [postcard] writes it, with a reason that is cut where it is too long.
 fn encode(failure: &Failure) -> Vec<u8> {
     const LONGEST_REASON: usize = 1000;
-    let words =
-        |words: &[usize]| words.iter().flat_map(|word| (*word as u64).to_le_bytes()).collect::<Vec<_>>();
-    match failure {
-        Failure::TimedOut { sequence, by, missing } => {
-            [&sequence.to_le_bytes()[..], &words(&[*by, missing.len()]), &words(missing)].concat()
-        }
-        Failure::Lost { rank, reason } => {
-            let reason = &reason.as_bytes()[..reason.len().min(LONGEST_REASON)];
-            [&0u64.to_le_bytes()[..], &words(&[*rank, 0]), reason].concat()
-        }
+    let mut failure = failure.clone();
+    if let Failure::Lost { reason, .. } = &mut failure {
+        let end = (0..=reason.len().min(LONGEST_REASON)).rev().find(|&end| reason.is_char_boundary(end));
+        reason.truncate(end.unwrap_or(0));
     }
+    // It grows as it must, and every failure has a form: nothing can fail.
+    postcard::to_allocvec(&failure).unwrap_or_default()
 }
 
 fn decode(bytes: &[u8]) -> Option<Failure> {
-    let word = |bytes: &[u8]| Some(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?));
-    let number = |bytes: &[u8]| usize::try_from(word(bytes)?).ok();
-    let (sequence, by, count) = (word(bytes)?, number(bytes.get(8..)?)?, number(bytes.get(16..)?)?);
-    let rest = bytes.get(24..)?;
-    if count == 0 {
-        return Some(Failure::Lost { rank: by, reason: String::from_utf8_lossy(rest).into_owned() });
+    match postcard::take_from_bytes(bytes) {
+        Ok((failure, [])) => Some(failure),
+        _ => None,
     }
-    let missing: Vec<_> = rest.chunks(8).map(number).collect::<Option<_>>()?;
-    (missing.len() == count).then_some(Failure::TimedOut { sequence, by, missing })
 }
 
 #[cfg(test)]
@@ -262,13 +252,14 @@ mod tests {
         for notice in notices {
             let bytes = encode(&notice);
             assert_eq!(decode(&bytes).as_ref(), Some(&notice));
-            for length in 0..24 {
+            for length in 0..bytes.len() {
                 assert_eq!(decode(&bytes[..length]), None);
             }
-            if matches!(notice, Failure::TimedOut { .. }) {
-                assert_eq!(decode(&bytes[..bytes.len() - 1]), None);
-            }
+            assert_eq!(decode(&[&bytes[..], &[0]].concat()), None);
         }
+        // At most 1000 bytes, of whole characters.
+        let long = encode(&Failure::Lost { rank: 0, reason: "€".repeat(400) });
+        assert_eq!(decode(&long), Some(Failure::Lost { rank: 0, reason: "€".repeat(333) }));
         assert_eq!(decode(&[0xff; 40]), None);
     }
 }

@@ -65,8 +65,8 @@ fn truncated_bodies_never_decode_to_the_whole() {
         }
     }
     assert_eq!(Request::decode(&[]), Err(Malformed::Truncated));
-    assert_eq!(Request::decode(&[HELLO, 1, 0, 0, 0, 7]), Err(Malformed::Truncated));
-    assert_eq!(Request::decode(&[GIVE_UP, 1, 2, 3]), Err(Malformed::Truncated));
+    assert_eq!(Request::decode(&[HELLO, 1, 7]), Err(Malformed::Truncated));
+    assert_eq!(Request::decode(&[GIVE_UP, 0x81, 0x82]), Err(Malformed::Truncated));
 }
 
 #[test]
@@ -80,13 +80,13 @@ fn bytes_after_the_end_are_refused() {
 #[test]
 fn lengths_are_bounded_before_anything_is_stored() {
     let limit = HELLO_LIMIT;
-    let frame = ((limit + 1) as u32).to_le_bytes();
-    assert_eq!(first_body(&frame, limit), Err(Malformed::TooLong { length: limit + 1, limit }));
-    let huge = Writer::new(GATHERED).u64(1).number(crate::MAX_RANKS + 1).frame();
+    let length = ((limit + 1) as u32).to_le_bytes();
+    assert_eq!(first_body(&length, limit), Err(Malformed::TooLong { length: limit + 1, limit }));
+    let huge = frame(GATHERED, &(1_u64, crate::MAX_RANKS + 1));
     assert_eq!(Reply::decode(body(&huge)), Err(Malformed::TooManyRanks(crate::MAX_RANKS + 1)));
-    let part = Writer::new(GATHERED).u64(1).number(1).u32(u32::MAX).bytes(b"short").frame();
+    let part = frame(GATHERED, &(1_u64, 1_u32, u32::MAX, *b"short"));
     assert_eq!(Reply::decode(body(&part)), Err(Malformed::Truncated));
-    let ranks = Writer::new(TIMED_OUT).u64(1).number(0).u32(u32::MAX).frame();
+    let ranks = frame(TIMED_OUT, &(1_u64, 0_u32, u32::MAX));
     assert_eq!(Reply::decode(body(&ranks)), Err(Malformed::TooManyRanks(u32::MAX as usize)));
 }
 
@@ -109,7 +109,8 @@ fn other_kinds_and_versions_are_refused() {
     assert_eq!(Request::decode(&[0]), Err(Malformed::UnknownKind(0)));
     assert_eq!(Request::decode(&[FORMED]), Err(Malformed::UnknownKind(FORMED)));
     assert_eq!(Reply::decode(&[HELLO]), Err(Malformed::UnknownKind(HELLO)));
-    assert_eq!(Request::decode(&[HELLO, 2, 0, 0, 0]), Err(Malformed::Version(2)));
+    assert_eq!(Request::decode(&[HELLO, 2]), Err(Malformed::Version(2)));
+    assert_eq!(Request::decode(&[HELLO, 0xff, 0xff, 0xff, 0xff, 0xff]), Err(Malformed::Number));
 }
 
 fn frames() -> Vec<Vec<u8>> {
@@ -117,7 +118,7 @@ fn frames() -> Vec<Vec<u8>> {
 }
 
 proptest! {
-    // What decodes has one form in bytes, but for texts, which are made valid.
+    // What decodes comes back, if not in the same bytes: numbers may have leading zeros, and texts are made valid.
     #[test]
     fn any_frame_is_refused_or_understood(frame in damaged(frames())) {
         let _ = first_body(&frame, HELLO_LIMIT);
@@ -126,7 +127,8 @@ proptest! {
         }
         let Some(body) = frame.get(LENGTH_BYTES..) else { return Ok(()) };
         if let Ok(request) = Request::decode(body) {
-            prop_assert_eq!(&request.frame()[LENGTH_BYTES..], body);
+            let again = request.frame();
+            prop_assert_eq!(Request::decode(&again[LENGTH_BYTES..]), Ok(request));
         }
         if let Ok(reply) = Reply::decode(body) {
             let again = reply.frame();

@@ -70,7 +70,7 @@ fn a_rank_that_breaks_the_rules_is_expelled() {
         (vec![1, 0, 0, 0, 0], "kind 0"),
         (Request::Gather { sequence: 7, bytes: vec![] }.frame(), "another all_gather"),
         ([1, 1].map(|sequence| Request::Gather { sequence, bytes: vec![] }.frame()).concat(), "twice"),
-        (vec![3, 0, 0, 0, 3, 0, 0], "cut short"),
+        (vec![3, 0, 0, 0, 3, 0x80, 0x80], "cut short"),
     ];
     for (bytes, why) in bad {
         let id = UniqueId::new().unwrap();
