@@ -103,8 +103,13 @@ fn one_round(
     match fault {
         Fault::Kill => {
             ranks[victim].told("met");
-            // Half of them soon: it takes milliseconds to make a communicator.
-            std::thread::sleep(if random.one_in(2) { moment / 5 } else { moment });
+            // Half of them soon: it takes milliseconds to make a communicator and a buffer.
+            if random.one_in(2) {
+                std::thread::sleep(moment / 5);
+            } else {
+                ranks[victim].told("ready");
+                std::thread::sleep(moment / 2);
+            }
             killed_at = Some(now_ns());
             ranks[victim].signal(libc::SIGKILL);
         }

@@ -1,9 +1,12 @@
 //! Messages between pairs that do not fit, do not come, or whose other side goes: both sides hear of it, in time.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fast_allreduce::{Algorithm, Communicator, Error, Host, ReduceOp, Result};
+use fast_allreduce::{Algorithm, Buffer, Communicator, Error, Host, ReduceOp, Result};
 
+use crate::random::Random;
+use crate::tier::rounds;
 use crate::world::{builder, threads, SOON};
 
 const SHORT: Duration = Duration::from_millis(600);
@@ -225,4 +228,88 @@ fn who_is_absent_after_messages_of_some() {
             assert_eq!(*missing, [2], "{algorithm}: {error}");
         }
     }
+}
+
+/// Of a message that is read where it is, in pieces.
+const COUNT: usize = 400_000;
+
+/// Rank 0 sends one message after the other, and is aborted at some moment. It has its message back at once, writes over it and
+/// frees it; rank 1 has each whole, or an error that names rank 0. How many were received.
+fn abort_a_sender(registered: bool, seed: u64) -> usize {
+    let received = AtomicUsize::new(0);
+    let settings = |_| builder().max_bytes(64 << 10);
+    let wait = Duration::from_micros(Random::fixed(seed).below(3000) as u64);
+    threads(2, settings, |communicator| {
+        let buffer: Option<Buffer<u32>> = registered.then(|| communicator.alloc(COUNT).unwrap());
+        communicator.barrier().unwrap();
+        if communicator.rank() == 1 {
+            let mut data = vec![0; COUNT];
+            for number in 0.. {
+                match communicator.recv(&mut data, 0, number) {
+                    Ok(()) => assert!(data.iter().all(|&element| element == number), "message {number}"),
+                    Err(error) => {
+                        assert!(matches!(error, Error::PeerFailed { rank: 0, .. }), "{error}");
+                        return;
+                    }
+                }
+                received.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(wait);
+                communicator.abort();
+            });
+            let mut buffer = buffer;
+            for number in 0.. {
+                let mut private = Vec::new();
+                let data: &mut [u32] = match &mut buffer {
+                    Some(buffer) => buffer,
+                    None => {
+                        private.resize(COUNT, 0);
+                        &mut private
+                    }
+                };
+                data.fill(number);
+                let sent = communicator.send(data, 1, number);
+                data.fill(u32::MAX);
+                if let Err(error) = sent {
+                    assert_eq!(error, Error::Aborted);
+                    break;
+                }
+            }
+        });
+    });
+    received.into_inner()
+}
+
+#[test]
+fn a_sender_that_gives_up_owns_its_message() {
+    let worlds = rounds("messages, aborts of senders", 400, 60) as u64;
+    let received: usize = (0..worlds).map(|seed| abort_a_sender(seed % 2 == 0, seed)).sum();
+    println!("{worlds} worlds, {received} messages");
+    assert!(received > 0);
+}
+
+/// The receiver is late, and finds what the sender no longer offers.
+#[test]
+fn a_message_that_is_received_too_late() {
+    let results = threads(
+        2,
+        |rank| builder().timeout(if rank == 0 { SHORT } else { 10 * SHORT }),
+        |communicator| {
+            if communicator.rank() == 0 {
+                return communicator.send(&vec![1u8; LONG], 1, 3);
+            }
+            std::thread::sleep(2 * SHORT);
+            communicator.recv(&mut vec![0u8; LONG], 0, 3)
+        },
+    );
+    let Err(Error::Timeout { missing, .. }) = &results[0] else { panic!("{results:?}") };
+    assert_eq!(*missing, [1]);
+    // What rank 0 waited for is this rank.
+    assert!(
+        matches!(&results[1], Err(Error::PeerFailed { rank: 0, .. } | Error::Timeout { .. })),
+        "{results:?}"
+    );
 }

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::{Local, UniqueId};
-use fast_allreduce::{Algorithm, Communicator, Error, Host, ReduceOp, Result};
+use fast_allreduce::{Algorithm, Buffer, Communicator, Error, Host, ReduceOp, Result};
 
 use crate::random::Random;
 use crate::world::LIMIT;
@@ -153,15 +153,20 @@ struct World {
 impl World {
     fn take_part(&self) {
         let mut calls = 0;
-        let communicator = match self.build() {
-            Ok(communicator) => communicator,
+        let built = self.build().and_then(|communicator| {
+            let buffer = communicator.alloc(COUNTS[COUNTS.len() - 1])?;
+            Ok((communicator, buffer))
+        });
+        let (communicator, mut buffer) = match built {
+            Ok(built) => built,
             Err(error) => return say(&end(false, calls, now_ns(), 0, &Err(error))),
         };
         say("ready");
-        let result = self.call(&communicator, &mut calls);
+        let result = self.call(&communicator, Some(&mut buffer), &mut calls);
         let at = now_ns();
         let left = format!("survivors {:?}", communicator.survivors());
         let started = Instant::now();
+        drop(buffer);
         drop(communicator);
         say(&(end(true, calls, at, started.elapsed().as_micros(), &result) + &left));
     }
@@ -189,7 +194,12 @@ impl World {
     }
 
     /// The same calls on every rank, checked. Wrong data ends the process.
-    fn call(&self, communicator: &Communicator<Host>, calls: &mut usize) -> Result<()> {
+    fn call(
+        &self,
+        communicator: &Communicator<Host>,
+        mut buffer: Option<&mut Buffer<u32>>,
+        calls: &mut usize,
+    ) -> Result<()> {
         let mut random = Random::fixed(self.seed as u64);
         loop {
             match self.part {
@@ -204,7 +214,7 @@ impl World {
                     let all: Vec<_> = (0..self.size).collect();
                     let smaller = communicator.shrink(&all)?;
                     return World { part: Part::Calls(2 * number), id: self.id.clone(), ..*self }
-                        .call(&smaller, calls);
+                        .call(&smaller, None, calls);
                 }
                 Part::Shut(number) if *calls == number => {
                     shut_descriptors();
@@ -235,10 +245,11 @@ impl World {
                 _ => {}
             }
             let (count, salt) = (random.pick(&COUNTS), random.below(1000) as u32);
-            let kind = random.below(10);
+            let kind = random.below(12);
             let root = random.below(self.size);
             let data = |rank: usize| (0..count).map(|i| i as u32 * salt + rank as u32).collect::<Vec<_>>();
-            let (output, expected) = self.collective(communicator, kind, root, &data)?;
+            let buffer = buffer.as_deref_mut().filter(|_| salt % 2 == 0);
+            let (output, expected) = self.collective(communicator, buffer, kind, root, &data)?;
             if let Some(index) = (0..expected.len()).find(|&index| output[index] != expected[index]) {
                 let is = output[index];
                 say(&format!("wrong call {calls}, {kind}: element {index} of {count} is {is}"));
@@ -254,6 +265,7 @@ impl World {
     fn collective(
         &self,
         communicator: &Communicator<Host>,
+        buffer: Option<&mut Buffer<u32>>,
         kind: usize,
         root: usize,
         data: &dyn Fn(usize) -> Vec<u32>,
@@ -276,10 +288,18 @@ impl World {
                 communicator.broadcast(&mut own, root)?;
                 (own, data(root))
             }
-            2 => {
+            2 | 10 | 11 => {
                 let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
                 let mut output = vec![0; count];
-                communicator.send_recv(&own, right, &mut output, left, count as u32)?;
+                let input = match buffer {
+                    // A long message is read from there.
+                    Some(buffer) => {
+                        buffer[..count].copy_from_slice(&own);
+                        &buffer[..count]
+                    }
+                    None => &own,
+                };
+                communicator.send_recv(input, right, &mut output, left, count as u32)?;
                 (output, data(left))
             }
             3 => {
