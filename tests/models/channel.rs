@@ -9,7 +9,9 @@ use loom::thread;
 
 use super::explore::{exhaustively, found, RACE};
 
-const SLOTS: u32 = 2;
+const SLOTS: u32 = 4;
+/// Chunks for which the receiver gives credit at once.
+const EACH: u32 = 2;
 /// What a receiver says that finds the tag of no message of its.
 const TAG: &str = "another tag";
 
@@ -22,6 +24,8 @@ struct Rules {
     credit_load: Ordering,
     /// Chunks that may be on their way at once.
     most: u32,
+    /// The receiver gives credit for chunks before it has read the last of them.
+    credit_first: bool,
     /// The number is set before the tag is.
     number_first: bool,
 }
@@ -32,6 +36,7 @@ const KERNELS: Rules = Rules {
     credit_store: Release,
     credit_load: Acquire,
     most: SLOTS,
+    credit_first: false,
     number_first: false,
 };
 
@@ -54,8 +59,14 @@ impl Channel {
         &self.slots[(number % SLOTS) as usize]
     }
 
-    fn send(&self, number: u32, rules: Rules) {
-        wait_until(|| number - self.taken.load(rules.credit_load) < rules.most);
+    /// `credited` is what the sender has seen before, and looks at first.
+    fn send(&self, number: u32, credited: &mut u32, rules: Rules) {
+        wait_until(|| {
+            if number - *credited >= rules.most {
+                *credited = self.taken.load(rules.credit_load);
+            }
+            number - *credited < rules.most
+        });
         let slot = self.slot(number);
         // SAFETY: loom's cell panics on an access that nothing orders, which is what is tested.
         slot.chunk.with_mut(|chunk| unsafe { *chunk = 100 + number });
@@ -72,9 +83,19 @@ impl Channel {
         let slot = self.slot(number);
         wait_until(|| slot.number.load(rules.number_load) == number + 1);
         assert_eq!(slot.tag.load(Relaxed), 7 + number, "{TAG}");
+        let give = || {
+            if (number + 1) % EACH == 0 {
+                self.taken.store(number + 1, rules.credit_store);
+            }
+        };
+        if rules.credit_first {
+            give();
+        }
         // SAFETY: as in `send`.
         assert_eq!(slot.chunk.with(|chunk| unsafe { *chunk }), 100 + number, "another chunk");
-        self.taken.store(number + 1, rules.credit_store);
+        if !rules.credit_first {
+            give();
+        }
     }
 }
 
@@ -93,7 +114,8 @@ fn chunks(count: u32, rules: Rules) -> impl Fn() + Send + Sync + 'static {
             let channel = Rc::clone(&channel);
             thread::spawn(move || (0..count).for_each(|number| channel.receive(number, rules)))
         };
-        (0..count).for_each(|number| channel.send(number, rules));
+        let mut credited = 0;
+        (0..count).for_each(|number| channel.send(number, &mut credited, rules));
         receiver.join().unwrap();
     }
 }
@@ -103,7 +125,7 @@ fn both_ways(rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {
         let channels = Rc::new([Channel::default(), Channel::default()]);
         let exchange = move |channels: &[Channel; 2], rank: usize| {
-            channels[rank].send(0, rules);
+            channels[rank].send(0, &mut 0, rules);
             channels[1 - rank].receive(0, rules);
         };
         let peer = {
@@ -116,9 +138,9 @@ fn both_ways(rules: Rules) -> impl Fn() + Send + Sync + 'static {
 }
 
 #[test]
-fn chunks_through_two_slots() {
+fn chunks_through_a_ring() {
     exhaustively(chunks(2, KERNELS));
-    exhaustively(chunks(3, KERNELS));
+    exhaustively(chunks(SLOTS + 1, KERNELS));
     exhaustively(both_ways(KERNELS));
 }
 
@@ -130,13 +152,18 @@ fn relaxed_numbers_are_found() {
 
 #[test]
 fn relaxed_credits_are_found() {
-    found(&[RACE], None, chunks(3, Rules { credit_store: Relaxed, ..KERNELS }));
-    found(&[RACE], None, chunks(3, Rules { credit_load: Relaxed, ..KERNELS }));
+    found(&[RACE], None, chunks(SLOTS + 1, Rules { credit_store: Relaxed, ..KERNELS }));
+    found(&[RACE], None, chunks(SLOTS + 1, Rules { credit_load: Relaxed, ..KERNELS }));
 }
 
 #[test]
 fn a_chunk_without_credit_is_found() {
-    found(&[RACE], None, chunks(3, Rules { most: SLOTS + 1, ..KERNELS }));
+    found(&[RACE], None, chunks(SLOTS + 1, Rules { most: SLOTS + 1, ..KERNELS }));
+}
+
+#[test]
+fn credit_before_the_last_read_is_found() {
+    found(&[RACE], None, chunks(SLOTS + EACH, Rules { credit_first: true, ..KERNELS }));
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod gone;
 mod push;
 mod rank;
 mod region;
+mod rendezvous;
 mod revoked;
 mod status_page;
 #[path = "../conformance/suite/tier.rs"]
