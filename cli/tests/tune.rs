@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use fast_allreduce::bootstrap::UniqueId;
-use fast_allreduce::plan::{Choice, DeviceKind, Machine, Table, Tuning};
+use fast_allreduce::plan::{Choice, DeviceKind, Machine, PlannedCall, Step, Table, Tuning};
 use fast_allreduce::Algorithm;
 use program::{program, results, run, text};
 
@@ -65,7 +65,10 @@ fn refused(output: &Output, facts: &[&str]) {
 fn what_tune_writes_is_used() {
     let folder = Folder::new("written");
     let path = folder.0.join("plan.toml");
-    let printed = results(&format!("tune --ranks 2 --budget 0.2 -b 1K -e 4K --output {}", path.display()));
+    let printed = results(&format!(
+        "tune --ranks 2 --calls all_reduce --budget 0.2 -b 1K -e 4K --output {}",
+        path.display()
+    ));
     for size in ["1024 ", "2048 ", "4096 "] {
         let row = printed.lines().find(|line| line.trim_start().starts_with(size)).unwrap();
         let built_in: f64 = row.split_whitespace().nth(1).unwrap().parse().unwrap();
@@ -200,7 +203,7 @@ fn what_is_installed_is_used_without_being_named() {
     assert!(before.starts_with("built-in for ") && before.contains("no tuning file in"), "{before}");
     assert!(run("plan").lines().next().unwrap().contains("no tuning file in"));
 
-    let printed = run("tune --ranks 2 --budget 0.2 -b 1K -e 2K");
+    let printed = run("tune --ranks 2 --calls all_reduce --budget 0.2 -b 1K -e 2K");
     let (_, path) = printed.split_once("# installed ").unwrap();
     let path = PathBuf::from(path.split_once(':').unwrap().0);
     assert_eq!(path.parent().unwrap(), cache.0.join("fast-allreduce"));
@@ -213,7 +216,7 @@ fn what_is_installed_is_used_without_being_named() {
     let choice = Choice::host(Algorithm::TwoShotPush, 1, 4096, 65536);
     let table = Table::uniform(DeviceKind::Host, choice).unwrap();
     std::fs::write(&path, Tuning::new(Machine::host(), table).unwrap().to_string()).unwrap();
-    run("tune --ranks 2 --budget 0.2 -b 1K -e 1K");
+    run("tune --ranks 2 --calls all_reduce --budget 0.2 -b 1K -e 1K");
     let link = fast_allreduce::topology::LinkClass::SameDevice;
     let tuned = Tuning::load(&path).unwrap();
     assert_eq!(tuned.table().steps(3, link)[0].choice, choice);
@@ -249,11 +252,47 @@ fn what_tune_cannot_do_is_refused_before_it_measures() {
     refused(&run("tune --ranks 17"), &["17", "2 to 16"]);
     refused(&run("tune --ranks 2 -b 4K -e 1K"), &["4096", "1024"]);
     refused(&run("tune --ranks 2 --budget 0"), &["--budget", "positive"]);
+    refused(&run("tune --ranks 2 --calls messages"), &["--calls messages", "--workers"]);
+    refused(&run("tune --ranks 2 --calls gossip"), &["gossip", "all_gather", "messages"]);
     refused(&run("tune --workers 65"), &["--workers", "1 to 64"]);
     refused(&run("tune --ranks 2 --output /nonexistent/plan.toml"), &["/nonexistent/plan.toml", "No such"]);
     refused(&run("tune --ranks 2 --output /tmp"), &["/tmp", "no regular file"]);
     let forced = program("tune --ranks 2").env("FAST_ALLREDUCE_ALGO", "one-shot-pull").output().unwrap();
     refused(&forced, &["FAST_ALLREDUCE_ALGO", "unset"]);
+}
+
+#[test]
+fn every_call_is_tuned() {
+    let folder = Folder::new("calls");
+    let path = folder.0.join("plan.toml");
+    let arguments = "tune --ranks 2 --workers 2 --budget 0.5 -b 64K -e 512K --output";
+    let printed = results(&format!("{arguments} {}", path.display()));
+    for calls in PlannedCall::ALL {
+        let part =
+            printed.split_once(&format!("# {calls}\n")).unwrap_or_else(|| panic!("{calls}: {printed}")).1;
+        let rows =
+            part.lines().skip_while(|line| line.starts_with('#')).take_while(|line| !line.starts_with('#'));
+        assert_eq!(
+            rows.filter(|row| row.contains("65536 ") || row.contains("524288 ")).count(),
+            2,
+            "{calls}: {part}"
+        );
+    }
+    let tuning = Tuning::load(&path).unwrap();
+    // What is in it is used, whatever was found, and results are right.
+    let output =
+        tuned("bench --ranks 2 --workers 2 --collective all -b 64K -e 512K -f 8 -n 2 --format json", &path)
+            .output();
+    let output = output.unwrap();
+    assert_eq!(document(&output)["wrong"], 0);
+    // A plan in words names the calls that go by rows of their own.
+    let choice = Choice::host(Algorithm::OneShotPull, 1, 4096, 1 << 19);
+    let step = Step { max_bytes: u64::MAX, choice };
+    let link = fast_allreduce::topology::LinkClass::SameDevice;
+    let table = tuning.table().with_steps_of(PlannedCall::Reduce, 2, link, &[step]).unwrap();
+    let file = folder.file("reduce.toml", &Tuning::new(Machine::host(), table).unwrap().to_string());
+    let words = results(&format!("plan --ranks 2 --tuning {}", file.display()));
+    assert!(words.contains("\n  reduce, any size: 1 block, in pieces of 512 KiB a block\n"), "{words}");
 }
 
 #[test]

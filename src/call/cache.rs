@@ -39,7 +39,7 @@ impl Prepared {
             }
             _ => {
                 let shares = message.staged_shares(planner.limits.world_size);
-                (planner.shares(extent.saturating_mul(size), shares), None)
+                (planner.shares(message.collective.planned_as(), extent.saturating_mul(size), shares), None)
             }
         };
         Self { id: message.id(algorithm), plan, piece: (plan.piece_bytes / size).max(1) }

@@ -2,6 +2,7 @@
 
 use super::identity::CallKind;
 use crate::op::ReduceOp;
+use crate::plan::PlannedCall;
 
 /// A collective, for the calls that take any: [`Communicator::collective_raw`](crate::Communicator::collective_raw), tools and tests.
 ///
@@ -108,6 +109,19 @@ impl Collective<'_> {
             Self::AllToAll => CallKind::AllToAll,
             Self::AllToAllV { .. } => CallKind::AllToAllV,
             Self::Barrier => CallKind::Barrier,
+        }
+    }
+
+    /// Which rows of a plan's table are for it. A barrier has nothing to plan.
+    #[inline]
+    pub(crate) const fn planned_as(&self) -> PlannedCall {
+        match self {
+            Self::AllReduce(_) => PlannedCall::AllReduce,
+            Self::AllGather | Self::AllGatherV(_) => PlannedCall::AllGather,
+            Self::ReduceScatter(_) | Self::ReduceScatterV(..) => PlannedCall::ReduceScatter,
+            Self::Broadcast { .. } => PlannedCall::Broadcast,
+            Self::Reduce { .. } => PlannedCall::Reduce,
+            _ => PlannedCall::Messages,
         }
     }
 

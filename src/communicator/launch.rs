@@ -11,7 +11,7 @@ use crate::call::{
 use crate::device::Device;
 use crate::endpoint::State;
 use crate::error::{Error, Result};
-use crate::plan::Plan;
+use crate::plan::{Plan, PlannedCall};
 use crate::registry::Registry;
 use crate::trace::CallSpan;
 
@@ -154,7 +154,8 @@ impl<D: Device> Communicator<D> {
     ) -> Result<()> {
         let number = self.liveness.begin(call.encode());
         // Receiving takes as many threads as sending.
-        let plan = self.planner.shares(moved.sent_bytes.max(moved.received_bytes) as usize, 1);
+        let bytes = moved.sent_bytes.max(moved.received_bytes) as usize;
+        let plan = self.planner.shares(PlannedCall::Messages, bytes, 1);
         // A channel is one block's.
         let plan = Plan { blocks: plan.blocks.min(2 * self.world_size), ..plan };
         let _span = CallSpan::enter(self.rank, number, &call, &plan);

@@ -27,7 +27,7 @@ use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
 use crate::liveness::Liveness;
 use crate::op::ReduceOp;
-use crate::plan::{Plan, Planner, Source};
+use crate::plan::{Plan, PlannedCall, Planner, Source};
 use crate::symmetric::{Buffer, SymmetricMemory};
 
 /// One rank of a world.
@@ -95,6 +95,12 @@ impl<D: Device> Communicator<D> {
     /// What an allreduce of `count` elements of `dtype` does, but for integer averages where the algorithm is not a direct one.
     pub fn plan(&self, count: usize, dtype: DType) -> Plan {
         self.planner.reduction(count, dtype, ReduceOp::Sum)
+    }
+
+    /// What another call than an allreduce does, of which a rank's share has so many bytes: its grid, and at most the bytes of a
+    /// share that one launch takes, fewer where several are staged at once.
+    pub fn plan_of(&self, calls: PlannedCall, share_bytes: usize) -> Plan {
+        self.planner.shares(calls, share_bytes, 1)
     }
 
     /// Where its plans come from: a tuning file, or a built-in table, and why. All ranks have the same.

@@ -1,5 +1,6 @@
 //! The tables that are used unless others are given.
 
+use super::calls::PlannedCall;
 use super::choice::Choice;
 use super::links::Links;
 use super::table::{Row, MAX};
@@ -14,7 +15,7 @@ const MIB: u64 = 1 << 20;
 pub(super) const HOST_AMD: [Row; 9] = [
     //    ranks   up to     algorithm
     host( 1,  1,  MAX,      OneShotPull),
-    host( 2,  2,  2 * KIB,  OneShotPull),
+    host( 2,  2,  8 * KIB,  OneShotPull),
     pieces(2, 2,  MAX,      TwoShotPull, MIB),
     host( 3,  3,  32 * KIB, OneShotPull),
     host( 3,  3,  MAX,      TwoShotPull),
@@ -86,7 +87,13 @@ pub(super) const CUDA: [Row; 23] = [
 ];
 
 const fn host(first: usize, last: usize, max_bytes: u64, algorithm: Algorithm) -> Row {
-    Row { ranks: (first, last), links: Links::ALL, max_bytes, choice: Choice::of_host(algorithm) }
+    Row {
+        calls: PlannedCall::AllReduce,
+        ranks: (first, last),
+        links: Links::ALL,
+        max_bytes,
+        choice: Choice::of_host(algorithm),
+    }
 }
 
 const fn pieces(first: usize, last: usize, max_bytes: u64, algorithm: Algorithm, piece_bytes: u64) -> Row {
@@ -104,5 +111,11 @@ const fn cuda(
     blocks: u32,
     threads: u32,
 ) -> Row {
-    Row { ranks: (first, last), links, max_bytes, choice: Choice::cuda(algorithm, blocks, threads) }
+    Row {
+        calls: PlannedCall::AllReduce,
+        ranks: (first, last),
+        links,
+        max_bytes,
+        choice: Choice::cuda(algorithm, blocks, threads),
+    }
 }

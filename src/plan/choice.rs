@@ -106,9 +106,23 @@ impl Choice {
 /// In words: `"one-shot-push, up to 64 blocks of 512 threads"`.
 impl std::fmt::Display for Choice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { algorithm, blocks, threads, block_bytes, piece_bytes } = *self;
+        write!(f, "{}, {}", self.algorithm, self.grid())
+    }
+}
+
+/// The grid of a [`Choice`], in words.
+pub(super) struct Grid(Choice);
+
+impl Choice {
+    pub(super) fn grid(self) -> Grid {
+        Grid(self)
+    }
+}
+
+impl std::fmt::Display for Grid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Choice { blocks, threads, block_bytes, piece_bytes, .. } = self.0;
         let plural = if blocks == 1 { "" } else { "s" };
-        write!(f, "{algorithm}, ")?;
         if threads > 1 {
             return write!(f, "up to {blocks} block{plural} of {threads} threads");
         }

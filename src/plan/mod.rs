@@ -21,6 +21,7 @@
 //! ```
 
 mod built_in;
+mod calls;
 mod choice;
 mod cpu;
 mod grid;
@@ -39,6 +40,7 @@ mod tuning;
 use crate::abi;
 use crate::dtype::DType;
 use crate::op::ReduceOp;
+pub use calls::PlannedCall;
 pub use choice::{Choice, DeviceKind, Step};
 pub use cpu::{Costs, CpuMake};
 pub(crate) use limits::{Limits, Packing};

@@ -1,5 +1,7 @@
 //! What is done with a call: the table's choice, made to fit the device and the region.
 
+use super::calls::PlannedCall;
+use super::choice::Choice;
 use super::limits::Limits;
 use super::table::{Steps, Table};
 use super::{grid, Algorithm, DeviceKind, Plan};
@@ -10,7 +12,8 @@ use crate::topology::LinkClass;
 /// Plans the calls of a world, alike on all ranks.
 #[derive(Debug)]
 pub(crate) struct Planner {
-    steps: Steps,
+    /// By [`PlannedCall`].
+    steps: [Steps; PlannedCall::ALL.len()],
     forced: Option<Algorithm>,
     most_blocks: usize,
     pub limits: Limits,
@@ -25,7 +28,8 @@ impl Planner {
         most_blocks: usize,
         limits: Limits,
     ) -> Self {
-        Self { steps: Steps::new(table, limits.world_size, link), forced, most_blocks, limits }
+        let steps = |calls| Steps::new(table, calls, limits.world_size, link);
+        Self { steps: PlannedCall::ALL.map(steps), forced, most_blocks, limits }
     }
 
     /// An allreduce. An algorithm that cannot do it is replaced, on all ranks alike.
@@ -45,24 +49,31 @@ impl Planner {
     /// A collective of which each rank's share is at most `bytes`, and `shares` of them are staged at once: its grid, and the
     /// bytes of a share that one launch takes.
     #[inline(always)]
-    pub fn shares(&self, bytes: usize, shares: usize) -> Plan {
-        let mut plan = self.plan(bytes, Some(Algorithm::OneShotPull));
+    pub fn shares(&self, calls: PlannedCall, bytes: usize, shares: usize) -> Plan {
+        let mut plan = match self.steps[calls as usize].choice_if_any(bytes) {
+            Some(choice) => self.grid(&choice, bytes),
+            None => self.plan(bytes, Some(Algorithm::OneShotPull)),
+        };
         plan.piece_bytes = self.limits.share_bytes(shares, plan.piece_bytes);
         plan
     }
 
     #[inline(always)]
     fn plan(&self, bytes: usize, algorithm: Option<Algorithm>) -> Plan {
-        let choice = self.steps.choice(bytes, algorithm);
+        self.grid(&self.steps[PlannedCall::AllReduce as usize].choice(bytes, algorithm), bytes)
+    }
+
+    #[inline(always)]
+    fn grid(&self, choice: &Choice, bytes: usize) -> Plan {
         // Field by field: a plan that goes through memory costs a small call several nanoseconds.
         let (blocks, threads, piece_bytes) = match self.limits.device {
             DeviceKind::Host => {
-                let (blocks, piece_bytes) = grid::host(&choice, bytes, self.most_blocks);
+                let (blocks, piece_bytes) = grid::host(choice, bytes, self.most_blocks);
                 (blocks, 1, piece_bytes)
             }
             // Pieces are as large as the region takes.
             DeviceKind::Cuda => {
-                let (blocks, threads) = grid::cuda(&choice, bytes, self.limits.world_size, self.most_blocks);
+                let (blocks, threads) = grid::cuda(choice, bytes, self.limits.world_size, self.most_blocks);
                 (blocks, threads, usize::MAX)
             }
         };

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use super::calls::PlannedCall;
 use super::choice::{size, Choice, DeviceKind, Step};
 use super::cpu::CpuMake;
 use super::links::Links;
@@ -16,9 +17,11 @@ pub(super) const MAX: u64 = u64::MAX;
 
 /// The largest integer of a file.
 const MAX_UP_TO: u64 = i64::MAX as u64;
-/// One row of a [`Table`]: what is done for these ranks and links up to that size.
+
+/// One row of a [`Table`]: what is done in these calls, for these ranks and links, up to that size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Row {
+    pub calls: PlannedCall,
     /// First and last world size.
     pub ranks: (usize, usize),
     pub links: Links,
@@ -27,13 +30,15 @@ pub(super) struct Row {
 }
 
 impl Row {
-    pub fn is_for(&self, world_size: usize, link: LinkClass) -> bool {
-        (self.ranks.0..=self.ranks.1).contains(&world_size) && self.links.contains(link)
+    pub fn is_for(&self, calls: PlannedCall, world_size: usize, link: LinkClass) -> bool {
+        self.calls == calls
+            && (self.ranks.0..=self.ranks.1).contains(&world_size)
+            && self.links.contains(link)
     }
 
-    /// The parts of it that are for another world or link.
-    fn without(self, world_size: usize, link: LinkClass) -> Vec<Self> {
-        if !self.is_for(world_size, link) {
+    /// The parts of it that are for another call, world or link.
+    fn without(self, calls: PlannedCall, world_size: usize, link: LinkClass) -> Vec<Self> {
+        if !self.is_for(calls, world_size, link) {
             return vec![self];
         }
         let (first, last) = self.ranks;
@@ -47,12 +52,14 @@ impl Row {
     }
 }
 
-/// The plan for every call on one kind of device: rows of world sizes, links and message sizes, each with an algorithm and its
-/// largest grid. The first row that a call fits decides; every call fits one. All ranks must have the same.
+/// The plan for every call on one kind of device: rows of calls, world sizes, links and message sizes, each with an algorithm and its
+/// largest grid. The first row that a call fits decides; every allreduce fits one. Other calls for which there are no rows have the
+/// grid and pieces of a one-shot allreduce. All ranks must have the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     pub(super) device: DeviceKind,
-    /// Every world size and link class has rows, with increasing sizes up to `MAX`. On the host every row is for all links.
+    /// Every world size and link class has rows of allreduces, with increasing sizes up to `MAX`; rows of another call, if there are
+    /// some, too. On the host every row is for all links.
     pub(super) rows: Cow<'static, [Row]>,
 }
 
@@ -80,7 +87,8 @@ impl Table {
     ///
     /// [`Error::InvalidSetting`] for a choice that is not one of this device.
     pub fn uniform(device: DeviceKind, choice: Choice) -> Result<Self> {
-        let row = Row { ranks: (1, MAX_RANKS), links: Links::ALL, max_bytes: MAX, choice };
+        let calls = PlannedCall::AllReduce;
+        let row = Row { calls, ranks: (1, MAX_RANKS), links: Links::ALL, max_bytes: MAX, choice };
         Self::new(device, vec![row]).map_err(|(_, reason)| invalid(reason))
     }
 
@@ -88,6 +96,9 @@ impl Table {
     pub(super) fn new(device: DeviceKind, rows: Vec<Row>) -> Result<Self, (Option<usize>, String)> {
         for (index, row) in rows.iter().enumerate() {
             row.choice.check(device).map_err(|reason| (Some(index), reason))?;
+            if row.calls != PlannedCall::AllReduce && row.choice.algorithm != Algorithm::OneShotPull {
+                return Err((Some(index), format!("{} has no choice of algorithms", row.calls)));
+            }
             if row.max_bytes != MAX && row.max_bytes > MAX_UP_TO {
                 return Err((Some(index), format!("{} bytes are more than any message has", row.max_bytes)));
             }
@@ -101,19 +112,40 @@ impl Table {
         self.device
     }
 
-    /// What is done for a world, by size. World sizes are taken as 1 to 16; on the host links do not matter.
+    /// What is done with allreduces of a world, by size. World sizes are taken as 1 to 16; on the host links do not matter.
     pub fn steps(&self, world_size: usize, link: LinkClass) -> Vec<Step> {
+        self.steps_of(PlannedCall::AllReduce, world_size, link)
+    }
+
+    /// The same of other calls, by the size of a rank's share, or of all messages of a launch; empty where the table has no rows for
+    /// them. Their algorithm is [`Algorithm::OneShotPull`], for the form.
+    pub fn steps_of(&self, calls: PlannedCall, world_size: usize, link: LinkClass) -> Vec<Step> {
         let world_size = world_size.clamp(1, MAX_RANKS);
-        let rows = self.rows.iter().filter(|row| row.is_for(world_size, link));
+        let rows = self.rows.iter().filter(|row| row.is_for(calls, world_size, link));
         rows.map(|row| Step { max_bytes: row.max_bytes, choice: row.choice }).collect()
     }
 
-    /// The same table, but with these steps for a world. On the host they are for every link.
+    /// The same table, but with these steps for allreduces of a world. On the host they are for every link.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] unless the sizes increase up to `u64::MAX` and every choice is one of the device.
     pub fn with_steps(&self, world_size: usize, link: LinkClass, steps: &[Step]) -> Result<Self> {
+        self.with_steps_of(PlannedCall::AllReduce, world_size, link, steps)
+    }
+
+    /// The same for other calls, which may have none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Table::with_steps`], and for another algorithm than [`Algorithm::OneShotPull`] where there is no choice.
+    pub fn with_steps_of(
+        &self,
+        calls: PlannedCall,
+        world_size: usize,
+        link: LinkClass,
+        steps: &[Step],
+    ) -> Result<Self> {
         if !(1..=MAX_RANKS).contains(&world_size) {
             return Err(Error::WorldSize { world_size });
         }
@@ -122,6 +154,7 @@ impl Table {
             DeviceKind::Cuda => Links::NONE.with(link),
         };
         let row = |step: &Step| Row {
+            calls,
             ranks: (world_size, world_size),
             links,
             max_bytes: step.max_bytes,
@@ -130,31 +163,36 @@ impl Table {
         let mut rows: Vec<_> = steps.iter().map(row).collect();
         let mut others = self.rows.to_vec();
         for link in links.iter() {
-            others = others.into_iter().flat_map(|row| row.without(world_size, link)).collect();
+            others = others.into_iter().flat_map(|row| row.without(calls, world_size, link)).collect();
         }
         rows.extend(others);
         Self::new(self.device, rows).map_err(|(_, reason)| invalid(reason))
     }
 
-    /// What is done for a world in words, a line for each range of sizes:
+    /// What is done for a world in words, a line for each range of sizes, allreduces first:
     /// `"up to 512 KiB: one-shot-push, up to 64 blocks of 512 threads"`.
     pub fn describe(&self, world_size: usize, link: LinkClass) -> String {
         let mut text = String::new();
-        for Step { max_bytes, choice } in self.steps(world_size, link) {
-            // Writing to a string does not fail.
-            let _ = match max_bytes {
-                MAX => writeln!(text, "any larger size: {choice}"),
-                _ => writeln!(text, "up to {}: {choice}", size(max_bytes)),
-            };
+        for calls in PlannedCall::ALL {
+            let steps = self.steps_of(calls, world_size, link);
+            for Step { max_bytes, choice } in &steps {
+                let range = match *max_bytes {
+                    MAX if steps.len() == 1 => "any size".to_owned(),
+                    MAX => "any larger size".to_owned(),
+                    bytes => format!("up to {}", size(bytes)),
+                };
+                // Writing to a string does not fail.
+                let _ = match calls {
+                    PlannedCall::AllReduce => writeln!(text, "{range}: {choice}"),
+                    _ => writeln!(text, "{calls}, {range}: {}", choice.grid()),
+                };
+            }
         }
-        match text.strip_prefix("any larger size") {
-            Some(rest) => format!("any size{rest}"),
-            None => text,
-        }
+        text
     }
 }
 
-/// What a table says for one world: all that a call needs to look at.
+/// What a table says for one kind of call of one world: all that a call needs to look at.
 #[derive(Debug)]
 pub(crate) struct Steps {
     device: DeviceKind,
@@ -163,8 +201,14 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    pub fn new(table: &Table, world_size: usize, link: LinkClass) -> Self {
-        Self { device: table.device, steps: table.steps(world_size, link).into() }
+    pub fn new(table: &Table, calls: PlannedCall, world_size: usize, link: LinkClass) -> Self {
+        Self { device: table.device, steps: table.steps_of(calls, world_size, link).into() }
+    }
+
+    /// Of calls that a table need not have rows for.
+    #[inline]
+    pub fn choice_if_any(&self, bytes: usize) -> Option<Choice> {
+        self.steps.iter().find(|step| bytes as u64 <= step.max_bytes).map(|step| step.choice)
     }
 
     #[inline]
@@ -185,14 +229,24 @@ impl Steps {
 
 /// The invariant of a table: the first row that fits exists, and is not hidden by another.
 fn check_cover(device: DeviceKind, rows: &[Row]) -> Result<(), (Option<usize>, String)> {
+    PlannedCall::ALL.into_iter().try_for_each(|calls| check_cover_of(calls, device, rows))
+}
+
+fn check_cover_of(
+    calls: PlannedCall,
+    device: DeviceKind,
+    rows: &[Row],
+) -> Result<(), (Option<usize>, String)> {
+    let of = if calls == PlannedCall::AllReduce { String::new() } else { format!("{calls} of ") };
     for world_size in 1..=MAX_RANKS {
         for link in LinkClass::ALL {
             let who = match device {
-                DeviceKind::Host => format!("world size {world_size}"),
-                DeviceKind::Cuda => format!("world size {world_size} on {link}"),
+                DeviceKind::Host => format!("{of}world size {world_size}"),
+                DeviceKind::Cuda => format!("{of}world size {world_size} on {link}"),
             };
             let mut before = None;
-            for (index, row) in rows.iter().enumerate().filter(|(_, row)| row.is_for(world_size, link)) {
+            let own = rows.iter().enumerate().filter(|(_, row)| row.is_for(calls, world_size, link));
+            for (index, row) in own {
                 if before.is_some_and(|(_, bytes)| row.max_bytes <= bytes) {
                     let (here, before) = (size(row.max_bytes), size(before.map_or(0, |(_, bytes)| bytes)));
                     let reason = format!("{who} has {here} after {before}: sizes must increase");
@@ -207,7 +261,8 @@ fn check_cover(device: DeviceKind, rows: &[Row]) -> Result<(), (Option<usize>, S
                         format!("{who} has nothing above {}: its last row has no up_to", size(bytes));
                     return Err((Some(index), reason));
                 }
-                None => return Err((None, format!("{who} has no row"))),
+                None if calls == PlannedCall::AllReduce => return Err((None, format!("{who} has no row"))),
+                None => {}
             }
         }
     }

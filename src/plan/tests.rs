@@ -59,7 +59,7 @@ fn the_host_plans_as_its_rules_say() {
         let most = match world_size {
             1 => usize::MAX,
             3 => 32 << 10,
-            2 => 2 << 10,
+            2 => 8 << 10,
             4 => 16 << 10,
             _ => 8 << 10,
         };
@@ -68,7 +68,7 @@ fn the_host_plans_as_its_rules_say() {
             let piece_bytes = if (world_size, algorithm) == (2, TwoShotPull) { 1 << 20 } else { 256 << 10 };
             Choice::host(algorithm, FA_MAX_BLOCKS, 64 << 10, piece_bytes)
         };
-        let steps = Steps::new(&host(), world_size, LinkClass::SameDevice);
+        let steps = Steps::new(&host(), PlannedCall::AllReduce, world_size, LinkClass::SameDevice);
         let edges = [2 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 1 << 20, 1 << 30];
         let sizes = edges.iter().flat_map(|edge| [edge - 1, *edge, edge + 1]).chain([0, 1, usize::MAX]);
         for bytes in sizes {
@@ -130,6 +130,51 @@ fn steps_of_one_world_leave_the_others() {
             assert_eq!(table.steps(world_size, link), expected);
         }
     }
+}
+
+#[test]
+fn other_calls_have_rows_of_their_own_or_an_allreduces() {
+    let choice = |piece| Choice::host(OneShotPull, 1, 4096, piece);
+    let steps =
+        [Step { max_bytes: KIB, choice: choice(4096) }, Step { max_bytes: MAX, choice: choice(8192) }];
+    let link = LinkClass::SameDevice;
+    let table = host().with_steps_of(PlannedCall::AllGather, 2, link, &steps).unwrap();
+    assert_eq!(table.steps(2, link), host().steps(2, link));
+    assert_eq!(table.steps_of(PlannedCall::AllGather, 2, link), steps);
+    assert_eq!(table.steps_of(PlannedCall::AllGather, 3, link), []);
+    let described = table.describe(2, link);
+    assert!(
+        described.ends_with(
+            "all_gather, up to 1 KiB: 1 block, in pieces of 4 KiB a block\n\
+         all_gather, any larger size: 1 block, in pieces of 8 KiB a block\n"
+        ),
+        "{described}"
+    );
+    // A planner takes them for their calls alone.
+    let packing = Packing { pack_bytes: 64, slot_bytes: 128 };
+    let staging_bytes = 1 << 20;
+    let limits = Limits {
+        device: DeviceKind::Host,
+        packing,
+        world_size: 2,
+        mailbox_bytes: staging_bytes,
+        staging_bytes,
+    };
+    let piece = |table: &Table, calls, bytes| {
+        Planner::new(table, link, None, 1, limits).shares(calls, bytes, 1).piece_bytes
+    };
+    assert_eq!(piece(&table, PlannedCall::AllGather, 1000), 4096);
+    assert_eq!(piece(&table, PlannedCall::AllGather, 1 << 20), 8192);
+    assert_eq!(piece(&table, PlannedCall::Broadcast, 1 << 20), 256 << 10);
+    // None takes them away again.
+    assert_eq!(table.with_steps_of(PlannedCall::AllGather, 2, link, &[]), Ok(host()));
+    let error = host().with_steps_of(
+        PlannedCall::Reduce,
+        2,
+        link,
+        &[Step { max_bytes: MAX, choice: Choice::host(TwoShotPull, 1, 64, 64) }],
+    );
+    assert!(error.unwrap_err().to_string().contains("reduce has no choice of algorithms"));
 }
 
 #[test]
@@ -235,6 +280,23 @@ fn a_bad_file_is_refused_with_place_and_fact() {
         (with("blocks = 4", "blocks = 4\nworkers = 4"), "line 12: unknown field `workers`"),
         (with("65536", "63"), "row 1 (line 8): block_bytes = 63"),
         (with("262144", "99999999999999999999"), "line 13: "),
+        (
+            with("ranks", "calls = \"alltoall\"\nranks"),
+            "row 1 (line 8): calls = \"alltoall\" is none of all_reduce",
+        ),
+        (with("ranks", "calls = \"reduce\"\nranks"), "row 1 (line 8): reduce has no choice of algorithms"),
+        (
+            with("ranks", "calls = \"reduce\"\nranks").replace("algorithm = \"one-shot-pull\"\n", ""),
+            "world size 1 has no row",
+        ),
+        (with("algorithm = \"one-shot-pull\"\n", ""), "row 1 (line 8): missing field `algorithm`"),
+        (
+            format!(
+                "{file}{}",
+                row.replace("algorithm = \"one-shot-pull\"", "calls = \"messages\"\nup_to = 9")
+            ),
+            "row 2 (line 14): messages of world size 1 has nothing above 9 bytes",
+        ),
         (with("262144", "9223372036854775807"), "piece_bytes = 9223372036854775807"),
         (with("one-shot-pull", "tree"), "row 1 (line 8): algorithm = \"tree\" is none of one-shot-pull"),
         (with("[1, 16]", "[0, 16]"), "row 1 (line 8): ranks = [0, 16]"),
@@ -294,6 +356,28 @@ fn any_choice(device: DeviceKind) -> impl Strategy<Value = Choice> {
     )
 }
 
+/// Steps of another call than an allreduce, of a world, or none.
+fn with_others(
+    table: &Table,
+    calls: PlannedCall,
+    world_size: usize,
+    link: LinkClass,
+    sizes: &[u64],
+) -> Table {
+    let choice = |size: u64| match table.device() {
+        DeviceKind::Host => {
+            Choice::host(OneShotPull, 1 + size as u32 % FA_MAX_BLOCKS, 4096, 64 + size % 4096)
+        }
+        DeviceKind::Cuda => Choice::cuda(OneShotPull, 1 + size as u32 % FA_MAX_BLOCKS, 32),
+    };
+    let steps = sizes.iter().map(|&size| Step { max_bytes: size, choice: choice(size) });
+    let last = (!sizes.is_empty()).then(|| Step { max_bytes: MAX, choice: choice(7) });
+    let steps: Vec<_> = steps.chain(last).collect();
+    let made = table.with_steps_of(calls, world_size, link, &steps).unwrap();
+    assert_eq!(made.steps_of(calls, world_size, link), steps);
+    made
+}
+
 fn any_table() -> impl Strategy<Value = Table> {
     let link = prop::sample::select(LinkClass::ALL.to_vec());
     prop::sample::select(DeviceKind::ALL.to_vec()).prop_flat_map(move |device| {
@@ -301,8 +385,18 @@ fn any_table() -> impl Strategy<Value = Table> {
         let sizes = prop::collection::btree_set(0..=i64::MAX as u64, 0..6);
         let steps = (sizes, prop::collection::vec(any_choice(device), 7));
         let worlds = prop::collection::vec((1..=MAX_RANKS, link.clone(), steps), 0..5);
-        worlds.prop_map(move |worlds| {
-            worlds.into_iter().fold(Table::built_in(device), |table, (world_size, link, (sizes, choices))| {
+        let others = prop::sample::select(PlannedCall::ALL[1..].to_vec());
+        let sizes = prop::collection::btree_set(0..=i64::MAX as u64, 0..3);
+        let others = prop::collection::vec((others, 1..=MAX_RANKS, link.clone(), sizes), 0..4);
+        (worlds, others).prop_map(move |(worlds, others)| {
+            let table = others.into_iter().fold(
+                Table::built_in(device),
+                |table, (calls, world_size, link, sizes)| {
+                    let sizes: Vec<_> = sizes.into_iter().collect();
+                    with_others(&table, calls, world_size, link, &sizes)
+                },
+            );
+            worlds.into_iter().fold(table, |table, (world_size, link, (sizes, choices))| {
                 let sizes = sizes.into_iter().chain([MAX]);
                 let steps = sizes.zip(choices).map(|(max_bytes, choice)| Step { max_bytes, choice });
                 table.with_steps(world_size, link, &steps.collect::<Vec<_>>()).unwrap()

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
+use super::calls::PlannedCall;
 use super::choice::Choice;
 use super::links::Links;
 use super::table::{Row, Table, MAX};
@@ -148,13 +149,16 @@ impl Facts {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileRow {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    calls: Option<String>,
     // Not an array, which the parser fills from longer ones.
     ranks: Vec<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     links: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     up_to: Option<u64>,
-    algorithm: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    algorithm: Option<String>,
     blocks: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     threads: Option<u32>,
@@ -166,13 +170,15 @@ struct FileRow {
 
 impl FileRow {
     fn of(row: &Row) -> Self {
-        let Row { ranks: (first, last), links, max_bytes, choice } = *row;
+        let Row { calls, ranks: (first, last), links, max_bytes, choice } = *row;
+        let is_all_reduce = calls == PlannedCall::AllReduce;
         let is_cuda = choice.threads > 1;
         Self {
+            calls: (!is_all_reduce).then(|| calls.name().to_owned()),
             ranks: vec![first as u64, last as u64],
             links: is_cuda.then(|| links.iter().map(|link| link.name().to_owned()).collect()),
             up_to: (max_bytes < MAX).then_some(max_bytes),
-            algorithm: choice.algorithm.name().to_owned(),
+            algorithm: is_all_reduce.then(|| choice.algorithm.name().to_owned()),
             blocks: choice.blocks,
             threads: is_cuda.then_some(choice.threads),
             block_bytes: (!is_cuda).then_some(choice.block_bytes),
@@ -180,11 +186,25 @@ impl FileRow {
         }
     }
 
+    fn calls(&self) -> Result<PlannedCall, String> {
+        let Some(name) = &self.calls else { return Ok(PlannedCall::AllReduce) };
+        PlannedCall::ALL.into_iter().find(|calls| calls.name() == name).ok_or_else(|| {
+            let names = PlannedCall::ALL.map(PlannedCall::name).join(", ");
+            format!("calls = {} is none of {names}", quoted(name))
+        })
+    }
+
     fn row(&self, device: DeviceKind) -> Result<Row, String> {
-        let algorithm = self.algorithm.parse::<Algorithm>().map_err(|_| {
-            let names = Algorithm::ALL.map(Algorithm::name).join(", ");
-            format!("algorithm = {} is none of {names}", quoted(&self.algorithm))
-        })?;
+        let calls = self.calls()?;
+        let algorithm = match (calls, &self.algorithm) {
+            (PlannedCall::AllReduce, Some(name)) => name.parse::<Algorithm>().map_err(|_| {
+                let names = Algorithm::ALL.map(Algorithm::name).join(", ");
+                format!("algorithm = {} is none of {names}", quoted(name))
+            })?,
+            (PlannedCall::AllReduce, None) => return Err("missing field `algorithm`".to_owned()),
+            (_, None) => Algorithm::OneShotPull,
+            (_, Some(_)) => return Err(format!("{calls} has no choice of algorithms")),
+        };
         let (links, choice) = match (device, self) {
             (
                 DeviceKind::Host,
@@ -219,7 +239,7 @@ impl FileRow {
             return Err(format!("ranks = [{first}, {last}] is no range within 1 to {MAX_RANKS}"));
         }
         let ranks = (first as usize, last as usize);
-        Ok(Row { ranks, links, max_bytes: self.up_to.unwrap_or(MAX), choice })
+        Ok(Row { calls, ranks, links, max_bytes: self.up_to.unwrap_or(MAX), choice })
     }
 }
 

@@ -18,8 +18,9 @@ const MAX_FILE_BYTES: u64 = 64 << 10;
 /// A [`Table`] and the [`Machine`] that it was measured on: what a tuning file holds. `Display` writes one.
 ///
 /// A file is TOML. `device` is `"host"` or `"cuda"`; on the host, rows have no `links` and no `threads`, on CUDA no
-/// `block_bytes` and no `piece_bytes`. `ranks` are the first and the last world size of a row, `up_to` is its largest message in
-/// bytes; a row without it takes every larger one. Every world size and link must have rows, with increasing sizes.
+/// `block_bytes` and no `piece_bytes`. A row is for allreduces, or for the `calls` that it names, and then has no `algorithm`; `ranks` are the first and the last world size of a row, `up_to` is its largest message in
+/// bytes; a row without it takes every larger one. Every world size and link must have rows
+/// of allreduces, with increasing sizes.
 ///
 /// ```toml
 /// format = 1

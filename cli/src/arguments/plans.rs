@@ -4,14 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use fast_allreduce::plan::PlannedCall;
 use fast_allreduce::MAX_RANKS;
 
-use super::{values, DeviceName, Placement, WaitMode};
+use super::values::{self, Choice};
+use super::{DeviceName, Placement, WaitMode};
 use crate::failure::Failure;
 
 pub const TUNE_NOTES: &str = "\
-For each number of ranks, every direct algorithm is timed with several numbers of blocks and sizes of pieces, in turns, on f32 sums out
-of place. Another choice than the built-in plan's, or than that for the size before, is taken only if it is at least 5 % faster
+For each number of ranks, every direct algorithm of an allreduce, and every other collective and messages, are timed with several numbers
+of blocks and sizes of pieces, in turns, on f32 (sums) out of place; half of the time is for allreduces. On GPUs only allreduces are, and
+messages only where ranks have several threads: otherwise there is nothing to choose. Another choice than the built-in plan's, or than that for the size before, is taken only if it is at least 5 % faster
 in the median of paired rounds, and faster in most of them. The plan that comes of it is then timed against the built-in one, in
 turns again; where it is slower, the built-in one stays.
 
@@ -49,6 +52,9 @@ pub struct Tune {
     /// Ranks, a process each: 2 to 16, or all numbers up to those of cores or GPUs
     #[arg(long, value_name = "COUNT", default_value = "all", value_parser = values::worlds)]
     pub ranks: Worlds,
+    /// What to tune: all_reduce, all_gather, reduce_scatter, broadcast, reduce, messages, or all in turn
+    #[arg(long = "calls", value_name = "NAME", default_value = "all", value_parser = values::planned_calls)]
+    calls: Choice<PlannedCall>,
     /// Write the file there, instead of installing it for this machine
     #[arg(long, short = 'O', value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -96,6 +102,11 @@ impl Worlds {
 }
 
 impl Tune {
+    /// The calls to tune.
+    pub fn calls(&self) -> Vec<PlannedCall> {
+        self.calls.0.to_vec()
+    }
+
     /// The sizes to measure, in bytes: whole elements.
     pub fn sizes(&self) -> Vec<usize> {
         let first = self.min_bytes.max(1).checked_next_multiple_of(size_of::<f32>());
@@ -111,6 +122,15 @@ impl Tune {
         }
         if !self.workers.is_none_or(|workers| (1..=64).contains(&workers)) {
             return refuse("--workers takes 1 to 64".into());
+        }
+        if self.calls.0 == [PlannedCall::Messages] && self.workers.unwrap_or(1) == 1 {
+            return refuse(
+                "--calls messages: with one thread for each rank there is nothing to choose, give --workers"
+                    .into(),
+            );
+        }
+        if self.device == DeviceName::Cuda && !self.calls.0.contains(&PlannedCall::AllReduce) {
+            return refuse("--calls: on GPUs only all_reduce is tuned".into());
         }
         if self.sizes().is_empty() {
             let (min, max) = (self.min_bytes, self.max_bytes);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fast_allreduce::device::host::Isa;
+use fast_allreduce::plan::PlannedCall;
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
 use super::plans::Worlds;
@@ -81,6 +82,15 @@ pub fn collectives(text: &str) -> Result<Choice<CallKind>, String> {
     let names = MEASURED.map(CallKind::name);
     let found = MEASURED.into_iter().find(|kind| kind.name() == text);
     found.map(|kind| Choice(vec![kind])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
+}
+
+pub fn planned_calls(text: &str) -> Result<Choice<PlannedCall>, String> {
+    if text == "all" {
+        return Ok(Choice(PlannedCall::ALL.into()));
+    }
+    let found = PlannedCall::ALL.into_iter().find(|calls| calls.name() == text);
+    let names = PlannedCall::ALL.map(PlannedCall::name);
+    found.map(|calls| Choice(vec![calls])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
 }
 
 pub fn worlds(text: &str) -> Result<Worlds, String> {

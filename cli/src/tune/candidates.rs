@@ -1,10 +1,27 @@
 //! What is tried.
 
-use fast_allreduce::plan::{Choice, DeviceKind};
+use fast_allreduce::plan::{Choice, DeviceKind, PlannedCall};
 use fast_allreduce::Algorithm;
 
-/// Every algorithm with several grids. `workers` are the threads of each rank on the host.
-pub fn of(device: DeviceKind, workers: usize) -> Vec<Choice> {
+/// Of calls on a device, where `workers` are the threads of each rank on the host. None where there is nothing to choose from.
+pub fn of(calls: PlannedCall, device: DeviceKind, workers: usize) -> Vec<Choice> {
+    match (calls, device) {
+        (PlannedCall::AllReduce, _) => all_reduce(device, workers),
+        // Nobody has compared other grids of these on GPUs.
+        (_, DeviceKind::Cuda) => Vec::new(),
+        // A chunk of a message is as large as its channel is.
+        (PlannedCall::Messages, DeviceKind::Host) if workers == 1 => Vec::new(),
+        (PlannedCall::Messages, DeviceKind::Host) => {
+            let mut choices = host(Algorithm::OneShotPull, workers);
+            choices.dedup_by_key(|choice| choice.blocks);
+            choices
+        }
+        (_, DeviceKind::Host) => host(Algorithm::OneShotPull, workers),
+    }
+}
+
+/// Every algorithm with several grids.
+fn all_reduce(device: DeviceKind, workers: usize) -> Vec<Choice> {
     Algorithm::DIRECT
         .into_iter()
         .flat_map(|algorithm| match device {
@@ -39,12 +56,25 @@ mod tests {
     #[test]
     fn workers_are_used_in_powers_of_two_and_all() {
         let blocks = |workers| {
-            let mut blocks: Vec<_> =
-                of(DeviceKind::Host, workers).iter().map(|choice| choice.blocks).collect();
+            let mut blocks: Vec<_> = of(PlannedCall::AllReduce, DeviceKind::Host, workers)
+                .iter()
+                .map(|choice| choice.blocks)
+                .collect();
             blocks.sort_unstable();
             blocks.dedup();
             blocks
         };
         assert_eq!((blocks(1), blocks(2), blocks(6)), (vec![1], vec![1, 2], vec![1, 2, 4, 6]));
+    }
+
+    #[test]
+    fn other_calls_have_grids_alone() {
+        for calls in [PlannedCall::AllGather, PlannedCall::Reduce, PlannedCall::Messages] {
+            let choices = of(calls, DeviceKind::Host, 3);
+            assert!(choices.iter().all(|choice| choice.algorithm == Algorithm::OneShotPull));
+            assert_eq!(choices.len(), if calls == PlannedCall::Messages { 3 } else { 12 }, "{calls}");
+        }
+        assert_eq!(of(PlannedCall::Messages, DeviceKind::Host, 1), []);
+        assert_eq!(of(PlannedCall::Reduce, DeviceKind::Cuda, 1), []);
     }
 }

@@ -81,6 +81,9 @@ fn arguments(options: &Tune, ranks: usize, worlds: usize, part: &Part) -> Vec<Os
     add("--budget", share.to_string().into());
     add("--minbytes", options.min_bytes.to_string().into());
     add("--maxbytes", options.max_bytes.to_string().into());
+    if let [one] = options.calls()[..] {
+        add("--calls", one.name().into());
+    }
     add("--wait", options.wait.name().into());
     let bind = options.placement.bind.bind();
     add("--bind", bind.name().into());

@@ -4,11 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::Local;
-use fast_allreduce::plan::{Choice, CpuMake, DeviceKind, Machine, Table, Tuning};
-use fast_allreduce::Device;
+use fast_allreduce::plan::{Choice, CpuMake, DeviceKind, Machine, PlannedCall, Step, Table, Tuning};
+use fast_allreduce::topology::LinkClass;
+use fast_allreduce::Algorithm;
 
 use super::report::Report;
 use super::select::{beats, ratio, steps, winners, Size};
+use super::times::Subject;
 use super::{candidates, times};
 use crate::arguments::{DeviceName, Tune};
 use crate::failure::Failure;
@@ -53,43 +55,56 @@ fn measure_on<E: Endpoint>(
     make: impl Fn(Table) -> Result<E, Failure>,
 ) -> Result<(), Failure> {
     let device = options.device.kind();
-    let built_in = built_in(device);
-    let choices = candidates::of(device, options.workers.unwrap_or(1));
-    let mut endpoints = vec![make(built_in.clone())?];
-    for &choice in &choices {
-        endpoints.push(make(Table::uniform(device, choice)?)?);
+    let workers = options.workers.unwrap_or(1);
+    let subjects: Vec<_> = options
+        .calls()
+        .into_iter()
+        .map(|calls| (calls, candidates::of(calls, device, workers)))
+        .filter(|(_, choices)| !choices.is_empty())
+        .collect();
+    let all = built_in(device);
+    let reference = make(all.clone())?;
+    let candidates = subjects.iter().map(|(_, choices)| choices.len()).sum();
+    let mut report = Report::start(session, &reference.facts(), candidates, options.budget)?;
+    let link = times::link(&reference);
+    drop(reference);
+    let mut found = Vec::new();
+    for (calls, choices) in &subjects {
+        let budget = options.budget.mul_f64(share(*calls, subjects.len()));
+        let world = World {
+            session,
+            make: &make,
+            calls: *calls,
+            link,
+            sizes: options.sizes(),
+            built_in: all.clone(),
+        };
+        found.push((*calls, world.measure(choices, budget, &mut report)?));
     }
-    let mut report = Report::start(session, &endpoints[0].facts(), &choices, options.budget)?;
-
-    let sizes = options.sizes();
-    let slice = |share: f64| options.budget.mul_f64(share / sizes.len() as f64);
-    let mut measured = Vec::with_capacity(sizes.len());
-    for &bytes in &sizes {
-        report.show(bytes);
-        measured.push(times::time(session, &endpoints, bytes, slice(1.0 - COMPARISON_SHARE))?);
-    }
-
-    // Candidate 0 is the built-in plan.
-    let picked =
-        winners(&measured).into_iter().map(|winner| winner.checked_sub(1).map(|index| choices[index]));
-    let mut picked: Vec<_> = picked.collect();
-    let world = World { session, make: &make, built_in: &endpoints[0], device, sizes: &sizes };
-    let ratios = world.compare(&mut picked, slice(COMPARISON_SHARE), &mut report)?;
-    let table = world.table(&built_in, &picked)?;
-    report.rows(&measured, &choices, &picked, &ratios)?;
-
     if session.rank() == 0 {
         let before = match std::fs::metadata(part).is_ok_and(|metadata| metadata.len() > 0) {
             true => Tuning::load(part)?.table().clone(),
-            false => built_in,
+            false => all,
         };
-        let link = times::link(&endpoints[0]);
-        let plan = before.with_steps(session.world_size(), link, &table.steps(session.world_size(), link))?;
-        let machine = endpoints[0].communicator().device().machine()?;
+        let add = |table: Table, (calls, steps): &(_, Vec<Step>)| {
+            table.with_steps_of(*calls, session.world_size(), link, steps)
+        };
+        let plan = found.iter().try_fold(before, add)?;
+        let machine = crate::harness::device::machine(options.device)?;
         let text = Tuning::new(machine, plan)?.to_string();
         std::fs::write(part, text).map_err(|error| Failure::File(part.to_owned(), error))?;
     }
     Ok(())
+}
+
+/// How much of the time goes into a kind of call: half of it into allreduces, which have the most candidates.
+fn share(calls: PlannedCall, subjects: usize) -> f64 {
+    match (calls, subjects) {
+        (_, 1) => 1.0,
+        (PlannedCall::AllReduce, _) => 0.5,
+        // As much for each of the others, whether allreduces are among them or not.
+        _ => 0.5 / (subjects - 1) as f64,
+    }
 }
 
 /// What communicators use where nothing is tuned, as far as that is known before a measurement.
@@ -100,20 +115,64 @@ fn built_in(device: DeviceKind) -> Table {
     }
 }
 
-/// What the comparison of plans needs.
-struct World<'a, E, F> {
+/// One kind of call of one world.
+struct World<'a, F> {
     session: &'a Session,
     make: &'a F,
-    built_in: &'a E,
-    device: DeviceKind,
-    sizes: &'a [usize],
+    calls: PlannedCall,
+    link: LinkClass,
+    sizes: Vec<usize>,
+    built_in: Table,
 }
 
-impl<E: Endpoint, F: Fn(Table) -> Result<E, Failure>> World<'_, E, F> {
-    fn table(&self, built_in: &Table, picked: &[Option<Choice>]) -> Result<Table, Failure> {
-        let (ranks, link) = (self.session.world_size(), times::link(self.built_in));
-        let steps = steps(self.sizes, picked, &built_in.steps(ranks, link));
-        Ok(built_in.with_steps(ranks, link, &steps)?)
+impl<E: Endpoint, F: Fn(Table) -> Result<E, Failure>> World<'_, F> {
+    /// Measures the candidates, and returns the steps that come of it: none for what goes as an allreduce does. Collective.
+    fn measure(
+        &self,
+        choices: &[Choice],
+        budget: Duration,
+        report: &mut Report,
+    ) -> Result<Vec<Step>, Failure> {
+        let mut endpoints = vec![(self.make)(self.built_in.clone())?];
+        for &choice in choices {
+            let step = Step { max_bytes: u64::MAX, choice };
+            endpoints.push((self.make)(self.with(&[step])?)?);
+        }
+        let slice = |share: f64| budget.mul_f64(share / self.sizes.len() as f64);
+        let mut measured = Vec::with_capacity(self.sizes.len());
+        for &bytes in &self.sizes {
+            report.show(bytes);
+            let subject = Subject { calls: self.calls, bytes };
+            measured.push(times::time(self.session, &endpoints, subject, slice(1.0 - COMPARISON_SHARE))?);
+        }
+        // Candidate 0 is the built-in plan.
+        let picked =
+            winners(&measured).into_iter().map(|winner| winner.checked_sub(1).map(|index| choices[index]));
+        let mut picked: Vec<_> = picked.collect();
+        let ratios = self.compare(&mut picked, slice(COMPARISON_SHARE), report)?;
+        report.rows(self.calls, &measured, choices, &picked, &ratios)?;
+        Ok(self.steps(&picked))
+    }
+
+    /// The built-in plan, but for these calls.
+    fn with(&self, steps: &[Step]) -> Result<Table, Failure> {
+        Ok(self.built_in.with_steps_of(self.calls, self.session.world_size(), self.link, steps)?)
+    }
+
+    fn steps(&self, picked: &[Option<Choice>]) -> Vec<Step> {
+        let ranks = self.session.world_size();
+        let own = self.built_in.steps(ranks, self.link);
+        let built_in = match self.calls {
+            PlannedCall::AllReduce => own,
+            _ if picked.iter().all(Option::is_none) => return Vec::new(),
+            // What goes as a one-shot does, by the only grid that the host's tables have for it.
+            _ => {
+                let one_shot = own.iter().find(|step| step.choice.algorithm == Algorithm::OneShotPull);
+                one_shot.map(|step| Step { max_bytes: u64::MAX, ..*step }).into_iter().collect()
+            }
+        };
+        let subject = |&bytes: &usize| Subject { calls: self.calls, bytes }.planned_bytes(ranks);
+        steps(&self.sizes.iter().map(subject).collect::<Vec<_>>(), picked, &built_in)
     }
 
     /// Times the plan with the built-in one in turns, size by size; takes back what is slower beyond noise. By size: the ratio
@@ -124,16 +183,17 @@ impl<E: Endpoint, F: Fn(Table) -> Result<E, Failure>> World<'_, E, F> {
         budget: Duration,
         report: &mut Report,
     ) -> Result<Vec<f64>, Failure> {
-        let built_in = built_in(self.device);
-        let both = [(self.make)(built_in.clone())?, (self.make)(self.table(&built_in, picked)?)?];
+        let plan = self.with(&self.steps(picked))?;
+        let both = [(self.make)(self.built_in.clone())?, (self.make)(plan)?];
         let mut ratios = Vec::with_capacity(self.sizes.len());
         for (&bytes, picked) in self.sizes.iter().zip(picked) {
             report.show(bytes);
-            if picked.is_none() || times::same_as(&both, bytes / size_of::<f32>())[1] == 0 {
+            let subject = Subject { calls: self.calls, bytes };
+            if picked.is_none() || times::same_as(&both, subject)[1] == 0 {
                 ratios.push(1.0);
                 continue;
             }
-            let Size { seconds, .. } = times::time(self.session, &both, bytes, budget)?;
+            let Size { seconds, .. } = times::time(self.session, &both, subject, budget)?;
             let is_slower = seconds[1].is_empty() || beats(&seconds[0], &seconds[1]);
             if is_slower {
                 *picked = None;

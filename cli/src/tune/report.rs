@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use fast_allreduce::plan::Choice;
+use fast_allreduce::plan::{Choice, PlannedCall};
 use fast_allreduce::Algorithm;
 
 use super::select::Size;
@@ -21,7 +21,7 @@ impl Report {
     pub fn start(
         session: &Session,
         facts: &DeviceFacts,
-        choices: &[Choice],
+        candidates: usize,
         budget: Duration,
     ) -> io::Result<Self> {
         if session.rank() > 0 {
@@ -33,7 +33,7 @@ impl Report {
         if let Some(warning) = facts.warning() {
             writeln!(out, "# {warning}")?;
         }
-        writeln!(out, "# {} candidates, about {:.1} s", choices.len(), budget.as_secs_f64())?;
+        writeln!(out, "# {} candidates, about {:.1} s", candidates, budget.as_secs_f64())?;
         out.flush()?;
         Ok(Self { progress: Some(Progress::new(0)) })
     }
@@ -48,6 +48,7 @@ impl Report {
     /// Writes the table: `picked` and `ratios` by size.
     pub fn rows(
         &self,
+        calls: PlannedCall,
         sizes: &[Size],
         choices: &[Choice],
         picked: &[Option<Choice>],
@@ -58,19 +59,30 @@ impl Report {
         };
         progress.clear();
         let mut out = io::stdout().lock();
-        writeln!(
-            out,
-            "#\n# medians of a call (us); of each algorithm, that of its best grid; - is much slower"
-        )?;
+        let algorithms: &[Algorithm] = match calls {
+            PlannedCall::AllReduce => &Algorithm::DIRECT,
+            _ => &[Algorithm::OneShotPull],
+        };
+        writeln!(out, "#\n# {calls}")?;
+        match calls {
+            PlannedCall::AllReduce => {
+                writeln!(
+                    out,
+                    "# medians of a call (us); of each algorithm, that of its best grid; - is much slower"
+                )?;
+            }
+            _ => writeln!(out, "# medians of a call (us), and that of the best grid")?,
+        }
         write!(out, "#{:>11} {:>10}", "size (B)", "built-in")?;
-        for algorithm in Algorithm::DIRECT {
-            write!(out, " {algorithm:>13}")?;
+        for algorithm in algorithms {
+            let name = if calls == PlannedCall::AllReduce { algorithm.name() } else { "best" };
+            write!(out, " {name:>13}")?;
         }
         writeln!(out, "  {:>8}  best", "ratio")?;
         for ((size, picked), ratio) in sizes.iter().zip(picked).zip(ratios) {
             write!(out, "{:>12} {:>10}", size.bytes, microseconds(size.median(0)))?;
-            for algorithm in Algorithm::DIRECT {
-                let own = (0..choices.len()).filter(|&index| choices[index].algorithm == algorithm);
+            for algorithm in algorithms {
+                let own = (0..choices.len()).filter(|&index| choices[index].algorithm == *algorithm);
                 // Candidate 0 is the built-in plan.
                 let best = own.filter_map(|index| size.median(index + 1)).min_by(f64::total_cmp);
                 write!(out, " {:>13}", microseconds(best))?;

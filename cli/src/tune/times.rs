@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use fast_allreduce::{DType, Device, ReduceOp};
+use fast_allreduce::plan::PlannedCall;
+use fast_allreduce::{CallKind, DType, Device, ReduceOp};
 
 use super::select::Size;
 use crate::failure::Failure;
 use crate::harness::device::Endpoint;
 use crate::harness::session::Session;
+use crate::harness::work::Work;
 
 /// Rounds in which every plan is timed once.
 const ROUNDS: usize = 9;
@@ -15,16 +17,51 @@ const ROUNDS: usize = 9;
 /// How many times slower than the fastest a plan may be to be timed in rounds.
 const HOPELESS: f64 = 2.0;
 
+/// What is timed for a kind of call: one size of it, as nccl-tests counts.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject {
+    pub calls: PlannedCall,
+    pub bytes: usize,
+}
+
+impl Subject {
+    /// Messages are sent to the right neighbour.
+    fn work(self, session: &Session) -> Work {
+        let kind = match self.calls {
+            PlannedCall::AllGather => CallKind::AllGather,
+            PlannedCall::ReduceScatter => CallKind::ReduceScatter,
+            PlannedCall::Broadcast => CallKind::Broadcast,
+            PlannedCall::Reduce => CallKind::Reduce,
+            PlannedCall::Messages => CallKind::SendRecv,
+            _ => CallKind::AllReduce,
+        };
+        let elements = self.bytes / size_of::<f32>();
+        Work::new(kind, ReduceOp::Sum, 0, elements, session.rank(), session.world_size())
+    }
+
+    /// By which its plan is looked up: the bytes of a share, where buffers hold some.
+    pub fn planned_bytes(self, ranks: usize) -> usize {
+        match self.calls {
+            PlannedCall::AllGather | PlannedCall::ReduceScatter => {
+                self.bytes / size_of::<f32>() / ranks * size_of::<f32>()
+            }
+            _ => self.bytes,
+        }
+    }
+}
+
 /// Times one size for about `budget`: f32 sums out of place. The first endpoint is always timed; of those whose plans are the
 /// same, only the first is. All ranks have the same numbers, those of the slowest. Collective.
 pub fn time<E: Endpoint>(
     session: &Session,
     endpoints: &[E],
-    bytes: usize,
+    subject: Subject,
     budget: Duration,
 ) -> Result<Size, Failure> {
-    let count = bytes / size_of::<f32>();
-    let same_as = same_as(endpoints, count);
+    let bytes = subject.bytes;
+    let work = subject.work(session);
+    let count = work.elements();
+    let same_as = same_as(endpoints, subject);
     let mut distinct: Vec<usize> = (0..endpoints.len()).filter(|&one| same_as[one] == one).collect();
     let mut input = endpoints[0].allocate::<f32>(count, false)?;
     let mut output = endpoints[0].allocate::<f32>(count, false)?;
@@ -34,7 +71,7 @@ pub fn time<E: Endpoint>(
     // Seconds of a call: `batches` of them back to back, after a fence.
     let mut time = |one: usize, batches: u64| -> Result<f64, Failure> {
         let endpoint = &endpoints[one];
-        let mut call = || endpoint.all_reduce(&input, &mut output, ReduceOp::Sum);
+        let mut call = || endpoint.start(&work, &input, &mut output);
         let mut batch = endpoint.batch(&mut call)?;
         session.fence()?;
         let batches = batches.div_ceil(batch.calls()).max(1);
@@ -72,12 +109,17 @@ pub fn time<E: Endpoint>(
     Ok(Size { bytes, same_as, seconds })
 }
 
-/// By endpoint: the first that does the same with so many elements.
-pub fn same_as<E: Endpoint>(endpoints: &[E], count: usize) -> Vec<usize> {
+/// By endpoint: the first that does the same.
+pub fn same_as<E: Endpoint>(endpoints: &[E], subject: Subject) -> Vec<usize> {
     let plan = |endpoint: &E| {
-        let mut plan = endpoint.communicator().plan(count, DType::F32);
+        let communicator = endpoint.communicator();
+        let bytes = subject.planned_bytes(communicator.world_size());
+        let mut plan = match subject.calls {
+            PlannedCall::AllReduce => communicator.plan(bytes / size_of::<f32>(), DType::F32),
+            calls => communicator.plan_of(calls, bytes),
+        };
         // Of a message of one piece, its size does not matter.
-        plan.piece_bytes = plan.piece_bytes.min(count * size_of::<f32>());
+        plan.piece_bytes = plan.piece_bytes.min(bytes);
         plan
     };
     let plans: Vec<_> = endpoints.iter().map(plan).collect();

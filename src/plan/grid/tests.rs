@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::abi::FA_MAX_BLOCKS;
 use crate::plan::table::Steps;
-use crate::plan::{Algorithm, Choice, DeviceKind, Plan, Table};
+use crate::plan::{Algorithm, Choice, DeviceKind, Plan, PlannedCall, Table};
 use crate::topology::{recorded, LinkClass};
 
 const KIB: u64 = 1 << 10;
@@ -32,7 +32,7 @@ fn facts(world_size: usize, bytes: u64, link: LinkClass) -> Facts {
 
 fn plan_by(table: &Table, facts: &Facts) -> Plan {
     let Facts { world_size, bytes, link, forced, multiprocessors } = *facts;
-    let choice = Steps::new(table, world_size, link).choice(bytes, forced);
+    let choice = Steps::new(table, PlannedCall::AllReduce, world_size, link).choice(bytes, forced);
     let (blocks, threads) = cuda(&choice, bytes, world_size, multiprocessors);
     Plan { algorithm: choice.algorithm, blocks, threads, piece_bytes: usize::MAX }
 }

@@ -9,7 +9,7 @@ use cudarc::driver::{
 };
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, Error, ReduceOp};
+use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, Error};
 
 use super::{Batch, Call, Endpoint};
 use crate::arguments::RivalName;
@@ -207,15 +207,6 @@ impl Endpoint for Gpu {
         }
         self.finish()?;
         Ok(look(&elements))
-    }
-
-    fn all_reduce<T: Number>(
-        &self,
-        input: &Memory<T>,
-        output: &mut Memory<T>,
-        op: ReduceOp,
-    ) -> Result<(), Failure> {
-        Ok(self.communicator.all_reduce(&self.stream, input, output, op)?)
     }
 
     fn start<T: Number>(

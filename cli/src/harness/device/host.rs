@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Communicator, Host, ReduceOp, Wait};
+use fast_allreduce::{Algorithm, Buffer, Communicator, Host, Wait};
 
 use super::{Batch, Call, Endpoint};
 use crate::arguments::{Bench, RivalName, Tune};
@@ -89,15 +89,6 @@ impl Endpoint for Cpu {
 
     fn read<T: Number, R>(&self, memory: &Memory<T>, look: impl FnOnce(&[T]) -> R) -> Result<R, Failure> {
         Ok(look(memory))
-    }
-
-    fn all_reduce<T: Number>(
-        &self,
-        input: &Memory<T>,
-        output: &mut Memory<T>,
-        op: ReduceOp,
-    ) -> Result<(), Failure> {
-        Ok(self.communicator.all_reduce(input, output, op)?)
     }
 
     fn start<T: Number>(

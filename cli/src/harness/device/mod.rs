@@ -5,7 +5,7 @@ pub mod cuda;
 pub mod host;
 
 use fast_allreduce::plan::Machine;
-use fast_allreduce::{Communicator, Device, ReduceOp};
+use fast_allreduce::{Communicator, Device};
 
 use super::contender::Rival;
 use super::reference::Number;
@@ -86,14 +86,6 @@ pub trait Endpoint: Sized {
         memory: &Self::Memory<T>,
         look: impl FnOnce(&[T]) -> R,
     ) -> Result<R, Failure>;
-
-    /// Starts an allreduce.
-    fn all_reduce<T: Number>(
-        &self,
-        input: &Self::Memory<T>,
-        output: &mut Self::Memory<T>,
-        op: ReduceOp,
-    ) -> Result<(), Failure>;
 
     /// Starts a call from the beginning of `input` to that of `output`.
     fn start<T: Number>(
