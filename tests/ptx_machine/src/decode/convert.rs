@@ -1,0 +1,91 @@
+//! `cvt`.
+
+use super::Decoder;
+use crate::errors::LoadResult;
+use crate::ir::{Cvt, Op, Round};
+use crate::types::Type;
+
+impl Decoder<'_, '_> {
+    pub(super) fn convert(&mut self) -> LoadResult<Op> {
+        let integer_rounding = self.take_if(|m| {
+            Some(match m {
+                "rni" => Round::Rn,
+                "rzi" => Round::Rz,
+                "rmi" => Round::Rm,
+                "rpi" => Round::Rp,
+                _ => return None,
+            })
+        });
+        let rounding = self.take_if(|m| {
+            Some(match m {
+                "rn" => Round::Rn,
+                "rz" => Round::Rz,
+                "rm" => Round::Rm,
+                "rp" => Round::Rp,
+                "rna" => Round::Rna,
+                _ => return None,
+            })
+        });
+        let (relu, ftz, sat) = (self.take("relu"), self.take("ftz"), self.take("sat"));
+        let (to, from) = (self.ty()?, self.ty()?);
+        let round = integer_rounding.or(rounding);
+        let integral = integer_rounding.is_some() && to.is_float();
+        let how = Cvt { to, from, round, integral, ftz, sat, relu };
+        if to.is_packed() {
+            self.count(3..=3)?;
+            if from != Type::F32
+                || !matches!(rounding, Some(Round::Rn | Round::Rz))
+                || sat
+                || integer_rounding.is_some()
+            {
+                return self.error("not with these modifiers");
+            }
+            return Ok(Op::CvtPack {
+                how,
+                d: self.reg(0, to)?,
+                a: self.val(1, from)?,
+                b: self.val(2, from)?,
+            });
+        }
+        self.count(2..=2)?;
+        self.check(&how, integer_rounding.is_some(), rounding.is_some())?;
+        // Narrow integers may be in wider registers, on both sides.
+        let operand = |i: usize| match &self.operands[i] {
+            crate::parser::Raw::Reg(reg) => Ok(*reg),
+            other => self.error(format!("operand {i} is to be a register, and is {other:?}")),
+        };
+        let wider = |ty: Type| ty.is_integer();
+        let d = self.check_size(operand(0)?, to, wider(to))?;
+        let a = self.val_of(&self.operands[1], from, wider(from))?;
+        Ok(Op::Cvt { how, d, a })
+    }
+
+    fn check(&self, how: &Cvt, to_integral: bool, rounds: bool) -> LoadResult<()> {
+        let Cvt { to, from, ftz, relu, round, .. } = *how;
+        let known = |ty: Type| ty.is_integer() || ty.is_float();
+        if !known(to) || !known(from) {
+            return self.error("not of this type");
+        }
+        let narrows = to.is_float() && from.is_float() && to.bytes() < from.bytes();
+        let halves = to.is_float() && from.is_float() && to.bytes() == 2 && from.bytes() == 2 && to != from;
+        let fits = match (to.is_float(), from.is_float()) {
+            (false, false) => !to_integral && !rounds,
+            (false, true) => to_integral && !rounds,
+            (true, false) => rounds && !to_integral && round != Some(Round::Rna),
+            (true, true) if narrows => rounds && !to_integral,
+            (true, true) if to == from => !rounds,
+            (true, true) => !rounds && !to_integral && !halves,
+        };
+        // Of f64 to bf16 and the like there is no instruction on most GPUs.
+        let bf16 = (to == Type::Bf16 && from != Type::F32 && from != Type::Bf16)
+            || (from == Type::Bf16 && to != Type::F32 && to != Type::Bf16);
+        let ftz_fits = !ftz || to == Type::F32 || from == Type::F32;
+        let relu_fits = !relu || (narrows && from == Type::F32);
+        let away = round == Some(Round::Rna);
+        if fits && !bf16 && ftz_fits && relu_fits && !away {
+            Ok(())
+        } else {
+            self.error("this conversion is not known")
+        }
+    }
+}

@@ -1,0 +1,555 @@
+//! A function as native code.
+//!
+//! A kernel becomes `step(frame, context) -> reason`: it runs a thread from where it stopped until it has to wait, polls in vain
+//! or ends. Between two steps the registers that live on are in the frame, behind the number of the place to go on at. Functions
+//! that kernels call become `call(context, arguments, result) -> reason`, and do not stop.
+
+mod alu;
+mod convert;
+mod float;
+mod memory;
+mod together;
+
+use cranelift_codegen::ir::condcodes::IntCC;
+use cranelift_codegen::ir::{types, AbiParam, BlockArg, InstBuilder, MemFlagsData, Type as Clif, Value};
+use cranelift_codegen::ir::{Block, FuncRef};
+use cranelift_codegen::isa::TargetFrontendConfig;
+use cranelift_frontend::{FunctionBuilder, Variable};
+use std::collections::HashMap;
+use std::mem::offset_of;
+
+use crate::analysis::{Back, Flow, Set};
+use crate::context::{reason, Context};
+use crate::errors::{Fault, LoadError, LoadResult};
+use crate::ir::{Function, Instr, Label, Op, Reg, Val};
+use crate::types::Type;
+
+/// Where registers are saved in a frame: after the number of the place to go on at, and local memory.
+pub(crate) const FRAME_HEAD: u32 = 16;
+
+/// Functions that compiled code calls.
+#[derive(Clone, Copy)]
+pub(crate) struct Helpers {
+    pub access: FuncRef,
+    pub shared: FuncRef,
+    pub observe: FuncRef,
+    pub is_in: FuncRef,
+    pub fault: FuncRef,
+    pub float: FuncRef,
+    pub convert: FuncRef,
+    pub atomic: FuncRef,
+    pub timer: FuncRef,
+}
+
+/// What is known about compiled code.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Facts {
+    pub frame_bytes: u32,
+    /// Instructions that access memory, each with a place of its own for what it last reached.
+    pub sites: u32,
+    /// By place of coverage: the instructions that are executed when it is reached.
+    pub covers: Vec<Covered>,
+}
+
+/// Instructions of a function that are executed together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Covered {
+    pub function: u32,
+    pub first: u32,
+    pub last: u32,
+}
+
+pub(crate) struct Lower<'a, 'b> {
+    pub b: FunctionBuilder<'b>,
+    pub function: &'a Function,
+    pub number: usize,
+    pub flow: &'a Flow,
+    pub helpers: Helpers,
+    pub callees: &'a HashMap<String, (FuncRef, &'a Function)>,
+    /// Whether every access is told to `observe`.
+    pub observed: bool,
+    target: TargetFrontendConfig,
+    pub facts: Facts,
+    vars: Vec<Variable>,
+    shadows: HashMap<Reg, Variable>,
+    blocks: Vec<Block>,
+    resumes: Vec<Block>,
+    frame: Value,
+    context: Value,
+    /// Addresses of the parameters and of where a function returns.
+    params: Value,
+    returned: Option<Value>,
+    sites: Value,
+    covered: Value,
+    trap: Block,
+    slots: Vec<cranelift_codegen::ir::StackSlot>,
+    /// The instruction that is being compiled.
+    at: usize,
+    block: usize,
+}
+
+pub(crate) fn flags() -> MemFlagsData {
+    MemFlagsData::trusted()
+}
+
+pub(crate) fn int(bytes: u32) -> Clif {
+    match bytes {
+        1 => types::I8,
+        2 => types::I16,
+        4 => types::I32,
+        _ => types::I64,
+    }
+}
+
+/// Parameters and result of the two kinds of functions.
+pub(crate) fn signature(entry: bool, signature: &mut cranelift_codegen::ir::Signature) {
+    let count = if entry { 2 } else { 3 };
+    signature.params.extend((0..count).map(|_| AbiParam::new(types::I64)));
+    signature.returns.push(AbiParam::new(types::I32));
+}
+
+/// What a function is compiled in.
+pub(crate) struct Around<'a> {
+    pub number: usize,
+    pub function: &'a Function,
+    pub flow: &'a Flow,
+    pub helpers: Helpers,
+    pub callees: &'a HashMap<String, (FuncRef, &'a Function)>,
+    pub observed: bool,
+    pub target: TargetFrontendConfig,
+}
+
+/// `before`: the facts of the functions that share tables with this one, whose places come after theirs.
+pub(crate) fn lower(b: FunctionBuilder, around: Around, before: &Facts) -> LoadResult<Facts> {
+    let flow = around.flow;
+    let mut lower = Lower::new(b, around);
+    lower.facts.sites = before.sites;
+    lower.facts.covers.clone_from(&before.covers);
+    for block in 0..flow.blocks.len() {
+        lower.block(block)?;
+    }
+    Ok(lower.finish())
+}
+
+impl<'a, 'b> Lower<'a, 'b> {
+    fn new(mut b: FunctionBuilder<'b>, around: Around<'a>) -> Self {
+        let Around { number, function, flow, helpers, callees, observed, target } = around;
+        let vars: Vec<Variable> =
+            function.registers.iter().map(|register| b.declare_var(int(register.ty.bytes()))).collect();
+        let shadows: HashMap<Reg, Variable> =
+            flow.doubtful.iter().map(|reg| (reg, b.declare_var(types::I8))).collect();
+        let entry = b.create_block();
+        let blocks: Vec<Block> = flow.blocks.iter().map(|_| b.create_block()).collect();
+        let dispatch = b.create_block();
+        let trap = b.create_block();
+        b.append_block_params_for_function_params(entry);
+        b.switch_to_block(entry);
+        let given = b.block_params(entry).to_vec();
+        let (frame, context) = if function.is_entry { (given[0], given[1]) } else { (given[0], given[0]) };
+        let load = |b: &mut FunctionBuilder, at: usize| b.ins().load(types::I64, flags(), context, at as i32);
+        let (params, returned) = match function.is_entry {
+            true => (load(&mut b, offset_of!(Context, params)), None),
+            false => (given[1], Some(given[2])),
+        };
+        let (sites, covered) = match function.is_entry {
+            true => (offset_of!(Context, sites), offset_of!(Context, covered)),
+            false => (offset_of!(Context, function_sites), offset_of!(Context, function_covered)),
+        };
+        let (sites, covered) = (load(&mut b, sites), load(&mut b, covered));
+        let zero = b.ins().iconst(types::I8, 0);
+        shadows.values().for_each(|&shadow| b.def_var(shadow, zero));
+        b.ins().jump(dispatch, &[]);
+        let slots = function
+            .slots
+            .iter()
+            .map(|&bytes| {
+                use cranelift_codegen::ir::{StackSlotData, StackSlotKind};
+                b.create_sized_stack_slot(StackSlotData::new(StackSlotKind::ExplicitSlot, bytes.max(8), 4))
+            })
+            .collect();
+        let facts =
+            Facts { frame_bytes: FRAME_HEAD + function.local_bytes.next_multiple_of(16), ..Facts::default() };
+        let resumes = vec![dispatch];
+        Self {
+            b,
+            function,
+            number,
+            flow,
+            helpers,
+            callees,
+            observed,
+            target,
+            facts,
+            vars,
+            shadows,
+            blocks,
+            resumes,
+            frame,
+            context,
+            params,
+            returned,
+            sites,
+            covered,
+            trap,
+            slots,
+            at: 0,
+            block: 0,
+        }
+    }
+
+    fn finish(mut self) -> Facts {
+        let (dispatch, resumes) = (self.resumes[0], self.resumes.split_off(1));
+        self.b.switch_to_block(dispatch);
+        if resumes.is_empty() {
+            self.b.ins().jump(self.blocks[0], &[]);
+        } else {
+            let pc = self.b.ins().load(types::I32, flags(), self.frame, 0);
+            let mut switch = cranelift_frontend::Switch::new();
+            switch.set_entry(0, self.blocks[0]);
+            resumes.iter().enumerate().for_each(|(i, &resume)| switch.set_entry(i as u128 + 1, resume));
+            switch.emit(&mut self.b, pc, self.trap);
+        }
+        self.b.switch_to_block(self.trap);
+        self.b.set_cold_block(self.trap);
+        let code = self.b.ins().iconst(types::I32, i64::from(reason::FAULT));
+        self.b.ins().return_(&[code]);
+        self.b.seal_all_blocks();
+        self.b.finalize(self.target);
+        self.facts
+    }
+
+    fn error<T>(&self, what: &str) -> LoadResult<T> {
+        Err(LoadError::new(self.function.code[self.at].line, what))
+    }
+
+    /// The number of the instruction, for reports.
+    fn here(&mut self) -> Value {
+        let at = (self.number as i64) << 32 | self.at as i64;
+        self.b.ins().iconst(types::I64, at)
+    }
+
+    fn get(&mut self, reg: Reg) -> Value {
+        self.b.use_var(self.vars[reg as usize])
+    }
+
+    fn set(&mut self, reg: Reg, value: Value) {
+        self.b.def_var(self.vars[reg as usize], value);
+        if let Some(&shadow) = self.shadows.get(&reg) {
+            let one = self.b.ins().iconst(types::I8, 1);
+            self.b.def_var(shadow, one);
+        }
+    }
+
+    /// As an integer of so many bytes; of a wider register the low ones.
+    fn val(&mut self, val: Val, bytes: u32) -> Value {
+        let bits = match val {
+            Val::Reg(reg) => {
+                let value = self.get(reg);
+                return if self.b.func.dfg.value_type(value).bytes() > bytes {
+                    self.b.ins().ireduce(int(bytes), value)
+                } else {
+                    value
+                };
+            }
+            Val::Imm(bits) => bits,
+            Val::F32(bits) => u64::from(bits),
+            Val::F64(bits) => bits,
+        };
+        self.constant(bits, bytes)
+    }
+
+    fn constant(&mut self, bits: u64, bytes: u32) -> Value {
+        let kept = if bytes == 8 { bits } else { bits & ((1 << (bytes * 8)) - 1) };
+        self.b.ins().iconst(int(bytes), kept as i64)
+    }
+
+    /// A register from a value of the type that an instruction works in: narrower ones are extended as their sign says.
+    fn set_typed(&mut self, reg: Reg, value: Value, ty: Type) {
+        let own = self.function.registers[reg as usize].ty.bytes();
+        let value = if own > self.b.func.dfg.value_type(value).bytes() {
+            if ty.is_signed() {
+                self.b.ins().sextend(int(own), value)
+            } else {
+                self.b.ins().uextend(int(own), value)
+            }
+        } else {
+            value
+        };
+        self.set(reg, value);
+    }
+
+    fn load_context(&mut self, ty: Clif, at: usize) -> Value {
+        self.b.ins().load(ty, flags(), self.context, at as i32)
+    }
+
+    fn store_context(&mut self, value: Value, at: usize) {
+        self.b.ins().store(flags(), value, self.context, at as i32);
+    }
+
+    fn call(&mut self, helper: FuncRef, args: &[Value]) -> Value {
+        let call = self.b.ins().call(helper, args);
+        self.b.inst_results(call).first().copied().unwrap_or(self.context)
+    }
+
+    /// Goes on where `ok` is not 0; elsewhere the launch fails.
+    fn or_fault(&mut self, ok: Value, fault: Fault) {
+        let (bad, good) = (self.b.create_block(), self.b.create_block());
+        self.b.set_cold_block(bad);
+        self.b.ins().brif(ok, good, &[], bad, &[]);
+        self.b.switch_to_block(bad);
+        let code = self.b.ins().iconst(types::I32, fault as i64);
+        let here = self.here();
+        self.b.ins().call(self.helpers.fault, &[self.context, code, here]);
+        self.b.ins().jump(self.trap, &[]);
+        self.b.switch_to_block(good);
+    }
+
+    /// Goes on where a helper has returned 0.
+    fn or_trap(&mut self, failed: Value) {
+        let good = self.b.create_block();
+        self.b.ins().brif(failed, self.trap, &[], good, &[]);
+        self.b.switch_to_block(good);
+    }
+
+    /// Notes that instructions `first..last` are executed.
+    fn cover(&mut self, first: usize, last: usize) {
+        let at = self.facts.covers.len() as i32;
+        self.facts.covers.push(Covered {
+            function: self.number as u32,
+            first: first as u32,
+            last: last as u32,
+        });
+        let one = self.b.ins().iconst(types::I8, 1);
+        self.b.ins().store(flags(), one, self.covered, at);
+    }
+
+    fn block(&mut self, number: usize) -> LoadResult<()> {
+        let block = &self.flow.blocks[number];
+        self.block = number;
+        self.b.switch_to_block(self.blocks[number]);
+        if !block.reachable {
+            // Nothing leads here; it still has to end.
+            let function = self.number as u32;
+            self.facts.covers.push(Covered { function, first: block.first as u32, last: block.last as u32 });
+            self.b.ins().jump(self.trap, &[]);
+            return Ok(());
+        }
+        self.cover(block.first, block.last);
+        let mut written = block.written.clone();
+        for at in block.first..block.last {
+            self.at = at;
+            let instr = &self.function.code[at];
+            self.check_reads(instr, &written);
+            if instr.ends_block() {
+                return self.end(instr);
+            }
+            match instr.guard {
+                None => {
+                    self.instr(instr)?;
+                    instr.writes(&mut |reg| written.insert(reg));
+                }
+                Some(guard) => self.guarded(instr, guard)?,
+            }
+        }
+        self.jump(block.next[0]);
+        Ok(())
+    }
+
+    fn check_reads(&mut self, instr: &Instr, written: &Set) {
+        let mut unsure = Vec::new();
+        instr.reads(&mut |reg| {
+            if !written.has(reg) && !unsure.contains(&reg) {
+                unsure.push(reg);
+            }
+        });
+        let guard = instr.guard.map(|(reg, _)| reg);
+        for reg in unsure {
+            let shadow = self.b.use_var(self.shadows[&reg]);
+            // What an instruction that is not executed would read is not read.
+            let ok = match instr.guard {
+                Some((p, negated)) if Some(reg) != guard => {
+                    let p = self.get(p);
+                    let skipped = if negated { p } else { self.b.ins().bxor_imm_u(p, 1) };
+                    self.b.ins().bor(shadow, skipped)
+                }
+                _ => shadow,
+            };
+            self.or_fault(ok, Fault::UndefinedRegister);
+        }
+    }
+
+    fn guarded(&mut self, instr: &Instr, (p, negated): (Reg, bool)) -> LoadResult<()> {
+        let (taken, after) = (self.b.create_block(), self.b.create_block());
+        let p = self.get(p);
+        let (yes, no) = if negated { (after, taken) } else { (taken, after) };
+        self.b.ins().brif(p, yes, &[], no, &[]);
+        self.b.switch_to_block(taken);
+        self.cover(self.at, self.at + 1);
+        self.instr(instr)?;
+        self.b.ins().jump(after, &[]);
+        self.b.switch_to_block(after);
+        Ok(())
+    }
+
+    /// The last instruction of a block.
+    fn end(&mut self, instr: &Instr) -> LoadResult<()> {
+        let next = &self.flow.blocks[self.block].next;
+        match (&instr.op, instr.guard) {
+            (Op::Bra { .. }, None) => self.jump(next[0]),
+            (Op::Bra { .. }, Some((p, negated))) => {
+                let p = self.get(p);
+                let (falls, jumps) = (self.edge(next[0]), self.edge(next[1]));
+                let (yes, no) = if negated { (falls, jumps) } else { (jumps, falls) };
+                self.b.ins().brif(p, yes, &[], no, &[]);
+                self.fill_edges(&[(falls, next[0]), (jumps, next[1])]);
+            }
+            (Op::BrxIdx { index, to }, None) => self.switch(*index, to),
+            (op, None) => self.leave(op),
+            (Op::BrxIdx { .. }, Some(_)) => return self.error("a guarded brx.idx is not supported"),
+            (op, Some((p, negated))) => {
+                let p = self.get(p);
+                let (leaves, falls) = (self.b.create_block(), self.edge(next[0]));
+                let (yes, no) = if negated { (falls, leaves) } else { (leaves, falls) };
+                self.b.ins().brif(p, yes, &[], no, &[]);
+                self.b.switch_to_block(leaves);
+                self.cover(self.at, self.at + 1);
+                self.leave(op);
+                self.fill_edges(&[(falls, next[0])]);
+            }
+        }
+        Ok(())
+    }
+
+    fn switch(&mut self, index: Val, to: &[Label]) {
+        let index = self.val(index, 4);
+        let next = self.flow.blocks[self.block].next.clone();
+        let edges: Vec<Block> = next.iter().map(|&to| self.edge(to)).collect();
+        let bad = self.b.create_block();
+        let mut switch = cranelift_frontend::Switch::new();
+        (0..to.len()).for_each(|i| switch.set_entry(i as u128, edges[i]));
+        switch.emit(&mut self.b, index, bad);
+        self.b.switch_to_block(bad);
+        let no = self.b.ins().iconst(types::I8, 0);
+        self.or_fault(no, Fault::Trap);
+        self.b.ins().jump(self.trap, &[]);
+        let edges: Vec<(Block, usize)> = edges.into_iter().zip(next).collect();
+        self.fill_edges(&edges);
+    }
+
+    fn leave(&mut self, op: &Op) {
+        if matches!(op, Op::Trap) {
+            let no = self.b.ins().iconst(types::I8, 0);
+            self.or_fault(no, Fault::Trap);
+        }
+        let code = self.b.ins().iconst(types::I32, i64::from(reason::END));
+        self.b.ins().return_(&[code]);
+    }
+
+    /// The block to go to for an edge: the target itself, unless the edge goes back.
+    fn edge(&mut self, to: usize) -> Block {
+        match self.flow.back.contains_key(&(self.block, to)) {
+            true => self.b.create_block(),
+            false => self.blocks[to],
+        }
+    }
+
+    fn fill_edges(&mut self, edges: &[(Block, usize)]) {
+        for &(edge, to) in edges {
+            if edge != self.blocks[to] {
+                self.b.switch_to_block(edge);
+                self.jump(to);
+            }
+        }
+    }
+
+    /// Goes to a block; where that is back, lets other threads run in between.
+    fn jump(&mut self, to: usize) {
+        let live = &self.flow.blocks[to].live_in;
+        match self.flow.back.get(&(self.block, to)) {
+            None => {}
+            Some(Back::Poll) if self.function.is_entry => self.stop(reason::POLL, live),
+            Some(_) => {
+                let left = self.load_context(types::I64, offset_of!(Context, quantum));
+                let left = self.b.ins().iadd_imm_s(left, -1);
+                self.store_context(left, offset_of!(Context, quantum));
+                if self.function.is_entry {
+                    let (over, on) = (self.b.create_block(), self.b.create_block());
+                    self.b.set_cold_block(over);
+                    let more = self.b.ins().icmp_imm_s(IntCC::SignedGreaterThan, left, 0);
+                    self.b.ins().brif(more, on, &[], over, &[]);
+                    self.b.switch_to_block(over);
+                    self.stop(reason::QUANTUM, live);
+                    self.b.ins().jump(on, &[]);
+                    self.b.switch_to_block(on);
+                } else {
+                    // It cannot stop: what takes as long as this never ends.
+                    let more = self.b.ins().icmp_imm_s(IntCC::SignedGreaterThan, left, -(1 << 40));
+                    self.or_fault(more, Fault::Limit);
+                }
+            }
+        }
+        self.b.ins().jump(self.blocks[to], &[] as &[BlockArg]);
+    }
+
+    /// Returns to the scheduler, and goes on from here in the next step. `live` is what lives on then.
+    fn stop(&mut self, why: u32, live: &Set) {
+        let mut at = self.facts_local_end();
+        let mut saved = Vec::new();
+        for reg in live.iter() {
+            for var in [Some(self.vars[reg as usize]), self.shadows.get(&reg).copied()].into_iter().flatten()
+            {
+                let value = self.b.use_var(var);
+                saved.push((var, self.b.func.dfg.value_type(value), at));
+                self.b.ins().store(flags(), value, self.frame, at as i32);
+                at += 8;
+            }
+        }
+        self.facts.frame_bytes = self.facts.frame_bytes.max(at);
+        let pc = self.b.ins().iconst(types::I32, self.resumes.len() as i64);
+        self.b.ins().store(flags(), pc, self.frame, 0);
+        let why = self.b.ins().iconst(types::I32, i64::from(why));
+        self.b.ins().return_(&[why]);
+        let resume = self.b.create_block();
+        self.resumes.push(resume);
+        self.b.switch_to_block(resume);
+        for (var, ty, at) in saved {
+            let value = self.b.ins().load(ty, flags(), self.frame, at as i32);
+            self.b.def_var(var, value);
+        }
+    }
+
+    fn facts_local_end(&self) -> u32 {
+        FRAME_HEAD + self.function.local_bytes.next_multiple_of(16)
+    }
+
+    fn instr(&mut self, instr: &Instr) -> LoadResult<()> {
+        match &instr.op {
+            Op::Nop => Ok(()),
+            Op::Mov { .. }
+            | Op::Join { .. }
+            | Op::Split { .. }
+            | Op::Un { .. }
+            | Op::Bin { .. }
+            | Op::Tern { .. }
+            | Op::Bfi { .. }
+            | Op::Selp { .. } => self.alu(&instr.op),
+            Op::Float { .. } | Op::Setp { .. } | Op::Set { .. } | Op::Testp { .. } => self.float(&instr.op),
+            Op::Cvt { .. } | Op::CvtPack { .. } => self.convert(&instr.op),
+            Op::MovSpecial { .. }
+            | Op::MovAddress { .. }
+            | Op::Cvta { .. }
+            | Op::Isspacep { .. }
+            | Op::Ld { .. }
+            | Op::St { .. }
+            | Op::Atom { .. }
+            | Op::Fence { .. }
+            | Op::Call { .. } => self.memory(&instr.op),
+            Op::Bar { .. } | Op::Warp { .. } | Op::Activemask { .. } | Op::Nanosleep => {
+                self.together(&instr.op)
+            }
+            Op::Bra { .. } | Op::BrxIdx { .. } | Op::Ret | Op::Exit | Op::Trap => {
+                self.error("an end within a block")
+            }
+        }
+    }
+}

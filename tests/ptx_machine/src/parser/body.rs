@@ -1,0 +1,338 @@
+//! The body of a function: declarations, labels and instructions, in nested scopes.
+
+use std::collections::HashMap;
+
+use super::{align_up, Param, Parser, Raw, Signature, Variable};
+use crate::decode::{self, Context};
+use crate::errors::LoadResult;
+use crate::ir::{Base, Function, Instr, Label, Loc, Reg, Register};
+use crate::lexer::Token;
+use crate::types::{Space, Type};
+
+/// What a function has names for while it is read.
+pub(crate) struct Body<'a> {
+    pub function: Function,
+    params: HashMap<&'a str, Param>,
+    /// The innermost last.
+    scopes: Vec<Names<'a>>,
+    labels: HashMap<&'a str, Label>,
+    /// Where they were defined; first used at a line.
+    defined: Vec<Option<u32>>,
+    used: Vec<u32>,
+    targets: HashMap<&'a str, Vec<Label>>,
+    loc: Loc,
+}
+
+#[derive(Default)]
+struct Names<'a> {
+    registers: HashMap<&'a str, Reg>,
+    /// `%r<5>`: by prefix, the first and how many.
+    ranges: HashMap<&'a str, (Reg, u32)>,
+    slots: HashMap<&'a str, u32>,
+    variables: HashMap<&'a str, Variable>,
+}
+
+/// Most registers of a thread here. A GPU has 255, but PTX is before their allocation.
+const MOST_REGISTERS: usize = 1 << 16;
+
+impl<'a> Body<'a> {
+    pub fn register(&self, name: &str) -> Option<Reg> {
+        if !name.starts_with(['%', '_', '$']) && !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
+            return None;
+        }
+        let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+        let (prefix, number) = name.split_at(name.len() - digits);
+        for names in self.scopes.iter().rev() {
+            if let Some(&reg) = names.registers.get(name) {
+                return Some(reg);
+            }
+            if let (Some(&(first, count)), Ok(number)) = (names.ranges.get(prefix), number.parse::<u32>()) {
+                if number < count {
+                    return Some(first + number);
+                }
+            }
+        }
+        None
+    }
+
+    pub fn slot(&self, name: &str) -> Option<u32> {
+        self.scopes.iter().rev().find_map(|names| names.slots.get(name).copied())
+    }
+
+    /// Where a name of a variable points to.
+    fn variable(&self, name: &str) -> Option<(Space, Base, u64)> {
+        if let Some(param) = self.params.get(name) {
+            return Some((
+                Space::Param,
+                if param.returned { Base::Return } else { Base::Param },
+                param.offset,
+            ));
+        }
+        if let Some(slot) = self.slot(name) {
+            return Some((Space::Param, Base::Slot(slot), 0));
+        }
+        let variable = self.scopes.iter().rev().find_map(|names| names.variables.get(name))?;
+        Some((variable.space, base_of(variable.space), variable.offset))
+    }
+
+    /// Of a label, which may come later.
+    fn label(&mut self, name: &'a str, line: u32) -> Label {
+        let next = self.defined.len() as Label;
+        let label = *self.labels.entry(name).or_insert(next);
+        if label == next {
+            self.defined.push(None);
+            self.used.push(line);
+        }
+        label
+    }
+}
+
+fn base_of(space: Space) -> Base {
+    match space {
+        Space::Shared => Base::Shared,
+        Space::Local => Base::Local,
+        _ => Base::Data,
+    }
+}
+
+impl<'a> Parser<'a> {
+    pub(super) fn body(
+        &mut self,
+        function: Function,
+        params: HashMap<&'a str, Param>,
+    ) -> LoadResult<Function> {
+        let mut body = Body {
+            function,
+            params,
+            scopes: Vec::new(),
+            labels: HashMap::new(),
+            defined: Vec::new(),
+            used: Vec::new(),
+            targets: HashMap::new(),
+            loc: Loc::default(),
+        };
+        if !self.is_mark(b'{') {
+            return self.error("a body was expected");
+        }
+        loop {
+            self.statement(&mut body)?;
+            if body.scopes.is_empty() {
+                break;
+            }
+        }
+        for (i, defined) in body.defined.iter().enumerate() {
+            match defined {
+                Some(at) => body.function.labels.push(*at),
+                None => {
+                    let name = body
+                        .labels
+                        .iter()
+                        .find(|(_, &label)| label as usize == i)
+                        .map_or("", |(name, _)| name);
+                    return Err(crate::errors::LoadError::new(body.used[i], format!("{name:?} is no label")));
+                }
+            }
+        }
+        Ok(body.function)
+    }
+
+    fn statement(&mut self, body: &mut Body<'a>) -> LoadResult<()> {
+        match self.next()? {
+            Token::Mark(b'{') => {
+                if body.scopes.len() > 30 {
+                    return self.error("scopes are nested too deeply");
+                }
+                body.scopes.push(Names::default());
+                Ok(())
+            }
+            Token::Mark(b'}') => {
+                body.scopes.pop();
+                Ok(())
+            }
+            Token::Mark(b';') => Ok(()),
+            Token::Mark(b'@') => {
+                let negated = self.take_mark(b'!');
+                let name = self.word()?;
+                let Some(guard) = body.register(name) else {
+                    return self.error(format!("{name:?} is no register"));
+                };
+                if body.function.registers[guard as usize].ty != Type::Pred {
+                    return self.error(format!("{name:?} is no predicate"));
+                }
+                let opcode = self.word()?;
+                self.instruction(body, opcode, Some((guard, negated)))
+            }
+            Token::Word(word) if self.is_mark(b':') => self.label_or_targets(body, word),
+            Token::Word(word) if word.starts_with('.') => self.declaration(body, word),
+            Token::Word(word) => self.instruction(body, word, None),
+            other => self.error(format!("{other:?} begins no statement")),
+        }
+    }
+
+    fn label_or_targets(&mut self, body: &mut Body<'a>, name: &'a str) -> LoadResult<()> {
+        self.expect(b':')?;
+        if self.take_word(".branchtargets") {
+            let mut targets = Vec::new();
+            loop {
+                let line = self.line();
+                let target = self.word()?;
+                targets.push(body.label(target, line));
+                if !self.take_mark(b',') {
+                    break;
+                }
+            }
+            body.targets.insert(name, targets);
+            return self.expect(b';');
+        }
+        let line = self.line();
+        let label = body.label(name, line) as usize;
+        let at = body.function.code.len() as u32;
+        if body.defined[label].replace(at).is_some() {
+            return self.error(format!("the label {name} is there twice"));
+        }
+        Ok(())
+    }
+
+    fn declaration(&mut self, body: &mut Body<'a>, word: &'a str) -> LoadResult<()> {
+        match word {
+            ".reg" => return self.registers(body),
+            ".loc" => return self.loc(body),
+            ".pragma" => return self.pragma(),
+            ".param" | ".local" | ".shared" => {}
+            other => return self.error(format!("{other:?} is not known in a body")),
+        }
+        let declared = self.declared()?;
+        if declared.open || declared.copies != 1 {
+            return self.error("a variable of a body has a size");
+        }
+        self.expect(b';')?;
+        let module_shared = &mut self.module.shared_bytes;
+        let function = &mut body.function;
+        let Some(names) = body.scopes.last_mut() else {
+            return self.error("a declaration outside of a body");
+        };
+        let (space, end) = match word {
+            ".param" => {
+                names.slots.insert(declared.name, function.slots.len() as u32);
+                function.slots.push(declared.bytes as u32);
+                return Ok(());
+            }
+            ".local" => (Space::Local, &mut function.local_bytes),
+            // Each has a place of its own among the module's, so that none depends on the kernel.
+            _ => (Space::Shared, module_shared),
+        };
+        let offset = align_up(u64::from(*end), declared.align);
+        *end = (offset + declared.bytes) as u32;
+        names.variables.insert(declared.name, Variable { space, offset });
+        Ok(())
+    }
+
+    fn registers(&mut self, body: &mut Body<'a>) -> LoadResult<()> {
+        let word = self.word()?;
+        let Some(ty) = word.strip_prefix('.').and_then(Type::parse) else {
+            return self.error(format!("{word:?} is no type of a register"));
+        };
+        loop {
+            let name = self.word()?;
+            let count = if self.take_mark(b'<') {
+                let count = self.small()?;
+                self.expect(b'>')?;
+                Some(count)
+            } else {
+                None
+            };
+            let first = body.function.registers.len() as Reg;
+            if first as usize + count.unwrap_or(1) as usize > MOST_REGISTERS {
+                return self.error("too many registers");
+            }
+            let Some(names) = body.scopes.last_mut() else {
+                return self.error("a register outside of a body");
+            };
+            match count {
+                Some(count) => {
+                    names.ranges.insert(name, (first, count));
+                    let all = (0..count).map(|i| Register { name: format!("{name}{i}"), ty });
+                    body.function.registers.extend(all);
+                }
+                None => {
+                    names.registers.insert(name, first);
+                    body.function.registers.push(Register { name: name.to_owned(), ty });
+                }
+            }
+            if !self.take_mark(b',') {
+                return self.expect(b';');
+            }
+        }
+    }
+
+    fn loc(&mut self, body: &mut Body<'a>) -> LoadResult<()> {
+        let (file, line, _column) = (self.small()?, self.small()?, self.small()?);
+        body.loc = Loc { file, line, into: (0, 0) };
+        if !self.take_mark(b',') {
+            return Ok(());
+        }
+        if !self.take_word("function_name") {
+            return self.error("function_name was expected");
+        }
+        self.word()?;
+        if self.take_mark(b'+') {
+            self.int()?;
+        }
+        self.expect(b',')?;
+        if !self.take_word("inlined_at") {
+            return self.error("inlined_at was expected");
+        }
+        body.loc.into = (self.small()?, self.small()?);
+        self.small()?;
+        Ok(())
+    }
+
+    fn instruction(
+        &mut self,
+        body: &mut Body<'a>,
+        opcode: &'a str,
+        guard: Option<(Reg, bool)>,
+    ) -> LoadResult<()> {
+        let line = self.tokens[self.at - 1].line;
+        let operands = self.operands(body)?;
+        let targets = match &operands[..] {
+            [.., Raw::Name(name, 0)] => body.targets.get(name).cloned(),
+            _ => None,
+        };
+        let variables = &self.variables;
+        let known = |name: &str| {
+            let of_module = || variables.get(name).map(|v| (v.space, base_of(v.space), v.offset));
+            body.variable(name).or_else(of_module)
+        };
+        let context = Context { line, registers: &body.function.registers, variable: &known };
+        let op = match decode::decode(&context, opcode, &operands)? {
+            decode::Decoded::Op(op) => op,
+            decode::Decoded::Branch(name) => crate::ir::Op::Bra { to: body.label(name, line) },
+            decode::Decoded::Switch(index) => {
+                let Some(to) = targets else {
+                    return self.error("brx.idx wants .branchtargets that come before it");
+                };
+                crate::ir::Op::BrxIdx { index, to }
+            }
+            decode::Decoded::Call { returns, name, args } => {
+                let slot = |name: &&str| body.slot(name);
+                let all: Option<Vec<u32>> = args.iter().map(slot).collect();
+                let returns: Option<Vec<u32>> = returns.iter().map(slot).collect();
+                let (Some(args), Some(returns)) = (all, returns) else {
+                    return self.error("arguments of a call are .param variables");
+                };
+                let bytes = |slot: &u32| body.function.slots[*slot as usize];
+                let signature = Signature {
+                    returns: returns.iter().map(bytes).sum(),
+                    params: args.iter().map(bytes).collect(),
+                };
+                if self.signatures.get(name) != Some(&signature) || returns.len() > 1 {
+                    return self.error(format!("{name} was not declared with such parameters"));
+                }
+                crate::ir::Op::Call { name: name.to_owned(), returns: returns.first().copied(), args }
+            }
+        };
+        body.function.code.push(Instr { line, loc: body.loc, guard, op });
+        Ok(())
+    }
+}

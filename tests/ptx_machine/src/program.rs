@@ -1,0 +1,260 @@
+//! A module that can be launched: its functions are compiled when they are first needed.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU8;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cranelift_codegen::settings::{self, Configurable};
+use cranelift_codegen::Context as Codegen;
+use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
+use cranelift_jit::{JITBuilder, JITModule};
+use cranelift_module::{FuncId, Linkage, Module as _};
+
+use crate::analysis::Flow;
+use crate::context::Context;
+use crate::errors::{LoadError, LoadResult};
+use crate::ir::{Function, Module};
+use crate::lower::{self, Around, Facts, Helpers};
+use crate::{runtime, soft};
+
+/// `step` of a kernel.
+pub(crate) type Step = unsafe extern "C" fn(*mut u8, *mut Context) -> u32;
+
+/// A kernel in native code.
+pub(crate) struct Kernel {
+    pub number: usize,
+    pub step: Step,
+    pub facts: Facts,
+    /// By place of coverage: whether it has been reached.
+    pub covered: Box<[AtomicU8]>,
+}
+
+/// A loaded module.
+pub struct Program {
+    pub(crate) module: Module,
+    jit: Mutex<Jit>,
+    /// Of the functions that kernels call, one after the other.
+    pub(crate) function_facts: Facts,
+    pub(crate) function_covered: Box<[AtomicU8]>,
+    /// Variables of the module, in the host's memory.
+    pub(crate) data: Data,
+    observed: bool,
+}
+
+/// Variables, 16-byte aligned. Kernels of several threads write there, as on a GPU.
+pub(crate) struct Data(Box<[std::cell::UnsafeCell<u128>]>);
+
+// SAFETY: the host reads only the address; accesses of kernels are their own business, as of any other device memory.
+unsafe impl Sync for Data {}
+// SAFETY: likewise.
+unsafe impl Send for Data {}
+
+impl Data {
+    fn new(bytes: &[u8]) -> Self {
+        let words = bytes.chunks(16).map(|chunk| {
+            let mut word = [0; 16];
+            word[..chunk.len()].copy_from_slice(chunk);
+            std::cell::UnsafeCell::new(u128::from_le_bytes(word))
+        });
+        Self(words.collect())
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.0.as_ptr() as u64
+    }
+}
+
+struct Jit {
+    module: JITModule,
+    ids: HashMap<String, FuncId>,
+    kernels: HashMap<usize, Arc<Kernel>>,
+    builder: FunctionBuilderContext,
+}
+
+impl Program {
+    /// Reads and checks a module. `observed`: its launches can look for races.
+    ///
+    /// # Errors
+    ///
+    /// Whatever is not known or not right, with its line.
+    pub fn load(text: &str, observed: bool) -> LoadResult<Self> {
+        let module = crate::parse(text)?;
+        let mut jit = Jit::new().map_err(|what| LoadError::new(0, what))?;
+        let mut facts = Facts::default();
+        for (number, function) in module.functions.iter().enumerate() {
+            if !function.is_entry {
+                jit.function(&module, number, &mut facts, observed)?;
+            }
+        }
+        let covered = facts.covers.iter().map(|_| AtomicU8::new(0)).collect();
+        let data = Data::new(&module.data);
+        Ok(Self {
+            module,
+            jit: Mutex::new(jit),
+            function_facts: facts,
+            function_covered: covered,
+            data,
+            observed,
+        })
+    }
+
+    /// The numbers of threads that a block of a kernel may have; None: there is no such kernel.
+    pub fn most_threads(&self, name: &str) -> Option<u32> {
+        self.entry(name).map(|(_, function)| function.most_threads)
+    }
+
+    /// Bytes of a kernel's parameters.
+    pub fn parameter_bytes(&self, name: &str) -> Option<u32> {
+        self.entry(name).map(|(_, function)| function.param_bytes)
+    }
+
+    /// The kernels, in the order of the text.
+    pub fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.module
+            .functions
+            .iter()
+            .filter(|function| function.is_entry)
+            .map(|function| function.name.as_str())
+    }
+
+    /// Compiles a kernel, unless it is.
+    ///
+    /// # Errors
+    ///
+    /// An instruction that cannot be compiled where it is.
+    pub fn compile(&self, name: &str) -> LoadResult<()> {
+        self.kernel(name).map(|_| ())
+    }
+
+    pub(crate) fn entry(&self, name: &str) -> Option<(usize, &Function)> {
+        let number = *self.module.by_name.get(name)?;
+        let function = &self.module.functions[number];
+        function.is_entry.then_some((number, function))
+    }
+
+    pub(crate) fn kernel(&self, name: &str) -> LoadResult<Arc<Kernel>> {
+        let Some((number, _)) = self.entry(name) else {
+            return Err(LoadError::new(0, format!("there is no kernel {name}")));
+        };
+        let mut jit = self.jit.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = jit.kernels.get(&number) {
+            return Ok(Arc::clone(kernel));
+        }
+        let mut facts = Facts::default();
+        let code = jit.function(&self.module, number, &mut facts, self.observed)?;
+        // SAFETY: `function` compiled it with the parameters and the result of a `Step`.
+        let step = unsafe { std::mem::transmute::<*const u8, Step>(code) };
+        let covered = facts.covers.iter().map(|_| AtomicU8::new(0)).collect();
+        let kernel = Arc::new(Kernel { number, step, facts, covered });
+        jit.kernels.insert(number, Arc::clone(&kernel));
+        Ok(kernel)
+    }
+}
+
+impl Jit {
+    fn new() -> Result<Self, String> {
+        let mut flags = settings::builder();
+        let values = [
+            ("opt_level", "speed"),
+            ("enable_verifier", if cfg!(debug_assertions) { "true" } else { "false" }),
+        ];
+        for (name, value) in values {
+            flags.set(name, value).map_err(|error| error.to_string())?;
+        }
+        let isa = cranelift_native::builder()?
+            .finish(settings::Flags::new(flags))
+            .map_err(|error| error.to_string())?;
+        let mut builder = JITBuilder::with_isa(isa, cranelift_module::default_libcall_names());
+        let symbols: [(&str, *const u8); 9] = [
+            ("access", runtime::access as *const u8),
+            ("shared", runtime::shared as *const u8),
+            ("observe", runtime::observe as *const u8),
+            ("is_in", runtime::is_in as *const u8),
+            ("fault", runtime::fault as *const u8),
+            ("float", soft::float as *const u8),
+            ("convert", soft::convert as *const u8),
+            ("atomic", soft::atomic as *const u8),
+            ("timer", runtime::timer as *const u8),
+        ];
+        builder.symbols(symbols);
+        let module = JITModule::new(builder);
+        Ok(Self {
+            module,
+            ids: HashMap::new(),
+            kernels: HashMap::new(),
+            builder: FunctionBuilderContext::new(),
+        })
+    }
+
+    /// Compiles a function whose callees are, and adds to the facts.
+    fn function(
+        &mut self,
+        module: &Module,
+        number: usize,
+        facts: &mut Facts,
+        observed: bool,
+    ) -> LoadResult<*const u8> {
+        let function = &module.functions[number];
+        let flow = Flow::of(function)?;
+        let failed = |error: cranelift_module::ModuleError| {
+            LoadError::new(function.line, format!("{}: {error:?}", function.name))
+        };
+        let mut codegen: Codegen = self.module.make_context();
+        lower::signature(function.is_entry, &mut codegen.func.signature);
+        let name = format!("ptx {}", function.name);
+        let id =
+            self.module.declare_function(&name, Linkage::Export, &codegen.func.signature).map_err(failed)?;
+        let helpers = self.helpers(&mut codegen.func).map_err(failed)?;
+        let mut callees = HashMap::new();
+        for instr in &function.code {
+            if let crate::ir::Op::Call { name, .. } = &instr.op {
+                let callee = module.by_name.get(name).map(|&callee| &module.functions[callee]);
+                if let (Some(callee), Some(&id), false) =
+                    (callee, self.ids.get(name), callees.contains_key(name))
+                {
+                    callees.insert(
+                        name.clone(),
+                        (self.module.declare_func_in_func(id, &mut codegen.func), callee),
+                    );
+                }
+            }
+        }
+        let builder = FunctionBuilder::new(&mut codegen.func, &mut self.builder);
+        let target = self.module.target_config();
+        let around = Around { number, function, flow: &flow, helpers, callees: &callees, observed, target };
+        *facts = lower::lower(builder, around, facts)?;
+        self.module.define_function(id, &mut codegen).map_err(failed)?;
+        self.module.clear_context(&mut codegen);
+        self.module.finalize_definitions().map_err(failed)?;
+        self.ids.insert(function.name.clone(), id);
+        Ok(self.module.get_finalized_function(id))
+    }
+
+    fn helpers(
+        &mut self,
+        func: &mut cranelift_codegen::ir::Function,
+    ) -> Result<Helpers, cranelift_module::ModuleError> {
+        use cranelift_codegen::ir::types::{I32, I64};
+        use cranelift_codegen::ir::AbiParam;
+        let mut import = |name: &str,
+                          params: &[cranelift_codegen::ir::Type],
+                          returns: Option<cranelift_codegen::ir::Type>| {
+            let mut signature = self.module.make_signature();
+            signature.params.extend(params.iter().map(|&ty| AbiParam::new(ty)));
+            signature.returns.extend(returns.map(AbiParam::new));
+            let id = self.module.declare_function(name, Linkage::Import, &signature)?;
+            Ok::<_, cranelift_module::ModuleError>(self.module.declare_func_in_func(id, func))
+        };
+        Ok(Helpers {
+            access: import("access", &[I64, I64, I32, I32, I64, I64], Some(I32))?,
+            shared: import("shared", &[I64, I64, I32, I32, I64], Some(I32))?,
+            observe: import("observe", &[I64, I64, I32, I32, I64], Some(I32))?,
+            is_in: import("is_in", &[I64, I64, I32], Some(I32))?,
+            fault: import("fault", &[I64, I32, I64], None)?,
+            float: import("float", &[I32, I32, I32, I32], Some(I32))?,
+            convert: import("convert", &[I32, I64], Some(I64))?,
+            atomic: import("atomic", &[I32, I64, I64], Some(I64))?,
+            timer: import("timer", &[], Some(I64))?,
+        })
+    }
+}

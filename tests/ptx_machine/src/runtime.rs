@@ -1,0 +1,166 @@
+//! What compiled code calls: checks that its short way did not settle, and what it has no instruction for.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::context::{Context, Site};
+use crate::errors::Fault;
+use crate::run::Run;
+use crate::types::Space;
+
+/// What an access is, as a number.
+pub(crate) mod what {
+    use crate::ir::Access;
+    use crate::types::{Order, Scope};
+
+    pub const READ: u32 = 0;
+    pub const WRITE: u32 = 1;
+    pub const UPDATE: u32 = 2;
+    pub const FENCE: u32 = 3;
+
+    fn code(kind: u32, order: Order, scope: Scope) -> u32 {
+        kind | (order as u32) << 2 | (scope as u32) << 5
+    }
+
+    pub fn access(kind: u32, access: &Access) -> u32 {
+        code(kind, access.order, access.scope)
+    }
+
+    pub fn fence(order: Order, scope: Scope) -> u32 {
+        code(FENCE, order, scope)
+    }
+
+    pub fn kind(code: u32) -> u32 {
+        code & 3
+    }
+}
+
+/// Memory of the devices, as the driver knows it.
+pub trait Memory {
+    /// The allocation that an address is in, if the launching device reaches it.
+    fn find(&self, address: u64) -> Option<Range>;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    pub low: u64,
+    pub bytes: u64,
+}
+
+impl Range {
+    pub(crate) fn holds(&self, address: u64, bytes: u32) -> bool {
+        address >= self.low
+            && address - self.low <= self.bytes.wrapping_sub(bytes.into())
+            && self.bytes >= bytes.into()
+    }
+}
+
+fn record(context: &mut Context, fault: Fault, bytes: u32, at: u64, address: u64) -> u32 {
+    context.record = crate::context::Record { fault: fault as u32, bytes, at, address };
+    1
+}
+
+/// SAFETY of all of these: compiled code passes the context that it was called with, which `Run` set up and holds; its `run` is
+/// that Run, which nothing else uses during a step.
+pub(crate) unsafe extern "C" fn access(
+    context: *mut Context,
+    address: u64,
+    bytes: u32,
+    code: u32,
+    site: *mut Site,
+    at: u64,
+) -> u32 {
+    // SAFETY: see above.
+    let context = unsafe { &mut *context };
+    // SAFETY: see above.
+    let run = unsafe { &mut *context.run.cast::<Run>() };
+    if address % u64::from(bytes) != 0 {
+        return record(context, Fault::Misaligned, bytes, at, address);
+    }
+    let writes = what::kind(code) != what::READ;
+    if run.shared_range(context).holds(address, bytes) {
+        let offset = address - context.shared;
+        return shared_of(context, run, offset, bytes, code, at);
+    }
+    if run.local_range().holds(address, bytes) {
+        return 0;
+    }
+    let Some((range, writable)) = run.find(address, bytes) else {
+        return record(context, Fault::IllegalAddress, bytes, at, address);
+    };
+    if writes && !writable {
+        return record(context, Fault::ReadOnly, bytes, at, address);
+    }
+    // SAFETY: a place of this kernel's or its functions' table, which only this launch uses.
+    unsafe { *site = Site { low: range.low, span: range.bytes - u64::from(bytes) } };
+    0
+}
+
+/// As `access`, of an offset in shared memory.
+pub(crate) unsafe extern "C" fn shared(
+    context: *mut Context,
+    offset: u64,
+    bytes: u32,
+    code: u32,
+    at: u64,
+) -> u32 {
+    // SAFETY: see `access`.
+    let context = unsafe { &mut *context };
+    // SAFETY: see `access`.
+    let run = unsafe { &mut *context.run.cast::<Run>() };
+    if offset % u64::from(bytes) != 0 {
+        return record(context, Fault::Misaligned, bytes, at, offset);
+    }
+    shared_of(context, run, offset, bytes, code, at)
+}
+
+fn shared_of(context: &mut Context, run: &mut Run, offset: u64, bytes: u32, code: u32, at: u64) -> u32 {
+    match run.use_shared(context, offset, bytes, code, at) {
+        None => 0,
+        Some(fault) => record(context, fault, bytes, at, offset),
+    }
+}
+
+/// Every access and fence, where they are observed.
+pub(crate) unsafe extern "C" fn observe(
+    context: *mut Context,
+    address: u64,
+    bytes: u32,
+    code: u32,
+    at: u64,
+) -> u32 {
+    // SAFETY: see `access`.
+    let context = unsafe { &mut *context };
+    // SAFETY: see `access`.
+    let run = unsafe { &mut *context.run.cast::<Run>() };
+    match run.observe(context, address, bytes, code, at) {
+        None => 0,
+        Some(fault) => record(context, fault, bytes, at, address),
+    }
+}
+
+pub(crate) unsafe extern "C" fn fault(context: *mut Context, fault: u32, at: u64) {
+    // SAFETY: see `access`.
+    let context = unsafe { &mut *context };
+    context.record = crate::context::Record { fault, bytes: 0, at, address: 0 };
+}
+
+/// `isspacep`.
+pub(crate) unsafe extern "C" fn is_in(context: *mut Context, address: u64, space: u32) -> u32 {
+    // SAFETY: see `access`.
+    let context = unsafe { &mut *context };
+    // SAFETY: see `access`.
+    let run = unsafe { &mut *context.run.cast::<Run>() };
+    let shared = run.shared_range(context).holds(address, 1);
+    let local = run.local_range().holds(address, 1);
+    u32::from(match space {
+        s if s == Space::Shared as u32 => shared,
+        s if s == Space::Local as u32 => local,
+        s if s == Space::Global as u32 => !shared && !local && !run.is_parameter(address),
+        _ => run.is_parameter(address),
+    })
+}
+
+/// Nanoseconds.
+pub(crate) extern "C" fn timer() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
+}

@@ -1,0 +1,450 @@
+//! Conversions between numbers and arithmetic on halves, in integers: exact, then rounded once.
+
+use crate::ir::{AtomOp, Cvt, FloatOp, Round};
+use crate::types::Type;
+
+/// A binary format: bits of its fraction and of its exponent.
+#[derive(Clone, Copy)]
+struct Format {
+    fraction: u32,
+    exponent: u32,
+}
+
+impl Format {
+    fn of(ty: Type) -> Self {
+        match ty {
+            Type::F16 => Self { fraction: 10, exponent: 5 },
+            Type::Bf16 => Self { fraction: 7, exponent: 8 },
+            Type::F32 => Self { fraction: 23, exponent: 8 },
+            _ => Self { fraction: 52, exponent: 11 },
+        }
+    }
+
+    fn bias(self) -> i32 {
+        (1 << (self.exponent - 1)) - 1
+    }
+
+    fn sign(self) -> u64 {
+        1 << (self.fraction + self.exponent)
+    }
+
+    fn infinity(self) -> u64 {
+        ((1 << self.exponent) - 1) << self.fraction
+    }
+
+    /// What instructions return for a NaN.
+    fn nan(self) -> u64 {
+        match self.fraction {
+            // GPUs keep what they can of it; PTX leaves it open.
+            52 => 0x7FF8_0000_0000_0000,
+            _ => self.sign() - 1,
+        }
+    }
+}
+
+/// A number: `magnitude` * 2^`exponent`, exactly.
+#[derive(Clone, Copy)]
+enum Number {
+    Nan,
+    Infinite { negative: bool },
+    Finite { negative: bool, magnitude: u128, exponent: i32 },
+}
+
+fn unpack(bits: u64, format: Format) -> Number {
+    let negative = bits & format.sign() != 0;
+    let fraction = bits & ((1 << format.fraction) - 1);
+    let exponent = (bits >> format.fraction & ((1 << format.exponent) - 1)) as i32;
+    let least = 1 - format.bias() - format.fraction as i32;
+    match exponent {
+        0 => Number::Finite { negative, magnitude: fraction.into(), exponent: least },
+        e if e == (1 << format.exponent) - 1 && fraction != 0 => Number::Nan,
+        e if e == (1 << format.exponent) - 1 => Number::Infinite { negative },
+        e => Number::Finite {
+            negative,
+            magnitude: u128::from(fraction | 1 << format.fraction),
+            exponent: least + e - 1,
+        },
+    }
+}
+
+/// `magnitude` without its lowest `drop` bits, rounded.
+fn round(magnitude: u128, drop: u32, negative: bool, how: Round) -> u128 {
+    if drop == 0 {
+        return magnitude;
+    }
+    if drop > 127 {
+        // Less than half of the lowest bit that is kept.
+        let up = match how {
+            Round::Rp => !negative,
+            Round::Rm => negative,
+            _ => false,
+        };
+        return u128::from(up && magnitude != 0);
+    }
+    let kept = magnitude >> drop;
+    let rest = magnitude & ((1 << drop) - 1);
+    let half = 1u128 << (drop - 1);
+    let up = match how {
+        Round::Rn => rest > half || (rest == half && kept & 1 != 0),
+        Round::Rna => rest >= half,
+        Round::Rz => false,
+        Round::Rp => rest != 0 && !negative,
+        Round::Rm => rest != 0 && negative,
+    };
+    kept + u128::from(up)
+}
+
+fn pack(negative: bool, magnitude: u128, exponent: i32, format: Format, how: Round) -> u64 {
+    let sign = if negative { format.sign() } else { 0 };
+    if magnitude == 0 {
+        return sign;
+    }
+    let least = 1 - format.bias() - format.fraction as i32;
+    let width = 128 - magnitude.leading_zeros() as i32;
+    // The exponent of the lowest bit that is kept.
+    let lowest = (exponent + width - 1 - format.fraction as i32).max(least);
+    let kept = if lowest > exponent {
+        round(magnitude, (lowest - exponent) as u32, negative, how)
+    } else {
+        magnitude << (exponent - lowest)
+    };
+    // A carry out of the fraction adds one to the exponent by itself.
+    let bits = kept + (((lowest - least) as u128) << format.fraction);
+    if bits < u128::from(format.infinity()) {
+        return sign | bits as u64;
+    }
+    let to_infinity = match how {
+        Round::Rn | Round::Rna => true,
+        Round::Rz => false,
+        Round::Rp => !negative,
+        Round::Rm => negative,
+    };
+    sign | (format.infinity() - u64::from(!to_infinity))
+}
+
+fn pack_number(number: Number, format: Format, how: Round) -> u64 {
+    match number {
+        Number::Nan => format.nan(),
+        Number::Infinite { negative } => format.infinity() | if negative { format.sign() } else { 0 },
+        Number::Finite { negative, magnitude, exponent } => pack(negative, magnitude, exponent, format, how),
+    }
+}
+
+const TYPES: [Type; 21] = [
+    Type::Pred,
+    Type::B8,
+    Type::B16,
+    Type::B32,
+    Type::B64,
+    Type::B128,
+    Type::U8,
+    Type::U16,
+    Type::U32,
+    Type::U64,
+    Type::S8,
+    Type::S16,
+    Type::S32,
+    Type::S64,
+    Type::F16,
+    Type::F16x2,
+    Type::Bf16,
+    Type::Bf16x2,
+    Type::F32,
+    Type::F64,
+    Type::B32,
+];
+const ROUNDS: [Round; 5] = [Round::Rn, Round::Rz, Round::Rm, Round::Rp, Round::Rna];
+
+fn index_of(ty: Type) -> u32 {
+    TYPES.iter().position(|&other| other == ty).unwrap_or(0) as u32
+}
+
+/// A conversion as a number, for compiled code.
+pub(crate) fn convert_code(how: &Cvt) -> u32 {
+    let round =
+        how.round.map_or(0, |round| ROUNDS.iter().position(|&other| other == round).unwrap_or(0)) as u32;
+    let flags = [how.integral, how.ftz, how.sat, how.relu].into_iter().enumerate();
+    let flags: u32 = flags.map(|(i, flag)| u32::from(flag) << i).sum();
+    index_of(how.to) | index_of(how.from) << 5 | round << 10 | flags << 13
+}
+
+fn decode_convert(code: u32) -> Cvt {
+    let flag = |i: u32| code >> (13 + i) & 1 != 0;
+    Cvt {
+        to: TYPES[(code & 31) as usize],
+        from: TYPES[(code >> 5 & 31) as usize],
+        round: Some(ROUNDS[(code >> 10 & 7) as usize]),
+        integral: flag(0),
+        ftz: flag(1),
+        sat: flag(2),
+        relu: flag(3),
+    }
+}
+
+/// The value in the low bits of `bits`, which are extended as the sign of its type says.
+pub(crate) extern "C" fn convert(code: u32, bits: u64) -> u64 {
+    let how = decode_convert(code);
+    if how.to == Type::F32 && how.from == Type::F16 && code >> 13 == 0 {
+        return f16_to_f32(bits as u16).into();
+    }
+    convert_exactly(&how, bits)
+}
+
+/// As `convert`, without the short way of the most frequent ones.
+pub(crate) fn convert_exactly(how: &Cvt, bits: u64) -> u64 {
+    let round = how.round.unwrap_or(Round::Rn);
+    let mut number = if how.from.is_float() {
+        let bits = if how.ftz && how.from == Type::F32 { flush(bits, Type::F32) } else { bits };
+        unpack(bits, Format::of(how.from))
+    } else {
+        let value = if how.from.is_signed() { i128::from(bits as i64) } else { i128::from(bits) };
+        Number::Finite { negative: value < 0, magnitude: value.unsigned_abs(), exponent: 0 }
+    };
+    if how.integral {
+        number = to_integral(number, round);
+    }
+    if !how.to.is_float() {
+        return to_integer(number, how, round);
+    }
+    let format = Format::of(how.to);
+    let mut packed = pack_number(number, format, round);
+    if how.ftz && how.to == Type::F32 {
+        packed = flush(packed, Type::F32);
+    }
+    if how.relu && packed & format.sign() != 0 {
+        packed = 0;
+    }
+    if how.sat {
+        packed = saturate(packed, how.to);
+    }
+    packed
+}
+
+fn to_integral(number: Number, how: Round) -> Number {
+    match number {
+        Number::Finite { negative, magnitude, exponent } if exponent < 0 => Number::Finite {
+            negative,
+            magnitude: round(magnitude, exponent.unsigned_abs(), negative, how),
+            exponent: 0,
+        },
+        other => other,
+    }
+}
+
+/// Too large and too small ones become the largest and the smallest; a NaN 0.
+fn to_integer(number: Number, how: &Cvt, round: Round) -> u64 {
+    let bits = how.to.bits();
+    let (low, high) = match how.to.is_signed() {
+        true => (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1),
+        false => (0, (1i128 << bits) - 1),
+    };
+    let value = match to_integral(number, round) {
+        Number::Nan => 0,
+        Number::Infinite { negative } => {
+            if negative {
+                low
+            } else {
+                high
+            }
+        }
+        Number::Finite { negative, magnitude, exponent } => {
+            let width = 128 - magnitude.leading_zeros() as i32;
+            let large = if magnitude == 0 {
+                0
+            } else if width + exponent.max(0) > 100 {
+                i128::MAX
+            } else {
+                (magnitude << exponent.max(0)) as i128
+            };
+            if negative {
+                -large
+            } else {
+                large
+            }
+        }
+    };
+    let wraps = !how.sat && !how.from.is_float();
+    (if wraps { value } else { value.clamp(low, high) }) as u64
+}
+
+fn flush(bits: u64, ty: Type) -> u64 {
+    let format = Format::of(ty);
+    if bits & format.infinity() == 0 {
+        bits & format.sign()
+    } else {
+        bits
+    }
+}
+
+fn saturate(bits: u64, ty: Type) -> u64 {
+    let format = Format::of(ty);
+    let one = (format.bias() as u64) << format.fraction;
+    let is_nan = bits & !format.sign() > format.infinity();
+    match bits {
+        _ if is_nan || bits & format.sign() != 0 => 0,
+        _ => bits.min(one),
+    }
+}
+
+/// Exact; a NaN becomes the one of f32 instructions.
+fn f16_to_f32(bits: u16) -> u32 {
+    let sign = u32::from(bits & 0x8000) << 16;
+    let rest = u32::from(bits & 0x7FFF);
+    match rest {
+        0x0400..=0x7BFF => sign | ((rest << 13) + (112 << 23)),
+        0x7C00 => sign | 0x7F80_0000,
+        0x7C01.. => 0x7FFF_FFFF,
+        // Multiples of 2^-24.
+        _ => sign | (rest as f32 / 16_777_216.0).to_bits(),
+    }
+}
+
+/// An instruction on halves as a number, for compiled code.
+pub(crate) fn float_code(op: FloatOp, ty: Type, ftz: bool, sat: bool) -> u32 {
+    let (number, nan) = match op {
+        FloatOp::Add => (0, false),
+        FloatOp::Sub => (1, false),
+        FloatOp::Mul => (2, false),
+        FloatOp::Fma => (3, false),
+        FloatOp::Min { nan } => (4, nan),
+        FloatOp::Max { nan } => (5, nan),
+        FloatOp::Neg => (6, false),
+        FloatOp::Abs => (7, false),
+        // Not of halves: the decoder sees to it.
+        FloatOp::Div | FloatOp::Sqrt | FloatOp::Rcp | FloatOp::Copysign => (8, false),
+    };
+    number | u32::from(nan) << 4 | u32::from(ftz) << 5 | u32::from(sat) << 6 | index_of(ty) << 8
+}
+
+/// Of packed halves each by itself.
+pub(crate) extern "C" fn float(code: u32, a: u32, b: u32, c: u32) -> u32 {
+    let ty = TYPES[(code >> 8 & 31) as usize];
+    let (one, packed) = match ty {
+        Type::F16x2 => (Type::F16, true),
+        Type::Bf16x2 => (Type::Bf16, true),
+        other => (other, false),
+    };
+    let low = half(code, one, a & 0xFFFF, b & 0xFFFF, c & 0xFFFF);
+    if packed {
+        low | half(code, one, a >> 16, b >> 16, c >> 16) << 16
+    } else {
+        low
+    }
+}
+
+fn half(code: u32, ty: Type, a: u32, b: u32, c: u32) -> u32 {
+    let format = Format::of(ty);
+    let (ftz, sat, nan_wins) = (code >> 5 & 1 != 0, code >> 6 & 1 != 0, code >> 4 & 1 != 0);
+    let input = |bits: u32| if ftz { flush(bits.into(), ty) } else { bits.into() };
+    let (a, b, c) = (input(a), input(b), input(c));
+    // f64 has every half exactly.
+    let wide =
+        |bits: u64| f64::from_bits(pack_number(unpack(bits, format), Format::of(Type::F64), Round::Rn));
+    let (x, y, z) = (wide(a), wide(b), wide(c));
+    let is_nan = |bits: u64| bits & !format.sign() > format.infinity();
+    let narrow = |value: f64| pack_number(unpack(value.to_bits(), Format::of(Type::F64)), format, Round::Rn);
+    // -0 is below 0.
+    let key = |bits: u64| {
+        if bits & format.sign() != 0 {
+            -((bits & !format.sign()) as i64) - 1
+        } else {
+            bits as i64
+        }
+    };
+    let mut result = match code & 15 {
+        // 53 bits are more than twice those of a half and two: rounding twice is rounding once.
+        0 => narrow(x + y),
+        1 => narrow(x - y),
+        2 => narrow(x * y),
+        3 => narrow(multiply_add(x, y, z)),
+        4 | 5 if is_nan(a) || is_nan(b) => match () {
+            _ if nan_wins || (is_nan(a) && is_nan(b)) => format.nan(),
+            _ if is_nan(a) => b,
+            _ => a,
+        },
+        4 => {
+            if key(a) < key(b) {
+                a
+            } else {
+                b
+            }
+        }
+        5 => {
+            if key(a) > key(b) {
+                a
+            } else {
+                b
+            }
+        }
+        6 => return (a ^ format.sign()) as u32,
+        7 => return (a & !format.sign()) as u32,
+        _ => format.nan(),
+    };
+    if is_nan(result) {
+        result = format.nan();
+    }
+    if ftz {
+        result = flush(result, ty);
+    }
+    (if sat { saturate(result, ty) } else { result }) as u32
+}
+
+/// The product is exact; of the sum the last bit is set where it is not, so that rounding it again is right.
+fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
+    let product = x * y;
+    let sum = product + z;
+    if !sum.is_finite() {
+        return sum;
+    }
+    let of_z = sum - product;
+    let error = (product - (sum - of_z)) + (z - of_z);
+    if error == 0.0 || sum.to_bits() & 1 != 0 {
+        return sum;
+    }
+    let away = (error > 0.0) == (sum > 0.0);
+    f64::from_bits(if away { sum.to_bits() + 1 } else { sum.to_bits() - 1 })
+}
+
+/// An atomic that the CPU has no instruction for, as a number.
+pub(crate) fn atomic_code(op: AtomOp, ty: Type) -> u32 {
+    match (op, ty) {
+        (AtomOp::Inc, _) => 0,
+        (AtomOp::Dec, _) => 1,
+        (_, Type::F32) => 2,
+        _ => 3,
+    }
+}
+
+/// # Safety
+///
+/// `address` was checked: live, aligned memory of the operand's size.
+pub(crate) unsafe extern "C" fn atomic(code: u32, address: u64, operand: u64) -> u64 {
+    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    let order = Ordering::SeqCst;
+    if code == 3 {
+        // SAFETY: of the caller.
+        let word = unsafe { AtomicU64::from_ptr(address as *mut u64) };
+        let add = |bits| Some((f64::from_bits(bits) + f64::from_bits(operand)).to_bits());
+        return word.fetch_update(order, order, add).unwrap_or_else(|bits| bits);
+    }
+    // SAFETY: of the caller.
+    let word = unsafe { AtomicU32::from_ptr(address as *mut u32) };
+    let limit = operand as u32;
+    let next = |old: u32| {
+        Some(match code {
+            0 if old >= limit => 0,
+            0 => old + 1,
+            1 if old == 0 || old > limit => limit,
+            1 => old - 1,
+            _ => {
+                let sum = f32::from_bits(old) + f32::from_bits(limit);
+                if sum.is_nan() {
+                    0x7FFF_FFFF
+                } else {
+                    sum.to_bits()
+                }
+            }
+        })
+    };
+    word.fetch_update(order, order, next).unwrap_or_else(|bits| bits).into()
+}

@@ -1,0 +1,37 @@
+//! Kernels of `csrc/`, launched by hand: what the suites do through the driver, in the smallest form.
+//!
+//! `FAST_ALLREDUCE_PTX` names what nvcc made of `csrc/cuda/kernels.cu`; without it every test is ignored.
+
+#[path = "../../../../src/abi/bindings.rs"]
+#[allow(dead_code, missing_docs, clippy::all)]
+mod abi;
+#[macro_use]
+#[path = "../../../runner/mod.rs"]
+mod runner;
+
+mod faults;
+mod hot;
+mod world;
+
+use std::process::ExitCode;
+use std::sync::OnceLock;
+
+use fast_allreduce_ptx_machine::Program;
+
+use runner::{Found, Missing};
+
+/// The kernels, loaded once.
+pub(crate) fn program() -> Found<&'static Program> {
+    static PROGRAM: OnceLock<Result<Program, String>> = OnceLock::new();
+    let loaded = PROGRAM.get_or_init(|| {
+        let path =
+            std::env::var("FAST_ALLREDUCE_PTX").map_err(|_| "FAST_ALLREDUCE_PTX is not set".to_owned())?;
+        let text = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+        Ok(Program::load(&text, false).unwrap_or_else(|error| panic!("{path}: {error}")))
+    });
+    loaded.as_ref().map_err(|reason| Missing::new("ptx", reason))
+}
+
+fn main() -> ExitCode {
+    runner::run([hot::tests(), faults::tests()].into_iter().flatten().collect())
+}

@@ -1,0 +1,144 @@
+//! A world of ranks whose memory is the test's own.
+
+use std::mem::size_of;
+use std::sync::Mutex;
+
+use fast_allreduce_ptx_machine::{Launch, LaunchError, Memory, Program, Range, Settings};
+
+use crate::abi::*;
+
+/// Zeroed, 128-byte aligned bytes at an address that stays.
+pub struct Bytes(Vec<Line>);
+
+#[repr(C, align(128))]
+#[derive(Clone)]
+struct Line([u8; 128]);
+
+impl Bytes {
+    pub fn new(bytes: usize) -> Self {
+        Self(vec![Line([0; 128]); bytes.div_ceil(128)])
+    }
+
+    pub fn address(&self) -> u64 {
+        self.0.as_ptr() as u64
+    }
+
+    pub fn range(&self) -> Range {
+        Range { low: self.address(), bytes: self.0.len() as u64 * 128 }
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) {
+        // SAFETY: as many bytes as there are lines for, and of any value.
+        let all =
+            unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast::<u8>(), self.0.len() * 128) };
+        all[..bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub fn read(&self, bytes: usize) -> Vec<u8> {
+        // SAFETY: as above; no kernel runs while a test reads.
+        let all = unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast::<u8>(), self.0.len() * 128) };
+        all[..bytes].to_vec()
+    }
+}
+
+/// The allocations that kernels may reach.
+pub struct Ranges(pub Mutex<Vec<Range>>);
+
+impl Memory for Ranges {
+    fn find(&self, address: u64) -> Option<Range> {
+        let ranges = self.0.lock().unwrap();
+        ranges.iter().copied().find(|range| address >= range.low && address - range.low < range.bytes)
+    }
+}
+
+const MAILBOX: usize = 64 << 10;
+const STAGING: usize = 64 << 10;
+
+/// Regions, inputs and outputs of all ranks.
+pub struct World {
+    pub regions: Vec<Bytes>,
+    pub inputs: Vec<Bytes>,
+    pub outputs: Vec<Bytes>,
+    table: Bytes,
+    pub memory: Ranges,
+}
+
+impl World {
+    pub fn new(ranks: usize, bytes: usize) -> Self {
+        let head = size_of::<FaRegionHead>().next_multiple_of(128);
+        let all = |bytes: usize| (0..ranks).map(|_| Bytes::new(bytes)).collect::<Vec<_>>();
+        let (regions, inputs, outputs) = (all(head + 2 * MAILBOX + 2 * STAGING), all(bytes), all(bytes));
+        let table = Bytes::new(128);
+        let ranges =
+            [&regions, &inputs, &outputs].into_iter().flatten().chain([&table]).map(Bytes::range).collect();
+        Self { regions, inputs, outputs, table, memory: Ranges(Mutex::new(ranges)) }
+    }
+
+    pub fn launch_of(&self, rank: usize, algorithm: FaAlgorithm, dtype: FaDtype, count: u64) -> FaLaunch {
+        let head = size_of::<FaRegionHead>().next_multiple_of(128) as u64;
+        // SAFETY: a struct of integers.
+        let mut launch: FaLaunch = unsafe { std::mem::zeroed() };
+        for (r, region) in self.regions.iter().enumerate() {
+            launch.regions[r] = region.address();
+        }
+        launch.input = self.inputs[rank].address();
+        launch.output = self.outputs[rank].address();
+        launch.count = count;
+        launch.buffers = self.table.address();
+        launch.status = launch.regions[rank] + std::mem::offset_of!(FaRegionHead, status) as u64;
+        launch.mailbox_offset = head;
+        launch.mailbox_bytes = MAILBOX as u64;
+        launch.staging_offset = head + 2 * MAILBOX as u64;
+        launch.staging_bytes = STAGING as u64;
+        launch.place_bytes = STAGING as u64;
+        launch.timeout_ns = 20_000_000_000;
+        launch.rank = rank as u32;
+        launch.world = self.regions.len() as u32;
+        launch.dtype = dtype;
+        launch.op = FA_SUM;
+        launch.algorithm = algorithm;
+        launch
+    }
+
+    /// All ranks at once, each on a thread of the host.
+    pub fn run(
+        &self,
+        program: &Program,
+        kernel: &str,
+        shape: (u32, u32),
+        launch: impl Fn(usize) -> FaLaunch + Sync,
+    ) -> Vec<Result<(), LaunchError>> {
+        std::thread::scope(|scope| {
+            let run = |rank| {
+                let launch = launch(rank);
+                self.run_one(program, kernel, shape, &launch, rank as u64 + 1)
+            };
+            let ranks: Vec<_> = (0..self.regions.len()).map(|rank| scope.spawn(move || run(rank))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    pub fn run_one(
+        &self,
+        program: &Program,
+        kernel: &str,
+        (blocks, threads): (u32, u32),
+        launch: &FaLaunch,
+        seed: u64,
+    ) -> Result<(), LaunchError> {
+        // SAFETY: a struct of integers, without padding.
+        let params = unsafe {
+            std::slice::from_raw_parts(std::ptr::from_ref(launch).cast::<u8>(), size_of::<FaLaunch>())
+        };
+        let settings = Settings { seed, ..Settings::default() };
+        let block = [threads, 1, 1];
+        program.launch(&Launch {
+            kernel,
+            grid: [blocks, 1, 1],
+            block,
+            params,
+            memory: &self.memory,
+            settings,
+        })
+    }
+}
