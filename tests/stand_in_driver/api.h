@@ -23,6 +23,7 @@
   X(CUDA_ERROR_NOT_MAPPED, 211, "resource not mapped")                                                       \
   X(CUDA_ERROR_UNSUPPORTED_LIMIT, 215, "limit is not supported on this architecture")                        \
   X(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, 217, "peer access is not supported between these two devices")       \
+  X(CUDA_ERROR_INVALID_PTX, 218, "a PTX JIT compilation failed")                                             \
   X(CUDA_ERROR_FILE_NOT_FOUND, 301, "file not found")                                                        \
   X(CUDA_ERROR_OPERATING_SYSTEM, 304, "OS call failed or operation not supported on this OS")                \
   X(CUDA_ERROR_INVALID_HANDLE, 400, "invalid resource handle")                                               \
@@ -37,6 +38,7 @@
   X(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709, "context is destroyed")                                            \
   X(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712, "part or all of the requested memory range is mapped")   \
   X(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, 713, "pointer does not correspond to a registered memory region") \
+  X(CUDA_ERROR_MISALIGNED_ADDRESS, 716, "misaligned address")                                                \
   X(CUDA_ERROR_LAUNCH_FAILED, 719, "unspecified launch failure")                                             \
   X(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, 720, "too many blocks in cooperative launch")                   \
   X(CUDA_ERROR_NOT_PERMITTED, 800, "operation not permitted")                                                \

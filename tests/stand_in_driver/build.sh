@@ -2,6 +2,7 @@
 # Builds the stand-in driver, libcuda.so.1, in OUT_DIR, unless it is newer than all of its sources; with --test its
 # self-test too, which is then run.
 #   build.sh OUT_DIR [--test]
+# STAND_IN_MACHINE is the static library of tests/ptx_machine, where kernels are to be run from their PTX as well.
 # CXX is the compiler; STAND_IN_FLAGS are added to every call of it, for example -fsanitize=thread.
 set -eu
 
@@ -20,7 +21,7 @@ exec 9>"$out/stand_in.lock"
 flock 9
 
 stale() {
-  [ ! -e "$1" ] ||
+  [ ! -e "$1" ] || { [ -n "${STAND_IN_MACHINE:-}" ] && [ "$STAND_IN_MACHINE" -nt "$1" ]; } ||
     [ -n "$(find "$here" "$csrc" -type f ! -name 'self_test*' ! -name '*.md' -newer "$1" | head -n 1)" ]
 }
 
@@ -42,7 +43,7 @@ if stale "$out/libcuda.so.1"; then
   done
   # Replaces the old library only when it is whole: others may be loading it.
   $compile -shared -Wl,-soname,libcuda.so.1 -Wl,--no-undefined \
-    -Wl,--version-script="$here/exports.map" "$objects"/*.o -ldl -o "$objects/libcuda.so.1"
+    -Wl,--version-script="$here/exports.map" "$objects"/*.o ${STAND_IN_MACHINE:-} -ldl -lm -o "$objects/libcuda.so.1"
   mv "$objects/libcuda.so.1" "$out/libcuda.so.1"
   ln -sf libcuda.so.1 "$out/libcuda.so"
 fi

@@ -64,6 +64,7 @@ const Settings &settings() {
                         flag("STAND_IN_SYNCHRONISE"),
                         flag("STAND_IN_SUBALLOCATE"),
                         loading && strcmp(loading, "EAGER") == 0,
+                        flag("STAND_IN_PTX"),
                         multiprocessors ? atoi(multiprocessors) : 0};
   }();
   return *settings;

@@ -242,16 +242,28 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
   if (transfers && !parameters[1])
     return CUDA_ERROR_INVALID_VALUE;
 
-  if (all_ranks) {
-    if (kernel.hot_world != 0)
+  if (all_ranks && kernel.hot_world != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!all_ranks && (!runs(kernel, launch) || !has_enough_threads(shape, launch.world)))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (const PtxModule *module = function->ptx) {
+    std::vector<unsigned char> bytes;
+    if (!gather_parameters(module, kernel.name.c_str(), parameters, &bytes))
       return CUDA_ERROR_INVALID_VALUE;
+    return submit(stream_handle, [=] {
+      if (context->error != CUDA_SUCCESS)
+        return;
+      log_launch(kernel, shape, launch.count);
+      run_on_machine(context, module, kernel.name, shape.grid, shape.block, bytes);
+    });
+  }
+
+  if (all_ranks) {
     return submit(stream_handle, [=] {
       if (context->error == CUDA_SUCCESS)
         run_world(context, kernel, shape, launch.launches);
     });
   }
-  if (!runs(kernel, launch) || !has_enough_threads(shape, launch.world))
-    return CUDA_ERROR_INVALID_VALUE;
   FaTransfers messages = {};
   if (transfers)
     memcpy(&messages, parameters[1], sizeof(messages));

@@ -263,6 +263,16 @@ bool is_accessible(const CUctx_st &context, uint64_t address, size_t bytes) {
                  [&](const Allocation &allocation) { return accessible_by(allocation, context); });
 }
 
+bool accessible_range(const CUctx_st &context, uint64_t address, uint64_t *base, uint64_t *bytes) {
+  auto registry = Registry::lock();
+  const Allocation *allocation = registry.find(address);
+  if (!allocation || !accessible_by(*allocation, context))
+    return false;
+  *base = allocation->base;
+  *bytes = allocation->bytes;
+  return true;
+}
+
 uint64_t early_frees() { return freed_early; }
 
 uint64_t live_allocations(Kind kind) {

@@ -130,6 +130,8 @@ bool is_known(uint64_t address, size_t bytes);
 bool is_mapped(uint64_t address, size_t bytes);
 // Whether kernels of the context can access the whole range.
 bool is_accessible(const CUctx_st &context, uint64_t address, size_t bytes);
+// The allocation that an address is in, if kernels of the context can access it.
+bool accessible_range(const CUctx_st &context, uint64_t address, uint64_t *base, uint64_t *bytes);
 // Whether it is pageable memory, which the driver copies from and to before it returns.
 bool is_pageable(uint64_t address);
 

@@ -133,6 +133,8 @@ CUresult cuModuleLoadData(CUmodule *handle, const void *image) {
   synchronise_implicitly(context);
   auto module = std::make_shared<CUmod_st>();
   module->context = context;
+  if (machine_is_on())
+    STAND_IN_CHECK(load_ptx(image, &module->ptx));
   *handle = modules().insert(std::move(module));
   return CUDA_SUCCESS;
 }
@@ -157,6 +159,8 @@ CUresult cuModuleLoad(CUmodule *handle, const char *path) {
   char image[1] = {};
   const size_t bytes = fread(image, 1, 1, file);
   fclose(file);
+  if (machine_is_on())
+    return CUDA_ERROR_NOT_SUPPORTED;
   return bytes == 1 ? cuModuleLoadData(handle, image) : CUDA_ERROR_INVALID_IMAGE;
 }
 
@@ -183,13 +187,14 @@ CUresult cuModuleGetFunction(CUfunction *handle, CUmodule module_handle, const c
   if (!handle || !name)
     return CUDA_ERROR_INVALID_VALUE;
   auto function = std::make_shared<CUfunc_st>();
-  if (!parse(name, &function->kernel))
+  if (!parse(name, &function->kernel) || (module->ptx && !has_kernel(module->ptx, name)))
     return CUDA_ERROR_NOT_FOUND;
   std::lock_guard<std::mutex> guard(module->mutex);
   CUfunction &known = module->functions[name];
   if (!known) {
     function->module = module_handle;
     function->context = module->context;
+    function->ptx = module->ptx;
     function->loaded = settings().eager_loading;
     known = functions().insert(std::move(function));
   }

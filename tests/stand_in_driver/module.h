@@ -3,6 +3,7 @@
 
 #include "../../csrc/abi.h"
 #include "driver.h"
+#include "machine.h"
 
 namespace stand_in {
 
@@ -35,12 +36,14 @@ void load(CUfunc_st &function);
 struct CUfunc_st {
   stand_in::Kernel kernel;
   CUmodule module = nullptr;
+  const PtxModule *ptx = nullptr; // of the module
   CUcontext context = nullptr;
   std::atomic<bool> loaded{false};
 };
 
 struct CUmod_st {
   CUcontext context = nullptr;
+  const PtxModule *ptx = nullptr; // where the machine runs its kernels
   std::mutex mutex;
   std::map<std::string, CUfunction> functions;
 };

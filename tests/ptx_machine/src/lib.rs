@@ -1,16 +1,23 @@
 //! Executes on the CPU what nvcc makes of `csrc/` for GPUs, instruction by instruction: see README.md.
 
 mod analysis;
+mod block;
+mod capi;
 mod context;
+pub mod coverage;
 mod decode;
 mod effects;
+mod environment;
 mod errors;
-#[allow(missing_docs)]
+pub mod fatbin;
+mod idle;
 mod ir;
 mod lexer;
 mod lower;
 mod parser;
 mod program;
+mod race;
+mod report;
 mod run;
 mod runtime;
 mod soft;

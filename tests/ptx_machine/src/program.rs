@@ -98,14 +98,16 @@ impl Program {
         })
     }
 
-    /// The numbers of threads that a block of a kernel may have; None: there is no such kernel.
-    pub fn most_threads(&self, name: &str) -> Option<u32> {
-        self.entry(name).map(|(_, function)| function.most_threads)
+    /// Offset and size of each parameter of a kernel; None: there is no such kernel.
+    pub fn parameters(&self, name: &str) -> Option<&[(u32, u32)]> {
+        self.entry(name).map(|(_, function)| &function.params[..])
     }
 
-    /// Bytes of a kernel's parameters.
-    pub fn parameter_bytes(&self, name: &str) -> Option<u32> {
-        self.entry(name).map(|(_, function)| function.param_bytes)
+    /// Where in the source an instruction of a function is: file and line.
+    pub(crate) fn source_of(&self, function: usize, at: usize) -> String {
+        let loc = self.module.functions[function].code[at].loc;
+        let file = self.module.files.get(&loc.file).map_or("?", String::as_str);
+        format!("{}:{}", file.rsplit('/').next().unwrap_or(file), loc.line)
     }
 
     /// The kernels, in the order of the text.

@@ -1,25 +1,31 @@
-//! A launch: the threads of all blocks in turns, each until it waits, on the calling thread.
+//! Launches: the threads of all blocks in turns, each until it waits, on the calling thread.
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::block::{Block, State};
 use crate::context::{reason, Context, Record, Request, Site};
 use crate::errors::{Fault, LaunchError};
+use crate::idle::Idle;
 use crate::lower::FRAME_HEAD;
 use crate::program::{Kernel, Program};
+use crate::race::{Race, Races};
 use crate::runtime::{what, Memory, Range};
-use crate::together::{self, Barriers};
+use crate::{report, together};
 
 /// What to launch.
+#[derive(Clone, Copy)]
 pub struct Launch<'a> {
+    /// Its name.
     pub kernel: &'a str,
+    /// Blocks, and threads of each.
     pub grid: [u32; 3],
+    /// See `grid`.
     pub block: [u32; 3],
     /// All parameters, each at its offset.
     pub params: &'a [u8],
+    /// What it may reach.
     pub memory: &'a dyn Memory,
-    pub settings: Settings,
 }
 
 /// How to run it.
@@ -31,51 +37,45 @@ pub struct Settings {
     pub limit: Duration,
     /// Whether threads also stop between the parts of strong vector stores.
     pub tear: bool,
+    /// Whether to look for races, in a program that is observed.
+    pub race: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { seed: 0, limit: Duration::from_secs(120), tear: true }
+        Self { seed: 0, limit: Duration::from_secs(120), tear: true, race: false }
     }
 }
 
 /// Backward jumps of a thread in one turn.
 const QUANTUM: i64 = 1 << 14;
+/// Most threads of launches that are looked at for races: each has a clock of each.
+const MOST_RACING: u32 = 4096;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
-    Ready,
-    AtBarrier,
-    InWarp,
-    Ended,
-}
-
-/// Threads of a block, each with its frame.
-pub(crate) struct Block {
-    pub index: [u32; 3],
-    frames: Vec<u128>,
-    pub states: Vec<State>,
-    pub requests: Vec<Request>,
-    pub results: Vec<[u64; 2]>,
-    pub barriers: Barriers,
-    shared: Vec<u128>,
-    /// By byte of `shared`: whether it has been written.
-    written: Vec<bool>,
-    pub left: u32,
-}
-
-/// A launch that runs.
-pub(crate) struct Run<'a> {
-    program: &'a Program,
-    kernel: Arc<Kernel>,
+/// A launch of those that run together.
+struct Grid<'a> {
     launch: &'a Launch<'a>,
+    kernel: Arc<Kernel>,
     params: Vec<u128>,
+    sites: Vec<Site>,
+    function_sites: Vec<Site>,
     /// What the memory has told of so far, in the order of addresses.
     ranges: Vec<Range>,
-    /// Those of the thread that runs.
+}
+
+/// Launches that run.
+pub(crate) struct Run<'a> {
+    program: &'a Program,
+    settings: Settings,
+    grids: Vec<Grid<'a>>,
+    /// Of the thread that runs: its grid, its number among all, its local memory, and what its block's shared memory holds.
+    grid: usize,
+    thread: u32,
     local: Range,
-    random: u64,
     written: *mut bool,
+    random: u64,
+    races: Option<Races>,
+    race: Option<Race>,
 }
 
 /// What a pass over threads came to.
@@ -86,56 +86,57 @@ struct Pass {
 }
 
 impl Program {
-    /// Runs a grid to its end. Kernels of other launches, of other threads and processes, run meanwhile.
+    /// Runs grids to their end, on the calling thread, with all their blocks side by side. Kernels of other calls, of other
+    /// threads and processes, run meanwhile. Grids of one call are as on devices of their own.
     ///
     /// # Errors
     ///
     /// What a GPU would trap on, or get wrong: see [`Fault`].
-    pub fn launch(&self, launch: &Launch) -> Result<(), LaunchError> {
-        let invalid =
-            |what: String| LaunchError { fault: Fault::Launch, kernel: launch.kernel.to_owned(), what };
-        let kernel = self.kernel(launch.kernel).map_err(|error| invalid(error.to_string()))?;
-        let function = &self.module.functions[kernel.number];
-        let threads = extent(launch.block).filter(|&threads| threads <= function.most_threads);
-        let blocks = extent(launch.grid).filter(|&blocks| blocks <= 4096);
-        let (Some(threads), Some(blocks)) = (threads, blocks) else {
-            let most = function.most_threads;
-            return Err(invalid(format!(
-                "{:?} blocks of {:?} threads, where a block has at most {most}",
-                launch.grid, launch.block
-            )));
-        };
-        if function.exact_threads != [0; 3] && function.exact_threads != launch.block {
-            return Err(invalid(format!(
-                "blocks of {:?} threads, not {:?}",
-                launch.block, function.exact_threads
-            )));
+    pub fn launch(&self, launches: &[Launch], settings: Settings) -> Result<(), LaunchError> {
+        let mut blocks = Vec::new();
+        let mut grids = Vec::new();
+        let mut threads = 0;
+        for (number, launch) in launches.iter().enumerate() {
+            let grid = Grid::new(self, launch)?;
+            let per_block = launch.block.iter().product::<u32>();
+            let [x, y, z] = launch.grid;
+            for i in 0..x * y * z {
+                let index = [i % x, i / x % y, i / x / y];
+                let frame = grid.kernel.facts.frame_bytes;
+                blocks.push(Block::new(number, index, threads, per_block, frame, self.module.shared_bytes));
+                threads += per_block;
+            }
+            grids.push(grid);
         }
-        if launch.params.len() != function.param_bytes as usize {
-            return Err(invalid(format!(
-                "{} bytes of parameters, not {}",
-                launch.params.len(),
-                function.param_bytes
-            )));
-        }
-        let mut params = vec![0u128; launch.params.len().div_ceil(16)];
-        for (word, chunk) in params.iter_mut().zip(launch.params.chunks(16)) {
-            let mut bytes = [0; 16];
-            bytes[..chunk.len()].copy_from_slice(chunk);
-            *word = u128::from_le_bytes(bytes);
-        }
+        let races = if settings.race { Some(races(launches, &blocks, threads)?) } else { None };
         let run = Run {
             program: self,
-            kernel,
-            launch,
-            params,
-            ranges: Vec::new(),
+            settings,
+            grids,
+            grid: 0,
+            thread: 0,
             local: Range { low: 0, bytes: 0 },
-            random: launch.settings.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             written: std::ptr::null_mut(),
+            random: settings.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            races,
+            race: None,
         };
-        run.all(threads, blocks)
+        run.all(blocks)
     }
+}
+
+fn races(launches: &[Launch], blocks: &[Block], threads: u32) -> Result<Races, LaunchError> {
+    if threads > MOST_RACING {
+        let what =
+            format!("{threads} threads are too many to look for races, of which there may be {MOST_RACING}");
+        return Err(LaunchError { fault: Fault::Launch, kernel: launches[0].kernel.to_owned(), what });
+    }
+    // Where one launch runs a world, its ranks, by `%ctaid.y`, stand for devices too.
+    let places = blocks.iter().enumerate().flat_map(|(number, block)| {
+        let device = (block.launch as u32) << 16 | block.index[1];
+        std::iter::repeat_n((number as u32, device), block.states.len())
+    });
+    Ok(Races::new(places.collect()))
 }
 
 fn extent(sizes: [u32; 3]) -> Option<u32> {
@@ -143,30 +144,68 @@ fn extent(sizes: [u32; 3]) -> Option<u32> {
     (product > 0).then_some(product)
 }
 
+impl<'a> Grid<'a> {
+    fn new(program: &Program, launch: &'a Launch<'a>) -> Result<Self, LaunchError> {
+        let invalid =
+            |what: String| LaunchError { fault: Fault::Launch, kernel: launch.kernel.to_owned(), what };
+        let kernel = program.kernel(launch.kernel).map_err(|error| invalid(error.to_string()))?;
+        let function = &program.module.functions[kernel.number];
+        let most = function.most_threads;
+        let fits = extent(launch.block).is_some_and(|threads| threads <= most)
+            && extent(launch.grid).is_some_and(|blocks| blocks <= 4096);
+        if !fits {
+            let text = format!(
+                "{:?} blocks of {:?} threads, where a block has at most {most}",
+                launch.grid, launch.block
+            );
+            return Err(invalid(text));
+        }
+        if function.exact_threads != [0; 3] && function.exact_threads != launch.block {
+            return Err(invalid(format!(
+                "blocks of {:?} threads, not {:?}",
+                launch.block, function.exact_threads
+            )));
+        }
+        if launch.params.len() != function.param_bytes as usize {
+            let text = format!("{} bytes of parameters, not {}", launch.params.len(), function.param_bytes);
+            return Err(invalid(text));
+        }
+        let words = launch.params.chunks(16).map(|chunk| {
+            let mut bytes = [0; 16];
+            bytes[..chunk.len()].copy_from_slice(chunk);
+            u128::from_le_bytes(bytes)
+        });
+        Ok(Self {
+            launch,
+            params: words.collect(),
+            sites: vec![Site::NONE; kernel.facts.sites as usize],
+            function_sites: vec![Site::NONE; program.function_facts.sites as usize],
+            ranges: Vec::new(),
+            kernel,
+        })
+    }
+}
+
 impl Run<'_> {
-    fn all(mut self, threads: u32, count: u32) -> Result<(), LaunchError> {
-        let grid = self.launch.grid;
-        let mut blocks: Vec<Block> = (0..count)
-            .map(|i| self.block([i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]], threads))
-            .collect();
-        let mut sites = vec![Site::NONE; self.kernel.facts.sites as usize];
-        let mut function_sites = vec![Site::NONE; self.program.function_facts.sites as usize];
-        let mut context = self.context(&mut sites, &mut function_sites, threads);
-        let mut order: Vec<u32> = (0..threads).collect();
+    fn all(mut self, mut blocks: Vec<Block>) -> Result<(), LaunchError> {
         let mut turns: Vec<usize> = (0..blocks.len()).collect();
-        let mut idle = Idle::new(self.launch.settings.limit);
+        let mut idle = Idle::new(self.settings.limit);
+        let mut order = Vec::new();
         loop {
             let mut all = Pass::default();
             self.shuffle(&mut turns);
-            self.shuffle(&mut order);
             for &turn in &turns {
                 let block = &mut blocks[turn];
                 if block.left == 0 {
                     continue;
                 }
-                let pass = self.pass(&mut context, block, &order)?;
+                if order.len() != block.states.len() {
+                    order = (0..block.states.len() as u32).collect();
+                }
+                self.shuffle(&mut order);
+                let pass = self.pass(block, &order)?;
                 if pass.steps == 0 {
-                    return Err(self.stuck(block, Fault::Sync, ""));
+                    return Err(self.error(block, Fault::Sync, report::waiting(self.program, block)));
                 }
                 all.steps += pass.steps;
                 all.progress |= pass.progress;
@@ -175,55 +214,12 @@ impl Run<'_> {
                 return Ok(());
             }
             if !idle.rest(all.progress) {
-                let block = blocks.iter().find(|block| block.left > 0).unwrap_or(&blocks[0]);
-                return Err(self.stuck(block, Fault::Limit, &format!("{:?}; ", self.launch.settings.limit)));
+                let left: Vec<&Block> = blocks.iter().filter(|block| block.left > 0).collect();
+                let where_all: Vec<String> =
+                    left.iter().map(|block| report::waiting(self.program, block)).collect();
+                let text = format!("{:?}; {}", self.settings.limit, where_all.join("; "));
+                return Err(self.error(left.first().copied().unwrap_or(&blocks[0]), Fault::Limit, text));
             }
-        }
-    }
-
-    fn block(&self, index: [u32; 3], threads: u32) -> Block {
-        let count = threads as usize;
-        let frame = self.frame_words();
-        let shared = (self.program.module.shared_bytes as usize).div_ceil(16);
-        Block {
-            index,
-            frames: vec![0; frame * count],
-            states: vec![State::Ready; count],
-            requests: vec![Request::default(); count],
-            results: vec![[0; 2]; count],
-            barriers: Barriers::default(),
-            shared: vec![0xA5A5_A5A5_A5A5_A5A5_A5A5_A5A5_A5A5_A5A5; shared],
-            written: vec![false; shared * 16],
-            left: threads,
-        }
-    }
-
-    fn frame_words(&self) -> usize {
-        (self.kernel.facts.frame_bytes as usize).div_ceil(16)
-    }
-
-    fn context(&self, sites: &mut [Site], function_sites: &mut [Site], threads: u32) -> Context {
-        Context {
-            quantum: 0,
-            tear: 0,
-            lane: 0,
-            warp: 0,
-            warps: threads.div_ceil(32),
-            tid: [0; 3],
-            ntid: self.launch.block,
-            ctaid: [0; 3],
-            nctaid: self.launch.grid,
-            params: self.params.as_ptr() as u64,
-            shared: 0,
-            data: self.program.data.address(),
-            sites: sites.as_mut_ptr(),
-            covered: self.kernel.covered.as_ptr().cast::<u8>().cast_mut(),
-            function_sites: function_sites.as_mut_ptr(),
-            function_covered: self.program.function_covered.as_ptr().cast::<u8>().cast_mut(),
-            request: Request::default(),
-            result: [0; 2],
-            record: Record::default(),
-            run: std::ptr::null_mut(),
         }
     }
 
@@ -235,88 +231,131 @@ impl Run<'_> {
         self.random
     }
 
+    /// Begins somewhere else, and goes the other way round every other time: as good as any order, and quick.
     fn shuffle<T>(&mut self, items: &mut [T]) {
-        if self.launch.settings.seed != 0 {
-            for i in (1..items.len()).rev() {
-                let other = (self.random() % (i as u64 + 1)) as usize;
-                items.swap(i, other);
+        if self.settings.seed != 0 && items.len() > 1 {
+            let random = self.random() >> 16;
+            items.rotate_left((random >> 1) as usize % items.len());
+            if random & 1 != 0 {
+                items.reverse();
             }
         }
     }
 
     /// A turn for every thread of a block that can go on.
-    fn pass(&mut self, context: &mut Context, block: &mut Block, order: &[u32]) -> Result<Pass, LaunchError> {
+    fn pass(&mut self, block: &mut Block, order: &[u32]) -> Result<Pass, LaunchError> {
         let mut pass = Pass::default();
-        context.ctaid = block.index;
-        context.shared = block.shared.as_mut_ptr() as u64;
+        self.grid = block.launch;
         self.written = block.written.as_mut_ptr();
+        let mut context = self.context(block);
         for &thread in order {
-            if block.states[thread as usize] != State::Ready {
-                continue;
+            if block.states[thread as usize] == State::Ready {
+                pass.steps += 1;
+                pass.progress |= self.step(&mut context, block, thread)?;
             }
-            pass.steps += 1;
-            pass.progress |= self.step(context, block, thread)?;
         }
         Ok(pass)
     }
 
+    fn context(&mut self, block: &mut Block) -> Context {
+        let grid = &mut self.grids[block.launch];
+        Context {
+            quantum: 0,
+            tear: 0,
+            lane: 0,
+            warp: 0,
+            warps: (block.states.len() as u32).div_ceil(32),
+            tid: [0; 3],
+            ntid: grid.launch.block,
+            ctaid: block.index,
+            nctaid: grid.launch.grid,
+            params: grid.params.as_ptr() as u64,
+            shared: block.shared(),
+            data: self.program.data.address(),
+            sites: grid.sites.as_mut_ptr(),
+            covered: grid.kernel.covered.as_ptr().cast::<u8>().cast_mut(),
+            function_sites: grid.function_sites.as_mut_ptr(),
+            function_covered: self.program.function_covered.as_ptr().cast::<u8>().cast_mut(),
+            request: Request::default(),
+            result: [0; 2],
+            record: Record::default(),
+            run: std::ptr::null_mut(),
+        }
+    }
+
     /// True unless the thread has only polled in vain.
     fn step(&mut self, context: &mut Context, block: &mut Block, thread: u32) -> Result<bool, LaunchError> {
-        let [x, y, _] = self.launch.block;
+        let grid = &self.grids[block.launch];
+        let [x, y, _] = grid.launch.block;
+        let step = grid.kernel.step;
+        let local = self.program.module.functions[grid.kernel.number].local_bytes;
+        let i = thread as usize;
         context.tid = [thread % x, thread / x % y, thread / x / y];
         (context.lane, context.warp) = (thread % 32, thread / 32);
         context.quantum = QUANTUM;
-        context.tear =
-            if self.launch.settings.tear { (self.random() >> 20) as u32 & self.tear_mask() } else { 0 };
-        context.result = block.results[thread as usize];
-        let words = self.frame_words();
-        let frame = block.frames[thread as usize * words..].as_mut_ptr().cast::<u8>();
-        let local = self.program.module.functions[self.kernel.number].local_bytes;
+        context.tear = self.tear();
+        context.result = block.results[i];
+        self.thread = block.first_thread + thread;
+        let frame = block.frame(thread);
         self.local = Range { low: frame as u64 + u64::from(FRAME_HEAD), bytes: local.into() };
         context.run = std::ptr::from_mut(self).cast();
         // SAFETY: the frame has the size that the kernel asks for and begins with zeros; all that the context points to outlives
         // the step; `self` is reached through the context alone while the step runs.
-        let why = unsafe { (self.kernel.step)(frame, context) };
-        let i = thread as usize;
+        let why = unsafe { step(frame, context) };
         match why {
             reason::POLL => return Ok(false),
             reason::QUANTUM => {}
             reason::TORN => block.results[i][0] = context.request.args[0],
-            reason::BARRIER => {
-                (block.states[i], block.requests[i]) = (State::AtBarrier, context.request);
-                together::arrive(self.instr(context.request.at), block, i)
-                    .map_err(|what| self.wrong(block, thread, what))?;
-            }
-            reason::WARP => {
-                (block.states[i], block.requests[i]) = (State::InWarp, context.request);
-                together::meet(self.instr(context.request.at), block, i)
-                    .map_err(|what| self.wrong(block, thread, what))?;
+            reason::BARRIER | reason::WARP => {
+                block.requests[i] = context.request;
+                block.states[i] = if why == reason::BARRIER { State::AtBarrier } else { State::InWarp };
+                self.wait(block, thread)?;
             }
             reason::END => {
                 block.states[i] = State::Ended;
                 block.left -= 1;
             }
-            _ => return Err(self.failed(context, block, thread)),
+            _ => {
+                let kernel = self.grids[block.launch].launch.kernel;
+                return Err(report::failed(self.program, kernel, context.record, self.race, block, thread));
+            }
         }
         Ok(true)
     }
 
-    /// One turn in eight stops between the parts of a store, half of them store the last part first.
-    fn tear_mask(&mut self) -> u32 {
-        if self.random() % 8 == 0 {
-            3
-        } else {
-            2
+    /// Of strong vector stores: one turn in eight stops between the parts, half of them begin with the last.
+    fn tear(&mut self) -> u32 {
+        if !self.settings.tear {
+            return 0;
         }
+        let random = self.random() >> 20;
+        (random & 2) as u32 | u32::from(random & 0x70 == 0)
     }
 
-    pub(crate) fn instr(&self, at: u64) -> &crate::ir::Instr {
-        &self.program.module.functions[(at >> 32) as usize].code[at as u32 as usize]
+    fn wait(&mut self, block: &mut Block, thread: u32) -> Result<(), LaunchError> {
+        let at = block.requests[thread as usize].at;
+        let met = together::arrive(report::instr(self.program, at), block, thread as usize);
+        let met = met.map_err(|what| {
+            let place = report::place(self.program, at);
+            self.error(block, Fault::Sync, format!("{place}, {}: {what}", report::who(block, thread)))
+        })?;
+        if let Some(races) = &mut self.races {
+            match met {
+                together::Met::Waits => {}
+                together::Met::Arrived => races.arrive(block.first_thread + thread),
+                together::Met::All(threads) => races.meet(&block.numbers(&threads)),
+            }
+        }
+        Ok(())
+    }
+
+    fn error(&self, block: &Block, fault: Fault, what: String) -> LaunchError {
+        LaunchError { fault, kernel: self.grids[block.launch].launch.kernel.to_owned(), what }
     }
 
     /// The allocation of an address, and whether it may be written.
     pub(crate) fn find(&mut self, address: u64, bytes: u32) -> Option<(Range, bool)> {
-        let params = Range { low: self.params.as_ptr() as u64, bytes: self.launch.params.len() as u64 };
+        let params = self.parameters();
         let data = Range { low: self.program.data.address(), bytes: self.program.module.data.len() as u64 };
         if params.holds(address, bytes) {
             return Some((params, false));
@@ -324,19 +363,25 @@ impl Run<'_> {
         if data.holds(address, bytes) {
             return Some((data, true));
         }
-        let after = self.ranges.partition_point(|range| range.low <= address);
-        if let Some(&range) = after.checked_sub(1).and_then(|i| self.ranges.get(i)) {
+        let grid = &mut self.grids[self.grid];
+        let after = grid.ranges.partition_point(|range| range.low <= address);
+        if let Some(&range) = after.checked_sub(1).and_then(|i| grid.ranges.get(i)) {
             if range.holds(address, bytes) {
                 return Some((range, true));
             }
         }
-        let range = self.launch.memory.find(address).filter(|range| range.holds(address, bytes))?;
-        self.ranges.insert(after, range);
+        let range = grid.launch.memory.find(address).filter(|range| range.holds(address, bytes))?;
+        grid.ranges.insert(after, range);
         Some((range, true))
     }
 
+    fn parameters(&self) -> Range {
+        let grid = &self.grids[self.grid];
+        Range { low: grid.params.as_ptr() as u64, bytes: grid.launch.params.len() as u64 }
+    }
+
     pub(crate) fn is_parameter(&self, address: u64) -> bool {
-        Range { low: self.params.as_ptr() as u64, bytes: self.launch.params.len() as u64 }.holds(address, 1)
+        self.parameters().holds(address, 1)
     }
 
     pub(crate) fn shared_range(&self, context: &Context) -> Range {
@@ -347,6 +392,7 @@ impl Run<'_> {
         self.local
     }
 
+    /// An access to shared memory, by its offset.
     pub(crate) fn use_shared(
         &mut self,
         context: &Context,
@@ -366,134 +412,13 @@ impl Run<'_> {
             return Some(Fault::UndefinedShared);
         }
         written.fill(true);
-        let _ = (context, at);
-        None
+        self.observe(context.shared + offset, bytes, code, at)
     }
 
-    pub(crate) fn observe(
-        &mut self,
-        _context: &Context,
-        _address: u64,
-        _bytes: u32,
-        _code: u32,
-        _at: u64,
-    ) -> Option<Fault> {
-        None
+    /// An access or a fence of the thread that runs.
+    pub(crate) fn observe(&mut self, address: u64, bytes: u32, code: u32, at: u64) -> Option<Fault> {
+        let race = self.races.as_mut()?.access(self.thread, address, bytes, code, at)?;
+        self.race = Some(race);
+        Some(Fault::Race)
     }
-
-    /// Where an instruction is.
-    fn place(&self, at: u64) -> String {
-        let instr = self.instr(at);
-        let file = |number: u32| {
-            self.program
-                .module
-                .files
-                .get(&number)
-                .map_or("?", |name| name.rsplit("csrc/").next().unwrap_or(name))
-        };
-        let loc = instr.loc;
-        let mut text = format!("PTX line {}", instr.line);
-        if loc.file != 0 {
-            text += &format!(", {}:{}", file(loc.file), loc.line);
-        }
-        if loc.into.0 != 0 {
-            text += &format!(" in {}:{}", file(loc.into.0), loc.into.1);
-        }
-        text
-    }
-
-    fn error(&self, fault: Fault, what: String) -> LaunchError {
-        LaunchError { fault, kernel: self.launch.kernel.to_owned(), what }
-    }
-
-    fn who(block: &Block, thread: u32) -> String {
-        format!("block {:?}, thread {thread}", block.index)
-    }
-
-    fn failed(&self, context: &Context, block: &Block, thread: u32) -> LaunchError {
-        let record = context.record;
-        let all = [
-            Fault::Misaligned,
-            Fault::IllegalAddress,
-            Fault::ReadOnly,
-            Fault::UndefinedRegister,
-            Fault::UndefinedShared,
-            Fault::Limit,
-            Fault::Trap,
-            Fault::Race,
-        ];
-        let fault = all.into_iter().find(|&fault| fault as u32 == record.fault).unwrap_or(Fault::Trap);
-        let mut what = format!("{}, {}", self.place(record.at), Self::who(block, thread));
-        if record.bytes > 0 {
-            what += &format!(", {} bytes at {:#x}", record.bytes, record.address);
-        }
-        self.error(fault, what)
-    }
-
-    fn wrong(&self, block: &Block, thread: u32, what: String) -> LaunchError {
-        self.error(
-            Fault::Sync,
-            format!(
-                "{}, {}: {what}",
-                self.place(block.requests[thread as usize].at),
-                Self::who(block, thread)
-            ),
-        )
-    }
-
-    /// Says where all threads of a block wait.
-    fn stuck(&self, block: &Block, fault: Fault, why: &str) -> LaunchError {
-        let mut text = format!("{why}block {:?}:", block.index);
-        let key = |i: usize| {
-            (
-                block.states[i],
-                if matches!(block.states[i], State::Ready | State::Ended) { 0 } else { block.requests[i].at },
-            )
-        };
-        let mut first = 0;
-        for i in 1..=block.states.len() {
-            if i < block.states.len() && key(i) == key(first) {
-                continue;
-            }
-            let (state, at) = key(first);
-            let does = match state {
-                State::Ready => "run or poll".to_owned(),
-                State::Ended => "have ended".to_owned(),
-                State::AtBarrier => format!("wait at the barrier of {}", self.place(at)),
-                State::InWarp => format!("wait for their warp at {}", self.place(at)),
-            };
-            text += &format!(" threads {first} to {} {does};", i - 1);
-            first = i;
-        }
-        self.error(fault, text.trim_end_matches(';').to_owned())
-    }
-}
-
-/// Between passes in which nothing happens, other threads and processes get the CPU.
-struct Idle {
-    end: Instant,
-    limit: Duration,
-    passes: u32,
-}
-
-impl Idle {
-    fn new(limit: Duration) -> Self {
-        Self { end: Instant::now() + limit, limit, passes: 0 }
-    }
-
-    /// False: the time is up.
-    fn rest(&mut self, progress: bool) -> bool {
-        self.passes = if progress { 0 } else { self.passes + 1 };
-        match self.passes {
-            0..2 => {}
-            2..20 => std::thread::yield_now(),
-            passes => std::thread::sleep(Duration::from_micros(u64::from(passes.min(200)))),
-        }
-        Instant::now() < self.end || self.limit.is_zero()
-    }
-}
-
-/// Whether a coverage byte is set.
-pub(crate) fn is_covered(byte: &std::sync::atomic::AtomicU8) -> bool {
-    byte.load(Ordering::Relaxed) != 0
 }

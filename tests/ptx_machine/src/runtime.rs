@@ -17,8 +17,23 @@ pub(crate) mod what {
     pub const UPDATE: u32 = 2;
     pub const FENCE: u32 = 3;
 
-    fn code(kind: u32, order: Order, scope: Scope) -> u32 {
+    const ORDERS: [Order; 7] = [
+        Order::Weak,
+        Order::Volatile,
+        Order::Relaxed,
+        Order::Acquire,
+        Order::Release,
+        Order::AcqRel,
+        Order::SeqCst,
+    ];
+    const SCOPES: [Scope; 4] = [Scope::Cta, Scope::Cluster, Scope::Gpu, Scope::Sys];
+
+    pub fn code(kind: u32, order: Order, scope: Scope) -> u32 {
         kind | (order as u32) << 2 | (scope as u32) << 5
+    }
+
+    pub fn decode(code: u32) -> (Order, Scope) {
+        (ORDERS[(code >> 2 & 7) as usize % 7], SCOPES[(code >> 5 & 3) as usize])
     }
 
     pub fn access(kind: u32, access: &Access) -> u32 {
@@ -132,7 +147,7 @@ pub(crate) unsafe extern "C" fn observe(
     let context = unsafe { &mut *context };
     // SAFETY: see `access`.
     let run = unsafe { &mut *context.run.cast::<Run>() };
-    match run.observe(context, address, bytes, code, at) {
+    match run.observe(address, bytes, code, at) {
         None => 0,
         Some(fault) => record(context, fault, bytes, at, address),
     }

@@ -1,8 +1,8 @@
 //! Barriers of a block, and what the threads of a warp do together.
 
+use crate::block::{Block, State};
 use crate::context::Request;
 use crate::ir::{BarKind, BinOp, Instr, Op, ShflKind, VoteKind, WarpOp};
-use crate::run::{Block, State};
 
 const COUNT: usize = 16;
 
@@ -14,9 +14,25 @@ pub(crate) struct Barriers {
     expected: [u32; COUNT],
 }
 
-/// A thread has come to a barrier; the last to come lets all go on.
-pub(crate) fn arrive(instr: &Instr, block: &mut Block, thread: usize) -> Result<(), String> {
-    let Op::Bar { kind, aligned, .. } = instr.op else { return Err("no barrier".to_owned()) };
+/// What came of a thread's arrival.
+pub(crate) enum Met {
+    Waits,
+    /// At a barrier that it does not wait at.
+    Arrived,
+    /// These go on, and each sees what the others did before.
+    All(Vec<usize>),
+}
+
+/// A thread has come to where it meets others; the last to come lets all go on.
+pub(crate) fn arrive(instr: &Instr, block: &mut Block, thread: usize) -> Result<Met, String> {
+    match instr.op {
+        Op::Bar { kind, aligned, .. } => at_barrier(kind, aligned, block, thread),
+        Op::Warp { op, .. } => in_warp(op, block, thread),
+        _ => Err("nothing to wait for".to_owned()),
+    }
+}
+
+fn at_barrier(kind: BarKind, aligned: bool, block: &mut Block, thread: usize) -> Result<Met, String> {
     let [id, count, ..] = block.requests[thread].args;
     let id = id as usize;
     let threads = block.states.len() as u32;
@@ -41,9 +57,9 @@ pub(crate) fn arrive(instr: &Instr, block: &mut Block, thread: usize) -> Result<
         block.states[thread] = State::Ready;
     }
     if block.barriers.arrived[id] == block.barriers.expected[id] {
-        release(block, id, kind);
+        return Ok(Met::All(release(block, id, kind)));
     }
-    Ok(())
+    Ok(if kind == BarKind::Arrive { Met::Arrived } else { Met::Waits })
 }
 
 /// All threads of a warp come to the same instruction, where it says that they do.
@@ -59,30 +75,25 @@ fn check_aligned(block: &Block, thread: usize) -> Result<(), String> {
     Ok(())
 }
 
-fn release(block: &mut Block, id: usize, kind: BarKind) {
-    let waits = |block: &Block, i: usize| {
-        block.states[i] == State::AtBarrier && block.requests[i].args[0] == id as u64
-    };
-    let threads = 0..block.states.len();
-    let votes = || threads.clone().filter(|&i| waits(block, i)).map(|i| block.requests[i].args[2] != 0);
+fn release(block: &mut Block, id: usize, kind: BarKind) -> Vec<usize> {
+    let waits = |&i: &usize| block.states[i] == State::AtBarrier && block.requests[i].args[0] == id as u64;
+    let threads: Vec<usize> = (0..block.states.len()).filter(waits).collect();
+    let votes = || threads.iter().map(|&i| block.requests[i].args[2] != 0);
     let result = match kind {
         BarKind::RedPopc => votes().filter(|&vote| vote).count() as u64,
         BarKind::RedAnd => votes().all(|vote| vote).into(),
         BarKind::RedOr => votes().any(|vote| vote).into(),
         BarKind::Sync | BarKind::Arrive => 0,
     };
-    for i in threads {
-        if waits(block, i) {
-            block.states[i] = State::Ready;
-            block.results[i] = [result, 0];
-        }
+    for &i in &threads {
+        block.states[i] = State::Ready;
+        block.results[i] = [result, 0];
     }
     block.barriers.arrived[id] = 0;
+    threads
 }
 
-/// A thread has come to an instruction of its warp; the last of the mask lets all go on, each with its result.
-pub(crate) fn meet(instr: &Instr, block: &mut Block, thread: usize) -> Result<(), String> {
-    let Op::Warp { op, .. } = instr.op else { return Err("no instruction of a warp".to_owned()) };
+fn in_warp(op: WarpOp, block: &mut Block, thread: usize) -> Result<Met, String> {
     let first = thread / 32 * 32;
     let own = block.requests[thread];
     let mask = own.args[0] as u32;
@@ -102,7 +113,7 @@ pub(crate) fn meet(instr: &Instr, block: &mut Block, thread: usize) -> Result<()
             }
             State::Ended => return Err(format!("thread {} of the mask has ended", first + lane)),
             // It is on its way, or at another one, from which it may come.
-            _ => return Ok(()),
+            _ => return Ok(Met::Waits),
         }
     }
     let requests: Vec<(usize, Request)> =
@@ -111,7 +122,11 @@ pub(crate) fn meet(instr: &Instr, block: &mut Block, thread: usize) -> Result<()
         block.results[first + lane] = result(op, &requests, lane, request)?;
         block.states[first + lane] = State::Ready;
     }
-    Ok(())
+    // Of these bar.warp.sync alone orders memory.
+    Ok(match op {
+        WarpOp::Sync => Met::All(lanes.iter().map(|lane| first + lane).collect()),
+        _ => Met::Waits,
+    })
 }
 
 /// The register and the predicate of one lane.

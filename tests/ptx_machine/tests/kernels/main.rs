@@ -11,6 +11,7 @@ mod runner;
 
 mod faults;
 mod hot;
+mod races;
 mod world;
 
 use std::process::ExitCode;
@@ -23,15 +24,25 @@ use runner::{Found, Missing};
 /// The kernels, loaded once.
 pub(crate) fn program() -> Found<&'static Program> {
     static PROGRAM: OnceLock<Result<Program, String>> = OnceLock::new();
-    let loaded = PROGRAM.get_or_init(|| {
+    found(&PROGRAM, false)
+}
+
+/// As `program`, compiled so that races are seen.
+pub(crate) fn observed() -> Found<&'static Program> {
+    static PROGRAM: OnceLock<Result<Program, String>> = OnceLock::new();
+    found(&PROGRAM, true)
+}
+
+fn found(program: &'static OnceLock<Result<Program, String>>, observed: bool) -> Found<&'static Program> {
+    let load = || {
         let path =
             std::env::var("FAST_ALLREDUCE_PTX").map_err(|_| "FAST_ALLREDUCE_PTX is not set".to_owned())?;
         let text = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-        Ok(Program::load(&text, false).unwrap_or_else(|error| panic!("{path}: {error}")))
-    });
-    loaded.as_ref().map_err(|reason| Missing::new("ptx", reason))
+        Ok(Program::load(&text, observed).unwrap_or_else(|error| panic!("{path}: {error}")))
+    };
+    program.get_or_init(load).as_ref().map_err(|reason| Missing::new("ptx", reason))
 }
 
 fn main() -> ExitCode {
-    runner::run([hot::tests(), faults::tests()].into_iter().flatten().collect())
+    runner::run([hot::tests(), faults::tests(), races::tests()].into_iter().flatten().collect())
 }

@@ -2,6 +2,7 @@
 
 use std::mem::size_of;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use fast_allreduce_ptx_machine::{Launch, LaunchError, Memory, Program, Range, Settings};
 
@@ -51,6 +52,9 @@ impl Memory for Ranges {
     }
 }
 
+/// No launch of these tests takes so long, unless it never ends.
+const LIMIT: Duration = Duration::from_secs(60);
+
 const MAILBOX: usize = 64 << 10;
 const STAGING: usize = 64 << 10;
 
@@ -91,7 +95,7 @@ impl World {
         launch.staging_offset = head + 2 * MAILBOX as u64;
         launch.staging_bytes = STAGING as u64;
         launch.place_bytes = STAGING as u64;
-        launch.timeout_ns = 20_000_000_000;
+        launch.timeout_ns = 30_000_000_000;
         launch.rank = rank as u32;
         launch.world = self.regions.len() as u32;
         launch.dtype = dtype;
@@ -118,27 +122,42 @@ impl World {
         })
     }
 
+    /// One rank alone, on this thread.
     pub fn run_one(
         &self,
         program: &Program,
         kernel: &str,
-        (blocks, threads): (u32, u32),
+        shape: (u32, u32),
         launch: &FaLaunch,
         seed: u64,
     ) -> Result<(), LaunchError> {
+        let settings = Settings { seed, limit: LIMIT, ..Settings::default() };
+        program.launch(&[self.as_launch(kernel, shape, launch)], settings)
+    }
+
+    /// All ranks on this thread, in turns that the seed says.
+    pub fn run_together(
+        &self,
+        program: &Program,
+        kernel: &str,
+        shape: (u32, u32),
+        launches: &[FaLaunch],
+        settings: Settings,
+    ) -> Result<(), LaunchError> {
+        let launches: Vec<_> = launches.iter().map(|launch| self.as_launch(kernel, shape, launch)).collect();
+        program.launch(&launches, Settings { limit: LIMIT, ..settings })
+    }
+
+    fn as_launch<'a>(
+        &'a self,
+        kernel: &'a str,
+        (blocks, threads): (u32, u32),
+        launch: &'a FaLaunch,
+    ) -> Launch<'a> {
         // SAFETY: a struct of integers, without padding.
         let params = unsafe {
             std::slice::from_raw_parts(std::ptr::from_ref(launch).cast::<u8>(), size_of::<FaLaunch>())
         };
-        let settings = Settings { seed, ..Settings::default() };
-        let block = [threads, 1, 1];
-        program.launch(&Launch {
-            kernel,
-            grid: [blocks, 1, 1],
-            block,
-            params,
-            memory: &self.memory,
-            settings,
-        })
+        Launch { kernel, grid: [blocks, 1, 1], block: [threads, 1, 1], params, memory: &self.memory }
     }
 }

@@ -1,0 +1,77 @@
+//! The threads of a block between their turns, and its shared memory.
+
+use crate::context::Request;
+use crate::together::Barriers;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    Ready,
+    AtBarrier,
+    InWarp,
+    Ended,
+}
+
+/// Frames begin at multiples of this, which is what local variables may be aligned to.
+const FRAME_ALIGN: usize = 16;
+
+pub(crate) struct Block {
+    /// Of the launches that run together, its own.
+    pub launch: usize,
+    pub index: [u32; 3],
+    /// The number of its first thread among those of all blocks.
+    pub first_thread: u32,
+    frames: Vec<u128>,
+    frame_words: usize,
+    pub states: Vec<State>,
+    pub requests: Vec<Request>,
+    pub results: Vec<[u64; 2]>,
+    pub barriers: Barriers,
+    shared: Vec<u128>,
+    /// By byte of `shared`: whether it has been written.
+    pub written: Vec<bool>,
+    /// Threads that have not ended.
+    pub left: u32,
+}
+
+impl Block {
+    pub fn new(
+        launch: usize,
+        index: [u32; 3],
+        first_thread: u32,
+        threads: u32,
+        frame: u32,
+        shared: u32,
+    ) -> Self {
+        let count = threads as usize;
+        let frame_words = (frame as usize).div_ceil(FRAME_ALIGN);
+        let shared = (shared as usize).div_ceil(16);
+        Self {
+            launch,
+            index,
+            first_thread,
+            frames: vec![0; frame_words * count],
+            frame_words,
+            states: vec![State::Ready; count],
+            requests: vec![Request::default(); count],
+            results: vec![[0; 2]; count],
+            barriers: Barriers::default(),
+            shared: vec![u128::from_le_bytes([0xA5; 16]); shared],
+            written: vec![false; shared * 16],
+            left: threads,
+        }
+    }
+
+    /// Zeros at first.
+    pub fn frame(&mut self, thread: u32) -> *mut u8 {
+        self.frames[thread as usize * self.frame_words..].as_mut_ptr().cast()
+    }
+
+    pub fn shared(&mut self) -> u64 {
+        self.shared.as_mut_ptr() as u64
+    }
+
+    /// The threads of a warp or a barrier among those of all blocks.
+    pub fn numbers(&self, threads: &[usize]) -> Vec<u32> {
+        threads.iter().map(|&thread| self.first_thread + thread as u32).collect()
+    }
+}

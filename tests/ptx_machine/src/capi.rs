@@ -1,0 +1,163 @@
+//! The machine for programs in C and C++: ptx_machine.h.
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, c_void, CStr};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::{Mutex, PoisonError};
+
+use crate::coverage;
+use crate::environment::environment;
+use crate::run::Launch;
+use crate::{fatbin, Memory, Program, Range};
+
+#[repr(C)]
+struct CLaunch {
+    kernel: *const c_char,
+    grid: [u32; 3],
+    block: [u32; 3],
+    parameters: *const u8,
+    parameter_bytes: usize,
+    find: extern "C" fn(*mut c_void, u64, *mut u64, *mut u64) -> c_int,
+    memory: *mut c_void,
+}
+
+struct CMemory<'a>(&'a CLaunch);
+
+impl Memory for CMemory<'_> {
+    fn find(&self, address: u64) -> Option<Range> {
+        let mut range = Range { low: 0, bytes: 0 };
+        let found = (self.0.find)(self.0.memory, address, &mut range.low, &mut range.bytes);
+        (found != 0).then_some(range)
+    }
+}
+
+/// Copies what fits, and a zero.
+///
+/// # Safety
+///
+/// `to` has so many bytes.
+unsafe fn say(text: &str, to: *mut c_char, bytes: usize) {
+    if bytes > 0 {
+        let length = text.len().min(bytes - 1);
+        // SAFETY: of the caller; a text and a place for one do not overlap.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), length);
+            *to.add(length) = 0;
+        }
+    }
+}
+
+/// # Safety
+///
+/// A container of the size that it says, or a text that ends with a zero.
+unsafe fn text_of<'a>(image: *const u8) -> Result<&'a str, String> {
+    // SAFETY: a container has a header of 16 bytes; a shorter text ends with a zero before.
+    let starts = unsafe { CStr::from_ptr(image.cast()) }.to_bytes();
+    if starts.len() >= 4 && fatbin::is_fatbin(starts) {
+        // SAFETY: it is a container.
+        let header = unsafe { std::slice::from_raw_parts(image, 16) };
+        let size = fatbin::size(header).filter(|&size| size < 1 << 30).ok_or("no size of a fatbin")?;
+        // SAFETY: so many bytes it says that it has.
+        let texts = fatbin::texts(unsafe { std::slice::from_raw_parts(image, size) })?;
+        return texts.first().copied().ok_or_else(|| "the fatbin has no PTX".to_owned());
+    }
+    std::str::from_utf8(starts).map_err(|error| error.to_string())
+}
+
+/// The module of a text: the same again for the same text.
+fn load(text: &str) -> Result<&'static Program, String> {
+    static LOADED: Mutex<Option<HashMap<(u64, usize), &'static Program>>> = Mutex::new(None);
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    let key = (hasher.finish(), text.len());
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let loaded = loaded.get_or_insert_with(HashMap::new);
+    if let Some(program) = loaded.get(&key) {
+        return Ok(program);
+    }
+    let program = Program::load(text, environment().race).map_err(|error| error.to_string())?;
+    let program: &'static Program = Box::leak(Box::new(program));
+    loaded.insert(key, program);
+    Ok(program)
+}
+
+/// What a caller in another language gets of a panic.
+fn guarded<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| Err("the machine itself failed".to_owned()))
+}
+
+/// # Safety
+///
+/// See ptx_machine.h.
+#[no_mangle]
+unsafe extern "C" fn ptx_load(image: *const u8, error: *mut c_char, bytes: usize) -> *const Program {
+    // SAFETY: of the caller.
+    match guarded(|| unsafe { text_of(image) }.and_then(load)) {
+        Ok(program) => program,
+        Err(why) => {
+            // SAFETY: of the caller.
+            unsafe { say(&why, error, bytes) };
+            std::ptr::null()
+        }
+    }
+}
+
+/// # Safety
+///
+/// See ptx_machine.h.
+#[no_mangle]
+unsafe extern "C" fn ptx_parameter(
+    program: *const Program,
+    kernel: *const c_char,
+    number: u32,
+    offset: *mut u32,
+    bytes: *mut u32,
+) -> c_int {
+    // SAFETY: of the caller.
+    let (program, kernel) = unsafe { (&*program, CStr::from_ptr(kernel)) };
+    let Some(parameters) = kernel.to_str().ok().and_then(|kernel| program.parameters(kernel)) else {
+        return 0;
+    };
+    let (at, size) = parameters.get(number as usize).copied().unwrap_or((0, 0));
+    // SAFETY: of the caller.
+    unsafe {
+        *offset = at;
+        *bytes = size;
+    }
+    1
+}
+
+/// # Safety
+///
+/// See ptx_machine.h.
+#[no_mangle]
+unsafe extern "C" fn ptx_launch(
+    program: *const Program,
+    launch: *const CLaunch,
+    error: *mut c_char,
+    bytes: usize,
+) -> u32 {
+    // SAFETY: of the caller.
+    let (program, own) = unsafe { (&*program, &*launch) };
+    let run = || {
+        // SAFETY: of the caller.
+        let kernel = unsafe { CStr::from_ptr(own.kernel) }.to_str().map_err(|error| error.to_string())?;
+        // SAFETY: of the caller.
+        let params = unsafe { std::slice::from_raw_parts(own.parameters, own.parameter_bytes) };
+        let settings = environment().settings();
+        let memory = CMemory(own);
+        let launch = Launch { kernel, grid: own.grid, block: own.block, params, memory: &memory };
+        let result = program.launch(&[launch], settings);
+        coverage::note(program, kernel);
+        Ok(result)
+    };
+    let (code, why) = match guarded(run) {
+        Ok(Ok(())) => return 0,
+        Ok(Err(failed)) => (failed.fault as u32, failed.to_string()),
+        Err(why) => (u32::MAX, why),
+    };
+    // SAFETY: of the caller.
+    unsafe { say(&why, error, bytes) };
+    code
+}

@@ -1,0 +1,44 @@
+//! Settings of the machine inside of a driver, from the environment: README.md lists them.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use crate::run::Settings;
+
+pub(crate) struct Environment {
+    seed: u64,
+    limit: Duration,
+    tear: bool,
+    pub race: bool,
+    /// Where to leave what was executed.
+    pub coverage: Option<PathBuf>,
+    launches: AtomicU64,
+}
+
+pub(crate) fn environment() -> &'static Environment {
+    static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
+    ENVIRONMENT.get_or_init(|| {
+        let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+        Environment {
+            seed: number("PTX_MACHINE_SEED").unwrap_or(1),
+            limit: Duration::from_secs(number("PTX_MACHINE_LIMIT").unwrap_or(120)),
+            tear: number("PTX_MACHINE_TEAR") != Some(0),
+            race: number("PTX_MACHINE_RACE").unwrap_or(0) != 0,
+            coverage: std::env::var_os("PTX_MACHINE_COVERAGE")
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
+            launches: AtomicU64::new(0),
+        }
+    })
+}
+
+impl Environment {
+    /// Of the next launch: with a seed, each has its own order.
+    pub fn settings(&self) -> Settings {
+        let number = self.launches.fetch_add(1, Ordering::Relaxed);
+        let seed = if self.seed == 0 { 0 } else { self.seed.wrapping_add(number) };
+        Settings { seed, limit: self.limit, tear: self.tear, race: self.race }
+    }
+}

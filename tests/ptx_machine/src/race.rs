@@ -1,0 +1,299 @@
+//! Accesses that nothing orders, by vector clocks: syncs of blocks and warps, releases and acquires, fences, each at its scope.
+//!
+//! Launches that run together are looked at by themselves: their start and end order everything. Each is as on a device of its
+//! own. Threads take turns here, so that a load sees the last store; what another order or an older value would lead to shows as
+//! an access that is not ordered.
+
+use std::collections::HashMap;
+
+use crate::runtime::what;
+use crate::types::{Order, Scope};
+
+type Clock = Vec<u32>;
+
+fn join(to: &mut Clock, from: &Clock) {
+    to.iter_mut().zip(from).for_each(|(to, &from)| *to = (*to).max(from));
+}
+
+/// An access as another one meets it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Access {
+    thread: u32,
+    clock: u32,
+    /// None: weak.
+    strong: Option<Scope>,
+    /// The instruction.
+    at: u64,
+}
+
+#[derive(Clone, Default)]
+struct Cell {
+    write: Option<Access>,
+    reads: Vec<Access>,
+}
+
+/// What a store to a word published.
+struct Published {
+    thread: u32,
+    scope: Scope,
+    clock: Clock,
+}
+
+/// Of one thread.
+struct Thread {
+    clock: Clock,
+    /// What its last fence covers, at which scope.
+    fenced: Option<(Scope, Clock)>,
+    /// What relaxed loads have seen, for the next fence.
+    seen: Vec<(u32, Scope, Clock)>,
+}
+
+const PAGE: u64 = 4096;
+
+pub(crate) struct Races {
+    threads: Vec<Thread>,
+    /// Block and device of each thread.
+    places: Vec<(u32, u32)>,
+    pages: HashMap<u64, Vec<Cell>>,
+    words: HashMap<u64, Vec<Published>>,
+    /// Of bar.arrive, by block.
+    arrived: HashMap<u32, Clock>,
+}
+
+/// Two accesses that race: the earlier one's instruction and thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Race {
+    pub other: u32,
+    pub at: u64,
+}
+
+impl Races {
+    /// `places`: block and device of each thread.
+    pub fn new(places: Vec<(u32, u32)>) -> Self {
+        let thread = |own: usize| {
+            let mut clock = vec![0; places.len()];
+            clock[own] = 1;
+            Thread { clock, fenced: None, seen: Vec::new() }
+        };
+        let threads = (0..places.len()).map(thread).collect();
+        Self { threads, places, pages: HashMap::new(), words: HashMap::new(), arrived: HashMap::new() }
+    }
+
+    /// Whether a scope of one thread has the other in it.
+    fn reaches(&self, scope: Scope, one: u32, other: u32) -> bool {
+        let ((block, device), (other_block, other_device)) =
+            (self.places[one as usize], self.places[other as usize]);
+        match scope {
+            Scope::Sys => true,
+            Scope::Gpu => device == other_device,
+            Scope::Cta | Scope::Cluster => block == other_block,
+        }
+    }
+
+    fn morally_strong(&self, a: &Access, b: &Access) -> bool {
+        match (a.strong, b.strong) {
+            (Some(x), Some(y)) => self.reaches(x, a.thread, b.thread) && self.reaches(y, b.thread, a.thread),
+            _ => false,
+        }
+    }
+
+    fn is_before(&self, earlier: &Access, thread: u32) -> bool {
+        earlier.thread == thread
+            || earlier.clock <= self.threads[thread as usize].clock[earlier.thread as usize]
+    }
+
+    /// An access of `bytes` by a thread, with the code that compiled code has for it.
+    pub fn access(&mut self, thread: u32, address: u64, bytes: u32, code: u32, at: u64) -> Option<Race> {
+        let (order, scope) = what::decode(code);
+        let kind = what::kind(code);
+        if kind == what::FENCE {
+            self.fence(thread, scope);
+            return None;
+        }
+        let clock = self.threads[thread as usize].clock[thread as usize];
+        let own = Access { thread, clock, strong: order.is_strong().then_some(scope), at };
+        let writes = kind != what::READ;
+        for byte in address..address + u64::from(bytes) {
+            if let Some(race) = self.byte(byte, &own, writes) {
+                return Some(race);
+            }
+        }
+        if order.is_strong() {
+            // A vector of strong accesses is one access of each of its words.
+            for word in (address..address + u64::from(bytes)).step_by(4) {
+                if kind != what::WRITE {
+                    self.look(thread, word, order, scope);
+                }
+                if writes {
+                    self.publish(thread, word, order, scope, kind == what::UPDATE);
+                }
+            }
+        } else if writes {
+            (address..address + u64::from(bytes))
+                .step_by(4)
+                .for_each(|word| _ = self.words.remove(&(word & !3)));
+        }
+        self.threads[thread as usize].clock[thread as usize] += u32::from(writes && order.is_strong());
+        None
+    }
+
+    fn byte(&mut self, address: u64, own: &Access, writes: bool) -> Option<Race> {
+        let cell = |pages: &HashMap<u64, Vec<Cell>>| {
+            pages
+                .get(&(address / PAGE))
+                .map(|page| page[(address % PAGE) as usize].clone())
+                .unwrap_or_default()
+        };
+        let mut cell = cell(&self.pages);
+        let races = |other: &Access| !self.is_before(other, own.thread) && !self.morally_strong(other, own);
+        let others = cell.write.iter().chain(cell.reads.iter().filter(|_| writes));
+        if let Some(other) = others.into_iter().find(|other| races(other)) {
+            return Some(Race { other: other.thread, at: other.at });
+        }
+        if writes {
+            // Whoever comes after this write comes after the reads before it, which did not race with it.
+            cell.reads.retain(|read| !self.is_before(read, own.thread));
+            cell.write = Some(*own);
+        } else {
+            cell.reads.retain(|read| read.thread != own.thread && !self.is_before(read, own.thread));
+            cell.reads.push(*own);
+        }
+        let page = self.pages.entry(address / PAGE).or_insert_with(|| vec![Cell::default(); PAGE as usize]);
+        page[(address % PAGE) as usize] = cell;
+        None
+    }
+
+    fn fence(&mut self, thread: u32, scope: Scope) {
+        let seen = std::mem::take(&mut self.threads[thread as usize].seen);
+        for (other, of_store, clock) in seen {
+            if self.reaches(scope, thread, other) && self.reaches(of_store, other, thread) {
+                join(&mut self.threads[thread as usize].clock, &clock);
+            }
+        }
+        let own = &mut self.threads[thread as usize];
+        own.fenced = Some((scope, own.clock.clone()));
+        own.clock[thread as usize] += 1;
+    }
+
+    /// A strong store: a release has published all before it, a relaxed one what a fence before it covers.
+    fn publish(&mut self, thread: u32, word: u64, order: Order, scope: Scope, update: bool) {
+        let own = &self.threads[thread as usize];
+        let published = match order {
+            Order::Release | Order::AcqRel | Order::SeqCst => {
+                Some(Published { thread, scope, clock: own.clock.clone() })
+            }
+            _ => own.fenced.as_ref().map(|(fence, clock)| Published {
+                thread,
+                scope: (*fence).min(scope),
+                clock: clock.clone(),
+            }),
+        };
+        let all = self.words.entry(word).or_default();
+        // An update goes on with the release that it read from.
+        if !update {
+            all.clear();
+        }
+        all.extend(published);
+    }
+
+    fn look(&mut self, thread: u32, word: u64, order: Order, scope: Scope) {
+        let Some(published) = self.words.get(&word) else { return };
+        let mut seen = Vec::new();
+        for one in published {
+            if self.reaches(scope, thread, one.thread) && self.reaches(one.scope, one.thread, thread) {
+                seen.push((one.thread, one.scope, one.clock.clone()));
+            }
+        }
+        let own = &mut self.threads[thread as usize];
+        match order {
+            Order::Acquire | Order::AcqRel | Order::SeqCst => {
+                seen.iter().for_each(|(_, _, clock)| join(&mut own.clock, clock))
+            }
+            _ => own.seen.extend(seen),
+        }
+    }
+
+    /// These threads have met: what each did before is before what each does from now on.
+    pub fn meet(&mut self, threads: &[u32]) {
+        let Some(&first) = threads.first() else { return };
+        let mut all = self.threads[first as usize].clock.clone();
+        threads.iter().for_each(|&thread| join(&mut all, &self.threads[thread as usize].clock));
+        if let Some(arrived) = self.arrived.remove(&self.places[first as usize].0) {
+            join(&mut all, &arrived);
+        }
+        for &thread in threads {
+            self.threads[thread as usize].clock.clone_from(&all);
+            self.threads[thread as usize].clock[thread as usize] += 1;
+        }
+    }
+
+    /// A thread has come to a barrier that it does not wait at.
+    pub fn arrive(&mut self, thread: u32) {
+        let clock = self.threads[thread as usize].clock.clone();
+        let count = clock.len();
+        let to = self.arrived.entry(self.places[thread as usize].0).or_insert_with(|| vec![0; count]);
+        join(to, &clock);
+        self.threads[thread as usize].clock[thread as usize] += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DATA: u64 = 0x1000;
+    const FLAG: u64 = 0x2000;
+
+    fn code(kind: u32, order: Order, scope: Scope) -> u32 {
+        what::code(kind, order, scope)
+    }
+
+    /// Two ranks of one thread: the first writes data and a flag, the other reads the flag and the data.
+    fn passes(store: (Order, Scope), load: (Order, Scope), fence: Option<Scope>) -> bool {
+        let mut races = Races::new(vec![(0, 0), (1, 1)]);
+        let weak_write = code(what::WRITE, Order::Weak, Scope::Sys);
+        assert_eq!(races.access(0, DATA, 16, weak_write, 1), None);
+        if let Some(scope) = fence {
+            races.access(0, 0, 0, code(what::FENCE, Order::SeqCst, scope), 2);
+        }
+        assert_eq!(races.access(0, FLAG, 4, code(what::WRITE, store.0, store.1), 3), None);
+        let flag = races.access(1, FLAG, 4, code(what::READ, load.0, load.1), 4);
+        flag.is_none() && races.access(1, DATA + 8, 4, code(what::READ, Order::Weak, Scope::Sys), 5).is_none()
+    }
+
+    #[test]
+    fn release_and_acquire_order_and_weaker_ones_do_not() {
+        let (sys, gpu) = (Scope::Sys, Scope::Gpu);
+        assert!(passes((Order::Release, sys), (Order::Acquire, sys), None));
+        assert!(passes((Order::Relaxed, sys), (Order::Acquire, sys), Some(sys)));
+        assert!(!passes((Order::Relaxed, sys), (Order::Acquire, sys), None));
+        assert!(!passes((Order::Release, sys), (Order::Relaxed, sys), None));
+        assert!(!passes((Order::Release, gpu), (Order::Acquire, sys), None));
+        assert!(!passes((Order::Release, sys), (Order::Acquire, gpu), None));
+        assert!(!passes((Order::Relaxed, sys), (Order::Acquire, sys), Some(gpu)));
+        assert!(!passes((Order::Weak, sys), (Order::Acquire, sys), Some(sys)));
+    }
+
+    #[test]
+    fn a_sync_orders_and_reads_do_not_race() {
+        let mut races = Races::new(vec![(0, 0), (0, 0)]);
+        let (write, read) =
+            (code(what::WRITE, Order::Weak, Scope::Sys), code(what::READ, Order::Weak, Scope::Sys));
+        assert_eq!(races.access(0, DATA, 4, write, 1), None);
+        races.meet(&[0, 1]);
+        assert_eq!(races.access(1, DATA, 4, read, 2), None);
+        assert_eq!(races.access(0, DATA, 4, read, 3), None);
+        assert_eq!(races.access(0, DATA + 2, 2, write, 4), Some(Race { other: 1, at: 2 }));
+        races.meet(&[0, 1]);
+        assert_eq!(races.access(0, DATA + 2, 2, write, 5), None);
+    }
+
+    #[test]
+    fn strong_accesses_race_only_beyond_their_scopes() {
+        let mut races = Races::new(vec![(0, 0), (1, 1)]);
+        assert_eq!(races.access(0, FLAG, 8, code(what::WRITE, Order::Relaxed, Scope::Sys), 1), None);
+        assert_eq!(races.access(1, FLAG, 8, code(what::UPDATE, Order::Relaxed, Scope::Sys), 2), None);
+        let narrow = races.access(0, FLAG, 8, code(what::READ, Order::Relaxed, Scope::Gpu), 3);
+        assert_eq!(narrow, Some(Race { other: 1, at: 2 }));
+    }
+}
