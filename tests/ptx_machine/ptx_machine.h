@@ -25,8 +25,10 @@ typedef struct {
 
 // Loads a fatbin with PTX in it, or PTX that ends with a zero. NULL: why not is in `error`.
 const PtxModule *ptx_load(const void *image, char *error, size_t error_bytes);
-// Whether there is such a kernel; the offset and size of its parameter of that number, 0 bytes where there is none.
-int ptx_parameter(const PtxModule *module, const char *kernel, uint32_t number, uint32_t *offset, uint32_t *bytes);
+// Whether there is such a kernel; the offset and size of its parameter of that number, 0 bytes where there is
+// none.
+int ptx_parameter(const PtxModule *module, const char *kernel, uint32_t number, uint32_t *offset,
+                  uint32_t *bytes);
 // Runs a grid to its end. 0: success. Else a fault, and in `error` what it is.
 uint32_t ptx_launch(const PtxModule *module, const PtxLaunch *launch, char *error, size_t error_bytes);
 

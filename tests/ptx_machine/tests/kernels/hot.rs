@@ -1,93 +1,148 @@
-//! Sums by the four direct algorithms.
+//! Sums by the kernels of the hot set, and by those of any world: between threads of the host, and in turns.
 
-use fast_allreduce_ptx_machine::Program;
+use fast_allreduce_ptx_machine::{Program, Settings};
 
 use crate::abi::*;
+use crate::elements::{Element, BF16, F16, F32, I64, U8};
 use crate::world::World;
 
 tests! {
     crate::program => sums_between_threads_of_the_host;
+    crate::observed => nothing_races_in_the_hot_set, nothing_races_in_kernels_of_any_world;
 }
 
-pub const ALGORITHMS: [(&str, FaAlgorithm); 4] = [
+const ALGORITHMS: [(&str, FaAlgorithm); 4] = [
     ("one_shot_pull", FA_ONE_SHOT_PULL),
     ("two_shot_pull", FA_TWO_SHOT_PULL),
     ("one_shot_push", FA_ONE_SHOT_PUSH),
     ("two_shot_push", FA_TWO_SHOT_PUSH),
 ];
 
-/// An element type of the hot set.
+/// What is written over before a call, and must be there around its output.
+const POISON: u8 = 0xA5;
+
+/// A call to make.
 #[derive(Clone, Copy)]
-pub struct Element {
-    pub name: &'static str,
-    pub code: FaDtype,
-    pub bytes: usize,
-    /// Bits of a small integer.
-    bits: fn(i32) -> u32,
+struct Call {
+    algorithm: FaAlgorithm,
+    ty: Element,
+    count: usize,
+    /// Bytes by which inputs and outputs are off a pack.
+    skew: usize,
+    /// Whether peers read the input where it is.
+    registered: bool,
 }
 
-pub const TYPES: [Element; 3] = [
-    Element { name: "f16", code: FA_F16, bytes: 2, bits: |value| small(value, 10, 15) },
-    Element { name: "bf16", code: FA_BF16, bytes: 2, bits: |value| small(value, 7, 127) },
-    Element { name: "f32", code: FA_F32, bytes: 4, bits: |value| (value as f32).to_bits() },
-];
-
-/// An integer that the format has exactly, by the bits of its fraction and the bias of its exponent.
-fn small(value: i32, fraction: u32, bias: u32) -> u32 {
-    let magnitude = value.unsigned_abs();
-    if magnitude == 0 {
-        return 0;
+impl Call {
+    fn launches(&self, world: &World) -> Vec<FaLaunch> {
+        let of_rank = |rank| {
+            let mut launch = world.launch_of(rank, self.algorithm, self.ty.code, self.count as u64);
+            launch.input += self.skew as u64;
+            launch.output += self.skew as u64;
+            if self.registered {
+                launch.source = (1 << FA_SOURCE_ID_SHIFT) + self.skew as u64;
+            }
+            launch
+        };
+        (0..world.regions.len()).map(of_rank).collect()
     }
-    let top = magnitude.ilog2();
-    let kept = (magnitude << fraction >> top) & ((1 << fraction) - 1);
-    u32::from(value < 0) << 15 | (top + bias) << fraction | kept
-}
 
-/// Small integers: sums of eight are exact in every type, in any order.
-fn value(rank: usize, i: usize) -> i32 {
-    ((i * 7 + rank * 13) % 31) as i32 - 15
-}
-
-fn bytes(ty: Element, values: impl Iterator<Item = i32>) -> Vec<u8> {
-    values.flat_map(|value| (ty.bits)(value).to_le_bytes().into_iter().take(ty.bytes)).collect()
-}
-
-/// Writes the inputs of a turn, and over the outputs of the last.
-pub fn fill(world: &mut World, ty: Element, count: usize, turn: usize) {
-    for (rank, input) in world.inputs.iter_mut().enumerate() {
-        input.write(&bytes(ty, (0..count).map(|i| value(rank + turn, i))));
+    fn fill(&self, world: &mut World, turn: usize) {
+        for (rank, input) in world.inputs.iter_mut().enumerate() {
+            input.write(self.skew, &self.ty.input(rank, turn, self.count));
+        }
+        world.outputs.iter_mut().for_each(|output| output.fill(POISON));
     }
-    for output in &mut world.outputs {
-        output.write(&vec![0xA5; count * ty.bytes]);
-    }
-}
 
-pub fn sums(ty: Element, count: usize, ranks: usize, turn: usize) -> Vec<u8> {
-    bytes(ty, (0..count).map(|i| (0..ranks).map(|rank| value(rank + turn, i)).sum()))
+    fn check(&self, world: &World, kernel: &str, turn: usize) {
+        let ranks = world.regions.len();
+        let expected = self.ty.sums(ranks, turn, self.count);
+        for (rank, output) in world.outputs.iter().enumerate() {
+            let bytes = output.read();
+            let (before, rest) = bytes.split_at(self.skew);
+            let (result, after) = rest.split_at(expected.len());
+            assert!(result == expected, "{kernel}, turn {turn}, rank {rank}: the sum");
+            assert!(
+                [before, after].concat().iter().all(|&byte| byte == POISON),
+                "{kernel}, turn {turn}: around the sum"
+            );
+            assert_eq!(world.failure_of(rank), FA_OK, "{kernel}, turn {turn}, rank {rank}");
+        }
+    }
+
+    /// Some turns, so that both generations of everything are used, and used again.
+    fn play(&self, program: &Program, kernel: &str, ranks: usize, shape: (u32, u32)) {
+        let mut world = World::new(ranks, self.count * self.ty.bytes + self.skew);
+        for turn in 0..4 {
+            self.fill(&mut world, turn);
+            let settings =
+                Settings { seed: turn as u64 * 7 + ranks as u64, race: true, ..Settings::default() };
+            world
+                .run_together(program, kernel, shape, &self.launches(&world), settings)
+                .unwrap_or_else(|error| panic!("turn {turn}: {error}"));
+            self.check(&world, kernel, turn);
+        }
+    }
 }
 
 fn sums_between_threads_of_the_host(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for (ty, ranks, count, shape) in [
-            (TYPES[2], 2, 64, (1, 32)),
-            (TYPES[0], 2, 1000, (3, 64)),
-            (TYPES[1], 3, 1000, (2, 512)),
-            (TYPES[2], 8, 1024, (1, 128)),
+            (F32, 2, 64, (1, 32)),
+            (F16, 2, 1000, (3, 64)),
+            (BF16, 3, 1000, (2, 512)),
+            (F32, 8, 1024, (1, 128)),
         ] {
-            let mut world = World::new(ranks, count * 4);
             let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
-            for turn in 0..3 {
-                fill(&mut world, ty, count, turn);
-                let launch = |rank| world.launch_of(rank, algorithm, ty.code, count as u64);
-                for result in world.run(program, &kernel, shape, launch) {
+            if crate::is_left_out(program, &kernel) {
+                continue;
+            }
+            let call = Call { algorithm, ty, count, skew: 0, registered: false };
+            let mut world = World::new(ranks, count * ty.bytes);
+            for turn in 0..4 {
+                call.fill(&mut world, turn);
+                let launches = call.launches(&world);
+                for result in world.run(program, &kernel, shape, &launches) {
                     result.unwrap_or_else(|error| panic!("{error}"));
                 }
-                for output in &world.outputs {
-                    assert!(
-                        output.read(count * ty.bytes) == sums(ty, count, ranks, turn),
-                        "{kernel}, turn {turn}"
-                    );
+                call.check(&world, &kernel, turn);
+            }
+        }
+    }
+}
+
+/// Every algorithm, type and world, staged and registered: two blocks of 32 threads, an odd number of packs.
+fn nothing_races_in_the_hot_set(program: &Program) {
+    for (name, algorithm) in ALGORITHMS {
+        for ty in [F16, BF16, F32] {
+            for ranks in 2..=8 {
+                let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
+                if crate::is_left_out(program, &kernel) {
+                    continue;
                 }
+                let pull = algorithm == FA_ONE_SHOT_PULL || algorithm == FA_TWO_SHOT_PULL;
+                for registered in [false, true] {
+                    let call = Call { algorithm, ty, count: 77 * 16 / ty.bytes, skew: 0, registered };
+                    if !registered || pull {
+                        call.play(program, &kernel, ranks, (2, 32));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Odd counts, and addresses that are off a pack.
+fn nothing_races_in_kernels_of_any_world(program: &Program) {
+    for (name, algorithm) in ALGORITHMS {
+        for ty in [U8, F16, F32, I64] {
+            let kernel = format!("{name}_{}", ty.name);
+            if crate::is_left_out(program, &kernel) {
+                continue;
+            }
+            for (ranks, count, skew) in [(2, 333, 0), (3, 517, ty.bytes), (5, 64, 0), (4, 1, 2 * ty.bytes)] {
+                let call = Call { algorithm, ty, count, skew, registered: false };
+                call.play(program, &kernel, ranks, (2, 64));
             }
         }
     }

@@ -28,17 +28,28 @@ impl Bytes {
         Range { low: self.address(), bytes: self.0.len() as u64 * 128 }
     }
 
-    pub fn write(&mut self, bytes: &[u8]) {
-        // SAFETY: as many bytes as there are lines for, and of any value.
-        let all =
-            unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast::<u8>(), self.0.len() * 128) };
-        all[..bytes.len()].copy_from_slice(bytes);
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: lines are bytes; no kernel runs while a test reads.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * size_of::<Line>()) }
     }
 
-    pub fn read(&self, bytes: usize) -> Vec<u8> {
-        // SAFETY: as above; no kernel runs while a test reads.
-        let all = unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast::<u8>(), self.0.len() * 128) };
-        all[..bytes].to_vec()
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * size_of::<Line>())
+        }
+    }
+
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        self.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub fn fill(&mut self, byte: u8) {
+        self.bytes_mut().fill(byte);
+    }
+
+    pub fn read(&self) -> &[u8] {
+        self.bytes()
     }
 }
 
@@ -72,7 +83,11 @@ impl World {
         let head = size_of::<FaRegionHead>().next_multiple_of(128);
         let all = |bytes: usize| (0..ranks).map(|_| Bytes::new(bytes)).collect::<Vec<_>>();
         let (regions, inputs, outputs) = (all(head + 2 * MAILBOX + 2 * STAGING), all(bytes), all(bytes));
-        let table = Bytes::new(128);
+        // Every input is registered, as the first buffer.
+        let mut table = Bytes::new(FA_MAX_RANKS as usize * 8);
+        for (rank, input) in inputs.iter().enumerate() {
+            table.write(rank * 8, &input.address().to_le_bytes());
+        }
         let ranges =
             [&regions, &inputs, &outputs].into_iter().flatten().chain([&table]).map(Bytes::range).collect();
         Self { regions, inputs, outputs, table, memory: Ranges(Mutex::new(ranges)) }
@@ -89,13 +104,14 @@ impl World {
         launch.output = self.outputs[rank].address();
         launch.count = count;
         launch.buffers = self.table.address();
+        launch.buffer_count = 1;
         launch.status = launch.regions[rank] + std::mem::offset_of!(FaRegionHead, status) as u64;
         launch.mailbox_offset = head;
         launch.mailbox_bytes = MAILBOX as u64;
         launch.staging_offset = head + 2 * MAILBOX as u64;
         launch.staging_bytes = STAGING as u64;
         launch.place_bytes = STAGING as u64;
-        launch.timeout_ns = 30_000_000_000;
+        launch.timeout_ns = 5_000_000_000;
         launch.rank = rank as u32;
         launch.world = self.regions.len() as u32;
         launch.dtype = dtype;
@@ -104,20 +120,24 @@ impl World {
         launch
     }
 
+    /// Why a kernel of the rank gave up.
+    pub fn failure_of(&self, rank: usize) -> FaFailure {
+        let at = std::mem::offset_of!(FaRegionHead, status) + std::mem::offset_of!(FaStatus, failure);
+        let bytes = &self.regions[rank].read()[at..at + 4];
+        u32::from_le_bytes(bytes.try_into().unwrap())
+    }
+
     /// All ranks at once, each on a thread of the host.
     pub fn run(
         &self,
         program: &Program,
         kernel: &str,
         shape: (u32, u32),
-        launch: impl Fn(usize) -> FaLaunch + Sync,
+        launches: &[FaLaunch],
     ) -> Vec<Result<(), LaunchError>> {
         std::thread::scope(|scope| {
-            let run = |rank| {
-                let launch = launch(rank);
-                self.run_one(program, kernel, shape, &launch, rank as u64 + 1)
-            };
-            let ranks: Vec<_> = (0..self.regions.len()).map(|rank| scope.spawn(move || run(rank))).collect();
+            let run = |rank| move || self.run_one(program, kernel, shape, &launches[rank], rank as u64 + 1);
+            let ranks: Vec<_> = (0..launches.len()).map(|rank| scope.spawn(run(rank))).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
     }
