@@ -20,10 +20,15 @@ fn bytes_of(covered: &[AtomicU8]) -> Vec<u8> {
     covered.iter().map(|byte| u8::from(byte.load(Ordering::Relaxed) != 0)).collect()
 }
 
-/// After a launch: leaves a note if something was reached for the first time.
-pub(crate) fn note(program: &Program, kernel: &str) {
+/// Where notes are to be left: `PTX_MACHINE_COVERAGE`.
+pub fn folder() -> Option<&'static Path> {
+    environment().coverage.as_deref()
+}
+
+/// After a launch: leaves a note, where there is a folder for them, if something was reached for the first time.
+pub fn note(program: &Program, kernel: &str) {
     static NOTED: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
-    let (Some(folder), Ok(compiled)) = (&environment().coverage, program.kernel(kernel)) else { return };
+    let (Some(folder), Ok(compiled)) = (folder(), program.kernel(kernel)) else { return };
     let Ok(mut noted) = NOTED.lock() else { return };
     for (name, bytes) in
         [(kernel, bytes_of(&compiled.covered)), (FUNCTIONS, bytes_of(&program.function_covered))]

@@ -11,19 +11,23 @@ pub(crate) fn instr(program: &Program, at: u64) -> &Instr {
     &program.module.functions[(at >> 32) as usize].code[at as u32 as usize]
 }
 
+/// A file of the source, from the folder of the sources on.
+fn file(program: &Program, number: u32) -> &str {
+    let name = program.module.files.get(&number).map_or("?", String::as_str);
+    let name = name.rsplit("/../").next().unwrap_or(name);
+    name.rsplit("csrc/").next().unwrap_or(name)
+}
+
 /// Where an instruction is.
 pub(crate) fn place(program: &Program, at: u64) -> String {
     let instr = instr(program, at);
-    let file = |number: u32| {
-        program.module.files.get(&number).map_or("?", |name| name.rsplit("csrc/").next().unwrap_or(name))
-    };
     let loc = instr.loc;
     let mut text = format!("PTX line {}", instr.line);
     if loc.file != 0 {
-        text += &format!(", {}:{}", file(loc.file).trim_start_matches("cuda/../"), loc.line);
+        text += &format!(", {}:{}", file(program, loc.file), loc.line);
     }
     if loc.into.0 != 0 {
-        text += &format!(" in {}:{}", file(loc.into.0).trim_start_matches("cuda/../"), loc.into.1);
+        text += &format!(" in {}:{}", file(program, loc.into.0), loc.into.1);
     }
     text
 }

@@ -483,7 +483,7 @@ impl<'a, 'b> Lower<'a, 'b> {
                     self.b.switch_to_block(on);
                 } else {
                     // It cannot stop: what takes as long as this never ends.
-                    let more = self.b.ins().icmp_imm_s(IntCC::SignedGreaterThan, left, -(1 << 40));
+                    let more = self.b.ins().icmp_imm_s(IntCC::SignedGreaterThan, left, -(1 << 26));
                     self.or_fault(more, Fault::Limit);
                 }
             }

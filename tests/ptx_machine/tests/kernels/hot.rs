@@ -11,7 +11,7 @@ tests! {
     crate::observed => nothing_races_in_the_hot_set, nothing_races_in_kernels_of_any_world;
 }
 
-const ALGORITHMS: [(&str, FaAlgorithm); 4] = [
+pub const ALGORITHMS: [(&str, FaAlgorithm); 4] = [
     ("one_shot_pull", FA_ONE_SHOT_PULL),
     ("two_shot_pull", FA_TWO_SHOT_PULL),
     ("one_shot_push", FA_ONE_SHOT_PUSH),

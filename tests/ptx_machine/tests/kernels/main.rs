@@ -11,6 +11,7 @@ mod runner;
 
 mod elements;
 mod faults;
+mod giving_up;
 mod hot;
 mod world;
 
@@ -51,5 +52,5 @@ pub(crate) fn is_left_out(program: &Program, kernel: &str) -> bool {
 }
 
 fn main() -> ExitCode {
-    runner::run([hot::tests(), faults::tests()].into_iter().flatten().collect())
+    runner::run([hot::tests(), giving_up::tests(), faults::tests()].into_iter().flatten().collect())
 }

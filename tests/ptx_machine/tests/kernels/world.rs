@@ -4,7 +4,7 @@ use std::mem::size_of;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use fast_allreduce_ptx_machine::{Launch, LaunchError, Memory, Program, Range, Settings};
+use fast_allreduce_ptx_machine::{coverage, Launch, LaunchError, Memory, Program, Range, Settings};
 
 use crate::abi::*;
 
@@ -83,8 +83,8 @@ impl World {
         let head = size_of::<FaRegionHead>().next_multiple_of(128);
         let all = |bytes: usize| (0..ranks).map(|_| Bytes::new(bytes)).collect::<Vec<_>>();
         let (regions, inputs, outputs) = (all(head + 2 * MAILBOX + 2 * STAGING), all(bytes), all(bytes));
-        // Every input is registered, as the first buffer.
-        let mut table = Bytes::new(FA_MAX_RANKS as usize * 8);
+        // Every input is registered, as the first buffer of two; of the second nobody has an address.
+        let mut table = Bytes::new(2 * FA_MAX_RANKS as usize * 8);
         for (rank, input) in inputs.iter().enumerate() {
             table.write(rank * 8, &input.address().to_le_bytes());
         }
@@ -152,7 +152,9 @@ impl World {
         seed: u64,
     ) -> Result<(), LaunchError> {
         let settings = Settings { seed, limit: LIMIT, ..Settings::default() };
-        program.launch(&[self.as_launch(kernel, shape, launch)], settings)
+        let result = program.launch(&[self.as_launch(kernel, shape, launch)], settings);
+        coverage::note(program, kernel);
+        result
     }
 
     /// All ranks on this thread, in turns that the seed says.
@@ -165,7 +167,9 @@ impl World {
         settings: Settings,
     ) -> Result<(), LaunchError> {
         let launches: Vec<_> = launches.iter().map(|launch| self.as_launch(kernel, shape, launch)).collect();
-        program.launch(&launches, Settings { limit: LIMIT, ..settings })
+        let result = program.launch(&launches, Settings { limit: LIMIT, ..settings });
+        coverage::note(program, kernel);
+        result
     }
 
     fn as_launch<'a>(
