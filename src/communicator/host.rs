@@ -48,7 +48,8 @@ impl Communicator<Host> {
     }
 
     /// Sends `data` to another rank, which receives it with the same tag. It returns when `data` may be changed: the receiver may
-    /// not have it yet. Messages between two ranks come in the order in which they are sent.
+    /// not have it yet. It may wait for the receiver, so ranks that send to each other use [`Communicator::send_recv`] or
+    /// [`Communicator::group`]. Messages between two ranks come in the order in which they are sent.
     ///
     /// # Errors
     ///
