@@ -12,6 +12,10 @@
 #define FA_MAX_RANKS 16
 #define FA_MAX_BLOCKS 64
 
+// What is staged on the host in at most so many bytes is bound by waiting, and its lines come faster from a
+// peer's cache than from the one that all share: no ring, and the next pull's lines are asked for.
+#define FA_SMALL_STAGING_BYTES 8192
+
 // A signal stands alone on its cache line, so that writers of neighbouring signals do not disturb each other.
 #define FA_SIGNAL_BYTES 64
 
@@ -171,8 +175,8 @@ struct FaLaunch {
   uint64_t mailbox_offset; // of generation 0; generation 1 follows after mailbox_bytes
   uint64_t mailbox_bytes;  // of one generation, a multiple of the slot size
   uint64_t staging_offset;
-  uint64_t staging_bytes; // of one generation
-  uint64_t place_bytes;   // of the places that pulls walk through in a generation
+  uint64_t staging_bytes;      // of one generation
+  uint64_t staging_slot_bytes; // of the staging ring of a generation: pull after pull takes the next slot
   uint64_t channel_offset;
   uint64_t channel_bytes; // of all channels to a rank
   uint64_t chunk_bytes;   // most data of a chunk, a multiple of 64
@@ -188,10 +192,12 @@ struct FaLaunch {
   uint32_t spin;      // host: polls before a waiting thread yields its core
   uint32_t checked;   // non-zero: ranks compare their calls first
   uint32_t root;
-  uint32_t last_place;    // a power of two less 1; 0: the generation is one place
-  uint32_t channel_slots; // of each channel, a power of two
-  uint32_t threads;       // bit r: rank r is a thread of this process
-  struct FaCall call;     // the call that this launch is of
+  uint32_t staging_last_slot; // of the ring, a power of two less 1; 0: the generation is no ring
+  uint32_t swaps_staging;     // 1: two ranks of the host stage in each other's region in every other pull
+  uint32_t channel_slots;     // of each channel, a power of two
+  uint32_t threads;           // bit r: rank r is a thread of this process
+  uint32_t reserved;
+  struct FaCall call; // the call that this launch is of
   // By rank, of FA_ALL_GATHER and FA_REDUCE_SCATTER.
   struct FaShare shares[FA_MAX_RANKS];
 };

@@ -426,7 +426,6 @@ PTX = """
 	st.release.sys.global.u32 [%rd22], %r2;
 	// end inline asm
 	ld.acquire.sys.global.u32 %r15, [%rd23];
-	ld.acquire.sys.global.u32 %r16, [%rd25];
 	ld.acquire.sys.global.u32 %r17, [%rd26];
 	{ // callseq 28, 0
 	call.uni (retval0), 

@@ -12,16 +12,16 @@ namespace FA_NAMESPACE {
 // In place, a rank's input is its own share of the output: nobody else's copy touches it.
 template <class Block>
 FA_FN void all_gather(const FaLaunch &launch, Block &block) {
-  const Turn turn = trading(begin_turn(launch, block, true), launch, launch.world);
-  if (!same_call(launch, block, turn))
+  const LaunchState state = begin_launch(launch, block, true);
+  if (!same_call(launch, block, state))
     return;
   const u32 element = element_bytes(launch.dtype);
   const u64 bytes = message_bytes(launch);
   const Span own = all_packs(bytes);
   u8 *output = reinterpret_cast<u8 *>(launch.output);
   u8 *kept = output + launch.shares[launch.rank].first * element;
-  stage_and_keep(launch, block, own, turn, bytes, kept);
-  if (!meet_for_inputs(launch, block, turn))
+  stage_and_keep(launch, block, own, state, bytes, kept);
+  if (!meet_for_inputs(launch, block, state))
     return;
 
   const Inputs inputs(block.scratch(), launch.world);
@@ -34,9 +34,9 @@ FA_FN void all_gather(const FaLaunch &launch, Block &block) {
     copy(block, output + first, inputs.at(r), all_packs(share), share);
   }
 
-  if (inputs.direct() && !barrier(launch, block, kSecond, turn))
+  if (inputs.direct() && !barrier(launch, block, kSecond, state))
     return;
-  end_turn(launch, block, turn);
+  end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

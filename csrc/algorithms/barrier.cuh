@@ -7,9 +7,9 @@ namespace FA_NAMESPACE {
 
 template <class Block>
 FA_FN void all_meet(const FaLaunch &launch, Block &block) {
-  const Turn turn = begin_turn(launch, block, true);
-  if (same_call(launch, block, turn) && barrier(launch, block, kStart, turn))
-    end_turn(launch, block, turn);
+  const LaunchState state = begin_launch(launch, block, true);
+  if (same_call(launch, block, state) && barrier(launch, block, kStart, state))
+    end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

@@ -15,16 +15,16 @@ namespace FA_NAMESPACE {
 
 template <class Block>
 FA_FN void broadcast(const FaLaunch &launch, Block &block) {
-  const Turn turn = walking(begin_turn(launch, block, true), launch);
-  if (!same_call(launch, block, turn))
+  const LaunchState state = begin_launch(launch, block, true);
+  if (!same_call(launch, block, state))
     return;
   const u64 bytes = message_bytes(launch);
   const Span all = all_packs(bytes);
   const bool root = launch.rank == launch.root;
   u8 *output = reinterpret_cast<u8 *>(launch.output);
   if (root)
-    stage_and_keep(launch, block, all, turn, bytes, output);
-  if (!meet_for_inputs(launch, block, turn))
+    stage_and_keep(launch, block, all, state, bytes, output);
+  if (!meet_for_inputs(launch, block, state))
     return;
 
   const Inputs inputs(block.scratch(), launch.world);
@@ -32,15 +32,15 @@ FA_FN void broadcast(const FaLaunch &launch, Block &block) {
     keep_unstaged(launch, block, all, bytes, output);
   else
     copy(block, output, inputs.at(launch.root), all, bytes);
-  if (inputs.direct() && !barrier(launch, block, kSecond, turn))
+  if (inputs.direct() && !barrier(launch, block, kSecond, state))
     return;
-  end_turn(launch, block, turn);
+  end_launch(launch, block, state);
 }
 
 template <class Block>
 FA_FN void scattered_broadcast(const FaLaunch &launch, Block &block) {
-  const Turn turn = walking(begin_turn(launch, block, true), launch);
-  if (!same_call(launch, block, turn))
+  const LaunchState state = begin_launch(launch, block, true);
+  if (!same_call(launch, block, state))
     return;
   const u32 ranks = launch.world;
   const u64 bytes = message_bytes(launch);
@@ -50,28 +50,28 @@ FA_FN void scattered_broadcast(const FaLaunch &launch, Block &block) {
   FA_ROLL
   for (u32 r = 0; root && r < ranks; ++r)
     // Slice by slice, so that a block stages what the same block of a peer reads.
-    stage_and_keep(launch, block, slices.of(r), turn, bytes, output);
-  if (!meet_for_inputs(launch, block, turn))
+    stage_and_keep(launch, block, slices.of(r), state, bytes, output);
+  if (!meet_for_inputs(launch, block, state))
     return;
 
   if (root) {
     keep_unstaged(launch, block, all_packs(bytes), bytes, output);
   } else {
     const u8 *input = Inputs(block.scratch(), ranks).at(launch.root);
-    copy_twice(block, staging(launch, launch.rank, turn), output, input, slices.of(launch.rank), bytes);
+    copy_twice(block, staging(launch, launch.rank, state), output, input, slices.of(launch.rank), bytes);
     copy(block, output, input, slices.of(launch.root), bytes);
   }
   // The slices are staged, and the root's input is read no more.
-  if (!barrier(launch, block, kSecond, turn))
+  if (!barrier(launch, block, kSecond, state))
     return;
 
   FA_ROLL
   for (u32 step = 1; !root && step < ranks; ++step) {
     const u32 r = (launch.rank + step) % ranks;
     if (r != launch.root)
-      copy(block, output, staging(launch, r, turn), slices.of(r), bytes);
+      copy(block, output, staging(launch, r, state), slices.of(r), bytes);
   }
-  end_turn(launch, block, turn);
+  end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

@@ -105,18 +105,18 @@ private:
 
 template <class Reduce, class Block>
 FA_FN void halving_doubling(const FaLaunch &launch, Block &block, const Reduce &reduce) {
-  const Turn turn = begin_turn(launch, block, false);
-  if (!same_call<Reduce::compares>(launch, block, turn))
+  const LaunchState state = begin_launch(launch, block, false);
+  if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 rank = launch.rank, ranks = reduce.world();
   u32 paired = 1, exchanges = 0; // the largest power of two, and its logarithm
   for (; paired * 2 <= ranks; paired *= 2)
     ++exchanges;
   const u32 folded = ranks - paired;
-  HalvingDoubling<Reduce, Block> exchange(launch, block, reduce, turn.epoch);
+  HalvingDoubling<Reduce, Block> exchange(launch, block, reduce, state.epoch);
   if (ranks == 1) {
     exchange.keep();
-    return end_turn(launch, block, turn);
+    return end_launch(launch, block, state);
   }
 
   // Round 0 folds in, the last one folds out; in between ranks below `paired` halve, then double.
@@ -150,7 +150,7 @@ FA_FN void halving_doubling(const FaLaunch &launch, Block &block, const Reduce &
     if (rank < paired)
       mine = exchange.output();
   }
-  end_turn(launch, block, turn);
+  end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

@@ -14,17 +14,17 @@ namespace FA_NAMESPACE {
 
 template <class Reduce, class Block>
 FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, const Reduce &reduce) {
-  const Turn turn = trading(begin_turn(launch, block, true), launch, reduce.world());
-  if (!same_call<Reduce::compares>(launch, block, turn))
+  const LaunchState state = begin_launch(launch, block, true);
+  if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u64 bytes = reduce.message_bytes(launch);
-  const auto meanwhile = [&] { expect_next_turn(launch, reduce.world(), turn, bytes); };
+  const auto meanwhile = [&] { prefetch_next_staging(launch, state, bytes); };
   const auto arrived = [&](BarrierStage stage, u32 r) {
-    return stage == kStart ? find_input(launch, block, turn, r, staging(launch, r, turn)) : Failure{};
+    return stage == kStart ? find_input(launch, block, state, r, staging(launch, r, state)) : Failure{};
   };
-  const bool complete = run_phases(launch, block, reduce.world(), turn, meanwhile, arrived, [&](u32 phase) {
+  const bool complete = run_phases(launch, block, reduce.world(), state, meanwhile, arrived, [&](u32 phase) {
     if (phase == 0) {
-      stage_input<typename Reduce::Packs>(launch, block, all_packs<typename Reduce::Packs>(bytes), turn,
+      stage_input<typename Reduce::Packs>(launch, block, all_packs<typename Reduce::Packs>(bytes), state,
                                           bytes);
       return true;
     }
@@ -37,7 +37,7 @@ FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
     return inputs.direct();
   });
   if (complete)
-    end_turn(launch, block, turn);
+    end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

@@ -13,8 +13,8 @@ namespace FA_NAMESPACE {
 
 template <class Reduce, class Block>
 FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &reduce) {
-  const Turn turn = begin_turn(launch, block, false);
-  if (!same_call<Reduce::compares>(launch, block, turn))
+  const LaunchState state = begin_launch(launch, block, false);
+  if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
@@ -22,12 +22,12 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
   const u32 granule = granule_of(launch.input | bytes);
   for_each_pack<typename Reduce::Packs>(block, all_packs<typename Reduce::Packs>(bytes), bytes,
                                         pack_aligned(launch.input), [&](u64 at, Index i, auto extent) {
-                                          send_to_all(launch, ranks, turn.epoch, 0, 1, i,
+                                          send_to_all(launch, ranks, state.epoch, 0, 1, i,
                                                       load(input + at, extent, granule));
                                         });
-  reduce.packets(launch, block, turn.epoch, 0, 1, all_packs<typename Reduce::Packs>(bytes), bytes,
+  reduce.packets(launch, block, state.epoch, 0, 1, all_packs<typename Reduce::Packs>(bytes), bytes,
                  Store(reinterpret_cast<u8 *>(launch.output)));
-  end_turn(launch, block, turn);
+  end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

@@ -9,8 +9,8 @@ namespace FA_NAMESPACE {
 
 template <class Reduce, class Block>
 FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce) {
-  const Turn turn = walking(begin_turn(launch, block, true), launch);
-  if (!same_call<Reduce::compares>(launch, block, turn))
+  const LaunchState state = begin_launch(launch, block, true);
+  if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
@@ -18,24 +18,24 @@ FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   FA_ROLL
   for (u32 r = 0; r < ranks; ++r) {
     if (r != launch.rank)
-      stage_input<typename Reduce::Packs>(launch, block, slices.of(r), turn, bytes);
+      stage_input<typename Reduce::Packs>(launch, block, slices.of(r), state, bytes);
   }
-  if (!meet_for_inputs(launch, block, turn))
+  if (!meet_for_inputs(launch, block, state))
     return;
 
   const bool root = launch.rank == launch.root;
-  u8 *output = root ? reinterpret_cast<u8 *>(launch.output) : staging(launch, launch.rank, turn);
+  u8 *output = root ? reinterpret_cast<u8 *>(launch.output) : staging(launch, launch.rank, state);
   reduce.inputs(launch, block, Inputs(block.scratch(), ranks), slices.of(launch.rank), bytes, Store(output));
   // The slices are reduced, and no input is read any more.
-  if (!barrier(launch, block, kSecond, turn))
+  if (!barrier(launch, block, kSecond, state))
     return;
 
   FA_ROLL
   for (u32 r = 0; root && r < ranks; ++r) {
     if (r != launch.rank)
-      copy<typename Reduce::Packs>(block, output, staging(launch, r, turn), slices.of(r), bytes);
+      copy<typename Reduce::Packs>(block, output, staging(launch, r, state), slices.of(r), bytes);
   }
-  end_turn(launch, block, turn);
+  end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

@@ -23,14 +23,14 @@ FA_FN u64 staged_share(const FaLaunch &launch, u32 element) {
 // In place, a rank's output is its own share of its input, which nobody else reads.
 template <class Reduce, class Block>
 FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &reduce) {
-  const Turn turn = trading(begin_turn(launch, block, true), launch, launch.world);
-  if (!same_call<Reduce::compares>(launch, block, turn))
+  const LaunchState state = begin_launch(launch, block, true);
+  if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 element = element_bytes(launch.dtype);
   const u64 distance = staged_share(launch, element);
   if (launch.source == 0) {
     const u8 *input = reinterpret_cast<const u8 *>(launch.input);
-    u8 *staged = staging(launch, launch.rank, turn);
+    u8 *staged = staging(launch, launch.rank, state);
     FA_ROLL
     for (u32 r = 0; r < launch.world; ++r) {
       const u64 first = launch.shares[r].first * element, bytes = launch.shares[r].count * element;
@@ -39,15 +39,15 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
     }
   }
   const FaShare own = launch.shares[launch.rank];
-  if (!meet_for_inputs(launch, block, turn, launch.rank * distance, own.first * element))
+  if (!meet_for_inputs(launch, block, state, launch.rank * distance, own.first * element))
     return;
 
   const Inputs inputs(block.scratch(), reduce.world());
   const u64 bytes = own.count * element;
   reduce.inputs(launch, block, inputs, all_packs(bytes), bytes, Store(reinterpret_cast<u8 *>(launch.output)));
-  if (inputs.direct() && !barrier(launch, block, kSecond, turn))
+  if (inputs.direct() && !barrier(launch, block, kSecond, state))
     return;
-  end_turn(launch, block, turn);
+  end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

@@ -27,10 +27,10 @@ FA_FN Span ring_slice(Index packs, u32 world, u32 r) {
 
 template <class Reduce, class Block>
 FA_FN void ring(const FaLaunch &launch, Block &block, const Reduce &reduce) {
-  const Turn turn = begin_turn(launch, block, false);
-  if (!same_call<Reduce::compares>(launch, block, turn))
+  const LaunchState state = begin_launch(launch, block, false);
+  if (!same_call<Reduce::compares>(launch, block, state))
     return;
-  const u32 epoch = turn.epoch, rank = launch.rank, ranks = reduce.world();
+  const u32 epoch = state.epoch, rank = launch.rank, ranks = reduce.world();
   const Tag tag = packet_tag(launch, epoch);
   const u32 left = (rank + ranks - 1) % ranks, right = (rank + 1) % ranks;
   const u8 *input = reinterpret_cast<const u8 *>(launch.input);
@@ -62,7 +62,7 @@ FA_FN void ring(const FaLaunch &launch, Block &block, const Reduce &reduce) {
         store(output + at, pack, extent, granule);
     });
   }
-  end_turn(launch, block, turn);
+  end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

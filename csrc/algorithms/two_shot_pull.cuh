@@ -16,12 +16,12 @@
 namespace FA_NAMESPACE {
 
 // The rank in whose staging slice r lies reduced.
-FA_FN u32 keeper_of(u32 world, u32 r) { return trades_lines(world) ? 1 - r : r; }
+FA_FN u32 keeper_of(u32 world, u32 r) { return !FA_CUDA && world == 2 ? 1 - r : r; }
 
 template <class Reduce, class Block>
 FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &reduce) {
-  const Turn turn = walking(begin_turn(launch, block, true), launch);
-  if (!same_call<Reduce::compares>(launch, block, turn))
+  const LaunchState state = begin_launch(launch, block, true);
+  if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 rank = launch.rank, ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
@@ -30,20 +30,20 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
   u64 *sources = block.scratch();
   const auto arrived = [&](BarrierStage stage, u32 r) -> Failure {
     if (stage == kStart)
-      return find_input(launch, block, turn, r, staging(launch, r, turn));
-    sources[r] = u64(staging(launch, keeper_of(ranks, r), turn));
+      return find_input(launch, block, state, r, staging(launch, r, state));
+    sources[r] = u64(staging(launch, keeper_of(ranks, r), state));
     return {};
   };
   const bool complete = run_phases(
-      launch, block, reduce.world(), turn, [] {}, arrived,
+      launch, block, reduce.world(), state, [] {}, arrived,
       [&](u32 phase) {
         if (phase == 1) {
           reduce.inputs(launch, block, Inputs(sources, ranks), slices.of(rank), bytes,
-                        Store(staging(launch, keeper_of(ranks, rank), turn), FA_CUDA ? nullptr : output));
+                        Store(staging(launch, keeper_of(ranks, rank), state), FA_CUDA ? nullptr : output));
         } else if (phase == 2 || launch.source == 0) {
           u8 *to = output;
           if (phase == 0) {
-            to = staging(launch, rank, turn);
+            to = staging(launch, rank, state);
             block.lanes(ranks, [&](u32 r) { sources[r] = launch.input; });
             block.sync();
           }
@@ -53,7 +53,7 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
         return phase < 2;
       });
   if (complete)
-    end_turn(launch, block, turn);
+    end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

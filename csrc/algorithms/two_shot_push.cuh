@@ -12,8 +12,8 @@ namespace FA_NAMESPACE {
 
 template <class Reduce, class Block>
 FA_FN void two_shot_push(const FaLaunch &launch, Block &block, const Reduce &reduce) {
-  const Turn turn = begin_turn(launch, block, false);
-  if (!same_call<Reduce::compares>(launch, block, turn))
+  const LaunchState state = begin_launch(launch, block, false);
+  if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 rank = launch.rank, ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
@@ -24,10 +24,10 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
     const u32 r = (rank + step) % ranks;
     send_packets<typename Reduce::Packs>(
         launch, block, reinterpret_cast<const u8 *>(launch.input), slices.of(r), bytes,
-        slots_of(launch, ranks, r, turn.epoch, kInputs, kParts, rank), turn.epoch);
+        slots_of(launch, ranks, r, state.epoch, kInputs, kParts, rank), state.epoch);
   }
-  reduce.slices(launch, block, turn.epoch, slices, bytes, reinterpret_cast<u8 *>(launch.output));
-  end_turn(launch, block, turn);
+  reduce.slices(launch, block, state.epoch, slices, bytes, reinterpret_cast<u8 *>(launch.output));
+  end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

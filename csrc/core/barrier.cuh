@@ -10,10 +10,10 @@ enum BarrierStage : u32 {
   kSecond = 1, // two-shot: slices are reduced; one-shot: inputs are no longer read
 };
 
-FA_FN FaSignal *signal_of(const FaLaunch &launch, u32 owner, BarrierStage stage, Turn turn, u32 block,
-                          u32 sender) {
+FA_FN FaSignal *signal_of(const FaLaunch &launch, u32 owner, BarrierStage stage, const LaunchState &state,
+                          u32 block, u32 sender) {
   // In 32 bits: a GPU has no wider multiplication.
-  const u32 at = ((stage * 2 + turn.pulls % 2) * FA_MAX_BLOCKS + block) * FA_MAX_RANKS + sender;
+  const u32 at = ((stage * 2 + state.pulls % 2) * FA_MAX_BLOCKS + block) * FA_MAX_RANKS + sender;
   return reinterpret_cast<FaSignal *>(launch.regions[owner] + offsetof(FaRegionHead, inbox) +
                                       at * sizeof(FaSignal));
 }
@@ -56,14 +56,14 @@ FA_FN void revoke(const FaLaunch &launch, Block &block) {
 // `meanwhile` is done between telling the peers and waiting for them; arrived(r) on the lane that has waited
 // for rank r, and on this rank's own. The launch gives up for a failure that it returns.
 template <class Block, class Meanwhile, class Arrived>
-FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage stage, Turn turn,
-                   Meanwhile meanwhile, Arrived arrived) {
-  const Mark mark = mark_of(launch, turn.epoch);
+FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage stage,
+                   const LaunchState &state, Meanwhile meanwhile, Arrived arrived) {
+  const Mark mark = mark_of(launch, state.epoch);
   block.sync();
   block.lanes(world, [&](u32 r) {
     if (r == launch.rank)
       return;
-    FaSignal *signal = signal_of(launch, r, stage, turn, block.index(), launch.rank);
+    FaSignal *signal = signal_of(launch, r, stage, state, block.index(), launch.rank);
     store_relaxed(&signal->source, launch.source);
 #if defined(FA_PLANT_RELAXED_SECOND_BARRIER)
     if (stage == kSecond) {
@@ -90,10 +90,10 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage
     // Equality is enough: a peer writes this word again two pulls later, and gets there only after this rank
     // has been through the pull between. Ranks compare here, before anything of a peer is accessed by a count
     // that it may not share.
-    const Mark *signal = mark_of(signal_of(launch, launch.rank, stage, turn, block.index(), r));
+    const Mark *signal = mark_of(signal_of(launch, launch.rank, stage, state, block.index(), r));
     Failure failure;
     if (r != launch.rank)
-      failure = wait_for(launch, r, turn.epoch, signal, mark);
+      failure = wait_for(launch, r, state.epoch, signal, mark);
     if (failure.none()) {
       const u32 *revoked = &region_head(launch, launch.rank)->revoked[r];
       if (FA_STREAMS && stage == kSecond && load_relaxed(revoked) != 0)
@@ -101,7 +101,7 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage
       else
         failure = arrived(r);
     }
-    return succeeded(launch, failure, turn.epoch);
+    return succeeded(launch, failure, state.epoch);
   });
 #if !defined(FA_PLANT_NO_REVOCATION)
   if (FA_STREAMS && stage == kSecond && !all && launch.source != 0)
@@ -114,8 +114,8 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage
 // that is false is the last. True on all threads once all that is done; false on all when the launch gives
 // up. `meanwhile` is for the start barrier, arrived(stage, r) as above.
 template <class Block, class Meanwhile, class Arrived, class Phase>
-FA_FN bool run_phases(const FaLaunch &launch, Block &block, u32 world, Turn turn, Meanwhile meanwhile,
-                      Arrived arrived, Phase phase) {
+FA_FN bool run_phases(const FaLaunch &launch, Block &block, u32 world, const LaunchState &state,
+                      Meanwhile meanwhile, Arrived arrived, Phase phase) {
 #if FA_CUDA
   // One body of a barrier, and of what phases have in common: a call begins by fetching its code.
   FA_ROLL
@@ -123,18 +123,18 @@ FA_FN bool run_phases(const FaLaunch &launch, Block &block, u32 world, Turn turn
     if (!phase(number))
       return true;
     const BarrierStage stage = BarrierStage(number);
-    if (!barrier(launch, block, world, stage, turn, meanwhile, [&](u32 r) { return arrived(stage, r); }))
+    if (!barrier(launch, block, world, stage, state, meanwhile, [&](u32 r) { return arrived(stage, r); }))
       return false;
   }
 #else
   if (!phase(0))
     return true;
-  if (!barrier(launch, block, world, kStart, turn, meanwhile, [&](u32 r) { return arrived(kStart, r); }))
+  if (!barrier(launch, block, world, kStart, state, meanwhile, [&](u32 r) { return arrived(kStart, r); }))
     return false;
   if (!phase(1))
     return true;
   if (!barrier(
-          launch, block, world, kSecond, turn, [] {}, [&](u32 r) { return arrived(kSecond, r); }))
+          launch, block, world, kSecond, state, [] {}, [&](u32 r) { return arrived(kSecond, r); }))
     return false;
   phase(2);
   return true;
@@ -142,9 +142,9 @@ FA_FN bool run_phases(const FaLaunch &launch, Block &block, u32 world, Turn turn
 }
 
 template <class Block>
-FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, Turn turn) {
+FA_FN bool barrier(const FaLaunch &launch, Block &block, BarrierStage stage, const LaunchState &state) {
   return barrier(
-      launch, block, launch.world, stage, turn, [] {}, [](u32) { return Failure{}; });
+      launch, block, launch.world, stage, state, [] {}, [](u32) { return Failure{}; });
 }
 
 } // namespace FA_NAMESPACE

@@ -66,9 +66,9 @@ FA_FN Failure wait_for(const FaLaunch &launch, u32 rank, u32 epoch, const Mark *
 //
 // Without `Compares` no launch is checked.
 template <bool Compares = true, class Block>
-FA_FN bool same_call(const FaLaunch &launch, Block &block, Turn turn) {
-  const u32 epoch = turn.epoch;
-  if (turn.failed)
+FA_FN bool same_call(const FaLaunch &launch, Block &block, const LaunchState &state) {
+  const u32 epoch = state.epoch;
+  if (state.failed)
     return false;
   if (!Compares || !launch.checked)
     return true;

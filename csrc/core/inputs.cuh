@@ -45,13 +45,13 @@ private:
 // input is. If r has staged it, that is at `staged`. `skipped` is what to skip of an input that is read where
 // it is.
 template <class Block>
-FA_FN Failure find_input(const FaLaunch &launch, Block &block, Turn turn, u32 r, const u8 *staged,
-                         u64 skipped = 0) {
+FA_FN Failure find_input(const FaLaunch &launch, Block &block, const LaunchState &state, u32 r,
+                         const u8 *staged, u64 skipped = 0) {
   u64 address = u64(staged), source = launch.source;
   if (r == launch.rank) {
     address = launch.input + skipped;
   } else {
-    source = load_relaxed(&signal_of(launch, launch.rank, kStart, turn, block.index(), r)->source);
+    source = load_relaxed(&signal_of(launch, launch.rank, kStart, state, block.index(), r)->source);
     if (source != 0) {
       address = registered_address(launch, r, source);
       // No rank is to blame for what this one does not know.
@@ -68,29 +68,33 @@ FA_FN Failure find_input(const FaLaunch &launch, Block &block, Turn turn, u32 r,
 // The start barrier of a pull, after which every thread has all ranks' inputs in the block's scratch: but for
 // the bytes to skip, in what a rank staged, and in an input that is read where it is.
 template <class Block>
-FA_FN bool meet_for_inputs(const FaLaunch &launch, Block &block, Turn turn, u64 staged = 0, u64 skipped = 0) {
+FA_FN bool meet_for_inputs(const FaLaunch &launch, Block &block, const LaunchState &state, u64 staged = 0,
+                           u64 skipped = 0) {
   return barrier(
-      launch, block, launch.world, kStart, turn, [] {},
-      [&](u32 r) { return find_input(launch, block, turn, r, staging(launch, r, turn) + staged, skipped); });
+      launch, block, launch.world, kStart, state, [] {},
+      [&](u32 r) {
+        return find_input(launch, block, state, r, staging(launch, r, state) + staged, skipped);
+      });
 }
 
 // Copies a span of this rank's input to its staging, unless peers read the input itself.
 template <class Packs = Parts, class Block>
-FA_FN void stage_input(const FaLaunch &launch, const Block &block, Span span, Turn turn, u64 bytes) {
+FA_FN void stage_input(const FaLaunch &launch, const Block &block, Span span, const LaunchState &state,
+                       u64 bytes) {
   if (launch.source == 0)
-    copy<Packs>(block, staging(launch, launch.rank, turn), reinterpret_cast<const u8 *>(launch.input), span,
+    copy<Packs>(block, staging(launch, launch.rank, state), reinterpret_cast<const u8 *>(launch.input), span,
                 bytes);
 }
 
 // The same, and copies it to this rank's output as well, unless it is there. What peers read where it is must
 // still be copied there: they need not wait for that.
 template <class Block>
-FA_FN void stage_and_keep(const FaLaunch &launch, const Block &block, Span span, Turn turn, u64 bytes,
-                          u8 *output) {
+FA_FN void stage_and_keep(const FaLaunch &launch, const Block &block, Span span, const LaunchState &state,
+                          u64 bytes, u8 *output) {
   const u8 *input = reinterpret_cast<const u8 *>(launch.input);
   if (launch.source != 0 || input == output)
-    return stage_input(launch, block, span, turn, bytes);
-  copy_twice(block, staging(launch, launch.rank, turn), output, input, span, bytes);
+    return stage_input(launch, block, span, state, bytes);
+  copy_twice(block, staging(launch, launch.rank, state), output, input, span, bytes);
 }
 
 template <class Block>

@@ -2,6 +2,7 @@
 
 pub const FA_MAX_RANKS: u32 = 16;
 pub const FA_MAX_BLOCKS: u32 = 64;
+pub const FA_SMALL_STAGING_BYTES: u32 = 8192;
 pub const FA_SIGNAL_BYTES: u32 = 64;
 pub const FA_CUDA_PACK_BYTES: u32 = 16;
 pub const FA_HOST_PACK_BYTES: u32 = 64;
@@ -249,7 +250,7 @@ pub struct FaLaunch {
     pub mailbox_bytes: u64,
     pub staging_offset: u64,
     pub staging_bytes: u64,
-    pub place_bytes: u64,
+    pub staging_slot_bytes: u64,
     pub channel_offset: u64,
     pub channel_bytes: u64,
     pub chunk_bytes: u64,
@@ -265,15 +266,17 @@ pub struct FaLaunch {
     pub spin: u32,
     pub checked: u32,
     pub root: u32,
-    pub last_place: u32,
+    pub staging_last_slot: u32,
+    pub swaps_staging: u32,
     pub channel_slots: u32,
     pub threads: u32,
+    pub reserved: u32,
     pub call: FaCall,
     pub shares: [FaShare; 16usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 600usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 608usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -289,7 +292,8 @@ const _: () = {
     ["Offset of field: FaLaunch::staging_offset"]
         [::core::mem::offset_of!(FaLaunch, staging_offset) - 200usize];
     ["Offset of field: FaLaunch::staging_bytes"][::core::mem::offset_of!(FaLaunch, staging_bytes) - 208usize];
-    ["Offset of field: FaLaunch::place_bytes"][::core::mem::offset_of!(FaLaunch, place_bytes) - 216usize];
+    ["Offset of field: FaLaunch::staging_slot_bytes"]
+        [::core::mem::offset_of!(FaLaunch, staging_slot_bytes) - 216usize];
     ["Offset of field: FaLaunch::channel_offset"]
         [::core::mem::offset_of!(FaLaunch, channel_offset) - 224usize];
     ["Offset of field: FaLaunch::channel_bytes"][::core::mem::offset_of!(FaLaunch, channel_bytes) - 232usize];
@@ -306,11 +310,14 @@ const _: () = {
     ["Offset of field: FaLaunch::spin"][::core::mem::offset_of!(FaLaunch, spin) - 296usize];
     ["Offset of field: FaLaunch::checked"][::core::mem::offset_of!(FaLaunch, checked) - 300usize];
     ["Offset of field: FaLaunch::root"][::core::mem::offset_of!(FaLaunch, root) - 304usize];
-    ["Offset of field: FaLaunch::last_place"][::core::mem::offset_of!(FaLaunch, last_place) - 308usize];
-    ["Offset of field: FaLaunch::channel_slots"][::core::mem::offset_of!(FaLaunch, channel_slots) - 312usize];
-    ["Offset of field: FaLaunch::threads"][::core::mem::offset_of!(FaLaunch, threads) - 316usize];
-    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 320usize];
-    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 344usize];
+    ["Offset of field: FaLaunch::staging_last_slot"]
+        [::core::mem::offset_of!(FaLaunch, staging_last_slot) - 308usize];
+    ["Offset of field: FaLaunch::swaps_staging"][::core::mem::offset_of!(FaLaunch, swaps_staging) - 312usize];
+    ["Offset of field: FaLaunch::channel_slots"][::core::mem::offset_of!(FaLaunch, channel_slots) - 316usize];
+    ["Offset of field: FaLaunch::threads"][::core::mem::offset_of!(FaLaunch, threads) - 320usize];
+    ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 324usize];
+    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 328usize];
+    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 352usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -39,7 +39,7 @@ impl Site<'_> {
             mailbox_bytes: self.layout.mailbox_bytes as u64,
             staging_offset: self.layout.staging_offset as u64,
             staging_bytes: self.layout.staging_bytes as u64,
-            place_bytes: 0,
+            staging_slot_bytes: 0,
             channel_offset: self.layout.channel_offset as u64,
             channel_bytes: self.layout.channel_bytes as u64,
             chunk_bytes: self.layout.chunk_bytes as u64,
@@ -55,9 +55,11 @@ impl Site<'_> {
             spin: 0,
             checked: 0,
             root: 0,
-            last_place: 0,
+            staging_last_slot: 0,
+            swaps_staging: 0,
             channel_slots: self.layout.channel_slots as u32,
             threads: self.threads,
+            reserved: 0,
             call: FaCall { what: 0, count: 0, digest: 0 },
             shares: [FaShare { first: 0, count: 0 }; FA_MAX_RANKS as usize],
         }
@@ -73,7 +75,10 @@ impl Message<'_> {
         launch.op = self.collective.reduction().unwrap_or(ReduceOp::Sum) as u32;
         launch.algorithm = self.kernel(plan.algorithm, limits);
         let staged = self.ring_bytes(plan.piece_bytes, limits.world_size);
-        (launch.place_bytes, launch.last_place) = staged.map_or((0, 0), |staged| limits.staging_ring(staged));
+        (launch.staging_slot_bytes, launch.staging_last_slot) =
+            staged.map_or((0, 0), |staged| limits.staging_ring(staged));
+        let swaps = limits.swaps_staging() && launch.staging_last_slot == 0 && self.can_swap(plan.algorithm);
+        launch.swaps_staging = u32::from(swaps);
         launch.root = self.collective.root().unwrap_or(0) as u32;
     }
 }

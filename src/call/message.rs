@@ -161,6 +161,20 @@ impl Message<'_> {
         }
     }
 
+    /// Whether each of two ranks reads what the other has staged, so that they may swap the regions that they stage in. In a
+    /// two-shot a slice is reduced where it was staged, which has the same effect.
+    #[inline]
+    pub fn can_swap(&self, algorithm: Algorithm) -> bool {
+        match self.collective {
+            Collective::AllReduce(_) => algorithm == Algorithm::OneShotPull,
+            Collective::AllGather
+            | Collective::AllGatherV(_)
+            | Collective::ReduceScatter(_)
+            | Collective::ReduceScatterV(..) => true,
+            _ => false,
+        }
+    }
+
     /// Sets a launch to the elements from `done` on, at most `most` of each share or of the message. `source` is where peers find
     /// the whole input.
     #[inline]

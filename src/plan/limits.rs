@@ -1,6 +1,7 @@
 //! What a call must fit in, and the sizes from which on it is done in another way.
 
 use super::{Algorithm, DeviceKind};
+use crate::abi::FA_SMALL_STAGING_BYTES;
 
 /// Geometry of a device's packs, which the capacity of a region is computed from.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +49,13 @@ impl Limits {
         self.device == DeviceKind::Cuda && self.world_size > 2 && bytes > MORE_THAN_BYTES
     }
 
+    /// Whether two ranks stage in each other's regions in every other pull, where the call permits it. A line of memory is best
+    /// written next by the processor that last read it.
+    #[inline]
+    pub fn swaps_staging(&self) -> bool {
+        self.device == DeviceKind::Host && self.world_size == 2
+    }
+
     /// The staging ring of a call: its generation of staging in slots, of which a pull uses one for the `staged` bytes of each
     /// launch. The size of a slot, and one less than their number, a power of two. A slot of no bytes is the whole generation.
     #[inline]
@@ -55,8 +63,7 @@ impl Limits {
         // With both generations, twice the second-level cache of the processors that this was measured on: less leaves lines in
         // the caches of their readers, and more takes the third level from others.
         const RING_BYTES: usize = 1 << 20;
-        // What is as small is bound by waiting, and its lines come faster from a peer than from the third-level cache.
-        const LEAST_BYTES: usize = 8 << 10;
+        const LEAST_BYTES: usize = FA_SMALL_STAGING_BYTES as usize;
         const ALIGNMENT: usize = 128;
         let ring = match self.device {
             DeviceKind::Host => RING_BYTES.min(self.staging_bytes),

@@ -19,8 +19,8 @@ struct Call {
   uint64_t count; // of an allreduce, a broadcast or a reduce; else of all shares
   FaShare shares[FA_MAX_RANKS];
   std::vector<Letter> letters;
-  uint32_t places = 1; // of a generation of staging
-  bool threads = true; // what is posted is so between threads; else in registered buffers
+  uint32_t staging_slots = 1; // of a generation
+  bool threads = true;        // what is posted is so between threads; else in registered buffers
 
   // Elements before a letter in the input of its sender, or the output of its receiver.
   uint64_t first_of(size_t letter, bool sender) const {
@@ -234,7 +234,7 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     draw_letters(random, call, whole ? lanes : 0);
   // Whole packs of each share.
   const uint64_t staged = call.count * sizes[type] + world * FA_HOST_PACK_BYTES;
-  while (random() % 2 && staged <= kMaxBytes / (2 * call.places))
-    call.places *= 2;
+  while (random() % 2 && staged <= kMaxBytes / (2 * call.staging_slots))
+    call.staging_slots *= 2;
   return call;
 }

@@ -192,8 +192,11 @@ private:
     launch.mailbox_bytes = kMailboxBytes;
     launch.staging_offset = kStagingOffset;
     launch.staging_bytes = kMaxBytes;
-    launch.place_bytes = kMaxBytes / call.places;
-    launch.last_place = call.places - 1;
+    launch.staging_slot_bytes = kMaxBytes / call.staging_slots;
+    launch.staging_last_slot = call.staging_slots - 1;
+    launch.swaps_staging = world_.size == 2 && call.staging_slots == 1 &&
+                           (call.algorithm == FA_ONE_SHOT_PULL || call.algorithm == FA_REDUCE_SCATTER ||
+                            call.algorithm == FA_ALL_GATHER);
     launch.channel_offset = kChannelOffset;
     launch.channel_bytes = kChannelBytes;
     launch.chunk_bytes = kChunkBytes;

@@ -110,7 +110,7 @@ impl World {
         launch.mailbox_bytes = MAILBOX as u64;
         launch.staging_offset = head + 2 * MAILBOX as u64;
         launch.staging_bytes = STAGING as u64;
-        launch.place_bytes = STAGING as u64;
+        launch.staging_slot_bytes = STAGING as u64;
         launch.timeout_ns = 5_000_000_000;
         launch.rank = rank as u32;
         launch.world = self.regions.len() as u32;
