@@ -180,7 +180,8 @@ FA_FN void give_up(const FaLaunch &launch, const Block &block, const Channel *ch
 template <class Block>
 FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &transfers) {
   FaRegionHead *head = region_head(launch, launch.rank);
-  if (FA_STREAMS && load_relaxed(&head->failed) != 0)
+  // As in `same_call`.
+  if (FA_STREAMS && !block.all(load_relaxed(&head->failed) == 0))
     return;
 #if FA_CUDA
   // One thread changes them, between two syncs: an array of each thread's own would be a stack frame.

@@ -65,6 +65,9 @@ public:
     return __syncthreads_and(threadIdx.x < n ? body(threadIdx.x) : true);
   }
 
+  // A sync; true on every thread if `value` is true on all of them.
+  FA_FN bool all(bool value) const { return __syncthreads_and(value); }
+
   // Whether one thread has all the work: it may then do without what several need.
   FA_FN constexpr bool is_alone() const { return false; }
 
@@ -132,6 +135,8 @@ public:
       all = body(i) && all;
     return all;
   }
+
+  FA_FN bool all(bool value) const { return value; }
 
   FA_FN bool is_alone() const { return count_ == 1; }
 

@@ -68,7 +68,9 @@ FA_FN Failure wait_for(const FaLaunch &launch, u32 rank, u32 epoch, const Mark *
 template <bool Compares = true, class Block>
 FA_FN bool same_call(const FaLaunch &launch, Block &block, const LaunchState &state) {
   const u32 epoch = state.epoch;
-  if (state.failed)
+  // Another block of this launch may set the word now. So threads agree on what they read: none may leave
+  // while others wait for it at a sync.
+  if (FA_STREAMS && !block.all(load_relaxed(&region_head(launch, launch.rank)->failed) == 0))
     return false;
   if (!Compares || !launch.checked)
     return true;

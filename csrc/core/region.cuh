@@ -24,9 +24,8 @@ FA_FN u64 registered_address(const FaLaunch &launch, u32 rank, u64 source) {
 struct LaunchState {
   u32 epoch;
   u32 pulls;
-  bool failed = false; // a launch of this rank has failed: this one leaves, see `same_call`
-  u32 swapped = 0;     // 1: the two ranks stage in each other's regions
-  u64 slot = 0;        // of the staging ring: bytes from the start of the generation
+  u32 swapped = 0; // 1: the two ranks stage in each other's regions
+  u64 slot = 0;    // of the staging ring: bytes from the start of the generation
 };
 
 FA_FN u32 staging_generation(const LaunchState &state) {
@@ -78,7 +77,7 @@ FA_FN LaunchState begin_launch(const FaLaunch &launch, const Block &block, bool 
   const FaRegionHead *head = region_head(launch, launch.rank);
   const u32 last = head->epoch[block.index()];
   LaunchState state = {last == 0xFFFFFFFFu ? FA_FIRST_EPOCH_AFTER_WRAP : last + 1,
-                       head->pulls[block.index()] + pull, FA_STREAMS && load_relaxed(&head->failed) != 0};
+                       head->pulls[block.index()] + pull};
   if (pull)
     place_staging(launch, &state);
   return state;

@@ -52,7 +52,7 @@ pub(super) fn lead(lines: &Lines<'_>) -> Option<Costs> {
         if memory.costs.is_none() && memory.attempts < ATTEMPTS {
             memory.attempts += 1;
             let line_ns = line_ns(lines, Instant::now()).filter(|line_ns| *line_ns < MOST_LINE_NS);
-            memory.costs = line_ns.map(|line_ns| Costs { line_ns, copy_ns: copy_ns() });
+            memory.costs = line_ns.and_then(|line_ns| Some(Costs { line_ns, copy_ns: copy_ns()? }));
         }
         memory.costs
     });
@@ -99,16 +99,23 @@ fn line_ns(lines: &Lines<'_>, start: Instant) -> Option<f64> {
     best
 }
 
-/// Of the fastest copy.
-fn copy_ns() -> f64 {
-    let from = vec![1u8; COPY_BYTES];
-    let mut to = vec![2u8; COPY_BYTES];
+/// Of the fastest copy. `None` without memory for it.
+fn copy_ns() -> Option<f64> {
+    let (from, mut to) = (filled(1)?, filled(2)?);
     let copy = |_| {
         let start = Instant::now();
         black_box(&mut to[..]).copy_from_slice(black_box(&from[..]));
         start.elapsed().as_nanos() as f64 / (COPY_BYTES / 1024) as f64
     };
-    (0..COPIES).map(copy).fold(f64::MAX, f64::min)
+    Some((0..COPIES).map(copy).fold(f64::MAX, f64::min))
+}
+
+fn filled(byte: u8) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // A process at its limit goes on without a measurement; an allocation that cannot fail would end it.
+    bytes.try_reserve_exact(COPY_BYTES).ok()?;
+    bytes.resize(COPY_BYTES, byte);
+    Some(bytes)
 }
 
 #[cfg(test)]
@@ -127,7 +134,7 @@ mod tests {
         // On a machine that is busy with other things there may be no answer, but no long wait either.
         assert!(measured.is_none_or(|ns| ns > 0.5), "{measured:?}");
         assert!(start.elapsed() < 100 * LIMIT);
-        let copy = copy_ns();
+        let copy = copy_ns().unwrap();
         assert!(copy > 0.5 && copy < 1e6, "{copy}");
     }
 
