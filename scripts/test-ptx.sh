@@ -1,16 +1,75 @@
 #!/usr/bin/env bash
-# Executes what nvcc makes of csrc/ for GPUs, on the CPU: tests/ptx_machine, under the tests of the CUDA device.
-#   scripts/test-ptx.sh [ARGUMENTS OF THE TESTS]
+# Executes what nvcc makes of csrc/ for GPUs, on the CPU, instruction by instruction: tests/ptx_machine has the machine, and its README
+# what it shows and what not. No GPU is needed; nvcc is fetched.
+#   scripts/test-ptx.sh                 all: the machine's own tests, the kernels of the hot set in many orders with races looked for,
+#                                       the tests of the CUDA device on the machine, coverage, and planted bugs
+#   scripts/test-ptx.sh ARGUMENTS...    those tests of the CUDA device alone that the arguments select
+# CUDA_FEATURE is the feature to build with (default cuda-13000). PTX_NVCC names an nvcc to use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target=${CARGO_TARGET_DIR:-$PWD/target}
 driver=$target/stand-in-ptx
 export PTX_NVCC=${PTX_NVCC:-$(scripts/cuda-toolchain.sh)/bin/nvcc}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+passed=0
+failed=0
+# count NAME COMMAND...: adds up what it says of tests, or counts as one; a command that fails is one failure at least.
+count() {
+  local name=$1 status=0 start=$SECONDS
+  shift
+  "$@" 2>&1 | tee "$work/log" || status=$?
+  local good bad
+  good=$(sed -nE 's/^(test result: [a-zA-Z]+\. )?([0-9]+) passed[;,] ([0-9]+) failed.*/\2/p' "$work/log" | paste -sd+)
+  bad=$(sed -nE 's/^(test result: [a-zA-Z]+\. )?([0-9]+) passed[;,] ([0-9]+) failed.*/\3/p' "$work/log" | paste -sd+)
+  good=$((${good:-0})) bad=$((${bad:-0}))
+  [ $((good + bad)) -gt 0 ] || good=$((status == 0))
+  [ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
+  passed=$((passed + good)) failed=$((failed + bad))
+  echo "=== $name: $good passed, $bad failed, $((SECONDS - start)) s"
+}
+
+nvcc_flags() { grep -vE '^(#|$)' build/nvcc.flags; }
+kernels() {
+  local flags
+  mapfile -t flags < <(nvcc_flags)
+  "$PTX_NVCC" -ptx -lineinfo -arch=compute_90 "${flags[@]}" -I csrc -o "$1" csrc/cuda/kernels.cu
+}
+
+# The CUDA device's own tests, with this driver and nvcc's kernels. The sweep of failing driver calls is about the host's side.
+cuda() {
+  STAND_IN_PTX=1 LD_LIBRARY_PATH=$driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PTX_MACHINE_COVERAGE=${coverage:-} \
+    FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc-ptx FAST_ALLREDUCE_ARCHS=sm_90 \
+    FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in \
+    cargo test -p fast-allreduce --features "${CUDA_FEATURE:-cuda-13000}" --test cuda -- "$@"
+}
+
 cargo build --release --package fast-allreduce-ptx-machine
 STAND_IN_MACHINE=$target/release/libfast_allreduce_ptx_machine.a tests/stand_in_driver/build.sh "$driver"
+if [ $# -gt 0 ]; then
+  cuda "$@"
+  exit
+fi
 
-export STAND_IN_PTX=1 LD_LIBRARY_PATH=$driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-export FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc-ptx FAST_ALLREDUCE_ARCHS=sm_90
-export FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in,ptx
-cargo test -p fast-allreduce --features "${CUDA_FEATURE:-cuda-13000}" --test cuda -- "$@"
+coverage=$work/coverage
+mkdir "$coverage"
+ptx=$work/kernels.ptx
+kernels "$ptx"
+machine() {
+  FAST_ALLREDUCE_PTX=$ptx PTX_MACHINE_COVERAGE=$coverage FAST_ALLREDUCE_REQUIRE=ptx \
+    cargo test --release --package fast-allreduce-ptx-machine
+}
+plants() {
+  local program
+  program=$(cargo test --release --package fast-allreduce-ptx-machine --test kernels --no-run 2>&1 |
+    sed -nE 's/.*\((.*kernels-[0-9a-f]+)\)$/\1/p')
+  tests/ptx_machine/plants.sh "$PTX_NVCC" "$program"
+}
+count "machine" machine
+count "CUDA device" cuda --skip injection_sweep
+count "coverage" "$target/release/ptx-coverage" "$ptx" "$coverage" tests/ptx_machine/coverage.list
+count "planted bugs" plants
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

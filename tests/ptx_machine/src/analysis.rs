@@ -62,8 +62,6 @@ pub enum Back {
 
 pub struct Flow {
     pub blocks: Vec<Block>,
-    /// The block that an instruction begins.
-    pub block_at: Vec<Option<usize>>,
     pub back: std::collections::HashMap<(usize, usize), Back>,
     /// Registers of which some read may come before every write.
     pub doubtful: Set,
@@ -120,7 +118,7 @@ impl Flow {
             return Err(end);
         }
         let doubtful = Set::new(function.registers.len(), false);
-        Ok(Self { blocks, block_at, back: Default::default(), doubtful })
+        Ok(Self { blocks, back: Default::default(), doubtful })
     }
 
     fn find_loops(&mut self, function: &Function) {

@@ -50,9 +50,12 @@ pub fn note(program: &Program, kernel: &str) {
 pub struct Coverage {
     /// The kernel, or `functions`.
     pub kernel: String,
-    /// Instructions in all, and those that were executed.
+    /// Instructions that can be reached.
     pub all: usize,
+    /// Those of them that were executed.
     pub executed: usize,
+    /// Instructions that no thread can reach, which are not among `all`.
+    pub dead: usize,
     /// Of those that were not: the places in the source, each with how many.
     pub missed: BTreeMap<String, usize>,
 }
@@ -80,7 +83,7 @@ pub fn read(program: &Program, folder: &Path) -> io::Result<Vec<Coverage>> {
         let reached = places.iter().enumerate().filter(|(i, _)| note.get(*i).is_some_and(|&byte| byte != 0));
         let instructions =
             |&covered: &Covered| (covered.first..covered.last).map(move |at| (covered.function, at));
-        let all: BTreeSet<(u32, u32)> = places.iter().flat_map(instructions).collect();
+        let mut all: BTreeSet<(u32, u32)> = places.iter().flat_map(instructions).collect();
         // A guarded instruction is in the block around it too, where it is not surely executed.
         let guarded: BTreeSet<(u32, u32)> =
             places.iter().filter(|c| c.last == c.first + 1).flat_map(instructions).collect();
@@ -90,6 +93,9 @@ pub fn read(program: &Program, folder: &Path) -> io::Result<Vec<Coverage>> {
             let is_single = single(covered);
             executed.extend(instructions(covered).filter(|at| is_single || !guarded.contains(at)));
         }
+        let whole = all.len();
+        let dead = program.dead(kernel).map_err(|error| io::Error::other(error.to_string()))?;
+        all.retain(|at| executed.contains(at) || !dead.contains(at));
         let mut missed = BTreeMap::new();
         for &(function, at) in all.difference(&executed) {
             let place = program.source_of(function as usize, at as usize);
@@ -97,6 +103,7 @@ pub fn read(program: &Program, folder: &Path) -> io::Result<Vec<Coverage>> {
         }
         coverage.push(Coverage {
             kernel: kernel.to_owned(),
+            dead: whole - all.len(),
             all: all.len(),
             executed: executed.len(),
             missed,

@@ -8,6 +8,7 @@ use std::fmt;
 pub struct LoadError {
     /// Of the text, from 1.
     pub line: u32,
+    /// What is not known, or not right.
     pub what: String,
 }
 
@@ -17,6 +18,7 @@ impl LoadError {
     }
 }
 
+/// Of loading a module.
 pub type LoadResult<T> = Result<T, LoadError>;
 
 /// What a GPU would trap on or get wrong, or what makes a launch impossible.
@@ -66,7 +68,9 @@ impl fmt::Display for Fault {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{fault} in {kernel}: {what}")]
 pub struct LaunchError {
+    /// What kind of failure it is.
     pub fault: Fault,
+    /// The kernel's name.
     pub kernel: String,
     /// The rest: PTX and source line, block and thread, addresses; where each warp waits.
     pub what: String,

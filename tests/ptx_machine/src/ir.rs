@@ -19,8 +19,6 @@ pub struct Module {
     pub shared_bytes: u32,
     /// Initial values of `.global` and `.const` variables, at the offsets of [`Base::Data`].
     pub data: Vec<u8>,
-    /// The end of the part of `data` that a kernel may not write.
-    pub constant_bytes: u64,
     /// By number, from `.file`.
     pub files: HashMap<u32, String>,
 }
@@ -40,7 +38,6 @@ pub struct Function {
     pub return_bytes: u32,
     /// Bytes of each `.param` variable in the body, by slot.
     pub slots: Vec<u32>,
-    pub shared_bytes: u32,
     pub local_bytes: u32,
     pub most_threads: u32,
     /// `.reqntid`, 0 where there is none.
@@ -116,7 +113,6 @@ pub enum Special {
     Clock,
     Clock64,
     GlobalTimer,
-    DynamicShared,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

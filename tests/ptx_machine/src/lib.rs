@@ -5,6 +5,7 @@ mod block;
 mod capi;
 mod context;
 pub mod coverage;
+mod dead;
 mod decode;
 mod effects;
 mod environment;

@@ -1,6 +1,6 @@
 //! A module that can be launched: its functions are compiled when they are first needed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,6 +12,7 @@ use cranelift_module::{FuncId, Linkage, Module as _};
 
 use crate::analysis::Flow;
 use crate::context::Context;
+use crate::dead::dead_blocks;
 use crate::errors::{LoadError, LoadResult};
 use crate::ir::{Function, Module};
 use crate::lower::{self, Around, Facts, Helpers};
@@ -101,6 +102,16 @@ impl Program {
     /// Offset and size of each parameter of a kernel; None: there is no such kernel.
     pub fn parameters(&self, name: &str) -> Option<&[(u32, u32)]> {
         self.entry(name).map(|(_, function)| &function.params[..])
+    }
+
+    /// Instructions of a kernel that no thread can reach: function and number.
+    pub(crate) fn dead(&self, kernel: &str) -> LoadResult<BTreeSet<(u32, u32)>> {
+        let Some((number, function)) = self.entry(kernel) else { return Ok(BTreeSet::new()) };
+        let flow = Flow::of(function)?;
+        let blocks = dead_blocks(function, &flow).into_iter().zip(&flow.blocks).filter(|(dead, _)| *dead);
+        let all =
+            blocks.flat_map(|(_, block)| (block.first..block.last).map(|at| (number as u32, at as u32)));
+        Ok(all.collect())
     }
 
     /// Where in the source an instruction of a function is: file and line.
@@ -232,6 +243,7 @@ impl Jit {
         Ok(self.module.get_finalized_function(id))
     }
 
+    #[allow(clippy::result_large_err)] // Once for each function.
     fn helpers(
         &mut self,
         func: &mut cranelift_codegen::ir::Function,

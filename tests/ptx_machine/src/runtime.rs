@@ -55,9 +55,12 @@ pub trait Memory {
     fn find(&self, address: u64) -> Option<Range>;
 }
 
+/// Addresses of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
+    /// The first.
     pub low: u64,
+    /// How many there are.
     pub bytes: u64,
 }
 
@@ -88,7 +91,7 @@ pub(crate) unsafe extern "C" fn access(
     let context = unsafe { &mut *context };
     // SAFETY: see above.
     let run = unsafe { &mut *context.run.cast::<Run>() };
-    if address % u64::from(bytes) != 0 {
+    if !address.is_multiple_of(bytes.into()) {
         return record(context, Fault::Misaligned, bytes, at, address);
     }
     let writes = what::kind(code) != what::READ;
@@ -122,7 +125,7 @@ pub(crate) unsafe extern "C" fn shared(
     let context = unsafe { &mut *context };
     // SAFETY: see `access`.
     let run = unsafe { &mut *context.run.cast::<Run>() };
-    if offset % u64::from(bytes) != 0 {
+    if !offset.is_multiple_of(bytes.into()) {
         return record(context, Fault::Misaligned, bytes, at, offset);
     }
     shared_of(context, run, offset, bytes, code, at)

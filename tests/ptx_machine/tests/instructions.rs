@@ -85,7 +85,7 @@ fn interesting() -> Vec<u64> {
     values.extend(
         [1.5f32, -2.5, 65504.0, 65520.0, 1e-8, 3.3e38, 0.1, 2147483648.0].map(|f| u64::from(f.to_bits())),
     );
-    let mut random = 0x1234_5678_9ABC_DEFu64;
+    let mut random = 0x0123_4567_89AB_CDEF_u64;
     for _ in 0..40 {
         random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         values.push(random ^ random >> 29);

@@ -47,7 +47,10 @@ fn report(ptx: &str, folder: &str, list: &str) -> Result<bool, String> {
     for kernel in &all {
         let percent = percent(kernel);
         let hot = kernel.kernel.contains("_sum_w");
-        println!("{:<40} {:>6} of {:>6}  {percent:5.1} %", kernel.kernel, kernel.executed, kernel.all);
+        let Coverage { kernel: name, executed, all, dead, .. } = kernel;
+        println!(
+            "{name:<40} {executed:>6} of {all:>6}  {percent:5.1} %, and {dead} that no thread can reach"
+        );
         if kernel.executed == 0 {
             println!("  no instruction was executed");
             sound = false;

@@ -373,7 +373,7 @@ impl Decoder<'_, '_> {
             self.ty_of(|ty| ty.bytes() >= 2 && ty != Type::B128 && !ty.is_packed() && ty != Type::Pred)?;
         let fits = match cmp {
             Cmp::Eq | Cmp::Ne => true,
-            Cmp::Lt | Cmp::Le | Cmp::Gt | Cmp::Ge => !ty.is_untyped() && !(unsigned && !ty.is_unsigned()),
+            Cmp::Lt | Cmp::Le | Cmp::Gt | Cmp::Ge => !ty.is_untyped() && (!unsigned || ty.is_unsigned()),
             _ => ty.is_float(),
         };
         if !fits || (ftz && ty != Type::F32 && ty != Type::F16) {

@@ -18,11 +18,14 @@ pub(crate) enum Decoded<'a> {
     Call { returns: Vec<&'a str>, name: &'a str, args: Vec<&'a str> },
 }
 
+/// Where the variables of a scope are: space, base and offset.
+pub(crate) type Variables<'c> = dyn Fn(&str) -> Option<(Space, Base, u64)> + 'c;
+
 /// What names mean where the instruction is.
 pub(crate) struct Context<'c> {
     pub line: u32,
     pub registers: &'c [Register],
-    pub variable: &'c dyn Fn(&str) -> Option<(Space, Base, u64)>,
+    pub variable: &'c Variables<'c>,
 }
 
 pub(crate) fn decode<'a>(

@@ -81,7 +81,6 @@ impl Lower<'_, '_> {
                 return self.b.ins().ireduce(types::I32, now);
             }
             Special::Clock64 | Special::GlobalTimer => return self.call(self.helpers.timer, &[]),
-            Special::DynamicShared => return self.constant(0, 4),
         };
         self.load_context(types::I32, offset)
     }

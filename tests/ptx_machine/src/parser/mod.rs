@@ -89,10 +89,6 @@ impl<'a> Parser<'a> {
         self.tokens.get(self.at).map(|lexed| &lexed.token)
     }
 
-    pub fn peek_after(&self, count: usize) -> Option<&Token<'a>> {
-        self.tokens.get(self.at + count).map(|lexed| &lexed.token)
-    }
-
     pub fn next(&mut self) -> LoadResult<Token<'a>> {
         match self.tokens.get(self.at) {
             Some(lexed) => {
