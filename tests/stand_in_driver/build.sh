@@ -41,9 +41,13 @@ if stale "$out/libcuda.so.1"; then
     case $name in self_test*) continue ;; esac
     $compile -c -fvisibility=hidden "$source" -o "$objects/$name.o"
   done
+  # A weak reference alone takes nothing out of a static library.
+  machine=
+  [ -z "${STAND_IN_MACHINE:-}" ] ||
+    machine="-Wl,--undefined=ptx_load,--undefined=ptx_parameter,--undefined=ptx_launch $STAND_IN_MACHINE"
   # Replaces the old library only when it is whole: others may be loading it.
   $compile -shared -Wl,-soname,libcuda.so.1 -Wl,--no-undefined \
-    -Wl,--version-script="$here/exports.map" "$objects"/*.o ${STAND_IN_MACHINE:-} -ldl -lm -o "$objects/libcuda.so.1"
+    -Wl,--version-script="$here/exports.map" "$objects"/*.o $machine -ldl -lm -o "$objects/libcuda.so.1"
   mv "$objects/libcuda.so.1" "$out/libcuda.so.1"
   ln -sf libcuda.so.1 "$out/libcuda.so"
 fi

@@ -27,9 +27,13 @@ int find(void *context, uint64_t address, uint64_t *base, uint64_t *bytes) {
 
 } // namespace
 
-bool machine_is_on() { return settings().ptx && ptx_load; }
+bool machine_is_on() { return settings().ptx; }
 
 CUresult load_ptx(const void *image, const PtxModule **module) {
+  if (!ptx_load) {
+    fprintf(stderr, "stand-in driver: STAND_IN_PTX is set, and the machine is not part of this library\n");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   char error[kErrorBytes] = {};
   *module = ptx_load(image, error, sizeof(error));
   if (*module)

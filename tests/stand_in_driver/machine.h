@@ -11,7 +11,7 @@ struct PtxModule;
 
 namespace stand_in {
 
-// Whether modules are PTX: STAND_IN_PTX is set, and the machine is part of this library.
+// Whether modules are PTX, as STAND_IN_PTX asks for.
 bool machine_is_on();
 
 // Loads the PTX of an image. Says on stderr why it cannot.

@@ -27,18 +27,21 @@ pub fn folder() -> Option<&'static Path> {
 
 /// After a launch: leaves a note, where there is a folder for them, if something was reached for the first time.
 pub fn note(program: &Program, kernel: &str) {
-    static NOTED: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+    static NOTED: Mutex<BTreeMap<(String, bool), usize>> = Mutex::new(BTreeMap::new());
     let (Some(folder), Ok(compiled)) = (folder(), program.kernel(kernel)) else { return };
     let Ok(mut noted) = NOTED.lock() else { return };
     for (name, bytes) in
         [(kernel, bytes_of(&compiled.covered)), (FUNCTIONS, bytes_of(&program.function_covered))]
     {
         let count = bytes.iter().filter(|&&byte| byte != 0).count();
-        if noted.get(name).is_some_and(|&before| before == count) {
+        // A process may have the same kernels twice, once observed.
+        let key = (name.to_owned(), program.is_observed());
+        if noted.get(&key).is_some_and(|&before| before == count) {
             continue;
         }
-        noted.insert(name.to_owned(), count);
-        let path = folder.join(format!("{name}.{}", std::process::id()));
+        noted.insert(key, count);
+        let own = format!("{}-{}", std::process::id(), u8::from(program.is_observed()));
+        let path = folder.join(format!("{name}.{own}"));
         if let Err(error) = std::fs::write(&path, bytes) {
             eprintln!("PTX machine: {}: {error}", path.display());
         }

@@ -11,6 +11,7 @@ mod effects;
 mod environment;
 mod errors;
 pub mod fatbin;
+mod grid;
 mod idle;
 mod ir;
 mod lexer;

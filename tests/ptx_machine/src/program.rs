@@ -99,6 +99,11 @@ impl Program {
         })
     }
 
+    /// Whether launches can look for races.
+    pub fn is_observed(&self) -> bool {
+        self.observed
+    }
+
     /// Offset and size of each parameter of a kernel; None: there is no such kernel.
     pub fn parameters(&self, name: &str) -> Option<&[(u32, u32)]> {
         self.entry(name).map(|(_, function)| &function.params[..])

@@ -1,14 +1,14 @@
 //! Launches: the threads of all blocks in turns, each until it waits, on the calling thread.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::block::{Block, State};
-use crate::context::{reason, Context, Record, Request, Site};
+use crate::context::{reason, Context, Record, Request};
 use crate::errors::{Fault, LaunchError};
+use crate::grid::Grid;
 use crate::idle::Idle;
 use crate::lower::FRAME_HEAD;
-use crate::program::{Kernel, Program};
+use crate::program::Program;
 use crate::race::{Race, Races};
 use crate::runtime::{what, Memory, Range};
 use crate::{report, together};
@@ -51,17 +51,6 @@ impl Default for Settings {
 const QUANTUM: i64 = 1 << 14;
 /// Most threads of launches that are looked at for races: each has a clock of each.
 const MOST_RACING: u32 = 4096;
-
-/// A launch of those that run together.
-struct Grid<'a> {
-    launch: &'a Launch<'a>,
-    kernel: Arc<Kernel>,
-    params: Vec<u128>,
-    sites: Vec<Site>,
-    function_sites: Vec<Site>,
-    /// What the memory has told of so far, in the order of addresses.
-    ranges: Vec<Range>,
-}
 
 /// Launches that run.
 pub(crate) struct Run<'a> {
@@ -137,53 +126,6 @@ fn races(launches: &[Launch], blocks: &[Block], threads: u32) -> Result<Races, L
         std::iter::repeat_n((number as u32, device), block.states.len())
     });
     Ok(Races::new(places.collect()))
-}
-
-fn extent(sizes: [u32; 3]) -> Option<u32> {
-    let product = sizes.iter().try_fold(1u32, |product, &size| product.checked_mul(size))?;
-    (product > 0).then_some(product)
-}
-
-impl<'a> Grid<'a> {
-    fn new(program: &Program, launch: &'a Launch<'a>) -> Result<Self, LaunchError> {
-        let invalid =
-            |what: String| LaunchError { fault: Fault::Launch, kernel: launch.kernel.to_owned(), what };
-        let kernel = program.kernel(launch.kernel).map_err(|error| invalid(error.to_string()))?;
-        let function = &program.module.functions[kernel.number];
-        let most = function.most_threads;
-        let fits = extent(launch.block).is_some_and(|threads| threads <= most)
-            && extent(launch.grid).is_some_and(|blocks| blocks <= 4096);
-        if !fits {
-            let text = format!(
-                "{:?} blocks of {:?} threads, where a block has at most {most}",
-                launch.grid, launch.block
-            );
-            return Err(invalid(text));
-        }
-        if function.exact_threads != [0; 3] && function.exact_threads != launch.block {
-            return Err(invalid(format!(
-                "blocks of {:?} threads, not {:?}",
-                launch.block, function.exact_threads
-            )));
-        }
-        if launch.params.len() != function.param_bytes as usize {
-            let text = format!("{} bytes of parameters, not {}", launch.params.len(), function.param_bytes);
-            return Err(invalid(text));
-        }
-        let words = launch.params.chunks(16).map(|chunk| {
-            let mut bytes = [0; 16];
-            bytes[..chunk.len()].copy_from_slice(chunk);
-            u128::from_le_bytes(bytes)
-        });
-        Ok(Self {
-            launch,
-            params: words.collect(),
-            sites: vec![Site::NONE; kernel.facts.sites as usize],
-            function_sites: vec![Site::NONE; program.function_facts.sites as usize],
-            ranges: Vec::new(),
-            kernel,
-        })
-    }
 }
 
 impl Run<'_> {

@@ -1,7 +1,11 @@
 //! Conversions between numbers and arithmetic on halves, in integers: exact, then rounded once.
 
-use crate::ir::{AtomOp, Cvt, FloatOp, Round};
+mod half;
+
+use crate::ir::{AtomOp, Cvt, Round};
 use crate::types::Type;
+
+pub(crate) use half::{float, float_code};
 
 /// A binary format: bits of its fraction and of its exponent.
 #[derive(Clone, Copy)]
@@ -297,112 +301,6 @@ fn f16_to_f32(bits: u16) -> u32 {
         // Multiples of 2^-24.
         _ => sign | (rest as f32 / 16_777_216.0).to_bits(),
     }
-}
-
-/// An instruction on halves as a number, for compiled code.
-pub(crate) fn float_code(op: FloatOp, ty: Type, ftz: bool, sat: bool) -> u32 {
-    let (number, nan) = match op {
-        FloatOp::Add => (0, false),
-        FloatOp::Sub => (1, false),
-        FloatOp::Mul => (2, false),
-        FloatOp::Fma => (3, false),
-        FloatOp::Min { nan } => (4, nan),
-        FloatOp::Max { nan } => (5, nan),
-        FloatOp::Neg => (6, false),
-        FloatOp::Abs => (7, false),
-        // Not of halves: the decoder sees to it.
-        FloatOp::Div | FloatOp::Sqrt | FloatOp::Rcp | FloatOp::Copysign => (8, false),
-    };
-    number | u32::from(nan) << 4 | u32::from(ftz) << 5 | u32::from(sat) << 6 | index_of(ty) << 8
-}
-
-/// Of packed halves each by itself.
-pub(crate) extern "C" fn float(code: u32, a: u32, b: u32, c: u32) -> u32 {
-    let ty = TYPES[(code >> 8 & 31) as usize];
-    let (one, packed) = match ty {
-        Type::F16x2 => (Type::F16, true),
-        Type::Bf16x2 => (Type::Bf16, true),
-        other => (other, false),
-    };
-    let low = half(code, one, a & 0xFFFF, b & 0xFFFF, c & 0xFFFF);
-    if packed {
-        low | half(code, one, a >> 16, b >> 16, c >> 16) << 16
-    } else {
-        low
-    }
-}
-
-fn half(code: u32, ty: Type, a: u32, b: u32, c: u32) -> u32 {
-    let format = Format::of(ty);
-    let (ftz, sat, nan_wins) = (code >> 5 & 1 != 0, code >> 6 & 1 != 0, code >> 4 & 1 != 0);
-    let input = |bits: u32| if ftz { flush(bits.into(), ty) } else { bits.into() };
-    let (a, b, c) = (input(a), input(b), input(c));
-    // f64 has every half exactly.
-    let wide =
-        |bits: u64| f64::from_bits(pack_number(unpack(bits, format), Format::of(Type::F64), Round::Rn));
-    let (x, y, z) = (wide(a), wide(b), wide(c));
-    let is_nan = |bits: u64| bits & !format.sign() > format.infinity();
-    let narrow = |value: f64| pack_number(unpack(value.to_bits(), Format::of(Type::F64)), format, Round::Rn);
-    // -0 is below 0.
-    let key = |bits: u64| {
-        if bits & format.sign() != 0 {
-            -((bits & !format.sign()) as i64) - 1
-        } else {
-            bits as i64
-        }
-    };
-    let mut result = match code & 15 {
-        // 53 bits are more than twice those of a half and two: rounding twice is rounding once.
-        0 => narrow(x + y),
-        1 => narrow(x - y),
-        2 => narrow(x * y),
-        3 => narrow(multiply_add(x, y, z)),
-        4 | 5 if is_nan(a) || is_nan(b) => match () {
-            _ if nan_wins || (is_nan(a) && is_nan(b)) => format.nan(),
-            _ if is_nan(a) => b,
-            _ => a,
-        },
-        4 => {
-            if key(a) < key(b) {
-                a
-            } else {
-                b
-            }
-        }
-        5 => {
-            if key(a) > key(b) {
-                a
-            } else {
-                b
-            }
-        }
-        6 => return (a ^ format.sign()) as u32,
-        7 => return (a & !format.sign()) as u32,
-        _ => format.nan(),
-    };
-    if is_nan(result) {
-        result = format.nan();
-    }
-    if ftz {
-        result = flush(result, ty);
-    }
-    (if sat { saturate(result, ty) } else { result }) as u32
-}
-
-/// The product is exact; of the sum the last bit is set where it is not, so that rounding it again is right.
-fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
-    let product = x * y;
-    let sum = product + z;
-    if !sum.is_finite() {
-        return sum;
-    }
-    let of_z = sum - product;
-    let error = (product - (sum - of_z)) + (z - of_z);
-    if error == 0.0 || sum.to_bits() & 1 != 0 {
-        return sum;
-    }
-    let away = (error > 0.0) == (sum > 0.0);
-    f64::from_bits(if away { sum.to_bits() + 1 } else { sum.to_bits() - 1 })
 }
 
 /// An atomic that the CPU has no instruction for, as a number.

@@ -38,6 +38,9 @@ fn every_kernel_gives_up(program: &Program) {
                 }
                 case.a_rank_that_does_not_come();
                 case.a_launch_after_one_that_failed();
+                if algorithm == FA_TWO_SHOT_PUSH {
+                    case.ranks_that_leave_after_their_inputs();
+                }
                 if name.ends_with("pull") {
                     case.a_buffer_that_is_not_known();
                     case.a_rank_that_leaves_before_the_second_barrier();
@@ -87,6 +90,18 @@ impl Case<'_> {
             self.run_briefly(&world, launches);
             self.check(&world, first, FA_TIMED_OUT, "a rank that does not come");
         }
+    }
+
+    /// The others have sent their inputs, and given up, before the first comes: it waits for their results.
+    fn ranks_that_leave_after_their_inputs(&self) {
+        let world = self.world();
+        let mut launches = self.launches(&world, 0);
+        let first = launches.remove(0);
+        self.run_briefly(&world, launches);
+        self.run_briefly(&world, vec![first]);
+        self.check(&world, 0, FA_TIMED_OUT, "ranks that leave");
+        // Its own slice is reduced by then.
+        assert!(world.outputs[0].read().iter().any(|&byte| byte != 0xA5), "{}", self.kernel);
     }
 
     fn a_launch_after_one_that_failed(&self) {

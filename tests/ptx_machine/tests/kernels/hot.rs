@@ -7,7 +7,7 @@ use crate::elements::{Element, BF16, F16, F32, I64, U8};
 use crate::world::World;
 
 tests! {
-    crate::program => sums_between_threads_of_the_host;
+    crate::program => sums_between_threads_of_the_host, loops_that_go_round_often;
     crate::observed => nothing_races_in_the_hot_set, nothing_races_in_kernels_of_any_world;
 }
 
@@ -75,8 +75,11 @@ impl Call {
         let mut world = World::new(ranks, self.count * self.ty.bytes + self.skew);
         for turn in 0..4 {
             self.fill(&mut world, turn);
-            let settings =
-                Settings { seed: turn as u64 * 7 + ranks as u64, race: true, ..Settings::default() };
+            let settings = Settings {
+                seed: turn as u64 * 7 + ranks as u64,
+                race: program.is_observed(),
+                ..Settings::default()
+            };
             world
                 .run_together(program, kernel, shape, &self.launches(&world), settings)
                 .unwrap_or_else(|error| panic!("turn {turn}: {error}"));
@@ -106,6 +109,26 @@ fn sums_between_threads_of_the_host(program: &Program) {
                     result.unwrap_or_else(|error| panic!("{error}"));
                 }
                 call.check(&world, &kernel, turn);
+            }
+        }
+    }
+}
+
+/// One warp has all of a message: every loop goes round several times, in slices too. Or so few packs that some threads have none.
+fn loops_that_go_round_often(program: &Program) {
+    for (name, algorithm) in ALGORITHMS {
+        for ty in [F16, BF16, F32] {
+            for ranks in 2..=8 {
+                let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
+                if crate::is_left_out(program, &kernel) {
+                    continue;
+                }
+                let packs = 32 * 3 * if name.starts_with("two_shot") { ranks } else { 1 };
+                for packs in [packs, 3] {
+                    let call =
+                        Call { algorithm, ty, count: packs * 16 / ty.bytes, skew: 0, registered: false };
+                    call.play(program, &kernel, ranks, (1, 32));
+                }
             }
         }
     }

@@ -1,0 +1,231 @@
+//! What instructions do, apart from their operands.
+
+use crate::types::{Order, Scope, Space, Type};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Special {
+    Tid(u8),
+    Ntid(u8),
+    Ctaid(u8),
+    Nctaid(u8),
+    Laneid,
+    Warpid,
+    Nwarpid,
+    /// lt, le, eq, ge, gt
+    LaneMask(Mask),
+    Clock,
+    Clock64,
+    GlobalTimer,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mask {
+    Lt,
+    Le,
+    Eq,
+    Ge,
+    Gt,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnOp {
+    Neg,
+    Not,
+    Abs,
+    Clz,
+    Popc,
+    Brev,
+    Bfind { shift_amount: bool },
+    Cnot,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BinOp {
+    Add,
+    AddSat,
+    Sub,
+    SubSat,
+    MulLo,
+    MulHi,
+    MulWide,
+    Div,
+    Rem,
+    Min,
+    Max,
+    And,
+    Or,
+    Xor,
+    Shl,
+    Shr,
+    /// 24 bits of each.
+    Mul24Lo,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TernOp {
+    MadLo,
+    MadHi,
+    MadWide,
+    Sad,
+    Lop3(u8),
+    Bfe,
+    Prmt(Prmt),
+    ShfLeft {
+        wrap: bool,
+    },
+    ShfRight {
+        wrap: bool,
+    },
+    /// d = c >= 0 ? a : b, c of this type.
+    Slct(Type),
+    Dp4a {
+        signed_a: bool,
+        signed_b: bool,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prmt {
+    Index,
+    F4e,
+    B4e,
+    Rc8,
+    Ecl,
+    Ecr,
+    Rc16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FloatOp {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Min { nan: bool },
+    Max { nan: bool },
+    Fma,
+    Neg,
+    Abs,
+    Sqrt,
+    Rcp,
+    Copysign,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cmp {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    /// Unordered or, of floats.
+    Equ,
+    Neu,
+    Ltu,
+    Leu,
+    Gtu,
+    Geu,
+    Num,
+    Nan,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bool {
+    And,
+    Or,
+    Xor,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Round {
+    /// To nearest even, to zero, down, up; of a float.
+    Rn,
+    Rz,
+    Rm,
+    Rp,
+    /// To nearest, away from zero.
+    Rna,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cvt {
+    pub to: Type,
+    pub from: Type,
+    /// Of a result that is a float: `rn` and so on; of one that is an integer: `rni` and so on. None: exact.
+    pub round: Option<Round>,
+    /// Float to float of the same type, to an integral value.
+    pub integral: bool,
+    pub ftz: bool,
+    pub sat: bool,
+    pub relu: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    pub space: Space,
+    pub order: Order,
+    pub scope: Scope,
+    pub ty: Type,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtomOp {
+    Add,
+    And,
+    Or,
+    Xor,
+    Min,
+    Max,
+    Exch,
+    Cas,
+    Inc,
+    Dec,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BarKind {
+    Sync,
+    Arrive,
+    RedPopc,
+    RedAnd,
+    RedOr,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VoteKind {
+    All,
+    Any,
+    Uni,
+    Ballot,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShflKind {
+    Up,
+    Down,
+    Bfly,
+    Idx,
+}
+
+/// What the threads of a warp do together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WarpOp {
+    Sync,
+    Vote(VoteKind),
+    Shfl(ShflKind),
+    MatchAny,
+    MatchAll,
+    Redux(BinOp, bool),
+    Elect,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TestP {
+    Finite,
+    Infinite,
+    Number,
+    Nan,
+    Normal,
+    Subnormal,
+}
