@@ -1,0 +1,75 @@
+"""Tensor-parallel allreduce by direct access to the peers' memory: between CPU processes, and on CUDA GPUs.
+
+A *rank* is one participant, usually a process. One makes an id and gives it to the others in any way; each makes a
+`Communicator` with it, and all then make the same calls in the same order::
+
+    import fast_allreduce as fa
+
+    communicator = fa.Communicator.init(nranks, rank, unique_id)     # device="cuda:0" for a GPU
+    communicator.allreduce(tensor)                                   # in place; a torch tensor, numpy array, ...
+
+Names and meanings are those of NVIDIA's nccl4py (`nccl.core`) where they fit. `fast_allreduce.distributed` is a backend for
+`torch.distributed`.
+"""
+
+from enum import Enum
+
+from . import errors
+from ._native import (
+    MAX_RANKS,
+    Communicator,
+    Counters,
+    Group,
+    RawBuffer,
+    RegisteredBuffer,
+    UniqueId,
+    __version__,
+    build_facts,
+    get_unique_id,
+)
+from .errors import Error
+
+
+class ReduceOp(str, Enum):
+    """How elements are combined, always in the order of the ranks. Its name, such as "sum", does as well."""
+
+    SUM = "sum"
+    PROD = "prod"
+    MIN = "min"
+    MAX = "max"
+    AVG = "avg"
+
+
+SUM, PROD, MIN, MAX, AVG = ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG
+
+
+def group() -> Group:
+    """A context manager: messages that this thread sends and receives within go together, side by side, at its end.
+
+    At most 64 for each communicator. Collectives are carried out at once, also within a group. After an exception nothing
+    of the group is carried out.
+    """
+    return Group()
+
+
+__all__ = [
+    "AVG",
+    "MAX",
+    "MAX_RANKS",
+    "MIN",
+    "PROD",
+    "SUM",
+    "Communicator",
+    "Counters",
+    "Error",
+    "Group",
+    "RawBuffer",
+    "ReduceOp",
+    "RegisteredBuffer",
+    "UniqueId",
+    "__version__",
+    "build_facts",
+    "errors",
+    "get_unique_id",
+    "group",
+]

@@ -1,0 +1,273 @@
+"""The compiled part of fast_allreduce. Its names are also those of the package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Protocol, Union
+
+__version__: str
+MAX_RANKS: int
+
+class _Interface(Protocol):
+    __array_interface__: dict[str, Any]
+
+class _CudaInterface(Protocol):
+    __cuda_array_interface__: dict[str, Any]
+
+class _Dlpack(Protocol):
+    def __dlpack__(self, **arguments: Any) -> Any: ...
+
+# torch tensors, numpy arrays, bytearray, memoryview, CuPy arrays, ...; contiguous, and writable where they are written.
+_Buffer = Union[_Interface, _CudaInterface, _Dlpack, RawBuffer, bytes, bytearray, memoryview, Any]
+_Op = str  # a ReduceOp, or its name: "sum", "prod", "min", "max", "avg"
+_Stream = Union[int, Any]  # a cudaStream_t, or an object of torch, CuPy or cuda.core
+
+def get_unique_id() -> UniqueId:
+    """Makes an id, once for each world. The process that made it must run until all ranks have met."""
+
+def build_facts() -> list[tuple[str, str]]:
+    """What this build was made with, by name."""
+
+class UniqueId:
+    """Names a world. It travels as `bytes(id)` or `str(id)`, and can be pickled.
+
+    Whoever knows it, as the same user, can join the world.
+    """
+
+    def __init__(self, of: bytes | str) -> None: ...
+    def __bytes__(self) -> bytes: ...
+    def __hash__(self) -> int: ...
+
+class RawBuffer:
+    """Memory by its address. It must stay what it is for as long as it is used, and nothing checks that."""
+
+    def __init__(
+        self, address: int, count: int, dtype: Any, *, device: str = "cpu", readonly: bool = False
+    ) -> None: ...
+
+class RegisteredBuffer:
+    """Memory that all ranks allocated together: calls pull from it without a copy. See `Communicator.alloc`.
+
+    `numpy.asarray(buffer)` is its bytes; `.view(numpy.float32)` has them as numbers, and `torch.from_numpy` as a tensor.
+    """
+
+    @property
+    def address(self) -> int:
+        """Of its first byte, on its device."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its length in bytes."""
+
+    @property
+    def device(self) -> str:
+        """Such as "cpu" or "cuda:0"."""
+
+    def __len__(self) -> int: ...
+
+class Counters:
+    """What a rank has done so far."""
+
+    @property
+    def calls(self) -> int:
+        """Collective calls begun."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of this rank's messages."""
+
+    @property
+    def waits(self) -> list[int]:
+        """Waits for each rank that outlasted the first polls."""
+
+    @property
+    def timeouts(self) -> list[int]:
+        """Waits for each rank that ended in a timeout."""
+
+class Group:
+    """What `fast_allreduce.group()` gives: a context manager for messages that go together."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+class Communicator:
+    """One rank of a world.
+
+    Every rank makes the same calls in the same order, with the same counts, types and operations. Any thread may call it; its
+    calls run one after the other. A call on CPU buffers has ended when it returns; a call on a GPU is put on its stream. While a
+    call waits, other threads of the interpreter run, and Ctrl-C ends the wait: the communicator is aborted then.
+
+    Buffers are contiguous, of one type: f16, bf16, f32, f64, i8, u8, i32, u32, i64 or u64. Others raise `ValueError`, which
+    says which buffer and why. Every other failure poisons the communicator: see `fast_allreduce.errors`.
+    """
+
+    @staticmethod
+    def init(
+        nranks: int,
+        rank: int,
+        unique_id: UniqueId,
+        device: str = "cpu",
+        *,
+        timeout: float | None = None,
+        max_bytes: int | None = None,
+        algorithm: str | None = None,
+        check: bool | None = None,
+        workers: int = 1,
+        wait: str = "auto",
+    ) -> Communicator:
+        """Joins the world of an id, and returns when all ranks have come.
+
+        All ranks must have the same settings: `timeout` is the longest wait for another rank, in seconds (default 30, or
+        FAST_ALLREDUCE_TIMEOUT); `max_bytes` what one launch takes through shared memory; `algorithm` forces one for all
+        allreduces; `check` has ranks compare their calls by a barrier of its own; `workers` are threads of each rank for large
+        messages; `wait` is "auto", "spin" or "yield".
+        """
+
+    @staticmethod
+    def from_env(
+        device: str = "cpu",
+        *,
+        timeout: float | None = None,
+        max_bytes: int | None = None,
+        algorithm: str | None = None,
+        check: bool | None = None,
+        workers: int = 1,
+        wait: str = "auto",
+    ) -> Communicator | None:
+        """Joins the world that FAST_ALLREDUCE_UNIQUE_ID, _RANK and _WORLD_SIZE name; None where there is no id."""
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0."""
+
+    @property
+    def nranks(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def device(self) -> str:
+        """Where its buffers are, such as "cpu" or "cuda:0"."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it has not been destroyed."""
+
+    @property
+    def survivors(self) -> list[int]:
+        """The ranks that are left: whose processes run and whose communicators are open, as far as is known."""
+
+    def allreduce(
+        self, sendbuf: _Buffer, recvbuf: _Buffer | None = None, op: _Op = "sum", *, stream: _Stream | None = None
+    ) -> None:
+        """Reduces the ranks' buffers element by element, on all ranks. Without `recvbuf`, in place."""
+
+    def allgather(self, sendbuf: _Buffer, recvbuf: _Buffer, *, stream: _Stream | None = None) -> None:
+        """Brings all ranks' buffers, one after the other, to every rank."""
+
+    def allgather_v(
+        self, sendbuf: _Buffer, recvbuf: _Buffer, counts: Sequence[int], *, stream: _Stream | None = None
+    ) -> None:
+        """The same with `counts[r]` elements from rank r."""
+
+    def reduce_scatter(
+        self, sendbuf: _Buffer, recvbuf: _Buffer, op: _Op = "sum", *, stream: _Stream | None = None
+    ) -> None:
+        """Reduces the ranks' buffers, and brings share r to rank r. Shares are equal."""
+
+    def reduce_scatter_v(
+        self,
+        sendbuf: _Buffer,
+        recvbuf: _Buffer,
+        counts: Sequence[int],
+        op: _Op = "sum",
+        *,
+        stream: _Stream | None = None,
+    ) -> None:
+        """The same with `counts[r]` elements for rank r."""
+
+    def broadcast(
+        self,
+        sendbuf: _Buffer | None,
+        recvbuf: _Buffer | None = None,
+        root: int = 0,
+        *,
+        stream: _Stream | None = None,
+    ) -> None:
+        """Copies the root's `sendbuf` to `recvbuf` of all; without `recvbuf`, to `sendbuf`. Other ranks' `sendbuf` is not read."""
+
+    def reduce(
+        self,
+        sendbuf: _Buffer,
+        recvbuf: _Buffer | None = None,
+        op: _Op = "sum",
+        root: int = 0,
+        *,
+        stream: _Stream | None = None,
+    ) -> None:
+        """Reduces the ranks' buffers on the root, whose `recvbuf` has the result; without one, its `sendbuf`."""
+
+    def gather(
+        self, sendbuf: _Buffer, recvbuf: _Buffer | None = None, root: int = 0, *, stream: _Stream | None = None
+    ) -> None:
+        """Brings all ranks' buffers, one after the other, to the root. Other ranks' `recvbuf` is not looked at."""
+
+    def scatter(
+        self, sendbuf: _Buffer | None, recvbuf: _Buffer, root: int = 0, *, stream: _Stream | None = None
+    ) -> None:
+        """Brings share r of the root's buffer to rank r. Other ranks' `sendbuf` is not looked at."""
+
+    def alltoall(self, sendbuf: _Buffer, recvbuf: _Buffer, *, stream: _Stream | None = None) -> None:
+        """Brings share r of every rank's buffer to rank r, in the order of the ranks. Shares are equal."""
+
+    def alltoall_v(
+        self,
+        sendbuf: _Buffer,
+        sendcounts: Sequence[int],
+        recvbuf: _Buffer,
+        recvcounts: Sequence[int],
+        *,
+        stream: _Stream | None = None,
+    ) -> None:
+        """The same with `sendcounts[r]` elements for rank r, and `recvcounts[r]` from it."""
+
+    def send(self, sendbuf: _Buffer, peer: int, *, tag: int = 0, stream: _Stream | None = None) -> None:
+        """Sends a buffer, which may be changed when this returns: the peer may not have it yet. In a group, with the others."""
+
+    def recv(self, recvbuf: _Buffer, peer: int, *, tag: int = 0, stream: _Stream | None = None) -> None:
+        """Receives as many elements as the buffer has, sent with the same tag."""
+
+    def barrier(self, *, stream: _Stream | None = None) -> None:
+        """Returns when every rank has called it; on a GPU what is on the stream after it waits so long."""
+
+    def check(self) -> None:
+        """Raises what has gone wrong so far, also in calls on streams that nobody has waited for."""
+
+    def alloc(self, nbytes: int) -> RegisteredBuffer:
+        """Allocates zeros on every rank, registered: calls from within pull without a copy. Collective."""
+
+    def register_buffer(self, buffer: Any) -> RegisteredBuffer:
+        """Gives a `RegisteredBuffer` back; other memory cannot be registered after it was allocated, which is an `Unavailable`."""
+
+    def split(self, color: int | None = None, key: int = 0) -> Communicator | None:
+        """Makes a communicator of the ranks that give the same color, ordered by key, then rank. Collective; None for none."""
+
+    def shrink(self, exclude_ranks: Sequence[int] | None = None) -> Communicator:
+        """Makes a communicator without some ranks, by default those that have gone. Collective among the others."""
+
+    def abort(self) -> None:
+        """Ends a call of another thread with `Aborted`, and poisons the communicator on all ranks."""
+
+    def destroy(self) -> None:
+        """Closes it, when calls of other threads have ended. A second time is nothing."""
+
+    def counters(self) -> Counters:
+        """What this rank has done so far."""
+
+    def plan(self, count: int, dtype: Any) -> tuple[str, int]:
+        """What an allreduce of so many elements does: its algorithm, and the bytes of a piece."""
+
+    def __enter__(self) -> Communicator: ...
+    def __exit__(self, *exception: object) -> None: ...

@@ -1,0 +1,1 @@
+"""Programs that run: python -m fast_allreduce.examples.NAME."""

@@ -1,0 +1,95 @@
+//! DLPack: the capsule that most array libraries give, as its specification lays it out (version 0).
+
+use std::ffi::{c_int, c_void};
+
+use fast_allreduce::DType;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyDictMethods};
+
+use crate::buffer::{is_contiguous, Operand, Place, Wanted};
+
+const CPU: c_int = 1;
+const CUDA: c_int = 2;
+const CUDA_HOST: c_int = 3;
+const CUDA_MANAGED: c_int = 13;
+
+#[repr(C)]
+struct Tensor {
+    data: *mut c_void,
+    device_type: c_int,
+    device_id: c_int,
+    ndim: c_int,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+fn dtype_of(code: u8, bits: u8, lanes: u16) -> Option<DType> {
+    const INT: u8 = 0;
+    const UINT: u8 = 1;
+    const FLOAT: u8 = 2;
+    const BFLOAT: u8 = 4;
+    Some(match (code, bits, lanes) {
+        (FLOAT, 16, 1) => DType::F16,
+        (BFLOAT, 16, 1) => DType::Bf16,
+        (FLOAT, 32, 1) => DType::F32,
+        (FLOAT, 64, 1) => DType::F64,
+        (INT, 8, 1) => DType::I8,
+        (UINT, 8, 1) => DType::U8,
+        (INT, 32, 1) => DType::I32,
+        (UINT, 32, 1) => DType::U32,
+        (INT, 64, 1) => DType::I64,
+        (UINT, 64, 1) => DType::U64,
+        _ => return None,
+    })
+}
+
+/// The buffer of an object with `__dlpack__`. An exporter refuses what may not be written, as this version cannot tell.
+pub fn operand(object: &Bound<'_, PyAny>, wanted: Wanted) -> PyResult<Operand> {
+    let py = object.py();
+    let arguments = PyDict::new(py);
+    if wanted.place != Place::Cpu {
+        // No synchronisation: the caller orders its streams.
+        arguments.set_item("stream", -1)?;
+    }
+    let capsule = object
+        .call_method("__dlpack__", (), Some(&arguments))
+        .map_err(|refusal| wanted.refused(py, format_args!("cannot be exported by DLPack: {refusal}")))?;
+    // SAFETY: a live object, and a name that is static.
+    let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), c"dltensor".as_ptr()) };
+    if managed.is_null() {
+        return Err(wanted.refused(py, format_args!("gives no capsule of DLPack: {}", PyErr::fetch(py))));
+    }
+    // SAFETY: DLPack has the tensor first in what a capsule of this name points to; it lives as long as the capsule.
+    let tensor = unsafe { &*managed.cast::<Tensor>() };
+    let place = match tensor.device_type {
+        CPU => Place::Cpu,
+        CUDA => Place::Cuda(usize::try_from(tensor.device_id).unwrap_or(usize::MAX)),
+        CUDA_HOST if wanted.place == Place::Cpu => Place::Cpu,
+        CUDA_MANAGED => wanted.place,
+        other => return Err(wanted.refused(py, format_args!("is on a device of DLPack's type {other}"))),
+    };
+    wanted.check_place(py, place)?;
+    let Some(dtype) = dtype_of(tensor.code, tensor.bits, tensor.lanes) else {
+        let Tensor { code, bits, lanes, .. } = tensor;
+        return Err(wanted.unsupported(py, format_args!("DLPack {code}, {bits} bits, {lanes} lanes")));
+    };
+    let dimensions = usize::try_from(tensor.ndim).unwrap_or(0);
+    let list = |pointer: *mut i64| match dimensions == 0 || pointer.is_null() {
+        true => &[][..],
+        // SAFETY: as many numbers as the tensor has dimensions.
+        false => unsafe { std::slice::from_raw_parts(pointer, dimensions) },
+    };
+    let shape: Vec<usize> = list(tensor.shape).iter().map(|&length| length.max(0) as usize).collect();
+    let strides = list(tensor.strides);
+    if !strides.is_empty() && !is_contiguous(&shape, strides, 1) {
+        return Err(wanted.refused(py, "is not contiguous"));
+    }
+    let address = tensor.data as u64 + tensor.byte_offset;
+    // The capsule is not consumed: it deletes the tensor when it goes.
+    Ok(Operand::held_by(&capsule, address, shape.iter().product(), dtype))
+}

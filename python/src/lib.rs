@@ -1,0 +1,32 @@
+//! fast-allreduce for Python: the module `fast_allreduce._native`. What Python sees is documented in its stub,
+//! `fast_allreduce/_native.pyi`.
+
+#![allow(missing_docs)]
+
+mod any;
+mod buffer;
+mod communicator;
+mod dlpack;
+mod errors;
+mod group;
+mod interrupt;
+mod memory;
+mod values;
+
+use pyo3::prelude::*;
+
+/// The compiled part of fast_allreduce.
+#[pymodule(gil_used = true)]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("MAX_RANKS", fast_allreduce::MAX_RANKS)?;
+    module.add_class::<communicator::Communicator>()?;
+    module.add_class::<communicator::Counters>()?;
+    module.add_class::<buffer::RawBuffer>()?;
+    module.add_class::<memory::RegisteredBuffer>()?;
+    module.add_class::<group::Group>()?;
+    module.add_class::<values::UniqueId>()?;
+    module.add_function(wrap_pyfunction!(values::get_unique_id, module)?)?;
+    module.add_function(wrap_pyfunction!(values::build_facts, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! Memory that all ranks allocated together: calls pull from it without a copy.
+
+use fast_allreduce::Buffer;
+#[cfg(feature = "cuda")]
+use fast_allreduce::Cuda;
+use pyo3::exceptions::PyAttributeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::buffer::Place;
+
+enum Memory {
+    Host {
+        _buffer: Buffer<u8>,
+    },
+    #[cfg(feature = "cuda")]
+    Cuda {
+        _buffer: Buffer<u8, Cuda>,
+    },
+}
+
+#[pyclass(module = "fast_allreduce", frozen)]
+pub struct RegisteredBuffer {
+    _memory: Memory,
+    address: u64,
+    bytes: usize,
+    place: Place,
+}
+
+impl RegisteredBuffer {
+    pub fn host(mut buffer: Buffer<u8>) -> Self {
+        let (address, bytes) = (buffer.as_mut_ptr() as u64, buffer.len());
+        Self { _memory: Memory::Host { _buffer: buffer }, address, bytes, place: Place::Cpu }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub fn cuda(buffer: Buffer<u8, Cuda>, rank: usize, place: Place) -> Self {
+        let (address, bytes) = (buffer.peer_address(rank).unwrap_or_default(), buffer.len());
+        Self { _memory: Memory::Cuda { _buffer: buffer }, address, bytes, place }
+    }
+
+    /// What both array interfaces say.
+    fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let interface = PyDict::new(py);
+        interface.set_item("shape", (self.bytes,))?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("data", (self.address, false))?;
+        interface.set_item("version", 3)?;
+        Ok(interface)
+    }
+}
+
+#[pymethods]
+impl RegisteredBuffer {
+    #[getter]
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.bytes
+    }
+
+    #[getter]
+    fn device(&self) -> String {
+        self.place.to_string()
+    }
+
+    #[getter(__array_interface__)]
+    fn array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        match self.place {
+            Place::Cpu => self.interface(py),
+            Place::Cuda(_) => Err(PyAttributeError::new_err("__array_interface__: the memory is on a GPU")),
+        }
+    }
+
+    #[getter(__cuda_array_interface__)]
+    fn cuda_array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        match self.place {
+            Place::Cuda(_) => self.interface(py),
+            Place::Cpu => {
+                Err(PyAttributeError::new_err("__cuda_array_interface__: the memory is the host's"))
+            }
+        }
+    }
+
+    fn __len__(&self) -> usize {
+        self.bytes
+    }
+
+    fn __repr__(&self) -> String {
+        format!("RegisteredBuffer({} bytes on {})", self.bytes, self.place)
+    }
+}

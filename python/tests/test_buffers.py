@@ -1,0 +1,145 @@
+"""What buffers may be, and what is said of those that may not."""
+
+import array
+import ctypes
+
+import numpy as np
+import pytest
+from ranks import run
+
+import fast_allreduce as fa
+
+
+@pytest.fixture
+def alone():
+    """A world of one: what is not refused comes back as it is."""
+    with fa.Communicator.init(1, 0, fa.get_unique_id()) as communicator:
+        yield communicator
+
+
+class Interface:
+    def __init__(self, of, **changes):
+        self.of = of
+        self.__array_interface__ = {**of.__array_interface__, **changes}
+
+
+class Dlpack:
+    def __init__(self, of):
+        self.of = of
+
+    def __dlpack__(self):
+        return self.of.__dlpack__()
+
+
+def test_kinds(alone):
+    source = np.arange(10, dtype=np.float32)
+    kinds = {
+        "numpy": source,
+        "memoryview": memoryview(source),
+        "array": array.array("f", source),
+        "ctypes": (ctypes.c_float * 10)(*source),
+        "array interface": Interface(source),
+        "DLPack": Dlpack(source),
+        "raw": fa.RawBuffer(source.ctypes.data, 10, "float32"),
+    }
+    for name, kind in kinds.items():
+        output = np.zeros(10, np.float32)
+        alone.allreduce(kind, output)
+        assert (output == source).all(), name
+        target = np.zeros(10, np.float32)
+        alone.allreduce(source, {"numpy": target, "array interface": Interface(target), "DLPack": Dlpack(target)}.get(name, target))
+        assert (target == source).all(), name
+    alone.allreduce(bytearray(b"abc"))
+    alone.allreduce(b"abc", bytearray(3))
+
+
+@pytest.mark.parametrize(
+    ("buffer", "said"),
+    [
+        (np.zeros((4, 4))[:, 1], "contiguous"),
+        (np.zeros((4, 4)).T, "contiguous"),
+        (Interface(np.zeros((4, 4)), strides=(8, 32)), "not contiguous"),
+        (Dlpack(np.zeros((4, 4)).T), "not contiguous"),
+        (b"not to be written", "writable"),
+        (np.broadcast_to(np.float32(1), 3), "writable"),
+        (Interface(np.zeros(3), data=(64, True)), "read-only"),
+        (fa.RawBuffer(64, 1, "i32", readonly=True), "read-only"),
+        (np.zeros(3, np.complex64), "not supported"),
+        (np.zeros(3, bool), "not supported"),
+        (np.zeros(3, np.int16), "not supported"),
+        (np.zeros(3, ">f4"), "not supported"),
+        (np.zeros(3, "U1"), "not supported"),
+        (Interface(np.zeros(3), typestr="<f16"), "not supported"),
+        (fa.RawBuffer(64, 1, "f32", device="cuda:1"), "on cuda:1, the communicator's buffers are on cpu"),
+        (fa.RawBuffer(3, 1, "f32"), "not aligned"),
+        (fa.RawBuffer(0, 1, "f32"), "null"),
+        ([1.0, 2.0], "a list"),
+        (3.0, "a float"),
+        (None, "a NoneType"),
+    ],
+)
+def test_refused(alone, buffer, said):
+    with pytest.raises(ValueError) as caught:
+        alone.allreduce(buffer)
+    assert said in str(caught.value) or {"contiguous", said} == {"contiguous"}, caught.value
+    assert isinstance(caught.value, fa.errors.InvalidArgument)
+    alone.barrier()
+
+
+def test_arguments(alone):
+    data = np.zeros(3, np.float32)
+    for call, said in {
+        (lambda: alone.allreduce(data, np.zeros(3))): "recvbuf of type f64",
+        (lambda: alone.allreduce(data, np.zeros(2, np.float32))): "recvbuf has 2 elements",
+        (lambda: alone.allreduce(data, op="mean")): "mean",
+        (lambda: alone.broadcast(data, root=1)): "rank 1 is out of range",
+        (lambda: alone.send(data, 1)): "rank 1 is out of range",
+        (lambda: alone.allgather_v(data, data, [1, 2])): "2 numbers for 1 ranks",
+        (lambda: alone.allreduce(data[:2], data[1:])): "overlap",
+        (lambda: alone.plan(1, "f8")): "f8",
+        (lambda: fa.UniqueId(b"short")): "128 bytes",
+        (lambda: fa.Communicator.init(17, 0, fa.get_unique_id())): "17",
+        (lambda: fa.Communicator.init(1, 1, fa.get_unique_id())): "rank 1",
+        (lambda: fa.Communicator.init(1, 0, fa.get_unique_id(), "tpu")): "tpu",
+        (lambda: fa.Communicator.init(1, 0, fa.get_unique_id(), timeout=-1)): "timeout",
+        (lambda: fa.Communicator.init(1, 0, fa.get_unique_id(), algorithm="tree")): "tree",
+        (lambda: fa.Communicator.init(1, 0, fa.get_unique_id(), wait="nap")): "nap",
+        (lambda: fa.RawBuffer(0, 0, "f32", device="gpu")): "gpu",
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            call()
+    with pytest.raises(TypeError):
+        alone.allreduce(data, op=3)
+    with pytest.raises(fa.errors.Unavailable, match=r"Communicator\.alloc"):
+        alone.register_buffer(data)
+    with pytest.raises(fa.Error):
+        fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda")
+    assert alone.plan(1, np.dtype("float32"))[0] == "one-shot-pull"
+    alone.destroy()
+    with pytest.raises(ValueError, match="destroyed"):
+        alone.allreduce(data)
+
+
+def tensors(rank, nranks, unique_id):
+    torch = pytest.importorskip("torch")
+    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
+    for name in ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64"):
+        data = torch.full((3, 5), rank + 1, dtype=getattr(torch, name))
+        output = torch.zeros_like(data)
+        communicator.allreduce(data, output)
+        communicator.allreduce(data)
+        expected = torch.full((3, 5), nranks * (nranks + 1) // 2, dtype=data.dtype)
+        assert torch.equal(data, expected) and torch.equal(output, expected)
+    for tensor, said in (
+        (torch.zeros(4, 4).t(), "not contiguous"),
+        (torch.zeros(3, dtype=torch.complex64), "complex64"),
+        (torch.zeros(3, device="meta"), "on meta, the communicator's buffers are on cpu"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            communicator.allreduce(tensor)
+    communicator.barrier()
+
+
+def test_tensors():
+    pytest.importorskip("torch")
+    run(tensors, 2)

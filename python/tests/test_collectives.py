@@ -1,0 +1,184 @@
+"""Every collective between processes, against sums and shares that numpy computes."""
+
+import random
+
+import numpy as np
+import pytest
+from ranks import run
+
+import fast_allreduce as fa
+
+TYPES = [np.float16, np.float32, np.float64, np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64]
+SEED = random.randrange(1 << 30)
+
+
+def values(rank, count, dtype, seed=SEED):
+    """Small whole numbers: every sum of them is exact in every type."""
+    generator = np.random.default_rng([seed, rank])
+    return generator.integers(0, 8, count).astype(dtype)
+
+
+def poisoned(count, dtype):
+    return np.full(count, 99, dtype=dtype)
+
+
+def of_all(nranks, count, dtype, seed):
+    return [values(rank, count, dtype, seed) for rank in range(nranks)]
+
+
+REDUCED = {
+    "sum": lambda inputs: np.sum(inputs, axis=0),
+    "prod": lambda inputs: np.prod(inputs, axis=0),
+    "min": lambda inputs: np.min(inputs, axis=0),
+    "max": lambda inputs: np.max(inputs, axis=0),
+    "avg": lambda inputs: np.sum(inputs, axis=0) / len(inputs),
+}
+
+
+def reductions(rank, nranks, unique_id, seed):
+    with fa.Communicator.init(nranks, rank, unique_id, timeout=60) as communicator:
+        for dtype in TYPES:
+            for name, reduced in REDUCED.items():
+                for count in (0, 1, 17, 5000):
+                    inputs = of_all(nranks, count, dtype, seed)
+                    with np.errstate(over="ignore"):
+                        expected = reduced([one.astype(np.float64) for one in inputs])
+                    expected = np.trunc(expected) if np.issubdtype(dtype, np.integer) else expected
+                    expected = expected.astype(dtype)
+                    output = poisoned(count, dtype)
+                    communicator.allreduce(inputs[rank], output, fa.ReduceOp(name))
+                    np.testing.assert_array_equal(output, expected)
+                    communicator.allreduce(inputs[rank], op=name)
+                    np.testing.assert_array_equal(inputs[rank], expected)
+        return communicator.counters().calls
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_reductions(nranks):
+    # A call of no elements is none.
+    assert run(reductions, nranks, SEED) == [len(TYPES) * len(REDUCED) * 4 * 2] * nranks
+
+
+def shares(rank, nranks, unique_id, seed, dtype):
+    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
+    root, count = nranks - 1, 37
+    inputs = of_all(nranks, count * nranks, dtype, seed)
+    mine, total = inputs[rank], np.sum(inputs, axis=0, dtype=dtype)
+
+    output = poisoned(count * nranks * nranks, dtype)
+    communicator.allgather(mine, output)
+    np.testing.assert_array_equal(output, np.concatenate(inputs))
+
+    output = poisoned(count, dtype)
+    communicator.reduce_scatter(mine, output)
+    np.testing.assert_array_equal(output, total[rank * count :][:count])
+
+    counts = [3 * r for r in range(nranks)]
+    output = poisoned(sum(counts), dtype)
+    communicator.allgather_v(mine[: counts[rank]], output, counts)
+    np.testing.assert_array_equal(output, np.concatenate([inputs[r][: counts[r]] for r in range(nranks)]))
+
+    output = poisoned(counts[rank], dtype)
+    communicator.reduce_scatter_v(mine[: sum(counts)], output, counts)
+    start = sum(counts[:rank])
+    np.testing.assert_array_equal(output, total[: sum(counts)][start : start + counts[rank]])
+
+    data = mine.copy()
+    communicator.broadcast(data, root=root)
+    np.testing.assert_array_equal(data, inputs[root])
+    output = poisoned(count * nranks, dtype)
+    communicator.broadcast(mine if rank == root else None, output, root)
+    np.testing.assert_array_equal(output, inputs[root])
+
+    output = poisoned(count * nranks, dtype) if rank == root else None
+    communicator.reduce(mine, output, "sum", root)
+    if rank == root:
+        np.testing.assert_array_equal(output, total)
+
+    output = poisoned(count * nranks * nranks, dtype) if rank == root else None
+    communicator.gather(mine, output, root)
+    if rank == root:
+        np.testing.assert_array_equal(output, np.concatenate(inputs))
+
+    output = poisoned(count, dtype)
+    communicator.scatter(mine if rank == root else None, output, root)
+    np.testing.assert_array_equal(output, inputs[root][rank * count :][:count])
+
+    output = poisoned(count * nranks, dtype)
+    communicator.alltoall(mine, output)
+    np.testing.assert_array_equal(output, np.concatenate([one[rank * count :][:count] for one in inputs]))
+
+    send = [r + 1 for r in range(nranks)]
+    receive = [rank + 1] * nranks
+    output = poisoned(sum(receive), dtype)
+    communicator.alltoall_v(mine[: sum(send)], send, output, receive)
+    starts = sum(send[:rank])
+    np.testing.assert_array_equal(output, np.concatenate([one[starts : starts + rank + 1] for one in inputs]))
+    communicator.barrier()
+    communicator.destroy()
+    communicator.destroy()
+    assert not communicator.is_valid
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_shares(nranks, dtype):
+    run(shares, nranks, SEED, dtype)
+
+
+def messages(rank, nranks, unique_id):
+    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
+    right, left = (rank + 1) % nranks, (rank - 1) % nranks
+    mine, got, total = np.array([rank, 10 + rank]), np.zeros(2, int), np.array([rank])
+    large, received = np.full(1 << 20, rank), np.zeros(1 << 20, int)
+    with fa.group():
+        communicator.send(mine, right, tag=5)
+        communicator.send(large, left)
+        communicator.allreduce(total)
+        communicator.recv(received, right)
+        communicator.recv(got, left, tag=5)
+        assert got[1] == 0
+    assert got.tolist() == [left, 10 + left] and (received == right).all()
+    assert total[0] == nranks * (nranks - 1) // 2
+    with pytest.raises(KeyError), fa.group():
+        communicator.send(mine, right)
+        raise KeyError("nothing of the group is carried out")
+    if rank == 0:
+        communicator.send(mine, 1)
+    elif rank == 1:
+        communicator.recv(got, 0)
+        assert got.tolist() == [0, 10]
+    communicator.barrier()
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_messages(nranks):
+    run(messages, nranks)
+
+
+def parts(rank, nranks, unique_id):
+    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
+    part = communicator.split(rank % 2, -rank)
+    group = [r for r in range(nranks) if r % 2 == rank % 2]
+    assert (part.rank, part.nranks) == (group[::-1].index(rank), len(group))
+    data = np.array([rank])
+    part.allreduce(data)
+    assert data[0] == sum(group)
+    assert (communicator.split(None) is None) and communicator.survivors == list(range(nranks))
+    smaller = communicator.shrink([0]) if rank else None
+    if rank:
+        assert (smaller.rank, smaller.nranks) == (rank - 1, nranks - 1)
+        smaller.barrier()
+    communicator.barrier()
+    memory = communicator.alloc(4000)
+    shared = np.asarray(memory).view(np.float32)
+    assert shared.size == 1000 and (shared == 0).all()
+    shared[:] = rank
+    communicator.allreduce(shared)
+    assert (shared == sum(range(nranks))).all()
+    assert communicator.register_buffer(memory) is memory
+    communicator.barrier()
+
+
+def test_parts_and_memory():
+    run(parts, 3)

@@ -1,0 +1,178 @@
+"""Ranks that die, differ, leave, fork or are interrupted: an exception that names it, within its time, and nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ranks import outcome, run, start
+
+import fast_allreduce as fa
+
+from_errors = fa.errors
+
+
+def killed(rank, nranks, unique_id):
+    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+    data = np.ones(1000)
+    communicator.allreduce(data)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(from_errors.PeerLost) as caught:
+        communicator.allreduce(data)
+    assert caught.value.rank == 1 and time.monotonic() - started < 10
+    with pytest.raises(ConnectionError):
+        communicator.barrier()
+    left = communicator.shrink()
+    assert left.nranks == nranks - 1
+    data = np.array([left.rank + 1])
+    left.allreduce(data)
+    return int(data[0])
+
+
+def test_a_rank_that_is_killed():
+    ranks = [outcome(*one) for one in start(killed, 3)]
+    assert ranks == [("returned", 3), ("ended", -signal.SIGKILL), ("returned", 3)]
+
+
+def differing(rank, nranks, unique_id):
+    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=20)
+    with pytest.raises(from_errors.Disagreement) as caught:
+        communicator.allreduce(np.zeros(10 + rank, np.float32))
+    assert {caught.value.rank, caught.value.own_rank} == {0, 1} and caught.value.what == "the call"
+
+
+def test_ranks_that_differ():
+    run(differing, 2)
+
+
+def late(rank, nranks, unique_id):
+    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=1.0)
+    if rank == 0:
+        with pytest.raises(TimeoutError) as caught:
+            communicator.barrier()
+        assert caught.value.missing == [1] and 0.9 < caught.value.waited < 5
+    else:
+        time.sleep(2.5)
+
+
+def test_a_rank_that_does_not_come():
+    run(late, 2)
+
+
+def aborted(rank, nranks, unique_id):
+    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+    communicator.barrier()
+    if rank == 0:
+        # The interpreter runs other threads while this one waits.
+        threading.Timer(0.5, communicator.abort).start()
+        with pytest.raises(from_errors.Aborted):
+            communicator.allreduce(np.zeros(3))
+    else:
+        time.sleep(2)
+
+
+def test_abort_from_another_thread():
+    run(aborted, 2)
+
+
+def interrupted(rank, nranks, unique_id, handler):
+    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
+    communicator.barrier()
+    if rank == 1:
+        time.sleep(6)
+        return None
+    if handler:
+        # A handler of the program's own, set after the communicator was made.
+        signal.signal(signal.SIGINT, lambda *_: (_ for _ in ()).throw(InterruptedError("mine")))
+    started = time.monotonic()
+    threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(InterruptedError if handler else KeyboardInterrupt):
+        communicator.allreduce(np.zeros(3))
+    assert time.monotonic() - started < 4
+    with pytest.raises(from_errors.Aborted):
+        communicator.barrier()
+
+
+@pytest.mark.parametrize("handler", [False, True])
+def test_ctrl_c_ends_a_wait(handler):
+    run(interrupted, 2, handler)
+
+
+def test_ctrl_c_ends_init():
+    program = "import fast_allreduce as fa; print('here', flush=True); fa.Communicator.init(2, 0, fa.get_unique_id(), timeout=60)"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    time.sleep(0.5)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in error and time.monotonic() - started < 5
+
+
+def forked(rank, nranks, unique_id):
+    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+    communicator.barrier()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            communicator.allreduce(np.zeros(3))
+        except from_errors.Forked:
+            status = 0
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    communicator.barrier()
+
+
+def test_a_fork_is_not_its_rank():
+    run(forked, 2)
+
+
+def left_open(rank, nranks, unique_id):
+    # Into a module, so that the interpreter's exit is what ends it.
+    fa.kept = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+    fa.kept.barrier()
+
+
+def test_exit_with_an_open_communicator_leaves_nothing():
+    def ours():
+        # memfds have no names there; this is what would have one.
+        return [name for name in os.listdir("/dev/shm") if "fast" in name]
+
+    before = ours()
+    run(left_open, 2)
+    assert ours() == before
+
+
+def test_errors_travel_between_processes():
+    import pickle
+
+    error = from_errors.Timeout("text", missing=[1, 2], waited=3.0)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.missing, again.waited) == (from_errors.Timeout, "text", [1, 2], 3.0)
+    assert isinstance(again, TimeoutError) and isinstance(again, fa.Error)
+
+
+def test_the_stub_names_what_there_is():
+    import ast
+
+    from fast_allreduce import _native
+
+    stub = ast.parse((Path(fa.__file__).parent / "_native.pyi").read_text())
+    defined = [node for node in stub.body if isinstance(node, ast.ClassDef)]
+    classes = {node.name: node for node in defined if not node.name.startswith("_")}
+    assert set(classes) == {name for name, value in vars(_native).items() if isinstance(value, type)}
+    for name, node in classes.items():
+        told = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+        there = {key for key in vars(getattr(_native, name)) if not key.startswith("__")}
+        assert {key for key in told if not key.startswith("__")} == there, name
+        for item in node.body:
+            if isinstance(item, ast.FunctionDef) and not item.name.startswith("__"):
+                assert ast.get_docstring(item), f"{name}.{item.name} is not documented"

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Builds the wheel, installs it into a clean environment with numpy and torch for the CPU, and runs the tests of python/tests.
+# What it downloads stays below the target folder. --no-torch leaves torch out, and with it what needs it: that is said as
+# skipped.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+export FAST_ALLREDUCE_NVCC=${FAST_ALLREDUCE_NVCC:-none}
+work=${CARGO_TARGET_DIR:-$PWD/target}/python
+torch=2.15.0
+[ "${1:-}" != --no-torch ] || torch=
+mkdir -p "$work"
+rm -rf "$work/venv" "$work/wheels"
+
+cargo fmt --manifest-path python/Cargo.toml --check
+python3 -m venv "$work/venv"
+python=$work/venv/bin/python
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+"$python" -m pip install --quiet 'maturin>=1.7,<2' numpy pytest
+(cd python && CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$work/cargo} "$work/venv/bin/maturin" build --release \
+  --interpreter "$python" --out "$work/wheels")
+# Into a folder that is nothing but what users get: the wheel alone says what it needs.
+"$python" -m pip install --quiet "$work"/wheels/*.whl
+if [ -n "$torch" ]; then
+  "$python" -m pip install --quiet filelock typing-extensions sympy networkx jinja2 fsspec setuptools
+  # Without the CUDA libraries, which are several gigabytes.
+  "$python" -m pip install --quiet --no-deps --no-compile "torch==$torch"
+  "$python" scripts/cpu-torch.py
+fi
+
+# As a user has it: from another folder, whose sources are not found by accident.
+cd python/tests
+"$python" -m fast_allreduce.examples.allreduce --ranks 3
+status=0
+"$python" -m pytest -p no:cacheprovider --quiet . | tee "$work/log" || status=$?
+passed=$(grep -oE '[0-9]+ passed' "$work/log" | tail -n 1 | cut -d ' ' -f 1 || true)
+failed=$(grep -oE '[0-9]+ (failed|error)' "$work/log" | awk '{ sum += $1 } END { print sum + 0 }')
+echo "${passed:-0} passed, $failed failed"
+[ "$status" -eq 0 ] && [ "${passed:-0}" -gt 0 ]
