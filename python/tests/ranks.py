@@ -1,4 +1,7 @@
-"""Runs a function as the ranks of a world, each a process of its own, and brings back what each returns or raises."""
+"""Runs a function as the ranks of a world, each a process of its own, and brings back what each returns or raises.
+
+`run` has processes that stay for the next test, since importing torch takes seconds; `start` is for ranks that are to die.
+"""
 
 import multiprocessing
 import pickle
@@ -12,16 +15,25 @@ LIMIT = 90
 context = multiprocessing.get_context("spawn")
 
 
-def _rank(function, rank, nranks, unique_id, arguments, results):
+def _result(function, rank, nranks, unique_id, arguments):
     try:
-        result = ("returned", function(rank, nranks, fa.UniqueId(unique_id), *arguments))
+        return ("returned", function(rank, nranks, fa.UniqueId(unique_id), *arguments))
     except BaseException as error:  # what a rank raises is the test's to judge
+        text = traceback.format_exc()
         try:
             pickle.loads(pickle.dumps(error))
-            result = ("raised", error, traceback.format_exc())
         except Exception:
-            result = ("raised", RuntimeError(repr(error)), traceback.format_exc())
-    results.send(result)
+            error = RuntimeError(repr(error))
+        return ("raised", error, text)
+
+
+def _rank(results, *call):
+    results.send(_result(*call))
+
+
+def _staying(calls):
+    while (call := calls.recv()) is not None:
+        calls.send(_result(*call))
 
 
 def start(function, nranks, *arguments):
@@ -30,7 +42,7 @@ def start(function, nranks, *arguments):
     started = []
     for rank in range(nranks):
         receive, send = context.Pipe(duplex=False)
-        process = context.Process(target=_rank, args=(function, rank, nranks, unique_id, arguments, send), daemon=True)
+        process = context.Process(target=_rank, args=(send, function, rank, nranks, unique_id, arguments), daemon=True)
         process.start()
         send.close()
         started.append((process, receive))
@@ -52,11 +64,47 @@ def outcome(process, receive):
     return result
 
 
-def run(function, nranks, *arguments):
-    """What each rank returned; an exception of any is raised."""
-    outcomes = [outcome(*one) for one in start(function, nranks, *arguments)]
+def _returned(outcomes):
     for result in outcomes:
         if result[0] == "raised":
             raise AssertionError(result[2]) from result[1]
         assert result[0] == "returned", result
     return [result[1] for result in outcomes]
+
+
+class _Staying:
+    """Processes that run one function after the other."""
+
+    def __init__(self):
+        self.ranks = []
+
+    def run(self, function, nranks, *arguments):
+        while len(self.ranks) < nranks:
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_staying, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self.ranks.append((process, ours))
+        unique_id = bytes(fa.get_unique_id())
+        for rank, (_, calls) in enumerate(self.ranks[:nranks]):
+            calls.send((function, rank, nranks, unique_id, arguments))
+        outcomes = []
+        for _, calls in self.ranks[:nranks]:
+            try:
+                outcomes.append(calls.recv() if calls.poll(LIMIT) else ("hangs",))
+            except EOFError:
+                outcomes.append(("ended",))
+        if any(result[0] != "returned" for result in outcomes):
+            # The next test is not to suffer from what these may have left.
+            for process, _ in self.ranks:
+                process.kill()
+            self.ranks.clear()
+        return _returned(outcomes)
+
+
+_staying_ranks = _Staying()
+
+
+def run(function, nranks, *arguments):
+    """What each rank returned; an exception of any is raised."""
+    return _staying_ranks.run(function, nranks, *arguments)
