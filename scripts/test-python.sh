@@ -28,6 +28,11 @@ if [ -n "$torch" ]; then
   "$python" scripts/cpu-torch.py
 fi
 
+# What the example on torch tensors is compared with.
+cargo build --release --example sparse_allreduce
+FAST_ALLREDUCE_SPARSE_EXAMPLE=$(realpath "${CARGO_TARGET_DIR:-target}/release/examples/sparse_allreduce")
+export FAST_ALLREDUCE_SPARSE_EXAMPLE
+
 # As a user has it: from another folder, whose sources are not found by accident.
 cd python/tests
 "$python" -m fast_allreduce.examples.allreduce --ranks 3

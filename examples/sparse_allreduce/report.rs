@@ -19,9 +19,10 @@ pub fn print_head(options: &Options) {
     );
     println!("# times: of the slowest rank, medians of {iterations}");
     println!("# wrong: elements of all ranks that differ in any bit from what the path promises, or whose dense allreduce differs");
+    println!("# digest: of the output's bits, by which other programs compare theirs: FNV-1a over its 32-bit words");
     println!("# rel. error: of the output against the dense allreduce of what was kept, in the 2-norm");
     println!(
-        "{:>18} {:>10} {:>12} {:>12} {:>9} {:>11} {:>11} {:>7} {:>10}  promise",
+        "{:>18} {:>10} {:>12} {:>12} {:>9} {:>11} {:>11} {:>7} {:>10} {:>16}  promise",
         "path",
         "kept",
         "sent, mean",
@@ -30,7 +31,8 @@ pub fn print_head(options: &Options) {
         "select (ms)",
         "reduce (ms)",
         "wrong",
-        "rel. error"
+        "rel. error",
+        "digest"
     );
 }
 
@@ -45,7 +47,7 @@ pub fn print_row(path: &Path, outcomes: &[Outcome], verdict: &Verdict) {
         dense => sent as f64 / dense as f64,
     };
     println!(
-        "{:>18} {:>10} {:>12} {:>12} {:>9.4} {:>11.3} {:>11.3} {:>7} {:>10.3e}  {}{}",
+        "{:>18} {:>10} {:>12} {:>12} {:>9.4} {:>11.3} {:>11.3} {:>7} {:>10.3e} {:016x}  {}{}",
         path.name,
         mean(|outcome| outcome.kept.len()),
         sent,
@@ -55,6 +57,7 @@ pub fn print_row(path: &Path, outcomes: &[Outcome], verdict: &Verdict) {
         slowest(|outcome| outcome.reducing),
         verdict.wrong + verdict.wrong_dense,
         verdict.relative_error,
+        digest(&outcomes[0].output),
         match path.promise {
             Promise::Sum => "the sum",
             Promise::TopKOfSum => "the top k of the sum",
@@ -62,4 +65,11 @@ pub fn print_row(path: &Path, outcomes: &[Outcome], verdict: &Verdict) {
         },
         if verdict.is_right() { "" } else { ": BROKEN" },
     );
+}
+
+/// FNV-1a (Fowler, Noll and Vo), a word at a time.
+fn digest(output: &[f32]) -> u64 {
+    output.iter().fold(0xCBF2_9CE4_8422_2325, |hash: u64, value| {
+        (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01B3)
+    })
 }

@@ -88,9 +88,12 @@ def interrupted(rank, nranks, unique_id, handler):
     if rank == 1:
         time.sleep(6)
         return None
-    if handler:
-        # A handler of the program's own, set after the communicator was made.
-        signal.signal(signal.SIGINT, lambda *_: (_ for _ in ()).throw(InterruptedError("mine")))
+
+    def mine(*_):
+        raise InterruptedError("mine")
+
+    # Set after the communicator was made. Where tests run in the background, SIGINT is ignored unless somebody says so.
+    signal.signal(signal.SIGINT, mine if handler else signal.default_int_handler)
     started = time.monotonic()
     threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(InterruptedError if handler else KeyboardInterrupt):
@@ -106,7 +109,7 @@ def test_ctrl_c_ends_a_wait(handler):
 
 
 def test_ctrl_c_ends_init():
-    program = "import fast_allreduce as fa; print('here', flush=True); fa.Communicator.init(2, 0, fa.get_unique_id(), timeout=60)"
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nimport fast_allreduce as fa; print('here', flush=True); fa.Communicator.init(2, 0, fa.get_unique_id(), timeout=60)"
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     time.sleep(0.5)

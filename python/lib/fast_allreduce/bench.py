@@ -1,0 +1,187 @@
+"""Times allreduce from Python between processes: python -m fast_allreduce.bench [--ranks 2] [--max-bytes 16M] [--decode].
+
+With torch, the same tensors also go through torch.distributed, by this backend and by gloo, in turns within one run. Every
+result is checked. --decode times a step of a tensor-parallel transformer's decoding (random weights) through DTensor, with
+either backend.
+"""
+
+import argparse
+import array
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import fast_allreduce as fa
+
+ROUNDS = 5
+
+
+def size(text):
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(text[:-1]) * units[text[-1].upper()] if text[-1].upper() in units else int(text)
+
+
+def timed(calls, most):
+    """Medians in microseconds, of calls that take turns; `most` calls of each."""
+    times = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            for _ in range(3):
+                call()
+            for _ in range(max(3, most // ROUNDS)):
+                before = time.perf_counter_ns()
+                call()
+                times[name].append((time.perf_counter_ns() - before) / 1000)
+    return {name: statistics.median(of) for name, of in times.items()}
+
+
+def pinned(rank):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
+def without_torch(communicator, arguments):
+    count = 256
+    while count * 4 <= arguments.max_bytes:
+        data = array.array("f", [1.0]) * count
+        communicator.allreduce(data)
+        if any(value != communicator.nranks for value in data):
+            sys.exit("a wrong sum")
+        result = timed({"communicator": lambda: communicator.allreduce(data, op="max")}, 400)
+        if communicator.rank == 0:
+            print(f"{count * 4:>10} {result['communicator']:>14.2f}")
+        count *= 4
+
+
+def with_torch(communicator, torch, dist, gloo, arguments):
+    count = 256
+    while count * 4 <= arguments.max_bytes:
+        tensor = torch.ones(count)
+        checks = [
+            lambda: communicator.allreduce(tensor),
+            lambda: dist.all_reduce(tensor),
+            lambda: dist.all_reduce(tensor, group=gloo),
+        ]
+        for power, check in enumerate(checks, 1):
+            check()
+            if not torch.equal(tensor, torch.full_like(tensor, float(communicator.nranks) ** power)):
+                sys.exit("a wrong sum")
+        largest = dist.ReduceOp.MAX
+        calls = {
+            "communicator": lambda: communicator.allreduce(tensor, op="max"),
+            "torch": lambda: dist.all_reduce(tensor, largest),
+            "gloo": lambda: dist.all_reduce(tensor, largest, group=gloo),
+        }
+        result = timed(calls, max(15, min(400, (64 << 20) // (count * 4))))
+        if communicator.rank == 0:
+            columns = "".join(f"{value:>14.2f}" for value in result.values())
+            print(f"{count * 4:>10} {columns}{result['gloo'] / result['torch']:>12.1f}", flush=True)
+        count *= 4
+
+
+def decode(rank, nranks, folder, backend):
+    """Prints tokens per second of a decoding step of some transformer blocks, with the weights split over the ranks."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    if nranks <= len(os.sched_getaffinity(0)):
+        pinned(rank)
+    torch.set_num_threads(1)
+    dist.init_process_group(backend, init_method=f"file://{folder}/decode", rank=rank, world_size=nranks)
+    width, layers, past, heads = 256, 4, 64, 4
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+            self.out = nn.Linear(width, width, bias=False)
+            self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+            self.norm = nn.LayerNorm(width)
+
+        def forward(self, x, cache):
+            x = self.norm(x)
+            parts = [part(x).view(1, 1, -1, width // heads) for part in (self.query, self.key, self.value)]
+            query, key, value = (part.transpose(1, 2) for part in parts)
+            keys, values = torch.cat([cache[0], key], 2), torch.cat([cache[1], value], 2)
+            attention = nn.functional.scaled_dot_product_attention(query, keys, values)
+            x = x + self.out(attention.transpose(1, 2).flatten(2))
+            return x + self.down(nn.functional.silu(self.up(x)))
+
+    plan = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
+    plan |= {name: RowwiseParallel() for name in ("out", "down")}
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (nranks,))
+    blocks = [parallelize_module(Block(), mesh, plan) for _ in range(layers)]
+    cache = torch.randn(2, 1, heads // nranks, past, width // heads)
+    token = torch.randn(1, 1, width)
+
+    def step():
+        x = token
+        with torch.no_grad():
+            for block in blocks:
+                x = block(x, cache)
+        return x
+
+    result = timed({backend: step}, 200)[backend]
+    if rank == 0:
+        print(f"# decoding, {layers} blocks of width {width}, DTensor, {backend}: {1e6 / result:.0f} tokens/s", flush=True)
+    dist.destroy_process_group()
+
+
+def rank_process(rank, nranks, unique_id, folder, arguments):
+    if nranks <= len(os.sched_getaffinity(0)):
+        pinned(rank)
+    communicator = fa.Communicator.init(nranks, rank, fa.UniqueId(unique_id))
+    head = f"# fast_allreduce {fa.__version__}, {nranks} ranks, f32, medians in us of {ROUNDS} rounds in turns"
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError:
+        if rank == 0:
+            print(f"{head}; torch is not installed\n{'bytes':>10} {'communicator':>14}")
+        return without_torch(communicator, arguments)
+    torch.set_num_threads(1)
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("fast_allreduce", init_method=store, rank=rank, world_size=nranks)
+    gloo = dist.new_group(backend="gloo")
+    if rank == 0:
+        columns = "".join(f"{name:>14}" for name in ("communicator", "torch", "torch, gloo"))
+        print(f"{head}; torch {torch.__version__}\n{'bytes':>10} {columns}{'gloo/ours':>12}")
+    with_torch(communicator, torch, dist, gloo, arguments)
+    dist.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--max-bytes", type=size, default=16 << 20)
+    parser.add_argument("--decode", action="store_true")
+    arguments = parser.parse_args()
+    nranks, context, codes = arguments.ranks, multiprocessing.get_context("spawn"), []
+
+    def on_ranks(function, *rest):
+        processes = [context.Process(target=function, args=(rank, nranks, *rest)) for rank in range(nranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        codes.extend(abs(process.exitcode or 0) for process in processes)
+
+    with tempfile.TemporaryDirectory() as folder:
+        on_ranks(rank_process, bytes(fa.get_unique_id()), Path(folder), arguments)
+    # Each backend in processes of its own, in turns: DTensor keeps what it has found out for equal meshes.
+    for backend in ("fast_allreduce", "gloo") * 2 if arguments.decode else ():
+        with tempfile.TemporaryDirectory() as folder:
+            on_ranks(decode, folder, backend)
+    raise SystemExit(max(codes))
+
+
+if __name__ == "__main__":
+    main()
