@@ -3,6 +3,7 @@
 # what it shows and what not. No GPU is needed; nvcc is fetched.
 #   scripts/test-ptx.sh                 all: the machine's own tests, the kernels of the hot set in many orders with races looked for,
 #                                       the tests of the CUDA device on the machine, coverage, and planted bugs
+#   scripts/test-ptx.sh --machine       without the tests of the CUDA device, and the coverage that they add to
 #   scripts/test-ptx.sh ARGUMENTS...    those tests of the CUDA device alone that the arguments select
 # CUDA_FEATURE is the feature to build with (default cuda-13000). PTX_NVCC names an nvcc to use.
 set -euo pipefail
@@ -46,6 +47,11 @@ cuda() {
     cargo test -p fast-allreduce --features "${CUDA_FEATURE:-cuda-13000}" --test cuda -- "$@"
 }
 
+machine_only=
+if [ "${1:-}" = --machine ]; then
+  machine_only=1
+  shift
+fi
 cargo build --release --package fast-allreduce-ptx-machine
 STAND_IN_MACHINE=$target/release/libfast_allreduce_ptx_machine.a tests/stand_in_driver/build.sh "$driver"
 if [ $# -gt 0 ]; then
@@ -68,8 +74,10 @@ plants() {
   tests/ptx_machine/plants.sh "$PTX_NVCC" "$program"
 }
 count "machine" machine
-count "CUDA device" cuda --skip injection_sweep
-count "coverage" "$target/release/ptx-coverage" "$ptx" "$coverage" tests/ptx_machine/coverage.list
+if [ -z "$machine_only" ]; then
+  count "CUDA device" cuda --skip injection_sweep
+  count "coverage" "$target/release/ptx-coverage" "$ptx" "$coverage" tests/ptx_machine/coverage.list
+fi
 count "planted bugs" plants
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
