@@ -8,31 +8,32 @@
 #pragma once
 
 #include "../core/inputs.cuh"
+#include "../sinks/epilogue.cuh"
 #include "../sinks/store.cuh"
 
 namespace FA_NAMESPACE {
 
-template <class Reduce, class Block>
+template <class Epilogue = Plain, class Reduce, class Block>
 FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const LaunchState state = begin_launch(launch, block, true);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u64 bytes = reduce.message_bytes(launch);
+  const auto partition = Epilogue::partition(launch, reduce);
   const auto meanwhile = [&] { prefetch_next_staging(launch, state, bytes); };
   const auto arrived = [&](BarrierStage stage, u32 r) {
     return stage == kStart ? find_input(launch, block, state, r, staging(launch, r, state)) : Failure{};
   };
   const bool complete = run_phases(launch, block, reduce.world(), state, meanwhile, arrived, [&](u32 phase) {
     if (phase == 0) {
-      stage_input<typename Reduce::Packs>(launch, block, all_packs<typename Reduce::Packs>(bytes), state,
-                                          bytes);
+      stage_input(launch, block, partition.all(bytes), state, bytes, partition);
       return true;
     }
     if (phase == 2)
       return false;
     const Inputs inputs(block.scratch(), reduce.world());
-    reduce.inputs(launch, block, inputs, all_packs<typename Reduce::Packs>(bytes), bytes,
-                  Store(reinterpret_cast<u8 *>(launch.output)));
+    reduce.inputs(launch, block, inputs, partition, partition.all(bytes), bytes,
+                  Epilogue::into(launch, Store(reinterpret_cast<u8 *>(launch.output))));
     // All ranks saw all sources, so all agree on whether there is a second barrier.
     return inputs.direct();
   });

@@ -7,26 +7,29 @@
 
 #include "../core/inputs.cuh"
 #include "../core/packet.cuh"
+#include "../sinks/epilogue.cuh"
 #include "../sinks/store.cuh"
 
 namespace FA_NAMESPACE {
 
-template <class Reduce, class Block>
+template <class Epilogue = Plain, class Reduce, class Block>
 FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const LaunchState state = begin_launch(launch, block, false);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
+  const auto partition = Epilogue::partition(launch, reduce);
   const u8 *input = reinterpret_cast<const u8 *>(launch.input);
   const u32 granule = granule_of(launch.input | bytes);
-  for_each_pack<typename Reduce::Packs>(block, all_packs<typename Reduce::Packs>(bytes), bytes,
-                                        pack_aligned(launch.input), [&](u64 at, Index i, auto extent) {
-                                          send_to_all(launch, ranks, state.epoch, 0, 1, i,
-                                                      load(input + at, extent, granule));
-                                        });
-  reduce.packets(launch, block, state.epoch, 0, 1, all_packs<typename Reduce::Packs>(bytes), bytes,
-                 Store(reinterpret_cast<u8 *>(launch.output)));
+  for_each_pack(
+      block, partition.all(bytes), bytes, pack_aligned(launch.input),
+      [&](u64 at, Index i, auto extent) {
+        send_to_all(launch, ranks, state.epoch, 0, 1, i, load(input + at, extent, granule));
+      },
+      partition);
+  reduce.packets(launch, block, state.epoch, 0, 1, partition, partition.all(bytes), bytes,
+                 Epilogue::into(launch, Store(reinterpret_cast<u8 *>(launch.output))));
   end_launch(launch, block, state);
 }
 

@@ -3,29 +3,32 @@
 #pragma once
 
 #include "../core/inputs.cuh"
+#include "../sinks/epilogue.cuh"
 #include "../sinks/store.cuh"
 
 namespace FA_NAMESPACE {
 
-template <class Reduce, class Block>
+template <class Epilogue = Plain, class Reduce, class Block>
 FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const LaunchState state = begin_launch(launch, block, true);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
-  const Slices slices(packs_of(bytes), ranks);
+  const auto partition = Epilogue::partition(launch, reduce);
+  const auto slices = partition.slices(bytes, ranks);
   FA_ROLL
   for (u32 r = 0; r < ranks; ++r) {
     if (r != launch.rank)
-      stage_input<typename Reduce::Packs>(launch, block, slices.of(r), state, bytes);
+      stage_input(launch, block, slices.of(r), state, bytes, partition);
   }
   if (!meet_for_inputs(launch, block, state))
     return;
 
   const bool root = launch.rank == launch.root;
   u8 *output = root ? reinterpret_cast<u8 *>(launch.output) : staging(launch, launch.rank, state);
-  reduce.inputs(launch, block, Inputs(block.scratch(), ranks), slices.of(launch.rank), bytes, Store(output));
+  reduce.inputs(launch, block, Inputs(block.scratch(), ranks), partition, slices.of(launch.rank), bytes,
+                Epilogue::into(launch, Store(output)));
   // The slices are reduced, and no input is read any more.
   if (!barrier(launch, block, kSecond, state))
     return;
@@ -33,7 +36,7 @@ FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   FA_ROLL
   for (u32 r = 0; root && r < ranks; ++r) {
     if (r != launch.rank)
-      copy<typename Reduce::Packs>(block, output, staging(launch, r, state), slices.of(r), bytes);
+      copy(block, output, staging(launch, r, state), slices.of(r), bytes, partition);
   }
   end_launch(launch, block, state);
 }

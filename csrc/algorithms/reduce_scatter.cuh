@@ -7,6 +7,7 @@
 #pragma once
 
 #include "../core/inputs.cuh"
+#include "../sinks/epilogue.cuh"
 #include "../sinks/store.cuh"
 
 namespace FA_NAMESPACE {
@@ -21,13 +22,14 @@ FA_FN u64 staged_share(const FaLaunch &launch, u32 element) {
 }
 
 // In place, a rank's output is its own share of its input, which nobody else reads.
-template <class Reduce, class Block>
+template <class Epilogue = Plain, class Reduce, class Block>
 FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const LaunchState state = begin_launch(launch, block, true);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 element = element_bytes(launch.dtype);
   const u64 distance = staged_share(launch, element);
+  const auto partition = Epilogue::partition(launch, reduce);
   if (launch.source == 0) {
     const u8 *input = reinterpret_cast<const u8 *>(launch.input);
     u8 *staged = staging(launch, launch.rank, state);
@@ -35,7 +37,7 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
     for (u32 r = 0; r < launch.world; ++r) {
       const u64 first = launch.shares[r].first * element, bytes = launch.shares[r].count * element;
       if (r != launch.rank)
-        copy(block, staged + r * distance, input + first, all_packs(bytes), bytes);
+        copy(block, staged + r * distance, input + first, partition.all(bytes), bytes, partition);
     }
   }
   const FaShare own = launch.shares[launch.rank];
@@ -44,7 +46,8 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
 
   const Inputs inputs(block.scratch(), reduce.world());
   const u64 bytes = own.count * element;
-  reduce.inputs(launch, block, inputs, all_packs(bytes), bytes, Store(reinterpret_cast<u8 *>(launch.output)));
+  reduce.inputs(launch, block, inputs, partition, partition.all(bytes), bytes,
+                Epilogue::into(launch, Store(reinterpret_cast<u8 *>(launch.output))));
   if (inputs.direct() && !barrier(launch, block, kSecond, state))
     return;
   end_launch(launch, block, state);

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "../core/inputs.cuh"
+#include "../sinks/epilogue.cuh"
 #include "../sinks/store.cuh"
 
 namespace FA_NAMESPACE {
@@ -18,14 +19,15 @@ namespace FA_NAMESPACE {
 // The rank in whose staging slice r lies reduced.
 FA_FN u32 keeper_of(u32 world, u32 r) { return !FA_CUDA && world == 2 ? 1 - r : r; }
 
-template <class Reduce, class Block>
+template <class Epilogue = Plain, class Reduce, class Block>
 FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const LaunchState state = begin_launch(launch, block, true);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 rank = launch.rank, ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
-  const auto slices = Reduce::Packs::slices(bytes, ranks);
+  const auto partition = Epilogue::partition(launch, reduce);
+  const auto slices = partition.slices(bytes, ranks);
   u8 *output = reinterpret_cast<u8 *>(launch.output);
   u64 *sources = block.scratch();
   const auto arrived = [&](BarrierStage stage, u32 r) -> Failure {
@@ -38,8 +40,9 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
       launch, block, reduce.world(), state, [] {}, arrived,
       [&](u32 phase) {
         if (phase == 1) {
-          reduce.inputs(launch, block, Inputs(sources, ranks), slices.of(rank), bytes,
-                        Store(staging(launch, keeper_of(ranks, rank), state), FA_CUDA ? nullptr : output));
+          const Store store(staging(launch, keeper_of(ranks, rank), state), FA_CUDA ? nullptr : output);
+          reduce.inputs(launch, block, Inputs(sources, ranks), partition, slices.of(rank), bytes,
+                        Epilogue::into(launch, store));
         } else if (phase == 2 || launch.source == 0) {
           u8 *to = output;
           if (phase == 0) {
@@ -48,7 +51,7 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
             block.sync();
           }
           // Slice by slice, so that a block stages what the same block of a peer reads.
-          copy_slices(typename Reduce::Packs{}, block, to, sources, slices, rank, ranks, bytes);
+          copy_slices(partition, block, to, sources, slices, rank, ranks, bytes);
         }
         return phase < 2;
       });

@@ -78,12 +78,12 @@ FA_FN bool meet_for_inputs(const FaLaunch &launch, Block &block, const LaunchSta
 }
 
 // Copies a span of this rank's input to its staging, unless peers read the input itself.
-template <class Packs = Parts, class Block>
+template <class Block, class Partition = Parts>
 FA_FN void stage_input(const FaLaunch &launch, const Block &block, Span span, const LaunchState &state,
-                       u64 bytes) {
+                       u64 bytes, Partition partition = {}) {
   if (launch.source == 0)
-    copy<Packs>(block, staging(launch, launch.rank, state), reinterpret_cast<const u8 *>(launch.input), span,
-                bytes);
+    copy(block, staging(launch, launch.rank, state), reinterpret_cast<const u8 *>(launch.input), span, bytes,
+         partition);
 }
 
 // The same, and copies it to this rank's output as well, unless it is there. What peers read where it is must

@@ -181,42 +181,58 @@ FA_FN void with_extent(I pack, u64 bytes, bool vector, Body body) {
 #endif
 }
 
-// Kernels whose messages may have parts of packs, and those of a GPU for a world of W whose messages have
-// whole packs alone, in a two-shot as many in each slice.
+// A partition: how the packs of a message are divided among ranks, in slices, and those of a span among the
+// blocks of a rank. A launch has one, and all its steps and all ranks use it: block b stages, sends and
+// receives what block b of a peer does.
+//
+// This one divides at any pack. It is of messages that may have parts of packs.
 struct Parts {
-  static FA_FN Index packs_of(u64 bytes) { return Index(FA_NAMESPACE::packs_of(bytes)); }
-  static FA_FN Slices slices(u64 bytes, u32 world) { return Slices(packs_of(bytes), world); }
+  static constexpr bool has_parts = true;
+  FA_FN Span all(u64 bytes) const { return {0, Index(packs_of(bytes))}; }
+  FA_FN Slices slices(u64 bytes, u32 world) const { return Slices(Index(packs_of(bytes)), world); }
+#if FA_CUDA
+  // body(i) for pack i of a span, for those that are this block's.
+  template <class Block, class Body>
+  FA_FN void for_each(const Block &block, Span span, Body body) const {
+    block.for_each(span.length, body);
+  }
+#else
+  // What of a span is this block's.
+  template <class Block>
+  FA_FN Span share(const Block &block, Span span) const {
+    const auto share = block.share(span.length);
+    return {span.first + share.first, share.last - share.first};
+  }
+#endif
 };
+#if FA_CUDA
+// Of messages in a world of W that have whole packs alone, as many in each slice.
 template <u32 W>
-struct WholePacks {
-  static FA_FN Index packs_of(u64 bytes) { return Index(bytes / kPackBytes); }
-  static FA_FN EqualSlices slices(u64 bytes, u32) { return EqualSlices{packs_of(bytes) / W}; }
+struct WholePacks : Parts {
+  static constexpr bool has_parts = false;
+  FA_FN Span all(u64 bytes) const { return {0, Index(bytes / kPackBytes)}; }
+  FA_FN EqualSlices slices(u64 bytes, u32) const { return EqualSlices{all(bytes).length / W}; }
 };
+#endif
 // All packs of a message of a launch.
-template <class Packs = Parts>
-FA_FN Span all_packs(u64 bytes) {
-  return {0, Packs::packs_of(bytes)};
-}
-template <class>
-constexpr bool kHasParts = true;
-template <u32 W>
-constexpr bool kHasParts<WholePacks<W>> = false;
+FA_FN Span all_packs(u64 bytes) { return Parts().all(bytes); }
 
 // The same for this block's share of a span.
-template <class Packs = Parts, class Block, class Body>
-FA_FN void for_each_pack(const Block &block, Span span, u64 bytes, bool vector, Body body) {
+template <class Block, class Body, class Partition = Parts>
+FA_FN void for_each_pack(const Block &block, Span span, u64 bytes, bool vector, Body body,
+                         Partition partition = {}) {
 #if FA_CUDA
-  block.for_each(span.length, [&](Index i) {
-    if constexpr (kHasParts<Packs>)
+  partition.for_each(block, span, [&](Index i) {
+    if constexpr (Partition::has_parts)
       with_extent(span.first + i, bytes, vector, body);
     else
       body(u64(span.first + i) * kPackBytes, span.first + i, Whole{});
   });
 #else
   (void)vector;
-  const auto share = block.share(span.length);
-  const u64 last = span.first + share.last, whole = bytes / kPackBytes;
-  u64 i = span.first + share.first;
+  const Span share = partition.share(block, span);
+  const u64 last = share.first + share.length, whole = bytes / kPackBytes;
+  u64 i = share.first;
   for (; i < (last < whole ? last : whole); ++i)
     body(i * kPackBytes, i, Whole{});
   if (i < last)
@@ -225,13 +241,15 @@ FA_FN void for_each_pack(const Block &block, Span span, u64 bytes, bool vector, 
 }
 
 // Copies a span of packs of a message of so many bytes.
-template <class Packs = Parts, class Block>
-FA_STEP void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes) {
+template <class Block, class Partition = Parts>
+FA_STEP void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
+                  Partition partition = {}) {
   const u64 addresses = u64(to) | u64(from);
   const u32 granule = granule_of(addresses | bytes);
-  for_each_pack<Packs>(block, span, bytes, pack_aligned(addresses), [&](u64 at, Index, auto extent) {
-    store(to + at, load(from + at, extent, granule), extent, granule);
-  });
+  for_each_pack(
+      block, span, bytes, pack_aligned(addresses),
+      [&](u64 at, Index, auto extent) { store(to + at, load(from + at, extent, granule), extent, granule); },
+      partition);
 }
 
 // The same, to two places.
@@ -261,23 +279,23 @@ FA_FN void store_slices(u8 *to, const Pack *packs, Index i, const EqualSlices &s
 constexpr u32 kFirstStep = FA_CUDA ? 0 : 1;
 
 // Copies the slices of a message, each from its own source, by rank.
-template <class Block>
-FA_FN void copy_slices(Parts, const Block &block, u8 *to, const u64 *sources, const Slices &slices, u32 rank,
-                       u32 world, u64 bytes) {
+template <class Partition, class Block>
+FA_FN void copy_slices(Partition partition, const Block &block, u8 *to, const u64 *sources,
+                       const Slices &slices, u32 rank, u32 world, u64 bytes) {
   FA_ROLL
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank begins with its right neighbour, so that no rank is read by all at once.
     const u32 r = (rank + step) % world;
-    copy(block, to, reinterpret_cast<const u8 *>(sources[r]), slices.of(r), bytes);
+    copy(block, to, reinterpret_cast<const u8 *>(sources[r]), slices.of(r), bytes, partition);
   }
 }
 
 #if FA_CUDA
 // The packs of an index of all slices are loaded before one is stored: one round trip for all of them.
 template <u32 W, class Block>
-FA_FN void copy_slices(WholePacks<W>, const Block &block, u8 *to, const u64 *sources,
+FA_FN void copy_slices(WholePacks<W> partition, const Block &block, u8 *to, const u64 *sources,
                        const EqualSlices &slices, u32, u32, u64) {
-  block.for_each(slices.each, [&](Index i) {
+  partition.for_each(block, slices.of(0), [&](Index i) {
     Pack packs[W];
     FA_UNROLL
     for (u32 r = 0; r < W; ++r) {

@@ -92,14 +92,17 @@ FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u3
 constexpr u32 kInputs = 0, kResults = 1, kParts = 2;
 
 // Sends a span of packs of a message to one peer, whose slots begin with the first of them.
-template <class Packs = Parts, class Block>
+template <class Block, class Partition = Parts>
 FA_STEP void send_packets(const FaLaunch &launch, const Block &block, const u8 *from, Span span, u64 bytes,
-                          Slot *slots, u32 epoch) {
+                          Slot *slots, u32 epoch, Partition partition = {}) {
   const Tag tag = packet_tag(launch, epoch);
   const u32 granule = granule_of(u64(from) | bytes);
-  for_each_pack<Packs>(block, span, bytes, pack_aligned(u64(from)), [&](u64 at, Index i, auto extent) {
-    store_packet(slots + (i - span.first), load(from + at, extent, granule), tag);
-  });
+  for_each_pack(
+      block, span, bytes, pack_aligned(u64(from)),
+      [&](u64 at, Index i, auto extent) {
+        store_packet(slots + (i - span.first), load(from + at, extent, granule), tag);
+      },
+      partition);
 }
 
 // Sends one pack to all ranks, at an index of the same part.
@@ -115,31 +118,35 @@ FA_FN void send_to_all(const FaLaunch &launch, u32 world, u32 epoch, u32 part, u
 }
 
 // Stores the packets of a span of a message that one peer sends. False: not all came.
-template <class Packs = Parts, class Block>
+template <class Block, class Partition = Parts>
 FA_STEP bool receive_packets(const FaLaunch &launch, const Block &block, u8 *to, Span span, u64 bytes,
-                             const Slot *slots, u32 from, u32 epoch) {
+                             const Slot *slots, u32 from, u32 epoch, Partition partition = {}) {
   const Tag tag = packet_tag(launch, epoch);
   const u32 granule = granule_of(u64(to) | bytes);
   bool complete = true;
-  for_each_pack<Packs>(block, span, bytes, pack_aligned(u64(to)), [&](u64 at, Index i, auto extent) {
-    Pack pack;
-    complete = complete && wait_packet(launch, slots + (i - span.first), from, tag, &pack);
-    if (complete)
-      store(to + at, pack, extent, granule);
-  });
+  for_each_pack(
+      block, span, bytes, pack_aligned(u64(to)),
+      [&](u64 at, Index i, auto extent) {
+        Pack pack;
+        complete = complete && wait_packet(launch, slots + (i - span.first), from, tag, &pack);
+        if (complete)
+          store(to + at, pack, extent, granule);
+      },
+      partition);
   return complete;
 }
 
 // Stores the peers' slices of a message, which each sends as `part`.
-template <class Packs = Parts, class Block>
+template <class Block, class Partition = Parts>
 FA_FN bool receive_slices(const FaLaunch &launch, const Block &block, u8 *to, const Slices &slices, u64 bytes,
-                          u32 world, u32 epoch, u32 part, u32 parts) {
+                          u32 world, u32 epoch, u32 part, u32 parts, Partition partition = {}) {
   bool complete = true;
   FA_ROLL
   for (u32 step = kFirstStep; step < world && complete; ++step) {
     const u32 r = (launch.rank + step) % world;
-    complete = receive_packets<Packs>(launch, block, to, slices.of(r), bytes,
-                                      slots_of(launch, world, launch.rank, epoch, part, parts, r), r, epoch);
+    complete =
+        receive_packets(launch, block, to, slices.of(r), bytes,
+                        slots_of(launch, world, launch.rank, epoch, part, parts, r), r, epoch, partition);
   }
   return complete;
 }

@@ -20,8 +20,10 @@ struct AnyWorld {
   FA_FN constexpr u32 size() const { return ranks; }
 };
 template <u32 W>
-WholePacks<W> packs_of_kernel(World<W>);
-Parts packs_of_kernel(AnyWorld);
+FA_FN WholePacks<W> partition_of(World<W>) {
+  return {};
+}
+FA_FN Parts partition_of(AnyWorld) { return {}; }
 
 template <u32 W>
 constexpr u32 ranks_of(World<W>) {
@@ -54,19 +56,20 @@ public:
   // The kernels of any world also take checked launches, and messages that are not all whole packs at aligned
   // addresses: so the hot set needs no code for either.
   static constexpr bool compares = !WorldT::known;
-  using Packs = decltype(packs_of_kernel(WorldT{}));
 
   FA_FN Reduce(Op op, WorldT world) : op_(op), world_(world) {}
 
   FA_FN u32 world() const { return world_.size(); }
+  // Of a message whose results are independent of each other.
+  FA_FN auto partition() const { return partition_of(world_); }
   FA_FN u64 message_bytes(const FaLaunch &launch) const { return launch.count * sizeof(T); }
 
   // Reduces this block's share of a span of a message over the ranks' inputs, into the sink.
-  template <class Block, class Sink>
-  FA_FN void inputs(const FaLaunch &, Block &block, const Inputs &inputs, Span span, u64 bytes,
-                    const Sink &sink) const {
+  template <class Block, class Partition, class Sink>
+  FA_FN void inputs(const FaLaunch &, Block &block, const Inputs &inputs, Partition partition, Span span,
+                    u64 bytes, const Sink &sink) const {
     const bool vector = WorldT::known || pack_aligned(inputs.addresses() | sink.addresses());
-    for_each_pack<Packs>(block, span, bytes, vector, [&](u64 at, Index i, auto extent) {
+    const auto reduce = [&](u64 at, Index i, auto extent) {
       if constexpr (WorldT::known) {
         Pack packs[kRanks];
         for_each_rank(world_, [&](u32 r) { packs[r] = load(inputs.at(r) + at, Whole{}, 0); });
@@ -79,44 +82,48 @@ public:
       } else {
         sink.put(at, i, reduce_part(inputs, at, extent.bytes), extent, sizeof(T));
       }
-    });
+    };
+    for_each_pack(block, span, bytes, vector, reduce, partition);
   }
 
   // The same over the packets of `part` that the ranks send this one. False: not all came.
-  template <class Block, class Sink>
-  FA_FN bool packets(const FaLaunch &launch, Block &block, u32 epoch, u32 part, u32 parts, Span span,
-                     u64 bytes, const Sink &sink) const {
+  template <class Block, class Partition, class Sink>
+  FA_FN bool packets(const FaLaunch &launch, Block &block, u32 epoch, u32 part, u32 parts,
+                     Partition partition, Span span, u64 bytes, const Sink &sink) const {
     const u32 share = mailbox_share(launch, world());
     const Slot *slots = slots_of(launch, world(), launch.rank, epoch, part, parts, 0);
     bool complete = true;
-    for_each_pack<Packs>(block, span, bytes, pack_aligned(sink.addresses()),
-                         [&](u64 at, Index i, auto extent) {
-                           const Slot *slot = slots + (i - span.first);
-                           if constexpr (WorldT::known) {
-                             Pack packs[kRanks];
-                             complete = complete && wait_all(launch, slot, share, epoch, packs);
-                             if (complete)
-                               sink.put(at, i, all_ranks(packs), extent, sizeof(T));
-                           } else {
-                             Reduction<T, Op, kLanes> reduction(op_, world());
-                             FA_ROLL
-                             for (u32 r = 0; r < world(); ++r) {
-                               Pack pack;
-                               complete = complete && wait_packet(launch, slot + r * share, r, epoch, &pack);
-                               if (complete)
-                                 reduction.add(elements<All>(pack));
-                             }
-                             if (complete)
-                               sink.put(at, i, pack_of(reduction.finish()), extent, sizeof(T));
-                           }
-                         });
+    const auto reduce = [&](u64 at, Index i, auto extent) {
+      const Slot *slot = slots + (i - span.first);
+      if constexpr (WorldT::known) {
+        Pack packs[kRanks];
+        complete = complete && wait_all(launch, slot, share, epoch, packs);
+        if (complete)
+          sink.put(at, i, all_ranks(packs), extent, sizeof(T));
+      } else {
+        Reduction<T, Op, kLanes> reduction(op_, world());
+        FA_ROLL
+        for (u32 r = 0; r < world(); ++r) {
+          Pack pack;
+          complete = complete && wait_packet(launch, slot + r * share, r, epoch, &pack);
+          if (complete)
+            reduction.add(elements<All>(pack));
+        }
+        if (complete)
+          sink.put(at, i, pack_of(reduction.finish()), extent, sizeof(T));
+      }
+    };
+    for_each_pack(block, span, bytes, pack_aligned(sink.addresses()), reduce, partition);
     return complete;
   }
 
   // The second phase of a two-shot by packets: reduces this rank's slice, sends it, and stores all slices.
-  template <class Block, class Slices>
-  FA_FN void slices(const FaLaunch &launch, Block &block, u32 epoch, const Slices &slices, u64 bytes,
-                    u8 *output) const {
+  template <class Epilogue, class Block, class Partition, class Slices>
+  FA_FN void slices(const FaLaunch &launch, Block &block, u32 epoch, Partition partition,
+                    const Slices &slices, u64 bytes, u8 *output) const {
+    const Span own = slices.of(launch.rank);
+    const auto sink =
+        Epilogue::into(launch, Packets(output, launch, world(), epoch, kResults, kParts, own.first));
     if constexpr (WorldT::known) {
       // One body for what comes of both parts.
       bool complete = true;
@@ -124,21 +131,20 @@ public:
       for (u32 part = kInputs; part < kParts; ++part) {
         const u32 share = mailbox_share(launch, world());
         const Slot *slots = slots_of(launch, world(), launch.rank, epoch, part, kParts, 0);
-        block.for_each(slices.each, [&](Index i) {
+        partition.for_each(block, own, [&](Index i) {
           Pack packs[kRanks];
           complete = complete && wait_all(launch, slots + i, share, epoch, packs);
           if (!complete)
             return;
           if (part == kInputs)
-            return send_to_all(launch, world(), epoch, kResults, kParts, i, all_ranks(packs));
+            return sink.put(u64(own.first + i) * kPackBytes, own.first + i, all_ranks(packs), Whole{},
+                            sizeof(T));
           store_slices<kRanks>(output, packs, i, slices);
         });
       }
     } else {
-      const Span own = slices.of(launch.rank);
-      const Packets sink(output, launch, world(), epoch, kResults, kParts, own.first);
-      if (packets(launch, block, epoch, kInputs, kParts, own, bytes, sink))
-        receive_slices(launch, block, output, slices, bytes, world(), epoch, kResults, kParts);
+      if (packets(launch, block, epoch, kInputs, kParts, partition, own, bytes, sink))
+        receive_slices(launch, block, output, slices, bytes, world(), epoch, kResults, kParts, partition);
     }
   }
 

@@ -12,32 +12,34 @@ class Reduce {
 public:
   // Checked launches are told apart at run time.
   static constexpr bool compares = true;
-  using Packs = Parts;
 
   Reduce(const ReduceSpans &spans, const FaLaunch &launch)
       : spans_(spans), op_(launch.op), world_(launch.world) {}
 
   u32 world() const { return world_; }
+  // Of a message whose results are independent of each other.
+  Parts partition() const { return {}; }
   u64 message_bytes(const FaLaunch &launch) const { return FA_NAMESPACE::message_bytes(launch); }
 
   // Reduces this block's share of a span of a message over the ranks' inputs, into the sink.
-  template <class Block, class Sink>
-  void inputs(const FaLaunch &, Block &block, const Inputs &, Span span, u64 bytes, const Sink &sink) const {
-    const auto share = block.share(span.length);
-    const Span own = {span.first + share.first, share.last - share.first};
+  template <class Block, class Partition, class Sink>
+  void inputs(const FaLaunch &, Block &block, const Inputs &, Partition partition, Span span, u64 bytes,
+              const Sink &sink) const {
+    const Span own = partition.share(block, span);
     run(spans_.of[op_][world_], block.scratch(), world_, own.first * kPackBytes, kPackBytes, own, bytes,
         sink);
   }
 
   // The same over this rank's input and the packets of `part` that its peers send it. False: not all came.
-  template <class Block, class Sink>
-  bool packets(const FaLaunch &launch, Block &block, u32 epoch, u32 part, u32 parts, Span span, u64 bytes,
-               const Sink &sink) const {
+  template <class Block, class Partition, class Sink>
+  bool packets(const FaLaunch &launch, Block &block, u32 epoch, u32 part, u32 parts, Partition partition,
+               Span span, u64 bytes, const Sink &sink) const {
     constexpr u64 kRun = 8;
     const Tag tag = packet_tag(launch, epoch);
-    const auto share = block.share(span.length);
-    for (u64 i = share.first; i < share.last; i += kRun) {
-      const Span run_of = {span.first + i, share.last - i < kRun ? share.last - i : kRun};
+    const Span share = partition.share(block, span);
+    const u64 first = share.first - span.first, last = first + share.length;
+    for (u64 i = first; i < last; i += kRun) {
+      const Span run_of = {span.first + i, last - i < kRun ? last - i : kRun};
       // This rank's own packs, at the distance of slots: the loop has one stride.
       Slot own[kRun];
       u64 sources[FA_MAX_RANKS];
@@ -62,13 +64,14 @@ public:
   }
 
   // The second phase of a two-shot by packets: reduces this rank's slice, sends it, and stores the peers'.
-  template <class Block>
-  void slices(const FaLaunch &launch, Block &block, u32 epoch, const Slices &slices, u64 bytes,
-              u8 *output) const {
+  template <class Epilogue, class Block, class Partition>
+  void slices(const FaLaunch &launch, Block &block, u32 epoch, Partition partition, const Slices &slices,
+              u64 bytes, u8 *output) const {
     const Span own = slices.of(launch.rank);
-    const Packets sink(output, launch, world_, epoch, kResults, kParts, own.first);
-    if (packets(launch, block, epoch, kInputs, kParts, own, bytes, sink))
-      receive_slices(launch, block, output, slices, bytes, world_, epoch, kResults, kParts);
+    const auto sink =
+        Epilogue::into(launch, Packets(output, launch, world_, epoch, kResults, kParts, own.first));
+    if (packets(launch, block, epoch, kInputs, kParts, partition, own, bytes, sink))
+      receive_slices(launch, block, output, slices, bytes, world_, epoch, kResults, kParts, partition);
   }
 
   // Reduces two packs. `whole`: now all ranks' are in it, which an average divides.
