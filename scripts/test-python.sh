@@ -6,19 +6,21 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export FAST_ALLREDUCE_NVCC=${FAST_ALLREDUCE_NVCC:-none}
-work=${CARGO_TARGET_DIR:-$PWD/target}/python
+# The library's folder: what is built there already need not be built again.
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
+work=$CARGO_TARGET_DIR/python
 torch=2.15.0
 [ "${1:-}" != --no-torch ] || torch=
 mkdir -p "$work"
 rm -rf "$work/venv" "$work/wheels"
 
 cargo fmt --manifest-path python/Cargo.toml --check
+cargo clippy --release --manifest-path python/Cargo.toml -- -D warnings
 python3 -m venv "$work/venv"
 python=$work/venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 "$python" -m pip install --quiet 'maturin>=1.7,<2' numpy pytest
-(cd python && CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$work/cargo} "$work/venv/bin/maturin" build --release \
-  --interpreter "$python" --out "$work/wheels")
+(cd python && "$work/venv/bin/maturin" build --release --interpreter "$python" --out "$work/wheels")
 # Into a folder that is nothing but what users get: the wheel alone says what it needs.
 "$python" -m pip install --quiet "$work"/wheels/*.whl
 if [ -n "$torch" ]; then
@@ -30,7 +32,7 @@ fi
 
 # What the example on torch tensors is compared with.
 cargo build --release --example sparse_allreduce
-FAST_ALLREDUCE_SPARSE_EXAMPLE=$(realpath "${CARGO_TARGET_DIR:-target}/release/examples/sparse_allreduce")
+FAST_ALLREDUCE_SPARSE_EXAMPLE=$(realpath "$CARGO_TARGET_DIR/release/examples/sparse_allreduce")
 export FAST_ALLREDUCE_SPARSE_EXAMPLE
 
 # As a user has it: from another folder, whose sources are not found by accident.

@@ -59,12 +59,16 @@ class _Work(dist._Work):
         self._tensors = tensors
         self._error = None
         self._future = None
+        # Done too before this one is.
+        self._after = None
         self._done = call is None
 
     def _run(self):
         """Carries the call out. The group's lock is held."""
         try:
             self._call()
+            if self._after is not None:
+                self._after()
         except BaseException as error:
             self._error = error
         self._call = None
@@ -244,10 +248,19 @@ class FastAllreduceBackend(_Backend):
                     raise work._error
 
         if isinstance(last, _Message):
-            done = _Work(self, call)
-            self._queue.append(done)
-            return done
-        last._run, run = lambda: (run(), call()), last._run
+            # Nothing of the batch is still to come: it may be begun.
+            last = _Work(self, call)
+            self._queue.append(last)
+        else:
+            with self._lock:
+                last._after = call
+                if last._done and last._error is None:
+                    # It was carried out before it was known to be the last.
+                    last._done = False
+                    last._call = last._after
+                    last._after = None
+                    self._queue.append(last)
+        self._wake()
         return last
 
     # --- collectives ---
