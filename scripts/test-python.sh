@@ -41,6 +41,6 @@ cd python/tests
 status=0
 "$python" -m pytest -p no:cacheprovider --quiet . | tee "$work/log" || status=$?
 passed=$(grep -oE '[0-9]+ passed' "$work/log" | tail -n 1 | cut -d ' ' -f 1 || true)
-failed=$(grep -oE '[0-9]+ (failed|error)' "$work/log" | awk '{ sum += $1 } END { print sum + 0 }')
+failed=$( (grep -oE '[0-9]+ (failed|error)' "$work/log" || true) | awk '{ sum += $1 } END { print sum + 0 }')
 echo "${passed:-0} passed, $failed failed"
 [ "$status" -eq 0 ] && [ "${passed:-0}" -gt 0 ]

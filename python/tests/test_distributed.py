@@ -213,6 +213,17 @@ def functional(rank, nranks):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(tensor), model(tensor))
 
+    class Module(torch.nn.Linear):
+        def forward(self, inputs):
+            output = super().forward(inputs)
+            dist.all_reduce(output)
+            return output.relu()
+
+    torch.manual_seed(0)
+    module = Module(8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(module, backend="aot_eager")(tensor), module(tensor))
+
 
 def test_functional_and_compiled(tmp_path):
     on_ranks(functional, 2, tmp_path)
