@@ -153,7 +153,7 @@ impl<'c, 'a> Decoder<'c, 'a> {
         match self.operands.get(i) {
             Some(&Raw::Reg(reg)) => Ok((Val::Reg(self.check_size(reg, Type::Pred, false)?), false)),
             Some(&Raw::Not(reg)) => Ok((Val::Reg(self.check_size(reg, Type::Pred, false)?), true)),
-            Some(&Raw::Int(value)) => Ok((Val::Imm(u64::from(value != 0)), false)),
+            Some(raw @ Raw::Int(_)) => Ok((self.val_of(raw, Type::Pred, false)?, false)),
             other => self.error(format!("operand {i} is to be a predicate, and is {other:?}")),
         }
     }
@@ -169,7 +169,9 @@ impl<'c, 'a> Decoder<'c, 'a> {
         let float = ty.is_float() || ty.is_packed() || ty.is_untyped();
         match *raw {
             Raw::Reg(reg) => Ok(Val::Reg(self.check_size(reg, ty, wider)?)),
-            Raw::Int(value) if ty.is_integer() || ty.is_untyped() || ty == Type::Pred => Ok(Val::Imm(value)),
+            // Any constant but zero is true, and a register has 1 for that.
+            Raw::Int(value) if ty == Type::Pred => Ok(Val::Imm(u64::from(value != 0))),
+            Raw::Int(value) if ty.is_integer() || ty.is_untyped() => Ok(Val::Imm(value)),
             Raw::F32(bits) if float && ty.bytes() == 4 => Ok(Val::F32(bits)),
             Raw::F64(bits) if float && ty.bytes() == 8 => Ok(Val::F64(bits)),
             // The hexadecimal forms of f16 and bf16 constants are integers.

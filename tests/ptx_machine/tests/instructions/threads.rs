@@ -19,6 +19,20 @@ fn warp(body: &str) -> Vec<u64> {
     launch(body, &args, 64).unwrap_or_else(|error| panic!("{body}: {error}"))
 }
 
+/// As the ISA says of constants: zero is false, and all else true. nvcc writes true as -1.
+#[test]
+fn constants_of_predicates() {
+    for (constant, truth) in [("0", 0), ("1", 1), ("-1", 1), ("2", 1)] {
+        let moved = format!("mov.pred %p1, {constant};");
+        check(&format!("{moved} selp.u64 %d7, 1, 0, %p1;"), |_| truth);
+        check(&format!("{moved} not.pred %p1, %p1; selp.u64 %d7, 1, 0, %p1;"), |_| 1 - truth);
+        check(&format!("{moved} @!%p1 mov.u64 %d7, 1;"), |_| 1 - truth);
+        check(&format!("{moved} xor.pred %p1, %p1, %p4; selp.u64 %d7, 1, 0, %p1;"), |[a, ..]| {
+            u64::from((a != 0) != (truth != 0))
+        });
+    }
+}
+
 #[test]
 fn warps() {
     let lanes = || 0..64u64;
