@@ -23,37 +23,39 @@ END
 
 # NAME|FILE|SED|FOUND: of the substitution, which must change the file, and what the machine says.
 cat >"$work/plants" <<'END'
-an index off by a lane|core/block.cuh|s/(for \(u64 i = u64\(blockIdx\.x\) \* blockDim\.x \+ threadIdx\.x);/\1 + 1;/|the sum
-a stride too long|core/block.cuh|s/const u64 stride = u64\(gridDim\.x\) \* blockDim\.x;/const u64 stride = u64(gridDim.x) * blockDim.x * 2;/|the sum
+an index off by a lane|core/block.cuh|s/return blockIdx\.x \* blockDim\.x \+ threadIdx\.x;/return blockIdx.x * blockDim.x + threadIdx.x + 1;/|the sum
+a stride too long|core/block.cuh|s/return gridDim\.x \* blockDim\.x;/return gridDim.x * blockDim.x * 2;/|the sum
 a lane too many|core/block.cuh|s/if \(threadIdx\.x < n\)/if (threadIdx.x <= n)/|illegal address
 a missing sync|core/block.cuh|s/void sync\(\) const \{ __syncthreads\(\); \}/void sync() const {}/|data race
 a sync that is only a vote of one|core/block.cuh|s/return __syncthreads_and\((.*)\);/return \1;/|data race|before it was written
 a sync in a branch|core/block.cuh|s/return __syncthreads_and\((.*)\);/return threadIdx.x < 32 \&\& __syncthreads_and(\1);/|a sync that not all threads reach
-too few words of shared memory|core/block.cuh|s/__shared__ u64 words\[FA_MAX_RANKS\]/__shared__ u64 words[1]/|illegal address
+too few words of shared memory|core/block.cuh|s/__shared__ u64 words\[2 \* FA_MAX_RANKS\]/__shared__ u64 words[1]/|illegal address
 halves of a packet swapped|core/packet.cuh|s/\*pack = \{b << 32 \| u32\(a\), d << 32 \| u32\(c\)\}/*pack = {d << 32 | u32(c), b << 32 | u32(a)}/|the sum
 a poll of one tag instead of all|core/packet.cuh|s/return \(\(u32\(a >> 32\) \^ tag\) \|.*$/return u32(a >> 32) == tag;/|the sum
-a packet without one of its tags|core/packet.cuh|s/store_relaxed_pair\(&slot->word\[2\], high \| u32\(pack\.high\)/store_relaxed_pair(\&slot->word[2], u32(pack.high)/|the sum
+a packet without one of its tags|core/packet.cuh|s/high \| u32\(pack\.high\)/u32(pack.high)/|the sum
 a partial pack one too long|core/pack.cuh|s/for \(u32 at = 0; at < bytes; at \+= granule\)/for (u32 at = 0; at <= bytes; at += granule)/|around the sum
 a partial pack that is put together wrongly|core/pack.cuh|s/pack->low >> \(64 - bits\)/pack->low >> (32 - bits)/|the sum
 an unaligned cast|core/pack.cuh|s/case 4: return \*reinterpret_cast<const u32 \*>\(from\)/case 4: return *reinterpret_cast<const u64 *>(from)/|misaligned access
 words of a pack in another order|core/pack.cuh|s/make_uint4\(u32\(pack\.low\), u32\(pack\.low >> 32\)/make_uint4(u32(pack.low >> 32), u32(pack.low)/|the sum
-a release that is relaxed|core/memory.cuh|s/st\.release\.sys\.global\.u32/st.relaxed.sys.global.u32/|data race
-a release at the scope of one GPU|core/memory.cuh|s/st\.release\.sys\.global\.u32/st.release.gpu.global.u32/|data race
+a release that is relaxed|core/memory.cuh|s/asm volatile\("fence\.acq_rel\.sys;"/asm volatile(""/|data race
+a release at the scope of one GPU|core/memory.cuh|s/fence\.acq_rel\.sys;/fence.acq_rel.gpu;/|data race
 an acquire at the scope of one GPU|core/memory.cuh|s/ld\.acquire\.sys\.global\.u32/ld.acquire.gpu.global.u32/|data race
 a fence at the scope of one block|core/memory.cuh|s/fence\.sc\.sys;/fence.sc.cta;/|data race
 packets that are read by a weak load|core/memory.cuh|s/ld\.relaxed\.sys\.global\.v2\.u64/ld.global.v2.u64/|data race
 a conversion that rounds to zero|reduce/element.cuh|s/__float2bfloat16_rn\(value\)/__float2bfloat16_rz(value)/|the sum
 a conversion through another type|reduce/element.cuh|s/__float2half_rn\(value\)/__ushort_as_half(__bfloat16_as_ushort(__float2bfloat16_rn(value)))/|the sum
 a rank that is left out|cuda/reduce.cuh|s/for \(u32 r = 0; r < W; \+\+r\)$/for (u32 r = 0; r < W - 1; ++r)/|the sum
-only the last rank is waited for|cuda/reduce.cuh|s/missing \|= 1u << r;/missing = 1u << r; else missing = 0;/|the sum
+only the last rank is waited for|cuda/reduce.cuh|s/missing \|= load_packet/missing = load_packet/|the sum
 END
 
-# make DIR: kernels of a copy of csrc as PTX, and the host's sources as the compiler sees them.
+# compile DIR: kernels of a copy of csrc as PTX, and the host's sources as the compiler sees them.
 compile() {
   local flags=()
   mapfile -t flags < <(grep -vE '^(#|$)' build/nvcc.flags)
   sed '/^FA_HOT(FA_HOT_OF/,$d' "$1/cuda/kernels.cu" | cat - "$work/some" >"$1/cuda/some.cu"
-  "$nvcc" -ptx -lineinfo -arch=compute_90 "${flags[@]}" -I "$1" -o "$1/some.ptx" "$1/cuda/some.cu"
+  # Warnings are those of the whole file, which is compiled elsewhere: shown only if it fails.
+  "$nvcc" -ptx -lineinfo -arch=compute_90 "${flags[@]}" -I "$1" -o "$1/some.ptx" "$1/cuda/some.cu" >"$work/nvcc" 2>&1 ||
+    { cat "$work/nvcc" && return 1; }
 }
 of_host() {
   local source
