@@ -3,7 +3,7 @@
 # what it shows and what not. No GPU is needed; nvcc is fetched.
 #   scripts/test-ptx.sh                 all: the machine's own tests, the kernels of the hot set in many orders with races looked for,
 #                                       the tests of the CUDA device on the machine, coverage, and planted bugs
-#   scripts/test-ptx.sh --machine       the machine's own tests and those of the hot kernels alone
+#   scripts/test-ptx.sh --machine       without the tests of the CUDA device, and the coverage that they add to
 #   scripts/test-ptx.sh ARGUMENTS...    those tests of the CUDA device alone that the arguments select
 # CUDA_FEATURE is the feature to build with (default cuda-13000). PTX_NVCC names an nvcc to use.
 set -euo pipefail
@@ -80,7 +80,7 @@ count "machine" machine
 if [ -z "$machine_only" ]; then
   count "CUDA device" cuda --skip injection_sweep
   count "coverage" "$target/release/ptx-coverage" "$ptx" "$coverage" tests/ptx_machine/coverage.list
-  count "planted bugs" plants
 fi
+count "planted bugs" plants
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
