@@ -70,8 +70,11 @@ machine() {
 plants() {
   # Cargo names the program only where it is not quiet. What it says is shown if it does not.
   local built program
-  built=$(CARGO_TERM_QUIET=false CARGO_TERM_COLOR=never \
-    cargo test --release --package fast-allreduce-ptx-machine --test kernels --no-run 2>&1) || true
+  if ! built=$(CARGO_TERM_QUIET=false CARGO_TERM_COLOR=never \
+    cargo test --release --package fast-allreduce-ptx-machine --test kernels --no-run 2>&1); then
+    echo "$built"
+    return 1
+  fi
   program=$(sed -nE 's/.*\((.*kernels-[0-9a-f]+)\)$/\1/p' <<<"$built")
   [ -x "$program" ] || { echo "$built" && echo "planted bugs: there is no test program" && return 1; }
   tests/ptx_machine/plants.sh "$PTX_NVCC" "$program"

@@ -1,6 +1,6 @@
 // Transfers: any number of messages between pairs of ranks in one launch. All channels go on side by side, a
 // chunk at a time, so that no order in which ranks name their messages can make them wait for each other in a
-// circle. Ranks that no message is to or from take no part: this is no launch of the region's turns.
+// circle. Ranks that no message is to or from take no part: the launch has no epoch.
 //
 // A channel is one block's, whatever the launch: block c % blocks has channel c.
 #pragma once
