@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr size_t kCount = 1004; // whole packs
+constexpr size_t kCount = 1008; // whole packs of each of two slices
 constexpr size_t kRegion = 1 << 20;
 
 // A rank of a world of two, each on its device.
@@ -140,13 +140,14 @@ void test_kernels() {
   EXPECT(start(ranks[0], "two_shot_push_bf16") == CUDA_ERROR_INVALID_VALUE);
   EXPECT(start(ranks[0], "two_shot_push_f32_sum_w3") == CUDA_ERROR_INVALID_VALUE);
   EXPECT(start(ranks[0], names[3], 4, 544) == CUDA_ERROR_INVALID_VALUE);
-  // The hot set: not for parts of packs, misaligned addresses, and launches that are checked.
-  for (int odd = 0; odd < 3; ++odd) {
+  // The hot set: not for parts of packs, misaligned addresses, checked launches and unequal slices.
+  for (int odd = 0; odd < 4; ++odd) {
     const FaLaunch launch = ranks[0].launch;
     ranks[0].launch.algorithm = FA_TWO_SHOT_PULL;
     ranks[0].launch.count -= odd == 0;
     ranks[0].launch.output += odd == 1 ? 4 : 0;
     ranks[0].launch.checked = odd == 2;
+    ranks[0].launch.count -= odd == 3 ? 4 : 0;
     EXPECT(start(ranks[0], names[1]) == CUDA_ERROR_INVALID_VALUE);
     ranks[0].launch = launch;
   }
