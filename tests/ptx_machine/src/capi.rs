@@ -180,3 +180,47 @@ unsafe extern "C" fn ptx_launch(
     unsafe { say(&why, error, bytes) };
     code
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fatbin::tests::container;
+
+    /// What the driver is told of an image that is not loaded.
+    fn refusal(image: &[u8]) -> String {
+        let mut error = [0 as c_char; 256];
+        // SAFETY: an image and a place for a text, of their sizes.
+        let program = unsafe { ptx_load(image.as_ptr(), error.as_mut_ptr(), error.len()) };
+        assert!(program.is_null(), "the image was loaded");
+        // SAFETY: a text with a zero at its end.
+        unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn images_that_cannot_be_loaded() {
+        let newer = b".version 99.0\n.target sm_90\n.address_size 64\n";
+        assert!(refusal(&container(0, newer)).contains("99.0 is newer"));
+        assert!(refusal(&container(0x2000, newer)).contains("compressed"));
+        assert!(
+            refusal(&container(0, &[0xFF])).contains("UTF-8")
+                || refusal(&container(0, &[0xFF])).contains("utf-8")
+        );
+        assert!(refusal(b"no PTX\0").contains(".version"));
+        assert!(refusal(b"\0").contains(".version"));
+        // A header that says less than the entry behind it.
+        let mut cut = container(0, newer);
+        cut[8] -= 5;
+        assert!(refusal(&cut).contains("truncated"));
+        let mut endless = container(0, newer);
+        endless[8..16].fill(0xFF);
+        assert!(refusal(&endless).contains("no size"));
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_is_cut() {
+        let mut place = [1 as c_char; 4];
+        // SAFETY: of its size.
+        unsafe { say("abcdef", place.as_mut_ptr(), place.len()) };
+        assert_eq!(place, [b'a' as c_char, b'b' as c_char, b'c' as c_char, 0]);
+    }
+}
