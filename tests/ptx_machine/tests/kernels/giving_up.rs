@@ -132,6 +132,7 @@ impl Case<'_> {
     fn gives_up(&self) {
         self.a_rank_that_does_not_come();
         self.a_launch_after_one_that_failed();
+        self.what_its_process_says();
         match self.algorithm {
             FA_TWO_SHOT_PUSH => self.ranks_that_leave_after_their_inputs(),
             FA_ONE_SHOT_PUSH | FA_RING | FA_HALVING_DOUBLING | FA_BARRIER => {}
@@ -195,6 +196,24 @@ impl Case<'_> {
         self.check(&world, 0, FA_TIMED_OUT, "ranks that leave");
         // Its own slice is reduced by then.
         assert!(world.outputs[0].read().iter().any(|&byte| byte != 0xA5), "{}", self.kernel);
+    }
+
+    /// And another block of it: long before the limit.
+    fn what_its_process_says(&self) {
+        use std::mem::offset_of;
+        for (field, value, failure) in [
+            (offset_of!(FaStatus, abort), 1, FA_ABORTED),
+            (offset_of!(FaStatus, gone), 0xFE, FA_PEER_GONE),
+            (offset_of!(FaStatus, failure), FA_TIMED_OUT, FA_TIMED_OUT),
+            (offset_of!(FaStatus, failure), FA_UNKNOWN_BUFFER, FA_UNKNOWN_BUFFER),
+        ] {
+            let mut world = self.world();
+            let at = offset_of!(FaRegionHead, status) + field;
+            world.regions[0].write(at, &value.to_le_bytes());
+            let launches = self.launches(&world, 0);
+            self.run(&world, &launches[..1]);
+            self.check(&world, 0, failure, "what its process says");
+        }
     }
 
     fn a_rank_that_makes_another_call(&self) {
