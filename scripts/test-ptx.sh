@@ -2,8 +2,9 @@
 # Executes what nvcc makes of csrc/ for GPUs, on the CPU, instruction by instruction: tests/ptx_machine has the machine, and its README
 # what it shows and what not. No GPU is needed; nvcc is fetched.
 #   scripts/test-ptx.sh                 all: the machine's own tests, the kernels of the hot set in many orders with races looked for,
-#                                       the tests of the CUDA device on the machine, coverage, and planted bugs
-#   scripts/test-ptx.sh --machine       without the tests of the CUDA device, and the coverage that they add to
+#                                       the tests of the CUDA device on the machine, some of them again with races looked for and with
+#                                       stores that come late, coverage, and planted bugs
+#   scripts/test-ptx.sh --machine       without the tests of the CUDA device, and what rests on them
 #   scripts/test-ptx.sh ARGUMENTS...    those tests of the CUDA device alone that the arguments select
 # CUDA_FEATURE is the feature to build with (default cuda-13000). PTX_NVCC names an nvcc to use.
 set -euo pipefail
@@ -39,12 +40,28 @@ kernels() {
   "$PTX_NVCC" -ptx -lineinfo -arch=compute_90 "${flags[@]}" -I csrc -o "$1" csrc/cuda/kernels.cu
 }
 
-# The CUDA device's own tests, with this driver and nvcc's kernels. The sweep of failing driver calls is about the host's side.
+# program CARGO_ARGUMENTS...: the test program that they build. Cargo names it only where it is not quiet; what it says is shown if
+# it does not.
+program() {
+  local built name
+  if ! built=$(CARGO_TERM_QUIET=false CARGO_TERM_COLOR=never cargo test "$@" --no-run 2>&1); then
+    echo "$built" >&2
+    return 1
+  fi
+  name=$(sed -nE 's/^ *Executable .*\((.*)\)$/\1/p' <<<"$built")
+  [ -x "$name" ] || { echo "$built" >&2 && echo "there is no test program" >&2 && return 1; }
+  echo "$name"
+}
+# The CUDA device's own tests, with this driver and nvcc's kernels.
+cuda_program() {
+  FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc-ptx FAST_ALLREDUCE_ARCHS=sm_90 \
+    program -p fast-allreduce --features "${CUDA_FEATURE:-cuda-13000}" --test cuda
+}
+# cuda SETTING ARGUMENTS...: with a setting of the machine, or `-`.
 cuda() {
-  STAND_IN_PTX=1 LD_LIBRARY_PATH=$driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PTX_MACHINE_COVERAGE=${coverage:-} \
-    FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc-ptx FAST_ALLREDUCE_ARCHS=sm_90 \
-    FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in \
-    cargo test -p fast-allreduce --features "${CUDA_FEATURE:-cuda-13000}" --test cuda -- "$@"
+  local setting=PTX_MACHINE_$1=1
+  shift
+  env STAND_IN_PTX=1 "$setting" FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in "$tests" "$@"
 }
 
 machine_only=
@@ -54,8 +71,11 @@ if [ "${1:-}" = --machine ]; then
 fi
 cargo build --release --package fast-allreduce-ptx-machine
 STAND_IN_MACHINE=$target/release/libfast_allreduce_ptx_machine.a tests/stand_in_driver/build.sh "$driver"
+export LD_LIBRARY_PATH=$driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+tests=none
+[ -n "$machine_only" ] || tests=$(cuda_program)
 if [ $# -gt 0 ]; then
-  cuda "$@"
+  cuda - "$@"
   exit
 fi
 
@@ -64,24 +84,38 @@ mkdir "$coverage"
 ptx=$work/kernels.ptx
 kernels "$ptx"
 machine() {
-  FAST_ALLREDUCE_PTX=$ptx PTX_MACHINE_COVERAGE=$coverage FAST_ALLREDUCE_REQUIRE=ptx \
-    cargo test --release --package fast-allreduce-ptx-machine
+  FAST_ALLREDUCE_PTX=$ptx FAST_ALLREDUCE_REQUIRE=ptx cargo test --release --package fast-allreduce-ptx-machine
 }
 plants() {
-  # Cargo names the program only where it is not quiet. What it says is shown if it does not.
-  local built program
-  if ! built=$(CARGO_TERM_QUIET=false CARGO_TERM_COLOR=never \
-    cargo test --release --package fast-allreduce-ptx-machine --test kernels --no-run 2>&1); then
-    echo "$built"
-    return 1
-  fi
-  program=$(sed -nE 's/.*\((.*kernels-[0-9a-f]+)\)$/\1/p' <<<"$built")
-  [ -x "$program" ] || { echo "$built" && echo "planted bugs: there is no test program" && return 1; }
-  tests/ptx_machine/plants.sh "$PTX_NVCC" "$program"
+  local program
+  program=$(program --release --package fast-allreduce-ptx-machine --test kernels) || return
+  PTX_MACHINE_COVERAGE= tests/ptx_machine/plants.sh "$PTX_NVCC" "$program" "$tests"
 }
+# All ranks in one launch; and again with races looked for, but for grids that change and large messages, since grids stay small.
+one_launch() {
+  cuda - conformance::one_launch && cuda RACE conformance::one_launch --skip grids_that_change --skip boundary
+}
+# All else; and some of it again with stores that come late. The sweep of failing driver calls is about the host's side.
+but_for_one_launch() {
+  cuda - --skip conformance::one_launch --skip injection_sweep &&
+    cuda LATE threads:: collectives:: graphs:: errors:: --skip conformance
+}
+# ended STATUS LOG: how a command in the background has ended, and what it has said.
+ended() {
+  cat "$2"
+  return "$1"
+}
+
+export PTX_MACHINE_COVERAGE=$coverage
 count "machine" machine
 if [ -z "$machine_only" ]; then
-  count "CUDA device" cuda --skip injection_sweep
+  # Such a launch keeps one core busy.
+  one_launch >"$work/one_launch" 2>&1 &
+  in_background=$!
+  count "CUDA device, but for that" but_for_one_launch
+  status=0
+  wait "$in_background" || status=$?
+  count "CUDA device, all ranks in one launch" ended "$status" "$work/one_launch"
   count "coverage" "$target/release/ptx-coverage" "$ptx" "$coverage" tests/ptx_machine/coverage.list
 fi
 count "planted bugs" plants

@@ -256,6 +256,8 @@ pub struct Setup {
     pub first_epoch: u32,
     pub graph_registration: bool,
     pub sharing: Option<fast_allreduce::device::cuda::Sharing>,
+    /// As of the builder.
+    pub check: Option<bool>,
     pub timeout: std::time::Duration,
 }
 
@@ -267,6 +269,7 @@ impl Default for Setup {
             first_epoch: 0,
             graph_registration: false,
             sharing: None,
+            check: None,
             timeout: crate::gpu::LIMIT,
         }
     }
@@ -291,6 +294,7 @@ impl Setup {
             .max_bytes(self.max_bytes)
             .first_epoch(self.first_epoch)
             .timeout(self.timeout)
+            .check(self.check)
             .build(device, bootstrap)
     }
 }

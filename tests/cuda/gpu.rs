@@ -64,6 +64,13 @@ pub fn stand_in_of_parent() -> Found<Option<Gpus>> {
     }
 }
 
+/// Whether the PTX machine looks at each access of kernels (tests/ptx_machine): it does so for launches of few threads.
+pub fn is_observed() -> bool {
+    ["PTX_MACHINE_RACE", "PTX_MACHINE_LATE"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some_and(|on| on == "1"))
+}
+
 pub fn has_driver() -> bool {
     // SAFETY: loads the driver's library, whose initialisers are its own.
     unsafe { sys::is_culib_present() }

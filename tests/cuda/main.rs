@@ -1,7 +1,7 @@
 //! The CUDA device, against the same oracle as the host: on a GPU, or with `tests/stand_in_driver` without one.
 //!
 //! Without a driver or a device every test is ignored. `FAST_ALLREDUCE_REQUIRE`, a list of `cuda`, `two-gpus`, `stand-in` and
-//! `no-kernels`, names what must be there. `scenarios/test-cuda-stand-in.sh` runs it all with the stand-in.
+//! `no-kernels`, names what must be there. `scripts/test-cuda-stand-in.sh` runs it all with the stand-in.
 
 // Before their macros are used.
 #[macro_use]
@@ -23,6 +23,7 @@ mod fixture;
 mod gpu;
 mod graphs;
 mod hierarchical;
+mod hot;
 mod in_order;
 mod injection;
 mod injection_scenario;
@@ -54,6 +55,7 @@ fn main() -> std::process::ExitCode {
         errors::tests(),
         graphs::tests(),
         hierarchical::tests(),
+        hot::tests(),
         in_order::tests(),
         injection::tests(),
         injection_sweep::tests(),

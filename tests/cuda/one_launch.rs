@@ -7,7 +7,7 @@ use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
 use fast_allreduce::{Algorithm, DType, Plan, ReduceOp, Result};
 
 use crate::fixture::{download, upload, Plain};
-use crate::gpu::Gpus;
+use crate::gpu::{is_observed, Gpus};
 use crate::suite::message::{Collective, MemoryKind, Message, Place, Placement};
 use crate::suite::ranks::{Part, Ranks, Side};
 use crate::suite::scenario::{Scenario, Setup};
@@ -25,8 +25,18 @@ impl OneLaunch {
 }
 
 impl World for OneLaunch {
+    /// Where each access is looked at, which takes a hundred times as long, the first two.
     fn sizes(&self, sizes: &[usize]) -> Vec<usize> {
-        sizes.to_vec()
+        let most = if is_observed() { 2 } else { sizes.len() };
+        sizes[..most.min(sizes.len())].to_vec()
+    }
+
+    fn thin(&self) -> usize {
+        if is_observed() {
+            4
+        } else {
+            1
+        }
     }
 
     fn run(&self, size: usize, scenarios: &[Scenario]) {
@@ -89,10 +99,12 @@ impl Ranks for AllRanks {
         // A ring has no room for the steps of a large world in a small region.
         let algorithm = self.setup.algorithm.unwrap_or(of_count);
         let algorithm = if self.piece_packs(algorithm) > 0 { algorithm } else { direct(count) };
+        // Of the worlds of 16 too.
+        let (blocks, threads) = if is_observed() { (2, [32, 64, 96, 128]) } else { (9, [32, 64, 160, 512]) };
         Plan {
             algorithm,
-            blocks: (1 + count * dtype.size() / 16_000).min(9).min(self.world.max_blocks()),
-            threads: [32, 64, 160, 512][count / 4 % 4],
+            blocks: (1 + count * dtype.size() / 16_000).min(blocks).min(self.world.max_blocks()),
+            threads: threads[count / 4 % 4],
             piece_bytes: self.piece_packs(algorithm) * Self::PACK_BYTES,
         }
     }

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Plants bugs in the code that only GPUs have, one after the other, and shows that the machine finds each; and that the host's build
 # is the same with each, to the token, so that the host's suite passes with it as without.
-#   plants.sh NVCC TEST_PROGRAM [NAME...]    TEST_PROGRAM: the test target `kernels`
+#   plants.sh NVCC KERNELS CUDA [NAME...]
+# KERNELS is the test target `kernels`, CUDA that of the CUDA device, which finds the machine in LD_LIBRARY_PATH; `none`: without
+# the bugs that it is to find.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 nvcc=$1
 kernels=$2
-shift 2
+cuda=$3
+shift 3
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -20,8 +23,17 @@ FA_HOT_KERNEL(2, f16, F16, two_shot_push)
 FA_ANY_KERNEL(, , f32, float, 4, floats, one_shot_push)
 FA_ANY_KERNEL(, , u8, u8, 1, integers, two_shot_pull)
 END
+# And of those that the CUDA device's tests launch, which take all others as they are.
+cat >"$work/others" <<'END'
+FA_ANY_KERNEL(, , f32, float, 4, floats, halving_doubling)
+FA_ANY_KERNEL(, , f32, float, 4, floats, ring)
+FA_HOT(FA_ANY_OF, )
+FA_ANY_KERNEL(, , u8, u8, 1, integers, reduce_scatter)
+FA_MOVING(FA_MOVING_KERNEL, )
+END
+sed -n '/^FA_KERNEL(barrier)/,$p' csrc/cuda/kernels.cu >>"$work/others"
 
-# NAME|FILE|SED|FOUND: of the substitution, which must change the file, and what the machine says.
+# NAME|FILE|SED|FOUND: of the substitution, which must change the file, and what the tests of kernels say.
 cat >"$work/plants" <<'END'
 an index off by a lane|core/block.cuh|s/return blockIdx\.x \* blockDim\.x \+ threadIdx\.x;/return blockIdx.x * blockDim.x + threadIdx.x + 1;/|the sum
 a stride too long|core/block.cuh|s/return gridDim\.x \* blockDim\.x;/return gridDim.x * blockDim.x * 2;/|the sum
@@ -45,14 +57,28 @@ packets that are read by a weak load|core/memory.cuh|s/ld\.relaxed\.sys\.global\
 a conversion that rounds to zero|reduce/element.cuh|s/__float2bfloat16_rn\(value\)/__float2bfloat16_rz(value)/|the sum
 a conversion through another type|reduce/element.cuh|s/__float2half_rn\(value\)/__ushort_as_half(__bfloat16_as_ushort(__float2bfloat16_rn(value)))/|the sum
 a rank that is left out|cuda/reduce.cuh|s/for \(u32 r = 0; r < W; \+\+r\)$/for (u32 r = 0; r < W - 1; ++r)/|the sum
+a rank that is left out in a loop|cuda/reduce.cuh|s/for \(u32 r = 0; r < world\.ranks; \+\+r\)/for (u32 r = 1; r < world.ranks; ++r)/|the sum
+a part of a pack in the wrong order|cuda/reduce.cuh|s/inputs\.at\(r\) \+ at \+ e\)/inputs.at(r) + at + bytes - sizeof(T) - e)/|the sum
+whole packs at any address|core/pack.cuh|s/vector && left >= kPackBytes\}\)/left >= kPackBytes})/|misaligned access
 only the last rank is waited for|cuda/reduce.cuh|s/missing \|= load_packet/missing = load_packet/|the sum
 END
 
-# compile DIR: kernels of a copy of csrc as PTX, and the host's sources as the compiler sees them.
+# NAME|SETTING|TESTS|FILE|SED|FOUND: of those that the CUDA device's tests find, with which setting of the machine, and which of them.
+cat >"$work/plants_of_others" <<'END'
+announcements without a release|LATE|threads::ranks_on_one_gpu|core/memory.cuh|s/st\.release\.sys\.global\.u32/st.relaxed.sys.global.u32/|ranks disagree
+chunks without a release|RACE|one_launch::every_small_count_of_collectives|core/memory.cuh|s/st\.release\.sys\.global\.u32/st.relaxed.sys.global.u32/|data race
+chunks without an acquire|RACE|one_launch::every_small_count_of_collectives|core/memory.cuh|s/ld\.acquire\.sys\.global\.u32/ld.relaxed.sys.global.u32/|data race
+chunks that are moved past their ends|RACE|one_launch::every_small_count_of_collectives|core/channel.cuh|s/granule_of\(to \| from \| bytes\)/granule_of(to | from)/|MISALIGNED
+threads of a block that skip packs|RACE|one_launch::every_collective|core/block.cuh|s/i < n; i \+= blockDim\.x\)/i < n; i += 2 * blockDim.x)/|differ|missing
+a range that begins too late|RACE|one_launch::every_order|core/block.cuh|s/\(begin - i \+ stride\(\) - 1\)/(begin - i + stride())/|differ
+averages of parts of a sum|RACE|one_launch::every_order|cuda/reduce.cuh|s/reduction\.finish\(whole\)/reduction.finish()/|differ
+END
+
+# compile DIR LIST: kernels of a copy of csrc as PTX, and the host's sources as the compiler sees them.
 compile() {
   local flags=()
   mapfile -t flags < <(grep -vE '^(#|$)' build/nvcc.flags)
-  sed '/^FA_HOT(FA_HOT_OF/,$d' "$1/cuda/kernels.cu" | cat - "$work/some" >"$1/cuda/some.cu"
+  sed '/^FA_HOT(FA_HOT_OF/,$d' "$1/cuda/kernels.cu" | cat - "$2" >"$1/cuda/some.cu"
   # Warnings are those of the whole file, which is compiled elsewhere: shown only if it fails.
   "$nvcc" -ptx -lineinfo -arch=compute_90 "${flags[@]}" -I "$1" -o "$1/some.ptx" "$1/cuda/some.cu" >"$work/nvcc" 2>&1 ||
     { cat "$work/nvcc" && return 1; }
@@ -64,45 +90,71 @@ of_host() {
   done | sed "s|$1|csrc|g" | sha256sum
 }
 # The tests of kernels that wait for nothing: what a plant makes of a wait takes as long as its limit.
-run() {
-  FAST_ALLREDUCE_PTX=$1 FAST_ALLREDUCE_PTX_SOME=1 "$kernels" hot:: >"$work/log" 2>&1
+run_kernels() {
+  FAST_ALLREDUCE_PTX=$work/csrc/some.ptx FAST_ALLREDUCE_PTX_SOME=1 "$kernels" hot:: >"$work/log" 2>&1
 }
-
-cp -r csrc "$work/csrc"
-compile "$work/csrc"
-if ! run "$work/csrc/some.ptx"; then
-  cat "$work/log"
-  echo "plants: something is found where nothing was planted"
-  exit 1
-fi
-host=$(of_host "$work/csrc")
+# run_cuda SETTING TESTS
+run_cuda() {
+  env RUST_BACKTRACE=0 STAND_IN_PTX=1 PTX_MACHINE_KERNELS="$work/csrc/some.ptx" PTX_MACHINE_LIMIT=30 "PTX_MACHINE_$1=1" \
+    FAST_ALLREDUCE_REQUIRE=cuda,stand-in "$cuda" "$2" >"$work/log" 2>&1
+}
 
 passed=0
 failed=0
-# check NAME FILE SED FOUND: 0 if the plant is found.
+# check FILE SED FOUND LIST RUN...: 0 if the plant is found.
 check() {
+  local file=$1 change=$2 found=$3 list=$4
+  shift 4
   rm -rf "$work/csrc"
   cp -r csrc "$work/csrc"
-  sed -E -i "$3" "$work/csrc/$2"
-  cmp -s "csrc/$2" "$work/csrc/$2" && echo "  there is nothing to change in $2" && return 1
-  compile "$work/csrc" || return 1
+  sed -E -i "$change" "$work/csrc/$file"
+  cmp -s "csrc/$file" "$work/csrc/$file" && echo "  there is nothing to change in $file" && return 1
+  compile "$work/csrc" "$list" || return 1
   [ "$(of_host "$work/csrc")" = "$host" ] || { echo "  the host's build is another one" && return 1; }
-  run "$work/csrc/some.ptx" && echo "  all tests pass" && return 1
-  grep -qE "$4" "$work/log" || { tail -n 30 "$work/log" && return 1; }
+  "$@" && echo "  all tests pass" && return 1
+  grep -qE "$found" "$work/log" || { tail -n 30 "$work/log" && return 1; }
 }
-
-while IFS='|' read -r name file change; do
+# plant NAME FILE SED|FOUND LIST RUN...
+plant() {
+  local name=$1 file=$2 change=$3 found
+  shift 3
   # The rest is the substitution, up to its end, and what is found.
   found=${change##*/|}
   change=${change%|"$found"}
-  if [ $# -gt 0 ] && [[ " $* " != *" $name "* ]]; then continue; fi
-  if check "$name" "$file" "$change" "$found"; then
+  if [ -n "$only" ] && [[ "$only" != *" $name "* ]]; then return; fi
+  if check "$file" "$change" "$found" "$@"; then
     printf '%-45s found: %s\n' "$name" "$(grep -oE "$found" "$work/log" | head -n 1)"
     passed=$((passed + 1))
   else
     printf '%-45s NOT FOUND\n' "$name"
     failed=$((failed + 1))
   fi
+}
+# sound LIST RUN...: nothing is found where nothing is planted.
+sound() {
+  local list=$1
+  shift
+  rm -rf "$work/csrc"
+  cp -r csrc "$work/csrc"
+  compile "$work/csrc" "$list"
+  "$@" && return
+  cat "$work/log"
+  echo "plants: something is found where nothing was planted"
+  exit 1
+}
+
+only=
+[ $# -eq 0 ] || only=" $* "
+sound "$work/some" run_kernels
+host=$(of_host "$work/csrc")
+while IFS='|' read -r name file change; do
+  plant "$name" "$file" "$change" "$work/some" run_kernels
 done <"$work/plants"
+if [ "$cuda" != none ]; then
+  sound "$work/others" run_cuda LATE threads::ranks_on_one_gpu
+  while IFS='|' read -r name setting tests file change; do
+    plant "$name" "$file" "$change" "$work/others" run_cuda "$setting" "$tests"
+  done <"$work/plants_of_others"
+fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

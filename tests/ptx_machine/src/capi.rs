@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::{Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::coverage;
 use crate::environment::environment;
@@ -76,10 +77,26 @@ fn load(text: &str) -> Result<&'static Program, String> {
     if let Some(program) = loaded.get(&key) {
         return Ok(program);
     }
-    let program = Program::load(text, environment().race).map_err(|error| error.to_string())?;
+    let program = Program::load(text, environment().observes()).map_err(|error| error.to_string())?;
     let program: &'static Program = Box::leak(Box::new(program));
     loaded.insert(key, program);
     Ok(program)
+}
+
+/// The kernels of `PTX_MACHINE_KERNELS`.
+fn replacements() -> Result<Option<&'static Program>, String> {
+    static LOADED: OnceLock<Result<Option<&'static Program>, String>> = OnceLock::new();
+    let read = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
+        text.and_then(|text| load(&text)).map_err(|error| format!("{}: {error}", path.display()))
+    };
+    LOADED.get_or_init(|| environment().kernels.as_ref().map(read).transpose()).clone()
+}
+
+/// The program that a kernel of a module is launched from.
+fn program_of<'a>(module: &'a Program, kernel: &str) -> &'a Program {
+    let replacement = replacements().ok().flatten();
+    replacement.filter(|program| program.parameters(kernel).is_some()).unwrap_or(module)
 }
 
 /// What a caller in another language gets of a panic.
@@ -93,7 +110,7 @@ fn guarded<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
 #[no_mangle]
 unsafe extern "C" fn ptx_load(image: *const u8, error: *mut c_char, bytes: usize) -> *const Program {
     // SAFETY: of the caller.
-    match guarded(|| unsafe { text_of(image) }.and_then(load)) {
+    match guarded(|| replacements().and_then(|_| unsafe { text_of(image) }).and_then(load)) {
         Ok(program) => program,
         Err(why) => {
             // SAFETY: of the caller.
@@ -116,7 +133,8 @@ unsafe extern "C" fn ptx_parameter(
 ) -> c_int {
     // SAFETY: of the caller.
     let (program, kernel) = unsafe { (&*program, CStr::from_ptr(kernel)) };
-    let Some(parameters) = kernel.to_str().ok().and_then(|kernel| program.parameters(kernel)) else {
+    let parameters = |kernel| program_of(program, kernel).parameters(kernel);
+    let Some(parameters) = kernel.to_str().ok().and_then(parameters) else {
         return 0;
     };
     let (at, size) = parameters.get(number as usize).copied().unwrap_or((0, 0));
@@ -145,6 +163,7 @@ unsafe extern "C" fn ptx_launch(
         let kernel = unsafe { CStr::from_ptr(own.kernel) }.to_str().map_err(|error| error.to_string())?;
         // SAFETY: of the caller.
         let params = unsafe { std::slice::from_raw_parts(own.parameters, own.parameter_bytes) };
+        let program = program_of(program, kernel);
         let settings = environment().settings();
         let memory = CMemory(own);
         let launch = Launch { kernel, grid: own.grid, block: own.block, params, memory: &memory };
@@ -160,4 +179,48 @@ unsafe extern "C" fn ptx_launch(
     // SAFETY: of the caller.
     unsafe { say(&why, error, bytes) };
     code
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fatbin::tests::container;
+
+    /// What the driver is told of an image that is not loaded.
+    fn refusal(image: &[u8]) -> String {
+        let mut error = [0 as c_char; 256];
+        // SAFETY: an image and a place for a text, of their sizes.
+        let program = unsafe { ptx_load(image.as_ptr(), error.as_mut_ptr(), error.len()) };
+        assert!(program.is_null(), "the image was loaded");
+        // SAFETY: a text with a zero at its end.
+        unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn images_that_cannot_be_loaded() {
+        let newer = b".version 99.0\n.target sm_90\n.address_size 64\n";
+        assert!(refusal(&container(0, newer)).contains("99.0 is newer"));
+        assert!(refusal(&container(0x2000, newer)).contains("compressed"));
+        assert!(
+            refusal(&container(0, &[0xFF])).contains("UTF-8")
+                || refusal(&container(0, &[0xFF])).contains("utf-8")
+        );
+        assert!(refusal(b"no PTX\0").contains(".version"));
+        assert!(refusal(b"\0").contains(".version"));
+        // A header that says less than the entry behind it.
+        let mut cut = container(0, newer);
+        cut[8] -= 5;
+        assert!(refusal(&cut).contains("truncated"));
+        let mut endless = container(0, newer);
+        endless[8..16].fill(0xFF);
+        assert!(refusal(&endless).contains("no size"));
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_is_cut() {
+        let mut place = [1 as c_char; 4];
+        // SAFETY: of its size.
+        unsafe { say("abcdef", place.as_mut_ptr(), place.len()) };
+        assert_eq!(place, [b'a' as c_char, b'b' as c_char, b'c' as c_char, 0]);
+    }
 }

@@ -12,6 +12,9 @@ pub(crate) struct Environment {
     limit: Duration,
     tear: bool,
     pub race: bool,
+    late_stores: bool,
+    /// PTX of kernels to take instead of the modules' own.
+    pub kernels: Option<PathBuf>,
     /// Where to leave what was executed.
     pub coverage: Option<PathBuf>,
     launches: AtomicU64,
@@ -21,24 +24,30 @@ pub(crate) fn environment() -> &'static Environment {
     static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
     ENVIRONMENT.get_or_init(|| {
         let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+        let path = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         Environment {
             seed: number("PTX_MACHINE_SEED").unwrap_or(1),
             limit: Duration::from_secs(number("PTX_MACHINE_LIMIT").unwrap_or(120)),
             tear: number("PTX_MACHINE_TEAR") != Some(0),
             race: number("PTX_MACHINE_RACE").unwrap_or(0) != 0,
-            coverage: std::env::var_os("PTX_MACHINE_COVERAGE")
-                .filter(|path| !path.is_empty())
-                .map(PathBuf::from),
+            late_stores: number("PTX_MACHINE_LATE").unwrap_or(0) != 0,
+            kernels: path("PTX_MACHINE_KERNELS"),
+            coverage: path("PTX_MACHINE_COVERAGE"),
             launches: AtomicU64::new(0),
         }
     })
 }
 
 impl Environment {
+    /// Whether every access is told to the runtime.
+    pub fn observes(&self) -> bool {
+        self.race || self.late_stores
+    }
+
     /// Of the next launch: with a seed, each has its own order.
     pub fn settings(&self) -> Settings {
         let number = self.launches.fetch_add(1, Ordering::Relaxed);
         let seed = if self.seed == 0 { 0 } else { self.seed.wrapping_add(number) };
-        Settings { seed, limit: self.limit, tear: self.tear, race: self.race }
+        Settings { seed, limit: self.limit, tear: self.tear, race: self.race, late_stores: self.late_stores }
     }
 }

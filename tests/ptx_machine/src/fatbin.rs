@@ -70,10 +70,10 @@ fn long(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn container(flags: u64, text: &[u8]) -> Vec<u8> {
+    pub(crate) fn container(flags: u64, text: &[u8]) -> Vec<u8> {
         let mut entry = vec![0; ENTRY];
         entry[0] = 1;
         entry[4] = ENTRY as u8;

@@ -23,6 +23,7 @@ mod report;
 mod run;
 mod runtime;
 mod soft;
+mod store_buffer;
 mod together;
 mod types;
 

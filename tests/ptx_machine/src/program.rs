@@ -183,10 +183,11 @@ impl Jit {
             .finish(settings::Flags::new(flags))
             .map_err(|error| error.to_string())?;
         let mut builder = JITBuilder::with_isa(isa, cranelift_module::default_libcall_names());
-        let symbols: [(&str, *const u8); 9] = [
+        let symbols: [(&str, *const u8); 10] = [
             ("access", runtime::access as *const u8),
             ("shared", runtime::shared as *const u8),
             ("observe", runtime::observe as *const u8),
+            ("hold", runtime::hold as *const u8),
             ("is_in", runtime::is_in as *const u8),
             ("fault", runtime::fault as *const u8),
             ("float", soft::float as *const u8),
@@ -268,6 +269,7 @@ impl Jit {
             access: import("access", &[I64, I64, I32, I32, I64, I64], Some(I32))?,
             shared: import("shared", &[I64, I64, I32, I32, I64], Some(I32))?,
             observe: import("observe", &[I64, I64, I32, I32, I64], Some(I32))?,
+            hold: import("hold", &[I64, I64, I32, I64], Some(I32))?,
             is_in: import("is_in", &[I64, I64, I32], Some(I32))?,
             fault: import("fault", &[I64, I32, I64], None)?,
             float: import("float", &[I32, I32, I32, I32], Some(I32))?,

@@ -5,6 +5,7 @@
 //! an access that is not ordered.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use crate::runtime::what;
 use crate::types::{Order, Scope};
@@ -36,16 +37,35 @@ struct Cell {
 struct Published {
     thread: u32,
     scope: Scope,
-    clock: Clock,
+    clock: Rc<Clock>,
 }
 
 /// Of one thread.
 struct Thread {
     clock: Clock,
     /// What its last fence covers, at which scope.
-    fenced: Option<(Scope, Clock)>,
+    fenced: Option<(Scope, Rc<Clock>)>,
     /// What relaxed loads have seen, for the next fence.
-    seen: Vec<(u32, Scope, Clock)>,
+    seen: Vec<(u32, Scope, Rc<Clock>)>,
+}
+
+/// Whether a scope of one thread has the other in it, by block and device of each.
+fn reaches(places: &[(u32, u32)], scope: Scope, one: u32, other: u32) -> bool {
+    let ((block, device), (other_block, other_device)) = (places[one as usize], places[other as usize]);
+    match scope {
+        Scope::Sys => true,
+        Scope::Gpu => device == other_device,
+        Scope::Cta | Scope::Cluster => block == other_block,
+    }
+}
+
+fn morally_strong(places: &[(u32, u32)], a: &Access, b: &Access) -> bool {
+    match (a.strong, b.strong) {
+        (Some(x), Some(y)) => {
+            reaches(places, x, a.thread, b.thread) && reaches(places, y, b.thread, a.thread)
+        }
+        _ => false,
+    }
 }
 
 const PAGE: u64 = 4096;
@@ -79,27 +99,8 @@ impl Races {
         Self { threads, places, pages: HashMap::new(), words: HashMap::new(), arrived: HashMap::new() }
     }
 
-    /// Whether a scope of one thread has the other in it.
     fn reaches(&self, scope: Scope, one: u32, other: u32) -> bool {
-        let ((block, device), (other_block, other_device)) =
-            (self.places[one as usize], self.places[other as usize]);
-        match scope {
-            Scope::Sys => true,
-            Scope::Gpu => device == other_device,
-            Scope::Cta | Scope::Cluster => block == other_block,
-        }
-    }
-
-    fn morally_strong(&self, a: &Access, b: &Access) -> bool {
-        match (a.strong, b.strong) {
-            (Some(x), Some(y)) => self.reaches(x, a.thread, b.thread) && self.reaches(y, b.thread, a.thread),
-            _ => false,
-        }
-    }
-
-    fn is_before(&self, earlier: &Access, thread: u32) -> bool {
-        earlier.thread == thread
-            || earlier.clock <= self.threads[thread as usize].clock[earlier.thread as usize]
+        reaches(&self.places, scope, one, other)
     }
 
     /// An access of `bytes` by a thread, with the code that compiled code has for it.
@@ -113,10 +114,8 @@ impl Races {
         let clock = self.threads[thread as usize].clock[thread as usize];
         let own = Access { thread, clock, strong: order.is_strong().then_some(scope), at };
         let writes = kind != what::READ;
-        for byte in address..address + u64::from(bytes) {
-            if let Some(race) = self.byte(byte, &own, writes) {
-                return Some(race);
-            }
+        if let Some(race) = self.meets(address, bytes, &own, writes) {
+            return Some(race);
         }
         if order.is_strong() {
             // A vector of strong accesses is one access of each of its words.
@@ -137,29 +136,29 @@ impl Races {
         None
     }
 
-    fn byte(&mut self, address: u64, own: &Access, writes: bool) -> Option<Race> {
-        let cell = |pages: &HashMap<u64, Vec<Cell>>| {
-            pages
-                .get(&(address / PAGE))
-                .map(|page| page[(address % PAGE) as usize].clone())
-                .unwrap_or_default()
+    /// The bytes of an access, which is aligned and so within a page.
+    fn meets(&mut self, address: u64, bytes: u32, own: &Access, writes: bool) -> Option<Race> {
+        let Self { threads, places, pages, .. } = self;
+        let clock = &threads[own.thread as usize].clock;
+        let is_before = |earlier: &Access| {
+            earlier.thread == own.thread || earlier.clock <= clock[earlier.thread as usize]
         };
-        let mut cell = cell(&self.pages);
-        let races = |other: &Access| !self.is_before(other, own.thread) && !self.morally_strong(other, own);
-        let others = cell.write.iter().chain(cell.reads.iter().filter(|_| writes));
-        if let Some(other) = others.into_iter().find(|other| races(other)) {
-            return Some(Race { other: other.thread, at: other.at });
+        let races = |other: &Access| !is_before(other) && !morally_strong(places, other, own);
+        let page = pages.entry(address / PAGE).or_insert_with(|| vec![Cell::default(); PAGE as usize]);
+        let first = (address % PAGE) as usize;
+        for cell in &mut page[first..first + bytes as usize] {
+            let others = cell.write.iter().chain(cell.reads.iter().filter(|_| writes));
+            if let Some(other) = others.into_iter().find(|other| races(other)) {
+                return Some(Race { other: other.thread, at: other.at });
+            }
+            // Whoever comes after this access comes after the reads before it.
+            cell.reads.retain(|read| !is_before(read));
+            if writes {
+                cell.write = Some(*own);
+            } else {
+                cell.reads.push(*own);
+            }
         }
-        if writes {
-            // Whoever comes after this write comes after the reads before it, which did not race with it.
-            cell.reads.retain(|read| !self.is_before(read, own.thread));
-            cell.write = Some(*own);
-        } else {
-            cell.reads.retain(|read| read.thread != own.thread && !self.is_before(read, own.thread));
-            cell.reads.push(*own);
-        }
-        let page = self.pages.entry(address / PAGE).or_insert_with(|| vec![Cell::default(); PAGE as usize]);
-        page[(address % PAGE) as usize] = cell;
         None
     }
 
@@ -171,7 +170,7 @@ impl Races {
             }
         }
         let own = &mut self.threads[thread as usize];
-        own.fenced = Some((scope, own.clock.clone()));
+        own.fenced = Some((scope, Rc::new(own.clock.clone())));
         own.clock[thread as usize] += 1;
     }
 
@@ -180,12 +179,12 @@ impl Races {
         let own = &self.threads[thread as usize];
         let published = match order {
             Order::Release | Order::AcqRel | Order::SeqCst => {
-                Some(Published { thread, scope, clock: own.clock.clone() })
+                Some(Published { thread, scope, clock: Rc::new(own.clock.clone()) })
             }
             _ => own.fenced.as_ref().map(|(fence, clock)| Published {
                 thread,
                 scope: (*fence).min(scope),
-                clock: clock.clone(),
+                clock: Rc::clone(clock),
             }),
         };
         let all = self.words.entry(word).or_default();
@@ -201,7 +200,7 @@ impl Races {
         let mut seen = Vec::new();
         for one in published {
             if self.reaches(scope, thread, one.thread) && self.reaches(one.scope, one.thread, thread) {
-                seen.push((one.thread, one.scope, one.clock.clone()));
+                seen.push((one.thread, one.scope, Rc::clone(&one.clock)));
             }
         }
         let own = &mut self.threads[thread as usize];
@@ -209,7 +208,11 @@ impl Races {
             Order::Acquire | Order::AcqRel | Order::SeqCst => {
                 seen.iter().for_each(|(_, _, clock)| join(&mut own.clock, clock))
             }
-            _ => own.seen.extend(seen),
+            // A poll looks again and again.
+            _ => {
+                seen.retain(|new| !own.seen.iter().any(|old| Rc::ptr_eq(&old.2, &new.2) && old.1 == new.1));
+                own.seen.extend(seen);
+            }
         }
     }
 

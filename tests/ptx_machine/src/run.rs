@@ -11,6 +11,7 @@ use crate::lower::FRAME_HEAD;
 use crate::program::Program;
 use crate::race::{Race, Races};
 use crate::runtime::{what, Memory, Range};
+use crate::store_buffer::StoreBuffers;
 use crate::{report, together};
 
 /// What to launch.
@@ -39,11 +40,14 @@ pub struct Settings {
     pub tear: bool,
     /// Whether to look for races, in a program that is observed.
     pub race: bool,
+    /// Whether relaxed stores may become visible late and out of order, in a program that is observed. Races are not looked for
+    /// then: what a store publishes would seem to be there before it is.
+    pub late_stores: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { seed: 0, limit: Duration::from_secs(120), tear: true, race: false }
+        Self { seed: 0, limit: Duration::from_secs(120), tear: true, race: false, late_stores: false }
     }
 }
 
@@ -65,6 +69,7 @@ pub(crate) struct Run<'a> {
     random: u64,
     races: Option<Races>,
     race: Option<Race>,
+    late: Option<StoreBuffers>,
 }
 
 /// What a pass over threads came to.
@@ -97,7 +102,9 @@ impl Program {
             }
             grids.push(grid);
         }
-        let races = if settings.race { Some(races(launches, &blocks, threads)?) } else { None };
+        let late = settings.late_stores.then(|| StoreBuffers::new(threads));
+        let races =
+            if settings.race && late.is_none() { Some(races(launches, &blocks, threads)?) } else { None };
         let run = Run {
             program: self,
             settings,
@@ -109,6 +116,7 @@ impl Program {
             random: settings.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             races,
             race: None,
+            late,
         };
         run.all(blocks)
     }
@@ -238,12 +246,16 @@ impl Run<'_> {
         context.tear = self.tear();
         context.result = block.results[i];
         self.thread = block.first_thread + thread;
+        self.let_some_go();
         let frame = block.frame(thread);
         self.local = Range { low: frame as u64 + u64::from(FRAME_HEAD), bytes: local.into() };
         context.run = std::ptr::from_mut(self).cast();
         // SAFETY: the frame has the size that the kernel asks for and begins with zeros; all that the context points to outlives
         // the step; `self` is reached through the context alone while the step runs.
         let why = unsafe { step(frame, context) };
+        if let (Some(late), reason::BARRIER | reason::WARP | reason::END) = (&mut self.late, why) {
+            late.flush(self.thread);
+        }
         match why {
             reason::POLL => return Ok(false),
             reason::QUANTUM => {}
@@ -263,6 +275,14 @@ impl Run<'_> {
             }
         }
         Ok(true)
+    }
+
+    /// At the beginning of a turn, of the stores that its thread holds back: half of them.
+    fn let_some_go(&mut self) {
+        if let Some(mut late) = self.late.take() {
+            late.let_some_go(self.thread, || self.random() >> 20 & 1 != 0);
+            self.late = Some(late);
+        }
     }
 
     /// Of strong vector stores: one turn in eight stops between the parts, half of them begin with the last.
@@ -359,8 +379,20 @@ impl Run<'_> {
 
     /// An access or a fence of the thread that runs.
     pub(crate) fn observe(&mut self, address: u64, bytes: u32, code: u32, at: u64) -> Option<Fault> {
+        if let Some(late) = &mut self.late {
+            late.before(self.thread, address, bytes, code);
+        }
         let race = self.races.as_mut()?.access(self.thread, address, bytes, code, at)?;
         self.race = Some(race);
         Some(Fault::Race)
+    }
+
+    /// Whether a relaxed store of the thread that runs is held back: half of them are.
+    pub(crate) fn hold(&mut self, address: u64, bytes: u32, value: u64) -> bool {
+        let holds = self.late.is_some() && self.random() >> 20 & 1 != 0;
+        if let (true, Some(late)) = (holds, &mut self.late) {
+            late.hold(self.thread, address, bytes, value);
+        }
+        holds
     }
 }

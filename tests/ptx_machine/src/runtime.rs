@@ -156,6 +156,15 @@ pub(crate) unsafe extern "C" fn observe(
     }
 }
 
+/// A relaxed store of one word, where accesses are observed: 1 if it is held back, and not to be done now.
+pub(crate) unsafe extern "C" fn hold(context: *mut Context, address: u64, bytes: u32, value: u64) -> u32 {
+    // SAFETY: see `access`.
+    let context = unsafe { &mut *context };
+    // SAFETY: see `access`.
+    let run = unsafe { &mut *context.run.cast::<Run>() };
+    run.hold(address, bytes, value).into()
+}
+
 pub(crate) unsafe extern "C" fn fault(context: *mut Context, fault: u32, at: u64) {
     // SAFETY: see `access`.
     let context = unsafe { &mut *context };

@@ -271,11 +271,29 @@ impl Lower<'_, '_> {
         if strong && values.len() == 2 && self.function.is_entry {
             return self.torn_store(values, bytes, a, addr);
         }
+        if let (true, Order::Relaxed, &[value]) = (strong && self.observed, access.order, values) {
+            self.store_unless_held(value, bytes, a);
+            return Ok(());
+        }
         for (i, &value) in values.iter().enumerate() {
             let value = self.val(value, bytes);
             self.b.ins().store(flags(), value, a, (i as u32 * bytes) as i32);
         }
         Ok(())
+    }
+
+    /// A relaxed store that may become visible later.
+    fn store_unless_held(&mut self, value: Val, bytes: u32, a: Value) {
+        let value = self.val(value, bytes);
+        let word = if bytes < 8 { self.b.ins().uextend(types::I64, value) } else { value };
+        let size = self.b.ins().iconst(types::I32, i64::from(bytes));
+        let held = self.call(self.helpers.hold, &[self.context, a, size, word]);
+        let (now, on) = (self.b.create_block(), self.b.create_block());
+        self.b.ins().brif(held, on, &[], now, &[]);
+        self.b.switch_to_block(now);
+        self.b.ins().store(flags(), value, a, 0);
+        self.b.ins().jump(on, &[]);
+        self.b.switch_to_block(on);
     }
 
     /// The parts of a strong vector are single accesses in any order: other threads may run between them.

@@ -33,6 +33,7 @@ pub(crate) struct Helpers {
     pub access: FuncRef,
     pub shared: FuncRef,
     pub observe: FuncRef,
+    pub hold: FuncRef,
     pub is_in: FuncRef,
     pub fault: FuncRef,
     pub float: FuncRef,

@@ -21,6 +21,8 @@ pub(crate) struct Body<'a> {
     used: Vec<u32>,
     targets: HashMap<&'a str, Vec<Label>>,
     loc: Loc,
+    /// Of its own shared variables.
+    shared_bytes: u64,
 }
 
 #[derive(Default)]
@@ -34,6 +36,11 @@ struct Names<'a> {
 
 /// Most registers of a thread here. A GPU has 255, but PTX is before their allocation.
 const MOST_REGISTERS: usize = 1 << 16;
+/// Shared memory of a block whose size is fixed, and local memory of a thread (Programming Guide, Technical Specifications).
+const MOST_SHARED: u64 = 48 << 10;
+const MOST_LOCAL: u64 = 512 << 10;
+/// Shared variables of all functions here, each of which has a place of its own.
+const MOST_SHARED_OF_ALL: u64 = 64 << 20;
 
 impl<'a> Body<'a> {
     pub fn register(&self, name: &str) -> Option<Reg> {
@@ -110,6 +117,7 @@ impl<'a> Parser<'a> {
             used: Vec::new(),
             targets: HashMap::new(),
             loc: Loc::default(),
+            shared_bytes: 0,
         };
         if !self.is_mark(b'{') {
             return self.error("a body was expected");
@@ -222,7 +230,23 @@ impl<'a> Parser<'a> {
             _ => (Space::Shared, module_shared),
         };
         let offset = align_up(u64::from(*end), declared.align);
-        *end = (offset + declared.bytes) as u32;
+        let last = offset + declared.bytes;
+        let fits = match space {
+            Space::Local => last <= MOST_LOCAL,
+            _ => {
+                body.shared_bytes += declared.bytes;
+                body.shared_bytes <= MOST_SHARED && last <= MOST_SHARED_OF_ALL
+            }
+        };
+        if !fits {
+            let whose = if space == Space::Local {
+                "local memory than a thread"
+            } else {
+                "shared memory than a block"
+            };
+            return self.error(format!("more {whose} has"));
+        }
+        *end = last as u32;
         names.variables.insert(declared.name, Variable { space, offset });
         Ok(())
     }

@@ -47,6 +47,41 @@ fn a_kernel_that_never_ends() {
 }
 
 #[test]
+fn a_launch_that_asks_for_what_there_is_not() {
+    let program = Program::load(&kernel(""), false).unwrap();
+    let memory = Anywhere(Vec::new());
+    let fault = |kernel: &str, grid: [u32; 3], block: [u32; 3], bytes: usize| {
+        let params = vec![0; bytes];
+        let launch = Launch { kernel, grid, block, params: &params, memory: &memory };
+        program.launch(&[launch], Settings::default()).unwrap_err()
+    };
+    let one = [1; 3];
+    for (kernel, grid, block, bytes, what) in [
+        ("other", one, one, 16, "there is no kernel other"),
+        ("k", one, [1025, 1, 1], 16, "1025"),
+        ("k", one, [32, 33, 1], 16, "at most 1024"),
+        ("k", one, [0, 1, 1], 16, "[0, 1, 1] threads"),
+        ("k", [1 << 16, 1 << 16, 1], one, 16, "blocks of"),
+        ("k", [5000, 1, 1], one, 16, "5000"),
+        ("k", [0, 1, 1], one, 16, "[0, 1, 1] blocks"),
+        ("k", one, one, 8, "8 bytes of parameters, not 16"),
+        ("k", one, one, 24, "24 bytes of parameters, not 16"),
+    ] {
+        let error = fault(kernel, grid, block, bytes);
+        assert_eq!(error.fault, Fault::Launch, "{error}");
+        assert!(error.to_string().contains(what), "{what:?} is not in {error}");
+    }
+    for (body, what) in [
+        (".shared .b8 s[50000];", "more shared memory than a block has"),
+        (".shared .b8 s[30000]; .shared .b8 t[30000];", "more shared memory than a block has"),
+        (".local .b8 s[600000];", "more local memory than a thread has"),
+    ] {
+        let error = Program::load(&kernel(body), false).err().unwrap_or_else(|| panic!("{body} was loaded"));
+        assert!(error.what.contains(what), "{body}: {error}");
+    }
+}
+
+#[test]
 fn what_is_not_known_is_an_error_with_its_line() {
     for (body, what) in [
         ("frobnicate.u32 %r7, %r4;", "frobnicate"),

@@ -1,14 +1,14 @@
-//! Launches of the hot set that give up, each for its reason.
+//! Launches that give up, each for its reason.
 
 use fast_allreduce_ptx_machine::{Program, Settings};
 
 use crate::abi::*;
-use crate::elements::{Element, BF16, F16, F32};
+use crate::elements::{BF16, F16, F32};
 use crate::hot::ALGORITHMS;
-use crate::world::World;
+use crate::world::{World, CHUNK};
 
 tests! {
-    crate::program => every_kernel_gives_up;
+    crate::program => every_kernel_of_the_hot_set, every_kernel_of_any_world, messages_that_do_not_come;
 }
 
 /// One kernel, and what its tests share.
@@ -16,50 +16,144 @@ struct Case<'a> {
     program: &'a Program,
     kernel: String,
     algorithm: FaAlgorithm,
-    ty: Element,
+    dtype: FaDtype,
+    /// Of an element.
+    bytes: usize,
     ranks: usize,
+    checked: bool,
 }
 
 const COUNT: usize = 256;
 
-fn every_kernel_gives_up(program: &Program) {
+fn every_kernel_of_the_hot_set(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
             for ranks in 2..=8 {
-                let case = Case {
-                    program,
-                    kernel: format!("{name}_{}_sum_w{ranks}", ty.name),
-                    algorithm,
-                    ty,
-                    ranks,
-                };
-                if crate::is_left_out(program, &case.kernel) {
+                let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
+                if crate::is_left_out(program, &kernel) {
                     continue;
                 }
-                case.a_rank_that_does_not_come();
-                case.a_launch_after_one_that_failed();
-                if algorithm == FA_TWO_SHOT_PUSH {
-                    case.ranks_that_leave_after_their_inputs();
-                }
-                if name.ends_with("pull") {
-                    case.a_buffer_that_is_not_known();
-                    case.a_rank_that_leaves_before_the_second_barrier();
-                    case.a_buffer_that_was_revoked();
-                }
+                let case = Case {
+                    program,
+                    kernel,
+                    algorithm,
+                    dtype: ty.code,
+                    bytes: ty.bytes,
+                    ranks,
+                    checked: false,
+                };
+                case.gives_up();
             }
         }
     }
 }
 
+/// All types, by their codes, with the bytes of an element.
+const TYPES: [(&str, usize); 10] = [
+    ("f16", 2),
+    ("bf16", 2),
+    ("f32", 4),
+    ("f64", 8),
+    ("i8", 1),
+    ("u8", 1),
+    ("i32", 4),
+    ("u32", 4),
+    ("i64", 8),
+    ("u64", 8),
+];
+/// Kernels that reduce, by their codes, and then those that do not.
+const REDUCING: [&str; 8] = [
+    "one_shot_pull",
+    "two_shot_pull",
+    "one_shot_push",
+    "two_shot_push",
+    "ring",
+    "halving_doubling",
+    "reduce_scatter",
+    "reduce",
+];
+const OTHERS: [&str; 4] = ["all_gather", "broadcast", "scattered_broadcast", "barrier"];
+
+fn every_kernel_of_any_world(program: &Program) {
+    let reducing = REDUCING.iter().zip(0..).flat_map(|(name, algorithm)| {
+        let of_type = move |(&(ty, bytes), dtype)| (format!("{name}_{ty}"), algorithm, dtype, bytes);
+        TYPES.iter().zip(0..).map(of_type)
+    });
+    let others = OTHERS.iter().zip(8..).map(|(&name, algorithm)| (name.to_owned(), algorithm, FA_F32, 4));
+    for (kernel, algorithm, dtype, bytes) in reducing.chain(others) {
+        if crate::is_left_out(program, &kernel) {
+            continue;
+        }
+        for checked in [false, true] {
+            let kernel = kernel.clone();
+            let case = Case { program, kernel, algorithm, dtype, bytes, ranks: 3, checked };
+            case.gives_up();
+            if checked {
+                case.a_rank_that_makes_another_call();
+            }
+        }
+    }
+}
+
+/// A receiver whose sender does not come, a sender whose receiver does not make room, and one that is sent another message.
+fn messages_that_do_not_come(program: &Program) {
+    const KERNEL: &str = "transfer";
+    if crate::is_left_out(program, KERNEL) {
+        return;
+    }
+    for (tags, alone, failure) in [
+        ([1, 1], None, FA_OK),
+        ([1, 2], None, FA_OTHER_MESSAGE),
+        ([1, 1], Some(0), FA_TIMED_OUT),
+        ([1, 1], Some(1), FA_TIMED_OUT),
+    ] {
+        let world = World::new(2, 8 * CHUNK);
+        let of_rank = |rank: usize| {
+            let mut launch = world.launch_of(rank, FA_TRANSFER, FA_U8, 0);
+            launch.timeout_ns = if failure == FA_OK { launch.timeout_ns } else { 200_000 };
+            (launch, world.message(rank, tags[rank]))
+        };
+        let mut launches: Vec<_> = (0..2).map(of_rank).collect();
+        if let Some(rank) = alone {
+            launches = vec![launches.swap_remove(rank)];
+        }
+        let receiver = alone.unwrap_or(1);
+        let result = world.transfer_together(program, KERNEL, &launches);
+        result.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(world.failure_of(receiver), failure, "tags {tags:?}, alone: {alone:?}");
+        // And a launch behind it does nothing.
+        let result = world.transfer_together(program, KERNEL, &launches[..usize::from(failure != FA_OK)]);
+        result.unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
 impl Case<'_> {
+    /// In each way that its algorithm has.
+    fn gives_up(&self) {
+        self.a_rank_that_does_not_come();
+        self.a_launch_after_one_that_failed();
+        self.what_its_process_says();
+        match self.algorithm {
+            FA_TWO_SHOT_PUSH => self.ranks_that_leave_after_their_inputs(),
+            FA_ONE_SHOT_PUSH | FA_RING | FA_HALVING_DOUBLING | FA_BARRIER => {}
+            _ => {
+                self.a_buffer_that_is_not_known();
+                self.a_rank_that_leaves_before_the_second_barrier();
+                self.a_buffer_that_was_revoked();
+            }
+        }
+    }
+
+    /// With room for all ranks' shares.
     fn world(&self) -> World {
-        World::new(self.ranks, COUNT * self.ty.bytes)
+        World::new(self.ranks, self.ranks * COUNT * self.bytes)
     }
 
     fn launches(&self, world: &World, source: u64) -> Vec<FaLaunch> {
         let of_rank = |rank| {
-            let mut launch = world.launch_of(rank, self.algorithm, self.ty.code, COUNT as u64);
+            let mut launch = world.launch_of(rank, self.algorithm, self.dtype, COUNT as u64);
             launch.source = source;
+            launch.checked = self.checked.into();
             launch
         };
         (0..self.ranks).map(of_rank).collect()
@@ -102,6 +196,32 @@ impl Case<'_> {
         self.check(&world, 0, FA_TIMED_OUT, "ranks that leave");
         // Its own slice is reduced by then.
         assert!(world.outputs[0].read().iter().any(|&byte| byte != 0xA5), "{}", self.kernel);
+    }
+
+    /// And another block of it: long before the limit.
+    fn what_its_process_says(&self) {
+        use std::mem::offset_of;
+        for (field, value, failure) in [
+            (offset_of!(FaStatus, abort), 1, FA_ABORTED),
+            (offset_of!(FaStatus, gone), 0xFE, FA_PEER_GONE),
+            (offset_of!(FaStatus, failure), FA_TIMED_OUT, FA_TIMED_OUT),
+            (offset_of!(FaStatus, failure), FA_UNKNOWN_BUFFER, FA_UNKNOWN_BUFFER),
+        ] {
+            let mut world = self.world();
+            let at = offset_of!(FaRegionHead, status) + field;
+            world.regions[0].write(at, &value.to_le_bytes());
+            let launches = self.launches(&world, 0);
+            self.run(&world, &launches[..1]);
+            self.check(&world, 0, failure, "what its process says");
+        }
+    }
+
+    fn a_rank_that_makes_another_call(&self) {
+        let world = self.world();
+        let mut launches = self.launches(&world, 0);
+        launches[self.ranks - 1].call.count += 1;
+        self.run_briefly(&world, launches);
+        self.check(&world, 0, FA_MISMATCH, "another call");
     }
 
     fn a_launch_after_one_that_failed(&self) {

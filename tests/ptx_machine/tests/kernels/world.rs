@@ -68,6 +68,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 const MAILBOX: usize = 64 << 10;
 const STAGING: usize = 64 << 10;
+/// Most of a message that a slot of a channel takes, of which there are so many for each peer.
+pub const CHUNK: usize = 256;
+const SLOTS: usize = 2;
 
 /// Regions, inputs and outputs of all ranks.
 pub struct World {
@@ -82,7 +85,9 @@ impl World {
     pub fn new(ranks: usize, bytes: usize) -> Self {
         let head = size_of::<FaRegionHead>().next_multiple_of(128);
         let all = |bytes: usize| (0..ranks).map(|_| Bytes::new(bytes)).collect::<Vec<_>>();
-        let (regions, inputs, outputs) = (all(head + 2 * MAILBOX + 2 * STAGING), all(bytes), all(bytes));
+        let channels = ranks * SLOTS * (size_of::<FaChunk>() + CHUNK);
+        let region = head + 2 * MAILBOX + 2 * STAGING + channels;
+        let (regions, inputs, outputs) = (all(region), all(bytes), all(bytes));
         // Every input is registered, as the first buffer of two; of the second nobody has an address.
         let mut table = Bytes::new(2 * FA_MAX_RANKS as usize * 8);
         for (rank, input) in inputs.iter().enumerate() {
@@ -111,6 +116,13 @@ impl World {
         launch.staging_offset = head + 2 * MAILBOX as u64;
         launch.staging_bytes = STAGING as u64;
         launch.staging_slot_bytes = STAGING as u64;
+        launch.channel_offset = launch.staging_offset + 2 * STAGING as u64;
+        launch.channel_bytes = (self.regions.len() * SLOTS * (size_of::<FaChunk>() + CHUNK)) as u64;
+        launch.channel_slots = SLOTS as u32;
+        launch.chunk_bytes = CHUNK as u64;
+        for (share, r) in launch.shares.iter_mut().zip(0..self.regions.len() as u64) {
+            *share = FaShare { first: r * count, count };
+        }
         launch.timeout_ns = 5_000_000_000;
         launch.rank = rank as u32;
         launch.world = self.regions.len() as u32;
@@ -118,6 +130,37 @@ impl World {
         launch.op = FA_SUM;
         launch.algorithm = algorithm;
         launch
+    }
+
+    /// Of the first rank's whole input to the second one's output.
+    pub fn message(&self, rank: usize, tag: u32) -> FaTransfers {
+        // SAFETY: a struct of integers.
+        let mut messages: FaTransfers = unsafe { std::mem::zeroed() };
+        let channel = if rank == 0 { 2 } else { 1 };
+        messages.first[channel + 1..].fill(1);
+        let memory = if rank == 0 { &self.inputs[0] } else { &self.outputs[1] };
+        messages.transfer[0].address = memory.address();
+        messages.transfer[0].bytes = memory.range().bytes;
+        messages.transfer[0].tag = tag;
+        messages
+    }
+
+    /// All ranks with a message each, in turns.
+    pub fn transfer_together(
+        &self,
+        program: &Program,
+        kernel: &str,
+        launches: &[(FaLaunch, FaTransfers)],
+    ) -> Result<(), LaunchError> {
+        let bytes =
+            |(launch, messages): &(FaLaunch, FaTransfers)| [bytes_of(launch), bytes_of(messages)].concat();
+        let params: Vec<_> = launches.iter().map(bytes).collect();
+        let launch =
+            |params| Launch { kernel, grid: [1; 3], block: [64, 1, 1], params, memory: &self.memory };
+        let launches: Vec<_> = params.iter().map(|params| launch(params)).collect();
+        let result = program.launch(&launches, Settings { limit: LIMIT, seed: 3, ..Settings::default() });
+        coverage::note(program, kernel);
+        result
     }
 
     /// Why a kernel of the rank gave up.
@@ -178,10 +221,13 @@ impl World {
         (blocks, threads): (u32, u32),
         launch: &'a FaLaunch,
     ) -> Launch<'a> {
-        // SAFETY: a struct of integers, without padding.
-        let params = unsafe {
-            std::slice::from_raw_parts(std::ptr::from_ref(launch).cast::<u8>(), size_of::<FaLaunch>())
-        };
-        Launch { kernel, grid: [blocks, 1, 1], block: [threads, 1, 1], params, memory: &self.memory }
+        let (grid, block) = ([blocks, 1, 1], [threads, 1, 1]);
+        Launch { kernel, grid, block, params: bytes_of(launch), memory: &self.memory }
     }
+}
+
+/// Of a struct of the kernels.
+fn bytes_of<T>(parameter: &T) -> &[u8] {
+    // SAFETY: these structs are of integers, without padding.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(parameter).cast::<u8>(), size_of::<T>()) }
 }
