@@ -22,6 +22,7 @@ use crate::analysis::{Flow, Set};
 use crate::context::{reason, Context};
 use crate::errors::{Fault, LoadError, LoadResult};
 use crate::ir::{Function, Instr, Op, Reg, Val};
+use crate::runtime::what;
 use crate::types::Type;
 
 /// Where registers are saved in a frame: after the number of the place to go on at, and local memory.
@@ -39,6 +40,16 @@ pub(crate) struct Helpers {
     pub convert: FuncRef,
     pub atomic: FuncRef,
     pub timer: FuncRef,
+}
+
+/// Who is told what a thread does, by a call of `observe`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Watch {
+    Nobody,
+    /// Every access and fence.
+    Races,
+    /// Blocks and guarded instructions too; and a thread stops before it looks at what others write.
+    Clock,
 }
 
 /// What is known about compiled code.
@@ -66,8 +77,7 @@ pub(crate) struct Lower<'a, 'b> {
     pub flow: &'a Flow,
     pub helpers: Helpers,
     pub callees: &'a HashMap<String, (FuncRef, &'a Function)>,
-    /// Whether every access is told to `observe`.
-    pub observed: bool,
+    pub watch: Watch,
     target: TargetFrontendConfig,
     pub facts: Facts,
     vars: Vec<Variable>,
@@ -86,6 +96,8 @@ pub(crate) struct Lower<'a, 'b> {
     /// The instruction that is being compiled.
     at: usize,
     block: usize,
+    /// The block in which every thread has stopped for a look.
+    looked: Option<usize>,
 }
 
 pub(crate) fn flags() -> MemFlagsData {
@@ -115,7 +127,7 @@ pub(crate) struct Around<'a> {
     pub flow: &'a Flow,
     pub helpers: Helpers,
     pub callees: &'a HashMap<String, (FuncRef, &'a Function)>,
-    pub observed: bool,
+    pub watch: Watch,
     pub target: TargetFrontendConfig,
 }
 
@@ -133,7 +145,7 @@ pub(crate) fn lower(b: FunctionBuilder, around: Around, before: &Facts) -> LoadR
 
 impl<'a, 'b> Lower<'a, 'b> {
     fn new(mut b: FunctionBuilder<'b>, around: Around<'a>) -> Self {
-        let Around { number, function, flow, helpers, callees, observed, target } = around;
+        let Around { number, function, flow, helpers, callees, watch, target } = around;
         let vars: Vec<Variable> =
             function.registers.iter().map(|register| b.declare_var(int(register.ty.bytes()))).collect();
         let shadows: HashMap<Reg, Variable> =
@@ -177,7 +189,7 @@ impl<'a, 'b> Lower<'a, 'b> {
             flow,
             helpers,
             callees,
-            observed,
+            watch,
             target,
             facts,
             vars,
@@ -194,6 +206,7 @@ impl<'a, 'b> Lower<'a, 'b> {
             slots,
             at: 0,
             block: 0,
+            looked: None,
         }
     }
 
@@ -335,6 +348,8 @@ impl<'a, 'b> Lower<'a, 'b> {
             return Ok(());
         }
         self.cover(block.first, block.last);
+        self.at = block.first;
+        self.tell_clock(what::REACHED);
         let mut written = block.written.clone();
         for at in block.first..block.last {
             self.at = at;
