@@ -134,7 +134,7 @@ impl Simulation<'_> {
         } else {
             queue += self.fabric.local(rank, start, packets.bytes).max(through);
         }
-        let mut value = Value { ready: at + trip + queue, cause, queue, after: None };
+        let mut value = Value { ready: at + trip + queue, cause, queue, looked: asks.look.then_some(at) };
         let sm = &mut self.sms[rank][sim.sm];
         sm.waits.push((Reverse(Time(value.ready)), packets.bytes as u32));
         sm.in_flight += packets.bytes;
@@ -166,12 +166,8 @@ impl Simulation<'_> {
         }
         if let Some(arrival) = last {
             value.ready = value.ready.max(arrival.at + trip / 2.0);
-            value.after = Some(After {
-                who: arrival.by,
-                issued: arrival.issued,
-                arrived: arrival.at,
-                queue: arrival.queue,
-            });
+            let Arrival { at, issued, queue, by } = arrival;
+            sim.warps[w].waited.push((start, After { who: by, issued, arrived: at, queue }));
         }
     }
 

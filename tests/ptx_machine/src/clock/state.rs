@@ -89,11 +89,12 @@ pub(crate) struct Value {
     pub ready: f64,
     pub cause: Cause,
     pub queue: f64,
-    pub after: Option<After>,
+    /// Of a look: when it was issued.
+    pub looked: Option<f64>,
 }
 
 impl Value {
-    pub const NONE: Self = Self { ready: 0.0, cause: Cause::Arithmetic, queue: 0.0, after: None };
+    pub const NONE: Self = Self { ready: 0.0, cause: Cause::Arithmetic, queue: 0.0, looked: None };
 }
 
 pub(crate) struct Warp {
@@ -106,6 +107,8 @@ pub(crate) struct Warp {
     pub look: Option<f64>,
     /// When each address was last looked at.
     pub looked: HashMap<u64, f64>,
+    /// What its looks have waited for, each with when it was issued.
+    pub waited: Vec<(f64, After)>,
     pub log: Log,
     pub counts: Counts,
     pub ended: bool,
@@ -122,11 +125,20 @@ impl Warp {
             ordered: 0.0,
             look: None,
             looked: HashMap::new(),
+            waited: Vec::new(),
             log: Log::default(),
             counts: Counts::default(),
             ended: false,
             next: Some(now),
         }
+    }
+}
+
+impl Warp {
+    /// Of what looks waited for that were issued at `looked` or later: the last.
+    pub fn last_waited(&mut self, looked: f64) -> Option<After> {
+        let waited = self.waited.drain(..).filter(|&(at, _)| at >= looked).map(|(_, after)| after);
+        waited.max_by(|a, b| a.arrived.total_cmp(&b.arrived))
     }
 }
 

@@ -222,7 +222,9 @@ impl Simulation<'_> {
             operands = Value { ready: warp.ordered, cause: Cause::Local, ..Value::NONE };
         }
         if operands.ready > warp.now {
-            let Value { ready, cause, queue, after } = operands;
+            let Value { ready, cause, queue, looked } = operands;
+            // Looks that are on their way together are waited for together: the last store of all counts.
+            let after = looked.and_then(|looked| warp.last_waited(looked));
             warp.log.add(Segment { start: warp.now, end: ready, cause, queue, at, after });
             warp.now = ready;
         }

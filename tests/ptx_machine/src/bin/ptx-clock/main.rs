@@ -6,17 +6,18 @@
 #[path = "../../../../../src/abi/bindings.rs"]
 #[allow(dead_code, missing_docs, clippy::all)]
 mod abi;
+mod job;
+mod reference;
 mod world;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use fast_allreduce_ptx_machine::clock::{self, Cause, Chain, Machine, Timing, MACHINES};
-use fast_allreduce_ptx_machine::{Launch, Program};
+use fast_allreduce_ptx_machine::clock::{Cause, Machine, Timing, MACHINES};
+use fast_allreduce_ptx_machine::Program;
 
-use abi::*;
-use world::{Reach, World};
+use job::{Call, Dtype, Shape};
 
 /// Predicts the time of allreduce kernels on a GPU, from their PTX.
 #[derive(Parser)]
@@ -78,68 +79,6 @@ fn size(text: &str) -> Result<usize, String> {
     number.checked_mul(unit).filter(|&bytes| bytes > 0).ok_or_else(|| format!("{text} is no size"))
 }
 
-struct Call<'a> {
-    algorithm: &'a str,
-    registered: bool,
-    dtype: (FaDtype, &'a str, usize),
-    ranks: usize,
-    bytes: usize,
-}
-
-fn code_of(algorithm: &str) -> Option<FaAlgorithm> {
-    Some(match algorithm {
-        "one_shot_pull" => FA_ONE_SHOT_PULL,
-        "two_shot_pull" => FA_TWO_SHOT_PULL,
-        "one_shot_push" => FA_ONE_SHOT_PUSH,
-        "two_shot_push" => FA_TWO_SHOT_PUSH,
-        _ => return None,
-    })
-}
-
-/// As src/plan/grid.rs has it: blocks that fill a multiprocessor, as many as there is work for.
-fn grid(call: &Call, arguments: &Arguments, machine: &Machine) -> (u32, u32) {
-    let packs = call.bytes.div_ceil(16) as u32;
-    let work = if call.algorithm.starts_with("two") { packs.div_ceil(call.ranks as u32) } else { packs };
-    let most = arguments.blocks.min(machine.sms as u32).max(1);
-    let blocks = work.div_ceil(arguments.threads).clamp(1, most);
-    (blocks, work.div_ceil(blocks).next_multiple_of(32).clamp(32, arguments.threads))
-}
-
-fn predict(
-    program: &Program,
-    machine: &Machine,
-    arguments: &Arguments,
-    call: &Call,
-) -> Result<Timing, String> {
-    let (code, name, element) = call.dtype;
-    let kernel = format!("{}_{name}_sum_w{}", call.algorithm, call.ranks);
-    let algorithm = code_of(call.algorithm).ok_or_else(|| format!("there is no {}", call.algorithm))?;
-    let world = World::new(call.ranks, call.bytes);
-    let reach = Reach(world.homes());
-    let params: Vec<Vec<u8>> = (0..call.ranks)
-        .map(|rank| world.params(rank, algorithm, code, (call.bytes / element) as u64, call.registered))
-        .collect();
-    let (blocks, threads) = grid(call, arguments, machine);
-    let launch = |params| Launch {
-        kernel: &kernel,
-        grid: [blocks, 1, 1],
-        block: [threads, 1, 1],
-        params,
-        memory: &reach,
-    };
-    let calls: Vec<Launch> = params.iter().map(|params| launch(params)).collect();
-    let chain = Chain {
-        calls: &calls,
-        homes: &reach.0,
-        turns: arguments.turns,
-        blocks: arguments.simulate,
-        gap_ns: if arguments.stream { machine.launch_ns } else { machine.node_ns },
-        // Input, output, and what comes from every rank, in two generations.
-        resident: (call.bytes * 2 * (call.ranks + 1)) as f64 <= machine.l2_bytes,
-    };
-    clock::time(program, machine, &chain).map_err(|error| error.to_string())
-}
-
 fn run(arguments: &Arguments) -> Result<(), String> {
     let mut machine = Machine::named(&arguments.machine)
         .ok_or_else(|| format!("there is no machine {}: {}", arguments.machine, MACHINES.join(", ")))?;
@@ -154,19 +93,20 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     let text = std::fs::read_to_string(&arguments.ptx)
         .map_err(|error| format!("{}: {error}", arguments.ptx.display()))?;
     let program = Program::load_timed(&text).map_err(|error| error.to_string())?;
-    let dtype = match arguments.dtype.as_str() {
-        "bf16" => (FA_BF16, "bf16", 2),
-        "f16" => (FA_F16, "f16", 2),
-        "f32" => (FA_F32, "f32", 4),
-        other => return Err(format!("there is no hot kernel of {other}")),
+    let dtype = Dtype::named(&arguments.dtype)
+        .ok_or_else(|| format!("there is no hot kernel of {}", arguments.dtype))?;
+    let shape = Shape {
+        blocks: arguments.blocks,
+        threads: arguments.threads,
+        turns: arguments.turns,
+        simulate: arguments.simulate,
+        stream: arguments.stream,
     };
     for &ranks in &arguments.ranks {
         for name in &arguments.algorithms {
             for &bytes in &arguments.sizes {
-                let registered = name.ends_with('+');
-                let algorithm = name.trim_end_matches('+');
-                let call = Call { algorithm, registered, dtype, ranks, bytes };
-                let timing = predict(&program, &machine, arguments, &call)?;
+                let call = Call { algorithm: name.clone(), dtype, ranks, bytes };
+                let timing = call.predict(&program, &machine, &shape)?;
                 show(arguments, name, &call, &timing);
             }
         }
