@@ -157,8 +157,10 @@ impl Simulation<'_> {
         let there = start + trip / 2.0;
         let mut last: Option<Arrival> = None;
         for &(address, bytes, _) in parts {
-            let before = sim.warps[w].looked.insert(address, there);
-            let Some(arrival) = self.fabric.last(address, bytes) else { continue };
+            let arrival = self.fabric.last(address, bytes);
+            let seen = arrival.map_or(f64::MIN, |arrival| arrival.at);
+            let before = sim.warps[w].looked.insert(address, seen);
+            let Some(arrival) = arrival else { continue };
             let waited = arrival.at > there || before.is_some_and(|before| before < arrival.at);
             if waited && arrival.by != (self.own, w) && last.is_none_or(|last| last.at < arrival.at) {
                 last = Some(arrival);
@@ -207,6 +209,8 @@ impl Simulation<'_> {
         let (arrives, back, queue, wire) = if remote {
             let queue = self.fabric.send(machine, rank, home, left, &packets);
             let arrives = left + queue + machine.cycles(machine.remote_store_ns);
+            let answer = super::fabric::Packets { count: packets.count, ..Default::default() };
+            self.fabric.send(machine, home, rank, arrives, &answer);
             self.fabric.local(home, arrives, packets.sectors * 32.0);
             let partial = packets.masked * machine.link_partial_bytes;
             let wire = packets.count * machine.link_header_bytes + packets.bytes + partial;

@@ -27,8 +27,8 @@ pub(crate) enum Event {
     Warp(usize, usize),
 }
 
-/// Most events of a simulation: more are a chain that never ends.
-const MOST_EVENTS: u64 = 200_000_000;
+/// Of all calls together: what takes longer never ends.
+const MOST_NS: f64 = 20e6;
 
 /// Of a rank.
 struct Rank {
@@ -137,10 +137,8 @@ impl Simulation<'_> {
 
     fn all(mut self) -> Result<Timing, LaunchError> {
         (0..self.ranks.len()).for_each(|rank| self.push(0.0, Event::Launch(rank)));
-        let mut events = 0;
         while let Some(Reverse((Time(at), event, _))) = self.queue.pop() {
-            events += 1;
-            if events > MOST_EVENTS {
+            if self.machine.ns(at) > MOST_NS {
                 return Err(self.stuck(Fault::Limit));
             }
             match event {

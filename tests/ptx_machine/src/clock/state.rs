@@ -105,7 +105,7 @@ pub(crate) struct Warp {
     pub ordered: f64,
     /// When the look that its threads stopped before is.
     pub look: Option<f64>,
-    /// When each address was last looked at.
+    /// By address: when the store had arrived that the last look has seen.
     pub looked: HashMap<u64, f64>,
     /// What its looks have waited for, each with when it was issued.
     pub waited: Vec<(f64, After)>,
