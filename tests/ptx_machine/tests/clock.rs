@@ -193,7 +193,7 @@ fn a_poll_waits_for_a_store_and_its_flight() {
         ld.volatile.global.u32 %r10, [%d0]; cvt.u64.u32 %d2, %r10; add.u64 %d0, %d0, %d2; add.u32 %r10, %r10, 7;\n\
         st.relaxed.sys.global.u32 [%d1+64], %r10;\nbra DONE;\n\
         WAIT:\nld.relaxed.sys.global.u32 %r11, [%d0+64];\nsetp.eq.u32 %p1, %r11, 0;\n@%p1 bra WAIT;\n\
-        MORE st.global.u32 [%d0+128], %r11;\nDONE:\n";
+        mov.u32 %r40, %r11; MORE st.global.u32 [%d0+128], %r40;\nDONE:\n";
     let timing = ranks.run(&body.replace("MORE", &on)).unwrap();
     assert_eq!(ranks.word(1, 32), 7, "what rank 1 has seen");
     // The loads, the flight, the way back of the poll, at most one poll that came too early, and the last store.
