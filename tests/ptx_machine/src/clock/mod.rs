@@ -109,6 +109,6 @@ pub struct Timing {
     pub flights: usize,
     /// Of rank 0.
     pub counts: Counts,
-    /// Bytes of code that a multiprocessor goes through, as estimated from PTX.
-    pub code_bytes: f64,
+    /// How much of a kernel's code a multiprocessor of rank 0 goes through: of its instructions as estimated from PTX, a fraction.
+    pub code_executed: f64,
 }

@@ -285,6 +285,7 @@ impl Simulation<'_> {
             let region = &plan.regions[*region as usize];
             (region.first..region.last).map(|at| f64::from(plan.costs[at as usize].issues)).sum::<f64>()
         };
+        let whole: f64 = (0..plan.regions.len() as u32).map(|region| issues(&region)).sum();
         Timing {
             call_ns: ns(call),
             round_trips: runs(&path, Cause::Remote),
@@ -292,7 +293,7 @@ impl Simulation<'_> {
             causes,
             path,
             counts: self.counts(),
-            code_bytes: self.touched.iter().map(issues).sum::<f64>() * 16.0,
+            code_executed: self.touched.iter().map(issues).sum::<f64>() / whole.max(1.0),
         }
     }
 
