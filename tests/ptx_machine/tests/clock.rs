@@ -27,12 +27,13 @@ struct Ranks {
     threads: u32,
     turns: usize,
     simulated: u32,
+    gap_ns: f64,
 }
 
 impl Ranks {
     fn new(ranks: usize) -> Self {
         let memory = vec![vec![Line([0; 32]); WORDS / 32]; ranks];
-        Self { memory, blocks: 1, threads: 32, turns: 1, simulated: 0 }
+        Self { memory, blocks: 1, threads: 32, turns: 1, simulated: 0, gap_ns: 0.0 }
     }
 
     fn word(&self, rank: usize, at: usize) -> u32 {
@@ -68,7 +69,7 @@ impl Ranks {
             homes: &reach.0,
             turns: self.turns,
             blocks: self.simulated,
-            gap_ns: 0.0,
+            gap_ns: self.gap_ns,
             resident: true,
         };
         clock::time(&program, &machine(), &chain)
@@ -291,6 +292,25 @@ fn a_chain_of_calls_has_a_period() {
     ranks.turns = 5;
     let many = ranks.ns(&body);
     assert!((once - many).abs() < 1.0, "{once} and {many} ns");
+}
+
+#[test]
+fn a_dependent_launch_overlaps_until_it_waits() {
+    let mut ranks = Ranks::new(1);
+    ranks.turns = 6;
+    ranks.gap_ns = 1300.0;
+    let chain =
+        each(8, "ld.volatile.global.u32 %r#, [%d0+@]; cvt.u64.u32 %d2, %r#; add.u64 %d0, %d0, %d2;\n");
+    let count =
+        "ld.volatile.global.u32 %r50, [%d0+4096]; add.u32 %r50, %r50, 1; st.global.u32 [%d0+4096], %r50;\n";
+    let plain = ranks.ns(&(chain.clone() + count));
+    assert_eq!(ranks.word(0, 1024), 6);
+    let early = format!("griddepcontrol.launch_dependents;\n{chain} griddepcontrol.wait;\n{count}");
+    let overlapped = ranks.ns(&early);
+    assert_eq!(ranks.word(0, 1024), 12, "each launch has seen what the one before has stored");
+    let machine = machine();
+    is_near(plain, 1300.0 + 9.0 * l2(), 400.0);
+    is_near(overlapped, machine.dependent_ns + 2.0 * l2(), 100.0);
 }
 
 #[test]

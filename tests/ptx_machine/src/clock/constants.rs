@@ -61,6 +61,7 @@ constants! {
     dram_gbps, "GB/s", "of the memory";
     launch_ns, "ns", "from the end of a kernel to the first instruction of the next one in a stream";
     node_ns, "ns", "the same, of the next node of a graph";
+    dependent_ns, "ns", "from when a kernel lets a dependent one begin until it does, and from its end until that one has waited for it";
     cold_line_cycles, "cycles", "fetch of a line of 128 bytes of code that no cache of the multiprocessor has";
 }
 
@@ -101,6 +102,7 @@ fn h100() -> Machine {
         dram_gbps: 3350.0,
         launch_ns: 2100.0,
         node_ns: 1300.0,
+        dependent_ns: 800.0,
         cold_line_cycles: 40.0,
     }
 }
@@ -139,6 +141,7 @@ fn b200() -> Machine {
         dram_gbps: 8000.0,
         launch_ns: 2050.0,
         node_ns: 700.0,
+        dependent_ns: 450.0,
         ..h100()
     }
 }

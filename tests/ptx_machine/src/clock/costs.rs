@@ -94,7 +94,7 @@ fn convert(how: Cvt) -> Cost {
 
 pub(crate) fn of(instr: &Instr) -> Cost {
     match &instr.op {
-        Op::Nop | Op::Mov { .. } | Op::MovAddress { .. } | Op::Join { .. } | Op::Split { .. } => FREE,
+        Op::Mov { .. } | Op::MovAddress { .. } | Op::Join { .. } | Op::Split { .. } => FREE,
         Op::Cvta { .. } | Op::Activemask { .. } => FREE,
         // Parameters are operands.
         Op::Ld { access, addr, .. } if access.space == Space::Param || addr.base == Base::Param => FREE,
@@ -125,7 +125,7 @@ pub(crate) fn of(instr: &Instr) -> Cost {
         Op::Testp { .. } => SIMPLE,
         // What it does is not looked at.
         Op::Call { .. } => cost(20, 20.0),
-        Op::Nanosleep => cost(1, 0.0),
+        Op::Nanosleep | Op::Dependents { .. } => cost(1, 0.0),
         Op::Ld { .. } | Op::St { .. } | Op::Atom { .. } | Op::Fence { .. } | Op::Bar { .. } => cost(1, 0.0),
         Op::Warp { .. } | Op::Bra { .. } | Op::Ret | Op::Exit | Op::Trap => cost(1, 0.0),
         Op::BrxIdx { .. } => cost(3, 6.0),

@@ -10,6 +10,7 @@ mod calendar;
 mod constants;
 mod costs;
 mod fabric;
+mod launches;
 mod path;
 mod plan;
 mod recorder;

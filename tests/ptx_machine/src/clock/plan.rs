@@ -60,7 +60,7 @@ fn kind(instr: &Instr) -> Kind {
         Op::Atom { .. } | Op::Fence { .. } | Op::Bar { .. } | Op::Warp { .. } | Op::Call { .. } => {
             Kind::Fixed
         }
-        Op::Nanosleep => Kind::Fixed,
+        Op::Nanosleep | Op::Dependents { .. } => Kind::Fixed,
         _ => Kind::None,
     }
 }
@@ -88,6 +88,11 @@ fn latency(instr: &Instr, cost: Cost) -> f64 {
     }
 }
 
+/// Whether threads stop there until others have come, or a launch has ended.
+fn meets(instr: &Instr) -> bool {
+    matches!(instr.op, Op::Bar { .. } | Op::Warp { .. } | Op::Dependents { waits: true })
+}
+
 /// Whether a look of another thread's writes, outside of the block.
 pub(crate) fn is_look(instr: &Instr) -> bool {
     let space = match &instr.op {
@@ -107,7 +112,7 @@ impl Plan {
         for block in &flow.blocks {
             let mut first = block.first;
             for at in block.first..block.last {
-                let cuts = matches!(function.code[at].op, Op::Bar { .. } | Op::Warp { .. });
+                let cuts = meets(&function.code[at]);
                 if cuts || at + 1 == block.last {
                     region_of[first..=at].fill(regions.len() as u32);
                     regions.push(region(&function.code, &costs, first..at + 1, at + 1 == block.last));
@@ -179,7 +184,7 @@ fn schedule(code: &[Instr], costs: &[Cost], first: usize, last: usize) -> Vec<u3
             kept.for_each(|&(at, _)| edge(at, i, 0.0));
             accesses.push((i, own));
         }
-        let ends = instr.ends_block() || matches!(instr.op, Op::Bar { .. } | Op::Warp { .. });
+        let ends = instr.ends_block() || meets(instr);
         if ends && i + 1 == count {
             (0..i).for_each(|from| edge(from, i, 0.0));
         }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use super::constants::Machine;
 use super::fabric::{Fabric, Who};
+use super::launches::Rank;
 use super::path::{self, Cause};
 use super::plan::Plan;
 use super::recorder::Recorder;
-use super::state::{SimBlock, Sm, Store, Time, Warp};
+use super::state::{SimBlock, Sm, Store, Time};
 use super::{Chain, Counts, Step, Timing};
-use crate::block::Block;
 use crate::errors::{Fault, LaunchError};
 use crate::grid::Grid;
 use crate::program::Program;
@@ -30,18 +30,6 @@ pub(crate) enum Event {
 /// Of all calls together: what takes longer never ends.
 const MOST_NS: f64 = 20e6;
 
-/// Of a rank.
-struct Rank {
-    turn: usize,
-    /// Blocks of its launch that have not ended.
-    left: usize,
-    /// When its last launch began, and the ends of all.
-    start: f64,
-    ends: Vec<f64>,
-    /// The block that ended last, its warp, and when.
-    last: (Who, f64),
-}
-
 pub(crate) struct Simulation<'a> {
     pub run: Run<'a>,
     pub program: &'a Program,
@@ -58,13 +46,13 @@ pub(crate) struct Simulation<'a> {
     pub touched: HashSet<u32>,
     /// The block that is looked at.
     pub own: usize,
-    ranks: Vec<Rank>,
+    pub ranks: Vec<Rank>,
     queue: BinaryHeap<Reverse<(Time, Event, u64)>>,
     pushed: u64,
 }
 
 /// Numbers of blocks, and the multiprocessor of each.
-fn sample(chain: &Chain, rank: usize, sms: usize) -> Vec<(u32, usize)> {
+pub(crate) fn sample(chain: &Chain, rank: usize, sms: usize) -> Vec<(u32, usize)> {
     let [x, y, z] = chain.calls[rank].grid;
     let all = (x * y * z) as usize;
     let most = if chain.blocks == 0 { all } else { chain.blocks as usize };
@@ -108,7 +96,6 @@ pub fn time(program: &Program, machine: &Machine, chain: &Chain) -> Result<Timin
     let sms = machine.sms.max(1.0) as usize;
     let simulated = sample(chain, 0, sms).len().max(1);
     let scale = f64::from(chain.calls[0].grid.iter().product::<u32>()) / simulated as f64;
-    let rank = || Rank { turn: 0, left: 0, start: 0.0, ends: Vec::new(), last: ((0, 0), 0.0) };
     let simulation = Simulation {
         run,
         program,
@@ -122,7 +109,7 @@ pub fn time(program: &Program, machine: &Machine, chain: &Chain) -> Result<Timin
         stores: Vec::new(),
         touched: HashSet::new(),
         own: 0,
-        ranks: (0..ranks).map(|_| rank()).collect(),
+        ranks: (0..ranks).map(|_| Rank::default()).collect(),
         queue: BinaryHeap::new(),
         pushed: 0,
     };
@@ -147,7 +134,8 @@ impl Simulation<'_> {
                 Event::Warp(block, warp) => self.go_on(block, warp, at)?,
             }
         }
-        if self.ranks.iter().any(|rank| rank.ends.len() < self.chain.turns) {
+        let ended = |rank: &Rank| rank.turns.iter().filter(|turn| turn.ended).count();
+        if self.ranks.iter().any(|rank| ended(rank) < self.chain.turns) {
             return Err(self.stuck(Fault::Sync));
         }
         Ok(self.timing())
@@ -159,48 +147,6 @@ impl Simulation<'_> {
             .map(|sim| format!("rank {}, {}", sim.rank, report::waiting(self.program, &sim.block)))
             .collect();
         LaunchError { fault, kernel: self.chain.calls[0].kernel.to_owned(), what: texts.join("; ") }
-    }
-
-    fn launch(&mut self, rank: usize, at: f64) {
-        let sms = self.machine.sms.max(1.0) as usize;
-        let chosen = sample(self.chain, rank, sms);
-        let call = &self.chain.calls[rank];
-        let [x, y, _] = call.grid;
-        let threads = call.block.iter().product::<u32>();
-        let number = self.run.kernel_of(rank);
-        let registers = self.program.module.functions[number].registers.len();
-        let frame = self.run.frame_of(rank);
-        self.ranks[rank].left = chosen.len();
-        self.ranks[rank].start = at;
-        for (i, sm) in chosen {
-            while self.sms[rank].len() <= sm {
-                self.sms[rank].push(Sm::new(self.machine));
-            }
-            // A kernel begins with an empty first-level cache, and with its own parameters.
-            self.sms[rank][sm].l1.clear();
-            self.sms[rank][sm].lines.clear();
-            let index = [i % x, i / x % y, i / x / y];
-            let block = Block::new(rank, index, 0, threads, frame, self.program.module.shared_bytes);
-            let warps: Vec<Warp> = (0..threads.div_ceil(32))
-                .map(|w| Warp::new(at, (threads - w * 32).min(32) as usize, registers))
-                .collect();
-            let left = warps.len();
-            self.blocks.push(Some(Box::new(SimBlock {
-                block,
-                rank,
-                turn: self.ranks[rank].turn,
-                sm,
-                warps,
-                meetings: [None; 16],
-                acks: 0.0,
-                pending: Vec::new(),
-                left,
-                end: at,
-                last: 0,
-            })));
-            let number = self.blocks.len() - 1;
-            (0..left).for_each(|warp| self.push(at, Event::Warp(number, warp)));
-        }
     }
 
     fn go_on(&mut self, block: usize, warp: usize, at: f64) -> Result<(), LaunchError> {
@@ -219,38 +165,9 @@ impl Simulation<'_> {
         result
     }
 
-    fn block_ended(&mut self, number: usize, sim: &mut SimBlock) {
-        let rank = &mut self.ranks[sim.rank];
-        let end = sim.end.max(sim.acks);
-        if rank.ends.len() <= rank.turn {
-            rank.ends.push(0.0);
-            rank.last = ((number, 0), 0.0);
-        }
-        if end >= rank.last.1 {
-            rank.last = ((number, sim.last), end);
-        }
-        rank.ends[sim.turn] = rank.ends[sim.turn].max(end);
-        // Only once. What nobody looks at any more goes.
-        sim.end = -1.0;
-        sim.block = Block::new(sim.rank, sim.block.index, 0, 0, 0, 0);
-        for warp in &mut sim.warps {
-            (warp.values, warp.lanes) = (Vec::new(), Vec::new());
-            warp.looked.clear();
-            if sim.turn + 1 < self.chain.turns {
-                warp.log.0 = Vec::new();
-            }
-        }
-        rank.left -= 1;
-        if rank.left == 0 && rank.turn + 1 < self.chain.turns {
-            rank.turn += 1;
-            let at = rank.ends[sim.turn] + self.machine.cycles(self.chain.gap_ns);
-            self.push(at, Event::Launch(sim.rank));
-        }
-    }
-
     fn timing(self) -> Timing {
         let turns = self.chain.turns;
-        let end = |turn: usize| self.ranks.iter().map(|rank| rank.ends[turn]).fold(0.0, f64::max);
+        let end = |turn: usize| self.ranks.iter().map(|rank| rank.turns[turn].end).fold(0.0, f64::max);
         // The first call finds ranks that begin at the same instant.
         let gap = self.machine.cycles(self.chain.gap_ns);
         let call = if turns > 1 { (end(turns - 1) - end(0)) / (turns - 1) as f64 } else { end(0) + gap };
@@ -259,11 +176,21 @@ impl Simulation<'_> {
         let of = |who: Who| self.blocks[who.0].as_deref().filter(|sim| sim.turn + 1 == turns);
         let log_of = |who: Who| of(who).map(|sim| &sim.warps[who.1].log);
         let steps = path::back(log_of, who, self.warp_end(who).min(finish));
+        // A launch that began before the one before it had ended: from there on.
+        let first =
+            steps.last().map_or(0, |step| self.blocks[step.who.0].as_deref().map_or(0, |sim| sim.rank));
+        let before = turns.checked_sub(2).map_or(f64::MIN, |turn| self.ranks[first].turns[turn].end);
+        let start = self.ranks[first].turns[turns - 1].start;
+        let steps: Vec<path::Step> = steps
+            .into_iter()
+            .filter(|step| step.end > before)
+            .map(|step| path::Step { start: step.start.max(before), ..step })
+            .collect();
         let begin = steps.last().map_or(finish, |step| step.start);
         let ns = |cycles: f64| self.machine.ns(cycles);
         let mut causes: BTreeMap<Cause, f64> = BTreeMap::new();
         let mut add = |cause, cycles: f64| *causes.entry(cause).or_insert(0.0) += ns(cycles);
-        add(Cause::Launch, gap);
+        add(Cause::Launch, if turns > 1 { (start - before).max(0.0) } else { gap });
         steps.iter().for_each(|step| add(step.cause, step.end - step.start));
         add(Cause::Drain, finish - self.warp_end(who).min(finish));
         causes.retain(|_, &mut ns| ns > 0.0);

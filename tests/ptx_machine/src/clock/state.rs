@@ -42,6 +42,8 @@ pub(crate) enum Stop {
     Meet,
     /// In that of the simulation.
     Waits,
+    /// For the end of the launch before.
+    Depends,
     Ended,
 }
 
@@ -68,7 +70,7 @@ impl Lane {
 
     /// Where the next region begins that it has to go through.
     pub fn front(&self) -> Option<u32> {
-        if self.stop == Stop::Waits {
+        if matches!(self.stop, Stop::Waits | Stop::Depends) {
             return None;
         }
         self.at.or(match self.notes.front() {
@@ -112,6 +114,8 @@ pub(crate) struct Warp {
     pub log: Log,
     pub counts: Counts,
     pub ended: bool,
+    /// The instruction at which it waits for the launch before.
+    pub depends: u32,
     /// Of its next event: others are of no concern any more.
     pub next: Option<f64>,
 }
@@ -129,6 +133,7 @@ impl Warp {
             log: Log::default(),
             counts: Counts::default(),
             ended: false,
+            depends: 0,
             next: Some(now),
         }
     }
@@ -206,6 +211,8 @@ pub(crate) struct SimBlock {
     /// Its stores to its own GPU that have not arrived: whoever is in the block sees them.
     pub pending: Vec<usize>,
     pub left: usize,
+    /// Whether it has said that the next launch may begin.
+    pub told: bool,
     pub end: f64,
     pub last: usize,
 }

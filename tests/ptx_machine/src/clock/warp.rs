@@ -77,7 +77,7 @@ impl Simulation<'_> {
         }
     }
 
-    fn schedule(&mut self, sim: &mut SimBlock, w: usize, at: f64) {
+    pub(crate) fn schedule(&mut self, sim: &mut SimBlock, w: usize, at: f64) {
         sim.warps[w].next = Some(at);
         self.push(at, Event::Warp(self.own, w));
     }
@@ -294,6 +294,10 @@ impl Simulation<'_> {
                 None
             }
             Op::MovSpecial { .. } => Some(Value { ready: issued + machine.special_cycles, ..Value::NONE }),
+            Op::Dependents { waits } => {
+                self.depend(sim, w, at, lanes, *waits);
+                None
+            }
             Op::Bar { .. } => {
                 sim.warps[w].counts.syncs += 1.0;
                 self.meet_block(sim, w, at, instr, lanes)?;
@@ -315,7 +319,7 @@ impl Simulation<'_> {
         })
     }
 
-    fn pass_time(&mut self, sim: &mut SimBlock, w: usize, at: u32, cycles: f64, cause: Cause) {
+    pub(crate) fn pass_time(&mut self, sim: &mut SimBlock, w: usize, at: u32, cycles: f64, cause: Cause) {
         let warp = &mut sim.warps[w];
         let (start, end) = (warp.now, warp.now + cycles);
         warp.log.add(Segment { start, end, cause, queue: 0.0, at, after: None });

@@ -395,7 +395,6 @@ impl<'a, 'b> Lower<'a, 'b> {
 
     fn instr(&mut self, instr: &Instr) -> LoadResult<()> {
         match &instr.op {
-            Op::Nop => Ok(()),
             Op::Mov { .. }
             | Op::Join { .. }
             | Op::Split { .. }
@@ -415,9 +414,11 @@ impl<'a, 'b> Lower<'a, 'b> {
             | Op::Atom { .. }
             | Op::Fence { .. }
             | Op::Call { .. } => self.memory(&instr.op),
-            Op::Bar { .. } | Op::Warp { .. } | Op::Activemask { .. } | Op::Nanosleep => {
-                self.together(&instr.op)
-            }
+            Op::Bar { .. }
+            | Op::Warp { .. }
+            | Op::Activemask { .. }
+            | Op::Nanosleep
+            | Op::Dependents { .. } => self.together(&instr.op),
             Op::Bra { .. } | Op::BrxIdx { .. } | Op::Ret | Op::Exit | Op::Trap => {
                 self.error("an end within a block")
             }

@@ -26,7 +26,7 @@ use fast_allreduce_ptx_machine::Program;
 
 use job::{Call, Dtype, Shape};
 use published::PUBLISHED;
-use results::{size, Compared, Predicted, Results};
+use results::{cold_us, size, Compared, Predicted, Results};
 
 /// Predicts the time of allreduce kernels on a GPU, from their PTX.
 #[derive(Parser)]
@@ -74,6 +74,9 @@ struct Arguments {
     /// What nvcc made of tests/references/references.cu: compares predictions for it with published figures.
     #[arg(long)]
     references: Option<PathBuf>,
+    /// Fails where a reference's prediction is further off than so many per cent.
+    #[arg(long)]
+    most_off: Option<f64>,
     /// The kernels' cubin, for the size of their code.
     #[arg(long)]
     cubin: Option<PathBuf>,
@@ -226,7 +229,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     let dtype = Dtype::named(&arguments.dtype).map_or("", |dtype| dtype.name);
     let results = Results { machine, dtype, rows, ours, compared };
     if arguments.causes || arguments.path {
-        results.ours.iter().for_each(|result| show(arguments, result));
+        results.ours.iter().for_each(|result| show(arguments, &results.machine, result));
     }
     print!("{}", results.table());
     let write = |path: &Option<PathBuf>, text: &dyn Fn() -> Result<String, String>| match path {
@@ -234,10 +237,15 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         None => Ok(()),
     };
     write(&arguments.json, &|| Ok(results.json()))?;
-    write(&arguments.html, &|| page::page(&results).map_err(|error| error.to_string()))
+    write(&arguments.html, &|| page::page(&results).map_err(|error| error.to_string()))?;
+    let most = arguments.most_off.unwrap_or(f64::MAX);
+    match results.compared.iter().find(|one| one.off().abs() > most) {
+        Some(one) => Err(format!("{} at {} bytes: off by {:+.0} %", one.reference, one.bytes, one.off())),
+        None => Ok(()),
+    }
 }
 
-fn show(arguments: &Arguments, result: &Predicted) {
+fn show(arguments: &Arguments, machine: &Machine, result: &Predicted) {
     let Predicted { call, blocks, threads, timing, code } = result;
     let Timing { round_trips, flights, counts, .. } = timing;
     println!(
@@ -252,7 +260,8 @@ fn show(arguments: &Arguments, result: &Predicted) {
         counts.fences,
     );
     if let Some((bytes, executed)) = code {
-        println!("    {executed:.0} of {bytes} bytes of code");
+        let cold = cold_us(machine, *executed);
+        println!("    {executed:.0} of {bytes} bytes of code; {cold:.2} us more where no cache has them");
     }
     for (what, all) in [("loads from", &counts.loads), ("stores to", &counts.stores)] {
         for (device, traffic) in all {

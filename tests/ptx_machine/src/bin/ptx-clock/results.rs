@@ -153,7 +153,7 @@ impl Results {
     pub fn json(&self) -> String {
         let constants: Vec<String> =
             self.machine.constants().iter().map(|(name, value, ..)| format!("\"{name}\": {value}")).collect();
-        let ours: Vec<String> = self.ours.iter().map(predicted).collect();
+        let ours: Vec<String> = self.ours.iter().map(|one| predicted(&self.machine, one)).collect();
         let compared: Vec<String> = self
             .compared
             .iter()
@@ -197,15 +197,23 @@ fn traffic(all: &std::collections::BTreeMap<usize, Traffic>) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-fn predicted(result: &Predicted) -> String {
+/// How much longer a call takes that finds none of its code in a cache.
+pub fn cold_us(machine: &Machine, executed_bytes: f64) -> f64 {
+    executed_bytes / 128.0 * machine.cold_line_cycles / machine.ghz / 1e3
+}
+
+fn predicted(machine: &Machine, result: &Predicted) -> String {
     let Predicted { call, blocks, threads, timing, code } = result;
     let causes: Vec<String> = Cause::ALL
         .iter()
         .filter_map(|cause| Some(format!("\"{}\": {:.1}", cause.name(), timing.causes.get(cause)?)))
         .collect();
     let counts = &timing.counts;
-    let code = code.map_or(String::new(), |(bytes, touched)| {
-        format!(", \"code_bytes\": {bytes}, \"code_bytes_executed\": {touched:.0}")
+    let code = code.map_or(String::new(), |(bytes, executed)| {
+        let cold = cold_us(machine, executed);
+        format!(
+            ", \"code_bytes\": {bytes}, \"code_bytes_executed\": {executed:.0}, \"cold_code_us\": {cold:.2}"
+        )
     });
     format!(
         "{{\"algorithm\": \"{}\", \"ranks\": {}, \"bytes\": {}, \"blocks\": {blocks}, \"threads\": {threads}, \"us\": {:.3}, \
