@@ -2,7 +2,7 @@
 # Executes what nvcc makes of csrc/ for GPUs, on the CPU, instruction by instruction: tests/ptx_machine has the machine, and its README
 # what it shows and what not. No GPU is needed; nvcc is fetched.
 #   scripts/test-ptx.sh                 all: the machine's own tests, the kernels of the hot set in many orders with races looked for,
-#                                       the tests of the CUDA device on the machine, coverage, and planted bugs
+#                                       the tests of the CUDA device on the machine, coverage, the clock's references, and planted bugs
 #   scripts/test-ptx.sh --machine       without the tests of the CUDA device, and the coverage that they add to
 #   scripts/test-ptx.sh ARGUMENTS...    those tests of the CUDA device alone that the arguments select
 # CUDA_FEATURE is the feature to build with (default cuda-13000). PTX_NVCC names an nvcc to use.
@@ -79,7 +79,14 @@ plants() {
   [ -x "$program" ] || { echo "$built" && echo "planted bugs: there is no test program" && return 1; }
   tests/ptx_machine/plants.sh "$PTX_NVCC" "$program"
 }
+# What the clock predicts for published protocols, beside what was published: docs/gpu-model.md.
+references() {
+  "$PTX_NVCC" -ptx -lineinfo -arch=compute_90 -std=c++17 -O3 -o "$work/references.ptx" tests/ptx_machine/tests/references/references.cu
+  "$target/release/ptx-clock" "$work/references.ptx" --algorithms sentinel_one_shot --ranks 2 --sizes 8K \
+    --references "$work/references.ptx" --most-off 35
+}
 count "machine" machine
+count "clock" references
 if [ -z "$machine_only" ]; then
   count "CUDA device" cuda --skip injection_sweep
   count "coverage" "$target/release/ptx-coverage" "$ptx" "$coverage" tests/ptx_machine/coverage.list

@@ -44,7 +44,7 @@ struct Arguments {
     show_constants: bool,
     #[arg(long, value_delimiter = ',', default_value = "2,4,8")]
     ranks: Vec<usize>,
-    #[arg(long, value_delimiter = ',', default_value = "1K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M", value_parser = bytes)]
+    #[arg(long, value_delimiter = ',', default_value = "1K,8K,32K,64K,128K,256K,512K,1M,8M", value_parser = bytes)]
     sizes: Vec<usize>,
     /// one_shot_pull and so on, with `+` behind it for registered inputs; or a protocol of the reference kernels.
     #[arg(
