@@ -41,6 +41,7 @@ impl Simulation<'_> {
         let registers = self.program.module.functions[number].registers.len();
         let frame = self.run.frame_of(rank);
         let turn = self.ranks[rank].turns.len();
+        let is_last = turn + 1 == self.chain.turns;
         let left = chosen.len();
         self.ranks[rank].turns.push(Turn { start: at, left, silent: left, ..Turn::default() });
         for (i, sm) in chosen {
@@ -53,7 +54,7 @@ impl Simulation<'_> {
             let index = [i % x, i / x % y, i / x / y];
             let block = Block::new(rank, index, 0, threads, frame, self.program.module.shared_bytes);
             let warps: Vec<Warp> = (0..threads.div_ceil(32))
-                .map(|w| Warp::new(at, (threads - w * 32).min(32) as usize, registers))
+                .map(|w| Warp::new(at, (threads - w * 32).min(32) as usize, registers, is_last))
                 .collect();
             let left = warps.len();
             self.blocks.push(Some(Box::new(SimBlock {
@@ -93,9 +94,6 @@ impl Simulation<'_> {
         for warp in &mut sim.warps {
             (warp.values, warp.lanes) = (Vec::new(), Vec::new());
             warp.looked.clear();
-            if sim.turn + 1 < self.chain.turns {
-                warp.log.0 = Vec::new();
-            }
         }
         if ended {
             let waiting = std::mem::take(&mut self.ranks[sim.rank].turns[sim.turn].waiting);
@@ -158,7 +156,7 @@ impl Simulation<'_> {
             lane.stop = Stop::Run;
         }
         let (start, at) = (warp.now, warp.depends);
-        warp.log.add(Segment { start, end, cause: Cause::Launch, queue: 0.0, at, after: None });
+        warp.log.add(Segment { start, end, cause: Cause::Launch, queue: 0.0, at }, None);
         warp.now = warp.now.max(end);
         let own = std::mem::replace(&mut self.own, block);
         let now = sim.warps[w].now;

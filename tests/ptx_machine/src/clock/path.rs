@@ -1,5 +1,7 @@
 //! What each warp waited for, and the way back from the end of a call to its beginning: where its time went.
 
+use std::collections::HashMap;
+
 use super::fabric::Who;
 
 /// What time goes to.
@@ -71,7 +73,7 @@ impl Cause {
     }
 }
 
-/// Time that a warp spent, and who it waited for.
+/// Time that a warp spent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Segment {
     pub start: f64,
@@ -81,7 +83,6 @@ pub(crate) struct Segment {
     pub queue: f64,
     /// The instruction.
     pub at: u32,
-    pub after: Option<After>,
 }
 
 /// What another warp did: a store that was issued and arrived, or its coming to a sync.
@@ -94,27 +95,41 @@ pub(crate) struct After {
     pub queue: f64,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Log(pub Vec<Segment>);
+/// Of a warp. The segments of a launch of which nobody asks for the path are not kept.
+#[derive(Debug)]
+pub(crate) struct Log {
+    segments: Vec<Segment>,
+    /// By segment, of those that have one.
+    afters: HashMap<u32, After>,
+    is_kept: bool,
+}
+
+/// So many segments tell every instruction from the next one; of those after them instructions in a row are one.
+const FINE: usize = 4096;
 
 impl Log {
-    pub fn add(&mut self, segment: Segment) {
-        if segment.end <= segment.start {
+    pub fn new(is_kept: bool) -> Self {
+        Self { segments: Vec::new(), afters: HashMap::new(), is_kept }
+    }
+
+    pub fn add(&mut self, segment: Segment, after: Option<After>) {
+        if segment.end <= segment.start || !self.is_kept {
             return;
         }
-        if let Some(last) = self.0.last_mut() {
-            let plain = last.after.is_none() && segment.after.is_none() && segment.queue == 0.0;
-            if plain
-                && last.cause == segment.cause
-                && last.at == segment.at
-                && last.queue == 0.0
-                && last.end == segment.start
-            {
+        let number = self.segments.len() as u32;
+        if let Some(last) = self.segments.last_mut() {
+            let own = matches!(last.cause, Cause::Issue | Cause::Arithmetic)
+                && matches!(segment.cause, Cause::Issue | Cause::Arithmetic);
+            let is_same = last.cause == segment.cause && last.at == segment.at;
+            let plain = after.is_none() && segment.queue == 0.0 && last.queue == 0.0;
+            let fits = is_same || (own && number as usize > FINE);
+            if plain && fits && last.end == segment.start && !self.afters.contains_key(&(number - 1)) {
                 last.end = segment.end;
                 return;
             }
         }
-        self.0.push(segment);
+        self.afters.extend(after.map(|after| (number, after)));
+        self.segments.push(segment);
     }
 }
 
@@ -133,12 +148,12 @@ pub(crate) fn back<'a>(log_of: impl Fn(Who) -> Option<&'a Log>, mut who: Who, en
     let mut steps = Vec::new();
     let mut time = end;
     let Some(mut log) = log_of(who) else { return steps };
-    let mut i = log.0.len();
+    let mut i = log.segments.len();
     loop {
-        while i > 0 && log.0[i - 1].start >= time {
+        while i > 0 && log.segments[i - 1].start >= time {
             i -= 1;
         }
-        let Some(segment) = i.checked_sub(1).map(|i| log.0[i]) else { return steps };
+        let Some(segment) = i.checked_sub(1).map(|i| log.segments[i]) else { return steps };
         let mut step = |cause, start: f64, end: f64| {
             if end > start {
                 steps.push(Step { who, at: segment.at, cause, start, end });
@@ -147,7 +162,7 @@ pub(crate) fn back<'a>(log_of: impl Fn(Who) -> Option<&'a Log>, mut who: Who, en
         // What lies between two segments is the warp's own.
         step(Cause::Issue, segment.end, time);
         time = time.min(segment.end);
-        let jump = segment.after.filter(|after| after.issued < time);
+        let jump = log.afters.get(&(i as u32 - 1)).copied().filter(|after| after.issued < time);
         match jump.and_then(|after| Some((after, log_of(after.who)?))) {
             Some((after, other)) => {
                 let seen = after.arrived.clamp(after.issued, time);
@@ -160,7 +175,7 @@ pub(crate) fn back<'a>(log_of: impl Fn(Who) -> Option<&'a Log>, mut who: Who, en
                 step(Cause::Bandwidth, own, seen);
                 step(way, after.issued, own);
                 (who, log, time) = (after.who, other, after.issued);
-                i = log.0.len();
+                i = log.segments.len();
             }
             None => {
                 let queue = segment.queue.min(time - segment.start);

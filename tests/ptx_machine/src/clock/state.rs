@@ -121,7 +121,7 @@ pub(crate) struct Warp {
 }
 
 impl Warp {
-    pub fn new(now: f64, lanes: usize, registers: usize) -> Self {
+    pub fn new(now: f64, lanes: usize, registers: usize, is_logged: bool) -> Self {
         Self {
             now,
             lanes: (0..lanes).map(|_| Lane::new()).collect(),
@@ -130,7 +130,7 @@ impl Warp {
             look: None,
             looked: HashMap::new(),
             waited: Vec::new(),
-            log: Log::default(),
+            log: Log::new(is_logged),
             counts: Counts::default(),
             ended: false,
             depends: 0,

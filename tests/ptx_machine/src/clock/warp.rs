@@ -225,7 +225,7 @@ impl Simulation<'_> {
             let Value { ready, cause, queue, looked } = operands;
             // Looks that are on their way together are waited for together: the last store of all counts.
             let after = looked.and_then(|looked| warp.last_waited(looked));
-            warp.log.add(Segment { start: warp.now, end: ready, cause, queue, at, after });
+            warp.log.add(Segment { start: warp.now, end: ready, cause, queue, at }, after);
             warp.now = ready;
         }
         let start = warp.now;
@@ -236,7 +236,7 @@ impl Simulation<'_> {
             warp.now = issued + 1.0;
         }
         warp.counts.instructions += f64::from(cost.issues);
-        warp.log.add(Segment { start, end: warp.now, cause: Cause::Issue, queue: 0.0, at, after: None });
+        warp.log.add(Segment { start, end: warp.now, cause: Cause::Issue, queue: 0.0, at }, None);
         let value = self.effect(sim, w, at, instr, lanes, parts, issued)?;
         let depth = cost.depth * self.machine.alu_cycles;
         let value = value.unwrap_or(Value { ready: issued + depth, ..Value::NONE });
@@ -322,7 +322,7 @@ impl Simulation<'_> {
     pub(crate) fn pass_time(&mut self, sim: &mut SimBlock, w: usize, at: u32, cycles: f64, cause: Cause) {
         let warp = &mut sim.warps[w];
         let (start, end) = (warp.now, warp.now + cycles);
-        warp.log.add(Segment { start, end, cause, queue: 0.0, at, after: None });
+        warp.log.add(Segment { start, end, cause, queue: 0.0, at }, None);
         warp.now = end;
     }
 
@@ -330,14 +330,8 @@ impl Simulation<'_> {
         let done = self.fence(sim, issued, scope);
         let warp = &mut sim.warps[w];
         warp.counts.fences += 1.0;
-        warp.log.add(Segment {
-            start: warp.now,
-            end: done,
-            cause: Cause::Fence,
-            queue: 0.0,
-            at,
-            after: None,
-        });
+        let segment = Segment { start: warp.now, end: done, cause: Cause::Fence, queue: 0.0, at };
+        warp.log.add(segment, None);
         warp.now = warp.now.max(done);
         done
     }
@@ -390,7 +384,7 @@ impl Simulation<'_> {
             }
             last = w;
             let after = (meeting.by != w).then_some(after);
-            warp.log.add(Segment { start: warp.now, end, cause: Cause::Sync, queue: 0.0, at, after });
+            warp.log.add(Segment { start: warp.now, end, cause: Cause::Sync, queue: 0.0, at }, after);
             warp.now = warp.now.max(end);
             instr.writes(&mut |reg| warp.values[reg as usize] = Value::NONE);
             self.schedule(sim, w, end);

@@ -95,7 +95,7 @@ struct Arguments {
 }
 
 /// Threads that are simulated at once, of all ranks, unless it is said how many blocks.
-const THREADS: u32 = 16 << 10;
+const THREADS: u32 = 8 << 10;
 
 /// Bytes, with K or M behind them.
 fn bytes(text: &str) -> Result<usize, String> {
