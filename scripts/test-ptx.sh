@@ -3,7 +3,7 @@
 # what it shows and what not. No GPU is needed; nvcc is fetched.
 #   scripts/test-ptx.sh                 all: the machine's own tests, the kernels of the hot set in many orders with races looked for,
 #                                       the tests of the CUDA device on the machine, some of them again with races looked for and with
-#                                       stores that come late, coverage, and planted bugs
+#                                       stores that come late, coverage, the clock's references, and planted bugs
 #   scripts/test-ptx.sh --machine       without the tests of the CUDA device, and what rests on them
 #   scripts/test-ptx.sh ARGUMENTS...    those tests of the CUDA device alone that the arguments select
 # CUDA_FEATURE is the feature to build with (default cuda-13000). PTX_NVCC names an nvcc to use.
@@ -107,7 +107,14 @@ ended() {
 }
 
 export PTX_MACHINE_COVERAGE=$coverage
+# What the clock predicts for published protocols, beside what was published: docs/gpu-model.md.
+references() {
+  "$PTX_NVCC" -ptx -lineinfo -arch=compute_90 -std=c++17 -O3 -o "$work/references.ptx" tests/ptx_machine/tests/references/references.cu
+  "$target/release/ptx-clock" "$work/references.ptx" --algorithms sentinel_one_shot --ranks 2 --sizes 8K \
+    --references "$work/references.ptx" --most-off 35
+}
 count "machine" machine
+count "clock" references
 if [ -z "$machine_only" ]; then
   # Such a launch keeps one core busy.
   one_launch >"$work/one_launch" 2>&1 &

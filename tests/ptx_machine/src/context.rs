@@ -17,6 +17,8 @@ pub mod reason {
     pub const FAULT: u32 = 5;
     /// Between two parts of a vector access.
     pub const TORN: u32 = 6;
+    /// Before it looks at what other threads write, where the clock says when.
+    pub const LOOK: u32 = 7;
 }
 
 /// What an access at one instruction was last allowed to reach: addresses from `low` to `low + span`.

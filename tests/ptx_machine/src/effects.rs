@@ -57,11 +57,11 @@ impl Instr {
             }
             Op::Warp { mask, a, b, c, .. } => [mask, a, b, c].into_iter().for_each(|v| val(v, f)),
             Op::BrxIdx { index, .. } => val(index, f),
-            Op::Nop
-            | Op::MovSpecial { .. }
+            Op::MovSpecial { .. }
             | Op::Fence { .. }
             | Op::Activemask { .. }
             | Op::Nanosleep
+            | Op::Dependents { .. }
             | Op::Bra { .. }
             | Op::Call { .. }
             | Op::Ret
@@ -93,10 +93,10 @@ impl Instr {
             Op::Setp { d, q, .. } => [d, q].into_iter().flatten().for_each(|&d| f(d)),
             Op::Atom { d, .. } | Op::Bar { d, .. } => d.iter().for_each(|&d| f(d)),
             Op::Warp { d, p, .. } => [d, p].into_iter().flatten().for_each(|&d| f(d)),
-            Op::Nop
-            | Op::St { .. }
+            Op::St { .. }
             | Op::Fence { .. }
             | Op::Nanosleep
+            | Op::Dependents { .. }
             | Op::Bra { .. }
             | Op::BrxIdx { .. }
             | Op::Call { .. }

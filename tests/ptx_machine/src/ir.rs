@@ -105,7 +105,6 @@ pub struct Addr {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
-    Nop,
     Mov {
         ty: Type,
         d: Reg,
@@ -263,6 +262,10 @@ pub enum Op {
         d: Reg,
     },
     Nanosleep,
+    /// `griddepcontrol`.
+    Dependents {
+        waits: bool,
+    },
     Bra {
         to: Label,
     },

@@ -3,6 +3,7 @@
 mod analysis;
 mod block;
 mod capi;
+pub mod clock;
 mod context;
 pub mod coverage;
 mod dead;

@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::dead::dead_blocks;
 use crate::errors::{LoadError, LoadResult};
 use crate::ir::{Function, Module};
-use crate::lower::{self, Around, Facts, Helpers};
+use crate::lower::{self, Around, Facts, Helpers, Watch};
 use crate::{runtime, soft};
 
 /// `step` of a kernel.
@@ -39,7 +39,7 @@ pub struct Program {
     pub(crate) function_covered: Box<[AtomicU8]>,
     /// Variables of the module, in the host's memory.
     pub(crate) data: Data,
-    observed: bool,
+    watch: Watch,
 }
 
 /// Variables, 16-byte aligned. Kernels of several threads write there, as on a GPU.
@@ -79,12 +79,25 @@ impl Program {
     ///
     /// Whatever is not known or not right, with its line.
     pub fn load(text: &str, observed: bool) -> LoadResult<Self> {
+        Self::load_for(text, if observed { Watch::Races } else { Watch::Nobody })
+    }
+
+    /// Reads and checks a module whose launches the clock can time, and that are not for anything else.
+    ///
+    /// # Errors
+    ///
+    /// As of `load`.
+    pub fn load_timed(text: &str) -> LoadResult<Self> {
+        Self::load_for(text, Watch::Clock)
+    }
+
+    fn load_for(text: &str, watch: Watch) -> LoadResult<Self> {
         let module = crate::parse(text)?;
         let mut jit = Jit::new().map_err(|what| LoadError::new(0, what))?;
         let mut facts = Facts::default();
         for (number, function) in module.functions.iter().enumerate() {
             if !function.is_entry {
-                jit.function(&module, number, &mut facts, observed)?;
+                jit.function(&module, number, &mut facts, watch)?;
             }
         }
         let covered = facts.covers.iter().map(|_| AtomicU8::new(0)).collect();
@@ -95,13 +108,18 @@ impl Program {
             function_facts: facts,
             function_covered: covered,
             data,
-            observed,
+            watch,
         })
     }
 
     /// Whether launches can look for races.
     pub fn is_observed(&self) -> bool {
-        self.observed
+        self.watch == Watch::Races
+    }
+
+    /// Whether launches can be timed.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.watch == Watch::Clock
     }
 
     /// Offset and size of each parameter of a kernel; None: there is no such kernel.
@@ -159,7 +177,7 @@ impl Program {
             return Ok(Arc::clone(kernel));
         }
         let mut facts = Facts::default();
-        let code = jit.function(&self.module, number, &mut facts, self.observed)?;
+        let code = jit.function(&self.module, number, &mut facts, self.watch)?;
         // SAFETY: `function` compiled it with the parameters and the result of a `Step`.
         let step = unsafe { std::mem::transmute::<*const u8, Step>(code) };
         let covered = facts.covers.iter().map(|_| AtomicU8::new(0)).collect();
@@ -211,7 +229,7 @@ impl Jit {
         module: &Module,
         number: usize,
         facts: &mut Facts,
-        observed: bool,
+        watch: Watch,
     ) -> LoadResult<*const u8> {
         let function = &module.functions[number];
         let flow = Flow::of(function)?;
@@ -240,7 +258,7 @@ impl Jit {
         }
         let builder = FunctionBuilder::new(&mut codegen.func, &mut self.builder);
         let target = self.module.target_config();
-        let around = Around { number, function, flow: &flow, helpers, callees: &callees, observed, target };
+        let around = Around { number, function, flow: &flow, helpers, callees: &callees, watch, target };
         *facts = lower::lower(builder, around, facts)?;
         self.module.define_function(id, &mut codegen).map_err(failed)?;
         self.module.clear_context(&mut codegen);

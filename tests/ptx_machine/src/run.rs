@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::block::{Block, State};
+use crate::clock::Recorder;
 use crate::context::{reason, Context, Record, Request};
 use crate::errors::{Fault, LaunchError};
 use crate::grid::Grid;
@@ -70,6 +71,8 @@ pub(crate) struct Run<'a> {
     races: Option<Races>,
     race: Option<Race>,
     late: Option<StoreBuffers>,
+    /// What the thread does, for the clock.
+    pub(crate) recorder: Option<Recorder>,
 }
 
 /// What a pass over threads came to.
@@ -102,22 +105,15 @@ impl Program {
             }
             grids.push(grid);
         }
-        let late = settings.late_stores.then(|| StoreBuffers::new(threads));
-        let races =
-            if settings.race && late.is_none() { Some(races(launches, &blocks, threads)?) } else { None };
-        let run = Run {
-            program: self,
-            settings,
-            grids,
-            grid: 0,
-            thread: 0,
-            local: Range { low: 0, bytes: 0 },
-            written: std::ptr::null_mut(),
-            random: settings.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
-            races,
-            race: None,
-            late,
-        };
+        if self.is_timed() {
+            let what = "the program was loaded for the clock".to_owned();
+            return Err(LaunchError { fault: Fault::Launch, kernel: launches[0].kernel.to_owned(), what });
+        }
+        let mut run = Run::new(self, settings, grids);
+        run.late = settings.late_stores.then(|| StoreBuffers::new(threads));
+        if settings.race && run.late.is_none() {
+            run.races = Some(races(launches, &blocks, threads)?);
+        }
         run.all(blocks)
     }
 }
@@ -134,6 +130,25 @@ fn races(launches: &[Launch], blocks: &[Block], threads: u32) -> Result<Races, L
         std::iter::repeat_n((number as u32, device), block.states.len())
     });
     Ok(Races::new(places.collect()))
+}
+
+impl<'a> Run<'a> {
+    pub(crate) fn new(program: &'a Program, settings: Settings, grids: Vec<Grid<'a>>) -> Self {
+        Self {
+            program,
+            settings,
+            grids,
+            grid: 0,
+            thread: 0,
+            local: Range { low: 0, bytes: 0 },
+            written: std::ptr::null_mut(),
+            random: settings.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            races: None,
+            race: None,
+            recorder: None,
+            late: None,
+        }
+    }
 }
 
 impl Run<'_> {
@@ -195,8 +210,6 @@ impl Run<'_> {
     /// A turn for every thread of a block that can go on.
     fn pass(&mut self, block: &mut Block, order: &[u32]) -> Result<Pass, LaunchError> {
         let mut pass = Pass::default();
-        self.grid = block.launch;
-        self.written = block.written.as_mut_ptr();
         let mut context = self.context(block);
         for &thread in order {
             if block.states[thread as usize] == State::Ready {
@@ -207,7 +220,10 @@ impl Run<'_> {
         Ok(pass)
     }
 
-    fn context(&mut self, block: &mut Block) -> Context {
+    /// Of a block whose threads are to run.
+    pub(crate) fn context(&mut self, block: &mut Block) -> Context {
+        self.grid = block.launch;
+        self.written = block.written.as_mut_ptr();
         let grid = &mut self.grids[block.launch];
         Context {
             quantum: 0,
@@ -233,8 +249,8 @@ impl Run<'_> {
         }
     }
 
-    /// True unless the thread has only polled in vain.
-    fn step(&mut self, context: &mut Context, block: &mut Block, thread: u32) -> Result<bool, LaunchError> {
+    /// Runs a thread until it stops. Says why.
+    pub(crate) fn resume(&mut self, context: &mut Context, block: &mut Block, thread: u32) -> u32 {
         let grid = &self.grids[block.launch];
         let [x, y, _] = grid.launch.block;
         let step = grid.kernel.step;
@@ -252,7 +268,13 @@ impl Run<'_> {
         context.run = std::ptr::from_mut(self).cast();
         // SAFETY: the frame has the size that the kernel asks for and begins with zeros; all that the context points to outlives
         // the step; `self` is reached through the context alone while the step runs.
-        let why = unsafe { step(frame, context) };
+        unsafe { step(frame, context) }
+    }
+
+    /// True unless the thread has only polled in vain.
+    fn step(&mut self, context: &mut Context, block: &mut Block, thread: u32) -> Result<bool, LaunchError> {
+        let i = thread as usize;
+        let why = self.resume(context, block, thread);
         if let (Some(late), reason::BARRIER | reason::WARP | reason::END) = (&mut self.late, why) {
             late.flush(self.thread);
         }
@@ -269,12 +291,15 @@ impl Run<'_> {
                 block.states[i] = State::Ended;
                 block.left -= 1;
             }
-            _ => {
-                let kernel = self.grids[block.launch].launch.kernel;
-                return Err(report::failed(self.program, kernel, context.record, self.race, block, thread));
-            }
+            _ => return Err(self.failed(context, block, thread)),
         }
         Ok(true)
+    }
+
+    /// What is wrong, after a thread stopped for that.
+    pub(crate) fn failed(&self, context: &Context, block: &Block, thread: u32) -> LaunchError {
+        let kernel = self.grids[block.launch].launch.kernel;
+        report::failed(self.program, kernel, context.record, self.race, block, thread)
     }
 
     /// At the beginning of a turn, of the stores that its thread holds back: half of them.
@@ -294,7 +319,7 @@ impl Run<'_> {
         (random & 2) as u32 | u32::from(random & 0x70 == 0)
     }
 
-    fn wait(&mut self, block: &mut Block, thread: u32) -> Result<(), LaunchError> {
+    pub(crate) fn wait(&mut self, block: &mut Block, thread: u32) -> Result<(), LaunchError> {
         let at = block.requests[thread as usize].at;
         let met = together::arrive(report::instr(self.program, at), block, thread as usize);
         let met = met.map_err(|what| {
@@ -309,6 +334,16 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The kernel of a launch: its number among the functions, and the bytes of a thread's frame.
+    pub(crate) fn kernel_of(&self, launch: usize) -> usize {
+        self.grids[launch].kernel.number
+    }
+
+    /// See `kernel_of`.
+    pub(crate) fn frame_of(&self, launch: usize) -> u32 {
+        self.grids[launch].kernel.facts.frame_bytes
     }
 
     fn error(&self, block: &Block, fault: Fault, what: String) -> LaunchError {
@@ -379,6 +414,10 @@ impl Run<'_> {
 
     /// An access or a fence of the thread that runs.
     pub(crate) fn observe(&mut self, address: u64, bytes: u32, code: u32, at: u64) -> Option<Fault> {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.note(address, bytes, code, at);
+            return None;
+        }
         if let Some(late) = &mut self.late {
             late.before(self.thread, address, bytes, code);
         }

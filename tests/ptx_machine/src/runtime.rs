@@ -16,6 +16,9 @@ pub(crate) mod what {
     pub const WRITE: u32 = 1;
     pub const UPDATE: u32 = 2;
     pub const FENCE: u32 = 3;
+    /// For the clock: a block begins, and a guarded instruction is executed.
+    pub const REACHED: u32 = 1 << 8;
+    pub const TAKEN: u32 = 1 << 9;
 
     const ORDERS: [Order; 7] = [
         Order::Weak,

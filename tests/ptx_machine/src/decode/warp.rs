@@ -45,11 +45,13 @@ impl Decoder<'_, '_> {
             }
             // Launches of a stream follow each other here: what is waited for has ended.
             _ => {
-                self.want("wait or launch_dependents", |m| {
-                    matches!(m, "wait" | "launch_dependents").then_some(())
+                let waits = self.want("wait or launch_dependents", |m| match m {
+                    "wait" => Some(true),
+                    "launch_dependents" => Some(false),
+                    _ => None,
                 })?;
                 self.count(0..=0)?;
-                Ok(Op::Nop)
+                Ok(Op::Dependents { waits })
             }
         }
     }

@@ -9,6 +9,7 @@ use crate::analysis::{Back, Set};
 use crate::context::{reason, Context};
 use crate::errors::{Fault, LoadResult};
 use crate::ir::{Instr, Label, Op, Reg, Val};
+use crate::runtime::what;
 
 impl Lower<'_, '_> {
     pub(super) fn guarded(&mut self, instr: &Instr, (p, negated): (Reg, bool)) -> LoadResult<()> {
@@ -18,6 +19,7 @@ impl Lower<'_, '_> {
         self.b.ins().brif(p, yes, &[], no, &[]);
         self.b.switch_to_block(taken);
         self.cover(self.at, self.at + 1);
+        self.tell_clock(what::TAKEN);
         self.instr(instr)?;
         self.b.ins().jump(after, &[]);
         self.b.switch_to_block(after);

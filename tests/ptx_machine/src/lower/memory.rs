@@ -4,7 +4,7 @@ use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{types, AtomicRmwOp, InstBuilder, Value};
 use std::mem::{offset_of, size_of};
 
-use super::{flags, int, Lower, FRAME_HEAD};
+use super::{flags, int, Lower, Watch, FRAME_HEAD};
 use crate::context::{self, reason, Context};
 use crate::errors::{Fault, LoadResult};
 use crate::ir::{Access, Addr, AtomOp, Base, Mask, Op, Reg, Special, Val};
@@ -40,7 +40,7 @@ impl Lower<'_, '_> {
             Op::Atom { op, access, d, addr, b, c } => self.atomic(*op, access, *d, addr, *b, *c)?,
             Op::Fence { order, scope } => {
                 self.b.ins().fence();
-                if self.observed {
+                if self.watch >= Watch::Races {
                     let (zero, code) = (self.constant(0, 8), what::fence(*order, *scope));
                     self.observe(zero, 0, code);
                 }
@@ -169,7 +169,7 @@ impl Lower<'_, '_> {
             }
             _ => {
                 self.check_global(a, bytes, code);
-                if self.observed {
+                if self.watch >= Watch::Races {
                     self.observe(a, bytes, code);
                 }
             }
@@ -239,7 +239,37 @@ impl Lower<'_, '_> {
         self.or_trap(failed);
     }
 
+    /// Tells the clock where the thread is. It knows kernels alone.
+    pub(super) fn tell_clock(&mut self, code: u32) {
+        if self.watch == Watch::Clock && self.function.is_entry {
+            let zero = self.constant(0, 8);
+            self.observe(zero, 0, code);
+        }
+    }
+
+    /// Stops before the first look of a block, for the clock. The others of the block are at about the same time.
+    fn stop_to_look(&mut self, access: &Access, addr: &Addr) -> LoadResult<()> {
+        let outside = matches!(access.space, Space::Generic | Space::Global);
+        let is_kernel = self.function.is_entry;
+        if self.watch != Watch::Clock || !outside || !is_kernel || self.looked == Some(self.block) {
+            return Ok(());
+        }
+        if self.function.code[self.at].guard.is_none() {
+            self.looked = Some(self.block);
+        }
+        let a = self.address(addr)?;
+        self.store_context(a, offset_of!(Context, request) + offset_of!(context::Request, args));
+        let here = self.here();
+        self.store_context(here, offset_of!(Context, request) + offset_of!(context::Request, at));
+        let live = self.flow.live_before(self.function, self.block, self.at);
+        self.stop(reason::LOOK, &live);
+        Ok(())
+    }
+
     fn load(&mut self, access: &Access, d: &[Option<Reg>], addr: &Addr) -> LoadResult<()> {
+        if access.order.is_strong() {
+            self.stop_to_look(access, addr)?;
+        }
         let bytes = access.ty.bytes();
         let code = what::access(what::READ, access);
         let a = self.checked(access, addr, bytes * d.len() as u32, code)?;
@@ -342,6 +372,7 @@ impl Lower<'_, '_> {
         b: Val,
         c: Val,
     ) -> LoadResult<()> {
+        self.stop_to_look(access, addr)?;
         let bytes = access.ty.bytes();
         let a = self.checked(access, addr, bytes, what::access(what::UPDATE, access))?;
         let (b, c) = (self.val(b, bytes), self.val(c, bytes));

@@ -22,6 +22,7 @@ use crate::analysis::{Flow, Set};
 use crate::context::{reason, Context};
 use crate::errors::{Fault, LoadError, LoadResult};
 use crate::ir::{Function, Instr, Op, Reg, Val};
+use crate::runtime::what;
 use crate::types::Type;
 
 /// Where registers are saved in a frame: after the number of the place to go on at, and local memory.
@@ -40,6 +41,16 @@ pub(crate) struct Helpers {
     pub convert: FuncRef,
     pub atomic: FuncRef,
     pub timer: FuncRef,
+}
+
+/// Who is told what a thread does, by a call of `observe`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Watch {
+    Nobody,
+    /// Every access and fence.
+    Races,
+    /// Blocks and guarded instructions too; and a thread stops before it looks at what others write.
+    Clock,
 }
 
 /// What is known about compiled code.
@@ -67,8 +78,7 @@ pub(crate) struct Lower<'a, 'b> {
     pub flow: &'a Flow,
     pub helpers: Helpers,
     pub callees: &'a HashMap<String, (FuncRef, &'a Function)>,
-    /// Whether every access is told to `observe`.
-    pub observed: bool,
+    pub watch: Watch,
     target: TargetFrontendConfig,
     pub facts: Facts,
     vars: Vec<Variable>,
@@ -87,6 +97,8 @@ pub(crate) struct Lower<'a, 'b> {
     /// The instruction that is being compiled.
     at: usize,
     block: usize,
+    /// The block in which every thread has stopped for a look.
+    looked: Option<usize>,
 }
 
 pub(crate) fn flags() -> MemFlagsData {
@@ -116,7 +128,7 @@ pub(crate) struct Around<'a> {
     pub flow: &'a Flow,
     pub helpers: Helpers,
     pub callees: &'a HashMap<String, (FuncRef, &'a Function)>,
-    pub observed: bool,
+    pub watch: Watch,
     pub target: TargetFrontendConfig,
 }
 
@@ -134,7 +146,7 @@ pub(crate) fn lower(b: FunctionBuilder, around: Around, before: &Facts) -> LoadR
 
 impl<'a, 'b> Lower<'a, 'b> {
     fn new(mut b: FunctionBuilder<'b>, around: Around<'a>) -> Self {
-        let Around { number, function, flow, helpers, callees, observed, target } = around;
+        let Around { number, function, flow, helpers, callees, watch, target } = around;
         let vars: Vec<Variable> =
             function.registers.iter().map(|register| b.declare_var(int(register.ty.bytes()))).collect();
         let shadows: HashMap<Reg, Variable> =
@@ -178,7 +190,7 @@ impl<'a, 'b> Lower<'a, 'b> {
             flow,
             helpers,
             callees,
-            observed,
+            watch,
             target,
             facts,
             vars,
@@ -195,6 +207,7 @@ impl<'a, 'b> Lower<'a, 'b> {
             slots,
             at: 0,
             block: 0,
+            looked: None,
         }
     }
 
@@ -336,6 +349,8 @@ impl<'a, 'b> Lower<'a, 'b> {
             return Ok(());
         }
         self.cover(block.first, block.last);
+        self.at = block.first;
+        self.tell_clock(what::REACHED);
         let mut written = block.written.clone();
         for at in block.first..block.last {
             self.at = at;
@@ -381,7 +396,6 @@ impl<'a, 'b> Lower<'a, 'b> {
 
     fn instr(&mut self, instr: &Instr) -> LoadResult<()> {
         match &instr.op {
-            Op::Nop => Ok(()),
             Op::Mov { .. }
             | Op::Join { .. }
             | Op::Split { .. }
@@ -401,9 +415,11 @@ impl<'a, 'b> Lower<'a, 'b> {
             | Op::Atom { .. }
             | Op::Fence { .. }
             | Op::Call { .. } => self.memory(&instr.op),
-            Op::Bar { .. } | Op::Warp { .. } | Op::Activemask { .. } | Op::Nanosleep => {
-                self.together(&instr.op)
-            }
+            Op::Bar { .. }
+            | Op::Warp { .. }
+            | Op::Activemask { .. }
+            | Op::Nanosleep
+            | Op::Dependents { .. } => self.together(&instr.op),
             Op::Bra { .. } | Op::BrxIdx { .. } | Op::Ret | Op::Exit | Op::Trap => {
                 self.error("an end within a block")
             }

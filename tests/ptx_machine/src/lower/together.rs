@@ -3,7 +3,7 @@
 use cranelift_codegen::ir::{types, InstBuilder, Value};
 use std::mem::offset_of;
 
-use super::Lower;
+use super::{Lower, Watch};
 use crate::context::{reason, Context, Request};
 use crate::errors::LoadResult;
 use crate::ir::{Op, Reg, Val};
@@ -37,6 +37,11 @@ impl Lower<'_, '_> {
                 self.set(*d, own);
             }
             Op::Nanosleep => self.wait(reason::POLL, &[], None, None),
+            // For the clock, launches of a stream may overlap.
+            Op::Dependents { waits: true } if self.watch == Watch::Clock => {
+                self.wait(reason::BARRIER, &[], None, None)
+            }
+            Op::Dependents { .. } => {}
             _ => return self.error("nothing to wait for"),
         }
         Ok(())

@@ -1,0 +1,159 @@
+//! A call to predict: which kernel, in what memory, in what grid.
+
+use fast_allreduce_ptx_machine::clock::{self, Chain, Machine, Timing};
+use fast_allreduce_ptx_machine::{Launch, Program, Range};
+
+use crate::abi::*;
+use crate::reference::Reference;
+use crate::world::{word_of, Data, Reach, World};
+
+/// How calls are launched.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    /// Most blocks of a launch, and most threads of a block.
+    pub blocks: u32,
+    pub threads: u32,
+    /// Calls in a row.
+    pub turns: usize,
+    /// Blocks of each rank that are simulated; 0: all.
+    pub simulate: u32,
+    /// Kernels follow each other in a stream, not in a graph.
+    pub stream: bool,
+}
+
+/// A call.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// one_shot_pull and so on; with `+` behind it, with registered inputs. Or a reference.
+    pub algorithm: String,
+    pub dtype: Dtype,
+    pub ranks: usize,
+    pub bytes: usize,
+}
+
+/// Of the hot set.
+#[derive(Debug, Clone, Copy)]
+pub struct Dtype {
+    pub name: &'static str,
+    pub code: FaDtype,
+    pub bytes: usize,
+}
+
+impl Dtype {
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "bf16" => Self { name: "bf16", code: FA_BF16, bytes: 2 },
+            "f16" => Self { name: "f16", code: FA_F16, bytes: 2 },
+            "f32" => Self { name: "f32", code: FA_F32, bytes: 4 },
+            _ => return None,
+        })
+    }
+}
+
+fn code_of(algorithm: &str) -> Option<FaAlgorithm> {
+    Some(match algorithm {
+        "one_shot_pull" => FA_ONE_SHOT_PULL,
+        "two_shot_pull" => FA_TWO_SHOT_PULL,
+        "one_shot_push" => FA_ONE_SHOT_PUSH,
+        "two_shot_push" => FA_TWO_SHOT_PUSH,
+        _ => return None,
+    })
+}
+
+/// Memory of either kind.
+enum Memory {
+    Ours(World),
+    Reference(Reference),
+}
+
+impl Memory {
+    fn homes(&self) -> Vec<(Range, usize)> {
+        match self {
+            Self::Ours(world) => world.homes(),
+            Self::Reference(reference) => reference.homes(),
+        }
+    }
+
+    fn data(&self) -> &Data {
+        match self {
+            Self::Ours(world) => &world.data,
+            Self::Reference(reference) => &reference.data,
+        }
+    }
+}
+
+impl Call {
+    fn base(&self) -> &str {
+        self.algorithm.trim_end_matches('+')
+    }
+
+    /// The name of its kernel.
+    pub fn kernel(&self) -> String {
+        match code_of(self.base()) {
+            Some(_) => format!("{}_{}_sum_w{}", self.base(), self.dtype.name, self.ranks),
+            None => format!("{}_w{}", self.base(), self.ranks),
+        }
+    }
+
+    /// Blocks and threads, as src/plan/grid.rs has them: as many as there is work for, blocks of the most threads first.
+    pub fn grid(&self, shape: &Shape, machine: &Machine) -> (u32, u32) {
+        let packs = self.bytes.div_ceil(FA_CUDA_PACK_BYTES as usize) as u32;
+        let is_two_shot = self.algorithm.contains("two_shot");
+        let work = if is_two_shot { packs.div_ceil(self.ranks as u32) } else { packs };
+        let most = shape.blocks.min(machine.sms as u32).max(1);
+        let blocks = work.div_ceil(shape.threads).clamp(1, most);
+        (blocks, work.div_ceil(blocks).next_multiple_of(32).clamp(32, shape.threads))
+    }
+
+    /// How much of its memory a rank touches call after call, in messages: input, output, and two generations of staging, or of
+    /// packets of all ranks.
+    fn footprint(&self) -> usize {
+        match self.base() {
+            "one_shot_push" | "words_one_shot" => 2 + 4 * self.ranks,
+            "sentinel_one_shot" => 2 + 3 * self.ranks,
+            "two_shot_push" => 2 + 2 * 4,
+            _ => 4,
+        }
+    }
+
+    /// How long it takes in a chain of such calls.
+    pub fn predict(&self, program: &Program, machine: &Machine, shape: &Shape) -> Result<Timing, String> {
+        let kernel = self.kernel();
+        let memory = match code_of(self.base()) {
+            Some(_) => Memory::Ours(World::new(self.ranks, self.bytes, word_of(self.dtype.code))),
+            None => Memory::Reference(Reference::new(self.base(), self.ranks, self.bytes)),
+        };
+        let params = |rank| match (&memory, code_of(self.base())) {
+            (Memory::Ours(world), Some(algorithm)) => {
+                let count = (self.bytes / self.dtype.bytes) as u64;
+                world.params(rank, algorithm, self.dtype.code, count, self.algorithm.ends_with('+'))
+            }
+            (Memory::Reference(reference), _) => reference.params(rank),
+            _ => Vec::new(),
+        };
+        let params: Vec<Vec<u8>> = (0..self.ranks).map(params).collect();
+        let reach = Reach(memory.homes());
+        let (blocks, threads) = self.grid(shape, machine);
+        let launch = |params| Launch {
+            kernel: &kernel,
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            params,
+            memory: &reach,
+        };
+        let calls: Vec<Launch> = params.iter().map(|params| launch(params)).collect();
+        let chain = Chain {
+            calls: &calls,
+            homes: &reach.0,
+            turns: shape.turns,
+            blocks: shape.simulate,
+            gap_ns: if shape.stream { machine.launch_ns } else { machine.node_ns },
+            resident: (self.bytes * self.footprint()) as f64 <= machine.l2_bytes,
+        };
+        let timing = clock::time(program, machine, &chain).map_err(|error| error.to_string())?;
+        if !memory.data().is_right() {
+            return Err(format!("{kernel}, {} bytes: the result is wrong", self.bytes));
+        }
+        Ok(timing)
+    }
+}

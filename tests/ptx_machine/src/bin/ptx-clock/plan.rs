@@ -1,0 +1,116 @@
+//! The plan's built-in rows for GPUs, as src/plan/built_in.rs has them, and what predictions say they should be.
+
+use fast_allreduce_ptx_machine::clock::Machine;
+
+use crate::results::Results;
+
+const SOURCE: &str = include_str!("../../../../../src/plan/built_in.rs");
+
+/// A row: for so many ranks, up to so many bytes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Row {
+    pub ranks: (usize, usize),
+    pub links: String,
+    pub max_bytes: usize,
+    /// As kernels are called.
+    pub algorithm: String,
+    pub blocks: u32,
+    pub threads: u32,
+}
+
+/// `2 * MIB` and the like.
+fn bytes(text: &str) -> Option<usize> {
+    text.split('*').map(str::trim).try_fold(1usize, |product, factor| {
+        product.checked_mul(match factor {
+            "KIB" => 1 << 10,
+            "MIB" => 1 << 20,
+            "MAX" => return Some(usize::MAX),
+            number => number.parse().ok()?,
+        })
+    })
+}
+
+/// `OneShotPush` as one_shot_push.
+fn snake(name: &str) -> String {
+    let mut text = String::new();
+    for letter in name.chars() {
+        if letter.is_uppercase() && !text.is_empty() {
+            text.push('_');
+        }
+        text.extend(letter.to_lowercase());
+    }
+    text
+}
+
+fn row(line: &str) -> Option<Row> {
+    let inside = line.trim().strip_prefix("cuda(")?.strip_suffix("),")?;
+    let parts: Vec<&str> = inside.split(',').map(str::trim).collect();
+    let [first, last, links, most, algorithm, blocks, threads] = parts[..] else { return None };
+    Some(Row {
+        ranks: (first.parse().ok()?, last.parse().ok()?),
+        links: links.strip_prefix("Links::")?.to_owned(),
+        max_bytes: bytes(most)?,
+        algorithm: snake(algorithm),
+        blocks: blocks.parse().ok()?,
+        threads: threads.parse().ok()?,
+    })
+}
+
+/// Those of the links that a machine has.
+pub fn rows(machine: &Machine) -> Vec<Row> {
+    let links = if machine.name.starts_with("pcie") { "PCIE" } else { "NVLINK" };
+    SOURCE.lines().filter_map(row).filter(|row| row.links == links).collect()
+}
+
+/// Blocks and threads that the plan has for an algorithm.
+pub fn shape(rows: &[Row], algorithm: &str, ranks: usize) -> (u32, u32) {
+    let of_ranks = |row: &&Row| row.ranks.0 <= ranks && ranks <= row.ranks.1;
+    let of_algorithm = |row: &&Row| row.algorithm == algorithm;
+    let found = rows.iter().filter(of_ranks).find(of_algorithm).or_else(|| rows.iter().find(of_algorithm));
+    found.map_or((64, 512), |row| (row.blocks, row.threads))
+}
+
+/// What the plan takes at a size.
+pub fn planned(rows: &[Row], ranks: usize, bytes: usize) -> Option<&Row> {
+    rows.iter().find(|row| row.ranks.0 <= ranks && ranks <= row.ranks.1 && bytes <= row.max_bytes)
+}
+
+/// Sizes up to which an algorithm is the fastest, of those that were predicted.
+pub fn crossovers(results: &Results, ranks: usize, registered: bool) -> Vec<(usize, String)> {
+    let mut found: Vec<(usize, String)> = Vec::new();
+    for bytes in results.sizes(ranks) {
+        let all = results.of(ranks).filter(|result| result.call.bytes == bytes);
+        // A push takes any input.
+        let all = all.filter(|result| {
+            let name = &result.call.algorithm;
+            name.contains("push") || name.ends_with('+') == registered
+        });
+        let Some(best) = all.min_by(|a, b| a.us().total_cmp(&b.us())) else { continue };
+        match found.last_mut() {
+            Some((up_to, name)) if *name == best.call.algorithm => *up_to = bytes,
+            _ => found.push((bytes, best.call.algorithm.clone())),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_rows_are_read() {
+        let nvlink = rows(&Machine::named("h100").unwrap());
+        assert!(nvlink.len() > 5, "{nvlink:?}");
+        assert_eq!(
+            nvlink.iter().filter(|row| row.max_bytes == usize::MAX).map(|row| row.ranks.0).min(),
+            Some(2)
+        );
+        for ranks in 2..=16 {
+            assert!(planned(&nvlink, ranks, 1 << 30).is_some(), "{ranks} ranks");
+        }
+        assert_eq!(bytes("512 * KIB"), Some(512 << 10));
+        assert_eq!(snake("HalvingDoubling"), "halving_doubling");
+        assert!(!rows(&Machine::named("pcie5").unwrap()).is_empty());
+    }
+}

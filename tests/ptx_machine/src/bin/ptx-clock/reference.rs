@@ -1,0 +1,65 @@
+//! Launches of the reference kernels: tests/references/references.cu.
+
+use fast_allreduce_ptx_machine::Range;
+
+use crate::abi::FA_BF16;
+use crate::world::{homes, word_of, Bytes, Data};
+
+const RANKS: usize = 8;
+const BLOCKS: usize = 132;
+/// Bytes of `Signals`: two times two generations of flags, and epochs.
+const SIGNALS: usize = 4 * BLOCKS * RANKS * 4 + BLOCKS * 4;
+const SENTINEL: u32 = 0x8000_8000;
+/// Packets of three generations, or of two that are twice as large, of all ranks.
+const GENERATIONS: usize = 4;
+
+/// What all ranks have.
+pub struct Reference {
+    pub data: Data,
+    signals: Vec<Bytes>,
+    scratch: Vec<Bytes>,
+    tables: Vec<Bytes>,
+    packs: u32,
+}
+
+impl Reference {
+    pub fn new(protocol: &str, ranks: usize, bytes: usize) -> Self {
+        let all = |bytes: usize| (0..ranks).map(|_| Bytes::new(bytes)).collect::<Vec<_>>();
+        let data = Data::new(ranks, bytes, word_of(FA_BF16));
+        let mut tables = all(RANKS * 8);
+        for table in &mut tables {
+            for (rank, input) in data.inputs.iter().enumerate() {
+                table.put(rank * 8, &input.address().to_le_bytes());
+            }
+        }
+        let packets = match protocol {
+            "flags_one_shot" => 0,
+            "flags_two_shot" => bytes,
+            _ => GENERATIONS * ranks * bytes,
+        };
+        let mut scratch = all(packets);
+        if protocol.starts_with("sentinel") {
+            scratch.iter_mut().for_each(|scratch| scratch.fill_words(SENTINEL));
+        }
+        Self { data, signals: all(SIGNALS), scratch, tables, packs: (bytes / 16) as u32 }
+    }
+
+    pub fn homes(&self) -> Vec<(Range, usize)> {
+        homes(&[&self.signals, &self.scratch, &self.tables, &self.data.inputs, &self.data.outputs])
+    }
+
+    /// `Launch` of a rank.
+    pub fn params(&self, rank: usize) -> Vec<u8> {
+        let addresses = |all: &[Bytes]| {
+            let known = all.iter().map(Bytes::address);
+            known.chain(std::iter::repeat(0)).take(RANKS).flat_map(u64::to_le_bytes).collect::<Vec<u8>>()
+        };
+        let mut params = addresses(&self.signals);
+        params.extend(self.tables[rank].address().to_le_bytes());
+        params.extend(addresses(&self.scratch));
+        params.extend(self.data.outputs[rank].address().to_le_bytes());
+        params.extend((rank as u32).to_le_bytes());
+        params.extend(self.packs.to_le_bytes());
+        params
+    }
+}

@@ -1,0 +1,197 @@
+//! Memory of a world of ranks, and the launches of kernels in it.
+
+use std::alloc::{alloc_zeroed, dealloc, Layout};
+use std::mem::{offset_of, size_of};
+
+use fast_allreduce_ptx_machine::{Memory, Range};
+
+use crate::abi::*;
+
+/// Zeros, 128-byte aligned. Pages that nobody touches take no memory.
+pub struct Bytes {
+    address: *mut u8,
+    layout: Layout,
+}
+
+impl Bytes {
+    pub fn new(bytes: usize) -> Self {
+        let layout = Layout::from_size_align(bytes.max(1).next_multiple_of(128), 128).expect("a size");
+        // SAFETY: the size is not 0.
+        let address = unsafe { alloc_zeroed(layout) };
+        assert!(!address.is_null(), "no memory for {bytes} bytes");
+        Self { address, layout }
+    }
+
+    pub fn address(&self) -> u64 {
+        self.address as u64
+    }
+
+    pub fn range(&self) -> Range {
+        Range { low: self.address(), bytes: self.layout.size() as u64 }
+    }
+
+    pub fn put(&mut self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.layout.size());
+        // SAFETY: inside of the allocation; no kernel runs.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address.add(at), bytes.len()) };
+    }
+}
+
+impl Bytes {
+    pub fn fill_words(&mut self, word: u32) {
+        (0..self.layout.size() / 4).for_each(|i| self.put(i * 4, &word.to_le_bytes()));
+    }
+
+    fn words(&self) -> &[u32] {
+        // SAFETY: inside of the allocation, which is aligned; no kernel runs.
+        unsafe { std::slice::from_raw_parts(self.address.cast(), self.layout.size() / 4) }
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.address, self.layout) };
+    }
+}
+
+/// What every rank reaches.
+pub struct Reach(pub Vec<(Range, usize)>);
+
+impl Memory for Reach {
+    fn find(&self, address: u64) -> Option<Range> {
+        let holds = |range: &Range| address >= range.low && address - range.low < range.bytes;
+        self.0.iter().map(|(range, _)| *range).find(holds)
+    }
+}
+
+/// Which rank has which allocation, of allocations by rank.
+pub fn homes(all: &[&[Bytes]]) -> Vec<(Range, usize)> {
+    let of =
+        |bytes: &&[Bytes]| bytes.iter().map(Bytes::range).enumerate().map(|(r, range)| (range, r)).collect();
+    all.iter().map(of).collect::<Vec<Vec<_>>>().concat()
+}
+
+/// Inputs and outputs of all ranks. Every element of rank r's input is r + 1.
+pub struct Data {
+    pub inputs: Vec<Bytes>,
+    pub outputs: Vec<Bytes>,
+    one: fn(u32) -> u32,
+}
+
+/// A word of elements that are a small number.
+pub fn word_of(dtype: FaDtype) -> fn(u32) -> u32 {
+    fn f32(value: u32) -> u32 {
+        (value as f32).to_bits()
+    }
+    fn bf16(value: u32) -> u32 {
+        let high = f32(value) >> 16;
+        high << 16 | high
+    }
+    fn f16(value: u32) -> u32 {
+        // Of a normal number, whose exponent and fraction move by 13 bits.
+        let half = ((f32(value) - (112 << 23)) >> 13) & 0xFFFF;
+        half << 16 | half
+    }
+    match dtype {
+        FA_BF16 => bf16,
+        FA_F16 => f16,
+        _ => f32,
+    }
+}
+
+impl Data {
+    pub fn new(ranks: usize, bytes: usize, one: fn(u32) -> u32) -> Self {
+        let all = || (0..ranks).map(|_| Bytes::new(bytes)).collect::<Vec<_>>();
+        let mut data = Self { inputs: all(), outputs: all(), one };
+        for (rank, input) in data.inputs.iter_mut().enumerate() {
+            input.fill_words(one(rank as u32 + 1));
+        }
+        data
+    }
+
+    /// Whether what has been written of the outputs is the sum, and something has been.
+    pub fn is_right(&self) -> bool {
+        let ranks = self.inputs.len() as u32;
+        let sum = (self.one)(ranks * (ranks + 1) / 2);
+        let right = |output: &Bytes| {
+            let written = output.words().iter().filter(|&&word| word != 0);
+            written.clone().count() > 0 && written.clone().all(|&word| word == sum)
+        };
+        self.outputs.iter().all(right)
+    }
+}
+
+/// A call of our kernels.
+pub struct World {
+    regions: Vec<Bytes>,
+    pub data: Data,
+    tables: Vec<Bytes>,
+    mailbox: usize,
+    staging: usize,
+}
+
+impl World {
+    pub fn new(ranks: usize, bytes: usize, one: fn(u32) -> u32) -> Self {
+        let head = size_of::<FaRegionHead>().next_multiple_of(128);
+        // Two parts of every sender's share in a two-shot, each with room for a message.
+        let slots = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize).max(64) * FA_CUDA_SLOT_BYTES as usize;
+        let (mailbox, staging) = (2 * slots * ranks, bytes.max(1024).next_multiple_of(128));
+        let all = |bytes: usize| (0..ranks).map(|_| Bytes::new(bytes)).collect::<Vec<_>>();
+        let data = Data::new(ranks, bytes, one);
+        let mut tables = all(FA_MAX_RANKS as usize * 8);
+        for table in &mut tables {
+            for (rank, input) in data.inputs.iter().enumerate() {
+                table.put(rank * 8, &input.address().to_le_bytes());
+            }
+        }
+        let regions = all(head + 2 * mailbox + 2 * staging);
+        Self { regions, data, tables, mailbox, staging }
+    }
+
+    /// Which rank has which allocation.
+    pub fn homes(&self) -> Vec<(Range, usize)> {
+        homes(&[&self.regions, &self.data.inputs, &self.data.outputs, &self.tables])
+    }
+
+    /// The parameters of a rank's kernel. `registered`: peers read its input where it is.
+    pub fn params(
+        &self,
+        rank: usize,
+        algorithm: FaAlgorithm,
+        dtype: FaDtype,
+        count: u64,
+        registered: bool,
+    ) -> Vec<u8> {
+        let head = size_of::<FaRegionHead>().next_multiple_of(128) as u64;
+        // SAFETY: a struct of integers.
+        let mut launch: FaLaunch = unsafe { std::mem::zeroed() };
+        for (r, region) in self.regions.iter().enumerate() {
+            launch.regions[r] = region.address();
+        }
+        launch.input = self.data.inputs[rank].address();
+        launch.output = self.data.outputs[rank].address();
+        launch.count = count;
+        launch.buffers = self.tables[rank].address();
+        launch.buffer_count = 1;
+        launch.status = launch.regions[rank] + offset_of!(FaRegionHead, status) as u64;
+        launch.mailbox_offset = head;
+        launch.mailbox_bytes = self.mailbox as u64;
+        launch.staging_offset = head + 2 * self.mailbox as u64;
+        launch.staging_bytes = self.staging as u64;
+        launch.staging_slot_bytes = self.staging as u64;
+        // The kernel's clock is the host's, which simulates.
+        launch.timeout_ns = 3_600_000_000_000;
+        launch.rank = rank as u32;
+        launch.world = self.regions.len() as u32;
+        launch.dtype = dtype;
+        launch.op = FA_SUM;
+        launch.algorithm = algorithm;
+        if registered {
+            launch.source = 1 << FA_SOURCE_ID_SHIFT;
+        }
+        // SAFETY: a struct of integers, without padding.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&launch).cast::<u8>(), size_of::<FaLaunch>()) }
+            .to_vec()
+    }
+}

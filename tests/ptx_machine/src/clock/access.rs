@@ -1,0 +1,285 @@
+//! Accesses of a warp: what they cost, and when what they load or store is there.
+
+use std::cmp::Reverse;
+
+use super::fabric::{packets, Arrival};
+use super::path::{After, Cause};
+use super::simulate::{Event, Simulation};
+use super::state::{SimBlock, Store, Time, Value};
+use super::Traffic;
+use crate::types::{Order, Scope};
+
+/// Of one lane: where, how many bytes, and what it stores.
+pub(crate) type Part = (u64, u32, [u64; 4]);
+
+/// What an instruction asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asks {
+    pub order: Order,
+    pub strong: bool,
+    pub look: bool,
+}
+
+impl Simulation<'_> {
+    fn is_shared(sim: &SimBlock, shared: (u64, u64), address: u64) -> bool {
+        let _ = sim;
+        address >= shared.0 && address - shared.0 < shared.1
+    }
+
+    /// By device; the first is None for what is the thread's or the block's own.
+    fn by_home(&self, parts: &[Part]) -> Vec<(Option<usize>, Vec<Part>)> {
+        let mut homes: Vec<(Option<usize>, Vec<Part>)> = Vec::new();
+        for part in parts {
+            let home = self.fabric.home(part.0);
+            match homes.iter_mut().find(|(other, _)| *other == home) {
+                Some((_, all)) => all.push(*part),
+                None => homes.push((home, vec![*part])),
+            }
+        }
+        homes
+    }
+
+    fn wide(parts: &[Part]) -> Vec<(u64, u32)> {
+        parts.iter().map(|&(address, bytes, _)| (address, bytes)).collect()
+    }
+
+    /// Loads that are issued at `at`.
+    pub(crate) fn load(
+        &mut self,
+        sim: &mut SimBlock,
+        w: usize,
+        at: f64,
+        parts: &[Part],
+        asks: Asks,
+    ) -> Value {
+        let shared = self.shared_of(sim);
+        if parts.is_empty() {
+            return Value { ready: at, ..Value::NONE };
+        }
+        if Self::is_shared(sim, shared, parts[0].0) {
+            let bytes: u32 = parts.iter().map(|part| part.1).sum();
+            let more = (f64::from(bytes) / 128.0 - 1.0).max(0.0);
+            return Value {
+                ready: at + self.machine.shared_cycles + more,
+                cause: Cause::Shared,
+                ..Value::NONE
+            };
+        }
+        let mut value = Value { ready: at, ..Value::NONE };
+        for (home, parts) in self.by_home(parts) {
+            let own = match home {
+                None => Value { ready: at + self.machine.l1_cycles, cause: Cause::Local, ..Value::NONE },
+                Some(home) => self.load_from(sim, w, at, home, &parts, asks),
+            };
+            if own.ready > value.ready {
+                value = own;
+            }
+        }
+        if asks.order == Order::Acquire {
+            value.ready += self.machine.acquire_cycles;
+            self.sms[sim.rank][sim.sm].l1.clear();
+        }
+        value
+    }
+
+    fn load_from(
+        &mut self,
+        sim: &mut SimBlock,
+        w: usize,
+        at: f64,
+        home: usize,
+        parts: &[Part],
+        asks: Asks,
+    ) -> Value {
+        let rank = sim.rank;
+        let remote = home != rank;
+        let line = if remote { self.machine.link_packet_bytes as u64 } else { 128 };
+        let mut wanted = Self::wide(parts);
+        let sm = &mut self.sms[rank][sim.sm];
+        let mut cached = at;
+        if asks.order == Order::Weak && !remote {
+            // What the first-level cache has, or has asked for.
+            wanted.retain(|&(address, _)| match sm.l1.get(&(address >> 5)) {
+                Some(&ready) => {
+                    cached = cached.max((at + self.machine.l1_cycles).max(ready));
+                    false
+                }
+                None => true,
+            });
+        }
+        let cause = if remote { Cause::Remote } else { Cause::Local };
+        if wanted.is_empty() {
+            return Value { ready: cached, cause, ..Value::NONE };
+        }
+        let mut packets = packets(&wanted, line);
+        packets.bytes = packets.sectors * 32.0;
+        let start = sm.room(at, packets.bytes, self.machine.sm_in_flight_bytes);
+        let through = sm.load.pass(start, packets.bytes) - start;
+        let trip = match remote {
+            true => self.machine.cycles(self.machine.remote_load_ns),
+            false if self.resident => self.machine.l2_cycles,
+            false => self.machine.dram_cycles,
+        };
+        let mut queue = start - at;
+        let mut wire = 0.0;
+        if remote {
+            let request = super::fabric::Packets { count: packets.count, ..Default::default() };
+            let machine = self.machine;
+            let asked = self.fabric.send(machine, rank, home, start, &request);
+            let answer = super::fabric::Packets { masked: 0.0, ..packets };
+            let answered = self.fabric.send(machine, home, rank, start + trip / 2.0, &answer);
+            self.fabric.local(home, start + trip / 2.0, packets.bytes);
+            queue += asked + answered.max(through);
+            wire = packets.count * machine.link_header_bytes + packets.bytes;
+        } else {
+            queue += self.fabric.local(rank, start, packets.bytes).max(through);
+        }
+        let mut value = Value { ready: at + trip + queue, cause, queue, looked: asks.look.then_some(at) };
+        let sm = &mut self.sms[rank][sim.sm];
+        sm.waits.push((Reverse(Time(value.ready)), packets.bytes as u32));
+        sm.in_flight += packets.bytes;
+        if asks.order == Order::Weak && !remote {
+            wanted.iter().for_each(|&(address, _)| _ = sm.l1.insert(address >> 5, value.ready));
+        }
+        if asks.look {
+            self.look(sim, w, start, trip, parts, &mut value);
+        }
+        let traffic =
+            Traffic { bytes: packets.bytes, sectors: packets.sectors, partial: packets.partial, wire };
+        sim.warps[w].counts.loads.entry(home).or_default().add(&traffic);
+        value.ready = value.ready.max(cached);
+        value
+    }
+
+    /// What others have stored is seen when it has arrived: not before, and by the look that comes next.
+    fn look(&self, sim: &mut SimBlock, w: usize, start: f64, trip: f64, parts: &[Part], value: &mut Value) {
+        sim.warps[w].counts.looks += 1.0;
+        let there = start + trip / 2.0;
+        let mut last: Option<Arrival> = None;
+        for &(address, bytes, _) in parts {
+            let arrival = self.fabric.last(address, bytes);
+            let seen = arrival.map_or(f64::MIN, |arrival| arrival.at);
+            let before = sim.warps[w].looked.insert(address, seen);
+            let Some(arrival) = arrival else { continue };
+            let waited = arrival.at > there || before.is_some_and(|before| before < arrival.at);
+            if waited && arrival.by != (self.own, w) && last.is_none_or(|last| last.at < arrival.at) {
+                last = Some(arrival);
+            }
+        }
+        if let Some(arrival) = last {
+            value.ready = value.ready.max(arrival.at + trip / 2.0);
+            let Arrival { at, issued, queue, by } = arrival;
+            sim.warps[w].waited.push((start, After { who: by, issued, arrived: at, queue }));
+        }
+    }
+
+    /// Stores that are issued at `at`. When all of a warp's have left the multiprocessor.
+    pub(crate) fn store(&mut self, sim: &mut SimBlock, w: usize, at: f64, parts: &[Part], asks: Asks) -> f64 {
+        let shared = self.shared_of(sim);
+        let mut left = at;
+        if parts.is_empty() || Self::is_shared(sim, shared, parts[0].0) {
+            return at;
+        }
+        for (home, parts) in self.by_home(parts) {
+            let Some(home) = home else { continue };
+            left = left.max(self.store_to(sim, w, at, home, parts, asks));
+        }
+        left
+    }
+
+    fn store_to(
+        &mut self,
+        sim: &mut SimBlock,
+        w: usize,
+        at: f64,
+        home: usize,
+        parts: Vec<Part>,
+        asks: Asks,
+    ) -> f64 {
+        let (rank, machine) = (sim.rank, self.machine);
+        let remote = home != rank;
+        let line = if remote { machine.link_packet_bytes as u64 } else { 128 };
+        let packets = packets(&Self::wide(&parts), line);
+        let sm = &mut self.sms[rank][sim.sm];
+        parts.iter().for_each(|part| _ = sm.l1.remove(&(part.0 >> 5)));
+        let left = match remote {
+            true => sm.remote.pass(at, packets.sectors * 32.0),
+            false => sm.store.pass(at, packets.bytes),
+        };
+        let (arrives, back, queue, wire) = if remote {
+            let queue = self.fabric.send(machine, rank, home, left, &packets);
+            let arrives = left + queue + machine.cycles(machine.remote_store_ns);
+            let answer = super::fabric::Packets { count: packets.count, ..Default::default() };
+            self.fabric.send(machine, home, rank, arrives, &answer);
+            self.fabric.local(home, arrives, packets.sectors * 32.0);
+            let partial = packets.masked * machine.link_partial_bytes;
+            let wire = packets.count * machine.link_header_bytes + packets.bytes + partial;
+            (arrives, machine.cycles(machine.remote_load_ns) / 2.0, queue, wire)
+        } else {
+            let queue = self.fabric.local(rank, left, packets.sectors * 32.0);
+            (left + queue + machine.l2_cycles / 2.0, machine.l2_cycles / 2.0, queue, 0.0)
+        };
+        sim.acks = sim.acks.max(arrives + back);
+        let traffic =
+            Traffic { bytes: packets.bytes, sectors: packets.sectors, partial: packets.partial, wire };
+        sim.warps[w].counts.stores.entry(home).or_default().add(&traffic);
+        let queue = queue + left - at;
+        let store = Store { parts, strong: asks.strong, by: (self.own, w), issued: at, arrives, queue };
+        let number = self.stores.len();
+        self.stores.push(Some(store));
+        if !remote {
+            sim.pending.push(number);
+        }
+        self.push(arrives, Event::Arrive(number));
+        left
+    }
+
+    /// An update in place, which the thread has done.
+    pub(crate) fn update(&mut self, sim: &mut SimBlock, w: usize, at: f64, parts: &[Part]) -> Value {
+        let asks = Asks { order: Order::Relaxed, strong: true, look: true };
+        let value = self.load(sim, w, at, parts, asks);
+        for &(address, bytes, _) in parts {
+            let Some(home) = self.fabric.home(address) else { continue };
+            let way = match home == sim.rank {
+                true => self.machine.l2_cycles / 2.0,
+                false => self.machine.cycles(self.machine.remote_store_ns),
+            };
+            let arrival = Arrival { at: at + way, issued: at, queue: 0.0, by: (self.own, w) };
+            self.fabric.arrived(address, bytes, arrival);
+            sim.acks = sim.acks.max(value.ready);
+        }
+        value
+    }
+
+    /// When a fence that is issued at `at` is done.
+    pub(crate) fn fence(&mut self, sim: &SimBlock, at: f64, scope: Scope) -> f64 {
+        let idle = match scope {
+            Scope::Cta | Scope::Cluster => return at + self.machine.fence_block_cycles,
+            Scope::Gpu => self.machine.fence_gpu_ns,
+            Scope::Sys => self.machine.fence_system_ns,
+        };
+        self.sms[sim.rank][sim.sm].l1.clear();
+        (at + self.machine.cycles(idle)).max(sim.acks)
+    }
+
+    /// Does a store, unless it is done.
+    pub(crate) fn arrive(&mut self, number: usize) {
+        let Some(store) = self.stores[number].take() else { return };
+        let arrival = Arrival { at: store.arrives, issued: store.issued, queue: store.queue, by: store.by };
+        for (address, bytes, value) in &store.parts {
+            super::recorder::write(*address, *bytes, value);
+            if store.strong {
+                self.fabric.arrived(*address, *bytes, arrival);
+            }
+        }
+    }
+}
+
+impl Traffic {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.sectors += other.sectors;
+        self.partial += other.partial;
+        self.wire += other.wire;
+    }
+}

@@ -1,0 +1,163 @@
+//! What ranks share: links, second-level caches, and when stores have arrived.
+
+use std::collections::HashMap;
+
+use super::calendar::Pipe;
+use super::constants::Machine;
+use crate::runtime::Range;
+
+/// Which warp of which block, of those that are simulated.
+pub(crate) type Who = (usize, usize);
+
+/// A store as it has arrived.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Arrival {
+    pub at: f64,
+    pub issued: f64,
+    /// Of its way: for others that use the same links.
+    pub queue: f64,
+    pub by: Who,
+}
+
+/// What a GPU has one of.
+struct Ports {
+    out: Pipe,
+    into: Pipe,
+    cache: Pipe,
+}
+
+/// Packets of an access of a warp to one device.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Packets {
+    pub count: f64,
+    pub bytes: f64,
+    /// Sectors of 32 bytes, and those of them that are not whole.
+    pub sectors: f64,
+    pub partial: f64,
+    /// Packets with a sector that is not whole.
+    pub masked: f64,
+}
+
+pub(crate) struct Fabric {
+    ports: Vec<Ports>,
+    homes: Vec<(Range, usize)>,
+    /// By word of 4 bytes: the last strong store to it.
+    words: HashMap<u64, Arrival>,
+    /// How many blocks each of those that are simulated stands for.
+    pub scale: f64,
+}
+
+impl Fabric {
+    pub fn new(
+        machine: &Machine,
+        homes: &[(Range, usize)],
+        devices: usize,
+        scale: f64,
+        resident: bool,
+    ) -> Self {
+        let link = machine.per_cycle(machine.link_gbps);
+        let memory = machine.per_cycle(if resident { machine.l2_gbps } else { machine.dram_gbps });
+        let ports = || Ports { out: Pipe::new(link), into: Pipe::new(link), cache: Pipe::new(memory) };
+        let mut homes = homes.to_vec();
+        homes.sort_by_key(|(range, _)| range.low);
+        Self { ports: (0..devices).map(|_| ports()).collect(), homes, words: HashMap::new(), scale }
+    }
+
+    /// The device that has an address.
+    pub fn home(&self, address: u64) -> Option<usize> {
+        let after = self.homes.partition_point(|(range, _)| range.low <= address);
+        let (range, device) = after.checked_sub(1).and_then(|i| self.homes.get(i))?;
+        range.holds(address, 1).then_some(*device)
+    }
+
+    /// How much later than at once bytes of the second-level cache of a device come.
+    pub fn local(&mut self, device: usize, at: f64, bytes: f64) -> f64 {
+        self.ports[device].cache.pass(at, bytes * self.scale) - at
+    }
+
+    /// The same of packets that go from one device to another, which see the wire at `at`.
+    pub fn send(&mut self, machine: &Machine, from: usize, to: usize, at: f64, packets: &Packets) -> f64 {
+        let partial = packets.masked * machine.link_partial_bytes;
+        let bytes = (packets.count * machine.link_header_bytes + packets.bytes + partial) * self.scale;
+        let out = self.ports[from].out.pass(at, bytes);
+        let into = self.ports[to].into.pass(at, bytes);
+        out.max(into) - at
+    }
+
+    pub fn arrived(&mut self, address: u64, bytes: u32, arrival: Arrival) {
+        for word in (address..address + u64::from(bytes)).step_by(4) {
+            let last = self.words.entry(word & !3).or_insert(arrival);
+            if arrival.at >= last.at {
+                *last = arrival;
+            }
+        }
+    }
+
+    /// The latest of the stores that a look of so many bytes sees.
+    pub fn last(&self, address: u64, bytes: u32) -> Option<Arrival> {
+        let words = (address..address + u64::from(bytes)).step_by(4);
+        words.filter_map(|word| self.words.get(&(word & !3))).copied().max_by(|a, b| a.at.total_cmp(&b.at))
+    }
+}
+
+/// Packets of accesses by the threads of a warp, all to one device: lines of at most so many bytes.
+pub(crate) fn packets(accesses: &[(u64, u32)], line: u64) -> Packets {
+    // By sector: which of its bytes.
+    let mut sectors: Vec<(u64, u32)> = Vec::with_capacity(accesses.len() * 2);
+    for &(address, bytes) in accesses {
+        let last = address + u64::from(bytes);
+        let mut at = address;
+        while at < last {
+            let end = last.min((at | 31) + 1);
+            let mask = ((1u64 << (end - at)) - 1) << (at & 31);
+            sectors.push((at >> 5, mask as u32));
+            at = end;
+        }
+    }
+    sectors.sort_unstable();
+    let mut merged: Vec<(u64, u32)> = Vec::with_capacity(sectors.len());
+    for (sector, mask) in sectors {
+        match merged.last_mut() {
+            Some(last) if last.0 == sector => last.1 |= mask,
+            _ => merged.push((sector, mask)),
+        }
+    }
+    let mut packets = Packets::default();
+    let mut last = None;
+    let mut masked = false;
+    for &(sector, mask) in &merged {
+        let own = sector * 32 / line;
+        if last != Some(own) {
+            packets.masked += f64::from(u8::from(masked));
+            masked = false;
+            packets.count += 1.0;
+            last = Some(own);
+        }
+        packets.sectors += 1.0;
+        packets.bytes += f64::from(mask.count_ones().next_multiple_of(16));
+        if mask != u32::MAX {
+            packets.partial += 1.0;
+            masked = true;
+        }
+    }
+    packets.masked += f64::from(u8::from(masked));
+    packets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warp_that_writes_in_a_row_fills_its_packets() {
+        let row: Vec<(u64, u32)> = (0..32).map(|lane| (0x1000 + lane * 16, 16)).collect();
+        let whole = Packets { count: 4.0, bytes: 512.0, sectors: 16.0, partial: 0.0, masked: 0.0 };
+        assert_eq!(packets(&row, 128), whole);
+        // Every other half of a sector.
+        let halves: Vec<(u64, u32)> = (0..32).map(|lane| (0x1000 + lane * 32, 16)).collect();
+        let partial = Packets { count: 8.0, bytes: 512.0, sectors: 32.0, partial: 32.0, masked: 8.0 };
+        assert_eq!(packets(&halves, 128), partial);
+        let flag = Packets { count: 1.0, bytes: 16.0, sectors: 1.0, partial: 1.0, masked: 1.0 };
+        assert_eq!(packets(&[(0x1004, 4)], 128), flag);
+    }
+}

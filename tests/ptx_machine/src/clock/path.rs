@@ -1,0 +1,189 @@
+//! What each warp waited for, and the way back from the end of a call to its beginning: where its time went.
+
+use std::collections::HashMap;
+
+use super::fabric::Who;
+
+/// What time goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Cause {
+    /// From the end of the kernel before to the first instruction.
+    Launch,
+    /// Instructions, and turns of the warps of a multiprocessor.
+    Issue,
+    /// Results of arithmetic, special registers, branches.
+    Arithmetic,
+    /// Parameters.
+    Constant,
+    /// Shared memory, shuffles and votes.
+    Shared,
+    /// Loads from the GPU's own memory.
+    Local,
+    /// Loads from a peer.
+    Remote,
+    /// A store on its way.
+    Flight,
+    /// From when it has arrived until a poll has seen it.
+    Poll,
+    /// Fences, and the stores that they wait for.
+    Fence,
+    /// Syncs.
+    Sync,
+    /// Links and caches that others use.
+    Bandwidth,
+    /// Stores that the end of a kernel waits for.
+    Drain,
+}
+
+impl Cause {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::Launch,
+        Self::Issue,
+        Self::Arithmetic,
+        Self::Constant,
+        Self::Shared,
+        Self::Local,
+        Self::Remote,
+        Self::Flight,
+        Self::Poll,
+        Self::Fence,
+        Self::Sync,
+        Self::Bandwidth,
+        Self::Drain,
+    ];
+
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Launch => "launch",
+            Self::Issue => "issue",
+            Self::Arithmetic => "arithmetic",
+            Self::Constant => "constant",
+            Self::Shared => "shared",
+            Self::Local => "local load",
+            Self::Remote => "remote load",
+            Self::Flight => "store flight",
+            Self::Poll => "poll",
+            Self::Fence => "fence",
+            Self::Sync => "sync",
+            Self::Bandwidth => "bandwidth",
+            Self::Drain => "drain",
+        }
+    }
+}
+
+/// Time that a warp spent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Segment {
+    pub start: f64,
+    pub end: f64,
+    pub cause: Cause,
+    /// Of it at the end: for others that use the same link.
+    pub queue: f64,
+    /// The instruction.
+    pub at: u32,
+}
+
+/// What another warp did: a store that was issued and arrived, or its coming to a sync.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct After {
+    pub who: Who,
+    pub issued: f64,
+    pub arrived: f64,
+    /// Of its way: for others that use the same links.
+    pub queue: f64,
+}
+
+/// Of a warp. The segments of a launch of which nobody asks for the path are not kept.
+#[derive(Debug)]
+pub(crate) struct Log {
+    segments: Vec<Segment>,
+    /// By segment, of those that have one.
+    afters: HashMap<u32, After>,
+    is_kept: bool,
+}
+
+/// So many segments tell every instruction from the next one; of those after them instructions in a row are one.
+const FINE: usize = 4096;
+
+impl Log {
+    pub fn new(is_kept: bool) -> Self {
+        Self { segments: Vec::new(), afters: HashMap::new(), is_kept }
+    }
+
+    pub fn add(&mut self, segment: Segment, after: Option<After>) {
+        if segment.end <= segment.start || !self.is_kept {
+            return;
+        }
+        let number = self.segments.len() as u32;
+        if let Some(last) = self.segments.last_mut() {
+            let own = matches!(last.cause, Cause::Issue | Cause::Arithmetic)
+                && matches!(segment.cause, Cause::Issue | Cause::Arithmetic);
+            let is_same = last.cause == segment.cause && last.at == segment.at;
+            let plain = after.is_none() && segment.queue == 0.0 && last.queue == 0.0;
+            let fits = is_same || (own && number as usize > FINE);
+            if plain && fits && last.end == segment.start && !self.afters.contains_key(&(number - 1)) {
+                last.end = segment.end;
+                return;
+            }
+        }
+        self.afters.extend(after.map(|after| (number, after)));
+        self.segments.push(segment);
+    }
+}
+
+/// A step of the critical path, from its end on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Step {
+    pub who: Who,
+    pub at: u32,
+    pub cause: Cause,
+    pub start: f64,
+    pub end: f64,
+}
+
+/// Back from a warp's end to when its launch, or that of the one which it waited for, began.
+pub(crate) fn back<'a>(log_of: impl Fn(Who) -> Option<&'a Log>, mut who: Who, end: f64) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut time = end;
+    let Some(mut log) = log_of(who) else { return steps };
+    let mut i = log.segments.len();
+    loop {
+        while i > 0 && log.segments[i - 1].start >= time {
+            i -= 1;
+        }
+        let Some(segment) = i.checked_sub(1).map(|i| log.segments[i]) else { return steps };
+        let mut step = |cause, start: f64, end: f64| {
+            if end > start {
+                steps.push(Step { who, at: segment.at, cause, start, end });
+            }
+        };
+        // What lies between two segments is the warp's own.
+        step(Cause::Issue, segment.end, time);
+        time = time.min(segment.end);
+        let jump = log.afters.get(&(i as u32 - 1)).copied().filter(|after| after.issued < time);
+        match jump.and_then(|after| Some((after, log_of(after.who)?))) {
+            Some((after, other)) => {
+                let seen = after.arrived.clamp(after.issued, time);
+                let (late, way) = match segment.cause {
+                    Cause::Sync => (Cause::Sync, Cause::Sync),
+                    _ => (Cause::Poll, Cause::Flight),
+                };
+                step(late, seen, time);
+                let own = seen - after.queue.min(seen - after.issued);
+                step(Cause::Bandwidth, own, seen);
+                step(way, after.issued, own);
+                (who, log, time) = (after.who, other, after.issued);
+                i = log.segments.len();
+            }
+            None => {
+                let queue = segment.queue.min(time - segment.start);
+                step(Cause::Bandwidth, time - queue, time);
+                step(segment.cause, segment.start, time - queue);
+                time = segment.start;
+                i -= 1;
+            }
+        }
+    }
+}

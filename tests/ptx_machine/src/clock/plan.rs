@@ -1,0 +1,227 @@
+//! A kernel as the clock goes through it: regions, which are blocks cut at syncs, and the order of their instructions.
+//!
+//! ptxas orders the instructions of a block anew: what takes long begins early, as far as operands and accesses that may be to the
+//! same place allow it. This is done here by list scheduling, for loads that take as long as from a second-level cache.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::costs::{self, Cost};
+use crate::analysis::Flow;
+use crate::errors::LoadResult;
+use crate::ir::{Base, Function, Instr, Op, Reg};
+use crate::types::{Order, Space};
+
+/// What a schedule takes loads to need.
+const LOAD: f64 = 260.0;
+const SHARED: f64 = 29.0;
+
+pub(crate) struct Region {
+    pub first: u32,
+    pub last: u32,
+    /// Whether its block ends with it.
+    pub ends: bool,
+    /// Its instructions as they are issued.
+    pub order: Vec<u32>,
+    /// What has to be known for the address of its first look, and how many instructions come before it.
+    pub look: Option<(Vec<Reg>, u32)>,
+}
+
+pub(crate) struct Plan {
+    pub regions: Vec<Region>,
+    /// The region of each instruction.
+    pub region_of: Vec<u32>,
+    pub costs: Vec<Cost>,
+}
+
+/// What an access may not pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    None,
+    Load(bool),
+    Store(bool),
+    /// Keeps its place among all accesses.
+    Fixed,
+}
+
+fn kind(instr: &Instr) -> Kind {
+    let shared = |space: Space, base: Base| space == Space::Shared || base == Base::Shared;
+    match &instr.op {
+        Op::Ld { access, addr, .. } => match access.space {
+            Space::Param | Space::Const => Kind::None,
+            _ if access.order.is_strong() => Kind::Fixed,
+            space => Kind::Load(shared(space, addr.base)),
+        },
+        Op::St { access, addr, .. } => match access.space {
+            Space::Param => Kind::None,
+            _ if access.order.is_strong() => Kind::Fixed,
+            space => Kind::Store(shared(space, addr.base)),
+        },
+        Op::Atom { .. } | Op::Fence { .. } | Op::Bar { .. } | Op::Warp { .. } | Op::Call { .. } => {
+            Kind::Fixed
+        }
+        Op::Nanosleep | Op::Dependents { .. } => Kind::Fixed,
+        _ => Kind::None,
+    }
+}
+
+/// Whether b, which comes after a, has to stay there.
+fn stays(a: Kind, b: Kind) -> bool {
+    match (a, b) {
+        (Kind::None, _) | (_, Kind::None) | (Kind::Load(_), Kind::Load(_)) => false,
+        (Kind::Fixed, _) | (_, Kind::Fixed) => true,
+        (Kind::Load(a) | Kind::Store(a), Kind::Load(b) | Kind::Store(b)) => a == b,
+    }
+}
+
+fn latency(instr: &Instr, cost: Cost) -> f64 {
+    match &instr.op {
+        Op::Ld { access, addr, .. } => match kind(instr) {
+            Kind::None => 0.0,
+            _ if access.space == Space::Shared || addr.base == Base::Shared => SHARED,
+            _ => LOAD,
+        },
+        Op::Atom { .. } => LOAD,
+        Op::Warp { .. } => SHARED,
+        Op::MovSpecial { .. } => 20.0,
+        _ => cost.depth * 4.5,
+    }
+}
+
+/// Whether threads stop there until others have come, or a launch has ended.
+fn meets(instr: &Instr) -> bool {
+    matches!(instr.op, Op::Bar { .. } | Op::Warp { .. } | Op::Dependents { waits: true })
+}
+
+/// Whether a look of another thread's writes, outside of the block.
+pub(crate) fn is_look(instr: &Instr) -> bool {
+    let space = match &instr.op {
+        Op::Ld { access, .. } if access.order != Order::Weak => access.space,
+        Op::Atom { access, .. } => access.space,
+        _ => return false,
+    };
+    matches!(space, Space::Generic | Space::Global)
+}
+
+impl Plan {
+    pub fn of(function: &Function) -> LoadResult<Self> {
+        let flow = Flow::of(function)?;
+        let costs: Vec<Cost> = function.code.iter().map(costs::of).collect();
+        let mut regions = Vec::new();
+        let mut region_of = vec![0; function.code.len()];
+        for block in &flow.blocks {
+            let mut first = block.first;
+            for at in block.first..block.last {
+                let cuts = meets(&function.code[at]);
+                if cuts || at + 1 == block.last {
+                    region_of[first..=at].fill(regions.len() as u32);
+                    regions.push(region(&function.code, &costs, first..at + 1, at + 1 == block.last));
+                    first = at + 1;
+                }
+            }
+        }
+        Ok(Self { regions, region_of, costs })
+    }
+}
+
+fn region(code: &[Instr], costs: &[Cost], range: Range<usize>, ends: bool) -> Region {
+    let Range { start: first, end: last } = range;
+    let order = schedule(code, costs, first, last);
+    let look = (first..last).find(|&at| is_look(&code[at])).map(|at| before(code, costs, first, at));
+    Region { first: first as u32, last: last as u32, ends, order, look }
+}
+
+/// The registers from outside of the region that an instruction needs, and how many instructions of it.
+fn before(code: &[Instr], costs: &[Cost], first: usize, at: usize) -> (Vec<Reg>, u32) {
+    let mut needs = Vec::new();
+    code[at].reads(&mut |reg| needs.push(reg));
+    let mut issues = 0;
+    for i in (first..at).rev() {
+        let mut gives = false;
+        code[i].writes(&mut |reg| gives |= needs.contains(&reg));
+        if gives {
+            code[i].writes(&mut |reg| needs.retain(|&need| need != reg));
+            code[i].reads(&mut |reg| needs.push(reg));
+            issues += costs[i].issues;
+        }
+    }
+    (needs, issues)
+}
+
+/// By the longest way to the end of the region.
+fn schedule(code: &[Instr], costs: &[Cost], first: usize, last: usize) -> Vec<u32> {
+    let count = last - first;
+    let mut next: Vec<Vec<(usize, f64)>> = vec![Vec::new(); count];
+    let mut left = vec![0u32; count];
+    let mut edge = |from: usize, to: usize, takes: f64| {
+        next[from].push((to, takes));
+        left[to] += 1;
+    };
+    let mut written: HashMap<Reg, usize> = HashMap::new();
+    let mut read: HashMap<Reg, Vec<usize>> = HashMap::new();
+    let mut accesses: Vec<(usize, Kind)> = Vec::new();
+    for i in 0..count {
+        let instr = &code[first + i];
+        instr.reads(&mut |reg| {
+            if let Some(&from) = written.get(&reg) {
+                edge(from, i, latency(&code[first + from], costs[first + from]));
+            }
+            read.entry(reg).or_default().push(i);
+        });
+        instr.writes(&mut |reg| {
+            let before = written.get(&reg).into_iter().chain(read.get(&reg).into_iter().flatten());
+            before.filter(|&&from| from != i).for_each(|&from| edge(from, i, 0.0));
+        });
+        instr.writes(&mut |reg| {
+            written.insert(reg, i);
+            read.remove(&reg);
+        });
+        let own = kind(instr);
+        if own != Kind::None {
+            // The last fixed one has all before it in order.
+            let from = accesses.iter().rposition(|&(_, kind)| kind == Kind::Fixed).unwrap_or(0);
+            let kept = accesses[from..].iter().filter(|&&(_, kind)| stays(kind, own));
+            kept.for_each(|&(at, _)| edge(at, i, 0.0));
+            accesses.push((i, own));
+        }
+        let ends = instr.ends_block() || meets(instr);
+        if ends && i + 1 == count {
+            (0..i).for_each(|from| edge(from, i, 0.0));
+        }
+    }
+    let mut height = vec![0.0f64; count];
+    for i in (0..count).rev() {
+        let below = next[i].iter().map(|&(to, takes)| height[to] + takes.max(1.0)).fold(0.0, f64::max);
+        height[i] = below;
+    }
+    let mut ready: Vec<usize> = (0..count).filter(|&i| left[i] == 0).collect();
+    let mut earliest = vec![0.0f64; count];
+    let mut now = 0.0f64;
+    let mut order = Vec::with_capacity(count);
+    while !ready.is_empty() {
+        // The highest of those whose operands are there; else the one whose come first.
+        let can = |i: usize| earliest[i] <= now;
+        let better = |a: usize, b: usize| match (can(a), can(b)) {
+            (true, true) => height[a] > height[b] || (height[a] == height[b] && a < b),
+            (false, false) => earliest[a] < earliest[b] || (earliest[a] == earliest[b] && a < b),
+            (a, _) => a,
+        };
+        let mut best = 0;
+        for i in 1..ready.len() {
+            if better(ready[i], ready[best]) {
+                best = i;
+            }
+        }
+        let i = ready.swap_remove(best);
+        now = now.max(earliest[i]) + f64::from(costs[first + i].issues);
+        order.push((first + i) as u32);
+        for &(to, takes) in &next[i] {
+            earliest[to] = earliest[to].max(now + takes);
+            left[to] -= 1;
+            if left[to] == 0 {
+                ready.push(to);
+            }
+        }
+    }
+    order
+}

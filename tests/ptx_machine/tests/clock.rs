@@ -1,0 +1,342 @@
+//! The rules of the clock, each on a kernel of a few instructions.
+
+use fast_allreduce_ptx_machine::clock::{self, Cause, Chain, Machine, Timing};
+use fast_allreduce_ptx_machine::{Fault, Launch, LaunchError, Memory, Program, Range};
+
+/// Words of memory of each rank.
+const WORDS: usize = 1 << 14;
+
+struct Reach(Vec<(Range, usize)>);
+
+impl Memory for Reach {
+    fn find(&self, address: u64) -> Option<Range> {
+        let holds = |range: &Range| address >= range.low && address - range.low < range.bytes;
+        self.0.iter().map(|(range, _)| *range).find(holds)
+    }
+}
+
+/// As lines of a cache are.
+#[repr(C, align(128))]
+#[derive(Clone)]
+struct Line([u32; 32]);
+
+/// Runs a kernel on ranks: %d0 is the rank's own memory, %d1 that of the next rank, %r0 the rank and %r1 the thread.
+struct Ranks {
+    memory: Vec<Vec<Line>>,
+    blocks: u32,
+    threads: u32,
+    turns: usize,
+    simulated: u32,
+    gap_ns: f64,
+}
+
+impl Ranks {
+    fn new(ranks: usize) -> Self {
+        let memory = vec![vec![Line([0; 32]); WORDS / 32]; ranks];
+        Self { memory, blocks: 1, threads: 32, turns: 1, simulated: 0, gap_ns: 0.0 }
+    }
+
+    fn word(&self, rank: usize, at: usize) -> u32 {
+        self.memory[rank][at / 32].0[at % 32]
+    }
+
+    fn run(&self, body: &str) -> Result<Timing, LaunchError> {
+        let text = format!(
+            ".version 9.0\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 own, .param .u64 peer, \
+             .param .u32 rank)\n{{\n.reg .pred %p<8>; .reg .b32 %r<64>; .reg .b64 %d<64>;\n\
+             ld.param.u64 %d0, [own]; ld.param.u64 %d1, [peer]; ld.param.u32 %r0, [rank]; mov.u32 %r1, %tid.x;\n\
+             {body}\nret;\n}}\n"
+        );
+        let program = Program::load_timed(&text).unwrap_or_else(|error| panic!("{error}: {body}"));
+        let address = |rank: usize| self.memory[rank % self.memory.len()].as_ptr() as u64;
+        let range = |rank| Range { low: address(rank), bytes: WORDS as u64 * 4 };
+        let reach = Reach((0..self.memory.len()).map(|rank| (range(rank), rank)).collect());
+        let params = |rank: usize| -> Vec<u8> {
+            let addresses = [address(rank), address(rank + 1)].map(u64::to_le_bytes).concat();
+            [&addresses[..], &(rank as u32).to_le_bytes()].concat()
+        };
+        let params: Vec<Vec<u8>> = (0..self.memory.len()).map(params).collect();
+        let launch = |params| Launch {
+            kernel: "k",
+            grid: [self.blocks, 1, 1],
+            block: [self.threads, 1, 1],
+            params,
+            memory: &reach,
+        };
+        let calls: Vec<Launch> = params.iter().map(|params| launch(params)).collect();
+        let chain = Chain {
+            calls: &calls,
+            homes: &reach.0,
+            turns: self.turns,
+            blocks: self.simulated,
+            gap_ns: self.gap_ns,
+            resident: true,
+        };
+        clock::time(&program, &machine(), &chain)
+    }
+
+    fn ns(&self, body: &str) -> f64 {
+        self.run(body).unwrap_or_else(|error| panic!("{error}")).call_ns
+    }
+}
+
+fn machine() -> Machine {
+    Machine::named("h100").unwrap()
+}
+
+fn l2() -> f64 {
+    machine().l2_cycles / machine().ghz
+}
+
+fn is_near(ns: f64, expected: f64, most: f64) {
+    assert!(
+        ns >= expected && ns <= expected + most,
+        "{ns} ns, where {expected} to {} are right",
+        expected + most
+    );
+}
+
+/// Statements for 0..count, with `#` standing for the number and `@` for a line further on each time.
+fn each(count: usize, statement: &str) -> String {
+    (0..count)
+        .map(|i| statement.replace('#', &(10 + i).to_string()).replace('@', &(i * 128).to_string()))
+        .collect()
+}
+
+/// Uses what was loaded into %r10 and so on.
+fn sum(count: usize) -> String {
+    let adds = each(count, "add.u32 %r2, %r2, %r#;\n");
+    format!("mov.u32 %r2, 0;\n{adds} st.global.u32 [%d0+8192], %r2;")
+}
+
+#[test]
+fn independent_loads_overlap_and_a_chain_adds() {
+    let ranks = Ranks::new(1);
+    let one = ranks.ns(&(each(1, "ld.global.u32 %r#, [%d0+@];\n") + &sum(1)));
+    let eight = ranks.ns(&(each(8, "ld.global.u32 %r#, [%d0+@];\n") + &sum(8)));
+    // All of memory is zeros, so that the next address is the same but for the line.
+    let step = "ld.volatile.global.u32 %r#, [%d0+@]; cvt.u64.u32 %d2, %r#; add.u64 %d0, %d0, %d2;\n";
+    let chain = ranks.ns(&each(8, step));
+    // The end of a kernel waits until its stores are known to have arrived.
+    is_near(one, 2.0 * l2(), 150.0);
+    is_near(eight, one, 40.0);
+    is_near(chain, 8.0 * l2() - l2(), 300.0);
+}
+
+#[test]
+fn ptxas_loads_early_and_not_past_a_store() {
+    let ranks = Ranks::new(2);
+    let sums = each(4, "ld.global.u32 %r#, [%d1+@]; add.u32 %r2, %r2, %r#;\n");
+    let reduce = ranks.run(&format!("mov.u32 %r2, 0;\n{sums} st.global.u32 [%d0], %r2;")).unwrap();
+    let copies = each(4, "ld.global.u32 %r#, [%d1+@]; st.global.u32 [%d0+@], %r#;\n");
+    let copy = ranks.run(&copies).unwrap();
+    let early = each(4, "ld.global.u32 %r#, [%d1+@];\n") + &each(4, "st.global.u32 [%d0+@], %r#;\n");
+    let batched = ranks.run(&early).unwrap();
+    let trip = machine().remote_load_ns;
+    is_near(reduce.call_ns, trip, 250.0);
+    is_near(batched.call_ns, trip, 300.0);
+    is_near(copy.call_ns, 4.0 * trip, 300.0);
+    assert_eq!((copy.round_trips, batched.round_trips), (4, 1));
+}
+
+#[test]
+fn what_comes_after_an_acquire_waits_for_it() {
+    let ranks = Ranks::new(1);
+    let after =
+        |first: &str| format!("{first}.global.u32 %r10, [%d0]; ld.global.u32 %r11, [%d0+1024];\n{}", sum(2));
+    let relaxed = ranks.ns(&after("ld.relaxed.sys"));
+    let acquire = ranks.ns(&after("ld.acquire.sys"));
+    is_near(relaxed, 2.0 * l2(), 160.0);
+    is_near(acquire, 3.0 * l2(), 160.0);
+}
+
+#[test]
+fn a_fence_waits_for_stores() {
+    let machine = machine();
+    let ranks = Ranks::new(2);
+    let idle = ranks.ns("fence.acq_rel.sys;");
+    let own = ranks.ns("st.global.u32 [%d0], 1; fence.acq_rel.sys;");
+    let remote = ranks.run("st.global.u32 [%d1], 1; fence.acq_rel.sys;").unwrap();
+    let block = ranks.ns("fence.acq_rel.cta;");
+    is_near(idle, machine.fence_system_ns, 60.0);
+    is_near(own, machine.fence_system_ns, 100.0);
+    is_near(remote.call_ns, machine.remote_store_ns + machine.remote_load_ns / 2.0, 100.0);
+    assert!(remote.causes[&Cause::Fence] > machine.remote_load_ns / 2.0);
+    is_near(block, 0.0, 60.0);
+    let release = ranks.ns("st.global.u32 [%d1+64], 1; st.release.sys.global.u32 [%d1], 1;");
+    let two = machine.remote_store_ns + machine.remote_load_ns / 2.0;
+    is_near(release, 2.0 * two, 100.0);
+}
+
+#[test]
+fn a_sync_takes_the_last_of_its_warps() {
+    let mut ranks = Ranks::new(1);
+    ranks.threads = 64;
+    let chain =
+        each(4, "ld.volatile.global.u32 %r#, [%d0+@]; cvt.u64.u32 %d2, %r#; add.u64 %d0, %d0, %d2;\n");
+    let body = format!("setp.lt.u32 %p0, %r1, 32;\n@%p0 bra MEET;\n{chain}MEET:\nbar.sync 0;\n");
+    let timing = ranks.run(&body).unwrap();
+    is_near(timing.call_ns, 3.0 * l2(), 250.0);
+    assert_eq!(timing.counts.syncs, 1.0);
+    assert!(timing.causes[&Cause::Local] > 2.5 * l2(), "{:?}", timing.causes);
+}
+
+#[test]
+fn a_poll_waits_for_a_store_and_its_flight() {
+    let machine = machine();
+    let ranks = Ranks::new(2);
+    // Rank 0 reads its own memory three times, then tells rank 1.
+    // Rank 1 goes on for as long as rank 0, at its end, waits until its store is known to have arrived.
+    let on =
+        each(4, "ld.volatile.global.u32 %r#, [%d0+1024]; cvt.u64.u32 %d2, %r#; add.u64 %d0, %d0, %d2;\n");
+    let body = "setp.ne.u32 %p0, %r0, 0;\n@%p0 bra WAIT;\n\
+        ld.volatile.global.u32 %r10, [%d0]; cvt.u64.u32 %d2, %r10; add.u64 %d0, %d0, %d2;\n\
+        ld.volatile.global.u32 %r10, [%d0]; cvt.u64.u32 %d2, %r10; add.u64 %d0, %d0, %d2; add.u32 %r10, %r10, 7;\n\
+        st.relaxed.sys.global.u32 [%d1+64], %r10;\nbra DONE;\n\
+        WAIT:\nld.relaxed.sys.global.u32 %r11, [%d0+64];\nsetp.eq.u32 %p1, %r11, 0;\n@%p1 bra WAIT;\n\
+        mov.u32 %r40, %r11; MORE st.global.u32 [%d0+128], %r40;\nDONE:\n";
+    let timing = ranks.run(&body.replace("MORE", &on)).unwrap();
+    assert_eq!(ranks.word(1, 32), 7, "what rank 1 has seen");
+    // The loads, the flight, the way back of the poll, at most one poll that came too early, and the last store.
+    let least = 7.0 * l2() + machine.remote_store_ns + l2() / 2.0;
+    is_near(timing.call_ns, least, 2.0 * l2() + 100.0);
+    assert_eq!(timing.flights, 1, "{:?}", timing.path);
+    is_near(timing.causes[&Cause::Flight] + 0.5, machine.remote_store_ns, 1.0);
+    assert!(timing.path.first().is_some_and(|step| step.rank == 0), "the path begins at rank 0");
+    assert!(timing.path.last().is_some_and(|step| step.rank == 1), "and ends at rank 1");
+    assert!(timing.counts.looks >= 2.0);
+}
+
+#[test]
+fn a_load_does_not_see_what_is_on_its_way() {
+    let ranks = Ranks::new(2);
+    // Each tells the other at once and looks at once.
+    ranks
+        .run("st.relaxed.sys.global.u32 [%d1], 5;\nld.relaxed.sys.global.u32 %r2, [%d0];\nadd.u32 %r2, %r2, 1;\n\
+             st.global.u32 [%d0+64], %r2;\n")
+        .unwrap();
+    assert_eq!([ranks.word(0, 0), ranks.word(0, 16)], [5, 1]);
+}
+
+#[test]
+fn large_messages_take_as_long_as_their_link() {
+    let machine = machine();
+    let mut ranks = Ranks::new(2);
+    (ranks.blocks, ranks.threads) = (32, 512);
+    // Every thread stores 16 bytes 64 times, over and over in the same places.
+    let body = "mul.wide.u32 %d2, %r1, 16; add.u64 %d3, %d1, %d2; mov.u32 %r2, 64;\n\
+        NEXT:\nst.global.v4.u32 [%d3], {%r0, %r0, %r0, %r0};\nsub.u32 %r2, %r2, 1;\nsetp.ne.u32 %p0, %r2, 0;\n\
+        @%p0 bra NEXT;\n";
+    let bytes = f64::from(32 * 512 * 64 * 16);
+    let all = ranks.run(body).unwrap();
+    let rate = bytes / all.call_ns;
+    assert!(rate < machine.link_gbps && rate > 0.7 * machine.link_gbps, "{rate} GB/s");
+    let stores = all.counts.stores[&1];
+    assert_eq!((stores.bytes, stores.partial), (bytes, 0.0));
+    assert!(all.causes.contains_key(&Cause::Drain) || all.causes.contains_key(&Cause::Bandwidth));
+    // Two blocks stand for all of them.
+    ranks.simulated = 2;
+    let some = ranks.run(body).unwrap();
+    assert_eq!(some.counts.stores[&1].bytes, bytes);
+    assert!((some.call_ns / all.call_ns - 1.0).abs() < 0.1, "{} and {} ns", some.call_ns, all.call_ns);
+}
+
+#[test]
+fn half_sectors_and_single_blocks_cost_more() {
+    let mut ranks = Ranks::new(2);
+    (ranks.blocks, ranks.threads) = (1, 512);
+    let body = |stride: u32| {
+        format!("mul.wide.u32 %d2, %r1, {stride}; add.u64 %d3, %d1, %d2;\nst.global.v4.u32 [%d3], {{%r0, %r0, %r0, %r0}};\n")
+    };
+    let whole = ranks.run(&body(16)).unwrap();
+    let halves = ranks.run(&body(32)).unwrap();
+    assert_eq!(whole.counts.stores[&1].partial, 0.0);
+    assert_eq!(halves.counts.stores[&1].partial, 512.0);
+    assert!(halves.call_ns > whole.call_ns + 200.0, "{} and {} ns", halves.call_ns, whole.call_ns);
+}
+
+#[test]
+fn the_first_level_cache_is_used_until_an_acquire() {
+    let ranks = Ranks::new(1);
+    let twice = |between: &str| {
+        format!(
+            "ld.global.u32 %r10, [%d0]; cvt.u64.u32 %d2, %r10; add.u64 %d0, %d0, %d2;\n{between}\n\
+             ld.global.u32 %r11, [%d0];\n{}",
+            sum(2)
+        )
+    };
+    let hit = ranks.ns(&twice(""));
+    let miss = ranks.ns(&twice("ld.acquire.gpu.global.u32 %r12, [%d0+512];"));
+    assert!(miss > hit + 1.5 * l2(), "{hit} and {miss} ns");
+}
+
+#[test]
+fn warps_take_turns_at_issuing() {
+    let mut ranks = Ranks::new(1);
+    let adds = each(32, "add.u32 %r#, %r1, 1;\n").repeat(8);
+    let one = ranks.ns(&adds);
+    ranks.threads = 512;
+    let sixteen = ranks.run(&adds).unwrap();
+    // Four warps for each scheduler.
+    let cycles = |ns: f64| ns * machine().ghz;
+    is_near(cycles(one), 256.0, 80.0);
+    is_near(cycles(sixteen.call_ns), 1024.0, 100.0);
+    assert_eq!(sixteen.counts.instructions / sixteen.counts.warps, 258.0);
+}
+
+#[test]
+fn a_chain_of_calls_has_a_period() {
+    let mut ranks = Ranks::new(1);
+    let body = each(1, "ld.global.u32 %r#, [%d0+@];\n") + &sum(1);
+    let once = ranks.ns(&body);
+    ranks.turns = 5;
+    let many = ranks.ns(&body);
+    assert!((once - many).abs() < 1.0, "{once} and {many} ns");
+}
+
+#[test]
+fn a_dependent_launch_overlaps_until_it_waits() {
+    let mut ranks = Ranks::new(1);
+    ranks.turns = 6;
+    ranks.gap_ns = 1300.0;
+    let chain =
+        each(8, "ld.volatile.global.u32 %r#, [%d0+@]; cvt.u64.u32 %d2, %r#; add.u64 %d0, %d0, %d2;\n");
+    let count =
+        "ld.volatile.global.u32 %r50, [%d0+4096]; add.u32 %r50, %r50, 1; st.global.u32 [%d0+4096], %r50;\n";
+    let plain = ranks.ns(&(chain.clone() + count));
+    assert_eq!(ranks.word(0, 1024), 6);
+    let early = format!("griddepcontrol.launch_dependents;\n{chain} griddepcontrol.wait;\n{count}");
+    let overlapped = ranks.ns(&early);
+    assert_eq!(ranks.word(0, 1024), 12, "each launch has seen what the one before has stored");
+    let machine = machine();
+    is_near(plain, 1300.0 + 9.0 * l2(), 400.0);
+    is_near(overlapped, machine.dependent_ns + 2.0 * l2(), 100.0);
+}
+
+#[test]
+fn a_wait_without_an_end_is_an_error() {
+    let ranks = Ranks::new(2);
+    let poll = "WAIT:\nld.relaxed.sys.global.u32 %r11, [%d0];\nsetp.eq.u32 %p1, %r11, 0;\n@%p1 bra WAIT;\n";
+    let error = ranks.run(poll).unwrap_err();
+    assert_eq!(error.fault, Fault::Limit, "{error}");
+    let sync = "setp.ne.u32 %p0, %r1, 0;\n@%p0 bra DONE;\nbar.sync 0;\nDONE:\n";
+    let error = ranks.run(sync).unwrap_err();
+    assert_eq!(error.fault, Fault::Sync, "{error}");
+    let outside =
+        ranks.run("mov.u64 %d5, 64;\nld.global.u32 %r10, [%d5];\nst.global.u32 [%d0], %r10;").unwrap_err();
+    assert_eq!(outside.fault, Fault::IllegalAddress, "{outside}");
+}
+
+#[test]
+fn a_program_for_the_clock_is_for_nothing_else() {
+    let text = ".version 9.0\n.target sm_90\n.address_size 64\n.visible .entry k()\n{\nret;\n}\n";
+    let (timed, plain) = (Program::load_timed(text).unwrap(), Program::load(text, false).unwrap());
+    let reach = Reach(Vec::new());
+    let call = Launch { kernel: "k", grid: [1; 3], block: [1; 3], params: &[], memory: &reach };
+    assert_eq!(timed.launch(&[call], Default::default()).unwrap_err().fault, Fault::Launch);
+    let chain = |calls| Chain { calls, homes: &[], turns: 1, blocks: 0, gap_ns: 0.0, resident: true };
+    let calls = [call];
+    assert_eq!(clock::time(&plain, &machine(), &chain(&calls)).unwrap_err().fault, Fault::Launch);
+    assert_eq!(clock::time(&timed, &machine(), &chain(&[])).unwrap_err().fault, Fault::Launch);
+    assert!(clock::time(&timed, &machine(), &chain(&calls)).is_ok());
+}
