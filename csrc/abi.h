@@ -92,7 +92,7 @@ struct FaChunk {
   // Host. 0: the data is behind this. Otherwise the receiver reads the whole message where it is: as in
   // FaSignal, or at an address in the sender's process with the bit at FA_SOURCE_HERE_SHIFT.
   uint64_t source;
-  uint32_t cost; // host: of writing this chunk, where the sender has measured it; in ns for a MiB
+  uint32_t measured; // host, of a message's first chunk: enum Measured of core/direct.cuh
   uint8_t padding[FA_SIGNAL_BYTES - 28];
 };
 #define FA_SOURCE_HERE_SHIFT 63
@@ -105,10 +105,17 @@ struct FaChunk {
 
 // Of the chunks to a receiver, in the sender's region.
 struct FaCredit {
-  uint32_t taken;  // by the receiver, of all chunks ever
-  uint32_t claim;  // on the messages that it reads where they are: see core/rendezvous.cuh
-  uint32_t direct; // sizes at which the receiver would rather read directly, a bit for each
+  uint32_t taken;   // by the receiver, of all chunks ever
+  uint32_t direct;  // host: sizes at which the receiver would rather read directly, a bit for each
+  uint32_t refused; // host: non-zero: it cannot, set before the credit for what it could not read
   uint8_t padding[FA_SIGNAL_BYTES - 12];
+};
+
+// Host. On the messages to a receiver that it reads where they are, in the sender's region: see
+// core/rendezvous.cuh. On a line of its own, which stays with the receiver.
+struct FaClaim {
+  uint32_t word;
+  uint8_t padding[FA_SIGNAL_BYTES - 4];
 };
 
 // Host: what a receiver has measured of a sender's messages, by size, in ns for a MiB; 0: nothing yet.
@@ -175,7 +182,9 @@ struct FaRegionHead {
   uint32_t credited[FA_MAX_RANKS];
   uint32_t received[FA_MAX_RANKS];
   uint8_t padding_of_channels[64];
-  // Host: by sender; and by receiver the messages so far of each size that it could have read directly.
+  // Host: by receiver; by sender; and by receiver the messages so far of each size that it could have read
+  // directly.
+  struct FaClaim claims[FA_MAX_RANKS];
   struct FaCosts costs[FA_MAX_RANKS];
   uint32_t offered[FA_MAX_RANKS][FA_DIRECT_SIZES];
 };

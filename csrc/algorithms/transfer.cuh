@@ -20,6 +20,10 @@ struct Channel {
   u32 way;      // enum Way: how this rank sends the transfer, where the receiver may read it where it is
   u64 done;     // bytes of the transfer that have gone through
   Backoff wait; // for the next chunk or credit
+#if !FA_CUDA
+  u32 measured = kNotMeasured; // enum Measured: the transfer
+  u64 start = 0;               // when the first of it was seen
+#endif
 };
 
 // Whether a channel can move a chunk now, or has. The outcome is that of one thread, seen by all. kPartly: of
@@ -61,15 +65,14 @@ FA_FN u64 look_for_credit(const FaLaunch &launch, Channel &channel, u32 peer) {
   return look(launch, channel, peer, channel.number - channel.credited < launch.channel_slots);
 }
 
-// Tells the receiver of a chunk. `source` is 0 if its data is in the slot; `cost` of writing that, if known.
-FA_FN void signal_chunk(FaChunk *signal, u32 number, const FaTransfer &message, u64 source, u32 cost) {
+// Tells the receiver of a chunk. `source` is 0 if its data is in the slot.
+FA_FN void signal_chunk(FaChunk *signal, const Channel &channel, const FaTransfer &message, u64 source) {
+  const u32 number = channel.number;
   store_relaxed(&signal->tag, message.tag);
   store_relaxed(&signal->bytes, message.bytes);
   store_relaxed(&signal->source, source);
-#if FA_CUDA
-  (void)cost;
-#else
-  store_relaxed(&signal->cost, cost);
+#if !FA_CUDA
+  store_relaxed(&signal->measured, channel.measured);
 #endif
 #if defined(FA_PLANT_RELAXED_CHUNK)
   store_relaxed(&signal->number, number + 1);
@@ -88,19 +91,9 @@ FA_FN u64 send_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &ch
   if (readiness != kReady)
     return readiness;
   FaChunk *signal = chunk_slot(launch, peer, launch.rank, number);
-  u32 cost = 0;
-#if !FA_CUDA
-  // The second: the first may wait for lines that were not asked for in time.
-  const bool is_measured = channel.way == kMeasuredChunks && channel.done == launch.chunk_bytes;
-  const u64 start = is_measured ? now_ns() : 0;
-#endif
   copy_bytes(block, chunk_data(signal), message.address + channel.done, bytes);
-#if !FA_CUDA
-  if (is_measured)
-    cost = cost_of(now_ns() - start, bytes);
-#endif
   block.sync();
-  block.lanes(1, [&](u32) { signal_chunk(signal, number, message, 0, cost); });
+  block.lanes(1, [&](u32) { signal_chunk(signal, channel, message, 0); });
   return kReady;
 }
 
@@ -108,11 +101,10 @@ FA_FN u64 send_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &ch
 // Whether a message that has a source is sent by that, and not as chunks.
 FA_FN bool is_posted(const FaLaunch &launch, Channel &channel, u32 peer, const FaTransfer &message) {
   if (channel.way == kUndecided) {
-    const u32 claim = load_relaxed(&region_head(launch, launch.rank)->credits[peer].claim);
-    if (!is_direct(launch, peer, message.source))
-      channel.way = kPosting;
-    else
-      channel.way = (claim & kRefused) != 0 ? kChunks : choose_way(launch, peer, message.bytes);
+    const bool may_be_chunks = is_direct(launch, peer, message.source);
+    const auto [way, measured] =
+        may_be_chunks ? choose_way(launch, peer, message.bytes) : Choice{kPosting, kNotMeasured};
+    channel.way = way, channel.measured = measured;
   }
   return channel.way == kPosting || channel.way == kPosted;
 }
@@ -124,7 +116,7 @@ FA_FN u64 send_posted(const FaLaunch &launch, Channel &channel, u32 peer, const 
     if (readiness != kReady)
       return readiness;
     FaChunk *signal = chunk_slot(launch, peer, launch.rank, channel.number);
-    signal_chunk(signal, channel.number, message, message.source, 0);
+    signal_chunk(signal, channel, message, message.source);
     channel.way = kPosted;
     channel.wait = {};
     return kNotYet;
@@ -135,19 +127,9 @@ FA_FN u64 send_posted(const FaLaunch &launch, Channel &channel, u32 peer, const 
   if (channel.credited != channel.number + 1)
     return look(launch, channel, peer, false);
   // A refusal comes before the credit.
-  if (is_direct(launch, peer, message.source) && (load_relaxed(&credit->claim) & kRefused) != 0)
+  if (is_direct(launch, peer, message.source) && load_relaxed(&credit->refused) != 0)
     return kAgain;
   return kReady;
-}
-
-// Whether this launch sends anything to another rank.
-FA_COLD bool sends(const FaLaunch &launch) {
-  const u32 *first = reinterpret_cast<const FaTransfers *>(launch.transfers)->first;
-  for (u32 peer = 0; peer < launch.world; ++peer) {
-    if (peer != launch.rank && first[2 * peer] != first[2 * peer + 1])
-      return true;
-  }
-  return false;
 }
 
 // Reads a piece of a message where it is, of `bytes` bytes.
@@ -162,16 +144,15 @@ FA_FN u64 receive_posted(const FaLaunch &launch, Block &block, u32 peer, Channel
   *bytes = left < kPieceBytes ? left : kPieceBytes;
   const bool is_last = *bytes == left, is_elsewhere = is_direct(launch, peer, source);
   const u64 to = message.address + channel.done, from = address + channel.done;
-  const u64 start = is_elsewhere ? now_ns() : 0;
   const Reading reading = is_elsewhere ? read_directly(launch, peer, to, from, *bytes, is_last)
                                        : read_mapped(launch, block, peer, to, from, *bytes, is_last);
   // Why the sender has given up it tells when it leaves, in a moment.
   if (reading == kWasWithdrawn)
     return look(launch, channel, peer, false);
-  if (reading == kWasRead && is_elsewhere)
-    note_direct(launch, peer, message.bytes, start, *bytes);
   if (reading == kWasRead && !is_last)
     return kPartly;
+  if (reading == kWasRead && is_elsewhere && channel.measured != kNotMeasured)
+    note_cost(launch, peer, message.bytes, true, channel.measured, now_ns() - channel.start);
   if (reading == kWasRead && is_elsewhere)
     fetch_add_relaxed(&reinterpret_cast<FaStatus *>(launch.status)->read_directly, 1);
   // Release: as in `receive_chunk`. The sender waits for this credit, and looks for a refusal with it.
@@ -202,15 +183,17 @@ FA_FN u64 receive_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel 
   if (readiness != kReady)
     return readiness;
 #if !FA_CUDA
+  if (channel.done == 0)
+    channel.measured = load_relaxed(&signal->measured);
+  if (channel.measured != kNotMeasured && channel.done == 0)
+    channel.start = now_ns();
   if (const u64 source = load_relaxed(&signal->source); source != 0)
     return receive_posted(launch, block, peer, channel, message, source, bytes);
-  const u32 written = load_relaxed(&signal->cost);
-  const u64 start = written != 0 ? now_ns() : 0;
 #endif
   copy_bytes(block, message.address + channel.done, chunk_data(signal), *bytes);
 #if !FA_CUDA
-  if (written != 0)
-    note_chunk(launch, peer, message.bytes, start, *bytes, written, sends(launch));
+  if (channel.measured != kNotMeasured && channel.done + *bytes == message.bytes)
+    note_cost(launch, peer, message.bytes, false, channel.measured, now_ns() - channel.start);
 #endif
   block.sync();
   // Release: the reads, of this chunk and of those before it, come before the slots are the sender's again.
@@ -303,6 +286,8 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
         channel.wait = {};
 #if !FA_CUDA
         channel.way = outcome == kAgain ? u32(kChunks) : is_whole ? u32(kUndecided) : channel.way;
+        if (is_whole || outcome == kAgain)
+          channel.measured = kNotMeasured;
 #endif
         channel.done = is_whole || outcome == kAgain ? 0 : channel.done + bytes;
         channel.at += is_whole;

@@ -1,12 +1,11 @@
 // Direct reads: the receiver of a large message has the kernel copy it from private memory of the sender, in
 // another process (process_vm_readv, "cross-memory attach"). One copy instead of the channel's two, but the
-// kernel pins each page first, and no two chunks overlap: which is faster depends on how fast lines travel
-// between the cores. So both are measured while messages are sent.
+// kernel pins each page first, and nothing overlaps: which is faster depends on how fast lines travel between
+// the cores. So both ways are measured while messages are sent.
 //
-// The sender measures a chunk that it writes and says so with it, the receiver one that it reads and what it
-// reads directly. The receiver compares the two for each size, and tells the sender which it would rather
-// have; the sender decides. Now and then it takes the other way, so that both costs stay known: machines
-// change.
+// The receiver measures, from the first that it sees of a message to its end, when the sender says so. It
+// compares the costs of both ways for each size, and tells the sender which it would rather have. The sender
+// decides, and now and then takes the other way for some messages: machines change.
 #pragma once
 
 #include "wait.cuh"
@@ -60,33 +59,36 @@ FA_FN u32 direct_size(u64 bytes) {
   return size < FA_DIRECT_SIZES ? size : FA_DIRECT_SIZES - 1;
 }
 
-// In ns for a MiB; not 0, which is none.
-FA_FN u32 cost_of(u64 ns, u64 bytes) {
-  const u64 cost = (ns << 20) / bytes, most = ~u32(0);
-  return u32(cost == 0 ? 1 : cost < most ? cost : most);
-}
-
-// A lower cost counts at once, since what disturbs a copy makes it longer; of a higher one a quarter.
-FA_FN void note_cost(u32 *cost, u32 sample) {
-  *cost = *cost == 0 || sample < *cost ? sample : *cost + (sample - *cost) / 4;
-}
-
 // How a message is sent.
-enum Way : u32 { kUndecided, kPosting, kPosted, kChunks, kMeasuredChunks };
+enum Way : u32 { kUndecided, kPosting, kPosted, kChunks };
+
+// What the receiver is to do about the cost of a message: nothing, note it, or forget what it knew of this
+// way before.
+enum Measured : u32 { kNotMeasured, kMeasured, kMeasuredAnew };
+
+struct Choice {
+  Way way;
+  Measured measured;
+};
 
 // For a message that its receiver could read directly.
-FA_FN Way choose_way(const FaLaunch &launch, u32 peer, u64 bytes) {
-  constexpr u32 kTrials = 128, kMeasured = 8;
-  if (direct_reads(launch).always != 0)
-    return kPosting;
+FA_FN Choice choose_way(const FaLaunch &launch, u32 peer, u64 bytes) {
   FaRegionHead *head = region_head(launch, launch.rank);
-  const u32 size = direct_size(bytes), number = ++head->offered[peer][size];
-  // The 2nd, 4th, 8th, ... and each 128th.
-  const bool is_trial = (number > 1 && (number & (number - 1)) == 0) || number % kTrials == 0;
+  // What it could not read once it is not asked to read again.
+  if (load_relaxed(&head->credits[peer].refused) != 0)
+    return {kChunks, kNotMeasured};
+  if (direct_reads(launch).always != 0)
+    return {kPosting, kNotMeasured};
+  // Trials are of four messages. The first finds what the way needs in no cache: it says little of the
+  // others.
+  constexpr u32 kRun = 4, kRuns = 128, kSample = 8;
+  const u32 size = direct_size(bytes), number = head->offered[peer][size]++, run = number / kRun;
+  const bool is_trial = run == 1 || run == 8 || (run != 0 && run % kRuns == 0);
   const bool is_direct = (load_relaxed(&head->credits[peer].direct) >> size & 1) != 0;
-  if (is_direct != is_trial)
-    return kPosting;
-  return is_trial || number % kMeasured == 1 ? kMeasuredChunks : kChunks;
+  const bool is_first = number % kRun == 0, is_sample = number % kSample == 0 || number < kRun;
+  return {is_direct != is_trial ? kPosting : kChunks, is_trial    ? (is_first ? kMeasuredAnew : kMeasured)
+                                                      : is_sample ? kMeasured
+                                                                  : kNotMeasured};
 }
 
 // Tells the sender which way is the cheaper, once both are known.
@@ -104,20 +106,19 @@ FA_COLD void compare_costs(const FaLaunch &launch, u32 peer, u32 size) {
     store_relaxed(word, chosen ^ bit);
 }
 
-// A piece that has been read directly, since `start`.
-FA_FN void note_direct(const FaLaunch &launch, u32 peer, u64 message_bytes, u64 start, u64 bytes) {
-  const u32 size = direct_size(message_bytes);
-  note_cost(&region_head(launch, launch.rank)->costs[peer].direct[size], cost_of(now_ns() - start, bytes));
-  compare_costs(launch, peer, size);
-}
-
-// A chunk that has been read since `start`, and what it had cost to write. A rank that also sends does both
-// for each chunk; between others, one writes while the other reads.
-FA_FN void note_chunk(const FaLaunch &launch, u32 peer, u64 message_bytes, u64 start, u64 bytes, u32 written,
-                      bool sends) {
-  const u32 size = direct_size(message_bytes), read = cost_of(now_ns() - start, bytes);
-  const u32 both = written + read < read ? ~u32(0) : written + read, longer = written < read ? read : written;
-  note_cost(&region_head(launch, launch.rank)->costs[peer].channel[size], sends ? both : longer);
+// A message has come whole, `ns` after the first of it was seen.
+FA_COLD void note_cost(const FaLaunch &launch, u32 peer, u64 bytes, bool was_direct, u32 measured, u64 ns) {
+  const u32 size = direct_size(bytes);
+  FaCosts *costs = &region_head(launch, launch.rank)->costs[peer];
+  u32 *cost = was_direct ? &costs->direct[size] : &costs->channel[size];
+  // A chunk is seen when it has been written: about half of its time is over.
+  const u64 timed = was_direct ? bytes : bytes - launch.chunk_bytes / 2;
+  const u64 most = ~u32(0), per_mib = (ns << 20) / timed;
+  const u32 sample = u32(per_mib == 0 ? 1 : per_mib < most ? per_mib : most);
+  // A lower cost counts at once, since what disturbs a message makes it take longer; of a higher one a
+  // quarter.
+  const bool replaces = measured == kMeasuredAnew || *cost == 0 || sample < *cost;
+  *cost = replaces ? sample : *cost + (sample - *cost) / 4;
   compare_costs(launch, peer, size);
 }
 

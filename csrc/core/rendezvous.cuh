@@ -18,8 +18,8 @@
 // reads a mapping of its own, or has the kernel read, which finds nothing where nothing is mapped any more;
 // and the sender waits for nobody: that process may stand still.
 //
-// Where the kernel does not read, the receiver sets kRefused and gives the credit. The sender looks for it
-// with the credit, sends the message again as chunks, and posts no private memory to this receiver any more.
+// Where the kernel does not read, the receiver refuses, beside the credit. The sender finds that with the
+// credit, sends the message again as chunks, and posts no private memory to this receiver any more.
 //
 // kWithdrawn stays: a rank that has given up sends nothing more.
 #pragma once
@@ -31,7 +31,7 @@ namespace FA_NAMESPACE {
 
 constexpr u64 kHere = u64(1) << FA_SOURCE_HERE_SHIFT;
 
-constexpr u32 kReading = 1, kWithdrawn = 2, kRefused = 4;
+constexpr u32 kReading = 1, kWithdrawn = 2;
 
 // What is read between two looks at the other channels. Beside it, claiming a piece takes no time.
 constexpr u64 kPieceBytes = 256 << 10;
@@ -61,7 +61,7 @@ FA_FN Reading after_reading(u32 *claim) {
 template <class Block>
 FA_FN Reading read_mapped(const FaLaunch &launch, const Block &block, u32 peer, u64 to, u64 from, u64 bytes,
                           bool is_last) {
-  u32 *claim = &region_head(launch, peer)->credits[launch.rank].claim;
+  u32 *claim = &region_head(launch, peer)->claims[launch.rank].word;
   if (is_thread(launch, peer)) {
     const bool withdrawn = (fetch_or_acq_rel(claim, kReading) & kWithdrawn) != 0;
     if (!withdrawn)
@@ -75,14 +75,15 @@ FA_FN Reading read_mapped(const FaLaunch &launch, const Block &block, u32 peer, 
 
 // The same in its private memory, in another process. What cannot be read is refused.
 FA_FN Reading read_directly(const FaLaunch &launch, u32 peer, u64 to, u64 from, u64 bytes, bool is_last) {
-  u32 *claim = &region_head(launch, peer)->credits[launch.rank].claim;
+  u32 *claim = &region_head(launch, peer)->claims[launch.rank].word;
   const bool is_read = copy_from_process(launch, peer, to, from, bytes);
   if (is_read && !is_last)
     return kWasRead;
   const Reading reading = after_reading(claim);
   if (reading == kWasWithdrawn || (is_read && was_there(launch, peer)))
     return reading;
-  fetch_or_acq_rel(claim, kRefused);
+  // The credit that follows releases it.
+  store_relaxed(&region_head(launch, peer)->credits[launch.rank].refused, 1);
   return kUnreadable;
 }
 
@@ -91,7 +92,7 @@ FA_COLD void withdraw(const FaLaunch &launch, u32 peer) {
 #if defined(FA_PLANT_NO_WITHDRAWAL)
   (void)launch, (void)peer;
 #else
-  u32 *claim = &region_head(launch, launch.rank)->credits[peer].claim;
+  u32 *claim = &region_head(launch, launch.rank)->claims[peer].word;
   fetch_or_acq_rel(claim, kWithdrawn);
   // Acquire: the reads come before what the caller does next.
   while (is_thread(launch, peer) && (load_acquire(claim) & kReading) != 0)
