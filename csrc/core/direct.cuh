@@ -79,16 +79,16 @@ FA_FN Choice choose_way(const FaLaunch &launch, u32 peer, u64 bytes) {
     return {kChunks, kNotMeasured};
   if (direct_reads(launch).always != 0)
     return {kPosting, kNotMeasured};
-  // Trials are of four messages. The first finds what the way needs in no cache: it says little of the
-  // others.
+  // Trials are of four messages. The first finds what the way needs in no cache, and says little of others.
   constexpr u32 kRun = 4, kRuns = 128, kSample = 8;
-  const u32 size = direct_size(bytes), number = head->offered[peer][size]++, run = number / kRun;
+  const u32 size = direct_size(bytes), number = head->offered[peer][size]++;
+  const u32 run = number / kRun, place = number % kRun;
   const bool is_trial = run == 1 || run == 8 || (run != 0 && run % kRuns == 0);
   const bool is_direct = (load_relaxed(&head->credits[peer].direct) >> size & 1) != 0;
-  const bool is_first = number % kRun == 0, is_sample = number % kSample == 0 || number < kRun;
-  return {is_direct != is_trial ? kPosting : kChunks, is_trial    ? (is_first ? kMeasuredAnew : kMeasured)
-                                                      : is_sample ? kMeasured
-                                                                  : kNotMeasured};
+  const Way way = is_direct != is_trial ? kPosting : kChunks;
+  if (is_trial || run == 0)
+    return {way, place == 0 ? kNotMeasured : place == 1 ? kMeasuredAnew : kMeasured};
+  return {way, number % kSample == 0 ? kMeasured : kNotMeasured};
 }
 
 // Tells the sender which way is the cheaper, once both are known.
@@ -113,12 +113,15 @@ FA_COLD void note_cost(const FaLaunch &launch, u32 peer, u64 bytes, bool was_dir
   u32 *cost = was_direct ? &costs->direct[size] : &costs->channel[size];
   // A chunk is seen when it has been written: about half of its time is over.
   const u64 timed = was_direct ? bytes : bytes - launch.chunk_bytes / 2;
-  const u64 most = ~u32(0), per_mib = (ns << 20) / timed;
+  const u64 most = ~u32(0) >> 1, per_mib = (ns << 20) / timed;
   const u32 sample = u32(per_mib == 0 ? 1 : per_mib < most ? per_mib : most);
-  // A lower cost counts at once, since what disturbs a message makes it take longer; of a higher one a
-  // quarter.
-  const bool replaces = measured == kMeasuredAnew || *cost == 0 || sample < *cost;
-  *cost = replaces ? sample : *cost + (sample - *cost) / 4;
+  if (measured == kMeasuredAnew || *cost == 0) {
+    *cost = sample;
+  } else {
+    // A rank that did not run meanwhile counts as one that took twice the time.
+    const i64 before = *cost, now = sample < 2 * before ? sample : 2 * before;
+    *cost = u32(before + (now - before) / 4);
+  }
   compare_costs(launch, peer, size);
 }
 
