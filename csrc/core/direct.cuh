@@ -112,8 +112,8 @@ FA_COLD void note_cost(const FaLaunch &launch, u32 peer, u64 bytes, bool was_dir
   FaCosts *costs = &region_head(launch, launch.rank)->costs[peer];
   u32 *cost = was_direct ? &costs->direct[size] : &costs->channel[size];
   // A chunk is seen when it has been written: about half of its time is over.
-  const u64 timed = was_direct ? bytes : bytes - launch.chunk_bytes / 2;
-  const u64 most = ~u32(0) >> 1, per_mib = (ns << 20) / timed;
+  const u64 unseen = was_direct || bytes <= launch.chunk_bytes ? 0 : launch.chunk_bytes / 2;
+  const u64 most = ~u32(0) >> 1, per_mib = (ns << 20) / (bytes - unseen + 1);
   const u32 sample = u32(per_mib == 0 ? 1 : per_mib < most ? per_mib : most);
   if (measured == kMeasuredAnew || *cost == 0) {
     *cost = sample;
