@@ -111,7 +111,7 @@ pub struct FaChunk {
     pub tag: u32,
     pub bytes: u64,
     pub source: u64,
-    pub cost: u32,
+    pub measured: u32,
     pub padding: [u8; 36usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -122,15 +122,15 @@ const _: () = {
     ["Offset of field: FaChunk::tag"][::core::mem::offset_of!(FaChunk, tag) - 4usize];
     ["Offset of field: FaChunk::bytes"][::core::mem::offset_of!(FaChunk, bytes) - 8usize];
     ["Offset of field: FaChunk::source"][::core::mem::offset_of!(FaChunk, source) - 16usize];
-    ["Offset of field: FaChunk::cost"][::core::mem::offset_of!(FaChunk, cost) - 24usize];
+    ["Offset of field: FaChunk::measured"][::core::mem::offset_of!(FaChunk, measured) - 24usize];
     ["Offset of field: FaChunk::padding"][::core::mem::offset_of!(FaChunk, padding) - 28usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FaCredit {
     pub taken: u32,
-    pub claim: u32,
     pub direct: u32,
+    pub refused: u32,
     pub padding: [u8; 52usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -138,9 +138,22 @@ const _: () = {
     ["Size of FaCredit"][::core::mem::size_of::<FaCredit>() - 64usize];
     ["Alignment of FaCredit"][::core::mem::align_of::<FaCredit>() - 4usize];
     ["Offset of field: FaCredit::taken"][::core::mem::offset_of!(FaCredit, taken) - 0usize];
-    ["Offset of field: FaCredit::claim"][::core::mem::offset_of!(FaCredit, claim) - 4usize];
-    ["Offset of field: FaCredit::direct"][::core::mem::offset_of!(FaCredit, direct) - 8usize];
+    ["Offset of field: FaCredit::direct"][::core::mem::offset_of!(FaCredit, direct) - 4usize];
+    ["Offset of field: FaCredit::refused"][::core::mem::offset_of!(FaCredit, refused) - 8usize];
     ["Offset of field: FaCredit::padding"][::core::mem::offset_of!(FaCredit, padding) - 12usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaClaim {
+    pub word: u32,
+    pub padding: [u8; 60usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaClaim"][::core::mem::size_of::<FaClaim>() - 64usize];
+    ["Alignment of FaClaim"][::core::mem::align_of::<FaClaim>() - 4usize];
+    ["Offset of field: FaClaim::word"][::core::mem::offset_of!(FaClaim, word) - 0usize];
+    ["Offset of field: FaClaim::padding"][::core::mem::offset_of!(FaClaim, padding) - 4usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -233,12 +246,13 @@ pub struct FaRegionHead {
     pub credited: [u32; 16usize],
     pub received: [u32; 16usize],
     pub padding_of_channels: [u8; 64usize],
+    pub claims: [FaClaim; 16usize],
     pub costs: [FaCosts; 16usize],
     pub offered: [[u32; 8usize]; 16usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 397184usize];
+    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 398208usize];
     ["Alignment of FaRegionHead"][::core::mem::align_of::<FaRegionHead>() - 8usize];
     ["Offset of field: FaRegionHead::inbox"][::core::mem::offset_of!(FaRegionHead, inbox) - 0usize];
     ["Offset of field: FaRegionHead::epoch"][::core::mem::offset_of!(FaRegionHead, epoch) - 262144usize];
@@ -259,8 +273,9 @@ const _: () = {
         [::core::mem::offset_of!(FaRegionHead, received) - 395520usize];
     ["Offset of field: FaRegionHead::padding_of_channels"]
         [::core::mem::offset_of!(FaRegionHead, padding_of_channels) - 395584usize];
-    ["Offset of field: FaRegionHead::costs"][::core::mem::offset_of!(FaRegionHead, costs) - 395648usize];
-    ["Offset of field: FaRegionHead::offered"][::core::mem::offset_of!(FaRegionHead, offered) - 396672usize];
+    ["Offset of field: FaRegionHead::claims"][::core::mem::offset_of!(FaRegionHead, claims) - 395648usize];
+    ["Offset of field: FaRegionHead::costs"][::core::mem::offset_of!(FaRegionHead, costs) - 396672usize];
+    ["Offset of field: FaRegionHead::offered"][::core::mem::offset_of!(FaRegionHead, offered) - 397696usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
