@@ -106,9 +106,8 @@ struct FaChunk {
 // Of the chunks to a receiver, in the sender's region.
 struct FaCredit {
   uint32_t taken;   // by the receiver, of all chunks ever
-  uint32_t direct;  // host: sizes at which the receiver would rather read directly, a bit for each
   uint32_t refused; // host: non-zero: it cannot, set before the credit for what it could not read
-  uint8_t padding[FA_SIGNAL_BYTES - 12];
+  uint8_t padding[FA_SIGNAL_BYTES - 8];
 };
 
 // Host. On the messages to a receiver that it reads where they are, in the sender's region: see
@@ -118,7 +117,8 @@ struct FaClaim {
   uint8_t padding[FA_SIGNAL_BYTES - 4];
 };
 
-// Host: what a receiver has measured of a sender's messages, by size, in ns for a MiB; 0: nothing yet.
+// Host: what a receiver has measured of messages, by size, in ns for a MiB; 0: nothing yet. In the region of
+// their sender.
 struct FaCosts {
   uint32_t channel[FA_DIRECT_SIZES];
   uint32_t direct[FA_DIRECT_SIZES];
@@ -182,11 +182,13 @@ struct FaRegionHead {
   uint32_t credited[FA_MAX_RANKS];
   uint32_t received[FA_MAX_RANKS];
   uint8_t padding_of_channels[64];
-  // Host: by receiver; by sender; and by receiver the messages so far of each size that it could have read
-  // directly.
+  // Host, by receiver: claims and costs; and this rank's own: messages so far that could have been read
+  // directly, by size, and the sizes that are, a bit for each.
   struct FaClaim claims[FA_MAX_RANKS];
   struct FaCosts costs[FA_MAX_RANKS];
   uint32_t offered[FA_MAX_RANKS][FA_DIRECT_SIZES];
+  uint32_t direct[FA_MAX_RANKS];
+  uint8_t padding_of_direct[64];
 };
 
 // A rank's share of the elements that a launch moves or reduces, within all ranks' concatenated.

@@ -102,8 +102,10 @@ FA_FN u64 send_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &ch
 FA_FN bool is_posted(const FaLaunch &launch, Channel &channel, u32 peer, const FaTransfer &message) {
   if (channel.way == kUndecided) {
     const bool may_be_chunks = is_direct(launch, peer, message.source);
+    const u32 *first = reinterpret_cast<const FaTransfers *>(launch.transfers)->first;
+    const bool both = first[2 * peer + 1] != first[2 * peer + 2];
     const auto [way, measured] =
-        may_be_chunks ? choose_way(launch, peer, message.bytes) : Choice{kPosting, kNotMeasured};
+        may_be_chunks ? choose_way(launch, peer, message.bytes, both) : Choice{kPosting, kNotMeasured};
     channel.way = way, channel.measured = measured;
   }
   return channel.way == kPosting || channel.way == kPosted;
@@ -141,8 +143,10 @@ FA_FN u64 receive_posted(const FaLaunch &launch, Block &block, u32 peer, Channel
     record_failure(launch, {FA_UNKNOWN_BUFFER, 1u << peer}, channel.number);
     return kGivenUp;
   }
-  *bytes = left < kPieceBytes ? left : kPieceBytes;
-  const bool is_last = *bytes == left, is_elsewhere = is_direct(launch, peer, source);
+  const bool is_elsewhere = is_direct(launch, peer, source);
+  const u64 most = is_elsewhere ? kDirectPieceBytes : kPieceBytes;
+  *bytes = left < most ? left : most;
+  const bool is_last = *bytes == left;
   const u64 to = message.address + channel.done, from = address + channel.done;
   const Reading reading = is_elsewhere ? read_directly(launch, peer, to, from, *bytes, is_last)
                                        : read_mapped(launch, block, peer, to, from, *bytes, is_last);

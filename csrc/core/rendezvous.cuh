@@ -33,8 +33,9 @@ constexpr u64 kHere = u64(1) << FA_SOURCE_HERE_SHIFT;
 
 constexpr u32 kReading = 1, kWithdrawn = 2;
 
-// What is read between two looks at the other channels. Beside it, claiming a piece takes no time.
-constexpr u64 kPieceBytes = 256 << 10;
+// What is read between two looks at the other channels. Beside it, claiming a piece takes no time; a system
+// call takes more.
+constexpr u64 kPieceBytes = 256 << 10, kDirectPieceBytes = 1 << 20;
 
 FA_FN bool is_thread(const FaLaunch &launch, u32 rank) { return (launch.threads >> rank & 1) != 0; }
 

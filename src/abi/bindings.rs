@@ -129,18 +129,16 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct FaCredit {
     pub taken: u32,
-    pub direct: u32,
     pub refused: u32,
-    pub padding: [u8; 52usize],
+    pub padding: [u8; 56usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of FaCredit"][::core::mem::size_of::<FaCredit>() - 64usize];
     ["Alignment of FaCredit"][::core::mem::align_of::<FaCredit>() - 4usize];
     ["Offset of field: FaCredit::taken"][::core::mem::offset_of!(FaCredit, taken) - 0usize];
-    ["Offset of field: FaCredit::direct"][::core::mem::offset_of!(FaCredit, direct) - 4usize];
-    ["Offset of field: FaCredit::refused"][::core::mem::offset_of!(FaCredit, refused) - 8usize];
-    ["Offset of field: FaCredit::padding"][::core::mem::offset_of!(FaCredit, padding) - 12usize];
+    ["Offset of field: FaCredit::refused"][::core::mem::offset_of!(FaCredit, refused) - 4usize];
+    ["Offset of field: FaCredit::padding"][::core::mem::offset_of!(FaCredit, padding) - 8usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -249,10 +247,12 @@ pub struct FaRegionHead {
     pub claims: [FaClaim; 16usize],
     pub costs: [FaCosts; 16usize],
     pub offered: [[u32; 8usize]; 16usize],
+    pub direct: [u32; 16usize],
+    pub padding_of_direct: [u8; 64usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 398208usize];
+    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 398336usize];
     ["Alignment of FaRegionHead"][::core::mem::align_of::<FaRegionHead>() - 8usize];
     ["Offset of field: FaRegionHead::inbox"][::core::mem::offset_of!(FaRegionHead, inbox) - 0usize];
     ["Offset of field: FaRegionHead::epoch"][::core::mem::offset_of!(FaRegionHead, epoch) - 262144usize];
@@ -276,6 +276,9 @@ const _: () = {
     ["Offset of field: FaRegionHead::claims"][::core::mem::offset_of!(FaRegionHead, claims) - 395648usize];
     ["Offset of field: FaRegionHead::costs"][::core::mem::offset_of!(FaRegionHead, costs) - 396672usize];
     ["Offset of field: FaRegionHead::offered"][::core::mem::offset_of!(FaRegionHead, offered) - 397696usize];
+    ["Offset of field: FaRegionHead::direct"][::core::mem::offset_of!(FaRegionHead, direct) - 398208usize];
+    ["Offset of field: FaRegionHead::padding_of_direct"]
+        [::core::mem::offset_of!(FaRegionHead, padding_of_direct) - 398272usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
