@@ -90,17 +90,46 @@ struct FaChunk {
   uint32_t tag;    // of the message that it is of
   uint64_t bytes;  // of that message, in all its chunks
   // Host. 0: the data is behind this. Otherwise the receiver reads the whole message where it is: as in
-  // FaSignal, or, in a thread of the same process, at an address with the bit at FA_SOURCE_HERE_SHIFT.
+  // FaSignal, or at an address in the sender's process with the bit at FA_SOURCE_HERE_SHIFT.
   uint64_t source;
-  uint8_t padding[FA_SIGNAL_BYTES - 24];
+  uint32_t measured; // host, of a message's first chunk: enum Measured of core/direct.cuh
+  uint8_t padding[FA_SIGNAL_BYTES - 28];
 };
 #define FA_SOURCE_HERE_SHIFT 63
 
+// Host. Messages of at least so many bytes in private memory of another process may be read there directly.
+#define FA_LEAST_DIRECT_BYTES 32768
+
+// Host. The choice between channel and direct read is made for each power of two from there on, up to 4 MiB.
+#define FA_DIRECT_SIZES 8
+
 // Of the chunks to a receiver, in the sender's region.
 struct FaCredit {
-  uint32_t taken; // by the receiver, of all chunks ever
-  uint32_t claim; // on the messages that it reads where they are: see core/rendezvous.cuh
+  uint32_t taken;   // by the receiver, of all chunks ever
+  uint32_t refused; // host: non-zero: it cannot, set before the credit for what it could not read
   uint8_t padding[FA_SIGNAL_BYTES - 8];
+};
+
+// Host. On the messages to a receiver that it reads where they are, in the sender's region: see
+// core/rendezvous.cuh. On a line of its own, which stays with the receiver.
+struct FaClaim {
+  uint32_t word;
+  uint8_t padding[FA_SIGNAL_BYTES - 4];
+};
+
+// Host: what a receiver has measured of messages, by size, in ns for a MiB; 0: nothing yet. In the region of
+// their sender.
+struct FaCosts {
+  uint32_t channel[FA_DIRECT_SIZES];
+  uint32_t direct[FA_DIRECT_SIZES];
+};
+
+// Host: the ranks in other processes whose memory this rank can read.
+struct FaDirect {
+  uint64_t life[FA_MAX_RANKS];    // address of a word that the kernel marks when the process of the rank ends
+  uint32_t process[FA_MAX_RANKS]; // its id, as this process knows it; 0: cannot be read
+  uint32_t always;                // non-zero: costs do not matter
+  uint32_t reserved;
 };
 
 // A message to or from a peer; of this rank to itself, a copy.
@@ -115,12 +144,12 @@ struct FaTransfer {
 
 // What the process tells its waiting kernels, and what they report.
 struct FaStatus {
-  uint32_t abort;   // non-zero: waiting kernels leave
-  uint32_t gone;    // bit r: rank r has left and sends nothing any more; set after all that it sent
-  uint32_t failure; // enum FaFailure: the first of this rank's kernels
-  uint32_t missing; // bit r: rank r had not come, is gone, or makes another call
-  uint32_t epoch;   // of the launch that failed
-  uint32_t reserved;
+  uint32_t abort;         // non-zero: waiting kernels leave
+  uint32_t gone;          // bit r: rank r has left and sends nothing any more; set after all that it sent
+  uint32_t failure;       // enum FaFailure: the first of this rank's kernels
+  uint32_t missing;       // bit r: rank r had not come, is gone, or makes another call
+  uint32_t epoch;         // of the launch that failed
+  uint32_t read_directly; // host: messages that this rank has read in other processes
   uint32_t waits[FA_MAX_RANKS]; // waits for each rank that outlasted the first polls
   // FA_MISMATCH: the calls of the ranks that make another, as far as they are known; an empty word else.
   // FA_OTHER_MESSAGE: 2^32 + tag, and bytes, of what the missing rank sent, and at the own rank of what was
@@ -153,6 +182,13 @@ struct FaRegionHead {
   uint32_t credited[FA_MAX_RANKS];
   uint32_t received[FA_MAX_RANKS];
   uint8_t padding_of_channels[64];
+  // Host, by receiver: claims and costs; and this rank's own: messages so far that could have been read
+  // directly, by size, and the sizes that are, a bit for each.
+  struct FaClaim claims[FA_MAX_RANKS];
+  struct FaCosts costs[FA_MAX_RANKS];
+  uint32_t offered[FA_MAX_RANKS][FA_DIRECT_SIZES];
+  uint32_t direct[FA_MAX_RANKS];
+  uint8_t padding_of_direct[64];
 };
 
 // A rank's share of the elements that a launch moves or reduces, within all ranks' concatenated.
@@ -197,6 +233,7 @@ struct FaLaunch {
   uint32_t channel_slots;     // of each channel, a power of two
   uint32_t threads;           // bit r: rank r is a thread of this process
   uint32_t reserved;
+  uint64_t direct;    // host: address of an FaDirect; 0: nothing is read in other processes
   struct FaCall call; // the call that this launch is of
   // By rank, of FA_ALL_GATHER and FA_REDUCE_SCATTER.
   struct FaShare shares[FA_MAX_RANKS];

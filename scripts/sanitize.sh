@@ -17,6 +17,10 @@
 #     thread-withdrawn-planted  nothing is withdrawn: a race must be found
 #     withdrawn           registered messages are written over as soon as their sender has given up: no result may be wrong
 #     withdrawn-planted   nothing is withdrawn: a wrong result must be found
+#     direct              the same of private messages that the kernel reads; and where it reads in another process than the
+#                         sender's: no result may be wrong
+#     direct-planted      nothing is withdrawn: a wrong result must be found
+#     direct-life         nobody looks whose process it was: a wrong result must be found
 #     yields-mailbox      mailboxes have one generation: a wrong result or a lost packet must be found in the one-shot push
 #
 # CXX: the compiler (g++). SEED: of the random launches (the time). LAUNCHES: in each of the worlds.
@@ -47,7 +51,7 @@ compile() {
       program=tests/sanitize/revoke.cpp
       ;;
     # What it reads may race with what is written, as above.
-    withdrawn*) program=tests/sanitize/withdraw.cpp ;;
+    withdrawn* | direct*) program=tests/sanitize/withdraw.cpp ;;
     *) flags+=("-fsanitize=${mode%%-*}" -fno-sanitize-recover=all) ;;
   esac
   case $mode in
@@ -58,7 +62,8 @@ compile() {
     thread*) kernels+=(-fno-builtin-memcpy -D__builtin_memcpy=memcpy -include string.h) ;;
   esac
   case $mode in
-    *withdrawn-planted) kernels+=(-DFA_PLANT_NO_WITHDRAWAL) ;;
+    direct-life) kernels+=(-DFA_PLANT_NO_LIFE) ;;
+    *withdrawn-planted | direct-planted) kernels+=(-DFA_PLANT_NO_WITHDRAWAL) ;;
     thread-planted) kernels+=(-DFA_PLANT_RELAXED_SECOND_BARRIER) ;;
     thread-channel) kernels+=(-DFA_PLANT_RELAXED_CHUNK) ;;
     yields-staging) flags+=(-DFA_PLANT_ONE_STAGING_GENERATION) ;;
@@ -149,6 +154,11 @@ check() {
       planted "$mode" 'WARNING: ThreadSanitizer' threads && grep -q 'transfer<' "$build/report"
       ;;
     withdrawn-planted) planted "$mode" '^the output' mapped ;;
+    direct)
+      timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" direct && timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" dead
+      ;;
+    direct-planted) planted "$mode" '^the output' direct ;;
+    direct-life) planted "$mode" '^the output' dead ;;
     revoked) timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" ;;
     revoked-planted) planted "$mode" '^rank .*: the output' ;;
     *) clean "$mode" ;;
@@ -159,7 +169,7 @@ export TSAN_OPTIONS="halt_on_error=1 exitcode=66 ${TSAN_OPTIONS:-}"
 export ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1 ${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1 ${UBSAN_OPTIONS:-}"
 
-if [ $# -eq 0 ]; then set -- thread thread-planted thread-channel thread-relaxed address,undefined yields yields-staging yields-mailbox revoked revoked-planted thread-withdrawn thread-withdrawn-planted withdrawn withdrawn-planted; fi
+if [ $# -eq 0 ]; then set -- thread thread-planted thread-channel thread-relaxed address,undefined yields yields-staging yields-mailbox revoked revoked-planted thread-withdrawn thread-withdrawn-planted withdrawn withdrawn-planted direct direct-planted direct-life; fi
 echo "$("$CXX" --version | head -n 1), seed $SEED"
 for mode in "$@"; do
   compile "$mode" &

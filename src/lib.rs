@@ -74,6 +74,7 @@ pub use device::Device;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use hierarchical::{Hierarchical, InterNode};
+pub use liveness::DirectReads;
 pub use op::ReduceOp;
 pub use plan::{Algorithm, Plan};
 pub use raw::{RawCommunicator, StreamCommunicator, StreamSync};

@@ -70,7 +70,8 @@ impl Layout {
         let (channel_slots, chunk_bytes) = ring(most_bytes / (world_size - 1).max(1), channels);
         let channel_bytes = (world_size - 1) * channel_slots * (size_of::<FaChunk>() + chunk_bytes);
         let total_bytes = channel_offset + channel_bytes;
-        debug_assert!(total_bytes <= 4 * max_bytes + (1 << 20) + most_bytes - LEAST_CHANNEL_BYTES);
+        let signals = (world_size - 1) * channel_slots * size_of::<FaChunk>();
+        debug_assert!(total_bytes <= 4 * max_bytes + (1 << 20) + most_bytes - LEAST_CHANNEL_BYTES + signals);
         Ok(Self {
             table_offset,
             mailbox_offset,
@@ -86,10 +87,10 @@ impl Layout {
     }
 }
 
-/// The slots of a channel of at most `bytes`, and the data of each.
+/// The slots of a channel of at most `bytes`, and the data of each. Where they hold all that a chunk may, their signals come on top:
+/// else the next smaller power of two would be taken, and the ring be half as long.
 fn ring(bytes: usize, channels: &Channels) -> (usize, usize) {
-    let slots_of = |chunk_bytes: usize| bytes / (size_of::<FaChunk>() + chunk_bytes);
-    match slots_of(channels.chunk_bytes).checked_ilog2() {
+    match (bytes / channels.chunk_bytes).checked_ilog2() {
         Some(exponent) if 1 << exponent >= channels.least_slots => (1 << exponent, channels.chunk_bytes),
         _ => {
             let chunk_bytes = bytes / channels.least_slots - size_of::<FaChunk>();
@@ -121,6 +122,7 @@ mod tests {
                 assert!(channel_slots.is_power_of_two() && channel_slots >= 8 && chunk_bytes % 128 == 0);
                 assert!((512..=16 << 10).contains(&chunk_bytes), "{layout:?}");
                 assert!(total_bytes <= 6 * max_bytes + (1 << 20), "{layout:?}");
+                assert!(total_bytes <= 4 * max_bytes + (3 << 20), "{layout:?}");
                 // A power of two may leave almost half.
                 let most = (2 << 20).min(2 * max_bytes).max(120 << 10);
                 assert!(world_size == 1 || channel_bytes > most / 3, "{layout:?}");

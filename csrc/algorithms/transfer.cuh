@@ -17,14 +17,19 @@ struct Channel {
   u32 at;       // the transfer that is next or under way
   u32 number;   // chunks that have gone through the channel, ever
   u32 credited; // where this rank sends: those of them for which it has seen credit
-  u32 posted;   // the receiver has been told where the transfer is
+  u32 way;      // enum Way: how this rank sends the transfer, where the receiver may read it where it is
   u64 done;     // bytes of the transfer that have gone through
   Backoff wait; // for the next chunk or credit
+#if !FA_CUDA
+  u32 measured = kNotMeasured; // enum Measured: the transfer
+  u64 start = 0;               // when the first of it was seen
+#endif
 };
 
 // Whether a channel can move a chunk now, or has. The outcome is that of one thread, seen by all. kPartly: of
-// a chunk that is larger than what is moved at a time.
-enum Readiness : u64 { kNotYet, kReady, kPartly, kGivenUp };
+// a chunk that is larger than what is moved at a time. kAgain: the chunk said where the message is, which
+// could not be read there; it comes as chunks.
+enum Readiness : u64 { kNotYet, kReady, kPartly, kAgain, kGivenUp };
 
 template <class Poll, class Block>
 FA_FN u64 ask(Block &block, Poll poll) {
@@ -61,10 +66,14 @@ FA_FN u64 look_for_credit(const FaLaunch &launch, Channel &channel, u32 peer) {
 }
 
 // Tells the receiver of a chunk. `source` is 0 if its data is in the slot.
-FA_FN void signal_chunk(FaChunk *signal, u32 number, const FaTransfer &message, u64 source) {
+FA_FN void signal_chunk(FaChunk *signal, const Channel &channel, const FaTransfer &message, u64 source) {
+  const u32 number = channel.number;
   store_relaxed(&signal->tag, message.tag);
   store_relaxed(&signal->bytes, message.bytes);
   store_relaxed(&signal->source, source);
+#if !FA_CUDA
+  store_relaxed(&signal->measured, channel.measured);
+#endif
 #if defined(FA_PLANT_RELAXED_CHUNK)
   store_relaxed(&signal->number, number + 1);
   return;
@@ -84,26 +93,45 @@ FA_FN u64 send_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &ch
   FaChunk *signal = chunk_slot(launch, peer, launch.rank, number);
   copy_bytes(block, chunk_data(signal), message.address + channel.done, bytes);
   block.sync();
-  block.lanes(1, [&](u32) { signal_chunk(signal, number, message, 0); });
+  block.lanes(1, [&](u32) { signal_chunk(signal, channel, message, 0); });
   return kReady;
 }
 
 #if !FA_CUDA
+// Whether a message that has a source is sent by that, and not as chunks.
+FA_FN bool is_posted(const FaLaunch &launch, Channel &channel, u32 peer, const FaTransfer &message) {
+  if (channel.way == kUndecided) {
+    const bool may_be_chunks = is_direct(launch, peer, message.source);
+    const u32 *first = reinterpret_cast<const FaTransfers *>(launch.transfers)->first;
+    const bool both = first[2 * peer + 1] != first[2 * peer + 2];
+    const auto [way, measured] =
+        may_be_chunks ? choose_way(launch, peer, message.bytes, both) : Choice{kPosting, kNotMeasured};
+    channel.way = way, channel.measured = measured;
+  }
+  return channel.way == kPosting || channel.way == kPosted;
+}
+
 // Has the receiver read a message where it is.
 FA_FN u64 send_posted(const FaLaunch &launch, Channel &channel, u32 peer, const FaTransfer &message) {
-  if (channel.posted == 0) {
+  if (channel.way == kPosting) {
     const u64 readiness = look_for_credit(launch, channel, peer);
     if (readiness != kReady)
       return readiness;
     FaChunk *signal = chunk_slot(launch, peer, launch.rank, channel.number);
-    signal_chunk(signal, channel.number, message, message.source);
-    channel.posted = 1;
+    signal_chunk(signal, channel, message, message.source);
+    channel.way = kPosted;
     channel.wait = {};
     return kNotYet;
   }
   // Acquire: the receiver's reads come before what the caller does with the memory.
-  channel.credited = load_acquire(&region_head(launch, launch.rank)->credits[peer].taken);
-  return look(launch, channel, peer, channel.credited == channel.number + 1);
+  FaCredit *credit = &region_head(launch, launch.rank)->credits[peer];
+  channel.credited = load_acquire(&credit->taken);
+  if (channel.credited != channel.number + 1)
+    return look(launch, channel, peer, false);
+  // A refusal comes before the credit.
+  if (is_direct(launch, peer, message.source) && load_relaxed(&credit->refused) != 0)
+    return kAgain;
+  return kReady;
 }
 
 // Reads a piece of a message where it is, of `bytes` bytes.
@@ -115,17 +143,25 @@ FA_FN u64 receive_posted(const FaLaunch &launch, Block &block, u32 peer, Channel
     record_failure(launch, {FA_UNKNOWN_BUFFER, 1u << peer}, channel.number);
     return kGivenUp;
   }
-  *bytes = left < kPieceBytes ? left : kPieceBytes;
+  const bool is_elsewhere = is_direct(launch, peer, source);
+  const u64 most = is_elsewhere ? kDirectPieceBytes : kPieceBytes;
+  *bytes = left < most ? left : most;
   const bool is_last = *bytes == left;
+  const u64 to = message.address + channel.done, from = address + channel.done;
+  const Reading reading = is_elsewhere ? read_directly(launch, peer, to, from, *bytes, is_last)
+                                       : read_mapped(launch, block, peer, to, from, *bytes, is_last);
   // Why the sender has given up it tells when it leaves, in a moment.
-  if (!read_posted(launch, block, peer, message.address + channel.done, address + channel.done, *bytes,
-                   is_last))
+  if (reading == kWasWithdrawn)
     return look(launch, channel, peer, false);
-  if (!is_last)
+  if (reading == kWasRead && !is_last)
     return kPartly;
-  // Release: as in `receive_chunk`. The sender waits for this credit.
+  if (reading == kWasRead && is_elsewhere && channel.measured != kNotMeasured)
+    note_cost(launch, peer, message.bytes, true, channel.measured, now_ns() - channel.start);
+  if (reading == kWasRead && is_elsewhere)
+    fetch_add_relaxed(&reinterpret_cast<FaStatus *>(launch.status)->read_directly, 1);
+  // Release: as in `receive_chunk`. The sender waits for this credit, and looks for a refusal with it.
   store_release(&region_head(launch, peer)->credits[launch.rank].taken, channel.number + 1);
-  return kReady;
+  return reading == kWasRead ? kReady : kAgain;
 }
 #endif
 
@@ -151,10 +187,18 @@ FA_FN u64 receive_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel 
   if (readiness != kReady)
     return readiness;
 #if !FA_CUDA
+  if (channel.done == 0)
+    channel.measured = load_relaxed(&signal->measured);
+  if (channel.measured != kNotMeasured && channel.done == 0)
+    channel.start = now_ns();
   if (const u64 source = load_relaxed(&signal->source); source != 0)
     return receive_posted(launch, block, peer, channel, message, source, bytes);
 #endif
   copy_bytes(block, message.address + channel.done, chunk_data(signal), *bytes);
+#if !FA_CUDA
+  if (channel.measured != kNotMeasured && channel.done + *bytes == message.bytes)
+    note_cost(launch, peer, message.bytes, false, channel.measured, now_ns() - channel.start);
+#endif
   block.sync();
   // Release: the reads, of this chunk and of those before it, come before the slots are the sender's again.
   if (gives_credit(launch, number))
@@ -171,7 +215,7 @@ FA_FN void give_up(const FaLaunch &launch, const Block &block, const Channel *ch
   (void)launch, (void)block, (void)channels, (void)is_open;
 #else
   for (u32 c = block.index(); c < 2 * launch.world; c += block.count()) {
-    if (c % 2 == 0 && is_open(c) && channels[c].posted != 0)
+    if (c % 2 == 0 && is_open(c) && channels[c].way == kPosted)
       withdraw(launch, c / 2);
   }
 #endif
@@ -227,7 +271,7 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
       if (peer == launch.rank)
         copy_bytes(block, message.address + channel.done, message.source + channel.done, bytes);
 #if !FA_CUDA
-      else if (c % 2 == 0 && message.source != 0)
+      else if (c % 2 == 0 && message.source != 0 && is_posted(launch, channel, peer, message))
         outcome = send_posted(launch, channel, peer, message), bytes = left;
 #endif
       else if (c % 2 == 0)
@@ -241,11 +285,16 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
       // All threads have read it.
       block.sync();
       block.lanes(1, [&](u32) {
-        channel.number += peer != launch.rank && outcome == kReady;
-        channel.posted = 0;
+        const bool is_whole = outcome != kAgain && bytes == left;
+        channel.number += peer != launch.rank && outcome != kPartly;
         channel.wait = {};
-        channel.done = bytes == left ? 0 : channel.done + bytes;
-        channel.at += bytes == left;
+#if !FA_CUDA
+        channel.way = outcome == kAgain ? u32(kChunks) : is_whole ? u32(kUndecided) : channel.way;
+        if (is_whole || outcome == kAgain)
+          channel.measured = kNotMeasured;
+#endif
+        channel.done = is_whole || outcome == kAgain ? 0 : channel.done + bytes;
+        channel.at += is_whole;
       });
       block.sync();
     }

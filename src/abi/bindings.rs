@@ -11,6 +11,8 @@ pub const FA_HOST_SLOT_BYTES: u32 = 72;
 pub const FA_FIRST_EPOCH_AFTER_WRAP: u32 = 2;
 pub const FA_SOURCE_ID_SHIFT: u32 = 40;
 pub const FA_SOURCE_HERE_SHIFT: u32 = 63;
+pub const FA_LEAST_DIRECT_BYTES: u32 = 32768;
+pub const FA_DIRECT_SIZES: u32 = 8;
 pub const FA_MAX_TRANSFERS: u32 = 64;
 pub const FA_F16: FaDtype = 0;
 pub const FA_BF16: FaDtype = 1;
@@ -109,7 +111,8 @@ pub struct FaChunk {
     pub tag: u32,
     pub bytes: u64,
     pub source: u64,
-    pub padding: [u8; 40usize],
+    pub measured: u32,
+    pub padding: [u8; 36usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -119,13 +122,14 @@ const _: () = {
     ["Offset of field: FaChunk::tag"][::core::mem::offset_of!(FaChunk, tag) - 4usize];
     ["Offset of field: FaChunk::bytes"][::core::mem::offset_of!(FaChunk, bytes) - 8usize];
     ["Offset of field: FaChunk::source"][::core::mem::offset_of!(FaChunk, source) - 16usize];
-    ["Offset of field: FaChunk::padding"][::core::mem::offset_of!(FaChunk, padding) - 24usize];
+    ["Offset of field: FaChunk::measured"][::core::mem::offset_of!(FaChunk, measured) - 24usize];
+    ["Offset of field: FaChunk::padding"][::core::mem::offset_of!(FaChunk, padding) - 28usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FaCredit {
     pub taken: u32,
-    pub claim: u32,
+    pub refused: u32,
     pub padding: [u8; 56usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -133,8 +137,51 @@ const _: () = {
     ["Size of FaCredit"][::core::mem::size_of::<FaCredit>() - 64usize];
     ["Alignment of FaCredit"][::core::mem::align_of::<FaCredit>() - 4usize];
     ["Offset of field: FaCredit::taken"][::core::mem::offset_of!(FaCredit, taken) - 0usize];
-    ["Offset of field: FaCredit::claim"][::core::mem::offset_of!(FaCredit, claim) - 4usize];
+    ["Offset of field: FaCredit::refused"][::core::mem::offset_of!(FaCredit, refused) - 4usize];
     ["Offset of field: FaCredit::padding"][::core::mem::offset_of!(FaCredit, padding) - 8usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaClaim {
+    pub word: u32,
+    pub padding: [u8; 60usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaClaim"][::core::mem::size_of::<FaClaim>() - 64usize];
+    ["Alignment of FaClaim"][::core::mem::align_of::<FaClaim>() - 4usize];
+    ["Offset of field: FaClaim::word"][::core::mem::offset_of!(FaClaim, word) - 0usize];
+    ["Offset of field: FaClaim::padding"][::core::mem::offset_of!(FaClaim, padding) - 4usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaCosts {
+    pub channel: [u32; 8usize],
+    pub direct: [u32; 8usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaCosts"][::core::mem::size_of::<FaCosts>() - 64usize];
+    ["Alignment of FaCosts"][::core::mem::align_of::<FaCosts>() - 4usize];
+    ["Offset of field: FaCosts::channel"][::core::mem::offset_of!(FaCosts, channel) - 0usize];
+    ["Offset of field: FaCosts::direct"][::core::mem::offset_of!(FaCosts, direct) - 32usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaDirect {
+    pub life: [u64; 16usize],
+    pub process: [u32; 16usize],
+    pub always: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaDirect"][::core::mem::size_of::<FaDirect>() - 200usize];
+    ["Alignment of FaDirect"][::core::mem::align_of::<FaDirect>() - 8usize];
+    ["Offset of field: FaDirect::life"][::core::mem::offset_of!(FaDirect, life) - 0usize];
+    ["Offset of field: FaDirect::process"][::core::mem::offset_of!(FaDirect, process) - 128usize];
+    ["Offset of field: FaDirect::always"][::core::mem::offset_of!(FaDirect, always) - 192usize];
+    ["Offset of field: FaDirect::reserved"][::core::mem::offset_of!(FaDirect, reserved) - 196usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -163,7 +210,7 @@ pub struct FaStatus {
     pub failure: u32,
     pub missing: u32,
     pub epoch: u32,
-    pub reserved: u32,
+    pub read_directly: u32,
     pub waits: [u32; 16usize],
     pub others: [FaCall; 16usize],
 }
@@ -176,7 +223,7 @@ const _: () = {
     ["Offset of field: FaStatus::failure"][::core::mem::offset_of!(FaStatus, failure) - 8usize];
     ["Offset of field: FaStatus::missing"][::core::mem::offset_of!(FaStatus, missing) - 12usize];
     ["Offset of field: FaStatus::epoch"][::core::mem::offset_of!(FaStatus, epoch) - 16usize];
-    ["Offset of field: FaStatus::reserved"][::core::mem::offset_of!(FaStatus, reserved) - 20usize];
+    ["Offset of field: FaStatus::read_directly"][::core::mem::offset_of!(FaStatus, read_directly) - 20usize];
     ["Offset of field: FaStatus::waits"][::core::mem::offset_of!(FaStatus, waits) - 24usize];
     ["Offset of field: FaStatus::others"][::core::mem::offset_of!(FaStatus, others) - 88usize];
 };
@@ -197,10 +244,15 @@ pub struct FaRegionHead {
     pub credited: [u32; 16usize],
     pub received: [u32; 16usize],
     pub padding_of_channels: [u8; 64usize],
+    pub claims: [FaClaim; 16usize],
+    pub costs: [FaCosts; 16usize],
+    pub offered: [[u32; 8usize]; 16usize],
+    pub direct: [u32; 16usize],
+    pub padding_of_direct: [u8; 64usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 395648usize];
+    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 398336usize];
     ["Alignment of FaRegionHead"][::core::mem::align_of::<FaRegionHead>() - 8usize];
     ["Offset of field: FaRegionHead::inbox"][::core::mem::offset_of!(FaRegionHead, inbox) - 0usize];
     ["Offset of field: FaRegionHead::epoch"][::core::mem::offset_of!(FaRegionHead, epoch) - 262144usize];
@@ -221,6 +273,12 @@ const _: () = {
         [::core::mem::offset_of!(FaRegionHead, received) - 395520usize];
     ["Offset of field: FaRegionHead::padding_of_channels"]
         [::core::mem::offset_of!(FaRegionHead, padding_of_channels) - 395584usize];
+    ["Offset of field: FaRegionHead::claims"][::core::mem::offset_of!(FaRegionHead, claims) - 395648usize];
+    ["Offset of field: FaRegionHead::costs"][::core::mem::offset_of!(FaRegionHead, costs) - 396672usize];
+    ["Offset of field: FaRegionHead::offered"][::core::mem::offset_of!(FaRegionHead, offered) - 397696usize];
+    ["Offset of field: FaRegionHead::direct"][::core::mem::offset_of!(FaRegionHead, direct) - 398208usize];
+    ["Offset of field: FaRegionHead::padding_of_direct"]
+        [::core::mem::offset_of!(FaRegionHead, padding_of_direct) - 398272usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -271,12 +329,13 @@ pub struct FaLaunch {
     pub channel_slots: u32,
     pub threads: u32,
     pub reserved: u32,
+    pub direct: u64,
     pub call: FaCall,
     pub shares: [FaShare; 16usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 608usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 616usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -316,8 +375,9 @@ const _: () = {
     ["Offset of field: FaLaunch::channel_slots"][::core::mem::offset_of!(FaLaunch, channel_slots) - 316usize];
     ["Offset of field: FaLaunch::threads"][::core::mem::offset_of!(FaLaunch, threads) - 320usize];
     ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 324usize];
-    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 328usize];
-    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 352usize];
+    ["Offset of field: FaLaunch::direct"][::core::mem::offset_of!(FaLaunch, direct) - 328usize];
+    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 336usize];
+    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 360usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -21,6 +21,8 @@ pub(crate) struct Site<'a> {
     pub status: u64,
     /// Ranks that are threads of this process, a bit for each.
     pub threads: u32,
+    /// Address of an `FaDirect`, or 0.
+    pub direct: u64,
 }
 
 impl Site<'_> {
@@ -60,6 +62,7 @@ impl Site<'_> {
             channel_slots: self.layout.channel_slots as u32,
             threads: self.threads,
             reserved: 0,
+            direct: self.direct,
             call: FaCall { what: 0, count: 0, digest: 0 },
             shares: [FaShare { first: 0, count: 0 }; FA_MAX_RANKS as usize],
         }

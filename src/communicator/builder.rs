@@ -48,6 +48,9 @@ fn timeout_named(value: Option<&OsStr>) -> Result<Option<Option<Duration>>> {
 /// The environment has measurements made, or not.
 const CALIBRATE_VARIABLE: &str = "FAST_ALLREDUCE_CALIBRATE";
 
+/// The environment has large messages read directly, or not.
+const DIRECT_READS_VARIABLE: &str = "FAST_ALLREDUCE_DIRECT_READS";
+
 /// What a variable of the environment says, if anything: 0 or 1.
 fn switch_named(name: &'static str, value: Option<&OsStr>) -> Result<Option<bool>> {
     match value.map(OsStr::to_string_lossy).as_deref() {
@@ -93,6 +96,7 @@ pub struct Builder {
     check: Option<bool>,
     plans: Plans,
     calibrate: Option<bool>,
+    direct_reads: Option<bool>,
     last_epoch: u32,
 }
 
@@ -195,6 +199,17 @@ impl Builder {
         self
     }
 
+    /// Whether large messages in private memory are read directly by a receiver in another process: the kernel copies them
+    /// (`process_vm_readv`) instead of both ranks through shared memory. By default where that is faster, by what messages of the
+    /// size have taken so far, both ways being tried now and then; `true`: messages of any size, wherever it works; `false`: never.
+    /// Where it is not set, the environment variable `FAST_ALLREDUCE_DIRECT_READS` may say 0 or 1. Where the kernel does not
+    /// permit it messages go as without it: [`Communicator::direct_reads`] tells. Ranks may differ.
+    #[must_use]
+    pub fn direct_reads(mut self, direct_reads: impl Into<Option<bool>>) -> Self {
+        self.direct_reads = direct_reads.into();
+        self
+    }
+
     /// Numbers launches from after `epoch` instead of 0, so that a test can pass the wrap-around.
     #[doc(hidden)]
     #[must_use]
@@ -231,6 +246,10 @@ impl Builder {
         };
         let setup_timeout = timeout.unwrap_or(SETUP_TIMEOUT);
         let check = switched(self.check, CHECK_VARIABLE, cfg!(debug_assertions))?;
+        let direct_reads = match self.direct_reads {
+            Some(set) => Some(set),
+            None => switch_named(DIRECT_READS_VARIABLE, std::env::var_os(DIRECT_READS_VARIABLE).as_deref())?,
+        };
         let calibrate = switched(self.calibrate, CALIBRATE_VARIABLE, true)?;
         let max_bytes = self.max_bytes.unwrap_or(D::DEFAULT_MAX_BYTES);
         let layout = Layout::new(max_bytes, world_size, D::PACKING.slot_bytes, &D::CHANNELS, D::MAX_BYTES)?;
@@ -289,6 +308,10 @@ impl Builder {
         });
         // No rank launches before all have set their epochs, and where one could not, none has a communicator.
         let (liveness, endpoint) = all_succeeded(made, bootstrap, setup_timeout)?;
+        let direct_reads = match D::READS_DIRECTLY {
+            true => Some(liveness.direct_reads(direct_reads, bootstrap, setup_timeout)?),
+            false => None,
+        };
         tracing::info!(
             rank,
             world_size,
@@ -299,10 +322,12 @@ impl Builder {
             plan = %plan_source,
             timeout = ?timeout,
             checked = check,
+            direct_reads = direct_reads.as_ref().map(tracing::field::display),
             "communicator made"
         );
         Ok(Communicator {
             liveness,
+            direct_reads,
             endpoint,
             failed: OnceLock::new(),
             bytes: AtomicU64::new(0),

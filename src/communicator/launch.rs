@@ -11,6 +11,7 @@ use crate::call::{
 use crate::device::Device;
 use crate::endpoint::State;
 use crate::error::{Error, Result};
+use crate::liveness::DirectReads;
 use crate::plan::{Plan, PlannedCall};
 use crate::registry::Registry;
 use crate::trace::CallSpan;
@@ -119,22 +120,23 @@ impl<D: Device> Communicator<D> {
         started
     }
 
-    /// Has receivers read large messages where they are, if they can: what lies in a registered buffer, and what is sent between
-    /// threads of one process.
+    /// Has receivers read large messages where they are, if they can: what lies in a registered buffer, what is sent between
+    /// threads of one process, and what the kernel lets them read in this one.
     fn post_sources(&self, registry: &Registry, transfers: &mut FaTransfers) {
         let peers = (0..self.world_size).filter(|&peer| peer != self.rank);
         for peer in peers {
             let [first, end] = [0, 1].map(|next| transfers.first[2 * peer + next] as usize);
+            let least_private = match self.liveness.threads() >> peer & 1 {
+                1 => D::LEAST_POSTED_BYTES,
+                _ => self.direct_reads.as_ref().map_or(u64::MAX, |direct| direct.least_bytes(peer)),
+            };
             for message in &mut transfers.transfer[first..end] {
-                if message.bytes < D::LEAST_POSTED_BYTES {
-                    continue;
+                if message.bytes >= D::LEAST_POSTED_BYTES {
+                    message.source = registry.source(message.address, message.bytes);
                 }
-                message.source = match registry.source(message.address, message.bytes) {
-                    0 if self.liveness.threads() >> peer & 1 == 1 => {
-                        message.address | 1 << abi::FA_SOURCE_HERE_SHIFT
-                    }
-                    registered => registered,
-                };
+                if message.source == 0 && message.bytes >= least_private {
+                    message.source = message.address | 1 << abi::FA_SOURCE_HERE_SHIFT;
+                }
             }
         }
     }
@@ -198,6 +200,7 @@ impl<D: Device> Communicator<D> {
             table: region.table_address(),
             status: region.status_address(),
             threads: self.liveness.threads(),
+            direct: self.direct_reads.as_ref().map_or(0, DirectReads::address),
         };
         FaLaunch { checked: u32::from(self.checked), ..site.launch() }
     }

@@ -25,7 +25,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
-use crate::liveness::Liveness;
+use crate::liveness::{DirectReads, Liveness};
 use crate::op::ReduceOp;
 use crate::plan::{Plan, PlannedCall, Planner, Source};
 use crate::symmetric::{Buffer, SymmetricMemory};
@@ -38,6 +38,8 @@ use crate::symmetric::{Buffer, SymmetricMemory};
 pub struct Communicator<D: Device> {
     // First: its thread marks ranks in the endpoint's region.
     liveness: Liveness,
+    /// On the host.
+    direct_reads: Option<DirectReads>,
     endpoint: Arc<Endpoint<D>>,
     failed: OnceLock<Error>,
     bytes: AtomicU64,
@@ -108,6 +110,12 @@ impl<D: Device> Communicator<D> {
         &self.plan_source
     }
 
+    /// How large messages in private memory go between processes on the host: which ranks' memory this rank can read directly, and
+    /// why not others'. `None` on other devices.
+    pub fn direct_reads(&self) -> Option<&DirectReads> {
+        self.direct_reads.as_ref()
+    }
+
     /// Allocates a registered buffer of `count` zeros on every rank. Collective, as
     /// [`Communicator::symmetric_memory`].
     ///
@@ -161,6 +169,7 @@ impl<D: Device> Communicator<D> {
             calls: self.liveness.calls(),
             bytes: self.bytes.load(Ordering::Relaxed),
             waits: region.waits()[..self.world_size].iter().copied().map(u64::from).collect(),
+            direct_reads: region.read_directly().into(),
             timeouts: (0..self.world_size).map(|rank| u64::from(missing.contains(&rank))).collect(),
         }
     }
@@ -212,6 +221,8 @@ pub struct Counters {
     pub bytes: u64,
     /// Waits for each rank that outlasted the first polls, in all blocks.
     pub waits: Vec<u64>,
+    /// Messages that this rank has read directly in the memory of another process.
+    pub direct_reads: u64,
     /// Waits for each rank that ended in a timeout: at most one, as that poisons the communicator.
     pub timeouts: Vec<u64>,
 }

@@ -65,6 +65,9 @@ pub(crate) mod sealed {
         /// Messages between pairs from this size on are read where they are, if the receiver can.
         const LEAST_POSTED_BYTES: u64;
 
+        /// Whether receivers may read messages in the memory of another process.
+        const READS_DIRECTLY: bool;
+
         /// The largest `max_bytes` of a communicator.
         const MAX_BYTES: usize = 1 << 40;
 

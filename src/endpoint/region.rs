@@ -84,6 +84,11 @@ impl<D: Device> Region<D> {
         })
     }
 
+    /// Messages that this rank's kernels have read in other processes.
+    pub fn read_directly(&self) -> u32 {
+        self.status_word(offset_of!(FaStatus, read_directly)).load(Ordering::Relaxed)
+    }
+
     /// Tells kernels that a rank sends nothing any more. Release: after all that it has sent.
     pub fn set_gone(&self, rank: usize) {
         self.status_word(offset_of!(FaStatus, gone)).fetch_or(1 << rank, Ordering::Release);

@@ -79,6 +79,17 @@ impl Life {
         Some(Held { life: self, list, before })
     }
 
+    /// Whether a thread holds it, so that its end will show.
+    pub fn is_held(&self) -> bool {
+        let word = self.0.load(Ordering::Acquire);
+        word != 0 && word & libc::FUTEX_OWNER_DIED == 0
+    }
+
+    /// Of the word, in this process's mapping of it.
+    pub fn address(&self) -> u64 {
+        self.0.as_ptr() as u64
+    }
+
     /// Whether the thread that held it has ended, or let go. A peer may write anything here.
     pub fn has_ended(&self) -> bool {
         // Acquire: what the process had written before it ended is seen.
@@ -114,12 +125,12 @@ mod tests {
             // SAFETY: no robust mutexes, and the word outlives the thread.
             let _held = unsafe { held.hold() }.unwrap();
             assert_ne!(held.0.load(Ordering::Relaxed), 0);
-            assert!(!held.has_ended());
-            assert!(!free().has_ended());
+            assert!(held.is_held() && !held.has_ended());
+            assert!(!free().is_held() && !free().has_ended());
         });
         holding.join().unwrap();
         assert_eq!(life.0.load(Ordering::Relaxed), libc::FUTEX_OWNER_DIED);
-        assert!(life.has_ended());
+        assert!(life.has_ended() && !life.is_held());
     }
 
     #[test]

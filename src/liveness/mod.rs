@@ -5,6 +5,7 @@
 //! mark. A rank that is done with its last call and leaves therefore disturbs nobody. One that fails takes along those who wait
 //! for it, with the cause: who waits for a rank that itself waited for a third names the third.
 
+mod direct;
 mod life;
 mod status_page;
 mod watch;
@@ -16,10 +17,12 @@ use std::time::Duration;
 
 use nix::sys::socket::{shutdown, Shutdown};
 
+pub use self::direct::DirectReads;
+use self::direct::{maker, Sample};
 use self::life::Life;
 use self::status_page::{Activity, Cause, ExitRecord, StatusPage};
 use self::watch::{Event, Watched, Watcher};
-use crate::abi::FaCall;
+use crate::abi::{FaCall, MAX_RANKS};
 use crate::bootstrap::{all_succeeded, exchange_several, process_identity, Bootstrap, Notices};
 use crate::call::CallId;
 use crate::deadline::Deadline;
@@ -51,6 +54,10 @@ pub(crate) struct Liveness {
     /// The end of the connection that is shut down when this rank leaves.
     here: Mutex<Option<OwnedFd>>,
     watcher: Option<Watcher>,
+    /// Of the ranks, by what the kernel has noted of the sockets that they made.
+    processes: [Option<u32>; MAX_RANKS],
+    /// For peers to read.
+    _sample: Sample,
     /// Ranks whose processes have ended, a bit for each.
     ended: Arc<AtomicU32>,
     origin: Origin,
@@ -63,6 +70,7 @@ pub(crate) struct Arrivals {
     threads: u32,
     here: OwnedFd,
     watched: Vec<Watched>,
+    sample: Sample,
 }
 
 impl Arrivals {
@@ -72,7 +80,8 @@ impl Arrivals {
         let identity = process_identity();
         let pages = identity.and_then(|identity| Ok((SharedMemory::allocate(size_of::<Page>())?, identity)));
         let (mut pages, identity) = all_succeeded(pages, bootstrap, timeout)?;
-        own_status(&pages).set_process(&identity);
+        let sample = Sample::new(identity);
+        own_status(&pages).set_process(&identity, sample.address());
         all_succeeded(pages.map_peers(bootstrap, timeout), bootstrap, timeout)?;
 
         let (gone, here) = all_succeeded(watch::connection(), bootstrap, timeout)?;
@@ -93,14 +102,18 @@ impl Arrivals {
             let process = descriptors.next().filter(|_| !is_here);
             Watched { rank: peer, connection, look: !is_here && process.is_none(), process }
         });
-        Ok(Self { watched: watched.collect(), threads, pages, rank, here })
+        Ok(Self { watched: watched.collect(), threads, pages, rank, here, sample })
     }
 
     /// Calls `gone` from a thread with each rank that leaves, after all that it has sent; maybe twice.
     pub fn watch(self, world_size: usize, gone: impl Fn(usize) + Send + 'static) -> Result<Liveness> {
-        let Self { pages, rank, threads, here, watched } = self;
+        let Self { pages, rank, threads, here, watched, sample: _sample } = self;
         let pages = Arc::new(pages);
         let ended = Arc::new(AtomicU32::new(0));
+        let mut processes = [None; MAX_RANKS];
+        for Watched { rank, connection, .. } in &watched {
+            processes[*rank] = connection.as_ref().and_then(|connection| maker(connection.as_fd()));
+        }
         let (seen, marks) = (Arc::clone(&pages), Arc::clone(&ended));
         let tell = move |rank: usize, what| {
             // A connection that closes without an exit record has been closed by the kernel.
@@ -113,7 +126,8 @@ impl Arrivals {
         let watcher =
             (!watched.is_empty()).then(|| Watcher::start(Arc::clone(&pages), watched, tell)).transpose()?;
         let here = Mutex::new(Some(here));
-        Ok(Liveness { pages, rank, world_size, threads, here, watcher, ended, origin: Origin::here() })
+        let origin = Origin::here();
+        Ok(Liveness { pages, rank, world_size, threads, here, watcher, processes, _sample, ended, origin })
     }
 }
 

@@ -26,6 +26,8 @@ pub(super) struct StatusPage {
     length: AtomicU32,
     /// Names the owner's process, from before the status page is shared.
     process: [AtomicU8; 16],
+    /// Where the owner has the same in private memory, for peers that can read it.
+    sample: AtomicU64,
     text: [AtomicU8; TEXT_BYTES],
 }
 
@@ -83,8 +85,13 @@ impl StatusPage {
         Activity { begun: load(&self.begun), ended: load(&self.ended), call }
     }
 
-    pub fn set_process(&self, identity: &[u8; 16]) {
+    pub fn set_process(&self, identity: &[u8; 16], sample: u64) {
         self.process.iter().zip(identity).for_each(|(word, byte)| word.store(*byte, Ordering::Relaxed));
+        self.sample.store(sample, Ordering::Relaxed);
+    }
+
+    pub fn sample(&self) -> u64 {
+        self.sample.load(Ordering::Relaxed)
     }
 
     pub fn process(&self) -> [u8; 16] {

@@ -8,6 +8,7 @@
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{channel, Sender};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -90,9 +91,12 @@ impl Watcher {
         }
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), wake });
         let stopped = Arc::clone(&stop);
-        let body = move || watch(&stopped, &epoll, &pages, watched, tell);
+        let (started, has_started) = channel();
+        let body = move || watch(&stopped, &epoll, &pages, watched, &started, tell);
         let thread = thread::spawn("fast-allreduce".into(), SMALL_STACK, body)
             .map_err(Error::io("starting the thread that watches the other ranks"))?;
+        // It shows this rank's life, on which peers rely from the next step on. An error: it has ended, and they will see that.
+        let _ = has_started.recv();
         Ok(Self { stop, thread: Some(thread) })
     }
 
@@ -123,10 +127,13 @@ fn watch(
     epoll: &Epoll,
     pages: &SharedMemory,
     mut watched: Vec<Watched>,
+    started: &Sender<()>,
     tell: impl Fn(usize, Event),
 ) {
     // SAFETY: this thread is the crate's own, and the mapping outlives what is held.
     let _life = unsafe { own_page(pages).life.hold() };
+    // `Watcher::start` waits for it.
+    let _ = started.send(());
     let mut events = [EpollEvent::empty(); 2 * MAX_RANKS + 1];
     loop {
         let looks = watched.iter().any(|peer| peer.look);

@@ -42,4 +42,22 @@ mod worlds {
         use crate::suite::launch::LocalProcesses;
         conformance! { |test| super::Launched::some(LocalProcesses::new(test), super::HostDevice::default(), 2, 3) }
     }
+
+    /// Messages are read in the sender's process, whatever their size; and never.
+    mod direct_reads {
+        use crate::suite::launch::LocalProcesses;
+        conformance! { |test| {
+            let processes = LocalProcesses::new(test).with("FAST_ALLREDUCE_DIRECT_READS", "1");
+            super::Launched::some(processes, super::HostDevice::default(), 2, 3)
+        }; every_collective every_small_count_of_collectives every_boundary_of_collectives
+            every_placement_of_collectives all_collectives_at_random }
+    }
+
+    mod no_direct_reads {
+        use crate::suite::launch::LocalProcesses;
+        conformance! { |test| {
+            let processes = LocalProcesses::new(test).with("FAST_ALLREDUCE_DIRECT_READS", "0");
+            super::Launched::some(processes, super::HostDevice::default(), 1, 3)
+        }; every_collective every_boundary_of_collectives all_collectives_at_random }
+    }
 }

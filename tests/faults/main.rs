@@ -4,6 +4,7 @@ mod alone;
 mod cycles;
 mod departures;
 mod descriptors;
+mod direct;
 mod disagreements;
 mod events;
 mod float_state;

@@ -33,10 +33,11 @@ pub struct Outcome {
 }
 
 impl Process {
-    fn start() -> Self {
+    fn start(environment: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "rank::rank_process", "--ignored", "--test-threads=1", "--nocapture"])
             .env(RANK_PROCESS, "1")
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -109,6 +110,8 @@ impl Drop for Process {
 #[derive(Default)]
 pub struct Pool {
     processes: Vec<Process>,
+    /// Of processes that are started from now on.
+    pub environment: Vec<(&'static str, &'static str)>,
 }
 
 impl Pool {
@@ -121,7 +124,7 @@ impl Pool {
         parts: &[Part],
     ) -> &[Process] {
         while self.processes.len() < parts.len() {
-            self.processes.push(Process::start());
+            self.add();
         }
         let id = UniqueId::new().unwrap().to_string();
         let size = parts.len();
@@ -133,12 +136,17 @@ impl Pool {
         &self.processes[..size]
     }
 
-    /// Pidfds are refused to the rank with this error from now on.
-    pub fn forbid_pidfds(&mut self, rank: usize, errno: i32) {
+    /// Starts the process of the next rank.
+    pub fn add(&mut self) {
+        self.processes.push(Process::start(&self.environment));
+    }
+
+    /// A system call is refused to the rank with this error from now on.
+    pub fn forbid(&mut self, rank: usize, call: i64, errno: i32) {
         while self.processes.len() <= rank {
-            self.processes.push(Process::start());
+            self.add();
         }
-        writeln!(self.processes[rank].orders, "forbid {errno}").unwrap();
+        writeln!(self.processes[rank].orders, "forbid {call} {errno}").unwrap();
     }
 
     /// Puts away a process that has been killed or has ended.

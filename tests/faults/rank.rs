@@ -55,6 +55,12 @@ pub enum Part {
     LateShrink(usize),
     /// May open so many more descriptors while it makes its communicator, then calls.
     Starve(usize),
+    /// Twice so many calls; after half of them it may no longer read other processes.
+    Blinded(usize),
+    /// Sends long private messages to rank 1, and aborts after so many microseconds; 0: never.
+    Sends(usize),
+    /// Receives them, from rank 0.
+    Receives(usize),
 }
 
 impl Part {
@@ -67,6 +73,9 @@ impl Part {
             Self::ForkThenClose(number) => format!("fork-close {number}"),
             Self::ForkThenAbort(number) => format!("fork-abort {number}"),
             Self::Starve(number) => format!("starve {number}"),
+            Self::Blinded(number) => format!("blinded {number}"),
+            Self::Sends(number) => format!("sends {number}"),
+            Self::Receives(number) => format!("receives {number}"),
             Self::Late(number) => format!("late {number}"),
             Self::Shut(number) => format!("shut {number}"),
             Self::Half(number) => format!("half {number}"),
@@ -84,6 +93,9 @@ impl Part {
             "fork-close" => Self::ForkThenClose(number),
             "fork-abort" => Self::ForkThenAbort(number),
             "starve" => Self::Starve(number),
+            "blinded" => Self::Blinded(number),
+            "sends" => Self::Sends(number),
+            "receives" => Self::Receives(number),
             "late" => Self::Late(number),
             "shut" => Self::Shut(number),
             "half" => Self::Half(number),
@@ -112,7 +124,7 @@ fn rank_process() {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             ["resources"] => say(&format!("resources {}", resources())),
-            ["forbid", errno] => forbid_pidfds(errno.parse().unwrap()),
+            ["forbid", call, errno] => forbid(call.parse().unwrap(), errno.parse().unwrap()),
             [id, rank, size, algorithm, seed, timeout, part, times] => {
                 let number = |text: &str| text.parse::<usize>().unwrap();
                 let world = World {
@@ -162,9 +174,15 @@ impl World {
             Err(error) => return say(&end(false, calls, now_ns(), 0, &Err(error))),
         };
         say("ready");
-        let result = self.call(&communicator, Some(&mut buffer), &mut calls);
+        let result = match self.part {
+            Part::Sends(abort_after) => send_long(&communicator, abort_after, &mut calls),
+            Part::Receives(_) => receive_long(&communicator, &mut calls),
+            _ => self.call(&communicator, Some(&mut buffer), &mut calls),
+        };
         let at = now_ns();
-        let left = format!("survivors {:?}", communicator.survivors());
+        let (survivors, read) = (communicator.survivors(), communicator.counters().direct_reads);
+        let direct = communicator.direct_reads().map(ToString::to_string).unwrap_or_default();
+        let left = format!("survivors {survivors:?}; {read} read; {direct}");
         let started = Instant::now();
         drop(buffer);
         drop(communicator);
@@ -220,7 +238,14 @@ impl World {
                     shut_descriptors();
                     return Ok(());
                 }
-                Part::Half(number) | Part::LateHalf(number) if *calls == 2 * number => return Ok(()),
+                Part::Half(number) | Part::LateHalf(number) | Part::Blinded(number)
+                    if *calls == 2 * number =>
+                {
+                    return Ok(())
+                }
+                Part::Blinded(number) if *calls == number => {
+                    forbid(libc::SYS_process_vm_readv, libc::EPERM as u32);
+                }
                 Part::Half(number) | Part::LateHalf(number) if *calls == number => {
                     say("half");
                     if let Part::LateHalf(_) = self.part {
@@ -320,6 +345,41 @@ impl World {
     }
 }
 
+/// Elements of a long message: several pieces of a direct read.
+const LONG: usize = 300_000;
+
+/// One message after the other, each in memory of its own, which is written over and unmapped as soon as the call has returned.
+fn send_long(communicator: &Communicator<Host>, abort_after: usize, calls: &mut usize) -> Result<()> {
+    std::thread::scope(|scope| {
+        if abort_after > 0 {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_micros(abort_after as u64));
+                communicator.abort();
+            });
+        }
+        loop {
+            let mut data = vec![*calls as u32; LONG];
+            let sent = communicator.send(&data, 1, *calls as u32);
+            data.fill(u32::MAX);
+            sent?;
+            *calls += 1;
+        }
+    })
+}
+
+/// Each is whole, or an error. Wrong data ends the process.
+fn receive_long(communicator: &Communicator<Host>, calls: &mut usize) -> Result<()> {
+    let mut data = vec![0; LONG];
+    loop {
+        communicator.recv(&mut data, 0, *calls as u32)?;
+        if let Some(wrong) = data.iter().find(|&&element| element != *calls as u32) {
+            say(&format!("wrong message {calls}: {wrong}"));
+            std::process::exit(1);
+        }
+        *calls += 1;
+    }
+}
+
 fn end(built: bool, calls: usize, at: u64, drop_us: u128, result: &Result<()>) -> String {
     let named = match result {
         Ok(()) => "ok -".to_owned(),
@@ -355,14 +415,14 @@ fn come_late() {
     (0..50).for_each(|_| std::thread::sleep(Duration::from_millis(10)));
 }
 
-/// Has the kernel answer `pidfd_open` with an error in this thread from now on, as older ones and strict sandboxes do.
-fn forbid_pidfds(errno: u32) {
+/// Has the kernel answer a system call with an error in this thread from now on, as older ones and strict sandboxes do.
+fn forbid(call: i64, errno: u32) {
     let step =
         |code: u32, value: u32, no: u8| libc::sock_filter { code: code as u16, jt: 0, jf: no, k: value };
     let mut steps = [
         // The number of the system call, which stands first in what the filter sees.
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_pidfd_open as u32, 1),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 1),
         step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno, 0),
         step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
     ];
@@ -371,7 +431,7 @@ fn forbid_pidfds(errno: u32) {
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
-        assert_eq!(libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0), -1);
+        assert_eq!(libc::syscall(call, 0, 0, 0, 0, 0, 0), -1);
     }
     assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno as i32));
 }

@@ -39,8 +39,8 @@ fn leaves(without: Without, departure: Departure) {
     let mut pool = Pool::default();
     for rank in 0..SIZE {
         match without {
-            Without::All(errno) => pool.forbid_pidfds(rank, errno),
-            Without::Victim(errno) if rank == VICTIM => pool.forbid_pidfds(rank, errno),
+            Without::All(errno) => pool.forbid(rank, libc::SYS_pidfd_open, errno),
+            Without::Victim(errno) if rank == VICTIM => pool.forbid(rank, libc::SYS_pidfd_open, errno),
             _ => {}
         }
     }

@@ -1,18 +1,21 @@
 //! A message that is read where it is, and whose sender gives up: `csrc/core/rendezvous.cuh`. In another process the read may race
-//! with what the sender's caller writes next, and must then go to nobody; between threads it may not even race.
+//! with what the sender's caller writes next, and must then go to nobody; between threads it may not even race. What the kernel
+//! does not let the receiver read is refused, and comes through the channel (`csrc/core/direct.cuh`); what it reads in another process
+//! than the sender's is, too.
 
 use std::rc::Rc;
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::AtomicU32;
-use loom::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release};
+use loom::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release, SeqCst};
+use loom::sync::atomic::{fence, AtomicU32};
 use loom::thread;
 
-use super::explore::{exhaustively, found, RACE};
+use super::explore::{exhaustively, found, within, RACE};
 
 const READING: u32 = 1;
 const WITHDRAWN: u32 = 2;
 const WRONG: &str = "data that was not sent";
+const LOST: &str = "a message that is not sent again";
 
 /// What may be planted wrong.
 #[derive(Clone, Copy)]
@@ -103,6 +106,85 @@ fn threads(rules: Rules) -> impl Fn() + Send + Sync + 'static {
         }
         sender.join().unwrap();
     }
+}
+
+/// How the receiver looks at the sender's life.
+#[derive(Clone, Copy, PartialEq)]
+enum Look {
+    AfterReading,
+    BeforeReading,
+    Never,
+}
+
+/// The sender's process ends, and another takes its place: the mark, then other data where the message was.
+fn ended(look: Look) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        let (life, memory) = (Rc::new(AtomicU32::new(1)), Rc::new(AtomicU32::new(7)));
+        let kernel = {
+            let (life, memory) = (Rc::clone(&life), Rc::clone(&memory));
+            thread::spawn(move || {
+                life.store(2, Release);
+                // The kernel is in between: the process is reaped, its id given again, its memory unmapped.
+                fence(SeqCst);
+                memory.store(9, Relaxed);
+            })
+        };
+        let before = life.load(Acquire);
+        let read = memory.load(Relaxed);
+        fence(SeqCst);
+        let seen = match look {
+            Look::AfterReading => life.load(Acquire),
+            Look::BeforeReading => before,
+            Look::Never => 1,
+        };
+        assert!(seen != 1 || read == 7, "{WRONG}");
+        kernel.join().unwrap();
+    }
+}
+
+/// A receiver that may not read refuses and gives the credit; the sender looks for that with the credit, and sends again.
+fn refused(order: Ordering) -> impl Fn() + Send + Sync + 'static {
+    move || {
+        let (words, refused, slot) =
+            (Rc::new(Words::default()), Rc::new(AtomicU32::new(0)), Rc::new(UnsafeCell::new(0)));
+        let sender = {
+            let (words, refused, slot) = (Rc::clone(&words), Rc::clone(&refused), Rc::clone(&slot));
+            thread::spawn(move || {
+                words.posted.store(1, Release);
+                while words.taken.load(Acquire) != 1 {
+                    thread::yield_now();
+                }
+                assert_eq!(refused.load(Relaxed), 1, "{LOST}");
+                // SAFETY: as above.
+                slot.with_mut(|slot| unsafe { *slot = 7 });
+                words.posted.store(2, Release);
+            })
+        };
+        while words.posted.load(Acquire) != 1 {
+            thread::yield_now();
+        }
+        refused.store(1, Relaxed);
+        words.taken.store(1, order);
+        while words.posted.load(Acquire) != 2 {
+            thread::yield_now();
+        }
+        // SAFETY: as above.
+        assert_eq!(slot.with(|slot| unsafe { *slot }), 7, "{WRONG}");
+        sender.join().unwrap();
+    }
+}
+
+#[test]
+fn what_is_read_of_another_process_goes_to_nobody() {
+    exhaustively(ended(Look::AfterReading));
+    found(&[WRONG], None, ended(Look::BeforeReading));
+    found(&[WRONG], None, ended(Look::Never));
+}
+
+#[test]
+fn what_is_refused_is_sent_again() {
+    within(3, refused(Release));
+    found(&[LOST], Some(3), refused(Relaxed));
 }
 
 #[test]

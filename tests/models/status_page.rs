@@ -26,6 +26,7 @@ macro_rules! model {
                         ranks: AtomicU32::new(0),
                         length: AtomicU32::new(0),
                         process: std::array::from_fn(|_| AtomicU8::new(0)),
+                        sample: AtomicU64::new(0),
                         text: std::array::from_fn(|_| AtomicU8::new(0)),
                     }
                 }

@@ -21,6 +21,7 @@ struct Call {
   std::vector<Letter> letters;
   uint32_t staging_slots = 1; // of a generation
   bool threads = true;        // what is posted is so between threads; else in registered buffers
+  bool direct = false;        // or in private memory, which the kernel reads
 
   // Elements before a letter in the input of its sender, or the output of its receiver.
   uint64_t first_of(size_t letter, bool sender) const {
@@ -121,7 +122,7 @@ struct Call {
       for (size_t letter : in_order) {
         const uint64_t source = input + first_of(letter, true) * size;
         const uint64_t target = output + first_of(letter, false) * size;
-        const uint64_t posted = threads           ? source | uint64_t(1) << FA_SOURCE_HERE_SHIFT
+        const uint64_t posted = threads || direct ? source | uint64_t(1) << FA_SOURCE_HERE_SHIFT
                                 : registered != 0 ? registered + first_of(letter, true) * size
                                                   : 0;
         packed.transfer[length++] = {sends ? source : target, letters[letter].count * size,
@@ -191,7 +192,8 @@ inline void draw_letters(std::mt19937_64 &random, Call &call, uint64_t lanes) {
     const uint64_t count = random() % 5 == 0 ? 0 : 1 + random() % (call.count / 4 + 1);
     call.letters.push_back({from, to, tag, lanes > 0 ? count / lanes * lanes : count, random() % 2 == 0});
   }
-  call.threads = random() % 2 == 0;
+  call.threads = random() % 3 == 0;
+  call.direct = !call.threads && random() % 2 == 0;
 }
 
 // The same on all ranks: drawn from a generator that each rank seeds alike. At least one element: a launch of

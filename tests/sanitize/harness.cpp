@@ -202,6 +202,7 @@ private:
     launch.chunk_bytes = kChunkBytes;
     launch.channel_slots = world_.channel_slots;
     launch.threads = call.threads ? ~0u : 0;
+    launch.direct = reinterpret_cast<uint64_t>(&world_.direct[call.number % 2]);
     launch.timeout_ns = kTimeout;
     launch.rank = rank_;
     launch.world = world_.size;

@@ -10,6 +10,8 @@
 #include <memory>
 #include <vector>
 
+#include <unistd.h>
+
 #if defined(FA_INJECT_YIELDS)
 constexpr uint32_t kSmallestWorld = 3, kLargestWorld = 5;
 #else
@@ -83,6 +85,8 @@ struct World {
   std::vector<std::unique_ptr<FaRegionHead, void (*)(void *)>> regions;
   std::vector<std::vector<Memory>> buffers; // [buffer][rank]
   std::vector<uint64_t> table;              // [buffer][FA_MAX_RANKS], as kernels read it
+  uint32_t life = 1;
+  FaDirect direct[2] = {}; // reads where that is faster, and always
 
   World(uint32_t size, bool checked, uint32_t channel_slots, uint32_t first_epoch)
       : size(size), checked(checked), channel_slots(channel_slots), table(kBuffers * FA_MAX_RANKS) {
@@ -98,6 +102,13 @@ struct World {
       for (uint32_t rank = 0; rank < size; ++rank) {
         ranks.emplace_back(kMostBytes + 64, 0);
         table[id * FA_MAX_RANKS + rank] = reinterpret_cast<uint64_t>(ranks[rank].data());
+      }
+    }
+    for (uint32_t rank = 0; rank < size; ++rank) {
+      for (uint32_t always : {0, 1}) {
+        direct[always].life[rank] = reinterpret_cast<uint64_t>(&life);
+        direct[always].process[rank] = uint32_t(getpid());
+        direct[always].always = always;
       }
     }
   }

@@ -1,14 +1,22 @@
 // Messages that are read where they are, whose sender gives up while the receiver reads: linked with
 // csrc/host/. The sender waits for a time of its own, short or long, and writes over the message as soon as
-// its launch has ended; between threads it frees it, too. A launch that succeeds has received what was sent.
-// Arguments: seed, rounds, and `threads` or `mapped` for where the receiver finds the message.
+// its launch has ended, and frees it, unless the receiver has it mapped. A launch that succeeds has received
+// what was sent. Arguments: seed, rounds, and where the receiver finds the message: `threads`, `mapped`, by
+// the kernel in a process (`direct`: this one), or in one that is no longer the sender's (`dead`: a child
+// with other data at the address; the sender goes on).
 #include "region.hpp"
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <random>
 #include <string>
 #include <thread>
+
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 extern "C" void FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block);
 
@@ -26,14 +34,40 @@ Region region() {
   return {static_cast<FaRegionHead *>(memory), free};
 }
 
+enum class Where { kThreads, kMapped, kDirect, kDead };
+
+// A process with other data in place of the message, until it is killed.
+pid_t other_process(uint32_t *message) {
+  void *page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  volatile uint32_t *filled = static_cast<uint32_t *>(page);
+  const pid_t child = fork();
+  if (child == 0) {
+    for (uint64_t i = 0; i < kWords; ++i)
+      message[i] = kOverwritten;
+    *filled = 1;
+    for (;;)
+      pause();
+  }
+  while (*filled == 0)
+    usleep(100);
+  munmap(page, 4096);
+  return child;
+}
+
 // One message. Whether sender and receiver succeeded; ends the program where what came is wrong.
-std::pair<bool, bool> round(bool threads, uint64_t limit, uint64_t delay) {
+std::pair<bool, bool> round(Where where, bool always, uint64_t limit, uint64_t delay) {
   const Region regions[2] = {region(), region()};
   uint32_t *message = new uint32_t[kWords];
   std::fill(message, message + kWords, kSent);
   std::vector<uint32_t> output(kWords, 0);
   std::vector<uint64_t> table(FA_MAX_RANKS);
   table[0] = reinterpret_cast<uint64_t>(message);
+  const bool threads = where == Where::kThreads;
+  const uint32_t life = where == Where::kDead ? FUTEX_OWNER_DIED | 1 : 1;
+  FaDirect direct = {};
+  direct.life[0] = reinterpret_cast<uint64_t>(&life);
+  direct.process[0] = uint32_t(where == Where::kDead ? other_process(message) : getpid());
+  direct.always = always;
   const auto run = [&](uint32_t rank, uint64_t timeout, const FaTransfer &transfer) {
     FaTransfers transfers = {};
     // Of channels 0 to 3, rank 0 sends through 2, and rank 1 receives through 1.
@@ -50,6 +84,7 @@ std::pair<bool, bool> round(bool threads, uint64_t limit, uint64_t delay) {
     launch.chunk_bytes = 128;
     launch.channel_slots = 8;
     launch.threads = threads ? 3 : 0;
+    launch.direct = reinterpret_cast<uint64_t>(&direct);
     launch.transfers = reinterpret_cast<uint64_t>(&transfers);
     launch.timeout_ns = timeout;
     launch.rank = rank;
@@ -62,11 +97,11 @@ std::pair<bool, bool> round(bool threads, uint64_t limit, uint64_t delay) {
   };
   bool sent = false, received = false;
   std::thread sender([&] {
-    const uint64_t source =
-        threads ? table[0] | uint64_t(1) << FA_SOURCE_HERE_SHIFT : uint64_t(1) << FA_SOURCE_ID_SHIFT;
+    const uint64_t source = where == Where::kMapped ? uint64_t(1) << FA_SOURCE_ID_SHIFT
+                                                    : table[0] | uint64_t(1) << FA_SOURCE_HERE_SHIFT;
     sent = run(0, limit, {table[0], kBytes, source, 7, 0});
     std::fill(message, message + kWords, kOverwritten);
-    if (threads)
+    if (where != Where::kMapped)
       delete[] message;
   });
   std::thread receiver([&] {
@@ -75,8 +110,12 @@ std::pair<bool, bool> round(bool threads, uint64_t limit, uint64_t delay) {
   });
   sender.join();
   receiver.join();
-  if (!threads)
+  if (where == Where::kMapped)
     delete[] message;
+  if (where == Where::kDead) {
+    kill(pid_t(direct.process[0]), SIGKILL);
+    waitpid(pid_t(direct.process[0]), nullptr, 0);
+  }
   for (uint64_t i = 0; received && i < kWords; ++i) {
     if (output[i] != kSent) {
       fprintf(stderr, "the output [%lu] is %x, not %x\n", i, output[i], kSent);
@@ -90,11 +129,17 @@ std::pair<bool, bool> round(bool threads, uint64_t limit, uint64_t delay) {
 
 int main(int argc, char **argv) {
   std::mt19937_64 random(argc > 1 ? strtoull(argv[1], nullptr, 10) : 1);
-  const uint32_t rounds = argc > 2 ? uint32_t(atoi(argv[2])) : 200;
-  const bool threads = argc > 3 && std::string(argv[3]) == "threads";
+  const std::string name = argc > 3 ? argv[3] : "mapped";
+  const Where where = name == "threads"  ? Where::kThreads
+                      : name == "direct" ? Where::kDirect
+                      : name == "dead"   ? Where::kDead
+                                         : Where::kMapped;
+  const uint32_t asked = argc > 2 ? uint32_t(atoi(argv[2])) : 200;
+  const uint32_t rounds = where == Where::kDead ? std::min(asked, 40u) : asked;
   uint64_t sent = 0, received = 0;
   for (uint32_t number = 0; number < rounds; ++number) {
-    const auto [sender, receiver] = round(threads, 1 + random() % 600000, random() % 300000);
+    const uint64_t limit = where == Where::kDead ? 20 * 1000 * 1000 : 1 + random() % 600000;
+    const auto [sender, receiver] = round(where, random() % 8 != 0, limit, random() % 300000);
     sent += sender;
     received += receiver;
     if (sender && !receiver) {
@@ -104,5 +149,5 @@ int main(int argc, char **argv) {
   }
   printf("%lu of %u sent, %lu received\n", sent, rounds, received);
   // Rounds in which all give up, or none does, would show nothing.
-  return received > 0 && sent < rounds ? 0 : 4;
+  return received > 0 && (sent < rounds || where == Where::kDead) ? 0 : 4;
 }

@@ -194,6 +194,8 @@ impl sealed::Device for Cuda {
 
     const LEAST_POSTED_BYTES: u64 = u64::MAX;
 
+    const READS_DIRECTLY: bool = false;
+
     // The hot set has no code for parts of packs.
     const SOURCE_ALIGNMENT: u64 = abi::FA_CUDA_PACK_BYTES as u64;
 

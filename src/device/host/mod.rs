@@ -208,6 +208,8 @@ impl sealed::Device for Host {
     // A shorter one is through the channel before its sender would have heard that it was read.
     const LEAST_POSTED_BYTES: u64 = 16 << 10;
 
+    const READS_DIRECTLY: bool = true;
+
     const SOURCE_ALIGNMENT: u64 = 1;
 
     fn exports(&self) {}

@@ -70,6 +70,7 @@ fn each_in_a_thread<R: Send>(
 pub struct LocalProcesses {
     test: &'static str,
     made: Cell<usize>,
+    environment: Vec<(&'static str, &'static str)>,
 }
 
 /// Number of the world, in a test, that a child process belongs to.
@@ -78,7 +79,14 @@ const WORLD: &str = "FAST_ALLREDUCE_TEST_WORLD";
 impl LocalProcesses {
     /// Those of a test, as the harness names it.
     pub fn new(test: &'static str) -> Self {
-        Self { test, made: Cell::new(0) }
+        Self { test, made: Cell::new(0), environment: Vec::new() }
+    }
+
+    /// With a variable in the environment of each.
+    #[allow(dead_code, reason = "not every target that includes the suite has such worlds")]
+    pub fn with(mut self, name: &'static str, value: &'static str) -> Self {
+        self.environment.push((name, value));
+        self
     }
 }
 
@@ -94,7 +102,7 @@ impl Launch for LocalProcesses {
                 println!("{}", ran(world));
             }
             Ok(_) => {}
-            Err(_) => run_processes(self.test, size, world),
+            Err(_) => run_processes(self.test, size, world, &self.environment),
         }
     }
 }
@@ -105,7 +113,7 @@ fn ran(world: usize) -> String {
 }
 
 /// Runs a test again in a process for each rank of one of its worlds, with an environment that `Local` reads.
-fn run_processes(test: &str, size: usize, world: usize) {
+fn run_processes(test: &str, size: usize, world: usize, environment: &[(&str, &str)]) {
     let id = UniqueId::new().unwrap().to_string();
     let start = |rank: usize| {
         let mut command = this_test(test);
@@ -113,7 +121,8 @@ fn run_processes(test: &str, size: usize, world: usize) {
             .env("FAST_ALLREDUCE_UNIQUE_ID", &id)
             .env("FAST_ALLREDUCE_RANK", rank.to_string())
             .env("FAST_ALLREDUCE_WORLD_SIZE", size.to_string())
-            .env(WORLD, world.to_string());
+            .env(WORLD, world.to_string())
+            .envs(environment.iter().copied());
         Process::start(&mut command)
     };
     // All are started before the first is waited for.

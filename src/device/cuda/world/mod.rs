@@ -130,6 +130,7 @@ impl CudaWorld {
             table: self.regions[rank].address() + self.layout.table_offset as u64,
             status: self.statuses[rank].device_address(),
             threads: 0,
+            direct: 0,
         };
         FaLaunch { input, output, timeout_ns: nanoseconds(self.timeout), ..site.launch() }
     }
