@@ -133,8 +133,9 @@ impl fmt::Debug for Comm {
 
 /// An error of the communicator as one of candle. Of candle's variants that keep their source whole, this is the one that shows it
 /// unchanged and is of no particular device.
+/// Without a backtrace: a rank that has gone is nothing of this program's, and is to be told at once.
 pub(crate) fn error(error: fast_allreduce::Error) -> Error {
-    Error::Io(std::io::Error::other(error)).bt()
+    Error::Io(std::io::Error::other(error))
 }
 
 /// What the communicator reported, where that is what an op failed of.

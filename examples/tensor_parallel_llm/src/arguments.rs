@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -21,8 +22,8 @@ pub struct Arguments {
     pub arithmetic: Arithmetic,
     pub backend: Backend,
     pub algorithm: Option<Algorithm>,
-    /// Seconds that a rank waits for another in a call.
-    pub timeout: f64,
+    /// The longest wait for another rank in a call.
+    pub timeout: Duration,
     /// Times the prompt is continued, all but the first in silence.
     pub rounds: usize,
     pub ignore_end: bool,
@@ -84,7 +85,7 @@ fn of(
             _ => Backend::FastAllreduce,
         },
         algorithm: matches.get_one("algorithm").copied(),
-        timeout: *matches.get_one("timeout").unwrap_or(&30.0),
+        timeout: *matches.get_one("timeout").unwrap_or(&Duration::from_secs(30)),
         rounds: number(&matches, "rounds"),
         ignore_end: matches.get_flag("ignore-end"),
     })
@@ -104,6 +105,11 @@ fn shape(matches: &ArgMatches) -> Shape {
         vocabulary: number(matches, "vocabulary"),
         context: number(matches, "context"),
     }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.filter(|limit| !limit.is_zero()).ok_or_else(|| "seconds, such as 2.5, are expected".into())
 }
 
 /// Where fetch-weights.sh puts the model.
@@ -171,7 +177,7 @@ fn command() -> Command {
             Arg::new("timeout")
                 .long("timeout")
                 .value_name("SECONDS")
-                .value_parser(clap::value_parser!(f64))
+                .value_parser(seconds)
                 .help("The longest wait for another rank in a call [default: 30]"),
         )
         .arg(count("rounds", 1, 1 << 20, "1", "Times that it is done; times are medians"))

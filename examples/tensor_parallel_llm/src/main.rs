@@ -17,11 +17,19 @@ mod rank;
 mod text;
 mod weights;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 /// Why a run fails, in words.
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T = (), E = Error> = std::result::Result<T, E>;
+
+/// Tells of an error in one write, so that lines stay whole: several ranks may speak at once.
+fn say(error: &Error) {
+    let line = format!("error: {error}\n");
+    // Where nobody reads it, there is nobody to tell.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
 
 fn main() -> ExitCode {
     let arguments = match arguments::parse() {
@@ -39,8 +47,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Several ranks speak at once: in one write, so that lines stay whole.
-            eprint!("{}", format_args!("error: {error}\n"));
+            say(&error);
             ExitCode::FAILURE
         }
     }

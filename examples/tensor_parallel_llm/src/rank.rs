@@ -2,7 +2,6 @@
 
 use std::io::Write as _;
 use std::sync::Arc;
-use std::time::Duration;
 
 use candle_core::{Device, Module as _, Tensor};
 use fast_allreduce::bootstrap::{Bootstrap, Local};
@@ -21,7 +20,7 @@ pub fn run(arguments: &Arguments) -> Result {
     #[cfg(feature = "mpi")]
     if let (Err(error), true) = (&outcome, arguments.backend.needs_mpi()) {
         // Others may wait for this rank in MPI, which does not notice.
-        eprint!("{}", format_args!("error: {error}\n"));
+        crate::say(error);
         fast_allreduce::bootstrap::Mpi::abort(1);
     }
     outcome
@@ -52,7 +51,7 @@ fn run_in_world(arguments: &Arguments) -> Result {
     // With threads of candle's beside it, this one stays where the scheduler wants it.
     let bind = if threads == 1 { Bind::Core } else { Bind::None };
     let communicator = Communicator::builder()
-        .timeout(Duration::try_from_secs_f64(arguments.timeout)?)
+        .timeout(arguments.timeout)
         .algorithm(arguments.algorithm)
         .build(Host::new().bind(bind), Arc::clone(&bootstrap))?;
     let backends = Arc::new(Backends::new(backends(arguments, communicator)?));

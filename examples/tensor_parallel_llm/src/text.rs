@@ -1,5 +1,7 @@
 //! Text to tokens and back.
 
+use std::collections::HashSet;
+
 use candle_core::quantized::gguf_file::Content;
 use candle_core::quantized::tokenizer::TokenizerFromGguf as _;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -19,8 +21,31 @@ pub enum Text {
     Numbers,
 }
 
+/// The tokenizer's library takes for granted that what is merged is in the vocabulary, and panics.
+fn check_merges(content: &Content) -> Result {
+    let strings = |key: &str| {
+        content.metadata.get(&format!("tokenizer.ggml.{key}")).and_then(|value| value.to_vec().ok())
+    };
+    let (Some(tokens), Some(merges)) = (strings("tokens"), strings("merges")) else {
+        return Err("the file has no tokens and merges of a tokenizer".into());
+    };
+    let tokens: HashSet<&str> =
+        tokens.iter().filter_map(|token| token.to_string().ok()).map(String::as_str).collect();
+    for merge in merges {
+        let merge = merge.to_string()?;
+        let is_known = |(left, right): (&str, &str)| {
+            [left, right, &format!("{left}{right}")].into_iter().all(|token| tokens.contains(token))
+        };
+        if !merge.split_once(' ').is_some_and(is_known) {
+            return Err(format!("the tokenizer merges {merge:?}, which is not in its vocabulary").into());
+        }
+    }
+    Ok(())
+}
+
 impl Text {
     pub fn of_gguf(content: &Content) -> Result<Self> {
+        check_merges(content)?;
         let mut tokenizer = Tokenizer::from_gguf(content)?;
         let value = |key: &str| content.metadata.get(&format!("tokenizer.ggml.{key}"));
         if value("pre").and_then(|pre| pre.to_string().ok()).is_some_and(|pre| pre == "smollm") {
