@@ -236,7 +236,7 @@ impl Scratch {
             ("llama.block_count", number(1)),
             ("llama.context_length", number(64)),
             ("llama.embedding_length", number(32)),
-            ("llama.feed_forward_length", number(64)),
+            ("llama.feed_forward_length", number(128)),
             ("llama.attention.head_count", number(2)),
             ("tokenizer.ggml.model", Value::String("gpt2".into())),
             ("tokenizer.ggml.tokens", strings(&tokens)),
@@ -265,7 +265,7 @@ fn damaged_and_different_files_are_refused_on_every_rank() {
     refused(of(&scratch.write("gpt.gguf", "gpt2", 1.0, &["a b"])), 1, "architecture is gpt2", 2);
     refused(of(&scratch.write("merges.gguf", "llama", 1.0, &["b c"])), 1, "merges \"b c\"", 2);
     let whole = scratch.write("whole.gguf", "llama", 1.0, &["a b"]);
-    refused(of(&whole), 1, "no tensor output_norm.weight", 2);
+    refused(of(&whole), 1, "no tensor blk.0.attn_q.weight", 2);
     let bytes = std::fs::read(&whole).unwrap();
     std::fs::write(&whole, &bytes[..bytes.len() - 200]).unwrap();
     refused(of(&whole), 1, "truncated", 2);
