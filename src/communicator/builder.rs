@@ -18,6 +18,9 @@ use crate::region::Layout;
 /// Bounds the steps of making a communicator whose calls wait for ever.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Limits the first call where nothing else is said: a rank may load weights for minutes before it.
+const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// Forces an algorithm where the program does not.
 const ALGORITHM_VARIABLE: &str = "FAST_ALLREDUCE_ALGO";
 
@@ -92,6 +95,7 @@ pub struct Builder {
     max_bytes: Option<usize>,
     /// `Some(None)`: set, to no limit.
     timeout: Option<Option<Duration>>,
+    first_call_timeout: Option<Option<Duration>>,
     algorithm: Option<Algorithm>,
     check: Option<bool>,
     plans: Plans,
@@ -148,6 +152,15 @@ impl Builder {
     #[must_use]
     pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = Some(timeout.into());
+        self
+    }
+
+    /// The same for the communicator's first call, before which ranks may have done something long, such as loading weights (default:
+    /// what [`Builder::timeout`] or its environment variable says; where neither says anything, 10 minutes). A rank that ends meanwhile
+    /// is noticed at once, as ever. `None`: for ever.
+    #[must_use]
+    pub fn first_call_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.first_call_timeout = Some(timeout.into());
         self
     }
 
@@ -238,12 +251,12 @@ impl Builder {
         if rank >= world_size {
             return Err(Error::RankOutOfRange { rank, world_size });
         }
-        let timeout = match self.timeout {
-            Some(timeout) => timeout,
-            None => {
-                timeout_named(std::env::var_os(TIMEOUT_VARIABLE).as_deref())?.unwrap_or(Some(SETUP_TIMEOUT))
-            }
+        let said = match self.timeout {
+            Some(timeout) => Some(timeout),
+            None => timeout_named(std::env::var_os(TIMEOUT_VARIABLE).as_deref())?,
         };
+        let timeout = said.unwrap_or(Some(SETUP_TIMEOUT));
+        let first_timeout = self.first_call_timeout.or(said).unwrap_or(Some(FIRST_CALL_TIMEOUT));
         let setup_timeout = timeout.unwrap_or(SETUP_TIMEOUT);
         let check = switched(self.check, CHECK_VARIABLE, cfg!(debug_assertions))?;
         let direct_reads = match self.direct_reads {
@@ -268,7 +281,7 @@ impl Builder {
             ("max_bytes", max_bytes.to_string()),
             ("the algorithm", algorithm.to_owned()),
             ("whether calls are compared", check.to_string()),
-            ("the plan", said(&proposal)),
+            ("the plan", in_words(&proposal)),
         ];
         let agreed = agree_on(&bootstrap, &facts, setup_timeout);
         // A rank that has no plan has told the others why.
@@ -339,6 +352,7 @@ impl Builder {
             planner,
             plan_source,
             timeout,
+            first_timeout,
             setup_timeout,
             connection,
         })
@@ -346,7 +360,7 @@ impl Builder {
 }
 
 /// Whether a rank has a plan, as the others hear of it.
-fn said(proposal: &Result<String>) -> String {
+fn in_words(proposal: &Result<String>) -> String {
     match proposal {
         Ok(_) => "one".to_owned(),
         Err(error) => format!("none ({error})"),
@@ -417,6 +431,46 @@ mod tests {
         }
         let [first, second] = planned([true, true].map(|_| Communicator::builder().table(table.clone())));
         assert_eq!((first.clone(), first.0), (second, Algorithm::TwoShotPull));
+    }
+
+    /// Of two ranks the second comes late to the call of that number, of three equal ones: what the first has of each.
+    fn waited_for(builder: Builder, late: usize) -> Vec<Result<()>> {
+        let ranks = crate::bootstrap::Threads::world(2).unwrap();
+        let all = std::thread::scope(|scope| {
+            let threads = ranks.into_iter().enumerate().map(|(rank, bootstrap)| {
+                let builder = builder.clone();
+                scope.spawn(move || {
+                    let made = builder.build(crate::Host::new(), bootstrap).unwrap();
+                    let call = |number| {
+                        if (rank, number) == (1, late) {
+                            std::thread::sleep(Duration::from_millis(600));
+                        }
+                        made.all_reduce_in_place(&mut [1.0f32; 10], crate::ReduceOp::Sum)
+                    };
+                    (1..=3).map(call).collect::<Vec<_>>()
+                })
+            });
+            threads.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        all.into_iter().next().unwrap()
+    }
+
+    #[test]
+    fn the_first_call_has_a_limit_of_its_own() {
+        let short = Duration::from_millis(200);
+        let builder = || Communicator::builder().timeout(short);
+        let patient = || builder().first_call_timeout(Duration::from_secs(60));
+        assert_eq!(waited_for(patient(), 1), vec![Ok(()); 3]);
+        assert_eq!(waited_for(builder().first_call_timeout(None), 1), vec![Ok(()); 3]);
+        // As long as any other where it is not set.
+        for (builder, late) in [(builder(), 1), (patient(), 2), (patient(), 3)] {
+            let results = waited_for(builder, late);
+            assert!(results[..late - 1].iter().all(Result::is_ok), "{late}: {results:?}");
+            let Err(Error::Timeout { missing, waited, .. }) = &results[late - 1] else {
+                panic!("{late}: {results:?}")
+            };
+            assert_eq!((missing.as_slice(), *waited), (&[1][..], short), "{late}");
+        }
     }
 
     #[test]

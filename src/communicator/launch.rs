@@ -1,6 +1,7 @@
 //! Starting a call: its launches, one for each piece of the message.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::Communicator;
 use crate::abi::{self, FaCall, FaLaunch, FaTransfers};
@@ -63,6 +64,7 @@ impl<D: Device> Communicator<D> {
                 self.launch(calls, &message, &plan, call.encode())
             }
         };
+        launch.timeout_ns = self.limit(number).map_or(NO_LIMIT, nanoseconds);
         for done in partition.pieces(extent, piece) {
             message.set_piece(launch, done, piece, source);
             // SAFETY: input and output are the caller's, within their counts; regions and the table are this
@@ -167,6 +169,7 @@ impl<D: Device> Communicator<D> {
         calls.last = None;
         let launch = self.launch(calls, &nothing, &plan, call.encode());
         launch.algorithm = abi::FA_TRANSFER;
+        launch.timeout_ns = self.limit(number).map_or(NO_LIMIT, nanoseconds);
         // SAFETY: the caller's; the rest as in `start`.
         unsafe { self.endpoint.device.launch(launch, &plan, Some(transfers), stream) }
             .map_err(|error| self.cut_short(error))?;
@@ -174,7 +177,15 @@ impl<D: Device> Communicator<D> {
         Ok(())
     }
 
-    /// A launch of the call, all but the piece.
+    /// The longest wait for another rank in a call, of which this is the number.
+    pub(super) fn limit(&self, number: u64) -> Option<Duration> {
+        match number {
+            1 => self.first_timeout,
+            _ => self.timeout,
+        }
+    }
+
+    /// A launch of the call, all but the piece and the limit.
     fn launch<'a>(
         &self,
         calls: &'a mut CallCache,
@@ -184,7 +195,6 @@ impl<D: Device> Communicator<D> {
     ) -> &'a mut FaLaunch {
         let launch = calls.launch.get_or_insert_with(|| Box::new(self.first_launch()));
         message.set_call(launch, plan, &self.planner.limits);
-        launch.timeout_ns = self.timeout.map_or(NO_LIMIT, nanoseconds);
         launch.call = call;
         launch
     }

@@ -51,6 +51,8 @@ pub struct Communicator<D: Device> {
     planner: Planner,
     plan_source: Source,
     timeout: Option<Duration>,
+    /// Of the first call.
+    first_timeout: Option<Duration>,
     setup_timeout: Duration,
     connection: Arc<Connection<D>>,
 }

@@ -231,7 +231,7 @@ impl World {
                     }
                     let all: Vec<_> = (0..self.size).collect();
                     let smaller = communicator.shrink(&all)?;
-                    return World { part: Part::Calls(2 * number), id: self.id.clone(), ..*self }
+                    return World { part: Part::Calls(2 * number), id: self.id, ..*self }
                         .call(&smaller, None, calls);
                 }
                 Part::Shut(number) if *calls == number => {

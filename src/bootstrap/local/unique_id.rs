@@ -14,8 +14,8 @@ use super::hub;
 use super::message::VERSION;
 use crate::error::{Error, Result};
 
-/// How long the rendezvous waits for a first rank.
-const FORMATION_LIMIT: Duration = Duration::from_secs(600);
+/// How long the rendezvous waits for a first rank: a server may make an id long before its ranks have started.
+const FORMATION_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 const LENGTH: usize = 128;
 const MAGIC: [u8; 8] = *b"fastallr";
@@ -47,13 +47,13 @@ const CHECKSUM_AT: usize = LENGTH - 8;
 /// assert_eq!(UniqueId::from_bytes(*id.as_bytes())?, id);
 /// # Ok::<(), fast_allreduce::Error>(())
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; LENGTH]);
 
 impl UniqueId {
     /// Makes a rendezvous for one world in the calling process, which may but need not be one of its ranks.
     ///
-    /// A thread of this process serves it until all ranks have disconnected, or for ten minutes where none
+    /// A thread of this process serves it until all ranks have disconnected, or for a day where none
     /// comes. It ends with this process.
     ///
     /// # Errors
@@ -260,7 +260,7 @@ mod tests {
             // Zeros behind a name are no part of it.
             prop_assume!(name.last() != Some(&0));
             let id = UniqueId::encode(&name, &Token::from_bytes(token));
-            prop_assert_eq!(id.to_string().parse::<UniqueId>(), Ok(id.clone()));
+            prop_assert_eq!(id.to_string().parse::<UniqueId>(), Ok(id));
             prop_assert_eq!((id.socket_name(), id.token()), (&name[..], Token::from_bytes(token)));
         }
 

@@ -7,16 +7,20 @@ mod isa;
 mod limits;
 mod machine;
 mod memory;
+mod pool;
 mod workers;
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use binding::{Bind, Binding};
 pub use isa::Isa;
 pub use limits::available_memory;
 pub use memory::SharedMemory;
+use pool::Pool;
+pub use pool::ThreadPool;
 use workers::Workers;
 
 use super::{sealed, Device};
@@ -43,6 +47,8 @@ pub struct Host {
     resolved: Wait,
     /// Threads for blocks 1 and up.
     workers: Option<Workers>,
+    /// The caller's, in their place.
+    pool: Option<Pool>,
     blocks: usize,
     bind: Bind,
     binding: Binding,
@@ -88,6 +94,7 @@ impl Host {
             wait: Wait::Auto,
             resolved: Wait::Auto,
             workers: None,
+            pool: None,
             blocks: 1,
             bind: Bind::None,
             binding: Binding::default(),
@@ -95,7 +102,7 @@ impl Host {
     }
 
     /// Uses `count` threads for each rank, the caller's included, on messages that are large enough. All ranks must use the
-    /// same number.
+    /// same number. Takes the place of [`Host::thread_pool`].
     ///
     /// # Errors
     ///
@@ -109,7 +116,27 @@ impl Host {
             });
         }
         self.workers = (count > 1).then(|| Workers::start(count - 1)).transpose()?;
-        self.blocks = count;
+        (self.pool, self.blocks) = (None, count);
+        Ok(self)
+    }
+
+    /// Has threads of the caller's run what [`Host::workers`] would start threads for. They count like those: all ranks must have the
+    /// same number, and [`Wait::Auto`] sees whether all of them have cores. [`Host::bind`] binds the calling thread alone; the others
+    /// are the caller's to bind.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] unless the pool has 1 to 64 threads.
+    pub fn thread_pool(mut self, pool: Arc<dyn ThreadPool>) -> Result<Self> {
+        let threads = pool.threads();
+        if !(1..=abi::FA_MAX_BLOCKS as usize).contains(&threads) {
+            return Err(Error::InvalidSetting {
+                name: "threads of a pool",
+                value: threads.to_string(),
+                expected: "1 to 64",
+            });
+        }
+        (self.workers, self.pool, self.blocks) = (None, Some(Pool(pool)), threads);
         Ok(self)
     }
 
@@ -222,7 +249,11 @@ impl sealed::Device for Host {
     }
 
     fn again(&self) -> Result<Self> {
-        Self::new().wait(self.wait).bind(self.bind).isa(self.isa)?.workers(self.blocks)
+        let again = Self::new().wait(self.wait).bind(self.bind).isa(self.isa)?;
+        match &self.pool {
+            Some(pool) => again.thread_pool(Arc::clone(&pool.0)),
+            None => again.workers(self.blocks),
+        }
     }
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
@@ -324,9 +355,11 @@ impl sealed::Device for Host {
         launch.spin = self.resolved.polls();
         launch.transfers = transfers.map_or(0, |transfers| std::ptr::from_ref(transfers) as u64);
         let entry = self.isa.entry();
-        match &self.workers {
+        match (&self.workers, &self.pool) {
             // SAFETY: the caller's; `plan` asks for no more blocks than there are threads.
-            Some(workers) if launch.blocks > 1 => unsafe { workers.run(entry, launch) },
+            (Some(workers), _) if launch.blocks > 1 => unsafe { workers.run(entry, launch) },
+            // SAFETY: the caller's.
+            (_, Some(pool)) if launch.blocks > 1 => unsafe { pool.run(entry, launch)? },
             // SAFETY: the caller's; block 0 is the only one.
             _ => unsafe { entry(launch, 0) },
         }

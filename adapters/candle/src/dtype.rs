@@ -1,0 +1,34 @@
+//! candle's element types as fast-allreduce knows them.
+
+use candle_core::Result;
+use fast_allreduce as far;
+
+/// A type of candle's storage that can be reduced.
+pub(crate) fn reducible(dtype: candle_core::DType, op: &str) -> Result<far::DType> {
+    Ok(match dtype {
+        candle_core::DType::U8 => far::DType::U8,
+        candle_core::DType::U32 => far::DType::U32,
+        candle_core::DType::I32 => far::DType::I32,
+        candle_core::DType::I64 => far::DType::I64,
+        candle_core::DType::BF16 => far::DType::Bf16,
+        candle_core::DType::F16 => far::DType::F16,
+        candle_core::DType::F32 => far::DType::F32,
+        candle_core::DType::F64 => far::DType::F64,
+        dtype => candle_core::bail!(
+            "{op}: {dtype:?} cannot be reduced: U8, U32, I32, I64, BF16, F16, F32 and F64 can; convert it with to_dtype"
+        ),
+    })
+}
+
+/// How elements are moved that need no arithmetic: bytes for what cannot be reduced, and how many there are in one element.
+pub(crate) fn movable(dtype: candle_core::DType, op: &str) -> Result<(far::DType, usize)> {
+    match (reducible(dtype, op), dtype) {
+        (Ok(reducible), _) => Ok((reducible, 1)),
+        (Err(_), candle_core::DType::I16 | candle_core::DType::F8E4M3) => {
+            Ok((far::DType::U8, dtype.size_in_bytes()))
+        }
+        (Err(_), dtype) => candle_core::bail!(
+            "{op}: {dtype:?} cannot be moved: candle keeps it packed, without a layout of its own"
+        ),
+    }
+}

@@ -1,0 +1,110 @@
+//! Collectives on candle's storage in the memory of a GPU, on the stream of its device.
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DevicePtrMut, DeviceRepr};
+use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
+use candle_core::{CudaDevice, CudaStorage, Layout, Result};
+use fast_allreduce::{Collective, Communicator, Cuda, DType, ReduceOp};
+
+use super::contiguous;
+use crate::comm::{error, Comm};
+use crate::dtype::{movable, reducible};
+
+/// A collective from a storage to a new one, started on the device's stream. `count` is in elements, as the collective counts.
+pub(super) fn call(
+    comm: &Comm,
+    collective: Collective<'_>,
+    storage: &CudaStorage,
+    layout: &Layout,
+    count: usize,
+) -> Result<CudaStorage> {
+    let op = collective.name();
+    let (dtype, range, device) = (storage.dtype(), contiguous(layout, op)?, storage.device());
+    let (dtype, factor) = match collective {
+        Collective::AllReduce(_) | Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => {
+            (reducible(dtype, op)?, 1)
+        }
+        _ => movable(dtype, op)?,
+    };
+    let call = Call { communicator: comm.as_cuda(op)?, collective, count, dtype, factor, device };
+    macro_rules! of_types {
+        ($($variant:ident),*) => {
+            match &storage.slice {
+                $(CudaStorageSlice::$variant(data) => CudaStorageSlice::$variant(call.run(&data.slice(range))?),)*
+                _ => candle_core::bail!("{op}: {:?} is not supported", storage.dtype()),
+            }
+        };
+    }
+    let slice = of_types!(U8, U32, I16, I32, I64, BF16, F16, F32, F64, F8E4M3);
+    Ok(CudaStorage { slice, device: device.clone() })
+}
+
+struct Call<'a> {
+    communicator: &'a Communicator<Cuda>,
+    collective: Collective<'a>,
+    count: usize,
+    dtype: DType,
+    /// Elements of `dtype` in one of candle's.
+    factor: usize,
+    device: &'a CudaDevice,
+}
+
+impl Call<'_> {
+    fn run<T: DeviceRepr>(
+        &self,
+        input: &impl DevicePtr<T>,
+    ) -> Result<candle_core::cuda_backend::cudarc::driver::CudaSlice<T>> {
+        let (rank, ranks) = (self.communicator.rank(), self.communicator.world_size());
+        let stream = self.device.cuda_stream();
+        let written = self.collective.output_len(self.count, rank, ranks);
+        // SAFETY: the collective writes all of it, in the order of the stream that it is used on.
+        let mut output = unsafe { stream.alloc::<T>(written) }.w()?;
+        let scaled: Vec<usize>;
+        let collective = match self.collective {
+            Collective::AllGatherV(counts) if self.factor != 1 => {
+                scaled = counts.iter().map(|count| count * self.factor).collect();
+                Collective::AllGatherV(&scaled)
+            }
+            collective => collective,
+        };
+        {
+            let ((from, _reads), (to, _writes)) = (input.device_ptr(&stream), output.device_ptr_mut(&stream));
+            let count = self.count * self.factor;
+            // SAFETY: `dtype` and `factor` describe T; the input has as many elements as the collective reads and the output as many
+            // as it writes. cudarc orders what follows on other streams after this call, and frees neither before.
+            unsafe {
+                self.communicator.collective_raw(stream.cu_stream(), collective, from, to, count, self.dtype)
+            }
+            .map_err(error)?;
+        }
+        Ok(output)
+    }
+}
+
+pub(super) fn all_reduce_in_place(
+    comm: &Comm,
+    op: ReduceOp,
+    storage: &mut CudaStorage,
+    layout: &Layout,
+) -> Result<()> {
+    let range = contiguous(layout, "all_reduce")?;
+    let dtype = reducible(storage.dtype(), "all_reduce")?;
+    let (communicator, stream) = (comm.as_cuda("all_reduce")?, storage.device.cuda_stream());
+    let count = range.len();
+    macro_rules! of_types {
+        ($($variant:ident),*) => {
+            match &mut storage.slice {
+                $(CudaStorageSlice::$variant(data) => {
+                    let mut data = data.slice_mut(range);
+                    let (address, _writes) = data.device_ptr_mut(&stream);
+                    // SAFETY: `dtype` is the slice's, which has that many elements and is borrowed; in place is input == output. cudarc
+                    // orders what follows on other streams after this call, and does not free it before.
+                    unsafe { communicator.all_reduce_raw(stream.cu_stream(), address, address, count, dtype, op) }
+                        .map_err(error)
+                })*
+                _ => candle_core::bail!("all_reduce: {dtype} is not supported"),
+            }
+        };
+    }
+    of_types!(U8, U32, I32, I64, BF16, F16, F32, F64)
+}

@@ -1,0 +1,105 @@
+//! Collectives on candle's storage in the memory of the host.
+
+use std::ops::Range;
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, Layout, Result};
+use fast_allreduce::{Collective, DType, ReduceOp};
+
+use super::contiguous;
+use crate::comm::{error, Comm};
+use crate::dtype::{movable, reducible};
+
+/// A collective from a storage to a new one. `count` is in elements, as the collective counts.
+pub(super) fn call(
+    comm: &Comm,
+    collective: Collective<'_>,
+    storage: &CpuStorage,
+    layout: &Layout,
+    count: usize,
+) -> Result<CpuStorage> {
+    let op = collective.name();
+    let (dtype, range) = (storage.dtype(), contiguous(layout, op)?);
+    let (dtype, factor) = match collective {
+        Collective::AllReduce(_) | Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => {
+            (reducible(dtype, op)?, 1)
+        }
+        _ => movable(dtype, op)?,
+    };
+    macro_rules! of_types {
+        ($($variant:ident),*) => {
+            match storage {
+                $(CpuStorage::$variant(data) => {
+                    CpuStorage::$variant(run(comm, collective, &data[range], count, dtype, factor)?)
+                })*
+                _ => candle_core::bail!("{op}: {:?} is not supported", storage.dtype()),
+            }
+        };
+    }
+    Ok(of_types!(U8, U32, I16, I32, I64, BF16, F16, F32, F64, F8E4M3))
+}
+
+fn run<T: Copy>(
+    comm: &Comm,
+    collective: Collective<'_>,
+    input: &[T],
+    count: usize,
+    dtype: DType,
+    factor: usize,
+) -> Result<Vec<T>> {
+    debug_assert_eq!(size_of::<T>(), dtype.size() * factor);
+    let host = comm.as_host(collective.name())?;
+    let (rank, ranks) = (host.rank(), host.world_size());
+    let written = collective.output_len(count, rank, ranks);
+    debug_assert_eq!(collective.input_len(count, rank, ranks), input.len());
+    let mut output = Vec::<T>::with_capacity(written);
+    let scaled: Vec<usize>;
+    let collective = match collective {
+        Collective::AllGatherV(counts) if factor != 1 => {
+            scaled = counts.iter().map(|count| count * factor).collect();
+            Collective::AllGatherV(&scaled)
+        }
+        collective => collective,
+    };
+    let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
+    // SAFETY: `dtype` and `factor` describe T. The input has as many elements as the collective reads, the output has room for what it
+    // writes, and nobody else has either: the one is borrowed, the other new.
+    unsafe { host.collective(collective, from, to, count * factor, dtype) }.map_err(error)?;
+    // SAFETY: a collective that succeeded has written all of this rank's output, and there is room for it.
+    unsafe { output.set_len(written) };
+    Ok(output)
+}
+
+pub(super) fn all_reduce_in_place(
+    comm: &Comm,
+    op: ReduceOp,
+    storage: &mut CpuStorage,
+    layout: &Layout,
+) -> Result<()> {
+    let range = contiguous(layout, "all_reduce")?;
+    let dtype = reducible(storage.dtype(), "all_reduce")?;
+    macro_rules! of_types {
+        ($($variant:ident),*) => {
+            match storage {
+                $(CpuStorage::$variant(data) => run_in_place(comm, op, data, range, dtype),)*
+                _ => candle_core::bail!("all_reduce: {:?} is not supported", storage.dtype()),
+            }
+        };
+    }
+    of_types!(U8, U32, I32, I64, BF16, F16, F32, F64)
+}
+
+fn run_in_place<T>(
+    comm: &Comm,
+    op: ReduceOp,
+    data: &mut [T],
+    range: Range<usize>,
+    dtype: DType,
+) -> Result<()> {
+    debug_assert_eq!(size_of::<T>(), dtype.size());
+    let data = &mut data[range];
+    let address = data.as_mut_ptr().cast();
+    let host = comm.as_host("all_reduce")?;
+    // SAFETY: `dtype` is T's; the slice is borrowed for the call; in place is input == output.
+    unsafe { host.collective(Collective::AllReduce(op), address, address, data.len(), dtype) }.map_err(error)
+}

@@ -1,0 +1,180 @@
+//! What ranks reduce by, with a clock on it.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use fast_allreduce::{Collective, DType};
+use fast_allreduce_candle::HostCollectives;
+
+/// Backends of one world, of which one is in use.
+pub struct Backends {
+    backends: Vec<(&'static str, Box<dyn HostCollectives>)>,
+    current: AtomicUsize,
+    nanoseconds: AtomicU64,
+    calls: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Allreduces so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Spent {
+    pub seconds: f64,
+    pub calls: u64,
+    pub bytes: u64,
+}
+
+impl Spent {
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            seconds: self.seconds - before.seconds,
+            calls: self.calls - before.calls,
+            bytes: self.bytes - before.bytes,
+        }
+    }
+}
+
+impl Backends {
+    /// At least one, of the same ranks.
+    pub fn new(backends: Vec<(&'static str, Box<dyn HostCollectives>)>) -> Self {
+        let (current, nanoseconds, calls, bytes) = Default::default();
+        Self { backends, current, nanoseconds, calls, bytes }
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.backends.iter().map(|(name, _)| *name)
+    }
+
+    /// Calls go to this one from here on.
+    pub fn choose(&self, index: usize) {
+        self.current.store(index, Ordering::Relaxed);
+    }
+
+    pub fn spent(&self) -> Spent {
+        Spent {
+            seconds: self.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9,
+            calls: self.calls.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    fn backend(&self) -> &dyn HostCollectives {
+        &*self.backends[self.current.load(Ordering::Relaxed)].1
+    }
+}
+
+impl HostCollectives for Backends {
+    fn rank(&self) -> usize {
+        self.backend().rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.backend().world_size()
+    }
+
+    unsafe fn collective(
+        &self,
+        collective: Collective<'_>,
+        input: *const c_void,
+        output: *mut c_void,
+        count: usize,
+        dtype: DType,
+    ) -> fast_allreduce::Result<()> {
+        let start = Instant::now();
+        // SAFETY: the caller's.
+        let result = unsafe { self.backend().collective(collective, input, output, count, dtype) };
+        if matches!(collective, Collective::AllReduce(_)) {
+            self.nanoseconds.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            self.bytes.fetch_add((count * dtype.size()) as u64, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+/// MPI's collectives, those that this program uses.
+#[cfg(feature = "mpi")]
+pub mod mpi {
+    use std::ffi::{c_int, c_void};
+
+    use fast_allreduce::{bootstrap, Collective, DType, Error, ReduceOp, Result};
+    use fast_allreduce_candle::HostCollectives;
+    use mpi::datatype::Equivalence as _;
+    use mpi::ffi;
+    use mpi::raw::AsRaw as _;
+
+    pub struct Mpi {
+        rank: usize,
+        world_size: usize,
+        /// `MPI_IN_PLACE`, as an address.
+        in_place: usize,
+    }
+
+    impl Mpi {
+        /// The world that a launcher started.
+        pub fn new(rank: usize, world_size: usize) -> Result<Self> {
+            // A macro of mpi.h, which the bindings have no constant for.
+            let library = bootstrap::Mpi::library();
+            let in_place = match &library {
+                name if name.starts_with("Open MPI") => 1,
+                name if name.starts_with("MPICH") => usize::MAX,
+                _ => {
+                    return Err(refused(format!(
+                        "MPI_IN_PLACE of {library} is not known here: take Open MPI or MPICH"
+                    )))
+                }
+            };
+            Ok(Self { rank, world_size, in_place })
+        }
+    }
+
+    fn refused(message: String) -> Error {
+        Error::Mpi { call: "MPI", message }
+    }
+
+    impl HostCollectives for Mpi {
+        fn rank(&self) -> usize {
+            self.rank
+        }
+
+        fn world_size(&self) -> usize {
+            self.world_size
+        }
+
+        unsafe fn collective(
+            &self,
+            collective: Collective<'_>,
+            input: *const c_void,
+            output: *mut c_void,
+            count: usize,
+            dtype: DType,
+        ) -> Result<()> {
+            let (dtype, dtype_name) = match dtype {
+                DType::F32 => (f32::equivalent_datatype().as_raw(), dtype),
+                DType::F64 => (f64::equivalent_datatype().as_raw(), dtype),
+                dtype => return Err(refused(format!("{dtype} is not used here"))),
+            };
+            let count =
+                c_int::try_from(count).map_err(|_| refused(format!("{count} {dtype_name} are too many")))?;
+            let input = if input == output.cast_const() { self.in_place as *const c_void } else { input };
+            // SAFETY: the buffers are the caller's promise, and the type is theirs. MPI runs, as the bootstrap started it, until this
+            // process ends, and all calls to it are of the thread that did.
+            let status = unsafe {
+                match collective {
+                    Collective::AllReduce(ReduceOp::Sum) => {
+                        let sum = ffi::RSMPI_SUM;
+                        ffi::MPI_Allreduce(input, output, count, dtype, sum, ffi::RSMPI_COMM_WORLD)
+                    }
+                    Collective::AllGather => {
+                        ffi::MPI_Allgather(input, count, dtype, output, count, dtype, ffi::RSMPI_COMM_WORLD)
+                    }
+                    other => return Err(refused(format!("{} is not used here", other.name()))),
+                }
+            };
+            match status {
+                0 => Ok(()),
+                status => Err(refused(format!("it answered {status}"))),
+            }
+        }
+    }
+}

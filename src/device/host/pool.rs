@@ -1,0 +1,170 @@
+//! Threads of the caller's that run the blocks of a launch, in place of the crate's own.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use super::isa::Entry;
+use crate::abi::FaLaunch;
+use crate::error::{Error, Result};
+
+/// Threads of the caller's program, which run the blocks of its calls: those of its runtime, which would be idle meanwhile, so that no
+/// others compete with them for cores. See [`Host::thread_pool`](super::Host::thread_pool).
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use fast_allreduce::device::host::ThreadPool;
+/// use fast_allreduce::Host;
+///
+/// /// Threads that live as long as a call: for a pool's, hand the blocks to it instead.
+/// struct Scoped(usize);
+///
+/// impl ThreadPool for Scoped {
+///     fn threads(&self) -> usize {
+///         self.0
+///     }
+///
+///     fn run(&self, blocks: usize, block: &(dyn Fn(usize) + Sync)) {
+///         std::thread::scope(|scope| {
+///             (1..blocks).for_each(|number| drop(scope.spawn(move || block(number))));
+///             block(0);
+///         });
+///     }
+/// }
+///
+/// let device = Host::new().thread_pool(Arc::new(Scoped(2)))?;
+/// # Ok::<_, fast_allreduce::Error>(())
+/// ```
+pub trait ThreadPool: Send + Sync {
+    /// How many run at a time, the thread that makes a call included: 1 to 64, the same on all ranks.
+    fn threads(&self) -> usize;
+
+    /// Calls `block` once with each number below `blocks`, which is at most [`ThreadPool::threads`], and returns when all have
+    /// returned.
+    ///
+    /// A block waits for that of the same number on the other ranks. So blocks run side by side, and where a thread is busy with
+    /// something else, they are begun in ascending order.
+    fn run(&self, blocks: usize, block: &(dyn Fn(usize) + Sync));
+}
+
+/// A caller's pool.
+#[derive(Clone)]
+pub(super) struct Pool(pub Arc<dyn ThreadPool>);
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pool").field(&self.0.threads()).finish()
+    }
+}
+
+impl Pool {
+    /// Runs all blocks of a launch, each once whatever the pool does.
+    ///
+    /// # Safety
+    ///
+    /// As `entry`, for every block in `0..arguments.blocks`.
+    pub(super) unsafe fn run(&self, entry: Entry, arguments: &FaLaunch) -> Result<()> {
+        /// The kernels read it, and write through its pointers only.
+        struct Arguments<'a>(&'a FaLaunch);
+        // SAFETY: a launch is made to be read by all blocks at a time; what its pointers lead to is shared by their protocols.
+        unsafe impl Sync for Arguments<'_> {}
+
+        let (blocks, shared) = (arguments.blocks, Arguments(arguments));
+        let all = u64::MAX >> (64 - blocks.clamp(1, 64));
+        // Relaxed: it only counts. What blocks write is ordered by the pool, whose `run` returns after them.
+        let begun = AtomicU64::new(0);
+        let block = |number: usize| {
+            let shared = &shared;
+            let bit = 1u64.checked_shl(number as u32).unwrap_or(0) & all;
+            if bit != 0 && begun.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+                // SAFETY: the caller's, for this block, which nobody else has begun or will.
+                unsafe { entry(shared.0, number as u32) };
+            }
+        };
+        self.0.run(blocks as usize, &block);
+        match all & !begun.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            missing => Err(Error::Unavailable {
+                what: "the program's thread pool".into(),
+                reason: format!("of {blocks} blocks it did not run {}", missing.count_ones()),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+    use crate::bootstrap::Threads;
+    use crate::plan::{Choice, DeviceKind, Table};
+    use crate::{Algorithm, Communicator, DType, Host, ReduceOp};
+
+    /// Starts `most` blocks, some twice, and counts those that are asked for.
+    struct Scoped {
+        threads: usize,
+        most: usize,
+        asked: AtomicUsize,
+    }
+
+    impl ThreadPool for Scoped {
+        fn threads(&self) -> usize {
+            self.threads
+        }
+
+        fn run(&self, blocks: usize, block: &(dyn Fn(usize) + Sync)) {
+            self.asked.fetch_add(blocks, Ordering::Relaxed);
+            std::thread::scope(|scope| {
+                (0..blocks.min(self.most)).for_each(|number| drop(scope.spawn(move || block(number))));
+                // Neither is run: the one runs already, and there is no such block as the other.
+                [0, 1000].into_iter().for_each(block);
+            });
+        }
+    }
+
+    fn reduced(most: usize) -> Vec<(Result<Vec<f32>>, usize)> {
+        let ranks = Threads::world(2).unwrap().into_iter().map(|bootstrap| {
+            std::thread::spawn(move || {
+                let pool = Arc::new(Scoped { threads: 3, most, asked: AtomicUsize::new(0) });
+                let choice = Choice::host(Algorithm::TwoShotPull, 3, 4096, 65536);
+                let communicator = Communicator::builder()
+                    .table(Table::uniform(DeviceKind::Host, choice).unwrap())
+                    .timeout(std::time::Duration::from_secs(5))
+                    .build(Host::new().thread_pool(Arc::clone(&pool) as _).unwrap(), bootstrap)
+                    .unwrap();
+                assert_eq!(communicator.plan(100_000, DType::F32).blocks, 3);
+                let mut data = vec![communicator.rank() as f32 + 1.0; 100_000];
+                let result = communicator.all_reduce_in_place(&mut data, ReduceOp::Sum);
+                (result.map(|()| data), pool.asked.load(Ordering::Relaxed))
+            })
+        });
+        ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    }
+
+    #[test]
+    fn blocks_run_on_the_callers_threads() {
+        for (result, asked) in reduced(3) {
+            assert_eq!(result.unwrap(), vec![3.0; 100_000]);
+            assert!(asked >= 3 && asked % 3 == 0, "{asked}");
+        }
+    }
+
+    #[test]
+    fn a_pool_that_leaves_out_blocks_is_told() {
+        for (result, _) in reduced(2) {
+            let error = result.unwrap_err();
+            assert!(error.to_string().contains("pool"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_pool_has_1_to_64_threads() {
+        for threads in [0, 65] {
+            let pool = Arc::new(Scoped { threads, most: 0, asked: AtomicUsize::new(0) });
+            let error = Host::new().thread_pool(pool).unwrap_err();
+            assert!(matches!(error, Error::InvalidSetting { name: "threads of a pool", .. }), "{error}");
+        }
+    }
+}
