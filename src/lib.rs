@@ -65,7 +65,7 @@ mod trace;
 pub use abi::MAX_RANKS;
 pub use call::{CallKind, Collective, Direction, Group, Transfer};
 #[cfg(feature = "cuda")]
-pub use communicator::Registered;
+pub use communicator::{Registered, RegisteredMemory};
 pub use communicator::{Builder, Communicator, Counters};
 #[cfg(feature = "cuda")]
 pub use device::cuda::Cuda;

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
-pub use cuda::Registered;
+pub use cuda::{Registered, RegisteredMemory};
 
 use crate::abi;
 use crate::bootstrap::Family;
