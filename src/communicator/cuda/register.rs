@@ -60,7 +60,8 @@ impl Communicator<Cuda> {
             self.check_device::<T>("a registered buffer", &stream, |stream| slice.device_ptr(stream).0),
         )?;
         let context = self.device().context();
-        let address = || unless_recorded(context, "an event of a slice's use", || slice.device_ptr(&stream).0);
+        let address =
+            || unless_recorded(context, "an event of a slice's use", || slice.device_ptr(&stream).0);
         match self.register_at(address, size_of::<T>(), bytes) {
             Ok(registration) => Ok(Registered { _registration: registration, slice }),
             Err((error, Held::Nowhere)) => Err(error),
@@ -85,7 +86,9 @@ impl Communicator<Cuda> {
         self.healthy()?;
         let _step = self.connection.step()?;
         let registered = self.register_at(|| Ok(address), 1, bytes);
-        registered.map(|registration| RegisteredMemory { _registration: registration }).map_err(|(error, _)| error)
+        registered
+            .map(|registration| RegisteredMemory { _registration: registration })
+            .map_err(|(error, _)| error)
     }
 
     /// The steps of a registration, within a step of the connection. Without any bytes there is none.
@@ -97,7 +100,8 @@ impl Communicator<Cuda> {
     ) -> std::result::Result<Option<Registration<Cuda>>, (Error, Held)> {
         let (bootstrap, timeout) = (&*self.connection.bootstrap, self.setup_timeout);
         let nowhere = |error| (error, Held::Nowhere);
-        agree_on(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout).map_err(nowhere)?;
+        agree_on(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)
+            .map_err(nowhere)?;
         if bytes == 0 {
             return Ok(None);
         }
