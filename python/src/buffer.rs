@@ -71,6 +71,10 @@ impl Wanted {
         }
     }
 
+    pub fn impossible(&self, py: Python<'_>, shape: &[i64]) -> PyErr {
+        self.refused(py, format_args!("has the shape {shape:?}, which no memory can have"))
+    }
+
     pub fn unsupported(&self, py: Python<'_>, dtype: impl fmt::Display) -> PyErr {
         let names = DType::ALL.map(DType::name).join(", ");
         self.refused(py, format_args!("has elements of type {dtype}, which is not supported: {names} are"))
@@ -222,8 +226,15 @@ impl Torch {
         let Some((_, known)) = self.dtypes.iter().find(|(known, _)| known.is(&dtype)) else {
             return Err(wanted.unsupported(py, dtype));
         };
-        if !tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()? {
+        let contiguous = tensor.call_method0(intern!(py, "is_contiguous"));
+        // Sparse tensors have no such method.
+        let contiguous =
+            contiguous.map_err(|refusal| wanted.refused(py, format_args!("cannot be used: {refusal}")))?;
+        if !contiguous.is_truthy()? {
             return Err(wanted.refused(py, "is not contiguous"));
+        }
+        if tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+            return Err(wanted.refused(py, "has a negation that is pending: call its resolve_neg() first"));
         }
         let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
         let count = tensor.call_method0(intern!(py, "numel"))?.extract()?;
@@ -373,24 +384,38 @@ fn from_interface(
     let foreign = if cfg!(target_endian = "little") { '>' } else { '<' };
     let code = typestr.chars().nth(1).filter(|_| !typestr.starts_with(foreign));
     let dtype = code.and_then(|code| dtype_of(code, size)).ok_or_else(|| wanted.unsupported(py, &typestr))?;
-    let shape: Vec<usize> = entry("shape")?.cast::<PyTuple>()?.extract()?;
+    let shape: Vec<i64> = entry("shape")?.cast::<PyTuple>()?.extract()?;
+    let count = count_of(&shape, dtype).ok_or_else(|| wanted.impossible(py, &shape))?;
     if let Some(strides) = interface.get_item("strides")?.filter(|strides| !strides.is_none()) {
         let strides: Vec<i64> = strides.extract()?;
         if !is_contiguous(&shape, &strides, size as i64) {
             return Err(wanted.refused(py, "is not contiguous"));
         }
     }
-    Ok(Operand::held_by(object, address, shape.iter().product(), dtype))
+    Ok(Operand::held_by(object, address, count, dtype))
 }
 
-/// Whether elements follow each other in C's order, `step` apart.
-pub fn is_contiguous(shape: &[usize], strides: &[i64], step: i64) -> bool {
+/// Elements of an array of that shape, if its lengths are lengths and its bytes could be in memory.
+pub fn count_of(shape: &[i64], dtype: DType) -> Option<usize> {
+    if shape.iter().any(|&length| length < 0) {
+        return None;
+    }
+    // Without this one that has no elements could still overflow on the way.
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    let count = shape.iter().try_fold(1_usize, |count, &length| count.checked_mul(length as usize))?;
+    count.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize).map(|_| count)
+}
+
+/// Whether elements follow each other in C's order, `step` apart. The shape is one that `count_of` has a count for.
+pub fn is_contiguous(shape: &[i64], strides: &[i64], step: i64) -> bool {
     let mut expected = step;
     for (&length, &stride) in shape.iter().zip(strides).rev() {
         if length > 1 && stride != expected {
             return shape.contains(&0);
         }
-        expected *= length as i64;
+        expected = expected.saturating_mul(length);
     }
-    true
+    shape.len() == strides.len()
 }

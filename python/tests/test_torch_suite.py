@@ -10,6 +10,7 @@ what `torch_suite.txt` says: one that begins to pass, or is no longer there, fai
 
 import os
 import sys
+import traceback
 import unittest
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def of_torch(folder=None):
     os.environ.setdefault("BACKEND", "fast_allreduce")
     os.environ.setdefault("WORLD_SIZE", str(NRANKS))
     os.environ.setdefault("MASTER_ADDR", "localhost")
+    os.environ.setdefault("MASTER_PORT", "29511")
     os.environ.setdefault("TEMP_DIR", str(folder or "/nowhere"))
     from torch.testing._internal.common_distributed import DistTestCases
 
@@ -58,6 +60,8 @@ def outcome_of(test, name):
         reasons = [skip.message for skip in TEST_SKIPS.values() if skip.exit_code == left.code]
         return ("skipped", reasons[0]) if reasons else ("failed", f"exits with {left.code}")
     except BaseException as error:
+        if os.environ.get("FAST_ALLREDUCE_TEST_TRACE"):
+            traceback.print_exc()
         lines = str(error).strip().splitlines()
         return "failed", f"{type(error).__name__}: {lines[0] if lines else ''}"
     return "passed", ""
@@ -70,6 +74,8 @@ def ranks_of_suite(rank, nranks, _, folder, wanted):
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    # The suite counts on equal values in all processes, some of which it makes when it is imported.
+    torch.manual_seed(0)
     suite, tests = of_torch(folder)
     suite.default_pg_timeout = LIMIT
     outcomes = []
@@ -79,6 +85,7 @@ def ranks_of_suite(rank, nranks, _, folder, wanted):
             (own / part).mkdir(parents=True, exist_ok=True)
         os.environ["TEMP_DIR"] = str(own)
         suite.Barrier.barrier_id = 0
+        torch.manual_seed(0)
         test = tests(name)
         test.rank, test.file_name = rank, str(own / "init")
         limit = datetime.timedelta(seconds=LIMIT)
@@ -86,7 +93,10 @@ def ranks_of_suite(rank, nranks, _, folder, wanted):
         outcomes.append(outcome_of(test, name))
         if dist.is_initialized():
             dist.destroy_process_group()
-        if rank == 0:
+        # Some leave that changed, and torch then wraps the groups of the next ones.
+        os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)
+        dist.set_debug_level(dist.DebugLevel.OFF)
+        if rank == 0 and os.environ.get("FAST_ALLREDUCE_TEST_TRACE"):
             print(name, *outcomes[-1], file=sys.stderr, flush=True)
     return outcomes
 

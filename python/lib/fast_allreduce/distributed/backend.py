@@ -120,8 +120,13 @@ class FastAllreduceBackend(_Backend):
         return self._make(opts, tensor, call, outputs)
 
     def allgather_coalesced(self, output_lists, inputs, opts):
-        # A list of outputs for each input.
-        works = [self.allgather([outputs], [one], opts) for outputs, one in zip(output_lists, inputs)]
+        # A list for each rank, with an output for each input.
+        if len(output_lists) != self.size() or any(len(outputs) != len(inputs) for outputs in output_lists):
+            raise errors.InvalidArgument(
+                f"outputs are {len(output_lists)} lists of {list(map(len, output_lists))} tensors, for {len(inputs)} inputs of each "
+                f"of {self.size()} ranks"
+            )
+        works = [self.allgather([outputs], [one], opts) for *outputs, one in zip(*output_lists, inputs)]
         return works[-1] if works else Work(self._queue)
 
     def gather(self, output_lists, inputs, opts):
