@@ -326,12 +326,50 @@ static void processes(void) {
   }
 }
 
+static void *waits(void *argument) {
+  struct caller *caller = argument;
+  caller->failed = fast_allreduce_barrier(caller->communicator, NULL) != OK;
+  return NULL;
+}
+
+/* A process forks while another thread of it is in a call: what the fork has of the communicator is of no use, and it says so. */
+static void fork_during_a_call(void) {
+  fast_allreduce_unique_id id;
+  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+  pthread_t other, waiting;
+  EXPECT(pthread_create(&other, NULL, joins, &id) == 0);
+  struct caller caller = {joined(&id, 0, RANKS, 10000), 0};
+  void *theirs = NULL;
+  pthread_join(other, &theirs);
+  EXPECT(pthread_create(&waiting, NULL, waits, &caller) == 0);
+  nanosleep(&(struct timespec){0, 200000000}, NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    double value = 1;
+    fast_allreduce_status call =
+        fast_allreduce_all_reduce(caller.communicator, &value, &value, 1, FAST_ALLREDUCE_DTYPE_F64, SUM, NULL);
+    fast_allreduce_status message =
+        fast_allreduce_send(caller.communicator, &value, 1, FAST_ALLREDUCE_DTYPE_F64, 1, 0, NULL);
+    fast_allreduce_free(caller.communicator);
+    _exit(call == FAST_ALLREDUCE_STATUS_FORKED && message == FAST_ALLREDUCE_STATUS_FORKED ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT(fast_allreduce_barrier(theirs, NULL) == OK);
+  pthread_join(waiting, NULL);
+  EXPECT(!caller.failed);
+  fast_allreduce_free(caller.communicator);
+  fast_allreduce_free(theirs);
+}
+
 int main(void) {
   nothing();
   settings();
   calls();
   processes();
   threads();
+  fork_during_a_call();
   printf("what a program may get wrong: passed\n");
   return 0;
 }

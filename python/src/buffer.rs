@@ -298,8 +298,9 @@ unsafe impl Sync for View {}
 
 impl Drop for View {
     fn drop(&mut self) {
+        // Without an interpreter, as in a thread that ends after it with a group open, there is nothing to give back to.
         // SAFETY: filled by PyObject_GetBuffer, released once, with the interpreter attached.
-        Python::attach(|_| unsafe { python::PyBuffer_Release(&mut *self.0) });
+        let _ = Python::try_attach(|_| unsafe { python::PyBuffer_Release(&mut *self.0) });
     }
 }
 

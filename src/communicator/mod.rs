@@ -165,11 +165,17 @@ impl<D: Device> Communicator<D> {
         }
     }
 
+    /// Whether this is the process that made it.
+    fn not_forked(&self) -> Result<()> {
+        match self.liveness.is_elsewhere() {
+            true => Err(Error::Forked),
+            false => Ok(()),
+        }
+    }
+
     /// The failure that poisoned the communicator, or one that a kernel has recorded since.
     fn healthy(&self) -> Result<()> {
-        if self.liveness.is_elsewhere() {
-            return Err(Error::Forked);
-        }
+        self.not_forked()?;
         if let Some(error) = self.failed.get() {
             return Err(error.clone());
         }

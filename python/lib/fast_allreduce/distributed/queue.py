@@ -1,7 +1,9 @@
 """The order of a process group's calls: what is carried out at once, what is queued, and by whom that is carried out."""
 
+import os
 import threading
 import time
+import weakref
 from collections import deque
 
 import torch
@@ -123,11 +125,29 @@ class Message(Work):
     source_rank = _source_rank
 
 
+# Of this process.
+_queues = weakref.WeakSet()
+
+
+def _forked():
+    # Another thread of the parent may have held the lock, and its worker is not here. Calls say that this is a fork.
+    for queue in _queues:
+        queue._begin()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class Queue:
     """What has been called and not carried out; messages at its end go together."""
 
     def __init__(self, devices):
         self._devices = devices
+        self._begin()
+        self.closed = False
+        _queues.add(self)
+
+    def _begin(self):
         # Held while a call is carried out, so that calls keep their order.
         self.lock = threading.RLock()
         self._works = deque()
@@ -135,7 +155,6 @@ class Queue:
         self._woken = threading.Event()
         self._wakes = False
         self._coalescing = None
-        self.closed = False
 
     def make(self, later, call, tensors=(), stream=None):
         """Carries a call out, or queues it if that may be `later`. Calls on a stream are put there at once: nobody waits."""
