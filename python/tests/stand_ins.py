@@ -142,7 +142,7 @@ def sglang(group):
     _modules("sgl_kernel", "sglang.srt.distributed.parallel_state")
     coordinator = SglangGroup(group)
     sys.modules["sglang.srt.distributed.parallel_state"].get_tp_group = lambda: coordinator
-    operators = torch.library.Library("sgl_kernel", "DEF")
+    operators = torch.library.Library("sgl_kernel", "FRAGMENT")
     operators.define("initialize(int size, int rank) -> ()")
     operators.define("shm_allreduce(Tensor(a!) data, int reduce_op) -> ()")
     operators.define("shm_allgather(Tensor data, int dim) -> Tensor")
@@ -158,6 +158,22 @@ def sglang(group):
     torch.library.register_fake(
         "sgl_kernel::shm_allgather", lambda data, dim: torch.cat([data] * coordinator.world_size, dim), lib=operators
     )
-    # It ends with its handle.
-    coordinator.operators = operators
+    # They end with their handle.
+    _operators.append(operators)
     return coordinator
+
+
+_operators = []
+
+
+def forget():
+    """Ends all of this in a process, with what a plugin has replaced in it."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("vllm", "sglang", "sgl_kernel")]:
+        del sys.modules[name]
+    plugin = sys.modules.get("fast_allreduce.sglang")
+    if plugin is not None:
+        if plugin._ranks.library is not None:
+            plugin._ranks.library._destroy()
+        vars(plugin._ranks).clear()
+    while _operators:
+        _operators.pop()._destroy()

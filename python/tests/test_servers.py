@@ -10,16 +10,13 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 import stand_ins  # noqa: E402
-from ranks import outcome, start  # noqa: E402
+from ranks import run  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
 
 
 def on_ranks(function, nranks, tmp_path, **environment):
-    """Fresh processes: what a plugin replaces stays replaced."""
-    outcomes = [outcome(*rank) for rank in start(_in_gloo, nranks, function, str(tmp_path / "store"), environment)]
-    for result in outcomes:
-        assert result[0] == "returned", result[-1]
+    run(_in_gloo, nranks, function, str(tmp_path / "store"), environment)
 
 
 def _in_gloo(rank, nranks, _, function, store, environment):
@@ -27,9 +24,14 @@ def _in_gloo(rank, nranks, _, function, store, environment):
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nranks, timeout=limit)
-    function(rank, nranks)
-    dist.barrier()
-    dist.destroy_process_group()
+    try:
+        function(rank, nranks)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+        stand_ins.forget()
+        for name in environment:
+            del os.environ[name]
 
 
 def plugin(group, name="fast_allreduce"):
@@ -153,14 +155,15 @@ def other_machine(rank, nranks):
 
     stand_ins.vllm()
     plugin("vllm.general_plugins")()
-    meeting.node = lambda: f"machine {rank}"
-    communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meeting, "node", lambda: f"machine {rank}")
+        communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
+        with pytest.raises(fa.errors.InvalidArgument, match="rank 0 is on 'machine 0'|rank 1 is on 'machine 1'"):
+            meeting.communicator_of(dist.group.WORLD)
     # vLLM's own class answers.
     data = torch.full((3,), rank + 1.0)
     communicator.all_reduce(data)
     assert torch.equal(data, torch.full((3,), 3.0)) and communicator.dist_module.own == ["all_reduce"]
-    with pytest.raises(fa.errors.InvalidArgument, match="rank 0 is on 'machine 0'|rank 1 is on 'machine 1'"):
-        meeting.communicator_of(dist.group.WORLD)
 
 
 def test_vllm_between_machines(tmp_path):
@@ -185,8 +188,7 @@ def test_nothing_is_replaced_unasked(monkeypatch):
         with pytest.raises(fa.errors.Unavailable, match="written for vLLM 0.33.0"):
             register()
     finally:
-        for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
-            del sys.modules[name]
+        stand_ins.forget()
     monkeypatch.delenv("FAST_ALLREDUCE_SGLANG", raising=False)
     plugin("sglang.srt.plugins")()
     monkeypatch.setenv("FAST_ALLREDUCE_SGLANG", "1")
