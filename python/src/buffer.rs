@@ -128,6 +128,11 @@ impl Operand {
     /// The buffer of whatever kind of object.
     pub fn of(object: &Bound<'_, PyAny>, wanted: Wanted) -> PyResult<Self> {
         let py = object.py();
+        // First, since it takes least to ask; tensors do not have it.
+        // SAFETY: any object may be asked.
+        if unsafe { python::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
+            return View::operand(object, wanted);
+        }
         if let Some(torch) = Torch::of(object)? {
             return torch.operand(object, wanted);
         }
@@ -138,10 +143,6 @@ impl Operand {
                 return Err(wanted.refused(py, "is read-only, and would be written"));
             }
             return Ok(Self::held_by(object, raw.address, raw.count, raw.dtype));
-        }
-        // SAFETY: any object may be asked.
-        if unsafe { python::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
-            return View::operand(object, wanted);
         }
         if let Ok(interface) = object.getattr(intern!(py, "__cuda_array_interface__")) {
             return from_interface(object, &interface, wanted, true);
