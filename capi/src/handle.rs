@@ -127,6 +127,7 @@ impl Any {
                 let (input, output) = (input as u64, output as u64);
                 // SAFETY: the caller's.
                 Ok(unsafe {
+                    communicator.check_raw_stream(stream.cast())?;
                     communicator.collective_raw(stream.cast(), collective, input, output, count, dtype)
                 }?)
             }
@@ -145,7 +146,10 @@ impl Any {
             }
             #[cfg(feature = "cuda")]
             // SAFETY: the caller's.
-            Self::Cuda(communicator) => Ok(unsafe { communicator.transfer_raw(stream.cast(), transfers) }?),
+            Self::Cuda(communicator) => Ok(unsafe {
+                communicator.check_raw_stream(stream.cast())?;
+                communicator.transfer_raw(stream.cast(), transfers)
+            }?),
         }
     }
 }

@@ -88,6 +88,7 @@ impl Any {
             #[cfg(feature = "cuda")]
             // SAFETY: the caller's.
             Self::Cuda(communicator, _) => unsafe {
+                communicator.check_raw_stream(stream as *mut _)?;
                 communicator.collective_raw(stream as *mut _, collective, input, output, count, dtype)
             },
         }
@@ -103,7 +104,10 @@ impl Any {
             Self::Host(communicator) => unsafe { communicator.transfer_raw(transfers) },
             #[cfg(feature = "cuda")]
             // SAFETY: the caller's.
-            Self::Cuda(communicator, _) => unsafe { communicator.transfer_raw(stream as *mut _, transfers) },
+            Self::Cuda(communicator, _) => unsafe {
+                communicator.check_raw_stream(stream as *mut _)?;
+                communicator.transfer_raw(stream as *mut _, transfers)
+            },
         }
     }
 }

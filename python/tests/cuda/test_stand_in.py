@@ -50,6 +50,8 @@ class Stream:
 
     def __init__(self, driver, handle):
         self.driver, self.cuda_stream = driver, handle
+        # Of the kind that torch has: who asks has torch.
+        self.device = None
         self.waits = 0
 
     def __cuda_stream__(self):
@@ -75,6 +77,8 @@ class Array:
         driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(of.nbytes, 1)))
         self.address = address.value
         driver.call("cuMemcpyHtoD_v2", address, of.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(of.nbytes))
+        # It may return before the bytes are there, and other streams do not wait for it.
+        driver.call("cuCtxSynchronize")
 
     @property
     def __cuda_array_interface__(self):
@@ -197,6 +201,7 @@ def process_group(rank, nranks, _, store):
 
     driver = Driver(rank)
     stream = driver.stream()
+    stream.device = torch.device("cuda", rank)
 
     class Tensor:
         """What the backend asks a tensor for."""

@@ -47,8 +47,10 @@ def _create(dist_options, backend_options):
         store.set("unique_id", bytes(get_unique_id()))
     try:
         store.wait([*keys, "unique_id"], timeout)
-    except dist.DistStoreError as error:
+    except RuntimeError as error:
         missing = [other for other, key in enumerate(keys) if not store.check([key])]
+        if not missing:
+            raise
         raise errors.Timeout(
             f"ranks {missing} have not come within {seconds(timeout)} s", operation="init_process_group", missing=missing,
             waited=seconds(timeout), last_seen="", epoch=0,
