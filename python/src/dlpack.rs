@@ -7,7 +7,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyDictMethods};
 
-use crate::buffer::{count_of, is_contiguous, Operand, Place, Wanted};
+use crate::buffer::{Operand, Place, Wanted};
+use crate::interface::{count_of, is_contiguous};
 
 const CPU: c_int = 1;
 const CUDA: c_int = 2;

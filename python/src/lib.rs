@@ -10,6 +10,7 @@ mod communicator;
 mod dlpack;
 mod errors;
 mod group;
+mod interface;
 mod interrupt;
 mod memory;
 mod settings;

@@ -244,7 +244,7 @@ def process_group(rank, nranks, _, store):
             backend.allreduce([tensor], dist.AllreduceOptions())
         tensor.device = torch.device("meta")
         with pytest.raises(ValueError, match="cpu and cuda are supported"):
-            backend.allreduce([tensor], dist.AllreduceOptions())
+            backend.allreduce([tensor], dist.AllreduceOptions()).wait()
         dist.destroy_process_group()
 
 
