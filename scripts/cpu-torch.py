@@ -63,7 +63,12 @@ def stub(name: str, functions: dict[str, tuple[str | None, bool]], folder: Path)
     by_version = defaultdict(list)
     lines = []
     for symbol, (version, is_data) in sorted(functions.items()):
-        lines.append(f"long {symbol}[64];" if is_data else f"int {symbol}(void) {{ return {NO_DEVICE}; }}")
+        if is_data:
+            lines.append(f"long {symbol}[64];")
+        elif symbol.endswith(("ErrorString", "ErrorName", "StatusString")):
+            lines.append(f'const char *{symbol}(void) {{ return "no device"; }}')
+        else:
+            lines.append(f"int {symbol}(void) {{ return {NO_DEVICE}; }}")
         if version:
             by_version[version].append(symbol)
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests the C library: that its header is what cbindgen makes of the sources, that it exports what the header declares and
-# nothing else, that it installs, and that the C and the C++ example run under AddressSanitizer and
+# nothing else, that it installs, and that the C and the C++ example, and a program of mistakes, run under AddressSanitizer and
 # UndefinedBehaviorSanitizer, linked with the shared library found by pkg-config, and without them with the static one.
 #
 # CBINDGEN: its executable; without one it is installed below the target folder.
@@ -67,7 +67,7 @@ run_example() {
   shift 2
   program=$scratch/$(basename "$source").run
   # shellcheck disable=SC2046
-  $compiler "${flags[@]}" "capi/examples/$source" -o "$program" "$@"
+  $compiler "${flags[@]}" "capi/$source" -o "$program" "$@"
   LD_LIBRARY_PATH=$prefix/lib ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 timeout 120 "$program" | tee "$scratch/said"
   grep -q 'passed$' "$scratch/said"
 }
@@ -107,9 +107,11 @@ sanitized=(-fsanitize=address,undefined -fno-sanitize-recover=all)
 check "the header is what cbindgen makes" header
 check "the library exports the header's functions" symbols
 check "the header in C99 to C17 and C++11 to C++20" languages
-check "threads.c under sanitizers" dynamic "gcc -std=c11" threads.c "${sanitized[@]}"
-check "processes.cpp under sanitizers" dynamic "g++ -std=c++17" processes.cpp "${sanitized[@]}"
-check "threads.c with the static library" static "gcc -std=c11" threads.c
-check "processes.cpp with the static library" static "g++ -std=c++17" processes.cpp
+check "threads.c under sanitizers" dynamic "gcc -std=c11" examples/threads.c "${sanitized[@]}"
+check "processes.cpp under sanitizers" dynamic "g++ -std=c++17" examples/processes.cpp "${sanitized[@]}"
+check "what a program may get wrong, under sanitizers" dynamic "gcc -std=c11" tests/misuse.c "${sanitized[@]}"
+check "what a program may get wrong" dynamic "gcc -std=c11" tests/misuse.c
+check "threads.c with the static library" static "gcc -std=c11" examples/threads.c
+check "processes.cpp with the static library" static "g++ -std=c++17" examples/processes.cpp
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

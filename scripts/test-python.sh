@@ -1,16 +1,27 @@
 #!/usr/bin/env bash
 # Builds the wheel, installs it into a clean environment with numpy and torch for the CPU, and runs the tests of python/tests.
-# What it downloads stays below the target folder. --no-torch leaves torch out, and with it what needs it: that is said as
-# skipped.
+# What it downloads stays below the target folder.
+#
+# --no-torch leaves torch out, and with it what needs it: that is said as skipped. --stand-in builds the wheel with the
+# placeholder for kernels instead, and runs python/tests/cuda on the stand-in driver.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export FAST_ALLREDUCE_NVCC=${FAST_ALLREDUCE_NVCC:-none}
 # The library's folder: what is built there already need not be built again.
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
-work=$CARGO_TARGET_DIR/python
 torch=2.15.0
-[ "${1:-}" != --no-torch ] || torch=
+tests=.
+case ${1:-} in
+  --no-torch) torch= ;;
+  --stand-in)
+    tests=cuda
+    # Where scripts/test-cuda-stand-in.sh has the driver in CI too.
+    export FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc CARGO_TARGET_DIR=$CARGO_TARGET_DIR/stand-in
+    tests/stand_in_driver/build.sh "$CARGO_TARGET_DIR/stand-in"
+    ;;
+esac
+work=$CARGO_TARGET_DIR/python
 mkdir -p "$work"
 rm -rf "$work/venv" "$work/wheels"
 
@@ -19,7 +30,7 @@ cargo clippy --release --manifest-path python/Cargo.toml -- -D warnings
 python3 -m venv "$work/venv"
 python=$work/venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-"$python" -m pip install --quiet 'maturin>=1.7,<2' numpy pytest
+"$python" -m pip install --quiet 'maturin>=1.7,<2' numpy pytest expecttest
 (cd python && "$work/venv/bin/maturin" build --release --interpreter "$python" --out "$work/wheels")
 # Into a folder that is nothing but what users get: the wheel alone says what it needs.
 "$python" -m pip install --quiet "$work"/wheels/*.whl
@@ -30,16 +41,22 @@ if [ -n "$torch" ]; then
   "$python" scripts/cpu-torch.py
 fi
 
-# What the example on torch tensors is compared with.
-cargo build --release --example sparse_allreduce
-FAST_ALLREDUCE_SPARSE_EXAMPLE=$(realpath "$CARGO_TARGET_DIR/release/examples/sparse_allreduce")
-export FAST_ALLREDUCE_SPARSE_EXAMPLE
+if [ "$tests" = . ]; then
+  # What the example on torch tensors is compared with.
+  cargo build --release --example sparse_allreduce
+  FAST_ALLREDUCE_SPARSE_EXAMPLE=$(realpath "$CARGO_TARGET_DIR/release/examples/sparse_allreduce")
+  export FAST_ALLREDUCE_SPARSE_EXAMPLE
+  ignored=(--ignore=cuda)
+else
+  export LD_LIBRARY_PATH=$CARGO_TARGET_DIR/stand-in
+  ignored=()
+fi
 
 # As a user has it: from another folder, whose sources are not found by accident.
 cd python/tests
 "$python" -m fast_allreduce.examples.allreduce --ranks 3
 status=0
-"$python" -m pytest -p no:cacheprovider --quiet . | tee "$work/log" || status=$?
+"$python" -m pytest -p no:cacheprovider --quiet "${ignored[@]}" "$tests" | tee "$work/log" || status=$?
 # count WORD: the number before it in what pytest says at the end.
 count() { sed -nE "s/(^|.*[ ,])([0-9]+) $1.*/\\2/p" "$work/log" | tail -n 1; }
 passed=$(count passed) failed=$(count failed) errors=$(count error) skipped=$(count skipped)

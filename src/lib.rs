@@ -64,9 +64,9 @@ mod trace;
 
 pub use abi::MAX_RANKS;
 pub use call::{CallKind, Collective, Direction, Group, Transfer};
-#[cfg(feature = "cuda")]
-pub use communicator::Registered;
 pub use communicator::{Builder, Communicator, Counters};
+#[cfg(feature = "cuda")]
+pub use communicator::{Registered, RegisteredMemory};
 #[cfg(feature = "cuda")]
 pub use device::cuda::Cuda;
 pub use device::host::{Host, Wait};

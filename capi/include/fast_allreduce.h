@@ -235,6 +235,48 @@ typedef uint32_t fast_allreduce_check;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+// What the threads of a rank of the host are bound to.
+enum fast_allreduce_bind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Nothing: they run wherever the process may.
+  FAST_ALLREDUCE_BIND_NONE = 0,
+  // A core for each thread. Threads that it starts later inherit it.
+  FAST_ALLREDUCE_BIND_CORE = 1,
+  // A NUMA node for each rank.
+  FAST_ALLREDUCE_BIND_NUMA = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_bind fast_allreduce_bind;
+#else
+typedef uint32_t fast_allreduce_bind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Whether the host may measure for some milliseconds what its cores cost, to choose between its built-in plans.
+enum fast_allreduce_calibrate
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // As the environment variable FAST_ALLREDUCE_CALIBRATE says; without it, it may.
+  FAST_ALLREDUCE_CALIBRATE_DEFAULT = 0,
+  // It may.
+  FAST_ALLREDUCE_CALIBRATE_ON = 1,
+  // It may not.
+  FAST_ALLREDUCE_CALIBRATE_OFF = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_calibrate fast_allreduce_calibrate;
+#else
+typedef uint32_t fast_allreduce_calibrate;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
 // Memory that is registered with a communicator. It is ended by fast_allreduce_buffer_free.
 typedef struct fast_allreduce_buffer fast_allreduce_buffer;
 
@@ -280,6 +322,12 @@ typedef struct fast_allreduce_config {
   uint32_t wait;
   // A fast_allreduce_check.
   uint32_t check;
+  // A fast_allreduce_bind.
+  uint32_t bind;
+  // A fast_allreduce_calibrate.
+  uint32_t calibrate;
+  // Path of a tuning file, ending with a zero byte. NULL: that of the environment or of this machine, where there is one.
+  const char *tuning;
 } fast_allreduce_config;
 
 // Gives `bytes` bytes at `input` to all ranks, and has those of all, in the order of the ranks, at `output`. Returns 0, or
@@ -314,6 +362,22 @@ size_t fast_allreduce_rank(const struct fast_allreduce_communicator *communicato
 //
 // `communicator` is null or live.
 size_t fast_allreduce_nranks(const struct fast_allreduce_communicator *communicator);
+
+// Where its plans come from, in words: a tuning file, or a built-in table, and why. It is valid until the communicator is
+// freed; "" for a null one.
+//
+// # Safety
+//
+// `communicator` is null or live.
+const char *fast_allreduce_plan_source(const struct fast_allreduce_communicator *communicator);
+
+// What the ranks' threads are bound to, in words, such as "core (0, 1)". It is valid until the communicator is freed; "" for a
+// null one.
+//
+// # Safety
+//
+// `communicator` is null or live.
+const char *fast_allreduce_binding(const struct fast_allreduce_communicator *communicator);
 
 // Reduces the ranks' inputs of `count` elements, element by element, into every rank's output. In place: the same pointer
 // twice. On the host `stream` is null, in this and all calls, and the call has ended when it returns. On a GPU it is a
@@ -616,6 +680,19 @@ fast_allreduce_status fast_allreduce_alloc(const struct fast_allreduce_communica
                                            size_t bytes,
                                            void **address,
                                            struct fast_allreduce_buffer **buffer);
+
+// Registers `bytes` bytes of a GPU's memory that the program allocated, by cuMemAlloc or as a caching allocator does: calls
+// from within pull without a copy. Collective: every rank calls it with the same number. Memory of the host cannot be
+// registered: allocate it by fast_allreduce_alloc. The memory must outlive fast_allreduce_buffer_free on every rank: meet in
+// fast_allreduce_barrier before it goes.
+//
+// # Safety
+//
+// `communicator` is live, `buffer` valid for a write, and there are so many bytes at `address`, which stay as long as it says.
+fast_allreduce_status fast_allreduce_register(const struct fast_allreduce_communicator *communicator,
+                                              void *address,
+                                              size_t bytes,
+                                              struct fast_allreduce_buffer **buffer);
 
 // Ends a registration, and frees memory that fast_allreduce_alloc allocated; null is nothing. Not while a call uses it.
 //

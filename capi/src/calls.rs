@@ -1,6 +1,6 @@
 //! The collectives, messages between pairs, and what a rank tells of itself.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 use fast_allreduce::{Collective, DType, Direction, Transfer};
 
@@ -32,6 +32,34 @@ pub unsafe extern "C" fn fast_allreduce_nranks(communicator: *const fast_allredu
     // SAFETY: the caller's.
     let handle = unsafe { communicator.as_ref() };
     handle.map_or(0, |handle| on_any!(&handle.any, communicator => communicator.world_size()))
+}
+
+/// Where its plans come from, in words: a tuning file, or a built-in table, and why. It is valid until the communicator is
+/// freed; "" for a null one.
+///
+/// # Safety
+///
+/// `communicator` is null or live.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_plan_source(
+    communicator: *const fast_allreduce_communicator,
+) -> *const c_char {
+    // SAFETY: the caller's.
+    unsafe { communicator.as_ref() }.map_or(c"".as_ptr(), |handle| handle.plan_source.as_ptr())
+}
+
+/// What the ranks' threads are bound to, in words, such as "core (0, 1)". It is valid until the communicator is freed; "" for a
+/// null one.
+///
+/// # Safety
+///
+/// `communicator` is null or live.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_binding(
+    communicator: *const fast_allreduce_communicator,
+) -> *const c_char {
+    // SAFETY: the caller's.
+    unsafe { communicator.as_ref() }.map_or(c"".as_ptr(), |handle| handle.binding.as_ptr())
 }
 
 /// Carries out a collective.

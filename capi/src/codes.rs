@@ -1,5 +1,6 @@
 //! The codes of types, operations and settings, and what they mean.
 
+use fast_allreduce::device::host::Bind;
 use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
 use crate::status::{argument, Failure};
@@ -91,6 +92,32 @@ pub enum fast_allreduce_wait {
     Yield = 2,
 }
 
+/// What the threads of a rank of the host are bound to.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_bind {
+    /// Nothing: they run wherever the process may.
+    None = 0,
+    /// A core for each thread. Threads that it starts later inherit it.
+    Core = 1,
+    /// A NUMA node for each rank.
+    Numa = 2,
+}
+
+/// Whether the host may measure for some milliseconds what its cores cost, to choose between its built-in plans.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_calibrate {
+    /// As the environment variable FAST_ALLREDUCE_CALIBRATE says; without it, it may.
+    Default = 0,
+    /// It may.
+    On = 1,
+    /// It may not.
+    Off = 2,
+}
+
 /// Whether ranks compare their calls by a barrier of its own before each.
 #[repr(u32)]
 #[derive(Clone, Copy)]
@@ -147,6 +174,14 @@ pub fn wait(code: u32) -> Result<Wait, Failure> {
 
 pub fn check(code: u32) -> Result<Option<bool>, Failure> {
     looked_up("check", code, &[None, Some(true), Some(false)])
+}
+
+pub fn bind(code: u32) -> Result<Bind, Failure> {
+    looked_up("bind", code, &[Bind::None, Bind::Core, Bind::Numa])
+}
+
+pub fn calibrate(code: u32) -> Result<Option<bool>, Failure> {
+    looked_up("calibrate", code, &[None, Some(true), Some(false)])
 }
 
 /// Whether the device is CUDA.

@@ -1,7 +1,11 @@
 //! Settings of a communicator, as C gives them.
 
+use std::ffi::{c_char, CStr, OsStr};
+use std::mem::offset_of;
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use fast_allreduce::plan::Tuning;
 use fast_allreduce::{Builder, Communicator, Host};
 
 use crate::codes;
@@ -30,6 +34,12 @@ pub struct fast_allreduce_config {
     pub wait: u32,
     /// A fast_allreduce_check.
     pub check: u32,
+    /// A fast_allreduce_bind.
+    pub bind: u32,
+    /// A fast_allreduce_calibrate.
+    pub calibrate: u32,
+    /// Path of a tuning file, ending with a zero byte. NULL: that of the environment or of this machine, where there is one.
+    pub tuning: *const c_char,
 }
 
 type Config = fast_allreduce_config;
@@ -42,7 +52,8 @@ impl Config {
     ///
     /// # Safety
     ///
-    /// `given` is null, or valid for reads of as many bytes as its first field says.
+    /// `given` is null, or valid for reads of as many bytes as its first field says; a path in it is a string until the config
+    /// has been used.
     pub unsafe fn read(given: *const Self) -> Result<Self, Failure> {
         let mut config = Self {
             size: size_of::<Self>(),
@@ -54,20 +65,24 @@ impl Config {
             workers: 0,
             wait: 0,
             check: 0,
+            bind: 0,
+            calibrate: 0,
+            tuning: std::ptr::null(),
         };
         if given.is_null() {
             return Ok(config);
         }
         // SAFETY: the caller's: the first field at least is there.
         let size = unsafe { given.cast::<usize>().read() };
-        if size != size_of::<Self>() {
-            let known = size_of::<Self>();
+        let (first, known) = (offset_of!(Self, bind), size_of::<Self>());
+        if !(first..=known).contains(&size) {
             return Err(argument(format!(
-                "config.size is {size}: this library knows a config of {known} bytes"
+                "config.size is {size}: this library knows configs of {first} to {known} bytes"
             )));
         }
-        // SAFETY: the caller's: it is as long as it says, and any bits are values of its fields.
-        config = unsafe { given.read() };
+        // SAFETY: the caller's: it is as long as it says. That fits into ours, whose other fields stay the defaults, and any
+        // bits are values of its fields.
+        unsafe { given.cast::<u8>().copy_to_nonoverlapping((&raw mut config).cast(), size) };
         Ok(config)
     }
 
@@ -81,7 +96,8 @@ impl Config {
     pub fn builder(&self) -> Result<Builder, Failure> {
         let mut builder = Communicator::builder()
             .algorithm(codes::algorithm(self.algorithm)?)
-            .check(codes::check(self.check)?);
+            .check(codes::check(self.check)?)
+            .calibrate(codes::calibrate(self.calibrate)?);
         builder = match self.timeout_ms {
             0 => builder,
             1.. => builder.timeout(Duration::from_millis(self.timeout_ms.unsigned_abs())),
@@ -90,10 +106,16 @@ impl Config {
         if self.max_bytes != 0 {
             builder = builder.max_bytes(self.max_bytes);
         }
+        if !self.tuning.is_null() {
+            // SAFETY: `read`'s caller says that a path is a string.
+            let path = unsafe { CStr::from_ptr(self.tuning) };
+            builder = builder.tuning(Tuning::load(OsStr::from_bytes(path.to_bytes()))?);
+        }
         Ok(builder)
     }
 
     pub fn host(&self) -> Result<Host, Failure> {
-        Ok(Host::new().workers(self.workers.max(1) as usize)?.wait(codes::wait(self.wait)?))
+        let host = Host::new().workers(self.workers.max(1) as usize)?;
+        Ok(host.wait(codes::wait(self.wait)?).bind(codes::bind(self.bind)?))
     }
 }

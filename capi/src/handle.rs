@@ -1,7 +1,7 @@
 //! A communicator of any device behind one pointer, with the groups that threads have open.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
+use std::ffi::{c_void, CString};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -18,6 +18,9 @@ pub struct fast_allreduce_communicator {
     /// Groups that are open, of all threads: what a call looks at first.
     open: AtomicUsize,
     groups: Mutex<HashMap<ThreadId, Vec<Transfer>>>,
+    /// What is told of it in words.
+    pub plan_source: CString,
+    pub binding: CString,
 }
 
 /// A communicator of one of the devices.
@@ -41,7 +44,14 @@ pub(crate) use on_any;
 
 impl fast_allreduce_communicator {
     pub fn new(any: Any) -> Self {
-        Self { any, open: AtomicUsize::new(0), groups: Mutex::default() }
+        let words = |text: String| CString::new(text.replace('\0', " ")).unwrap_or_default();
+        let plan_source = words(on_any!(&any, communicator => communicator.plan_source().to_string()));
+        let binding = words(match &any {
+            Any::Host(communicator) => communicator.device().binding().to_string(),
+            #[cfg(feature = "cuda")]
+            Any::Cuda(_) => "none".into(),
+        });
+        Self { any, open: AtomicUsize::new(0), groups: Mutex::default(), plan_source, binding }
     }
 
     /// What a caller's pointer points to.
@@ -117,6 +127,7 @@ impl Any {
                 let (input, output) = (input as u64, output as u64);
                 // SAFETY: the caller's.
                 Ok(unsafe {
+                    communicator.check_raw_stream(stream.cast())?;
                     communicator.collective_raw(stream.cast(), collective, input, output, count, dtype)
                 }?)
             }
@@ -135,7 +146,10 @@ impl Any {
             }
             #[cfg(feature = "cuda")]
             // SAFETY: the caller's.
-            Self::Cuda(communicator) => Ok(unsafe { communicator.transfer_raw(stream.cast(), transfers) }?),
+            Self::Cuda(communicator) => Ok(unsafe {
+                communicator.check_raw_stream(stream.cast())?;
+                communicator.transfer_raw(stream.cast(), transfers)
+            }?),
         }
     }
 }

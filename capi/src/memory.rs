@@ -2,13 +2,13 @@
 
 use std::ffi::c_void;
 
+use fast_allreduce::{Buffer, Error, Host};
 #[cfg(feature = "cuda")]
-use fast_allreduce::Cuda;
-use fast_allreduce::{Buffer, Host};
+use fast_allreduce::{Cuda, RegisteredMemory};
 
 use crate::handle::{fast_allreduce_communicator, Any};
 use crate::init::give;
-use crate::status::{argument, fast_allreduce_status, guarded};
+use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
 /// Memory that is registered with a communicator. It is ended by fast_allreduce_buffer_free.
 pub struct fast_allreduce_buffer {
@@ -22,6 +22,10 @@ enum Memory {
     #[cfg(feature = "cuda")]
     Cuda {
         _buffer: Buffer<u8, Cuda>,
+    },
+    #[cfg(feature = "cuda")]
+    Existing {
+        _registered: RegisteredMemory,
     },
 }
 
@@ -61,6 +65,44 @@ pub unsafe extern "C" fn fast_allreduce_alloc(
         unsafe {
             give(address, start as *mut c_void)?;
             give(buffer, Box::into_raw(Box::new(fast_allreduce_buffer { _memory: memory })))
+        }
+    })
+}
+
+/// Registers `bytes` bytes of a GPU's memory that the program allocated, by cuMemAlloc or as a caching allocator does: calls
+/// from within pull without a copy. Collective: every rank calls it with the same number. Memory of the host cannot be
+/// registered: allocate it by fast_allreduce_alloc. The memory must outlive fast_allreduce_buffer_free on every rank: meet in
+/// fast_allreduce_barrier before it goes.
+///
+/// # Safety
+///
+/// `communicator` is live, `buffer` valid for a write, and there are so many bytes at `address`, which stay as long as it says.
+#[no_mangle]
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+pub unsafe extern "C" fn fast_allreduce_register(
+    communicator: *const fast_allreduce_communicator,
+    address: *mut c_void,
+    bytes: usize,
+    buffer: *mut *mut fast_allreduce_buffer,
+) -> fast_allreduce_status {
+    guarded(|| {
+        if buffer.is_null() {
+            return Err(argument("where to put the result is null"));
+        }
+        // SAFETY: the caller's.
+        match unsafe { &fast_allreduce_communicator::of(communicator)?.any } {
+            Any::Host(_) => Err(Failure::Library(Error::Unavailable {
+                what: "registering memory of the host that is there already".into(),
+                reason: "peers cannot map it: allocate it by fast_allreduce_alloc, which registers it".into(),
+            })),
+            #[cfg(feature = "cuda")]
+            Any::Cuda(communicator) => {
+                // SAFETY: the caller's.
+                let registered = unsafe { communicator.register_raw(address as u64, bytes)? };
+                let memory = Memory::Existing { _registered: registered };
+                // SAFETY: the caller's.
+                unsafe { give(buffer, Box::into_raw(Box::new(fast_allreduce_buffer { _memory: memory }))) }
+            }
         }
     })
 }

@@ -1,8 +1,8 @@
 //! A communicator of whichever device.
 
+use fast_allreduce::{Collective, Communicator, DType, Error, Host, Result, Transfer};
 #[cfg(feature = "cuda")]
-use fast_allreduce::Cuda;
-use fast_allreduce::{Collective, Communicator, DType, Host, Result, Transfer};
+use fast_allreduce::{Cuda, RegisteredMemory};
 
 use crate::buffer::Place;
 
@@ -42,6 +42,32 @@ impl Any {
         on_any!(self, communicator => communicator.world_size())
     }
 
+    /// Where its plans come from, in words.
+    pub fn plan_source(&self) -> String {
+        on_any!(self, communicator => communicator.plan_source().to_string())
+    }
+
+    /// What its ranks are bound to, in words; on a GPU nothing is.
+    pub fn binding(&self) -> Option<String> {
+        match self {
+            Self::Host(communicator) => Some(communicator.device().binding().to_string()),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(..) => None,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As `register_raw` of the CUDA device.
+    #[cfg(feature = "cuda")]
+    pub unsafe fn register(&self, address: u64, bytes: usize) -> Result<RegisteredMemory> {
+        match self {
+            Self::Host(_) => Err(not_registered()),
+            // SAFETY: the caller's.
+            Self::Cuda(communicator, _) => unsafe { communicator.register_raw(address, bytes) },
+        }
+    }
+
     /// # Safety
     ///
     /// As `collective_raw` of the device; the stream is not looked at on the host.
@@ -62,6 +88,7 @@ impl Any {
             #[cfg(feature = "cuda")]
             // SAFETY: the caller's.
             Self::Cuda(communicator, _) => unsafe {
+                communicator.check_raw_stream(stream as *mut _)?;
                 communicator.collective_raw(stream as *mut _, collective, input, output, count, dtype)
             },
         }
@@ -77,7 +104,18 @@ impl Any {
             Self::Host(communicator) => unsafe { communicator.transfer_raw(transfers) },
             #[cfg(feature = "cuda")]
             // SAFETY: the caller's.
-            Self::Cuda(communicator, _) => unsafe { communicator.transfer_raw(stream as *mut _, transfers) },
+            Self::Cuda(communicator, _) => unsafe {
+                communicator.check_raw_stream(stream as *mut _)?;
+                communicator.transfer_raw(stream as *mut _, transfers)
+            },
         }
+    }
+}
+
+/// Why memory of the host that a caller allocated has no registration.
+pub fn not_registered() -> Error {
+    Error::Unavailable {
+        what: "registering memory of the host that is there already".into(),
+        reason: "peers cannot map it: allocate it by Communicator.alloc, which registers it".into(),
     }
 }

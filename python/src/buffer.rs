@@ -10,11 +10,12 @@ use fast_allreduce::DType;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::types::{PyDict, PyType};
 use pyo3::{ffi, intern};
 
 use crate::dlpack;
 use crate::errors::invalid;
+use crate::interface::from_interface;
 use crate::values;
 
 /// Where memory is.
@@ -71,6 +72,10 @@ impl Wanted {
         }
     }
 
+    pub fn impossible(&self, py: Python<'_>, shape: &[i64]) -> PyErr {
+        self.refused(py, format_args!("has the shape {shape:?}, which no memory can have"))
+    }
+
     pub fn unsupported(&self, py: Python<'_>, dtype: impl fmt::Display) -> PyErr {
         let names = DType::ALL.map(DType::name).join(", ");
         self.refused(py, format_args!("has elements of type {dtype}, which is not supported: {names} are"))
@@ -124,6 +129,11 @@ impl Operand {
     /// The buffer of whatever kind of object.
     pub fn of(object: &Bound<'_, PyAny>, wanted: Wanted) -> PyResult<Self> {
         let py = object.py();
+        // First, since it takes least to ask; tensors do not have it.
+        // SAFETY: any object may be asked.
+        if unsafe { python::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
+            return View::operand(object, wanted);
+        }
         if let Some(torch) = Torch::of(object)? {
             return torch.operand(object, wanted);
         }
@@ -134,10 +144,6 @@ impl Operand {
                 return Err(wanted.refused(py, "is read-only, and would be written"));
             }
             return Ok(Self::held_by(object, raw.address, raw.count, raw.dtype));
-        }
-        // SAFETY: any object may be asked.
-        if unsafe { python::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
-            return View::operand(object, wanted);
         }
         if let Ok(interface) = object.getattr(intern!(py, "__cuda_array_interface__")) {
             return from_interface(object, &interface, wanted, true);
@@ -222,8 +228,15 @@ impl Torch {
         let Some((_, known)) = self.dtypes.iter().find(|(known, _)| known.is(&dtype)) else {
             return Err(wanted.unsupported(py, dtype));
         };
-        if !tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()? {
+        let contiguous = tensor.call_method0(intern!(py, "is_contiguous"));
+        // Sparse tensors have no such method.
+        let contiguous =
+            contiguous.map_err(|refusal| wanted.refused(py, format_args!("cannot be used: {refusal}")))?;
+        if !contiguous.is_truthy()? {
             return Err(wanted.refused(py, "is not contiguous"));
+        }
+        if tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+            return Err(wanted.refused(py, "has a negation that is pending: call its resolve_neg() first"));
         }
         let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
         let count = tensor.call_method0(intern!(py, "numel"))?.extract()?;
@@ -232,7 +245,7 @@ impl Torch {
 }
 
 /// A type from a format character of the struct module, or a letter of the array interface, and its size.
-fn dtype_of(code: char, size: usize) -> Option<DType> {
+pub fn dtype_of(code: char, size: usize) -> Option<DType> {
     Some(match (code, size) {
         ('e' | 'f', 2) => DType::F16,
         ('f', 4) => DType::F32,
@@ -287,8 +300,9 @@ unsafe impl Sync for View {}
 
 impl Drop for View {
     fn drop(&mut self) {
+        // Without an interpreter, as in a thread that ends after it with a group open, there is nothing to give back to.
         // SAFETY: filled by PyObject_GetBuffer, released once, with the interpreter attached.
-        Python::attach(|_| unsafe { python::PyBuffer_Release(&mut *self.0) });
+        let _ = Python::try_attach(|_| unsafe { python::PyBuffer_Release(&mut *self.0) });
     }
 }
 
@@ -337,60 +351,4 @@ impl View {
         let (address, count) = (view.0.buf as u64, view.0.len as usize / size);
         Ok(Operand { address, count, dtype, _held: Held::View { _view: view } })
     }
-}
-
-/// By `__array_interface__` or `__cuda_array_interface__`, which hold the memory by the object itself.
-fn from_interface(
-    object: &Bound<'_, PyAny>,
-    interface: &Bound<'_, PyAny>,
-    wanted: Wanted,
-    on_gpu: bool,
-) -> PyResult<Operand> {
-    let py = object.py();
-    let interface = interface.cast::<PyDict>()?;
-    let entry = |name: &str| {
-        interface
-            .get_item(name)?
-            .ok_or_else(|| wanted.refused(py, format_args!("has an array interface without {name:?}")))
-    };
-    let (address, readonly): (u64, bool) = entry("data")?.extract()?;
-    // The interface names no GPU: the library looks up whose the address is.
-    wanted.check_place(
-        py,
-        if on_gpu && wanted.place != Place::Cpu {
-            wanted.place
-        } else if on_gpu {
-            Place::Cuda(0)
-        } else {
-            Place::Cpu
-        },
-    )?;
-    if readonly && wanted.written {
-        return Err(wanted.refused(py, "is read-only, and would be written"));
-    }
-    let typestr: String = entry("typestr")?.extract()?;
-    let size = typestr.get(2..).and_then(|size| size.parse().ok()).unwrap_or(0);
-    let foreign = if cfg!(target_endian = "little") { '>' } else { '<' };
-    let code = typestr.chars().nth(1).filter(|_| !typestr.starts_with(foreign));
-    let dtype = code.and_then(|code| dtype_of(code, size)).ok_or_else(|| wanted.unsupported(py, &typestr))?;
-    let shape: Vec<usize> = entry("shape")?.cast::<PyTuple>()?.extract()?;
-    if let Some(strides) = interface.get_item("strides")?.filter(|strides| !strides.is_none()) {
-        let strides: Vec<i64> = strides.extract()?;
-        if !is_contiguous(&shape, &strides, size as i64) {
-            return Err(wanted.refused(py, "is not contiguous"));
-        }
-    }
-    Ok(Operand::held_by(object, address, shape.iter().product(), dtype))
-}
-
-/// Whether elements follow each other in C's order, `step` apart.
-pub fn is_contiguous(shape: &[usize], strides: &[i64], step: i64) -> bool {
-    let mut expected = step;
-    for (&length, &stride) in shape.iter().zip(strides).rev() {
-        if length > 1 && stride != expected {
-            return shape.contains(&0);
-        }
-        expected *= length as i64;
-    }
-    true
 }

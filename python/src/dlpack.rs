@@ -7,7 +7,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyDictMethods};
 
-use crate::buffer::{is_contiguous, Operand, Place, Wanted};
+use crate::buffer::{Operand, Place, Wanted};
+use crate::interface::{count_of, is_contiguous};
 
 const CPU: c_int = 1;
 const CUDA: c_int = 2;
@@ -84,12 +85,14 @@ pub fn operand(object: &Bound<'_, PyAny>, wanted: Wanted) -> PyResult<Operand> {
         // SAFETY: as many numbers as the tensor has dimensions.
         false => unsafe { std::slice::from_raw_parts(pointer, dimensions) },
     };
-    let shape: Vec<usize> = list(tensor.shape).iter().map(|&length| length.max(0) as usize).collect();
-    let strides = list(tensor.strides);
-    if !strides.is_empty() && !is_contiguous(&shape, strides, 1) {
+    let (shape, strides) = (list(tensor.shape), list(tensor.strides));
+    let whole = tensor.ndim >= 0 && shape.len() == dimensions;
+    let count = count_of(shape, dtype).filter(|_| whole).ok_or_else(|| wanted.impossible(py, shape))?;
+    if !strides.is_empty() && !is_contiguous(shape, strides, 1) {
         return Err(wanted.refused(py, "is not contiguous"));
     }
-    let address = tensor.data as u64 + tensor.byte_offset;
+    let address = (tensor.data as u64).checked_add(tensor.byte_offset);
+    let address = address.ok_or_else(|| wanted.refused(py, "is beyond the end of the address space"))?;
     // The capsule is not consumed: it deletes the tensor when it goes.
-    Ok(Operand::held_by(&capsule, address, shape.iter().product(), dtype))
+    Ok(Operand::held_by(&capsule, address, count, dtype))
 }

@@ -5,12 +5,15 @@
 
 mod any;
 mod buffer;
+mod calls;
 mod communicator;
 mod dlpack;
 mod errors;
 mod group;
+mod interface;
 mod interrupt;
 mod memory;
+mod settings;
 mod values;
 
 use pyo3::prelude::*;

@@ -2,11 +2,13 @@
 
 use fast_allreduce::Buffer;
 #[cfg(feature = "cuda")]
-use fast_allreduce::Cuda;
+use fast_allreduce::{Cuda, RegisteredMemory};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+#[cfg(feature = "cuda")]
+use crate::buffer::Operand;
 use crate::buffer::Place;
 
 enum Memory {
@@ -16,6 +18,12 @@ enum Memory {
     #[cfg(feature = "cuda")]
     Cuda {
         _buffer: Buffer<u8, Cuda>,
+    },
+    /// The registration first: it ends before the memory may go.
+    #[cfg(feature = "cuda")]
+    Existing {
+        _registered: RegisteredMemory,
+        _operand: Operand,
     },
 }
 
@@ -37,6 +45,13 @@ impl RegisteredBuffer {
     pub fn cuda(buffer: Buffer<u8, Cuda>, rank: usize, place: Place) -> Self {
         let (address, bytes) = (buffer.peer_address(rank).unwrap_or_default(), buffer.len());
         Self { _memory: Memory::Cuda { _buffer: buffer }, address, bytes, place }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub fn existing(registered: RegisteredMemory, operand: Operand, bytes: usize, place: Place) -> Self {
+        let address = operand.address;
+        let memory = Memory::Existing { _registered: registered, _operand: operand };
+        Self { _memory: memory, address, bytes, place }
     }
 
     /// What both array interfaces say.

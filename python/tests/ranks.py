@@ -78,7 +78,7 @@ class _Staying:
     def __init__(self):
         self.ranks = []
 
-    def run(self, function, nranks, *arguments):
+    def run(self, function, nranks, *arguments, limit):
         while len(self.ranks) < nranks:
             ours, theirs = context.Pipe()
             process = context.Process(target=_staying, args=(theirs,), daemon=True)
@@ -91,7 +91,7 @@ class _Staying:
         outcomes = []
         for _, calls in self.ranks[:nranks]:
             try:
-                outcomes.append(calls.recv() if calls.poll(LIMIT) else ("hangs",))
+                outcomes.append(calls.recv() if calls.poll(limit) else ("hangs",))
             except EOFError:
                 outcomes.append(("ended",))
         if any(result[0] != "returned" for result in outcomes):
@@ -105,6 +105,6 @@ class _Staying:
 _staying_ranks = _Staying()
 
 
-def run(function, nranks, *arguments):
-    """What each rank returned; an exception of any is raised."""
-    return _staying_ranks.run(function, nranks, *arguments)
+def run(function, nranks, *arguments, limit=LIMIT):
+    """What each rank returned; an exception of any is raised, and having taken longer than `limit` seconds is one."""
+    return _staying_ranks.run(function, nranks, *arguments, limit=limit)

@@ -38,6 +38,8 @@ impl<D: Device> Communicator<D> {
             // SAFETY: the caller's: each transfer is a part of the input or the output.
             return unsafe { self.start_transfers(message.id(None), &transfers, stream) };
         }
+        // Of a fork first: what it has is a copy of a lock, which another thread of its parent may have held.
+        self.not_forked()?;
         let mut state = self.endpoint.lock();
         let State { registry, calls } = &mut *state;
         self.healthy()?;
@@ -105,6 +107,7 @@ impl<D: Device> Communicator<D> {
         transfers: &[Transfer],
         stream: D::Stream<'_>,
     ) -> Result<()> {
+        self.not_forked()?;
         let mut state = self.endpoint.lock();
         let State { registry, calls } = &mut *state;
         let mut packed = calls.transfers.take().unwrap_or_else(|| Box::new(NO_TRANSFERS));

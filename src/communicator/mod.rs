@@ -17,7 +17,7 @@ use std::time::Duration;
 
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
-pub use cuda::Registered;
+pub use cuda::{Registered, RegisteredMemory};
 
 use crate::abi;
 use crate::bootstrap::Family;
@@ -176,11 +176,17 @@ impl<D: Device> Communicator<D> {
         }
     }
 
+    /// Whether this is the process that made it.
+    fn not_forked(&self) -> Result<()> {
+        match self.liveness.is_elsewhere() {
+            true => Err(Error::Forked),
+            false => Ok(()),
+        }
+    }
+
     /// The failure that poisoned the communicator, or one that a kernel has recorded since.
     fn healthy(&self) -> Result<()> {
-        if self.liveness.is_elsewhere() {
-            return Err(Error::Forked);
-        }
+        self.not_forked()?;
         if let Some(error) = self.failed.get() {
             return Err(error.clone());
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any, Protocol, Union
 
@@ -117,13 +118,17 @@ class Communicator:
         check: bool | None = None,
         workers: int = 1,
         wait: str = "auto",
+        bind: str = "none",
+        calibrate: bool | None = None,
+        tuning: str | PathLike[str] | None = None,
     ) -> Communicator:
         """Joins the world of an id, and returns when all ranks have come.
 
         All ranks must have the same settings: `timeout` is the longest wait for another rank, in seconds (default 30, or
         FAST_ALLREDUCE_TIMEOUT); `max_bytes` what one launch takes through shared memory; `algorithm` forces one for all
         allreduces; `check` has ranks compare their calls by a barrier of its own; `workers` are threads of each rank for large
-        messages; `wait` is "auto", "spin" or "yield".
+        messages; `wait` is "auto", "spin" or "yield"; `bind` gives each thread of a rank a "core", or each rank a "numa" node, which
+        threads that are started later inherit; `calibrate=False` has nothing measured; `tuning` is the path of a tuning file.
         """
 
     @staticmethod
@@ -136,6 +141,9 @@ class Communicator:
         check: bool | None = None,
         workers: int = 1,
         wait: str = "auto",
+        bind: str = "none",
+        calibrate: bool | None = None,
+        tuning: str | PathLike[str] | None = None,
     ) -> Communicator | None:
         """Joins the world that FAST_ALLREDUCE_UNIQUE_ID, _RANK and _WORLD_SIZE name; None where there is no id."""
 
@@ -154,6 +162,14 @@ class Communicator:
     @property
     def is_valid(self) -> bool:
         """Whether it has not been destroyed."""
+
+    @property
+    def plan_source(self) -> str:
+        """Where its plans come from, in words: a tuning file, or a built-in table, and why."""
+
+    @property
+    def binding(self) -> str | None:
+        """What the ranks' threads are bound to, in words, such as "core (0, 1)". None on a GPU."""
 
     @property
     def survivors(self) -> list[int]:
@@ -249,7 +265,11 @@ class Communicator:
         """Allocates zeros on every rank, registered: calls from within pull without a copy. Collective."""
 
     def register_buffer(self, buffer: Any) -> RegisteredBuffer:
-        """Gives a `RegisteredBuffer` back; other memory cannot be registered after it was allocated, which is an `Unavailable`."""
+        """Registers memory of a GPU that is there already, such as a torch tensor: calls from within pull without a copy. Collective.
+
+        The buffer stays allocated as long as what this returns; meet in a barrier after dropping that, before it may go. Memory of
+        the host cannot be registered after it was allocated, which is an `Unavailable`. A `RegisteredBuffer` is given back.
+        """
 
     def split(self, color: int | None = None, key: int = 0) -> Communicator | None:
         """Makes a communicator of the ranks that give the same color, ordered by key, then rank. Collective; None for none."""

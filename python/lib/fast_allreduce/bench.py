@@ -1,8 +1,10 @@
 """Times allreduce from Python between processes: python -m fast_allreduce.bench [--ranks 2] [--max-bytes 16M] [--decode].
 
 With torch, the same tensors also go through torch.distributed, by this backend and by gloo, in turns within one run. Every
-result is checked. --decode times a step of a tensor-parallel transformer's decoding (random weights) through DTensor, with
-either backend.
+result is checked. --decode times a step of a tensor-parallel transformer's decoding and of an MLP (random weights) through
+DTensor, with either backend. With --mpi ranks are those of mpi4py, which `mpirun -n 2` starts, and its Allreduce takes turns:
+
+    mpirun -n 2 python -m fast_allreduce.bench --mpi
 """
 
 import argparse
@@ -54,6 +56,37 @@ def without_torch(communicator, arguments):
         result = timed({"communicator": lambda: communicator.allreduce(data, op="max")}, 400)
         if communicator.rank == 0:
             print(f"{count * 4:>10} {result['communicator']:>14.2f}")
+        count *= 4
+
+
+def with_mpi(arguments):
+    import numpy as np
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    pinned(world.rank)
+    unique_id = world.bcast(bytes(fa.get_unique_id()) if world.rank == 0 else None)
+    communicator = fa.Communicator.init(world.size, world.rank, fa.UniqueId(unique_id))
+    if world.rank == 0:
+        library = MPI.Get_library_version().split(",")[0].strip()
+        print(f"# fast_allreduce {fa.__version__}, {world.size} ranks, f32, medians in us of {ROUNDS} rounds in turns; {library}")
+        print(f"{'bytes':>10} {'communicator':>14}{'mpi4py':>14}{'mpi/ours':>12}")
+    count = 256
+    while count * 4 <= arguments.max_bytes:
+        mine, output = np.full(count, world.rank + 1, np.float32), np.empty(count, np.float32)
+        calls = {
+            "communicator": lambda: communicator.allreduce(mine, output),
+            "mpi4py": lambda: world.Allreduce(mine, output),
+        }
+        for call in calls.values():
+            output.fill(0)
+            call()
+            if (output != world.size * (world.size + 1) / 2).any():
+                sys.exit("a wrong sum")
+        result = timed(calls, max(15, min(400, (64 << 20) // (count * 4))))
+        if world.rank == 0:
+            columns = "".join(f"{value:>14.2f}" for value in result.values())
+            print(f"{count * 4:>10} {columns}{result['mpi4py'] / result['communicator']:>12.1f}", flush=True)
         count *= 4
 
 
@@ -122,6 +155,9 @@ def decode(rank, nranks, folder, backend):
     cache = torch.randn(2, 1, heads // nranks, past, width // heads)
     token = torch.randn(1, 1, width)
 
+    mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width))
+    mlp = parallelize_module(mlp, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
     def step():
         x = token
         with torch.no_grad():
@@ -129,9 +165,15 @@ def decode(rank, nranks, folder, backend):
                 x = block(x, cache)
         return x
 
-    result = timed({backend: step}, 200)[backend]
+    def layer():
+        # What is added waits for the layer's output.
+        with torch.no_grad():
+            return token + mlp(token)
+
+    result = timed({"decoding": step, "MLP": layer}, 200)
     if rank == 0:
-        print(f"# decoding, {layers} blocks of width {width}, DTensor, {backend}: {1e6 / result:.0f} tokens/s", flush=True)
+        decoding, one = (1e6 / result[name] for name in ("decoding", "MLP"))
+        print(f"# {backend}: decoding, {layers} blocks of width {width}: {decoding:.0f} tokens/s; an MLP: {one:.0f} tokens/s", flush=True)
     dist.destroy_process_group()
 
 
@@ -163,7 +205,10 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--max-bytes", type=size, default=16 << 20)
     parser.add_argument("--decode", action="store_true")
+    parser.add_argument("--mpi", action="store_true")
     arguments = parser.parse_args()
+    if arguments.mpi:
+        return with_mpi(arguments)
     nranks, context, codes = arguments.ranks, multiprocessing.get_context("spawn"), []
 
     def on_ranks(function, *rest):

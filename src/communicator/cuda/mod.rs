@@ -12,7 +12,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::CudaStream;
 
-pub use self::register::Registered;
+pub use self::register::{Registered, RegisteredMemory};
 use super::Communicator;
 use crate::call::{transfers_id, CallKind, Collective, Message, Transfer};
 use crate::device::cuda::driver::{bind, synchronize};

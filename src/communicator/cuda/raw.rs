@@ -1,12 +1,13 @@
 //! The collectives of the CUDA device on raw pointers and raw streams.
 
-use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
 use crate::call::{check_transfers, CallKind, Collective, Direction, Message, Transfer};
 use crate::communicator::Communicator;
+use crate::device::cuda::driver::driver;
 use crate::device::cuda::Cuda;
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::ReduceOp;
 
 impl Communicator<Cuda> {
@@ -49,6 +50,42 @@ impl Communicator<Cuda> {
             let captured = self.or_poison(self.device().capturing(stream))?;
             self.run(message, stream, None, captured)
         }
+    }
+
+    /// Whether a raw stream is of this device's context, for callers who are given streams by others: a call on another one fails
+    /// in the driver, and poisons the communicator.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidStream`](crate::Error::InvalidStream), [`Error::Driver`](crate::Error::Driver).
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a live stream of any context, or one of the default streams' handles.
+    pub unsafe fn check_raw_stream(&self, stream: CUstream) -> Result<()> {
+        // Null, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are of whichever context is current.
+        if stream as usize <= 2 {
+            return Ok(());
+        }
+        let own = self.device().context();
+        self.device().bind()?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the stream is live, and the context is written on success.
+        let asked = unsafe { sys::cuStreamGetCtx(stream, &mut context) }.result();
+        asked.map_err(driver("cuStreamGetCtx"))?;
+        if context == own.cu_ctx() {
+            return Ok(());
+        }
+        let mut device = -1;
+        // SAFETY: the context is live as its stream is; what is pushed is popped again.
+        unsafe {
+            if sys::cuCtxPushCurrent_v2(context).result().is_ok() {
+                let _ = sys::cuCtxGetDevice(&mut device).result();
+                let _ = sys::cuCtxPopCurrent_v2(&mut context).result();
+            }
+        }
+        let stream = usize::try_from(device).unwrap_or(usize::MAX);
+        Err(Error::InvalidStream { stream, device: own.ordinal() })
     }
 
     /// [`Communicator::collective_raw`] of an allreduce.

@@ -11,7 +11,7 @@ use crate::device::cuda::driver::unless_recorded;
 use crate::device::cuda::Cuda;
 use crate::dtype::Element;
 use crate::endpoint::Registration;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 impl Communicator<Cuda> {
     /// Tells the peers where the inputs of the pulled calls are that have been captured since the last time. Collective: every
@@ -55,36 +55,81 @@ impl Communicator<Cuda> {
         let count = slice.len();
         let bytes = count * size_of::<T>();
         let _step = self.connection.step()?;
-        let (bootstrap, timeout) = (&*self.connection.bootstrap, self.setup_timeout);
         let stream = Arc::clone(slice.stream());
         self.connection.all_succeeded(
             self.check_device::<T>("a registered buffer", &stream, |stream| slice.device_ptr(stream).0),
         )?;
-        agree_on(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)?;
-        if count == 0 {
-            return Ok(Registered { _registration: None, slice });
-        }
         let context = self.device().context();
-        let address = unless_recorded(context, "an event of a slice's use", || slice.device_ptr(&stream).0);
-        let address = address.and_then(|address| {
-            self.device().bind()?;
-            self.device().check_address("a registered buffer", address, size_of::<T>())?;
-            Ok(address)
-        });
-        let address = self.connection.all_succeeded(address)?;
-        let memory = self.device().share_foreign(address, bootstrap, timeout);
-        match memory.and_then(|memory| self.endpoint.register(memory, bytes)) {
-            Ok(registration) => Ok(Registered { _registration: Some(registration), slice }),
-            Err(error) => {
-                // What a peer has open goes when all ranks have closed what they had: all have an error. A rank that does not come
-                // may still have it open.
-                if bootstrap.barrier(timeout).is_err() {
-                    std::mem::forget(slice);
-                }
+        let address =
+            || unless_recorded(context, "an event of a slice's use", || slice.device_ptr(&stream).0);
+        match self.register_at(address, size_of::<T>(), bytes) {
+            Ok(registration) => Ok(Registered { _registration: registration, slice }),
+            Err((error, Held::Nowhere)) => Err(error),
+            Err((error, Held::ByPeers)) => {
+                std::mem::forget(slice);
                 Err(error)
             }
         }
     }
+
+    /// Registers memory by its address, as [`Communicator::register`] does a slice; whose it is stays the caller's matter.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::register`].
+    ///
+    /// # Safety
+    ///
+    /// There are so many bytes of this GPU's memory, which stay allocated until every rank has dropped its registration or has
+    /// an error, and where ranks are processes, until they have met in a [`Communicator::barrier`] after that.
+    pub unsafe fn register_raw(&self, address: CUdeviceptr, bytes: usize) -> Result<RegisteredMemory> {
+        self.healthy()?;
+        let _step = self.connection.step()?;
+        let registered = self.register_at(|| Ok(address), 1, bytes);
+        registered
+            .map(|registration| RegisteredMemory { _registration: registration })
+            .map_err(|(error, _)| error)
+    }
+
+    /// The steps of a registration, within a step of the connection. Without any bytes there is none.
+    fn register_at(
+        &self,
+        address: impl FnOnce() -> Result<CUdeviceptr>,
+        element_size: usize,
+        bytes: usize,
+    ) -> std::result::Result<Option<Registration<Cuda>>, (Error, Held)> {
+        let (bootstrap, timeout) = (&*self.connection.bootstrap, self.setup_timeout);
+        let nowhere = |error| (error, Held::Nowhere);
+        agree_on(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)
+            .map_err(nowhere)?;
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let address = address().and_then(|address| {
+            self.device().bind()?;
+            self.device().check_address("a registered buffer", address, element_size)?;
+            Ok(address)
+        });
+        let address = self.connection.all_succeeded(address).map_err(nowhere)?;
+        let memory = self.device().share_foreign(address, bootstrap, timeout);
+        memory.and_then(|memory| self.endpoint.register(memory, bytes)).map(Some).map_err(|error| {
+            // What a peer has open goes when all ranks have closed what they had: all have an error. A rank that does not come may
+            // still have it open.
+            let held = if bootstrap.barrier(timeout).is_err() { Held::ByPeers } else { Held::Nowhere };
+            (error, held)
+        })
+    }
+}
+
+/// Whether peers may still have memory open whose registration failed.
+enum Held {
+    Nowhere,
+    ByPeers,
+}
+
+/// Memory that is registered as long as this lives. See [`Communicator::register_raw`].
+pub struct RegisteredMemory {
+    _registration: Option<Registration<Cuda>>,
 }
 
 /// A slice that is registered as long as this lives. Derefs to the slice.

@@ -1,0 +1,376 @@
+/* What a program may get wrong, and what it may do to a rank: each call ends with a status, in time, and nothing crashes.
+ *
+ *   cc misuse.c $(pkg-config --cflags --libs fast_allreduce) -pthread
+ *
+ * Freeing a handle twice, or using one that was freed, is not among it: no C library can tell.
+ */
+#define _GNU_SOURCE
+#include <fast_allreduce.h>
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RANKS = 2, THREADS = 8, CALLS = 200 };
+
+#define F32 FAST_ALLREDUCE_DTYPE_F32
+#define SUM FAST_ALLREDUCE_OP_SUM
+#define OK FAST_ALLREDUCE_STATUS_OK
+#define INVALID FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT
+
+static void expect(int holds, const char *what, int line) {
+  if (!holds) {
+    fprintf(stderr, "line %d: %s does not hold; the last error is: %s\n", line, what, fast_allreduce_last_error());
+    exit(1);
+  }
+}
+
+#define EXPECT(condition) expect(condition, #condition, __LINE__)
+
+static fast_allreduce_communicator *joined(const fast_allreduce_unique_id *id, size_t rank, size_t nranks, int64_t timeout) {
+  fast_allreduce_config config = {0};
+  config.size = sizeof config;
+  config.timeout_ms = timeout;
+  fast_allreduce_communicator *communicator = NULL;
+  EXPECT(fast_allreduce_init(id, rank, nranks, &config, &communicator) == OK);
+  return communicator;
+}
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* Null for everything that is a pointer. */
+static void nothing(void) {
+  float data[4] = {0};
+  size_t counts[1] = {1};
+  void *address = NULL;
+  fast_allreduce_buffer *buffer = NULL;
+  fast_allreduce_counters counters;
+  fast_allreduce_communicator *made = (fast_allreduce_communicator *)data;
+  EXPECT(fast_allreduce_init(NULL, 0, 1, NULL, &made) == INVALID);
+  fast_allreduce_unique_id id;
+  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+  EXPECT(fast_allreduce_init(&id, 0, 1, NULL, NULL) == INVALID);
+  EXPECT(fast_allreduce_init_with_all_gather(NULL, NULL, 0, 1, NULL, &made) == INVALID);
+  EXPECT(fast_allreduce_unique_id_from_text(NULL, &id) == INVALID);
+  EXPECT(fast_allreduce_unique_id_from_text("00", NULL) != OK && fast_allreduce_unique_id_from_text("zz", &id) != OK);
+  EXPECT(fast_allreduce_rank(NULL) == 0 && fast_allreduce_nranks(NULL) == 0 && fast_allreduce_survivors(NULL) == 0);
+  EXPECT(strcmp(fast_allreduce_plan_source(NULL), "") == 0 && strcmp(fast_allreduce_binding(NULL), "") == 0);
+  EXPECT(fast_allreduce_all_reduce(NULL, data, data, 4, F32, SUM, NULL) == INVALID);
+  EXPECT(fast_allreduce_all_gather(NULL, data, data, 4, F32, NULL) == INVALID);
+  EXPECT(fast_allreduce_all_gather_v(NULL, data, data, counts, F32, NULL) == INVALID);
+  EXPECT(fast_allreduce_reduce_scatter(NULL, data, data, 4, F32, SUM, NULL) == INVALID);
+  EXPECT(fast_allreduce_reduce_scatter_v(NULL, data, data, counts, F32, SUM, NULL) == INVALID);
+  EXPECT(fast_allreduce_broadcast(NULL, data, 4, F32, 0, NULL) == INVALID);
+  EXPECT(fast_allreduce_reduce(NULL, data, data, 4, F32, SUM, 0, NULL) == INVALID);
+  EXPECT(fast_allreduce_gather(NULL, data, data, 4, F32, 0, NULL) == INVALID);
+  EXPECT(fast_allreduce_scatter(NULL, data, data, 4, F32, 0, NULL) == INVALID);
+  EXPECT(fast_allreduce_all_to_all(NULL, data, data, 4, F32, NULL) == INVALID);
+  EXPECT(fast_allreduce_all_to_all_v(NULL, data, counts, data, counts, F32, NULL) == INVALID);
+  EXPECT(fast_allreduce_barrier(NULL, NULL) == INVALID && fast_allreduce_abort(NULL) == INVALID);
+  EXPECT(fast_allreduce_send(NULL, data, 1, F32, 0, 0, NULL) == INVALID);
+  EXPECT(fast_allreduce_recv(NULL, data, 1, F32, 0, 0, NULL) == INVALID);
+  EXPECT(fast_allreduce_group_begin(NULL) == INVALID && fast_allreduce_group_end(NULL, NULL) == INVALID);
+  EXPECT(fast_allreduce_split(NULL, 0, 0, &made) == INVALID && fast_allreduce_shrink(NULL, counts, 1, &made) == INVALID);
+  EXPECT(fast_allreduce_alloc(NULL, 8, &address, &buffer) == INVALID);
+  EXPECT(fast_allreduce_register(NULL, data, 8, &buffer) == INVALID);
+  EXPECT(fast_allreduce_get_counters(NULL, &counters) == INVALID);
+  fast_allreduce_free(NULL);
+  fast_allreduce_buffer_free(NULL);
+}
+
+static int refuses(void *context, const void *input, void *output, size_t bytes, uint64_t timeout) {
+  (void)context, (void)input, (void)output, (void)bytes, (void)timeout;
+  return 7;
+}
+
+/* Says that every rank gave very many bytes. */
+static int lies(void *context, const void *input, void *output, size_t bytes, uint64_t timeout) {
+  (void)timeout;
+  memset(output, 0xff, bytes * RANKS);
+  memcpy(output, input, *(size_t *)context ? 0 : bytes);
+  return 0;
+}
+
+/* Codes and sizes out of range, and settings of other versions. */
+static void settings(void) {
+  fast_allreduce_unique_id id, zeros = {{0}};
+  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+  fast_allreduce_communicator *made = NULL;
+  fast_allreduce_config config = {0};
+  config.timeout_ms = 500;
+  for (size_t size = 0; size < 200; size++) {
+    config.size = size;
+    fast_allreduce_status status = fast_allreduce_init(&zeros, 0, 1, &config, &made);
+    EXPECT(status != OK && made == NULL);
+    int is_known = size >= offsetof(fast_allreduce_config, bind) && size <= sizeof config;
+    EXPECT((strstr(fast_allreduce_last_error(), "config.size") == NULL) == is_known);
+  }
+  /* What a program passes that was compiled with an older header: the fields after `check` are not there. */
+  config.size = offsetof(fast_allreduce_config, bind);
+  config.bind = 77;
+  EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) == OK);
+  EXPECT(strncmp(fast_allreduce_binding(made), "none", 4) == 0 && strlen(fast_allreduce_plan_source(made)) > 0);
+  fast_allreduce_free(made), made = NULL;
+  uint32_t *codes[] = {&config.device, &config.algorithm, &config.wait, &config.check, &config.bind, &config.calibrate};
+  for (size_t field = 0; field < sizeof codes / sizeof *codes; field++) {
+    config = (fast_allreduce_config){0};
+    config.size = sizeof config;
+    *codes[field] = UINT32_MAX;
+    EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+    EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) == INVALID && made == NULL);
+  }
+  config = (fast_allreduce_config){0};
+  config.size = sizeof config;
+  config.tuning = "/nowhere/plan.toml";
+  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+  EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) == FAST_ALLREDUCE_STATUS_TUNING);
+  EXPECT(strstr(fast_allreduce_last_error(), "/nowhere/plan.toml") != NULL);
+  config.tuning = NULL;
+  config.workers = UINT32_MAX;
+  EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) != OK);
+  config.workers = 0, config.max_bytes = SIZE_MAX;
+  EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) != OK);
+  config.max_bytes = 0, config.timeout_ms = 300;
+  EXPECT(fast_allreduce_init(&id, 0, SIZE_MAX, &config, &made) == FAST_ALLREDUCE_STATUS_WORLD_SIZE);
+  EXPECT(fast_allreduce_init(&id, 0, 0, &config, &made) == FAST_ALLREDUCE_STATUS_WORLD_SIZE);
+  EXPECT(fast_allreduce_init(&id, SIZE_MAX, 2, &config, &made) == FAST_ALLREDUCE_STATUS_RANK_OUT_OF_RANGE);
+  double start = seconds();
+  EXPECT(fast_allreduce_init(&id, 1, 2, &config, &made) != OK && seconds() - start < 20);
+  size_t shifted = 0;
+  EXPECT(fast_allreduce_init_with_all_gather(refuses, NULL, 0, RANKS, &config, &made) != OK);
+  EXPECT(strstr(fast_allreduce_last_error(), "returned 7") != NULL);
+  EXPECT(fast_allreduce_init_with_all_gather(lies, &shifted, 0, RANKS, &config, &made) != OK);
+  shifted = 1;
+  EXPECT(fast_allreduce_init_with_all_gather(lies, &shifted, 0, RANKS, &config, &made) != OK);
+  EXPECT(fast_allreduce_init_with_all_gather(refuses, NULL, 0, SIZE_MAX, &config, &made) != OK && made == NULL);
+  EXPECT(fast_allreduce_init_with_all_gather(refuses, NULL, 9, 1, &config, &made) != OK && made == NULL);
+}
+
+/* Calls of a communicator alone that must be refused, after each of which it goes on. */
+static void calls(void) {
+  fast_allreduce_unique_id id;
+  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+  fast_allreduce_communicator *alone = joined(&id, 0, 1, 2000), *made = NULL;
+  float data[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  size_t huge[1] = {SIZE_MAX}, one[1] = {1}, four[2] = {0, 4};
+  const size_t counts[] = {SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / 4 + 1, SIZE_MAX / 8 + 1, (size_t)1 << 62};
+  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+    EXPECT(fast_allreduce_all_reduce(alone, data, data, counts[i], F32, SUM, NULL) != OK);
+    EXPECT(fast_allreduce_all_gather(alone, data, data, counts[i], FAST_ALLREDUCE_DTYPE_F64, NULL) != OK);
+    EXPECT(fast_allreduce_reduce_scatter(alone, data, data, counts[i], FAST_ALLREDUCE_DTYPE_F64, SUM, NULL) != OK);
+    EXPECT(fast_allreduce_broadcast(alone, data, counts[i], FAST_ALLREDUCE_DTYPE_F64, 0, NULL) != OK);
+    EXPECT(fast_allreduce_all_to_all(alone, data, data + 1, counts[i], FAST_ALLREDUCE_DTYPE_F64, NULL) != OK);
+    EXPECT(fast_allreduce_gather(alone, data, data, counts[i], FAST_ALLREDUCE_DTYPE_F64, 0, NULL) != OK);
+    EXPECT(fast_allreduce_send(alone, data, counts[i], FAST_ALLREDUCE_DTYPE_F64, 0, 0, NULL) != OK);
+  }
+  EXPECT(fast_allreduce_all_gather_v(alone, data, data, huge, F32, NULL) != OK);
+  EXPECT(fast_allreduce_reduce_scatter_v(alone, data, data, huge, F32, SUM, NULL) != OK);
+  EXPECT(fast_allreduce_all_to_all_v(alone, data, huge, data, one, F32, NULL) != OK);
+  void *address = NULL;
+  fast_allreduce_buffer *buffer = NULL;
+  EXPECT(fast_allreduce_alloc(alone, SIZE_MAX, &address, &buffer) != OK && buffer == NULL);
+  EXPECT(fast_allreduce_alloc(alone, (size_t)1 << 50, &address, &buffer) != OK && buffer == NULL);
+  EXPECT(fast_allreduce_alloc(alone, 8, NULL, &buffer) == INVALID && fast_allreduce_alloc(alone, 8, &address, NULL) == INVALID);
+  EXPECT(fast_allreduce_register(alone, data, 8, &buffer) == FAST_ALLREDUCE_STATUS_UNAVAILABLE && buffer == NULL);
+  EXPECT(fast_allreduce_register(alone, data, 8, NULL) == INVALID);
+  for (uint32_t code = 10; code != 0; code <<= 1)
+    EXPECT(fast_allreduce_all_reduce(alone, data, data, 1, code, SUM, NULL) == INVALID &&
+           fast_allreduce_all_reduce(alone, data, data, 1, F32, code, NULL) == INVALID);
+  EXPECT(fast_allreduce_all_reduce(alone, (char *)data + 1, data + 4, 1, F32, SUM, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_POINTER);
+  EXPECT(fast_allreduce_all_reduce(alone, data, NULL, 1, F32, SUM, NULL) == FAST_ALLREDUCE_STATUS_INVALID_POINTER);
+  EXPECT(fast_allreduce_broadcast(alone, data, 1, F32, SIZE_MAX, NULL) == FAST_ALLREDUCE_STATUS_RANK_OUT_OF_RANGE);
+  EXPECT(fast_allreduce_send(alone, data, 1, F32, 1, 0, NULL) != OK && fast_allreduce_recv(alone, data, 1, F32, 1, 0, NULL) != OK);
+  EXPECT(fast_allreduce_shrink(alone, NULL, 1, &made) == INVALID && fast_allreduce_shrink(alone, four, 2, &made) != OK);
+  EXPECT(fast_allreduce_shrink(alone, NULL, 0, &made) != OK && fast_allreduce_split(alone, 0, 0, NULL) == INVALID);
+  EXPECT(fast_allreduce_get_counters(alone, NULL) == INVALID);
+  /* No elements: no pointer is looked at. */
+  EXPECT(fast_allreduce_all_reduce(alone, NULL, NULL, 0, F32, SUM, NULL) == OK);
+  EXPECT(fast_allreduce_all_to_all(alone, NULL, NULL, 0, F32, NULL) == OK);
+  /* More messages than a group takes; a group that is never ended; an end in a thread that began none. */
+  EXPECT(fast_allreduce_group_end(alone, NULL) == INVALID);
+  EXPECT(fast_allreduce_group_begin(alone) == OK);
+  for (int message = 0; message < 100; message++)
+    EXPECT(fast_allreduce_send(alone, data, 1, F32, 0, 0, NULL) == OK || message >= 64);
+  EXPECT(fast_allreduce_group_end(alone, NULL) != OK);
+  EXPECT(fast_allreduce_all_reduce(alone, data, data, 8, F32, SUM, NULL) == OK && data[7] == 8);
+  EXPECT(fast_allreduce_group_begin(alone) == OK);
+  EXPECT(fast_allreduce_abort(alone) == OK && fast_allreduce_abort(alone) == OK);
+  EXPECT(fast_allreduce_all_reduce(alone, data, data, 8, F32, SUM, NULL) == FAST_ALLREDUCE_STATUS_ABORTED);
+  EXPECT(fast_allreduce_alloc(alone, 8, &address, &buffer) == FAST_ALLREDUCE_STATUS_ABORTED && buffer == NULL);
+  EXPECT(fast_allreduce_split(alone, 0, 0, &made) == FAST_ALLREDUCE_STATUS_ABORTED && made == NULL);
+  fast_allreduce_free(alone);
+}
+
+struct caller {
+  fast_allreduce_communicator *communicator;
+  int failed;
+};
+
+static void *calls_of_a_thread(void *argument) {
+  struct caller *caller = argument;
+  for (int call = 0; call < CALLS; call++) {
+    double data[3] = {1, 1, 1};
+    fast_allreduce_status status =
+        fast_allreduce_all_reduce(caller->communicator, data, data, 3, FAST_ALLREDUCE_DTYPE_F64, SUM, NULL);
+    caller->failed |= status != OK || data[0] != RANKS || data[2] != RANKS;
+  }
+  return NULL;
+}
+
+static void *rank_of_many_threads(void *argument) {
+  struct caller *caller = argument;
+  pthread_t threads[THREADS];
+  for (int thread = 0; thread < THREADS; thread++)
+    EXPECT(pthread_create(&threads[thread], NULL, calls_of_a_thread, caller) == 0);
+  for (int thread = 0; thread < THREADS; thread++)
+    pthread_join(threads[thread], NULL);
+  return NULL;
+}
+
+static void *joins(void *argument) {
+  const fast_allreduce_unique_id *id = argument;
+  return joined(id, 1, RANKS, 10000);
+}
+
+/* Threads of each rank call one communicator at once: equal calls, so that it does not matter whose meets whose. */
+static void threads(void) {
+  fast_allreduce_unique_id id;
+  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+  pthread_t other, ranks[RANKS];
+  EXPECT(pthread_create(&other, NULL, joins, &id) == 0);
+  struct caller callers[RANKS] = {{joined(&id, 0, RANKS, 10000), 0}, {NULL, 0}};
+  void *theirs = NULL;
+  pthread_join(other, &theirs);
+  callers[1].communicator = theirs;
+  for (int rank = 0; rank < RANKS; rank++)
+    EXPECT(pthread_create(&ranks[rank], NULL, rank_of_many_threads, &callers[rank]) == 0);
+  for (int rank = 0; rank < RANKS; rank++)
+    pthread_join(ranks[rank], NULL);
+  EXPECT(!callers[0].failed && !callers[1].failed);
+  /* One rank waits while another thread of its process aborts it. */
+  fast_allreduce_free(callers[1].communicator);
+  double value = 1, start = seconds();
+  EXPECT(fast_allreduce_all_reduce(callers[0].communicator, &value, &value, 1, FAST_ALLREDUCE_DTYPE_F64, SUM, NULL) ==
+         FAST_ALLREDUCE_STATUS_PEER_LOST);
+  EXPECT(fast_allreduce_last_error_ranks() == 2 && seconds() - start < 5);
+  fast_allreduce_free(callers[0].communicator);
+}
+
+static volatile sig_atomic_t signals;
+static void counts(int signal) {
+  (void)signal;
+  signals++;
+}
+
+/* Ranks that are sent signals all the time, one of which forks: calls go on. */
+static int rank_process(const fast_allreduce_unique_id *id, size_t rank) {
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = counts; /* Without SA_RESTART: system calls are interrupted. */
+  sigaction(SIGALRM, &action, NULL);
+  fast_allreduce_communicator *communicator = joined(id, rank, RANKS, 20000);
+  struct itimerspec every = {{0, 300000}, {0, 300000}};
+  timer_t timer;
+  EXPECT(timer_create(CLOCK_MONOTONIC, NULL, &timer) == 0 && timer_settime(timer, 0, &every, NULL) == 0);
+  double *data = malloc(sizeof(double) << 16);
+  for (int call = 0; call < 300; call++) {
+    size_t count = (size_t)1 << (call % 17);
+    for (size_t i = 0; i < count; i++)
+      data[i] = (double)rank + 1;
+    EXPECT(fast_allreduce_all_reduce(communicator, data, data, count, FAST_ALLREDUCE_DTYPE_F64, SUM, NULL) == OK);
+    EXPECT(data[0] == 3 && data[count - 1] == 3);
+    if (call == 100 && rank == 0) {
+      pid_t child = fork();
+      if (child == 0) {
+        fast_allreduce_status status =
+            fast_allreduce_all_reduce(communicator, data, data, 1, FAST_ALLREDUCE_DTYPE_F64, SUM, NULL);
+        fast_allreduce_free(communicator);
+        _exit(status == FAST_ALLREDUCE_STATUS_FORKED ? 0 : 1);
+      }
+      int status = -1;
+      while (waitpid(child, &status, 0) < 0)
+        ;
+      EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+  }
+  every = (struct itimerspec){{0, 0}, {0, 0}};
+  timer_settime(timer, 0, &every, NULL);
+  EXPECT(signals > 10);
+  free(data);
+  fast_allreduce_free(communicator);
+  return 0;
+}
+
+static void processes(void) {
+  fast_allreduce_unique_id id;
+  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+  pid_t children[RANKS];
+  for (size_t rank = 0; rank < RANKS; rank++) {
+    children[rank] = fork();
+    if (children[rank] == 0)
+      _exit(rank_process(&id, rank));
+  }
+  for (size_t rank = 0; rank < RANKS; rank++) {
+    int status = 0;
+    waitpid(children[rank], &status, 0);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+}
+
+static void *waits(void *argument) {
+  struct caller *caller = argument;
+  caller->failed = fast_allreduce_barrier(caller->communicator, NULL) != OK;
+  return NULL;
+}
+
+/* A process forks while another thread of it is in a call: what the fork has of the communicator is of no use, and it says so. */
+static void fork_during_a_call(void) {
+  fast_allreduce_unique_id id;
+  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+  pthread_t other, waiting;
+  EXPECT(pthread_create(&other, NULL, joins, &id) == 0);
+  struct caller caller = {joined(&id, 0, RANKS, 10000), 0};
+  void *theirs = NULL;
+  pthread_join(other, &theirs);
+  EXPECT(pthread_create(&waiting, NULL, waits, &caller) == 0);
+  nanosleep(&(struct timespec){0, 200000000}, NULL);
+  pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    double value = 1;
+    fast_allreduce_status call =
+        fast_allreduce_all_reduce(caller.communicator, &value, &value, 1, FAST_ALLREDUCE_DTYPE_F64, SUM, NULL);
+    fast_allreduce_status message =
+        fast_allreduce_send(caller.communicator, &value, 1, FAST_ALLREDUCE_DTYPE_F64, 1, 0, NULL);
+    fast_allreduce_free(caller.communicator);
+    _exit(call == FAST_ALLREDUCE_STATUS_FORKED && message == FAST_ALLREDUCE_STATUS_FORKED ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT(fast_allreduce_barrier(theirs, NULL) == OK);
+  pthread_join(waiting, NULL);
+  EXPECT(!caller.failed);
+  fast_allreduce_free(caller.communicator);
+  fast_allreduce_free(theirs);
+}
+
+int main(void) {
+  nothing();
+  settings();
+  calls();
+  processes();
+  threads();
+  fork_during_a_call();
+  printf("what a program may get wrong: passed\n");
+  return 0;
+}

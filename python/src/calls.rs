@@ -1,0 +1,371 @@
+//! The calls of a communicator: collectives, and messages between pairs.
+
+use std::sync::Arc;
+
+use fast_allreduce::{Collective, DType, Direction, Error, ReduceOp, Transfer};
+use pyo3::prelude::*;
+
+use crate::buffer::{Operand, Wanted};
+use crate::communicator::Communicator;
+use crate::errors::{invalid, raised};
+use crate::group::gathered;
+use crate::interrupt::{waiting, Wait};
+use crate::values::{self, Op};
+
+impl Communicator {
+    fn read<'py>(&self, name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Operand> {
+        Operand::of(object, Wanted { name, place: self.place, written: false })
+    }
+
+    fn written<'py>(&self, name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Operand> {
+        Operand::of(object, Wanted { name, place: self.place, written: true })
+    }
+
+    /// Carries out a collective between two buffers, which may be one. Without one there are no elements on that side.
+    fn carry_out(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        collective: Collective<'_>,
+        (input, output): (Option<&Operand>, Option<&Operand>),
+        count: usize,
+    ) -> PyResult<()> {
+        let any = self.live(py)?;
+        let dtype = match (input, output) {
+            (Some(input), Some(output)) if input.dtype != output.dtype => {
+                let (input, output) = (input.dtype, output.dtype);
+                return Err(invalid(
+                    py,
+                    format!("sendbuf has elements of type {input}, recvbuf of type {output}"),
+                ));
+            }
+            (Some(operand), _) | (_, Some(operand)) => operand.dtype,
+            (None, None) => DType::U8,
+        };
+        let (rank, world_size) = (self.rank, self.world_size);
+        let sides = [
+            ("sendbuf", input, collective.input_len(count, rank, world_size)),
+            ("recvbuf", output, collective.output_len(count, rank, world_size)),
+        ];
+        for (name, operand, expected) in sides {
+            let has = operand.map_or(0, |operand| operand.count);
+            if operand.is_some() && has != expected {
+                return Err(invalid(
+                    py,
+                    format!("{name} has {has} elements, and {} needs {expected}", collective.name()),
+                ));
+            }
+            if operand.is_none() && expected != 0 {
+                return Err(invalid(
+                    py,
+                    format!("{name} is None, and {} needs {expected} elements", collective.name()),
+                ));
+            }
+        }
+        let address = |operand: Option<&Operand>| operand.map_or(0, |operand| operand.address);
+        let addresses = [address(input), address(output)];
+        let stream = values::stream(stream)?;
+        let call = || {
+            // SAFETY: the operands hold memory of the communicator's device with as many elements as the collective
+            // reads and writes, which has just been compared; Python's caller leaves it alone meanwhile.
+            unsafe { any.collective(stream, collective, addresses, count, dtype) }
+        };
+        let done = waiting(py, || Wait::Call(Arc::clone(&any)), call)?;
+        done.map_err(|error| raised(py, error))
+    }
+
+    /// A message, now or with the thread's group.
+    fn message(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        direction: Direction,
+        operand: Operand,
+        peer: usize,
+        tag: u32,
+    ) -> PyResult<()> {
+        let any = self.live(py)?;
+        let stream = values::stream(stream)?;
+        let world_size = self.world_size;
+        if peer >= world_size {
+            return Err(raised(py, Error::RankOutOfRange { rank: peer, world_size }));
+        }
+        let Operand { address, count, dtype, .. } = operand;
+        let transfer = Transfer { direction, peer, address, count, dtype, tag };
+        let Some(_held) = gathered(&any, stream, transfer, operand) else {
+            return Ok(());
+        };
+        let call = || {
+            // SAFETY: the operand holds the memory, which is of the communicator's device.
+            unsafe { any.transfer(stream, &[transfer]) }
+        };
+        let done = waiting(py, || Wait::Call(Arc::clone(&any)), call)?;
+        done.map_err(|error| raised(py, error))
+    }
+
+    /// An equal share of a buffer for each rank.
+    fn share(&self, py: Python<'_>, name: &str, operand: &Operand) -> PyResult<usize> {
+        let (count, world_size) = (operand.count, self.world_size);
+        match count % world_size {
+            0 => Ok(count / world_size),
+            _ => Err(invalid(
+                py,
+                format!("{name} has {count} elements, which {world_size} ranks cannot share equally"),
+            )),
+        }
+    }
+
+    fn counts(&self, py: Python<'_>, name: &str, counts: &[usize]) -> PyResult<()> {
+        match counts.len() == self.world_size {
+            true => Ok(()),
+            false => {
+                Err(invalid(py, format!("{name} has {} numbers for {} ranks", counts.len(), self.world_size)))
+            }
+        }
+    }
+
+    fn root(&self, py: Python<'_>, root: usize) -> PyResult<()> {
+        let world_size = self.world_size;
+        match root < world_size {
+            true => Ok(()),
+            false => Err(raised(py, Error::RankOutOfRange { rank: root, world_size })),
+        }
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    #[pyo3(signature = (sendbuf, recvbuf = None, op = Op(ReduceOp::Sum), *, stream = None))]
+    fn allreduce(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        recvbuf: Option<&Bound<'_, PyAny>>,
+        op: Op,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let collective = Collective::AllReduce(op.0);
+        match recvbuf.filter(|recvbuf| !recvbuf.is(sendbuf)) {
+            None => {
+                let data = self.written("sendbuf", sendbuf)?;
+                self.carry_out(py, stream, collective, (Some(&data), Some(&data)), data.count)
+            }
+            Some(recvbuf) => {
+                let (input, output) = (self.read("sendbuf", sendbuf)?, self.written("recvbuf", recvbuf)?);
+                self.carry_out(py, stream, collective, (Some(&input), Some(&output)), input.count)
+            }
+        }
+    }
+
+    #[pyo3(signature = (sendbuf, recvbuf, *, stream = None))]
+    fn allgather(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        recvbuf: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (input, output) = (self.read("sendbuf", sendbuf)?, self.written("recvbuf", recvbuf)?);
+        self.carry_out(py, stream, Collective::AllGather, (Some(&input), Some(&output)), input.count)
+    }
+
+    #[pyo3(signature = (sendbuf, recvbuf, counts, *, stream = None))]
+    fn allgather_v(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        recvbuf: &Bound<'_, PyAny>,
+        counts: Vec<usize>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.counts(py, "counts", &counts)?;
+        let (input, output) = (self.read("sendbuf", sendbuf)?, self.written("recvbuf", recvbuf)?);
+        self.carry_out(py, stream, Collective::AllGatherV(&counts), (Some(&input), Some(&output)), 0)
+    }
+
+    #[pyo3(signature = (sendbuf, recvbuf, op = Op(ReduceOp::Sum), *, stream = None))]
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        recvbuf: &Bound<'_, PyAny>,
+        op: Op,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (input, output) = (self.read("sendbuf", sendbuf)?, self.written("recvbuf", recvbuf)?);
+        self.carry_out(
+            py,
+            stream,
+            Collective::ReduceScatter(op.0),
+            (Some(&input), Some(&output)),
+            output.count,
+        )
+    }
+
+    #[pyo3(signature = (sendbuf, recvbuf, counts, op = Op(ReduceOp::Sum), *, stream = None))]
+    fn reduce_scatter_v(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        recvbuf: &Bound<'_, PyAny>,
+        counts: Vec<usize>,
+        op: Op,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.counts(py, "counts", &counts)?;
+        let (input, output) = (self.read("sendbuf", sendbuf)?, self.written("recvbuf", recvbuf)?);
+        self.carry_out(
+            py,
+            stream,
+            Collective::ReduceScatterV(op.0, &counts),
+            (Some(&input), Some(&output)),
+            0,
+        )
+    }
+
+    #[pyo3(signature = (sendbuf, recvbuf = None, root = 0, *, stream = None))]
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        recvbuf: Option<&Bound<'_, PyAny>>,
+        root: usize,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.root(py, root)?;
+        let collective = Collective::Broadcast { root };
+        let target = recvbuf.unwrap_or(sendbuf);
+        let output = self.written(if recvbuf.is_some() { "recvbuf" } else { "sendbuf" }, target)?;
+        if self.rank != root || target.is(sendbuf) {
+            let input = (self.rank == root).then_some(&output);
+            return self.carry_out(py, stream, collective, (input, Some(&output)), output.count);
+        }
+        let input = self.read("sendbuf", sendbuf)?;
+        self.carry_out(py, stream, collective, (Some(&input), Some(&output)), output.count)
+    }
+
+    #[pyo3(signature = (sendbuf, recvbuf = None, op = Op(ReduceOp::Sum), root = 0, *, stream = None))]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        recvbuf: Option<&Bound<'_, PyAny>>,
+        op: Op,
+        root: usize,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.root(py, root)?;
+        let collective = Collective::Reduce { op: op.0, root };
+        if self.rank != root {
+            let input = self.read("sendbuf", sendbuf)?;
+            return self.carry_out(py, stream, collective, (Some(&input), None), input.count);
+        }
+        match recvbuf.filter(|recvbuf| !recvbuf.is(sendbuf)) {
+            None => {
+                let data = self.written("sendbuf", sendbuf)?;
+                self.carry_out(py, stream, collective, (Some(&data), Some(&data)), data.count)
+            }
+            Some(recvbuf) => {
+                let (input, output) = (self.read("sendbuf", sendbuf)?, self.written("recvbuf", recvbuf)?);
+                self.carry_out(py, stream, collective, (Some(&input), Some(&output)), input.count)
+            }
+        }
+    }
+
+    #[pyo3(signature = (sendbuf, recvbuf = None, root = 0, *, stream = None))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        recvbuf: Option<&Bound<'_, PyAny>>,
+        root: usize,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.root(py, root)?;
+        let input = self.read("sendbuf", sendbuf)?;
+        let recvbuf = recvbuf.filter(|_| self.rank == root);
+        let output = recvbuf.map(|recvbuf| self.written("recvbuf", recvbuf)).transpose()?;
+        self.carry_out(py, stream, Collective::Gather { root }, (Some(&input), output.as_ref()), input.count)
+    }
+
+    #[pyo3(signature = (sendbuf, recvbuf, root = 0, *, stream = None))]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        sendbuf: Option<&Bound<'_, PyAny>>,
+        recvbuf: &Bound<'_, PyAny>,
+        root: usize,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.root(py, root)?;
+        let output = self.written("recvbuf", recvbuf)?;
+        let sendbuf = sendbuf.filter(|_| self.rank == root);
+        let input = sendbuf.map(|sendbuf| self.read("sendbuf", sendbuf)).transpose()?;
+        self.carry_out(
+            py,
+            stream,
+            Collective::Scatter { root },
+            (input.as_ref(), Some(&output)),
+            output.count,
+        )
+    }
+
+    #[pyo3(signature = (sendbuf, recvbuf, *, stream = None))]
+    fn alltoall(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        recvbuf: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (input, output) = (self.read("sendbuf", sendbuf)?, self.written("recvbuf", recvbuf)?);
+        let share = self.share(py, "sendbuf", &input)?;
+        self.carry_out(py, stream, Collective::AllToAll, (Some(&input), Some(&output)), share)
+    }
+
+    #[pyo3(signature = (sendbuf, sendcounts, recvbuf, recvcounts, *, stream = None))]
+    fn alltoall_v(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        sendcounts: Vec<usize>,
+        recvbuf: &Bound<'_, PyAny>,
+        recvcounts: Vec<usize>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.counts(py, "sendcounts", &sendcounts)?;
+        self.counts(py, "recvcounts", &recvcounts)?;
+        let (input, output) = (self.read("sendbuf", sendbuf)?, self.written("recvbuf", recvbuf)?);
+        let collective = Collective::AllToAllV { send: &sendcounts, receive: &recvcounts };
+        self.carry_out(py, stream, collective, (Some(&input), Some(&output)), 0)
+    }
+
+    #[pyo3(signature = (sendbuf, peer, *, tag = 0, stream = None))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        peer: usize,
+        tag: u32,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.message(py, stream, Direction::Send, self.read("sendbuf", sendbuf)?, peer, tag)
+    }
+
+    #[pyo3(signature = (recvbuf, peer, *, tag = 0, stream = None))]
+    fn recv(
+        &self,
+        py: Python<'_>,
+        recvbuf: &Bound<'_, PyAny>,
+        peer: usize,
+        tag: u32,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.message(py, stream, Direction::Recv, self.written("recvbuf", recvbuf)?, peer, tag)
+    }
+
+    #[pyo3(signature = (*, stream = None))]
+    fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        self.carry_out(py, stream, Collective::Barrier, (None, None), 0)
+    }
+}

@@ -1,0 +1,108 @@
+//! Settings of a communicator, as keyword arguments.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fast_allreduce::bootstrap::Bootstrap;
+use fast_allreduce::device::host::Bind;
+use fast_allreduce::plan::Tuning;
+#[cfg(feature = "cuda")]
+use fast_allreduce::Cuda;
+#[cfg(not(feature = "cuda"))]
+use fast_allreduce::Error;
+use fast_allreduce::{Builder, Communicator, Host, Wait};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::any::Any;
+use crate::buffer::{place, Place};
+use crate::errors::raised;
+use crate::values;
+
+/// How long ranks wait for each other to come at all, where the caller sets no limit.
+const MEETING: Duration = Duration::from_secs(30);
+
+pub struct Settings {
+    builder: Builder,
+    place: Place,
+    workers: usize,
+    wait: Wait,
+    bind: Bind,
+    pub meeting: Duration,
+}
+
+impl Settings {
+    pub fn of(py: Python<'_>, device: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let mut settings = Self {
+            builder: Communicator::builder(),
+            place: place(py, device)?,
+            workers: 1,
+            wait: Wait::Auto,
+            bind: Bind::None,
+            meeting: MEETING,
+        };
+        for (name, value) in given.into_iter().flatten() {
+            settings = settings.with(py, &name.extract::<String>()?, &value)?;
+        }
+        Ok(settings)
+    }
+
+    /// With one keyword; None is its default.
+    fn with(mut self, py: Python<'_>, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let text = || value.extract::<Option<String>>();
+        match name {
+            "timeout" => {
+                if let Some(limit) = value.extract()? {
+                    self.meeting = values::seconds(py, limit)?;
+                    self.builder = self.builder.timeout(self.meeting);
+                }
+            }
+            "max_bytes" => {
+                if let Some(bytes) = value.extract()? {
+                    self.builder = self.builder.max_bytes(bytes);
+                }
+            }
+            "algorithm" => {
+                self.builder = self.builder.algorithm(values::algorithm(py, text()?.as_deref())?);
+            }
+            "check" => self.builder = self.builder.check(value.extract::<Option<bool>>()?),
+            "calibrate" => self.builder = self.builder.calibrate(value.extract::<Option<bool>>()?),
+            "tuning" => {
+                if let Some(path) = value.extract::<Option<PathBuf>>()? {
+                    let tuning = Tuning::load(path).map_err(|error| raised(py, error))?;
+                    self.builder = self.builder.tuning(tuning);
+                }
+            }
+            "workers" => self.workers = value.extract::<Option<usize>>()?.unwrap_or(1),
+            "wait" => self.wait = text()?.map_or(Ok(Wait::Auto), |name| values::wait(py, &name))?,
+            "bind" => {
+                let bind = text()?.map_or(Ok(Bind::None), |name| name.parse());
+                self.bind = bind.map_err(|error| raised(py, error))?;
+            }
+            other => {
+                return Err(PyTypeError::new_err(format!("Communicator has no setting {other:?}")));
+            }
+        }
+        Ok(self)
+    }
+
+    pub fn build(self, bootstrap: Arc<dyn Bootstrap>) -> fast_allreduce::Result<Any> {
+        match self.place {
+            Place::Cpu => {
+                let host = Host::new().workers(self.workers)?.wait(self.wait).bind(self.bind);
+                self.builder.build(host, bootstrap).map(Any::Host)
+            }
+            #[cfg(feature = "cuda")]
+            Place::Cuda(ordinal) => {
+                self.builder.build(Cuda::open(ordinal)?, bootstrap).map(|made| Any::Cuda(made, ordinal))
+            }
+            #[cfg(not(feature = "cuda"))]
+            Place::Cuda(_) => Err(Error::Unavailable {
+                what: "the CUDA device".into(),
+                reason: "this wheel was built without the feature `cuda`".into(),
+            }),
+        }
+    }
+}

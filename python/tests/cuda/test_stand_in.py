@@ -1,0 +1,252 @@
+"""Buffers, streams and registrations of GPUs from Python, on the stand-in driver: what it shows is about this side of the driver.
+
+`scripts/test-python.sh --stand-in` runs it, with a wheel whose kernels are the stand-in's. torch's tensors cannot be on such a GPU:
+the process group's calls are made with objects that are like tensors.
+"""
+
+import ctypes
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from ranks import run  # noqa: E402
+
+import fast_allreduce as fa  # noqa: E402
+
+COUNT = 3000
+
+
+class Driver:
+    """As much of the driver as a test needs, on one device."""
+
+    def __init__(self, ordinal):
+        self.ordinal = ordinal
+        self.library = ctypes.CDLL("libcuda.so.1")
+        device, self.context = ctypes.c_int(), ctypes.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDeviceGet", ctypes.byref(device), ordinal)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
+        self.call("cuCtxSetCurrent", self.context)
+
+    def call(self, name, *arguments):
+        code = getattr(self.library, name)(*arguments)
+        assert code == 0, f"{name}: {code}"
+
+    def stream(self):
+        made = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(made), 1)
+        return Stream(self, made.value)
+
+    def array(self, of):
+        return Array(self, np.ascontiguousarray(of))
+
+
+class Stream:
+    """As torch's streams are, and as the protocol of other libraries has it."""
+
+    def __init__(self, driver, handle):
+        self.driver, self.cuda_stream = driver, handle
+        # Of the kind that torch has: who asks has torch.
+        self.device = None
+        self.waits = 0
+
+    def __cuda_stream__(self):
+        return (0, self.cuda_stream)
+
+    def synchronize(self):
+        self.driver.call("cuStreamSynchronize", ctypes.c_void_p(self.cuda_stream))
+
+    def record_event(self):
+        return self
+
+    def wait_event(self, _):
+        self.waits += 1
+
+    def query(self):
+        return True
+
+
+class Array:
+    def __init__(self, driver, of):
+        self.driver, self.of = driver, of
+        address = ctypes.c_uint64()
+        driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(of.nbytes, 1)))
+        self.address = address.value
+        driver.call("cuMemcpyHtoD_v2", address, of.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(of.nbytes))
+        # It may return before the bytes are there, and other streams do not wait for it.
+        driver.call("cuCtxSynchronize")
+
+    @property
+    def __cuda_array_interface__(self):
+        data = (self.address, False)
+        return {"shape": self.of.shape, "typestr": self.of.dtype.str, "data": data, "version": 3, "strides": None}
+
+    def numpy(self):
+        found = np.empty_like(self.of)
+        address = ctypes.c_uint64(self.address)
+        self.driver.call("cuMemcpyDtoH_v2", found.ctypes.data_as(ctypes.c_void_p), address, ctypes.c_size_t(found.nbytes))
+        return found
+
+
+def communicator_of(rank, nranks, unique_id):
+    return fa.Communicator.init(nranks, rank, unique_id, f"cuda:{rank}", timeout=30), Driver(rank)
+
+
+def calls(rank, nranks, unique_id):
+    communicator, driver = communicator_of(rank, nranks, unique_id)
+    assert communicator.device == f"cuda:{rank}" and communicator.binding is None
+    inputs = [np.arange(COUNT * nranks, dtype=np.float32) % 7 + r for r in range(nranks)]
+    total, stream = np.sum(inputs, axis=0), driver.stream()
+    mine = driver.array(inputs[rank])
+    # A stream as an object of either kind, as a handle, and none: the default one.
+    for way in (stream, stream.cuda_stream, type("Other", (), {"__cuda_stream__": stream.__cuda_stream__})(), None):
+        output = driver.array(np.zeros_like(total))
+        communicator.allreduce(mine, output, stream=way)
+        driver.call("cuCtxSynchronize")
+        np.testing.assert_array_equal(output.numpy(), total)
+    gathered, part = driver.array(np.zeros((nranks, COUNT * nranks), np.float32)), driver.array(np.zeros(COUNT, np.float32))
+    communicator.allgather(mine, gathered, stream=stream)
+    communicator.reduce_scatter(mine, part, stream=stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(gathered.numpy(), inputs)
+    np.testing.assert_array_equal(part.numpy(), total[rank * COUNT :][:COUNT])
+    got = driver.array(np.zeros_like(total))
+    with fa.group():
+        communicator.send(mine, (rank + 1) % nranks, stream=stream)
+        communicator.recv(got, (rank - 1) % nranks, stream=stream)
+    communicator.broadcast(part, root=1, stream=stream)
+    communicator.barrier(stream=stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(got.numpy(), inputs[(rank - 1) % nranks])
+    np.testing.assert_array_equal(part.numpy(), total[COUNT : 2 * COUNT])
+    raw = fa.RawBuffer(mine.address, COUNT, "f32", device=f"cuda:{rank}")
+    communicator.allreduce(raw, stream=stream)
+    communicator.check()
+    stream.synchronize()
+    np.testing.assert_array_equal(mine.numpy()[:COUNT], total[:COUNT])
+
+
+def test_calls():
+    run(calls, 2)
+
+
+def registered(rank, nranks, unique_id):
+    communicator, driver = communicator_of(rank, nranks, unique_id)
+    mine = driver.array(np.full(COUNT, rank + 1.0, np.float32))
+    buffer = communicator.register_buffer(mine)
+    assert (buffer.address, buffer.nbytes, buffer.device) == (mine.address, COUNT * 4, f"cuda:{rank}")
+    with pytest.raises(AttributeError):
+        buffer.__array_interface__  # noqa: B018
+    output = driver.array(np.zeros(COUNT, np.float32))
+    communicator.allreduce(mine, output)
+    driver.call("cuCtxSynchronize")
+    assert (output.numpy() == nranks * (nranks + 1) / 2).all()
+    del buffer
+    communicator.barrier()
+    shared = communicator.alloc(COUNT * 4)
+    assert shared.__cuda_array_interface__["data"] == (shared.address, False) and shared.device == f"cuda:{rank}"
+    communicator.allreduce(fa.RawBuffer(shared.address, COUNT, "f32", device=f"cuda:{rank}"), output)
+    driver.call("cuCtxSynchronize")
+    assert (output.numpy() == 0).all()
+    # One rank's buffer is of the host: an error on all, and none has the registration.
+    with pytest.raises((ValueError, fa.errors.PeerFailed)):
+        host = np.zeros(COUNT, np.float32)
+        address = host.ctypes.data if rank == 0 else mine.address
+        communicator.register_buffer(fa.RawBuffer(address, COUNT, "f32", device=f"cuda:{rank}"))
+    # Other lengths on the ranks.
+    with pytest.raises(fa.errors.Disagreement):
+        communicator.register_buffer(fa.RawBuffer(mine.address, COUNT - rank, "f32", device=f"cuda:{rank}"))
+
+
+def test_registered_buffers():
+    run(registered, 2)
+
+
+def refused(rank, nranks, unique_id):
+    communicator, driver = communicator_of(rank, nranks, unique_id)
+    elsewhere = Driver(1 - rank)
+    foreign, foreign_stream = elsewhere.array(np.zeros(8, np.float32)), elsewhere.stream()
+    driver.call("cuCtxSetCurrent", driver.context)
+    mine = driver.array(np.zeros(8, np.float32))
+    for call, kind, said in (
+        (lambda: communicator.allreduce(np.zeros(8)), ValueError, f"on cpu, the communicator's buffers are on cuda:{rank}"),
+        (lambda: communicator.allreduce(fa.RawBuffer(64, 1, "f32")), ValueError, "on cpu"),
+        (lambda: communicator.allreduce(fa.RawBuffer(64, 1, "f32", device="cuda:7")), ValueError, "on cuda:7"),
+        (lambda: communicator.allreduce(foreign), fa.errors.InvalidPointer, "device"),
+        (lambda: communicator.allreduce(mine, foreign), fa.errors.InvalidPointer, "device"),
+        (lambda: communicator.allreduce(mine, stream=foreign_stream), fa.errors.InvalidStream, "stream"),
+        (lambda: communicator.allreduce(mine, stream="stream"), TypeError, "a stream is"),
+        (lambda: communicator.allreduce(fa.RawBuffer(mine.address + 2, 1, "f32", device=f"cuda:{rank}")), ValueError, "aligned"),
+    ):
+        with pytest.raises(kind, match=said):
+            call()
+    communicator.barrier()
+    with fa.Communicator.init(1, 0, fa.get_unique_id()) as host, pytest.raises(ValueError, match="on cuda:"):
+        host.allreduce(mine)
+
+
+def test_other_devices_and_streams():
+    run(refused, 2)
+
+
+def process_group(rank, nranks, _, store):
+    torch = pytest.importorskip("torch")
+    import torch.distributed as dist
+
+    from fast_allreduce.distributed import devices, queue
+
+    driver = Driver(rank)
+    stream = driver.stream()
+    stream.device = torch.device("cuda", rank)
+
+    class Tensor:
+        """What the backend asks a tensor for."""
+
+        is_cpu, dtype, device = False, torch.float32, torch.device("cuda", rank)
+
+        def __init__(self, values):
+            self.array = driver.array(np.asarray(values, np.float32))
+
+        __cuda_array_interface__ = property(lambda self: self.array.__cuda_array_interface__)
+
+        def numpy(self):
+            stream.synchronize()
+            return self.array.numpy()
+
+    from fast_allreduce.distributed import backend as calls
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (devices, queue, calls):
+            patch.setattr(module, "current_stream", lambda device: stream if device.type == "cuda" else None)
+        dist.init_process_group("fast_allreduce", init_method=f"file://{store}", rank=rank, world_size=nranks)
+        backend = dist.group.WORLD._get_backend(torch.device("cuda"))
+        for asynchronous in (False, True):
+            options = dist.AllreduceOptions()
+            options.asyncOp = asynchronous
+            tensor = Tensor([rank + 1] * COUNT)
+            work = backend.allreduce([tensor], options)
+            assert work.wait() and work.is_completed() and work.is_success() and stream.waits > 0
+            assert (tensor.numpy() == nranks * (nranks + 1) / 2).all()
+        # Calls with tensors on the CPU keep their place among them.
+        host = torch.full((3,), rank + 1.0)
+        dist.all_reduce(host)
+        assert torch.equal(host, torch.full((3,), nranks * (nranks + 1) / 2))
+        sent, got = Tensor([rank] * 8), Tensor([9] * 8)
+        works = [backend.send([sent], 1 - rank, 3), backend.recv([got], 1 - rank, 3)]
+        assert all(work.wait() for work in works) and (got.numpy() == 1 - rank).all()
+        backend.barrier(dist.BarrierOptions()).wait()
+        tensor.device = torch.device("cuda", 1 - rank)
+        with pytest.raises(ValueError, match="one GPU for each rank"):
+            backend.allreduce([tensor], dist.AllreduceOptions())
+        tensor.device = torch.device("meta")
+        with pytest.raises(ValueError, match="cpu and cuda are supported"):
+            backend.allreduce([tensor], dist.AllreduceOptions()).wait()
+        dist.destroy_process_group()
+
+
+def test_process_group(tmp_path):
+    run(process_group, 2, str(tmp_path / "store"))

@@ -1,0 +1,179 @@
+"""What of vLLM and SGLang calls this package, written from their interfaces: the classes that make and use what the plugins replace.
+
+It has their names and the calls that they make, in the order in which they make them, and nothing else of theirs.
+"""
+
+import sys
+import types
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+
+VLLM = "vllm.distributed.device_communicators"
+
+
+def _modules(*names):
+    """Modules of these names, with the packages that they are in."""
+    for name in names:
+        parts = name.split(".")
+        for length in range(1, len(parts) + 1):
+            path = ".".join(parts[:length])
+            if path not in sys.modules:
+                module = sys.modules[path] = types.ModuleType(path)
+                module.__path__ = []
+                if length > 1:
+                    setattr(sys.modules[".".join(parts[: length - 1])], parts[length - 1], module)
+
+
+class CustomAllreduce:
+    """vLLM's, on a machine without its kernels: it is never made, as something stands in for it."""
+
+    def __init__(self, *arguments, **settings):
+        raise AssertionError("vLLM's own CustomAllreduce was made")
+
+    @staticmethod
+    def create_shared_buffer(size_in_bytes, group=None, uncached=False):
+        return ["vLLM's own"]
+
+
+class CudaCommunicator:
+    """Who makes and asks `CustomAllreduce`."""
+
+    def __init__(self, group, device):
+        # Looked up here, as there: when the communicator is made.
+        from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce as Found
+
+        self.others = 0
+        self.ca_comm = Found(group=group, device=device, symm_mem_enabled=False, register_graph_buffers=True)
+
+    def capture(self):
+        return self.ca_comm.capture() if self.ca_comm is not None else nullcontext()
+
+    def all_reduce(self, input_):
+        if not self.ca_comm.disabled and self.ca_comm.should_custom_ar(input_):
+            out = self.ca_comm.custom_all_reduce(input_)
+            assert out is not None
+            return out
+        self.others += 1
+        out = input_.clone()
+        dist.all_reduce(out)
+        return out
+
+    def all_gather(self, input_):
+        return self.ca_comm.custom_all_gather(input_.contiguous())
+
+    def reduce_scatter(self, input_):
+        return self.ca_comm.custom_reduce_scatter(input_.contiguous())
+
+
+class _CPUSHMDistributed:
+    """vLLM's, without its operators: it says which of its calls were made."""
+
+    def __init__(self, communicator):
+        self.communicator = communicator
+        self.own = []
+
+    def all_reduce(self, input, group=None):
+        self.own.append("all_reduce")
+        dist.all_reduce(input, group=group)
+
+
+class CpuCommunicator:
+    """Who makes and asks `_CPUSHMDistributed`."""
+
+    def __init__(self, group, unique_name):
+        self.device_group = self.cpu_group = group
+        self.unique_name = unique_name
+        self.ranks = dist.get_process_group_ranks(group)
+        self.world_size, self.rank_in_group = group.size(), group.rank()
+        found = sys.modules[f"{VLLM}.cpu_communicator"]._CPUSHMDistributed
+        self.dist_module = found(self)
+        self.supports_tensor_dict = isinstance(self.dist_module, found)
+
+    def all_reduce(self, input_):
+        self.dist_module.all_reduce(input_, group=self.device_group)
+        return input_
+
+    def gather(self, input_, dst=0, dim=-1):
+        is_root = self.rank_in_group == dst
+        outputs = [torch.empty_like(input_) for _ in range(self.world_size)] if is_root else None
+        self.dist_module.gather(input_, outputs, dst=self.ranks[dst], group=self.device_group)
+        return torch.cat(outputs, dim=dim) if is_root else None
+
+    def all_gather(self, input_, dim=-1):
+        dim = dim + input_.dim() if dim < 0 else dim
+        size = input_.size()
+        output = torch.empty((size[0] * self.world_size, *size[1:]), dtype=input_.dtype)
+        self.dist_module.all_gather_into_tensor(output, input_, group=self.device_group)
+        output = output.reshape((self.world_size, *size)).movedim(0, dim)
+        return output.reshape(size[:dim] + (self.world_size * size[dim],) + size[dim + 1 :])
+
+    def send_tensor_dict(self, tensor_dict, dst):
+        return self.dist_module.send_tensor_dict(tensor_dict, dst)
+
+    def recv_tensor_dict(self, src):
+        return self.dist_module.recv_tensor_dict(src)
+
+
+def vllm():
+    """Puts the modules there that the plugin looks into."""
+    _modules(f"{VLLM}.custom_all_reduce", f"{VLLM}.cpu_communicator")
+    sys.modules[f"{VLLM}.custom_all_reduce"].CustomAllreduce = CustomAllreduce
+    sys.modules[f"{VLLM}.cpu_communicator"]._CPUSHMDistributed = _CPUSHMDistributed
+
+
+class SglangGroup:
+    """SGLang's GroupCoordinator, of CPU ranks whose operators are there."""
+
+    def __init__(self, group):
+        self.cpu_group, self.world_size = group, group.size()
+
+    def all_reduce(self, input_):
+        torch.ops.sgl_kernel.shm_allreduce(input_, int(dist.ReduceOp.SUM))
+        return input_
+
+    def all_gather(self, input_, dim=-1):
+        return torch.ops.sgl_kernel.shm_allgather(input_, dim + input_.dim() if dim < 0 else dim)
+
+
+def sglang(group):
+    """The operators, which say that they are SGLang's own, and the module that names the group; the group that asks them."""
+    _modules("sgl_kernel", "sglang.srt.distributed.parallel_state")
+    coordinator = SglangGroup(group)
+    sys.modules["sglang.srt.distributed.parallel_state"].get_tp_group = lambda: coordinator
+    operators = torch.library.Library("sgl_kernel", "FRAGMENT")
+    operators.define("initialize(int size, int rank) -> ()")
+    operators.define("shm_allreduce(Tensor(a!) data, int reduce_op) -> ()")
+    operators.define("shm_allgather(Tensor data, int dim) -> Tensor")
+
+    def own(*arguments):
+        raise AssertionError("SGLang's own operator was called")
+
+    operators.impl("initialize", own, "CompositeImplicitAutograd")
+    operators.impl("shm_allreduce", own, "CPU")
+    operators.impl("shm_allgather", own, "CPU")
+    # As SGLang has them for its compiled graphs.
+    torch.library.register_fake("sgl_kernel::shm_allreduce", lambda data, op: None, lib=operators)
+    torch.library.register_fake(
+        "sgl_kernel::shm_allgather", lambda data, dim: torch.cat([data] * coordinator.world_size, dim), lib=operators
+    )
+    # They end with their handle.
+    _operators.append(operators)
+    return coordinator
+
+
+_operators = []
+
+
+def forget():
+    """Ends all of this in a process, with what a plugin has replaced in it."""
+    for name in [name for name in sys.modules if name.split(".")[0] in ("vllm", "sglang", "sgl_kernel")]:
+        del sys.modules[name]
+    plugin = sys.modules.get("fast_allreduce.sglang")
+    if plugin is not None:
+        if plugin._ranks.library is not None:
+            plugin._ranks.library._destroy()
+        vars(plugin._ranks).clear()
+    while _operators:
+        _operators.pop()._destroy()

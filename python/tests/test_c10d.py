@@ -1,0 +1,222 @@
+"""What torch's tests of gloo cover, with this backend: wrong arguments, no elements, many calls at once, waits, timeouts.
+
+The names are those of test_c10d_gloo.py where there is one that does the same; results of each call are in test_distributed.py.
+"""
+
+import datetime
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+from test_distributed import full, on_ranks  # noqa: E402
+
+import fast_allreduce as fa  # noqa: E402
+
+
+def checks(rank, nranks):
+    """test_allreduce_checks, test_broadcast_checks, test_gather_checks, ...: refused on this rank alone."""
+    f32, f64, wide = full(rank), full(rank, dtype=torch.float64), full(rank, 9)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    for call, kind in (
+        (lambda: backend.allreduce([], options), ValueError),
+        (lambda: backend.allreduce([f32, f32], options), ValueError),
+        (lambda: backend.allreduce([torch.eye(3).to_sparse()], options), ValueError),
+        (lambda: dist.broadcast(f32, nranks), ValueError),
+        (lambda: dist.broadcast(f32, -1), OverflowError),
+        (lambda: dist.reduce(f32, nranks), ValueError),
+        (lambda: dist.all_gather([f32], f32), ValueError),
+        (lambda: dist.all_gather([f64] * nranks, f32), (ValueError, RuntimeError)),
+        (lambda: dist.all_gather([wide] * nranks, f32), ValueError),
+        (lambda: dist.all_gather_into_tensor(wide, f32), ValueError),
+        (lambda: dist.all_gather_into_tensor(full(0, 5 * nranks, dtype=torch.float64), f32), (ValueError, RuntimeError)),
+        (lambda: dist.reduce_scatter_tensor(f32, wide), ValueError),
+        (lambda: dist.reduce_scatter(f32, [f32] * (nranks + 1)), ValueError),
+        (lambda: dist.scatter(f32, [wide] * nranks if rank == 0 else None) if rank == 0 else raises(), ValueError),
+        (lambda: dist.gather(f32, [wide] * nranks) if rank == 0 else raises(), ValueError),
+        (lambda: dist.gather(f32, [f32] * (nranks + 1)) if rank == 0 else raises(), ValueError),
+        (lambda: dist.all_to_all([f32] * (nranks - 1), [f32] * nranks), ValueError),
+        (lambda: dist.all_to_all_single(wide, wide, [9] * nranks, [9] * nranks), ValueError),
+        (lambda: dist.send(f32, nranks), ValueError),
+        (lambda: dist.all_reduce(full(rank, 4, 4).t()), ValueError),
+        (lambda: dist.all_reduce([f32]), TypeError),
+        (lambda: dist.all_reduce(f32, "sum"), TypeError),
+    ):
+        try:
+            call()
+        except kind:
+            continue
+        raise AssertionError(f"not refused: line {call.__code__.co_firstlineno}")
+    dist.barrier()
+
+
+def raises():
+    raise ValueError("this rank makes no call that could be refused")
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_checks(nranks, tmp_path):
+    on_ranks(checks, nranks, tmp_path)
+
+
+def empty(rank, nranks):
+    """test_empty_tensors, test_gather_noncontiguous_input and the like, of no elements."""
+    nothing = torch.empty(0)
+    dist.all_reduce(nothing)
+    dist.broadcast(nothing, 0)
+    dist.all_gather([torch.empty(0) for _ in range(nranks)], nothing)
+    dist.all_gather_into_tensor(torch.empty(0), nothing)
+    dist.reduce_scatter_tensor(torch.empty(0), nothing)
+    dist.all_to_all_single(torch.empty(0, 3), torch.empty(0, 3))
+    dist.all_reduce(torch.empty(2, 0, 3), async_op=True).wait()
+    if rank == 0:
+        dist.send(nothing, 1)
+    elif rank == 1:
+        dist.recv(nothing, 0)
+    # One rank has nothing, the others have something.
+    counts = [0 if r == 0 else r for r in range(nranks)]
+    outputs = [torch.empty(count) for count in counts]
+    dist.all_gather(outputs, full(rank, counts[rank]) if counts[rank] else torch.empty(0))
+    assert all(torch.equal(output, torch.full((count,), float(r))) for r, (output, count) in enumerate(zip(outputs, counts)))
+    dist.barrier()
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_no_elements(nranks, tmp_path):
+    on_ranks(empty, nranks, tmp_path)
+
+
+def stress(rank, nranks):
+    """test_allreduce_stress, test_broadcast_stress, test_allgather_stress, ...: a thousand calls before any is waited for."""
+    total = sum(range(nranks))
+    tensors = [full(rank + index) for index in range(1000)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for work in works:
+        work.wait()
+    assert all(torch.equal(tensor, full(total + nranks * index)) for index, tensor in enumerate(tensors))
+    inputs = [full(rank + index) for index in range(200)]
+    outputs = [[torch.empty(5) for _ in range(nranks)] for _ in inputs]
+    works = [dist.all_gather(output, one, async_op=True) for output, one in zip(outputs, inputs)]
+    works += [dist.broadcast(one, index % nranks, async_op=True) for index, one in enumerate(inputs)]
+    # In another order than they were made.
+    for work in reversed(works):
+        work.wait()
+    assert all(torch.equal(outputs[index][r], full(r + index)) for index in range(200) for r in range(nranks))
+    assert all(torch.equal(one, full(index % nranks + index)) for index, one in enumerate(inputs))
+    # Collectives and messages between each other, none waited for before all have been made.
+    right, left, kept = (rank + 1) % nranks, (rank - 1) % nranks, []
+    for index in range(300):
+        got, sum_ = torch.empty(3), full(rank, 3)
+        kept.append((dist.isend(full(rank * 1000 + index, 3), right), dist.irecv(got, left), got))
+        if index % 7 == 0:
+            kept.append((dist.all_reduce(sum_, async_op=True), None, sum_))
+    for first, second, tensor in kept:
+        first.wait()
+        if second is None:
+            assert torch.equal(tensor, full(total, 3))
+        else:
+            second.wait()
+    got = [tensor for _, second, tensor in kept if second is not None]
+    assert all(torch.equal(tensor, full(left * 1000 + index, 3)) for index, tensor in enumerate(got))
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_stress(nranks, tmp_path):
+    on_ranks(stress, nranks, tmp_path)
+
+
+def waits(rank, nranks):
+    """test_barrier_implies_wait, test_allreduce_basics_using_then, test_reduce_scatter_tensor_coalesced."""
+    tensors = [full(rank + index) for index in range(50)]
+    for tensor in tensors:
+        dist.all_reduce(tensor, async_op=True)
+    dist.barrier()
+    total = sum(range(nranks))
+    assert all(torch.equal(tensor, full(total + nranks * index)) for index, tensor in enumerate(tensors))
+    done = []
+    future = dist.all_reduce(full(rank), async_op=True).get_future()
+    chained = future.then(lambda one: done.append(one.value()[0].sum().item()) or 7)
+    assert chained.wait() == 7 and done == [5.0 * total]
+    # Nobody waits: the group's own thread does.
+    tensor, before = full(rank), time.monotonic()
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    while not future.done() and time.monotonic() - before < 10:
+        time.sleep(0.002)
+    assert torch.equal(tensor, full(total))
+    with dist._coalescing_manager(async_ops=True) as manager:
+        outputs = [torch.empty(2 * nranks) for _ in range(3)]
+        for index, output in enumerate(outputs):
+            dist.all_gather_into_tensor(output, full(rank + index, 2))
+    manager.wait()
+    assert all(
+        torch.equal(output, torch.cat([full(r + index, 2) for r in range(nranks)])) for index, output in enumerate(outputs)
+    )
+    with dist._coalescing_manager():
+        outputs = [torch.empty(2) for _ in range(3)]
+        for index, output in enumerate(outputs):
+            dist.reduce_scatter_tensor(output, full(rank + index, 2 * nranks))
+    assert all(torch.equal(output, full(total + nranks * index, 2)) for index, output in enumerate(outputs))
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_waits(nranks, tmp_path):
+    on_ranks(waits, nranks, tmp_path)
+
+
+def many_groups(rank, nranks):
+    """test_multi_device_constructor's and round robin's place: groups side by side, whose calls do not mix."""
+    groups = [dist.new_group(timeout=datetime.timedelta(seconds=30)) for _ in range(4)]
+    tensors = [full(rank + index) for index in range(4)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in zip(tensors, groups)]
+    for work in reversed(works):
+        work.wait()
+    assert all(torch.equal(tensor, full(sum(range(nranks)) + nranks * index)) for index, tensor in enumerate(tensors))
+    for group in groups:
+        dist.destroy_process_group(group)
+    dist.all_reduce(tensors[0])
+
+
+def test_groups_side_by_side(tmp_path):
+    on_ranks(many_groups, 3, tmp_path)
+
+
+def alone_in_time(rank, nranks):
+    """test_allreduce_timeout, test_send_recv_timeout: a rank that does not come is named, and the group has failed then."""
+    if rank == 1:
+        time.sleep(3)
+        return
+    for call in (
+        lambda: dist.all_reduce(full(rank)),
+        lambda: dist.recv(full(rank), 1),
+        lambda: dist.broadcast(full(rank), 1),
+    ):
+        started = time.monotonic()
+        with pytest.raises(fa.Error, match="rank 1|ranks \\[1\\]|timed out"):
+            call()
+        assert time.monotonic() - started < 3
+
+
+def test_timeouts(tmp_path):
+    on_ranks(alone_in_time, 2, tmp_path, timeout=1)
+
+
+def nobody_else(rank, nranks, store):
+    """A rank that does not come to init_process_group is named within the group's time."""
+    if rank == 1:
+        return
+    limit = datetime.timedelta(seconds=1)
+    options = {"init_method": f"file://{store}2", "rank": 0, "world_size": 2, "timeout": limit}
+    dist.destroy_process_group()
+    started = time.monotonic()
+    with pytest.raises(fa.errors.Timeout, match=r"ranks \[1\] have not come within 1\.0 s") as caught:
+        dist.init_process_group("fast_allreduce", **options)
+    assert caught.value.missing == [1] and time.monotonic() - started < 10
+    dist.init_process_group("fast_allreduce", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def test_a_rank_that_does_not_come_at_all(tmp_path):
+    on_ranks(nobody_else, 2, tmp_path, str(tmp_path / "store"))

@@ -1,0 +1,248 @@
+"""The plugins for vLLM and SGLang, under stand-ins of the classes that call them; on the CPU."""
+
+import datetime
+import os
+from importlib.metadata import entry_points
+
+import pytest
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+import stand_ins  # noqa: E402
+from ranks import run  # noqa: E402
+
+import fast_allreduce as fa  # noqa: E402
+
+
+def on_ranks(function, nranks, tmp_path, **environment):
+    run(_in_gloo, nranks, function, str(tmp_path / "store"), environment)
+
+
+def _in_gloo(rank, nranks, _, function, store, environment):
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    limit = datetime.timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nranks, timeout=limit)
+    try:
+        function(rank, nranks)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+        stand_ins.forget()
+        for name in environment:
+            del os.environ[name]
+
+
+def plugin(group, name="fast_allreduce"):
+    """What the server would call: the entry point of the installed package."""
+    (found,) = entry_points(group=group, name=name)
+    return found.load()
+
+
+def values(rank, shape, dtype):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def in_rank_order(nranks, shape, dtype):
+    """Sums in f32 in the order of the ranks, rounded once."""
+    total = values(0, shape, dtype).float()
+    for rank in range(1, nranks):
+        total += values(rank, shape, dtype).float()
+    return total.to(dtype)
+
+
+def custom_allreduce(rank, nranks):
+    stand_ins.vllm()
+    plugin("vllm.general_plugins")()
+    plugin("vllm.general_plugins")()
+    communicator = stand_ins.CudaCommunicator(dist.group.WORLD, torch.device("cpu"))
+    ours = communicator.ca_comm
+    assert isinstance(ours, stand_ins.CustomAllreduce) and not ours.disabled
+    assert ours.create_shared_buffer(8) == ["vLLM's own"]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        # 7 elements are no multiple of 16 bytes, which vLLM's kernels ask for.
+        for shape in ((7,), (3, 4096), (1, 0), (512, 1024)):
+            mine = values(rank, shape, dtype)
+            kept = mine.clone()
+            assert torch.equal(communicator.all_reduce(mine), in_rank_order(nranks, shape, dtype))
+            assert torch.equal(mine, kept)
+        with communicator.capture():
+            mine = values(rank, (64, 32), dtype)
+            assert torch.equal(communicator.all_reduce(mine), in_rank_order(nranks, (64, 32), dtype))
+            # Dense, and in another order than C's; a view into something larger.
+            transposed = communicator.all_reduce(mine.t())
+            assert torch.equal(transposed, in_rank_order(nranks, (64, 32), dtype).t())
+            assert torch.equal(communicator.all_reduce(mine[8:16]), in_rank_order(nranks, (64, 32), dtype)[8:16])
+        gathered = communicator.all_gather(values(rank, (3, 8), dtype))
+        assert torch.equal(gathered, torch.cat([values(r, (3, 8), dtype) for r in range(nranks)]))
+        scattered = communicator.reduce_scatter(values(rank, (2 * nranks, 8), dtype))
+        assert torch.equal(scattered, in_rank_order(nranks, (2 * nranks, 8), dtype)[2 * rank :][:2])
+    assert communicator.others == 0
+    # What is left to the others: another type, a part of a row, more than the limit, rows that cannot be shared.
+    for refused in (torch.zeros(16, dtype=torch.int64), torch.zeros(4, 8)[:, :3], torch.zeros((8 << 20) // 4 + 1)):
+        assert not ours.should_custom_ar(refused) and ours.custom_all_reduce(refused) is None
+    assert communicator.reduce_scatter(torch.zeros(nranks + 1, 4)) is None or nranks == 1
+    # Every number of tokens has the same sums, also above that limit.
+    ours.batch_invariant = True
+    rows = values(rank, (4200, 512), torch.float32)
+    batch = communicator.all_reduce(rows)
+    assert torch.equal(batch[:3], communicator.all_reduce(rows[:3])) and torch.equal(batch, in_rank_order(nranks, (4200, 512), torch.float32))
+    ours.close()
+    ours.close()
+    assert ours.disabled and not ours.should_custom_ar(torch.zeros(16))
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_vllm_custom_allreduce(nranks, tmp_path):
+    on_ranks(custom_allreduce, nranks, tmp_path, FAST_ALLREDUCE_VLLM="cuda")
+
+
+def no_gpu(rank, nranks):
+    stand_ins.vllm()
+    plugin("vllm.general_plugins")()
+    communicator = stand_ins.CudaCommunicator(dist.group.WORLD, 0)
+    # Nobody has a GPU here: vLLM goes on without, on all ranks.
+    assert communicator.ca_comm.disabled and communicator.ca_comm.device == torch.device("cuda:0")
+    assert torch.equal(communicator.all_reduce(torch.full((8,), rank + 1.0)), torch.full((8,), 3.0))
+    assert communicator.others == 1
+
+
+def test_vllm_without_a_gpu(tmp_path):
+    on_ranks(no_gpu, 2, tmp_path, FAST_ALLREDUCE_VLLM="cuda")
+
+
+def shared_memory(rank, nranks):
+    stand_ins.vllm()
+    plugin("vllm.general_plugins")()
+    communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
+    assert communicator.supports_tensor_dict and not hasattr(communicator.dist_module, "own")
+    for dtype in (torch.bfloat16, torch.float32):
+        data = values(rank, (5, 33), dtype)
+        assert communicator.all_reduce(data) is data and torch.equal(data, in_rank_order(nranks, (5, 33), dtype))
+        columns = values(rank, (6, 4), dtype)
+        communicator.all_reduce(columns[:, 1:3])
+        assert torch.equal(columns[:, 1:3], in_rank_order(nranks, (6, 4), dtype)[:, 1:3])
+        assert torch.equal(columns[:, 0], values(rank, (6, 4), dtype)[:, 0])
+    for dtype in (torch.bfloat16, torch.bool, torch.int16):
+        for dim in (0, -1):
+            mine = values(rank, (2, 3), torch.float32).gt(0) if dtype == torch.bool else values(rank, (2, 3), dtype)
+            parts = [None] * nranks
+            dist.all_gather_object(parts, mine)
+            gathered = communicator.gather(mine, dst=nranks - 1, dim=dim)
+            assert (gathered is None) == (rank != nranks - 1)
+            assert gathered is None or torch.equal(gathered, torch.cat(parts, dim=dim))
+            assert torch.equal(communicator.all_gather(mine, dim=dim), torch.cat(parts, dim=dim))
+    sent = {f"tensor {index}": torch.full((index % 3, 4), index, dtype=torch.bfloat16) for index in range(70)}
+    sent |= {"mask": torch.tensor([True, False]), "number": torch.tensor(7)}
+    if rank == 0:
+        communicator.send_tensor_dict(sent, 1)
+        with pytest.raises(ValueError, match="'text' is a str"):
+            communicator.send_tensor_dict({"text": "no tensor"}, 1)
+    elif rank == 1:
+        got = communicator.recv_tensor_dict(0)
+        assert list(got) == list(sent)
+        assert all(got[key].dtype == value.dtype and torch.equal(got[key], value) for key, value in sent.items())
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_vllm_shared_memory(nranks, tmp_path):
+    on_ranks(shared_memory, nranks, tmp_path, FAST_ALLREDUCE_VLLM="cpu,cuda")
+
+
+def other_machine(rank, nranks):
+    import fast_allreduce.process_group as meeting
+
+    stand_ins.vllm()
+    plugin("vllm.general_plugins")()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meeting, "node", lambda: f"machine {rank}")
+        communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
+        with pytest.raises(fa.errors.InvalidArgument, match="rank 0 is on 'machine 0'|rank 1 is on 'machine 1'"):
+            meeting.communicator_of(dist.group.WORLD)
+    # vLLM's own class answers.
+    data = torch.full((3,), rank + 1.0)
+    communicator.all_reduce(data)
+    assert torch.equal(data, torch.full((3,), 3.0)) and communicator.dist_module.own == ["all_reduce"]
+
+
+def test_vllm_between_machines(tmp_path):
+    on_ranks(other_machine, 2, tmp_path, FAST_ALLREDUCE_VLLM="cpu")
+
+
+def test_nothing_is_replaced_unasked(monkeypatch):
+    import sys
+
+    stand_ins.vllm()
+    try:
+        monkeypatch.delenv("FAST_ALLREDUCE_VLLM", raising=False)
+        register = plugin("vllm.general_plugins")
+        register()
+        module = sys.modules[f"{stand_ins.VLLM}.custom_all_reduce"]
+        assert module.CustomAllreduce is stand_ins.CustomAllreduce
+        monkeypatch.setenv("FAST_ALLREDUCE_VLLM", "gpu")
+        with pytest.raises(ValueError, match="cpu and cuda are known"):
+            register()
+        monkeypatch.setenv("FAST_ALLREDUCE_VLLM", "cuda")
+        monkeypatch.delattr(module, "CustomAllreduce")
+        with pytest.raises(fa.errors.Unavailable, match="written for vLLM 0.33.0"):
+            register()
+    finally:
+        stand_ins.forget()
+    monkeypatch.delenv("FAST_ALLREDUCE_SGLANG", raising=False)
+    plugin("sglang.srt.plugins")()
+    monkeypatch.setenv("FAST_ALLREDUCE_SGLANG", "1")
+    with pytest.raises(ValueError, match="cpu is known"):
+        plugin("sglang.srt.plugins")()
+    monkeypatch.setenv("FAST_ALLREDUCE_SGLANG", "cpu")
+    with pytest.raises(fa.errors.Unavailable, match="SGLang 0.5.23"):
+        plugin("sglang.srt.plugins")()
+
+
+def sglang(rank, nranks):
+    group = stand_ins.sglang(dist.group.WORLD)
+    plugin("sglang.srt.plugins")()
+    plugin("sglang.srt.plugins")()
+    with pytest.raises(fa.errors.Unavailable, match="has not been called"):
+        group.all_reduce(torch.zeros(3))
+    torch.ops.sgl_kernel.initialize(nranks, rank)
+    torch.ops.sgl_kernel.initialize(nranks, rank)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for shape in ((3,), (16, 4096), (2, 0)):
+            data = values(rank, shape, dtype)
+            assert group.all_reduce(data) is data and torch.equal(data, in_rank_order(nranks, shape, dtype))
+        for dim in (0, 1, -1):
+            parts = [values(r, (2, 3, 5), dtype) for r in range(nranks)]
+            assert torch.equal(group.all_gather(parts[rank], dim), torch.cat(parts, dim))
+    with pytest.raises(ValueError, match="only torch.distributed.ReduceOp.SUM"):
+        torch.ops.sgl_kernel.shm_allreduce(torch.zeros(3), int(dist.ReduceOp.MAX))
+
+    def layer(hidden):
+        hidden = hidden * 2
+        group.all_reduce(hidden)
+        return group.all_gather(hidden.relu(), -1)
+
+    hidden = values(rank, (4, 8), torch.float32)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(hidden), layer(hidden))
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_sglang(nranks, tmp_path):
+    on_ranks(sglang, nranks, tmp_path, FAST_ALLREDUCE_SGLANG="cpu")
+
+
+def one_fails(rank, nranks):
+    from fast_allreduce.process_group import communicator_of
+
+    with pytest.raises(fa.Error) as caught:
+        communicator_of(dist.group.WORLD, "cpu", timeout=3, **({"max_bytes": 1} if rank == 1 else {}))
+    assert isinstance(caught.value, fa.Error), caught.value
+    communicator = communicator_of(dist.new_group([0, 1]), timeout=20)
+    data = torch.ones(3)
+    communicator.allreduce(data)
+    assert torch.equal(data, torch.full((3,), 2.0))
+
+
+def test_a_group_whose_ranks_cannot_all_join(tmp_path):
+    on_ranks(one_fails, 2, tmp_path)
