@@ -35,8 +35,9 @@ FA_FN bool is_thread(const FaLaunch &launch, u32 rank) { return (launch.threads 
 
 // Where the receiver finds a message of `peer`; 0 where it may not look.
 FA_FN u64 posted_address(const FaLaunch &launch, u32 peer, u64 source) {
+  u64 address;
   if ((source & kHere) == 0)
-    return registered_address(launch, peer, source);
+    return find_registered(launch, peer, source, &address) ? address : 0;
   return is_thread(launch, peer) ? source & ~kHere : 0;
 }
 
