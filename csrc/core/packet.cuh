@@ -143,6 +143,8 @@ FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Bl
         FA_UNROLL
         for (u32 next = 1; next < kBatch; ++next)
           packs[next - 1] = packs[next];
+        // The last stays: without this its copies are of nothing at the end.
+        asm volatile("" : "+l"(packs[kBatch - 1].low), "+l"(packs[kBatch - 1].high));
       }
     }
   });
