@@ -63,7 +63,8 @@ struct FaCall {
   uint64_t digest; // of the counts by rank, where there are some
 };
 
-// A flag word that a peer writes and its owner waits on, and where that peer's input is.
+// A flag word that a peer writes and its owner waits on, and where that peer's input is. On a GPU the first
+// 16 bytes are two words of 64 bits instead, each of the epoch above 32 bits of the source: core/signal.cuh.
 struct FaSignal {
   uint32_t epoch;
   uint32_t call; // host: the call in a word; stored and loaded together with the epoch

@@ -37,8 +37,7 @@ PACKETS = r"push|ring|halving_doubling"
 # Kernels launch with up to 512 threads, and a block has 65536 registers.
 MAX_REGISTERS = 65536 // 512
 # The largest is a two-shot between 8 ranks.
-# 8 KiB, and one line of the instruction cache: two_shot_pull_f16_sum_w8 is the one that needs it.
-MAX_HOT_BYTES = (8 << 10) + 128
+MAX_HOT_BYTES = 8 << 10
 MAX_FATBIN = 8 << 20
 # As it is stored, compressed.
 MAX_PTX = 4 << 20

@@ -30,11 +30,9 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
   const auto slices = partition.slices(bytes, ranks);
   u8 *output = reinterpret_cast<u8 *>(launch.output);
   u64 *sources = block.scratch();
-  const auto arrived = [&](BarrierStage stage, u32 r) -> Failure {
-    if (stage == kStart)
-      return find_input(launch, block, state, r, staging(launch, r, state));
-    sources[r] = u64(staging(launch, keeper_of(ranks, r), state));
-    return {};
+  const auto arrived = [&](BarrierStage stage, u32 r, const Arrival &arrival) -> Failure {
+    const u32 keeper = stage == kStart ? r : keeper_of(ranks, r);
+    return set_input(launch, block, stage, r, arrival, staging(launch, keeper, state));
   };
   const bool complete = run_phases(
       launch, block, reduce.world(), state, [] {}, arrived,

@@ -15,17 +15,12 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
   const LaunchState state = begin_launch(launch, block, false);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
-  const u32 rank = launch.rank, ranks = reduce.world();
+  const u32 ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
   const auto partition = Epilogue::partition(launch, reduce);
   const auto slices = partition.slices(bytes, ranks);
-  FA_ROLL
-  for (u32 step = kFirstStep; step < ranks; ++step) {
-    // Each rank writes to one peer at a time, a different one from its peers.
-    const u32 r = (rank + step) % ranks;
-    send_packets(launch, block, reinterpret_cast<const u8 *>(launch.input), slices.of(r), bytes,
-                 slots_of(launch, ranks, r, state.epoch, kInputs, kParts, rank), state.epoch, partition);
-  }
+  send_slices(partition, launch, block, reinterpret_cast<const u8 *>(launch.input), slices, bytes, ranks,
+              state.epoch);
   reduce.template slices<Epilogue>(launch, block, state.epoch, partition, slices, bytes,
                                    reinterpret_cast<u8 *>(launch.output));
   end_launch(launch, block, state);

@@ -41,25 +41,35 @@ private:
   }
 };
 
-// After rank r's start signal, by the lane that has waited for it: sets the block's scratch to where r's
-// input is. If r has staged it, that is at `staged`. `skipped` is what to skip of an input that is read where
-// it is.
-template <class Block>
-FA_FN Failure find_input(const FaLaunch &launch, Block &block, const LaunchState &state, u32 r,
-                         const u8 *staged, u64 skipped = 0) {
-  u64 address = u64(staged), source = launch.source;
+// After rank r's start signal, by the lane that has waited for it: where r's input is. If r has staged it,
+// that is at `address`, which is left as it is. `skipped` is what to skip of an input that is read where it
+// is.
+FA_FN Failure find_input(const FaLaunch &launch, u32 r, const Arrival &arrival, u64 skipped, u64 *address,
+                         u64 *source) {
+  *source = launch.source;
   if (r == launch.rank) {
-    address = launch.input + skipped;
-  } else {
-    source = load_relaxed(&signal_of(launch, launch.rank, kStart, state, block.index(), r)->source);
-    if (source != 0) {
-      address = registered_address(launch, r, source);
-      // No rank is to blame for what this one does not know.
-      if (address == 0)
-        return {FA_UNKNOWN_BUFFER, 0};
-      address += skipped;
-    }
+    *address = launch.input + skipped;
+    return {};
   }
+  *source = arrival.source();
+  if (*source == 0)
+    return {};
+  // No rank is to blame for what this one does not know.
+  if (!find_registered(launch, r, *source, address))
+    return {FA_UNKNOWN_BUFFER, 0};
+  *address += skipped;
+  return {};
+}
+
+// Sets the block's scratch to where rank r's bytes are, for Inputs. At the start that is r's input, as above;
+// then what it has staged.
+template <class Block>
+FA_FN Failure set_input(const FaLaunch &launch, Block &block, BarrierStage stage, u32 r,
+                        const Arrival &arrival, const u8 *staged, u64 skipped = 0) {
+  u64 address = u64(staged), source = 0;
+  if (stage == kStart)
+    if (const Failure failure = find_input(launch, r, arrival, skipped, &address, &source); !failure.none())
+      return failure;
   block.scratch()[r] = address;
   block.scratch()[FA_MAX_RANKS + r] = source;
   return {};
@@ -72,8 +82,8 @@ FA_FN bool meet_for_inputs(const FaLaunch &launch, Block &block, const LaunchSta
                            u64 skipped = 0) {
   return barrier(
       launch, block, launch.world, kStart, state, [] {},
-      [&](u32 r) {
-        return find_input(launch, block, state, r, staging(launch, r, state) + staged, skipped);
+      [&](u32 r, const Arrival &arrival) {
+        return set_input(launch, block, kStart, r, arrival, staging(launch, r, state) + staged, skipped);
       });
 }
 

@@ -205,8 +205,17 @@ FA_FN void expect_store(const u8 *address) {
 }
 
 #if FA_CUDA
-// Four 64-bit words in two 128-bit accesses. PTX treats a vector access as its elements in no order: each
-// word is single-copy atomic, the four are not, so each carries its own tag. One address for both: less code.
+// Two 64-bit words in one access. PTX treats a vector access as its elements in no order: each word is
+// single-copy atomic, the two are not, so each carries its own tag.
+FA_FN void store_relaxed_pair(u64 *address, u64 a, u64 b) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(a), "l"(b) : "memory");
+}
+
+FA_FN void load_acquire_pair(const u64 *address, u64 *a, u64 *b) {
+  asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*a), "=l"(*b) : "l"(address) : "memory");
+}
+
+// Four likewise, in two accesses. One address for both: less code.
 FA_FN void store_relaxed_words(u64 *address, u64 a, u64 b, u64 c, u64 d) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};\n\t"
                "st.relaxed.sys.global.v2.u64 [%0+16], {%3, %4};" ::"l"(address),

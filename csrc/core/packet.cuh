@@ -105,6 +105,52 @@ FA_STEP void send_packets(const FaLaunch &launch, const Block &block, const u8 *
       partition);
 }
 
+// Sends each slice of a message to its owner, as inputs of a two-shot.
+template <class Partition, class Block>
+FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block &block, const u8 *from,
+                       const Slices &slices, u64 bytes, u32 world, u32 epoch) {
+  FA_ROLL
+  for (u32 step = kFirstStep; step < world; ++step) {
+    // Each rank writes to one peer at a time, a different one from its peers.
+    const u32 r = (launch.rank + step) % world;
+    send_packets(launch, block, from, slices.of(r), bytes,
+                 slots_of(launch, world, r, epoch, kInputs, kParts, launch.rank), epoch, partition);
+  }
+}
+
+#if FA_CUDA
+// Packs of an index of several slices are loaded before one is sent, so that no load of them waits for
+// another.
+template <u32 W, class Block>
+FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Block &block, const u8 *from,
+                       const EqualSlices &slices, u64, u32, u32 epoch) {
+  // More take more code than the trips save.
+  constexpr u32 kBatch = W < 4 ? W : 4;
+  const Tag tag = packet_tag(launch, epoch);
+  partition.for_each(block, slices.of(0), [&](Index i) {
+    FA_ROLL
+    for (u32 step = 0; step < W; step += kBatch) {
+      Pack packs[kBatch];
+      FA_UNROLL
+      for (u32 k = 0; k < kBatch; ++k)
+        packs[k] = load(from + u64((launch.rank + step + k) % W * slices.each + i) * kPackBytes, Whole{}, 0);
+      // One body for all: the next one moves to the front. Where a world is no multiple of a batch, some are
+      // sent twice.
+      FA_ROLL
+      for (u32 k = step; k < (W % kBatch == 0 ? step + kBatch : min(step + kBatch, W)); ++k) {
+        const u32 r = (launch.rank + k) % W;
+        store_packet(slots_of(launch, W, r, epoch, kInputs, kParts, launch.rank) + i, packs[0], tag);
+        FA_UNROLL
+        for (u32 next = 1; next < kBatch; ++next)
+          packs[next - 1] = packs[next];
+        // The last stays: without this its copies are of nothing at the end.
+        asm volatile("" : "+l"(packs[kBatch - 1].low), "+l"(packs[kBatch - 1].high));
+      }
+    }
+  });
+}
+#endif
+
 // Sends one pack to all ranks, at an index of the same part.
 FA_FN void send_to_all(const FaLaunch &launch, u32 world, u32 epoch, u32 part, u32 parts, Index i,
                        const Pack &pack) {

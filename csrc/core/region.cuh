@@ -9,12 +9,14 @@ FA_FN FaRegionHead *region_head(const FaLaunch &launch, u32 rank) {
   return reinterpret_cast<FaRegionHead *>(launch.regions[rank]);
 }
 
-// Address in this process of what a source names in a registered buffer of `rank`; 0 where it has no such.
-FA_FN u64 registered_address(const FaLaunch &launch, u32 rank, u64 source) {
-  const u64 id = source >> FA_SOURCE_ID_SHIFT, offset = source & ((u64(1) << FA_SOURCE_ID_SHIFT) - 1);
+// Sets the address in this process of what a source names in a registered buffer of `rank`. False: it has no
+// such.
+FA_FN bool find_registered(const FaLaunch &launch, u32 rank, u64 source, u64 *address) {
+  const u32 index = u32(source >> FA_SOURCE_ID_SHIFT) - 1;
   const u64 *table = reinterpret_cast<const u64 *>(launch.buffers);
-  const u64 base = id - 1 < launch.buffer_count ? table[(id - 1) * FA_MAX_RANKS + rank] : 0;
-  return base == 0 ? 0 : base + offset;
+  const u64 base = index < u32(launch.buffer_count) ? table[u64(index) * FA_MAX_RANKS + rank] : 0;
+  *address = base + (source & ((u64(1) << FA_SOURCE_ID_SHIFT) - 1));
+  return base != 0;
 }
 
 // Which launch this is. The generation of mailboxes goes by the epoch, that of staging and signals by the

@@ -46,8 +46,9 @@ FA_FN bool is_direct(const FaLaunch &launch, u32 peer, u64 source) {
 
 // Where the receiver finds a message of `peer`; 0 where it may not look.
 FA_FN u64 posted_address(const FaLaunch &launch, u32 peer, u64 source) {
+  u64 address;
   if ((source & kHere) == 0)
-    return registered_address(launch, peer, source);
+    return find_registered(launch, peer, source, &address) ? address : 0;
   return is_thread(launch, peer) || is_readable(launch, peer) ? source & ~kHere : 0;
 }
 

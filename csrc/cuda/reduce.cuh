@@ -46,6 +46,11 @@ FA_FN void for_each_rank(AnyWorld world, Body body) {
     body(r);
 }
 
+template <class>
+constexpr bool kIsF16 = false;
+template <>
+constexpr bool kIsF16<F16> = true;
+
 template <class T, class Op, class WorldT>
 class Reduce {
   static constexpr u32 kLanes = kPackBytes / sizeof(T);
@@ -172,7 +177,8 @@ private:
   WorldT world_;
 
   static FA_FN Word word_of(u32 bits) {
-    if constexpr (sizeof(T) == sizeof(bits))
+    // Either half of a register is as good to widen an f16 from.
+    if constexpr (sizeof(T) == sizeof(bits) || kIsF16<T>)
       return *reinterpret_cast<const Word *>(&bits);
     // By shifts, which the widening of a bf16 becomes one mask with.
     Word word;
