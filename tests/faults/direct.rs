@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use fast_allreduce::{Algorithm, Communicator, Host};
+use fast_allreduce::{Algorithm, Communicator, Host, Result};
 
 use crate::pool::{Outcome, Pool};
 use crate::random::Random;
-use crate::rank::Part;
+use crate::rank::{say, Part};
 use crate::tier::rounds;
 use crate::world::{threads, LIMIT, SOON};
 
@@ -32,6 +32,41 @@ fn reads(outcome: &Outcome) -> (u64, &str) {
     let (_, said) = outcome.text.split_once("; ").unwrap_or_else(|| panic!("{outcome:?}"));
     let (read, said) = said.split_once(" read; ").unwrap();
     (read.parse().unwrap(), said)
+}
+
+/// Elements of a long message: several pieces of a direct read.
+const LONG: usize = 300_000;
+
+/// One message after the other, each in memory of its own, which is written over and unmapped as soon as the call has returned.
+pub fn send_long(communicator: &Communicator<Host>, abort_after: usize, calls: &mut usize) -> Result<()> {
+    std::thread::scope(|scope| {
+        if abort_after > 0 {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_micros(abort_after as u64));
+                communicator.abort();
+            });
+        }
+        loop {
+            let mut data = vec![*calls as u32; LONG];
+            let sent = communicator.send(&data, 1, *calls as u32);
+            data.fill(u32::MAX);
+            sent?;
+            *calls += 1;
+        }
+    })
+}
+
+/// Each is whole, or an error. Wrong data ends the process.
+pub fn receive_long(communicator: &Communicator<Host>, calls: &mut usize) -> Result<()> {
+    let mut data = vec![0; LONG];
+    loop {
+        communicator.recv(&mut data, 0, *calls as u32)?;
+        if let Some(wrong) = data.iter().find(|&&element| element != *calls as u32) {
+            say(&format!("wrong message {calls}: {wrong}"));
+            std::process::exit(1);
+        }
+        *calls += 1;
+    }
 }
 
 #[test]

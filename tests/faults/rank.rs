@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use fast_allreduce::bootstrap::{Local, UniqueId};
 use fast_allreduce::{Algorithm, Buffer, Communicator, Error, Host, ReduceOp, Result};
 
+use crate::direct::{receive_long, send_long};
 use crate::random::Random;
 use crate::world::LIMIT;
 
@@ -107,7 +108,7 @@ impl Part {
     }
 }
 
-fn say(line: &str) {
+pub fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     out.write_all(format!("\n@{line}\n").as_bytes()).and_then(|()| out.flush()).unwrap();
 }
@@ -342,41 +343,6 @@ impl World {
                 (own, sum())
             }
         })
-    }
-}
-
-/// Elements of a long message: several pieces of a direct read.
-const LONG: usize = 300_000;
-
-/// One message after the other, each in memory of its own, which is written over and unmapped as soon as the call has returned.
-fn send_long(communicator: &Communicator<Host>, abort_after: usize, calls: &mut usize) -> Result<()> {
-    std::thread::scope(|scope| {
-        if abort_after > 0 {
-            scope.spawn(|| {
-                std::thread::sleep(Duration::from_micros(abort_after as u64));
-                communicator.abort();
-            });
-        }
-        loop {
-            let mut data = vec![*calls as u32; LONG];
-            let sent = communicator.send(&data, 1, *calls as u32);
-            data.fill(u32::MAX);
-            sent?;
-            *calls += 1;
-        }
-    })
-}
-
-/// Each is whole, or an error. Wrong data ends the process.
-fn receive_long(communicator: &Communicator<Host>, calls: &mut usize) -> Result<()> {
-    let mut data = vec![0; LONG];
-    loop {
-        communicator.recv(&mut data, 0, *calls as u32)?;
-        if let Some(wrong) = data.iter().find(|&&element| element != *calls as u32) {
-            say(&format!("wrong message {calls}: {wrong}"));
-            std::process::exit(1);
-        }
-        *calls += 1;
     }
 }
 
