@@ -21,12 +21,11 @@ pub(crate) struct Asks {
 }
 
 impl Simulation<'_> {
-    fn is_shared(sim: &SimBlock, shared: (u64, u64), address: u64) -> bool {
-        let _ = sim;
+    fn is_shared(shared: (u64, u64), address: u64) -> bool {
         address >= shared.0 && address - shared.0 < shared.1
     }
 
-    /// By device; the first is None for what is the thread's or the block's own.
+    /// By device; None: what is the thread's own.
     fn by_home(&self, parts: &[Part]) -> Vec<(Option<usize>, Vec<Part>)> {
         let mut homes: Vec<(Option<usize>, Vec<Part>)> = Vec::new();
         for part in parts {
@@ -56,7 +55,7 @@ impl Simulation<'_> {
         if parts.is_empty() {
             return Value { ready: at, ..Value::NONE };
         }
-        if Self::is_shared(sim, shared, parts[0].0) {
+        if Self::is_shared(shared, parts[0].0) {
             let bytes: u32 = parts.iter().map(|part| part.1).sum();
             let more = (f64::from(bytes) / 128.0 - 1.0).max(0.0);
             return Value {
@@ -177,7 +176,7 @@ impl Simulation<'_> {
     pub(crate) fn store(&mut self, sim: &mut SimBlock, w: usize, at: f64, parts: &[Part], asks: Asks) -> f64 {
         let shared = self.shared_of(sim);
         let mut left = at;
-        if parts.is_empty() || Self::is_shared(sim, shared, parts[0].0) {
+        if parts.is_empty() || Self::is_shared(shared, parts[0].0) {
             return at;
         }
         for (home, parts) in self.by_home(parts) {

@@ -206,7 +206,7 @@ pub(crate) struct SimBlock {
     pub sm: usize,
     pub warps: Vec<Warp>,
     pub meetings: [Option<Meeting>; 16],
-    /// When the last of its stores is known to have arrived, of those to its own GPU and of all.
+    /// When the last of its stores is known to have arrived.
     pub acks: f64,
     /// Its stores to its own GPU that have not arrived: whoever is in the block sees them.
     pub pending: Vec<usize>,

@@ -96,6 +96,8 @@ struct Arguments {
 
 /// Threads that are simulated at once, of all ranks, unless it is said how many blocks.
 const THREADS: u32 = 8 << 10;
+/// The same, for references.
+const REFERENCE_THREADS: u32 = 16 << 10;
 
 /// Bytes, with K or M behind them.
 fn bytes(text: &str) -> Result<usize, String> {
@@ -131,8 +133,8 @@ fn machine(arguments: &Arguments) -> Result<Machine, String> {
 }
 
 /// A call in a grid of so many blocks and threads at most.
-fn shape(arguments: &Arguments, (blocks, threads): (u32, u32), ranks: usize) -> Shape {
-    let quick = (THREADS / (ranks as u32 * threads)).max(1);
+fn shape(arguments: &Arguments, (blocks, threads): (u32, u32), ranks: usize, simulated: u32) -> Shape {
+    let quick = (simulated / (ranks as u32 * threads)).max(1);
     Shape {
         blocks,
         threads,
@@ -187,7 +189,7 @@ fn ours(arguments: &Arguments, machine: &Machine, rows: &[plan::Row]) -> Result<
         let call = calls[i].clone();
         let (blocks, threads) = plan::shape(rows, call.algorithm.trim_end_matches('+'), call.ranks);
         let most = (arguments.blocks.unwrap_or(blocks), arguments.threads.unwrap_or(threads));
-        let shape = shape(arguments, most, call.ranks);
+        let shape = shape(arguments, most, call.ranks, THREADS);
         let (blocks, threads) = call.grid(&shape, machine);
         let timing = call.predict(&program, machine, &shape)?;
         let code = sizes.iter().find(|(name, _)| *name == call.kernel());
@@ -208,7 +210,7 @@ fn compared(arguments: &Arguments, machine: &Machine, path: &Path) -> Result<Vec
     all(points.len(), |i| {
         let (published, bytes, us, reference) = points[i];
         let call = Call { algorithm: reference.to_owned(), dtype, ranks: published.ranks, bytes };
-        let shape = shape(arguments, published::shape_of(reference), call.ranks);
+        let shape = shape(arguments, published::shape_of(reference), call.ranks, REFERENCE_THREADS);
         let predicted_us = call.predict(&program, machine, &shape)?.call_ns / 1e3;
         Ok(Compared { published, bytes, us, reference, predicted_us })
     })

@@ -49,7 +49,7 @@ pub const PUBLISHED: [Published; 16] = [
     Published { name: "vLLM multimem", machine: H100, ranks: 8,
         points: &[(512 * K, 11.0), (M, 14.0), (4 * M, 27.0), (16 * M, 87.0)], does: &[] },
     Published { name: "vLLM one-stage (B300)", machine: "b200", ranks: 8,
-        points: &[(16 * K, 7.0), (256 * K, 9.0), (M, 17.0), (4 * M, 45.0)], does: &[] },
+        points: &[(16 * K, 7.0), (256 * K, 9.0), (M, 17.0), (4 * M, 45.0)], does: &[(0, "flags_one_shot"), (2 * M, "")] },
     Published { name: "vLLM multimem (B300)", machine: "b200", ranks: 8,
         points: &[(16 * K, 13.0), (256 * K, 15.0), (M, 18.0), (4 * M, 29.0)], does: &[] },
     Published { name: "one-shot", machine: "pcie5", ranks: 4,
