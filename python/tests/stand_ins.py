@@ -1,4 +1,4 @@
-"""What of vLLM and SGLang calls this package, written from their interfaces: the classes that make and use what the plugins replace.
+"""What of vLLM and SGLang calls this package, written from their interfaces: who makes and uses what the plugins replace.
 
 It has their names and the calls that they make, in the order in which they make them, and nothing else of theirs.
 """

@@ -296,7 +296,8 @@ cycle.communicator.barrier()
 def test_exits(which):
     """The interpreter ends while something is going on: at once, and as usual."""
     unique_id = fa.get_unique_id()
-    program = "import sys, time\nimport fast_allreduce as fa\nrank, unique_id = int(sys.argv[1]), fa.UniqueId(sys.argv[2])" + PROGRAMS[which]
+    head = "import sys, time\nimport fast_allreduce as fa\nrank, unique_id = int(sys.argv[1]), fa.UniqueId(sys.argv[2])"
+    program = head + PROGRAMS[which]
     ranks = [
         subprocess.Popen([sys.executable, "-c", program, str(rank), str(unique_id)], stderr=subprocess.PIPE, text=True)
         for rank in range(2)

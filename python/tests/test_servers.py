@@ -74,6 +74,15 @@ def custom_allreduce(rank, nranks):
             transposed = communicator.all_reduce(mine.t())
             assert torch.equal(transposed, in_rank_order(nranks, (64, 32), dtype).t())
             assert torch.equal(communicator.all_reduce(mine[8:16]), in_rank_order(nranks, (64, 32), dtype)[8:16])
+        # Rows that overlap are of as many bytes as their memory here, and not dense.
+        overlapping = values(rank, (4,), dtype).as_strided((2, 2), (1, 1))
+        rows = [values(r, (4,), dtype).as_strided((2, 2), (1, 1)) for r in range(nranks)]
+        total = rows[0].float()
+        for row in rows[1:]:
+            total = total + row.float()
+        assert torch.equal(communicator.all_reduce(overlapping), total.to(dtype))
+        other = torch.empty(32, 64, dtype=dtype).t()
+        assert torch.equal(ours.all_reduce(values(rank, (64, 32), dtype), out=other), in_rank_order(nranks, (64, 32), dtype))
         gathered = communicator.all_gather(values(rank, (3, 8), dtype))
         assert torch.equal(gathered, torch.cat([values(r, (3, 8), dtype) for r in range(nranks)]))
         scattered = communicator.reduce_scatter(values(rank, (2 * nranks, 8), dtype))
@@ -87,7 +96,8 @@ def custom_allreduce(rank, nranks):
     ours.batch_invariant = True
     rows = values(rank, (4200, 512), torch.float32)
     batch = communicator.all_reduce(rows)
-    assert torch.equal(batch[:3], communicator.all_reduce(rows[:3])) and torch.equal(batch, in_rank_order(nranks, (4200, 512), torch.float32))
+    assert torch.equal(batch[:3], communicator.all_reduce(rows[:3]))
+    assert torch.equal(batch, in_rank_order(nranks, (4200, 512), torch.float32))
     ours.close()
     ours.close()
     assert ours.disabled and not ours.should_custom_ar(torch.zeros(16))

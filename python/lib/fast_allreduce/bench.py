@@ -173,7 +173,8 @@ def decode(rank, nranks, folder, backend):
     result = timed({"decoding": step, "MLP": layer}, 200)
     if rank == 0:
         decoding, one = (1e6 / result[name] for name in ("decoding", "MLP"))
-        print(f"# {backend}: decoding, {layers} blocks of width {width}: {decoding:.0f} tokens/s; an MLP: {one:.0f} tokens/s", flush=True)
+        head = f"# {backend}: decoding, {layers} blocks of width {width}"
+        print(f"{head}: {decoding:.0f} tokens/s; an MLP: {one:.0f} tokens/s", flush=True)
     dist.destroy_process_group()
 
 

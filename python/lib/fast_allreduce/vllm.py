@@ -110,6 +110,12 @@ class CustomAllreduceCalls:
 
     def all_reduce(self, inp, *, out=None, registered=False):
         out = torch.empty_like(inp) if out is None else out
+        if out.stride() != inp.stride():
+            # One that only looks dense, or an output of another layout.
+            data = inp.contiguous()
+            data = data.clone() if data is inp else data
+            self._communicator.allreduce(data, stream=self._stream())
+            return out.copy_(data)
         self._communicator.allreduce(_block(inp), _block(out), stream=self._stream())
         return out
 

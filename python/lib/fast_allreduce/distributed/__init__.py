@@ -20,7 +20,7 @@ _NEEDED = (2, 15)
 if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _NEEDED:
     raise ImportError(
         f"fast_allreduce.distributed needs torch {'.'.join(map(str, _NEEDED))} or newer, and this is torch {torch.__version__}; "
-        "fast_allreduce.Communicator and fast_allreduce.process_group work with older ones"
+        "fast_allreduce.Communicator and fast_allreduce.process_group do not need it"
     )
 
 import torch.distributed as dist  # noqa: E402

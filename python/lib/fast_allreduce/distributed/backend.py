@@ -42,6 +42,10 @@ def _one(tensors):
     return tensors[0]
 
 
+def _differs(output, like):
+    return output.numel() != like.numel() or output.dtype != like.dtype or not output.is_contiguous()
+
+
 def _rows(tensors):
     """Tensors of any shapes as one row."""
     return torch.cat([one.reshape(-1) for one in tensors])
@@ -132,6 +136,9 @@ class FastAllreduceBackend(_Backend):
     def gather(self, output_lists, inputs, opts):
         tensor, root = as_moved(_one(inputs)), opts.rootRank
         outputs = _one(output_lists) if self.rank() == root else []
+        # What the others send is not known yet: as much as this rank, of the same type.
+        if outputs and (len(outputs) != self.size() or any(_differs(output, inputs[0]) for output in outputs)):
+            raise errors.InvalidArgument(f"the outputs are not {self.size()} contiguous tensors like the input")
 
         def call(on, stream):
             flat = tensor.new_empty(tensor.numel() * self.size()) if outputs else None
