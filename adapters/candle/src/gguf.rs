@@ -127,7 +127,7 @@ impl Blocks {
     fn new(name: &str, info: &TensorInfo, dim: usize, range: &Range<usize>) -> Result<Self> {
         let block = info.ggml_dtype.block_size();
         let spans = Spans::new(name, info.shape.dims(), dim, range)?;
-        if spans.stride % block != 0 {
+        if !spans.stride.is_multiple_of(block) {
             candle_core::bail!(
                 "{name}: rows of {} elements are no multiple of its blocks of {block}",
                 spans.stride

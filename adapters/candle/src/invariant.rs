@@ -87,7 +87,7 @@ impl RowLinear {
 fn units(count: usize, unit: usize) -> Result<usize> {
     match unit {
         0 => candle_core::bail!("a unit has at least one channel"),
-        unit if count % unit != 0 => {
+        unit if !count.is_multiple_of(unit) => {
             candle_core::bail!("{count} channels are no multiple of units of {unit}")
         }
         unit => Ok(count / unit),

@@ -32,7 +32,7 @@ impl HeadShare {
     ///
     /// If the heads are no multiple of the groups, or fewer than ranks.
     pub fn new(heads: usize, groups: usize, rank: usize, world_size: usize) -> Result<Self> {
-        if groups == 0 || heads == 0 || heads % groups != 0 {
+        if groups == 0 || heads == 0 || !heads.is_multiple_of(groups) {
             candle_core::bail!(
                 "{heads} attention heads do not divide into {groups} groups of keys and values"
             )

@@ -43,7 +43,7 @@ impl Config {
             |key: &str| -> Result<usize> { Ok(value(&format!("llama.{key}"))?.to_u64()?.try_into()?) };
         let heads = number("attention.head_count")?;
         let width = number("embedding_length")?;
-        if heads == 0 || width % heads != 0 {
+        if heads == 0 || !width.is_multiple_of(heads) {
             return Err(format!("{width} channels do not divide into {heads} heads").into());
         }
         let shape = Shape {
@@ -78,7 +78,7 @@ impl Config {
 
 /// The unit that channels are computed in: the largest divisor up to 64. It does not depend on the ranks.
 pub fn unit(channels: usize) -> usize {
-    (1..=64).rev().find(|unit| channels % unit == 0).unwrap_or(1)
+    (1..=64).rev().find(|unit| channels.is_multiple_of(*unit)).unwrap_or(1)
 }
 
 #[cfg(test)]

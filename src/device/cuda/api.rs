@@ -8,8 +8,9 @@
 #![allow(non_snake_case)]
 
 use std::borrow::Cow;
-use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void, CStr};
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void, CStr, CString};
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
@@ -72,14 +73,37 @@ impl fmt::Display for Code {
     }
 }
 
-/// A function of the driver's library that cudarc has loaded. Panics without a driver, as cudarc does.
+/// Whether the driver's library is there.
+pub(super) fn is_present() -> bool {
+    library().is_some()
+}
+
+/// The driver's library: that which cudarc loads, or, where another crate has it linked (candle does), is linked to. cudarc's own
+/// handle is there in the first case only.
+fn library() -> Option<NonNull<c_void>> {
+    /// An address, and the process keeps what is there.
+    static LIBRARY: OnceLock<usize> = OnceLock::new();
+    let open = || {
+        let names = [c"libcuda.so.1", c"libcuda.so"].into_iter();
+        // SAFETY: the names end with zeros, and the initialisers are the driver's own.
+        let mut opened = names.map(|name| unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) } as usize);
+        opened.find(|handle| *handle != 0).unwrap_or(0)
+    };
+    NonNull::new(*LIBRARY.get_or_init(open) as *mut c_void)
+}
+
+/// A function of the driver's library.
 ///
 /// # Safety
 ///
-/// It is an `F`.
+/// It is an `F`, which is a pointer to a function.
 unsafe fn load<F: Copy>(symbol: &str) -> Option<F> {
-    // SAFETY: the initialisers are the driver's own; the type is the caller's word.
-    unsafe { sys::culib().get::<F>(symbol.as_bytes()) }.ok().map(|function| *function)
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    let (library, symbol) = (library()?, CString::new(symbol).ok()?);
+    // SAFETY: the library stays open.
+    let function = NonNull::new(unsafe { libc::dlsym(library.as_ptr(), symbol.as_ptr()) })?;
+    // SAFETY: as large as a pointer, which is asserted above; the type is the caller's word.
+    Some(unsafe { std::mem::transmute_copy(&function) })
 }
 
 /// The type that cudarc has for a parameter of a row.

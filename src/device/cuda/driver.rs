@@ -20,8 +20,7 @@ pub(crate) fn driver<C: Into<Code>>(call: &'static str) -> impl FnOnce(C) -> Err
 
 /// Whether there is a driver to call. Without one, cudarc panics.
 pub(super) fn require() -> Result<()> {
-    // SAFETY: tries to load the driver's library, whose initialisers are the driver's own.
-    if unsafe { sys::is_culib_present() } {
+    if api::is_present() {
         return Ok(());
     }
     Err(Error::Unavailable {

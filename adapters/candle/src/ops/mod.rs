@@ -203,7 +203,7 @@ impl ReduceScatter {
         };
         let (all, ranks) = (*first, self.comm.world_size());
         let counts = match &self.sizes {
-            None if all % ranks != 0 => {
+            None if !all.is_multiple_of(ranks) => {
                 candle_core::bail!(
                     "reduce_scatter: {all} do not divide by {ranks} ranks; ReduceScatter::uneven takes sizes"
                 )

@@ -61,7 +61,7 @@ fn parts_of_gguf_are_those_of_the_whole() {
                 );
                 // As it is stored, where blocks are whole.
                 let block = tensor.dtype().block_size();
-                let is_whole = dim == 0 || own.start % block == 0 && own.end % block == 0;
+                let is_whole = dim == 0 || own.start.is_multiple_of(block) && own.end.is_multiple_of(block);
                 match gguf.quantized(name, dim, own, &Device::Cpu) {
                     Ok(part) => {
                         assert!(is_whole && part.dtype() == tensor.dtype());
