@@ -99,7 +99,7 @@ impl Ranks for AllRanks {
         // A ring has no room for the steps of a large world in a small region.
         let algorithm = self.setup.algorithm.unwrap_or(of_count);
         let algorithm = if self.piece_packs(algorithm) > 0 { algorithm } else { direct(count) };
-        // Of the worlds of 16 too.
+        // In all no more threads than can be looked at, of 16 ranks too.
         let (blocks, threads) = if is_observed() { (2, [32, 64, 96, 128]) } else { (9, [32, 64, 160, 512]) };
         Plan {
             algorithm,
