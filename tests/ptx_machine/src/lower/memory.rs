@@ -301,7 +301,8 @@ impl Lower<'_, '_> {
         if strong && values.len() == 2 && self.function.is_entry {
             return self.torn_store(values, bytes, a, addr);
         }
-        if let (true, Order::Relaxed, &[value]) = (strong && self.watch == Watch::Races, access.order, values) {
+        if let (true, Order::Relaxed, &[value]) = (strong && self.watch == Watch::Races, access.order, values)
+        {
             self.store_unless_held(value, bytes, a);
             return Ok(());
         }
