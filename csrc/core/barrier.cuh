@@ -9,7 +9,7 @@ namespace FA_NAMESPACE {
 // caller owns its registered buffer again: what they read of it from now on is not the input of this call.
 //
 // Ordering: let W be a write of the caller to the buffer, which follows this kernel; a peer's read R that
-// sees W; and the fences of `signal_second` on the peer, after R, and here, after the store and before W.
+// sees W; and the fences of `send_signal` on the peer, after R, and here, after the store and before W.
 // Were the peer's fence the first of the two, R would be before W in causality order and could not see it. So
 // this one is the first, and whoever is signalled by that peer, itself included, sees the store when it looks
 // after the barrier (tests/litmus/programs/protocol/revoked.litmus). The read may race with W; what it read

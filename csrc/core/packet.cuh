@@ -124,7 +124,7 @@ FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block 
 template <u32 W, class Block>
 FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Block &block, const u8 *from,
                        const EqualSlices &slices, u64, u32, u32 epoch) {
-  // Between more ranks the code for it would not be within what a call may fetch.
+  // Between more ranks a kernel with the code for it would be larger than 8 KiB.
   constexpr u32 kBatch = W < 5 ? W : 1;
   const Tag tag = packet_tag(launch, epoch);
   partition.for_each(block, slices.of(0), [&](Index i) {
