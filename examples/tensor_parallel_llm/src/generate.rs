@@ -54,12 +54,11 @@ impl Generator<'_> {
             position += chunk.len();
         }
         let mut token = self.likeliest(&logits)?;
-        let phase = |tokens, start: Instant, before| Phase {
-            tokens,
+        outcome.prompt = Phase {
+            tokens: prompt.len(),
             seconds: start.elapsed().as_secs_f64(),
             spent: self.backends.spent().since(before),
         };
-        outcome.prompt = phase(prompt.len(), start, before);
         outcome.digest = digest(&logits, self.model.first_token());
         let (start, before) = (Instant::now(), self.backends.spent());
         loop {
