@@ -10,7 +10,7 @@ macro_rules! constants {
         pub struct Machine {
             /// As it is asked for.
             pub name: String,
-            $(#[doc = concat!($what, " [", $unit, "]")] pub $name: f64,)*
+            $(#[doc = concat!($what, ", in ", $unit)] pub $name: f64,)*
         }
 
         impl Machine {
