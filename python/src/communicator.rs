@@ -84,7 +84,7 @@ impl Communicator {
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let settings = Settings::of(py, device, settings)?;
-        let (id, limit) = (unique_id.get().0.clone(), settings.meeting);
+        let (id, limit) = (unique_id.get().0, settings.meeting);
         let local = elsewhere(py, move || Local::connect(&id, rank, nranks, limit))?;
         let local = local.map_err(|error| raised(py, error))?;
         Self::built(py, settings, Arc::new(local))

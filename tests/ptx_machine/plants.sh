@@ -53,7 +53,7 @@ a release that is relaxed|core/memory.cuh|s/asm volatile\("fence\.acq_rel\.sys;"
 a release at the scope of one GPU|core/memory.cuh|s/fence\.acq_rel\.sys;/fence.acq_rel.gpu;/|data race
 an acquire at the scope of one GPU|core/memory.cuh|s/ld\.acquire\.sys\.global\.v2\.u64/ld.acquire.gpu.global.v2.u64/|data race
 a fence at the scope of one block|core/memory.cuh|s/fence\.sc\.sys;/fence.sc.cta;/|data race
-a look at one tag of a signal|core/signal.cuh|s/\(u32\(arrival->low >> 32\) \^ epoch\) \| //|illegal address
+a look at one tag of a signal|core/signal.cuh|s/ \| \(u32\(arrival->high >> 32\) \^ epoch\)//|the sum|data race
 packets that are read by a weak load|core/memory.cuh|s/ld\.relaxed\.sys\.global\.v2\.u64/ld.global.v2.u64/|data race
 a conversion that rounds to zero|reduce/element.cuh|s/__float2bfloat16_rn\(value\)/__float2bfloat16_rz(value)/|the sum
 a conversion through another type|reduce/element.cuh|s/__float2half_rn\(value\)/__ushort_as_half(__bfloat16_as_ushort(__float2bfloat16_rn(value)))/|the sum
