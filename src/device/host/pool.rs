@@ -44,7 +44,8 @@ pub trait ThreadPool: Send + Sync {
     /// returned.
     ///
     /// A block waits for that of the same number on the other ranks. So blocks run side by side, and where a thread is busy with
-    /// something else, they are begun in ascending order.
+    /// something else, they are begun in ascending order. The thread that makes the call runs nothing meanwhile that calls the same
+    /// communicator: it would wait for itself. A panic ends the communicator, as does a block that is left out.
     fn run(&self, blocks: usize, block: &(dyn Fn(usize) + Sync));
 }
 
@@ -82,7 +83,16 @@ impl Pool {
                 unsafe { entry(shared.0, number as u32) };
             }
         };
-        self.0.run(blocks as usize, &block);
+        // A panic of the pool's has left blocks out, or would be one of the launch's: the communicator ends, as below.
+        let run = || self.0.run(blocks as usize, &block);
+        if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
+            let said =
+                panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+            return Err(Error::Unavailable {
+                what: "the program's thread pool".into(),
+                reason: format!("it panicked: {}", said.unwrap_or("with no text")),
+            });
+        }
         match all & !begun.load(Ordering::Relaxed) {
             0 => Ok(()),
             missing => Err(Error::Unavailable {
@@ -107,6 +117,7 @@ mod tests {
         threads: usize,
         most: usize,
         asked: AtomicUsize,
+        panics: bool,
     }
 
     impl ThreadPool for Scoped {
@@ -121,13 +132,18 @@ mod tests {
                 // Neither is run: the one runs already, and there is no such block as the other.
                 [0, 1000].into_iter().for_each(block);
             });
+            assert!(!self.panics, "a pool that panics");
         }
     }
 
     fn reduced(most: usize) -> Vec<(Result<Vec<f32>>, usize)> {
+        reduced_by(most, false)
+    }
+
+    fn reduced_by(most: usize, panics: bool) -> Vec<(Result<Vec<f32>>, usize)> {
         let ranks = Threads::world(2).unwrap().into_iter().map(|bootstrap| {
             std::thread::spawn(move || {
-                let pool = Arc::new(Scoped { threads: 3, most, asked: AtomicUsize::new(0) });
+                let pool = Arc::new(Scoped { threads: 3, most, asked: AtomicUsize::new(0), panics });
                 let choice = Choice::host(Algorithm::TwoShotPull, 3, 4096, 65536);
                 let communicator = Communicator::builder()
                     .table(Table::uniform(DeviceKind::Host, choice).unwrap())
@@ -141,6 +157,14 @@ mod tests {
             })
         });
         ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_pool_that_panics_is_an_error() {
+        for (result, _) in reduced_by(3, true) {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("a pool that panics"), "{error}");
+        }
     }
 
     #[test]
@@ -162,7 +186,7 @@ mod tests {
     #[test]
     fn a_pool_has_1_to_64_threads() {
         for threads in [0, 65] {
-            let pool = Arc::new(Scoped { threads, most: 0, asked: AtomicUsize::new(0) });
+            let pool = Arc::new(Scoped { threads, most: 0, asked: AtomicUsize::new(0), panics: false });
             let error = Host::new().thread_pool(pool).unwrap_err();
             assert!(matches!(error, Error::InvalidSetting { name: "threads of a pool", .. }), "{error}");
         }
