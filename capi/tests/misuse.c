@@ -283,7 +283,7 @@ static int rank_process(const fast_allreduce_unique_id *id, size_t rank) {
   timer_t timer;
   EXPECT(timer_create(CLOCK_MONOTONIC, NULL, &timer) == 0 && timer_settime(timer, 0, &every, NULL) == 0);
   double *data = malloc(sizeof(double) << 16);
-  for (int call = 0; call < 300; call++) {
+  for (int call = 0; call < 5000; call++) {
     size_t count = (size_t)1 << (call % 17);
     for (size_t i = 0; i < count; i++)
       data[i] = (double)rank + 1;
