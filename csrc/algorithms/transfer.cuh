@@ -117,6 +117,8 @@ FA_FN u64 send_posted(const FaLaunch &launch, Channel &channel, u32 peer, const 
     const u64 readiness = look_for_credit(launch, channel, peer);
     if (readiness != kReady)
       return readiness;
+    if (is_direct(launch, peer, message.source))
+      touch_pages(message);
     FaChunk *signal = chunk_slot(launch, peer, launch.rank, channel.number);
     signal_chunk(signal, channel, message, message.source);
     channel.way = kPosted;

@@ -26,6 +26,16 @@ FA_FN bool is_readable(const FaLaunch &launch, u32 rank) {
   return launch.direct != 0 && direct_reads(launch).process[rank] != 0;
 }
 
+// Reads a byte of each page of a message that its receiver is to read. No limit of ours ends process_vm_readv
+// while it waits for a page, of a file whose server does not answer, say: so the rank whose memory it is
+// waits first. Not piece by piece beside the reading, as a rank that also reads has no time for it then.
+FA_FN void touch_pages(const FaTransfer &message) {
+  constexpr u64 kPage = 4096;
+  const u64 end = message.address + message.bytes;
+  for (u64 at = message.address; at < end; at = (at & ~(kPage - 1)) + kPage)
+    (void)*reinterpret_cast<const volatile u8 *>(at);
+}
+
 // Copies from memory of `rank`, in its process. False: not all of it could be read.
 FA_COLD bool copy_from_process(const FaLaunch &launch, u32 rank, u64 to, u64 from, u64 bytes) {
   const pid_t process = pid_t(direct_reads(launch).process[rank]);

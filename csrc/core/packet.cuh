@@ -134,8 +134,7 @@ FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Bl
       FA_UNROLL
       for (u32 k = 0; k < kBatch; ++k)
         packs[k] = load(from + u64((launch.rank + step + k) % W * slices.each + i) * kPackBytes, Whole{}, 0);
-      // One body for all: the next one moves to the front. Where a world is no multiple of a batch, some are
-      // sent twice.
+      // One body for all: the next one moves to the front.
       FA_ROLL
       for (u32 k = step; k < (W % kBatch == 0 ? step + kBatch : min(step + kBatch, W)); ++k) {
         const u32 r = (launch.rank + k) % W;

@@ -176,15 +176,17 @@ impl Directory {
         Err(Error::System { call: "flock of the socket directory", errno: Errno::EAGAIN })
     }
 
+    fn is_socket(&self, name: &[u8]) -> bool {
+        let kind = |stat: FileStat| SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
+        self.stat(name).is_ok_and(|stat| kind(stat) == SFlag::S_IFSOCK)
+    }
+
     /// Whether a file is a socket of this user that nobody listens at.
     fn is_abandoned(self: &Arc<Self>, name: &[u8]) -> bool {
-        let is_own_socket = self.stat(name).is_ok_and(|stat| {
-            stat.st_uid == geteuid().as_raw()
-                && SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFSOCK
-        });
+        let is_own = self.stat(name).is_ok_and(|stat| stat.st_uid == geteuid().as_raw());
         // A listener of another kind says EPROTOTYPE.
         let connected = Place::Directory(Arc::clone(self)).connect(SockType::Stream, name);
-        is_own_socket && matches!(connected, Err(Errno::ECONNREFUSED))
+        is_own && self.is_socket(name) && matches!(connected, Err(Errno::ECONNREFUSED))
     }
 
     /// A socket that listens on a name that is known beforehand, in place of one that was left behind. `None` if somebody listens
@@ -206,7 +208,12 @@ impl Directory {
         };
         match linked {
             Ok(()) => {}
-            Err(Errno::EEXIST) => return Ok(None),
+            Err(Errno::EEXIST) if self.is_socket(name) => return Ok(None),
+            Err(Errno::EEXIST) => {
+                let path = self.path.join(OsStr::from_bytes(name));
+                let reason = format!("{} is no socket, and is in its place: remove it", path.display());
+                return Err(Error::Rendezvous { reason });
+            }
             Err(errno) => return Err(Error::System { call: "link of a Unix socket", errno }),
         }
         // Removes the random name.
@@ -370,7 +377,8 @@ mod tests {
         let folder = Folder::new();
         folder.write("fast-allreduce-name", "mine");
         let (_, shared) = directory(folder.path());
-        assert!(shared.listen_known(NAME, &Deadline::after(LIMIT)).unwrap().is_none());
+        let error = shared.listen_known(NAME, &Deadline::after(LIMIT)).unwrap_err().to_string();
+        assert!(error.contains("fast-allreduce-name is no socket"), "{error}");
         assert_eq!(names(&folder), 1);
     }
 

@@ -1,10 +1,9 @@
 //! Starting a call: its launches, one for each piece of the message.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use super::Communicator;
-use crate::abi::{self, FaCall, FaLaunch, FaTransfers};
+use crate::abi::{self, FaCall, FaLaunch, FaTransfer, FaTransfers};
 use crate::call::{
     nanoseconds, pack, CallCache, CallId, Collective, Message, Moved, Partition, Prepared, Site, Transfer,
     NO_LIMIT, NO_TRANSFERS,
@@ -38,8 +37,7 @@ impl<D: Device> Communicator<D> {
             // SAFETY: the caller's: each transfer is a part of the input or the output.
             return unsafe { self.start_transfers(message.id(None), &transfers, stream) };
         }
-        // Of a fork first: what it has is a copy of a lock, which another thread of its parent may have held.
-        self.not_forked()?;
+        self.can_lock()?;
         let mut state = self.endpoint.lock();
         let State { registry, calls } = &mut *state;
         self.healthy()?;
@@ -66,7 +64,10 @@ impl<D: Device> Communicator<D> {
                 self.launch(calls, &message, &plan, call.encode())
             }
         };
-        launch.timeout_ns = self.limit(number).map_or(NO_LIMIT, nanoseconds);
+        // Every launch hears from every peer.
+        let is_launched = extent != 0 || partition == Partition::Empty;
+        let peers = if is_launched { self.peers() } else { 0 };
+        launch.timeout_ns = self.patience.next(peers, peers).map_or(NO_LIMIT, nanoseconds);
         for done in partition.pieces(extent, piece) {
             message.set_piece(launch, done, piece, source);
             // SAFETY: input and output are the caller's, within their counts; regions and the table are this
@@ -107,7 +108,7 @@ impl<D: Device> Communicator<D> {
         transfers: &[Transfer],
         stream: D::Stream<'_>,
     ) -> Result<()> {
-        self.not_forked()?;
+        self.can_lock()?;
         let mut state = self.endpoint.lock();
         let State { registry, calls } = &mut *state;
         let mut packed = calls.transfers.take().unwrap_or_else(|| Box::new(NO_TRANSFERS));
@@ -172,7 +173,8 @@ impl<D: Device> Communicator<D> {
         calls.last = None;
         let launch = self.launch(calls, &nothing, &plan, call.encode());
         launch.algorithm = abi::FA_TRANSFER;
-        launch.timeout_ns = self.limit(number).map_or(NO_LIMIT, nanoseconds);
+        let (maybe, surely) = self.awaited(transfers);
+        launch.timeout_ns = self.patience.next(maybe, surely).map_or(NO_LIMIT, nanoseconds);
         // SAFETY: the caller's; the rest as in `start`.
         unsafe { self.endpoint.device.launch(launch, &plan, Some(transfers), stream) }
             .map_err(|error| self.cut_short(error))?;
@@ -180,12 +182,25 @@ impl<D: Device> Communicator<D> {
         Ok(())
     }
 
-    /// The longest wait for another rank in a call, of which this is the number.
-    pub(super) fn limit(&self, number: u64) -> Option<Duration> {
-        match number {
-            1 => self.first_timeout,
-            _ => self.timeout,
+    /// The other ranks, a bit for each.
+    fn peers(&self) -> u32 {
+        ((1 << self.world_size) - 1) & !(1 << self.rank)
+    }
+
+    /// The ranks that messages are to or from, a bit for each; and of these the ones whose messages, or whose credit for this
+    /// rank's, they cannot do without.
+    fn awaited(&self, transfers: &FaTransfers) -> (u32, u32) {
+        let layout = &self.endpoint.region.layout;
+        let channel_bytes = (layout.channel_slots * layout.chunk_bytes) as u64;
+        let (mut maybe, mut surely) = (0, 0);
+        for peer in (0..self.world_size).filter(|&peer| peer != self.rank) {
+            let [sent, received, end] = [0, 1, 2].map(|next| transfers.first[2 * peer + next] as usize);
+            maybe |= u32::from(sent != end) << peer;
+            let is_more_than_fits = |sent: &FaTransfer| sent.bytes > channel_bytes;
+            let needs = received != end || transfers.transfer[sent..received].iter().any(is_more_than_fits);
+            surely |= u32::from(needs) << peer;
         }
+        (maybe, surely)
     }
 
     /// A launch of the call, all but the piece and the limit.

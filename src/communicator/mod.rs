@@ -8,6 +8,7 @@ mod cuda;
 mod failure;
 mod host;
 mod launch;
+mod patience;
 mod subset;
 mod typed;
 
@@ -19,6 +20,7 @@ pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::{Registered, RegisteredMemory};
 
+use self::patience::Patience;
 use crate::abi;
 use crate::bootstrap::Family;
 use crate::device::Device;
@@ -50,9 +52,7 @@ pub struct Communicator<D: Device> {
     world_size: usize,
     planner: Planner,
     plan_source: Source,
-    timeout: Option<Duration>,
-    /// Of the first call.
-    first_timeout: Option<Duration>,
+    patience: Patience,
     setup_timeout: Duration,
     connection: Arc<Connection<D>>,
 }
@@ -181,6 +181,21 @@ impl<D: Device> Communicator<D> {
         match self.liveness.is_elsewhere() {
             true => Err(Error::Forked),
             false => Ok(()),
+        }
+    }
+
+    /// Before the endpoint is locked. Of a fork first: what it has is a copy of a lock, which another thread of its parent may have
+    /// held.
+    fn can_lock(&self) -> Result<()> {
+        self.not_forked()?;
+        match self.endpoint.device.is_in_call(self.endpoint.region.status_address()) {
+            false => Ok(()),
+            true => Err(Error::Unavailable {
+                what: "a call of a communicator from within another".into(),
+                reason:
+                    "the program's thread pool runs it on the thread that makes the other, which waits for it"
+                        .into(),
+            }),
         }
     }
 

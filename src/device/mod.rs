@@ -136,6 +136,12 @@ pub(crate) mod sealed {
         /// The most blocks of a launch, in the device's world: those that each rank can run at once. Equal on all ranks.
         fn most_blocks(&self) -> usize;
 
+        /// Whether this thread is in a call of the rank whose status is there, and would wait for itself in another.
+        #[inline]
+        fn is_in_call(&self, _status: u64) -> bool {
+            false
+        }
+
         /// Starts a kernel; on the host, runs it to its end. A failure of the kernel is in the status. A launch of transfers comes
         /// with them.
         ///

@@ -17,6 +17,7 @@ mod bindings;
 mod control_groups;
 mod discovery;
 mod large;
+mod stalled;
 mod targets;
 mod users;
 
@@ -26,6 +27,7 @@ fn main() -> std::process::ExitCode {
         control_groups::tests(),
         discovery::tests(),
         large::tests(),
+        stalled::tests(),
         targets::tests(),
         users::tests(),
     ];

@@ -309,8 +309,8 @@ impl Hub {
     /// Those in this process come last: they may act on it by ending the process, and with it this thread.
     fn tell(&mut self, event: Option<Event>) {
         let Some(event) = event else { return };
-        if event == Event::Formed {
-            // All are here. A file that is gone now is not left behind, however this process ends.
+        if matches!(event, Event::Formed | Event::Failed(_)) {
+            // All are here, or nobody need come. A file that is gone now is not left behind, however this process ends.
             self.listener.hide();
         }
         let frame: Arc<[u8]> = Reply::Event(event).frame().into();

@@ -356,7 +356,9 @@ impl Connection {
                 return Ok(None);
             }
             self.link.fill().map_err(|closed| {
-                rendezvous(format!("the process that made the id, or this world, has ended ({closed})"))
+                rendezvous(format!(
+                    "the process that serves it has ended: the one that made the id, or rank 0 of a directory ({closed})"
+                ))
             })?;
         }
     }

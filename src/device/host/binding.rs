@@ -153,24 +153,41 @@ pub(super) fn agree(
     })
 }
 
-/// Binds this thread and the rank's workers. What the system refuses leaves the thread where it was, and is told.
-pub(super) fn bind(binding: &Binding, rank: usize, workers: Option<&Workers>) {
-    let Binding::Bound { to, cores: by_rank } = binding else { return };
-    let own = &by_rank[rank];
-    let of_thread = |thread: usize| match to {
-        Bind::Core => &own[thread..=thread],
-        _ => &own[..],
-    };
-    let before = given();
-    match cores::bind_this_thread(of_thread(0)) {
-        Ok(()) => BOUND.set(Some((cores::of_this_thread(), before))),
-        Err(error) => tracing::warn!(rank, cores = cores::written(own), %error, "the rank cannot be bound"),
+impl Binding {
+    /// Binds this thread and the rank's workers, or none of any rank where the system refuses it to one. Collective.
+    pub(super) fn bind_all(
+        &mut self,
+        workers: Option<&Workers>,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<()> {
+        let Self::Bound { to, cores: by_rank } = self else { return Ok(()) };
+        let own = &by_rank[bootstrap.rank()];
+        let before = given();
+        let bound = bind(workers, |thread| match to {
+            Bind::Core => &own[thread..=thread],
+            _ => &own[..],
+        });
+        let refused = bound.err().map(|errno| errno.desc()).unwrap_or_default();
+        let all = bootstrap.all_gather(refused.as_bytes(), timeout)?;
+        let Some(rank) = all.iter().position(|refused| !refused.is_empty()) else {
+            BOUND.set(Some((cores::of_this_thread(), before)));
+            return Ok(());
+        };
+        let cores = cores::listed(&before);
+        // Where it cannot be undone either, nothing was done.
+        let _ = bind(workers, |_| &cores);
+        let reason = format!("refused on rank {rank}: {}", String::from_utf8_lossy(&all[rank]));
+        *self = Self::Unbound { reason };
+        Ok(())
     }
-    for index in 0..workers.map_or(0, Workers::count) {
-        if let Some(Err(error)) = workers.map(|workers| workers.bind(index, of_thread(index + 1))) {
-            tracing::warn!(rank, worker = index, %error, "the worker cannot be bound");
-        }
-    }
+}
+
+/// Binds this thread and the rank's workers, each to its cores.
+fn bind<'a>(workers: Option<&Workers>, of_thread: impl Fn(usize) -> &'a [usize]) -> nix::Result<()> {
+    let bound = cores::bind_this_thread(of_thread(0));
+    let Some(workers) = workers else { return bound };
+    (0..workers.count()).fold(bound, |bound, index| bound.and(workers.bind(index, of_thread(index + 1))))
 }
 
 /// What a launcher did, where nobody asked for more.

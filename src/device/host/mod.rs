@@ -261,8 +261,7 @@ impl sealed::Device for Host {
         let cores = cores::of_all(&given).min(cores::quota());
         self.resolved = self.wait.resolve(bootstrap.world_size() * self.blocks, cores);
         self.binding = binding::agree(self.bind, &given, self.blocks, bootstrap, timeout)?;
-        binding::bind(&self.binding, bootstrap.rank(), self.workers.as_ref());
-        Ok(())
+        self.binding.bind_all(self.workers.as_ref(), bootstrap, timeout)
     }
 
     fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<SharedMemory> {
@@ -343,6 +342,11 @@ impl sealed::Device for Host {
 
     fn most_blocks(&self) -> usize {
         self.blocks
+    }
+
+    #[inline]
+    fn is_in_call(&self, status: u64) -> bool {
+        self.pool.is_some() && pool::is_in_call(status)
     }
 
     unsafe fn launch(

@@ -1,5 +1,6 @@
 //! Threads of the caller's that run the blocks of a launch, in place of the crate's own.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -44,9 +45,20 @@ pub trait ThreadPool: Send + Sync {
     /// returned.
     ///
     /// A block waits for that of the same number on the other ranks. So blocks run side by side, and where a thread is busy with
-    /// something else, they are begun in ascending order. The thread that makes the call runs nothing meanwhile that calls the same
-    /// communicator: it would wait for itself. A panic ends the communicator, as does a block that is left out.
+    /// something else, they are begun in ascending order. Nothing that runs meanwhile, before this returns, calls the same
+    /// communicator: on the thread that makes the call that is an error, on another it waits for the call, which waits for it. A panic
+    /// ends the communicator, as does a block that is left out.
     fn run(&self, blocks: usize, block: &(dyn Fn(usize) + Sync));
+}
+
+thread_local! {
+    /// The calls that this thread makes by a pool of the caller's, each by the address of its rank's status.
+    static CALLS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Whether this thread is in a call, by a pool, of the rank whose status is there.
+pub(super) fn is_in_call(status: u64) -> bool {
+    CALLS.with_borrow(|calls| calls.contains(&status))
 }
 
 /// A caller's pool.
@@ -85,7 +97,10 @@ impl Pool {
         };
         // A panic of the pool's has left blocks out, or would be one of the launch's: the communicator ends, as below.
         let run = || self.0.run(blocks as usize, &block);
-        if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
+        CALLS.with_borrow_mut(|calls| calls.push(arguments.status));
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        CALLS.with_borrow_mut(Vec::pop);
+        if let Err(panic) = ran {
             let said =
                 panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
             return Err(Error::Unavailable {
@@ -165,6 +180,59 @@ mod tests {
             let error = result.unwrap_err().to_string();
             assert!(error.contains("a pool that panics"), "{error}");
         }
+    }
+
+    /// Calls the communicator that it works for.
+    struct Reentrant {
+        communicator: Arc<std::sync::OnceLock<std::sync::Weak<Communicator<Host>>>>,
+        said: std::sync::Mutex<Vec<Error>>,
+    }
+
+    impl ThreadPool for Reentrant {
+        fn threads(&self) -> usize {
+            2
+        }
+
+        fn run(&self, blocks: usize, block: &(dyn Fn(usize) + Sync)) {
+            if let Some(communicator) = self.communicator.get().and_then(std::sync::Weak::upgrade) {
+                self.said.lock().unwrap().extend(communicator.barrier().err());
+            }
+            std::thread::scope(|scope| {
+                (0..blocks).for_each(|number| drop(scope.spawn(move || block(number))))
+            });
+        }
+    }
+
+    #[test]
+    fn a_call_from_within_a_call_is_an_error() {
+        let ranks = Threads::world(2).unwrap().into_iter().map(|bootstrap| {
+            std::thread::spawn(move || {
+                let communicator = Arc::default();
+                let pool = Arc::new(Reentrant {
+                    communicator: Arc::clone(&communicator),
+                    said: std::sync::Mutex::default(),
+                });
+                let choice = Choice::host(Algorithm::TwoShotPull, 2, 4096, 65536);
+                let made = Communicator::builder()
+                    .table(Table::uniform(DeviceKind::Host, choice).unwrap())
+                    .build(Host::new().thread_pool(Arc::clone(&pool) as _).unwrap(), bootstrap)
+                    .unwrap();
+                let made = Arc::new(made);
+                communicator.set(Arc::downgrade(&made)).unwrap();
+                let mut data = vec![1.0f32; 100_000];
+                made.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+                assert_eq!(data, vec![2.0; 100_000]);
+                // The refused calls were none.
+                made.barrier().unwrap();
+                let said = pool.said.lock().unwrap();
+                assert!(!said.is_empty());
+                assert!(
+                    said.iter().all(|error| error.to_string().contains("from within another")),
+                    "{said:?}"
+                );
+            })
+        });
+        ranks.collect::<Vec<_>>().into_iter().for_each(|rank| rank.join().unwrap());
     }
 
     #[test]

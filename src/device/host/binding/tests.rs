@@ -86,8 +86,8 @@ fn ranks_bind_where_they_agree() {
             scope.spawn(move || {
                 for bootstrap in &worlds {
                     let given = bootstrap.all_gather(&given(), LIMIT).unwrap();
-                    let binding = agree(Bind::Core, &given, 1, bootstrap, LIMIT).unwrap();
-                    bind(&binding, rank, None);
+                    let mut binding = agree(Bind::Core, &given, 1, bootstrap, LIMIT).unwrap();
+                    binding.bind_all(None, bootstrap, LIMIT).unwrap();
                     let now = cores::listed(&cores::of_this_thread());
                     match binding {
                         Binding::Bound { cores, .. } => assert_eq!(now, cores[rank]),
@@ -98,6 +98,26 @@ fn ranks_bind_where_they_agree() {
         }
     });
     assert_eq!(cores::listed(&cores::of_this_thread()), before);
+}
+
+/// A core that there is not stands for a system that refuses: no rank is bound then, and all say why.
+#[test]
+fn ranks_that_cannot_be_bound_say_so() {
+    let [here, there] = Threads::world(2).unwrap().try_into().ok().unwrap();
+    let own = cores::listed(&cores::of_this_thread());
+    let unbound = |bootstrap: Threads| {
+        let before = cores::listed(&cores::of_this_thread());
+        let mut binding = Binding::Bound { to: Bind::Core, cores: vec![own[..1].to_vec(), vec![1023]] };
+        binding.bind_all(None, &bootstrap, LIMIT).unwrap();
+        assert_eq!(cores::listed(&cores::of_this_thread()), before);
+        binding.to_string()
+    };
+    std::thread::scope(|scope| {
+        let ranks = [scope.spawn(|| unbound(here)), scope.spawn(|| unbound(there))];
+        for rank in ranks {
+            assert_eq!(rank.join().unwrap(), "none (refused on rank 1: Invalid argument)");
+        }
+    });
 }
 
 fn any_binding() -> impl Strategy<Value = Binding> {

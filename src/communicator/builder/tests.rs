@@ -1,0 +1,140 @@
+use super::*;
+
+#[test]
+fn a_table_of_another_device_is_refused() {
+    let [rank] = crate::bootstrap::Threads::world(1).unwrap().try_into().ok().unwrap();
+    let table = Table::built_in(crate::plan::DeviceKind::Cuda);
+    let error = Communicator::builder().table(table).build(crate::Host::new(), rank).unwrap_err();
+    assert!(matches!(error, Error::InvalidSetting { name: "plan table", .. }), "{error}");
+}
+
+/// What each of two ranks, made so, does with 64 KiB, and where it says that its plan comes from.
+fn planned(builders: [Builder; 2]) -> [(Algorithm, String); 2] {
+    let ranks = crate::bootstrap::Threads::world(2).unwrap();
+    let made = std::thread::scope(|scope| {
+        let ranks = builders.into_iter().zip(ranks);
+        let threads: Vec<_> = ranks
+            .map(|(builder, rank)| {
+                scope.spawn(|| {
+                    let made = builder.build(crate::Host::new(), rank).unwrap();
+                    let mut data = vec![1.0f32; 1000];
+                    made.all_reduce_in_place(&mut data, crate::ReduceOp::Sum).unwrap();
+                    assert_eq!(data, vec![2.0; 1000], "nothing is left of a measurement");
+                    (made.plan(16 << 10, crate::DType::F32).algorithm, made.plan_source().to_string())
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    made.try_into().unwrap()
+}
+
+#[test]
+fn ranks_with_different_plans_use_the_lowest_ranks() {
+    let uniform = |algorithm| {
+        let choice = crate::plan::Choice::host(algorithm, 1, 4096, 65536);
+        Table::uniform(crate::plan::DeviceKind::Host, choice).unwrap()
+    };
+    let builder = Communicator::builder;
+    let [first, second] = planned([
+        builder().table(uniform(Algorithm::TwoShotPush)),
+        builder().table(uniform(Algorithm::OneShotPush)),
+    ]);
+    assert_eq!(first, second);
+    let said = "given by the program, of rank 0: rank 1 would have another";
+    assert_eq!(first, (Algorithm::TwoShotPush, said.to_owned()));
+    // One that was given goes before what is found.
+    let [first, second] = planned([builder(), builder().table(uniform(Algorithm::OneShotPush))]);
+    assert_eq!(first, second);
+    assert_eq!(first.0, Algorithm::OneShotPush);
+}
+
+#[test]
+fn ranks_measure_if_all_may() {
+    let table = Table::built_in(crate::plan::DeviceKind::Host);
+    for calibrate in [[true, true], [true, false], [false, false]] {
+        let [first, second] = planned(calibrate.map(|may| Communicator::builder().calibrate(may)));
+        assert_eq!(first, second, "whatever came of it");
+        let is_measured = first.1.contains("a line takes");
+        assert!(!is_measured || calibrate == [true, true], "{first:?}");
+    }
+    let [first, second] = planned([true, true].map(|_| Communicator::builder().table(table.clone())));
+    assert_eq!((first.clone(), first.0), (second, Algorithm::TwoShotPull));
+}
+
+/// Of two ranks the second comes late to the call of that number, of three equal ones: what the first has of each.
+fn waited_for(builder: Builder, late: usize) -> Vec<Result<()>> {
+    let ranks = crate::bootstrap::Threads::world(2).unwrap();
+    let all = std::thread::scope(|scope| {
+        let threads = ranks.into_iter().enumerate().map(|(rank, bootstrap)| {
+            let builder = builder.clone();
+            scope.spawn(move || {
+                let made = builder.build(crate::Host::new(), bootstrap).unwrap();
+                // Neither waits for anybody.
+                made.all_reduce_in_place(&mut [0.0f32; 0], crate::ReduceOp::Sum).unwrap();
+                made.send_recv(&[1u32], rank, &mut [0], rank, 0).unwrap();
+                let call = |number| {
+                    if (rank, number) == (1, late) {
+                        std::thread::sleep(Duration::from_millis(600));
+                    }
+                    made.all_reduce_in_place(&mut [1.0f32; 10], crate::ReduceOp::Sum)
+                };
+                (1..=3).map(call).collect::<Vec<_>>()
+            })
+        });
+        threads.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    all.into_iter().next().unwrap()
+}
+
+#[test]
+fn the_first_call_with_a_rank_has_a_limit_of_its_own() {
+    let short = Duration::from_millis(200);
+    let builder = || Communicator::builder().timeout(short);
+    let patient = || builder().first_call_timeout(Duration::from_secs(60));
+    assert_eq!(waited_for(patient(), 1), vec![Ok(()); 3]);
+    assert_eq!(waited_for(builder().first_call_timeout(None), 1), vec![Ok(()); 3]);
+    // As long as any other where it is not set.
+    for (builder, late) in [(builder(), 1), (patient(), 2), (patient(), 3)] {
+        let results = waited_for(builder, late);
+        assert!(results[..late - 1].iter().all(Result::is_ok), "{late}: {results:?}");
+        let Err(Error::Timeout { missing, waited, .. }) = &results[late - 1] else {
+            panic!("{late}: {results:?}")
+        };
+        assert_eq!((missing.as_slice(), *waited), (&[1][..], short), "{late}");
+    }
+}
+
+#[test]
+fn the_environment_may_name_an_algorithm() {
+    let named = |value: &str| algorithm_named(Some(OsStr::new(value)));
+    assert_eq!(algorithm_named(None), Ok(None));
+    assert_eq!(named(""), Ok(None));
+    for algorithm in Algorithm::ALL {
+        assert_eq!(named(algorithm.name()), Ok(Some(algorithm)));
+    }
+    let error = named("tree").unwrap_err();
+    assert!(matches!(error, Error::InvalidSetting { name: ALGORITHM_VARIABLE, .. }), "{error}");
+}
+
+#[test]
+fn the_environment_may_limit_waits() {
+    let named = |value: &str| timeout_named(Some(OsStr::new(value)));
+    assert_eq!(timeout_named(None), Ok(None));
+    assert_eq!(named(""), Ok(None));
+    assert_eq!(named("0"), Ok(Some(None)));
+    assert_eq!(named("2.5"), Ok(Some(Some(Duration::from_millis(2500)))));
+    for value in ["-1", "soon", "nan", "inf", "1e300", "5 s"] {
+        let error = named(value).unwrap_err();
+        assert!(matches!(error, Error::InvalidSetting { name: TIMEOUT_VARIABLE, .. }), "{error}");
+    }
+}
+
+#[test]
+fn the_environment_may_have_calls_compared() {
+    let named = |value: &str| switch_named(CHECK_VARIABLE, Some(OsStr::new(value)));
+    assert_eq!((switch_named(CHECK_VARIABLE, None), named("")), (Ok(None), Ok(None)));
+    assert_eq!((named("0"), named("1")), (Ok(Some(false)), Ok(Some(true))));
+    let error = named("yes").unwrap_err();
+    assert!(matches!(error, Error::InvalidSetting { name: CHECK_VARIABLE, .. }), "{error}");
+}
