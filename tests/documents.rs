@@ -76,5 +76,9 @@ fn the_readmes_example_for_gpus_is_the_one_that_is_compiled() {
     let (_, rest) = readme.split_once("```rust,ignore\n").expect("the README has an example for GPUs");
     let (block, _) = rest.split_once("```").unwrap();
     let example = fs::read_to_string(root().join("examples/gpu_all_reduce.rs")).unwrap();
-    assert!(example.contains(block), "it is not in examples/gpu_all_reduce.rs:\n{block}");
+    let lines = |text: &str| {
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        lines.map(|line| line.to_owned() + "\n").collect::<String>()
+    };
+    assert!(lines(&example).contains(&lines(block)), "it is not in examples/gpu_all_reduce.rs:\n{block}");
 }
