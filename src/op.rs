@@ -11,8 +11,9 @@ use crate::abi;
 /// | `Min`, `Max` | IEEE 754-2019 minimum and maximum: a NaN wins, -0 is below +0 | |
 /// | `Avg` | the sum divided by the world size, then rounded once | the exact sum, divided toward zero |
 ///
-/// f16 and bf16 accumulate in f32 and round to nearest even. A result that is NaN has the sign bit clear and all other bits
-/// set, on every device and rank.
+/// Floats of 8 and 16 bits accumulate in f32 and round to nearest even. Nothing saturates: what rounds beyond the largest number is
+/// infinite, or NaN in [`DType::F8E4M3`](crate::DType::F8E4M3), which has no infinity. A result that is NaN has the sign bit clear
+/// and all other bits set, on every device and rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]

@@ -29,6 +29,10 @@ pub enum fast_allreduce_dtype {
     I64 = 8,
     /// uint64_t.
     U64 = 9,
+    /// 8-bit float e4m3 of OCP's OFP8, without infinities; sums accumulate in f32.
+    F8E4M3 = 10,
+    /// 8-bit float e5m2 of OCP's OFP8; sums accumulate in f32.
+    F8E5M2 = 11,
 }
 
 /// How elements are combined, always in the order of the ranks.
@@ -144,7 +148,7 @@ macro_rules! same_codes {
 }
 
 // The library lists its types and operations in the order of its codes, which are these.
-same_codes!(fast_allreduce_dtype, DType: F16, Bf16, F32, F64, I8, U8, I32, U32, I64, U64);
+same_codes!(fast_allreduce_dtype, DType: F16, Bf16, F32, F64, I8, U8, I32, U32, I64, U64, F8E4M3, F8E5M2);
 same_codes!(fast_allreduce_op, ReduceOp: Sum, Prod, Min, Max, Avg);
 
 pub fn dtype(code: u32) -> Result<DType, Failure> {

@@ -13,8 +13,18 @@ struct Op {
 };
 struct AnyOp {
   u32 op;
+  u32 dtype; // of an element type that is several
   FA_FN constexpr u32 code() const { return op; }
 };
+
+// The conversion of a type, which an operation that is known to the compiler knows as well.
+template <class T, class Op>
+FA_FN Convert<T> conversion(Op op) {
+  if constexpr (__is_constructible(Convert<T>, u32))
+    return Convert<T>(op.dtype);
+  else
+    return {};
+}
 
 // N elements as they lie in memory, and in registers.
 template <class T, u32 N>
@@ -111,7 +121,7 @@ class Reduction {
   static constexpr bool kSplitAverage = !kIsFloat<A> && sizeof(T) == 8;
 
 public:
-  FA_FN Reduction(Op op, u32 world) : op_(op), world_(A(world)) {
+  FA_FN Reduction(Op op, u32 world) : op_(op), convert_(conversion<T>(op)), world_(A(world)) {
     switch (op_.code()) {
     case FA_PROD: value_ = splat<A, N>(A(1)); break;
     case FA_MIN: value_ = splat<A, N>(Limits<A>::highest); break;
@@ -126,7 +136,7 @@ public:
     L x;
     FA_UNROLL
     for (u32 i = 0; i < Elements<T, N>::units; ++i)
-      x.unit[i] = Convert<T>::widen(elements.unit[i]);
+      x.unit[i] = convert_.widen(elements.unit[i]);
     switch (op_.code()) {
     case FA_PROD: value_ = map(value_, x, Arithmetic<A>::multiply); break;
     case FA_MIN: value_ = map(value_, x, Arithmetic<A>::minimum); break;
@@ -161,12 +171,13 @@ public:
     Elements<T, N> elements;
     FA_UNROLL
     for (u32 i = 0; i < Elements<T, N>::units; ++i)
-      elements.unit[i] = Convert<T>::narrow(result.unit[i]);
+      elements.unit[i] = convert_.narrow(result.unit[i]);
     return elements;
   }
 
 private:
   Op op_;
+  Convert<T> convert_;
   A world_;
   L value_;
   struct None {};

@@ -48,6 +48,8 @@ pub fn dtypes(text: &str) -> Result<Choice<DType>, String> {
         "uint32" => "u32",
         "int64" => "i64",
         "uint64" => "u64",
+        "fp8_e4m3" => "f8e4m3",
+        "fp8_e5m2" => "f8e5m2",
         own => own,
     };
     let names = DType::ALL.map(DType::name);

@@ -1,6 +1,7 @@
 //! What a reduction of one element is, from the definition in [`ReduceOp`]'s documentation. Shares nothing with the kernels.
 
 use fast_allreduce::{Element, ReduceOp, MAX_RANKS};
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use super::device::Portable;
@@ -231,6 +232,28 @@ float!(
     bf16::from_f32,
     reduce_f32,
     Precision { accumulator: F32_ROUNDING, result: 0.5f64.powi(8), least: 0.5f64.powi(133) }
+);
+float!(
+    F8E4M3,
+    u8,
+    f32,
+    |value: F8E4M3| value.to_f32(),
+    // The crate's own conversion saturates; 464 is in the middle between 448 and what would follow.
+    |value: f32| if value.abs() > 464.0 { F8E4M3::NAN } else { F8E4M3::from_f32(value) },
+    reduce_f32,
+    Precision { accumulator: F32_ROUNDING, result: 0.5f64.powi(4), least: 0.5f64.powi(9) }
+);
+float!(
+    F8E5M2,
+    u8,
+    f32,
+    |value: F8E5M2| value.to_f32(),
+    |value: f32| match value.abs() < 61440.0 {
+        true => F8E5M2::from_f32(value),
+        false => F8E5M2::from_bits(0x7C | u8::from(value.is_sign_negative()) << 7),
+    },
+    reduce_f32,
+    Precision { accumulator: F32_ROUNDING, result: 0.5f64.powi(3), least: 0.5f64.powi(16) }
 );
 float!(
     f32,
