@@ -156,7 +156,7 @@ pub fn dtype(code: u32) -> Result<DType, Failure> {
 }
 
 pub fn op(code: u32) -> Result<ReduceOp, Failure> {
-    looked_up("op", code, &ReduceOp::ALL)
+    looked_up("op", code, &ReduceOp::ARITHMETIC)
 }
 
 pub fn algorithm(code: u32) -> Result<Option<Algorithm>, Failure> {

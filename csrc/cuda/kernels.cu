@@ -38,7 +38,8 @@ static FA_FN const FaLaunch &launch_of(const FaLaunch &own) {
   FA_KERNEL(algorithm##_##type)(const __grid_constant__ FaLaunch own) {                                      \
     const FaLaunch &launch = launch_of(own);                                                                 \
     Block block;                                                                                             \
-    algorithm(launch, block, Reduce<element, AnyOp, AnyWorld>({launch.op, launch.dtype}, {launch.world}));   \
+    algorithm(launch, block,                                                                                 \
+              Reduce<element, AnyOp, AnyWorld>({launch.op, launch.dtype, launch.scale}, {launch.world}));    \
   }
 
 #define FA_MOVING_KERNEL(code, number, name, ...)                                                            \

@@ -80,7 +80,7 @@ bool parse(const char *name, Kernel *kernel) {
 } // namespace
 
 bool runs(const Kernel &kernel, const FaLaunch &launch) {
-  if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || launch.op > FA_AVG)
+  if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || launch.op > FA_PREMUL_SUM)
     return false;
   if (kernel.algorithm < FA_ALL_GATHER && kTypes[launch.dtype].kernels != kTypes[kernel.dtype].kernels)
     return false;

@@ -59,10 +59,10 @@ pub fn dtypes(text: &str) -> Result<Choice<DType>, String> {
 
 pub fn ops(text: &str) -> Result<Choice<ReduceOp>, String> {
     if text == "all" {
-        return Ok(Choice(ReduceOp::ALL.into()));
+        return Ok(Choice(ReduceOp::ARITHMETIC.into()));
     }
-    let names = ReduceOp::ALL.map(ReduceOp::name);
-    let found = ReduceOp::ALL.into_iter().find(|op| op.name() == text);
+    let names = ReduceOp::ARITHMETIC.map(ReduceOp::name);
+    let found = ReduceOp::ARITHMETIC.into_iter().find(|op| op.name() == text);
     found.map(|op| Choice(vec![op])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
 }
 

@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn a_result_beyond_rounding_is_not_plausible() {
         let values = [0.1f32, 0.2, 0.3, -0.5];
-        for op in ReduceOp::ALL {
+        for op in ReduceOp::ARITHMETIC {
             let is_plausible = |result: f32| result.deviation(op, &values, Rounding::Once).is_plausible();
             let result = f32::reduce(op, &values);
             assert!(is_plausible(result), "{op}");

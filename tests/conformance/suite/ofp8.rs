@@ -44,7 +44,7 @@ impl Ofp8 {
     }
 
     /// As the number that follows the largest one would be read, too.
-    fn magnitude(self, code: u64) -> f64 {
+    pub fn magnitude(self, code: u64) -> f64 {
         let (exponent, fraction) = ((code >> self.mantissa) as i32, code & ((1 << self.mantissa) - 1));
         let fraction = fraction as f64 / f64::from(1 << self.mantissa);
         match exponent {

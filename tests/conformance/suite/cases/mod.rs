@@ -39,7 +39,8 @@ const SMALL: usize = 4 << 10;
 const ALGORITHMS: usize = 6;
 const DIRECT: usize = 4;
 const TYPES: usize = 11;
-const OPERATIONS: usize = 5;
+/// Of a type.
+const OPERATIONS: usize = 6;
 const VALUES: usize = 3;
 /// One for each size of element.
 const TYPE_SIZES: usize = 4;
@@ -54,8 +55,25 @@ pub fn types(size: usize) -> impl Iterator<Item = DType> {
     DType::ALL.into_iter().filter(move |&dtype| dtype != left_out)
 }
 
+/// Those of a type; of the bitwise ones, which differ in one instruction, another in each of three.
+pub fn operations(dtype: DType, number: usize) -> [ReduceOp; OPERATIONS] {
+    let [sum, prod, min, max, avg] = ReduceOp::ARITHMETIC;
+    let other = match dtype.is_float() {
+        true => ReduceOp::PreMulSum(0.7.into()),
+        false => ReduceOp::BITWISE[number % 3],
+    };
+    [sum, prod, min, max, avg, other]
+}
+
+/// Any type and one of its operations.
+pub fn any_kind(random: &mut Random) -> (DType, ReduceOp) {
+    let dtype = random.pick(&DType::ALL);
+    let number = random.below(3);
+    (dtype, random.pick(&operations(dtype, number)))
+}
+
 pub fn types_and_operations(size: usize) -> impl Iterator<Item = (DType, ReduceOp)> {
-    types(size).flat_map(|dtype| ReduceOp::ALL.map(|op| (dtype, op)))
+    types(size).flat_map(move |dtype| operations(dtype, size).map(|op| (dtype, op)))
 }
 
 /// Every type and operation with values of all kinds, of `count` elements each.
