@@ -61,9 +61,8 @@ pub fn ops(text: &str) -> Result<Choice<ReduceOp>, String> {
     if text == "all" {
         return Ok(Choice(ReduceOp::ARITHMETIC.into()));
     }
-    let names = ReduceOp::ARITHMETIC.map(ReduceOp::name);
-    let found = ReduceOp::ARITHMETIC.into_iter().find(|op| op.name() == text);
-    found.map(|op| Choice(vec![op])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
+    let found = text.parse().map(|op| Choice(vec![op]));
+    found.map_err(|_| "one of sum, prod, min, max, avg, band, bor, bxor, premul_sum:SCALE, all".into())
 }
 
 pub fn algorithms(text: &str) -> Result<Choice<Option<Algorithm>>, String> {

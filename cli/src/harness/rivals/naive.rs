@@ -177,6 +177,7 @@ impl Rival<Cpu> for Naive {
     fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
         match op {
             _ if kind != CallKind::AllReduce => Some("it has only an allreduce"),
+            op if !ReduceOp::ARITHMETIC.contains(&op) => Some("it has no such operation"),
             ReduceOp::Avg if !dtype.is_float() => Some("it has no averages of integers"),
             _ => None,
         }
