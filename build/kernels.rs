@@ -12,8 +12,9 @@ pub fn write(csrc: &Path, out_dir: &Path) {
     let path = csrc.join("kernels.def");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let mut rust = String::new();
-    // The column of the name.
-    for (list, column) in [("HOT", 2), ("REDUCING", 2), ("MOVING", 2), ("OTHER", 2), ("HOT_TYPES", 0)] {
+    let of_algorithms = ["HOT", "REDUCING", "MOVING", "OTHER"].map(|list| (list, 2));
+    // The column of the name; of the types, that of what their kernels are named after.
+    for (list, column) in of_algorithms.into_iter().chain([("TYPES", 6), ("HOT_TYPES", 0)]) {
         let names = column_of(&text, list, column);
         writeln!(rust, "pub const {list}: [&str; {}] = {names:?};", names.len()).expect("a string takes it");
     }

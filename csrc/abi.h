@@ -236,6 +236,7 @@ struct FaLaunch {
   uint32_t reserved;
   uint64_t direct;    // host: address of an FaDirect; 0: nothing is read in other processes
   struct FaCall call; // the call that this launch is of
+  double scale;       // FA_PREMUL_SUM: what this rank's input is multiplied by
   // By rank, of FA_ALL_GATHER and FA_REDUCE_SCATTER.
   struct FaShare shares[FA_MAX_RANKS];
 };

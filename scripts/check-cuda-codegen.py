@@ -167,7 +167,8 @@ def lists(kernels_def: Path) -> Dict[str, List[List[str]]]:
 def names_of(kernels_def: Path) -> Tuple[str, ...]:
     """The kernels that csrc/cuda/kernels.cu is to have."""
     table = lists(kernels_def)
-    names = [f"{reducing[2]}_{dtype[2]}" for reducing in table["FA_REDUCING"] for dtype in table["FA_TYPES"]]
+    types = sorted({dtype[6] for dtype in table["FA_TYPES"]})
+    names = [f"{reducing[2]}_{dtype}" for reducing in table["FA_REDUCING"] for dtype in types]
     names += [
         f"{hot[2]}_{dtype[0]}_sum_w{world[0]}"
         for hot in table["FA_HOT"]

@@ -27,11 +27,17 @@ pub enum DType {
     I64 = abi::FA_I64,
     /// Unsigned 64-bit integer.
     U64 = abi::FA_U64,
+    /// 8-bit float with 4 bits of exponent and 3 of mantissa, without infinities (OCP OFP8 e4m3; `float8_e4m3fn`); accumulated
+    /// in f32. What rounds beyond 448 is NaN.
+    F8E4M3 = abi::FA_F8E4M3,
+    /// 8-bit float with 5 bits of exponent and 2 of mantissa (OCP OFP8 e5m2; `float8_e5m2`); accumulated in f32. What rounds
+    /// beyond 57344 is infinite.
+    F8E5M2 = abi::FA_F8E5M2,
 }
 
 impl DType {
     /// All types, in the order of their codes.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::F16,
         Self::Bf16,
         Self::F32,
@@ -42,12 +48,14 @@ impl DType {
         Self::U32,
         Self::I64,
         Self::U64,
+        Self::F8E4M3,
+        Self::F8E5M2,
     ];
 
     /// Bytes of one element.
     pub const fn size(self) -> usize {
         match self {
-            Self::I8 | Self::U8 => 1,
+            Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 => 1,
             Self::F16 | Self::Bf16 => 2,
             Self::F32 | Self::I32 | Self::U32 => 4,
             Self::F64 | Self::I64 | Self::U64 => 8,
@@ -56,7 +64,7 @@ impl DType {
 
     /// Whether it is a floating-point type.
     pub const fn is_float(self) -> bool {
-        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64 | Self::F8E4M3 | Self::F8E5M2)
     }
 
     /// The name that the field uses: `"f16"`, `"bf16"`, `"i8"`, ...
@@ -72,6 +80,8 @@ impl DType {
             Self::U32 => "u32",
             Self::I64 => "i64",
             Self::U64 => "u64",
+            Self::F8E4M3 => "f8e4m3",
+            Self::F8E5M2 => "f8e5m2",
         }
     }
 }
@@ -89,7 +99,7 @@ impl std::str::FromStr for DType {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| crate::Error::InvalidSetting {
             name: "element type",
             value: name.to_owned(),
-            expected: "one of f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64",
+            expected: "one of f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3, f8e5m2",
         })
     }
 }
@@ -123,6 +133,12 @@ element! {
     half::f16 => F16, half::bf16 => Bf16, f32 => F32, f64 => F64, i8 => I8, u8 => U8, i32 => I32, u32 => U32,
     i64 => I64, u64 => U64,
 }
+
+#[cfg(feature = "mpi")]
+element! { crate::ofp8::E4M3 => F8E4M3, crate::ofp8::E5M2 => F8E5M2 }
+
+#[cfg(feature = "float8")]
+element! { float8::F8E4M3 => F8E4M3, float8::F8E5M2 => F8E5M2 }
 
 #[cfg(test)]
 mod tests {

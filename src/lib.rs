@@ -30,8 +30,8 @@
 //! # What it promises
 //!
 //! * Any shape: 1 to 16 ranks, any count, any alignment of the element type, in place or out of place.
-//! * The same bits on every rank and from each of the direct [algorithms](Algorithm): ranks are added in order, f16 and bf16 in
-//!   f32, rounded once. Others are taken only where GPUs have no full mesh of NVLinks, for more than 2 ranks and large messages.
+//! * The same bits on every rank and from each of the direct [algorithms](Algorithm): ranks are added in order, floats of 8 and
+//!   16 bits in f32, rounded once. Others are taken only where GPUs have no full mesh of NVLinks, for more than 2 ranks and large messages.
 //! * No hang: every wait is bounded, and a rank that does not come is an [`Error`] that names it.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -50,6 +50,8 @@ mod error;
 mod fork;
 pub mod hierarchical;
 mod liveness;
+#[cfg(feature = "mpi")]
+mod ofp8;
 mod op;
 pub mod plan;
 mod raw;
@@ -75,7 +77,7 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use hierarchical::{Hierarchical, InterNode};
 pub use liveness::DirectReads;
-pub use op::ReduceOp;
+pub use op::{ReduceOp, Scale};
 pub use plan::{Algorithm, Plan};
 pub use raw::{RawCommunicator, StreamCommunicator, StreamSync};
 pub use symmetric::{Buffer, SymmetricMemory, SymmetricView};

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use fast_allreduce::{Collective, DType, Direction, Transfer};
+use fast_allreduce::{Collective, DType, Direction, ReduceOp, Transfer};
 
 use crate::codes;
 use crate::handle::{fast_allreduce_communicator, on_any};
@@ -62,6 +62,19 @@ pub unsafe extern "C" fn fast_allreduce_binding(
     unsafe { communicator.as_ref() }.map_or(c"".as_ptr(), |handle| handle.binding.as_ptr())
 }
 
+/// The operation of a code.
+///
+/// # Safety
+///
+/// `communicator` is null or live.
+unsafe fn operation(
+    communicator: *const fast_allreduce_communicator,
+    code: u32,
+) -> Result<ReduceOp, Failure> {
+    // SAFETY: the caller's.
+    unsafe { fast_allreduce_communicator::of(communicator)? }.scales.operation(code)
+}
+
 /// Carries out a collective.
 ///
 /// # Safety
@@ -118,7 +131,7 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce(
     // SAFETY: the caller's.
     unsafe {
         collective(communicator, stream, (input, output), count, dtype, || {
-            Ok(Collective::AllReduce(codes::op(op)?))
+            Ok(Collective::AllReduce(operation(communicator, op)?))
         })
     }
 }
@@ -183,7 +196,7 @@ pub unsafe extern "C" fn fast_allreduce_reduce_scatter(
     // SAFETY: the caller's.
     unsafe {
         collective(communicator, stream, (input, output), count, dtype, || {
-            Ok(Collective::ReduceScatter(codes::op(op)?))
+            Ok(Collective::ReduceScatter(operation(communicator, op)?))
         })
     }
 }
@@ -206,7 +219,7 @@ pub unsafe extern "C" fn fast_allreduce_reduce_scatter_v(
     // SAFETY: the caller's.
     guarded(|| unsafe {
         let counts = list("counts", counts, fast_allreduce_nranks(communicator))?;
-        let which = Collective::ReduceScatterV(codes::op(op)?, counts);
+        let which = Collective::ReduceScatterV(operation(communicator, op)?, counts);
         carry_out(communicator, stream, (input, output), 0, codes::dtype(dtype)?, which)
     })
 }
@@ -250,7 +263,7 @@ pub unsafe extern "C" fn fast_allreduce_reduce(
     // SAFETY: the caller's.
     unsafe {
         collective(communicator, stream, (input, output), count, dtype, || {
-            Ok(Collective::Reduce { op: codes::op(op)?, root })
+            Ok(Collective::Reduce { op: operation(communicator, op)?, root })
         })
     }
 }

@@ -29,6 +29,10 @@ pub enum fast_allreduce_dtype {
     I64 = 8,
     /// uint64_t.
     U64 = 9,
+    /// 8-bit float e4m3 of OCP's OFP8, without infinities; sums accumulate in f32.
+    F8E4M3 = 10,
+    /// 8-bit float e5m2 of OCP's OFP8; sums accumulate in f32.
+    F8E5M2 = 11,
 }
 
 /// How elements are combined, always in the order of the ranks.
@@ -45,6 +49,12 @@ pub enum fast_allreduce_op {
     Max = 3,
     /// Sum divided by the number of ranks; of integers toward zero.
     Avg = 4,
+    /// Bitwise and, of integers.
+    Band = 5,
+    /// Bitwise or, of integers.
+    Bor = 6,
+    /// Bitwise exclusive or, of integers.
+    Bxor = 7,
 }
 
 /// Where buffers are.
@@ -137,22 +147,40 @@ fn looked_up<T: Copy>(what: &str, code: u32, all: &[T]) -> Result<T, Failure> {
     found.ok_or_else(|| argument(format!("{what} {code} is none: codes are 0 to {}", all.len() - 1)))
 }
 
+/// In the order of their codes.
+const OPS: [(fast_allreduce_op, ReduceOp); 8] = [
+    (fast_allreduce_op::Sum, ReduceOp::Sum),
+    (fast_allreduce_op::Prod, ReduceOp::Prod),
+    (fast_allreduce_op::Min, ReduceOp::Min),
+    (fast_allreduce_op::Max, ReduceOp::Max),
+    (fast_allreduce_op::Avg, ReduceOp::Avg),
+    (fast_allreduce_op::Band, ReduceOp::BitAnd),
+    (fast_allreduce_op::Bor, ReduceOp::BitOr),
+    (fast_allreduce_op::Bxor, ReduceOp::BitXor),
+];
+
 macro_rules! same_codes {
     ($ours:ident, $theirs:ident: $($name:ident),*) => {$(
         const _: () = assert!($ours::$name as u32 == $theirs::$name as u32);
     )*};
 }
 
-// The library lists its types and operations in the order of its codes, which are these.
-same_codes!(fast_allreduce_dtype, DType: F16, Bf16, F32, F64, I8, U8, I32, U32, I64, U64);
-same_codes!(fast_allreduce_op, ReduceOp: Sum, Prod, Min, Max, Avg);
+// The library lists its types in the order of its codes, which are these.
+const _: () = {
+    let mut code = 0;
+    while code < OPS.len() {
+        assert!(OPS[code].0 as usize == code);
+        code += 1;
+    }
+};
+same_codes!(fast_allreduce_dtype, DType: F16, Bf16, F32, F64, I8, U8, I32, U32, I64, U64, F8E4M3, F8E5M2);
 
 pub fn dtype(code: u32) -> Result<DType, Failure> {
     looked_up("dtype", code, &DType::ALL)
 }
 
 pub fn op(code: u32) -> Result<ReduceOp, Failure> {
-    looked_up("op", code, &ReduceOp::ALL)
+    looked_up("op", code, &OPS).map(|(_, op)| op)
 }
 
 pub fn algorithm(code: u32) -> Result<Option<Algorithm>, Failure> {

@@ -10,6 +10,7 @@ use std::thread::{self, ThreadId};
 use fast_allreduce::Cuda;
 use fast_allreduce::{Collective, Communicator, DType, Host, Transfer};
 
+use crate::scales::Scales;
 use crate::status::{argument, Failure};
 
 /// One rank of a world. It is made by fast_allreduce_init and freed by fast_allreduce_free.
@@ -18,6 +19,7 @@ pub struct fast_allreduce_communicator {
     /// Groups that are open, of all threads: what a call looks at first.
     open: AtomicUsize,
     groups: Mutex<HashMap<ThreadId, Vec<Transfer>>>,
+    pub scales: Scales,
     /// What is told of it in words.
     pub plan_source: CString,
     pub binding: CString,
@@ -51,7 +53,14 @@ impl fast_allreduce_communicator {
             #[cfg(feature = "cuda")]
             Any::Cuda(_) => "none".into(),
         });
-        Self { any, open: AtomicUsize::new(0), groups: Mutex::default(), plan_source, binding }
+        Self {
+            any,
+            open: AtomicUsize::new(0),
+            groups: Mutex::default(),
+            scales: Scales::default(),
+            plan_source,
+            binding,
+        }
     }
 
     /// What a caller's pointer points to.

@@ -12,6 +12,7 @@ mod config;
 mod handle;
 mod init;
 mod memory;
+mod scales;
 mod status;
 
 /// Version of the ABI that this header describes. It is increased when a program that was compiled against an older

@@ -182,9 +182,21 @@ static void calls(void) {
   EXPECT(fast_allreduce_alloc(alone, 8, NULL, &buffer) == INVALID && fast_allreduce_alloc(alone, 8, &address, NULL) == INVALID);
   EXPECT(fast_allreduce_register(alone, data, 8, &buffer) == FAST_ALLREDUCE_STATUS_UNAVAILABLE && buffer == NULL);
   EXPECT(fast_allreduce_register(alone, data, 8, NULL) == INVALID);
-  for (uint32_t code = 10; code != 0; code <<= 1)
+  for (uint32_t code = 12; code != 0; code <<= 1)
     EXPECT(fast_allreduce_all_reduce(alone, data, data, 1, code, SUM, NULL) == INVALID &&
            fast_allreduce_all_reduce(alone, data, data, 1, F32, code, NULL) == INVALID);
+  EXPECT(fast_allreduce_all_reduce(alone, data, data, 1, F32, FAST_ALLREDUCE_OP_BXOR, NULL) != OK);
+  uint32_t scaled = 0;
+  EXPECT(fast_allreduce_op_create_premul_sum(alone, 0.5, NULL) == INVALID &&
+         fast_allreduce_op_create_premul_sum(NULL, 0.5, &scaled) == INVALID);
+  EXPECT(fast_allreduce_op_destroy(alone, SUM) == INVALID && fast_allreduce_op_destroy(alone, UINT32_MAX) == INVALID);
+  EXPECT(fast_allreduce_op_create_premul_sum(alone, 0.5, &scaled) == OK);
+  float products[2] = {3, 5};
+  EXPECT(fast_allreduce_all_reduce(alone, products, products, 2, F32, scaled, NULL) == OK && products[0] == 1.5f &&
+         products[1] == 2.5f);
+  EXPECT(fast_allreduce_all_reduce(alone, data, data, 1, FAST_ALLREDUCE_DTYPE_I32, scaled, NULL) != OK);
+  EXPECT(fast_allreduce_op_destroy(alone, scaled) == OK && fast_allreduce_op_destroy(alone, scaled) == INVALID);
+  EXPECT(fast_allreduce_all_reduce(alone, data, data, 1, F32, scaled, NULL) == INVALID);
   EXPECT(fast_allreduce_all_reduce(alone, (char *)data + 1, data + 4, 1, F32, SUM, NULL) ==
          FAST_ALLREDUCE_STATUS_INVALID_POINTER);
   EXPECT(fast_allreduce_all_reduce(alone, data, NULL, 1, F32, SUM, NULL) == FAST_ALLREDUCE_STATUS_INVALID_POINTER);

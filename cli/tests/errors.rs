@@ -19,7 +19,10 @@ fn refused(arguments: &str, facts: &[&str]) {
 #[test]
 fn unknown_flags_and_values() {
     refused("bench --rank 3", &["--rank", "similar", "--ranks"]);
-    refused("bench -d f8", &["f8", "bf16"]);
+    refused("bench -d f9", &["f9", "bf16"]);
+    refused("bench -d f16 -o bxor", &["bxor", "integers", "f16"]);
+    refused("bench -d i8 -o premul_sum:2", &["premul_sum:2", "floats", "i8"]);
+    refused("bench -o premul_sum", &["SCALE"]);
     refused("bench -o mean", &["mean", "avg"]);
     refused("bench --algo tree", &["tree", "two-shot-push", "halving-doubling"]);
     refused("bench --device tpu", &["tpu", "cuda"]);

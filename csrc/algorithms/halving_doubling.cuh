@@ -47,7 +47,12 @@ public:
 
   FA_FN Span all() const { return all_packs(bytes_); }
   FA_FN const u8 *input() const { return input_; }
-  FA_FN const u8 *output() const { return output_; }
+
+  // What it has instead after an exchange: sums.
+  FA_FN const u8 *sums() {
+    has_sums_ = true;
+    return output_;
+  }
 
   // Sends a span of `from`, unless something has not come that would be in it. A pair meets in `part` 0 on
   // the way to the sums, in part 1 on the way back.
@@ -55,7 +60,7 @@ public:
     Slot *slots = slots_of(launch_, reduce_.world(), to, epoch_, part, 2, launch_.rank);
     each(span, [&](u64 at, Index i, auto extent) {
       if (complete_)
-        store_packet(slots + (i - span.first), load(from + at, extent, granule_), tag_);
+        store_packet(slots + (i - span.first), mine_of(from + at, extent), tag_);
     });
   }
 
@@ -69,7 +74,7 @@ public:
       if (!complete_)
         return;
       if (part == 0) {
-        const Pack ours = load(mine + at, extent, granule_);
+        const Pack ours = mine_of(mine + at, extent);
         pack = from < launch_.rank ? reduce_.packs(pack, ours, whole) : reduce_.packs(ours, pack, whole);
       }
       store(output_ + at, pack, extent, granule_);
@@ -79,7 +84,7 @@ public:
   // The input of a world of one.
   FA_FN void keep() const {
     each(all(), [&](u64 at, Index, auto extent) {
-      store(output_ + at, reduce_.pack(load(input_ + at, extent, granule_), true), extent, granule_);
+      store(output_ + at, reduce_.pack(mine_of(input_ + at, extent), true), extent, granule_);
     });
   }
 
@@ -95,6 +100,13 @@ private:
   u32 granule_;
   bool vector_;
   bool complete_ = true;
+  bool has_sums_ = false;
+
+  template <class Extent>
+  FA_FN Pack mine_of(const u8 *from, Extent extent) const {
+    const Pack pack = load(from, extent, granule_);
+    return has_sums_ ? pack : reduce_.own(pack);
+  }
 
   template <class Body>
   FA_FN void each(Span span, Body body) const {
@@ -148,7 +160,7 @@ FA_FN void halving_doubling(const FaLaunch &launch, Block &block, const Reduce &
     exchange.send(mine, sent, partner, part);
     exchange.receive(mine, received, partner, part, whole);
     if (rank < paired)
-      mine = exchange.output();
+      mine = exchange.sums();
   }
   end_launch(launch, block, state);
 }

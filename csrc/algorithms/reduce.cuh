@@ -19,10 +19,10 @@ FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const auto slices = partition.slices(bytes, ranks);
   FA_ROLL
   for (u32 r = 0; r < ranks; ++r) {
-    if (r != launch.rank)
-      stage_input(launch, block, slices.of(r), state, bytes, partition);
+    if (r != launch.rank || reduce.scales())
+      stage_reduced(launch, block, reduce, slices.of(r), state, bytes, partition);
   }
-  if (!meet_for_inputs(launch, block, state))
+  if (!meet_for_inputs(launch, block, state, reduce.scales()))
     return;
 
   const bool root = launch.rank == launch.root;

@@ -36,12 +36,12 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
     FA_ROLL
     for (u32 r = 0; r < launch.world; ++r) {
       const u64 first = launch.shares[r].first * element, bytes = launch.shares[r].count * element;
-      if (r != launch.rank)
-        copy(block, staged + r * distance, input + first, partition.all(bytes), bytes, partition);
+      if (r != launch.rank || reduce.scales())
+        reduce.stage(block, staged + r * distance, input + first, partition.all(bytes), bytes, partition);
     }
   }
   const FaShare own = launch.shares[launch.rank];
-  if (!meet_for_inputs(launch, block, state, launch.rank * distance, own.first * element))
+  if (!meet_for_inputs(launch, block, state, reduce.scales(), launch.rank * distance, own.first * element))
     return;
 
   const Inputs inputs(block.scratch(), reduce.world());

@@ -32,7 +32,7 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
   u64 *sources = block.scratch();
   const auto arrived = [&](BarrierStage stage, u32 r, const Arrival &arrival) -> Failure {
     const u32 keeper = stage == kStart ? r : keeper_of(ranks, r);
-    return set_input(launch, block, stage, r, arrival, staging(launch, keeper, state));
+    return set_input(launch, block, stage, r, arrival, staging(launch, keeper, state), reduce.scales());
   };
   const bool complete = run_phases(
       launch, block, reduce.world(), state, [] {}, arrived,
@@ -41,6 +41,11 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
           const Store store(staging(launch, keeper_of(ranks, rank), state), FA_CUDA ? nullptr : output);
           reduce.inputs(launch, block, Inputs(sources, ranks), partition, slices.of(rank), bytes,
                         Epilogue::into(launch, store));
+        } else if (phase == 0 && reduce.scales()) {
+          // The own slice as well: it is read from there.
+          FA_ROLL
+          for (u32 r = 0; r < ranks; ++r)
+            stage_reduced(launch, block, reduce, slices.of(r), state, bytes, partition);
         } else if (phase == 2 || launch.source == 0) {
           u8 *to = output;
           if (phase == 0) {

@@ -19,8 +19,8 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
   const u64 bytes = reduce.message_bytes(launch);
   const auto partition = Epilogue::partition(launch, reduce);
   const auto slices = partition.slices(bytes, ranks);
-  send_slices(partition, launch, block, reinterpret_cast<const u8 *>(launch.input), slices, bytes, ranks,
-              state.epoch);
+  send_slices(partition, launch, block, reduce, reinterpret_cast<const u8 *>(launch.input), slices, bytes,
+              ranks, state.epoch);
   reduce.template slices<Epilogue>(launch, block, state.epoch, partition, slices, bytes,
                                    reinterpret_cast<u8 *>(launch.output));
   end_launch(launch, block, state);

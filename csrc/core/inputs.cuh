@@ -42,13 +42,14 @@ private:
 };
 
 // After rank r's start signal, by the lane that has waited for it: where r's input is. If r has staged it,
-// that is at `address`, which is left as it is. `skipped` is what to skip of an input that is read where it
-// is.
-FA_FN Failure find_input(const FaLaunch &launch, u32 r, const Arrival &arrival, u64 skipped, u64 *address,
-                         u64 *source) {
+// that is at `address`, which is left as it is; this rank has staged its own for itself only if `own_staged`.
+// `skipped` is what to skip of an input that is read where it is.
+FA_FN Failure find_input(const FaLaunch &launch, u32 r, const Arrival &arrival, u64 skipped, bool own_staged,
+                         u64 *address, u64 *source) {
   *source = launch.source;
   if (r == launch.rank) {
-    *address = launch.input + skipped;
+    if (!own_staged)
+      *address = launch.input + skipped;
     return {};
   }
   *source = arrival.source();
@@ -65,11 +66,13 @@ FA_FN Failure find_input(const FaLaunch &launch, u32 r, const Arrival &arrival, 
 // then what it has staged.
 template <class Block>
 FA_FN Failure set_input(const FaLaunch &launch, Block &block, BarrierStage stage, u32 r,
-                        const Arrival &arrival, const u8 *staged, u64 skipped = 0) {
+                        const Arrival &arrival, const u8 *staged, bool own_staged = false, u64 skipped = 0) {
   u64 address = u64(staged), source = 0;
-  if (stage == kStart)
-    if (const Failure failure = find_input(launch, r, arrival, skipped, &address, &source); !failure.none())
+  if (stage == kStart) {
+    const Failure failure = find_input(launch, r, arrival, skipped, own_staged, &address, &source);
+    if (!failure.none())
       return failure;
+  }
   block.scratch()[r] = address;
   block.scratch()[FA_MAX_RANKS + r] = source;
   return {};
@@ -78,12 +81,13 @@ FA_FN Failure set_input(const FaLaunch &launch, Block &block, BarrierStage stage
 // The start barrier of a pull, after which every thread has all ranks' inputs in the block's scratch: but for
 // the bytes to skip, in what a rank staged, and in an input that is read where it is.
 template <class Block>
-FA_FN bool meet_for_inputs(const FaLaunch &launch, Block &block, const LaunchState &state, u64 staged = 0,
-                           u64 skipped = 0) {
+FA_FN bool meet_for_inputs(const FaLaunch &launch, Block &block, const LaunchState &state,
+                           bool own_staged = false, u64 staged = 0, u64 skipped = 0) {
   return barrier(
       launch, block, launch.world, kStart, state, [] {},
       [&](u32 r, const Arrival &arrival) {
-        return set_input(launch, block, kStart, r, arrival, staging(launch, r, state) + staged, skipped);
+        return set_input(launch, block, kStart, r, arrival, staging(launch, r, state) + staged, own_staged,
+                         skipped);
       });
 }
 
@@ -96,8 +100,17 @@ FA_FN void stage_input(const FaLaunch &launch, const Block &block, Span span, co
          partition);
 }
 
-// The same, and copies it to this rank's output as well, unless it is there. What peers read where it is must
-// still be copied there: they need not wait for that.
+// The same of what is reduced. What has to be scaled for that is always staged.
+template <class Reduce, class Block, class Partition>
+FA_FN void stage_reduced(const FaLaunch &launch, const Block &block, const Reduce &reduce, Span span,
+                         const LaunchState &state, u64 bytes, Partition partition) {
+  if (launch.source == 0)
+    reduce.stage(block, staging(launch, launch.rank, state), reinterpret_cast<const u8 *>(launch.input), span,
+                 bytes, partition);
+}
+
+// As stage_input(), and copies it to this rank's output as well, unless it is there. What peers read where it
+// is must still be copied there: they need not wait for that.
 template <class Block>
 FA_FN void stage_and_keep(const FaLaunch &launch, const Block &block, Span span, const LaunchState &state,
                           u64 bytes, u8 *output) {

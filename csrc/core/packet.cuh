@@ -91,29 +91,29 @@ FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u3
 // The parts of a sender's share in a two-shot.
 constexpr u32 kInputs = 0, kResults = 1, kParts = 2;
 
-// Sends a span of packs of a message to one peer, whose slots begin with the first of them.
-template <class Block, class Partition = Parts>
-FA_STEP void send_packets(const FaLaunch &launch, const Block &block, const u8 *from, Span span, u64 bytes,
-                          Slot *slots, u32 epoch, Partition partition = {}) {
+// Sends a span of packs of this rank's input to one peer, whose slots begin with the first of them.
+template <class Block, class Reduce, class Partition>
+FA_STEP void send_packets(const FaLaunch &launch, const Block &block, const Reduce &reduce, const u8 *from,
+                          Span span, u64 bytes, Slot *slots, u32 epoch, Partition partition) {
   const Tag tag = packet_tag(launch, epoch);
   const u32 granule = granule_of(u64(from) | bytes);
   for_each_pack(
       block, span, bytes, pack_aligned(u64(from)),
       [&](u64 at, Index i, auto extent) {
-        store_packet(slots + (i - span.first), load(from + at, extent, granule), tag);
+        store_packet(slots + (i - span.first), reduce.own(load(from + at, extent, granule)), tag);
       },
       partition);
 }
 
-// Sends each slice of a message to its owner, as inputs of a two-shot.
-template <class Partition, class Block>
-FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block &block, const u8 *from,
-                       const Slices &slices, u64 bytes, u32 world, u32 epoch) {
+// Sends each slice of this rank's input to its owner, as inputs of a two-shot.
+template <class Partition, class Block, class Reduce>
+FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block &block, const Reduce &reduce,
+                       const u8 *from, const Slices &slices, u64 bytes, u32 world, u32 epoch) {
   FA_ROLL
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank writes to one peer at a time, a different one from its peers.
     const u32 r = (launch.rank + step) % world;
-    send_packets(launch, block, from, slices.of(r), bytes,
+    send_packets(launch, block, reduce, from, slices.of(r), bytes,
                  slots_of(launch, world, r, epoch, kInputs, kParts, launch.rank), epoch, partition);
   }
 }
@@ -121,9 +121,9 @@ FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block 
 #if FA_CUDA
 // Packs of an index of several slices are loaded before one is sent, so that no load of them waits for
 // another.
-template <u32 W, class Block>
-FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Block &block, const u8 *from,
-                       const EqualSlices &slices, u64, u32, u32 epoch) {
+template <u32 W, class Block, class Reduce>
+FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Block &block, const Reduce &,
+                       const u8 *from, const EqualSlices &slices, u64, u32, u32 epoch) {
   // Between more ranks a kernel with the code for it would be larger than 8 KiB.
   constexpr u32 kBatch = W < 5 ? W : 1;
   const Tag tag = packet_tag(launch, epoch);

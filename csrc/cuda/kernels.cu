@@ -1,7 +1,7 @@
 // Entry points of the CUDA device. Of an allreduce by a direct algorithm one kernel for each member of the
-// hot set, <name>_<type>_sum_w<world>. Of everything that reduces one for each type, <name>_<type>, that
-// takes any operation and world. Of what moves bytes, and of the others, one: <name>. All but the hot set can
-// also run all ranks of a world in one cooperative launch, blockIdx.y being the rank.
+// hot set, <name>_<type>_sum_w<world>. Of everything that reduces one for each kernel type, <name>_<type>,
+// that takes any operation and world. Of what moves bytes, and of the others, one: <name>. All but the hot
+// set can also run all ranks of a world in one cooperative launch, blockIdx.y being the rank.
 #include "../algorithms/all_gather.cuh"
 #include "../algorithms/barrier.cuh"
 #include "../algorithms/broadcast.cuh"
@@ -34,11 +34,12 @@ static FA_FN const FaLaunch &launch_of(const FaLaunch &own) {
     algorithm(launch, block, Reduce<element, Op<FA_SUM>, World<ranks>>({}, {}));                             \
   }
 
-#define FA_ANY_KERNEL(code, number, type, element, bytes, family, algorithm, ...)                            \
+#define FA_ANY_KERNEL(type, element, algorithm, ...)                                                         \
   FA_KERNEL(algorithm##_##type)(const __grid_constant__ FaLaunch own) {                                      \
     const FaLaunch &launch = launch_of(own);                                                                 \
     Block block;                                                                                             \
-    algorithm(launch, block, Reduce<element, AnyOp, AnyWorld>({launch.op}, {launch.world}));                 \
+    algorithm(launch, block,                                                                                 \
+              Reduce<element, AnyOp, AnyWorld>({launch.op, launch.dtype, launch.scale}, {launch.world}));    \
   }
 
 #define FA_MOVING_KERNEL(code, number, name, ...)                                                            \
@@ -49,7 +50,7 @@ static FA_FN const FaLaunch &launch_of(const FaLaunch &own) {
 
 #define FA_HOT_OF_TYPE(type, element, ...) FA_HOT_WORLDS(FA_HOT_KERNEL, type, element, __VA_ARGS__)
 #define FA_HOT_OF(code, number, algorithm, ...) FA_HOT_TYPES(FA_HOT_OF_TYPE, algorithm)
-#define FA_ANY_OF(code, number, algorithm, ...) FA_TYPES(FA_ANY_KERNEL, algorithm)
+#define FA_ANY_OF(code, number, algorithm, ...) FA_KERNEL_TYPES(FA_ANY_KERNEL, algorithm)
 
 FA_HOT(FA_HOT_OF, )
 FA_REDUCING(FA_ANY_OF, )

@@ -69,6 +69,41 @@ public:
   FA_FN auto partition() const { return partition_of(world_); }
   FA_FN u64 message_bytes(const FaLaunch &launch) const { return launch.count * sizeof(T); }
 
+  // Whether this rank's input is not reduced as it is. Then nobody reads it but stage() and own(), once.
+  FA_FN bool scales() const {
+    if constexpr (kScales)
+      return op_.code() == FA_PREMUL_SUM;
+    else
+      return false;
+  }
+
+  // Copies a span of this rank's input to where it is reduced from.
+  template <class Block, class Partition>
+  FA_FN void stage(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
+                   Partition partition) const {
+    if constexpr (kScales) {
+      const u64 addresses = u64(to) | u64(from);
+      const u32 granule = granule_of(addresses | bytes);
+      for_each_pack(
+          block, span, bytes, pack_aligned(addresses),
+          [&](u64 at, Index, auto extent) {
+            store(to + at, own(load(from + at, extent, granule)), extent, granule);
+          },
+          partition);
+    } else {
+      copy(block, to, from, span, bytes, partition);
+    }
+  }
+
+  // A pack of this rank's input as it is reduced.
+  FA_FN Pack own(Pack pack) const {
+    if constexpr (kScales) {
+      if (scales())
+        return premultiplied_pack(pack);
+    }
+    return pack;
+  }
+
   // Reduces this block's share of a span of a message over the ranks' inputs, into the sink.
   template <class Block, class Partition, class Sink>
   FA_FN void inputs(const FaLaunch &, Block &block, const Inputs &inputs, Partition partition, Span span,
@@ -170,6 +205,8 @@ public:
 
 private:
   static constexpr u32 kRanks = ranks_of(WorldT{});
+  // The hot set has no such kernels, nor have integers.
+  static constexpr bool kScales = !WorldT::known && kIsFloat<typename Element<T>::Accumulate>;
   static constexpr u64 kUpper = u64(0xFFFFFFFF) << 32;
   using Word = Elements<T, kLanes / 4>;
 
@@ -196,15 +233,37 @@ private:
       Reduction<T, Op, kLanes / 4> reduction(op_, world());
       for_each_rank(world_, [&](u32 r) {
         reduction.add(word_of(u32(packs[r].low)));
-        // The words after it move down; what is left at the top does not matter.
-        packs[r].low = packs[r].low >> 32 | packs[r].high << 32;
-        packs[r].high = packs[r].high >> 32 | (packs[r].high & kUpper);
+        pop_word(&packs[r]);
       });
-      const Word elements = reduction.finish();
-      result = {result.low >> 32 | result.high << 32,
-                result.high >> 32 | u64(*reinterpret_cast<const u32 *>(&elements)) << 32};
+      push_word(&result, reduction.finish());
     }
     return result;
+  }
+
+  FA_FN Pack premultiplied_pack(Pack pack) const {
+    if constexpr (sizeof(T) == 8) {
+      return pack_of(premultiplied<T>(op_, elements<All>(pack), op_.scale));
+    } else {
+      Pack result = {0, 0};
+      FA_ROLL
+      for (u32 word = 0; word < 4; ++word) {
+        push_word(&result, premultiplied<T>(op_, word_of(u32(pack.low)), op_.scale));
+        pop_word(&pack);
+      }
+      return result;
+    }
+  }
+
+  // The words after the first move down; what is left at the top does not matter.
+  static FA_FN void pop_word(Pack *pack) {
+    pack->low = pack->low >> 32 | pack->high << 32;
+    pack->high = pack->high >> 32 | (pack->high & kUpper);
+  }
+
+  // The last word, after four of which the first is at the bottom.
+  static FA_FN void push_word(Pack *pack, const Word &elements) {
+    *pack = {pack->low >> 32 | pack->high << 32,
+             pack->high >> 32 | u64(*reinterpret_cast<const u32 *>(&elements)) << 32};
   }
 
   // Waits for one packet of each of some ranks, of which rank 0's is in `slot` and the others' at a distance

@@ -24,7 +24,7 @@ constexpr const ReduceSpans *kReduceSpans[] = {FA_TYPES(FA_SPANS, )};
 constexpr u32 kTypes = sizeof(kReduceSpans) / sizeof(*kReduceSpans);
 
 __attribute__((noinline)) void run_reducing(const FaLaunch &launch, u32 index) {
-  if (launch.dtype >= kTypes || launch.op > FA_AVG)
+  if (launch.dtype >= kTypes || launch.op >= kOps || !kReduceSpans[launch.dtype]->of[launch.op][0])
     return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
   Block block(index, launch.blocks);
   const Reduce with(*kReduceSpans[launch.dtype], launch);

@@ -14,12 +14,33 @@ public:
   static constexpr bool compares = true;
 
   Reduce(const ReduceSpans &spans, const FaLaunch &launch)
-      : spans_(spans), op_(launch.op), world_(launch.world) {}
+      : spans_(spans), op_(launch.op == FA_PREMUL_SUM ? u32(FA_SUM) : launch.op), world_(launch.world),
+        scales_(launch.op == FA_PREMUL_SUM), scale_(launch.scale) {}
 
   u32 world() const { return world_; }
   // Of a message whose results are independent of each other.
   Parts partition() const { return {}; }
   u64 message_bytes(const FaLaunch &launch) const { return FA_NAMESPACE::message_bytes(launch); }
+
+  // Whether this rank's input is not reduced as it is. Then nobody reads it but stage() and own(), once.
+  bool scales() const { return scales_; }
+
+  // Copies a span of this rank's input to where it is reduced from.
+  template <class Block, class Partition>
+  void stage(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes, Partition partition) const {
+    if (!scales_)
+      return copy(block, to, from, span, bytes, partition);
+    const Span share = partition.share(block, span);
+    const u64 source = u64(from);
+    run(spans_.of[FA_PREMUL_SUM][1], &source, 1, share.first * kPackBytes, kPackBytes, share, bytes,
+        Store(to));
+  }
+
+  // A pack of this rank's input as it is reduced.
+  Pack own(const Pack &pack) const {
+    const u64 source = u64(&pack);
+    return scales_ ? through(FA_PREMUL_SUM, &source, 1) : pack;
+  }
 
   // Reduces this block's share of a span of a message over the ranks' inputs, into the sink.
   template <class Block, class Partition, class Sink>
@@ -53,7 +74,8 @@ public:
               return false;
           } else {
             with_extent(run_of.first + k, bytes, true, [&](u64 at, Index, auto extent) {
-              __builtin_memcpy(own[k].data, reinterpret_cast<const u8 *>(launch.input) + at, extent.bytes);
+              const Pack pack = this->own(load(reinterpret_cast<const u8 *>(launch.input) + at, extent, 1));
+              __builtin_memcpy(own[k].data, &pack, extent.bytes);
             });
           }
         }
@@ -89,24 +111,30 @@ public:
 private:
   const ReduceSpans &spans_;
   u32 op_, world_;
+  bool scales_;
+  double scale_;
 
   Pack packs(const u64 *sources, u32 count, bool whole) const {
-    const u32 op = op_ == FA_AVG && !whole ? u32(FA_SUM) : op_;
+    return through(op_ == FA_AVG && !whole ? u32(FA_SUM) : op_, sources, count);
+  }
+
+  // Of one pack of each source.
+  Pack through(u32 op, const u64 *sources, u32 count) const {
     Pack result;
-    spans_.of[op][count]({sources, count, world_, 0, kPackBytes, kPackBytes, result.byte, nullptr});
+    spans_.of[op][count]({sources, count, world_, 0, kPackBytes, kPackBytes, result.byte, nullptr, scale_});
     return result;
   }
 
   // Of the message's `bytes` those in a run of packs.
   template <class Sink>
-  static FA_FN void run(ReduceSpan loop, const u64 *sources, u32 count, u64 from, u64 stride, Span packs,
-                        u64 bytes, const Sink &sink) {
+  FA_FN void run(ReduceSpan loop, const u64 *sources, u32 count, u64 from, u64 stride, Span packs, u64 bytes,
+                 const Sink &sink) const {
     if (packs.length == 0)
       return;
     const u64 at = packs.first * kPackBytes, end = at + packs.length * kPackBytes;
     u8 *also = sink.also();
     loop({sources, count, count, from, stride, (end < bytes ? end : bytes) - at, sink.to() + at,
-          also == nullptr ? nullptr : also + at});
+          also == nullptr ? nullptr : also + at, scale_});
     sink.done(packs, bytes);
   }
 };

@@ -27,21 +27,26 @@ void reduce_span(const ReducedSpan &span) {
     from[r] = reinterpret_cast<const u8 *>(span.sources[r]) + span.from;
 
   const auto reduce = [&](u64 source, u64 at, auto extent) {
-    Reduction<T, Op<Code>, kLanes> reduction(Op<Code>{}, span.world);
-    const auto add = [&](u32 r) {
+    [[maybe_unused]] Reduction<T, Op<Code>, kLanes> reduction(Op<Code>{}, span.world);
+    const auto load = [&](u32 r) {
       Elements<T, kLanes> elements = {};
       __builtin_memcpy(&elements, from[r] + source, extent.bytes);
-      reduction.add(elements);
+      return elements;
     };
-    if constexpr (Sources == 0) {
-      for (u32 r = 0; r < count; ++r)
-        add(r);
+    Elements<T, kLanes> result;
+    if constexpr (Code == FA_PREMUL_SUM) {
+      result = premultiplied<T>(Op<Code>{}, load(0), span.scale);
     } else {
-      FA_UNROLL
-      for (u32 r = 0; r < Sources; ++r)
-        add(r);
+      if constexpr (Sources == 0) {
+        for (u32 r = 0; r < count; ++r)
+          reduction.add(load(r));
+      } else {
+        FA_UNROLL
+        for (u32 r = 0; r < Sources; ++r)
+          reduction.add(load(r));
+      }
+      result = reduction.finish();
     }
-    const Elements<T, kLanes> result = reduction.finish();
     __builtin_memcpy(span.to + at, &result, extent.bytes);
     if (span.also != nullptr)
       __builtin_memcpy(span.also + at, &result, extent.bytes);
@@ -54,9 +59,11 @@ void reduce_span(const ReducedSpan &span) {
 }
 
 template <class T, u32 Code>
-constexpr void add_loops(ReduceSpans *spans) {
-  for (u32 count = 0; count <= FA_MAX_RANKS; ++count)
-    spans->of[Code][count] = reduce_span<T, Code, 0>;
+constexpr void add_loops([[maybe_unused]] ReduceSpans *spans) {
+  if constexpr (has_op<typename Element<T>::Accumulate>(Code)) {
+    for (u32 count = 0; count <= FA_MAX_RANKS; ++count)
+      spans->of[Code][count] = reduce_span<T, Code, 0>;
+  }
 }
 
 template <class T>

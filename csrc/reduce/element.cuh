@@ -18,6 +18,16 @@ struct F16 {
 struct Bf16 {
   u16 bits;
 };
+struct F8E4M3 {
+  u8 bits;
+};
+struct F8E5M2 {
+  u8 bits;
+};
+// Either of those two, told at run time: both share a kernel on GPUs.
+struct AnyF8 {
+  u8 bits;
+};
 
 // Accumulate: the accumulator type. i8 and u8 fit i32, i32 and u32 fit i64, for every world of 16 ranks:
 // no sum that an average divides can overflow. 64-bit integers are averaged without a wider type.
@@ -35,6 +45,21 @@ template <>
 struct Element<Bf16> {
   using Accumulate = float;
   using Storage = u16;
+};
+template <>
+struct Element<F8E4M3> {
+  using Accumulate = float;
+  using Storage = u8;
+};
+template <>
+struct Element<F8E5M2> {
+  using Accumulate = float;
+  using Storage = u8;
+};
+template <>
+struct Element<AnyF8> {
+  using Accumulate = float;
+  using Storage = u8;
 };
 template <>
 struct Element<i8> {
@@ -68,6 +93,82 @@ FA_FN typename Unit<A>::type canonical_nan() {
 // Whether the conversion of a NaN to the type is that one.
 template <class T>
 constexpr bool kNarrowsToCanonicalNan = false;
+template <>
+constexpr bool kNarrowsToCanonicalNan<F8E4M3> = true;
+template <>
+constexpr bool kNarrowsToCanonicalNan<F8E5M2> = true;
+template <>
+constexpr bool kNarrowsToCanonicalNan<AnyF8> = true;
+
+using FloatUnit = Unit<float>::type;
+using FloatBits = Unit<float>::bits;
+
+// Bytes, in the least bits of a unit of words.
+#if FA_CUDA
+using ByteUnit = u8;
+FA_FN FloatBits words_of(ByteUnit bytes) { return bytes; }
+FA_FN ByteUnit bytes_of(FloatBits words) { return u8(words); }
+#else
+typedef u8 ByteUnit __attribute__((vector_size(Unit<float>::lanes)));
+FA_FN FloatBits words_of(ByteUnit bytes) { return __builtin_convertvector(bytes, FloatBits); }
+FA_FN ByteUnit bytes_of(FloatBits words) { return __builtin_convertvector(words, ByteUnit); }
+#endif
+
+// The formats of the OCP 8-bit Floating Point Specification (OFP8), revision 1.0. `special`: the least
+// magnitude that is no finite number, and what an overflow becomes: of e4m3, which has no infinity, its only
+// NaN.
+struct E4M3 {
+  static constexpr u32 mantissa = 3, bias = 7, special = 0x7F;
+};
+struct E5M2 {
+  static constexpr u32 mantissa = 2, bias = 15, special = 0x7C;
+};
+struct AnyFormat {
+  u32 mantissa, bias, special;
+};
+
+// One arithmetic for all devices, so that results cannot differ: the instructions that some GPUs have
+// saturate instead.
+template <class Format>
+struct ConvertF8 {
+  using Small = ByteUnit;
+  Format format;
+
+  // The exponent is rebiased by a multiplication, which is exact and normalises subnormals; infinity and NaN
+  // get the rest of their exponent by hand.
+  FA_FN FloatUnit widen(Small small) const {
+    const FloatBits bits = words_of(small), magnitude = bits & 0x7F;
+    const FloatBits shifted = magnitude << (23 - format.mantissa);
+    const FloatUnit scaled = bit_cast<FloatUnit>(shifted) * power(127 - format.bias);
+    const FloatBits finite = bit_cast<FloatBits>(scaled);
+    const FloatBits result = magnitude < format.special ? finite : shifted | 0x7F800000;
+    return bit_cast<FloatUnit>(result | ((bits & 0x80) << 24));
+  }
+
+  // To nearest, ties to even. Normal results round by integer addition, with the carry into the exponent;
+  // subnormal ones by the addition of a float whose last place is theirs. What is beyond the largest number
+  // after rounding is an overflow (OFP8's non-saturating conversion).
+  FA_FN Small narrow(FloatUnit value) const {
+    const u32 dropped = 23 - format.mantissa;
+    const FloatBits bits = bit_cast<FloatBits>(value), magnitude = bits & 0x7FFFFFFF;
+    const FloatBits rebiased = magnitude - ((127 - format.bias) << 23);
+    const FloatBits normal =
+        (rebiased + ((1u << (dropped - 1)) - 1) + ((magnitude >> dropped) & 1)) >> dropped;
+    const FloatUnit unit_place = power(24 - format.bias - format.mantissa);
+    const FloatUnit sum = bit_cast<FloatUnit>(magnitude) + unit_place;
+    const FloatBits subnormal = bit_cast<FloatBits>(sum) - bit_cast<FloatBits>(unit_place);
+    FloatBits result = magnitude < ((128 - format.bias) << 23) ? subnormal : normal;
+    result = result < format.special ? result : FloatBits{} + format.special;
+    result = magnitude > 0x7F800000 ? FloatBits{} + 0x7F : result;
+    // The NaN has no sign.
+    return bytes_of(result == 0x7F ? result : result | ((bits >> 24) & 0x80));
+  }
+
+private:
+  static FA_FN FloatUnit power(u32 exponent) {
+    return bit_cast<FloatUnit>(FloatBits{} + ((127 + exponent) << 23));
+  }
+};
 
 #if FA_CUDA
 
@@ -108,8 +209,6 @@ struct Convert {
   static FA_FN Small narrow(U unit) { return __builtin_convertvector(unit, Small); }
 };
 
-using FloatUnit = Unit<float>::type;
-using FloatBits = Unit<float>::bits;
 typedef u16 HalfUnit __attribute__((vector_size(Unit<float>::lanes * 2)));
 
 template <>
@@ -172,5 +271,16 @@ struct Convert<F16> {
 };
 
 #endif
+
+template <>
+struct Convert<F8E4M3> : ConvertF8<E4M3> {};
+template <>
+struct Convert<F8E5M2> : ConvertF8<E5M2> {};
+template <>
+struct Convert<AnyF8> : ConvertF8<AnyFormat> {
+  FA_FN explicit Convert(u32 dtype)
+      : ConvertF8{dtype == FA_F8E4M3 ? AnyFormat{E4M3::mantissa, E4M3::bias, E4M3::special}
+                                     : AnyFormat{E5M2::mantissa, E5M2::bias, E5M2::special}} {}
+};
 
 } // namespace FA_NAMESPACE

@@ -13,8 +13,19 @@ struct Op {
 };
 struct AnyOp {
   u32 op;
+  u32 dtype;    // of an element type that is several
+  double scale; // of a premultiplied sum
   FA_FN constexpr u32 code() const { return op; }
 };
+
+// The conversion of a type, which an operation that is known to the compiler knows as well.
+template <class T, class Op>
+FA_FN Convert<T> conversion(Op op) {
+  if constexpr (__is_constructible(Convert<T>, u32))
+    return Convert<T>(op.dtype);
+  else
+    return {};
+}
 
 // N elements as they lie in memory, and in registers.
 template <class T, u32 N>
@@ -32,6 +43,13 @@ template <>
 constexpr bool kIsFloat<float> = true;
 template <>
 constexpr bool kIsFloat<double> = true;
+
+// Whether there is such a reduction of a type, by its accumulator.
+template <class A>
+constexpr bool has_op(u32 code) {
+  const bool bitwise = code == FA_BAND || code == FA_BOR || code == FA_BXOR;
+  return kIsFloat<A> ? !bitwise : code != FA_PREMUL_SUM;
+}
 
 template <class A>
 struct Limits;
@@ -101,6 +119,19 @@ private:
   static FA_FN U ordered(U a, U b, U result) { return (a == a) & (b == b) ? result : canonical_nan<A>(); }
 };
 
+// A rank's elements times its scale, for a premultiplied sum: rounded to the type, so that it makes no
+// difference whether a rank reads or sends them.
+template <class T, class Op, u32 N>
+FA_FN Elements<T, N> premultiplied(Op op, const Elements<T, N> &elements, double scale) {
+  using A = typename Element<T>::Accumulate;
+  const Convert<T> convert = conversion<T>(op);
+  Elements<T, N> result;
+  FA_UNROLL
+  for (u32 i = 0; i < Elements<T, N>::units; ++i)
+    result.unit[i] = convert.narrow(convert.widen(elements.unit[i]) * A(scale));
+  return result;
+}
+
 // The reduction of N elements, rank after rank.
 template <class T, class Op, u32 N>
 class Reduction {
@@ -111,11 +142,17 @@ class Reduction {
   static constexpr bool kSplitAverage = !kIsFloat<A> && sizeof(T) == 8;
 
 public:
-  FA_FN Reduction(Op op, u32 world) : op_(op), world_(A(world)) {
+  FA_FN Reduction(Op op, u32 world) : op_(op), convert_(conversion<T>(op)), world_(A(world)) {
     switch (op_.code()) {
     case FA_PROD: value_ = splat<A, N>(A(1)); break;
     case FA_MIN: value_ = splat<A, N>(Limits<A>::highest); break;
     case FA_MAX: value_ = splat<A, N>(Limits<A>::lowest); break;
+    case FA_BAND:
+      if constexpr (!kIsFloat<A>) {
+        value_ = splat<A, N>(A(-1));
+        break;
+      }
+      // fall through
     default: value_ = splat<A, N>(A(0)); break;
     }
     if constexpr (kSplitAverage)
@@ -126,11 +163,29 @@ public:
     L x;
     FA_UNROLL
     for (u32 i = 0; i < Elements<T, N>::units; ++i)
-      x.unit[i] = Convert<T>::widen(elements.unit[i]);
+      x.unit[i] = convert_.widen(elements.unit[i]);
     switch (op_.code()) {
     case FA_PROD: value_ = map(value_, x, Arithmetic<A>::multiply); break;
     case FA_MIN: value_ = map(value_, x, Arithmetic<A>::minimum); break;
     case FA_MAX: value_ = map(value_, x, Arithmetic<A>::maximum); break;
+    case FA_BAND:
+      if constexpr (!kIsFloat<A>) {
+        value_ = map(value_, x, [](U a, U b) { return a & b; });
+        break;
+      }
+      // fall through
+    case FA_BOR:
+      if constexpr (!kIsFloat<A>) {
+        value_ = map(value_, x, [](U a, U b) { return a | b; });
+        break;
+      }
+      // fall through
+    case FA_BXOR:
+      if constexpr (!kIsFloat<A>) {
+        value_ = map(value_, x, [](U a, U b) { return a ^ b; });
+        break;
+      }
+      // fall through
     case FA_AVG:
       if constexpr (kSplitAverage) {
         const L quotient = map(x, [&](U u) { return u / world_; });
@@ -161,12 +216,13 @@ public:
     Elements<T, N> elements;
     FA_UNROLL
     for (u32 i = 0; i < Elements<T, N>::units; ++i)
-      elements.unit[i] = Convert<T>::narrow(result.unit[i]);
+      elements.unit[i] = convert_.narrow(result.unit[i]);
     return elements;
   }
 
 private:
   Op op_;
+  Convert<T> convert_;
   A world_;
   L value_;
   struct None {};

@@ -15,14 +15,18 @@ struct ReducedSpan {
   u64 stride;         // bytes from a pack of a source to the next
   u64 bytes;
   u8 *to;
-  u8 *also; // a second place for the result, or null
+  u8 *also;     // a second place for the result, or null
+  double scale; // FA_PREMUL_SUM: of the only source; the sum is a loop of its own
 };
 
 using ReduceSpan = void (*)(const ReducedSpan &);
 
-// The loops of a type, by operation and number of sources.
+#define FA_ONE_OP(...) +1
+constexpr u32 kOps = 0 FA_OPS(FA_ONE_OP, );
+
+// The loops of a type, by operation and number of sources; null where the type has no such operation.
 struct ReduceSpans {
-  ReduceSpan of[FA_AVG + 1][FA_MAX_RANKS + 1];
+  ReduceSpan of[kOps][FA_MAX_RANKS + 1];
 };
 
 #define FA_DECLARE(code, number, name, ...) extern const ReduceSpans reduce_spans_##name;

@@ -34,6 +34,8 @@ fn dtype_of(code: u8, bits: u8, lanes: u16) -> Option<DType> {
     const UINT: u8 = 1;
     const FLOAT: u8 = 2;
     const BFLOAT: u8 = 4;
+    const FLOAT8_E4M3FN: u8 = 10;
+    const FLOAT8_E5M2: u8 = 12;
     Some(match (code, bits, lanes) {
         (FLOAT, 16, 1) => DType::F16,
         (BFLOAT, 16, 1) => DType::Bf16,
@@ -45,6 +47,8 @@ fn dtype_of(code: u8, bits: u8, lanes: u16) -> Option<DType> {
         (UINT, 32, 1) => DType::U32,
         (INT, 64, 1) => DType::I64,
         (UINT, 64, 1) => DType::U64,
+        (FLOAT8_E4M3FN, 8, 1) => DType::F8E4M3,
+        (FLOAT8_E5M2, 8, 1) => DType::F8E5M2,
         _ => return None,
     })
 }

@@ -93,6 +93,8 @@ pub fn dtype(py: Python<'_>, name: &str) -> PyResult<DType> {
         "uint32" => DType::U32,
         "int64" => DType::I64,
         "uint64" => DType::U64,
+        "float8_e4m3fn" => DType::F8E4M3,
+        "float8_e5m2" => DType::F8E5M2,
         name => return name.parse().map_err(|error| raised(py, error)),
     })
 }

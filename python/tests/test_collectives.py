@@ -59,6 +59,29 @@ def test_reductions(nranks):
     assert run(reductions, nranks, SEED) == [len(TYPES) * len(REDUCED) * 4 * 2] * nranks
 
 
+def operations_of_some_types(rank, nranks, unique_id, seed):
+    with fa.Communicator.init(nranks, rank, unique_id, timeout=60) as communicator:
+        bitwise = {fa.BAND: np.bitwise_and, fa.BOR: np.bitwise_or, fa.BXOR: np.bitwise_xor}
+        for op, combined in bitwise.items():
+            inputs = of_all(nranks, 1000, np.int32, seed)
+            output = poisoned(1000, np.int32)
+            communicator.allreduce(inputs[rank], output, op)
+            np.testing.assert_array_equal(output, combined.reduce(inputs))
+            with pytest.raises(ValueError, match="of f32"):
+                communicator.allreduce(np.zeros(3, np.float32), op=op)
+        data = np.full(5, 2.0, np.float32)
+        communicator.allreduce(data, op=fa.premul_sum(0.5 * (rank + 1)))
+        np.testing.assert_array_equal(data, np.full(5, nranks * (nranks + 1) / 2, np.float32))
+        with pytest.raises(ValueError, match="of i8"):
+            communicator.allreduce(np.zeros(3, np.int8), op=fa.premul_sum(1))
+        with pytest.raises(ValueError, match="premul_sum"):
+            communicator.allreduce(data, op="premul_sum")
+
+
+def test_operations_of_some_types():
+    run(operations_of_some_types, 2, SEED)
+
+
 def shares(rank, nranks, unique_id, seed, dtype):
     communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
     root, count = nranks - 1, 37

@@ -1,6 +1,8 @@
 """The backend of torch.distributed, between processes: what c10d, DTensor and torch.compile do with it."""
 
 import datetime
+import functools
+import operator
 import os
 import signal
 import time
@@ -28,6 +30,9 @@ def _in_group(rank, nranks, _, function, store, backend, timeout, arguments):
         dist.destroy_process_group()
 
 
+_BITS = {dist.ReduceOp.BAND: operator.and_, dist.ReduceOp.BOR: operator.or_, dist.ReduceOp.BXOR: operator.xor}
+
+
 def full(value, *shape, dtype=torch.float32):
     return torch.full(shape or (5,), value, dtype=dtype)
 
@@ -47,6 +52,24 @@ def collectives(rank, nranks):
     truth = torch.tensor([rank == 0, True, False])
     dist.all_reduce(truth, dist.ReduceOp.MIN)
     assert truth.tolist() == [nranks == 1, True, False]
+    for op in _BITS:
+        bits = torch.tensor([1, 1 | 2 * rank], dtype=torch.int32)
+        dist.all_reduce(bits, op)
+        of_ranks = functools.reduce(_BITS[op], (1 | 2 * other for other in range(nranks)))
+        assert bits.tolist() == [functools.reduce(_BITS[op], [1] * nranks), of_ranks], op
+        truth = torch.tensor([rank == 0, True, False])
+        dist.all_reduce(truth, op)
+        assert truth.tolist()[1:] == [op != dist.ReduceOp.BXOR or nranks % 2 == 1, False], op
+    halves = full(2.0)
+    dist.all_reduce(halves, dist._make_nccl_premul_sum(0.5 * (rank + 1)))
+    assert torch.equal(halves, full(nranks * (nranks + 1) / 2.0))
+    scattered = torch.empty(1)
+    dist.reduce_scatter_tensor(scattered, full(3.0, nranks), dist._make_nccl_premul_sum(0.25))
+    assert scattered.item() == 0.75 * nranks
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        eighths = full(1.5).to(dtype)
+        dist.all_reduce(eighths)
+        assert eighths.dtype == dtype and torch.equal(eighths.float(), full(1.5 * nranks).to(dtype).float())
     number = torch.tensor([1 + 2j * rank])
     dist.all_reduce(number)
     assert number[0] == nranks + 2j * total
@@ -271,7 +294,7 @@ def refusals(rank, nranks):
     for call, said in (
         (lambda: dist.all_reduce(torch.zeros(4, 4).t()), "not contiguous"),
         (lambda: dist.all_reduce(torch.zeros(3, dtype=torch.int16)), "int16"),
-        (lambda: dist.all_reduce(torch.zeros(3, dtype=torch.int32), dist.ReduceOp.BXOR), "not supported"),
+        (lambda: dist.all_reduce(torch.zeros(3, dtype=torch.float32), dist.ReduceOp.BXOR), "of integers"),
         (lambda: dist.all_to_all_single(torch.zeros(3), torch.zeros(3), [1] * nranks, [9] * nranks), "splits"),
     ):
         with pytest.raises(ValueError, match=said):

@@ -24,12 +24,18 @@ pub const FA_I32: FaDtype = 6;
 pub const FA_U32: FaDtype = 7;
 pub const FA_I64: FaDtype = 8;
 pub const FA_U64: FaDtype = 9;
+pub const FA_F8E4M3: FaDtype = 10;
+pub const FA_F8E5M2: FaDtype = 11;
 pub type FaDtype = ::core::ffi::c_uint;
 pub const FA_SUM: FaOp = 0;
 pub const FA_PROD: FaOp = 1;
 pub const FA_MIN: FaOp = 2;
 pub const FA_MAX: FaOp = 3;
 pub const FA_AVG: FaOp = 4;
+pub const FA_BAND: FaOp = 5;
+pub const FA_BOR: FaOp = 6;
+pub const FA_BXOR: FaOp = 7;
+pub const FA_PREMUL_SUM: FaOp = 8;
 pub type FaOp = ::core::ffi::c_uint;
 pub const FA_ONE_SHOT_PULL: FaAlgorithm = 0;
 pub const FA_TWO_SHOT_PULL: FaAlgorithm = 1;
@@ -331,11 +337,12 @@ pub struct FaLaunch {
     pub reserved: u32,
     pub direct: u64,
     pub call: FaCall,
+    pub scale: f64,
     pub shares: [FaShare; 16usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 616usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 624usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -377,7 +384,8 @@ const _: () = {
     ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 324usize];
     ["Offset of field: FaLaunch::direct"][::core::mem::offset_of!(FaLaunch, direct) - 328usize];
     ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 336usize];
-    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 360usize];
+    ["Offset of field: FaLaunch::scale"][::core::mem::offset_of!(FaLaunch, scale) - 360usize];
+    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 368usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

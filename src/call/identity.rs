@@ -72,6 +72,7 @@ call_kinds! {
 pub(crate) struct CallId {
     pub kind: CallKind,
     pub dtype: DType,
+    /// The scale of a premultiplied sum is each rank's own affair, too.
     pub op: Option<ReduceOp>,
     pub algorithm: Option<Algorithm>,
     pub root: Option<u8>,
@@ -95,7 +96,7 @@ impl CallId {
     #[inline]
     pub fn encode(self) -> FaCall {
         let Self { kind, dtype, op, algorithm, root, digest, count } = self;
-        let op = op.map_or(NO_OP, |op| op as u8);
+        let op = op.map_or(NO_OP, |op| op.code() as u8);
         let algorithm = algorithm.map_or(NONE, |algorithm| algorithm as u8);
         let bytes = [kind as u8, dtype as u8 | op << 4, algorithm, root.unwrap_or(NO_ROOT), 0, 0, 0, 0];
         FaCall { what: u64::from_le_bytes(bytes), count: count as u64, digest }
@@ -111,7 +112,7 @@ impl CallId {
             dtype: DType::ALL.into_iter().find(|&known| known as u8 == dtype_and_op & 0xF)?,
             op: match dtype_and_op >> 4 {
                 NO_OP => None,
-                op => Some(ReduceOp::ALL.into_iter().find(|&known| known as u8 == op)?),
+                op => Some(ReduceOp::of_code(op.into())?),
             },
             algorithm: known(algorithm, Algorithm::ALL, |known| known as u8)?,
             root: (root != NO_ROOT).then_some(root),
@@ -150,7 +151,7 @@ impl fmt::Display for CallId {
             return Ok(());
         }
         write!(f, " of {count} {dtype}")?;
-        let op = op.map(|op| op.to_string());
+        let op = op.map(|op| op.name().to_owned());
         let algorithm = algorithm.map(|algorithm| algorithm.to_string());
         let root = root.map(|root| format!("root {root}"));
         let digest = (*digest != 0).then(|| format!("counts by rank with the digest {digest:016x}"));
@@ -182,7 +183,7 @@ mod tests {
     #[test]
     fn every_call_comes_back_and_differs_from_every_other() {
         let mut seen = std::collections::HashSet::new();
-        let ops = ReduceOp::ALL.map(Some).into_iter().chain([None]);
+        let ops = ReduceOp::all().map(Some).chain([None]);
         let calls = CallKind::ALL.iter().flat_map(|kind| DType::ALL.map(|dtype| (*kind, dtype)));
         let calls = calls.flat_map(|call| ops.clone().map(move |op| (call, op)));
         for ((kind, dtype), op) in calls {

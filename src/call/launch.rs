@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::message::Message;
 use crate::abi::{FaCall, FaLaunch, FaShare, FA_MAX_RANKS, MAX_RANKS};
-use crate::op::ReduceOp;
+use crate::op::{ReduceOp, Scale};
 use crate::plan::{Limits, Plan};
 use crate::region::{Layout, TABLE_ROWS};
 
@@ -64,6 +64,7 @@ impl Site<'_> {
             reserved: 0,
             direct: self.direct,
             call: FaCall { what: 0, count: 0, digest: 0 },
+            scale: 1.0,
             shares: [FaShare { first: 0, count: 0 }; FA_MAX_RANKS as usize],
         }
     }
@@ -75,7 +76,9 @@ impl Message<'_> {
     pub fn set_call(&self, launch: &mut FaLaunch, plan: &Plan, limits: &Limits) {
         launch.blocks = plan.blocks as u32;
         launch.dtype = self.dtype as u32;
-        launch.op = self.collective.reduction().unwrap_or(ReduceOp::Sum) as u32;
+        let op = self.collective.reduction().unwrap_or(ReduceOp::Sum);
+        launch.op = op.code();
+        launch.scale = op.scale().map_or(1.0, Scale::get);
         launch.algorithm = self.kernel(plan.algorithm, limits);
         let staged = self.ring_bytes(plan.piece_bytes, limits.world_size);
         (launch.staging_slot_bytes, launch.staging_last_slot) =

@@ -81,15 +81,23 @@ impl Message<'_> {
         }
     }
 
-    /// Whether peers read this rank's input, in its staging or where it is. `algorithm` is an allreduce's.
+    /// Whether peers may read this rank's input where it is. `algorithm` is an allreduce's.
     #[inline]
     pub fn pulls(&self, algorithm: Option<Algorithm>, input_bytes: u64) -> bool {
         match algorithm {
+            // They read the products, in its staging.
+            _ if self.scales() => false,
             // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
             Some(Algorithm::OneShotPull) => self.input != self.output,
             Some(algorithm) => algorithm == Algorithm::TwoShotPull,
             None => input_bytes > 0,
         }
+    }
+
+    /// Whether each rank multiplies its input first.
+    #[inline]
+    fn scales(&self) -> bool {
+        self.collective.reduction().is_some_and(|op| op.scale().is_some())
     }
 
     /// Whether a call that it is the id of was the same, whatever the buffers. One with counts by rank counts as another.
@@ -166,6 +174,8 @@ impl Message<'_> {
     #[inline]
     pub fn can_swap(&self, algorithm: Algorithm) -> bool {
         match self.collective {
+            // Its products are read by their own rank as well.
+            _ if self.scales() => false,
             Collective::AllReduce(_) => algorithm == Algorithm::OneShotPull,
             Collective::AllGather
             | Collective::AllGatherV(_)
@@ -285,8 +295,11 @@ impl Message<'_> {
         self.check_buffers(rank, world_size)
     }
 
-    /// Refuses a root that is no rank, and counts that are not one for each rank.
+    /// Refuses an operation that the type does not have, a root that is no rank, and counts that are not one for each rank.
     pub fn check_arguments(&self, rank: usize, world_size: usize) -> Result<()> {
+        if let Some(op) = self.collective.reduction() {
+            op.check(self.dtype)?;
+        }
         if let Some(root) = self.collective.root().filter(|&root| root >= world_size) {
             return Err(Error::RankOutOfRange { rank: root, world_size });
         }
@@ -362,6 +375,8 @@ mod tests {
         let calls = [
             of(Collective::AllReduce(ReduceOp::Sum), 3, DType::F32),
             of(Collective::AllReduce(ReduceOp::Max), 3, DType::F32),
+            of(Collective::AllReduce(ReduceOp::PreMulSum(0.5.into())), 3, DType::F32),
+            of(Collective::AllReduce(ReduceOp::PreMulSum(0.25.into())), 3, DType::F32),
             of(Collective::AllReduce(ReduceOp::Sum), 4, DType::F32),
             of(Collective::AllReduce(ReduceOp::Sum), 3, DType::F16),
             of(Collective::AllGather, 3, DType::F32),

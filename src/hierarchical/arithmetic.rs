@@ -1,10 +1,11 @@
 //! The arithmetic between nodes, where the engine moves bytes alone: that of [`ReduceOp`], in the order of the nodes.
 //!
-//! What 16-bit floats come to is in f32, and rounded once.
+//! What floats of 8 and 16 bits come to is in f32, and rounded once.
 
 use half::{bf16, f16};
 
 use crate::dtype::Element;
+use crate::ofp8::{E4M3, E5M2};
 use crate::op::ReduceOp;
 
 /// An element with its arithmetic.
@@ -107,6 +108,8 @@ macro_rules! float {
 float!(f16, f32, f16::to_f32, f16::from_f32, 0x7FFF);
 float!(bf16, f32, bf16::to_f32, bf16::from_f32, 0x7FFF);
 float!(f32, f32, std::convert::identity, std::convert::identity, 0x7FFF_FFFF);
+float!(E4M3, f32, E4M3::to_f32, E4M3::from_f32, 0x7F);
+float!(E5M2, f32, E5M2::to_f32, E5M2::from_f32, 0x7F);
 float!(f64, f64, std::convert::identity, std::convert::identity, 0x7FFF_FFFF_FFFF_FFFF);
 
 macro_rules! integer {

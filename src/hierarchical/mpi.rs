@@ -11,6 +11,7 @@ use crate::bootstrap::{Exchanges, Parts, Peers};
 use crate::device::Host;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::ofp8::{E4M3, E5M2};
 use crate::op::ReduceOp;
 
 /// The longest wait for the other nodes, unless another is chosen.
@@ -28,7 +29,7 @@ const PIECE_BYTES: usize = 4 << 20;
 /// call, at no further message: if nodes differ, all of them have an [`Error::Disagreement`]. For many nodes the messages
 /// are many too: as many as there are nodes, twice, for each rank.
 ///
-/// The order of additions is that of the nodes. f16 and bf16 are added in f32 and rounded once. Nodes have the same order of
+/// The order of additions is that of the nodes. Floats of 8 and 16 bits are added in f32 and rounded once. Nodes have the same order of
 /// bytes.
 ///
 /// ```no_run
@@ -223,7 +224,7 @@ impl InterNode<Host> for MpiNodes {
         }
         Some(reduce! {
             F16 => f16, Bf16 => bf16, F32 => f32, F64 => f64, I8 => i8, U8 => u8, I32 => i32, U32 => u32, I64 => i64,
-            U64 => u64,
+            U64 => u64, F8E4M3 => E4M3, F8E5M2 => E5M2,
         })
     }
 }

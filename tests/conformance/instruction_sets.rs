@@ -19,7 +19,7 @@ fn every_instruction_set() {
         let scenario = || {
             Scenario::new([Setup::default()], |_| {
                 let messages = product(&mut random.fork(size), size, |_, _| 301);
-                Sequence::each_on_each(10 * 5 * 3, messages, 1, || vec![PLAIN; size])
+                Sequence::each_on_each(11 * 6 * 3, messages, 1, || vec![PLAIN; size])
             })
         };
         let alone = supported.iter().map(|&isa| vec![isa]);

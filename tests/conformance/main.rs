@@ -10,6 +10,7 @@
 mod suite;
 
 mod arguments;
+mod conversions;
 mod errors;
 mod host;
 mod instruction_sets;

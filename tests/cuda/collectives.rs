@@ -46,7 +46,7 @@ impl Case {
         let (count, counts) = (length(), (0..world).map(|_| length()).collect());
         let sends: Vec<Vec<usize>> = (0..world).map(|_| (0..world).map(|_| length()).collect()).collect();
         let receives = (0..world).map(|to| sends.iter().map(|sends| sends[to]).collect()).collect();
-        let (op, root) = (random.pick(&ReduceOp::ALL), random.below(world));
+        let (op, root) = (random.pick(&ReduceOp::ARITHMETIC), random.below(world));
         let mut case = Self { which, op, root, count, dtype, counts, sends, receives, inputs: Vec::new() };
         case.renew(random, world);
         case

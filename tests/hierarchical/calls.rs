@@ -29,7 +29,7 @@ pub fn every_call<E: InterNode<Host>>(world: &Hierarchical<Host, E>) -> u64 {
 fn calls<T: Number, E: InterNode<Host>>(world: &Hierarchical<Host, E>) -> u64 {
     let nodes = world.engine().nodes();
     let mut digest = 0;
-    for op in ReduceOp::ALL {
+    for op in ReduceOp::ARITHMETIC {
         if op == ReduceOp::Avg && !T::DTYPE.is_float() {
             refuse_average::<T, E>(world, nodes);
             continue;

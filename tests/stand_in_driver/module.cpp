@@ -11,7 +11,7 @@ namespace stand_in {
 namespace {
 
 struct Type {
-  const char *name;
+  std::string kernels; // what its kernels are named after
   size_t bytes;
 };
 
@@ -19,8 +19,8 @@ struct Type {
 #define NAME(code, number, name, ...) #name,
 constexpr const char *kAlgorithms[] = {FA_REDUCING(NAME, ) FA_MOVING(NAME, ) FA_OTHER(NAME, )};
 static_assert(std::size(kAlgorithms) == FA_TRANSFER + 1, "one for each");
-#define TYPE(code, number, name, element, bytes, ...) {#name, bytes},
-constexpr Type kTypes[] = {FA_TYPES(TYPE, )};
+#define TYPE(code, number, name, element, bytes, family, kernels, ...) {#kernels, bytes},
+const Type kTypes[] = {FA_TYPES(TYPE, )};
 
 #define IS_HOT_ALGORITHM(code, ...) algorithm == code ||
 bool is_hot_algorithm(uint32_t algorithm) { return FA_HOT(IS_HOT_ALGORITHM, ) false; }
@@ -50,12 +50,12 @@ bool take_prefix(std::string *text, const std::string &prefix) {
 bool parse_type(std::string rest, Kernel *kernel) {
   for (size_t type = 0; type < std::size(kTypes); ++type) {
     std::string after = rest;
-    if (!take_prefix(&after, kTypes[type].name))
+    if (!take_prefix(&after, kTypes[type].kernels))
       continue;
     kernel->dtype = uint32_t(type);
     if (after.empty())
       return true;
-    const bool hot = is_hot_type(kTypes[type].name) && is_hot_algorithm(kernel->algorithm) &&
+    const bool hot = is_hot_type(kTypes[type].kernels) && is_hot_algorithm(kernel->algorithm) &&
                      take_prefix(&after, "_sum_w") && after.size() == 1;
     kernel->hot_world = hot ? uint32_t(after[0] - '0') : 0;
     return hot && is_hot_world(kernel->hot_world);
@@ -80,9 +80,9 @@ bool parse(const char *name, Kernel *kernel) {
 } // namespace
 
 bool runs(const Kernel &kernel, const FaLaunch &launch) {
-  if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || launch.op > FA_AVG)
+  if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || launch.op > FA_PREMUL_SUM)
     return false;
-  if (kernel.algorithm < FA_ALL_GATHER && launch.dtype != kernel.dtype)
+  if (kernel.algorithm < FA_ALL_GATHER && kTypes[launch.dtype].kernels != kTypes[kernel.dtype].kernels)
     return false;
   if (launch.world == 0 || launch.world > FA_MAX_RANKS || launch.rank >= launch.world)
     return false;

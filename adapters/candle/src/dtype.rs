@@ -14,8 +14,9 @@ pub(crate) fn reducible(dtype: candle_core::DType, op: &str) -> Result<far::DTyp
         candle_core::DType::F16 => far::DType::F16,
         candle_core::DType::F32 => far::DType::F32,
         candle_core::DType::F64 => far::DType::F64,
+        candle_core::DType::F8E4M3 => far::DType::F8E4M3,
         dtype => candle_core::bail!(
-            "{op}: {dtype:?} cannot be reduced: U8, U32, I32, I64, BF16, F16, F32 and F64 can; convert it with to_dtype"
+            "{op}: {dtype:?} cannot be reduced: U8, U32, I32, I64, F8E4M3, BF16, F16, F32 and F64 can; convert it with to_dtype"
         ),
     })
 }
@@ -24,9 +25,7 @@ pub(crate) fn reducible(dtype: candle_core::DType, op: &str) -> Result<far::DTyp
 pub(crate) fn movable(dtype: candle_core::DType, op: &str) -> Result<(far::DType, usize)> {
     match (reducible(dtype, op), dtype) {
         (Ok(reducible), _) => Ok((reducible, 1)),
-        (Err(_), candle_core::DType::I16 | candle_core::DType::F8E4M3) => {
-            Ok((far::DType::U8, dtype.size_in_bytes()))
-        }
+        (Err(_), candle_core::DType::I16) => Ok((far::DType::U8, dtype.size_in_bytes())),
         (Err(_), dtype) => candle_core::bail!(
             "{op}: {dtype:?} cannot be moved: candle keeps it packed, without a layout of its own"
         ),

@@ -44,8 +44,9 @@
 //!
 //! # Types
 //!
-//! Reductions take f16, bf16, f32, f64, u8, u32, i32 and i64: all that candle and fast-allreduce have in common. candle has no i8 and no
-//! u64. Its i16 and f8 have no reductions in fast-allreduce, and are gathered as bytes. What candle keeps packed (f4, f6) is refused.
+//! Reductions take f8e4m3, f16, bf16, f32, f64, u8, u32, i32 and i64: all that candle and fast-allreduce have in common. candle has
+//! no i8 and no u64. Its i16 has no reductions in fast-allreduce, and is gathered as bytes. candle's own conversion to f8e4m3
+//! saturates, a reduction that overflows is NaN. What candle keeps packed (f4, f6) is refused.
 
 mod comm;
 mod dtype;

@@ -55,9 +55,14 @@ impl Bench {
         self.collectives.0 == [CallKind::AllReduce]
     }
 
-    /// Refuses options of another collective.
+    /// Refuses options of another collective, and operations that a type does not have.
     pub(super) fn validate_collective(&self) -> Result<(), Failure> {
         let name = self.collective();
+        let lacks = |&Case { kind, dtype, op, .. }: &Case| kind.reduces() && !op.is_of(dtype);
+        if let Some(Case { dtype, op, .. }) = self.cases().find(lacks) {
+            let kind = if dtype.is_float() { "integers" } else { "floats" };
+            return Err(Failure::Usage(format!("-o {op} is of {kind}: {dtype} has no such operation")));
+        }
         if self.algorithms.is_some() && !self.is_all_reduce() {
             let reason = format!("--algo is of all_reduce: {name} has no algorithms to choose from");
             return Err(Failure::Usage(reason));

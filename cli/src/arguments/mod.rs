@@ -167,7 +167,7 @@ pub struct Bench {
     /// Checked calls for each row, on new inputs each; 0 checks nothing
     #[arg(short = 'c', long = "check", value_name = "COUNT", default_value_t = 1)]
     pub checks: u64,
-    /// Element type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, a name of nccl-tests (half, float, ...), or all
+    /// Element type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3, f8e5m2, a name of nccl-tests (half, float, ...), or all
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "f32", value_parser = values::dtypes)]
     pub dtypes: Choice<DType>,
     /// Operation of collectives that reduce: sum, prod, min, max, avg, or all

@@ -48,6 +48,8 @@ pub fn dtypes(text: &str) -> Result<Choice<DType>, String> {
         "uint32" => "u32",
         "int64" => "i64",
         "uint64" => "u64",
+        "fp8_e4m3" => "f8e4m3",
+        "fp8_e5m2" => "f8e5m2",
         own => own,
     };
     let names = DType::ALL.map(DType::name);
@@ -57,11 +59,10 @@ pub fn dtypes(text: &str) -> Result<Choice<DType>, String> {
 
 pub fn ops(text: &str) -> Result<Choice<ReduceOp>, String> {
     if text == "all" {
-        return Ok(Choice(ReduceOp::ALL.into()));
+        return Ok(Choice(ReduceOp::ARITHMETIC.into()));
     }
-    let names = ReduceOp::ALL.map(ReduceOp::name);
-    let found = ReduceOp::ALL.into_iter().find(|op| op.name() == text);
-    found.map(|op| Choice(vec![op])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
+    let found = text.parse().map(|op| Choice(vec![op]));
+    found.map_err(|_| "one of sum, prod, min, max, avg, band, bor, bxor, premul_sum:SCALE, all".into())
 }
 
 pub fn algorithms(text: &str) -> Result<Choice<Option<Algorithm>>, String> {

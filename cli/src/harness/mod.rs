@@ -30,6 +30,7 @@ use crate::output::Output;
 macro_rules! with_number {
     ($dtype:expr, $type:ident => $value:expr) => {{
         use fast_allreduce::DType;
+        use float8::{F8E4M3, F8E5M2};
         use half::{bf16, f16};
         match $dtype {
             DType::F16 => with_number!(@ $type = f16, $value),
@@ -42,6 +43,8 @@ macro_rules! with_number {
             DType::U32 => with_number!(@ $type = u32, $value),
             DType::I64 => with_number!(@ $type = i64, $value),
             DType::U64 => with_number!(@ $type = u64, $value),
+            DType::F8E4M3 => with_number!(@ $type = F8E4M3, $value),
+            DType::F8E5M2 => with_number!(@ $type = F8E5M2, $value),
             other => Err(Failure::Usage(format!("there is no reference for {other}"))),
         }
     }};

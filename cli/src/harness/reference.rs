@@ -1,6 +1,7 @@
 //! What a reduction of one element is, from the definition in [`ReduceOp`]'s documentation. Shares nothing with the kernels.
 
-use fast_allreduce::{Element, ReduceOp, MAX_RANKS};
+use fast_allreduce::{Element, ReduceOp, Scale, MAX_RANKS};
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use super::device::Portable;
@@ -79,6 +80,9 @@ macro_rules! integer {
                     ReduceOp::Min => wide().min().unwrap_or_default(),
                     ReduceOp::Max => wide().max().unwrap_or_default(),
                     ReduceOp::Avg => wide().sum::<i128>() / values.len() as i128,
+                    ReduceOp::BitAnd => wide().fold(-1, |all, value| all & value),
+                    ReduceOp::BitOr => wide().fold(0, |all, value| all | value),
+                    ReduceOp::BitXor => wide().fold(0, |all, value| all ^ value),
                     _ => wide().sum(),
                 };
                 reduced as Self
@@ -179,8 +183,21 @@ fn deviation(
     Deviation { error, bound: 1.01 * bound }
 }
 
+/// What a premultiplied sum adds.
+trait Products: Sized {
+    /// All ranks have the same scale here.
+    fn products(values: &[Self], scale: Scale) -> Vec<Self>;
+}
+
 macro_rules! float {
     ($type:ty, $bits:ty, $accumulator:ty, $widen:expr, $round:expr, $reduce:ident, $precision:expr) => {
+        impl Products for $type {
+            fn products(values: &[Self], scale: Scale) -> Vec<Self> {
+                let scale = scale.get() as $accumulator;
+                values.iter().map(|&value| $round($widen(value) * scale)).collect()
+            }
+        }
+
         impl Number for $type {
             fn poison() -> Self {
                 Self::from_bits(0xa5a5_a5a5_a5a5_a5a5_u64 as $bits)
@@ -195,6 +212,9 @@ macro_rules! float {
             }
 
             fn reduce(op: ReduceOp, values: &[Self]) -> Self {
+                if let ReduceOp::PreMulSum(scale) = op {
+                    return Self::reduce(ReduceOp::Sum, &Self::products(values, scale));
+                }
                 let reduced = $reduce(op, values.iter().map(|&value| $widen(value)));
                 if reduced.is_nan() {
                     return Self::from_bits(<$bits>::MAX >> 1);
@@ -203,6 +223,9 @@ macro_rules! float {
             }
 
             fn deviation(self, op: ReduceOp, values: &[Self], rounding: Rounding) -> Deviation {
+                if let ReduceOp::PreMulSum(scale) = op {
+                    return self.deviation(ReduceOp::Sum, &Self::products(values, scale), rounding);
+                }
                 let precision: Precision = $precision;
                 let values = values.iter().map(|&value| f64::from(value));
                 deviation(f64::from(self), op, values, &precision, rounding)
@@ -231,6 +254,28 @@ float!(
     bf16::from_f32,
     reduce_f32,
     Precision { accumulator: F32_ROUNDING, result: 0.5f64.powi(8), least: 0.5f64.powi(133) }
+);
+float!(
+    F8E4M3,
+    u8,
+    f32,
+    |value: F8E4M3| value.to_f32(),
+    // The crate's own conversion saturates; 464 is in the middle between 448 and what would follow.
+    |value: f32| if value.abs() > 464.0 { F8E4M3::NAN } else { F8E4M3::from_f32(value) },
+    reduce_f32,
+    Precision { accumulator: F32_ROUNDING, result: 0.5f64.powi(4), least: 0.5f64.powi(9) }
+);
+float!(
+    F8E5M2,
+    u8,
+    f32,
+    |value: F8E5M2| value.to_f32(),
+    |value: f32| match value.abs() < 61440.0 {
+        true => F8E5M2::from_f32(value),
+        false => F8E5M2::from_bits(0x7C | u8::from(value.is_sign_negative()) << 7),
+    },
+    reduce_f32,
+    Precision { accumulator: F32_ROUNDING, result: 0.5f64.powi(3), least: 0.5f64.powi(16) }
 );
 float!(
     f32,
@@ -265,6 +310,9 @@ mod tests {
         assert_eq!(u64::reduce(Prod, &[u64::MAX, u64::MAX]), 1);
         assert_eq!(i64::reduce(Min, &[3, i64::MIN, 2]), i64::MIN);
         assert_eq!(i32::reduce(Max, &[-3, -2]), -2);
+        assert_eq!(u8::reduce(ReduceOp::BitAnd, &[0b1101, 0b1011]), 0b1001);
+        assert_eq!(i8::reduce(ReduceOp::BitOr, &[-128, 1]), -127);
+        assert_eq!(u64::reduce(ReduceOp::BitXor, &[u64::MAX, 1, 1]), u64::MAX);
     }
 
     #[test]
@@ -303,7 +351,7 @@ mod tests {
     #[test]
     fn a_result_beyond_rounding_is_not_plausible() {
         let values = [0.1f32, 0.2, 0.3, -0.5];
-        for op in ReduceOp::ALL {
+        for op in ReduceOp::ARITHMETIC.into_iter().chain([ReduceOp::PreMulSum(0.3.into())]) {
             let is_plausible = |result: f32| result.deviation(op, &values, Rounding::Once).is_plausible();
             let result = f32::reduce(op, &values);
             assert!(is_plausible(result), "{op}");

@@ -184,7 +184,7 @@ fn call(range: &Range, number: u64, draws: &mut Draws, max_bytes: usize) -> Call
         times: 1,
         kind: if draws.one_in(2) { CallKind::AllReduce } else { draws.pick(MEASURED) },
         dtype,
-        op: draws.pick(ReduceOp::ALL),
+        op: draws.pick(ReduceOp::ARITHMETIC),
         count: bytes.min(max_bytes) / dtype.size(),
         ..any
     }

@@ -31,16 +31,31 @@ from .errors import Error
 
 
 class ReduceOp(str, Enum):
-    """How elements are combined, always in the order of the ranks. Its name, such as "sum", does as well."""
+    """How elements are combined, always in the order of the ranks. Its name, such as "sum", does as well.
+
+    The bitwise ones are of integers. `premul_sum(scale)` makes another one, of floats.
+    """
 
     SUM = "sum"
     PROD = "prod"
     MIN = "min"
     MAX = "max"
     AVG = "avg"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
 
 
 SUM, PROD, MIN, MAX, AVG = ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG
+BAND, BOR, BXOR = ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR
+
+
+def premul_sum(scale: float) -> str:
+    """The operation that sums the ranks' floats, of which this rank's are multiplied by `scale` first.
+
+    Each rank has a scale of its own. The product is computed as sums are accumulated, and rounded to the type.
+    """
+    return f"premul_sum:{float(scale)!r}"
 
 
 def group() -> Group:
@@ -54,6 +69,9 @@ def group() -> Group:
 
 __all__ = [
     "AVG",
+    "BAND",
+    "BOR",
+    "BXOR",
     "MAX",
     "MAX_RANKS",
     "MIN",
@@ -72,4 +90,5 @@ __all__ = [
     "errors",
     "get_unique_id",
     "group",
+    "premul_sum",
 ]

@@ -21,7 +21,7 @@ class _Dlpack(Protocol):
 
 # torch tensors, numpy arrays, bytearray, memoryview, CuPy arrays, ...; contiguous, and writable where they are written.
 _Buffer = Union[_Interface, _CudaInterface, _Dlpack, RawBuffer, bytes, bytearray, memoryview, Any]
-_Op = str  # a ReduceOp, or its name: "sum", "prod", "min", "max", "avg"
+_Op = str  # a ReduceOp, or its name: "sum", "prod", "min", "max", "avg", "band", "bor", "bxor"; what premul_sum() gives
 _Stream = Union[int, Any]  # a cudaStream_t, or an object of torch, CuPy or cuda.core
 
 def get_unique_id() -> UniqueId:
@@ -101,8 +101,8 @@ class Communicator:
     calls run one after the other. A call on CPU buffers has ended when it returns; a call on a GPU is put on its stream. While a
     call waits, other threads of the interpreter run, and Ctrl-C ends the wait: the communicator is aborted then.
 
-    Buffers are contiguous, of one type: f16, bf16, f32, f64, i8, u8, i32, u32, i64 or u64. Others raise `ValueError`, which
-    says which buffer and why. Every other failure poisons the communicator: see `fast_allreduce.errors`.
+    Buffers are contiguous, of one type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3 or f8e5m2. Others raise
+    `ValueError`, which says which buffer and why. Every other failure poisons the communicator: see `fast_allreduce.errors`.
     """
 
     @staticmethod

@@ -7,7 +7,8 @@ from . import errors
 REDUCED = frozenset(
     getattr(torch, name)
     for name in (
-        "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64"
+        "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64",
+        "float8_e4m3fn", "float8_e5m2",
     )  # fmt: skip
     if hasattr(torch, name)
 )

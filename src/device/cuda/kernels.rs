@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 mod list {
     include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 }
-use list::{HOT, HOT_TYPES, HOT_WORLDS, MOVING, OTHER, REDUCING};
+use list::{HOT, HOT_TYPES, HOT_WORLDS, MOVING, OTHER, REDUCING, TYPES};
 
 // Names are looked up by code.
 const _: () = {
@@ -152,7 +152,7 @@ fn name(code: usize, dtype: DType) -> String {
     let moving = code.checked_sub(REDUCING.len());
     let other = moving.and_then(|moving| moving.checked_sub(MOVING.len()));
     match (moving, other) {
-        (None, _) => format!("{}_{dtype}", REDUCING[code]),
+        (None, _) => format!("{}_{}", REDUCING[code], TYPES[dtype as usize]),
         (Some(moving), None) => MOVING[moving].to_owned(),
         (_, Some(other)) => OTHER[other].to_owned(),
     }

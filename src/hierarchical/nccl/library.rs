@@ -285,6 +285,8 @@ pub(super) fn datatype(dtype: DType) -> c_int {
         DType::F32 => 7,
         DType::F64 => 8,
         DType::Bf16 => 9,
+        DType::F8E4M3 => 10,
+        DType::F8E5M2 => 11,
     }
 }
 
@@ -306,12 +308,12 @@ mod tests {
     /// The numbers of nccl.h, in its order.
     #[test]
     fn types_and_operations_have_nccls_numbers() {
-        let types = ["i8", "u8", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16"];
+        let types = ["i8", "u8", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16", "f8e4m3", "f8e5m2"];
         for dtype in DType::ALL {
             assert_eq!(types[datatype(dtype) as usize], dtype.name());
         }
         let operations = ["sum", "prod", "max", "min", "avg"];
-        for op in ReduceOp::ALL {
+        for op in ReduceOp::ARITHMETIC {
             assert_eq!(operations[operation(op) as usize], op.name());
         }
     }

@@ -24,7 +24,8 @@ use crate::op::ReduceOp;
 /// it has run on a GPU.**
 ///
 /// Results between nodes are NCCL's: how it rounds f16 and bf16, in which order it adds, and what it makes of NaNs and of
-/// -0 in a minimum or maximum. Averages are `ncclAvg` of the nodes' averages.
+/// -0 in a minimum or maximum. Averages are `ncclAvg` of the nodes' averages. NCCL reduces 8-bit floats from 2.24 on, on GPUs of
+/// compute capability 9.0 and above, and what is too large for them becomes their largest number; elsewhere it refuses them.
 ///
 /// # Limits
 ///

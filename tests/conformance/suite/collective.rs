@@ -2,6 +2,7 @@
 
 use fast_allreduce::{Collective as Call, DType, Direction, ReduceOp, Transfer};
 
+use super::oracle::of_rank;
 use super::random::Random;
 
 /// The most messages of a group: fewer than a call takes, also where a rank has both sides of each.
@@ -113,13 +114,13 @@ impl Collective {
     /// The call of a rank; `None` for a group, whose messages `items` tells.
     pub fn call(&self, rank: usize) -> Option<Call<'_>> {
         Some(match *self {
-            Self::AllReduce(op) => Call::AllReduce(op),
+            Self::AllReduce(op) => Call::AllReduce(of_rank(op, rank)),
             Self::AllGather => Call::AllGather,
             Self::AllGatherV(ref counts) => Call::AllGatherV(counts),
-            Self::ReduceScatter(op) => Call::ReduceScatter(op),
-            Self::ReduceScatterV(op, ref counts) => Call::ReduceScatterV(op, counts),
+            Self::ReduceScatter(op) => Call::ReduceScatter(of_rank(op, rank)),
+            Self::ReduceScatterV(op, ref counts) => Call::ReduceScatterV(of_rank(op, rank), counts),
             Self::Broadcast { root } => Call::Broadcast { root },
-            Self::Reduce { op, root } => Call::Reduce { op, root },
+            Self::Reduce { op, root } => Call::Reduce { op: of_rank(op, rank), root },
             Self::Gather { root } => Call::Gather { root },
             Self::Scatter { root } => Call::Scatter { root },
             Self::AllToAll => Call::AllToAll,

@@ -41,12 +41,18 @@ impl Message {
         values: Values,
         order: Order,
     ) -> Self {
-        let inputs: Vec<_> = (0..world).map(|_| elements(random, dtype, count, values)).collect();
+        let inputs = (0..world).map(|_| elements(random, dtype, count, values)).collect();
+        Self::of_inputs((dtype, op), inputs, order)
+    }
+
+    /// An allreduce of these inputs, as bytes by rank.
+    pub fn of_inputs((dtype, op): (DType, ReduceOp), inputs: Vec<Vec<u8>>, order: Order) -> Self {
         let result = match order {
             Order::Ranks => oracle::reduce(dtype, op, &inputs),
             _ => order.reduce(dtype, op, &inputs),
         };
-        let expected = vec![result.into(); world];
+        let count = result.len() / dtype.size();
+        let expected = vec![result.into(); inputs.len()];
         Self { collective: Collective::AllReduce(op), dtype, count, inputs, expected }
     }
 

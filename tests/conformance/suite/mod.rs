@@ -8,7 +8,7 @@
 //! | `ranks.rs` | the ranks that one thread drives: their memory, the call, and the comparison of what comes of it |
 //! | `collective.rs` | which collective, with what each rank tells of it, and its in-place form |
 //! | `message.rs` | a collective's inputs and expected outputs |
-//! | `oracle.rs`, `order.rs` | what is expected of an element; of the algorithms that have an order of their own |
+//! | `oracle.rs`, `ofp8.rs`, `order.rs` | what is expected of an element; of 8-bit floats; of the algorithms that have an order of their own |
 //! | `launch.rs`, `random.rs` | threads and processes; numbers from a printed seed |
 //! | `tier.rs` | how much of a test is run |
 //!
@@ -25,6 +25,7 @@ pub mod cases;
 pub mod collective;
 pub mod launch;
 pub mod message;
+pub mod ofp8;
 pub mod oracle;
 pub mod order;
 pub mod random;

@@ -4,8 +4,50 @@
 use fast_allreduce::{DType, ReduceOp, MAX_RANKS};
 use half::{bf16, f16};
 
+use super::ofp8::{Ofp8, E4M3, E5M2};
+
+/// A rank's part of a premultiplied sum, of which each rank has a scale of its own; any other operation as it is.
+pub fn of_rank(op: ReduceOp, rank: usize) -> ReduceOp {
+    match op {
+        ReduceOp::PreMulSum(scale) => {
+            ReduceOp::PreMulSum((scale.get() * [1.0, -0.3, 2.5, 0.1][rank % 4]).into())
+        }
+        op => op,
+    }
+}
+
+/// A premultiplied sum as the sum that it is, of products that are rounded to the type.
+pub fn multiplied(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> (ReduceOp, Vec<Vec<u8>>) {
+    let size = dtype.size();
+    let products = |(rank, input): (usize, &Vec<u8>)| {
+        let ReduceOp::PreMulSum(scale) = of_rank(op, rank) else { return input.clone() };
+        let product = |element| product(dtype, bits(element), scale.get()).to_le_bytes()[..size].to_vec();
+        input.chunks(size).flat_map(product).collect()
+    };
+    let sum = if let ReduceOp::PreMulSum(_) = op { ReduceOp::Sum } else { op };
+    (sum, inputs.iter().enumerate().map(products).collect())
+}
+
+/// In the accumulator's arithmetic, rounded to the type.
+fn product(dtype: DType, bits: u64, scale: f64) -> u64 {
+    let scale_f32 = scale as f32;
+    match dtype {
+        DType::F16 => f16::from_f32(f16::from_bits(bits as u16).to_f32() * scale_f32).to_bits().into(),
+        DType::Bf16 => bf16::from_f32(bf16::from_bits(bits as u16).to_f32() * scale_f32).to_bits().into(),
+        DType::F8E4M3 | DType::F8E5M2 => {
+            let format = Ofp8::of(dtype).expect("one of the two");
+            format.round((format.number(bits) as f32 * scale_f32).into())
+        }
+        DType::F32 => (f32::from_bits(bits as u32) * scale_f32).to_bits().into(),
+        DType::F64 => (f64::from_bits(bits) * scale).to_bits(),
+        _ => unreachable!("integers have no scales: {dtype}"),
+    }
+}
+
 /// The expected output for the ranks' inputs, all as bytes.
 pub fn reduce(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
+    let (op, inputs) = &multiplied(dtype, op, inputs);
+    let op = *op;
     let size = dtype.size();
     let mut output = Vec::with_capacity(inputs[0].len());
     for at in (0..inputs[0].len()).step_by(size) {
@@ -43,6 +85,10 @@ pub fn reduce_element(dtype: DType, op: ReduceOp, elements: &[u64], ranks: usize
             let result =
                 fold_f32(op, elements.iter().map(|&bits| bf16::from_bits(bits as u16).to_f32()), ranks);
             u64::from(if result.is_nan() { 0x7FFF } else { bf16::from_f32(result).to_bits() })
+        }
+        DType::F8E4M3 | DType::F8E5M2 => {
+            let format = Ofp8::of(dtype).expect("one of the two");
+            format.round(fold_f32(op, elements.iter().map(|&bits| format.number(bits) as f32), ranks).into())
         }
         DType::F32 => {
             let result = fold_f32(op, elements.iter().map(|&bits| f32::from_bits(bits as u32)), ranks);
@@ -99,6 +145,9 @@ fn fold_integers(op: ReduceOp, values: impl Iterator<Item = i128>, ranks: usize)
         ReduceOp::Prod => values.fold(1i128, i128::wrapping_mul),
         ReduceOp::Min => values.min().expect("a world has a rank"),
         ReduceOp::Max => values.max().expect("a world has a rank"),
+        ReduceOp::BitAnd => values.fold(-1, |all, value| all & value),
+        ReduceOp::BitOr => values.fold(0, |all, value| all | value),
+        ReduceOp::BitXor => values.fold(0, |all, value| all ^ value),
         _ => unreachable!("an operation that the oracle does not know: {op}"),
     };
     result as u64
@@ -139,6 +188,8 @@ struct Format {
     /// Largest relative error of one rounding to the type.
     unit: f64,
     largest: f64,
+    /// What is larger than that is NaN.
+    finite: bool,
     /// The smallest subnormal.
     tiny: f64,
     /// The same of the accumulator, with its smallest normal number.
@@ -161,13 +212,16 @@ impl Format {
                 2f64.powi(-133),
                 SINGLE,
             ),
+            DType::F8E4M3 => (|bits| E4M3.number(bits), 2f64.powi(-4), 448.0, 2f64.powi(-9), SINGLE),
+            DType::F8E5M2 => (|bits| E5M2.number(bits), 2f64.powi(-3), 57344.0, 2f64.powi(-16), SINGLE),
             DType::F32 => {
                 (|bits| f64::from(f32::from_bits(bits as u32)), SINGLE.0, SINGLE.1, 2f64.powi(-149), SINGLE)
             }
             DType::F64 => (f64::from_bits, DOUBLE.0, DOUBLE.1, f64::from_bits(1), DOUBLE),
             _ => return None,
         };
-        Some(Self { widen, unit, largest, tiny, accumulator })
+        let finite = dtype == DType::F8E4M3;
+        Some(Self { widen, unit, largest, finite, tiny, accumulator })
     }
 }
 
@@ -223,6 +277,9 @@ fn assert_float_bound(format: Format, op: ReduceOp, elements: &[u64], result: u6
         let divisor = if op == ReduceOp::Avg { ranks } else { 1.0 };
         let (exact, rest, magnitude) = (high / divisor, low / divisor, magnitude / divisor);
         let bound = (ranks + 2.0) * unit * magnitude + 2.0 * format.unit * exact.abs() + format.tiny;
+        if format.finite && result_value.is_nan() {
+            return exact.abs() + bound >= format.largest;
+        }
         if result_value.is_infinite() {
             return exact.abs() + bound >= format.largest && result_value.signum() == exact.signum();
         }

@@ -2,7 +2,7 @@
 
 use fast_allreduce::{Algorithm, DType, Plan, ReduceOp, MAX_RANKS};
 
-use super::oracle::{bits, reduce_element};
+use super::oracle::{bits, multiplied, reduce_element};
 
 /// As the documentation of [`Algorithm`] and the kernels' opening comments have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,8 @@ impl Order {
 
     /// The result for the ranks' inputs in this order.
     pub fn reduce(self, dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
+        let (op, inputs) = &multiplied(dtype, op, inputs);
+        let op = *op;
         let (size, ranks) = (dtype.size(), inputs.len());
         let count = inputs[0].len() / size;
         let partial = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };

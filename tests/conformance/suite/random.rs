@@ -111,6 +111,8 @@ fn widths(dtype: DType) -> Option<(u32, u32)> {
         DType::Bf16 => Some((8, 7)),
         DType::F32 => Some((8, 23)),
         DType::F64 => Some((11, 52)),
+        DType::F8E4M3 => Some((4, 3)),
+        DType::F8E5M2 => Some((5, 2)),
         _ => None,
     }
 }
@@ -131,6 +133,7 @@ fn special(dtype: DType) -> Vec<u64> {
         integers.extend([most / 3, most / 7, highest / 3, most - highest / 5]);
         return integers;
     };
+    // All ones above the mantissa; of e4m3 it is a number as any other, and the last one above is the NaN.
     let infinity = ((1 << exponent) - 1) << mantissa;
     let one = ((1 << (exponent - 1)) - 1) << mantissa;
     let (normal, quiet) = (1 << mantissa, 1 << (mantissa - 1));

@@ -86,7 +86,7 @@ pub(super) fn all_reduce_in_place(
             }
         };
     }
-    of_types!(U8, U32, I32, I64, BF16, F16, F32, F64)
+    of_types!(U8, U32, I32, I64, BF16, F16, F32, F64, F8E4M3)
 }
 
 fn run_in_place<T>(

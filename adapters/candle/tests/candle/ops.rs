@@ -6,8 +6,17 @@ use fast_allreduce_candle::{failure, AllGather, AllReduce, Comm, ReduceScatter};
 
 use crate::world::{tensors, values, world};
 
-const REDUCED: [DType; 8] =
-    [DType::U8, DType::U32, DType::I32, DType::I64, DType::BF16, DType::F16, DType::F32, DType::F64];
+const REDUCED: [DType; 9] = [
+    DType::U8,
+    DType::U32,
+    DType::I32,
+    DType::I64,
+    DType::F8E4M3,
+    DType::BF16,
+    DType::F16,
+    DType::F32,
+    DType::F64,
+];
 
 /// Small numbers, which all types hold exactly, other ones on each rank.
 fn input(rank: usize, shape: &[usize], dtype: DType) -> Tensor {
@@ -31,6 +40,12 @@ fn reduced(ranks: usize, shape: &[usize], op: ReduceOp) -> Vec<f64> {
     (0..inputs[0].len()).map(of).collect()
 }
 
+/// As the type holds them.
+fn rounded(values: Vec<f64>, dtype: DType) -> Vec<f64> {
+    let count = values.len();
+    crate::world::values(&Tensor::from_vec(values, count, &Device::Cpu).unwrap().to_dtype(dtype).unwrap())
+}
+
 #[test]
 fn all_types_are_reduced() {
     for ranks in 1..=4 {
@@ -40,7 +55,7 @@ fn all_types_are_reduced() {
                 if op == ReduceOp::Prod && ranks == 4 {
                     continue;
                 }
-                let expected = reduced(ranks, &[3, 41], op);
+                let expected = rounded(reduced(ranks, &[3, 41], op), dtype);
                 let results = tensors(ranks, move |comm| {
                     let xs = input(comm.rank(), &[3, 41], dtype);
                     let out = AllReduce::new(&comm, op).forward(&xs)?;
@@ -111,7 +126,6 @@ fn types_without_a_sum_are_refused_before_anything_is_sent() {
         let xs = Tensor::new(&[1i16, 2], &Device::Cpu).unwrap();
         let errors =
             [AllReduce::sum(&comm).forward(&xs).map(drop), AllReduce::sum(&comm).forward_in_place(&xs)];
-        let xs = Tensor::new(&[1f32, 2.], &Device::Cpu).unwrap().to_dtype(DType::F8E4M3).unwrap();
         let other = ReduceScatter::new(&comm, ReduceOp::Sum, 0).forward(&xs).map(drop);
         // The communicator is as good as before.
         assert_eq!(
@@ -127,7 +141,7 @@ fn types_without_a_sum_are_refused_before_anything_is_sent() {
 
 #[test]
 fn all_types_are_gathered_along_any_dimension() {
-    for dtype in REDUCED.into_iter().chain([DType::I16, DType::F8E4M3]) {
+    for dtype in REDUCED.into_iter().chain([DType::I16]) {
         for ranks in 1..=3 {
             for dim in 0..3 {
                 let all: Vec<_> = (0..ranks).map(|rank| input(rank, &[2, 3, 5], DType::F64)).collect();

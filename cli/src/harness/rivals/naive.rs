@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fast_allreduce::{CallKind, DType, ReduceOp};
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use nix::sys::memfd::{memfd_create, MFdFlags};
 use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
@@ -176,6 +177,7 @@ impl Rival<Cpu> for Naive {
     fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
         match op {
             _ if kind != CallKind::AllReduce => Some("it has only an allreduce"),
+            op if !ReduceOp::ARITHMETIC.contains(&op) => Some("it has no such operation"),
             ReduceOp::Avg if !dtype.is_float() => Some("it has no averages of integers"),
             _ => None,
         }
@@ -253,4 +255,6 @@ combine! {
     f64, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f64, f64::min, f64::max;
     f16, |a, b| a + b, |a, b| a * b, |sum, count| sum / f16::from_f32(count as f32), f16::min, f16::max;
     bf16, |a, b| a + b, |a, b| a * b, |sum, count| sum / bf16::from_f32(count as f32), bf16::min, bf16::max;
+    F8E4M3, |a, b| a + b, |a, b| a * b, |sum, count| sum / F8E4M3::from_f32(count as f32), F8E4M3::min, F8E4M3::max;
+    F8E5M2, |a, b| a + b, |a, b| a * b, |sum, count| sum / F8E5M2::from_f32(count as f32), F8E5M2::min, F8E5M2::max;
 }

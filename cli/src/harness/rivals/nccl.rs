@@ -230,12 +230,11 @@ impl Rival<Gpu> for Nccl {
     }
 
     fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
-        let is_float = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
         match (datatype(dtype), operation(op)) {
             _ if kind != CallKind::AllReduce => Some("only its allreduce is called here"),
             (None, _) => Some("NCCL has no such type"),
             (_, None) => Some("NCCL has no such operation"),
-            _ if op == ReduceOp::Avg && !is_float => {
+            _ if op == ReduceOp::Avg && !dtype.is_float() => {
                 Some("NCCL's averages of integers divide a sum that wraps")
             }
             _ => None,
@@ -282,6 +281,8 @@ fn datatype(dtype: DType) -> Option<c_int> {
         DType::F32 => 7,
         DType::F64 => 8,
         DType::Bf16 => 9,
+        DType::F8E4M3 => 10,
+        DType::F8E5M2 => 11,
         _ => return None,
     })
 }

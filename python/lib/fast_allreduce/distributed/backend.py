@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as _Backend
 
-from .. import errors
+from .. import errors, premul_sum
 from ..tensors import REDUCED, as_moved
 from .devices import Devices, current_stream
 from .queue import Queue, Work
@@ -17,23 +17,39 @@ _OPERATIONS = {
     dist.ReduceOp.MIN: "min",
     dist.ReduceOp.MAX: "max",
     dist.ReduceOp.AVG: "avg",
+    dist.ReduceOp.BAND: "band",
+    dist.ReduceOp.BOR: "bor",
+    dist.ReduceOp.BXOR: "bxor",
 }
+_BITWISE = ("band", "bor", "bxor")
 # Of truth values as bytes of 0 and 1.
-_BOOLEAN = {"sum": "max", "prod": "min", "min": "min", "max": "max"}
+_BOOLEAN = {"sum": "max", "prod": "min", "min": "min", "max": "max", **{name: name for name in _BITWISE}}
 
 
 def _operation(opts, tensor):
     """The tensor to reduce, and how."""
-    name = _OPERATIONS.get(getattr(opts.reduceOp, "op", opts.reduceOp))
+    op = getattr(opts.reduceOp, "op", opts.reduceOp)
+    name = _premul_sum(opts.reduceOp) if op == dist.ReduceOp.PREMUL_SUM else _OPERATIONS.get(op)
     if name is None:
-        raise errors.InvalidArgument(f"{opts.reduceOp} is not supported by {NAME}: SUM, PRODUCT, MIN, MAX and AVG are")
+        raise errors.InvalidArgument(
+            f"{opts.reduceOp} is not supported by {NAME}: SUM, PRODUCT, MIN, MAX, AVG, BAND, BOR, BXOR and PREMUL_SUM are"
+        )
+    if tensor.dtype in REDUCED and tensor.is_floating_point() and name in _BITWISE:
+        raise errors.InvalidArgument(f"{name} is of integers, and not of {tensor.dtype}")
     if tensor.dtype in REDUCED:
         return tensor, name
     if tensor.dtype == torch.bool and name in _BOOLEAN:
         return tensor.view(torch.uint8), _BOOLEAN[name]
-    if tensor.is_complex() and name in ("sum", "avg"):
+    if tensor.is_complex() and (name in ("sum", "avg") or name.startswith("premul_sum")):
         return torch.view_as_real(tensor), name
     raise errors.InvalidArgument(f"{NAME} does not reduce elements of {tensor.dtype} by {name}")
+
+
+def _premul_sum(op):
+    """The name of a premultiplied sum: with its scale, a number or a tensor of one."""
+    # torch has no other way to ask for it.
+    _, factor = op.__getstate__()
+    return premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)
 
 
 def _one(tensors):

@@ -2,7 +2,9 @@
 
 use fast_allreduce::{DType, ReduceOp};
 
-use super::{ALL_WORLDS, COLLECTIVES, OPERATIONS, REDUCING, SIZES, SMALL, TYPES, TYPE_SIZES};
+use super::{
+    operations, types, ALL_WORLDS, COLLECTIVES, OPERATIONS, REDUCING, SIZES, SMALL, TYPES, TYPE_SIZES,
+};
 use crate::suite::message::{Collective, Message, Place, Placement};
 use crate::suite::random::{Random, Values};
 use crate::suite::scenario::{Expected, Scenario, Sequence, Setup, Step};
@@ -20,10 +22,8 @@ pub fn every_collective(world: &dyn World) {
         let scenario = Scenario::new(setups, |_| {
             let mut random = random.fork(size);
             let mut messages = Vec::new();
-            for (dtype, kind) in
-                DType::ALL.into_iter().flat_map(|dtype| kinds().map(move |kind| (dtype, kind)))
-            {
-                for op in ReduceOp::ALL {
+            for (dtype, kind) in types(size).flat_map(|dtype| kinds().map(move |kind| (dtype, kind))) {
+                for op in operations(dtype, size) {
                     let count = 1 + random.below(400) / dtype.size();
                     let collective = Collective::other(kind, &mut random, op, count, size);
                     let reduces = collective.op().is_some();

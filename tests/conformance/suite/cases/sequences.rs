@@ -2,7 +2,7 @@
 
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
-use super::{of_each_algorithm, ALL_WORLDS, DIRECT};
+use super::{any_kind, of_each_algorithm, ALL_WORLDS, DIRECT};
 use crate::suite::message::{Collective, Message, Place, Placement};
 use crate::suite::random::{Random, Values};
 use crate::suite::scenario::{Plans, Scenario, Sequence, Setup, Step};
@@ -110,7 +110,7 @@ pub fn communicators_in_turn(world: &dyn World) {
 
 /// Any message, mostly small: a large one passes a small region of a large world in very many pieces.
 fn any_message(random: &mut Random, size: usize) -> Message {
-    let case = (random.pick(&DType::ALL), random.pick(&ReduceOp::ALL));
+    let case = any_kind(random);
     let count = any_bytes(random) / case.0.size();
     let values = random.pick(&Values::ALL);
     Message::new(random, case, count, size, values)
@@ -179,14 +179,14 @@ pub fn all_collectives_at_random(world: &dyn World) {
 }
 
 fn any_allreduce(random: &mut Random, size: usize, plans: &Plans, communicator: usize) -> Message {
-    let kind = (random.pick(&DType::ALL), random.pick(&ReduceOp::ALL));
+    let kind = any_kind(random);
     let count = any_bytes(random) / kind.0.size();
     let values = random.pick(&Values::ALL);
     Message::in_order(random, kind, count, size, values, plans.order(communicator, kind, count))
 }
 
 fn any_other(random: &mut Random, size: usize) -> Message {
-    let (dtype, op) = (random.pick(&DType::ALL), random.pick(&ReduceOp::ALL));
+    let (dtype, op) = any_kind(random);
     let count = any_bytes(random) / dtype.size() / size;
     let kind = random.below(Collective::OTHERS);
     let collective = Collective::other(kind, random, op, count, size);

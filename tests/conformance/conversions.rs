@@ -1,0 +1,69 @@
+//! The conversions of 8-bit floats, by every instruction set: whatever two numbers come to, and what tips it.
+
+use fast_allreduce::device::host::Isa;
+use fast_allreduce::{DType, ReduceOp};
+
+use crate::host::HostDevice;
+use crate::suite::launch::InThreads;
+use crate::suite::message::{Message, Place, Placement};
+use crate::suite::ofp8::{E4M3, E5M2};
+use crate::suite::order::Order;
+use crate::suite::scenario::{Expected, Scenario, Sequence, Setup};
+use crate::suite::world::{Launched, World};
+
+const PLAIN: Placement = Placement { input: Place::plain(0), output: Some(Place::plain(0)) };
+
+/// Sums and products of all pairs of codes: among them each number, each middle between two and each overflow. Then with the
+/// smallest numbers added, which decide ties.
+#[test]
+fn all_pairs_of_8_bit_floats() {
+    let pairs = || (0..=u8::MAX).flat_map(|first| (0..=u8::MAX).map(move |second| (first, second)));
+    let pair = [pairs().map(|pair| pair.0).collect(), pairs().map(|pair| pair.1).collect()];
+    for isa in Isa::supported() {
+        for smallest in [None, Some(0x01), Some(0x81)] {
+            let inputs: Vec<Vec<u8>> =
+                pair.iter().cloned().chain(smallest.map(|code| vec![code; 1 << 16])).collect();
+            let ranks = inputs.len();
+            let scenario = Scenario::new([Setup::default()], |_| {
+                let kinds = [DType::F8E4M3, DType::F8E5M2]
+                    .into_iter()
+                    .flat_map(|dtype| [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Avg].map(|op| (dtype, op)));
+                let message = |kind| Message::of_inputs(kind, inputs.clone(), Order::Ranks);
+                let messages: Vec<_> = kinds.map(message).collect();
+                Sequence::each_on_each(2 * 3, messages, 1, || vec![PLAIN; ranks])
+            });
+            Launched::new(InThreads, HostDevice(vec![isa])).run(ranks, &[scenario]);
+        }
+    }
+}
+
+/// Every number of both formats, the middle between each two and what is around them, as the product of 1 and a scale: what a
+/// float in the accumulator is rounded to.
+#[test]
+fn every_boundary_of_8_bit_floats() {
+    for isa in Isa::supported() {
+        for (dtype, format, one) in [(DType::F8E4M3, E4M3, 0x38_u8), (DType::F8E5M2, E5M2, 0x3C)] {
+            // Above the largest, as if the numbers went on.
+            let numbers = (0..=0x7F).map(|code| format.magnitude(code)).filter(|number| number.is_finite());
+            let mut scales = vec![f32::MIN_POSITIVE, f32::MAX, f32::INFINITY, f32::NAN, f32::from_bits(1)];
+            let mut below = 0.0;
+            for number in numbers {
+                for edge in [number as f32, ((number + below) / 2.0) as f32] {
+                    let bits = edge.to_bits();
+                    scales.extend([bits.saturating_sub(1), bits, bits + 1].map(f32::from_bits));
+                }
+                below = number;
+            }
+            let scales = scales.into_iter().flat_map(|scale| [scale, -scale]);
+            let scenario = Scenario::new([Setup::default()], |_| {
+                let message = |scale: f32| {
+                    let op = ReduceOp::PreMulSum(f64::from(scale).into());
+                    Message::of_inputs((dtype, op), vec![vec![one; 70]], Order::Ranks)
+                };
+                let messages: Vec<_> = scales.clone().map(message).collect();
+                Sequence::each_on_each(Expected::AtLeast(1400), messages, 1, || vec![PLAIN])
+            });
+            Launched::new(InThreads, HostDevice(vec![isa])).run(1, &[scenario]);
+        }
+    }
+}
