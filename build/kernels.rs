@@ -13,7 +13,9 @@ pub fn write(csrc: &Path, out_dir: &Path) {
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let mut rust = String::new();
     // The column of the name.
-    for (list, column) in [("HOT", 2), ("REDUCING", 2), ("MOVING", 2), ("OTHER", 2), ("HOT_TYPES", 0)] {
+    for (list, column) in
+        [("HOT", 2), ("REDUCING", 2), ("MOVING", 2), ("OTHER", 2), ("NORMING", 2), ("HOT_TYPES", 0)]
+    {
         let names = column_of(&text, list, column);
         writeln!(rust, "pub const {list}: [&str; {}] = {names:?};", names.len()).expect("a string takes it");
     }

@@ -8,6 +8,7 @@ mod cuda;
 mod failure;
 mod host;
 mod launch;
+mod rms_norm;
 mod subset;
 mod typed;
 
