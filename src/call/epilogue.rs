@@ -190,30 +190,27 @@ impl Epilogue {
         dtype: DType,
     ) -> Result<()> {
         let operands = self.operands(count, dtype)?;
-        let at = |name| operands.iter().find(|(which, _)| *which == name).map(|(_, operand)| operand);
-        let refuse = |which, operand: &Operand| {
-            Err(Error::InvalidPointer {
-                which,
-                address: operand.address as usize,
-                problem: "in memory that the call uses otherwise",
-                element_size: dtype.size(),
-            })
-        };
-        for (which, operand) in &operands {
-            let (with_input, with_output) = match *which {
-                "residual" => (false, operand.address == output.address),
-                "normalised" => (operand.address == input.address, false),
-                _ => (true, false),
+        let residual = operands[0].1;
+        let normed = operands.get(1).map_or(NOWHERE, |&(_, operand)| operand);
+        for (which, operand) in operands {
+            // What it may not overlap, and what it may only where both begin.
+            let (apart, same) = match which {
+                "residual" => ([*input, NOWHERE], *output),
+                "normalised" => ([*output, residual], *input),
+                _ => ([*output, normed], NOWHERE),
             };
-            let with_normed =
-                *which == "normalised" || at("normalised").is_none_or(|normed| !normed.overlaps(operand));
-            if (operand.overlaps(input) && !with_input)
-                || (operand.overlaps(output) && !with_output)
-                || !with_normed
-            {
-                return refuse(which, operand);
+            let is_split = operand.overlaps(&same) && operand.address != same.address;
+            if is_split || apart.iter().any(|other| operand.overlaps(other)) {
+                return Err(Error::InvalidPointer {
+                    which,
+                    address: operand.address as usize,
+                    problem: "in memory that the call uses otherwise",
+                    element_size: dtype.size(),
+                });
             }
         }
         Ok(())
     }
 }
+
+const NOWHERE: Operand = Operand { address: 0, bytes: 0 };
