@@ -339,10 +339,15 @@ impl CudaWorld {
     }
 }
 
-/// Whether two ranks do the same but for the counts of an all-to-all.
+/// Whether two ranks do the same but for the counts of an all-to-all, and the addresses of an epilogue's operands.
 fn alike(one: &Collective<'_>, other: &Collective<'_>) -> bool {
-    let both = matches!((one, other), (Collective::AllToAllV { .. }, Collective::AllToAllV { .. }));
-    both || one == other
+    match (one, other) {
+        (Collective::AllToAllV { .. }, Collective::AllToAllV { .. }) => true,
+        (Collective::AllReduceEpilogue(one), Collective::AllReduceEpilogue(other)) => {
+            one.row() == other.row() && one.digest() == other.digest()
+        }
+        _ => one == other,
+    }
 }
 
 /// What a kernel is given after its launch. Where one launch runs a world it is not looked at.
