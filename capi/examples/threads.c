@@ -92,7 +92,7 @@ static void fused(const fast_allreduce_communicator *communicator, size_t rank) 
   EXPECT(normed[0] == 1 && normed[1] == 2 && normed[2] == 3 && normed[3] == 1 && normed[5] == 3);
   norm.hidden = 4;
   EXPECT(fast_allreduce_all_reduce_rms_norm(communicator, input, normed, residual, residual, &norm, 6, dtype, NULL) ==
-         FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+         FAST_ALLREDUCE_STATUS_INVALID_SETTING);
   EXPECT(strstr(fast_allreduce_last_error(), "whole rows") != NULL);
   EXPECT(fast_allreduce_all_reduce_rms_norm(communicator, input, normed, residual, residual, NULL, 6, dtype, NULL) ==
          FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
