@@ -64,7 +64,9 @@ fn compile_host(csrc: &Path, isa: &str, flags: &[&str]) {
         .out_dir(out_dir)
         .cpp(true)
         .std("c++17")
-        .files(["entry.cpp", "floats.cpp", "integers.cpp"].map(|file| csrc.join("host").join(file)))
+        .files(
+            ["entry.cpp", "floats.cpp", "integers.cpp", "rows.cpp"].map(|file| csrc.join("host").join(file)),
+        )
         .define("FA_NAMESPACE", format!("fast_allreduce_{isa}").as_str())
         .define("FA_HOST_ENTRY", format!("fast_allreduce_host_{isa}").as_str())
         // Whatever the profile: the kernels are the product. Their vectors are explicit, so that -O3 adds only size.
@@ -73,6 +75,7 @@ fn compile_host(csrc: &Path, isa: &str, flags: &[&str]) {
         .warnings(true)
         .extra_warnings(true)
         .flag("-ffp-contract=off") // a fused multiply-add would round differently from the other devices
+        .flag("-fno-math-errno") // square roots are the instruction
         .flag("-fno-exceptions")
         .flag("-fno-rtti")
         .cpp_link_stdlib(None);

@@ -41,7 +41,7 @@ enum FaDtype { FA_TYPES(FA_CODE, ) };
 enum FaOp { FA_OPS(FA_CODE, ) };
 
 // Kernels: algorithms of an allreduce, then the other collectives.
-enum FaAlgorithm { FA_REDUCING(FA_CODE, ) FA_MOVING(FA_CODE, ) FA_OTHER(FA_CODE, ) };
+enum FaAlgorithm { FA_REDUCING(FA_CODE, ) FA_MOVING(FA_CODE, ) FA_OTHER(FA_CODE, ) FA_NORMING(FA_CODE, ) };
 
 // Why a launch gave up; 0 is success.
 enum FaFailure {
@@ -217,7 +217,7 @@ struct FaLaunch {
   uint64_t channel_offset;
   uint64_t channel_bytes; // of all channels to a rank
   uint64_t chunk_bytes;   // most data of a chunk, a multiple of 64
-  uint64_t transfers;     // address of an FaTransfers, where the launch is of that
+  uint64_t operands;      // address of an FaTransfers or an FaRmsNorm, where the launch is of that
   uint64_t launches;      // CUDA: address of all ranks' FaLaunch, where one launch runs a world; else 0
   uint64_t timeout_ns;    // at most half the range
   uint32_t rank;
@@ -249,6 +249,20 @@ struct FaTransfers {
   struct FaTransfer transfer[FA_MAX_TRANSFERS];
 };
 
+// What is done with the sums of a launch: a residual is added, and rows are normalised (sinks/rms_norm.cuh).
+// Addresses are of the launch's first element.
+struct FaRmsNorm {
+  uint64_t residual;
+  uint64_t normed;      // where normalised rows go; 0: the launch ends with the residual
+  uint64_t weight;      // of a row; 0: of ones
+  uint32_t row;         // elements of each
+  uint32_t rows;        // of the launch
+  uint32_t unit_offset; // non-zero: 1 is added to each weight
+  float epsilon;
+};
+// Elements of a row at most.
+#define FA_MAX_ROW 65536
+
 #if defined(__cplusplus)
 static_assert(sizeof(FaSignal) == FA_SIGNAL_BYTES, "a signal is one cache line");
 static_assert(sizeof(FaAnnouncement) == FA_SIGNAL_BYTES, "an announcement likewise");
@@ -256,6 +270,7 @@ static_assert(sizeof(FaChunk) == FA_SIGNAL_BYTES, "a chunk's signal likewise");
 static_assert(sizeof(FaCredit) == FA_SIGNAL_BYTES, "a credit likewise");
 static_assert(sizeof(FaRegionHead) % 128 == 0, "what follows the head is aligned");
 static_assert(sizeof(FaLaunch) % 8 == 0, "no padding at the end");
+static_assert(sizeof(FaRmsNorm) % 8 == 0, "likewise");
 #endif
 
 #endif

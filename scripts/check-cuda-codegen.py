@@ -175,6 +175,7 @@ def names_of(kernels_def: Path) -> Tuple[str, ...]:
         for dtype in table["FA_HOT_TYPES"]
         for world in table["FA_HOT_WORLDS"]
     ]
+    names += [f"{norming[2]}_{dtype[0]}" for norming in table["FA_NORMING"] for dtype in table["FA_HOT_TYPES"]]
     return tuple(names + [entry[2] for name in ("FA_MOVING", "FA_OTHER") for entry in table[name]])
 
 

@@ -77,6 +77,27 @@ static void shares(const fast_allreduce_communicator *communicator, size_t rank)
   EXPECT(output[0] == (int64_t)(10 + rank));
 }
 
+/* What follows an allreduce in a layer of a model: the residual is added, and rows are normalised. */
+static void fused(const fast_allreduce_communicator *communicator, size_t rank) {
+  const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
+  float residual[6] = {1, 1, 1, 2, 2, 2}, normed[6], weight[3] = {1, 2, 3}, input[6];
+  for (size_t i = 0; i < 6; i++)
+    input[i] = rank == 0 ? 1 : 2;
+  require(fast_allreduce_all_reduce_add(communicator, input, residual, residual, 6, dtype, NULL), "all_reduce_add");
+  EXPECT(residual[0] == 4 && residual[5] == 5);
+  fast_allreduce_rms_norm norm = {.hidden = 3, .epsilon = 0, .unit_offset = 0, .weight = weight};
+  require(fast_allreduce_all_reduce_rms_norm(communicator, input, normed, residual, residual, &norm, 6, dtype, NULL),
+          "all_reduce_rms_norm");
+  EXPECT(residual[0] == 7 && residual[5] == 8);
+  EXPECT(normed[0] == 1 && normed[1] == 2 && normed[2] == 3 && normed[3] == 1 && normed[5] == 3);
+  norm.hidden = 4;
+  EXPECT(fast_allreduce_all_reduce_rms_norm(communicator, input, normed, residual, residual, &norm, 6, dtype, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_SETTING);
+  EXPECT(strstr(fast_allreduce_last_error(), "whole rows") != NULL);
+  EXPECT(fast_allreduce_all_reduce_rms_norm(communicator, input, normed, residual, residual, NULL, 6, dtype, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+}
+
 static void messages(const fast_allreduce_communicator *communicator, size_t rank) {
   const uint32_t dtype = FAST_ALLREDUCE_DTYPE_I32;
   int32_t mine = (int32_t)rank + 40, theirs = -1, sum = (int32_t)rank;
@@ -147,6 +168,7 @@ static void *rank_thread(void *argument) {
   EXPECT(fast_allreduce_rank(communicator) == rank && fast_allreduce_nranks(communicator) == RANKS);
   reductions(communicator, rank);
   shares(communicator, rank);
+  fused(communicator, rank);
   messages(communicator, rank);
   memory(communicator, rank);
   mistakes(communicator);

@@ -283,6 +283,18 @@ typedef struct fast_allreduce_buffer fast_allreduce_buffer;
 // One rank of a world. It is made by fast_allreduce_init and freed by fast_allreduce_free.
 typedef struct fast_allreduce_communicator fast_allreduce_communicator;
 
+// An RMSNorm of rows: `x / sqrt(mean(x * x) + epsilon) * weight`.
+typedef struct fast_allreduce_rms_norm {
+  // Elements of a row, 1 to 65536. Messages are whole rows.
+  size_t hidden;
+  // What is added to the mean of the squares.
+  float epsilon;
+  // Non-zero: rows are multiplied by 1 + weight.
+  uint32_t unit_offset;
+  // An element for each of a row, of the type of the call; null: rows are not multiplied.
+  const void *weight;
+} fast_allreduce_rms_norm;
+
 // What a rank has done so far.
 typedef struct fast_allreduce_counters {
   // Collective calls begun.
@@ -394,6 +406,36 @@ fast_allreduce_status fast_allreduce_all_reduce(const struct fast_allreduce_comm
                                                 uint32_t dtype,
                                                 uint32_t op,
                                                 void *stream);
+
+// Adds the sum of the ranks' inputs of `count` elements to `residual`, into `residual_out`. In place: the same pointer twice. The
+// residual is the same on all ranks; types are f16, bf16 and f32. The sum is rounded before it is added, as by two calls.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce, also of what `residual` and `residual_out` point to.
+fast_allreduce_status fast_allreduce_all_reduce_add(const struct fast_allreduce_communicator *communicator,
+                                                    const void *input,
+                                                    const void *residual,
+                                                    void *residual_out,
+                                                    size_t count,
+                                                    uint32_t dtype,
+                                                    void *stream);
+
+// The same, and brings the rows of that, normalised, into `output`, which may be the input. One call in place of an allreduce, an
+// addition and a norm, with the bits of these.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce_add; `norm` is valid for reads, and its weight until the call has ended.
+fast_allreduce_status fast_allreduce_all_reduce_rms_norm(const struct fast_allreduce_communicator *communicator,
+                                                         const void *input,
+                                                         void *output,
+                                                         const void *residual,
+                                                         void *residual_out,
+                                                         const struct fast_allreduce_rms_norm *norm,
+                                                         size_t count,
+                                                         uint32_t dtype,
+                                                         void *stream);
 
 // Brings the ranks' inputs of `count` elements, one after the other, into every rank's output. In place: the input is this
 // rank's share of the output.

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use fast_allreduce::{Collective, DType, Direction, ReduceOp, Transfer};
+use fast_allreduce::{Collective, DType, Direction, Epilogue, RawRmsNorm, ReduceOp, Transfer};
 
 use crate::codes;
 use crate::handle::{fast_allreduce_communicator, on_any};
@@ -134,6 +134,79 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce(
             Ok(Collective::AllReduce(operation(communicator, op)?))
         })
     }
+}
+
+/// Adds the sum of the ranks' inputs of `count` elements to `residual`, into `residual_out`. In place: the same pointer twice. The
+/// residual is the same on all ranks; types are f16, bf16 and f32. The sum is rounded before it is added, as by two calls.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce, also of what `residual` and `residual_out` point to.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_reduce_add(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    residual: *const c_void,
+    residual_out: *mut c_void,
+    count: usize,
+    dtype: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    guarded(|| unsafe {
+        let epilogue = Epilogue { residual: residual as u64, norm: None };
+        let which = Collective::AllReduceEpilogue(&epilogue);
+        carry_out(communicator, stream, (input, residual_out), count, codes::dtype(dtype)?, which)
+    })
+}
+
+/// An RMSNorm of rows: `x / sqrt(mean(x * x) + epsilon) * weight`.
+#[repr(C)]
+pub struct fast_allreduce_rms_norm {
+    /// Elements of a row, 1 to 65536. Messages are whole rows.
+    pub hidden: usize,
+    /// What is added to the mean of the squares.
+    pub epsilon: f32,
+    /// Non-zero: rows are multiplied by 1 + weight.
+    pub unit_offset: u32,
+    /// An element for each of a row, of the type of the call; null: rows are not multiplied.
+    pub weight: *const c_void,
+}
+
+/// The same, and brings the rows of that, normalised, into `output`, which may be the input. One call in place of an allreduce, an
+/// addition and a norm, with the bits of these.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce_add; `norm` is valid for reads, and its weight until the call has ended.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_reduce_rms_norm(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    residual: *const c_void,
+    residual_out: *mut c_void,
+    norm: *const fast_allreduce_rms_norm,
+    count: usize,
+    dtype: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    guarded(|| unsafe {
+        let Some(norm) = norm.as_ref() else {
+            return Err(argument("norm is null"));
+        };
+        let norm = RawRmsNorm {
+            hidden: norm.hidden,
+            epsilon: norm.epsilon,
+            weight: norm.weight as u64,
+            unit_offset: norm.unit_offset != 0,
+            output: output as u64,
+        };
+        let epilogue = Epilogue { residual: residual as u64, norm: Some(norm) };
+        let which = Collective::AllReduceEpilogue(&epilogue);
+        carry_out(communicator, stream, (input, residual_out), count, codes::dtype(dtype)?, which)
+    })
 }
 
 /// Brings the ranks' inputs of `count` elements, one after the other, into every rank's output. In place: the input is this

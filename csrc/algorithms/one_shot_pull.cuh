@@ -14,12 +14,13 @@
 namespace FA_NAMESPACE {
 
 template <class Epilogue = Plain, class Reduce, class Block>
-FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, const Reduce &reduce) {
+FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, const Reduce &reduce,
+                         const Epilogue &epilogue = {}) {
   const LaunchState state = begin_launch(launch, block, true);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u64 bytes = reduce.message_bytes(launch);
-  const auto partition = Epilogue::partition(launch, reduce);
+  const auto partition = epilogue.partition(launch, reduce);
   const auto meanwhile = [&] { prefetch_next_staging(launch, state, bytes); };
   const auto arrived = [&](BarrierStage stage, u32 r, const Arrival &arrival) {
     return stage == kStart
@@ -35,12 +36,14 @@ FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
       return false;
     const Inputs inputs(block.scratch(), reduce.world());
     reduce.inputs(launch, block, inputs, partition, partition.all(bytes), bytes,
-                  Epilogue::into(launch, Store(reinterpret_cast<u8 *>(launch.output))));
+                  epilogue.into(Store(reinterpret_cast<u8 *>(launch.output))));
     // All ranks saw all sources, so all agree on whether there is a second barrier.
     return inputs.direct();
   });
-  if (complete)
-    end_launch(launch, block, state);
+  if (!complete)
+    return;
+  epilogue.finish(launch, block, partition, bytes, 1);
+  end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

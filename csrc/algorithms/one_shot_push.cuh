@@ -13,13 +13,14 @@
 namespace FA_NAMESPACE {
 
 template <class Epilogue = Plain, class Reduce, class Block>
-FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &reduce) {
+FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &reduce,
+                         const Epilogue &epilogue = {}) {
   const LaunchState state = begin_launch(launch, block, false);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
-  const auto partition = Epilogue::partition(launch, reduce);
+  const auto partition = epilogue.partition(launch, reduce);
   const u8 *input = reinterpret_cast<const u8 *>(launch.input);
   const u32 granule = granule_of(launch.input | bytes);
   for_each_pack(
@@ -29,7 +30,8 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
       },
       partition);
   reduce.packets(launch, block, state.epoch, 0, 1, partition, partition.all(bytes), bytes,
-                 Epilogue::into(launch, Store(reinterpret_cast<u8 *>(launch.output))));
+                 epilogue.into(Store(reinterpret_cast<u8 *>(launch.output))));
+  epilogue.finish(launch, block, partition, bytes, 1);
   end_launch(launch, block, state);
 }
 

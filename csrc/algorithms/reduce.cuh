@@ -9,13 +9,13 @@
 namespace FA_NAMESPACE {
 
 template <class Epilogue = Plain, class Reduce, class Block>
-FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce) {
+FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce, const Epilogue &epilogue = {}) {
   const LaunchState state = begin_launch(launch, block, true);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
-  const auto partition = Epilogue::partition(launch, reduce);
+  const auto partition = epilogue.partition(launch, reduce);
   const auto slices = partition.slices(bytes, ranks);
   FA_ROLL
   for (u32 r = 0; r < ranks; ++r) {
@@ -28,7 +28,7 @@ FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const bool root = launch.rank == launch.root;
   u8 *output = root ? reinterpret_cast<u8 *>(launch.output) : staging(launch, launch.rank, state);
   reduce.inputs(launch, block, Inputs(block.scratch(), ranks), partition, slices.of(launch.rank), bytes,
-                Epilogue::into(launch, Store(output)));
+                epilogue.into(Store(output)));
   // The slices are reduced, and no input is read any more.
   if (!barrier(launch, block, kSecond, state))
     return;

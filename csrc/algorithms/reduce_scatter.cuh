@@ -23,13 +23,14 @@ FA_FN u64 staged_share(const FaLaunch &launch, u32 element) {
 
 // In place, a rank's output is its own share of its input, which nobody else reads.
 template <class Epilogue = Plain, class Reduce, class Block>
-FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &reduce) {
+FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &reduce,
+                          const Epilogue &epilogue = {}) {
   const LaunchState state = begin_launch(launch, block, true);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 element = element_bytes(launch.dtype);
   const u64 distance = staged_share(launch, element);
-  const auto partition = Epilogue::partition(launch, reduce);
+  const auto partition = epilogue.partition(launch, reduce);
   if (launch.source == 0) {
     const u8 *input = reinterpret_cast<const u8 *>(launch.input);
     u8 *staged = staging(launch, launch.rank, state);
@@ -47,7 +48,7 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
   const Inputs inputs(block.scratch(), reduce.world());
   const u64 bytes = own.count * element;
   reduce.inputs(launch, block, inputs, partition, partition.all(bytes), bytes,
-                Epilogue::into(launch, Store(reinterpret_cast<u8 *>(launch.output))));
+                epilogue.into(Store(reinterpret_cast<u8 *>(launch.output))));
   if (inputs.direct() && !barrier(launch, block, kSecond, state))
     return;
   end_launch(launch, block, state);

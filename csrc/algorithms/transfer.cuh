@@ -102,7 +102,7 @@ FA_FN u64 send_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &ch
 FA_FN bool is_posted(const FaLaunch &launch, Channel &channel, u32 peer, const FaTransfer &message) {
   if (channel.way == kUndecided) {
     const bool may_be_chunks = is_direct(launch, peer, message.source);
-    const u32 *first = reinterpret_cast<const FaTransfers *>(launch.transfers)->first;
+    const u32 *first = reinterpret_cast<const FaTransfers *>(launch.operands)->first;
     const bool both = first[2 * peer + 1] != first[2 * peer + 2];
     const auto [way, measured] =
         may_be_chunks ? choose_way(launch, peer, message.bytes, both) : Choice{kPosting, kNotMeasured};

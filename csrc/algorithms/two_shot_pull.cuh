@@ -20,13 +20,14 @@ namespace FA_NAMESPACE {
 FA_FN u32 keeper_of(u32 world, u32 r) { return !FA_CUDA && world == 2 ? 1 - r : r; }
 
 template <class Epilogue = Plain, class Reduce, class Block>
-FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &reduce) {
+FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &reduce,
+                         const Epilogue &epilogue = {}) {
   const LaunchState state = begin_launch(launch, block, true);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 rank = launch.rank, ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
-  const auto partition = Epilogue::partition(launch, reduce);
+  const auto partition = epilogue.partition(launch, reduce);
   const auto slices = partition.slices(bytes, ranks);
   u8 *output = reinterpret_cast<u8 *>(launch.output);
   u64 *sources = block.scratch();
@@ -40,7 +41,7 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
         if (phase == 1) {
           const Store store(staging(launch, keeper_of(ranks, rank), state), FA_CUDA ? nullptr : output);
           reduce.inputs(launch, block, Inputs(sources, ranks), partition, slices.of(rank), bytes,
-                        Epilogue::into(launch, store));
+                        epilogue.into(store));
         } else if (phase == 0 && reduce.scales()) {
           // The own slice as well: it is read from there.
           FA_ROLL
@@ -58,8 +59,10 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
         }
         return phase < 2;
       });
-  if (complete)
-    end_launch(launch, block, state);
+  if (!complete)
+    return;
+  epilogue.finish(launch, block, partition, bytes, ranks);
+  end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

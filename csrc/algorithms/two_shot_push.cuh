@@ -11,18 +11,20 @@
 namespace FA_NAMESPACE {
 
 template <class Epilogue = Plain, class Reduce, class Block>
-FA_FN void two_shot_push(const FaLaunch &launch, Block &block, const Reduce &reduce) {
+FA_FN void two_shot_push(const FaLaunch &launch, Block &block, const Reduce &reduce,
+                         const Epilogue &epilogue = {}) {
   const LaunchState state = begin_launch(launch, block, false);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
   const u32 ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
-  const auto partition = Epilogue::partition(launch, reduce);
+  const auto partition = epilogue.partition(launch, reduce);
   const auto slices = partition.slices(bytes, ranks);
   send_slices(partition, launch, block, reduce, reinterpret_cast<const u8 *>(launch.input), slices, bytes,
               ranks, state.epoch);
-  reduce.template slices<Epilogue>(launch, block, state.epoch, partition, slices, bytes,
-                                   reinterpret_cast<u8 *>(launch.output));
+  reduce.slices(launch, block, state.epoch, epilogue, partition, slices, bytes,
+                reinterpret_cast<u8 *>(launch.output));
+  epilogue.finish(launch, block, partition, bytes, ranks);
   end_launch(launch, block, state);
 }
 

@@ -145,12 +145,14 @@ struct Span {
 
 FA_FN u64 packs_of(u64 bytes) { return (bytes + kPackBytes - 1) / kPackBytes; }
 
-// The slices of a two-shot: rank r owns slice r. All are as long, but for the last that has any packs.
+// The slices of a two-shot: rank r owns slice r. All are as long, but for the last that has any packs. They
+// are whole units of so many packs.
 struct Slices {
   Index packs; // of all
   Index each;
 
-  FA_FN Slices(Index packs, u32 world) : packs(packs), each((packs + world - 1) / world) {}
+  FA_FN Slices(Index packs, u32 world, Index unit = 1)
+      : packs(packs), each((packs / unit + world - 1) / world * unit) {}
 
   FA_FN Span of(u32 r) const {
     const Index first = r * each, left = first < packs ? packs - first : 0;

@@ -1,7 +1,8 @@
 // Entry points of the CUDA device. Of an allreduce by a direct algorithm one kernel for each member of the
 // hot set, <name>_<type>_sum_w<world>. Of everything that reduces one for each kernel type, <name>_<type>,
-// that takes any operation and world. Of what moves bytes, and of the others, one: <name>. All but the hot
-// set can also run all ranks of a world in one cooperative launch, blockIdx.y being the rank.
+// that takes any operation and world. Of sums with a norm one for each of their types. Of what moves bytes,
+// and of the others, one: <name>. All but the hot set can also run all ranks of a world in one cooperative
+// launch, blockIdx.y being the rank.
 #include "../algorithms/all_gather.cuh"
 #include "../algorithms/barrier.cuh"
 #include "../algorithms/broadcast.cuh"
@@ -14,6 +15,7 @@
 #include "../algorithms/transfer.cuh"
 #include "../algorithms/two_shot_pull.cuh"
 #include "../algorithms/two_shot_push.cuh"
+#include "../sinks/rms_norm.cuh"
 #include "reduce.cuh"
 
 using namespace FA_NAMESPACE;
@@ -56,6 +58,20 @@ FA_HOT(FA_HOT_OF, )
 FA_REDUCING(FA_ANY_OF, )
 FA_MOVING(FA_MOVING_KERNEL, )
 
+// The norm's operands come after the launch, as messages do.
+#define FA_NORMING_KERNEL(type, element, name, algorithm, ...)                                               \
+  FA_KERNEL(name##_##type)                                                                                   \
+  (const __grid_constant__ FaLaunch own, const __grid_constant__ FaRmsNorm operands) {                       \
+    const FaLaunch &launch = launch_of(own);                                                                 \
+    Block block;                                                                                             \
+    const FaRmsNorm &norm =                                                                                  \
+        own.launches == 0 ? operands : *reinterpret_cast<const FaRmsNorm *>(launch.operands);                \
+    algorithm(launch, block, Reduce<element, Op<FA_SUM>, AnyWorld>({}, {launch.world}),                      \
+              RmsNorm<element>(norm));                                                                       \
+  }
+#define FA_NORMING_OF(code, number, name, algorithm, ...) FA_HOT_TYPES(FA_NORMING_KERNEL, name, algorithm)
+FA_NORMING(FA_NORMING_OF, )
+
 FA_KERNEL(barrier)(const __grid_constant__ FaLaunch own) {
   Block block;
   all_meet(launch_of(own), block);
@@ -67,5 +83,5 @@ FA_KERNEL(transfer)(const __grid_constant__ FaLaunch own, const __grid_constant_
   const FaLaunch &launch = launch_of(own);
   Block block;
   transfer(launch, block,
-           own.launches == 0 ? messages : *reinterpret_cast<const FaTransfers *>(launch.transfers));
+           own.launches == 0 ? messages : *reinterpret_cast<const FaTransfers *>(launch.operands));
 }

@@ -159,11 +159,10 @@ public:
 
   // The second phase of a two-shot by packets: reduces this rank's slice, sends it, and stores all slices.
   template <class Epilogue, class Block, class Partition, class Slices>
-  FA_FN void slices(const FaLaunch &launch, Block &block, u32 epoch, Partition partition,
-                    const Slices &slices, u64 bytes, u8 *output) const {
+  FA_FN void slices(const FaLaunch &launch, Block &block, u32 epoch, const Epilogue &epilogue,
+                    Partition partition, const Slices &slices, u64 bytes, u8 *output) const {
     const Span own = slices.of(launch.rank);
-    const auto sink =
-        Epilogue::into(launch, Packets(output, launch, world(), epoch, kResults, kParts, own.first));
+    const auto sink = epilogue.into(Packets(output, launch, world(), epoch, kResults, kParts, own.first));
     if constexpr (WorldT::known) {
       // One body for what comes of both parts.
       bool complete = true;

@@ -13,6 +13,7 @@
 #include "../algorithms/two_shot_pull.cuh"
 #include "../algorithms/two_shot_push.cuh"
 #include "../core/float_state.cuh"
+#include "../sinks/rms_norm.cuh"
 #include "reduce.hpp"
 
 namespace FA_NAMESPACE {
@@ -36,6 +37,30 @@ __attribute__((noinline)) void run_reducing(const FaLaunch &launch, u32 index) {
   }
 }
 
+const RowLoops *row_loops_of(u32 dtype) {
+#define FA_ROWS(name, element, ...)                                                                          \
+  if (kReduceSpans[dtype] == &reduce_spans_##name)                                                           \
+    return &row_loops_##name;
+  FA_HOT_TYPES(FA_ROWS, )
+  return nullptr;
+}
+
+__attribute__((noinline)) void run_norming(const FaLaunch &launch, u32 index) {
+  const RowLoops *loops = launch.dtype < kTypes ? row_loops_of(launch.dtype) : nullptr;
+  if (loops == nullptr || launch.op != FA_SUM)
+    return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
+  Block block(index, launch.blocks);
+  const Reduce with(*kReduceSpans[launch.dtype], launch);
+  const RmsNorm norm(*loops, *reinterpret_cast<const FaRmsNorm *>(launch.operands),
+                     element_bytes(launch.dtype));
+  switch (launch.algorithm) {
+#define FA_NORMING_CASE(code, number, name, algorithm, ...)                                                  \
+  case code: return algorithm(launch, block, with, norm);
+    FA_NORMING(FA_NORMING_CASE, )
+  default: return;
+  }
+}
+
 void run_other(const FaLaunch &launch, u32 index) {
   Block block(index, launch.blocks);
   switch (launch.algorithm) {
@@ -43,7 +68,10 @@ void run_other(const FaLaunch &launch, u32 index) {
   case code: return name(launch, block);
     FA_MOVING(FA_MOVE, )
   case FA_BARRIER: return all_meet(launch, block);
-  case FA_TRANSFER: return transfer(launch, block, *reinterpret_cast<const FaTransfers *>(launch.transfers));
+  case FA_TRANSFER: return transfer(launch, block, *reinterpret_cast<const FaTransfers *>(launch.operands));
+#define FA_NORM(code, ...) case code:
+    FA_NORMING(FA_NORM, )
+    return in_default_float_state([&] { run_norming(launch, index); });
   default: return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
   }
 }
@@ -53,7 +81,7 @@ void run_other(const FaLaunch &launch, u32 index) {
 
 extern "C" void FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block) {
   using namespace FA_NAMESPACE;
-  // What moves bytes computes nothing.
+  // What moves bytes computes nothing, and what comes after that is asked for less often.
   if (launch->algorithm >= FA_ALL_GATHER)
     return run_other(*launch, block);
   in_default_float_state([&] { run_reducing(*launch, block); });

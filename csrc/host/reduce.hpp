@@ -47,8 +47,16 @@ public:
   void inputs(const FaLaunch &, Block &block, const Inputs &, Partition partition, Span span, u64 bytes,
               const Sink &sink) const {
     const Span own = partition.share(block, span);
-    run(spans_.of[op_][world_], block.scratch(), world_, own.first * kPackBytes, kPackBytes, own, bytes,
-        sink);
+    const ReduceSpan loop = spans_.of[op_][world_];
+    if constexpr (Sink::kMostPacks == 0) {
+      run(loop, block.scratch(), world_, own.first * kPackBytes, kPackBytes, own, bytes, sink);
+    } else {
+      for (u64 i = 0; i < own.length; i += Sink::kMostPacks) {
+        const u64 left = own.length - i;
+        const Span run_of = {own.first + i, left < Sink::kMostPacks ? left : Sink::kMostPacks};
+        run(loop, block.scratch(), world_, run_of.first * kPackBytes, kPackBytes, run_of, bytes, sink);
+      }
+    }
   }
 
   // The same over this rank's input and the packets of `part` that its peers send it. False: not all came.
@@ -87,11 +95,10 @@ public:
 
   // The second phase of a two-shot by packets: reduces this rank's slice, sends it, and stores the peers'.
   template <class Epilogue, class Block, class Partition>
-  void slices(const FaLaunch &launch, Block &block, u32 epoch, Partition partition, const Slices &slices,
-              u64 bytes, u8 *output) const {
+  void slices(const FaLaunch &launch, Block &block, u32 epoch, const Epilogue &epilogue, Partition partition,
+              const Slices &slices, u64 bytes, u8 *output) const {
     const Span own = slices.of(launch.rank);
-    const auto sink =
-        Epilogue::into(launch, Packets(output, launch, world_, epoch, kResults, kParts, own.first));
+    const auto sink = epilogue.into(Packets(output, launch, world_, epoch, kResults, kParts, own.first));
     if (packets(launch, block, epoch, kInputs, kParts, partition, own, bytes, sink))
       receive_slices(launch, block, output, slices, bytes, world_, epoch, kResults, kParts, partition);
   }
@@ -133,7 +140,7 @@ private:
       return;
     const u64 at = packs.first * kPackBytes, end = at + packs.length * kPackBytes;
     u8 *also = sink.also();
-    loop({sources, count, count, from, stride, (end < bytes ? end : bytes) - at, sink.to() + at,
+    loop({sources, count, count, from, stride, (end < bytes ? end : bytes) - at, sink.to(at),
           also == nullptr ? nullptr : also + at, scale_});
     sink.done(packs, bytes);
   }

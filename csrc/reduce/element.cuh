@@ -94,6 +94,8 @@ FA_FN typename Unit<A>::type canonical_nan() {
 template <class T>
 constexpr bool kNarrowsToCanonicalNan = false;
 template <>
+constexpr bool kNarrowsToCanonicalNan<Bf16> = true;
+template <>
 constexpr bool kNarrowsToCanonicalNan<F8E4M3> = true;
 template <>
 constexpr bool kNarrowsToCanonicalNan<F8E5M2> = true;
@@ -174,8 +176,6 @@ private:
 
 template <>
 constexpr bool kNarrowsToCanonicalNan<F16> = true;
-template <>
-constexpr bool kNarrowsToCanonicalNan<Bf16> = true;
 
 template <class T>
 struct Convert {
@@ -214,15 +214,27 @@ typedef u16 HalfUnit __attribute__((vector_size(Unit<float>::lanes * 2)));
 template <>
 struct Convert<Bf16> {
   using Small = HalfUnit;
-  static FA_FN FloatUnit widen(Small small) {
-    return bit_cast<FloatUnit>(__builtin_convertvector(small, FloatBits) << 16);
-  }
+  static FA_FN FloatUnit widen(Small small) { return bit_cast<FloatUnit>(longer(small) << 16); }
   // To nearest, ties to even, by integer addition; a NaN would carry into infinity, so it is replaced.
   static FA_FN Small narrow(FloatUnit value) {
     const FloatBits bits = bit_cast<FloatBits>(value);
     const FloatBits rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    return __builtin_convertvector(value == value ? rounded : FloatBits{} + 0x7FFF, Small);
+    return shorter(value == value ? rounded : FloatBits{} + 0x7FFF);
   }
+
+private:
+#if defined(__AVX512F__)
+  // Of which some compilers make two halves and more.
+  static FA_FN FloatBits longer(Small small) {
+    return (FloatBits)_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)small);
+  }
+  static FA_FN Small shorter(FloatBits bits) {
+    return (Small)_mm512_maskz_cvtepi32_epi16(0xFFFF, (__m512i)bits);
+  }
+#else
+  static FA_FN FloatBits longer(Small small) { return __builtin_convertvector(small, FloatBits); }
+  static FA_FN Small shorter(FloatBits bits) { return __builtin_convertvector(bits, Small); }
+#endif
 };
 
 template <>

@@ -1,8 +1,11 @@
-// Epilogues: what is done with a result on its way into a sink. A protocol takes one as a template parameter.
+// Epilogues: what is done with a result on its way into a sink, and after it. A protocol takes one as an
+// argument.
 //
 // What an epilogue has to have. partition(), which divides the message so that each block has all that it
 // needs at once: packs, or whole rows. into(), which wraps the sink that the protocol stores or sends a
-// result by: a result that is gathered from its owner has been through the epilogue there, once.
+// result by: a result that is gathered from its owner has been through the epilogue there, once. finish(),
+// which each rank does with all results, after the last phase, when they are at the launch's output and
+// nobody reads an input any more: each block with those that it has stored, of so many slices.
 #pragma once
 
 #include "../core/pack.cuh"
@@ -12,14 +15,17 @@ namespace FA_NAMESPACE {
 // Nothing is done with a result.
 struct Plain {
   template <class Reduce>
-  static FA_FN auto partition(const FaLaunch &, const Reduce &reduce) {
+  FA_FN auto partition(const FaLaunch &, const Reduce &reduce) const {
     return reduce.partition();
   }
 
   template <class Sink>
-  static FA_FN Sink into(const FaLaunch &, const Sink &sink) {
+  FA_FN Sink into(const Sink &sink) const {
     return sink;
   }
+
+  template <class Block, class Partition>
+  FA_FN void finish(const FaLaunch &, Block &, Partition, u64, u32) const {}
 };
 
 } // namespace FA_NAMESPACE

@@ -1,7 +1,8 @@
 // The sink that stores: a result goes to one place, or to two.
 //
 // What a sink has to have. On a GPU, where a result is in registers: put(), for each pack. On the host, where
-// the typed loop has stored it: to() and also(), the places, and done(), for each run of packs.
+// the typed loop has stored it: to() and also(), the places of what begins at a byte of the message and of
+// the message, and done(), for each run of at most kMostPacks packs, 0 for any number.
 #pragma once
 
 #include "../core/pack.cuh"
@@ -12,7 +13,8 @@ class Store {
 public:
   FA_FN explicit Store(u8 *to, u8 *also = nullptr) : to_(to), also_(also) {}
 
-  FA_FN u8 *to() const { return to_; }
+  static constexpr u64 kMostPacks = 0;
+  FA_FN u8 *to(u64 at = 0) const { return to_ + at; }
   FA_FN u8 *also() const { return also_; }
   // All address bits that are set in any place.
   FA_FN u64 addresses() const { return u64(to_) | u64(also_); }

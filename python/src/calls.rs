@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fast_allreduce::{Collective, DType, Direction, Error, ReduceOp, Transfer};
+use fast_allreduce::{Collective, DType, Direction, Epilogue, Error, RawRmsNorm, ReduceOp, Transfer};
 use pyo3::prelude::*;
 
 use crate::buffer::{Operand, Wanted};
@@ -19,6 +19,18 @@ impl Communicator {
 
     fn written<'py>(&self, name: &'static str, object: &Bound<'py, PyAny>) -> PyResult<Operand> {
         Operand::of(object, Wanted { name, place: self.place, written: true })
+    }
+
+    /// A residual, and where it goes with the sum.
+    fn residuals<'py>(
+        &self,
+        residual: &Bound<'py, PyAny>,
+        out: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<(Operand, Operand)> {
+        match out {
+            None => Ok((self.written("residual", residual)?, self.written("residual", residual)?)),
+            Some(out) => Ok((self.read("residual", residual)?, self.written("residual_out", out)?)),
+        }
     }
 
     /// Carries out a collective between two buffers, which may be one. Without one there are no elements on that side.
@@ -124,6 +136,30 @@ impl Communicator {
         }
     }
 
+    /// An allreduce that goes on. `others` are what it reads and writes beside, with the elements of each.
+    fn carry_on(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        epilogue: &Epilogue,
+        (input, output): (&Operand, &Operand),
+        others: &[(&str, &Operand, usize)],
+    ) -> PyResult<()> {
+        for &(name, operand, expected) in others {
+            let (has, dtype) = (operand.count, operand.dtype);
+            if dtype != input.dtype {
+                let theirs = input.dtype;
+                let problem = format!("{name} has elements of type {dtype}, sendbuf of type {theirs}");
+                return Err(invalid(py, problem));
+            }
+            if has != expected {
+                return Err(invalid(py, format!("{name} has {has} elements, and the call needs {expected}")));
+            }
+        }
+        let collective = Collective::AllReduceEpilogue(epilogue);
+        self.carry_out(py, stream, collective, (Some(input), Some(output)), input.count)
+    }
+
     fn root(&self, py: Python<'_>, root: usize) -> PyResult<()> {
         let world_size = self.world_size;
         match root < world_size {
@@ -155,6 +191,63 @@ impl Communicator {
                 self.carry_out(py, stream, collective, (Some(&input), Some(&output)), input.count)
             }
         }
+    }
+
+    #[pyo3(signature = (sendbuf, residual, residual_out = None, *, stream = None))]
+    fn allreduce_add(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        residual: &Bound<'_, PyAny>,
+        residual_out: Option<&Bound<'_, PyAny>>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let input = self.read("sendbuf", sendbuf)?;
+        let (residual, output) = self.residuals(residual, residual_out)?;
+        let epilogue = Epilogue { residual: residual.address, norm: None };
+        self.carry_on(py, stream, &epilogue, (&input, &output), &[("residual", &residual, input.count)])
+    }
+
+    #[pyo3(signature = (
+        sendbuf, residual, weight = None, recvbuf = None, residual_out = None, *,
+        hidden = None, epsilon = 1e-6, unit_offset = false, stream = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn allreduce_rms_norm(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        residual: &Bound<'_, PyAny>,
+        weight: Option<&Bound<'_, PyAny>>,
+        recvbuf: Option<&Bound<'_, PyAny>>,
+        residual_out: Option<&Bound<'_, PyAny>>,
+        hidden: Option<usize>,
+        epsilon: f32,
+        unit_offset: bool,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (input, normed) = match recvbuf.filter(|recvbuf| !recvbuf.is(sendbuf)) {
+            None => (self.written("sendbuf", sendbuf)?, None),
+            Some(recvbuf) => (self.read("sendbuf", sendbuf)?, Some(self.written("recvbuf", recvbuf)?)),
+        };
+        let (residual, output) = self.residuals(residual, residual_out)?;
+        let weight = weight.map(|weight| self.read("weight", weight)).transpose()?;
+        let of_weight = weight.as_ref().map(|weight| weight.count);
+        let Some(hidden) = hidden.or(of_weight) else {
+            return Err(invalid(py, "hidden is None, and there is no weight that tells the length of a row"));
+        };
+        let norm = RawRmsNorm {
+            hidden,
+            epsilon,
+            weight: weight.as_ref().map_or(0, |weight| weight.address),
+            unit_offset,
+            output: normed.as_ref().unwrap_or(&input).address,
+        };
+        let mut others = vec![("residual", &residual, input.count)];
+        others.extend(normed.as_ref().map(|normed| ("recvbuf", normed, input.count)));
+        others.extend(weight.as_ref().map(|weight| ("weight", weight, hidden)));
+        let epilogue = Epilogue { residual: residual.address, norm: Some(norm) };
+        self.carry_on(py, stream, &epilogue, (&input, &output), &others)
     }
 
     #[pyo3(signature = (sendbuf, recvbuf, *, stream = None))]

@@ -82,6 +82,54 @@ def test_operations_of_some_types():
     run(operations_of_some_types, 2, SEED)
 
 
+def fused(rank, nranks, unique_id, seed):
+    with fa.Communicator.init(nranks, rank, unique_id, timeout=60) as communicator:
+        for dtype in (np.float16, np.float32):
+            for rows, hidden in ((1, 1), (3, 17), (5, 256)):
+                inputs = of_all(nranks, rows * hidden, dtype, seed)
+                residual = values(99, rows * hidden, dtype, seed)
+                weight = values(98, hidden, dtype, seed)
+                # Small whole numbers: the sums are exact.
+                added = np.sum(inputs, axis=0, dtype=dtype) + residual
+                squares = np.mean(added.astype(np.float64).reshape(rows, hidden) ** 2, axis=1, keepdims=True)
+                for offset in (False, True):
+                    normed = added.reshape(rows, hidden) / np.sqrt(squares + 1e-3) * (weight.astype(np.float64) + offset)
+                    tolerance = {"rtol": 4 * np.finfo(dtype).eps, "atol": 0}
+                    plain, out, summed = inputs[rank].copy(), poisoned(rows * hidden, dtype), poisoned(rows * hidden, dtype)
+                    communicator.allreduce_rms_norm(
+                        plain, residual, weight, out, summed, epsilon=1e-3, unit_offset=offset
+                    )
+                    np.testing.assert_array_equal(plain, inputs[rank])
+                    np.testing.assert_array_equal(summed, added)
+                    np.testing.assert_allclose(out.reshape(rows, hidden), normed, **tolerance)
+                    # In place of the input and of the residual.
+                    summed[:] = residual
+                    communicator.allreduce_rms_norm(plain, summed, weight, epsilon=1e-3, unit_offset=offset)
+                    np.testing.assert_array_equal(summed, added)
+                    np.testing.assert_array_equal(plain, out)
+                summed[:] = residual
+                communicator.allreduce_add(inputs[rank], summed)
+                np.testing.assert_array_equal(summed, added)
+        one = np.ones(6, np.float32)
+        for wrong, said in (
+            ({"residual": one[:3].copy()}, "residual has 3 elements"),
+            ({"residual": one.astype(np.float16)}, "residual has elements of type f16"),
+            ({"hidden": None}, "no weight that tells"),
+            ({"hidden": 4}, "whole rows"),
+            ({"weight": one[:2].copy(), "hidden": 3}, "weight has 2 elements"),
+            ({"epsilon": -1.0}, "epsilon"),
+        ):
+            arguments = {"residual": np.ones(6, np.float32), "hidden": 3} | wrong
+            with pytest.raises(ValueError, match=said):
+                communicator.allreduce_rms_norm(one.copy(), **arguments)
+        communicator.barrier()
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_fused(nranks):
+    run(fused, nranks, SEED)
+
+
 def shares(rank, nranks, unique_id, seed, dtype):
     communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
     root, count = nranks - 1, 37

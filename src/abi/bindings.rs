@@ -14,6 +14,7 @@ pub const FA_SOURCE_HERE_SHIFT: u32 = 63;
 pub const FA_LEAST_DIRECT_BYTES: u32 = 32768;
 pub const FA_DIRECT_SIZES: u32 = 8;
 pub const FA_MAX_TRANSFERS: u32 = 64;
+pub const FA_MAX_ROW: u32 = 65536;
 pub const FA_F16: FaDtype = 0;
 pub const FA_BF16: FaDtype = 1;
 pub const FA_F32: FaDtype = 2;
@@ -50,6 +51,10 @@ pub const FA_BROADCAST: FaAlgorithm = 9;
 pub const FA_SCATTERED_BROADCAST: FaAlgorithm = 10;
 pub const FA_BARRIER: FaAlgorithm = 11;
 pub const FA_TRANSFER: FaAlgorithm = 12;
+pub const FA_ONE_SHOT_PULL_NORM: FaAlgorithm = 13;
+pub const FA_TWO_SHOT_PULL_NORM: FaAlgorithm = 14;
+pub const FA_ONE_SHOT_PUSH_NORM: FaAlgorithm = 15;
+pub const FA_TWO_SHOT_PUSH_NORM: FaAlgorithm = 16;
 pub type FaAlgorithm = ::core::ffi::c_uint;
 pub const FA_OK: FaFailure = 0;
 pub const FA_TIMED_OUT: FaFailure = 1;
@@ -318,7 +323,7 @@ pub struct FaLaunch {
     pub channel_offset: u64,
     pub channel_bytes: u64,
     pub chunk_bytes: u64,
-    pub transfers: u64,
+    pub operands: u64,
     pub launches: u64,
     pub timeout_ns: u64,
     pub rank: u32,
@@ -364,7 +369,7 @@ const _: () = {
         [::core::mem::offset_of!(FaLaunch, channel_offset) - 224usize];
     ["Offset of field: FaLaunch::channel_bytes"][::core::mem::offset_of!(FaLaunch, channel_bytes) - 232usize];
     ["Offset of field: FaLaunch::chunk_bytes"][::core::mem::offset_of!(FaLaunch, chunk_bytes) - 240usize];
-    ["Offset of field: FaLaunch::transfers"][::core::mem::offset_of!(FaLaunch, transfers) - 248usize];
+    ["Offset of field: FaLaunch::operands"][::core::mem::offset_of!(FaLaunch, operands) - 248usize];
     ["Offset of field: FaLaunch::launches"][::core::mem::offset_of!(FaLaunch, launches) - 256usize];
     ["Offset of field: FaLaunch::timeout_ns"][::core::mem::offset_of!(FaLaunch, timeout_ns) - 264usize];
     ["Offset of field: FaLaunch::rank"][::core::mem::offset_of!(FaLaunch, rank) - 272usize];
@@ -399,4 +404,27 @@ const _: () = {
     ["Alignment of FaTransfers"][::core::mem::align_of::<FaTransfers>() - 8usize];
     ["Offset of field: FaTransfers::first"][::core::mem::offset_of!(FaTransfers, first) - 0usize];
     ["Offset of field: FaTransfers::transfer"][::core::mem::offset_of!(FaTransfers, transfer) - 136usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaRmsNorm {
+    pub residual: u64,
+    pub normed: u64,
+    pub weight: u64,
+    pub row: u32,
+    pub rows: u32,
+    pub unit_offset: u32,
+    pub epsilon: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaRmsNorm"][::core::mem::size_of::<FaRmsNorm>() - 40usize];
+    ["Alignment of FaRmsNorm"][::core::mem::align_of::<FaRmsNorm>() - 8usize];
+    ["Offset of field: FaRmsNorm::residual"][::core::mem::offset_of!(FaRmsNorm, residual) - 0usize];
+    ["Offset of field: FaRmsNorm::normed"][::core::mem::offset_of!(FaRmsNorm, normed) - 8usize];
+    ["Offset of field: FaRmsNorm::weight"][::core::mem::offset_of!(FaRmsNorm, weight) - 16usize];
+    ["Offset of field: FaRmsNorm::row"][::core::mem::offset_of!(FaRmsNorm, row) - 24usize];
+    ["Offset of field: FaRmsNorm::rows"][::core::mem::offset_of!(FaRmsNorm, rows) - 28usize];
+    ["Offset of field: FaRmsNorm::unit_offset"][::core::mem::offset_of!(FaRmsNorm, unit_offset) - 32usize];
+    ["Offset of field: FaRmsNorm::epsilon"][::core::mem::offset_of!(FaRmsNorm, epsilon) - 36usize];
 };

@@ -37,6 +37,10 @@ impl Prepared {
                 let plan = planner.reduction(message.count, message.dtype, op);
                 (plan, Some(plan.algorithm))
             }
+            Collective::AllReduceEpilogue(epilogue) => {
+                let plan = planner.rows(message.count, message.dtype, epilogue.row());
+                (plan, Some(plan.algorithm))
+            }
             _ => {
                 let shares = message.staged_shares(planner.limits.world_size);
                 (planner.shares(message.collective.planned_as(), extent.saturating_mul(size), shares), None)

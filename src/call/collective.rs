@@ -1,5 +1,6 @@
 //! The collectives as values: which one a call is, and how long its buffers are.
 
+use super::epilogue::Epilogue;
 use super::identity::CallKind;
 use crate::op::ReduceOp;
 use crate::plan::PlannedCall;
@@ -13,6 +14,9 @@ use crate::plan::PlannedCall;
 pub enum Collective<'a> {
     /// Every rank has all ranks' inputs, reduced.
     AllReduce(ReduceOp),
+    /// Every rank has the sum of all ranks' inputs, with a residual added, and as the epilogue says its rows normalised. The output
+    /// is that of the residual.
+    AllReduceEpilogue(&'a Epilogue),
     /// Every rank has all ranks' inputs, one after the other.
     AllGather,
     /// The same with as many elements from each rank as stand here, by rank.
@@ -66,7 +70,11 @@ impl Collective<'_> {
     #[inline]
     pub fn input_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
         match *self {
-            Self::AllReduce(_) | Self::AllGather | Self::Reduce { .. } | Self::Gather { .. } => count,
+            Self::AllReduce(_)
+            | Self::AllReduceEpilogue(_)
+            | Self::AllGather
+            | Self::Reduce { .. }
+            | Self::Gather { .. } => count,
             Self::AllGatherV(counts) => counts.get(rank).copied().unwrap_or(0),
             Self::ReduceScatter(_) | Self::AllToAll => count.saturating_mul(world_size),
             Self::ReduceScatterV(_, counts) => total(counts),
@@ -80,9 +88,11 @@ impl Collective<'_> {
     /// Elements that `rank` writes.
     pub fn output_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
         match *self {
-            Self::AllReduce(_) | Self::ReduceScatter(_) | Self::Broadcast { .. } | Self::Scatter { .. } => {
-                count
-            }
+            Self::AllReduce(_)
+            | Self::AllReduceEpilogue(_)
+            | Self::ReduceScatter(_)
+            | Self::Broadcast { .. }
+            | Self::Scatter { .. } => count,
             Self::AllGather | Self::AllToAll => count.saturating_mul(world_size),
             Self::AllGatherV(counts) => total(counts),
             Self::ReduceScatterV(_, counts) => counts.get(rank).copied().unwrap_or(0),
@@ -98,6 +108,8 @@ impl Collective<'_> {
     pub const fn kind(&self) -> CallKind {
         match self {
             Self::AllReduce(_) => CallKind::AllReduce,
+            Self::AllReduceEpilogue(Epilogue { norm: None, .. }) => CallKind::AllReduceAdd,
+            Self::AllReduceEpilogue(_) => CallKind::AllReduceRmsNorm,
             Self::AllGather => CallKind::AllGather,
             Self::AllGatherV(_) => CallKind::AllGatherV,
             Self::ReduceScatter(_) => CallKind::ReduceScatter,
@@ -116,7 +128,7 @@ impl Collective<'_> {
     #[inline]
     pub(crate) const fn planned_as(&self) -> PlannedCall {
         match self {
-            Self::AllReduce(_) => PlannedCall::AllReduce,
+            Self::AllReduce(_) | Self::AllReduceEpilogue(_) => PlannedCall::AllReduce,
             Self::AllGather | Self::AllGatherV(_) => PlannedCall::AllGather,
             Self::ReduceScatter(_) | Self::ReduceScatterV(..) => PlannedCall::ReduceScatter,
             Self::Broadcast { .. } => PlannedCall::Broadcast,
@@ -133,6 +145,7 @@ impl Collective<'_> {
             | Self::ReduceScatter(op)
             | Self::ReduceScatterV(op, _)
             | Self::Reduce { op, .. } => Some(op),
+            Self::AllReduceEpilogue(_) => Some(ReduceOp::Sum),
             _ => None,
         }
     }
@@ -147,6 +160,15 @@ impl Collective<'_> {
     #[cfg(feature = "cuda")]
     pub(crate) fn uses_output(&self, rank: usize) -> bool {
         !matches!(*self, Self::Reduce { root, .. } | Self::Gather { root } if root != rank)
+    }
+
+    /// What is done with a sum.
+    #[inline]
+    pub(crate) const fn epilogue(&self) -> Option<&Epilogue> {
+        match *self {
+            Self::AllReduceEpilogue(epilogue) => Some(epilogue),
+            _ => None,
+        }
     }
 
     #[inline]

@@ -5,6 +5,7 @@ use std::hash::Hasher;
 
 use fnv::FnvHasher;
 
+use super::epilogue::Epilogue;
 use crate::abi::FaCall;
 use crate::dtype::DType;
 use crate::op::ReduceOp;
@@ -64,6 +65,8 @@ call_kinds! {
     Recv 14 "recv"
     SendRecv 15 "send_recv"
     Group 16 "group"
+    AllReduceAdd 17 "all_reduce_add"
+    AllReduceRmsNorm 18 "all_reduce_rms_norm"
 }
 
 /// Everything about a call that must be equal on all ranks. Where buffers are, and whether they are registered or the same, is each
@@ -76,7 +79,7 @@ pub(crate) struct CallId {
     pub op: Option<ReduceOp>,
     pub algorithm: Option<Algorithm>,
     pub root: Option<u8>,
-    /// Of the counts by rank, where there are some.
+    /// Of the counts by rank, or of what is done with a sum, where there are some.
     pub digest: u64,
     pub count: usize,
 }
@@ -154,7 +157,11 @@ impl fmt::Display for CallId {
         let op = op.map(|op| op.name().to_owned());
         let algorithm = algorithm.map(|algorithm| algorithm.to_string());
         let root = root.map(|root| format!("root {root}"));
-        let digest = (*digest != 0).then(|| format!("counts by rank with the digest {digest:016x}"));
+        let digest = match (kind, *digest) {
+            (_, 0) => None,
+            (CallKind::AllReduceRmsNorm, digest) => Some(Epilogue::describe(digest)),
+            (_, digest) => Some(format!("counts by rank with the digest {digest:016x}")),
+        };
         let details: Vec<_> = [op, algorithm, root, digest].into_iter().flatten().collect();
         match details.is_empty() {
             true => Ok(()),

@@ -45,7 +45,7 @@ impl Site<'_> {
             channel_offset: self.layout.channel_offset as u64,
             channel_bytes: self.layout.channel_bytes as u64,
             chunk_bytes: self.layout.chunk_bytes as u64,
-            transfers: 0,
+            operands: 0,
             launches: 0,
             timeout_ns: NO_LIMIT,
             rank: self.rank as u32,

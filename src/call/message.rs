@@ -4,7 +4,7 @@ use super::collective::Collective;
 use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use super::transfer::{Direction, Transfer};
-use crate::abi::{self, FaLaunch, FaShare};
+use crate::abi::{self, FaLaunch, FaRmsNorm, FaShare};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
@@ -51,9 +51,10 @@ impl Message<'_> {
     #[inline]
     pub fn partition(&self) -> Partition {
         match self.collective {
-            Collective::AllReduce(_) | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
-                Partition::Whole
-            }
+            Collective::AllReduce(_)
+            | Collective::AllReduceEpilogue(_)
+            | Collective::Broadcast { .. }
+            | Collective::Reduce { .. } => Partition::Whole,
             Collective::AllGather
             | Collective::AllGatherV(_)
             | Collective::ReduceScatter(_)
@@ -76,7 +77,10 @@ impl Message<'_> {
             op: self.collective.reduction(),
             algorithm,
             root: self.collective.root().map(|root| root as u8),
-            digest: counts.map_or(0, CallId::digest),
+            digest: match self.collective.epilogue() {
+                Some(epilogue) => epilogue.digest(),
+                None => counts.map_or(0, CallId::digest),
+            },
             count: counts.map_or(self.count, |counts| counts.iter().sum()),
         }
     }
@@ -106,6 +110,9 @@ impl Message<'_> {
         let same = (id.dtype, id.count) == (self.dtype, self.count);
         match self.collective {
             Collective::AllReduce(op) => same && id.kind == CallKind::AllReduce && id.op == Some(op),
+            Collective::AllReduceEpilogue(epilogue) => {
+                same && id.kind == self.collective.kind() && id.digest == epilogue.digest()
+            }
             collective => {
                 same && id.kind == collective.kind()
                     && id.op == collective.reduction()
@@ -157,9 +164,10 @@ impl Message<'_> {
     pub fn ring_bytes(&self, piece: usize, world_size: usize) -> Option<usize> {
         let bytes = piece.min(self.extent(world_size).saturating_mul(self.dtype.size()));
         match self.collective {
-            Collective::AllReduce(_) | Collective::AllGather | Collective::AllGatherV(_) => {
-                (world_size > 2).then_some(bytes)
-            }
+            Collective::AllReduce(_)
+            | Collective::AllReduceEpilogue(_)
+            | Collective::AllGather
+            | Collective::AllGatherV(_) => (world_size > 2).then_some(bytes),
             // Whole packs of each share.
             Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => {
                 Some(bytes.next_multiple_of(abi::FA_HOST_PACK_BYTES as usize) * world_size)
@@ -176,7 +184,9 @@ impl Message<'_> {
         match self.collective {
             // Its products are read by their own rank as well.
             _ if self.scales() => false,
-            Collective::AllReduce(_) => algorithm == Algorithm::OneShotPull,
+            Collective::AllReduce(_) | Collective::AllReduceEpilogue(_) => {
+                algorithm == Algorithm::OneShotPull
+            }
             Collective::AllGather
             | Collective::AllGatherV(_)
             | Collective::ReduceScatter(_)
@@ -226,11 +236,20 @@ impl Message<'_> {
         }
     }
 
+    /// What a launch of the elements from `done` on, at most `most`, does with its sums.
+    #[inline]
+    pub fn norm_of_piece(&self, done: usize, most: usize) -> Option<FaRmsNorm> {
+        let epilogue = self.collective.epilogue()?;
+        Some(epilogue.piece(self.dtype, done, (self.count - done).min(most)))
+    }
+
     /// The kernel. A broadcast has two.
     #[inline]
     pub fn kernel(&self, algorithm: Algorithm, limits: &Limits) -> u32 {
         match self.collective {
             Collective::AllReduce(_) => algorithm as u32,
+            // Those of the direct algorithms, in their order.
+            Collective::AllReduceEpilogue(_) => abi::FA_ONE_SHOT_PULL_NORM + algorithm as u32,
             Collective::AllGather | Collective::AllGatherV(_) => abi::FA_ALL_GATHER,
             Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => abi::FA_REDUCE_SCATTER,
             Collective::Broadcast { .. } if limits.scatters_broadcast(self.bytes()) => {
@@ -316,6 +335,9 @@ impl Message<'_> {
                 });
             }
         }
+        if let Some(epilogue) = self.collective.epilogue() {
+            epilogue.check_arguments(self.count, self.dtype)?;
+        }
         if let Collective::AllToAllV { send, receive } = self.collective {
             if send[rank] != receive[rank] {
                 return Err(Error::LengthMismatch { input: send[rank], output: receive[rank] });
@@ -338,6 +360,9 @@ impl Message<'_> {
                 bytes: bytes as usize,
             });
         }
+        if let Some(epilogue) = self.collective.epilogue() {
+            epilogue.check_buffers(&input, &output, self.count, self.dtype)?;
+        }
         Ok(())
     }
 
@@ -347,9 +372,10 @@ impl Message<'_> {
         let before = |counts: &[usize]| counts[..rank].iter().map(|&count| count as u64).sum::<u64>() * size;
         let shares_before = rank as u64 * self.count as u64 * size;
         match self.collective {
-            Collective::AllReduce(_) | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
-                input.address == output.address
-            }
+            Collective::AllReduce(_)
+            | Collective::AllReduceEpilogue(_)
+            | Collective::Broadcast { .. }
+            | Collective::Reduce { .. } => input.address == output.address,
             Collective::AllGather | Collective::Gather { .. } => {
                 input.address == output.address + shares_before
             }

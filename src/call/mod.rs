@@ -2,6 +2,7 @@
 
 mod cache;
 mod collective;
+mod epilogue;
 mod identity;
 mod launch;
 mod message;
@@ -10,6 +11,7 @@ mod transfer;
 
 pub(crate) use self::cache::{CallCache, Prepared};
 pub use self::collective::Collective;
+pub use self::epilogue::{Epilogue, RawRmsNorm, RmsNorm};
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};

@@ -160,6 +160,7 @@ impl Communicator<Host> {
     ) -> Result<()> {
         let message = Message { collective, input: input as u64, output: output as u64, count, dtype };
         message.check(self.rank(), self.world_size())?;
+        self.check_row(&message)?;
         // SAFETY: the caller's; the pointers have been checked for alignment and overlap.
         unsafe { self.run(message) }
     }
@@ -254,7 +255,7 @@ impl Communicator<Host> {
     /// # Safety
     ///
     /// As [`Communicator::start`]; kernels of the host have ended when it returns.
-    unsafe fn run(&self, message: Message<'_>) -> Result<()> {
+    pub(super) unsafe fn run(&self, message: Message<'_>) -> Result<()> {
         // SAFETY: the caller's.
         unsafe { self.start(message, (), || Ok(0)) }?;
         self.healthy()

@@ -8,6 +8,7 @@ use crate::call::{
     nanoseconds, pack, CallCache, CallId, Collective, Message, Moved, Partition, Prepared, Site, Transfer,
     NO_LIMIT, NO_TRANSFERS,
 };
+use crate::device::sealed::Operands;
 use crate::device::Device;
 use crate::endpoint::State;
 use crate::error::{Error, Result};
@@ -70,9 +71,11 @@ impl<D: Device> Communicator<D> {
         launch.timeout_ns = self.patience.next(peers, peers).map_or(NO_LIMIT, nanoseconds);
         for done in partition.pieces(extent, piece) {
             message.set_piece(launch, done, piece, source);
+            let norm = message.norm_of_piece(done, piece);
+            let operands = norm.as_ref().map_or(Operands::None, Operands::RmsNorm);
             // SAFETY: input and output are the caller's, within their counts; regions and the table are this
             // endpoint's, and the lock keeps the table as it is.
-            unsafe { self.endpoint.device.launch(launch, &plan, None, stream) }
+            unsafe { self.endpoint.device.launch(launch, &plan, operands, stream) }
                 .map_err(|error| self.cut_short(error))?;
             if self.endpoint.region.failure() != abi::FA_OK {
                 self.endpoint.make_private(source);
@@ -176,7 +179,7 @@ impl<D: Device> Communicator<D> {
         let (maybe, surely) = self.awaited(transfers);
         launch.timeout_ns = self.patience.next(maybe, surely).map_or(NO_LIMIT, nanoseconds);
         // SAFETY: the caller's; the rest as in `start`.
-        unsafe { self.endpoint.device.launch(launch, &plan, Some(transfers), stream) }
+        unsafe { self.endpoint.device.launch(launch, &plan, Operands::Transfers(transfers), stream) }
             .map_err(|error| self.cut_short(error))?;
         self.count_bytes(moved.sent_bytes);
         Ok(())

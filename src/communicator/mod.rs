@@ -9,6 +9,7 @@ mod failure;
 mod host;
 mod launch;
 mod patience;
+mod rms_norm;
 mod subset;
 mod typed;
 

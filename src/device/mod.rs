@@ -7,11 +7,12 @@
 pub mod cuda;
 pub mod host;
 
+use std::ffi::c_void;
 use std::time::Duration;
 
 pub use host::Host;
 
-use crate::abi::{FaLaunch, FaStatus, FaTransfers};
+use crate::abi::{FaLaunch, FaRmsNorm, FaStatus, FaTransfers};
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
 use crate::plan::{Costs, DeviceKind, Machine, Packing, Plan};
@@ -142,8 +143,7 @@ pub(crate) mod sealed {
             false
         }
 
-        /// Starts a kernel; on the host, runs it to its end. A failure of the kernel is in the status. A launch of transfers comes
-        /// with them.
+        /// Starts a kernel; on the host, runs it to its end. A failure of the kernel is in the status.
         ///
         /// # Safety
         ///
@@ -152,9 +152,30 @@ pub(crate) mod sealed {
             &self,
             launch: &mut FaLaunch,
             plan: &Plan,
-            transfers: Option<&FaTransfers>,
+            operands: Operands<'_>,
             stream: Self::Stream<'_>,
         ) -> Result<()>;
+    }
+
+    /// What some launches come with.
+    #[derive(Debug, Clone, Copy)]
+    pub enum Operands<'a> {
+        None,
+        /// Of a launch of transfers.
+        Transfers(&'a FaTransfers),
+        /// Of a launch that goes on with its sums.
+        RmsNorm(&'a FaRmsNorm),
+    }
+
+    impl Operands<'_> {
+        /// Null for none.
+        pub fn address(self) -> *const c_void {
+            match self {
+                Self::None => std::ptr::null(),
+                Self::Transfers(transfers) => std::ptr::from_ref(transfers).cast(),
+                Self::RmsNorm(norm) => std::ptr::from_ref(norm).cast(),
+            }
+        }
     }
 
     /// One allocation of this rank and its peers' counterparts.

@@ -11,7 +11,10 @@ use super::choice::Choice;
 use super::Algorithm::{HalvingDoubling, OneShotPull, OneShotPush, Ring, TwoShotPull, TwoShotPush};
 use crate::abi::FA_CUDA_PACK_BYTES;
 
-const WARP: usize = 32;
+pub(super) const WARP: usize = 32;
+
+/// Of a block.
+pub(super) const MOST_THREADS: usize = 512;
 
 /// The blocks of a call on the host, where each rank has `workers` threads, and the bytes of a piece.
 #[inline(always)]

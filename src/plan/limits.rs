@@ -30,6 +30,16 @@ impl Limits {
         algorithm.capacity(self.mailbox_bytes, self.packing, element_size, self.world_size)
     }
 
+    /// The most whole rows that one launch of an allreduce with so many blocks can take. One block divides them at any pack,
+    /// several have whole rows in each slice of a two-shot.
+    pub fn rows(&self, algorithm: Algorithm, row_bytes: usize, element_size: usize, blocks: usize) -> usize {
+        let capacity = self.capacity(algorithm, element_size) * element_size;
+        match algorithm {
+            Algorithm::TwoShotPush if blocks > 1 => capacity / self.world_size / row_bytes * self.world_size,
+            _ => capacity / row_bytes,
+        }
+    }
+
     /// The most bytes of a share that one launch can take of a collective which stages `shares` of them at once, and `most` bytes
     /// in all.
     #[inline]

@@ -6,6 +6,7 @@ use super::limits::Limits;
 use super::table::{Steps, Table};
 use super::{grid, Algorithm, DeviceKind, Plan};
 use crate::dtype::DType;
+use crate::error::{Error, Result};
 use crate::op::ReduceOp;
 use crate::topology::LinkClass;
 
@@ -43,6 +44,57 @@ impl Planner {
                 let plan = self.plan(bytes, Some(Algorithm::TwoShotPush));
                 self.cut(plan, self.limits.capacity(plan.algorithm, dtype.size()), dtype)
             }
+        }
+    }
+
+    /// A sum in which a residual is added, and rows of `row` elements are normalised, if it has rows. Only direct algorithms do
+    /// that; [`Planner::check_row`] has passed.
+    pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>) -> Plan {
+        let (size, pack) = (dtype.size(), self.limits.packing.pack_bytes);
+        let bytes = count.saturating_mul(size);
+        let mut plan = self.plan(bytes, self.forced);
+        if !plan.algorithm.is_direct() {
+            plan = self.plan(bytes, Some(Algorithm::TwoShotPull));
+        }
+        let Some(row) = row else {
+            return match self.limits.capacity(plan.algorithm, size) {
+                0 => self.cut(
+                    self.plan(bytes, Some(Algorithm::TwoShotPull)),
+                    self.limits.capacity(Algorithm::TwoShotPull, size),
+                    dtype,
+                ),
+                capacity => self.cut(plan, capacity, dtype),
+            };
+        };
+        let row_bytes = row * size;
+        // A row is one block's. Those that are not whole packs cannot be told apart by blocks.
+        plan.blocks = if row_bytes % pack == 0 { plan.blocks.min(count / row).max(1) } else { 1 };
+        if self.limits.rows(plan.algorithm, row_bytes, size, plan.blocks) == 0 {
+            plan.blocks = 1;
+        }
+        if self.limits.rows(plan.algorithm, row_bytes, size, 1) == 0 {
+            plan = Plan { blocks: 1, ..self.plan(bytes, Some(Algorithm::TwoShotPull)) };
+        }
+        if self.limits.device == DeviceKind::Cuda {
+            // All threads of a block work on its row.
+            let packs = row_bytes.div_ceil(pack).next_multiple_of(grid::WARP);
+            plan.threads = plan.threads.max(packs.min(grid::MOST_THREADS));
+        }
+        let most = self.limits.rows(plan.algorithm, row_bytes, size, plan.blocks).max(1);
+        plan.piece_bytes = (plan.piece_bytes / row_bytes).clamp(1, most) * row_bytes;
+        plan
+    }
+
+    /// Refuses rows that the region has no room for.
+    pub fn check_row(&self, row: usize, dtype: DType) -> Result<()> {
+        let most = self.limits.capacity(Algorithm::TwoShotPull, dtype.size());
+        match row <= most {
+            true => Ok(()),
+            false => Err(Error::InvalidSetting {
+                name: "hidden",
+                value: format!("{row} elements of {dtype}, where the region takes rows of at most {most}"),
+                expected: "rows that fit the communicator's max_bytes",
+            }),
         }
     }
 

@@ -76,16 +76,16 @@ impl Device for HostDevice {
 }
 
 /// Private memory that begins on a 64-byte boundary.
-struct Private(Vec<[u64; 8]>, usize);
+pub struct Private(Vec<[u64; 8]>, usize);
 
 impl Private {
-    fn new(bytes: usize) -> Self {
+    pub fn new(bytes: usize) -> Self {
         let lines = Vec::from_iter(std::iter::repeat_n([0; 8], bytes.div_ceil(64) + 1));
         let skip = lines.as_ptr().cast::<u8>().align_offset(64);
         Self(lines, skip)
     }
 
-    fn base(&mut self) -> *mut u8 {
+    pub fn base(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast::<u8>().wrapping_add(self.1)
     }
 }

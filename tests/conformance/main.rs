@@ -20,6 +20,7 @@ mod planted;
 mod properties;
 mod raw;
 mod registrations;
+mod rms_norm;
 mod symmetric;
 mod typed;
 

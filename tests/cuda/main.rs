@@ -34,6 +34,7 @@ mod pointers;
 mod processes;
 mod raw;
 mod registration;
+mod rms_norm;
 mod settings;
 mod streams;
 mod symmetric;
@@ -64,6 +65,7 @@ fn main() -> std::process::ExitCode {
         processes::tests(),
         raw::tests(),
         registration::tests(),
+        rms_norm::tests(),
         settings::tests(),
         streams::tests(),
         symmetric::tests(),

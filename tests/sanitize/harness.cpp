@@ -150,7 +150,7 @@ private:
         in_place ? base + call.output_skip(rank_) * size : reinterpret_cast<uint64_t>(output.data());
     set(launch, call);
     const FaTransfers transfers = call.transfers(rank_, launch.input, launch.output, size, launch.source);
-    launch.transfers = reinterpret_cast<uint64_t>(&transfers);
+    launch.operands = reinterpret_cast<uint64_t>(&transfers);
 
     S *in = reinterpret_cast<S *>(launch.input), *out = reinterpret_cast<S *>(launch.output);
     // A peer that still read this memory, from an earlier launch, would race with these writes.

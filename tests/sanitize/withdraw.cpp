@@ -85,7 +85,7 @@ std::pair<bool, bool> round(Where where, bool always, uint64_t limit, uint64_t d
     launch.channel_slots = 8;
     launch.threads = threads ? 3 : 0;
     launch.direct = reinterpret_cast<uint64_t>(&direct);
-    launch.transfers = reinterpret_cast<uint64_t>(&transfers);
+    launch.operands = reinterpret_cast<uint64_t>(&transfers);
     launch.timeout_ns = timeout;
     launch.rank = rank;
     launch.world = 2;

@@ -75,6 +75,27 @@ bool messages_are_accessible(const CUctx_st &context, const FaLaunch &launch, co
   return true;
 }
 
+bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const FaRmsNorm &norm) {
+  const uint64_t element = element_bytes(launch.dtype), bytes = launch.count * element;
+  return is_accessible(context, norm.residual, bytes) &&
+         (norm.normed == 0 || is_accessible(context, norm.normed, bytes)) &&
+         (norm.weight == 0 || is_accessible(context, norm.weight, norm.row * element));
+}
+
+// Bytes of what a launch comes with.
+uint64_t operand_bytes(uint32_t algorithm) {
+  if (algorithm == FA_TRANSFER)
+    return sizeof(FaTransfers);
+  return is_norming(algorithm) ? sizeof(FaRmsNorm) : 0;
+}
+
+bool operands_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
+  if (launch.algorithm == FA_TRANSFER)
+    return messages_are_accessible(context, launch, *reinterpret_cast<const FaTransfers *>(launch.operands));
+  return !is_norming(launch.algorithm) ||
+         norm_is_accessible(context, launch, *reinterpret_cast<const FaRmsNorm *>(launch.operands));
+}
+
 // What would be an illegal address on a GPU: memory that is unknown, too short, or a peer's without access.
 bool addresses_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
   const uint64_t mailbox_end = launch.mailbox_offset + 2 * launch.mailbox_bytes;
@@ -168,8 +189,7 @@ void run_rank(CUcontext context, FaLaunch launch, unsigned blocks, unsigned thre
   if (!addresses_are_accessible(*context, launch))
     return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
   launch.blocks = blocks;
-  if (launch.algorithm == FA_TRANSFER &&
-      !messages_are_accessible(*context, launch, *reinterpret_cast<const FaTransfers *>(launch.transfers)))
+  if (!operands_are_accessible(*context, launch))
     return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
   run_blocks(context, launch, threads, resident);
 }
@@ -189,8 +209,8 @@ void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint
   for (uint32_t rank = 0; rank < world; ++rank) {
     const FaLaunch &launch = launches[rank];
     const bool fits = runs(kernel, launch) && has_enough_threads(shape, launch.world);
-    const bool complete =
-        launch.algorithm != FA_TRANSFER || is_accessible(*context, launch.transfers, sizeof(FaTransfers));
+    const uint64_t operands = operand_bytes(launch.algorithm);
+    const bool complete = operands == 0 || is_accessible(*context, launch.operands, operands);
     if (!fits || !complete)
       return context->fail(CUDA_ERROR_LAUNCH_FAILED);
   }
@@ -238,8 +258,8 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
   const bool all_ranks = launch.launches != 0;
   STAND_IN_CHECK(check_shape(shape, all_ranks, cooperative));
   load(*function);
-  const bool transfers = kernel.algorithm == FA_TRANSFER;
-  if (transfers && !parameters[1])
+  const uint64_t operand_size = operand_bytes(kernel.algorithm);
+  if (operand_size != 0 && !parameters[1])
     return CUDA_ERROR_INVALID_VALUE;
 
   if (all_ranks && kernel.hot_world != 0)
@@ -264,16 +284,19 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
         run_world(context, kernel, shape, launch.launches);
     });
   }
-  FaTransfers messages = {};
-  if (transfers)
-    memcpy(&messages, parameters[1], sizeof(messages));
+  union {
+    FaTransfers messages;
+    FaRmsNorm norm;
+  } operands = {};
+  if (operand_size != 0)
+    memcpy(&operands, parameters[1], operand_size);
   return submit(stream_handle, [=] {
     if (context->error != CUDA_SUCCESS)
       return;
     log_launch(kernel, shape, launch.count);
     FaLaunch own = launch;
-    if (transfers)
-      own.transfers = reinterpret_cast<uint64_t>(&messages);
+    if (operand_size != 0)
+      own.operands = reinterpret_cast<uint64_t>(&operands);
     run_rank(context, own, shape.grid[0], shape.block[0], false);
   });
 }

@@ -17,8 +17,11 @@ struct Type {
 
 // In the order of enum FaAlgorithm and enum FaDtype.
 #define NAME(code, number, name, ...) #name,
-constexpr const char *kAlgorithms[] = {FA_REDUCING(NAME, ) FA_MOVING(NAME, ) FA_OTHER(NAME, )};
-static_assert(std::size(kAlgorithms) == FA_TRANSFER + 1, "one for each");
+constexpr const char *kAlgorithms[] = {FA_REDUCING(NAME, ) FA_MOVING(NAME, ) FA_OTHER(NAME, )
+                                           FA_NORMING(NAME, )};
+static_assert(std::size(kAlgorithms) == FA_TWO_SHOT_PUSH_NORM + 1, "one for each");
+
+bool is_typed(uint32_t algorithm) { return algorithm < FA_ALL_GATHER || is_norming(algorithm); }
 #define TYPE(code, number, name, element, bytes, family, kernels, ...) {#kernels, bytes},
 const Type kTypes[] = {FA_TYPES(TYPE, )};
 
@@ -54,7 +57,7 @@ bool parse_type(std::string rest, Kernel *kernel) {
       continue;
     kernel->dtype = uint32_t(type);
     if (after.empty())
-      return true;
+      return !is_norming(kernel->algorithm) || is_hot_type(kTypes[type].kernels);
     const bool hot = is_hot_type(kTypes[type].kernels) && is_hot_algorithm(kernel->algorithm) &&
                      take_prefix(&after, "_sum_w") && after.size() == 1;
     kernel->hot_world = hot ? uint32_t(after[0] - '0') : 0;
@@ -71,18 +74,25 @@ bool parse(const char *name, Kernel *kernel) {
       continue;
     kernel->algorithm = uint32_t(algorithm);
     if (rest.empty())
-      return algorithm >= FA_ALL_GATHER;
-    return algorithm < FA_ALL_GATHER && take_prefix(&rest, "_") && parse_type(rest, kernel);
+      return !is_typed(kernel->algorithm);
+    // A name may begin with another's.
+    if (is_typed(kernel->algorithm) && take_prefix(&rest, "_") && parse_type(rest, kernel))
+      return true;
   }
   return false;
 }
 
 } // namespace
 
+bool is_norming(uint32_t algorithm) {
+#define IS_NORMING(code, ...) algorithm == code ||
+  return FA_NORMING(IS_NORMING, ) false;
+}
+
 bool runs(const Kernel &kernel, const FaLaunch &launch) {
   if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || launch.op > FA_PREMUL_SUM)
     return false;
-  if (kernel.algorithm < FA_ALL_GATHER && kTypes[launch.dtype].kernels != kTypes[kernel.dtype].kernels)
+  if (is_typed(kernel.algorithm) && kTypes[launch.dtype].kernels != kTypes[kernel.dtype].kernels)
     return false;
   if (launch.world == 0 || launch.world > FA_MAX_RANKS || launch.rank >= launch.world)
     return false;

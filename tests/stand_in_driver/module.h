@@ -17,6 +17,8 @@ struct Kernel {
 
 // Whether the kernel of this name is compiled for the call.
 bool runs(const Kernel &kernel, const FaLaunch &launch);
+// Whether sums go on with a residual and a norm.
+bool is_norming(uint32_t algorithm);
 size_t element_bytes(uint32_t dtype);
 
 // The launch bounds of every kernel, and the registers that they leave to a thread.

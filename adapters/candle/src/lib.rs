@@ -63,7 +63,7 @@ pub use comm::{failure, Comm, HostCollectives};
 pub use embedding::VocabParallelEmbedding;
 pub use gguf::Gguf;
 pub use linear::{ColumnParallelLinear, RowParallelLinear};
-pub use ops::{AllGather, AllReduce, ReduceScatter};
+pub use ops::{AllGather, AllReduce, AllReduceRmsNorm, ReduceScatter};
 pub use safetensors::Safetensors;
 pub use shards::Shards;
 pub use split::{share, HeadShare};

@@ -180,6 +180,33 @@ class Communicator:
     ) -> None:
         """Reduces the ranks' buffers element by element, on all ranks. Without `recvbuf`, in place."""
 
+    def allreduce_add(
+        self, sendbuf: _Buffer, residual: _Buffer, residual_out: _Buffer | None = None, *, stream: _Stream | None = None
+    ) -> None:
+        """Adds the sum of the ranks' buffers to `residual`, which is the same on all ranks: in place without `residual_out`.
+
+        Types are f16, bf16 and f32. The sum is rounded to the type before it is added, as by an allreduce and an addition.
+        """
+
+    def allreduce_rms_norm(
+        self,
+        sendbuf: _Buffer,
+        residual: _Buffer,
+        weight: _Buffer | None = None,
+        recvbuf: _Buffer | None = None,
+        residual_out: _Buffer | None = None,
+        *,
+        hidden: int | None = None,
+        epsilon: float = 1e-6,
+        unit_offset: bool = False,
+        stream: _Stream | None = None,
+    ) -> None:
+        """Adds as `allreduce_add`, and brings the RMSNorm of its rows, times `weight`, to `recvbuf`, or in place of `sendbuf`.
+
+        Rows have `hidden` elements, by default as many as `weight`. `unit_offset` multiplies by `1 + weight`, as Gemma does. One
+        call in place of an allreduce, an addition and a norm, with the bits of these: see docs/fused.md.
+        """
+
     def allgather(self, sendbuf: _Buffer, recvbuf: _Buffer, *, stream: _Stream | None = None) -> None:
         """Brings all ranks' buffers, one after the other, to every rank."""
 

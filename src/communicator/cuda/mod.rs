@@ -4,6 +4,7 @@
 mod messages;
 mod raw;
 mod register;
+mod rms_norm;
 mod slices;
 mod typed;
 

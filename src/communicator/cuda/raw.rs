@@ -38,12 +38,20 @@ impl Communicator<Cuda> {
         let message = Message { collective, input, output, count, dtype };
         self.healthy()?;
         message.check(rank, world_size)?;
+        self.check_row(&message)?;
         self.or_poison(self.device().bind())?;
         if collective.input_len(count, rank, world_size) > 0 {
             self.check_address("input", input, dtype.size())?;
         }
         if collective.output_len(count, rank, world_size) > 0 {
             self.check_address("output", output, dtype.size())?;
+        }
+        if let Some(epilogue) = collective.epilogue() {
+            for (which, operand) in epilogue.operands(count, dtype)? {
+                if operand.bytes > 0 {
+                    self.check_address(which, operand.address, dtype.size())?;
+                }
+            }
         }
         // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
         unsafe {

@@ -16,13 +16,15 @@ use crate::error::{Error, Result};
 mod list {
     include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 }
-use list::{HOT, HOT_TYPES, HOT_WORLDS, MOVING, OTHER, REDUCING, TYPES};
+use list::{HOT, HOT_TYPES, HOT_WORLDS, MOVING, NORMING, OTHER, REDUCING, TYPES};
 
 // Names are looked up by code.
 const _: () = {
     assert!(abi::FA_REDUCE as usize == REDUCING.len() - 1 && abi::FA_ALL_GATHER as usize == REDUCING.len());
     assert!(
-        abi::FA_BARRIER as usize == REDUCING.len() + MOVING.len() && abi::FA_TRANSFER as usize == ALL - 1
+        abi::FA_BARRIER as usize == REDUCING.len() + MOVING.len()
+            && abi::FA_ONE_SHOT_PULL_NORM as usize == ALL - NORMING.len()
+            && abi::FA_TWO_SHOT_PUSH_NORM as usize == ALL - 1
     );
 };
 
@@ -34,7 +36,7 @@ struct Aligned<T: ?Sized>(T);
 
 /// Kernels of a reduction for one type: for any world, and for the worlds of the hot set.
 const VARIANTS: usize = 1 + HOT_WORLDS.len();
-const ALL: usize = REDUCING.len() + MOVING.len() + OTHER.len();
+const ALL: usize = REDUCING.len() + MOVING.len() + OTHER.len() + NORMING.len();
 
 /// Why the driver does not load the kernels, with what to build instead where that is known.
 fn refused(context: &CudaContext, code: api::Code) -> Error {
@@ -94,7 +96,8 @@ impl Kernels {
         };
         for code in 0..ALL {
             for dtype in DType::ALL {
-                let (name, d) = (name(code, dtype), dtype as usize);
+                let Some(name) = name(code, dtype) else { continue };
+                let d = dtype as usize;
                 kernels.functions[code][d] = [kernels.function(name.clone())?; VARIANTS];
                 if code < HOT.len() && HOT_TYPES.contains(&dtype.name()) {
                     for (variant, world) in HOT_WORLDS.iter().enumerate() {
@@ -148,13 +151,18 @@ impl Kernels {
     }
 }
 
-fn name(code: usize, dtype: DType) -> String {
+/// `None` for a type that the kernel is not made for, and is never asked to do.
+fn name(code: usize, dtype: DType) -> Option<String> {
     let moving = code.checked_sub(REDUCING.len());
     let other = moving.and_then(|moving| moving.checked_sub(MOVING.len()));
-    match (moving, other) {
-        (None, _) => format!("{}_{}", REDUCING[code], TYPES[dtype as usize]),
-        (Some(moving), None) => MOVING[moving].to_owned(),
-        (_, Some(other)) => OTHER[other].to_owned(),
+    let norming = other.and_then(|other| other.checked_sub(OTHER.len()));
+    match (moving, other, norming) {
+        (None, _, _) => Some(format!("{}_{}", REDUCING[code], TYPES[dtype as usize])),
+        (Some(moving), None, _) => Some(MOVING[moving].to_owned()),
+        (_, Some(other), None) => Some(OTHER[other].to_owned()),
+        (_, _, Some(norming)) => {
+            HOT_TYPES.contains(&dtype.name()).then(|| format!("{}_{dtype}", NORMING[norming]))
+        }
     }
 }
 

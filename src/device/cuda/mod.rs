@@ -35,7 +35,7 @@ use self::pinned::Pinned;
 pub use self::sharing::{CudaExports, CudaMemory};
 pub use self::world::{CudaWorld, WorldCall, WorldPlan, WorldRank};
 use super::{sealed, Device};
-use crate::abi::{self, FaLaunch, FaStatus, FaTransfers};
+use crate::abi::{self, FaLaunch, FaStatus};
 use crate::bootstrap::{process_identity, Bootstrap};
 use crate::error::{Error, Result};
 use crate::plan::{DeviceKind, Machine, Packing, Plan};
@@ -250,15 +250,15 @@ impl sealed::Device for Cuda {
         &self,
         launch: &mut FaLaunch,
         plan: &Plan,
-        transfers: Option<&FaTransfers>,
+        operands: sealed::Operands<'_>,
         stream: sys::CUstream,
     ) -> Result<()> {
         let function = self.kernels.for_launch(launch);
-        let second = transfers.map_or(std::ptr::null(), std::ptr::from_ref).cast_mut().cast();
+        let second = operands.address().cast_mut();
         let mut both = [std::ptr::from_mut(launch).cast(), second];
         let (parameters, extra) = (both.as_mut_ptr(), std::ptr::null_mut());
         let (blocks, threads) = (plan.blocks as u32, plan.threads as u32);
-        // SAFETY: the function takes one FaLaunch by value, and that of transfers those after it, which the driver copies; the
+        // SAFETY: the function takes one FaLaunch by value, and those with operands take them after it, which the driver copies; the
         // addresses in them are the caller's.
         unsafe { api::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, extra) }
             .map_err(driver("cuLaunchKernel"))

@@ -24,7 +24,7 @@ pub use pool::ThreadPool;
 use workers::Workers;
 
 use super::{sealed, Device};
-use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus, FaTransfers};
+use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus};
 use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::{Error, Result};
 use crate::plan::{Costs, DeviceKind, Machine, Packing, Plan};
@@ -353,11 +353,11 @@ impl sealed::Device for Host {
         &self,
         launch: &mut FaLaunch,
         _plan: &Plan,
-        transfers: Option<&FaTransfers>,
+        operands: sealed::Operands<'_>,
         (): (),
     ) -> Result<()> {
         launch.spin = self.resolved.polls();
-        launch.transfers = transfers.map_or(0, |transfers| std::ptr::from_ref(transfers) as u64);
+        launch.operands = operands.address() as u64;
         let entry = self.isa.entry();
         match (&self.workers, &self.pool) {
             // SAFETY: the caller's; `plan` asks for no more blocks than there are threads.

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Layout, Result};
-use fast_allreduce::{Collective, DType, ReduceOp};
+use fast_allreduce::{Collective, DType, Element, Epilogue, ReduceOp};
 
 use super::contiguous;
+use super::rms_norm::Norm;
 use crate::comm::{error, Comm};
 use crate::dtype::{movable, reducible};
 
@@ -102,4 +103,28 @@ fn run_in_place<T>(
     let host = comm.as_host("all_reduce")?;
     // SAFETY: `dtype` is T's; the slice is borrowed for the call; in place is input == output.
     unsafe { host.collective(Collective::AllReduce(op), address, address, data.len(), dtype) }.map_err(error)
+}
+
+/// Normalised rows, and behind them the sum with the residual. Operands are the input, the residual and the weight.
+pub(super) fn rms_norm<T: Element + Copy>(
+    comm: &Comm,
+    norm: &Norm,
+    [input, residual, weight]: [&[T]; 3],
+) -> Result<Vec<T>> {
+    let host = comm.as_host("all_reduce_rms_norm")?;
+    let count = input.len();
+    let mut output = Vec::<T>::with_capacity(2 * count);
+    let normed = output.as_mut_ptr();
+    // SAFETY: within the room for both.
+    let sum = unsafe { normed.add(count) };
+    let norm = norm.at(weight.as_ptr() as u64, normed as u64);
+    let epilogue = Epilogue { residual: residual.as_ptr() as u64, norm: Some(norm) };
+    let collective = Collective::AllReduceEpilogue(&epilogue);
+    // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new, and
+    // has room for two messages.
+    unsafe { host.collective(collective, input.as_ptr().cast(), sum.cast(), count, T::DTYPE) }
+        .map_err(error)?;
+    // SAFETY: a call that succeeded has written both.
+    unsafe { output.set_len(2 * count) };
+    Ok(output)
 }

@@ -3,10 +3,12 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 mod host;
+mod rms_norm;
 
 use candle_core::{CpuStorage, CustomOp1, InplaceOp1, Layout, Module, Result, Shape, Tensor};
 use fast_allreduce::{Collective, ReduceOp};
 
+pub use self::rms_norm::AllReduceRmsNorm;
 use crate::Comm;
 
 /// Reduces the ranks' tensors element by element; every rank has the result.

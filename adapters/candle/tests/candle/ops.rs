@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use fast_allreduce::{Error, ReduceOp};
-use fast_allreduce_candle::{failure, AllGather, AllReduce, Comm, ReduceScatter};
+use fast_allreduce_candle::{failure, AllGather, AllReduce, AllReduceRmsNorm, Comm, ReduceScatter};
 
 use crate::world::{tensors, values, world};
 
@@ -71,6 +71,56 @@ fn all_types_are_reduced() {
             }
         }
     }
+}
+
+/// Beside the formula in f64, for which small whole numbers have an exact sum; also for a part of a tensor.
+#[test]
+fn residuals_are_added_and_rows_normalised() {
+    for ranks in 1..=3 {
+        for (dtype, tolerance) in [(DType::BF16, 1e-2), (DType::F16, 2e-3), (DType::F32, 1e-6)] {
+            for unit_offset in [false, true] {
+                let shape = [2, 3, 40];
+                let normed = move |comm: Comm| -> Result<Tensor> {
+                    let of = |seed: usize, shape: &[usize]| input(seed, shape, dtype);
+                    let whole = of(comm.rank(), &[4, 3, 40]);
+                    let (xs, residual) = (whole.narrow(0, 1, 2)?, of(8, &shape));
+                    let norm = AllReduceRmsNorm::new(&comm, of(9, &[40]), 1e-3).unit_offset(unit_offset);
+                    let (normed, sum) = norm.forward(&xs, &residual)?;
+                    assert_eq!((normed.dims(), sum.dims()), (&shape[..], &shape[..]));
+                    assert_eq!(values(&residual), values(&of(8, &shape)), "it stays");
+                    let expected = (AllReduce::sum(&comm).forward(&xs)? + residual)?;
+                    assert_eq!(values(&sum), values(&expected));
+                    let wide = sum.to_dtype(DType::F64)?;
+                    let weight = (of(9, &[40]).to_dtype(DType::F64)? + f64::from(u8::from(unit_offset)))?;
+                    let scale = (wide.sqr()?.mean_keepdim(2)? + 1e-3)?.sqrt()?.recip()?;
+                    let exact = wide.broadcast_mul(&scale)?.broadcast_mul(&weight)?;
+                    for (value, exact) in values(&normed).iter().zip(values(&exact)) {
+                        assert!((value - exact).abs() <= tolerance * exact.abs(), "{value} {exact}");
+                    }
+                    Ok(normed)
+                };
+                let results = tensors(ranks, normed);
+                assert!(results.iter().all(|other| values(other) == values(&results[0])));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_has_no_norm_is_told() {
+    let said = |dtypes: [DType; 3], residual: usize, weight: usize| {
+        let results = world(1, move |comm| {
+            let norm = AllReduceRmsNorm::new(&comm, input(0, &[weight], dtypes[2]), 1e-5);
+            norm.forward(&input(0, &[2, 8], dtypes[0]), &input(0, &[2, residual], dtypes[1])).unwrap_err()
+        });
+        results[0].to_string()
+    };
+    use DType::{F32, F64, U32};
+    assert!(said([F32; 3], 7, 8).contains("residual of that"));
+    assert!(said([F32; 3], 8, 7).contains("weight of (8,)"));
+    assert!(said([F64; 3], 8, 8).contains("to_dtype"));
+    assert!(said([U32; 3], 8, 8).contains("to_dtype"));
+    assert!(said([F32, F64, F32], 8, 8).contains("to_dtype"));
 }
 
 /// 40 MiB pass in pieces.

@@ -6,16 +6,17 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use super::CudaWorld;
-use crate::abi::{self, FaLaunch, FaTransfers, MAX_RANKS};
-use crate::call::{check_transfers, pack, Collective, Message, Partition, Transfer, NO_TRANSFERS};
+use crate::abi::{self, FaLaunch, FaRmsNorm, FaTransfers, MAX_RANKS};
+use crate::call::{check_transfers, pack, Collective, Epilogue, Message, Partition, Transfer, NO_TRANSFERS};
 use crate::device::cuda::api;
 use crate::device::cuda::driver::{bind, driver, synchronize};
 use crate::device::cuda::handle::Sharing;
 use crate::device::cuda::memory::Memory;
+use crate::device::sealed::Operands;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
-use crate::plan::{Algorithm, Plan};
+use crate::plan::{Algorithm, Plan, PlannedCall};
 use crate::region::source_word;
 
 /// How a [`CudaWorld`] carries out a call.
@@ -199,7 +200,7 @@ impl CudaWorld {
                 transfers.map(|(rank, message)| message.transfers(rank, world_size)).collect();
             return self.ready_transfers(&transfers, plan);
         }
-        let (first, piece) = (&messages[0], self.piece(&messages[0], plan.algorithm));
+        let (first, piece) = (&messages[0], self.piece(&messages[0], plan));
         if let Collective::AllReduce(op) = first.collective {
             if !plan.algorithm.can_reduce(first.dtype, op, piece) {
                 return Err(Error::InvalidSetting {
@@ -209,7 +210,10 @@ impl CudaWorld {
                 });
             }
         }
-        let is_reduced = matches!(first.collective, Collective::AllReduce(_));
+        if let Some(epilogue) = first.collective.epilogue() {
+            self.check_norm(epilogue, first.dtype, plan, piece)?;
+        }
+        let is_reduced = first.collective.planned_as() == PlannedCall::AllReduce;
         let (algorithm, limits) = (is_reduced.then_some(plan.algorithm), self.limits());
         let first = messages.iter().enumerate().map(|(rank, message)| {
             let pulls = message.pulls(algorithm, message.input_bytes(rank, world_size));
@@ -225,22 +229,50 @@ impl CudaWorld {
             self.write_row(&first)?;
         }
         let extent = messages[0].extent(world_size);
-        let mut launches = Vec::new();
+        let (mut launches, mut norms) = (Vec::new(), Vec::new());
         for done in partition.pieces(extent, piece) {
             launches.extend(first.iter().zip(messages).map(|(launch, message)| {
                 let mut of_piece = *launch;
                 message.set_piece(&mut of_piece, done, piece, launch.source);
                 of_piece
             }));
+            norms.extend(messages.iter().filter_map(|message| message.norm_of_piece(done, piece)));
         }
-        self.call(&first[0], launches, None, plan)
+        let Some(&norm) = norms.first() else {
+            return self.call(&first[0], launches, None, plan);
+        };
+        let memory = self.upload(&norms)?;
+        for (number, launch) in launches.iter_mut().enumerate() {
+            launch.operands = memory.address() + (number * size_of::<FaRmsNorm>()) as u64;
+        }
+        self.call(&first[0], launches, Some((memory, Own::RmsNorm(norm))), plan)
+    }
+
+    /// Refuses algorithms and grids that rows cannot be divided among.
+    fn check_norm(&self, epilogue: &Epilogue, dtype: DType, plan: WorldPlan, piece: usize) -> Result<()> {
+        let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
+        if !plan.algorithm.is_direct() || piece == 0 {
+            let expected = "a direct one, on rows that fit the region";
+            return refuse("algorithm", plan.algorithm.to_string(), expected);
+        }
+        let whole =
+            epilogue.row().is_none_or(|row| row * dtype.size() % abi::FA_CUDA_PACK_BYTES as usize == 0);
+        if plan.threads % 32 != 0 || plan.blocks > 1 && !whole {
+            let expected = "whole warps, and one block where rows are no multiple of 16 bytes";
+            return refuse("grid", format!("{} blocks of {}", plan.blocks, plan.threads), expected);
+        }
+        Ok(())
     }
 
     /// Elements that one launch takes: of the message, or of each share.
-    fn piece(&self, message: &Message<'_>, algorithm: Algorithm) -> usize {
+    fn piece(&self, message: &Message<'_>, WorldPlan { algorithm, blocks, .. }: WorldPlan) -> usize {
         let (size, limits) = (message.dtype.size(), self.limits());
         match message.collective {
             Collective::AllReduce(_) => limits.capacity(algorithm, size),
+            Collective::AllReduceEpilogue(epilogue) => match epilogue.row() {
+                Some(row) => limits.rows(algorithm, row * size, size, blocks) * row,
+                None => limits.capacity(algorithm, size),
+            },
             _ => limits.share_bytes(message.staged_shares(limits.world_size), usize::MAX) / size,
         }
     }
@@ -260,18 +292,18 @@ impl CudaWorld {
         let launch = |rank: usize| FaLaunch {
             blocks: plan.blocks as u32,
             algorithm: abi::FA_TRANSFER,
-            transfers: memory.address() + (rank * size_of::<FaTransfers>()) as u64,
+            operands: memory.address() + (rank * size_of::<FaTransfers>()) as u64,
             ..self.launch(rank, 0, 0)
         };
         let launches: Vec<_> = (0..world_size).map(launch).collect();
-        self.call(&launches[0].clone(), launches, Some((memory, packed[0])), plan)
+        self.call(&launches[0].clone(), launches, Some((memory, Own::Transfers(packed[0]))), plan)
     }
 
     fn call(
         &self,
         first: &FaLaunch,
         launches: Vec<FaLaunch>,
-        transfers: Option<(Arc<Memory>, FaTransfers)>,
+        operands: Option<(Arc<Memory>, Own)>,
         plan: WorldPlan,
     ) -> Result<WorldCall<'_>> {
         Ok(WorldCall {
@@ -280,7 +312,7 @@ impl CudaWorld {
             grid: (plan.blocks as u32, plan.threads as u32),
             first: *first,
             launches: self.upload(&launches)?,
-            transfers,
+            operands,
             used: Vec::new(),
             world: self,
         })
@@ -307,13 +339,29 @@ impl CudaWorld {
     }
 }
 
-/// Whether two ranks do the same but for the counts of an all-to-all and for scales, which are each rank's own.
+/// Whether two ranks do the same but for the counts of an all-to-all and for scales and the addresses of an epilogue's operands, which
+/// are each rank's own.
 fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
     let words = |collective| {
         let call = Message { collective, input: 0, output: 0, count: 0, dtype: DType::U8 }.id(None).encode();
         (call.what, call.count, call.digest)
     };
     words(one) == words(other)
+}
+
+/// What a kernel is given after its launch. Where one launch runs a world it is not looked at.
+enum Own {
+    Transfers(FaTransfers),
+    RmsNorm(FaRmsNorm),
+}
+
+impl Own {
+    fn operands(&self) -> Operands<'_> {
+        match self {
+            Self::Transfers(transfers) => Operands::Transfers(transfers),
+            Self::RmsNorm(norm) => Operands::RmsNorm(norm),
+        }
+    }
 }
 
 /// A call of a [`CudaWorld`] whose arguments are on the GPU: starting it is one launch for each piece of the message.
@@ -325,8 +373,8 @@ pub struct WorldCall<'a> {
     first: FaLaunch,
     /// `FaLaunch` of each rank, piece after piece.
     launches: Arc<Memory>,
-    /// The ranks' messages, and a place of the size that the kernel is given.
-    transfers: Option<(Arc<Memory>, FaTransfers)>,
+    /// What each launch comes with, and a place of the size that the kernel is given.
+    operands: Option<(Arc<Memory>, Own)>,
     pieces: usize,
     /// The slices, which are free for other uses after what is on the stream when this goes.
     used: Vec<SyncOnDrop<'a>>,
@@ -347,10 +395,9 @@ impl WorldCall<'_> {
         for piece in 0..self.pieces {
             let offset = piece * world_size * size_of::<FaLaunch>();
             self.first.launches = self.launches.address() + offset as u64;
-            let second =
-                self.transfers.as_mut().map_or(std::ptr::null_mut(), |(_, transfers)| &raw mut *transfers);
-            let mut both = [(&raw mut self.first).cast(), second.cast()];
-            // SAFETY: the function takes one FaLaunch by value, and that of transfers those after it, which the driver copies.
+            let second = self.operands.as_ref().map_or(std::ptr::null(), |(_, own)| own.operands().address());
+            let mut both = [(&raw mut self.first).cast(), second.cast_mut()];
+            // SAFETY: the function takes one FaLaunch by value, and those with operands take them after it, which the driver copies.
             // It finds the piece's launches by the first, and every address in them is of this world, or valid until the stream
             // has been waited for: the slices are borrowed for that long, the rest is the promise of who made the call.
             unsafe {

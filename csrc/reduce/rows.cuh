@@ -1,0 +1,97 @@
+// The arithmetic of rows: a residual is added to a sum, and a row is normalised. docs/fused.md has the
+// formulas and their order, which is the same on every device.
+#pragma once
+
+#include "reduction.cuh"
+
+namespace FA_NAMESPACE {
+
+// Squares are summed in chunks of so many elements, each in so many partial sums: partial p has the elements
+// whose index is p modulo kPartials, in ascending order. Then partial p gets partial p + half of them, until
+// one is left, and chunks are added in ascending order. What is not in the row counts as zero.
+constexpr u32 kPartials = 64, kChunk = 512;
+constexpr u32 kMostChunks = FA_MAX_ROW / kChunk;
+
+template <class T, u32 N>
+FA_FN LanesOf<T, N> widen(const Elements<T, N> &elements) {
+  LanesOf<T, N> lanes;
+  FA_UNROLL
+  for (u32 i = 0; i < Elements<T, N>::units; ++i)
+    lanes.unit[i] = Convert<T>::widen(elements.unit[i]);
+  return lanes;
+}
+
+// Rounded once, to nearest even. A NaN becomes the canonical one.
+template <class T, u32 N>
+FA_FN Elements<T, N> narrow(LanesOf<T, N> lanes) {
+  using A = typename Element<T>::Accumulate;
+  using U = typename Unit<A>::type;
+  if constexpr (!kNarrowsToCanonicalNan<T>)
+    lanes = map(lanes, [](U u) { return u == u ? u : canonical_nan<A>(); });
+  Elements<T, N> elements;
+  FA_UNROLL
+  for (u32 i = 0; i < Elements<T, N>::units; ++i)
+    elements.unit[i] = Convert<T>::narrow(lanes.unit[i]);
+  return elements;
+}
+
+template <class T, u32 N>
+FA_FN Elements<T, N> add(const Elements<T, N> &sum, const Elements<T, N> &residual) {
+  using A = typename Element<T>::Accumulate;
+  return narrow<T, N>(map(widen<T, N>(sum), widen<T, N>(residual), Arithmetic<A>::add));
+}
+
+// What a row is multiplied by. Division and square root are correctly rounded.
+FA_FN float row_scale(float squares, u32 row, float epsilon) {
+#if FA_CUDA
+  return __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(squares, float(row)) + epsilon));
+#else
+  return 1.0f / __builtin_sqrtf(squares / float(row) + epsilon);
+#endif
+}
+
+template <class T, u32 N>
+FA_FN Elements<T, N> scaled(const Elements<T, N> &row, float scale, const Elements<T, N> &weight,
+                            bool weighted, bool unit_offset) {
+  using U = typename Unit<float>::type;
+  LanesOf<T, N> lanes = map(widen<T, N>(row), [&](U x) { return x * scale; });
+  if (weighted) {
+    LanesOf<T, N> factors = widen<T, N>(weight);
+    if (unit_offset)
+      factors = map(factors, [](U w) { return w + 1.0f; });
+    lanes = map(lanes, factors, [](U x, U w) { return x * w; });
+  }
+  return narrow<T, N>(lanes);
+}
+
+#if !FA_CUDA
+
+// The typed loops of the host, which the epilogue reaches through a table.
+struct AddedSpan {
+  const u8 *sum;
+  const u8 *residual;
+  u8 *to;
+  u8 *also; // a second place for the result, or null
+  u64 bytes;
+};
+
+struct NormedRow {
+  const u8 *row;
+  const u8 *weight; // or null
+  u8 *to;
+  u32 length; // elements
+  bool unit_offset;
+  float epsilon;
+};
+
+struct RowLoops {
+  void (*add)(const AddedSpan &);
+  void (*norm)(const NormedRow &);
+};
+
+#define FA_DECLARE_ROWS(name, element, ...) extern const RowLoops row_loops_##name;
+FA_HOT_TYPES(FA_DECLARE_ROWS, )
+
+#endif
+
+} // namespace FA_NAMESPACE

@@ -1,0 +1,126 @@
+//! Sums of the CUDA device that go on: with a residual, and an RMSNorm of its rows, in the order of a stream.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
+
+use super::slices::Addresses;
+use crate::call::{same_length, Collective, Epilogue, Message, RawRmsNorm, RmsNorm};
+use crate::communicator::Communicator;
+use crate::device::cuda::Cuda;
+use crate::dtype::Element;
+use crate::error::Result;
+
+impl Communicator<Cuda> {
+    /// What a transformer's layer does after its allreduce, in one launch: adds the sum of the ranks' `input`s to `residual`, and
+    /// has the rows of that, normalised, in `output`. All ranks must have the same residual and weights. The bits are those of the
+    /// host's call of that name. Weights are a slice or a view; where there are none, `RmsNorm::<CudaSlice<T>>` says so.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce`]; [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a type other than f16, bf16
+    /// and f32, a message that is not whole rows, rows of 0 or more than 65,536 elements or larger than the region, and an epsilon
+    /// that is negative or no number.
+    pub fn all_reduce_rms_norm<T: Element, W: DevicePtr<T>>(
+        &self,
+        stream: &Arc<CudaStream>,
+        input: &impl DevicePtr<T>,
+        residual: &mut impl DevicePtrMut<T>,
+        output: &mut impl DevicePtrMut<T>,
+        norm: RmsNorm<'_, W>,
+    ) -> Result<()> {
+        same_length(input.len(), residual.len())?;
+        same_length(input.len(), output.len())?;
+        norm.check_weight(norm.weight.map(W::len))?;
+        self.check_sum::<T>(residual.len(), Some(norm.at(0, 0)))?;
+        let count = residual.len();
+        self.with_slices(stream, Some(input), Some(residual), |sum| {
+            self.with_slices(
+                stream,
+                norm.weight,
+                Some(output),
+                |Addresses { input: weight, output, .. }| {
+                    // SAFETY: as in `between`: the slices hold a message, and the weights a row.
+                    unsafe { self.add::<T>(stream, sum, count, Some(norm.at(weight, output))) }
+                },
+            )
+        })
+    }
+
+    /// [`Communicator::all_reduce_rms_norm`] with the normalised rows in place of the input.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce_rms_norm`].
+    pub fn all_reduce_rms_norm_in_place<T: Element, W: DevicePtr<T>>(
+        &self,
+        stream: &Arc<CudaStream>,
+        data: &mut impl DevicePtrMut<T>,
+        residual: &mut impl DevicePtrMut<T>,
+        norm: RmsNorm<'_, W>,
+    ) -> Result<()> {
+        same_length(data.len(), residual.len())?;
+        norm.check_weight(norm.weight.map(W::len))?;
+        self.check_sum::<T>(residual.len(), Some(norm.at(0, 0)))?;
+        let count = residual.len();
+        self.with_slices(
+            stream,
+            norm.weight,
+            Some(residual),
+            |Addresses { input: weight, output, captured }| {
+                self.with_slices(stream, None::<&CudaSlice<T>>, Some(data), |data| {
+                    let sum = Addresses { input: data.output, output, captured };
+                    // SAFETY: as in `all_reduce_rms_norm`; normalised rows may be where the input was.
+                    unsafe { self.add::<T>(stream, sum, count, Some(norm.at(weight, data.output))) }
+                })
+            },
+        )
+    }
+
+    /// Adds the sum of the ranks' `input`s to `residual`, which must be the same on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce`]; [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a type other than f16, bf16
+    /// and f32.
+    pub fn all_reduce_add<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        input: &impl DevicePtr<T>,
+        residual: &mut impl DevicePtrMut<T>,
+    ) -> Result<()> {
+        same_length(input.len(), residual.len())?;
+        self.check_sum::<T>(residual.len(), None)?;
+        let count = residual.len();
+        self.with_slices(stream, Some(input), Some(residual), |sum| {
+            // SAFETY: as in `all_reduce_rms_norm`.
+            unsafe { self.add::<T>(stream, sum, count, None) }
+        })
+    }
+
+    /// Refuses what no launch could do, before slices are asked for their addresses.
+    fn check_sum<T: Element>(&self, count: usize, norm: Option<RawRmsNorm>) -> Result<()> {
+        let epilogue = Epilogue { residual: 0, norm };
+        let collective = Collective::AllReduceEpilogue(&epilogue);
+        let message = Message { collective, input: 0, output: 0, count, dtype: T::DTYPE };
+        message.check_arguments(self.rank(), self.world_size())?;
+        self.check_row(&message)
+    }
+
+    /// # Safety
+    ///
+    /// As [`Communicator::run`], of an input and a residual of `count` elements, and of the operands of the norm.
+    unsafe fn add<T: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        Addresses { input, output, captured }: Addresses,
+        count: usize,
+        norm: Option<RawRmsNorm>,
+    ) -> Result<()> {
+        let epilogue = Epilogue { residual: output, norm };
+        let collective = Collective::AllReduceEpilogue(&epilogue);
+        let message = Message { collective, input, output, count, dtype: T::DTYPE };
+        // SAFETY: the caller's; the stream is kept alive.
+        unsafe { self.run(message, stream.cu_stream(), Some(stream), captured) }
+    }
+}

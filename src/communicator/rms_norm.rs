@@ -1,0 +1,120 @@
+//! Sums of the host device that go on: with a residual, and an RMSNorm of its rows.
+
+use super::Communicator;
+use crate::call::{same_length, Collective, Epilogue, Message, RawRmsNorm, RmsNorm};
+use crate::device::{Device, Host};
+use crate::dtype::Element;
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
+
+impl<D: Device> Communicator<D> {
+    /// Refuses rows that the region has no room for.
+    pub(super) fn check_row(&self, message: &Message<'_>) -> Result<()> {
+        match message.collective.epilogue().and_then(Epilogue::row) {
+            Some(row) => self.planner.check_row(row, message.dtype),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Communicator<Host> {
+    /// What a transformer's layer does after its allreduce, in one: adds the sum of the ranks' `input`s to `residual`, and has the
+    /// rows of that, normalised, in `output`. All ranks must have the same residual and weights: each row's residual is that of
+    /// one of them.
+    ///
+    /// The bits are those of [`Communicator::all_reduce`], an addition in f32 that is rounded to `T`, and the norm in f32 that is
+    /// rounded to `T`; `docs/fused.md` has the formula and the order of its sums. They are the same on every rank, whatever the
+    /// algorithm. A row with a NaN or an infinity is NaN, but for finite elements beside an infinity, which are 0.
+    ///
+    /// ```
+    /// use fast_allreduce::{bootstrap::Threads, Communicator, Host, RmsNorm};
+    ///
+    /// # fn main() -> fast_allreduce::Result<()> {
+    /// let ranks = Threads::world(2)?.into_iter().map(|bootstrap| {
+    ///     std::thread::spawn(move || -> fast_allreduce::Result<Vec<f32>> {
+    ///         let communicator = Communicator::builder().build(Host::new(), bootstrap)?;
+    ///         let (input, weight) = (vec![1.0; 3 * 4], [0.5, 1.0, 2.0, 4.0]);
+    ///         let (mut residual, mut output) = (vec![2.0; 3 * 4], vec![0.0; 3 * 4]);
+    ///         let norm = RmsNorm::new(4, 0.0).weight(&weight[..]);
+    ///         communicator.all_reduce_rms_norm(&input, &mut residual, &mut output, norm)?;
+    ///         assert_eq!(residual, [4.0; 3 * 4]);
+    ///         Ok(output)
+    ///     })
+    /// });
+    /// for rank in ranks.collect::<Vec<_>>() {
+    ///     assert_eq!(rank.join().unwrap()?, [0.5, 1.0, 2.0, 4.0].repeat(3));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce`]; [`Error::InvalidSetting`] for a type other than f16, bf16 and f32, a message that is not
+    /// whole rows, rows of 0 or more than 65,536 elements or larger than the region, and an epsilon that is negative or no number;
+    /// [`Error::Mismatch`] where ranks do not agree on the norm.
+    pub fn all_reduce_rms_norm<T: Element>(
+        &self,
+        input: &[T],
+        residual: &mut [T],
+        output: &mut [T],
+        norm: RmsNorm<'_, [T]>,
+    ) -> Result<()> {
+        same_length(input.len(), residual.len())?;
+        same_length(input.len(), output.len())?;
+        let raw = Self::raw_norm(&norm, output.as_mut_ptr() as u64)?;
+        // SAFETY: the slices hold a message and a row of weights for the length of the call; an exclusive borrow overlaps with no
+        // other.
+        unsafe { self.add(input.as_ptr() as u64, residual, Some(raw)) }
+    }
+
+    /// [`Communicator::all_reduce_rms_norm`] with the normalised rows in place of the input.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce_rms_norm`].
+    pub fn all_reduce_rms_norm_in_place<T: Element>(
+        &self,
+        data: &mut [T],
+        residual: &mut [T],
+        norm: RmsNorm<'_, [T]>,
+    ) -> Result<()> {
+        same_length(data.len(), residual.len())?;
+        let address = data.as_mut_ptr() as u64;
+        let raw = Self::raw_norm(&norm, address)?;
+        // SAFETY: as in `all_reduce_rms_norm`; normalised rows may be where the input was.
+        unsafe { self.add(address, residual, Some(raw)) }
+    }
+
+    /// Adds the sum of the ranks' `input`s to `residual`, which must be the same on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce`]; [`Error::InvalidSetting`] for a type other than f16, bf16 and f32.
+    pub fn all_reduce_add<T: Element>(&self, input: &[T], residual: &mut [T]) -> Result<()> {
+        same_length(input.len(), residual.len())?;
+        // SAFETY: as in `all_reduce_rms_norm`.
+        unsafe { self.add(input.as_ptr() as u64, residual, None) }
+    }
+
+    fn raw_norm<T: Element>(norm: &RmsNorm<'_, [T]>, output: u64) -> Result<RawRmsNorm> {
+        norm.check_weight(norm.weight.map(<[T]>::len))?;
+        Ok(norm.at(norm.weight.map_or(0, |weight| weight.as_ptr() as u64), output))
+    }
+
+    /// # Safety
+    ///
+    /// `input` is valid for reads of as many elements as `residual` has, the output of `norm` for writes, and its weight for reads
+    /// of a row. They overlap as [`Epilogue`] permits.
+    unsafe fn add<T: Element>(&self, input: u64, residual: &mut [T], norm: Option<RawRmsNorm>) -> Result<()> {
+        let output = residual.as_mut_ptr() as u64;
+        let epilogue = Epilogue { residual: output, norm };
+        let collective = Collective::AllReduceEpilogue(&epilogue);
+        let message = Message { collective, input, output, count: residual.len(), dtype: T::DTYPE };
+        message.check_arguments(self.rank(), self.world_size())?;
+        self.check_row(&message)?;
+        // SAFETY: the caller's.
+        unsafe { self.run(message) }
+    }
+}

@@ -1,0 +1,263 @@
+//! Sums with a residual and an RMSNorm, on the host: every shape and algorithm, each instruction set, and what is refused.
+
+use fast_allreduce::device::host::Isa;
+use fast_allreduce::{
+    Algorithm, Buffer, Collective, Communicator, DType, Epilogue, Error, Host, RawRmsNorm, Result, RmsNorm,
+};
+
+use crate::host::{Build, Private};
+use crate::suite::launch::{threads, InThreads, Launch, LocalProcesses, Rank};
+use crate::suite::random::Random;
+use crate::suite::rows::{Caller, Placement, Rows};
+use crate::suite::scenario::Setup;
+
+/// A rank with memory to call from.
+struct HostCaller {
+    communicator: Communicator<Host>,
+    private: Private,
+    registered: Buffer<u8>,
+}
+
+impl HostCaller {
+    fn new(communicator: Communicator<Host>, bytes: usize) -> Self {
+        let registered = communicator.alloc(bytes).unwrap();
+        Self { communicator, private: Private::new(bytes), registered }
+    }
+}
+
+impl Caller for HostCaller {
+    fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    fn room(&mut self, registered: bool, bytes: usize) -> u64 {
+        assert!(bytes <= self.registered.len(), "{bytes} bytes");
+        match registered {
+            true => self.registered.as_mut_ptr() as u64,
+            false => self.private.base() as u64,
+        }
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) {
+        // SAFETY: within the room that was asked for, which nothing else uses.
+        unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes.len()) }.copy_from_slice(bytes);
+    }
+
+    fn read(&mut self, address: u64, bytes: usize) -> Vec<u8> {
+        // SAFETY: as in `write`.
+        unsafe { std::slice::from_raw_parts(address as *const u8, bytes) }.to_vec()
+    }
+
+    fn call(
+        &mut self,
+        collective: Collective<'_>,
+        input: u64,
+        output: u64,
+        count: usize,
+        dtype: DType,
+    ) -> Result<()> {
+        let (input, output) = (input as *const _, output as *mut _);
+        // SAFETY: as in `write`; aligned to the element.
+        unsafe { self.communicator.collective_raw(collective, input, output, count, dtype) }
+    }
+}
+
+const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+
+/// Rows and elements of a row: whole packs and not, fewer rows than ranks and blocks, messages of several pieces.
+const SHAPES: [(usize, usize); 10] =
+    [(5, 1), (3, 7), (9, 32), (4, 33), (1, 513), (7, 512), (2, 1000), (13, 256), (3, 2048), (0, 64)];
+
+fn every_shape(launch: &dyn Launch, name: &str, sizes: &[usize], isas: &[Isa], rounds: usize) {
+    for &size in sizes {
+        let random = Random::new(&format!("{name} in a world of {size}"));
+        let shapes = SHAPES.iter().flat_map(|&shape| TYPES.map(|dtype| (shape, dtype)));
+        let rows = shapes.enumerate().map(|(number, (shape, dtype))| {
+            let mut random = random.fork(number);
+            (Rows::new(&mut random, dtype, shape, size), random)
+        });
+        let rows: Vec<_> = rows.collect();
+        launch.run(size, &|rank: &Rank| {
+            let mut made = 0;
+            for (number, algorithm) in Algorithm::ALL.map(Some).into_iter().chain([None]).enumerate() {
+                for workers in [1, 3] {
+                    let setup = Setup { algorithm, workers, max_bytes: 16 << 10, ..Setup::default() };
+                    let isa = isas[rank.rank() % isas.len()];
+                    let mut caller = HostCaller::new(setup.build_with(isa, rank).unwrap(), 256 << 10);
+                    for (rows, random) in &rows {
+                        let mut random = random.fork(2 * number + workers);
+                        for _ in 0..rounds {
+                            rows.check(&mut caller, Placement::random(&mut random));
+                            made += 1;
+                        }
+                    }
+                    caller.communicator.barrier().unwrap();
+                }
+            }
+            assert_eq!(made, 7 * 2 * 10 * 3 * rounds);
+        });
+    }
+}
+
+#[test]
+fn every_shape_on_threads() {
+    every_shape(&InThreads, "rms_norm on threads", &[2, 3, 1, 5], &[Isa::best()], 3);
+}
+
+#[test]
+fn every_shape_on_processes() {
+    let processes = LocalProcesses::new("rms_norm::every_shape_on_processes");
+    every_shape(&processes, "rms_norm on processes", &[2, 3], &[Isa::best()], 1);
+}
+
+/// Alone, and where each rank has another.
+#[test]
+fn every_shape_on_every_instruction_set() {
+    let supported = Vec::from_iter(Isa::supported());
+    for isas in supported.iter().map(|&isa| vec![isa]).chain([supported.clone()]) {
+        every_shape(&InThreads, "rms_norm on instruction sets", &[3], &isas, 1);
+    }
+}
+
+/// A row as long as they may be, and as long as the region takes.
+#[test]
+fn the_longest_rows() {
+    let random = Random::new("rms_norm::the_longest_rows");
+    let rows = TYPES.map(|dtype| Rows::new(&mut random.fork(dtype as usize), dtype, (2, 65536), 2));
+    threads(2, |rank| {
+        for algorithm in Algorithm::DIRECT {
+            let setup = Setup { algorithm: Some(algorithm), max_bytes: 260 << 10, ..Setup::default() };
+            let mut caller = HostCaller::new(setup.build(&rank), 4 << 20);
+            let mut random = random.fork(10 + algorithm as usize);
+            for rows in &rows {
+                rows.check(&mut caller, Placement::random(&mut random));
+            }
+        }
+    });
+}
+
+/// The typed calls give what the raw one gives, which the other tests compare.
+#[test]
+fn typed_calls() {
+    threads(2, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let input = [1.0_f32, -2.0, 3.0, 0.5];
+        let weight = [1.0_f32, 0.0];
+        let mut residual = [2.0_f32, 8.0, -6.0, 3.0];
+        let mut output = [f32::NAN; 4];
+        let norm = RmsNorm::new(2, 0.0).weight(&weight[..]);
+        communicator.all_reduce_rms_norm(&input, &mut residual, &mut output, norm.unit_offset(true)).unwrap();
+        assert_eq!(residual, [4.0, 4.0, 0.0, 4.0]);
+        let scale = 1.0 / 8.0_f32.sqrt();
+        assert_eq!(output, [2.0, 1.0, 0.0, 4.0 * scale]);
+        let mut data = input;
+        communicator.all_reduce_rms_norm_in_place(&mut data, &mut residual, RmsNorm::new(4, 1.0)).unwrap();
+        assert_eq!(residual, [6.0, 0.0, 6.0, 5.0]);
+        let scale = 1.0 / (97.0_f32 / 4.0 + 1.0).sqrt();
+        assert_eq!(data, residual.map(|x| x * scale));
+        communicator.all_reduce_add(&input, &mut residual).unwrap();
+        assert_eq!(residual, [8.0, -4.0, 12.0, 6.0]);
+        communicator.all_reduce_rms_norm::<f32>(&[], &mut [], &mut [], RmsNorm::new(7, 0.0)).unwrap();
+    });
+}
+
+/// What is refused before anything is launched: the communicator works on.
+#[test]
+fn bad_arguments_are_refused() {
+    fn setting(result: Result<()>) -> (&'static str, String) {
+        match result {
+            Err(Error::InvalidSetting { name, value, .. }) => (name, value),
+            other => panic!("{other:?}"),
+        }
+    }
+    threads(2, |rank| {
+        let communicator = Setup { max_bytes: 8 << 10, ..Setup::default() }.build(&rank);
+        let mut residual = [0.0_f32; 12];
+        let mut output = [0.0_f32; 12];
+        let mut call = |norm| communicator.all_reduce_rms_norm(&[1.0; 12], &mut residual, &mut output, norm);
+        assert_eq!(setting(call(RmsNorm::new(5, 0.0))), ("hidden", "5 in a message of 12".into()));
+        assert_eq!(setting(call(RmsNorm::new(0, 0.0))).0, "hidden");
+        assert_eq!(setting(call(RmsNorm::new(65537, 0.0))).0, "hidden");
+        for epsilon in [-1e-5, f32::NAN, f32::INFINITY] {
+            assert_eq!(setting(call(RmsNorm::new(4, epsilon))).0, "epsilon");
+        }
+        assert_eq!(setting(call(RmsNorm::new(4, 0.0).weight(&[1.0; 3]))).0, "weight");
+        assert!(matches!(
+            communicator.all_reduce_add(&[1.0_f32; 3], &mut [0.0; 4]),
+            Err(Error::LengthMismatch { input: 3, output: 4 })
+        ));
+        assert_eq!(setting(communicator.all_reduce_add(&[1_i32], &mut [2])).0, "element type");
+        assert_eq!(setting(communicator.all_reduce_add(&[1_f64], &mut [2.0])).0, "element type");
+        let long = vec![0.0_f32; 4096];
+        let too_long = communicator.all_reduce_rms_norm(
+            &long,
+            &mut long.clone(),
+            &mut long.clone(),
+            RmsNorm::new(4096, 0.0),
+        );
+        let (name, value) = setting(too_long);
+        assert!(name == "hidden" && value.ends_with("rows of at most 2032"), "{value}");
+        memory_that_overlaps(&communicator);
+        let mut residual = [1.0_f32; 4];
+        communicator.all_reduce_add(&[1.0; 4], &mut residual).unwrap();
+        assert_eq!(residual, [3.0; 4]);
+    });
+}
+
+fn memory_that_overlaps(communicator: &Communicator<Host>) {
+    let mut memory = [0.0_f32; 40];
+    let at = |element: usize| memory.as_ptr() as u64 + 4 * element as u64;
+    let call = |residual, output, normed, weight| {
+        let norm = RawRmsNorm { hidden: 4, epsilon: 0.0, weight, unit_offset: false, output: normed };
+        let epilogue = Epilogue { residual, norm: Some(norm) };
+        let collective = Collective::AllReduceEpilogue(&epilogue);
+        let (input, output) = (at(0) as *const _, output as *mut _);
+        // SAFETY: all of it is in `memory`, if it is not refused.
+        unsafe { communicator.collective_raw(collective, input, output, 8, DType::F32) }
+    };
+    let problems = [
+        (call(at(17), at(16), at(8), at(24)), "residual"),
+        (call(at(0), at(16), at(8), at(24)), "residual"),
+        (call(at(16), at(16), at(16), at(24)), "normalised"),
+        (call(at(16), at(16), at(4), at(24)), "normalised"),
+        (call(at(16), at(16), at(8), at(15)), "weight"),
+        (call(at(16), at(16), at(8), at(18)), "weight"),
+        (call(at(16), at(16), 0, at(24)), "normalised"),
+        (call(at(16), at(16), at(8) + 2, at(24)), "normalised"),
+    ];
+    for (result, name) in problems {
+        assert!(
+            matches!(result, Err(Error::InvalidPointer { which, .. }) if which == name),
+            "{result:?}: {name}"
+        );
+    }
+    call(at(16), at(16), at(0), at(24)).unwrap();
+    memory.fill(0.0);
+}
+
+/// Each of them is told of.
+#[test]
+fn ranks_that_differ() {
+    type Differ = fn(usize) -> (usize, f32, bool, bool);
+    let differences: [Differ; 4] = [
+        |rank| (4 << rank, 0.0, true, false),
+        |rank| (4, rank as f32, true, false),
+        |rank| (4, 0.0, rank == 0, false),
+        |rank| (4, 0.0, true, rank == 0),
+    ];
+    for (number, differ) in differences.into_iter().enumerate() {
+        threads(2, |rank| {
+            let communicator = Setup::default().build(&rank);
+            let (hidden, epsilon, weighted, unit_offset) = differ(rank.rank());
+            let weight = vec![1.0_f32; hidden];
+            let norm = RmsNorm::new(hidden, epsilon).unit_offset(unit_offset);
+            let norm = if weighted { norm.weight(&weight[..]) } else { norm };
+            let (mut residual, mut output) = ([1.0; 8], [0.0; 8]);
+            let error =
+                communicator.all_reduce_rms_norm(&[1.0; 8], &mut residual, &mut output, norm).unwrap_err();
+            assert!(matches!(error, Error::Disagreement { .. }), "{number}: {error:?}");
+            let text = error.to_string();
+            assert!(text.contains("all_reduce_rms_norm of 8 f32") && text.contains("rows of 4"), "{text}");
+        });
+    }
+}

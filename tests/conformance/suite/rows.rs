@@ -1,0 +1,276 @@
+//! Sums with a residual and an RMSNorm of their rows: what is expected, from the formula and the order in `docs/fused.md`, and a
+//! call that is compared with it.
+
+use fast_allreduce::{Collective, DType, Epilogue, RawRmsNorm, ReduceOp, Result};
+use half::{bf16, f16};
+
+use super::oracle;
+use super::random::{elements, Random, Values};
+
+/// A message of rows, with what comes of it.
+pub struct Rows {
+    pub dtype: DType,
+    pub count: usize,
+    hidden: usize,
+    epsilon: f32,
+    unit_offset: bool,
+    /// By rank, as bytes.
+    inputs: Vec<Vec<u8>>,
+    residual: Vec<u8>,
+    weight: Option<Vec<u8>>,
+    sum: Vec<u8>,
+    normed: Vec<u8>,
+}
+
+/// Where the memory of a call is.
+#[derive(Debug, Clone, Copy)]
+pub struct Placement {
+    /// Elements after an aligned address.
+    pub offset: usize,
+    /// The input is in a registered buffer.
+    pub registered: bool,
+    /// The output is where the residual is.
+    pub residual_in_place: bool,
+    /// Normalised rows go where the input is.
+    pub normed_in_place: bool,
+    /// The call ends with the residual.
+    pub stops: bool,
+}
+
+impl Placement {
+    pub fn random(random: &mut Random) -> Self {
+        Self {
+            offset: random.pick(&[0, 0, 1, 3, 16]),
+            registered: random.one_in(2),
+            residual_in_place: random.one_in(2),
+            normed_in_place: random.one_in(2),
+            stops: random.one_in(4),
+        }
+    }
+}
+
+/// A rank with memory.
+pub trait Caller {
+    fn rank(&self) -> usize;
+
+    /// Memory of at least so many bytes, at an aligned address: registered, or not.
+    fn room(&mut self, registered: bool, bytes: usize) -> u64;
+
+    fn write(&mut self, address: u64, bytes: &[u8]);
+
+    fn read(&mut self, address: u64, bytes: usize) -> Vec<u8>;
+
+    /// Makes the call, and waits for its end.
+    fn call(
+        &mut self,
+        collective: Collective<'_>,
+        input: u64,
+        output: u64,
+        count: usize,
+        dtype: DType,
+    ) -> Result<()>;
+}
+
+impl Rows {
+    pub fn new(random: &mut Random, dtype: DType, (rows, hidden): (usize, usize), world: usize) -> Self {
+        let count = rows * hidden;
+        let values = random.pick(&[Values::Plain, Values::Plain, Values::Special, Values::Bits]);
+        let inputs: Vec<_> = (0..world).map(|_| elements(random, dtype, count, values)).collect();
+        let residual = elements(random, dtype, count, values);
+        let weight = (!random.one_in(3)).then(|| elements(random, dtype, hidden, Values::Plain));
+        let (epsilon, unit_offset) = (random.pick(&[0.0, 1e-6, 1e-5, 0.5]), random.one_in(2));
+        let reduced = oracle::reduce(dtype, ReduceOp::Sum, &inputs);
+        let added = values_of(dtype, &reduced).zip(values_of(dtype, &residual));
+        let sum: Vec<u8> = added.flat_map(|(sum, residual)| bytes_of(dtype, sum + residual)).collect();
+        let mut rows = Self {
+            dtype,
+            count,
+            hidden,
+            epsilon,
+            unit_offset,
+            inputs,
+            residual,
+            weight,
+            sum,
+            normed: Vec::new(),
+        };
+        rows.normed = rows.norm();
+        if values == Values::Plain {
+            rows.check_by_formula();
+        }
+        rows
+    }
+
+    fn row_bytes(&self) -> usize {
+        self.hidden * self.dtype.size()
+    }
+
+    fn weights(&self) -> Option<Vec<f32>> {
+        let offset = if self.unit_offset { 1.0 } else { 0.0 };
+        let weight = self.weight.as_ref()?;
+        Some(values_of(self.dtype, weight).map(|weight| weight + offset).collect())
+    }
+
+    /// Element by element, in the order that is documented.
+    fn norm(&self) -> Vec<u8> {
+        let weights = self.weights();
+        let row = |row: &[u8]| -> Vec<u8> {
+            let row: Vec<f32> = values_of(self.dtype, row).collect();
+            let mut squares = 0.0_f32;
+            for chunk in row.chunks(512) {
+                let mut partials = [0.0_f32; 64];
+                for (i, x) in chunk.iter().enumerate() {
+                    partials[i % 64] += x * x;
+                }
+                for half in [32, 16, 8, 4, 2, 1] {
+                    (0..half).for_each(|p| partials[p] += partials[p + half]);
+                }
+                squares += partials[0];
+            }
+            let scale = 1.0 / (squares / self.hidden as f32 + self.epsilon).sqrt();
+            let scaled = row.iter().map(|x| x * scale).enumerate();
+            let weighted = scaled.map(|(i, x)| weights.as_ref().map_or(x, |weights| x * weights[i]));
+            weighted.flat_map(|x| bytes_of(self.dtype, x)).collect()
+        };
+        self.sum.chunks(self.row_bytes().max(1)).flat_map(row).collect()
+    }
+
+    /// The same from the formula, in f64: at most as far off as roundings can be.
+    fn check_by_formula(&self) {
+        let wide = |bytes: &[u8]| values_of(self.dtype, bytes).map(f64::from).collect::<Vec<_>>();
+        let ulp = match self.dtype {
+            DType::F16 => 2.0_f64.powi(-11),
+            DType::Bf16 => 2.0_f64.powi(-8),
+            _ => 2.0_f64.powi(-24),
+        };
+        let (inputs, residual): (Vec<_>, _) =
+            (self.inputs.iter().map(|input| wide(input)).collect(), wide(&self.residual));
+        let (sum, normed, weights) = (wide(&self.sum), wide(&self.normed), self.weights());
+        for i in 0..self.count {
+            let all = || inputs.iter().map(|input| input[i]).chain([residual[i]]);
+            // An error for each addition in f32, and one for each of two roundings.
+            let bound = all().map(f64::abs).sum::<f64>() * (2.0 * ulp + 17.0 * 2.0_f64.powi(-24));
+            let exact: f64 = all().sum();
+            assert!((sum[i] - exact).abs() <= bound, "residual [{i}]: {} and not {exact}", sum[i]);
+        }
+        for (row, normed) in sum.chunks(self.hidden).zip(normed.chunks(self.hidden)) {
+            let mean = row.iter().map(|x| x * x).sum::<f64>() / self.hidden as f64;
+            let scale = 1.0 / (mean + f64::from(self.epsilon)).sqrt();
+            for (i, (x, y)) in row.iter().zip(normed).enumerate() {
+                let exact = x * scale * weights.as_ref().map_or(1.0, |weights| f64::from(weights[i]));
+                // A sum of squares is off by less than 2^-24 for each of its at most 8 + 6 + 128 additions.
+                let bound = exact.abs() * (ulp + 80.0 * 2.0_f64.powi(-24)) + 2.0_f64.powi(-24);
+                let finite = exact.abs() < 60_000.0 && scale.is_finite();
+                assert!(!finite || (y - exact).abs() <= bound, "norm [{i}]: {y} and not {exact}");
+            }
+        }
+    }
+
+    /// Makes the call of a rank, and compares all that it may have written.
+    pub fn check(&self, caller: &mut dyn Caller, placement: Placement) {
+        let call = self.prepare(caller, placement);
+        let collective = Collective::AllReduceEpilogue(&call.epilogue);
+        caller.call(collective, call.input, call.output, self.count, self.dtype).unwrap();
+        self.compare(caller, &call);
+    }
+
+    /// Puts a rank's part into its memory, with poison and canaries where results go and around them.
+    pub fn prepare(&self, caller: &mut dyn Caller, placement: Placement) -> Prepared<'_> {
+        let Placement { offset, registered, residual_in_place, normed_in_place, stops } = placement;
+        let bytes = self.count * self.dtype.size();
+        let own = &self.inputs[caller.rank()][..];
+        let place = |which: usize| {
+            let section = (bytes.max(self.row_bytes()) + 2 * GUARD + 16 * 8).next_multiple_of(64);
+            which * section + GUARD + offset * self.dtype.size()
+        };
+        let rest = caller.room(false, place(5) + GUARD);
+        let input = caller.room(registered, place(5) + GUARD) + place(0) as u64;
+        let [residual, output, normed, weights] = [1, 2, 3, 4].map(|which| rest + place(which) as u64);
+        let output = if residual_in_place { residual } else { output };
+        let normed = if normed_in_place { input } else { normed };
+        // Address, what is there before, and after.
+        let mut memory = vec![(input, own.to_vec(), own), (residual, self.residual.clone(), &self.residual)];
+        match residual_in_place {
+            true => memory[1].2 = &self.sum,
+            false => memory.push((output, poison(&self.sum), &self.sum)),
+        }
+        match (stops, normed_in_place) {
+            (true, _) => {}
+            (false, true) => memory[0].2 = &self.normed,
+            (false, false) => memory.push((normed, poison(&self.normed), &self.normed)),
+        }
+        memory.extend(self.weight.iter().map(|weight| (weights, weight.clone(), &weight[..])));
+        for (address, before, _) in &memory {
+            caller.write(address - GUARD as u64, &framed(before));
+        }
+        let norm = RawRmsNorm {
+            hidden: self.hidden,
+            epsilon: self.epsilon,
+            weight: if self.weight.is_some() { weights } else { 0 },
+            unit_offset: self.unit_offset,
+            output: normed,
+        };
+        let epilogue = Epilogue { residual, norm: (!stops).then_some(norm) };
+        let after = memory.into_iter().map(|(address, _, after)| (address, after)).collect();
+        Prepared { input, output, epilogue, placement, after }
+    }
+
+    /// Compares all that the call of a rank may have written.
+    pub fn compare(&self, caller: &mut dyn Caller, call: &Prepared<'_>) {
+        for (number, (address, after)) in call.after.iter().enumerate() {
+            let is = caller.read(address - GUARD as u64, after.len() + 2 * GUARD);
+            let Some(at) = is.iter().zip(framed(after)).position(|(is, after)| *is != after) else {
+                continue;
+            };
+            let Self { dtype, count, hidden, .. } = self;
+            let element = (at as isize - GUARD as isize) / dtype.size() as isize;
+            panic!(
+                "rank {} of {}: memory {number} differs at element {element}: {count} x {dtype}, rows of {hidden}, {:?}",
+                caller.rank(),
+                self.inputs.len(),
+                call.placement
+            );
+        }
+    }
+}
+
+/// A rank's call whose memory is as it is to be before it.
+pub struct Prepared<'a> {
+    pub input: u64,
+    pub output: u64,
+    pub epilogue: Epilogue,
+    placement: Placement,
+    /// Addresses, and what is to be there after the call.
+    after: Vec<(u64, &'a [u8])>,
+}
+
+const GUARD: usize = 64;
+
+fn framed(bytes: &[u8]) -> Vec<u8> {
+    [&[0xC3; GUARD], bytes, &[0xC3; GUARD]].concat()
+}
+
+/// Wrong in every byte.
+fn poison(bytes: &[u8]) -> Vec<u8> {
+    bytes.iter().map(|byte| !byte).collect()
+}
+
+fn values_of(dtype: DType, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    bytes.chunks(dtype.size()).map(move |element| match dtype {
+        DType::F16 => f16::from_le_bytes([element[0], element[1]]).to_f32(),
+        DType::Bf16 => bf16::from_le_bytes([element[0], element[1]]).to_f32(),
+        _ => f32::from_le_bytes([element[0], element[1], element[2], element[3]]),
+    })
+}
+
+/// Rounded once. A NaN is the canonical one.
+fn bytes_of(dtype: DType, value: f32) -> Vec<u8> {
+    match dtype {
+        DType::F16 if value.is_nan() => vec![0xFF, 0x7F],
+        DType::Bf16 if value.is_nan() => vec![0xFF, 0x7F],
+        _ if value.is_nan() => vec![0xFF, 0xFF, 0xFF, 0x7F],
+        DType::F16 => f16::from_f32(value).to_le_bytes().into(),
+        DType::Bf16 => bf16::from_f32(value).to_le_bytes().into(),
+        _ => value.to_le_bytes().into(),
+    }
+}

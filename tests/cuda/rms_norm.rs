@@ -1,0 +1,213 @@
+//! Sums with a residual and an RMSNorm: on raw pointers of every shape, on slices, and of a whole world in one launch.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream};
+use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
+use fast_allreduce::{Algorithm, Collective, Communicator, Cuda, DType, Error, Result, RmsNorm};
+
+use crate::fixture::{download, upload, Plain, Setup};
+use crate::gpu::{gpu, Gpus, LIMIT};
+use crate::random::Random;
+use crate::suite::rows::{Caller, Placement, Prepared, Rows};
+use crate::threads::threads;
+
+tests! {
+    gpu => every_shape, a_world_in_one_launch, slices, a_grid_that_cuts_rows_is_refused;
+}
+
+const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+const SHAPES: [(usize, usize); 8] =
+    [(5, 1), (3, 7), (40, 8), (4, 33), (1, 513), (9, 512), (2, 1000), (3, 2048)];
+
+/// A rank with memory.
+struct GpuCaller {
+    communicator: Communicator<Cuda>,
+    stream: Arc<CudaStream>,
+    plain: [Plain; 2],
+}
+
+impl Caller for GpuCaller {
+    fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    fn room(&mut self, other: bool, _bytes: usize) -> u64 {
+        self.plain[usize::from(other)].address
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) {
+        upload(&self.stream, address, bytes);
+    }
+
+    fn read(&mut self, address: u64, bytes: usize) -> Vec<u8> {
+        download(&self.stream, address, bytes)
+    }
+
+    fn call(
+        &mut self,
+        collective: Collective<'_>,
+        input: u64,
+        output: u64,
+        count: usize,
+        dtype: DType,
+    ) -> Result<()> {
+        let stream = self.stream.cu_stream();
+        // SAFETY: the test's own memory, aligned to the element, which lives until the stream has been waited for.
+        unsafe { self.communicator.collective_raw(stream, collective, input, output, count, dtype) }?;
+        self.communicator.synchronize(&self.stream)
+    }
+}
+
+fn every_shape(gpus: Gpus) {
+    for size in [2, 3] {
+        let random = Random::new(&format!("rms_norm::every_shape {size}"));
+        for algorithm in Algorithm::DIRECT.map(Some).into_iter().chain([None, Some(Algorithm::Ring)]) {
+            threads(size, gpus.count.min(2), |rank, context| {
+                let setup = Setup { algorithm, check: Some(true), max_bytes: 16 << 10, ..Setup::default() };
+                let communicator = setup.try_build(context.clone(), rank).unwrap();
+                let stream = context.new_stream().unwrap();
+                let plain = [(); 2].map(|()| Plain::new(&context, 256 << 10));
+                let mut caller = GpuCaller { communicator, stream, plain };
+                caller.communicator.barrier().unwrap();
+                for (number, &shape) in SHAPES.iter().enumerate() {
+                    for dtype in TYPES {
+                        let mut random = random.fork(4 * number + dtype as usize);
+                        let rows = Rows::new(&mut random, dtype, shape, size);
+                        rows.check(&mut caller, Placement::random(&mut random));
+                    }
+                }
+                caller.communicator.barrier().unwrap();
+            });
+        }
+    }
+}
+
+fn slices(_: Gpus) {
+    threads(2, 1, |rank, context| {
+        let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
+        let stream = context.new_stream().unwrap();
+        let slice = |values: &[f32]| stream.clone_htod(values).unwrap();
+        let values = |slice: &CudaSlice<f32>| stream.clone_dtoh(slice).unwrap();
+        let (input, weight) = (slice(&[1.0, -2.0, 3.0, 0.5]), slice(&[7.0, 1.0, 0.0]));
+        let (mut residual, mut output) = (slice(&[2.0, 8.0, -6.0, 3.0]), slice(&[f32::NAN; 4]));
+        communicator.barrier().unwrap();
+        let weight = weight.slice(1..3);
+        let norm = RmsNorm::new(2, 0.0).weight(&weight).unit_offset(true);
+        communicator.all_reduce_rms_norm(&stream, &input, &mut residual, &mut output, norm).unwrap();
+        communicator.synchronize(&stream).unwrap();
+        let last = 4.0 * (1.0 / 8.0_f32.sqrt());
+        assert_eq!(
+            (values(&residual), values(&output)),
+            (vec![4.0, 4.0, 0.0, 4.0], vec![2.0, 1.0, 0.0, last])
+        );
+        let mut data = slice(&[1.0, -2.0, 3.0, 0.5]);
+        let norm = RmsNorm::<CudaSlice<f32>>::new(4, 1.0);
+        communicator.all_reduce_rms_norm_in_place(&stream, &mut data, &mut residual, norm).unwrap();
+        communicator.all_reduce_add(&stream, &input, &mut residual).unwrap();
+        communicator.synchronize(&stream).unwrap();
+        let scale = 1.0 / (97.0_f32 / 4.0 + 1.0).sqrt();
+        assert_eq!(values(&data), [6.0, 0.0, 6.0, 5.0].map(|x| x * scale));
+        assert_eq!(values(&residual), [8.0, -4.0, 12.0, 6.0]);
+        let refused = communicator.all_reduce_add(&stream, &slice(&[1.0; 3]), &mut residual);
+        assert!(matches!(refused, Err(Error::LengthMismatch { input: 3, output: 4 })));
+        let norm = RmsNorm::<CudaSlice<f32>>::new(3, 1.0);
+        let refused = communicator.all_reduce_rms_norm_in_place(&stream, &mut data, &mut residual, norm);
+        assert!(matches!(refused, Err(Error::InvalidSetting { name: "hidden", .. })));
+        communicator.barrier().unwrap();
+    });
+}
+
+/// All ranks in one launch, with grids that have fewer and more blocks than there are rows.
+fn a_world_in_one_launch(_: Gpus) {
+    let random = Random::new("rms_norm::a_world_in_one_launch");
+    for size in [2, 3, 5] {
+        let mut world = CudaWorld::new(0, size, 16 << 10, 0, LIMIT).unwrap();
+        for (number, &shape) in SHAPES.iter().enumerate() {
+            for algorithm in Algorithm::DIRECT {
+                let mut random = random.fork(16 * number + algorithm as usize);
+                let dtype = random.pick(&TYPES);
+                let whole = shape.1 * dtype.size() % 16 == 0;
+                let blocks = if whole { random.pick(&[1, 2, 5]) } else { 1 };
+                let threads = random.pick(&[32, 128, 512]);
+                let rows = Rows::new(&mut random, dtype, shape, size);
+                let plan = WorldPlan { algorithm, blocks, threads, registered: random.one_in(2) };
+                check_world(&rows, &mut world, plan, Placement::random(&mut random));
+            }
+        }
+    }
+}
+
+/// The memory of a rank of a world.
+struct WorldMemory {
+    rank: usize,
+    stream: Arc<CudaStream>,
+    plain: Plain,
+}
+
+impl Caller for WorldMemory {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn room(&mut self, _: bool, _: usize) -> u64 {
+        self.plain.address
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) {
+        upload(&self.stream, address, bytes);
+    }
+
+    fn read(&mut self, address: u64, bytes: usize) -> Vec<u8> {
+        download(&self.stream, address, bytes)
+    }
+
+    fn call(&mut self, _: Collective<'_>, _: u64, _: u64, _: usize, _: DType) -> Result<()> {
+        unreachable!("all ranks call at once")
+    }
+}
+
+fn check_world(rows: &Rows, world: &mut CudaWorld, plan: WorldPlan, placement: Placement) {
+    let (stream, size) = (Arc::clone(world.stream()), world.world_size());
+    let memory = |rank| {
+        let plain = Plain::new(stream.context(), 128 << 10);
+        WorldMemory { rank, stream: Arc::clone(&stream), plain }
+    };
+    let mut memories: Vec<_> = (0..size).map(memory).collect();
+    let calls: Vec<_> = memories.iter_mut().map(|memory| rows.prepare(memory, placement)).collect();
+    let mut ranks = Vec::new();
+    for Prepared { input, output, epilogue, .. } in &calls {
+        let collective = Collective::AllReduceEpilogue(epilogue);
+        ranks.push(WorldRank { collective, input: *input, output: *output });
+    }
+    // SAFETY: the test's own memory, aligned to the element, which outlives the call.
+    let mut call = unsafe { world.prepare_raw(&ranks, rows.count, rows.dtype, plan) }.unwrap();
+    call.enqueue().unwrap();
+    call.finish().unwrap();
+    for (memory, call) in memories.iter_mut().zip(&calls) {
+        rows.compare(memory, call);
+    }
+}
+
+fn a_grid_that_cuts_rows_is_refused(_: Gpus) {
+    let mut world = CudaWorld::new(0, 2, 16 << 10, 0, LIMIT).unwrap();
+    let context = Arc::clone(world.stream().context());
+    let memory = Plain::new(&context, 4096);
+    let norm = fast_allreduce::RawRmsNorm {
+        hidden: 7,
+        epsilon: 0.0,
+        weight: 0,
+        unit_offset: false,
+        output: memory.address + 2048,
+    };
+    let epilogue = fast_allreduce::Epilogue { residual: memory.address + 1024, norm: Some(norm) };
+    let collective = Collective::AllReduceEpilogue(&epilogue);
+    let rank = WorldRank { collective, input: memory.address, output: memory.address + 1024 };
+    for (algorithm, blocks, name) in [(Algorithm::OneShotPush, 2, "grid"), (Algorithm::Ring, 1, "algorithm")]
+    {
+        let plan = WorldPlan { algorithm, blocks, threads: 64, registered: false };
+        // SAFETY: nothing is launched.
+        let refused = unsafe { world.prepare_raw(&[rank; 2], 14, DType::F32, plan) };
+        assert!(matches!(refused.map(drop), Err(Error::InvalidSetting { name: what, .. }) if what == name));
+    }
+}
