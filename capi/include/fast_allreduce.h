@@ -111,6 +111,10 @@ enum fast_allreduce_dtype
   FAST_ALLREDUCE_DTYPE_I64 = 8,
   // uint64_t.
   FAST_ALLREDUCE_DTYPE_U64 = 9,
+  // 8-bit float e4m3 of OCP's OFP8, without infinities; sums accumulate in f32.
+  FAST_ALLREDUCE_DTYPE_F8E4M3 = 10,
+  // 8-bit float e5m2 of OCP's OFP8; sums accumulate in f32.
+  FAST_ALLREDUCE_DTYPE_F8E5M2 = 11,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -136,6 +140,12 @@ enum fast_allreduce_op
   FAST_ALLREDUCE_OP_MAX = 3,
   // Sum divided by the number of ranks; of integers toward zero.
   FAST_ALLREDUCE_OP_AVG = 4,
+  // Bitwise and, of integers.
+  FAST_ALLREDUCE_OP_BAND = 5,
+  // Bitwise or, of integers.
+  FAST_ALLREDUCE_OP_BOR = 6,
+  // Bitwise exclusive or, of integers.
+  FAST_ALLREDUCE_OP_BXOR = 7,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -742,6 +752,26 @@ fast_allreduce_status fast_allreduce_register(const struct fast_allreduce_commun
 //
 // `buffer` is null, or live and not used any more.
 void fast_allreduce_buffer_free(struct fast_allreduce_buffer *buffer);
+
+// Makes an operation of this rank, for this communicator: a sum of the ranks' inputs, of which this rank's is multiplied by
+// `scale` first. The product is computed as sums are accumulated, and rounded to the type. The other ranks take such an operation
+// for the same call, each with a scale of its own; elements are floats.
+//
+// # Safety
+//
+// `communicator` is live; `op` is valid for writes.
+fast_allreduce_status fast_allreduce_op_create_premul_sum(const struct fast_allreduce_communicator *communicator,
+                                                          double scale,
+                                                          uint32_t *op);
+
+// Ends an operation that fast_allreduce_op_create_premul_sum has made. Calls that are under way are not affected; what is not
+// destroyed ends with its communicator.
+//
+// # Safety
+//
+// `communicator` is live.
+fast_allreduce_status fast_allreduce_op_destroy(const struct fast_allreduce_communicator *communicator,
+                                                uint32_t op);
 
 // What went wrong in the last call of this thread that failed, in words; "" if none has. It is valid until the next one
 // fails, and belongs to the library.

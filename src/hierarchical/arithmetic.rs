@@ -18,6 +18,8 @@ pub(super) trait Number: Element {
     fn multiply(one: Self::Wide, other: Self::Wide) -> Self::Wide;
     fn minimum(one: Self::Wide, other: Self::Wide) -> Self::Wide;
     fn maximum(one: Self::Wide, other: Self::Wide) -> Self::Wide;
+    /// And, or, exclusive or; floats have none, and are refused before.
+    fn bitwise(one: Self::Wide, other: Self::Wide) -> [Self::Wide; 3];
     /// Rounds; an average is first divided by the nodes, of integers it is none.
     fn finish(wide: Self::Wide, op: ReduceOp, nodes: usize) -> Self;
 }
@@ -43,6 +45,11 @@ pub(super) fn reduce<T: Number>(parts: &[&[u8]], op: ReduceOp, output: &mut [T])
                 ReduceOp::Prod => values.for_each(|(product, value)| *product = T::multiply(*product, value)),
                 ReduceOp::Min => values.for_each(|(least, value)| *least = T::minimum(*least, value)),
                 ReduceOp::Max => values.for_each(|(most, value)| *most = T::maximum(*most, value)),
+                ReduceOp::BitAnd => values.for_each(|(bits, value)| *bits = T::bitwise(*bits, value)[0]),
+                ReduceOp::BitOr => values.for_each(|(bits, value)| *bits = T::bitwise(*bits, value)[1]),
+                ReduceOp::BitXor => values.for_each(|(bits, value)| *bits = T::bitwise(*bits, value)[2]),
+                // Refused before.
+                ReduceOp::PreMulSum(_) => {}
             }
         }
         for (output, &wide) in output.iter_mut().zip(&*accumulators) {
@@ -95,6 +102,10 @@ macro_rules! float {
                 }
             }
 
+            fn bitwise(one: $wide, _: $wide) -> [$wide; 3] {
+                [one; 3]
+            }
+
             fn finish(wide: $wide, op: ReduceOp, nodes: usize) -> Self {
                 let value = if op == ReduceOp::Avg { wide / nodes as $wide } else { wide };
                 match value.is_nan() {
@@ -137,6 +148,10 @@ macro_rules! integer {
                 one.max(other)
             }
 
+            fn bitwise(one: Self, other: Self) -> [Self; 3] {
+                [one & other, one | other, one ^ other]
+            }
+
             fn finish(value: Self, _: ReduceOp, _: usize) -> Self {
                 value
             }
@@ -174,6 +189,9 @@ mod tests {
         assert_eq!(reduce(&[200u8, 100], ReduceOp::Sum), 44);
         assert_eq!(reduce(&[u32::MAX, 2], ReduceOp::Prod), u32::MAX - 1);
         assert_eq!(reduce(&[i64::MIN, -1], ReduceOp::Sum), i64::MAX);
+        assert_eq!(reduce(&[0b1101u8, 0b1011], ReduceOp::BitAnd), 0b1001);
+        assert_eq!(reduce(&[-128i8, 1], ReduceOp::BitOr), -127);
+        assert_eq!(reduce(&[u64::MAX, 1, 1], ReduceOp::BitXor), u64::MAX);
         extremes(0u8, 255);
         extremes(-128i8, 127);
         extremes(0u32, u32::MAX);
@@ -223,6 +241,10 @@ mod tests {
         let large = [60_000.0; 4].map(f16::from_f32);
         assert_eq!(reduce(&large, ReduceOp::Sum), f16::INFINITY);
         assert_eq!(reduce(&large, ReduceOp::Avg), large[0]);
+        let eighths = [16.0, 1.0, 1.0].map(E4M3::from_f32);
+        assert_eq!(reduce(&eighths, ReduceOp::Sum), E4M3::from_f32(18.0));
+        assert_eq!(reduce(&[E4M3::from_f32(448.0); 2], ReduceOp::Sum), E4M3::from_f32(f32::NAN));
+        assert_eq!(reduce(&[E5M2::from_f32(57344.0); 2], ReduceOp::Sum), E5M2::from_f32(f32::INFINITY));
         let opposite = [bf16::INFINITY, bf16::NEG_INFINITY];
         assert_eq!(reduce(&opposite, ReduceOp::Sum).to_bits(), 0x7FFF);
         assert_eq!(reduce(&[1.0f64, 2.0], ReduceOp::Avg), 1.5);

@@ -290,14 +290,15 @@ pub(super) fn datatype(dtype: DType) -> c_int {
     }
 }
 
-/// `ncclRedOp_t`.
-pub(super) fn operation(op: ReduceOp) -> c_int {
+/// `ncclRedOp_t`, where there is one.
+pub(super) fn operation(op: ReduceOp) -> Option<c_int> {
     match op {
-        ReduceOp::Sum => 0,
-        ReduceOp::Prod => 1,
-        ReduceOp::Max => 2,
-        ReduceOp::Min => 3,
-        ReduceOp::Avg => 4,
+        ReduceOp::Sum => Some(0),
+        ReduceOp::Prod => Some(1),
+        ReduceOp::Max => Some(2),
+        ReduceOp::Min => Some(3),
+        ReduceOp::Avg => Some(4),
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PreMulSum(_) => None,
     }
 }
 
@@ -314,7 +315,7 @@ mod tests {
         }
         let operations = ["sum", "prod", "max", "min", "avg"];
         for op in ReduceOp::ARITHMETIC {
-            assert_eq!(operations[operation(op) as usize], op.name());
+            assert_eq!(operation(op).map(|code| operations[code as usize]), Some(op.name()));
         }
     }
 

@@ -15,7 +15,7 @@ use super::{check_operation, InterNode};
 use crate::device::cuda::driver::driver;
 use crate::device::cuda::Cuda;
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::op::ReduceOp;
 
 /// The ranks of one place on all nodes, which reduce by `ncclAllReduce`.
@@ -117,7 +117,13 @@ impl InterNode<Cuda> for NcclNodes {
         stream: CUstream,
     ) -> Result<()> {
         check_operation(dtype, op)?;
-        let (dtype, op) = (datatype(dtype), operation(op));
+        let Some(op) = operation(op) else {
+            return Err(Error::Unavailable {
+                what: format!("{op} between nodes"),
+                reason: "NCCL has no such operation".into(),
+            });
+        };
+        let dtype = datatype(dtype);
         // SAFETY: the memory and the stream are the caller's word.
         unsafe {
             self.watched
