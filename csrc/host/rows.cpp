@@ -6,51 +6,99 @@
 namespace FA_NAMESPACE {
 namespace {
 
-constexpr u32 kLanes = Unit<float>::lanes, kUnits = kPartials / kLanes;
+constexpr u32 kLanes = Unit<float>::lanes;
 using Float = Unit<float>::type;
+using Bits = Unit<float>::bits;
 
-// A unit at a time, and not an array of them: some compilers keep those in memory.
+// What a loop works on at once: two units of consecutive elements. Their order in the units is the type's
+// own.
+struct Two {
+  Float unit[2];
+};
+constexpr u32 kTwos = kPartials / (2 * kLanes);
+
 template <class T>
-FA_FN Float load_unit(const u8 *from) {
-  typename Convert<T>::Small small;
-  __builtin_memcpy(&small, from, sizeof small);
-  return Convert<T>::widen(small);
-}
+struct Twos {
+  static constexpr bool alternate = false;
 
-template <class T>
-FA_FN Elements<T, kLanes> rounded(Float unit) {
-  return narrow<T, kLanes>({{unit}});
-}
+  static FA_FN Two load(const u8 *from) {
+    typename Convert<T>::Small small[2];
+    __builtin_memcpy(small, from, sizeof small);
+    return {{Convert<T>::widen(small[0]), Convert<T>::widen(small[1])}};
+  }
 
-// body(from, to) for each unit of `bytes` bytes: addresses of as many sources, of which `sources[i]` is null
-// or the first, and of the result. What is left at the end goes through memory that is as long as a unit.
+  static FA_FN void store(u8 *to, const Two &two) {
+    const auto first = narrow<T, kLanes>({{two.unit[0]}}), second = narrow<T, kLanes>({{two.unit[1]}});
+    __builtin_memcpy(to, &first, sizeof first);
+    __builtin_memcpy(to + sizeof first, &second, sizeof second);
+  }
+};
+
+// Elements of even index, and of odd: they are the halves of words, which takes fewer instructions than to
+// lengthen and to shorten them.
+template <>
+struct Twos<Bf16> {
+  static constexpr bool alternate = true;
+
+  static FA_FN Two load(const u8 *from) {
+    Bits words;
+    __builtin_memcpy(&words, from, sizeof words);
+    return {{bit_cast<Float>(words << 16), bit_cast<Float>(words & kUpper)}};
+  }
+
+  static FA_FN void store(u8 *to, const Two &two) {
+    const Bits words = rounded(two.unit[0]) >> 16 | (rounded(two.unit[1]) & kUpper);
+    __builtin_memcpy(to, &words, sizeof words);
+  }
+
+private:
+  static constexpr u32 kUpper = 0xFFFF0000;
+
+  // As Convert<Bf16>::narrow, in the upper half of each word.
+  static FA_FN Bits rounded(Float value) {
+    const Bits bits = bit_cast<Bits>(value);
+    return value == value ? bits + 0x7FFF + ((bits >> 16) & 1) : Bits{} + 0x7FFFFFFF;
+  }
+};
+
+// body(from) for each two units of `bytes` bytes, whose result is stored: `from` has the addresses in as many
+// sources. What is left at the end goes through memory that is as long as two units.
 template <class T, u32 N, class Body>
-FA_FN void for_each_unit(const u8 *const (&sources)[N], u8 *to, u64 bytes, Body body) {
-  constexpr u32 kBytes = kLanes * sizeof(T);
+FA_FN void for_each_two(const u8 *const (&sources)[N], u8 *to, u64 bytes, Body body) {
+  constexpr u32 kBytes = 2 * kLanes * sizeof(T);
   const u8 *from[N];
   u64 at = 0;
   for (; at + kBytes <= bytes; at += kBytes) {
     FA_UNROLL
     for (u32 i = 0; i < N; ++i)
       from[i] = sources[i] + at;
-    body(from, to + at);
+    Twos<T>::store(to + at, body(from));
   }
   if (at == bytes)
     return;
-  u8 last[N + 1][kBytes] = {};
+  u8 last[N][kBytes] = {}, result[kBytes];
   for (u32 i = 0; i < N; ++i) {
     __builtin_memcpy(last[i], sources[i] + at, bytes - at);
     from[i] = last[i];
   }
-  body(from, last[N]);
-  __builtin_memcpy(to + at, last[N], bytes - at);
+  Twos<T>::store(result, body(from));
+  __builtin_memcpy(to + at, result, bytes - at);
+}
+
+template <class F>
+FA_FN Two map(const Two &a, F f) {
+  return {{f(a.unit[0]), f(a.unit[1])}};
+}
+
+template <class F>
+FA_FN Two map(const Two &a, const Two &b, F f) {
+  return {{f(a.unit[0], b.unit[0]), f(a.unit[1], b.unit[1])}};
 }
 
 template <class T>
 void add_span(const AddedSpan &span) {
-  for_each_unit<T>({span.sum, span.residual}, span.to, span.bytes, [](const u8 *const *from, u8 *to) {
-    const auto result = rounded<T>(load_unit<T>(from[0]) + load_unit<T>(from[1]));
-    __builtin_memcpy(to, &result, sizeof result);
+  for_each_two<T>({span.sum, span.residual}, span.to, span.bytes, [](const u8 *const *from) {
+    return map(Twos<T>::load(from[0]), Twos<T>::load(from[1]), [](Float a, Float b) { return a + b; });
   });
   if (span.also != nullptr)
     __builtin_memcpy(span.also, span.to, span.bytes);
@@ -75,18 +123,17 @@ struct Vector {
 };
 
 template <class T>
-FA_FN void add_squares(Float (&sums)[kUnits], const u8 *from) {
+FA_FN void add_squares(Two (&sums)[kTwos], const u8 *from) {
   FA_UNROLL
-  for (u32 i = 0; i < kUnits; ++i) {
-    const Float x = load_unit<T>(from + i * kLanes * sizeof(T));
-    sums[i] += x * x;
-  }
+  for (u32 i = 0; i < kTwos; ++i)
+    sums[i] = map(sums[i], Twos<T>::load(from + i * 2 * kLanes * sizeof(T)),
+                  [](Float sum, Float x) { return sum + x * x; });
 }
 
 template <class T>
 FA_FN float squares_of_chunk(const u8 *from, u64 bytes) {
   constexpr u64 kRunBytes = kPartials * sizeof(T);
-  Float sums[kUnits] = {};
+  Two sums[kTwos] = {};
   u64 at = 0;
   for (; at + kRunBytes <= bytes; at += kRunBytes)
     add_squares<T>(sums, from + at);
@@ -96,12 +143,16 @@ FA_FN float squares_of_chunk(const u8 *from, u64 bytes) {
     add_squares<T>(sums, last);
   }
   FA_UNROLL
-  for (u32 half = kUnits / 2; half > 0; half /= 2) {
+  for (u32 half = kTwos / 2; half > 0; half /= 2) {
     FA_UNROLL
     for (u32 i = 0; i < half; ++i)
-      sums[i] += sums[i + half];
+      sums[i] = map(sums[i], sums[i + half], [](Float a, Float b) { return a + b; });
   }
-  return Vector<kLanes>::sum(sums[0]);
+  const Float even = sums[0].unit[0], odd = sums[0].unit[1];
+  if constexpr (Twos<T>::alternate)
+    return Vector<kLanes>::sum(even) + Vector<kLanes>::sum(odd);
+  else
+    return Vector<kLanes>::sum(even + odd);
 }
 
 template <class T>
@@ -118,15 +169,14 @@ void norm_row(const NormedRow &row) {
   const u64 bytes = u64(row.length) * sizeof(T);
   const float scale = row_scale(squares_of<T>(row.row, bytes), row.length, row.epsilon);
   if (row.weight == nullptr) {
-    return for_each_unit<T>({row.row}, row.to, bytes, [&](const u8 *const *from, u8 *to) {
-      const auto result = rounded<T>(load_unit<T>(from[0]) * scale);
-      __builtin_memcpy(to, &result, sizeof result);
+    return for_each_two<T>({row.row}, row.to, bytes, [&](const u8 *const *from) {
+      return map(Twos<T>::load(from[0]), [&](Float x) { return x * scale; });
     });
   }
   const auto weighted = [&](auto weight_of) {
-    for_each_unit<T>({row.row, row.weight}, row.to, bytes, [&](const u8 *const *from, u8 *to) {
-      const auto result = rounded<T>(load_unit<T>(from[0]) * scale * weight_of(load_unit<T>(from[1])));
-      __builtin_memcpy(to, &result, sizeof result);
+    for_each_two<T>({row.row, row.weight}, row.to, bytes, [&](const u8 *const *from) {
+      return map(Twos<T>::load(from[0]), Twos<T>::load(from[1]),
+                 [&](Float x, Float weight) { return x * scale * weight_of(weight); });
     });
   };
   if (row.unit_offset)

@@ -261,3 +261,29 @@ fn ranks_that_differ() {
         });
     }
 }
+
+/// As of any call: the rank that does not come is named, and the communicator is poisoned.
+#[test]
+fn a_rank_that_does_not_come() {
+    for algorithm in Algorithm::DIRECT.map(Some) {
+        threads(3, |rank| {
+            let timeout = std::time::Duration::from_millis(300);
+            let communicator = Setup { algorithm, timeout, ..Setup::default() }.build(&rank);
+            let (mut residual, mut output) = ([1.0_f32; 640], [0.0; 640]);
+            let mut call = || {
+                let norm = RmsNorm::new(64, 0.0);
+                communicator.all_reduce_rms_norm(&[1.0; 640], &mut residual, &mut output, norm)
+            };
+            call().unwrap();
+            if rank.rank() == 1 {
+                // Not gone, but later than the others wait.
+                std::thread::sleep(3 * timeout);
+                call().unwrap_err();
+                return;
+            }
+            let error = call().unwrap_err();
+            assert!(error.to_string().contains("rank 1"), "{error}");
+            assert_eq!(call().unwrap_err(), error);
+        });
+    }
+}

@@ -296,7 +296,7 @@ impl CudaWorld {
             ..self.launch(rank, 0, 0)
         };
         let launches: Vec<_> = (0..world_size).map(launch).collect();
-        self.call(&launches[0].clone(), launches, Some((memory, Own::Transfers(packed[0]))), plan)
+        self.call(&launches[0].clone(), launches, Some((memory, Own::Transfers(Box::new(packed[0])))), plan)
     }
 
     fn call(
@@ -351,7 +351,7 @@ fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
 
 /// What a kernel is given after its launch. Where one launch runs a world it is not looked at.
 enum Own {
-    Transfers(FaTransfers),
+    Transfers(Box<FaTransfers>),
     RmsNorm(FaRmsNorm),
 }
 
