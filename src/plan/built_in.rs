@@ -42,42 +42,80 @@ pub(super) const HOST_INTEL: [Row; 10] = [
     HOST_AMD[8],
 ];
 
-/// CUDA's: published crossovers, which are where to start tuning from.
+/// Those of GPUs of which every pair has NVLink. Nobody has measured them: the PTX machine's clock predicts which direct algorithm
+/// is the fastest between 2, 4 and 8 ranks, for bf16 in graphs, from 1 KiB to 2 MiB by powers of two and larger for 2 ranks
+/// (docs/gpu-model.md has its figures, and what it leaves out). Within 5 % of the fastest an algorithm is as good, so that there are
+/// few rows. Between 3, 5, 6 and 7 ranks of H100s the same crossovers are predicted to one power of two; for others that is assumed.
 ///
-/// * vLLM's custom allreduce (`csrc/custom_all_reduce.cuh`) pulls one-shot below 512 KiB for up to 4 ranks and below 256 KiB
-///   for up to 8 on NVLink, always for 2 ranks, and pulls two-shot above, with 36 blocks of 512 threads. It has nothing for
-///   more than 2 ranks on PCIe.
-/// * SGLang's custom allreduce v2 pushes one-shot on H200 up to 2 MiB / 512 / 384 / 256 / 192 / 192 / 160 KiB for 2 to 8
-///   ranks (on B200 up to 4 / 4 / 2 / 2 MiB / 1 MiB / 896 / 720 KiB), pulls one-shot above for 2 ranks, and two-shot for
-///   more. Its packets carry no tags (a zero is what has not come), while half of each packet here is tags: for 5 ranks and
-///   more the limits are lower.
-/// * Neither has a figure for more than 8 ranks: the limit of 8 is halved, as each rank sends twice as much.
-/// * On PCIe a store is posted, while a load waits for its answer: always push. For more than 2 ranks two-shot, in which a
-///   rank writes to one peer at a time.
+/// * More than 8 ranks are not predicted: the limits of 8 are halved, as each rank sends twice as much.
+/// * 36 blocks of 512 threads are those of vLLM's custom allreduce (`csrc/custom_all_reduce.cuh`). To pull, 2 ranks are predicted to
+///   be faster with 64.
+///
+/// `scripts/gpu-model.sh --machine h100 --sizes 1K,8K,16K,32K,64K,128K,256K,512K,1M,2M` for H100.
+#[rustfmt::skip]
+const NVLINK_OF_HOPPER: [Row; 10] = [
+    //    ranks   links                     up to      algorithm    blocks threads
+    cuda( 2,  2,  Links::NVLINK,            256 * KIB, OneShotPush, 64, 512),
+    cuda( 2,  2,  Links::NVLINK,            MAX,       OneShotPull, 64, 512),
+    cuda( 3,  4,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
+    cuda( 3,  4,  Links::NVLINK,            512 * KIB, TwoShotPush, 64, 512),
+    cuda( 5,  8,  Links::NVLINK,            32 * KIB,  OneShotPush, 64, 512),
+    cuda( 5,  8,  Links::NVLINK,            256 * KIB, TwoShotPush, 64, 512),
+    cuda( 3,  8,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
+    cuda( 9, 16,  Links::NVLINK,            16 * KIB,  OneShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            128 * KIB, TwoShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
+];
+
+/// The same with `--machine a100`.
+#[rustfmt::skip]
+const NVLINK_OF_AMPERE: [Row; 10] = [
+    //    ranks   links                     up to      algorithm    blocks threads
+    cuda( 2,  2,  Links::NVLINK,            256 * KIB, OneShotPush, 64, 512),
+    cuda( 2,  2,  Links::NVLINK,            MAX,       OneShotPull, 64, 512),
+    cuda( 3,  4,  Links::NVLINK,            32 * KIB,  OneShotPush, 64, 512),
+    cuda( 3,  4,  Links::NVLINK,            512 * KIB, TwoShotPush, 64, 512),
+    cuda( 5,  8,  Links::NVLINK,            32 * KIB,  OneShotPush, 64, 512),
+    cuda( 5,  8,  Links::NVLINK,            256 * KIB, TwoShotPush, 64, 512),
+    cuda( 3,  8,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
+    cuda( 9, 16,  Links::NVLINK,            16 * KIB,  OneShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            128 * KIB, TwoShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
+];
+
+/// The same with `--machine b200`.
+#[rustfmt::skip]
+const NVLINK_OF_BLACKWELL: [Row; 10] = [
+    //    ranks   links                     up to      algorithm    blocks threads
+    cuda( 2,  2,  Links::NVLINK,            4 * MIB,   OneShotPush, 64, 512),
+    cuda( 2,  2,  Links::NVLINK,            MAX,       OneShotPull, 64, 512),
+    cuda( 3,  4,  Links::NVLINK,            128 * KIB, OneShotPush, 64, 512),
+    cuda( 3,  4,  Links::NVLINK,            2 * MIB,   TwoShotPush, 64, 512),
+    cuda( 5,  8,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
+    cuda( 5,  8,  Links::NVLINK,            MIB,       TwoShotPush, 64, 512),
+    cuda( 3,  8,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
+    cuda( 9, 16,  Links::NVLINK,            32 * KIB,  OneShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            512 * KIB, TwoShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
+];
+
+/// Those of GPUs with any other link, of every generation.
+///
+/// * On PCIe a store is posted, while a load waits for its answer: always push. The clock has pulls ahead from 128 KiB (2 ranks) or
+///   256 KiB (4 ranks) on, as half of each packet is tags; but it knows nothing of how many loads a root complex lets be under way.
+/// * Up to where one-shot goes before two-shot is as predicted for PCIe 5 and 4 alike (`--machine pcie5`, `pcie4`). Nothing that
+///   is larger has a rank write to all others at once.
 /// * Where some pair has no NVLink, large messages go round a ring, as NCCL sends them: each rank has one neighbour to write to
 ///   at a time, and a bridge between sockets is crossed once in each direction. Halving and doubling, with fewer steps, is between
 ///   the two for many ranks. These two round as they go, so their bits are not those of the others.
 /// * On one GPU there is no link to save on, but all blocks of all ranks must be resident: small grids.
 #[rustfmt::skip]
-pub(super) const CUDA: [Row; 23] = [
+const OTHER_LINKS: [Row; 10] = [
     //    ranks   links                     up to      algorithm    blocks threads
     cuda( 1,  1,  Links::ALL,               MAX,       OneShotPush, 64, 512),
-    cuda( 2,  2,  Links::NVLINK,            2 * MIB,   OneShotPush, 64, 512),
-    cuda( 2,  2,  Links::NVLINK,            MAX,       OneShotPull, 36, 512),
-    cuda( 3,  3,  Links::NVLINK,            512 * KIB, OneShotPush, 64, 512),
-    cuda( 3,  3,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
-    cuda( 4,  4,  Links::NVLINK,            384 * KIB, OneShotPush, 64, 512),
-    cuda( 4,  4,  Links::NVLINK,            512 * KIB, OneShotPull, 36, 512),
-    cuda( 4,  4,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
-    cuda( 5,  5,  Links::NVLINK,            192 * KIB, OneShotPush, 64, 512),
-    cuda( 5,  5,  Links::NVLINK,            256 * KIB, OneShotPull, 36, 512),
-    cuda( 5,  5,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
-    cuda( 6,  8,  Links::NVLINK,            128 * KIB, OneShotPush, 64, 512),
-    cuda( 6,  8,  Links::NVLINK,            256 * KIB, OneShotPull, 36, 512),
-    cuda( 6,  8,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
-    cuda( 9, 16,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
-    cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
     cuda( 2,  2,  Links::PCIE,              MAX,       OneShotPush, 16, 512),
+    cuda( 3,  4,  Links::PCIE,              8 * KIB,   OneShotPush, 16, 512),
+    cuda( 5,  8,  Links::PCIE,              4 * KIB,   OneShotPush, 16, 512),
     cuda( 3,  8,  Links::PCIE,              MIB,       TwoShotPush, 16, 512),
     cuda( 9, 16,  Links::PCIE,              256 * KIB, TwoShotPush, 16, 512),
     cuda( 9, 16,  Links::PCIE,              MIB,       HalvingDoubling, 16, 512),
@@ -85,6 +123,20 @@ pub(super) const CUDA: [Row; 23] = [
     cuda( 2, 16,  Links::SAME_DEVICE,       64 * KIB,  OneShotPush, 16, 512),
     cuda( 2, 16,  Links::SAME_DEVICE,       MAX,       TwoShotPull, 16, 512),
 ];
+
+pub(super) const AMPERE: [Row; 20] = joined(NVLINK_OF_AMPERE, OTHER_LINKS);
+pub(super) const HOPPER: [Row; 20] = joined(NVLINK_OF_HOPPER, OTHER_LINKS);
+pub(super) const BLACKWELL: [Row; 20] = joined(NVLINK_OF_BLACKWELL, OTHER_LINKS);
+
+const fn joined<const ALL: usize>(first: [Row; 10], rest: [Row; 10]) -> [Row; ALL] {
+    let mut all = [first[0]; ALL];
+    let mut index = 0;
+    while index < ALL {
+        all[index] = if index < first.len() { first[index] } else { rest[index - first.len()] };
+        index += 1;
+    }
+    all
+}
 
 const fn host(first: usize, last: usize, max_bytes: u64, algorithm: Algorithm) -> Row {
     Row {

@@ -15,6 +15,8 @@ pub(super) const WARP: usize = 32;
 
 /// Of a block.
 pub(super) const MOST_THREADS: usize = 512;
+/// Of a block, where there is work for another.
+const FEWEST_THREADS: usize = 64;
 
 /// The blocks of a call on the host, where each rank has `workers` threads, and the bytes of a piece.
 #[inline(always)]
@@ -41,6 +43,7 @@ pub(super) fn cuda(
     };
     // A block of 512 threads with 128 registers each fills a multiprocessor.
     let most_blocks = most_blocks.min(multiprocessors.max(1));
-    let blocks = work.div_ceil(most_threads).clamp(1, most_blocks);
+    // A multiprocessor sends a fraction of what a link takes, so a message is spread over as many as there are.
+    let blocks = work.div_ceil(FEWEST_THREADS.min(most_threads)).clamp(1, most_blocks);
     (blocks, work.div_ceil(blocks).next_multiple_of(WARP).clamp(WARP, most_threads))
 }

@@ -5,7 +5,8 @@
 //! of its machine, and a file: `fast-allreduce tune` writes it and installs it in the user's cache, where communicators of this
 //! machine find it by themselves. [`Builder::tuning`](crate::Builder::tuning) or the environment variable `FAST_ALLREDUCE_TUNING`
 //! has another used. Any other machine or version of this crate refuses a file. Without one the host takes the built-in table for
-//! its CPU ([`CpuMake`]), by a measurement of some milliseconds. [`Communicator::plan_source`](crate::Communicator::plan_source)
+//! its CPU ([`CpuMake`]), by a measurement of some milliseconds, and GPUs that for their generation
+//! ([`GpuGeneration`]), by their name. [`Communicator::plan_source`](crate::Communicator::plan_source)
 //! tells which plan is in force.
 //!
 //! ```no_run
@@ -24,6 +25,7 @@ mod built_in;
 mod calls;
 mod choice;
 mod cpu;
+mod gpu;
 mod grid;
 mod installed;
 mod limits;
@@ -43,6 +45,7 @@ use crate::op::ReduceOp;
 pub use calls::PlannedCall;
 pub use choice::{Choice, DeviceKind, Step};
 pub use cpu::{Costs, CpuMake};
+pub use gpu::GpuGeneration;
 pub(crate) use limits::{Limits, Packing};
 pub use machine::Machine;
 pub(crate) use origin::{agree, Agreed, Proposal};

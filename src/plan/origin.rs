@@ -6,7 +6,7 @@
 use std::fmt;
 
 use super::text::{self, parse_table, write_table};
-use super::{installed, Costs, CpuMake, DeviceKind, Machine, Table, Tuning};
+use super::{installed, Costs, CpuMake, DeviceKind, GpuGeneration, Machine, Table, Tuning};
 use crate::error::{Error, Result};
 
 /// Instead of a file's name: the built-in plan, without a look at files or a measurement.
@@ -40,6 +40,8 @@ pub enum Origin {
         cpu: Option<CpuMake>,
         /// What that was chosen by; `None`: the CPU's name.
         costs: Option<Costs>,
+        /// On GPUs: the generation that it is for.
+        gpu: Option<GpuGeneration>,
         /// Why there is no other plan.
         reason: String,
     },
@@ -51,8 +53,11 @@ impl fmt::Display for Origin {
             Self::Program => f.write_str("given by the program"),
             Self::Named { file } => write!(f, "tuning file {file} (FAST_ALLREDUCE_TUNING)"),
             Self::Installed { file } => write!(f, "tuning file {file} (installed for this machine)"),
-            Self::BuiltIn { cpu: None, reason, .. } => write!(f, "built-in ({reason})"),
-            Self::BuiltIn { cpu: Some(cpu), costs, reason } => {
+            Self::BuiltIn { cpu: None, gpu: None, reason, .. } => write!(f, "built-in ({reason})"),
+            Self::BuiltIn { cpu: None, gpu: Some(gpu), reason, .. } => {
+                write!(f, "built-in for {gpu} (by the GPU's name; {reason})")
+            }
+            Self::BuiltIn { cpu: Some(cpu), costs, reason, .. } => {
                 write!(f, "built-in for {cpu} (")?;
                 match costs {
                     Some(costs) => write!(f, "{costs}; {reason})"),
@@ -131,12 +136,13 @@ impl Proposal {
         let built_in = |reason: String, may_calibrate: bool| match device {
             DeviceKind::Host => {
                 let cpu = machine().map_or(CpuMake::Amd, |machine| CpuMake::of(&machine));
-                let origin = Origin::BuiltIn { cpu: Some(cpu), costs: None, reason };
+                let origin = Origin::BuiltIn { cpu: Some(cpu), costs: None, gpu: None, reason };
                 Self { table: Table::of_cpu(cpu), origin, may_calibrate }
             }
             DeviceKind::Cuda => {
-                let origin = Origin::BuiltIn { cpu: None, costs: None, reason };
-                Self { table: Table::built_in(device), origin, may_calibrate: false }
+                let gpu = machine().map_or(GpuGeneration::Hopper, |machine| GpuGeneration::of(&machine));
+                let origin = Origin::BuiltIn { cpu: None, costs: None, gpu: Some(gpu), reason };
+                Self { table: Table::of_gpu(gpu), origin, may_calibrate: false }
             }
         };
         if Tuning::is_named(BUILT_IN) {
@@ -184,10 +190,10 @@ impl Proposal {
             Origin::Program => format!("program\n{}", rows()?),
             Origin::Named { file } => format!("named\t{}\n{}", on_one_line(file), rows()?),
             Origin::Installed { file } => format!("installed\t{}\n{}", on_one_line(file), rows()?),
-            Origin::BuiltIn { cpu, reason, .. } => {
-                let cpu = cpu.map_or("none", CpuMake::name);
+            Origin::BuiltIn { cpu, gpu, reason, .. } => {
+                let make = cpu.map(CpuMake::name).or(gpu.map(GpuGeneration::name)).unwrap_or("none");
                 let may = if self.may_calibrate { "measure" } else { "keep" };
-                format!("built-in\t{cpu}\t{may}\t{}\n", on_one_line(reason))
+                format!("built-in\t{make}\t{may}\t{}\n", on_one_line(reason))
             }
         })
     }
@@ -206,14 +212,16 @@ impl Proposal {
             (["program"], _) => (table()?, Origin::Program, false),
             (["named", file], _) => (table()?, Origin::Named { file: (*file).to_owned() }, false),
             (["installed", file], _) => (table()?, Origin::Installed { file: (*file).to_owned() }, false),
-            (["built-in", cpu, may, reason], _) => {
-                let cpu = [CpuMake::Amd, CpuMake::Intel].into_iter().find(|known| known.name() == *cpu);
-                let table = match (cpu, device) {
-                    (Some(cpu), DeviceKind::Host) => Table::of_cpu(cpu),
-                    (None, DeviceKind::Cuda) => Table::built_in(device),
+            (["built-in", make, may, reason], _) => {
+                let cpu = [CpuMake::Amd, CpuMake::Intel].into_iter().find(|known| known.name() == *make);
+                let gpu = GpuGeneration::by_name(make);
+                let table = match (cpu, gpu, device) {
+                    (Some(cpu), _, DeviceKind::Host) => Table::of_cpu(cpu),
+                    (_, Some(gpu), DeviceKind::Cuda) => Table::of_gpu(gpu),
                     _ => return Err("its built-in plan is for another device".to_owned()),
                 };
-                (table, Origin::BuiltIn { cpu, costs: None, reason: (*reason).to_owned() }, *may == "measure")
+                let origin = Origin::BuiltIn { cpu, costs: None, gpu, reason: (*reason).to_owned() };
+                (table, origin, *may == "measure")
             }
             _ => return Err("its plan comes from nowhere".to_owned()),
         };
@@ -270,7 +278,7 @@ mod tests {
     }
 
     fn built_in(cpu: CpuMake, may_calibrate: bool) -> Proposal {
-        let origin = Origin::BuiltIn { cpu: Some(cpu), costs: None, reason: "no file".into() };
+        let origin = Origin::BuiltIn { cpu: Some(cpu), costs: None, gpu: None, reason: "no file".into() };
         Proposal { table: Table::of_cpu(cpu), origin, may_calibrate }
     }
 
@@ -342,6 +350,19 @@ mod tests {
             matches!(&error, Error::Malformed { rank: 0, reason } if reason.contains("another device")),
             "{error}"
         );
+    }
+
+    #[test]
+    fn the_table_of_a_generation_travels() {
+        for gpu in [GpuGeneration::Ampere, GpuGeneration::Hopper, GpuGeneration::Blackwell] {
+            let origin = Origin::BuiltIn { cpu: None, costs: None, gpu: Some(gpu), reason: "no file".into() };
+            let own = Proposal { table: Table::of_gpu(gpu), origin, may_calibrate: false };
+            let encoded = own.encode().unwrap().into_bytes();
+            assert_eq!(Proposal::decode(DeviceKind::Cuda, &encoded), Ok(own));
+            let agreed = agree(DeviceKind::Cuda, &[encoded.clone(), encoded.clone()]).unwrap();
+            assert_eq!(agreed.source.to_string(), format!("built-in for {gpu} (by the GPU's name; no file)"));
+            assert!(agree(DeviceKind::Host, &[encoded]).is_err());
+        }
     }
 
     proptest! {

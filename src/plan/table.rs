@@ -6,8 +6,9 @@ use std::fmt::Write as _;
 use super::calls::PlannedCall;
 use super::choice::{size, Choice, DeviceKind, Step};
 use super::cpu::CpuMake;
+use super::gpu::GpuGeneration;
 use super::links::Links;
-use super::{built_in, Algorithm};
+use super::{built_in, Algorithm, Machine};
 use crate::abi::MAX_RANKS;
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
@@ -64,11 +65,12 @@ pub struct Table {
 }
 
 impl Table {
-    /// The table that is used unless another is given; of the host, that for [`CpuMake::Amd`].
+    /// The table that is used unless another is given; of the host that for [`CpuMake::Amd`], of GPUs that for
+    /// [`GpuGeneration::Hopper`].
     pub const fn built_in(device: DeviceKind) -> Self {
         match device {
             DeviceKind::Host => Self::of_cpu(CpuMake::Amd),
-            DeviceKind::Cuda => Self { device, rows: Cow::Borrowed(&built_in::CUDA) },
+            DeviceKind::Cuda => Self::of_gpu(GpuGeneration::Hopper),
         }
     }
 
@@ -79,6 +81,24 @@ impl Table {
             CpuMake::Intel => &built_in::HOST_INTEL,
         };
         Self { device: DeviceKind::Host, rows: Cow::Borrowed(rows) }
+    }
+
+    /// The built-in table for a generation of GPUs.
+    pub const fn of_gpu(generation: GpuGeneration) -> Self {
+        let rows: &'static [Row] = match generation {
+            GpuGeneration::Ampere => &built_in::AMPERE,
+            GpuGeneration::Hopper => &built_in::HOPPER,
+            GpuGeneration::Blackwell => &built_in::BLACKWELL,
+        };
+        Self { device: DeviceKind::Cuda, rows: Cow::Borrowed(rows) }
+    }
+
+    /// The built-in table for a machine, by the names of its CPU or GPUs.
+    pub fn built_in_for(machine: &Machine) -> Self {
+        match machine.device() {
+            DeviceKind::Host => Self::of_cpu(CpuMake::of(machine)),
+            DeviceKind::Cuda => Self::of_gpu(GpuGeneration::of(machine)),
+        }
     }
 
     /// One choice for every call.

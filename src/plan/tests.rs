@@ -46,9 +46,9 @@ fn cuda() -> Table {
 
 #[test]
 fn the_built_in_tables_hold_what_a_file_must() {
-    for device in DeviceKind::ALL {
-        let table = Table::built_in(device);
-        assert_eq!(Table::new(device, table.rows.to_vec()), Ok(table));
+    let others = [GpuGeneration::Ampere, GpuGeneration::Blackwell].map(Table::of_gpu);
+    for table in DeviceKind::ALL.map(Table::built_in).into_iter().chain(others) {
+        assert_eq!(Table::new(table.device(), table.rows.to_vec()), Ok(table));
     }
 }
 
@@ -87,13 +87,14 @@ fn the_host_plans_as_its_rules_say() {
 fn tables_in_words() {
     assert_eq!(
         cuda().describe(8, LinkClass::NvSwitch),
-        "up to 128 KiB: one-shot-push, up to 64 blocks of 512 threads\n\
-         up to 256 KiB: one-shot-pull, up to 36 blocks of 512 threads\n\
+        "up to 32 KiB: one-shot-push, up to 64 blocks of 512 threads\n\
+         up to 256 KiB: two-shot-push, up to 64 blocks of 512 threads\n\
          any larger size: two-shot-pull, up to 36 blocks of 512 threads\n"
     );
     assert_eq!(
         cuda().describe(4, LinkClass::Pcie),
-        "up to 1 MiB: two-shot-push, up to 16 blocks of 512 threads\n\
+        "up to 8 KiB: one-shot-push, up to 16 blocks of 512 threads\n\
+         up to 1 MiB: two-shot-push, up to 16 blocks of 512 threads\n\
          any larger size: ring, up to 16 blocks of 512 threads\n"
     );
     assert_eq!(

@@ -78,9 +78,14 @@ CUresult check_device(CUdevice device) {
   return device >= 0 && device < int(settings().devices.size()) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
+// A plan spreads small messages over all multiprocessors, and blocks in series cost a meeting of all ranks
+// each: few, unless more are asked for. The PTX machine, which runs blocks side by side, has those of an
+// H100.
 int multiprocessors() {
-  constexpr int kUsual = 132;
-  return settings().multiprocessors > 0 ? settings().multiprocessors : kUsual;
+  constexpr int kSmall = 16, kLarge = 132;
+  if (settings().multiprocessors > 0)
+    return settings().multiprocessors;
+  return settings().ptx ? kLarge : kSmall;
 }
 
 bool peers_reach_each_other(CUdevice a, CUdevice b) { return a != b && !settings().no_peer; }

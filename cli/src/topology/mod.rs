@@ -45,11 +45,15 @@ pub fn print(options: &arguments::Topology) -> Result<(), Failure> {
 
 fn print_gpus(out: &mut impl Write, topology: &Topology) -> Result<(), Failure> {
     write!(out, "{topology}")?;
+    let table = match crate::harness::device::machine(crate::arguments::DeviceName::Cuda) {
+        Ok(machine) => Table::built_in_for(&machine),
+        Err(_) => Table::built_in(DeviceKind::Cuda),
+    };
     for world_size in 2..=topology.gpus().len().min(MAX_RANKS) {
         let ranks: Vec<_> = (0..world_size).collect();
         let class = topology.class(&ranks)?;
         writeln!(out, "\n{world_size} ranks on GPUs 0 to {} ({class}):", world_size - 1)?;
-        for line in Table::built_in(DeviceKind::Cuda).describe(world_size, class).lines() {
+        for line in table.describe(world_size, class).lines() {
             writeln!(out, "  {line}")?;
         }
     }

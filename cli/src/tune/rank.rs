@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::Local;
-use fast_allreduce::plan::{Choice, CpuMake, DeviceKind, Machine, PlannedCall, Step, Table, Tuning};
+use fast_allreduce::plan::{Choice, PlannedCall, Step, Table, Tuning};
 use fast_allreduce::topology::LinkClass;
 use fast_allreduce::Algorithm;
 
@@ -62,7 +62,8 @@ fn measure_on<E: Endpoint>(
         .map(|calls| (calls, candidates::of(calls, device, workers)))
         .filter(|(_, choices)| !choices.is_empty())
         .collect();
-    let all = built_in(device);
+    // What communicators use where nothing is tuned, as far as that is known before a measurement.
+    let all = Table::built_in_for(&crate::harness::device::machine(options.device)?);
     let reference = make(all.clone())?;
     let candidates = subjects.iter().map(|(_, choices)| choices.len()).sum();
     let mut report = Report::start(session, &reference.facts(), candidates, options.budget)?;
@@ -104,14 +105,6 @@ fn share(calls: PlannedCall, subjects: usize) -> f64 {
         (PlannedCall::AllReduce, _) => 0.5,
         // As much for each of the others, whether allreduces are among them or not.
         _ => 0.5 / (subjects - 1) as f64,
-    }
-}
-
-/// What communicators use where nothing is tuned, as far as that is known before a measurement.
-fn built_in(device: DeviceKind) -> Table {
-    match device {
-        DeviceKind::Host => Table::of_cpu(CpuMake::of(&Machine::host())),
-        DeviceKind::Cuda => Table::built_in(device),
     }
 }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::abi::FA_MAX_BLOCKS;
 use crate::plan::table::Steps;
-use crate::plan::{Algorithm, Choice, DeviceKind, Plan, PlannedCall, Table};
+use crate::plan::{Algorithm, Choice, DeviceKind, GpuGeneration, Plan, PlannedCall, Table};
 use crate::topology::{recorded, LinkClass};
 
 const KIB: u64 = 1 << 10;
@@ -56,34 +56,60 @@ fn plans_on_eight_h100() {
     let on = |world_size, bytes| on(recorded::H100_NVSWITCH, world_size, bytes);
     for world_size in 2..=8 {
         assert_eq!(on(world_size, KIB), choice(OneShotPush, 1, 64));
-        assert_eq!(on(world_size, 8 * KIB), choice(OneShotPush, 1, 512));
-        assert_eq!(on(world_size, 128 * KIB), choice(OneShotPush, 16, 512));
+        assert_eq!(on(world_size, 8 * KIB), choice(OneShotPush, 8, 64));
+        assert_eq!(on(world_size, 32 * KIB), choice(OneShotPush, 32, 64));
     }
-    assert_eq!(on(2, 2 * MIB), choice(OneShotPush, 64, 512));
-    assert_eq!(on(2, 2 * MIB + 1), choice(OneShotPull, 36, 512));
-    assert_eq!(on(2, 64 * MIB), choice(OneShotPull, 36, 512));
-    assert_eq!(on(3, 512 * KIB), choice(OneShotPush, 64, 512));
-    assert_eq!(on(3, 512 * KIB + 2), choice(TwoShotPull, 22, 512));
-    assert_eq!(on(4, 384 * KIB), choice(OneShotPush, 48, 512));
-    assert_eq!(on(4, 512 * KIB), choice(OneShotPull, 36, 512));
-    assert_eq!(on(4, 1024 * KIB), choice(TwoShotPull, 32, 512));
-    assert_eq!(on(5, 192 * KIB), choice(OneShotPush, 24, 512));
-    assert_eq!(on(5, 256 * KIB), choice(OneShotPull, 32, 512));
-    for world_size in 6..=8 {
-        assert_eq!(on(world_size, 128 * KIB + 1).algorithm, OneShotPull);
-        assert_eq!(on(world_size, 256 * KIB + 1).algorithm, TwoShotPull);
+    assert_eq!(on(2, 256 * KIB), choice(OneShotPush, 64, 256));
+    assert_eq!(on(2, 512 * KIB), choice(OneShotPull, 64, 512));
+    for world_size in 3..=4 {
+        assert_eq!(on(world_size, 64 * KIB), choice(OneShotPush, 64, 64));
+        assert_eq!(on(world_size, 64 * KIB + 2).algorithm, TwoShotPush);
+        assert_eq!(on(world_size, 512 * KIB + 2).algorithm, TwoShotPull);
+    }
+    assert_eq!(on(4, 128 * KIB), choice(TwoShotPush, 32, 64));
+    assert_eq!(on(4, 512 * KIB), choice(TwoShotPush, 64, 128));
+    assert_eq!(on(4, MIB), choice(TwoShotPull, 36, 480));
+    for world_size in 5..=8 {
+        assert_eq!(on(world_size, 32 * KIB + 2).algorithm, TwoShotPush);
+        assert_eq!(on(world_size, 256 * KIB + 2).algorithm, TwoShotPull);
         assert_eq!(on(world_size, 64 * MIB), choice(TwoShotPull, 36, 512));
     }
-    assert_eq!(on(8, 512 * KIB), choice(TwoShotPull, 8, 512));
+    assert_eq!(on(8, 256 * KIB), choice(TwoShotPush, 32, 64));
+    assert_eq!(on(8, 512 * KIB), choice(TwoShotPull, 36, 128));
+}
+
+#[test]
+fn plans_of_other_generations() {
+    let algorithm = |generation, world_size, bytes| {
+        plan_by(&Table::of_gpu(generation), &facts(world_size, bytes, LinkClass::NvSwitch)).algorithm
+    };
+    // Where each has its last one-shot push, and its last two-shot push.
+    for (generation, world_size, one_shot, two_shot) in [
+        (GpuGeneration::Ampere, 4, 32 * KIB, 512 * KIB),
+        (GpuGeneration::Ampere, 8, 32 * KIB, 256 * KIB),
+        (GpuGeneration::Hopper, 4, 64 * KIB, 512 * KIB),
+        (GpuGeneration::Hopper, 8, 32 * KIB, 256 * KIB),
+        (GpuGeneration::Blackwell, 4, 128 * KIB, 2 * MIB),
+        (GpuGeneration::Blackwell, 8, 64 * KIB, MIB),
+    ] {
+        assert_eq!(algorithm(generation, world_size, one_shot), OneShotPush);
+        assert_eq!(algorithm(generation, world_size, one_shot + 2), TwoShotPush);
+        assert_eq!(algorithm(generation, world_size, two_shot), TwoShotPush);
+        assert_eq!(algorithm(generation, world_size, two_shot + 2), TwoShotPull);
+    }
+    for (generation, push) in [(GpuGeneration::Ampere, 256 * KIB), (GpuGeneration::Blackwell, 4 * MIB)] {
+        assert_eq!(algorithm(generation, 2, push), OneShotPush);
+        assert_eq!(algorithm(generation, 2, push + 2), OneShotPull);
+    }
 }
 
 #[test]
 fn plans_on_bridged_pairs_and_on_a_mesh() {
-    assert_eq!(on(recorded::A100_BRIDGED, 2, 64 * KIB), choice(OneShotPush, 8, 512));
+    assert_eq!(on(recorded::A100_BRIDGED, 2, 64 * KIB), choice(OneShotPush, 64, 64));
     // Ranks 1 and 2 have no bridge.
-    assert_eq!(on(recorded::A100_BRIDGED, 3, 64 * KIB), choice(TwoShotPush, 3, 480));
+    assert_eq!(on(recorded::A100_BRIDGED, 3, 64 * KIB), choice(TwoShotPush, 16, 96));
     assert_eq!(on(recorded::A100_BRIDGED, 4, MIB), choice(TwoShotPush, 16, 512));
-    assert_eq!(on(recorded::A100_MESH, 4, MIB), choice(TwoShotPull, 32, 512));
+    assert_eq!(on(recorded::A100_MESH, 4, MIB), choice(TwoShotPull, 36, 480));
 }
 
 #[test]
@@ -91,7 +117,11 @@ fn plans_on_pcie() {
     for bytes in [KIB, 64 * KIB, MIB, 64 * MIB] {
         assert_eq!(on(recorded::SOCKETS, 2, bytes).algorithm, OneShotPush);
         assert_eq!(on(recorded::PCIE, 2, bytes).algorithm, OneShotPush);
-        let by_size = if bytes <= MIB { TwoShotPush } else { Ring };
+        let by_size = match bytes {
+            KIB => OneShotPush,
+            ..=MIB => TwoShotPush,
+            _ => Ring,
+        };
         assert_eq!(on(recorded::MIXED, 5, bytes).algorithm, by_size);
         for world_size in 3..=4 {
             assert_eq!(on(recorded::PCIE, world_size, bytes).algorithm, by_size);
@@ -121,7 +151,7 @@ fn a_forced_algorithm_keeps_the_grid_of_its_rows() {
         |algorithm, bytes| plan(&Facts { forced: Some(algorithm), ..facts(8, bytes, LinkClass::NvSwitch) });
     assert_eq!(forced(OneShotPush, MIB), choice(OneShotPush, 64, 512));
     assert_eq!(forced(TwoShotPull, KIB), choice(TwoShotPull, 1, 32));
-    assert_eq!(forced(TwoShotPush, 64 * MIB), choice(TwoShotPush, 36, 512));
+    assert_eq!(forced(TwoShotPush, 64 * MIB), choice(TwoShotPush, 64, 512));
 }
 
 #[test]
@@ -156,13 +186,13 @@ proptest! {
         prop_assert!((1..=FA_MAX_BLOCKS as usize).contains(&plan.blocks));
         prop_assert!((32..=512).contains(&plan.threads) && plan.threads % 32 == 0);
         prop_assert!(plan.blocks == 1 || plan.blocks <= facts.multiprocessors);
-        // All threads of a block but those of a last warp have work, unless there is nearly none.
+        // All warps of a block but a last one have work, unless there is nearly none.
         let packs = facts.bytes.div_ceil(16);
-        prop_assert!((plan.blocks - 1) * plan.threads <= packs, "{:?}", plan);
+        prop_assert!((plan.blocks - 1) * (plan.threads - 32) <= packs, "{:?}", plan);
         match facts.forced {
             Some(forced) => prop_assert_eq!(plan.algorithm, forced),
-            None if facts.link >= LinkClass::Pcie && facts.world_size > 2 => {
-                // Nothing that pulls, and no rank writes to all others in turn.
+            None if facts.link >= LinkClass::Pcie && facts.world_size > 2 && facts.bytes > 8 << 10 => {
+                // Nothing that pulls, and no rank writes to all others at once.
                 prop_assert!(matches!(plan.algorithm, TwoShotPush | Ring | HalvingDoubling));
             }
             None => {}

@@ -95,13 +95,15 @@ impl Call {
         }
     }
 
-    /// Blocks and threads, as src/plan/grid.rs has them: as many as there is work for, blocks of the most threads first.
+    /// Blocks and threads. Of ours, as src/plan/grid.rs has them: as many blocks as there is work for. Of published kernels, blocks of
+    /// the most threads first.
     pub fn grid(&self, shape: &Shape, machine: &Machine) -> (u32, u32) {
         let packs = self.bytes.div_ceil(FA_CUDA_PACK_BYTES as usize) as u32;
         let is_two_shot = self.algorithm.contains("two_shot");
         let work = if is_two_shot { packs.div_ceil(self.ranks as u32) } else { packs };
         let most = shape.blocks.min(machine.sms as u32).max(1);
-        let blocks = work.div_ceil(shape.threads).clamp(1, most);
+        let fewest = if code_of(self.base()).is_some() { shape.threads.min(64) } else { shape.threads };
+        let blocks = work.div_ceil(fewest).clamp(1, most);
         (blocks, work.div_ceil(blocks).next_multiple_of(32).clamp(32, shape.threads))
     }
 

@@ -56,10 +56,23 @@ fn row(line: &str) -> Option<Row> {
     })
 }
 
+/// The table that rows of a machine's links stand in.
+fn table(machine: &Machine) -> &'static str {
+    match machine.name.as_str() {
+        "a100" => "NVLINK_OF_AMPERE",
+        "b200" => "NVLINK_OF_BLACKWELL",
+        name if name.starts_with("pcie") => "OTHER_LINKS",
+        _ => "NVLINK_OF_HOPPER",
+    }
+}
+
 /// Those of the links that a machine has.
 pub fn rows(machine: &Machine) -> Vec<Row> {
     let links = if machine.name.starts_with("pcie") { "PCIE" } else { "NVLINK" };
-    SOURCE.lines().filter_map(row).filter(|row| row.links == links).collect()
+    let begin = format!("const {}:", table(machine));
+    let of_table =
+        SOURCE.lines().skip_while(|line| !line.starts_with(&begin)).take_while(|line| *line != "];");
+    of_table.filter_map(row).filter(|row| row.links == links).collect()
 }
 
 /// Blocks and threads that the plan has for an algorithm.
@@ -100,17 +113,16 @@ mod tests {
 
     #[test]
     fn the_built_in_rows_are_read() {
-        let nvlink = rows(&Machine::named("h100").unwrap());
-        assert!(nvlink.len() > 5, "{nvlink:?}");
-        assert_eq!(
-            nvlink.iter().filter(|row| row.max_bytes == usize::MAX).map(|row| row.ranks.0).min(),
-            Some(2)
-        );
-        for ranks in 2..=16 {
-            assert!(planned(&nvlink, ranks, 1 << 30).is_some(), "{ranks} ranks");
+        for machine in ["h100", "a100", "b200", "pcie5", "pcie4"] {
+            let rows = rows(&Machine::named(machine).unwrap());
+            assert!(rows.len() > 5, "{machine}: {rows:?}");
+            for ranks in 2..=16 {
+                assert!(planned(&rows, ranks, 1 << 30).is_some(), "{machine}: {ranks} ranks");
+            }
         }
+        let first = |machine: &str| rows(&Machine::named(machine).unwrap())[0].max_bytes;
+        assert_eq!(["a100", "h100", "b200"].map(first), [256 << 10, 256 << 10, 4 << 20]);
         assert_eq!(bytes("512 * KIB"), Some(512 << 10));
         assert_eq!(snake("HalvingDoubling"), "halving_doubling");
-        assert!(!rows(&Machine::named("pcie5").unwrap()).is_empty());
     }
 }
