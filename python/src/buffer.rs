@@ -196,8 +196,18 @@ impl Torch {
                 };
                 let tensor = tensor.cast_into::<PyType>()?.unbind();
                 let names = [
-                    "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64",
-                    "uint64", "float8_e4m3fn", "float8_e5m2",
+                    "float16",
+                    "bfloat16",
+                    "float32",
+                    "float64",
+                    "int8",
+                    "uint8",
+                    "int32",
+                    "uint32",
+                    "int64",
+                    "uint64",
+                    "float8_e4m3fn",
+                    "float8_e5m2",
                 ];
                 let found = names.iter().zip(DType::ALL);
                 // Old versions of torch have no unsigned types, nor floats of 8 bits.
