@@ -104,8 +104,7 @@ private:
 
   template <class Extent>
   FA_FN Pack mine_of(const u8 *from, Extent extent) const {
-    const Pack pack = load(from, extent, granule_);
-    return has_sums_ ? pack : reduce_.own(pack);
+    return has_sums_ ? load(from, extent, granule_) : reduce_.own(from, extent, granule_);
   }
 
   template <class Body>

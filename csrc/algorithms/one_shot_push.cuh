@@ -26,7 +26,7 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
   for_each_pack(
       block, partition.all(bytes), bytes, pack_aligned(launch.input),
       [&](u64 at, Index i, auto extent) {
-        send_to_all(launch, ranks, state.epoch, 0, 1, i, reduce.own(load(input + at, extent, granule)));
+        send_to_all(launch, ranks, state.epoch, 0, 1, i, reduce.own(input + at, extent, granule));
       },
       partition);
   reduce.packets(launch, block, state.epoch, 0, 1, partition, partition.all(bytes), bytes,

@@ -53,7 +53,7 @@ FA_FN void ring(const FaLaunch &launch, Block &block, const Reduce &reduce) {
       if (!complete)
         return;
       if (step <= whole) {
-        const Pack own = reduce.own(load(input + at, extent, granule));
+        const Pack own = reduce.own(input + at, extent, granule);
         pack = step == 0 ? reduce.pack(own, step == whole) : reduce.packs(pack, own, step == whole);
       }
       if (step < last)

@@ -100,7 +100,7 @@ FA_STEP void send_packets(const FaLaunch &launch, const Block &block, const Redu
   for_each_pack(
       block, span, bytes, pack_aligned(u64(from)),
       [&](u64 at, Index i, auto extent) {
-        store_packet(slots + (i - span.first), reduce.own(load(from + at, extent, granule)), tag);
+        store_packet(slots + (i - span.first), reduce.own(from + at, extent, granule), tag);
       },
       partition);
 }

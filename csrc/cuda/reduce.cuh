@@ -87,7 +87,7 @@ public:
       for_each_pack(
           block, span, bytes, pack_aligned(addresses),
           [&](u64 at, Index, auto extent) {
-            store(to + at, own(load(from + at, extent, granule)), extent, granule);
+            store(to + at, own(from + at, extent, granule), extent, granule);
           },
           partition);
     } else {
@@ -96,7 +96,9 @@ public:
   }
 
   // A pack of this rank's input as it is reduced.
-  FA_FN Pack own(Pack pack) const {
+  template <class Extent>
+  FA_FN Pack own(const u8 *from, Extent extent, u32 granule) const {
+    const Pack pack = load(from, extent, granule);
     if constexpr (kScales) {
       if (scales())
         return premultiplied_pack(pack);

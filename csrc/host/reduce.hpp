@@ -37,9 +37,13 @@ public:
   }
 
   // A pack of this rank's input as it is reduced.
-  Pack own(const Pack &pack) const {
+  template <class Extent>
+  FA_FN Pack own(const u8 *from, Extent extent, u32 granule) const {
+    if (!__builtin_expect(scales_, false))
+      return load(from, extent, granule);
+    const Pack pack = load(from, extent, granule);
     const u64 source = u64(&pack);
-    return scales_ ? through(FA_PREMUL_SUM, &source, 1) : pack;
+    return through(FA_PREMUL_SUM, &source, 1);
   }
 
   // Reduces this block's share of a span of a message over the ranks' inputs, into the sink.
@@ -82,8 +86,13 @@ public:
               return false;
           } else {
             with_extent(run_of.first + k, bytes, true, [&](u64 at, Index, auto extent) {
-              const Pack pack = this->own(load(reinterpret_cast<const u8 *>(launch.input) + at, extent, 1));
-              __builtin_memcpy(own[k].data, &pack, extent.bytes);
+              const u8 *from = reinterpret_cast<const u8 *>(launch.input) + at;
+              if (__builtin_expect(scales_, false)) {
+                const Pack pack = this->own(from, extent, 1);
+                __builtin_memcpy(own[k].data, &pack, extent.bytes);
+              } else {
+                __builtin_memcpy(own[k].data, from, extent.bytes);
+              }
             });
           }
         }

@@ -136,13 +136,15 @@ struct ConvertF8 {
   using Small = ByteUnit;
   Format format;
 
-  // The exponent is rebiased by a multiplication, which is exact and normalises subnormals; infinity and NaN
-  // get the rest of their exponent by hand.
+  // The exponent is rebiased by an addition. A subnormal is read as if it were normal, with a leading 1,
+  // which is then subtracted: a multiplication would be of subnormal floats, which some CPUs take long for.
   FA_FN FloatUnit widen(Small small) const {
     const FloatBits bits = words_of(small), magnitude = bits & 0x7F;
     const FloatBits shifted = magnitude << (23 - format.mantissa);
-    const FloatUnit scaled = bit_cast<FloatUnit>(shifted) * power(127 - format.bias);
-    const FloatBits finite = bit_cast<FloatBits>(scaled);
+    const FloatBits normal = shifted + ((127 - format.bias) << 23);
+    const FloatUnit with_one = bit_cast<FloatUnit>(shifted + ((128 - format.bias) << 23));
+    const FloatBits subnormal = bit_cast<FloatBits>(with_one - power(1 - format.bias));
+    const FloatBits finite = magnitude < (1u << format.mantissa) ? subnormal : normal;
     const FloatBits result = magnitude < format.special ? finite : shifted | 0x7F800000;
     return bit_cast<FloatUnit>(result | ((bits & 0x80) << 24));
   }
