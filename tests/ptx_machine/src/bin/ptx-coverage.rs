@@ -1,4 +1,4 @@
-//! Sums up which instructions of each kernel were executed, and checks that of the hot set they are enough.
+//! Sums up which instructions of each kernel were executed, and checks that they are enough.
 //!
 //!     ptx-coverage PTX FOLDER LIST
 //!
