@@ -57,11 +57,11 @@ cuda_program() {
   FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc-ptx FAST_ALLREDUCE_ARCHS=sm_90 \
     program -p fast-allreduce --features "${CUDA_FEATURE:-cuda-13000}" --test cuda
 }
-# cuda SETTING ARGUMENTS...: with a setting of the machine, or `-`.
+# cuda SETTING ARGUMENTS...: with a setting of the machine, or `-`. More rounds of a test are no other instructions.
 cuda() {
   local setting=PTX_MACHINE_$1=1
   shift
-  env STAND_IN_PTX=1 "$setting" FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in "$tests" "$@"
+  env -u FAST_ALLREDUCE_TEST_FULL STAND_IN_PTX=1 "$setting" FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in "$tests" "$@"
 }
 
 machine_only=
@@ -91,13 +91,17 @@ plants() {
   program=$(program --release --package fast-allreduce-ptx-machine --test kernels) || return
   PTX_MACHINE_COVERAGE= tests/ptx_machine/plants.sh "$PTX_NVCC" "$program" "$tests"
 }
-# All ranks in one launch; and again with races looked for, but for grids that change and large messages, since grids stay small.
+# All ranks in one launch; and again with races looked for, but for grids that change, since grids stay small. Messages around
+# boundaries are between threads.
 one_launch() {
-  cuda - conformance::one_launch && cuda RACE conformance::one_launch --skip grids_that_change --skip boundary
+  cuda - conformance::one_launch --skip boundary --skip every_small_count_of_collectives &&
+    cuda RACE conformance::one_launch --skip boundary --skip grids_that_change
 }
-# All else; and some of it again with stores that come late. The sweep of failing driver calls is about the host's side.
+# All else; and some of it again with stores that come late. The sweep of failing driver calls is about the host's side. Between
+# processes kernels do what they do between threads: some of the suite, of which each process compiles what it needs.
 but_for_one_launch() {
-  cuda - --skip conformance::one_launch --skip injection_sweep &&
+  cuda - --skip conformance::one_launch --skip conformance::processes --skip injection_sweep &&
+    cuda - conformance::processes::every_type conformance::processes::all_collectives_at_random &&
     cuda LATE threads:: collectives:: graphs:: errors:: --skip conformance
 }
 # ended STATUS LOG: how a command in the background has ended, and what it has said.

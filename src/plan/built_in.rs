@@ -43,8 +43,8 @@ pub(super) const HOST_INTEL: [Row; 10] = [
 ];
 
 /// Those of GPUs of which every pair has NVLink. Nobody has measured them: the PTX machine's clock predicts which direct algorithm
-/// is the fastest between 2, 4 and 8 ranks, for bf16 in graphs, from 1 KiB to 2 MiB by powers of two and larger for 2 ranks
-/// (docs/gpu-model.md has its figures, and what it leaves out). Within 5 % of the fastest an algorithm is as good, so that there are
+/// is the fastest between 2, 4 and 8 ranks, for bf16 in graphs, from 1 KiB to 2 MiB, and larger between 2
+/// (docs/gpu-model.md has its figures, and what it leaves out). Within some 5 % of the fastest an algorithm is as good, so that there are
 /// few rows. Between 3, 5, 6 and 7 ranks of H100s the same crossovers are predicted to one power of two; for others that is assumed.
 ///
 /// * More than 8 ranks are not predicted: the limits of 8 are halved, as each rank sends twice as much.

@@ -70,7 +70,7 @@ announcements without a release|LATE|threads::ranks_on_one_gpu|core/memory.cuh|s
 chunks without a release|RACE|one_launch::every_small_count_of_collectives|core/memory.cuh|s/st\.release\.sys\.global\.u32/st.relaxed.sys.global.u32/|data race
 chunks without an acquire|RACE|one_launch::every_small_count_of_collectives|core/memory.cuh|s/ld\.acquire\.sys\.global\.u32/ld.relaxed.sys.global.u32/|data race
 chunks that are moved past their ends|RACE|one_launch::every_small_count_of_collectives|core/channel.cuh|s/granule_of\(to \| from \| bytes\)/granule_of(to | from)/|MISALIGNED
-threads of a block that skip packs|RACE|one_launch::every_collective|core/block.cuh|s/i < n; i \+= blockDim\.x\)/i < n; i += 2 * blockDim.x)/|differ|missing
+threads of a block that skip packs|-|collectives::in_one_launch|core/block.cuh|s/i < n; i \+= blockDim\.x\)/i < n; i += 2 * blockDim.x)/|differ|missing
 a range that begins too late|RACE|one_launch::every_order|core/block.cuh|s/\(begin - i \+ stride\(\) - 1\)/(begin - i + stride())/|differ
 averages of parts of a sum|RACE|one_launch::every_order|cuda/reduce.cuh|s/reduction\.finish\(whole\)/reduction.finish()/|differ
 END

@@ -9,6 +9,7 @@ mod abi;
 #[path = "../../../runner/mod.rs"]
 mod runner;
 
+mod broadcasts;
 mod elements;
 mod faults;
 mod giving_up;
@@ -52,5 +53,6 @@ pub(crate) fn is_left_out(program: &Program, kernel: &str) -> bool {
 }
 
 fn main() -> ExitCode {
-    runner::run([hot::tests(), giving_up::tests(), faults::tests()].into_iter().flatten().collect())
+    let tests = [hot::tests(), broadcasts::tests(), giving_up::tests(), faults::tests()];
+    runner::run(tests.into_iter().flatten().collect())
 }
