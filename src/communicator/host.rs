@@ -24,8 +24,10 @@ impl Communicator<Host> {
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`]; [`Error::Timeout`] naming ranks that did not come; see [`Communicator`] on what follows.
+    /// [`Error::LengthMismatch`]; [`Error::InvalidSetting`] for an operation that the type does not have; [`Error::Timeout`] naming
+    /// ranks that did not come; see [`Communicator`] on what follows.
     pub fn all_reduce<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+        op.check(T::DTYPE)?;
         same_length(input.len(), output.len())?;
         let (input, output, count) = (input.as_ptr() as u64, output.as_mut_ptr() as u64, input.len());
         let collective = Collective::AllReduce(op);
@@ -40,6 +42,7 @@ impl Communicator<Host> {
     ///
     /// As [`Communicator::all_reduce`].
     pub fn all_reduce_in_place<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
+        op.check(T::DTYPE)?;
         let (address, collective) = (data.as_mut_ptr() as u64, Collective::AllReduce(op));
         let message =
             Message { collective, input: address, output: address, count: data.len(), dtype: T::DTYPE };

@@ -49,6 +49,32 @@ fn lengths() {
 }
 
 #[test]
+fn operations_that_a_type_does_not_have() {
+    let refused = |result: Result<()>, said: &str| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::InvalidSetting { name: "reduction operation", .. }), "{error}");
+        assert!(error.to_string().contains(said), "{error}");
+    };
+    alone(|c| {
+        let scaled = ReduceOp::PreMulSum(0.5.into());
+        // Between calls that are carried out, of the same sizes.
+        let mut sums = [1f32; 5];
+        c.all_reduce_in_place(&mut sums, scaled).unwrap();
+        assert_eq!(sums, [1.5; 5]);
+        for op in ReduceOp::BITWISE {
+            refused(c.all_reduce_in_place(&mut [1f32; 5], op), "of f32");
+            refused(c.all_reduce(&[1f64; 5], &mut [0.0; 5], op), "of f64");
+            refused(c.reduce_scatter(&[1f32; 3], &mut [0.0], op), "of f32");
+            refused(c.reduce(&[1f32; 3], &mut [0.0; 3], op, 0), "of f32");
+        }
+        refused(c.all_reduce_in_place(&mut [1u8; 5], scaled), "premul_sum of u8");
+        refused(c.reduce_scatter_v(&[1i64; 3], &mut [0], &[1, 1, 1], scaled), "premul_sum of i64");
+        c.all_reduce_in_place(&mut sums, ReduceOp::PreMulSum(2.0.into())).unwrap();
+        assert_eq!(sums, [9.0; 5], "another scale is another call");
+    });
+}
+
+#[test]
 fn counts_by_rank() {
     alone(|c| {
         for counts in [&[][..], &[1, 1], &[1, 1, 1, 1]] {
