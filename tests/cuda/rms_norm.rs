@@ -73,8 +73,10 @@ fn every_shape(gpus: Gpus) {
                 for (number, &shape) in SHAPES.iter().enumerate() {
                     for dtype in TYPES {
                         let mut random = random.fork(4 * number + dtype as usize);
-                        let rows = Rows::new(&mut random, dtype, shape, size);
-                        rows.check(&mut caller, Placement::random(&mut random));
+                        for _ in 0..2 {
+                            let rows = Rows::new(&mut random, dtype, shape, size);
+                            rows.check(&mut caller, Placement::random(&mut random));
+                        }
                     }
                 }
                 caller.communicator.barrier().unwrap();
@@ -123,12 +125,13 @@ fn a_world_in_one_launch(_: Gpus) {
     let random = Random::new("rms_norm::a_world_in_one_launch");
     for size in [2, 3, 5] {
         for algorithm in Algorithm::DIRECT {
-            // Pieces, but for what has least room.
-            let max_bytes = if algorithm == Algorithm::TwoShotPush { 256 << 10 } else { 64 << 10 };
+            // Pieces of what is pulled. Packets have less room, and each row has to fit.
+            let pulls = matches!(algorithm, Algorithm::OneShotPull | Algorithm::TwoShotPull);
+            let max_bytes = if pulls { 16 << 10 } else { 256 << 10 };
             let mut world = CudaWorld::new(0, size, max_bytes, 0, LIMIT).unwrap();
-            for (number, &shape) in SHAPES.iter().enumerate() {
+            let cases = SHAPES.iter().flat_map(|&shape| TYPES.map(|dtype| (shape, dtype)));
+            for (number, (shape, dtype)) in cases.enumerate() {
                 let mut random = random.fork(16 * number + algorithm as usize);
-                let dtype = random.pick(&TYPES);
                 let whole = shape.1 * dtype.size() % 16 == 0;
                 let blocks = if whole { random.pick(&[1, 2, 5]) } else { 1 };
                 let threads = random.pick(&[32, 128, 512]);
