@@ -12,15 +12,6 @@ namespace FA_NAMESPACE {
 constexpr u32 kPartials = 64, kChunk = 512;
 constexpr u32 kMostChunks = FA_MAX_ROW / kChunk;
 
-template <class T, u32 N>
-FA_FN LanesOf<T, N> widen(const Elements<T, N> &elements) {
-  LanesOf<T, N> lanes;
-  FA_UNROLL
-  for (u32 i = 0; i < Elements<T, N>::units; ++i)
-    lanes.unit[i] = Convert<T>::widen(elements.unit[i]);
-  return lanes;
-}
-
 // Rounded once, to nearest even. A NaN becomes the canonical one.
 template <class T, u32 N>
 FA_FN Elements<T, N> narrow(LanesOf<T, N> lanes) {
@@ -35,12 +26,6 @@ FA_FN Elements<T, N> narrow(LanesOf<T, N> lanes) {
   return elements;
 }
 
-template <class T, u32 N>
-FA_FN Elements<T, N> add(const Elements<T, N> &sum, const Elements<T, N> &residual) {
-  using A = typename Element<T>::Accumulate;
-  return narrow<T, N>(map(widen<T, N>(sum), widen<T, N>(residual), Arithmetic<A>::add));
-}
-
 // What a row is multiplied by. Division and square root are correctly rounded.
 FA_FN float row_scale(float squares, u32 row, float epsilon) {
 #if FA_CUDA
@@ -48,6 +33,23 @@ FA_FN float row_scale(float squares, u32 row, float epsilon) {
 #else
   return 1.0f / __builtin_sqrtf(squares / float(row) + epsilon);
 #endif
+}
+
+#if FA_CUDA
+
+template <class T, u32 N>
+FA_FN LanesOf<T, N> widen(const Elements<T, N> &elements) {
+  LanesOf<T, N> lanes;
+  FA_UNROLL
+  for (u32 i = 0; i < Elements<T, N>::units; ++i)
+    lanes.unit[i] = Convert<T>::widen(elements.unit[i]);
+  return lanes;
+}
+
+template <class T, u32 N>
+FA_FN Elements<T, N> add(const Elements<T, N> &sum, const Elements<T, N> &residual) {
+  using A = typename Element<T>::Accumulate;
+  return narrow<T, N>(map(widen<T, N>(sum), widen<T, N>(residual), Arithmetic<A>::add));
 }
 
 template <class T, u32 N>
@@ -64,7 +66,7 @@ FA_FN Elements<T, N> scaled(const Elements<T, N> &row, float scale, const Elemen
   return narrow<T, N>(lanes);
 }
 
-#if !FA_CUDA
+#else
 
 // The typed loops of the host, which the epilogue reaches through a table.
 struct AddedSpan {

@@ -53,7 +53,7 @@ impl Communicator<Host> {
     ///
     /// As [`Communicator::all_reduce`]; [`Error::InvalidSetting`] for a type other than f16, bf16 and f32, a message that is not
     /// whole rows, rows of 0 or more than 65,536 elements or larger than the region, and an epsilon that is negative or no number;
-    /// [`Error::Mismatch`] where ranks do not agree on the norm.
+    /// [`Error::Disagreement`] where ranks do not agree on the norm.
     pub fn all_reduce_rms_norm<T: Element>(
         &self,
         input: &[T],

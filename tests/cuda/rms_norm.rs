@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
-use fast_allreduce::{Algorithm, Collective, Communicator, Cuda, DType, Error, Result, RmsNorm};
+use fast_allreduce::{
+    Algorithm, Collective, Communicator, Cuda, DType, Epilogue, Error, RawRmsNorm, Result, RmsNorm,
+};
 
 use crate::fixture::{download, upload, Plain, Setup};
 use crate::gpu::{gpu, Gpus, LIMIT};
@@ -13,7 +15,12 @@ use crate::suite::rows::{Caller, Placement, Prepared, Rows};
 use crate::threads::threads;
 
 tests! {
-    gpu => every_shape, a_world_in_one_launch, slices, a_grid_that_cuts_rows_is_refused;
+    gpu =>
+        every_shape,
+        a_world_in_one_launch,
+        slices,
+        a_rank_that_does_not_come,
+        a_grid_that_cuts_rows_is_refused;
 }
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
@@ -64,7 +71,9 @@ fn every_shape(gpus: Gpus) {
         let random = Random::new(&format!("rms_norm::every_shape {size}"));
         for algorithm in Algorithm::DIRECT.map(Some).into_iter().chain([None, Some(Algorithm::Ring)]) {
             threads(size, gpus.count.min(2), |rank, context| {
-                let setup = Setup { algorithm, check: Some(true), max_bytes: 16 << 10, ..Setup::default() };
+                // Pieces, but for what has least room: where rows do not fit, another algorithm is taken.
+                let max_bytes = if algorithm == Some(Algorithm::TwoShotPush) { 256 << 10 } else { 16 << 10 };
+                let setup = Setup { algorithm, check: Some(true), max_bytes, ..Setup::default() };
                 let communicator = setup.try_build(context.clone(), rank).unwrap();
                 let stream = context.new_stream().unwrap();
                 let plain = [(); 2].map(|()| Plain::new(&context, 256 << 10));
@@ -73,8 +82,10 @@ fn every_shape(gpus: Gpus) {
                 for (number, &shape) in SHAPES.iter().enumerate() {
                     for dtype in TYPES {
                         let mut random = random.fork(4 * number + dtype as usize);
-                        let rows = Rows::new(&mut random, dtype, shape, size);
-                        rows.check(&mut caller, Placement::random(&mut random));
+                        for _ in 0..2 {
+                            let rows = Rows::new(&mut random, dtype, shape, size);
+                            rows.check(&mut caller, Placement::random(&mut random));
+                        }
                     }
                 }
                 caller.communicator.barrier().unwrap();
@@ -118,17 +129,56 @@ fn slices(_: Gpus) {
     });
 }
 
+/// The others' kernels give up, whichever they are.
+fn a_rank_that_does_not_come(_: Gpus) {
+    for algorithm in Algorithm::DIRECT.map(Some) {
+        for dtype in TYPES {
+            threads(2, 1, |rank, context| {
+                let timeout = std::time::Duration::from_millis(300);
+                let setup = Setup { algorithm, timeout, ..Setup::default() };
+                let communicator = setup.try_build(context.clone(), rank).unwrap();
+                let memory = Plain::new(&context, 8192);
+                let stream = context.new_stream().unwrap();
+                communicator.barrier().unwrap();
+                if communicator.rank() == 1 {
+                    // Not gone, but later than the other waits.
+                    std::thread::sleep(3 * timeout);
+                    return;
+                }
+                let norm = RawRmsNorm {
+                    hidden: 64,
+                    epsilon: 0.0,
+                    weight: 0,
+                    unit_offset: false,
+                    output: memory.address + 4096,
+                };
+                let epilogue = Epilogue { residual: memory.address + 2048, norm: Some(norm) };
+                let collective = Collective::AllReduceEpilogue(&epilogue);
+                let (input, output) = (memory.address, memory.address + 2048);
+                // SAFETY: the test's own memory, which outlives the launch.
+                unsafe {
+                    communicator.collective_raw(stream.cu_stream(), collective, input, output, 256, dtype)
+                }
+                .unwrap();
+                let error = communicator.synchronize(&stream).unwrap_err();
+                assert!(error.to_string().contains("rank 1"), "{error}");
+            });
+        }
+    }
+}
+
 /// All ranks in one launch, with grids that have fewer and more blocks than there are rows.
 fn a_world_in_one_launch(_: Gpus) {
     let random = Random::new("rms_norm::a_world_in_one_launch");
     for size in [2, 3, 5] {
         for algorithm in Algorithm::DIRECT {
-            // Pieces, but for what has least room.
-            let max_bytes = if algorithm == Algorithm::TwoShotPush { 256 << 10 } else { 64 << 10 };
+            // Pieces of what is pulled. Packets have less room, and each row has to fit.
+            let pulls = matches!(algorithm, Algorithm::OneShotPull | Algorithm::TwoShotPull);
+            let max_bytes = if pulls { 16 << 10 } else { 256 << 10 };
             let mut world = CudaWorld::new(0, size, max_bytes, 0, LIMIT).unwrap();
-            for (number, &shape) in SHAPES.iter().enumerate() {
+            let cases = SHAPES.iter().flat_map(|&shape| TYPES.map(|dtype| (shape, dtype)));
+            for (number, (shape, dtype)) in cases.enumerate() {
                 let mut random = random.fork(16 * number + algorithm as usize);
-                let dtype = random.pick(&TYPES);
                 let whole = shape.1 * dtype.size() % 16 == 0;
                 let blocks = if whole { random.pick(&[1, 2, 5]) } else { 1 };
                 let threads = random.pick(&[32, 128, 512]);
@@ -195,14 +245,9 @@ fn a_grid_that_cuts_rows_is_refused(_: Gpus) {
     let mut world = CudaWorld::new(0, 2, 16 << 10, 0, LIMIT).unwrap();
     let context = Arc::clone(world.stream().context());
     let memory = Plain::new(&context, 4096);
-    let norm = fast_allreduce::RawRmsNorm {
-        hidden: 7,
-        epsilon: 0.0,
-        weight: 0,
-        unit_offset: false,
-        output: memory.address + 2048,
-    };
-    let epilogue = fast_allreduce::Epilogue { residual: memory.address + 1024, norm: Some(norm) };
+    let norm =
+        RawRmsNorm { hidden: 7, epsilon: 0.0, weight: 0, unit_offset: false, output: memory.address + 2048 };
+    let epilogue = Epilogue { residual: memory.address + 1024, norm: Some(norm) };
     let collective = Collective::AllReduceEpilogue(&epilogue);
     let rank = WorldRank { collective, input: memory.address, output: memory.address + 1024 };
     for (algorithm, blocks, name) in [(Algorithm::OneShotPush, 2, "grid"), (Algorithm::Ring, 1, "algorithm")]
