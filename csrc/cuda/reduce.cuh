@@ -207,7 +207,7 @@ public:
 private:
   static constexpr u32 kRanks = ranks_of(WorldT{});
   // The hot set has no such kernels, nor have integers.
-  static constexpr bool kScales = !WorldT::known && kIsFloat<typename Element<T>::Accumulate>;
+  static constexpr bool kScales = kMayScale<Op> && kIsFloat<typename Element<T>::Accumulate>;
   static constexpr u64 kUpper = u64(0xFFFFFFFF) << 32;
   using Word = Elements<T, kLanes / 4>;
 
@@ -216,14 +216,16 @@ private:
 
   static FA_FN Word word_of(u32 bits) {
     // Either half of a register is as good to widen an f16 from.
-    if constexpr (sizeof(T) == sizeof(bits) || kIsF16<T>)
+    if constexpr (sizeof(T) == sizeof(bits) || kIsF16<T>) {
       return *reinterpret_cast<const Word *>(&bits);
-    // By shifts, which the widening of a bf16 becomes one mask with.
-    Word word;
-    FA_UNROLL
-    for (u32 i = 0; i < Word::units; ++i)
-      word.unit[i] = static_cast<typename Convert<T>::Small>(bits >> 8 * sizeof(T) * i);
-    return word;
+    } else {
+      // By shifts, which the widening of a bf16 becomes one mask with.
+      Word word;
+      FA_UNROLL
+      for (u32 i = 0; i < Word::units; ++i)
+        word.unit[i] = static_cast<typename Convert<T>::Small>(bits >> 8 * sizeof(T) * i);
+      return word;
+    }
   }
 
   // A word of a pack at a time, by one body.

@@ -18,6 +18,12 @@ struct AnyOp {
   FA_FN constexpr u32 code() const { return op; }
 };
 
+// Whether an operation may be a premultiplied sum: those that the compiler knows are not.
+template <class Op>
+constexpr bool kMayScale = false;
+template <>
+constexpr bool kMayScale<AnyOp> = true;
+
 // The conversion of a type, which an operation that is known to the compiler knows as well.
 template <class T, class Op>
 FA_FN Convert<T> conversion(Op op) {
