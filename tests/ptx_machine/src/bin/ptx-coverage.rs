@@ -4,7 +4,7 @@
 //!
 //! FOLDER has the notes of `PTX_MACHINE_COVERAGE`. LIST names the places in the source whose instructions need not be executed, a
 //! line each, with the reason; after an `@` come the kernels that this holds for, by the beginnings of their names. Of each kernel
-//! 95 % of the rest must be. What a kernel of the hot set misses elsewhere is an error, and so is a place that no kernel misses.
+//! 90 % of the rest must be. What a kernel of the hot set misses elsewhere is an error, and so is a place that no kernel misses.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +14,7 @@ use fast_allreduce_ptx_machine::coverage::{self, Coverage};
 use fast_allreduce_ptx_machine::Program;
 
 /// Of the instructions of each kernel, in per cent.
-const LEAST: f64 = 95.0;
+const LEAST: f64 = 90.0;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
