@@ -371,36 +371,6 @@ uint32_t fast_allreduce_abi_version(void);
 // Version of the library, such as "0.1.0".
 const char *fast_allreduce_version(void);
 
-// This rank; 0 for a null communicator.
-//
-// # Safety
-//
-// `communicator` is null or live.
-size_t fast_allreduce_rank(const struct fast_allreduce_communicator *communicator);
-
-// Number of ranks; 0 for a null communicator.
-//
-// # Safety
-//
-// `communicator` is null or live.
-size_t fast_allreduce_nranks(const struct fast_allreduce_communicator *communicator);
-
-// Where its plans come from, in words: a tuning file, or a built-in table, and why. It is valid until the communicator is
-// freed; "" for a null one.
-//
-// # Safety
-//
-// `communicator` is null or live.
-const char *fast_allreduce_plan_source(const struct fast_allreduce_communicator *communicator);
-
-// What the ranks' threads are bound to, in words, such as "core (0, 1)". It is valid until the communicator is freed; "" for a
-// null one.
-//
-// # Safety
-//
-// `communicator` is null or live.
-const char *fast_allreduce_binding(const struct fast_allreduce_communicator *communicator);
-
 // Reduces the ranks' inputs of `count` elements, element by element, into every rank's output. In place: the same pointer
 // twice. On the host `stream` is null, in this and all calls, and the call has ended when it returns. On a GPU it is a
 // CUstream of the GPU's primary context, on which the call is put.
@@ -584,48 +554,35 @@ fast_allreduce_status fast_allreduce_all_to_all_v(const struct fast_allreduce_co
 fast_allreduce_status fast_allreduce_barrier(const struct fast_allreduce_communicator *communicator,
                                              void *stream);
 
-// Sends `count` elements to a rank, which receives them with the same tag. Between fast_allreduce_group_begin and
-// fast_allreduce_group_end of the same thread it is carried out by the latter.
+// This rank; 0 for a null communicator.
 //
 // # Safety
 //
-// `communicator` is live, and `data` valid for reads of that many elements until the call, or the group's end, has ended.
-fast_allreduce_status fast_allreduce_send(const struct fast_allreduce_communicator *communicator,
-                                          const void *data,
-                                          size_t count,
-                                          uint32_t dtype,
-                                          size_t to,
-                                          uint32_t tag,
-                                          void *stream);
+// `communicator` is null or live.
+size_t fast_allreduce_rank(const struct fast_allreduce_communicator *communicator);
 
-// Receives `count` elements from a rank, as fast_allreduce_send.
+// Number of ranks; 0 for a null communicator.
 //
 // # Safety
 //
-// As fast_allreduce_send, for writes.
-fast_allreduce_status fast_allreduce_recv(const struct fast_allreduce_communicator *communicator,
-                                          void *data,
-                                          size_t count,
-                                          uint32_t dtype,
-                                          size_t from,
-                                          uint32_t tag,
-                                          void *stream);
+// `communicator` is null or live.
+size_t fast_allreduce_nranks(const struct fast_allreduce_communicator *communicator);
 
-// Begins a group of this thread: messages that it sends and receives from here on are carried out together, side by side,
-// by fast_allreduce_group_end; at most 64. Collectives are carried out at once, also within a group.
+// Where its plans come from, in words: a tuning file, or a built-in table, and why. It is valid until the communicator is
+// freed; "" for a null one.
 //
 // # Safety
 //
-// `communicator` is live.
-fast_allreduce_status fast_allreduce_group_begin(const struct fast_allreduce_communicator *communicator);
+// `communicator` is null or live.
+const char *fast_allreduce_plan_source(const struct fast_allreduce_communicator *communicator);
 
-// Carries out the messages of this thread's group.
+// What the ranks' threads are bound to, in words, such as "core (0, 1)". It is valid until the communicator is freed; "" for a
+// null one.
 //
 // # Safety
 //
-// `communicator` is live, and the messages' buffers are as fast_allreduce_send and fast_allreduce_recv say.
-fast_allreduce_status fast_allreduce_group_end(const struct fast_allreduce_communicator *communicator,
-                                               void *stream);
+// `communicator` is null or live.
+const char *fast_allreduce_binding(const struct fast_allreduce_communicator *communicator);
 
 // Tells what this rank has done so far.
 //
@@ -752,6 +709,49 @@ fast_allreduce_status fast_allreduce_register(const struct fast_allreduce_commun
 //
 // `buffer` is null, or live and not used any more.
 void fast_allreduce_buffer_free(struct fast_allreduce_buffer *buffer);
+
+// Sends `count` elements to a rank, which receives them with the same tag. Between fast_allreduce_group_begin and
+// fast_allreduce_group_end of the same thread it is carried out by the latter.
+//
+// # Safety
+//
+// `communicator` is live, and `data` valid for reads of that many elements until the call, or the group's end, has ended.
+fast_allreduce_status fast_allreduce_send(const struct fast_allreduce_communicator *communicator,
+                                          const void *data,
+                                          size_t count,
+                                          uint32_t dtype,
+                                          size_t to,
+                                          uint32_t tag,
+                                          void *stream);
+
+// Receives `count` elements from a rank, as fast_allreduce_send.
+//
+// # Safety
+//
+// As fast_allreduce_send, for writes.
+fast_allreduce_status fast_allreduce_recv(const struct fast_allreduce_communicator *communicator,
+                                          void *data,
+                                          size_t count,
+                                          uint32_t dtype,
+                                          size_t from,
+                                          uint32_t tag,
+                                          void *stream);
+
+// Begins a group of this thread: messages that it sends and receives from here on are carried out together, side by side,
+// by fast_allreduce_group_end; at most 64. Collectives are carried out at once, also within a group.
+//
+// # Safety
+//
+// `communicator` is live.
+fast_allreduce_status fast_allreduce_group_begin(const struct fast_allreduce_communicator *communicator);
+
+// Carries out the messages of this thread's group.
+//
+// # Safety
+//
+// `communicator` is live, and the messages' buffers are as fast_allreduce_send and fast_allreduce_recv say.
+fast_allreduce_status fast_allreduce_group_end(const struct fast_allreduce_communicator *communicator,
+                                               void *stream);
 
 // Makes an operation of this rank, for this communicator: a sum of the ranks' inputs, of which this rank's is multiplied by
 // `scale` first. The product is computed as sums are accumulated, and rounded to the type. The other ranks take such an operation

@@ -9,9 +9,11 @@ mod bootstrap;
 mod calls;
 mod codes;
 mod config;
+mod facts;
 mod handle;
 mod init;
 mod memory;
+mod messages;
 mod scales;
 mod status;
 

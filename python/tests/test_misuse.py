@@ -314,7 +314,7 @@ def of_torch(rank, nranks, unique_id):
         (torch.eye(3).to_sparse(), "sendbuf"),
         (torch.tensor([1 + 2j]).conj().imag, "pending"),
         (torch.zeros(3).expand(2, 3), "not contiguous"),
-        (torch.zeros(3, dtype=torch.float8_e4m3fn), "not supported"),
+        (torch.zeros(3, dtype=torch.float8_e4m3fnuz), "not supported"),
         (torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.qint8), "sendbuf"),
     ):
         with pytest.raises(ValueError, match=said):
