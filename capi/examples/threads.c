@@ -140,8 +140,10 @@ static void mistakes(const fast_allreduce_communicator *communicator) {
   EXPECT(fast_allreduce_all_reduce(communicator, data, data, 4, 99, FAST_ALLREDUCE_OP_SUM, NULL) ==
          FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
   EXPECT(strstr(fast_allreduce_last_error(), "dtype 99") != NULL);
-  EXPECT(fast_allreduce_all_reduce(communicator, data, data, 4, FAST_ALLREDUCE_DTYPE_F32, 5, NULL) ==
+  EXPECT(fast_allreduce_all_reduce(communicator, data, data, 4, FAST_ALLREDUCE_DTYPE_F32, 99, NULL) ==
          FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  EXPECT(fast_allreduce_all_reduce(communicator, data, data, 4, FAST_ALLREDUCE_DTYPE_F32, FAST_ALLREDUCE_OP_BAND,
+                                   NULL) == FAST_ALLREDUCE_STATUS_INVALID_SETTING);
   EXPECT(fast_allreduce_all_reduce(NULL, data, data, 4, FAST_ALLREDUCE_DTYPE_F32, FAST_ALLREDUCE_OP_SUM, NULL) ==
          FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
   EXPECT(fast_allreduce_all_reduce(communicator, data, data, 4, FAST_ALLREDUCE_DTYPE_F32, FAST_ALLREDUCE_OP_SUM,
