@@ -71,7 +71,7 @@ fn the_naive_allreduce_is_right() {
         let rows = document["results"].as_array().unwrap();
         let naive: Vec<_> = rows.iter().filter(|row| row["by"] == "naive").collect();
         // All but the averages of six types of integers.
-        let expected = if arguments.contains("all") { 10 * 5 - 6 } else { 1 };
+        let expected = if arguments.contains("all") { 12 * 5 - 6 } else { 1 };
         assert_eq!(naive.len(), expected, "{arguments}");
         for row in naive {
             for placement in ["out_of_place", "in_place"] {
@@ -179,10 +179,10 @@ fn pages_are_whole_and_hold_everything() {
     let html = fs::read_to_string(&page).unwrap();
     assert_eq!(folder.names().len(), 1, "{:?}", folder.names());
     assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"), "{html}");
-    // Ten types, each with four algorithms; a memcpy has a latency only.
-    assert_eq!(html.matches("<svg").count(), 20);
-    assert_eq!(html.matches("class=\"line\"").count(), 10 * (5 + 4));
-    assert_eq!(html.matches("class=\"first\"").count(), 10 * 3);
+    // Twelve types, each with four algorithms; a memcpy has a latency only.
+    assert_eq!(html.matches("<svg").count(), 24);
+    assert_eq!(html.matches("class=\"line\"").count(), 12 * (5 + 4));
+    assert_eq!(html.matches("class=\"first\"").count(), 12 * 3);
     assert!(html.contains("&lt;i&gt;&amp;&#39;") && !html.contains("<i>"), "{html}");
     assert!(html.contains("<pre><code>fast-allreduce bench --ranks 3"), "{html}");
     for fact in ["<dt>CPU</dt>", "<dt>Kernel</dt>", "Every checked element is right.", " UTC</p>"] {

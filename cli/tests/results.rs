@@ -21,7 +21,7 @@ fn every_type_and_operation_is_right() {
     for ranks in [2, 3, 4] {
         let table = results(&format!("bench --ranks {ranks} -b 1000 -e 1000 -n 2 -w 0 -d all -o all"));
         let rows = rows(&table);
-        assert_eq!(rows.len(), 50, "{table}");
+        assert_eq!(rows.len(), 60, "{table}");
         for row in rows {
             assert_eq!(row.len(), 19, "{row:?}");
             let count = 1000 / fast_allreduce::DType::ALL.iter().find(|t| t.name() == row[2]).unwrap().size();
