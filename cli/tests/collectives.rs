@@ -136,7 +136,10 @@ fn the_algorithms_that_round_at_each_step_are_right_in_all_types_and_operations(
             for row in rows(&document) {
                 let error = row["out_of_place"]["max_error"].as_f64().unwrap();
                 let is_exact = matches!(row["redop"].as_str(), Some("min" | "max"))
-                    || !matches!(row["type"].as_str(), Some("f16" | "bf16" | "f32" | "f64" | "f8e4m3" | "f8e5m2"));
+                    || !matches!(
+                        row["type"].as_str(),
+                        Some("f16" | "bf16" | "f32" | "f64" | "f8e4m3" | "f8e5m2")
+                    );
                 assert!(error == 0.0 || !is_exact, "{row}");
             }
         }

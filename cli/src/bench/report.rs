@@ -103,18 +103,18 @@ fn write_table_header(out: &mut impl Write, config: &Config) -> io::Result<()> {
     writeln!(out, "# {}", config.device.explanation())?;
     writeln!(out, "#")?;
     let (left, right) = ("out-of-place", "in-place");
-    writeln!(out, "#{:60}{left:^55}{right:^55}", "")?;
+    writeln!(out, "#{:64}{left:^55}{right:^55}", "")?;
     let columns =
         format!("{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "time", "p50", "p99", "algbw", "busbw", "#wrong");
     let (size, count, dtype) = ("size", "count", "type");
     writeln!(
         out,
-        "#{size:>11}{count:>13}{dtype:>6}{:>6}{:>6} {:>16}  {columns}   {columns} {:>9}",
+        "#{size:>11}{count:>13} {dtype:>7} {:>7}{:>6} {:>16}  {columns}   {columns} {:>9}",
         "redop", "root", "algo", "memcpy"
     )?;
     let columns =
         format!("{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
-    writeln!(out, "#{:>11}{:>13}{:>35}  {columns}   {columns} {:>9}", "(B)", "(elements)", "", "(us)")
+    writeln!(out, "#{:>11}{:>13}{:>39}  {columns}   {columns} {:>9}", "(B)", "(elements)", "", "(us)")
 }
 
 fn write_table_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
@@ -138,7 +138,7 @@ fn write_table_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
     let remark = row.remark().map_or(String::new(), |remark| format!("  # {remark}"));
     writeln!(
         out,
-        "{size:>12}{count:>13}{dtype:>6}{redop:>6}{root:>6} {algo:>16}  {out_of_place}   {in_place} {memcpy:>9}{remark}"
+        "{size:>12}{count:>13} {dtype:>7} {redop:>7}{root:>6} {algo:>16}  {out_of_place}   {in_place} {memcpy:>9}{remark}"
     )
 }
 

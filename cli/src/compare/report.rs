@@ -106,13 +106,13 @@ fn write_header(out: &mut impl Write, contest: &CompareConfig) -> io::Result<()>
         "# time: median over the rounds of the mean of a block of calls back to back, on the slowest rank; ratio: time / fast-allreduce's"
     )?;
     writeln!(out, "#")?;
-    writeln!(out, "#{:75}{:^42}{:^43}", "", "out-of-place", "in-place")?;
+    writeln!(out, "#{:79}{:^42}{:^43}", "", "out-of-place", "in-place")?;
     let columns = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "time", "algbw", "busbw", "#wrong", "ratio");
     let (size, count, dtype) = ("size", "count", "type");
-    let kind = format!("{size:>11}{count:>13}{dtype:>6}{:>6}{:>6}", "redop", "root");
+    let kind = format!("{size:>11}{count:>13} {dtype:>7} {:>7}{:>6}", "redop", "root");
     writeln!(out, "#{kind} {:>14} {:>16}  {columns}   {columns} {:>9}", "by", "algo", "error")?;
     let columns = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "(us)", "(GB/s)", "(GB/s)", "", "");
-    writeln!(out, "#{:>11}{:>13}{:>50}  {columns}   {columns}", "(B)", "(elements)", "")
+    writeln!(out, "#{:>11}{:>13}{:>54}  {columns}   {columns}", "(B)", "(elements)", "")
 }
 
 fn write_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
@@ -136,7 +136,7 @@ fn write_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
         (root(row.root), algo.unwrap_or("-"), row.max_error().map_or("-".into(), distance));
     writeln!(
         out,
-        "{size:>12}{count:>13}{dtype:>6}{redop:>6}{root:>6} {by:>14} {algo:>16}  {out_of_place}   {in_place} {error:>9}"
+        "{size:>12}{count:>13} {dtype:>7} {redop:>7}{root:>6} {by:>14} {algo:>16}  {out_of_place}   {in_place} {error:>9}"
     )
 }
 
