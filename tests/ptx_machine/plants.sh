@@ -20,15 +20,15 @@ FA_HOT_KERNEL(3, f32, float, one_shot_pull)
 FA_HOT_KERNEL(2, bf16, Bf16, two_shot_pull)
 FA_HOT_KERNEL(3, f32, float, one_shot_push)
 FA_HOT_KERNEL(2, f16, F16, two_shot_push)
-FA_ANY_KERNEL(, , f32, float, 4, floats, one_shot_push)
-FA_ANY_KERNEL(, , u8, u8, 1, integers, two_shot_pull)
+FA_ANY_KERNEL(f32, float, one_shot_push)
+FA_ANY_KERNEL(u8, u8, two_shot_pull)
 END
 # And of those that the CUDA device's tests launch, which take all others as they are.
 cat >"$work/others" <<'END'
-FA_ANY_KERNEL(, , f32, float, 4, floats, halving_doubling)
-FA_ANY_KERNEL(, , f32, float, 4, floats, ring)
+FA_ANY_KERNEL(f32, float, halving_doubling)
+FA_ANY_KERNEL(f32, float, ring)
 FA_HOT(FA_ANY_OF, )
-FA_ANY_KERNEL(, , u8, u8, 1, integers, reduce_scatter)
+FA_ANY_KERNEL(u8, u8, reduce_scatter)
 FA_MOVING(FA_MOVING_KERNEL, )
 END
 sed -n '/^FA_KERNEL(barrier)/,$p' csrc/cuda/kernels.cu >>"$work/others"
