@@ -234,8 +234,12 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     draw_shares(random, call, whole ? lanes : 0);
   if (call.algorithm == FA_TRANSFER)
     draw_letters(random, call, whole ? lanes : 0);
-  // Whole packs of each share.
-  const uint64_t staged = call.count * sizes[type] + world * FA_HOST_PACK_BYTES;
+  // Whole packs of each share; those that are reduced are as far apart as the largest is long.
+  uint64_t largest = 0;
+  for (const FaShare &share : call.shares)
+    largest = std::max<uint64_t>(largest, share.count);
+  const uint64_t all = call.algorithm == FA_REDUCE_SCATTER ? world * largest : call.count;
+  const uint64_t staged = all * sizes[type] + world * FA_HOST_PACK_BYTES;
   while (random() % 2 && staged <= kMaxBytes / (2 * call.staging_slots))
     call.staging_slots *= 2;
   return call;
