@@ -100,7 +100,8 @@ struct World {
     for (uint32_t id = 0; id < kBuffers; ++id) {
       auto &ranks = buffers.emplace_back();
       for (uint32_t rank = 0; rank < size; ++rank) {
-        ranks.emplace_back(kMostBytes + 64, 0);
+        // Up to 7 messages, each of a quarter and an element more; at an offset.
+        ranks.emplace_back(2 * kMostBytes + 128, 0);
         table[id * FA_MAX_RANKS + rank] = reinterpret_cast<uint64_t>(ranks[rank].data());
       }
     }
