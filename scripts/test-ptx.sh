@@ -127,7 +127,7 @@ if [ -z "$machine_only" ]; then
   status=0
   wait "$in_background" || status=$?
   count "CUDA device, all ranks in one launch" ended "$status" "$work/one_launch"
-  count "coverage" "$target/release/ptx-coverage" "$ptx" "$coverage" tests/ptx_machine/coverage.list
+  count "coverage" "$target/release/ptx-coverage" "$ptx" "$coverage" tests/ptx_machine/coverage.list csrc
 fi
 count "planted bugs" plants
 echo "$passed passed, $failed failed"

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use candle_core::DType;
 use clap::builder::RangedU64ValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use fast_allreduce::Algorithm;
@@ -19,7 +20,7 @@ pub struct Arguments {
     pub tokens: usize,
     /// A file, in whose path `{rank}` stands for the rank; or random weights.
     pub weights: Weights,
-    pub arithmetic: Arithmetic,
+    pub products: Products,
     pub backend: Backend,
     pub algorithm: Option<Algorithm>,
     /// The longest wait for another rank in a call.
@@ -36,6 +37,13 @@ pub enum Weights {
 }
 
 /// How linear layers are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Products {
+    pub arithmetic: Arithmetic,
+    /// What weights are held in, and multiplied.
+    pub dtype: DType,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
     /// Unit by unit: the same bits for every number of ranks.
@@ -78,7 +86,10 @@ fn of(
         threads: matches.contains_id("threads").then(|| number(&matches, "threads")),
         tokens: number(&matches, "tokens"),
         weights,
-        arithmetic: if text("arithmetic") == "plain" { Arithmetic::Plain } else { Arithmetic::Invariant },
+        products: Products {
+            arithmetic: if text("arithmetic") == "plain" { Arithmetic::Plain } else { Arithmetic::Invariant },
+            dtype: if text("dtype") == "f16" { DType::F16 } else { DType::F32 },
+        },
         backend: match text("backend") {
             "mpi" => Backend::Mpi,
             "both" => Backend::Both,
@@ -159,6 +170,13 @@ fn command() -> Command {
                 .value_parser(["invariant", "plain"])
                 .default_value("invariant")
                 .help("invariant: the same bits for every number of ranks; plain: products as candle does them, summed in f32"),
+        )
+        .arg(
+            Arg::new("dtype")
+                .long("dtype")
+                .value_parser(["f32", "f16"])
+                .default_value("f32")
+                .help("What weights are held in and multiplied; f16 reads half the bytes for each token"),
         )
         .arg(
             Arg::new("backend")

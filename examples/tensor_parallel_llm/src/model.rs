@@ -1,14 +1,14 @@
 //! A model of the Llama architecture (Touvron et al. 2023), of which each rank has its heads, its channels and its part of the
 //! vocabulary.
 
-use candle_core::{DType, Device, Module as _, Result, Tensor};
+use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::{ops, rotary_emb, RmsNorm};
 use fast_allreduce_candle::{
     invariant, share, AllReduce, ColumnParallelLinear, Comm, HeadShare, RowParallelLinear, Shards,
     VocabParallelEmbedding,
 };
 
-use crate::arguments::Arithmetic;
+use crate::arguments::{Arithmetic, Products};
 use crate::config::{unit, Config};
 
 pub struct Model {
@@ -42,21 +42,32 @@ struct Layer {
 /// A linear layer to units of outputs: (rows, inputs) to (units, rows, unit).
 enum Column {
     Invariant(invariant::ColumnLinear),
-    Plain(ColumnParallelLinear, usize),
+    Plain(ColumnParallelLinear<InType>, usize),
 }
 
 /// A linear layer from units of inputs to all outputs: (units, rows, unit) to (rows, outputs).
 enum Row {
     Invariant(invariant::RowLinear),
-    Plain(RowParallelLinear),
+    Plain(RowParallelLinear<InType>),
+}
+
+/// candle's product in the weight's type, which need not be that of what comes in and goes out.
+struct InType(candle_nn::Linear);
+
+impl Module for InType {
+    fn forward(&self, xs: &Tensor) -> Result<Tensor> {
+        self.0.forward(&xs.to_dtype(self.0.weight().dtype())?)?.to_dtype(xs.dtype())
+    }
 }
 
 impl Column {
-    fn new(arithmetic: Arithmetic, weight: &Tensor, unit: usize) -> Result<Self> {
-        Ok(match arithmetic {
-            Arithmetic::Invariant => Self::Invariant(invariant::ColumnLinear::new(weight, unit)?),
+    fn new(products: Products, weight: &Tensor, unit: usize) -> Result<Self> {
+        let weight = weight.to_dtype(products.dtype)?;
+        Ok(match products.arithmetic {
+            Arithmetic::Invariant => Self::Invariant(invariant::ColumnLinear::new(&weight, unit)?),
             Arithmetic::Plain => {
-                Self::Plain(ColumnParallelLinear::new(candle_nn::Linear::new(weight.clone(), None)), unit)
+                let product = InType(candle_nn::Linear::new(weight, None));
+                Self::Plain(ColumnParallelLinear::new(product), unit)
             }
         })
     }
@@ -74,12 +85,16 @@ impl Column {
 }
 
 impl Row {
-    fn new(arithmetic: Arithmetic, weight: Tensor, unit: usize, all_reduce: &AllReduce) -> Result<Self> {
-        Ok(match arithmetic {
+    fn new(products: Products, weight: &Tensor, unit: usize, all_reduce: &AllReduce) -> Result<Self> {
+        let weight = weight.to_dtype(products.dtype)?;
+        Ok(match products.arithmetic {
             Arithmetic::Invariant => {
                 Self::Invariant(invariant::RowLinear::new(&weight, unit, all_reduce.clone())?)
             }
-            Arithmetic::Plain => Self::Plain(RowParallelLinear::new(weight, None, all_reduce.clone())),
+            Arithmetic::Plain => {
+                let product = InType(candle_nn::Linear::new(weight, None));
+                Self::Plain(RowParallelLinear::of(product, None, all_reduce.clone()))
+            }
         })
     }
 
@@ -96,7 +111,7 @@ impl Row {
 
 impl Model {
     /// Reads this rank's part.
-    pub fn load(config: Config, shards: &dyn Shards, comm: &Comm, arithmetic: Arithmetic) -> Result<Self> {
+    pub fn load(config: Config, shards: &dyn Shards, comm: &Comm, products: Products) -> Result<Self> {
         let (device, shape) = (Device::Cpu, config.shape);
         let (rank, ranks) = (comm.rank(), comm.world_size());
         let heads = HeadShare::new(shape.heads, shape.groups, rank, ranks)?;
@@ -132,18 +147,18 @@ impl Model {
             let gate_up = [rows("ffn_gate", &feed_forward)?, rows("ffn_up", &feed_forward)?];
             Ok(Layer {
                 attention_norm: norm(&name("attn_norm"))?,
-                attention: Column::new(arithmetic, &Tensor::cat(&attention, 0)?, shape.head_dim)?,
+                attention: Column::new(products, &Tensor::cat(&attention, 0)?, shape.head_dim)?,
                 attention_output: Row::new(
-                    arithmetic,
-                    columns("attn_output", &of_heads)?,
+                    products,
+                    &columns("attn_output", &of_heads)?,
                     shape.head_dim,
                     &all_reduce,
                 )?,
                 feed_forward_norm: norm(&name("ffn_norm"))?,
-                gate_up: Column::new(arithmetic, &Tensor::cat(&gate_up, 0)?, feed_forward_unit)?,
+                gate_up: Column::new(products, &Tensor::cat(&gate_up, 0)?, feed_forward_unit)?,
                 down: Row::new(
-                    arithmetic,
-                    columns("ffn_down", &feed_forward)?,
+                    products,
+                    &columns("ffn_down", &feed_forward)?,
                     feed_forward_unit,
                     &all_reduce,
                 )?,
@@ -159,11 +174,11 @@ impl Model {
         )?;
         let logits = match shards.contains("output.weight") {
             true => Column::new(
-                arithmetic,
+                products,
                 &shards.shard("output.weight", 0, vocabulary.clone(), &device)?,
                 vocabulary_unit,
             )?,
-            false => Column::new(arithmetic, embedding.table(), vocabulary_unit)?,
+            false => Column::new(products, embedding.table(), vocabulary_unit)?,
         };
         let group_of: Vec<u32> = heads.group_of.iter().map(|&group| group as u32).collect();
         Ok(Self {

@@ -56,7 +56,7 @@ fn run_in_world(arguments: &Arguments) -> Result {
         .build(Host::new().bind(bind), Arc::clone(&bootstrap))?;
     let backends = Arc::new(Backends::new(backends(arguments, communicator)?));
     let comm = Comm::host(Arc::clone(&backends) as Arc<dyn HostCollectives>);
-    let model = Model::load(source.config, &*source.shards, &comm, arguments.arithmetic)?;
+    let model = Model::load(source.config, &*source.shards, &comm, arguments.products)?;
     let mut generator = Generator { model, comm, backends: &backends };
 
     let mut rounds = vec![Vec::new(); backends.names().count()];

@@ -76,6 +76,23 @@ fn no_algorithm_changes_a_bit() {
     }
 }
 
+/// Products in f16 are rounded more coarsely, and the same for every number of ranks all the same.
+#[test]
+fn no_number_of_ranks_changes_a_bit_of_f16() {
+    let one = said(&format!("--ranks 1 --tokens 16 --dtype f16 {SHAPE} text"));
+    for ranks in [2, 3, 9] {
+        assert_eq!(
+            said(&format!("--ranks {ranks} --tokens 16 --dtype f16 {SHAPE} text")),
+            one,
+            "{ranks} ranks"
+        );
+    }
+    assert_ne!(one.1, said(&format!("--ranks 1 --tokens 16 {SHAPE} text")).1);
+    let plain =
+        |ranks| said(&format!("--ranks {ranks} --tokens 16 --dtype f16 --arithmetic plain {SHAPE} text"));
+    assert_eq!(plain(2), plain(2));
+}
+
 /// candle's products as they come: other bits than one rank's, maybe, but the same ones in each run, and the same words.
 #[test]
 fn plain_arithmetic_is_the_same_in_two_runs() {

@@ -1,12 +1,13 @@
 //! Sums up which instructions of each kernel were executed, and checks that they are enough.
 //!
-//!     ptx-coverage PTX FOLDER LIST
+//!     ptx-coverage PTX FOLDER LIST SOURCES
 //!
-//! FOLDER has the notes of `PTX_MACHINE_COVERAGE`. LIST names the places in the source whose instructions need not be executed, a
-//! line each, with the reason; after an `@` come the kernels that this holds for, by the beginnings of their names. Of each kernel
-//! 90 % of the rest must be. What a kernel of the hot set misses elsewhere is an error, and so is a place that no kernel misses.
+//! FOLDER has the notes of `PTX_MACHINE_COVERAGE`, SOURCES is where the sources lie. LIST has the lines of them whose instructions need
+//! not be executed: `FILE@KERNELS TEXT`, the kernels by the beginnings of their names, and all of the line but its indentation, or `-` for
+//! instructions that belong to no line of the file. Of each kernel 90 % of the rest must be executed. What a kernel of the hot set misses
+//! elsewhere is an error, and so is a line that no kernel misses.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -18,11 +19,11 @@ const LEAST: f64 = 90.0;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [ptx, folder, list] = &arguments[..] else {
-        eprintln!("usage: ptx-coverage PTX FOLDER LIST");
+    let [ptx, folder, list, sources] = &arguments[..] else {
+        eprintln!("usage: ptx-coverage PTX FOLDER LIST SOURCES");
         return ExitCode::from(2);
     };
-    match report(ptx, folder, list) {
+    match report(ptx, folder, list, Path::new(sources)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -32,25 +33,55 @@ fn main() -> ExitCode {
     }
 }
 
+/// The lines of the sources, by the name of the file.
+struct Sources(BTreeMap<String, Vec<String>>);
+
+impl Sources {
+    fn read(folder: &Path) -> std::io::Result<Self> {
+        let mut sources = Self(BTreeMap::new());
+        sources.add(folder)?;
+        Ok(sources)
+    }
+
+    fn add(&mut self, folder: &Path) -> std::io::Result<()> {
+        for entry in std::fs::read_dir(folder)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                self.add(&entry.path())?;
+                continue;
+            }
+            let text = std::fs::read_to_string(entry.path())?;
+            let lines = text.lines().map(|line| line.trim().to_owned()).collect();
+            self.0.insert(entry.file_name().to_string_lossy().into_owned(), lines);
+        }
+        Ok(())
+    }
+
+    /// The file of a place, `FILE:LINE`, and what stands there.
+    fn at<'a>(&'a self, place: &'a str) -> (&'a str, &'a str) {
+        let (file, line) = place.rsplit_once(':').unwrap_or((place, ""));
+        let line = line.parse::<usize>().ok().and_then(|line| line.checked_sub(1));
+        let text = line.and_then(|line| self.0.get(file)?.get(line));
+        (file, text.map_or("-", String::as_str))
+    }
+}
+
 /// A line of the list.
 struct Excused<'a> {
-    place: &'a str,
-    /// None: all.
-    kernels: Option<Vec<&'a str>>,
+    file: &'a str,
+    kernels: Vec<&'a str>,
+    text: &'a str,
 }
 
 impl<'a> Excused<'a> {
     fn of_line(line: &'a str) -> Option<Self> {
-        let word = line.split_whitespace().next().filter(|word| !word.starts_with('#'))?;
-        Some(match word.split_once('@') {
-            Some((place, kernels)) => Self { place, kernels: Some(kernels.split(',').collect()) },
-            None => Self { place: word, kernels: None },
-        })
+        let (place, text) = line.split_once(' ').filter(|_| !line.starts_with('#'))?;
+        let (file, kernels) = place.split_once('@')?;
+        Some(Self { file, kernels: kernels.split(',').collect(), text: text.trim() })
     }
 
-    fn excuses(&self, kernel: &str, place: &str) -> bool {
-        let kernels = self.kernels.as_ref();
-        self.place == place && kernels.is_none_or(|names| names.iter().any(|name| kernel.starts_with(name)))
+    fn excuses(&self, kernel: &str, place: (&str, &str)) -> bool {
+        place == (self.file, self.text) && self.kernels.iter().any(|name| kernel.starts_with(name))
     }
 }
 
@@ -58,10 +89,11 @@ fn percent(coverage: &Coverage, excused: usize) -> f64 {
     100.0 * coverage.executed as f64 / (coverage.all - excused).max(1) as f64
 }
 
-fn report(ptx: &str, folder: &str, list: &str) -> Result<bool, String> {
+fn report(ptx: &str, folder: &str, list: &str, sources: &Path) -> Result<bool, String> {
     let text = std::fs::read_to_string(ptx).map_err(|error| format!("{ptx}: {error}"))?;
     let program = Program::load(&text, false).map_err(|error| error.to_string())?;
     let all = coverage::read(&program, Path::new(folder)).map_err(|error| format!("{folder}: {error}"))?;
+    let sources = Sources::read(sources).map_err(|error| format!("{}: {error}", sources.display()))?;
     let text = std::fs::read_to_string(list).map_err(|error| format!("{list}: {error}"))?;
     let list: Vec<Excused> = text.lines().filter_map(Excused::of_line).collect();
     let mut sound = true;
@@ -72,7 +104,7 @@ fn report(ptx: &str, folder: &str, list: &str) -> Result<bool, String> {
         let mut excused = 0;
         let mut rest = Vec::new();
         for (place, count) in missed {
-            match list.iter().position(|one| one.excuses(name, place)) {
+            match list.iter().position(|one| one.excuses(name, sources.at(place))) {
                 Some(line) => {
                     used.insert(line);
                     excused += count;
@@ -98,7 +130,10 @@ fn report(ptx: &str, folder: &str, list: &str) -> Result<bool, String> {
         }
     }
     for (_, one) in list.iter().enumerate().filter(|(line, _)| !used.contains(line)) {
-        println!("{} is listed, and every kernel that it is listed for executes it", one.place);
+        println!(
+            "{}: `{}` is listed, and every kernel that it is listed for executes it",
+            one.file, one.text
+        );
         sound = false;
     }
     Ok(sound)

@@ -48,8 +48,8 @@ fn every_kernel_of_the_hot_set(program: &Program) {
     }
 }
 
-/// All types, by their codes, with the bytes of an element.
-const TYPES: [(&str, usize); 10] = [
+/// All types that have kernels, by their codes, with the bytes of an element. The first of both fp8 types stands for them.
+const TYPES: [(&str, usize); 11] = [
     ("f16", 2),
     ("bf16", 2),
     ("f32", 4),
@@ -60,6 +60,7 @@ const TYPES: [(&str, usize); 10] = [
     ("u32", 4),
     ("i64", 8),
     ("u64", 8),
+    ("f8", 1),
 ];
 /// Kernels that reduce, by their codes, and then those that do not.
 const REDUCING: [&str; 8] = [
