@@ -21,12 +21,13 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
   const u32 ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
   const auto partition = epilogue.partition(launch, reduce);
+  const Tag tag = reduce.packet_tag(launch, state.epoch);
   const u8 *input = reinterpret_cast<const u8 *>(launch.input);
   const u32 granule = granule_of(launch.input | bytes);
   for_each_pack(
       block, partition.all(bytes), bytes, pack_aligned(launch.input),
       [&](u64 at, Index i, auto extent) {
-        send_to_all(launch, ranks, state.epoch, 0, 1, i, reduce.own(input + at, extent, granule));
+        send_to_all(launch, ranks, state.epoch, 0, 1, i, reduce.own(input + at, extent, granule), tag);
       },
       partition);
   reduce.packets(launch, block, state.epoch, 0, 1, partition, partition.all(bytes), bytes,

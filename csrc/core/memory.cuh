@@ -211,6 +211,10 @@ FA_FN void store_relaxed_pair(u64 *address, u64 a, u64 b) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(a), "l"(b) : "memory");
 }
 
+FA_FN void load_relaxed_pair(const u64 *address, u64 *a, u64 *b) {
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*a), "=l"(*b) : "l"(address) : "memory");
+}
+
 FA_FN void load_acquire_pair(const u64 *address, u64 *a, u64 *b) {
   asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*a), "=l"(*b) : "l"(address) : "memory");
 }

@@ -152,7 +152,7 @@ fn other_calls_have_rows_of_their_own_or_an_allreduces() {
         "{described}"
     );
     // A planner takes them for their calls alone.
-    let packing = Packing { pack_bytes: 64, slot_bytes: 128 };
+    let packing = Packing { pack_bytes: 64, slot_bytes: 128, sentinel_bytes: 0 };
     let staging_bytes = 1 << 20;
     let limits = Limits {
         device: DeviceKind::Host,

@@ -45,6 +45,10 @@ too few words of shared memory|core/block.cuh|s/__shared__ u64 words\[2 \* FA_MA
 halves of a packet swapped|core/packet.cuh|s/\*pack = \{b << 32 \| u32\(a\), d << 32 \| u32\(c\)\}/*pack = {d << 32 | u32(c), b << 32 | u32(a)}/|the sum
 a poll of one tag instead of all|core/packet.cuh|s/return \(\(u32\(a >> 32\) \^ tag\) \|.*$/return u32(a >> 32) == tag;/|the sum
 a packet without one of its tags|core/packet.cuh|s/high \| u32\(pack\.high\)/u32(pack.high)/|the sum
+a poll of one word of a sum|core/packet.cuh|s/return !is_empty\(pack->low\) \& !is_empty\(pack->high\)/return !is_empty(pack->high)/|the sum
+packets that are not emptied|core/packet.cuh|s/store_relaxed_pair\(slot->word, 0, 0\)/(void)slot/|the sum
+a zero of another sign|core/packet.cuh|s/return tag\.sentinel \? Pack\{.*$/return pack;/|the sum
+sums that are sent as one type of kernel does not|cuda/reduce.cuh|s/kSendsSums<T> \&\& op_\.code\(\) == FA_SUM\}/kSendsSums<T> \&\& WorldT::known}/|failure
 a partial pack one too long|core/pack.cuh|s/for \(u32 at = 0; at < bytes; at \+= granule\)/for (u32 at = 0; at <= bytes; at += granule)/|around the sum
 a partial pack that is put together wrongly|core/pack.cuh|s/pack->low >> \(64 - bits\)/pack->low >> (32 - bits)/|the sum
 an unaligned cast|core/pack.cuh|s/case 4: return \*reinterpret_cast<const u32 \*>\(from\)/case 4: return *reinterpret_cast<const u64 *>(from)/|misaligned access
