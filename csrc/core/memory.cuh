@@ -17,7 +17,9 @@
 #define FA_STEP FA_FN
 #define FA_CALL __device__ __noinline__ // a loop that would be inlined too often
 #define FA_UNROLL _Pragma("unroll")
-#define FA_ROLL _Pragma("unroll 1") // one body, whatever the compiler knows of the count
+#define FA_ROLL _Pragma("unroll 1")                 // one body, whatever the compiler knows of the count
+#define FA_UNROLL_BY(count) FA_PRAGMA(unroll count) // so many bodies
+#define FA_PRAGMA(words) _Pragma(#words)
 #else
 #define FA_CUDA 0
 #define FA_SLOW __attribute__((noinline, cold))
@@ -26,6 +28,7 @@
 #define FA_FN inline __attribute__((always_inline))
 #define FA_COLD inline FA_SLOW // a function of its own
 #define FA_ROLL
+#define FA_UNROLL_BY(count)
 #if defined(__clang__)
 #define FA_UNROLL _Pragma("unroll")
 #else

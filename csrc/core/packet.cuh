@@ -22,41 +22,47 @@ struct Slot {
 };
 static_assert(sizeof(Slot) == FA_CUDA_SLOT_BYTES, "as abi.h says");
 
-// What marks a packet of this launch: the epoch in each word, or that it is not empty.
+// What marks a packet of this launch: the epoch in each word; or, of a term of a sum and of a sum, that no
+// word is empty.
+enum Marks : u32 { kTagged, kTerms, kSums };
 struct Tag {
   u32 epoch = 0;
-  bool sentinel = false;
+  Marks marks = kTagged;
+
+  FA_FN bool sentinel() const { return marks != kTagged; }
 };
-FA_FN Tag packet_tag(const FaLaunch &, u32 epoch) { return {epoch, false}; }
+FA_FN Tag packet_tag(const FaLaunch &, u32 epoch) { return {epoch, kTagged}; }
 
 // A sentinel packet is the pack, in two words, each one single-copy atomic access. A word is empty, as fresh
-// memory is, if its upper half is 0: if the last element in it that has 32 bits is +0, or the last two of 16
-// bits are. Such a word is sent with -0 as its last element. That is exact for what is summed, since a sum
-// starts at +0, and +0 + -0 is +0 + +0. It is exact for a sum as well: none is ever -0 (a sum of opposites is
-// +0, and nothing is rounded to 0, as terms and sums are multiples of the same least number), so that a
-// receiver makes +0 of it again.
+// memory is, if its upper half is 0. In a term that is the last element of 32 bits, or the last two of 16,
+// which are +0. The last is sent as -0 then: that is exact, since a sum starts at +0, and +0 + -0 is +0 + +0.
+//
+// A sum is sent with the sign of the last element of each word changed. No sum is -0 (a sum of opposites is
+// +0, and nothing is rounded to 0, as terms and sums are multiples of the same least number), so none is
+// empty.
 //
 // The receiver empties what it has read. Two generations suffice: a sender writes a word again two launches
 // later, when it has heard from the receiver in the launch between, before which the receiver's launch had
 // ended (tests/litmus/programs/protocol/sentinel.litmus).
-constexpr u64 kMinusZero = u64(1) << 63;
+constexpr u64 kLastSign = u64(1) << 63;
 static_assert(FA_CUDA_SENTINEL_BYTES == FA_CUDA_PACK_BYTES, "as abi.h says");
 
 FA_FN bool is_empty(u64 word) { return u32(word >> 32) == 0; }
-FA_FN u64 filled(u64 word) { return is_empty(word) ? word | kMinusZero : word; }
-FA_FN u64 unfilled(u64 word) { return is_empty(word ^ kMinusZero) ? word ^ kMinusZero : word; }
+FA_FN u64 filled(u64 word, Marks marks) {
+  return marks == kSums ? word ^ kLastSign : is_empty(word) ? word | kLastSign : word;
+}
 
 FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
-  if (tag.sentinel)
-    return store_relaxed_pair(slot->word, filled(pack.low), filled(pack.high));
+  if (tag.sentinel())
+    return store_relaxed_pair(slot->word, filled(pack.low, tag.marks), filled(pack.high, tag.marks));
   const u64 high = u64(tag.epoch) << 32;
   store_relaxed_words(slot->word, high | u32(pack.low), high | pack.low >> 32, high | u32(pack.high),
                       high | pack.high >> 32);
 }
 
-// A look at a packet. False: not all of it has come.
+// A look at a packet, which is in it as it was sent. False: not all of it has come.
 FA_FN bool load_packet(const Slot *slot, Tag of, Pack *pack) {
-  if (of.sentinel) {
+  if (of.sentinel()) {
     load_relaxed_pair(slot->word, &pack->low, &pack->high);
     return !is_empty(pack->low) & !is_empty(pack->high);
   }
@@ -69,13 +75,13 @@ FA_FN bool load_packet(const Slot *slot, Tag of, Pack *pack) {
 
 // After a packet has been read.
 FA_FN void empty_packet(Slot *slot, Tag tag) {
-  if (tag.sentinel)
+  if (tag.sentinel())
     store_relaxed_pair(slot->word, 0, 0);
 }
 
-// Of a packet that a sum was sent in: the sum.
+// The sum that a packet was sent for.
 FA_FN Pack sum_of(const Pack &pack, Tag tag) {
-  return tag.sentinel ? Pack{unfilled(pack.low), unfilled(pack.high)} : pack;
+  return tag.marks == kSums ? Pack{pack.low ^ kLastSign, pack.high ^ kLastSign} : pack;
 }
 
 FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack *pack) {
@@ -121,7 +127,7 @@ FA_FN const Pack &sum_of(const Pack &pack, Tag) { return pack; }
 template <class S>
 FA_FN S *slot_at(S *slots, Index i, Tag tag) {
 #if FA_CUDA
-  if (tag.sentinel)
+  if (tag.sentinel())
     return reinterpret_cast<S *>(u64(slots) + u64(i) * FA_CUDA_SENTINEL_BYTES);
 #else
   (void)tag;
@@ -144,7 +150,7 @@ FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u3
   const u32 share = mailbox_share(launch, world);
   u8 *slots = mailbox(launch, owner, epoch);
 #if FA_CUDA
-  if (tag.sentinel)
+  if (tag.sentinel())
     slots = sentinel_mailbox(launch, owner, epoch);
 #endif
   return slot_at(reinterpret_cast<Slot *>(slots), from * share + part * (share / parts), tag);
@@ -186,43 +192,110 @@ FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block 
 template <u32 W, class Block, class Reduce>
 FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Block &block, const Reduce &,
                        const u8 *from, const EqualSlices &slices, u64, u32, u32 epoch, Tag tag) {
-  // Between more ranks a kernel with the code for it would be larger than 8 KiB.
-  constexpr u32 kBatch = W < 5 ? W : 1;
+  // In two rounds by one body, where there would be much code.
+  constexpr u32 kBatch = W > 4 ? (W + 1) / 2 : W;
+  const u32 rank = launch.rank;
+  const u64 first = u64(slots_of(launch, W, rank, epoch, kInputs, kParts, rank, tag)) - launch.regions[rank];
   partition.for_each(block, slices.of(0), [&](Index i) {
     FA_ROLL
-    for (u32 step = 0; step < W; step += kBatch) {
+    for (u32 begin = 0; begin < W; begin += kBatch) {
       Pack packs[kBatch];
       FA_UNROLL
       for (u32 k = 0; k < kBatch; ++k)
-        packs[k] = load(from + u64((launch.rank + step + k) % W * slices.each + i) * kPackBytes, Whole{}, 0);
-      // One body for all: the next one moves to the front.
-      FA_ROLL
-      for (u32 k = step; k < (W % kBatch == 0 ? step + kBatch : min(step + kBatch, W)); ++k) {
-        const u32 r = (launch.rank + k) % W;
-        store_packet(slot_at(slots_of(launch, W, r, epoch, kInputs, kParts, launch.rank, tag), i, tag),
-                     packs[0], tag);
-        FA_UNROLL
-        for (u32 next = 1; next < kBatch; ++next)
-          packs[next - 1] = packs[next];
-        // The last stays: without this its copies are of nothing at the end.
-        asm volatile("" : "+l"(packs[kBatch - 1].low), "+l"(packs[kBatch - 1].high));
+        packs[k] = load(from + u64((rank + begin + k) % W * slices.each + i) * kPackBytes, Whole{}, 0);
+      FA_UNROLL
+      for (u32 k = 0; k < kBatch; ++k) {
+        // Each rank writes to one peer at a time, a different one from its peers.
+        Slot *slots = reinterpret_cast<Slot *>(launch.regions[(rank + begin + k) % W] + first);
+        if (begin + k < W)
+          store_packet(slot_at(slots, i, tag), packs[k], tag);
       }
     }
   });
 }
 #endif
 
-// Sends one pack to all ranks, at an index of the same part.
+// Sends one pack to all ranks, at an index of the same part. W: their number, where it is known.
+template <u32 W = 0>
 FA_FN void send_to_all(const FaLaunch &launch, u32 world, u32 epoch, u32 part, u32 parts, Index i,
                        const Pack &pack, Tag tag) {
-  FA_ROLL
+  const u32 rank = launch.rank;
+  // The slot is at the same place in each rank's region.
+  const u64 slot = u64(slot_at(slots_of(launch, world, rank, epoch, part, parts, rank, tag), i, tag)) -
+                   launch.regions[rank];
+  FA_UNROLL_BY((W == 0 ? 1 : W))
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank writes to one peer at a time, a different one from its peers.
-    const u32 r = (launch.rank + step) % world;
-    store_packet(slot_at(slots_of(launch, world, r, epoch, part, parts, launch.rank, tag), i, tag), pack,
-                 tag);
+    const u32 r = (rank + step) % world;
+    store_packet(reinterpret_cast<Slot *>(launch.regions[r] + slot), pack, tag);
   }
 }
+
+// The packs of a message that this rank sends, as they are reduced.
+template <class Reduce, class Block, class Partition>
+class Outgoing {
+public:
+  FA_FN Outgoing(const Reduce &reduce, const Block &block, Partition partition, const u8 *from, u64 bytes)
+      : reduce_(reduce), block_(block), partition_(partition), from_(from), bytes_(bytes) {}
+
+  // body(i, pack)
+  template <class Body>
+  FA_FN void for_each(Body body) const {
+    const u32 granule = granule_of(u64(from_) | bytes_);
+    for_each_pack(
+        block_, partition_.all(bytes_), bytes_, pack_aligned(u64(from_)),
+        [&](u64 at, Index i, auto extent) { body(i, reduce_.own(from_ + at, extent, granule)); }, partition_);
+  }
+
+private:
+  const Reduce &reduce_;
+  const Block &block_;
+  Partition partition_;
+  const u8 *from_;
+  u64 bytes_;
+};
+
+#if FA_CUDA
+// Each is loaded before the one in front of it is sent. So is the first as soon as this is made: to look at
+// the state of the launch takes as long.
+template <class Reduce, class Block, u32 W>
+class Outgoing<Reduce, Block, WholePacks<W>> {
+public:
+  FA_FN Outgoing(const Reduce &, const Block &block, WholePacks<W> partition, const u8 *from, u64 bytes)
+      : block_(block), from_(from), count_(partition.all(bytes).length) {
+    if (block_.first() < count_)
+      first_ = pack(block_.first());
+  }
+
+  template <class Body>
+  FA_FN void for_each(Body body) const {
+    Pack next = first_;
+    FA_ROLL
+    for (Index i = block_.first(); i < count_;) {
+      const Pack now = next;
+      const Index after = i + block_.stride();
+      if (after < count_)
+        next = pack(after);
+      body(i, now);
+      i = after;
+    }
+  }
+
+private:
+  const Block &block_;
+  const u8 *from_;
+  Index count_;
+  Pack first_ = {0, 0};
+
+  // As two words of a pack: what is made of the load at once would be made of it before the look.
+  FA_FN Pack pack(Index i) const {
+    const u8 *from = from_ + u64(i) * kPackBytes;
+    __builtin_assume(__isGlobal(from));
+    const ulonglong2 words = *reinterpret_cast<const ulonglong2 *>(from);
+    return {words.x, words.y};
+  }
+};
+#endif
 
 // Stores the packets of a span of a message that one peer sends. False: not all came.
 template <class Block, class Partition = Parts>

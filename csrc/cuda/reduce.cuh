@@ -68,6 +68,8 @@ class Reduce {
   using One = Elements<T, 1>;
 
 public:
+  // 0: not known.
+  static constexpr u32 kRanks = ranks_of(WorldT{});
   // The kernels of any world also take checked launches, and messages that are not all whole packs at aligned
   // addresses: so the hot set needs no code for either.
   static constexpr bool compares = !WorldT::known;
@@ -81,7 +83,7 @@ public:
 
   // How the inputs of a launch are sent. The same in every kernel that a rank may take for a call.
   FA_FN Tag packet_tag(const FaLaunch &, u32 epoch) const {
-    return {epoch, kSendsSums<T> && op_.code() == FA_SUM};
+    return {epoch, kSendsSums<T> && op_.code() == FA_SUM ? kTerms : kTagged};
   }
 
   // Whether this rank's input is not reduced as it is. Then nobody reads it but stage() and own(), once.
@@ -157,7 +159,7 @@ public:
         Pack packs[kRanks];
         complete = complete && wait_all(launch, slot, share, tag, packs);
         if (complete) {
-          sink.put(at, i, all_ranks(packs), extent, sizeof(T));
+          sink.put(at, i, all_ranks < kUnrolled == 0 ? 2 : 4 > (packs), extent, sizeof(T));
           empty_all(slot, share, tag);
         }
       } else {
@@ -185,9 +187,10 @@ public:
   FA_FN void slices(const FaLaunch &launch, Block &block, u32 epoch, const Epilogue &epilogue,
                     Partition partition, const Slices &slices, u64 bytes, u8 *output) const {
     const Span own = slices.of(launch.rank);
-    const Tag inputs = packet_tag(launch, epoch), results = {epoch, inputs.sentinel && kKeepsSums<Epilogue>};
-    const auto sink =
-        epilogue.into(Packets(output, launch, world(), epoch, kResults, kParts, own.first, results));
+    const Tag inputs = packet_tag(launch, epoch),
+              results = {epoch, inputs.sentinel() && kKeepsSums<Epilogue> ? kSums : kTagged};
+    const auto sink = epilogue.into(
+        Packets<kUnrolled>(output, launch, world(), epoch, kResults, kParts, own.first, results));
     if constexpr (WorldT::known) {
       static_assert(kKeepsSums<Epilogue>, "both parts are marked in one way");
       // One body for what comes of both parts.
@@ -205,7 +208,7 @@ public:
           if (part == kInputs) {
             sink.put(u64(own.first + i) * kPackBytes, own.first + i, all_ranks(packs), Whole{}, sizeof(T));
           } else {
-            for_each_rank(world_, [&](u32 r) { packs[r] = sum_of(packs[r], inputs); });
+            for_each_rank(world_, [&](u32 r) { packs[r] = sum_of(packs[r], results); });
             store_slices<kRanks>(output, packs, i, slices);
           }
           empty_all(slot, share, inputs);
@@ -234,7 +237,6 @@ public:
   }
 
 private:
-  static constexpr u32 kRanks = ranks_of(WorldT{});
   // The hot set has no such kernels, nor have integers.
   static constexpr bool kScales = kMayScale<Op> && kIsFloat<typename Element<T>::Accumulate>;
   static constexpr u64 kUpper = u64(0xFFFFFFFF) << 32;
@@ -257,10 +259,13 @@ private:
     }
   }
 
-  // A word of a pack at a time, by one body.
+  // Between more ranks there is one body for all of them to send a result to, and for all words of a pack to
+  // reduce: a call begins by fetching the code.
+  static constexpr u32 kUnrolled = kRanks > 4 ? 0 : kRanks, kWords = kRanks > 4 ? 1 : 4;
+  template <u32 Words = kWords>
   FA_FN Pack all_ranks(Pack *packs) const {
     Pack result = {0, 0};
-    FA_ROLL
+    FA_UNROLL_BY(Words)
     for (u32 word = 0; word < 4; ++word) {
       Reduction<T, Op, kLanes / 4> reduction(op_, world());
       for_each_rank(world_, [&](u32 r) {
@@ -300,15 +305,17 @@ private:
 
   // Waits for one packet of each of some ranks, of which rank 0's is in `slot` and the others' at a distance
   // each. All are looked at together, so that the looks wait for each other's memory only once.
-  static FA_FN bool wait_all(const FaLaunch &launch, const Slot *slot, u32 distance, Tag tag, Pack *packs) {
+  FA_FN bool wait_all(const FaLaunch &launch, const Slot *slot, u32 distance, Tag tag, Pack *packs) const {
     u32 late = 0;
     const auto poll = [&] {
-      u32 missing = 0;
+      bool came[kRanks];
+      for_each_rank(world_,
+                    [&](u32 r) { came[r] = load_packet(slot_at(slot, r * distance, tag), tag, &packs[r]); });
+      late = kRanks;
       FA_UNROLL
-      for (u32 r = 0; r < kRanks; ++r)
-        missing |= load_packet(slot_at(slot, r * distance, tag), tag, &packs[r]) ? 0 : 1u << r;
-      late = __ffs(missing) - 1;
-      return missing == 0;
+      for (u32 r = kRanks; r-- > 0;)
+        late = came[r] ? late : r;
+      return late == kRanks;
     };
     return succeeded(launch, wait_until(launch, late, poll), tag.epoch);
   }

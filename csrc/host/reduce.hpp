@@ -10,6 +10,7 @@ namespace FA_NAMESPACE {
 
 class Reduce {
 public:
+  static constexpr u32 kRanks = 0; // not known
   // Checked launches are told apart at run time.
   static constexpr bool compares = true;
 
@@ -110,7 +111,8 @@ public:
               const Slices &slices, u64 bytes, u8 *output) const {
     const Span own = slices.of(launch.rank);
     const Tag tag = packet_tag(launch, epoch);
-    const auto sink = epilogue.into(Packets(output, launch, world_, epoch, kResults, kParts, own.first, tag));
+    const auto sink =
+        epilogue.into(Packets<>(output, launch, world_, epoch, kResults, kParts, own.first, tag));
     if (packets(launch, block, epoch, kInputs, kParts, partition, own, bytes, sink))
       receive_slices(launch, block, output, slices, bytes, world_, epoch, kResults, kParts, tag, partition);
   }

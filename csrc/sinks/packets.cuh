@@ -6,6 +6,8 @@
 
 namespace FA_NAMESPACE {
 
+// W: the number of ranks, where it is known.
+template <u32 W = 0>
 class Packets : public Store {
 public:
   // Packets go to `part` of `parts` of the mailboxes, the first of them for pack `first` of the message. `to`
@@ -36,7 +38,7 @@ private:
   Tag tag_;
 
   FA_FN void send(Index i, const Pack &pack) const {
-    send_to_all(launch_, world_, epoch_, part_, parts_, i - first_, pack, tag_);
+    send_to_all<W>(launch_, world_, epoch_, part_, parts_, i - first_, pack, tag_);
   }
 };
 
