@@ -87,8 +87,8 @@ fn the_host_plans_as_its_rules_say() {
 fn tables_in_words() {
     assert_eq!(
         cuda().describe(8, LinkClass::NvSwitch),
-        "up to 32 KiB: one-shot-push, up to 64 blocks of 512 threads\n\
-         up to 256 KiB: two-shot-push, up to 64 blocks of 512 threads\n\
+        "up to 64 KiB: one-shot-push, up to 64 blocks of 512 threads\n\
+         up to 8 MiB: two-shot-push, up to 64 blocks of 512 threads\n\
          any larger size: two-shot-pull, up to 36 blocks of 512 threads\n"
     );
     assert_eq!(
