@@ -31,6 +31,9 @@
 #define FA_HOST_SLOT_BYTES 72
 #endif
 
+// A packet of a sum on a GPU, which has no tags. So many bytes for each slot follow the mailboxes.
+#define FA_CUDA_SENTINEL_BYTES 16
+
 // Epochs skip 0, which is what fresh memory holds, and 1, so that parity goes on alternating.
 #define FA_FIRST_EPOCH_AFTER_WRAP 2u
 

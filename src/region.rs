@@ -4,6 +4,7 @@
 
 use crate::abi::{FaChunk, FaRegionHead, FA_SOURCE_ID_SHIFT, MAX_RANKS};
 use crate::error::{Error, Result};
+use crate::plan::Packing;
 
 /// Registered buffers that a communicator can have, each a row of the table.
 pub(crate) const TABLE_ROWS: usize = 4096;
@@ -44,11 +45,11 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// At most 6 x max_bytes + 1 MiB, and 2 x max_bytes of that for channels. `most` is the device's limit of `max_bytes`.
+    /// At most 6 x max_bytes + 1 MiB, and 2 x max_bytes of that for channels; 1 x max_bytes more for packets without tags. `most` is the device's limit of `max_bytes`.
     pub fn new(
         max_bytes: usize,
         world_size: usize,
-        slot_bytes: usize,
+        packing: &Packing,
         channels: &Channels,
         most: usize,
     ) -> Result<Self> {
@@ -60,17 +61,21 @@ impl Layout {
             return Err(Error::InvalidSetting { name: "max_bytes", value, expected });
         }
         // A generation of mailboxes is whole slots, so that generation 1 is on the slot grid as well.
-        let mailbox_bytes = max_bytes / slot_bytes * slot_bytes;
+        let slots = max_bytes / packing.slot_bytes;
+        let mailbox_bytes = slots * packing.slot_bytes;
+        // Those of packets without tags follow, also of two generations.
+        let mailboxes = 2 * slots * (packing.slot_bytes + packing.sentinel_bytes);
         let staging_bytes = max_bytes.next_multiple_of(ALIGNMENT);
         let table_offset = size_of::<FaRegionHead>();
         let mailbox_offset = table_offset + TABLE_ROWS * size_of::<TableRow>();
-        let staging_offset = (mailbox_offset + 2 * mailbox_bytes).next_multiple_of(ALIGNMENT);
+        let staging_offset = (mailbox_offset + mailboxes).next_multiple_of(ALIGNMENT);
         let channel_offset = staging_offset + 2 * staging_bytes;
         let most_bytes = channels.bytes.min(2 * max_bytes).max(LEAST_CHANNEL_BYTES);
         let (channel_slots, chunk_bytes) = ring(most_bytes / (world_size - 1).max(1), channels);
         let channel_bytes = (world_size - 1) * channel_slots * (size_of::<FaChunk>() + chunk_bytes);
         let total_bytes = channel_offset + channel_bytes;
         let signals = (world_size - 1) * channel_slots * size_of::<FaChunk>();
+        let most_bytes = most_bytes + 2 * slots * packing.sentinel_bytes;
         debug_assert!(total_bytes <= 4 * max_bytes + (1 << 20) + most_bytes - LEAST_CHANNEL_BYTES + signals);
         Ok(Self {
             table_offset,
@@ -115,9 +120,10 @@ mod tests {
     #[test]
     fn rings_fill_what_they_are_given() {
         let host = Channels { bytes: 2 << 20, chunk_bytes: 16 << 10, least_slots: 8 };
+        let packing = Packing { pack_bytes: 64, slot_bytes: 72, sentinel_bytes: 0 };
         for max_bytes in [4 << 10, 64 << 10, 1 << 20, 8 << 20] {
             for world_size in 1..=MAX_RANKS {
-                let layout = Layout::new(max_bytes, world_size, 72, &host, 1 << 40).unwrap();
+                let layout = Layout::new(max_bytes, world_size, &packing, &host, 1 << 40).unwrap();
                 let Layout { channel_slots, chunk_bytes, channel_bytes, total_bytes, .. } = layout;
                 assert!(channel_slots.is_power_of_two() && channel_slots >= 8 && chunk_bytes % 128 == 0);
                 assert!((512..=16 << 10).contains(&chunk_bytes), "{layout:?}");

@@ -15,20 +15,16 @@ namespace FA_NAMESPACE {
 template <class Epilogue = Plain, class Reduce, class Block>
 FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &reduce,
                          const Epilogue &epilogue = {}) {
+  const u64 bytes = reduce.message_bytes(launch);
+  const auto partition = epilogue.partition(launch, reduce);
+  const Outgoing outgoing(reduce, block, partition, reinterpret_cast<const u8 *>(launch.input), bytes);
   const LaunchState state = begin_launch(launch, block, false);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;
-  const u32 ranks = reduce.world();
-  const u64 bytes = reduce.message_bytes(launch);
-  const auto partition = epilogue.partition(launch, reduce);
-  const u8 *input = reinterpret_cast<const u8 *>(launch.input);
-  const u32 granule = granule_of(launch.input | bytes);
-  for_each_pack(
-      block, partition.all(bytes), bytes, pack_aligned(launch.input),
-      [&](u64 at, Index i, auto extent) {
-        send_to_all(launch, ranks, state.epoch, 0, 1, i, reduce.own(input + at, extent, granule));
-      },
-      partition);
+  const Tag tag = reduce.packet_tag(launch, state.epoch);
+  outgoing.for_each([&](Index i, const Pack &pack) {
+    send_to_all<Reduce::kRanks>(launch, reduce.world(), state.epoch, 0, 1, i, pack, tag);
+  });
   reduce.packets(launch, block, state.epoch, 0, 1, partition, partition.all(bytes), bytes,
                  epilogue.into(Store(reinterpret_cast<u8 *>(launch.output))));
   epilogue.finish(launch, block, partition, bytes, 1);

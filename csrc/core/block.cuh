@@ -24,7 +24,11 @@ public:
   FA_FN u32 index() const { return blockIdx.x; }
   FA_FN u32 count() const { return gridDim.x; }
 
-  // body(i) for this block's share of 0..n, a grid-stride loop.
+  // Of a grid-stride loop, for this thread.
+  FA_FN Index first() const { return blockIdx.x * blockDim.x + threadIdx.x; }
+  FA_FN Index stride() const { return gridDim.x * blockDim.x; }
+
+  // body(i) for this block's share of 0..n.
   template <class Body>
   FA_FN void for_each(Index n, Body body) const {
     FA_ROLL
@@ -84,10 +88,6 @@ public:
     __shared__ u64 words[2 * FA_MAX_RANKS];
     return words;
   }
-
-private:
-  FA_FN Index first() const { return blockIdx.x * blockDim.x + threadIdx.x; }
-  FA_FN Index stride() const { return gridDim.x * blockDim.x; }
 };
 
 #else

@@ -17,7 +17,9 @@
 #define FA_STEP FA_FN
 #define FA_CALL __device__ __noinline__ // a loop that would be inlined too often
 #define FA_UNROLL _Pragma("unroll")
-#define FA_ROLL _Pragma("unroll 1") // one body, whatever the compiler knows of the count
+#define FA_ROLL _Pragma("unroll 1")                 // one body, whatever the compiler knows of the count
+#define FA_UNROLL_BY(count) FA_PRAGMA(unroll count) // so many bodies
+#define FA_PRAGMA(words) _Pragma(#words)
 #else
 #define FA_CUDA 0
 #define FA_SLOW __attribute__((noinline, cold))
@@ -26,6 +28,7 @@
 #define FA_FN inline __attribute__((always_inline))
 #define FA_COLD inline FA_SLOW // a function of its own
 #define FA_ROLL
+#define FA_UNROLL_BY(count)
 #if defined(__clang__)
 #define FA_UNROLL _Pragma("unroll")
 #else
@@ -209,6 +212,10 @@ FA_FN void expect_store(const u8 *address) {
 // single-copy atomic, the two are not, so each carries its own tag.
 FA_FN void store_relaxed_pair(u64 *address, u64 a, u64 b) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(a), "l"(b) : "memory");
+}
+
+FA_FN void load_relaxed_pair(const u64 *address, u64 *a, u64 *b) {
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*a), "=l"(*b) : "l"(address) : "memory");
 }
 
 FA_FN void load_acquire_pair(const u64 *address, u64 *a, u64 *b) {

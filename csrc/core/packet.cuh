@@ -3,6 +3,9 @@
 // A slot holds one pack. Every layout of a mailbox puts its slots on one grid, so that a tag word of one
 // launch is a tag word of every launch, and old data is never read as a tag. On the host the tag also has a
 // hash of the call, which tells ranks apart that make different ones.
+//
+// On GPUs packets of a sum have no tags: half as many bytes. They are in mailboxes of their own, where a word
+// that nobody has written since it was read is empty.
 #pragma once
 
 #include "check.cuh"
@@ -19,26 +22,70 @@ struct Slot {
 };
 static_assert(sizeof(Slot) == FA_CUDA_SLOT_BYTES, "as abi.h says");
 
-// What marks a packet of this launch: the epoch.
-using Tag = u32;
-FA_FN Tag packet_tag(const FaLaunch &, u32 epoch) { return epoch; }
+// What marks a packet of this launch: the epoch in each word; or, of a term of a sum and of a sum, that no
+// word is empty.
+enum Marks : u32 { kTagged, kTerms, kSums };
+struct Tag {
+  u32 epoch = 0;
+  Marks marks = kTagged;
+
+  FA_FN bool sentinel() const { return marks != kTagged; }
+};
+FA_FN Tag packet_tag(const FaLaunch &, u32 epoch) { return {epoch, kTagged}; }
+
+// A sentinel packet is the pack, in two words, each one single-copy atomic access. A word is empty, as fresh
+// memory is, if its upper half is 0. In a term that is the last element of 32 bits, or the last two of 16,
+// which are +0. The last is sent as -0 then: that is exact, since a sum starts at +0, and +0 + -0 is +0 + +0.
+//
+// A sum is sent with the sign of the last element of each word changed. No sum is -0 (a sum of opposites is
+// +0, and nothing is rounded to 0, as terms and sums are multiples of the same least number), so none is
+// empty.
+//
+// The receiver empties what it has read. Two generations suffice: a sender writes a word again two launches
+// later, when it has heard from the receiver in the launch between, before which the receiver's launch had
+// ended (tests/litmus/programs/protocol/sentinel.litmus).
+constexpr u64 kLastSign = u64(1) << 63;
+static_assert(FA_CUDA_SENTINEL_BYTES == FA_CUDA_PACK_BYTES, "as abi.h says");
+
+FA_FN bool is_empty(u64 word) { return u32(word >> 32) == 0; }
+FA_FN u64 filled(u64 word, Marks marks) {
+  return marks == kSums ? word ^ kLastSign : is_empty(word) ? word | kLastSign : word;
+}
 
 FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
-  const u64 high = u64(tag) << 32;
+  if (tag.sentinel())
+    return store_relaxed_pair(slot->word, filled(pack.low, tag.marks), filled(pack.high, tag.marks));
+  const u64 high = u64(tag.epoch) << 32;
   store_relaxed_words(slot->word, high | u32(pack.low), high | pack.low >> 32, high | u32(pack.high),
                       high | pack.high >> 32);
 }
 
-// A look at a packet. False: not all of it has come.
-FA_FN bool load_packet(const Slot *slot, Tag tag, Pack *pack) {
+// A look at a packet, which is in it as it was sent. False: not all of it has come.
+FA_FN bool load_packet(const Slot *slot, Tag of, Pack *pack) {
+  if (of.sentinel()) {
+    load_relaxed_pair(slot->word, &pack->low, &pack->high);
+    return !is_empty(pack->low) & !is_empty(pack->high);
+  }
+  const u32 tag = of.epoch;
   u64 a, b, c, d;
   load_relaxed_words(slot->word, &a, &b, &c, &d);
   *pack = {b << 32 | u32(a), d << 32 | u32(c)};
   return ((u32(a >> 32) ^ tag) | (u32(b >> 32) ^ tag) | (u32(c >> 32) ^ tag) | (u32(d >> 32) ^ tag)) == 0;
 }
 
+// After a packet has been read.
+FA_FN void empty_packet(Slot *slot, Tag tag) {
+  if (tag.sentinel())
+    store_relaxed_pair(slot->word, 0, 0);
+}
+
+// The sum that a packet was sent for.
+FA_FN Pack sum_of(const Pack &pack, Tag tag) {
+  return tag.marks == kSums ? Pack{pack.low ^ kLastSign, pack.high ^ kLastSign} : pack;
+}
+
 FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack *pack) {
-  return succeeded(launch, wait_until(launch, from, [&] { return load_packet(slot, tag, pack); }), tag);
+  return succeeded(launch, wait_until(launch, from, [&] { return load_packet(slot, tag, pack); }), tag.epoch);
 }
 
 #else
@@ -71,7 +118,22 @@ FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag t
   return true;
 }
 
+FA_FN void empty_packet(Slot *, Tag) {}
+FA_FN const Pack &sum_of(const Pack &pack, Tag) { return pack; }
+
 #endif
+
+// Slot i from `slots` on.
+template <class S>
+FA_FN S *slot_at(S *slots, Index i, Tag tag) {
+#if FA_CUDA
+  if (tag.sentinel())
+    return reinterpret_cast<S *>(u64(slots) + u64(i) * FA_CUDA_SENTINEL_BYTES);
+#else
+  (void)tag;
+#endif
+  return slots + i;
+}
 
 // The slots in `owner`'s mailbox for what `from` sends. `part` of `parts` is the phase of the algorithm.
 //
@@ -83,9 +145,15 @@ FA_FN u32 mailbox_share(const FaLaunch &launch, u32 world) {
   return u32(launch.mailbox_bytes / sizeof(Slot)) / world;
 }
 
-FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u32 part, u32 parts, u32 from) {
+FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u32 part, u32 parts, u32 from,
+                     Tag tag = {}) {
   const u32 share = mailbox_share(launch, world);
-  return reinterpret_cast<Slot *>(mailbox(launch, owner, epoch)) + from * share + part * (share / parts);
+  u8 *slots = mailbox(launch, owner, epoch);
+#if FA_CUDA
+  if (tag.sentinel())
+    slots = sentinel_mailbox(launch, owner, epoch);
+#endif
+  return slot_at(reinterpret_cast<Slot *>(slots), from * share + part * (share / parts), tag);
 }
 
 // The parts of a sender's share in a two-shot.
@@ -94,13 +162,13 @@ constexpr u32 kInputs = 0, kResults = 1, kParts = 2;
 // Sends a span of packs of this rank's input to one peer, whose slots begin with the first of them.
 template <class Block, class Reduce, class Partition>
 FA_STEP void send_packets(const FaLaunch &launch, const Block &block, const Reduce &reduce, const u8 *from,
-                          Span span, u64 bytes, Slot *slots, u32 epoch, Partition partition) {
-  const Tag tag = packet_tag(launch, epoch);
+                          Span span, u64 bytes, Slot *slots, Tag tag, Partition partition) {
+  (void)launch;
   const u32 granule = granule_of(u64(from) | bytes);
   for_each_pack(
       block, span, bytes, pack_aligned(u64(from)),
       [&](u64 at, Index i, auto extent) {
-        store_packet(slots + (i - span.first), reduce.own(from + at, extent, granule), tag);
+        store_packet(slot_at(slots, i - span.first, tag), reduce.own(from + at, extent, granule), tag);
       },
       partition);
 }
@@ -108,13 +176,13 @@ FA_STEP void send_packets(const FaLaunch &launch, const Block &block, const Redu
 // Sends each slice of this rank's input to its owner, as inputs of a two-shot.
 template <class Partition, class Block, class Reduce>
 FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block &block, const Reduce &reduce,
-                       const u8 *from, const Slices &slices, u64 bytes, u32 world, u32 epoch) {
+                       const u8 *from, const Slices &slices, u64 bytes, u32 world, u32 epoch, Tag tag) {
   FA_ROLL
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank writes to one peer at a time, a different one from its peers.
     const u32 r = (launch.rank + step) % world;
     send_packets(launch, block, reduce, from, slices.of(r), bytes,
-                 slots_of(launch, world, r, epoch, kInputs, kParts, launch.rank), epoch, partition);
+                 slots_of(launch, world, r, epoch, kInputs, kParts, launch.rank, tag), tag, partition);
   }
 }
 
@@ -123,75 +191,144 @@ FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block 
 // another.
 template <u32 W, class Block, class Reduce>
 FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Block &block, const Reduce &,
-                       const u8 *from, const EqualSlices &slices, u64, u32, u32 epoch) {
-  // Between more ranks a kernel with the code for it would be larger than 8 KiB.
-  constexpr u32 kBatch = W < 5 ? W : 1;
-  const Tag tag = packet_tag(launch, epoch);
+                       const u8 *from, const EqualSlices &slices, u64, u32, u32 epoch, Tag tag) {
+  // In two rounds by one body, where there would be much code.
+  constexpr u32 kBatch = W > 4 ? (W + 1) / 2 : W;
+  const u32 rank = launch.rank;
+  const u64 first = u64(slots_of(launch, W, rank, epoch, kInputs, kParts, rank, tag)) - launch.regions[rank];
   partition.for_each(block, slices.of(0), [&](Index i) {
     FA_ROLL
-    for (u32 step = 0; step < W; step += kBatch) {
+    for (u32 begin = 0; begin < W; begin += kBatch) {
       Pack packs[kBatch];
       FA_UNROLL
       for (u32 k = 0; k < kBatch; ++k)
-        packs[k] = load(from + u64((launch.rank + step + k) % W * slices.each + i) * kPackBytes, Whole{}, 0);
-      // One body for all: the next one moves to the front.
-      FA_ROLL
-      for (u32 k = step; k < (W % kBatch == 0 ? step + kBatch : min(step + kBatch, W)); ++k) {
-        const u32 r = (launch.rank + k) % W;
-        store_packet(slots_of(launch, W, r, epoch, kInputs, kParts, launch.rank) + i, packs[0], tag);
-        FA_UNROLL
-        for (u32 next = 1; next < kBatch; ++next)
-          packs[next - 1] = packs[next];
-        // The last stays: without this its copies are of nothing at the end.
-        asm volatile("" : "+l"(packs[kBatch - 1].low), "+l"(packs[kBatch - 1].high));
+        packs[k] = load(from + u64((rank + begin + k) % W * slices.each + i) * kPackBytes, Whole{}, 0);
+      FA_UNROLL
+      for (u32 k = 0; k < kBatch; ++k) {
+        // Each rank writes to one peer at a time, a different one from its peers.
+        Slot *slots = reinterpret_cast<Slot *>(launch.regions[(rank + begin + k) % W] + first);
+        if (begin + k < W)
+          store_packet(slot_at(slots, i, tag), packs[k], tag);
       }
     }
   });
 }
 #endif
 
-// Sends one pack to all ranks, at an index of the same part.
+// Sends one pack to all ranks, at an index of the same part. W: their number, where it is known.
+template <u32 W = 0>
 FA_FN void send_to_all(const FaLaunch &launch, u32 world, u32 epoch, u32 part, u32 parts, Index i,
-                       const Pack &pack) {
-  const Tag tag = packet_tag(launch, epoch);
-  FA_ROLL
+                       const Pack &pack, Tag tag) {
+  const u32 rank = launch.rank;
+  // The slot is at the same place in each rank's region.
+  const u64 slot = u64(slot_at(slots_of(launch, world, rank, epoch, part, parts, rank, tag), i, tag)) -
+                   launch.regions[rank];
+  FA_UNROLL_BY((W == 0 ? 1 : W))
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank writes to one peer at a time, a different one from its peers.
-    const u32 r = (launch.rank + step) % world;
-    store_packet(slots_of(launch, world, r, epoch, part, parts, launch.rank) + i, pack, tag);
+    const u32 r = (rank + step) % world;
+    store_packet(reinterpret_cast<Slot *>(launch.regions[r] + slot), pack, tag);
   }
 }
+
+// The packs of a message that this rank sends, as they are reduced.
+template <class Reduce, class Block, class Partition>
+class Outgoing {
+public:
+  FA_FN Outgoing(const Reduce &reduce, const Block &block, Partition partition, const u8 *from, u64 bytes)
+      : reduce_(reduce), block_(block), partition_(partition), from_(from), bytes_(bytes) {}
+
+  // body(i, pack)
+  template <class Body>
+  FA_FN void for_each(Body body) const {
+    const u32 granule = granule_of(u64(from_) | bytes_);
+    for_each_pack(
+        block_, partition_.all(bytes_), bytes_, pack_aligned(u64(from_)),
+        [&](u64 at, Index i, auto extent) { body(i, reduce_.own(from_ + at, extent, granule)); }, partition_);
+  }
+
+private:
+  const Reduce &reduce_;
+  const Block &block_;
+  Partition partition_;
+  const u8 *from_;
+  u64 bytes_;
+};
+
+#if FA_CUDA
+// Each is loaded before the one in front of it is sent. So is the first as soon as this is made: to look at
+// the state of the launch takes as long.
+template <class Reduce, class Block, u32 W>
+class Outgoing<Reduce, Block, WholePacks<W>> {
+public:
+  FA_FN Outgoing(const Reduce &, const Block &block, WholePacks<W> partition, const u8 *from, u64 bytes)
+      : block_(block), from_(from), count_(partition.all(bytes).length) {
+    if (block_.first() < count_)
+      first_ = pack(block_.first());
+  }
+
+  template <class Body>
+  FA_FN void for_each(Body body) const {
+    Pack next = first_;
+    FA_ROLL
+    for (Index i = block_.first(); i < count_;) {
+      const Pack now = next;
+      const Index after = i + block_.stride();
+      if (after < count_)
+        next = pack(after);
+      body(i, now);
+      i = after;
+    }
+  }
+
+private:
+  const Block &block_;
+  const u8 *from_;
+  Index count_;
+  Pack first_ = {0, 0};
+
+  // As two words of a pack: what is made of the load at once would be made of it before the look.
+  FA_FN Pack pack(Index i) const {
+    const u8 *from = from_ + u64(i) * kPackBytes;
+    __builtin_assume(__isGlobal(from));
+    const ulonglong2 words = *reinterpret_cast<const ulonglong2 *>(from);
+    return {words.x, words.y};
+  }
+};
+#endif
 
 // Stores the packets of a span of a message that one peer sends. False: not all came.
 template <class Block, class Partition = Parts>
 FA_STEP bool receive_packets(const FaLaunch &launch, const Block &block, u8 *to, Span span, u64 bytes,
-                             const Slot *slots, u32 from, u32 epoch, Partition partition = {}) {
-  const Tag tag = packet_tag(launch, epoch);
+                             Slot *slots, u32 from, Tag tag, Partition partition = {}) {
   const u32 granule = granule_of(u64(to) | bytes);
   bool complete = true;
   for_each_pack(
       block, span, bytes, pack_aligned(u64(to)),
       [&](u64 at, Index i, auto extent) {
         Pack pack;
-        complete = complete && wait_packet(launch, slots + (i - span.first), from, tag, &pack);
-        if (complete)
-          store(to + at, pack, extent, granule);
+        Slot *slot = slot_at(slots, i - span.first, tag);
+        complete = complete && wait_packet(launch, slot, from, tag, &pack);
+        if (complete) {
+          store(to + at, sum_of(pack, tag), extent, granule);
+          empty_packet(slot, tag);
+        }
       },
       partition);
   return complete;
 }
 
-// Stores the peers' slices of a message, which each sends as `part`.
+// Stores the peers' slices of a message, sums that each sends as `part`.
 template <class Block, class Partition = Parts>
 FA_FN bool receive_slices(const FaLaunch &launch, const Block &block, u8 *to, const Slices &slices, u64 bytes,
-                          u32 world, u32 epoch, u32 part, u32 parts, Partition partition = {}) {
+                          u32 world, u32 epoch, u32 part, u32 parts, Tag tag, Partition partition = {}) {
   bool complete = true;
   FA_ROLL
   for (u32 step = kFirstStep; step < world && complete; ++step) {
     const u32 r = (launch.rank + step) % world;
     complete =
         receive_packets(launch, block, to, slices.of(r), bytes,
-                        slots_of(launch, world, launch.rank, epoch, part, parts, r), r, epoch, partition);
+                        slots_of(launch, world, launch.rank, epoch, part, parts, r, tag), r, tag, partition);
   }
   return complete;
 }

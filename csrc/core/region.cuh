@@ -47,6 +47,15 @@ FA_FN u8 *mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
                                 (epoch % 2) * launch.mailbox_bytes);
 }
 
+#if FA_CUDA
+// The same of sentinel packets, of which as many as of packets with tags find room. They follow.
+FA_FN u8 *sentinel_mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
+  const u64 bytes = launch.mailbox_bytes / FA_CUDA_SLOT_BYTES * FA_CUDA_SENTINEL_BYTES;
+  return reinterpret_cast<u8 *>(launch.regions[rank] + launch.mailbox_offset + 2 * launch.mailbox_bytes +
+                                (epoch % 2) * bytes);
+}
+#endif
+
 // Staging of `rank` of this pull's generation. Whose region it is in, and where in the generation, may differ
 // from launch to launch, as long as all ranks agree on it: before anybody writes a generation again, all have
 // finished the pull that used it.

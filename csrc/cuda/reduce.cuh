@@ -4,6 +4,7 @@
 #include "../core/inputs.cuh"
 #include "../core/packet.cuh"
 #include "../reduce/reduction.cuh"
+#include "../sinks/epilogue.cuh"
 #include "../sinks/packets.cuh"
 
 namespace FA_NAMESPACE {
@@ -51,6 +52,15 @@ constexpr bool kIsF16 = false;
 template <>
 constexpr bool kIsF16<F16> = true;
 
+// Types of which sums are sent as sentinel packets: those of the hot set.
+template <class>
+constexpr bool kSendsSums = false;
+#define FA_SENDS_SUMS(type, element, ...)                                                                    \
+  template <>                                                                                                \
+  constexpr bool kSendsSums<element> = true;
+FA_HOT_TYPES(FA_SENDS_SUMS, )
+#undef FA_SENDS_SUMS
+
 template <class T, class Op, class WorldT>
 class Reduce {
   static constexpr u32 kLanes = kPackBytes / sizeof(T);
@@ -58,6 +68,8 @@ class Reduce {
   using One = Elements<T, 1>;
 
 public:
+  // 0: not known.
+  static constexpr u32 kRanks = ranks_of(WorldT{});
   // The kernels of any world also take checked launches, and messages that are not all whole packs at aligned
   // addresses: so the hot set needs no code for either.
   static constexpr bool compares = !WorldT::known;
@@ -68,6 +80,11 @@ public:
   // Of a message whose results are independent of each other.
   FA_FN auto partition() const { return partition_of(world_); }
   FA_FN u64 message_bytes(const FaLaunch &launch) const { return launch.count * sizeof(T); }
+
+  // How the inputs of a launch are sent. The same in every kernel that a rank may take for a call.
+  FA_FN Tag packet_tag(const FaLaunch &, u32 epoch) const {
+    return {epoch, kSendsSums<T> && op_.code() == FA_SUM ? kTerms : kTagged};
+  }
 
   // Whether this rank's input is not reduced as it is. Then nobody reads it but stage() and own(), once.
   FA_FN bool scales() const {
@@ -132,24 +149,30 @@ public:
   template <class Block, class Partition, class Sink>
   FA_FN bool packets(const FaLaunch &launch, Block &block, u32 epoch, u32 part, u32 parts,
                      Partition partition, Span span, u64 bytes, const Sink &sink) const {
+    const Tag tag = packet_tag(launch, epoch);
     const u32 share = mailbox_share(launch, world());
-    const Slot *slots = slots_of(launch, world(), launch.rank, epoch, part, parts, 0);
+    Slot *slots = slots_of(launch, world(), launch.rank, epoch, part, parts, 0, tag);
     bool complete = true;
     const auto reduce = [&](u64 at, Index i, auto extent) {
-      const Slot *slot = slots + (i - span.first);
+      Slot *slot = slot_at(slots, i - span.first, tag);
       if constexpr (WorldT::known) {
         Pack packs[kRanks];
-        complete = complete && wait_all(launch, slot, share, epoch, packs);
-        if (complete)
-          sink.put(at, i, all_ranks(packs), extent, sizeof(T));
+        complete = complete && wait_all(launch, slot, share, tag, packs);
+        if (complete) {
+          sink.put(at, i, all_ranks < kUnrolled == 0 ? 2 : 4 > (packs), extent, sizeof(T));
+          empty_all(slot, share, tag);
+        }
       } else {
         Reduction<T, Op, kLanes> reduction(op_, world());
         FA_ROLL
         for (u32 r = 0; r < world(); ++r) {
           Pack pack;
-          complete = complete && wait_packet(launch, slot + r * share, r, epoch, &pack);
-          if (complete)
+          Slot *from = slot_at(slot, r * share, tag);
+          complete = complete && wait_packet(launch, from, r, tag, &pack);
+          if (complete) {
             reduction.add(elements<All>(pack));
+            empty_packet(from, tag);
+          }
         }
         if (complete)
           sink.put(at, i, pack_of(reduction.finish()), extent, sizeof(T));
@@ -164,28 +187,37 @@ public:
   FA_FN void slices(const FaLaunch &launch, Block &block, u32 epoch, const Epilogue &epilogue,
                     Partition partition, const Slices &slices, u64 bytes, u8 *output) const {
     const Span own = slices.of(launch.rank);
-    const auto sink = epilogue.into(Packets(output, launch, world(), epoch, kResults, kParts, own.first));
+    const Tag inputs = packet_tag(launch, epoch),
+              results = {epoch, inputs.sentinel() && kKeepsSums<Epilogue> ? kSums : kTagged};
+    const auto sink = epilogue.into(
+        Packets<kUnrolled>(output, launch, world(), epoch, kResults, kParts, own.first, results));
     if constexpr (WorldT::known) {
+      static_assert(kKeepsSums<Epilogue>, "both parts are marked in one way");
       // One body for what comes of both parts.
       bool complete = true;
       FA_ROLL
       for (u32 part = kInputs; part < kParts; ++part) {
         const u32 share = mailbox_share(launch, world());
-        const Slot *slots = slots_of(launch, world(), launch.rank, epoch, part, kParts, 0);
+        Slot *slots = slots_of(launch, world(), launch.rank, epoch, part, kParts, 0, inputs);
         partition.for_each(block, own, [&](Index i) {
           Pack packs[kRanks];
-          complete = complete && wait_all(launch, slots + i, share, epoch, packs);
+          Slot *slot = slot_at(slots, i, inputs);
+          complete = complete && wait_all(launch, slot, share, inputs, packs);
           if (!complete)
             return;
-          if (part == kInputs)
-            return sink.put(u64(own.first + i) * kPackBytes, own.first + i, all_ranks(packs), Whole{},
-                            sizeof(T));
-          store_slices<kRanks>(output, packs, i, slices);
+          if (part == kInputs) {
+            sink.put(u64(own.first + i) * kPackBytes, own.first + i, all_ranks(packs), Whole{}, sizeof(T));
+          } else {
+            for_each_rank(world_, [&](u32 r) { packs[r] = sum_of(packs[r], results); });
+            store_slices<kRanks>(output, packs, i, slices);
+          }
+          empty_all(slot, share, inputs);
         });
       }
     } else {
       if (packets(launch, block, epoch, kInputs, kParts, partition, own, bytes, sink))
-        receive_slices(launch, block, output, slices, bytes, world(), epoch, kResults, kParts, partition);
+        receive_slices(launch, block, output, slices, bytes, world(), epoch, kResults, kParts, results,
+                       partition);
     }
   }
 
@@ -205,7 +237,6 @@ public:
   }
 
 private:
-  static constexpr u32 kRanks = ranks_of(WorldT{});
   // The hot set has no such kernels, nor have integers.
   static constexpr bool kScales = kMayScale<Op> && kIsFloat<typename Element<T>::Accumulate>;
   static constexpr u64 kUpper = u64(0xFFFFFFFF) << 32;
@@ -228,10 +259,13 @@ private:
     }
   }
 
-  // A word of a pack at a time, by one body.
+  // Between more ranks there is one body for all of them to send a result to, and for all words of a pack to
+  // reduce: a call begins by fetching the code.
+  static constexpr u32 kUnrolled = kRanks > 4 ? 0 : kRanks, kWords = kRanks > 4 ? 1 : 4;
+  template <u32 Words = kWords>
   FA_FN Pack all_ranks(Pack *packs) const {
     Pack result = {0, 0};
-    FA_ROLL
+    FA_UNROLL_BY(Words)
     for (u32 word = 0; word < 4; ++word) {
       Reduction<T, Op, kLanes / 4> reduction(op_, world());
       for_each_rank(world_, [&](u32 r) {
@@ -271,17 +305,26 @@ private:
 
   // Waits for one packet of each of some ranks, of which rank 0's is in `slot` and the others' at a distance
   // each. All are looked at together, so that the looks wait for each other's memory only once.
-  static FA_FN bool wait_all(const FaLaunch &launch, const Slot *slot, u32 distance, u32 tag, Pack *packs) {
+  FA_FN bool wait_all(const FaLaunch &launch, const Slot *slot, u32 distance, Tag tag, Pack *packs) const {
     u32 late = 0;
     const auto poll = [&] {
-      u32 missing = 0;
+      bool came[kRanks];
+      for_each_rank(world_,
+                    [&](u32 r) { came[r] = load_packet(slot_at(slot, r * distance, tag), tag, &packs[r]); });
+      late = kRanks;
       FA_UNROLL
-      for (u32 r = 0; r < kRanks; ++r)
-        missing |= load_packet(slot + r * distance, tag, &packs[r]) ? 0 : 1u << r;
-      late = __ffs(missing) - 1;
-      return missing == 0;
+      for (u32 r = kRanks; r-- > 0;)
+        late = came[r] ? late : r;
+      return late == kRanks;
     };
-    return succeeded(launch, wait_until(launch, late, poll), tag);
+    return succeeded(launch, wait_until(launch, late, poll), tag.epoch);
+  }
+
+  // After that.
+  static FA_FN void empty_all(Slot *slot, u32 distance, Tag tag) {
+    FA_UNROLL
+    for (u32 r = 0; r < kRanks; ++r)
+      empty_packet(slot_at(slot, r * distance, tag), tag);
   }
 
   // Element by element, from the last to the first, as parts are loaded.

@@ -10,6 +10,7 @@ namespace FA_NAMESPACE {
 
 class Reduce {
 public:
+  static constexpr u32 kRanks = 0; // not known
   // Checked launches are told apart at run time.
   static constexpr bool compares = true;
 
@@ -63,6 +64,8 @@ public:
     }
   }
 
+  Tag packet_tag(const FaLaunch &launch, u32 epoch) const { return FA_NAMESPACE::packet_tag(launch, epoch); }
+
   // The same over this rank's input and the packets of `part` that its peers send it. False: not all came.
   template <class Block, class Partition, class Sink>
   bool packets(const FaLaunch &launch, Block &block, u32 epoch, u32 part, u32 parts, Partition partition,
@@ -107,9 +110,11 @@ public:
   void slices(const FaLaunch &launch, Block &block, u32 epoch, const Epilogue &epilogue, Partition partition,
               const Slices &slices, u64 bytes, u8 *output) const {
     const Span own = slices.of(launch.rank);
-    const auto sink = epilogue.into(Packets(output, launch, world_, epoch, kResults, kParts, own.first));
+    const Tag tag = packet_tag(launch, epoch);
+    const auto sink =
+        epilogue.into(Packets<>(output, launch, world_, epoch, kResults, kParts, own.first, tag));
     if (packets(launch, block, epoch, kInputs, kParts, partition, own, bytes, sink))
-      receive_slices(launch, block, output, slices, bytes, world_, epoch, kResults, kParts, partition);
+      receive_slices(launch, block, output, slices, bytes, world_, epoch, kResults, kParts, tag, partition);
   }
 
   // Reduces two packs. `whole`: now all ranks' are in it, which an average divides.

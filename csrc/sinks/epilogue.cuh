@@ -12,6 +12,10 @@
 
 namespace FA_NAMESPACE {
 
+// Whether results that have been through an epilogue are still sums, of which none is -0.
+template <class Epilogue>
+constexpr bool kKeepsSums = false;
+
 // Nothing is done with a result.
 struct Plain {
   template <class Reduce>
@@ -27,5 +31,7 @@ struct Plain {
   template <class Block, class Partition>
   FA_FN void finish(const FaLaunch &, Block &, Partition, u64, u32) const {}
 };
+template <>
+constexpr bool kKeepsSums<Plain> = true;
 
 } // namespace FA_NAMESPACE

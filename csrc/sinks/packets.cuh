@@ -6,12 +6,16 @@
 
 namespace FA_NAMESPACE {
 
+// W: the number of ranks, where it is known.
+template <u32 W = 0>
 class Packets : public Store {
 public:
   // Packets go to `part` of `parts` of the mailboxes, the first of them for pack `first` of the message. `to`
   // is where this rank has the result: on a GPU by its packets to itself.
-  FA_FN Packets(u8 *to, const FaLaunch &launch, u32 world, u32 epoch, u32 part, u32 parts, Index first)
-      : Store(to), launch_(launch), world_(world), epoch_(epoch), part_(part), parts_(parts), first_(first) {}
+  FA_FN Packets(u8 *to, const FaLaunch &launch, u32 world, u32 epoch, u32 part, u32 parts, Index first,
+                Tag tag)
+      : Store(to), launch_(launch), world_(world), epoch_(epoch), part_(part), parts_(parts), first_(first),
+        tag_(tag) {}
 
 #if FA_CUDA
   FA_FN u64 addresses() const { return 0; }
@@ -31,9 +35,10 @@ private:
   const FaLaunch &launch_;
   u32 world_, epoch_, part_, parts_;
   Index first_;
+  Tag tag_;
 
   FA_FN void send(Index i, const Pack &pack) const {
-    send_to_all(launch_, world_, epoch_, part_, parts_, i - first_, pack);
+    send_to_all<W>(launch_, world_, epoch_, part_, parts_, i - first_, pack, tag_);
   }
 };
 

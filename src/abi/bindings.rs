@@ -8,6 +8,7 @@ pub const FA_CUDA_PACK_BYTES: u32 = 16;
 pub const FA_HOST_PACK_BYTES: u32 = 64;
 pub const FA_CUDA_SLOT_BYTES: u32 = 32;
 pub const FA_HOST_SLOT_BYTES: u32 = 72;
+pub const FA_CUDA_SENTINEL_BYTES: u32 = 16;
 pub const FA_FIRST_EPOCH_AFTER_WRAP: u32 = 2;
 pub const FA_SOURCE_ID_SHIFT: u32 = 40;
 pub const FA_SOURCE_HERE_SHIFT: u32 = 63;

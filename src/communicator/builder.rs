@@ -269,7 +269,7 @@ impl Builder {
         };
         let calibrate = switched(self.calibrate, CALIBRATE_VARIABLE, true)?;
         let max_bytes = self.max_bytes.unwrap_or(D::DEFAULT_MAX_BYTES);
-        let layout = Layout::new(max_bytes, world_size, D::PACKING.slot_bytes, &D::CHANNELS, D::MAX_BYTES)?;
+        let layout = Layout::new(max_bytes, world_size, &D::PACKING, &D::CHANNELS, D::MAX_BYTES)?;
         let forced = match self.algorithm {
             Some(algorithm) => Some(algorithm),
             None => algorithm_named(std::env::var_os(ALGORITHM_VARIABLE).as_deref())?,

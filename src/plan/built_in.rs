@@ -43,59 +43,58 @@ pub(super) const HOST_INTEL: [Row; 10] = [
 ];
 
 /// Those of GPUs of which every pair has NVLink. Nobody has measured them: the PTX machine's clock predicts which direct algorithm
-/// is the fastest between 2, 4 and 8 ranks, for bf16 in graphs, from 1 KiB to 2 MiB, and larger between 2
-/// (docs/gpu-model.md has its figures, and what it leaves out). Within some 5 % of the fastest an algorithm is as good, so that there are
-/// few rows. Between 3, 5, 6 and 7 ranks of H100s the same crossovers are predicted to one power of two; for others that is assumed.
+/// is the fastest between 2, 4 and 8 ranks, for bf16 in graphs, from 1 KiB to 8 MiB (docs/gpu-model.md has its figures, and what it
+/// leaves out). Within some 5 % of the fastest an algorithm is as good, so that there are few rows. Between 3, 5, 6 and 7 ranks the same
+/// crossovers are assumed.
 ///
+/// * They are for sums of f16, bf16 and f32, whose packets have no tags. Others pull from 256 KiB on (`Planner::all_reduce`).
+/// * From 8 MiB on nothing is predicted: pulls, of which a launch takes four times as much.
 /// * More than 8 ranks are not predicted: the limits of 8 are halved, as each rank sends twice as much.
 /// * 36 blocks of 512 threads are those of vLLM's custom allreduce (`csrc/custom_all_reduce.cuh`). To pull, 2 ranks are predicted to
 ///   be faster with 64.
 ///
-/// `scripts/gpu-model.sh --machine h100 --sizes 1K,8K,16K,32K,64K,128K,256K,512K,1M,2M` for H100.
+/// `scripts/gpu-model.sh --machine h100 --sizes 1K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M` for H100.
 #[rustfmt::skip]
-const NVLINK_OF_HOPPER: [Row; 10] = [
+const NVLINK_OF_HOPPER: [Row; 9] = [
     //    ranks   links                     up to      algorithm    blocks threads
-    cuda( 2,  2,  Links::NVLINK,            256 * KIB, OneShotPush, 64, 512),
+    cuda( 2,  2,  Links::NVLINK,            8 * MIB,   OneShotPush, 64, 512),
     cuda( 2,  2,  Links::NVLINK,            MAX,       OneShotPull, 64, 512),
-    cuda( 3,  4,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
-    cuda( 3,  4,  Links::NVLINK,            512 * KIB, TwoShotPush, 64, 512),
-    cuda( 5,  8,  Links::NVLINK,            32 * KIB,  OneShotPush, 64, 512),
-    cuda( 5,  8,  Links::NVLINK,            256 * KIB, TwoShotPush, 64, 512),
+    cuda( 3,  4,  Links::NVLINK,            128 * KIB, OneShotPush, 64, 512),
+    cuda( 5,  8,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
+    cuda( 3,  8,  Links::NVLINK,            8 * MIB,   TwoShotPush, 64, 512),
     cuda( 3,  8,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
-    cuda( 9, 16,  Links::NVLINK,            16 * KIB,  OneShotPush, 64, 512),
-    cuda( 9, 16,  Links::NVLINK,            128 * KIB, TwoShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            32 * KIB,  OneShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            4 * MIB,   TwoShotPush, 64, 512),
     cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
 ];
 
 /// The same with `--machine a100`.
 #[rustfmt::skip]
-const NVLINK_OF_AMPERE: [Row; 10] = [
+const NVLINK_OF_AMPERE: [Row; 9] = [
     //    ranks   links                     up to      algorithm    blocks threads
-    cuda( 2,  2,  Links::NVLINK,            256 * KIB, OneShotPush, 64, 512),
+    cuda( 2,  2,  Links::NVLINK,            8 * MIB,   OneShotPush, 64, 512),
     cuda( 2,  2,  Links::NVLINK,            MAX,       OneShotPull, 64, 512),
-    cuda( 3,  4,  Links::NVLINK,            32 * KIB,  OneShotPush, 64, 512),
-    cuda( 3,  4,  Links::NVLINK,            512 * KIB, TwoShotPush, 64, 512),
-    cuda( 5,  8,  Links::NVLINK,            32 * KIB,  OneShotPush, 64, 512),
-    cuda( 5,  8,  Links::NVLINK,            256 * KIB, TwoShotPush, 64, 512),
+    cuda( 3,  4,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
+    cuda( 5,  8,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
+    cuda( 3,  8,  Links::NVLINK,            8 * MIB,   TwoShotPush, 64, 512),
     cuda( 3,  8,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
-    cuda( 9, 16,  Links::NVLINK,            16 * KIB,  OneShotPush, 64, 512),
-    cuda( 9, 16,  Links::NVLINK,            128 * KIB, TwoShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            32 * KIB,  OneShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            4 * MIB,   TwoShotPush, 64, 512),
     cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
 ];
 
 /// The same with `--machine b200`.
 #[rustfmt::skip]
-const NVLINK_OF_BLACKWELL: [Row; 10] = [
+const NVLINK_OF_BLACKWELL: [Row; 9] = [
     //    ranks   links                     up to      algorithm    blocks threads
-    cuda( 2,  2,  Links::NVLINK,            4 * MIB,   OneShotPush, 64, 512),
+    cuda( 2,  2,  Links::NVLINK,            8 * MIB,   OneShotPush, 64, 512),
     cuda( 2,  2,  Links::NVLINK,            MAX,       OneShotPull, 64, 512),
-    cuda( 3,  4,  Links::NVLINK,            128 * KIB, OneShotPush, 64, 512),
-    cuda( 3,  4,  Links::NVLINK,            2 * MIB,   TwoShotPush, 64, 512),
-    cuda( 5,  8,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
-    cuda( 5,  8,  Links::NVLINK,            MIB,       TwoShotPush, 64, 512),
+    cuda( 3,  4,  Links::NVLINK,            256 * KIB, OneShotPush, 64, 512),
+    cuda( 5,  8,  Links::NVLINK,            128 * KIB, OneShotPush, 64, 512),
+    cuda( 3,  8,  Links::NVLINK,            8 * MIB,   TwoShotPush, 64, 512),
     cuda( 3,  8,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
-    cuda( 9, 16,  Links::NVLINK,            32 * KIB,  OneShotPush, 64, 512),
-    cuda( 9, 16,  Links::NVLINK,            512 * KIB, TwoShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            4 * MIB,   TwoShotPush, 64, 512),
     cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
 ];
 
@@ -124,11 +123,11 @@ const OTHER_LINKS: [Row; 10] = [
     cuda( 2, 16,  Links::SAME_DEVICE,       MAX,       TwoShotPull, 16, 512),
 ];
 
-pub(super) const AMPERE: [Row; 20] = joined(NVLINK_OF_AMPERE, OTHER_LINKS);
-pub(super) const HOPPER: [Row; 20] = joined(NVLINK_OF_HOPPER, OTHER_LINKS);
-pub(super) const BLACKWELL: [Row; 20] = joined(NVLINK_OF_BLACKWELL, OTHER_LINKS);
+pub(super) const AMPERE: [Row; 19] = joined(NVLINK_OF_AMPERE, OTHER_LINKS);
+pub(super) const HOPPER: [Row; 19] = joined(NVLINK_OF_HOPPER, OTHER_LINKS);
+pub(super) const BLACKWELL: [Row; 19] = joined(NVLINK_OF_BLACKWELL, OTHER_LINKS);
 
-const fn joined<const ALL: usize>(first: [Row; 10], rest: [Row; 10]) -> [Row; ALL] {
+const fn joined<const ALL: usize>(first: [Row; 9], rest: [Row; 10]) -> [Row; ALL] {
     let mut all = [first[0]; ALL];
     let mut index = 0;
     while index < ALL {

@@ -10,6 +10,8 @@ pub struct Packing {
     pub pack_bytes: usize,
     /// Bytes of the mailbox slot that holds one pack.
     pub slot_bytes: usize,
+    /// Bytes of a pack in the mailboxes of packets without tags; 0: there are none.
+    pub sentinel_bytes: usize,
 }
 
 /// What the launches of a world have room for; equal on all ranks.
@@ -93,7 +95,7 @@ mod tests {
     use super::*;
 
     fn limits(device: DeviceKind, staging_bytes: usize) -> Limits {
-        let packing = Packing { pack_bytes: 64, slot_bytes: 128 };
+        let packing = Packing { pack_bytes: 64, slot_bytes: 128, sentinel_bytes: 0 };
         Limits { device, packing, world_size: 3, mailbox_bytes: staging_bytes, staging_bytes }
     }
 

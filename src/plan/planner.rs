@@ -36,7 +36,7 @@ impl Planner {
     /// An allreduce. An algorithm that cannot do it is replaced, on all ranks alike.
     pub fn reduction(&self, count: usize, dtype: DType, op: ReduceOp) -> Plan {
         let bytes = count.saturating_mul(dtype.size());
-        let plan = self.plan(bytes, self.forced);
+        let plan = self.all_reduce(bytes, !Self::is_untagged(dtype, op));
         let capacity = self.limits.capacity(plan.algorithm, dtype.size());
         match plan.algorithm.can_reduce(dtype, op, capacity) {
             true => self.cut(plan, capacity, dtype),
@@ -52,7 +52,8 @@ impl Planner {
     pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>) -> Plan {
         let (size, pack) = (dtype.size(), self.limits.packing.pack_bytes);
         let bytes = count.saturating_mul(size);
-        let mut plan = self.plan(bytes, self.forced);
+        // The results of a two-shot have tags.
+        let mut plan = self.all_reduce(bytes, true);
         if !plan.algorithm.is_direct() {
             plan = self.plan(bytes, Some(Algorithm::TwoShotPull));
         }
@@ -108,6 +109,29 @@ impl Planner {
         };
         plan.piece_bytes = self.limits.share_bytes(shares, plan.piece_bytes);
         plan
+    }
+
+    /// Whether packets of a call have no tags on GPUs: what the kernels of the hot set reduce.
+    const fn is_untagged(dtype: DType, op: ReduceOp) -> bool {
+        matches!(op, ReduceOp::Sum) && matches!(dtype, DType::F16 | DType::Bf16 | DType::F32)
+    }
+
+    /// Tables are of sums whose packets have no tags. With tags they are of twice the bytes: where the largest messages are pulled,
+    /// others with tags are from this size on.
+    #[inline(always)]
+    fn all_reduce(&self, bytes: usize, tagged: bool) -> Plan {
+        const MOST_TAGGED_BYTES: usize = 256 << 10;
+        if tagged
+            && bytes > MOST_TAGGED_BYTES
+            && self.limits.device == DeviceKind::Cuda
+            && self.forced.is_none()
+        {
+            let largest = self.steps[PlannedCall::AllReduce as usize].choice(usize::MAX, None);
+            if matches!(largest.algorithm, Algorithm::OneShotPull | Algorithm::TwoShotPull) {
+                return self.grid(&largest, bytes);
+            }
+        }
+        self.plan(bytes, self.forced)
     }
 
     #[inline(always)]

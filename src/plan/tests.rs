@@ -87,8 +87,8 @@ fn the_host_plans_as_its_rules_say() {
 fn tables_in_words() {
     assert_eq!(
         cuda().describe(8, LinkClass::NvSwitch),
-        "up to 32 KiB: one-shot-push, up to 64 blocks of 512 threads\n\
-         up to 256 KiB: two-shot-push, up to 64 blocks of 512 threads\n\
+        "up to 64 KiB: one-shot-push, up to 64 blocks of 512 threads\n\
+         up to 8 MiB: two-shot-push, up to 64 blocks of 512 threads\n\
          any larger size: two-shot-pull, up to 36 blocks of 512 threads\n"
     );
     assert_eq!(
@@ -152,7 +152,7 @@ fn other_calls_have_rows_of_their_own_or_an_allreduces() {
         "{described}"
     );
     // A planner takes them for their calls alone.
-    let packing = Packing { pack_bytes: 64, slot_bytes: 128 };
+    let packing = Packing { pack_bytes: 64, slot_bytes: 128, sentinel_bytes: 0 };
     let staging_bytes = 1 << 20;
     let limits = Limits {
         device: DeviceKind::Host,

@@ -45,6 +45,10 @@ too few words of shared memory|core/block.cuh|s/__shared__ u64 words\[2 \* FA_MA
 halves of a packet swapped|core/packet.cuh|s/\*pack = \{b << 32 \| u32\(a\), d << 32 \| u32\(c\)\}/*pack = {d << 32 | u32(c), b << 32 | u32(a)}/|the sum
 a poll of one tag instead of all|core/packet.cuh|s/return \(\(u32\(a >> 32\) \^ tag\) \|.*$/return u32(a >> 32) == tag;/|the sum
 a packet without one of its tags|core/packet.cuh|s/high \| u32\(pack\.high\)/u32(pack.high)/|the sum
+a poll of one word of a sum|core/packet.cuh|s/return !is_empty\(pack->low\) \& !is_empty\(pack->high\)/return !is_empty(pack->high)/|the sum
+packets that are not emptied|core/packet.cuh|s/store_relaxed_pair\(slot->word, 0, 0\)/(void)slot/|the sum
+sums of another sign|core/packet.cuh|s/return tag\.marks == kSums \? Pack\{.*$/return pack;/|the sum
+terms that are sent as sums are|core/packet.cuh|s/return marks == kSums \? word \^ kLastSign : is_empty\(word\) \? word \| kLastSign : word;/return word \^ kLastSign;/|the sum
 a partial pack one too long|core/pack.cuh|s/for \(u32 at = 0; at < bytes; at \+= granule\)/for (u32 at = 0; at <= bytes; at += granule)/|around the sum
 a partial pack that is put together wrongly|core/pack.cuh|s/pack->low >> \(64 - bits\)/pack->low >> (32 - bits)/|the sum
 an unaligned cast|core/pack.cuh|s/case 4: return \*reinterpret_cast<const u32 \*>\(from\)/case 4: return *reinterpret_cast<const u64 *>(from)/|misaligned access
@@ -61,7 +65,7 @@ a rank that is left out|cuda/reduce.cuh|s/for \(u32 r = 0; r < W; \+\+r\)$/for (
 a rank that is left out in a loop|cuda/reduce.cuh|s/for \(u32 r = 0; r < world\.ranks; \+\+r\)/for (u32 r = 1; r < world.ranks; ++r)/|the sum
 a part of a pack in the wrong order|cuda/reduce.cuh|s/inputs\.at\(r\) \+ at \+ e\)/inputs.at(r) + at + bytes - sizeof(T) - e)/|the sum
 whole packs at any address|core/pack.cuh|s/vector && left >= kPackBytes\}\)/left >= kPackBytes})/|misaligned access
-only the last rank is waited for|cuda/reduce.cuh|s/missing \|= load_packet/missing = load_packet/|the sum
+only the last rank is waited for|cuda/reduce.cuh|s/late = came\[r\] \? late : r;/late = came[kRanks - 1] ? late : r;/|the sum
 END
 
 # NAME|SETTING|TESTS|FILE|SED|FOUND: of those that the CUDA device's tests find, with which setting of the machine, and which of them.

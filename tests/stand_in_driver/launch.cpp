@@ -98,7 +98,7 @@ bool operands_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
 
 // What would be an illegal address on a GPU: memory that is unknown, too short, or a peer's without access.
 bool addresses_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
-  const uint64_t mailbox_end = launch.mailbox_offset + 2 * launch.mailbox_bytes;
+  const uint64_t mailbox_end = launch.mailbox_offset + 3 * launch.mailbox_bytes;
   const uint64_t staging_end = launch.staging_offset + 2 * launch.staging_bytes;
   const uint64_t channel_end = launch.channel_offset + launch.channel_bytes;
   const uint64_t region = std::max<uint64_t>({sizeof(FaRegionHead), mailbox_end, staging_end, channel_end});

@@ -52,7 +52,7 @@ void fill_launch(Rank (&ranks)[2], int number) {
   launch.status = ranks[number].status;
   launch.mailbox_offset = sizeof(FaRegionHead);
   launch.mailbox_bytes = 64 << 10;
-  launch.staging_offset = launch.mailbox_offset + 2 * launch.mailbox_bytes;
+  launch.staging_offset = launch.mailbox_offset + 3 * launch.mailbox_bytes;
   launch.staging_bytes = 64 << 10;
   launch.timeout_ns = 10000000000u;
   launch.rank = uint32_t(number);

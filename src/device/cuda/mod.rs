@@ -188,6 +188,7 @@ impl sealed::Device for Cuda {
     const PACKING: Packing = Packing {
         pack_bytes: abi::FA_CUDA_PACK_BYTES as usize,
         slot_bytes: abi::FA_CUDA_SLOT_BYTES as usize,
+        sentinel_bytes: abi::FA_CUDA_SENTINEL_BYTES as usize,
     };
 
     const CHANNELS: Channels = Channels { bytes: 0, chunk_bytes: 60 << 10, least_slots: 2 };

@@ -226,6 +226,7 @@ impl sealed::Device for Host {
     const PACKING: Packing = Packing {
         pack_bytes: abi::FA_HOST_PACK_BYTES as usize,
         slot_bytes: abi::FA_HOST_SLOT_BYTES as usize,
+        sentinel_bytes: 0,
     };
 
     // Twice the second-level cache of the processors that this was measured on: with less, a slot that is written is

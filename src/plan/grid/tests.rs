@@ -4,6 +4,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::abi::FA_MAX_BLOCKS;
+use crate::dtype::DType;
+use crate::op::ReduceOp;
+use crate::plan::limits::{Limits, Packing};
+use crate::plan::planner::Planner;
 use crate::plan::table::Steps;
 use crate::plan::{Algorithm, Choice, DeviceKind, GpuGeneration, Plan, PlannedCall, Table};
 use crate::topology::{recorded, LinkClass};
@@ -60,22 +64,24 @@ fn plans_on_eight_h100() {
         assert_eq!(on(world_size, 32 * KIB), choice(OneShotPush, 32, 64));
     }
     assert_eq!(on(2, 256 * KIB), choice(OneShotPush, 64, 256));
-    assert_eq!(on(2, 512 * KIB), choice(OneShotPull, 64, 512));
+    assert_eq!(on(2, 8 * MIB), choice(OneShotPush, 64, 512));
+    assert_eq!(on(2, 8 * MIB + 2), choice(OneShotPull, 64, 512));
     for world_size in 3..=4 {
+        assert_eq!(on(world_size, 128 * KIB), choice(OneShotPush, 64, 128));
+        assert_eq!(on(world_size, 128 * KIB + 2).algorithm, TwoShotPush);
+    }
+    assert_eq!(on(4, 256 * KIB), choice(TwoShotPush, 64, 64));
+    assert_eq!(on(4, MIB), choice(TwoShotPush, 64, 256));
+    for world_size in 5..=8 {
         assert_eq!(on(world_size, 64 * KIB), choice(OneShotPush, 64, 64));
         assert_eq!(on(world_size, 64 * KIB + 2).algorithm, TwoShotPush);
-        assert_eq!(on(world_size, 512 * KIB + 2).algorithm, TwoShotPull);
-    }
-    assert_eq!(on(4, 128 * KIB), choice(TwoShotPush, 32, 64));
-    assert_eq!(on(4, 512 * KIB), choice(TwoShotPush, 64, 128));
-    assert_eq!(on(4, MIB), choice(TwoShotPull, 36, 480));
-    for world_size in 5..=8 {
-        assert_eq!(on(world_size, 32 * KIB + 2).algorithm, TwoShotPush);
-        assert_eq!(on(world_size, 256 * KIB + 2).algorithm, TwoShotPull);
-        assert_eq!(on(world_size, 64 * MIB), choice(TwoShotPull, 36, 512));
     }
     assert_eq!(on(8, 256 * KIB), choice(TwoShotPush, 32, 64));
-    assert_eq!(on(8, 512 * KIB), choice(TwoShotPull, 36, 128));
+    assert_eq!(on(8, MIB), choice(TwoShotPush, 64, 128));
+    for world_size in 3..=8 {
+        assert_eq!(on(world_size, 8 * MIB), choice(TwoShotPush, 64, 512));
+        assert_eq!(on(world_size, 64 * MIB), choice(TwoShotPull, 36, 512));
+    }
 }
 
 #[test]
@@ -85,21 +91,46 @@ fn plans_of_other_generations() {
     };
     // Where each has its last one-shot push, and its last two-shot push.
     for (generation, world_size, one_shot, two_shot) in [
-        (GpuGeneration::Ampere, 4, 32 * KIB, 512 * KIB),
-        (GpuGeneration::Ampere, 8, 32 * KIB, 256 * KIB),
-        (GpuGeneration::Hopper, 4, 64 * KIB, 512 * KIB),
-        (GpuGeneration::Hopper, 8, 32 * KIB, 256 * KIB),
-        (GpuGeneration::Blackwell, 4, 128 * KIB, 2 * MIB),
-        (GpuGeneration::Blackwell, 8, 64 * KIB, MIB),
+        (GpuGeneration::Ampere, 4, 64 * KIB, 8 * MIB),
+        (GpuGeneration::Ampere, 8, 64 * KIB, 8 * MIB),
+        (GpuGeneration::Hopper, 4, 128 * KIB, 8 * MIB),
+        (GpuGeneration::Hopper, 8, 64 * KIB, 8 * MIB),
+        (GpuGeneration::Blackwell, 4, 256 * KIB, 8 * MIB),
+        (GpuGeneration::Blackwell, 8, 128 * KIB, 8 * MIB),
     ] {
         assert_eq!(algorithm(generation, world_size, one_shot), OneShotPush);
         assert_eq!(algorithm(generation, world_size, one_shot + 2), TwoShotPush);
         assert_eq!(algorithm(generation, world_size, two_shot), TwoShotPush);
         assert_eq!(algorithm(generation, world_size, two_shot + 2), TwoShotPull);
     }
-    for (generation, push) in [(GpuGeneration::Ampere, 256 * KIB), (GpuGeneration::Blackwell, 4 * MIB)] {
-        assert_eq!(algorithm(generation, 2, push), OneShotPush);
-        assert_eq!(algorithm(generation, 2, push + 2), OneShotPull);
+    for generation in [GpuGeneration::Ampere, GpuGeneration::Blackwell] {
+        assert_eq!(algorithm(generation, 2, 8 * MIB), OneShotPush);
+        assert_eq!(algorithm(generation, 2, 8 * MIB + 2), OneShotPull);
+    }
+}
+
+/// Packets of other calls than the hot set's sums have tags: large ones of those pull, where there are pulls.
+#[test]
+fn calls_whose_packets_have_tags() {
+    let packing = Packing { pack_bytes: 16, slot_bytes: 32, sentinel_bytes: 16 };
+    let (mailbox_bytes, staging_bytes) = (64 << 20, 64 << 20);
+    let limits = Limits { device: DeviceKind::Cuda, packing, world_size: 8, mailbox_bytes, staging_bytes };
+    let table = Table::built_in(DeviceKind::Cuda);
+    let planner = |link, forced| Planner::new(&table, link, forced, MULTIPROCESSORS, limits);
+    let nvlink = planner(LinkClass::NvSwitch, None);
+    let algorithm = |planner: &Planner, kib: usize, dtype: DType, op| {
+        planner.reduction((kib << 10) / dtype.size(), dtype, op).algorithm
+    };
+    for (dtype, op) in
+        [(DType::Bf16, ReduceOp::Avg), (DType::F64, ReduceOp::Sum), (DType::I32, ReduceOp::Max)]
+    {
+        assert_eq!(algorithm(&nvlink, 256, dtype, op), TwoShotPush);
+        assert_eq!(algorithm(&nvlink, 512, dtype, op), TwoShotPull);
+        assert_eq!(algorithm(&planner(LinkClass::Pcie, None), 512, dtype, op), TwoShotPush);
+        assert_eq!(algorithm(&planner(LinkClass::NvSwitch, Some(OneShotPush)), 512, dtype, op), OneShotPush);
+    }
+    for dtype in [DType::F16, DType::Bf16, DType::F32] {
+        assert_eq!(algorithm(&nvlink, 512, dtype, ReduceOp::Sum), TwoShotPush);
     }
 }
 
@@ -109,7 +140,7 @@ fn plans_on_bridged_pairs_and_on_a_mesh() {
     // Ranks 1 and 2 have no bridge.
     assert_eq!(on(recorded::A100_BRIDGED, 3, 64 * KIB), choice(TwoShotPush, 16, 96));
     assert_eq!(on(recorded::A100_BRIDGED, 4, MIB), choice(TwoShotPush, 16, 512));
-    assert_eq!(on(recorded::A100_MESH, 4, MIB), choice(TwoShotPull, 36, 480));
+    assert_eq!(on(recorded::A100_MESH, 4, MIB), choice(TwoShotPush, 64, 256));
 }
 
 #[test]

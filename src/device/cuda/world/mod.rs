@@ -69,8 +69,7 @@ impl CudaWorld {
                 reason: format!("device {ordinal} has no cooperative launches"),
             });
         }
-        let layout =
-            Layout::new(max_bytes, world_size, Cuda::PACKING.slot_bytes, &Cuda::CHANNELS, Cuda::MAX_BYTES)?;
+        let layout = Layout::new(max_bytes, world_size, &Cuda::PACKING, &Cuda::CHANNELS, Cuda::MAX_BYTES)?;
         let copies = Copies::new(&context)?;
         let allocate = |bytes| Memory::allocate(&context, &copies, bytes, Sharing::Pointers);
         let regions = (0..world_size).map(|_| allocate(layout.total_bytes)).collect::<Result<Vec<_>>>()?;

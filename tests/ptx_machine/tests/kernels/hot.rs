@@ -7,7 +7,7 @@ use crate::elements::{Element, BF16, F16, F32, I64, U8};
 use crate::world::World;
 
 tests! {
-    crate::program => sums_between_threads_of_the_host, loops_that_go_round_often;
+    crate::program => sums_between_threads_of_the_host, loops_that_go_round_often, zeros_of_both_signs;
     crate::observed => nothing_races_in_the_hot_set, nothing_races_in_kernels_of_any_world;
 }
 
@@ -143,6 +143,55 @@ fn loops_that_go_round_often(program: &Program) {
                     let call =
                         Call { algorithm, ty, count: packs * 16 / ty.bytes, skew: 0, registered: false };
                     call.play(program, &kernel, ranks, (1, 32));
+                }
+            }
+        }
+    }
+}
+
+/// Packets of sums are marked by what is in them: words of zeros of either sign, and of sums that are zero, arrive as they are. Some
+/// ranks take the kernel of any world. All that was read is empty again.
+fn zeros_of_both_signs(program: &Program) {
+    for (name, algorithm) in &ALGORITHMS[2..] {
+        for (ty, one) in [(F16, 0x3C00), (BF16, 0x3F80), (F32, 0x3F80_0000_u32)] {
+            for ranks in [2, 3, 8] {
+                let (hot, any) = (format!("{name}_{}_sum_w{ranks}", ty.name), format!("{name}_{}", ty.name));
+                if crate::is_left_out(program, &hot) || crate::is_left_out(program, &any) {
+                    continue;
+                }
+                let count = whole_packs(name, 40, ranks) * 16 / ty.bytes;
+                let call = Call { algorithm: *algorithm, ty, count, skew: 0, registered: false };
+                let mut world = World::new(ranks, count * ty.bytes);
+                let minus = 1_u32 << (8 * ty.bytes - 1);
+                for turn in 0..5 {
+                    // Each element a digit of its index and turn: +0, -0, or one that another rank has the opposite of.
+                    for (rank, input) in world.inputs.iter_mut().enumerate() {
+                        for i in 0..count {
+                            let value = match (i * 7 + i / 5 + turn) % 3 {
+                                0 => 0,
+                                1 => minus,
+                                _ if rank < 2 => one | minus * rank as u32,
+                                _ => minus,
+                            };
+                            input.write(i * ty.bytes, &value.to_le_bytes()[..ty.bytes]);
+                        }
+                    }
+                    world.outputs.iter_mut().for_each(|output| output.fill(POISON));
+                    let kernels: Vec<&str> =
+                        (0..ranks).map(|rank| if (rank + turn) % 3 == 0 { &*any } else { &*hot }).collect();
+                    let settings = Settings { seed: turn as u64, ..Settings::default() };
+                    world
+                        .run_each(program, &kernels, (2, 32), &call.launches(&world), settings)
+                        .unwrap_or_else(|error| panic!("{hot}, turn {turn}: {error}"));
+                    for (rank, output) in world.outputs.iter().enumerate() {
+                        let sum = &output.read()[..count * ty.bytes];
+                        assert!(
+                            sum.iter().all(|&byte| byte == 0),
+                            "{hot}, turn {turn}, rank {rank}: the sum"
+                        );
+                    }
+                    let empty = world.sentinels().all(|bytes| bytes.iter().all(|&byte| byte == 0));
+                    assert!(empty, "{hot}, turn {turn}: a packet is left");
                 }
             }
         }

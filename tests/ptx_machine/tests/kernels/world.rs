@@ -86,7 +86,7 @@ impl World {
         let head = size_of::<FaRegionHead>().next_multiple_of(128);
         let all = |bytes: usize| (0..ranks).map(|_| Bytes::new(bytes)).collect::<Vec<_>>();
         let channels = ranks * SLOTS * (size_of::<FaChunk>() + CHUNK);
-        let region = head + 2 * MAILBOX + 2 * STAGING + channels;
+        let region = head + 3 * MAILBOX + 2 * STAGING + channels;
         let (regions, inputs, outputs) = (all(region), all(bytes), all(bytes));
         // Every input is registered, as the first buffer of two; of the second nobody has an address.
         let mut table = Bytes::new(2 * FA_MAX_RANKS as usize * 8);
@@ -113,7 +113,8 @@ impl World {
         launch.status = launch.regions[rank] + std::mem::offset_of!(FaRegionHead, status) as u64;
         launch.mailbox_offset = head;
         launch.mailbox_bytes = MAILBOX as u64;
-        launch.staging_offset = head + 2 * MAILBOX as u64;
+        // Behind those of sentinel packets.
+        launch.staging_offset = head + 3 * MAILBOX as u64;
         launch.staging_bytes = STAGING as u64;
         launch.staging_slot_bytes = STAGING as u64;
         launch.channel_offset = launch.staging_offset + 2 * STAGING as u64;
@@ -209,10 +210,32 @@ impl World {
         launches: &[FaLaunch],
         settings: Settings,
     ) -> Result<(), LaunchError> {
-        let launches: Vec<_> = launches.iter().map(|launch| self.as_launch(kernel, shape, launch)).collect();
+        self.run_each(program, &vec![kernel; launches.len()], shape, launches, settings)
+    }
+
+    /// The same with a kernel for each rank.
+    pub fn run_each(
+        &self,
+        program: &Program,
+        kernels: &[&str],
+        shape: (u32, u32),
+        launches: &[FaLaunch],
+        settings: Settings,
+    ) -> Result<(), LaunchError> {
+        let launches: Vec<_> = launches
+            .iter()
+            .zip(kernels)
+            .map(|(launch, kernel)| self.as_launch(kernel, shape, launch))
+            .collect();
         let result = program.launch(&launches, Settings { limit: LIMIT, ..settings });
-        coverage::note(program, kernel);
+        kernels.iter().for_each(|kernel| coverage::note(program, kernel));
         result
+    }
+
+    /// Mailboxes of sentinel packets, both generations of all ranks.
+    pub fn sentinels(&self) -> impl Iterator<Item = &[u8]> {
+        let first = size_of::<FaRegionHead>().next_multiple_of(128) + 2 * MAILBOX;
+        self.regions.iter().map(move |region| &region.read()[first..first + MAILBOX])
     }
 
     fn as_launch<'a>(

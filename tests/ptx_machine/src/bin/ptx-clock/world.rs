@@ -145,7 +145,7 @@ impl World {
                 table.put(rank * 8, &input.address().to_le_bytes());
             }
         }
-        let regions = all(head + 2 * mailbox + 2 * staging);
+        let regions = all(head + 3 * mailbox + 2 * staging);
         Self { regions, data, tables, mailbox, staging }
     }
 
@@ -177,7 +177,8 @@ impl World {
         launch.status = launch.regions[rank] + offset_of!(FaRegionHead, status) as u64;
         launch.mailbox_offset = head;
         launch.mailbox_bytes = self.mailbox as u64;
-        launch.staging_offset = head + 2 * self.mailbox as u64;
+        // Behind those of sentinel packets.
+        launch.staging_offset = head + 3 * self.mailbox as u64;
         launch.staging_bytes = self.staging as u64;
         launch.staging_slot_bytes = self.staging as u64;
         // The kernel's clock is the host's, which simulates.
