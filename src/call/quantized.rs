@@ -62,6 +62,20 @@ impl std::fmt::Display for Transport {
     }
 }
 
+impl std::str::FromStr for Transport {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|transport| transport.name() == name).ok_or_else(|| {
+            Error::InvalidSetting {
+                name: "transport",
+                value: name.to_owned(),
+                expected: "one of int8, f8e4m3",
+            }
+        })
+    }
+}
+
 fn exp2(exponent: i32) -> f64 {
     2.0_f64.powi(exponent)
 }
@@ -123,6 +137,14 @@ mod tests {
         let rounded = bounds.map(|row| row.map(|bound| (bound.unwrap() * 1e5).ceil() as u32));
         assert_eq!(rounded, [[845, 1190, 796], [7381, 7748, 7329]]);
         assert_eq!(Transport::Int8.error_bound(DType::F64), None);
+    }
+
+    #[test]
+    fn names_are_parsed() {
+        for transport in Transport::ALL {
+            assert_eq!(transport.to_string().parse(), Ok(transport));
+        }
+        assert!("int4".parse::<Transport>().unwrap_err().to_string().contains("int8, f8e4m3"));
     }
 
     #[test]
