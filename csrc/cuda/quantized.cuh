@@ -15,7 +15,7 @@ class QuantizedTransport {
 
   // A thread's elements of a group, quantised and not.
   struct Quantized {
-    u64 values;
+    u32 values[2]; // in words: a GPU has no wider arithmetic
     float scale;
   };
   struct Elements {
@@ -79,13 +79,14 @@ private:
   static FA_FN Quantized get(Groups from, Index i) {
     __builtin_assume(__isGlobal(from.values));
     __builtin_assume(__isGlobal(from.scales));
-    return {reinterpret_cast<const u64 *>(from.values)[i], scale_of(from.scales[i / kThreads])};
+    const uint2 values = reinterpret_cast<const uint2 *>(from.values)[i];
+    return {{values.x, values.y}, scale_of(from.scales[i / kThreads])};
   }
 
   static FA_FN void put(Groups to, Index i, const Quantized &quantized) {
     __builtin_assume(__isGlobal(to.values));
     __builtin_assume(__isGlobal(to.scales));
-    reinterpret_cast<u64 *>(to.values)[i] = quantized.values;
+    reinterpret_cast<uint2 *>(to.values)[i] = make_uint2(quantized.values[0], quantized.values[1]);
     if (i % kThreads == 0)
       to.scales[i / kThreads] = scale_bits(quantized.scale);
   }
@@ -105,17 +106,17 @@ private:
   FA_FN Quantized quantized(const Elements &elements) const {
     const u32 magnitude = largest_magnitude(elements);
     const float scale = group_scale(magnitude, int8_ ? Int8::kMost : Float8::kMost);
-    const float inverse = inverse_of(scale);
-    return {int8_ ? narrow(Int8{}, elements, inverse) : narrow(Float8{}, elements, inverse), scale};
+    return int8_ ? narrow(Int8{}, elements, scale) : narrow(Float8{}, elements, scale);
   }
 
   template <class Format>
-  static FA_FN u64 narrow(Format format, const Elements &elements, float inverse) {
-    u64 values = 0;
+  static FA_FN Quantized narrow(Format format, const Elements &elements, float scale) {
+    const float inverse = inverse_of(scale);
+    Quantized result = {{0, 0}, scale};
     FA_UNROLL
     for (u32 k = 0; k < kLanes; ++k)
-      values |= u64(format.narrow(elements.lane[k] * inverse)) << 8 * k;
-    return values;
+      result.values[k / 4] |= u32(format.narrow(elements.lane[k] * inverse)) << 8 * (k % 4);
+    return result;
   }
 
   FA_FN void add(Elements *sum, const Quantized &part) const {
@@ -129,7 +130,7 @@ private:
   static FA_FN void add(Format format, Elements *sum, const Quantized &part) {
     FA_UNROLL
     for (u32 k = 0; k < kLanes; ++k)
-      sum->lane[k] += format.widen(u8(part.values >> 8 * k)) * part.scale;
+      sum->lane[k] += format.widen(u8(part.values[k / 4] >> 8 * (k % 4))) * part.scale;
   }
 
   // What there is of a pack of the message that begins at a byte.
