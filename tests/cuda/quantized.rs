@@ -61,7 +61,8 @@ fn a_world_in_one_launch(_: Gpus) {
         for (number, (count, (dtype, transport))) in cases.enumerate() {
             let mut random = random.fork(number);
             let message = QuantizedSum::new(&mut random, dtype, transport, count, size);
-            let (blocks, threads) = (random.pick(&[1, 2, 3]), random.pick(&[32, 96, 128, 512]));
+            let blocks = random.pick(&[1, 2, 3]).min(world.max_blocks());
+            let threads = random.pick(&[32, 96, 128, 512]);
             let algorithm = random.pick(&Algorithm::ALL);
             let plan = WorldPlan { algorithm, blocks, threads, registered: random.one_in(2) };
             check_world(&message, &mut world, plan, Placement::random(&mut random));
