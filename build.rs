@@ -65,7 +65,8 @@ fn compile_host(csrc: &Path, isa: &str, flags: &[&str]) {
         .cpp(true)
         .std("c++17")
         .files(
-            ["entry.cpp", "floats.cpp", "integers.cpp", "rows.cpp"].map(|file| csrc.join("host").join(file)),
+            ["entry.cpp", "floats.cpp", "integers.cpp", "quantized.cpp", "rows.cpp"]
+                .map(|file| csrc.join("host").join(file)),
         )
         .define("FA_NAMESPACE", format!("fast_allreduce_{isa}").as_str())
         .define("FA_HOST_ENTRY", format!("fast_allreduce_host_{isa}").as_str())

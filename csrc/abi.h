@@ -46,6 +46,14 @@ enum FaOp { FA_OPS(FA_CODE, ) };
 // Kernels: algorithms of an allreduce, then the other collectives.
 enum FaAlgorithm { FA_REDUCING(FA_CODE, ) FA_MOVING(FA_CODE, ) FA_OTHER(FA_CODE, ) FA_NORMING(FA_CODE, ) };
 
+// What quantised transport moves an element as (core/quantized.cuh).
+enum FaTransport { FA_TRANSPORT_INT8 = 0, FA_TRANSPORT_F8E4M3 = 1 };
+
+// Elements that have a scale in common, the bytes that they are moved as, and where slices of them begin.
+#define FA_QUANTIZED_GROUP 32
+#define FA_QUANTIZED_GROUP_BYTES 34
+#define FA_QUANTIZED_ALIGNMENT 128
+
 // Why a launch gave up; 0 is success.
 enum FaFailure {
   FA_OK = 0,
@@ -236,10 +244,10 @@ struct FaLaunch {
   uint32_t swaps_staging;     // 1: two ranks of the host stage in each other's region in every other pull
   uint32_t channel_slots;     // of each channel, a power of two
   uint32_t threads;           // bit r: rank r is a thread of this process
-  uint32_t reserved;
-  uint64_t direct;    // host: address of an FaDirect; 0: nothing is read in other processes
-  struct FaCall call; // the call that this launch is of
-  double scale;       // FA_PREMUL_SUM: what this rank's input is multiplied by
+  uint32_t transport;         // enum FaTransport, of FA_TWO_SHOT_QUANTIZED
+  uint64_t direct;            // host: address of an FaDirect; 0: nothing is read in other processes
+  struct FaCall call;         // the call that this launch is of
+  double scale;               // FA_PREMUL_SUM: what this rank's input is multiplied by
   // By rank, of FA_ALL_GATHER and FA_REDUCE_SCATTER.
   struct FaShare shares[FA_MAX_RANKS];
 };

@@ -140,11 +140,11 @@ check() {
     return 1
   fi
   local pulls=(0:one_shot_pull 1:two_shot_pull 6:reduce_scatter 7:reduce 8:all_gather 9:broadcast 10:scattered_broadcast)
-  local pushes=(2:one_shot_push 3:two_shot_push 4:ring 5:halving_doubling) messages=12:transfer
+  local pushes=(2:one_shot_push 3:two_shot_push 4:ring 5:halving_doubling) messages=12:transfer quantized=13:two_shot_quantized
   case $mode in
-    thread-planted) found "$mode" "${pulls[@]}" ;;
+    thread-planted) found "$mode" "${pulls[@]}" "$quantized" ;;
     thread-channel) found "$mode" "$messages" ;;
-    thread-relaxed) found "$mode" "${pulls[@]}" "${pushes[@]}" "$messages" ;;
+    thread-relaxed) found "$mode" "${pulls[@]}" "${pushes[@]}" "$messages" "$quantized" ;;
     yields-staging) wrong "$mode" "${pulls[@]}" ;;
     # A two-shot push after another is right with one generation: a rank hears of all reads before it writes.
     yields-mailbox) wrong "$mode" 2:one_shot_push ;;

@@ -98,6 +98,20 @@ static void fused(const fast_allreduce_communicator *communicator, size_t rank) 
          FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
 }
 
+/* About a byte for each element. Of each rank the scale is 1, and of the sum 2: these numbers are themselves. */
+static void quantized(const fast_allreduce_communicator *communicator) {
+  const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32, int8 = FAST_ALLREDUCE_TRANSPORT_INT8;
+  float data[3] = {127, -3, 0};
+  require(fast_allreduce_all_reduce_quantized(communicator, data, data, 3, dtype, int8, 0.01f, NULL),
+          "all_reduce_quantized");
+  EXPECT(data[0] == 254 && data[1] == -6 && data[2] == 0);
+  EXPECT(fast_allreduce_all_reduce_quantized(communicator, data, data, 3, dtype, int8, 0.001f, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_SETTING);
+  EXPECT(strstr(fast_allreduce_last_error(), "int8 guarantees") != NULL);
+  EXPECT(fast_allreduce_all_reduce_quantized(communicator, data, data, 3, dtype, 2, 1, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+}
+
 static void messages(const fast_allreduce_communicator *communicator, size_t rank) {
   const uint32_t dtype = FAST_ALLREDUCE_DTYPE_I32;
   int32_t mine = (int32_t)rank + 40, theirs = -1, sum = (int32_t)rank;
@@ -171,6 +185,7 @@ static void *rank_thread(void *argument) {
   reductions(communicator, rank);
   shares(communicator, rank);
   fused(communicator, rank);
+  quantized(communicator);
   messages(communicator, rank);
   memory(communicator, rank);
   mistakes(communicator);

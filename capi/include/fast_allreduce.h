@@ -155,6 +155,25 @@ typedef uint32_t fast_allreduce_op;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+// What an allreduce with quantised transport moves instead of elements.
+enum fast_allreduce_transport
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // 8-bit integers in groups of 32 with a scale.
+  FAST_ALLREDUCE_TRANSPORT_INT8 = 0,
+  // 8-bit floats e4m3 in such groups.
+  FAST_ALLREDUCE_TRANSPORT_F8E4M3 = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_transport fast_allreduce_transport;
+#else
+typedef uint32_t fast_allreduce_transport;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
 // Where buffers are.
 enum fast_allreduce_device
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -386,6 +405,23 @@ fast_allreduce_status fast_allreduce_all_reduce(const struct fast_allreduce_comm
                                                 uint32_t dtype,
                                                 uint32_t op,
                                                 void *stream);
+
+// Sums the ranks' inputs of `count` elements into every rank's output, moving about a byte for each element: for links that are
+// slow. `transport` is a fast_allreduce_transport; types are f16, bf16 and f32. No element is further from the exact sum than
+// `tolerance` times the sum over the ranks of the largest magnitude among the 32 elements of its group; a tolerance that the
+// transport cannot keep is refused, with what it can. The result is the same on all ranks. In place: the same pointer twice.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce.
+fast_allreduce_status fast_allreduce_all_reduce_quantized(const struct fast_allreduce_communicator *communicator,
+                                                          const void *input,
+                                                          void *output,
+                                                          size_t count,
+                                                          uint32_t dtype,
+                                                          uint32_t transport,
+                                                          float tolerance,
+                                                          void *stream);
 
 // Adds the sum of the ranks' inputs of `count` elements to `residual`, into `residual_out`. In place: the same pointer twice. The
 // residual is the same on all ranks; types are f16, bf16 and f32. The sum is rounded before it is added, as by two calls.

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use fast_allreduce::{Collective, DType, Epilogue, RawRmsNorm, ReduceOp};
+use fast_allreduce::{Collective, DType, Epilogue, Quantized, RawRmsNorm, ReduceOp};
 
 use crate::codes;
 use crate::facts::fast_allreduce_nranks;
@@ -80,6 +80,34 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce(
     unsafe {
         collective(communicator, stream, (input, output), count, dtype, || {
             Ok(Collective::AllReduce(operation(communicator, op)?))
+        })
+    }
+}
+
+/// Sums the ranks' inputs of `count` elements into every rank's output, moving about a byte for each element: for links that are
+/// slow. `transport` is a fast_allreduce_transport; types are f16, bf16 and f32. No element is further from the exact sum than
+/// `tolerance` times the sum over the ranks of the largest magnitude among the 32 elements of its group; a tolerance that the
+/// transport cannot keep is refused, with what it can. The result is the same on all ranks. In place: the same pointer twice.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_reduce_quantized(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: u32,
+    transport: u32,
+    tolerance: f32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    unsafe {
+        collective(communicator, stream, (input, output), count, dtype, || {
+            let transport = codes::transport(transport)?;
+            Ok(Collective::AllReduceQuantized(Quantized { transport, tolerance }))
         })
     }
 }

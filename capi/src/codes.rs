@@ -1,7 +1,7 @@
 //! The codes of types, operations and settings, and what they mean.
 
 use fast_allreduce::device::host::Bind;
-use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
+use fast_allreduce::{Algorithm, DType, ReduceOp, Transport, Wait};
 
 use crate::status::{argument, Failure};
 
@@ -55,6 +55,16 @@ pub enum fast_allreduce_op {
     Bor = 6,
     /// Bitwise exclusive or, of integers.
     Bxor = 7,
+}
+
+/// What an allreduce with quantised transport moves instead of elements.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub enum fast_allreduce_transport {
+    /// 8-bit integers in groups of 32 with a scale.
+    Int8 = 0,
+    /// 8-bit floats e4m3 in such groups.
+    F8E4M3 = 1,
 }
 
 /// Where buffers are.
@@ -174,6 +184,7 @@ const _: () = {
     }
 };
 same_codes!(fast_allreduce_dtype, DType: F16, Bf16, F32, F64, I8, U8, I32, U32, I64, U64, F8E4M3, F8E5M2);
+same_codes!(fast_allreduce_transport, Transport: Int8, F8E4M3);
 
 pub fn dtype(code: u32) -> Result<DType, Failure> {
     looked_up("dtype", code, &DType::ALL)
@@ -181,6 +192,10 @@ pub fn dtype(code: u32) -> Result<DType, Failure> {
 
 pub fn op(code: u32) -> Result<ReduceOp, Failure> {
     looked_up("op", code, &OPS).map(|(_, op)| op)
+}
+
+pub fn transport(code: u32) -> Result<Transport, Failure> {
+    looked_up("transport", code, &Transport::ALL)
 }
 
 pub fn algorithm(code: u32) -> Result<Option<Algorithm>, Failure> {

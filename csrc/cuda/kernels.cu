@@ -15,7 +15,9 @@
 #include "../algorithms/transfer.cuh"
 #include "../algorithms/two_shot_pull.cuh"
 #include "../algorithms/two_shot_push.cuh"
+#include "../algorithms/two_shot_quantized.cuh"
 #include "../sinks/rms_norm.cuh"
+#include "quantized.cuh"
 #include "reduce.cuh"
 
 using namespace FA_NAMESPACE;
@@ -84,4 +86,10 @@ FA_KERNEL(transfer)(const __grid_constant__ FaLaunch own, const __grid_constant_
   Block block;
   transfer(launch, block,
            own.launches == 0 ? messages : *reinterpret_cast<const FaTransfers *>(launch.operands));
+}
+
+FA_KERNEL(two_shot_quantized)(const __grid_constant__ FaLaunch own) {
+  const FaLaunch &launch = launch_of(own);
+  Block block;
+  two_shot_quantized(launch, block, QuantizedTransport(launch));
 }

@@ -12,8 +12,10 @@
 #include "../algorithms/transfer.cuh"
 #include "../algorithms/two_shot_pull.cuh"
 #include "../algorithms/two_shot_push.cuh"
+#include "../algorithms/two_shot_quantized.cuh"
 #include "../core/float_state.cuh"
 #include "../sinks/rms_norm.cuh"
+#include "quantized.hpp"
 #include "reduce.hpp"
 
 namespace FA_NAMESPACE {
@@ -61,6 +63,14 @@ __attribute__((noinline)) void run_norming(const FaLaunch &launch, u32 index) {
   }
 }
 
+__attribute__((noinline)) void run_quantized(const FaLaunch &launch, u32 index) {
+  const QuantizedLoops *loops = quantized_loops(launch.dtype, launch.transport);
+  if (loops == nullptr)
+    return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
+  Block block(index, launch.blocks);
+  two_shot_quantized(launch, block, QuantizedTransport(*loops, launch));
+}
+
 void run_other(const FaLaunch &launch, u32 index) {
   Block block(index, launch.blocks);
   switch (launch.algorithm) {
@@ -69,6 +79,7 @@ void run_other(const FaLaunch &launch, u32 index) {
     FA_MOVING(FA_MOVE, )
   case FA_BARRIER: return all_meet(launch, block);
   case FA_TRANSFER: return transfer(launch, block, *reinterpret_cast<const FaTransfers *>(launch.operands));
+  case FA_TWO_SHOT_QUANTIZED: return in_default_float_state([&] { run_quantized(launch, index); });
 #define FA_NORM(code, ...) case code:
     FA_NORMING(FA_NORM, )
     return in_default_float_state([&] { run_norming(launch, index); });

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use fast_allreduce::{Collective, DType, Direction, Epilogue, Error, RawRmsNorm, ReduceOp, Transfer};
+use fast_allreduce::{
+    Collective, DType, Direction, Epilogue, Error, Quantized, RawRmsNorm, ReduceOp, Transfer, Transport,
+};
 use pyo3::prelude::*;
 
 use crate::buffer::{Operand, Wanted};
@@ -191,6 +193,26 @@ impl Communicator {
                 self.carry_out(py, stream, collective, (Some(&input), Some(&output)), input.count)
             }
         }
+    }
+
+    #[pyo3(signature = (sendbuf, recvbuf = None, *, tolerance, transport = "int8", stream = None))]
+    fn allreduce_quantized(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        recvbuf: Option<&Bound<'_, PyAny>>,
+        tolerance: f32,
+        transport: &str,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let transport: Transport = transport.parse().map_err(|error| raised(py, error))?;
+        let collective = Collective::AllReduceQuantized(Quantized { transport, tolerance });
+        let (input, output) = match recvbuf {
+            None => (self.written("sendbuf", sendbuf)?, None),
+            Some(recvbuf) => (self.read("sendbuf", sendbuf)?, Some(self.written("recvbuf", recvbuf)?)),
+        };
+        let both = (Some(&input), Some(output.as_ref().unwrap_or(&input)));
+        self.carry_out(py, stream, collective, both, input.count)
     }
 
     #[pyo3(signature = (sendbuf, residual, residual_out = None, *, stream = None))]

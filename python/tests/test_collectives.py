@@ -82,6 +82,37 @@ def test_operations_of_some_types():
     run(operations_of_some_types, 2, SEED)
 
 
+def quantized(rank, nranks, unique_id, seed):
+    with fa.Communicator.init(nranks, rank, unique_id, timeout=60) as communicator:
+        for dtype in (np.float16, np.float32):
+            for count in (0, 1, 33, 1000):
+                inputs = of_all(nranks, count, dtype, seed)
+                exact = np.sum(inputs, axis=0, dtype=np.float64)
+                for transport, tolerance in (("int8", 0.0085), ("f8e4m3", 0.074)):
+                    plain, out = inputs[rank].copy(), poisoned(count, dtype)
+                    communicator.allreduce_quantized(plain, out, tolerance=tolerance, transport=transport)
+                    np.testing.assert_array_equal(plain, inputs[rank])
+                    largest = sum(np.abs(each).max(initial=0).astype(np.float64) for each in inputs)
+                    assert np.abs(out - exact).max(initial=0) <= tolerance * largest
+                    communicator.allreduce_quantized(plain, tolerance=tolerance, transport=transport)
+                    np.testing.assert_array_equal(plain, out)
+        one = np.ones(6, np.float32)
+        for wrong, said in (
+            ({"tolerance": 0.001}, "int8 guarantees 0.0079"),
+            ({"transport": "int4"}, "one of int8, f8e4m3"),
+            ({"sendbuf": np.ones(6)}, "f16, bf16 or f32"),
+        ):
+            arguments = {"sendbuf": one, "tolerance": 0.01} | wrong
+            with pytest.raises(ValueError, match=said):
+                communicator.allreduce_quantized(**arguments)
+        communicator.barrier()
+
+
+@pytest.mark.parametrize("nranks", [1, 2, 3])
+def test_quantized(nranks):
+    run(quantized, nranks, SEED)
+
+
 def fused(rank, nranks, unique_id, seed):
     with fa.Communicator.init(nranks, rank, unique_id, timeout=60) as communicator:
         for dtype in (np.float16, np.float32):

@@ -10,6 +10,9 @@ pub const FA_CUDA_SLOT_BYTES: u32 = 32;
 pub const FA_HOST_SLOT_BYTES: u32 = 72;
 pub const FA_CUDA_SENTINEL_BYTES: u32 = 16;
 pub const FA_FIRST_EPOCH_AFTER_WRAP: u32 = 2;
+pub const FA_QUANTIZED_GROUP: u32 = 32;
+pub const FA_QUANTIZED_GROUP_BYTES: u32 = 34;
+pub const FA_QUANTIZED_ALIGNMENT: u32 = 128;
 pub const FA_SOURCE_ID_SHIFT: u32 = 40;
 pub const FA_SOURCE_HERE_SHIFT: u32 = 63;
 pub const FA_LEAST_DIRECT_BYTES: u32 = 32768;
@@ -52,11 +55,15 @@ pub const FA_BROADCAST: FaAlgorithm = 9;
 pub const FA_SCATTERED_BROADCAST: FaAlgorithm = 10;
 pub const FA_BARRIER: FaAlgorithm = 11;
 pub const FA_TRANSFER: FaAlgorithm = 12;
-pub const FA_ONE_SHOT_PULL_NORM: FaAlgorithm = 13;
-pub const FA_TWO_SHOT_PULL_NORM: FaAlgorithm = 14;
-pub const FA_ONE_SHOT_PUSH_NORM: FaAlgorithm = 15;
-pub const FA_TWO_SHOT_PUSH_NORM: FaAlgorithm = 16;
+pub const FA_TWO_SHOT_QUANTIZED: FaAlgorithm = 13;
+pub const FA_ONE_SHOT_PULL_NORM: FaAlgorithm = 14;
+pub const FA_TWO_SHOT_PULL_NORM: FaAlgorithm = 15;
+pub const FA_ONE_SHOT_PUSH_NORM: FaAlgorithm = 16;
+pub const FA_TWO_SHOT_PUSH_NORM: FaAlgorithm = 17;
 pub type FaAlgorithm = ::core::ffi::c_uint;
+pub const FA_TRANSPORT_INT8: FaTransport = 0;
+pub const FA_TRANSPORT_F8E4M3: FaTransport = 1;
+pub type FaTransport = ::core::ffi::c_uint;
 pub const FA_OK: FaFailure = 0;
 pub const FA_TIMED_OUT: FaFailure = 1;
 pub const FA_ABORTED: FaFailure = 2;
@@ -340,7 +347,7 @@ pub struct FaLaunch {
     pub swaps_staging: u32,
     pub channel_slots: u32,
     pub threads: u32,
-    pub reserved: u32,
+    pub transport: u32,
     pub direct: u64,
     pub call: FaCall,
     pub scale: f64,
@@ -387,7 +394,7 @@ const _: () = {
     ["Offset of field: FaLaunch::swaps_staging"][::core::mem::offset_of!(FaLaunch, swaps_staging) - 312usize];
     ["Offset of field: FaLaunch::channel_slots"][::core::mem::offset_of!(FaLaunch, channel_slots) - 316usize];
     ["Offset of field: FaLaunch::threads"][::core::mem::offset_of!(FaLaunch, threads) - 320usize];
-    ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 324usize];
+    ["Offset of field: FaLaunch::transport"][::core::mem::offset_of!(FaLaunch, transport) - 324usize];
     ["Offset of field: FaLaunch::direct"][::core::mem::offset_of!(FaLaunch, direct) - 328usize];
     ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 336usize];
     ["Offset of field: FaLaunch::scale"][::core::mem::offset_of!(FaLaunch, scale) - 360usize];

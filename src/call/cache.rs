@@ -41,6 +41,7 @@ impl Prepared {
                 let plan = planner.rows(message.count, message.dtype, epilogue.row());
                 (plan, Some(plan.algorithm))
             }
+            Collective::AllReduceQuantized(_) => (planner.quantized(message.count, message.dtype), None),
             _ => {
                 let shares = message.staged_shares(planner.limits.world_size);
                 (planner.shares(message.collective.planned_as(), extent.saturating_mul(size), shares), None)

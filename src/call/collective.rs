@@ -2,6 +2,7 @@
 
 use super::epilogue::Epilogue;
 use super::identity::CallKind;
+use super::quantized::Quantized;
 use crate::op::ReduceOp;
 use crate::plan::PlannedCall;
 
@@ -17,6 +18,8 @@ pub enum Collective<'a> {
     /// Every rank has the sum of all ranks' inputs, with a residual added, and as the epilogue says its rows normalised. The output
     /// is that of the residual.
     AllReduceEpilogue(&'a Epilogue),
+    /// Every rank has the sum of all ranks' inputs, with an error: they and the sum are quantised on their way.
+    AllReduceQuantized(Quantized),
     /// Every rank has all ranks' inputs, one after the other.
     AllGather,
     /// The same with as many elements from each rank as stand here, by rank.
@@ -72,6 +75,7 @@ impl Collective<'_> {
         match *self {
             Self::AllReduce(_)
             | Self::AllReduceEpilogue(_)
+            | Self::AllReduceQuantized(_)
             | Self::AllGather
             | Self::Reduce { .. }
             | Self::Gather { .. } => count,
@@ -90,6 +94,7 @@ impl Collective<'_> {
         match *self {
             Self::AllReduce(_)
             | Self::AllReduceEpilogue(_)
+            | Self::AllReduceQuantized(_)
             | Self::ReduceScatter(_)
             | Self::Broadcast { .. }
             | Self::Scatter { .. } => count,
@@ -110,6 +115,7 @@ impl Collective<'_> {
             Self::AllReduce(_) => CallKind::AllReduce,
             Self::AllReduceEpilogue(Epilogue { norm: None, .. }) => CallKind::AllReduceAdd,
             Self::AllReduceEpilogue(_) => CallKind::AllReduceRmsNorm,
+            Self::AllReduceQuantized(_) => CallKind::AllReduceQuantized,
             Self::AllGather => CallKind::AllGather,
             Self::AllGatherV(_) => CallKind::AllGatherV,
             Self::ReduceScatter(_) => CallKind::ReduceScatter,
@@ -128,7 +134,9 @@ impl Collective<'_> {
     #[inline]
     pub(crate) const fn planned_as(&self) -> PlannedCall {
         match self {
-            Self::AllReduce(_) | Self::AllReduceEpilogue(_) => PlannedCall::AllReduce,
+            Self::AllReduce(_) | Self::AllReduceEpilogue(_) | Self::AllReduceQuantized(_) => {
+                PlannedCall::AllReduce
+            }
             Self::AllGather | Self::AllGatherV(_) => PlannedCall::AllGather,
             Self::ReduceScatter(_) | Self::ReduceScatterV(..) => PlannedCall::ReduceScatter,
             Self::Broadcast { .. } => PlannedCall::Broadcast,
@@ -145,7 +153,7 @@ impl Collective<'_> {
             | Self::ReduceScatter(op)
             | Self::ReduceScatterV(op, _)
             | Self::Reduce { op, .. } => Some(op),
-            Self::AllReduceEpilogue(_) => Some(ReduceOp::Sum),
+            Self::AllReduceEpilogue(_) | Self::AllReduceQuantized(_) => Some(ReduceOp::Sum),
             _ => None,
         }
     }
@@ -167,6 +175,15 @@ impl Collective<'_> {
     pub(crate) const fn epilogue(&self) -> Option<&Epilogue> {
         match *self {
             Self::AllReduceEpilogue(epilogue) => Some(epilogue),
+            _ => None,
+        }
+    }
+
+    /// How the parts of a sum are moved, where they are quantised.
+    #[inline]
+    pub(crate) const fn quantized(&self) -> Option<Quantized> {
+        match *self {
+            Self::AllReduceQuantized(quantized) => Some(quantized),
             _ => None,
         }
     }

@@ -6,6 +6,7 @@ use std::hash::Hasher;
 use fnv::FnvHasher;
 
 use super::epilogue::Epilogue;
+use super::quantized::Quantized;
 use crate::abi::FaCall;
 use crate::dtype::DType;
 use crate::op::ReduceOp;
@@ -67,6 +68,7 @@ call_kinds! {
     Group 16 "group"
     AllReduceAdd 17 "all_reduce_add"
     AllReduceRmsNorm 18 "all_reduce_rms_norm"
+    AllReduceQuantized 19 "all_reduce_quantized"
 }
 
 /// Everything about a call that must be equal on all ranks. Where buffers are, and whether they are registered or the same, is each
@@ -79,7 +81,7 @@ pub(crate) struct CallId {
     pub op: Option<ReduceOp>,
     pub algorithm: Option<Algorithm>,
     pub root: Option<u8>,
-    /// Of the counts by rank, or of what is done with a sum, where there are some.
+    /// Of the counts by rank, of what is done with a sum, or of how its parts are moved, where there are some.
     pub digest: u64,
     pub count: usize,
 }
@@ -160,6 +162,7 @@ impl fmt::Display for CallId {
         let digest = match (kind, *digest) {
             (_, 0) => None,
             (CallKind::AllReduceRmsNorm, digest) => Some(Epilogue::describe(digest)),
+            (CallKind::AllReduceQuantized, digest) => Some(Quantized::describe(digest)),
             (_, digest) => Some(format!("counts by rank with the digest {digest:016x}")),
         };
         let details: Vec<_> = [op, algorithm, root, digest].into_iter().flatten().collect();

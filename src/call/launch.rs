@@ -61,7 +61,7 @@ impl Site<'_> {
             swaps_staging: 0,
             channel_slots: self.layout.channel_slots as u32,
             threads: self.threads,
-            reserved: 0,
+            transport: 0,
             direct: self.direct,
             call: FaCall { what: 0, count: 0, digest: 0 },
             scale: 1.0,
@@ -85,6 +85,7 @@ impl Message<'_> {
             staged.map_or((0, 0), |staged| limits.staging_ring(staged));
         let swaps = limits.swaps_staging() && launch.staging_last_slot == 0 && self.can_swap(plan.algorithm);
         launch.swaps_staging = u32::from(swaps);
+        launch.transport = self.collective.quantized().map_or(0, |quantized| quantized.transport as u32);
         launch.root = self.collective.root().unwrap_or(0) as u32;
     }
 }

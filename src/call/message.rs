@@ -53,6 +53,7 @@ impl Message<'_> {
         match self.collective {
             Collective::AllReduce(_)
             | Collective::AllReduceEpilogue(_)
+            | Collective::AllReduceQuantized(_)
             | Collective::Broadcast { .. }
             | Collective::Reduce { .. } => Partition::Whole,
             Collective::AllGather
@@ -77,9 +78,10 @@ impl Message<'_> {
             op: self.collective.reduction(),
             algorithm,
             root: self.collective.root().map(|root| root as u8),
-            digest: match self.collective.epilogue() {
-                Some(epilogue) => epilogue.digest(),
-                None => counts.map_or(0, CallId::digest),
+            digest: match self.collective {
+                Collective::AllReduceEpilogue(epilogue) => epilogue.digest(),
+                Collective::AllReduceQuantized(quantized) => quantized.digest(),
+                _ => counts.map_or(0, CallId::digest),
             },
             count: counts.map_or(self.count, |counts| counts.iter().sum()),
         }
@@ -89,6 +91,8 @@ impl Message<'_> {
     #[inline]
     pub fn pulls(&self, algorithm: Option<Algorithm>, input_bytes: u64) -> bool {
         match algorithm {
+            // What it is quantised to is written where they read.
+            _ if self.collective.quantized().is_some() => false,
             // They read the products, in its staging.
             _ if self.scales() => false,
             // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
@@ -112,6 +116,9 @@ impl Message<'_> {
             Collective::AllReduce(op) => same && id.kind == CallKind::AllReduce && id.op == Some(op),
             Collective::AllReduceEpilogue(epilogue) => {
                 same && id.kind == self.collective.kind() && id.digest == epilogue.digest()
+            }
+            Collective::AllReduceQuantized(quantized) => {
+                same && id.kind == CallKind::AllReduceQuantized && id.digest == quantized.digest()
             }
             collective => {
                 same && id.kind == collective.kind()
@@ -250,6 +257,9 @@ impl Message<'_> {
             Collective::AllReduce(_) => algorithm as u32,
             // Those of the direct algorithms, in their order.
             Collective::AllReduceEpilogue(_) => abi::FA_ONE_SHOT_PULL_NORM + algorithm as u32,
+            // Nothing is moved.
+            Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
+            Collective::AllReduceQuantized(_) => abi::FA_TWO_SHOT_QUANTIZED,
             Collective::AllGather | Collective::AllGatherV(_) => abi::FA_ALL_GATHER,
             Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => abi::FA_REDUCE_SCATTER,
             Collective::Broadcast { .. } if limits.scatters_broadcast(self.bytes()) => {
@@ -335,6 +345,9 @@ impl Message<'_> {
                 });
             }
         }
+        if let Some(quantized) = self.collective.quantized() {
+            quantized.check(self.dtype)?;
+        }
         if let Some(epilogue) = self.collective.epilogue() {
             epilogue.check_arguments(self.count, self.dtype)?;
         }
@@ -374,6 +387,7 @@ impl Message<'_> {
         match self.collective {
             Collective::AllReduce(_)
             | Collective::AllReduceEpilogue(_)
+            | Collective::AllReduceQuantized(_)
             | Collective::Broadcast { .. }
             | Collective::Reduce { .. } => input.address == output.address,
             Collective::AllGather | Collective::Gather { .. } => {
@@ -391,6 +405,7 @@ impl Message<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::quantized::{Quantized, Transport};
     use super::*;
     use crate::op::ReduceOp;
 
@@ -398,6 +413,8 @@ mod tests {
     fn a_call_is_again_only_what_it_was() {
         let of = |collective, count, dtype| Message { collective, input: 0, output: 0, count, dtype };
         let counts = [1, 2];
+        let quantized =
+            |transport, tolerance| Collective::AllReduceQuantized(Quantized { transport, tolerance });
         let calls = [
             of(Collective::AllReduce(ReduceOp::Sum), 3, DType::F32),
             of(Collective::AllReduce(ReduceOp::Max), 3, DType::F32),
@@ -405,6 +422,9 @@ mod tests {
             of(Collective::AllReduce(ReduceOp::PreMulSum(0.25.into())), 3, DType::F32),
             of(Collective::AllReduce(ReduceOp::Sum), 4, DType::F32),
             of(Collective::AllReduce(ReduceOp::Sum), 3, DType::F16),
+            of(quantized(Transport::Int8, 0.1), 3, DType::F32),
+            of(quantized(Transport::Int8, 0.2), 3, DType::F32),
+            of(quantized(Transport::F8E4M3, 0.1), 3, DType::F32),
             of(Collective::AllGather, 3, DType::F32),
             of(Collective::ReduceScatter(ReduceOp::Sum), 3, DType::F32),
             of(Collective::Reduce { op: ReduceOp::Sum, root: 0 }, 3, DType::F32),

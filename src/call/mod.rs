@@ -7,6 +7,7 @@ mod identity;
 mod launch;
 mod message;
 mod operand;
+mod quantized;
 mod transfer;
 
 pub(crate) use self::cache::{CallCache, Prepared};
@@ -17,5 +18,6 @@ pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};
 pub(crate) use self::message::{Message, Partition};
 pub(crate) use self::operand::same_length;
+pub use self::quantized::{Quantized, Transport};
 pub(crate) use self::transfer::{check_transfers, pack, transfers_id, Moved, NO_TRANSFERS};
 pub use self::transfer::{Direction, Group, Transfer};

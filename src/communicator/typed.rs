@@ -6,6 +6,48 @@
 macro_rules! typed_collectives {
     ($device:ty, $input:ty, $output:ty $(, $stream:ident: $stream_type:ty)?) => {
         impl Communicator<$device> {
+            /// Sums the ranks' `input`s into every rank's `output`, moving about a byte for each element: for links that are slow,
+            /// as PCIe is, and callers who can do with less accuracy.
+            ///
+            /// Each input is quantised once and the sum once, in groups of 32 elements of the message. No element is further from
+            /// the exact sum than `tolerance` times the sum over the ranks of the largest magnitude in its group; a tolerance that
+            /// the transport cannot keep is refused with what it can ([`Transport::error_bound`]). The result is the same, bit for
+            /// bit, on all ranks and devices, and does not depend on the algorithm, the plan or the region. A group that holds a
+            /// NaN or an infinity on any rank, or whose sum is beyond f32, becomes NaN. `docs/quantized.md` has the format. In a
+            /// world of one nothing is moved, and nothing quantised.
+            ///
+            /// # Errors
+            ///
+            /// As [`Communicator::all_reduce`]; [`Error::InvalidSetting`] for a type other than f16, bf16 and f32, and a tolerance
+            /// below the transport's bound; [`Error::Disagreement`] where ranks do not agree on transport and tolerance.
+            pub fn all_reduce_quantized<T: Element>(
+                &self,
+                $($stream: $stream_type,)?
+                input: &$input,
+                output: &mut $output,
+                transport: Transport,
+                tolerance: f32,
+            ) -> Result<()> {
+                let collective = Collective::AllReduceQuantized(Quantized { transport, tolerance });
+                self.between($($stream,)? collective, input.len(), input, output)
+            }
+
+            /// The same in place.
+            ///
+            /// # Errors
+            ///
+            /// As [`Communicator::all_reduce_quantized`].
+            pub fn all_reduce_quantized_in_place<T: Element>(
+                &self,
+                $($stream: $stream_type,)?
+                data: &mut $output,
+                transport: Transport,
+                tolerance: f32,
+            ) -> Result<()> {
+                let collective = Collective::AllReduceQuantized(Quantized { transport, tolerance });
+                self.in_place($($stream,)? collective, data)
+            }
+
             /// Brings the ranks' `input`s, in the order of the ranks, into every rank's `output`, which has room for all.
             ///
             /// # Errors

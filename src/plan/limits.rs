@@ -1,7 +1,9 @@
 //! What a call must fit in, and the sizes from which on it is done in another way.
 
 use super::{Algorithm, DeviceKind};
-use crate::abi::FA_SMALL_STAGING_BYTES;
+use crate::abi::{
+    FA_QUANTIZED_ALIGNMENT, FA_QUANTIZED_GROUP, FA_QUANTIZED_GROUP_BYTES, FA_SMALL_STAGING_BYTES,
+};
 
 /// Geometry of a device's packs, which the capacity of a region is computed from.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +42,17 @@ impl Limits {
             Algorithm::TwoShotPush if blocks > 1 => capacity / self.world_size / row_bytes * self.world_size,
             _ => capacity / row_bytes,
         }
+    }
+
+    /// The most elements that one launch of an allreduce with quantised transport can take. A generation of staging holds a slice
+    /// from each rank and a sum of each; the smallest has room for some groups in each. One rank stages its elements as they are.
+    pub fn quantized_capacity(&self, element_size: usize) -> usize {
+        if self.world_size == 1 {
+            return self.capacity(Algorithm::OneShotPull, element_size);
+        }
+        let slice = self.staging_bytes / (2 * self.world_size);
+        let aligned = slice / FA_QUANTIZED_ALIGNMENT as usize * FA_QUANTIZED_ALIGNMENT as usize;
+        aligned / FA_QUANTIZED_GROUP_BYTES as usize * FA_QUANTIZED_GROUP as usize * self.world_size
     }
 
     /// The most bytes of a share that one launch can take of a collective which stages `shares` of them at once, and `most` bytes

@@ -5,6 +5,7 @@ use super::choice::Choice;
 use super::limits::Limits;
 use super::table::{Steps, Table};
 use super::{grid, Algorithm, DeviceKind, Plan};
+use crate::abi::FA_QUANTIZED_GROUP;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
@@ -83,6 +84,17 @@ impl Planner {
         }
         let most = self.limits.rows(plan.algorithm, row_bytes, size, plan.blocks).max(1);
         plan.piece_bytes = (plan.piece_bytes / row_bytes).clamp(1, most) * row_bytes;
+        plan
+    }
+
+    /// A sum with quantised transport, which has a two-shot of its own: whole groups, on the grid of a two-shot of elements of two
+    /// bytes. A thread of a GPU has eight of any type.
+    pub fn quantized(&self, count: usize, dtype: DType) -> Plan {
+        let group = FA_QUANTIZED_GROUP as usize;
+        let mut plan = self.plan(count.saturating_mul(2), Some(Algorithm::TwoShotPull));
+        let most =
+            (plan.piece_bytes / dtype.size()).clamp(group, self.limits.quantized_capacity(dtype.size()));
+        plan.piece_bytes = most / group * group * dtype.size();
         plan
     }
 

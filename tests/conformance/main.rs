@@ -18,6 +18,7 @@ mod leaks;
 mod mixed;
 mod planted;
 mod properties;
+mod quantized;
 mod raw;
 mod registrations;
 mod rms_norm;

@@ -12,14 +12,14 @@ use crate::suite::rows::{Caller, Placement, Rows};
 use crate::suite::scenario::Setup;
 
 /// A rank with memory to call from.
-struct HostCaller {
-    communicator: Communicator<Host>,
+pub struct HostCaller {
+    pub communicator: Communicator<Host>,
     private: Private,
     registered: Buffer<u8>,
 }
 
 impl HostCaller {
-    fn new(communicator: Communicator<Host>, bytes: usize) -> Self {
+    pub fn new(communicator: Communicator<Host>, bytes: usize) -> Self {
         let registered = communicator.alloc(bytes).unwrap();
         Self { communicator, private: Private::new(bytes), registered }
     }

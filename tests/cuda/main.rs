@@ -32,6 +32,7 @@ mod mixed;
 mod one_launch;
 mod pointers;
 mod processes;
+mod quantized;
 mod raw;
 mod registration;
 mod rms_norm;
@@ -63,6 +64,7 @@ fn main() -> std::process::ExitCode {
         mixed::tests(),
         pointers::tests(),
         processes::tests(),
+        quantized::tests(),
         raw::tests(),
         registration::tests(),
         rms_norm::tests(),

@@ -28,10 +28,10 @@ const SHAPES: [(usize, usize); 8] =
     [(5, 1), (3, 7), (40, 8), (4, 33), (1, 513), (9, 512), (2, 1000), (3, 2048)];
 
 /// A rank with memory.
-struct GpuCaller {
-    communicator: Communicator<Cuda>,
-    stream: Arc<CudaStream>,
-    plain: [Plain; 2],
+pub struct GpuCaller {
+    pub communicator: Communicator<Cuda>,
+    pub stream: Arc<CudaStream>,
+    pub plain: [Plain; 2],
 }
 
 impl Caller for GpuCaller {
@@ -191,10 +191,10 @@ fn a_world_in_one_launch(_: Gpus) {
 }
 
 /// The memory of a rank of a world.
-struct WorldMemory {
-    rank: usize,
-    stream: Arc<CudaStream>,
-    plain: Plain,
+pub struct WorldMemory {
+    pub rank: usize,
+    pub stream: Arc<CudaStream>,
+    pub plain: Plain,
 }
 
 impl Caller for WorldMemory {

@@ -15,7 +15,7 @@ struct Letter {
 
 struct Call {
   uint32_t number; // of the launch in its world
-  uint32_t world, algorithm, blocks, dtype, op, root;
+  uint32_t world, algorithm, blocks, dtype, op, root, transport;
   uint64_t count; // of an allreduce, a broadcast or a reduce; else of all shares
   FaShare shares[FA_MAX_RANKS];
   std::vector<Letter> letters;
@@ -101,6 +101,13 @@ struct Call {
     }
   }
 
+  // How far a result may be off. Quantised: by this part of the ranks' largest inputs (docs/quantized.md).
+  double tolerance() const {
+    if (algorithm == FA_TWO_SHOT_QUANTIZED)
+      return (transport == FA_TRANSPORT_INT8 ? 0.012 : 0.078) * 6 * world;
+    return op == FA_AVG && dtype == FA_F32 ? 1e-6 : 0;
+  }
+
   // A rank's part of a launch of transfers, of elements of `size` bytes from these addresses on. `registered`
   // is where a registered buffer has the input, or 0.
   FaTransfers transfers(uint32_t rank, uint64_t input, uint64_t output, uint64_t size,
@@ -156,7 +163,7 @@ private:
   }
 };
 
-constexpr uint32_t kAlgorithms = FA_TRANSFER + 1;
+constexpr uint32_t kAlgorithms = FA_TWO_SHOT_QUANTIZED + 1;
 constexpr uint32_t kMixed = kAlgorithms; // instead of one algorithm
 
 // The most packs of a launch.
@@ -202,15 +209,19 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
                  uint32_t fixed_algorithm, bool whole) {
   static constexpr uint32_t dtypes[] = {FA_BF16, FA_F32, FA_F64, FA_U8, FA_I32, FA_I64};
   static constexpr uint32_t sizes[] = {2, 4, 8, 1, 4, 8};
-  const uint32_t type = random() % 6;
   Call call = {};
   call.number = number;
   call.world = world;
   call.algorithm = fixed_algorithm < kMixed ? fixed_algorithm : random() % kAlgorithms;
+  const bool quantized = call.algorithm == FA_TWO_SHOT_QUANTIZED;
+  const uint32_t type = random() % (quantized ? 2 : 6);
   call.blocks = random() % 2 ? workers : 1;
   call.root = random() % world;
   call.dtype = dtypes[type];
   call.op = random() % 2 ? uint32_t(FA_SUM) : random() % 5;
+  if (quantized)
+    call.op = FA_SUM;
+  call.transport = random() % 2 ? FA_TRANSPORT_INT8 : FA_TRANSPORT_F8E4M3;
   // bfloat16 has 8 bits: averages would be rounded, products of 4 ranks and more too.
   if (call.dtype == FA_BF16 && (call.op == FA_AVG || call.op == FA_PROD))
     call.op = FA_SUM;

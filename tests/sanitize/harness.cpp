@@ -167,7 +167,7 @@ private:
     }
     for (uint64_t i = 0; i < writes; ++i) {
       const double is = Storage<T>::value(out[i]), should_be = call.output(rank_, i);
-      const double rounding = call.op == FA_AVG && call.dtype == FA_F32 ? 1e-6 : 0;
+      const double rounding = call.tolerance();
       if (is < should_be - rounding || is > should_be + rounding)
         fail(launch, call.number, "the output", i, is, should_be);
     }
@@ -213,6 +213,7 @@ private:
     launch.spin = 4;
     launch.checked = world_.checked;
     launch.root = call.root;
+    launch.transport = call.transport;
     launch.call = {uint64_t(call.algorithm) << 8 | 1, call.count};
   }
 };

@@ -180,6 +180,22 @@ class Communicator:
     ) -> None:
         """Reduces the ranks' buffers element by element, on all ranks. Without `recvbuf`, in place."""
 
+    def allreduce_quantized(
+        self,
+        sendbuf: _Buffer,
+        recvbuf: _Buffer | None = None,
+        *,
+        tolerance: float,
+        transport: str = "int8",
+        stream: _Stream | None = None,
+    ) -> None:
+        """Sums the ranks' buffers, moving about a byte for each element, for slow links. Without `recvbuf`, in place.
+
+        Types are f16, bf16 and f32, transports "int8" and "f8e4m3". No element is further from the exact sum than `tolerance`
+        times the sum over the ranks of the largest magnitude among the 32 elements of its group; a tolerance that the transport
+        cannot keep is refused, with what it can. The result is the same on all ranks: see docs/quantized.md.
+        """
+
     def allreduce_add(
         self, sendbuf: _Buffer, residual: _Buffer, residual_out: _Buffer | None = None, *, stream: _Stream | None = None
     ) -> None:

@@ -10,6 +10,7 @@
 //! | `message.rs` | a collective's inputs and expected outputs |
 //! | `oracle.rs`, `ofp8.rs`, `order.rs` | what is expected of an element; of 8-bit floats; of the algorithms that have an order of their own |
 //! | `rows.rs` | sums with a residual and an RMSNorm: what is expected, and a call that is compared |
+//! | `quantized.rs` | sums with quantised transport, likewise |
 //! | `launch.rs`, `random.rs` | threads and processes; numbers from a printed seed |
 //! | `tier.rs` | how much of a test is run |
 //!
@@ -29,6 +30,7 @@ pub mod message;
 pub mod ofp8;
 pub mod oracle;
 pub mod order;
+pub mod quantized;
 pub mod random;
 pub mod ranks;
 pub mod rows;

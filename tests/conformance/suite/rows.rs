@@ -244,18 +244,18 @@ pub struct Prepared<'a> {
     after: Vec<(u64, &'a [u8])>,
 }
 
-const GUARD: usize = 64;
+pub(super) const GUARD: usize = 64;
 
-fn framed(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn framed(bytes: &[u8]) -> Vec<u8> {
     [&[0xC3; GUARD], bytes, &[0xC3; GUARD]].concat()
 }
 
 /// Wrong in every byte.
-fn poison(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn poison(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(|byte| !byte).collect()
 }
 
-fn values_of(dtype: DType, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+pub(super) fn values_of(dtype: DType, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
     bytes.chunks(dtype.size()).map(move |element| match dtype {
         DType::F16 => f16::from_le_bytes([element[0], element[1]]).to_f32(),
         DType::Bf16 => bf16::from_le_bytes([element[0], element[1]]).to_f32(),
@@ -264,7 +264,7 @@ fn values_of(dtype: DType, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
 }
 
 /// Rounded once. A NaN is the canonical one.
-fn bytes_of(dtype: DType, value: f32) -> Vec<u8> {
+pub(super) fn bytes_of(dtype: DType, value: f32) -> Vec<u8> {
     match dtype {
         DType::F16 if value.is_nan() => vec![0xFF, 0x7F],
         DType::Bf16 if value.is_nan() => vec![0xFF, 0x7F],

@@ -22,7 +22,7 @@ use crate::region::source_word;
 /// How a [`CudaWorld`] carries out a call.
 #[derive(Debug, Clone, Copy)]
 pub struct WorldPlan {
-    /// Of an allreduce.
+    /// Of an allreduce, but for one with quantised transport.
     pub algorithm: Algorithm,
     /// For each rank.
     pub blocks: usize,
@@ -210,6 +210,13 @@ impl CudaWorld {
                 });
             }
         }
+        if first.collective.quantized().is_some() && plan.threads % 32 != 0 {
+            return Err(Error::InvalidSetting {
+                name: "grid",
+                value: format!("{} threads", plan.threads),
+                expected: "whole warps where transport is quantised",
+            });
+        }
         if let Some(epilogue) = first.collective.epilogue() {
             self.check_norm(epilogue, first.dtype, plan, piece)?;
         }
@@ -273,6 +280,7 @@ impl CudaWorld {
                 Some(row) => limits.rows(algorithm, row * size, size, blocks) * row,
                 None => limits.capacity(algorithm, size),
             },
+            Collective::AllReduceQuantized(_) => limits.quantized_capacity(size),
             _ => limits.share_bytes(message.staged_shares(limits.world_size), usize::MAX) / size,
         }
     }

@@ -5,7 +5,7 @@ use fast_allreduce_ptx_machine::{Launch, Program, Range};
 
 use crate::abi::*;
 use crate::reference::Reference;
-use crate::world::{word_of, Data, Reach, World};
+use crate::world::{value_of, word_of, Data, Reach, World};
 
 /// How calls are launched.
 #[derive(Debug, Clone, Copy)]
@@ -56,6 +56,7 @@ fn code_of(algorithm: &str) -> Option<FaAlgorithm> {
         "two_shot_pull" => FA_TWO_SHOT_PULL,
         "one_shot_push" => FA_ONE_SHOT_PUSH,
         "two_shot_push" => FA_TWO_SHOT_PUSH,
+        "two_shot_quantized" => FA_TWO_SHOT_QUANTIZED,
         _ => return None,
     })
 }
@@ -90,6 +91,7 @@ impl Call {
     /// The name of its kernel.
     pub fn kernel(&self) -> String {
         match code_of(self.base()) {
+            Some(FA_TWO_SHOT_QUANTIZED) => self.base().to_owned(),
             Some(_) => format!("{}_{}_sum_w{}", self.base(), self.dtype.name, self.ranks),
             None => format!("{}_w{}", self.base(), self.ranks),
         }
@@ -98,7 +100,12 @@ impl Call {
     /// Blocks and threads. Of ours, as src/plan/grid.rs has them: as many blocks as there is work for. Of published kernels, blocks of
     /// the most threads first.
     pub fn grid(&self, shape: &Shape, machine: &Machine) -> (u32, u32) {
-        let packs = self.bytes.div_ceil(FA_CUDA_PACK_BYTES as usize) as u32;
+        // A thread quantises as many elements of any type.
+        let bytes = match code_of(self.base()) {
+            Some(FA_TWO_SHOT_QUANTIZED) => self.bytes / self.dtype.bytes * 2,
+            _ => self.bytes,
+        };
+        let packs = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize) as u32;
         let is_two_shot = self.algorithm.contains("two_shot");
         let work = if is_two_shot { packs.div_ceil(self.ranks as u32) } else { packs };
         let most = shape.blocks.min(machine.sms as u32).max(1);
@@ -153,7 +160,11 @@ impl Call {
             resident: (self.bytes * self.footprint()) as f64 <= machine.l2_bytes,
         };
         let timing = clock::time(program, machine, &chain).map_err(|error| error.to_string())?;
-        if !memory.data().is_right() {
+        let is_right = match code_of(self.base()) {
+            Some(FA_TWO_SHOT_QUANTIZED) => memory.data().is_near(value_of(self.dtype.code)),
+            _ => memory.data().is_right(),
+        };
+        if !is_right {
             return Err(format!("{kernel}, {} bytes: the result is wrong", self.bytes));
         }
         Ok(timing)

@@ -187,7 +187,11 @@ fn ours(arguments: &Arguments, machine: &Machine, rows: &[plan::Row]) -> Result<
     }
     all(calls.len(), |i| {
         let call = calls[i].clone();
-        let (blocks, threads) = plan::shape(rows, call.algorithm.trim_end_matches('+'), call.ranks);
+        let planned_as = match call.algorithm.trim_end_matches('+') {
+            "two_shot_quantized" => "two_shot_pull",
+            algorithm => algorithm,
+        };
+        let (blocks, threads) = plan::shape(rows, planned_as, call.ranks);
         let most = (arguments.blocks.unwrap_or(blocks), arguments.threads.unwrap_or(threads));
         let shape = shape(arguments, most, call.ranks, THREADS);
         let (blocks, threads) = call.grid(&shape, machine);

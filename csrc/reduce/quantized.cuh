@@ -1,0 +1,87 @@
+// The arithmetic of quantised transport, which docs/quantized.md has to the bit. It is the same on every
+// device: products and sums of f32, and bits.
+#pragma once
+
+#include "../core/quantized.cuh"
+#include "element.cuh"
+
+namespace FA_NAMESPACE {
+
+FA_FN float float_of(u32 bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+FA_FN u32 bits_of(float value) {
+  u32 bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// Integers of two's complement, by the addition of a number whose last place is 1: it rounds to nearest, ties
+// to even.
+struct Int8 {
+  static constexpr float kMost = 127;
+
+  FA_FN FloatUnit widen(ByteUnit values) const {
+    const FloatBits integers = (words_of(values) ^ 0x80) - 0x80;
+    return bit_cast<FloatUnit>(integers + kPlaceBits) - kPlace;
+  }
+
+  FA_FN ByteUnit narrow(FloatUnit value) const { return bytes_of(bit_cast<FloatBits>(value + kPlace)); }
+
+private:
+  static constexpr float kPlace = 12582912; // 1.5 * 2^23
+  static constexpr u32 kPlaceBits = 0x4B400000;
+};
+
+// Without NaN: that is the scale's.
+struct Float8 : Convert<F8E4M3> {
+  static constexpr float kMost = 448;
+};
+
+// The scale of a group by the bits of its largest magnitude: that over the largest value of the format,
+// rounded up to 8 bits of significand, and normal. Where not all are finite it is NaN, and so becomes all of
+// the group.
+FA_FN float group_scale(u32 magnitude, float most) {
+  constexpr u32 kInfinity = 0x7F800000, kNan = 0x7FC00000, kLeast = 0x00800000, kDropped = 0xFFFF;
+#if FA_CUDA
+  const u32 quotient = bits_of(__fdiv_rn(float_of(magnitude), most));
+#else
+  const u32 quotient = bits_of(float_of(magnitude) / most);
+#endif
+  const u32 rounded = (quotient + kDropped) & ~kDropped;
+  const u32 scale = rounded < kLeast ? kLeast : rounded;
+  return float_of(magnitude < kInfinity ? scale : kNan);
+}
+
+// What values are multiplied by.
+FA_FN float inverse_of(float scale) {
+#if FA_CUDA
+  return __fdiv_rn(1.0f, scale);
+#else
+  return 1.0f / scale;
+#endif
+}
+
+FA_FN u16 scale_bits(float scale) { return u16(bits_of(scale) >> 16); }
+FA_FN float scale_of(u16 bits) { return float_of(u32(bits) << 16); }
+
+#if !FA_CUDA
+
+// The typed loops of the host, which the protocol reaches through a table. Each is of consecutive groups.
+struct QuantizedLoops {
+  // Of `count` elements, the last group of which may be a part.
+  void (*quantize)(const u8 *from, u64 count, Groups to);
+  void (*dequantize)(Groups from, u8 *to, u64 count);
+  // Of the sum, in the order of the sources.
+  void (*sum)(const Groups *from, u32 sources, Groups to, u64 groups);
+};
+
+// Null where a type is not transported like that.
+const QuantizedLoops *quantized_loops(u32 dtype, u32 transport);
+
+#endif
+
+} // namespace FA_NAMESPACE

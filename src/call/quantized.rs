@@ -1,0 +1,162 @@
+//! Quantised transport as a value: what an allreduce moves instead of its elements, and what that may cost in accuracy.
+
+use crate::abi::{self, FA_QUANTIZED_GROUP};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// What an allreduce with quantised transport moves instead of its elements: of each group of 32 a byte for an element, and a scale
+/// of 16 bits. `docs/quantized.md` has the formats, to the bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u32)]
+pub enum Transport {
+    /// Integers of -127 to 127: the same error for all elements of a group, at most 1/252 of its largest magnitude.
+    Int8 = abi::FA_TRANSPORT_INT8,
+    /// OCP's e4m3: an error of at most 1/16 of an element itself, so less than [`Transport::Int8`] has for elements that are far
+    /// smaller than the largest of their group, and more for those that are not.
+    F8E4M3 = abi::FA_TRANSPORT_F8E4M3,
+}
+
+impl Transport {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Int8, Self::F8E4M3];
+
+    /// Its name: `"int8"`, `"f8e4m3"`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::F8E4M3 => "f8e4m3",
+        }
+    }
+
+    /// What [`Communicator::all_reduce_quantized`](crate::Communicator::all_reduce_quantized) guarantees: no element of the result is
+    /// further from the exact sum than this, times the sum over the ranks of the largest magnitude in the element's group. The
+    /// rounding to the type is included. `None` for types that are not transported so.
+    pub fn error_bound(self, dtype: DType) -> Option<f32> {
+        // Half of the distance between the largest values of the format, over the largest.
+        let (half_step, most) = match self {
+            Self::Int8 => (0.5, 127.0),
+            Self::F8E4M3 => (16.0, 448.0),
+        };
+        let rounding = match dtype {
+            DType::F16 => exp2(-11),
+            DType::Bf16 => exp2(-8),
+            DType::F32 => 0.0,
+            _ => return None,
+        };
+        // Of one quantisation: scales are rounded up to 8 bits, and what is rounded is a product of f32.
+        let once = (half_step / most + exp2(-22)) * (1.0 + exp2(-7)) * (1.0 + exp2(-22));
+        // Of the additions of 16 parts in f32.
+        let sum = exp2(-20);
+        let grown = (1.0 + once) * (1.0 + sum);
+        // Each input once, the sum once, the result once.
+        let bound = once + sum + once * grown + rounding * grown * (1.0 + once);
+        // The next f32: the conversion may have rounded down.
+        Some(f32::from_bits((bound as f32).to_bits() + 1))
+    }
+}
+
+impl std::fmt::Display for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for Transport {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|transport| transport.name() == name).ok_or_else(|| {
+            Error::InvalidSetting {
+                name: "transport",
+                value: name.to_owned(),
+                expected: "one of int8, f8e4m3",
+            }
+        })
+    }
+}
+
+fn exp2(exponent: i32) -> f64 {
+    2.0_f64.powi(exponent)
+}
+
+/// Which transport a call may use, and the error that its caller accepts for it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Quantized {
+    /// What is moved.
+    pub transport: Transport,
+    /// At least [`Transport::error_bound`] of the element type.
+    pub tolerance: f32,
+}
+
+// A tolerance that is no number is refused.
+impl Eq for Quantized {}
+
+impl Quantized {
+    /// What ranks have to agree on, in a word: it is no hash, so that errors can tell.
+    pub(crate) fn digest(self) -> u64 {
+        let Self { transport, tolerance } = self;
+        u64::from(tolerance.to_bits()) << 32 | u64::from(FA_QUANTIZED_GROUP) << 8 | transport as u64
+    }
+
+    /// What a digest tells, in words.
+    pub(crate) fn describe(digest: u64) -> String {
+        let transport = Transport::ALL.into_iter().find(|&known| known as u64 == digest & 0xFF);
+        let (name, group) = (transport.map_or("unknown", Transport::name), digest >> 8 & 0xFF_FFFF);
+        let tolerance = f32::from_bits((digest >> 32) as u32);
+        format!("{name} in groups of {group}, tolerance {tolerance:?}")
+    }
+
+    /// Refuses types that are not transported so, and less error than is guaranteed.
+    pub(crate) fn check(self, dtype: DType) -> Result<()> {
+        let Self { transport, tolerance } = self;
+        match transport.error_bound(dtype) {
+            None => Err(Error::InvalidSetting {
+                name: "element type",
+                value: dtype.to_string(),
+                expected: "f16, bf16 or f32 where transport is quantised",
+            }),
+            Some(bound) if tolerance >= bound => Ok(()),
+            Some(bound) => Err(Error::InvalidSetting {
+                name: "tolerance",
+                value: format!("{tolerance:?}, where {transport} guarantees {bound:?} for {dtype}"),
+                expected: "at least what the transport guarantees",
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_what_the_documentation_says() {
+        let bounds = Transport::ALL
+            .map(|transport| [DType::F16, DType::Bf16, DType::F32].map(|dtype| transport.error_bound(dtype)));
+        let rounded = bounds.map(|row| row.map(|bound| (bound.unwrap() * 1e5).ceil() as u32));
+        assert_eq!(rounded, [[845, 1190, 796], [7381, 7748, 7329]]);
+        assert_eq!(Transport::Int8.error_bound(DType::F64), None);
+    }
+
+    #[test]
+    fn names_are_parsed() {
+        for transport in Transport::ALL {
+            assert_eq!(transport.to_string().parse(), Ok(transport));
+        }
+        assert!("int4".parse::<Transport>().unwrap_err().to_string().contains("int8, f8e4m3"));
+    }
+
+    #[test]
+    fn a_tolerance_is_refused_from_just_below_the_bound() {
+        for transport in Transport::ALL {
+            let bound = transport.error_bound(DType::Bf16).unwrap();
+            let check = |tolerance| Quantized { transport, tolerance }.check(DType::Bf16);
+            assert_eq!((check(bound), check(f32::INFINITY)), (Ok(()), Ok(())));
+            for tolerance in [f32::from_bits(bound.to_bits() - 1), 0.0, -1.0, f32::NAN] {
+                let text = check(tolerance).unwrap_err().to_string();
+                assert!(text.contains(&format!("{transport} guarantees {bound:?} for bf16")), "{text}");
+            }
+        }
+    }
+}
