@@ -11,8 +11,8 @@ class Rows {
 public:
   static constexpr bool has_parts = true;
 
-  // `blocks` is of the launch, `bytes` of a row.
-  FA_FN Rows(u32 blocks, u64 bytes) : packs_(blocks == 1 ? 0 : Index(bytes / kPackBytes)) {}
+  // Rows of `bytes`, if they are to be kept whole.
+  FA_FN Rows(bool whole, u64 bytes) : packs_(whole ? Index(bytes / kPackBytes) : 0) {}
 
   FA_FN Span all(u64 bytes) const { return all_packs(bytes); }
   FA_FN Slices slices(u64 bytes, u32 world) const {

@@ -61,10 +61,11 @@ private:
   }
 };
 
-// body(from) for each two units of `bytes` bytes, whose result is stored: `from` has the addresses in as many
-// sources. What is left at the end goes through memory that is as long as two units.
+// body(from) for each two units of `bytes` bytes, whose result is stored, in a second place as well if that
+// is not null: `from` has the addresses in as many sources. What is left at the end goes through memory that
+// is as long as two units.
 template <class T, u32 N, class Body>
-FA_FN void for_each_two(const u8 *const (&sources)[N], u8 *to, u64 bytes, Body body) {
+FA_FN void for_each_two(const u8 *const (&sources)[N], u8 *to, u8 *also, u64 bytes, Body body) {
   constexpr u32 kBytes = 2 * kLanes * sizeof(T);
   const u8 *from[N];
   u64 at = 0;
@@ -72,7 +73,10 @@ FA_FN void for_each_two(const u8 *const (&sources)[N], u8 *to, u64 bytes, Body b
     FA_UNROLL
     for (u32 i = 0; i < N; ++i)
       from[i] = sources[i] + at;
-    Twos<T>::store(to + at, body(from));
+    const Two two = body(from);
+    Twos<T>::store(to + at, two);
+    if (also != nullptr)
+      Twos<T>::store(also + at, two);
   }
   if (at == bytes)
     return;
@@ -83,6 +87,8 @@ FA_FN void for_each_two(const u8 *const (&sources)[N], u8 *to, u64 bytes, Body b
   }
   Twos<T>::store(result, body(from));
   __builtin_memcpy(to + at, result, bytes - at);
+  if (also != nullptr)
+    __builtin_memcpy(also + at, result, bytes - at);
 }
 
 template <class F>
@@ -97,11 +103,9 @@ FA_FN Two map(const Two &a, const Two &b, F f) {
 
 template <class T>
 void add_span(const AddedSpan &span) {
-  for_each_two<T>({span.sum, span.residual}, span.to, span.bytes, [](const u8 *const *from) {
+  for_each_two<T>({span.sum, span.residual}, span.to, span.also, span.bytes, [](const u8 *const *from) {
     return map(Twos<T>::load(from[0]), Twos<T>::load(from[1]), [](Float a, Float b) { return a + b; });
   });
-  if (span.also != nullptr)
-    __builtin_memcpy(span.also, span.to, span.bytes);
 }
 
 // The sum of one vector's partials, halved until one is left.
@@ -169,12 +173,12 @@ void norm_row(const NormedRow &row) {
   const u64 bytes = u64(row.length) * sizeof(T);
   const float scale = row_scale(squares_of<T>(row.row, bytes), row.length, row.epsilon);
   if (row.weight == nullptr) {
-    return for_each_two<T>({row.row}, row.to, bytes, [&](const u8 *const *from) {
+    return for_each_two<T>({row.row}, row.to, row.also, bytes, [&](const u8 *const *from) {
       return map(Twos<T>::load(from[0]), [&](Float x) { return x * scale; });
     });
   }
   const auto weighted = [&](auto weight_of) {
-    for_each_two<T>({row.row, row.weight}, row.to, bytes, [&](const u8 *const *from) {
+    for_each_two<T>({row.row, row.weight}, row.to, row.also, bytes, [&](const u8 *const *from) {
       return map(Twos<T>::load(from[0]), Twos<T>::load(from[1]),
                  [&](Float x, Float weight) { return x * scale * weight_of(weight); });
     });

@@ -81,6 +81,7 @@ struct NormedRow {
   const u8 *row;
   const u8 *weight; // or null
   u8 *to;
+  u8 *also;   // a second place for the result, or null
   u32 length; // elements
   bool unit_offset;
   float epsilon;

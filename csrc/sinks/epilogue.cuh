@@ -1,14 +1,20 @@
 // Epilogues: what is done with a result on its way into a sink, and after it. A protocol takes one as an
 // argument.
 //
-// What an epilogue has to have. partition(), which divides the message so that each block has all that it
-// needs at once: packs, or whole rows. into(), which wraps the sink that the protocol stores or sends a
-// result by: a result that is gathered from its owner has been through the epilogue there, once. finish(),
-// which each rank does with all results, after the last phase, when they are at the launch's output and
-// nobody reads an input any more: each block with those that it has stored, of so many slices.
+// What an epilogue has to have:
+//
+//   partition()  divides the message so that each block has all that it needs at once: packs, or whole rows.
+//   into()       wraps the sink that the protocol stores or sends a result by: a result that is gathered from
+//                its owner has been through the epilogue there, once.
+//   into_rows()  the same in a pull, whose results come in ascending order: rows are complete one by one.
+//   gather()     copies what else their owners have made of the peers' slices, in the last phase of a pull.
+//   finish()     is what each rank does with all results, after the last phase, when they are at the launch's
+//                output and nobody reads an input any more: each block with those that it has stored, of so
+//                many slices.
 #pragma once
 
 #include "../core/pack.cuh"
+#include "../core/region.cuh"
 
 namespace FA_NAMESPACE {
 
@@ -27,6 +33,14 @@ struct Plain {
   FA_FN Sink into(const Sink &sink) const {
     return sink;
   }
+
+  template <class Sink>
+  FA_FN Sink into_rows(const FaLaunch &, const LaunchState &, const Sink &sink) const {
+    return sink;
+  }
+
+  template <class Block, class Partition>
+  FA_FN void gather(const FaLaunch &, const Block &, const LaunchState &, Partition, u64) const {}
 
   template <class Block, class Partition>
   FA_FN void finish(const FaLaunch &, Block &, Partition, u64, u32) const {}

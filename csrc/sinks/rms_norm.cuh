@@ -1,6 +1,9 @@
 // The epilogue of a transformer's layer: a residual is added to the sum, and its rows are normalised. The
-// residual is added by the sink that the protocol has, so that what is gathered has been through it; rows are
-// normalised by each rank, once all of them are at the launch's output.
+// residual is added by the sink that the protocol has, so that what is gathered has been through it.
+//
+// On a GPU each rank normalises all rows, once they are at the launch's output: the blocks do so side by
+// side, which takes less time than normalised rows would take on the links. On the host, a core at a time,
+// rows are normalised while they are in the first-level cache, and in a two-shot pull by their owner alone.
 #pragma once
 
 #include "../core/rows.cuh"
@@ -41,13 +44,21 @@ public:
 
   template <class Reduce>
   FA_FN Rows partition(const FaLaunch &, const Reduce &) const {
-    return Rows(gridDim.x, u64(norm_.row) * sizeof(T));
+    return Rows(gridDim.x > 1, u64(norm_.row) * sizeof(T));
   }
 
   template <class Sink>
   FA_FN Added<T, Sink> into(const Sink &sink) const {
     return {reinterpret_cast<const u8 *>(norm_.residual), sink};
   }
+
+  template <class Sink>
+  FA_FN Added<T, Sink> into_rows(const FaLaunch &, const LaunchState &, const Sink &sink) const {
+    return into(sink);
+  }
+
+  template <class Block>
+  FA_FN void gather(const FaLaunch &, const Block &, const LaunchState &, Rows, u64) const {}
 
   template <class Block>
   FA_FN void finish(const FaLaunch &launch, Block &block, Rows partition, u64 bytes, u32 parts) const {
@@ -138,64 +149,141 @@ private:
 
 #else
 
-// A sink before which the residual is added. Sums are kept in the first-level cache for that.
+// Normalises rows of a message, from where they have been stored.
+struct RowNorm {
+  const RowLoops &loops;
+  const FaRmsNorm &norm;
+  u64 row_bytes;
+
+  // The row at a byte of the message; `also` is null, or where it goes as well.
+  void at(const u8 *row, u64 at, u8 *also) const {
+    loops.norm({row, reinterpret_cast<const u8 *>(norm.weight), reinterpret_cast<u8 *>(norm.normed) + at,
+                also, norm.row, norm.unit_offset != 0, norm.epsilon});
+  }
+};
+
+// A sink before which the residual is added, and after which rows may be normalised. Sums are kept in the
+// first-level cache for that.
 template <class Sink>
 class Added {
 public:
   static constexpr u64 kMostPacks = 4096 / kPackBytes;
 
-  Added(const RowLoops &loops, const u8 *residual, const Sink &sink)
-      : loops_(loops), residual_(residual), sink_(sink) {}
+  // `norms`: runs are of whole rows, in ascending order, each of which is normalised when it is complete;
+  // `normed` is where that goes as well, by byte of the message, or null.
+  Added(const RowNorm &rows, const Sink &sink, bool norms = false, u8 *normed = nullptr)
+      : rows_(rows), sink_(sink), norms_(norms), normed_(normed) {}
 
   u8 *to(u64) const { return sums_; }
   u8 *also() const { return nullptr; }
 
   void done(Span packs, u64 bytes) const {
     const u64 at = packs.first * kPackBytes, end = at + packs.length * kPackBytes;
-    u8 *also = sink_.also();
-    loops_.add({sums_, residual_ + at, sink_.to(at), also == nullptr ? nullptr : also + at,
-                (end < bytes ? end : bytes) - at});
+    u8 *to = sink_.to(at), *also = sink_.also() == nullptr ? nullptr : sink_.also() + at;
+    rows_.loops.add({sums_, reinterpret_cast<const u8 *>(rows_.norm.residual) + at, to, also,
+                     (end < bytes ? end : bytes) - at});
     sink_.done(packs, bytes);
+    if (!norms_)
+      return;
+    if (next_ == kNone)
+      next_ = at;
+    for (; next_ + rows_.row_bytes <= end; next_ += rows_.row_bytes)
+      rows_.at(to - at + next_, next_, normed_ == nullptr ? nullptr : normed_ + next_);
   }
 
 private:
-  const RowLoops &loops_;
-  const u8 *residual_;
+  static constexpr u64 kNone = ~u64(0);
+
+  const RowNorm &rows_;
   Sink sink_;
+  bool norms_;
+  u8 *normed_;
+  mutable u64 next_ = kNone; // byte of the first row that is not normalised
   alignas(64) mutable u8 sums_[kMostPacks * kPackBytes];
 };
 
 class RmsNorm {
 public:
-  RmsNorm(const RowLoops &loops, const FaRmsNorm &norm, u32 element_bytes)
-      : loops_(loops), norm_(norm), row_bytes_(u64(norm.row) * element_bytes) {}
+  RmsNorm(const RowLoops &loops, const FaRmsNorm &norm, const FaLaunch &launch)
+      : rows_{loops, norm, u64(norm.row) * element_bytes(launch.dtype)}, when_(when(launch)) {}
 
   template <class Reduce>
   Rows partition(const FaLaunch &launch, const Reduce &) const {
-    return Rows(launch.blocks, row_bytes_);
+    return Rows(launch.blocks > 1 || when_ == kByOwner, rows_.row_bytes);
   }
 
   template <class Sink>
   Added<Sink> into(const Sink &sink) const {
-    return {loops_, reinterpret_cast<const u8 *>(norm_.residual), sink};
+    return {rows_, sink};
+  }
+
+  template <class Sink>
+  Added<Sink> into_rows(const FaLaunch &launch, const LaunchState &state, const Sink &sink) const {
+    if (when_ != kByOwner)
+      return {rows_, sink, when_ == kComplete};
+    const u64 first = slices(launch).of(launch.rank).first * kPackBytes;
+    return {rows_, sink, true, gathered(launch, state, launch.rank) - first};
+  }
+
+  template <class Block>
+  void gather(const FaLaunch &launch, const Block &block, const LaunchState &state, Rows partition,
+              u64 bytes) const {
+    if (when_ != kByOwner)
+      return;
+    const Slices all = slices(launch);
+    for (u32 step = 1; step < launch.world; ++step) {
+      const u32 r = (launch.rank + step) % launch.world;
+      const Span span = all.of(r);
+      copy(block, reinterpret_cast<u8 *>(rows_.norm.normed),
+           gathered(launch, state, r) - span.first * kPackBytes, span, bytes, partition);
+    }
   }
 
   template <class Block>
   void finish(const FaLaunch &launch, Block &block, Rows partition, u64 bytes, u32 parts) const {
-    if (norm_.normed == 0)
+    if (rows_.norm.normed == 0 || when_ != kLast)
       return;
-    partition.for_each_row(block, bytes, parts, norm_.rows, [&](u32 row) {
-      loops_.norm({reinterpret_cast<const u8 *>(launch.output) + row * row_bytes_,
-                   reinterpret_cast<const u8 *>(norm_.weight),
-                   reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes_, norm_.row, norm_.unit_offset != 0,
-                   norm_.epsilon});
+    partition.for_each_row(block, bytes, parts, rows_.norm.rows, [&](u32 row) {
+      const u64 at = row * rows_.row_bytes;
+      rows_.at(reinterpret_cast<const u8 *>(launch.output) + at, at, nullptr);
     });
   }
 
 private:
-  const RowLoops &loops_;
-  const FaRmsNorm &norm_;
-  u64 row_bytes_;
+  // When a row is normalised: after the last phase; when it is complete, by each rank; by its owner, whose
+  // peers gather it.
+  enum When { kLast, kComplete, kByOwner };
+
+  RowNorm rows_;
+  When when_;
+
+  When when(const FaLaunch &launch) const {
+    const FaRmsNorm &norm = rows_.norm;
+    if (norm.normed == 0 || rows_.row_bytes % kPackBytes != 0)
+      return kLast;
+    if (launch.algorithm == FA_ONE_SHOT_PULL_NORM) {
+      // In place of an input that peers still read: each rank for itself.
+      return launch.source != 0 && norm.normed == launch.input ? kLast : kComplete;
+    }
+    // Something that all ranks know alike. In place, the owner of a row is the only one to read an input of
+    // it.
+    const u64 bytes = norm.rows * rows_.row_bytes;
+    const u64 room = launch.staging_last_slot == 0 ? launch.staging_bytes : launch.staging_slot_bytes;
+    const bool fits = bytes + slices(launch).each * kPackBytes <= room;
+    return launch.algorithm == FA_TWO_SHOT_PULL_NORM && norm.rows >= launch.world && fits ? kByOwner : kLast;
+  }
+
+  Slices slices(const FaLaunch &launch) const {
+    const u64 packs = rows_.row_bytes / kPackBytes;
+    return Slices(rows_.norm.rows * packs, launch.world, packs);
+  }
+
+  // Where rank r's normalised rows are gathered from: behind the message in its staging. Two ranks take turns
+  // with the places of both, so that a line is next written by who last read it.
+  u8 *gathered(const FaLaunch &launch, const LaunchState &state, u32 r) const {
+    const u32 keeper = launch.world == 2 ? r ^ (state.pulls / 2 % 2) : r;
+    return staging(launch, keeper, state) + rows_.norm.rows * rows_.row_bytes;
+  }
 };
 
 #endif

@@ -171,10 +171,14 @@ impl Message<'_> {
     pub fn ring_bytes(&self, piece: usize, world_size: usize) -> Option<usize> {
         let bytes = piece.min(self.extent(world_size).saturating_mul(self.dtype.size()));
         match self.collective {
-            Collective::AllReduce(_)
-            | Collective::AllReduceEpilogue(_)
-            | Collective::AllGather
-            | Collective::AllGatherV(_) => (world_size > 2).then_some(bytes),
+            Collective::AllReduce(_) | Collective::AllGather | Collective::AllGatherV(_) => {
+                (world_size > 2).then_some(bytes)
+            }
+            // A rank's normalised rows as well.
+            Collective::AllReduceEpilogue(epilogue) => {
+                let row_bytes = epilogue.row().map_or(0, |row| row * self.dtype.size());
+                (world_size > 2).then_some(bytes + bytes / world_size + row_bytes)
+            }
             // Whole packs of each share.
             Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => {
                 Some(bytes.next_multiple_of(abi::FA_HOST_PACK_BYTES as usize) * world_size)
