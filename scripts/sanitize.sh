@@ -140,7 +140,9 @@ check() {
     return 1
   fi
   local pulls=(0:one_shot_pull 1:two_shot_pull 6:reduce_scatter 7:reduce 8:all_gather 9:broadcast 10:scattered_broadcast)
-  local pushes=(2:one_shot_push 3:two_shot_push 4:ring 5:halving_doubling) messages=12:transfer
+  # The same with a residual and a norm.
+  pulls+=(13:one_shot_pull 14:two_shot_pull)
+  local pushes=(2:one_shot_push 3:two_shot_push 4:ring 5:halving_doubling 15:one_shot_push 16:two_shot_push) messages=12:transfer
   case $mode in
     thread-planted) found "$mode" "${pulls[@]}" ;;
     thread-channel) found "$mode" "$messages" ;;
