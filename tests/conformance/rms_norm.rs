@@ -68,8 +68,8 @@ const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 const SHAPES: [(usize, usize); 10] =
     [(5, 1), (3, 7), (9, 32), (4, 33), (1, 513), (7, 512), (2, 1000), (13, 256), (3, 2048), (0, 64)];
 
-fn every_shape(launch: &dyn Launch, name: &str, sizes: &[usize], isas: &[Isa], rounds: usize) {
-    for &size in sizes {
+pub fn every_shape(launch: &dyn Launch, name: &str, sizes: &[usize], isas: &[Isa], rounds: usize) {
+    for size in launch.sizes(sizes) {
         let random = Random::new(&format!("{name} in a world of {size}"));
         let shapes = SHAPES.iter().flat_map(|&shape| TYPES.map(|dtype| (shape, dtype)));
         let rows = shapes.enumerate().map(|(number, (shape, dtype))| {

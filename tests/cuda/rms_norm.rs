@@ -10,6 +10,7 @@ use fast_allreduce::{
 
 use crate::fixture::{download, upload, Plain, Setup};
 use crate::gpu::{gpu, Gpus, LIMIT};
+use crate::graphs::capture;
 use crate::random::Random;
 use crate::suite::rows::{Caller, Placement, Prepared, Rows};
 use crate::threads::threads;
@@ -17,6 +18,7 @@ use crate::threads::threads;
 tests! {
     gpu =>
         every_shape,
+        captured_calls,
         a_world_in_one_launch,
         slices,
         a_rank_that_does_not_come,
@@ -89,6 +91,60 @@ fn every_shape(gpus: Gpus) {
                     }
                 }
                 caller.communicator.barrier().unwrap();
+            });
+        }
+    }
+}
+
+/// Calls in a graph of several, each replayed on memory that is written anew.
+fn captured_calls(gpus: Gpus) {
+    const REPLAYS: usize = 3;
+    for size in [2, 3] {
+        let random = Random::new(&format!("rms_norm::captured_calls {size}"));
+        for algorithm in Algorithm::DIRECT.map(Some).into_iter().chain([None]) {
+            threads(size, gpus.count.min(2), |rank, context| {
+                let setup = Setup { algorithm, max_bytes: 256 << 10, ..Setup::default() };
+                let communicator = setup.try_build(context.clone(), rank).unwrap();
+                let stream = context.new_stream().unwrap();
+                let mut replays = 0;
+                for (number, shape) in [(40, 8), (4, 33), (3, 2048)].into_iter().enumerate() {
+                    let mut random = random.fork(number);
+                    let rows = TYPES.map(|dtype| Rows::new(&mut random, dtype, shape, size));
+                    let placements = TYPES.map(|_| Placement::random(&mut random));
+                    let mut callers = TYPES.map(|_| {
+                        let plain = Plain::new(&context, 256 << 10);
+                        WorldMemory { rank: communicator.rank(), stream: Arc::clone(&stream), plain }
+                    });
+                    let prepare = |callers: &mut [WorldMemory; 3]| -> Vec<_> {
+                        let calls = rows.iter().zip(callers).zip(placements);
+                        calls.map(|((rows, caller), placement)| rows.prepare(caller, placement)).collect()
+                    };
+                    let calls = prepare(&mut callers);
+                    let graph = capture(&stream, || {
+                        for (rows, Prepared { input, output, epilogue, .. }) in rows.iter().zip(&calls) {
+                            let (collective, stream) =
+                                (Collective::AllReduceEpilogue(epilogue), stream.cu_stream());
+                            let (count, dtype) = (rows.count, rows.dtype);
+                            // SAFETY: the test's own memory, aligned to the element, which outlives the graph.
+                            unsafe {
+                                communicator.collective_raw(stream, collective, *input, *output, count, dtype)
+                            }
+                            .unwrap();
+                        }
+                    });
+                    communicator.register_graph_buffers().unwrap();
+                    for _ in 0..REPLAYS {
+                        let calls = prepare(&mut callers);
+                        graph.launch().unwrap();
+                        communicator.synchronize(&stream).unwrap();
+                        for ((rows, caller), call) in rows.iter().zip(&mut callers).zip(&calls) {
+                            rows.compare(caller, call);
+                            replays += 1;
+                        }
+                        communicator.barrier().unwrap();
+                    }
+                }
+                assert_eq!(replays, 3 * 3 * REPLAYS);
             });
         }
     }

@@ -11,6 +11,9 @@ mod calls;
 mod host;
 #[path = "../hierarchical/reference.rs"]
 mod reference;
+#[path = "../conformance/rms_norm.rs"]
+#[allow(dead_code, unused_imports)]
+mod rms_norm;
 #[macro_use]
 #[path = "../runner/mod.rs"]
 mod runner;
@@ -31,7 +34,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     suite::random::say_seed();
-    runner::run([mpirun::tests(), parts::tests()].into_iter().flatten().collect())
+    runner::run([mpirun::tests(), mpirun::rows::tests(), parts::tests()].into_iter().flatten().collect())
 }
 
 /// From now on a panic ends all ranks, which would wait for this one.

@@ -12,7 +12,22 @@ use crate::suite::world::Launched;
 
 conformance_where_found! { |_| world() }
 
+/// What the suite has not.
+pub mod rows {
+    use fast_allreduce::device::host::Isa;
+
+    tests! { super::launch => every_shape_with_a_residual_and_a_norm; }
+
+    fn every_shape_with_a_residual_and_a_norm(launch: super::Mpirun) {
+        crate::rms_norm::every_shape(&launch, "rms_norm under mpirun", &[], &[Isa::best()], 1);
+    }
+}
+
 fn world() -> Found<Launched<Mpirun, HostDevice>> {
+    Ok(Launched::new(launch()?, HostDevice::default()))
+}
+
+fn launch() -> Found<Mpirun> {
     if ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().all(|name| std::env::var_os(name).is_none()) {
         return Err(Missing::new("mpirun", "not started by mpirun"));
     }
@@ -21,7 +36,7 @@ fn world() -> Found<Launched<Mpirun, HostDevice>> {
         super::end_all_with_this_rank();
         Mpi::init().unwrap().world_size()
     });
-    Ok(Launched::new(Mpirun { size }, HostDevice::default()))
+    Ok(Mpirun { size })
 }
 
 /// The ranks of the `mpirun` that this process is of.

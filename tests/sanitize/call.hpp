@@ -4,6 +4,7 @@
 #include "region.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 // One message of a launch of transfers.
@@ -17,6 +18,7 @@ struct Call {
   uint32_t number; // of the launch in its world
   uint32_t world, algorithm, blocks, dtype, op, root, transport;
   uint64_t count; // of an allreduce, a broadcast or a reduce; else of all shares
+  uint32_t row;   // elements of one that is normalised
   FaShare shares[FA_MAX_RANKS];
   std::vector<Letter> letters;
   uint32_t staging_slots = 1; // of a generation
@@ -40,6 +42,9 @@ struct Call {
       count += (sender ? letter.from : letter.to) == rank ? letter.count : 0;
     return count;
   }
+
+  // Whether a residual is added, and rows are normalised.
+  bool normalises() const { return algorithm >= FA_ONE_SHOT_PULL_NORM; }
 
   uint64_t input_length(uint32_t rank) const {
     switch (algorithm) {
@@ -65,8 +70,9 @@ struct Call {
   // Whether the input may be where peers read it.
   bool can_be_direct(uint32_t rank, bool in_place) const {
     const bool pulls = algorithm <= FA_TWO_SHOT_PULL || algorithm == FA_TRANSFER ||
+                       algorithm == FA_ONE_SHOT_PULL_NORM || algorithm == FA_TWO_SHOT_PULL_NORM ||
                        (algorithm >= FA_REDUCE_SCATTER && algorithm <= FA_SCATTERED_BROADCAST);
-    return pulls && input_length(rank) > 0 && !(in_place && algorithm == FA_ONE_SHOT_PULL);
+    return pulls && input_length(rank) > 0 && !(in_place && (algorithm == FA_ONE_SHOT_PULL || normalises()));
   }
 
   // Elements that are before the input and the output in the one memory of a call in place.
@@ -78,8 +84,25 @@ struct Call {
   // Small integers: every result is exact in every type.
   int input(uint32_t rank, uint64_t i) const { return int((number * 7 + rank * 3 + i) % 6) + 1; }
 
+  // The same on all ranks.
+  int residual(uint64_t i) const { return int((number * 5 + i) % 4); }
+  int weight(uint64_t i) const { return int((number + i) % 3) + 1; }
+  static constexpr float epsilon = 0.5;
+
+  // Element i of the normalised rows, but for the rounding.
+  double normalised(uint64_t i) const {
+    double squares = 0;
+    for (uint64_t j = i / row * row; j < i / row * row + row; ++j)
+      squares += (reduced(j) + residual(j)) * (reduced(j) + residual(j));
+    return (reduced(i) + residual(i)) / std::sqrt(squares / row + epsilon) * weight(i % row);
+  }
+
   double output(uint32_t rank, uint64_t i) const {
     switch (algorithm) {
+    case FA_ONE_SHOT_PULL_NORM:
+    case FA_TWO_SHOT_PULL_NORM:
+    case FA_ONE_SHOT_PUSH_NORM:
+    case FA_TWO_SHOT_PUSH_NORM: return reduced(i) + residual(i);
     case FA_REDUCE_SCATTER: return reduced(shares[rank].first + i);
     case FA_BROADCAST:
     case FA_SCATTERED_BROADCAST: return input(root, i);
@@ -163,7 +186,7 @@ private:
   }
 };
 
-constexpr uint32_t kAlgorithms = FA_TWO_SHOT_QUANTIZED + 1;
+constexpr uint32_t kAlgorithms = FA_TWO_SHOT_PUSH_NORM + 1;
 constexpr uint32_t kMixed = kAlgorithms; // instead of one algorithm
 
 // The most packs of a launch.
@@ -203,6 +226,22 @@ inline void draw_letters(std::mt19937_64 &random, Call &call, uint64_t lanes) {
   call.direct = !call.threads && random() % 2 == 0;
 }
 
+// Makes the message one of rows: of any length where one block has all of them, else of whole packs. Each
+// rank's slice is whole rows, of which all have as many.
+inline void draw_rows(std::mt19937_64 &random, Call &call, uint64_t lanes, bool whole) {
+  if (call.blocks == 1 && !whole) {
+    call.row = 1 + random() % std::min<uint64_t>(call.count, 700);
+    call.count = call.count / call.row * call.row;
+    return;
+  }
+  const uint64_t packs = 1 + random() % 4, most = most_packs(call.algorithm, call.world);
+  uint64_t rows = std::max<uint64_t>(call.count / (packs * lanes), 1);
+  while (rows > 1 && (rows + call.world - 1) / call.world * call.world * packs > most)
+    --rows;
+  call.row = uint32_t(packs * lanes);
+  call.count = rows * call.row;
+}
+
 // The same on all ranks: drawn from a generator that each rank seeds alike. At least one element: a launch of
 // none would hear from nobody, and the callers of kernels start none.
 inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint32_t workers,
@@ -214,12 +253,13 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
   call.world = world;
   call.algorithm = fixed_algorithm < kMixed ? fixed_algorithm : random() % kAlgorithms;
   const bool quantized = call.algorithm == FA_TWO_SHOT_QUANTIZED;
-  const uint32_t type = random() % (quantized ? 2 : 6);
+  // Of those that are quantised, or have a norm.
+  const uint32_t type = random() % (quantized || call.normalises() ? 2 : 6);
   call.blocks = random() % 2 ? workers : 1;
   call.root = random() % world;
   call.dtype = dtypes[type];
   call.op = random() % 2 ? uint32_t(FA_SUM) : random() % 5;
-  if (quantized)
+  if (quantized || call.normalises())
     call.op = FA_SUM;
   call.transport = random() % 2 ? FA_TRANSPORT_INT8 : FA_TRANSPORT_F8E4M3;
   // bfloat16 has 8 bits: averages would be rounded, products of 4 ranks and more too.
@@ -245,6 +285,8 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     draw_shares(random, call, whole ? lanes : 0);
   if (call.algorithm == FA_TRANSFER)
     draw_letters(random, call, whole ? lanes : 0);
+  if (call.normalises())
+    draw_rows(random, call, lanes, whole);
   // Whole packs of each share; those that are reduced are as far apart as the largest is long.
   uint64_t largest = 0;
   for (const FaShare &share : call.shares)

@@ -12,6 +12,7 @@
 
 #include <barrier>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -132,14 +133,17 @@ private:
     const uint64_t reads = call.input_length(rank_), writes = call.output_length(rank_);
     // Views at any element; user memory is aligned to its element and no more.
     Memory input(call.count * size + reads * size, below(9) * size), output(writes * size, below(9) * size);
-    const bool in_place = below(3) == 0 && call.algorithm != FA_TRANSFER;
+    const bool normalises = call.normalises();
+    const bool in_input = below(3) == 0 && call.algorithm != FA_TRANSFER;
+    // Normalised rows may be where the input is; what is written else is the residual.
+    const bool in_place = in_input && !normalises;
     uint64_t base = reinterpret_cast<uint64_t>(input.data());
 
     FaLaunch launch = {};
     for (uint32_t rank = 0; rank < world_.size; ++rank) {
       launch.regions[rank] = reinterpret_cast<uint64_t>(world_.regions[rank].get());
     }
-    if (below(2) == 0 && call.can_be_direct(rank_, in_place)) {
+    if (below(2) == 0 && call.can_be_direct(rank_, in_input)) {
       const uint64_t id = below(kBuffers), offset = below(8) * size;
       base = world_.table[id * FA_MAX_RANKS + rank_] + offset;
       launch.source = ((id + 1) << FA_SOURCE_ID_SHIFT) + offset;
@@ -151,6 +155,18 @@ private:
     set(launch, call);
     const FaTransfers transfers = call.transfers(rank_, launch.input, launch.output, size, launch.source);
     launch.operands = reinterpret_cast<uint64_t>(&transfers);
+    const uint64_t normed_length = normalises ? writes : 0;
+    const Memory residual(normed_length * size, below(9) * size), weight(call.row * size, below(9) * size);
+    Memory normed(normed_length * size, below(9) * size);
+    FaRmsNorm norm = {};
+    if (normalises) {
+      set(norm, launch, call, residual, weight, in_input ? launch.input : normed.address());
+      launch.operands = reinterpret_cast<uint64_t>(&norm);
+      for (uint64_t i = 0; i < writes; ++i)
+        reinterpret_cast<S *>(residual.data())[i] = Storage<T>::of(call.residual(i));
+      for (uint64_t i = 0; i < call.row; ++i)
+        reinterpret_cast<S *>(weight.data())[i] = Storage<T>::of(call.weight(i));
+    }
 
     S *in = reinterpret_cast<S *>(launch.input), *out = reinterpret_cast<S *>(launch.output);
     // A peer that still read this memory, from an earlier launch, would race with these writes.
@@ -171,12 +187,33 @@ private:
       if (is < should_be - rounding || is > should_be + rounding)
         fail(launch, call.number, "the output", i, is, should_be);
     }
-    for (uint64_t i = 0; (!in_place || writes == 0) && i < reads; ++i) {
+    for (uint64_t i = 0; i < normed_length; ++i) {
+      const double is = Storage<T>::value(reinterpret_cast<S *>(norm.normed)[i]);
+      const double should_be = call.normalised(i);
+      const double rounding = should_be * (call.dtype == FA_F32 ? 1e-5 : 1.0 / 200);
+      if (!(std::abs(is - should_be) <= rounding))
+        fail(launch, call.number, "the output that is normalised", i, is, should_be);
+    }
+    for (uint64_t i = 0; (!in_input || writes == 0) && i < reads; ++i) {
       if (Storage<T>::value(in[i]) != call.input(rank_, i))
         fail(launch, call.number, "the input", i, Storage<T>::value(in[i]), call.input(rank_, i));
     }
-    if (!input.lead_is_untouched() || !output.lead_is_untouched())
+    if (!input.lead_is_untouched() || !output.lead_is_untouched() || !normed.lead_is_untouched() ||
+        !residual.lead_is_untouched())
       fail(launch, call.number, "memory before", 0, 0, 0);
+  }
+
+  // Half of the launches add to the residual where it is.
+  void set(FaRmsNorm &norm, FaLaunch &launch, const Call &call, const Memory &residual, const Memory &weight,
+           uint64_t normed) {
+    norm.residual = residual.address();
+    if (below(2) == 0)
+      launch.output = norm.residual;
+    norm.normed = normed;
+    norm.weight = weight.address();
+    norm.row = call.row;
+    norm.rows = uint32_t(call.count / call.row);
+    norm.epsilon = Call::epsilon;
   }
 
   // All but where the memory of the call is.
@@ -195,8 +232,8 @@ private:
     launch.staging_slot_bytes = kMaxBytes / call.staging_slots;
     launch.staging_last_slot = call.staging_slots - 1;
     launch.swaps_staging = world_.size == 2 && call.staging_slots == 1 &&
-                           (call.algorithm == FA_ONE_SHOT_PULL || call.algorithm == FA_REDUCE_SCATTER ||
-                            call.algorithm == FA_ALL_GATHER);
+                           (call.algorithm == FA_ONE_SHOT_PULL || call.algorithm == FA_ONE_SHOT_PULL_NORM ||
+                            call.algorithm == FA_REDUCE_SCATTER || call.algorithm == FA_ALL_GATHER);
     launch.channel_offset = kChannelOffset;
     launch.channel_bytes = kChannelBytes;
     launch.chunk_bytes = kChunkBytes;

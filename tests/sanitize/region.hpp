@@ -40,6 +40,7 @@ public:
     memset(base_.get(), 0xA5, bytes + lead);
   }
   uint8_t *data() const { return base_.get() + lead_; }
+  uint64_t address() const { return reinterpret_cast<uint64_t>(data()); }
   bool lead_is_untouched() const {
     for (size_t i = 0; i < lead_; ++i) {
       if (base_[i] != 0xA5)

@@ -35,7 +35,8 @@ impl Bench {
         let root = self.root.unwrap_or(0);
         self.collectives.0.iter().flat_map(move |&kind| {
             let ops = if kind.reduces() { &self.ops.0[..] } else { &[ReduceOp::Sum] };
-            let kinds = self.dtypes.0.iter().flat_map(move |&dtype| ops.iter().map(move |&op| (dtype, op)));
+            let kinds =
+                self.dtypes().into_iter().flat_map(move |dtype| ops.iter().map(move |&op| (dtype, op)));
             kinds.flat_map(move |(dtype, op)| {
                 self.sizes().map(move |bytes| Case { kind, dtype, op, root, bytes })
             })
@@ -63,7 +64,7 @@ impl Bench {
             let kind = if dtype.is_float() { "integers" } else { "floats" };
             return Err(Failure::Usage(format!("-o {op} is of {kind}: {dtype} has no such operation")));
         }
-        if self.algorithms.is_some() && !self.is_all_reduce() {
+        if self.algorithms.is_some() && !self.is_all_reduce() && !self.is_rms_norm() {
             let reason = format!("--algo is of all_reduce: {name} has no algorithms to choose from");
             return Err(Failure::Usage(reason));
         }

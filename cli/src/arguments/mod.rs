@@ -5,6 +5,7 @@ mod compare;
 mod gpu_check;
 mod placement;
 mod plans;
+mod rows;
 mod soak;
 mod values;
 
@@ -26,6 +27,7 @@ pub use self::gpu_check::GpuCheck;
 pub use self::gpu_check::{SharingName, Step};
 pub use self::placement::Placement;
 pub use self::plans::{Plan, Tune};
+pub use self::rows::RowsCase;
 pub use self::soak::{Faults, Soak, SummaryFormat};
 use self::values::Choice;
 use crate::failure::Failure;
@@ -120,6 +122,13 @@ are timed by events around replays of a graph that holds 20 of them, and p50 and
 --report writes one HTML page that needs nothing else: charts of latency (p50) and bus bandwidth against size, out of place,
 with a line for each algorithm; all numbers; the facts of the machine; the command.
 
+With --collective all_reduce_rms_norm, a row of results is of --rows rows of --hidden elements, and three ways are timed in turns, ten
+times a block of calls of each. fused is the call: the sum over ranks is added to a residual, and the rows of that are normalised.
+unfused is all_reduce, then an addition and a norm by the same ranks: in Rust that the compiler has vectorised, or on GPUs in one kernel.
+all_reduce is that alone. x all_reduce is fused / all_reduce, gain is unfused / fused. #wrong counts elements of the residual and of the
+output: of fused those that differ in any bit from the documented arithmetic, of unfused those of the residual, and those of the output
+that are farther from the norm in f64 than rounding explains.
+
 Without --iters, calls are repeated for about 20 ms, at least 20 and at most 10000 times.
 
 A row ends in a remark where its calls are not of one population: p99 is more than 4 times p50, or two ranks were found on one core.
@@ -146,12 +155,12 @@ pub struct Man {
 /// Options of `bench`.
 #[derive(Args, Debug)]
 pub struct Bench {
-    /// Smallest message
-    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "1K", value_parser = values::size)]
-    pub min_bytes: usize,
-    /// Largest message
-    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "16M", value_parser = values::size)]
-    pub max_bytes: usize,
+    /// Smallest message [default: 1K]
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = values::size)]
+    min_bytes: Option<usize>,
+    /// Largest message [default: 16M]
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = values::size)]
+    max_bytes: Option<usize>,
     /// Multiply the size from row to row [default: 4]
     #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR")]
     step_factor: Option<usize>,
@@ -168,15 +177,22 @@ pub struct Bench {
     #[arg(short = 'c', long = "check", value_name = "COUNT", default_value_t = 1)]
     pub checks: u64,
     /// Element type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3, f8e5m2, a name of nccl-tests (half, float, ...), or all
-    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "f32", value_parser = values::dtypes)]
-    pub dtypes: Choice<DType>,
+    /// [default: f32; bf16 of all_reduce_rms_norm]
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", value_parser = values::dtypes)]
+    dtypes: Option<Choice<DType>>,
     /// Operation of collectives that reduce: sum, prod, min, max, avg, or all
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = values::ops)]
     pub ops: Choice<ReduceOp>,
     /// Collective: all_reduce, all_gather, all_gather_v, reduce_scatter, reduce_scatter_v, broadcast, reduce, gather, scatter,
-    /// all_to_all, all_to_all_v, send_recv, or all in turn
+    /// all_to_all, all_to_all_v, send_recv, or all of these in turn; or all_reduce_rms_norm
     #[arg(long = "collective", value_name = "NAME", default_value = "all_reduce", value_parser = values::collectives)]
     collectives: Choice<CallKind>,
+    /// Elements of a row of all_reduce_rms_norm, one number or several [default: 2048,4096,5120,7168,8192,16384]
+    #[arg(long, value_name = "COUNT", value_delimiter = ',')]
+    hidden: Vec<usize>,
+    /// Rows of all_reduce_rms_norm, one number or several [default: 1,8,64,512]
+    #[arg(long, value_name = "COUNT", value_delimiter = ',')]
+    rows: Vec<usize>,
     /// Root of broadcast, reduce, gather and scatter [default: 0]
     #[arg(short = 'r', long, value_name = "RANK")]
     root: Option<usize>,
@@ -286,6 +302,20 @@ impl Bench {
         self.algorithms.as_ref().map(|choice| &*choice.0)
     }
 
+    /// The types asked for.
+    pub fn dtypes(&self) -> Vec<DType> {
+        let usual = if self.is_rms_norm() { DType::Bf16 } else { DType::F32 };
+        self.dtypes.as_ref().map_or_else(|| vec![usual], |choice| choice.0.clone())
+    }
+
+    fn min_bytes(&self) -> usize {
+        self.min_bytes.unwrap_or(1 << 10)
+    }
+
+    fn max_bytes(&self) -> usize {
+        self.max_bytes.unwrap_or(16 << 20)
+    }
+
     /// The sizes asked for, in bytes.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
         let next = |&size: &usize| match self.step_bytes {
@@ -294,7 +324,7 @@ impl Bench {
         };
         // One size alone need not grow.
         let grown = move |size: &usize| next(size).filter(|next| next > size);
-        std::iter::successors(Some(self.min_bytes), grown).take_while(|&size| size <= self.max_bytes)
+        std::iter::successors(Some(self.min_bytes()), grown).take_while(|&size| size <= self.max_bytes())
     }
 
     fn step_factor(&self) -> usize {
@@ -311,23 +341,24 @@ impl Bench {
             DeviceName::Host if self.eager => return refuse("--eager is of the device cuda".into()),
             _ => {}
         }
+        self.validate_rows()?;
         self.validate_collective()?;
         let (ranks, max) = (self.ranks(), fast_allreduce::MAX_RANKS);
         if !(1..=max).contains(&ranks) {
             return refuse(format!("--ranks {ranks} is not possible: a world has 1 to {max} ranks"));
         }
-        if self.min_bytes > self.max_bytes {
-            let (min, max) = (self.min_bytes, self.max_bytes);
+        let (min, max) = (self.min_bytes(), self.max_bytes());
+        if min > max {
             return refuse(format!("--minbytes {min} is more than --maxbytes {max}"));
         }
-        let is_one_size = self.min_bytes == self.max_bytes;
+        let is_one_size = min == max;
         match self.step_bytes {
             Some(0) if !is_one_size => return refuse("--stepbytes 0 never reaches --maxbytes".into()),
             None if self.step_factor() < 2 && !is_one_size => {
                 let factor = self.step_factor();
                 return refuse(format!("--stepfactor {factor} never reaches --maxbytes"));
             }
-            None if self.min_bytes == 0 && !is_one_size => {
+            None if min == 0 && !is_one_size => {
                 return refuse("--minbytes 0 grows by no factor: give --stepbytes".into());
             }
             _ => {}
@@ -337,7 +368,12 @@ impl Bench {
 
     /// Refuses buffers that do not fit the memory there is, which the kernel would grant and then kill for.
     pub fn check_memory(&self) -> Result<(), Failure> {
-        check_memory(self.max_bytes, self.ranks())
+        if self.is_rms_norm() {
+            // Input, sum, residual and output.
+            let bytes = self.rows_cases().map(|case| case.count().saturating_mul(case.dtype.size())).max();
+            return check_available("the largest shape", bytes.unwrap_or(0), 4, self.ranks());
+        }
+        check_memory(self.max_bytes(), self.ranks())
     }
 
     /// Refuses a world of another size than `--ranks`, where both are given.
@@ -353,11 +389,15 @@ impl Bench {
 
 /// Refuses an input and an output for each rank that do not fit the memory of this machine and this container.
 pub fn check_memory(max_bytes: usize, ranks: usize) -> Result<(), Failure> {
-    let needed = max_bytes.saturating_mul(2).saturating_mul(ranks);
+    check_available(&format!("--maxbytes {max_bytes}"), max_bytes, 2, ranks)
+}
+
+/// Refuses so many buffers of so many bytes for each rank, if that is more than there is.
+fn check_available(what: &str, bytes: usize, buffers: usize, ranks: usize) -> Result<(), Failure> {
+    let needed = bytes.saturating_mul(buffers).saturating_mul(ranks);
     match available_memory() {
         Some(available) if needed as u64 > available => Err(Failure::Usage(format!(
-            "--maxbytes {} needs {needed} bytes of memory for {} ranks, {available} are available",
-            max_bytes, ranks
+            "{what} needs {needed} bytes of memory for {ranks} ranks, {available} are available"
         ))),
         _ => Ok(()),
     }
@@ -439,7 +479,7 @@ mod tests {
             match CommandLine::try_parse_from(line) {
                 Ok(CommandLine { subcommand: Some(Subcommands::Bench(bench)), .. }) if bench.validate().is_ok() => {
                     prop_assert!((1..=fast_allreduce::MAX_RANKS).contains(&bench.ranks()));
-                    prop_assert!(bench.sizes().take(100).all(|size| (bench.min_bytes..=bench.max_bytes).contains(&size)));
+                    prop_assert!(bench.sizes().take(100).all(|size| (bench.min_bytes()..=bench.max_bytes()).contains(&size)));
                 }
                 Ok(_) => {}
                 Err(error) => drop(on_one_line(&error.render().to_string())),

@@ -8,7 +8,7 @@ use super::{values, DeviceName, DEFAULT_RANKS};
 use crate::failure::Failure;
 
 pub const SOAK_NOTES: &str = "\
-All ranks draw the same calls from one seed: collectives (an allreduce every other time), sizes, types, operations,
+All ranks draw the same calls from one seed: collectives (an allreduce every other time, some with a residual and an RMSNorm), sizes, types, operations,
 algorithms, roots, shares that differ, memory that is registered or not, in place or not, at odd offsets; now and then a
 rank sleeps, a communicator is dropped and made again, or a call is made in groups that split and shrink make. Every
 element of every result is checked, and that nothing beside it and no input has changed. The same seed, ranks,

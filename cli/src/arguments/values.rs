@@ -80,9 +80,11 @@ pub fn collectives(text: &str) -> Result<Choice<CallKind>, String> {
     if text == "all" {
         return Ok(Choice(MEASURED.into()));
     }
-    let names = MEASURED.map(CallKind::name);
-    let found = MEASURED.into_iter().find(|kind| kind.name() == text);
-    found.map(|kind| Choice(vec![kind])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
+    let mut kinds = MEASURED.to_vec();
+    kinds.push(CallKind::AllReduceRmsNorm);
+    let names: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
+    let found = kinds.iter().find(|kind| kind.name() == text);
+    found.map(|&kind| Choice(vec![kind])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
 }
 
 pub fn planned_calls(text: &str) -> Result<Choice<PlannedCall>, String> {

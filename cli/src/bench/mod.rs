@@ -2,6 +2,7 @@
 
 pub mod html;
 pub mod report;
+mod rms_norm;
 
 use fast_allreduce::Algorithm;
 
@@ -24,6 +25,7 @@ impl Job for Bench {
 
     fn algorithms(&self) -> Vec<Option<Algorithm>> {
         match self.algorithms() {
+            _ if self.is_rms_norm() => self.rows_algorithms(),
             Some(algorithms) => algorithms.to_vec(),
             None if self.report.is_some() && self.is_all_reduce() => Algorithm::DIRECT.map(Some).to_vec(),
             None => vec![None],
@@ -36,6 +38,9 @@ impl Job for Bench {
         endpoints: &[E],
         page: Option<&Output>,
     ) -> Result<bool, Failure> {
+        if self.is_rms_norm() {
+            return rms_norm::run(self, session, endpoints, page);
+        }
         let mut measure = measure(self, session)?;
         let rows = self.cases().count() * endpoints.len();
         let mut reporting = match session.rank() {

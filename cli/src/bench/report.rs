@@ -71,15 +71,20 @@ impl Report {
     }
 
     fn write_table_footer(&self, out: &mut impl Write, wrong: u64) -> io::Result<()> {
-        match (self.config.check, wrong) {
-            (0, _) => writeln!(out, "# Out of bounds values : N/A (nothing was checked)")?,
-            (_, 0) => writeln!(out, "# Out of bounds values : 0 OK")?,
-            _ => writeln!(out, "# Out of bounds values : {wrong} FAILED")?,
-        }
+        write_verdict(out, self.config.check, wrong)?;
         let timings = self.rows.iter().flat_map(|row| [Some(&row.out_of_place), row.in_place.as_ref()]);
         let bandwidths: Vec<f64> = timings.flatten().map(|timing| timing.busbw_gbs).collect();
         let average = bandwidths.iter().sum::<f64>() / bandwidths.len().max(1) as f64;
         writeln!(out, "# Avg bus bandwidth    : {}", significant(average))
+    }
+}
+
+/// Writes what was found of so many wrong elements in so many checked calls.
+pub fn write_verdict(out: &mut impl Write, checks: u64, wrong: u64) -> io::Result<()> {
+    match (checks, wrong) {
+        (0, _) => writeln!(out, "# Out of bounds values : N/A (nothing was checked)"),
+        (_, 0) => writeln!(out, "# Out of bounds values : 0 OK"),
+        _ => writeln!(out, "# Out of bounds values : {wrong} FAILED"),
     }
 }
 

@@ -3,6 +3,7 @@
 mod contenders;
 mod html;
 mod report;
+mod rms_norm;
 mod row;
 mod summary;
 
@@ -40,7 +41,10 @@ impl Job for Compare {
     }
 
     fn algorithms(&self) -> Vec<Option<Algorithm>> {
-        self.bench.algorithms().map_or(vec![None], <[_]>::to_vec)
+        match self.bench.is_rms_norm() {
+            true => self.bench.rows_algorithms(),
+            false => self.bench.algorithms().map_or(vec![None], <[_]>::to_vec),
+        }
     }
 
     fn run<E: Endpoint>(
@@ -52,15 +56,27 @@ impl Job for Compare {
         let mut measure = measure(&self.bench, session)?;
         let entered = Contenders::new(&self.rivals(), session, &endpoints[0])?;
         let contenders = entered.all(endpoints);
+        // What is measured together works on memory of the first.
+        let norm = self.bench.is_rms_norm().then(|| endpoints[0].ready_norm()).transpose()?;
         let mut reporting = match session.rank() {
             0 => {
                 let config = config(&self.bench, &endpoints[0], measure.seed);
-                let config = CompareConfig { config, rounds: self.rounds, against: entered.facts() };
+                let config = CompareConfig { config, rounds: self.rounds, against: entered.facts(), norm };
                 let report = Report::start(self.bench.format, config, entered.unavailable())?;
-                Some((report, Progress::new(self.bench.cases().count())))
+                let cases = if self.bench.is_rms_norm() {
+                    self.bench.rows_cases().count()
+                } else {
+                    self.bench.cases().count()
+                };
+                Some((report, Progress::new(cases)))
             }
             _ => None,
         };
+        if self.bench.is_rms_norm() {
+            let is_right = rms_norm::run(self, &mut measure, &contenders, reporting.as_mut())?;
+            finish(reporting, page)?;
+            return Ok(is_right);
+        }
         let mut refused = BTreeSet::new();
         let mut is_right = true;
         for case in self.bench.cases() {
@@ -90,13 +106,19 @@ impl Job for Compare {
                 report.add(rows)?;
             }
         }
-        if let Some((report, progress)) = reporting {
-            drop(progress);
-            let results = report.finish()?;
-            if let Some(page) = page {
-                page.write(&render(&html::page(&results)))?;
-            }
-        }
+        finish(reporting, page)?;
         Ok(is_right)
     }
+}
+
+/// Writes what comes last.
+fn finish(reporting: Option<(Report, Progress)>, page: Option<&Output>) -> Result<(), Failure> {
+    if let Some((report, progress)) = reporting {
+        drop(progress);
+        let results = report.finish()?;
+        if let Some(page) = page {
+            page.write(&render(&html::page(&results)))?;
+        }
+    }
+    Ok(())
 }

@@ -62,10 +62,16 @@ impl Report {
         let mut out = io::stdout().lock();
         match self.format {
             Format::Table => {
-                let name = |row: Option<&Row>| row.map(|row| row.collective);
+                let name = |row: Option<&Row>| row.map(|row| (row.collective, row.hidden));
                 let (last, next) = (name(self.results.results.last()), name(rows.first()));
-                if next.is_some() && next != last && next != Some(self.results.config.config.collective) {
-                    writeln!(out, "# collective {}", next.unwrap_or_default())?;
+                match next {
+                    Some((_, Some(hidden))) if next != last => writeln!(out, "# rows of {hidden} elements")?,
+                    Some((collective, None))
+                        if next != last && collective != self.results.config.config.collective =>
+                    {
+                        writeln!(out, "# collective {collective}")?;
+                    }
+                    _ => {}
                 }
                 rows.iter().try_for_each(|row| write_row(&mut out, row))?;
             }
@@ -97,6 +103,16 @@ impl Report {
 fn write_header(out: &mut impl Write, contest: &CompareConfig) -> io::Result<()> {
     write_facts(out, &contest.config)?;
     writeln!(out, "# rounds {}", contest.rounds)?;
+    if let Some(norm) = &contest.norm {
+        writeln!(
+            out,
+            "# unfused: all_reduce of fast-allreduce, then an addition and a norm by the same ranks, {norm}"
+        )?;
+        writeln!(
+            out,
+            "# others: their all_reduce, and the same after it; memcpy: a copy of the input alone"
+        )?;
+    }
     for against in &contest.against {
         let library = against.library.as_deref().unwrap_or("of the device");
         writeln!(out, "# against {}: {library}", against.name)?;
@@ -182,7 +198,7 @@ const CSV_HEADER: &str = "collective,size,count,type,redop,root,by,algo,\
     out_of_place_time_us,out_of_place_p50_us,out_of_place_p99_us,out_of_place_algbw_gbs,out_of_place_busbw_gbs,\
     out_of_place_wrong,out_of_place_max_error,out_of_place_ratio,\
     in_place_time_us,in_place_p50_us,in_place_p99_us,in_place_algbw_gbs,in_place_busbw_gbs,in_place_wrong,in_place_max_error,\
-    in_place_ratio";
+    in_place_ratio,hidden";
 
 fn write_csv_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
     let Row { collective, size, count, dtype, redop, by, ratio, .. } = row;
@@ -196,5 +212,6 @@ fn write_csv_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
         cells.push(csv_cell(error.map(|error| format!("{error:e}"))));
         cells.push(csv_cell(ratio.map(|ratio| format!("{ratio:.4}"))));
     }
+    cells.push(csv_cell(row.hidden));
     write_csv_record(out, &cells)
 }

@@ -1,6 +1,6 @@
 //! What a comparison yields, as it is written to JSON.
 
-use fast_allreduce::Algorithm;
+use fast_allreduce::{Algorithm, DType};
 use serde::Serialize;
 
 use crate::arguments::Case;
@@ -18,6 +18,8 @@ pub struct CompareConfig {
     pub config: Config,
     pub rounds: u64,
     pub against: Vec<Against>,
+    /// Of rows: what adds and normalises after an allreduce.
+    pub norm: Option<String>,
 }
 
 /// One that this crate is compared with.
@@ -48,8 +50,19 @@ impl LeftOut {
     /// Of those of a collective, type and operation.
     pub fn of_case(name: &'static str, case: &Case, reason: &str) -> Self {
         let Case { kind, dtype, op, .. } = case;
-        let (collective, redop) = (Some(kind.name()), Some(kind.redop(*op)));
-        Self { name, collective, dtype: Some(dtype.name()), redop, reason: reason.into() }
+        Self::of_kind(name, kind.name(), *dtype, kind.redop(*op), reason)
+    }
+
+    /// Of those of a collective, type and operation by their names.
+    pub fn of_kind(
+        name: &'static str,
+        collective: &'static str,
+        dtype: DType,
+        redop: &'static str,
+        reason: &str,
+    ) -> Self {
+        let (collective, dtype, redop) = (Some(collective), Some(dtype.name()), Some(redop));
+        Self { name, collective, dtype, redop, reason: reason.into() }
     }
 
     /// In one line.
@@ -75,6 +88,8 @@ pub struct Row {
     pub redop: &'static str,
     /// `None` where there is none.
     pub root: Option<usize>,
+    /// Elements of a row; `None` where there are no rows.
+    pub hidden: Option<usize>,
     pub by: &'static str,
     pub algo: Option<&'static str>,
     /// `None` where it has no such placement.
@@ -117,6 +132,11 @@ impl Row {
     }
 }
 
+/// Its time divided by this crate's.
+pub fn ratio(timing: &Option<Timing>, ours: f64) -> Option<f64> {
+    timing.as_ref().map(|timing| timing.time_us / ours).filter(|ratio| ratio.is_finite() && ours > 0.0)
+}
+
 /// The rows of one call, in the contenders' order.
 pub fn rows<E: Endpoint>(
     contenders: &[Contender<E>],
@@ -129,9 +149,6 @@ pub fn rows<E: Endpoint>(
         ours.filter_map(|(_, timing)| Some(timing.as_ref()?.time_us)).fold(f64::INFINITY, f64::min)
     };
     let fastest = (fastest(&out_of_place), fastest(&in_place));
-    let ratio = |timing: &Option<Timing>, ours: f64| {
-        timing.as_ref().map(|timing| timing.time_us / ours).filter(|ratio| ratio.is_finite() && ours > 0.0)
-    };
     let timings = out_of_place.into_iter().zip(in_place);
     let row =
         |(contender, (out_of_place, in_place)): (&Contender<E>, (Option<Timing>, Option<Timing>))| Row {
@@ -141,6 +158,7 @@ pub fn rows<E: Endpoint>(
             dtype: case.dtype.name(),
             redop: work.kind.redop(work.op),
             root: work.root(),
+            hidden: None,
             by: contender.name(),
             algo: contender.algorithm(work, case.dtype).map(Algorithm::name),
             ratio: Ratio {

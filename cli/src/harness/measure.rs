@@ -6,7 +6,7 @@ use fast_allreduce::Algorithm;
 #[cfg(feature = "cuda")]
 use fast_allreduce::{CallKind, ReduceOp};
 
-use super::check::{count_changed, count_overwritten, judge, Promise, Verdict};
+use super::check::{count_changed, count_overwritten, judge, Verdict};
 use super::contender::{Contender, Placement};
 use super::device::{Batch, Call, Endpoint};
 use super::inputs::Inputs;
@@ -141,7 +141,7 @@ impl Measure<'_> {
             let shared = RefCell::new(&mut *memory);
             let (bytes, bus_factor) =
                 (work.elements() * size_of::<T>(), work.kind.bus_factor(work.world_size()));
-            timings = self.time(&able, rounds, bytes, bus_factor, |contender| {
+            timings = self.time(&able, Contender::endpoint, rounds, bytes, bus_factor, |contender| {
                 let Memory { input, output } = &mut **shared.borrow_mut();
                 match placement {
                     Placement::OutOfPlace => contender.start(work, input, output),
@@ -178,7 +178,7 @@ impl Measure<'_> {
     }
 
     /// Adds what was found in each contender's results, which are of the same inputs.
-    fn checked<C>(
+    pub(super) fn checked<C>(
         &mut self,
         contenders: &[C],
         timings: Vec<Timing>,
@@ -215,19 +215,21 @@ impl Measure<'_> {
         Ok(((TARGET_SECONDS / seconds).ceil() as u64).clamp(20, 10_000).div_ceil(batch.calls()))
     }
 
-    fn time<E: Endpoint>(
+    /// Times the calls of each contender, whose endpoint is told: in every round a block of each. Collective.
+    pub(super) fn time<'e, C, E: Endpoint + 'e>(
         &self,
-        contenders: &[Contender<E>],
+        contenders: &[C],
+        endpoint: impl Fn(&C) -> &'e E,
         rounds: u64,
         bytes: usize,
         bus_factor: f64,
-        call: impl Fn(&Contender<E>) -> Result<(), Failure>,
+        call: impl Fn(&C) -> Result<(), Failure>,
     ) -> Result<Vec<Timing>, Failure> {
         let call = &call;
         let mut calls: Vec<_> = contenders.iter().map(|contender| move || call(contender)).collect();
         let mut lanes = Vec::with_capacity(contenders.len());
         for (contender, call) in contenders.iter().zip(&mut calls) {
-            let mut batch = contender.endpoint().batch(call)?;
+            let mut batch = endpoint(contender).batch(call)?;
             let batches = self.warm_up(&mut *batch)?.div_ceil(rounds);
             lanes.push(Lane { batch, batches, means: Vec::new(), singles: Vec::new(), cores: Vec::new() });
         }
@@ -279,7 +281,8 @@ impl Measure<'_> {
     ) -> Result<Option<Verdict>, Failure> {
         let (endpoint, Memory { input, output }) = (contender.endpoint(), memory);
         let (input_len, output_len) = (work.input_len(), work.output_len());
-        self.check(contender.promise(work, T::DTYPE), work, |session, inputs, promise| {
+        let make_inputs = |measure: &mut Self| measure.next_inputs(work);
+        self.check_calls(contender.promise(work, T::DTYPE), make_inputs, |session, inputs, promise| {
             let rank = session.rank();
             endpoint.write(input, |memory| {
                 memory.fill(T::poison());
@@ -312,7 +315,8 @@ impl Measure<'_> {
             return Ok(None);
         };
         let (input_len, output_len) = (work.input_len(), work.output_len());
-        self.check(contender.promise(work, T::DTYPE), work, |session, inputs, promise| {
+        let make_inputs = |measure: &mut Self| measure.next_inputs(work);
+        self.check_calls(contender.promise(work, T::DTYPE), make_inputs, |session, inputs, promise| {
             let rank = session.rank();
             endpoint.write(input, |memory| {
                 memory.fill(T::poison());
@@ -338,18 +342,18 @@ impl Measure<'_> {
     }
 
     /// What all ranks found in the checked calls; `None` without any.
-    fn check(
+    pub(super) fn check_calls<P: Copy>(
         &mut self,
-        promise: Option<Promise>,
-        work: &Work,
-        mut checked_call: impl FnMut(&Session, &Inputs, Promise) -> Result<Verdict, Failure>,
+        promise: Option<P>,
+        make_inputs: impl Fn(&mut Self) -> Inputs,
+        mut checked_call: impl FnMut(&Session, &Inputs, P) -> Result<Verdict, Failure>,
     ) -> Result<Option<Verdict>, Failure> {
         let Some(promise) = promise.filter(|_| self.effort.checks > 0) else {
             return Ok(None);
         };
         let mut all = Verdict::default();
         for _ in 0..self.effort.checks {
-            let inputs = self.next_inputs(work);
+            let inputs = make_inputs(self);
             let found = checked_call(self.session, &inputs, promise)?;
             // Checking takes longer than a call may wait.
             all.wrong += self.session.total(found.wrong)?;

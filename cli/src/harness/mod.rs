@@ -10,6 +10,7 @@ pub mod populations;
 pub mod progress;
 pub mod reference;
 pub mod rivals;
+pub mod rms_norm;
 pub mod row;
 pub mod session;
 pub mod work;

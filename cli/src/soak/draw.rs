@@ -5,12 +5,16 @@ use std::time::Duration;
 
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp, Wait};
 
+use super::rows::SHORT_ROW;
 use crate::arguments::Faults;
 use crate::collective::{CallFacts as _, MEASURED};
 use crate::harness::work::Work;
 
 /// Communicators that are alive at a time.
 pub const SLOTS: usize = 8;
+
+/// Types that have an RMSNorm.
+const FLOATS: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
 /// Offsets of views are below so many elements.
 pub const MOST_OFFSET: u64 = 65;
@@ -129,6 +133,8 @@ pub struct Call {
     pub op: ReduceOp,
     /// Elements of the larger of the buffers, at most.
     pub count: usize,
+    /// Of those, in a row that is normalised; else 0.
+    pub hidden: usize,
     /// How often, on new inputs each.
     pub times: u64,
     /// A rank that is late.
@@ -157,6 +163,28 @@ impl Call {
         };
         // Those with algorithms to choose from as often as all others.
         let kind = if draws.one_in(2) { CallKind::AllReduce } else { draws.pick(MEASURED) };
+        if FLOATS.contains(&dtype) && draws.one_in(3) {
+            // Few are so long that some communicators refuse them.
+            let most_hidden = if draws.one_in(3) { 16 << 10 } else { SHORT_ROW };
+            let hidden = 1 + draws.size(most_hidden.min(most).saturating_sub(1));
+            let call =
+                Self::with(&mut draws, range, number, CallKind::AllReduceRmsNorm, dtype, groups, count);
+            return Self { hidden, count: count / hidden * hidden, op: ReduceOp::Sum, ..call };
+        }
+        Self::with(&mut draws, range, number, kind, dtype, groups, count)
+    }
+
+    /// The rest of it.
+    fn with(
+        draws: &mut Draws,
+        range: &Range,
+        number: u64,
+        kind: CallKind,
+        dtype: DType,
+        groups: Option<Groups>,
+        count: usize,
+    ) -> Self {
+        let ranks = range.ranks;
         Self {
             kind,
             root: draws.below(ranks as u64) as usize,
@@ -167,6 +195,7 @@ impl Call {
             dtype,
             op: draws.pick(ReduceOp::ARITHMETIC),
             count,
+            hidden: 0,
             times: draws.pick([1, 1, 2, 3]),
             late: draws.one_in(16).then(|| {
                 (draws.below(ranks as u64) as usize, Duration::from_micros(draws.size(20_000) as u64))
@@ -178,6 +207,9 @@ impl Call {
     /// What it is for one of so many ranks. Shares that may differ are drawn, some of them empty.
     pub fn work(&self, seed: u64, rank: usize, world_size: usize) -> Work {
         let root = self.root % world_size;
+        if self.kind == CallKind::AllReduceRmsNorm {
+            return Work::new(CallKind::AllReduce, self.op, root, self.count, rank, world_size);
+        }
         if !self.kind.is_uneven() {
             return Work::new(self.kind, self.op, root, self.count, rank, world_size);
         }
@@ -209,12 +241,15 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, slot, kind, dtype, op, count, times, .. } = self;
+        let Self { number, slot, kind, dtype, op, count, hidden, times, .. } = self;
         write!(f, "call {number}: {} ", kind.name())?;
         if kind.reduces() {
             write!(f, "{op} ")?;
         }
         write!(f, "of {count} {dtype}, communicator {slot}")?;
+        if *hidden > 0 {
+            write!(f, ", rows of {hidden}")?;
+        }
         if *times > 1 {
             write!(f, ", {times} times")?;
         }
@@ -285,6 +320,13 @@ mod tests {
         for kind in MEASURED {
             (0..3).for_each(|root| any(&|call| call.kind == kind && call.root == root));
         }
+        for dtype in FLOATS {
+            let is_norm = |call: &Call| call.dtype == dtype && call.kind == CallKind::AllReduceRmsNorm;
+            any(&|call| is_norm(call) && call.count > call.hidden && call.hidden > 100);
+            any(&|call| is_norm(call) && call.hidden > SHORT_ROW);
+            any(&|call| is_norm(call) && call.count == 0);
+        }
+        assert!(calls.iter().all(|call| call.hidden == 0 || call.count % call.hidden == 0));
         let shares = |call: &Call| call.work(5, 1, 3).shares;
         any(&|call| call.kind.is_uneven() && shares(call).contains(&0) && shares(call)[0] > 100);
         assert!(calls.iter().all(|call| call.work(5, 1, 3).elements() <= call.count));

@@ -186,6 +186,7 @@ fn call(range: &Range, number: u64, draws: &mut Draws, max_bytes: usize) -> Call
         dtype,
         op: draws.pick(ReduceOp::ARITHMETIC),
         count: bytes.min(max_bytes) / dtype.size(),
+        hidden: 0,
         ..any
     }
 }

@@ -56,16 +56,29 @@ pub struct Found {
     changed: u64,
 }
 
+impl Found {
+    /// `None` if nothing is wrong. Elements before the first wrong one are right.
+    pub fn new(
+        wrong: u64,
+        first: Option<usize>,
+        count: usize,
+        overwritten: u64,
+        changed: u64,
+    ) -> Option<Self> {
+        let is_right = (wrong, overwritten, changed) == (0, 0, 0);
+        (!is_right).then_some(Self { wrong, first: first.unwrap_or(0), count, overwritten, changed })
+    }
+}
+
 impl Judge<'_> {
     /// What is wrong with this output, beside which so many bytes are overwritten, and of whose call so many elements of the input
     /// have changed.
     pub fn find<T: Number>(&self, elements: &[T], overwritten: u64, changed: u64) -> Option<Found> {
         let count_wrong = |elements: &[T]| judge(self.inputs, self.work, elements, self.promise).wrong;
         let wrong = count_wrong(elements);
-        if (wrong, overwritten, changed) == (0, 0, 0) {
-            return None;
+        if wrong == 0 {
+            return Found::new(0, None, elements.len(), overwritten, changed);
         }
-        // Elements before the first wrong one are right.
         let (mut right, mut end) = (0, elements.len());
         while right < end {
             let middle = right + (end - right) / 2;
@@ -74,7 +87,7 @@ impl Judge<'_> {
                 _ => end = middle,
             }
         }
-        Some(Found { wrong, first: right, count: elements.len(), overwritten, changed })
+        Found::new(wrong, Some(right), elements.len(), overwritten, changed)
     }
 }
 

@@ -7,6 +7,7 @@ mod find;
 mod memory;
 mod rank;
 mod report;
+mod rows;
 mod usage;
 
 use std::sync::Arc;

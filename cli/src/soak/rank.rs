@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::Bootstrap;
-use fast_allreduce::{Buffer, Communicator, Host};
+use fast_allreduce::{Buffer, CallKind, Communicator, Host};
 use nix::unistd::Pid;
 
 use super::draw::{Call, Groups, Range, Settings, View, SLOTS};
@@ -17,17 +17,18 @@ use crate::failure::Failure;
 use crate::harness::check::count_changed;
 use crate::harness::inputs::Inputs;
 use crate::harness::reference::Number;
+use crate::harness::rms_norm::with_float;
 use crate::harness::with_number;
 
 /// A communicator and what is kept with it.
-struct World {
-    communicator: Communicator<Host>,
+pub struct World {
+    pub(super) communicator: Communicator<Host>,
     /// An input and an output.
-    buffer: Option<Buffer<u64>>,
+    pub(super) buffer: Option<Buffer<u64>>,
     /// Tells the inputs of groups from each other.
-    color: u64,
-    calls: u64,
-    bytes: u64,
+    pub(super) color: u64,
+    pub(super) calls: u64,
+    pub(super) bytes: u64,
 }
 
 /// Who makes a call.
@@ -46,10 +47,10 @@ pub struct Rank {
     /// By rank; none where they cannot be stopped.
     pub(super) processes: Vec<Pid>,
     /// Of this rank's own inputs: the range's seed, save in a test of what is noticed.
-    own_seed: u64,
+    pub(super) own_seed: u64,
     worlds: [Option<World>; SLOTS],
     pub(super) private: [Vec<u64>; 2],
-    /// An episode's input and results, which nobody overwrites.
+    /// An episode's input and results, which nobody overwrites; else a residual and weights.
     pub(super) kept: [Vec<u64>; 3],
     drawn: DefaultHasher,
     pub tally: Tally,
@@ -169,6 +170,9 @@ impl Rank {
     }
 
     fn collective_any(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
+        if call.kind == CallKind::AllReduceRmsNorm {
+            return with_float!(call.dtype, T => self.rows::<T>(world, call));
+        }
         with_number!(call.dtype, T => self.collective::<T>(world, call))
     }
 

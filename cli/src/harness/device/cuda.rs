@@ -1,5 +1,6 @@
 //! A GPU: calls are timed by events around replays of a graph that holds a number of them, or around plain calls.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,15 +8,17 @@ use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUgraphInstantiate_flags, 
 use cudarc::driver::{
     CudaContext, CudaGraph, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
 };
+use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, Error};
+use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, Error, RmsNorm};
 
-use super::{Batch, Call, Endpoint};
+use super::{Batch, Call, Endpoint, RowBuffers};
 use crate::arguments::RivalName;
 use crate::failure::{driver, Failure};
 use crate::harness::reference::Number;
 use crate::harness::rivals::nccl::Nccl;
+use crate::harness::rms_norm::arithmetic::{Float, EPSILON};
 use crate::harness::row::{DeviceFacts, EAGER};
 use crate::harness::session::Session;
 use crate::harness::work::Work;
@@ -80,6 +83,8 @@ pub struct Settings {
 /// A rank on a GPU.
 pub struct Gpu {
     communicator: Communicator<Cuda>,
+    /// Of this rank alone, for what it does after an allreduce.
+    alone: OnceCell<Communicator<Cuda>>,
     stream: Arc<CudaStream>,
     settings: Settings,
 }
@@ -113,7 +118,8 @@ impl Gpu {
         // SAFETY: all work on memory of this context is on the one stream below, in whose order it is also freed.
         unsafe { device.context().disable_event_tracking() };
         let stream = device.context().new_stream().map_err(driver("cuStreamCreate"))?;
-        Ok(Self { communicator: build(device)?, stream, settings: settings.clone() })
+        let (communicator, alone) = (build(device)?, OnceCell::new());
+        Ok(Self { communicator, alone, stream, settings: settings.clone() })
     }
 
     /// What all work on this rank's memory is on.
@@ -239,6 +245,30 @@ impl Endpoint for Gpu {
             return Ok(());
         }
         self.stream.memcpy_dtod(from, to).map_err(driver("cuMemcpyDtoDAsync"))
+    }
+
+    fn ready_norm(&self) -> Result<String, Failure> {
+        let by = "in one kernel, that of a world of one rank";
+        if self.alone.get().is_none() {
+            let device = Cuda::new(Arc::clone(self.communicator.device().context()))?;
+            let [bootstrap] = <[Threads; 1]>::try_from(Threads::world(1)?).expect("a world of one");
+            let alone = Communicator::builder().timeout(self.settings.timeout).build(device, bootstrap)?;
+            let _ = self.alone.set(alone);
+        }
+        Ok(by.into())
+    }
+
+    fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Memory<T>>) -> Result<(), Failure> {
+        let RowBuffers { input, residual, output, weight, .. } = buffers;
+        let norm = RmsNorm::new(weight.len(), EPSILON).weight(&*weight);
+        Ok(self.communicator.all_reduce_rms_norm(&self.stream, input, residual, output, norm)?)
+    }
+
+    fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Memory<T>>) -> Result<(), Failure> {
+        let RowBuffers { sum, residual, output, weight, .. } = buffers;
+        let norm = RmsNorm::new(weight.len(), EPSILON).weight(&*weight);
+        let alone = self.alone.get().ok_or_else(|| Failure::Usage("no norm was made ready".into()))?;
+        Ok(alone.all_reduce_rms_norm(&self.stream, sum, residual, output, norm)?)
     }
 
     fn rival(&self, name: RivalName, session: &Session) -> Result<Nccl, String> {

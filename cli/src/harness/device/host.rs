@@ -5,13 +5,14 @@ use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Communicator, Host, Wait};
+use fast_allreduce::{Algorithm, Buffer, Communicator, Host, RmsNorm, Wait};
 
-use super::{Batch, Call, Endpoint};
+use super::{Batch, Call, Endpoint, RowBuffers};
 use crate::arguments::{Bench, RivalName, Tune};
 use crate::failure::Failure;
 use crate::harness::reference::Number;
 use crate::harness::rivals::HostRival;
+use crate::harness::rms_norm::arithmetic::{add_and_norm, instructions, Float, EPSILON};
 use crate::harness::row::DeviceFacts;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
@@ -106,6 +107,22 @@ impl Endpoint for Cpu {
 
     fn copy<T: Number>(&self, from: &Memory<T>, to: &mut Memory<T>) -> Result<(), Failure> {
         black_box(&mut **to).copy_from_slice(black_box(from));
+        Ok(())
+    }
+
+    fn ready_norm(&self) -> Result<String, Failure> {
+        Ok(format!("in vectorised Rust ({})", instructions()))
+    }
+
+    fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Memory<T>>) -> Result<(), Failure> {
+        let RowBuffers { input, residual, output, weight, .. } = buffers;
+        let norm = RmsNorm::new(weight.len(), EPSILON).weight(&**weight);
+        Ok(self.communicator.all_reduce_rms_norm(input, residual, output, norm)?)
+    }
+
+    fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Memory<T>>) -> Result<(), Failure> {
+        let RowBuffers { sum, residual, output, weight, .. } = buffers;
+        add_and_norm(sum, residual, black_box(&mut **output), weight);
         Ok(())
     }
 

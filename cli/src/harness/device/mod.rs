@@ -9,6 +9,7 @@ use fast_allreduce::{Communicator, Device};
 
 use super::contender::Rival;
 use super::reference::Number;
+use super::rms_norm::arithmetic::Float;
 use super::row::DeviceFacts;
 use super::session::Session;
 use super::work::Work;
@@ -45,6 +46,16 @@ pub fn check(name: DeviceName) -> Result<(), Failure> {
         #[cfg(not(feature = "cuda"))]
         DeviceName::Cuda => Err(crate::failure::without_cuda()),
     }
+}
+
+/// What rows with a residual and a norm are in. The weights are a row, the others as many rows as the message has.
+pub struct RowBuffers<M> {
+    pub input: M,
+    /// Over all ranks, where it is not added at once.
+    pub sum: M,
+    pub residual: M,
+    pub output: M,
+    pub weight: M,
 }
 
 /// Something to time.
@@ -100,6 +111,15 @@ pub trait Endpoint: Sized {
 
     /// Starts a copy of all elements, as far as the device has one that is not an allreduce.
     fn copy<T: Number>(&self, from: &Self::Memory<T>, to: &mut Self::Memory<T>) -> Result<(), Failure>;
+
+    /// Readies what an unfused norm needs, and says what does it. It is called before [`Endpoint::start_norm`].
+    fn ready_norm(&self) -> Result<String, Failure>;
+
+    /// Starts an `all_reduce_rms_norm` of the input.
+    fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Self::Memory<T>>) -> Result<(), Failure>;
+
+    /// Adds the sum to the residual and normalises its rows, on this rank alone.
+    fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Self::Memory<T>>) -> Result<(), Failure>;
 
     /// Readies another library, or says why there is none. Collective, but ranks may come to different answers.
     fn rival(&self, name: RivalName, session: &Session) -> Result<Self::Rival, String>;

@@ -1,0 +1,299 @@
+//! Rows with a residual and an RMSNorm, in Rust: what a program does after an allreduce that does neither, and what is expected.
+
+use half::slice::HalfFloatSliceExt as _;
+use half::{bf16, f16};
+
+use crate::harness::reference::Number;
+
+/// Added to the mean of the squares, as models have it.
+pub const EPSILON: f32 = 1e-5;
+
+/// A type that has the call.
+pub trait Float: Number {
+    /// Relative error of a rounding to it.
+    const ROUNDING: f64;
+    /// The least positive number.
+    const LEAST: f64;
+
+    /// Both have as many elements.
+    fn widen(from: &[Self], to: &mut [f32]);
+
+    /// Of numbers, to nearest, ties to even. Both have as many elements.
+    fn narrow(from: &[f32], to: &mut [Self]);
+
+    /// As [`Float::widen`], inlined where there is AVX2.
+    ///
+    /// # Safety
+    ///
+    /// The CPU has AVX2 and F16C.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn widen_avx2(from: &[Self], to: &mut [f32]) {
+        Self::widen(from, to);
+    }
+
+    /// As [`Float::narrow`], likewise.
+    ///
+    /// # Safety
+    ///
+    /// The CPU has AVX2 and F16C.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn narrow_avx2(from: &[f32], to: &mut [Self]) {
+        Self::narrow(from, to);
+    }
+
+    fn wide(self) -> f32 {
+        let mut wide = [0.0];
+        Self::widen(&[self], &mut wide);
+        wide[0]
+    }
+
+    fn rounded(wide: f32) -> Self {
+        let mut rounded = [Self::poison()];
+        Self::narrow(&[wide], &mut rounded);
+        rounded[0]
+    }
+}
+
+impl Float for f32 {
+    const ROUNDING: f64 = f32::EPSILON as f64 / 2.0;
+    const LEAST: f64 = 1.4e-45;
+
+    #[inline(always)]
+    fn widen(from: &[Self], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+
+    #[inline(always)]
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.copy_from_slice(from);
+    }
+}
+
+impl Float for f16 {
+    const ROUNDING: f64 = 1.0 / 2048.0;
+    const LEAST: f64 = 1.0 / 16_777_216.0;
+
+    #[inline(always)]
+    fn widen(from: &[Self], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+
+    #[inline(always)]
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
+
+    // A call of `half` for each chunk takes three times as long as all of the rest.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn widen_avx2(from: &[Self], to: &mut [f32]) {
+        use std::arch::x86_64::{_mm256_cvtph_ps, _mm256_storeu_ps, _mm_loadu_si128};
+        let whole = from.len() / 8 * 8;
+        for (from, to) in from[..whole].chunks_exact(8).zip(to.chunks_exact_mut(8)) {
+            // SAFETY: eight elements on each side; the caller's CPU has the instructions.
+            unsafe {
+                _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast())))
+            };
+        }
+        Self::widen(&from[whole..], &mut to[whole..]);
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn narrow_avx2(from: &[f32], to: &mut [Self]) {
+        use std::arch::x86_64::{_mm256_cvtps_ph, _mm256_loadu_ps, _mm_storeu_si128};
+        const NEAREST: i32 = 0;
+        let whole = from.len() / 8 * 8;
+        for (from, to) in from[..whole].chunks_exact(8).zip(to.chunks_exact_mut(8)) {
+            // SAFETY: eight elements on each side; the caller's CPU has the instructions.
+            unsafe {
+                let narrow = _mm256_cvtps_ph::<NEAREST>(_mm256_loadu_ps(from.as_ptr()));
+                _mm_storeu_si128(to.as_mut_ptr().cast(), narrow);
+            }
+        }
+        Self::narrow(&from[whole..], &mut to[whole..]);
+    }
+}
+
+// By hand: the conversions of `half` are not vectorised.
+impl Float for bf16 {
+    const ROUNDING: f64 = 1.0 / 256.0;
+    const LEAST: f64 = 9.2e-41;
+
+    #[inline(always)]
+    fn widen(from: &[Self], to: &mut [f32]) {
+        let wide = |from: &bf16| f32::from_bits(u32::from(from.to_bits()) << 16);
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = wide(from));
+    }
+
+    #[inline(always)]
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        let rounded = |from: &f32| {
+            let bits = from.to_bits();
+            bf16::from_bits((bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16) as u16)
+        };
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = rounded(from));
+    }
+}
+
+/// Elements that are worked on at once: as many partial sums hide the latency of an addition.
+const LANES: usize = 64;
+
+/// The instructions that [`add_and_norm`] is compiled to on this machine.
+pub fn instructions() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    if has_avx2() {
+        return "AVX2";
+    }
+    "those that the program was compiled for"
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    // Else the whole program has more than this function would.
+    !cfg!(target_feature = "avx512f") && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
+}
+
+/// `residual += sum`, then `output` = the rows of that, normalised and times `weight`, which is as long as a row.
+pub fn add_and_norm<T: Float>(sum: &[T], residual: &mut [T], output: &mut [T], weight: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    if has_avx2() {
+        // SAFETY: this CPU has the instructions.
+        return unsafe { add_and_norm_avx2(sum, residual, output, weight) };
+    }
+    add_and_norm_rows(sum, residual, output, weight, &(T::widen, T::narrow));
+}
+
+/// # Safety
+///
+/// The CPU has AVX2 and F16C.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn add_and_norm_avx2<T: Float>(sum: &[T], residual: &mut [T], output: &mut [T], weight: &[T]) {
+    // SAFETY: the caller's.
+    let widen = |from: &[T], to: &mut [f32]| unsafe { T::widen_avx2(from, to) };
+    // SAFETY: the caller's.
+    let narrow = |from: &[f32], to: &mut [T]| unsafe { T::narrow_avx2(from, to) };
+    add_and_norm_rows(sum, residual, output, weight, &(widen, narrow));
+}
+
+/// How elements become f32, and back.
+type Conversions<W, N> = (W, N);
+
+#[inline(always)]
+fn add_and_norm_rows<T: Float>(
+    sum: &[T],
+    residual: &mut [T],
+    output: &mut [T],
+    weight: &[T],
+    conversions: &Conversions<impl Fn(&[T], &mut [f32]), impl Fn(&[f32], &mut [T])>,
+) {
+    let hidden = weight.len();
+    let rows = sum.chunks_exact(hidden).zip(residual.chunks_exact_mut(hidden));
+    for ((sum, residual), output) in rows.zip(output.chunks_exact_mut(hidden)) {
+        let mut squares = [0.0_f32; LANES];
+        let mut chunks = residual.chunks_exact_mut(LANES);
+        for (residual, sum) in (&mut chunks).zip(sum.chunks_exact(LANES)) {
+            add_chunk(sum, residual, &mut squares, conversions);
+        }
+        let last = chunks.into_remainder();
+        add_chunk(&sum[hidden - last.len()..], last, &mut squares, conversions);
+        let scale = 1.0 / (squares.iter().sum::<f32>() / hidden as f32 + EPSILON).sqrt();
+
+        let mut chunks = output.chunks_exact_mut(LANES);
+        let from = residual.chunks_exact(LANES).zip(weight.chunks_exact(LANES));
+        for (output, (residual, weight)) in (&mut chunks).zip(from) {
+            scale_chunk(residual, weight, scale, output, conversions);
+        }
+        let last = chunks.into_remainder();
+        let first = hidden - last.len();
+        scale_chunk(&residual[first..], &weight[first..], scale, last, conversions);
+    }
+}
+
+/// Adds up to [`LANES`] elements, and their squares.
+#[inline(always)]
+fn add_chunk<T: Float>(
+    sum: &[T],
+    residual: &mut [T],
+    squares: &mut [f32; LANES],
+    (widen, narrow): &Conversions<impl Fn(&[T], &mut [f32]), impl Fn(&[f32], &mut [T])>,
+) {
+    // What is missing stays 0.
+    let (mut added, mut before) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+    widen(sum, &mut added[..sum.len()]);
+    widen(residual, &mut before[..sum.len()]);
+    added.iter_mut().zip(&before).for_each(|(added, before)| *added += before);
+    narrow(&added[..sum.len()], residual);
+    widen(residual, &mut added[..sum.len()]);
+    squares.iter_mut().zip(&added).for_each(|(square, x)| *square += x * x);
+}
+
+#[inline(always)]
+fn scale_chunk<T: Float>(
+    residual: &[T],
+    weight: &[T],
+    scale: f32,
+    output: &mut [T],
+    (widen, narrow): &Conversions<impl Fn(&[T], &mut [f32]), impl Fn(&[f32], &mut [T])>,
+) {
+    let (mut scaled, mut weights) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+    widen(residual, &mut scaled[..residual.len()]);
+    widen(weight, &mut weights[..residual.len()]);
+    scaled.iter_mut().zip(&weights).for_each(|(x, weight)| *x = *x * scale * weight);
+    narrow(&scaled[..residual.len()], output);
+}
+
+/// A row normalised to the bit, in the order that `docs/fused.md` tells.
+pub fn normalised<T: Float>(row: &[T], weight: &[T]) -> Vec<T> {
+    const CHUNK: usize = 512;
+    let mut squares = 0.0_f32;
+    for chunk in row.chunks(CHUNK) {
+        let mut partials = [0.0_f32; 64];
+        for (index, x) in chunk.iter().enumerate() {
+            partials[index % 64] += x.wide() * x.wide();
+        }
+        for half in [32, 16, 8, 4, 2, 1] {
+            (0..half).for_each(|index| partials[index] += partials[index + half]);
+        }
+        squares += partials[0];
+    }
+    let scale = 1.0 / (squares / row.len() as f32 + EPSILON).sqrt();
+    row.iter().zip(weight).map(|(x, weight)| T::rounded(x.wide() * scale * weight.wide())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_normalised() {
+        let (mut residual, mut output) = ([1.0_f32, -2.0, 3.0, 4.0], [f32::NAN; 4]);
+        add_and_norm(&[2.0, -1.0, 0.0, -1.0], &mut residual, &mut output, &[1.0, 2.0, 0.5, 0.0]);
+        assert_eq!(residual, [3.0, -3.0, 3.0, 3.0]);
+        let one = 3.0 / (9.0 + EPSILON).sqrt();
+        for (is, should_be) in output.iter().zip([one, -2.0 * one, 0.5 * one, 0.0]) {
+            assert!((is - should_be).abs() < 1e-6, "{output:?}");
+        }
+        for (is, should_be) in normalised(&residual, &[1.0, 2.0, 0.5, 0.0]).iter().zip(output) {
+            assert!((is - should_be).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn conversions_are_those_of_the_types() {
+        for bits in (0..=u16::MAX).step_by(7).chain([0x8000, 0x0001, 0x3F80]) {
+            let (brain, half) = (bf16::from_bits(bits), f16::from_bits(bits));
+            if !brain.is_nan() {
+                assert_eq!((brain.wide(), bf16::rounded(brain.wide())), (brain.to_f32(), brain));
+                let between = brain.to_f32() * 1.003;
+                assert_eq!(bf16::rounded(between), bf16::from_f32(between));
+            }
+            if !half.is_nan() {
+                assert_eq!((half.wide(), f16::rounded(half.wide())), (half.to_f32(), half));
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! `all_reduce_rms_norm` beside an allreduce with an addition and a norm after it, and beside an allreduce alone: all of them timed
+//! in turns and checked.
+
+pub mod arithmetic;
+pub mod check;
+
+use std::cell::RefCell;
+
+use fast_allreduce::{CallKind, ReduceOp};
+
+use self::arithmetic::Float;
+use self::check::{fill_residual, fill_weight, judge, Promise};
+use super::check::{count_changed, Verdict};
+use super::contender::{Contender, OURS};
+use super::device::{Endpoint, RowBuffers};
+use super::measure::{Measure, Timings};
+use super::session::Session;
+use super::work::Work;
+use crate::arguments::RowsCase;
+use crate::collective::CallFacts as _;
+use crate::failure::Failure;
+
+/// Evaluates an expression for the Rust type of a [`DType`](fast_allreduce::DType) that has the call.
+macro_rules! with_float {
+    ($dtype:expr, $type:ident => $value:expr) => {{
+        use fast_allreduce::DType;
+        match $dtype {
+            DType::F16 => with_float!(@ $type = half::f16, $value),
+            DType::Bf16 => with_float!(@ $type = half::bf16, $value),
+            _ => with_float!(@ $type = f32, $value),
+        }
+    }};
+    (@ $type:ident = $rust:ty, $value:expr) => {{
+        type $type = $rust;
+        $value
+    }};
+}
+pub(crate) use with_float;
+
+/// How often a block of calls of each way is timed, where nobody says.
+pub const ROUNDS: u64 = 10;
+
+/// A way to come to the residual and the normalised rows, or a part of it to compare with.
+pub enum Way<'a, E: Endpoint> {
+    /// This crate's call.
+    Fused(&'a E),
+    /// An allreduce of this one, then an addition and a norm.
+    Unfused(Contender<'a, E>),
+    /// That allreduce, or a copy, alone.
+    Alone(Contender<'a, E>),
+}
+
+impl<E: Endpoint> Clone for Way<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: Endpoint> Copy for Way<'_, E> {}
+
+impl<'a, E: Endpoint> Way<'a, E> {
+    fn endpoint(&self) -> &'a E {
+        match self {
+            Self::Fused(endpoint) => endpoint,
+            Self::Unfused(contender) | Self::Alone(contender) => contender.endpoint(),
+        }
+    }
+
+    /// As it is in the results of a comparison.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Fused(_) => OURS,
+            Self::Unfused(Contender::Ours(_)) => "unfused",
+            Self::Unfused(contender) | Self::Alone(contender) => contender.name(),
+        }
+    }
+
+    /// What its results are held to; `None` if it has none.
+    fn promise(&self) -> Option<Promise> {
+        match self {
+            Self::Fused(_) => Some(Promise::SameBits),
+            Self::Unfused(Contender::Ours(_)) => Some(Promise::SameResidual),
+            Self::Unfused(_) => Some(Promise::AnyOrder),
+            Self::Alone(_) => None,
+        }
+    }
+
+    fn start<T: Float>(&self, work: &Work, buffers: &mut RowBuffers<E::Memory<T>>) -> Result<(), Failure> {
+        match self {
+            Self::Fused(endpoint) => endpoint.start_fused(buffers),
+            Self::Unfused(contender) => {
+                contender.start(work, &buffers.input, &mut buffers.sum)?;
+                contender.endpoint().start_norm(buffers)
+            }
+            Self::Alone(contender) => contender.start(work, &buffers.input, &mut buffers.sum),
+        }
+    }
+}
+
+impl Measure<'_> {
+    /// Times and checks the ways, on memory of the first one's: in every round a block of calls of each. Collective.
+    pub fn ways<T: Float, E: Endpoint>(
+        &mut self,
+        ways: &[Way<E>],
+        rounds: u64,
+        case: &RowsCase,
+    ) -> Result<Timings, Failure> {
+        let Some(endpoint) = ways.first().map(Way::endpoint) else {
+            return Ok(Vec::new());
+        };
+        let (rank, world_size) = (self.session.rank(), self.session.world_size());
+        let work = Work::new(CallKind::AllReduce, ReduceOp::Sum, 0, case.count(), rank, world_size);
+        let allocate = |count| endpoint.allocate::<T>(count, false);
+        let mut buffers = RowBuffers {
+            input: endpoint.allocate::<T>(case.count(), self.effort.registered)?,
+            sum: allocate(case.count())?,
+            residual: allocate(case.count())?,
+            output: allocate(case.count())?,
+            weight: allocate(case.hidden)?,
+        };
+        self.fill_small(endpoint, &mut buffers)?;
+        let (bytes, factor) = (case.count() * size_of::<T>(), CallKind::AllReduce.bus_factor(world_size));
+        let shared = RefCell::new(&mut buffers);
+        let timings = self.time(ways, Way::endpoint, rounds, bytes, factor, |way| {
+            way.start(&work, &mut shared.borrow_mut())
+        })?;
+        let timings =
+            self.checked(ways, timings, |measure, way| measure.check_way::<T, E>(way, &work, &mut buffers))?;
+        Ok(timings.into_iter().map(Some).collect())
+    }
+
+    /// What is timed: sums so small that a residual to which they are added at every call stays finite in every type.
+    fn fill_small<T: Float, E: Endpoint>(
+        &mut self,
+        endpoint: &E,
+        buffers: &mut RowBuffers<E::Memory<T>>,
+    ) -> Result<(), Failure> {
+        const SMALL: f32 = 1.0 / 4096.0;
+        self.round += 1;
+        let inputs = check::inputs(self.seed, self.round, self.session.world_size());
+        endpoint.write(&mut buffers.input, |elements| {
+            inputs.fill(self.session.rank(), elements);
+            elements.iter_mut().for_each(|element| *element = T::rounded(element.wide() * SMALL));
+        })?;
+        endpoint.write(&mut buffers.residual, |elements| fill_residual(&inputs, elements))?;
+        endpoint.write(&mut buffers.weight, |elements| fill_weight(&inputs, elements))
+    }
+
+    fn check_way<T: Float, E: Endpoint>(
+        &mut self,
+        way: &Way<E>,
+        work: &Work,
+        buffers: &mut RowBuffers<E::Memory<T>>,
+    ) -> Result<Option<Verdict>, Failure> {
+        let endpoint = way.endpoint();
+        let make_inputs = |measure: &mut Self| {
+            measure.round += 1;
+            check::inputs(measure.seed, measure.round, measure.session.world_size())
+        };
+        self.check_calls(way.promise(), make_inputs, |session: &Session, inputs, promise| {
+            let rank = session.rank();
+            endpoint.write(&mut buffers.input, |elements| inputs.fill(rank, elements))?;
+            endpoint.write(&mut buffers.residual, |elements| fill_residual(inputs, elements))?;
+            endpoint.write(&mut buffers.weight, |elements| fill_weight(inputs, elements))?;
+            endpoint.write(&mut buffers.output, |elements| elements.fill(T::poison()))?;
+            session.fence()?;
+            way.start(work, buffers)?;
+            let weight = endpoint.read(&buffers.weight, <[T]>::to_vec)?;
+            let residual = endpoint.read(&buffers.residual, <[T]>::to_vec)?;
+            let mut verdict = endpoint.read(&buffers.output, |output: &[T]| {
+                judge(inputs, &weight, &residual, output, promise).verdict
+            })?;
+            verdict.wrong += count_changed(inputs, inputs.world_size() - 1, &weight);
+            verdict.wrong +=
+                endpoint.read(&buffers.input, |input: &[T]| count_changed(inputs, rank, input))?;
+            Ok(verdict)
+        })
+    }
+}

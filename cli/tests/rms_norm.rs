@@ -1,0 +1,118 @@
+//! `--collective all_reduce_rms_norm` of bench and compare: that every way is right, what is printed, and what is refused.
+
+mod program;
+
+use program::{results, run, text};
+use serde_json::Value;
+
+const SMALL: &str = "--collective all_reduce_rms_norm --hidden 700,64 --rows 1,5";
+
+fn json(arguments: &str) -> Value {
+    serde_json::from_str(&results(&format!("{arguments} --format json"))).unwrap()
+}
+
+#[test]
+fn every_type_and_algorithm_is_right() {
+    for ranks in [1, 2, 3] {
+        for setting in ["--algo all", "--registered -c 2", "--region-bytes 4K --workers 2", "--isa baseline"]
+        {
+            let document = json(&format!("bench {SMALL} -d all -n 2 -w 0 --ranks {ranks} {setting}"));
+            assert_eq!(document["wrong"], 0, "{ranks} {setting}");
+            let rows = document["results"].as_array().unwrap();
+            let algorithms = if setting == "--algo all" { 4 } else { 1 };
+            assert_eq!(rows.len(), 3 * 2 * 2 * algorithms, "{ranks} {setting}");
+            for row in rows {
+                assert_eq!(
+                    (&row["fused"]["wrong"], &row["unfused"]["wrong"]),
+                    (&0.into(), &0.into()),
+                    "{row}"
+                );
+                assert!(row["all_reduce"]["wrong"].is_null(), "{row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_and_ratios() {
+    let document = json(&format!("bench {SMALL} -n 20 --ranks 2"));
+    assert!(document["config"]["norm"].as_str().unwrap().contains("vectorised Rust"));
+    let rows = document["results"].as_array().unwrap();
+    let shapes: Vec<_> = rows.iter().map(|row| [&row["hidden"], &row["rows"], &row["size"]]).collect();
+    assert_eq!(shapes, [[700, 1, 1400], [700, 5, 7000], [64, 1, 128], [64, 5, 640]]);
+    for row in rows {
+        assert_eq!((row["type"].as_str(), row["algo"].as_str()), (Some("bf16"), Some("auto")), "{row}");
+        let time = |way: &str| row[way]["time_us"].as_f64().unwrap();
+        let ratio = |name: &str| row[name].as_f64().unwrap();
+        assert!((ratio("gain") - time("unfused") / time("fused")).abs() < 1e-9, "{row}");
+        assert!((ratio("over_all_reduce") - time("fused") / time("all_reduce")).abs() < 1e-9, "{row}");
+    }
+}
+
+#[test]
+fn tables_csv_and_pages_have_all_columns() {
+    let table = results(&format!("bench {SMALL} -n 20 --ranks 2"));
+    assert!(
+        table.contains("# unfused: all_reduce, then an addition and a norm by the same ranks"),
+        "{table}"
+    );
+    assert!(table.contains("# Out of bounds values : 0 OK") && table.contains("gain"), "{table}");
+    let rows: Vec<_> = table.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(rows.len(), 4, "{table}");
+    assert!(
+        rows.iter().all(|row| row.split(" # ").next().unwrap().split_whitespace().count() == 18),
+        "{table}"
+    );
+    let csv = results(&format!("bench {SMALL} -n 20 --ranks 2 --format csv"));
+    let lines: Vec<_> = csv.lines().collect();
+    assert_eq!(lines.len(), 5, "{csv}");
+    let columns = |line: &str| line.split(',').count();
+    assert!(lines.iter().all(|line| columns(line) == columns(lines[0])), "{csv}");
+    let page = std::env::temp_dir().join(format!("fast-allreduce-rms-norm-{}.html", std::process::id()));
+    results(&format!("bench {SMALL} -n 20 --ranks 2 --report {}", page.display()));
+    let html = std::fs::read_to_string(&page).unwrap();
+    std::fs::remove_file(&page).unwrap();
+    assert!(html.contains("all_reduce_rms_norm of bf16, rows of 700") && html.contains("unfused"));
+}
+
+#[test]
+fn a_comparison_has_the_call_what_it_replaces_and_others() {
+    let document = json(&format!("compare {SMALL} -n 20 --ranks 2 -d f32 --rounds 2"));
+    assert_eq!(document["wrong"], 0);
+    let rows = document["results"].as_array().unwrap();
+    let names: Vec<_> = rows.iter().map(|row| row["by"].as_str().unwrap()).collect();
+    assert_eq!(names, ["fast-allreduce", "unfused", "naive", "memcpy"].repeat(4));
+    for row in rows {
+        assert!(row["hidden"].is_u64() && row["in_place"].is_null(), "{row}");
+        assert_eq!(row["out_of_place"]["wrong"].is_null(), row["by"] == "memcpy", "{row}");
+    }
+    let table = results(&format!("compare {SMALL} -n 20 --ranks 2 --vs naive"));
+    assert_eq!(table.matches("# rows of ").count(), 2, "{table}");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let refused = |arguments: &str, fact: &str| {
+        let output = run(arguments);
+        let error = text(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{arguments}: {error}");
+        assert!(error.contains(fact), "{arguments}: {error}");
+    };
+    refused("bench --hidden 64", "all_reduce_rms_norm");
+    refused("bench --collective broadcast --rows 4", "all_reduce_rms_norm");
+    for (option, fact) in [
+        ("-b 4K", "--hidden and --rows"),
+        ("-d f64", "f16, bf16 and f32"),
+        ("-o max", "sums"),
+        ("--algo ring", "direct"),
+        ("--hidden 0", "65536"),
+        ("--hidden 65537", "65536"),
+        ("--rows 0", "1"),
+        ("--hidden 64,x", "x"),
+        ("--rows 99999999999999999", "too many"),
+        ("--rows 1000000000 --hidden 512", "memory"),
+        ("--hidden 16384 --rows 1 --region-bytes 4K", "hidden"),
+    ] {
+        refused(&format!("bench --collective all_reduce_rms_norm --ranks 2 {option}"), fact);
+    }
+}
