@@ -170,7 +170,7 @@ fn zeros_of_both_signs(program: &Program) {
                             let value = match (i * 7 + i / 5 + turn) % 3 {
                                 0 => 0,
                                 1 => minus,
-                                _ if rank < 2 => one | minus * rank as u32,
+                                _ if rank < 2 => one | (minus * rank as u32),
                                 _ => minus,
                             };
                             input.write(i * ty.bytes, &value.to_le_bytes()[..ty.bytes]);
