@@ -101,7 +101,7 @@ const NVLINK_OF_BLACKWELL: [Row; 9] = [
 /// Those of GPUs with any other link, of every generation.
 ///
 /// * On PCIe a store is posted, while a load waits for its answer: always push. The clock has pulls ahead from 128 KiB (2 ranks) or
-///   256 KiB (4 ranks) on, as half of each packet is tags; but it knows nothing of how many loads a root complex lets be under way.
+///   256 KiB (4 ranks) on where half of each packet is tags; but it knows nothing of how many loads a root complex lets be under way.
 /// * Up to where one-shot goes before two-shot is as predicted for PCIe 5 and 4 alike (`--machine pcie5`, `pcie4`). Nothing that
 ///   is larger has a rank write to all others at once.
 /// * Where some pair has no NVLink, large messages go round a ring, as NCCL sends them: each rank has one neighbour to write to
@@ -113,8 +113,8 @@ const OTHER_LINKS: [Row; 10] = [
     //    ranks   links                     up to      algorithm    blocks threads
     cuda( 1,  1,  Links::ALL,               MAX,       OneShotPush, 64, 512),
     cuda( 2,  2,  Links::PCIE,              MAX,       OneShotPush, 16, 512),
-    cuda( 3,  4,  Links::PCIE,              8 * KIB,   OneShotPush, 16, 512),
-    cuda( 5,  8,  Links::PCIE,              4 * KIB,   OneShotPush, 16, 512),
+    cuda( 3,  4,  Links::PCIE,              16 * KIB,  OneShotPush, 16, 512),
+    cuda( 5,  8,  Links::PCIE,              8 * KIB,   OneShotPush, 16, 512),
     cuda( 3,  8,  Links::PCIE,              MIB,       TwoShotPush, 16, 512),
     cuda( 9, 16,  Links::PCIE,              256 * KIB, TwoShotPush, 16, 512),
     cuda( 9, 16,  Links::PCIE,              MIB,       HalvingDoubling, 16, 512),

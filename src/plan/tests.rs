@@ -93,7 +93,7 @@ fn tables_in_words() {
     );
     assert_eq!(
         cuda().describe(4, LinkClass::Pcie),
-        "up to 8 KiB: one-shot-push, up to 16 blocks of 512 threads\n\
+        "up to 16 KiB: one-shot-push, up to 16 blocks of 512 threads\n\
          up to 1 MiB: two-shot-push, up to 16 blocks of 512 threads\n\
          any larger size: ring, up to 16 blocks of 512 threads\n"
     );

@@ -222,7 +222,7 @@ proptest! {
         prop_assert!((plan.blocks - 1) * (plan.threads - 32) <= packs, "{:?}", plan);
         match facts.forced {
             Some(forced) => prop_assert_eq!(plan.algorithm, forced),
-            None if facts.link >= LinkClass::Pcie && facts.world_size > 2 && facts.bytes > 8 << 10 => {
+            None if facts.link >= LinkClass::Pcie && facts.world_size > 2 && facts.bytes > 16 << 10 => {
                 // Nothing that pulls, and no rank writes to all others at once.
                 prop_assert!(matches!(plan.algorithm, TwoShotPush | Ring | HalvingDoubling));
             }
