@@ -65,7 +65,10 @@ pub mod topology;
 mod trace;
 
 pub use abi::MAX_RANKS;
-pub use call::{CallKind, Collective, Direction, Epilogue, Group, RawRmsNorm, RmsNorm, Transfer};
+pub use call::{
+    CallKind, Collective, Direction, Epilogue, Group, RawQuantized, RawRmsNorm, RmsNorm, Scales, Scaling,
+    Transfer,
+};
 pub use communicator::{Builder, Communicator, Counters};
 #[cfg(feature = "cuda")]
 pub use communicator::{Registered, RegisteredMemory};
