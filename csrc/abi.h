@@ -266,11 +266,23 @@ struct FaRmsNorm {
   uint64_t residual;
   uint64_t normed;      // where normalised rows go; 0: the launch ends with the residual
   uint64_t weight;      // of a row; 0: of ones
+  uint64_t scales;      // floats: one that is given, or where those of rows or groups go
   uint32_t row;         // elements of each
   uint32_t rows;        // of the launch
   uint32_t unit_offset; // non-zero: 1 is added to each weight
   float epsilon;
+  uint32_t scaling; // enum FaScaling
+  uint32_t dtype;   // of normalised rows: the launch's, or where there are scales FA_I8 or an 8-bit float
 };
+
+// How normalised rows are made 8-bit numbers.
+enum FaScaling {
+  FA_NOT_SCALED = 0,
+  FA_SCALE_GIVEN = 1,
+  FA_SCALE_OF_ROW = 2,
+  FA_SCALE_OF_GROUP = 3, // of FA_SCALED_GROUP elements of a row, or what is left at its end
+};
+#define FA_SCALED_GROUP 128
 // Elements of a row at most.
 #define FA_MAX_ROW 65536
 

@@ -90,6 +90,18 @@ static void fused(const fast_allreduce_communicator *communicator, size_t rank) 
           "all_reduce_rms_norm");
   EXPECT(residual[0] == 7 && residual[5] == 8);
   EXPECT(normed[0] == 1 && normed[1] == 2 && normed[2] == 3 && normed[3] == 1 && normed[5] == 3);
+  int8_t numbers[6];
+  float scales[2];
+  fast_allreduce_quantized quantized = {
+      .dtype = FAST_ALLREDUCE_DTYPE_I8, .scaling = FAST_ALLREDUCE_SCALING_PER_ROW, .scales = scales};
+  float *again = residual;
+  require(fast_allreduce_all_reduce_rms_norm_quantized(communicator, input, numbers, &quantized, again, again, &norm, 6,
+                                                       dtype, NULL),
+          "all_reduce_rms_norm_quantized");
+  EXPECT(numbers[2] == 127 && numbers[5] == 127 && scales[0] == 3.0f / 127.0f && scales[1] == 3.0f / 127.0f);
+  quantized.scaling = 0;
+  EXPECT(fast_allreduce_all_reduce_rms_norm_quantized(communicator, input, numbers, &quantized, again, again, &norm, 6,
+                                                      dtype, NULL) == FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
   norm.hidden = 4;
   EXPECT(fast_allreduce_all_reduce_rms_norm(communicator, input, normed, residual, residual, &norm, 6, dtype, NULL) ==
          FAST_ALLREDUCE_STATUS_INVALID_SETTING);

@@ -174,6 +174,27 @@ typedef uint32_t fast_allreduce_transport;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+// Which elements of normalised rows have a scale in common.
+enum fast_allreduce_scaling
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // All, and it is given, the same on all ranks.
+  FAST_ALLREDUCE_SCALING_GIVEN = 1,
+  // Those of a row.
+  FAST_ALLREDUCE_SCALING_PER_ROW = 2,
+  // Each 128 of a row, and what is left at its end.
+  FAST_ALLREDUCE_SCALING_PER_GROUP = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_scaling fast_allreduce_scaling;
+#else
+typedef uint32_t fast_allreduce_scaling;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
 // Where buffers are.
 enum fast_allreduce_device
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -324,6 +345,16 @@ typedef struct fast_allreduce_rms_norm {
   const void *weight;
 } fast_allreduce_rms_norm;
 
+// What normalised rows become: 8-bit numbers with scales.
+typedef struct fast_allreduce_quantized {
+  // FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2.
+  uint32_t dtype;
+  // Which elements have a scale in common, a fast_allreduce_scaling.
+  uint32_t scaling;
+  // The scales: one that is given, or where the call writes one for each row or group, row after row.
+  float *scales;
+} fast_allreduce_quantized;
+
 // What a rank has done so far.
 typedef struct fast_allreduce_counters {
   // Collective calls begun.
@@ -452,6 +483,23 @@ fast_allreduce_status fast_allreduce_all_reduce_rms_norm(const struct fast_allre
                                                          size_t count,
                                                          uint32_t dtype,
                                                          void *stream);
+
+// fast_allreduce_all_reduce_rms_norm with the normalised rows as 8-bit numbers, about their elements divided by the scale. `output`
+// has a byte for each element, apart from the input. `count` and `dtype` are those of the input.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce_rms_norm; `quantized` is valid for reads, and its scales until the call has ended.
+fast_allreduce_status fast_allreduce_all_reduce_rms_norm_quantized(const struct fast_allreduce_communicator *communicator,
+                                                                   const void *input,
+                                                                   void *output,
+                                                                   const struct fast_allreduce_quantized *quantized,
+                                                                   const void *residual,
+                                                                   void *residual_out,
+                                                                   const struct fast_allreduce_rms_norm *norm,
+                                                                   size_t count,
+                                                                   uint32_t dtype,
+                                                                   void *stream);
 
 // Brings the ranks' inputs of `count` elements, one after the other, into every rank's output. In place: the input is this
 // rank's share of the output.

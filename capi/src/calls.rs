@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use fast_allreduce::{Collective, DType, Epilogue, Quantized, RawRmsNorm, ReduceOp};
+use fast_allreduce::{Collective, DType, Epilogue, Quantized, RawQuantized, RawRmsNorm, ReduceOp};
 
 use crate::codes;
 use crate::facts::fast_allreduce_nranks;
@@ -178,6 +178,61 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_rms_norm(
             weight: norm.weight as u64,
             unit_offset: norm.unit_offset != 0,
             output: output as u64,
+            quantized: None,
+        };
+        let epilogue = Epilogue { residual: residual as u64, norm: Some(norm) };
+        let which = Collective::AllReduceEpilogue(&epilogue);
+        carry_out(communicator, stream, (input, residual_out), count, codes::dtype(dtype)?, which)
+    })
+}
+
+/// What normalised rows become: 8-bit numbers with scales.
+#[repr(C)]
+pub struct fast_allreduce_quantized {
+    /// FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2.
+    pub dtype: u32,
+    /// Which elements have a scale in common, a fast_allreduce_scaling.
+    pub scaling: u32,
+    /// The scales: one that is given, or where the call writes one for each row or group, row after row.
+    pub scales: *mut f32,
+}
+
+/// fast_allreduce_all_reduce_rms_norm with the normalised rows as 8-bit numbers, about their elements divided by the scale. `output`
+/// has a byte for each element, apart from the input. `count` and `dtype` are those of the input.
+///
+/// # Safety
+///
+/// As fast_allreduce_all_reduce_rms_norm; `quantized` is valid for reads, and its scales until the call has ended.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_reduce_rms_norm_quantized(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    output: *mut c_void,
+    quantized: *const fast_allreduce_quantized,
+    residual: *const c_void,
+    residual_out: *mut c_void,
+    norm: *const fast_allreduce_rms_norm,
+    count: usize,
+    dtype: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    guarded(|| unsafe {
+        let (Some(norm), Some(quantized)) = (norm.as_ref(), quantized.as_ref()) else {
+            return Err(argument("norm or quantized is null"));
+        };
+        let quantized = RawQuantized {
+            dtype: codes::dtype(quantized.dtype)?,
+            scaling: codes::scaling(quantized.scaling)?,
+            scales: quantized.scales as u64,
+        };
+        let norm = RawRmsNorm {
+            hidden: norm.hidden,
+            epsilon: norm.epsilon,
+            weight: norm.weight as u64,
+            unit_offset: norm.unit_offset != 0,
+            output: output as u64,
+            quantized: Some(quantized),
         };
         let epilogue = Epilogue { residual: residual as u64, norm: Some(norm) };
         let which = Collective::AllReduceEpilogue(&epilogue);

@@ -1,7 +1,7 @@
 //! The codes of types, operations and settings, and what they mean.
 
 use fast_allreduce::device::host::Bind;
-use fast_allreduce::{Algorithm, DType, ReduceOp, Transport, Wait};
+use fast_allreduce::{Algorithm, DType, ReduceOp, Scaling, Transport, Wait};
 
 use crate::status::{argument, Failure};
 
@@ -65,6 +65,30 @@ pub enum fast_allreduce_transport {
     Int8 = 0,
     /// 8-bit floats e4m3 in such groups.
     F8E4M3 = 1,
+}
+
+/// Which elements of normalised rows have a scale in common.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub enum fast_allreduce_scaling {
+    /// All, and it is given, the same on all ranks.
+    Given = 1,
+    /// Those of a row.
+    PerRow = 2,
+    /// Each 128 of a row, and what is left at its end.
+    PerGroup = 3,
+}
+
+pub fn scaling(code: u32) -> Result<Scaling, Failure> {
+    const GIVEN: u32 = fast_allreduce_scaling::Given as u32;
+    const PER_ROW: u32 = fast_allreduce_scaling::PerRow as u32;
+    const PER_GROUP: u32 = fast_allreduce_scaling::PerGroup as u32;
+    match code {
+        GIVEN => Ok(Scaling::Given),
+        PER_ROW => Ok(Scaling::PerRow),
+        PER_GROUP => Ok(Scaling::PerGroup),
+        _ => Err(argument(format!("{code} is no scaling"))),
+    }
 }
 
 /// Where buffers are.

@@ -1,5 +1,6 @@
 // The typed loops of rows, for the types that have an RMSNorm.
 #include "../reduce/rows.cuh"
+#include "../reduce/quantise.cuh"
 
 #include "../core/pack.cuh"
 
@@ -168,17 +169,18 @@ float squares_of(const u8 *row, u64 bytes) {
   return total + squares_of_chunk<T>(row, bytes);
 }
 
+// `length` elements of a row, from the one at `first` on.
 template <class T>
-void norm_row(const NormedRow &row) {
-  const u64 bytes = u64(row.length) * sizeof(T);
-  const float scale = row_scale(squares_of<T>(row.row, bytes), row.length, row.epsilon);
+FA_FN void norm_span(const NormedRow &row, float scale, u32 first, u32 length, u8 *to, u8 *also) {
+  const u64 at = u64(first) * sizeof(T), bytes = u64(length) * sizeof(T);
+  const u8 *from = row.row + at;
   if (row.weight == nullptr) {
-    return for_each_two<T>({row.row}, row.to, row.also, bytes, [&](const u8 *const *from) {
+    return for_each_two<T>({from}, to, also, bytes, [&](const u8 *const *from) {
       return map(Twos<T>::load(from[0]), [&](Float x) { return x * scale; });
     });
   }
   const auto weighted = [&](auto weight_of) {
-    for_each_two<T>({row.row, row.weight}, row.to, row.also, bytes, [&](const u8 *const *from) {
+    for_each_two<T>({from, row.weight + at}, to, also, bytes, [&](const u8 *const *from) {
       return map(Twos<T>::load(from[0]), Twos<T>::load(from[1]),
                  [&](Float x, Float weight) { return x * scale * weight_of(weight); });
     });
@@ -187,6 +189,103 @@ void norm_row(const NormedRow &row) {
     weighted([](Float weight) { return weight + 1.0f; });
   else
     weighted([](Float weight) { return weight; });
+}
+
+// Some normalised elements of a row, with zeros behind them up to a whole unit.
+template <class T>
+class NormedSpan {
+  using Small = typename Convert<T>::Small;
+
+public:
+  static constexpr u32 kMost = kChunk;
+
+  NormedSpan(const NormedRow &row, float scale, u32 first, u32 length) : length_(length) {
+    norm_span<T>(row, scale, first, length, bytes_, nullptr);
+    __builtin_memset(bytes_ + length * sizeof(T), 0, sizeof(Small));
+  }
+
+  // The bits of the greatest magnitude.
+  u32 greatest() const {
+    Bits most = {};
+    for (u32 i = 0; i < length_; i += kLanes) {
+      const Bits magnitude = bit_cast<Bits>(load(i)) & 0x7FFFFFFF;
+      most = magnitude > most ? magnitude : most;
+    }
+    u32 greatest = 0;
+    for (u32 lane = 0; lane < kLanes; ++lane)
+      greatest = most[lane] > greatest ? most[lane] : greatest;
+    return greatest;
+  }
+
+  // Stores the elements by what narrow() makes of them, divided by the scale.
+  template <class Narrow>
+  FA_FN void store(u8 *to, float inverse, Narrow narrow) const {
+    u32 i = 0;
+    for (; i + kLanes <= length_; i += kLanes) {
+      const ByteUnit bytes = narrow(load(i) * inverse);
+      __builtin_memcpy(to + i, &bytes, sizeof bytes);
+    }
+    if (i < length_) {
+      const ByteUnit bytes = narrow(load(i) * inverse);
+      __builtin_memcpy(to + i, &bytes, length_ - i);
+    }
+  }
+
+  void quantise(u8 *to, float scale, u32 dtype) const {
+    const float inverse = 1.0f / scale, largest = largest_of(dtype);
+    switch (dtype) {
+    case FA_I8: return store(to, inverse, [](Float x) { return saturate_i8(x); });
+    case FA_F8E4M3: return store(to, inverse, [&](Float x) { return saturate_f8(x, E4M3{}, largest); });
+    default: return store(to, inverse, [&](Float x) { return saturate_f8(x, E5M2{}, largest); });
+    }
+  }
+
+private:
+  FA_FN Float load(u32 i) const {
+    Small small;
+    __builtin_memcpy(&small, bytes_ + i * sizeof(T), sizeof small);
+    return Convert<T>::widen(small);
+  }
+
+  u32 length_;
+  alignas(64) u8 bytes_[kMost * sizeof(T) + sizeof(Small)];
+};
+
+// A row as 8-bit numbers. The scale of all of a row takes a pass of its own, as the normalised row is
+// nowhere.
+template <class T>
+void quantise_row(const NormedRow &row, float scale) {
+  const u32 each = row.scaling == FA_SCALE_OF_GROUP ? u32(FA_SCALED_GROUP) : NormedSpan<T>::kMost;
+  const auto for_each_span = [&](auto body) {
+    for (u32 first = 0; first < row.length; first += each)
+      body(first, NormedSpan<T>(row, scale, first, row.length - first < each ? row.length - first : each));
+  };
+  if (row.scaling == FA_SCALE_OF_ROW) {
+    u32 greatest = 0;
+    for_each_span([&](u32, const NormedSpan<T> &span) {
+      const u32 own = span.greatest();
+      greatest = own > greatest ? own : greatest;
+    });
+    *row.scales = scale_of(greatest, row.dtype);
+  }
+  for_each_span([&](u32 first, const NormedSpan<T> &span) {
+    float *scale = row.scales;
+    if (row.scaling == FA_SCALE_OF_GROUP) {
+      scale += first / each;
+      *scale = scale_of(span.greatest(), row.dtype);
+    }
+    span.quantise(row.to + first, *scale, row.dtype);
+  });
+}
+
+template <class T>
+void norm_row(const NormedRow &row) {
+  const u64 bytes = u64(row.length) * sizeof(T);
+  const float scale = row_scale(squares_of<T>(row.row, bytes), row.length, row.epsilon);
+  if (row.scaling == FA_NOT_SCALED)
+    norm_span<T>(row, scale, 0, row.length, row.to, row.also);
+  else
+    quantise_row<T>(row, scale);
 }
 
 } // namespace

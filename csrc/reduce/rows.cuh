@@ -85,6 +85,8 @@ struct NormedRow {
   u32 length; // elements
   bool unit_offset;
   float epsilon;
+  u32 scaling, dtype; // as in FaRmsNorm
+  float *scales;
 };
 
 struct RowLoops {

@@ -7,9 +7,20 @@
 #pragma once
 
 #include "../core/rows.cuh"
+#include "../reduce/quantise.cuh"
 #include "../reduce/rows.cuh"
 
 namespace FA_NAMESPACE {
+
+// Where the scales of a row are.
+FA_FN float *scales_of_row(const FaRmsNorm &norm, u32 row) {
+  float *scales = reinterpret_cast<float *>(norm.scales);
+  switch (norm.scaling) {
+  case FA_SCALE_OF_ROW: return scales + row;
+  case FA_SCALE_OF_GROUP: return scales + u64(row) * ((norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP);
+  default: return scales;
+  }
+}
 
 #if FA_CUDA
 
@@ -72,14 +83,17 @@ public:
     const bool pairs = addresses % sizeof(Two) == 0;
     partition.for_each_row(block, bytes, parts, norm_.rows, [&](u32 row) {
       const u8 *from = reinterpret_cast<const u8 *>(launch.output) + row * row_bytes;
-      u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes;
       const float scale = row_scale(squares(block, from, pairs), norm_.row, norm_.epsilon);
+      if (norm_.scaling != FA_NOT_SCALED)
+        return quantise(block, row, from, scale, pairs);
+      u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes;
       block.for_each_alone((norm_.row + 1) / 2,
                            [&](u32 pair) { store_scaled(to, from, 2 * pair, scale, pairs); });
     });
   }
 
 private:
+  static constexpr u32 kWarp = 32;
   const FaRmsNorm &norm_;
 
   // Elements i and i + 1 of a row; zero beyond its end.
@@ -95,13 +109,17 @@ private:
     return two;
   }
 
-  FA_FN void store_scaled(u8 *to, const u8 *from, u32 i, float scale, bool pairs) const {
+  // Elements i and i + 1 of a normalised row.
+  FA_FN Two normed(const u8 *from, u32 i, float scale, bool pairs) const {
     const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
     Two weight = {};
     if (weights != nullptr)
       weight = load_two(weights, i, pairs);
-    const Two two =
-        scaled<T>(load_two(from, i, pairs), scale, weight, weights != nullptr, norm_.unit_offset != 0);
+    return scaled<T>(load_two(from, i, pairs), scale, weight, weights != nullptr, norm_.unit_offset != 0);
+  }
+
+  FA_FN void store_scaled(u8 *to, const u8 *from, u32 i, float scale, bool pairs) const {
+    const Two two = normed(from, i, scale, pairs);
     u8 *at = to + u64(i) * sizeof(T);
     if (pairs) {
       *reinterpret_cast<Two *>(at) = two;
@@ -112,11 +130,81 @@ private:
       reinterpret_cast<One *>(at)[1].unit[0] = two.unit[1];
   }
 
+  FA_FN u8 narrow(float value) const {
+    if (norm_.dtype == FA_I8)
+      return saturate_i8(value);
+    const AnyFormat format = norm_.dtype == FA_F8E4M3 ? AnyFormat{E4M3::mantissa, E4M3::bias, E4M3::special}
+                                                      : AnyFormat{E5M2::mantissa, E5M2::bias, E5M2::special};
+    return saturate_f8(value, format, largest_of(norm_.dtype));
+  }
+
+  // A row as 8-bit numbers. What has a scale is all threads', or if it is a group a warp's, an element pair a
+  // thread's.
+  template <class Block>
+  FA_FN void quantise(const Block &block, u32 row, const u8 *from, float scale, bool pairs) const {
+    const bool groups = norm_.scaling == FA_SCALE_OF_GROUP;
+    const u32 each = groups ? u32(FA_SCALED_GROUP) : norm_.row, warp = threadIdx.x / kWarp;
+    const u32 thread = groups ? threadIdx.x % kWarp : threadIdx.x, threads = groups ? kWarp : blockDim.x;
+    u8 *to = reinterpret_cast<u8 *>(norm_.normed) + u64(row) * norm_.row;
+    float *scales = scales_of_row(norm_, row);
+    FA_ROLL
+    for (u32 group = groups ? warp : 0; group * each < norm_.row; group += blockDim.x / kWarp) {
+      const u32 first = group * each, end = min(norm_.row, first + each);
+      float own = 0;
+      if (norm_.scaling == FA_SCALE_GIVEN) {
+        own = *scales;
+      } else {
+        u32 greatest = 0;
+        FA_ROLL
+        for (u32 i = first + 2 * thread; i < end; i += 2 * threads) {
+          const auto x = widen<T, 2>(normed(from, i, scale, pairs));
+          greatest = max(greatest, __float_as_uint(x.unit[0]) & 0x7FFFFFFF);
+          if (i + 1 < end)
+            greatest = max(greatest, __float_as_uint(x.unit[1]) & 0x7FFFFFFF);
+        }
+        own = scale_of(groups ? greatest_of_warp(greatest) : greatest_of(block, greatest), norm_.dtype);
+        if (thread == 0)
+          scales[groups ? group : 0] = own;
+      }
+      const float inverse = __fdiv_rn(1.0f, own);
+      FA_ROLL
+      for (u32 i = first + 2 * thread; i < end; i += 2 * threads) {
+        const auto x = widen<T, 2>(normed(from, i, scale, pairs));
+        to[i] = narrow(x.unit[0] * inverse);
+        if (i + 1 < end)
+          to[i + 1] = narrow(x.unit[1] * inverse);
+      }
+      if (!groups)
+        return;
+    }
+  }
+
+  static FA_FN u32 greatest_of_warp(u32 value) {
+    FA_UNROLL
+    for (u32 half = kWarp / 2; half > 0; half /= 2)
+      value = max(value, __shfl_xor_sync(0xFFFFFFFF, value, half));
+    return value;
+  }
+
+  // Of all threads. Before a block writes there again it has met, for the squares of the next row.
+  template <class Block>
+  static FA_FN u32 greatest_of(const Block &block, u32 value) {
+    __shared__ u32 warps[kWarp];
+    value = greatest_of_warp(value);
+    if (threadIdx.x % kWarp == 0)
+      warps[threadIdx.x / kWarp] = value;
+    block.sync();
+    value = 0;
+    FA_ROLL
+    for (u32 warp = 0; warp < blockDim.x / kWarp; ++warp)
+      value = max(value, warps[warp]);
+    return value;
+  }
+
   // The sum of the squares of a row, on every thread: a chunk is a warp's, whose lane has the partials 2 *
   // lane and 2 * lane + 1.
   template <class Block>
   FA_FN float squares(const Block &block, const u8 *row, bool pairs) const {
-    constexpr u32 kWarp = 32;
     __shared__ float chunks[kMostChunks];
     const u32 lane = threadIdx.x % kWarp, count = (norm_.row + kChunk - 1) / kChunk;
     // Of the row before, all have read the sums.
@@ -157,8 +245,11 @@ struct RowNorm {
 
   // The row at a byte of the message; `also` is null, or where it goes as well.
   void at(const u8 *row, u64 at, u8 *also) const {
-    loops.norm({row, reinterpret_cast<const u8 *>(norm.weight), reinterpret_cast<u8 *>(norm.normed) + at,
-                also, norm.row, norm.unit_offset != 0, norm.epsilon});
+    // Quantised rows have an element a byte.
+    const u64 to = norm.scaling == FA_NOT_SCALED ? at : at / row_bytes * norm.row;
+    loops.norm({row, reinterpret_cast<const u8 *>(norm.weight), reinterpret_cast<u8 *>(norm.normed) + to,
+                also, norm.row, norm.unit_offset != 0, norm.epsilon, norm.scaling, norm.dtype,
+                scales_of_row(norm, u32(at / row_bytes))});
   }
 };
 
@@ -265,6 +356,9 @@ private:
       // In place of an input that peers still read: each rank for itself.
       return launch.source != 0 && norm.normed == launch.input ? kLast : kComplete;
     }
+    // What is quantised is no whole packs, and has scales.
+    if (norm.scaling != FA_NOT_SCALED)
+      return kLast;
     // Something that all ranks know alike. In place, the owner of a row is the only one to read an input of
     // it.
     const u64 bytes = norm.rows * rows_.row_bytes;

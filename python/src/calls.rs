@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use fast_allreduce::{
-    Collective, DType, Direction, Epilogue, Error, Quantized, RawRmsNorm, ReduceOp, Transfer, Transport,
+    Collective, DType, Direction, Epilogue, Error, Quantized, RawQuantized, RawRmsNorm, ReduceOp, Scaling,
+    Transfer, Transport,
 };
 use pyo3::prelude::*;
 
@@ -171,6 +172,33 @@ impl Communicator {
     }
 }
 
+/// How rows become the numbers of `normed`, which has as many elements as the call.
+fn quantized(
+    py: Python<'_>,
+    (name, scales): (&str, &Operand),
+    scaling: Scaling,
+    normed: &Operand,
+    (count, hidden): (usize, usize),
+) -> PyResult<RawQuantized> {
+    let needed = scaling.count(count.checked_div(hidden).unwrap_or(0), hidden);
+    if normed.count != count {
+        let has = normed.count;
+        return Err(invalid(py, format!("recvbuf has {has} elements, and the call needs {count}")));
+    }
+    if scales.dtype != DType::F32 {
+        return Err(invalid(py, format!("{name} has elements of type {}, and scales are f32", scales.dtype)));
+    }
+    if scales.count != needed {
+        let has = scales.count;
+        let needs = match scaling {
+            Scaling::Given => "1".to_owned(),
+            _ => format!("{}, one for each row, or {needed}, one for each 128 of it", count / hidden.max(1)),
+        };
+        return Err(invalid(py, format!("{name} has {has} elements, and the call needs {needs}")));
+    }
+    Ok(RawQuantized { dtype: normed.dtype, scaling, scales: scales.address })
+}
+
 #[pymethods]
 impl Communicator {
     #[pyo3(signature = (sendbuf, recvbuf = None, op = Op(ReduceOp::Sum), *, stream = None))]
@@ -232,7 +260,7 @@ impl Communicator {
 
     #[pyo3(signature = (
         sendbuf, residual, weight = None, recvbuf = None, residual_out = None, *,
-        hidden = None, epsilon = 1e-6, unit_offset = false, stream = None
+        hidden = None, epsilon = 1e-6, unit_offset = false, scale = None, scales = None, stream = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn allreduce_rms_norm(
@@ -246,6 +274,8 @@ impl Communicator {
         hidden: Option<usize>,
         epsilon: f32,
         unit_offset: bool,
+        scale: Option<&Bound<'_, PyAny>>,
+        scales: Option<&Bound<'_, PyAny>>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let (input, normed) = match recvbuf.filter(|recvbuf| !recvbuf.is(sendbuf)) {
@@ -258,15 +288,35 @@ impl Communicator {
         let Some(hidden) = hidden.or(of_weight) else {
             return Err(invalid(py, "hidden is None, and there is no weight that tells the length of a row"));
         };
+        let scale = scale.map(|scale| self.read("scale", scale)).transpose()?;
+        let scales = scales.map(|scales| self.written("scales", scales)).transpose()?;
+        let quantized = match (&scale, &scales, &normed) {
+            (None, None, _) => None,
+            (Some(scale), None, Some(normed)) => {
+                Some(quantized(py, ("scale", scale), Scaling::Given, normed, (input.count, hidden))?)
+            }
+            (None, Some(scales), Some(normed)) => {
+                let rows = input.count.checked_div(hidden).unwrap_or(0);
+                let scaling = if scales.count == rows { Scaling::PerRow } else { Scaling::PerGroup };
+                Some(quantized(py, ("scales", scales), scaling, normed, (input.count, hidden))?)
+            }
+            (Some(_), Some(_), _) => {
+                return Err(invalid(py, "scale is given, and scales are written: one of both"))
+            }
+            (_, _, None) => return Err(invalid(py, "recvbuf is None, and numbers with scales need one")),
+        };
         let norm = RawRmsNorm {
             hidden,
             epsilon,
             weight: weight.as_ref().map_or(0, |weight| weight.address),
             unit_offset,
             output: normed.as_ref().unwrap_or(&input).address,
+            quantized,
         };
         let mut others = vec![("residual", &residual, input.count)];
-        others.extend(normed.as_ref().map(|normed| ("recvbuf", normed, input.count)));
+        // What is quantised has a type of its own.
+        let same = normed.as_ref().filter(|_| quantized.is_none());
+        others.extend(same.map(|normed| ("recvbuf", normed, input.count)));
         others.extend(weight.as_ref().map(|weight| ("weight", weight, hidden)));
         let epilogue = Epilogue { residual: residual.address, norm: Some(norm) };
         self.carry_on(py, stream, &epilogue, (&input, &output), &others)

@@ -141,8 +141,32 @@ def fused(rank, nranks, unique_id, seed):
                 summed[:] = residual
                 communicator.allreduce_add(inputs[rank], summed)
                 np.testing.assert_array_equal(summed, added)
-        one = np.ones(6, np.float32)
+        rows, hidden = 3, 300
+        plain, residual = np.ones(rows * hidden, np.float32), np.zeros(rows * hidden, np.float32)
+        plain.reshape(rows, hidden)[:, 128:] = 2
+        numbers = np.zeros(rows * hidden, np.int8)
+        for groups in (1, 3):
+            scales = np.zeros(rows * groups, np.float32)
+            communicator.allreduce_rms_norm(plain, residual.copy(), None, numbers, hidden=hidden, scales=scales)
+            normed = plain.copy()
+            communicator.allreduce_rms_norm(normed, residual.copy(), hidden=hidden)
+            parts = np.split(normed.reshape(rows, hidden), [128, 256] if groups == 3 else [], axis=1)
+            greatest = np.stack([part.max(axis=1) for part in parts], axis=1).reshape(-1)
+            np.testing.assert_array_equal(scales, greatest / np.float32(127))
+            assert set(numbers) == ({127} if groups == 3 else {64, 127})
+        communicator.allreduce_rms_norm(
+            plain, residual.copy(), None, numbers, hidden=hidden, scale=np.full(1, 0.5, np.float32)
+        )
+        np.testing.assert_array_equal(numbers, np.rint(normed * 2).astype(np.int8))
+        one, small = np.ones(6, np.float32), np.zeros(6, np.int8)
         for wrong, said in (
+            ({"recvbuf": small}, "recvbuf has elements of type i8"),
+            ({"scales": one[:2].copy()}, "recvbuf is None"),
+            ({"recvbuf": small, "scales": one[:3].copy()}, "scales has 3 elements, and the call needs 2"),
+            ({"recvbuf": small, "scale": one[:2].copy()}, "scale has 2 elements, and the call needs 1"),
+            ({"recvbuf": small, "scale": np.ones(1)}, "scale has elements of type f64"),
+            ({"recvbuf": one.copy(), "scale": one[:1].copy()}, "quantised type"),
+            ({"recvbuf": small, "scale": one[:1].copy(), "scales": one[:2].copy()}, "one of both"),
             ({"residual": one[:3].copy()}, "residual has 3 elements"),
             ({"residual": one.astype(np.float16)}, "residual has elements of type f16"),
             ({"hidden": None}, "no weight that tells"),

@@ -18,6 +18,7 @@ pub const FA_SOURCE_HERE_SHIFT: u32 = 63;
 pub const FA_LEAST_DIRECT_BYTES: u32 = 32768;
 pub const FA_DIRECT_SIZES: u32 = 8;
 pub const FA_MAX_TRANSFERS: u32 = 64;
+pub const FA_SCALED_GROUP: u32 = 128;
 pub const FA_MAX_ROW: u32 = 65536;
 pub const FA_F16: FaDtype = 0;
 pub const FA_BF16: FaDtype = 1;
@@ -419,20 +420,31 @@ pub struct FaRmsNorm {
     pub residual: u64,
     pub normed: u64,
     pub weight: u64,
+    pub scales: u64,
     pub row: u32,
     pub rows: u32,
     pub unit_offset: u32,
     pub epsilon: f32,
+    pub scaling: u32,
+    pub dtype: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRmsNorm"][::core::mem::size_of::<FaRmsNorm>() - 40usize];
+    ["Size of FaRmsNorm"][::core::mem::size_of::<FaRmsNorm>() - 56usize];
     ["Alignment of FaRmsNorm"][::core::mem::align_of::<FaRmsNorm>() - 8usize];
     ["Offset of field: FaRmsNorm::residual"][::core::mem::offset_of!(FaRmsNorm, residual) - 0usize];
     ["Offset of field: FaRmsNorm::normed"][::core::mem::offset_of!(FaRmsNorm, normed) - 8usize];
     ["Offset of field: FaRmsNorm::weight"][::core::mem::offset_of!(FaRmsNorm, weight) - 16usize];
-    ["Offset of field: FaRmsNorm::row"][::core::mem::offset_of!(FaRmsNorm, row) - 24usize];
-    ["Offset of field: FaRmsNorm::rows"][::core::mem::offset_of!(FaRmsNorm, rows) - 28usize];
-    ["Offset of field: FaRmsNorm::unit_offset"][::core::mem::offset_of!(FaRmsNorm, unit_offset) - 32usize];
-    ["Offset of field: FaRmsNorm::epsilon"][::core::mem::offset_of!(FaRmsNorm, epsilon) - 36usize];
+    ["Offset of field: FaRmsNorm::scales"][::core::mem::offset_of!(FaRmsNorm, scales) - 24usize];
+    ["Offset of field: FaRmsNorm::row"][::core::mem::offset_of!(FaRmsNorm, row) - 32usize];
+    ["Offset of field: FaRmsNorm::rows"][::core::mem::offset_of!(FaRmsNorm, rows) - 36usize];
+    ["Offset of field: FaRmsNorm::unit_offset"][::core::mem::offset_of!(FaRmsNorm, unit_offset) - 40usize];
+    ["Offset of field: FaRmsNorm::epsilon"][::core::mem::offset_of!(FaRmsNorm, epsilon) - 44usize];
+    ["Offset of field: FaRmsNorm::scaling"][::core::mem::offset_of!(FaRmsNorm, scaling) - 48usize];
+    ["Offset of field: FaRmsNorm::dtype"][::core::mem::offset_of!(FaRmsNorm, dtype) - 52usize];
 };
+pub const FA_NOT_SCALED: FaScaling = 0;
+pub const FA_SCALE_GIVEN: FaScaling = 1;
+pub const FA_SCALE_OF_ROW: FaScaling = 2;
+pub const FA_SCALE_OF_GROUP: FaScaling = 3;
+pub type FaScaling = ::core::ffi::c_uint;

@@ -1,7 +1,7 @@
 //! What may be done with the sum of an allreduce, as values: a residual is added, and rows are normalised.
 
 use super::operand::Operand;
-use crate::abi::{FaRmsNorm, FA_MAX_ROW};
+use crate::abi::{self, FaRmsNorm, FA_MAX_ROW, FA_SCALED_GROUP};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -55,7 +55,7 @@ impl<'a, W: ?Sized> RmsNorm<'a, W> {
     /// The same with its operands by address.
     pub(crate) fn at(&self, weight: u64, output: u64) -> RawRmsNorm {
         let &Self { hidden, epsilon, unit_offset, .. } = self;
-        RawRmsNorm { hidden, epsilon, weight, unit_offset, output }
+        RawRmsNorm { hidden, epsilon, weight, unit_offset, output, quantized: None }
     }
 
     /// Refuses weights that are not as many as a row's elements.
@@ -97,10 +97,77 @@ pub struct RawRmsNorm {
     pub unit_offset: bool,
     /// Where normalised rows go, apart from all else but the input.
     pub output: u64,
+    /// What they are made: 8-bit numbers with scales, apart from the input as well; `None`: of the call's type.
+    pub quantized: Option<RawQuantized>,
+}
+
+/// Scales by which rows are made 8-bit numbers: the element of a row is about its number times the scale. `S` is what they are
+/// in: a slice of `f32` on the host, cudarc's slices and views on a GPU. `docs/fused.md` has the formulas.
+#[derive(Debug)]
+pub enum Scales<'a, S: ?Sized> {
+    /// One scale for all, which is given, and the same on all ranks: the first of these.
+    Given(&'a S),
+    /// One for each row, which the call writes.
+    PerRow(&'a mut S),
+    /// One for each 128 elements of a row, or what is left at its end, row after row, which the call writes.
+    PerGroup(&'a mut S),
+}
+
+/// Which elements have a scale in common; see [`Scales`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Scaling {
+    /// All of them, and it is given.
+    Given = abi::FA_SCALE_GIVEN,
+    /// Those of a row.
+    PerRow = abi::FA_SCALE_OF_ROW,
+    /// Those of a group of 128 in a row.
+    PerGroup = abi::FA_SCALE_OF_GROUP,
+}
+
+impl Scaling {
+    /// The scales that `rows` rows of `hidden` elements have.
+    pub const fn count(self, rows: usize, hidden: usize) -> usize {
+        match self {
+            Self::Given => 1,
+            Self::PerRow => rows,
+            Self::PerGroup => rows * hidden.div_ceil(FA_SCALED_GROUP as usize),
+        }
+    }
+}
+
+/// How rows are made 8-bit numbers, by address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawQuantized {
+    /// What they become: `I8`, `F8E4M3` or `F8E5M2`.
+    pub dtype: DType,
+    /// Which elements have a scale in common.
+    pub scaling: Scaling,
+    /// Address of as many `f32` as [`Scaling::count`] tells: read if they are given, else written.
+    pub scales: u64,
+}
+
+impl RawQuantized {
+    /// Refuses another number of scales than rows have.
+    pub(crate) fn check_scales(&self, len: usize, count: usize, hidden: usize) -> Result<()> {
+        let needed = self.scaling.count(count.checked_div(hidden).unwrap_or(0), hidden);
+        match len == needed {
+            true => Ok(()),
+            false => Err(Error::InvalidSetting {
+                name: "scales",
+                value: format!("{len} for {count} elements in rows of {hidden}"),
+                expected: "one that is given, or one for each row or each group of 128 in it",
+            }),
+        }
+    }
 }
 
 const WEIGHT: u64 = 1 << 20;
 const UNIT_OFFSET: u64 = 1 << 21;
+/// Where the scaling is, and 1 above the type that rows become.
+const SCALING: u32 = 22;
+const BECOMES: u32 = 24;
 
 impl Epilogue {
     /// Elements of a row; `None` where it does not matter.
@@ -110,10 +177,13 @@ impl Epilogue {
 
     /// The numbers that ranks have to agree on, in a word: it is no hash, so that errors can tell them.
     pub(crate) fn digest(&self) -> u64 {
-        self.norm.map_or(0, |RawRmsNorm { hidden, epsilon, weight, unit_offset, .. }| {
+        self.norm.map_or(0, |RawRmsNorm { hidden, epsilon, weight, unit_offset, quantized, .. }| {
+            let quantized = quantized.map_or(0, |RawQuantized { dtype, scaling, .. }| {
+                u64::from(dtype as u32 + 1) << BECOMES | u64::from(scaling as u32) << SCALING
+            });
             let weight = if weight == 0 { 0 } else { WEIGHT };
             let unit_offset = if unit_offset { UNIT_OFFSET } else { 0 };
-            u64::from(epsilon.to_bits()) << 32 | unit_offset | weight | hidden as u64
+            u64::from(epsilon.to_bits()) << 32 | quantized | unit_offset | weight | hidden as u64
         })
     }
 
@@ -125,7 +195,14 @@ impl Epilogue {
             _ => "1 + weight",
         };
         let (hidden, epsilon) = (digest & (WEIGHT - 1), f32::from_bits((digest >> 32) as u32));
-        format!("rows of {hidden}, epsilon {epsilon:?}, {weight}")
+        let scaling = match (digest >> SCALING) as u32 & 3 {
+            abi::FA_SCALE_GIVEN => "a scale",
+            abi::FA_SCALE_OF_ROW => "a scale for each row",
+            _ => "a scale for each 128",
+        };
+        let becomes = (digest >> BECOMES & 0xF).checked_sub(1).and_then(|code| DType::ALL.get(code as usize));
+        let quantized = becomes.map_or_else(String::new, |dtype| format!(", to {dtype} with {scaling}"));
+        format!("rows of {hidden}, epsilon {epsilon:?}, {weight}{quantized}")
     }
 
     /// As kernels take it, for `count` elements from `done` on.
@@ -133,18 +210,43 @@ impl Epilogue {
         let shift = (done * dtype.size()) as u64;
         let residual = self.residual + shift;
         match self.norm {
-            None => {
-                FaRmsNorm { residual, normed: 0, weight: 0, row: 1, rows: 0, unit_offset: 0, epsilon: 0.0 }
-            }
-            Some(RawRmsNorm { hidden, epsilon, weight, unit_offset, output }) => FaRmsNorm {
+            None => FaRmsNorm {
                 residual,
-                normed: output + shift,
-                weight,
-                row: hidden as u32,
-                rows: (count / hidden) as u32,
-                unit_offset: u32::from(unit_offset),
-                epsilon,
+                normed: 0,
+                weight: 0,
+                scales: 0,
+                row: 1,
+                rows: 0,
+                unit_offset: 0,
+                epsilon: 0.0,
+                scaling: abi::FA_NOT_SCALED,
+                dtype: dtype as u32,
             },
+            Some(norm) => {
+                let RawRmsNorm { hidden, epsilon, weight, unit_offset, output, quantized } = norm;
+                let (dtype, scaling, scales) = match quantized {
+                    None => (dtype, abi::FA_NOT_SCALED, 0),
+                    Some(RawQuantized { dtype, scaling, scales }) => {
+                        let before = match scaling {
+                            Scaling::Given => 0,
+                            _ => scaling.count(done / hidden, hidden),
+                        };
+                        (dtype, scaling as u32, scales + (before * size_of::<f32>()) as u64)
+                    }
+                };
+                FaRmsNorm {
+                    residual,
+                    normed: output + (done * dtype.size()) as u64,
+                    weight,
+                    scales,
+                    row: hidden as u32,
+                    rows: (count / hidden) as u32,
+                    unit_offset: u32::from(unit_offset),
+                    epsilon,
+                    scaling,
+                    dtype: dtype as u32,
+                }
+            }
         }
     }
 
@@ -154,7 +256,7 @@ impl Epilogue {
         if !matches!(dtype, DType::F16 | DType::Bf16 | DType::F32) {
             return refuse("element type", dtype.to_string(), "f16, bf16 or f32 where a residual is added");
         }
-        let Some(RawRmsNorm { hidden, epsilon, .. }) = self.norm else {
+        let Some(RawRmsNorm { hidden, epsilon, quantized, .. }) = self.norm else {
             return Ok(());
         };
         if !(1..=FA_MAX_ROW as usize).contains(&hidden) {
@@ -166,14 +268,27 @@ impl Epilogue {
         if !(epsilon >= 0.0 && epsilon.is_finite()) {
             return refuse("epsilon", epsilon.to_string(), "a number of at least 0");
         }
+        if let Some(RawQuantized { dtype, .. }) = quantized {
+            if !matches!(dtype, DType::I8 | DType::F8E4M3 | DType::F8E5M2) {
+                return refuse("quantised type", dtype.to_string(), "i8, f8e4m3 or f8e5m2");
+            }
+        }
         Ok(())
     }
 
     /// Its operands that the call reads or writes besides input and output.
     pub(crate) fn operands(&self, count: usize, dtype: DType) -> Result<Vec<(&'static str, Operand)>> {
         let mut operands = vec![("residual", Operand::new("residual", self.residual, count, dtype)?)];
-        if let Some(RawRmsNorm { hidden, weight, output, .. }) = self.norm {
-            operands.push(("normalised", Operand::new("normalised", output, count, dtype)?));
+        if let Some(RawRmsNorm { hidden, weight, output, quantized, .. }) = self.norm {
+            let becomes = quantized.map_or(dtype, |quantized| quantized.dtype);
+            operands.push(("normalised", Operand::new("normalised", output, count, becomes)?));
+            if let Some(RawQuantized { scaling, scales, .. }) = quantized {
+                let scales_of = scaling.count(count / hidden, hidden);
+                let which = if scaling == Scaling::Given { "given scale" } else { "scales" };
+                if count != 0 {
+                    operands.push((which, Operand::new(which, scales, scales_of, DType::F32)?));
+                }
+            }
             if weight != 0 && count != 0 {
                 operands.push(("weight", Operand::new("weight", weight, hidden, dtype)?));
             }
@@ -192,12 +307,19 @@ impl Epilogue {
         let operands = self.operands(count, dtype)?;
         let residual = operands[0].1;
         let normed = operands.get(1).map_or(NOWHERE, |&(_, operand)| operand);
+        let is_quantized = self.norm.is_some_and(|norm| norm.quantized.is_some());
+        let mut written = vec![*output, normed];
         for (which, operand) in operands {
             // What it may not overlap, and what it may only where both begin.
             let (apart, same) = match which {
-                "residual" => ([*input, NOWHERE], *output),
-                "normalised" => ([*output, residual], *input),
-                _ => ([*output, normed], NOWHERE),
+                "residual" => (vec![*input], *output),
+                "normalised" if is_quantized => (vec![*output, residual, *input], NOWHERE),
+                "normalised" => (vec![*output, residual], *input),
+                "scales" => {
+                    written.push(operand);
+                    (vec![*output, normed, residual, *input], NOWHERE)
+                }
+                _ => (written.clone(), NOWHERE),
             };
             let is_split = operand.overlaps(&same) && operand.address != same.address;
             if is_split || apart.iter().any(|other| operand.overlaps(other)) {

@@ -12,7 +12,7 @@ mod transfer;
 
 pub(crate) use self::cache::{CallCache, Prepared};
 pub use self::collective::Collective;
-pub use self::epilogue::{Epilogue, RawRmsNorm, RmsNorm};
+pub use self::epilogue::{Epilogue, RawQuantized, RawRmsNorm, RmsNorm, Scales, Scaling};
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};

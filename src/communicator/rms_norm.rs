@@ -1,7 +1,9 @@
 //! Sums of the host device that go on: with a residual, and an RMSNorm of its rows.
 
 use super::Communicator;
-use crate::call::{same_length, Collective, Epilogue, Message, RawRmsNorm, RmsNorm};
+use crate::call::{
+    same_length, Collective, Epilogue, Message, RawQuantized, RawRmsNorm, RmsNorm, Scales, Scaling,
+};
 use crate::device::{Device, Host};
 use crate::dtype::Element;
 #[cfg(doc)]
@@ -85,6 +87,52 @@ impl Communicator<Host> {
         let raw = Self::raw_norm(&norm, address)?;
         // SAFETY: as in `all_reduce_rms_norm`; normalised rows may be where the input was.
         unsafe { self.add(address, residual, Some(raw)) }
+    }
+
+    /// [`Communicator::all_reduce_rms_norm`] with the normalised rows as 8-bit numbers, for the next matrix product: `Q` is `i8`,
+    /// or with the feature `float8` an 8-bit float. What is quantised is what that call gives, rounded to `T`.
+    ///
+    /// ```
+    /// use fast_allreduce::{bootstrap::Threads, Communicator, Host, RmsNorm, Scales};
+    ///
+    /// # fn main() -> fast_allreduce::Result<()> {
+    /// # let Some(bootstrap) = Threads::world(1)?.into_iter().next() else { return Ok(()) };
+    /// let communicator = Communicator::builder().build(Host::new(), bootstrap)?;
+    /// let (mut residual, mut output, mut scales) = ([0.0; 4], [0_i8; 4], [0.0; 2]);
+    /// let norm = RmsNorm::new(2, 0.0);
+    /// let input = [1.0_f32, -1.0, 0.0, 2.0];
+    /// communicator.all_reduce_rms_norm_quantized(&input, &mut residual, &mut output, Scales::PerRow(&mut scales), norm)?;
+    /// assert_eq!(output, [127, -127, 0, 127]);
+    /// assert_eq!(scales, [1.0 / 127.0, 2.0_f32.sqrt() / 127.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce_rms_norm`]; [`Error::InvalidSetting`] for another `Q`, and another number of scales than
+    /// [`Scaling::count`].
+    pub fn all_reduce_rms_norm_quantized<T: Element, Q: Element>(
+        &self,
+        input: &[T],
+        residual: &mut [T],
+        output: &mut [Q],
+        scales: Scales<'_, [f32]>,
+        norm: RmsNorm<'_, [T]>,
+    ) -> Result<()> {
+        same_length(input.len(), residual.len())?;
+        same_length(input.len(), output.len())?;
+        let (scaling, len, scales) = match scales {
+            Scales::Given(scales) => (Scaling::Given, scales.len(), scales.as_ptr() as u64),
+            Scales::PerRow(scales) => (Scaling::PerRow, scales.len(), scales.as_mut_ptr() as u64),
+            Scales::PerGroup(scales) => (Scaling::PerGroup, scales.len(), scales.as_mut_ptr() as u64),
+        };
+        let quantized = RawQuantized { dtype: Q::DTYPE, scaling, scales };
+        quantized.check_scales(len, input.len(), norm.hidden)?;
+        let raw = Self::raw_norm(&norm, output.as_mut_ptr() as u64)?;
+        let raw = RawRmsNorm { quantized: Some(quantized), ..raw };
+        // SAFETY: as in `all_reduce_rms_norm`, and there are as many scales as the call has.
+        unsafe { self.add(input.as_ptr() as u64, residual, Some(raw)) }
     }
 
     /// Adds the sum of the ranks' `input`s to `residual`, which must be the same on all ranks.

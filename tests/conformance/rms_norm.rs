@@ -2,7 +2,8 @@
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{
-    Algorithm, Buffer, Collective, Communicator, DType, Epilogue, Error, Host, RawRmsNorm, Result, RmsNorm,
+    Algorithm, Buffer, Collective, Communicator, DType, Epilogue, Error, Host, RawQuantized, RawRmsNorm,
+    Result, RmsNorm, Scales, Scaling,
 };
 
 use crate::host::{Build, Private};
@@ -161,6 +162,60 @@ fn typed_calls() {
     });
 }
 
+/// NaNs and infinities, zeros, what is too large for a scale that is given, and the end of a row that is no whole group.
+#[test]
+fn quantised_typed_calls() {
+    threads(2, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let call = |input: &[f32], hidden: usize, scales: Scales<'_, [f32]>| {
+            let (mut residual, mut output) = (vec![0.0; input.len()], vec![9_i8; input.len()]);
+            let norm = RmsNorm::new(hidden, 0.0);
+            communicator.all_reduce_rms_norm_quantized(input, &mut residual, &mut output, scales, norm)?;
+            Result::Ok(output)
+        };
+        let mut scales = [7.0; 4];
+        let rows = [0.5, -0.5, 0.0, 0.0, f32::NAN, 1.0, 1.0, f32::INFINITY];
+        assert_eq!(
+            call(&rows, 2, Scales::PerRow(&mut scales)).unwrap(),
+            [127, -127, 0, 0, 0, 0, 0, 0],
+            "rows of NaNs, and 0 beside an infinity"
+        );
+        // A row of zeros without an epsilon is NaN, too.
+        assert!(scales[0] == 1.0 / 127.0 && scales[1..].iter().all(|scale| scale.is_nan()), "{scales:?}");
+        assert_eq!(call(&[0.0, 1.0, -4.0, 1.0], 4, Scales::Given(&[0.01])).unwrap(), [0, 47, -128, 47]);
+        let long: Vec<f32> = (0..300).map(|i| if i < 128 { 1.0 } else { 2.0 }).collect();
+        let mut scales = [7.0; 3];
+        let numbers = call(&long, 300, Scales::PerGroup(&mut scales)).unwrap();
+        assert!(numbers.iter().all(|&number| number == 127));
+        assert!(scales[1] == scales[2] && (scales[1] / scales[0] - 2.0).abs() < 1e-6, "{scales:?}");
+        let (mut residual, mut output) = ([0.0_f32; 4], [0.0_f32; 4]);
+        let norm = RmsNorm::new(2, 0.0);
+        let refused = |result: Result<()>, name: &str| {
+            assert!(
+                matches!(&result, Err(Error::InvalidSetting { name: is, .. }) if *is == name),
+                "{result:?}"
+            );
+        };
+        for (len, given) in [(1, false), (3, false), (0, true), (2, true)] {
+            let mut scales = vec![1.0; len];
+            let how = if given { Scales::Given(&scales[..]) } else { Scales::PerRow(&mut scales[..]) };
+            refused(call(&[1.0; 4], 2, how).map(drop), "scales");
+        }
+        refused(
+            communicator.all_reduce_rms_norm_quantized(
+                &[1.0; 4],
+                &mut residual,
+                &mut output,
+                Scales::Given(&[1.0]),
+                norm,
+            ),
+            "quantised type",
+        );
+        communicator.all_reduce_add(&[1.0; 4], &mut residual).unwrap();
+        assert_eq!(residual, [2.0; 4]);
+    });
+}
+
 /// What is refused before anything is launched: the communicator works on.
 #[test]
 fn bad_arguments_are_refused() {
@@ -208,7 +263,14 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
     let mut memory = [0.0_f32; 40];
     let at = |element: usize| memory.as_ptr() as u64 + 4 * element as u64;
     let call = |residual, output, normed, weight| {
-        let norm = RawRmsNorm { hidden: 4, epsilon: 0.0, weight, unit_offset: false, output: normed };
+        let norm = RawRmsNorm {
+            hidden: 4,
+            epsilon: 0.0,
+            weight,
+            unit_offset: false,
+            output: normed,
+            quantized: None,
+        };
         let epilogue = Epilogue { residual, norm: Some(norm) };
         let collective = Collective::AllReduceEpilogue(&epilogue);
         let (input, output) = (at(0) as *const _, output as *mut _);
@@ -232,6 +294,30 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
         );
     }
     call(at(16), at(16), at(0), at(24)).unwrap();
+    let quantised = |output, scales| {
+        let quantized = Some(RawQuantized { dtype: DType::I8, scaling: Scaling::PerRow, scales });
+        let norm = RawRmsNorm { hidden: 4, epsilon: 0.0, weight: 0, unit_offset: false, output, quantized };
+        let epilogue = Epilogue { residual: at(16), norm: Some(norm) };
+        let collective = Collective::AllReduceEpilogue(&epilogue);
+        let (input, output) = (at(0) as *const _, at(16) as *mut _);
+        // SAFETY: as above.
+        unsafe { communicator.collective_raw(collective, input, output, 8, DType::F32) }
+    };
+    let problems = [
+        (quantised(at(0), at(30)), "normalised"),
+        (quantised(at(24), at(25)), "scales"),
+        (quantised(at(24), at(23)), "scales"),
+        (quantised(at(24), at(7)), "scales"),
+        (quantised(at(24), 0), "scales"),
+        (quantised(at(24), at(30) + 2), "scales"),
+    ];
+    for (result, name) in problems {
+        assert!(
+            matches!(result, Err(Error::InvalidPointer { which, .. }) if which == name),
+            "{result:?}: {name}"
+        );
+    }
+    quantised(at(24) + 1, at(30)).unwrap();
     memory.fill(0.0);
 }
 
@@ -258,6 +344,48 @@ fn ranks_that_differ() {
             assert!(matches!(error, Error::Disagreement { .. }), "{number}: {error:?}");
             let text = error.to_string();
             assert!(text.contains("all_reduce_rms_norm of 8 f32") && text.contains("rows of 4"), "{text}");
+        });
+    }
+}
+
+/// In what rows become, and which elements have a scale in common.
+#[test]
+fn ranks_that_quantise_differently() {
+    type How = Option<(DType, Scaling)>;
+    let (row, group) = (Scaling::PerRow, Scaling::PerGroup);
+    let differences: [[How; 2]; 3] = [
+        [Some((DType::I8, row)), None],
+        [Some((DType::I8, row)), Some((DType::F8E4M3, row))],
+        [Some((DType::F8E5M2, row)), Some((DType::F8E5M2, group))],
+    ];
+    for hows in differences {
+        threads(2, |rank| {
+            let communicator = Setup::default().build(&rank);
+            let (input, mut memory) = ([1.0_f32; 8], [0.0_f32; 32]);
+            let at = memory.as_mut_ptr() as u64;
+            let scales = at + 16 * 4;
+            let quantized = hows[rank.rank()].map(|(dtype, scaling)| RawQuantized { dtype, scaling, scales });
+            let norm = RawRmsNorm {
+                hidden: 4,
+                epsilon: 0.0,
+                weight: 0,
+                unit_offset: false,
+                output: at + 8 * 4,
+                quantized,
+            };
+            let epilogue = Epilogue { residual: at, norm: Some(norm) };
+            let collective = Collective::AllReduceEpilogue(&epilogue);
+            // SAFETY: all of it is in `memory`.
+            let result = unsafe {
+                communicator.collective_raw(collective, input.as_ptr().cast(), at as *mut _, 8, DType::F32)
+            };
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::Disagreement { .. }), "{error:?}");
+            let text = error.to_string();
+            for (dtype, scaling) in hows.into_iter().flatten() {
+                let scaling = if scaling == row { "a scale for each row" } else { "a scale for each 128" };
+                assert!(text.contains(&format!("to {dtype} with {scaling}")), "{text}");
+            }
         });
     }
 }

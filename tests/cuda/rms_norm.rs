@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
 use fast_allreduce::{
-    Algorithm, Collective, Communicator, Cuda, DType, Epilogue, Error, RawRmsNorm, Result, RmsNorm,
+    Algorithm, Collective, Communicator, Cuda, DType, Epilogue, Error, RawRmsNorm, Result, RmsNorm, Scales,
 };
 
 use crate::fixture::{download, upload, Plain, Setup};
@@ -21,6 +21,7 @@ tests! {
         captured_calls,
         a_world_in_one_launch,
         slices,
+        quantised_slices,
         a_rank_that_does_not_come,
         a_grid_that_cuts_rows_is_refused;
 }
@@ -185,6 +186,52 @@ fn slices(_: Gpus) {
     });
 }
 
+fn quantised_slices(_: Gpus) {
+    threads(2, 1, |rank, context| {
+        let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
+        let stream = context.new_stream().unwrap();
+        let slice = |values: &[f32]| stream.clone_htod(values).unwrap();
+        let (input, given) = (slice(&[0.5, -0.5, 0.0, 1.0]), slice(&[0.25]));
+        let (mut output, mut scales) = (stream.clone_htod(&[9_i8; 4]).unwrap(), slice(&[7.0, 7.0]));
+        let norm = RmsNorm::<CudaSlice<f32>>::new(2, 0.0);
+        communicator.barrier().unwrap();
+        let root = 2.0_f32.sqrt() / 127.0;
+        // The last is given, and its numbers are in quarters.
+        let expected = [([127_i8, -127, 0, 127], [1.0 / 127.0, root]), ([4, -4, 0, 6], [7.0, 7.0])];
+        for (number, (numbers, after)) in [0, 0, 1].into_iter().map(|which| expected[which]).enumerate() {
+            let mut residual = slice(&[0.0; 4]);
+            let how = match number {
+                0 => Scales::PerRow(&mut scales),
+                1 => Scales::PerGroup(&mut scales),
+                _ => Scales::Given(&given),
+            };
+            communicator
+                .all_reduce_rms_norm_quantized(&stream, &input, &mut residual, &mut output, how, norm)
+                .unwrap();
+            communicator.synchronize(&stream).unwrap();
+            assert_eq!(stream.clone_dtoh(&output).unwrap(), numbers, "{number}");
+            if number < 2 {
+                assert_eq!(stream.clone_dtoh(&scales).unwrap(), after, "{number}");
+            }
+            scales = slice(&[7.0, 7.0]);
+            output = stream.clone_htod(&[9_i8; 4]).unwrap();
+        }
+        let mut residual = slice(&[0.0; 4]);
+        let mut few = slice(&[0.0]);
+        let how = Scales::PerRow(&mut few);
+        let refused = communicator.all_reduce_rms_norm_quantized(
+            &stream,
+            &input,
+            &mut residual,
+            &mut output,
+            how,
+            norm,
+        );
+        assert!(matches!(refused, Err(Error::InvalidSetting { name: "scales", .. })), "{refused:?}");
+        communicator.barrier().unwrap();
+    });
+}
+
 /// The others' kernels give up, whichever they are.
 fn a_rank_that_does_not_come(_: Gpus) {
     for algorithm in Algorithm::DIRECT.map(Some) {
@@ -207,6 +254,7 @@ fn a_rank_that_does_not_come(_: Gpus) {
                     weight: 0,
                     unit_offset: false,
                     output: memory.address + 4096,
+                    quantized: None,
                 };
                 let epilogue = Epilogue { residual: memory.address + 2048, norm: Some(norm) };
                 let collective = Collective::AllReduceEpilogue(&epilogue);
@@ -301,8 +349,14 @@ fn a_grid_that_cuts_rows_is_refused(_: Gpus) {
     let mut world = CudaWorld::new(0, 2, 16 << 10, 0, LIMIT).unwrap();
     let context = Arc::clone(world.stream().context());
     let memory = Plain::new(&context, 4096);
-    let norm =
-        RawRmsNorm { hidden: 7, epsilon: 0.0, weight: 0, unit_offset: false, output: memory.address + 2048 };
+    let norm = RawRmsNorm {
+        hidden: 7,
+        epsilon: 0.0,
+        weight: 0,
+        unit_offset: false,
+        output: memory.address + 2048,
+        quantized: None,
+    };
     let epilogue = Epilogue { residual: memory.address + 1024, norm: Some(norm) };
     let collective = Collective::AllReduceEpilogue(&epilogue);
     let rank = WorldRank { collective, input: memory.address, output: memory.address + 1024 };

@@ -77,8 +77,13 @@ bool messages_are_accessible(const CUctx_st &context, const FaLaunch &launch, co
 
 bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const FaRmsNorm &norm) {
   const uint64_t element = element_bytes(launch.dtype), bytes = launch.count * element;
-  return is_accessible(context, norm.residual, bytes) &&
-         (norm.normed == 0 || is_accessible(context, norm.normed, bytes)) &&
+  const uint64_t groups = (norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP;
+  const uint64_t scales[] = {0, 1, norm.rows, norm.rows * groups};
+  const uint64_t normed = norm.scaling == FA_NOT_SCALED ? bytes : launch.count;
+  return norm.scaling <= FA_SCALE_OF_GROUP && is_accessible(context, norm.residual, bytes) &&
+         (norm.normed == 0 || is_accessible(context, norm.normed, normed)) &&
+         (norm.scaling == FA_NOT_SCALED ||
+          is_accessible(context, norm.scales, scales[norm.scaling] * sizeof(float))) &&
          (norm.weight == 0 || is_accessible(context, norm.weight, norm.row * element));
 }
 

@@ -215,12 +215,17 @@ class Communicator:
         hidden: int | None = None,
         epsilon: float = 1e-6,
         unit_offset: bool = False,
+        scale: _Buffer | None = None,
+        scales: _Buffer | None = None,
         stream: _Stream | None = None,
     ) -> None:
         """Adds as `allreduce_add`, and brings the RMSNorm of its rows, times `weight`, to `recvbuf`, or in place of `sendbuf`.
 
         Rows have `hidden` elements, by default as many as `weight`. `unit_offset` multiplies by `1 + weight`, as Gemma does. One
         call in place of an allreduce, an addition and a norm, with the bits of these: see docs/fused.md.
+
+        With `scale`, of one f32, `recvbuf` has 8-bit numbers (int8, float8_e4m3fn, float8_e5m2) of that scale. With `scales` the
+        call writes those: one for each row, or one for each 128 elements of a row, by their number.
         """
 
     def allgather(self, sendbuf: _Buffer, recvbuf: _Buffer, *, stream: _Stream | None = None) -> None:

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::slices::Addresses;
-use crate::call::{same_length, Collective, Epilogue, Message, RawRmsNorm, RmsNorm};
+use crate::call::{
+    same_length, Collective, Epilogue, Message, RawQuantized, RawRmsNorm, RmsNorm, Scales, Scaling,
+};
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::dtype::Element;
@@ -75,6 +77,58 @@ impl Communicator<Cuda> {
                 })
             },
         )
+    }
+
+    /// [`Communicator::all_reduce_rms_norm`] with the normalised rows as 8-bit numbers, as the host's call of that name. A scale
+    /// that is given is read when the launch runs.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce_rms_norm`]; [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a `Q` other than `i8`
+    /// and 8-bit floats, and another number of scales than [`Scaling::count`].
+    pub fn all_reduce_rms_norm_quantized<T: Element, Q: Element, W: DevicePtr<T>, S>(
+        &self,
+        stream: &Arc<CudaStream>,
+        input: &impl DevicePtr<T>,
+        residual: &mut impl DevicePtrMut<T>,
+        output: &mut impl DevicePtrMut<Q>,
+        scales: Scales<'_, S>,
+        norm: RmsNorm<'_, W>,
+    ) -> Result<()>
+    where
+        S: DevicePtr<f32> + DevicePtrMut<f32>,
+    {
+        same_length(input.len(), residual.len())?;
+        same_length(input.len(), output.len())?;
+        norm.check_weight(norm.weight.map(W::len))?;
+        let (scaling, len) = match &scales {
+            Scales::Given(scales) => (Scaling::Given, scales.len()),
+            Scales::PerRow(scales) => (Scaling::PerRow, scales.len()),
+            Scales::PerGroup(scales) => (Scaling::PerGroup, scales.len()),
+        };
+        let quantized = RawQuantized { dtype: Q::DTYPE, scaling, scales: 0 };
+        quantized.check_scales(len, input.len(), norm.hidden)?;
+        let at = |weight, output, scales| RawRmsNorm {
+            quantized: Some(RawQuantized { scales, ..quantized }),
+            ..norm.at(weight, output)
+        };
+        self.check_sum::<T>(residual.len(), Some(at(0, 0, 0)))?;
+        let count = residual.len();
+        let (given, written) = match scales {
+            Scales::Given(scales) => (Some(scales), None),
+            Scales::PerRow(scales) | Scales::PerGroup(scales) => (None, Some(scales)),
+        };
+        self.with_slices(stream, Some(input), Some(residual), |sum| {
+            self.with_slices(stream, norm.weight, None::<&mut CudaSlice<T>>, |weight| {
+                self.with_slices(stream, None::<&CudaSlice<Q>>, Some(output), |normed| {
+                    self.with_slices(stream, given, written, |scales| {
+                        let raw = at(weight.input, normed.output, scales.input | scales.output);
+                        // SAFETY: as in `all_reduce_rms_norm`, and there are as many scales as the call has.
+                        unsafe { self.add::<T>(stream, sum, count, Some(raw)) }
+                    })
+                })
+            })
+        })
     }
 
     /// Adds the sum of the ranks' `input`s to `residual`, which must be the same on all ranks.

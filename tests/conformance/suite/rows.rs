@@ -1,10 +1,13 @@
 //! Sums with a residual and an RMSNorm of their rows: what is expected, from the formula and the order in `docs/fused.md`, and a
 //! call that is compared with it.
 
-use fast_allreduce::{Collective, DType, Epilogue, RawRmsNorm, ReduceOp, Result};
+use std::borrow::Cow;
+
+use fast_allreduce::{Collective, DType, Epilogue, RawQuantized, RawRmsNorm, ReduceOp, Result, Scaling};
 use half::{bf16, f16};
 
 use super::oracle;
+use super::quantised_rows::quantise;
 use super::random::{elements, Random, Values};
 
 /// A message of rows, with what comes of it.
@@ -35,6 +38,8 @@ pub struct Placement {
     pub normed_in_place: bool,
     /// The call ends with the residual.
     pub stops: bool,
+    /// What normalised rows become, if it is another type.
+    pub quantised: Option<(DType, Scaling)>,
 }
 
 impl Placement {
@@ -45,6 +50,10 @@ impl Placement {
             residual_in_place: random.one_in(2),
             normed_in_place: random.one_in(2),
             stops: random.one_in(4),
+            quantised: random.one_in(2).then(|| {
+                let dtype = random.pick(&[DType::I8, DType::F8E4M3, DType::F8E5M2]);
+                (dtype, random.pick(&[Scaling::Given, Scaling::PerRow, Scaling::PerGroup]))
+            }),
         }
     }
 }
@@ -176,30 +185,51 @@ impl Rows {
 
     /// Puts a rank's part into its memory, with poison and canaries where results go and around them.
     pub fn prepare(&self, caller: &mut dyn Caller, placement: Placement) -> Prepared<'_> {
-        let Placement { offset, registered, residual_in_place, normed_in_place, stops } = placement;
+        let Placement { offset, registered, residual_in_place, normed_in_place, stops, quantised } =
+            placement;
+        let quantised = quantised.filter(|_| !stops);
+        let normed_in_place = normed_in_place && quantised.is_none();
+        let becomes = quantised.map(|(dtype, scaling)| {
+            let normed: Vec<f32> = values_of(self.dtype, &self.normed).collect();
+            (quantise(&normed, self.hidden, dtype, scaling), dtype, scaling)
+        });
         let bytes = self.count * self.dtype.size();
         let own = &self.inputs[caller.rank()][..];
         let place = |which: usize| {
             let section = (bytes.max(self.row_bytes()) + 2 * GUARD + 16 * 8).next_multiple_of(64);
             which * section + GUARD + offset * self.dtype.size()
         };
-        let rest = caller.room(false, place(5) + GUARD);
-        let input = caller.room(registered, place(5) + GUARD) + place(0) as u64;
-        let [residual, output, normed, weights] = [1, 2, 3, 4].map(|which| rest + place(which) as u64);
+        let rest = caller.room(false, place(6) + GUARD);
+        let input = caller.room(registered, place(6) + GUARD) + place(0) as u64;
+        let [residual, output, normed, weights, scales] =
+            [1, 2, 3, 4, 5].map(|which| rest + place(which) as u64);
+        // Whatever the type's alignment.
+        let scales = scales.next_multiple_of(4);
         let output = if residual_in_place { residual } else { output };
         let normed = if normed_in_place { input } else { normed };
         // Address, what is there before, and after.
-        let mut memory = vec![(input, own.to_vec(), own), (residual, self.residual.clone(), &self.residual)];
+        let mut memory = vec![
+            (input, own.to_vec(), Cow::from(own)),
+            (residual, self.residual.clone(), Cow::from(&self.residual)),
+        ];
         match residual_in_place {
-            true => memory[1].2 = &self.sum,
-            false => memory.push((output, poison(&self.sum), &self.sum)),
+            true => memory[1].2 = Cow::from(&self.sum),
+            false => memory.push((output, poison(&self.sum), Cow::from(&self.sum))),
         }
-        match (stops, normed_in_place) {
-            (true, _) => {}
-            (false, true) => memory[0].2 = &self.normed,
-            (false, false) => memory.push((normed, poison(&self.normed), &self.normed)),
+        let mut quantized = None;
+        match (stops, normed_in_place, becomes) {
+            (true, ..) => {}
+            (_, _, Some((after, dtype, scaling))) => {
+                quantized = Some(RawQuantized { dtype, scaling, scales });
+                memory.push((normed, poison(&after.numbers), Cow::from(after.numbers)));
+                let before =
+                    if scaling == Scaling::Given { after.scales.clone() } else { poison(&after.scales) };
+                memory.push((scales, before, Cow::from(after.scales)));
+            }
+            (_, true, None) => memory[0].2 = Cow::from(&self.normed),
+            (_, false, None) => memory.push((normed, poison(&self.normed), Cow::from(&self.normed))),
         }
-        memory.extend(self.weight.iter().map(|weight| (weights, weight.clone(), &weight[..])));
+        memory.extend(self.weight.iter().map(|weight| (weights, weight.clone(), Cow::from(weight))));
         for (address, before, _) in &memory {
             caller.write(address - GUARD as u64, &framed(before));
         }
@@ -209,6 +239,7 @@ impl Rows {
             weight: if self.weight.is_some() { weights } else { 0 },
             unit_offset: self.unit_offset,
             output: normed,
+            quantized,
         };
         let epilogue = Epilogue { residual, norm: (!stops).then_some(norm) };
         let after = memory.into_iter().map(|(address, _, after)| (address, after)).collect();
@@ -241,7 +272,7 @@ pub struct Prepared<'a> {
     pub epilogue: Epilogue,
     placement: Placement,
     /// Addresses, and what is to be there after the call.
-    after: Vec<(u64, &'a [u8])>,
+    after: Vec<(u64, Cow<'a, [u8]>)>,
 }
 
 pub(super) const GUARD: usize = 64;

@@ -84,7 +84,7 @@ pub(super) struct Norm {
 impl Norm {
     pub(super) fn at(&self, weight: u64, output: u64) -> RawRmsNorm {
         let &Self { hidden, epsilon, unit_offset } = self;
-        RawRmsNorm { hidden, epsilon, weight, unit_offset, output }
+        RawRmsNorm { hidden, epsilon, weight, unit_offset, output, quantized: None }
     }
 }
 
