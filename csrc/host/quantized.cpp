@@ -43,10 +43,16 @@ FA_FN u32 largest_magnitude(const Elements &elements) {
     const Signed magnitude = bit_cast<Signed>(bit_cast<FloatBits>(elements.unit[i]) & 0x7FFFFFFF);
     most = magnitude > most ? magnitude : most;
   }
-  i32 lanes[kLanes], largest = 0;
-  __builtin_memcpy(lanes, &most, sizeof lanes);
-  for (u32 i = 0; i < kLanes; ++i)
-    largest = lanes[i] > largest ? lanes[i] : largest;
+  typedef i32 Four __attribute__((vector_size(16)));
+  Four parts[kLanes / 4];
+  __builtin_memcpy(parts, &most, sizeof parts);
+  FA_UNROLL
+  for (u32 i = 1; i < kLanes / 4; ++i)
+    parts[0] = parts[i] > parts[0] ? parts[i] : parts[0];
+  i32 largest = parts[0][0];
+  FA_UNROLL
+  for (u32 i = 1; i < 4; ++i)
+    largest = parts[0][i] > largest ? parts[0][i] : largest;
   return u32(largest);
 }
 

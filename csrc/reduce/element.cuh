@@ -112,8 +112,28 @@ FA_FN FloatBits words_of(ByteUnit bytes) { return bytes; }
 FA_FN ByteUnit bytes_of(FloatBits words) { return u8(words); }
 #else
 typedef u8 ByteUnit __attribute__((vector_size(Unit<float>::lanes)));
+// Of which some compilers make an instruction for each lane.
+#if defined(__AVX512F__)
+FA_FN FloatBits words_of(ByteUnit bytes) {
+  return (FloatBits)_mm512_maskz_cvtepu8_epi32(0xFFFF, (__m128i)bytes);
+}
+FA_FN ByteUnit bytes_of(FloatBits words) {
+  return (ByteUnit)_mm512_maskz_cvtepi32_epi8(0xFFFF, (__m512i)words);
+}
+#elif defined(__AVX2__) && defined(__F16C__)
+FA_FN FloatBits words_of(ByteUnit bytes) {
+  return (FloatBits)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes));
+}
+FA_FN ByteUnit bytes_of(FloatBits words) {
+  // Within bytes, nothing saturates.
+  const __m256i low = (__m256i)(words & 0xFF);
+  const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  return (ByteUnit)_mm_cvtsi128_si64(_mm_packus_epi16(halves, halves));
+}
+#else
 FA_FN FloatBits words_of(ByteUnit bytes) { return __builtin_convertvector(bytes, FloatBits); }
 FA_FN ByteUnit bytes_of(FloatBits words) { return __builtin_convertvector(words, ByteUnit); }
+#endif
 #endif
 
 // The formats of the OCP 8-bit Floating Point Specification (OFP8), revision 1.0. `special`: the least

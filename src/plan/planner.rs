@@ -5,7 +5,7 @@ use super::choice::Choice;
 use super::limits::Limits;
 use super::table::{Steps, Table};
 use super::{grid, Algorithm, DeviceKind, Plan};
-use crate::abi::FA_QUANTIZED_GROUP;
+use crate::abi::{FA_MAX_BLOCKS, FA_QUANTIZED_GROUP};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
@@ -88,10 +88,15 @@ impl Planner {
     }
 
     /// A sum with quantised transport, which has a two-shot of its own: whole groups, on the grid of a two-shot of elements of two
-    /// bytes. A thread of a GPU has eight of any type.
+    /// bytes. A thread of a GPU has eight of any type, and as many blocks as there may be, since arithmetic takes some of the time.
     pub fn quantized(&self, count: usize, dtype: DType) -> Plan {
-        let group = FA_QUANTIZED_GROUP as usize;
-        let mut plan = self.plan(count.saturating_mul(2), Some(Algorithm::TwoShotPull));
+        const ON_GPUS: Choice =
+            Choice::cuda(Algorithm::TwoShotPull, FA_MAX_BLOCKS, grid::MOST_THREADS as u32);
+        let (group, bytes) = (FA_QUANTIZED_GROUP as usize, count.saturating_mul(2));
+        let mut plan = match self.limits.device {
+            DeviceKind::Host => self.plan(bytes, Some(Algorithm::TwoShotPull)),
+            DeviceKind::Cuda => self.grid(&ON_GPUS, bytes),
+        };
         let most =
             (plan.piece_bytes / dtype.size()).clamp(group, self.limits.quantized_capacity(dtype.size()));
         plan.piece_bytes = most / group * group * dtype.size();
