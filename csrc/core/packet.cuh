@@ -161,9 +161,8 @@ constexpr u32 kInputs = 0, kResults = 1, kParts = 2;
 
 // Sends a span of packs of this rank's input to one peer, whose slots begin with the first of them.
 template <class Block, class Reduce, class Partition>
-FA_STEP void send_packets(const FaLaunch &launch, const Block &block, const Reduce &reduce, const u8 *from,
-                          Span span, u64 bytes, Slot *slots, Tag tag, Partition partition) {
-  (void)launch;
+FA_STEP void send_packets(const Block &block, const Reduce &reduce, const u8 *from, Span span, u64 bytes,
+                          Slot *slots, Tag tag, Partition partition) {
   const u32 granule = granule_of(u64(from) | bytes);
   for_each_pack(
       block, span, bytes, pack_aligned(u64(from)),
@@ -181,7 +180,7 @@ FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block 
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank writes to one peer at a time, a different one from its peers.
     const u32 r = (launch.rank + step) % world;
-    send_packets(launch, block, reduce, from, slices.of(r), bytes,
+    send_packets(block, reduce, from, slices.of(r), bytes,
                  slots_of(launch, world, r, epoch, kInputs, kParts, launch.rank, tag), tag, partition);
   }
 }

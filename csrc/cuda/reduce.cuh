@@ -159,7 +159,7 @@ public:
         Pack packs[kRanks];
         complete = complete && wait_all(launch, slot, share, tag, packs);
         if (complete) {
-          sink.put(at, i, all_ranks < kUnrolled == 0 ? 2 : 4 > (packs), extent, sizeof(T));
+          sink.put(at, i, all_ranks<kPushedWords>(packs), extent, sizeof(T));
           empty_all(slot, share, tag);
         }
       } else {
@@ -260,8 +260,9 @@ private:
   }
 
   // Between more ranks there is one body for all of them to send a result to, and for all words of a pack to
-  // reduce: a call begins by fetching the code.
-  static constexpr u32 kUnrolled = kRanks > 4 ? 0 : kRanks, kWords = kRanks > 4 ? 1 : 4;
+  // reduce, or two where a kernel has room for them: a call begins by fetching the code.
+  static constexpr u32 kUnrolled = kRanks > 4 ? 0 : kRanks;
+  static constexpr u32 kWords = kRanks > 4 ? 1 : 4, kPushedWords = kRanks > 4 ? 2 : 4;
   template <u32 Words = kWords>
   FA_FN Pack all_ranks(Pack *packs) const {
     Pack result = {0, 0};

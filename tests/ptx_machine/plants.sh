@@ -22,6 +22,7 @@ FA_HOT_KERNEL(3, f32, float, one_shot_push)
 FA_HOT_KERNEL(2, f16, F16, two_shot_push)
 FA_ANY_KERNEL(f32, float, one_shot_push)
 FA_ANY_KERNEL(u8, u8, two_shot_pull)
+FA_ANY_KERNEL(u8, u8, one_shot_push)
 END
 # And of those that the CUDA device's tests launch, which take all others as they are.
 cat >"$work/others" <<'END'
@@ -44,11 +45,10 @@ a sync in a branch|core/block.cuh|s/return __syncthreads_and\((.*)\);/return thr
 too few words of shared memory|core/block.cuh|s/__shared__ u64 words\[2 \* FA_MAX_RANKS\]/__shared__ u64 words[1]/|illegal address
 halves of a packet swapped|core/packet.cuh|s/\*pack = \{b << 32 \| u32\(a\), d << 32 \| u32\(c\)\}/*pack = {d << 32 | u32(c), b << 32 | u32(a)}/|the sum
 a poll of one tag instead of all|core/packet.cuh|s/return \(\(u32\(a >> 32\) \^ tag\) \|.*$/return u32(a >> 32) == tag;/|the sum
-a packet without one of its tags|core/packet.cuh|s/high \| u32\(pack\.high\)/u32(pack.high)/|the sum
 a poll of one word of a sum|core/packet.cuh|s/return !is_empty\(pack->low\) \& !is_empty\(pack->high\)/return !is_empty(pack->high)/|the sum
 packets that are not emptied|core/packet.cuh|s/store_relaxed_pair\(slot->word, 0, 0\)/(void)slot/|the sum
 sums of another sign|core/packet.cuh|s/return tag\.marks == kSums \? Pack\{.*$/return pack;/|the sum
-terms that are sent as sums are|core/packet.cuh|s/return marks == kSums \? word \^ kLastSign : is_empty\(word\) \? word \| kLastSign : word;/return word \^ kLastSign;/|the sum
+terms that are sent as sums|core/packet.cuh|s/return marks == kSums \? word \^ kLastSign : is_empty\(word\) \? word \| kLastSign : word;/return word \^ kLastSign;/|the sum
 a partial pack one too long|core/pack.cuh|s/for \(u32 at = 0; at < bytes; at \+= granule\)/for (u32 at = 0; at <= bytes; at += granule)/|around the sum
 a partial pack that is put together wrongly|core/pack.cuh|s/pack->low >> \(64 - bits\)/pack->low >> (32 - bits)/|the sum
 an unaligned cast|core/pack.cuh|s/case 4: return \*reinterpret_cast<const u32 \*>\(from\)/case 4: return *reinterpret_cast<const u64 *>(from)/|misaligned access

@@ -228,7 +228,10 @@ fn nothing_races_in_kernels_of_any_world(program: &Program) {
             if crate::is_left_out(program, &kernel) {
                 continue;
             }
-            for (ranks, count, skew) in [(2, 333, 0), (3, 517, ty.bytes), (5, 64, 0), (4, 1, 2 * ty.bytes)] {
+            let many = 4000 / ty.bytes;
+            for (ranks, count, skew) in
+                [(2, 333, 0), (3, 517, ty.bytes), (5, 64, 0), (4, 1, 2 * ty.bytes), (3, many, 0)]
+            {
                 let call = Call { algorithm, ty, count, skew, registered: false };
                 call.play(program, &kernel, ranks, (2, 64));
             }
