@@ -16,7 +16,7 @@ FA_FN float float_of_bits(u32 bits) {
 #endif
 }
 
-// The largest number of a type, which is that of its infinity or NaN less one where it has them.
+// The largest number of a type.
 FA_FN float largest_of(u32 dtype) { return dtype == FA_I8 ? 127.0f : dtype == FA_F8E4M3 ? 448.0f : 57344.0f; }
 
 // The scale of elements of which the greatest magnitude has these bits, so that it becomes the largest

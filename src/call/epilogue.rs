@@ -132,7 +132,7 @@ impl Scaling {
         match self {
             Self::Given => 1,
             Self::PerRow => rows,
-            Self::PerGroup => rows * hidden.div_ceil(FA_SCALED_GROUP as usize),
+            Self::PerGroup => rows.saturating_mul(hidden.div_ceil(FA_SCALED_GROUP as usize)),
         }
     }
 }
@@ -308,18 +308,18 @@ impl Epilogue {
         let residual = operands[0].1;
         let normed = operands.get(1).map_or(NOWHERE, |&(_, operand)| operand);
         let is_quantized = self.norm.is_some_and(|norm| norm.quantized.is_some());
-        let mut written = vec![*output, normed];
+        let mut scales = NOWHERE;
         for (which, operand) in operands {
             // What it may not overlap, and what it may only where both begin.
             let (apart, same) = match which {
-                "residual" => (vec![*input], *output),
-                "normalised" if is_quantized => (vec![*output, residual, *input], NOWHERE),
-                "normalised" => (vec![*output, residual], *input),
+                "residual" => ([*input, NOWHERE, NOWHERE, NOWHERE], *output),
+                "normalised" if is_quantized => ([*output, residual, *input, NOWHERE], NOWHERE),
+                "normalised" => ([*output, residual, NOWHERE, NOWHERE], *input),
                 "scales" => {
-                    written.push(operand);
-                    (vec![*output, normed, residual, *input], NOWHERE)
+                    scales = operand;
+                    ([*output, normed, residual, *input], NOWHERE)
                 }
-                _ => (written.clone(), NOWHERE),
+                _ => ([*output, normed, scales, NOWHERE], NOWHERE),
             };
             let is_split = operand.overlaps(&same) && operand.address != same.address;
             if is_split || apart.iter().any(|other| operand.overlaps(other)) {
