@@ -24,6 +24,9 @@ const MOST_SINGLES: u64 = 10_000;
 /// By contender; `None` of one that lacks the placement.
 pub type Timings = Vec<Option<Timing>>;
 
+/// Checks the calls of a contender.
+type Check<'a, M, C> = &'a mut dyn FnMut(&mut M, &C) -> Result<Option<Verdict>, Failure>;
+
 /// How much is done for a row.
 #[derive(Debug, Clone)]
 pub struct Effort {
@@ -147,7 +150,7 @@ impl Measure<'_> {
                 rounds,
                 bytes,
                 bus_factor,
-                &|contender: &Contender<E>| {
+                |contender: &Contender<E>| {
                     let Memory { input, output } = &mut **shared.borrow_mut();
                     match placement {
                         Placement::OutOfPlace => contender.start(work, input, output),
@@ -191,7 +194,7 @@ impl Measure<'_> {
         &mut self,
         contenders: &[C],
         timings: Vec<Timing>,
-        check: &mut dyn FnMut(&mut Self, &C) -> Result<Option<Verdict>, Failure>,
+        check: Check<'_, Self, C>,
     ) -> Result<Vec<Timing>, Failure> {
         let round = self.round;
         let checked = contenders.iter().zip(timings).map(|(contender, timing)| {
@@ -232,8 +235,9 @@ impl Measure<'_> {
         rounds: u64,
         bytes: usize,
         bus_factor: f64,
-        call: &dyn Fn(&C) -> Result<(), Failure>,
+        call: impl Fn(&C) -> Result<(), Failure>,
     ) -> Result<Vec<Timing>, Failure> {
+        let call = &call;
         let mut calls: Vec<_> = contenders.iter().map(|contender| move || call(contender)).collect();
         let mut lanes = Vec::with_capacity(contenders.len());
         for (contender, call) in contenders.iter().zip(&mut calls) {

@@ -85,6 +85,7 @@ impl<'a, E: Endpoint> Way<'a, E> {
         }
     }
 
+    #[inline]
     fn start<T: Float>(&self, work: &Work, buffers: &mut RowBuffers<E::Memory<T>>) -> Result<(), Failure> {
         match self {
             Self::Fused(endpoint) => endpoint.start_fused(buffers),
@@ -121,7 +122,7 @@ impl Measure<'_> {
         self.fill_small(endpoint, &mut buffers)?;
         let (bytes, factor) = (case.count() * size_of::<T>(), CallKind::AllReduce.bus_factor(world_size));
         let shared = RefCell::new(&mut buffers);
-        let timings = self.time(ways, Way::endpoint, rounds, bytes, factor, &|way: &Way<E>| {
+        let timings = self.time(ways, Way::endpoint, rounds, bytes, factor, |way: &Way<E>| {
             way.start(&work, &mut shared.borrow_mut())
         })?;
         let timings = self.checked(ways, timings, &mut |measure: &mut Self, way: &Way<E>| {
