@@ -128,6 +128,7 @@ impl<'a, E: Endpoint> Contender<'a, E> {
     }
 
     /// Starts a call out of place.
+    #[inline]
     pub fn start<T: Number>(
         &self,
         work: &Work,
@@ -142,6 +143,7 @@ impl<'a, E: Endpoint> Contender<'a, E> {
     }
 
     /// Starts a call in place. A copy needs somewhere to go to.
+    #[inline]
     pub fn start_in_place<T: Number>(
         &self,
         work: &Work,

@@ -24,6 +24,9 @@ const MOST_SINGLES: u64 = 10_000;
 /// By contender; `None` of one that lacks the placement.
 pub type Timings = Vec<Option<Timing>>;
 
+/// Checks the calls of a contender.
+type Check<'a, M, C> = &'a mut dyn FnMut(&mut M, &C) -> Result<Option<Verdict>, Failure>;
+
 /// How much is done for a row.
 #[derive(Debug, Clone)]
 pub struct Effort {
@@ -141,16 +144,25 @@ impl Measure<'_> {
             let shared = RefCell::new(&mut *memory);
             let (bytes, bus_factor) =
                 (work.elements() * size_of::<T>(), work.kind.bus_factor(work.world_size()));
-            timings = self.time(&able, Contender::endpoint, rounds, bytes, bus_factor, |contender| {
-                let Memory { input, output } = &mut **shared.borrow_mut();
+            timings = self.time(
+                &able,
+                Contender::endpoint,
+                rounds,
+                bytes,
+                bus_factor,
+                |contender: &Contender<E>| {
+                    let Memory { input, output } = &mut **shared.borrow_mut();
+                    match placement {
+                        Placement::OutOfPlace => contender.start(work, input, output),
+                        Placement::InPlace => contender.start_in_place(work, input, output),
+                    }
+                },
+            )?;
+            timings = self.checked(&able, timings, &mut |measure: &mut Self, contender: &Contender<E>| {
                 match placement {
-                    Placement::OutOfPlace => contender.start(work, input, output),
-                    Placement::InPlace => contender.start_in_place(work, input, output),
+                    Placement::OutOfPlace => measure.check_out_of_place(contender, memory, work),
+                    Placement::InPlace => measure.check_in_place(contender, memory, work),
                 }
-            })?;
-            timings = self.checked(&able, timings, |measure, contender| match placement {
-                Placement::OutOfPlace => measure.check_out_of_place(contender, memory, work),
-                Placement::InPlace => measure.check_in_place(contender, memory, work),
             })?;
         }
         let mut timings = timings.into_iter();
@@ -182,7 +194,7 @@ impl Measure<'_> {
         &mut self,
         contenders: &[C],
         timings: Vec<Timing>,
-        mut check: impl FnMut(&mut Self, &C) -> Result<Option<Verdict>, Failure>,
+        check: Check<'_, Self, C>,
     ) -> Result<Vec<Timing>, Failure> {
         let round = self.round;
         let checked = contenders.iter().zip(timings).map(|(contender, timing)| {
@@ -219,7 +231,7 @@ impl Measure<'_> {
     pub(super) fn time<'e, C, E: Endpoint + 'e>(
         &self,
         contenders: &[C],
-        endpoint: impl Fn(&C) -> &'e E,
+        endpoint: fn(&C) -> &'e E,
         rounds: u64,
         bytes: usize,
         bus_factor: f64,
@@ -282,7 +294,8 @@ impl Measure<'_> {
         let (endpoint, Memory { input, output }) = (contender.endpoint(), memory);
         let (input_len, output_len) = (work.input_len(), work.output_len());
         let make_inputs = |measure: &mut Self| measure.next_inputs(work);
-        self.check_calls(contender.promise(work, T::DTYPE), make_inputs, |session, inputs, promise| {
+        let promise = contender.promise(work, T::DTYPE);
+        self.check_calls(promise, &make_inputs, &mut |session, inputs, promise| {
             let rank = session.rank();
             endpoint.write(input, |memory| {
                 memory.fill(T::poison());
@@ -316,7 +329,8 @@ impl Measure<'_> {
         };
         let (input_len, output_len) = (work.input_len(), work.output_len());
         let make_inputs = |measure: &mut Self| measure.next_inputs(work);
-        self.check_calls(contender.promise(work, T::DTYPE), make_inputs, |session, inputs, promise| {
+        let promise = contender.promise(work, T::DTYPE);
+        self.check_calls(promise, &make_inputs, &mut |session, inputs, promise| {
             let rank = session.rank();
             endpoint.write(input, |memory| {
                 memory.fill(T::poison());
@@ -345,8 +359,8 @@ impl Measure<'_> {
     pub(super) fn check_calls<P: Copy>(
         &mut self,
         promise: Option<P>,
-        make_inputs: impl Fn(&mut Self) -> Inputs,
-        mut checked_call: impl FnMut(&Session, &Inputs, P) -> Result<Verdict, Failure>,
+        make_inputs: &dyn Fn(&mut Self) -> Inputs,
+        checked_call: &mut dyn FnMut(&Session, &Inputs, P) -> Result<Verdict, Failure>,
     ) -> Result<Option<Verdict>, Failure> {
         let Some(promise) = promise.filter(|_| self.effort.checks > 0) else {
             return Ok(None);

@@ -1,4 +1,6 @@
 //! A call of any collective, as one rank sees it: how long its buffers are, what belongs in them, and the call itself.
+//!
+//! What is done for each call is inlined, whichever unit of code it is in: it is a part of what is timed.
 
 use fast_allreduce::{CallKind, Collective, Communicator, Direction, Host, ReduceOp, Result, Transfer};
 
@@ -78,11 +80,13 @@ impl Work {
         Self { kind, op, root, rank, shares, sends, receives }
     }
 
+    #[inline]
     pub fn world_size(&self) -> usize {
         self.shares.len()
     }
 
     /// Elements of the larger of a call's buffers, over all ranks.
+    #[inline]
     pub fn elements(&self) -> usize {
         if self.kind.is_whole() {
             return self.count();
@@ -104,6 +108,7 @@ impl Work {
     }
 
     /// Elements that this rank reads.
+    #[inline]
     pub fn input_len(&self) -> usize {
         let is_root = self.rank == self.root;
         match self.kind {
@@ -117,11 +122,13 @@ impl Work {
     }
 
     /// Elements that this rank writes.
+    #[inline]
     pub fn output_len(&self) -> usize {
         self.parts().iter().map(|part| part.length).sum()
     }
 
     /// In place: where its input and its output start in one buffer. `None` if it cannot be.
+    #[inline]
     pub fn in_place(&self) -> Option<(usize, usize)> {
         match self.kind {
             CallKind::AllReduce | CallKind::Broadcast | CallKind::Reduce => Some((0, 0)),
@@ -164,6 +171,7 @@ impl Work {
     }
 
     /// Makes the call: from the beginning of `input` to that of `output`.
+    #[inline]
     pub fn run<T: Number>(
         &self,
         communicator: &Communicator<Host>,
@@ -179,6 +187,7 @@ impl Work {
     }
 
     /// Makes the call in place. Does nothing where it cannot be.
+    #[inline]
     pub fn run_in_place<T: Number>(&self, communicator: &Communicator<Host>, data: &mut [T]) -> Result<()> {
         let data = &mut data[..self.elements()];
         let Some((from, to)) = self.in_place() else {
@@ -193,6 +202,7 @@ impl Work {
     /// # Safety
     ///
     /// That of [`Communicator::collective_raw`], for this rank's lengths.
+    #[inline]
     unsafe fn run_raw<T: Number>(
         &self,
         communicator: &Communicator<Host>,
@@ -213,6 +223,7 @@ impl Work {
 
     /// For a call on raw pointers, of [`Work::shares`]`[0]` elements where they are equal. `None` of what is
     /// [`Work::transfers`].
+    #[inline]
     pub fn collective(&self) -> Option<Collective<'_>> {
         let (op, root) = (self.op, self.root);
         Some(match self.kind {
@@ -232,6 +243,7 @@ impl Work {
     }
 
     /// The messages of a [`CallKind::SendRecv`].
+    #[inline]
     pub fn transfers<T: Number>(&self, input: u64, output: u64) -> [Transfer; 2] {
         [(Direction::Send, self.right(), input), (Direction::Recv, self.left(), output)].map(
             |(direction, peer, address)| Transfer {
@@ -246,6 +258,7 @@ impl Work {
     }
 
     /// Elements of the shares before a rank's.
+    #[inline]
     pub fn before(&self, rank: usize) -> usize {
         self.shares[..rank].iter().sum()
     }

@@ -92,6 +92,7 @@ impl Endpoint for Cpu {
         Ok(look(memory))
     }
 
+    #[inline]
     fn start<T: Number>(
         &self,
         work: &Work,
@@ -101,6 +102,7 @@ impl Endpoint for Cpu {
         Ok(work.run(&self.communicator, input, output)?)
     }
 
+    #[inline]
     fn start_in_place<T: Number>(&self, work: &Work, data: &mut Memory<T>) -> Result<(), Failure> {
         Ok(work.run_in_place(&self.communicator, data)?)
     }
@@ -114,12 +116,14 @@ impl Endpoint for Cpu {
         Ok(format!("in vectorised Rust ({})", instructions()))
     }
 
+    #[inline]
     fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Memory<T>>) -> Result<(), Failure> {
         let RowBuffers { input, residual, output, weight, .. } = buffers;
         let norm = RmsNorm::new(weight.len(), EPSILON).weight(&**weight);
         Ok(self.communicator.all_reduce_rms_norm(input, residual, output, norm)?)
     }
 
+    #[inline]
     fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Memory<T>>) -> Result<(), Failure> {
         let RowBuffers { sum, residual, output, weight, .. } = buffers;
         add_and_norm(sum, residual, black_box(&mut **output), weight);
@@ -177,6 +181,7 @@ impl<T: Number> Memory<T> {
 impl<T: Number> Deref for Memory<T> {
     type Target = [T];
 
+    #[inline]
     fn deref(&self) -> &[T] {
         match self {
             Self::Private { storage, offset } => &storage[*offset..],
@@ -186,6 +191,7 @@ impl<T: Number> Deref for Memory<T> {
 }
 
 impl<T: Number> DerefMut for Memory<T> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
         match self {
             Self::Private { storage, offset } => &mut storage[*offset..],

@@ -85,6 +85,7 @@ impl<'a, E: Endpoint> Way<'a, E> {
         }
     }
 
+    #[inline]
     fn start<T: Float>(&self, work: &Work, buffers: &mut RowBuffers<E::Memory<T>>) -> Result<(), Failure> {
         match self {
             Self::Fused(endpoint) => endpoint.start_fused(buffers),
@@ -121,11 +122,12 @@ impl Measure<'_> {
         self.fill_small(endpoint, &mut buffers)?;
         let (bytes, factor) = (case.count() * size_of::<T>(), CallKind::AllReduce.bus_factor(world_size));
         let shared = RefCell::new(&mut buffers);
-        let timings = self.time(ways, Way::endpoint, rounds, bytes, factor, |way| {
+        let timings = self.time(ways, Way::endpoint, rounds, bytes, factor, |way: &Way<E>| {
             way.start(&work, &mut shared.borrow_mut())
         })?;
-        let timings =
-            self.checked(ways, timings, |measure, way| measure.check_way::<T, E>(way, &work, &mut buffers))?;
+        let timings = self.checked(ways, timings, &mut |measure: &mut Self, way: &Way<E>| {
+            measure.check_way::<T, E>(way, &work, &mut buffers)
+        })?;
         Ok(timings.into_iter().map(Some).collect())
     }
 
@@ -157,7 +159,7 @@ impl Measure<'_> {
             measure.round += 1;
             check::inputs(measure.seed, measure.round, measure.session.world_size())
         };
-        self.check_calls(way.promise(), make_inputs, |session: &Session, inputs, promise| {
+        self.check_calls(way.promise(), &make_inputs, &mut |session: &Session, inputs, promise| {
             let rank = session.rank();
             endpoint.write(&mut buffers.input, |elements| inputs.fill(rank, elements))?;
             endpoint.write(&mut buffers.residual, |elements| fill_residual(inputs, elements))?;
