@@ -2,7 +2,9 @@
 
 use std::ffi::c_void;
 
-use fast_allreduce::{Collective, DType, Epilogue, Quantized, RawQuantized, RawRmsNorm, ReduceOp};
+use fast_allreduce::{
+    Collective, DType, Epilogue, QuantizedTransport, RawQuantizedRows, RawRmsNorm, ReduceOp,
+};
 
 use crate::codes;
 use crate::facts::fast_allreduce_nranks;
@@ -107,7 +109,7 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_quantized(
     unsafe {
         collective(communicator, stream, (input, output), count, dtype, || {
             let transport = codes::transport(transport)?;
-            Ok(Collective::AllReduceQuantized(Quantized { transport, tolerance }))
+            Ok(Collective::AllReduceQuantized(QuantizedTransport { transport, tolerance }))
         })
     }
 }
@@ -221,7 +223,7 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_rms_norm_quantized(
         let (Some(norm), Some(quantized)) = (norm.as_ref(), quantized.as_ref()) else {
             return Err(argument("norm or quantized is null"));
         };
-        let quantized = RawQuantized {
+        let quantized = RawQuantizedRows {
             dtype: codes::dtype(quantized.dtype)?,
             scaling: codes::scaling(quantized.scaling)?,
             scales: quantized.scales as u64,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fast_allreduce::{
-    Collective, DType, Direction, Epilogue, Error, Quantized, RawQuantized, RawRmsNorm, ReduceOp, Scaling,
-    Transfer, Transport,
+    Collective, DType, Direction, Epilogue, Error, QuantizedTransport, RawQuantizedRows, RawRmsNorm,
+    ReduceOp, Scaling, Transfer, Transport,
 };
 use pyo3::prelude::*;
 
@@ -179,7 +179,7 @@ fn quantized(
     scaling: Scaling,
     normed: &Operand,
     (count, hidden): (usize, usize),
-) -> PyResult<RawQuantized> {
+) -> PyResult<RawQuantizedRows> {
     let needed = scaling.count(count.checked_div(hidden).unwrap_or(0), hidden);
     if normed.count != count {
         let has = normed.count;
@@ -196,7 +196,7 @@ fn quantized(
         };
         return Err(invalid(py, format!("{name} has {has} elements, and the call needs {needs}")));
     }
-    Ok(RawQuantized { dtype: normed.dtype, scaling, scales: scales.address })
+    Ok(RawQuantizedRows { dtype: normed.dtype, scaling, scales: scales.address })
 }
 
 #[pymethods]
@@ -234,7 +234,7 @@ impl Communicator {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let transport: Transport = transport.parse().map_err(|error| raised(py, error))?;
-        let collective = Collective::AllReduceQuantized(Quantized { transport, tolerance });
+        let collective = Collective::AllReduceQuantized(QuantizedTransport { transport, tolerance });
         let (input, output) = match recvbuf {
             None => (self.written("sendbuf", sendbuf)?, None),
             Some(recvbuf) => (self.read("sendbuf", sendbuf)?, Some(self.written("recvbuf", recvbuf)?)),

@@ -2,7 +2,7 @@
 
 use super::epilogue::Epilogue;
 use super::identity::CallKind;
-use super::quantized::Quantized;
+use super::quantized::QuantizedTransport;
 use crate::op::ReduceOp;
 use crate::plan::PlannedCall;
 
@@ -19,7 +19,7 @@ pub enum Collective<'a> {
     /// is that of the residual.
     AllReduceEpilogue(&'a Epilogue),
     /// Every rank has the sum of all ranks' inputs, with an error: they and the sum are quantised on their way.
-    AllReduceQuantized(Quantized),
+    AllReduceQuantized(QuantizedTransport),
     /// Every rank has all ranks' inputs, one after the other.
     AllGather,
     /// The same with as many elements from each rank as stand here, by rank.
@@ -181,7 +181,7 @@ impl Collective<'_> {
 
     /// How the parts of a sum are moved, where they are quantised.
     #[inline]
-    pub(crate) const fn quantized(&self) -> Option<Quantized> {
+    pub(crate) const fn quantized(&self) -> Option<QuantizedTransport> {
         match *self {
             Self::AllReduceQuantized(quantized) => Some(quantized),
             _ => None,

@@ -98,7 +98,7 @@ pub struct RawRmsNorm {
     /// Where normalised rows go, apart from all else but the input.
     pub output: u64,
     /// What they are made: 8-bit numbers with scales, apart from the input as well; `None`: of the call's type.
-    pub quantized: Option<RawQuantized>,
+    pub quantized: Option<RawQuantizedRows>,
 }
 
 /// Scales by which rows are made 8-bit numbers: the element of a row is about its number times the scale. `S` is what they are
@@ -139,7 +139,7 @@ impl Scaling {
 
 /// How rows are made 8-bit numbers, by address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RawQuantized {
+pub struct RawQuantizedRows {
     /// What they become: `I8`, `F8E4M3` or `F8E5M2`.
     pub dtype: DType,
     /// Which elements have a scale in common.
@@ -148,7 +148,7 @@ pub struct RawQuantized {
     pub scales: u64,
 }
 
-impl RawQuantized {
+impl RawQuantizedRows {
     /// Refuses another number of scales than rows have.
     pub(crate) fn check_scales(&self, len: usize, count: usize, hidden: usize) -> Result<()> {
         let needed = self.scaling.count(count.checked_div(hidden).unwrap_or(0), hidden);
@@ -178,7 +178,7 @@ impl Epilogue {
     /// The numbers that ranks have to agree on, in a word: it is no hash, so that errors can tell them.
     pub(crate) fn digest(&self) -> u64 {
         self.norm.map_or(0, |RawRmsNorm { hidden, epsilon, weight, unit_offset, quantized, .. }| {
-            let quantized = quantized.map_or(0, |RawQuantized { dtype, scaling, .. }| {
+            let quantized = quantized.map_or(0, |RawQuantizedRows { dtype, scaling, .. }| {
                 u64::from(dtype as u32 + 1) << BECOMES | u64::from(scaling as u32) << SCALING
             });
             let weight = if weight == 0 { 0 } else { WEIGHT };
@@ -226,7 +226,7 @@ impl Epilogue {
                 let RawRmsNorm { hidden, epsilon, weight, unit_offset, output, quantized } = norm;
                 let (dtype, scaling, scales) = match quantized {
                     None => (dtype, abi::FA_NOT_SCALED, 0),
-                    Some(RawQuantized { dtype, scaling, scales }) => {
+                    Some(RawQuantizedRows { dtype, scaling, scales }) => {
                         let before = match scaling {
                             Scaling::Given => 0,
                             _ => scaling.count(done / hidden, hidden),
@@ -268,7 +268,7 @@ impl Epilogue {
         if !(epsilon >= 0.0 && epsilon.is_finite()) {
             return refuse("epsilon", epsilon.to_string(), "a number of at least 0");
         }
-        if let Some(RawQuantized { dtype, .. }) = quantized {
+        if let Some(RawQuantizedRows { dtype, .. }) = quantized {
             if !matches!(dtype, DType::I8 | DType::F8E4M3 | DType::F8E5M2) {
                 return refuse("quantised type", dtype.to_string(), "i8, f8e4m3 or f8e5m2");
             }
@@ -282,7 +282,7 @@ impl Epilogue {
         if let Some(RawRmsNorm { hidden, weight, output, quantized, .. }) = self.norm {
             let becomes = quantized.map_or(dtype, |quantized| quantized.dtype);
             operands.push(("normalised", Operand::new("normalised", output, count, becomes)?));
-            if let Some(RawQuantized { scaling, scales, .. }) = quantized {
+            if let Some(RawQuantizedRows { scaling, scales, .. }) = quantized {
                 let scales_of = scaling.count(count / hidden, hidden);
                 let which = if scaling == Scaling::Given { "given scale" } else { "scales" };
                 if count != 0 {

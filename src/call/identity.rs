@@ -6,7 +6,7 @@ use std::hash::Hasher;
 use fnv::FnvHasher;
 
 use super::epilogue::Epilogue;
-use super::quantized::Quantized;
+use super::quantized::QuantizedTransport;
 use crate::abi::FaCall;
 use crate::dtype::DType;
 use crate::op::ReduceOp;
@@ -162,7 +162,7 @@ impl fmt::Display for CallId {
         let digest = match (kind, *digest) {
             (_, 0) => None,
             (CallKind::AllReduceRmsNorm, digest) => Some(Epilogue::describe(digest)),
-            (CallKind::AllReduceQuantized, digest) => Some(Quantized::describe(digest)),
+            (CallKind::AllReduceQuantized, digest) => Some(QuantizedTransport::describe(digest)),
             (_, digest) => Some(format!("counts by rank with the digest {digest:016x}")),
         };
         let details: Vec<_> = [op, algorithm, root, digest].into_iter().flatten().collect();

@@ -409,7 +409,7 @@ impl Message<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::quantized::{Quantized, Transport};
+    use super::super::quantized::{QuantizedTransport, Transport};
     use super::*;
     use crate::op::ReduceOp;
 
@@ -417,8 +417,9 @@ mod tests {
     fn a_call_is_again_only_what_it_was() {
         let of = |collective, count, dtype| Message { collective, input: 0, output: 0, count, dtype };
         let counts = [1, 2];
-        let quantized =
-            |transport, tolerance| Collective::AllReduceQuantized(Quantized { transport, tolerance });
+        let quantized = |transport, tolerance| {
+            Collective::AllReduceQuantized(QuantizedTransport { transport, tolerance })
+        };
         let calls = [
             of(Collective::AllReduce(ReduceOp::Sum), 3, DType::F32),
             of(Collective::AllReduce(ReduceOp::Max), 3, DType::F32),

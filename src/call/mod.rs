@@ -12,12 +12,12 @@ mod transfer;
 
 pub(crate) use self::cache::{CallCache, Prepared};
 pub use self::collective::Collective;
-pub use self::epilogue::{Epilogue, RawQuantized, RawRmsNorm, RmsNorm, Scales, Scaling};
+pub use self::epilogue::{Epilogue, RawQuantizedRows, RawRmsNorm, RmsNorm, Scales, Scaling};
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};
 pub(crate) use self::message::{Message, Partition};
 pub(crate) use self::operand::same_length;
-pub use self::quantized::{Quantized, Transport};
+pub use self::quantized::{QuantizedTransport, Transport};
 pub(crate) use self::transfer::{check_transfers, pack, transfers_id, Moved, NO_TRANSFERS};
 pub use self::transfer::{Direction, Group, Transfer};

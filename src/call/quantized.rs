@@ -82,7 +82,7 @@ fn exp2(exponent: i32) -> f64 {
 
 /// Which transport a call may use, and the error that its caller accepts for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Quantized {
+pub struct QuantizedTransport {
     /// What is moved.
     pub transport: Transport,
     /// At least [`Transport::error_bound`] of the element type.
@@ -90,9 +90,9 @@ pub struct Quantized {
 }
 
 // A tolerance that is no number is refused.
-impl Eq for Quantized {}
+impl Eq for QuantizedTransport {}
 
-impl Quantized {
+impl QuantizedTransport {
     /// What ranks have to agree on, in a word: it is no hash, so that errors can tell.
     pub(crate) fn digest(self) -> u64 {
         let Self { transport, tolerance } = self;
@@ -151,7 +151,7 @@ mod tests {
     fn a_tolerance_is_refused_from_just_below_the_bound() {
         for transport in Transport::ALL {
             let bound = transport.error_bound(DType::Bf16).unwrap();
-            let check = |tolerance| Quantized { transport, tolerance }.check(DType::Bf16);
+            let check = |tolerance| QuantizedTransport { transport, tolerance }.check(DType::Bf16);
             assert_eq!((check(bound), check(f32::INFINITY)), (Ok(()), Ok(())));
             for tolerance in [f32::from_bits(bound.to_bits() - 1), 0.0, -1.0, f32::NAN] {
                 let text = check(tolerance).unwrap_err().to_string();

@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use super::typed::typed_collectives;
 use super::Communicator;
 use crate::call::{
-    check_transfers, same_length, transfers_id, CallKind, Collective, Group, Message, Quantized, Transfer,
-    Transport,
+    check_transfers, same_length, transfers_id, CallKind, Collective, Group, Message, QuantizedTransport,
+    Transfer, Transport,
 };
 use crate::device::Host;
 use crate::dtype::{DType, Element};

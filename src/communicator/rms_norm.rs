@@ -2,7 +2,7 @@
 
 use super::Communicator;
 use crate::call::{
-    same_length, Collective, Epilogue, Message, RawQuantized, RawRmsNorm, RmsNorm, Scales, Scaling,
+    same_length, Collective, Epilogue, Message, RawQuantizedRows, RawRmsNorm, RmsNorm, Scales, Scaling,
 };
 use crate::device::{Device, Host};
 use crate::dtype::Element;
@@ -127,7 +127,7 @@ impl Communicator<Host> {
             Scales::PerRow(scales) => (Scaling::PerRow, scales.len(), scales.as_mut_ptr() as u64),
             Scales::PerGroup(scales) => (Scaling::PerGroup, scales.len(), scales.as_mut_ptr() as u64),
         };
-        let quantized = RawQuantized { dtype: Q::DTYPE, scaling, scales };
+        let quantized = RawQuantizedRows { dtype: Q::DTYPE, scaling, scales };
         quantized.check_scales(len, input.len(), norm.hidden)?;
         let raw = Self::raw_norm(&norm, output.as_mut_ptr() as u64)?;
         let raw = RawRmsNorm { quantized: Some(quantized), ..raw };

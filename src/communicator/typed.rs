@@ -28,7 +28,7 @@ macro_rules! typed_collectives {
                 transport: Transport,
                 tolerance: f32,
             ) -> Result<()> {
-                let collective = Collective::AllReduceQuantized(Quantized { transport, tolerance });
+                let collective = Collective::AllReduceQuantized(QuantizedTransport { transport, tolerance });
                 self.between($($stream,)? collective, input.len(), input, output)
             }
 
@@ -44,7 +44,7 @@ macro_rules! typed_collectives {
                 transport: Transport,
                 tolerance: f32,
             ) -> Result<()> {
-                let collective = Collective::AllReduceQuantized(Quantized { transport, tolerance });
+                let collective = Collective::AllReduceQuantized(QuantizedTransport { transport, tolerance });
                 self.in_place($($stream,)? collective, data)
             }
 

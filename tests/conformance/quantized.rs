@@ -1,7 +1,7 @@
 //! Sums with quantised transport, on the host: every length, type and placement, each instruction set, and what is refused.
 
 use fast_allreduce::device::host::Isa;
-use fast_allreduce::{Collective, DType, Error, Quantized, Result, Transport};
+use fast_allreduce::{Collective, DType, Error, QuantizedTransport, Result, Transport};
 
 use crate::host::Build;
 use crate::rms_norm::HostCaller;
@@ -159,7 +159,7 @@ fn bad_arguments_are_refused() {
         let short = communicator.all_reduce_quantized(&[1.0_f32; 3], &mut [0.0; 4], Transport::Int8, 0.1);
         assert!(matches!(short, Err(Error::LengthMismatch { input: 3, output: 4 })), "{short:?}");
         let collective =
-            Collective::AllReduceQuantized(Quantized { transport: Transport::Int8, tolerance: 0.1 });
+            Collective::AllReduceQuantized(QuantizedTransport { transport: Transport::Int8, tolerance: 0.1 });
         let mut data = [127.0_f32; 8];
         let (input, output) = (data.as_ptr(), data[1..].as_mut_ptr());
         // SAFETY: refused.

@@ -2,7 +2,7 @@
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{
-    Algorithm, Buffer, Collective, Communicator, DType, Epilogue, Error, Host, RawQuantized, RawRmsNorm,
+    Algorithm, Buffer, Collective, Communicator, DType, Epilogue, Error, Host, RawQuantizedRows, RawRmsNorm,
     Result, RmsNorm, Scales, Scaling,
 };
 
@@ -295,7 +295,7 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
     }
     call(at(16), at(16), at(0), at(24)).unwrap();
     let quantised = |output, scales| {
-        let quantized = Some(RawQuantized { dtype: DType::I8, scaling: Scaling::PerRow, scales });
+        let quantized = Some(RawQuantizedRows { dtype: DType::I8, scaling: Scaling::PerRow, scales });
         let norm = RawRmsNorm { hidden: 4, epsilon: 0.0, weight: 0, unit_offset: false, output, quantized };
         let epilogue = Epilogue { residual: at(16), norm: Some(norm) };
         let collective = Collective::AllReduceEpilogue(&epilogue);
@@ -364,7 +364,8 @@ fn ranks_that_quantise_differently() {
             let (input, mut memory) = ([1.0_f32; 8], [0.0_f32; 32]);
             let at = memory.as_mut_ptr() as u64;
             let scales = at + 16 * 4;
-            let quantized = hows[rank.rank()].map(|(dtype, scaling)| RawQuantized { dtype, scaling, scales });
+            let quantized =
+                hows[rank.rank()].map(|(dtype, scaling)| RawQuantizedRows { dtype, scaling, scales });
             let norm = RawRmsNorm {
                 hidden: 4,
                 epsilon: 0.0,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
-use fast_allreduce::{Algorithm, Collective, DType, Error, Quantized, Transport};
+use fast_allreduce::{Algorithm, Collective, DType, Error, QuantizedTransport, Transport};
 
 use crate::fixture::{Plain, Setup};
 use crate::gpu::{gpu, Gpus, LIMIT};
@@ -70,7 +70,8 @@ fn a_world_in_one_launch(_: Gpus) {
     }
     let mut world = CudaWorld::new(0, 2, 16 << 10, 0, LIMIT).unwrap();
     let plan = WorldPlan { algorithm: Algorithm::TwoShotPull, blocks: 1, threads: 33, registered: false };
-    let collective = Collective::AllReduceQuantized(Quantized { transport: Transport::Int8, tolerance: 0.1 });
+    let collective =
+        Collective::AllReduceQuantized(QuantizedTransport { transport: Transport::Int8, tolerance: 0.1 });
     let memory = Plain::new(world.stream().context(), 4096);
     let rank = WorldRank { collective, input: memory.address, output: memory.address };
     // SAFETY: nothing is launched.

@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::slices::Addresses;
 use crate::call::{
-    same_length, Collective, Epilogue, Message, RawQuantized, RawRmsNorm, RmsNorm, Scales, Scaling,
+    same_length, Collective, Epilogue, Message, RawQuantizedRows, RawRmsNorm, RmsNorm, Scales, Scaling,
 };
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
@@ -106,10 +106,10 @@ impl Communicator<Cuda> {
             Scales::PerRow(scales) => (Scaling::PerRow, scales.len()),
             Scales::PerGroup(scales) => (Scaling::PerGroup, scales.len()),
         };
-        let quantized = RawQuantized { dtype: Q::DTYPE, scaling, scales: 0 };
+        let quantized = RawQuantizedRows { dtype: Q::DTYPE, scaling, scales: 0 };
         quantized.check_scales(len, input.len(), norm.hidden)?;
         let at = |weight, output, scales| RawRmsNorm {
-            quantized: Some(RawQuantized { scales, ..quantized }),
+            quantized: Some(RawQuantizedRows { scales, ..quantized }),
             ..norm.at(weight, output)
         };
         self.check_sum::<T>(residual.len(), Some(at(0, 0, 0)))?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::slices::Addresses;
-use crate::call::{same_length, Collective, Message, Quantized, Transport};
+use crate::call::{same_length, Collective, Message, QuantizedTransport, Transport};
 use crate::communicator::typed::typed_collectives;
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;

@@ -1,7 +1,7 @@
 //! Sums with quantised transport: what is expected, element by element from the format in `docs/quantized.md`, how far from the exact
 //! sum that may be, and a call that is compared.
 
-use fast_allreduce::{Collective, DType, Quantized, ReduceOp, Transport};
+use fast_allreduce::{Collective, DType, QuantizedTransport, ReduceOp, Transport};
 
 use super::ofp8::E4M3;
 use super::oracle;
@@ -14,7 +14,7 @@ const GROUP: usize = 32;
 pub struct QuantizedSum {
     pub dtype: DType,
     pub count: usize,
-    pub quantized: Quantized,
+    pub quantized: QuantizedTransport,
     /// By rank, as bytes.
     pub inputs: Vec<Vec<u8>>,
     pub expected: Vec<u8>,
@@ -52,7 +52,8 @@ impl QuantizedSum {
             1 => oracle::reduce(dtype, ReduceOp::Sum, &inputs),
             _ => sum(dtype, transport, &inputs),
         };
-        let message = Self { dtype, count, quantized: Quantized { transport, tolerance }, inputs, expected };
+        let message =
+            Self { dtype, count, quantized: QuantizedTransport { transport, tolerance }, inputs, expected };
         if kind > 1 {
             message.check_bound(bound);
         }
@@ -185,7 +186,7 @@ pub fn closest_to_the_bound(transport: Transport, dtype: DType) -> f64 {
         let inputs = vec![input(&mut random), input(&mut random)];
         let expected = sum(dtype, transport, &inputs);
         let bound = transport.error_bound(dtype).unwrap();
-        let quantized = Quantized { transport, tolerance: bound };
+        let quantized = QuantizedTransport { transport, tolerance: bound };
         QuantizedSum { dtype, count: GROUP, quantized, inputs, expected }.check_bound(bound)
     });
     most.fold(0.0, f64::max)

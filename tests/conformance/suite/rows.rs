@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use fast_allreduce::{Collective, DType, Epilogue, RawQuantized, RawRmsNorm, ReduceOp, Result, Scaling};
+use fast_allreduce::{Collective, DType, Epilogue, RawQuantizedRows, RawRmsNorm, ReduceOp, Result, Scaling};
 use half::{bf16, f16};
 
 use super::oracle;
@@ -220,7 +220,7 @@ impl Rows {
         match (stops, normed_in_place, becomes) {
             (true, ..) => {}
             (_, _, Some((after, dtype, scaling))) => {
-                quantized = Some(RawQuantized { dtype, scaling, scales });
+                quantized = Some(RawQuantizedRows { dtype, scaling, scales });
                 memory.push((normed, poison(&after.numbers), Cow::from(after.numbers)));
                 let before =
                     if scaling == Scaling::Given { after.scales.clone() } else { poison(&after.scales) };
