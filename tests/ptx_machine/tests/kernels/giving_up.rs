@@ -3,7 +3,7 @@
 use fast_allreduce_ptx_machine::{Program, Settings};
 
 use crate::abi::*;
-use crate::elements::{BF16, F16, F32};
+use crate::elements::{Element, BF16, F16, F32};
 use crate::hot::ALGORITHMS;
 use crate::world::{World, CHUNK};
 
@@ -81,7 +81,13 @@ fn every_kernel_of_any_world(program: &Program) {
         TYPES.iter().zip(0..).map(of_type)
     });
     let others = OTHERS.iter().zip(8..).map(|(&name, algorithm)| (name.to_owned(), algorithm, FA_F32, 4));
-    for (kernel, algorithm, dtype, bytes) in reducing.chain(others) {
+    let norming = ALGORITHMS.iter().zip(FA_ONE_SHOT_PULL_NORM..).flat_map(|(&(name, _), algorithm)| {
+        let of_type = move |ty: Element| (format!("{name}_norm_{}", ty.name), algorithm, ty.code, ty.bytes);
+        [F16, BF16, F32].map(of_type)
+    });
+    let quantized = [F16, BF16, F32]
+        .map(|ty| ("two_shot_quantized".to_owned(), FA_TWO_SHOT_QUANTIZED, ty.code, ty.bytes));
+    for (kernel, algorithm, dtype, bytes) in reducing.chain(others).chain(norming).chain(quantized) {
         if crate::is_left_out(program, &kernel) {
             continue;
         }
@@ -135,8 +141,13 @@ impl Case<'_> {
         self.a_launch_after_one_that_failed();
         self.what_its_process_says();
         match self.algorithm {
-            FA_TWO_SHOT_PUSH => self.ranks_that_leave_after_their_inputs(),
-            FA_ONE_SHOT_PUSH | FA_RING | FA_HALVING_DOUBLING | FA_BARRIER => {}
+            FA_TWO_SHOT_PUSH | FA_TWO_SHOT_PUSH_NORM => self.ranks_that_leave_after_their_inputs(),
+            FA_ONE_SHOT_PUSH
+            | FA_ONE_SHOT_PUSH_NORM
+            | FA_RING
+            | FA_HALVING_DOUBLING
+            | FA_BARRIER
+            | FA_TWO_SHOT_QUANTIZED => {}
             _ => {
                 self.a_buffer_that_is_not_known();
                 self.a_rank_that_leaves_before_the_second_barrier();

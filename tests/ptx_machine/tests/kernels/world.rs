@@ -8,6 +8,9 @@ use fast_allreduce_ptx_machine::{coverage, Launch, LaunchError, Memory, Program,
 
 use crate::abi::*;
 
+/// Elements of a row, where rows are normalised.
+const ROW: u32 = 64;
+
 /// Zeroed, 128-byte aligned bytes at an address that stays.
 pub struct Bytes(Vec<Line>);
 
@@ -222,10 +225,12 @@ impl World {
         launches: &[FaLaunch],
         settings: Settings,
     ) -> Result<(), LaunchError> {
+        let operands: Vec<_> = launches.iter().map(|launch| self.with_operands(launch)).collect();
         let launches: Vec<_> = launches
             .iter()
             .zip(kernels)
-            .map(|(launch, kernel)| self.as_launch(kernel, shape, launch))
+            .zip(&operands)
+            .map(|((launch, kernel), params)| Launch { params, ..self.as_launch(kernel, shape, launch) })
             .collect();
         let result = program.launch(&launches, Settings { limit: LIMIT, ..settings });
         kernels.iter().for_each(|kernel| coverage::note(program, kernel));
@@ -236,6 +241,20 @@ impl World {
     pub fn sentinels(&self) -> impl Iterator<Item = &[u8]> {
         let first = size_of::<FaRegionHead>().next_multiple_of(128) + 2 * MAILBOX;
         self.regions.iter().map(move |region| &region.read()[first..first + MAILBOX])
+    }
+
+    /// A kernel's parameters: the launch, and if it normalises rows, how. Its residual is its input, in whose place rows are normalised.
+    fn with_operands(&self, launch: &FaLaunch) -> Vec<u8> {
+        let mut params = bytes_of(launch).to_vec();
+        if launch.algorithm >= FA_ONE_SHOT_PULL_NORM {
+            // SAFETY: a struct of numbers.
+            let mut norm: FaRmsNorm = unsafe { std::mem::zeroed() };
+            (norm.residual, norm.normed) = (launch.input, launch.input);
+            (norm.row, norm.rows) = (ROW, launch.count as u32 / ROW);
+            (norm.epsilon, norm.dtype) = (1e-5, launch.dtype);
+            params.extend_from_slice(bytes_of(&norm));
+        }
+        params
     }
 
     fn as_launch<'a>(
