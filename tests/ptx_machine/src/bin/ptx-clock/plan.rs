@@ -120,8 +120,12 @@ mod tests {
                 assert!(planned(&rows, ranks, 1 << 30).is_some(), "{machine}: {ranks} ranks");
             }
         }
-        let first = |machine: &str| rows(&Machine::named(machine).unwrap())[0].max_bytes;
-        assert_eq!(["a100", "h100", "b200"].map(first), [256 << 10, 256 << 10, 4 << 20]);
+        // One-shots between four.
+        let first = |machine: &str| {
+            let rows = rows(&Machine::named(machine).unwrap());
+            planned(&rows, 4, 1).map(|row| row.max_bytes)
+        };
+        assert_eq!(["a100", "h100", "b200"].map(first), [64 << 10, 128 << 10, 256 << 10].map(Some));
         assert_eq!(bytes("512 * KIB"), Some(512 << 10));
         assert_eq!(snake("HalvingDoubling"), "halving_doubling");
     }
