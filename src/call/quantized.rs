@@ -32,17 +32,29 @@ impl Transport {
     /// What [`Communicator::all_reduce_quantized`](crate::Communicator::all_reduce_quantized) guarantees: no element of the result is
     /// further from the exact sum than this, times the sum over the ranks of the largest magnitude in the element's group. The
     /// rounding to the type is included. `None` for types that are not transported so.
-    pub fn error_bound(self, dtype: DType) -> Option<f32> {
+    pub const fn error_bound(self, dtype: DType) -> Option<f32> {
+        // Computed by the compiler: no state of the caller's floating-point unit has a say.
+        const BOUNDS: [[f32; 3]; 2] = [Transport::Int8.bounds(), Transport::F8E4M3.bounds()];
+        let of = &BOUNDS[self as usize];
+        match dtype {
+            DType::F16 => Some(of[0]),
+            DType::Bf16 => Some(of[1]),
+            DType::F32 => Some(of[2]),
+            _ => None,
+        }
+    }
+
+    /// Of f16, bf16 and f32.
+    const fn bounds(self) -> [f32; 3] {
+        [self.bound(exp2(-11)), self.bound(exp2(-8)), self.bound(0.0)]
+    }
+
+    /// With that rounding of the result.
+    const fn bound(self, rounding: f64) -> f32 {
         // Half of the distance between the largest values of the format, over the largest.
         let (half_step, most) = match self {
             Self::Int8 => (0.5, 127.0),
             Self::F8E4M3 => (16.0, 448.0),
-        };
-        let rounding = match dtype {
-            DType::F16 => exp2(-11),
-            DType::Bf16 => exp2(-8),
-            DType::F32 => 0.0,
-            _ => return None,
         };
         // Of one quantisation: scales are rounded up to 8 bits, and what is rounded is a product of f32.
         let once = (half_step / most + exp2(-22)) * (1.0 + exp2(-7)) * (1.0 + exp2(-22));
@@ -52,7 +64,7 @@ impl Transport {
         // Each input once, the sum once, the result once.
         let bound = once + sum + once * grown + rounding * grown * (1.0 + once);
         // The next f32: the conversion may have rounded down.
-        Some(f32::from_bits((bound as f32).to_bits() + 1))
+        f32::from_bits((bound as f32).to_bits() + 1)
     }
 }
 
@@ -76,8 +88,8 @@ impl std::str::FromStr for Transport {
     }
 }
 
-fn exp2(exponent: i32) -> f64 {
-    2.0_f64.powi(exponent)
+const fn exp2(exponent: i64) -> f64 {
+    f64::from_bits(((1023 + exponent) as u64) << 52)
 }
 
 /// Which transport a call may use, and the error that its caller accepts for it.
@@ -116,7 +128,10 @@ impl QuantizedTransport {
                 value: dtype.to_string(),
                 expected: "f16, bf16 or f32 where transport is quantised",
             }),
-            Some(bound) if tolerance >= bound => Ok(()),
+            // Of numbers that are not negative the bits are in the order of the numbers.
+            Some(bound) if (bound.to_bits()..=f32::INFINITY.to_bits()).contains(&tolerance.to_bits()) => {
+                Ok(())
+            }
             Some(bound) => Err(Error::InvalidSetting {
                 name: "tolerance",
                 value: format!("{tolerance:?}, where {transport} guarantees {bound:?} for {dtype}"),

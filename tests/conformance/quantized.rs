@@ -1,7 +1,7 @@
 //! Sums with quantised transport, on the host: every length, type and placement, each instruction set, and what is refused.
 
 use fast_allreduce::device::host::Isa;
-use fast_allreduce::{Collective, DType, Error, QuantizedTransport, Result, Transport};
+use fast_allreduce::{Collective, Communicator, DType, Error, Host, QuantizedTransport, Result, Transport};
 
 use crate::host::Build;
 use crate::rms_norm::HostCaller;
@@ -190,6 +190,22 @@ fn ranks_that_differ() {
             assert!(text.contains(told), "{text}");
         });
     }
+}
+
+/// In two things that lie side by side in what ranks compare, without the exchange that checks calls. They once cancelled out.
+#[test]
+fn ranks_that_differ_in_two() {
+    threads(2, |rank| {
+        let builder = Communicator::builder().check(false).timeout(std::time::Duration::from_secs(10));
+        let number = rank.rank();
+        let communicator = builder.build(Host::new(), rank).unwrap();
+        let tolerance = f32::from_bits(0.5_f32.to_bits() ^ number as u32);
+        let mut data = [100.0_f32; 32];
+        let error = communicator
+            .all_reduce_quantized_in_place(&mut data, Transport::ALL[number], tolerance)
+            .unwrap_err();
+        assert!(matches!(error, Error::Disagreement { .. }), "{error:?}");
+    });
 }
 
 /// As of any call: the rank that does not come is named, and the communicator is poisoned.

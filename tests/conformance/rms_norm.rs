@@ -348,6 +348,28 @@ fn ranks_that_differ() {
     }
 }
 
+/// In two things that lie side by side in what ranks compare, without the exchange that checks calls. They once cancelled out.
+#[test]
+fn ranks_that_differ_in_two() {
+    type Differ = fn(usize) -> (usize, f32, bool);
+    let differences: [Differ; 2] = [
+        |rank| (64, [1.0, 1.25][rank], rank == 0),
+        |rank| (64 << rank, f32::from_bits(1e-5_f32.to_bits() ^ (192 * rank as u32)), false),
+    ];
+    for (number, differ) in differences.into_iter().enumerate() {
+        threads(2, |rank| {
+            let (hidden, epsilon, unit_offset) = differ(rank.rank());
+            let builder = Communicator::builder().check(false).timeout(std::time::Duration::from_secs(10));
+            let communicator = builder.build(Host::new(), rank).unwrap();
+            let norm = RmsNorm::new(hidden, epsilon).unit_offset(unit_offset);
+            let (mut residual, mut output) = ([1.0_f32; 128], [0.0_f32; 128]);
+            let result = communicator.all_reduce_rms_norm(&[1.0_f32; 128], &mut residual, &mut output, norm);
+            let error = result.unwrap_err();
+            assert!(matches!(error, Error::Disagreement { .. }), "{number}: {error:?}");
+        });
+    }
+}
+
 /// In what rows become, and which elements have a scale in common.
 #[test]
 fn ranks_that_quantise_differently() {
