@@ -63,8 +63,8 @@ impl Transport {
         let grown = (1.0 + once) * (1.0 + sum);
         // Each input once, the sum once, the result once.
         let bound = once + sum + once * grown + rounding * grown * (1.0 + once);
-        // The next f32: the conversion may have rounded down.
-        f32::from_bits((bound as f32).to_bits() + 1)
+        // The conversion must not round down.
+        (bound * (1.0 + exp2(-23))) as f32
     }
 }
 
@@ -88,8 +88,14 @@ impl std::str::FromStr for Transport {
     }
 }
 
-const fn exp2(exponent: i64) -> f64 {
-    f64::from_bits(((1023 + exponent) as u64) << 52)
+/// Two to a power that is not positive.
+const fn exp2(exponent: i32) -> f64 {
+    let (mut power, mut left) = (1.0, exponent);
+    while left < 0 {
+        power /= 2.0;
+        left += 1;
+    }
+    power
 }
 
 /// Which transport a call may use, and the error that its caller accepts for it.
