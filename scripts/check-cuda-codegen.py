@@ -36,8 +36,8 @@ TRANSFER_ACQUIRES = 3
 PACKETS = r"push|ring|halving_doubling"
 # Kernels launch with up to 512 threads, and a block has 65536 registers.
 MAX_REGISTERS = 65536 // 512
-# The largest is a two-shot by packets between 7 or 8 ranks.
-MAX_HOT_BYTES = 9 << 10
+# The largest is a two-shot by packets between 7 ranks, of 16-bit floats, on sm_100.
+MAX_HOT_BYTES = 37 << 8
 MAX_FATBIN = 8 << 20
 # As it is stored, compressed.
 MAX_PTX = 4 << 20

@@ -185,6 +185,9 @@ FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block 
   }
 }
 
+// A rank of so many, from below twice as many: less code than a division.
+FA_FN u32 around(u32 rank, u32 world) { return rank < world ? rank : rank - world; }
+
 #if FA_CUDA
 // Packs of an index of several slices are loaded before one is sent, so that no load of them waits for
 // another.
@@ -201,11 +204,11 @@ FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Bl
       Pack packs[kBatch];
       FA_UNROLL
       for (u32 k = 0; k < kBatch; ++k)
-        packs[k] = load(from + u64((rank + begin + k) % W * slices.each + i) * kPackBytes, Whole{}, 0);
+        packs[k] = load(from + u64(around(rank + begin + k, W) * slices.each + i) * kPackBytes, Whole{}, 0);
       FA_UNROLL
       for (u32 k = 0; k < kBatch; ++k) {
         // Each rank writes to one peer at a time, a different one from its peers.
-        Slot *slots = reinterpret_cast<Slot *>(launch.regions[(rank + begin + k) % W] + first);
+        Slot *slots = reinterpret_cast<Slot *>(launch.regions[around(rank + begin + k, W)] + first);
         if (begin + k < W)
           store_packet(slot_at(slots, i, tag), packs[k], tag);
       }
@@ -225,7 +228,7 @@ FA_FN void send_to_all(const FaLaunch &launch, u32 world, u32 epoch, u32 part, u
   FA_UNROLL_BY((W == 0 ? 1 : W))
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank writes to one peer at a time, a different one from its peers.
-    const u32 r = (rank + step) % world;
+    const u32 r = around(rank + step, world);
     store_packet(reinterpret_cast<Slot *>(launch.regions[r] + slot), pack, tag);
   }
 }
