@@ -2,7 +2,7 @@
 //! state is as it was.
 
 use fast_allreduce::device::host::Isa;
-use fast_allreduce::{Algorithm, Communicator, Element, Host, ReduceOp};
+use fast_allreduce::{Algorithm, Communicator, DType, Element, Host, ReduceOp, RmsNorm, Transport};
 use half::{bf16, f16};
 
 use crate::random::Random;
@@ -14,6 +14,8 @@ mod state {
 
     /// Flush to zero with denormals are zero, each rounding mode, and a division by zero that traps.
     pub const OTHERS: [u64; 5] = [0x9FC0, 0x3F80, 0x5F80, 0x7F80, 0x1D80];
+    /// Inexact results trap, and all that can.
+    pub const TRAPPING: [u64; 2] = [0x0F80, 0x0000];
 
     pub fn get() -> u64 {
         let mut state = 0_u32;
@@ -36,6 +38,8 @@ mod state {
 
     /// Flush to zero, and each rounding mode.
     pub const OTHERS: [u64; 4] = [1 << 24, 1 << 22, 2 << 22, 3 << 22];
+    /// Not all processors can.
+    pub const TRAPPING: [u64; 0] = [];
 
     pub fn get() -> u64 {
         let state: u64;
@@ -117,5 +121,43 @@ fn the_same_bits_whatever_the_state_of_the_callers() {
         same_bits::<f64>(|value| value, f64::from_bits(1), f64::to_bits, isa);
         same_bits::<f16>(f16::from_f64, f16::from_bits(1).to_f64(), |value| value.to_bits().into(), isa);
         same_bits::<bf16>(bf16::from_f64, bf16::from_bits(1).to_f64(), |value| value.to_bits().into(), isa);
+    }
+}
+
+/// Sums with quantised transport and with a norm. The least tolerance is accepted in each state.
+#[test]
+fn quantised_and_fused_calls_whatever_the_state() {
+    const COUNT: usize = 512;
+    let states = || [state::get()].into_iter().chain(state::OTHERS).chain(state::TRAPPING);
+    let tolerance = Transport::Int8.error_bound(DType::F32).unwrap();
+    let results = threads_on(
+        Host::new,
+        2,
+        |_| builder(),
+        |communicator| {
+            let rank = communicator.rank();
+            let call = |others: u64| {
+                let mut random = Random::fixed(rank as u64);
+                let mut quantized: Vec<f32> = (0..COUNT).map(|_| random.below(4000) as f32 / 3.0).collect();
+                let (mut normed, mut residual) = (quantized.clone(), vec![0.1_f32; COUNT]);
+                let norm = RmsNorm::new(COUNT / 4, 1e-5);
+                let before = state::get();
+                let own = if rank == 0 { others } else { before };
+                state::set(own);
+                let first =
+                    communicator.all_reduce_quantized_in_place(&mut quantized, Transport::Int8, tolerance);
+                let second = communicator.all_reduce_rms_norm_in_place(&mut normed, &mut residual, norm);
+                let after = state::get();
+                state::set(before);
+                first.and(second).unwrap();
+                assert_eq!(after, own, "the caller's state");
+                [quantized, normed, residual].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            states().map(call).collect::<Vec<_>>()
+        },
+    );
+    assert_eq!(results[0], results[1]);
+    for (state, result) in states().zip(&results[0]) {
+        assert!(*result == results[0][0], "{state:x}");
     }
 }

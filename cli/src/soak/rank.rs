@@ -187,14 +187,7 @@ impl Rank {
             };
             let (own, all) = (inputs(self.own_seed), inputs(self.range.seed));
             let [first, second] = &mut self.private;
-            let (mut registered_input, mut registered_output) = match &mut world.buffer {
-                Some(buffer) => {
-                    let half = buffer.len() / 2;
-                    let (input, output) = buffer.split_at_mut(half);
-                    (Some(input), Some(output))
-                }
-                None => (None, None),
-            };
+            let (mut registered_input, mut registered_output) = halves(&mut world.buffer);
             let place =
                 |view: View, registered: &mut Option<_>| registered.take().filter(|_| view.is_registered);
             let input = place(placement.input, &mut registered_input).unwrap_or(first);
@@ -280,6 +273,18 @@ pub const FAULTY_COLOR: u64 = MOST_COLORS - 1;
 /// Tells the inputs of calls from each other.
 pub fn round_number(call: u64, time: u64, color: u64) -> u64 {
     (call * MOST_TIMES + time) * MOST_COLORS + color
+}
+
+/// Where a registered buffer has an input and an output, if there is one.
+pub(super) fn halves(buffer: &mut Option<Buffer<u64>>) -> (Option<&mut [u64]>, Option<&mut [u64]>) {
+    match buffer {
+        Some(buffer) => {
+            let half = buffer.len() / 2;
+            let (input, output) = buffer.split_at_mut(half);
+            (Some(input), Some(output))
+        }
+        None => (None, None),
+    }
 }
 
 impl World {

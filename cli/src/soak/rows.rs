@@ -7,7 +7,7 @@ use fast_allreduce::{Error, RmsNorm};
 use super::draw::{Call, View};
 use super::find::{Found, Made};
 use super::memory::Window;
-use super::rank::{round_number, Rank, World};
+use super::rank::{halves, round_number, Rank, World};
 use crate::failure::Failure;
 use crate::harness::check::count_changed;
 use crate::harness::rms_norm::arithmetic::{Float, EPSILON};
@@ -27,14 +27,7 @@ impl Rank {
             let (own, all) =
                 (inputs(self.own_seed, round, world_size), inputs(self.range.seed, round, world_size));
             let [first, second] = &mut self.private;
-            let (mut registered_input, mut registered_output) = match &mut world.buffer {
-                Some(buffer) => {
-                    let half = buffer.len() / 2;
-                    let (input, output) = buffer.split_at_mut(half);
-                    (Some(input), Some(output))
-                }
-                None => (None, None),
-            };
+            let (mut registered_input, mut registered_output) = halves(&mut world.buffer);
             let place =
                 |view: View, registered: &mut Option<_>| registered.take().filter(|_| view.is_registered);
             let input = place(placement.input, &mut registered_input).unwrap_or(first);
