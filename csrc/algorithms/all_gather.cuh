@@ -31,7 +31,7 @@ FA_FN void all_gather(const FaLaunch &launch, Block &block) {
     // Each rank begins with its right neighbour's, so that no rank is read by all at once.
     const u32 r = (launch.rank + step) % launch.world;
     const u64 first = launch.shares[r].first * element, share = launch.shares[r].count * element;
-    copy(block, output + first, inputs.at(r), all_packs(share), share);
+    copy_out(block, output + first, inputs.at(r), all_packs(share), share);
   }
 
   if (inputs.direct() && !barrier(launch, block, kSecond, state))

@@ -26,6 +26,9 @@ struct Channel {
 #endif
 };
 
+// What of a message of the host to itself is copied at a time. In between the other channels go on.
+constexpr u64 kOwnPieceBytes = 1 << 20;
+
 // Whether a channel can move a chunk now, or has. The outcome is that of one thread, seen by all. kPartly: of
 // a chunk that is larger than what is moved at a time. kAgain: the chunk said where the message is, which
 // could not be read there; it comes as chunks.
@@ -91,7 +94,7 @@ FA_FN u64 send_chunk(const FaLaunch &launch, Block &block, u32 peer, Channel &ch
   if (readiness != kReady)
     return readiness;
   FaChunk *signal = chunk_slot(launch, peer, launch.rank, number);
-  copy_bytes(block, chunk_data(signal), message.address + channel.done, bytes);
+  copy_bytes(block, chunk_data(signal), message.address + channel.done, bytes, message.bytes);
   block.sync();
   block.lanes(1, [&](u32) { signal_chunk(signal, channel, message, 0); });
   return kReady;
@@ -270,6 +273,8 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
       u64 bytes = left < launch.chunk_bytes ? left : launch.chunk_bytes;
       u64 outcome = kReady;
       // What a rank sends itself goes through no channel.
+      if (!FA_CUDA && peer == launch.rank)
+        bytes = left < kOwnPieceBytes ? left : kOwnPieceBytes;
       if (peer == launch.rank)
         copy_bytes(block, message.address + channel.done, message.source + channel.done, bytes);
 #if !FA_CUDA

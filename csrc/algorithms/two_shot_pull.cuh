@@ -55,7 +55,8 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
             block.sync();
           }
           // Slice by slice, so that a block stages what the same block of a peer reads.
-          copy_slices(partition, block, to, sources, slices, rank, ranks, bytes);
+          copy_slices(partition, block, to, sources, slices, rank, ranks, bytes,
+                      phase == 2 ? Target::kOutput : Target::kStaging);
           if (phase == 2)
             epilogue.gather(launch, block, state, partition, bytes);
         }

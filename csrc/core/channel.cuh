@@ -35,12 +35,13 @@ FA_FN bool gives_credit(const FaLaunch &launch, u32 number) {
   return ((number + 1) & (each - 1)) == 0;
 }
 
-// Copies bytes by the threads of this block alone.
+// Copies bytes by the threads of this block alone, as a part of `all` bytes.
 template <class Block>
-FA_STEP void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes) {
+FA_STEP void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes, u64 all = 0) {
   u8 *target = reinterpret_cast<u8 *>(to);
   const u8 *source = reinterpret_cast<const u8 *>(from);
 #if FA_CUDA
+  (void)all;
   const u32 granule = granule_of(to | from | bytes);
   block.for_each_alone(packs_of(bytes), [&](u64 i) {
     with_extent(i, bytes, pack_aligned(to | from), [&](u64 at, u64, auto extent) {
@@ -48,6 +49,12 @@ FA_STEP void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes) {
     });
   });
 #else
+  // As in `copy_out`. It is ordered as plain stores are: the C library ends stores that bypass caches by a
+  // fence.
+  if ((bytes > all ? bytes : all) >= kLongCopy) {
+    __builtin_memcpy(target, source, bytes);
+    return;
+  }
   const u64 whole = bytes / kPackBytes;
   block.for_each_alone(whole, [&](u64 i) {
     store(target + i * kPackBytes, load(source + i * kPackBytes, Whole{}, 1), Whole{}, 1);

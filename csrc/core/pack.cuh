@@ -254,6 +254,27 @@ FA_STEP void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 byt
       partition);
 }
 
+// The same into the caller's output. On the host runs of this many bytes are copied by the C library, with
+// string instructions where they are fast: they do not read the lines that they are to overwrite. Not into
+// staging, whose lines the peers have, and not into less, which is slower in some alignments.
+#if !FA_CUDA
+constexpr u64 kLongCopy = 160 << 10;
+#endif
+template <class Block, class Partition = Parts>
+FA_FN void copy_out(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
+                    Partition partition = {}) {
+#if !FA_CUDA
+  const Span share = partition.share(block, span);
+  const u64 first = u64(share.first) * kPackBytes, end = first + u64(share.length) * kPackBytes;
+  const u64 length = (end < bytes ? end : bytes) - first;
+  if (share.length != 0 && length >= kLongCopy) {
+    __builtin_memcpy(to + first, from + first, length);
+    return;
+  }
+#endif
+  copy(block, to, from, span, bytes, partition);
+}
+
 // The same, to two places.
 template <class Block>
 FA_STEP void copy_twice(const Block &block, u8 *to, u8 *also, const u8 *from, Span span, u64 bytes) {
@@ -280,15 +301,22 @@ FA_FN void store_slices(u8 *to, const Pack *packs, Index i, const EqualSlices &s
 // body has all. On the host it leaves its own where it is.
 constexpr u32 kFirstStep = FA_CUDA ? 0 : 1;
 
+// Where slices are copied to.
+enum class Target { kStaging, kOutput };
+
 // Copies the slices of a message, each from its own source, by rank.
 template <class Partition, class Block>
 FA_FN void copy_slices(Partition partition, const Block &block, u8 *to, const u64 *sources,
-                       const Slices &slices, u32 rank, u32 world, u64 bytes) {
+                       const Slices &slices, u32 rank, u32 world, u64 bytes, Target target) {
   FA_ROLL
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank begins with its right neighbour, so that no rank is read by all at once.
     const u32 r = (rank + step) % world;
-    copy(block, to, reinterpret_cast<const u8 *>(sources[r]), slices.of(r), bytes, partition);
+    const u8 *from = reinterpret_cast<const u8 *>(sources[r]);
+    if (!FA_CUDA && target == Target::kOutput)
+      copy_out(block, to, from, slices.of(r), bytes, partition);
+    else
+      copy(block, to, from, slices.of(r), bytes, partition);
   }
 }
 
@@ -296,7 +324,7 @@ FA_FN void copy_slices(Partition partition, const Block &block, u8 *to, const u6
 // The packs of an index of all slices are loaded before one is stored: one round trip for all of them.
 template <u32 W, class Block>
 FA_FN void copy_slices(WholePacks<W> partition, const Block &block, u8 *to, const u64 *sources,
-                       const EqualSlices &slices, u32, u32, u64) {
+                       const EqualSlices &slices, u32, u32, u64, Target) {
   partition.for_each(block, slices.of(0), [&](Index i) {
     Pack packs[W];
     FA_UNROLL

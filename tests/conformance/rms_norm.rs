@@ -427,9 +427,13 @@ fn a_rank_that_does_not_come() {
             };
             call().unwrap();
             if rank.rank() == 1 {
-                // Not gone, but later than the others wait.
+                // Not gone, but later than the others wait. In a one-shot all that it needs may be there.
                 std::thread::sleep(3 * timeout);
-                call().unwrap_err();
+                let late = call();
+                assert!(
+                    late.is_err() || residual == [7.0; 640] && output == [1.0; 640],
+                    "{residual:?} {output:?}"
+                );
                 return;
             }
             let error = call().unwrap_err();
