@@ -144,7 +144,33 @@ program() {
   [ "$status" -eq 0 ] && [ "$(lines '^# .* ranks 3 device')" -eq 1 ] || fail "$mpi: bench in a shell of an allocation"
   mpirun 2 env FAST_ALLREDUCE_NODE=a "$cli" bench -e 1K : -np 2 env FAST_ALLREDUCE_NODE=b "$cli" bench -e 1K
   refused "several nodes" "a world of several nodes is not available"
+  directory
   killed
+}
+
+# Ranks that hand over memory through a directory, as containers with networks of their own do.
+directory() {
+  local one=$scratch/one other=$scratch/other
+  mkdir -p "$one" "$other"
+  mpirun 1 env FAST_ALLREDUCE_SOCKET_DIR="$one" "$cli" bench -e 1K : \
+    -np 1 env FAST_ALLREDUCE_SOCKET_DIR="$other/../one" "$cli" bench -e 1K
+  [ "$status" -eq 0 ] && [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench by a directory"
+  [ -z "$(ls -A "$one" "$other")" ] || fail "$mpi: bench by a directory leaves files"
+  echo "$mpi: bench by a directory passed"
+  mpirun 1 env FAST_ALLREDUCE_SOCKET_DIR="$one" "$cli" bench -e 1K : \
+    -np 1 env FAST_ALLREDUCE_SOCKET_DIR="$other" "$cli" bench -e 1K
+  refused "two directories" "FAST_ALLREDUCE_SOCKET_DIR of device"
+  mpirun 1 env FAST_ALLREDUCE_SOCKET_DIR="$one" "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K
+  refused "a directory of one rank" "FAST_ALLREDUCE_SOCKET_DIR of device"
+  mpirun 2 env FAST_ALLREDUCE_SOCKET_DIR="$one/none" "$cli" bench -e 1K
+  refused "no directory" "a directory that exists"
+  [ "$mpi" = mpich ] || return 0
+  # Its ranks talk to their launcher through descriptors that they inherit, and so may be in any network.
+  mpirun 1 env FAST_ALLREDUCE_SOCKET_DIR="$one" unshare --net "$cli" bench -e 1K : \
+    -np 1 env FAST_ALLREDUCE_SOCKET_DIR="$one" unshare --net "$cli" bench -e 1K
+  [ "$status" -eq 0 ] && [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench in two networks"
+  mpirun 1 unshare --net "$cli" bench -e 1K : -np 1 unshare --net "$cli" bench -e 1K
+  refused "two networks without a directory" "a world of several nodes is not available"
 }
 
 # A rank that is killed, or that stands still, ends the run.

@@ -21,6 +21,14 @@ use super::socket::{self, uninterrupted};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
+/// Names a directory to meet in.
+pub(super) const SOCKET_DIRECTORY: &str = "FAST_ALLREDUCE_SOCKET_DIR";
+
+/// The directory that the environment names.
+pub(super) fn socket_directory() -> Option<PathBuf> {
+    std::env::var_os(SOCKET_DIRECTORY).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 /// What all names begin with.
 pub(super) const PREFIX: &str = "fast-allreduce-";
 

@@ -100,6 +100,9 @@ pub fn write_facts(out: &mut impl Write, config: &Config) -> io::Result<()> {
         writeln!(out, "# {warning}")?;
     }
     writeln!(out, "# plan {}", config.plan)?;
+    if let Some(direct_reads) = &config.direct_reads {
+        writeln!(out, "# messages {direct_reads}")?;
+    }
     writeln!(out, "# iters {iterations} warmup iters {warmup_iters} check {check} seed {seed}")
 }
 

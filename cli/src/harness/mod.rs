@@ -142,6 +142,7 @@ pub fn config(options: &Bench, endpoint: &impl Endpoint, seed: u64) -> Config {
         timeout_s: options.timeout.as_secs_f64(),
         region_bytes: communicator.region_bytes(),
         plan: communicator.plan_source().to_string(),
+        direct_reads: communicator.direct_reads().map(ToString::to_string),
     }
 }
 

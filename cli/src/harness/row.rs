@@ -27,6 +27,9 @@ pub struct Config {
     pub region_bytes: usize,
     /// Where the plan comes from, and why.
     pub plan: String,
+    /// On the host: whose memory rank 0 reads large messages from directly, and why not others'.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub direct_reads: Option<String>,
 }
 
 /// How a GPU's calls are timed with `--eager`.

@@ -24,7 +24,7 @@ pub use unique_id::UniqueId;
 
 use self::link::Link;
 use self::message::{reply_limit, Reply, Request, MAX_CONTRIBUTION};
-use super::place::{Listener, Place};
+use super::place::{socket_directory, Listener, Place};
 use super::socket::{self, poll_until, Token};
 use super::world::Event;
 use super::Bootstrap;
@@ -34,7 +34,6 @@ use crate::error::{Error, Result};
 const UNIQUE_ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
 const RANK: &str = "FAST_ALLREDUCE_RANK";
 const WORLD_SIZE: &str = "FAST_ALLREDUCE_WORLD_SIZE";
-const SOCKET_DIRECTORY: &str = "FAST_ALLREDUCE_SOCKET_DIR";
 
 /// The file of a rendezvous in a directory.
 const RENDEZVOUS: &[u8] = b"fast-allreduce-rendezvous";
@@ -190,7 +189,7 @@ impl Local {
     pub fn from_env() -> Result<Option<Self>> {
         let Some(id) = std::env::var_os(UNIQUE_ID) else {
             // A directory alone is for whoever launches ranks.
-            let directory = std::env::var_os(SOCKET_DIRECTORY).filter(|path| !path.is_empty());
+            let directory = socket_directory();
             return match directory.filter(|_| std::env::var_os(RANK).is_some()) {
                 Some(directory) => {
                     Self::in_directory(directory, number(RANK)?, number(WORLD_SIZE)?, ENVIRONMENT_TIMEOUT)

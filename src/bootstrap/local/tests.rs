@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::super::exchange_descriptors;
+use super::super::place::SOCKET_DIRECTORY;
 use super::super::socket::Token;
 use super::super::testing::{assert_released, contribution, is_alone, process, resources, LIMIT};
 use super::super::world::Failure;

@@ -7,6 +7,7 @@ mod node;
 mod peers;
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use ::mpi::traits::Communicator;
 use self::channel::Channel;
 use self::gather::{gather, MAX_CONTRIBUTION};
 pub(crate) use self::peers::{Exchanges, Parts, Peers};
+use super::place::socket_directory;
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -54,7 +56,8 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(120);
 /// # Nodes
 ///
 /// Ranks are on one node if they have the same kernel, by its boot id, and the same network namespace, as two containers
-/// may not have: then they can share memory. Those whose variable `FAST_ALLREDUCE_NODE` differs are taken to be on different
+/// may not have: then they can share memory. Containers with networks of their own may share a directory instead, which the
+/// variable `FAST_ALLREDUCE_SOCKET_DIR` names on every rank. Those whose variable `FAST_ALLREDUCE_NODE` differs are taken to be on different
 /// nodes in any case, as if to try out several nodes on one.
 ///
 /// # The end
@@ -65,6 +68,7 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(120);
 pub struct Mpi {
     rank: usize,
     world_size: usize,
+    socket_directory: Option<PathBuf>,
     state: Mutex<State>,
 }
 
@@ -95,7 +99,7 @@ impl Mpi {
     /// * [`Error::Unavailable`]: the ranks are on several nodes; or this thread may not call MPI.
     /// * [`Error::WorldSize`]: there are more ranks than this crate supports.
     /// * [`Error::Timeout`] if ranks do not come within two minutes.
-    /// * [`Error::InvalidSetting`]: it is an intercommunicator.
+    /// * [`Error::InvalidSetting`]: it is an intercommunicator; or `FAST_ALLREDUCE_SOCKET_DIR` names no directory.
     /// * [`Error::Mpi`]: MPI refused a call.
     pub fn from_communicator(communicator: &impl Communicator) -> Result<Self> {
         // SAFETY: the borrow keeps the communicator.
@@ -120,7 +124,9 @@ impl Mpi {
         // SAFETY: the caller's.
         let all = unsafe { Channel::duplicate(original, &deadline) }?;
         let sequence = 1;
-        let places = gather(&all, sequence, &node::own()?, &deadline)?;
+        let socket_directory = socket_directory();
+        let place = node::own(socket_directory.as_deref())?;
+        let places = gather(&all, sequence, &place, &deadline)?;
         let is_here = |rank: &usize| node::same(&places[*rank], &places[all.rank()]);
         let members: Vec<_> = (0..all.size()).filter(is_here).collect();
         if matches!(ranks, Ranks::All) && members.len() != all.size() {
@@ -131,7 +137,12 @@ impl Mpi {
         if world_size > crate::abi::MAX_RANKS {
             return Err(Error::WorldSize { world_size });
         }
-        Ok(Self { rank, world_size, state: Mutex::new(State { channel: node, sequence, failure: None }) })
+        Ok(Self {
+            rank,
+            world_size,
+            socket_directory,
+            state: Mutex::new(State { channel: node, sequence, failure: None }),
+        })
     }
 
     /// Name and version of the MPI library that this program is linked to.
@@ -182,6 +193,10 @@ impl Bootstrap for Mpi {
             state.failure = Some(error.clone());
             state.channel.abandon();
         })
+    }
+
+    fn socket_directory(&self) -> Option<&Path> {
+        self.socket_directory.as_deref()
     }
 }
 

@@ -1,8 +1,12 @@
 //! Which ranks are on one node: those that can hand each other memory.
 
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
 use ::mpi::environment::processor_name;
 
 use super::library::turn;
+use crate::bootstrap::place::SOCKET_DIRECTORY;
 use crate::error::{Error, Result};
 
 /// Ranks in which it differs are taken to be on different nodes.
@@ -13,15 +17,28 @@ const SEPARATOR: u8 = 0;
 
 /// This rank's place, for the others: what identifies the node, and its name.
 ///
-/// One kernel, as memory is handed over in descriptors, and one network namespace, which has the names of the sockets that
-/// they go through.
-pub(super) fn own() -> Result<Vec<u8>> {
+/// One kernel, as memory is handed over in descriptors, and one place for the names of the sockets that they go through: the
+/// `socket_directory`, whatever its path in each container, or else the network namespace.
+pub(super) fn own(socket_directory: Option<&Path>) -> Result<Vec<u8>> {
     let read = |call, result: std::io::Result<String>| result.map_err(Error::io(call));
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot = read("reading /proc/sys/kernel/random/boot_id", boot)?;
-    let network = std::fs::read_link("/proc/self/ns/net").map(|link| link.to_string_lossy().into_owned());
-    let network = read("reading /proc/self/ns/net", network)?;
-    let mut identity = format!("boot {}, network {network}", boot.trim());
+    let names = match socket_directory {
+        Some(path) => {
+            let directory = std::fs::metadata(path).map_err(|_| Error::InvalidSetting {
+                name: SOCKET_DIRECTORY,
+                value: path.display().to_string(),
+                expected: "a directory that exists, which all ranks share",
+            })?;
+            format!("{SOCKET_DIRECTORY} of device {} and inode {}", directory.dev(), directory.ino())
+        }
+        None => {
+            let network =
+                std::fs::read_link("/proc/self/ns/net").map(|link| link.to_string_lossy().into_owned());
+            format!("network {}", read("reading /proc/self/ns/net", network)?)
+        }
+    };
+    let mut identity = format!("boot {}, {names}", boot.trim());
     if let Some(given) = std::env::var_os(VARIABLE) {
         identity += &format!(", {VARIABLE}={}", given.to_string_lossy());
     }
