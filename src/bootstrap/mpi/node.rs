@@ -86,7 +86,8 @@ pub(super) fn several(places: &[Vec<u8>]) -> Error {
         what: "a world of several nodes".into(),
         reason: format!(
             "of the {} MPI ranks there are {list}; this version joins ranks of one node: start all on one, or make a \
-             world of each node's ranks with Mpi::of_node",
+             world of each node's ranks with Mpi::of_node; containers of one machine with networks of their own need a \
+             directory in common, named by {SOCKET_DIRECTORY}",
             places.len()
         ),
     }
