@@ -4,12 +4,11 @@ use fast_allreduce::{Element, ReduceOp, Scale, MAX_RANKS};
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-use super::device::Portable;
 use super::inputs::real;
 use super::rivals::naive::Combine;
 
 /// An element type with its definition of the operations.
-pub trait Number: Element + Portable + Combine {
+pub trait Number: Element + Combine {
     /// What outputs hold before a checked call.
     fn poison() -> Self;
 

@@ -1,11 +1,12 @@
 //! Memory that calls work in: views of any type at any offset, with margins that must stay as they are.
 
-use crate::harness::reference::Number;
+use fast_allreduce::Element;
+
+use crate::harness::elements::POISON;
 
 use super::draw::MOST_OFFSET;
 
 const MARGIN: usize = 64;
-const POISON: u8 = 0xa5;
 
 /// Words that hold any view of `bytes` bytes and its margins.
 pub fn words(bytes: usize) -> usize {
@@ -19,7 +20,7 @@ pub struct Window<'a, T> {
     after: &'a mut [u8],
 }
 
-impl<'a, T: Number> Window<'a, T> {
+impl<'a, T: Element> Window<'a, T> {
     /// Poisons all of it. `memory` holds [`words`] for the elements' bytes.
     pub fn new(memory: &'a mut [u64], offset: usize, count: usize) -> Self {
         let size = size_of::<T>();
