@@ -99,7 +99,7 @@ pub fn count_changed<T: Number>(inputs: &Inputs, rank: usize, input: &[T]) -> u6
 
 #[cfg(test)]
 mod tests {
-    use float8::{F8E4M3, F8E5M2};
+    use crate::harness::float8::{F8E4M3, F8E5M2};
     use half::{bf16, f16};
 
     use super::*;

@@ -3,9 +3,11 @@
 
 use std::ops::{Deref, DerefMut, Range};
 
-use fast_allreduce::{DType, Element, ReduceOp};
+use fast_allreduce::{DType, ReduceOp};
+use half::{bf16, f16};
 
 use super::check::{count_changed, judge, Promise, Verdict};
+use super::float8::{F8E4M3, F8E5M2};
 use super::inputs::Inputs;
 use super::reference::{Number, Rounding};
 use super::work::Work;
@@ -48,8 +50,6 @@ pub trait Elements: Sync {
 
 /// Those of a type.
 pub fn elements(dtype: DType) -> Result<&'static dyn Elements, Failure> {
-    use float8::{F8E4M3, F8E5M2};
-    use half::{bf16, f16};
     Ok(match dtype {
         DType::F16 => &Of::<f16>::HERE,
         DType::Bf16 => &Of::<bf16>::HERE,
@@ -133,11 +133,11 @@ impl<T: Number> Elements for Of<T> {
 ///
 /// Where they are not aligned for them, or end within one.
 #[inline]
-pub fn typed<T: Element>(bytes: &[u8]) -> &[T] {
+pub fn typed<T: Number>(bytes: &[u8]) -> &[T] {
     if bytes.is_empty() {
         return &[];
     }
-    // SAFETY: every bit pattern is a value of an element type.
+    // SAFETY: every bit pattern is a value of a number.
     let (before, elements, after) = unsafe { bytes.align_to() };
     assert!(before.is_empty() && after.is_empty(), "{} bytes are no whole elements", bytes.len());
     elements
@@ -145,11 +145,11 @@ pub fn typed<T: Element>(bytes: &[u8]) -> &[T] {
 
 /// As [`typed`].
 #[inline]
-pub fn typed_mut<T: Element>(bytes: &mut [u8]) -> &mut [T] {
+pub fn typed_mut<T: Number>(bytes: &mut [u8]) -> &mut [T] {
     if bytes.is_empty() {
         return &mut [];
     }
-    // SAFETY: every bit pattern is a value of an element type, and the bytes of any value are bytes.
+    // SAFETY: every bit pattern is a value of a number, and the bytes of any value are bytes.
     let (before, elements, after) = unsafe { bytes.align_to_mut() };
     assert!(before.is_empty() && after.is_empty(), "these bytes are no whole elements");
     elements

@@ -5,6 +5,7 @@ pub mod check;
 pub mod contender;
 pub mod device;
 pub mod elements;
+pub mod float8;
 pub mod inputs;
 pub mod measure;
 pub mod populations;

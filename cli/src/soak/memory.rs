@@ -1,8 +1,7 @@
 //! Memory that calls work in: views of any type at any offset, with margins that must stay as they are.
 
-use fast_allreduce::Element;
-
 use crate::harness::elements::POISON;
+use crate::harness::reference::Number;
 
 use super::draw::MOST_OFFSET;
 
@@ -20,7 +19,7 @@ pub struct Window<'a, T> {
     after: &'a mut [u8],
 }
 
-impl<'a, T: Element> Window<'a, T> {
+impl<'a, T: Number> Window<'a, T> {
     /// Poisons all of it. `memory` holds [`words`] for the elements' bytes.
     pub fn new(memory: &'a mut [u64], offset: usize, count: usize) -> Self {
         let size = size_of::<T>();

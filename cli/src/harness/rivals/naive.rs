@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fast_allreduce::{CallKind, DType, ReduceOp};
-use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use nix::sys::memfd::{memfd_create, MFdFlags};
 use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
@@ -18,6 +17,7 @@ use crate::failure::Failure;
 use crate::harness::contender::{Placement, Rival};
 use crate::harness::device::host::{Cpu, Memory};
 use crate::harness::elements::elements;
+use crate::harness::float8::{F8E4M3, F8E5M2};
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 
@@ -243,6 +243,20 @@ combine! {
     f64, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f64, f64::min, f64::max;
     f16, |a, b| a + b, |a, b| a * b, |sum, count| sum / f16::from_f32(count as f32), f16::min, f16::max;
     bf16, |a, b| a + b, |a, b| a * b, |sum, count| sum / bf16::from_f32(count as f32), bf16::min, bf16::max;
-    F8E4M3, |a, b| a + b, |a, b| a * b, |sum, count| sum / F8E4M3::from_f32(count as f32), F8E4M3::min, F8E4M3::max;
-    F8E5M2, |a, b| a + b, |a, b| a * b, |sum, count| sum / F8E5M2::from_f32(count as f32), F8E5M2::min, F8E5M2::max;
 }
+
+/// By way of f32, as of any type that no instruction adds.
+macro_rules! combine_widened {
+    ($($type:ty)*) => {$(
+        combine! {
+            $type,
+            |a, b| <$type>::from_f32(a.to_f32() + b.to_f32()),
+            |a, b| <$type>::from_f32(a.to_f32() * b.to_f32()),
+            |sum, count| <$type>::from_f32(sum.to_f32() / count as f32),
+            |a, b| <$type>::from_f32(a.to_f32().min(b.to_f32())),
+            |a, b| <$type>::from_f32(a.to_f32().max(b.to_f32()));
+        }
+    )*};
+}
+
+combine_widened! { F8E4M3 F8E5M2 }

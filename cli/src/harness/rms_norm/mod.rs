@@ -15,6 +15,7 @@ use super::contender::{Contender, OURS};
 use super::device::{Endpoint, RowBuffers};
 use super::elements::{typed, typed_mut, POISON};
 use super::measure::{Measure, Timings};
+use super::reference::Number;
 use super::session::Session;
 use super::work::Work;
 use crate::arguments::RowsCase;
@@ -111,10 +112,18 @@ impl Measure<'_> {
             return Ok(Vec::new());
         };
         let (rank, world_size) = (self.session.rank(), self.session.world_size());
-        let work = Work::new(CallKind::AllReduce, T::DTYPE, ReduceOp::Sum, 0, case.count(), rank, world_size);
-        let allocate = |count| endpoint.allocate(T::DTYPE, count, false);
+        let work = Work::new(
+            CallKind::AllReduce,
+            <T as Number>::DTYPE,
+            ReduceOp::Sum,
+            0,
+            case.count(),
+            rank,
+            world_size,
+        );
+        let allocate = |count| endpoint.allocate(<T as Number>::DTYPE, count, false);
         let mut buffers = RowBuffers {
-            input: endpoint.allocate(T::DTYPE, case.count(), self.effort.registered)?,
+            input: endpoint.allocate(<T as Number>::DTYPE, case.count(), self.effort.registered)?,
             sum: allocate(case.count())?,
             residual: allocate(case.count())?,
             output: allocate(case.count())?,
