@@ -6,6 +6,7 @@ use fast_allreduce::{
     CallKind, Collective, Communicator, DType, Direction, Host, ReduceOp, Result, Transfer,
 };
 
+use super::elements::{typed, typed_mut};
 use crate::arguments::Case;
 use crate::collective::CallFacts as _;
 
@@ -195,8 +196,35 @@ impl Work {
     pub fn run(&self, communicator: &Communicator<Host>, input: &[u8], output: &mut [u8]) -> Result<()> {
         let input = &input[..self.bytes(self.input_len())];
         let output = &mut output[..self.bytes(self.output_len())];
-        // SAFETY: the slices are as long as what the collective reads and writes, and borrowed for the call.
-        unsafe { self.run_raw(communicator, input.as_ptr(), output.as_mut_ptr()) }
+        match self.kind {
+            CallKind::AllReduce => self.all_reduce(communicator, input, output),
+            // SAFETY: the slices are as long as what the collective reads and writes, and borrowed for the call.
+            _ => unsafe { self.run_raw(communicator, input.as_ptr(), output.as_mut_ptr()) },
+        }
+    }
+
+    /// As programs call it most: on slices of a type.
+    #[inline]
+    fn all_reduce(&self, communicator: &Communicator<Host>, input: &[u8], output: &mut [u8]) -> Result<()> {
+        macro_rules! of {
+            ($type:ty) => {
+                communicator.all_reduce::<$type>(typed(input), typed_mut(output), self.op)
+            };
+        }
+        match self.dtype {
+            DType::F16 => of!(half::f16),
+            DType::Bf16 => of!(half::bf16),
+            DType::F32 => of!(f32),
+            DType::F64 => of!(f64),
+            DType::I8 => of!(i8),
+            DType::U8 => of!(u8),
+            DType::I32 => of!(i32),
+            DType::U32 => of!(u32),
+            DType::I64 => of!(i64),
+            DType::U64 => of!(u64),
+            // SAFETY: the slices are as long as the message, and borrowed for the call.
+            _ => unsafe { self.run_raw(communicator, input.as_ptr(), output.as_mut_ptr()) },
+        }
     }
 
     /// Makes the call in place. Does nothing where it cannot be.
