@@ -5,7 +5,7 @@
 #include "memory.cuh"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
+#include <emmintrin.h>
 #endif
 
 namespace FA_NAMESPACE {

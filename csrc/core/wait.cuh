@@ -8,7 +8,7 @@
 #include <sched.h>
 #include <time.h>
 #if defined(__x86_64__)
-#include <immintrin.h>
+#include <emmintrin.h>
 #endif
 #endif
 

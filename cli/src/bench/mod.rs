@@ -11,10 +11,9 @@ use crate::arguments::Bench;
 use crate::failure::Failure;
 use crate::harness::device::Endpoint;
 use crate::harness::progress::Progress;
-use crate::harness::row::Row;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
-use crate::harness::{config, measure, with_number, Job};
+use crate::harness::{config, measure, Job};
 use crate::output::Output;
 use crate::page::render;
 
@@ -57,7 +56,7 @@ impl Job for Bench {
                 progress.show(&case.to_string());
             }
             let work = Work::of_case(&case, session.rank(), session.world_size());
-            let row: Row = with_number!(case.dtype, T => measure.row::<T>(endpoint, &work))?;
+            let row = measure.row(endpoint, &work)?;
             is_right &= row.wrong() == 0;
             if let Some((report, progress)) = &mut reporting {
                 progress.clear();

@@ -20,7 +20,7 @@ use crate::harness::device::Endpoint;
 use crate::harness::progress::Progress;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
-use crate::harness::{config, measure, with_number, Job};
+use crate::harness::{config, measure, Job};
 use crate::output::Output;
 use crate::page::render;
 
@@ -97,7 +97,7 @@ impl Job for Compare {
                 progress.show(&case.to_string());
             }
             let work = Work::of_case(&case, session.rank(), session.world_size());
-            let timings = with_number!(dtype, T => measure.contest::<T, E>(&able, self.rounds, &work))?;
+            let timings = measure.contest(&able, self.rounds, &work)?;
             let rows = rows(&able, &case, &work, timings);
             is_right &= rows.iter().all(|row| row.wrong() == 0);
             if let Some((report, progress)) = &mut reporting {

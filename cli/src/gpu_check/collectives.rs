@@ -1,5 +1,6 @@
 //! The other collectives in one cooperative launch, and allreduces by the algorithms that partial sums travel in.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
@@ -9,9 +10,8 @@ use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 use super::world::{download, grid};
 use super::Budget;
 use crate::failure::{driver, Failure};
+use crate::harness::elements::{bits, elements, Elements, Lines, POISON};
 use crate::harness::inputs::Inputs;
-use crate::harness::reference::Number;
-use crate::harness::with_number;
 
 /// A type of each size.
 const TYPES: [DType; 4] = [DType::I32, DType::U8, DType::F16, DType::F64];
@@ -34,7 +34,7 @@ pub fn check(world: &mut CudaWorld, small: bool, budget: Budget, cases: &mut u64
             if budget.is_spent() {
                 return Ok(());
             }
-            *cases += with_number!(dtype, T => of_type::<T>(world, count))?;
+            *cases += of_type(world, dtype, count)?;
         }
     }
     Ok(())
@@ -74,27 +74,32 @@ impl Counts {
     }
 }
 
-fn of_type<T: Number>(world: &mut CudaWorld, count: usize) -> Result<u64, Failure> {
+fn of_type(world: &mut CudaWorld, dtype: DType, count: usize) -> Result<u64, Failure> {
     let world_size = world.world_size();
     let counts = Counts::new(world_size, count);
     let numbers = Inputs::new(0x5eed, count as u64, world_size, OP);
-    let by_rank: Vec<Vec<T>> = (0..world_size)
-        .map(|rank| (0..count * world_size).map(|index| numbers.value(rank, index)).collect())
-        .collect();
+    let elements = elements(dtype)?;
+    let of_rank = |rank| {
+        let mut memory = Lines::new(count * world_size * dtype.size())?;
+        elements.fill(&numbers, rank, &mut memory);
+        Ok(memory)
+    };
+    let by_rank = (0..world_size).map(of_rank).collect::<Result<Vec<_>, Failure>>()?;
+    let of_type = OfType { dtype, elements, count, by_rank, counts: &counts };
     let mut cases = 0;
     for number in 0..counts.collectives(0).len() {
         let collectives: Vec<_> = (0..world_size).map(|rank| counts.collectives(rank)[number]).collect();
         let is_allreduce = matches!(collectives[0], Collective::AllReduce(_));
         // Sums of integers do not depend on their order.
-        let algorithms = match is_allreduce && matches!(T::DTYPE, DType::I32 | DType::U8) {
+        let algorithms = match is_allreduce && matches!(dtype, DType::I32 | DType::U8) {
             true => &Algorithm::ALL[..],
             false => &[Algorithm::OneShotPull],
         };
         for &algorithm in algorithms {
             for registered in [false, true] {
-                let (blocks, threads) = grid(world, count * size_of::<T>());
+                let (blocks, threads) = grid(world, count * dtype.size());
                 let plan = WorldPlan { algorithm, blocks, threads, registered };
-                case(world, &collectives, count, plan, &by_rank, &counts)?;
+                of_type.case(world, &collectives, plan)?;
                 cases += 1;
             }
         }
@@ -102,94 +107,117 @@ fn of_type<T: Number>(world: &mut CudaWorld, count: usize) -> Result<u64, Failur
     Ok(cases)
 }
 
-/// What `rank` has in the end, from all ranks' inputs.
-fn expected<T: Number>(
-    collective: &Collective<'_>,
+/// A type's and a count's cases.
+struct OfType<'a> {
+    dtype: DType,
+    elements: &'a dyn Elements,
     count: usize,
-    rank: usize,
-    inputs: &[&[T]],
-    counts: &Counts,
-) -> Vec<T> {
-    let reduced = |indices: std::ops::Range<usize>| -> Vec<T> {
-        let reduce = |index| T::reduce(OP, &inputs.iter().map(|input| input[index]).collect::<Vec<_>>());
-        indices.map(reduce).collect()
-    };
-    let own = rank * count..(rank + 1) * count;
-    match *collective {
-        Collective::AllReduce(_) => reduced(0..count),
-        Collective::Reduce { root, .. } if root == rank => reduced(0..count),
-        Collective::AllGather | Collective::AllGatherV(_) => inputs.concat(),
-        Collective::Gather { root } if root == rank => inputs.concat(),
-        Collective::ReduceScatter(_) => reduced(own),
-        Collective::ReduceScatterV(_, shares) => {
-            let first = shares[..rank].iter().sum();
-            reduced(first..first + shares[rank])
-        }
-        Collective::Broadcast { root } => inputs[root].to_vec(),
-        Collective::Scatter { root } => inputs[root][own].to_vec(),
-        Collective::AllToAll => inputs.iter().flat_map(|input| input[own.clone()].to_vec()).collect(),
-        Collective::AllToAllV { .. } => {
-            let share = |(from, input): (usize, &&[T])| {
-                let first = counts.pairs[from][..rank].iter().sum::<usize>();
-                input[first..first + counts.pairs[from][rank]].to_vec()
-            };
-            inputs.iter().enumerate().flat_map(share).collect()
-        }
-        _ => Vec::new(),
-    }
+    /// All that a rank may read.
+    by_rank: Vec<Lines>,
+    counts: &'a Counts,
 }
 
-fn case<T: Number>(
-    world: &mut CudaWorld,
-    collectives: &[Collective<'_>],
-    count: usize,
-    plan: WorldPlan,
-    by_rank: &[Vec<T>],
-    counts: &Counts,
-) -> Result<(), Failure> {
-    // Before and behind every output.
-    const MARGIN: usize = 64;
-    let (world_size, stream) = (world.world_size(), Arc::clone(world.stream()));
-    let inputs: Vec<&[T]> = (0..world_size)
-        .map(|rank| &by_rank[rank][..collectives[rank].input_len(count, rank, world_size)])
-        .collect();
-    let name = || format!("{} of {count} {}, {plan:?}", collectives[0].name(), T::DTYPE);
-    // One more, as nothing is no slice.
-    let upload = |input: &[T]| {
-        stream.clone_htod(&[input, &[T::poison()]].concat()).map_err(driver("cuMemcpyHtoDAsync"))
-    };
-    let from = inputs.iter().map(|input| upload(input)).collect::<Result<Vec<CudaSlice<T>>, _>>()?;
-    let room = |rank: usize| collectives[rank].output_len(count, rank, world_size) + 2 * MARGIN;
-    let to = (0..world_size)
-        .map(|rank| upload(&vec![T::poison(); room(rank) - 1]))
-        .collect::<Result<Vec<_>, _>>()?;
-    let of_rank = |rank: usize| WorldRank {
-        collective: collectives[rank],
-        input: from[rank].device_ptr(&stream).0,
-        output: to[rank].device_ptr(&stream).0 + (MARGIN * size_of::<T>()) as u64,
-    };
-    let ranks: Vec<_> = (0..world_size).map(of_rank).collect();
-    // The world copies on a stream of its own.
-    stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-    let told = |error| Failure::Ranks(format!("{}: {error}", name()));
-    // SAFETY: the slices are as long as the collective needs, and live until the call has been waited for.
-    let mut call = unsafe { world.prepare_raw(&ranks, count, T::DTYPE, plan) }.map_err(told)?;
-    call.enqueue().and_then(|()| call.finish()).map_err(told)?;
-    drop(call);
-    for (rank, output) in to.iter().enumerate() {
-        let right = expected(&collectives[rank], count, rank, &inputs, counts);
-        let margin = [T::poison(); MARGIN];
-        let right = [&margin[..], &right, &margin[..]].concat();
-        let is = download(world, output)?;
-        if let Some(index) = (0..is.len()).find(|&index| is[index].bits() != right[index].bits()) {
-            return Err(Failure::Ranks(format!(
-                "{}: element {} on rank {rank} is {:#x} instead of {:#x}",
-                name(),
-                index as isize - MARGIN as isize,
-                is[index].bits(),
-                right[index].bits(),
-            )));
-        }
+impl OfType<'_> {
+    /// Where these elements are.
+    fn bytes(&self, elements: Range<usize>) -> Range<usize> {
+        elements.start * self.dtype.size()..elements.end * self.dtype.size()
     }
-    Ok(())
+
+    /// What `rank` has in the end, from all ranks' inputs.
+    fn expected(
+        &self,
+        collective: &Collective<'_>,
+        rank: usize,
+        inputs: &[&[u8]],
+    ) -> Result<Vec<u8>, Failure> {
+        let reduced = |indices: Range<usize>| {
+            let range = self.bytes(indices);
+            let inputs: Vec<_> = inputs.iter().map(|input| &input[range.clone()]).collect();
+            let mut result = Lines::new(range.len())?;
+            self.elements.reduce(OP, &inputs, &mut result);
+            Ok::<_, Failure>(result.to_vec())
+        };
+        let elements = rank * self.count..(rank + 1) * self.count;
+        let own = self.bytes(elements.clone());
+        Ok(match *collective {
+            Collective::AllReduce(_) => reduced(0..self.count)?,
+            Collective::Reduce { root, .. } if root == rank => reduced(0..self.count)?,
+            Collective::AllGather | Collective::AllGatherV(_) => inputs.concat(),
+            Collective::Gather { root } if root == rank => inputs.concat(),
+            Collective::ReduceScatter(_) => reduced(elements)?,
+            Collective::ReduceScatterV(_, shares) => {
+                let first = shares[..rank].iter().sum();
+                reduced(first..first + shares[rank])?
+            }
+            Collective::Broadcast { root } => inputs[root].to_vec(),
+            Collective::Scatter { root } => inputs[root][own].to_vec(),
+            Collective::AllToAll => inputs.iter().flat_map(|input| input[own.clone()].to_vec()).collect(),
+            Collective::AllToAllV { .. } => {
+                let share = |(from, input): (usize, &&[u8])| {
+                    let first = self.counts.pairs[from][..rank].iter().sum::<usize>();
+                    input[self.bytes(first..first + self.counts.pairs[from][rank])].to_vec()
+                };
+                inputs.iter().enumerate().flat_map(share).collect()
+            }
+            _ => Vec::new(),
+        })
+    }
+
+    fn case(
+        &self,
+        world: &mut CudaWorld,
+        collectives: &[Collective<'_>],
+        plan: WorldPlan,
+    ) -> Result<(), Failure> {
+        // Before and behind every output, elements.
+        const MARGIN: usize = 64;
+        let (dtype, count, size) = (self.dtype, self.count, self.dtype.size());
+        let (world_size, stream) = (world.world_size(), Arc::clone(world.stream()));
+        let inputs: Vec<&[u8]> = (0..world_size)
+            .map(|rank| {
+                let length = collectives[rank].input_len(count, rank, world_size);
+                &self.by_rank[rank][self.bytes(0..length)]
+            })
+            .collect();
+        let name = || format!("{} of {count} {dtype}, {plan:?}", collectives[0].name());
+        // One more, as nothing is no slice.
+        let upload = |input: &[u8]| {
+            stream.clone_htod(&[input, &[POISON]].concat()).map_err(driver("cuMemcpyHtoDAsync"))
+        };
+        let from = inputs.iter().map(|input| upload(input)).collect::<Result<Vec<CudaSlice<u8>>, _>>()?;
+        let room = |rank: usize| (collectives[rank].output_len(count, rank, world_size) + 2 * MARGIN) * size;
+        let to = (0..world_size)
+            .map(|rank| upload(&vec![POISON; room(rank) - 1]))
+            .collect::<Result<Vec<_>, _>>()?;
+        let of_rank = |rank: usize| WorldRank {
+            collective: collectives[rank],
+            input: from[rank].device_ptr(&stream).0,
+            output: to[rank].device_ptr(&stream).0 + (MARGIN * size) as u64,
+        };
+        let ranks: Vec<_> = (0..world_size).map(of_rank).collect();
+        // The world copies on a stream of its own.
+        stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+        let told = |error| Failure::Ranks(format!("{}: {error}", name()));
+        // SAFETY: the slices are as long as the collective needs, and live until the call has been waited for.
+        let mut call = unsafe { world.prepare_raw(&ranks, count, dtype, plan) }.map_err(told)?;
+        call.enqueue().and_then(|()| call.finish()).map_err(told)?;
+        drop(call);
+        for (rank, output) in to.iter().enumerate() {
+            let right = self.expected(&collectives[rank], rank, &inputs)?;
+            let margin = vec![POISON; MARGIN * size];
+            let right = [&margin[..], &right, &margin[..]].concat();
+            let is = download(world, output)?;
+            let mut pairs = is.chunks(size).zip(right.chunks(size)).enumerate();
+            if let Some((index, (is, right))) = pairs.find(|(_, (is, right))| is != right) {
+                return Err(Failure::Ranks(format!(
+                    "{}: element {} on rank {rank} is {:#x} instead of {:#x}",
+                    name(),
+                    index as isize - MARGIN as isize,
+                    bits(is),
+                    bits(right),
+                )));
+            }
+        }
+        Ok(())
+    }
 }

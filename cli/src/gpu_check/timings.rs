@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream};
 use fast_allreduce::device::cuda::{api, CudaWorld, WorldCall, WorldPlan};
-use fast_allreduce::{Algorithm, ReduceOp};
+use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use super::ranks::{as_threads, settings, TIMEOUT};
 use super::record::Record;
@@ -74,8 +74,8 @@ pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
                     }
                     break 'sizes;
                 }
-                let work = measure.all_reduce(bytes / size_of::<f32>(), ReduceOp::Sum);
-                let row = measure.row::<f32>(gpu, &work)?;
+                let work = measure.all_reduce(DType::F32, bytes / size_of::<f32>(), ReduceOp::Sum);
+                let row = measure.row(gpu, &work)?;
                 wrong += row.wrong();
                 if session.rank() == 0 {
                     Record::figure(&table, bytes, column, row.out_of_place.time_us).write()?;
@@ -164,8 +164,8 @@ pub fn fixed(options: &GpuCheck) -> Result<(), Failure> {
             let settings = settings(options, None, 64 << 10);
             let gpu = Gpu::new(session, &settings, Some(Algorithm::OneShotPull))?;
             let mut measure = timing(session, None, registered);
-            let work = measure.all_reduce(1, ReduceOp::Sum);
-            let row = measure.row::<f32>(&gpu, &work)?;
+            let work = measure.all_reduce(DType::F32, 1, ReduceOp::Sum);
+            let row = measure.row(&gpu, &work)?;
             if session.rank() == 0 {
                 let of = format!("one-shot-pull of 1 element, {what}");
                 Record::figure(
@@ -227,8 +227,8 @@ pub fn fixed_between_processes(session: &Session, options: &GpuCheck) -> Result<
     let gpu = Gpu::new(session, &settings, Some(Algorithm::OneShotPull))?;
     let effort = Effort { iterations: Some(20), warmup: 2, checks: 1, registered: false };
     let mut measure = Measure { session, effort, seed: SEED, round: 0 };
-    let work = measure.all_reduce(1, ReduceOp::Sum);
-    let row = measure.row::<f32>(&gpu, &work)?;
+    let work = measure.all_reduce(DType::F32, 1, ReduceOp::Sum);
+    let row = measure.row(&gpu, &work)?;
     if session.rank() == 0 {
         let table =
             "Microseconds of plain calls of two processes that take turns, one-shot-pull of 1 element";
@@ -262,8 +262,8 @@ pub fn bandwidth(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
             let settings = settings(options, None, launch_bytes(options));
             let gpu = Gpu::new(session, &settings, Some(Algorithm::TwoShotPull))?;
             let mut measure = timing(session, None, true);
-            let work = measure.all_reduce(bytes / size_of::<f32>(), ReduceOp::Sum);
-            let timed = measure.row::<f32>(&gpu, &work)?;
+            let work = measure.all_reduce(DType::F32, bytes / size_of::<f32>(), ReduceOp::Sum);
+            let timed = measure.row(&gpu, &work)?;
             if session.rank() == 0 {
                 let rate = traffic as f64 / timed.out_of_place.time_us * 1e-3;
                 Record::figure(&table, &row, "two-shot-pull", rate).write()?;

@@ -4,17 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::{CudaSlice, DevicePtr};
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan};
-use fast_allreduce::{Algorithm, DType, ReduceOp};
+use cudarc::driver::{CudaSlice, DevicePtr, DeviceSlice};
+use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
+use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 
 use super::record::Record;
 use super::{collectives, Budget};
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
+use crate::harness::elements::{bits, elements, Lines};
 use crate::harness::inputs::Inputs;
-use crate::harness::reference::{Number, Rounding};
-use crate::harness::with_number;
 
 /// What a launch takes through the regions: the largest count below needs several.
 const LAUNCH_BYTES: usize = 64 << 10;
@@ -109,8 +108,7 @@ fn check_world(
             if budget.is_spent() {
                 return Ok(());
             }
-            *cases +=
-                with_number!(dtype, T => Buffers::<T>::new(&world, op, shapes)?.check(&mut world, shapes))?;
+            *cases += Buffers::new(&world, dtype, op, shapes)?.check(&mut world, shapes)?;
         }
     }
     Ok(())
@@ -126,14 +124,15 @@ fn check_collectives(
     collectives::check(&mut world, options.small, budget, cases)
 }
 
-/// The buffers of all ranks, and what is to come out.
-struct Buffers<T: Number> {
+/// The buffers of all ranks, and what is to come out. All are of bytes, and as long.
+struct Buffers {
+    dtype: DType,
     op: ReduceOp,
-    inputs: Vec<CudaSlice<T>>,
-    outputs: Vec<CudaSlice<T>>,
+    inputs: Vec<CudaSlice<u8>>,
+    outputs: Vec<CudaSlice<u8>>,
     /// Element by element.
-    expected: Vec<T>,
-    poison: Vec<T>,
+    expected: Lines,
+    poison: Lines,
 }
 
 /// Where a call reads, and whether its peers read the same place.
@@ -157,30 +156,33 @@ impl InputMode {
     }
 }
 
-impl<T: Number> Buffers<T> {
-    fn new(world: &CudaWorld, op: ReduceOp, shapes: &[(usize, usize)]) -> Result<Self, Failure> {
+impl Buffers {
+    fn new(
+        world: &CudaWorld,
+        dtype: DType,
+        op: ReduceOp,
+        shapes: &[(usize, usize)],
+    ) -> Result<Self, Failure> {
         let length = shapes.iter().map(|(offset, count)| offset + count).max().unwrap_or(0) + MARGIN;
-        let world_size = world.world_size();
+        let bytes = length * dtype.size();
+        let (world_size, elements) = (world.world_size(), elements(dtype)?);
         let numbers = Inputs::new(0x5eed, length as u64, world_size, op);
         let of_rank = |rank| {
-            let mut elements = vec![T::poison(); length];
-            numbers.fill(rank, &mut elements);
-            elements
+            let mut memory = Lines::new(bytes)?;
+            elements.fill(&numbers, rank, &mut memory);
+            Ok(memory)
         };
-        let by_rank: Vec<Vec<T>> = (0..world_size).map(of_rank).collect();
-        let mut expected = Vec::with_capacity(length);
-        for index in 0..length {
-            let values: Vec<T> = by_rank.iter().map(|elements| elements[index]).collect();
-            let value = T::reduce(op, &values);
-            if !value.deviation(op, &values, Rounding::Once).is_plausible() {
-                return Err(Failure::Usage(format!("the reference of {} {op} is not plausible", T::DTYPE)));
-            }
-            expected.push(value);
+        let by_rank = (0..world_size).map(of_rank).collect::<Result<Vec<_>, Failure>>()?;
+        let mut expected = Lines::new(bytes)?;
+        let inputs: Vec<&[u8]> = by_rank.iter().map(|memory| &**memory).collect();
+        if !elements.reduce(op, &inputs, &mut expected) {
+            return Err(Failure::Usage(format!("the reference of {dtype} {op} is not plausible")));
         }
         let stream = world.stream();
-        let poison = vec![T::poison(); length];
-        let upload = |elements: &Vec<T>| stream.clone_htod(elements).map_err(driver("cuMemcpyHtoDAsync"));
+        let poison = Lines::new(bytes)?;
+        let upload = |memory: &Lines| stream.clone_htod(&memory[..]).map_err(driver("cuMemcpyHtoDAsync"));
         Ok(Self {
+            dtype,
             op,
             inputs: by_rank.iter().map(upload).collect::<Result<_, _>>()?,
             outputs: by_rank.iter().map(|_| upload(&poison)).collect::<Result<_, _>>()?,
@@ -219,37 +221,52 @@ impl<T: Number> Buffers<T> {
         for (input, output) in self.inputs.iter().zip(&mut self.outputs) {
             match mode.is_in_place() {
                 true => stream.memcpy_dtod(input, output).map_err(driver("cuMemcpyDtoDAsync"))?,
-                false => stream.memcpy_htod(&self.poison, output).map_err(driver("cuMemcpyHtoDAsync"))?,
+                false => stream.memcpy_htod(&self.poison[..], output).map_err(driver("cuMemcpyHtoDAsync"))?,
             }
         }
         // The world copies on a stream of its own.
         stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-        let inputs = if mode.is_in_place() { &[][..] } else { &self.inputs };
-        let (blocks, threads) = grid(world, count * size_of::<T>());
+        let (dtype, size) = (self.dtype, self.dtype.size());
+        let (blocks, threads) = grid(world, count * size);
         let plan = WorldPlan { algorithm, blocks, threads, registered: mode.is_registered() };
-        let Self { op, outputs, .. } = self;
         let name = || {
-            format!("{algorithm} of {count} {} from {offset}, {op}, {mode:?}, {blocks} x {threads}", T::DTYPE)
+            format!(
+                "{algorithm} of {count} {dtype} from {offset}, {}, {mode:?}, {blocks} x {threads}",
+                self.op
+            )
         };
-        world
-            .all_reduce(inputs, outputs, offset, count, *op, plan)
-            .map_err(|error| Failure::Ranks(format!("{}: {error}", name())))?;
+        let start = (offset * size) as u64;
+        let of_rank = |rank: usize| {
+            let input = if mode.is_in_place() { &self.outputs[rank] } else { &self.inputs[rank] };
+            WorldRank {
+                collective: Collective::AllReduce(self.op),
+                input: input.device_ptr(&stream).0 + start,
+                output: self.outputs[rank].device_ptr(&stream).0 + start,
+            }
+        };
+        let ranks: Vec<_> = (0..world.world_size()).map(of_rank).collect();
+        let told = |error| Failure::Ranks(format!("{}: {error}", name()));
+        // SAFETY: the slices hold every shape, and live until the call has been waited for.
+        let mut call = unsafe { world.prepare_raw(&ranks, count, dtype, plan) }.map_err(told)?;
+        call.enqueue().and_then(|()| call.finish()).map_err(told)?;
+        drop(call);
+        let reduced = offset * size..(offset + count) * size;
         for (rank, output) in self.outputs.iter().enumerate() {
             let result = download(world, output)?;
-            let before =
-                if mode.is_in_place() { download(world, &self.inputs[rank])? } else { self.poison.clone() };
-            let wrong = |&index: &usize| {
-                let is_reduced = (offset..offset + count).contains(&index);
-                let right = if is_reduced { self.expected[index] } else { before[index] };
-                result[index].bits() != right.bits()
+            let mut right = match mode.is_in_place() {
+                true => download(world, &self.inputs[rank])?,
+                false => self.poison.to_vec(),
             };
-            if let Some(index) = (0..result.len()).find(wrong) {
-                let wrong = (0..result.len()).filter(wrong).count();
+            right[reduced.clone()].copy_from_slice(&self.expected[reduced.clone()]);
+            let all = result.chunks(size).zip(right.chunks(size)).enumerate();
+            let mut wrong = all.filter(|(_, (is, right))| is != right);
+            if let Some((index, (is, right))) = wrong.next() {
                 return Err(Failure::Ranks(format!(
-                    "{}: {wrong} wrong elements on rank {rank}, the first is number {index}: {:#x} instead of {:#x}",
+                    "{}: {} wrong elements on rank {rank}, the first is number {index}: {:#x} instead of {:#x}",
                     name(),
-                    result[index].bits(),
-                    self.expected[index].bits(),
+                    wrong.count() + 1,
+                    bits(is),
+                    bits(right),
                 )));
             }
         }
@@ -257,12 +274,12 @@ impl<T: Number> Buffers<T> {
     }
 }
 
-pub fn download<T: Number>(world: &CudaWorld, slice: &impl DevicePtr<T>) -> Result<Vec<T>, Failure> {
+pub fn download(world: &CudaWorld, slice: &CudaSlice<u8>) -> Result<Vec<u8>, Failure> {
     let stream = world.stream();
-    let mut elements = vec![T::poison(); slice.len()];
-    stream.memcpy_dtoh(slice, &mut elements).map_err(driver("cuMemcpyDtoHAsync"))?;
+    let mut bytes = vec![0; DeviceSlice::len(slice)];
+    stream.memcpy_dtoh(slice, &mut bytes).map_err(driver("cuMemcpyDtoHAsync"))?;
     stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-    Ok(elements)
+    Ok(bytes)
 }
 
 /// Blocks and threads for a message: few for a small one, and never a round number of blocks for a large one.

@@ -2,6 +2,7 @@
 
 use fast_allreduce::{ReduceOp, MAX_RANKS};
 
+use super::elements::POISON;
 use super::inputs::Inputs;
 use super::reference::{Number, Rounding};
 use super::work::{Part, Source, Work};
@@ -83,9 +84,11 @@ fn judge_copied<T: Number>(
 }
 
 /// Elements beside a call's input and output that are no longer the poison they were: all of `memory` but those of `kept`.
-pub fn count_overwritten<T: Number>(memory: &[T], kept: std::ops::Range<usize>) -> u64 {
-    let beside = memory[..kept.start].iter().chain(&memory[kept.end..]);
-    beside.filter(|element| element.bits() != T::poison().bits()).count() as u64
+/// Its elements take `size` bytes, and `kept` counts them.
+pub fn count_overwritten(memory: &[u8], size: usize, kept: std::ops::Range<usize>) -> u64 {
+    let (before, after) = (&memory[..kept.start * size], &memory[kept.end * size..]);
+    let is_overwritten = |element: &&[u8]| element.iter().any(|byte| *byte != POISON);
+    before.chunks(size).chain(after.chunks(size)).filter(is_overwritten).count() as u64
 }
 
 /// Elements of an input that are no longer what `rank` gave.
@@ -96,12 +99,12 @@ pub fn count_changed<T: Number>(inputs: &Inputs, rank: usize, input: &[T]) -> u6
 
 #[cfg(test)]
 mod tests {
-    use float8::{F8E4M3, F8E5M2};
+    use crate::harness::float8::{F8E4M3, F8E5M2};
     use half::{bf16, f16};
 
     use super::*;
     use crate::collective::MEASURED;
-    use fast_allreduce::CallKind;
+    use fast_allreduce::{CallKind, DType};
 
     const COUNT: usize = 100;
 
@@ -110,7 +113,7 @@ mod tests {
     }
 
     fn work(inputs: &Inputs) -> Work {
-        Work::new(CallKind::AllReduce, inputs.op(), 0, COUNT, 0, inputs.world_size())
+        Work::new(CallKind::AllReduce, DType::F32, inputs.op(), 0, COUNT, 0, inputs.world_size())
     }
 
     fn right<T: Number>(inputs: &Inputs) -> Vec<T> {
@@ -178,7 +181,7 @@ mod tests {
         let inputs = Inputs::new(3, 1, 4, ReduceOp::Sum);
         for kind in MEASURED {
             // Four shares of 25 elements, as seen by rank 2.
-            let work = Work::new(kind, ReduceOp::Sum, 2, COUNT, 2, 4);
+            let work = Work::new(kind, DType::F32, ReduceOp::Sum, 2, COUNT, 2, 4);
             let mut right: Vec<i64> = Vec::new();
             for Part { length, source } in work.parts() {
                 right.extend((0..length).map(|index| match source {
@@ -199,10 +202,10 @@ mod tests {
 
     #[test]
     fn what_is_written_beside_the_buffers_is_counted() {
-        let mut memory = [f32::poison(); 10];
-        memory[2..5].fill(1.0);
-        assert_eq!(count_overwritten(&memory, 2..5), 0);
-        assert_eq!(count_overwritten(&memory, 3..4), 2);
+        let mut memory = [POISON; 40];
+        memory[8..20].fill(1);
+        assert_eq!(count_overwritten(&memory, 4, 2..5), 0);
+        assert_eq!(count_overwritten(&memory, 4, 3..4), 2);
     }
 
     #[test]

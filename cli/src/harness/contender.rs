@@ -4,7 +4,6 @@ use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
 use super::check::Promise;
 use super::device::Endpoint;
-use super::reference::Number;
 use super::work::Work;
 use crate::failure::Failure;
 
@@ -33,21 +32,16 @@ pub trait Rival<E: Endpoint> {
     fn has(&self, kind: CallKind, placement: Placement) -> bool;
 
     /// Starts a call, as [`Endpoint::start`].
-    fn start<T: Number>(
+    fn start(
         &self,
         endpoint: &E,
         work: &Work,
-        input: &E::Memory<T>,
-        output: &mut E::Memory<T>,
+        input: &E::Memory,
+        output: &mut E::Memory,
     ) -> Result<(), Failure>;
 
     /// Starts a call in place.
-    fn start_in_place<T: Number>(
-        &self,
-        endpoint: &E,
-        work: &Work,
-        data: &mut E::Memory<T>,
-    ) -> Result<(), Failure>;
+    fn start_in_place(&self, endpoint: &E, work: &Work, data: &mut E::Memory) -> Result<(), Failure>;
 }
 
 /// One of those that are measured together.
@@ -129,12 +123,7 @@ impl<'a, E: Endpoint> Contender<'a, E> {
 
     /// Starts a call out of place.
     #[inline]
-    pub fn start<T: Number>(
-        &self,
-        work: &Work,
-        input: &E::Memory<T>,
-        output: &mut E::Memory<T>,
-    ) -> Result<(), Failure> {
+    pub fn start(&self, work: &Work, input: &E::Memory, output: &mut E::Memory) -> Result<(), Failure> {
         match self {
             Self::Ours(endpoint) => endpoint.start(work, input, output),
             Self::Memcpy(endpoint) => endpoint.copy(input, output),
@@ -144,11 +133,11 @@ impl<'a, E: Endpoint> Contender<'a, E> {
 
     /// Starts a call in place. A copy needs somewhere to go to.
     #[inline]
-    pub fn start_in_place<T: Number>(
+    pub fn start_in_place(
         &self,
         work: &Work,
-        data: &mut E::Memory<T>,
-        spare: &mut E::Memory<T>,
+        data: &mut E::Memory,
+        spare: &mut E::Memory,
     ) -> Result<(), Failure> {
         match self {
             Self::Ours(endpoint) => endpoint.start_in_place(work, data),

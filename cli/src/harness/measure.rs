@@ -4,14 +4,14 @@ use std::cell::RefCell;
 
 use fast_allreduce::Algorithm;
 #[cfg(feature = "cuda")]
-use fast_allreduce::{CallKind, ReduceOp};
+use fast_allreduce::{CallKind, DType, ReduceOp};
 
-use super::check::{count_changed, count_overwritten, judge, Verdict};
+use super::check::{count_overwritten, Verdict};
 use super::contender::{Contender, Placement};
 use super::device::{Batch, Call, Endpoint};
+use super::elements::{elements, POISON};
 use super::inputs::Inputs;
 use super::populations;
-use super::reference::Number;
 use super::row::{Row, Timing};
 use super::session::Session;
 use super::work::Work;
@@ -52,13 +52,13 @@ pub struct Measure<'a> {
 impl Measure<'_> {
     /// An allreduce of `count` elements.
     #[cfg(feature = "cuda")]
-    pub fn all_reduce(&self, count: usize, op: ReduceOp) -> Work {
-        Work::new(CallKind::AllReduce, op, 0, count, self.session.rank(), self.session.world_size())
+    pub fn all_reduce(&self, dtype: DType, count: usize, op: ReduceOp) -> Work {
+        Work::new(CallKind::AllReduce, dtype, op, 0, count, self.session.rank(), self.session.world_size())
     }
 
     /// Measures one call with one algorithm. Collective.
-    pub fn row<T: Number>(&mut self, endpoint: &impl Endpoint, work: &Work) -> Result<Row, Failure> {
-        let mut memory = self.memory::<T, _>(endpoint, work)?;
+    pub fn row(&mut self, endpoint: &impl Endpoint, work: &Work) -> Result<Row, Failure> {
+        let mut memory = self.memory(endpoint, work)?;
         let ours = [Contender::Ours(endpoint)];
         let (mut out_of_place, mut in_place) = self.both_placements(&ours, 1, &mut memory, work)?;
         let Memory { input, output } = &mut memory;
@@ -66,12 +66,12 @@ impl Measure<'_> {
         let only = "this crate has all calls out of place";
         Ok(Row {
             collective: work.kind.name(),
-            size: work.elements() * size_of::<T>(),
+            size: work.bytes(work.elements()),
             count: work.count(),
-            dtype: T::DTYPE.name(),
+            dtype: work.dtype.name(),
             redop: work.kind.redop(work.op),
             root: work.root(),
-            algo: ours[0].algorithm(work, T::DTYPE).map(Algorithm::name),
+            algo: ours[0].algorithm(work, work.dtype).map(Algorithm::name),
             out_of_place: out_of_place.pop().flatten().expect(only),
             in_place: in_place.pop().flatten(),
             memcpy_us,
@@ -80,7 +80,7 @@ impl Measure<'_> {
 
     /// Measures one call for all contenders, on the memory of the first: in every round a block of calls of each. Their timings,
     /// out of place and in place, as far as they have them. Collective.
-    pub fn contest<T: Number, E: Endpoint>(
+    pub fn contest<E: Endpoint>(
         &mut self,
         contenders: &[Contender<E>],
         rounds: u64,
@@ -89,14 +89,14 @@ impl Measure<'_> {
         let Some(first) = contenders.first() else {
             return Ok(Default::default());
         };
-        let mut memory = self.memory::<T, _>(first.endpoint(), work)?;
+        let mut memory = self.memory(first.endpoint(), work)?;
         self.both_placements(contenders, rounds, &mut memory, work)
     }
 
     /// Checks a call out of place and in place, and times nothing: the wrong elements on all ranks. Collective.
     #[cfg(feature = "cuda")]
-    pub fn wrong<T: Number>(&mut self, endpoint: &impl Endpoint, work: &Work) -> Result<u64, Failure> {
-        let mut memory = self.memory::<T, _>(endpoint, work)?;
+    pub fn wrong(&mut self, endpoint: &impl Endpoint, work: &Work) -> Result<u64, Failure> {
+        let mut memory = self.memory(endpoint, work)?;
         let ours = Contender::Ours(endpoint);
         let out_of_place = self.check_out_of_place(&ours, &mut memory, work)?;
         let in_place = self.check_in_place(&ours, &mut memory, work)?;
@@ -106,20 +106,16 @@ impl Measure<'_> {
 
     /// An input and an output, both as long as the larger of all ranks': a buffer in place may hold that much, and a copy of that
     /// much goes from one to the other.
-    fn memory<T: Number, E: Endpoint>(
-        &self,
-        endpoint: &E,
-        work: &Work,
-    ) -> Result<Memory<E::Memory<T>>, Failure> {
-        let input = endpoint.allocate::<T>(work.elements(), self.effort.registered)?;
-        Ok(Memory { input, output: endpoint.allocate::<T>(work.elements(), false)? })
+    fn memory<E: Endpoint>(&self, endpoint: &E, work: &Work) -> Result<Memory<E::Memory>, Failure> {
+        let allocate = |registered| endpoint.allocate(work.dtype, work.elements(), registered);
+        Ok(Memory { input: allocate(self.effort.registered)?, output: allocate(false)? })
     }
 
-    fn both_placements<T: Number, E: Endpoint>(
+    fn both_placements<E: Endpoint>(
         &mut self,
         contenders: &[Contender<E>],
         rounds: u64,
-        memory: &mut Memory<E::Memory<T>>,
+        memory: &mut Memory<E::Memory>,
         work: &Work,
     ) -> Result<(Timings, Timings), Failure> {
         let out_of_place = self.timed(contenders, rounds, memory, work, Placement::OutOfPlace)?;
@@ -127,11 +123,11 @@ impl Measure<'_> {
     }
 
     /// The timings of those that have this placement.
-    fn timed<T: Number, E: Endpoint>(
+    fn timed<E: Endpoint>(
         &mut self,
         contenders: &[Contender<E>],
         rounds: u64,
-        memory: &mut Memory<E::Memory<T>>,
+        memory: &mut Memory<E::Memory>,
         work: &Work,
         placement: Placement,
     ) -> Result<Timings, Failure> {
@@ -142,8 +138,7 @@ impl Measure<'_> {
             self.fill(&able, memory, work, placement)?;
             // Calls of all contenders are ready at a time, and one of them runs.
             let shared = RefCell::new(&mut *memory);
-            let (bytes, bus_factor) =
-                (work.elements() * size_of::<T>(), work.kind.bus_factor(work.world_size()));
+            let (bytes, bus_factor) = (work.bytes(work.elements()), work.kind.bus_factor(work.world_size()));
             timings = self.time(
                 &able,
                 Contender::endpoint,
@@ -172,10 +167,10 @@ impl Measure<'_> {
     }
 
     /// What is timed: inputs of numbers, whose reductions may not be finite for long, as calls in place go on from results.
-    fn fill<T: Number, E: Endpoint>(
+    fn fill<E: Endpoint>(
         &mut self,
         contenders: &[Contender<E>],
-        memory: &mut Memory<E::Memory<T>>,
+        memory: &mut Memory<E::Memory>,
         work: &Work,
         placement: Placement,
     ) -> Result<(), Failure> {
@@ -184,8 +179,9 @@ impl Measure<'_> {
         let start =
             if placement == Placement::InPlace { work.in_place().map_or(0, |(from, _)| from) } else { 0 };
         let length = work.input_len();
-        endpoint.write(&mut memory.input, |elements| {
-            inputs.fill(self.session.rank(), part(elements, start, length));
+        let (rank, elements) = (self.session.rank(), elements(work.dtype)?);
+        endpoint.write(&mut memory.input, &mut |bytes| {
+            elements.fill(&inputs, rank, part(bytes, work, start, length));
         })
     }
 
@@ -285,42 +281,44 @@ impl Measure<'_> {
         Ok(self.slowest(seconds / batch.calls() as f64)? * 1e6)
     }
 
-    fn check_out_of_place<T: Number, E: Endpoint>(
+    fn check_out_of_place<E: Endpoint>(
         &mut self,
         contender: &Contender<E>,
-        memory: &mut Memory<E::Memory<T>>,
+        memory: &mut Memory<E::Memory>,
         work: &Work,
     ) -> Result<Option<Verdict>, Failure> {
         let (endpoint, Memory { input, output }) = (contender.endpoint(), memory);
         let (input_len, output_len) = (work.input_len(), work.output_len());
         let make_inputs = |measure: &mut Self| measure.next_inputs(work);
-        let promise = contender.promise(work, T::DTYPE);
+        let promise = contender.promise(work, work.dtype);
+        let (elements, size) = (elements(work.dtype)?, work.dtype.size());
         self.check_calls(promise, &make_inputs, &mut |session, inputs, promise| {
             let rank = session.rank();
-            endpoint.write(input, |memory| {
-                memory.fill(T::poison());
-                inputs.fill(rank, part(memory, 0, input_len));
+            endpoint.write(input, &mut |memory| {
+                memory.fill(POISON);
+                elements.fill(inputs, rank, part(memory, work, 0, input_len));
             })?;
-            endpoint.write(output, |memory| memory.fill(T::poison()))?;
+            endpoint.write(output, &mut |memory| memory.fill(POISON))?;
             session.fence()?;
             contender.start(work, input, output)?;
-            let mut verdict = endpoint.read(output, |memory| {
-                let mut verdict = judge(inputs, work, &memory[..output_len], promise);
-                verdict.wrong += count_overwritten(memory, 0..output_len);
-                verdict
+            let mut verdict = Verdict::default();
+            endpoint.read(output, &mut |memory| {
+                verdict = elements.judge(inputs, work, &memory[..work.bytes(output_len)], promise);
+                verdict.wrong += count_overwritten(memory, size, 0..output_len);
             })?;
-            verdict.wrong += endpoint.read(input, |memory| {
-                count_changed(inputs, rank, &memory[..input_len]) + count_overwritten(memory, 0..input_len)
+            endpoint.read(input, &mut |memory| {
+                verdict.wrong += elements.count_changed(inputs, rank, &memory[..work.bytes(input_len)]);
+                verdict.wrong += count_overwritten(memory, size, 0..input_len);
             })?;
             Ok(verdict)
         })
     }
 
     /// What a call in place does not write stays as it was: inputs too.
-    fn check_in_place<T: Number, E: Endpoint>(
+    fn check_in_place<E: Endpoint>(
         &mut self,
         contender: &Contender<E>,
-        memory: &mut Memory<E::Memory<T>>,
+        memory: &mut Memory<E::Memory>,
         work: &Work,
     ) -> Result<Option<Verdict>, Failure> {
         let (endpoint, Memory { input, output: spare }) = (contender.endpoint(), memory);
@@ -329,29 +327,24 @@ impl Measure<'_> {
         };
         let (input_len, output_len) = (work.input_len(), work.output_len());
         let make_inputs = |measure: &mut Self| measure.next_inputs(work);
-        let promise = contender.promise(work, T::DTYPE);
+        let promise = contender.promise(work, work.dtype);
+        let elements = elements(work.dtype)?;
         self.check_calls(promise, &make_inputs, &mut |session, inputs, promise| {
             let rank = session.rank();
-            endpoint.write(input, |memory| {
-                memory.fill(T::poison());
-                inputs.fill(rank, part(memory, from, input_len));
+            endpoint.write(input, &mut |memory| {
+                memory.fill(POISON);
+                elements.fill(inputs, rank, part(memory, work, from, input_len));
             })?;
             session.fence()?;
             contender.start_in_place(work, input, spare)?;
-            endpoint.read(input, |memory| {
-                let output = to..to + output_len;
-                let mut verdict = judge(inputs, work, &memory[output.clone()], promise);
-                let beside = (0..memory.len()).filter(|index| !output.contains(index));
-                let is_changed = |&index: &usize| {
-                    let before = match index.checked_sub(from).filter(|index| *index < input_len) {
-                        Some(index) => inputs.value(rank, index),
-                        None => T::poison(),
-                    };
-                    memory[index].bits() != before.bits()
-                };
-                verdict.wrong += beside.filter(is_changed).count() as u64;
-                verdict
-            })
+            let mut verdict = Verdict::default();
+            endpoint.read(input, &mut |memory| {
+                let (before, output) = (from..from + input_len, to..to + output_len);
+                let result = &memory[work.bytes(output.start)..work.bytes(output.end)];
+                verdict = elements.judge(inputs, work, result, promise);
+                verdict.wrong += elements.count_changed_beside(inputs, rank, memory, before, output);
+            })?;
+            Ok(verdict)
         })
     }
 
@@ -383,10 +376,10 @@ impl Measure<'_> {
 }
 
 /// Some of the elements. None are nowhere.
-fn part<T>(elements: &mut [T], start: usize, length: usize) -> &mut [T] {
+fn part<'a>(memory: &'a mut [u8], work: &Work, start: usize, length: usize) -> &'a mut [u8] {
     match length {
         0 => &mut [],
-        _ => &mut elements[start..start + length],
+        _ => &mut memory[work.bytes(start)..work.bytes(start + length)],
     }
 }
 

@@ -4,6 +4,8 @@
 pub mod check;
 pub mod contender;
 pub mod device;
+pub mod elements;
+pub mod float8;
 pub mod inputs;
 pub mod measure;
 pub mod populations;
@@ -26,35 +28,6 @@ use self::session::Session;
 use crate::arguments::{Bench, DeviceName};
 use crate::failure::Failure;
 use crate::output::Output;
-
-/// Evaluates an expression for the Rust type of a [`DType`].
-macro_rules! with_number {
-    ($dtype:expr, $type:ident => $value:expr) => {{
-        use fast_allreduce::DType;
-        use float8::{F8E4M3, F8E5M2};
-        use half::{bf16, f16};
-        match $dtype {
-            DType::F16 => with_number!(@ $type = f16, $value),
-            DType::Bf16 => with_number!(@ $type = bf16, $value),
-            DType::F32 => with_number!(@ $type = f32, $value),
-            DType::F64 => with_number!(@ $type = f64, $value),
-            DType::I8 => with_number!(@ $type = i8, $value),
-            DType::U8 => with_number!(@ $type = u8, $value),
-            DType::I32 => with_number!(@ $type = i32, $value),
-            DType::U32 => with_number!(@ $type = u32, $value),
-            DType::I64 => with_number!(@ $type = i64, $value),
-            DType::U64 => with_number!(@ $type = u64, $value),
-            DType::F8E4M3 => with_number!(@ $type = F8E4M3, $value),
-            DType::F8E5M2 => with_number!(@ $type = F8E5M2, $value),
-            other => Err(Failure::Usage(format!("there is no reference for {other}"))),
-        }
-    }};
-    (@ $type:ident = $rust:ty, $value:expr) => {{
-        type $type = $rust;
-        $value
-    }};
-}
-pub(crate) use with_number;
 
 /// What is measured on endpoints that are made alike.
 pub trait Job {

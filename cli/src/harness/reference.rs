@@ -1,15 +1,20 @@
 //! What a reduction of one element is, from the definition in [`ReduceOp`]'s documentation. Shares nothing with the kernels.
 
-use fast_allreduce::{Element, ReduceOp, Scale, MAX_RANKS};
-use float8::{F8E4M3, F8E5M2};
+use fast_allreduce::{DType, ReduceOp, Scale, MAX_RANKS};
 use half::{bf16, f16};
 
-use super::device::Portable;
+use super::float8::{F8E4M3, F8E5M2};
 use super::inputs::real;
 use super::rivals::naive::Combine;
 
 /// An element type with its definition of the operations.
-pub trait Number: Element + Portable + Combine {
+///
+/// # Safety
+///
+/// `DTYPE` is the type's, and every bit pattern is a value of it.
+pub unsafe trait Number: Copy + Combine + 'static {
+    const DTYPE: DType;
+
     /// What outputs hold before a checked call.
     fn poison() -> Self;
 
@@ -58,8 +63,11 @@ impl Deviation {
 }
 
 macro_rules! integer {
-    ($($type:ty),*) => {$(
-        impl Number for $type {
+    ($($type:ty => $dtype:ident),*) => {$(
+        // SAFETY: an integer.
+        unsafe impl Number for $type {
+            const DTYPE: DType = DType::$dtype;
+
             fn poison() -> Self {
                 0xa5a5_a5a5_a5a5_a5a5_u64 as Self
             }
@@ -96,7 +104,7 @@ macro_rules! integer {
     )*};
 }
 
-integer!(i8, u8, i32, u32, i64, u64);
+integer!(i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64);
 
 /// The operations in an accumulator type.
 macro_rules! accumulate {
@@ -190,7 +198,7 @@ trait Products: Sized {
 }
 
 macro_rules! float {
-    ($type:ty, $bits:ty, $accumulator:ty, $widen:expr, $round:expr, $reduce:ident, $precision:expr) => {
+    ($type:ty => $dtype:ident, $bits:ty, $accumulator:ty, $widen:expr, $round:expr, $reduce:ident, $precision:expr) => {
         impl Products for $type {
             fn products(values: &[Self], scale: Scale) -> Vec<Self> {
                 let scale = scale.get() as $accumulator;
@@ -198,7 +206,10 @@ macro_rules! float {
             }
         }
 
-        impl Number for $type {
+        // SAFETY: a float, or the bits of one.
+        unsafe impl Number for $type {
+            const DTYPE: DType = DType::$dtype;
+
             fn poison() -> Self {
                 Self::from_bits(0xa5a5_a5a5_a5a5_a5a5_u64 as $bits)
             }
@@ -238,7 +249,7 @@ const F32_ROUNDING: f64 = f32::EPSILON as f64 / 2.0;
 const F64_ROUNDING: f64 = f64::EPSILON / 2.0;
 
 float!(
-    f16,
+    f16 => F16,
     u16,
     f32,
     f16::to_f32,
@@ -247,7 +258,7 @@ float!(
     Precision { accumulator: F32_ROUNDING, result: 0.5f64.powi(11), least: 0.5f64.powi(24) }
 );
 float!(
-    bf16,
+    bf16 => Bf16,
     u16,
     f32,
     bf16::to_f32,
@@ -256,29 +267,25 @@ float!(
     Precision { accumulator: F32_ROUNDING, result: 0.5f64.powi(8), least: 0.5f64.powi(133) }
 );
 float!(
-    F8E4M3,
+    F8E4M3 => F8E4M3,
     u8,
     f32,
-    |value: F8E4M3| value.to_f32(),
-    // The crate's own conversion saturates; 464 is in the middle between 448 and what would follow.
-    |value: f32| if value.abs() > 464.0 { F8E4M3::NAN } else { F8E4M3::from_f32(value) },
+    F8E4M3::to_f32,
+    F8E4M3::from_f32,
     reduce_f32,
     Precision { accumulator: F32_ROUNDING, result: 0.5f64.powi(4), least: 0.5f64.powi(9) }
 );
 float!(
-    F8E5M2,
+    F8E5M2 => F8E5M2,
     u8,
     f32,
-    |value: F8E5M2| value.to_f32(),
-    |value: f32| match value.abs() < 61440.0 {
-        true => F8E5M2::from_f32(value),
-        false => F8E5M2::from_bits(0x7C | u8::from(value.is_sign_negative()) << 7),
-    },
+    F8E5M2::to_f32,
+    F8E5M2::from_f32,
     reduce_f32,
     Precision { accumulator: F32_ROUNDING, result: 0.5f64.powi(3), least: 0.5f64.powi(16) }
 );
 float!(
-    f32,
+    f32 => F32,
     u32,
     f32,
     f32::from,
@@ -287,7 +294,7 @@ float!(
     Precision { accumulator: F32_ROUNDING, result: F32_ROUNDING, least: 0.5f64.powi(149) }
 );
 float!(
-    f64,
+    f64 => F64,
     u64,
     f64,
     f64::from,

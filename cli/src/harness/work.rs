@@ -2,9 +2,11 @@
 //!
 //! What is done for each call is inlined, whichever unit of code it is in: it is a part of what is timed.
 
-use fast_allreduce::{CallKind, Collective, Communicator, Direction, Host, ReduceOp, Result, Transfer};
+use fast_allreduce::{
+    CallKind, Collective, Communicator, DType, Direction, Host, ReduceOp, Result, Transfer,
+};
 
-use super::reference::Number;
+use super::elements::{typed, typed_mut};
 use crate::arguments::Case;
 use crate::collective::CallFacts as _;
 
@@ -12,6 +14,7 @@ use crate::collective::CallFacts as _;
 #[derive(Debug, Clone)]
 pub struct Work {
     pub kind: CallKind,
+    pub dtype: DType,
     /// Of those that reduce.
     pub op: ReduceOp,
     /// Of those that have one.
@@ -22,6 +25,8 @@ pub struct Work {
     /// Of an all-to-all, by the other rank.
     pub sends: Vec<usize>,
     pub receives: Vec<usize>,
+    /// Once for all calls.
+    output_len: usize,
 }
 
 /// Where a part of an output comes from.
@@ -44,7 +49,7 @@ impl Work {
     /// A case of the command line, as a rank calls it.
     pub fn of_case(case: &Case, rank: usize, world_size: usize) -> Self {
         let Case { kind, dtype, op, root, bytes } = *case;
-        Self::new(kind, op, root, bytes / dtype.size(), rank, world_size)
+        Self::new(kind, dtype, op, root, bytes / dtype.size(), rank, world_size)
     }
 
     /// Of messages of at most `elements` elements: the larger of the buffers, as nccl-tests counts.
@@ -53,6 +58,7 @@ impl Work {
     /// go r ranks to the right.
     pub fn new(
         kind: CallKind,
+        dtype: DType,
         op: ReduceOp,
         root: usize,
         elements: usize,
@@ -64,11 +70,18 @@ impl Work {
             _ if kind.is_uneven() => uneven(elements, world_size),
             _ => vec![elements / world_size; world_size],
         };
-        Self::of_shares(kind, op, root, shares, rank)
+        Self::of_shares(kind, dtype, op, root, shares, rank)
     }
 
     /// With shares of these sizes, a rank each; see [`Work::shares`].
-    pub fn of_shares(kind: CallKind, op: ReduceOp, root: usize, shares: Vec<usize>, rank: usize) -> Self {
+    pub fn of_shares(
+        kind: CallKind,
+        dtype: DType,
+        op: ReduceOp,
+        root: usize,
+        shares: Vec<usize>,
+        rank: usize,
+    ) -> Self {
         let n = shares.len();
         let (sends, receives) = match kind {
             CallKind::AllToAll | CallKind::AllToAllV => (
@@ -77,7 +90,9 @@ impl Work {
             ),
             _ => Default::default(),
         };
-        Self { kind, op, root, rank, shares, sends, receives }
+        let work = Self { kind, dtype, op, root, rank, shares, sends, receives, output_len: 0 };
+        let output_len = work.parts().iter().map(|part| part.length).sum();
+        Self { output_len, ..work }
     }
 
     #[inline]
@@ -124,7 +139,13 @@ impl Work {
     /// Elements that this rank writes.
     #[inline]
     pub fn output_len(&self) -> usize {
-        self.parts().iter().map(|part| part.length).sum()
+        self.output_len
+    }
+
+    /// Bytes of so many elements.
+    #[inline]
+    pub fn bytes(&self, elements: usize) -> usize {
+        elements * self.dtype.size()
     }
 
     /// In place: where its input and its output start in one buffer. `None` if it cannot be.
@@ -172,51 +193,71 @@ impl Work {
 
     /// Makes the call: from the beginning of `input` to that of `output`.
     #[inline]
-    pub fn run<T: Number>(
-        &self,
-        communicator: &Communicator<Host>,
-        input: &[T],
-        output: &mut [T],
-    ) -> Result<()> {
-        let (input, output) = (&input[..self.input_len()], &mut output[..self.output_len()]);
+    pub fn run(&self, communicator: &Communicator<Host>, input: &[u8], output: &mut [u8]) -> Result<()> {
+        let input = &input[..self.bytes(self.input_len())];
+        let output = &mut output[..self.bytes(self.output_len())];
         match self.kind {
-            CallKind::AllReduce => communicator.all_reduce(input, output, self.op),
+            CallKind::AllReduce => self.all_reduce(communicator, input, output),
             // SAFETY: the slices are as long as what the collective reads and writes, and borrowed for the call.
+            _ => unsafe { self.run_raw(communicator, input.as_ptr(), output.as_mut_ptr()) },
+        }
+    }
+
+    /// As programs call it most: on slices of a type.
+    #[inline]
+    fn all_reduce(&self, communicator: &Communicator<Host>, input: &[u8], output: &mut [u8]) -> Result<()> {
+        macro_rules! of {
+            ($type:ty) => {
+                communicator.all_reduce::<$type>(typed(input), typed_mut(output), self.op)
+            };
+        }
+        match self.dtype {
+            DType::F16 => of!(half::f16),
+            DType::Bf16 => of!(half::bf16),
+            DType::F32 => of!(f32),
+            DType::F64 => of!(f64),
+            DType::I8 => of!(i8),
+            DType::U8 => of!(u8),
+            DType::I32 => of!(i32),
+            DType::U32 => of!(u32),
+            DType::I64 => of!(i64),
+            DType::U64 => of!(u64),
+            // SAFETY: the slices are as long as the message, and borrowed for the call.
             _ => unsafe { self.run_raw(communicator, input.as_ptr(), output.as_mut_ptr()) },
         }
     }
 
     /// Makes the call in place. Does nothing where it cannot be.
     #[inline]
-    pub fn run_in_place<T: Number>(&self, communicator: &Communicator<Host>, data: &mut [T]) -> Result<()> {
-        let data = &mut data[..self.elements()];
+    pub fn run_in_place(&self, communicator: &Communicator<Host>, data: &mut [u8]) -> Result<()> {
+        let data = &mut data[..self.bytes(self.elements())];
         let Some((from, to)) = self.in_place() else {
             return Ok(());
         };
         let base = data.as_mut_ptr();
         // SAFETY: input and output are within the elements of the slice, which is borrowed for the call, and where they overlap
         // they do so as this collective permits.
-        unsafe { self.run_raw(communicator, base.add(from), base.add(to)) }
+        unsafe { self.run_raw(communicator, base.add(self.bytes(from)), base.add(self.bytes(to))) }
     }
 
     /// # Safety
     ///
     /// That of [`Communicator::collective_raw`], for this rank's lengths.
     #[inline]
-    unsafe fn run_raw<T: Number>(
+    unsafe fn run_raw(
         &self,
         communicator: &Communicator<Host>,
-        input: *const T,
-        output: *mut T,
+        input: *const u8,
+        output: *mut u8,
     ) -> Result<()> {
-        let count = self.shares[0];
+        let (count, dtype) = (self.shares[0], self.dtype);
         // SAFETY: the caller's.
         unsafe {
             match self.collective() {
                 Some(collective) => {
-                    communicator.collective_raw(collective, input.cast(), output.cast(), count, T::DTYPE)
+                    communicator.collective_raw(collective, input.cast(), output.cast(), count, dtype)
                 }
-                None => communicator.transfer_raw(&self.transfers::<T>(input as u64, output as u64)),
+                None => communicator.transfer_raw(&self.transfers(input as u64, output as u64)),
             }
         }
     }
@@ -244,14 +285,14 @@ impl Work {
 
     /// The messages of a [`CallKind::SendRecv`].
     #[inline]
-    pub fn transfers<T: Number>(&self, input: u64, output: u64) -> [Transfer; 2] {
+    pub fn transfers(&self, input: u64, output: u64) -> [Transfer; 2] {
         [(Direction::Send, self.right(), input), (Direction::Recv, self.left(), output)].map(
             |(direction, peer, address)| Transfer {
                 direction,
                 peer,
                 address,
                 count: self.shares[0],
-                dtype: T::DTYPE,
+                dtype: self.dtype,
                 tag: 0,
             },
         )
@@ -311,7 +352,7 @@ mod tests {
     #[test]
     fn sizes_are_those_of_the_larger_buffer_and_counts_of_a_share() {
         for kind in MEASURED {
-            let work = Work::new(kind, SUM, 1, 103, 2, 4);
+            let work = Work::new(kind, DType::F32, SUM, 1, 103, 2, 4);
             let expected = match kind {
                 _ if kind.is_whole() => (103, 103),
                 _ if kind.is_uneven() => (102, 25),
@@ -332,7 +373,7 @@ mod tests {
     #[test]
     fn what_all_ranks_send_is_what_all_receive() {
         for kind in [CallKind::AllToAll, CallKind::AllToAllV, CallKind::AllGatherV, CallKind::Scatter] {
-            let works: Vec<_> = (0..5).map(|rank| Work::new(kind, SUM, 3, 77, rank, 5)).collect();
+            let works: Vec<_> = (0..5).map(|rank| Work::new(kind, DType::F32, SUM, 3, 77, rank, 5)).collect();
             for (rank, work) in works.iter().enumerate() {
                 for part in work.parts() {
                     let Source::Copied { rank: from, first } = part.source else {
@@ -351,12 +392,12 @@ mod tests {
     #[test]
     fn only_a_root_has_what_is_reduced_or_gathered() {
         for kind in [CallKind::Reduce, CallKind::Gather] {
-            assert_eq!(Work::new(kind, SUM, 1, 12, 0, 3).output_len(), 0);
-            assert_eq!(Work::new(kind, SUM, 1, 12, 1, 3).output_len(), 12);
+            assert_eq!(Work::new(kind, DType::F32, SUM, 1, 12, 0, 3).output_len(), 0);
+            assert_eq!(Work::new(kind, DType::F32, SUM, 1, 12, 1, 3).output_len(), 12);
         }
         for kind in [CallKind::Broadcast, CallKind::Scatter] {
-            assert_eq!(Work::new(kind, SUM, 1, 12, 0, 3).input_len(), 0);
-            assert_eq!(Work::new(kind, SUM, 1, 12, 1, 3).input_len(), 12);
+            assert_eq!(Work::new(kind, DType::F32, SUM, 1, 12, 0, 3).input_len(), 0);
+            assert_eq!(Work::new(kind, DType::F32, SUM, 1, 12, 1, 3).input_len(), 12);
         }
     }
 }

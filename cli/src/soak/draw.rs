@@ -208,10 +208,10 @@ impl Call {
     pub fn work(&self, seed: u64, rank: usize, world_size: usize) -> Work {
         let root = self.root % world_size;
         if self.kind == CallKind::AllReduceRmsNorm {
-            return Work::new(CallKind::AllReduce, self.op, root, self.count, rank, world_size);
+            return Work::new(CallKind::AllReduce, self.dtype, self.op, root, self.count, rank, world_size);
         }
         if !self.kind.is_uneven() {
-            return Work::new(self.kind, self.op, root, self.count, rank, world_size);
+            return Work::new(self.kind, self.dtype, self.op, root, self.count, rank, world_size);
         }
         let mut draws = Draws::new(seed, self.number, 50);
         let mut left = self.count;
@@ -220,7 +220,7 @@ impl Call {
             left -= share;
             share
         };
-        Work::of_shares(self.kind, self.op, root, (0..world_size).map(share).collect(), rank)
+        Work::of_shares(self.kind, self.dtype, self.op, root, (0..world_size).map(share).collect(), rank)
     }
 
     /// Where `rank`'s memory is.

@@ -19,9 +19,8 @@ use super::find::{part, Judge, Made};
 use super::memory::{words, Window};
 use super::rank::{round_number, Rank, FAULTY_COLOR, MOST_TIMES};
 use crate::failure::Failure;
+use crate::harness::elements::{elements, POISON};
 use crate::harness::inputs::Inputs;
-use crate::harness::reference::Number;
-use crate::harness::with_number;
 
 /// What a rank's machine may add to the time of a call.
 const SLACK: Duration = Duration::from_secs(30);
@@ -50,8 +49,7 @@ impl Rank {
             let fault = episode.rounds[number].fault;
             let error = match &mut party {
                 Some(party) => {
-                    let error =
-                        with_number!(episode.call.dtype, T => Ok(self.round::<T>(party, episode, number)))?;
+                    let error = self.round(party, episode, number)?;
                     self.look_for_survivors(&party.communicator, episode, number);
                     error
                 }
@@ -150,20 +148,26 @@ impl Rank {
     }
 
     /// Calls until one fails, or all have been made. The error, if there was one.
-    fn round<T: Number>(&mut self, party: &mut Party, episode: &Episode, number: usize) -> Option<Error> {
+    fn round(
+        &mut self,
+        party: &mut Party,
+        episode: &Episode,
+        number: usize,
+    ) -> Result<Option<Error>, Failure> {
         let Party { communicator, buffer } = party;
         let (call, fault, seed) = (&episode.call, episode.rounds[number].fault, self.range.seed);
         let placement = call.placement(seed, self.bootstrap.rank());
         let (rank, world_size) = (communicator.rank(), communicator.world_size());
         let work = call.work(seed, rank, world_size);
-        let made = Made::of(communicator, &work, T::DTYPE);
+        let made = Made::of(communicator, &work, work.dtype);
+        let (elements, size) = (elements(work.dtype)?, work.dtype.size());
         let inputs = Inputs::new(
             seed,
             round_number(call.number, number as u64 % MOST_TIMES, FAULTY_COLOR),
             world_size,
             call.op,
         );
-        let judge = Judge { inputs: &inputs, work: &work, promise: made.promise() };
+        let judge = Judge { inputs: &inputs, work: &work, elements, promise: made.promise() };
         let in_place = if placement.output.is_none() { work.in_place() } else { None };
 
         let [first, second] = &mut self.private;
@@ -177,20 +181,21 @@ impl Rank {
         };
         let place = |view: View, registered: &mut Option<_>| registered.take().filter(|_| view.is_registered);
         let input = place(placement.input, &mut registered_input).unwrap_or(first);
-        let data_len = if in_place.is_some() { work.elements() } else { work.input_len() };
-        let mut data = Window::<T>::new(input, placement.input.offset, data_len);
+        let data_len = work.bytes(if in_place.is_some() { work.elements() } else { work.input_len() });
+        let mut data = Window::<u8>::new(input, placement.input.offset * size, data_len);
         let view = placement.output.unwrap_or(View { is_registered: false, offset: 0 });
         let output = place(view, &mut registered_output).unwrap_or(second);
-        let output_len = if in_place.is_some() { 0 } else { work.output_len() };
-        let mut output = Window::<T>::new(output, view.offset, output_len);
+        let result_len = work.bytes(work.output_len());
+        let output_len = if in_place.is_some() { 0 } else { result_len };
+        let mut output = Window::<u8>::new(output, view.offset * size, output_len);
         let (from, to) = in_place.unwrap_or((0, 0));
         let to = to..to + work.output_len();
 
         let [own, result, right] = &mut self.kept;
-        let own = Window::<T>::new(own, 0, data_len);
-        inputs.fill(rank, part(own.elements, &(from..from + work.input_len())));
-        let result = Window::<T>::new(result, 0, work.output_len()).elements;
-        let right = Window::<T>::new(right, 0, work.output_len()).elements;
+        let own = Window::<u8>::new(own, 0, data_len);
+        elements.fill(&inputs, rank, part(own.elements, &work, &(from..from + work.input_len())));
+        let result = Window::<u8>::new(result, 0, result_len).elements;
+        let right = Window::<u8>::new(right, 0, result_len).elements;
 
         let (mut error, mut wrong, mut longest) = (None, None, Duration::ZERO);
         let communicator = &*communicator;
@@ -198,7 +203,7 @@ impl Rank {
             let mut maker = None;
             for time in 0..episode.calls() {
                 data.elements.copy_from_slice(own.elements);
-                output.elements.fill(T::poison());
+                output.elements.fill(POISON);
                 if time == 1 {
                     maker = fault.and_then(|fault| {
                         fault.start(scope, communicator, self.bootstrap.rank(), &self.processes)
@@ -217,7 +222,7 @@ impl Rank {
                     break;
                 }
                 match in_place {
-                    Some(_) => result.copy_from_slice(part(data.elements, &to)),
+                    Some(_) => result.copy_from_slice(part(data.elements, &work, &to)),
                     None => result.copy_from_slice(output.elements),
                 }
                 data.overwrite();
@@ -225,8 +230,7 @@ impl Rank {
                 longest = longest.max(start.elapsed());
                 let beside = data.overwritten() + output.overwritten();
                 // All of them in full, but those with the bits of one that is right.
-                let is_right = |(one, other): (&T, &T)| one.bits() == other.bits();
-                if time > 0 && beside == 0 && result.iter().zip(&*right).all(is_right) {
+                if time > 0 && beside == 0 && result == right {
                     continue;
                 }
                 let mut found = judge.find(result, beside, 0).map(|found| found.to_string());
@@ -266,7 +270,7 @@ impl Rank {
             let told = format!("{}: a rank that lives is said to be gone: {error}", context());
             self.tally.wrong.get_or_insert(told);
         }
-        error
+        Ok(error)
     }
 
     /// No rank has ended, and none has closed its communicator.

@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use fast_allreduce::{Algorithm, CallKind, Communicator, DType, Host};
 
-use crate::harness::check::{judge, Promise};
+use crate::harness::check::Promise;
+use crate::harness::elements::Elements;
 use crate::harness::inputs::Inputs;
-use crate::harness::reference::Number;
 use crate::harness::work::Work;
 
 /// What made the call.
@@ -43,6 +43,8 @@ impl fmt::Display for Made {
 pub struct Judge<'a> {
     pub inputs: &'a Inputs,
     pub work: &'a Work,
+    /// Those of the work's type.
+    pub elements: &'a dyn Elements,
     pub promise: Promise,
 }
 
@@ -73,29 +75,33 @@ impl Found {
 impl Judge<'_> {
     /// What is wrong with this output, beside which so many bytes are overwritten, and of whose call so many elements of the input
     /// have changed.
-    pub fn find<T: Number>(&self, elements: &[T], overwritten: u64, changed: u64) -> Option<Found> {
-        let count_wrong = |elements: &[T]| judge(self.inputs, self.work, elements, self.promise).wrong;
-        let wrong = count_wrong(elements);
+    pub fn find(&self, output: &[u8], overwritten: u64, changed: u64) -> Option<Found> {
+        let count = output.len() / self.work.dtype.size();
+        let count_wrong = |count| {
+            let output = &output[..self.work.bytes(count)];
+            self.elements.judge(self.inputs, self.work, output, self.promise).wrong
+        };
+        let wrong = count_wrong(count);
         if wrong == 0 {
-            return Found::new(0, None, elements.len(), overwritten, changed);
+            return Found::new(0, None, count, overwritten, changed);
         }
-        let (mut right, mut end) = (0, elements.len());
+        let (mut right, mut end) = (0, count);
         while right < end {
             let middle = right + (end - right) / 2;
-            match count_wrong(&elements[..=middle]) {
+            match count_wrong(middle + 1) {
                 0 => right = middle + 1,
                 _ => end = middle,
             }
         }
-        Found::new(wrong, Some(right), elements.len(), overwritten, changed)
+        Found::new(wrong, Some(right), count, overwritten, changed)
     }
 }
 
-/// Some of the elements. None are nowhere.
-pub fn part<'a, T>(elements: &'a mut [T], range: &Range<usize>) -> &'a mut [T] {
+/// Some of the work's elements. None are nowhere.
+pub fn part<'a>(memory: &'a mut [u8], work: &Work, range: &Range<usize>) -> &'a mut [u8] {
     match range.is_empty() {
         true => &mut [],
-        false => &mut elements[range.clone()],
+        false => &mut memory[work.bytes(range.start)..work.bytes(range.end)],
     }
 }
 

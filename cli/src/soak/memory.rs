@@ -1,11 +1,11 @@
 //! Memory that calls work in: views of any type at any offset, with margins that must stay as they are.
 
+use crate::harness::elements::POISON;
 use crate::harness::reference::Number;
 
 use super::draw::MOST_OFFSET;
 
 const MARGIN: usize = 64;
-const POISON: u8 = 0xa5;
 
 /// Words that hold any view of `bytes` bytes and its margins.
 pub fn words(bytes: usize) -> usize {

@@ -14,11 +14,9 @@ use super::find::{part, Judge, Made};
 use super::memory::{words, Window};
 use super::report::Tally;
 use crate::failure::Failure;
-use crate::harness::check::count_changed;
+use crate::harness::elements::elements;
 use crate::harness::inputs::Inputs;
-use crate::harness::reference::Number;
 use crate::harness::rms_norm::with_float;
-use crate::harness::with_number;
 
 /// A communicator and what is kept with it.
 pub struct World {
@@ -173,14 +171,15 @@ impl Rank {
         if call.kind == CallKind::AllReduceRmsNorm {
             return with_float!(call.dtype, T => self.rows::<T>(world, call));
         }
-        with_number!(call.dtype, T => self.collective::<T>(world, call))
+        self.collective(world, call)
     }
 
-    fn collective<T: Number>(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
+    fn collective(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
         let placement = call.placement(self.range.seed, self.bootstrap.rank());
         let (rank, world_size) = (world.communicator.rank(), world.communicator.world_size());
         let work = call.work(self.range.seed, rank, world_size);
-        let made = Made::of(&world.communicator, &work, T::DTYPE);
+        let made = Made::of(&world.communicator, &work, work.dtype);
+        let (elements, size) = (elements(work.dtype)?, work.dtype.size());
         for time in 0..call.times {
             let inputs = |seed: u64| {
                 Inputs::new(seed, round_number(call.number, time, world.color), world_size, call.op)
@@ -191,44 +190,38 @@ impl Rank {
             let place =
                 |view: View, registered: &mut Option<_>| registered.take().filter(|_| view.is_registered);
             let input = place(placement.input, &mut registered_input).unwrap_or(first);
-            let judge = Judge { inputs: &all, work: &work, promise: made.promise() };
+            let judge = Judge { inputs: &all, work: &work, elements, promise: made.promise() };
             let found = match (placement.output, work.in_place()) {
                 (None, Some((from, to))) => {
-                    let data = Window::<T>::new(input, placement.input.offset, work.elements());
+                    let data =
+                        Window::<u8>::new(input, placement.input.offset * size, work.bytes(work.elements()));
                     let (from, to) = (from..from + work.input_len(), to..to + work.output_len());
-                    own.fill(rank, part(data.elements, &from));
+                    elements.fill(&own, rank, part(data.elements, &work, &from));
                     let start = Instant::now();
                     work.run_in_place(&world.communicator, data.elements)?;
                     self.tally.time(start.elapsed(), call, &made);
-                    let beside = |index: &usize| !to.contains(index);
-                    let is_changed = |index: &usize| {
-                        let before = match from.contains(index) {
-                            true => own.value(rank, index - from.start),
-                            false => T::poison(),
-                        };
-                        data.elements[*index].bits() != before.bits()
-                    };
-                    let changed = (0..data.elements.len()).filter(beside).filter(is_changed).count() as u64;
+                    let changed = elements.count_changed_beside(&own, rank, data.elements, from, to.clone());
                     let overwritten = data.overwritten();
-                    judge.find(part(data.elements, &to), overwritten, changed)
+                    judge.find(part(data.elements, &work, &to), overwritten, changed)
                 }
                 (view, _) => {
                     let view = view.unwrap_or(View { is_registered: false, offset: 0 });
-                    let input = Window::<T>::new(input, placement.input.offset, work.input_len());
-                    own.fill(rank, input.elements);
+                    let length = work.bytes(work.input_len());
+                    let input = Window::<u8>::new(input, placement.input.offset * size, length);
+                    elements.fill(&own, rank, input.elements);
                     let output = place(view, &mut registered_output).unwrap_or(second);
-                    let output = Window::<T>::new(output, view.offset, work.output_len());
+                    let output = Window::<u8>::new(output, view.offset * size, work.bytes(work.output_len()));
                     let start = Instant::now();
                     work.run(&world.communicator, input.elements, output.elements)?;
                     self.tally.time(start.elapsed(), call, &made);
-                    let changed = count_changed(&own, rank, input.elements) + input.overwritten();
+                    let changed = elements.count_changed(&own, rank, input.elements) + input.overwritten();
                     judge.find(output.elements, output.overwritten(), changed)
                 }
             };
-            let bytes = (work.input_len() * size_of::<T>()) as u64;
+            let bytes = work.bytes(work.input_len()) as u64;
             world.calls += 1;
             world.bytes += bytes;
-            self.tally.count(&made, T::DTYPE, bytes);
+            self.tally.count(&made, work.dtype, bytes);
             if let Some(found) = found {
                 let told = format!(
                     "seed {}, {call}, of rank {rank} of {world_size} {placement} by {made}: {found}",

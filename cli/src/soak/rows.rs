@@ -10,6 +10,7 @@ use super::memory::Window;
 use super::rank::{halves, round_number, Rank, World};
 use crate::failure::Failure;
 use crate::harness::check::count_changed;
+use crate::harness::reference::Number;
 use crate::harness::rms_norm::arithmetic::{Float, EPSILON};
 use crate::harness::rms_norm::check::{fill_residual, fill_weight, inputs, judge, Judged, Promise};
 
@@ -68,7 +69,7 @@ impl Rank {
             let bytes = (call.count * size_of::<T>()) as u64;
             world.calls += 1;
             world.bytes += bytes;
-            self.tally.count(&made, T::DTYPE, bytes);
+            self.tally.count(&made, <T as Number>::DTYPE, bytes);
             if let Some(found) = found {
                 let told = format!(
                     "seed {}, {call}, of rank {rank} of {world_size} {placement}: {found}",

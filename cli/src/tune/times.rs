@@ -8,6 +8,7 @@ use fast_allreduce::{CallKind, DType, Device, ReduceOp};
 use super::select::Size;
 use crate::failure::Failure;
 use crate::harness::device::Endpoint;
+use crate::harness::elements::typed_mut;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 
@@ -36,7 +37,7 @@ impl Subject {
             _ => CallKind::AllReduce,
         };
         let elements = self.bytes / size_of::<f32>();
-        Work::new(kind, ReduceOp::Sum, 0, elements, session.rank(), session.world_size())
+        Work::new(kind, DType::F32, ReduceOp::Sum, 0, elements, session.rank(), session.world_size())
     }
 
     /// By which its plan is looked up: the bytes of a share, where buffers hold some.
@@ -63,11 +64,11 @@ pub fn time<E: Endpoint>(
     let count = work.elements();
     let same_as = same_as(endpoints, subject);
     let mut distinct: Vec<usize> = (0..endpoints.len()).filter(|&one| same_as[one] == one).collect();
-    let mut input = endpoints[0].allocate::<f32>(count, false)?;
-    let mut output = endpoints[0].allocate::<f32>(count, false)?;
-    let fill = |memory: &mut [f32]| memory.fill(1.0);
-    endpoints[0].write(&mut input, fill)?;
-    endpoints[0].write(&mut output, fill)?;
+    let mut input = endpoints[0].allocate(DType::F32, count, false)?;
+    let mut output = endpoints[0].allocate(DType::F32, count, false)?;
+    for memory in [&mut input, &mut output] {
+        endpoints[0].write(memory, &mut |bytes| typed_mut::<f32>(bytes).fill(1.0))?;
+    }
     // Seconds of a call: `batches` of them back to back, after a fence.
     let mut time = |one: usize, batches: u64| -> Result<f64, Failure> {
         let endpoint = &endpoints[one];

@@ -1,6 +1,8 @@
 //! A GPU: calls are timed by events around replays of a graph that holds a number of them, or around plain calls.
 
 use std::cell::OnceCell;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,12 +13,12 @@ use cudarc::driver::{
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, Error, RmsNorm};
+use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, DType, Error, RmsNorm};
 
 use super::{Batch, Call, Endpoint, RowBuffers};
 use crate::arguments::RivalName;
 use crate::failure::{driver, Failure};
-use crate::harness::reference::Number;
+use crate::harness::elements::Lines;
 use crate::harness::rivals::nccl::Nccl;
 use crate::harness::rms_norm::arithmetic::{Float, EPSILON};
 use crate::harness::row::{DeviceFacts, EAGER};
@@ -136,21 +138,16 @@ impl Gpu {
     /// # Safety
     ///
     /// That of [`Communicator::collective_raw`], for this rank's lengths, on this rank's stream.
-    unsafe fn start_raw<T: Number>(
-        &self,
-        work: &Work,
-        input: CUdeviceptr,
-        output: CUdeviceptr,
-    ) -> Result<(), Failure> {
+    unsafe fn start_raw(&self, work: &Work, input: CUdeviceptr, output: CUdeviceptr) -> Result<(), Failure> {
         let stream = self.stream.cu_stream();
         // SAFETY: the caller's.
         unsafe {
             match work.collective() {
                 Some(collective) => {
                     let count = work.shares[0];
-                    self.communicator.collective_raw(stream, collective, input, output, count, T::DTYPE)?;
+                    self.communicator.collective_raw(stream, collective, input, output, count, work.dtype)?;
                 }
-                None => self.communicator.transfer_raw(stream, &work.transfers::<T>(input, output))?,
+                None => self.communicator.transfer_raw(stream, &work.transfers(input, output))?,
             }
         }
         Ok(())
@@ -164,7 +161,7 @@ impl Gpu {
 impl Endpoint for Gpu {
     type Device = Cuda;
     type Rival = Nccl;
-    type Memory<T: Number> = Memory<T>;
+    type Memory = Memory;
 
     const USUAL_RIVALS: &[RivalName] = &[RivalName::Nccl];
 
@@ -184,63 +181,61 @@ impl Endpoint for Gpu {
         }
     }
 
-    fn allocate<T: Number>(&self, count: usize, registered: bool) -> Result<Memory<T>, Failure> {
+    fn allocate(&self, dtype: DType, count: usize, registered: bool) -> Result<Memory, Failure> {
+        let bytes = count * dtype.size();
         if registered {
-            return Ok(Memory::Registered(self.communicator.alloc(count)?));
+            return Ok(Memory::Registered(self.communicator.alloc(bytes)?));
         }
-        // SAFETY: whatever the memory holds is a value of T.
-        let slice = unsafe { self.stream.alloc(count.max(1)) }.map_err(driver("cuMemAlloc"))?;
+        // SAFETY: whatever the memory holds is bytes.
+        let slice = unsafe { self.stream.alloc(bytes.max(1)) }.map_err(driver("cuMemAlloc"))?;
         // No rank allocates while another's kernel waits.
         self.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-        Ok(Memory::Private { slice, count })
+        Ok(Memory::Private { slice, bytes })
     }
 
-    fn write<T: Number>(&self, memory: &mut Memory<T>, fill: impl FnOnce(&mut [T])) -> Result<(), Failure> {
-        let mut elements = vec![T::poison(); memory.len()];
-        fill(&mut elements);
-        if !elements.is_empty() {
-            self.stream.memcpy_htod(&elements, memory).map_err(driver("cuMemcpyHtoDAsync"))?;
+    fn write(&self, memory: &mut Memory, fill: &mut dyn FnMut(&mut [u8])) -> Result<(), Failure> {
+        let mut bytes = Lines::new(memory.len())?;
+        fill(&mut bytes);
+        if !bytes.is_empty() {
+            self.stream.memcpy_htod(&bytes[..], memory).map_err(driver("cuMemcpyHtoDAsync"))?;
         }
         self.finish()
     }
 
-    fn read<T: Number, R>(&self, memory: &Memory<T>, look: impl FnOnce(&[T]) -> R) -> Result<R, Failure> {
+    fn read(&self, memory: &Memory, look: &mut dyn FnMut(&[u8])) -> Result<(), Failure> {
         // What a failed kernel has left is of no interest.
         self.finish()?;
-        let mut elements = vec![T::poison(); memory.len()];
-        if !elements.is_empty() {
-            self.stream.memcpy_dtoh(memory, &mut elements).map_err(driver("cuMemcpyDtoHAsync"))?;
+        let mut bytes = Lines::new(memory.len())?;
+        if !bytes.is_empty() {
+            self.stream.memcpy_dtoh(memory, &mut bytes[..]).map_err(driver("cuMemcpyDtoHAsync"))?;
         }
         self.finish()?;
-        Ok(look(&elements))
+        look(&bytes);
+        Ok(())
     }
 
-    fn start<T: Number>(
-        &self,
-        work: &Work,
-        input: &Memory<T>,
-        output: &mut Memory<T>,
-    ) -> Result<(), Failure> {
-        assert!(work.input_len() <= input.len() && work.output_len() <= output.len());
+    fn start(&self, work: &Work, input: &Memory, output: &mut Memory) -> Result<(), Failure> {
+        assert!(work.bytes(work.input_len()) <= input.len() && work.bytes(work.output_len()) <= output.len());
         let (input, _input_guard) = input.device_ptr(&self.stream);
         let (output, _output_guard) = output.device_ptr_mut(&self.stream);
         // SAFETY: two buffers, as long as the collective reads and writes, which are freed in the order of the stream.
-        unsafe { self.start_raw::<T>(work, input, output) }
+        unsafe { self.start_raw(work, input, output) }
     }
 
-    fn start_in_place<T: Number>(&self, work: &Work, data: &mut Memory<T>) -> Result<(), Failure> {
+    fn start_in_place(&self, work: &Work, data: &mut Memory) -> Result<(), Failure> {
         let Some((from, to)) = work.in_place() else {
             return Ok(());
         };
-        assert!(from + work.input_len() <= data.len() && to + work.output_len() <= data.len());
+        assert!(work.bytes(from + work.input_len()) <= data.len());
+        assert!(work.bytes(to + work.output_len()) <= data.len());
         let (data, _guard) = data.device_ptr_mut(&self.stream);
-        let address = |elements: usize| data + (elements * size_of::<T>()) as CUdeviceptr;
+        let address = |elements: usize| data + work.bytes(elements) as CUdeviceptr;
         // SAFETY: input and output are within the elements of a buffer that is freed in the order of the stream, and where they
         // overlap they do so as this collective permits.
-        unsafe { self.start_raw::<T>(work, address(from), address(to)) }
+        unsafe { self.start_raw(work, address(from), address(to)) }
     }
 
-    fn copy<T: Number>(&self, from: &Memory<T>, to: &mut Memory<T>) -> Result<(), Failure> {
+    fn copy(&self, from: &Memory, to: &mut Memory) -> Result<(), Failure> {
         if from.is_empty() {
             return Ok(());
         }
@@ -258,17 +253,21 @@ impl Endpoint for Gpu {
         Ok(by.into())
     }
 
-    fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Memory<T>>) -> Result<(), Failure> {
+    fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Memory>) -> Result<(), Failure> {
         let RowBuffers { input, residual, output, weight, .. } = buffers;
-        let norm = RmsNorm::new(weight.len(), EPSILON).weight(&*weight);
-        Ok(self.communicator.all_reduce_rms_norm(&self.stream, input, residual, output, norm)?)
+        let (input, weight) = (As::<_, T>::new(&*input), As::new(&*weight));
+        let (mut residual, mut output) = (As::new(residual), As::new(output));
+        let norm = RmsNorm::new(DeviceSlice::<T>::len(&weight), EPSILON).weight(&weight);
+        Ok(self.communicator.all_reduce_rms_norm(&self.stream, &input, &mut residual, &mut output, norm)?)
     }
 
-    fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Memory<T>>) -> Result<(), Failure> {
+    fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Memory>) -> Result<(), Failure> {
         let RowBuffers { sum, residual, output, weight, .. } = buffers;
-        let norm = RmsNorm::new(weight.len(), EPSILON).weight(&*weight);
+        let (sum, weight) = (As::<_, T>::new(&*sum), As::new(&*weight));
+        let (mut residual, mut output) = (As::new(residual), As::new(output));
+        let norm = RmsNorm::new(DeviceSlice::<T>::len(&weight), EPSILON).weight(&weight);
         let alone = self.alone.get().ok_or_else(|| Failure::Usage("no norm was made ready".into()))?;
-        Ok(alone.all_reduce_rms_norm(&self.stream, sum, residual, output, norm)?)
+        Ok(alone.all_reduce_rms_norm(&self.stream, &sum, &mut residual, &mut output, norm)?)
     }
 
     fn rival(&self, name: RivalName, session: &Session) -> Result<Nccl, String> {
@@ -360,19 +359,19 @@ impl Batch for Replay<'_> {
 }
 
 /// Private or registered.
-pub enum Memory<T: Number> {
-    /// `slice` holds an element even where `count` is 0.
+pub enum Memory {
+    /// `slice` holds a byte even where `bytes` is 0.
     Private {
-        slice: CudaSlice<T>,
-        count: usize,
+        slice: CudaSlice<u8>,
+        bytes: usize,
     },
-    Registered(Buffer<T, Cuda>),
+    Registered(Buffer<u8, Cuda>),
 }
 
-impl<T: Number> DeviceSlice<T> for Memory<T> {
+impl DeviceSlice<u8> for Memory {
     fn len(&self) -> usize {
         match self {
-            Self::Private { count, .. } => *count,
+            Self::Private { bytes, .. } => *bytes,
             Self::Registered(buffer) => DeviceSlice::len(buffer),
         }
     }
@@ -385,7 +384,7 @@ impl<T: Number> DeviceSlice<T> for Memory<T> {
     }
 }
 
-impl<T: Number> DevicePtr<T> for Memory<T> {
+impl DevicePtr<u8> for Memory {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         match self {
             Self::Private { slice, .. } => slice.device_ptr(stream),
@@ -394,11 +393,42 @@ impl<T: Number> DevicePtr<T> for Memory<T> {
     }
 }
 
-impl<T: Number> DevicePtrMut<T> for Memory<T> {
+impl DevicePtrMut<u8> for Memory {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         match self {
             Self::Private { slice, .. } => slice.device_ptr_mut(stream),
             Self::Registered(buffer) => buffer.device_ptr_mut(stream),
         }
+    }
+}
+
+/// Memory as elements of a type.
+struct As<M, T>(M, PhantomData<fn(T)>);
+
+impl<M, T> As<M, T> {
+    fn new(memory: M) -> Self {
+        Self(memory, PhantomData)
+    }
+}
+
+impl<M: Deref<Target = Memory>, T> DeviceSlice<T> for As<M, T> {
+    fn len(&self) -> usize {
+        self.0.len() / size_of::<T>()
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.0.stream()
+    }
+}
+
+impl<M: Deref<Target = Memory>, T> DevicePtr<T> for As<M, T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.0.device_ptr(stream)
+    }
+}
+
+impl<M: DerefMut<Target = Memory>, T> DevicePtrMut<T> for As<M, T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.0.device_ptr_mut(stream)
     }
 }

@@ -5,12 +5,12 @@ use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Communicator, Host, RmsNorm, Wait};
+use fast_allreduce::{Algorithm, Buffer, Communicator, DType, Host, RmsNorm, Wait};
 
 use super::{Batch, Call, Endpoint, RowBuffers};
 use crate::arguments::{Bench, RivalName, Tune};
 use crate::failure::Failure;
-use crate::harness::reference::Number;
+use crate::harness::elements::{typed, typed_mut, Lines};
 use crate::harness::rivals::HostRival;
 use crate::harness::rms_norm::arithmetic::{add_and_norm, instructions, Float, EPSILON};
 use crate::harness::row::DeviceFacts;
@@ -51,7 +51,7 @@ impl Cpu {
 impl Endpoint for Cpu {
     type Device = Host;
     type Rival = HostRival;
-    type Memory<T: Number> = Memory<T>;
+    type Memory = Memory;
 
     const USUAL_RIVALS: &[RivalName] = &[RivalName::Mpi, RivalName::Naive];
 
@@ -76,38 +76,35 @@ impl Endpoint for Cpu {
         }
     }
 
-    fn allocate<T: Number>(&self, count: usize, registered: bool) -> Result<Memory<T>, Failure> {
-        match registered {
-            true => Ok(Memory::Registered(self.communicator.alloc(count)?)),
-            false => Memory::private(count),
-        }
+    fn allocate(&self, dtype: DType, count: usize, registered: bool) -> Result<Memory, Failure> {
+        let bytes = count * dtype.size();
+        Ok(match registered {
+            true => Memory::Registered(self.communicator.alloc(bytes)?),
+            false => Memory::Private(Lines::new(bytes)?),
+        })
     }
 
-    fn write<T: Number>(&self, memory: &mut Memory<T>, fill: impl FnOnce(&mut [T])) -> Result<(), Failure> {
+    fn write(&self, memory: &mut Memory, fill: &mut dyn FnMut(&mut [u8])) -> Result<(), Failure> {
         fill(memory);
         Ok(())
     }
 
-    fn read<T: Number, R>(&self, memory: &Memory<T>, look: impl FnOnce(&[T]) -> R) -> Result<R, Failure> {
-        Ok(look(memory))
+    fn read(&self, memory: &Memory, look: &mut dyn FnMut(&[u8])) -> Result<(), Failure> {
+        look(memory);
+        Ok(())
     }
 
     #[inline]
-    fn start<T: Number>(
-        &self,
-        work: &Work,
-        input: &Memory<T>,
-        output: &mut Memory<T>,
-    ) -> Result<(), Failure> {
+    fn start(&self, work: &Work, input: &Memory, output: &mut Memory) -> Result<(), Failure> {
         Ok(work.run(&self.communicator, input, output)?)
     }
 
     #[inline]
-    fn start_in_place<T: Number>(&self, work: &Work, data: &mut Memory<T>) -> Result<(), Failure> {
+    fn start_in_place(&self, work: &Work, data: &mut Memory) -> Result<(), Failure> {
         Ok(work.run_in_place(&self.communicator, data)?)
     }
 
-    fn copy<T: Number>(&self, from: &Memory<T>, to: &mut Memory<T>) -> Result<(), Failure> {
+    fn copy(&self, from: &Memory, to: &mut Memory) -> Result<(), Failure> {
         black_box(&mut **to).copy_from_slice(black_box(from));
         Ok(())
     }
@@ -117,16 +114,18 @@ impl Endpoint for Cpu {
     }
 
     #[inline]
-    fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Memory<T>>) -> Result<(), Failure> {
+    fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Memory>) -> Result<(), Failure> {
         let RowBuffers { input, residual, output, weight, .. } = buffers;
-        let norm = RmsNorm::new(weight.len(), EPSILON).weight(&**weight);
-        Ok(self.communicator.all_reduce_rms_norm(input, residual, output, norm)?)
+        let (input, weight) = (typed::<T>(input), typed::<T>(weight));
+        let norm = RmsNorm::new(weight.len(), EPSILON).weight(weight);
+        Ok(self.communicator.all_reduce_rms_norm(input, typed_mut(residual), typed_mut(output), norm)?)
     }
 
     #[inline]
-    fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Memory<T>>) -> Result<(), Failure> {
+    fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Memory>) -> Result<(), Failure> {
         let RowBuffers { sum, residual, output, weight, .. } = buffers;
-        add_and_norm(sum, residual, black_box(&mut **output), weight);
+        let output = black_box(typed_mut::<T>(output));
+        add_and_norm(typed(sum), typed_mut(residual), output, typed(weight));
         Ok(())
     }
 
@@ -157,44 +156,28 @@ impl Batch for Loop<'_> {
 }
 
 /// Private or registered, aligned alike on every rank.
-pub enum Memory<T: Number> {
-    Private { storage: Vec<T>, offset: usize },
-    Registered(Buffer<T>),
+pub enum Memory {
+    Private(Lines),
+    Registered(Buffer<u8>),
 }
 
-impl<T: Number> Memory<T> {
-    /// This process' own memory, on a cache line's boundary.
-    fn private(count: usize) -> Result<Self, Failure> {
-        const ALIGNMENT: usize = 64;
-        let length = count.saturating_add(ALIGNMENT / size_of::<T>());
-        let mut storage = Vec::new();
-        storage.try_reserve_exact(length).map_err(|_| {
-            Failure::Usage(format!("no memory for a buffer of {count} elements of {}", T::DTYPE))
-        })?;
-        storage.resize(length, T::poison());
-        let offset = storage.as_ptr().align_offset(ALIGNMENT);
-        storage.truncate(offset + count);
-        Ok(Self::Private { storage, offset })
-    }
-}
-
-impl<T: Number> Deref for Memory<T> {
-    type Target = [T];
+impl Deref for Memory {
+    type Target = [u8];
 
     #[inline]
-    fn deref(&self) -> &[T] {
+    fn deref(&self) -> &[u8] {
         match self {
-            Self::Private { storage, offset } => &storage[*offset..],
+            Self::Private(lines) => lines,
             Self::Registered(buffer) => buffer,
         }
     }
 }
 
-impl<T: Number> DerefMut for Memory<T> {
+impl DerefMut for Memory {
     #[inline]
-    fn deref_mut(&mut self) -> &mut [T] {
+    fn deref_mut(&mut self) -> &mut [u8] {
         match self {
-            Self::Private { storage, offset } => &mut storage[*offset..],
+            Self::Private(lines) => lines,
             Self::Registered(buffer) => buffer,
         }
     }

@@ -5,22 +5,15 @@ pub mod cuda;
 pub mod host;
 
 use fast_allreduce::plan::Machine;
-use fast_allreduce::{Communicator, Device};
+use fast_allreduce::{Communicator, DType, Device};
 
 use super::contender::Rival;
-use super::reference::Number;
 use super::rms_norm::arithmetic::Float;
 use super::row::DeviceFacts;
 use super::session::Session;
 use super::work::Work;
 use crate::arguments::{DeviceName, RivalName};
 use crate::failure::Failure;
-
-/// What an element type must be for every device of this build to copy it.
-#[cfg(feature = "cuda")]
-pub use cudarc::driver::DeviceRepr as Portable;
-#[cfg(not(feature = "cuda"))]
-pub use fast_allreduce::Element as Portable;
 
 /// This machine, as its tuning file describes it.
 pub fn machine(device: DeviceName) -> Result<Machine, Failure> {
@@ -69,8 +62,8 @@ pub trait Endpoint: Sized {
     /// Other libraries that reduce this memory.
     type Rival: Rival<Self>;
 
-    /// Elements that a call reads or writes.
-    type Memory<T: Number>;
+    /// Elements that a call reads or writes, as bytes that are aligned for any of them.
+    type Memory;
 
     /// What is compared with where nothing is named: the first of these that there is.
     const USUAL_RIVALS: &[RivalName];
@@ -82,44 +75,31 @@ pub trait Endpoint: Sized {
     fn facts(&self) -> DeviceFacts;
 
     /// Memory of this rank alone; or `registered`: that the peers read where it is. Registering is collective.
-    fn allocate<T: Number>(&self, count: usize, registered: bool) -> Result<Self::Memory<T>, Failure>;
+    fn allocate(&self, dtype: DType, count: usize, registered: bool) -> Result<Self::Memory, Failure>;
 
-    /// Lets `fill` write all elements.
-    fn write<T: Number>(
-        &self,
-        memory: &mut Self::Memory<T>,
-        fill: impl FnOnce(&mut [T]),
-    ) -> Result<(), Failure>;
+    /// Lets `fill` write all of it.
+    fn write(&self, memory: &mut Self::Memory, fill: &mut dyn FnMut(&mut [u8])) -> Result<(), Failure>;
 
-    /// Lets `look` read all elements, after the calls made so far.
-    fn read<T: Number, R>(
-        &self,
-        memory: &Self::Memory<T>,
-        look: impl FnOnce(&[T]) -> R,
-    ) -> Result<R, Failure>;
+    /// Lets `look` read all of it, after the calls made so far.
+    fn read(&self, memory: &Self::Memory, look: &mut dyn FnMut(&[u8])) -> Result<(), Failure>;
 
     /// Starts a call from the beginning of `input` to that of `output`.
-    fn start<T: Number>(
-        &self,
-        work: &Work,
-        input: &Self::Memory<T>,
-        output: &mut Self::Memory<T>,
-    ) -> Result<(), Failure>;
+    fn start(&self, work: &Work, input: &Self::Memory, output: &mut Self::Memory) -> Result<(), Failure>;
 
     /// Starts a call in place, as [`Work::in_place`] has it.
-    fn start_in_place<T: Number>(&self, work: &Work, data: &mut Self::Memory<T>) -> Result<(), Failure>;
+    fn start_in_place(&self, work: &Work, data: &mut Self::Memory) -> Result<(), Failure>;
 
     /// Starts a copy of all elements, as far as the device has one that is not an allreduce.
-    fn copy<T: Number>(&self, from: &Self::Memory<T>, to: &mut Self::Memory<T>) -> Result<(), Failure>;
+    fn copy(&self, from: &Self::Memory, to: &mut Self::Memory) -> Result<(), Failure>;
 
     /// Readies what an unfused norm needs, and says what does it. It is called before [`Endpoint::start_norm`].
     fn ready_norm(&self) -> Result<String, Failure>;
 
     /// Starts an `all_reduce_rms_norm` of the input.
-    fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Self::Memory<T>>) -> Result<(), Failure>;
+    fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Self::Memory>) -> Result<(), Failure>;
 
     /// Adds the sum to the residual and normalises its rows, on this rank alone.
-    fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Self::Memory<T>>) -> Result<(), Failure>;
+    fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Self::Memory>) -> Result<(), Failure>;
 
     /// Readies another library, or says why there is none. Collective, but ranks may come to different answers.
     fn rival(&self, name: RivalName, session: &Session) -> Result<Self::Rival, String>;

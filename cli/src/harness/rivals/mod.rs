@@ -13,7 +13,6 @@ use crate::arguments::RivalName;
 use crate::failure::Failure;
 use crate::harness::contender::{Placement, Rival};
 use crate::harness::device::host::{Cpu, Memory};
-use crate::harness::reference::Number;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 
@@ -69,17 +68,11 @@ impl Rival<Cpu> for HostRival {
         forward!(self, rival => rival.has(kind, placement))
     }
 
-    fn start<T: Number>(
-        &self,
-        cpu: &Cpu,
-        work: &Work,
-        input: &Memory<T>,
-        output: &mut Memory<T>,
-    ) -> Result<(), Failure> {
+    fn start(&self, cpu: &Cpu, work: &Work, input: &Memory, output: &mut Memory) -> Result<(), Failure> {
         forward!(self, rival => rival.start(cpu, work, input, output))
     }
 
-    fn start_in_place<T: Number>(&self, cpu: &Cpu, work: &Work, data: &mut Memory<T>) -> Result<(), Failure> {
+    fn start_in_place(&self, cpu: &Cpu, work: &Work, data: &mut Memory) -> Result<(), Failure> {
         forward!(self, rival => rival.start_in_place(cpu, work, data))
     }
 }

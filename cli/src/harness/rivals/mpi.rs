@@ -12,7 +12,6 @@ use crate::collective::CallFacts as _;
 use crate::failure::Failure;
 use crate::harness::contender::{Placement, Rival};
 use crate::harness::device::host::{Cpu, Memory};
-use crate::harness::reference::Number;
 use crate::harness::work::Work;
 
 /// The world that a launcher started, which is that of this crate's ranks.
@@ -41,21 +40,16 @@ impl Mpi {
 
     /// # Safety
     ///
-    /// `input` points to as many elements of T as this call reads, and `output` to as many as it writes, which nobody else uses;
+    /// `input` points to as many elements as this call reads, and `output` to as many as it writes, which nobody else uses;
     /// one of them may be `MPI_IN_PLACE`, as the standard has it for the collective.
-    unsafe fn call<T: Number>(
-        &self,
-        work: &Work,
-        input: *const c_void,
-        output: *mut c_void,
-    ) -> Result<(), Failure> {
+    unsafe fn call(&self, work: &Work, input: *const c_void, output: *mut c_void) -> Result<(), Failure> {
         let refuse = |what: String| Failure::Usage(format!("MPI's {} {what}", work.kind.name()));
         let elements = work.elements();
         if i32::try_from(elements).is_err() {
             return Err(refuse(format!("takes no {elements} elements: give a smaller --maxbytes")));
         }
-        let missing = || refuse(format!("has no {} of {}", work.op, T::DTYPE));
-        let dtype = datatype(T::DTYPE).ok_or_else(missing)?;
+        let missing = || refuse(format!("has no {} of {}", work.op, work.dtype));
+        let dtype = datatype(work.dtype).ok_or_else(missing)?;
         let op = operation(if work.kind.reduces() { work.op } else { ReduceOp::Sum }).ok_or_else(missing)?;
         // Sums of elements that fit.
         let (count, root) = (work.shares[0] as c_int, work.root as c_int);
@@ -63,7 +57,7 @@ impl Mpi {
         let starts = counts((0..work.world_size()).map(|rank| work.before(rank)));
         let (sends, receives) = (counts(work.sends.iter().copied()), counts(work.receives.iter().copied()));
         let (send_starts, receive_starts) = (running(&sends), running(&receives));
-        // SAFETY: the pointers are the caller's promise, `dtype` is the type of T, and all arrays have a number for each rank.
+        // SAFETY: the pointers are the caller's promise, `dtype` is their type, and all arrays have a number for each rank.
         // `new` saw that MPI runs, it ends with this process, and all calls to it are of this thread.
         let status = unsafe {
             let world = ffi::RSMPI_COMM_WORLD;
@@ -163,29 +157,24 @@ impl Rival<Cpu> for Mpi {
         }
     }
 
-    fn start<T: Number>(
-        &self,
-        _: &Cpu,
-        work: &Work,
-        input: &Memory<T>,
-        output: &mut Memory<T>,
-    ) -> Result<(), Failure> {
-        let (input, output) = (&input[..work.input_len()], &mut output[..work.output_len()]);
+    fn start(&self, _: &Cpu, work: &Work, input: &Memory, output: &mut Memory) -> Result<(), Failure> {
+        let input = &input[..work.bytes(work.input_len())];
+        let output = &mut output[..work.bytes(work.output_len())];
         // SAFETY: two slices of as many elements as are read and written, borrowed for the call, which returns when it is done
         // with them.
-        unsafe { self.call::<T>(work, input.as_ptr().cast(), output.as_mut_ptr().cast()) }
+        unsafe { self.call(work, input.as_ptr().cast(), output.as_mut_ptr().cast()) }
     }
 
-    fn start_in_place<T: Number>(&self, _: &Cpu, work: &Work, data: &mut Memory<T>) -> Result<(), Failure> {
+    fn start_in_place(&self, _: &Cpu, work: &Work, data: &mut Memory) -> Result<(), Failure> {
         let Some((from, to)) = work.in_place() else {
             return Ok(());
         };
-        let base = data[..work.elements()].as_mut_ptr();
+        let base = data[..work.bytes(work.elements())].as_mut_ptr();
         let is_root = work.rank == work.root;
         // SAFETY: input and output are within the elements of a slice, which is borrowed for the call. `MPI_IN_PLACE` stands for the
         // input, in a scatter for the output; of those with a root, only the root gives it.
         unsafe {
-            let (input, output) = (base.add(from), base.add(to));
+            let (input, output) = (base.add(work.bytes(from)), base.add(work.bytes(to)));
             let (input, output): (*const c_void, *mut c_void) = match work.kind {
                 CallKind::Scatter if is_root => (input.cast(), self.in_place.cast_mut()),
                 CallKind::Reduce | CallKind::Gather | CallKind::Scatter if !is_root => {
@@ -193,7 +182,7 @@ impl Rival<Cpu> for Mpi {
                 }
                 _ => (self.in_place, output.cast()),
             };
-            self.call::<T>(work, input, output)
+            self.call(work, input, output)
         }
     }
 }

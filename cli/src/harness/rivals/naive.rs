@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fast_allreduce::{CallKind, DType, ReduceOp};
-use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use nix::sys::memfd::{memfd_create, MFdFlags};
 use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
@@ -17,7 +16,8 @@ use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
 use crate::failure::Failure;
 use crate::harness::contender::{Placement, Rival};
 use crate::harness::device::host::{Cpu, Memory};
-use crate::harness::reference::Number;
+use crate::harness::elements::elements;
+use crate::harness::float8::{F8E4M3, F8E5M2};
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 
@@ -110,31 +110,25 @@ impl Naive {
     ///
     /// # Safety
     ///
-    /// `input` is valid for reads, and `output` for writes, of `count` elements, which nobody else uses.
-    unsafe fn all_reduce<T: Number>(
-        &self,
-        input: *const T,
-        output: *mut T,
-        count: usize,
-        op: ReduceOp,
-    ) -> Result<(), Failure> {
-        let most = SLOT_BYTES / size_of::<T>();
-        for first in (0..count).step_by(most) {
-            let length = most.min(count - first);
-            // SAFETY: the caller's; a slot holds `most` elements, and between this barrier and the next ranks only read them.
-            unsafe { input.add(first).copy_to_nonoverlapping(self.slot(self.rank).cast(), length) };
+    /// `input` is valid for reads, and `output` for writes, of the message's bytes, aligned for its elements, which nobody
+    /// else uses.
+    unsafe fn all_reduce(&self, work: &Work, input: *const u8, output: *mut u8) -> Result<(), Failure> {
+        let (elements, bytes) = (elements(work.dtype)?, work.bytes(work.shares[0]));
+        for first in (0..bytes).step_by(SLOT_BYTES) {
+            let length = SLOT_BYTES.min(bytes - first);
+            // SAFETY: the caller's; a slot holds as much, and between this barrier and the next ranks only read them.
+            unsafe { input.add(first).copy_to_nonoverlapping(self.slot(self.rank), length) };
             self.wait()?;
-            // SAFETY: as above: what this rank reads is written by nobody until it has passed the next barrier, and slots are
-            // aligned for any element.
+            // SAFETY: as above: what this rank reads is written by nobody until it has passed the next barrier.
             unsafe {
                 let output = output.add(first);
-                self.slot(0).cast::<T>().copy_to_nonoverlapping(output, length);
+                self.slot(0).copy_to_nonoverlapping(output, length);
                 let output = std::slice::from_raw_parts_mut(output, length);
                 for rank in 1..self.world_size {
-                    let values = std::slice::from_raw_parts(self.slot(rank).cast::<T>(), length);
-                    T::combine(op, output, values);
+                    // A slot is aligned for any element.
+                    elements.combine(work.op, output, std::slice::from_raw_parts(self.slot(rank), length));
                 }
-                T::finish(op, output, self.world_size);
+                elements.finish(work.op, output, self.world_size);
             }
             self.wait()?;
         }
@@ -187,23 +181,17 @@ impl Rival<Cpu> for Naive {
         kind == CallKind::AllReduce
     }
 
-    fn start<T: Number>(
-        &self,
-        _: &Cpu,
-        work: &Work,
-        input: &Memory<T>,
-        output: &mut Memory<T>,
-    ) -> Result<(), Failure> {
-        let (input, output) = (&input[..work.input_len()], &mut output[..work.output_len()]);
+    fn start(&self, _: &Cpu, work: &Work, input: &Memory, output: &mut Memory) -> Result<(), Failure> {
+        let bytes = work.bytes(work.elements());
+        let (input, output) = (&input[..bytes], &mut output[..bytes]);
         // SAFETY: two slices of as many elements, borrowed for the call.
-        unsafe { self.all_reduce(input.as_ptr(), output.as_mut_ptr(), input.len(), work.op) }
+        unsafe { self.all_reduce(work, input.as_ptr(), output.as_mut_ptr()) }
     }
 
-    fn start_in_place<T: Number>(&self, _: &Cpu, work: &Work, data: &mut Memory<T>) -> Result<(), Failure> {
-        let data = &mut data[..work.elements()];
-        let address = data.as_mut_ptr();
+    fn start_in_place(&self, _: &Cpu, work: &Work, data: &mut Memory) -> Result<(), Failure> {
+        let address = data[..work.bytes(work.elements())].as_mut_ptr();
         // SAFETY: a slice of as many elements, borrowed for the call.
-        unsafe { self.all_reduce(address, address, data.len(), work.op) }
+        unsafe { self.all_reduce(work, address, address) }
     }
 }
 
@@ -255,6 +243,20 @@ combine! {
     f64, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f64, f64::min, f64::max;
     f16, |a, b| a + b, |a, b| a * b, |sum, count| sum / f16::from_f32(count as f32), f16::min, f16::max;
     bf16, |a, b| a + b, |a, b| a * b, |sum, count| sum / bf16::from_f32(count as f32), bf16::min, bf16::max;
-    F8E4M3, |a, b| a + b, |a, b| a * b, |sum, count| sum / F8E4M3::from_f32(count as f32), F8E4M3::min, F8E4M3::max;
-    F8E5M2, |a, b| a + b, |a, b| a * b, |sum, count| sum / F8E5M2::from_f32(count as f32), F8E5M2::min, F8E5M2::max;
 }
+
+/// By way of f32, as of any type that no instruction adds.
+macro_rules! combine_widened {
+    ($($type:ty)*) => {$(
+        combine! {
+            $type,
+            |a, b| <$type>::from_f32(a.to_f32() + b.to_f32()),
+            |a, b| <$type>::from_f32(a.to_f32() * b.to_f32()),
+            |sum, count| <$type>::from_f32(sum.to_f32() / count as f32),
+            |a, b| <$type>::from_f32(a.to_f32().min(b.to_f32())),
+            |a, b| <$type>::from_f32(a.to_f32().max(b.to_f32()));
+        }
+    )*};
+}
+
+combine_widened! { F8E4M3 F8E5M2 }

@@ -15,7 +15,6 @@ use crate::failure::Failure;
 use crate::harness::contender::{Placement, Rival};
 use crate::harness::device::cuda::{Gpu, Memory};
 use crate::harness::device::Endpoint;
-use crate::harness::reference::Number;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 
@@ -151,28 +150,23 @@ impl Nccl {
 
     /// What a first call allocates cannot be allocated during a capture.
     fn first_call(&self, gpu: &Gpu) -> Result<(), Failure> {
-        let mut memory = gpu.allocate::<f32>(1, false)?;
-        gpu.write(&mut memory, |elements| elements.fill(1.0))?;
-        self.start_in_place(gpu, &Work::new(CallKind::AllReduce, ReduceOp::Sum, 0, 1, 0, 1), &mut memory)?;
-        gpu.read(&memory, |_| ())
+        let mut memory = gpu.allocate(DType::F32, 1, false)?;
+        gpu.write(&mut memory, &mut |bytes| bytes.fill(0))?;
+        let work = Work::new(CallKind::AllReduce, DType::F32, ReduceOp::Sum, 0, 1, 0, 1);
+        self.start_in_place(gpu, &work, &mut memory)?;
+        gpu.read(&memory, &mut |_| ())
     }
 
     /// # Safety
     ///
-    /// `input` and `output` are memory of `count` elements of T on the GPU, which live until the stream has done this.
-    unsafe fn call<T: Number>(
-        &self,
-        gpu: &Gpu,
-        input: u64,
-        output: u64,
-        count: usize,
-        op: ReduceOp,
-    ) -> Result<(), Failure> {
-        let (Some(dtype), Some(op)) = (datatype(T::DTYPE), operation(op)) else {
-            return Err(Failure::Usage(format!("NCCL has no {op} of {}", T::DTYPE)));
+    /// `input` and `output` are memory of the message on the GPU, which live until the stream has done this.
+    unsafe fn call(&self, gpu: &Gpu, work: &Work, input: u64, output: u64) -> Result<(), Failure> {
+        let (Some(dtype), Some(op)) = (datatype(work.dtype), operation(work.op)) else {
+            return Err(Failure::Usage(format!("NCCL has no {} of {}", work.op, work.dtype)));
         };
+        let count = work.shares[0];
         let stream = gpu.stream().cu_stream().cast();
-        // SAFETY: the memory is the caller's promise, `dtype` is the type of T, the communicator is up and lives.
+        // SAFETY: the memory is the caller's promise, `dtype` is its type, the communicator is up and lives.
         let status = unsafe {
             (self.functions.all_reduce)(input as _, output as _, count, dtype, op, self.comm, stream)
         };
@@ -245,26 +239,20 @@ impl Rival<Gpu> for Nccl {
         kind == CallKind::AllReduce
     }
 
-    fn start<T: Number>(
-        &self,
-        gpu: &Gpu,
-        work: &Work,
-        input: &Memory<T>,
-        output: &mut Memory<T>,
-    ) -> Result<(), Failure> {
-        let count = output.len();
-        assert_eq!(input.len(), count);
+    fn start(&self, gpu: &Gpu, work: &Work, input: &Memory, output: &mut Memory) -> Result<(), Failure> {
+        let bytes = work.bytes(work.elements());
+        assert!(bytes <= input.len() && bytes <= output.len());
         let (input, _input_guard) = input.device_ptr(gpu.stream());
         let (output, _output_guard) = output.device_ptr_mut(gpu.stream());
         // SAFETY: two buffers of as many elements, which are freed in the order of the stream.
-        unsafe { self.call::<T>(gpu, input, output, count, work.op) }
+        unsafe { self.call(gpu, work, input, output) }
     }
 
-    fn start_in_place<T: Number>(&self, gpu: &Gpu, work: &Work, data: &mut Memory<T>) -> Result<(), Failure> {
-        let count = data.len();
+    fn start_in_place(&self, gpu: &Gpu, work: &Work, data: &mut Memory) -> Result<(), Failure> {
+        assert!(work.bytes(work.elements()) <= data.len());
         let (data, _guard) = data.device_ptr_mut(gpu.stream());
         // SAFETY: a buffer that is freed in the order of the stream; NCCL allows in place where both are one.
-        unsafe { self.call::<T>(gpu, data, data, count, work.op) }
+        unsafe { self.call(gpu, work, data, data) }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Rows with a residual and an RMSNorm, in Rust: what a program does after an allreduce that does neither, and what is expected.
 
+use fast_allreduce::Element;
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 
@@ -9,7 +10,7 @@ use crate::harness::reference::Number;
 pub const EPSILON: f32 = 1e-5;
 
 /// A type that has the call.
-pub trait Float: Number {
+pub trait Float: Number + Element {
     /// Relative error of a rounding to it.
     const ROUNDING: f64;
     /// The least positive number.

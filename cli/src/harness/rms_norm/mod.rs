@@ -13,7 +13,9 @@ use self::check::{fill_residual, fill_weight, judge, Promise};
 use super::check::{count_changed, Verdict};
 use super::contender::{Contender, OURS};
 use super::device::{Endpoint, RowBuffers};
+use super::elements::{typed, typed_mut, POISON};
 use super::measure::{Measure, Timings};
+use super::reference::Number;
 use super::session::Session;
 use super::work::Work;
 use crate::arguments::RowsCase;
@@ -86,12 +88,12 @@ impl<'a, E: Endpoint> Way<'a, E> {
     }
 
     #[inline]
-    fn start<T: Float>(&self, work: &Work, buffers: &mut RowBuffers<E::Memory<T>>) -> Result<(), Failure> {
+    fn start<T: Float>(&self, work: &Work, buffers: &mut RowBuffers<E::Memory>) -> Result<(), Failure> {
         match self {
-            Self::Fused(endpoint) => endpoint.start_fused(buffers),
+            Self::Fused(endpoint) => endpoint.start_fused::<T>(buffers),
             Self::Unfused(contender) => {
                 contender.start(work, &buffers.input, &mut buffers.sum)?;
-                contender.endpoint().start_norm(buffers)
+                contender.endpoint().start_norm::<T>(buffers)
             }
             Self::Alone(contender) => contender.start(work, &buffers.input, &mut buffers.sum),
         }
@@ -110,20 +112,28 @@ impl Measure<'_> {
             return Ok(Vec::new());
         };
         let (rank, world_size) = (self.session.rank(), self.session.world_size());
-        let work = Work::new(CallKind::AllReduce, ReduceOp::Sum, 0, case.count(), rank, world_size);
-        let allocate = |count| endpoint.allocate::<T>(count, false);
+        let work = Work::new(
+            CallKind::AllReduce,
+            <T as Number>::DTYPE,
+            ReduceOp::Sum,
+            0,
+            case.count(),
+            rank,
+            world_size,
+        );
+        let allocate = |count| endpoint.allocate(<T as Number>::DTYPE, count, false);
         let mut buffers = RowBuffers {
-            input: endpoint.allocate::<T>(case.count(), self.effort.registered)?,
+            input: endpoint.allocate(<T as Number>::DTYPE, case.count(), self.effort.registered)?,
             sum: allocate(case.count())?,
             residual: allocate(case.count())?,
             output: allocate(case.count())?,
             weight: allocate(case.hidden)?,
         };
-        self.fill_small(endpoint, &mut buffers)?;
+        self.fill_small::<T, E>(endpoint, &mut buffers)?;
         let (bytes, factor) = (case.count() * size_of::<T>(), CallKind::AllReduce.bus_factor(world_size));
         let shared = RefCell::new(&mut buffers);
         let timings = self.time(ways, Way::endpoint, rounds, bytes, factor, |way: &Way<E>| {
-            way.start(&work, &mut shared.borrow_mut())
+            way.start::<T>(&work, &mut shared.borrow_mut())
         })?;
         let timings = self.checked(ways, timings, &mut |measure: &mut Self, way: &Way<E>| {
             measure.check_way::<T, E>(way, &work, &mut buffers)
@@ -135,24 +145,26 @@ impl Measure<'_> {
     fn fill_small<T: Float, E: Endpoint>(
         &mut self,
         endpoint: &E,
-        buffers: &mut RowBuffers<E::Memory<T>>,
+        buffers: &mut RowBuffers<E::Memory>,
     ) -> Result<(), Failure> {
         const SMALL: f32 = 1.0 / 4096.0;
         self.round += 1;
         let inputs = check::inputs(self.seed, self.round, self.session.world_size());
-        endpoint.write(&mut buffers.input, |elements| {
-            inputs.fill(self.session.rank(), elements);
+        let rank = self.session.rank();
+        endpoint.write(&mut buffers.input, &mut |bytes| {
+            let elements = typed_mut::<T>(bytes);
+            inputs.fill(rank, elements);
             elements.iter_mut().for_each(|element| *element = T::rounded(element.wide() * SMALL));
         })?;
-        endpoint.write(&mut buffers.residual, |elements| fill_residual(&inputs, elements))?;
-        endpoint.write(&mut buffers.weight, |elements| fill_weight(&inputs, elements))
+        endpoint.write(&mut buffers.residual, &mut |bytes| fill_residual::<T>(&inputs, typed_mut(bytes)))?;
+        endpoint.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(&inputs, typed_mut(bytes)))
     }
 
     fn check_way<T: Float, E: Endpoint>(
         &mut self,
         way: &Way<E>,
         work: &Work,
-        buffers: &mut RowBuffers<E::Memory<T>>,
+        buffers: &mut RowBuffers<E::Memory>,
     ) -> Result<Option<Verdict>, Failure> {
         let endpoint = way.endpoint();
         let make_inputs = |measure: &mut Self| {
@@ -161,20 +173,25 @@ impl Measure<'_> {
         };
         self.check_calls(way.promise(), &make_inputs, &mut |session: &Session, inputs, promise| {
             let rank = session.rank();
-            endpoint.write(&mut buffers.input, |elements| inputs.fill(rank, elements))?;
-            endpoint.write(&mut buffers.residual, |elements| fill_residual(inputs, elements))?;
-            endpoint.write(&mut buffers.weight, |elements| fill_weight(inputs, elements))?;
-            endpoint.write(&mut buffers.output, |elements| elements.fill(T::poison()))?;
+            endpoint.write(&mut buffers.input, &mut |bytes| inputs.fill::<T>(rank, typed_mut(bytes)))?;
+            endpoint.write(&mut buffers.residual, &mut |bytes| {
+                fill_residual::<T>(inputs, typed_mut(bytes));
+            })?;
+            endpoint.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(inputs, typed_mut(bytes)))?;
+            endpoint.write(&mut buffers.output, &mut |bytes| bytes.fill(POISON))?;
             session.fence()?;
-            way.start(work, buffers)?;
-            let weight = endpoint.read(&buffers.weight, <[T]>::to_vec)?;
-            let residual = endpoint.read(&buffers.residual, <[T]>::to_vec)?;
-            let mut verdict = endpoint.read(&buffers.output, |output: &[T]| {
-                judge(inputs, &weight, &residual, output, promise).verdict
+            way.start::<T>(work, buffers)?;
+            let (mut weight, mut residual) = (Vec::<T>::new(), Vec::<T>::new());
+            endpoint.read(&buffers.weight, &mut |bytes| weight = typed(bytes).to_vec())?;
+            endpoint.read(&buffers.residual, &mut |bytes| residual = typed(bytes).to_vec())?;
+            let mut verdict = Verdict::default();
+            endpoint.read(&buffers.output, &mut |bytes| {
+                verdict = judge(inputs, &weight, &residual, typed(bytes), promise).verdict;
             })?;
             verdict.wrong += count_changed(inputs, inputs.world_size() - 1, &weight);
-            verdict.wrong +=
-                endpoint.read(&buffers.input, |input: &[T]| count_changed(inputs, rank, input))?;
+            endpoint.read(&buffers.input, &mut |bytes| {
+                verdict.wrong += count_changed::<T>(inputs, rank, typed(bytes));
+            })?;
             Ok(verdict)
         })
     }
