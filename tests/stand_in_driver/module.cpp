@@ -120,6 +120,16 @@ uint64_t live_modules() { return modules().size(); }
 
 std::shared_ptr<CUfunc_st> find_function(CUfunction function) { return functions().find(function); }
 
+void unload_modules_of(CUcontext context) {
+  for (auto &module : modules().all()) {
+    if (module->context != context)
+      continue;
+    for (auto &[name, function] : module->functions)
+      functions().take(function);
+    modules().take(module.get());
+  }
+}
+
 void load(CUfunc_st &function) {
   if (!function.loaded.exchange(true))
     synchronise_implicitly(function.context);

@@ -28,6 +28,8 @@ constexpr int kRegisters = 128;
 int blocks_per_multiprocessor(int threads);
 
 std::shared_ptr<CUfunc_st> find_function(CUfunction function);
+// With their kernels, at the end of their context.
+void unload_modules_of(CUcontext context);
 // Loads a kernel, unless it is. By default kernels are loaded when they are first needed, not with their
 // module: a kernel that another waits for has to be loaded before that one is launched (Programming Guide,
 // Lazy Loading, Concurrent Execution). CUDA_MODULE_LOADING=EAGER loads all with their module.

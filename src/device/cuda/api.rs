@@ -160,6 +160,7 @@ functions! {
 
     fn cuCtxGetCurrent(context: *mut CUcontext);
     fn cuCtxSetCurrent(context: CUcontext);
+    fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong);
     fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
 
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);

@@ -56,7 +56,7 @@ use crate::topology::LinkClass;
 pub struct Cuda {
     context: Arc<CudaContext>,
     default_stream: Arc<CudaStream>,
-    kernels: Kernels,
+    kernels: Arc<Kernels>,
     copies: Copies,
     helper_streams: HelperStreams,
     exports: CudaExports,
@@ -98,7 +98,7 @@ impl Cuda {
     ///
     /// As [`Cuda::open`].
     pub fn new(context: Arc<CudaContext>) -> Result<Self> {
-        let kernels = Kernels::load(&context)?;
+        let kernels = Kernels::of(&context)?;
         Ok(Self {
             default_stream: context.default_stream(),
             copies: Copies::new(&context)?,

@@ -34,7 +34,7 @@ use crate::region::Layout;
 pub struct CudaWorld {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    kernels: Kernels,
+    kernels: Arc<Kernels>,
     copies: Copies,
     layout: Layout,
     regions: Vec<Arc<Memory>>,
@@ -83,7 +83,7 @@ impl CudaWorld {
         let count = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         Ok(Self {
             stream: context.new_stream().map_err(driver("cuStreamCreate"))?,
-            kernels: Kernels::load(&context)?,
+            kernels: Kernels::of(&context)?,
             statuses: (0..world_size).map(status).collect::<Result<_>>()?,
             multiprocessors: usize::try_from(count).unwrap_or(1).max(1),
             copies,
