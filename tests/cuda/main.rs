@@ -36,6 +36,7 @@ mod processes;
 mod quantized;
 mod raw;
 mod registration;
+mod residency;
 mod rms_norm;
 mod settings;
 mod streams;
@@ -69,6 +70,7 @@ fn main() -> std::process::ExitCode {
         quantized::tests(),
         raw::tests(),
         registration::tests(),
+        residency::tests(),
         rms_norm::tests(),
         settings::tests(),
         streams::tests(),

@@ -15,6 +15,7 @@ mod machine;
 mod memory;
 mod order;
 pub(crate) mod pinned;
+mod residency;
 mod sharing;
 mod world;
 
@@ -66,6 +67,7 @@ pub struct Cuda {
     chosen: OnceLock<Sharing>,
     world: World,
     graph_registration: bool,
+    max_blocks: Option<usize>,
     graph_rows: Mutex<GraphRows>,
     last_call: Mutex<LastCall>,
     /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last_call`.
@@ -111,6 +113,7 @@ impl Cuda {
             chosen: OnceLock::new(),
             world: World::default(),
             graph_registration: false,
+            max_blocks: None,
             graph_rows: Mutex::default(),
             last_call: Mutex::default(),
             calls: Mutex::default(),
@@ -130,6 +133,17 @@ impl Cuda {
     #[must_use]
     pub fn graph_registration(mut self, enabled: bool) -> Self {
         self.graph_registration = enabled;
+        self
+    }
+
+    /// The most blocks of a launch on any rank, at least 1. All communicators of a process that are alive have room on a GPU at the
+    /// same time, so that they can be used at the same time: unless this is set, each takes half of the multiprocessors that those
+    /// before it have left, at most 64, for all of its ranks there. Where there are none, a communicator is refused
+    /// ([`Error::Unavailable`]); whoever needs many gives each of them fewer. What is split off, and what is left after a rank was
+    /// lost, counts as another communicator, beside the first until that is dropped.
+    #[must_use]
+    pub fn max_blocks(mut self, blocks: usize) -> Self {
+        self.max_blocks = Some(blocks.max(1));
         self
     }
 
@@ -211,7 +225,7 @@ impl sealed::Device for Cuda {
 
     fn again(&self) -> Result<Self> {
         let mut device = Self::new(Arc::clone(&self.context))?;
-        device.sharing = self.sharing;
+        (device.sharing, device.max_blocks) = (self.sharing, self.max_blocks);
         Ok(device.graph_registration(self.graph_registration))
     }
 
@@ -244,7 +258,7 @@ impl sealed::Device for Cuda {
     }
 
     fn most_blocks(&self) -> usize {
-        self.world.multiprocessors / self.world.ranks_per_device
+        self.world.blocks
     }
 
     unsafe fn launch(
