@@ -82,7 +82,7 @@ fn too_many_are_refused_with_the_way_out() {
             let blocks = |of: &Communicator<Cuda>| of.plan(1 << 20, DType::F32).blocks;
             let second = again().unwrap();
             assert_eq!((blocks(&world), blocks(&second)), (1, 1));
-            let error = again().err().expect("there is no room").to_string();
+            let error = again().expect_err("there is no room").to_string();
             for fact in ["rank 0's", "2 communicators", "4 blocks", "drop one", "Cuda::max_blocks"] {
                 assert!(error.contains(fact), "{error}");
             }

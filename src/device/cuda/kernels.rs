@@ -34,7 +34,7 @@ const _: () = {
 static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/cuda.fatbin")));
 
 #[repr(C, align(16))]
-struct Aligned<T: ?Sized>(T);
+pub(super) struct Aligned<T: ?Sized>(pub T);
 
 /// Kernels of a reduction for one type: for any world, and for the worlds of the hot set.
 const VARIANTS: usize = 1 + HOT_WORLDS.len();
@@ -172,22 +172,34 @@ impl Kernels {
     /// (`Device::SOURCE_ALIGNMENT`).
     pub fn for_launch(&self, launch: &FaLaunch) -> CUfunction {
         let variants = &self.functions[launch.algorithm as usize][launch.dtype as usize];
-        let bytes = launch.count.wrapping_mul(DType::ALL[launch.dtype as usize].size() as u64);
-        let pack = u64::from(abi::FA_CUDA_PACK_BYTES);
-        let slices = match launch.algorithm {
-            abi::FA_TWO_SHOT_PULL | abi::FA_TWO_SHOT_PUSH => u64::from(launch.world),
-            _ => 1,
-        };
-        let whole = (launch.input | launch.output) % pack == 0 && bytes % (pack * slices) == 0;
-        let hot = launch.op == FA_SUM && launch.checked == 0 && whole;
-        let world = HOT_WORLDS.iter().position(|&world| hot && world == launch.world as usize);
-        variants[world.map_or(0, |position| 1 + position)]
+        variants[hot_world(launch).map_or(0, |position| 1 + position)]
     }
 
     /// The kernel that can run all ranks in one cooperative launch.
     pub fn for_world(&self, launch: &FaLaunch) -> CUfunction {
         self.functions[launch.algorithm as usize][launch.dtype as usize][0]
     }
+}
+
+/// Which of the hot set's worlds a launch is of, if the hot set has a kernel for it.
+fn hot_world(launch: &FaLaunch) -> Option<usize> {
+    let bytes = launch.count.wrapping_mul(DType::ALL[launch.dtype as usize].size() as u64);
+    let pack = u64::from(abi::FA_CUDA_PACK_BYTES);
+    let slices = match launch.algorithm {
+        abi::FA_TWO_SHOT_PULL | abi::FA_TWO_SHOT_PUSH => u64::from(launch.world),
+        _ => 1,
+    };
+    let whole = (launch.input | launch.output) % pack == 0 && bytes % (pack * slices) == 0;
+    let hot = launch.op == FA_SUM && launch.checked == 0 && whole;
+    HOT_WORLDS.iter().position(|&world| hot && world == launch.world as usize)
+}
+
+/// What csrc/probes/worlds.cu calls the kernel for a call of all ranks in one launch.
+#[cfg(feature = "probes")]
+pub(super) fn name_in_turns(launch: &FaLaunch) -> Option<String> {
+    let (algorithm, dtype) = (launch.algorithm as usize, DType::ALL[launch.dtype as usize]);
+    let hot = algorithm < HOT.len() && HOT_TYPES.contains(&dtype.name()) && hot_world(launch).is_some();
+    hot.then(|| format!("world_{}_{dtype}_sum_w{}", HOT[algorithm], launch.world))
 }
 
 /// `None` for a type that the kernel is not made for, and is never asked to do.

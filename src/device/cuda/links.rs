@@ -25,13 +25,13 @@ pub(super) struct World {
     pub blocks: usize,
     pub link: LinkClass,
     /// The room for them.
-    _reservation: Option<Arc<Reservation>>,
+    pub reservation: Option<Arc<Reservation>>,
 }
 
 impl Default for World {
     fn default() -> Self {
         let link = LinkClass::SameDevice;
-        Self { same_process: true, world_size: 1, ranks_per_device: 1, blocks: 1, link, _reservation: None }
+        Self { same_process: true, world_size: 1, ranks_per_device: 1, blocks: 1, link, reservation: None }
     }
 }
 
@@ -68,7 +68,7 @@ impl World {
             ranks_per_device: all.iter().map(|other| on(&other.uuid)).max().unwrap_or(1),
             blocks,
             link,
-            _reservation: Some(reservation),
+            reservation: Some(reservation),
         })
     }
 

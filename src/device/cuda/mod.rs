@@ -15,6 +15,9 @@ mod machine;
 mod memory;
 mod order;
 pub(crate) mod pinned;
+#[cfg(feature = "probes")]
+#[doc(hidden)]
+pub mod probes;
 mod residency;
 mod sharing;
 mod world;
@@ -34,7 +37,7 @@ use self::links::World;
 use self::order::LastCall;
 use self::pinned::Pinned;
 pub use self::sharing::{CudaExports, CudaMemory};
-pub use self::world::{CudaWorld, WorldCall, WorldPlan, WorldRank};
+pub use self::world::{CudaWorld, RegionMemory, WorldCall, WorldPlan, WorldRank};
 use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaStatus};
 use crate::bootstrap::{process_identity, Bootstrap};
@@ -138,7 +141,7 @@ impl Cuda {
 
     /// The most blocks of a launch on any rank, at least 1. All communicators of a process that are alive have room on a GPU at the
     /// same time, so that they can be used at the same time: unless this is set, each takes half of the multiprocessors that those
-    /// before it have left, at most 64, for all of its ranks there. Where there are none, a communicator is refused
+    /// before it have left, at most 64; less where several of its ranks share the GPU. Where there are none, a communicator is refused
     /// ([`Error::Unavailable`]); whoever needs many gives each of them fewer. What is split off, and what is left after a rank was
     /// lost, counts as another communicator, beside the first until that is dropped.
     #[must_use]
@@ -259,6 +262,12 @@ impl sealed::Device for Cuda {
 
     fn most_blocks(&self) -> usize {
         self.world.blocks
+    }
+
+    fn leave(&self) {
+        if let Some(reservation) = &self.world.reservation {
+            reservation.keep(0);
+        }
     }
 
     unsafe fn launch(

@@ -48,8 +48,9 @@ pub(super) struct Sharers {
 }
 
 impl Reservation {
-    /// Takes half of what is left of the GPU, at most so many blocks for each rank and at least one if there is one. Ranks of one
-    /// communicator take the same blocks.
+    /// Takes a part of what is left of the GPU, at most so many blocks for each rank and at least one if there is one: a half, or an
+    /// eighth where several ranks share the GPU, as tests have them, which use many communicators. Ranks of one communicator
+    /// take the same blocks.
     pub fn take(sharers: Sharers, most_blocks: usize) -> (Arc<Self>, Room) {
         let Sharers { gpu, multiprocessors, communicator, ranks } = sharers;
         let mut reserved = reserved();
@@ -64,7 +65,8 @@ impl Reservation {
         let taken: usize =
             others.iter().map(|other| other.blocks.load(Ordering::Relaxed) * other.ranks).sum();
         let left = multiprocessors.saturating_sub(taken) / ranks;
-        let blocks = left.div_ceil(2).min(most_blocks).min(FA_MAX_BLOCKS as usize);
+        let part = if ranks == 1 { 2 } else { 8 };
+        let blocks = left.div_ceil(part).min(most_blocks).min(FA_MAX_BLOCKS as usize);
         let own = Arc::new(Self { gpu, communicator, ranks, blocks: AtomicUsize::new(blocks) });
         reserved.push(Arc::downgrade(&own));
         (own, Room { blocks, communicators })
@@ -116,12 +118,12 @@ mod tests {
     #[test]
     fn ranks_of_one_communicator_share_what_it_has() {
         let taken: Vec<_> = (0..4).map(|_| Reservation::take(sharers(3, 0, 4), NO_LIMIT)).collect();
-        assert!(taken.iter().all(|(_, room)| *room == Room { blocks: 17, communicators: 0 }));
+        assert!(taken.iter().all(|(_, room)| *room == Room { blocks: 5, communicators: 0 }));
         let (_other, room) = Reservation::take(sharers(3, 1, 4), NO_LIMIT);
-        assert_eq!(room, Room { blocks: 8, communicators: 1 });
+        assert_eq!(room, Room { blocks: 4, communicators: 1 });
         // Another GPU's ranks have less: what is too much goes back, once.
         taken.iter().for_each(|(own, _)| own.keep(1));
         assert_eq!(Reservation::take(sharers(3, 0, 4), NO_LIMIT).1.blocks, 1);
-        assert_eq!(Reservation::take(sharers(3, 2, 1), NO_LIMIT).1.blocks, 48);
+        assert_eq!(Reservation::take(sharers(3, 2, 1), NO_LIMIT).1.blocks, 56);
     }
 }
