@@ -36,6 +36,11 @@ impl fmt::Display for Outcome {
     }
 }
 
+/// The kernels, and what only the feature `probes` asks for: names of fatbins, and their sources.
+const MODULES: [(&str, &str); 3] =
+    [("cuda", KERNELS), ("costs", "probes/costs.cu"), ("worlds", "probes/worlds.cu")];
+const KERNELS: &str = "cuda/kernels.cu";
+
 /// Writes `out_dir/cuda.fatbin` from `csrc/cuda/kernels.cu`, and sets `FAST_ALLREDUCE_CUDA_BUILD`, one line
 /// about it, for the crate that is being built.
 ///
@@ -46,12 +51,17 @@ impl fmt::Display for Outcome {
 pub fn build(csrc: &Path, out_dir: &Path) -> Outcome {
     // Cargo walks a folder; the flags are compiled into this build script, so cargo watches them.
     println!("cargo:rerun-if-changed={}", csrc.display());
-    let fatbin = out_dir.join("cuda.fatbin");
+    let probes = env_var("CARGO_FEATURE_PROBES").is_some();
+    let modules = MODULES.iter().filter(|(_, source)| probes || *source == KERNELS);
+    let modules: Vec<_> =
+        modules.map(|(name, source)| (out_dir.join(format!("{name}.fatbin")), csrc.join(source))).collect();
     let outcome = match Toolkit::find() {
-        Ok(toolkit) => toolkit.compile(csrc, &fatbin),
+        Ok(toolkit) => toolkit.compile(csrc, &modules),
         Err(reason) => {
-            // include_bytes! needs the file either way.
-            fs::write(&fatbin, []).unwrap_or_else(|e| panic!("{}: {e}", fatbin.display()));
+            for (fatbin, _) in &modules {
+                // include_bytes! needs the file either way.
+                fs::write(fatbin, []).unwrap_or_else(|e| panic!("{}: {e}", fatbin.display()));
+            }
             Outcome::Absent { reason }
         }
     };
@@ -125,7 +135,8 @@ impl Toolkit {
         Ok(Self { nvcc: nvcc.into(), version, archs })
     }
 
-    fn compile(self, csrc: &Path, fatbin: &Path) -> Outcome {
+    /// Compiles each source to its fatbin; the outcome is that of the first, the kernels.
+    fn compile(self, csrc: &Path, modules: &[(PathBuf, PathBuf)]) -> Outcome {
         let asked = env_var("FAST_ALLREDUCE_ARCHS").map(|asked| asked.to_string_lossy().into_owned());
         let gpus = if asked.is_none() { gpus() } else { Vec::new() };
         let archs = architectures::select(asked.as_deref(), &gpus, &self.archs)
@@ -134,6 +145,15 @@ impl Toolkit {
         for name in ["NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"] {
             env_var(name);
         }
+        for (fatbin, source) in modules {
+            self.compile_one(csrc, &archs, source, fatbin);
+        }
+        let fatbin = &modules[0].0;
+        let fatbin_bytes = fs::metadata(fatbin).unwrap_or_else(|e| panic!("{}: {e}", fatbin.display())).len();
+        Outcome::Built { nvcc: self.nvcc, version: self.version, archs, fatbin_bytes }
+    }
+
+    fn compile_one(&self, csrc: &Path, archs: &[String], source: &Path, fatbin: &Path) {
         let mut command = Command::new(&self.nvcc);
         command.arg("-fatbin").args(flags()).arg(self.compression()).arg("-I").arg(csrc);
         command.args(archs.iter().map(|arch| gencode(arch, arch)));
@@ -143,7 +163,7 @@ impl Toolkit {
         }
         // Cargo's -j, and not one of the variables to watch: it changes nothing in the result.
         command.arg("--threads").arg(env::var_os("NUM_JOBS").unwrap_or_else(|| "0".into()));
-        command.arg("-o").arg(fatbin).arg(csrc.join("cuda/kernels.cu"));
+        command.arg("-o").arg(fatbin).arg(source);
 
         let output = run(&mut command).unwrap_or_else(|e| panic!("{command:?}: {e}"));
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -156,8 +176,6 @@ impl Toolkit {
         for line in stderr.lines().filter(|line| !line.trim().is_empty()) {
             println!("cargo:warning={line}");
         }
-        let fatbin_bytes = fs::metadata(fatbin).unwrap_or_else(|e| panic!("{}: {e}", fatbin.display())).len();
-        Outcome::Built { nvcc: self.nvcc, version: self.version, archs, fatbin_bytes }
     }
 
     /// The smallest form that still loads on every driver that the toolkit's code runs on. Under

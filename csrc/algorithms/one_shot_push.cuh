@@ -25,8 +25,10 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
   outgoing.for_each([&](Index i, const Pack &pack) {
     send_to_all<Reduce::kRanks>(launch, reduce.world(), state.epoch, 0, 1, i, pack, tag);
   });
+  FA_STAMP(kSent);
   reduce.packets(launch, block, state.epoch, 0, 1, partition, partition.all(bytes), bytes,
                  epilogue.into(Store(reinterpret_cast<u8 *>(launch.output))));
+  FA_STAMP(kReduced);
   epilogue.finish(launch, block, partition, bytes, 1);
   end_launch(launch, block, state);
 }

@@ -22,8 +22,10 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
   const auto slices = partition.slices(bytes, ranks);
   send_slices(partition, launch, block, reduce, reinterpret_cast<const u8 *>(launch.input), slices, bytes,
               ranks, state.epoch, reduce.packet_tag(launch, state.epoch));
+  FA_STAMP(kSent);
   reduce.slices(launch, block, state.epoch, epilogue, partition, slices, bytes,
                 reinterpret_cast<u8 *>(launch.output));
+  FA_STAMP(kReduced);
   epilogue.finish(launch, block, partition, bytes, ranks);
   end_launch(launch, block, state);
 }

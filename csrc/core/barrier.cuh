@@ -41,6 +41,7 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage
     FaSignal *signal = signal_of(launch, r, stage, state, block.index(), launch.rank);
     send_signal(launch, signal, stage, state.epoch);
   });
+  FA_STAMP(kSignalled + stage);
   meanwhile();
   const bool all = block.all_lanes(world, [&](u32 r) {
     Failure failure;
@@ -57,6 +58,7 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage
     }
     return succeeded(launch, failure, state.epoch);
   });
+  FA_STAMP(kMet + stage);
 #if !defined(FA_PLANT_NO_REVOCATION)
   if (FA_STREAMS && stage == kSecond && !all && launch.source != 0)
     revoke(launch, block);
@@ -74,7 +76,9 @@ FA_FN bool run_phases(const FaLaunch &launch, Block &block, u32 world, const Lau
   // One body of a barrier, and of what phases have in common: a call begins by fetching its code.
   FA_ROLL
   for (u32 number = 0;; ++number) {
-    if (!phase(number))
+    const bool more = phase(number);
+    FA_STAMP(kPhase + number);
+    if (!more)
       return true;
     const BarrierStage stage = BarrierStage(number);
     if (!barrier(launch, block, world, stage, state, meanwhile,

@@ -43,6 +43,11 @@
 #define FA_STREAMS FA_CUDA
 #endif
 
+// Where a call's time goes is measured in builds of their own (csrc/probes).
+#if !defined(FA_STAMP)
+#define FA_STAMP(point)
+#endif
+
 // Each translation unit compiles its own copy for its own instruction set, so nothing here may be shared
 // between them by the linker.
 #if !defined(FA_NAMESPACE)

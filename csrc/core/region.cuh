@@ -91,6 +91,7 @@ FA_FN LaunchState begin_launch(const FaLaunch &launch, const Block &block, bool 
                        head->pulls[block.index()] + pull};
   if (pull)
     place_staging(launch, &state);
+  FA_STAMP(kEpoch);
   return state;
 }
 

@@ -137,6 +137,9 @@ pub(crate) mod sealed {
         /// The most blocks of a launch, in the device's world: those that each rank can run at once. Equal on all ranks.
         fn most_blocks(&self) -> usize;
 
+        /// Lets other communicators have what this one has of the device, though its memory stays to the end of the process.
+        fn leave(&self) {}
+
         /// Whether this thread is in a call of the rank whose status is there, and would wait for itself in another.
         #[inline]
         fn is_in_call(&self, _status: u64) -> bool {

@@ -135,6 +135,7 @@ impl<D: Device> Drop for Endpoint<D> {
         if let Err(error) = ended {
             // Kernels may still run, from the module, in the region and in what is retired.
             self.connection.leave_open();
+            self.device.leave();
             if self.connection.here().is_ok() {
                 let rank = self.connection.bootstrap.rank();
                 tracing::warn!(rank, %error, "closed while calls may still run: what they use stays until the process ends");

@@ -29,12 +29,14 @@ mod injection;
 mod injection_scenario;
 mod injection_sweep;
 mod mixed;
+mod modules;
 mod one_launch;
 mod pointers;
 mod processes;
 mod quantized;
 mod raw;
 mod registration;
+mod residency;
 mod rms_norm;
 mod settings;
 mod streams;
@@ -62,11 +64,13 @@ fn main() -> std::process::ExitCode {
         injection::tests(),
         injection_sweep::tests(),
         mixed::tests(),
+        modules::tests(),
         pointers::tests(),
         processes::tests(),
         quantized::tests(),
         raw::tests(),
         registration::tests(),
+        residency::tests(),
         rms_norm::tests(),
         settings::tests(),
         streams::tests(),

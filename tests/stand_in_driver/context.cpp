@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include "memory.h"
+#include "module.h"
 #include "stream.h"
 
 namespace stand_in {
@@ -19,7 +20,10 @@ Handles<CUctx_st> &contexts() {
   return *contexts;
 }
 
+// A primary context that comes again has another id, as one that is new.
 void start(CUcontext context, CUdevice device) {
+  static std::atomic<uint64_t> ids{0};
+  context->id = ++ids;
   context->device = device;
   context->error = CUDA_SUCCESS;
   for (auto &peer : context->peers)
@@ -33,6 +37,7 @@ void destroy(CUcontext context) {
   wait_for_context(context);
   context->alive = false;
   close_streams_of(context);
+  unload_modules_of(context);
   release_memory_of(context);
 }
 
@@ -192,6 +197,18 @@ CUresult cuCtxGetCurrent(CUcontext *context) {
   if (!context)
     return CUDA_ERROR_INVALID_VALUE;
   *context = context_stack.empty() ? nullptr : context_stack.back();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetId(CUcontext context, unsigned long long *id) {
+  STAND_IN_CALL();
+  if (context)
+    STAND_IN_CHECK(check_known(context));
+  else
+    STAND_IN_CHECK(current_context(&context));
+  if (!id)
+    return CUDA_ERROR_INVALID_VALUE;
+  *id = context->id;
   return CUDA_SUCCESS;
 }
 

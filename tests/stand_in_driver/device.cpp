@@ -79,10 +79,10 @@ CUresult check_device(CUdevice device) {
 }
 
 // A plan spreads small messages over all multiprocessors, and blocks in series cost a meeting of all ranks
-// each: few, unless more are asked for. The PTX machine, which runs blocks side by side, has those of an
-// H100.
+// each: fewer than an H100 has, unless others are asked for. The PTX machine, which runs blocks side by side,
+// has those of an H100.
 int multiprocessors() {
-  constexpr int kSmall = 16, kLarge = 132;
+  constexpr int kSmall = 96, kLarge = 132;
   if (settings().multiprocessors > 0)
     return settings().multiprocessors;
   return settings().ptx ? kLarge : kSmall;

@@ -93,6 +93,7 @@ private:
 
 struct CUctx_st {
   CUdevice device = 0;
+  std::atomic<uint64_t> id{0}; // of this life
   bool primary = false;
   int uses = 0; // of a primary context, by cuDevicePrimaryCtxRetain
   unsigned flags = 0;

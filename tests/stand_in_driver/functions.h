@@ -40,6 +40,7 @@ CUresult cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned flags, CU
 CUresult cuCtxDestroy_v2(CUcontext context);
 CUresult cuCtxSetCurrent(CUcontext context);
 CUresult cuCtxGetCurrent(CUcontext *context);
+CUresult cuCtxGetId(CUcontext context, unsigned long long *id);
 CUresult cuCtxPushCurrent_v2(CUcontext context);
 CUresult cuCtxPopCurrent_v2(CUcontext *context);
 CUresult cuCtxGetDevice(CUdevice *device);

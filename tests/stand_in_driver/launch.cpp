@@ -205,7 +205,7 @@ bool has_enough_threads(const Shape &shape, uint32_t world) {
   return shape.block[0] >= world && shape.block[0] >= kWarp;
 }
 
-void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint64_t array) {
+void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint64_t array, uint32_t turns) {
   const uint32_t world = shape.grid[1];
   if (!is_accessible(*context, array, world * sizeof(FaLaunch)))
     return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -225,11 +225,13 @@ void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint
   const uint64_t registers = Residency::registers_of(shape.block[0]) * shape.grid[0] * world;
   if (settings().multiprocessors > 0)
     Residency::of(context->device).enter(registers);
-  std::vector<std::thread> ranks;
-  for (const FaLaunch &launch : launches)
-    ranks.emplace_back(run_rank, context, launch, shape.grid[0], shape.block[0], true);
-  for (std::thread &rank : ranks)
-    rank.join();
+  for (uint32_t turn = 0; turn < turns; ++turn) {
+    std::vector<std::thread> ranks;
+    for (const FaLaunch &launch : launches)
+      ranks.emplace_back(run_rank, context, launch, shape.grid[0], shape.block[0], true);
+    for (std::thread &rank : ranks)
+      rank.join();
+  }
   if (settings().multiprocessors > 0)
     Residency::of(context->device).leave(registers);
 }
@@ -247,6 +249,26 @@ CUresult check_shape(const Shape &shape, bool all_ranks, bool cooperative) {
   return too_large ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
 }
 
+// A kernel that only the machine can run, of any shape that a GPU takes.
+CUresult start_foreign(CUfunc_st &function, const Shape &shape, CUstream stream, void **parameters,
+                       bool cooperative) {
+  const unsigned threads = shape.block[0] * shape.block[1] * shape.block[2];
+  const unsigned blocks = shape.grid[0] * shape.grid[1] * shape.grid[2];
+  if (!function.ptx || threads == 0 || threads > 1024 || blocks == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (cooperative && int(blocks) > multiprocessors())
+    return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+  load(function);
+  std::vector<unsigned char> bytes;
+  if (!gather_parameters(function.ptx, function.kernel.name.c_str(), parameters, &bytes))
+    return CUDA_ERROR_INVALID_VALUE;
+  return submit(
+      stream, [context = function.context, module = function.ptx, name = function.kernel.name, shape, bytes] {
+        if (context->error == CUDA_SUCCESS)
+          run_on_machine(context, module, name, shape.grid, shape.block, bytes);
+      });
+}
+
 CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, void **parameters, void **extra,
                bool cooperative) {
   std::shared_ptr<CUstream_st> stream;
@@ -254,9 +276,11 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
   auto function = find_function(handle);
   if (!function || function->context != stream->context)
     return CUDA_ERROR_INVALID_HANDLE;
+  const Kernel &kernel = function->kernel;
+  if (kernel.foreign && !extra)
+    return start_foreign(*function, shape, stream_handle, parameters, cooperative);
   if (!parameters || !parameters[0] || extra)
     return CUDA_ERROR_INVALID_VALUE;
-  const Kernel &kernel = function->kernel;
   CUcontext context = stream->context;
   FaLaunch launch;
   memcpy(&launch, parameters[0], sizeof(launch));
@@ -267,7 +291,9 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
   if (operand_size != 0 && !parameters[1])
     return CUDA_ERROR_INVALID_VALUE;
 
-  if (all_ranks && kernel.hot_world != 0)
+  if (all_ranks ? kernel.hot_world != 0 && !kernel.in_turns : kernel.in_turns)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (kernel.in_turns && !parameters[1])
     return CUDA_ERROR_INVALID_VALUE;
   if (!all_ranks && (!runs(kernel, launch) || !has_enough_threads(shape, launch.world)))
     return CUDA_ERROR_INVALID_VALUE;
@@ -284,9 +310,10 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
   }
 
   if (all_ranks) {
+    const uint32_t turns = kernel.in_turns ? *static_cast<const uint32_t *>(parameters[1]) : 1;
     return submit(stream_handle, [=] {
       if (context->error == CUDA_SUCCESS)
-        run_world(context, kernel, shape, launch.launches);
+        run_world(context, kernel, shape, launch.launches, turns);
     });
   }
   union {

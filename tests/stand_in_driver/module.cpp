@@ -68,16 +68,18 @@ bool parse_type(std::string rest, Kernel *kernel) {
 
 bool parse(const char *name, Kernel *kernel) {
   kernel->name = name;
+  std::string whole = name;
+  kernel->in_turns = take_prefix(&whole, "world_");
   for (size_t algorithm = 0; algorithm < std::size(kAlgorithms); ++algorithm) {
-    std::string rest = name;
+    std::string rest = whole;
     if (!take_prefix(&rest, kAlgorithms[algorithm]))
       continue;
     kernel->algorithm = uint32_t(algorithm);
     if (rest.empty())
-      return !is_typed(kernel->algorithm);
+      return !is_typed(kernel->algorithm) && !kernel->in_turns;
     // A name may begin with another's.
     if (is_typed(kernel->algorithm) && take_prefix(&rest, "_") && parse_type(rest, kernel))
-      return true;
+      return !kernel->in_turns || kernel->hot_world != 0;
   }
   return false;
 }
@@ -119,6 +121,16 @@ int blocks_per_multiprocessor(int threads) {
 uint64_t live_modules() { return modules().size(); }
 
 std::shared_ptr<CUfunc_st> find_function(CUfunction function) { return functions().find(function); }
+
+void unload_modules_of(CUcontext context) {
+  for (auto &module : modules().all()) {
+    if (module->context != context)
+      continue;
+    for (auto &[name, function] : module->functions)
+      functions().take(function);
+    modules().take(module.get());
+  }
+}
 
 void load(CUfunc_st &function) {
   if (!function.loaded.exchange(true))
@@ -197,7 +209,8 @@ CUresult cuModuleGetFunction(CUfunction *handle, CUmodule module_handle, const c
   if (!handle || !name)
     return CUDA_ERROR_INVALID_VALUE;
   auto function = std::make_shared<CUfunc_st>();
-  if (!parse(name, &function->kernel) || (module->ptx && !has_kernel(module->ptx, name)))
+  function->kernel.foreign = !parse(name, &function->kernel);
+  if (module->ptx ? !has_kernel(module->ptx, name) : function->kernel.foreign)
     return CUDA_ERROR_NOT_FOUND;
   std::lock_guard<std::mutex> guard(module->mutex);
   CUfunction &known = module->functions[name];

@@ -7,12 +7,16 @@
 
 namespace stand_in {
 
-// <name>_<type>, <name>_<type>_sum_w<world> or <name>, as in csrc/cuda/kernels.cu.
+// <name>_<type>, <name>_<type>_sum_w<world> or <name>, as in csrc/cuda/kernels.cu; of the second, world_ and
+// the name as in csrc/probes/worlds.cu.
 struct Kernel {
   std::string name;
   uint32_t algorithm = 0;
   uint32_t dtype = 0;
   uint32_t hot_world = 0; // the constant world of a hot kernel, 0: any
+  bool in_turns =
+      false; // all ranks in one launch, as often as its second parameter says (csrc/probes/worlds.cu)
+  bool foreign = false; // none of csrc/kernels.def: the machine alone runs it
 };
 
 // Whether the kernel of this name is compiled for the call.
@@ -28,6 +32,8 @@ constexpr int kRegisters = 128;
 int blocks_per_multiprocessor(int threads);
 
 std::shared_ptr<CUfunc_st> find_function(CUfunction function);
+// With their kernels, at the end of their context.
+void unload_modules_of(CUcontext context);
 // Loads a kernel, unless it is. By default kernels are loaded when they are first needed, not with their
 // module: a kernel that another waits for has to be loaded before that one is launched (Programming Guide,
 // Lazy Loading, Concurrent Execution). CUDA_MODULE_LOADING=EAGER loads all with their module.

@@ -4,13 +4,19 @@
 //! still said what came before.
 
 mod collectives;
+mod costs;
 mod facts;
+mod gaps;
+mod hazards;
+mod host;
+mod probe;
 mod programs;
 mod ranks;
 mod record;
 mod report;
 mod supervise;
 mod timings;
+mod turns;
 mod world;
 
 use std::process::ExitCode;
@@ -25,20 +31,29 @@ use crate::failure::Failure;
 use crate::harness::device::cuda;
 
 impl Step {
-    /// In the order of what builds on what.
-    const ALL: [Self; 15] = [
+    /// What tells most comes first.
+    const ALL: [Self; 24] = [
         Self::Facts,
         Self::Mps,
         Self::IpcHandles,
         Self::IpcDescriptors,
         Self::Cooperative,
+        Self::Hot,
+        Self::Turns,
+        Self::Costs,
+        Self::Link,
+        Self::BesideAKernel,
+        Self::RunAhead,
+        Self::LocalMemory,
+        Self::Threads,
+        Self::Latency,
         Self::TimeSlices,
         Self::World,
-        Self::Threads,
         Self::Processes,
-        Self::Latency,
         Self::Fixed,
         Self::Bandwidth,
+        Self::HostBench,
+        Self::HostTune,
         Self::Memcheck,
         Self::Synccheck,
         Self::Tests,
@@ -54,14 +69,21 @@ impl Step {
             Self::Facts => 15,
             Self::Mps => 5,
             Self::IpcHandles | Self::IpcDescriptors => 25,
-            Self::Cooperative => 40,
-            Self::TimeSlices => 30,
-            Self::World => 100,
-            Self::Threads => 50,
-            Self::Processes => 60,
-            Self::Latency => 60,
-            Self::Fixed => 30,
-            Self::Bandwidth => 30,
+            Self::Cooperative => 30,
+            Self::Hot => 40,
+            Self::Turns => 40,
+            Self::Costs => 30,
+            Self::Link => 25,
+            Self::BesideAKernel | Self::RunAhead => 15,
+            Self::LocalMemory => 10,
+            Self::TimeSlices => 20,
+            Self::World => 60,
+            Self::Threads => 40,
+            Self::Processes => 40,
+            Self::HostBench => 40,
+            Self::HostTune => 60,
+            Self::Latency => 50,
+            Self::Fixed | Self::Bandwidth => 20,
             Self::Memcheck | Self::Synccheck => 40,
             Self::Tests => 90,
         })
@@ -107,6 +129,15 @@ pub fn run(options: &GpuCheck) -> Result<ExitCode, Failure> {
     let end = Instant::now() + Duration::from_secs(options.budget);
     let steps = if options.steps.is_empty() { Step::ALL.to_vec() } else { options.steps.clone() };
     let mut report = Report::new(options);
+    let earlier = if options.resume { report::earlier(options)? } else { Vec::new() };
+    let (done, steps): (Vec<_>, Vec<_>) =
+        steps.into_iter().partition(|step| earlier.iter().any(|outcome| outcome.step == step.name()));
+    for step in done {
+        earlier
+            .iter()
+            .filter(|outcome| outcome.step == step.name())
+            .for_each(|outcome| report.add(outcome.clone()));
+    }
     for (index, &step) in steps.iter().enumerate() {
         eprintln!("{} ...", step.name());
         let left = end.saturating_duration_since(Instant::now());
@@ -130,6 +161,13 @@ fn alone(options: &GpuCheck) -> Result<ExitCode, Failure> {
             Step::Facts => facts::run(options)?,
             Step::Mps => facts::mps()?,
             Step::Cooperative => world::cooperative(options, budget)?,
+            Step::Hot => world::hot(options, budget)?,
+            Step::Turns => turns::turns(options, budget)?,
+            Step::Link => turns::link(options, budget)?,
+            Step::Costs => costs::run(options, budget)?,
+            Step::BesideAKernel => hazards::beside_a_kernel(options)?,
+            Step::RunAhead => hazards::run_ahead(options)?,
+            Step::LocalMemory => hazards::local_memory(options)?,
             Step::World => world::run(options, budget)?,
             Step::IpcHandles | Step::IpcDescriptors | Step::Processes | Step::TimeSlices => {
                 ranks::processes(step, options)?;
@@ -138,7 +176,7 @@ fn alone(options: &GpuCheck) -> Result<ExitCode, Failure> {
             Step::Latency => timings::latency(options, budget)?,
             Step::Fixed => timings::fixed(options)?,
             Step::Bandwidth => timings::bandwidth(options, budget)?,
-            Step::Memcheck | Step::Synccheck | Step::Tests => {
+            Step::Memcheck | Step::Synccheck | Step::Tests | Step::HostBench | Step::HostTune => {
                 return Err(Failure::Usage("this step is another program".into()));
             }
         }
@@ -168,7 +206,9 @@ mod tests {
         }
         // What one leaves, the others have.
         let fast = Duration::from_secs(470);
-        assert_eq!(limit(&Step::ALL[6..], fast.min(Duration::from_secs(600))).as_secs(), 94);
+        let all: Duration = Step::ALL[6..].iter().map(|step| step.limit()).sum();
+        let share = Step::Turns.limit().as_secs_f64() * fast.as_secs_f64() / all.as_secs_f64();
+        assert_eq!(limit(&Step::ALL[6..], fast).as_secs(), share as u64);
         assert_eq!(limit(&[Step::World], fast), Step::World.limit());
         assert_eq!(limit(&[], fast), Duration::ZERO);
     }

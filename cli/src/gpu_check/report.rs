@@ -1,14 +1,45 @@
 //! The report: one JSON object, and one page of Markdown.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::record::Record;
 use super::supervise::Outcome;
 use crate::arguments::GpuCheck;
 use crate::failure::Failure;
+
+/// The steps that came to their end without a failure in an earlier run that wrote the same file; none where there is none.
+pub fn earlier(options: &GpuCheck) -> Result<Vec<Outcome>, Failure> {
+    #[derive(Deserialize)]
+    struct Earlier {
+        version: String,
+        build: Vec<String>,
+        gpu: usize,
+        small: bool,
+        steps: Vec<Outcome>,
+    }
+    let Some(file) = &options.json else {
+        return Err(Failure::Usage("--resume needs the --json of the run that it goes on with".into()));
+    };
+    let text = match std::fs::read(file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Failure::File(file.clone(), error)),
+    };
+    let earlier: Earlier =
+        serde_json::from_slice(&text).map_err(|error| Failure::File(file.clone(), error.into()))?;
+    let now = Report::new(options);
+    if (&*earlier.version, &earlier.build, earlier.gpu, earlier.small)
+        != (now.version, &now.build, now.gpu, now.small)
+    {
+        let problem = "of another build or with other settings: --resume does not go on with it";
+        return Err(Failure::Usage(format!("{}: {problem}", file.display())));
+    }
+    Ok(earlier.steps.into_iter().filter(Outcome::is_right).collect())
+}
 
 /// What all steps found.
 #[derive(Serialize)]
@@ -17,6 +48,8 @@ pub struct Report {
     build: Vec<String>,
     gpu: usize,
     small: bool,
+    /// As `ptx-clock --constants` takes them.
+    constants: BTreeMap<String, f64>,
     steps: Vec<Outcome>,
 }
 
@@ -24,10 +57,22 @@ impl Report {
     pub fn new(options: &GpuCheck) -> Self {
         let build = fast_allreduce::build_facts().map(|(what, value)| format!("{what}: {value}")).into();
         let GpuCheck { gpu, small, .. } = *options;
-        Self { version: env!("CARGO_PKG_VERSION"), build, gpu, small, steps: Vec::new() }
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            build,
+            gpu,
+            small,
+            constants: BTreeMap::new(),
+            steps: Vec::new(),
+        }
     }
 
     pub fn add(&mut self, outcome: Outcome) {
+        for record in &outcome.records {
+            if let Record::Constant { name, value } = record {
+                self.constants.insert(name.clone(), *value);
+            }
+        }
         self.steps.push(outcome);
     }
 
@@ -102,6 +147,7 @@ fn write_lists(page: &mut String, records: &[Record]) -> std::fmt::Result {
                 writeln!(page, "* **{name}: FAILED** in {cases} cases: {error}")?;
             }
             Record::Skipped { name, why } => writeln!(page, "* {name}: skipped: {why}")?,
+            Record::Constant { name, value } => writeln!(page, "* `{name} = {value:.5}`")?,
             Record::Figure { .. } | Record::Done => {}
         }
     }

@@ -4,17 +4,17 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::programs;
 use super::record::Record;
+use super::{host, programs};
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
 
 const WRONG: i32 = crate::failure::WRONG as i32;
 
 /// What became of a step.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
     pub step: String,
     /// `None`: nothing.
@@ -55,7 +55,7 @@ impl Outcome {
 
     /// On one line.
     pub fn line(&self) -> String {
-        format!("{:10} {:6.1} s  {} cases  {}", self.step, self.seconds, self.cases(), self.verdict())
+        format!("{:15} {:6.1} s  {} cases  {}", self.step, self.seconds, self.cases(), self.verdict())
     }
 }
 
@@ -68,6 +68,7 @@ pub fn run(step: Step, options: &GpuCheck, limit: Duration) -> Result<Outcome, F
     }
     match step {
         Step::Memcheck | Step::Synccheck | Step::Tests => programs::run(step, options, limit),
+        Step::HostBench | Step::HostTune => host::run(step, options, limit),
         _ => run_alone(step, options, limit),
     }
 }

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::{CudaSlice, DevicePtr, DeviceSlice};
+use cudarc::driver::{CudaContext, CudaSlice, DevicePtr, DeviceSlice};
+use fast_allreduce::device::cuda::probes::{Probes, STAMPS};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
 use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 
@@ -63,6 +64,49 @@ pub fn run(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The step `hot`: the specialised kernels, of all that they are made for.
+pub fn hot(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
+    const QUESTION: &str =
+        "Do the hot kernels pass in one cooperative launch, of 2 to 8 ranks and three types?";
+    /// Room for each message in one launch.
+    const REGION_BYTES: usize = 2 << 20;
+    // Whole packs in each slice, whatever the number of ranks.
+    const SHAPES: [(usize, usize); 3] = [(0, 6720), (8, 13_440), (16, 26_880)];
+    let shapes = if options.small { &SHAPES[..1] } else { &SHAPES[..] };
+    let context = CudaContext::new(options.gpu).map_err(driver("cuDevicePrimaryCtxRetain"))?;
+    let probes = Probes::worlds(&context)?;
+    let (mut all, mut right, mut last) = (0, true, 0);
+    for world_size in 2..=8 {
+        let mut cases = 0;
+        let outcome = (|| {
+            let mut world = CudaWorld::new(options.gpu, world_size, REGION_BYTES, EPOCH, TIMEOUT)?;
+            for dtype in [DType::F16, DType::Bf16, DType::F32] {
+                if budget.is_spent() {
+                    return Ok(());
+                }
+                cases += Buffers::new(&world, dtype, ReduceOp::Sum, shapes)?.check(&mut world, shapes, Some(&probes))?;
+            }
+            Ok(())
+        })();
+        (all, right, last) = (all + cases, right && outcome.is_ok(), world_size);
+        Record::check(format!("hot kernels of {world_size} ranks"), cases, outcome).write()?;
+        if budget.is_spent() {
+            Record::skipped(
+                format!("what came after {cases} cases of {world_size} ranks"),
+                "the step's time was over",
+            )
+            .write()?;
+            break;
+        }
+    }
+    let answer = match (right, last) {
+        (true, 8) => format!("yes, {all} cases"),
+        (true, _) => format!("as far as there was time, {all} cases"),
+        (false, _) => "no".to_owned(),
+    };
+    Record::answer(QUESTION, answer).write()
+}
+
 /// The step `cooperative`: whether all worlds run at all.
 pub fn cooperative(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     const QUESTION: &str = "Does the world of one cooperative launch pass for 2 to 16 ranks?";
@@ -108,7 +152,7 @@ fn check_world(
             if budget.is_spent() {
                 return Ok(());
             }
-            *cases += Buffers::new(&world, dtype, op, shapes)?.check(&mut world, shapes)?;
+            *cases += Buffers::new(&world, dtype, op, shapes)?.check(&mut world, shapes, None)?;
         }
     }
     Ok(())
@@ -133,6 +177,8 @@ struct Buffers {
     /// Element by element.
     expected: Lines,
     poison: Lines,
+    /// What kernels that stamp write to.
+    stamps: CudaSlice<u64>,
 }
 
 /// Where a call reads, and whether its peers read the same place.
@@ -188,11 +234,19 @@ impl Buffers {
             outputs: by_rank.iter().map(|_| upload(&poison)).collect::<Result<_, _>>()?,
             expected,
             poison,
+            stamps: stream
+                .alloc_zeros((STAMPS.len() + 1) * world_size * world.max_blocks())
+                .map_err(driver("cuMemAlloc"))?,
         })
     }
 
     /// Every algorithm, mode and shape: the number of cases.
-    fn check(&mut self, world: &mut CudaWorld, shapes: &[(usize, usize)]) -> Result<u64, Failure> {
+    fn check(
+        &mut self,
+        world: &mut CudaWorld,
+        shapes: &[(usize, usize)],
+        probes: Option<&Probes>,
+    ) -> Result<u64, Failure> {
         let mut cases = 0;
         for algorithm in Algorithm::DIRECT {
             for mode in InputMode::ALL {
@@ -201,7 +255,7 @@ impl Buffers {
                     continue; // Nothing is read in place then.
                 }
                 for &(offset, count) in shapes {
-                    self.case(world, algorithm, mode, offset, count)?;
+                    self.case(world, algorithm, mode, (offset, count), probes)?;
                     cases += 1;
                 }
             }
@@ -214,8 +268,8 @@ impl Buffers {
         world: &mut CudaWorld,
         algorithm: Algorithm,
         mode: InputMode,
-        offset: usize,
-        count: usize,
+        (offset, count): (usize, usize),
+        probes: Option<&Probes>,
     ) -> Result<(), Failure> {
         let stream = Arc::clone(world.stream());
         for (input, output) in self.inputs.iter().zip(&mut self.outputs) {
@@ -248,6 +302,11 @@ impl Buffers {
         let told = |error| Failure::Ranks(format!("{}: {error}", name()));
         // SAFETY: the slices hold every shape, and live until the call has been waited for.
         let mut call = unsafe { world.prepare_raw(&ranks, count, dtype, plan) }.map_err(told)?;
+        if let Some(probes) = probes {
+            let sums = self.stamps.device_ptr(&stream).0;
+            // SAFETY: the module and the words outlive the call, which is waited for.
+            call = unsafe { call.in_turns(probes, 1, sums) }.map_err(told)?;
+        }
         call.enqueue().and_then(|()| call.finish()).map_err(told)?;
         drop(call);
         let reduced = offset * size..(offset + count) * size;

@@ -15,9 +15,10 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
-    CUfunction_attribute, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmodule,
-    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuuid,
+    CUfunction_attribute, CUipcMemHandle, CUlaunchConfig, CUlimit, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus, CUuuid,
 };
 use cudarc::driver::DriverError;
 
@@ -160,6 +161,8 @@ functions! {
 
     fn cuCtxGetCurrent(context: *mut CUcontext);
     fn cuCtxSetCurrent(context: CUcontext);
+    fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong);
+    fn cuCtxSetLimit(limit: u32 as CUlimit, value: usize);
     fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
 
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
@@ -177,6 +180,9 @@ functions! {
         grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
         block_x: c_uint, block_y: c_uint, block_z: c_uint,
         shared_bytes: c_uint, stream: CUstream, parameters: *mut *mut c_void,
+    );
+    fn cuLaunchKernelEx(
+        config: *const CUlaunchConfig, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void,
     );
 
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);

@@ -47,6 +47,14 @@ pub(super) fn bind_to_free(context: &CudaContext) -> Result<()> {
     bind(context).or_else(|_| bind(context))
 }
 
+/// The number of the current context. No other one has it as long as the program runs, also one with the same handle.
+pub(super) fn context_id() -> Result<u64> {
+    let mut id = 0;
+    // SAFETY: writes one number; null stands for the current context.
+    unsafe { api::cuCtxGetId(std::ptr::null_mut(), &mut id) }.map_err(driver("cuCtxGetId"))?;
+    Ok(id)
+}
+
 /// Waits for the work on a stream, with [`bind`] for its context.
 pub(crate) fn synchronize(stream: &CudaStream) -> Result<()> {
     bind(stream.context())?;

@@ -1,6 +1,7 @@
 //! What ranks tell each other about their processes and GPUs when they meet.
 
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUuuid};
 
@@ -15,15 +16,18 @@ pub(super) struct Identity {
     pub process: [u8; 16],
     pub uuid: [u8; 16],
     pub multiprocessors: u32,
+    /// Of the communicator that is made: no other one of this process has it.
+    pub communicator: u64,
     /// PCI address of the GPU, as the driver prints it.
     pub pci: String,
 }
 
 impl Identity {
-    const FIXED: usize = 16 + 16 + 4;
+    const FIXED: usize = 16 + 16 + 4 + 8;
     const LONGEST: usize = Self::FIXED + 64;
 
     pub fn of(device: &Cuda) -> Result<Self> {
+        static COMMUNICATORS: AtomicU64 = AtomicU64::new(0);
         let context = device.context();
         let mut uuid = CUuuid { bytes: [0; 16] };
         // SAFETY: the driver writes 16 bytes.
@@ -39,6 +43,7 @@ impl Identity {
             process: device.process,
             uuid: uuid.bytes.map(|byte| byte as u8),
             multiprocessors: u32::try_from(count).unwrap_or(0),
+            communicator: COMMUNICATORS.fetch_add(1, Ordering::Relaxed),
             pci: pci.unwrap_or_default(),
         })
     }
@@ -46,6 +51,7 @@ impl Identity {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = [self.process, self.uuid].concat();
         bytes.extend(self.multiprocessors.to_le_bytes());
+        bytes.extend(self.communicator.to_le_bytes());
         bytes.extend(self.pci.as_bytes());
         bytes
     }
@@ -61,9 +67,11 @@ impl Identity {
         }
         let (process, rest) = bytes.split_first_chunk().ok_or_else(malformed)?;
         let (uuid, rest) = rest.split_first_chunk().ok_or_else(malformed)?;
-        let (count, pci) = rest.split_first_chunk().ok_or_else(malformed)?;
+        let (count, rest) = rest.split_first_chunk().ok_or_else(malformed)?;
+        let (number, pci) = rest.split_first_chunk().ok_or_else(malformed)?;
         let pci = std::str::from_utf8(pci).map_err(|_| malformed())?.to_owned();
-        Ok(Self { process: *process, uuid: *uuid, multiprocessors: u32::from_le_bytes(*count), pci })
+        let (multiprocessors, communicator) = (u32::from_le_bytes(*count), u64::from_le_bytes(*number));
+        Ok(Self { process: *process, uuid: *uuid, multiprocessors, communicator, pci })
     }
 }
 
@@ -76,8 +84,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn identities_travel(process: [u8; 16], uuid: [u8; 16], multiprocessors: u32, pci in "[0-9A-F:.]{0,16}") {
-            let identity = Identity { process, uuid, multiprocessors, pci };
+        fn identities_travel(process: [u8; 16], uuid: [u8; 16], multiprocessors: u32, communicator: u64, pci in "[0-9A-F:.]{0,16}") {
+            let identity = Identity { process, uuid, multiprocessors, communicator, pci };
             prop_assert_eq!(Identity::decode(0, &identity.encode()), Ok(identity));
         }
 

@@ -1,13 +1,15 @@
-//! The compiled kernels, loaded all at once when the device is made.
+//! The compiled kernels: one module for each context, which its communicators share, loaded with all of its kernels when the
+//! first device is made.
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute};
 use cudarc::driver::CudaContext;
 
 use super::api;
-use super::driver::{bind, bind_to_free, driver, Relaxed};
+use super::driver::{bind, bind_to_free, context_id, driver, Relaxed};
 use crate::abi::{self, FaLaunch, FA_SUM};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -32,7 +34,7 @@ const _: () = {
 static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/cuda.fatbin")));
 
 #[repr(C, align(16))]
-struct Aligned<T: ?Sized>(T);
+pub(super) struct Aligned<T: ?Sized>(pub T);
 
 /// Kernels of a reduction for one type: for any world, and for the worlds of the hot set.
 const VARIANTS: usize = 1 + HOT_WORLDS.len();
@@ -61,9 +63,20 @@ fn refused(context: &CudaContext, code: api::Code) -> Error {
 /// Handles of all kernels: by code, type, and variant (0: any operation, world and alignment; then those of the hot set).
 type Table = [[[CUfunction; VARIANTS]; DType::ALL.len()]; ALL];
 
+/// The module of each context, by the context's number. Handles are no names for contexts: a primary context that is reset, or
+/// released and retained again, has its handle again, and none of its modules. Its number is unique as long as the program runs
+/// (CUDA Driver API, `cuCtxGetId`), so that a module is found in the very context that it was loaded in.
+static LOADED: Mutex<BTreeMap<u64, Arc<Slot>>> = Mutex::new(BTreeMap::new());
+
+/// A context's module, as long as somebody has it. Locked while it is loaded, when `LOADED` is not: loading may wait for kernels
+/// of this context that wait for a rank of another one, which may be loading, too.
+type Slot = Mutex<Weak<Kernels>>;
+
 /// The loaded module.
 pub(super) struct Kernels {
     context: Arc<CudaContext>,
+    /// Of the context.
+    id: u64,
     module: sys::CUmodule,
     functions: Box<Table>,
 }
@@ -74,16 +87,41 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// Loads every kernel, now: a kernel that the driver loaded at its first launch could wait for a peer's kernel that spins
-    /// in the same process.
-    pub fn load(context: &Arc<CudaContext>) -> Result<Self> {
+    /// The kernels in this context, loaded unless they are. A second communicator loads nothing, and so waits for no kernel of
+    /// the first one.
+    pub fn of(context: &Arc<CudaContext>) -> Result<Arc<Self>> {
+        bind(context)?;
+        let id = context_id()?;
+        let slot = {
+            let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+            // What nobody holds or loads.
+            loaded.retain(|_, slot| {
+                Arc::get_mut(slot).is_none_or(|slot| {
+                    slot.get_mut().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
+                })
+            });
+            Arc::clone(loaded.entry(id).or_default())
+        };
+        let mut module = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernels) = module.upgrade() {
+            return Ok(kernels);
+        }
+        let kernels = Arc::new(Self::load(context, id)?);
+        *module = Arc::downgrade(&kernels);
+        Ok(kernels)
+    }
+
+    /// Loads every kernel, now. Under lazy loading, the default since CUDA 12.2, the driver would load a kernel at its first
+    /// launch, which may wait for what runs in the context (CUDA Programming Guide, Lazy Loading, Concurrent Execution): for a
+    /// peer's kernel in the same process, say, that spins for the one that is being loaded. All are loaded and not the hot set
+    /// alone, as which ones a rank takes depends on each call's alignment.
+    fn load(context: &Arc<CudaContext>, id: u64) -> Result<Self> {
         if FATBIN.0.is_empty() {
             return Err(Error::Unavailable {
                 what: "the CUDA device".into(),
                 reason: format!("this build has no kernels for it: {}", env!("FAST_ALLREDUCE_CUDA_BUILD")),
             });
         }
-        bind(context)?;
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is a fatbin made by nvcc, and lives for ever; the driver writes one handle.
         unsafe { api::cuModuleLoadData(&mut module, FATBIN.0.as_ptr().cast()) }
@@ -91,6 +129,7 @@ impl Kernels {
         let null = std::ptr::null_mut();
         let mut kernels = Self {
             context: Arc::clone(context),
+            id,
             module,
             functions: Box::new([[[null; VARIANTS]; DType::ALL.len()]; ALL]),
         };
@@ -133,22 +172,34 @@ impl Kernels {
     /// (`Device::SOURCE_ALIGNMENT`).
     pub fn for_launch(&self, launch: &FaLaunch) -> CUfunction {
         let variants = &self.functions[launch.algorithm as usize][launch.dtype as usize];
-        let bytes = launch.count.wrapping_mul(DType::ALL[launch.dtype as usize].size() as u64);
-        let pack = u64::from(abi::FA_CUDA_PACK_BYTES);
-        let slices = match launch.algorithm {
-            abi::FA_TWO_SHOT_PULL | abi::FA_TWO_SHOT_PUSH => u64::from(launch.world),
-            _ => 1,
-        };
-        let whole = (launch.input | launch.output) % pack == 0 && bytes % (pack * slices) == 0;
-        let hot = launch.op == FA_SUM && launch.checked == 0 && whole;
-        let world = HOT_WORLDS.iter().position(|&world| hot && world == launch.world as usize);
-        variants[world.map_or(0, |position| 1 + position)]
+        variants[hot_world(launch).map_or(0, |position| 1 + position)]
     }
 
     /// The kernel that can run all ranks in one cooperative launch.
     pub fn for_world(&self, launch: &FaLaunch) -> CUfunction {
         self.functions[launch.algorithm as usize][launch.dtype as usize][0]
     }
+}
+
+/// Which of the hot set's worlds a launch is of, if the hot set has a kernel for it.
+fn hot_world(launch: &FaLaunch) -> Option<usize> {
+    let bytes = launch.count.wrapping_mul(DType::ALL[launch.dtype as usize].size() as u64);
+    let pack = u64::from(abi::FA_CUDA_PACK_BYTES);
+    let slices = match launch.algorithm {
+        abi::FA_TWO_SHOT_PULL | abi::FA_TWO_SHOT_PUSH => u64::from(launch.world),
+        _ => 1,
+    };
+    let whole = (launch.input | launch.output) % pack == 0 && bytes % (pack * slices) == 0;
+    let hot = launch.op == FA_SUM && launch.checked == 0 && whole;
+    HOT_WORLDS.iter().position(|&world| hot && world == launch.world as usize)
+}
+
+/// What csrc/probes/worlds.cu calls the kernel for a call of all ranks in one launch.
+#[cfg(feature = "probes")]
+pub(super) fn name_in_turns(launch: &FaLaunch) -> Option<String> {
+    let (algorithm, dtype) = (launch.algorithm as usize, DType::ALL[launch.dtype as usize]);
+    let hot = algorithm < HOT.len() && HOT_TYPES.contains(&dtype.name()) && hot_world(launch).is_some();
+    hot.then(|| format!("world_{}_{dtype}_sum_w{}", HOT[algorithm], launch.world))
 }
 
 /// `None` for a type that the kernel is not made for, and is never asked to do.
@@ -171,7 +222,10 @@ impl Drop for Kernels {
         let _relaxed = Relaxed::enter();
         // An error means that the context is gone, and the module with it.
         let _ = bind_to_free(&self.context);
-        // SAFETY: loaded by `load`; whoever launched its kernels has waited for them.
-        let _ = unsafe { api::cuModuleUnload(self.module) };
+        // So does another number: the context was reset.
+        if context_id() == Ok(self.id) {
+            // SAFETY: loaded by `load` in this context; whoever launched its kernels has waited for them.
+            let _ = unsafe { api::cuModuleUnload(self.module) };
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! What a rank learns when it meets the others: who shares its process and its GPU, and what connects the GPUs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys;
@@ -7,27 +8,30 @@ use cudarc::driver::sys;
 use super::api;
 use super::driver::{self, driver};
 use super::identity::Identity;
+use super::residency::{Reservation, Room, Sharers};
 use super::Cuda;
 use crate::bootstrap::{all_succeeded, Bootstrap};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::topology::{Gpu, LinkClass, PciAddress, Topology};
 
 /// What a rank learns of the others when it joins them.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct World {
     pub same_process: bool,
     pub world_size: usize,
     /// Ranks on the most crowded GPU.
     pub ranks_per_device: usize,
-    /// The fewest multiprocessors of a rank's GPU.
-    pub multiprocessors: usize,
+    /// The most of a launch, which all ranks have room for.
+    pub blocks: usize,
     pub link: LinkClass,
+    /// The room for them.
+    pub reservation: Option<Arc<Reservation>>,
 }
 
 impl Default for World {
     fn default() -> Self {
         let link = LinkClass::SameDevice;
-        Self { same_process: true, world_size: 1, ranks_per_device: 1, multiprocessors: 1, link }
+        Self { same_process: true, world_size: 1, ranks_per_device: 1, blocks: 1, link, reservation: None }
     }
 }
 
@@ -38,24 +42,90 @@ impl World {
         let all = bootstrap.all_gather(&own.encode(), timeout)?.into_iter().enumerate();
         let all = all.map(|(rank, bytes)| Identity::decode(rank, &bytes)).collect::<Result<Vec<_>>>()?;
         let link = link_class(&all);
-        // Ranks may see different parts of the machine: the worst that any sees holds for all.
-        let links = bootstrap.all_gather(&[link as u8], timeout)?;
-        let worst = links.iter().filter_map(|byte| byte.first()).max().copied().unwrap_or(link as u8);
+        let on = |uuid: &[u8; 16]| all.iter().filter(|other| other.uuid == *uuid).count();
+        let sharers = Sharers {
+            gpu: own.uuid,
+            multiprocessors: own.multiprocessors as usize,
+            communicator: (all[0].process, all[0].communicator),
+            ranks: on(&own.uuid),
+        };
+        let (reservation, room) = Reservation::take(sharers, device.max_blocks.unwrap_or(usize::MAX));
+        // Ranks may see different parts of the machine, and have different room: the worst of any holds for all.
+        let found = Found { link: link as u8, multiprocessors: own.multiprocessors, room };
+        let found = bootstrap.all_gather(&found.encode(), timeout)?.into_iter().enumerate();
+        let found = found.map(|(rank, bytes)| Found::decode(rank, &bytes)).collect::<Result<Vec<_>>>()?;
+        if let Some((rank, found)) = found.iter().enumerate().find(|(_, found)| found.room.blocks == 0) {
+            return Err(found.refusal(rank, on(&all[rank].uuid)));
+        }
+        let worst = found.iter().map(|found| found.link).max().unwrap_or(link as u8);
         let link =
             LinkClass::ALL.into_iter().find(|&class| class as u8 == worst).unwrap_or(LinkClass::Unreachable);
-        let on = |uuid: &[u8; 16]| all.iter().filter(|other| other.uuid == *uuid).count();
+        let blocks = found.iter().map(|found| found.room.blocks).min().unwrap_or(1);
+        reservation.keep(blocks);
         Ok(Self {
             same_process: all.iter().all(|other| other.process == own.process),
             world_size: all.len(),
             ranks_per_device: all.iter().map(|other| on(&other.uuid)).max().unwrap_or(1),
-            multiprocessors: all.iter().map(|other| other.multiprocessors as usize).min().unwrap_or(1).max(1),
+            blocks,
             link,
+            reservation: Some(reservation),
         })
     }
 
     /// Whether every pointer of a rank is good on every rank as it is.
     pub fn same_device_and_process(&self) -> bool {
         self.same_process && self.ranks_per_device == self.world_size
+    }
+}
+
+/// What a rank has found when it knows who the others are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Found {
+    /// A [`LinkClass`].
+    link: u8,
+    /// Of its GPU.
+    multiprocessors: u32,
+    room: Room,
+}
+
+impl Found {
+    const BYTES: usize = 1 + 3 * 4;
+
+    fn encode(self) -> Vec<u8> {
+        let mut bytes = vec![self.link];
+        // A GPU's blocks, and communicators that have some of them, are no more than its multiprocessors.
+        for word in [self.multiprocessors, self.room.blocks as u32, self.room.communicators as u32] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// # Errors
+    ///
+    /// [`Error::Malformed`] naming `rank` if the bytes are nothing of the kind.
+    fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
+        let malformed =
+            || Error::Malformed { rank, reason: "what it found of its GPU does not decode".into() };
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| malformed())?;
+        let word = |index: usize| {
+            let at = 1 + 4 * index;
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let room = Room { blocks: word(1) as usize, communicators: word(2) as usize };
+        Ok(Self { link: bytes[0], multiprocessors: word(0), room })
+    }
+
+    /// Why there is no communicator.
+    fn refusal(self, rank: usize, ranks: usize) -> Error {
+        let Self { multiprocessors, room: Room { communicators, .. }, .. } = self;
+        Error::Unavailable {
+            what: "a communicator whose blocks all run at the same time".into(),
+            reason: format!(
+                "{communicators} communicators of rank {rank}'s process have so many of the {multiprocessors} blocks \
+                 that its GPU runs at once that {ranks} more are not left; drop one of them, or give each fewer blocks \
+                 (Cuda::max_blocks)"
+            ),
+        }
     }
 }
 
@@ -167,6 +237,15 @@ mod tests {
     const NVLINK: PeerAttributes = attributes(true, true, 0);
     const PCIE: PeerAttributes = attributes(true, false, 0);
     const NONE: PeerAttributes = attributes(false, false, 0);
+
+    #[test]
+    fn what_a_rank_found_travels() {
+        let found = Found { link: 3, multiprocessors: 132, room: Room { blocks: 64, communicators: 9 } };
+        assert_eq!(Found::decode(1, &found.encode()), Ok(found));
+        for bytes in [0, Found::BYTES - 1, Found::BYTES + 1] {
+            assert!(matches!(Found::decode(1, &vec![0; bytes]), Err(Error::Malformed { rank: 1, .. })));
+        }
+    }
 
     #[test]
     fn the_worst_pair_decides() {

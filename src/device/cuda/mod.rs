@@ -15,6 +15,10 @@ mod machine;
 mod memory;
 mod order;
 pub(crate) mod pinned;
+#[cfg(feature = "probes")]
+#[doc(hidden)]
+pub mod probes;
+mod residency;
 mod sharing;
 mod world;
 
@@ -33,7 +37,7 @@ use self::links::World;
 use self::order::LastCall;
 use self::pinned::Pinned;
 pub use self::sharing::{CudaExports, CudaMemory};
-pub use self::world::{CudaWorld, WorldCall, WorldPlan, WorldRank};
+pub use self::world::{CudaWorld, RegionMemory, WorldCall, WorldPlan, WorldRank};
 use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaStatus};
 use crate::bootstrap::{process_identity, Bootstrap};
@@ -56,7 +60,7 @@ use crate::topology::LinkClass;
 pub struct Cuda {
     context: Arc<CudaContext>,
     default_stream: Arc<CudaStream>,
-    kernels: Kernels,
+    kernels: Arc<Kernels>,
     copies: Copies,
     helper_streams: HelperStreams,
     exports: CudaExports,
@@ -66,6 +70,7 @@ pub struct Cuda {
     chosen: OnceLock<Sharing>,
     world: World,
     graph_registration: bool,
+    max_blocks: Option<usize>,
     graph_rows: Mutex<GraphRows>,
     last_call: Mutex<LastCall>,
     /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last_call`.
@@ -98,7 +103,7 @@ impl Cuda {
     ///
     /// As [`Cuda::open`].
     pub fn new(context: Arc<CudaContext>) -> Result<Self> {
-        let kernels = Kernels::load(&context)?;
+        let kernels = Kernels::of(&context)?;
         Ok(Self {
             default_stream: context.default_stream(),
             copies: Copies::new(&context)?,
@@ -111,6 +116,7 @@ impl Cuda {
             chosen: OnceLock::new(),
             world: World::default(),
             graph_registration: false,
+            max_blocks: None,
             graph_rows: Mutex::default(),
             last_call: Mutex::default(),
             calls: Mutex::default(),
@@ -130,6 +136,17 @@ impl Cuda {
     #[must_use]
     pub fn graph_registration(mut self, enabled: bool) -> Self {
         self.graph_registration = enabled;
+        self
+    }
+
+    /// The most blocks of a launch on any rank, at least 1. All communicators of a process that are alive have room on a GPU at the
+    /// same time, so that they can be used at the same time: unless this is set, each takes half of the multiprocessors that those
+    /// before it have left, at most 64; less where several of its ranks share the GPU. Where there are none, a communicator is refused
+    /// ([`Error::Unavailable`]); whoever needs many gives each of them fewer. What is split off, and what is left after a rank was
+    /// lost, counts as another communicator, beside the first until that is dropped.
+    #[must_use]
+    pub fn max_blocks(mut self, blocks: usize) -> Self {
+        self.max_blocks = Some(blocks.max(1));
         self
     }
 
@@ -211,7 +228,7 @@ impl sealed::Device for Cuda {
 
     fn again(&self) -> Result<Self> {
         let mut device = Self::new(Arc::clone(&self.context))?;
-        device.sharing = self.sharing;
+        (device.sharing, device.max_blocks) = (self.sharing, self.max_blocks);
         Ok(device.graph_registration(self.graph_registration))
     }
 
@@ -244,7 +261,13 @@ impl sealed::Device for Cuda {
     }
 
     fn most_blocks(&self) -> usize {
-        self.world.multiprocessors / self.world.ranks_per_device
+        self.world.blocks
+    }
+
+    fn leave(&self) {
+        if let Some(reservation) = &self.world.reservation {
+            reservation.keep(0);
+        }
     }
 
     unsafe fn launch(

@@ -11,7 +11,11 @@ use crate::call::{check_transfers, pack, Collective, Epilogue, Message, Partitio
 use crate::device::cuda::api;
 use crate::device::cuda::driver::{bind, driver, synchronize};
 use crate::device::cuda::handle::Sharing;
+#[cfg(feature = "probes")]
+use crate::device::cuda::kernels::name_in_turns;
 use crate::device::cuda::memory::Memory;
+#[cfg(feature = "probes")]
+use crate::device::cuda::probes::Probes;
 use crate::device::sealed::Operands;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -317,6 +321,8 @@ impl CudaWorld {
         Ok(WorldCall {
             pieces: launches.len() / self.world_size(),
             kernel: self.kernels.for_world(first),
+            #[cfg(feature = "probes")]
+            in_turns: InTurns::of(&launches),
             grid: (plan.blocks as u32, plan.threads as u32),
             first: *first,
             launches: self.upload(&launches)?,
@@ -339,9 +345,9 @@ impl CudaWorld {
     fn write_row(&self, launches: &[FaLaunch]) -> Result<()> {
         let row: [u64; MAX_RANKS] =
             std::array::from_fn(|rank| launches.get(rank).map_or(0, |launch| launch.input));
-        for launch in launches {
+        for region in &self.regions {
             // SAFETY: the table lies in the rank's region; no kernel runs.
-            unsafe { self.copies.write(launch.buffers, &row) }?;
+            unsafe { region.write(&self.copies, self.layout.table_offset, &row) }?;
         }
         Ok(())
     }
@@ -376,6 +382,8 @@ impl Own {
 pub struct WorldCall<'a> {
     world: &'a CudaWorld,
     kernel: sys::CUfunction,
+    #[cfg(feature = "probes")]
+    in_turns: InTurns,
     grid: (u32, u32),
     /// What the kernel is given, but for the address of the piece's launches.
     first: FaLaunch,
@@ -404,13 +412,15 @@ impl WorldCall<'_> {
             let offset = piece * world_size * size_of::<FaLaunch>();
             self.first.launches = self.launches.address() + offset as u64;
             let second = self.operands.as_ref().map_or(std::ptr::null(), |(_, own)| own.operands().address());
-            let mut both = [(&raw mut self.first).cast(), second.cast_mut()];
+            let mut parameters = [(&raw mut self.first).cast(), second.cast_mut(), std::ptr::null_mut()];
+            #[cfg(feature = "probes")]
+            self.in_turns.put(&mut parameters);
             // SAFETY: the function takes one FaLaunch by value, and those with operands take them after it, which the driver copies.
             // It finds the piece's launches by the first, and every address in them is of this world, or valid until the stream
             // has been waited for: the slices are borrowed for that long, the rest is the promise of who made the call.
             unsafe {
                 let (ranks, stream) = (world_size as u32, world.stream.cu_stream());
-                let parameters = both.as_mut_ptr();
+                let parameters = parameters.as_mut_ptr();
                 api::cuLaunchCooperativeKernel(
                     self.kernel,
                     blocks,
@@ -437,6 +447,57 @@ impl WorldCall<'_> {
     pub fn finish(&mut self) -> Result<()> {
         synchronize(&self.world.stream)?;
         self.world.check()
+    }
+}
+
+/// How often a launch of the hot set's code does the call, where it does.
+#[cfg(feature = "probes")]
+struct InTurns {
+    /// Of the kernel, if it can do all of the call's launches.
+    name: Option<String>,
+    /// 0: another kernel is launched.
+    turns: u32,
+    sums: CUdeviceptr,
+}
+
+#[cfg(feature = "probes")]
+impl InTurns {
+    fn of(launches: &[FaLaunch]) -> Self {
+        let mut names = launches.iter().map(name_in_turns);
+        let name = names.next().flatten().filter(|first| names.all(|name| name.as_ref() == Some(first)));
+        Self { name, turns: 0, sums: 0 }
+    }
+
+    /// The parameters after the launch.
+    fn put(&mut self, parameters: &mut [*mut std::ffi::c_void; 3]) {
+        if self.turns != 0 {
+            (parameters[1], parameters[2]) = ((&raw mut self.turns).cast(), (&raw mut self.sums).cast());
+        }
+    }
+}
+
+#[cfg(feature = "probes")]
+impl WorldCall<'_> {
+    /// The same call by the code of the hot set, `turns` times in each launch. What is reduced in place is reduced again in each
+    /// turn. Each block adds its times to [`STAMPS`](crate::device::cuda::probes::STAMPS) and one words at `sums`, those of rank r
+    /// and block b at block number r x blocks + b.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] where the hot set has no kernel for the call, or the driver does not find it.
+    ///
+    /// # Safety
+    ///
+    /// The module of `probes` and the words at `sums` live as long as the call and the graphs that it was captured in.
+    pub unsafe fn in_turns(mut self, probes: &Probes, turns: u32, sums: CUdeviceptr) -> Result<Self> {
+        let name = self.in_turns.name.as_deref().ok_or_else(|| Error::Unavailable {
+            what: "this call by the code of the hot set".into(),
+            reason: "it is no sum of whole packs, of a type and a number of ranks that the hot set has"
+                .into(),
+        })?;
+        self.kernel = probes.function(name)?;
+        (self.in_turns.turns, self.in_turns.sums) = (turns.max(1), sums);
+        Ok(self)
     }
 }
 

@@ -34,13 +34,55 @@ use crate::region::Layout;
 pub struct CudaWorld {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    kernels: Kernels,
+    kernels: Arc<Kernels>,
     copies: Copies,
     layout: Layout,
-    regions: Vec<Arc<Memory>>,
+    regions: Vec<Region>,
     statuses: Vec<Pinned>,
     multiprocessors: usize,
     timeout: Duration,
+}
+
+/// Where the regions of a world's ranks are.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RegionMemory {
+    Device,
+    /// Pinned, behind the GPU's link to the host.
+    Host,
+}
+
+enum Region {
+    Device(Arc<Memory>),
+    Host(Pinned),
+}
+
+impl Region {
+    fn address(&self) -> u64 {
+        match self {
+            Self::Device(memory) => memory.address(),
+            Self::Host(pinned) => pinned.device_address(),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `values` fit at `offset`, and no kernel uses the region.
+    unsafe fn write<T: Copy>(&self, copies: &Copies, offset: usize, values: &[T]) -> Result<()> {
+        match self {
+            // SAFETY: the caller's.
+            Self::Device(memory) => unsafe { copies.write(memory.address() + offset as u64, values) },
+            Self::Host(pinned) => {
+                // SAFETY: the caller's; the values are plain, and the region is another allocation.
+                unsafe {
+                    let to = pinned.host_pointer().cast::<u8>().add(offset);
+                    let from = values.as_ptr().cast::<u8>();
+                    to.copy_from_nonoverlapping(from, size_of_val(values));
+                }
+                Ok(())
+            }
+        }
+    }
 }
 
 impl CudaWorld {
@@ -58,6 +100,24 @@ impl CudaWorld {
         epoch: u32,
         timeout: Duration,
     ) -> Result<Self> {
+        Self::in_memory(ordinal, world_size, max_bytes, epoch, timeout, RegionMemory::Device)
+    }
+
+    /// [`CudaWorld::new`], with regions elsewhere: what ranks store for each other, and read of each other, then takes about as
+    /// long as over a link.
+    ///
+    /// # Errors
+    ///
+    /// As [`CudaWorld::new`].
+    #[doc(hidden)]
+    pub fn in_memory(
+        ordinal: usize,
+        world_size: usize,
+        max_bytes: usize,
+        epoch: u32,
+        timeout: Duration,
+        memory: RegionMemory,
+    ) -> Result<Self> {
         if !(1..=MAX_RANKS).contains(&world_size) {
             return Err(Error::WorldSize { world_size });
         }
@@ -71,19 +131,23 @@ impl CudaWorld {
         }
         let layout = Layout::new(max_bytes, world_size, &Cuda::PACKING, &Cuda::CHANNELS, Cuda::MAX_BYTES)?;
         let copies = Copies::new(&context)?;
-        let allocate = |bytes| Memory::allocate(&context, &copies, bytes, Sharing::Pointers);
-        let regions = (0..world_size).map(|_| allocate(layout.total_bytes)).collect::<Result<Vec<_>>>()?;
+        let allocate = || match memory {
+            RegionMemory::Device => {
+                Memory::allocate(&context, &copies, layout.total_bytes, Sharing::Pointers).map(Region::Device)
+            }
+            RegionMemory::Host => Pinned::allocate(&context, layout.total_bytes).map(Region::Host),
+        };
+        let regions = (0..world_size).map(|_| allocate()).collect::<Result<Vec<_>>>()?;
         let epochs = epoch.to_ne_bytes().repeat(abi::FA_MAX_BLOCKS as usize);
         for region in &regions {
-            let address = region.address() + std::mem::offset_of!(FaRegionHead, epoch) as u64;
             // SAFETY: the epochs lie in the head of a region that was just made.
-            unsafe { copies.write(address, &epochs) }?;
+            unsafe { region.write(&copies, std::mem::offset_of!(FaRegionHead, epoch), &epochs) }?;
         }
         let status = |_| Pinned::allocate(&context, size_of::<FaStatus>());
         let count = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         Ok(Self {
             stream: context.new_stream().map_err(driver("cuStreamCreate"))?,
-            kernels: Kernels::load(&context)?,
+            kernels: Kernels::of(&context)?,
             statuses: (0..world_size).map(status).collect::<Result<_>>()?,
             multiprocessors: usize::try_from(count).unwrap_or(1).max(1),
             copies,
