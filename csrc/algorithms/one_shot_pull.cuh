@@ -36,7 +36,7 @@ FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
       return false;
     const Inputs inputs(block.scratch(), reduce.world());
     reduce.inputs(launch, block, inputs, partition, partition.all(bytes), bytes,
-                  epilogue.into_rows(launch, state, Store(reinterpret_cast<u8 *>(launch.output))));
+                  epilogue.into_rows(Store(reinterpret_cast<u8 *>(launch.output))));
     // All ranks saw all sources, so all agree on whether there is a second barrier.
     return inputs.direct();
   });

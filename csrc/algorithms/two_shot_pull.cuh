@@ -41,7 +41,7 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
         if (phase == 1) {
           const Store store(staging(launch, keeper_of(ranks, rank), state), FA_CUDA ? nullptr : output);
           reduce.inputs(launch, block, Inputs(sources, ranks), partition, slices.of(rank), bytes,
-                        epilogue.into_rows(launch, state, store));
+                        epilogue.into_rows(store));
         } else if (phase == 0 && reduce.scales()) {
           // The own slice as well: it is read from there.
           FA_ROLL
@@ -55,10 +55,10 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
             block.sync();
           }
           // Slice by slice, so that a block stages what the same block of a peer reads.
-          copy_slices(partition, block, to, sources, slices, rank, ranks, bytes,
-                      phase == 2 ? Target::kOutput : Target::kStaging);
-          if (phase == 2)
-            epilogue.gather(launch, block, state, partition, bytes);
+          if (phase == 0)
+            copy_slices(partition, block, to, sources, slices, rank, ranks, bytes, Target::kStaging);
+          else
+            epilogue.gather(launch, block, partition, to, sources, slices, ranks, bytes);
         }
         return phase < 2;
       });

@@ -53,14 +53,12 @@ public:
               const Sink &sink) const {
     const Span own = partition.share(block, span);
     const ReduceSpan loop = spans_.of[op_][world_];
-    if constexpr (Sink::kMostPacks == 0) {
-      run(loop, block.scratch(), world_, own.first * kPackBytes, kPackBytes, own, bytes, sink);
-    } else {
-      for (u64 i = 0; i < own.length; i += Sink::kMostPacks) {
-        const u64 left = own.length - i;
-        const Span run_of = {own.first + i, left < Sink::kMostPacks ? left : Sink::kMostPacks};
-        run(loop, block.scratch(), world_, run_of.first * kPackBytes, kPackBytes, run_of, bytes, sink);
-      }
+    for (u64 i = own.first, last = own.first + own.length; i < last;) {
+      const u64 most = sink.most(i);
+      const Span run_of = {i, last - i < most ? last - i : most};
+      run(loop, block.scratch(), world_, i * kPackBytes, kPackBytes, run_of, bytes, sink,
+          (last - i) * kPackBytes);
+      i += run_of.length;
     }
   }
 
@@ -142,20 +140,21 @@ private:
   // Of one pack of each source.
   Pack through(u32 op, const u64 *sources, u32 count) const {
     Pack result;
-    spans_.of[op][count]({sources, count, world_, 0, kPackBytes, kPackBytes, result.byte, nullptr, scale_});
+    spans_.of[op][count](
+        {sources, count, world_, 0, kPackBytes, kPackBytes, result.byte, nullptr, 0, scale_});
     return result;
   }
 
   // Of the message's `bytes` those in a run of packs.
   template <class Sink>
   FA_FN void run(ReduceSpan loop, const u64 *sources, u32 count, u64 from, u64 stride, Span packs, u64 bytes,
-                 const Sink &sink) const {
+                 const Sink &sink, u64 reach = 0) const {
     if (packs.length == 0)
       return;
     const u64 at = packs.first * kPackBytes, end = at + packs.length * kPackBytes;
     u8 *also = sink.also();
     loop({sources, count, count, from, stride, (end < bytes ? end : bytes) - at, sink.to(at),
-          also == nullptr ? nullptr : also + at, scale_});
+          also == nullptr ? nullptr : also + at, reach, scale_});
     sink.done(packs, bytes);
   }
 };

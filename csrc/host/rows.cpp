@@ -18,80 +18,6 @@ struct Two {
 };
 constexpr u32 kTwos = kPartials / (2 * kLanes);
 
-template <class T>
-struct Twos {
-  static constexpr bool alternate = false;
-
-  static FA_FN Two load(const u8 *from) {
-    typename Convert<T>::Small small[2];
-    __builtin_memcpy(small, from, sizeof small);
-    return {{Convert<T>::widen(small[0]), Convert<T>::widen(small[1])}};
-  }
-
-  static FA_FN void store(u8 *to, const Two &two) {
-    const auto first = narrow<T, kLanes>({{two.unit[0]}}), second = narrow<T, kLanes>({{two.unit[1]}});
-    __builtin_memcpy(to, &first, sizeof first);
-    __builtin_memcpy(to + sizeof first, &second, sizeof second);
-  }
-};
-
-// Elements of even index, and of odd: they are the halves of words, which takes fewer instructions than to
-// lengthen and to shorten them.
-template <>
-struct Twos<Bf16> {
-  static constexpr bool alternate = true;
-
-  static FA_FN Two load(const u8 *from) {
-    Bits words;
-    __builtin_memcpy(&words, from, sizeof words);
-    return {{bit_cast<Float>(words << 16), bit_cast<Float>(words & kUpper)}};
-  }
-
-  static FA_FN void store(u8 *to, const Two &two) {
-    const Bits words = rounded(two.unit[0]) >> 16 | (rounded(two.unit[1]) & kUpper);
-    __builtin_memcpy(to, &words, sizeof words);
-  }
-
-private:
-  static constexpr u32 kUpper = 0xFFFF0000;
-
-  // As Convert<Bf16>::narrow, in the upper half of each word.
-  static FA_FN Bits rounded(Float value) {
-    const Bits bits = bit_cast<Bits>(value);
-    return value == value ? bits + 0x7FFF + ((bits >> 16) & 1) : Bits{} + 0x7FFFFFFF;
-  }
-};
-
-// body(from) for each two units of `bytes` bytes, whose result is stored, in a second place as well if that
-// is not null: `from` has the addresses in as many sources. What is left at the end goes through memory that
-// is as long as two units.
-template <class T, u32 N, class Body>
-FA_FN void for_each_two(const u8 *const (&sources)[N], u8 *to, u8 *also, u64 bytes, Body body) {
-  constexpr u32 kBytes = 2 * kLanes * sizeof(T);
-  const u8 *from[N];
-  u64 at = 0;
-  for (; at + kBytes <= bytes; at += kBytes) {
-    FA_UNROLL
-    for (u32 i = 0; i < N; ++i)
-      from[i] = sources[i] + at;
-    const Two two = body(from);
-    Twos<T>::store(to + at, two);
-    if (also != nullptr)
-      Twos<T>::store(also + at, two);
-  }
-  if (at == bytes)
-    return;
-  u8 last[N][kBytes] = {}, result[kBytes];
-  for (u32 i = 0; i < N; ++i) {
-    __builtin_memcpy(last[i], sources[i] + at, bytes - at);
-    from[i] = last[i];
-  }
-  Twos<T>::store(result, body(from));
-  __builtin_memcpy(to + at, result, bytes - at);
-  if (also != nullptr)
-    __builtin_memcpy(also + at, result, bytes - at);
-}
-
 template <class F>
 FA_FN Two map(const Two &a, F f) {
   return {{f(a.unit[0]), f(a.unit[1])}};
@@ -102,11 +28,101 @@ FA_FN Two map(const Two &a, const Two &b, F f) {
   return {{f(a.unit[0], b.unit[0]), f(a.unit[1], b.unit[1])}};
 }
 
+// Packed: two units as they lie in memory.
 template <class T>
-void add_span(const AddedSpan &span) {
-  for_each_two<T>({span.sum, span.residual}, span.to, span.also, span.bytes, [](const u8 *const *from) {
-    return map(Twos<T>::load(from[0]), Twos<T>::load(from[1]), [](Float a, Float b) { return a + b; });
-  });
+struct Twos {
+  static constexpr bool alternate = false;
+  using Packed = Elements<T, 2 * kLanes>;
+
+  static FA_FN Two widen(const Packed &packed) {
+    Two two;
+    for (u32 i = 0; i < 2; ++i)
+      two.unit[i] = Convert<T>::widen(packed.unit[i]);
+    return two;
+  }
+
+  static FA_FN Packed narrow(const Two &two) {
+    return FA_NAMESPACE::narrow<T, 2 * kLanes>({{two.unit[0], two.unit[1]}});
+  }
+};
+
+// Elements of even index, and of odd: they are the halves of words, which takes fewer instructions than to
+// lengthen and to shorten them.
+template <>
+struct Twos<Bf16> {
+  static constexpr bool alternate = true;
+  using Packed = Bits;
+
+  static FA_FN Two widen(Packed words) {
+    return {{bit_cast<Float>(words << 16), bit_cast<Float>(words & kUpper)}};
+  }
+
+  static FA_FN Packed narrow(const Two &two) {
+#if defined(__AVX512BF16__)
+    if (__builtin_expect(rounds_bf16(two.unit[0]) & rounds_bf16(two.unit[1]), true)) {
+      const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)two.unit[1], (__m512)two.unit[0]);
+      return (Packed)_mm512_permutexvar_epi16((__m512i)kInterleaved, halves);
+    }
+#endif
+    return rounded(two);
+  }
+
+private:
+  typedef u16 Halves __attribute__((vector_size(sizeof(Bits))));
+  static constexpr u32 kUpper = 0xFFFF0000;
+#if defined(__AVX512BF16__)
+  static constexpr Halves kInterleaved = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                          8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+#endif
+
+  // As Convert<Bf16>::rounded, of all halves at once. Where the lower half of a result is above a half, or is
+  // that and the upper is odd, the upper is rounded up. The NaNs that come of bf16 have no lower half.
+  static FA_FN Packed rounded(const Two &two) {
+    const Bits even = bit_cast<Bits>(two.unit[0]), odd = bit_cast<Bits>(two.unit[1]);
+    const Halves upper = bit_cast<Halves>(even >> 16 | (odd & kUpper));
+    const Halves lower = bit_cast<Halves>((even & ~kUpper) | odd << 16);
+    const Halves nearest = upper - bit_cast<Halves>((lower | (upper & 1)) > 0x8000);
+    return bit_cast<Packed>((nearest & 0x7FFF) > 0x7F80 ? Halves{} + 0x7FFF : nearest);
+  }
+};
+
+// Two units of a type, of which there may be a part: the rest counts as zero.
+template <class T>
+constexpr u64 kTwoBytes = 2 * kLanes * sizeof(T);
+struct All {};
+
+template <class T>
+FA_FN Two load(const u8 *from, All) {
+  typename Twos<T>::Packed packed;
+  __builtin_memcpy(&packed, from, sizeof packed);
+  return Twos<T>::widen(packed);
+}
+
+template <class T>
+FA_FN Two load(const u8 *from, Part part) {
+  typename Twos<T>::Packed packed = {};
+  __builtin_memcpy(&packed, from, part.bytes);
+  return Twos<T>::widen(packed);
+}
+
+template <class Packed>
+FA_FN void store(u8 *to, const Packed &packed, All) {
+  __builtin_memcpy(to, &packed, sizeof packed);
+}
+
+template <class Packed>
+FA_FN void store(u8 *to, const Packed &packed, Part part) {
+  __builtin_memcpy(to, &packed, part.bytes);
+}
+
+// body(byte, extent) for each two units of so many bytes.
+template <class T, class Body>
+FA_FN void for_each_two(u64 bytes, Body body) {
+  u64 at = 0;
+  for (; at + kTwoBytes<T> <= bytes; at += kTwoBytes<T>)
+    body(at, All{});
+  if (at < bytes)
+    body(at, Part{u32(bytes - at)});
 }
 
 // The sum of one vector's partials, halved until one is left.
@@ -128,61 +144,94 @@ struct Vector {
 };
 
 template <class T>
-FA_FN void add_squares(Two (&sums)[kTwos], const u8 *from) {
-  FA_UNROLL
-  for (u32 i = 0; i < kTwos; ++i)
-    sums[i] = map(sums[i], Twos<T>::load(from + i * 2 * kLanes * sizeof(T)),
-                  [](Float sum, Float x) { return sum + x * x; });
-}
-
-template <class T>
-FA_FN float squares_of_chunk(const u8 *from, u64 bytes) {
-  constexpr u64 kRunBytes = kPartials * sizeof(T);
-  Two sums[kTwos] = {};
-  u64 at = 0;
-  for (; at + kRunBytes <= bytes; at += kRunBytes)
-    add_squares<T>(sums, from + at);
-  if (at < bytes) {
-    u8 last[kRunBytes] = {};
-    __builtin_memcpy(last, from + at, bytes - at);
-    add_squares<T>(sums, last);
-  }
+FA_FN float sum_of_partials(Two (&sums)[kTwos]) {
   FA_UNROLL
   for (u32 half = kTwos / 2; half > 0; half /= 2) {
     FA_UNROLL
     for (u32 i = 0; i < half; ++i)
       sums[i] = map(sums[i], sums[i + half], [](Float a, Float b) { return a + b; });
   }
-  const Float even = sums[0].unit[0], odd = sums[0].unit[1];
+  const Float first = sums[0].unit[0], second = sums[0].unit[1];
   if constexpr (Twos<T>::alternate)
-    return Vector<kLanes>::sum(even) + Vector<kLanes>::sum(odd);
+    return Vector<kLanes>::sum(first) + Vector<kLanes>::sum(second);
   else
-    return Vector<kLanes>::sum(even + odd);
+    return Vector<kLanes>::sum(first + second);
+}
+
+// `total` and the squares of what body(byte, extent) has of each two units of so many bytes, from the
+// beginning of a chunk on.
+template <class T, class Body>
+FA_FN float add_squares(float total, u64 bytes, Body body) {
+  constexpr u64 kChunkBytes = kChunk * sizeof(T), kRunBytes = kPartials * sizeof(T);
+  const auto add = [](Float sum, Float x) { return sum + x * x; };
+  for (u64 at = 0; at < bytes;) {
+    const u64 end = bytes - at < kChunkBytes ? bytes : at + kChunkBytes;
+    Two sums[kTwos] = {};
+    for (; at + kRunBytes <= end; at += kRunBytes) {
+      FA_UNROLL
+      for (u32 i = 0; i < kTwos; ++i)
+        sums[i] = map(sums[i], body(at + i * kTwoBytes<T>, All{}), add);
+    }
+    FA_UNROLL
+    for (u32 i = 0; i < kTwos && at < end; ++i) {
+      const u64 left = end - at < kTwoBytes<T> ? end - at : kTwoBytes<T>;
+      sums[i] = map(sums[i], body(at, Part{u32(left)}), add);
+      at += left;
+    }
+    total += sum_of_partials<T>(sums);
+  }
+  return total;
 }
 
 template <class T>
-float squares_of(const u8 *row, u64 bytes) {
-  constexpr u64 kChunkBytes = kChunk * sizeof(T);
-  float total = 0;
-  for (; bytes > kChunkBytes; row += kChunkBytes, bytes -= kChunkBytes)
-    total += squares_of_chunk<T>(row, kChunkBytes);
-  return total + squares_of_chunk<T>(row, bytes);
+void add_span(const AddedSpan &span) {
+  const auto add = [&](u64 at, auto extent) {
+    const auto sum = Twos<T>::narrow(map(load<T>(span.sum + at, extent), load<T>(span.residual + at, extent),
+                                         [](Float a, Float b) { return a + b; }));
+    store(span.to + at, sum, extent);
+    if (span.also != nullptr)
+      store(span.also + at, sum, extent);
+    return Twos<T>::widen(sum);
+  };
+  if (span.squares == nullptr)
+    for_each_two<T>(span.bytes, add);
+  else
+    *span.squares = add_squares<T>(*span.squares, span.bytes, add);
+}
+
+template <class T>
+float copy_row(u8 *to, const u8 *row, u64 bytes) {
+  const auto get = [&](u64 at, auto extent) { return load<T>(row + at, extent); };
+  if (to == nullptr)
+    return add_squares<T>(0, bytes, get);
+  return add_squares<T>(0, bytes, [&](u64 at, auto extent) {
+    typename Twos<T>::Packed packed = {};
+    if constexpr (__is_same(decltype(extent), All))
+      __builtin_memcpy(&packed, row + at, sizeof packed);
+    else
+      __builtin_memcpy(&packed, row + at, extent.bytes);
+    store(to + at, packed, extent);
+    return Twos<T>::widen(packed);
+  });
 }
 
 // `length` elements of a row, from the one at `first` on.
 template <class T>
-FA_FN void norm_span(const NormedRow &row, float scale, u32 first, u32 length, u8 *to, u8 *also) {
-  const u64 at = u64(first) * sizeof(T), bytes = u64(length) * sizeof(T);
-  const u8 *from = row.row + at;
+FA_FN void norm_span(const NormedRow &row, float scale, u32 first, u32 length, u8 *to) {
+  const u64 skipped = u64(first) * sizeof(T), bytes = u64(length) * sizeof(T);
+  const u8 *from = row.row + skipped;
   if (row.weight == nullptr) {
-    return for_each_two<T>({from}, to, also, bytes, [&](const u8 *const *from) {
-      return map(Twos<T>::load(from[0]), [&](Float x) { return x * scale; });
+    return for_each_two<T>(bytes, [&](u64 at, auto extent) {
+      const Two x = load<T>(from + at, extent);
+      store(to + at, Twos<T>::narrow(map(x, [&](Float x) { return x * scale; })), extent);
     });
   }
+  const u8 *weights = row.weight + skipped;
   const auto weighted = [&](auto weight_of) {
-    for_each_two<T>({from, row.weight + at}, to, also, bytes, [&](const u8 *const *from) {
-      return map(Twos<T>::load(from[0]), Twos<T>::load(from[1]),
-                 [&](Float x, Float weight) { return x * scale * weight_of(weight); });
+    for_each_two<T>(bytes, [&](u64 at, auto extent) {
+      const Two x = load<T>(from + at, extent), weight = load<T>(weights + at, extent);
+      const auto scaled = [&](Float x, Float weight) { return x * scale * weight_of(weight); };
+      store(to + at, Twos<T>::narrow(map(x, weight, scaled)), extent);
     });
   };
   if (row.unit_offset)
@@ -200,7 +249,7 @@ public:
   static constexpr u32 kMost = kChunk;
 
   NormedSpan(const NormedRow &row, float scale, u32 first, u32 length) : length_(length) {
-    norm_span<T>(row, scale, first, length, bytes_, nullptr);
+    norm_span<T>(row, scale, first, length, bytes_);
     __builtin_memset(bytes_ + length * sizeof(T), 0, sizeof(Small));
   }
 
@@ -280,10 +329,9 @@ void quantise_row(const NormedRow &row, float scale) {
 
 template <class T>
 void norm_row(const NormedRow &row) {
-  const u64 bytes = u64(row.length) * sizeof(T);
-  const float scale = row_scale(squares_of<T>(row.row, bytes), row.length, row.epsilon);
+  const float scale = row_scale(row.squares, row.length, row.epsilon);
   if (row.scaling == FA_NOT_SCALED)
-    norm_span<T>(row, scale, 0, row.length, row.to, row.also);
+    norm_span<T>(row, scale, 0, row.length, row.to);
   else
     quantise_row<T>(row, scale);
 }
@@ -291,7 +339,7 @@ void norm_row(const NormedRow &row) {
 } // namespace
 
 #define FA_ROW_LOOPS(name, element, ...)                                                                     \
-  extern const RowLoops row_loops_##name = {add_span<element>, norm_row<element>};
+  extern const RowLoops row_loops_##name = {add_span<element>, copy_row<element>, norm_row<element>};
 FA_HOT_TYPES(FA_ROW_LOOPS, )
 
 } // namespace FA_NAMESPACE

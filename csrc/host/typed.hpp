@@ -16,6 +16,10 @@ constexpr bool kHot = false;
 FA_HOT_TYPES(FA_IS_HOT, )
 #endif
 
+// How far ahead sources are prefetched: lines that another core has written take longer than a core has
+// instructions in flight.
+constexpr u64 kAhead = 16 * kPackBytes;
+
 // `Sources` of them, or `span.count` where that is 0.
 template <class T, u32 Code, u32 Sources>
 void reduce_span(const ReducedSpan &span) {
@@ -52,8 +56,14 @@ void reduce_span(const ReducedSpan &span) {
       __builtin_memcpy(span.also + at, &result, extent.bytes);
   };
   const u64 whole = span.bytes / kPackBytes;
-  for (u64 i = 0; i < whole; ++i)
+  for (u64 i = 0; i < whole; ++i) {
+    if (const u64 ahead = i * kPackBytes + kAhead; ahead < span.reach) {
+      FA_UNROLL
+      for (u32 r = 0; r < Sources; ++r)
+        __builtin_prefetch(from[r] + ahead);
+    }
     reduce(i * span.stride, i * kPackBytes, Whole{});
+  }
   if (const u32 rest = span.bytes % kPackBytes)
     reduce(whole * span.stride, whole * kPackBytes, Part{rest});
 }

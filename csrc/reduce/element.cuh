@@ -233,18 +233,34 @@ struct Convert {
 
 typedef u16 HalfUnit __attribute__((vector_size(Unit<float>::lanes * 2)));
 
+#if defined(__AVX512BF16__)
+// Whether the instructions that round to bf16 do as Convert<Bf16>::narrow: they take subnormal numbers for
+// zeros, and keep the bits of NaNs.
+FA_FN bool rounds_bf16(FloatUnit value) {
+  constexpr int kQuietNan = 0x01, kSubnormal = 0x20, kSignallingNan = 0x80;
+  return _mm512_fpclass_ps_mask((__m512)value, kQuietNan | kSubnormal | kSignallingNan) == 0;
+}
+#endif
+
 template <>
 struct Convert<Bf16> {
   using Small = HalfUnit;
   static FA_FN FloatUnit widen(Small small) { return bit_cast<FloatUnit>(longer(small) << 16); }
-  // To nearest, ties to even, by integer addition; a NaN would carry into infinity, so it is replaced.
   static FA_FN Small narrow(FloatUnit value) {
+#if defined(__AVX512BF16__)
+    if (__builtin_expect(rounds_bf16(value), true))
+      return (Small)_mm512_cvtneps_pbh((__m512)value);
+#endif
+    return rounded(value);
+  }
+
+private:
+  // To nearest, ties to even, by integer addition; a NaN would carry into infinity, so it is replaced.
+  static FA_FN Small rounded(FloatUnit value) {
     const FloatBits bits = bit_cast<FloatBits>(value);
     const FloatBits rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
     return shorter(value == value ? rounded : FloatBits{} + 0x7FFF);
   }
-
-private:
 #if defined(__AVX512F__)
   // Of which some compilers make two halves and more.
   static FA_FN FloatBits longer(Small small) {

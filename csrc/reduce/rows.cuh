@@ -75,22 +75,24 @@ struct AddedSpan {
   u8 *to;
   u8 *also; // a second place for the result, or null
   u64 bytes;
+  float *squares; // null, or where those of the results are added to: `bytes` are whole chunks, or end a row
 };
 
 struct NormedRow {
   const u8 *row;
   const u8 *weight; // or null
   u8 *to;
-  u8 *also;   // a second place for the result, or null
   u32 length; // elements
   bool unit_offset;
   float epsilon;
+  float squares;      // their sum
   u32 scaling, dtype; // as in FaRmsNorm
   float *scales;
 };
 
 struct RowLoops {
   void (*add)(const AddedSpan &);
+  float (*copy)(u8 *to, const u8 *row, u64 bytes); // to nowhere if null; the sum of the squares of a row
   void (*norm)(const NormedRow &);
 };
 

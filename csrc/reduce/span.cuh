@@ -16,6 +16,7 @@ struct ReducedSpan {
   u64 bytes;
   u8 *to;
   u8 *also;     // a second place for the result, or null
+  u64 reach;    // bytes of each source, from there on, that this span and the ones after it read
   double scale; // FA_PREMUL_SUM: of the only source; the sum is a loop of its own
 };
 

@@ -7,7 +7,7 @@
 //   into()       wraps the sink that the protocol stores or sends a result by: a result that is gathered from
 //                its owner has been through the epilogue there, once.
 //   into_rows()  the same in a pull, whose results come in ascending order: rows are complete one by one.
-//   gather()     copies what else their owners have made of the peers' slices, in the last phase of a pull.
+//   gather()     copies the slices that the peers have reduced, in the last phase of a two-shot pull.
 //   finish()     is what each rank does with all results, after the last phase, when they are at the launch's
 //                output and nobody reads an input any more: each block with those that it has stored, of so
 //                many slices.
@@ -35,12 +35,15 @@ struct Plain {
   }
 
   template <class Sink>
-  FA_FN Sink into_rows(const FaLaunch &, const LaunchState &, const Sink &sink) const {
+  FA_FN Sink into_rows(const Sink &sink) const {
     return sink;
   }
 
-  template <class Block, class Partition>
-  FA_FN void gather(const FaLaunch &, const Block &, const LaunchState &, Partition, u64) const {}
+  template <class Block, class Partition, class Slices>
+  FA_FN void gather(const FaLaunch &launch, const Block &block, Partition partition, u8 *to,
+                    const u64 *sources, const Slices &slices, u32 world, u64 bytes) const {
+    copy_slices(partition, block, to, sources, slices, launch.rank, world, bytes, Target::kOutput);
+  }
 
   template <class Block, class Partition>
   FA_FN void finish(const FaLaunch &, Block &, Partition, u64, u32) const {}

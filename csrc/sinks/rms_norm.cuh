@@ -2,8 +2,8 @@
 // residual is added by the sink that the protocol has, so that what is gathered has been through it.
 //
 // On a GPU each rank normalises all rows, once they are at the launch's output: the blocks do so side by
-// side, which takes less time than normalised rows would take on the links. On the host, a core at a time,
-// rows are normalised while they are in the first-level cache, and in a two-shot pull by their owner alone.
+// side, which takes less time than normalised rows would take on the links. On the host each rank does so as
+// well, for the same reason, but in a pull row by row, while it is in the first-level cache.
 #pragma once
 
 #include "../core/rows.cuh"
@@ -64,12 +64,15 @@ public:
   }
 
   template <class Sink>
-  FA_FN Added<T, Sink> into_rows(const FaLaunch &, const LaunchState &, const Sink &sink) const {
+  FA_FN Added<T, Sink> into_rows(const Sink &sink) const {
     return into(sink);
   }
 
   template <class Block>
-  FA_FN void gather(const FaLaunch &, const Block &, const LaunchState &, Rows, u64) const {}
+  FA_FN void gather(const FaLaunch &launch, const Block &block, Rows partition, u8 *to, const u64 *sources,
+                    const Slices &slices, u32 world, u64 bytes) const {
+    copy_slices(partition, block, to, sources, slices, launch.rank, world, bytes, Target::kOutput);
+  }
 
   template <class Block>
   FA_FN void finish(const FaLaunch &launch, Block &block, Rows partition, u64 bytes, u32 parts) const {
@@ -237,49 +240,57 @@ private:
 
 #else
 
-// Normalises rows of a message, from where they have been stored.
+// Normalises rows of a message, of which the squares have been summed.
 struct RowNorm {
   const RowLoops &loops;
   const FaRmsNorm &norm;
   u64 row_bytes;
 
-  // The row at a byte of the message; `also` is null, or where it goes as well.
-  void at(const u8 *row, u64 at, u8 *also) const {
+  // The row at a byte of the message.
+  void at(const u8 *row, u64 at, float squares) const {
     // Quantised rows have an element a byte.
     const u64 to = norm.scaling == FA_NOT_SCALED ? at : at / row_bytes * norm.row;
     loops.norm({row, reinterpret_cast<const u8 *>(norm.weight), reinterpret_cast<u8 *>(norm.normed) + to,
-                also, norm.row, norm.unit_offset != 0, norm.epsilon, norm.scaling, norm.dtype,
+                norm.row, norm.unit_offset != 0, norm.epsilon, squares, norm.scaling, norm.dtype,
                 scales_of_row(norm, u32(at / row_bytes))});
   }
 };
 
-// A sink before which the residual is added, and after which rows may be normalised. Sums are kept in the
-// first-level cache for that.
+// A sink before which the residual is added, and after which rows may be normalised: sums and rows are in the
+// first-level cache then.
 template <class Sink>
 class Added {
-public:
-  static constexpr u64 kMostPacks = 4096 / kPackBytes;
+  static constexpr u64 kRunBytes = 4096;
 
-  // `norms`: runs are of whole rows, in ascending order, each of which is normalised when it is complete;
-  // `normed` is where that goes as well, by byte of the message, or null.
-  Added(const RowNorm &rows, const Sink &sink, bool norms = false, u8 *normed = nullptr)
-      : rows_(rows), sink_(sink), norms_(norms), normed_(normed) {}
+public:
+  // `norms`: results are of whole rows, in ascending order, each of which is normalised when it is complete.
+  Added(const RowNorm &rows, const Sink &sink, bool norms = false)
+      : rows_(rows), sink_(sink), norms_(norms) {}
 
   u8 *to(u64) const { return sums_; }
   u8 *also() const { return nullptr; }
+
+  // A run is of one row that is to be normalised, and of whole chunks of it.
+  u64 most(u64 pack) const {
+    if (!norms_)
+      return kRunBytes / kPackBytes;
+    if (row_ == kNone)
+      row_ = pack * kPackBytes;
+    const u64 left = row_ + rows_.row_bytes - pack * kPackBytes;
+    return (left < kRunBytes ? left : kRunBytes) / kPackBytes;
+  }
 
   void done(Span packs, u64 bytes) const {
     const u64 at = packs.first * kPackBytes, end = at + packs.length * kPackBytes;
     u8 *to = sink_.to(at), *also = sink_.also() == nullptr ? nullptr : sink_.also() + at;
     rows_.loops.add({sums_, reinterpret_cast<const u8 *>(rows_.norm.residual) + at, to, also,
-                     (end < bytes ? end : bytes) - at});
+                     (end < bytes ? end : bytes) - at, norms_ ? &squares_ : nullptr});
     sink_.done(packs, bytes);
-    if (!norms_)
+    if (!norms_ || end < row_ + rows_.row_bytes)
       return;
-    if (next_ == kNone)
-      next_ = at;
-    for (; next_ + rows_.row_bytes <= end; next_ += rows_.row_bytes)
-      rows_.at(to - at + next_, next_, normed_ == nullptr ? nullptr : normed_ + next_);
+    rows_.at(to - at + row_, row_, squares_);
+    row_ = end;
+    squares_ = 0;
   }
 
 private:
@@ -288,19 +299,20 @@ private:
   const RowNorm &rows_;
   Sink sink_;
   bool norms_;
-  u8 *normed_;
-  mutable u64 next_ = kNone; // byte of the first row that is not normalised
-  alignas(64) mutable u8 sums_[kMostPacks * kPackBytes];
+  mutable u64 row_ = kNone;   // byte of the first row that is not normalised
+  mutable float squares_ = 0; // of what is there of it
+  alignas(64) mutable u8 sums_[kRunBytes];
 };
 
 class RmsNorm {
 public:
   RmsNorm(const RowLoops &loops, const FaRmsNorm &norm, const FaLaunch &launch)
-      : rows_{loops, norm, u64(norm.row) * element_bytes(launch.dtype)}, when_(when(launch)) {}
+      : rows_{loops, norm, u64(norm.row) * element_bytes(launch.dtype)}, norms_(norm.normed != 0),
+        at_once_(norms_ && at_once(launch)) {}
 
   template <class Reduce>
   Rows partition(const FaLaunch &launch, const Reduce &) const {
-    return Rows(launch.blocks > 1 || when_ == kByOwner, rows_.row_bytes);
+    return Rows(launch.blocks > 1 || at_once_, rows_.row_bytes);
   }
 
   template <class Sink>
@@ -309,74 +321,48 @@ public:
   }
 
   template <class Sink>
-  Added<Sink> into_rows(const FaLaunch &launch, const LaunchState &state, const Sink &sink) const {
-    if (when_ != kByOwner)
-      return {rows_, sink, when_ == kComplete};
-    const u64 first = slices(launch).of(launch.rank).first * kPackBytes;
-    return {rows_, sink, true, gathered(launch, state, launch.rank) - first};
+  Added<Sink> into_rows(const Sink &sink) const {
+    return {rows_, sink, at_once_};
   }
 
   template <class Block>
-  void gather(const FaLaunch &launch, const Block &block, const LaunchState &state, Rows partition,
-              u64 bytes) const {
-    if (when_ != kByOwner)
-      return;
-    const Slices all = slices(launch);
-    for (u32 step = 1; step < launch.world; ++step) {
-      const u32 r = (launch.rank + step) % launch.world;
-      const Span span = all.of(r);
-      copy(block, reinterpret_cast<u8 *>(rows_.norm.normed),
-           gathered(launch, state, r) - span.first * kPackBytes, span, bytes, partition);
+  void gather(const FaLaunch &launch, const Block &block, Rows partition, u8 *to, const u64 *sources,
+              const Slices &slices, u32 world, u64 bytes) const {
+    if (!at_once_)
+      return copy_slices(partition, block, to, sources, slices, launch.rank, world, bytes, Target::kOutput);
+    for (u32 step = 1; step < world; ++step) {
+      const u32 r = (launch.rank + step) % world;
+      const Span share = partition.share(block, slices.of(r));
+      const u64 end = (share.first + share.length) * kPackBytes;
+      for (u64 at = share.first * kPackBytes; at < end; at += rows_.row_bytes)
+        rows_.at(to + at, at,
+                 rows_.loops.copy(to + at, reinterpret_cast<const u8 *>(sources[r]) + at, rows_.row_bytes));
     }
   }
 
   template <class Block>
   void finish(const FaLaunch &launch, Block &block, Rows partition, u64 bytes, u32 parts) const {
-    if (rows_.norm.normed == 0 || when_ != kLast)
+    if (!norms_ || at_once_)
       return;
     partition.for_each_row(block, bytes, parts, rows_.norm.rows, [&](u32 row) {
       const u64 at = row * rows_.row_bytes;
-      rows_.at(reinterpret_cast<const u8 *>(launch.output) + at, at, nullptr);
+      const u8 *from = reinterpret_cast<const u8 *>(launch.output) + at;
+      rows_.at(from, at, rows_.loops.copy(nullptr, from, rows_.row_bytes));
     });
   }
 
 private:
-  // When a row is normalised: after the last phase; when it is complete, by each rank; by its owner, whose
-  // peers gather it.
-  enum When { kLast, kComplete, kByOwner };
-
   RowNorm rows_;
-  When when_;
+  bool norms_, at_once_; // a row is normalised when it is complete; else all rows after the last phase
 
-  When when(const FaLaunch &launch) const {
-    const FaRmsNorm &norm = rows_.norm;
-    if (norm.normed == 0 || rows_.row_bytes % kPackBytes != 0)
-      return kLast;
-    if (launch.algorithm == FA_ONE_SHOT_PULL_NORM) {
-      // In place of an input that peers still read: each rank for itself.
-      return launch.source != 0 && norm.normed == launch.input ? kLast : kComplete;
-    }
-    // What is quantised is no whole packs, and has scales.
-    if (norm.scaling != FA_NOT_SCALED)
-      return kLast;
-    // Something that all ranks know alike. In place, the owner of a row is the only one to read an input of
-    // it.
-    const u64 bytes = norm.rows * rows_.row_bytes;
-    const u64 room = launch.staging_last_slot == 0 ? launch.staging_bytes : launch.staging_slot_bytes;
-    const bool fits = bytes + slices(launch).each * kPackBytes <= room;
-    return launch.algorithm == FA_TWO_SHOT_PULL_NORM && norm.rows >= launch.world && fits ? kByOwner : kLast;
-  }
-
-  Slices slices(const FaLaunch &launch) const {
-    const u64 packs = rows_.row_bytes / kPackBytes;
-    return Slices(rows_.norm.rows * packs, launch.world, packs);
-  }
-
-  // Where rank r's normalised rows are gathered from: behind the message in its staging. Two ranks take turns
-  // with the places of both, so that a line is next written by who last read it.
-  u8 *gathered(const FaLaunch &launch, const LaunchState &state, u32 r) const {
-    const u32 keeper = launch.world == 2 ? r ^ (state.pulls / 2 % 2) : r;
-    return staging(launch, keeper, state) + rows_.norm.rows * rows_.row_bytes;
+  bool at_once(const FaLaunch &launch) const {
+    if (rows_.row_bytes % kPackBytes != 0)
+      return false;
+    // Not in place of an input that peers still read. In a two-shot only its owner reads a slice, and peers'
+    // rows are normalised when all inputs have been read.
+    if (launch.algorithm == FA_ONE_SHOT_PULL_NORM)
+      return launch.source == 0 || rows_.norm.normed != launch.input;
+    return launch.algorithm == FA_TWO_SHOT_PULL_NORM;
   }
 };
 

@@ -2,7 +2,7 @@
 //
 // What a sink has to have. On a GPU, where a result is in registers: put(), for each pack. On the host, where
 // the typed loop has stored it: to() and also(), the places of what begins at a byte of the message and of
-// the message, and done(), for each run of at most kMostPacks packs, 0 for any number.
+// the message; most(), how many packs a run may have that begins at one; and done(), for each run.
 #pragma once
 
 #include "../core/pack.cuh"
@@ -13,7 +13,6 @@ class Store {
 public:
   FA_FN explicit Store(u8 *to, u8 *also = nullptr) : to_(to), also_(also) {}
 
-  static constexpr u64 kMostPacks = 0;
   FA_FN u8 *to(u64 at = 0) const { return to_ + at; }
   FA_FN u8 *also() const { return also_; }
   // All address bits that are set in any place.
@@ -27,6 +26,7 @@ public:
       store(also_ + at, pack, extent, granule);
   }
 #else
+  u64 most(u64) const { return ~u64(0); }
   FA_FN void done(Span, u64) const {}
 #endif
 

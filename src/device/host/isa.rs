@@ -17,6 +17,9 @@ pub enum Isa {
     /// AVX-512 F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// The same, and AVX-512 BF16.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
 }
 
 extern "C" {
@@ -25,11 +28,13 @@ extern "C" {
     fn fast_allreduce_host_avx2(launch: *const FaLaunch, block: u32);
     #[cfg(target_arch = "x86_64")]
     fn fast_allreduce_host_avx512(launch: *const FaLaunch, block: u32);
+    #[cfg(target_arch = "x86_64")]
+    fn fast_allreduce_host_avx512_bf16(launch: *const FaLaunch, block: u32);
 }
 
 impl Isa {
     #[cfg(target_arch = "x86_64")]
-    const ALL: &'static [Self] = &[Self::Baseline, Self::Avx2, Self::Avx512];
+    const ALL: &'static [Self] = &[Self::Baseline, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
     #[cfg(not(target_arch = "x86_64"))]
     const ALL: &'static [Self] = &[Self::Baseline];
 
@@ -43,7 +48,7 @@ impl Isa {
         Self::supported().last().unwrap_or(Self::Baseline)
     }
 
-    /// `"baseline"`, `"avx2"`, `"avx512"`.
+    /// `"baseline"`, `"avx2"`, `"avx512"`, `"avx512_bf16"`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
@@ -51,6 +56,8 @@ impl Isa {
             Self::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => "avx512_bf16",
         }
     }
 
@@ -75,6 +82,8 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => Self::Avx512.is_supported() && is_x86_feature_detected!("avx512bf16"),
         }
     }
 
@@ -85,6 +94,8 @@ impl Isa {
             Self::Avx2 => fast_allreduce_host_avx2,
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => fast_allreduce_host_avx512,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => fast_allreduce_host_avx512_bf16,
         }
     }
 }

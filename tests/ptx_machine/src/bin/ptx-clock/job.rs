@@ -29,6 +29,8 @@ pub struct Call {
     pub dtype: Dtype,
     pub ranks: usize,
     pub bytes: usize,
+    /// Elements of a row that is normalised.
+    pub row: u32,
 }
 
 /// Of the hot set.
@@ -57,6 +59,10 @@ fn code_of(algorithm: &str) -> Option<FaAlgorithm> {
         "one_shot_push" => FA_ONE_SHOT_PUSH,
         "two_shot_push" => FA_TWO_SHOT_PUSH,
         "two_shot_quantized" => FA_TWO_SHOT_QUANTIZED,
+        "one_shot_pull_norm" => FA_ONE_SHOT_PULL_NORM,
+        "two_shot_pull_norm" => FA_TWO_SHOT_PULL_NORM,
+        "one_shot_push_norm" => FA_ONE_SHOT_PUSH_NORM,
+        "two_shot_push_norm" => FA_TWO_SHOT_PUSH_NORM,
         _ => return None,
     })
 }
@@ -75,6 +81,10 @@ impl Memory {
         }
     }
 
+    fn is_normed(&self) -> bool {
+        matches!(self, Self::Ours(world) if world.is_normed())
+    }
+
     fn data(&self) -> &Data {
         match self {
             Self::Ours(world) => &world.data,
@@ -88,10 +98,15 @@ impl Call {
         self.algorithm.trim_end_matches('+')
     }
 
+    fn norms(&self) -> bool {
+        code_of(self.base()).is_some_and(|code| code >= FA_ONE_SHOT_PULL_NORM)
+    }
+
     /// The name of its kernel.
     pub fn kernel(&self) -> String {
         match code_of(self.base()) {
             Some(FA_TWO_SHOT_QUANTIZED) => self.base().to_owned(),
+            Some(_) if self.norms() => format!("{}_{}", self.base(), self.dtype.name),
             Some(_) => format!("{}_{}_sum_w{}", self.base(), self.dtype.name, self.ranks),
             None => format!("{}_w{}", self.base(), self.ranks),
         }
@@ -111,13 +126,20 @@ impl Call {
         let most = shape.blocks.min(machine.sms as u32).max(1);
         let fewest = if code_of(self.base()).is_some() { shape.threads.min(64) } else { shape.threads };
         let blocks = work.div_ceil(fewest).clamp(1, most);
-        (blocks, work.div_ceil(blocks).next_multiple_of(32).clamp(32, shape.threads))
+        let threads = work.div_ceil(blocks).next_multiple_of(32).clamp(32, shape.threads);
+        if !self.norms() {
+            return (blocks, threads);
+        }
+        // As src/plan/planner.rs has them: a row is one block's, all of whose threads work on it.
+        let row_bytes = self.row * self.dtype.bytes as u32;
+        let packs = row_bytes.div_ceil(FA_CUDA_PACK_BYTES).next_multiple_of(32);
+        (blocks.min(self.bytes as u32 / row_bytes).max(1), threads.max(packs.min(shape.threads)))
     }
 
     /// How much of its memory a rank touches call after call, in messages: input, output, and two generations of staging, or of
     /// packets of all ranks.
     fn footprint(&self) -> usize {
-        match self.base() {
+        match self.base().trim_end_matches("_norm") {
             "one_shot_push" | "words_one_shot" => 2 + 4 * self.ranks,
             "sentinel_one_shot" => 2 + 3 * self.ranks,
             "two_shot_push" => 2 + 2 * 4,
@@ -128,6 +150,9 @@ impl Call {
     /// How long it takes in a chain of such calls.
     pub fn predict(&self, program: &Program, machine: &Machine, shape: &Shape) -> Result<Timing, String> {
         let kernel = self.kernel();
+        if self.norms() && self.bytes % (self.row as usize * self.dtype.bytes) != 0 {
+            return Err(format!("{} bytes are no whole rows of {}", self.bytes, self.row));
+        }
         let memory = match code_of(self.base()) {
             Some(_) => Memory::Ours(World::new(self.ranks, self.bytes, word_of(self.dtype.code))),
             None => Memory::Reference(Reference::new(self.base(), self.ranks, self.bytes)),
@@ -135,7 +160,12 @@ impl Call {
         let params = |rank| match (&memory, code_of(self.base())) {
             (Memory::Ours(world), Some(algorithm)) => {
                 let count = (self.bytes / self.dtype.bytes) as u64;
-                world.params(rank, algorithm, self.dtype.code, count, self.algorithm.ends_with('+'))
+                let registered = self.algorithm.ends_with('+');
+                let mut params = world.params(rank, algorithm, self.dtype.code, count, registered);
+                if self.norms() {
+                    params.extend(world.norm(rank, self.dtype.code, count, self.row));
+                }
+                params
             }
             (Memory::Reference(reference), _) => reference.params(rank),
             _ => Vec::new(),
@@ -162,7 +192,7 @@ impl Call {
         let timing = clock::time(program, machine, &chain).map_err(|error| error.to_string())?;
         let is_right = match code_of(self.base()) {
             Some(FA_TWO_SHOT_QUANTIZED) => memory.data().is_near(value_of(self.dtype.code)),
-            _ => memory.data().is_right(),
+            _ => memory.data().is_right() && (!self.norms() || memory.is_normed()),
         };
         if !is_right {
             return Err(format!("{kernel}, {} bytes: the result is wrong", self.bytes));

@@ -46,7 +46,8 @@ struct Arguments {
     ranks: Vec<usize>,
     #[arg(long, value_delimiter = ',', default_value = "1K,8K,32K,64K,128K,256K,512K,1M,8M", value_parser = bytes)]
     sizes: Vec<usize>,
-    /// one_shot_pull and so on, with `+` behind it for registered inputs; or a protocol of the reference kernels.
+    /// one_shot_pull and so on, with `+` behind it for registered inputs; one_shot_pull_norm and so on, with a residual and rows that
+    /// are normalised; or a protocol of the reference kernels.
     #[arg(
         long,
         value_delimiter = ',',
@@ -56,6 +57,9 @@ struct Arguments {
     /// bf16, f16 or f32.
     #[arg(long, default_value = "bf16")]
     dtype: String,
+    /// Elements of the rows that are normalised.
+    #[arg(long, default_value_t = 5120, value_parser = clap::value_parser!(u32).range(8..=i64::from(abi::FA_MAX_ROW)))]
+    row: u32,
     /// Most blocks of a launch; as the plan has it unless given.
     #[arg(long)]
     blocks: Option<u32>,
@@ -178,18 +182,19 @@ fn ours(arguments: &Arguments, machine: &Machine, rows: &[plan::Row]) -> Result<
         }
         None => Vec::new(),
     };
+    let row = arguments.row;
     let mut calls = Vec::new();
     for &ranks in &arguments.ranks {
         for algorithm in &arguments.algorithms {
             let each = arguments.sizes.iter();
-            calls.extend(each.map(|&bytes| Call { algorithm: algorithm.clone(), dtype, ranks, bytes }));
+            calls.extend(each.map(|&bytes| Call { algorithm: algorithm.clone(), dtype, ranks, bytes, row }));
         }
     }
     all(calls.len(), |i| {
         let call = calls[i].clone();
         let planned_as = match call.algorithm.trim_end_matches('+') {
             "two_shot_quantized" => "two_shot_pull",
-            algorithm => algorithm,
+            algorithm => algorithm.trim_end_matches("_norm"),
         };
         let (blocks, threads) = plan::shape(rows, planned_as, call.ranks);
         let most = (arguments.blocks.unwrap_or(blocks), arguments.threads.unwrap_or(threads));
@@ -213,7 +218,7 @@ fn compared(arguments: &Arguments, machine: &Machine, path: &Path) -> Result<Vec
     let dtype = Dtype::named("bf16").ok_or("no bf16")?;
     all(points.len(), |i| {
         let (published, bytes, us, reference) = points[i];
-        let call = Call { algorithm: reference.to_owned(), dtype, ranks: published.ranks, bytes };
+        let call = Call { algorithm: reference.to_owned(), dtype, ranks: published.ranks, bytes, row: 0 };
         let shape = shape(arguments, published::shape_of(reference), call.ranks, REFERENCE_THREADS);
         let predicted_us = call.predict(&program, machine, &shape)?.call_ns / 1e3;
         Ok(Compared { published, bytes, us, reference, predicted_us })

@@ -146,6 +146,10 @@ pub struct World {
     regions: Vec<Bytes>,
     pub data: Data,
     tables: Vec<Bytes>,
+    /// Zeros; ones; and where rows go that are normalised.
+    residuals: Vec<Bytes>,
+    weights: Vec<Bytes>,
+    normed: Vec<Bytes>,
     mailbox: usize,
     staging: usize,
 }
@@ -167,12 +171,15 @@ impl World {
             }
         }
         let regions = all(head + 3 * mailbox + 2 * staging);
-        Self { regions, data, tables, mailbox, staging }
+        let mut weights = all(bytes);
+        weights.iter_mut().for_each(|weights| weights.fill_words(one(1)));
+        Self { regions, data, tables, residuals: all(bytes), weights, normed: all(bytes), mailbox, staging }
     }
 
     /// Which rank has which allocation.
     pub fn homes(&self) -> Vec<(Range, usize)> {
-        homes(&[&self.regions, &self.data.inputs, &self.data.outputs, &self.tables])
+        let Self { regions, data, tables, residuals, weights, normed, .. } = self;
+        homes(&[regions, &data.inputs, &data.outputs, tables, residuals, weights, normed])
     }
 
     /// The parameters of a rank's kernel. `registered`: peers read its input where it is.
@@ -215,5 +222,33 @@ impl World {
         // SAFETY: a struct of integers, without padding.
         unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&launch).cast::<u8>(), size_of::<FaLaunch>()) }
             .to_vec()
+    }
+
+    /// What a kernel that normalises rows takes besides.
+    pub fn norm(&self, rank: usize, dtype: FaDtype, count: u64, row: u32) -> Vec<u8> {
+        let norm = FaRmsNorm {
+            residual: self.residuals[rank].address(),
+            normed: self.normed[rank].address(),
+            weight: self.weights[rank].address(),
+            scales: 0,
+            row,
+            rows: (count / u64::from(row)) as u32,
+            unit_offset: 0,
+            epsilon: 0.0,
+            scaling: FA_NOT_SCALED,
+            dtype,
+        };
+        // SAFETY: a struct of numbers, without padding.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&norm).cast::<u8>(), size_of::<FaRmsNorm>()) }
+            .to_vec()
+    }
+
+    /// Whether what has been written of the normalised rows, whose elements are equal, is 1.
+    pub fn is_normed(&self) -> bool {
+        let one = (self.data.one)(1);
+        self.normed.iter().all(|rows| {
+            let mut written = rows.words().iter().filter(|&&word| word != 0).peekable();
+            written.peek().is_some() && written.all(|&word| word == one)
+        })
     }
 }
