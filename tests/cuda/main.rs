@@ -29,6 +29,7 @@ mod injection;
 mod injection_scenario;
 mod injection_sweep;
 mod mixed;
+mod nvls;
 mod one_launch;
 mod pointers;
 mod processes;
@@ -62,6 +63,7 @@ fn main() -> std::process::ExitCode {
         injection::tests(),
         injection_sweep::tests(),
         mixed::tests(),
+        nvls::tests(),
         pointers::tests(),
         processes::tests(),
         quantized::tests(),
