@@ -12,7 +12,7 @@ pub fn write(csrc: &Path, out_dir: &Path) {
     let path = csrc.join("kernels.def");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let mut rust = String::new();
-    let of_algorithms = ["HOT", "REDUCING", "MOVING", "OTHER", "NORMING"].map(|list| (list, 2));
+    let of_algorithms = ["HOT", "REDUCING", "MOVING", "OTHER", "NORMING", "NVLS"].map(|list| (list, 2));
     // The column of the name; of the types, that of what their kernels are named after.
     for (list, column) in of_algorithms.into_iter().chain([("TYPES", 6), ("HOT_TYPES", 0)]) {
         let names = column_of(&text, list, column);

@@ -44,7 +44,9 @@ enum FaDtype { FA_TYPES(FA_CODE, ) };
 enum FaOp { FA_OPS(FA_CODE, ) };
 
 // Kernels: algorithms of an allreduce, then the other collectives.
-enum FaAlgorithm { FA_REDUCING(FA_CODE, ) FA_MOVING(FA_CODE, ) FA_OTHER(FA_CODE, ) FA_NORMING(FA_CODE, ) };
+enum FaAlgorithm {
+  FA_REDUCING(FA_CODE, ) FA_MOVING(FA_CODE, ) FA_OTHER(FA_CODE, ) FA_NORMING(FA_CODE, ) FA_NVLS(FA_CODE, )
+};
 
 // What quantised transport moves an element as (core/quantized.cuh).
 enum FaTransport { FA_TRANSPORT_INT8 = 0, FA_TRANSPORT_F8E4M3 = 1 };
@@ -250,6 +252,10 @@ struct FaLaunch {
   double scale;               // FA_PREMUL_SUM: what this rank's input is multiplied by
   // By rank, of FA_ALL_GATHER and FA_REDUCE_SCATTER.
   struct FaShare shares[FA_MAX_RANKS];
+  // Of FA_NVLS: this rank's window of two generations of staging, and the multicast address of all ranks'
+  // (core/multicast.cuh).
+  uint64_t window;
+  uint64_t multicast;
 };
 
 // The messages of one launch: of each channel the ones in [first[c], first[c + 1]), in that order. Channel

@@ -81,7 +81,7 @@ pub use error::{Error, Result};
 pub use hierarchical::{Hierarchical, InterNode};
 pub use liveness::DirectReads;
 pub use op::{ReduceOp, Scale};
-pub use plan::{Algorithm, Plan};
+pub use plan::{Algorithm, Order, Plan};
 pub use raw::{RawCommunicator, StreamCommunicator, StreamSync};
 pub use symmetric::{Buffer, SymmetricMemory, SymmetricView};
 

@@ -1,22 +1,25 @@
 // Entry points of the CUDA device. Of an allreduce by a direct algorithm one kernel for each member of the
 // hot set, <name>_<type>_sum_w<world>. Of everything that reduces one for each kernel type, <name>_<type>,
-// that takes any operation and world. Of sums with a norm one for each of their types. Of what moves bytes,
-// and of the others, one: <name>. All but the hot set can also run all ranks of a world in one cooperative
-// launch, blockIdx.y being the rank.
+// that takes any operation and world. Of sums with a norm, and of those by NVLS, one for each of their types.
+// Of what moves bytes, and of the others, one: <name>. All but the hot set and NVLS can also run all ranks of
+// a world in one cooperative launch, blockIdx.y being the rank.
 #include "../algorithms/all_gather.cuh"
 #include "../algorithms/barrier.cuh"
 #include "../algorithms/broadcast.cuh"
 #include "../algorithms/halving_doubling.cuh"
+#include "../algorithms/one_shot_nvls.cuh"
 #include "../algorithms/one_shot_pull.cuh"
 #include "../algorithms/one_shot_push.cuh"
 #include "../algorithms/reduce.cuh"
 #include "../algorithms/reduce_scatter.cuh"
 #include "../algorithms/ring.cuh"
 #include "../algorithms/transfer.cuh"
+#include "../algorithms/two_shot_nvls.cuh"
 #include "../algorithms/two_shot_pull.cuh"
 #include "../algorithms/two_shot_push.cuh"
 #include "../algorithms/two_shot_quantized.cuh"
 #include "../sinks/rms_norm.cuh"
+#include "multicast.cuh"
 #include "quantized.cuh"
 #include "reduce.cuh"
 
@@ -93,3 +96,14 @@ FA_KERNEL(two_shot_quantized)(const __grid_constant__ FaLaunch own) {
   Block block;
   two_shot_quantized(launch, block, QuantizedTransport(launch));
 }
+
+// A GPU is a member of a multicast group once, so that no launch runs a world.
+#if __CUDA_ARCH__ >= 900
+#define FA_NVLS_KERNEL(type, element, name, ...)                                                             \
+  FA_KERNEL(name##_##type)(const __grid_constant__ FaLaunch launch) {                                        \
+    Block block;                                                                                             \
+    name(launch, block, MulticastSum<element>());                                                            \
+  }
+#define FA_NVLS_OF(code, number, name, ...) FA_HOT_TYPES(FA_NVLS_KERNEL, name)
+FA_NVLS(FA_NVLS_OF, )
+#endif

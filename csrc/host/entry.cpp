@@ -4,17 +4,20 @@
 #include "../algorithms/barrier.cuh"
 #include "../algorithms/broadcast.cuh"
 #include "../algorithms/halving_doubling.cuh"
+#include "../algorithms/one_shot_nvls.cuh"
 #include "../algorithms/one_shot_pull.cuh"
 #include "../algorithms/one_shot_push.cuh"
 #include "../algorithms/reduce.cuh"
 #include "../algorithms/reduce_scatter.cuh"
 #include "../algorithms/ring.cuh"
 #include "../algorithms/transfer.cuh"
+#include "../algorithms/two_shot_nvls.cuh"
 #include "../algorithms/two_shot_pull.cuh"
 #include "../algorithms/two_shot_push.cuh"
 #include "../algorithms/two_shot_quantized.cuh"
 #include "../core/float_state.cuh"
 #include "../sinks/rms_norm.cuh"
+#include "multicast.hpp"
 #include "quantized.hpp"
 #include "reduce.hpp"
 
@@ -62,6 +65,19 @@ __attribute__((noinline)) void run_norming(const FaLaunch &launch, u32 index) {
   }
 }
 
+__attribute__((noinline)) void run_nvls(const FaLaunch &launch, u32 index) {
+  if (launch.multicast == 0 || launch.dtype >= kTypes || launch.op != FA_SUM)
+    return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
+  Block block(index, launch.blocks);
+  const MulticastSum sum(*kReduceSpans[launch.dtype], launch);
+  switch (launch.algorithm) {
+#define FA_NVLS_CASE(code, number, name, ...)                                                                \
+  case code: return name(launch, block, sum);
+    FA_NVLS(FA_NVLS_CASE, )
+  default: return;
+  }
+}
+
 __attribute__((noinline)) void run_quantized(const FaLaunch &launch, u32 index) {
   const QuantizedLoops *loops = quantized_loops(launch.dtype, launch.transport);
   if (loops == nullptr)
@@ -82,6 +98,8 @@ void run_other(const FaLaunch &launch, u32 index) {
 #define FA_NORM(code, ...) case code:
     FA_NORMING(FA_NORM, )
     return in_default_float_state([&] { run_norming(launch, index); });
+    FA_NVLS(FA_NORM, )
+    return in_default_float_state([&] { run_nvls(launch, index); });
   default: return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
   }
 }

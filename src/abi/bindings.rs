@@ -61,6 +61,8 @@ pub const FA_ONE_SHOT_PULL_NORM: FaAlgorithm = 14;
 pub const FA_TWO_SHOT_PULL_NORM: FaAlgorithm = 15;
 pub const FA_ONE_SHOT_PUSH_NORM: FaAlgorithm = 16;
 pub const FA_TWO_SHOT_PUSH_NORM: FaAlgorithm = 17;
+pub const FA_ONE_SHOT_NVLS: FaAlgorithm = 18;
+pub const FA_TWO_SHOT_NVLS: FaAlgorithm = 19;
 pub type FaAlgorithm = ::core::ffi::c_uint;
 pub const FA_TRANSPORT_INT8: FaTransport = 0;
 pub const FA_TRANSPORT_F8E4M3: FaTransport = 1;
@@ -353,10 +355,12 @@ pub struct FaLaunch {
     pub call: FaCall,
     pub scale: f64,
     pub shares: [FaShare; 16usize],
+    pub window: u64,
+    pub multicast: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 624usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 640usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -400,6 +404,8 @@ const _: () = {
     ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 336usize];
     ["Offset of field: FaLaunch::scale"][::core::mem::offset_of!(FaLaunch, scale) - 360usize];
     ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 368usize];
+    ["Offset of field: FaLaunch::window"][::core::mem::offset_of!(FaLaunch, window) - 624usize];
+    ["Offset of field: FaLaunch::multicast"][::core::mem::offset_of!(FaLaunch, multicast) - 632usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

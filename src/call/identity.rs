@@ -119,7 +119,9 @@ impl CallId {
                 NO_OP => None,
                 op => Some(ReduceOp::of_code(op.into())?),
             },
-            algorithm: known(algorithm, Algorithm::ALL, |known| known as u8)?,
+            algorithm: known(algorithm, Algorithm::ALL.into_iter().chain(Algorithm::NVLS), |known| {
+                known as u8
+            })?,
             root: (root != NO_ROOT).then_some(root),
             digest: call.digest,
             count: usize::try_from(call.count).ok()?,
@@ -141,10 +143,10 @@ impl CallId {
 }
 
 /// The one of `all` with that code, or that there is none; `None` for a code of nothing.
-fn known<T: Copy, const N: usize>(code: u8, all: [T; N], code_of: fn(T) -> u8) -> Option<Option<T>> {
+fn known<T: Copy>(code: u8, mut all: impl Iterator<Item = T>, code_of: fn(T) -> u8) -> Option<Option<T>> {
     match code {
         NONE => Some(None),
-        _ => all.into_iter().find(|&one| code_of(one) == code).map(Some),
+        _ => all.find(|&one| code_of(one) == code).map(Some),
     }
 }
 
@@ -197,7 +199,8 @@ mod tests {
         let calls = CallKind::ALL.iter().flat_map(|kind| DType::ALL.map(|dtype| (*kind, dtype)));
         let calls = calls.flat_map(|call| ops.clone().map(move |op| (call, op)));
         for ((kind, dtype), op) in calls {
-            for algorithm in Algorithm::ALL.map(Some).into_iter().chain([None]) {
+            let algorithms = Algorithm::ALL.into_iter().chain(Algorithm::NVLS);
+            for algorithm in algorithms.map(Some).chain([None]) {
                 for (root, digest) in [(None, 0), (Some(0), 0), (Some(15), 0), (None, u64::MAX)] {
                     let id = CallId { kind, dtype, op, algorithm, root, digest, count: 7 };
                     assert_eq!(CallId::decode(id.encode()), Some(id));

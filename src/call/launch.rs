@@ -23,6 +23,9 @@ pub(crate) struct Site<'a> {
     pub threads: u32,
     /// Address of an `FaDirect`, or 0.
     pub direct: u64,
+    /// Of this rank's window, and of all ranks'; 0 where there are none.
+    pub window: u64,
+    pub multicast: u64,
 }
 
 impl Site<'_> {
@@ -66,6 +69,8 @@ impl Site<'_> {
             call: FaCall { what: 0, count: 0, digest: 0 },
             scale: 1.0,
             shares: [FaShare { first: 0, count: 0 }; FA_MAX_RANKS as usize],
+            window: self.window,
+            multicast: self.multicast,
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint, Region};
 use crate::error::{Error, Result};
 use crate::liveness::Arrivals;
-use crate::plan::{self, Agreed, Algorithm, Limits, Planner, Proposal, Table, Tuning};
+use crate::plan::{self, Agreed, Algorithm, Limits, Nvls, Order, Planner, Proposal, Table, Tuning};
 use crate::region::Layout;
 
 /// Bounds the steps of making a communicator whose calls wait for ever.
@@ -27,6 +27,9 @@ const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Forces an algorithm where the program does not.
 const ALGORITHM_VARIABLE: &str = "FAST_ALLREDUCE_ALGO";
+
+/// Lets sums be added in any order where the program says nothing of it.
+const ORDER_VARIABLE: &str = "FAST_ALLREDUCE_ORDER";
 
 /// Limits waits where the program does not.
 const TIMEOUT_VARIABLE: &str = "FAST_ALLREDUCE_TIMEOUT";
@@ -93,6 +96,19 @@ fn algorithm_named(value: Option<&OsStr>) -> Result<Option<Algorithm>> {
     })
 }
 
+/// The order that the environment names, if it does.
+fn order_named(value: Option<&OsStr>) -> Result<Option<Order>> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else {
+        return Ok(None);
+    };
+    value.to_string_lossy().parse().map(Some).map_err(|error| match error {
+        Error::InvalidSetting { value, expected, .. } => {
+            Error::InvalidSetting { name: ORDER_VARIABLE, value, expected }
+        }
+        error => error,
+    })
+}
+
 /// How a [`Communicator`] is made. All ranks must use the same settings.
 #[derive(Debug, Clone, Default)]
 pub struct Builder {
@@ -101,6 +117,7 @@ pub struct Builder {
     timeout: Option<Option<Duration>>,
     first_call_timeout: Option<Option<Duration>>,
     algorithm: Option<Algorithm>,
+    order: Option<Order>,
     check: Option<bool>,
     plans: Plans,
     calibrate: Option<bool>,
@@ -179,11 +196,22 @@ impl Builder {
         self
     }
 
-    /// Uses one algorithm for all calls, instead of the best for each. Where it is not set, the environment variable
+    /// Uses one algorithm for all calls, instead of the best for each; one of [`Algorithm::NVLS`] for those that it can do, whatever
+    /// [`Builder::order`] says. Where it is not set, the environment variable
     /// `FAST_ALLREDUCE_ALGO` may name one.
     #[must_use]
     pub fn algorithm(mut self, algorithm: impl Into<Option<Algorithm>>) -> Self {
         self.algorithm = algorithm.into();
+        self
+    }
+
+    /// The order in which the ranks' elements are added up (default: [`Order::Fixed`]). [`Order::Any`] lets sums of f16, bf16 and
+    /// f32 be added by the switch between the GPUs, where there is one that does (NVLS) and it is predicted to be faster:
+    /// [`Communicator::nvls`] tells. It takes 2 x max_bytes more on each GPU. Where it is not set, the environment variable
+    /// `FAST_ALLREDUCE_ORDER` may say `fixed` or `any`. All ranks must say the same.
+    #[must_use]
+    pub fn order(mut self, order: impl Into<Option<Order>>) -> Self {
+        self.order = order.into();
         self
     }
 
@@ -241,7 +269,8 @@ impl Builder {
     ///
     /// [`Error::InvalidSetting`] for settings out of range, [`Error::Tuning`] for a tuning file that does not read or is not for
     /// this machine, [`Error::Disagreement`] where ranks have different settings,
-    /// [`Error::Allocation`] if the region cannot be allocated, and the errors of the bootstrap.
+    /// [`Error::Allocation`] if the region cannot be allocated, [`Error::Unavailable`], or what the driver said, for an algorithm of
+    /// [`Algorithm::NVLS`] where GPUs, driver or links have no such thing or ranks share a GPU, and the errors of the bootstrap.
     pub fn build<D: Device>(
         self,
         mut device: D,
@@ -275,6 +304,10 @@ impl Builder {
             None => algorithm_named(std::env::var_os(ALGORITHM_VARIABLE).as_deref())?,
         };
         let algorithm = forced.map_or("automatic", Algorithm::name);
+        let order = match self.order {
+            Some(order) => order,
+            None => order_named(std::env::var_os(ORDER_VARIABLE).as_deref())?.unwrap_or_default(),
+        };
         let proposal = self.plans.proposal(&device, calibrate).and_then(|proposal| proposal.encode());
         let facts = [
             ("the crate's version", env!("CARGO_PKG_VERSION").to_owned()),
@@ -284,6 +317,7 @@ impl Builder {
             ("the device's settings", device.shared_facts()),
             ("max_bytes", max_bytes.to_string()),
             ("the algorithm", algorithm.to_owned()),
+            ("the order of additions", order.name().to_owned()),
             ("whether calls are compared", check.to_string()),
             ("the plan", in_words(&proposal)),
         ];
@@ -316,8 +350,16 @@ impl Builder {
             costs.into_iter().for_each(|costs| plan.calibrate(costs));
         }
         let Agreed { table, source: plan_source, .. } = plan;
-        let planner = Planner::new(&table, device.link(), forced, device.most_blocks(), limits);
-        let made = Region::new(&device, layout, self.last_epoch, memory, rank).and_then(|region| {
+        let nvls = Nvls::wanted(forced, order, world_size);
+        let windows = windows(&device, nvls, 2 * layout.staging_bytes, bootstrap, setup_timeout)?;
+        let nvls = if windows.is_ok() { nvls } else { Nvls::Never };
+        let (windows, nvls_refused) = match windows {
+            Ok(windows) => (Some(windows), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        let planner =
+            Planner::new(&table, device.link(), forced, device.most_blocks(), limits).with_nvls(nvls);
+        let made = Region::new(&device, layout, self.last_epoch, memory, windows, rank).and_then(|region| {
             let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&connection)));
             let watched = Arc::clone(&endpoint);
             let liveness = arrivals.watch(world_size, move |rank| watched.region.set_gone(rank))?;
@@ -336,6 +378,8 @@ impl Builder {
             settings = endpoint.device.shared_facts(),
             max_bytes,
             algorithm,
+            order = order.name(),
+            nvls = nvls_refused.as_ref().map_or_else(|| "yes".to_owned(), Error::to_string),
             plan = %plan_source,
             timeout = ?timeout,
             checked = check,
@@ -355,10 +399,36 @@ impl Builder {
             world_size,
             planner,
             plan_source,
+            nvls_refused,
             patience: Patience::new(timeout, first_timeout),
             setup_timeout,
             connection,
         })
+    }
+}
+
+/// Windows of so many bytes, or why there are none: an error where they must be. Collective.
+fn windows<D: Device>(
+    device: &D,
+    nvls: Nvls,
+    bytes: usize,
+    bootstrap: &dyn Bootstrap,
+    timeout: Duration,
+) -> Result<Result<D::Windows>> {
+    if matches!(nvls, Nvls::Never) {
+        return Ok(Err(Error::Unavailable {
+            what: "NVLS (the switch's sums)".into(),
+            reason: "nothing asked for it, or nothing is gained by it: see Order::Any".into(),
+        }));
+    }
+    match device.share_windows(bytes, bootstrap, timeout) {
+        // The ranks have lost each other.
+        Err(error @ (Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. })) => {
+            Err(error)
+        }
+        // All ranks have heard of any other.
+        Err(error) if matches!(nvls, Nvls::Always(_)) => Err(error),
+        windows => Ok(windows),
     }
 }
 

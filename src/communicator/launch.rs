@@ -8,7 +8,7 @@ use crate::call::{
     nanoseconds, pack, CallCache, CallId, Collective, Message, Moved, Partition, Prepared, Site, Transfer,
     NO_LIMIT, NO_TRANSFERS,
 };
-use crate::device::sealed::Operands;
+use crate::device::sealed::{Operands, Windows as _};
 use crate::device::Device;
 use crate::endpoint::State;
 use crate::error::{Error, Result};
@@ -232,6 +232,8 @@ impl<D: Device> Communicator<D> {
             status: region.status_address(),
             threads: self.liveness.threads(),
             direct: self.direct_reads.as_ref().map_or(0, DirectReads::address),
+            window: region.windows.as_ref().map_or(0, |windows| windows.own()),
+            multicast: region.windows.as_ref().map_or(0, |windows| windows.multicast()),
         };
         FaLaunch { checked: u32::from(self.checked), ..site.launch() }
     }

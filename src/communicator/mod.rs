@@ -53,6 +53,8 @@ pub struct Communicator<D: Device> {
     world_size: usize,
     planner: Planner,
     plan_source: Source,
+    /// Why the switch between devices adds nothing up; `None`: it does.
+    nvls_refused: Option<Error>,
     patience: Patience,
     setup_timeout: Duration,
     connection: Arc<Connection<D>>,
@@ -111,6 +113,16 @@ impl<D: Device> Communicator<D> {
     /// Where its plans come from: a tuning file, or a built-in table, and why. All ranks have the same.
     pub fn plan_source(&self) -> &Source {
         &self.plan_source
+    }
+
+    /// Whether the switch between the GPUs adds up the calls that it is expected to do faster.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not: [`Order::Any`](crate::Order::Any) was not asked for, or GPUs, driver or links have no such thing, or ranks
+    /// share a GPU.
+    pub fn nvls(&self) -> Result<()> {
+        self.nvls_refused.clone().map_or(Ok(()), Err)
     }
 
     /// How large messages in private memory go between processes on the host: which ranks' memory this rank can read directly, and

@@ -50,6 +50,9 @@ pub(crate) mod sealed {
         /// An allocation of every rank, mapped by all.
         type Shared: Shared;
 
+        /// Memory of every rank that the switch between devices reduces from and stores to.
+        type Windows: Windows;
+
         /// Where kernels record a failure and look for an abort.
         type Status: Status;
 
@@ -102,6 +105,15 @@ pub(crate) mod sealed {
         ) -> Result<Self::Shared> {
             self.share(bytes, bootstrap, timeout)
         }
+
+        /// Allocates `bytes` zeroed bytes on every rank, with an address that means all of them. Collective: it succeeds on every
+        /// rank or on none, and then says why not.
+        fn share_windows(
+            &self,
+            bytes: usize,
+            bootstrap: &dyn Bootstrap,
+            timeout: Duration,
+        ) -> Result<Self::Windows>;
 
         /// Closes the mappings of the peers' memory and, when all ranks have, frees this rank's. Collective. On an error the
         /// memory goes as if it had been dropped.
@@ -194,6 +206,26 @@ pub(crate) mod sealed {
         /// Whether that has been done, so that peers do not see what this rank writes.
         fn is_private(&self) -> bool {
             false
+        }
+    }
+
+    /// This rank's window, and all ranks' at once.
+    pub trait Windows: Send + Sync {
+        /// Address of this rank's own.
+        fn own(&self) -> u64;
+
+        /// What is loaded there is the sum over all ranks' windows, and what is stored there goes to all.
+        fn multicast(&self) -> u64;
+    }
+
+    /// Of devices that have none.
+    impl Windows for std::convert::Infallible {
+        fn own(&self) -> u64 {
+            match *self {}
+        }
+
+        fn multicast(&self) -> u64 {
+            match *self {}
         }
     }
 

@@ -15,17 +15,26 @@ pub(crate) struct Region<D: Device> {
     // Before the memory, which it may point into.
     status: D::Status,
     memory: D::Shared,
+    /// Where the switch between devices adds up.
+    pub windows: Option<D::Windows>,
     rank: usize,
 }
 
 impl<D: Device> Region<D> {
     /// Of memory that every rank has mapped and that nothing has used. `epoch` is the number of the launch before the first.
-    pub fn new(device: &D, layout: Layout, epoch: u32, memory: D::Shared, rank: usize) -> Result<Self> {
+    pub fn new(
+        device: &D,
+        layout: Layout,
+        epoch: u32,
+        memory: D::Shared,
+        windows: Option<D::Windows>,
+        rank: usize,
+    ) -> Result<Self> {
         let epochs = epoch.to_ne_bytes().repeat(FA_MAX_BLOCKS as usize);
         let address = memory.address(rank) + offset_of!(FaRegionHead, epoch) as u64;
         // SAFETY: the epochs lie in the head of the region, and no kernel has been launched.
         unsafe { device.write(address, &epochs) }?;
-        Ok(Self { layout, status: device.status(&memory)?, memory, rank })
+        Ok(Self { layout, status: device.status(&memory)?, memory, windows, rank })
     }
 
     pub fn address(&self, rank: usize) -> u64 {

@@ -83,6 +83,9 @@ impl Choice {
             true => Ok(()),
             false => Err(format!("{what} = {value} is not within {least} to {most}")),
         };
+        if self.algorithm.is_nvls() {
+            return Err(format!("{} is for Order::Any, and in no table", self.algorithm));
+        }
         within("blocks", self.blocks.into(), 1, FA_MAX_BLOCKS.into())?;
         match device {
             DeviceKind::Host => {

@@ -31,6 +31,8 @@ mod installed;
 mod limits;
 mod links;
 mod machine;
+mod nvls;
+mod order;
 mod origin;
 mod planner;
 mod table;
@@ -48,6 +50,8 @@ pub use cpu::{Costs, CpuMake};
 pub use gpu::GpuGeneration;
 pub(crate) use limits::{Limits, Packing};
 pub use machine::Machine;
+pub(crate) use nvls::Nvls;
+pub use order::Order;
 pub(crate) use origin::{agree, Agreed, Proposal};
 pub use origin::{in_force, Origin, Source};
 pub(crate) use planner::Planner;
@@ -76,10 +80,18 @@ pub enum Algorithm {
     /// Recursive halving and doubling, by packets: 2 log2(n) steps. A rank beyond the largest power of two has another that
     /// takes part for it. Results as those of [`Algorithm::Ring`].
     HalvingDoubling = abi::FA_HALVING_DOUBLING,
+    /// Every rank has the switch between the GPUs add up all inputs (NVLS: `multimem.ld_reduce`). One barrier.
+    ///
+    /// Sums of f16, bf16 and f32 on GPUs of NVSwitch systems from Hopper on, one rank on each; other calls are done as without
+    /// it. The order of additions is the switch's: nothing says that all ranks have the same bits, or that another run has.
+    OneShotNvls = abi::FA_ONE_SHOT_NVLS,
+    /// Rank r has the switch add up slice r, and store it to all ranks (`multimem.st`). Two barriers. Calls as of
+    /// [`Algorithm::OneShotNvls`]. All ranks have the same bits, in the switch's order of additions.
+    TwoShotNvls = abi::FA_TWO_SHOT_NVLS,
 }
 
 impl Algorithm {
-    /// All algorithms, in the order of their codes.
+    /// Those that every device has, in the order of their codes.
     pub const ALL: [Self; 6] = [
         Self::OneShotPull,
         Self::TwoShotPull,
@@ -88,6 +100,9 @@ impl Algorithm {
         Self::Ring,
         Self::HalvingDoubling,
     ];
+
+    /// Those of GPUs whose switch adds up.
+    pub const NVLS: [Self; 2] = [Self::OneShotNvls, Self::TwoShotNvls];
 
     /// Those that agree bit for bit.
     pub const DIRECT: [Self; 4] =
@@ -102,12 +117,19 @@ impl Algorithm {
             Self::TwoShotPush => "two-shot-push",
             Self::Ring => "ring",
             Self::HalvingDoubling => "halving-doubling",
+            Self::OneShotNvls => "one-shot-nvls",
+            Self::TwoShotNvls => "two-shot-nvls",
         }
     }
 
     /// Whether results have the bits that all direct algorithms give.
     pub const fn is_direct(self) -> bool {
-        !matches!(self, Self::Ring | Self::HalvingDoubling)
+        !matches!(self, Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls)
+    }
+
+    /// Whether the switch between the GPUs adds up.
+    pub const fn is_nvls(self) -> bool {
+        matches!(self, Self::OneShotNvls | Self::TwoShotNvls)
     }
 
     /// Whether it can do this: an integer average is of the wide sum, which does not travel as an element, and a small region
@@ -128,7 +150,9 @@ impl Algorithm {
         let lanes = packing.pack_bytes / element_size;
         let slots = generation_bytes / packing.slot_bytes;
         match self {
-            Self::OneShotPull | Self::TwoShotPull => generation_bytes / packing.pack_bytes * lanes,
+            Self::OneShotPull | Self::TwoShotPull | Self::OneShotNvls | Self::TwoShotNvls => {
+                generation_bytes / packing.pack_bytes * lanes
+            }
             Self::OneShotPush => slots / world_size * lanes,
             // Two phases; a slice is at most packs / world, rounded up, which is what each sender has slots for.
             Self::TwoShotPush => slots / (2 * world_size) * world_size * lanes,
@@ -150,11 +174,12 @@ impl std::str::FromStr for Algorithm {
     type Err = crate::Error;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|algorithm| algorithm.name() == name).ok_or_else(|| {
+        Self::ALL.into_iter().chain(Self::NVLS).find(|algorithm| algorithm.name() == name).ok_or_else(|| {
             crate::Error::InvalidSetting {
                 name: "algorithm",
                 value: name.to_owned(),
-                expected: "one of one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, ring, halving-doubling",
+                expected: "one of one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, ring, halving-doubling, \
+                           one-shot-nvls, two-shot-nvls",
             }
         })
     }

@@ -3,6 +3,7 @@
 use super::calls::PlannedCall;
 use super::choice::Choice;
 use super::limits::Limits;
+use super::nvls::Nvls;
 use super::table::{Steps, Table};
 use super::{grid, Algorithm, DeviceKind, Plan};
 use crate::abi::{FA_MAX_BLOCKS, FA_QUANTIZED_GROUP};
@@ -16,7 +17,9 @@ use crate::topology::LinkClass;
 pub(crate) struct Planner {
     /// By [`PlannedCall`].
     steps: [Steps; PlannedCall::ALL.len()],
+    /// But for NVLS, which not every call can be done by.
     forced: Option<Algorithm>,
+    nvls: Nvls,
     most_blocks: usize,
     pub limits: Limits,
 }
@@ -31,13 +34,22 @@ impl Planner {
         limits: Limits,
     ) -> Self {
         let steps = |calls| Steps::new(table, calls, limits.world_size, link);
-        Self { steps: PlannedCall::ALL.map(steps), forced, most_blocks, limits }
+        let forced = forced.filter(|algorithm| !algorithm.is_nvls());
+        Self { steps: PlannedCall::ALL.map(steps), forced, nvls: Nvls::Never, most_blocks, limits }
+    }
+
+    /// Has the switch between the GPUs add up, where it can.
+    pub fn with_nvls(self, nvls: Nvls) -> Self {
+        Self { nvls, ..self }
     }
 
     /// An allreduce. An algorithm that cannot do it is replaced, on all ranks alike.
     pub fn reduction(&self, count: usize, dtype: DType, op: ReduceOp) -> Plan {
         let bytes = count.saturating_mul(dtype.size());
-        let plan = self.all_reduce(bytes, !Self::is_untagged(dtype, op));
+        let plan = match self.nvls.choice(dtype, op, bytes) {
+            Some(choice) => self.grid(&choice, bytes),
+            None => self.all_reduce(bytes, !Self::is_untagged(dtype, op)),
+        };
         let capacity = self.limits.capacity(plan.algorithm, dtype.size());
         match plan.algorithm.can_reduce(dtype, op, capacity) {
             true => self.cut(plan, capacity, dtype),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{result, CudaContext, CudaSlice, CudaStream, DevicePtr};
-use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, DType, ReduceOp};
+use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, DType, Order, ReduceOp};
 
 use crate::oracle;
 use crate::random::{elements, Random, Values};
@@ -252,6 +252,7 @@ pub fn compare(is: &[u8], should_be: &[u8], size: usize) -> Result<(), String> {
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     pub algorithm: Option<Algorithm>,
+    pub order: Order,
     pub max_bytes: usize,
     pub first_epoch: u32,
     pub graph_registration: bool,
@@ -265,6 +266,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             algorithm: None,
+            order: Order::Fixed,
             max_bytes: 32 << 10,
             first_epoch: 0,
             graph_registration: false,
@@ -291,6 +293,7 @@ impl Setup {
         }
         Communicator::builder()
             .algorithm(self.algorithm)
+            .order(self.order)
             .max_bytes(self.max_bytes)
             .first_epoch(self.first_epoch)
             .timeout(self.timeout)

@@ -30,6 +30,7 @@ mod injection_scenario;
 mod injection_sweep;
 mod mixed;
 mod modules;
+mod nvls;
 mod one_launch;
 mod pointers;
 mod processes;
@@ -65,6 +66,7 @@ fn main() -> std::process::ExitCode {
         injection_sweep::tests(),
         mixed::tests(),
         modules::tests(),
+        nvls::tests(),
         pointers::tests(),
         processes::tests(),
         quantized::tests(),

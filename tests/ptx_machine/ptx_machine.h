@@ -20,6 +20,9 @@ typedef struct {
   size_t parameter_bytes;
   // Asks for the allocation that an address is in. 0: there is none that the launching device reaches.
   int (*find)(void *memory, uint64_t address, uint64_t *base, uint64_t *bytes);
+  // Asks for the up to 16 addresses that one of multicast stands for, which `find` need not know, for an
+  // access of so many bytes. Their number; 0: it is no such address.
+  uint32_t (*multicast)(void *memory, uint64_t address, uint64_t bytes, uint64_t *parts);
   void *memory;
 } PtxLaunch;
 

@@ -109,6 +109,7 @@ enum CUdevice_attribute : uint32_t {
   CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
   CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106,
   CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
+  CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED = 132,
 };
 
 enum CUdevice_P2PAttribute : uint32_t {
@@ -161,6 +162,11 @@ enum CUmemAccess_flags : uint32_t {
   CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
   CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
 };
+enum CUmulticastGranularity_flags : uint32_t {
+  CU_MULTICAST_GRANULARITY_MINIMUM = 0,
+  CU_MULTICAST_GRANULARITY_RECOMMENDED = 1,
+};
+
 enum CUmemAllocationGranularity_flags : uint32_t {
   CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
   CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
@@ -207,6 +213,12 @@ struct CUmemAllocationProp {
   CUmemLocation location;
   void *win32HandleMetaData;
   unsigned char allocFlags[8];
+};
+
+struct CUmulticastObjectProp {
+  unsigned numDevices;
+  size_t size;
+  unsigned long long handleTypes, flags;
 };
 
 struct CUmemAccessDesc {

@@ -65,6 +65,7 @@ const Settings &settings() {
                         flag("STAND_IN_SUBALLOCATE"),
                         loading && strcmp(loading, "EAGER") == 0,
                         flag("STAND_IN_PTX"),
+                        flag("STAND_IN_MULTICAST"),
                         multiprocessors ? atoi(multiprocessors) : 0};
   }();
   return *settings;
@@ -233,6 +234,9 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
   case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = 1; break;
   case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
   case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: *value = !settings().no_vmm; break;
+  case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
+    *value = settings().multicast && !settings().no_vmm && !settings().no_peer;
+    break;
   // What is not listed is not supported.
   default: *value = 0;
   }

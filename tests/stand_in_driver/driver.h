@@ -21,7 +21,7 @@ struct Settings {
   std::vector<int> devices; // physical number of each visible device
   bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch, pcie, abort_on_early_free;
   std::string launch_log;
-  bool synchronise, suballocate, eager_loading, ptx;
+  bool synchronise, suballocate, eager_loading, ptx, multicast;
   int multiprocessors; // whose blocks run side by side; 0: a launch's blocks run one after the other
 };
 const Settings &settings();

@@ -9,6 +9,7 @@
 
 #include "memory.h"
 #include "module.h"
+#include "multicast.h"
 #include "stream.h"
 
 extern "C" void stand_in_host_entry(const FaLaunch *launch, uint32_t block);
@@ -196,6 +197,16 @@ void run_rank(CUcontext context, FaLaunch launch, unsigned blocks, unsigned thre
   launch.blocks = blocks;
   if (!operands_are_accessible(*context, launch))
     return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  uint64_t windows[kMaxDevices];
+  if (is_nvls(launch.algorithm)) {
+    const uint64_t bytes = 2 * launch.staging_bytes;
+    if (!is_accessible(*context, launch.window, bytes) ||
+        multicast_parts(*context, launch.multicast, bytes, windows) != launch.world) {
+      return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+    }
+    // As the host's build of the kernels has it.
+    launch.multicast = reinterpret_cast<uint64_t>(windows);
+  }
   run_blocks(context, launch, threads, resident);
 }
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "../ptx_machine/ptx_machine.h"
-#include "memory.h"
+#include "multicast.h"
 
 // A library that is built without the machine does not have these.
 extern "C" {
@@ -23,6 +23,10 @@ constexpr size_t kErrorBytes = 4096;
 // Where the context reaches an address, the allocation's extent.
 int find(void *context, uint64_t address, uint64_t *base, uint64_t *bytes) {
   return accessible_range(*static_cast<CUcontext>(context), address, base, bytes);
+}
+
+uint32_t multicast(void *context, uint64_t address, uint64_t bytes, uint64_t *parts) {
+  return multicast_parts(*static_cast<CUcontext>(context), address, bytes, parts);
 }
 
 } // namespace
@@ -72,6 +76,7 @@ void run_on_machine(CUcontext context, const PtxModule *module, const std::strin
   launch.parameters = parameters.data();
   launch.parameter_bytes = parameters.size();
   launch.find = find;
+  launch.multicast = multicast;
   launch.memory = context;
   char error[kErrorBytes] = {};
   const uint32_t fault = ptx_launch(module, &launch, error, sizeof(error));

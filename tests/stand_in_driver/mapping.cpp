@@ -1,5 +1,5 @@
 // Guarded mappings and the files behind device memory.
-#include "memory.h"
+#include "multicast.h"
 
 #include <deque>
 #include <fcntl.h>
@@ -80,6 +80,8 @@ void poison(uint64_t base, size_t bytes) {
 }
 
 Physical::~Physical() {
+  if (team)
+    close_team(*this);
   if (fd >= 0)
     close(fd);
 }

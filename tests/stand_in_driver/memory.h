@@ -27,15 +27,23 @@ struct Mapping {
   size_t bytes = 0;
 };
 
-// Physical memory of cuMemCreate, unmapped and closed with its last user.
+struct Team;
+
+// Physical memory of cuMemCreate, or a multicast object; unmapped and closed with its last user.
 struct Physical {
   int fd = -1;
   size_t bytes = 0;
   int device = 0; // CU_DEVICE_INVALID: one that this process does not see
   uint32_t handle_types = 0;
   int uses = 1; // by its handle
+  // Multicast: who is in it, and where this process has mapped the members' memory.
+  Team *team = nullptr;
+  uint64_t parts[kMaxDevices] = {};
   ~Physical();
 };
+
+std::shared_ptr<Physical> physical_of(CUmemGenericAllocationHandle handle);
+CUmemGenericAllocationHandle insert_physical(std::shared_ptr<Physical> physical);
 
 // Memory of an allocation node. Its addresses are the same in every replay, and its graphs own them.
 struct GraphMemory {

@@ -18,10 +18,12 @@ struct Type {
 // In the order of enum FaAlgorithm and enum FaDtype.
 #define NAME(code, number, name, ...) #name,
 constexpr const char *kAlgorithms[] = {FA_REDUCING(NAME, ) FA_MOVING(NAME, ) FA_OTHER(NAME, )
-                                           FA_NORMING(NAME, )};
-static_assert(std::size(kAlgorithms) == FA_TWO_SHOT_PUSH_NORM + 1, "one for each");
+                                           FA_NORMING(NAME, ) FA_NVLS(NAME, )};
+static_assert(std::size(kAlgorithms) == FA_TWO_SHOT_NVLS + 1, "one for each");
 
-bool is_typed(uint32_t algorithm) { return algorithm < FA_ALL_GATHER || is_norming(algorithm); }
+bool is_typed(uint32_t algorithm) {
+  return algorithm < FA_ALL_GATHER || is_norming(algorithm) || is_nvls(algorithm);
+}
 #define TYPE(code, number, name, element, bytes, family, kernels, ...) {#kernels, bytes},
 const Type kTypes[] = {FA_TYPES(TYPE, )};
 
@@ -57,7 +59,8 @@ bool parse_type(std::string rest, Kernel *kernel) {
       continue;
     kernel->dtype = uint32_t(type);
     if (after.empty())
-      return !is_norming(kernel->algorithm) || is_hot_type(kTypes[type].kernels);
+      return !(is_norming(kernel->algorithm) || is_nvls(kernel->algorithm)) ||
+             is_hot_type(kTypes[type].kernels);
     const bool hot = is_hot_type(kTypes[type].kernels) && is_hot_algorithm(kernel->algorithm) &&
                      take_prefix(&after, "_sum_w") && after.size() == 1;
     kernel->hot_world = hot ? uint32_t(after[0] - '0') : 0;
@@ -91,12 +94,19 @@ bool is_norming(uint32_t algorithm) {
   return FA_NORMING(IS_NORMING, ) false;
 }
 
+bool is_nvls(uint32_t algorithm) {
+#define IS_NVLS(code, ...) algorithm == code ||
+  return FA_NVLS(IS_NVLS, ) false;
+}
+
 bool runs(const Kernel &kernel, const FaLaunch &launch) {
   if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || launch.op > FA_PREMUL_SUM)
     return false;
   if (is_typed(kernel.algorithm) && kTypes[launch.dtype].kernels != kTypes[kernel.dtype].kernels)
     return false;
   if (launch.world == 0 || launch.world > FA_MAX_RANKS || launch.rank >= launch.world)
+    return false;
+  if (is_nvls(kernel.algorithm) && launch.op != FA_SUM)
     return false;
   if (kernel.hot_world == 0)
     return true;

@@ -23,6 +23,7 @@ struct Kernel {
 bool runs(const Kernel &kernel, const FaLaunch &launch);
 // Whether sums go on with a residual and a norm.
 bool is_norming(uint32_t algorithm);
+bool is_nvls(uint32_t algorithm);
 size_t element_bytes(uint32_t dtype);
 
 // The launch bounds of every kernel, and the registers that they leave to a thread.

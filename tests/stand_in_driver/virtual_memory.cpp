@@ -1,6 +1,6 @@
 // Virtual memory management: physical memory (a memfd), reserved addresses, and mappings of the one at the
 // other.
-#include "memory.h"
+#include "multicast.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -53,10 +53,6 @@ CUresult check_properties(const CUmemAllocationProp *properties) {
 
 bool whole(uint64_t value) { return value % kGranularity == 0; }
 
-std::shared_ptr<Physical> physical_of(CUmemGenericAllocationHandle handle) {
-  return physicals().find(reinterpret_cast<Physical *>(handle));
-}
-
 bool place(uint64_t address, size_t bytes, int protection, int kind, int fd) {
   void *at = reinterpret_cast<void *>(address);
   return mmap(at, bytes, protection, kind | MAP_FIXED, fd, 0) != MAP_FAILED;
@@ -77,6 +73,14 @@ std::vector<Allocation *> mappings_in(Registry::Locked &registry, uint64_t addre
 }
 
 } // namespace
+
+std::shared_ptr<Physical> physical_of(CUmemGenericAllocationHandle handle) {
+  return physicals().find(reinterpret_cast<Physical *>(handle));
+}
+
+CUmemGenericAllocationHandle insert_physical(std::shared_ptr<Physical> physical) {
+  return reinterpret_cast<uint64_t>(physicals().insert(std::move(physical)));
+}
 
 uint64_t live_physical_memory() { return physicals().size(); }
 
@@ -188,6 +192,12 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
   STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   const int fd = int(reinterpret_cast<intptr_t>(shareable));
+  if (handle && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+    if (auto multicast = import_multicast(fd)) {
+      *handle = insert_physical(std::move(multicast));
+      return CUDA_SUCCESS;
+    }
+  }
   const int device = device_of_file(fd);
   struct stat file;
   if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || device < 0 || fstat(fd, &file) != 0 ||
@@ -265,6 +275,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGeneric
       bytes > physical->bytes || !is_reserved(pointer, bytes)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  STAND_IN_CHECK(check_mappable(*physical));
   auto registry = Registry::lock();
   auto next = registry.allocations.lower_bound(pointer);
   const bool taken =
@@ -311,7 +322,11 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc
     const int device = access[i].location.id;
     STAND_IN_CHECK(check_device(device));
     for (Allocation *mapping : mappings) {
-      const bool reaches = device == mapping->device || peers_reach_each_other(device, mapping->device);
+      const bool multicast = mapping->physical->team != nullptr;
+      if (multicast && !is_member(*mapping->physical, device))
+        return CUDA_ERROR_ILLEGAL_STATE;
+      const bool reaches =
+          multicast || device == mapping->device || peers_reach_each_other(device, mapping->device);
       if (!reaches)
         return CUDA_ERROR_INVALID_DEVICE;
       mapping->access[device] = access[i].flags;
@@ -321,6 +336,8 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc
     bool any = false;
     for (CUmemAccess_flags flags : mapping->access)
       any = any || flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    // Only instructions of multicast are allowed at such an address.
+    any = any && !mapping->physical->team;
     void *at = reinterpret_cast<void *>(mapping->base);
     if (mprotect(at, mapping->bytes, any ? PROT_READ | PROT_WRITE : PROT_NONE))
       return CUDA_ERROR_MAP_FAILED;

@@ -117,9 +117,10 @@ macro_rules! bound {
     };
 }
 
-/// A row is a function's symbol and parameters, with cudarc's type where that is an enum and any number may come.
+/// A row is a function's symbol and parameters, with cudarc's type where that is an enum and any number may come, and a feature of
+/// this crate whose bindings do not have it yet.
 macro_rules! functions {
-    ($(fn $symbol:ident($($parameter:ident: $type:ty $(as $bound:ty)?),* $(,)?);)*) => {$(
+    ($($(#[newer_than($feature:literal)])? fn $symbol:ident($($parameter:ident: $type:ty $(as $bound:ty)?),* $(,)?);)*) => {$(
         /// The driver's function of that name.
         ///
         /// # Errors
@@ -132,6 +133,7 @@ macro_rules! functions {
         #[allow(clippy::too_many_arguments)]
         pub unsafe fn $symbol($($parameter: $type),*) -> Result<(), Code> {
             type Function = unsafe extern "C" fn($($type),*) -> u32;
+            $(#[cfg(not(feature = $feature))])?
             const _: unsafe fn($(bound!($type $(as $bound)?)),*) -> CUresult = sys::$symbol;
             static FUNCTION: OnceLock<Option<Function>> = OnceLock::new();
             // SAFETY: the constant compares the type with that of the bindings, whose enums are 32-bit numbers.
@@ -155,7 +157,7 @@ functions! {
     fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
     fn cuDeviceGetPCIBusId(address: *mut c_char, length: c_int, device: CUdevice);
     fn cuDeviceGetByPCIBusId(device: *mut CUdevice, address: *const c_char);
-    fn cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
+    fn cuDeviceGetAttribute(value: *mut c_int, attribute: u32 as CUdevice_attribute, device: CUdevice);
     fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: CUdevice_P2PAttribute, from: CUdevice, to: CUdevice);
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
 
@@ -239,4 +241,58 @@ functions! {
     fn cuMemImportFromShareableHandle(
         handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
     );
+
+    #[newer_than("cuda-12000")]
+    fn cuMulticastGetGranularity(
+        bytes: *mut usize, properties: *const MulticastProperties as *const sys::CUmulticastObjectProp,
+        which: u32 as sys::CUmulticastGranularity_flags,
+    );
+    #[newer_than("cuda-12000")]
+    fn cuMulticastCreate(
+        handle: *mut CUmemGenericAllocationHandle,
+        properties: *const MulticastProperties as *const sys::CUmulticastObjectProp,
+    );
+    #[newer_than("cuda-12000")]
+    fn cuMulticastAddDevice(handle: CUmemGenericAllocationHandle, device: CUdevice);
+    #[newer_than("cuda-12000")]
+    fn cuMulticastBindMem(
+        handle: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, memory_offset: usize,
+        bytes: usize, flags: c_ulonglong,
+    );
 }
+
+/// `CUmulticastObjectProp`, which the bindings of CUDA 12.0 do not have.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct MulticastProperties {
+    /// Devices of the group.
+    pub devices: c_uint,
+    /// Bytes of each that are bound.
+    pub bytes: usize,
+    /// What handle it can be exported as.
+    pub handle_types: c_ulonglong,
+    /// None.
+    pub flags: c_ulonglong,
+}
+
+#[cfg(not(feature = "cuda-12000"))]
+const _: () = {
+    use std::mem::offset_of;
+    assert!(size_of::<MulticastProperties>() == size_of::<sys::CUmulticastObjectProp>());
+    assert!(offset_of!(MulticastProperties, bytes) == offset_of!(sys::CUmulticastObjectProp, size));
+    assert!(
+        offset_of!(MulticastProperties, handle_types) == offset_of!(sys::CUmulticastObjectProp, handleTypes)
+    );
+};
+
+/// `CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED` and `CU_MULTICAST_GRANULARITY_MINIMUM`, likewise.
+pub(super) const MULTICAST_SUPPORTED: u32 = 132;
+/// See [`MULTICAST_SUPPORTED`].
+pub(super) const MULTICAST_GRANULARITY_MINIMUM: u32 = 0;
+
+#[cfg(not(feature = "cuda-12000"))]
+const _: () = assert!(
+    MULTICAST_SUPPORTED == CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED as u32
+        && MULTICAST_GRANULARITY_MINIMUM
+            == sys::CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_MINIMUM as u32
+);

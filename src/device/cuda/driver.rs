@@ -166,6 +166,11 @@ impl Drop for Event {
 
 /// A device attribute; 0 where the driver does not know it.
 pub(super) fn attribute(context: &CudaContext, attribute: CUdevice_attribute) -> i32 {
+    attribute_of_number(context, attribute as u32)
+}
+
+/// The same of one that the bindings may not have.
+pub(super) fn attribute_of_number(context: &CudaContext, attribute: u32) -> i32 {
     let mut value = 0;
     // SAFETY: the driver validates the attribute and the device, and writes one int.
     let known = unsafe { api::cuDeviceGetAttribute(&mut value, attribute, context.cu_device()) };

@@ -18,15 +18,16 @@ use crate::error::{Error, Result};
 mod list {
     include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 }
-use list::{HOT, HOT_TYPES, HOT_WORLDS, MOVING, NORMING, OTHER, REDUCING, TYPES};
+use list::{HOT, HOT_TYPES, HOT_WORLDS, MOVING, NORMING, NVLS, OTHER, REDUCING, TYPES};
 
 // Names are looked up by code.
 const _: () = {
     assert!(abi::FA_REDUCE as usize == REDUCING.len() - 1 && abi::FA_ALL_GATHER as usize == REDUCING.len());
     assert!(
         abi::FA_BARRIER as usize == REDUCING.len() + MOVING.len()
-            && abi::FA_ONE_SHOT_PULL_NORM as usize == ALL - NORMING.len()
-            && abi::FA_TWO_SHOT_PUSH_NORM as usize == ALL - 1
+            && abi::FA_ONE_SHOT_PULL_NORM as usize == FIRST_NVLS - NORMING.len()
+            && abi::FA_ONE_SHOT_NVLS as usize == FIRST_NVLS
+            && abi::FA_TWO_SHOT_NVLS as usize == ALL - 1
     );
 };
 
@@ -36,9 +37,12 @@ static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR")
 #[repr(C, align(16))]
 pub(super) struct Aligned<T: ?Sized>(pub T);
 
+const NOT_FOUND: u32 = api::Code::NOT_FOUND.0;
+
 /// Kernels of a reduction for one type: for any world, and for the worlds of the hot set.
 const VARIANTS: usize = 1 + HOT_WORLDS.len();
-const ALL: usize = REDUCING.len() + MOVING.len() + OTHER.len() + NORMING.len();
+const FIRST_NVLS: usize = REDUCING.len() + MOVING.len() + OTHER.len() + NORMING.len();
+const ALL: usize = FIRST_NVLS + NVLS.len();
 
 /// Why the driver does not load the kernels, with what to build instead where that is known.
 fn refused(context: &CudaContext, code: api::Code) -> Error {
@@ -137,7 +141,12 @@ impl Kernels {
             for dtype in DType::ALL {
                 let Some(name) = name(code, dtype) else { continue };
                 let d = dtype as usize;
-                kernels.functions[code][d] = [kernels.function(name.clone())?; VARIANTS];
+                kernels.functions[code][d] = match kernels.function(name.clone()) {
+                    Ok(function) => [function; VARIANTS],
+                    // Only newer GPUs have the instructions: `has_nvls`.
+                    Err(Error::Driver { code: NOT_FOUND, .. }) if code >= FIRST_NVLS => continue,
+                    Err(error) => return Err(error),
+                };
                 if code < HOT.len() && HOT_TYPES.contains(&dtype.name()) {
                     for (variant, world) in HOT_WORLDS.iter().enumerate() {
                         kernels.functions[code][d][1 + variant] =
@@ -175,6 +184,11 @@ impl Kernels {
         variants[hot_world(launch).map_or(0, |position| 1 + position)]
     }
 
+    /// Whether the kernels of NVLS are there.
+    pub fn has_nvls(&self) -> bool {
+        !self.functions[FIRST_NVLS][DType::F32 as usize][0].is_null()
+    }
+
     /// The kernel that can run all ranks in one cooperative launch.
     pub fn for_world(&self, launch: &FaLaunch) -> CUfunction {
         self.functions[launch.algorithm as usize][launch.dtype as usize][0]
@@ -207,13 +221,15 @@ fn name(code: usize, dtype: DType) -> Option<String> {
     let moving = code.checked_sub(REDUCING.len());
     let other = moving.and_then(|moving| moving.checked_sub(MOVING.len()));
     let norming = other.and_then(|other| other.checked_sub(OTHER.len()));
+    let of_hot_type = |name: &str| HOT_TYPES.contains(&dtype.name()).then(|| format!("{name}_{dtype}"));
     match (moving, other, norming) {
         (None, _, _) => Some(format!("{}_{}", REDUCING[code], TYPES[dtype as usize])),
         (Some(moving), None, _) => Some(MOVING[moving].to_owned()),
         (_, Some(other), None) => Some(OTHER[other].to_owned()),
-        (_, _, Some(norming)) => {
-            HOT_TYPES.contains(&dtype.name()).then(|| format!("{}_{dtype}", NORMING[norming]))
-        }
+        (_, _, Some(norming)) => match norming.checked_sub(NORMING.len()) {
+            None => of_hot_type(NORMING[norming]),
+            Some(nvls) => of_hot_type(NVLS[nvls]),
+        },
     }
 }
 

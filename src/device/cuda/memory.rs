@@ -120,7 +120,7 @@ impl Memory {
     }
 
     /// Maps a VMM handle, which it owns from here on.
-    fn map(context: &Arc<CudaContext>, handle: u64, bytes: usize) -> Result<Self> {
+    pub fn map(context: &Arc<CudaContext>, handle: u64, bytes: usize) -> Result<Self> {
         let mut address = 0;
         // SAFETY: reserves a range of the driver's choice.
         let reserved = unsafe { api::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) };
@@ -171,27 +171,20 @@ impl Memory {
         Ok(Handle { process, export: self.export, bytes: self.bytes as u64, offset, payload })
     }
 
+    /// The handle of a VMM allocation, which stays its own.
+    pub fn allocation(&self) -> Result<u64> {
+        match self.origin {
+            Origin::Mapped { handle } => Ok(handle),
+            _ => Err(Error::Unavailable {
+                what: "a handle of device memory".into(),
+                reason: "it was not allocated through virtual memory management".into(),
+            }),
+        }
+    }
+
     /// A descriptor of a VMM allocation, for another process to import.
     pub fn descriptor(&self) -> Result<OwnedFd> {
-        let Origin::Mapped { handle } = self.origin else {
-            return Err(Error::Unavailable {
-                what: "a descriptor of device memory".into(),
-                reason: "it was not allocated through virtual memory management".into(),
-            });
-        };
-        let mut descriptor: RawFd = -1;
-        // SAFETY: the handle is live, and the driver writes one int for this handle type.
-        unsafe {
-            api::cuMemExportToShareableHandle(
-                (&raw mut descriptor).cast(),
-                handle,
-                sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                0,
-            )
-        }
-        .map_err(driver("cuMemExportToShareableHandle"))?;
-        // SAFETY: the driver made the descriptor for us.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        export(self.allocation()?)
     }
 
     /// Maps a peer's allocation for this context.
@@ -239,18 +232,7 @@ impl Memory {
                 Ok(memory)
             }
             (Payload::Descriptor, Some(descriptor)) => {
-                let mut imported = 0;
-                // SAFETY: for this handle type the driver takes the descriptor's number as a pointer-sized value, and
-                // does not keep the descriptor.
-                unsafe {
-                    api::cuMemImportFromShareableHandle(
-                        &mut imported,
-                        descriptor.as_raw_fd() as usize as *mut _,
-                        sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                    )
-                }
-                .map_err(driver("cuMemImportFromShareableHandle"))?;
-                Self::map(context, imported, bytes).map(Arc::new)
+                Self::map(context, import(descriptor)?, bytes).map(Arc::new)
             }
             (Payload::Descriptor | Payload::Pointers, _) => Err(Error::Malformed {
                 rank,
@@ -305,6 +287,39 @@ impl Drop for Memory {
         // An error means that the context is gone, and its memory with it.
         let _ = self.undo();
     }
+}
+
+/// A descriptor of a VMM handle: of memory, or of a multicast group.
+pub(super) fn export(handle: u64) -> Result<OwnedFd> {
+    let mut descriptor: RawFd = -1;
+    // SAFETY: the driver validates the handle, and writes one int for this handle type.
+    unsafe {
+        api::cuMemExportToShareableHandle(
+            (&raw mut descriptor).cast(),
+            handle,
+            sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            0,
+        )
+    }
+    .map_err(driver("cuMemExportToShareableHandle"))?;
+    // SAFETY: the driver made the descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// A VMM handle of what a descriptor is of, for the caller to release. The context is current.
+pub(super) fn import(descriptor: &OwnedFd) -> Result<u64> {
+    let mut imported = 0;
+    // SAFETY: for this handle type the driver takes the descriptor's number as a pointer-sized value, and does not keep the
+    // descriptor.
+    unsafe {
+        api::cuMemImportFromShareableHandle(
+            &mut imported,
+            descriptor.as_raw_fd() as usize as *mut _,
+            sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        )
+    }
+    .map_err(driver("cuMemImportFromShareableHandle"))?;
+    Ok(imported)
 }
 
 /// Pinned device memory that can be exported as a descriptor.

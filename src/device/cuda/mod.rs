@@ -13,6 +13,7 @@ mod kernels;
 mod links;
 mod machine;
 mod memory;
+mod multicast;
 mod order;
 pub(crate) mod pinned;
 #[cfg(feature = "probes")]
@@ -34,6 +35,7 @@ pub use self::handle::Sharing;
 use self::helper_streams::HelperStreams;
 use self::kernels::Kernels;
 use self::links::World;
+pub use self::multicast::CudaWindows;
 use self::order::LastCall;
 use self::pinned::Pinned;
 pub use self::sharing::{CudaExports, CudaMemory};
@@ -195,6 +197,7 @@ impl Device for Cuda {
 
 impl sealed::Device for Cuda {
     type Shared = CudaMemory;
+    type Windows = CudaWindows;
     type Status = CudaStatus;
     type Stream<'a> = sys::CUstream;
     type Exports = CudaExports;
@@ -239,6 +242,15 @@ impl sealed::Device for Cuda {
 
     fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<CudaMemory> {
         self.share_by_any(bytes, bootstrap, timeout)
+    }
+
+    fn share_windows(
+        &self,
+        bytes: usize,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<CudaWindows> {
+        self.share_by_multicast(bytes, bootstrap, timeout)
     }
 
     fn free(&self, memory: CudaMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {

@@ -225,7 +225,7 @@ impl CudaExports {
         self.lock().any = true;
     }
 
-    fn keep(&self, memory: Arc<Memory>) {
+    pub(super) fn keep(&self, memory: Arc<Memory>) {
         self.lock().kept.push(memory);
     }
 

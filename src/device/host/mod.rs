@@ -10,6 +10,7 @@ mod memory;
 mod pool;
 mod workers;
 
+use std::convert::Infallible;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -218,6 +219,7 @@ impl Device for Host {
 
 impl sealed::Device for Host {
     type Shared = SharedMemory;
+    type Windows = Infallible;
     type Status = HostStatus;
     type Stream<'a> = ();
     // The kernel frees a memfd when nobody maps it any more.
@@ -281,6 +283,16 @@ impl sealed::Device for Host {
         let mut memory = all_succeeded(memory, bootstrap, timeout)?;
         all_succeeded(memory.map_peers(bootstrap, timeout), bootstrap, timeout)?;
         Ok(memory)
+    }
+
+    fn share_windows(
+        &self,
+        _bytes: usize,
+        _bootstrap: &dyn Bootstrap,
+        _timeout: Duration,
+    ) -> Result<Infallible> {
+        let reason = "no switch between CPUs adds up".into();
+        Err(Error::Unavailable { what: "NVLS (the switch's sums)".into(), reason })
     }
 
     fn free(&self, memory: SharedMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {

@@ -182,7 +182,14 @@ impl CudaWorld {
     }
 
     fn check_plan(&self, plan: WorldPlan) -> Result<()> {
-        let WorldPlan { blocks, threads, .. } = plan;
+        let WorldPlan { algorithm, blocks, threads, .. } = plan;
+        if algorithm.is_nvls() {
+            return Err(Error::InvalidSetting {
+                name: "algorithm",
+                value: algorithm.to_string(),
+                expected: "one that ranks on one GPU can take: a multicast group has a GPU once",
+            });
+        }
         if (1..=self.max_blocks()).contains(&blocks) && (32..=512).contains(&threads) {
             return Ok(());
         }

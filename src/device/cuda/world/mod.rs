@@ -194,6 +194,8 @@ impl CudaWorld {
             status: self.statuses[rank].device_address(),
             threads: 0,
             direct: 0,
+            window: 0,
+            multicast: 0,
         };
         FaLaunch { input, output, timeout_ns: nanoseconds(self.timeout), ..site.launch() }
     }

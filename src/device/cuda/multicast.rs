@@ -1,0 +1,160 @@
+//! Windows: memory of each rank's GPU in one multicast group, whose address means all of it at once (NVLS).
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::sys;
+
+use super::api::{self, MulticastProperties};
+use super::driver::{attribute_of_number, bind, driver};
+use super::handle::Sharing;
+use super::memory::{self, Memory};
+use super::Cuda;
+use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
+use crate::device::sealed;
+use crate::error::{Error, Result};
+
+/// This rank's window, and the address of all.
+pub struct CudaWindows {
+    // Before the memory that is bound to its group.
+    all: Memory,
+    own: Arc<Memory>,
+}
+
+impl sealed::Windows for CudaWindows {
+    fn own(&self) -> u64 {
+        self.own.address()
+    }
+
+    fn multicast(&self) -> u64 {
+        self.all.address()
+    }
+}
+
+/// A handle of a multicast group, until it is mapped.
+struct Group(u64);
+
+impl Group {
+    /// Without a device yet. A context is current.
+    fn new(properties: &MulticastProperties) -> Result<Self> {
+        let mut handle = 0;
+        // SAFETY: the driver reads the properties and writes one handle.
+        unsafe { api::cuMulticastCreate(&mut handle, properties) }.map_err(driver("cuMulticastCreate"))?;
+        Ok(Self(handle))
+    }
+
+    /// For a mapping, which releases it.
+    fn into_handle(self) -> u64 {
+        let handle = self.0;
+        std::mem::forget(self);
+        handle
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // SAFETY: the handle is its own. An error means that the context is gone.
+        let _ = unsafe { api::cuMemRelease(self.0) };
+    }
+}
+
+impl Cuda {
+    /// Why this rank's GPU cannot be in a multicast group with the others, if it cannot.
+    fn check_multicast(&self) -> Result<()> {
+        let refuse = |reason: &str| {
+            Err(Error::Unavailable { what: "NVLS (the switch's sums)".into(), reason: reason.into() })
+        };
+        if self.world.ranks_per_device > 1 {
+            return refuse("ranks share a GPU, which a multicast group has once");
+        }
+        if self.world.world_size < 2 {
+            return refuse("a multicast group has at least two GPUs");
+        }
+        if attribute_of_number(&self.context, api::MULTICAST_SUPPORTED) == 0 {
+            return refuse(
+                "the GPU or its driver has no multicast memory, which needs NVSwitch, Hopper or newer, and driver 530 or newer",
+            );
+        }
+        if !self.kernels.has_nvls() {
+            return refuse("this build has no such kernels for this GPU: they need sm_90 or newer");
+        }
+        Ok(())
+    }
+
+    /// Makes a group of all ranks' GPUs, and binds zeroed memory of each to it. Collective.
+    ///
+    /// Binding and mapping wait, in the driver and without a limit, until all GPUs are in the group (CUDA Driver API,
+    /// `cuMulticastAddDevice`); so the ranks first make sure of that.
+    pub(super) fn share_by_multicast(
+        &self,
+        bytes: usize,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<CudaWindows> {
+        all_succeeded(self.check_multicast(), bootstrap, timeout)?;
+        let prepared = self.wait_for_last_call().and_then(|()| self.prepare_window(bytes, bootstrap));
+        let (properties, own, group) = all_succeeded(prepared, bootstrap, timeout)?;
+        // Every rank passes a descriptor on. Those that have made no group pass that of their window, which nobody opens.
+        let descriptor = match &group {
+            Some(group) => memory::export(group.0),
+            None => own.descriptor(),
+        };
+        let descriptor = all_succeeded(descriptor, bootstrap, timeout)?;
+        let descriptors = exchange_descriptors(bootstrap, descriptor.as_fd(), timeout);
+        let joined = descriptors.and_then(|mut descriptors| {
+            let group = match (group, descriptors[0].take()) {
+                (Some(group), _) => group,
+                (None, Some(descriptor)) => Group(memory::import(&descriptor)?),
+                (None, None) => {
+                    let reason = "it passed no descriptor of the multicast group".into();
+                    return Err(Error::Malformed { rank: 0, reason });
+                }
+            };
+            // SAFETY: the driver validates the handle and the device.
+            unsafe { api::cuMulticastAddDevice(group.0, self.context.cu_device()) }
+                .map_err(driver("cuMulticastAddDevice"))?;
+            Ok(group)
+        });
+        let group = all_succeeded(joined, bootstrap, timeout)?;
+        let bound = self.bind_window(group, &own, properties.bytes);
+        let all = all_succeeded(bound, bootstrap, timeout)?;
+        // A peer's kernel may load from this rank's window after this rank's own has ended.
+        self.exports.keep(Arc::clone(&own));
+        self.exports.begin();
+        Ok(CudaWindows { all, own })
+    }
+
+    /// This rank's window, and on rank 0 the group.
+    fn prepare_window(
+        &self,
+        bytes: usize,
+        bootstrap: &dyn Bootstrap,
+    ) -> Result<(MulticastProperties, Arc<Memory>, Option<Group>)> {
+        bind(&self.context)?;
+        let mut properties = MulticastProperties {
+            devices: bootstrap.world_size() as u32,
+            bytes,
+            handle_types: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0.into(),
+            flags: 0,
+        };
+        let mut granularity = 0;
+        // SAFETY: the driver reads the properties and writes one size.
+        unsafe {
+            api::cuMulticastGetGranularity(&mut granularity, &properties, api::MULTICAST_GRANULARITY_MINIMUM)
+        }
+        .map_err(driver("cuMulticastGetGranularity"))?;
+        properties.bytes = bytes.next_multiple_of(granularity.max(1));
+        let own = Memory::allocate(&self.context, &self.copies, properties.bytes, Sharing::Descriptor)?;
+        let group = (bootstrap.rank() == 0).then(|| Group::new(&properties)).transpose()?;
+        Ok((properties, own, group))
+    }
+
+    /// Binds this rank's window to the group that all GPUs are in, and maps the group.
+    fn bind_window(&self, group: Group, own: &Memory, bytes: usize) -> Result<Memory> {
+        // SAFETY: both handles are live, and the window has so many bytes. It stays bound for as long as either is mapped.
+        unsafe { api::cuMulticastBindMem(group.0, 0, own.allocation()?, 0, bytes, 0) }
+            .map_err(driver("cuMulticastBindMem"))?;
+        Memory::map(&self.context, group.into_handle(), bytes)
+    }
+}
