@@ -116,3 +116,15 @@ fn what_cannot_be_is_refused() {
         refused(&format!("bench --collective all_reduce_rms_norm --ranks 2 {option}"), fact);
     }
 }
+
+#[test]
+fn rows_before_one_that_fails_are_written() {
+    let output = run(
+        "bench --collective all_reduce_rms_norm --hidden 512,65536 --rows 1 -d f32 -n 5 --region-bytes 64K --format json",
+    );
+    assert!(!output.status.success());
+    assert!(text(&output.stderr).contains("hidden"), "{}", text(&output.stderr));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = document["results"].as_array().unwrap();
+    assert_eq!((rows.len(), &rows[0]["hidden"]), (1, &512.into()));
+}

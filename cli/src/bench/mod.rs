@@ -6,16 +6,14 @@ mod rms_norm;
 
 use fast_allreduce::Algorithm;
 
-use self::report::Report;
-use crate::arguments::Bench;
+use self::report::Reporting;
+use crate::arguments::{Bench, Case};
 use crate::failure::Failure;
 use crate::harness::device::Endpoint;
-use crate::harness::progress::Progress;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 use crate::harness::{config, measure, Job};
 use crate::output::Output;
-use crate::page::render;
 
 impl Job for Bench {
     fn options(&self) -> &Bench {
@@ -42,35 +40,19 @@ impl Job for Bench {
         }
         let mut measure = measure(self, session)?;
         let rows = self.cases().count() * endpoints.len();
-        let mut reporting = match session.rank() {
-            0 => Some((
-                Report::start(self.format, config(self, &endpoints[0], measure.seed))?,
-                Progress::new(rows),
-            )),
-            _ => None,
-        };
+        let seed = measure.seed;
+        let mut reporting =
+            Reporting::start(session, self.format, rows, || config(self, &endpoints[0], seed))?;
+        let mut cases = self.cases().flat_map(|case| endpoints.iter().map(move |endpoint| (case, endpoint)));
         let mut is_right = true;
-        let cases = self.cases().flat_map(|case| endpoints.iter().map(move |endpoint| (case, endpoint)));
-        for (case, endpoint) in cases {
-            if let Some((_, progress)) = &reporting {
-                progress.show(&case.to_string());
-            }
+        let run = |(case, endpoint): (Case, &E)| {
+            reporting.show(&case);
             let work = Work::of_case(&case, session.rank(), session.world_size());
             let row = measure.row(endpoint, &work)?;
             is_right &= row.wrong() == 0;
-            if let Some((report, progress)) = &mut reporting {
-                progress.clear();
-                progress.advance();
-                report.add(row)?;
-            }
-        }
-        if let Some((report, progress)) = reporting {
-            drop(progress);
-            let (config, rows) = report.finish()?;
-            if let Some(page) = page {
-                page.write(&render(&html::page(&config, &rows)))?;
-            }
-        }
-        Ok(is_right)
+            Ok(reporting.add(row)?)
+        };
+        let outcome = cases.try_for_each(run);
+        reporting.finish(page, outcome.map(|()| is_right))
     }
 }

@@ -4,31 +4,64 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use super::html;
 use crate::arguments::Format;
+use crate::failure::Failure;
+use crate::harness::progress::Progress;
 use crate::harness::row::{Config, Row, Timing};
+use crate::harness::session::Session;
+use crate::output::Output;
+use crate::page::{render, Page};
+
+/// A kind of result.
+pub trait Reported: Serialize + Sized {
+    /// What the numbers depend on.
+    type Config: Serialize;
+
+    const CSV_HEADER: &'static str;
+
+    /// Wrong elements on all ranks.
+    fn wrong(&self) -> u64;
+
+    /// What is above a table.
+    fn write_header(out: &mut dyn Write, config: &Self::Config) -> io::Result<()>;
+
+    /// Its line of a table, with what is to be above it, `before` being the row before.
+    fn write_line(&self, out: &mut dyn Write, config: &Self::Config, before: Option<&Self>)
+        -> io::Result<()>;
+
+    /// What is below a table.
+    fn write_footer(out: &mut dyn Write, config: &Self::Config, rows: &[Self], wrong: u64) -> io::Result<()>;
+
+    /// As many as the header of CSV has.
+    fn csv_cells(&self) -> Vec<String>;
+
+    /// All of them as a page.
+    fn page(config: &Self::Config, rows: &[Self]) -> Page;
+}
 
 /// What the first rank writes.
-pub struct Report {
+struct Report<R: Reported> {
     format: Format,
-    config: Config,
-    rows: Vec<Row>,
+    config: R::Config,
+    rows: Vec<R>,
 }
 
 /// The one object of the JSON format.
 #[derive(Serialize)]
-struct Document<'a> {
-    config: &'a Config,
-    results: &'a [Row],
+struct Document<'a, R: Reported> {
+    config: &'a R::Config,
+    results: &'a [R],
     wrong: u64,
 }
 
-impl Report {
+impl<R: Reported> Report<R> {
     /// Writes the header.
-    pub fn start(format: Format, config: Config) -> io::Result<Self> {
+    fn start(format: Format, config: R::Config) -> io::Result<Self> {
         let mut out = io::stdout().lock();
         match format {
-            Format::Table => write_table_header(&mut out, &config)?,
-            Format::Csv => writeln!(out, "{CSV_HEADER}")?,
+            Format::Table => R::write_header(&mut out, &config)?,
+            Format::Csv => writeln!(out, "{}", R::CSV_HEADER)?,
             Format::Json => {}
         }
         out.flush()?;
@@ -36,29 +69,23 @@ impl Report {
     }
 
     /// Writes a row where the format has lines.
-    pub fn add(&mut self, row: Row) -> io::Result<()> {
+    fn add(&mut self, row: R) -> io::Result<()> {
         let mut out = io::stdout().lock();
         match self.format {
-            Format::Table => {
-                let is_news = self.rows.last().is_none_or(|last| last.collective != row.collective);
-                if is_news && self.config.collective != row.collective {
-                    writeln!(out, "# collective {}", row.collective)?;
-                }
-                write_table_row(&mut out, &row)?;
-            }
-            Format::Csv => write_csv_row(&mut out, &row)?,
+            Format::Table => row.write_line(&mut out, &self.config, self.rows.last())?,
+            Format::Csv => write_csv_record(&mut out, &row.csv_cells())?,
             Format::Json => {}
         }
         self.rows.push(row);
         out.flush()
     }
 
-    /// Writes what comes last, and returns what was written.
-    pub fn finish(self) -> io::Result<(Config, Vec<Row>)> {
-        let wrong = self.rows.iter().map(Row::wrong).sum();
+    /// Writes what comes last.
+    fn finish(&self) -> io::Result<()> {
+        let wrong = self.rows.iter().map(R::wrong).sum();
         let mut out = io::stdout().lock();
         match self.format {
-            Format::Table => self.write_table_footer(&mut out, wrong)?,
+            Format::Table => R::write_footer(&mut out, &self.config, &self.rows, wrong)?,
             Format::Csv => {}
             Format::Json => {
                 let document = Document { config: &self.config, results: &self.rows, wrong };
@@ -66,21 +93,115 @@ impl Report {
                 writeln!(out)?;
             }
         }
-        out.flush()?;
-        Ok((self.config, self.rows))
+        out.flush()
+    }
+}
+
+/// A rank's part of writing: the first one's, or nothing.
+pub struct Reporting<R: Reported>(Option<(Report<R>, Progress)>);
+
+impl<R: Reported> Reporting<R> {
+    /// Writes the header, on the first rank. `rows` are to come.
+    pub fn start(
+        session: &Session,
+        format: Format,
+        rows: usize,
+        config: impl FnOnce() -> R::Config,
+    ) -> io::Result<Self> {
+        if session.rank() > 0 {
+            return Ok(Self(None));
+        }
+        Ok(Self(Some((Report::start(format, config())?, Progress::new(rows)))))
     }
 
-    fn write_table_footer(&self, out: &mut impl Write, wrong: u64) -> io::Result<()> {
-        write_verdict(out, self.config.check, wrong)?;
-        let timings = self.rows.iter().flat_map(|row| [Some(&row.out_of_place), row.in_place.as_ref()]);
+    /// Shows what is measured next.
+    pub fn show(&self, what: &impl ToString) {
+        if let Some((_, progress)) = &self.0 {
+            progress.show(&what.to_string());
+        }
+    }
+
+    /// Writes a row.
+    pub fn add(&mut self, row: R) -> io::Result<()> {
+        let Some((report, progress)) = &mut self.0 else {
+            return Ok(());
+        };
+        progress.clear();
+        progress.advance();
+        report.add(row)
+    }
+
+    /// Writes what comes last, and to `page` too. Of a run that has failed, what was measured before that is not lost.
+    pub fn finish(self, page: Option<&Output>, outcome: Result<bool, Failure>) -> Result<bool, Failure> {
+        let Some((report, progress)) = self.0 else {
+            return outcome;
+        };
+        drop(progress);
+        if outcome.is_ok() || !report.rows.is_empty() {
+            report.finish()?;
+        }
+        let is_right = outcome?;
+        if let Some(page) = page {
+            page.write(&render(&R::page(&report.config, &report.rows)))?;
+        }
+        Ok(is_right)
+    }
+}
+
+impl Reported for Row {
+    type Config = Config;
+
+    const CSV_HEADER: &'static str = "collective,size,count,type,redop,root,algo,\
+        out_of_place_time_us,out_of_place_p50_us,out_of_place_p99_us,out_of_place_algbw_gbs,\
+        out_of_place_busbw_gbs,out_of_place_wrong,\
+        in_place_time_us,in_place_p50_us,in_place_p99_us,in_place_algbw_gbs,in_place_busbw_gbs,in_place_wrong,\
+        memcpy_us,remark";
+
+    fn wrong(&self) -> u64 {
+        Row::wrong(self)
+    }
+
+    fn write_header(out: &mut dyn Write, config: &Config) -> io::Result<()> {
+        write_table_header(out, config)
+    }
+
+    fn write_line(&self, out: &mut dyn Write, config: &Config, before: Option<&Self>) -> io::Result<()> {
+        let is_news = before.is_none_or(|before| before.collective != self.collective);
+        if is_news && config.collective != self.collective {
+            writeln!(out, "# collective {}", self.collective)?;
+        }
+        write_table_row(out, self)
+    }
+
+    fn write_footer(out: &mut dyn Write, config: &Config, rows: &[Self], wrong: u64) -> io::Result<()> {
+        write_verdict(out, config.check, wrong)?;
+        let timings = rows.iter().flat_map(|row| [Some(&row.out_of_place), row.in_place.as_ref()]);
         let bandwidths: Vec<f64> = timings.flatten().map(|timing| timing.busbw_gbs).collect();
         let average = bandwidths.iter().sum::<f64>() / bandwidths.len().max(1) as f64;
         writeln!(out, "# Avg bus bandwidth    : {}", significant(average))
     }
+
+    fn csv_cells(&self) -> Vec<String> {
+        let Row { collective, size, count, dtype, redop, memcpy_us, .. } = self;
+        let algo = self.algo.unwrap_or_default();
+        let mut cells = vec![(*collective).into(), size.to_string(), count.to_string()];
+        cells.extend([(*dtype).into(), (*redop).into(), root(self.root), algo.into()]);
+        for timing in [Some(&self.out_of_place), self.in_place.as_ref()] {
+            cells.extend(csv_times(timing));
+            cells.push(csv_cell(timing.and_then(|timing| timing.wrong)));
+        }
+        cells.push(format!("{memcpy_us:.4}"));
+        cells.push(self.remark().unwrap_or_default());
+        cells
+    }
+
+    fn page(config: &Config, rows: &[Self]) -> Page {
+        html::page(config, rows)
+    }
 }
 
 /// Writes what was found of so many wrong elements in so many checked calls.
-pub fn write_verdict(out: &mut impl Write, checks: u64, wrong: u64) -> io::Result<()> {
+pub fn write_verdict(out: &mut dyn Write, checks: u64, wrong: u64) -> io::Result<()> {
     match (checks, wrong) {
         (0, _) => writeln!(out, "# Out of bounds values : N/A (nothing was checked)"),
         (_, 0) => writeln!(out, "# Out of bounds values : 0 OK"),
@@ -89,7 +210,7 @@ pub fn write_verdict(out: &mut impl Write, checks: u64, wrong: u64) -> io::Resul
 }
 
 /// Writes what the numbers depend on, as lines above a table.
-pub fn write_facts(out: &mut impl Write, config: &Config) -> io::Result<()> {
+pub fn write_facts(out: &mut dyn Write, config: &Config) -> io::Result<()> {
     let Config { version, ranks, device, seed, .. } = config;
     let inputs = if config.registered { "registered" } else { "private" };
     let iterations = config.iters.map_or("auto".into(), |iterations| iterations.to_string());
@@ -106,7 +227,7 @@ pub fn write_facts(out: &mut impl Write, config: &Config) -> io::Result<()> {
     writeln!(out, "# iters {iterations} warmup iters {warmup_iters} check {check} seed {seed}")
 }
 
-fn write_table_header(out: &mut impl Write, config: &Config) -> io::Result<()> {
+fn write_table_header(out: &mut dyn Write, config: &Config) -> io::Result<()> {
     write_facts(out, config)?;
     writeln!(out, "# {}", config.device.explanation())?;
     writeln!(out, "#")?;
@@ -125,7 +246,7 @@ fn write_table_header(out: &mut impl Write, config: &Config) -> io::Result<()> {
     writeln!(out, "#{:>11}{:>13}{:>39}  {columns}   {columns} {:>9}", "(B)", "(elements)", "", "(us)")
 }
 
-fn write_table_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
+fn write_table_row(out: &mut dyn Write, row: &Row) -> io::Result<()> {
     let Row { size, count, dtype, redop, .. } = row;
     let (root, algo) = (root(row.root), row.algo.unwrap_or("-"));
     let columns = |timing: &Timing| {
@@ -171,24 +292,6 @@ pub fn significant(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-const CSV_HEADER: &str = "collective,size,count,type,redop,root,algo,\
-    out_of_place_time_us,out_of_place_p50_us,out_of_place_p99_us,out_of_place_algbw_gbs,out_of_place_busbw_gbs,out_of_place_wrong,\
-    in_place_time_us,in_place_p50_us,in_place_p99_us,in_place_algbw_gbs,in_place_busbw_gbs,in_place_wrong,memcpy_us,remark";
-
-fn write_csv_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
-    let Row { collective, size, count, dtype, redop, memcpy_us, .. } = row;
-    let algo = row.algo.unwrap_or_default();
-    let mut cells = vec![(*collective).into(), size.to_string(), count.to_string()];
-    cells.extend([(*dtype).into(), (*redop).into(), root(row.root), algo.into()]);
-    for timing in [Some(&row.out_of_place), row.in_place.as_ref()] {
-        cells.extend(csv_times(timing));
-        cells.push(csv_cell(timing.and_then(|timing| timing.wrong)));
-    }
-    cells.push(format!("{memcpy_us:.4}"));
-    cells.push(row.remark().unwrap_or_default().to_string());
-    write_csv_record(out, &cells)
-}
-
 /// Times and bandwidths of a call; empty cells of one that there is not.
 pub fn csv_times(timing: Option<&Timing>) -> [String; 5] {
     timing.map_or_else(Default::default, |timing| {
@@ -205,7 +308,7 @@ pub fn csv_cell(value: Option<impl ToString>) -> String {
 }
 
 /// One line.
-pub fn write_csv_record(out: &mut impl Write, cells: &[String]) -> io::Result<()> {
+pub fn write_csv_record(out: &mut dyn Write, cells: &[String]) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(out);
     writer.write_record(cells)?;
     writer.flush()

@@ -2,6 +2,7 @@
 
 use super::{NormConfig, Row};
 use crate::bench::html::{point, settings, subject};
+use crate::bench::report::Reported as _;
 use crate::bench::report::{bandwidth, significant};
 use crate::harness::row::Timing;
 use crate::page::{self, Group, Page, Panel, Series, Table};

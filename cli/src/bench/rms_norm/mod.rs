@@ -6,18 +6,16 @@ mod report;
 use fast_allreduce::{Algorithm, CallKind};
 use serde::Serialize;
 
-use self::report::Report;
 use crate::arguments::{Bench, RowsCase};
+use crate::bench::report::{Reported as _, Reporting};
 use crate::failure::Failure;
 use crate::harness::contender::Contender;
 use crate::harness::device::Endpoint;
-use crate::harness::progress::Progress;
 use crate::harness::rms_norm::{with_float, Way, ROUNDS};
 use crate::harness::row::{Config, Timing};
 use crate::harness::session::Session;
 use crate::harness::{config, measure};
 use crate::output::Output;
-use crate::page::render;
 
 /// One type, shape and algorithm.
 #[derive(Debug, Serialize)]
@@ -71,11 +69,6 @@ impl Row {
         }
     }
 
-    /// Wrong elements on all ranks.
-    fn wrong(&self) -> u64 {
-        [&self.fused, &self.unfused].iter().filter_map(|timing| timing.wrong).sum()
-    }
-
     fn remark(&self) -> Option<String> {
         let ways = [("fused", &self.fused), ("unfused", &self.unfused), ("all_reduce", &self.all_reduce)];
         let remark = |(name, timing): (&str, &Timing)| Some(format!("{name}: {}", timing.remark.as_ref()?));
@@ -96,42 +89,27 @@ pub fn run<E: Endpoint>(
     for endpoint in endpoints {
         norm = endpoint.ready_norm()?;
     }
-    let mut reporting = match session.rank() {
-        0 => {
-            let config = config(options, &endpoints[0], measure.seed);
-            let config = NormConfig { config, rounds: ROUNDS, norm };
-            let progress = Progress::new(options.rows_cases().count() * endpoints.len());
-            Some((Report::start(options.format, config)?, progress))
-        }
-        _ => None,
-    };
+    let (rows, seed) = (options.rows_cases().count() * endpoints.len(), measure.seed);
+    let mut reporting = Reporting::start(session, options.format, rows, || NormConfig {
+        config: config(options, &endpoints[0], seed),
+        rounds: ROUNDS,
+        norm,
+    })?;
     let algorithms = options.rows_algorithms();
+    let contenders = endpoints.iter().zip(algorithms);
     let mut is_right = true;
-    for case in options.rows_cases() {
-        for (endpoint, &algorithm) in endpoints.iter().zip(&algorithms) {
-            if let Some((_, progress)) = &reporting {
-                progress.show(&case.to_string());
-            }
-            let ours = Contender::Ours(endpoint);
-            let ways = [Way::Fused(endpoint), Way::Unfused(ours), Way::Alone(ours)];
-            let timings = with_float!(case.dtype, T => measure.ways::<T, E>(&ways, ROUNDS, &case))?;
-            let timings: Vec<_> = timings.into_iter().flatten().collect();
-            let timings = <[Timing; 3]>::try_from(timings).expect("a timing of each way");
-            let row = Row::new(&case, algorithm, timings);
-            is_right &= row.wrong() == 0;
-            if let Some((report, progress)) = &mut reporting {
-                progress.clear();
-                progress.advance();
-                report.add(row)?;
-            }
-        }
-    }
-    if let Some((report, progress)) = reporting {
-        drop(progress);
-        let (config, rows) = report.finish()?;
-        if let Some(page) = page {
-            page.write(&render(&html::page(&config, &rows)))?;
-        }
-    }
-    Ok(is_right)
+    let run = |(case, (endpoint, algorithm)): (RowsCase, (&E, Option<Algorithm>))| {
+        reporting.show(&case);
+        let ours = Contender::Ours(endpoint);
+        let ways = [Way::Fused(endpoint), Way::Unfused(ours), Way::Alone(ours)];
+        let timings = with_float!(case.dtype, T => measure.ways::<T, E>(&ways, ROUNDS, &case))?;
+        let timings: Vec<_> = timings.into_iter().flatten().collect();
+        let timings = <[Timing; 3]>::try_from(timings).expect("a timing of each way");
+        let row = Row::new(&case, algorithm, timings);
+        is_right &= row.wrong() == 0;
+        Ok(reporting.add(row)?)
+    };
+    let mut cases = options.rows_cases().flat_map(|case| contenders.clone().map(move |one| (case, one)));
+    let outcome = cases.try_for_each(run);
+    reporting.finish(page, outcome.map(|()| is_right))
 }

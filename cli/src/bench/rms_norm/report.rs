@@ -2,82 +2,65 @@
 
 use std::io::{self, Write};
 
-use serde::Serialize;
-
-use super::{NormConfig, Row};
-use crate::arguments::Format;
+use super::{html, NormConfig, Row};
 use crate::bench::report::{
-    bandwidth, csv_cell, csv_times, significant, write_csv_record, write_facts, write_verdict,
+    bandwidth, csv_cell, csv_times, significant, write_facts, write_verdict, Reported,
 };
 use crate::harness::row::Timing;
+use crate::page::Page;
 
-/// What the first rank writes.
-pub struct Report {
-    format: Format,
-    config: NormConfig,
-    rows: Vec<Row>,
-}
+impl Reported for Row {
+    type Config = NormConfig;
 
-/// The one object of the JSON format.
-#[derive(Serialize)]
-struct Document<'a> {
-    config: &'a NormConfig,
-    results: &'a [Row],
-    wrong: u64,
-}
+    const CSV_HEADER: &'static str = "collective,size,count,type,redop,hidden,rows,algo,\
+        fused_time_us,fused_p50_us,fused_p99_us,fused_algbw_gbs,fused_busbw_gbs,fused_wrong,\
+        unfused_time_us,unfused_p50_us,unfused_p99_us,unfused_algbw_gbs,unfused_busbw_gbs,unfused_wrong,\
+        all_reduce_time_us,all_reduce_p50_us,all_reduce_p99_us,all_reduce_algbw_gbs,all_reduce_busbw_gbs,\
+        over_all_reduce,gain,remark";
 
-impl Report {
-    /// Writes the header.
-    pub fn start(format: Format, config: NormConfig) -> io::Result<Self> {
-        let mut out = io::stdout().lock();
-        match format {
-            Format::Table => write_header(&mut out, &config)?,
-            Format::Csv => writeln!(out, "{CSV_HEADER}")?,
-            Format::Json => {}
-        }
-        out.flush()?;
-        Ok(Self { format, config, rows: Vec::new() })
+    fn wrong(&self) -> u64 {
+        [&self.fused, &self.unfused].iter().filter_map(|timing| timing.wrong).sum()
     }
 
-    /// Writes a row where the format has lines.
-    pub fn add(&mut self, row: Row) -> io::Result<()> {
-        let mut out = io::stdout().lock();
-        match self.format {
-            Format::Table => write_row(&mut out, &row)?,
-            Format::Csv => write_csv_row(&mut out, &row)?,
-            Format::Json => {}
-        }
-        self.rows.push(row);
-        out.flush()
+    fn write_header(out: &mut dyn Write, config: &NormConfig) -> io::Result<()> {
+        write_header(out, config)
     }
 
-    /// Writes what comes last, and returns what was written.
-    pub fn finish(self) -> io::Result<(NormConfig, Vec<Row>)> {
-        let wrong = self.rows.iter().map(Row::wrong).sum();
-        let mut out = io::stdout().lock();
-        match self.format {
-            Format::Table => {
-                write_verdict(&mut out, self.config.config.check, wrong)?;
-                let mean = |ratio: fn(&Row) -> f64| {
-                    let sum: f64 = self.rows.iter().map(|row| ratio(row).ln()).sum();
-                    significant((sum / self.rows.len().max(1) as f64).exp())
-                };
-                let (over, gain) = (mean(|row| row.over_all_reduce), mean(|row| row.gain));
-                writeln!(out, "# Geometric means      : x all_reduce {over}, gain {gain}")?;
-            }
-            Format::Csv => {}
-            Format::Json => {
-                let document = Document { config: &self.config, results: &self.rows, wrong };
-                serde_json::to_writer_pretty(&mut out, &document)?;
-                writeln!(out)?;
-            }
+    fn write_line(&self, out: &mut dyn Write, _: &NormConfig, _: Option<&Self>) -> io::Result<()> {
+        write_row(out, self)
+    }
+
+    fn write_footer(out: &mut dyn Write, config: &NormConfig, rows: &[Self], wrong: u64) -> io::Result<()> {
+        write_verdict(out, config.config.check, wrong)?;
+        let mean = |ratio: fn(&Row) -> f64| {
+            let sum: f64 = rows.iter().map(|row| ratio(row).ln()).sum();
+            significant((sum / rows.len().max(1) as f64).exp())
+        };
+        let (over, gain) = (mean(|row| row.over_all_reduce), mean(|row| row.gain));
+        writeln!(out, "# Geometric means      : x all_reduce {over}, gain {gain}")
+    }
+
+    fn csv_cells(&self) -> Vec<String> {
+        let mut cells: Vec<String> =
+            vec![self.collective.into(), self.size.to_string(), self.count.to_string()];
+        cells.extend([self.dtype.into(), self.redop.into(), self.hidden.to_string(), self.rows.to_string()]);
+        cells.push(self.algo.into());
+        for timing in [&self.fused, &self.unfused] {
+            cells.extend(csv_times(Some(timing)));
+            cells.push(csv_cell(timing.wrong));
         }
-        out.flush()?;
-        Ok((self.config, self.rows))
+        cells.extend(csv_times(Some(&self.all_reduce)));
+        cells.extend([self.over_all_reduce, self.gain].map(|ratio| format!("{ratio:.4}")));
+        cells.push(self.remark().unwrap_or_default());
+        cells
+    }
+
+    fn page(config: &NormConfig, rows: &[Self]) -> Page {
+        html::page(config, rows)
     }
 }
 
-fn write_header(out: &mut impl Write, config: &NormConfig) -> io::Result<()> {
+fn write_header(out: &mut dyn Write, config: &NormConfig) -> io::Result<()> {
     write_facts(out, &config.config)?;
     writeln!(out, "# rounds {}, in each a block of calls of each way", config.rounds)?;
     writeln!(
@@ -105,7 +88,7 @@ fn write_header(out: &mut impl Write, config: &NormConfig) -> io::Result<()> {
     )
 }
 
-fn write_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
+fn write_row(out: &mut dyn Write, row: &Row) -> io::Result<()> {
     let Row { rows, hidden, size, dtype, algo, fused, unfused, all_reduce, .. } = row;
     let times = |timing: &Timing| {
         let [time, p50, p99] = [timing.time_us, timing.p50_us, timing.p99_us].map(significant);
@@ -126,24 +109,4 @@ fn write_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
         row.over_all_reduce,
         row.gain,
     )
-}
-
-const CSV_HEADER: &str = "collective,size,count,type,redop,hidden,rows,algo,\
-    fused_time_us,fused_p50_us,fused_p99_us,fused_algbw_gbs,fused_busbw_gbs,fused_wrong,\
-    unfused_time_us,unfused_p50_us,unfused_p99_us,unfused_algbw_gbs,unfused_busbw_gbs,unfused_wrong,\
-    all_reduce_time_us,all_reduce_p50_us,all_reduce_p99_us,all_reduce_algbw_gbs,all_reduce_busbw_gbs,\
-    over_all_reduce,gain,remark";
-
-fn write_csv_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
-    let mut cells: Vec<String> = vec![row.collective.into(), row.size.to_string(), row.count.to_string()];
-    cells.extend([row.dtype.into(), row.redop.into(), row.hidden.to_string(), row.rows.to_string()]);
-    cells.push(row.algo.into());
-    for timing in [&row.fused, &row.unfused] {
-        cells.extend(csv_times(Some(timing)));
-        cells.push(csv_cell(timing.wrong));
-    }
-    cells.extend(csv_times(Some(&row.all_reduce)));
-    cells.extend([row.over_all_reduce, row.gain].map(|ratio| format!("{ratio:.4}")));
-    cells.push(row.remark().unwrap_or_default());
-    write_csv_record(out, &cells)
 }
