@@ -111,7 +111,8 @@ impl Gpu {
         settings: &Settings,
         build: impl FnOnce(Cuda) -> Result<Communicator<Cuda>, Failure>,
     ) -> Result<Self, Failure> {
-        let mut device = Cuda::open(settings.first_gpu + session.rank() % settings.gpus)?;
+        // What is compared is called in turn.
+        let mut device = Cuda::open(settings.first_gpu + session.rank() % settings.gpus)?.one_at_a_time();
         if let Some(sharing) = settings.sharing {
             device = device.sharing(sharing);
         }
@@ -250,7 +251,7 @@ impl Endpoint for Gpu {
     fn ready_norm(&self) -> Result<String, Failure> {
         let by = "in one kernel, that of a world of one rank";
         if self.alone.get().is_none() {
-            let device = Cuda::new(Arc::clone(self.communicator.device().context()))?;
+            let device = Cuda::new(Arc::clone(self.communicator.device().context()))?.one_at_a_time();
             let [bootstrap] = <[Threads; 1]>::try_from(Threads::world(1)?).expect("a world of one");
             let alone = Communicator::builder().timeout(self.settings.timeout).build(device, bootstrap)?;
             let _ = self.alone.set(alone);
