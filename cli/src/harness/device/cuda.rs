@@ -78,6 +78,8 @@ pub struct Settings {
     pub launch_bytes: Option<usize>,
     /// Time plain calls, not graphs.
     pub eager: bool,
+    /// Of a launch, at most.
+    pub max_blocks: Option<usize>,
 }
 
 /// A rank on a GPU.
@@ -115,6 +117,9 @@ impl Gpu {
         let mut device = Cuda::open(settings.first_gpu + session.rank() % settings.gpus)?.one_at_a_time();
         if let Some(sharing) = settings.sharing {
             device = device.sharing(sharing);
+        }
+        if let Some(blocks) = settings.max_blocks {
+            device = device.max_blocks(blocks);
         }
         // SAFETY: all work on memory of this context is on the one stream below, in whose order it is also freed.
         unsafe { device.context().disable_event_tracking() };
