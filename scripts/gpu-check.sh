@@ -5,7 +5,7 @@
 #
 # BINARY is `fast-allreduce`; each TEST_BINARY is a test of the CUDA device, as `cargo test --no-run` makes it. The report is
 # OUT_DIR/gpu-check.json and OUT_DIR/gpu-check.md; what other programs say is beside it. Needs bash, coreutils and the driver;
-# compute-sanitizer is used where it is found. It ends within BUDGET seconds (480 unless set), whatever hangs.
+# compute-sanitizer is used where it is found. It ends within BUDGET seconds (540 unless set), whatever hangs.
 set -u
 
 if [ $# -lt 2 ]; then
@@ -15,7 +15,7 @@ fi
 binary=$1
 out=$2
 shift 2
-budget=${BUDGET:-480}
+budget=${BUDGET:-540}
 case $budget in '' | *[!0-9]*)
   echo "$0: BUDGET=$budget is not a number of seconds" >&2
   exit 2
@@ -67,7 +67,10 @@ if ! carried "$binary" "$0" "$@"; then
   failed=$((failed + 1))
 fi
 
-step version 10 "$binary" --version --verbose
+if ! timeout 10 "$binary" --version --verbose; then
+  echo "version    FAILED"
+  failed=$((failed + 1))
+fi
 
 tests=()
 for test in "$@"; do
@@ -76,7 +79,7 @@ done
 # The program trims its steps to its part; should it hang itself, its report up to then is there.
 left=$((budget - SECONDS - 2 * GRACE))
 rm -f "$out/gpu-check.json" "$out/gpu-check.md"
-step gpu-check $((left + GRACE)) "$binary" gpu-check --budget $((left > 0 ? left : 0)) --logs "$out" \
+step gpu-check $((left + GRACE)) "$binary" gpu-check --seconds $((left > 0 ? left : 0)) --logs "$out" \
   --json "$out/gpu-check.json" --markdown "$out/gpu-check.md" ${tests[@]+"${tests[@]}"}
 cat "$out/gpu-check.log"
 

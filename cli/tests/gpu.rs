@@ -23,6 +23,8 @@ tests! {
         bench_is_right_in_every_collective,
         bench_says_that_ranks_share_a_gpu,
         every_step_of_gpu_check_is_reported,
+        what_the_driver_cannot_run_is_said,
+        a_run_goes_on_with_what_passed,
         steps_without_time_are_not_run,
         tests_that_are_carried_along_are_run,
         a_step_that_fails_is_reported_and_the_next_runs,
@@ -149,12 +151,18 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
         "ipc-handles",
         "ipc-descriptors",
         "cooperative",
+        "hot",
+        "turns",
+        "link",
+        "local-memory",
+        "threads",
+        "latency",
         "time-slices",
         "world",
-        "threads",
         "processes",
-        "latency",
         "fixed",
+        "host-bench",
+        "host-tune",
         "tests",
     ];
     let asked: String = steps.map(|step| format!(" --step {step}")).concat();
@@ -183,6 +191,11 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
         ("Do CUDA IPC handles open between two processes on one GPU?", "yes; "),
         ("Do file descriptors of VMM memory open between two processes on one GPU?", "yes; "),
         ("Does the world of one cooperative launch pass for 2 to 16 ranks?", "yes, "),
+        (
+            "Do the hot kernels pass in one cooperative launch, of 2 to 8 ranks and three types?",
+            "yes, 252 cases",
+        ),
+        ("Does the first launch of messages take memory of the GPU (a stack)?", "no"),
         ("What does a barrier between two processes cost that the GPU runs in turn?", ""),
     ] {
         let summary = markdown.split("| step |").next().unwrap();
@@ -193,8 +206,45 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
     ));
 }
 
+/// The stand-in driver has no microbenchmarks: such steps fail alone, with the reason.
+fn what_the_driver_cannot_run_is_said(stand_in: StandIn) {
+    let arguments = "gpu-check --small --step costs --step beside-a-kernel --step run-ahead --step facts";
+    let output = stand_in.program(arguments).output().unwrap();
+    let markdown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{markdown}");
+    for step in ["costs", "beside-a-kernel", "run-ahead"] {
+        assert!(markdown.contains(&format!("| {step} | FAILED: the kernel ")), "{markdown}");
+    }
+    assert!(markdown.contains("does not find it in the module"), "{markdown}");
+    assert!(markdown.contains("| facts | passed |"), "{markdown}");
+}
+
+fn a_run_goes_on_with_what_passed(stand_in: StandIn) {
+    let folder = std::env::temp_dir().join(format!("fast-allreduce-gpu-resume-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("report.json");
+    let steps = "--step facts --step ipc-handles --step mps";
+    let run = |more: &str, no_ipc: &str| {
+        let arguments = format!("gpu-check --json {} {steps} {more}", file.display());
+        let output = stand_in.program(&arguments).env("STAND_IN_NO_IPC", no_ipc).output().unwrap();
+        (output.status.code(), text(&output.stderr))
+    };
+    // Nothing to go on with is no error.
+    let (status, said) = run("--small --resume", "1");
+    assert_eq!((status, said.matches(" ...").count()), (Some(1), 3), "{said}");
+    let (status, said) = run("--small --resume", "0");
+    assert_eq!((status, said.matches(" ...").count()), (Some(0), 1), "{said}");
+    assert!(said.contains("ipc-handles ..."), "{said}");
+    let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(report["steps"].as_array().unwrap().len(), 3);
+    // What was found with other settings is nothing to go on with.
+    let (status, said) = run("--resume", "0");
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(status == Some(2) && said.contains("--resume"), "{said}");
+}
+
 fn steps_without_time_are_not_run(stand_in: StandIn) {
-    let arguments = "gpu-check --small --budget 0 --step facts --step mps";
+    let arguments = "gpu-check --small --seconds 0 --step facts --step mps";
     let output = stand_in.program(arguments).output().unwrap();
     let markdown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{markdown}");

@@ -31,7 +31,7 @@ FA_FN void stamp(u32 point) {
         : "memory");
 }
 
-// Since the beginning of the turn; a point that was not passed stays as it is.
+// Since the beginning of the turn; a point that was not passed in it stays as it is.
 FA_FN void add_stamps(u64 *sums) {
   const volatile u64 *stamps = fa_stamps;
   FA_ROLL

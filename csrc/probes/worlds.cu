@@ -19,6 +19,9 @@ using namespace FA_NAMESPACE;
 // times.
 template <class Call>
 FA_FN void turns_of(const FaLaunch &launch, u32 turns, u64 *sums, Call call) {
+  if (threadIdx.x < kStamps)
+    fa_stamps[threadIdx.x] = 0;
+  __syncthreads();
   FA_ROLL
   for (u32 turn = 0; turn < turns; ++turn) {
     stamp(kBegin);

@@ -83,7 +83,14 @@ fn too_many_are_refused_with_the_way_out() {
             let second = again().unwrap();
             assert_eq!((blocks(&world), blocks(&second)), (1, 1));
             let error = again().expect_err("there is no room").to_string();
-            for fact in ["rank 0's", "2 communicators", "4 blocks", "drop one", "Cuda::max_blocks"] {
+            for fact in [
+                "rank 0's",
+                "2 communicators",
+                "4 blocks",
+                "drop one",
+                "Cuda::max_blocks",
+                "Cuda::one_at_a_time",
+            ] {
                 assert!(error.contains(fact), "{error}");
             }
             // What was refused has nothing, and what goes makes room.
@@ -100,7 +107,15 @@ fn too_many_are_refused_with_the_way_out() {
         let one = || small(Threads::world(1).unwrap().remove(0));
         let all: Vec<_> = (0..4).map(|_| one().unwrap()).collect();
         assert!(matches!(one(), Err(Error::Unavailable { .. })));
-        drop(all);
+        // Who promises to be alone has all of the GPU, and takes nothing of it.
+        let alone = || {
+            let device = Cuda::new(context(0)).unwrap().one_at_a_time();
+            Communicator::builder().build(device, Threads::world(1).unwrap().remove(0)).unwrap()
+        };
+        let both = [alone(), alone()];
+        assert_eq!(both.each_ref().map(|it| it.plan(1 << 20, DType::F32).blocks), [4, 4]);
+        assert!(matches!(one(), Err(Error::Unavailable { .. })));
+        drop((all, both));
         one().unwrap();
     });
 }

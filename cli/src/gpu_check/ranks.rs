@@ -45,6 +45,7 @@ pub fn settings(options: &GpuCheck, sharing: Option<Sharing>, launch_bytes: usiz
         timeout: TIMEOUT,
         launch_bytes: Some(launch_bytes),
         eager: false,
+        max_blocks: options.small.then_some(8),
     }
 }
 

@@ -159,17 +159,17 @@ impl Measured<'_> {
         let (world_size, stream) = (world.world_size(), std::sync::Arc::clone(world.stream()));
         let turns = if self.small { 2 } else { self.sweep.turns };
         let words = STAMPS.len() + 1;
-        let sums =
+        let mut sums =
             stream.alloc_zeros::<u64>(words * world_size * plan.blocks).map_err(driver("cuMemAlloc"))?;
         stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-        let count = self.bytes / size_of::<bf16>();
+        let (count, address) = (self.bytes / size_of::<bf16>(), sums.device_ptr(&stream).0);
         let call = world.prepare(inputs, outputs, 0, count, ReduceOp::Sum, plan)?;
         // SAFETY: the module and the sums outlive the call, which is waited for here.
-        let mut call = unsafe { call.in_turns(probes, turns, sums.device_ptr(&stream).0) }?;
+        let mut call = unsafe { call.in_turns(probes, turns, address) }?;
         // The first fetches code, and is not looked at.
         call.enqueue()?;
         call.finish()?;
-        stream.memset_zeros(&mut sums.clone()).map_err(driver("cuMemsetD8Async"))?;
+        stream.memset_zeros(&mut sums).map_err(driver("cuMemsetD8Async"))?;
         call.enqueue()?;
         call.finish()?;
         drop(call);

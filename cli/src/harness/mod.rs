@@ -72,6 +72,7 @@ pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<boo
         DeviceName::Cuda => {
             let settings = device::cuda::Settings {
                 first_gpu: 0,
+                max_blocks: None,
                 gpus: device::cuda::gpus()?,
                 sharing: None,
                 timeout: options.timeout,

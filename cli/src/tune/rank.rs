@@ -35,6 +35,7 @@ pub fn measure(options: &Tune, part: &Path) -> Result<(), Failure> {
             use crate::harness::device::cuda::{gpus, Gpu, Settings};
             let settings = Settings {
                 first_gpu: 0,
+                max_blocks: None,
                 gpus: gpus()?,
                 sharing: None,
                 timeout: options.timeout,

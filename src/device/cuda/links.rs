@@ -49,7 +49,17 @@ impl World {
             communicator: (all[0].process, all[0].communicator),
             ranks: on(&own.uuid),
         };
-        let (reservation, room) = Reservation::take(sharers, device.max_blocks.unwrap_or(usize::MAX));
+        let most = device.max_blocks.unwrap_or(usize::MAX);
+        let (reservation, room) = match device.one_at_a_time {
+            true => (
+                None,
+                Room { blocks: (sharers.multiprocessors / sharers.ranks).clamp(1, most), communicators: 0 },
+            ),
+            false => {
+                let (reservation, room) = Reservation::take(sharers, most);
+                (Some(reservation), room)
+            }
+        };
         // Ranks may see different parts of the machine, and have different room: the worst of any holds for all.
         let found = Found { link: link as u8, multiprocessors: own.multiprocessors, room };
         let found = bootstrap.all_gather(&found.encode(), timeout)?.into_iter().enumerate();
@@ -61,14 +71,16 @@ impl World {
         let link =
             LinkClass::ALL.into_iter().find(|&class| class as u8 == worst).unwrap_or(LinkClass::Unreachable);
         let blocks = found.iter().map(|found| found.room.blocks).min().unwrap_or(1);
-        reservation.keep(blocks);
+        if let Some(reservation) = &reservation {
+            reservation.keep(blocks);
+        }
         Ok(Self {
             same_process: all.iter().all(|other| other.process == own.process),
             world_size: all.len(),
             ranks_per_device: all.iter().map(|other| on(&other.uuid)).max().unwrap_or(1),
             blocks,
             link,
-            reservation: Some(reservation),
+            reservation,
         })
     }
 
@@ -122,8 +134,8 @@ impl Found {
             what: "a communicator whose blocks all run at the same time".into(),
             reason: format!(
                 "{communicators} communicators of rank {rank}'s process have so many of the {multiprocessors} blocks \
-                 that its GPU runs at once that {ranks} more are not left; drop one of them, or give each fewer blocks \
-                 (Cuda::max_blocks)"
+                 that its GPU runs at once that {ranks} more are not left; drop one of them, give each fewer blocks \
+                 (Cuda::max_blocks), or promise that no two are in use at the same time (Cuda::one_at_a_time)"
             ),
         }
     }

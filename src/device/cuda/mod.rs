@@ -73,6 +73,7 @@ pub struct Cuda {
     world: World,
     graph_registration: bool,
     max_blocks: Option<usize>,
+    one_at_a_time: bool,
     graph_rows: Mutex<GraphRows>,
     last_call: Mutex<LastCall>,
     /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last_call`.
@@ -119,6 +120,7 @@ impl Cuda {
             world: World::default(),
             graph_registration: false,
             max_blocks: None,
+            one_at_a_time: false,
             graph_rows: Mutex::default(),
             last_call: Mutex::default(),
             calls: Mutex::default(),
@@ -144,11 +146,20 @@ impl Cuda {
     /// The most blocks of a launch on any rank, at least 1. All communicators of a process that are alive have room on a GPU at the
     /// same time, so that they can be used at the same time: unless this is set, each takes half of the multiprocessors that those
     /// before it have left, at most 64; less where several of its ranks share the GPU. Where there are none, a communicator is refused
-    /// ([`Error::Unavailable`]); whoever needs many gives each of them fewer. What is split off, and what is left after a rank was
+    /// ([`Error::Unavailable`]); whoever needs many gives each of them fewer, or has them [one at a time](Cuda::one_at_a_time). What is split off, and what is left after a rank was
     /// lost, counts as another communicator, beside the first until that is dropped.
     #[must_use]
     pub fn max_blocks(mut self, blocks: usize) -> Self {
         self.max_blocks = Some(blocks.max(1));
+        self
+    }
+
+    /// Promises that no call of the communicator runs on the GPU at the same time as one of another communicator of this process: that
+    /// they are on one stream, say, on all ranks. It may then use all multiprocessors, and takes none from others. Where the promise
+    /// is broken, calls may wait for each other until they give up.
+    #[must_use]
+    pub fn one_at_a_time(mut self) -> Self {
+        self.one_at_a_time = true;
         self
     }
 
@@ -231,7 +242,8 @@ impl sealed::Device for Cuda {
 
     fn again(&self) -> Result<Self> {
         let mut device = Self::new(Arc::clone(&self.context))?;
-        (device.sharing, device.max_blocks) = (self.sharing, self.max_blocks);
+        (device.sharing, device.max_blocks, device.one_at_a_time) =
+            (self.sharing, self.max_blocks, self.one_at_a_time);
         Ok(device.graph_registration(self.graph_registration))
     }
 

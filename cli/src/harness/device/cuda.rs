@@ -80,6 +80,8 @@ pub struct Settings {
     pub launch_bytes: Option<usize>,
     /// Time plain calls, not graphs.
     pub eager: bool,
+    /// Of a launch, at most.
+    pub max_blocks: Option<usize>,
 }
 
 /// A rank on a GPU.
@@ -113,9 +115,13 @@ impl Gpu {
         settings: &Settings,
         build: impl FnOnce(Cuda) -> Result<Communicator<Cuda>, Failure>,
     ) -> Result<Self, Failure> {
-        let mut device = Cuda::open(settings.first_gpu + session.rank() % settings.gpus)?;
+        // What is compared is called in turn.
+        let mut device = Cuda::open(settings.first_gpu + session.rank() % settings.gpus)?.one_at_a_time();
         if let Some(sharing) = settings.sharing {
             device = device.sharing(sharing);
+        }
+        if let Some(blocks) = settings.max_blocks {
+            device = device.max_blocks(blocks);
         }
         // SAFETY: all work on memory of this context is on the one stream below, in whose order it is also freed.
         unsafe { device.context().disable_event_tracking() };
@@ -245,7 +251,7 @@ impl Endpoint for Gpu {
     fn ready_norm(&self) -> Result<String, Failure> {
         let by = "in one kernel, that of a world of one rank";
         if self.alone.get().is_none() {
-            let device = Cuda::new(Arc::clone(self.communicator.device().context()))?;
+            let device = Cuda::new(Arc::clone(self.communicator.device().context()))?.one_at_a_time();
             let [bootstrap] = <[Threads; 1]>::try_from(Threads::world(1)?).expect("a world of one");
             let alone = Communicator::builder().timeout(self.settings.timeout).build(device, bootstrap)?;
             let _ = self.alone.set(alone);

@@ -5,17 +5,15 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 
+#[cfg(feature = "probes")]
+use super::in_turns::InTurns;
 use super::CudaWorld;
 use crate::abi::{self, FaLaunch, FaRmsNorm, FaTransfers, MAX_RANKS};
 use crate::call::{check_transfers, pack, Collective, Epilogue, Message, Partition, Transfer, NO_TRANSFERS};
 use crate::device::cuda::api;
 use crate::device::cuda::driver::{bind, driver, synchronize};
 use crate::device::cuda::handle::Sharing;
-#[cfg(feature = "probes")]
-use crate::device::cuda::kernels::name_in_turns;
 use crate::device::cuda::memory::Memory;
-#[cfg(feature = "probes")]
-use crate::device::cuda::probes::Probes;
 use crate::device::sealed::Operands;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -388,9 +386,9 @@ impl Own {
 /// A call of a [`CudaWorld`] whose arguments are on the GPU: starting it is one launch for each piece of the message.
 pub struct WorldCall<'a> {
     world: &'a CudaWorld,
-    kernel: sys::CUfunction,
+    pub(super) kernel: sys::CUfunction,
     #[cfg(feature = "probes")]
-    in_turns: InTurns,
+    pub(super) in_turns: InTurns,
     grid: (u32, u32),
     /// What the kernel is given, but for the address of the piece's launches.
     first: FaLaunch,
@@ -454,57 +452,6 @@ impl WorldCall<'_> {
     pub fn finish(&mut self) -> Result<()> {
         synchronize(&self.world.stream)?;
         self.world.check()
-    }
-}
-
-/// How often a launch of the hot set's code does the call, where it does.
-#[cfg(feature = "probes")]
-struct InTurns {
-    /// Of the kernel, if it can do all of the call's launches.
-    name: Option<String>,
-    /// 0: another kernel is launched.
-    turns: u32,
-    sums: CUdeviceptr,
-}
-
-#[cfg(feature = "probes")]
-impl InTurns {
-    fn of(launches: &[FaLaunch]) -> Self {
-        let mut names = launches.iter().map(name_in_turns);
-        let name = names.next().flatten().filter(|first| names.all(|name| name.as_ref() == Some(first)));
-        Self { name, turns: 0, sums: 0 }
-    }
-
-    /// The parameters after the launch.
-    fn put(&mut self, parameters: &mut [*mut std::ffi::c_void; 3]) {
-        if self.turns != 0 {
-            (parameters[1], parameters[2]) = ((&raw mut self.turns).cast(), (&raw mut self.sums).cast());
-        }
-    }
-}
-
-#[cfg(feature = "probes")]
-impl WorldCall<'_> {
-    /// The same call by the code of the hot set, `turns` times in each launch. What is reduced in place is reduced again in each
-    /// turn. Each block adds its times to [`STAMPS`](crate::device::cuda::probes::STAMPS) and one words at `sums`, those of rank r
-    /// and block b at block number r x blocks + b.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unavailable`] where the hot set has no kernel for the call, or the driver does not find it.
-    ///
-    /// # Safety
-    ///
-    /// The module of `probes` and the words at `sums` live as long as the call and the graphs that it was captured in.
-    pub unsafe fn in_turns(mut self, probes: &Probes, turns: u32, sums: CUdeviceptr) -> Result<Self> {
-        let name = self.in_turns.name.as_deref().ok_or_else(|| Error::Unavailable {
-            what: "this call by the code of the hot set".into(),
-            reason: "it is no sum of whole packs, of a type and a number of ranks that the hot set has"
-                .into(),
-        })?;
-        self.kernel = probes.function(name)?;
-        (self.in_turns.turns, self.in_turns.sums) = (turns.max(1), sums);
-        Ok(self)
     }
 }
 

@@ -8,6 +8,8 @@
 //! that a prepared call can be timed by events around replays.
 
 mod call;
+#[cfg(feature = "probes")]
+mod in_turns;
 
 use std::sync::Arc;
 use std::time::Duration;

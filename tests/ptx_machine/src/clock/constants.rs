@@ -175,12 +175,20 @@ impl Machine {
         [h100, a100, b200, pcie5, pcie4].into_iter().map(|row| row()).find(|row| row.name == name)
     }
 
-    /// Puts in measured constants: lines of `name = value`; `#` begins a comment.
+    /// Puts in measured constants: lines of `name = value`, where `#` begins a comment; or the report of `gpu-check`, a JSON object
+    /// whose `constants` are one of numbers.
     ///
     /// # Errors
     ///
-    /// The first line that is none, or that names no constant.
+    /// The first line that is none, or that names no constant; a report without constants.
     pub fn put(&mut self, text: &str) -> Result<(), String> {
+        match text.trim_start().starts_with('{') {
+            true => self.put_lines(&constants_of_report(text)?),
+            false => self.put_lines(text),
+        }
+    }
+
+    fn put_lines(&mut self, text: &str) -> Result<(), String> {
         for (number, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
             if line.is_empty() {
@@ -221,6 +229,23 @@ impl Machine {
     }
 }
 
+/// The constants of a report of `gpu-check`, as lines. No text of the report before them contains their key.
+fn constants_of_report(text: &str) -> Result<String, String> {
+    let (_, rest) = text.split_once("\"constants\"").ok_or("this report has no constants")?;
+    let object = rest.trim_start().strip_prefix(':').and_then(|rest| rest.trim_start().strip_prefix('{'));
+    let (object, _) =
+        object.and_then(|object| object.split_once('}')).ok_or("the report's constants are no object")?;
+    if object.trim().is_empty() {
+        return Err("this report measured no constant: its step `costs` did not run".into());
+    }
+    let mut lines = String::new();
+    for entry in object.split(',') {
+        let (name, value) = entry.split_once(':').ok_or_else(|| format!("no constant: {}", entry.trim()))?;
+        let _ = writeln!(lines, "{} = {}", name.trim().trim_matches('"'), value.trim());
+    }
+    Ok(lines)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,6 +259,24 @@ mod tests {
             assert_eq!(again.constants(), machine.constants());
         }
         assert_eq!(Machine::named("h101"), None);
+    }
+
+    #[test]
+    fn a_report_of_gpu_check_is_taken() {
+        let mut machine = h100();
+        let report = "{\n  \"version\": \"0.1.0\",\n  \"constants\": {\n    \"ghz\": 1.755,\n    \"fence_system_ns\": 6.1e2\n  },\n  \
+                      \"steps\": []\n}\n";
+        machine.put(report).unwrap();
+        assert_eq!((machine.ghz, machine.fence_system_ns, machine.l2_cycles), (1.755, 610.0, 260.0));
+        for (report, error) in [
+            ("{\"steps\": []}", "no constants"),
+            ("{\"constants\": 1}", "no object"),
+            ("{\"constants\": {}, \"steps\": []}", "measured no constant"),
+            ("{\"constants\": {\"l3_cycles\": 1}}", "no such constant"),
+            ("{\"constants\": {\"l2_cycles\": null}}", "no number"),
+        ] {
+            assert!(machine.put(report).unwrap_err().contains(error), "{report}");
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ struct Arguments {
     /// A row of the table of constants.
     #[arg(long, default_value = "h100")]
     machine: String,
-    /// Constants measured on a machine: lines of `name = value`.
+    /// Constants measured on a machine: lines of `name = value`, or the JSON of `fast-allreduce gpu-check`.
     #[arg(long)]
     constants: Option<PathBuf>,
     /// Shows the constants, in the form that --constants takes, and does nothing else.
