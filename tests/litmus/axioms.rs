@@ -37,11 +37,11 @@ impl<'a> Execution<'a> {
         let same = |a: usize, b: usize| list[a].is_memory() && list[a].location == list[b].location;
         for first in 0..list.len() {
             base.successors(first)
-                .filter(|&later| same(first, later))
+                .filter(|&later| same(first, later) && events.preserves(&base, first, later))
                 .for_each(|later| cause.add(first, later));
             for read in observation.successors(first) {
                 base.successors(read)
-                    .filter(|&later| same(first, later))
+                    .filter(|&later| same(first, later) && events.preserves(&base, read, later))
                     .for_each(|later| cause.add(first, later));
             }
         }
@@ -97,7 +97,9 @@ impl<'a> Execution<'a> {
         let mut per_location = Relation::empty(self.list().len());
         for &a in accesses {
             for &b in accesses {
-                if self.events.program_order.has(a, b) || (strong.has(a, b) && order.has(a, b)) {
+                let same_address = self.list()[a].alias == self.list()[b].alias;
+                let in_program = self.events.program_order.has(a, b) && same_address;
+                if in_program || (strong.has(a, b) && order.has(a, b)) {
                     per_location.add(a, b);
                 }
             }

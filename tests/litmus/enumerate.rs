@@ -229,12 +229,13 @@ fn candidates(events: &Events, read: usize, prune: bool) -> Vec<Sources> {
     let location = events.list[read].location.expect("a read has a location");
     let accesses = events.of_location(location);
     let fixed = &events.fixed_causality;
+    let before = |first, later| fixed.has(first, later) && events.preserves(fixed, first, later);
     let excluded = |write: usize| {
         // Causality and, if there is a write between, Coherence.
         let overwritten = |&between: &usize| {
-            events.list[between].is_write() && fixed.has(write, between) && fixed.has(between, read)
+            events.list[between].is_write() && before(write, between) && before(between, read)
         };
-        fixed.has(read, write) || accesses.iter().any(overwritten)
+        before(read, write) || accesses.iter().any(overwritten)
     };
     let writes: Vec<usize> = accesses
         .iter()

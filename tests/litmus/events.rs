@@ -19,6 +19,8 @@ pub enum Kind {
     Fence {
         sc: bool,
     },
+    /// Between accesses of a location by different addresses.
+    AliasFence,
     /// One side of a barrier or of a kernel boundary.
     Arrive,
     Wait,
@@ -32,6 +34,8 @@ pub struct Event {
     /// A release write or an acquire read.
     pub synchronizing: bool,
     pub location: Option<usize>,
+    /// Whether it is by the other of the location's two addresses.
+    pub alias: bool,
     /// Index of the program's thread; none for initial writes.
     pub thread: Option<usize>,
     /// Which of the rank's kernels. A PTX thread is (thread, launch).
@@ -97,6 +101,16 @@ impl Events {
 
     pub fn reads(&self) -> Vec<usize> {
         (0..self.list.len()).filter(|&event| self.list[event].is_read()).collect()
+    }
+
+    /// Whether an access is before another of its location for the one that executes the later: by the same address, or with a
+    /// proxy fence on the way (8.9.5, proxy-preserved base causality order). `base`: base causality. An initial write is of both.
+    pub fn preserves(&self, base: &Relation, first: usize, later: usize) -> bool {
+        let (one, other) = (&self.list[first], &self.list[later]);
+        let is_fence = |event: usize| matches!(self.list[event].kind, Kind::AliasFence);
+        one.alias == other.alias
+            || matches!(one.kind, Kind::Initial(_))
+            || base.successors(first).any(|event| is_fence(event) && base.has(event, later))
     }
 
     /// The accesses of one location.
@@ -214,6 +228,7 @@ impl Builder<'_> {
                     scope: None,
                     synchronizing: false,
                     location: Some(location),
+                    alias: false,
                     thread: None,
                     launch: 0,
                     instruction: 0,
@@ -238,6 +253,7 @@ impl Builder<'_> {
                 scope: None,
                 synchronizing: false,
                 location: None,
+                alias: false,
                 thread: Some(thread),
                 launch,
                 instruction: index,
@@ -247,13 +263,14 @@ impl Builder<'_> {
                 Instruction::Fence { sc, scope } => {
                     self.list.push(Event { kind: Kind::Fence { sc: *sc }, scope: Some(*scope), ..blank });
                 }
+                Instruction::AliasFence => self.list.push(Event { kind: Kind::AliasFence, ..blank }),
                 Instruction::Store(strength, stores) => {
                     for store in stores {
                         for register in &store.value.registers {
                             self.data.push((self.registers[&(thread, register.clone())], self.list.len()));
                         }
                         let kind = Kind::Write(store.value.clone());
-                        self.access(&blank, *strength, &store.location, kind);
+                        self.access(&blank, *strength, (&store.location, store.alias), kind);
                     }
                 }
                 Instruction::Load(strength, loads) => {
@@ -262,7 +279,7 @@ impl Builder<'_> {
                         let fresh = self.registers.insert((thread, load.register.clone()), self.list.len());
                         assert!(fresh.is_none(), "{}: {} is loaded twice", program.name, load.register);
                         let kind = Kind::Read { register: load.register.clone(), until: load.until };
-                        self.access(&blank, *strength, &load.location, kind);
+                        self.access(&blank, *strength, (&load.location, load.alias), kind);
                     }
                     if last {
                         self.stuck.push((first..self.list.len()).collect());
@@ -282,10 +299,11 @@ impl Builder<'_> {
         }
     }
 
-    fn access(&mut self, blank: &Event, strength: Strength, location: &str, kind: Kind) {
+    fn access(&mut self, blank: &Event, strength: Strength, (location, alias): (&str, bool), kind: Kind) {
         let location = self.locations.iter().position(|l| l == location);
         let synchronizing = matches!(strength, Strength::Synchronizing(_));
-        self.list.push(Event { kind, scope: strength.scope(), synchronizing, location, ..blank.clone() });
+        let scope = strength.scope();
+        self.list.push(Event { kind, scope, synchronizing, location, alias, ..blank.clone() });
     }
 
     fn meet(&mut self, at: Rendezvous, arrive: Event, wait: Event, stays: bool) {
@@ -355,7 +373,8 @@ fn morally_strong(program: &Program, list: &[Event], order: &Relation) -> Relati
                 || (includes(program, first, second) && includes(program, second, first));
             // Accesses of a location are all of one size, so they overlap completely or not at all.
             let overlap = !first.is_memory() || !second.is_memory() || first.location == second.location;
-            if a != b && together && overlap {
+            let same_address = first.alias == second.alias;
+            if a != b && together && overlap && same_address {
                 result.add(a, b);
             }
         }

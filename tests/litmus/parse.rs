@@ -180,6 +180,7 @@ fn instruction(text: &str) -> Result<Instruction, String> {
         ["nop"] => Ok(Instruction::Nop),
         ["launch"] => Ok(Instruction::Launch),
         ["bar", "sync"] => Ok(Instruction::Barrier),
+        ["fence", "proxy", "alias"] => Ok(Instruction::AliasFence),
         ["fence", "sc", at] => Ok(Instruction::Fence { sc: true, scope: scope(at)? }),
         ["fence", "acq_rel", at] => Ok(Instruction::Fence { sc: false, scope: scope(at)? }),
         ["st", ref qualifiers @ ..] => {
@@ -227,7 +228,10 @@ fn stores(text: &str, elements: usize) -> Result<Vec<Store>, String> {
     places
         .iter()
         .zip(values)
-        .map(|(place, value)| Ok(Store { location: place.to_string(), value: expression(value)? }))
+        .map(|(place, value)| {
+            let (location, alias) = location(place);
+            Ok(Store { location, alias, value: expression(value)? })
+        })
         .collect()
 }
 
@@ -243,10 +247,16 @@ fn loads(text: &str, elements: usize) -> Result<Vec<Load>, String> {
     let mut result = Vec::new();
     for element in 0..elements {
         let until = until.as_ref().map(|until| pattern(until[element])).transpose()?;
-        let (location, register) = (places[element].into(), registers[element].into());
-        result.push(Load { location, register, until });
+        let ((location, alias), register) = (location(places[element]), registers[element].into());
+        result.push(Load { location, alias, register, until });
     }
     Ok(result)
+}
+
+/// `x`, or by its other address `x'`.
+fn location(text: &str) -> (String, bool) {
+    let stripped = text.strip_suffix('\'');
+    (stripped.unwrap_or(text).to_string(), stripped.is_some())
 }
 
 fn words(text: &str, expected: usize) -> Result<Vec<&str>, String> {
@@ -367,7 +377,7 @@ mod tests {
         assert!(b.body[0].1.polls() && !b.body[1].1.polls());
         let Instruction::Store(Strength::Relaxed(Scope::Gpu), stores) = &b.body[3].1 else { panic!() };
         let sum = Expression { constant: 3, registers: vec!["r".into(), "s".into()], tag: Some(4) };
-        assert_eq!(stores[0], Store { location: "p".into(), value: sum });
+        assert_eq!(stores[0], Store { location: "p".into(), alias: false, value: sum });
 
         assert_eq!(variant.program.name, "example, weaker");
         assert_eq!(variant.program.gpus, [0, 0]);

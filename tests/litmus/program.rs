@@ -64,10 +64,12 @@ pub struct Expression {
     pub tag: Option<i64>,
 }
 
-/// One scalar access; a vector access is several, in no order (PTX ISA 8.2.4).
+/// One scalar access; a vector access is several, in no order (PTX ISA 8.2.4), and so is one by an address of multicast.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Store {
     pub location: String,
+    /// Whether it is by the other of the location's two addresses.
+    pub alias: bool,
     pub value: Expression,
 }
 
@@ -75,6 +77,7 @@ pub struct Store {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
     pub location: String,
+    pub alias: bool,
     pub register: String,
     pub until: Option<Pattern>,
 }
@@ -88,6 +91,8 @@ pub enum Instruction {
         sc: bool,
         scope: Scope,
     },
+    /// fence.proxy.alias
+    AliasFence,
     /// bar.sync (or bar.red) of all threads of the CTA.
     Barrier,
     /// The kernel ends and the rank's next one in its stream begins.

@@ -266,7 +266,8 @@ bool is_accessible(const CUctx_st &context, uint64_t address, size_t bytes) {
 bool accessible_range(const CUctx_st &context, uint64_t address, uint64_t *base, uint64_t *bytes) {
   auto registry = Registry::lock();
   const Allocation *allocation = registry.find(address);
-  if (!allocation || !accessible_by(*allocation, context))
+  const bool multicast = allocation && allocation->physical && allocation->physical->team;
+  if (!allocation || multicast || !accessible_by(*allocation, context))
     return false;
   *base = allocation->base;
   *bytes = allocation->bytes;

@@ -7,6 +7,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use crate::context::MOST_PARTS;
 use crate::coverage;
 use crate::environment::environment;
 use crate::run::Launch;
@@ -20,6 +21,7 @@ struct CLaunch {
     parameters: *const u8,
     parameter_bytes: usize,
     find: extern "C" fn(*mut c_void, u64, *mut u64, *mut u64) -> c_int,
+    multicast: extern "C" fn(*mut c_void, u64, u64, *mut u64) -> u32,
     memory: *mut c_void,
 }
 
@@ -30,6 +32,10 @@ impl Memory for CMemory<'_> {
         let mut range = Range { low: 0, bytes: 0 };
         let found = (self.0.find)(self.0.memory, address, &mut range.low, &mut range.bytes);
         (found != 0).then_some(range)
+    }
+
+    fn multicast(&self, address: u64, bytes: u32, parts: &mut [u64; MOST_PARTS]) -> usize {
+        (self.0.multicast)(self.0.memory, address, bytes.into(), parts.as_mut_ptr()) as usize
     }
 }
 

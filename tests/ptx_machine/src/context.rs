@@ -53,6 +53,9 @@ pub struct Record {
     pub address: u64,
 }
 
+/// Addresses that one of multicast stands for, at most.
+pub const MOST_PARTS: usize = 16;
+
 #[repr(C)]
 pub struct Context {
     /// Backward jumps until the thread has to let others run.
@@ -77,6 +80,8 @@ pub struct Context {
     pub function_covered: *mut u8,
     pub request: Request,
     pub result: [u64; 2],
+    /// Of an access by an address of multicast: an element each.
+    pub values: [u64; 4],
     pub record: Record,
     /// The [`Run`](crate::run::Run) this belongs to.
     pub run: *mut c_void,

@@ -26,7 +26,8 @@ impl Instr {
             | Op::Cvt { a, .. }
             | Op::Isspacep { a, .. } => val(a, f),
             Op::Split { a, .. } => val(a, f),
-            Op::MovAddress { a, .. } | Op::Cvta { a, .. } | Op::Ld { addr: a, .. } => addr(a, f),
+            Op::MovAddress { a, .. } | Op::Cvta { a, .. } => addr(a, f),
+            Op::Ld { addr: a, .. } | Op::MultimemLd { addr: a, .. } => addr(a, f),
             Op::Join { parts, .. } => parts.iter().for_each(|part| val(part, f)),
             Op::Bin { a, b, .. } | Op::Set { a, b, .. } | Op::CvtPack { a, b, .. } => {
                 [a, b].into_iter().for_each(|v| val(v, f))
@@ -42,7 +43,7 @@ impl Instr {
                     val(c, f);
                 }
             }
-            Op::St { a, addr: to, .. } => {
+            Op::St { a, addr: to, .. } | Op::MultimemSt { a, addr: to, .. } => {
                 a.iter().for_each(|v| val(v, f));
                 addr(to, f);
             }
@@ -59,6 +60,7 @@ impl Instr {
             Op::BrxIdx { index, .. } => val(index, f),
             Op::MovSpecial { .. }
             | Op::Fence { .. }
+            | Op::AliasFence
             | Op::Activemask { .. }
             | Op::Nanosleep
             | Op::Dependents { .. }
@@ -89,12 +91,16 @@ impl Instr {
             | Op::Cvta { d, .. }
             | Op::Isspacep { d, .. }
             | Op::Activemask { d } => f(*d),
-            Op::Split { d, .. } | Op::Ld { d, .. } => d.iter().flatten().for_each(|&d| f(d)),
+            Op::Split { d, .. } | Op::Ld { d, .. } | Op::MultimemLd { d, .. } => {
+                d.iter().flatten().for_each(|&d| f(d))
+            }
             Op::Setp { d, q, .. } => [d, q].into_iter().flatten().for_each(|&d| f(d)),
             Op::Atom { d, .. } | Op::Bar { d, .. } => d.iter().for_each(|&d| f(d)),
             Op::Warp { d, p, .. } => [d, p].into_iter().flatten().for_each(|&d| f(d)),
             Op::St { .. }
+            | Op::MultimemSt { .. }
             | Op::Fence { .. }
+            | Op::AliasFence
             | Op::Nanosleep
             | Op::Dependents { .. }
             | Op::Bra { .. }

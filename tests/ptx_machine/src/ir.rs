@@ -236,10 +236,27 @@ pub enum Op {
         b: Val,
         c: Val,
     },
+    /// `multimem.ld_reduce`. Wide: halves are added in f32.
+    MultimemLd {
+        op: AtomOp,
+        wide: bool,
+        access: Access,
+        d: Vec<Option<Reg>>,
+        addr: Addr,
+    },
+    /// `multimem.st`, or with an operation `multimem.red`.
+    MultimemSt {
+        op: Option<AtomOp>,
+        access: Access,
+        a: Vec<Val>,
+        addr: Addr,
+    },
     Fence {
         order: Order,
         scope: Scope,
     },
+    /// `fence.proxy.alias`.
+    AliasFence,
     Bar {
         kind: BarKind,
         aligned: bool,

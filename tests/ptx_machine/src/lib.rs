@@ -17,6 +17,7 @@ mod idle;
 mod ir;
 mod lexer;
 mod lower;
+mod multimem;
 mod parser;
 mod program;
 mod race;
@@ -28,6 +29,7 @@ mod store_buffer;
 mod together;
 mod types;
 
+pub use context::MOST_PARTS;
 pub use errors::{Fault, LaunchError, LoadError, LoadResult};
 pub use program::Program;
 pub use run::{Launch, Settings};

@@ -16,7 +16,7 @@ use crate::dead::dead_blocks;
 use crate::errors::{LoadError, LoadResult};
 use crate::ir::{Function, Module};
 use crate::lower::{self, Around, Facts, Helpers, Watch};
-use crate::{runtime, soft};
+use crate::{multimem, runtime, soft};
 
 /// `step` of a kernel.
 pub(crate) type Step = unsafe extern "C" fn(*mut u8, *mut Context) -> u32;
@@ -201,7 +201,7 @@ impl Jit {
             .finish(settings::Flags::new(flags))
             .map_err(|error| error.to_string())?;
         let mut builder = JITBuilder::with_isa(isa, cranelift_module::default_libcall_names());
-        let symbols: [(&str, *const u8); 10] = [
+        let symbols: [(&str, *const u8); 11] = [
             ("access", runtime::access as *const u8),
             ("shared", runtime::shared as *const u8),
             ("observe", runtime::observe as *const u8),
@@ -211,6 +211,7 @@ impl Jit {
             ("float", soft::float as *const u8),
             ("convert", soft::convert as *const u8),
             ("atomic", soft::atomic as *const u8),
+            ("multimem", multimem::multimem as *const u8),
             ("timer", runtime::timer as *const u8),
         ];
         builder.symbols(symbols);
@@ -293,6 +294,7 @@ impl Jit {
             float: import("float", &[I32, I32, I32, I32], Some(I32))?,
             convert: import("convert", &[I32, I64], Some(I64))?,
             atomic: import("atomic", &[I32, I64, I64], Some(I64))?,
+            multimem: import("multimem", &[I64, I64, I32, I32, I64], Some(I32))?,
             timer: import("timer", &[], Some(I64))?,
         })
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::block::{Block, State};
 use crate::clock::Recorder;
-use crate::context::{reason, Context, Record, Request};
+use crate::context::{reason, Context, Record, Request, MOST_PARTS};
 use crate::errors::{Fault, LaunchError};
 use crate::grid::Grid;
 use crate::idle::Idle;
@@ -244,6 +244,7 @@ impl Run<'_> {
             function_covered: self.program.function_covered.as_ptr().cast::<u8>().cast_mut(),
             request: Request::default(),
             result: [0; 2],
+            values: [0; 4],
             record: Record::default(),
             run: std::ptr::null_mut(),
         }
@@ -424,6 +425,19 @@ impl Run<'_> {
         let race = self.races.as_mut()?.access(self.thread, address, bytes, code, at)?;
         self.race = Some(race);
         Some(Fault::Race)
+    }
+
+    /// The same of an access that compiled code does not tell of by itself.
+    pub(crate) fn observe_if_asked(&mut self, address: u64, bytes: u32, code: u32, at: u64) -> Option<Fault> {
+        match self.program.is_observed() {
+            true => self.observe(address, bytes, code, at),
+            false => None,
+        }
+    }
+
+    /// The addresses that one of multicast stands for.
+    pub(crate) fn multicast(&self, address: u64, bytes: u32, parts: &mut [u64; MOST_PARTS]) -> usize {
+        self.grids[self.grid].launch.memory.multicast(address, bytes, parts)
     }
 
     /// Whether a relaxed store of the thread that runs is held back: half of them are.

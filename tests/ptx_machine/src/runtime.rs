@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::context::{Context, Site};
+use crate::context::{Context, Site, MOST_PARTS};
 use crate::errors::Fault;
 use crate::run::Run;
 use crate::types::Space;
@@ -56,6 +56,12 @@ pub(crate) mod what {
 pub trait Memory {
     /// The allocation that an address is in, if the launching device reaches it.
     fn find(&self, address: u64) -> Option<Range>;
+
+    /// The addresses that one of multicast stands for, each of memory that outlives a launch, for an access of so many bytes. Their
+    /// number; 0: it is no such address.
+    fn multicast(&self, _address: u64, _bytes: u32, _parts: &mut [u64; MOST_PARTS]) -> usize {
+        0
+    }
 }
 
 /// Addresses of an allocation.
@@ -75,7 +81,7 @@ impl Range {
     }
 }
 
-fn record(context: &mut Context, fault: Fault, bytes: u32, at: u64, address: u64) -> u32 {
+pub(crate) fn record(context: &mut Context, fault: Fault, bytes: u32, at: u64, address: u64) -> u32 {
     context.record = crate::context::Record { fault: fault as u32, bytes, at, address };
     1
 }

@@ -303,6 +303,37 @@ fn f16_to_f32(bits: u16) -> u32 {
     }
 }
 
+/// As GPUs add, NaNs included.
+pub(crate) fn add_f32(a: u32, b: u32) -> u32 {
+    let sum = f32::from_bits(a) + f32::from_bits(b);
+    if sum.is_nan() {
+        0x7FFF_FFFF
+    } else {
+        sum.to_bits()
+    }
+}
+
+/// Of packed halves each by itself.
+pub(crate) fn add_halves(ty: Type, a: u32, b: u32) -> u32 {
+    float(float_code(crate::ir::FloatOp::Add, ty, false, false), a, b, 0)
+}
+
+/// Sums of packed halves, in f32, rounded once.
+pub(crate) fn sum_of_halves(ty: Type, packed: impl Iterator<Item = u32>) -> u32 {
+    let format = Format::of(if ty == Type::F16x2 { Type::F16 } else { Type::Bf16 });
+    let wide = Format::of(Type::F32);
+    let mut sums = [None; 2];
+    for bits in packed {
+        for (sum, half) in sums.iter_mut().zip([bits & 0xFFFF, bits >> 16]) {
+            let term = pack_number(unpack(half.into(), format), wide, Round::Rn) as u32;
+            *sum = Some(sum.map_or(term, |sum| add_f32(sum, term)));
+        }
+    }
+    let [low, high] =
+        sums.map(|sum| pack_number(unpack(sum.unwrap_or(0).into(), wide), format, Round::Rn) as u32);
+    low | high << 16
+}
+
 /// An atomic that the CPU has no instruction for, as a number.
 pub(crate) fn atomic_code(op: AtomOp, ty: Type) -> u32 {
     match (op, ty) {
@@ -334,14 +365,7 @@ pub(crate) unsafe extern "C" fn atomic(code: u32, address: u64, operand: u64) ->
             0 => old + 1,
             1 if old == 0 || old > limit => limit,
             1 => old - 1,
-            _ => {
-                let sum = f32::from_bits(old) + f32::from_bits(limit);
-                if sum.is_nan() {
-                    0x7FFF_FFFF
-                } else {
-                    sum.to_bits()
-                }
-            }
+            _ => add_f32(old, limit),
         })
     };
     word.fetch_update(order, order, next).unwrap_or_else(|bits| bits).into()

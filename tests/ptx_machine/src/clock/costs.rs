@@ -127,6 +127,7 @@ pub(crate) fn of(instr: &Instr) -> Cost {
         Op::Call { .. } => cost(20, 20.0),
         Op::Nanosleep | Op::Dependents { .. } => cost(1, 0.0),
         Op::Ld { .. } | Op::St { .. } | Op::Atom { .. } | Op::Fence { .. } | Op::Bar { .. } => cost(1, 0.0),
+        Op::MultimemLd { .. } | Op::MultimemSt { .. } | Op::AliasFence => cost(1, 0.0),
         Op::Warp { .. } | Op::Bra { .. } | Op::Ret | Op::Exit | Op::Trap => cost(1, 0.0),
         Op::BrxIdx { .. } => cost(3, 6.0),
     }

@@ -57,6 +57,7 @@ fn kind(instr: &Instr) -> Kind {
             _ if access.order.is_strong() => Kind::Fixed,
             space => Kind::Store(shared(space, addr.base)),
         },
+        Op::MultimemLd { .. } | Op::MultimemSt { .. } | Op::AliasFence => Kind::Fixed,
         Op::Atom { .. } | Op::Fence { .. } | Op::Bar { .. } | Op::Warp { .. } | Op::Call { .. } => {
             Kind::Fixed
         }

@@ -14,6 +14,11 @@ impl Decoder<'_, '_> {
             "st" => self.store(),
             "atom" | "red" => self.atomic(),
             "fence" => {
+                if self.take("proxy") {
+                    self.want("alias", |m| (m == "alias").then_some(()))?;
+                    self.count(0..=0)?;
+                    return Ok(Op::AliasFence);
+                }
                 let order = self.want("sc, acq_rel, acquire or release", |m| {
                     Some(match m {
                         "sc" => Order::SeqCst,
@@ -171,7 +176,7 @@ impl Decoder<'_, '_> {
         Ok((count.unwrap_or(1), ty))
     }
 
-    fn elements(&self, i: usize, count: usize) -> LoadResult<&[Raw<'_>]> {
+    pub(super) fn elements(&self, i: usize, count: usize) -> LoadResult<&[Raw<'_>]> {
         match self.operands.get(i) {
             Some(Raw::List(list)) if list.len() == count && count > 1 => Ok(list),
             Some(raw) if count == 1 && !matches!(raw, Raw::List(_)) => Ok(std::slice::from_ref(raw)),

@@ -4,6 +4,7 @@ mod alu;
 mod control;
 mod convert;
 mod memory;
+mod multimem;
 mod warp;
 
 use crate::errors::{LoadError, LoadResult};
@@ -40,6 +41,7 @@ pub(crate) fn decode<'a>(
         "bra" | "brx" | "call" | "ret" | "exit" | "trap" | "brkpt" => instr.control()?,
         "mov" | "ld" | "ldu" | "st" | "atom" | "red" | "fence" | "membar" | "cvta" | "isspacep"
         | "prefetch" => Decoded::Op(instr.memory()?),
+        "multimem" => Decoded::Op(instr.multimem()?),
         "bar" | "barrier" | "vote" | "shfl" | "match" | "activemask" | "redux" | "elect" | "nanosleep"
         | "griddepcontrol" => Decoded::Op(instr.warp()?),
         "cvt" => Decoded::Op(instr.convert()?),

@@ -8,6 +8,7 @@ use super::{flags, int, Lower, Watch, FRAME_HEAD};
 use crate::context::{self, reason, Context};
 use crate::errors::{Fault, LoadResult};
 use crate::ir::{Access, Addr, AtomOp, Base, Mask, Op, Reg, Special, Val};
+use crate::multimem::Spec;
 use crate::runtime::what;
 use crate::soft;
 use crate::types::{Order, Space};
@@ -38,6 +39,27 @@ impl Lower<'_, '_> {
             Op::Ld { access, d, addr } => self.load(access, d, addr)?,
             Op::St { access, a, addr } => self.store(access, a, addr)?,
             Op::Atom { op, access, d, addr, b, c } => self.atomic(*op, access, *d, addr, *b, *c)?,
+            Op::MultimemLd { op, wide, access, d, addr } => {
+                let spec = Spec { op: Some(*op), wide: *wide, ty: access.ty, count: d.len() as u32 };
+                self.multimem(spec, what::access(what::READ, access), addr)?;
+                for (i, d) in d.iter().enumerate() {
+                    if let &Some(d) = d {
+                        let value = self.load_context(int(access.ty.bytes()), Self::value_at(i));
+                        self.set_typed(d, value, access.ty);
+                    }
+                }
+            }
+            Op::MultimemSt { op, access, a, addr } => {
+                for (i, &value) in a.iter().enumerate() {
+                    let value = self.val(value, access.ty.bytes());
+                    self.store_context(value, Self::value_at(i));
+                }
+                let spec = Spec { op: *op, wide: false, ty: access.ty, count: a.len() as u32 };
+                let kind = if op.is_some() { what::UPDATE } else { what::WRITE };
+                self.multimem(spec, what::access(kind, access), addr)?;
+            }
+            // Accesses by any address take effect at once.
+            Op::AliasFence => _ = self.b.ins().fence(),
             Op::Fence { order, scope } => {
                 self.b.ins().fence();
                 if self.watch >= Watch::Races {
@@ -48,6 +70,25 @@ impl Lower<'_, '_> {
             Op::Call { name, returns, args } => self.call_function(name, *returns, args)?,
             _ => return self.error("no access"),
         }
+        Ok(())
+    }
+
+    fn value_at(i: usize) -> usize {
+        offset_of!(Context, values) + i * size_of::<u64>()
+    }
+
+    fn multimem(&mut self, spec: Spec, code: u32, addr: &Addr) -> LoadResult<()> {
+        if self.watch == Watch::Clock {
+            return self.error("not known to the clock");
+        }
+        let a = self.address(addr)?;
+        let (spec, code) = (
+            self.b.ins().iconst(types::I32, i64::from(spec.encode())),
+            self.b.ins().iconst(types::I32, i64::from(code)),
+        );
+        let here = self.here();
+        let failed = self.call(self.helpers.multimem, &[self.context, a, spec, code, here]);
+        self.or_trap(failed);
         Ok(())
     }
 

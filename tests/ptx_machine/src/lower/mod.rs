@@ -40,6 +40,7 @@ pub(crate) struct Helpers {
     pub float: FuncRef,
     pub convert: FuncRef,
     pub atomic: FuncRef,
+    pub multimem: FuncRef,
     pub timer: FuncRef,
 }
 
@@ -413,7 +414,10 @@ impl<'a, 'b> Lower<'a, 'b> {
             | Op::Ld { .. }
             | Op::St { .. }
             | Op::Atom { .. }
+            | Op::MultimemLd { .. }
+            | Op::MultimemSt { .. }
             | Op::Fence { .. }
+            | Op::AliasFence
             | Op::Call { .. } => self.memory(&instr.op),
             Op::Bar { .. }
             | Op::Warp { .. }

@@ -17,7 +17,7 @@ fn memory_that_is_not_there(program: &Program) {
     }
     let world = World::new(2, 4096);
     let input = world.inputs[0].address();
-    world.memory.0.lock().unwrap().retain(|range| range.low != input);
+    world.memory.plain.lock().unwrap().retain(|range| range.low != input);
     let launch = world.launch_of(0, FA_ONE_SHOT_PUSH, FA_F32, 64);
     let error = world.run_one(program, KERNEL, (1, 32), &launch, 0).unwrap_err();
     assert_eq!(error.fault, Fault::IllegalAddress, "{error}");

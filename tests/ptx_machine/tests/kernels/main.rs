@@ -14,6 +14,7 @@ mod elements;
 mod faults;
 mod giving_up;
 mod hot;
+mod nvls;
 mod world;
 
 use std::process::ExitCode;
@@ -53,6 +54,6 @@ pub(crate) fn is_left_out(program: &Program, kernel: &str) -> bool {
 }
 
 fn main() -> ExitCode {
-    let tests = [hot::tests(), broadcasts::tests(), giving_up::tests(), faults::tests()];
+    let tests = [hot::tests(), nvls::tests(), broadcasts::tests(), giving_up::tests(), faults::tests()];
     runner::run(tests.into_iter().flatten().collect())
 }

@@ -4,7 +4,9 @@ use std::mem::size_of;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use fast_allreduce_ptx_machine::{coverage, Launch, LaunchError, Memory, Program, Range, Settings};
+use fast_allreduce_ptx_machine::{
+    coverage, Launch, LaunchError, Memory, Program, Range, Settings, MOST_PARTS,
+};
 
 use crate::abi::*;
 
@@ -56,13 +58,27 @@ impl Bytes {
     }
 }
 
-/// The allocations that kernels may reach.
-pub struct Ranges(pub Mutex<Vec<Range>>);
+/// The allocations that kernels may reach, and the windows that an address of multicast stands for.
+pub struct Ranges {
+    pub plain: Mutex<Vec<Range>>,
+    windows: Vec<u64>,
+    /// Reserved, and never accessed as it is.
+    multicast: Range,
+}
 
 impl Memory for Ranges {
     fn find(&self, address: u64) -> Option<Range> {
-        let ranges = self.0.lock().unwrap();
+        let ranges = self.plain.lock().unwrap();
         ranges.iter().copied().find(|range| address >= range.low && address - range.low < range.bytes)
+    }
+
+    fn multicast(&self, address: u64, bytes: u32, parts: &mut [u64; MOST_PARTS]) -> usize {
+        let offset = address.wrapping_sub(self.multicast.low);
+        if offset.saturating_add(bytes.into()) > self.multicast.bytes {
+            return 0;
+        }
+        parts.iter_mut().zip(&self.windows).for_each(|(part, window)| *part = window + offset);
+        self.windows.len()
     }
 }
 
@@ -81,6 +97,8 @@ pub struct World {
     pub inputs: Vec<Bytes>,
     pub outputs: Vec<Bytes>,
     table: Bytes,
+    pub windows: Vec<Bytes>,
+    multicast: Bytes,
     pub memory: Ranges,
 }
 
@@ -91,14 +109,19 @@ impl World {
         let channels = ranks * SLOTS * (size_of::<FaChunk>() + CHUNK);
         let region = head + 3 * MAILBOX + 2 * STAGING + channels;
         let (regions, inputs, outputs) = (all(region), all(bytes), all(bytes));
+        let (windows, multicast) = (all(2 * STAGING), Bytes::new(2 * STAGING));
         // Every input is registered, as the first buffer of two; of the second nobody has an address.
         let mut table = Bytes::new(2 * FA_MAX_RANKS as usize * 8);
         for (rank, input) in inputs.iter().enumerate() {
             table.write(rank * 8, &input.address().to_le_bytes());
         }
-        let ranges =
-            [&regions, &inputs, &outputs].into_iter().flatten().chain([&table]).map(Bytes::range).collect();
-        Self { regions, inputs, outputs, table, memory: Ranges(Mutex::new(ranges)) }
+        let all = [&regions, &inputs, &outputs, &windows].into_iter().flatten().chain([&table]);
+        let memory = Ranges {
+            plain: Mutex::new(all.map(Bytes::range).collect()),
+            windows: windows.iter().map(Bytes::address).collect(),
+            multicast: multicast.range(),
+        };
+        Self { regions, inputs, outputs, table, windows, multicast, memory }
     }
 
     pub fn launch_of(&self, rank: usize, algorithm: FaAlgorithm, dtype: FaDtype, count: u64) -> FaLaunch {
@@ -127,6 +150,8 @@ impl World {
         for (share, r) in launch.shares.iter_mut().zip(0..self.regions.len() as u64) {
             *share = FaShare { first: r * count, count };
         }
+        launch.window = self.windows[rank].address();
+        launch.multicast = self.multicast.address();
         launch.timeout_ns = 5_000_000_000;
         launch.rank = rank as u32;
         launch.world = self.regions.len() as u32;
@@ -246,7 +271,7 @@ impl World {
     /// A kernel's parameters: the launch, and if it normalises rows, how. Its residual is its input, in whose place rows are normalised.
     fn with_operands(&self, launch: &FaLaunch) -> Vec<u8> {
         let mut params = bytes_of(launch).to_vec();
-        if launch.algorithm >= FA_ONE_SHOT_PULL_NORM {
+        if (FA_ONE_SHOT_PULL_NORM..FA_ONE_SHOT_NVLS).contains(&launch.algorithm) {
             // SAFETY: a struct of numbers.
             let mut norm: FaRmsNorm = unsafe { std::mem::zeroed() };
             (norm.residual, norm.normed) = (launch.input, launch.input);
