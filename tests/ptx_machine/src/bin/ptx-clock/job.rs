@@ -4,6 +4,7 @@ use fast_allreduce_ptx_machine::clock::{self, Chain, Machine, Timing};
 use fast_allreduce_ptx_machine::{Launch, Program, Range};
 
 use crate::abi::*;
+use crate::messages::{bytes_of, Pattern};
 use crate::reference::Reference;
 use crate::world::{value_of, word_of, Data, Reach, World};
 
@@ -57,6 +58,7 @@ fn code_of(algorithm: &str) -> Option<FaAlgorithm> {
         "one_shot_push" => FA_ONE_SHOT_PUSH,
         "two_shot_push" => FA_TWO_SHOT_PUSH,
         "two_shot_quantized" => FA_TWO_SHOT_QUANTIZED,
+        name if Pattern::named(name).is_some() => FA_TRANSFER,
         _ => return None,
     })
 }
@@ -72,6 +74,14 @@ impl Memory {
         match self {
             Self::Ours(world) => world.homes(),
             Self::Reference(reference) => reference.homes(),
+        }
+    }
+
+    /// Whether the messages of a call have come.
+    fn is_moved(&self, call: &Call) -> bool {
+        match (self, Pattern::named(call.base())) {
+            (Self::Ours(world), Some(pattern)) => pattern.is_right(world, call.bytes),
+            _ => false,
         }
     }
 
@@ -92,6 +102,7 @@ impl Call {
     pub fn kernel(&self) -> String {
         match code_of(self.base()) {
             Some(FA_TWO_SHOT_QUANTIZED) => self.base().to_owned(),
+            Some(FA_TRANSFER) => "transfer".to_owned(),
             Some(_) => format!("{}_{}_sum_w{}", self.base(), self.dtype.name, self.ranks),
             None => format!("{}_w{}", self.base(), self.ranks),
         }
@@ -105,6 +116,10 @@ impl Call {
             Some(FA_TWO_SHOT_QUANTIZED) => self.bytes / self.dtype.bytes * 2,
             _ => self.bytes,
         };
+        if Pattern::named(self.base()).is_some() {
+            let e = |n: &str, or: u32| std::env::var(n).ok().and_then(|t| t.parse().ok()).unwrap_or(or);
+            return (e("BLOCKS", 64), e("THREADS", 256));
+        }
         let packs = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize) as u32;
         let is_two_shot = self.algorithm.contains("two_shot");
         let work = if is_two_shot { packs.div_ceil(self.ranks as u32) } else { packs };
@@ -135,7 +150,12 @@ impl Call {
         let params = |rank| match (&memory, code_of(self.base())) {
             (Memory::Ours(world), Some(algorithm)) => {
                 let count = (self.bytes / self.dtype.bytes) as u64;
-                world.params(rank, algorithm, self.dtype.code, count, self.algorithm.ends_with('+'))
+                let registered = self.algorithm.ends_with('+');
+                let mut params = world.params(rank, algorithm, self.dtype.code, count, registered);
+                if let Some(pattern) = Pattern::named(self.base()) {
+                    params.extend(bytes_of(&pattern.transfers(world, rank, self.bytes, registered)));
+                }
+                params
             }
             (Memory::Reference(reference), _) => reference.params(rank),
             _ => Vec::new(),
@@ -155,12 +175,14 @@ impl Call {
             calls: &calls,
             homes: &reach.0,
             turns: shape.turns,
-            blocks: shape.simulate,
+            // Of a message equal blocks of all ranks are not what talks to each other.
+            blocks: if Pattern::named(self.base()).is_some() { 0 } else { shape.simulate },
             gap_ns: if shape.stream { machine.launch_ns } else { machine.node_ns },
             resident: (self.bytes * self.footprint()) as f64 <= machine.l2_bytes,
         };
         let timing = clock::time(program, machine, &chain).map_err(|error| error.to_string())?;
         let is_right = match code_of(self.base()) {
+            Some(FA_TRANSFER) => memory.is_moved(self),
             Some(FA_TWO_SHOT_QUANTIZED) => memory.data().is_near(value_of(self.dtype.code)),
             _ => memory.data().is_right(),
         };
