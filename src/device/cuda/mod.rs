@@ -193,7 +193,7 @@ impl sealed::Device for Cuda {
 
     const CHANNELS: Channels = Channels {
         bytes: 16 << 20,
-        chunk_bytes: 64 << 10,
+        chunk_bytes: 256 << 10,
         least_slots: 2,
         stripes: abi::FA_MAX_STRIPES as usize,
         packet_bytes: 4 << 10,

@@ -117,8 +117,8 @@ impl Call {
             _ => self.bytes,
         };
         if Pattern::named(self.base()).is_some() {
-            let e = |n: &str, or: u32| std::env::var(n).ok().and_then(|t| t.parse().ok()).unwrap_or(or);
-            return (e("BLOCKS", 64), e("THREADS", 256));
+            // Messages, as src/plan/planner.rs has it: more blocks than stripes do nothing.
+            return (64.min(machine.sms as u32), 256);
         }
         let packs = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize) as u32;
         let is_two_shot = self.algorithm.contains("two_shot");

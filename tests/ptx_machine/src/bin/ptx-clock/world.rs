@@ -167,18 +167,12 @@ pub struct Channels {
     packets: usize,
 }
 
-fn env(name: &str, or: usize) -> usize {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(or)
-}
-
 impl Channels {
-    fn new() -> Self {
-        Self {
-            stripes: env("STRIPES", 16),
-            slots: env("SLOTS", 2),
-            chunk: env("CHUNK", 64 << 10),
-            packets: env("PACKETS", 4096),
-        }
+    fn new(ranks: usize) -> Self {
+        let (stripes, packets, slots) = (if ranks <= 9 { 16 } else { 8 }, 4 << 10, 2);
+        let room = (16 << 20) / (ranks - 1).max(1) / stripes / slots - size_of::<FaChunk>();
+        let chunk = ((room - 2 * packets) / 128 * 128).min(256 << 10);
+        Self { stripes, slots, chunk, packets }
     }
 
     /// Of all channels to a rank.
@@ -188,7 +182,7 @@ impl Channels {
 
     /// The parts of a message that stripes have, in units of FA_PART_ALIGNMENT, and how many stripes have one.
     pub fn parts(&self, bytes: usize) -> (u32, u32) {
-        let part = bytes.div_ceil(self.stripes).max(env("PART", 4096)).div_ceil(FA_PART_ALIGNMENT as usize);
+        let part = bytes.div_ceil(self.stripes).max(4 << 10).div_ceil(FA_PART_ALIGNMENT as usize);
         (part as u32, bytes.div_ceil(part * FA_PART_ALIGNMENT as usize).max(1) as u32)
     }
 }
@@ -209,7 +203,7 @@ impl World {
                 table.put(rank * 8, &input.address().to_le_bytes());
             }
         }
-        let channels = Channels::new();
+        let channels = Channels::new(ranks);
         let regions = all(head + 3 * mailbox + 2 * staging + channels.bytes(ranks));
         Self { regions, data, tables, mailbox, staging, channels }
     }
