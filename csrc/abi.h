@@ -96,20 +96,26 @@ struct FaAnnouncement {
   uint8_t padding[FA_SIGNAL_BYTES - 32];
 };
 
-// Messages between two ranks go through a channel: chunks in the slots of a ring in the receiver's region. A
-// slot is full from the sender's signal, which stands before its data, until the receiver gives credit for
-// it.
+// Messages between two ranks go through a channel. It has stripes, on which parts of a message go side by
+// side, each with a ring of slots in the receiver's region. A slot is full from the sender's signal, which
+// stands before its data, until the receiver gives credit for it. On a GPU the signal is words that have the
+// number above 32 bits of what follows, as it were a packet: core/channel.cuh.
 struct FaChunk {
-  uint32_t number; // of the channel's chunks, from 1; set after the rest and after the data
+  uint32_t number; // of the stripe's chunks, from 1; set after the rest and after the data
   uint32_t tag;    // of the message that it is of
-  uint64_t bytes;  // of that message, in all its chunks
-  // Host. 0: the data is behind this. Otherwise the receiver reads the whole message where it is: as in
-  // FaSignal, or at an address in the sender's process with the bit at FA_SOURCE_HERE_SHIFT.
+  uint64_t bytes;  // of that message, in all its chunks and stripes
+  // 0: the data is behind this. Otherwise the receiver reads the whole part where it is: as in FaSignal, or
+  // on the host at an address in the sender's process with the bit at FA_SOURCE_HERE_SHIFT.
   uint64_t source;
   uint32_t measured; // host, of a message's first chunk: enum Measured of core/direct.cuh
   uint8_t padding[FA_SIGNAL_BYTES - 28];
 };
 #define FA_SOURCE_HERE_SHIFT 63
+
+// Stripes of a channel at most. The host has one.
+#define FA_MAX_STRIPES 16
+// What parts of a message begin at multiples of.
+#define FA_PART_ALIGNMENT 128
 
 // Host. Messages of at least so many bytes in private memory of another process may be read there directly.
 #define FA_LEAST_DIRECT_BYTES 32768
@@ -152,7 +158,7 @@ struct FaTransfer {
   uint64_t bytes;
   uint64_t source; // of a copy; of what is sent, as in FaChunk
   uint32_t tag;
-  uint32_t reserved;
+  uint32_t part; // stripe s has the s-th so many times FA_PART_ALIGNMENT bytes; 0: the first has all
 };
 #define FA_MAX_TRANSFERS 64
 
@@ -189,13 +195,12 @@ struct FaRegionHead {
   uint8_t padding[40];
   // [epoch % 2][block][sending rank]; used in checked launches only.
   struct FaAnnouncement announced[2][FA_MAX_BLOCKS][FA_MAX_RANKS];
-  // Channels: credits by receiving rank, and this rank's own counts by peer of chunks sent, of those for
-  // which it has seen credit, and of chunks received.
-  struct FaCredit credits[FA_MAX_RANKS];
-  uint32_t sent[FA_MAX_RANKS];
-  uint32_t credited[FA_MAX_RANKS];
-  uint32_t received[FA_MAX_RANKS];
-  uint8_t padding_of_channels[64];
+  // Channels, by stripe: credits by receiving rank, and this rank's own counts by peer of chunks sent, of
+  // those for which it has seen credit, and of chunks received.
+  struct FaCredit credits[FA_MAX_STRIPES][FA_MAX_RANKS];
+  uint32_t sent[FA_MAX_STRIPES][FA_MAX_RANKS];
+  uint32_t credited[FA_MAX_STRIPES][FA_MAX_RANKS];
+  uint32_t received[FA_MAX_STRIPES][FA_MAX_RANKS];
   // Host, by receiver: claims and costs; and this rank's own: messages so far that could have been read
   // directly, by size, and the sizes that are, a bit for each.
   struct FaClaim claims[FA_MAX_RANKS];
@@ -244,9 +249,11 @@ struct FaLaunch {
   uint32_t root;
   uint32_t staging_last_slot; // of the ring, a power of two less 1; 0: the generation is no ring
   uint32_t swaps_staging;     // 1: two ranks of the host stage in each other's region in every other pull
-  uint32_t channel_slots;     // of each channel, a power of two
+  uint32_t channel_slots;     // of each stripe, a power of two
   uint32_t threads;           // bit r: rank r is a thread of this process
   uint32_t transport;         // enum FaTransport, of FA_TWO_SHOT_QUANTIZED
+  uint32_t channel_stripes;   // of each channel
+  uint32_t packet_bytes;      // GPU: parts of a message of at most so many are sent as packets
   uint64_t direct;            // host: address of an FaDirect; 0: nothing is read in other processes
   struct FaCall call;         // the call that this launch is of
   double scale;               // FA_PREMUL_SUM: what this rank's input is multiplied by
@@ -263,6 +270,8 @@ struct FaLaunch {
 // empty.
 struct FaTransfers {
   uint32_t first[2 * FA_MAX_RANKS + 2];
+  // Before channel c, the stripes that channels before it use.
+  uint32_t stripes[2 * FA_MAX_RANKS + 2];
   struct FaTransfer transfer[FA_MAX_TRANSFERS];
 };
 

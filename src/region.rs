@@ -2,7 +2,10 @@
 //!
 //! Head (signals, epochs, status), table of registered buffers, two generations of mailboxes and two of staging, channels.
 
-use crate::abi::{FaChunk, FaRegionHead, FA_SOURCE_ID_SHIFT, MAX_RANKS};
+use crate::abi::{
+    FaChunk, FaRegionHead, FA_CUDA_PACK_BYTES, FA_CUDA_SLOT_BYTES, FA_MAX_STRIPES, FA_PART_ALIGNMENT,
+    FA_SOURCE_ID_SHIFT, MAX_RANKS,
+};
 use crate::error::{Error, Result};
 use crate::plan::Packing;
 
@@ -22,8 +25,33 @@ pub struct Channels {
     pub bytes: usize,
     /// Most data of a chunk.
     pub chunk_bytes: usize,
-    /// Least chunks that a channel holds: fewer would be of more bytes.
+    /// Least chunks that a stripe holds: fewer would be of more bytes.
     pub least_slots: usize,
+    /// Most stripes of a channel, each with a ring of chunks: a power of two.
+    pub stripes: usize,
+    /// Parts of a message of at most so many bytes are sent as packets, for which a slot has room.
+    pub packet_bytes: usize,
+}
+
+/// How messages are divided among the stripes of a channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stripes {
+    pub count: usize,
+}
+
+impl Stripes {
+    /// What a message of so many bytes has in each stripe, in units of `FA_PART_ALIGNMENT`, and how many stripes have some of it.
+    /// 0 units: one stripe has all.
+    #[inline]
+    pub fn parts(self, bytes: u64) -> (u32, u32) {
+        // Less is not worth another block.
+        const LEAST_PART: u64 = 4 << 10;
+        if self.count == 1 {
+            return (0, 1);
+        }
+        let part = bytes.div_ceil(self.count as u64).max(LEAST_PART).div_ceil(FA_PART_ALIGNMENT.into());
+        (part as u32, bytes.div_ceil(part * u64::from(FA_PART_ALIGNMENT)).max(1) as u32)
+    }
 }
 
 /// Byte offsets in a region; a function of `max_bytes` and the size of the world.
@@ -37,10 +65,14 @@ pub(crate) struct Layout {
     pub channel_offset: usize,
     /// Of all channels to a rank.
     pub channel_bytes: usize,
-    /// Of each channel, a power of two.
+    /// Of each channel.
+    pub stripes: Stripes,
+    /// Of each stripe, a power of two.
     pub channel_slots: usize,
     /// Most data of a chunk.
     pub chunk_bytes: usize,
+    /// Most data of packets that are in a slot.
+    pub packet_bytes: usize,
     pub total_bytes: usize,
 }
 
@@ -54,7 +86,7 @@ impl Layout {
         most: usize,
     ) -> Result<Self> {
         // What is left of the MiB.
-        const LEAST_CHANNEL_BYTES: usize = 120 << 10;
+        const LEAST_CHANNEL_BYTES: usize = 100 << 10;
         if !(4 << 10..=most).contains(&max_bytes) {
             let value = max_bytes.to_string();
             let expected = "4 KiB to 1 TiB, on a GPU 32 GiB";
@@ -71,10 +103,13 @@ impl Layout {
         let staging_offset = (mailbox_offset + mailboxes).next_multiple_of(ALIGNMENT);
         let channel_offset = staging_offset + 2 * staging_bytes;
         let most_bytes = channels.bytes.min(2 * max_bytes).max(LEAST_CHANNEL_BYTES);
-        let (channel_slots, chunk_bytes) = ring(most_bytes / (world_size - 1).max(1), channels);
-        let channel_bytes = (world_size - 1) * channel_slots * (size_of::<FaChunk>() + chunk_bytes);
+        let Ring { stripes, slots: channel_slots, chunk_bytes, packet_bytes } =
+            Ring::new(most_bytes / (world_size - 1).max(1), world_size, channels);
+        let all_slots = (world_size - 1) * stripes * channel_slots;
+        let slot_bytes = size_of::<FaChunk>() + packet_room(packet_bytes) + chunk_bytes;
+        let channel_bytes = all_slots * slot_bytes;
         let total_bytes = channel_offset + channel_bytes;
-        let signals = (world_size - 1) * channel_slots * size_of::<FaChunk>();
+        let signals = all_slots * size_of::<FaChunk>();
         let most_bytes = most_bytes + 2 * slots * packing.sentinel_bytes;
         debug_assert!(total_bytes <= 4 * max_bytes + (1 << 20) + most_bytes - LEAST_CHANNEL_BYTES + signals);
         Ok(Self {
@@ -85,21 +120,52 @@ impl Layout {
             staging_bytes,
             channel_offset,
             channel_bytes,
+            stripes: Stripes { count: stripes },
             channel_slots,
             chunk_bytes,
+            packet_bytes,
             total_bytes,
         })
     }
 }
 
-/// The slots of a channel of at most `bytes`, and the data of each. Where they hold all that a chunk may, their signals come on top:
-/// else the next smaller power of two would be taken, and the ring be half as long.
-fn ring(bytes: usize, channels: &Channels) -> (usize, usize) {
-    match (bytes / channels.chunk_bytes).checked_ilog2() {
-        Some(exponent) if 1 << exponent >= channels.least_slots => (1 << exponent, channels.chunk_bytes),
-        _ => {
-            let chunk_bytes = bytes / channels.least_slots - size_of::<FaChunk>();
-            (channels.least_slots, chunk_bytes / ALIGNMENT * ALIGNMENT)
+/// Where packets of so many bytes of data lie.
+fn packet_room(bytes: usize) -> usize {
+    bytes * (FA_CUDA_SLOT_BYTES / FA_CUDA_PACK_BYTES) as usize
+}
+
+/// The rings of a channel, one for each stripe.
+struct Ring {
+    stripes: usize,
+    slots: usize,
+    chunk_bytes: usize,
+    packet_bytes: usize,
+}
+
+impl Ring {
+    /// Of a channel of at most `bytes`. Where the slots hold all that a chunk may, their signals come on top: else the next smaller
+    /// power of two would be taken, and the ring be half as long.
+    fn new(bytes: usize, world_size: usize, channels: &Channels) -> Self {
+        // Of a stripe: less is one ring.
+        const LEAST_BYTES: usize = 32 << 10;
+        // A block has room for as many as this leaves it, if all are its (csrc/algorithms/transfer.cuh).
+        const MOST_STRIPES: usize = 8 * FA_MAX_STRIPES as usize;
+        let most = (MOST_STRIPES / (world_size - 1).max(1)).min(bytes / LEAST_BYTES).max(1);
+        let stripes = channels.stripes.min(1 << most.ilog2());
+        let bytes = bytes / stripes;
+        let slot_bytes = packet_room(channels.packet_bytes) + channels.chunk_bytes;
+        match (bytes / slot_bytes).checked_ilog2() {
+            Some(exponent) if 1 << exponent >= channels.least_slots => {
+                let Channels { chunk_bytes, packet_bytes, .. } = *channels;
+                Self { stripes, slots: 1 << exponent, chunk_bytes, packet_bytes }
+            }
+            _ => {
+                let slot_bytes = bytes / channels.least_slots - size_of::<FaChunk>();
+                // Most of it is for chunks.
+                let packet_bytes = channels.packet_bytes.min(slot_bytes / 8 / ALIGNMENT * ALIGNMENT);
+                let chunk_bytes = (slot_bytes - packet_room(packet_bytes)) / ALIGNMENT * ALIGNMENT;
+                Self { stripes, slots: channels.least_slots, chunk_bytes, packet_bytes }
+            }
         }
     }
 }
@@ -119,7 +185,8 @@ mod tests {
 
     #[test]
     fn rings_fill_what_they_are_given() {
-        let host = Channels { bytes: 2 << 20, chunk_bytes: 16 << 10, least_slots: 8 };
+        let host =
+            Channels { bytes: 2 << 20, chunk_bytes: 16 << 10, least_slots: 8, stripes: 1, packet_bytes: 0 };
         let packing = Packing { pack_bytes: 64, slot_bytes: 72, sentinel_bytes: 0 };
         for max_bytes in [4 << 10, 64 << 10, 1 << 20, 8 << 20] {
             for world_size in 1..=MAX_RANKS {
@@ -130,8 +197,43 @@ mod tests {
                 assert!(total_bytes <= 6 * max_bytes + (1 << 20), "{layout:?}");
                 assert!(total_bytes <= 4 * max_bytes + (3 << 20), "{layout:?}");
                 // A power of two may leave almost half.
-                let most = (2 << 20).min(2 * max_bytes).max(120 << 10);
+                let most = (2 << 20).min(2 * max_bytes).max(100 << 10);
                 assert!(world_size == 1 || channel_bytes > most / 3, "{layout:?}");
+                assert_eq!((layout.stripes.count, layout.packet_bytes), (1, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn rings_of_gpus_have_stripes() {
+        let cuda = <crate::device::cuda::Cuda as crate::device::sealed::Device>::CHANNELS;
+        let packing = <crate::device::cuda::Cuda as crate::device::sealed::Device>::PACKING;
+        for max_bytes in [4 << 10, 64 << 10, 1 << 20, 8 << 20, 1 << 30] {
+            for world_size in 1..=MAX_RANKS {
+                let layout = Layout::new(max_bytes, world_size, &packing, &cuda, 1 << 40).unwrap();
+                let Layout { stripes, channel_slots, chunk_bytes, packet_bytes, .. } = layout;
+                assert!(channel_slots.is_power_of_two() && channel_slots >= 2, "{layout:?}");
+                assert!(chunk_bytes >= 1024 && chunk_bytes % 128 == 0, "{layout:?}");
+                assert!(packet_bytes % 16 == 0 && 4 * packet_bytes <= chunk_bytes, "{layout:?}");
+                assert!(layout.total_bytes <= 7 * max_bytes + (1 << 20), "{layout:?}");
+                // All that a launch may use fits a block: of channels both ways, and of copies.
+                let used = (2 * (world_size - 1) + 1) * stripes.count;
+                assert!(used <= 17 * FA_MAX_STRIPES as usize, "{layout:?}");
+                let expected = if world_size <= 9 { 16 } else { 8 };
+                assert!(max_bytes < 8 << 20 || stripes.count == expected, "{layout:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_a_message_are_all_of_it() {
+        for count in [1, 2, 8, 16] {
+            for bytes in [0, 1, 4096, 4097, 65536, 65537, (1 << 20) + 1, (5 << 30) + 77] {
+                let (part, stripes) = Stripes { count }.parts(bytes);
+                let part = if part == 0 { u64::MAX } else { u64::from(part * FA_PART_ALIGNMENT) };
+                assert!(stripes >= 1 && stripes as usize <= count, "{bytes} in {count}");
+                assert!(bytes <= part.saturating_mul(stripes.into()), "{bytes} in {count}");
+                assert!(stripes == 1 || bytes > part * u64::from(stripes - 1), "{bytes} in {count}");
             }
         }
     }

@@ -56,6 +56,15 @@ public:
       body(i);
   }
 
+  // The same, so many at once: body(i, stride) does i, i + stride and so on, of which the last may be n or
+  // more.
+  template <u32 Times, class Body>
+  FA_FN void for_several_alone(u32 n, Body body) const {
+    FA_ROLL
+    for (u32 i = threadIdx.x; i < n; i += Times * blockDim.x)
+      body(i, blockDim.x);
+  }
+
   // body(i) on thread i of this block, i < n. n is at most the number of threads.
   template <class Body>
   FA_FN void lanes(u32 n, Body body) const {

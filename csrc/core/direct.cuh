@@ -71,9 +71,6 @@ FA_FN u32 direct_size(u64 bytes) {
   return size < FA_DIRECT_SIZES ? size : FA_DIRECT_SIZES - 1;
 }
 
-// How a message is sent.
-enum Way : u32 { kUndecided, kPosting, kPosted, kChunks };
-
 // What the receiver is to do about the cost of a message: nothing; note it; forget what it knew of this way
 // before; note it if it is lower.
 enum Measured : u32 { kNotMeasured, kMeasured, kMeasuredAnew, kMeasuredLeast };
@@ -113,7 +110,7 @@ FA_FN bool prefers_direct(const FaLaunch &launch, u32 peer, u32 size, bool both)
 FA_FN Choice choose_way(const FaLaunch &launch, u32 peer, u64 bytes, bool both) {
   FaRegionHead *head = region_head(launch, launch.rank);
   // What it could not read once it is not asked to read again.
-  if (load_relaxed(&head->credits[peer].refused) != 0)
+  if (load_relaxed(&head->credits[0][peer].refused) != 0)
     return {kChunks, kNotMeasured};
   if (direct_reads(launch).always != 0)
     return {kPosting, kNotMeasured};

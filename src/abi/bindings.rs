@@ -15,6 +15,8 @@ pub const FA_QUANTIZED_GROUP_BYTES: u32 = 34;
 pub const FA_QUANTIZED_ALIGNMENT: u32 = 128;
 pub const FA_SOURCE_ID_SHIFT: u32 = 40;
 pub const FA_SOURCE_HERE_SHIFT: u32 = 63;
+pub const FA_MAX_STRIPES: u32 = 16;
+pub const FA_PART_ALIGNMENT: u32 = 128;
 pub const FA_LEAST_DIRECT_BYTES: u32 = 32768;
 pub const FA_DIRECT_SIZES: u32 = 8;
 pub const FA_MAX_TRANSFERS: u32 = 64;
@@ -212,7 +214,7 @@ pub struct FaTransfer {
     pub bytes: u64,
     pub source: u64,
     pub tag: u32,
-    pub reserved: u32,
+    pub part: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -222,7 +224,7 @@ const _: () = {
     ["Offset of field: FaTransfer::bytes"][::core::mem::offset_of!(FaTransfer, bytes) - 8usize];
     ["Offset of field: FaTransfer::source"][::core::mem::offset_of!(FaTransfer, source) - 16usize];
     ["Offset of field: FaTransfer::tag"][::core::mem::offset_of!(FaTransfer, tag) - 24usize];
-    ["Offset of field: FaTransfer::reserved"][::core::mem::offset_of!(FaTransfer, reserved) - 28usize];
+    ["Offset of field: FaTransfer::part"][::core::mem::offset_of!(FaTransfer, part) - 28usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -261,11 +263,10 @@ pub struct FaRegionHead {
     pub status: FaStatus,
     pub padding: [u8; 40usize],
     pub announced: [[[FaAnnouncement; 16usize]; 64usize]; 2usize],
-    pub credits: [FaCredit; 16usize],
-    pub sent: [u32; 16usize],
-    pub credited: [u32; 16usize],
-    pub received: [u32; 16usize],
-    pub padding_of_channels: [u8; 64usize],
+    pub credits: [[FaCredit; 16usize]; 16usize],
+    pub sent: [[u32; 16usize]; 16usize],
+    pub credited: [[u32; 16usize]; 16usize],
+    pub received: [[u32; 16usize]; 16usize],
     pub claims: [FaClaim; 16usize],
     pub costs: [FaCosts; 16usize],
     pub offered: [[u32; 8usize]; 16usize],
@@ -274,7 +275,7 @@ pub struct FaRegionHead {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 398336usize];
+    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 416512usize];
     ["Alignment of FaRegionHead"][::core::mem::align_of::<FaRegionHead>() - 8usize];
     ["Offset of field: FaRegionHead::inbox"][::core::mem::offset_of!(FaRegionHead, inbox) - 0usize];
     ["Offset of field: FaRegionHead::epoch"][::core::mem::offset_of!(FaRegionHead, epoch) - 262144usize];
@@ -288,19 +289,17 @@ const _: () = {
     ["Offset of field: FaRegionHead::announced"]
         [::core::mem::offset_of!(FaRegionHead, announced) - 263296usize];
     ["Offset of field: FaRegionHead::credits"][::core::mem::offset_of!(FaRegionHead, credits) - 394368usize];
-    ["Offset of field: FaRegionHead::sent"][::core::mem::offset_of!(FaRegionHead, sent) - 395392usize];
+    ["Offset of field: FaRegionHead::sent"][::core::mem::offset_of!(FaRegionHead, sent) - 410752usize];
     ["Offset of field: FaRegionHead::credited"]
-        [::core::mem::offset_of!(FaRegionHead, credited) - 395456usize];
+        [::core::mem::offset_of!(FaRegionHead, credited) - 411776usize];
     ["Offset of field: FaRegionHead::received"]
-        [::core::mem::offset_of!(FaRegionHead, received) - 395520usize];
-    ["Offset of field: FaRegionHead::padding_of_channels"]
-        [::core::mem::offset_of!(FaRegionHead, padding_of_channels) - 395584usize];
-    ["Offset of field: FaRegionHead::claims"][::core::mem::offset_of!(FaRegionHead, claims) - 395648usize];
-    ["Offset of field: FaRegionHead::costs"][::core::mem::offset_of!(FaRegionHead, costs) - 396672usize];
-    ["Offset of field: FaRegionHead::offered"][::core::mem::offset_of!(FaRegionHead, offered) - 397696usize];
-    ["Offset of field: FaRegionHead::direct"][::core::mem::offset_of!(FaRegionHead, direct) - 398208usize];
+        [::core::mem::offset_of!(FaRegionHead, received) - 412800usize];
+    ["Offset of field: FaRegionHead::claims"][::core::mem::offset_of!(FaRegionHead, claims) - 413824usize];
+    ["Offset of field: FaRegionHead::costs"][::core::mem::offset_of!(FaRegionHead, costs) - 414848usize];
+    ["Offset of field: FaRegionHead::offered"][::core::mem::offset_of!(FaRegionHead, offered) - 415872usize];
+    ["Offset of field: FaRegionHead::direct"][::core::mem::offset_of!(FaRegionHead, direct) - 416384usize];
     ["Offset of field: FaRegionHead::padding_of_direct"]
-        [::core::mem::offset_of!(FaRegionHead, padding_of_direct) - 398272usize];
+        [::core::mem::offset_of!(FaRegionHead, padding_of_direct) - 416448usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -351,6 +350,8 @@ pub struct FaLaunch {
     pub channel_slots: u32,
     pub threads: u32,
     pub transport: u32,
+    pub channel_stripes: u32,
+    pub packet_bytes: u32,
     pub direct: u64,
     pub call: FaCall,
     pub scale: f64,
@@ -360,7 +361,7 @@ pub struct FaLaunch {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 640usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 648usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -400,25 +401,30 @@ const _: () = {
     ["Offset of field: FaLaunch::channel_slots"][::core::mem::offset_of!(FaLaunch, channel_slots) - 316usize];
     ["Offset of field: FaLaunch::threads"][::core::mem::offset_of!(FaLaunch, threads) - 320usize];
     ["Offset of field: FaLaunch::transport"][::core::mem::offset_of!(FaLaunch, transport) - 324usize];
-    ["Offset of field: FaLaunch::direct"][::core::mem::offset_of!(FaLaunch, direct) - 328usize];
-    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 336usize];
-    ["Offset of field: FaLaunch::scale"][::core::mem::offset_of!(FaLaunch, scale) - 360usize];
-    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 368usize];
-    ["Offset of field: FaLaunch::window"][::core::mem::offset_of!(FaLaunch, window) - 624usize];
-    ["Offset of field: FaLaunch::multicast"][::core::mem::offset_of!(FaLaunch, multicast) - 632usize];
+    ["Offset of field: FaLaunch::channel_stripes"]
+        [::core::mem::offset_of!(FaLaunch, channel_stripes) - 328usize];
+    ["Offset of field: FaLaunch::packet_bytes"][::core::mem::offset_of!(FaLaunch, packet_bytes) - 332usize];
+    ["Offset of field: FaLaunch::direct"][::core::mem::offset_of!(FaLaunch, direct) - 336usize];
+    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 344usize];
+    ["Offset of field: FaLaunch::scale"][::core::mem::offset_of!(FaLaunch, scale) - 368usize];
+    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 376usize];
+    ["Offset of field: FaLaunch::window"][::core::mem::offset_of!(FaLaunch, window) - 632usize];
+    ["Offset of field: FaLaunch::multicast"][::core::mem::offset_of!(FaLaunch, multicast) - 640usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FaTransfers {
     pub first: [u32; 34usize],
+    pub stripes: [u32; 34usize],
     pub transfer: [FaTransfer; 64usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaTransfers"][::core::mem::size_of::<FaTransfers>() - 2184usize];
+    ["Size of FaTransfers"][::core::mem::size_of::<FaTransfers>() - 2320usize];
     ["Alignment of FaTransfers"][::core::mem::align_of::<FaTransfers>() - 8usize];
     ["Offset of field: FaTransfers::first"][::core::mem::offset_of!(FaTransfers, first) - 0usize];
-    ["Offset of field: FaTransfers::transfer"][::core::mem::offset_of!(FaTransfers, transfer) - 136usize];
+    ["Offset of field: FaTransfers::stripes"][::core::mem::offset_of!(FaTransfers, stripes) - 136usize];
+    ["Offset of field: FaTransfers::transfer"][::core::mem::offset_of!(FaTransfers, transfer) - 272usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

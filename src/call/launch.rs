@@ -65,6 +65,8 @@ impl Site<'_> {
             channel_slots: self.layout.channel_slots as u32,
             threads: self.threads,
             transport: 0,
+            channel_stripes: self.layout.stripes.count as u32,
+            packet_bytes: self.layout.packet_bytes as u32,
             direct: self.direct,
             call: FaCall { what: 0, count: 0, digest: 0 },
             scale: 1.0,

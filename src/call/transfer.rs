@@ -7,6 +7,7 @@ use super::operand::Operand;
 use crate::abi::{FaTransfer, FaTransfers, FA_MAX_RANKS, FA_MAX_TRANSFERS};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::region::Stripes;
 
 /// Which way a message goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -122,8 +123,8 @@ pub(crate) struct Moved {
 /// No transfers, for [`pack`] to fill.
 pub(crate) const NO_TRANSFERS: FaTransfers = FaTransfers {
     first: [0; 2 * FA_MAX_RANKS as usize + 2],
-    transfer: [FaTransfer { address: 0, bytes: 0, source: 0, tag: 0, reserved: 0 };
-        FA_MAX_TRANSFERS as usize],
+    stripes: [0; 2 * FA_MAX_RANKS as usize + 2],
+    transfer: [FaTransfer { address: 0, bytes: 0, source: 0, tag: 0, part: 0 }; FA_MAX_TRANSFERS as usize],
 };
 
 /// Transfers by channel. To and from one peer they go in the order of their tags, and of one tag in that of the list, so that two
@@ -132,6 +133,7 @@ pub(crate) fn pack(
     transfers: &[Transfer],
     rank: usize,
     world_size: usize,
+    stripes: Stripes,
     packed: &mut FaTransfers,
 ) -> Result<Moved> {
     // A message from a rank to itself is two.
@@ -151,9 +153,10 @@ pub(crate) fn pack(
     order.sort_unstable_by_key(|&index| (channel_of(index), transfers[usize::from(index)].tag, index));
 
     let mut moved = Moved { sent_bytes: 0, received_bytes: 0 };
-    let (mut length, mut next) = (0, 0);
+    let (mut length, mut next, mut used) = (0, 0, 0);
     for channel in 0..2 * world_size {
         packed.first[channel] = length as u32;
+        packed.stripes[channel] = used;
         let end = next + order[next..].iter().take_while(|&&index| channel_of(index) == channel).count();
         let own = &order[next..end];
         next = end;
@@ -166,6 +169,7 @@ pub(crate) fn pack(
             continue;
         }
         let sends = &order[..end - own.len()];
+        let mut most_stripes = 0;
         for (at, &index) in own.iter().enumerate() {
             let transfer = &transfers[usize::from(index)];
             let (address, bytes, tag) = (transfer.address, transfer.bytes(), transfer.tag);
@@ -183,11 +187,15 @@ pub(crate) fn pack(
                 continue;
             }
             let slot = packed.transfer.get_mut(length).ok_or_else(too_many)?;
-            *slot = FaTransfer { address, bytes, source, tag, reserved: 0 };
+            let (part, stripes) = stripes.parts(bytes);
+            *slot = FaTransfer { address, bytes, source, tag, part };
+            most_stripes = most_stripes.max(stripes);
             length += 1;
         }
+        used += most_stripes;
     }
     packed.first[2 * world_size] = length as u32;
+    packed.stripes[2 * world_size] = used;
     Ok(moved)
 }
 
@@ -218,6 +226,8 @@ fn check_pairs(transfers: &[Transfer], sends: &[u8], receives: &[u8], rank: usiz
 mod tests {
     use super::*;
 
+    const ONE: Stripes = Stripes { count: 1 };
+
     fn transfer(direction: Direction, peer: usize, address: u64, tag: u32) -> Transfer {
         Transfer { direction, peer, address, count: 2, dtype: DType::F32, tag }
     }
@@ -234,8 +244,9 @@ mod tests {
             transfer(Recv, 1, 0x60, 5),
         ];
         let mut packed = NO_TRANSFERS;
-        let moved = pack(&list, 1, 3, &mut packed).unwrap();
+        let moved = pack(&list, 1, 3, ONE, &mut packed).unwrap();
         assert_eq!(packed.first[..7], [0, 0, 1, 1, 2, 5, 5]);
+        assert_eq!(packed.stripes[..7], [0, 0, 1, 1, 2, 3, 3]);
         let addresses: Vec<u64> = packed.transfer[..5].iter().map(|transfer| transfer.address).collect();
         assert_eq!(addresses, [0x20, 0x60, 0x30, 0x10, 0x50]);
         assert_eq!(packed.transfer[1].source, 0x40, "a copy");
@@ -243,14 +254,34 @@ mod tests {
     }
 
     #[test]
+    fn a_channel_has_the_stripes_of_its_longest_message() {
+        use Direction::{Recv, Send};
+        let long =
+            |direction, peer, address, count| Transfer { count, ..transfer(direction, peer, address, 0) };
+        let list = [
+            long(Send, 1, 1 << 20, 1),
+            long(Send, 1, 2 << 20, 5000),
+            long(Recv, 1, 3 << 20, 1025),
+            long(Recv, 0, 4 << 20, 2048),
+            long(Send, 0, 5 << 20, 2048),
+        ];
+        let mut packed = NO_TRANSFERS;
+        pack(&list, 0, 2, Stripes { count: 16 }, &mut packed).unwrap();
+        // 8192 bytes to itself, 20000 and 4100 in parts of 4 KiB.
+        assert_eq!(packed.first[..5], [0, 0, 1, 3, 4]);
+        assert_eq!(packed.stripes[..5], [0, 0, 2, 7, 9]);
+        assert!(packed.transfer[..4].iter().all(|message| message.part == 32));
+    }
+
+    #[test]
     fn a_message_to_oneself_needs_its_receive() {
         let lonely = [transfer(Direction::Send, 0, 0x10, 1)];
-        let error = pack(&lonely, 0, 2, &mut { NO_TRANSFERS }).unwrap_err();
+        let error = pack(&lonely, 0, 2, ONE, &mut { NO_TRANSFERS }).unwrap_err();
         assert!(matches!(error, Error::Disagreement { rank: 0, .. }), "{error}");
         let other_tag = [transfer(Direction::Send, 0, 0x10, 1), transfer(Direction::Recv, 0, 0x20, 2)];
-        assert!(pack(&other_tag, 0, 2, &mut { NO_TRANSFERS }).is_err());
+        assert!(pack(&other_tag, 0, 2, ONE, &mut { NO_TRANSFERS }).is_err());
         let only_received = [transfer(Direction::Recv, 1, 0x10, 1)];
-        assert!(pack(&only_received, 1, 2, &mut { NO_TRANSFERS }).is_err());
+        assert!(pack(&only_received, 1, 2, ONE, &mut { NO_TRANSFERS }).is_err());
     }
 
     /// Of several, some in place, each is copied from its own.
@@ -265,7 +296,7 @@ mod tests {
             transfer(Send, 0, 0x400, 1),
         ];
         let mut packed = NO_TRANSFERS;
-        let moved = pack(&list, 1, 3, &mut packed).unwrap();
+        let moved = pack(&list, 1, 3, ONE, &mut packed).unwrap();
         assert_eq!(packed.first[..7], [0, 1, 1, 1, 2, 2, 2]);
         assert_eq!((packed.transfer[1].address, packed.transfer[1].source), (0x100, 0x300));
         assert_eq!(moved, Moved { sent_bytes: 3 * 8, received_bytes: 2 * 8 });
@@ -274,10 +305,10 @@ mod tests {
     #[test]
     fn too_many_messages_are_refused() {
         let list: Vec<_> = (0..65).map(|at| transfer(Direction::Send, 1, 64 * at, 0)).collect();
-        let error = pack(&list, 0, 2, &mut { NO_TRANSFERS }).unwrap_err();
+        let error = pack(&list, 0, 2, ONE, &mut { NO_TRANSFERS }).unwrap_err();
         assert!(matches!(error, Error::InvalidSetting { name: "messages of a group", .. }), "{error}");
-        assert!(pack(&list[..64], 0, 2, &mut { NO_TRANSFERS }).is_ok());
+        assert!(pack(&list[..64], 0, 2, ONE, &mut { NO_TRANSFERS }).is_ok());
         let more: Vec<_> = (0..300).map(|at| transfer(Direction::Send, 1, 64 * at, 0)).collect();
-        assert!(pack(&more, 0, 2, &mut { NO_TRANSFERS }).is_err());
+        assert!(pack(&more, 0, 2, ONE, &mut { NO_TRANSFERS }).is_err());
     }
 }

@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::endpoint::State;
 use crate::error::{Error, Result};
 use crate::liveness::DirectReads;
-use crate::plan::{Plan, PlannedCall};
+use crate::plan::{DeviceKind, Plan, PlannedCall};
 use crate::registry::Registry;
 use crate::trace::CallSpan;
 
@@ -115,7 +115,8 @@ impl<D: Device> Communicator<D> {
         let mut state = self.endpoint.lock();
         let State { registry, calls } = &mut *state;
         let mut packed = calls.transfers.take().unwrap_or_else(|| Box::new(NO_TRANSFERS));
-        let moved = pack(transfers, self.rank, self.world_size, &mut packed);
+        let stripes = self.endpoint.region.layout.stripes;
+        let moved = pack(transfers, self.rank, self.world_size, stripes, &mut packed);
         self.healthy()?;
         let started = match moved {
             // SAFETY: the caller's.
@@ -136,11 +137,11 @@ impl<D: Device> Communicator<D> {
         for peer in peers {
             let [first, end] = [0, 1].map(|next| transfers.first[2 * peer + next] as usize);
             let least_private = match self.liveness.threads() >> peer & 1 {
-                1 => D::LEAST_POSTED_BYTES,
+                1 if D::READS_PRIVATE => D::LEAST_POSTED_BYTES,
                 _ => self.direct_reads.as_ref().map_or(u64::MAX, |direct| direct.least_bytes(peer)),
             };
             for message in &mut transfers.transfer[first..end] {
-                if message.bytes >= D::LEAST_POSTED_BYTES {
+                if message.bytes >= D::LEAST_POSTED_BYTES && message.address % D::SOURCE_ALIGNMENT == 0 {
                     message.source = registry.source(message.address, message.bytes);
                 }
                 if message.source == 0 && message.bytes >= least_private {
@@ -167,8 +168,7 @@ impl<D: Device> Communicator<D> {
         // Receiving takes as many threads as sending.
         let bytes = moved.sent_bytes.max(moved.received_bytes) as usize;
         let plan = self.planner.shares(PlannedCall::Messages, bytes, 1);
-        // A channel is one block's.
-        let plan = Plan { blocks: plan.blocks.min(2 * self.world_size), ..plan };
+        let plan = self.planner.messages(plan, transfers.stripes[2 * self.world_size] as usize);
         let _span = CallSpan::enter(self.rank, number, &call, &plan);
         calls.planned(&plan);
         let nothing =
@@ -194,12 +194,16 @@ impl<D: Device> Communicator<D> {
     /// rank's, they cannot do without.
     fn awaited(&self, transfers: &FaTransfers) -> (u32, u32) {
         let layout = &self.endpoint.region.layout;
-        let channel_bytes = (layout.channel_slots * layout.chunk_bytes) as u64;
+        let stripe_bytes = (layout.channel_slots * layout.chunk_bytes) as u64;
         let (mut maybe, mut surely) = (0, 0);
         for peer in (0..self.world_size).filter(|&peer| peer != self.rank) {
             let [sent, received, end] = [0, 1, 2].map(|next| transfers.first[2 * peer + next] as usize);
             maybe |= u32::from(sent != end) << peer;
-            let is_more_than_fits = |sent: &FaTransfer| sent.bytes > channel_bytes;
+            let is_more_than_fits = |sent: &FaTransfer| {
+                let part = u64::from(sent.part) * u64::from(abi::FA_PART_ALIGNMENT);
+                let is_posted = D::KIND == DeviceKind::Cuda && sent.source != 0;
+                is_posted || (if part == 0 { sent.bytes } else { part }) > stripe_bytes
+            };
             let needs = received != end || transfers.transfer[sent..received].iter().any(is_more_than_fits);
             surely |= u32::from(needs) << peer;
         }

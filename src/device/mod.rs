@@ -72,6 +72,9 @@ pub(crate) mod sealed {
         /// Whether receivers may read messages in the memory of another process.
         const READS_DIRECTLY: bool;
 
+        /// Whether receivers that are threads of the sender's process may read messages in memory that is not registered.
+        const READS_PRIVATE: bool;
+
         /// The largest `max_bytes` of a communicator.
         const MAX_BYTES: usize = 1 << 40;
 

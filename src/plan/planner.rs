@@ -140,6 +140,21 @@ impl Planner {
         plan
     }
 
+    /// The grid of messages whose channels use so many stripes: a stripe is one block's, and those beyond the grid are dealt to its
+    /// blocks. On GPUs ranks need not have the same.
+    pub fn messages(&self, plan: Plan, stripes: usize) -> Plan {
+        // A part is moved by as many threads, whatever the rest is.
+        const THREADS: usize = 256;
+        let stripes = stripes.max(1);
+        match self.limits.device {
+            DeviceKind::Host => Plan { blocks: plan.blocks.min(stripes), ..plan },
+            DeviceKind::Cuda => {
+                let most = self.most_blocks.min(FA_MAX_BLOCKS as usize).max(1);
+                Plan { blocks: stripes.min(most), threads: THREADS, ..plan }
+            }
+        }
+    }
+
     /// Whether packets of a call have no tags on GPUs: what the kernels of the hot set reduce.
     const fn is_untagged(dtype: DType, op: ReduceOp) -> bool {
         matches!(op, ReduceOp::Sum) && matches!(dtype, DType::F16 | DType::Bf16 | DType::F32)

@@ -24,6 +24,7 @@ struct Call {
   uint32_t staging_slots = 1; // of a generation
   bool threads = true;        // what is posted is so between threads; else in registered buffers
   bool direct = false;        // or in private memory, which the kernel reads
+  uint32_t channel_stripes = 1;
 
   // Elements before a letter in the input of its sender, or the output of its receiver.
   uint64_t first_of(size_t letter, bool sender) const {
@@ -131,16 +132,29 @@ struct Call {
     return op == FA_AVG && dtype == FA_F32 ? 1e-6 : 0;
   }
 
+  // What a message of so many bytes has in each stripe of a channel, in units, and how many stripes have
+  // some.
+  uint32_t part_of(uint64_t bytes) const {
+    const uint64_t unit = uint64_t(channel_stripes) * FA_PART_ALIGNMENT;
+    return channel_stripes == 1 ? 0 : uint32_t(std::max<uint64_t>((bytes + unit - 1) / unit, 1));
+  }
+  uint32_t stripes_of(uint64_t bytes) const {
+    const uint64_t part = uint64_t(part_of(bytes)) * FA_PART_ALIGNMENT;
+    return part == 0 ? 1 : uint32_t(std::max<uint64_t>((bytes + part - 1) / part, 1));
+  }
+
   // A rank's part of a launch of transfers, of elements of `size` bytes from these addresses on. `registered`
   // is where a registered buffer has the input, or 0.
   FaTransfers transfers(uint32_t rank, uint64_t input, uint64_t output, uint64_t size,
                         uint64_t registered) const {
     FaTransfers packed = {};
-    uint32_t length = 0;
+    uint32_t length = 0, stripes = 0;
     for (uint32_t channel = 0; channel < 2 * world; ++channel) {
       const uint32_t peer = channel / 2;
       const bool sends = channel % 2 == 0;
       packed.first[channel] = length;
+      packed.stripes[channel] = stripes;
+      uint32_t most = 0;
       std::vector<size_t> in_order;
       for (size_t letter = 0; letter < letters.size(); ++letter) {
         const auto [from, to, tag, count, posted] = letters[letter];
@@ -152,17 +166,22 @@ struct Call {
       for (size_t letter : in_order) {
         const uint64_t source = input + first_of(letter, true) * size;
         const uint64_t target = output + first_of(letter, false) * size;
-        const uint64_t posted = threads || direct ? source | uint64_t(1) << FA_SOURCE_HERE_SHIFT
+        // Private memory is posted where a channel has one stripe.
+        const bool here = channel_stripes == 1 && (threads || direct);
+        const uint64_t posted = here              ? source | uint64_t(1) << FA_SOURCE_HERE_SHIFT
                                 : registered != 0 ? registered + first_of(letter, true) * size
                                                   : 0;
         packed.transfer[length++] = {sends ? source : target, letters[letter].count * size,
                                      peer == rank                      ? source
                                      : sends && letters[letter].posted ? posted
                                                                        : 0,
-                                     letters[letter].tag, 0};
+                                     letters[letter].tag, part_of(letters[letter].count * size)};
+        most = std::max(most, stripes_of(letters[letter].count * size));
       }
+      stripes += most;
     }
     packed.first[2 * world] = length;
+    packed.stripes[2 * world] = stripes;
     return packed;
   }
 

@@ -238,6 +238,7 @@ private:
     launch.channel_bytes = kChannelBytes;
     launch.chunk_bytes = kChunkBytes;
     launch.channel_slots = world_.channel_slots;
+    launch.channel_stripes = world_.channel_stripes;
     launch.threads = call.threads ? ~0u : 0;
     launch.direct = reinterpret_cast<uint64_t>(&world_.direct[call.number % 2]);
     launch.timeout_ns = kTimeout;
@@ -258,7 +259,7 @@ private:
 void run_world(uint32_t size, uint32_t workers, uint32_t algorithm, uint32_t launches, uint64_t seed,
                bool whole) {
   // The epochs pass 2^32 on the way.
-  World world(size, seed % 4 == 0, 2u << seed % 4, 0u - launches / 2);
+  World world(size, seed % 4 == 0, 2u << seed % 4, 1u << seed % 3, 0u - launches / 2);
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
@@ -266,7 +267,9 @@ void run_world(uint32_t size, uint32_t workers, uint32_t algorithm, uint32_t lau
       Rank self(world, rank, workers, seed);
       self.disturb(seed, 0);
       for (uint32_t number = 0; number < launches; ++number) {
-        self.run(draw(random, number, size, workers, algorithm, whole));
+        Call call = draw(random, number, size, workers, algorithm, whole);
+        call.channel_stripes = world.channel_stripes;
+        self.run(call);
       }
     });
   }

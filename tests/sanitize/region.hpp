@@ -26,7 +26,10 @@ constexpr uint64_t kStagingOffset = (kMailboxOffset + 2 * kMailboxBytes + 127) /
 constexpr uint64_t kChannelOffset = kStagingOffset + 2 * kMaxBytes;
 // Chunks of 128 bytes, so that messages are of many.
 constexpr uint64_t kChunkBytes = 128, kMostChannelSlots = 16;
-constexpr uint64_t kChannelBytes = (sizeof(FaChunk) + kChunkBytes) * kMostChannelSlots * (kLargestWorld - 1);
+// On the host they have one, but what they have on GPUs goes by the same code.
+constexpr uint32_t kMostStripes = 4;
+constexpr uint64_t kChannelBytes =
+    (sizeof(FaChunk) + kChunkBytes) * kMostChannelSlots * kMostStripes * (kLargestWorld - 1);
 constexpr uint64_t kRegionBytes = kChannelOffset + kChannelBytes;
 // Within the capacity of a one-shot push between most ranks.
 constexpr uint64_t kMostBytes = kLargestWorld > 4 ? 2400 : 3000;
@@ -82,15 +85,16 @@ struct Storage<Half> {
 struct World {
   uint32_t size;
   bool checked; // ranks compare their calls first
-  uint32_t channel_slots;
+  uint32_t channel_slots, channel_stripes;
   std::vector<std::unique_ptr<FaRegionHead, void (*)(void *)>> regions;
   std::vector<std::vector<Memory>> buffers; // [buffer][rank]
   std::vector<uint64_t> table;              // [buffer][FA_MAX_RANKS], as kernels read it
   uint32_t life = 1;
   FaDirect direct[2] = {}; // reads where that is faster, and always
 
-  World(uint32_t size, bool checked, uint32_t channel_slots, uint32_t first_epoch)
-      : size(size), checked(checked), channel_slots(channel_slots), table(kBuffers * FA_MAX_RANKS) {
+  World(uint32_t size, bool checked, uint32_t channel_slots, uint32_t channel_stripes, uint32_t first_epoch)
+      : size(size), checked(checked), channel_slots(channel_slots), channel_stripes(channel_stripes),
+        table(kBuffers * FA_MAX_RANKS) {
     for (uint32_t rank = 0; rank < size; ++rank) {
       void *memory = aligned_alloc(128, (kRegionBytes + 127) / 128 * 128);
       memset(memory, 0, kRegionBytes);

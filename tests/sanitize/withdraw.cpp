@@ -72,7 +72,7 @@ std::pair<bool, bool> round(Where where, bool always, uint64_t limit, uint64_t d
     FaTransfers transfers = {};
     // Of channels 0 to 3, rank 0 sends through 2, and rank 1 receives through 1.
     for (uint32_t c = rank == 0 ? 3 : 2; c < 5; ++c)
-      transfers.first[c] = 1;
+      transfers.first[c] = transfers.stripes[c] = 1;
     transfers.transfer[0] = transfer;
     FaLaunch launch = {};
     for (uint32_t other = 0; other < 2; ++other)
@@ -83,6 +83,7 @@ std::pair<bool, bool> round(Where where, bool always, uint64_t limit, uint64_t d
     launch.channel_offset = kChannels;
     launch.chunk_bytes = 128;
     launch.channel_slots = 8;
+    launch.channel_stripes = 1;
     launch.threads = threads ? 3 : 0;
     launch.direct = reinterpret_cast<uint64_t>(&direct);
     launch.operands = reinterpret_cast<uint64_t>(&transfers);

@@ -84,7 +84,11 @@ pub fn hot(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
                 if budget.is_spent() {
                     return Ok(());
                 }
-                cases += Buffers::new(&world, dtype, ReduceOp::Sum, shapes)?.check(&mut world, shapes, Some(&probes))?;
+                cases += Buffers::new(&world, dtype, ReduceOp::Sum, shapes)?.check(
+                    &mut world,
+                    shapes,
+                    Some(&probes),
+                )?;
             }
             Ok(())
         })();

@@ -222,11 +222,20 @@ impl sealed::Device for Cuda {
         sentinel_bytes: abi::FA_CUDA_SENTINEL_BYTES as usize,
     };
 
-    const CHANNELS: Channels = Channels { bytes: 0, chunk_bytes: 60 << 10, least_slots: 2 };
+    const CHANNELS: Channels = Channels {
+        bytes: 16 << 20,
+        chunk_bytes: 256 << 10,
+        least_slots: 2,
+        stripes: abi::FA_MAX_STRIPES as usize,
+        packet_bytes: 4 << 10,
+    };
 
-    const LEAST_POSTED_BYTES: u64 = u64::MAX;
+    // A receiver's reads take the way there and back, and the sender waits for them.
+    const LEAST_POSTED_BYTES: u64 = 4 << 20;
 
     const READS_DIRECTLY: bool = false;
+
+    const READS_PRIVATE: bool = false;
 
     // The hot set has no code for parts of packs.
     const SOURCE_ALIGNMENT: u64 = abi::FA_CUDA_PACK_BYTES as u64;

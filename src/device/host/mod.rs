@@ -233,7 +233,10 @@ impl sealed::Device for Host {
 
     // Twice the second-level cache of the processors that this was measured on: with less, a slot that is written is
     // still in the cache of its last reader.
-    const CHANNELS: Channels = Channels { bytes: 2 << 20, chunk_bytes: 16 << 10, least_slots: 8 };
+    const CHANNELS: Channels =
+        Channels { bytes: 2 << 20, chunk_bytes: 16 << 10, least_slots: 8, stripes: 1, packet_bytes: 0 };
+
+    const READS_PRIVATE: bool = true;
 
     // A shorter one is through the channel before its sender would have heard that it was read.
     const LEAST_POSTED_BYTES: u64 = 16 << 10;

@@ -302,7 +302,7 @@ impl CudaWorld {
         }
         let packed = ranks.iter().enumerate().map(|(rank, list)| {
             let mut packed = NO_TRANSFERS;
-            pack(list, rank, world_size, &mut packed).map(|_| packed)
+            pack(list, rank, world_size, self.layout.stripes, &mut packed).map(|_| packed)
         });
         let packed = packed.collect::<Result<Vec<_>>>()?;
         let memory = self.upload(&packed)?;

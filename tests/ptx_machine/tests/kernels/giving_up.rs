@@ -5,10 +5,11 @@ use fast_allreduce_ptx_machine::{Program, Settings};
 use crate::abi::*;
 use crate::elements::{Element, BF16, F16, F32};
 use crate::hot::ALGORITHMS;
-use crate::world::{World, CHUNK};
+use crate::world::{World, CHUNK, PACKETS, STRIPES};
 
 tests! {
-    crate::program => every_kernel_of_the_hot_set, every_kernel_of_any_world, messages_that_do_not_come;
+    crate::program => every_kernel_of_the_hot_set, every_kernel_of_any_world, messages_that_do_not_come, messages_that_are_posted_in_vain,
+        messages_at_any_address;
 }
 
 /// One kernel, and what its tests share.
@@ -102,35 +103,116 @@ fn every_kernel_of_any_world(program: &Program) {
     }
 }
 
-/// A receiver whose sender does not come, a sender whose receiver does not make room, and one that is sent another message.
+/// A receiver whose sender does not come, a sender whose receiver does not make room, or does not read what is posted, and one
+/// that is sent another message; as packets, in chunks, and posted; by one block, and by one for each stripe.
 fn messages_that_do_not_come(program: &Program) {
     const KERNEL: &str = "transfer";
     if crate::is_left_out(program, KERNEL) {
         return;
     }
-    for (tags, alone, failure) in [
-        ([1, 1], None, FA_OK),
-        ([1, 2], None, FA_OTHER_MESSAGE),
-        ([1, 1], Some(0), FA_TIMED_OUT),
-        ([1, 1], Some(1), FA_TIMED_OUT),
-    ] {
-        let world = World::new(2, 8 * CHUNK);
+    const REGISTERED: u64 = 1 << FA_SOURCE_ID_SHIFT;
+    let sizes = [(PACKETS, 0), (8 * STRIPES * CHUNK, 0), (8 * STRIPES * CHUNK, REGISTERED)];
+    let ways = sizes.into_iter().flat_map(|(bytes, source)| [1, 2].map(|blocks| (bytes, source, blocks)));
+    for (bytes, source, blocks) in ways {
+        for (tags, alone, failure) in [
+            ([1, 1], None, FA_OK),
+            ([1, 2], None, FA_OTHER_MESSAGE),
+            ([1, 1], Some(0), FA_TIMED_OUT),
+            ([1, 1], Some(1), FA_TIMED_OUT),
+        ] {
+            // A small message has room.
+            if alone == Some(0) && bytes <= PACKETS {
+                continue;
+            }
+            let mut world = World::new(2, bytes);
+            world.inputs[0].fill(0x5A);
+            let of_rank = |rank: usize| {
+                let mut launch = world.launch_of(rank, FA_TRANSFER, FA_U8, 0);
+                launch.timeout_ns = if failure == FA_OK { launch.timeout_ns } else { 200_000 };
+                (launch, world.message(rank, tags[rank], bytes, 0, source))
+            };
+            let mut launches: Vec<_> = (0..2).map(of_rank).collect();
+            if let Some(rank) = alone {
+                launches = vec![launches.swap_remove(rank)];
+            }
+            let receiver = alone.unwrap_or(1);
+            let result = world.transfer_together(program, KERNEL, &launches, blocks);
+            result.unwrap_or_else(|error| panic!("{error}"));
+            let case =
+                format!("tags {tags:?}, alone: {alone:?}, {bytes} bytes, source {source:x}, {blocks} blocks");
+            assert_eq!(world.failure_of(receiver), failure, "{case}");
+            if failure == FA_OK {
+                assert!(world.outputs[1].read()[..bytes].iter().all(|&byte| byte == 0x5A), "{case}");
+            }
+            // Whoever posted and gave up has told the receiver that what it may have read is no longer the message.
+            let at = std::mem::offset_of!(FaRegionHead, revoked);
+            let revoked = world.regions[1].read()[at] != 0;
+            assert_eq!(revoked, failure != FA_OK && alone != Some(1) && source != 0, "{case}");
+            // And a launch behind it does nothing.
+            let result =
+                world.transfer_together(program, KERNEL, &launches[..usize::from(failure != FA_OK)], 1);
+            result.unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+}
+
+/// A message that was withdrawn is not believed, and one in a buffer that the receiver does not know is not read.
+fn messages_that_are_posted_in_vain(program: &Program) {
+    const KERNEL: &str = "transfer";
+    if crate::is_left_out(program, KERNEL) {
+        return;
+    }
+    let bytes = 2 * STRIPES * CHUNK;
+    for (source, withdrawn, failure) in [(1, true, FA_REVOKED), (2, false, FA_UNKNOWN_BUFFER)] {
+        let mut world = World::new(2, bytes);
+        if withdrawn {
+            world.regions[1].write(std::mem::offset_of!(FaRegionHead, revoked), &1u32.to_le_bytes());
+        }
         let of_rank = |rank: usize| {
             let mut launch = world.launch_of(rank, FA_TRANSFER, FA_U8, 0);
-            launch.timeout_ns = if failure == FA_OK { launch.timeout_ns } else { 200_000 };
-            (launch, world.message(rank, tags[rank]))
+            (launch.timeout_ns, launch.buffer_count) = (200_000, 2);
+            (launch, world.message(rank, 1, bytes, 0, source << FA_SOURCE_ID_SHIFT))
         };
-        let mut launches: Vec<_> = (0..2).map(of_rank).collect();
-        if let Some(rank) = alone {
-            launches = vec![launches.swap_remove(rank)];
+        let launches: Vec<_> = (0..2).map(of_rank).collect();
+        let result = world.transfer_together(program, KERNEL, &launches, 2);
+        result.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(world.failure_of(1), failure);
+        assert_eq!(world.failure_of(0), FA_TIMED_OUT);
+    }
+}
+
+/// At any offset of either side, and of any length: packets, chunks, and what is posted.
+fn messages_at_any_address(program: &Program) {
+    const KERNEL: &str = "transfer";
+    if crate::is_left_out(program, KERNEL) {
+        return;
+    }
+    for bytes in [0, 1, 15, 16, 17, PACKETS, PACKETS + 3, CHUNK + 1, 3 * CHUNK + 129, 5 * STRIPES * CHUNK + 7]
+    {
+        for (from, to) in [(0, 0), (1, 0), (2, 6), (8, 8)] {
+            for posted in [false, true] {
+                let mut world = World::new(2, bytes + 64);
+                let input: Vec<u8> = (0..bytes + 64).map(|at| (at * 7 + at / 251) as u8).collect();
+                world.inputs[0].write(0, &input);
+                world.outputs[1].fill(0xA5);
+                let source = if posted { (1 << FA_SOURCE_ID_SHIFT) + from as u64 } else { 0 };
+                let launches = [0, 1].map(|rank| {
+                    let skipped = if rank == 0 { from } else { to };
+                    (
+                        world.launch_of(rank, FA_TRANSFER, FA_U8, 0),
+                        world.message(rank, 3, bytes, skipped, source),
+                    )
+                });
+                let result = world.transfer_together(program, KERNEL, &launches, 1 + (bytes % 3) as u32);
+                result.unwrap_or_else(|error| panic!("{error}"));
+                let case = format!("{bytes} bytes from {from} to {to}, posted: {posted}");
+                assert_eq!([0, 1].map(|rank| world.failure_of(rank)), [FA_OK; 2], "{case}");
+                let output = world.outputs[1].read();
+                assert!(output[to..to + bytes] == input[from..from + bytes], "{case}");
+                let around = output[..to].iter().chain(&output[to + bytes..]);
+                assert!(around.into_iter().all(|&byte| byte == 0xA5), "{case}: around it");
+            }
         }
-        let receiver = alone.unwrap_or(1);
-        let result = world.transfer_together(program, KERNEL, &launches);
-        result.unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(world.failure_of(receiver), failure, "tags {tags:?}, alone: {alone:?}");
-        // And a launch behind it does nothing.
-        let result = world.transfer_together(program, KERNEL, &launches[..usize::from(failure != FA_OK)]);
-        result.unwrap_or_else(|error| panic!("{error}"));
     }
 }
 

@@ -90,6 +90,10 @@ const STAGING: usize = 64 << 10;
 /// Most of a message that a slot of a channel takes, of which there are so many for each peer.
 pub const CHUNK: usize = 256;
 const SLOTS: usize = 2;
+pub const STRIPES: usize = 2;
+/// Parts of messages of so many bytes go as packets.
+pub const PACKETS: usize = 64;
+const CHUNK_SLOT: usize = size_of::<FaChunk>() + 2 * PACKETS + CHUNK;
 
 /// Regions, inputs and outputs of all ranks.
 pub struct World {
@@ -106,7 +110,7 @@ impl World {
     pub fn new(ranks: usize, bytes: usize) -> Self {
         let head = size_of::<FaRegionHead>().next_multiple_of(128);
         let all = |bytes: usize| (0..ranks).map(|_| Bytes::new(bytes)).collect::<Vec<_>>();
-        let channels = ranks * SLOTS * (size_of::<FaChunk>() + CHUNK);
+        let channels = ranks * STRIPES * SLOTS * CHUNK_SLOT;
         let region = head + 3 * MAILBOX + 2 * STAGING + channels;
         let (regions, inputs, outputs) = (all(region), all(bytes), all(bytes));
         let (windows, multicast) = (all(2 * STAGING), Bytes::new(2 * STAGING));
@@ -144,7 +148,9 @@ impl World {
         launch.staging_bytes = STAGING as u64;
         launch.staging_slot_bytes = STAGING as u64;
         launch.channel_offset = launch.staging_offset + 2 * STAGING as u64;
-        launch.channel_bytes = (self.regions.len() * SLOTS * (size_of::<FaChunk>() + CHUNK)) as u64;
+        launch.channel_bytes = (self.regions.len() * STRIPES * SLOTS * CHUNK_SLOT) as u64;
+        launch.channel_stripes = STRIPES as u32;
+        launch.packet_bytes = PACKETS as u32;
         launch.channel_slots = SLOTS as u32;
         launch.chunk_bytes = CHUNK as u64;
         for (share, r) in launch.shares.iter_mut().zip(0..self.regions.len() as u64) {
@@ -161,16 +167,20 @@ impl World {
         launch
     }
 
-    /// Of the first rank's whole input to the second one's output.
-    pub fn message(&self, rank: usize, tag: u32) -> FaTransfers {
+    /// Of the first rank's input to the second one's output, so many bytes from `skipped` on. `posted`: where it is.
+    pub fn message(&self, rank: usize, tag: u32, bytes: usize, skipped: usize, posted: u64) -> FaTransfers {
         // SAFETY: a struct of integers.
         let mut messages: FaTransfers = unsafe { std::mem::zeroed() };
         let channel = if rank == 0 { 2 } else { 1 };
-        messages.first[channel + 1..].fill(1);
         let memory = if rank == 0 { &self.inputs[0] } else { &self.outputs[1] };
-        messages.transfer[0].address = memory.address();
-        messages.transfer[0].bytes = memory.range().bytes;
+        let part = bytes.div_ceil(STRIPES).div_ceil(FA_PART_ALIGNMENT as usize).max(1);
+        messages.first[channel + 1..].fill(1);
+        messages.stripes[channel + 1..].fill(bytes.div_ceil(part * FA_PART_ALIGNMENT as usize).max(1) as u32);
+        messages.transfer[0].address = memory.address() + skipped as u64;
+        messages.transfer[0].bytes = bytes as u64;
         messages.transfer[0].tag = tag;
+        messages.transfer[0].part = part as u32;
+        messages.transfer[0].source = if rank == 0 { posted } else { 0 };
         messages
     }
 
@@ -180,12 +190,13 @@ impl World {
         program: &Program,
         kernel: &str,
         launches: &[(FaLaunch, FaTransfers)],
+        blocks: u32,
     ) -> Result<(), LaunchError> {
         let bytes =
             |(launch, messages): &(FaLaunch, FaTransfers)| [bytes_of(launch), bytes_of(messages)].concat();
         let params: Vec<_> = launches.iter().map(bytes).collect();
         let launch =
-            |params| Launch { kernel, grid: [1; 3], block: [64, 1, 1], params, memory: &self.memory };
+            |params| Launch { kernel, grid: [blocks, 1, 1], block: [64, 1, 1], params, memory: &self.memory };
         let launches: Vec<_> = params.iter().map(|params| launch(params)).collect();
         let result = program.launch(&launches, Settings { limit: LIMIT, seed: 3, ..Settings::default() });
         coverage::note(program, kernel);

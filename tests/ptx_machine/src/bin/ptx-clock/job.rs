@@ -4,6 +4,7 @@ use fast_allreduce_ptx_machine::clock::{self, Chain, Machine, Timing};
 use fast_allreduce_ptx_machine::{Launch, Program, Range};
 
 use crate::abi::*;
+use crate::messages::{bytes_of, Pattern};
 use crate::reference::Reference;
 use crate::world::{value_of, word_of, Data, Reach, World};
 
@@ -63,6 +64,7 @@ fn code_of(algorithm: &str) -> Option<FaAlgorithm> {
         "two_shot_pull_norm" => FA_TWO_SHOT_PULL_NORM,
         "one_shot_push_norm" => FA_ONE_SHOT_PUSH_NORM,
         "two_shot_push_norm" => FA_TWO_SHOT_PUSH_NORM,
+        name if Pattern::named(name).is_some() => FA_TRANSFER,
         _ => return None,
     })
 }
@@ -83,6 +85,14 @@ impl Memory {
 
     fn is_normed(&self) -> bool {
         matches!(self, Self::Ours(world) if world.is_normed())
+    }
+
+    /// Whether the messages of a call have come.
+    fn is_moved(&self, call: &Call) -> bool {
+        match (self, Pattern::named(call.base())) {
+            (Self::Ours(world), Some(pattern)) => pattern.is_right(world, call.bytes),
+            _ => false,
+        }
     }
 
     fn data(&self) -> &Data {
@@ -107,6 +117,7 @@ impl Call {
         match code_of(self.base()) {
             Some(FA_TWO_SHOT_QUANTIZED) => self.base().to_owned(),
             Some(_) if self.norms() => format!("{}_{}", self.base(), self.dtype.name),
+            Some(FA_TRANSFER) => "transfer".to_owned(),
             Some(_) => format!("{}_{}_sum_w{}", self.base(), self.dtype.name, self.ranks),
             None => format!("{}_w{}", self.base(), self.ranks),
         }
@@ -120,6 +131,10 @@ impl Call {
             Some(FA_TWO_SHOT_QUANTIZED) => self.bytes / self.dtype.bytes * 2,
             _ => self.bytes,
         };
+        if Pattern::named(self.base()).is_some() {
+            // Messages, as src/plan/planner.rs has it: more blocks than stripes do nothing.
+            return (64.min(machine.sms as u32), 256);
+        }
         let packs = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize) as u32;
         let is_two_shot = self.algorithm.contains("two_shot");
         let work = if is_two_shot { packs.div_ceil(self.ranks as u32) } else { packs };
@@ -165,6 +180,9 @@ impl Call {
                 if self.norms() {
                     params.extend(world.norm(rank, self.dtype.code, count, self.row));
                 }
+                if let Some(pattern) = Pattern::named(self.base()) {
+                    params.extend(bytes_of(&pattern.transfers(world, rank, self.bytes, registered)));
+                }
                 params
             }
             (Memory::Reference(reference), _) => reference.params(rank),
@@ -185,12 +203,14 @@ impl Call {
             calls: &calls,
             homes: &reach.0,
             turns: shape.turns,
-            blocks: shape.simulate,
+            // Of a message equal blocks of all ranks are not what talks to each other.
+            blocks: if Pattern::named(self.base()).is_some() { 0 } else { shape.simulate },
             gap_ns: if shape.stream { machine.launch_ns } else { machine.node_ns },
             resident: (self.bytes * self.footprint()) as f64 <= machine.l2_bytes,
         };
         let timing = clock::time(program, machine, &chain).map_err(|error| error.to_string())?;
         let is_right = match code_of(self.base()) {
+            Some(FA_TRANSFER) => memory.is_moved(self),
             Some(FA_TWO_SHOT_QUANTIZED) => memory.data().is_near(value_of(self.dtype.code)),
             _ => memory.data().is_right() && (!self.norms() || memory.is_normed()),
         };

@@ -6,6 +6,7 @@ use std::mem::{offset_of, size_of};
 use fast_allreduce_ptx_machine::{Memory, Range};
 
 use crate::abi::*;
+use crate::messages::bytes_of;
 
 /// Zeros, 128-byte aligned. Pages that nobody touches take no memory.
 pub struct Bytes {
@@ -120,6 +121,12 @@ impl Data {
         self.outputs_are(|word, sum| (value(word) / value(sum) - 1.0).abs() < 0.012)
     }
 
+    /// Whether a part of a rank's output is what another's input has.
+    pub fn came_from(&self, from: usize, to: usize, at: usize, bytes: usize) -> bool {
+        let word = (self.one)(from as u32 + 1);
+        self.outputs[to].words()[at / 4..(at + bytes) / 4].iter().all(|&written| written == word)
+    }
+
     fn outputs_are(&self, right: impl Fn(u32, u32) -> bool) -> bool {
         let ranks = self.inputs.len() as u32;
         let sum = (self.one)(ranks * (ranks + 1) / 2);
@@ -143,7 +150,7 @@ pub fn value_of(dtype: FaDtype) -> fn(u32) -> f32 {
 
 /// A call of our kernels.
 pub struct World {
-    regions: Vec<Bytes>,
+    pub regions: Vec<Bytes>,
     pub data: Data,
     tables: Vec<Bytes>,
     /// Zeros; ones; and where rows go that are normalised.
@@ -152,6 +159,36 @@ pub struct World {
     normed: Vec<Bytes>,
     mailbox: usize,
     staging: usize,
+    pub channels: Channels,
+}
+
+/// The rings of messages, as src/region.rs has them for GPUs and 8 MiB.
+#[derive(Debug, Clone, Copy)]
+pub struct Channels {
+    stripes: usize,
+    slots: usize,
+    chunk: usize,
+    packets: usize,
+}
+
+impl Channels {
+    fn new(ranks: usize) -> Self {
+        let (stripes, packets, slots) = (if ranks <= 9 { 16 } else { 8 }, 4 << 10, 2);
+        let room = (16 << 20) / (ranks - 1).max(1) / stripes / slots - size_of::<FaChunk>();
+        let chunk = ((room - 2 * packets) / 128 * 128).min(256 << 10);
+        Self { stripes, slots, chunk, packets }
+    }
+
+    /// Of all channels to a rank.
+    fn bytes(&self, ranks: usize) -> usize {
+        (ranks - 1) * self.stripes * self.slots * (size_of::<FaChunk>() + 2 * self.packets + self.chunk)
+    }
+
+    /// The parts of a message that stripes have, in units of FA_PART_ALIGNMENT, and how many stripes have one.
+    pub fn parts(&self, bytes: usize) -> (u32, u32) {
+        let part = bytes.div_ceil(self.stripes).max(4 << 10).div_ceil(FA_PART_ALIGNMENT as usize);
+        (part as u32, bytes.div_ceil(part * FA_PART_ALIGNMENT as usize).max(1) as u32)
+    }
 }
 
 impl World {
@@ -170,10 +207,12 @@ impl World {
                 table.put(rank * 8, &input.address().to_le_bytes());
             }
         }
-        let regions = all(head + 3 * mailbox + 2 * staging);
+        let channels = Channels::new(ranks);
+        let regions = all(head + 3 * mailbox + 2 * staging + channels.bytes(ranks));
         let mut weights = all(bytes);
         weights.iter_mut().for_each(|weights| weights.fill_words(one(1)));
-        Self { regions, data, tables, residuals: all(bytes), weights, normed: all(bytes), mailbox, staging }
+        let (residuals, normed) = (all(bytes), all(bytes));
+        Self { regions, data, tables, residuals, weights, normed, mailbox, staging, channels }
     }
 
     /// Which rank has which allocation.
@@ -209,6 +248,12 @@ impl World {
         launch.staging_offset = head + 3 * self.mailbox as u64;
         launch.staging_bytes = self.staging as u64;
         launch.staging_slot_bytes = self.staging as u64;
+        launch.channel_offset = launch.staging_offset + 2 * self.staging as u64;
+        launch.channel_bytes = self.channels.bytes(self.regions.len()) as u64;
+        launch.channel_slots = self.channels.slots as u32;
+        launch.chunk_bytes = self.channels.chunk as u64;
+        launch.channel_stripes = self.channels.stripes as u32;
+        launch.packet_bytes = self.channels.packets as u32;
         // The kernel's clock is the host's, which simulates.
         launch.timeout_ns = 3_600_000_000_000;
         launch.rank = rank as u32;
@@ -219,14 +264,12 @@ impl World {
         if registered {
             launch.source = 1 << FA_SOURCE_ID_SHIFT;
         }
-        // SAFETY: a struct of integers, without padding.
-        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&launch).cast::<u8>(), size_of::<FaLaunch>()) }
-            .to_vec()
+        bytes_of(&launch)
     }
 
     /// What a kernel that normalises rows takes besides.
     pub fn norm(&self, rank: usize, dtype: FaDtype, count: u64, row: u32) -> Vec<u8> {
-        let norm = FaRmsNorm {
+        bytes_of(&FaRmsNorm {
             residual: self.residuals[rank].address(),
             normed: self.normed[rank].address(),
             weight: self.weights[rank].address(),
@@ -237,10 +280,7 @@ impl World {
             epsilon: 0.0,
             scaling: FA_NOT_SCALED,
             dtype,
-        };
-        // SAFETY: a struct of numbers, without padding.
-        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&norm).cast::<u8>(), size_of::<FaRmsNorm>()) }
-            .to_vec()
+        })
     }
 
     /// Whether what has been written of the normalised rows, whose elements are equal, is 1.
