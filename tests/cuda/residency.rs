@@ -13,7 +13,10 @@ use crate::random::Random;
 use crate::threads::threads;
 
 tests! {
-    stand_in_of_parent => calls_in_any_order_have_room, too_many_are_refused_with_the_way_out;
+    stand_in_of_parent =>
+        calls_in_any_order_have_room,
+        a_promise_that_is_broken_ends_in_a_timeout,
+        too_many_are_refused_with_the_way_out;
 }
 
 /// Runs `body` in a process of its own, on devices that hold so many blocks of 512 threads.
@@ -30,47 +33,69 @@ fn on(multiprocessors: usize, test: &str, body: impl FnOnce()) {
 
 fn calls_in_any_order_have_room() {
     on(4, "calls_in_any_order_have_room", || {
-        let random = Random::new("residency::calls_in_any_order_have_room");
-        let setup = Setup {
-            timeout: Duration::from_secs(10),
-            max_bytes: 256 << 10,
-            ..Setup::with(Algorithm::OneShotPull)
-        };
-        let (first, second) = (Threads::world(2).unwrap(), Threads::world(2).unwrap());
-        let started = std::sync::Barrier::new(2);
-        std::thread::scope(|scope| {
-            for (rank, (first, second)) in first.into_iter().zip(second).enumerate() {
-                let (random, started) = (&random, &started);
-                scope.spawn(move || {
-                    let fixture = |bootstrap| {
-                        Fixture::new(setup.try_build(context(rank), bootstrap).unwrap(), 256 << 10)
-                    };
-                    let mut fixtures = [fixture(first), fixture(second)];
-                    // Enough for all blocks that there may be.
-                    let message = Message::new(&mut random.fork(0), (DType::F32, ReduceOp::Sum), 60_000, 2);
-                    let blocks =
-                        fixtures.each_ref().map(|it| it.communicator.plan(60_000, DType::F32).blocks);
-                    assert_eq!(blocks, [2, 1]);
-                    let placement = Placement::of(MemoryKind::Plain);
-                    for fixture in &fixtures {
-                        fixture.prepare(&message, placement);
-                        fixture.stream.synchronize().unwrap();
-                    }
-                    started.wait();
-                    // Each GPU has the other's last call first.
-                    fixtures.rotate_left(rank);
-                    for fixture in &fixtures {
-                        fixture.start(&fixture.stream, &message, placement).unwrap();
-                        started.wait();
-                    }
-                    for fixture in &fixtures {
-                        fixture.report(&message, placement, fixture.compare(&message, placement));
-                    }
-                    started.wait();
-                });
-            }
-        });
+        for (rank, (blocks, problems)) in
+            crossed(Duration::from_secs(20), |device| device).into_iter().enumerate()
+        {
+            assert_eq!((blocks, problems), ([2, 1], Vec::new()), "rank {rank}");
+        }
     });
+}
+
+/// What the room is for: with all blocks for each, the calls wait for each other until they give up.
+fn a_promise_that_is_broken_ends_in_a_timeout() {
+    on(4, "a_promise_that_is_broken_ends_in_a_timeout", || {
+        // On a busy machine the calls may come in the same order after all.
+        let is_late = (0..10).any(|_| {
+            let ranks = crossed(Duration::from_secs(1), Cuda::one_at_a_time);
+            assert!(ranks.iter().all(|(blocks, _)| *blocks == [4, 4]));
+            let problems: Vec<_> = ranks.into_iter().flat_map(|(_, problems)| problems).collect();
+            assert!(problems.iter().all(|problem| problem.contains("timed out")), "{problems:?}");
+            !problems.is_empty()
+        });
+        assert!(is_late, "there was room");
+    });
+}
+
+/// Two communicators of two GPUs, of which each GPU has the other's last call first: by rank their blocks, and what went wrong.
+fn crossed(timeout: Duration, of: impl Fn(Cuda) -> Cuda + Sync) -> Vec<([usize; 2], Vec<String>)> {
+    const BYTES: usize = 256 << 10;
+    // Enough for all blocks that there may be.
+    const COUNT: usize = 60_000;
+    let random = Random::new("residency::crossed");
+    let started = std::sync::Barrier::new(2);
+    let rank = |rank: usize, bootstraps: [Threads; 2]| {
+        let mut fixtures = bootstraps.map(|bootstrap| {
+            let builder = Communicator::builder().algorithm(Algorithm::OneShotPull).max_bytes(BYTES);
+            let device = of(Cuda::new(context(rank)).unwrap());
+            Fixture::new(builder.timeout(timeout).build(device, bootstrap).unwrap(), BYTES)
+        });
+        let message = Message::new(&mut random.fork(0), (DType::F32, ReduceOp::Sum), COUNT, 2);
+        let blocks = fixtures.each_ref().map(|it| it.communicator.plan(COUNT, DType::F32).blocks);
+        let placement = Placement::of(MemoryKind::Plain);
+        for fixture in &fixtures {
+            fixture.prepare(&message, placement);
+            fixture.stream.synchronize().unwrap();
+        }
+        started.wait();
+        fixtures.rotate_left(rank);
+        for fixture in &fixtures {
+            fixture.start(&fixture.stream, &message, placement).unwrap();
+            // The blocks of the first call have their room by then.
+            std::thread::sleep(Duration::from_millis(100));
+            started.wait();
+        }
+        let outcomes = fixtures.each_ref().map(|fixture| fixture.compare(&message, placement));
+        started.wait();
+        (blocks, outcomes.into_iter().filter_map(Result::err).collect())
+    };
+    let both = [Threads::world(2).unwrap(), Threads::world(2).unwrap()]
+        .map(|world| <[_; 2]>::try_from(world).unwrap());
+    let [[first_0, first_1], [second_0, second_1]] = both;
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let other = scope.spawn(move || rank(1, [first_1, second_1]));
+        vec![rank(0, [first_0, second_0]), other.join().unwrap()]
+    })
 }
 
 fn too_many_are_refused_with_the_way_out() {
