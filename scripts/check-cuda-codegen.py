@@ -27,7 +27,9 @@ HERE = Path(__file__).resolve().parent
 FLAGS_FILE = HERE.parent / "build" / "nvcc.flags"
 DEFAULT_ARCHS = ["sm_80", "sm_90", "sm_100"]
 HOT = r"_sum_w\d+$"
-FLAGS = r"pull|reduce|gather|broadcast|barrier|transfer"
+FLAGS = r"pull|reduce|gather|broadcast|barrier|transfer|nvls"
+# Of GPUs that have the instructions.
+NVLS, NVLS_SINCE = "_nvls_", 90
 # Of a kernel with flags: one release, and the acquire of a poll beside that of who has gone. Of one that compares
 # calls as well: a release and a poll more. A transfer does not compare: a chunk, a credit.
 RELEASES, ACQUIRES = 2, 3
@@ -176,6 +178,7 @@ def names_of(kernels_def: Path) -> Tuple[str, ...]:
         for world in table["FA_HOT_WORLDS"]
     ]
     names += [f"{norming[2]}_{dtype[0]}" for norming in table["FA_NORMING"] for dtype in table["FA_HOT_TYPES"]]
+    names += [f"{nvls[2]}_{dtype[0]}" for nvls in table["FA_NVLS"] for dtype in table["FA_HOT_TYPES"]]
     return tuple(names + [entry[2] for name in ("FA_MOVING", "FA_OTHER") for entry in table[name]])
 
 
@@ -387,6 +390,13 @@ def run(command: list) -> str:
     return done.stdout
 
 
+def of_arch(settings: Settings, arch: str) -> Settings:
+    """Without the kernels that an architecture has no instructions for."""
+    if int(re.sub(r"\D", "", arch)) >= NVLS_SINCE:
+        return settings
+    return replace(settings, names=tuple(name for name in settings.names if NVLS not in name))
+
+
 def check(toolkit: Path, csrc: Path, archs: List[str], settings: Settings, report: Report) -> None:
     def timed(arch: str) -> Tuple[object, float]:
         start = time.monotonic()
@@ -401,7 +411,7 @@ def check(toolkit: Path, csrc: Path, archs: List[str], settings: Settings, repor
             if isinstance(code, Emitted):
                 report.add(arch, compiled, [])
                 for title, function in CHECKS:
-                    report.add(arch, title, function(code, settings))
+                    report.add(arch, title, function(code, of_arch(settings, arch)))
             else:
                 report.add(arch, compiled, str(code).splitlines())
 

@@ -143,12 +143,12 @@ check() {
   # The same with a residual and a norm.
   pulls+=(14:one_shot_pull 15:two_shot_pull)
   local pushes=(2:one_shot_push 3:two_shot_push 4:ring 5:halving_doubling 16:one_shot_push 17:two_shot_push)
-  local messages=12:transfer quantized=13:two_shot_quantized
+  local messages=12:transfer quantized=13:two_shot_quantized nvls=(18:one_shot_nvls 19:two_shot_nvls)
   case $mode in
-    thread-planted) found "$mode" "${pulls[@]}" "$quantized" ;;
+    thread-planted) found "$mode" "${pulls[@]}" "$quantized" "${nvls[1]}" ;;
     thread-channel) found "$mode" "$messages" ;;
-    thread-relaxed) found "$mode" "${pulls[@]}" "${pushes[@]}" "$messages" "$quantized" ;;
-    yields-staging) wrong "$mode" "${pulls[@]}" ;;
+    thread-relaxed) found "$mode" "${pulls[@]}" "${pushes[@]}" "$messages" "$quantized" "${nvls[@]}" ;;
+    yields-staging) wrong "$mode" "${pulls[@]}" "${nvls[0]}" ;;
     # A two-shot push after another is right with one generation: a rank hears of all reads before it writes.
     yields-mailbox) wrong "$mode" 2:one_shot_push ;;
     thread-withdrawn) timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" threads ;;

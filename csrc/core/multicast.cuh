@@ -4,10 +4,11 @@
 // that address is of a list of the windows' own, by rank, as whoever stands in for a switch gives it.
 //
 // A window has two addresses then, which are virtual aliases of one memory. Accesses by different aliases of
-// a location are not ordered by causality order alone, but by a proxy fence on its way (PTX ISA, Memory
-// Consistency Model: Proxies, and proxy-preserved base causality order). Each thread has one between its own
-// last access by the one address and the signal, and one between the peers' signals and its first access by
-// the other: tests/litmus/programs/protocol/nvls_*.litmus.
+// a location are not ordered by base causality order alone: there must be an alias proxy fence along its path
+// (PTX ISA, Memory Consistency Model: Proxies, and proxy-preserved base causality order). Every path from
+// what a block has accessed to what any block accesses after a barrier goes through the lanes that signal:
+// they have the fence (tests/litmus/programs/protocol/nvls_*.litmus). It is a membar.gl, too dear for every
+// thread.
 #pragma once
 
 #include "inputs.cuh"
@@ -24,7 +25,7 @@ FA_FN u8 *own_window(const FaLaunch &launch, const LaunchState &state) {
   return reinterpret_cast<u8 *>(launch.window + window_offset(launch, state));
 }
 
-// Orders accesses by one address of a window with those by another.
+// Orders accesses by one address of a window with those by another, for all that it is between.
 FA_FN void fence_alias() {
 #if FA_CUDA
   asm volatile("fence.proxy.alias;" ::: "memory");
@@ -35,10 +36,9 @@ FA_FN void fence_alias() {
 template <class Block>
 FA_FN bool meet_at_windows(const FaLaunch &launch, Block &block, BarrierStage stage,
                            const LaunchState &state) {
-  fence_alias();
-  const bool all = barrier(launch, block, stage, state);
-  fence_alias();
-  return all;
+  block.sync();
+  block.lanes(launch.world, [](u32) { fence_alias(); });
+  return barrier(launch, block, stage, state);
 }
 
 } // namespace FA_NAMESPACE

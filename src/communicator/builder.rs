@@ -206,7 +206,7 @@ impl Builder {
     }
 
     /// The order in which the ranks' elements are added up (default: [`Order::Fixed`]). [`Order::Any`] lets sums of f16, bf16 and
-    /// f32 be added by the switch between the GPUs, where there is one that does (NVLS) and it is predicted to be faster:
+    /// f32 be added by the switch between the GPUs, where there is one that does (NVLS) and it is expected to be faster:
     /// [`Communicator::nvls`] tells. It takes 2 x max_bytes more on each GPU. Where it is not set, the environment variable
     /// `FAST_ALLREDUCE_ORDER` may say `fixed` or `any`. All ranks must say the same.
     #[must_use]

@@ -17,8 +17,7 @@ pub(crate) enum Nvls {
 }
 
 impl Nvls {
-    /// As many requests as are under way at once: 16 bytes of each of 16384 threads. More were slower on what others measured
-    /// (docs/gpu-model.md).
+    /// 16384 threads with a request of 16 bytes each. With more under way others have measured less.
     const BLOCKS: u32 = 32;
     const THREADS: u32 = 512;
 
@@ -49,12 +48,13 @@ impl Nvls {
         }
     }
 
-    /// Where the switch is predicted to be faster, by the PTX machine's clock: docs/gpu-model.md.
+    /// Where the switch is expected to be faster. Nobody has measured it, and the PTX machine's clock does not know it: docs/gpu-model.md
+    /// has the estimate. Two ranks would move more bytes by it than without.
     const fn above(world_size: usize) -> Self {
         match world_size {
             0..=2 => Self::Never,
-            3..=4 => Self::Above(1 << 20),
-            _ => Self::Above(256 << 10),
+            3..=4 => Self::Above(4 << 20),
+            _ => Self::Above(2 << 20),
         }
     }
 }

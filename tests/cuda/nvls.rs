@@ -131,7 +131,7 @@ fn any_order_chooses_it_for_large_sums(gpus: Option<Gpus>) {
         const LARGE: usize = 5 << 19;
         let random = Random::new("nvls, any order");
         let any = Setup { order: Order::Any, max_bytes: LARGE, ..Setup::default() };
-        fixtures(4, 4, any, LARGE, |fixture| {
+        fixtures(5, 5, any, LARGE, |fixture| {
             let communicator = &fixture.communicator;
             assert_eq!(communicator.nvls(), Ok(()));
             let algorithm =
@@ -143,12 +143,12 @@ fn any_order_chooses_it_for_large_sums(gpus: Option<Gpus>) {
             assert!(algorithm(LARGE, DType::I32).is_direct());
             for (number, count) in [1000, LARGE / 2].into_iter().enumerate() {
                 fixture.check(
-                    &exact(&mut random.fork(number), DType::Bf16, count, 4),
+                    &exact(&mut random.fork(number), DType::Bf16, count, 5),
                     Placement::of(MemoryKind::Pool),
                 );
             }
         });
-        fixtures(4, 4, Setup { order: Order::Fixed, ..any }, 1, |fixture| {
+        fixtures(5, 5, Setup { order: Order::Fixed, ..any }, 1, |fixture| {
             assert!(fixture.communicator.nvls().is_err());
             assert!(fixture.communicator.plan(LARGE, DType::F32).algorithm.is_direct());
         });

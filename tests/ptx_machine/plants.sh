@@ -24,6 +24,12 @@ FA_ANY_KERNEL(f32, float, one_shot_push)
 FA_ANY_KERNEL(u8, u8, two_shot_pull)
 FA_ANY_KERNEL(u8, u8, one_shot_push)
 END
+# And sums by the switch.
+{
+  sed -n '/^#define FA_NVLS_KERNEL/,/^  }$/p' csrc/cuda/kernels.cu
+  echo 'FA_NVLS_KERNEL(f16, F16, one_shot_nvls)'
+  echo 'FA_NVLS_KERNEL(f32, float, two_shot_nvls)'
+} >>"$work/some"
 # And of those that the CUDA device's tests launch, which take all others as they are.
 cat >"$work/others" <<'END'
 FA_ANY_KERNEL(f32, float, halving_doubling)
@@ -65,6 +71,9 @@ a rank that is left out|cuda/reduce.cuh|s/for \(u32 r = 0; r < W; \+\+r\)$/for (
 a rank that is left out in a loop|cuda/reduce.cuh|s/for \(u32 r = 0; r < world\.ranks; \+\+r\)/for (u32 r = 1; r < world.ranks; ++r)/|the sum
 a part of a pack in the wrong order|cuda/reduce.cuh|s/inputs\.at\(r\) \+ at \+ e\)/inputs.at(r) + at + bytes - sizeof(T) - e)/|the sum
 whole packs at any address|core/pack.cuh|s/vector && left >= kPackBytes\}\)/left >= kPackBytes})/|misaligned access
+a switch that rounds each sum|cuda/multicast.cuh|s/\.acc::f32\.v4\.f16x2/.v4.f16x2/|the sum
+a sum that is stored in another order|cuda/multicast.cuh|s/"f"\(__uint_as_float\(u32\(pack\.high\)\)\)/"f"(__uint_as_float(u32(pack.low)))/|the sum
+sums by the address of one window|cuda/multicast.cuh|s/launch\.multicast \+ window_offset/launch.window + window_offset/|illegal address
 only the last rank is waited for|cuda/reduce.cuh|s/late = came\[r\] \? late : r;/late = came[kRanks - 1] ? late : r;/|the sum
 END
 
@@ -96,7 +105,10 @@ of_host() {
 }
 # The tests of kernels that wait for nothing: what a plant makes of a wait takes as long as its limit.
 run_kernels() {
-  FAST_ALLREDUCE_PTX=$work/csrc/some.ptx FAST_ALLREDUCE_PTX_SOME=1 "$kernels" hot:: >"$work/log" 2>&1
+  local tests
+  for tests in hot:: nvls::; do
+    FAST_ALLREDUCE_PTX=$work/csrc/some.ptx FAST_ALLREDUCE_PTX_SOME=1 "$kernels" "$tests" >"$work/log" 2>&1 || return
+  done
 }
 # run_cuda SETTING TESTS, by one seed: of many small calls few are such that a plant shows.
 run_cuda() {

@@ -45,7 +45,9 @@ struct Call {
   }
 
   // Whether a residual is added, and rows are normalised.
-  bool normalises() const { return algorithm >= FA_ONE_SHOT_PULL_NORM; }
+  bool normalises() const { return algorithm >= FA_ONE_SHOT_PULL_NORM && algorithm <= FA_TWO_SHOT_PUSH_NORM; }
+  // Whether it is a sum by windows.
+  bool is_nvls() const { return algorithm == FA_ONE_SHOT_NVLS || algorithm == FA_TWO_SHOT_NVLS; }
 
   uint64_t input_length(uint32_t rank) const {
     switch (algorithm) {
@@ -205,7 +207,7 @@ private:
   }
 };
 
-constexpr uint32_t kAlgorithms = FA_TWO_SHOT_PUSH_NORM + 1;
+constexpr uint32_t kAlgorithms = FA_TWO_SHOT_NVLS + 1;
 constexpr uint32_t kMixed = kAlgorithms; // instead of one algorithm
 
 // The most packs of a launch.
@@ -272,13 +274,13 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
   call.world = world;
   call.algorithm = fixed_algorithm < kMixed ? fixed_algorithm : random() % kAlgorithms;
   const bool quantized = call.algorithm == FA_TWO_SHOT_QUANTIZED;
-  // Of those that are quantised, or have a norm.
-  const uint32_t type = random() % (quantized || call.normalises() ? 2 : 6);
+  const bool floats = quantized || call.normalises() || call.is_nvls();
+  const uint32_t type = random() % (floats ? 2 : 6);
   call.blocks = random() % 2 ? workers : 1;
   call.root = random() % world;
   call.dtype = dtypes[type];
   call.op = random() % 2 ? uint32_t(FA_SUM) : random() % 5;
-  if (quantized || call.normalises())
+  if (floats)
     call.op = FA_SUM;
   call.transport = random() % 2 ? FA_TRANSPORT_INT8 : FA_TRANSPORT_F8E4M3;
   // bfloat16 has 8 bits: averages would be rounded, products of 4 ranks and more too.

@@ -252,6 +252,8 @@ private:
     launch.checked = world_.checked;
     launch.root = call.root;
     launch.transport = call.transport;
+    launch.window = world_.windows[rank_].address();
+    launch.multicast = reinterpret_cast<uint64_t>(world_.multicast.data());
     launch.call = {uint64_t(call.algorithm) << 8 | 1, call.count};
   }
 };

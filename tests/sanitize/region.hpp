@@ -89,6 +89,8 @@ struct World {
   std::vector<std::unique_ptr<FaRegionHead, void (*)(void *)>> regions;
   std::vector<std::vector<Memory>> buffers; // [buffer][rank]
   std::vector<uint64_t> table;              // [buffer][FA_MAX_RANKS], as kernels read it
+  std::vector<Memory> windows;              // of each rank, and where they are
+  std::vector<uint64_t> multicast;
   uint32_t life = 1;
   FaDirect direct[2] = {}; // reads where that is faster, and always
 
@@ -102,6 +104,8 @@ struct World {
       for (uint32_t &epoch : regions[rank]->epoch)
         epoch = first_epoch;
     }
+    for (uint32_t rank = 0; rank < size; ++rank)
+      multicast.push_back(windows.emplace_back(2 * kMaxBytes, 0).address());
     for (uint32_t id = 0; id < kBuffers; ++id) {
       auto &ranks = buffers.emplace_back();
       for (uint32_t rank = 0; rank < size; ++rank) {

@@ -3,5 +3,6 @@
 mod errors;
 mod floats;
 mod integers;
+mod multimem;
 mod run;
 mod threads;
