@@ -9,7 +9,9 @@ use half::{bf16, f16};
 use super::check::{count_changed, judge, Promise, Verdict};
 use super::float8::{F8E4M3, F8E5M2};
 use super::inputs::Inputs;
-use super::reference::{Number, Rounding};
+use super::reference::Number;
+#[cfg(feature = "cuda")]
+use super::reference::Rounding;
 use super::work::Work;
 use crate::failure::Failure;
 
@@ -39,6 +41,7 @@ pub trait Elements: Sync {
     ) -> u64;
 
     /// The ranks' memory reduced in rank order. False where a second opinion differs.
+    #[cfg(feature = "cuda")]
     fn reduce(&self, op: ReduceOp, inputs: &[&[u8]], result: &mut [u8]) -> bool;
 
     /// As [`Combine::combine`](super::rivals::naive::Combine::combine).
@@ -106,6 +109,7 @@ impl<T: Number> Elements for Of<T> {
         beside.filter(is_changed).count() as u64
     }
 
+    #[cfg(feature = "cuda")]
     fn reduce(&self, op: ReduceOp, inputs: &[&[u8]], result: &mut [u8]) -> bool {
         let inputs: Vec<&[T]> = inputs.iter().map(|input| typed(input)).collect();
         let mut values = vec![T::poison(); inputs.len()];
@@ -235,6 +239,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "cuda")]
     fn a_reduction_is_that_of_the_type() {
         let elements = elements(DType::U8).unwrap();
         let mut result = [0; 2];
