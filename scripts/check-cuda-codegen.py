@@ -31,10 +31,11 @@ FLAGS = r"pull|reduce|gather|broadcast|barrier|transfer|nvls"
 # Of GPUs that have the instructions.
 NVLS, NVLS_SINCE = "_nvls_", 90
 # Of a kernel with flags: one release, and the acquire of a poll beside that of who has gone. Of one that compares
-# calls as well: a release and a poll more. A transfer does not compare: a chunk, a credit.
+# calls as well: a release and a poll more. A transfer does not compare: a chunk, whose signal is three pairs of words,
+# and a credit, which may revoke: after a fence.sc.
 RELEASES, ACQUIRES = 2, 3
 HOT_RELEASES, HOT_ACQUIRES = 1, 2
-TRANSFER_ACQUIRES = 3
+TRANSFER_RELEASES, TRANSFER_ACQUIRES = 2, 6
 PACKETS = r"push|ring|halving_doubling"
 # Kernels launch with up to 512 threads, and a block has 65536 registers.
 MAX_REGISTERS = 65536 // 512
@@ -229,9 +230,11 @@ def check_flags(code: Emitted, settings: Settings) -> List[str]:
         def count(prefix: str) -> int:
             return sum(operation.startswith(prefix) for operation in operations)
 
-        releases = count("st.release.sys") + min(count("fence.acq_rel.sys"), count("st.relaxed.sys"))
+        fences = count("fence.acq_rel.sys") + (count("fence.sc.sys") if kernel == "transfer" else 0)
+        releases = count("st.release.sys") + min(fences, count("st.relaxed.sys"))
         hot = settings.hot.search(kernel) is not None
-        if releases < (HOT_RELEASES if hot else RELEASES):
+        wanted = HOT_RELEASES if hot else TRANSFER_RELEASES if kernel == "transfer" else RELEASES
+        if releases < wanted:
             faults.append(f"{kernel}: {releases} st.release.sys, or fence.acq_rel.sys with st.relaxed.sys")
         acquires = HOT_ACQUIRES if hot else TRANSFER_ACQUIRES if kernel == "transfer" else ACQUIRES
         if count("ld.acquire.sys") < acquires:

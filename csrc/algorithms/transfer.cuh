@@ -39,6 +39,7 @@ FA_FN void open_channel(const FaLaunch &launch, const FaTransfers &transfers, u3
   channel->direction = u8(direction);
   channel->stripe = u8(stripe);
   channel->at = u8(next_part(transfers, direction, stripe, transfers.first[direction]));
+  channel->end = u8(transfers.first[direction + 1]);
   channel->way = kUndecided;
   channel->number = numbers[peer];
   channel->credited = sends ? head->credited[stripe][peer] : 0;
@@ -77,13 +78,11 @@ FA_FN void go_on(const FaLaunch &launch, const FaTransfers &transfers, Channel &
 
 // A launch that fails: nobody reads what is posted any more.
 template <class Block>
-FA_FN void give_up(const FaLaunch &launch, const FaTransfers &transfers, const Block &block,
-                   const Channel *channels, u32 count) {
+FA_FN void give_up(const FaLaunch &launch, const Block &block, const Channel *channels, u32 count) {
   block.lanes(1, [&](u32) {
     for (u32 i = 0; i < count; ++i) {
-      const Channel &channel = channels[i];
-      if (channel.at != transfers.first[channel.direction + 1u] && channel.way == kPosted)
-        withdraw(launch, channel.peer());
+      if (channels[i].is_open() && channels[i].way == kPosted)
+        withdraw(launch, channels[i].peer());
     }
   });
 }
@@ -111,16 +110,15 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
     busy = false;
     for (u32 i = 0; i < count; ++i) {
       Channel &channel = channels[i];
-      const u32 at = channel.at;
-      if (at == transfers.first[channel.direction + 1u])
+      if (!channel.is_open())
         continue;
       busy = true;
-      const Portion part = part_of(transfers.transfer[at], channel.stripe);
+      const Portion part = part_of(transfers.transfer[channel.at], channel.stripe);
       const u64 left = part.bytes - channel.done;
       u64 bytes = left < launch.chunk_bytes ? left : launch.chunk_bytes;
       const u64 outcome = advance(launch, block, channel, part, &bytes);
       if (outcome == kGivenUp)
-        return give_up(launch, transfers, block, channels, count);
+        return give_up(launch, block, channels, count);
       if (outcome == kNotYet)
         continue;
       // All threads have read it.

@@ -27,18 +27,20 @@ enum Way : u32 { kUndecided, kPosting, kPosted, kChunks };
 struct Channel {
   u8 direction; // 2 * peer, and 1 more where this rank receives
   u8 stripe;
-  u8 at;            // the transfer that is next or under way
-  u8 way;           // enum Way: how this rank sends the transfer
-  u32 number;       // chunks that have gone through the stripe, ever
-  u32 credited;     // where this rank sends: those of them for which it has seen credit
-  u32 has_released; // where it receives: no chunk was read in this launch after the last release
-  u64 done;         // bytes of the part that have gone through
-  Backoff wait;     // for the next chunk or credit
+  u8 at, end; // the transfer that is next or under way, and the one after the last
+  u32 number; // chunks that have gone through the stripe, ever
+  // One thread's, which others must not read beside what is above.
+  u32 credited;      // where this rank sends: chunks for which it has seen credit
+  u8 way;            // enum Way: how this rank sends the transfer
+  bool has_released; // where it receives: no chunk was read in this launch after the last release
+  u64 done;          // bytes of the part that have gone through
+  Backoff wait;      // for the next chunk or credit
 #if !FA_CUDA
   u32 measured; // enum Measured of core/direct.cuh: the transfer
   u64 start;    // when the first of it was seen
 #endif
 
+  FA_FN bool is_open() const { return at != end; }
   FA_FN u32 peer() const { return direction / 2; }
   FA_FN bool sends() const { return direction % 2 == 0; }
 };

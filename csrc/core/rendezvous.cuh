@@ -1,4 +1,4 @@
-// How the host moves messages: in chunks, or large ones by reads of the receiver where they are: in a
+// How the host moves messages: in chunks, or large ones by reads of the receiver where they are. In a
 // registered buffer of the sender; between threads of one process, anywhere; in another process's private
 // memory, through the kernel (direct.cuh). The sender posts the address as a chunk, and waits for its credit.
 //

@@ -159,8 +159,8 @@ impl Plans {
 
 impl Builder {
     /// Bytes that one launch can take through the region (default: 1 MiB on the host, 8 MiB on a GPU). Larger messages pass
-    /// in pieces. A region takes at most 4 x max_bytes + 1 MiB on each rank; on a GPU max_bytes more for packets without tags, and on
-    /// the host at most 2 MiB more for messages between pairs: 2 x max_bytes where that is less.
+    /// in pieces. A region takes at most 4 x max_bytes + 1 MiB on each rank; on a GPU max_bytes more for packets without tags; and
+    /// for messages between pairs at most 2 MiB more on the host and 16 MiB on a GPU: 2 x max_bytes where that is less.
     #[must_use]
     pub fn max_bytes(mut self, max_bytes: usize) -> Self {
         self.max_bytes = Some(max_bytes);

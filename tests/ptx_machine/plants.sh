@@ -77,12 +77,20 @@ sums by the address of one window|cuda/multicast.cuh|s/launch\.multicast \+ wind
 only the last rank is waited for|cuda/reduce.cuh|s/late = came\[r\] \? late : r;/late = came[kRanks - 1] ? late : r;/|the sum
 END
 
+# The same, of those that the tests of messages find.
+sed -n '/^FA_KERNEL(transfer)/,/^}/p' csrc/cuda/kernels.cu >"$work/messages"
+cat >"$work/plants_of_messages" <<'END'
+chunks without a release|core/posted.cuh|s/^    fence_release\(\);/    ;/|data race
+chunks without an acquire|core/memory.cuh|s/ld\.acquire\.sys\.global\.v2\.u64/ld.relaxed.sys.global.v2.u64/|data race
+a credit without a release|core/posted.cuh|s/^    fence_sc\(\);/    ;/|data race
+chunks that are moved past their ends|core/channel.cuh|s/granule_of\(to \| bytes\)/granule_of(to)/|around it
+a withdrawal that is not looked for|core/posted.cuh|s/if \(posted && load_relaxed/if (false \&\& load_relaxed/|left == right
+a withdrawal that is not told|core/posted.cuh|s/^  store_relaxed\(&region_head\(launch, peer\)->revoked.*$/  (void)peer;/|left == right
+END
+
 # NAME|SETTING|TESTS|FILE|SED|FOUND: of those that the CUDA device's tests find, with which setting of the machine, and which of them.
 cat >"$work/plants_of_others" <<'END'
 announcements without a release|LATE|threads::ranks_on_one_gpu|core/memory.cuh|s/st\.release\.sys\.global\.u32/st.relaxed.sys.global.u32/|ranks disagree
-chunks without a release|RACE|one_launch::every_small_count_of_collectives|core/memory.cuh|s/st\.release\.sys\.global\.u32/st.relaxed.sys.global.u32/|data race
-chunks without an acquire|RACE|one_launch::every_small_count_of_collectives|core/memory.cuh|s/ld\.acquire\.sys\.global\.u32/ld.relaxed.sys.global.u32/|data race
-chunks that are moved past their ends|RACE|one_launch::every_small_count_of_collectives|core/channel.cuh|s/granule_of\(to \| from \| bytes\)/granule_of(to | from)/|MISALIGNED
 threads of a block that skip packs|-|collectives::in_one_launch|core/block.cuh|s/i < n; i \+= blockDim\.x\)/i < n; i += 2 * blockDim.x)/|differ|missing
 a range that begins too late|RACE|one_launch::every_order|core/block.cuh|s/\(begin - i \+ stride\(\) - 1\)/(begin - i + stride())/|differ
 averages of parts of a sum|RACE|one_launch::every_order|cuda/reduce.cuh|s/reduction\.finish\(whole\)/reduction.finish()/|differ
@@ -109,6 +117,9 @@ run_kernels() {
   for tests in hot:: nvls::; do
     FAST_ALLREDUCE_PTX=$work/csrc/some.ptx FAST_ALLREDUCE_PTX_SOME=1 "$kernels" "$tests" >"$work/log" 2>&1 || return
   done
+}
+run_messages() {
+  FAST_ALLREDUCE_PTX=$work/csrc/some.ptx FAST_ALLREDUCE_PTX_SOME=1 "$kernels" messages >"$work/log" 2>&1
 }
 # run_cuda SETTING TESTS, by one seed: of many small calls few are such that a plant shows.
 run_cuda() {
@@ -167,6 +178,10 @@ host=$(of_host "$work/csrc")
 while IFS='|' read -r name file change; do
   plant "$name" "$file" "$change" "$work/some" run_kernels
 done <"$work/plants"
+sound "$work/messages" run_messages
+while IFS='|' read -r name file change; do
+  plant "$name" "$file" "$change" "$work/messages" run_messages
+done <"$work/plants_of_messages"
 if [ "$cuda" != none ]; then
   sound "$work/others" run_cuda LATE threads::ranks_on_one_gpu
   while IFS='|' read -r name setting tests file change; do

@@ -15,7 +15,8 @@ use crate::error::Result;
 
 impl Communicator<Cuda> {
     /// Sends `data` to another rank, which receives it with the same tag. Its kernel ends when `data` may be changed: the receiver
-    /// may not have it yet. Messages between two ranks come in the order in which they are sent.
+    /// may not have it yet. One of several MiB may wait until the other rank receives it. Messages between two ranks come in the
+    /// order in which they are sent.
     ///
     /// Several messages in one launch, side by side, are a call of [`Communicator::transfer_raw`].
     ///

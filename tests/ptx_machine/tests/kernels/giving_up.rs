@@ -10,6 +10,7 @@ use crate::world::{World, CHUNK, PACKETS, STRIPES};
 tests! {
     crate::program => every_kernel_of_the_hot_set, every_kernel_of_any_world, messages_that_do_not_come, messages_that_are_posted_in_vain,
         messages_at_any_address;
+    crate::observed => nothing_races_in_messages;
 }
 
 /// One kernel, and what its tests share.
@@ -179,6 +180,11 @@ fn messages_that_are_posted_in_vain(program: &Program) {
         assert_eq!(world.failure_of(1), failure);
         assert_eq!(world.failure_of(0), FA_TIMED_OUT);
     }
+}
+
+/// The same, compiled so that races are seen.
+fn nothing_races_in_messages(program: &Program) {
+    messages_at_any_address(program);
 }
 
 /// At any offset of either side, and of any length: packets, chunks, and what is posted.

@@ -198,7 +198,8 @@ impl World {
         let launch =
             |params| Launch { kernel, grid: [blocks, 1, 1], block: [64, 1, 1], params, memory: &self.memory };
         let launches: Vec<_> = params.iter().map(|params| launch(params)).collect();
-        let result = program.launch(&launches, Settings { limit: LIMIT, seed: 3, ..Settings::default() });
+        let settings = Settings { limit: LIMIT, seed: 3, race: program.is_observed(), ..Settings::default() };
+        let result = program.launch(&launches, settings);
         coverage::note(program, kernel);
         result
     }
