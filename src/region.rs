@@ -204,6 +204,7 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "cuda")]
     #[test]
     fn rings_of_gpus_have_stripes() {
         let cuda = <crate::device::cuda::Cuda as crate::device::sealed::Device>::CHANNELS;
