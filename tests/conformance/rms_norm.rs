@@ -298,7 +298,7 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
         (call_to(at(16), at(16), at(15), at(8), at(28)), "plain sum"),
         (call_to(at(16), at(16), at(24), at(24), at(36)), "plain sum"),
         (call_to(at(16), at(20), at(28), at(8), at(36)), "residual"),
-        (call_to(at(16), at(16), at(24), at(20), at(36)), "normalised"),
+        (call_to(at(16), at(16), at(24), at(12), at(36)), "normalised"),
         (call_to(at(16), at(16), at(24), at(8), at(28)), "weight"),
         (call_to(at(16), at(5), at(24), at(8), at(32)), "residual's sum"),
     ];
