@@ -279,11 +279,13 @@ struct FaTransfers {
 // Addresses are of the launch's first element.
 struct FaRmsNorm {
   uint64_t residual;
-  uint64_t normed;      // where normalised rows go; 0: the launch ends with the residual
-  uint64_t weight;      // of a row; 0: of ones
-  uint64_t scales;      // floats: one that is given, or where those of rows or groups go
-  uint32_t row;         // elements of each
-  uint32_t rows;        // of the launch
+  uint64_t
+      residual_out; // where the sum with the residual goes; 0: to the output, which else has the plain sum
+  uint64_t normed;  // where normalised rows go; 0: the launch ends with the residual
+  uint64_t weight;  // of a row; 0: of ones
+  uint64_t scales;  // floats: one that is given, or where those of rows or groups go
+  uint32_t row;     // elements of each
+  uint32_t rows;    // of the launch
   uint32_t unit_offset; // non-zero: 1 is added to each weight
   float epsilon;
   uint32_t scaling; // enum FaScaling

@@ -90,6 +90,12 @@ static void fused(const fast_allreduce_communicator *communicator, size_t rank) 
           "all_reduce_rms_norm");
   EXPECT(residual[0] == 7 && residual[5] == 8);
   EXPECT(normed[0] == 1 && normed[1] == 2 && normed[2] == 3 && normed[3] == 1 && normed[5] == 3);
+  float sum[6];
+  norm.sum = sum;
+  require(fast_allreduce_all_reduce_rms_norm(communicator, input, normed, residual, residual, &norm, 6, dtype, NULL),
+          "all_reduce_rms_norm with the sum");
+  EXPECT(sum[0] == 3 && sum[5] == 3 && residual[0] == 10 && residual[5] == 11 && normed[5] == 3);
+  norm.sum = NULL;
   int8_t numbers[6];
   float scales[2];
   fast_allreduce_quantized quantized = {

@@ -343,6 +343,8 @@ typedef struct fast_allreduce_rms_norm {
   uint32_t unit_offset;
   // An element for each of a row, of the type of the call; null: rows are not multiplied.
   const void *weight;
+  // Where the sum of the ranks' inputs alone goes, apart from all else; null: nowhere.
+  void *sum;
 } fast_allreduce_rms_norm;
 
 // What normalised rows become: 8-bit numbers with scales.

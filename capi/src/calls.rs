@@ -132,7 +132,7 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_add(
 ) -> fast_allreduce_status {
     // SAFETY: the caller's.
     guarded(|| unsafe {
-        let epilogue = Epilogue { residual: residual as u64, norm: None };
+        let epilogue = Epilogue { residual: residual as u64, residual_out: 0, norm: None };
         let which = Collective::AllReduceEpilogue(&epilogue);
         carry_out(communicator, stream, (input, residual_out), count, codes::dtype(dtype)?, which)
     })
@@ -149,6 +149,8 @@ pub struct fast_allreduce_rms_norm {
     pub unit_offset: u32,
     /// An element for each of a row, of the type of the call; null: rows are not multiplied.
     pub weight: *const c_void,
+    /// Where the sum of the ranks' inputs alone goes, apart from all else; null: nowhere.
+    pub sum: *mut c_void,
 }
 
 /// The same, and brings the rows of that, normalised, into `output`, which may be the input. One call in place of an allreduce, an
@@ -171,21 +173,44 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_rms_norm(
 ) -> fast_allreduce_status {
     // SAFETY: the caller's.
     guarded(|| unsafe {
-        let Some(norm) = norm.as_ref() else {
-            return Err(argument("norm is null"));
-        };
-        let norm = RawRmsNorm {
-            hidden: norm.hidden,
-            epsilon: norm.epsilon,
-            weight: norm.weight as u64,
-            unit_offset: norm.unit_offset != 0,
-            output: output as u64,
-            quantized: None,
-        };
-        let epilogue = Epilogue { residual: residual as u64, norm: Some(norm) };
-        let which = Collective::AllReduceEpilogue(&epilogue);
-        carry_out(communicator, stream, (input, residual_out), count, codes::dtype(dtype)?, which)
+        let sum = (input, residual, residual_out);
+        add_and_norm(communicator, stream, sum, (norm, output, None), count, dtype)
     })
+}
+
+/// # Safety
+///
+/// As fast_allreduce_all_reduce_rms_norm, of the input, the residual, and where it goes; and of the norm, and where rows go.
+unsafe fn add_and_norm(
+    communicator: *const fast_allreduce_communicator,
+    stream: *mut c_void,
+    (input, residual, residual_out): (*const c_void, *const c_void, *mut c_void),
+    (norm, output, quantized): (*const fast_allreduce_rms_norm, *mut c_void, Option<RawQuantizedRows>),
+    count: usize,
+    dtype: u32,
+) -> Outcome {
+    // SAFETY: the caller's.
+    let Some(norm) = (unsafe { norm.as_ref() }) else {
+        return Err(argument("norm is null"));
+    };
+    let raw = RawRmsNorm {
+        hidden: norm.hidden,
+        epsilon: norm.epsilon,
+        weight: norm.weight as u64,
+        unit_offset: norm.unit_offset != 0,
+        output: output as u64,
+        quantized,
+    };
+    let has_sum = !norm.sum.is_null();
+    let epilogue = Epilogue {
+        residual: residual as u64,
+        residual_out: if has_sum { residual_out as u64 } else { 0 },
+        norm: Some(raw),
+    };
+    let output = if has_sum { norm.sum } else { residual_out };
+    let which = Collective::AllReduceEpilogue(&epilogue);
+    // SAFETY: the caller's.
+    unsafe { carry_out(communicator, stream, (input, output), count, codes::dtype(dtype)?, which) }
 }
 
 /// What normalised rows become: 8-bit numbers with scales.
@@ -220,25 +245,16 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_rms_norm_quantized(
 ) -> fast_allreduce_status {
     // SAFETY: the caller's.
     guarded(|| unsafe {
-        let (Some(norm), Some(quantized)) = (norm.as_ref(), quantized.as_ref()) else {
-            return Err(argument("norm or quantized is null"));
+        let Some(quantized) = quantized.as_ref() else {
+            return Err(argument("quantized is null"));
         };
         let quantized = RawQuantizedRows {
             dtype: codes::dtype(quantized.dtype)?,
             scaling: codes::scaling(quantized.scaling)?,
             scales: quantized.scales as u64,
         };
-        let norm = RawRmsNorm {
-            hidden: norm.hidden,
-            epsilon: norm.epsilon,
-            weight: norm.weight as u64,
-            unit_offset: norm.unit_offset != 0,
-            output: output as u64,
-            quantized: Some(quantized),
-        };
-        let epilogue = Epilogue { residual: residual as u64, norm: Some(norm) };
-        let which = Collective::AllReduceEpilogue(&epilogue);
-        carry_out(communicator, stream, (input, residual_out), count, codes::dtype(dtype)?, which)
+        let sum = (input, residual, residual_out);
+        add_and_norm(communicator, stream, sum, (norm, output, Some(quantized)), count, dtype)
     })
 }
 

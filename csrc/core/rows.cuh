@@ -6,7 +6,7 @@
 namespace FA_NAMESPACE {
 
 // Shares and slices are whole rows. Rows that are not whole packs are for launches of one block, which has
-// all of the message: that is divided at any pack.
+// all of the message: that is divided at any pack, as is one that has no rows.
 class Rows {
 public:
   static constexpr bool has_parts = true;
@@ -23,10 +23,16 @@ public:
   // body(i) for pack i of a span, for those that are this block's.
   template <class Block, class Body>
   FA_FN void for_each(const Block &block, Span span, Body body) const {
-    const Index each = packs_ == 0 ? span.length : packs_;
+    // One body: at any pack, the span is a row of all blocks.
+    const bool any = packs_ == 0;
+    const Index each = any ? span.length : packs_, step = any ? span.length : block.count() * packs_;
+    const Index first = any ? block.first() : threadIdx.x, stride = any ? block.stride() : blockDim.x;
     FA_ROLL
-    for (Index row = block.index() * each; row < span.length; row += block.count() * each)
-      block.for_each_alone(each, [&](Index i) { body(row + i); });
+    for (Index row = any ? 0 : block.index() * packs_; row < span.length; row += step) {
+      FA_ROLL
+      for (Index i = first; i < each; i += stride)
+        body(row + i);
+    }
   }
 
   // body(row) for the rows of the message that are this block's where it has so many slices, by all threads.

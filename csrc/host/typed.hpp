@@ -16,9 +16,9 @@ constexpr bool kHot = false;
 FA_HOT_TYPES(FA_IS_HOT, )
 #endif
 
-// How far ahead sources are prefetched: lines that another core has written take longer than a core has
-// instructions in flight.
-constexpr u64 kAhead = 16 * kPackBytes;
+// How far ahead sources are prefetched, while no more than so much is left: lines that another core has
+// written take longer than a core has instructions in flight. Of longer runs its own prefetchers do as well.
+constexpr u64 kAhead = 16 * kPackBytes, kMostPrefetched = 128 << 10;
 
 // `Sources` of them, or `span.count` where that is 0.
 template <class T, u32 Code, u32 Sources>
@@ -55,9 +55,9 @@ void reduce_span(const ReducedSpan &span) {
     if (span.also != nullptr)
       __builtin_memcpy(span.also + at, &result, extent.bytes);
   };
-  const u64 whole = span.bytes / kPackBytes;
+  const u64 whole = span.bytes / kPackBytes, reach = span.reach <= kMostPrefetched ? span.reach : 0;
   for (u64 i = 0; i < whole; ++i) {
-    if (const u64 ahead = i * kPackBytes + kAhead; ahead < span.reach) {
+    if (const u64 ahead = i * kPackBytes + kAhead; ahead < reach) {
       FA_UNROLL
       for (u32 r = 0; r < Sources; ++r)
         __builtin_prefetch(from[r] + ahead);

@@ -1,5 +1,6 @@
 // The epilogue of a transformer's layer: a residual is added to the sum, and its rows are normalised. The
-// residual is added by the sink that the protocol has, so that what is gathered has been through it.
+// residual is added by the sink that the protocol has, so that what is gathered has been through it; but
+// where the plain sum is asked for as well, that is gathered, and each rank adds the residual to all of it.
 //
 // On a GPU each rank normalises all rows, once they are at the launch's output: the blocks do so side by
 // side, which takes less time than normalised rows would take on the links. On the host each rank does so as
@@ -24,7 +25,14 @@ FA_FN float *scales_of_row(const FaRmsNorm &norm, u32 row) {
 
 #if FA_CUDA
 
-// A sink before which the residual is added.
+template <class T>
+FA_FN Pack add_packs(const Pack &sum, const Pack &residual) {
+  using All = Elements<T, kPackBytes / sizeof(T)>;
+  const All result = add<T>(*reinterpret_cast<const All *>(&sum), *reinterpret_cast<const All *>(&residual));
+  return *reinterpret_cast<const Pack *>(&result);
+}
+
+// A sink before which the residual is added, if it is not null.
 template <class T, class Sink>
 class Added {
 public:
@@ -34,10 +42,9 @@ public:
 
   template <class Extent>
   FA_FN void put(u64 at, Index i, const Pack &pack, Extent extent, u32 granule) const {
-    using All = Elements<T, kPackBytes / sizeof(T)>;
-    const Pack residual = load(residual_ + at, extent, granule);
-    const All sum = add<T>(*reinterpret_cast<const All *>(&pack), *reinterpret_cast<const All *>(&residual));
-    sink_.put(at, i, *reinterpret_cast<const Pack *>(&sum), extent, granule);
+    if (residual_ == nullptr)
+      return sink_.put(at, i, pack, extent, granule);
+    sink_.put(at, i, add_packs<T>(pack, load(residual_ + at, extent, granule)), extent, granule);
   }
 
 private:
@@ -60,7 +67,7 @@ public:
 
   template <class Sink>
   FA_FN Added<T, Sink> into(const Sink &sink) const {
-    return {reinterpret_cast<const u8 *>(norm_.residual), sink};
+    return {reinterpret_cast<const u8 *>(norm_.residual_out == 0 ? norm_.residual : 0), sink};
   }
 
   template <class Sink>
@@ -76,16 +83,19 @@ public:
 
   template <class Block>
   FA_FN void finish(const FaLaunch &launch, Block &block, Rows partition, u64 bytes, u32 parts) const {
+    if (norm_.residual_out != 0)
+      add_residual(launch, block, partition, bytes, parts);
     if (norm_.normed == 0)
       return;
     // Of what the block's threads have stored.
     block.sync();
+    const u64 rows = norm_.residual_out == 0 ? launch.output : norm_.residual_out;
     const u64 row_bytes = u64(norm_.row) * sizeof(T);
     // Two elements at a time, where they are at an address for two.
-    const u64 addresses = launch.output | norm_.normed | norm_.weight | row_bytes;
+    const u64 addresses = rows | norm_.normed | norm_.weight | row_bytes;
     const bool pairs = addresses % sizeof(Two) == 0;
     partition.for_each_row(block, bytes, parts, norm_.rows, [&](u32 row) {
-      const u8 *from = reinterpret_cast<const u8 *>(launch.output) + row * row_bytes;
+      const u8 *from = reinterpret_cast<const u8 *>(rows) + row * row_bytes;
       const float scale = row_scale(squares(block, from, pairs), norm_.row, norm_.epsilon);
       if (norm_.scaling != FA_NOT_SCALED)
         return quantise(block, row, from, scale, pairs);
@@ -98,6 +108,28 @@ public:
 private:
   static constexpr u32 kWarp = 32;
   const FaRmsNorm &norm_;
+
+  // To the plain sums that the block's threads have stored.
+  template <class Block>
+  FA_FN void add_residual(const FaLaunch &launch, Block &block, Rows partition, u64 bytes, u32 parts) const {
+    block.sync();
+    const u8 *sums = reinterpret_cast<const u8 *>(launch.output);
+    const u8 *residual = reinterpret_cast<const u8 *>(norm_.residual);
+    u8 *to = reinterpret_cast<u8 *>(norm_.residual_out);
+    const u64 addresses = u64(sums) | u64(residual) | u64(to);
+    const u32 granule = granule_of(addresses | bytes);
+    const Slices slices = partition.slices(bytes, parts);
+    FA_ROLL
+    for (u32 part = 0; part < parts; ++part) {
+      for_each_pack(
+          block, slices.of(part), bytes, pack_aligned(addresses),
+          [&](u64 at, Index, auto extent) {
+            const Pack sum = load(sums + at, extent, granule), added = load(residual + at, extent, granule);
+            store(to + at, add_packs<T>(sum, added), extent, granule);
+          },
+          partition);
+    }
+  }
 
   // Elements i and i + 1 of a row; zero beyond its end.
   FA_FN Two load_two(const u8 *row, u32 i, bool pairs) const {
@@ -256,8 +288,8 @@ struct RowNorm {
   }
 };
 
-// A sink before which the residual is added, and after which rows may be normalised: sums and rows are in the
-// first-level cache then.
+// A sink before which the residual is added, unless that is done later, and after which rows may be
+// normalised: sums and rows are in the first-level cache then.
 template <class Sink>
 class Added {
   static constexpr u64 kRunBytes = 4096;
@@ -265,10 +297,10 @@ class Added {
 public:
   // `norms`: results are of whole rows, in ascending order, each of which is normalised when it is complete.
   Added(const RowNorm &rows, const Sink &sink, bool norms = false)
-      : rows_(rows), sink_(sink), norms_(norms) {}
+      : rows_(rows), sink_(sink), adds_(rows.norm.residual_out == 0), norms_(norms) {}
 
-  u8 *to(u64) const { return sums_; }
-  u8 *also() const { return nullptr; }
+  u8 *to(u64 at) const { return adds_ ? sums_ : sink_.to(at); }
+  u8 *also() const { return adds_ ? nullptr : sink_.also(); }
 
   // A run is of one row that is to be normalised, and of whole chunks of it.
   u64 most(u64 pack) const {
@@ -281,6 +313,8 @@ public:
   }
 
   void done(Span packs, u64 bytes) const {
+    if (!adds_)
+      return sink_.done(packs, bytes);
     const u64 at = packs.first * kPackBytes, end = at + packs.length * kPackBytes;
     u8 *to = sink_.to(at), *also = sink_.also() == nullptr ? nullptr : sink_.also() + at;
     rows_.loops.add({sums_, reinterpret_cast<const u8 *>(rows_.norm.residual) + at, to, also,
@@ -298,7 +332,7 @@ private:
 
   const RowNorm &rows_;
   Sink sink_;
-  bool norms_;
+  bool adds_, norms_;
   mutable u64 row_ = kNone;   // byte of the first row that is not normalised
   mutable float squares_ = 0; // of what is there of it
   alignas(64) mutable u8 sums_[kRunBytes];
@@ -308,7 +342,7 @@ class RmsNorm {
 public:
   RmsNorm(const RowLoops &loops, const FaRmsNorm &norm, const FaLaunch &launch)
       : rows_{loops, norm, u64(norm.row) * element_bytes(launch.dtype)}, norms_(norm.normed != 0),
-        at_once_(norms_ && at_once(launch)) {}
+        adds_(norm.residual_out == 0), at_once_(norms_ && adds_ && at_once(launch)) {}
 
   template <class Reduce>
   Rows partition(const FaLaunch &launch, const Reduce &) const {
@@ -342,18 +376,37 @@ public:
 
   template <class Block>
   void finish(const FaLaunch &launch, Block &block, Rows partition, u64 bytes, u32 parts) const {
+    if (!adds_)
+      add_residual(launch, block, partition, bytes, parts);
     if (!norms_ || at_once_)
       return;
+    const u64 rows = adds_ ? launch.output : rows_.norm.residual_out;
     partition.for_each_row(block, bytes, parts, rows_.norm.rows, [&](u32 row) {
       const u64 at = row * rows_.row_bytes;
-      const u8 *from = reinterpret_cast<const u8 *>(launch.output) + at;
+      const u8 *from = reinterpret_cast<const u8 *>(rows) + at;
       rows_.at(from, at, rows_.loops.copy(nullptr, from, rows_.row_bytes));
     });
   }
 
 private:
   RowNorm rows_;
-  bool norms_, at_once_; // a row is normalised when it is complete; else all rows after the last phase
+  bool norms_;
+  bool adds_;    // as results are stored or sent; else after the last phase, to all of them
+  bool at_once_; // a row is normalised when it is complete; else all rows after the last phase
+
+  template <class Block>
+  void add_residual(const FaLaunch &launch, Block &block, Rows partition, u64 bytes, u32 parts) const {
+    const Slices slices = partition.slices(bytes, parts);
+    for (u32 part = 0; part < parts; ++part) {
+      const Span share = partition.share(block, slices.of(part));
+      const u64 at = share.first * kPackBytes, end = at + share.length * kPackBytes;
+      if (share.length != 0)
+        rows_.loops.add({reinterpret_cast<const u8 *>(launch.output) + at,
+                         reinterpret_cast<const u8 *>(rows_.norm.residual) + at,
+                         reinterpret_cast<u8 *>(rows_.norm.residual_out) + at, nullptr,
+                         (end < bytes ? end : bytes) - at, nullptr});
+    }
+  }
 
   bool at_once(const FaLaunch &launch) const {
     if (rows_.row_bytes % kPackBytes != 0)

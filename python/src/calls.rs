@@ -254,13 +254,13 @@ impl Communicator {
     ) -> PyResult<()> {
         let input = self.read("sendbuf", sendbuf)?;
         let (residual, output) = self.residuals(residual, residual_out)?;
-        let epilogue = Epilogue { residual: residual.address, norm: None };
+        let epilogue = Epilogue { residual: residual.address, residual_out: 0, norm: None };
         self.carry_on(py, stream, &epilogue, (&input, &output), &[("residual", &residual, input.count)])
     }
 
     #[pyo3(signature = (
         sendbuf, residual, weight = None, recvbuf = None, residual_out = None, *,
-        hidden = None, epsilon = 1e-6, unit_offset = false, scale = None, scales = None, stream = None
+        hidden = None, epsilon = 1e-6, unit_offset = false, scale = None, scales = None, sum_out = None, stream = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn allreduce_rms_norm(
@@ -276,6 +276,7 @@ impl Communicator {
         unit_offset: bool,
         scale: Option<&Bound<'_, PyAny>>,
         scales: Option<&Bound<'_, PyAny>>,
+        sum_out: Option<&Bound<'_, PyAny>>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let (input, normed) = match recvbuf.filter(|recvbuf| !recvbuf.is(sendbuf)) {
@@ -318,8 +319,11 @@ impl Communicator {
         let same = normed.as_ref().filter(|_| quantized.is_none());
         others.extend(same.map(|normed| ("recvbuf", normed, input.count)));
         others.extend(weight.as_ref().map(|weight| ("weight", weight, hidden)));
-        let epilogue = Epilogue { residual: residual.address, norm: Some(norm) };
-        self.carry_on(py, stream, &epilogue, (&input, &output), &others)
+        let sum = sum_out.map(|sum| self.written("sum_out", sum)).transpose()?;
+        let residual_out = if sum.is_some() { output.address } else { 0 };
+        others.extend(sum.as_ref().map(|_| ("residual_out", &output, input.count)));
+        let epilogue = Epilogue { residual: residual.address, residual_out, norm: Some(norm) };
+        self.carry_on(py, stream, &epilogue, (&input, sum.as_ref().unwrap_or(&output)), &others)
     }
 
     #[pyo3(signature = (sendbuf, recvbuf, *, stream = None))]

@@ -121,7 +121,8 @@ def fused(rank, nranks, unique_id, seed):
                 residual = values(99, rows * hidden, dtype, seed)
                 weight = values(98, hidden, dtype, seed)
                 # Small whole numbers: the sums are exact.
-                added = np.sum(inputs, axis=0, dtype=dtype) + residual
+                total = np.sum(inputs, axis=0, dtype=dtype)
+                added = total + residual
                 squares = np.mean(added.astype(np.float64).reshape(rows, hidden) ** 2, axis=1, keepdims=True)
                 for offset in (False, True):
                     normed = added.reshape(rows, hidden) / np.sqrt(squares + 1e-3) * (weight.astype(np.float64) + offset)
@@ -138,6 +139,14 @@ def fused(rank, nranks, unique_id, seed):
                     communicator.allreduce_rms_norm(plain, summed, weight, epsilon=1e-3, unit_offset=offset)
                     np.testing.assert_array_equal(summed, added)
                     np.testing.assert_array_equal(plain, out)
+                # With the plain sum.
+                alone, again = poisoned(rows * hidden, dtype), residual.copy()
+                communicator.allreduce_rms_norm(
+                    inputs[rank], again, weight, plain, epsilon=1e-3, unit_offset=True, sum_out=alone
+                )
+                np.testing.assert_array_equal(alone, total)
+                np.testing.assert_array_equal(again, added)
+                np.testing.assert_array_equal(plain, out)
                 summed[:] = residual
                 communicator.allreduce_add(inputs[rank], summed)
                 np.testing.assert_array_equal(summed, added)
@@ -172,6 +181,7 @@ def fused(rank, nranks, unique_id, seed):
             ({"recvbuf": small, "scale": one[:1].copy(), "scales": one[:2].copy()}, "one of both"),
             ({"residual": one[:3].copy()}, "residual has 3 elements"),
             ({"residual": one.astype(np.float16)}, "residual has elements of type f16"),
+            ({"sum_out": one[:3].copy()}, "3 elements"),
             ({"hidden": None}, "no weight that tells"),
             ({"hidden": 4}, "whole rows"),
             ({"weight": one[:2].copy(), "hidden": 3}, "weight has 2 elements"),

@@ -430,6 +430,7 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct FaRmsNorm {
     pub residual: u64,
+    pub residual_out: u64,
     pub normed: u64,
     pub weight: u64,
     pub scales: u64,
@@ -442,18 +443,19 @@ pub struct FaRmsNorm {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRmsNorm"][::core::mem::size_of::<FaRmsNorm>() - 56usize];
+    ["Size of FaRmsNorm"][::core::mem::size_of::<FaRmsNorm>() - 64usize];
     ["Alignment of FaRmsNorm"][::core::mem::align_of::<FaRmsNorm>() - 8usize];
     ["Offset of field: FaRmsNorm::residual"][::core::mem::offset_of!(FaRmsNorm, residual) - 0usize];
-    ["Offset of field: FaRmsNorm::normed"][::core::mem::offset_of!(FaRmsNorm, normed) - 8usize];
-    ["Offset of field: FaRmsNorm::weight"][::core::mem::offset_of!(FaRmsNorm, weight) - 16usize];
-    ["Offset of field: FaRmsNorm::scales"][::core::mem::offset_of!(FaRmsNorm, scales) - 24usize];
-    ["Offset of field: FaRmsNorm::row"][::core::mem::offset_of!(FaRmsNorm, row) - 32usize];
-    ["Offset of field: FaRmsNorm::rows"][::core::mem::offset_of!(FaRmsNorm, rows) - 36usize];
-    ["Offset of field: FaRmsNorm::unit_offset"][::core::mem::offset_of!(FaRmsNorm, unit_offset) - 40usize];
-    ["Offset of field: FaRmsNorm::epsilon"][::core::mem::offset_of!(FaRmsNorm, epsilon) - 44usize];
-    ["Offset of field: FaRmsNorm::scaling"][::core::mem::offset_of!(FaRmsNorm, scaling) - 48usize];
-    ["Offset of field: FaRmsNorm::dtype"][::core::mem::offset_of!(FaRmsNorm, dtype) - 52usize];
+    ["Offset of field: FaRmsNorm::residual_out"][::core::mem::offset_of!(FaRmsNorm, residual_out) - 8usize];
+    ["Offset of field: FaRmsNorm::normed"][::core::mem::offset_of!(FaRmsNorm, normed) - 16usize];
+    ["Offset of field: FaRmsNorm::weight"][::core::mem::offset_of!(FaRmsNorm, weight) - 24usize];
+    ["Offset of field: FaRmsNorm::scales"][::core::mem::offset_of!(FaRmsNorm, scales) - 32usize];
+    ["Offset of field: FaRmsNorm::row"][::core::mem::offset_of!(FaRmsNorm, row) - 40usize];
+    ["Offset of field: FaRmsNorm::rows"][::core::mem::offset_of!(FaRmsNorm, rows) - 44usize];
+    ["Offset of field: FaRmsNorm::unit_offset"][::core::mem::offset_of!(FaRmsNorm, unit_offset) - 48usize];
+    ["Offset of field: FaRmsNorm::epsilon"][::core::mem::offset_of!(FaRmsNorm, epsilon) - 52usize];
+    ["Offset of field: FaRmsNorm::scaling"][::core::mem::offset_of!(FaRmsNorm, scaling) - 56usize];
+    ["Offset of field: FaRmsNorm::dtype"][::core::mem::offset_of!(FaRmsNorm, dtype) - 60usize];
 };
 pub const FA_NOT_SCALED: FaScaling = 0;
 pub const FA_SCALE_GIVEN: FaScaling = 1;

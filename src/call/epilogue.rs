@@ -72,11 +72,14 @@ impl<'a, W: ?Sized> RmsNorm<'a, W> {
 }
 
 /// What [`Collective::AllReduceEpilogue`](super::Collective::AllReduceEpilogue) does with a sum, by address. The residual must
-/// hold the same on every rank; it may be where the output of the call is, else it is disjoint from that.
+/// hold the same on every rank. It may be where its sum goes, else it is disjoint from that.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Epilogue {
     /// Address of as many elements as the message has, which are added.
     pub residual: u64,
+    /// Where the sum with the residual goes; 0: to the output of the call, which else has the sum of the ranks' inputs alone, as
+    /// [`Collective::AllReduce`](super::Collective::AllReduce) has it.
+    pub residual_out: u64,
     /// What follows; `None`: the call ends with the residual.
     pub norm: Option<RawRmsNorm>,
 }
@@ -165,6 +168,7 @@ impl RawQuantizedRows {
 
 const WEIGHT: u64 = 1 << 20;
 const UNIT_OFFSET: u64 = 1 << 21;
+const PLAIN_SUM: u64 = 1 << 28;
 /// Where the scaling is, and 1 above the type that rows become.
 const SCALING: u32 = 22;
 const BECOMES: u32 = 24;
@@ -177,18 +181,25 @@ impl Epilogue {
 
     /// The numbers that ranks have to agree on, in a word: it is no hash, so that errors can tell them.
     pub(crate) fn digest(&self) -> u64 {
-        self.norm.map_or(0, |RawRmsNorm { hidden, epsilon, weight, unit_offset, quantized, .. }| {
-            let quantized = quantized.map_or(0, |RawQuantizedRows { dtype, scaling, .. }| {
-                u64::from(dtype as u32 + 1) << BECOMES | u64::from(scaling as u32) << SCALING
+        let plain_sum = if self.residual_out == 0 { 0 } else { PLAIN_SUM };
+        let norm =
+            self.norm.map_or(0, |RawRmsNorm { hidden, epsilon, weight, unit_offset, quantized, .. }| {
+                let quantized = quantized.map_or(0, |RawQuantizedRows { dtype, scaling, .. }| {
+                    u64::from(dtype as u32 + 1) << BECOMES | u64::from(scaling as u32) << SCALING
+                });
+                let weight = if weight == 0 { 0 } else { WEIGHT };
+                let unit_offset = if unit_offset { UNIT_OFFSET } else { 0 };
+                u64::from(epsilon.to_bits()) << 32 | quantized | unit_offset | weight | hidden as u64
             });
-            let weight = if weight == 0 { 0 } else { WEIGHT };
-            let unit_offset = if unit_offset { UNIT_OFFSET } else { 0 };
-            u64::from(epsilon.to_bits()) << 32 | quantized | unit_offset | weight | hidden as u64
-        })
+        norm | plain_sum
     }
 
     /// What a digest tells, in words.
     pub(crate) fn describe(digest: u64) -> String {
+        let plain_sum = if digest & PLAIN_SUM == 0 { "" } else { ", and the plain sum" };
+        if digest & !PLAIN_SUM == 0 {
+            return format!("no norm{plain_sum}");
+        }
         let weight = match (digest & WEIGHT, digest & UNIT_OFFSET) {
             (0, _) => "no weight",
             (_, 0) => "a weight",
@@ -202,16 +213,18 @@ impl Epilogue {
         };
         let becomes = (digest >> BECOMES & 0xF).checked_sub(1).and_then(|code| DType::ALL.get(code as usize));
         let quantized = becomes.map_or_else(String::new, |dtype| format!(", to {dtype} with {scaling}"));
-        format!("rows of {hidden}, epsilon {epsilon:?}, {weight}{quantized}")
+        format!("rows of {hidden}, epsilon {epsilon:?}, {weight}{quantized}{plain_sum}")
     }
 
     /// As kernels take it, for `count` elements from `done` on.
     pub(crate) fn piece(&self, dtype: DType, done: usize, count: usize) -> FaRmsNorm {
         let shift = (done * dtype.size()) as u64;
         let residual = self.residual + shift;
+        let residual_out = if self.residual_out == 0 { 0 } else { self.residual_out + shift };
         match self.norm {
             None => FaRmsNorm {
                 residual,
+                residual_out,
                 normed: 0,
                 weight: 0,
                 scales: 0,
@@ -236,6 +249,7 @@ impl Epilogue {
                 };
                 FaRmsNorm {
                     residual,
+                    residual_out,
                     normed: output + (done * dtype.size()) as u64,
                     weight,
                     scales,
@@ -276,9 +290,13 @@ impl Epilogue {
         Ok(())
     }
 
-    /// Its operands that the call reads or writes besides input and output.
+    /// Its operands that the call reads or writes besides input and output: the residual first, then where that goes if that is
+    /// not the output.
     pub(crate) fn operands(&self, count: usize, dtype: DType) -> Result<Vec<(&'static str, Operand)>> {
         let mut operands = vec![("residual", Operand::new("residual", self.residual, count, dtype)?)];
+        if self.residual_out != 0 {
+            operands.push((RESIDUAL_OUT, Operand::new(RESIDUAL_OUT, self.residual_out, count, dtype)?));
+        }
         if let Some(RawRmsNorm { hidden, weight, output, quantized, .. }) = self.norm {
             let becomes = quantized.map_or(dtype, |quantized| quantized.dtype);
             operands.push(("normalised", Operand::new("normalised", output, count, becomes)?));
@@ -305,33 +323,44 @@ impl Epilogue {
         dtype: DType,
     ) -> Result<()> {
         let operands = self.operands(count, dtype)?;
-        let residual = operands[0].1;
-        let normed = operands.get(1).map_or(NOWHERE, |&(_, operand)| operand);
+        let find = |name| operands.iter().find(|(which, _)| *which == name).map(|&(_, operand)| operand);
+        let get = |name| find(name).unwrap_or(NOWHERE);
+        let (residual, normed, scales) = (get("residual"), get("normalised"), get("scales"));
+        // Where the residual goes, and the plain sum if it is asked for.
+        let (residual_out, sum) = find(RESIDUAL_OUT).map_or((*output, NOWHERE), |out| (out, *output));
         let is_quantized = self.norm.is_some_and(|norm| norm.quantized.is_some());
-        let mut scales = NOWHERE;
-        for (which, operand) in operands {
+        // The plain sum is written before all of the others are read.
+        let sum_overlaps = [*input, residual, residual_out, normed].iter().any(|other| sum.overlaps(other));
+        if sum_overlaps {
+            return Err(in_use("plain sum", &sum, dtype));
+        }
+        for &(which, operand) in &operands {
             // What it may not overlap, and what it may only where both begin.
             let (apart, same) = match which {
-                "residual" => ([*input, NOWHERE, NOWHERE, NOWHERE], *output),
-                "normalised" if is_quantized => ([*output, residual, *input, NOWHERE], NOWHERE),
-                "normalised" => ([*output, residual, NOWHERE, NOWHERE], *input),
-                "scales" => {
-                    scales = operand;
-                    ([*output, normed, residual, *input], NOWHERE)
-                }
-                _ => ([*output, normed, scales, NOWHERE], NOWHERE),
+                "residual" => ([*input, NOWHERE, NOWHERE, NOWHERE, sum], residual_out),
+                RESIDUAL_OUT => ([*input, NOWHERE, NOWHERE, NOWHERE, sum], residual),
+                "normalised" if is_quantized => ([residual_out, residual, *input, NOWHERE, sum], NOWHERE),
+                "normalised" => ([residual_out, residual, NOWHERE, NOWHERE, sum], *input),
+                "scales" => ([residual_out, normed, residual, *input, sum], NOWHERE),
+                _ => ([residual_out, normed, scales, NOWHERE, sum], NOWHERE),
             };
             let is_split = operand.overlaps(&same) && operand.address != same.address;
             if is_split || apart.iter().any(|other| operand.overlaps(other)) {
-                return Err(Error::InvalidPointer {
-                    which,
-                    address: operand.address as usize,
-                    problem: "in memory that the call uses otherwise",
-                    element_size: dtype.size(),
-                });
+                return Err(in_use(which, &operand, dtype));
             }
         }
         Ok(())
+    }
+}
+
+const RESIDUAL_OUT: &str = "residual's sum";
+
+fn in_use(which: &'static str, operand: &Operand, dtype: DType) -> Error {
+    Error::InvalidPointer {
+        which,
+        address: operand.address as usize,
+        problem: "in memory that the call uses otherwise",
+        element_size: dtype.size(),
     }
 }
 

@@ -163,7 +163,7 @@ impl fmt::Display for CallId {
         let root = root.map(|root| format!("root {root}"));
         let digest = match (kind, *digest) {
             (_, 0) => None,
-            (CallKind::AllReduceRmsNorm, digest) => Some(Epilogue::describe(digest)),
+            (CallKind::AllReduceRmsNorm | CallKind::AllReduceAdd, digest) => Some(Epilogue::describe(digest)),
             (CallKind::AllReduceQuantized, digest) => Some(QuantizedTransport::describe(digest)),
             (_, digest) => Some(format!("counts by rank with the digest {digest:016x}")),
         };

@@ -68,7 +68,29 @@ impl Communicator<Host> {
         let raw = Self::raw_norm(&norm, output.as_mut_ptr() as u64)?;
         // SAFETY: the slices hold a message and a row of weights for the length of the call; an exclusive borrow overlaps with no
         // other.
-        unsafe { self.add(input.as_ptr() as u64, residual, Some(raw)) }
+        unsafe { self.add(input.as_ptr() as u64, residual, None, Some(raw)) }
+    }
+
+    /// [`Communicator::all_reduce_rms_norm`] that also has the sum of the ranks' inputs alone, in `sum`: the bits of
+    /// [`Communicator::all_reduce`]. Each rank adds its own residual to all rows, so that this may differ between ranks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce_rms_norm`].
+    pub fn all_reduce_rms_norm_with_sum<T: Element>(
+        &self,
+        input: &[T],
+        sum: &mut [T],
+        residual: &mut [T],
+        output: &mut [T],
+        norm: RmsNorm<'_, [T]>,
+    ) -> Result<()> {
+        same_length(input.len(), sum.len())?;
+        same_length(input.len(), residual.len())?;
+        same_length(input.len(), output.len())?;
+        let raw = Self::raw_norm(&norm, output.as_mut_ptr() as u64)?;
+        // SAFETY: as in `all_reduce_rms_norm`.
+        unsafe { self.add(input.as_ptr() as u64, residual, Some(sum), Some(raw)) }
     }
 
     /// [`Communicator::all_reduce_rms_norm`] with the normalised rows in place of the input.
@@ -86,7 +108,7 @@ impl Communicator<Host> {
         let address = data.as_mut_ptr() as u64;
         let raw = Self::raw_norm(&norm, address)?;
         // SAFETY: as in `all_reduce_rms_norm`; normalised rows may be where the input was.
-        unsafe { self.add(address, residual, Some(raw)) }
+        unsafe { self.add(address, residual, None, Some(raw)) }
     }
 
     /// [`Communicator::all_reduce_rms_norm`] with the normalised rows as 8-bit numbers, for the next matrix product: `Q` is `i8`,
@@ -132,7 +154,7 @@ impl Communicator<Host> {
         let raw = Self::raw_norm(&norm, output.as_mut_ptr() as u64)?;
         let raw = RawRmsNorm { quantized: Some(quantized), ..raw };
         // SAFETY: as in `all_reduce_rms_norm`, and there are as many scales as the call has.
-        unsafe { self.add(input.as_ptr() as u64, residual, Some(raw)) }
+        unsafe { self.add(input.as_ptr() as u64, residual, None, Some(raw)) }
     }
 
     /// Adds the sum of the ranks' `input`s to `residual`, which must be the same on all ranks.
@@ -143,7 +165,7 @@ impl Communicator<Host> {
     pub fn all_reduce_add<T: Element>(&self, input: &[T], residual: &mut [T]) -> Result<()> {
         same_length(input.len(), residual.len())?;
         // SAFETY: as in `all_reduce_rms_norm`.
-        unsafe { self.add(input.as_ptr() as u64, residual, None) }
+        unsafe { self.add(input.as_ptr() as u64, residual, None, None) }
     }
 
     fn raw_norm<T: Element>(norm: &RmsNorm<'_, [T]>, output: u64) -> Result<RawRmsNorm> {
@@ -155,11 +177,21 @@ impl Communicator<Host> {
     ///
     /// `input` is valid for reads of as many elements as `residual` has, the output of `norm` for writes, and its weight for reads
     /// of a row. They overlap as [`Epilogue`] permits.
-    unsafe fn add<T: Element>(&self, input: u64, residual: &mut [T], norm: Option<RawRmsNorm>) -> Result<()> {
-        let output = residual.as_mut_ptr() as u64;
-        let epilogue = Epilogue { residual: output, norm };
+    unsafe fn add<T: Element>(
+        &self,
+        input: u64,
+        residual: &mut [T],
+        sum: Option<&mut [T]>,
+        norm: Option<RawRmsNorm>,
+    ) -> Result<()> {
+        let (count, residual) = (residual.len(), residual.as_mut_ptr() as u64);
+        let (output, residual_out) = match sum {
+            Some(sum) => (sum.as_mut_ptr() as u64, residual),
+            None => (residual, 0),
+        };
+        let epilogue = Epilogue { residual, residual_out, norm };
         let collective = Collective::AllReduceEpilogue(&epilogue);
-        let message = Message { collective, input, output, count: residual.len(), dtype: T::DTYPE };
+        let message = Message { collective, input, output, count, dtype: T::DTYPE };
         message.check_arguments(self.rank(), self.world_size())?;
         self.check_row(&message)?;
         // SAFETY: the caller's.

@@ -158,6 +158,13 @@ fn typed_calls() {
         assert_eq!(data, residual.map(|x| x * scale));
         communicator.all_reduce_add(&input, &mut residual).unwrap();
         assert_eq!(residual, [8.0, -4.0, 12.0, 6.0]);
+        // The residual is a rank's own where there is the plain sum.
+        let (mut sum, mut own) = ([f32::NAN; 4], [rank.rank() as f32; 4]);
+        let norm = RmsNorm::new(1, 0.0);
+        communicator.all_reduce_rms_norm_with_sum(&input, &mut sum, &mut own, &mut output, norm).unwrap();
+        assert_eq!(sum, input.map(|x| 2.0 * x));
+        assert_eq!(own, sum.map(|x| x + rank.rank() as f32));
+        assert_eq!(output, own.map(f32::signum));
         communicator.all_reduce_rms_norm::<f32>(&[], &mut [], &mut [], RmsNorm::new(7, 0.0)).unwrap();
     });
 }
@@ -262,7 +269,7 @@ fn bad_arguments_are_refused() {
 fn memory_that_overlaps(communicator: &Communicator<Host>) {
     let mut memory = [0.0_f32; 40];
     let at = |element: usize| memory.as_ptr() as u64 + 4 * element as u64;
-    let call = |residual, output, normed, weight| {
+    let call_to = |residual, residual_out, output, normed, weight| {
         let norm = RawRmsNorm {
             hidden: 4,
             epsilon: 0.0,
@@ -271,12 +278,13 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
             output: normed,
             quantized: None,
         };
-        let epilogue = Epilogue { residual, norm: Some(norm) };
+        let epilogue = Epilogue { residual, residual_out, norm: Some(norm) };
         let collective = Collective::AllReduceEpilogue(&epilogue);
         let (input, output) = (at(0) as *const _, output as *mut _);
         // SAFETY: all of it is in `memory`, if it is not refused.
         unsafe { communicator.collective_raw(collective, input, output, 8, DType::F32) }
     };
+    let call = |residual, output, normed, weight| call_to(residual, 0, output, normed, weight);
     let problems = [
         (call(at(17), at(16), at(8), at(24)), "residual"),
         (call(at(0), at(16), at(8), at(24)), "residual"),
@@ -286,6 +294,13 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
         (call(at(16), at(16), at(8), at(18)), "weight"),
         (call(at(16), at(16), 0, at(24)), "normalised"),
         (call(at(16), at(16), at(8) + 2, at(24)), "normalised"),
+        // The plain sum is the output.
+        (call_to(at(16), at(16), at(15), at(8), at(28)), "plain sum"),
+        (call_to(at(16), at(16), at(24), at(24), at(36)), "plain sum"),
+        (call_to(at(16), at(20), at(28), at(8), at(36)), "residual"),
+        (call_to(at(16), at(16), at(24), at(12), at(36)), "normalised"),
+        (call_to(at(16), at(16), at(24), at(8), at(28)), "weight"),
+        (call_to(at(16), at(5), at(24), at(8), at(32)), "residual's sum"),
     ];
     for (result, name) in problems {
         assert!(
@@ -294,10 +309,11 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
         );
     }
     call(at(16), at(16), at(0), at(24)).unwrap();
+    call_to(at(16), at(16), at(24), at(8), at(32)).unwrap();
     let quantised = |output, scales| {
         let quantized = Some(RawQuantizedRows { dtype: DType::I8, scaling: Scaling::PerRow, scales });
         let norm = RawRmsNorm { hidden: 4, epsilon: 0.0, weight: 0, unit_offset: false, output, quantized };
-        let epilogue = Epilogue { residual: at(16), norm: Some(norm) };
+        let epilogue = Epilogue { residual: at(16), residual_out: 0, norm: Some(norm) };
         let collective = Collective::AllReduceEpilogue(&epilogue);
         let (input, output) = (at(0) as *const _, at(16) as *mut _);
         // SAFETY: as above.
@@ -370,6 +386,29 @@ fn ranks_that_differ_in_two() {
     }
 }
 
+/// In whether the plain sum is asked for.
+#[test]
+fn ranks_that_differ_in_the_sum() {
+    threads(2, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let (mut sum, mut residual, mut output) = ([0.0_f32; 8], [1.0; 8], [0.0; 8]);
+        let norm = RmsNorm::new(4, 0.0);
+        let result = match rank.rank() {
+            0 => communicator.all_reduce_rms_norm(&[1.0; 8], &mut residual, &mut output, norm),
+            _ => communicator.all_reduce_rms_norm_with_sum(
+                &[1.0; 8],
+                &mut sum,
+                &mut residual,
+                &mut output,
+                norm,
+            ),
+        };
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Disagreement { .. }), "{error:?}");
+        assert!(error.to_string().contains("and the plain sum"), "{error}");
+    });
+}
+
 /// In what rows become, and which elements have a scale in common.
 #[test]
 fn ranks_that_quantise_differently() {
@@ -396,7 +435,7 @@ fn ranks_that_quantise_differently() {
                 output: at + 8 * 4,
                 quantized,
             };
-            let epilogue = Epilogue { residual: at, norm: Some(norm) };
+            let epilogue = Epilogue { residual: at, residual_out: 0, norm: Some(norm) };
             let collective = Collective::AllReduceEpilogue(&epilogue);
             // SAFETY: all of it is in `memory`.
             let result = unsafe {

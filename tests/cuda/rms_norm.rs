@@ -258,7 +258,8 @@ fn a_rank_that_does_not_come(_: Gpus) {
                     output: memory.address + 4096,
                     quantized: None,
                 };
-                let epilogue = Epilogue { residual: memory.address + 2048, norm: Some(norm) };
+                let epilogue =
+                    Epilogue { residual: memory.address + 2048, residual_out: 0, norm: Some(norm) };
                 let collective = Collective::AllReduceEpilogue(&epilogue);
                 let (input, output) = (memory.address, memory.address + 2048);
                 // SAFETY: the test's own memory, which outlives the launch.
@@ -359,7 +360,7 @@ fn a_grid_that_cuts_rows_is_refused(_: Gpus) {
         output: memory.address + 2048,
         quantized: None,
     };
-    let epilogue = Epilogue { residual: memory.address + 1024, norm: Some(norm) };
+    let epilogue = Epilogue { residual: memory.address + 1024, residual_out: 0, norm: Some(norm) };
     let collective = Collective::AllReduceEpilogue(&epilogue);
     let rank = WorldRank { collective, input: memory.address, output: memory.address + 1024 };
     for (algorithm, blocks, name) in [(Algorithm::OneShotPush, 2, "grid"), (Algorithm::Ring, 1, "algorithm")]

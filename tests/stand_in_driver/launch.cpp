@@ -82,6 +82,7 @@ bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const F
   const uint64_t scales[] = {0, 1, norm.rows, norm.rows * groups};
   const uint64_t normed = norm.scaling == FA_NOT_SCALED ? bytes : launch.count;
   return norm.scaling <= FA_SCALE_OF_GROUP && is_accessible(context, norm.residual, bytes) &&
+         (norm.residual_out == 0 || is_accessible(context, norm.residual_out, bytes)) &&
          (norm.normed == 0 || is_accessible(context, norm.normed, normed)) &&
          (norm.scaling == FA_NOT_SCALED ||
           is_accessible(context, norm.scales, scales[norm.scaling] * sizeof(float))) &&

@@ -217,6 +217,7 @@ class Communicator:
         unit_offset: bool = False,
         scale: _Buffer | None = None,
         scales: _Buffer | None = None,
+        sum_out: _Buffer | None = None,
         stream: _Stream | None = None,
     ) -> None:
         """Adds as `allreduce_add`, and brings the RMSNorm of its rows, times `weight`, to `recvbuf`, or in place of `sendbuf`.
@@ -226,6 +227,8 @@ class Communicator:
 
         With `scale`, of one f32, `recvbuf` has 8-bit numbers (int8, float8_e4m3fn, float8_e5m2) of that scale. With `scales` the
         call writes those: one for each row, or one for each 128 elements of a row, by their number.
+
+        `sum_out`, apart from all else, gets the ranks' sum alone, as `allreduce` has it.
         """
 
     def allgather(self, sendbuf: _Buffer, recvbuf: _Buffer, *, stream: _Stream | None = None) -> None:

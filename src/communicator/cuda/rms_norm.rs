@@ -43,9 +43,41 @@ impl Communicator<Cuda> {
                 Some(output),
                 |Addresses { input: weight, output, .. }| {
                     // SAFETY: as in `between`: the slices hold a message, and the weights a row.
-                    unsafe { self.add::<T>(stream, sum, count, Some(norm.at(weight, output))) }
+                    unsafe { self.add::<T>(stream, sum, count, None, Some(norm.at(weight, output))) }
                 },
             )
+        })
+    }
+
+    /// [`Communicator::all_reduce_rms_norm`] that also has the sum of the ranks' inputs alone, in `sum`: the bits of
+    /// [`Communicator::all_reduce`]. Each rank adds its own residual to all rows, so that this may differ between ranks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce_rms_norm`].
+    pub fn all_reduce_rms_norm_with_sum<T: Element, W: DevicePtr<T>>(
+        &self,
+        stream: &Arc<CudaStream>,
+        input: &impl DevicePtr<T>,
+        sum: &mut impl DevicePtrMut<T>,
+        residual: &mut impl DevicePtrMut<T>,
+        output: &mut impl DevicePtrMut<T>,
+        norm: RmsNorm<'_, W>,
+    ) -> Result<()> {
+        same_length(input.len(), sum.len())?;
+        same_length(input.len(), residual.len())?;
+        same_length(input.len(), output.len())?;
+        norm.check_weight(norm.weight.map(W::len))?;
+        self.check_sum::<T>(residual.len(), Some(norm.at(0, 0)))?;
+        let count = residual.len();
+        self.with_slices(stream, Some(input), Some(sum), |sum| {
+            self.with_slices(stream, None::<&CudaSlice<T>>, Some(residual), |residual| {
+                self.with_slices(stream, norm.weight, Some(output), |rows| {
+                    let raw = norm.at(rows.input, rows.output);
+                    // SAFETY: as in `all_reduce_rms_norm`.
+                    unsafe { self.add::<T>(stream, sum, count, Some(residual.output), Some(raw)) }
+                })
+            })
         })
     }
 
@@ -73,7 +105,7 @@ impl Communicator<Cuda> {
                 self.with_slices(stream, None::<&CudaSlice<T>>, Some(data), |data| {
                     let sum = Addresses { input: data.output, output, captured };
                     // SAFETY: as in `all_reduce_rms_norm`; normalised rows may be where the input was.
-                    unsafe { self.add::<T>(stream, sum, count, Some(norm.at(weight, data.output))) }
+                    unsafe { self.add::<T>(stream, sum, count, None, Some(norm.at(weight, data.output))) }
                 })
             },
         )
@@ -124,7 +156,7 @@ impl Communicator<Cuda> {
                     self.with_slices(stream, given, written, |scales| {
                         let raw = at(weight.input, normed.output, scales.input | scales.output);
                         // SAFETY: as in `all_reduce_rms_norm`, and there are as many scales as the call has.
-                        unsafe { self.add::<T>(stream, sum, count, Some(raw)) }
+                        unsafe { self.add::<T>(stream, sum, count, None, Some(raw)) }
                     })
                 })
             })
@@ -148,13 +180,13 @@ impl Communicator<Cuda> {
         let count = residual.len();
         self.with_slices(stream, Some(input), Some(residual), |sum| {
             // SAFETY: as in `all_reduce_rms_norm`.
-            unsafe { self.add::<T>(stream, sum, count, None) }
+            unsafe { self.add::<T>(stream, sum, count, None, None) }
         })
     }
 
     /// Refuses what no launch could do, before slices are asked for their addresses.
     fn check_sum<T: Element>(&self, count: usize, norm: Option<RawRmsNorm>) -> Result<()> {
-        let epilogue = Epilogue { residual: 0, norm };
+        let epilogue = Epilogue { residual: 0, residual_out: 0, norm };
         let collective = Collective::AllReduceEpilogue(&epilogue);
         let message = Message { collective, input: 0, output: 0, count, dtype: T::DTYPE };
         message.check_arguments(self.rank(), self.world_size())?;
@@ -163,15 +195,21 @@ impl Communicator<Cuda> {
 
     /// # Safety
     ///
-    /// As [`Communicator::run`], of an input and a residual of `count` elements, and of the operands of the norm.
+    /// As [`Communicator::run`], of an input and a residual of `count` elements, and of the operands of the norm. The residual is
+    /// at the output, or where that is the plain sum's at `residual_out`.
     unsafe fn add<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
         Addresses { input, output, captured }: Addresses,
         count: usize,
+        residual_out: Option<u64>,
         norm: Option<RawRmsNorm>,
     ) -> Result<()> {
-        let epilogue = Epilogue { residual: output, norm };
+        let epilogue = Epilogue {
+            residual: residual_out.unwrap_or(output),
+            residual_out: residual_out.unwrap_or(0),
+            norm,
+        };
         let collective = Collective::AllReduceEpilogue(&epilogue);
         let message = Message { collective, input, output, count, dtype: T::DTYPE };
         // SAFETY: the caller's; the stream is kept alive.

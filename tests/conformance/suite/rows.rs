@@ -21,6 +21,8 @@ pub struct Rows {
     inputs: Vec<Vec<u8>>,
     residual: Vec<u8>,
     weight: Option<Vec<u8>>,
+    /// Of the inputs alone, and with the residual.
+    plain_sum: Vec<u8>,
     sum: Vec<u8>,
     normed: Vec<u8>,
 }
@@ -36,6 +38,8 @@ pub struct Placement {
     pub residual_in_place: bool,
     /// Normalised rows go where the input is.
     pub normed_in_place: bool,
+    /// The plain sum is asked for as well.
+    pub plain_sum: bool,
     /// The call ends with the residual.
     pub stops: bool,
     /// What normalised rows become, if it is another type.
@@ -49,6 +53,7 @@ impl Placement {
             registered: random.one_in(2),
             residual_in_place: random.one_in(2),
             normed_in_place: random.one_in(2),
+            plain_sum: random.one_in(3),
             stops: random.one_in(4),
             quantised: random.one_in(2).then(|| {
                 let dtype = random.pick(&[DType::I8, DType::F8E4M3, DType::F8E5M2]);
@@ -100,6 +105,7 @@ impl Rows {
             inputs,
             residual,
             weight,
+            plain_sum: reduced,
             sum,
             normed: Vec::new(),
         };
@@ -185,7 +191,7 @@ impl Rows {
 
     /// Puts a rank's part into its memory, with poison and canaries where results go and around them.
     pub fn prepare(&self, caller: &mut dyn Caller, placement: Placement) -> Prepared<'_> {
-        let Placement { offset, registered, residual_in_place, normed_in_place, stops, quantised } =
+        let Placement { offset, registered, residual_in_place, normed_in_place, plain_sum, stops, quantised } =
             placement;
         let quantised = quantised.filter(|_| !stops);
         let normed_in_place = normed_in_place && quantised.is_none();
@@ -199,10 +205,10 @@ impl Rows {
             let section = (bytes.max(self.row_bytes()) + 2 * GUARD + 16 * 8).next_multiple_of(64);
             which * section + GUARD + offset * self.dtype.size()
         };
-        let rest = caller.room(false, place(6) + GUARD);
-        let input = caller.room(registered, place(6) + GUARD) + place(0) as u64;
-        let [residual, output, normed, weights, scales] =
-            [1, 2, 3, 4, 5].map(|which| rest + place(which) as u64);
+        let rest = caller.room(false, place(7) + GUARD);
+        let input = caller.room(registered, place(7) + GUARD) + place(0) as u64;
+        let [residual, output, normed, weights, scales, plain] =
+            [1, 2, 3, 4, 5, 6].map(|which| rest + place(which) as u64);
         // Whatever the type's alignment.
         let scales = scales.next_multiple_of(4);
         let output = if residual_in_place { residual } else { output };
@@ -215,6 +221,11 @@ impl Rows {
         match residual_in_place {
             true => memory[1].2 = Cow::from(&self.sum),
             false => memory.push((output, poison(&self.sum), Cow::from(&self.sum))),
+        }
+        // Of the call the output is then the plain sum.
+        let (output, residual_out) = if plain_sum { (plain, output) } else { (output, 0) };
+        if plain_sum {
+            memory.push((plain, poison(&self.plain_sum), Cow::from(&self.plain_sum)));
         }
         let mut quantized = None;
         match (stops, normed_in_place, becomes) {
@@ -241,7 +252,7 @@ impl Rows {
             output: normed,
             quantized,
         };
-        let epilogue = Epilogue { residual, norm: (!stops).then_some(norm) };
+        let epilogue = Epilogue { residual, residual_out, norm: (!stops).then_some(norm) };
         let after = memory.into_iter().map(|(address, _, after)| (address, after)).collect();
         Prepared { input, output, epilogue, placement, after }
     }

@@ -123,7 +123,7 @@ pub(super) fn rms_norm<T: DeviceRepr + Element>(
             [&input, &residual, &weight].map(|operand| operand.device_ptr(&stream));
         let (normed, _writes) = output.device_ptr_mut(&stream);
         let sum = normed + (count * size_of::<T>()) as u64;
-        let epilogue = Epilogue { residual, norm: Some(norm.at(weight, normed)) };
+        let epilogue = Epilogue { residual, residual_out: 0, norm: Some(norm.at(weight, normed)) };
         let collective = Collective::AllReduceEpilogue(&epilogue);
         // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new,
         // and has room for two messages. cudarc orders what follows on other streams after this call, and frees none before.

@@ -118,7 +118,7 @@ pub(super) fn rms_norm<T: Element + Copy>(
     // SAFETY: within the room for both.
     let sum = unsafe { normed.add(count) };
     let norm = norm.at(weight.as_ptr() as u64, normed as u64);
-    let epilogue = Epilogue { residual: residual.as_ptr() as u64, norm: Some(norm) };
+    let epilogue = Epilogue { residual: residual.as_ptr() as u64, residual_out: 0, norm: Some(norm) };
     let collective = Collective::AllReduceEpilogue(&epilogue);
     // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new, and
     // has room for two messages.

@@ -271,6 +271,7 @@ impl World {
     pub fn norm(&self, rank: usize, dtype: FaDtype, count: u64, row: u32) -> Vec<u8> {
         bytes_of(&FaRmsNorm {
             residual: self.residuals[rank].address(),
+            residual_out: 0,
             normed: self.normed[rank].address(),
             weight: self.weights[rank].address(),
             scales: 0,
