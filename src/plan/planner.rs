@@ -63,6 +63,9 @@ impl Planner {
     /// A sum in which a residual is added, and rows of `row` elements are normalised, if it has rows. Only direct algorithms do
     /// that; [`Planner::check_row`] has passed.
     pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>) -> Plan {
+        // On GPUs a two-shot leaves most blocks without a row, those of a slice. By the model (docs/gpu-model.md) a one-shot push
+        // takes half to a fifth of the time up to here, on NVLink and on PCIe.
+        const MOST_ONE_SHOT_ROWS_BYTES: usize = 512 << 10;
         let (size, pack) = (dtype.size(), self.limits.packing.pack_bytes);
         let bytes = count.saturating_mul(size);
         // The results of a two-shot have tags.
@@ -81,6 +84,13 @@ impl Planner {
             };
         };
         let row_bytes = row * size;
+        if self.limits.device == DeviceKind::Cuda
+            && self.forced.is_none()
+            && bytes <= MOST_ONE_SHOT_ROWS_BYTES
+            && self.limits.rows(Algorithm::OneShotPush, row_bytes, size, 1) != 0
+        {
+            plan = self.plan(bytes, Some(Algorithm::OneShotPush));
+        }
         // A row is one block's. Those that are not whole packs cannot be told apart by blocks.
         plan.blocks = if row_bytes % pack == 0 { plan.blocks.min(count / row).max(1) } else { 1 };
         if self.limits.rows(plan.algorithm, row_bytes, size, plan.blocks) == 0 {

@@ -178,6 +178,30 @@ fn other_calls_have_rows_of_their_own_or_an_allreduces() {
     assert!(error.unwrap_err().to_string().contains("reduce has no choice of algorithms"));
 }
 
+/// Rows that are normalised on GPUs: a block for each, by a one-shot push as far as the table has measured nothing else better.
+#[test]
+fn rows_on_gpus_are_pushed_in_one_shot() {
+    let packing = Packing { pack_bytes: 16, slot_bytes: 32, sentinel_bytes: 16 };
+    let limits = Limits {
+        device: DeviceKind::Cuda,
+        packing,
+        world_size: 8,
+        mailbox_bytes: 8 << 20,
+        staging_bytes: 8 << 20,
+    };
+    let plan = |forced, rows: usize| {
+        let planner = Planner::new(&cuda(), LinkClass::NvSwitch, forced, 64, limits);
+        planner.rows(rows * 5120, DType::Bf16, Some(5120))
+    };
+    for rows in [1, 8, 32, 51] {
+        let Plan { algorithm, blocks, piece_bytes, .. } = plan(None, rows);
+        assert_eq!((algorithm, blocks), (OneShotPush, rows), "{rows} rows");
+        assert!(piece_bytes >= rows * 10_240, "{rows} rows are one launch");
+    }
+    assert_ne!(plan(None, 128).algorithm, OneShotPush);
+    assert_eq!(plan(Some(TwoShotPull), 8).algorithm, TwoShotPull);
+}
+
 #[test]
 fn steps_that_are_no_plan_are_refused() {
     let choice = Choice::host(OneShotPull, 1, 4096, 4096);
