@@ -329,7 +329,7 @@ impl Caller for WorldMemory {
 fn check_world(rows: &Rows, world: &mut CudaWorld, plan: WorldPlan, placement: Placement) {
     let (stream, size) = (Arc::clone(world.stream()), world.world_size());
     let memory = |rank| {
-        let plain = Plain::new(stream.context(), 128 << 10);
+        let plain = Plain::new(stream.context(), 256 << 10);
         WorldMemory { rank, stream: Arc::clone(&stream), plain }
     };
     let mut memories: Vec<_> = (0..size).map(memory).collect();
