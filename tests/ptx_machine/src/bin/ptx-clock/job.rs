@@ -165,7 +165,7 @@ impl Call {
     /// How long it takes in a chain of such calls.
     pub fn predict(&self, program: &Program, machine: &Machine, shape: &Shape) -> Result<Timing, String> {
         let kernel = self.kernel();
-        if self.norms() && self.bytes % (self.row as usize * self.dtype.bytes) != 0 {
+        if self.norms() && !self.bytes.is_multiple_of(self.row as usize * self.dtype.bytes) {
             return Err(format!("{} bytes are no whole rows of {}", self.bytes, self.row));
         }
         let memory = match code_of(self.base()) {

@@ -81,11 +81,11 @@ impl Pattern {
     pub fn is_right(self, world: &World, bytes: usize) -> bool {
         let ranks = world.regions.len();
         let pairs = (0..ranks * ranks).map(|pair| (pair / ranks, pair % ranks));
-        let received = pairs.filter_map(|(from, to)| {
+        let mut received = pairs.filter_map(|(from, to)| {
             let (_, output, bytes) = self.message(from, to, ranks, bytes)?;
             Some(world.data.came_from(from, to, output, bytes))
         });
-        received.fold(true, |all, one| all && one)
+        received.all(|one| one)
     }
 }
 
