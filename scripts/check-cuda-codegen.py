@@ -215,7 +215,9 @@ def check_scope(code: Emitted, _: Settings) -> List[str]:
     faults = {}
     for name, function in code.ptx.items():
         for operation in MEMORY_OPERATION.findall(function.body):
-            # Shared memory is the block's own: no other device sees it.
+            # Shared memory is the block's own: no other device sees it. A fence between aliases is of proxies and has no scope.
+            if operation == "fence.proxy.alias":
+                continue
             if ORDERED.search(operation) and ".shared" not in operation:
                 if "sys" not in operation.split("."):
                     faults[f"{name}: {operation} has no .sys scope"] = None

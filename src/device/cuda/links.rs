@@ -147,7 +147,7 @@ impl Cuda {
     ///
     /// # Errors
     ///
-    /// As [`Topology::discover`]; [`Error::Driver`](crate::Error::Driver).
+    /// As [`Topology::discover`]; [`Error::Driver`].
     pub fn topology() -> Result<Topology> {
         let topology = Topology::discover()?;
         if driver::require().is_err() {
