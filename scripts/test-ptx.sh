@@ -97,10 +97,11 @@ one_launch() {
   cuda - conformance::one_launch --skip boundary --skip every_small_count_of_collectives &&
     cuda RACE conformance::one_launch --skip boundary --skip grids_that_change
 }
-# All else; and some of it again with stores that come late. The sweep of failing driver calls is about the host's side. Between
+# All else; and some of it again with stores that come late. The sweep of failing driver calls, and how many blocks there is room
+# for, are about the host's side. Between
 # processes kernels do what they do between threads: some of the suite, of which each process compiles what it needs.
 but_for_one_launch() {
-  cuda - --skip conformance::one_launch --skip conformance::processes --skip injection_sweep &&
+  cuda - --skip conformance::one_launch --skip conformance::processes --skip injection_sweep --skip residency:: &&
     cuda - conformance::processes::every_type conformance::processes::all_collectives_at_random &&
     cuda LATE threads:: collectives:: graphs:: errors:: --skip conformance
 }

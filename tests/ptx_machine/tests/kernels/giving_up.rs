@@ -8,8 +8,8 @@ use crate::hot::ALGORITHMS;
 use crate::world::{World, CHUNK, PACKETS, STRIPES};
 
 tests! {
-    crate::program => every_kernel_of_the_hot_set, every_kernel_of_any_world, messages_that_do_not_come, messages_that_are_posted_in_vain,
-        messages_at_any_address;
+    crate::program => every_kernel_of_the_hot_set, every_kernel_of_any_world, messages_that_do_not_come, messages_that_its_process_ends,
+        messages_that_are_posted_in_vain, messages_at_any_address;
     crate::observed => nothing_races_in_messages;
 }
 
@@ -89,7 +89,13 @@ fn every_kernel_of_any_world(program: &Program) {
     });
     let quantized = [F16, BF16, F32]
         .map(|ty| ("two_shot_quantized".to_owned(), FA_TWO_SHOT_QUANTIZED, ty.code, ty.bytes));
-    for (kernel, algorithm, dtype, bytes) in reducing.chain(others).chain(norming).chain(quantized) {
+    let nvls = crate::nvls::ALGORITHMS.into_iter().flat_map(|(name, algorithm)| {
+        let of_type = move |ty: Element| (format!("{name}_{}", ty.name), algorithm, ty.code, ty.bytes);
+        [F16, BF16, F32].map(of_type)
+    });
+    for (kernel, algorithm, dtype, bytes) in
+        reducing.chain(others).chain(norming).chain(quantized).chain(nvls)
+    {
         if crate::is_left_out(program, &kernel) {
             continue;
         }
@@ -154,6 +160,28 @@ fn messages_that_do_not_come(program: &Program) {
                 world.transfer_together(program, KERNEL, &launches[..usize::from(failure != FA_OK)], 1);
             result.unwrap_or_else(|error| panic!("{error}"));
         }
+    }
+}
+
+/// A receiver that its process ends, for each reason, and one that another block has ended.
+fn messages_that_its_process_ends(program: &Program) {
+    use std::mem::offset_of;
+    const KERNEL: &str = "transfer";
+    if crate::is_left_out(program, KERNEL) {
+        return;
+    }
+    for (field, value, failure) in [
+        (offset_of!(FaStatus, abort), 1, FA_ABORTED),
+        (offset_of!(FaStatus, gone), 1, FA_PEER_GONE),
+        (offset_of!(FaStatus, failure), FA_TIMED_OUT, FA_TIMED_OUT),
+    ] {
+        let bytes = 2 * STRIPES * CHUNK;
+        let mut world = World::new(2, bytes);
+        world.regions[1].write(offset_of!(FaRegionHead, status) + field, &value.to_le_bytes());
+        let launch = (world.launch_of(1, FA_TRANSFER, FA_U8, 0), world.message(1, 1, bytes, 0, 0));
+        let result = world.transfer_together(program, KERNEL, &[launch], 2);
+        result.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(world.failure_of(1), failure);
     }
 }
 
@@ -235,7 +263,9 @@ impl Case<'_> {
             | FA_RING
             | FA_HALVING_DOUBLING
             | FA_BARRIER
-            | FA_TWO_SHOT_QUANTIZED => {}
+            | FA_TWO_SHOT_QUANTIZED
+            | FA_ONE_SHOT_NVLS
+            | FA_TWO_SHOT_NVLS => {}
             _ => {
                 self.a_buffer_that_is_not_known();
                 self.a_rank_that_leaves_before_the_second_barrier();

@@ -11,7 +11,7 @@ tests! {
     crate::observed => nothing_races;
 }
 
-const ALGORITHMS: [(&str, FaAlgorithm); 2] =
+pub const ALGORITHMS: [(&str, FaAlgorithm); 2] =
     [("one_shot_nvls", FA_ONE_SHOT_NVLS), ("two_shot_nvls", FA_TWO_SHOT_NVLS)];
 /// What is written over before a call, and must be there around its output.
 const POISON: u8 = 0xA5;
