@@ -163,25 +163,31 @@ fn messages_that_do_not_come(program: &Program) {
     }
 }
 
-/// A receiver that its process ends, for each reason, and one that another block has ended.
+/// A receiver, a sender that waits for room, and one that has posted, that their process ends, for each reason; and one of which
+/// another block has ended.
 fn messages_that_its_process_ends(program: &Program) {
     use std::mem::offset_of;
     const KERNEL: &str = "transfer";
     if crate::is_left_out(program, KERNEL) {
         return;
     }
-    for (field, value, failure) in [
-        (offset_of!(FaStatus, abort), 1, FA_ABORTED),
-        (offset_of!(FaStatus, gone), 1, FA_PEER_GONE),
-        (offset_of!(FaStatus, failure), FA_TIMED_OUT, FA_TIMED_OUT),
-    ] {
-        let bytes = 2 * STRIPES * CHUNK;
-        let mut world = World::new(2, bytes);
-        world.regions[1].write(offset_of!(FaRegionHead, status) + field, &value.to_le_bytes());
-        let launch = (world.launch_of(1, FA_TRANSFER, FA_U8, 0), world.message(1, 1, bytes, 0, 0));
-        let result = world.transfer_together(program, KERNEL, &[launch], 2);
-        result.unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(world.failure_of(1), failure);
+    const LARGE: usize = 8 * STRIPES * CHUNK;
+    let waits = [(1, PACKETS, 0), (1, LARGE, 0), (0, LARGE, 0), (0, LARGE, 1 << FA_SOURCE_ID_SHIFT)];
+    for (rank, bytes, source) in waits {
+        for (field, value, failure) in [
+            (offset_of!(FaStatus, abort), 1, FA_ABORTED),
+            (offset_of!(FaStatus, gone), 2 >> rank, FA_PEER_GONE),
+            (offset_of!(FaStatus, failure), FA_TIMED_OUT, FA_TIMED_OUT),
+        ] {
+            let mut world = World::new(2, bytes);
+            let at = offset_of!(FaRegionHead, status) + field;
+            world.regions[rank].write(at, &value.to_le_bytes());
+            let launch =
+                (world.launch_of(rank, FA_TRANSFER, FA_U8, 0), world.message(rank, 1, bytes, 0, source));
+            let result = world.transfer_together(program, KERNEL, &[launch], 2);
+            result.unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(world.failure_of(rank), failure, "rank {rank}, {bytes} bytes, source {source:x}");
+        }
     }
 }
 
