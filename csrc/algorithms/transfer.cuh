@@ -80,6 +80,7 @@ FA_FN void go_on(const FaLaunch &launch, const FaTransfers &transfers, Channel &
 template <class Block>
 FA_FN void give_up(const FaLaunch &launch, const Block &block, const Channel *channels, u32 count) {
   block.lanes(1, [&](u32) {
+    FA_ROLL
     for (u32 i = 0; i < count; ++i) {
       if (channels[i].is_open() && channels[i].way == kPosted)
         withdraw(launch, channels[i].peer());
