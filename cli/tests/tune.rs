@@ -303,5 +303,5 @@ fn the_plan_is_printed_in_words_and_as_a_file() {
     assert!(words.contains("\n8 ranks (nvswitch):\n  up to 64 KiB: one-shot-push"), "{words}");
     let folder = Folder::new("toml");
     let file = folder.file("plan.toml", &results("plan --toml"));
-    assert_eq!(Tuning::load(file).unwrap().table(), &Table::built_in(DeviceKind::Host));
+    assert_eq!(Tuning::load(file).unwrap().table(), &Table::built_in_for(&Machine::host()));
 }
