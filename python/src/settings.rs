@@ -51,7 +51,10 @@ impl Settings {
             settings = settings.with(py, &name.extract::<String>()?, &value)?;
         }
         if settings.place == Place::Cpu && (settings.max_blocks.is_some() || settings.one_at_a_time) {
-            return Err(invalid(py, "max_blocks and one_at_a_time are settings of GPUs, and the device is cpu"));
+            return Err(invalid(
+                py,
+                "max_blocks and one_at_a_time are settings of GPUs, and the device is cpu",
+            ));
         }
         Ok(settings)
     }
