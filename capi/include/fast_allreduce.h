@@ -234,6 +234,10 @@ enum fast_allreduce_algorithm
   FAST_ALLREDUCE_ALGORITHM_RING = 5,
   // Recursive halving and doubling. Not the bits of the others.
   FAST_ALLREDUCE_ALGORITHM_HALVING_DOUBLING = 6,
+  // The switch between GPUs adds up, all of it for every rank. Not the bits of the others; ranks' may differ.
+  FAST_ALLREDUCE_ALGORITHM_ONE_SHOT_NVLS = 7,
+  // The switch between GPUs adds up a slice for each rank, and sends it to all. Not the bits of the others.
+  FAST_ALLREDUCE_ALGORITHM_TWO_SHOT_NVLS = 8,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -327,6 +331,69 @@ typedef uint32_t fast_allreduce_calibrate;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+// In which order the ranks' elements are added up.
+enum fast_allreduce_order
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // As the environment variable FAST_ALLREDUCE_ORDER says; without it, in that of the ranks.
+  FAST_ALLREDUCE_ORDER_DEFAULT = 0,
+  // In that of the ranks: the same bits in every run, by every algorithm that adds in this order.
+  FAST_ALLREDUCE_ORDER_FIXED = 1,
+  // In any, where that is expected to be faster: the switch between GPUs may add up. All ranks still have the same bits.
+  FAST_ALLREDUCE_ORDER_ANY = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_order fast_allreduce_order;
+#else
+typedef uint32_t fast_allreduce_order;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Whether other communicators of the process may be in use on the GPU at the same time.
+enum fast_allreduce_residency
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // They may: each has multiprocessors of its own, from when it is made until it is freed.
+  FAST_ALLREDUCE_RESIDENCY_SHARED = 0,
+  // The program promises that they are not, on any rank: that all calls of a process on this GPU are on one stream, say. The
+  // communicator may then use all multiprocessors, and takes none from others. Where the promise is broken, calls may wait for
+  // each other until they time out.
+  FAST_ALLREDUCE_RESIDENCY_ONE_AT_A_TIME = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_residency fast_allreduce_residency;
+#else
+typedef uint32_t fast_allreduce_residency;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Whether large messages in private memory of the host are read directly by a receiver in another process.
+enum fast_allreduce_direct_reads
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // As the environment variable FAST_ALLREDUCE_DIRECT_READS says; without it, where that has been faster so far.
+  FAST_ALLREDUCE_DIRECT_READS_DEFAULT = 0,
+  // They are, of any size, wherever the kernel permits it.
+  FAST_ALLREDUCE_DIRECT_READS_ON = 1,
+  // They are not.
+  FAST_ALLREDUCE_DIRECT_READS_OFF = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_direct_reads fast_allreduce_direct_reads;
+#else
+typedef uint32_t fast_allreduce_direct_reads;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
 // Memory that is registered with a communicator. It is ended by fast_allreduce_buffer_free.
 typedef struct fast_allreduce_buffer fast_allreduce_buffer;
 
@@ -402,6 +469,14 @@ typedef struct fast_allreduce_config {
   uint32_t calibrate;
   // Path of a tuning file, ending with a zero byte. NULL: that of the environment or of this machine, where there is one.
   const char *tuning;
+  // A fast_allreduce_order.
+  uint32_t order;
+  // A fast_allreduce_direct_reads. May differ among ranks.
+  uint32_t direct_reads;
+  // The most blocks of a launch on a GPU. 0: half of the multiprocessors that the process's communicators have left on it.
+  uint32_t max_blocks;
+  // A fast_allreduce_residency, of GPUs.
+  uint32_t residency;
 } fast_allreduce_config;
 
 // Gives `bytes` bytes at `input` to all ranks, and has those of all, in the order of the ranks, at `output`. Returns 0, or
@@ -669,6 +744,15 @@ const char *fast_allreduce_plan_source(const struct fast_allreduce_communicator 
 //
 // `communicator` is null or live.
 const char *fast_allreduce_binding(const struct fast_allreduce_communicator *communicator);
+
+// Whether the switch between the GPUs can add up for this communicator (NVLS). FAST_ALLREDUCE_STATUS_UNAVAILABLE where it does
+// not, and fast_allreduce_last_error() says why: nothing asked for it (the order, the algorithm), or GPUs, driver or links have no
+// such thing, or ranks share a GPU, or there are none. The communicator goes on.
+//
+// # Safety
+//
+// `communicator` is live.
+fast_allreduce_status fast_allreduce_nvls(const struct fast_allreduce_communicator *communicator);
 
 // Tells what this rank has done so far.
 //

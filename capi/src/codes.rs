@@ -1,7 +1,7 @@
 //! The codes of types, operations and settings, and what they mean.
 
 use fast_allreduce::device::host::Bind;
-use fast_allreduce::{Algorithm, DType, ReduceOp, Scaling, Transport, Wait};
+use fast_allreduce::{Algorithm, DType, Order, ReduceOp, Scaling, Transport, Wait};
 
 use crate::status::{argument, Failure};
 
@@ -121,6 +121,36 @@ pub enum fast_allreduce_algorithm {
     Ring = 5,
     /// Recursive halving and doubling. Not the bits of the others.
     HalvingDoubling = 6,
+    /// The switch between GPUs adds up, all of it for every rank. Not the bits of the others; ranks' may differ.
+    OneShotNvls = 7,
+    /// The switch between GPUs adds up a slice for each rank, and sends it to all. Not the bits of the others.
+    TwoShotNvls = 8,
+}
+
+/// In which order the ranks' elements are added up.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_order {
+    /// As the environment variable FAST_ALLREDUCE_ORDER says; without it, in that of the ranks.
+    Default = 0,
+    /// In that of the ranks: the same bits in every run, by every algorithm that adds in this order.
+    Fixed = 1,
+    /// In any, where that is expected to be faster: the switch between GPUs may add up. All ranks still have the same bits.
+    Any = 2,
+}
+
+/// Whether other communicators of the process may be in use on the GPU at the same time.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_residency {
+    /// They may: each has multiprocessors of its own, from when it is made until it is freed.
+    Shared = 0,
+    /// The program promises that they are not, on any rank: that all calls of a process on this GPU are on one stream, say. The
+    /// communicator may then use all multiprocessors, and takes none from others. Where the promise is broken, calls may wait for
+    /// each other until they time out.
+    OneAtATime = 1,
 }
 
 /// What a waiting rank of the host does with its core.
@@ -159,6 +189,19 @@ pub enum fast_allreduce_calibrate {
     /// It may.
     On = 1,
     /// It may not.
+    Off = 2,
+}
+
+/// Whether large messages in private memory of the host are read directly by a receiver in another process.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_direct_reads {
+    /// As the environment variable FAST_ALLREDUCE_DIRECT_READS says; without it, where that has been faster so far.
+    Default = 0,
+    /// They are, of any size, wherever the kernel permits it.
+    On = 1,
+    /// They are not.
     Off = 2,
 }
 
@@ -231,6 +274,8 @@ pub fn algorithm(code: u32) -> Result<Option<Algorithm>, Failure> {
         Some(Algorithm::TwoShotPush),
         Some(Algorithm::Ring),
         Some(Algorithm::HalvingDoubling),
+        Some(Algorithm::OneShotNvls),
+        Some(Algorithm::TwoShotNvls),
     ];
     looked_up("algorithm", code, &all)
 }
@@ -249,6 +294,18 @@ pub fn bind(code: u32) -> Result<Bind, Failure> {
 
 pub fn calibrate(code: u32) -> Result<Option<bool>, Failure> {
     looked_up("calibrate", code, &[None, Some(true), Some(false)])
+}
+
+pub fn order(code: u32) -> Result<Option<Order>, Failure> {
+    looked_up("order", code, &[None, Some(Order::Fixed), Some(Order::Any)])
+}
+
+pub fn direct_reads(code: u32) -> Result<Option<bool>, Failure> {
+    looked_up("direct_reads", code, &[None, Some(true), Some(false)])
+}
+
+pub fn is_one_at_a_time(code: u32) -> Result<bool, Failure> {
+    looked_up("residency", code, &[false, true])
 }
 
 /// Whether the device is CUDA.

@@ -6,6 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use fast_allreduce::plan::Tuning;
+#[cfg(feature = "cuda")]
+use fast_allreduce::Cuda;
 use fast_allreduce::{Builder, Communicator, Host};
 
 use crate::codes;
@@ -40,6 +42,14 @@ pub struct fast_allreduce_config {
     pub calibrate: u32,
     /// Path of a tuning file, ending with a zero byte. NULL: that of the environment or of this machine, where there is one.
     pub tuning: *const c_char,
+    /// A fast_allreduce_order.
+    pub order: u32,
+    /// A fast_allreduce_direct_reads. May differ among ranks.
+    pub direct_reads: u32,
+    /// The most blocks of a launch on a GPU. 0: half of the multiprocessors that the process's communicators have left on it.
+    pub max_blocks: u32,
+    /// A fast_allreduce_residency, of GPUs.
+    pub residency: u32,
 }
 
 type Config = fast_allreduce_config;
@@ -68,6 +78,10 @@ impl Config {
             bind: 0,
             calibrate: 0,
             tuning: std::ptr::null(),
+            order: 0,
+            direct_reads: 0,
+            max_blocks: 0,
+            residency: 0,
         };
         if given.is_null() {
             return Ok(config);
@@ -97,7 +111,9 @@ impl Config {
         let mut builder = Communicator::builder()
             .algorithm(codes::algorithm(self.algorithm)?)
             .check(codes::check(self.check)?)
-            .calibrate(codes::calibrate(self.calibrate)?);
+            .calibrate(codes::calibrate(self.calibrate)?)
+            .order(codes::order(self.order)?)
+            .direct_reads(codes::direct_reads(self.direct_reads)?);
         builder = match self.timeout_ms {
             0 => builder,
             1.. => builder.timeout(Duration::from_millis(self.timeout_ms.unsigned_abs())),
@@ -115,7 +131,22 @@ impl Config {
     }
 
     pub fn host(&self) -> Result<Host, Failure> {
+        if self.max_blocks != 0 || codes::is_one_at_a_time(self.residency)? {
+            return Err(argument(
+                "max_blocks and residency are settings of GPUs, and the device is the host",
+            ));
+        }
         let host = Host::new().workers(self.workers.max(1) as usize)?;
         Ok(host.wait(codes::wait(self.wait)?).bind(codes::bind(self.bind)?))
+    }
+
+    #[cfg(feature = "cuda")]
+    pub fn cuda(&self) -> Result<Cuda, Failure> {
+        let is_one_at_a_time = codes::is_one_at_a_time(self.residency)?;
+        let mut device = Cuda::open(self.ordinal as usize)?;
+        if self.max_blocks != 0 {
+            device = device.max_blocks(self.max_blocks as usize);
+        }
+        Ok(if is_one_at_a_time { device.one_at_a_time() } else { device })
     }
 }

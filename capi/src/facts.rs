@@ -58,6 +58,24 @@ pub unsafe extern "C" fn fast_allreduce_binding(
     unsafe { communicator.as_ref() }.map_or(c"".as_ptr(), |handle| handle.binding.as_ptr())
 }
 
+/// Whether the switch between the GPUs can add up for this communicator (NVLS). FAST_ALLREDUCE_STATUS_UNAVAILABLE where it does
+/// not, and fast_allreduce_last_error() says why: nothing asked for it (the order, the algorithm), or GPUs, driver or links have no
+/// such thing, or ranks share a GPU, or there are none. The communicator goes on.
+///
+/// # Safety
+///
+/// `communicator` is live.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_nvls(
+    communicator: *const fast_allreduce_communicator,
+) -> fast_allreduce_status {
+    guarded(|| {
+        // SAFETY: the caller's.
+        let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
+        Ok(on_any!(&handle.any, communicator => communicator.nvls())?)
+    })
+}
+
 /// What a rank has done so far.
 #[repr(C)]
 #[derive(Clone, Copy)]

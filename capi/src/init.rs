@@ -3,8 +3,6 @@
 use std::ffi::{c_char, c_void, CStr};
 
 use fast_allreduce::bootstrap::{Bootstrap, Local, UniqueId};
-#[cfg(feature = "cuda")]
-use fast_allreduce::Cuda;
 #[cfg(not(feature = "cuda"))]
 use fast_allreduce::Error;
 
@@ -54,7 +52,7 @@ fn built(config: &fast_allreduce_config, bootstrap: impl Bootstrap + 'static) ->
     let builder = config.builder()?;
     if codes::is_cuda(config.device)? {
         #[cfg(feature = "cuda")]
-        return Ok(Any::Cuda(builder.build(Cuda::open(config.ordinal as usize)?, bootstrap)?));
+        return Ok(Any::Cuda(builder.build(config.cuda()?, bootstrap)?));
         #[cfg(not(feature = "cuda"))]
         return Err(Failure::Library(Error::Unavailable {
             what: "the CUDA device".into(),

@@ -100,6 +100,31 @@ static int lies(void *context, const void *input, void *output, size_t bytes, ui
   return 0;
 }
 
+/* What is of GPUs is refused on the host, and what asks for a switch that adds up gets its reason. */
+static void gpu_settings(fast_allreduce_unique_id *id) {
+  fast_allreduce_communicator *made = NULL;
+  for (int field = 0; field < 2; field++) {
+    fast_allreduce_config config = {0};
+    config.size = sizeof config;
+    *(field ? &config.max_blocks : &config.residency) = FAST_ALLREDUCE_RESIDENCY_ONE_AT_A_TIME;
+    EXPECT(fast_allreduce_get_unique_id(id) == OK);
+    EXPECT(fast_allreduce_init(id, 0, 1, &config, &made) == INVALID && made == NULL);
+    EXPECT(strstr(fast_allreduce_last_error(), "settings of GPUs") != NULL);
+  }
+  for (uint32_t order = FAST_ALLREDUCE_ORDER_DEFAULT; order <= FAST_ALLREDUCE_ORDER_ANY; order++) {
+    fast_allreduce_config config = {0};
+    config.size = sizeof config;
+    config.order = order, config.direct_reads = FAST_ALLREDUCE_DIRECT_READS_OFF;
+    EXPECT(fast_allreduce_get_unique_id(id) == OK);
+    EXPECT(fast_allreduce_init(id, 0, 1, &config, &made) == OK);
+    EXPECT(fast_allreduce_nvls(made) == FAST_ALLREDUCE_STATUS_UNAVAILABLE);
+    EXPECT(strstr(fast_allreduce_last_error(), "NVLS") != NULL);
+    EXPECT(fast_allreduce_barrier(made, NULL) == OK);
+    fast_allreduce_free(made), made = NULL;
+  }
+  EXPECT(fast_allreduce_nvls(NULL) == INVALID);
+}
+
 /* Codes and sizes out of range, and settings of other versions. */
 static void settings(void) {
   fast_allreduce_unique_id id, zeros = {{0}};
@@ -120,7 +145,8 @@ static void settings(void) {
   EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) == OK);
   EXPECT(strncmp(fast_allreduce_binding(made), "none", 4) == 0 && strlen(fast_allreduce_plan_source(made)) > 0);
   fast_allreduce_free(made), made = NULL;
-  uint32_t *codes[] = {&config.device, &config.algorithm, &config.wait, &config.check, &config.bind, &config.calibrate};
+  uint32_t *codes[] = {&config.device, &config.algorithm, &config.wait,  &config.check,        &config.bind,
+                       &config.calibrate, &config.order,  &config.direct_reads, &config.residency};
   for (size_t field = 0; field < sizeof codes / sizeof *codes; field++) {
     config = (fast_allreduce_config){0};
     config.size = sizeof config;
@@ -135,6 +161,7 @@ static void settings(void) {
   EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) == FAST_ALLREDUCE_STATUS_TUNING);
   EXPECT(strstr(fast_allreduce_last_error(), "/nowhere/plan.toml") != NULL);
   config.tuning = NULL;
+  gpu_settings(&id);
   config.workers = UINT32_MAX;
   EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) != OK);
   config.workers = 0, config.max_bytes = SIZE_MAX;

@@ -25,6 +25,8 @@ fn unknown_flags_and_values() {
     refused("bench -o premul_sum", &["SCALE"]);
     refused("bench -o mean", &["mean", "avg"]);
     refused("bench --algo tree", &["tree", "two-shot-push", "halving-doubling"]);
+    refused("bench --order random", &["--order", "random", "fixed or any"]);
+    refused("compare --order", &["--order"]);
     refused("bench --device tpu", &["tpu", "cuda"]);
     refused("bench --isa vax", &["vax", "baseline"]);
     refused("bench --format xml", &["xml", "json"]);

@@ -22,6 +22,7 @@ tests! {
         bench_is_right_in_every_algorithm,
         bench_is_right_in_every_collective,
         bench_says_that_ranks_share_a_gpu,
+        bench_lets_the_switch_add_up,
         every_step_of_gpu_check_is_reported,
         what_the_driver_cannot_run_is_said,
         a_run_goes_on_with_what_passed,
@@ -139,6 +140,32 @@ fn bench_says_that_ranks_share_a_gpu(stand_in: StandIn) {
     assert!(table.contains("Up to 2 ranks share a GPU") && table.contains("NVLink"), "{table}");
     let output = stand_in.results("bench --device cuda --ranks 2 -b 1K -e 1K -n 20");
     assert!(!text(&output.stdout).contains("share"), "{}", text(&output.stdout));
+}
+
+fn bench_lets_the_switch_add_up(stand_in: StandIn) {
+    let config = |arguments: &str, multicast: bool| {
+        let mut program = stand_in.program(arguments);
+        if multicast {
+            program.envs([("STAND_IN_MULTICAST", "1"), ("STAND_IN_DEVICES", "3")]);
+        }
+        let output = program.output().unwrap();
+        let said = || format!("{arguments}: {}{}", text(&output.stderr), text(&output.stdout));
+        assert!(output.status.success(), "{}", said());
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let arguments = "bench --device cuda --ranks 3 -d bf16 --eager -n 2 -w 0 --format json";
+    for (order, multicast, algorithm) in
+        [("any", true, Some("two-shot-nvls")), ("any", false, None), ("fixed", true, None)]
+    {
+        let document = config(&format!("{arguments} -b 5M -e 5M --order {order}"), multicast);
+        assert_eq!((&document["config"]["order"], &document["wrong"]), (&order.into(), &0.into()));
+        let refused = document["config"]["nvls_refused"].as_str();
+        assert_eq!(refused.is_some(), order == "any" && !multicast, "{document}");
+        let algo = document["results"][0]["algo"].as_str();
+        assert_eq!(algo == Some("two-shot-nvls"), algorithm.is_some(), "{document}");
+    }
+    let document = config(&format!("{arguments} -b 1K -e 1K --algo one-shot-nvls"), true);
+    assert_eq!((&document["results"][0]["algo"], &document["wrong"]), (&"one-shot-nvls".into(), &0.into()));
 }
 
 fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {

@@ -102,6 +102,31 @@ fn json_is_one_object_with_all_facts() {
 }
 
 #[test]
+fn the_order_of_additions_is_said() {
+    let line = |arguments: &str| {
+        let table = results(arguments);
+        table.lines().find(|line| line.starts_with("# order ")).expect(&table).to_owned()
+    };
+    for command in ["bench", "compare --vs memcpy"] {
+        let of = |order: &str| line(&format!("{command} --ranks 3 -b 4K -e 4K -n 20 {order}"));
+        assert!(of("").starts_with("# order fixed: that of the ranks"), "{}", of(""));
+        let any = of("--order any");
+        assert!(any.starts_with("# order any, to no effect: ") && any.contains("NVLS"), "{any}");
+    }
+    let of = |order: &str| json(&format!("bench --ranks 3 -b 4K -e 4K -n 20 --format json {order}"));
+    let (fixed, any) = (of("--order fixed"), of("--order any"));
+    assert_eq!(
+        (&fixed["config"]["order"], &fixed["config"]["nvls_refused"]),
+        (&"fixed".into(), &Value::Null)
+    );
+    assert_eq!(any["config"]["order"], "any");
+    assert!(any["config"]["nvls_refused"].as_str().unwrap().contains("CPUs"), "{any}");
+    let norm =
+        line("bench --collective all_reduce_rms_norm --ranks 3 --hidden 64 --rows 2 -n 20 --order any");
+    assert!(norm.contains("to no effect"), "{norm}");
+}
+
+#[test]
 fn steps_are_added_and_sizes_are_whole_elements() {
     let document = json("bench --ranks 2 -b 0 -e 20 -i 10 -d int64 -n 1 -w 0 --format json");
     let sizes: Vec<_> =

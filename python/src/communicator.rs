@@ -74,7 +74,7 @@ impl Communicator {
     #[staticmethod]
     #[pyo3(signature = (nranks, rank, unique_id, device = "cpu", **settings), text_signature = "(nranks, rank, unique_id, \
         device='cpu', *, timeout=None, max_bytes=None, algorithm=None, check=None, workers=1, wait='auto', bind='none', \
-        calibrate=None, tuning=None)")]
+        calibrate=None, tuning=None, order=None, direct_reads=None, max_blocks=None, one_at_a_time=False)")]
     fn init(
         py: Python<'_>,
         nranks: usize,
@@ -92,7 +92,8 @@ impl Communicator {
 
     #[staticmethod]
     #[pyo3(signature = (device = "cpu", **settings), text_signature = "(device='cpu', *, timeout=None, max_bytes=None, \
-        algorithm=None, check=None, workers=1, wait='auto', bind='none', calibrate=None, tuning=None)")]
+        algorithm=None, check=None, workers=1, wait='auto', bind='none', calibrate=None, tuning=None, order=None, \
+        direct_reads=None, max_blocks=None, one_at_a_time=False)")]
     fn from_env(
         py: Python<'_>,
         device: &str,
@@ -236,6 +237,13 @@ impl Communicator {
     #[getter]
     fn binding(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(self.live(py)?.binding())
+    }
+
+    /// None where the switch between the GPUs can add up (NVLS); else why it does not.
+    #[getter]
+    fn nvls_refused(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let told = on_any!(&*self.live(py)?, communicator => communicator.nvls());
+        Ok(told.err().map(|error| error.to_string()))
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -11,14 +11,14 @@ use fast_allreduce::plan::Tuning;
 use fast_allreduce::Cuda;
 #[cfg(not(feature = "cuda"))]
 use fast_allreduce::Error;
-use fast_allreduce::{Builder, Communicator, Host, Wait};
+use fast_allreduce::{Builder, Communicator, Host, Order, Wait};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::any::Any;
 use crate::buffer::{place, Place};
-use crate::errors::raised;
+use crate::errors::{invalid, raised};
 use crate::values;
 
 /// How long ranks wait for each other to come at all, where the caller sets no limit.
@@ -30,6 +30,8 @@ pub struct Settings {
     workers: usize,
     wait: Wait,
     bind: Bind,
+    max_blocks: Option<usize>,
+    one_at_a_time: bool,
     pub meeting: Duration,
 }
 
@@ -41,10 +43,18 @@ impl Settings {
             workers: 1,
             wait: Wait::Auto,
             bind: Bind::None,
+            max_blocks: None,
+            one_at_a_time: false,
             meeting: MEETING,
         };
         for (name, value) in given.into_iter().flatten() {
             settings = settings.with(py, &name.extract::<String>()?, &value)?;
+        }
+        if settings.place == Place::Cpu && (settings.max_blocks.is_some() || settings.one_at_a_time) {
+            return Err(invalid(
+                py,
+                "max_blocks and one_at_a_time are settings of GPUs, and the device is cpu",
+            ));
         }
         Ok(settings)
     }
@@ -68,6 +78,18 @@ impl Settings {
                 self.builder = self.builder.algorithm(values::algorithm(py, text()?.as_deref())?);
             }
             "check" => self.builder = self.builder.check(value.extract::<Option<bool>>()?),
+            "order" => {
+                let order = text()?.map(|name| name.parse::<Order>()).transpose();
+                self.builder = self.builder.order(order.map_err(|error| raised(py, error))?);
+            }
+            "direct_reads" => {
+                self.builder = self.builder.direct_reads(value.extract::<Option<bool>>()?);
+            }
+            "max_blocks" => match value.extract::<Option<usize>>()? {
+                Some(0) => return Err(invalid(py, "max_blocks = 0 is not valid: at least 1")),
+                blocks => self.max_blocks = blocks,
+            },
+            "one_at_a_time" => self.one_at_a_time = value.extract::<Option<bool>>()?.unwrap_or(false),
             "calibrate" => self.builder = self.builder.calibrate(value.extract::<Option<bool>>()?),
             "tuning" => {
                 if let Some(path) = value.extract::<Option<PathBuf>>()? {
@@ -96,7 +118,14 @@ impl Settings {
             }
             #[cfg(feature = "cuda")]
             Place::Cuda(ordinal) => {
-                self.builder.build(Cuda::open(ordinal)?, bootstrap).map(|made| Any::Cuda(made, ordinal))
+                let mut device = Cuda::open(ordinal)?;
+                if let Some(blocks) = self.max_blocks {
+                    device = device.max_blocks(blocks);
+                }
+                if self.one_at_a_time {
+                    device = device.one_at_a_time();
+                }
+                self.builder.build(device, bootstrap).map(|made| Any::Cuda(made, ordinal))
             }
             #[cfg(not(feature = "cuda"))]
             Place::Cuda(_) => Err(Error::Unavailable {

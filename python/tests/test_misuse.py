@@ -178,6 +178,12 @@ def test_ids_and_settings():
         ({"timeout": float("nan")}, ValueError),
         ({"timeout": float("inf")}, ValueError),
         ({"bind": "socket"}, ValueError),
+        ({"order": "random"}, ValueError),
+        ({"order": 1}, TypeError),
+        ({"direct_reads": "sometimes"}, TypeError),
+        ({"max_blocks": 0}, ValueError),
+        ({"max_blocks": -1}, OverflowError),
+        ({"one_at_a_time": "yes"}, TypeError),
         ({"tuning": "/nowhere/plan.toml"}, fa.errors.Tuning),
         ({"max_bytes": 1 << 62}, fa.Error),
         ({"workers": 1 << 40}, fa.Error),
@@ -188,6 +194,15 @@ def test_ids_and_settings():
         1, 0, fa.get_unique_id(), bind="none", calibrate=False, tuning=None, wait=None, workers=None
     ) as communicator:
         assert communicator.plan_source.startswith("built-in") and communicator.binding.startswith("none")
+    for settings in ({"max_blocks": 4}, {"one_at_a_time": True}):
+        with pytest.raises(ValueError, match="settings of GPUs"):
+            fa.Communicator.init(1, 0, fa.get_unique_id(), **settings)
+    for order in ("fixed", "any", None):
+        with fa.Communicator.init(
+            1, 0, fa.get_unique_id(), order=order, direct_reads=False, max_blocks=None, one_at_a_time=False
+        ) as communicator:
+            assert "NVLS" in communicator.nvls_refused
+            communicator.barrier()
 
 
 def test_groups_that_do_not_match(alone):

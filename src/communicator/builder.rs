@@ -399,6 +399,7 @@ impl Builder {
             world_size,
             planner,
             plan_source,
+            order,
             nvls_refused,
             patience: Patience::new(timeout, first_timeout),
             setup_timeout,

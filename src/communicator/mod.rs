@@ -30,7 +30,7 @@ use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
 use crate::liveness::{DirectReads, Liveness};
 use crate::op::ReduceOp;
-use crate::plan::{Plan, PlannedCall, Planner, Source};
+use crate::plan::{Order, Plan, PlannedCall, Planner, Source};
 use crate::symmetric::{Buffer, SymmetricMemory};
 
 /// One rank of a world.
@@ -53,6 +53,7 @@ pub struct Communicator<D: Device> {
     world_size: usize,
     planner: Planner,
     plan_source: Source,
+    order: Order,
     /// Why the switch between devices adds nothing up; `None`: it does.
     nvls_refused: Option<Error>,
     patience: Patience,
@@ -123,6 +124,11 @@ impl<D: Device> Communicator<D> {
     /// share a GPU.
     pub fn nvls(&self) -> Result<()> {
         self.nvls_refused.clone().map_or(Ok(()), Err)
+    }
+
+    /// The order in which the ranks' elements may be added up: what was set, or the environment said.
+    pub fn order(&self) -> Order {
+        self.order
     }
 
     /// How large messages in private memory go between processes on the host: which ranks' memory this rank can read directly, and

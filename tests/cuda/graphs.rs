@@ -55,14 +55,25 @@ const PLACEMENTS: [Placement; 3] = [
     Placement { input: (MemoryKind::Registered, 5), output: Some((MemoryKind::Plain, 2)) },
 ];
 
-/// Graphs of one to three calls with new inputs for each replay, between eager calls.
+/// Graphs of one to three calls with new inputs for each replay, between eager calls of any type and operation.
 pub fn capture_and_replay(fixture: &Fixture, random: &Random) {
-    let kind = (DType::Bf16, ReduceOp::Sum);
     let world = fixture.communicator.world_size();
+    let captured = |random: &mut Random| Message::new(random, (DType::Bf16, ReduceOp::Sum), COUNT, world);
+    let eager = |random: &mut Random, count| Message::random(random, count, world);
+    capture_and_replay_these(fixture, random, captured, eager);
+}
+
+/// The same of messages of which those that are captured all have one count and one type.
+pub fn capture_and_replay_these(
+    fixture: &Fixture,
+    random: &Random,
+    captured: impl Fn(&mut Random) -> Message,
+    eager: impl Fn(&mut Random, usize) -> Message,
+) {
     let mut round = 0;
     let mut message = || {
         round += 1;
-        Message::new(&mut random.fork(round), kind, COUNT, world)
+        captured(&mut random.fork(round))
     };
     let check = |message: &Message, placement: Placement| {
         fixture.report(message, placement, fixture.compare(message, placement));
@@ -80,7 +91,7 @@ pub fn capture_and_replay(fixture: &Fixture, random: &Random) {
             check(&message, placement);
         }
         if turn != 1 {
-            let eager = Message::random(&mut random.fork(1000 + turn), 33 + 200 * turn, world);
+            let eager = eager(&mut random.fork(1000 + turn), 33 + 200 * turn);
             fixture.check(&eager, Placement::of(MemoryKind::ALL[turn]));
         }
     }

@@ -6,6 +6,7 @@ use fast_allreduce::{Algorithm, DType, Error, Order, ReduceOp};
 
 use crate::fixture::{Fixture, MemoryKind, Message, Placement, Setup};
 use crate::gpu::{context, stand_in_of_parent, Gpus};
+use crate::graphs;
 use crate::processes::{part, ranks, this_test, Process};
 use crate::random::Random;
 use crate::suite::oracle;
@@ -15,6 +16,7 @@ tests! {
     stand_in_of_parent =>
         sums_between_threads,
         sums_between_processes,
+        replays_of_graphs,
         other_calls_are_done_without_it,
         any_order_chooses_it_for_large_sums,
         a_rank_that_does_not_come_is_named,
@@ -98,6 +100,32 @@ fn sums_between_processes(_: Option<Gpus>) {
             fixture.communicator.barrier().unwrap();
         });
     }
+}
+
+/// Calls in one piece and in several, of which each is a launch of the graph, on windows whose generations go on from replay to
+/// replay, and with eager calls in between.
+fn replays_of_graphs(gpus: Option<Gpus>) {
+    with_multicast(gpus, "replays_of_graphs", || {
+        for (algorithm, world, check) in
+            [(Algorithm::OneShotNvls, 2, true), (Algorithm::TwoShotNvls, 3, false)]
+        {
+            for dtype in TYPES {
+                let random = Random::new(&format!("nvls graphs {algorithm} {dtype}"));
+                // In pieces, of each type.
+                let (count, setup) = (2500, Setup { max_bytes: 4 << 10, ..setup(algorithm, check) });
+                fixtures(world, world, setup, 4 * count, |fixture| {
+                    let plan = fixture.communicator.plan(count, dtype);
+                    assert!(
+                        plan.algorithm == algorithm && plan.piece_bytes < count * dtype.size(),
+                        "{plan:?}"
+                    );
+                    let captured = |random: &mut Random| exact(random, dtype, count, world);
+                    let eager = |random: &mut Random, count| exact(random, DType::F16, count, world);
+                    graphs::capture_and_replay_these(fixture, &random, captured, eager);
+                });
+            }
+        }
+    });
 }
 
 fn other_calls_are_done_without_it(gpus: Option<Gpus>) {

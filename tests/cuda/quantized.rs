@@ -7,6 +7,7 @@ use fast_allreduce::{Algorithm, Collective, DType, Error, QuantizedTransport, Tr
 
 use crate::fixture::{Plain, Setup};
 use crate::gpu::{gpu, Gpus, LIMIT};
+use crate::graphs::capture;
 use crate::random::Random;
 use crate::rms_norm::{GpuCaller, WorldMemory};
 use crate::suite::quantized::{Placement, QuantizedSum};
@@ -17,6 +18,7 @@ tests! {
         every_length,
         a_world_in_one_launch,
         slices,
+        replays_of_graphs,
         ranks_that_differ,
         a_rank_that_does_not_come;
 }
@@ -119,6 +121,56 @@ fn slices(_: Gpus) {
         assert!(matches!(refused, Err(Error::InvalidSetting { name: "tolerance", .. })));
         communicator.barrier().unwrap();
     });
+}
+
+/// Graphs of calls in one piece and in several, replayed with new inputs, and eager calls in between.
+fn replays_of_graphs(gpus: Gpus) {
+    const COUNTS: [usize; 2] = [333, 9999];
+    for size in [2, 3] {
+        let random = Random::new(&format!("quantized::replays_of_graphs {size}"));
+        threads(size, gpus.count.min(2), |rank, context| {
+            // The epoch wraps around.
+            let setup = Setup { max_bytes: 16 << 10, first_epoch: u32::MAX - 9, ..Setup::default() };
+            let communicator = setup.try_build(context.clone(), rank).unwrap();
+            let stream = context.new_stream().unwrap();
+            let plain = [(); 2].map(|()| Plain::new(&context, 256 << 10));
+            let mut caller = GpuCaller { communicator, stream, plain };
+            caller.communicator.barrier().unwrap();
+            let message = |round: usize, (number, transport): (usize, Transport)| {
+                let mut random = random.fork(8 * round + 2 * number + transport as usize);
+                QuantizedSum::new(&mut random, TYPES[number], transport, COUNTS[number], size)
+            };
+            let kinds =
+                (0..COUNTS.len()).flat_map(|number| Transport::ALL.map(|transport| (number, transport)));
+            for (turn, kind) in kinds.enumerate() {
+                let placement = Placement { offsets: [turn, 8], registered: false, in_place: turn % 2 == 1 };
+                let first = message(0, kind);
+                let places = first.prepare(&mut caller, placement);
+                let graph = capture(&caller.stream, || {
+                    let (stream, (input, output)) = (caller.stream.cu_stream(), places);
+                    let (count, dtype) = (first.count, first.dtype);
+                    // A tolerance is no part of the launch.
+                    let collective = Collective::AllReduceQuantized(first.quantized);
+                    // SAFETY: the test's own memory, aligned to the element, which outlives the graph.
+                    unsafe {
+                        caller.communicator.collective_raw(stream, collective, input, output, count, dtype)
+                    }
+                    .unwrap();
+                });
+                for round in 1..5 {
+                    let message = message(round, kind);
+                    assert_eq!(message.prepare(&mut caller, placement), places);
+                    graph.launch().unwrap();
+                    caller.communicator.synchronize(&caller.stream).unwrap();
+                    message.compare(&mut caller, placement, places);
+                    if round % 2 == 0 {
+                        message.check(&mut caller, placement);
+                    }
+                }
+                caller.communicator.barrier().unwrap();
+            }
+        });
+    }
 }
 
 /// In checked launches, each is told of the other's.

@@ -78,11 +78,48 @@ impl Comm {
         Self(Inner::Host(collectives))
     }
 
-    /// For tensors of a GPU, made with `Cuda::new(device.cuda_stream().context().clone())`. Ops are put on the stream of the tensor's
+    /// For tensors of a GPU, made with [`Comm::gpu`]. Ops are put on the stream of the tensor's
     /// device: their results are there in its order, and an op that fails later makes a later one return the error.
+    ///
+    /// A process that has several on a GPU (one for each group of ranks, of a model or of several) says how they share it, alike on
+    /// all ranks:
+    ///
+    /// * [`Cuda::max_blocks`](fast_allreduce::Cuda::max_blocks) is the most that each of them launches. All may be in use at the same
+    ///   time.
+    /// * [`Cuda::one_at_a_time`](fast_allreduce::Cuda::one_at_a_time) promises that no two run on the GPU at the same time, on any rank.
+    ///   The program keeps that if all their ops are on one stream: on tensors of clones of one [`candle_core::CudaDevice`], which
+    ///   has a stream of its own (`new_with_stream`), or by one thread, since the stream of `CudaDevice::new` is another in
+    ///   each thread. Where the promise is broken, ops may wait for each other until they time out.
+    ///
+    /// Without either, each takes half of the multiprocessors that those before it have left, until there is none.
+    ///
+    /// ```no_run
+    /// # use std::sync::Arc;
+    /// # use candle_core::{CudaDevice, Error, Result};
+    /// # use fast_allreduce::{bootstrap::Bootstrap, Communicator};
+    /// # use fast_allreduce_candle::Comm;
+    /// # fn comms<B: Bootstrap + 'static>(device: &CudaDevice, groups: Vec<B>) -> Result<Vec<Comm>> {
+    /// let comms = groups.into_iter().map(|group| {
+    ///     let gpu = Comm::gpu(device)?.one_at_a_time();
+    ///     let communicator = Communicator::builder().build(gpu, group).map_err(Error::wrap)?;
+    ///     Ok(Comm::cuda(Arc::new(communicator)))
+    /// });
+    /// # comms.collect()
+    /// # }
+    /// ```
     #[cfg(feature = "cuda")]
     pub fn cuda(communicator: Arc<Communicator<fast_allreduce::Cuda>>) -> Self {
         Self(Inner::Cuda(communicator))
+    }
+
+    /// candle's device as one to make communicators with, in its context.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cuda::new`](fast_allreduce::Cuda::new).
+    #[cfg(feature = "cuda")]
+    pub fn gpu(device: &candle_core::CudaDevice) -> candle_core::Result<fast_allreduce::Cuda> {
+        fast_allreduce::Cuda::new(device.cuda_stream().context().clone()).map_err(error)
     }
 
     /// This rank, in `0..world_size`.

@@ -18,7 +18,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use fast_allreduce::device::host::{available_memory, Isa};
 use fast_allreduce::plan::DeviceKind;
-use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp, Wait};
+use fast_allreduce::{Algorithm, CallKind, DType, Order, ReduceOp, Wait};
 
 pub use self::cases::Case;
 pub use self::compare::{Compare, RivalName};
@@ -113,7 +113,8 @@ is algbw * 2 (ranks - 1) / ranks for all_reduce, algbw for broadcast, reduce and
 least 10 ms. #wrong counts elements over all ranks: those that
 differ in any bit from the reduction in rank order with one rounding, or from what is to be copied. ring and halving-doubling
 round at each step: of floats, those are counted that are farther from the reduction in f64 than that explains. Averages of
-integers, which these two cannot do, are done by a direct algorithm.
+integers, which these two cannot do, are done by a direct algorithm. What a switch adds up is held to the same. The line of the order
+says whether one can, and why not.
 
 With --device cuda, rank r has GPU r modulo their number; ranks that share one take turns, and nothing crosses NVLink. Calls
 are timed by events around replays of a graph that holds 20 of them, and p50 and p99 are of replays, divided by 20. With
@@ -200,6 +201,10 @@ pub struct Bench {
     /// six in turn [default: auto; the first four for a report of bench]
     #[arg(long = "algo", value_name = "NAME", value_parser = values::algorithms)]
     algorithms: Option<Choice<Option<Algorithm>>>,
+    /// Order of additions: fixed is that of the ranks, with the same bits by every algorithm but ring and halving-doubling; any lets
+    /// a switch between GPUs add up (NVLS) [default: FAST_ALLREDUCE_ORDER, or fixed]
+    #[arg(long, value_name = "NAME", value_parser = values::order)]
+    pub order: Option<Order>,
     /// Ranks, a process each [default: 4]
     #[arg(long, value_name = "COUNT")]
     ranks: Option<usize>,

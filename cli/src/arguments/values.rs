@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::plan::PlannedCall;
-use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
+use fast_allreduce::{Algorithm, CallKind, DType, Order, ReduceOp};
 
 use super::plans::Worlds;
 use crate::collective::MEASURED;
@@ -74,6 +74,10 @@ pub fn algorithms(text: &str) -> Result<Choice<Option<Algorithm>>, String> {
             format!("one of auto, {}, all", names.join(", "))
         }),
     }
+}
+
+pub fn order(text: &str) -> Result<Order, String> {
+    text.parse().map_err(|_| "fixed or any".into())
 }
 
 pub fn collectives(text: &str) -> Result<Choice<CallKind>, String> {

@@ -55,6 +55,7 @@ pub fn settings(config: &Config) -> Vec<(String, String)> {
         ("Checked calls".into(), check.to_string()),
         ("Seed of the inputs".into(), seed.to_string()),
         ("Plan".into(), config.plan.clone()),
+        ("Order of additions".into(), config.additions()),
         ("Longest wait".into(), format!("{} s", config.timeout_s)),
         ("Region of a rank".into(), format!("{} bytes", config.region_bytes)),
     ];

@@ -221,6 +221,7 @@ pub fn write_facts(out: &mut dyn Write, config: &Config) -> io::Result<()> {
         writeln!(out, "# {warning}")?;
     }
     writeln!(out, "# plan {}", config.plan)?;
+    writeln!(out, "# order {}", config.additions())?;
     if let Some(direct_reads) = &config.direct_reads {
         writeln!(out, "# messages {direct_reads}")?;
     }

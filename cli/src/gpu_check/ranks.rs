@@ -44,6 +44,7 @@ pub fn settings(options: &GpuCheck, sharing: Option<Sharing>, launch_bytes: usiz
         sharing,
         timeout: TIMEOUT,
         launch_bytes: Some(launch_bytes),
+        order: None,
         eager: false,
         max_blocks: options.small.then_some(8),
     }

@@ -18,7 +18,7 @@ pub mod session;
 pub mod work;
 
 use fast_allreduce::bootstrap::{Bootstrap, Local};
-use fast_allreduce::Algorithm;
+use fast_allreduce::{Algorithm, Order};
 
 use self::device::host::Cpu;
 use self::device::Endpoint;
@@ -77,6 +77,7 @@ pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<boo
                 sharing: None,
                 timeout: options.timeout,
                 launch_bytes: options.region_bytes,
+                order: options.order,
                 eager: options.eager,
             };
             let endpoints =
@@ -116,6 +117,11 @@ pub fn config(options: &Bench, endpoint: &impl Endpoint, seed: u64) -> Config {
         timeout_s: options.timeout.as_secs_f64(),
         region_bytes: communicator.region_bytes(),
         plan: communicator.plan_source().to_string(),
+        order: communicator.order().name(),
+        nvls_refused: match communicator.order() {
+            Order::Any => communicator.nvls().err().map(|error| error.to_string()),
+            _ => None,
+        },
         direct_reads: communicator.direct_reads().map(ToString::to_string),
     }
 }

@@ -27,9 +27,28 @@ pub struct Config {
     pub region_bytes: usize,
     /// Where the plan comes from, and why.
     pub plan: String,
+    /// In which the ranks' elements may be added up.
+    pub order: &'static str,
+    /// Why no switch adds up, where any order was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvls_refused: Option<String>,
     /// On the host: whose memory rank 0 reads large messages from directly, and why not others'.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub direct_reads: Option<String>,
+}
+
+impl Config {
+    /// In which order elements are added up, in words.
+    pub fn additions(&self) -> String {
+        match (self.order, &self.nvls_refused) {
+            ("any", None) => {
+                "any: the switch between the GPUs adds up what it can, where that is expected to be faster"
+                    .into()
+            }
+            (order, Some(reason)) => format!("{order}, to no effect: {reason}"),
+            (order, None) => format!("{order}: that of the ranks, unless the algorithm has another"),
+        }
+    }
 }
 
 /// How a GPU's calls are timed with `--eager`.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::plan::{DeviceKind, Table};
-use fast_allreduce::{Algorithm, Communicator, Device, Host, ReduceOp, Wait};
+use fast_allreduce::{Algorithm, Communicator, Device, Host, Order, ReduceOp, Wait};
 
 use crate::failure::Failure;
 
@@ -39,9 +39,10 @@ impl Session {
         device: D,
         timeout: Duration,
         algorithm: Option<Algorithm>,
+        order: Option<Order>,
         launch_bytes: Option<usize>,
     ) -> Result<Communicator<D>, Failure> {
-        let mut builder = Communicator::builder().timeout(timeout).algorithm(algorithm);
+        let mut builder = Communicator::builder().timeout(timeout).algorithm(algorithm).order(order);
         if let Some(bytes) = launch_bytes {
             builder = builder.max_bytes(bytes);
         }

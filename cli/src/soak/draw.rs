@@ -135,6 +135,8 @@ pub struct Call {
     pub count: usize,
     /// Of those, in a row that is normalised; else 0.
     pub hidden: usize,
+    /// Of rows that are normalised the sum over ranks is asked for as well.
+    pub plain_sum: bool,
     /// How often, on new inputs each.
     pub times: u64,
     /// A rank that is late.
@@ -169,7 +171,8 @@ impl Call {
             let hidden = 1 + draws.size(most_hidden.min(most).saturating_sub(1));
             let call =
                 Self::with(&mut draws, range, number, CallKind::AllReduceRmsNorm, dtype, groups, count);
-            return Self { hidden, count: count / hidden * hidden, op: ReduceOp::Sum, ..call };
+            let plain_sum = draws.one_in(3);
+            return Self { hidden, plain_sum, count: count / hidden * hidden, op: ReduceOp::Sum, ..call };
         }
         Self::with(&mut draws, range, number, kind, dtype, groups, count)
     }
@@ -196,6 +199,7 @@ impl Call {
             op: draws.pick(ReduceOp::ARITHMETIC),
             count,
             hidden: 0,
+            plain_sum: false,
             times: draws.pick([1, 1, 2, 3]),
             late: draws.one_in(16).then(|| {
                 (draws.below(ranks as u64) as usize, Duration::from_micros(draws.size(20_000) as u64))
@@ -241,14 +245,14 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, slot, kind, dtype, op, count, hidden, times, .. } = self;
+        let Self { number, slot, kind, dtype, op, count, hidden, plain_sum, times, .. } = self;
         write!(f, "call {number}: {} ", kind.name())?;
         if kind.reduces() {
             write!(f, "{op} ")?;
         }
         write!(f, "of {count} {dtype}, communicator {slot}")?;
         if *hidden > 0 {
-            write!(f, ", rows of {hidden}")?;
+            write!(f, ", rows of {hidden}{}", if *plain_sum { ", and the plain sum" } else { "" })?;
         }
         if *times > 1 {
             write!(f, ", {times} times")?;

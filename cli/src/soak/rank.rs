@@ -48,7 +48,7 @@ pub struct Rank {
     pub(super) own_seed: u64,
     worlds: [Option<World>; SLOTS],
     pub(super) private: [Vec<u64>; 2],
-    /// An episode's input and results, which nobody overwrites; else a residual and weights.
+    /// An episode's input and results, which nobody overwrites; else a residual, weights and a plain sum.
     pub(super) kept: [Vec<u64>; 3],
     drawn: DefaultHasher,
     pub tally: Tally,

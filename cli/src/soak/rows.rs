@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use fast_allreduce::{Error, RmsNorm};
+use fast_allreduce::{Collective, Communicator, Epilogue, Error, Host, RawRmsNorm, RmsNorm};
 
 use super::draw::{Call, View};
 use super::find::{Found, Made};
@@ -12,10 +12,35 @@ use crate::failure::Failure;
 use crate::harness::check::count_changed;
 use crate::harness::reference::Number;
 use crate::harness::rms_norm::arithmetic::{Float, EPSILON};
-use crate::harness::rms_norm::check::{fill_residual, fill_weight, inputs, judge, Judged, Promise};
+use crate::harness::rms_norm::check::{
+    fill_residual, fill_weight, inputs, judge, wrong_sums, Judged, Promise,
+};
 
 /// Rows of so many elements fit every communicator.
 pub const SHORT_ROW: usize = 512;
+
+/// The plain sum, and normalised rows where the input is: no typed call has that.
+fn in_place_with_sum<T: Float>(
+    communicator: &Communicator<Host>,
+    [data, residual, sum]: [&mut [T]; 3],
+    weight: &[T],
+) -> fast_allreduce::Result<()> {
+    let count = data.len();
+    let [data, residual, sum] = [data, residual, sum].map(<[T]>::as_mut_ptr);
+    let norm = RawRmsNorm {
+        hidden: weight.len(),
+        epsilon: EPSILON,
+        weight: weight.as_ptr() as u64,
+        unit_offset: false,
+        output: data as u64,
+        quantized: None,
+    };
+    let epilogue = Epilogue { residual: residual as u64, residual_out: residual as u64, norm: Some(norm) };
+    let collective = Collective::AllReduceEpilogue(&epilogue);
+    // SAFETY: three exclusive slices of one length, and a borrowed one as long as a row. Rows may be where the input is, and the
+    // residual's sum where the residual is.
+    unsafe { communicator.collective_raw(collective, data.cast(), sum.cast(), count, <T as Number>::DTYPE) }
+}
 
 impl Rank {
     pub(super) fn rows<T: Float>(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
@@ -34,22 +59,36 @@ impl Rank {
             let input = place(placement.input, &mut registered_input).unwrap_or(first);
             let view = placement.output.unwrap_or(View { is_registered: false, offset: 0 });
             let output = place(view, &mut registered_output).unwrap_or(second);
-            let [residual, weight, _] = &mut self.kept;
+            let [residual, weight, sum] = &mut self.kept;
 
             let input = Window::<T>::new(input, placement.input.offset, call.count);
             let output = Window::<T>::new(output, view.offset, call.count);
             let residual = Window::<T>::new(residual, view.offset, call.count);
             let weight = Window::<T>::new(weight, placement.input.offset, call.hidden);
+            let sum = Window::<T>::new(sum, placement.input.offset, call.count);
             own.fill(rank, input.elements);
             fill_residual(&all, residual.elements);
             fill_weight(&all, weight.elements);
             let norm = RmsNorm::new(call.hidden, EPSILON).weight(&*weight.elements);
             let start = Instant::now();
-            let returned = match placement.output {
-                Some(_) => {
+            let returned = match (placement.output, call.plain_sum) {
+                (Some(_), false) => {
                     communicator.all_reduce_rms_norm(input.elements, residual.elements, output.elements, norm)
                 }
-                None => communicator.all_reduce_rms_norm_in_place(input.elements, residual.elements, norm),
+                (None, false) => {
+                    communicator.all_reduce_rms_norm_in_place(input.elements, residual.elements, norm)
+                }
+                (Some(_), true) => communicator.all_reduce_rms_norm_with_sum(
+                    input.elements,
+                    sum.elements,
+                    residual.elements,
+                    output.elements,
+                    norm,
+                ),
+                (None, true) => {
+                    let written = [&mut *input.elements, &mut *residual.elements, &mut *sum.elements];
+                    in_place_with_sum(communicator, written, weight.elements)
+                }
             };
             match returned {
                 // The same on all ranks.
@@ -64,8 +103,15 @@ impl Rank {
             changed += count_changed(&all, world_size + 1, weight.elements) + weight.overwritten();
             let Judged { verdict, first } =
                 judge(&all, weight.elements, residual.elements, result, Promise::SameBits);
-            let overwritten = input.overwritten() + output.overwritten() + residual.overwritten();
-            let found = Found::new(verdict.wrong, first, call.count, overwritten, changed);
+            let overwritten =
+                [&input, &output, &residual, &sum].iter().map(|window| window.overwritten()).sum();
+            let (mut wrong, mut first) = (verdict.wrong, first);
+            if call.plain_sum {
+                let sums = wrong_sums(&all, sum.elements);
+                wrong += sums.verdict.wrong;
+                first = first.or(sums.first);
+            }
+            let found = Found::new(wrong, first, call.count, overwritten, changed);
             let bytes = (call.count * size_of::<T>()) as u64;
             world.calls += 1;
             world.bytes += bytes;

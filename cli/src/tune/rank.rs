@@ -40,6 +40,7 @@ pub fn measure(options: &Tune, part: &Path) -> Result<(), Failure> {
                 sharing: None,
                 timeout: options.timeout,
                 launch_bytes: None,
+                order: None,
                 eager: false,
             };
             measure_on(options, part, &session, |plan| Gpu::planned(&session, &settings, plan))

@@ -121,6 +121,10 @@ class Communicator:
         bind: str = "none",
         calibrate: bool | None = None,
         tuning: str | PathLike[str] | None = None,
+        order: str | None = None,
+        direct_reads: bool | None = None,
+        max_blocks: int | None = None,
+        one_at_a_time: bool = False,
     ) -> Communicator:
         """Joins the world of an id, and returns when all ranks have come.
 
@@ -128,7 +132,15 @@ class Communicator:
         FAST_ALLREDUCE_TIMEOUT); `max_bytes` what one launch takes through shared memory; `algorithm` forces one for all
         allreduces; `check` has ranks compare their calls by a barrier of its own; `workers` are threads of each rank for large
         messages; `wait` is "auto", "spin" or "yield"; `bind` gives each thread of a rank a "core", or each rank a "numa" node, which
-        threads that are started later inherit; `calibrate=False` has nothing measured; `tuning` is the path of a tuning file.
+        threads that are started later inherit; `calibrate=False` has nothing measured; `tuning` is the path of a tuning file;
+        `order="any"` lets a switch between GPUs add up in its own order, where "fixed", the default or FAST_ALLREDUCE_ORDER, has the
+        bits of additions in rank order; `direct_reads` says whether large messages are read where they are by another process.
+
+        Two are of GPUs alone, for processes with several communicators on one. By default each takes half of the multiprocessors
+        that those before it have left. `max_blocks` is the most that one takes. `one_at_a_time=True` is a promise: no call of this
+        communicator runs on the GPU at the same time as one of another communicator of this process, on any rank, as where all
+        calls are on one stream. It may then use all, and takes none from others; where the promise is broken, calls may
+        wait for each other until they time out.
         """
 
     @staticmethod
@@ -144,6 +156,10 @@ class Communicator:
         bind: str = "none",
         calibrate: bool | None = None,
         tuning: str | PathLike[str] | None = None,
+        order: str | None = None,
+        direct_reads: bool | None = None,
+        max_blocks: int | None = None,
+        one_at_a_time: bool = False,
     ) -> Communicator | None:
         """Joins the world that FAST_ALLREDUCE_UNIQUE_ID, _RANK and _WORLD_SIZE name; None where there is no id."""
 
@@ -170,6 +186,11 @@ class Communicator:
     @property
     def binding(self) -> str | None:
         """What the ranks' threads are bound to, in words, such as "core (0, 1)". None on a GPU."""
+
+    @property
+    def nvls_refused(self) -> str | None:
+        """None where the switch between the GPUs can add up (NVLS). Else why it does not: nothing asked for it (`order="any"`, an
+        algorithm), or GPUs, driver or links have no such thing, or ranks share a GPU, or there are none."""
 
     @property
     def survivors(self) -> list[int]:

@@ -189,6 +189,30 @@ def refused(rank, nranks, unique_id):
         host.allreduce(mine)
 
 
+def several(rank, nranks, unique_id):
+    made = []
+    # Each takes a half of what those before it have left, on GPUs of any size.
+    with pytest.raises(fa.errors.Unavailable, match="blocks"):
+        while len(made) < 32:
+            made.append(fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0"))
+    assert len(made) > 1
+    with fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", one_at_a_time=True) as another:
+        another.barrier()
+    for communicator in made:
+        communicator.destroy()
+    made = [fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", max_blocks=1) for _ in range(len(made) + 1)]
+    for communicator in made:
+        communicator.barrier()
+    any_order = fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", order="any", max_blocks=1)
+    assert "NVLS" in any_order.nvls_refused
+    with pytest.raises(ValueError, match="order"):
+        fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", order="other")
+
+
+def test_several_communicators_on_a_gpu():
+    run(several, 1)
+
+
 def test_other_devices_and_streams():
     run(refused, 2)
 

@@ -4,7 +4,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DevicePtr, DevicePtrMut, DeviceRepr};
 use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, Layout, Result};
-use fast_allreduce::{Collective, Communicator, Cuda, DType, Element, Epilogue, ReduceOp};
+use fast_allreduce::{Collective, Communicator, Cuda, DType, Element, ReduceOp};
 
 use super::contiguous;
 use super::rms_norm::Norm;
@@ -107,7 +107,7 @@ pub(super) fn all_reduce_in_place(
     of_types!(U8, U32, I32, I64, BF16, F16, F32, F64, F8E4M3)
 }
 
-/// Normalised rows, and behind them the sum with the residual. Operands are the input, the residual and the weight.
+/// Normalised rows, behind them the sum with the residual, and then the sum alone if it is asked for. Operands are the input, the residual and the weight.
 pub(super) fn rms_norm<T: DeviceRepr + Element>(
     comm: &Comm,
     norm: &Norm,
@@ -117,17 +117,16 @@ pub(super) fn rms_norm<T: DeviceRepr + Element>(
     let communicator = comm.as_cuda("all_reduce_rms_norm")?;
     let (stream, count) = (device.cuda_stream(), input.len());
     // SAFETY: the call writes all of it, in the order of the stream that it is used on.
-    let mut output = unsafe { stream.alloc::<T>(2 * count) }.w()?;
+    let mut output = unsafe { stream.alloc::<T>(norm.results() * count) }.w()?;
     {
         let [(from, _a), (residual, _b), (weight, _c)] =
             [&input, &residual, &weight].map(|operand| operand.device_ptr(&stream));
         let (normed, _writes) = output.device_ptr_mut(&stream);
-        let sum = normed + (count * size_of::<T>()) as u64;
-        let epilogue = Epilogue { residual, residual_out: 0, norm: Some(norm.at(weight, normed)) };
+        let (epilogue, last) = norm.at(residual, weight, normed, count * size_of::<T>());
         let collective = Collective::AllReduceEpilogue(&epilogue);
         // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new,
-        // and has room for two messages. cudarc orders what follows on other streams after this call, and frees none before.
-        unsafe { communicator.collective_raw(stream.cu_stream(), collective, from, sum, count, T::DTYPE) }
+        // and has room for as many messages as there are results. cudarc orders what follows on other streams after this call, and frees none before.
+        unsafe { communicator.collective_raw(stream.cu_stream(), collective, from, last, count, T::DTYPE) }
             .map_err(error)?;
     }
     Ok(output)

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Layout, Result};
-use fast_allreduce::{Collective, DType, Element, Epilogue, ReduceOp};
+use fast_allreduce::{Collective, DType, Element, ReduceOp};
 
 use super::contiguous;
 use super::rms_norm::Norm;
@@ -105,26 +105,23 @@ fn run_in_place<T>(
     unsafe { host.collective(Collective::AllReduce(op), address, address, data.len(), dtype) }.map_err(error)
 }
 
-/// Normalised rows, and behind them the sum with the residual. Operands are the input, the residual and the weight.
+/// Normalised rows, behind them the sum with the residual, and then the sum alone if it is asked for. Operands are the input, the residual and the weight.
 pub(super) fn rms_norm<T: Element + Copy>(
     comm: &Comm,
     norm: &Norm,
     [input, residual, weight]: [&[T]; 3],
 ) -> Result<Vec<T>> {
     let host = comm.as_host("all_reduce_rms_norm")?;
-    let count = input.len();
-    let mut output = Vec::<T>::with_capacity(2 * count);
-    let normed = output.as_mut_ptr();
-    // SAFETY: within the room for both.
-    let sum = unsafe { normed.add(count) };
-    let norm = norm.at(weight.as_ptr() as u64, normed as u64);
-    let epilogue = Epilogue { residual: residual.as_ptr() as u64, residual_out: 0, norm: Some(norm) };
+    let (count, written) = (input.len(), norm.results() * input.len());
+    let mut output = Vec::<T>::with_capacity(written);
+    let [residual, weight] = [residual, weight].map(|operand| operand.as_ptr() as u64);
+    let (epilogue, last) = norm.at(residual, weight, output.as_mut_ptr() as u64, size_of_val(input));
     let collective = Collective::AllReduceEpilogue(&epilogue);
     // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new, and
-    // has room for two messages.
-    unsafe { host.collective(collective, input.as_ptr().cast(), sum.cast(), count, T::DTYPE) }
+    // has room for as many messages as there are results.
+    unsafe { host.collective(collective, input.as_ptr().cast(), last as *mut _, count, T::DTYPE) }
         .map_err(error)?;
-    // SAFETY: a call that succeeded has written both.
-    unsafe { output.set_len(2 * count) };
+    // SAFETY: a call that succeeded has written all of them.
+    unsafe { output.set_len(written) };
     Ok(output)
 }

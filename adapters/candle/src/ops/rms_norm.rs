@@ -1,7 +1,7 @@
 //! An allreduce that goes on with a residual and an RMSNorm: what follows it in a layer, in the same call.
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, D};
-use fast_allreduce::RawRmsNorm;
+use fast_allreduce::{Epilogue, RawRmsNorm};
 
 #[cfg(feature = "cuda")]
 use super::cuda;
@@ -30,12 +30,14 @@ pub struct AllReduceRmsNorm {
     weight: Tensor,
     epsilon: f32,
     unit_offset: bool,
+    /// The sum of the ranks' tensors alone is a result as well.
+    with_sum: bool,
 }
 
 impl AllReduceRmsNorm {
     /// Of rows that are as long as `weight`; `epsilon` is added to the mean of the squares.
     pub fn new(comm: &Comm, weight: Tensor, epsilon: f64) -> Self {
-        Self { comm: comm.clone(), weight, epsilon: epsilon as f32, unit_offset: false }
+        Self { comm: comm.clone(), weight, epsilon: epsilon as f32, unit_offset: false, with_sum: false }
     }
 
     /// Multiplies by `1 + weight`, as Gemma does.
@@ -52,12 +54,27 @@ impl AllReduceRmsNorm {
     /// For tensors of different shapes, types or devices, types that have no norm, rows of another length than the weight, and
     /// those of the call.
     pub fn forward(&self, xs: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
-        let (xs, residual, weight) = (xs.contiguous()?, residual.contiguous()?, self.weight.contiguous()?);
-        let both = xs.apply_op3_no_bwd(&residual, &weight, self)?;
+        let both = self.results(xs, residual)?;
         Ok((both.get(0)?, both.get(1)?))
     }
 
-    /// What the call is told, and the shape of both results together.
+    /// [`forward`](Self::forward), and then the sum of the ranks' tensors alone, with the bits of an
+    /// [`AllReduce`](super::AllReduce): for layers that use both. Each rank may have another residual.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward).
+    pub fn forward_with_sum(&self, xs: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
+        let all = Self { with_sum: true, ..self.clone() }.results(xs, residual)?;
+        Ok((all.get(0)?, all.get(1)?, all.get(2)?))
+    }
+
+    fn results(&self, xs: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        let (xs, residual, weight) = (xs.contiguous()?, residual.contiguous()?, self.weight.contiguous()?);
+        xs.apply_op3_no_bwd(&residual, &weight, self)
+    }
+
+    /// What the call is told, and the shape of all results together.
     fn plan(&self, layouts: [&Layout; 3]) -> Result<(Norm, Shape)> {
         let [xs, residual, weight] = layouts;
         let hidden = xs.shape().dim(D::Minus1)?;
@@ -69,8 +86,10 @@ impl AllReduceRmsNorm {
                 weight.shape()
             )
         }
-        let shape = Shape::from([&[2], xs.dims()].concat());
-        Ok((Norm { hidden, epsilon: self.epsilon, unit_offset: self.unit_offset }, shape))
+        let &Self { epsilon, unit_offset, with_sum, .. } = self;
+        let norm = Norm { hidden, epsilon, unit_offset, with_sum };
+        let shape = Shape::from([&[norm.results()], xs.dims()].concat());
+        Ok((norm, shape))
     }
 }
 
@@ -79,12 +98,23 @@ pub(super) struct Norm {
     hidden: usize,
     epsilon: f32,
     unit_offset: bool,
+    with_sum: bool,
 }
 
 impl Norm {
-    pub(super) fn at(&self, weight: u64, output: u64) -> RawRmsNorm {
-        let &Self { hidden, epsilon, unit_offset } = self;
-        RawRmsNorm { hidden, epsilon, weight, unit_offset, output, quantized: None }
+    /// Messages that come of it.
+    pub(super) fn results(&self) -> usize {
+        2 + usize::from(self.with_sum)
+    }
+
+    /// The call whose results are one behind the other from `output` on, each of so many bytes: normalised rows, the residual, and
+    /// the plain sum if that is one. And the address of the last, which is the output of the collective.
+    pub(super) fn at(&self, residual: u64, weight: u64, output: u64, bytes: usize) -> (Epilogue, u64) {
+        let &Self { hidden, epsilon, unit_offset, with_sum } = self;
+        let place = |number: usize| output + (number * bytes) as u64;
+        let norm = RawRmsNorm { hidden, epsilon, weight, unit_offset, output, quantized: None };
+        let residual_out = if with_sum { place(1) } else { 0 };
+        (Epilogue { residual, residual_out, norm: Some(norm) }, place(self.results() - 1))
     }
 }
 

@@ -52,7 +52,8 @@ impl Comm {
             Device::Cpu => far::Comm::host(Arc::new(builder.build(Host::new(), local).map_err(wrap)?)),
             #[cfg(feature = "cuda")]
             Device::Cuda(dev) => {
-                let gpu = fast_allreduce::Cuda::new(dev.cuda_stream().context().clone()).map_err(wrap)?;
+                // Of a server that has one communicator, or several and one thread for them.
+                let gpu = far::Comm::gpu(dev)?.one_at_a_time();
                 far::Comm::cuda(Arc::new(builder.build(gpu, local).map_err(wrap)?))
             }
             dev => candle_core::bail!("fast-allreduce has no ranks on {dev:?}"),

@@ -88,8 +88,13 @@ fn residuals_are_added_and_rows_normalised() {
                     let (normed, sum) = norm.forward(&xs, &residual)?;
                     assert_eq!((normed.dims(), sum.dims()), (&shape[..], &shape[..]));
                     assert_eq!(values(&residual), values(&of(8, &shape)), "it stays");
-                    let expected = (AllReduce::sum(&comm).forward(&xs)? + residual)?;
+                    let expected = (AllReduce::sum(&comm).forward(&xs)? + &residual)?;
                     assert_eq!(values(&sum), values(&expected));
+                    let all = norm.forward_with_sum(&xs, &residual)?;
+                    assert_eq!(values(&all.0), values(&normed));
+                    assert_eq!(values(&all.1), values(&sum));
+                    assert_eq!(values(&all.2), values(&AllReduce::sum(&comm).forward(&xs)?));
+                    assert_eq!(all.2.dims(), &shape[..]);
                     let wide = sum.to_dtype(DType::F64)?;
                     let weight = (of(9, &[40]).to_dtype(DType::F64)? + f64::from(u8::from(unit_offset)))?;
                     let scale = (wide.sqr()?.mean_keepdim(2)? + 1e-3)?.sqrt()?.recip()?;

@@ -13,7 +13,7 @@ use cudarc::driver::{
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, DType, Error, RmsNorm};
+use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, DType, Error, Order, RmsNorm};
 
 use super::{Batch, Call, Endpoint, RowBuffers};
 use crate::arguments::RivalName;
@@ -78,6 +78,7 @@ pub struct Settings {
     pub sharing: Option<Sharing>,
     pub timeout: Duration,
     pub launch_bytes: Option<usize>,
+    pub order: Option<Order>,
     /// Time plain calls, not graphs.
     pub eager: bool,
     /// Of a launch, at most.
@@ -101,7 +102,7 @@ impl Gpu {
         algorithm: Option<Algorithm>,
     ) -> Result<Self, Failure> {
         Self::with(session, settings, |device| {
-            session.build(device, settings.timeout, algorithm, settings.launch_bytes)
+            session.build(device, settings.timeout, algorithm, settings.order, settings.launch_bytes)
         })
     }
 

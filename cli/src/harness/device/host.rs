@@ -34,7 +34,8 @@ impl Cpu {
         if let Some(isa) = options.isa {
             device = device.isa(isa)?;
         }
-        let communicator = session.build(device, options.timeout, algorithm, options.region_bytes)?;
+        let communicator =
+            session.build(device, options.timeout, algorithm, options.order, options.region_bytes)?;
         Ok(Self { communicator, wait: options.wait.name(), workers })
     }
 

@@ -100,6 +100,19 @@ fn judge_residual<T: Float>(
     }
 }
 
+/// Holds the sum over ranks alone to its bits.
+pub fn wrong_sums<T: Float>(inputs: &Inputs, sum: &[T]) -> Judged {
+    let mut judged = Judged::default();
+    let world_size = inputs.world_size() - 2;
+    let mut values = [T::poison(); MAX_RANKS];
+    let values = &mut values[..world_size];
+    for (index, result) in sum.iter().enumerate() {
+        values.iter_mut().enumerate().for_each(|(rank, value)| *value = inputs.value(rank, index));
+        judged.count(index, 0.0, 0.0, T::reduce(ReduceOp::Sum, values).bits() == result.bits());
+    }
+    judged
+}
+
 /// The rows of the residual, normalised. However its squares are added, it is in chains of no more than every 64th and some.
 fn judge_output<T: Float>(
     first: usize,
@@ -147,6 +160,24 @@ mod tests {
         let residual: Vec<T> = (0..rows * hidden).map(element).collect();
         let output = residual.chunks(hidden).flat_map(|row| normalised(row, &weight)).collect();
         [residual, output, weight]
+    }
+
+    fn notices_sums<T: Float>() {
+        let inputs = inputs(5, 1, 2);
+        let sum = |index| T::reduce(ReduceOp::Sum, &[inputs.value::<T>(0, index), inputs.value(1, index)]);
+        let mut sums: Vec<T> = (0..100).map(sum).collect();
+        assert_eq!(wrong_sums(&inputs, &sums).verdict.wrong, 0);
+        sums[70] = T::rounded(sums[70].wide() + 1.0);
+        sums[90] = T::poison();
+        let judged = wrong_sums(&inputs, &sums);
+        assert_eq!((judged.verdict.wrong, judged.first), (2, Some(70)));
+    }
+
+    #[test]
+    fn wrong_sums_are_noticed() {
+        notices_sums::<f16>();
+        notices_sums::<bf16>();
+        notices_sums::<f32>();
     }
 
     fn notices<T: Float>() {

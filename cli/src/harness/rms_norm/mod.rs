@@ -6,7 +6,7 @@ pub mod check;
 
 use std::cell::RefCell;
 
-use fast_allreduce::{CallKind, ReduceOp};
+use fast_allreduce::{CallKind, Order, ReduceOp};
 
 use self::arithmetic::Float;
 use self::check::{fill_residual, fill_weight, judge, Promise};
@@ -81,7 +81,10 @@ impl<'a, E: Endpoint> Way<'a, E> {
     fn promise(&self) -> Option<Promise> {
         match self {
             Self::Fused(_) => Some(Promise::SameBits),
-            Self::Unfused(Contender::Ours(_)) => Some(Promise::SameResidual),
+            Self::Unfused(Contender::Ours(endpoint)) => match endpoint.communicator().order() {
+                Order::Fixed => Some(Promise::SameResidual),
+                _ => Some(Promise::AnyOrder),
+            },
             Self::Unfused(_) => Some(Promise::AnyOrder),
             Self::Alone(_) => None,
         }
