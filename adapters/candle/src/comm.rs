@@ -98,13 +98,11 @@ impl Comm {
     /// # use candle_core::{CudaDevice, Error, Result};
     /// # use fast_allreduce::{bootstrap::Bootstrap, Communicator};
     /// # use fast_allreduce_candle::Comm;
-    /// # fn comms<B: Bootstrap + 'static>(device: &CudaDevice, groups: Vec<B>) -> Result<Vec<Comm>> {
-    /// let comms = groups.into_iter().map(|group| {
-    ///     let gpu = Comm::gpu(device)?.one_at_a_time();
-    ///     let communicator = Communicator::builder().build(gpu, group).map_err(Error::wrap)?;
-    ///     Ok(Comm::cuda(Arc::new(communicator)))
-    /// });
-    /// # comms.collect()
+    /// # fn comm<B: Bootstrap + 'static>(device: &CudaDevice, group: B) -> Result<Comm> {
+    /// let gpu = Comm::gpu(device)?.one_at_a_time();
+    /// let communicator = Communicator::builder().build(gpu, group).map_err(Error::wrap)?;
+    /// let comm = Comm::cuda(Arc::new(communicator));
+    /// # Ok(comm)
     /// # }
     /// ```
     #[cfg(feature = "cuda")]
