@@ -71,7 +71,7 @@ FA_MOVING(FA_MOVING_KERNEL, )
     Block block;                                                                                             \
     const FaRmsNorm &norm =                                                                                  \
         own.launches == 0 ? operands : *reinterpret_cast<const FaRmsNorm *>(launch.operands);                \
-    algorithm(launch, block, Reduce<element, Op<FA_SUM>, AnyWorld>({}, {launch.world}),                      \
+    algorithm(launch, block, Reduce<element, Op<FA_SUM>, AnyWorldBy<8>>({}, {launch.world}),                 \
               RmsNorm<element>(norm));                                                                       \
   }
 #define FA_NORMING_OF(code, number, name, algorithm, ...) FA_HOT_TYPES(FA_NORMING_KERNEL, name, algorithm)
