@@ -9,42 +9,45 @@
 
 namespace FA_NAMESPACE {
 
-// The number of ranks, known to the compiler (the hot set) or not.
+// The number of ranks. Of the hot set the compiler knows that it is at most W, or W.
 template <u32 W>
 struct World {
   static constexpr bool known = true;
-  FA_FN constexpr u32 size() const { return W; }
+  u32 ranks;
+  FA_FN constexpr u32 size() const { return W == kLeastRanks<W> ? W : ranks; }
 };
-struct AnyWorld {
+// What comes of the ranks is loaded of so many of them together.
+template <u32 Together>
+struct AnyWorldBy {
   static constexpr bool known = false;
   u32 ranks;
   FA_FN constexpr u32 size() const { return ranks; }
 };
+using AnyWorld = AnyWorldBy<1>;
 template <u32 W>
-FA_FN WholePacks<W> partition_of(World<W>) {
+FA_FN WholePacks<W> partition_of(World<W> world) {
+  return {{}, world.size()};
+}
+template <u32 Together>
+FA_FN Parts partition_of(AnyWorldBy<Together>) {
   return {};
 }
-FA_FN Parts partition_of(AnyWorld) { return {}; }
 
 template <u32 W>
 constexpr u32 ranks_of(World<W>) {
   return W;
 }
-constexpr u32 ranks_of(AnyWorld) { return 0; }
-
-// body(r) for r in 0..world in order; unrolled when the world is known, so that indices are constants.
-template <u32 W, class Body>
-FA_FN void for_each_rank(World<W>, Body body) {
-  FA_UNROLL
-  for (u32 r = 0; r < W; ++r)
-    body(r);
+template <u32 Together>
+constexpr u32 ranks_of(AnyWorldBy<Together>) {
+  return 0;
 }
-
-template <class Body>
-FA_FN void for_each_rank(AnyWorld world, Body body) {
-  FA_ROLL
-  for (u32 r = 0; r < world.ranks; ++r)
-    body(r);
+template <u32 W>
+constexpr u32 together(World<W>) {
+  return W;
+}
+template <u32 Together>
+constexpr u32 together(AnyWorldBy<Together>) {
+  return Together;
 }
 
 template <class>
@@ -70,6 +73,7 @@ class Reduce {
 public:
   // 0: not known.
   static constexpr u32 kRanks = ranks_of(WorldT{});
+  static constexpr u32 kTogether = together(WorldT{});
   // The kernels of any world also take checked launches, and messages that are not all whole packs at aligned
   // addresses: so the hot set needs no code for either.
   static constexpr bool compares = !WorldT::known;
@@ -131,12 +135,16 @@ public:
     const auto reduce = [&](u64 at, Index i, auto extent) {
       if constexpr (WorldT::known) {
         Pack packs[kRanks];
-        for_each_rank(world_, [&](u32 r) { packs[r] = load(inputs.at(r) + at, Whole{}, 0); });
+        load_together(inputs, 0, at, packs);
         sink.put(at, i, all_ranks(packs), extent, sizeof(T));
       } else if (extent.whole) {
         Reduction<T, Op, kLanes> reduction(op_, world());
-        for_each_rank(world_,
-                      [&](u32 r) { reduction.add(elements<All>(load(inputs.at(r) + at, Whole{}, 0))); });
+        FA_ROLL
+        for (u32 first = 0; first < world(); first += kTogether) {
+          Pack packs[kTogether];
+          load_together(inputs, first, at, packs);
+          add_together(&reduction, first, packs);
+        }
         sink.put(at, i, pack_of(reduction.finish()), extent, sizeof(T));
       } else {
         sink.put(at, i, reduce_part(inputs, at, extent.bytes), extent, sizeof(T));
@@ -157,21 +165,20 @@ public:
       Slot *slot = slot_at(slots, i - span.first, tag);
       if constexpr (WorldT::known) {
         Pack packs[kRanks];
-        complete = complete && wait_all(launch, slot, share, tag, packs);
+        complete = complete && wait_together(launch, 0, slot, share, tag, packs);
         if (complete) {
           sink.put(at, i, all_ranks<kPushedWords>(packs), extent, sizeof(T));
-          empty_all(slot, share, tag);
+          empty_together(0, slot, share, tag);
         }
       } else {
         Reduction<T, Op, kLanes> reduction(op_, world());
         FA_ROLL
-        for (u32 r = 0; r < world(); ++r) {
-          Pack pack;
-          Slot *from = slot_at(slot, r * share, tag);
-          complete = complete && wait_packet(launch, from, r, tag, &pack);
+        for (u32 first = 0; first < world(); first += kTogether) {
+          Pack packs[kTogether];
+          complete = complete && wait_together(launch, first, slot, share, tag, packs);
           if (complete) {
-            reduction.add(elements<All>(pack));
-            empty_packet(from, tag);
+            add_together(&reduction, first, packs);
+            empty_together(first, slot, share, tag);
           }
         }
         if (complete)
@@ -202,16 +209,18 @@ public:
         partition.for_each(block, own, [&](Index i) {
           Pack packs[kRanks];
           Slot *slot = slot_at(slots, i, inputs);
-          complete = complete && wait_all(launch, slot, share, inputs, packs);
+          complete = complete && wait_together(launch, 0, slot, share, inputs, packs);
           if (!complete)
             return;
           if (part == kInputs) {
             sink.put(u64(own.first + i) * kPackBytes, own.first + i, all_ranks(packs), Whole{}, sizeof(T));
           } else {
-            for_each_rank(world_, [&](u32 r) { packs[r] = sum_of(packs[r], results); });
-            store_slices<kRanks>(output, packs, i, slices);
+            FA_UNROLL
+            for (u32 r = 0; r < kRanks; ++r)
+              packs[r] = sum_of(packs[r], results);
+            store_slices<kRanks>(output, packs, i, slices, world());
           }
-          empty_all(slot, share, inputs);
+          empty_together(0, slot, share, inputs);
         });
       }
     } else {
@@ -266,13 +275,17 @@ private:
   template <u32 Words = kWords>
   FA_FN Pack all_ranks(Pack *packs) const {
     Pack result = {0, 0};
+    FA_UNROLL
+    for (u32 r = 0; r < kRanks; ++r)
+      packs[r] = is_there(r) ? packs[r] : Pack{0, 0};
     FA_UNROLL_BY(Words)
     for (u32 word = 0; word < 4; ++word) {
       Reduction<T, Op, kLanes / 4> reduction(op_, world());
-      for_each_rank(world_, [&](u32 r) {
+      FA_UNROLL
+      for (u32 r = 0; r < kRanks; ++r) {
         reduction.add(word_of(u32(packs[r].low)));
         pop_word(&packs[r]);
-      });
+      }
       push_word(&result, reduction.finish());
     }
     return result;
@@ -304,28 +317,61 @@ private:
              pack->high >> 32 | u64(*reinterpret_cast<const u32 *>(&elements)) << 32};
   }
 
-  // Waits for one packet of each of some ranks, of which rank 0's is in `slot` and the others' at a distance
-  // each. All are looked at together, so that the looks wait for each other's memory only once.
-  FA_FN bool wait_all(const FaLaunch &launch, const Slot *slot, u32 distance, Tag tag, Pack *packs) const {
+  // Whether there is a rank that would be together with others. What is loaded for one that is not is
+  // another's: with a branch around each load they would wait for each other.
+  FA_FN bool is_there(u32 r) const {
+    if constexpr (WorldT::known)
+      return is_rank<kRanks>(r, world());
+    else
+      return kTogether == 1 || r < world();
+  }
+  FA_FN u32 there(u32 r) const { return is_there(r) ? r : world() - 1; }
+
+  // A pack of each rank from the first on.
+  FA_FN void load_together(const Inputs &inputs, u32 first, u64 at, Pack *packs) const {
+    FA_UNROLL
+    for (u32 k = 0; k < kTogether; ++k)
+      packs[k] = load(inputs.at(there(first + k)) + at, Whole{}, 0);
+  }
+
+  // Adds the packs of ranks from the first on. Zeros, for those that there are not, change no sum, as it
+  // starts at +0.
+  template <class Reduction>
+  FA_FN void add_together(Reduction *reduction, u32 first, const Pack *packs) const {
+    static_assert(kTogether == 1 || !kMayScale<Op>, "of sums alone");
+    FA_UNROLL
+    for (u32 k = 0; k < kTogether; ++k)
+      reduction->add(elements<All>(is_there(first + k) ? packs[k] : Pack{0, 0}));
+  }
+
+  // Waits for one packet of each of some ranks from the first on, of which rank 0's is in `slot` and the
+  // others' at a distance each. All are looked at together, so that the looks wait for each other's memory
+  // only once.
+  FA_FN bool wait_together(const FaLaunch &launch, u32 first, const Slot *slot, u32 distance, Tag tag,
+                           Pack *packs) const {
     u32 late = 0;
     const auto poll = [&] {
-      bool came[kRanks];
-      for_each_rank(world_,
-                    [&](u32 r) { came[r] = load_packet(slot_at(slot, r * distance, tag), tag, &packs[r]); });
-      late = kRanks;
+      bool came[kTogether];
       FA_UNROLL
-      for (u32 r = kRanks; r-- > 0;)
+      for (u32 k = 0; k < kTogether; ++k)
+        came[k] = load_packet(slot_at(slot, there(first + k) * distance, tag), tag, &packs[k]);
+      late = kTogether;
+      FA_UNROLL
+      for (u32 r = kTogether; r-- > 0;)
         late = came[r] ? late : r;
-      return late == kRanks;
+      const bool all = late == kTogether;
+      late += first;
+      return all;
     };
     return succeeded(launch, wait_until(launch, late, poll), tag.epoch);
   }
 
   // After that.
-  static FA_FN void empty_all(Slot *slot, u32 distance, Tag tag) {
+  FA_FN void empty_together(u32 first, Slot *slot, u32 distance, Tag tag) const {
     FA_UNROLL
-    for (u32 r = 0; r < kRanks; ++r)
-      empty_packet(slot_at(slot, r * distance, tag), tag);
+    for (u32 k = 0; k < kTogether; ++k)
+      if (is_there(first + k))
+        empty_packet(slot_at(slot, (first + k) * distance, tag), tag);
   }
 
   // Element by element, from the last to the first, as parts are loaded.

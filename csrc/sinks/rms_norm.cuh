@@ -93,13 +93,16 @@ public:
     const u64 row_bytes = u64(norm_.row) * sizeof(T);
     // Two elements at a time, where they are at an address for two.
     const u64 addresses = rows | norm_.normed | norm_.weight | row_bytes;
-    const bool pairs = addresses % sizeof(Two) == 0;
+    const bool pairs = addresses % sizeof(Two) == 0, packs = addresses % kPackBytes == 0;
     partition.for_each_row(block, bytes, parts, norm_.rows, [&](u32 row) {
       const u8 *from = reinterpret_cast<const u8 *>(rows) + row * row_bytes;
       const float scale = row_scale(squares(block, from, pairs), norm_.row, norm_.epsilon);
       if (norm_.scaling != FA_NOT_SCALED)
         return quantise(block, row, from, scale, pairs);
       u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes;
+      if (packs)
+        return block.for_each_alone(u32(row_bytes / kPackBytes),
+                                    [&](u32 pack) { store_scaled_pack(to, from, pack, scale); });
       block.for_each_alone((norm_.row + 1) / 2,
                            [&](u32 pair) { store_scaled(to, from, 2 * pair, scale, pairs); });
     });
@@ -163,6 +166,25 @@ private:
     reinterpret_cast<One *>(at)->unit[0] = two.unit[0];
     if (i + 1 < norm_.row)
       reinterpret_cast<One *>(at)[1].unit[0] = two.unit[1];
+  }
+
+  // The same of a pack, where all is aligned to packs: few loads that wait for memory.
+  FA_FN void store_scaled_pack(u8 *to, const u8 *from, u32 i, float scale) const {
+    struct alignas(kPackBytes) Pairs {
+      Two two[kPackBytes / sizeof(Two)];
+    };
+    const u64 at = u64(i) * kPackBytes;
+    const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
+    Pack row = load(from + at, Whole{}, 0), weight = {0, 0};
+    if (weights != nullptr)
+      weight = load(weights + at, Whole{}, 0);
+    Pairs rows = *reinterpret_cast<const Pairs *>(&row);
+    const Pairs by = *reinterpret_cast<const Pairs *>(&weight);
+    FA_UNROLL
+    for (u32 pair = 0; pair < kPackBytes / sizeof(Two); ++pair)
+      rows.two[pair] =
+          scaled<T>(rows.two[pair], scale, by.two[pair], weights != nullptr, norm_.unit_offset != 0);
+    store(to + at, *reinterpret_cast<const Pack *>(&rows), Whole{}, 0);
   }
 
   FA_FN u8 narrow(float value) const {
@@ -247,9 +269,21 @@ private:
     FA_ROLL
     for (u32 chunk = threadIdx.x / kWarp; chunk < count; chunk += blockDim.x / kWarp) {
       float even = 0, odd = 0;
+      const u32 first = chunk * kChunk + 2 * lane;
+      Two twos[kChunk / kPartials];
+      // Without a branch around each load, which would wait for the one before it.
+      if (pairs && chunk * kChunk + kChunk <= norm_.row) {
+        FA_UNROLL
+        for (u32 run = 0; run < kChunk / kPartials; ++run)
+          twos[run] = *reinterpret_cast<const Two *>(row + u64(first + run * kPartials) * sizeof(T));
+      } else {
+        FA_UNROLL
+        for (u32 run = 0; run < kChunk / kPartials; ++run)
+          twos[run] = load_two(row, first + run * kPartials, pairs);
+      }
       FA_UNROLL
       for (u32 run = 0; run < kChunk / kPartials; ++run) {
-        const auto x = widen<T, 2>(load_two(row, chunk * kChunk + run * kPartials + 2 * lane, pairs));
+        const auto x = widen<T, 2>(twos[run]);
         even += x.unit[0] * x.unit[0];
         odd += x.unit[1] * x.unit[1];
       }
