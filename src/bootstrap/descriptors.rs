@@ -26,6 +26,7 @@ use super::socket::{self, accept, is_ready, poll_until, uninterrupted, Token};
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+use crate::thread;
 
 /// Messages keep their bounds, and a descriptor stays with its message.
 const KIND: SockType = SockType::SeqPacket;
@@ -110,7 +111,7 @@ pub(crate) fn exchange_several(
         let turn = if unsent.is_empty() { turn } else { turn.min(RETRY_INTERVAL) };
         let mut has_heard = false;
         if failure.is_some() {
-            std::thread::sleep(turn);
+            thread::pause(turn);
         } else {
             match inbox.receive(&mut sent, &addresses, turn) {
                 Ok(heard) => has_heard = heard,

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use nix::sys::socket::SockType;
@@ -14,6 +13,7 @@ use super::socket::{random_bytes, Token};
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+use crate::thread;
 
 /// Between two looks at whether a meeting has begun.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
@@ -166,7 +166,7 @@ impl Family {
                     last_seen: String::new(),
                 });
             }
-            thread::sleep(LOOK_INTERVAL.min(turn));
+            thread::pause(LOOK_INTERVAL.min(turn));
         }
     }
 

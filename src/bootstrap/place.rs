@@ -20,6 +20,7 @@ use nix::unistd::{geteuid, linkat, unlinkat, UnlinkatFlags};
 use super::socket::{self, uninterrupted};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+use crate::thread;
 
 /// Names a directory to meet in.
 pub(super) const SOCKET_DIRECTORY: &str = "FAST_ALLREDUCE_SOCKET_DIR";
@@ -174,7 +175,7 @@ impl Directory {
                 Ok(lock) => return Ok(lock),
                 Err((descriptor, Errno::EAGAIN | Errno::EINTR)) if !turn.is_zero() => {
                     own = Some(descriptor);
-                    std::thread::sleep(RETRY_INTERVAL.min(turn));
+                    thread::pause(RETRY_INTERVAL.min(turn));
                 }
                 Err((_, errno)) => {
                     return Err(Error::System { call: "flock of the socket directory", errno })

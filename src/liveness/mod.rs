@@ -30,6 +30,7 @@ use crate::device::host::SharedMemory;
 use crate::device::sealed::Shared as _;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
+use crate::thread;
 
 /// How long a rank whose time is up waits to hear whether a rank in the same call gives up as well, and why.
 const GRACE: Duration = Duration::from_millis(100);
@@ -299,7 +300,7 @@ impl Liveness {
                     }
                     Some(_) => break,
                     None if heard >= if has_come_back(rank) { 2 * GRACE } else { GRACE } => break,
-                    None => std::thread::sleep(Duration::from_millis(1)),
+                    None => thread::pause(Duration::from_millis(1)),
                 }
             }
         }

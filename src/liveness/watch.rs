@@ -145,7 +145,7 @@ fn watch(
             Err(_) => {
                 // The program has closed it. Pages are still there.
                 watched.iter_mut().for_each(|peer| peer.look = true);
-                std::thread::sleep(Duration::from_millis(LOOK_INTERVAL_MS.into()));
+                thread::pause(Duration::from_millis(LOOK_INTERVAL_MS.into()));
                 &[]
             }
         };

@@ -59,3 +59,22 @@ fn ranks_in_calls() {
     let parts = [Part::Half(8), Part::LateHalf(8), Part::Half(8)];
     paused(&[(Algorithm::OneShotPull, "half", &parts), (Algorithm::OneShotPush, "half", &parts)]);
 }
+
+/// The ranks that wait hear each other out before they name one, and may not sleep meanwhile.
+#[test]
+fn a_rank_that_stands_still_is_named_where_sleep_is_refused() {
+    let mut pool = Pool::default();
+    for rank in 0..2 {
+        pool.forbid(rank, libc::SYS_clock_nanosleep, libc::EPERM);
+        pool.forbid(rank, libc::SYS_nanosleep, libc::EPERM);
+    }
+    let ranks = pool.start(Algorithm::TwoShotPull, 3, 500, &[Part::Endless; 3]);
+    ranks.iter().for_each(|rank| drop(rank.told("ready")));
+    ranks[2].signal(libc::SIGSTOP);
+    for rank in &ranks[..2] {
+        let outcome = rank.outcome();
+        assert_eq!((outcome.kind.as_str(), &outcome.named[..]), ("timeout", &[2][..]), "{outcome:?}");
+    }
+    ranks[2].signal(libc::SIGCONT);
+    ranks[2].outcome();
+}

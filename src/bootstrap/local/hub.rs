@@ -179,7 +179,7 @@ impl Hub {
                 Err(Errno::ECONNABORTED) => continue,
                 Err(_) => {
                     // No descriptors or no memory: they stay in the queue, and poll would say so at once.
-                    std::thread::sleep(Duration::from_millis(10));
+                    thread::pause(Duration::from_millis(10));
                     return;
                 }
             };

@@ -14,7 +14,6 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -30,6 +29,7 @@ use super::world::Event;
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+use crate::thread;
 
 const UNIQUE_ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
 const RANK: &str = "FAST_ALLREDUCE_RANK";
@@ -172,7 +172,7 @@ impl Local {
                     last_seen: last_seen.into(),
                 });
             }
-            thread::sleep(LOOK_INTERVAL.min(turn));
+            thread::pause(LOOK_INTERVAL.min(turn));
         }
     }
 
@@ -375,7 +375,7 @@ fn connect(place: &Place, name: &[u8], deadline: &Deadline<'_>) -> Result<Option
             Err(Errno::EAGAIN) if turn.is_zero() => {
                 return Err(rendezvous("its queue is full and its server takes nobody in"));
             }
-            Err(Errno::EAGAIN) => thread::sleep(RETRY_INTERVAL.min(turn)),
+            Err(Errno::EAGAIN) => thread::pause(RETRY_INTERVAL.min(turn)),
             Err(Errno::ECONNREFUSED) => return Ok(None),
             Err(errno) => return Err(Error::System { call: "connect to the rendezvous", errno }),
         }

@@ -298,7 +298,7 @@ impl Pause {
         if self.started.elapsed() < self.busy {
             thread::yield_now();
         } else {
-            thread::sleep(Duration::from_micros(200));
+            crate::thread::pause(Duration::from_micros(200));
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread;
 use std::time::Duration;
 
 use ::mpi::environment::{
@@ -13,6 +12,7 @@ use ::mpi::{ffi, Threading};
 
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+use crate::thread;
 
 /// Below `MPI_THREAD_MULTIPLE`, MPI allows one call at a time in a process.
 static TURN: Mutex<()> = Mutex::new(());
@@ -91,7 +91,7 @@ extern "C" fn finalize() {
             Ok(turn) => break turn,
             Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
             Err(TryLockError::WouldBlock) if deadline.has_passed() => return,
-            Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(1)),
+            Err(TryLockError::WouldBlock) => thread::pause(Duration::from_millis(1)),
         }
     };
     if UNFINISHED.load(Ordering::Relaxed) || check_thread().is_err() {

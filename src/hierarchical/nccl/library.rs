@@ -209,7 +209,7 @@ impl Comm {
             if since.elapsed() >= limit {
                 return Err(self.late(operation, since.elapsed()));
             }
-            std::thread::sleep(PAUSE);
+            thread::pause(PAUSE);
         }
         Ok(())
     }

@@ -119,7 +119,7 @@ impl State {
         while let Ok(call) = calls.recv() {
             under_way.push_back(call);
             while !under_way.is_empty() {
-                std::thread::sleep(PAUSE);
+                thread::pause(PAUSE);
                 under_way.extend(calls.try_iter());
                 if let Err(error) = self.advance(&mut under_way) {
                     return self.give_up(error);
