@@ -84,9 +84,24 @@ pub(crate) fn transfers_id(kind: CallKind, transfers: &[Transfer]) -> CallId {
     CallId { kind, dtype, op: None, algorithm: None, root: None, digest: 0, count }
 }
 
+/// The most transfers of a group: a message from a rank to itself is two.
+const MOST: usize = 2 * FA_MAX_TRANSFERS as usize;
+
+fn too_many(count: usize) -> Error {
+    Error::InvalidSetting {
+        name: "messages of a group",
+        value: count.to_string(),
+        expected: "at most 64, a message from a rank to itself counting once",
+    }
+}
+
 /// Refuses transfers that no kernel could do.
 #[inline]
 pub(crate) fn check_transfers(transfers: &[Transfer], world_size: usize) -> Result<()> {
+    // Before each is compared with each.
+    if transfers.len() > MOST {
+        return Err(too_many(transfers.len()));
+    }
     for (index, transfer) in transfers.iter().enumerate() {
         if transfer.peer >= world_size {
             return Err(Error::RankOutOfRange { rank: transfer.peer, world_size });
@@ -136,13 +151,7 @@ pub(crate) fn pack(
     stripes: Stripes,
     packed: &mut FaTransfers,
 ) -> Result<Moved> {
-    // A message from a rank to itself is two.
-    const MOST: usize = 2 * FA_MAX_TRANSFERS as usize;
-    let too_many = || Error::InvalidSetting {
-        name: "messages of a group",
-        value: transfers.len().to_string(),
-        expected: "at most 64, a message from a rank to itself counting once",
-    };
+    let too_many = || too_many(transfers.len());
     let channel_of = |index: u8| {
         let Transfer { peer, direction, .. } = transfers[usize::from(index)];
         2 * peer + usize::from(direction == Direction::Recv)
@@ -310,5 +319,11 @@ mod tests {
         assert!(pack(&list[..64], 0, 2, ONE, &mut { NO_TRANSFERS }).is_ok());
         let more: Vec<_> = (0..300).map(|at| transfer(Direction::Send, 1, 64 * at, 0)).collect();
         assert!(pack(&more, 0, 2, ONE, &mut { NO_TRANSFERS }).is_err());
+        // Before each is compared with each, which would take minutes.
+        let many = vec![transfer(Direction::Send, 1, 0x10, 0); 1_000_000];
+        let started = std::time::Instant::now();
+        let error = check_transfers(&many, 2).unwrap_err();
+        assert!(matches!(error, Error::InvalidSetting { name: "messages of a group", .. }), "{error}");
+        assert!(started.elapsed() < std::time::Duration::from_secs(5));
     }
 }
