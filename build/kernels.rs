@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Writes `out_dir/kernels.rs`: of each list the names of its entries in order, and of `FA_HOT_WORLDS` the ranges.
+/// Writes `out_dir/kernels.rs`: of each list the names of its entries in order, and of `FA_HOT_WORLDS` the numbers.
 ///
 /// # Panics
 ///
@@ -18,15 +18,8 @@ pub fn write(csrc: &Path, out_dir: &Path) {
         let names = column_of(&text, list, column);
         writeln!(rust, "pub const {list}: [&str; {}] = {names:?};", names.len()).expect("a string takes it");
     }
-    let [most, least] = [0, 1].map(|column| column_of(&text, "HOT_WORLDS", column));
-    let worlds: Vec<_> = least.iter().zip(most).map(|(least, most)| format!("{least}..={most}")).collect();
-    writeln!(
-        rust,
-        "pub const HOT_WORLDS: [std::ops::RangeInclusive<usize>; {}] = [{}];",
-        worlds.len(),
-        worlds.join(", ")
-    )
-    .expect("a string takes it");
+    let worlds = column_of(&text, "HOT_WORLDS", 0).join(", ");
+    writeln!(rust, "pub const HOT_WORLDS: &[usize] = &[{worlds}];").expect("a string takes it");
     let to = out_dir.join("kernels.rs");
     std::fs::write(&to, rust).unwrap_or_else(|error| panic!("{}: {error}", to.display()));
 }

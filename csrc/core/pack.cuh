@@ -208,33 +208,12 @@ struct Parts {
 #endif
 };
 #if FA_CUDA
-// A kernel of the hot set is for worlds of at most W ranks and of at least so many: often as many.
-template <u32 W>
-constexpr u32 kLeastRanks = W;
-#define FA_LEAST_RANKS(most, least, ...)                                                                     \
-  template <>                                                                                                \
-  constexpr u32 kLeastRanks<most> = least;
-FA_HOT_WORLDS(FA_LEAST_RANKS, )
-#undef FA_LEAST_RANKS
-// Whether rank r < W is in one.
-template <u32 W>
-FA_FN bool is_rank(u32 r, u32 world) {
-  return r < kLeastRanks<W> || r < world;
-}
-// The same rank, or the last: loads of ranks that there are not are of that one's. With a branch around each,
-// loads would wait for each other.
-template <u32 W>
-FA_FN u32 rank_or_last(u32 r, u32 world) {
-  return is_rank<W>(r, world) ? r : world - 1;
-}
-
-// Of messages in such a world that have whole packs alone, as many in each slice.
+// Of messages in a world of W that have whole packs alone, as many in each slice.
 template <u32 W>
 struct WholePacks : Parts {
   static constexpr bool has_parts = false;
-  u32 world;
   FA_FN Span all(u64 bytes) const { return {0, Index(bytes / kPackBytes)}; }
-  FA_FN EqualSlices slices(u64 bytes, u32) const { return EqualSlices{all(bytes).length / world}; }
+  FA_FN EqualSlices slices(u64 bytes, u32) const { return EqualSlices{all(bytes).length / W}; }
 };
 #endif
 // All packs of a message of a launch.
@@ -311,11 +290,10 @@ FA_STEP void copy_twice(const Block &block, u8 *to, u8 *also, const u8 *from, Sp
 #if FA_CUDA
 // Stores pack i of each slice. All slices are equal.
 template <u32 W>
-FA_FN void store_slices(u8 *to, const Pack *packs, Index i, const EqualSlices &slices, u32 world) {
+FA_FN void store_slices(u8 *to, const Pack *packs, Index i, const EqualSlices &slices) {
   FA_UNROLL
   for (u32 r = 0; r < W; ++r)
-    if (is_rank<W>(r, world))
-      store(to + u64(r * slices.each + i) * kPackBytes, packs[r], Whole{}, 0);
+    store(to + u64(r * slices.each + i) * kPackBytes, packs[r], Whole{}, 0);
 }
 #endif
 
@@ -350,12 +328,11 @@ FA_FN void copy_slices(WholePacks<W> partition, const Block &block, u8 *to, cons
   partition.for_each(block, slices.of(0), [&](Index i) {
     Pack packs[W];
     FA_UNROLL
-    for (u32 k = 0; k < W; ++k) {
-      const u32 r = rank_or_last<W>(k, partition.world);
+    for (u32 r = 0; r < W; ++r) {
       const Index at = r * slices.each + i;
-      packs[k] = load(reinterpret_cast<const u8 *>(sources[r]) + u64(at) * kPackBytes, Whole{}, 0);
+      packs[r] = load(reinterpret_cast<const u8 *>(sources[r]) + u64(at) * kPackBytes, Whole{}, 0);
     }
-    store_slices<W>(to, packs, i, slices, partition.world);
+    store_slices<W>(to, packs, i, slices);
   });
 }
 #endif

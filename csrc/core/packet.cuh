@@ -196,24 +196,20 @@ FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Bl
                        const u8 *from, const EqualSlices &slices, u64, u32, u32 epoch, Tag tag) {
   // In two rounds by one body, where there would be much code.
   constexpr u32 kBatch = W > 4 ? (W + 1) / 2 : W;
-  const u32 rank = launch.rank, world = partition.world;
-  const u64 first =
-      u64(slots_of(launch, world, rank, epoch, kInputs, kParts, rank, tag)) - launch.regions[rank];
+  const u32 rank = launch.rank;
+  const u64 first = u64(slots_of(launch, W, rank, epoch, kInputs, kParts, rank, tag)) - launch.regions[rank];
   partition.for_each(block, slices.of(0), [&](Index i) {
     FA_ROLL
     for (u32 begin = 0; begin < W; begin += kBatch) {
       Pack packs[kBatch];
       FA_UNROLL
-      for (u32 k = 0; k < kBatch; ++k) {
-        const u32 r = around(rank + rank_or_last<W>(begin + k, world), world);
-        packs[k] = load(from + u64(r * slices.each + i) * kPackBytes, Whole{}, 0);
-      }
+      for (u32 k = 0; k < kBatch; ++k)
+        packs[k] = load(from + u64(around(rank + begin + k, W) * slices.each + i) * kPackBytes, Whole{}, 0);
       FA_UNROLL
       for (u32 k = 0; k < kBatch; ++k) {
         // Each rank writes to one peer at a time, a different one from its peers.
-        const u32 r = around(rank + rank_or_last<W>(begin + k, world), world);
-        Slot *slots = reinterpret_cast<Slot *>(launch.regions[r] + first);
-        if (begin + k < W && is_rank<W>(begin + k, world))
+        Slot *slots = reinterpret_cast<Slot *>(launch.regions[around(rank + begin + k, W)] + first);
+        if (begin + k < W)
           store_packet(slot_at(slots, i, tag), packs[k], tag);
       }
     }
@@ -221,7 +217,7 @@ FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Bl
 }
 #endif
 
-// Sends one pack to all ranks, at an index of the same part. W: the most that they are, where it is known.
+// Sends one pack to all ranks, at an index of the same part. W: their number, where it is known.
 template <u32 W = 0>
 FA_FN void send_to_all(const FaLaunch &launch, u32 world, u32 epoch, u32 part, u32 parts, Index i,
                        const Pack &pack, Tag tag) {
@@ -230,11 +226,7 @@ FA_FN void send_to_all(const FaLaunch &launch, u32 world, u32 epoch, u32 part, u
   const u64 slot = u64(slot_at(slots_of(launch, world, rank, epoch, part, parts, rank, tag), i, tag)) -
                    launch.regions[rank];
   FA_UNROLL_BY((W == 0 ? 1 : W))
-  for (u32 step = kFirstStep; step < (W == 0 ? world : W); ++step) {
-#if FA_CUDA
-    if (W != 0 && !is_rank<W>(step, world))
-      continue;
-#endif
+  for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank writes to one peer at a time, a different one from its peers.
     const u32 r = around(rank + step, world);
     store_packet(reinterpret_cast<Slot *>(launch.regions[r] + slot), pack, tag);

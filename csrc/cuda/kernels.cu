@@ -1,8 +1,8 @@
 // Entry points of the CUDA device. Of an allreduce by a direct algorithm one kernel for each member of the
-// hot set, <name>_<type>_sum_w<the most ranks>. Of everything that reduces one for each kernel type,
-// <name>_<type>, that takes any operation and world. Of sums with a norm, and of those by NVLS, one for each
-// of their types. Of what moves bytes, and of the others, one: <name>. All but the hot set and NVLS can also
-// run all ranks of a world in one cooperative launch, blockIdx.y being the rank.
+// hot set, <name>_<type>_sum_w<world>. Of everything that reduces one for each kernel type, <name>_<type>,
+// that takes any operation and world. Of sums with a norm, and of those by NVLS, one for each of their types.
+// Of what moves bytes, and of the others, one: <name>. All but the hot set and NVLS can also run all ranks of
+// a world in one cooperative launch, blockIdx.y being the rank.
 #include "../algorithms/all_gather.cuh"
 #include "../algorithms/barrier.cuh"
 #include "../algorithms/broadcast.cuh"
@@ -35,10 +35,10 @@ static FA_FN const FaLaunch &launch_of(const FaLaunch &own) {
 // __grid_constant__ its arrays are indexed there and not in a local copy.
 #define FA_KERNEL(name) extern "C" __global__ void __launch_bounds__(512, 1) name
 
-#define FA_HOT_KERNEL(ranks, least, type, element, algorithm, ...)                                           \
+#define FA_HOT_KERNEL(ranks, type, element, algorithm, ...)                                                  \
   FA_KERNEL(algorithm##_##type##_sum_w##ranks)(const __grid_constant__ FaLaunch launch) {                    \
     Block block;                                                                                             \
-    algorithm(launch, block, Reduce<element, Op<FA_SUM>, World<ranks>>({}, {launch.world}));                 \
+    algorithm(launch, block, Reduce<element, Op<FA_SUM>, World<ranks>>({}, {}));                             \
   }
 
 #define FA_ANY_KERNEL(type, element, algorithm, ...)                                                         \

@@ -9,12 +9,11 @@
 
 namespace FA_NAMESPACE {
 
-// The number of ranks. Of the hot set the compiler knows that it is at most W, or W.
+// The number of ranks, known to the compiler (the hot set) or not.
 template <u32 W>
 struct World {
   static constexpr bool known = true;
-  u32 ranks;
-  FA_FN constexpr u32 size() const { return W == kLeastRanks<W> ? W : ranks; }
+  FA_FN constexpr u32 size() const { return W; }
 };
 // What comes of the ranks is loaded of so many of them together.
 template <u32 Together>
@@ -25,8 +24,8 @@ struct AnyWorldBy {
 };
 using AnyWorld = AnyWorldBy<1>;
 template <u32 W>
-FA_FN WholePacks<W> partition_of(World<W> world) {
-  return {{}, world.size()};
+FA_FN WholePacks<W> partition_of(World<W>) {
+  return {};
 }
 template <u32 Together>
 FA_FN Parts partition_of(AnyWorldBy<Together>) {
@@ -48,6 +47,14 @@ constexpr u32 together(World<W>) {
 template <u32 Together>
 constexpr u32 together(AnyWorldBy<Together>) {
   return Together;
+}
+
+// body(r) for r in 0..world in order; unrolled when the world is known, so that indices are constants.
+template <u32 W, class Body>
+FA_FN void for_each_rank(World<W>, Body body) {
+  FA_UNROLL
+  for (u32 r = 0; r < W; ++r)
+    body(r);
 }
 
 template <class>
@@ -135,14 +142,16 @@ public:
     const auto reduce = [&](u64 at, Index i, auto extent) {
       if constexpr (WorldT::known) {
         Pack packs[kRanks];
-        load_together(inputs, 0, at, packs);
+        for_each_rank(world_, [&](u32 r) { packs[r] = load(inputs.at(r) + at, Whole{}, 0); });
         sink.put(at, i, all_ranks(packs), extent, sizeof(T));
       } else if (extent.whole) {
         Reduction<T, Op, kLanes> reduction(op_, world());
         FA_ROLL
         for (u32 first = 0; first < world(); first += kTogether) {
           Pack packs[kTogether];
-          load_together(inputs, first, at, packs);
+          FA_UNROLL
+          for (u32 k = 0; k < kTogether; ++k)
+            packs[k] = load(inputs.at(there(first + k)) + at, Whole{}, 0);
           add_together(&reduction, first, packs);
         }
         sink.put(at, i, pack_of(reduction.finish()), extent, sizeof(T));
@@ -168,7 +177,7 @@ public:
         complete = complete && wait_together(launch, 0, slot, share, tag, packs);
         if (complete) {
           sink.put(at, i, all_ranks<kPushedWords>(packs), extent, sizeof(T));
-          empty_together(0, slot, share, tag);
+          empty_all(slot, share, tag);
         }
       } else {
         Reduction<T, Op, kLanes> reduction(op_, world());
@@ -178,7 +187,10 @@ public:
           complete = complete && wait_together(launch, first, slot, share, tag, packs);
           if (complete) {
             add_together(&reduction, first, packs);
-            empty_together(first, slot, share, tag);
+            FA_UNROLL
+            for (u32 k = 0; k < kTogether; ++k)
+              if (is_there(first + k))
+                empty_packet(slot_at(slot, (first + k) * share, tag), tag);
           }
         }
         if (complete)
@@ -215,12 +227,10 @@ public:
           if (part == kInputs) {
             sink.put(u64(own.first + i) * kPackBytes, own.first + i, all_ranks(packs), Whole{}, sizeof(T));
           } else {
-            FA_UNROLL
-            for (u32 r = 0; r < kRanks; ++r)
-              packs[r] = sum_of(packs[r], results);
-            store_slices<kRanks>(output, packs, i, slices, world());
+            for_each_rank(world_, [&](u32 r) { packs[r] = sum_of(packs[r], results); });
+            store_slices<kRanks>(output, packs, i, slices);
           }
-          empty_together(0, slot, share, inputs);
+          empty_all(slot, share, inputs);
         });
       }
     } else {
@@ -275,17 +285,13 @@ private:
   template <u32 Words = kWords>
   FA_FN Pack all_ranks(Pack *packs) const {
     Pack result = {0, 0};
-    FA_UNROLL
-    for (u32 r = 0; r < kRanks; ++r)
-      packs[r] = is_there(r) ? packs[r] : Pack{0, 0};
     FA_UNROLL_BY(Words)
     for (u32 word = 0; word < 4; ++word) {
       Reduction<T, Op, kLanes / 4> reduction(op_, world());
-      FA_UNROLL
-      for (u32 r = 0; r < kRanks; ++r) {
+      for_each_rank(world_, [&](u32 r) {
         reduction.add(word_of(u32(packs[r].low)));
         pop_word(&packs[r]);
-      }
+      });
       push_word(&result, reduction.finish());
     }
     return result;
@@ -319,20 +325,8 @@ private:
 
   // Whether there is a rank that would be together with others. What is loaded for one that is not is
   // another's: with a branch around each load they would wait for each other.
-  FA_FN bool is_there(u32 r) const {
-    if constexpr (WorldT::known)
-      return is_rank<kRanks>(r, world());
-    else
-      return kTogether == 1 || r < world();
-  }
+  FA_FN bool is_there(u32 r) const { return WorldT::known || kTogether == 1 || r < world(); }
   FA_FN u32 there(u32 r) const { return is_there(r) ? r : world() - 1; }
-
-  // A pack of each rank from the first on.
-  FA_FN void load_together(const Inputs &inputs, u32 first, u64 at, Pack *packs) const {
-    FA_UNROLL
-    for (u32 k = 0; k < kTogether; ++k)
-      packs[k] = load(inputs.at(there(first + k)) + at, Whole{}, 0);
-  }
 
   // Adds the packs of ranks from the first on. Zeros, for those that there are not, change no sum, as it
   // starts at +0.
@@ -367,11 +361,10 @@ private:
   }
 
   // After that.
-  FA_FN void empty_together(u32 first, Slot *slot, u32 distance, Tag tag) const {
+  static FA_FN void empty_all(Slot *slot, u32 distance, Tag tag) {
     FA_UNROLL
-    for (u32 k = 0; k < kTogether; ++k)
-      if (is_there(first + k))
-        empty_packet(slot_at(slot, (first + k) * distance, tag), tag);
+    for (u32 r = 0; r < kRanks; ++r)
+      empty_packet(slot_at(slot, r * distance, tag), tag);
   }
 
   // Element by element, from the last to the first, as parts are loaded.

@@ -36,13 +36,13 @@ FA_FN void turns_of(const FaLaunch &launch, u32 turns, u64 *sums, Call call) {
   }
 }
 
-#define FA_WORLD_KERNEL(ranks, least, type, element, algorithm, ...)                                         \
+#define FA_WORLD_KERNEL(ranks, type, element, algorithm, ...)                                                \
   extern "C" __global__ void __launch_bounds__(512, 1) world_##algorithm##_##type##_sum_w##ranks(            \
       const __grid_constant__ FaLaunch own, u32 turns, u64 *sums) {                                          \
     const FaLaunch &launch = reinterpret_cast<const FaLaunch *>(own.launches)[blockIdx.y];                   \
     turns_of(launch, turns, sums, [&] {                                                                      \
       Block block;                                                                                           \
-      algorithm(launch, block, Reduce<element, Op<FA_SUM>, World<ranks>>({}, {launch.world}));               \
+      algorithm(launch, block, Reduce<element, Op<FA_SUM>, World<ranks>>({}, {}));                           \
     });                                                                                                      \
   }
 #define FA_WORLDS_OF_TYPE(type, element, ...) FA_HOT_WORLDS(FA_WORLD_KERNEL, type, element, __VA_ARGS__)

@@ -6,7 +6,7 @@
 
 namespace FA_NAMESPACE {
 
-// W: the most that the ranks are, where it is known.
+// W: the number of ranks, where it is known.
 template <u32 W = 0>
 class Packets : public Store {
 public:

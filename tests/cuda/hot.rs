@@ -52,7 +52,7 @@ fn every_type_and_world(gpus: Option<Gpus>) {
                 .filter_map(|line| line.split(' ').next())
                 .filter(|name| name.contains("_sum_w"))
                 .collect();
-            assert_eq!(launched.len(), Algorithm::DIRECT.len() * TYPES.len() * 4, "{launched:?}");
+            assert_eq!(launched.len(), Algorithm::DIRECT.len() * TYPES.len() * 7, "{launched:?}");
         }
         _ => sums(),
     }

@@ -31,9 +31,8 @@ const Type kTypes[] = {FA_TYPES(TYPE, )};
 bool is_hot_algorithm(uint32_t algorithm) { return FA_HOT(IS_HOT_ALGORITHM, ) false; }
 #define IS_HOT_TYPE(name, ...) type == #name ||
 bool is_hot_type(const std::string &type) { return FA_HOT_TYPES(IS_HOT_TYPE, ) false; }
-// The fewest ranks that kernels for so many at most take. 0: there are none.
-#define LEAST_RANKS(most, least, ...) world == most ? least:
-uint32_t least_ranks(uint32_t world) { return FA_HOT_WORLDS(LEAST_RANKS, ) 0; }
+#define IS_HOT_WORLD(ranks, ...) world == ranks ||
+bool is_hot_world(uint32_t world) { return FA_HOT_WORLDS(IS_HOT_WORLD, ) false; }
 
 Handles<CUmod_st> &modules() {
   static auto *modules = new Handles<CUmod_st>;
@@ -65,7 +64,7 @@ bool parse_type(std::string rest, Kernel *kernel) {
     const bool hot = is_hot_type(kTypes[type].kernels) && is_hot_algorithm(kernel->algorithm) &&
                      take_prefix(&after, "_sum_w") && after.size() == 1;
     kernel->hot_world = hot ? uint32_t(after[0] - '0') : 0;
-    return hot && least_ranks(kernel->hot_world) != 0;
+    return hot && is_hot_world(kernel->hot_world);
   }
   return false;
 }
@@ -115,8 +114,7 @@ bool runs(const Kernel &kernel, const FaLaunch &launch) {
   // two-shot, nor for slices that are not equal.
   const bool two_shot = kernel.algorithm == FA_TWO_SHOT_PULL || kernel.algorithm == FA_TWO_SHOT_PUSH;
   const uint64_t bytes = launch.count * element_bytes(launch.dtype);
-  return launch.op == FA_SUM && launch.world <= kernel.hot_world &&
-         launch.world >= least_ranks(kernel.hot_world) && !launch.checked &&
+  return launch.op == FA_SUM && launch.world == kernel.hot_world && !launch.checked &&
          (launch.input | launch.output) % FA_CUDA_PACK_BYTES == 0 &&
          bytes % (FA_CUDA_PACK_BYTES * (two_shot ? launch.world : 1)) == 0;
 }

@@ -138,7 +138,7 @@ void test_kernels() {
   EXPECT(cuModuleGetFunction(&function, ranks[0].module, "one_shot_pull_f64_sum_w2") == CUDA_ERROR_NOT_FOUND);
   EXPECT(cuModuleLoadData(&ranks[0].module, "") == CUDA_ERROR_INVALID_IMAGE);
   EXPECT(start(ranks[0], "two_shot_push_bf16") == CUDA_ERROR_INVALID_VALUE);
-  EXPECT(start(ranks[0], "two_shot_push_f32_sum_w7") == CUDA_ERROR_INVALID_VALUE);
+  EXPECT(start(ranks[0], "two_shot_push_f32_sum_w3") == CUDA_ERROR_INVALID_VALUE);
   EXPECT(start(ranks[0], names[3], 4, 544) == CUDA_ERROR_INVALID_VALUE);
   // The hot set: not for parts of packs, misaligned addresses, checked launches and unequal slices.
   for (int odd = 0; odd < 4; ++odd) {

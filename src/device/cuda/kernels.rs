@@ -148,9 +148,9 @@ impl Kernels {
                     Err(error) => return Err(error),
                 };
                 if code < HOT.len() && HOT_TYPES.contains(&dtype.name()) {
-                    for (variant, worlds) in HOT_WORLDS.iter().enumerate() {
+                    for (variant, world) in HOT_WORLDS.iter().enumerate() {
                         kernels.functions[code][d][1 + variant] =
-                            kernels.function(format!("{name}_sum_w{}", worlds.end()))?;
+                            kernels.function(format!("{name}_sum_w{world}"))?;
                     }
                 }
             }
@@ -205,16 +205,15 @@ fn hot_world(launch: &FaLaunch) -> Option<usize> {
     };
     let whole = (launch.input | launch.output) % pack == 0 && bytes % (pack * slices) == 0;
     let hot = launch.op == FA_SUM && launch.checked == 0 && whole;
-    HOT_WORLDS.iter().position(|worlds| hot && worlds.contains(&(launch.world as usize)))
+    HOT_WORLDS.iter().position(|&world| hot && world == launch.world as usize)
 }
 
 /// What csrc/probes/worlds.cu calls the kernel for a call of all ranks in one launch.
 #[cfg(feature = "probes")]
 pub(super) fn name_in_turns(launch: &FaLaunch) -> Option<String> {
     let (algorithm, dtype) = (launch.algorithm as usize, DType::ALL[launch.dtype as usize]);
-    let hot = algorithm < HOT.len() && HOT_TYPES.contains(&dtype.name());
-    let worlds = &HOT_WORLDS[hot_world(launch).filter(|_| hot)?];
-    Some(format!("world_{}_{dtype}_sum_w{}", HOT[algorithm], worlds.end()))
+    let hot = algorithm < HOT.len() && HOT_TYPES.contains(&dtype.name()) && hot_world(launch).is_some();
+    hot.then(|| format!("world_{}_{dtype}_sum_w{}", HOT[algorithm], launch.world))
 }
 
 /// `None` for a type that the kernel is not made for, and is never asked to do.

@@ -102,7 +102,7 @@ fn sums_between_threads_of_the_host(program: &Program) {
             (BF16, 3, 1008, (2, 512)),
             (F32, 8, 1024, (1, 128)),
         ] {
-            let kernel = crate::hot_kernel(name, ty.name, ranks);
+            let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
             if crate::is_left_out(program, &kernel) {
                 continue;
             }
@@ -134,7 +134,7 @@ fn loops_that_go_round_often(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
             for ranks in 2..=8 {
-                let kernel = crate::hot_kernel(name, ty.name, ranks);
+                let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
                 if crate::is_left_out(program, &kernel) {
                     continue;
                 }
@@ -155,7 +155,7 @@ fn zeros_of_both_signs(program: &Program) {
     for (name, algorithm) in &ALGORITHMS[2..] {
         for (ty, one) in [(F16, 0x3C00), (BF16, 0x3F80), (F32, 0x3F80_0000_u32)] {
             for ranks in [2, 3, 8] {
-                let (hot, any) = (crate::hot_kernel(name, ty.name, ranks), format!("{name}_{}", ty.name));
+                let (hot, any) = (format!("{name}_{}_sum_w{ranks}", ty.name), format!("{name}_{}", ty.name));
                 if crate::is_left_out(program, &hot) || crate::is_left_out(program, &any) {
                     continue;
                 }
@@ -203,7 +203,7 @@ fn nothing_races_in_the_hot_set(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
             for ranks in 2..=8 {
-                let kernel = crate::hot_kernel(name, ty.name, ranks);
+                let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
                 if crate::is_left_out(program, &kernel) {
                     continue;
                 }

@@ -53,11 +53,6 @@ pub(crate) fn is_left_out(program: &Program, kernel: &str) -> bool {
     !is_there
 }
 
-/// The kernel of the hot set for so many ranks.
-pub(crate) fn hot_kernel(name: &str, ty: &str, ranks: usize) -> String {
-    format!("{name}_{ty}_sum_w{}", if ranks.is_power_of_two() { ranks } else { 7 })
-}
-
 fn main() -> ExitCode {
     let tests = [hot::tests(), nvls::tests(), broadcasts::tests(), giving_up::tests(), faults::tests()];
     runner::run(tests.into_iter().flatten().collect())

@@ -118,11 +118,7 @@ impl Call {
             Some(FA_TWO_SHOT_QUANTIZED) => self.base().to_owned(),
             Some(_) if self.norms() => format!("{}_{}", self.base(), self.dtype.name),
             Some(FA_TRANSFER) => "transfer".to_owned(),
-            Some(_) => {
-                // As FA_HOT_WORLDS of csrc/kernels.def has them.
-                let most = if self.ranks.is_power_of_two() { self.ranks } else { 7 };
-                format!("{}_{}_sum_w{most}", self.base(), self.dtype.name)
-            }
+            Some(_) => format!("{}_{}_sum_w{}", self.base(), self.dtype.name, self.ranks),
             None => format!("{}_w{}", self.base(), self.ranks),
         }
     }
