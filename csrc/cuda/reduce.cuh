@@ -136,8 +136,8 @@ public:
 
   // Reduces this block's share of a span of a message over the ranks' inputs, into the sink.
   template <class Block, class Partition, class Sink>
-  FA_FN void inputs(const FaLaunch &, Block &block, const Inputs &inputs, Partition partition, Span span,
-                    u64 bytes, const Sink &sink) const {
+  FA_FN void inputs(const FaLaunch &launch, Block &block, const Inputs &inputs, Partition partition,
+                    Span span, u64 bytes, const Sink &sink) const {
     const bool vector = WorldT::known || pack_aligned(inputs.addresses() | sink.addresses());
     const auto reduce = [&](u64 at, Index i, auto extent) {
       if constexpr (WorldT::known) {
@@ -151,7 +151,7 @@ public:
           Pack packs[kTogether];
           FA_UNROLL
           for (u32 k = 0; k < kTogether; ++k)
-            packs[k] = load(inputs.at(there(first + k)) + at, Whole{}, 0);
+            packs[k] = load(inputs.at(there(first + k, launch.rank)) + at, Whole{}, 0);
           add_together(&reduction, first, packs);
         }
         sink.put(at, i, pack_of(reduction.finish()), extent, sizeof(T));
@@ -323,10 +323,10 @@ private:
              pack->high >> 32 | u64(*reinterpret_cast<const u32 *>(&elements)) << 32};
   }
 
-  // Whether there is a rank that would be together with others. What is loaded for one that is not is
-  // another's: with a branch around each load they would wait for each other.
+  // Whether there is a rank that would be together with others. In place of one that is not, what is near is
+  // loaded, and not used: with a branch around each load they would wait for each other.
   FA_FN bool is_there(u32 r) const { return WorldT::known || kTogether == 1 || r < world(); }
-  FA_FN u32 there(u32 r) const { return is_there(r) ? r : world() - 1; }
+  FA_FN u32 there(u32 r, u32 near) const { return is_there(r) ? r : near; }
 
   // Adds the packs of ranks from the first on. Zeros, for those that there are not, change no sum, as it
   // starts at +0.
@@ -348,7 +348,7 @@ private:
       bool came[kTogether];
       FA_UNROLL
       for (u32 k = 0; k < kTogether; ++k)
-        came[k] = load_packet(slot_at(slot, there(first + k) * distance, tag), tag, &packs[k]);
+        came[k] = load_packet(slot_at(slot, there(first + k, first) * distance, tag), tag, &packs[k]);
       late = kTogether;
       FA_UNROLL
       for (u32 r = kTogether; r-- > 0;)
