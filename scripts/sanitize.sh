@@ -13,6 +13,7 @@
 #     yields-staging      staging has one generation: a wrong result must be found in the pulls
 #     revoked             registered inputs are written over as soon as their owner has given up: no result may be wrong
 #     revoked-planted     nothing is revoked: a wrong result must be found
+#     revoked-look        who has the signal of the rank that read an input does not look: a wrong result must be found
 #     thread-withdrawn    messages are freed as soon as their sender has given up: must be clean, and no result may be wrong
 #     thread-withdrawn-planted  nothing is withdrawn: a race must be found
 #     withdrawn           registered messages are written over as soon as their sender has given up: no result may be wrong
@@ -47,7 +48,7 @@ compile() {
     yields*) flags+=(-DFA_INJECT_YIELDS) ;;
     # As on a GPU. What it reads races with what is written, which is why it is not believed.
     revoked*)
-      flags+=(-DFA_STREAMS=1 -DFA_HOT_SET=0)
+      flags+=(-DFA_STREAMS=1 -DFA_HOT_SET=0 -DFA_INJECT_YIELDS)
       program=tests/sanitize/revoke.cpp
       ;;
     # What it reads may race with what is written, as above.
@@ -69,6 +70,7 @@ compile() {
     yields-staging) flags+=(-DFA_PLANT_ONE_STAGING_GENERATION) ;;
     yields-mailbox) flags+=(-DFA_PLANT_ONE_MAILBOX_GENERATION) ;;
     revoked-planted) kernels+=(-DFA_PLANT_NO_REVOCATION) ;;
+    revoked-look) kernels+=(-DFA_PLANT_ONE_LOOK) ;;
     thread-relaxed) kernels+=(-U__ATOMIC_RELEASE -D__ATOMIC_RELEASE=__ATOMIC_RELAXED) ;;
   esac
   {
@@ -162,7 +164,10 @@ check() {
       ;;
     direct-planted) planted "$mode" '^the output' direct ;;
     direct-life) planted "$mode" '^the output' dead ;;
-    revoked) timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" ;;
+    revoked)
+      timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" && timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" gathered
+      ;;
+    revoked-look) planted "$mode" '^rank .*: the output' gathered ;;
     revoked-planted) planted "$mode" '^rank .*: the output' ;;
     *) clean "$mode" ;;
   esac
@@ -172,7 +177,7 @@ export TSAN_OPTIONS="halt_on_error=1 exitcode=66 ${TSAN_OPTIONS:-}"
 export ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1 ${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1 ${UBSAN_OPTIONS:-}"
 
-if [ $# -eq 0 ]; then set -- thread thread-planted thread-channel thread-relaxed address,undefined yields yields-staging yields-mailbox revoked revoked-planted thread-withdrawn thread-withdrawn-planted withdrawn withdrawn-planted direct direct-planted direct-life; fi
+if [ $# -eq 0 ]; then set -- thread thread-planted thread-channel thread-relaxed address,undefined yields yields-staging yields-mailbox revoked revoked-planted revoked-look thread-withdrawn thread-withdrawn-planted withdrawn withdrawn-planted direct direct-planted direct-life; fi
 echo "$("$CXX" --version | head -n 1), seed $SEED"
 for mode in "$@"; do
   compile "$mode" &

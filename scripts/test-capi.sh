@@ -32,7 +32,8 @@ check() {
 }
 
 cbindgen() {
-  local version=0.29.4 tools=$target/tools
+  local version=0.29.4
+  local tools=$target/tools/cbindgen-$version
   if [ -n "${CBINDGEN:-}" ]; then
     "$CBINDGEN" "$@"
     return

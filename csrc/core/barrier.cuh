@@ -12,8 +12,8 @@ namespace FA_NAMESPACE {
 // sees W; and the fences of `send_signal` on the peer, after R, and here, after the store and before W.
 // Were the peer's fence the first of the two, R would be before W in causality order and could not see it. So
 // this one is the first, and whoever is signalled by that peer, itself included, sees the store when it looks
-// after the barrier (tests/litmus/programs/protocol/revoked.litmus). The read may race with W; what it read
-// goes to nobody.
+// after that signal (tests/litmus/programs/protocol/revoked.litmus, revoked_slice.litmus). The read may race
+// with W; what it read goes to nobody.
 template <class Block>
 FA_FN void revoke(const FaLaunch &launch, Block &block) {
   block.lanes(launch.world, [&](u32 r) {
@@ -22,6 +22,26 @@ FA_FN void revoke(const FaLaunch &launch, Block &block) {
     store_relaxed(&region_head(launch, r)->revoked[launch.rank], 1);
     fence_sc();
   });
+}
+
+// The ranks that have revoked what they named to this one, as bits. Whoever has a peer's signal looks at all:
+// what that peer read may have been any rank's, which had come to the barrier long before it gave up.
+FA_FN u32 revoked_by(const FaLaunch &launch) {
+  const u32 *words = region_head(launch, launch.rank)->revoked;
+#if FA_CUDA
+  // At once: that there is one is the end of a communicator.
+  bool any = false;
+  FA_UNROLL
+  for (u32 r = 0; r < FA_MAX_RANKS; r += 4)
+    any |= load_relaxed_any(words + r);
+  if (!any)
+    return 0;
+#endif
+  u32 ranks = 0;
+  FA_ROLL
+  for (u32 r = 0; r < launch.world; ++r)
+    ranks |= u32(load_relaxed(words + r) != 0) << r;
+  return ranks;
 }
 
 // True on all threads once every peer's block has come; false on all when the launch gives up.
@@ -50,11 +70,12 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage
       failure = wait_for_signal(launch, r, state.epoch,
                                 signal_of(launch, launch.rank, stage, state, block.index(), r), &arrival);
     if (failure.none()) {
-      const u32 *revoked = &region_head(launch, launch.rank)->revoked[r];
-      if (FA_STREAMS && stage == kSecond && load_relaxed(revoked) != 0)
-        failure = {FA_REVOKED, 1u << r};
-      else
-        failure = arrived(r, arrival);
+#if defined(FA_PLANT_ONE_LOOK)
+      const u32 revoked = revoked_by(launch) & 1u << r;
+#else
+      const u32 revoked = FA_STREAMS && stage == kSecond ? revoked_by(launch) : 0;
+#endif
+      failure = revoked != 0 ? Failure(FA_REVOKED, revoked) : arrived(r, arrival);
     }
     return succeeded(launch, failure, state.epoch);
   });

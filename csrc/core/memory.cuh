@@ -223,6 +223,16 @@ FA_FN void load_relaxed_pair(const u64 *address, u64 *a, u64 *b) {
   asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*a), "=l"(*b) : "l"(address) : "memory");
 }
 
+// Whether one of four 32-bit words is not 0, in one access, likewise.
+FA_FN bool load_relaxed_any(const u32 *address) {
+  u32 a, b, c, d;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "l"(address)
+               : "memory");
+  return (a | b | c | d) != 0;
+}
+
 FA_FN void load_acquire_pair(const u64 *address, u64 *a, u64 *b) {
   asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*a), "=l"(*b) : "l"(address) : "memory");
 }

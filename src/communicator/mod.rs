@@ -61,6 +61,16 @@ pub struct Communicator<D: Device> {
     connection: Arc<Connection<D>>,
 }
 
+impl<D: Device> Drop for Communicator<D> {
+    fn drop(&mut self) {
+        // Others hear that this rank has gone after all that its calls have sent, and these hear of others until then: on a GPU they
+        // may not even have begun. Where that cannot be waited for, as during a capture, nobody hears of it.
+        if !self.liveness.is_elsewhere() && self.endpoint.device.wait_for_calls().is_err() {
+            self.liveness.stay();
+        }
+    }
+}
+
 impl<D: Device> std::fmt::Debug for Communicator<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Communicator")

@@ -219,9 +219,24 @@ impl Liveness {
         let (cause, ranks) = match error {
             Error::PeerLost { rank, .. } => (Cause::Lost, mask(&[*rank])),
             Error::Timeout { missing, .. } => (Cause::TimedOut, mask(missing)),
+            // In the words of the rank that failed, which whoever hears of it from this one is told as well.
+            Error::PeerFailed { rank, reason } => {
+                return self.leave(ExitRecord {
+                    cause: Cause::Failed,
+                    ranks: mask(&[*rank]),
+                    text: reason.clone(),
+                });
+            }
             _ => (Cause::Failed, 0),
         };
         self.leave(ExitRecord { cause, ranks, text: error.to_string() });
+    }
+
+    /// Before it is dropped: this rank has not gone as far as others can tell, until its process ends.
+    pub fn stay(&self) {
+        let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
+        // Closed, it would tell them.
+        std::mem::forget(here.take());
     }
 
     fn leave(&self, exit_record: ExitRecord) {
@@ -251,6 +266,9 @@ impl Liveness {
             // What that rank lost, this one has lost as well.
             (Cause::Lost, Some(&lost)) if lost != self.rank => {
                 Error::PeerLost { rank: lost, reason: format!("rank {rank} found: {text}") }
+            }
+            (Cause::Failed, Some(&failed)) if failed != self.rank => {
+                Error::PeerFailed { rank: failed, reason: text }
             }
             (Cause::TimedOut, Some(_)) if !ranks.contains(&self.rank) => {
                 let last_seen = self.last_seen(&ranks);

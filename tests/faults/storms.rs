@@ -71,7 +71,10 @@ fn storm(
                 });
                 failed.fetch_add(1, Ordering::Relaxed);
                 match (rank == victim, &error) {
-                    (true, Error::Aborted) | (false, Error::PeerFailed { .. }) => {}
+                    (true, Error::Aborted) => {}
+                    // Whichever rank it heard of it from.
+                    (false, Error::PeerFailed { rank: failed, reason })
+                        if *failed == victim && *reason == Error::Aborted.to_string() => {}
                     _ => panic!("{name}, round {round}: rank {rank}, {victim} aborted: {error}"),
                 }
                 let next = communicator.shrink(&communicator.survivors()).unwrap();

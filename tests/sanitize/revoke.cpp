@@ -4,11 +4,27 @@
 // that succeeds has the right result. Arguments: seed, rounds.
 #include "region.hpp"
 
+#include <chrono>
 #include <cstdio>
 #include <random>
+#include <string>
 #include <thread>
+#include <vector>
 
 extern "C" void FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block);
+
+// The generator of the calling thread.
+static thread_local std::minstd_rand disturbance;
+
+// Before every access to a flag, now and then: about as long as a rank waits before it gives up.
+extern "C" void fa_inject_yield(void) {
+  const uint32_t drawn = disturbance();
+  if (drawn % 16 != 0)
+    return;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(drawn / 16 % 60000);
+  while (std::chrono::steady_clock::now() < end) {
+  }
+}
 
 namespace {
 
@@ -27,7 +43,7 @@ struct Rank {
 };
 
 // One launch of every rank. Returns how many succeeded; ends the program where one of them is wrong.
-uint32_t round(uint32_t world, uint32_t algorithm, uint64_t limit) {
+uint32_t round(uint32_t world, uint32_t algorithm, uint64_t limit, uint32_t seed) {
   std::vector<Rank> ranks(world);
   Words table(2 * FA_MAX_RANKS);
   for (uint32_t rank = 0; rank < world; ++rank) {
@@ -40,6 +56,7 @@ uint32_t round(uint32_t world, uint32_t algorithm, uint64_t limit) {
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < world; ++rank) {
     threads.emplace_back([&, rank] {
+      disturbance.seed(seed + rank);
       FaLaunch launch = {};
       for (uint32_t other = 0; other < world; ++other) {
         launch.regions[other] = reinterpret_cast<uint64_t>(ranks[other].region.get());
@@ -98,11 +115,16 @@ uint32_t round(uint32_t world, uint32_t algorithm, uint64_t limit) {
 int main(int argc, char **argv) {
   std::mt19937_64 random(argc > 1 ? strtoull(argv[1], nullptr, 10) : 1);
   const uint32_t rounds = argc > 2 ? uint32_t(atoi(argv[2])) : 200;
+  const bool gathered = argc > 3 && std::string(argv[3]) == "gathered";
+  std::vector<uint32_t> algorithms = {FA_ONE_SHOT_PULL, FA_TWO_SHOT_PULL, FA_REDUCE_SCATTER, FA_ALL_GATHER};
+  if (gathered)
+    algorithms.assign(4, FA_TWO_SHOT_PULL);
   uint64_t succeeded = 0, launches = 0;
   for (uint32_t number = 0; number < rounds; ++number) {
-    for (uint32_t algorithm : {FA_ONE_SHOT_PULL, FA_TWO_SHOT_PULL, FA_REDUCE_SCATTER, FA_ALL_GATHER}) {
-      const uint32_t world = 2 + random() % 2;
-      succeeded += round(world, algorithm, 1 + random() % 150000);
+    for (uint32_t algorithm : algorithms) {
+      const uint32_t world = gathered ? 3 : 2 + random() % 2;
+      const uint64_t limit = 1 + random() % 150000;
+      succeeded += round(world, algorithm, limit, uint32_t(random()));
       launches += world;
     }
   }
