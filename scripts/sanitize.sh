@@ -31,7 +31,7 @@ cd "$(dirname "$0")/.."
 CXX=${CXX:-g++}
 SEED=${SEED:-$(date +%s)}
 LAUNCHES=${LAUNCHES:-600}
-LIMIT=200 # seconds of one run
+LIMIT=400 # seconds of one run
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 passed=0

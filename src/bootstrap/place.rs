@@ -91,9 +91,16 @@ impl Place {
 
     /// A socket that listens on a name that nobody else has.
     pub fn listen(&self, kind: SockType, name: &[u8]) -> Result<Listener> {
+        use Errno::{EACCES, ENOENT, ENOSPC, EPERM, EROFS};
         let address = self.address(name).map_err(Error::system("address of a Unix socket"))?;
-        let socket = socket::listen(kind, &address)?;
-        let Self::Directory(directory) = self else { return Ok(Listener { socket, name: None }) };
+        let socket = socket::listen(kind, &address);
+        let Self::Directory(directory) = self else { return Ok(Listener { socket: socket?, name: None }) };
+        let socket = socket.map_err(|error| match error {
+            Error::System { errno: errno @ (EACCES | ENOENT | ENOSPC | EPERM | EROFS), .. } => {
+                Directory::unusable(&directory.path, errno)
+            }
+            error => error,
+        })?;
         Ok(Listener { socket, name: Some(Name::of(directory, name, false)?) })
     }
 
@@ -125,16 +132,20 @@ impl Place {
 
 impl Directory {
     fn open(path: &Path) -> Result<Self> {
-        let invalid = |errno: Errno| Error::InvalidSetting {
-            name: "socket directory",
-            value: format!("{} ({})", path.display(), errno.desc()),
-            expected: "a directory that exists, which all ranks share and may write",
-        };
+        let invalid = |errno: Errno| Self::unusable(path, errno);
         // A later change of the working directory is not to move it.
         let path = &std::path::absolute(path).map_err(|_| invalid(Errno::ENOENT))?;
         let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
         let descriptor = uninterrupted(|| open(path, flags, Mode::empty())).map_err(invalid)?;
         Ok(Self { path: path.clone(), descriptor })
+    }
+
+    fn unusable(path: &Path, errno: Errno) -> Error {
+        Error::InvalidSetting {
+            name: "socket directory",
+            value: format!("{} ({})", path.display(), errno.desc()),
+            expected: "a directory that exists, which all ranks share and may write",
+        }
     }
 
     /// A peer may have sent the name: it leads to no other directory.
@@ -324,6 +335,13 @@ mod tests {
         listener.hide();
         assert_eq!(place.connect(SockType::Stream, NAME).unwrap_err(), Errno::ECONNREFUSED);
         assert_eq!(names(&folder), 0);
+    }
+
+    #[test]
+    fn a_directory_without_sockets_is_named() {
+        let place = Place::new(Some(Path::new("/proc"))).unwrap();
+        let error = place.listen(SockType::Stream, NAME).unwrap_err().to_string();
+        assert!(error.contains("socket directory") && error.contains("/proc ("), "{error}");
     }
 
     #[test]

@@ -115,7 +115,7 @@ fn a_capture_follows_a_call_on_a_default_stream() {
 fn alone(test: &str, body: impl FnOnce()) {
     match part() {
         Some(_) => body(),
-        None => Process::start(&mut this_test(test, "alone")).finish().unwrap(),
+        None => drop(Process::start(&mut this_test(test, "alone")).finish().unwrap()),
     }
 }
 
