@@ -5,12 +5,12 @@
 // A block has whole chunks of squares, so that the sums of the chunks, which the blocks of a team tell each
 // other, are those that one block would have, and so is their sum. They are words of packets that this rank
 // sends to itself: nobody else writes what it has of its own mailbox, in any launch. A word with the epoch of
-// this launch has been written in this launch, as all words of mailboxes have tags: so no other is needed to
-// order them, and no word that an earlier launch left is taken for one.
+// this launch has been written in this launch, as all words of mailboxes have tags. Word and tag are one
+// access, and nothing else is read after it that needs its order: so it is relaxed.
 //
-// The blocks of a team wait for each other, and so have to be resident at once, as those of a rank that
-// wait for peers have to be anyway. What a block waits for a block of its rank for is sent before that one
-// waits for it, so that they do not wait for each other in a circle.
+// The blocks of a team wait for each other, and so have to be resident at once: a grid is no larger than what
+// is (src/plan/grid.rs). No wait is part of a circle: a block sends its packets before it waits for any, and
+// its sums of squares before it waits for those of its team.
 //
 // Which block of a peer sends a packet, and which of this rank reads it, makes no difference: a sender writes
 // a slot again two launches later, before which its launch in between has ended, all of whose packets have
@@ -137,7 +137,11 @@ private:
       FA_UNROLL
       for (u32 run = 0; run < kChunk / kPartials; ++run)
         twos[run] = reinterpret_cast<const Two *>(share)[(chunk * kChunk + run * kPartials) / 2 + lane];
-      const float sum = squares_of_chunk<T>(twos);
+      ChunkSquares<T> squares;
+      FA_UNROLL
+      for (const Two &two : twos)
+        squares.add(two);
+      const float sum = squares.sum();
       if (lane != 0)
         continue;
       if (norm_.team == 1)

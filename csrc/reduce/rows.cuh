@@ -89,26 +89,31 @@ FA_FN Pack scaled_pack(const Pack &row, float scale, const Pack &weight, bool we
   return *reinterpret_cast<const Pack *>(&rows);
 }
 
-// The sum of the squares of a chunk, on every lane of a warp. A lane has the partials 2 * lane and 2 * lane +
-// 1, of which these are the elements.
+// The sum of the squares of a chunk, on every lane of a warp. Lane l has the partials 2l and 2l + 1.
 template <class T>
-FA_FN float squares_of_chunk(const Elements<T, 2> *twos) {
-  float even = 0, odd = 0;
-  FA_UNROLL
-  for (u32 run = 0; run < kChunk / kPartials; ++run) {
-    const auto x = widen<T, 2>(twos[run]);
-    even += x.unit[0] * x.unit[0];
-    odd += x.unit[1] * x.unit[1];
+class ChunkSquares {
+public:
+  // The next elements of both.
+  FA_FN void add(const Elements<T, 2> &two) {
+    const auto x = widen<T, 2>(two);
+    even_ += x.unit[0] * x.unit[0];
+    odd_ += x.unit[1] * x.unit[1];
   }
-  // Lanes below 16 go on with what is even, those above with what is odd.
-  const bool upper = threadIdx.x % 32 >= 16;
-  float sum = upper ? odd : even;
-  sum += __shfl_xor_sync(0xFFFFFFFF, upper ? even : odd, 16);
-  FA_UNROLL
-  for (u32 half = 8; half > 0; half /= 2)
-    sum += __shfl_xor_sync(0xFFFFFFFF, sum, half);
-  return sum + __shfl_xor_sync(0xFFFFFFFF, sum, 16);
-}
+
+  FA_FN float sum() const {
+    // Lanes below 16 go on with what is even, those above with what is odd.
+    const bool upper = threadIdx.x % 32 >= 16;
+    float sum = upper ? odd_ : even_;
+    sum += __shfl_xor_sync(0xFFFFFFFF, upper ? even_ : odd_, 16);
+    FA_UNROLL
+    for (u32 half = 8; half > 0; half /= 2)
+      sum += __shfl_xor_sync(0xFFFFFFFF, sum, half);
+    return sum + __shfl_xor_sync(0xFFFFFFFF, sum, 16);
+  }
+
+private:
+  float even_ = 0, odd_ = 0;
+};
 
 #else
 

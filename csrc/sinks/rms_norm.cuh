@@ -254,18 +254,22 @@ private:
     FA_ROLL
     for (u32 chunk = threadIdx.x / kWarp; chunk < count; chunk += blockDim.x / kWarp) {
       const u32 first = chunk * kChunk + 2 * lane;
-      Two twos[kChunk / kPartials];
+      ChunkSquares<T> squares;
       // Without a branch around each load, which would wait for the one before it.
       if (pairs && chunk * kChunk + kChunk <= norm_.row) {
+        Two twos[kChunk / kPartials];
         FA_UNROLL
         for (u32 run = 0; run < kChunk / kPartials; ++run)
           twos[run] = *reinterpret_cast<const Two *>(row + u64(first + run * kPartials) * sizeof(T));
-      } else {
         FA_UNROLL
+        for (const Two &two : twos)
+          squares.add(two);
+      } else {
+        FA_ROLL
         for (u32 run = 0; run < kChunk / kPartials; ++run)
-          twos[run] = load_two(row, first + run * kPartials, pairs);
+          squares.add(load_two(row, first + run * kPartials, pairs));
       }
-      const float sum = squares_of_chunk<T>(twos);
+      const float sum = squares.sum();
       if (lane == 0)
         chunks[chunk] = sum;
     }

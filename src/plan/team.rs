@@ -68,7 +68,7 @@ mod tests {
                 let Some(team) = Team::of(rows, row_bytes, size, blocks) else {
                     // A block has at most 16 KiB, of all blocks that there are for a row.
                     assert!(
-                        row_bytes > (blocks / rows).max(1) * 8 << 10,
+                        row_bytes > (blocks / rows).max(1) * (8 << 10),
                         "{rows} rows of {row}, {blocks} blocks"
                     );
                     continue;
@@ -84,7 +84,7 @@ mod tests {
                 );
                 assert_eq!(team.share * pack % (FA_SQUARES_CHUNK as usize * size), 0, "{team:?}");
                 let inverse = (1usize << 16).div_ceil(team.blocks);
-                assert!((0..64).all(|block| block * inverse >> 16 == block / team.blocks), "{team:?}");
+                assert!((0..64).all(|block| (block * inverse) >> 16 == block / team.blocks), "{team:?}");
             }
         }
         assert_eq!(Team::of(1, 10, 2, 64), None, "no whole packs");

@@ -240,7 +240,10 @@ impl Call {
             turns: shape.turns,
             // Of a message equal blocks of all ranks are not what talks to each other.
             // Nor where blocks of a rank have a row together.
-            blocks: if Pattern::named(self.base()).is_some() || self.norms() { 0 } else { shape.simulate },
+            blocks: match Pattern::named(self.base()).is_some() || team.blocks > 1 {
+                true => 0,
+                false => shape.simulate,
+            },
             gap_ns: if shape.stream { machine.launch_ns } else { machine.node_ns },
             resident: (self.bytes * self.footprint()) as f64 <= machine.l2_bytes,
         };
