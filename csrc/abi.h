@@ -290,6 +290,11 @@ struct FaRmsNorm {
   float epsilon;
   uint32_t scaling; // enum FaScaling
   uint32_t dtype;   // of normalised rows: the launch's, or where there are scales FA_I8 or an 8-bit float
+  // On a GPU, where blocks that push have rows in teams (cuda/team_rows.cuh).
+  uint32_t team;         // blocks for a row; 0: rows are whole blocks'
+  uint32_t team_inverse; // (block * team_inverse) >> 16 is a block's team
+  uint32_t share;        // packs that a block has of a row, but for the last of a team: whole chunks
+  uint32_t chunks;       // of squares, in a row
 };
 
 // How normalised rows are made 8-bit numbers.
@@ -302,6 +307,10 @@ enum FaScaling {
 #define FA_SCALED_GROUP 128
 // Elements of a row at most.
 #define FA_MAX_ROW 65536
+// Elements of a chunk of squares.
+#define FA_SQUARES_CHUNK 512
+// Packs of a row that a block of a team has at most: what it has shared memory for.
+#define FA_TEAM_SHARE_PACKS 1024
 
 #if defined(__cplusplus)
 static_assert(sizeof(FaSignal) == FA_SIGNAL_BYTES, "a signal is one cache line");

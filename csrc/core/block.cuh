@@ -2,7 +2,7 @@
 //
 // On a GPU a Block is a thread block, on the host one worker thread. Whatever the device, block b of every
 // rank works on the same elements for equal (n, count): the flags of a launch are exchanged between equal
-// block indices only.
+// block indices only. (Packets need no such rule: cuda/team_rows.cuh.)
 #pragma once
 
 #include "memory.cuh"

@@ -22,6 +22,7 @@
 #include "multicast.cuh"
 #include "quantized.cuh"
 #include "reduce.cuh"
+#include "team_rows.cuh"
 
 using namespace FA_NAMESPACE;
 
@@ -63,18 +64,35 @@ FA_HOT(FA_HOT_OF, )
 FA_REDUCING(FA_ANY_OF, )
 FA_MOVING(FA_MOVING_KERNEL, )
 
+// Rows that teams of blocks have. Not where one launch runs a world, whose operands are not in constant
+// memory: there rows are whole blocks'.
+template <u32 Code, class T, class Reduce>
+static FA_FN bool push_in_teams(const FaLaunch &own, const FaRmsNorm &norm, const Reduce &reduce) {
+  if constexpr (Code == FA_ONE_SHOT_PUSH_NORM) {
+    if ((own.launches == 0) & (norm.team != 0)) {
+      Block block;
+      TeamRows<T, Reduce>(own, norm, reduce).push(block);
+      return true;
+    }
+  }
+  return false;
+}
+
 // The norm's operands come after the launch, as messages do.
-#define FA_NORMING_KERNEL(type, element, name, algorithm, ...)                                               \
+#define FA_NORMING_KERNEL(type, element, code, name, algorithm, ...)                                         \
   FA_KERNEL(name##_##type)                                                                                   \
   (const __grid_constant__ FaLaunch own, const __grid_constant__ FaRmsNorm operands) {                       \
+    using Sum = Reduce<element, Op<FA_SUM>, AnyWorldBy<8>>;                                                  \
+    if (push_in_teams<code, element>(own, operands, Sum({}, {own.world})))                                   \
+      return;                                                                                                \
     const FaLaunch &launch = launch_of(own);                                                                 \
     Block block;                                                                                             \
     const FaRmsNorm &norm =                                                                                  \
         own.launches == 0 ? operands : *reinterpret_cast<const FaRmsNorm *>(launch.operands);                \
-    algorithm(launch, block, Reduce<element, Op<FA_SUM>, AnyWorldBy<8>>({}, {launch.world}),                 \
-              RmsNorm<element>(norm));                                                                       \
+    algorithm(launch, block, Sum({}, {launch.world}), RmsNorm<element>(norm));                               \
   }
-#define FA_NORMING_OF(code, number, name, algorithm, ...) FA_HOT_TYPES(FA_NORMING_KERNEL, name, algorithm)
+#define FA_NORMING_OF(code, number, name, algorithm, ...)                                                    \
+  FA_HOT_TYPES(FA_NORMING_KERNEL, code, name, algorithm)
 FA_NORMING(FA_NORMING_OF, )
 
 FA_KERNEL(barrier)(const __grid_constant__ FaLaunch own) {

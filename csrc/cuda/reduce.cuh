@@ -180,25 +180,57 @@ public:
           empty_all(slot, share, tag);
         }
       } else {
-        Reduction<T, Op, kLanes> reduction(op_, world());
-        FA_ROLL
-        for (u32 first = 0; first < world(); first += kTogether) {
-          Pack packs[kTogether];
-          complete = complete && wait_together(launch, first, slot, share, tag, packs);
-          if (complete) {
-            add_together(&reduction, first, packs);
-            FA_UNROLL
-            for (u32 k = 0; k < kTogether; ++k)
-              if (is_there(first + k))
-                empty_packet(slot_at(slot, (first + k) * share, tag), tag);
-          }
+        Pack sum;
+        complete = complete && packet(launch, slot, share, tag, &sum);
+        if (complete) {
+          empty_packets(slot, share, tag);
+          sink.put(at, i, sum, extent, sizeof(T));
         }
-        if (complete)
-          sink.put(at, i, pack_of(reduction.finish()), extent, sizeof(T));
       }
     };
     for_each_pack(block, span, bytes, pack_aligned(sink.addresses()), reduce, partition);
     return complete;
+  }
+
+  // Sends a pack to all ranks, to what is at this place of each region.
+  FA_FN void send(const FaLaunch &launch, u64 slot, const Pack &pack, Tag tag) const {
+    const auto to = [&](u32 r) { return reinterpret_cast<Slot *>(launch.regions[r] + slot); };
+    u32 step = 0;
+    // Several addresses are looked up together.
+    FA_ROLL
+    for (; step + kTogether <= world(); step += kTogether) {
+      FA_UNROLL
+      for (u32 k = 0; k < kTogether; ++k)
+        store_packet(to(around(launch.rank + step + k, world())), pack, tag);
+    }
+    FA_ROLL
+    for (; step < world(); ++step)
+      store_packet(to(around(launch.rank + step, world())), pack, tag);
+  }
+
+  // Waits for one packet of each rank, of which rank 0's is in `slot` and the others' at a distance each, and
+  // reduces them. False: not all came.
+  FA_FN bool packet(const FaLaunch &launch, const Slot *slot, u32 distance, Tag tag, Pack *sum) const {
+    Reduction<T, Op, kLanes> reduction(op_, world());
+    FA_ROLL
+    for (u32 first = 0; first < world(); first += kTogether) {
+      Pack packs[kTogether];
+      if (!wait_together(launch, first, slot, distance, tag, packs))
+        return false;
+      add_together(&reduction, first, packs);
+    }
+    *sum = pack_of(reduction.finish());
+    return true;
+  }
+
+  // After that.
+  FA_FN void empty_packets(Slot *slot, u32 distance, Tag tag) const {
+    FA_ROLL
+    for (u32 first = 0; first < world(); first += kTogether) {
+      FA_UNROLL
+      for (u32 k = 0; k < kTogether; ++k)
+        empty_packet(slot_at(slot, there(first + k, first) * distance, tag), tag);
+    }
   }
 
   // The second phase of a two-shot by packets: reduces this rank's slice, sends it, and stores all slices.

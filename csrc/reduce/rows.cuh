@@ -2,6 +2,7 @@
 // formulas and their order, which is the same on every device.
 #pragma once
 
+#include "../core/pack.cuh"
 #include "reduction.cuh"
 
 namespace FA_NAMESPACE {
@@ -9,7 +10,7 @@ namespace FA_NAMESPACE {
 // Squares are summed in chunks of so many elements, each in so many partial sums: partial p has the elements
 // whose index is p modulo kPartials, in ascending order. Then partial p gets partial p + half of them, until
 // one is left, and chunks are added in ascending order. What is not in the row counts as zero.
-constexpr u32 kPartials = 64, kChunk = 512;
+constexpr u32 kPartials = 64, kChunk = FA_SQUARES_CHUNK;
 constexpr u32 kMostChunks = FA_MAX_ROW / kChunk;
 
 // Rounded once, to nearest even. A NaN becomes the canonical one.
@@ -65,6 +66,54 @@ FA_FN Elements<T, N> scaled(const Elements<T, N> &row, float scale, const Elemen
   }
   return narrow<T, N>(lanes);
 }
+
+// The same of a pack.
+template <class T>
+FA_FN Pack added_pack(const Pack &sum, const Pack &residual) {
+  using All = Elements<T, kPackBytes / sizeof(T)>;
+  const All result = add<T>(*reinterpret_cast<const All *>(&sum), *reinterpret_cast<const All *>(&residual));
+  return *reinterpret_cast<const Pack *>(&result);
+}
+
+template <class T>
+FA_FN Pack scaled_pack(const Pack &row, float scale, const Pack &weight, bool weighted, bool unit_offset) {
+  using Two = Elements<T, 2>;
+  struct alignas(kPackBytes) Pairs {
+    Two two[kPackBytes / sizeof(Two)];
+  };
+  Pairs rows = *reinterpret_cast<const Pairs *>(&row);
+  const Pairs weights = *reinterpret_cast<const Pairs *>(&weight);
+  FA_UNROLL
+  for (u32 pair = 0; pair < kPackBytes / sizeof(Two); ++pair)
+    rows.two[pair] = scaled<T>(rows.two[pair], scale, weights.two[pair], weighted, unit_offset);
+  return *reinterpret_cast<const Pack *>(&rows);
+}
+
+// The sum of the squares of a chunk, on every lane of a warp. Lane l has the partials 2l and 2l + 1.
+template <class T>
+class ChunkSquares {
+public:
+  // The next elements of both.
+  FA_FN void add(const Elements<T, 2> &two) {
+    const auto x = widen<T, 2>(two);
+    even_ += x.unit[0] * x.unit[0];
+    odd_ += x.unit[1] * x.unit[1];
+  }
+
+  FA_FN float sum() const {
+    // Lanes below 16 go on with what is even, those above with what is odd.
+    const bool upper = threadIdx.x % 32 >= 16;
+    float sum = upper ? odd_ : even_;
+    sum += __shfl_xor_sync(0xFFFFFFFF, upper ? even_ : odd_, 16);
+    FA_UNROLL
+    for (u32 half = 8; half > 0; half /= 2)
+      sum += __shfl_xor_sync(0xFFFFFFFF, sum, half);
+    return sum + __shfl_xor_sync(0xFFFFFFFF, sum, 16);
+  }
+
+private:
+  float even_ = 0, odd_ = 0;
+};
 
 #else
 

@@ -25,13 +25,6 @@ FA_FN float *scales_of_row(const FaRmsNorm &norm, u32 row) {
 
 #if FA_CUDA
 
-template <class T>
-FA_FN Pack add_packs(const Pack &sum, const Pack &residual) {
-  using All = Elements<T, kPackBytes / sizeof(T)>;
-  const All result = add<T>(*reinterpret_cast<const All *>(&sum), *reinterpret_cast<const All *>(&residual));
-  return *reinterpret_cast<const Pack *>(&result);
-}
-
 // A sink before which the residual is added, if it is not null.
 template <class T, class Sink>
 class Added {
@@ -44,7 +37,7 @@ public:
   FA_FN void put(u64 at, Index i, const Pack &pack, Extent extent, u32 granule) const {
     if (residual_ == nullptr)
       return sink_.put(at, i, pack, extent, granule);
-    sink_.put(at, i, add_packs<T>(pack, load(residual_ + at, extent, granule)), extent, granule);
+    sink_.put(at, i, added_pack<T>(pack, load(residual_ + at, extent, granule)), extent, granule);
   }
 
 private:
@@ -128,7 +121,7 @@ private:
           block, slices.of(part), bytes, pack_aligned(addresses),
           [&](u64 at, Index, auto extent) {
             const Pack sum = load(sums + at, extent, granule), added = load(residual + at, extent, granule);
-            store(to + at, add_packs<T>(sum, added), extent, granule);
+            store(to + at, added_pack<T>(sum, added), extent, granule);
           },
           partition);
     }
@@ -170,21 +163,14 @@ private:
 
   // The same of a pack, where all is aligned to packs: few loads that wait for memory.
   FA_FN void store_scaled_pack(u8 *to, const u8 *from, u32 i, float scale) const {
-    struct alignas(kPackBytes) Pairs {
-      Two two[kPackBytes / sizeof(Two)];
-    };
     const u64 at = u64(i) * kPackBytes;
     const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
-    Pack row = load(from + at, Whole{}, 0), weight = {0, 0};
+    Pack weight = {0, 0};
+    const Pack row = load(from + at, Whole{}, 0);
     if (weights != nullptr)
       weight = load(weights + at, Whole{}, 0);
-    Pairs rows = *reinterpret_cast<const Pairs *>(&row);
-    const Pairs by = *reinterpret_cast<const Pairs *>(&weight);
-    FA_UNROLL
-    for (u32 pair = 0; pair < kPackBytes / sizeof(Two); ++pair)
-      rows.two[pair] =
-          scaled<T>(rows.two[pair], scale, by.two[pair], weights != nullptr, norm_.unit_offset != 0);
-    store(to + at, *reinterpret_cast<const Pack *>(&rows), Whole{}, 0);
+    store(to + at, scaled_pack<T>(row, scale, weight, weights != nullptr, norm_.unit_offset != 0), Whole{},
+          0);
   }
 
   FA_FN u8 narrow(float value) const {
@@ -258,8 +244,7 @@ private:
     return value;
   }
 
-  // The sum of the squares of a row, on every thread: a chunk is a warp's, whose lane has the partials 2 *
-  // lane and 2 * lane + 1.
+  // The sum of the squares of a row, on every thread: a chunk is a warp's.
   template <class Block>
   FA_FN float squares(const Block &block, const u8 *row, bool pairs) const {
     __shared__ float chunks[kMostChunks];
@@ -268,32 +253,25 @@ private:
     block.sync();
     FA_ROLL
     for (u32 chunk = threadIdx.x / kWarp; chunk < count; chunk += blockDim.x / kWarp) {
-      float even = 0, odd = 0;
       const u32 first = chunk * kChunk + 2 * lane;
-      Two twos[kChunk / kPartials];
+      ChunkSquares<T> squares;
       // Without a branch around each load, which would wait for the one before it.
       if (pairs && chunk * kChunk + kChunk <= norm_.row) {
+        Two twos[kChunk / kPartials];
         FA_UNROLL
         for (u32 run = 0; run < kChunk / kPartials; ++run)
           twos[run] = *reinterpret_cast<const Two *>(row + u64(first + run * kPartials) * sizeof(T));
-      } else {
         FA_UNROLL
+        for (const Two &two : twos)
+          squares.add(two);
+      } else {
+        FA_ROLL
         for (u32 run = 0; run < kChunk / kPartials; ++run)
-          twos[run] = load_two(row, first + run * kPartials, pairs);
+          squares.add(load_two(row, first + run * kPartials, pairs));
       }
-      FA_UNROLL
-      for (u32 run = 0; run < kChunk / kPartials; ++run) {
-        const auto x = widen<T, 2>(twos[run]);
-        even += x.unit[0] * x.unit[0];
-        odd += x.unit[1] * x.unit[1];
-      }
-      FA_UNROLL
-      for (u32 half = kWarp / 2; half > 0; half /= 2) {
-        even += __shfl_xor_sync(0xFFFFFFFF, even, half);
-        odd += __shfl_xor_sync(0xFFFFFFFF, odd, half);
-      }
+      const float sum = squares.sum();
       if (lane == 0)
-        chunks[chunk] = even + odd;
+        chunks[chunk] = sum;
     }
     block.sync();
     float sum = 0;

@@ -22,6 +22,8 @@ pub const FA_DIRECT_SIZES: u32 = 8;
 pub const FA_MAX_TRANSFERS: u32 = 64;
 pub const FA_SCALED_GROUP: u32 = 128;
 pub const FA_MAX_ROW: u32 = 65536;
+pub const FA_SQUARES_CHUNK: u32 = 512;
+pub const FA_TEAM_SHARE_PACKS: u32 = 1024;
 pub const FA_F16: FaDtype = 0;
 pub const FA_BF16: FaDtype = 1;
 pub const FA_F32: FaDtype = 2;
@@ -440,10 +442,14 @@ pub struct FaRmsNorm {
     pub epsilon: f32,
     pub scaling: u32,
     pub dtype: u32,
+    pub team: u32,
+    pub team_inverse: u32,
+    pub share: u32,
+    pub chunks: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRmsNorm"][::core::mem::size_of::<FaRmsNorm>() - 64usize];
+    ["Size of FaRmsNorm"][::core::mem::size_of::<FaRmsNorm>() - 80usize];
     ["Alignment of FaRmsNorm"][::core::mem::align_of::<FaRmsNorm>() - 8usize];
     ["Offset of field: FaRmsNorm::residual"][::core::mem::offset_of!(FaRmsNorm, residual) - 0usize];
     ["Offset of field: FaRmsNorm::residual_out"][::core::mem::offset_of!(FaRmsNorm, residual_out) - 8usize];
@@ -456,6 +462,10 @@ const _: () = {
     ["Offset of field: FaRmsNorm::epsilon"][::core::mem::offset_of!(FaRmsNorm, epsilon) - 52usize];
     ["Offset of field: FaRmsNorm::scaling"][::core::mem::offset_of!(FaRmsNorm, scaling) - 56usize];
     ["Offset of field: FaRmsNorm::dtype"][::core::mem::offset_of!(FaRmsNorm, dtype) - 60usize];
+    ["Offset of field: FaRmsNorm::team"][::core::mem::offset_of!(FaRmsNorm, team) - 64usize];
+    ["Offset of field: FaRmsNorm::team_inverse"][::core::mem::offset_of!(FaRmsNorm, team_inverse) - 68usize];
+    ["Offset of field: FaRmsNorm::share"][::core::mem::offset_of!(FaRmsNorm, share) - 72usize];
+    ["Offset of field: FaRmsNorm::chunks"][::core::mem::offset_of!(FaRmsNorm, chunks) - 76usize];
 };
 pub const FA_NOT_SCALED: FaScaling = 0;
 pub const FA_SCALE_GIVEN: FaScaling = 1;

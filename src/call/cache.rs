@@ -38,7 +38,8 @@ impl Prepared {
                 (plan, Some(plan.algorithm))
             }
             Collective::AllReduceEpilogue(epilogue) => {
-                let plan = planner.rows(message.count, message.dtype, epilogue.row());
+                let plan =
+                    planner.rows(message.count, message.dtype, epilogue.row(), epilogue.is_quantized());
                 (plan, Some(plan.algorithm))
             }
             Collective::AllReduceQuantized(_) => (planner.quantized(message.count, message.dtype), None),

@@ -5,6 +5,25 @@ use crate::abi::{self, FaRmsNorm, FA_MAX_ROW, FA_SCALED_GROUP};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
+/// Nothing is normalised, and rows are whole blocks'.
+const NO_ROWS: FaRmsNorm = FaRmsNorm {
+    residual: 0,
+    residual_out: 0,
+    normed: 0,
+    weight: 0,
+    scales: 0,
+    row: 1,
+    rows: 0,
+    unit_offset: 0,
+    epsilon: 0.0,
+    scaling: abi::FA_NOT_SCALED,
+    dtype: 0,
+    team: 0,
+    team_inverse: 0,
+    share: 0,
+    chunks: 0,
+};
+
 /// The RMSNorm of rows: `x / sqrt(mean(x²) + epsilon) · weight`, of the elements `x` of each row. The documentation of the
 /// arithmetic, to the bit, is in `docs/fused.md`.
 ///
@@ -179,6 +198,11 @@ impl Epilogue {
         self.norm.map(|norm| norm.hidden)
     }
 
+    /// Whether normalised rows become 8-bit numbers.
+    pub(crate) fn is_quantized(&self) -> bool {
+        self.norm.is_some_and(|norm| norm.quantized.is_some())
+    }
+
     /// The numbers that ranks have to agree on, in a word: it is no hash, so that errors can tell them.
     pub(crate) fn digest(&self) -> u64 {
         let plain_sum = if self.residual_out == 0 { 0 } else { PLAIN_SUM };
@@ -216,25 +240,13 @@ impl Epilogue {
         format!("rows of {hidden}, epsilon {epsilon:?}, {weight}{quantized}{plain_sum}")
     }
 
-    /// As kernels take it, for `count` elements from `done` on.
+    /// As kernels take it, rows being whole blocks', for `count` elements from `done` on.
     pub(crate) fn piece(&self, dtype: DType, done: usize, count: usize) -> FaRmsNorm {
         let shift = (done * dtype.size()) as u64;
         let residual = self.residual + shift;
         let residual_out = if self.residual_out == 0 { 0 } else { self.residual_out + shift };
         match self.norm {
-            None => FaRmsNorm {
-                residual,
-                residual_out,
-                normed: 0,
-                weight: 0,
-                scales: 0,
-                row: 1,
-                rows: 0,
-                unit_offset: 0,
-                epsilon: 0.0,
-                scaling: abi::FA_NOT_SCALED,
-                dtype: dtype as u32,
-            },
+            None => FaRmsNorm { residual, residual_out, dtype: dtype as u32, ..NO_ROWS },
             Some(norm) => {
                 let RawRmsNorm { hidden, epsilon, weight, unit_offset, output, quantized } = norm;
                 let (dtype, scaling, scales) = match quantized {
@@ -259,6 +271,7 @@ impl Epilogue {
                     epsilon,
                     scaling,
                     dtype: dtype as u32,
+                    ..NO_ROWS
                 }
             }
         }

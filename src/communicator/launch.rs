@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::endpoint::State;
 use crate::error::{Error, Result};
 use crate::liveness::DirectReads;
-use crate::plan::{DeviceKind, Plan, PlannedCall};
+use crate::plan::{set_teams, Algorithm, DeviceKind, Plan, PlannedCall};
 use crate::registry::Registry;
 use crate::trace::CallSpan;
 
@@ -71,7 +71,12 @@ impl<D: Device> Communicator<D> {
         launch.timeout_ns = self.patience.next(peers, peers).map_or(NO_LIMIT, nanoseconds);
         for done in partition.pieces(extent, piece) {
             message.set_piece(launch, done, piece, source);
-            let norm = message.norm_of_piece(done, piece);
+            let mut norm = message.norm_of_piece(done, piece);
+            if let (Some(norm), DeviceKind::Cuda, Algorithm::OneShotPush) =
+                (&mut norm, self.planner.limits.device, plan.algorithm)
+            {
+                set_teams(norm, launch, message.dtype.size(), plan.blocks);
+            }
             let operands = norm.as_ref().map_or(Operands::None, Operands::RmsNorm);
             // SAFETY: input and output are the caller's, within their counts; regions and the table are this
             // endpoint's, and the lock keeps the table as it is.

@@ -18,7 +18,7 @@ pub(super) const WARP: usize = 32;
 /// Of a block.
 pub(super) const MOST_THREADS: usize = 512;
 /// Of a block, where there is work for another.
-const FEWEST_THREADS: usize = 64;
+pub(super) const FEWEST_THREADS: usize = 64;
 
 /// The blocks of a call on the host, where each rank has `workers` threads, and the bytes of a piece.
 #[inline(always)]

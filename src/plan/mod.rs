@@ -36,6 +36,7 @@ mod order;
 mod origin;
 mod planner;
 mod table;
+mod team;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -56,6 +57,7 @@ pub(crate) use origin::{agree, Agreed, Proposal};
 pub use origin::{in_force, Origin, Source};
 pub(crate) use planner::Planner;
 pub use table::Table;
+pub(crate) use team::set_teams;
 pub use tuning::Tuning;
 
 /// How an allreduce is done. The first four, the direct ones, agree bit for bit.

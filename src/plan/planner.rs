@@ -5,6 +5,7 @@ use super::choice::Choice;
 use super::limits::Limits;
 use super::nvls::Nvls;
 use super::table::{Steps, Table};
+use super::team::Team;
 use super::{grid, Algorithm, DeviceKind, Plan};
 use crate::abi::{FA_MAX_BLOCKS, FA_QUANTIZED_GROUP};
 use crate::dtype::DType;
@@ -60,9 +61,9 @@ impl Planner {
         }
     }
 
-    /// A sum in which a residual is added, and rows of `row` elements are normalised, if it has rows. Only direct algorithms do
-    /// that; [`Planner::check_row`] has passed.
-    pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>) -> Plan {
+    /// A sum in which a residual is added, and rows of `row` elements are normalised, if it has rows, and `quantized`. Only direct
+    /// algorithms do that; [`Planner::check_row`] has passed.
+    pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>, quantized: bool) -> Plan {
         // On GPUs a two-shot leaves most blocks without a row, those of a slice. By the model (docs/gpu-model.md) a one-shot push
         // takes half to a fifth of the time up to here, on NVLink and on PCIe.
         const MOST_ONE_SHOT_ROWS_BYTES: usize = 512 << 10;
@@ -90,6 +91,21 @@ impl Planner {
             && self.limits.rows(Algorithm::OneShotPush, row_bytes, size, 1) != 0
         {
             plan = self.plan(bytes, Some(Algorithm::OneShotPush));
+        }
+        let team = match (self.limits.device, plan.algorithm) {
+            (DeviceKind::Cuda, Algorithm::OneShotPush) if !quantized => {
+                Team::of(count / row, row_bytes, size, plan.blocks)
+            }
+            _ => None,
+        };
+        if let Some(team) = team {
+            plan.blocks = plan.blocks.min(team.blocks * (count / row).max(1));
+            plan.threads = team.threads(row_bytes).max(grid::FEWEST_THREADS);
+            let most = self.limits.rows(plan.algorithm, row_bytes, size, plan.blocks);
+            if most != 0 {
+                plan.piece_bytes = (plan.piece_bytes / row_bytes).clamp(1, most) * row_bytes;
+                return plan;
+            }
         }
         // A row is one block's. Those that are not whole packs cannot be told apart by blocks.
         plan.blocks = if row_bytes % pack == 0 { plan.blocks.min(count / row).max(1) } else { 1 };

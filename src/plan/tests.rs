@@ -178,7 +178,8 @@ fn other_calls_have_rows_of_their_own_or_an_allreduces() {
     assert!(error.unwrap_err().to_string().contains("reduce has no choice of algorithms"));
 }
 
-/// Rows that are normalised on GPUs: a block for each, by a one-shot push as far as the table has measured nothing else better.
+/// Rows that are normalised on GPUs: as many blocks for each as there are, up to one for each chunk of squares, by a one-shot push as
+/// far as the table has measured nothing else better. Rows that become 8-bit numbers are one block's each.
 #[test]
 fn rows_on_gpus_are_pushed_in_one_shot() {
     let packing = Packing { pack_bytes: 16, slot_bytes: 32, sentinel_bytes: 16 };
@@ -189,14 +190,17 @@ fn rows_on_gpus_are_pushed_in_one_shot() {
         mailbox_bytes: 8 << 20,
         staging_bytes: 8 << 20,
     };
-    let plan = |forced, rows: usize| {
+    let plan_of = |forced, rows: usize, quantized| {
         let planner = Planner::new(&cuda(), LinkClass::NvSwitch, forced, 64, limits);
-        planner.rows(rows * 5120, DType::Bf16, Some(5120))
+        planner.rows(rows * 5120, DType::Bf16, Some(5120), quantized)
     };
-    for rows in [1, 8, 32, 51] {
-        let Plan { algorithm, blocks, piece_bytes, .. } = plan(None, rows);
-        assert_eq!((algorithm, blocks), (OneShotPush, rows), "{rows} rows");
+    let plan = |forced, rows| plan_of(forced, rows, false);
+    for (rows, in_teams) in [(1, (10, 64)), (8, (40, 128)), (32, (64, 320)), (51, (51, 512))] {
+        let Plan { algorithm, blocks, threads, piece_bytes } = plan(None, rows);
+        assert_eq!((algorithm, (blocks, threads)), (OneShotPush, in_teams), "{rows} rows");
         assert!(piece_bytes >= rows * 10_240, "{rows} rows are one launch");
+        let Plan { algorithm, blocks, threads, .. } = plan_of(None, rows, true);
+        assert_eq!((algorithm, blocks, threads), (OneShotPush, rows, 512), "{rows} rows of 8-bit numbers");
     }
     assert_ne!(plan(None, 128).algorithm, OneShotPush);
     assert_eq!(plan(Some(TwoShotPull), 8).algorithm, TwoShotPull);

@@ -103,6 +103,23 @@ impl Memory {
     }
 }
 
+/// Blocks that have a row together: as FaRmsNorm has them.
+#[derive(Clone, Copy, Default)]
+pub struct Team {
+    pub blocks: u32,
+    pub share: u32,
+    pub chunks: u32,
+}
+
+impl Team {
+    pub fn inverse(self) -> u32 {
+        match self.blocks {
+            0 => 0,
+            blocks => (1u32 << 16).div_ceil(blocks),
+        }
+    }
+}
+
 impl Call {
     fn base(&self) -> &str {
         self.algorithm.trim_end_matches('+')
@@ -145,10 +162,27 @@ impl Call {
         if !self.norms() {
             return (blocks, threads);
         }
-        // As src/plan/planner.rs has them: a row is one block's, all of whose threads work on it.
+        // As src/plan/planner.rs has them: a row is one block's, or in a one-shot push a team's, all of whose threads work on it.
         let row_bytes = self.row * self.dtype.bytes as u32;
+        let rows = (self.bytes as u32 / row_bytes).max(1);
         let packs = row_bytes.div_ceil(FA_CUDA_PACK_BYTES).next_multiple_of(32);
-        (blocks.min(self.bytes as u32 / row_bytes).max(1), threads.max(packs.min(shape.threads)))
+        if let Some(team) = self.team(most) {
+            let own = (team.share).min(packs).next_multiple_of(32);
+            return (most.min(rows * team.blocks), own.min(shape.threads));
+        }
+        (blocks.min(rows), threads.max(packs.min(shape.threads)))
+    }
+
+    /// How blocks have rows, where they have them in teams.
+    fn team(&self, most: u32) -> Option<Team> {
+        if code_of(self.base()) != Some(FA_ONE_SHOT_PUSH_NORM) {
+            return None;
+        }
+        let row_bytes = self.row * self.dtype.bytes as u32;
+        let chunk = FA_SQUARES_CHUNK * self.dtype.bytes as u32 / FA_CUDA_PACK_BYTES;
+        let chunks = (row_bytes / FA_CUDA_PACK_BYTES).div_ceil(chunk);
+        let each = chunks.div_ceil((most / (self.bytes as u32 / row_bytes).max(1)).max(1));
+        Some(Team { blocks: chunks.div_ceil(each), share: each * chunk, chunks })
     }
 
     /// How much of its memory a rank touches call after call, in messages: input, output, and two generations of staging, or of
@@ -172,13 +206,14 @@ impl Call {
             Some(_) => Memory::Ours(World::new(self.ranks, self.bytes, word_of(self.dtype.code))),
             None => Memory::Reference(Reference::new(self.base(), self.ranks, self.bytes)),
         };
+        let team = self.team(shape.blocks.min(machine.sms as u32)).unwrap_or_default();
         let params = |rank| match (&memory, code_of(self.base())) {
             (Memory::Ours(world), Some(algorithm)) => {
                 let count = (self.bytes / self.dtype.bytes) as u64;
                 let registered = self.algorithm.ends_with('+');
                 let mut params = world.params(rank, algorithm, self.dtype.code, count, registered);
                 if self.norms() {
-                    params.extend(world.norm(rank, self.dtype.code, count, self.row));
+                    params.extend(world.norm(rank, self.dtype.code, count, self.row, team));
                 }
                 if let Some(pattern) = Pattern::named(self.base()) {
                     params.extend(bytes_of(&pattern.transfers(world, rank, self.bytes, registered)));
@@ -204,7 +239,11 @@ impl Call {
             homes: &reach.0,
             turns: shape.turns,
             // Of a message equal blocks of all ranks are not what talks to each other.
-            blocks: if Pattern::named(self.base()).is_some() { 0 } else { shape.simulate },
+            // Nor where blocks of a rank have a row together.
+            blocks: match Pattern::named(self.base()).is_some() || team.blocks > 1 {
+                true => 0,
+                false => shape.simulate,
+            },
             gap_ns: if shape.stream { machine.launch_ns } else { machine.node_ns },
             resident: (self.bytes * self.footprint()) as f64 <= machine.l2_bytes,
         };

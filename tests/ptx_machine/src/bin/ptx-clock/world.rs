@@ -1,5 +1,6 @@
 //! Memory of a world of ranks, and the launches of kernels in it.
 
+use crate::job::Team;
 use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::mem::{offset_of, size_of};
 
@@ -268,7 +269,7 @@ impl World {
     }
 
     /// What a kernel that normalises rows takes besides.
-    pub fn norm(&self, rank: usize, dtype: FaDtype, count: u64, row: u32) -> Vec<u8> {
+    pub fn norm(&self, rank: usize, dtype: FaDtype, count: u64, row: u32, team: Team) -> Vec<u8> {
         bytes_of(&FaRmsNorm {
             residual: self.residuals[rank].address(),
             residual_out: 0,
@@ -281,6 +282,10 @@ impl World {
             epsilon: 0.0,
             scaling: FA_NOT_SCALED,
             dtype,
+            team: team.blocks,
+            team_inverse: team.inverse(),
+            share: team.share,
+            chunks: team.chunks,
         })
     }
 

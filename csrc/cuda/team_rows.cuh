@@ -1,0 +1,204 @@
+// A one-shot push of rows to which a residual is added and which are normalised, where several blocks, a
+// team, have a row together, and each keeps what it has of it in its shared memory from the sums until it is
+// normalised. Where there are as many rows as blocks or more, a block is a team, and has rows in turn.
+//
+// A block has whole chunks of squares, so that the sums of the chunks, which the blocks of a team tell each
+// other, are those that one block would have, and so is their sum. They are words of packets that this rank
+// sends to itself: nobody else writes what it has of its own mailbox, in any launch. A word with the epoch of
+// this launch has been written in this launch, as all words of mailboxes have tags. Word and tag are one
+// access, and nothing else is read after it that needs its order: so it is relaxed.
+//
+// The blocks of a team wait for each other, and so have to be resident at once: a grid is no larger than what
+// is (src/plan/grid.rs). No wait is part of a circle: a block sends its packets before it waits for any, and
+// its sums of squares before it waits for those of its team.
+//
+// Which block of a peer sends a packet, and which of this rank reads it, makes no difference: a sender writes
+// a slot again two launches later, before which its launch in between has ended, all of whose packets have
+// come from launches that began after that which read the slot had ended.
+#pragma once
+
+#include "../sinks/rms_norm.cuh"
+#include "reduce.cuh"
+
+namespace FA_NAMESPACE {
+
+template <class T, class Reduce>
+class TeamRows {
+  static constexpr u32 kWarp = 32;
+  static constexpr Index kChunkPacks = kChunk * sizeof(T) / kPackBytes;
+  using Two = Elements<T, 2>;
+
+public:
+  FA_FN TeamRows(const FaLaunch &launch, const FaRmsNorm &norm, const Reduce &reduce)
+      : launch_(launch), norm_(norm), reduce_(reduce), apart_(mailbox_share(launch, reduce.world())) {}
+
+  FA_FN void push(Block &block) const {
+    const u32 team = blockIdx.x * norm_.team_inverse >> 16;
+    const u32 step = norm_.team == 1 ? gridDim.x : norm_.rows;
+    const Index row_packs = norm_.row * u32(sizeof(T)) / kPackBytes;
+    const Index first = (blockIdx.x - team * norm_.team) * norm_.share;
+    const Index length = min(norm_.share, row_packs - first);
+    // Loaded before the epoch is known, which takes as long.
+    Words words = {0, 0};
+    if (team < norm_.rows && threadIdx.x < length)
+      words = load_words(launch_.input, team * row_packs + first + threadIdx.x);
+    const LaunchState state = begin_launch(launch_, block, false);
+    if (!same_call<true>(launch_, block, state))
+      return;
+    const Tag tag = reduce_.packet_tag(launch_, state.epoch);
+    // The slots that this rank's packets are in, in each rank's region.
+    const u64 slots = u64(slot_at(slots_of(launch_, state.epoch, tag), launch_.rank * apart_, tag)) -
+                      launch_.regions[launch_.rank];
+    FA_ROLL
+    for (u32 row = team; row < norm_.rows; row += step) {
+      FA_ROLL
+      for (Index i = threadIdx.x; i < length; i += blockDim.x) {
+        const Index at = row * row_packs + first + i;
+        if (row != team || i != threadIdx.x)
+          words = load_words(launch_.input, at);
+        reduce_.send(launch_, u64(slot_at(reinterpret_cast<Slot *>(slots), at, tag)), pack_of(words), tag);
+      }
+    }
+    FA_ROLL
+    for (u32 row = team; row < norm_.rows; row += step)
+      if (!reduce_row(block, state.epoch, tag, row, {row * row_packs + first, length}, first))
+        break;
+    end_launch(launch_, block, state);
+  }
+
+private:
+  const FaLaunch &launch_;
+  const FaRmsNorm &norm_;
+  const Reduce &reduce_;
+  const u32 apart_; // slots, from one rank's to the next's
+
+  // A pack as it is loaded: what is made of a load at once would be waited for at once.
+  using Words = ulonglong2;
+  static FA_FN Words load_words(u64 address, Index i) {
+    const u8 *from = reinterpret_cast<const u8 *>(address) + u64(i) * kPackBytes;
+    __builtin_assume(__isGlobal(from));
+    return *reinterpret_cast<const Words *>(from);
+  }
+  static FA_FN Pack pack_of(const Words &words) { return {words.x, words.y}; }
+  FA_FN Words load_weights(Index i) const {
+    return norm_.weight == 0 ? Words{0, 0} : load_words(norm_.weight, i);
+  }
+  static FA_FN void put(u64 address, Index i, const Pack &pack) {
+    store(reinterpret_cast<u8 *>(address) + u64(i) * kPackBytes, pack, Whole{}, 0);
+  }
+
+  // Of this rank's mailbox, those of a mark.
+  FA_FN Slot *slots_of(const FaLaunch &launch, u32 epoch, Tag tag) const {
+    return reinterpret_cast<Slot *>(tag.sentinel() ? sentinel_mailbox(launch, launch.rank, epoch)
+                                                   : mailbox(launch, launch.rank, epoch));
+  }
+
+  // What this block has of a row: a span of the message, which begins at a pack of the row. False: not all
+  // came.
+  FA_FN bool reduce_row(Block &block, u32 epoch, Tag tag, u32 row, Span span, Index first) const {
+    __shared__ Pack share[FA_TEAM_SHARE_PACKS];
+    __shared__ float4 all_sums[kMostChunks / 4];
+    float *sums = reinterpret_cast<float *>(all_sums);
+    const u32 lane = threadIdx.x % kWarp, chunks = (span.length + kChunkPacks - 1) / kChunkPacks;
+    Slot *slots = slot_at(slots_of(launch_, epoch, tag), span.first, tag);
+    Words weight = {0, 0}, residual = {0, 0};
+    if (threadIdx.x < span.length) {
+      residual = load_words(norm_.residual, span.first + threadIdx.x);
+      weight = load_weights(first + threadIdx.x);
+    }
+    bool complete = true;
+    Index i = threadIdx.x;
+    FA_ROLL
+    for (; i < span.length; i += blockDim.x) {
+      Pack sum;
+      complete = reduce_.packet(launch_, slot_at(slots, i, tag), apart_, tag, &sum);
+      if (!complete)
+        break;
+      if (norm_.residual_out != 0)
+        put(launch_.output, span.first + i, sum);
+      sum = added_pack<T>(sum, pack_of(residual));
+      share[i] = sum;
+      put(norm_.residual_out != 0 ? norm_.residual_out : launch_.output, span.first + i, sum);
+      if (i + blockDim.x < span.length)
+        residual = load_words(norm_.residual, span.first + i + blockDim.x);
+    }
+    // Beyond the end of the row.
+    FA_ROLL
+    for (; complete && i < chunks * kChunkPacks; i += blockDim.x)
+      share[i] = {0, 0};
+    if (!block.all(complete))
+      return false;
+    u64 *words =
+        slot_at(slots_of(launch_, epoch, {epoch, kTagged}), launch_.rank * apart_, {epoch, kTagged})->word +
+        row * norm_.chunks;
+    FA_ROLL
+    for (u32 chunk = threadIdx.x / kWarp; chunk < chunks; chunk += blockDim.x / kWarp) {
+      Two twos[kChunk / kPartials];
+      FA_UNROLL
+      for (u32 run = 0; run < kChunk / kPartials; ++run)
+        twos[run] = reinterpret_cast<const Two *>(share)[(chunk * kChunk + run * kPartials) / 2 + lane];
+      ChunkSquares<T> squares;
+      FA_UNROLL
+      for (const Two &two : twos)
+        squares.add(two);
+      const float sum = squares.sum();
+      if (lane != 0)
+        continue;
+      if (norm_.team == 1)
+        sums[chunk] = sum;
+      else
+        store_relaxed(words + first / kChunkPacks + chunk, u64(epoch) << 32 | __float_as_uint(sum));
+    }
+    // While those of the other blocks come.
+    FA_ROLL
+    for (i = threadIdx.x; i < span.length; i += blockDim.x)
+      reduce_.empty_packets(slot_at(slots, i, tag), apart_, tag);
+    const u32 padded = (norm_.chunks + kAtOnce - 1) / kAtOnce * kAtOnce;
+    FA_ROLL
+    for (u32 chunk = threadIdx.x; chunk < padded; chunk += blockDim.x) {
+      if (chunk >= norm_.chunks)
+        sums[chunk] = 0;
+      else if (norm_.team != 1)
+        complete = complete && wait_for_word(words + chunk, epoch, &sums[chunk]);
+    }
+    // All have read the share as well, before it is written for the next row.
+    if (!block.all(complete))
+      return false;
+    float squares = 0;
+    FA_ROLL
+    for (u32 some = 0; some < padded / 4; some += kAtOnce / 4) {
+      FA_UNROLL
+      for (u32 k = 0; k < kAtOnce / 4; ++k) {
+        const float4 four = all_sums[some + k];
+        squares = squares + four.x + four.y + four.z + four.w;
+      }
+    }
+    const float scale = row_scale(squares, norm_.row, norm_.epsilon);
+    FA_ROLL
+    for (i = threadIdx.x; i < span.length; i += blockDim.x) {
+      put(norm_.normed, span.first + i,
+          scaled_pack<T>(share[i], scale, pack_of(weight), norm_.weight != 0, norm_.unit_offset != 0));
+      if (i + blockDim.x < span.length)
+        weight = load_weights(first + i + blockDim.x);
+    }
+    return true;
+  }
+
+  // Chunks whose sums are added by one body. Those that there are not are +0, which changes no sum of
+  // squares.
+  static constexpr u32 kAtOnce = 8;
+  static_assert(kMostChunks % kAtOnce == 0, "all find room");
+
+  // What another block of this rank sends. Where that fails, the other says whom it waited for.
+  FA_FN bool wait_for_word(const u64 *from, u32 epoch, float *value) const {
+    u64 word = 0;
+    const Failure failure = wait_until(launch_, launch_.rank, [&] {
+      word = load_relaxed(from);
+      return u32(word >> 32) == epoch;
+    });
+    *value = __uint_as_float(u32(word));
+    return failure.none() || succeeded(launch_, {failure.code(), 0}, epoch);
+  }
+};
+
+} // namespace FA_NAMESPACE

@@ -1,0 +1,111 @@
+//! Rows that blocks of a GPU have in teams, in a one-shot push that normalises them (csrc/cuda/team_rows.cuh).
+
+use super::grid::{MOST_THREADS, WARP};
+use crate::abi::{
+    FaLaunch, FaRmsNorm, FA_CUDA_PACK_BYTES, FA_NOT_SCALED, FA_SQUARES_CHUNK, FA_TEAM_SHARE_PACKS,
+};
+
+/// Blocks that have a row together, and what each has of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Team {
+    pub blocks: usize,
+    /// Packs: whole chunks of squares.
+    share: usize,
+    /// Of a row.
+    chunks: usize,
+}
+
+impl Team {
+    /// Of so many rows, where there are at most so many blocks: as many blocks for a row as have chunks of it. `None`: rows are no
+    /// whole packs, or a block has no room for its share.
+    pub fn of(rows: usize, row_bytes: usize, element_size: usize, blocks: usize) -> Option<Self> {
+        let pack = FA_CUDA_PACK_BYTES as usize;
+        let chunk = FA_SQUARES_CHUNK as usize * element_size / pack;
+        let chunks = (row_bytes / pack).div_ceil(chunk);
+        let each = chunks.div_ceil((blocks / rows.max(1)).max(1)).max(1);
+        let team = Self { blocks: chunks.div_ceil(each), share: each * chunk, chunks };
+        (row_bytes % pack == 0 && team.share <= FA_TEAM_SHARE_PACKS as usize).then_some(team)
+    }
+
+    /// Of a block: one for each pack of its share, if it may have so many.
+    pub fn threads(&self, row_bytes: usize) -> usize {
+        let packs = self.share.min(row_bytes / FA_CUDA_PACK_BYTES as usize);
+        packs.next_multiple_of(WARP).min(MOST_THREADS)
+    }
+}
+
+/// Has the blocks of a launch normalise rows in teams, if they can: rows are not quantised, and all addresses are those of packs.
+/// This rank's addresses may differ from its peers' in that: who sends a packet makes no difference to whoever receives it.
+pub(crate) fn set_teams(norm: &mut FaRmsNorm, launch: &FaLaunch, element_size: usize, blocks: usize) {
+    let FaRmsNorm { residual, residual_out, normed, weight, row, rows, scaling, .. } = *norm;
+    let addresses = launch.input | launch.output | residual | residual_out | normed | weight;
+    if normed == 0 || scaling != FA_NOT_SCALED || addresses % u64::from(FA_CUDA_PACK_BYTES) != 0 {
+        return;
+    }
+    if let Some(team) = Team::of(rows as usize, row as usize * element_size, element_size, blocks) {
+        norm.team = team.blocks as u32;
+        // Exact for the numbers of blocks, which are far below 2^8.
+        norm.team_inverse = (1u32 << 16).div_ceil(norm.team);
+        norm.share = team.share as u32;
+        norm.chunks = team.chunks as u32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the grid and the rows of a launch are, its blocks have each pack of each row once, in whole chunks, and know their
+    /// teams.
+    #[test]
+    fn teams_have_all_of_their_rows() {
+        let pack = FA_CUDA_PACK_BYTES as usize;
+        for (row, size) in
+            [(8, 2), (64, 2), (5120, 2), (5128, 2), (8192, 2), (8192, 4), (16_384, 4), (65_536, 2)]
+        {
+            let row_bytes = row * size;
+            for (rows, blocks) in (1..=70).flat_map(|rows| (1..=64).map(move |blocks| (rows, blocks))) {
+                let Some(team) = Team::of(rows, row_bytes, size, blocks) else {
+                    // A block has at most 16 KiB, of all blocks that there are for a row.
+                    assert!(
+                        row_bytes > (blocks / rows).max(1) * (8 << 10),
+                        "{rows} rows of {row}, {blocks} blocks"
+                    );
+                    continue;
+                };
+                let packs = row_bytes / pack;
+                assert!(
+                    team.blocks == 1 || team.blocks * rows <= blocks,
+                    "{rows} rows, {blocks} blocks: {team:?}"
+                );
+                assert!(
+                    team.share * team.blocks >= packs && team.share * (team.blocks - 1) < packs,
+                    "{team:?}"
+                );
+                assert_eq!(team.share * pack % (FA_SQUARES_CHUNK as usize * size), 0, "{team:?}");
+                let inverse = (1usize << 16).div_ceil(team.blocks);
+                assert!((0..64).all(|block| (block * inverse) >> 16 == block / team.blocks), "{team:?}");
+            }
+        }
+        assert_eq!(Team::of(1, 10, 2, 64), None, "no whole packs");
+    }
+
+    /// Addresses that are not those of packs, and what is quantised, have whole rows.
+    #[test]
+    fn teams_are_of_aligned_rows_that_stay_as_they_are() {
+        // SAFETY: numbers alone.
+        let (mut norm, launch): (FaRmsNorm, FaLaunch) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        (norm.normed, norm.row, norm.rows) = (4096, 5120, 8);
+        let team = |change: fn(&mut FaRmsNorm, &mut FaLaunch)| {
+            let (mut norm, mut launch) = (norm, launch);
+            change(&mut norm, &mut launch);
+            set_teams(&mut norm, &launch, 2, 64);
+            (norm.team, norm.share, norm.chunks)
+        };
+        assert_eq!(team(|_, _| ()), (5, 128, 10));
+        assert_eq!(team(|_, launch| launch.input += 2), (0, 0, 0));
+        assert_eq!(team(|norm, _| norm.weight += 8), (0, 0, 0));
+        assert_eq!(team(|norm, _| norm.normed = 0), (0, 0, 0));
+        assert_eq!(team(|norm, _| norm.scaling = crate::abi::FA_SCALE_OF_ROW), (0, 0, 0));
+    }
+}
