@@ -65,26 +65,21 @@ public:
   }
 
   // Receives a span. In part 0 it is added to that of `mine`, the lower rank's first; `whole`: now all ranks'
-  // are in it. In part 1 it is a result.
+  // are in it. In part 1 it is a result. From this rank itself, which sends nothing, there is only `mine`.
   FA_FN void receive(const u8 *mine, Span span, u32 from, u32 part, bool whole) {
     const Slot *slots = slots_of(launch_, reduce_.world(), launch_.rank, epoch_, part, 2, from);
     each(span, [&](u64 at, Index i, auto extent) {
-      Pack pack;
-      complete_ = complete_ && wait_packet(launch_, slots + (i - span.first), from, tag_, &pack);
+      Pack pack = {};
+      complete_ = complete_ &&
+                  (from == launch_.rank || wait_packet(launch_, slots + (i - span.first), from, tag_, &pack));
       if (!complete_)
         return;
       if (part == 0) {
         const Pack ours = mine_of(mine + at, extent);
-        pack = from < launch_.rank ? reduce_.packs(pack, ours, whole) : reduce_.packs(ours, pack, whole);
+        const bool last = from <= launch_.rank;
+        pack = reduce_.packs(either(last, pack, ours), either(last, ours, pack), from == launch_.rank, whole);
       }
       store(output_ + at, pack, extent, granule_);
-    });
-  }
-
-  // The input of a world of one.
-  FA_FN void keep() const {
-    each(all(), [&](u64 at, Index, auto extent) {
-      store(output_ + at, reduce_.pack(mine_of(input_ + at, extent), true), extent, granule_);
     });
   }
 
@@ -125,10 +120,6 @@ FA_FN void halving_doubling(const FaLaunch &launch, Block &block, const Reduce &
     ++exchanges;
   const u32 folded = ranks - paired;
   HalvingDoubling<Reduce, Block> exchange(launch, block, reduce, state.epoch);
-  if (ranks == 1) {
-    exchange.keep();
-    return end_launch(launch, block, state);
-  }
 
   // Round 0 folds in, the last one folds out; in between ranks below `paired` halve, then double.
   const Span all = exchange.all(), none = {0, 0};
@@ -139,7 +130,12 @@ FA_FN void halving_doubling(const FaLaunch &launch, Block &block, const Reduce &
     u32 partner;
     Span sent = none, received = none;
     bool whole = false;
-    if (round == 0 || round == 2 * exchanges + 1) {
+    if (ranks == 1 && round == 0) {
+      // There is no other rank; an average divides by 1.
+      partner = rank;
+      received = all;
+      whole = true;
+    } else if (round == 0 || round == 2 * exchanges + 1) {
       const bool above = rank >= paired;
       if (!above && rank >= folded)
         continue;

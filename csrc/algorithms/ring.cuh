@@ -48,13 +48,13 @@ FA_FN void ring(const FaLaunch &launch, Block &block, const Reduce &reduce) {
     const Slot *from = slots_of(launch, ranks, rank, epoch, step > 0 ? step - 1 : 0, parts, left);
     Slot *to = slots_of(launch, ranks, right, epoch, step, parts, rank);
     for_each_pack(block, slice, bytes, vector, [&](u64 at, Index i, auto extent) {
-      Pack pack;
+      Pack pack = {};
       complete = complete && (step == 0 || wait_packet(launch, from + (i - slice.first), left, tag, &pack));
       if (!complete)
         return;
       if (step <= whole) {
         const Pack own = reduce.own(input + at, extent, granule);
-        pack = step == 0 ? reduce.pack(own, step == whole) : reduce.packs(pack, own, step == whole);
+        pack = reduce.packs(pack, own, step == 0, step == whole);
       }
       if (step < last)
         store_packet(to + (i - slice.first), pack, tag);

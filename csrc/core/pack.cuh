@@ -29,6 +29,11 @@ struct Pack {
   u64 low, high;
 };
 
+// One of two packs, by value: a choice of addresses would need a stack frame.
+FA_FN Pack either(bool first, const Pack &a, const Pack &b) {
+  return {first ? a.low : b.low, first ? a.high : b.high};
+}
+
 struct Extent {
   u32 bytes;
   bool whole;
@@ -117,6 +122,8 @@ FA_FN void store(u8 *to, Pack pack, Extent extent, u32 granule) {
 struct Pack {
   u8 byte[kPackBytes];
 };
+
+FA_FN const Pack &either(bool first, const Pack &a, const Pack &b) { return first ? a : b; }
 
 FA_FN u32 granule_of(u64) { return 1; }
 

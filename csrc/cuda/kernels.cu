@@ -1,8 +1,8 @@
 // Entry points of the CUDA device. Of an allreduce by a direct algorithm one kernel for each member of the
 // hot set, <name>_<type>_sum_w<world>. Of everything that reduces one for each kernel type, <name>_<type>,
-// that takes any operation and world. Of sums with a norm, and of those by NVLS, one for each of their types.
-// Of what moves bytes, and of the others, one: <name>. All but the hot set and NVLS can also run all ranks of
-// a world in one cooperative launch, blockIdx.y being the rank.
+// that takes any operation and world; integers are one kernel type. Of sums with a norm, and of those by
+// NVLS, one for each of their types. Of what moves bytes, and of the others, one: <name>. All but the hot set
+// and NVLS can also run all ranks of a world in one cooperative launch, blockIdx.y being the rank.
 #include "../algorithms/all_gather.cuh"
 #include "../algorithms/barrier.cuh"
 #include "../algorithms/broadcast.cuh"

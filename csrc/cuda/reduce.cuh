@@ -6,6 +6,7 @@
 #include "../reduce/reduction.cuh"
 #include "../sinks/epilogue.cuh"
 #include "../sinks/packets.cuh"
+#include "integers.cuh"
 
 namespace FA_NAMESPACE {
 
@@ -62,6 +63,12 @@ constexpr bool kIsF16 = false;
 template <>
 constexpr bool kIsF16<F16> = true;
 
+// Whether elements of a type are of any width, several in what is loaded as one.
+template <class>
+constexpr bool kIsAnyWidth = false;
+template <>
+constexpr bool kIsAnyWidth<AnyInteger> = true;
+
 // Types of which sums are sent as sentinel packets: those of the hot set.
 template <class>
 constexpr bool kSendsSums = false;
@@ -75,7 +82,6 @@ template <class T, class Op, class WorldT>
 class Reduce {
   static constexpr u32 kLanes = kPackBytes / sizeof(T);
   using All = Elements<T, kLanes>;
-  using One = Elements<T, 1>;
 
 public:
   // 0: not known.
@@ -90,7 +96,7 @@ public:
   FA_FN u32 world() const { return world_.size(); }
   // Of a message whose results are independent of each other.
   FA_FN auto partition() const { return partition_of(world_); }
-  FA_FN u64 message_bytes(const FaLaunch &launch) const { return launch.count * sizeof(T); }
+  FA_FN u64 message_bytes(const FaLaunch &launch) const { return launch.count * element(); }
 
   // How the inputs of a launch are sent. The same in every kernel that a rank may take for a call.
   FA_FN Tag packet_tag(const FaLaunch &, u32 epoch) const {
@@ -143,20 +149,25 @@ public:
       if constexpr (WorldT::known) {
         Pack packs[kRanks];
         for_each_rank(world_, [&](u32 r) { packs[r] = load(inputs.at(r) + at, Whole{}, 0); });
-        sink.put(at, i, all_ranks(packs), extent, sizeof(T));
-      } else if (extent.whole) {
-        Reduction<T, Op, kLanes> reduction(op_, world());
-        FA_ROLL
-        for (u32 first = 0; first < world(); first += kTogether) {
-          Pack packs[kTogether];
-          FA_UNROLL
-          for (u32 k = 0; k < kTogether; ++k)
-            packs[k] = load(inputs.at(there(first + k, launch.rank)) + at, Whole{}, 0);
-          add_together(&reduction, first, packs);
-        }
-        sink.put(at, i, pack_of(reduction.finish()), extent, sizeof(T));
+        sink.put(at, i, all_ranks(packs), extent, element());
       } else {
-        sink.put(at, i, reduce_part(inputs, at, extent.bytes), extent, sizeof(T));
+        Reduction<T, Op, kLanes> reduction(op_, world());
+        if (kTogether > 1 && extent.whole) {
+          FA_ROLL
+          for (u32 first = 0; first < world(); first += kTogether) {
+            Pack packs[kTogether];
+            FA_UNROLL
+            for (u32 k = 0; k < kTogether; ++k)
+              packs[k] = load(inputs.at(there(first + k, launch.rank)) + at, Whole{}, 0);
+            add_together(&reduction, first, packs);
+          }
+        } else {
+          // What is beyond a part is zeros, whose results are not stored.
+          FA_ROLL
+          for (u32 r = 0; r < world(); ++r)
+            reduction.add(elements<All>(load(inputs.at(r) + at, extent, element())));
+        }
+        sink.put(at, i, pack_of(reduction.finish()), extent, element());
       }
     };
     for_each_pack(block, span, bytes, vector, reduce, partition);
@@ -176,7 +187,7 @@ public:
         Pack packs[kRanks];
         complete = complete && wait_together(launch, 0, slot, share, tag, packs);
         if (complete) {
-          sink.put(at, i, all_ranks<kPushedWords>(packs), extent, sizeof(T));
+          sink.put(at, i, all_ranks<kPushedWords>(packs), extent, element());
           empty_all(slot, share, tag);
         }
       } else {
@@ -184,7 +195,7 @@ public:
         complete = complete && packet(launch, slot, share, tag, &sum);
         if (complete) {
           empty_packets(slot, share, tag);
-          sink.put(at, i, sum, extent, sizeof(T));
+          sink.put(at, i, sum, extent, element());
         }
       }
     };
@@ -272,18 +283,13 @@ public:
     }
   }
 
-  // Reduces two packs. `whole`: now all ranks' are in it, which an average divides.
-  FA_FN Pack packs(const Pack &first, const Pack &second, bool whole) const {
+  // Reduces two packs, or the last of them alone: by one body, as it is much code. `whole`: now all ranks'
+  // are in it, which an average divides.
+  FA_FN Pack packs(const Pack &first, const Pack &last, bool alone, bool whole) const {
     Reduction<T, Op, kLanes> reduction(op_, world());
-    reduction.add(elements<All>(first));
-    reduction.add(elements<All>(second));
-    return pack_of(reduction.finish(whole));
-  }
-
-  // The same of one.
-  FA_FN Pack pack(const Pack &only, bool whole) const {
-    Reduction<T, Op, kLanes> reduction(op_, world());
-    reduction.add(elements<All>(only));
+    FA_ROLL
+    for (u32 k = alone; k < 2; ++k)
+      reduction.add(elements<All>(either(k == 0, first, last)));
     return pack_of(reduction.finish(whole));
   }
 
@@ -295,6 +301,14 @@ private:
 
   Op op_;
   WorldT world_;
+
+  // Bytes of an element.
+  FA_FN u32 element() const {
+    if constexpr (kIsAnyWidth<T>)
+      return element_bytes(op_.dtype);
+    else
+      return sizeof(T);
+  }
 
   static FA_FN Word word_of(u32 bits) {
     // Either half of a register is as good to widen an f16 from.
@@ -399,36 +413,11 @@ private:
       empty_packet(slot_at(slot, r * distance, tag), tag);
   }
 
-  // Element by element, from the last to the first, as parts are loaded.
-  FA_FN Pack reduce_part(const Inputs &inputs, u64 at, u32 bytes) const {
-    Pack pack = {0, 0};
-    FA_ROLL
-    for (u32 e = bytes; e > 0;) {
-      e -= sizeof(T);
-      Reduction<T, Op, 1> reduction(op_, world());
-      FA_ROLL
-      for (u32 r = 0; r < world(); ++r)
-        reduction.add(*reinterpret_cast<const One *>(inputs.at(r) + at + e));
-      push_granule(&pack, bits_of(reduction.finish()), sizeof(T));
-    }
-    return pack;
-  }
-
   template <class E>
   static FA_FN E elements(const Pack &pack) {
     return *reinterpret_cast<const E *>(&pack);
   }
   static FA_FN Pack pack_of(const All &elements) { return *reinterpret_cast<const Pack *>(&elements); }
-  static FA_FN u64 bits_of(const One &element) {
-    if constexpr (sizeof(T) == 1)
-      return *reinterpret_cast<const u8 *>(&element);
-    else if constexpr (sizeof(T) == 2)
-      return *reinterpret_cast<const u16 *>(&element);
-    else if constexpr (sizeof(T) == 4)
-      return *reinterpret_cast<const u32 *>(&element);
-    else
-      return *reinterpret_cast<const u64 *>(&element);
-  }
 };
 
 } // namespace FA_NAMESPACE

@@ -115,16 +115,11 @@ public:
       receive_slices(launch, block, output, slices, bytes, world_, epoch, kResults, kParts, tag, partition);
   }
 
-  // Reduces two packs. `whole`: now all ranks' are in it, which an average divides.
-  Pack packs(const Pack &first, const Pack &second, bool whole) const {
-    const u64 sources[] = {u64(&first), u64(&second)};
-    return packs(sources, 2, whole);
-  }
-
-  // The same of one.
-  Pack pack(const Pack &only, bool whole) const {
-    const u64 source = u64(&only);
-    return packs(&source, 1, whole);
+  // Reduces two packs, or the last of them alone. `whole`: now all ranks' are in it, which an average
+  // divides.
+  Pack packs(const Pack &first, const Pack &last, bool alone, bool whole) const {
+    const u64 sources[] = {u64(&first), u64(&last)};
+    return through(op_ == FA_AVG && !whole ? u32(FA_SUM) : op_, sources + alone, 2 - alone);
   }
 
 private:
@@ -132,10 +127,6 @@ private:
   u32 op_, world_;
   bool scales_;
   double scale_;
-
-  Pack packs(const u64 *sources, u32 count, bool whole) const {
-    return through(op_ == FA_AVG && !whole ? u32(FA_SUM) : op_, sources, count);
-  }
 
   // Of one pack of each source.
   Pack through(u32 op, const u64 *sources, u32 count) const {

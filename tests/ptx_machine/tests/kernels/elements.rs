@@ -4,6 +4,7 @@ use crate::abi::*;
 
 #[derive(Clone, Copy)]
 pub struct Element {
+    /// Of its kernels.
     pub name: &'static str,
     pub code: FaDtype,
     pub bytes: usize,
@@ -19,9 +20,10 @@ pub const BF16: Element =
     Element { name: "bf16", code: FA_BF16, bytes: 2, most: 255, bits: |sum| rounded(sum, 7, 127) };
 pub const F32: Element =
     Element { name: "f32", code: FA_F32, bytes: 4, most: 1 << 20, bits: |sum| (sum as f32).to_bits().into() };
-pub const U8: Element = Element { name: "u8", code: FA_U8, bytes: 1, most: 15, bits: |sum| sum as u8 as u64 };
+pub const U8: Element =
+    Element { name: "integers", code: FA_U8, bytes: 1, most: 15, bits: |sum| sum as u8 as u64 };
 pub const I64: Element =
-    Element { name: "i64", code: FA_I64, bytes: 8, most: 1 << 60, bits: |sum| sum as u64 };
+    Element { name: "integers", code: FA_I64, bytes: 8, most: 1 << 60, bits: |sum| sum as u64 };
 
 /// A 16-bit float by the bits of its fraction and the bias of its exponent: to the nearest, of two the even one.
 fn rounded(value: i64, fraction: u32, bias: u32) -> u64 {

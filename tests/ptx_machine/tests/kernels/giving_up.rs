@@ -50,19 +50,14 @@ fn every_kernel_of_the_hot_set(program: &Program) {
     }
 }
 
-/// All types that have kernels, by their codes, with the bytes of an element. The first of both fp8 types stands for them.
-const TYPES: [(&str, usize); 11] = [
-    ("f16", 2),
-    ("bf16", 2),
-    ("f32", 4),
-    ("f64", 8),
-    ("i8", 1),
-    ("u8", 1),
-    ("i32", 4),
-    ("u32", 4),
-    ("i64", 8),
-    ("u64", 8),
-    ("f8", 1),
+/// What has kernels, with the code of a type and the bytes of its elements: of types that share them, the narrowest or the first.
+const TYPES: [(&str, FaDtype, usize); 6] = [
+    ("f16", FA_F16, 2),
+    ("bf16", FA_BF16, 2),
+    ("f32", FA_F32, 4),
+    ("f64", FA_F64, 8),
+    ("integers", FA_I8, 1),
+    ("f8", FA_F8E4M3, 1),
 ];
 /// Kernels that reduce, by their codes, and then those that do not.
 const REDUCING: [&str; 8] = [
@@ -79,8 +74,8 @@ const OTHERS: [&str; 4] = ["all_gather", "broadcast", "scattered_broadcast", "ba
 
 fn every_kernel_of_any_world(program: &Program) {
     let reducing = REDUCING.iter().zip(0..).flat_map(|(name, algorithm)| {
-        let of_type = move |(&(ty, bytes), dtype)| (format!("{name}_{ty}"), algorithm, dtype, bytes);
-        TYPES.iter().zip(0..).map(of_type)
+        let of_type = move |&(ty, dtype, bytes)| (format!("{name}_{ty}"), algorithm, dtype, bytes);
+        TYPES.iter().map(of_type)
     });
     let others = OTHERS.iter().zip(8..).map(|(&name, algorithm)| (name.to_owned(), algorithm, FA_F32, 4));
     let norming = ALGORITHMS.iter().zip(FA_ONE_SHOT_PULL_NORM..).flat_map(|(&(name, _), algorithm)| {

@@ -32,9 +32,13 @@ pub struct Call {
     pub bytes: usize,
     /// Elements of a row that is normalised.
     pub row: u32,
+    /// Of a call that does not normalise.
+    pub op: Op,
+    /// By the kernel of any world, as a call that is checked.
+    pub any: bool,
 }
 
-/// Of the hot set.
+/// The types of the hot set, and integers, which it has none of.
 #[derive(Debug, Clone, Copy)]
 pub struct Dtype {
     pub name: &'static str,
@@ -48,8 +52,47 @@ impl Dtype {
             "bf16" => Self { name: "bf16", code: FA_BF16, bytes: 2 },
             "f16" => Self { name: "f16", code: FA_F16, bytes: 2 },
             "f32" => Self { name: "f32", code: FA_F32, bytes: 4 },
+            "i8" => Self { name: "i8", code: FA_I8, bytes: 1 },
+            "i32" => Self { name: "i32", code: FA_I32, bytes: 4 },
+            "i64" => Self { name: "i64", code: FA_I64, bytes: 8 },
             _ => return None,
         })
+    }
+
+    pub fn is_integer(self) -> bool {
+        matches!(self.code, FA_I8 | FA_I32 | FA_I64)
+    }
+
+    /// What its kernels of any world are named after.
+    fn any_kernel(self) -> &'static str {
+        if self.is_integer() {
+            "integers"
+        } else {
+            self.name
+        }
+    }
+}
+
+/// A reduction.
+#[derive(Debug, Clone, Copy)]
+pub struct Op {
+    pub code: FaOp,
+    /// Of 1, 2 and so on up to the number of ranks.
+    result: fn(u32) -> u32,
+}
+
+impl Op {
+    pub fn named(name: &str) -> Option<Self> {
+        let (code, result): (_, fn(u32) -> u32) = match name {
+            "sum" => (FA_SUM, |ranks| ranks * (ranks + 1) / 2),
+            "prod" => (FA_PROD, |ranks| (1..=ranks).fold(1, u32::wrapping_mul)),
+            "min" => (FA_MIN, |_| 1),
+            "max" => (FA_MAX, |ranks| ranks),
+            // Of integers, toward zero.
+            "avg" => (FA_AVG, |ranks| (ranks + 1) / 2),
+            _ => return None,
+        };
+        Some(Self { code, result })
     }
 }
 
@@ -59,6 +102,8 @@ fn code_of(algorithm: &str) -> Option<FaAlgorithm> {
         "two_shot_pull" => FA_TWO_SHOT_PULL,
         "one_shot_push" => FA_ONE_SHOT_PUSH,
         "two_shot_push" => FA_TWO_SHOT_PUSH,
+        "ring" => FA_RING,
+        "halving_doubling" => FA_HALVING_DOUBLING,
         "two_shot_quantized" => FA_TWO_SHOT_QUANTIZED,
         "one_shot_pull_norm" => FA_ONE_SHOT_PULL_NORM,
         "two_shot_pull_norm" => FA_TWO_SHOT_PULL_NORM,
@@ -135,6 +180,9 @@ impl Call {
             Some(FA_TWO_SHOT_QUANTIZED) => self.base().to_owned(),
             Some(_) if self.norms() => format!("{}_{}", self.base(), self.dtype.name),
             Some(FA_TRANSFER) => "transfer".to_owned(),
+            Some(code) if self.any || code > FA_TWO_SHOT_PUSH => {
+                format!("{}_{}", self.base(), self.dtype.any_kernel())
+            }
             Some(_) => format!("{}_{}_sum_w{}", self.base(), self.dtype.name, self.ranks),
             None => format!("{}_w{}", self.base(), self.ranks),
         }
@@ -211,7 +259,8 @@ impl Call {
             (Memory::Ours(world), Some(algorithm)) => {
                 let count = (self.bytes / self.dtype.bytes) as u64;
                 let registered = self.algorithm.ends_with('+');
-                let mut params = world.params(rank, algorithm, self.dtype.code, count, registered);
+                let mut params =
+                    world.params(rank, algorithm, self.dtype.code, self.op.code, count, registered);
                 if self.norms() {
                     params.extend(world.norm(rank, self.dtype.code, count, self.row, team));
                 }
@@ -251,7 +300,7 @@ impl Call {
         let is_right = match code_of(self.base()) {
             Some(FA_TRANSFER) => memory.is_moved(self),
             Some(FA_TWO_SHOT_QUANTIZED) => memory.data().is_near(value_of(self.dtype.code)),
-            _ => memory.data().is_right() && (!self.norms() || memory.is_normed()),
+            _ => memory.data().is_right(self.op.result) && (!self.norms() || memory.is_normed()),
         };
         if !is_right {
             return Err(format!("{kernel}, {} bytes: the result is wrong", self.bytes));

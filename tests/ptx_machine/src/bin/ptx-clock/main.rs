@@ -25,7 +25,7 @@ use clap::Parser;
 use fast_allreduce_ptx_machine::clock::{Cause, Machine, Timing, MACHINES};
 use fast_allreduce_ptx_machine::Program;
 
-use job::{Call, Dtype, Shape};
+use job::{Call, Dtype, Op, Shape};
 use published::PUBLISHED;
 use results::{cold_us, size, Compared, Predicted, Results};
 
@@ -55,9 +55,15 @@ struct Arguments {
         default_value = "one_shot_push,one_shot_pull,one_shot_pull+,two_shot_push,two_shot_pull,two_shot_pull+"
     )]
     algorithms: Vec<String>,
-    /// bf16, f16 or f32.
+    /// bf16, f16 or f32; or i8, i32 or i64, by the kernels of any world.
     #[arg(long, default_value = "bf16")]
     dtype: String,
+    /// sum; or prod, min, max, and avg of i8 and i32, by the kernels of any world. Not prod of i64.
+    #[arg(long, default_value = "sum")]
+    op: String,
+    /// By the kernels of any world, as checked calls.
+    #[arg(long)]
+    any: bool,
     /// Elements of the rows that are normalised.
     #[arg(long, default_value_t = 5120, value_parser = clap::value_parser!(u32).range(8..=i64::from(abi::FA_MAX_ROW)))]
     row: u32,
@@ -175,7 +181,9 @@ fn all<T: Send>(count: usize, one: impl Fn(usize) -> Result<T, String> + Sync) -
 
 fn ours(arguments: &Arguments, machine: &Machine, rows: &[plan::Row]) -> Result<Vec<Predicted>, String> {
     let dtype = Dtype::named(&arguments.dtype)
-        .ok_or_else(|| format!("there is no hot kernel of {}", arguments.dtype))?;
+        .ok_or_else(|| format!("there is no prediction of {}", arguments.dtype))?;
+    let op = Op::named(&arguments.op).ok_or_else(|| format!("there is no prediction of {}", arguments.op))?;
+    let any = arguments.any || arguments.op != "sum" || dtype.is_integer();
     let program = program(&arguments.ptx)?;
     let sizes = match &arguments.cubin {
         Some(path) => {
@@ -188,7 +196,15 @@ fn ours(arguments: &Arguments, machine: &Machine, rows: &[plan::Row]) -> Result<
     for &ranks in &arguments.ranks {
         for algorithm in &arguments.algorithms {
             let each = arguments.sizes.iter();
-            calls.extend(each.map(|&bytes| Call { algorithm: algorithm.clone(), dtype, ranks, bytes, row }));
+            calls.extend(each.map(|&bytes| Call {
+                algorithm: algorithm.clone(),
+                dtype,
+                ranks,
+                bytes,
+                row,
+                op,
+                any,
+            }));
         }
     }
     all(calls.len(), |i| {
@@ -217,9 +233,11 @@ fn compared(arguments: &Arguments, machine: &Machine, path: &Path) -> Result<Vec
         .filter_map(|(published, &(bytes, us))| Some((published, bytes, us, published.reference(bytes)?)))
         .collect();
     let dtype = Dtype::named("bf16").ok_or("no bf16")?;
+    let op = Op::named("sum").ok_or("no sum")?;
     all(points.len(), |i| {
         let (published, bytes, us, reference) = points[i];
-        let call = Call { algorithm: reference.to_owned(), dtype, ranks: published.ranks, bytes, row: 0 };
+        let (algorithm, ranks) = (reference.to_owned(), published.ranks);
+        let call = Call { algorithm, dtype, ranks, bytes, row: 0, op, any: false };
         let shape = shape(arguments, published::shape_of(reference), call.ranks, REFERENCE_THREADS);
         let predicted_us = call.predict(&program, machine, &shape)?.call_ns / 1e3;
         Ok(Compared { published, bytes, us, reference, predicted_us })

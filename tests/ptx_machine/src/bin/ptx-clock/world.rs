@@ -98,6 +98,9 @@ pub fn word_of(dtype: FaDtype) -> fn(u32) -> u32 {
     match dtype {
         FA_BF16 => bf16,
         FA_F16 => f16,
+        FA_I8 => |value| (value & 0xFF) * 0x0101_0101,
+        // Of 64 bits a half, both of which are alike in sums.
+        FA_I32 | FA_I64 => |value| value,
         _ => f32,
     }
 }
@@ -112,14 +115,14 @@ impl Data {
         data
     }
 
-    /// Whether what has been written of the outputs is the sum, and something has been.
-    pub fn is_right(&self) -> bool {
-        self.outputs_are(|word, sum| word == sum)
+    /// Whether what has been written of the outputs is the result, of as many ranks, and something has been.
+    pub fn is_right(&self, result: fn(u32) -> u32) -> bool {
+        self.outputs_are(result, |word, result| word == result)
     }
 
     /// The same within what int8 transport may be off.
     pub fn is_near(&self, value: fn(u32) -> f32) -> bool {
-        self.outputs_are(|word, sum| (value(word) / value(sum) - 1.0).abs() < 0.012)
+        self.outputs_are(sum, |word, sum| (value(word) / value(sum) - 1.0).abs() < 0.012)
     }
 
     /// Whether a part of a rank's output is what another's input has.
@@ -128,15 +131,19 @@ impl Data {
         self.outputs[to].words()[at / 4..(at + bytes) / 4].iter().all(|&written| written == word)
     }
 
-    fn outputs_are(&self, right: impl Fn(u32, u32) -> bool) -> bool {
-        let ranks = self.inputs.len() as u32;
-        let sum = (self.one)(ranks * (ranks + 1) / 2);
+    fn outputs_are(&self, result: fn(u32) -> u32, right: impl Fn(u32, u32) -> bool) -> bool {
+        let result = (self.one)(result(self.inputs.len() as u32));
         let all_right = |output: &Bytes| {
             let written = output.words().iter().filter(|&&word| word != 0);
-            written.clone().count() > 0 && written.clone().all(|&word| right(word, sum))
+            written.clone().count() > 0 && written.clone().all(|&word| right(word, result))
         };
         self.outputs.iter().all(all_right)
     }
+}
+
+/// The sum of 1, 2 and so on up to the number of ranks.
+fn sum(ranks: u32) -> u32 {
+    ranks * (ranks + 1) / 2
 }
 
 /// A word's upper element.
@@ -228,6 +235,7 @@ impl World {
         rank: usize,
         algorithm: FaAlgorithm,
         dtype: FaDtype,
+        op: FaOp,
         count: u64,
         registered: bool,
     ) -> Vec<u8> {
@@ -260,7 +268,7 @@ impl World {
         launch.rank = rank as u32;
         launch.world = self.regions.len() as u32;
         launch.dtype = dtype;
-        launch.op = FA_SUM;
+        launch.op = op;
         launch.algorithm = algorithm;
         if registered {
             launch.source = 1 << FA_SOURCE_ID_SHIFT;
