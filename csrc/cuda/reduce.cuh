@@ -82,6 +82,7 @@ template <class T, class Op, class WorldT>
 class Reduce {
   static constexpr u32 kLanes = kPackBytes / sizeof(T);
   using All = Elements<T, kLanes>;
+  using One = Elements<T, 1>;
 
 public:
   // 0: not known.
@@ -150,9 +151,14 @@ public:
         Pack packs[kRanks];
         for_each_rank(world_, [&](u32 r) { packs[r] = load(inputs.at(r) + at, Whole{}, 0); });
         sink.put(at, i, all_ranks(packs), extent, element());
-      } else {
+      } else if (kIsAnyWidth<T> || extent.whole) {
         Reduction<T, Op, kLanes> reduction(op_, world());
-        if (kTogether > 1 && extent.whole) {
+        if constexpr (kIsAnyWidth<T>) {
+          // What is beyond a part is zeros, whose results are not stored.
+          FA_ROLL
+          for (u32 r = 0; r < world(); ++r)
+            reduction.add(elements<All>(load(inputs.at(r) + at, extent, element())));
+        } else {
           FA_ROLL
           for (u32 first = 0; first < world(); first += kTogether) {
             Pack packs[kTogether];
@@ -161,13 +167,10 @@ public:
               packs[k] = load(inputs.at(there(first + k, launch.rank)) + at, Whole{}, 0);
             add_together(&reduction, first, packs);
           }
-        } else {
-          // What is beyond a part is zeros, whose results are not stored.
-          FA_ROLL
-          for (u32 r = 0; r < world(); ++r)
-            reduction.add(elements<All>(load(inputs.at(r) + at, extent, element())));
         }
         sink.put(at, i, pack_of(reduction.finish()), extent, element());
+      } else if constexpr (!kIsAnyWidth<T>) {
+        sink.put(at, i, reduce_part(inputs, at, extent.bytes), extent, element());
       }
     };
     for_each_pack(block, span, bytes, vector, reduce, partition);
@@ -413,11 +416,36 @@ private:
       empty_packet(slot_at(slot, r * distance, tag), tag);
   }
 
+  // Element by element, from the last to the first, as parts are loaded.
+  FA_FN Pack reduce_part(const Inputs &inputs, u64 at, u32 bytes) const {
+    Pack pack = {0, 0};
+    FA_ROLL
+    for (u32 e = bytes; e > 0;) {
+      e -= sizeof(T);
+      Reduction<T, Op, 1> reduction(op_, world());
+      FA_ROLL
+      for (u32 r = 0; r < world(); ++r)
+        reduction.add(*reinterpret_cast<const One *>(inputs.at(r) + at + e));
+      push_granule(&pack, bits_of(reduction.finish()), sizeof(T));
+    }
+    return pack;
+  }
+
   template <class E>
   static FA_FN E elements(const Pack &pack) {
     return *reinterpret_cast<const E *>(&pack);
   }
   static FA_FN Pack pack_of(const All &elements) { return *reinterpret_cast<const Pack *>(&elements); }
+  static FA_FN u64 bits_of(const One &element) {
+    if constexpr (sizeof(T) == 1)
+      return *reinterpret_cast<const u8 *>(&element);
+    else if constexpr (sizeof(T) == 2)
+      return *reinterpret_cast<const u16 *>(&element);
+    else if constexpr (sizeof(T) == 4)
+      return *reinterpret_cast<const u32 *>(&element);
+    else
+      return *reinterpret_cast<const u64 *>(&element);
+  }
 };
 
 } // namespace FA_NAMESPACE

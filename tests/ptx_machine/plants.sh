@@ -21,6 +21,7 @@ FA_HOT_KERNEL(2, bf16, Bf16, two_shot_pull)
 FA_HOT_KERNEL(3, f32, float, one_shot_push)
 FA_HOT_KERNEL(2, f16, F16, two_shot_push)
 FA_ANY_KERNEL(f32, float, one_shot_push)
+FA_ANY_KERNEL(f16, F16, two_shot_pull)
 FA_ANY_KERNEL(integers, AnyInteger, two_shot_pull)
 FA_ANY_KERNEL(integers, AnyInteger, one_shot_push)
 END
@@ -69,6 +70,7 @@ a conversion that rounds to zero|reduce/element.cuh|s/__float2bfloat16_rn\(value
 a conversion through another type|reduce/element.cuh|s/__float2half_rn\(value\)/__ushort_as_half(__bfloat16_as_ushort(__float2bfloat16_rn(value)))/|the sum
 a rank that is left out|cuda/reduce.cuh|s/for \(u32 r = 0; r < W; \+\+r\)$/for (u32 r = 0; r < W - 1; ++r)/|the sum
 a rank that is left out in a loop|cuda/reduce.cuh|s/for \(u32 r = 0; r < world\.ranks; \+\+r\)/for (u32 r = 1; r < world.ranks; ++r)/|the sum
+a part of a pack in the wrong order|cuda/reduce.cuh|s/inputs\.at\(r\) \+ at \+ e\)/inputs.at(r) + at + bytes - sizeof(T) - e)/|the sum
 a part of a pack of another granule|cuda/reduce.cuh|s/\+ at, extent, element\(\)\)\)\);/+ at, extent, 2 * element())));/|the sum|misaligned access|illegal address
 a carry into the next element|cuda/integers.cuh|s/\(\(a & ~highest\(\)\) \+ \(b & ~highest\(\)\)\) \^ \(\(a \^ b\) & highest\(\)\)/a + b/|the sum
 whole packs at any address|core/pack.cuh|s/vector && left >= kPackBytes\}\)/left >= kPackBytes})/|misaligned access
