@@ -88,8 +88,8 @@ impl Op {
             "prod" => (FA_PROD, |ranks| (1..=ranks).fold(1, u32::wrapping_mul)),
             "min" => (FA_MIN, |_| 1),
             "max" => (FA_MAX, |ranks| ranks),
-            // Of integers, toward zero.
-            "avg" => (FA_AVG, |ranks| (ranks + 1) / 2),
+            // Of integers: (ranks + 1) / 2, toward zero.
+            "avg" => (FA_AVG, |ranks| ranks.div_ceil(2)),
             _ => return None,
         };
         Some(Self { code, result })
