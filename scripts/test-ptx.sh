@@ -52,9 +52,10 @@ program() {
   [ -x "$name" ] || { echo "$built" >&2 && echo "there is no test program" >&2 && return 1; }
   echo "$name"
 }
-# The CUDA device's own tests, with this driver and nvcc's kernels.
+# The CUDA device's own tests, as scripts/test-cuda-stand-in.sh builds them: with a placeholder, for which the machine takes nvcc's
+# kernels.
 cuda_program() {
-  FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc-ptx FAST_ALLREDUCE_ARCHS=sm_90 \
+  FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc \
     program -p fast-allreduce --features "${CUDA_FEATURE:-cuda-13000}" --test cuda
 }
 # cuda SETTING ARGUMENTS...: with a setting of the machine, or `-`. More rounds of a test are no other instructions.
@@ -74,6 +75,9 @@ STAND_IN_MACHINE=$target/release/libfast_allreduce_ptx_machine.a tests/stand_in_
 export LD_LIBRARY_PATH=$driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 tests=none
 [ -n "$machine_only" ] || tests=$(cuda_program)
+ptx=$work/kernels.ptx
+kernels "$ptx"
+export PTX_MACHINE_MODULE=$ptx
 if [ $# -gt 0 ]; then
   cuda - "$@"
   exit
@@ -81,8 +85,6 @@ fi
 
 coverage=$work/coverage
 mkdir "$coverage"
-ptx=$work/kernels.ptx
-kernels "$ptx"
 machine() {
   FAST_ALLREDUCE_PTX=$ptx FAST_ALLREDUCE_REQUIRE=ptx cargo test --release --package fast-allreduce-ptx-machine
 }

@@ -89,14 +89,27 @@ fn load(text: &str) -> Result<&'static Program, String> {
     Ok(program)
 }
 
-/// The kernels of `PTX_MACHINE_KERNELS`.
-fn replacements() -> Result<Option<&'static Program>, String> {
-    static LOADED: OnceLock<Result<Option<&'static Program>, String>> = OnceLock::new();
+type Loaded = Result<Option<&'static Program>, String>;
+
+/// The program of a file, if one is named.
+fn load_file(path: Option<&PathBuf>) -> Loaded {
     let read = |path: &PathBuf| {
         let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
         text.and_then(|text| load(&text)).map_err(|error| format!("{}: {error}", path.display()))
     };
-    LOADED.get_or_init(|| environment().kernels.as_ref().map(read).transpose()).clone()
+    path.map(read).transpose()
+}
+
+/// The kernels of `PTX_MACHINE_KERNELS`.
+fn replacements() -> Loaded {
+    static LOADED: OnceLock<Loaded> = OnceLock::new();
+    LOADED.get_or_init(|| load_file(environment().kernels.as_ref())).clone()
+}
+
+/// What `PTX_MACHINE_MODULE` names, for every module.
+fn module() -> Loaded {
+    static LOADED: OnceLock<Loaded> = OnceLock::new();
+    LOADED.get_or_init(|| load_file(environment().module.as_ref())).clone()
 }
 
 /// The program that a kernel of a module is launched from.
@@ -115,8 +128,15 @@ fn guarded<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
 /// See ptx_machine.h.
 #[no_mangle]
 unsafe extern "C" fn ptx_load(image: *const u8, error: *mut c_char, bytes: usize) -> *const Program {
-    // SAFETY: of the caller.
-    match guarded(|| replacements().and_then(|_| unsafe { text_of(image) }).and_then(load)) {
+    let loaded = || {
+        replacements()?;
+        match module()? {
+            Some(program) => Ok(program),
+            // SAFETY: of the caller.
+            None => unsafe { text_of(image) }.and_then(load),
+        }
+    };
+    match guarded(loaded) {
         Ok(program) => program,
         Err(why) => {
             // SAFETY: of the caller.

@@ -13,6 +13,8 @@ pub(crate) struct Environment {
     tear: bool,
     pub race: bool,
     late_stores: bool,
+    /// PTX to take for every module.
+    pub module: Option<PathBuf>,
     /// PTX of kernels to take instead of the modules' own.
     pub kernels: Option<PathBuf>,
     /// Where to leave what was executed.
@@ -31,6 +33,7 @@ pub(crate) fn environment() -> &'static Environment {
             tear: number("PTX_MACHINE_TEAR") != Some(0),
             race: number("PTX_MACHINE_RACE").unwrap_or(0) != 0,
             late_stores: number("PTX_MACHINE_LATE").unwrap_or(0) != 0,
+            module: path("PTX_MACHINE_MODULE"),
             kernels: path("PTX_MACHINE_KERNELS"),
             coverage: path("PTX_MACHINE_COVERAGE"),
             launches: AtomicU64::new(0),
