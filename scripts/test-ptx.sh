@@ -62,7 +62,7 @@ cuda_program() {
 cuda() {
   local setting=PTX_MACHINE_$1=1
   shift
-  env -u FAST_ALLREDUCE_TEST_FULL STAND_IN_PTX=1 "$setting" FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in "$tests" "$@"
+  env -u FAST_ALLREDUCE_TEST_FULL STAND_IN_PTX=1 PTX_MACHINE_MODULE="$ptx" "$setting" FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in "$tests" "$@"
 }
 
 machine_only=
@@ -77,7 +77,6 @@ tests=none
 [ -n "$machine_only" ] || tests=$(cuda_program)
 ptx=$work/kernels.ptx
 kernels "$ptx"
-export PTX_MACHINE_MODULE=$ptx
 if [ $# -gt 0 ]; then
   cuda - "$@"
   exit
@@ -91,7 +90,7 @@ machine() {
 plants() {
   local program
   program=$(program --release --package fast-allreduce-ptx-machine --test kernels) || return
-  PTX_MACHINE_COVERAGE= tests/ptx_machine/plants.sh "$PTX_NVCC" "$program" "$tests"
+  PTX_MACHINE_COVERAGE='' PTX_MACHINE_MODULE=$ptx tests/ptx_machine/plants.sh "$PTX_NVCC" "$program" "$tests"
 }
 # All ranks in one launch; and again with races looked for, but for grids that change, since grids stay small. Messages around
 # boundaries are between threads.
