@@ -24,24 +24,25 @@ FA_FN void revoke(const FaLaunch &launch, Block &block) {
   });
 }
 
-// The ranks that have revoked what they named to this one, as bits. Whoever has a peer's signal looks at all:
-// what that peer read may have been any rank's, which had come to the barrier long before it gave up.
-FA_FN u32 revoked_by(const FaLaunch &launch) {
+// A rank that has revoked what it named to this one, as a bit; 0: none has. Whoever has a peer's signal looks
+// at all: what that peer read may have been any rank's, which had come to the barrier long before it gave up.
+FA_FN u32 revoked_by(const FaLaunch &launch, u32 world) {
   const u32 *words = region_head(launch, launch.rank)->revoked;
 #if FA_CUDA
   // At once: that there is one is the end of a communicator.
   bool any = false;
   FA_UNROLL
   for (u32 r = 0; r < FA_MAX_RANKS; r += 4)
-    any |= load_relaxed_any(words + r);
+    if (r < world)
+      any |= load_relaxed_any(words + r);
   if (!any)
     return 0;
 #endif
-  u32 ranks = 0;
   FA_ROLL
-  for (u32 r = 0; r < launch.world; ++r)
-    ranks |= u32(load_relaxed(words + r) != 0) << r;
-  return ranks;
+  for (u32 r = 0; r < world; ++r)
+    if (load_relaxed(words + r) != 0)
+      return 1u << r;
+  return 0;
 }
 
 // True on all threads once every peer's block has come; false on all when the launch gives up.
@@ -71,9 +72,9 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage
                                 signal_of(launch, launch.rank, stage, state, block.index(), r), &arrival);
     if (failure.none()) {
 #if defined(FA_PLANT_ONE_LOOK)
-      const u32 revoked = revoked_by(launch) & 1u << r;
+      const u32 revoked = revoked_by(launch, world) & 1u << r;
 #else
-      const u32 revoked = FA_STREAMS && stage == kSecond ? revoked_by(launch) : 0;
+      const u32 revoked = FA_STREAMS && stage == kSecond ? revoked_by(launch, world) : 0;
 #endif
       failure = revoked != 0 ? Failure(FA_REVOKED, revoked) : arrived(r, arrival);
     }
