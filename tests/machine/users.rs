@@ -10,7 +10,7 @@ use fast_allreduce::bootstrap::{Local, UniqueId};
 use fast_allreduce::Error;
 use nix::unistd::Uid;
 
-use crate::launch::{this_test, Process, LIMIT};
+use crate::launch::{this_test, Process, LIMIT, THIS_PROGRAM};
 use crate::runner::{Found, Missing};
 
 tests! {
@@ -32,8 +32,7 @@ fn root() -> Found<()> {
     if !Uid::effective().is_root() {
         return missing("only root starts processes as another user".into());
     }
-    let program = std::env::current_exe().unwrap();
-    match as_the_other(Command::new(program).arg("--list")).output() {
+    match as_the_other(Command::new(THIS_PROGRAM).arg("--list")).output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => missing(format!("another user's process: {}", output.status)),
         Err(error) => missing(format!("another user cannot run this program: {error}")),

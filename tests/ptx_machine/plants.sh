@@ -69,7 +69,7 @@ packets that are read by a weak load|core/memory.cuh|s/ld\.relaxed\.sys\.global\
 a conversion that rounds to zero|reduce/element.cuh|s/__float2bfloat16_rn\(value\)/__float2bfloat16_rz(value)/|the sum
 a conversion through another type|reduce/element.cuh|s/__float2half_rn\(value\)/__ushort_as_half(__bfloat16_as_ushort(__float2bfloat16_rn(value)))/|the sum
 a rank that is left out|cuda/reduce.cuh|s/for \(u32 r = 0; r < W; \+\+r\)$/for (u32 r = 0; r < W - 1; ++r)/|the sum
-a rank that is left out in a loop|cuda/reduce.cuh|s/for \(u32 r = 0; r < world\.ranks; \+\+r\)/for (u32 r = 1; r < world.ranks; ++r)/|the sum
+a rank that is left out in a loop|cuda/reduce.cuh|s/for \(u32 r = 0; r < world\(\); \+\+r\)/for (u32 r = 1; r < world(); ++r)/|the sum
 a part of a pack in the wrong order|cuda/reduce.cuh|s/inputs\.at\(r\) \+ at \+ e\)/inputs.at(r) + at + bytes - sizeof(T) - e)/|the sum
 a part of a pack of another granule|cuda/reduce.cuh|s/\+ at, extent, element\(\)\)\)\);/+ at, extent, 2 * element())));/|the sum|misaligned access|illegal address
 a carry into the next element|cuda/integers.cuh|s/\(\(a & ~highest\(\)\) \+ \(b & ~highest\(\)\)\) \^ \(\(a \^ b\) & highest\(\)\)/a + b/|the sum

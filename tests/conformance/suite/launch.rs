@@ -135,9 +135,12 @@ fn run_processes(test: &str, size: usize, world: usize, environment: &[(&str, &s
     }
 }
 
+/// This program, by a name that any user can follow, wherever it lies.
+pub const THIS_PROGRAM: &str = "/proc/self/exe";
+
 /// A command that runs the one test `name` alone in a process of its own, with the same seed.
 pub fn this_test(name: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut command = Command::new(THIS_PROGRAM);
     command
         .args(["--exact", name, "--test-threads=1", "--nocapture"])
         .env(SEED, seed().to_string())
