@@ -5,6 +5,8 @@
 #                                       the tests of the CUDA device on the machine, some of them again with races looked for and with
 #                                       stores that come late, coverage, the clock's references, and planted bugs
 #   scripts/test-ptx.sh --machine       without the tests of the CUDA device, and what rests on them
+#   scripts/test-ptx.sh --device        those alone. Coverage is of both: PTX_COVERAGE names an empty folder where one leaves its notes
+#                                       for the other to sum up
 #   scripts/test-ptx.sh ARGUMENTS...    those tests of the CUDA device alone that the arguments select
 # CUDA_FEATURE is the feature to build with (default cuda-13000). PTX_NVCC names an nvcc to use.
 set -euo pipefail
@@ -30,6 +32,7 @@ count() {
   [ $((good + bad)) -gt 0 ] || good=$((status == 0))
   [ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
   passed=$((passed + good)) failed=$((failed + bad))
+  [ "$bad" -eq 0 ] || tail -n 20 "$work/log" | sed "s/^/$name: /" >>"$work/failed"
   echo "=== $name: $good passed, $bad failed, $((SECONDS - start)) s"
 }
 
@@ -65,16 +68,17 @@ cuda() {
   env -u FAST_ALLREDUCE_TEST_FULL STAND_IN_PTX=1 PTX_MACHINE_MODULE="$ptx" "$setting" FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in "$tests" "$@"
 }
 
-machine_only=
-if [ "${1:-}" = --machine ]; then
-  machine_only=1
-  shift
-fi
+machine=1
+device=1
+case "${1:-}" in
+  --machine) device= && shift ;;
+  --device) machine= && shift ;;
+esac
 cargo build --release --package fast-allreduce-ptx-machine
 STAND_IN_MACHINE=$target/release/libfast_allreduce_ptx_machine.a tests/stand_in_driver/build.sh "$driver"
 export LD_LIBRARY_PATH=$driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 tests=none
-[ -n "$machine_only" ] || tests=$(cuda_program)
+[ -z "$device" ] || tests=$(cuda_program)
 ptx=$work/kernels.ptx
 kernels "$ptx"
 if [ $# -gt 0 ]; then
@@ -82,14 +86,14 @@ if [ $# -gt 0 ]; then
   exit
 fi
 
-coverage=$work/coverage
-mkdir "$coverage"
+coverage=${PTX_COVERAGE:-$work/coverage}
+mkdir -p "$coverage"
 machine() {
   FAST_ALLREDUCE_PTX=$ptx FAST_ALLREDUCE_REQUIRE=ptx cargo test --release --package fast-allreduce-ptx-machine
 }
 plants() {
-  local program
-  program=$(program --release --package fast-allreduce-ptx-machine --test kernels) || return
+  local program=none
+  [ -z "$machine" ] || program=$(program --release --package fast-allreduce-ptx-machine --test kernels) || return
   PTX_MACHINE_COVERAGE='' PTX_MACHINE_MODULE=$ptx tests/ptx_machine/plants.sh "$PTX_NVCC" "$program" "$tests"
 }
 # All ranks in one launch; and again with races looked for, but for grids that change, since grids stay small. Messages around
@@ -119,9 +123,11 @@ references() {
   "$target/release/ptx-clock" "$work/references.ptx" --algorithms sentinel_one_shot --ranks 2 --sizes 8K \
     --references "$work/references.ptx" --most-off 35
 }
-count "machine" machine
-count "clock" references
-if [ -z "$machine_only" ]; then
+if [ -n "$machine" ]; then
+  count "machine" machine
+  count "clock" references
+fi
+if [ -n "$device" ]; then
   # Such a launch keeps one core busy.
   one_launch >"$work/one_launch" 2>&1 &
   in_background=$!
@@ -132,5 +138,6 @@ if [ -z "$machine_only" ]; then
   count "coverage" "$target/release/ptx-coverage" "$ptx" "$coverage" tests/ptx_machine/coverage.list csrc
 fi
 count "planted bugs" plants
+[ "$failed" -eq 0 ] || cat "$work/failed"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -43,57 +43,59 @@ pub(super) const HOST_INTEL: [Row; 10] = [
 ];
 
 /// Those of GPUs of which every pair has NVLink. Nobody has measured them: the PTX machine's clock predicts which direct algorithm
-/// is the fastest between 2, 4 and 8 ranks, for bf16 in graphs, from 1 KiB to 8 MiB (docs/gpu-model.md has its figures, and what it
-/// leaves out). Within some 5 % of the fastest an algorithm is as good, so that there are few rows. Between 3, 5, 6 and 7 ranks the same
-/// crossovers are assumed.
+/// is the fastest between 2 to 8 ranks, for bf16 in graphs, from 1 KiB to 8 MiB (docs/gpu-model.md has its figures, and what it
+/// leaves out). Within some 5 % of the fastest an algorithm is as good, so that there are few rows.
 ///
 /// * They are for sums of f16, bf16 and f32, whose packets have no tags. Others pull from 256 KiB on (`Planner::all_reduce`).
 /// * From 8 MiB on nothing is predicted: pulls, of which a launch takes four times as much.
-/// * More than 8 ranks are not predicted: the limits of 8 are halved, as each rank sends twice as much.
+/// * More than 8 ranks, which take the kernels of any world, are as predicted for 9, 12 and 16.
 /// * 36 blocks of 512 threads are those of vLLM's custom allreduce (`csrc/custom_all_reduce.cuh`). To pull, 2 ranks are predicted to
 ///   be faster with 64.
 ///
 /// `scripts/gpu-model.sh --machine h100 --sizes 1K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M` for H100.
 #[rustfmt::skip]
-const NVLINK_OF_HOPPER: [Row; 9] = [
+const NVLINK_OF_HOPPER: [Row; 10] = [
     //    ranks   links                     up to      algorithm    blocks threads
     cuda( 2,  2,  Links::NVLINK,            8 * MIB,   OneShotPush, 64, 512),
     cuda( 2,  2,  Links::NVLINK,            MAX,       OneShotPull, 64, 512),
-    cuda( 3,  4,  Links::NVLINK,            128 * KIB, OneShotPush, 64, 512),
-    cuda( 5,  8,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
+    cuda( 3,  5,  Links::NVLINK,            128 * KIB, OneShotPush, 64, 512),
+    cuda( 6,  7,  Links::NVLINK,            96 * KIB,  OneShotPush, 64, 512),
+    cuda( 8,  8,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
     cuda( 3,  8,  Links::NVLINK,            8 * MIB,   TwoShotPush, 64, 512),
     cuda( 3,  8,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
-    cuda( 9, 16,  Links::NVLINK,            32 * KIB,  OneShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            256 * KIB, OneShotPush, 64, 512),
     cuda( 9, 16,  Links::NVLINK,            4 * MIB,   TwoShotPush, 64, 512),
     cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
 ];
 
 /// The same with `--machine a100`.
 #[rustfmt::skip]
-const NVLINK_OF_AMPERE: [Row; 9] = [
+const NVLINK_OF_AMPERE: [Row; 10] = [
     //    ranks   links                     up to      algorithm    blocks threads
     cuda( 2,  2,  Links::NVLINK,            8 * MIB,   OneShotPush, 64, 512),
     cuda( 2,  2,  Links::NVLINK,            MAX,       OneShotPull, 64, 512),
-    cuda( 3,  4,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
-    cuda( 5,  8,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
+    cuda( 3,  3,  Links::NVLINK,            192 * KIB, OneShotPush, 64, 512),
+    cuda( 4,  5,  Links::NVLINK,            96 * KIB,  OneShotPush, 64, 512),
+    cuda( 6,  8,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
     cuda( 3,  8,  Links::NVLINK,            8 * MIB,   TwoShotPush, 64, 512),
     cuda( 3,  8,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
-    cuda( 9, 16,  Links::NVLINK,            32 * KIB,  OneShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            256 * KIB, OneShotPush, 64, 512),
     cuda( 9, 16,  Links::NVLINK,            4 * MIB,   TwoShotPush, 64, 512),
     cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
 ];
 
 /// The same with `--machine b200`.
 #[rustfmt::skip]
-const NVLINK_OF_BLACKWELL: [Row; 9] = [
+const NVLINK_OF_BLACKWELL: [Row; 10] = [
     //    ranks   links                     up to      algorithm    blocks threads
     cuda( 2,  2,  Links::NVLINK,            8 * MIB,   OneShotPush, 64, 512),
     cuda( 2,  2,  Links::NVLINK,            MAX,       OneShotPull, 64, 512),
-    cuda( 3,  4,  Links::NVLINK,            256 * KIB, OneShotPush, 64, 512),
-    cuda( 5,  8,  Links::NVLINK,            128 * KIB, OneShotPush, 64, 512),
+    cuda( 3,  3,  Links::NVLINK,            512 * KIB, OneShotPush, 64, 512),
+    cuda( 4,  7,  Links::NVLINK,            256 * KIB, OneShotPush, 64, 512),
+    cuda( 8,  8,  Links::NVLINK,            192 * KIB, OneShotPush, 64, 512),
     cuda( 3,  8,  Links::NVLINK,            8 * MIB,   TwoShotPush, 64, 512),
     cuda( 3,  8,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
-    cuda( 9, 16,  Links::NVLINK,            64 * KIB,  OneShotPush, 64, 512),
+    cuda( 9, 16,  Links::NVLINK,            512 * KIB, OneShotPush, 64, 512),
     cuda( 9, 16,  Links::NVLINK,            4 * MIB,   TwoShotPush, 64, 512),
     cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
 ];
@@ -109,13 +111,15 @@ const NVLINK_OF_BLACKWELL: [Row; 9] = [
 ///   the two for many ranks. These two round as they go, so their bits are not those of the others.
 /// * On one GPU there is no link to save on, but all blocks of all ranks must be resident: small grids.
 #[rustfmt::skip]
-const OTHER_LINKS: [Row; 10] = [
+const OTHER_LINKS: [Row; 12] = [
     //    ranks   links                     up to      algorithm    blocks threads
     cuda( 1,  1,  Links::ALL,               MAX,       OneShotPush, 64, 512),
     cuda( 2,  2,  Links::PCIE,              MAX,       OneShotPush, 16, 512),
-    cuda( 3,  4,  Links::PCIE,              16 * KIB,  OneShotPush, 16, 512),
-    cuda( 5,  8,  Links::PCIE,              8 * KIB,   OneShotPush, 16, 512),
+    cuda( 3,  3,  Links::PCIE,              32 * KIB,  OneShotPush, 16, 512),
+    cuda( 4,  5,  Links::PCIE,              16 * KIB,  OneShotPush, 16, 512),
+    cuda( 6,  8,  Links::PCIE,              8 * KIB,   OneShotPush, 16, 512),
     cuda( 3,  8,  Links::PCIE,              MIB,       TwoShotPush, 16, 512),
+    cuda( 9, 16,  Links::PCIE,              16 * KIB,  OneShotPush, 16, 512),
     cuda( 9, 16,  Links::PCIE,              256 * KIB, TwoShotPush, 16, 512),
     cuda( 9, 16,  Links::PCIE,              MIB,       HalvingDoubling, 16, 512),
     cuda( 3, 16,  Links::PCIE,              MAX,       Ring,        16, 512),
@@ -123,11 +127,11 @@ const OTHER_LINKS: [Row; 10] = [
     cuda( 2, 16,  Links::SAME_DEVICE,       MAX,       TwoShotPull, 16, 512),
 ];
 
-pub(super) const AMPERE: [Row; 19] = joined(NVLINK_OF_AMPERE, OTHER_LINKS);
-pub(super) const HOPPER: [Row; 19] = joined(NVLINK_OF_HOPPER, OTHER_LINKS);
-pub(super) const BLACKWELL: [Row; 19] = joined(NVLINK_OF_BLACKWELL, OTHER_LINKS);
+pub(super) const AMPERE: [Row; 22] = joined(NVLINK_OF_AMPERE, OTHER_LINKS);
+pub(super) const HOPPER: [Row; 22] = joined(NVLINK_OF_HOPPER, OTHER_LINKS);
+pub(super) const BLACKWELL: [Row; 22] = joined(NVLINK_OF_BLACKWELL, OTHER_LINKS);
 
-const fn joined<const ALL: usize>(first: [Row; 9], rest: [Row; 10]) -> [Row; ALL] {
+const fn joined<const ALL: usize>(first: [Row; 10], rest: [Row; 12]) -> [Row; ALL] {
     let mut all = [first[0]; ALL];
     let mut index = 0;
     while index < ALL {

@@ -2,8 +2,8 @@
 # Plants bugs in the code that only GPUs have, one after the other, and shows that the machine finds each; and that the host's build
 # is the same with each, to the token, so that the host's suite passes with it as without.
 #   plants.sh NVCC KERNELS CUDA [NAME...]
-# KERNELS is the test target `kernels`, CUDA that of the CUDA device, which finds the machine in LD_LIBRARY_PATH; `none`: without
-# the bugs that it is to find.
+# KERNELS is the test target `kernels`, CUDA that of the CUDA device, which finds the machine in LD_LIBRARY_PATH; either may be
+# `none`: without the bugs that it is to find.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 nvcc=$1
@@ -176,15 +176,17 @@ sound() {
 
 only=
 [ $# -eq 0 ] || only=" $* "
-sound "$work/some" run_kernels
-host=$(of_host "$work/csrc")
-while IFS='|' read -r name file change; do
-  plant "$name" "$file" "$change" "$work/some" run_kernels
-done <"$work/plants"
-sound "$work/messages" run_messages
-while IFS='|' read -r name file change; do
-  plant "$name" "$file" "$change" "$work/messages" run_messages
-done <"$work/plants_of_messages"
+host=$(of_host csrc)
+if [ "$kernels" != none ]; then
+  sound "$work/some" run_kernels
+  while IFS='|' read -r name file change; do
+    plant "$name" "$file" "$change" "$work/some" run_kernels
+  done <"$work/plants"
+  sound "$work/messages" run_messages
+  while IFS='|' read -r name file change; do
+    plant "$name" "$file" "$change" "$work/messages" run_messages
+  done <"$work/plants_of_messages"
+fi
 if [ "$cuda" != none ]; then
   sound "$work/others" run_cuda LATE threads::ranks_on_one_gpu
   while IFS='|' read -r name setting tests file change; do

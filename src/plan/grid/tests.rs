@@ -66,15 +66,13 @@ fn plans_on_eight_h100() {
     assert_eq!(on(2, 256 * KIB), choice(OneShotPush, 64, 256));
     assert_eq!(on(2, 8 * MIB), choice(OneShotPush, 64, 512));
     assert_eq!(on(2, 8 * MIB + 2), choice(OneShotPull, 64, 512));
-    for world_size in 3..=4 {
+    for world_size in 3..=5 {
         assert_eq!(on(world_size, 128 * KIB), choice(OneShotPush, 64, 128));
-        assert_eq!(on(world_size, 128 * KIB + 2).algorithm, TwoShotPush);
     }
     assert_eq!(on(4, 256 * KIB), choice(TwoShotPush, 64, 64));
     assert_eq!(on(4, MIB), choice(TwoShotPush, 64, 256));
-    for world_size in 5..=8 {
+    for world_size in 3..=8 {
         assert_eq!(on(world_size, 64 * KIB), choice(OneShotPush, 64, 64));
-        assert_eq!(on(world_size, 64 * KIB + 2).algorithm, TwoShotPush);
     }
     assert_eq!(on(8, 256 * KIB), choice(TwoShotPush, 32, 64));
     assert_eq!(on(8, MIB), choice(TwoShotPush, 64, 128));
@@ -91,12 +89,17 @@ fn plans_of_other_generations() {
     };
     // Where each has its last one-shot push, and its last two-shot push.
     for (generation, world_size, one_shot, two_shot) in [
-        (GpuGeneration::Ampere, 4, 64 * KIB, 8 * MIB),
+        (GpuGeneration::Ampere, 3, 192 * KIB, 8 * MIB),
+        (GpuGeneration::Ampere, 4, 96 * KIB, 8 * MIB),
         (GpuGeneration::Ampere, 8, 64 * KIB, 8 * MIB),
-        (GpuGeneration::Hopper, 4, 128 * KIB, 8 * MIB),
+        (GpuGeneration::Hopper, 3, 128 * KIB, 8 * MIB),
+        (GpuGeneration::Hopper, 5, 128 * KIB, 8 * MIB),
+        (GpuGeneration::Hopper, 7, 96 * KIB, 8 * MIB),
         (GpuGeneration::Hopper, 8, 64 * KIB, 8 * MIB),
+        (GpuGeneration::Hopper, 16, 256 * KIB, 4 * MIB),
+        (GpuGeneration::Blackwell, 3, 512 * KIB, 8 * MIB),
         (GpuGeneration::Blackwell, 4, 256 * KIB, 8 * MIB),
-        (GpuGeneration::Blackwell, 8, 128 * KIB, 8 * MIB),
+        (GpuGeneration::Blackwell, 8, 192 * KIB, 8 * MIB),
     ] {
         assert_eq!(algorithm(generation, world_size, one_shot), OneShotPush);
         assert_eq!(algorithm(generation, world_size, one_shot + 2), TwoShotPush);

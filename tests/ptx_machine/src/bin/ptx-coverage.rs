@@ -96,7 +96,7 @@ fn report(ptx: &str, folder: &str, list: &str, sources: &Path) -> Result<bool, S
     let sources = Sources::read(sources).map_err(|error| format!("{}: {error}", sources.display()))?;
     let text = std::fs::read_to_string(list).map_err(|error| format!("{list}: {error}"))?;
     let list: Vec<Excused> = text.lines().filter_map(Excused::of_line).collect();
-    let mut sound = true;
+    let mut errors = Vec::new();
     let mut used = BTreeSet::new();
     for kernel in &all {
         let hot = kernel.kernel.contains("_sum_w");
@@ -117,24 +117,28 @@ fn report(ptx: &str, folder: &str, list: &str, sources: &Path) -> Result<bool, S
             "{name:<40} {executed:>6} of {all:>6}, {excused} excused: {percent:5.1} %; {dead} that no thread can reach"
         );
         if kernel.executed == 0 {
-            println!("  no instruction was executed");
-            sound = false;
+            errors.push(format!("{name}: no instruction was executed"));
         }
         if percent < LEAST {
-            println!("  less than {LEAST} %");
-            sound = false;
+            errors.push(format!("{name}: {percent:.1} %, less than {LEAST} %"));
         }
         for (place, count) in rest {
             println!("  {place}: {count} instructions were not executed");
-            sound &= !hot;
+            if hot {
+                errors
+                    .push(format!("{name}: {place}: {count} instructions of the hot set were not executed"));
+            }
         }
     }
     for (_, one) in list.iter().enumerate().filter(|(line, _)| !used.contains(line)) {
-        println!(
+        errors.push(format!(
             "{}: `{}` is listed, and every kernel that it is listed for executes it",
             one.file, one.text
-        );
-        sound = false;
+        ));
     }
-    Ok(sound)
+    // At the end, where a reader of a long log looks first.
+    for error in &errors {
+        println!("error: {error}");
+    }
+    Ok(errors.is_empty())
 }
