@@ -34,7 +34,7 @@ def _operation(opts, tensor):
         raise errors.InvalidArgument(
             f"{opts.reduceOp} is not supported by {NAME}: SUM, PRODUCT, MIN, MAX, AVG, BAND, BOR, BXOR and PREMUL_SUM are"
         )
-    if tensor.dtype in REDUCED and tensor.is_floating_point() and name in _BITWISE:
+    if tensor.dtype in REDUCED and tensor.dtype.is_floating_point and name in _BITWISE:
         raise errors.InvalidArgument(f"{name} is of integers, and not of {tensor.dtype}")
     if tensor.dtype in REDUCED:
         return tensor, name
