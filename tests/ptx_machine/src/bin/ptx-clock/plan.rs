@@ -125,7 +125,7 @@ mod tests {
             let rows = rows(&Machine::named(machine).unwrap());
             planned(&rows, 4, 1).map(|row| row.max_bytes)
         };
-        assert_eq!(["a100", "h100", "b200"].map(first), [64 << 10, 128 << 10, 256 << 10].map(Some));
+        assert_eq!(["a100", "h100", "b200"].map(first), [96 << 10, 128 << 10, 256 << 10].map(Some));
         assert_eq!(bytes("512 * KIB"), Some(512 << 10));
         assert_eq!(snake("HalvingDoubling"), "halving_doubling");
     }
