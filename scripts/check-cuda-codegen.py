@@ -30,6 +30,10 @@ HOT = r"_sum_w\d+$"
 FLAGS = r"pull|reduce|gather|broadcast|barrier|transfer|nvls"
 # Of GPUs that have the instructions.
 NVLS, NVLS_SINCE = "_nvls_", 90
+# Of GPUs that have programmatic dependent launch: `griddepcontrol.wait`, and what may not come before it.
+WAITS_SINCE = 90
+WAIT = re.compile(r"\bACQBULK\b")
+ACCESS = re.compile(r"\b(?:LD|LDG|LDL|ST|STG|STL|ATOM|ATOMG|RED|REDG|LDGMC|MEMBAR)\b")
 # Of a kernel with flags: one release, and the acquire of a poll beside that of who has gone. Of one that compares
 # calls as well: a release and a poll more. A transfer does not compare: a chunk, whose signal is three pairs of words,
 # and a credit, which may revoke: after a fence.sc.
@@ -56,6 +60,8 @@ class Settings:
     names: Tuple[str, ...] = ()
     flags: "re.Pattern[str]" = re.compile(FLAGS)
     packets: "re.Pattern[str]" = re.compile(PACKETS)
+    # Whether kernels wait for the launch before them.
+    waits: bool = True
 
 
 # ---- Reading what the compiler emitted -------------------------------------------------------------
@@ -300,6 +306,19 @@ def check_sizes(code: Emitted, settings: Settings) -> List[str]:
     return [f"{kernel}: {size} bytes" for kernel, size in sizes.items() if not 0 < size <= MAX_HOT_BYTES]
 
 
+def check_waits(code: Emitted, settings: Settings) -> List[str]:
+    """csrc/core/dependent_launch.cuh says why."""
+    faults = []
+    for kernel in code.kernels() if settings.waits else ():
+        sass = code.sass.get(kernel, "")
+        wait, access = WAIT.search(sass), ACCESS.search(sass)
+        if wait is None:
+            faults.append(f"{kernel}: does not wait for the launch before it")
+        elif access is not None and access.start() < wait.start():
+            faults.append(f"{kernel}: {access.group()} before it has waited for the launch before it")
+    return faults
+
+
 CHECKS = [
     ("the kernels are those of kernels.def", check_names),
     ("128-bit global loads and stores in the hot set", check_wide),
@@ -310,6 +329,7 @@ CHECKS = [
     ("no stack frame and no spills in any kernel", check_frames),
     (f"at most {MAX_HOT_BYTES} bytes of SASS in each kernel of the hot set", check_sizes),
     (f"at most {MAX_REGISTERS} registers in every kernel", check_registers),
+    ("from sm_90 on, no memory before the wait for the launch before", check_waits),
 ]
 
 
@@ -397,10 +417,10 @@ def run(command: list) -> str:
 
 
 def of_arch(settings: Settings, arch: str) -> Settings:
-    """Without the kernels that an architecture has no instructions for."""
-    if int(re.sub(r"\D", "", arch)) >= NVLS_SINCE:
-        return settings
-    return replace(settings, names=tuple(name for name in settings.names if NVLS not in name))
+    """Without what an architecture has no instructions for."""
+    number = int(re.sub(r"\D", "", arch))
+    names = tuple(name for name in settings.names if number >= NVLS_SINCE or NVLS not in name)
+    return replace(settings, names=names, waits=number >= WAITS_SINCE)
 
 
 def check(toolkit: Path, csrc: Path, archs: List[str], settings: Settings, report: Report) -> None:
@@ -467,10 +487,12 @@ PTX = """
 """
 SASS = """
 		Function : one_shot_pull_f32_sum_w2
+        /*0030*/                   ACQBULK ;
         /*0200*/                   STG.E.STRONG.SYS desc[UR4][R4.64], R16 ;
         /*0550*/                   LDG.E.128 R8, desc[UR4][R10.64] ;
         /*0620*/                   STG.E.128 desc[UR4][R8.64], R4 ;
 		Function : one_shot_push_f32_sum_w2
+        /*0040*/                   ACQBULK ;
         /*02d0*/                   STG.E.128.STRONG.SYS desc[UR4][R28.64], R8 ;
         /*03a0*/                   LDG.E.128.STRONG.SYS R4, desc[UR4][R10.64] ;
 """
@@ -491,8 +513,11 @@ ptxas info    : Used 26 registers, used 1 barriers
 PLANTED = [
     ("nothing", ".visible", ".visible", []),
     ("a kernel of another name", "one_shot_pull_f32_sum_w2", "one_shot_pull_f32_sum_w9", [check_names]),
-    ("a kernel without SASS", "Function : one_shot_push", "Function : other", [check_wide, check_sizes]),
+    ("a kernel without SASS", "Function : one_shot_push", "Function : other", [check_wide, check_sizes, check_waits]),
     ("a kernel that is too large", "/*0550*/", "/*0550*/" + "\n        /*0560*/" * (MAX_HOT_BYTES // 16), [check_sizes]),
+    ("a kernel that does not wait", "/*0040*/                   ACQBULK ;", "", [check_waits]),
+    ("a wait after a store", "ACQBULK ;", "STG.E [R2.64], R3 ;\n ACQBULK ;", [check_waits]),
+    ("a wait after an atomic", "ACQBULK ;", "ATOMG.E.ADD [R2.64], R3 ;\n ACQBULK ;", [check_waits]),
     ("64-bit loads only", "LDG.E.128 ", "LDG.E.64 ", [check_wide]),
     ("64-bit loads with a prefetch hint", "LDG.E.128 ", "LDG.E.LTC128B.64 ", [check_wide]),
     ("generic stores only", "STG.E.128 ", "ST.E.128 ", [check_wide]),

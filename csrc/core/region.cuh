@@ -1,6 +1,7 @@
 // Where things are in a region, and the epoch that selects among them.
 #pragma once
 
+#include "dependent_launch.cuh"
 #include "memory.cuh"
 
 namespace FA_NAMESPACE {
@@ -113,8 +114,9 @@ FA_FN void prefetch_next_staging(const FaLaunch &launch, LaunchState state, u64 
 template <class Block>
 FA_FN void end_launch(const FaLaunch &launch, Block &block, const LaunchState &state) {
   FaRegionHead *head = region_head(launch, launch.rank);
-  // The threads of this block have all read the old counts.
+  // The threads of this block have all read the old counts, and what they waited for has come.
   block.sync();
+  let_next_launch_begin();
   if (block.is_alone()) {
     // All are whole cache lines.
     block.fill(head->epoch, FA_MAX_BLOCKS, state.epoch);

@@ -18,6 +18,7 @@
 #include "../algorithms/two_shot_pull.cuh"
 #include "../algorithms/two_shot_push.cuh"
 #include "../algorithms/two_shot_quantized.cuh"
+#include "../core/dependent_launch.cuh"
 #include "../sinks/rms_norm.cuh"
 #include "multicast.cuh"
 #include "quantized.cuh"
@@ -38,12 +39,14 @@ static FA_FN const FaLaunch &launch_of(const FaLaunch &own) {
 
 #define FA_HOT_KERNEL(ranks, type, element, algorithm, ...)                                                  \
   FA_KERNEL(algorithm##_##type##_sum_w##ranks)(const __grid_constant__ FaLaunch launch) {                    \
+    wait_for_launch_before();                                                                                \
     Block block;                                                                                             \
     algorithm(launch, block, Reduce<element, Op<FA_SUM>, World<ranks>>({}, {}));                             \
   }
 
 #define FA_ANY_KERNEL(type, element, algorithm, ...)                                                         \
   FA_KERNEL(algorithm##_##type)(const __grid_constant__ FaLaunch own) {                                      \
+    wait_for_launch_before();                                                                                \
     const FaLaunch &launch = launch_of(own);                                                                 \
     Block block;                                                                                             \
     algorithm(launch, block,                                                                                 \
@@ -52,6 +55,7 @@ static FA_FN const FaLaunch &launch_of(const FaLaunch &own) {
 
 #define FA_MOVING_KERNEL(code, number, name, ...)                                                            \
   FA_KERNEL(name)(const __grid_constant__ FaLaunch own) {                                                    \
+    wait_for_launch_before();                                                                                \
     Block block;                                                                                             \
     name(launch_of(own), block);                                                                             \
   }
@@ -82,6 +86,7 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaRmsNorm &norm, cons
 #define FA_NORMING_KERNEL(type, element, code, name, algorithm, ...)                                         \
   FA_KERNEL(name##_##type)                                                                                   \
   (const __grid_constant__ FaLaunch own, const __grid_constant__ FaRmsNorm operands) {                       \
+    wait_for_launch_before();                                                                                \
     using Sum = Reduce<element, Op<FA_SUM>, AnyWorldBy<8>>;                                                  \
     if (push_in_teams<code, element>(own, operands, Sum({}, {own.world})))                                   \
       return;                                                                                                \
@@ -96,6 +101,7 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaRmsNorm &norm, cons
 FA_NORMING(FA_NORMING_OF, )
 
 FA_KERNEL(barrier)(const __grid_constant__ FaLaunch own) {
+  wait_for_launch_before();
   Block block;
   all_meet(launch_of(own), block);
 }
@@ -103,6 +109,7 @@ FA_KERNEL(barrier)(const __grid_constant__ FaLaunch own) {
 // The messages come after the launch, as they are too many for every launch to have room for. Where one
 // launch runs a world they are in memory, as its launches are.
 FA_KERNEL(transfer)(const __grid_constant__ FaLaunch own, const __grid_constant__ FaTransfers messages) {
+  wait_for_launch_before();
   const FaLaunch &launch = launch_of(own);
   Block block;
   transfer(launch, block,
@@ -110,6 +117,7 @@ FA_KERNEL(transfer)(const __grid_constant__ FaLaunch own, const __grid_constant_
 }
 
 FA_KERNEL(two_shot_quantized)(const __grid_constant__ FaLaunch own) {
+  wait_for_launch_before();
   const FaLaunch &launch = launch_of(own);
   Block block;
   two_shot_quantized(launch, block, QuantizedTransport(launch));
@@ -119,6 +127,7 @@ FA_KERNEL(two_shot_quantized)(const __grid_constant__ FaLaunch own) {
 #if __CUDA_ARCH__ >= 900
 #define FA_NVLS_KERNEL(type, element, name, ...)                                                             \
   FA_KERNEL(name##_##type)(const __grid_constant__ FaLaunch launch) {                                        \
+    wait_for_launch_before();                                                                                \
     Block block;                                                                                             \
     name(launch, block, MulticastSum<element>());                                                            \
   }

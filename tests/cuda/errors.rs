@@ -21,7 +21,7 @@ pub fn alone() -> Threads {
 
 fn a_rank_that_never_calls_is_named() {
     let random = Random::new("errors::a_rank_that_never_calls_is_named");
-    let timeout = Duration::from_millis(400);
+    let timeout = Duration::from_secs(1);
     for algorithm in Algorithm::DIRECT {
         threads(3, 1, |rank, context| {
             let fixture = Fixture::new(

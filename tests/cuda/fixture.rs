@@ -256,6 +256,7 @@ pub struct Setup {
     pub max_bytes: usize,
     pub first_epoch: u32,
     pub graph_registration: bool,
+    pub programmatic: bool,
     pub sharing: Option<fast_allreduce::device::cuda::Sharing>,
     /// As of the builder.
     pub check: Option<bool>,
@@ -270,6 +271,7 @@ impl Default for Setup {
             max_bytes: 32 << 10,
             first_epoch: 0,
             graph_registration: false,
+            programmatic: false,
             sharing: None,
             check: None,
             timeout: crate::gpu::LIMIT,
@@ -287,7 +289,9 @@ impl Setup {
         context: Arc<CudaContext>,
         bootstrap: impl fast_allreduce::bootstrap::Bootstrap + 'static,
     ) -> fast_allreduce::Result<Communicator<Cuda>> {
-        let mut device = Cuda::new(context)?.graph_registration(self.graph_registration);
+        let mut device = Cuda::new(context)?
+            .graph_registration(self.graph_registration)
+            .programmatic_launch(self.programmatic);
         if let Some(sharing) = self.sharing {
             device = device.sharing(sharing);
         }

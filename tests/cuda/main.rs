@@ -34,6 +34,7 @@ mod nvls;
 mod one_launch;
 mod pointers;
 mod processes;
+mod programmatic;
 mod quantized;
 mod raw;
 mod registration;
@@ -69,6 +70,7 @@ fn main() -> std::process::ExitCode {
         nvls::tests(),
         pointers::tests(),
         processes::tests(),
+        programmatic::tests(),
         quantized::tests(),
         raw::tests(),
         registration::tests(),

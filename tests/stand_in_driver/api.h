@@ -189,7 +189,9 @@ enum CUstreamCaptureStatus : uint32_t {
 #define CU_EVENT_RECORD_EXTERNAL 1u
 #define CU_EVENT_WAIT_EXTERNAL 1u
 #define CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS 1u
+#define CU_LAUNCH_ATTRIBUTE_IGNORE 0u
 #define CU_LAUNCH_ATTRIBUTE_COOPERATIVE 2u
+#define CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION 6u
 #define CU_DEVICE_INVALID (-2)
 #define CU_STREAM_LEGACY reinterpret_cast<CUstream>(uintptr_t(1))
 #define CU_STREAM_PER_THREAD reinterpret_cast<CUstream>(uintptr_t(2))
@@ -232,6 +234,7 @@ struct CUlaunchAttribute {
   union {
     char bytes[64];
     int cooperative;
+    int programmaticStreamSerializationAllowed;
     uint64_t alignment;
   } value;
 };

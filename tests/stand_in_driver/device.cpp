@@ -19,6 +19,11 @@ bool flag(const char *name) {
   return value && *value && strcmp(value, "0") != 0;
 }
 
+int number(const char *name, int otherwise) {
+  const char *value = getenv(name);
+  return value && *value ? atoi(value) : otherwise;
+}
+
 // The devices that CUDA_VISIBLE_DEVICES leaves, in its order; as in CUDA, the list ends at its first bad
 // entry.
 std::vector<int> visible_devices() {
@@ -51,7 +56,6 @@ const Settings &settings() {
   static const Settings *settings = [] {
     const char *log = getenv("STAND_IN_LAUNCH_LOG");
     const char *loading = getenv("CUDA_MODULE_LOADING");
-    const char *multiprocessors = getenv("STAND_IN_MULTIPROCESSORS");
     return new Settings{visible_devices(),
                         flag("STAND_IN_NO_IPC"),
                         flag("STAND_IN_NO_VMM"),
@@ -66,7 +70,9 @@ const Settings &settings() {
                         loading && strcmp(loading, "EAGER") == 0,
                         flag("STAND_IN_PTX"),
                         flag("STAND_IN_MULTICAST"),
-                        multiprocessors ? atoi(multiprocessors) : 0};
+                        number("STAND_IN_MULTIPROCESSORS", 0),
+                        number("STAND_IN_DRIVER_VERSION", 13000),
+                        number("STAND_IN_VIRTUAL_ARCHITECTURE", 90)};
   }();
   return *settings;
 }
@@ -115,7 +121,7 @@ CUresult cuDriverGetVersion(int *version) {
   STAND_IN_CALL();
   if (!version)
     return CUDA_ERROR_INVALID_VALUE;
-  *version = 13000;
+  *version = settings().version;
   return CUDA_SUCCESS;
 }
 

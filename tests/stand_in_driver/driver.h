@@ -23,6 +23,7 @@ struct Settings {
   std::string launch_log;
   bool synchronise, suballocate, eager_loading, ptx, multicast;
   int multiprocessors; // whose blocks run side by side; 0: a launch's blocks run one after the other
+  int version, virtual_architecture;
 };
 const Settings &settings();
 

@@ -21,15 +21,17 @@ struct Shape {
   unsigned grid[3];
   unsigned block[3];
   unsigned shared;
+  bool programmatic; // it may begin while the one before it ends
 };
 
 void log_launch(const Kernel &kernel, const Shape &shape, uint64_t count) {
   if (settings().launch_log.empty())
     return;
   char line[256];
-  const int length = snprintf(line, sizeof(line), "%s %ux%ux%u %ux%ux%u %llu\n", kernel.name.c_str(),
-                              shape.grid[0], shape.grid[1], shape.grid[2], shape.block[0], shape.block[1],
-                              shape.block[2], static_cast<unsigned long long>(count));
+  const int length =
+      snprintf(line, sizeof(line), "%s %ux%ux%u %ux%ux%u %llu%s\n", kernel.name.c_str(), shape.grid[0],
+               shape.grid[1], shape.grid[2], shape.block[0], shape.block[1], shape.block[2],
+               static_cast<unsigned long long>(count), shape.programmatic ? " programmatic" : "");
   const int fd = open(settings().launch_log.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0)
     return;
@@ -285,6 +287,15 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
                bool cooperative) {
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(stream_handle, &stream));
+  // Kernels that do not wait for the one before must not begin before its end.
+  if (shape.programmatic && settings().virtual_architecture < 90)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (shape.programmatic && settings().version < 12030) {
+    // Edges of graphs have ports since 12.3.
+    std::lock_guard<std::mutex> guard(state());
+    if (stream->capture)
+      return CUDA_ERROR_NOT_SUPPORTED;
+  }
   auto function = find_function(handle);
   if (!function || function->context != stream->context)
     return CUDA_ERROR_INVALID_HANDLE;
@@ -356,7 +367,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
   STAND_IN_CALL();
   if (settings().no_launch)
     return CUDA_SUCCESS;
-  const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared};
+  const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, false};
   return start(function, shape, stream, parameters, extra, false);
 }
 
@@ -364,24 +375,32 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigne
                                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                                    CUstream stream, void **parameters) {
   STAND_IN_CALL();
-  const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared};
+  const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, false};
   return start(function, shape, stream, parameters, nullptr, true);
 }
 
-// Of the attributes, the cooperative one counts; the others are hints here.
+// Launches that may begin early begin late, as they may. Of the other attributes none is implemented but the
+// cooperative one.
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
                           void **extra) {
   STAND_IN_CALL();
   if (!config || (config->numAttrs && !config->attrs))
     return CUDA_ERROR_INVALID_VALUE;
-  bool cooperative = false;
+  bool cooperative = false, programmatic = false;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     const CUlaunchAttribute &attribute = config->attrs[i];
-    if (attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
-      cooperative = attribute.value.cooperative;
+    switch (attribute.id) {
+    case CU_LAUNCH_ATTRIBUTE_COOPERATIVE: cooperative = attribute.value.cooperative; break;
+    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+      programmatic = attribute.value.programmaticStreamSerializationAllowed;
+      break;
+    case CU_LAUNCH_ATTRIBUTE_IGNORE: break;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
   }
   const Shape shape = {{config->gridDimX, config->gridDimY, config->gridDimZ},
                        {config->blockDimX, config->blockDimY, config->blockDimZ},
-                       config->sharedMemBytes};
+                       config->sharedMemBytes,
+                       programmatic};
   return start(function, shape, config->hStream, parameters, extra, cooperative);
 }

@@ -261,7 +261,7 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfuncti
   case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = kMaxThreads; break;
   case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = FA_MAX_RANKS * 8; break;
   case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = kRegisters; break;
-  case CU_FUNC_ATTRIBUTE_PTX_VERSION:
+  case CU_FUNC_ATTRIBUTE_PTX_VERSION: *value = settings().virtual_architecture; break;
   case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = 90; break;
   case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = 48 << 10; break;
   default: *value = 0;

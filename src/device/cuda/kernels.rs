@@ -189,6 +189,16 @@ impl Kernels {
         !self.functions[FIRST_NVLS][DType::F32 as usize][0].is_null()
     }
 
+    /// The virtual architecture that they were compiled for, as the driver counts: 90 is compute_90.
+    pub fn virtual_architecture(&self) -> Result<i32> {
+        let (attribute, mut version) = (CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION, 0);
+        let barrier = self.functions[abi::FA_BARRIER as usize][0][0];
+        // SAFETY: the function is of the loaded module, as all are of one architecture; the driver writes one int.
+        unsafe { api::cuFuncGetAttribute(&mut version, attribute, barrier) }
+            .map_err(driver("cuFuncGetAttribute"))?;
+        Ok(version)
+    }
+
     /// The kernel that can run all ranks in one cooperative launch.
     pub fn for_world(&self, launch: &FaLaunch) -> CUfunction {
         self.functions[launch.algorithm as usize][launch.dtype as usize][0]

@@ -19,6 +19,7 @@ pub(crate) mod pinned;
 #[cfg(feature = "probes")]
 #[doc(hidden)]
 pub mod probes;
+mod programmatic;
 mod residency;
 mod sharing;
 mod world;
@@ -38,6 +39,7 @@ use self::links::World;
 pub use self::multicast::CudaWindows;
 use self::order::LastCall;
 use self::pinned::Pinned;
+use self::programmatic::Programmatic;
 pub use self::sharing::{CudaExports, CudaMemory};
 pub use self::world::{CudaWorld, RegionMemory, WorldCall, WorldPlan, WorldRank};
 use super::{sealed, Device};
@@ -74,6 +76,8 @@ pub struct Cuda {
     graph_registration: bool,
     max_blocks: Option<usize>,
     one_at_a_time: bool,
+    wants_programmatic: bool,
+    programmatic: Programmatic,
     graph_rows: Mutex<GraphRows>,
     last_call: Mutex<LastCall>,
     /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last_call`.
@@ -121,6 +125,8 @@ impl Cuda {
             graph_registration: false,
             max_blocks: None,
             one_at_a_time: false,
+            wants_programmatic: false,
+            programmatic: Programmatic::default(),
             graph_rows: Mutex::default(),
             last_call: Mutex::default(),
             calls: Mutex::default(),
@@ -160,6 +166,20 @@ impl Cuda {
     #[must_use]
     pub fn one_at_a_time(mut self) -> Self {
         self.one_at_a_time = true;
+        self
+    }
+
+    /// Launches with the attribute of programmatic dependent launch: a call's kernel may become resident while the kernel before it in
+    /// the stream ends, and waits for that end before it touches memory; and so may the next kernel while a call's ends, if that is
+    /// launched with the attribute. In captures too, from CUDA 12.3 on. Without effect on GPUs older than compute capability 9.0, and
+    /// where the driver has made the kernels from PTX of an older one. No GPU has run it yet: off unless enabled.
+    ///
+    /// Whoever enables it promises that every kernel which is launched with the attribute on the streams of calls executes
+    /// `griddepcontrol.wait` (`cudaGridDependencySynchronize`) before it ends: the wait of a call is for the kernel before it, and covers
+    /// those before that only if it waited for them.
+    #[must_use]
+    pub fn programmatic_launch(mut self, enabled: bool) -> Self {
+        self.wants_programmatic = enabled;
         self
     }
 
@@ -253,11 +273,15 @@ impl sealed::Device for Cuda {
         let mut device = Self::new(Arc::clone(&self.context))?;
         (device.sharing, device.max_blocks, device.one_at_a_time) =
             (self.sharing, self.max_blocks, self.one_at_a_time);
+        device.wants_programmatic = self.wants_programmatic;
         Ok(device.graph_registration(self.graph_registration))
     }
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
         self.world = World::meet(self, bootstrap, timeout)?;
+        if self.wants_programmatic {
+            self.programmatic = Programmatic::wherever_possible(&self.kernels)?;
+        }
         Ok(())
     }
 
@@ -315,6 +339,12 @@ impl sealed::Device for Cuda {
         let mut both = [std::ptr::from_mut(launch).cast(), second];
         let (parameters, extra) = (both.as_mut_ptr(), std::ptr::null_mut());
         let (blocks, threads) = (plan.blocks as u32, plan.threads as u32);
+        // SAFETY: the caller's: the stream is alive.
+        if unsafe { self.programmatic.is_for(stream) }? {
+            // SAFETY: as below; kernels wait where that is in force.
+            return unsafe { programmatic::launch(function, (blocks, threads), stream, parameters) }
+                .map_err(driver("cuLaunchKernelEx"));
+        }
         // SAFETY: the function takes one FaLaunch by value, and those with operands take them after it, which the driver copies; the
         // addresses in them are the caller's.
         unsafe { api::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, extra) }

@@ -28,12 +28,13 @@ struct Ranks {
     turns: usize,
     simulated: u32,
     gap_ns: f64,
+    programmatic: bool,
 }
 
 impl Ranks {
     fn new(ranks: usize) -> Self {
         let memory = vec![vec![Line([0; 32]); WORDS / 32]; ranks];
-        Self { memory, blocks: 1, threads: 32, turns: 1, simulated: 0, gap_ns: 0.0 }
+        Self { memory, blocks: 1, threads: 32, turns: 1, simulated: 0, gap_ns: 0.0, programmatic: true }
     }
 
     fn word(&self, rank: usize, at: usize) -> u32 {
@@ -70,6 +71,7 @@ impl Ranks {
             turns: self.turns,
             blocks: self.simulated,
             gap_ns: self.gap_ns,
+            programmatic: self.programmatic,
             resident: true,
         };
         clock::time(&program, &machine(), &chain)
@@ -311,6 +313,8 @@ fn a_dependent_launch_overlaps_until_it_waits() {
     let machine = machine();
     is_near(plain, 1300.0 + 9.0 * l2(), 400.0);
     is_near(overlapped, machine.dependent_ns + 2.0 * l2(), 100.0);
+    ranks.programmatic = false;
+    is_near(ranks.ns(&early), plain, 100.0);
 }
 
 #[test]
@@ -334,7 +338,15 @@ fn a_program_for_the_clock_is_for_nothing_else() {
     let reach = Reach(Vec::new());
     let call = Launch { kernel: "k", grid: [1; 3], block: [1; 3], params: &[], memory: &reach };
     assert_eq!(timed.launch(&[call], Default::default()).unwrap_err().fault, Fault::Launch);
-    let chain = |calls| Chain { calls, homes: &[], turns: 1, blocks: 0, gap_ns: 0.0, resident: true };
+    let chain = |calls| Chain {
+        calls,
+        homes: &[],
+        turns: 1,
+        blocks: 0,
+        gap_ns: 0.0,
+        programmatic: false,
+        resident: true,
+    };
     let calls = [call];
     assert_eq!(clock::time(&plain, &machine(), &chain(&calls)).unwrap_err().fault, Fault::Launch);
     assert_eq!(clock::time(&timed, &machine(), &chain(&[])).unwrap_err().fault, Fault::Launch);

@@ -120,6 +120,9 @@ impl Simulation<'_> {
         if lanes.is_empty() {
             return;
         }
+        if !self.chain.programmatic {
+            return lanes.iter().for_each(|&lane| sim.warps[w].lanes[lane].stop = Stop::Run);
+        }
         if !waits {
             let now = sim.warps[w].now;
             return self.tell(sim, now, self.dependent());

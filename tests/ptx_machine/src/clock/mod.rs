@@ -40,6 +40,8 @@ pub struct Chain<'a> {
     pub blocks: u32,
     /// From the end of a kernel to the first instruction of the next, in ns.
     pub gap_ns: f64,
+    /// Whether they are launched with the attribute of programmatic dependent launch: without it `griddepcontrol` does nothing.
+    pub programmatic: bool,
     /// Whether all that is touched fits into the second-level cache.
     pub resident: bool,
 }

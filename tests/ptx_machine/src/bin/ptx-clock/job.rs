@@ -20,6 +20,8 @@ pub struct Shape {
     pub simulate: u32,
     /// Kernels follow each other in a stream, not in a graph.
     pub stream: bool,
+    /// They are launched with the attribute of programmatic dependent launch.
+    pub programmatic: bool,
 }
 
 /// A call.
@@ -294,6 +296,7 @@ impl Call {
                 false => shape.simulate,
             },
             gap_ns: if shape.stream { machine.launch_ns } else { machine.node_ns },
+            programmatic: shape.programmatic,
             resident: (self.bytes * self.footprint()) as f64 <= machine.l2_bytes,
         };
         let timing = clock::time(program, machine, &chain).map_err(|error| error.to_string())?;

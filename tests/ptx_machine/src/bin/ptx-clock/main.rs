@@ -82,6 +82,9 @@ struct Arguments {
     /// Kernels follow each other in a stream, not in a graph.
     #[arg(long)]
     stream: bool,
+    /// With the attribute of programmatic dependent launch.
+    #[arg(long)]
+    programmatic: bool,
     /// What nvcc made of tests/references/references.cu: compares predictions for it with published figures.
     #[arg(long)]
     references: Option<PathBuf>,
@@ -152,6 +155,7 @@ fn shape(arguments: &Arguments, (blocks, threads): (u32, u32), ranks: usize, sim
         turns: arguments.turns,
         simulate: arguments.simulate.unwrap_or(quick),
         stream: arguments.stream,
+        programmatic: arguments.programmatic,
     }
 }
 
