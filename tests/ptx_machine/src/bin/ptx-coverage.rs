@@ -33,8 +33,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The lines of the sources, by the name of the file.
-struct Sources(BTreeMap<String, Vec<String>>);
+/// The lines of the sources, by the name of the file: of all that have it, as a place names no folder.
+struct Sources(BTreeMap<String, Vec<Vec<String>>>);
 
 impl Sources {
     fn read(folder: &Path) -> std::io::Result<Self> {
@@ -52,17 +52,21 @@ impl Sources {
             }
             let text = std::fs::read_to_string(entry.path())?;
             let lines = text.lines().map(|line| line.trim().to_owned()).collect();
-            self.0.insert(entry.file_name().to_string_lossy().into_owned(), lines);
+            self.0.entry(entry.file_name().to_string_lossy().into_owned()).or_default().push(lines);
         }
         Ok(())
     }
 
-    /// The file of a place, `FILE:LINE`, and what stands there.
-    fn at<'a>(&'a self, place: &'a str) -> (&'a str, &'a str) {
+    /// The file of a place, `FILE:LINE`, and what stands there; `-` alone where there is no such line.
+    fn at<'a>(&'a self, place: &'a str) -> (&'a str, Vec<&'a str>) {
         let (file, line) = place.rsplit_once(':').unwrap_or((place, ""));
         let line = line.parse::<usize>().ok().and_then(|line| line.checked_sub(1));
-        let text = line.and_then(|line| self.0.get(file)?.get(line));
-        (file, text.map_or("-", String::as_str))
+        let files = self.0.get(file).into_iter().flatten();
+        let mut texts: Vec<&str> = files.filter_map(|lines| Some(lines.get(line?)?.as_str())).collect();
+        if texts.is_empty() {
+            texts.push("-");
+        }
+        (file, texts)
     }
 }
 
@@ -80,8 +84,10 @@ impl<'a> Excused<'a> {
         Some(Self { file, kernels: kernels.split(',').collect(), text: text.trim() })
     }
 
-    fn excuses(&self, kernel: &str, place: (&str, &str)) -> bool {
-        place == (self.file, self.text) && self.kernels.iter().any(|name| kernel.starts_with(name))
+    fn excuses(&self, kernel: &str, (file, texts): &(&str, Vec<&str>)) -> bool {
+        *file == self.file
+            && texts.contains(&self.text)
+            && self.kernels.iter().any(|name| kernel.starts_with(name))
     }
 }
 
@@ -104,7 +110,8 @@ fn report(ptx: &str, folder: &str, list: &str, sources: &Path) -> Result<bool, S
         let mut excused = 0;
         let mut rest = Vec::new();
         for (place, count) in missed {
-            match list.iter().position(|one| one.excuses(name, sources.at(place))) {
+            let at = sources.at(place);
+            match list.iter().position(|one| one.excuses(name, &at)) {
                 Some(line) => {
                     used.insert(line);
                     excused += count;
