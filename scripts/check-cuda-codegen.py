@@ -33,7 +33,7 @@ NVLS, NVLS_SINCE = "_nvls_", 90
 # Of GPUs that have programmatic dependent launch: `griddepcontrol.wait`, and what may not come before it.
 WAITS_SINCE = 90
 WAIT = re.compile(r"\bACQBULK\b")
-ACCESS = re.compile(r"\b(?:LD|LDG|LDL|ST|STG|STL|ATOM|ATOMG|RED|REDG|LDGMC|MEMBAR)\b")
+ACCESS = re.compile(r"\b(?:LD|LDG|LDGSTS|LDL|ST|STG|STL|ATOM|ATOMG|RED|REDG|LDGMC|MEMBAR)\b")
 # Of a kernel with flags: one release, and the acquire of a poll beside that of who has gone. Of one that compares
 # calls as well: a release and a poll more. A transfer does not compare: a chunk, whose signal is three pairs of words,
 # and a credit, which may revoke: after a fence.sc.

@@ -11,7 +11,8 @@
 //
 // Residency. Its blocks let the next launch begin once they wait for no peer any more. From then on nothing
 // that takes up the multiprocessors keeps this launch from its end, so that a launch and the next count once.
-// A launch that gives up lets the next one begin where it ends, as one does that says nothing.
+// A launch that gives up waits for nobody any more either; one that says nothing, as a transfer, lets the
+// next one begin where it ends.
 #pragma once
 
 #include "memory.cuh"

@@ -43,12 +43,13 @@ pub(super) const HOST_INTEL: [Row; 10] = [
 ];
 
 /// Those of GPUs of which every pair has NVLink. Nobody has measured them: the PTX machine's clock predicts which direct algorithm
-/// is the fastest between 2 to 8 ranks, for bf16 in graphs, from 1 KiB to 8 MiB (docs/gpu-model.md has its figures, and what it
+/// is the fastest between 2 and 8 ranks, for bf16 in graphs, from 1 KiB to 8 MiB (docs/gpu-model.md has its figures, and what it
 /// leaves out). Within some 5 % of the fastest an algorithm is as good, so that there are few rows.
 ///
 /// * They are for sums of f16, bf16 and f32, whose packets have no tags. Others pull from 256 KiB on (`Planner::all_reduce`).
 /// * From 8 MiB on nothing is predicted: pulls, of which a launch takes four times as much.
-/// * More than 8 ranks, which take the kernels of any world, are as predicted for 9, 12 and 16.
+/// * More than 8 ranks, which take the kernels of any world, have one-shots as predicted for 12 (of H100 for 9 and 16 too). That their
+///   two-shots push up to 4 MiB is predicted up to 1 MiB, and assumed above.
 /// * 36 blocks of 512 threads are those of vLLM's custom allreduce (`csrc/custom_all_reduce.cuh`). To pull, 2 ranks are predicted to
 ///   be faster with 64.
 ///
