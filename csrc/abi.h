@@ -279,17 +279,19 @@ struct FaTransfers {
 // Addresses are of the launch's first element.
 struct FaRmsNorm {
   uint64_t residual;
-  uint64_t
-      residual_out; // where the sum with the residual goes; 0: to the output, which else has the plain sum
-  uint64_t normed;  // where normalised rows go; 0: the launch ends with the residual
-  uint64_t weight;  // of a row; 0: of ones
-  uint64_t scales;  // floats: one that is given, or where those of rows or groups go
-  uint32_t row;     // elements of each
-  uint32_t rows;    // of the launch
-  uint32_t unit_offset; // non-zero: 1 is added to each weight
+  uint64_t residual_out; // where the residual's sum goes; 0: to the output, which else has the plain one
+  uint64_t normed;       // where normalised rows go; 0: the launch ends with the residual
+  uint64_t weight;       // of a row; 0: of ones
+  uint64_t scales;       // of the message: a given float, or where those of rows, groups or blocks go
+  uint64_t global_scale; // of blocks: address of a float
+  uint64_t first_row;    // of the launch, in the message: scales go by it
+  uint32_t row;          // elements of each
+  uint32_t rows;         // of the launch
+  uint32_t unit_offset;  // non-zero: 1 is added to each weight
   float epsilon;
   uint32_t scaling; // enum FaScaling
-  uint32_t dtype;   // of normalised rows: the launch's, or where there are scales FA_I8 or an 8-bit float
+  uint32_t dtype;   // of normalised rows: the launch's, or where there are scales FA_I8 or an 8-bit float;
+                    // FA_U8 of blocks, which have two numbers in a byte
   // On a GPU, where blocks that push have rows in teams (cuda/team_rows.cuh).
   uint32_t team;         // blocks for a row; 0: rows are whole blocks'
   uint32_t team_inverse; // (block * team_inverse) >> 16 is a block's team
@@ -297,14 +299,19 @@ struct FaRmsNorm {
   uint32_t chunks;       // of squares, in a row
 };
 
-// How normalised rows are made 8-bit numbers.
+// How normalised rows are made numbers of fewer bits.
 enum FaScaling {
   FA_NOT_SCALED = 0,
   FA_SCALE_GIVEN = 1,
   FA_SCALE_OF_ROW = 2,
   FA_SCALE_OF_GROUP = 3, // of FA_SCALED_GROUP elements of a row, or what is left at its end
+  // NVFP4: of FA_SCALED_BLOCK elements, of which rows are whole blocks, a byte that is an e4m3: row after
+  // row, or in tiles of 128 rows and 4 blocks (reduce/quantise.cuh).
+  FA_SCALE_OF_BLOCK = 4,
+  FA_SCALE_OF_TILED_BLOCK = 5,
 };
 #define FA_SCALED_GROUP 128
+#define FA_SCALED_BLOCK 16
 // Elements of a row at most.
 #define FA_MAX_ROW 65536
 // Elements of a chunk of squares.

@@ -218,15 +218,16 @@ float copy_row(u8 *to, const u8 *row, u64 bytes) {
 // `length` elements of a row, from the one at `first` on.
 template <class T>
 FA_FN void norm_span(const NormedRow &row, float scale, u32 first, u32 length, u8 *to) {
+  const u8 *weights = reinterpret_cast<const u8 *>(row.norm.weight);
   const u64 skipped = u64(first) * sizeof(T), bytes = u64(length) * sizeof(T);
   const u8 *from = row.row + skipped;
-  if (row.weight == nullptr) {
+  if (weights == nullptr) {
     return for_each_two<T>(bytes, [&](u64 at, auto extent) {
       const Two x = load<T>(from + at, extent);
       store(to + at, Twos<T>::narrow(map(x, [&](Float x) { return x * scale; })), extent);
     });
   }
-  const u8 *weights = row.weight + skipped;
+  weights += skipped;
   const auto weighted = [&](auto weight_of) {
     for_each_two<T>(bytes, [&](u64 at, auto extent) {
       const Two x = load<T>(from + at, extent), weight = load<T>(weights + at, extent);
@@ -234,7 +235,7 @@ FA_FN void norm_span(const NormedRow &row, float scale, u32 first, u32 length, u
       store(to + at, Twos<T>::narrow(map(x, weight, scaled)), extent);
     });
   };
-  if (row.unit_offset)
+  if (row.norm.unit_offset != 0)
     weighted([](Float weight) { return weight + 1.0f; });
   else
     weighted([](Float weight) { return weight; });
@@ -253,10 +254,11 @@ public:
     __builtin_memset(bytes_ + length * sizeof(T), 0, sizeof(Small));
   }
 
-  // The bits of the greatest magnitude.
-  u32 greatest() const {
+  // The bits of the greatest magnitude, of all or of some.
+  u32 greatest() const { return greatest(0, length_); }
+  u32 greatest(u32 first, u32 end) const {
     Bits most = {};
-    for (u32 i = 0; i < length_; i += kLanes) {
+    for (u32 i = first; i < end; i += kLanes) {
       const Bits magnitude = bit_cast<Bits>(load(i)) & 0x7FFFFFFF;
       most = magnitude > most ? magnitude : most;
     }
@@ -289,6 +291,30 @@ public:
     }
   }
 
+  // Stores the elements, two in a byte, and the scales of their blocks, of which the row's first is `block`.
+  void quantise_blocks(u8 *to, const FaRmsNorm &norm, u32 number, u32 block) const {
+    static_assert(FA_SCALED_BLOCK % kLanes == 0 && FA_SCALED_BLOCK == 16, "whole units, and 8 bytes");
+    const float global = *reinterpret_cast<const float *>(norm.global_scale);
+    for (u32 first = 0; first < length_; first += FA_SCALED_BLOCK, ++block, to += FA_SCALED_BLOCK / 2) {
+      const ByteUnit scale = scale_of_e2m1(greatest(first, first + FA_SCALED_BLOCK), global);
+      *scale_of_block(norm, number, block) = scale[0];
+      const Float inverse = inverse_of_e2m1(scale, global);
+      u64 halves[2];
+      for (u32 i = 0; i < FA_SCALED_BLOCK; i += kLanes) {
+        const ByteUnit codes = saturate_e2m1(load(first + i) * inverse);
+        __builtin_memcpy(reinterpret_cast<u8 *>(halves) + i, &codes, sizeof codes);
+      }
+      for (u32 half = 0; half < 2; ++half) {
+        // Pairs of bytes, of words, and of those, are put together.
+        u64 packed = halves[half];
+        packed = (packed | packed >> 4) & 0x00FF00FF00FF00FF;
+        packed = (packed | packed >> 8) & 0x0000FFFF0000FFFF;
+        const u32 word = u32(packed | packed >> 16);
+        __builtin_memcpy(to + half * sizeof word, &word, sizeof word);
+      }
+    }
+  }
+
 private:
   FA_FN Float load(u32 i) const {
     Small small;
@@ -300,38 +326,45 @@ private:
   alignas(64) u8 bytes_[kMost * sizeof(T) + sizeof(Small)];
 };
 
-// A row as 8-bit numbers. The scale of all of a row takes a pass of its own, as the normalised row is
+// A row as numbers of fewer bits. The scale of all of a row takes a pass of its own, as the normalised row is
 // nowhere.
 template <class T>
 void quantise_row(const NormedRow &row, float scale) {
-  const u32 each = row.scaling == FA_SCALE_OF_GROUP ? u32(FA_SCALED_GROUP) : NormedSpan<T>::kMost;
+  const u32 scaling = row.norm.scaling, dtype = row.norm.dtype, length = row.norm.row;
+  const u32 each = scaling == FA_SCALE_OF_GROUP ? u32(FA_SCALED_GROUP) : NormedSpan<T>::kMost;
   const auto for_each_span = [&](auto body) {
-    for (u32 first = 0; first < row.length; first += each)
-      body(first, NormedSpan<T>(row, scale, first, row.length - first < each ? row.length - first : each));
+    for (u32 first = 0; first < length; first += each)
+      body(first, NormedSpan<T>(row, scale, first, length - first < each ? length - first : each));
   };
-  if (row.scaling == FA_SCALE_OF_ROW) {
+  if (has_blocks(row.norm)) {
+    return for_each_span([&](u32 first, const NormedSpan<T> &span) {
+      span.quantise_blocks(row.to + first / 2, row.norm, row.number, first / FA_SCALED_BLOCK);
+    });
+  }
+  float *scales = scales_of_row(row.norm, row.number);
+  if (scaling == FA_SCALE_OF_ROW) {
     u32 greatest = 0;
     for_each_span([&](u32, const NormedSpan<T> &span) {
       const u32 own = span.greatest();
       greatest = own > greatest ? own : greatest;
     });
-    *row.scales = scale_of(greatest, row.dtype);
+    *scales = scale_of(greatest, dtype);
   }
   for_each_span([&](u32 first, const NormedSpan<T> &span) {
-    float *scale = row.scales;
-    if (row.scaling == FA_SCALE_OF_GROUP) {
+    float *scale = scales;
+    if (scaling == FA_SCALE_OF_GROUP) {
       scale += first / each;
-      *scale = scale_of(span.greatest(), row.dtype);
+      *scale = scale_of(span.greatest(), dtype);
     }
-    span.quantise(row.to + first, *scale, row.dtype);
+    span.quantise(row.to + first, *scale, dtype);
   });
 }
 
 template <class T>
 void norm_row(const NormedRow &row) {
-  const float scale = row_scale(row.squares, row.length, row.epsilon);
-  if (row.scaling == FA_NOT_SCALED)
-    norm_span<T>(row, scale, 0, row.length, row.to);
+  const float scale = row_scale(row.squares, row.norm.row, row.norm.epsilon);
+  if (row.norm.scaling == FA_NOT_SCALED)
+    norm_span<T>(row, scale, 0, row.norm.row, row.to);
   else
     quantise_row<T>(row, scale);
 }

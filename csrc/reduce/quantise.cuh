@@ -1,5 +1,5 @@
-// Normalised rows as 8-bit numbers with scales. docs/fused.md has the formulas, which are the same on every
-// device.
+// Normalised rows as numbers of 8 and 4 bits with scales. docs/fused.md has the formulas, which are the same
+// on every device.
 #pragma once
 
 #include "element.cuh"
@@ -14,6 +14,40 @@ FA_FN float float_of_bits(u32 bits) {
   __builtin_memcpy(&value, &bits, sizeof value);
   return value;
 #endif
+}
+
+// Rows of two numbers a byte, whose blocks have scales.
+FA_FN bool has_blocks(const FaRmsNorm &norm) { return norm.scaling >= FA_SCALE_OF_BLOCK; }
+
+// Bytes of a normalised row.
+FA_FN u64 normed_bytes(const FaRmsNorm &norm, u64 row_bytes) {
+  if (norm.scaling == FA_NOT_SCALED)
+    return row_bytes;
+  return has_blocks(norm) ? norm.row / 2 : norm.row;
+}
+
+// Where the scales of a row of the launch are, but for blocks.
+FA_FN float *scales_of_row(const FaRmsNorm &norm, u32 row) {
+  float *scales = reinterpret_cast<float *>(norm.scales);
+  const u64 number = norm.first_row + row;
+  switch (norm.scaling) {
+  case FA_SCALE_OF_ROW: return scales + number;
+  case FA_SCALE_OF_GROUP: return scales + number * ((norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP);
+  default: return scales;
+  }
+}
+
+// Where the scale of a block is. Tiles are as matrix products of that format take them (cuBLAS, "1D Block
+// Scaling Factors Layout"): of 128 rows and 4 blocks, the tiles of the same rows one after the other, and in
+// each the rows that are equal modulo 32 together.
+FA_FN u8 *scale_of_block(const FaRmsNorm &norm, u32 row, u32 block) {
+  u8 *scales = reinterpret_cast<u8 *>(norm.scales);
+  const u64 number = norm.first_row + row;
+  const u32 blocks = norm.row / FA_SCALED_BLOCK;
+  if (norm.scaling == FA_SCALE_OF_BLOCK)
+    return scales + number * blocks + block;
+  const u64 tile = number / 128 * ((blocks + 3) / 4) + block / 4;
+  return scales + tile * 512 + number % 32 * 16 + number / 32 % 4 * 4 + block % 4;
 }
 
 // The largest number of a type.
@@ -45,6 +79,32 @@ FA_FN ByteUnit saturate_f8(FloatUnit value, Format format, float largest) {
 FA_FN ByteUnit saturate_i8(FloatUnit value) {
   const FloatBits bits = bit_cast<FloatBits>(clamp(value, -128.0f, 127.0f) + 0x1.8p23f);
   return bytes_of(value == value ? bits : FloatBits{});
+}
+
+// E2M1 of the OCP Microscaling Formats Specification 1.0: 0, 0.5, 1, 1.5, 2, 3, 4 and 6, with a sign. What is
+// beyond is brought to the largest before it is converted.
+struct E2M1 {
+  static constexpr u32 mantissa = 1, bias = 1, special = 8;
+};
+
+// To nearest, ties to even, in the lower halves of bytes: the sign, and three bits. What is beyond the
+// largest number becomes that, and so does a NaN.
+FA_FN ByteUnit saturate_e2m1(FloatUnit value) {
+  const ByteUnit code = saturate_f8(value, E2M1{}, 6.0f);
+  return (code & 7) | (code >> 4 & 8);
+}
+
+// The scale of a block of which the greatest magnitude has these bits: by it times the global scale, that
+// becomes 6. The product is with the float nearest to a sixth.
+FA_FN ByteUnit scale_of_e2m1(u32 greatest, float global) {
+  return saturate_f8(FloatUnit{} + float_of_bits(greatest) * 0x1.555556p-3f * global, E4M3{},
+                     largest_of(FA_F8E4M3));
+}
+
+// What elements of a block are multiplied by. Of one whose scale is 0, all become zeros.
+FA_FN FloatUnit inverse_of_e2m1(ByteUnit scale, float global) {
+  const FloatUnit value = ConvertF8<E4M3>{}.widen(scale);
+  return value == 0 ? FloatUnit{} : (FloatUnit{} + global) / value;
 }
 
 } // namespace FA_NAMESPACE

@@ -128,15 +128,11 @@ struct AddedSpan {
 };
 
 struct NormedRow {
+  const FaRmsNorm &norm;
+  u32 number; // in the launch
   const u8 *row;
-  const u8 *weight; // or null
   u8 *to;
-  u32 length; // elements
-  bool unit_offset;
-  float epsilon;
-  float squares;      // their sum
-  u32 scaling, dtype; // as in FaRmsNorm
-  float *scales;
+  float squares; // their sum
 };
 
 struct RowLoops {

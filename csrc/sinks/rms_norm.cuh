@@ -13,16 +13,6 @@
 
 namespace FA_NAMESPACE {
 
-// Where the scales of a row are.
-FA_FN float *scales_of_row(const FaRmsNorm &norm, u32 row) {
-  float *scales = reinterpret_cast<float *>(norm.scales);
-  switch (norm.scaling) {
-  case FA_SCALE_OF_ROW: return scales + row;
-  case FA_SCALE_OF_GROUP: return scales + u64(row) * ((norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP);
-  default: return scales;
-  }
-}
-
 #if FA_CUDA
 
 // A sink before which the residual is added, if it is not null.
@@ -90,9 +80,11 @@ public:
     partition.for_each_row(block, bytes, parts, norm_.rows, [&](u32 row) {
       const u8 *from = reinterpret_cast<const u8 *>(rows) + row * row_bytes;
       const float scale = row_scale(squares(block, from, pairs), norm_.row, norm_.epsilon);
+      u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * normed_bytes(norm_, row_bytes);
+      if (has_blocks(norm_))
+        return quantise_blocks(row, from, to, scale, pairs);
       if (norm_.scaling != FA_NOT_SCALED)
-        return quantise(block, row, from, scale, pairs);
-      u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes;
+        return quantise(block, row, from, to, scale, pairs);
       if (packs)
         return block.for_each_alone(u32(row_bytes / kPackBytes),
                                     [&](u32 pack) { store_scaled_pack(to, from, pack, scale); });
@@ -184,11 +176,10 @@ private:
   // A row as 8-bit numbers. What has a scale is all threads', or if it is a group a warp's, an element pair a
   // thread's.
   template <class Block>
-  FA_FN void quantise(const Block &block, u32 row, const u8 *from, float scale, bool pairs) const {
+  FA_FN void quantise(const Block &block, u32 row, const u8 *from, u8 *to, float scale, bool pairs) const {
     const bool groups = norm_.scaling == FA_SCALE_OF_GROUP;
     const u32 each = groups ? u32(FA_SCALED_GROUP) : norm_.row, warp = threadIdx.x / kWarp;
     const u32 thread = groups ? threadIdx.x % kWarp : threadIdx.x, threads = groups ? kWarp : blockDim.x;
-    u8 *to = reinterpret_cast<u8 *>(norm_.normed) + u64(row) * norm_.row;
     float *scales = scales_of_row(norm_, row);
     FA_ROLL
     for (u32 group = groups ? warp : 0; group * each < norm_.row; group += blockDim.x / kWarp) {
@@ -205,7 +196,7 @@ private:
           if (i + 1 < end)
             greatest = max(greatest, __float_as_uint(x.unit[1]) & 0x7FFFFFFF);
         }
-        own = scale_of(groups ? greatest_of_warp(greatest) : greatest_of(block, greatest), norm_.dtype);
+        own = scale_of(groups ? greatest_of_lanes(greatest) : greatest_of(block, greatest), norm_.dtype);
         if (thread == 0)
           scales[groups ? group : 0] = own;
       }
@@ -222,9 +213,31 @@ private:
     }
   }
 
-  static FA_FN u32 greatest_of_warp(u32 value) {
+  // A row in blocks that have a scale each: a block is eight lanes', an element pair a lane's.
+  FA_FN void quantise_blocks(u32 row, const u8 *from, u8 *to, float scale, bool pairs) const {
+    const float global = *reinterpret_cast<const float *>(norm_.global_scale);
+    const u32 lane = threadIdx.x % kWarp;
+    // All lanes of a warp go round together: they meet.
+    FA_ROLL
+    for (u32 first = 2 * (threadIdx.x - lane); first < norm_.row; first += 2 * blockDim.x) {
+      const u32 i = first + 2 * lane;
+      const auto x = widen<T, 2>(normed(from, i, scale, pairs));
+      const u32 even = __float_as_uint(x.unit[0]) & 0x7FFFFFFF, odd = __float_as_uint(x.unit[1]) & 0x7FFFFFFF;
+      const u8 own = scale_of_e2m1(greatest_of_lanes<FA_SCALED_BLOCK / 2>(max(even, odd)), global);
+      if (i >= norm_.row)
+        continue;
+      const float inverse = inverse_of_e2m1(own, global);
+      to[i / 2] = u8(saturate_e2m1(x.unit[0] * inverse) | saturate_e2m1(x.unit[1] * inverse) << 4);
+      if (i % FA_SCALED_BLOCK == 0)
+        *scale_of_block(norm_, row, i / FA_SCALED_BLOCK) = own;
+    }
+  }
+
+  // Of so many lanes beside each other.
+  template <u32 Lanes = kWarp>
+  static FA_FN u32 greatest_of_lanes(u32 value) {
     FA_UNROLL
-    for (u32 half = kWarp / 2; half > 0; half /= 2)
+    for (u32 half = Lanes / 2; half > 0; half /= 2)
       value = max(value, __shfl_xor_sync(0xFFFFFFFF, value, half));
     return value;
   }
@@ -233,7 +246,7 @@ private:
   template <class Block>
   static FA_FN u32 greatest_of(const Block &block, u32 value) {
     __shared__ u32 warps[kWarp];
-    value = greatest_of_warp(value);
+    value = greatest_of_lanes(value);
     if (threadIdx.x % kWarp == 0)
       warps[threadIdx.x / kWarp] = value;
     block.sync();
@@ -292,11 +305,9 @@ struct RowNorm {
 
   // The row at a byte of the message.
   void at(const u8 *row, u64 at, float squares) const {
-    // Quantised rows have an element a byte.
-    const u64 to = norm.scaling == FA_NOT_SCALED ? at : at / row_bytes * norm.row;
-    loops.norm({row, reinterpret_cast<const u8 *>(norm.weight), reinterpret_cast<u8 *>(norm.normed) + to,
-                norm.row, norm.unit_offset != 0, norm.epsilon, squares, norm.scaling, norm.dtype,
-                scales_of_row(norm, u32(at / row_bytes))});
+    const u64 number = at / row_bytes;
+    u8 *to = reinterpret_cast<u8 *>(norm.normed) + number * normed_bytes(norm, row_bytes);
+    loops.norm({norm, u32(number), row, to, squares});
   }
 };
 

@@ -21,6 +21,7 @@ pub const FA_LEAST_DIRECT_BYTES: u32 = 32768;
 pub const FA_DIRECT_SIZES: u32 = 8;
 pub const FA_MAX_TRANSFERS: u32 = 64;
 pub const FA_SCALED_GROUP: u32 = 128;
+pub const FA_SCALED_BLOCK: u32 = 16;
 pub const FA_MAX_ROW: u32 = 65536;
 pub const FA_SQUARES_CHUNK: u32 = 512;
 pub const FA_TEAM_SHARE_PACKS: u32 = 1024;
@@ -436,6 +437,8 @@ pub struct FaRmsNorm {
     pub normed: u64,
     pub weight: u64,
     pub scales: u64,
+    pub global_scale: u64,
+    pub first_row: u64,
     pub row: u32,
     pub rows: u32,
     pub unit_offset: u32,
@@ -449,26 +452,30 @@ pub struct FaRmsNorm {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRmsNorm"][::core::mem::size_of::<FaRmsNorm>() - 80usize];
+    ["Size of FaRmsNorm"][::core::mem::size_of::<FaRmsNorm>() - 96usize];
     ["Alignment of FaRmsNorm"][::core::mem::align_of::<FaRmsNorm>() - 8usize];
     ["Offset of field: FaRmsNorm::residual"][::core::mem::offset_of!(FaRmsNorm, residual) - 0usize];
     ["Offset of field: FaRmsNorm::residual_out"][::core::mem::offset_of!(FaRmsNorm, residual_out) - 8usize];
     ["Offset of field: FaRmsNorm::normed"][::core::mem::offset_of!(FaRmsNorm, normed) - 16usize];
     ["Offset of field: FaRmsNorm::weight"][::core::mem::offset_of!(FaRmsNorm, weight) - 24usize];
     ["Offset of field: FaRmsNorm::scales"][::core::mem::offset_of!(FaRmsNorm, scales) - 32usize];
-    ["Offset of field: FaRmsNorm::row"][::core::mem::offset_of!(FaRmsNorm, row) - 40usize];
-    ["Offset of field: FaRmsNorm::rows"][::core::mem::offset_of!(FaRmsNorm, rows) - 44usize];
-    ["Offset of field: FaRmsNorm::unit_offset"][::core::mem::offset_of!(FaRmsNorm, unit_offset) - 48usize];
-    ["Offset of field: FaRmsNorm::epsilon"][::core::mem::offset_of!(FaRmsNorm, epsilon) - 52usize];
-    ["Offset of field: FaRmsNorm::scaling"][::core::mem::offset_of!(FaRmsNorm, scaling) - 56usize];
-    ["Offset of field: FaRmsNorm::dtype"][::core::mem::offset_of!(FaRmsNorm, dtype) - 60usize];
-    ["Offset of field: FaRmsNorm::team"][::core::mem::offset_of!(FaRmsNorm, team) - 64usize];
-    ["Offset of field: FaRmsNorm::team_inverse"][::core::mem::offset_of!(FaRmsNorm, team_inverse) - 68usize];
-    ["Offset of field: FaRmsNorm::share"][::core::mem::offset_of!(FaRmsNorm, share) - 72usize];
-    ["Offset of field: FaRmsNorm::chunks"][::core::mem::offset_of!(FaRmsNorm, chunks) - 76usize];
+    ["Offset of field: FaRmsNorm::global_scale"][::core::mem::offset_of!(FaRmsNorm, global_scale) - 40usize];
+    ["Offset of field: FaRmsNorm::first_row"][::core::mem::offset_of!(FaRmsNorm, first_row) - 48usize];
+    ["Offset of field: FaRmsNorm::row"][::core::mem::offset_of!(FaRmsNorm, row) - 56usize];
+    ["Offset of field: FaRmsNorm::rows"][::core::mem::offset_of!(FaRmsNorm, rows) - 60usize];
+    ["Offset of field: FaRmsNorm::unit_offset"][::core::mem::offset_of!(FaRmsNorm, unit_offset) - 64usize];
+    ["Offset of field: FaRmsNorm::epsilon"][::core::mem::offset_of!(FaRmsNorm, epsilon) - 68usize];
+    ["Offset of field: FaRmsNorm::scaling"][::core::mem::offset_of!(FaRmsNorm, scaling) - 72usize];
+    ["Offset of field: FaRmsNorm::dtype"][::core::mem::offset_of!(FaRmsNorm, dtype) - 76usize];
+    ["Offset of field: FaRmsNorm::team"][::core::mem::offset_of!(FaRmsNorm, team) - 80usize];
+    ["Offset of field: FaRmsNorm::team_inverse"][::core::mem::offset_of!(FaRmsNorm, team_inverse) - 84usize];
+    ["Offset of field: FaRmsNorm::share"][::core::mem::offset_of!(FaRmsNorm, share) - 88usize];
+    ["Offset of field: FaRmsNorm::chunks"][::core::mem::offset_of!(FaRmsNorm, chunks) - 92usize];
 };
 pub const FA_NOT_SCALED: FaScaling = 0;
 pub const FA_SCALE_GIVEN: FaScaling = 1;
 pub const FA_SCALE_OF_ROW: FaScaling = 2;
 pub const FA_SCALE_OF_GROUP: FaScaling = 3;
+pub const FA_SCALE_OF_BLOCK: FaScaling = 4;
+pub const FA_SCALE_OF_TILED_BLOCK: FaScaling = 5;
 pub type FaScaling = ::core::ffi::c_uint;

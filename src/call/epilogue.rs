@@ -1,7 +1,7 @@
 //! What may be done with the sum of an allreduce, as values: a residual is added, and rows are normalised.
 
 use super::operand::Operand;
-use crate::abi::{self, FaRmsNorm, FA_MAX_ROW, FA_SCALED_GROUP};
+use crate::abi::{self, FaRmsNorm, FA_MAX_ROW, FA_SCALED_BLOCK, FA_SCALED_GROUP};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -12,6 +12,8 @@ const NO_ROWS: FaRmsNorm = FaRmsNorm {
     normed: 0,
     weight: 0,
     scales: 0,
+    global_scale: 0,
+    first_row: 0,
     row: 1,
     rows: 0,
     unit_offset: 0,
@@ -119,7 +121,7 @@ pub struct RawRmsNorm {
     pub unit_offset: bool,
     /// Where normalised rows go, apart from all else but the input.
     pub output: u64,
-    /// What they are made: 8-bit numbers with scales, apart from the input as well; `None`: of the call's type.
+    /// What they are made: numbers of fewer bits with scales, apart from the input as well; `None`: of the call's type.
     pub quantized: Option<RawQuantizedRows>,
 }
 
@@ -159,28 +161,105 @@ impl Scaling {
     }
 }
 
-/// How rows are made 8-bit numbers, by address.
+/// Scales by which rows are made NVFP4: 4-bit floats (e2m1), two in a byte, each 16 of a row with a scale of their own that is an
+/// e4m3, and all with one more. An element is about its number times the scale of its block, divided by the global one.
+/// `docs/fused.md` has the formulas.
+///
+/// `B` is what the blocks' scales are in, `G` the global one: a slice of `u8` and an `f32` on the host, cudarc's slices and views
+/// on a GPU.
+#[derive(Debug)]
+pub struct Nvfp4Scales<'a, B: ?Sized, G: ?Sized> {
+    /// As many bytes as [`ScaleLayout::count`] tells, which the call writes.
+    pub blocks: &'a mut B,
+    /// Their order.
+    pub layout: ScaleLayout,
+    /// By which scales are multiplied before they become e4m3: a positive number, the same on all ranks; `448 * 6 / greatest`, where
+    /// that is the greatest magnitude that is expected.
+    pub global: &'a G,
+}
+
+/// The order of the scales of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum ScaleLayout {
+    /// Row after row.
+    RowMajor = abi::FA_SCALE_OF_BLOCK,
+    /// In tiles of 128 rows and 4 blocks, as matrix products of the format take them: cuBLAS's *1D block scaling factors layout*,
+    /// CUTLASS's and TensorRT-LLM's *128x4*. What of the last tiles is of no row or block is left as it was.
+    Tiled = abi::FA_SCALE_OF_TILED_BLOCK,
+}
+
+impl ScaleLayout {
+    /// The bytes of scales that `rows` rows of `hidden` elements have.
+    pub const fn count(self, rows: usize, hidden: usize) -> usize {
+        let blocks = hidden / FA_SCALED_BLOCK as usize;
+        match self {
+            Self::RowMajor => rows.saturating_mul(blocks),
+            Self::Tiled => rows.div_ceil(128).saturating_mul(blocks.div_ceil(4)).saturating_mul(512),
+        }
+    }
+}
+
+/// How rows are made numbers of fewer bits, by address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RawQuantizedRows {
-    /// What they become: `I8`, `F8E4M3` or `F8E5M2`.
-    pub dtype: DType,
-    /// Which elements have a scale in common.
-    pub scaling: Scaling,
-    /// Address of as many `f32` as [`Scaling::count`] tells: read if they are given, else written.
-    pub scales: u64,
+#[non_exhaustive]
+pub enum RawQuantizedRows {
+    /// A byte for each element.
+    Bytes {
+        /// What they become: `I8`, `F8E4M3` or `F8E5M2`.
+        dtype: DType,
+        /// Which elements have a scale in common.
+        scaling: Scaling,
+        /// Address of as many `f32` as [`Scaling::count`] tells: read if they are given, else written.
+        scales: u64,
+    },
+    /// A byte for two elements, the first in its lower half, in rows of a multiple of 16.
+    Nvfp4 {
+        /// Address of as many bytes as [`ScaleLayout::count`] tells, which are written.
+        scales: u64,
+        /// Their order.
+        layout: ScaleLayout,
+        /// Address of the global scale, an `f32`.
+        global: u64,
+    },
 }
 
 impl RawQuantizedRows {
     /// Refuses another number of scales than rows have.
     pub(crate) fn check_scales(&self, len: usize, count: usize, hidden: usize) -> Result<()> {
-        let needed = self.scaling.count(count.checked_div(hidden).unwrap_or(0), hidden);
+        let (needed, expected) = match self {
+            Self::Bytes { .. } => (
+                self.scales_of(count, hidden),
+                "one that is given, or one for each row or each group of 128 in it",
+            ),
+            Self::Nvfp4 { .. } => (
+                self.scales_of(count, hidden),
+                "one for each 16 elements of a row, or whole tiles of 128 rows and 4 such blocks",
+            ),
+        };
         match len == needed {
             true => Ok(()),
-            false => Err(Error::InvalidSetting {
-                name: "scales",
-                value: format!("{len} for {count} elements in rows of {hidden}"),
-                expected: "one that is given, or one for each row or each group of 128 in it",
-            }),
+            false => {
+                let value = format!("{len} for {count} elements in rows of {hidden}");
+                Err(Error::InvalidSetting { name: "scales", value, expected })
+            }
+        }
+    }
+
+    fn scales_of(&self, count: usize, hidden: usize) -> usize {
+        let rows = count.checked_div(hidden).unwrap_or(0);
+        match self {
+            Self::Bytes { scaling, .. } => scaling.count(rows, hidden),
+            Self::Nvfp4 { layout, .. } => layout.count(rows, hidden),
+        }
+    }
+
+    /// The bytes that so many elements become.
+    pub(crate) const fn bytes(&self, count: usize) -> usize {
+        match self {
+            Self::Bytes { .. } => count,
+            Self::Nvfp4 { .. } => count / 2,
         }
     }
 }
@@ -188,9 +267,10 @@ impl RawQuantizedRows {
 const WEIGHT: u64 = 1 << 20;
 const UNIT_OFFSET: u64 = 1 << 21;
 const PLAIN_SUM: u64 = 1 << 28;
-/// Where the scaling is, and 1 above the type that rows become.
+/// Where the scaling is, and 1 above the type that rows become. Of NVFP4 that is its own number, and the scaling its layout.
 const SCALING: u32 = 22;
 const BECOMES: u32 = 24;
+const NVFP4: u64 = 15;
 
 impl Epilogue {
     /// Elements of a row; `None` where it does not matter.
@@ -208,8 +288,13 @@ impl Epilogue {
         let plain_sum = if self.residual_out == 0 { 0 } else { PLAIN_SUM };
         let norm =
             self.norm.map_or(0, |RawRmsNorm { hidden, epsilon, weight, unit_offset, quantized, .. }| {
-                let quantized = quantized.map_or(0, |RawQuantizedRows { dtype, scaling, .. }| {
-                    u64::from(dtype as u32 + 1) << BECOMES | u64::from(scaling as u32) << SCALING
+                let quantized = quantized.map_or(0, |rows| match rows {
+                    RawQuantizedRows::Bytes { dtype, scaling, .. } => {
+                        u64::from(dtype as u32 + 1) << BECOMES | u64::from(scaling as u32) << SCALING
+                    }
+                    RawQuantizedRows::Nvfp4 { layout, .. } => {
+                        NVFP4 << BECOMES | u64::from(layout == ScaleLayout::Tiled) << SCALING
+                    }
                 });
                 let weight = if weight == 0 { 0 } else { WEIGHT };
                 let unit_offset = if unit_offset { UNIT_OFFSET } else { 0 };
@@ -235,8 +320,14 @@ impl Epilogue {
             abi::FA_SCALE_OF_ROW => "a scale for each row",
             _ => "a scale for each 128",
         };
-        let becomes = (digest >> BECOMES & 0xF).checked_sub(1).and_then(|code| DType::ALL.get(code as usize));
-        let quantized = becomes.map_or_else(String::new, |dtype| format!(", to {dtype} with {scaling}"));
+        let becomes = digest >> BECOMES & 0xF;
+        let quantized = match (becomes, becomes.checked_sub(1).and_then(|code| DType::ALL.get(code as usize)))
+        {
+            (NVFP4, _) if digest >> SCALING & 3 == 0 => ", to nvfp4 with scales row after row".to_owned(),
+            (NVFP4, _) => ", to nvfp4 with scales in tiles".to_owned(),
+            (_, Some(dtype)) => format!(", to {dtype} with {scaling}"),
+            (_, None) => String::new(),
+        };
         format!("rows of {hidden}, epsilon {epsilon:?}, {weight}{quantized}{plain_sum}")
     }
 
@@ -249,28 +340,30 @@ impl Epilogue {
             None => FaRmsNorm { residual, residual_out, dtype: dtype as u32, ..NO_ROWS },
             Some(norm) => {
                 let RawRmsNorm { hidden, epsilon, weight, unit_offset, output, quantized } = norm;
-                let (dtype, scaling, scales) = match quantized {
-                    None => (dtype, abi::FA_NOT_SCALED, 0),
-                    Some(RawQuantizedRows { dtype, scaling, scales }) => {
-                        let before = match scaling {
-                            Scaling::Given => 0,
-                            _ => scaling.count(done / hidden, hidden),
-                        };
-                        (dtype, scaling as u32, scales + (before * size_of::<f32>()) as u64)
+                let (becomes, scaling, scales, global_scale) = match quantized {
+                    None => (dtype, abi::FA_NOT_SCALED, 0, 0),
+                    Some(RawQuantizedRows::Bytes { dtype, scaling, scales }) => {
+                        (dtype, scaling as u32, scales, 0)
+                    }
+                    Some(RawQuantizedRows::Nvfp4 { scales, layout, global }) => {
+                        (DType::U8, layout as u32, scales, global)
                     }
                 };
+                let before = quantized.map_or(done * dtype.size(), |rows| rows.bytes(done));
                 FaRmsNorm {
                     residual,
                     residual_out,
-                    normed: output + (done * dtype.size()) as u64,
+                    normed: output + before as u64,
                     weight,
                     scales,
+                    global_scale,
+                    first_row: (done / hidden) as u64,
                     row: hidden as u32,
                     rows: (count / hidden) as u32,
                     unit_offset: u32::from(unit_offset),
                     epsilon,
                     scaling,
-                    dtype: dtype as u32,
+                    dtype: becomes as u32,
                     ..NO_ROWS
                 }
             }
@@ -295,12 +388,17 @@ impl Epilogue {
         if !(epsilon >= 0.0 && epsilon.is_finite()) {
             return refuse("epsilon", epsilon.to_string(), "a number of at least 0");
         }
-        if let Some(RawQuantizedRows { dtype, .. }) = quantized {
-            if !matches!(dtype, DType::I8 | DType::F8E4M3 | DType::F8E5M2) {
-                return refuse("quantised type", dtype.to_string(), "i8, f8e4m3 or f8e5m2");
+        match quantized {
+            Some(RawQuantizedRows::Bytes { dtype, .. })
+                if !matches!(dtype, DType::I8 | DType::F8E4M3 | DType::F8E5M2) =>
+            {
+                refuse("quantised type", dtype.to_string(), "i8, f8e4m3 or f8e5m2")
             }
+            Some(RawQuantizedRows::Nvfp4 { .. }) if hidden % FA_SCALED_BLOCK as usize != 0 => {
+                refuse("hidden", hidden.to_string(), "a multiple of 16 where rows become nvfp4")
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Its operands that the call reads or writes besides input and output: the residual first, then where that goes if that is
@@ -311,13 +409,22 @@ impl Epilogue {
             operands.push((RESIDUAL_OUT, Operand::new(RESIDUAL_OUT, self.residual_out, count, dtype)?));
         }
         if let Some(RawRmsNorm { hidden, weight, output, quantized, .. }) = self.norm {
-            let becomes = quantized.map_or(dtype, |quantized| quantized.dtype);
-            operands.push(("normalised", Operand::new("normalised", output, count, becomes)?));
-            if let Some(RawQuantizedRows { scaling, scales, .. }) = quantized {
-                let scales_of = scaling.count(count / hidden, hidden);
-                let which = if scaling == Scaling::Given { "given scale" } else { "scales" };
-                if count != 0 {
-                    operands.push((which, Operand::new(which, scales, scales_of, DType::F32)?));
+            let (elements, becomes) = quantized.map_or((count, dtype), |rows| (rows.bytes(count), DType::U8));
+            operands.push(("normalised", Operand::new("normalised", output, elements, becomes)?));
+            let needed = quantized.map_or(0, |rows| rows.scales_of(count, hidden));
+            let mut push = |which, address, count, dtype| -> Result<()> {
+                operands.push((which, Operand::new(which, address, count, dtype)?));
+                Ok(())
+            };
+            match quantized.filter(|_| count != 0) {
+                None => {}
+                Some(RawQuantizedRows::Bytes { scaling: Scaling::Given, scales, .. }) => {
+                    push("given scale", scales, needed, DType::F32)?;
+                }
+                Some(RawQuantizedRows::Bytes { scales, .. }) => push("scales", scales, needed, DType::F32)?,
+                Some(RawQuantizedRows::Nvfp4 { scales, global, .. }) => {
+                    push("scales", scales, needed, DType::U8)?;
+                    push("given scale", global, 1, DType::F32)?;
                 }
             }
             if weight != 0 && count != 0 {

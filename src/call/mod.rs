@@ -12,7 +12,9 @@ mod transfer;
 
 pub(crate) use self::cache::{CallCache, Prepared};
 pub use self::collective::Collective;
-pub use self::epilogue::{Epilogue, RawQuantizedRows, RawRmsNorm, RmsNorm, Scales, Scaling};
+pub use self::epilogue::{
+    Epilogue, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling,
+};
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};

@@ -2,7 +2,8 @@
 
 use super::Communicator;
 use crate::call::{
-    same_length, Collective, Epilogue, Message, RawQuantizedRows, RawRmsNorm, RmsNorm, Scales, Scaling,
+    same_length, Collective, Epilogue, Message, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, Scales,
+    Scaling,
 };
 use crate::device::{Device, Host};
 use crate::dtype::Element;
@@ -149,8 +150,52 @@ impl Communicator<Host> {
             Scales::PerRow(scales) => (Scaling::PerRow, scales.len(), scales.as_mut_ptr() as u64),
             Scales::PerGroup(scales) => (Scaling::PerGroup, scales.len(), scales.as_mut_ptr() as u64),
         };
-        let quantized = RawQuantizedRows { dtype: Q::DTYPE, scaling, scales };
+        let quantized = RawQuantizedRows::Bytes { dtype: Q::DTYPE, scaling, scales };
         quantized.check_scales(len, input.len(), norm.hidden)?;
+        let raw = Self::raw_norm(&norm, output.as_mut_ptr() as u64)?;
+        let raw = RawRmsNorm { quantized: Some(quantized), ..raw };
+        // SAFETY: as in `all_reduce_rms_norm`, and there are as many scales as the call has.
+        unsafe { self.add(input.as_ptr() as u64, residual, None, Some(raw)) }
+    }
+
+    /// [`Communicator::all_reduce_rms_norm`] with the normalised rows as NVFP4, two elements in a byte of `output`: what is
+    /// quantised is what that call gives, rounded to `T`.
+    ///
+    /// ```
+    /// use fast_allreduce::{bootstrap::Threads, Communicator, Host, Nvfp4Scales, RmsNorm, ScaleLayout};
+    ///
+    /// # fn main() -> fast_allreduce::Result<()> {
+    /// # let Some(bootstrap) = Threads::world(1)?.into_iter().next() else { return Ok(()) };
+    /// let communicator = Communicator::builder().build(Host::new(), bootstrap)?;
+    /// let (mut residual, mut output, mut scales) = ([0.0; 32], [0_u8; 16], [0_u8; 2]);
+    /// let scales_of = Nvfp4Scales { blocks: &mut scales[..], layout: ScaleLayout::RowMajor, global: &6.0 };
+    /// let input: Vec<f32> = [1.0, -1.0].repeat(16);
+    /// communicator.all_reduce_rms_norm_nvfp4(&input, &mut residual, &mut output, scales_of, RmsNorm::new(32, 0.0))?;
+    /// assert_eq!(output, [0xF7; 16]); // 6 and -6, and
+    /// assert_eq!(scales, [0x38; 2]); // 1, of which a sixth is in all
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce_rms_norm`]; [`Error::InvalidSetting`] for rows that are no multiple of 16, and another number
+    /// of scales than [`ScaleLayout::count`](crate::ScaleLayout::count); [`Error::LengthMismatch`] where `output` has not half as
+    /// many bytes as there are elements.
+    pub fn all_reduce_rms_norm_nvfp4<T: Element>(
+        &self,
+        input: &[T],
+        residual: &mut [T],
+        output: &mut [u8],
+        scales: Nvfp4Scales<'_, [u8], f32>,
+        norm: RmsNorm<'_, [T]>,
+    ) -> Result<()> {
+        same_length(input.len(), residual.len())?;
+        same_length(input.len(), 2 * output.len())?;
+        let Nvfp4Scales { blocks, layout, global } = scales;
+        let (scales, global) = (blocks.as_mut_ptr() as u64, std::ptr::from_ref(global) as u64);
+        let quantized = RawQuantizedRows::Nvfp4 { scales, layout, global };
+        quantized.check_scales(blocks.len(), input.len(), norm.hidden)?;
         let raw = Self::raw_norm(&norm, output.as_mut_ptr() as u64)?;
         let raw = RawRmsNorm { quantized: Some(quantized), ..raw };
         // SAFETY: as in `all_reduce_rms_norm`, and there are as many scales as the call has.

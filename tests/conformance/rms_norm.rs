@@ -2,12 +2,13 @@
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{
-    Algorithm, Buffer, Collective, Communicator, DType, Epilogue, Error, Host, RawQuantizedRows, RawRmsNorm,
-    Result, RmsNorm, Scales, Scaling,
+    Algorithm, Buffer, Collective, Communicator, DType, Epilogue, Error, Host, Nvfp4Scales, RawQuantizedRows,
+    RawRmsNorm, Result, RmsNorm, ScaleLayout, Scales, Scaling,
 };
 
 use crate::host::{Build, Private};
 use crate::suite::launch::{threads, InThreads, Launch, LocalProcesses, Rank};
+use crate::suite::quantised_rows::Becomes;
 use crate::suite::random::Random;
 use crate::suite::rows::{Caller, Placement, Rows};
 use crate::suite::scenario::Setup;
@@ -67,7 +68,7 @@ const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
 /// Rows and elements of a row: whole packs and not, fewer rows than ranks and blocks, messages of several pieces.
 const SHAPES: [(usize, usize); 10] =
-    [(5, 1), (3, 7), (9, 32), (4, 33), (1, 513), (7, 512), (2, 1000), (13, 256), (3, 2048), (0, 64)];
+    [(5, 1), (3, 7), (140, 32), (4, 33), (1, 513), (7, 512), (2, 1000), (13, 256), (3, 2048), (0, 64)];
 
 pub fn every_shape(launch: &dyn Launch, name: &str, sizes: &[usize], isas: &[Isa], rounds: usize) {
     for size in launch.sizes(sizes) {
@@ -128,7 +129,7 @@ fn the_longest_rows() {
     threads(2, |rank| {
         for algorithm in Algorithm::DIRECT {
             let setup = Setup { algorithm: Some(algorithm), max_bytes: 260 << 10, ..Setup::default() };
-            let mut caller = HostCaller::new(setup.build(&rank), 4 << 20);
+            let mut caller = HostCaller::new(setup.build(&rank), 6 << 20);
             let mut random = random.fork(10 + algorithm as usize);
             for rows in &rows {
                 rows.check(&mut caller, Placement::random(&mut random));
@@ -223,6 +224,67 @@ fn quantised_typed_calls() {
     });
 }
 
+/// NaNs and infinities, what rounds to a scale of 0, and what is saturated; and lengths that are refused.
+#[test]
+fn nvfp4_typed_calls() {
+    threads(1, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let call = |input: &[f32], hidden: usize, scales: &mut [u8], layout, global: f32, bytes: usize| {
+            let (mut residual, mut output) = (vec![0.0; input.len()], vec![9_u8; bytes]);
+            let norm = RmsNorm::new(hidden, 0.0);
+            let scales = Nvfp4Scales { blocks: scales, layout, global: &global };
+            communicator.all_reduce_rms_norm_nvfp4(input, &mut residual, &mut output, scales, norm)?;
+            Result::Ok(output)
+        };
+        let rows = ScaleLayout::RowMajor;
+        let one = |input: [f32; 16], global| {
+            let mut scales = [9];
+            let output = call(&input, 16, &mut scales, rows, global, 8).unwrap();
+            (output, scales[0])
+        };
+        // The mean of the squares is 18/16.
+        let mut input = [0.0; 16];
+        (input[0], input[1], input[15]) = (4.0, 1.0, -1.0);
+        let normed = 4.0 / (18.0_f32 / 16.0).sqrt();
+        // The greatest becomes 6, a quarter of it 1.5.
+        let (numbers, scale) = one(input, 6.0 / normed);
+        assert_eq!((numbers, scale), (vec![0x37, 0, 0, 0, 0, 0, 0, 0xB0], 0x38));
+        // A scale that is too large for e4m3 is 448, and one that is too small is 0.
+        let (numbers, scale) = one(input, 1e30);
+        assert_eq!((numbers, scale), (vec![0x77, 0, 0, 0, 0, 0, 0, 0xF0], 0x7E));
+        let (numbers, scale) = one(input, 1e-9);
+        assert_eq!((numbers, scale), (vec![0, 0, 0, 0, 0, 0, 0, 0x80], 0));
+        // Finite elements beside an infinity are 0, as rows have it, and it is NaN.
+        input[0] = f32::INFINITY;
+        for input in [input, [f32::NAN; 16]] {
+            let (numbers, scale) = one(input, 1.0);
+            assert_eq!((numbers, scale), (vec![0x77; 8], 0x7F));
+        }
+        let long = [1.0; 160 * 48];
+        let mut scales = vec![0xA5; ScaleLayout::Tiled.count(160, 48)];
+        assert_eq!(scales.len(), 2 * 512);
+        let numbers = call(&long, 48, &mut scales, ScaleLayout::Tiled, 6.0, 160 * 24).unwrap();
+        assert_eq!(numbers, vec![0x77; 160 * 24]);
+        // A fourth of the blocks, and of the rows above 128 all but 32, are padding.
+        assert_eq!(scales.iter().filter(|&&scale| scale == 0x38).count(), 160 * 3);
+        assert_eq!((scales[3], scales[512 + 3], scales[512 + 4], scales[512 + 2]), (0xA5, 0xA5, 0xA5, 0x38));
+        let refused = |result: Result<Vec<u8>>, name: &str| {
+            assert!(
+                matches!(&result, Err(Error::InvalidSetting { name: is, .. }) if *is == name),
+                "{result:?}"
+            );
+        };
+        refused(call(&[1.0; 48], 16, &mut [0; 2], rows, 1.0, 24), "scales");
+        refused(call(&[1.0; 48], 16, &mut [0; 511], ScaleLayout::Tiled, 1.0, 24), "scales");
+        refused(call(&[1.0; 48], 24, &mut [0; 2], rows, 1.0, 24), "hidden");
+        for bytes in [23, 25, 48] {
+            let result = call(&[1.0; 48], 16, &mut [0; 3], rows, 1.0, bytes);
+            assert!(matches!(result, Err(Error::LengthMismatch { .. })), "{result:?}");
+        }
+        assert_eq!(call(&[], 16, &mut [], rows, 1.0, 0).unwrap(), []);
+    });
+}
+
 /// What is refused before anything is launched: the communicator works on.
 #[test]
 fn bad_arguments_are_refused() {
@@ -311,7 +373,8 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
     call(at(16), at(16), at(0), at(24)).unwrap();
     call_to(at(16), at(16), at(24), at(8), at(32)).unwrap();
     let quantised = |output, scales| {
-        let quantized = Some(RawQuantizedRows { dtype: DType::I8, scaling: Scaling::PerRow, scales });
+        let (dtype, scaling) = (DType::I8, Scaling::PerRow);
+        let quantized = Some(RawQuantizedRows::Bytes { dtype, scaling, scales });
         let norm = RawRmsNorm { hidden: 4, epsilon: 0.0, weight: 0, unit_offset: false, output, quantized };
         let epilogue = Epilogue { residual: at(16), residual_out: 0, norm: Some(norm) };
         let collective = Collective::AllReduceEpilogue(&epilogue);
@@ -334,6 +397,38 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
         );
     }
     quantised(at(24) + 1, at(30)).unwrap();
+    nvfp4_that_overlaps(communicator);
+    memory.fill(0.0);
+}
+
+fn nvfp4_that_overlaps(communicator: &Communicator<Host>) {
+    let mut memory = [1.0_f32; 64];
+    let at = |element: usize| memory.as_ptr() as u64 + 4 * element as u64;
+    let call = |output, scales, global| {
+        let quantized = Some(RawQuantizedRows::Nvfp4 { scales, layout: ScaleLayout::RowMajor, global });
+        let norm = RawRmsNorm { hidden: 16, epsilon: 0.0, weight: 0, unit_offset: false, output, quantized };
+        let epilogue = Epilogue { residual: at(16), residual_out: 0, norm: Some(norm) };
+        let collective = Collective::AllReduceEpilogue(&epilogue);
+        let (input, output) = (at(0) as *const _, at(16) as *mut _);
+        // SAFETY: all of it is in `memory`, if it is not refused.
+        unsafe { communicator.collective_raw(collective, input, output, 16, DType::F32) }
+    };
+    let problems = [
+        (call(at(15), at(40), at(50)), "normalised"),
+        (call(at(32), at(33), at(50)), "scales"),
+        (call(at(32), 0, at(50)), "scales"),
+        (call(at(32), at(40), 0), "given scale"),
+        (call(at(32), at(40), at(50) + 2), "given scale"),
+        (call(at(32), at(40), at(40)), "given scale"),
+        (call(at(32), at(40), at(20)), "given scale"),
+    ];
+    for (result, name) in problems {
+        assert!(
+            matches!(result, Err(Error::InvalidPointer { which, .. }) if which == name),
+            "{result:?}: {name}"
+        );
+    }
+    call(at(34) + 1, at(36) + 1, at(50)).unwrap();
     memory.fill(0.0);
 }
 
@@ -412,41 +507,48 @@ fn ranks_that_differ_in_the_sum() {
 /// In what rows become, and which elements have a scale in common.
 #[test]
 fn ranks_that_quantise_differently() {
-    type How = Option<(DType, Scaling)>;
+    type How = Option<(Becomes, &'static str)>;
     let (row, group) = (Scaling::PerRow, Scaling::PerGroup);
-    let differences: [[How; 2]; 3] = [
-        [Some((DType::I8, row)), None],
-        [Some((DType::I8, row)), Some((DType::F8E4M3, row))],
-        [Some((DType::F8E5M2, row)), Some((DType::F8E5M2, group))],
+    let bytes = |dtype, scaling, name| Some((Becomes::Bytes(dtype, scaling), name));
+    let rows = bytes(DType::I8, row, "to i8 with a scale for each row");
+    let nvfp4 = Some((Becomes::Nvfp4(ScaleLayout::RowMajor), "to nvfp4 with scales row after row"));
+    let tiled = Some((Becomes::Nvfp4(ScaleLayout::Tiled), "to nvfp4 with scales in tiles"));
+    let differences: [[How; 2]; 5] = [
+        [rows, None],
+        [rows, bytes(DType::F8E4M3, row, "to f8e4m3 with a scale for each row")],
+        [
+            bytes(DType::F8E5M2, row, "to f8e5m2 with a scale for each row"),
+            bytes(DType::F8E5M2, group, "to f8e5m2 with a scale for each 128"),
+        ],
+        [nvfp4, tiled],
+        [nvfp4, bytes(DType::F8E4M3, group, "to f8e4m3 with a scale for each 128")],
     ];
     for hows in differences {
         threads(2, |rank| {
             let communicator = Setup::default().build(&rank);
-            let (input, mut memory) = ([1.0_f32; 8], [0.0_f32; 32]);
+            let (input, mut memory) = ([1.0_f32; 32], [0.0_f32; 256]);
             let at = memory.as_mut_ptr() as u64;
-            let scales = at + 16 * 4;
-            let quantized =
-                hows[rank.rank()].map(|(dtype, scaling)| RawQuantizedRows { dtype, scaling, scales });
+            let (scales, global) = (at + 64 * 4, at + 255 * 4);
+            let quantized = hows[rank.rank()].map(|(becomes, _)| becomes.at(scales, global));
             let norm = RawRmsNorm {
-                hidden: 4,
+                hidden: 16,
                 epsilon: 0.0,
                 weight: 0,
                 unit_offset: false,
-                output: at + 8 * 4,
+                output: at + 32 * 4,
                 quantized,
             };
             let epilogue = Epilogue { residual: at, residual_out: 0, norm: Some(norm) };
             let collective = Collective::AllReduceEpilogue(&epilogue);
             // SAFETY: all of it is in `memory`.
             let result = unsafe {
-                communicator.collective_raw(collective, input.as_ptr().cast(), at as *mut _, 8, DType::F32)
+                communicator.collective_raw(collective, input.as_ptr().cast(), at as *mut _, 32, DType::F32)
             };
             let error = result.unwrap_err();
             assert!(matches!(error, Error::Disagreement { .. }), "{error:?}");
             let text = error.to_string();
-            for (dtype, scaling) in hows.into_iter().flatten() {
-                let scaling = if scaling == row { "a scale for each row" } else { "a scale for each 128" };
-                assert!(text.contains(&format!("to {dtype} with {scaling}")), "{text}");
+            for (_, name) in hows.into_iter().flatten() {
+                assert!(text.contains(name), "{text}");
             }
         });
     }

@@ -81,13 +81,25 @@ bool messages_are_accessible(const CUctx_st &context, const FaLaunch &launch, co
 bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const FaRmsNorm &norm) {
   const uint64_t element = element_bytes(launch.dtype), bytes = launch.count * element;
   const uint64_t groups = (norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP;
-  const uint64_t scales[] = {0, 1, norm.rows, norm.rows * groups};
-  const uint64_t normed = norm.scaling == FA_NOT_SCALED ? bytes : launch.count;
-  return norm.scaling <= FA_SCALE_OF_GROUP && is_accessible(context, norm.residual, bytes) &&
+  const uint64_t blocks = norm.row / FA_SCALED_BLOCK, last_row = norm.first_row + norm.rows;
+  const uint64_t scales[] = {
+      0,
+      sizeof(float),
+      last_row * sizeof(float),
+      last_row * groups * sizeof(float),
+      last_row * blocks,
+      (last_row + 127) / 128 * ((blocks + 3) / 4) * 512,
+  };
+  const bool has_blocks = norm.scaling >= FA_SCALE_OF_BLOCK;
+  const uint64_t normed = norm.scaling == FA_NOT_SCALED ? bytes
+                          : has_blocks                  ? launch.count / 2
+                                                        : launch.count;
+  return norm.scaling <= FA_SCALE_OF_TILED_BLOCK && (!has_blocks || norm.row % FA_SCALED_BLOCK == 0) &&
+         (!has_blocks || is_accessible(context, norm.global_scale, sizeof(float))) &&
+         is_accessible(context, norm.residual, bytes) &&
          (norm.residual_out == 0 || is_accessible(context, norm.residual_out, bytes)) &&
          (norm.normed == 0 || is_accessible(context, norm.normed, normed)) &&
-         (norm.scaling == FA_NOT_SCALED ||
-          is_accessible(context, norm.scales, scales[norm.scaling] * sizeof(float))) &&
+         (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.scales, scales[norm.scaling])) &&
          (norm.weight == 0 || is_accessible(context, norm.weight, norm.row * element));
 }
 

@@ -6,12 +6,13 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::slices::Addresses;
 use crate::call::{
-    same_length, Collective, Epilogue, Message, RawQuantizedRows, RawRmsNorm, RmsNorm, Scales, Scaling,
+    same_length, Collective, Epilogue, Message, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, Scales,
+    Scaling,
 };
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::dtype::Element;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 impl Communicator<Cuda> {
     /// What a transformer's layer does after its allreduce, in one launch: adds the sum of the ranks' `input`s to `residual`, and
@@ -20,7 +21,7 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce`]; [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a type other than f16, bf16
+    /// As [`Communicator::all_reduce`]; [`Error::InvalidSetting`] for a type other than f16, bf16
     /// and f32, a message that is not whole rows, rows of 0 or more than 65,536 elements or larger than the region, and an epsilon
     /// that is negative or no number.
     pub fn all_reduce_rms_norm<T: Element, W: DevicePtr<T>>(
@@ -116,7 +117,7 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce_rms_norm`]; [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a `Q` other than `i8`
+    /// As [`Communicator::all_reduce_rms_norm`]; [`Error::InvalidSetting`] for a `Q` other than `i8`
     /// and 8-bit floats, and another number of scales than [`Scaling::count`].
     pub fn all_reduce_rms_norm_quantized<T: Element, Q: Element, W: DevicePtr<T>, S>(
         &self,
@@ -132,32 +133,91 @@ impl Communicator<Cuda> {
     {
         same_length(input.len(), residual.len())?;
         same_length(input.len(), output.len())?;
-        norm.check_weight(norm.weight.map(W::len))?;
         let (scaling, len) = match &scales {
             Scales::Given(scales) => (Scaling::Given, scales.len()),
             Scales::PerRow(scales) => (Scaling::PerRow, scales.len()),
             Scales::PerGroup(scales) => (Scaling::PerGroup, scales.len()),
         };
-        let quantized = RawQuantizedRows { dtype: Q::DTYPE, scaling, scales: 0 };
-        quantized.check_scales(len, input.len(), norm.hidden)?;
-        let at = |weight, output, scales| RawRmsNorm {
-            quantized: Some(RawQuantizedRows { scales, ..quantized }),
-            ..norm.at(weight, output)
-        };
-        self.check_sum::<T>(residual.len(), Some(at(0, 0, 0)))?;
-        let count = residual.len();
+        let rows = |scales| RawQuantizedRows::Bytes { dtype: Q::DTYPE, scaling, scales };
+        self.check_quantized::<T, _>(&norm, rows(0), (len, input.len()))?;
         let (given, written) = match scales {
             Scales::Given(scales) => (Some(scales), None),
             Scales::PerRow(scales) | Scales::PerGroup(scales) => (None, Some(scales)),
         };
+        self.with_slices(stream, given, written, |scales| {
+            let rows = rows(scales.input | scales.output);
+            // SAFETY: as many scales as there are to be.
+            unsafe { self.quantize(stream, input, residual, output, rows, norm) }
+        })
+    }
+
+    /// [`Communicator::all_reduce_rms_norm`] with the normalised rows as NVFP4, as the host's call of that name. The global scale
+    /// is read when the launch runs.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::all_reduce_rms_norm`]; [`Error::InvalidSetting`] for rows that are no multiple of 16, another number of
+    /// scales than [`ScaleLayout::count`](crate::ScaleLayout::count), and not one global scale;
+    /// [`Error::LengthMismatch`] where `output` has not half as many bytes as there are elements.
+    pub fn all_reduce_rms_norm_nvfp4<T: Element, W: DevicePtr<T>>(
+        &self,
+        stream: &Arc<CudaStream>,
+        input: &impl DevicePtr<T>,
+        residual: &mut impl DevicePtrMut<T>,
+        output: &mut impl DevicePtrMut<u8>,
+        scales: Nvfp4Scales<'_, impl DevicePtrMut<u8>, impl DevicePtr<f32>>,
+        norm: RmsNorm<'_, W>,
+    ) -> Result<()> {
+        same_length(input.len(), residual.len())?;
+        same_length(input.len(), 2 * output.len())?;
+        let Nvfp4Scales { blocks, layout, global } = scales;
+        let rows = |scales, global| RawQuantizedRows::Nvfp4 { scales, layout, global };
+        self.check_quantized::<T, _>(&norm, rows(0, 0), (blocks.len(), input.len()))?;
+        if global.len() != 1 {
+            let (name, value) = ("global scale", format!("{} elements", global.len()));
+            return Err(Error::InvalidSetting { name, value, expected: "one" });
+        }
+        self.with_slices(stream, None::<&CudaSlice<u8>>, Some(blocks), |blocks| {
+            self.with_slices(stream, Some(global), None::<&mut CudaSlice<f32>>, |global| {
+                let rows = rows(blocks.output, global.input);
+                // SAFETY: as many scales as there are to be, and one for all.
+                unsafe { self.quantize(stream, input, residual, output, rows, norm) }
+            })
+        })
+    }
+
+    fn check_quantized<T: Element, W: DevicePtr<T>>(
+        &self,
+        norm: &RmsNorm<'_, W>,
+        rows: RawQuantizedRows,
+        (scales, count): (usize, usize),
+    ) -> Result<()> {
+        norm.check_weight(norm.weight.map(W::len))?;
+        rows.check_scales(scales, count, norm.hidden)?;
+        self.check_sum::<T>(count, Some(RawRmsNorm { quantized: Some(rows), ..norm.at(0, 0) }))
+    }
+
+    /// # Safety
+    ///
+    /// What `rows` has the addresses of is as [`RawQuantizedRows`] tells, for the length of this call; all has been checked, and
+    /// `output` has the bytes that rows become.
+    unsafe fn quantize<T: Element, Q: Element, W: DevicePtr<T>>(
+        &self,
+        stream: &Arc<CudaStream>,
+        input: &impl DevicePtr<T>,
+        residual: &mut impl DevicePtrMut<T>,
+        output: &mut impl DevicePtrMut<Q>,
+        rows: RawQuantizedRows,
+        norm: RmsNorm<'_, W>,
+    ) -> Result<()> {
+        let count = residual.len();
         self.with_slices(stream, Some(input), Some(residual), |sum| {
             self.with_slices(stream, norm.weight, None::<&mut CudaSlice<T>>, |weight| {
                 self.with_slices(stream, None::<&CudaSlice<Q>>, Some(output), |normed| {
-                    self.with_slices(stream, given, written, |scales| {
-                        let raw = at(weight.input, normed.output, scales.input | scales.output);
-                        // SAFETY: as in `all_reduce_rms_norm`, and there are as many scales as the call has.
-                        unsafe { self.add::<T>(stream, sum, count, None, Some(raw)) }
-                    })
+                    let raw = norm.at(weight.input, normed.output);
+                    let raw = RawRmsNorm { quantized: Some(rows), ..raw };
+                    // SAFETY: as in `all_reduce_rms_norm`, and the caller's.
+                    unsafe { self.add::<T>(stream, sum, count, None, Some(raw)) }
                 })
             })
         })
@@ -167,7 +227,7 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce`]; [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a type other than f16, bf16
+    /// As [`Communicator::all_reduce`]; [`Error::InvalidSetting`] for a type other than f16, bf16
     /// and f32.
     pub fn all_reduce_add<T: Element>(
         &self,

@@ -1,19 +1,52 @@
-//! Rows as 8-bit numbers with scales: what is expected, from the formulas in `docs/fused.md`.
+//! Rows as numbers of 8 and 4 bits with scales: what is expected, from the formulas in `docs/fused.md`.
 
-use fast_allreduce::{DType, Scaling};
+use fast_allreduce::{DType, RawQuantizedRows, ScaleLayout, Scaling};
 
-use super::ofp8::Ofp8;
+use super::ofp8::{Ofp8, E4M3};
+use super::rows::poison;
 
-/// Rows as bytes: of the numbers, and of the scales.
+/// What rows become.
+#[derive(Debug, Clone, Copy)]
+pub enum Becomes {
+    Bytes(DType, Scaling),
+    Nvfp4(ScaleLayout),
+}
+
+/// Rows as bytes: of the numbers, and of the scales, also as they are before the call; and the one that is read besides.
 pub struct Quantised {
     pub numbers: Vec<u8>,
     pub scales: Vec<u8>,
+    pub scales_before: Vec<u8>,
+    pub global: Option<Vec<u8>>,
 }
 
 /// The scale that calls are given.
 const GIVEN: f32 = 0.0625;
+/// The same of NVFP4: of rows that are normalised, most blocks have a scale that is a normal number. Some have none.
+const GLOBAL: f32 = 3.7;
 
-pub fn quantise(rows: &[f32], hidden: usize, dtype: DType, scaling: Scaling) -> Quantised {
+impl Becomes {
+    /// Whether rows of that length can be that.
+    pub fn takes(self, hidden: usize) -> bool {
+        matches!(self, Self::Bytes(..)) || hidden % 16 == 0
+    }
+
+    pub fn quantise(self, rows: &[f32], hidden: usize) -> Quantised {
+        match self {
+            Self::Bytes(dtype, scaling) => bytes(rows, hidden, dtype, scaling),
+            Self::Nvfp4(layout) => nvfp4(rows, hidden, layout),
+        }
+    }
+
+    pub fn at(self, scales: u64, global: u64) -> RawQuantizedRows {
+        match self {
+            Self::Bytes(dtype, scaling) => RawQuantizedRows::Bytes { dtype, scaling, scales },
+            Self::Nvfp4(layout) => RawQuantizedRows::Nvfp4 { scales, layout, global },
+        }
+    }
+}
+
+fn bytes(rows: &[f32], hidden: usize, dtype: DType, scaling: Scaling) -> Quantised {
     let each = match scaling {
         Scaling::PerGroup => 128,
         _ => hidden,
@@ -31,7 +64,96 @@ pub fn quantise(rows: &[f32], hidden: usize, dtype: DType, scaling: Scaling) -> 
     if scaling == Scaling::Given {
         scales = vec![GIVEN];
     }
-    Quantised { numbers, scales: scales.iter().flat_map(|scale| scale.to_le_bytes()).collect() }
+    let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    let scales_before = if scaling == Scaling::Given { scales.clone() } else { poison(&scales) };
+    Quantised { numbers, scales, scales_before, global: None }
+}
+
+fn nvfp4(rows: &[f32], hidden: usize, layout: ScaleLayout) -> Quantised {
+    const PADDING: u8 = 0xA5;
+    let blocks = hidden / 16;
+    let mut numbers = Vec::new();
+    let mut scales = vec![PADDING; layout.count(rows.len() / hidden.max(1), hidden)];
+    let mut scales_before = scales.clone();
+    for (number, block) in rows.chunks(16).enumerate() {
+        let (row, column) = (number / blocks, number % blocks);
+        let at = match layout {
+            ScaleLayout::RowMajor => number,
+            // As an array of [tiles of 128 rows][tiles of 4 blocks][32][4][4].
+            _ => {
+                let tile = row / 128 * blocks.div_ceil(4) + column / 4;
+                ((tile * 32 + row % 32) * 4 + row % 128 / 32) * 4 + column % 4
+            }
+        };
+        let scale = scale_of_block(block);
+        (scales[at], scales_before[at]) = (scale, !scale);
+        let value = E4M3.number(scale.into()) as f32;
+        let inverse = if value == 0.0 { 0.0 } else { GLOBAL / value };
+        let codes: Vec<u8> = block.iter().map(|element| e2m1(element * inverse)).collect();
+        for (element, &code) in block.iter().zip(&codes) {
+            check_block(*element, code, value);
+        }
+        numbers.extend(codes.chunks(2).map(|pair| pair[0] | pair[1] << 4));
+    }
+    Quantised { numbers, scales, scales_before, global: Some(GLOBAL.to_le_bytes().into()) }
+}
+
+fn scale_of_block(block: &[f32]) -> u8 {
+    if block.iter().any(|value| value.is_nan()) {
+        return 0x7F;
+    }
+    let greatest = block.iter().fold(0.0_f32, |greatest, value| greatest.max(value.abs()));
+    E4M3.round(f64::from((greatest * (1.0 / 6.0_f32) * GLOBAL).min(448.0))) as u8
+}
+
+/// The 4-bit floats of the OCP Microscaling Formats Specification 1.0, without signs.
+const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+/// The nearest, the even code of two; 6 for a NaN.
+fn e2m1(value: f32) -> u8 {
+    if value.is_nan() {
+        return 7;
+    }
+    let distance = |code: u8| (E2M1[usize::from(code)] - value.abs().min(6.0)).abs();
+    let nearest = (1..8_u8).fold(0, |nearest, code| match distance(code).total_cmp(&distance(nearest)) {
+        std::cmp::Ordering::Less => code,
+        std::cmp::Ordering::Equal if code % 2 == 0 => code,
+        _ => nearest,
+    });
+    u8::from(value.is_sign_negative()) << 3 | nearest
+}
+
+/// The number times its scale, over the global one, is off by at most half of what lies between two numbers there, but for what
+/// is saturated; and of the greatest by what its scale is off, a sixteenth, or half of the least e4m3.
+fn check_block(element: f32, code: u8, scale: f32) {
+    let (element, scale, global) = (f64::from(element), f64::from(scale), f64::from(GLOBAL));
+    let ideal = (element * global / scale).abs();
+    if scale.is_nan() || scale == 0.0 || !ideal.is_finite() {
+        let half = 2.0_f64.powi(-10);
+        assert!(
+            scale != 0.0 || element.is_nan() || element.abs() * global / 6.0 <= half * 1.001,
+            "{element}"
+        );
+        return;
+    }
+    let number = f64::from(E2M1[usize::from(code & 7)]);
+    assert!((code & 8 != 0) == element.is_sign_negative(), "{element} as {code}");
+    let gap = if ideal < 2.0 {
+        0.5
+    } else if ideal < 4.0 {
+        1.0
+    } else {
+        2.0
+    };
+    let is_saturated = ideal > 6.0 && number == 6.0;
+    assert!(
+        is_saturated || (ideal - number).abs() <= gap / 2.0 * 1.000_001,
+        "{element} as {code} by {scale}"
+    );
+    assert!(
+        scale >= 448.0 || ideal <= 6.0 * (1.0 + 1.0 / 16.0) || scale < 2.0_f64.powi(-6),
+        "{element} by {scale}"
+    );
 }
 
 fn largest(dtype: DType) -> f32 {

@@ -3,11 +3,11 @@
 
 use std::borrow::Cow;
 
-use fast_allreduce::{Collective, DType, Epilogue, RawQuantizedRows, RawRmsNorm, ReduceOp, Result, Scaling};
+use fast_allreduce::{Collective, DType, Epilogue, RawRmsNorm, ReduceOp, Result, ScaleLayout, Scaling};
 use half::{bf16, f16};
 
 use super::oracle;
-use super::quantised_rows::quantise;
+use super::quantised_rows::Becomes;
 use super::random::{elements, Random, Values};
 
 /// A message of rows, with what comes of it.
@@ -43,7 +43,7 @@ pub struct Placement {
     /// The call ends with the residual.
     pub stops: bool,
     /// What normalised rows become, if it is another type.
-    pub quantised: Option<(DType, Scaling)>,
+    pub quantised: Option<Becomes>,
 }
 
 impl Placement {
@@ -55,9 +55,12 @@ impl Placement {
             normed_in_place: random.one_in(2),
             plain_sum: random.one_in(3),
             stops: random.one_in(4),
-            quantised: random.one_in(2).then(|| {
-                let dtype = random.pick(&[DType::I8, DType::F8E4M3, DType::F8E5M2]);
-                (dtype, random.pick(&[Scaling::Given, Scaling::PerRow, Scaling::PerGroup]))
+            quantised: random.one_in(2).then(|| match random.one_in(3) {
+                true => Becomes::Nvfp4(random.pick(&[ScaleLayout::RowMajor, ScaleLayout::Tiled])),
+                false => Becomes::Bytes(
+                    random.pick(&[DType::I8, DType::F8E4M3, DType::F8E5M2]),
+                    random.pick(&[Scaling::Given, Scaling::PerRow, Scaling::PerGroup]),
+                ),
             }),
         }
     }
@@ -193,24 +196,25 @@ impl Rows {
     pub fn prepare(&self, caller: &mut dyn Caller, placement: Placement) -> Prepared<'_> {
         let Placement { offset, registered, residual_in_place, normed_in_place, plain_sum, stops, quantised } =
             placement;
-        let quantised = quantised.filter(|_| !stops);
+        let quantised = quantised.filter(|becomes| !stops && becomes.takes(self.hidden));
         let normed_in_place = normed_in_place && quantised.is_none();
-        let becomes = quantised.map(|(dtype, scaling)| {
+        let becomes = quantised.map(|becomes| {
             let normed: Vec<f32> = values_of(self.dtype, &self.normed).collect();
-            (quantise(&normed, self.hidden, dtype, scaling), dtype, scaling)
+            (becomes, becomes.quantise(&normed, self.hidden))
         });
-        let bytes = self.count * self.dtype.size();
+        let scales_of = becomes.as_ref().map_or(0, |(_, after)| after.scales.len());
+        let bytes = (self.count * self.dtype.size()).max(scales_of);
         let own = &self.inputs[caller.rank()][..];
         let place = |which: usize| {
             let section = (bytes.max(self.row_bytes()) + 2 * GUARD + 16 * 8).next_multiple_of(64);
             which * section + GUARD + offset * self.dtype.size()
         };
-        let rest = caller.room(false, place(7) + GUARD);
-        let input = caller.room(registered, place(7) + GUARD) + place(0) as u64;
-        let [residual, output, normed, weights, scales, plain] =
-            [1, 2, 3, 4, 5, 6].map(|which| rest + place(which) as u64);
+        let rest = caller.room(false, place(8) + GUARD);
+        let input = caller.room(registered, place(8) + GUARD) + place(0) as u64;
+        let [residual, output, normed, weights, scales, plain, global] =
+            [1, 2, 3, 4, 5, 6, 7].map(|which| rest + place(which) as u64);
         // Whatever the type's alignment.
-        let scales = scales.next_multiple_of(4);
+        let (scales, global) = (scales.next_multiple_of(4), global.next_multiple_of(4));
         let output = if residual_in_place { residual } else { output };
         let normed = if normed_in_place { input } else { normed };
         // Address, what is there before, and after.
@@ -230,12 +234,11 @@ impl Rows {
         let mut quantized = None;
         match (stops, normed_in_place, becomes) {
             (true, ..) => {}
-            (_, _, Some((after, dtype, scaling))) => {
-                quantized = Some(RawQuantizedRows { dtype, scaling, scales });
+            (_, _, Some((becomes, after))) => {
+                quantized = Some(becomes.at(scales, global));
                 memory.push((normed, poison(&after.numbers), Cow::from(after.numbers)));
-                let before =
-                    if scaling == Scaling::Given { after.scales.clone() } else { poison(&after.scales) };
-                memory.push((scales, before, Cow::from(after.scales)));
+                memory.push((scales, after.scales_before, Cow::from(after.scales)));
+                memory.extend(after.global.map(|value| (global, value.clone(), Cow::from(value))));
             }
             (_, true, None) => memory[0].2 = Cow::from(&self.normed),
             (_, false, None) => memory.push((normed, poison(&self.normed), Cow::from(&self.normed))),

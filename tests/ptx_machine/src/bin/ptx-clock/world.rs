@@ -284,6 +284,8 @@ impl World {
             normed: self.normed[rank].address(),
             weight: self.weights[rank].address(),
             scales: 0,
+            global_scale: 0,
+            first_row: 0,
             row,
             rows: (count / u64::from(row)) as u32,
             unit_offset: 0,
