@@ -77,6 +77,31 @@ static void shares(const fast_allreduce_communicator *communicator, size_t rank)
   EXPECT(output[0] == (int64_t)(10 + rank));
 }
 
+/* Two numbers in a byte: 6 and -6, by a scale of 3/2 that is an e4m3, in a tile of 128 rows and 4 blocks. */
+static void nvfp4(const fast_allreduce_communicator *communicator) {
+  const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
+  const float global = 9;
+  float input[16], residual[16] = {0};
+  uint8_t output[8] = {0}, scales[512] = {0};
+  for (int i = 0; i < 16; ++i)
+    input[i] = i % 2 == 0 ? 1.0f : -1.0f;
+  const fast_allreduce_rms_norm norm = {.hidden = 16};
+  fast_allreduce_quantized quantized = {.dtype = FAST_ALLREDUCE_DTYPE_U8,
+                                        .scaling = FAST_ALLREDUCE_SCALING_PER_TILED_BLOCK,
+                                        .scales = scales,
+                                        .global_scale = &global};
+  require(fast_allreduce_all_reduce_rms_norm_quantized(communicator, input, output, &quantized, residual, residual, &norm,
+                                                       16, dtype, NULL),
+          "all_reduce_rms_norm_quantized to nvfp4");
+  EXPECT(output[0] == 0xF7 && output[7] == 0xF7 && scales[0] == 0x3C && scales[1] == 0);
+  quantized.global_scale = NULL;
+  EXPECT(fast_allreduce_all_reduce_rms_norm_quantized(communicator, input, output, &quantized, residual, residual, &norm,
+                                                      16, dtype, NULL) == FAST_ALLREDUCE_STATUS_INVALID_POINTER);
+  quantized.dtype = FAST_ALLREDUCE_DTYPE_I8;
+  EXPECT(fast_allreduce_all_reduce_rms_norm_quantized(communicator, input, output, &quantized, residual, residual, &norm,
+                                                      16, dtype, NULL) == FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+}
+
 /* What follows an allreduce in a layer of a model: the residual is added, and rows are normalised. */
 static void fused(const fast_allreduce_communicator *communicator, size_t rank) {
   const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
@@ -105,6 +130,7 @@ static void fused(const fast_allreduce_communicator *communicator, size_t rank) 
                                                        dtype, NULL),
           "all_reduce_rms_norm_quantized");
   EXPECT(numbers[2] == 127 && numbers[5] == 127 && scales[0] == 3.0f / 127.0f && scales[1] == 3.0f / 127.0f);
+  nvfp4(communicator);
   quantized.scaling = 0;
   EXPECT(fast_allreduce_all_reduce_rms_norm_quantized(communicator, input, numbers, &quantized, again, again, &norm, 6,
                                                       dtype, NULL) == FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);

@@ -186,6 +186,10 @@ enum fast_allreduce_scaling
   FAST_ALLREDUCE_SCALING_PER_ROW = 2,
   // Each 128 of a row, and what is left at its end.
   FAST_ALLREDUCE_SCALING_PER_GROUP = 3,
+  // NVFP4: each 16 of a row, whose scales are bytes, row after row.
+  FAST_ALLREDUCE_SCALING_PER_BLOCK = 4,
+  // The same with scales in tiles of 128 rows and 4 blocks, as matrix products of the format take them.
+  FAST_ALLREDUCE_SCALING_PER_TILED_BLOCK = 5,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -414,14 +418,17 @@ typedef struct fast_allreduce_rms_norm {
   void *sum;
 } fast_allreduce_rms_norm;
 
-// What normalised rows become: 8-bit numbers with scales.
+// What normalised rows become: numbers of fewer bits, with scales.
 typedef struct fast_allreduce_quantized {
-  // FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2.
+  // FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2; _U8 of blocks, which have two 4-bit floats in a byte.
   uint32_t dtype;
   // Which elements have a scale in common, a fast_allreduce_scaling.
   uint32_t scaling;
-  // The scales: one that is given, or where the call writes one for each row or group, row after row.
-  float *scales;
+  // The scales: a float that is given, or where the call writes one for each row or group, row after row; of blocks a byte each,
+  // 128 times 4 in a tile.
+  void *scales;
+  // Of blocks, by what their scales are multiplied: a positive number.
+  const float *global_scale;
 } fast_allreduce_quantized;
 
 // What a rank has done so far.
@@ -561,12 +568,13 @@ fast_allreduce_status fast_allreduce_all_reduce_rms_norm(const struct fast_allre
                                                          uint32_t dtype,
                                                          void *stream);
 
-// fast_allreduce_all_reduce_rms_norm with the normalised rows as 8-bit numbers, about their elements divided by the scale. `output`
-// has a byte for each element, apart from the input. `count` and `dtype` are those of the input.
+// fast_allreduce_all_reduce_rms_norm with the normalised rows as numbers of 8 bits, about their elements divided by the scale, or
+// of 4, about their elements times the global scale, divided by the block's. `output` has a byte for each element, or for two,
+// apart from the input. `count` and `dtype` are those of the input.
 //
 // # Safety
 //
-// As fast_allreduce_all_reduce_rms_norm; `quantized` is valid for reads, and its scales until the call has ended.
+// As fast_allreduce_all_reduce_rms_norm; `quantized` is valid for reads, and what it has the addresses of until the call has ended.
 fast_allreduce_status fast_allreduce_all_reduce_rms_norm_quantized(const struct fast_allreduce_communicator *communicator,
                                                                    const void *input,
                                                                    void *output,

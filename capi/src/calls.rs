@@ -213,23 +213,27 @@ unsafe fn add_and_norm(
     unsafe { carry_out(communicator, stream, (input, output), count, codes::dtype(dtype)?, which) }
 }
 
-/// What normalised rows become: 8-bit numbers with scales.
+/// What normalised rows become: numbers of fewer bits, with scales.
 #[repr(C)]
 pub struct fast_allreduce_quantized {
-    /// FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2.
+    /// FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2; _U8 of blocks, which have two 4-bit floats in a byte.
     pub dtype: u32,
     /// Which elements have a scale in common, a fast_allreduce_scaling.
     pub scaling: u32,
-    /// The scales: one that is given, or where the call writes one for each row or group, row after row.
-    pub scales: *mut f32,
+    /// The scales: a float that is given, or where the call writes one for each row or group, row after row; of blocks a byte each,
+    /// 128 times 4 in a tile.
+    pub scales: *mut c_void,
+    /// Of blocks, by what their scales are multiplied: a positive number.
+    pub global_scale: *const f32,
 }
 
-/// fast_allreduce_all_reduce_rms_norm with the normalised rows as 8-bit numbers, about their elements divided by the scale. `output`
-/// has a byte for each element, apart from the input. `count` and `dtype` are those of the input.
+/// fast_allreduce_all_reduce_rms_norm with the normalised rows as numbers of 8 bits, about their elements divided by the scale, or
+/// of 4, about their elements times the global scale, divided by the block's. `output` has a byte for each element, or for two,
+/// apart from the input. `count` and `dtype` are those of the input.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_reduce_rms_norm; `quantized` is valid for reads, and its scales until the call has ended.
+/// As fast_allreduce_all_reduce_rms_norm; `quantized` is valid for reads, and what it has the addresses of until the call has ended.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_all_reduce_rms_norm_quantized(
     communicator: *const fast_allreduce_communicator,
@@ -248,11 +252,7 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_rms_norm_quantized(
         let Some(quantized) = quantized.as_ref() else {
             return Err(argument("quantized is null"));
         };
-        let quantized = RawQuantizedRows {
-            dtype: codes::dtype(quantized.dtype)?,
-            scaling: codes::scaling(quantized.scaling)?,
-            scales: quantized.scales as u64,
-        };
+        let quantized = codes::quantized(quantized)?;
         let sum = (input, residual, residual_out);
         add_and_norm(communicator, stream, sum, (norm, output, Some(quantized)), count, dtype)
     })

@@ -1,8 +1,11 @@
 //! The codes of types, operations and settings, and what they mean.
 
 use fast_allreduce::device::host::Bind;
-use fast_allreduce::{Algorithm, DType, Order, ReduceOp, Scaling, Transport, Wait};
+use fast_allreduce::{
+    Algorithm, DType, Order, RawQuantizedRows, ReduceOp, ScaleLayout, Scaling, Transport, Wait,
+};
 
+use crate::calls::fast_allreduce_quantized;
 use crate::status::{argument, Failure};
 
 /// Types of elements.
@@ -77,17 +80,32 @@ pub enum fast_allreduce_scaling {
     PerRow = 2,
     /// Each 128 of a row, and what is left at its end.
     PerGroup = 3,
+    /// NVFP4: each 16 of a row, whose scales are bytes, row after row.
+    PerBlock = 4,
+    /// The same with scales in tiles of 128 rows and 4 blocks, as matrix products of the format take them.
+    PerTiledBlock = 5,
 }
 
-pub fn scaling(code: u32) -> Result<Scaling, Failure> {
+pub fn quantized(quantized: &fast_allreduce_quantized) -> Result<RawQuantizedRows, Failure> {
     const GIVEN: u32 = fast_allreduce_scaling::Given as u32;
     const PER_ROW: u32 = fast_allreduce_scaling::PerRow as u32;
     const PER_GROUP: u32 = fast_allreduce_scaling::PerGroup as u32;
-    match code {
-        GIVEN => Ok(Scaling::Given),
-        PER_ROW => Ok(Scaling::PerRow),
-        PER_GROUP => Ok(Scaling::PerGroup),
-        _ => Err(argument(format!("{code} is no scaling"))),
+    const PER_BLOCK: u32 = fast_allreduce_scaling::PerBlock as u32;
+    const PER_TILED_BLOCK: u32 = fast_allreduce_scaling::PerTiledBlock as u32;
+    let &fast_allreduce_quantized { dtype: code, scaling, scales, global_scale } = quantized;
+    let (dtype, scales, global) = (dtype(code)?, scales as u64, global_scale as u64);
+    let bytes = |scaling| Ok(RawQuantizedRows::Bytes { dtype, scaling, scales });
+    let nvfp4 = |layout| match dtype {
+        DType::U8 => Ok(RawQuantizedRows::Nvfp4 { scales, layout, global }),
+        _ => Err(argument(format!("blocks of {dtype}: two elements are a FAST_ALLREDUCE_DTYPE_U8"))),
+    };
+    match scaling {
+        GIVEN => bytes(Scaling::Given),
+        PER_ROW => bytes(Scaling::PerRow),
+        PER_GROUP => bytes(Scaling::PerGroup),
+        PER_BLOCK => nvfp4(ScaleLayout::RowMajor),
+        PER_TILED_BLOCK => nvfp4(ScaleLayout::Tiled),
+        code => Err(argument(format!("{code} is no scaling"))),
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fast_allreduce::{
     Collective, DType, Direction, Epilogue, Error, QuantizedTransport, RawQuantizedRows, RawRmsNorm,
-    ReduceOp, Scaling, Transfer, Transport,
+    ReduceOp, ScaleLayout, Scaling, Transfer, Transport,
 };
 use pyo3::prelude::*;
 
@@ -196,7 +196,39 @@ fn quantized(
         };
         return Err(invalid(py, format!("{name} has {has} elements, and the call needs {needs}")));
     }
-    Ok(RawQuantizedRows { dtype: normed.dtype, scaling, scales: scales.address })
+    Ok(RawQuantizedRows::Bytes { dtype: normed.dtype, scaling, scales: scales.address })
+}
+
+/// How rows become nvfp4 in `normed`, two elements in a byte.
+fn nvfp4(
+    py: Python<'_>,
+    (scales, global): (&Operand, &Operand),
+    layout: &str,
+    normed: &Operand,
+    (count, hidden): (usize, usize),
+) -> PyResult<RawQuantizedRows> {
+    let layout = match layout {
+        "tiled" => ScaleLayout::Tiled,
+        "row_major" => ScaleLayout::RowMajor,
+        _ => return Err(invalid(py, format!("scale_layout is {layout:?}, and is to be tiled or row_major"))),
+    };
+    let rows = count.checked_div(hidden).unwrap_or(0);
+    let (byte, float) = (DType::U8, DType::F32);
+    for (name, operand, needed, dtypes) in [
+        ("recvbuf", normed, count / 2, [byte, byte]),
+        ("scales", scales, layout.count(rows, hidden), [byte, DType::F8E4M3]),
+        ("global_scale", global, 1, [float, float]),
+    ] {
+        if !dtypes.contains(&operand.dtype) {
+            let (has, needs) = (operand.dtype, dtypes[0]);
+            return Err(invalid(py, format!("{name} has elements of type {has}, and nvfp4 needs {needs}")));
+        }
+        if operand.count != needed {
+            let has = operand.count;
+            return Err(invalid(py, format!("{name} has {has} elements, and the call needs {needed}")));
+        }
+    }
+    Ok(RawQuantizedRows::Nvfp4 { scales: scales.address, layout, global: global.address })
 }
 
 #[pymethods]
@@ -260,7 +292,8 @@ impl Communicator {
 
     #[pyo3(signature = (
         sendbuf, residual, weight = None, recvbuf = None, residual_out = None, *,
-        hidden = None, epsilon = 1e-6, unit_offset = false, scale = None, scales = None, sum_out = None, stream = None
+        hidden = None, epsilon = 1e-6, unit_offset = false, scale = None, scales = None, global_scale = None,
+        scale_layout = "tiled", sum_out = None, stream = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn allreduce_rms_norm(
@@ -276,6 +309,8 @@ impl Communicator {
         unit_offset: bool,
         scale: Option<&Bound<'_, PyAny>>,
         scales: Option<&Bound<'_, PyAny>>,
+        global_scale: Option<&Bound<'_, PyAny>>,
+        scale_layout: &str,
         sum_out: Option<&Bound<'_, PyAny>>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
@@ -291,7 +326,15 @@ impl Communicator {
         };
         let scale = scale.map(|scale| self.read("scale", scale)).transpose()?;
         let scales = scales.map(|scales| self.written("scales", scales)).transpose()?;
+        let global = global_scale.map(|global| self.read("global_scale", global)).transpose()?;
         let quantized = match (&scale, &scales, &normed) {
+            (None, Some(scales), Some(normed)) if global.is_some() => {
+                let scales = (scales, global.as_ref().unwrap_or(scales));
+                Some(nvfp4(py, scales, scale_layout, normed, (input.count, hidden))?)
+            }
+            _ if global.is_some() => {
+                return Err(invalid(py, "global_scale comes with scales and recvbuf, and without scale"))
+            }
             (None, None, _) => None,
             (Some(scale), None, Some(normed)) => {
                 Some(quantized(py, ("scale", scale), Scaling::Given, normed, (input.count, hidden))?)

@@ -170,7 +170,19 @@ def fused(rank, nranks, unique_id, seed):
             plain, residual.copy(), None, numbers, hidden=hidden, scale=np.full(1, 0.5, np.float32)
         )
         np.testing.assert_array_equal(numbers, np.rint(normed * 2).astype(np.int8))
-        one, small = np.ones(6, np.float32), np.zeros(6, np.int8)
+        rows, hidden = 130, 32
+        plain, residual = np.tile(np.array([1, -2], np.float32), rows * hidden // 2), np.zeros(rows * hidden, np.float32)
+        whole = np.full(1, 3, np.float32)
+        for layout, size in (("tiled", 1024), ("row_major", rows * 2)):
+            numbers, scales = np.zeros(rows * hidden // 2, np.uint8), np.zeros(size, np.uint8)
+            communicator.allreduce_rms_norm(
+                plain, residual.copy(), None, numbers, hidden=hidden, scales=scales, global_scale=whole,
+                scale_layout=layout,
+            )  # fmt: skip
+            # Rows are 0.63 and -1.26. A sixth of that times 3 is 0.63, as an e4m3 0.625: 3 and -6, at most 1 in 16 off.
+            assert (numbers == 0xF5).all(), numbers
+            assert np.count_nonzero(scales == 0x32) == rows * 2 and np.count_nonzero(scales) == rows * 2, scales
+        one, small, bytes_ = np.ones(6, np.float32), np.zeros(6, np.int8), np.zeros(6, np.uint8)
         for wrong, said in (
             ({"recvbuf": small}, "recvbuf has elements of type i8"),
             ({"scales": one[:2].copy()}, "recvbuf is None"),
@@ -179,6 +191,11 @@ def fused(rank, nranks, unique_id, seed):
             ({"recvbuf": small, "scale": np.ones(1)}, "scale has elements of type f64"),
             ({"recvbuf": one.copy(), "scale": one[:1].copy()}, "quantised type"),
             ({"recvbuf": small, "scale": one[:1].copy(), "scales": one[:2].copy()}, "one of both"),
+            ({"recvbuf": small, "scales": bytes_, "global_scale": whole}, "recvbuf has elements of type i8, and nvfp4"),
+            ({"recvbuf": bytes_, "scales": bytes_, "global_scale": whole}, "recvbuf has 6 elements, and the call needs 3"),
+            ({"recvbuf": bytes_[:3].copy(), "scales": bytes_, "global_scale": whole}, "scales has 6 elements"),
+            ({"recvbuf": small, "global_scale": one[:1].copy()}, "global_scale comes with scales"),
+            ({"recvbuf": small, "scales": small, "global_scale": whole, "scale_layout": "none"}, "scale_layout is"),
             ({"residual": one[:3].copy()}, "residual has 3 elements"),
             ({"residual": one.astype(np.float16)}, "residual has elements of type f16"),
             ({"sum_out": one[:3].copy()}, "3 elements"),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
 use fast_allreduce::{
-    Algorithm, Collective, Communicator, Cuda, DType, Epilogue, Error, RawRmsNorm, Result, RmsNorm, Scales,
+    Algorithm, Collective, Communicator, Cuda, DType, Epilogue, Error, Nvfp4Scales, RawRmsNorm, Result,
+    RmsNorm, ScaleLayout, Scales,
 };
 
 use crate::fixture::{download, upload, Plain, Setup};
@@ -22,6 +23,7 @@ tests! {
         a_world_in_one_launch,
         slices,
         quantised_slices,
+        nvfp4_slices,
         a_rank_that_does_not_come,
         a_grid_that_cuts_rows_is_refused;
 }
@@ -230,6 +232,46 @@ fn quantised_slices(_: Gpus) {
             norm,
         );
         assert!(matches!(refused, Err(Error::InvalidSetting { name: "scales", .. })), "{refused:?}");
+        communicator.barrier().unwrap();
+    });
+}
+
+fn nvfp4_slices(_: Gpus) {
+    threads(2, 1, |rank, context| {
+        let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
+        let stream = context.new_stream().unwrap();
+        let slice = |values: &[f32]| stream.clone_htod(values).unwrap();
+        // Rows are 1 and -1 in turns.
+        let (input, global) = (slice(&[0.5, -0.5].repeat(24)), slice(&[6.0]));
+        let (mut residual, mut output) = (slice(&[0.0; 48]), stream.clone_htod(&[9_u8; 24]).unwrap());
+        let mut scales = stream.clone_htod(&[9_u8; 512]).unwrap();
+        let norm = RmsNorm::<CudaSlice<f32>>::new(48, 0.0);
+        communicator.barrier().unwrap();
+        let layout = ScaleLayout::Tiled;
+        let blocks = Nvfp4Scales { blocks: &mut scales, layout, global: &global };
+        communicator
+            .all_reduce_rms_norm_nvfp4(&stream, &input, &mut residual, &mut output, blocks, norm)
+            .unwrap();
+        communicator.synchronize(&stream).unwrap();
+        assert_eq!(stream.clone_dtoh(&output).unwrap(), [0xF7; 24]);
+        let bytes = stream.clone_dtoh(&scales).unwrap();
+        assert_eq!((&bytes[..3], &bytes[3..]), (&[0x38; 3][..], &[9; 509][..]));
+        let mut call = |layout, global: &CudaSlice<f32>, hidden| {
+            let blocks = Nvfp4Scales { blocks: &mut scales, layout, global };
+            let norm = RmsNorm::<CudaSlice<f32>>::new(hidden, 0.0);
+            communicator.all_reduce_rms_norm_nvfp4(&stream, &input, &mut residual, &mut output, blocks, norm)
+        };
+        let refused = [
+            (call(ScaleLayout::RowMajor, &global, 48), "scales"),
+            (call(layout, &slice(&[1.0; 2]), 48), "global scale"),
+            (call(layout, &global, 24), "hidden"),
+        ];
+        for (result, which) in refused {
+            assert!(
+                matches!(&result, Err(Error::InvalidSetting { name, .. }) if *name == which),
+                "{which}: {result:?}"
+            );
+        }
         communicator.barrier().unwrap();
     });
 }

@@ -238,6 +238,8 @@ class Communicator:
         unit_offset: bool = False,
         scale: _Buffer | None = None,
         scales: _Buffer | None = None,
+        global_scale: _Buffer | None = None,
+        scale_layout: Literal["tiled", "row_major"] = "tiled",
         sum_out: _Buffer | None = None,
         stream: _Stream | None = None,
     ) -> None:
@@ -248,6 +250,10 @@ class Communicator:
 
         With `scale`, of one f32, `recvbuf` has 8-bit numbers (int8, float8_e4m3fn, float8_e5m2) of that scale. With `scales` the
         call writes those: one for each row, or one for each 128 elements of a row, by their number.
+
+        With `global_scale`, of one f32, `recvbuf` has NVFP4: two 4-bit floats in a byte (uint8), and `scales` a
+        byte (uint8, float8_e4m3fn) for each 16 elements of a row. These are in tiles of 128 rows and 4 such blocks, as matrix
+        products of the format take them, a multiple of 512 bytes in all, or row after row. `global_scale` is 448 * 6 / greatest.
 
         `sum_out`, apart from all else, gets the ranks' sum alone, as `allreduce` has it.
         """

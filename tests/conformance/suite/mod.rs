@@ -9,7 +9,7 @@
 //! | `collective.rs` | which collective, with what each rank tells of it, and its in-place form |
 //! | `message.rs` | a collective's inputs and expected outputs |
 //! | `oracle.rs`, `ofp8.rs`, `order.rs` | what is expected of an element; of 8-bit floats; of the algorithms that have an order of their own |
-//! | `rows.rs`, `quantised_rows.rs` | sums with a residual and an RMSNorm, and rows as 8-bit numbers: what is expected, and a call that is compared |
+//! | `rows.rs`, `quantised_rows.rs` | sums with a residual and an RMSNorm, and rows as numbers of 8 and 4 bits: what is expected, and a call that is compared |
 //! | `quantized.rs` | sums with quantised transport, likewise |
 //! | `launch.rs`, `random.rs` | threads and processes; numbers from a printed seed |
 //! | `tier.rs` | how much of a test is run |
