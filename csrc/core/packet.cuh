@@ -299,20 +299,21 @@ private:
 };
 #endif
 
-// Stores the packets of a span of a message that one peer sends. False: not all came.
-template <class Block, class Partition = Parts>
-FA_STEP bool receive_packets(const FaLaunch &launch, const Block &block, u8 *to, Span span, u64 bytes,
-                             Slot *slots, u32 from, Tag tag, Partition partition = {}) {
-  const u32 granule = granule_of(u64(to) | bytes);
+// Stores the packets of a span of a message that one peer sends, by put(at, i, pack, extent, granule) at
+// these addresses. False: not all came.
+template <class Block, class Put, class Partition = Parts>
+FA_STEP bool receive_packets(const FaLaunch &launch, const Block &block, u64 addresses, const Put &put,
+                             Span span, u64 bytes, Slot *slots, u32 from, Tag tag, Partition partition = {}) {
+  const u32 granule = granule_of(addresses | bytes);
   bool complete = true;
   for_each_pack(
-      block, span, bytes, pack_aligned(u64(to)),
+      block, span, bytes, pack_aligned(addresses),
       [&](u64 at, Index i, auto extent) {
         Pack pack;
         Slot *slot = slot_at(slots, i - span.first, tag);
         complete = complete && wait_packet(launch, slot, from, tag, &pack);
         if (complete) {
-          store(to + at, sum_of(pack, tag), extent, granule);
+          put(at, i, sum_of(pack, tag), extent, granule);
           empty_packet(slot, tag);
         }
       },
@@ -321,15 +322,16 @@ FA_STEP bool receive_packets(const FaLaunch &launch, const Block &block, u8 *to,
 }
 
 // Stores the peers' slices of a message, sums that each sends as `part`.
-template <class Block, class Partition = Parts>
-FA_FN bool receive_slices(const FaLaunch &launch, const Block &block, u8 *to, const Slices &slices, u64 bytes,
-                          u32 world, u32 epoch, u32 part, u32 parts, Tag tag, Partition partition = {}) {
+template <class Block, class Put, class Partition = Parts>
+FA_FN bool receive_slices(const FaLaunch &launch, const Block &block, u64 addresses, const Put &put,
+                          const Slices &slices, u64 bytes, u32 world, u32 epoch, u32 part, u32 parts, Tag tag,
+                          Partition partition = {}) {
   bool complete = true;
   FA_ROLL
   for (u32 step = kFirstStep; step < world && complete; ++step) {
     const u32 r = (launch.rank + step) % world;
     complete =
-        receive_packets(launch, block, to, slices.of(r), bytes,
+        receive_packets(launch, block, addresses, put, slices.of(r), bytes,
                         slots_of(launch, world, launch.rank, epoch, part, parts, r, tag), r, tag, partition);
   }
   return complete;

@@ -72,10 +72,11 @@ FA_MOVING(FA_MOVING_KERNEL, )
 // memory: there rows are whole blocks'.
 template <u32 Code, class T, class Reduce>
 static FA_FN bool push_in_teams(const FaLaunch &own, const FaRmsNorm &norm, const Reduce &reduce) {
-  if constexpr (Code == FA_ONE_SHOT_PUSH_NORM) {
+  constexpr bool kTwoShot = Code == FA_TWO_SHOT_PUSH_NORM;
+  if constexpr (Code == FA_ONE_SHOT_PUSH_NORM || kTwoShot) {
     if ((own.launches == 0) & (norm.team != 0)) {
       Block block;
-      TeamRows<T, Reduce>(own, norm, reduce).push(block);
+      TeamRows<T, Reduce, kTwoShot>(own, norm, reduce).push(block);
       return true;
     }
   }
@@ -94,7 +95,8 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaRmsNorm &norm, cons
     Block block;                                                                                             \
     const FaRmsNorm &norm =                                                                                  \
         own.launches == 0 ? operands : *reinterpret_cast<const FaRmsNorm *>(launch.operands);                \
-    algorithm(launch, block, Sum({}, {launch.world}), RmsNorm<element>(norm));                               \
+    algorithm(launch, block, Sum({}, {launch.world}),                                                        \
+              RmsNorm<element, code == FA_TWO_SHOT_PUSH_NORM>(norm));                                        \
   }
 #define FA_NORMING_OF(code, number, name, algorithm, ...)                                                    \
   FA_HOT_TYPES(FA_NORMING_KERNEL, code, name, algorithm)

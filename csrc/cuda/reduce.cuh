@@ -280,9 +280,14 @@ public:
         });
       }
     } else {
+      const auto to = epilogue.into_gathered(Store(output));
       if (packets(launch, block, epoch, kInputs, kParts, partition, own, bytes, sink))
-        receive_slices(launch, block, output, slices, bytes, world(), epoch, kResults, kParts, results,
-                       partition);
+        receive_slices(
+            launch, block, to.addresses(),
+            [&](u64 at, Index i, const Pack &pack, auto extent, u32 granule) {
+              to.put(at, i, pack, extent, granule);
+            },
+            slices, bytes, world(), epoch, kResults, kParts, results, partition);
     }
   }
 

@@ -1,6 +1,11 @@
-// A one-shot push of rows to which a residual is added and which are normalised, where several blocks, a
-// team, have a row together, and each keeps what it has of it in its shared memory from the sums until it is
-// normalised. Where there are as many rows as blocks or more, a block is a team, and has rows in turn.
+// Pushes of rows to which a residual is added and which are normalised, where several blocks, a team, have a
+// row together, and each keeps what it has of it in its shared memory from the sums until it is normalised.
+// Where there are as many rows as blocks or more, a block is a team, and has rows in turn.
+//
+// In a two-shot a team sends its row to the rank whose slice it is in. All blocks of that rank reduce the
+// slice, a warp's packs in turn, and send the sums to all, where the row's team goes on with them. Packets
+// are where a two-shot has them without teams: a rank whose addresses are not aligned takes that kernel's
+// other half.
 //
 // A block has whole chunks of squares, so that the sums of the chunks, which the blocks of a team tell each
 // other, are those that one block would have, and so is their sum. They are words of packets that this rank
@@ -9,8 +14,8 @@
 // access, and nothing else is read after it that needs its order: so it is relaxed.
 //
 // The blocks of a team wait for each other, and so have to be resident at once: a grid is no larger than what
-// is (src/plan/grid.rs). No wait is part of a circle: a block sends its packets before it waits for any, and
-// its sums of squares before it waits for those of its team.
+// is (src/plan/grid.rs). No wait is part of a circle: a block sends its inputs before it waits for any, its
+// sums, of inputs alone, before it waits for others', and its sums of squares before those of its team.
 //
 // Which block of a peer sends a packet, and which of this rank reads it, makes no difference: a sender writes
 // a slot again two launches later, before which its launch in between has ended, all of whose packets have
@@ -22,7 +27,7 @@
 
 namespace FA_NAMESPACE {
 
-template <class T, class Reduce>
+template <class T, class Reduce, bool TwoShot>
 class TeamRows {
   static constexpr u32 kWarp = 32;
   static constexpr Index kChunkPacks = kChunk * sizeof(T) / kPackBytes;
@@ -30,18 +35,19 @@ class TeamRows {
 
 public:
   FA_FN TeamRows(const FaLaunch &launch, const FaRmsNorm &norm, const Reduce &reduce)
-      : launch_(launch), norm_(norm), reduce_(reduce), apart_(mailbox_share(launch, reduce.world())) {}
+      : launch_(launch), norm_(norm), reduce_(reduce), apart_(mailbox_share(launch, reduce.world())),
+        row_packs_(norm.row * u32(sizeof(T)) / kPackBytes),
+        slice_rows_(TwoShot ? (norm.rows + reduce.world() - 1) / reduce.world() : 0) {}
 
   FA_FN void push(Block &block) const {
     const u32 team = blockIdx.x * norm_.team_inverse >> 16;
     const u32 step = norm_.team == 1 ? gridDim.x : norm_.rows;
-    const Index row_packs = norm_.row * u32(sizeof(T)) / kPackBytes;
     const Index first = (blockIdx.x - team * norm_.team) * norm_.share;
-    const Index length = min(norm_.share, row_packs - first);
+    const Index length = min(norm_.share, row_packs_ - first);
     // Loaded before the epoch is known, which takes as long.
     Words words = {0, 0};
     if (team < norm_.rows && threadIdx.x < length)
-      words = load_words(launch_.input, team * row_packs + first + threadIdx.x);
+      words = load_words(launch_.input, team * row_packs_ + first + threadIdx.x);
     const LaunchState state = begin_launch(launch_, block, false);
     if (!same_call<true>(launch_, block, state))
       return;
@@ -51,18 +57,27 @@ public:
                       launch_.regions[launch_.rank];
     FA_ROLL
     for (u32 row = team; row < norm_.rows; row += step) {
+      const Place place = place_of(row);
       FA_ROLL
       for (Index i = threadIdx.x; i < length; i += blockDim.x) {
-        const Index at = row * row_packs + first + i;
         if (row != team || i != threadIdx.x)
-          words = load_words(launch_.input, at);
-        reduce_.send(launch_, u64(slot_at(reinterpret_cast<Slot *>(slots), at, tag)), pack_of(words), tag);
+          words = load_words(launch_.input, row * row_packs_ + first + i);
+        const u64 slot = u64(slot_at(reinterpret_cast<Slot *>(slots), place.first + first + i, tag));
+        if constexpr (TwoShot)
+          store_packet(reinterpret_cast<Slot *>(launch_.regions[place.owner] + slot), pack_of(words), tag);
+        else
+          reduce_.send(launch_, slot, pack_of(words), tag);
       }
     }
+    bool complete = true;
+    if constexpr (TwoShot)
+      complete = reduce_slice(state.epoch, tag, slots);
     FA_ROLL
-    for (u32 row = team; row < norm_.rows; row += step)
-      if (!reduce_row(block, state.epoch, tag, row, {row * row_packs + first, length}, first))
+    for (u32 row = team; row < norm_.rows; row += step) {
+      complete = norm_row(block, state.epoch, tag, row, first, length, complete);
+      if (!complete)
         break;
+    }
     end_launch(launch_, block, state);
   }
 
@@ -71,6 +86,55 @@ private:
   const FaRmsNorm &norm_;
   const Reduce &reduce_;
   const u32 apart_; // slots, from one rank's to the next's
+  const Index row_packs_;
+  const u32 slice_rows_; // of each rank in a two-shot, as core/rows.cuh has it
+
+  // In a two-shot, the rank whose slice a row is in; and its packs' first slot of those of a sender.
+  struct Place {
+    u32 owner;
+    Index first;
+  };
+  FA_FN Place place_of(u32 row) const {
+    const u32 owner = TwoShot ? row / slice_rows_ : 0;
+    return {owner, (row - owner * slice_rows_) * row_packs_};
+  }
+
+  // Reduces this rank's slice and sends the sums to all: `slots` are a region's, of what this rank sends.
+  // False: not all came, and there is a sum that is not sent.
+  FA_FN bool reduce_slice(u32 epoch, Tag tag, u64 slots) const {
+    const u32 begin = launch_.rank * slice_rows_, left = begin < norm_.rows ? norm_.rows - begin : 0;
+    const Index length = min(slice_rows_, left) * row_packs_, stride = gridDim.x * blockDim.x;
+    const Tag sums = {epoch, kSums};
+    Slot *from = slots_of(launch_, epoch, tag);
+    FA_ROLL
+    for (Index i = (threadIdx.x / kWarp * gridDim.x + blockIdx.x) * kWarp + threadIdx.x % kWarp; i < length;
+         i += stride) {
+      Pack sum;
+      Slot *slot = slot_at(from, i, tag);
+      if (!reduce_.packet(launch_, slot, apart_, tag, &sum))
+        return false;
+      reduce_.send(launch_, u64(slot_at(reinterpret_cast<Slot *>(slots), apart_ / kParts + i, sums)), sum,
+                   sums);
+      reduce_.empty_packets(slot, apart_, tag);
+    }
+    return true;
+  }
+
+  // Where what comes of a pack of a row is, and whether that has come.
+  FA_FN bool receive(Slot *slot, u32 owner, Tag tag, Pack *sum) const {
+    if constexpr (!TwoShot)
+      return reduce_.packet(launch_, slot, apart_, tag, sum);
+    Pack sent = {0, 0};
+    const bool came = wait_packet(launch_, slot, owner, tag, &sent);
+    *sum = sum_of(sent, tag);
+    return came;
+  }
+  FA_FN void empty(Slot *slot, Tag tag) const {
+    if constexpr (TwoShot)
+      empty_packet(slot, tag);
+    else
+      reduce_.empty_packets(slot, apart_, tag);
+  }
 
   // A pack as it is loaded: what is made of a load at once would be waited for at once.
   using Words = ulonglong2;
@@ -93,25 +157,28 @@ private:
                                                    : mailbox(launch, launch.rank, epoch));
   }
 
-  // What this block has of a row: a span of the message, which begins at a pack of the row. False: not all
-  // came.
-  FA_FN bool reduce_row(Block &block, u32 epoch, Tag tag, u32 row, Span span, Index first) const {
+  // What this block has of a row: so many packs from the first on. False: not all came, or before.
+  FA_FN bool norm_row(Block &block, u32 epoch, Tag inputs, u32 row, Index first, Index length,
+                      bool complete) const {
     __shared__ Pack share[FA_TEAM_SHARE_PACKS];
     __shared__ float4 all_sums[kMostChunks / 4];
     float *sums = reinterpret_cast<float *>(all_sums);
-    const u32 lane = threadIdx.x % kWarp, chunks = (span.length + kChunkPacks - 1) / kChunkPacks;
-    Slot *slots = slot_at(slots_of(launch_, epoch, tag), span.first, tag);
+    const u32 lane = threadIdx.x % kWarp, chunks = (length + kChunkPacks - 1) / kChunkPacks;
+    const Place place = place_of(row);
+    const Tag tag = TwoShot ? Tag{epoch, kSums} : inputs;
+    const Index from = TwoShot ? place.owner * apart_ + apart_ / kParts : 0;
+    Slot *slots = slot_at(slots_of(launch_, epoch, tag), from + place.first + first, tag);
+    const Span span = {row * row_packs_ + first, length};
     Words weight = {0, 0}, residual = {0, 0};
     if (threadIdx.x < span.length) {
       residual = load_words(norm_.residual, span.first + threadIdx.x);
       weight = load_weights(first + threadIdx.x);
     }
-    bool complete = true;
     Index i = threadIdx.x;
     FA_ROLL
-    for (; i < span.length; i += blockDim.x) {
+    for (; complete && i < span.length; i += blockDim.x) {
       Pack sum;
-      complete = reduce_.packet(launch_, slot_at(slots, i, tag), apart_, tag, &sum);
+      complete = receive(slot_at(slots, i, tag), place.owner, tag, &sum);
       if (!complete)
         break;
       if (norm_.residual_out != 0)
@@ -152,7 +219,7 @@ private:
     // While those of the other blocks come.
     FA_ROLL
     for (i = threadIdx.x; i < span.length; i += blockDim.x)
-      reduce_.empty_packets(slot_at(slots, i, tag), apart_, tag);
+      empty(slot_at(slots, i, tag), tag);
     const u32 padded = (norm_.chunks + kAtOnce - 1) / kAtOnce * kAtOnce;
     FA_ROLL
     for (u32 chunk = threadIdx.x; chunk < padded; chunk += blockDim.x) {

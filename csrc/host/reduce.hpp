@@ -112,7 +112,12 @@ public:
     const auto sink =
         epilogue.into(Packets<>(output, launch, world_, epoch, kResults, kParts, own.first, tag));
     if (packets(launch, block, epoch, kInputs, kParts, partition, own, bytes, sink))
-      receive_slices(launch, block, output, slices, bytes, world_, epoch, kResults, kParts, tag, partition);
+      receive_slices(
+          launch, block, u64(output),
+          [&](u64 at, Index, const Pack &pack, auto extent, u32 granule) {
+            store(output + at, pack, extent, granule);
+          },
+          slices, bytes, world_, epoch, kResults, kParts, tag, partition);
   }
 
   // Reduces two packs, or the last of them alone. `whole`: now all ranks' are in it, which an average

@@ -7,6 +7,7 @@
 //   into()       wraps the sink that the protocol stores or sends a result by: a result that is gathered from
 //                its owner has been through the epilogue there, once.
 //   into_rows()  the same in a pull, whose results come in ascending order: rows are complete one by one.
+//   into_gathered()  wraps, on a GPU, the sink by which a rank stores the sums of a two-shot push.
 //   gather()     copies the slices that the peers have reduced, in the last phase of a two-shot pull.
 //   finish()     is what each rank does with all results, after the last phase, when they are at the launch's
 //                output and nobody reads an input any more: each block with those that it has stored, of so
@@ -36,6 +37,11 @@ struct Plain {
 
   template <class Sink>
   FA_FN Sink into_rows(const Sink &sink) const {
+    return sink;
+  }
+
+  template <class Sink>
+  FA_FN Sink into_gathered(const Sink &sink) const {
     return sink;
   }
 

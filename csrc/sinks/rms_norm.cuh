@@ -10,6 +10,7 @@
 #include "../core/rows.cuh"
 #include "../reduce/quantise.cuh"
 #include "../reduce/rows.cuh"
+#include "epilogue.cuh"
 
 namespace FA_NAMESPACE {
 
@@ -35,7 +36,8 @@ private:
   Sink sink_;
 };
 
-template <class T>
+// Gathers: the sums are sent to all as they are, and the residual is added by whoever receives them.
+template <class T, bool Gathers>
 class RmsNorm {
   using One = Elements<T, 1>;
   using Two = Elements<T, 2>;
@@ -50,7 +52,12 @@ public:
 
   template <class Sink>
   FA_FN Added<T, Sink> into(const Sink &sink) const {
-    return {reinterpret_cast<const u8 *>(norm_.residual_out == 0 ? norm_.residual : 0), sink};
+    return {residual(!Gathers), sink};
+  }
+
+  template <class Sink>
+  FA_FN Added<T, Sink> into_gathered(const Sink &sink) const {
+    return {residual(Gathers), sink};
   }
 
   template <class Sink>
@@ -96,6 +103,11 @@ public:
 private:
   static constexpr u32 kWarp = 32;
   const FaRmsNorm &norm_;
+
+  // What a sink adds: nothing, if it is another sink that does, or if that is done at the end.
+  FA_FN const u8 *residual(bool here) const {
+    return reinterpret_cast<const u8 *>(here && norm_.residual_out == 0 ? norm_.residual : 0);
+  }
 
   // To the plain sums that the block's threads have stored.
   template <class Block>
@@ -294,6 +306,9 @@ private:
     return sum;
   }
 };
+
+template <class T>
+constexpr bool kKeepsSums<RmsNorm<T, true>> = true;
 
 #else
 

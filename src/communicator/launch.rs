@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::endpoint::State;
 use crate::error::{Error, Result};
 use crate::liveness::DirectReads;
-use crate::plan::{set_teams, Algorithm, DeviceKind, Plan, PlannedCall};
+use crate::plan::{set_teams, DeviceKind, Plan, PlannedCall};
 use crate::registry::Registry;
 use crate::trace::CallSpan;
 
@@ -72,10 +72,8 @@ impl<D: Device> Communicator<D> {
         for done in partition.pieces(extent, piece) {
             message.set_piece(launch, done, piece, source);
             let mut norm = message.norm_of_piece(done, piece);
-            if let (Some(norm), DeviceKind::Cuda, Algorithm::OneShotPush) =
-                (&mut norm, self.planner.limits.device, plan.algorithm)
-            {
-                set_teams(norm, launch, message.dtype.size(), plan.blocks);
+            if let (Some(norm), DeviceKind::Cuda) = (&mut norm, self.planner.limits.device) {
+                set_teams(norm, launch, message.dtype.size(), &plan);
             }
             let operands = norm.as_ref().map_or(Operands::None, Operands::RmsNorm);
             // SAFETY: input and output are the caller's, within their counts; regions and the table are this

@@ -64,13 +64,14 @@ impl Planner {
     /// A sum in which a residual is added, and rows of `row` elements are normalised, if it has rows, and `quantized`. Only direct
     /// algorithms do that; [`Planner::check_row`] has passed.
     pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>, quantized: bool) -> Plan {
-        // On GPUs a two-shot leaves most blocks without a row, those of a slice. By the model (docs/gpu-model.md) a one-shot push
-        // takes half to a fifth of the time up to here, on NVLink and on PCIe.
+        // Of what a row is one block's on GPUs. Two-shots leave most blocks without a row, those of a slice: by the model
+        // (docs/gpu-model.md) a one-shot push takes half to a fifth of the time up to here, on NVLink and on PCIe.
         const MOST_ONE_SHOT_ROWS_BYTES: usize = 512 << 10;
         let (size, pack) = (dtype.size(), self.limits.packing.pack_bytes);
         let bytes = count.saturating_mul(size);
-        // The results of a two-shot have tags.
-        let mut plan = self.all_reduce(bytes, true);
+        let is_cuda = self.limits.device == DeviceKind::Cuda;
+        // The sums are sent as those of a call without rows.
+        let mut plan = self.all_reduce(bytes, quantized);
         if !plan.algorithm.is_direct() {
             plan = self.plan(bytes, Some(Algorithm::TwoShotPull));
         }
@@ -85,37 +86,28 @@ impl Planner {
             };
         };
         let row_bytes = row * size;
-        if self.limits.device == DeviceKind::Cuda
+        let rows = (count / row).max(1);
+        if is_cuda && !quantized && row_bytes % pack == 0 {
+            if let Some(plan) = self.teams(plan, rows, row_bytes, size) {
+                return plan;
+            }
+        }
+        if is_cuda
             && self.forced.is_none()
             && bytes <= MOST_ONE_SHOT_ROWS_BYTES
             && self.limits.rows(Algorithm::OneShotPush, row_bytes, size, 1) != 0
         {
             plan = self.plan(bytes, Some(Algorithm::OneShotPush));
         }
-        let team = match (self.limits.device, plan.algorithm) {
-            (DeviceKind::Cuda, Algorithm::OneShotPush) if !quantized => {
-                Team::of(count / row, row_bytes, size, plan.blocks)
-            }
-            _ => None,
-        };
-        if let Some(team) = team {
-            plan.blocks = plan.blocks.min(team.blocks * (count / row).max(1));
-            plan.threads = team.threads(row_bytes).max(grid::FEWEST_THREADS);
-            let most = self.limits.rows(plan.algorithm, row_bytes, size, plan.blocks);
-            if most != 0 {
-                plan.piece_bytes = (plan.piece_bytes / row_bytes).clamp(1, most) * row_bytes;
-                return plan;
-            }
-        }
         // A row is one block's. Those that are not whole packs cannot be told apart by blocks.
-        plan.blocks = if row_bytes % pack == 0 { plan.blocks.min(count / row).max(1) } else { 1 };
+        plan.blocks = if row_bytes % pack == 0 { plan.blocks.min(rows) } else { 1 };
         if self.limits.rows(plan.algorithm, row_bytes, size, plan.blocks) == 0 {
             plan.blocks = 1;
         }
         if self.limits.rows(plan.algorithm, row_bytes, size, 1) == 0 {
             plan = Plan { blocks: 1, ..self.plan(bytes, Some(Algorithm::TwoShotPull)) };
         }
-        if self.limits.device == DeviceKind::Cuda {
+        if is_cuda {
             // All threads of a block work on its row.
             let packs = row_bytes.div_ceil(pack).next_multiple_of(grid::WARP);
             plan.threads = plan.threads.max(packs.min(grid::MOST_THREADS));
@@ -123,6 +115,34 @@ impl Planner {
         let most = self.limits.rows(plan.algorithm, row_bytes, size, plan.blocks).max(1);
         plan.piece_bytes = (plan.piece_bytes / row_bytes).clamp(1, most) * row_bytes;
         plan
+    }
+
+    /// Rows that blocks have in teams: pushed, in one shot or in two as without rows; what would be pulled in two, up to where
+    /// nothing is predicted. As many blocks as there may be share the rows. `None`: there are none, or no room.
+    fn teams(&self, plan: Plan, rows: usize, row_bytes: usize, size: usize) -> Option<Plan> {
+        const MOST_ROWS_BYTES: usize = 8 << 20;
+        let bytes = rows.saturating_mul(row_bytes);
+        let algorithm = match plan.algorithm {
+            Algorithm::OneShotPush => Algorithm::OneShotPush,
+            Algorithm::OneShotPull if self.forced.is_none() && bytes <= MOST_ROWS_BYTES => {
+                Algorithm::OneShotPush
+            }
+            Algorithm::TwoShotPull if self.forced.is_none() && bytes <= MOST_ROWS_BYTES => {
+                Algorithm::TwoShotPush
+            }
+            algorithm => algorithm,
+        };
+        let choice = self.steps[PlannedCall::AllReduce as usize].choice(bytes, Some(algorithm));
+        let most = self.most_blocks.clamp(1, choice.blocks as usize);
+        let team = Team::of(rows, row_bytes, size, most)?;
+        let blocks = most.min(team.blocks.saturating_mul(rows));
+        let most_rows = self.limits.rows(algorithm, row_bytes, size, blocks);
+        (Team::takes(algorithm, blocks) && most_rows != 0).then(|| Plan {
+            algorithm,
+            blocks,
+            threads: team.threads(row_bytes).max(grid::FEWEST_THREADS),
+            piece_bytes: (plan.piece_bytes / row_bytes).clamp(1, most_rows) * row_bytes,
+        })
     }
 
     /// A sum with quantised transport, which has a two-shot of its own: whole groups, on the grid of a two-shot of elements of two

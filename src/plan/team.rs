@@ -1,6 +1,7 @@
-//! Rows that blocks of a GPU have in teams, in a one-shot push that normalises them (csrc/cuda/team_rows.cuh).
+//! Rows that blocks of a GPU have in teams, in a push that normalises them (csrc/cuda/team_rows.cuh).
 
 use super::grid::{MOST_THREADS, WARP};
+use super::{Algorithm, Plan};
 use crate::abi::{
     FaLaunch, FaRmsNorm, FA_CUDA_PACK_BYTES, FA_NOT_SCALED, FA_SQUARES_CHUNK, FA_TEAM_SHARE_PACKS,
 };
@@ -16,6 +17,15 @@ pub(crate) struct Team {
 }
 
 impl Team {
+    /// Whether an algorithm has teams on such a grid. A single block divides the slices of a two-shot at any pack.
+    pub fn takes(algorithm: Algorithm, blocks: usize) -> bool {
+        match algorithm {
+            Algorithm::OneShotPush => true,
+            Algorithm::TwoShotPush => blocks > 1,
+            _ => false,
+        }
+    }
+
     /// Of so many rows, where there are at most so many blocks: as many blocks for a row as have chunks of it. `None`: rows are no
     /// whole packs, or a block has no room for its share.
     pub fn of(rows: usize, row_bytes: usize, element_size: usize, blocks: usize) -> Option<Self> {
@@ -36,10 +46,15 @@ impl Team {
 
 /// Has the blocks of a launch normalise rows in teams, if they can: rows are not quantised, and all addresses are those of packs.
 /// This rank's addresses may differ from its peers' in that: who sends a packet makes no difference to whoever receives it.
-pub(crate) fn set_teams(norm: &mut FaRmsNorm, launch: &FaLaunch, element_size: usize, blocks: usize) {
+pub(crate) fn set_teams(norm: &mut FaRmsNorm, launch: &FaLaunch, element_size: usize, plan: &Plan) {
+    let &Plan { algorithm, blocks, .. } = plan;
     let FaRmsNorm { residual, residual_out, normed, weight, row, rows, scaling, .. } = *norm;
     let addresses = launch.input | launch.output | residual | residual_out | normed | weight;
-    if normed == 0 || scaling != FA_NOT_SCALED || addresses % u64::from(FA_CUDA_PACK_BYTES) != 0 {
+    if !Team::takes(algorithm, blocks)
+        || normed == 0
+        || scaling != FA_NOT_SCALED
+        || addresses % u64::from(FA_CUDA_PACK_BYTES) != 0
+    {
         return;
     }
     if let Some(team) = Team::of(rows as usize, row as usize * element_size, element_size, blocks) {
@@ -96,13 +111,18 @@ mod tests {
         // SAFETY: numbers alone.
         let (mut norm, launch): (FaRmsNorm, FaLaunch) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         (norm.normed, norm.row, norm.rows) = (4096, 5120, 8);
-        let team = |change: fn(&mut FaRmsNorm, &mut FaLaunch)| {
+        let team_on = |algorithm, blocks, change: fn(&mut FaRmsNorm, &mut FaLaunch)| {
             let (mut norm, mut launch) = (norm, launch);
             change(&mut norm, &mut launch);
-            set_teams(&mut norm, &launch, 2, 64);
+            let plan = Plan { algorithm, blocks, threads: 512, piece_bytes: 1 << 20 };
+            set_teams(&mut norm, &launch, 2, &plan);
             (norm.team, norm.share, norm.chunks)
         };
+        let team = |change| team_on(Algorithm::OneShotPush, 64, change);
         assert_eq!(team(|_, _| ()), (5, 128, 10));
+        assert_eq!(team_on(Algorithm::TwoShotPush, 64, |_, _| ()), (5, 128, 10));
+        assert_eq!(team_on(Algorithm::TwoShotPush, 1, |_, _| ()), (0, 0, 0));
+        assert_eq!(team_on(Algorithm::TwoShotPull, 64, |_, _| ()), (0, 0, 0));
         assert_eq!(team(|_, launch| launch.input += 2), (0, 0, 0));
         assert_eq!(team(|norm, _| norm.weight += 8), (0, 0, 0));
         assert_eq!(team(|norm, _| norm.normed = 0), (0, 0, 0));

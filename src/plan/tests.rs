@@ -178,10 +178,10 @@ fn other_calls_have_rows_of_their_own_or_an_allreduces() {
     assert!(error.unwrap_err().to_string().contains("reduce has no choice of algorithms"));
 }
 
-/// Rows that are normalised on GPUs: as many blocks for each as there are, up to one for each chunk of squares, by a one-shot push as
-/// far as the table has measured nothing else better. Rows that become 8-bit numbers are one block's each.
+/// Rows that are normalised on GPUs: as many blocks for each as there are, up to one for each chunk of squares, by a push, in two
+/// shots from where the sum alone is. Rows that become 8-bit numbers are one block's each.
 #[test]
-fn rows_on_gpus_are_pushed_in_one_shot() {
+fn rows_on_gpus_are_pushed_by_teams() {
     let packing = Packing { pack_bytes: 16, slot_bytes: 32, sentinel_bytes: 16 };
     let limits = Limits {
         device: DeviceKind::Cuda,
@@ -195,14 +195,26 @@ fn rows_on_gpus_are_pushed_in_one_shot() {
         planner.rows(rows * 5120, DType::Bf16, Some(5120), quantized)
     };
     let plan = |forced, rows| plan_of(forced, rows, false);
-    for (rows, in_teams) in [(1, (10, 64)), (8, (40, 128)), (32, (64, 320)), (51, (51, 512))] {
+    let in_teams = [
+        (1, (OneShotPush, 10, 64)),
+        (6, (OneShotPush, 60, 64)),
+        (8, (TwoShotPush, 40, 128)),
+        (32, (TwoShotPush, 64, 320)),
+        (51, (TwoShotPush, 51, 512)),
+        (128, (TwoShotPush, 64, 512)),
+    ];
+    for (rows, in_teams) in in_teams {
         let Plan { algorithm, blocks, threads, piece_bytes } = plan(None, rows);
-        assert_eq!((algorithm, (blocks, threads)), (OneShotPush, in_teams), "{rows} rows");
+        assert_eq!((algorithm, blocks, threads), in_teams, "{rows} rows");
         assert!(piece_bytes >= rows * 10_240, "{rows} rows are one launch");
+        if rows > 51 {
+            continue;
+        }
         let Plan { algorithm, blocks, threads, .. } = plan_of(None, rows, true);
         assert_eq!((algorithm, blocks, threads), (OneShotPush, rows, 512), "{rows} rows of 8-bit numbers");
     }
-    assert_ne!(plan(None, 128).algorithm, OneShotPush);
+    assert_ne!(plan_of(None, 128, true).algorithm, OneShotPush);
+    assert_eq!(plan(Some(OneShotPush), 32).algorithm, OneShotPush);
     assert_eq!(plan(Some(TwoShotPull), 8).algorithm, TwoShotPull);
 }
 

@@ -89,7 +89,8 @@ pub fn every_shape(launch: &dyn Launch, name: &str, sizes: &[usize], isas: &[Isa
                     for (rows, random) in &rows {
                         let mut random = random.fork(2 * number + workers);
                         for _ in 0..rounds {
-                            rows.check(&mut caller, Placement::random(&mut random));
+                            let placement = Placement::random(&mut random);
+                            rows.check(&mut caller, placement.of_rank(&random, rank.rank()));
                             made += 1;
                         }
                     }

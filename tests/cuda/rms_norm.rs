@@ -80,6 +80,7 @@ fn every_shape(gpus: Gpus) {
                 let max_bytes = if algorithm == Some(Algorithm::TwoShotPush) { 256 << 10 } else { 16 << 10 };
                 let setup = Setup { algorithm, check: Some(true), max_bytes, ..Setup::default() };
                 let communicator = setup.try_build(context.clone(), rank).unwrap();
+                let own = communicator.rank();
                 let stream = context.new_stream().unwrap();
                 let plain = [(); 2].map(|()| Plain::new(&context, 256 << 10));
                 let mut caller = GpuCaller { communicator, stream, plain };
@@ -89,7 +90,8 @@ fn every_shape(gpus: Gpus) {
                         let mut random = random.fork(4 * number + dtype as usize);
                         for _ in 0..2 {
                             let rows = Rows::new(&mut random, dtype, shape, size);
-                            rows.check(&mut caller, Placement::random(&mut random));
+                            let placement = Placement::random(&mut random);
+                            rows.check(&mut caller, placement.of_rank(&random, own));
                         }
                     }
                 }

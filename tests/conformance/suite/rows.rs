@@ -66,6 +66,15 @@ impl Placement {
     }
 }
 
+impl Placement {
+    /// The same call where a rank has its memory elsewhere.
+    pub fn of_rank(self, random: &Random, rank: usize) -> Self {
+        let own = Self::random(&mut random.fork(rank));
+        let Self { offset, registered, residual_in_place, normed_in_place, .. } = own;
+        Self { offset, registered, residual_in_place, normed_in_place, ..self }
+    }
+}
+
 /// A rank with memory.
 pub trait Caller {
     fn rank(&self) -> usize;

@@ -212,7 +212,7 @@ impl Call {
         if !self.norms() {
             return (blocks, threads);
         }
-        // As src/plan/planner.rs has them: a row is one block's, or in a one-shot push a team's, all of whose threads work on it.
+        // As src/plan/planner.rs has them: a row is one block's, or in a push a team's, all of whose threads work on it.
         let row_bytes = self.row * self.dtype.bytes as u32;
         let rows = (self.bytes as u32 / row_bytes).max(1);
         let packs = row_bytes.div_ceil(FA_CUDA_PACK_BYTES).next_multiple_of(32);
@@ -225,7 +225,7 @@ impl Call {
 
     /// How blocks have rows, where they have them in teams.
     fn team(&self, most: u32) -> Option<Team> {
-        if code_of(self.base()) != Some(FA_ONE_SHOT_PUSH_NORM) {
+        if !matches!(code_of(self.base()), Some(FA_ONE_SHOT_PUSH_NORM | FA_TWO_SHOT_PUSH_NORM)) {
             return None;
         }
         let row_bytes = self.row * self.dtype.bytes as u32;
