@@ -45,6 +45,11 @@ fn rounded(value: i64, fraction: u32, bias: u32) -> u64 {
 }
 
 impl Element {
+    /// A number that the type has exactly.
+    pub fn number(&self, value: i64) -> Vec<u8> {
+        (self.bits)(value).to_le_bytes()[..self.bytes].into()
+    }
+
     /// Scattered over the range.
     fn value(&self, rank: usize, turn: usize, i: usize) -> i64 {
         let mixed = ((i * 31 + rank * 17 + turn * 5 + 1) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;

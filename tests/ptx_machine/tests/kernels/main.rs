@@ -15,6 +15,7 @@ mod faults;
 mod giving_up;
 mod hot;
 mod nvls;
+mod rows;
 mod world;
 
 use std::process::ExitCode;
@@ -54,6 +55,13 @@ pub(crate) fn is_left_out(program: &Program, kernel: &str) -> bool {
 }
 
 fn main() -> ExitCode {
-    let tests = [hot::tests(), nvls::tests(), broadcasts::tests(), giving_up::tests(), faults::tests()];
+    let tests = [
+        hot::tests(),
+        nvls::tests(),
+        broadcasts::tests(),
+        rows::tests(),
+        giving_up::tests(),
+        faults::tests(),
+    ];
     runner::run(tests.into_iter().flatten().collect())
 }

@@ -85,7 +85,7 @@ impl Memory for Ranges {
 /// No launch of these tests takes so long, unless it never ends.
 const LIMIT: Duration = Duration::from_secs(60);
 
-const MAILBOX: usize = 64 << 10;
+const MAILBOX: usize = 384 << 10;
 const STAGING: usize = 64 << 10;
 /// Most of a message that a slot of a channel takes, of which there are so many for each peer.
 pub const CHUNK: usize = 256;
@@ -192,13 +192,26 @@ impl World {
         launches: &[(FaLaunch, FaTransfers)],
         blocks: u32,
     ) -> Result<(), LaunchError> {
-        let bytes =
-            |(launch, messages): &(FaLaunch, FaTransfers)| [bytes_of(launch), bytes_of(messages)].concat();
+        self.run_with(program, kernel, launches, (blocks, 64), 3)
+    }
+
+    /// All ranks on this thread, in turns that the seed says, each with what comes after its launch.
+    pub fn run_with<T>(
+        &self,
+        program: &Program,
+        kernel: &str,
+        launches: &[(FaLaunch, T)],
+        shape: (u32, u32),
+        seed: u64,
+    ) -> Result<(), LaunchError> {
+        let bytes = |(launch, operands): &(FaLaunch, T)| [bytes_of(launch), bytes_of(operands)].concat();
         let params: Vec<_> = launches.iter().map(bytes).collect();
-        let launch =
-            |params| Launch { kernel, grid: [blocks, 1, 1], block: [64, 1, 1], params, memory: &self.memory };
-        let launches: Vec<_> = params.iter().map(|params| launch(params)).collect();
-        let settings = Settings { limit: LIMIT, seed: 3, race: program.is_observed(), ..Settings::default() };
+        let launches: Vec<_> = launches
+            .iter()
+            .zip(&params)
+            .map(|((launch, _), params)| Launch { params, ..self.as_launch(kernel, shape, launch) })
+            .collect();
+        let settings = Settings { limit: LIMIT, seed, race: program.is_observed(), ..Settings::default() };
         let result = program.launch(&launches, settings);
         coverage::note(program, kernel);
         result
