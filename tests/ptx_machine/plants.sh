@@ -31,6 +31,13 @@ END
   echo 'FA_NVLS_KERNEL(f16, F16, one_shot_nvls)'
   echo 'FA_NVLS_KERNEL(f32, float, two_shot_nvls)'
 } >>"$work/some"
+# Rows that blocks have in teams.
+{
+  sed -n '/^\/\/ Rows that teams of blocks have/,/^#define FA_NORMING_KERNEL/p' csrc/cuda/kernels.cu | head -n -1
+  sed -n '/^#define FA_NORMING_KERNEL/,/^  }$/p' csrc/cuda/kernels.cu
+  echo 'FA_NORMING_KERNEL(f16, F16, FA_ONE_SHOT_PUSH_NORM, one_shot_push_norm, one_shot_push)'
+  echo 'FA_NORMING_KERNEL(f16, F16, FA_TWO_SHOT_PUSH_NORM, two_shot_push_norm, two_shot_push)'
+} >"$work/teams"
 # And of those that the CUDA device's tests launch, which take all others as they are.
 cat >"$work/others" <<'END'
 FA_ANY_KERNEL(f32, float, halving_doubling)
@@ -99,6 +106,13 @@ a range that begins too late|RACE|one_launch::every_order|core/block.cuh|s/\(beg
 averages of parts of a sum|RACE|one_launch::every_order|cuda/reduce.cuh|s/reduction\.finish\(whole\)/reduction.finish()/|differ
 END
 
+cat >"$work/plants_of_teams" <<'END'
+squares of an earlier launch|cuda/team_rows.cuh|s/return u32\(word >> 32\) == epoch;/return word != 0;/|element
+slices of other rows|cuda/team_rows.cuh|s/\(norm\.rows \+ reduce\.world\(\) - 1\) \/ reduce\.world\(\)/norm.rows \/ reduce.world() + 1/|is left|left == right
+a share that is not all there|cuda/team_rows.cuh|s/if \(!block\.all\(complete\)\)/if (!complete)/|before it was written|data race
+sums with the packets' marks|cuda/team_rows.cuh|s/const Tag sums = \{epoch, kSums\};/const Tag sums = tag;/|element
+END
+
 # compile DIR LIST: kernels of a copy of csrc as PTX, and the host's sources as the compiler sees them.
 compile() {
   local flags=()
@@ -120,6 +134,9 @@ run_kernels() {
   for tests in hot:: nvls::; do
     FAST_ALLREDUCE_PTX=$work/csrc/some.ptx FAST_ALLREDUCE_PTX_SOME=1 "$kernels" "$tests" >"$work/log" 2>&1 || return
   done
+}
+run_teams() {
+  FAST_ALLREDUCE_PTX=$work/csrc/some.ptx FAST_ALLREDUCE_PTX_SOME=1 "$kernels" rows_by_teams >"$work/log" 2>&1
 }
 run_messages() {
   FAST_ALLREDUCE_PTX=$work/csrc/some.ptx FAST_ALLREDUCE_PTX_SOME=1 "$kernels" messages >"$work/log" 2>&1
@@ -186,6 +203,10 @@ if [ "$kernels" != none ]; then
   while IFS='|' read -r name file change; do
     plant "$name" "$file" "$change" "$work/messages" run_messages
   done <"$work/plants_of_messages"
+  sound "$work/teams" run_teams
+  while IFS='|' read -r name file change; do
+    plant "$name" "$file" "$change" "$work/teams" run_teams
+  done <"$work/plants_of_teams"
 fi
 if [ "$cuda" != none ]; then
   sound "$work/others" run_cuda LATE threads::ranks_on_one_gpu
