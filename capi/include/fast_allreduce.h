@@ -377,6 +377,26 @@ typedef uint32_t fast_allreduce_residency;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
+// Whether calls are launched with the attribute of programmatic dependent launch.
+enum fast_allreduce_programmatic_launch
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // They are not.
+  FAST_ALLREDUCE_PROGRAMMATIC_LAUNCH_OFF = 0,
+  // They are, where GPU and driver can: a kernel may become resident before the one in front of it has ended. The program promises
+  // that every other kernel that it launches so on the streams of calls executes griddepcontrol.wait before it ends.
+  FAST_ALLREDUCE_PROGRAMMATIC_LAUNCH_ON = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_programmatic_launch fast_allreduce_programmatic_launch;
+#else
+typedef uint32_t fast_allreduce_programmatic_launch;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
 // Whether large messages in private memory of the host are read directly by a receiver in another process.
 enum fast_allreduce_direct_reads
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -484,6 +504,10 @@ typedef struct fast_allreduce_config {
   uint32_t max_blocks;
   // A fast_allreduce_residency, of GPUs.
   uint32_t residency;
+  // A fast_allreduce_programmatic_launch, of GPUs. May differ among ranks.
+  uint32_t programmatic_launch;
+  // 0.
+  uint32_t reserved;
 } fast_allreduce_config;
 
 // Gives `bytes` bytes at `input` to all ranks, and has those of all, in the order of the ranks, at `output`. Returns 0, or

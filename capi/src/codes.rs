@@ -171,6 +171,18 @@ pub enum fast_allreduce_residency {
     OneAtATime = 1,
 }
 
+/// Whether calls are launched with the attribute of programmatic dependent launch.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_programmatic_launch {
+    /// They are not.
+    Off = 0,
+    /// They are, where GPU and driver can: a kernel may become resident before the one in front of it has ended. The program promises
+    /// that every other kernel that it launches so on the streams of calls executes griddepcontrol.wait before it ends.
+    On = 1,
+}
+
 /// What a waiting rank of the host does with its core.
 #[repr(u32)]
 #[derive(Clone, Copy)]
@@ -324,6 +336,10 @@ pub fn direct_reads(code: u32) -> Result<Option<bool>, Failure> {
 
 pub fn is_one_at_a_time(code: u32) -> Result<bool, Failure> {
     looked_up("residency", code, &[false, true])
+}
+
+pub fn is_programmatic(code: u32) -> Result<bool, Failure> {
+    looked_up("programmatic_launch", code, &[false, true])
 }
 
 /// Whether the device is CUDA.

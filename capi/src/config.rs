@@ -50,6 +50,10 @@ pub struct fast_allreduce_config {
     pub max_blocks: u32,
     /// A fast_allreduce_residency, of GPUs.
     pub residency: u32,
+    /// A fast_allreduce_programmatic_launch, of GPUs. May differ among ranks.
+    pub programmatic_launch: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 type Config = fast_allreduce_config;
@@ -82,6 +86,8 @@ impl Config {
             direct_reads: 0,
             max_blocks: 0,
             residency: 0,
+            programmatic_launch: 0,
+            reserved: 0,
         };
         if given.is_null() {
             return Ok(config);
@@ -131,9 +137,11 @@ impl Config {
     }
 
     pub fn host(&self) -> Result<Host, Failure> {
-        if self.max_blocks != 0 || codes::is_one_at_a_time(self.residency)? {
+        let of_gpus =
+            [codes::is_one_at_a_time(self.residency)?, codes::is_programmatic(self.programmatic_launch)?];
+        if self.max_blocks != 0 || of_gpus.contains(&true) {
             return Err(argument(
-                "max_blocks and residency are settings of GPUs, and the device is the host",
+                "max_blocks, residency and programmatic_launch are settings of GPUs, and the device is the host",
             ));
         }
         let host = Host::new().workers(self.workers.max(1) as usize)?;
@@ -143,7 +151,8 @@ impl Config {
     #[cfg(feature = "cuda")]
     pub fn cuda(&self) -> Result<Cuda, Failure> {
         let is_one_at_a_time = codes::is_one_at_a_time(self.residency)?;
-        let mut device = Cuda::open(self.ordinal as usize)?;
+        let is_programmatic = codes::is_programmatic(self.programmatic_launch)?;
+        let mut device = Cuda::open(self.ordinal as usize)?.programmatic_launch(is_programmatic);
         if self.max_blocks != 0 {
             device = device.max_blocks(self.max_blocks as usize);
         }

@@ -104,10 +104,11 @@ static int lies(void *context, const void *input, void *output, size_t bytes, ui
 /* What is of GPUs is refused on the host, and what asks for a switch that adds up gets its reason. */
 static void gpu_settings(fast_allreduce_unique_id *id) {
   fast_allreduce_communicator *made = NULL;
-  for (int field = 0; field < 2; field++) {
+  for (int field = 0; field < 3; field++) {
     fast_allreduce_config config = {0};
     config.size = sizeof config;
-    *(field ? &config.max_blocks : &config.residency) = FAST_ALLREDUCE_RESIDENCY_ONE_AT_A_TIME;
+    uint32_t *fields[] = {&config.max_blocks, &config.residency, &config.programmatic_launch};
+    *fields[field] = 1;
     EXPECT(fast_allreduce_get_unique_id(id) == OK);
     EXPECT(fast_allreduce_init(id, 0, 1, &config, &made) == INVALID && made == NULL);
     EXPECT(strstr(fast_allreduce_last_error(), "settings of GPUs") != NULL);
@@ -147,7 +148,8 @@ static void settings(void) {
   EXPECT(strncmp(fast_allreduce_binding(made), "none", 4) == 0 && strlen(fast_allreduce_plan_source(made)) > 0);
   fast_allreduce_free(made), made = NULL;
   uint32_t *codes[] = {&config.device, &config.algorithm, &config.wait,  &config.check,        &config.bind,
-                       &config.calibrate, &config.order,  &config.direct_reads, &config.residency};
+                       &config.calibrate, &config.order,  &config.direct_reads, &config.residency,
+                       &config.programmatic_launch};
   for (size_t field = 0; field < sizeof codes / sizeof *codes; field++) {
     config = (fast_allreduce_config){0};
     config.size = sizeof config;

@@ -74,7 +74,8 @@ impl Communicator {
     #[staticmethod]
     #[pyo3(signature = (nranks, rank, unique_id, device = "cpu", **settings), text_signature = "(nranks, rank, unique_id, \
         device='cpu', *, timeout=None, max_bytes=None, algorithm=None, check=None, workers=1, wait='auto', bind='none', \
-        calibrate=None, tuning=None, order=None, direct_reads=None, max_blocks=None, one_at_a_time=False)")]
+        calibrate=None, tuning=None, order=None, direct_reads=None, max_blocks=None, one_at_a_time=False, \
+        programmatic_launch=False)")]
     fn init(
         py: Python<'_>,
         nranks: usize,
@@ -93,7 +94,8 @@ impl Communicator {
     #[staticmethod]
     #[pyo3(signature = (device = "cpu", **settings), text_signature = "(device='cpu', *, timeout=None, max_bytes=None, \
         algorithm=None, check=None, workers=1, wait='auto', bind='none', calibrate=None, tuning=None, order=None, \
-        direct_reads=None, max_blocks=None, one_at_a_time=False)")]
+        direct_reads=None, max_blocks=None, one_at_a_time=False, \
+        programmatic_launch=False)")]
     fn from_env(
         py: Python<'_>,
         device: &str,

@@ -32,6 +32,7 @@ pub struct Settings {
     bind: Bind,
     max_blocks: Option<usize>,
     one_at_a_time: bool,
+    programmatic_launch: bool,
     pub meeting: Duration,
 }
 
@@ -45,15 +46,17 @@ impl Settings {
             bind: Bind::None,
             max_blocks: None,
             one_at_a_time: false,
+            programmatic_launch: false,
             meeting: MEETING,
         };
         for (name, value) in given.into_iter().flatten() {
             settings = settings.with(py, &name.extract::<String>()?, &value)?;
         }
-        if settings.place == Place::Cpu && (settings.max_blocks.is_some() || settings.one_at_a_time) {
+        let of_gpus = settings.max_blocks.is_some() || settings.one_at_a_time || settings.programmatic_launch;
+        if settings.place == Place::Cpu && of_gpus {
             return Err(invalid(
                 py,
-                "max_blocks and one_at_a_time are settings of GPUs, and the device is cpu",
+                "max_blocks, one_at_a_time and programmatic_launch are settings of GPUs, and the device is cpu",
             ));
         }
         Ok(settings)
@@ -90,6 +93,9 @@ impl Settings {
                 blocks => self.max_blocks = blocks,
             },
             "one_at_a_time" => self.one_at_a_time = value.extract::<Option<bool>>()?.unwrap_or(false),
+            "programmatic_launch" => {
+                self.programmatic_launch = value.extract::<Option<bool>>()?.unwrap_or(false);
+            }
             "calibrate" => self.builder = self.builder.calibrate(value.extract::<Option<bool>>()?),
             "tuning" => {
                 if let Some(path) = value.extract::<Option<PathBuf>>()? {
@@ -118,7 +124,7 @@ impl Settings {
             }
             #[cfg(feature = "cuda")]
             Place::Cuda(ordinal) => {
-                let mut device = Cuda::open(ordinal)?;
+                let mut device = Cuda::open(ordinal)?.programmatic_launch(self.programmatic_launch);
                 if let Some(blocks) = self.max_blocks {
                     device = device.max_blocks(blocks);
                 }

@@ -184,6 +184,7 @@ def test_ids_and_settings():
         ({"max_blocks": 0}, ValueError),
         ({"max_blocks": -1}, OverflowError),
         ({"one_at_a_time": "yes"}, TypeError),
+        ({"programmatic_launch": 3}, TypeError),
         ({"tuning": "/nowhere/plan.toml"}, fa.errors.Tuning),
         ({"max_bytes": 1 << 62}, fa.Error),
         ({"workers": 1 << 40}, fa.Error),
@@ -194,7 +195,7 @@ def test_ids_and_settings():
         1, 0, fa.get_unique_id(), bind="none", calibrate=False, tuning=None, wait=None, workers=None
     ) as communicator:
         assert communicator.plan_source.startswith("built-in") and communicator.binding.startswith("none")
-    for settings in ({"max_blocks": 4}, {"one_at_a_time": True}):
+    for settings in ({"max_blocks": 4}, {"one_at_a_time": True}, {"programmatic_launch": True}):
         with pytest.raises(ValueError, match="settings of GPUs"):
             fa.Communicator.init(1, 0, fa.get_unique_id(), **settings)
     for order in ("fixed", "any", None):

@@ -205,6 +205,9 @@ pub struct Bench {
     /// a switch between GPUs add up (NVLS) [default: FAST_ALLREDUCE_ORDER, or fixed]
     #[arg(long, value_name = "NAME", value_parser = values::order)]
     pub order: Option<Order>,
+    /// Launch with the attribute of programmatic dependent launch, on GPUs that have it
+    #[arg(long)]
+    pub programmatic_launch: bool,
     /// Ranks, a process each [default: 4]
     #[arg(long, value_name = "COUNT")]
     ranks: Option<usize>,
@@ -344,6 +347,9 @@ impl Bench {
                 return refuse("--isa and --workers are of the device host".into());
             }
             DeviceName::Host if self.eager => return refuse("--eager is of the device cuda".into()),
+            DeviceName::Host if self.programmatic_launch => {
+                return refuse("--programmatic-launch is of the device cuda".into());
+            }
             _ => {}
         }
         self.validate_rows()?;

@@ -47,6 +47,7 @@ pub fn settings(options: &GpuCheck, sharing: Option<Sharing>, launch_bytes: usiz
         order: None,
         eager: false,
         max_blocks: options.small.then_some(8),
+        programmatic_launch: false,
     }
 }
 

@@ -59,13 +59,19 @@ pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
             session.world_size()
         );
         let choices = Algorithm::DIRECT.into_iter().map(Some).chain([None]);
-        let gpus =
+        let mut gpus =
             choices.map(|choice| Gpu::new(session, &settings, choice)).collect::<Result<Vec<_>, _>>()?;
+        let programmatic = Settings { programmatic_launch: true, ..settings.clone() };
+        gpus.push(Gpu::new(session, &programmatic, None)?);
         let mut measure = timing(session, None, true);
         let mut wrong = 0;
         'sizes: for bytes in sizes(options) {
             for (index, gpu) in gpus.iter().enumerate() {
-                let column = Algorithm::DIRECT.get(index).map_or("auto", |algorithm| algorithm.name());
+                let column = match Algorithm::DIRECT.get(index) {
+                    Some(algorithm) => algorithm.name(),
+                    None if index == Algorithm::DIRECT.len() => "auto",
+                    None => "auto, programmatic launch",
+                };
                 // One of them decides for all.
                 if session.of_first(u64::from(budget.is_spent()))? != 0 {
                     if session.rank() == 0 {

@@ -73,6 +73,7 @@ pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<boo
             let settings = device::cuda::Settings {
                 first_gpu: 0,
                 max_blocks: None,
+                programmatic_launch: options.programmatic_launch,
                 gpus: device::cuda::gpus()?,
                 sharing: None,
                 timeout: options.timeout,

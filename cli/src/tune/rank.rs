@@ -36,6 +36,7 @@ pub fn measure(options: &Tune, part: &Path) -> Result<(), Failure> {
             let settings = Settings {
                 first_gpu: 0,
                 max_blocks: None,
+                programmatic_launch: false,
                 gpus: gpus()?,
                 sharing: None,
                 timeout: options.timeout,

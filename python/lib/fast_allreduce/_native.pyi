@@ -125,6 +125,7 @@ class Communicator:
         direct_reads: bool | None = None,
         max_blocks: int | None = None,
         one_at_a_time: bool = False,
+        programmatic_launch: bool = False,
     ) -> Communicator:
         """Joins the world of an id, and returns when all ranks have come.
 
@@ -136,11 +137,12 @@ class Communicator:
         `order="any"` lets a switch between GPUs add up in its own order, where "fixed", the default or FAST_ALLREDUCE_ORDER, has the
         bits of additions in rank order; `direct_reads` says whether large messages are read where they are by another process.
 
-        Two are of GPUs alone, for processes with several communicators on one. By default each takes half of the multiprocessors
+        Three are of GPUs alone, two of them for processes with several communicators on one. By default each takes half of the multiprocessors
         that those before it have left. `max_blocks` is the most that one takes. `one_at_a_time=True` is a promise: no call of this
         communicator runs on the GPU at the same time as one of another communicator of this process, on any rank, as where all
         calls are on one stream. It may then use all, and takes none from others; where the promise is broken, calls may
-        wait for each other until they time out.
+        wait for each other until they time out. `programmatic_launch=True` launches with the attribute of programmatic dependent launch,
+        and is a promise that every other kernel so launched on the streams of calls executes griddepcontrol.wait before it ends.
         """
 
     @staticmethod
@@ -160,6 +162,7 @@ class Communicator:
         direct_reads: bool | None = None,
         max_blocks: int | None = None,
         one_at_a_time: bool = False,
+        programmatic_launch: bool = False,
     ) -> Communicator | None:
         """Joins the world that FAST_ALLREDUCE_UNIQUE_ID, _RANK and _WORLD_SIZE name; None where there is no id."""
 

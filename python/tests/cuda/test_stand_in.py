@@ -196,7 +196,7 @@ def several(rank, nranks, unique_id):
         while len(made) < 32:
             made.append(fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0"))
     assert len(made) > 1
-    with fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", one_at_a_time=True) as another:
+    with fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", one_at_a_time=True, programmatic_launch=True) as another:
         another.barrier()
     for communicator in made:
         communicator.destroy()

@@ -83,6 +83,8 @@ pub struct Settings {
     pub eager: bool,
     /// Of a launch, at most.
     pub max_blocks: Option<usize>,
+    /// With the attribute of programmatic dependent launch.
+    pub programmatic_launch: bool,
 }
 
 /// A rank on a GPU.
@@ -118,6 +120,7 @@ impl Gpu {
     ) -> Result<Self, Failure> {
         // What is compared is called in turn.
         let mut device = Cuda::open(settings.first_gpu + session.rank() % settings.gpus)?.one_at_a_time();
+        device = device.programmatic_launch(settings.programmatic_launch);
         if let Some(sharing) = settings.sharing {
             device = device.sharing(sharing);
         }

@@ -59,7 +59,7 @@ impl Call<'_> {
     fn sum(&self, i: usize, turn: usize) -> i64 {
         let row = i / self.shape.row as usize;
         let magnitude = 1 << ((row + turn) % 3);
-        if (i * 5 + i / 7 + turn) % 3 == 0 {
+        if (i * 5 + i / 7 + turn).is_multiple_of(3) {
             -magnitude
         } else {
             magnitude
