@@ -228,15 +228,12 @@ pub enum RawQuantizedRows {
 impl RawQuantizedRows {
     /// Refuses another number of scales than rows have.
     pub(crate) fn check_scales(&self, len: usize, count: usize, hidden: usize) -> Result<()> {
-        let (needed, expected) = match self {
-            Self::Bytes { .. } => (
-                self.scales_of(count, hidden),
-                "one that is given, or one for each row or each group of 128 in it",
-            ),
-            Self::Nvfp4 { .. } => (
-                self.scales_of(count, hidden),
-                "one for each 16 elements of a row, or whole tiles of 128 rows and 4 such blocks",
-            ),
+        let needed = self.scales_of(count, hidden);
+        let expected = match self {
+            Self::Bytes { .. } => "one that is given, or one for each row or each group of 128 in it",
+            Self::Nvfp4 { .. } => {
+                "one for each 16 elements of a row, or whole tiles of 128 rows and 4 such blocks"
+            }
         };
         match len == needed {
             true => Ok(()),
