@@ -42,7 +42,7 @@ pub enum Error {
     /// A pointer is null, or not aligned to its element type.
     #[error("{which} pointer {address:#x} is {problem} (element size {element_size} bytes)")]
     InvalidPointer {
-        /// `"input"` or `"output"`.
+        /// `"input"`, `"output"`, or what an epilogue reads or writes besides: `"residual"`, `"normalised"`, `"scales"` and so on.
         which: &'static str,
         /// The address.
         address: usize,
