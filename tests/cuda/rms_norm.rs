@@ -13,6 +13,7 @@ use crate::fixture::{download, upload, Plain, Setup};
 use crate::gpu::{gpu, Gpus, LIMIT};
 use crate::graphs::capture;
 use crate::random::Random;
+use crate::suite::quantised_rows::Becomes;
 use crate::suite::rows::{Caller, Placement, Prepared, Rows};
 use crate::threads::threads;
 
@@ -92,6 +93,18 @@ fn every_shape(gpus: Gpus) {
                             let rows = Rows::new(&mut random, dtype, shape, size);
                             let placement = Placement::random(&mut random);
                             rows.check(&mut caller, placement.of_rank(&random, own));
+                        }
+                        // Of rows in blocks as well, in each kernel.
+                        for (offset, layout) in [(0, ScaleLayout::RowMajor), (1, ScaleLayout::Tiled)] {
+                            let quantised = Some(Becomes::Nvfp4(layout));
+                            if shape == SHAPES[2] {
+                                let rows = Rows::new(&mut random, dtype, shape, size);
+                                let placement = Placement::random(&mut random);
+                                rows.check(
+                                    &mut caller,
+                                    Placement { offset, quantised, stops: false, ..placement },
+                                );
+                            }
                         }
                     }
                 }
