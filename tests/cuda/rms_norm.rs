@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
 use fast_allreduce::{
     Algorithm, Collective, Communicator, Cuda, DType, Epilogue, Error, Nvfp4Scales, RawRmsNorm, Result,
-    RmsNorm, ScaleLayout, Scales,
+    RmsNorm, ScaleLayout, Scales, Scaling,
 };
 
 use crate::fixture::{download, upload, Plain, Setup};
@@ -32,6 +32,15 @@ tests! {
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 const SHAPES: [(usize, usize); 8] =
     [(5, 1), (3, 7), (140, 16), (4, 33), (1, 513), (9, 512), (2, 1000), (3, 2048)];
+
+/// Elements after an aligned address, and what rows become.
+const ROWS_OF_FEWER_BITS: [(usize, Becomes); 5] = [
+    (0, Becomes::Nvfp4(ScaleLayout::RowMajor)),
+    (1, Becomes::Nvfp4(ScaleLayout::Tiled)),
+    (0, Becomes::Bytes(DType::F8E4M3, Scaling::PerGroup)),
+    (1, Becomes::Bytes(DType::I8, Scaling::PerRow)),
+    (0, Becomes::Bytes(DType::F8E5M2, Scaling::Given)),
+];
 
 /// A rank with memory.
 pub struct GpuCaller {
@@ -94,9 +103,9 @@ fn every_shape(gpus: Gpus) {
                             let placement = Placement::random(&mut random);
                             rows.check(&mut caller, placement.of_rank(&random, own));
                         }
-                        // Of rows in blocks as well, in each kernel.
-                        for (offset, layout) in [(0, ScaleLayout::RowMajor), (1, ScaleLayout::Tiled)] {
-                            let quantised = Some(Becomes::Nvfp4(layout));
+                        // In each kernel, whatever was drawn.
+                        for (offset, becomes) in ROWS_OF_FEWER_BITS {
+                            let quantised = Some(becomes);
                             if shape == SHAPES[2] {
                                 let rows = Rows::new(&mut random, dtype, shape, size);
                                 let placement = Placement::random(&mut random);
