@@ -33,13 +33,13 @@ const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 const SHAPES: [(usize, usize); 8] =
     [(5, 1), (3, 7), (140, 16), (4, 33), (1, 513), (9, 512), (2, 1000), (3, 2048)];
 
-/// Elements after an aligned address, and what rows become.
-const ROWS_OF_FEWER_BITS: [(usize, Becomes); 5] = [
-    (0, Becomes::Nvfp4(ScaleLayout::RowMajor)),
-    (1, Becomes::Nvfp4(ScaleLayout::Tiled)),
-    (0, Becomes::Bytes(DType::F8E4M3, Scaling::PerGroup)),
-    (1, Becomes::Bytes(DType::I8, Scaling::PerRow)),
-    (0, Becomes::Bytes(DType::F8E5M2, Scaling::Given)),
+/// Elements after an aligned address, whether the plain sum is asked for, and what rows become.
+const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 5] = [
+    (0, true, Becomes::Nvfp4(ScaleLayout::RowMajor)),
+    (1, false, Becomes::Nvfp4(ScaleLayout::Tiled)),
+    (0, false, Becomes::Bytes(DType::F8E4M3, Scaling::PerGroup)),
+    (1, true, Becomes::Bytes(DType::I8, Scaling::PerRow)),
+    (0, false, Becomes::Bytes(DType::F8E5M2, Scaling::Given)),
 ];
 
 /// A rank with memory.
@@ -104,14 +104,14 @@ fn every_shape(gpus: Gpus) {
                             rows.check(&mut caller, placement.of_rank(&random, own));
                         }
                         // In each kernel, whatever was drawn.
-                        for (offset, becomes) in ROWS_OF_FEWER_BITS {
+                        for (offset, plain_sum, becomes) in ROWS_OF_FEWER_BITS {
                             let quantised = Some(becomes);
                             if shape == SHAPES[2] {
                                 let rows = Rows::new(&mut random, dtype, shape, size);
                                 let placement = Placement::random(&mut random);
                                 rows.check(
                                     &mut caller,
-                                    Placement { offset, quantised, stops: false, ..placement },
+                                    Placement { offset, plain_sum, quantised, stops: false, ..placement },
                                 );
                             }
                         }
