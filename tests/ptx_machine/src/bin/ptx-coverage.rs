@@ -4,7 +4,7 @@
 //!
 //! FOLDER has the notes of `PTX_MACHINE_COVERAGE`, SOURCES is where the sources lie. LIST has the lines of them whose instructions need
 //! not be executed: `FILE@KERNELS TEXT`, the kernels by the beginnings of their names, and all of the line but its indentation, or `-` for
-//! instructions that belong to no line of the file. Of each kernel 88 % of the rest must be executed. What a kernel of the hot set misses
+//! instructions that belong to no line of the file. Of each kernel 85 % of the rest must be executed. What a kernel of the hot set misses
 //! elsewhere is an error, and so is a line that no kernel misses.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use fast_allreduce_ptx_machine::coverage::{self, Coverage};
 use fast_allreduce_ptx_machine::Program;
 
 /// Of the instructions of each kernel, in per cent.
-const LEAST: f64 = 88.0;
+const LEAST: f64 = 85.0;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
