@@ -31,21 +31,17 @@ pub fn measure(job: &impl Job, started: Started) -> Result<ExitCode, Failure> {
     use fast_allreduce::bootstrap::Mpi;
     use fast_allreduce::Error;
 
-    let options = job.options();
-    if let Some(size) = started.size {
-        options.check_world(size)?;
-    }
-    crate::harness::device::check(options.device)?;
-    let outcome = join(started).and_then(|mpi| {
-        #[cfg(feature = "cuda")]
-        if options.device == crate::arguments::DeviceName::Cuda {
-            check_gpus(&mpi)?;
-        }
-        crate::harness::run_in(job, mpi)
-    });
-    match outcome {
+    match run(job, started) {
         Ok(is_right) => Ok(ExitCode::from(if is_right { 0 } else { crate::failure::WRONG })),
-        Err(failure) if failure.is_common() => Err(failure),
+        Err(failure) if failure.is_common() => {
+            // Launchers end all ranks when one has ended, the one that says it too: it ends first.
+            if started.rank != 0 {
+                std::thread::sleep(OTHERS_WAIT);
+            }
+            let code = failure.end();
+            wait_until_read();
+            Ok(code)
+        }
         Err(failure) => {
             // Whose failure explains the others' speaks first, and of equals the first rank; the rest are ended meanwhile.
             let is_of_another = failure.is_consequence()
@@ -54,9 +50,54 @@ pub fn measure(job: &impl Job, started: Started) -> Result<ExitCode, Failure> {
             std::thread::sleep(Duration::from_millis(50) * turn);
             if !failure.is_silent() {
                 crate::failure::say(format_args!("rank {}: {failure}", started.rank));
+                wait_until_read();
             }
             Mpi::abort(failure.status().into())
         }
+    }
+}
+
+/// Whether all results are right.
+#[cfg(feature = "mpi")]
+fn run(job: &impl Job, started: Started) -> Result<bool, Failure> {
+    let options = job.options();
+    if let Some(size) = started.size {
+        options.check_world(size)?;
+    }
+    crate::harness::device::check(options.device)?;
+    let mpi = join(started)?;
+    #[cfg(feature = "cuda")]
+    if options.device == crate::arguments::DeviceName::Cuda {
+        check_gpus(&mpi)?;
+    }
+    crate::harness::run_in(job, mpi)
+}
+
+/// How long ranks wait for the one that says what is wrong with all of them.
+#[cfg(feature = "mpi")]
+const OTHERS_WAIT: std::time::Duration = std::time::Duration::from_millis(500);
+
+/// Waits, for a second at most, until the launcher has read what this rank said: MPICH's drops what it finds in a pipe after an abort.
+#[cfg(feature = "mpi")]
+fn wait_until_read() {
+    use std::time::{Duration, Instant};
+
+    use nix::libc::{c_int, ioctl, FIONREAD, STDERR_FILENO};
+    use nix::sys::stat::{fstat, SFlag};
+
+    let is_pipe =
+        |mode: nix::libc::mode_t| SFlag::from_bits_truncate(mode & SFlag::S_IFMT.bits()) == SFlag::S_IFIFO;
+    if !fstat(std::io::stderr()).is_ok_and(|about| is_pipe(about.st_mode)) {
+        return;
+    }
+    let start = Instant::now();
+    let mut unread: c_int = 1;
+    while unread > 0 && start.elapsed() < Duration::from_secs(1) {
+        // SAFETY: the request writes one int, to a variable of this function.
+        if unsafe { ioctl(STDERR_FILENO, FIONREAD, &mut unread) } != 0 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
