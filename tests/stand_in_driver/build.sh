@@ -3,7 +3,7 @@
 # self-test too, which is then run.
 #   build.sh OUT_DIR [--test]
 # STAND_IN_MACHINE is the static library of tests/ptx_machine, where kernels are to be run from their PTX as well.
-# CXX is the compiler; STAND_IN_FLAGS are added to every call of it, for example -fsanitize=thread.
+# CXX is the compiler; STAND_IN_FLAGS are added to every call of it, for example "-fsanitize=thread -Wno-tsan".
 set -eu
 
 if [ $# -lt 1 ] || { [ $# -gt 1 ] && [ "$2" != --test ]; }; then

@@ -5,6 +5,7 @@ struct CUevent_st {
   // A recorded point. Waits refer to it, so that the event can be recorded again.
   struct Mark {
     bool done = false;
+    std::condition_variable reached;
     std::chrono::steady_clock::time_point at;
   };
 
@@ -39,12 +40,12 @@ void reach(Mark &mark) {
   std::lock_guard<std::mutex> guard(state());
   mark.at = std::chrono::steady_clock::now();
   mark.done = true;
-  changed().notify_all();
+  mark.reached.notify_all();
 }
 
-void await(const Mark &mark) {
+void await(Mark &mark) {
   std::unique_lock<std::mutex> guard(state());
-  changed().wait(guard, [&] { return mark.done; });
+  mark.reached.wait(guard, [&] { return mark.done; });
 }
 
 // With state() held. The stream joins the capture, or learns what comes before the event.
@@ -207,7 +208,7 @@ CUresult cuEventSynchronize(CUevent handle) {
   std::unique_lock<std::mutex> guard(state());
   const std::shared_ptr<Mark> mark = event->mark;
   if (mark)
-    changed().wait(guard, [&] { return mark->done; });
+    mark->reached.wait(guard, [&] { return mark->done; });
   return CUresult(event->context->error.load());
 }
 

@@ -178,6 +178,62 @@ private:
   uint64_t used_ = 0, next_ = 0, serving_ = 0;
 };
 
+// Threads that run side by side, again and again.
+class Crew {
+public:
+  ~Crew() {
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      ended_ = true;
+      begins_.notify_all();
+    }
+    for (std::thread &thread : threads_)
+      thread.join();
+  }
+
+  // Calls work(0) to work(count - 1), the first by this thread.
+  void run(uint32_t count, const std::function<void(uint32_t)> &work) {
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      while (threads_.size() + 1 < count)
+        threads_.emplace_back(&Crew::serve, this, uint32_t(threads_.size()) + 1, turn_);
+      work_ = &work;
+      count_ = count;
+      running_ = uint32_t(threads_.size());
+      ++turn_;
+      begins_.notify_all();
+    }
+    work(0);
+    std::unique_lock<std::mutex> guard(mutex_);
+    ends_.wait(guard, [&] { return running_ == 0; });
+  }
+
+private:
+  void serve(uint32_t number, uint64_t turn) {
+    std::unique_lock<std::mutex> guard(mutex_);
+    for (;;) {
+      begins_.wait(guard, [&] { return turn_ != turn || ended_; });
+      if (ended_)
+        return;
+      turn = turn_;
+      guard.unlock();
+      if (number < count_) // written before the turn, and not while it lasts
+        (*work_)(number);
+      guard.lock();
+      if (--running_ == 0)
+        ends_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable begins_, ends_;
+  std::vector<std::thread> threads_;
+  const std::function<void(uint32_t)> *work_ = nullptr;
+  uint32_t count_ = 0, running_ = 0;
+  uint64_t turn_ = 0;
+  bool ended_ = false;
+};
+
 // The blocks of one rank's launch. They may run "in any order, in parallel or in series" (Programming Guide,
 // Thread Hierarchy): with STAND_IN_MULTIPROCESSORS in parallel, as far as there is room; otherwise in series,
 // in order on every rank, where a block waits for equal blocks only. Those of a transfer are run side by side
@@ -251,13 +307,12 @@ void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint
   const uint64_t registers = Residency::registers_of(shape.block[0]) * shape.grid[0] * world;
   if (settings().multiprocessors > 0)
     Residency::of(context->device).enter(registers);
-  for (uint32_t turn = 0; turn < turns; ++turn) {
-    std::vector<std::thread> ranks;
-    for (const FaLaunch &launch : launches)
-      ranks.emplace_back(run_rank, context, launch, shape.grid[0], shape.block[0], true);
-    for (std::thread &rank : ranks)
-      rank.join();
-  }
+  thread_local Crew crew;
+  const auto run = [&](uint32_t rank) {
+    run_rank(context, launches[rank], shape.grid[0], shape.block[0], true);
+  };
+  for (uint32_t turn = 0; turn < turns; ++turn)
+    crew.run(world, run);
   if (settings().multiprocessors > 0)
     Residency::of(context->device).leave(registers);
 }

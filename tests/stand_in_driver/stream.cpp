@@ -1,6 +1,7 @@
 // Streams: a queue each, and a thread that works it off.
 #include "stream.h"
 
+#include <algorithm>
 #include <set>
 
 namespace stand_in {
@@ -17,23 +18,41 @@ std::set<std::shared_ptr<CUstream_st>> &live() {
   return *live;
 }
 
+// Waits until this much of a stream's work has ended.
+void wait_until(std::unique_lock<std::mutex> &guard, CUstream_st &stream, uint64_t count) {
+  stream.moved_on.wait(guard, [&] {
+    if (stream.completed < count)
+      stream.awaited = std::min(stream.awaited, count);
+    return stream.completed >= count;
+  });
+}
+
+// The work of a stream that is busy with it.
+void perform(std::unique_lock<std::mutex> &guard, CUstream_st &stream, Work work) {
+  guard.unlock();
+  work();
+  work = {};
+  guard.lock();
+  stream.busy = false;
+  if (++stream.completed < stream.awaited)
+    return;
+  stream.awaited = UINT64_MAX;
+  stream.moved_on.notify_all();
+}
+
 void serve(std::shared_ptr<CUstream_st> stream) {
   std::unique_lock<std::mutex> guard(state());
   for (;;) {
-    changed().wait(guard, [&] { return !stream->queue.empty() || stream->closing; });
+    const auto has_work = [&] { return !stream->queue.empty() && !stream->busy; };
+    stream->has_work.wait(guard, [&] { return has_work() || (stream->closing && stream->queue.empty()); });
     if (stream->queue.empty())
       break;
     CUstream_st::Operation operation = std::move(stream->queue.front());
     stream->queue.pop_front();
-    for (auto &[other, count] : operation.after) {
-      changed().wait(guard, [&other = other, &count = count] { return other->completed >= count; });
-    }
-    guard.unlock();
-    operation.work();
-    operation = {};
-    guard.lock();
-    ++stream->completed;
-    changed().notify_all();
+    stream->busy = true;
+    for (auto &[other, count] : operation.after)
+      wait_until(guard, *other, count);
+    perform(guard, *stream, std::move(operation.work));
   }
   live().erase(stream);
 }
@@ -43,12 +62,11 @@ void close(const std::shared_ptr<CUstream_st> &stream) {
   stream->closing = true;
   if (!stream->started)
     live().erase(stream);
-  changed().notify_all();
+  stream->has_work.notify_all();
 }
 
 void wait_for(std::unique_lock<std::mutex> &guard, const std::shared_ptr<CUstream_st> &stream) {
-  const uint64_t target = stream->submitted;
-  changed().wait(guard, [&] { return stream->completed >= target; });
+  wait_until(guard, *stream, stream->submitted);
 }
 
 // The calling thread's default streams. What is on them when the thread ends still runs.
@@ -96,11 +114,6 @@ std::mutex &state() {
   return *state;
 }
 
-std::condition_variable &changed() {
-  static auto *changed = new std::condition_variable;
-  return *changed;
-}
-
 std::shared_ptr<CUstream_st> make_stream(CUcontext context, unsigned flags, int priority) {
   auto stream = std::make_shared<CUstream_st>();
   stream->context = context;
@@ -126,25 +139,30 @@ CUresult find_stream(CUstream handle, std::shared_ptr<CUstream_st> *stream) {
   return CUresult((*stream)->context->error.load());
 }
 
-void enqueue(const std::shared_ptr<CUstream_st> &stream, Work work) {
-  CUstream_st::Operation operation{std::move(work), {}};
-  // The legacy stream waits for all blocking streams of its context, and they for it.
+// What comes before the next work of a stream: the legacy stream waits for all blocking streams of its
+// context, and they for it.
+static auto work_before(const std::shared_ptr<CUstream_st> &stream) {
+  decltype(CUstream_st::Operation::after) after;
   const std::shared_ptr<CUstream_st> &legacy = stream->context->legacy;
   if (stream == legacy) {
     for (auto &other : live_streams_of(stream->context)) {
       if (other != stream && other->blocking())
-        operation.after.emplace_back(other, other->submitted);
+        after.emplace_back(other, other->submitted);
     }
   } else if (stream->blocking()) {
-    operation.after.emplace_back(legacy, legacy->submitted);
+    after.emplace_back(legacy, legacy->submitted);
   }
-  stream->queue.push_back(std::move(operation));
+  return after;
+}
+
+void enqueue(const std::shared_ptr<CUstream_st> &stream, Work work) {
+  stream->queue.push_back({std::move(work), work_before(stream)});
   ++stream->submitted;
   if (!stream->started) {
     stream->started = true;
     std::thread(serve, stream).detach();
   }
-  changed().notify_all();
+  stream->has_work.notify_all();
 }
 
 std::vector<Capture *> captures_under_legacy(const CUstream_st &stream) {
@@ -173,6 +191,24 @@ CUresult submit(CUstream handle, Work work) {
     return add_node(*stream, std::move(work));
   STAND_IN_CHECK(check_legacy(*stream));
   enqueue(stream, std::move(work));
+  return CUDA_SUCCESS;
+}
+
+CUresult submit_and_wait(const std::shared_ptr<CUstream_st> &stream, Work work) {
+  std::unique_lock<std::mutex> guard(state());
+  STAND_IN_CHECK(check_legacy(*stream));
+  bool idle = stream->completed == stream->submitted;
+  for (auto &[other, count] : work_before(stream))
+    idle = idle && other->completed >= count;
+  if (!idle) {
+    enqueue(stream, std::move(work));
+    wait_for(guard, stream);
+    return CUDA_SUCCESS;
+  }
+  ++stream->submitted;
+  stream->busy = true;
+  perform(guard, *stream, std::move(work));
+  stream->has_work.notify_all();
   return CUDA_SUCCESS;
 }
 

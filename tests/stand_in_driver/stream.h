@@ -35,9 +35,8 @@ struct Capture {
   std::map<const CUstream_st *, std::set<size_t>> last; // the nodes that a stream's next one comes after
 };
 
-// Guards streams, events and captures; changed() is notified when any of them moves on.
+// Guards streams, events and captures.
 std::mutex &state();
-std::condition_variable &changed();
 
 std::shared_ptr<CUstream_st> make_stream(CUcontext context, unsigned flags, int priority);
 // NULL and the legacy handle are the context's legacy stream. The per-thread handle is a stream of the
@@ -53,6 +52,9 @@ void enqueue(const std::shared_ptr<CUstream_st> &stream, Work work);
 CUresult add_node(CUstream_st &stream, Work work);
 
 void wait_for_stream(const std::shared_ptr<CUstream_st> &stream);
+// Work of a stream that is not captured, which has ended when this returns: by the calling thread where
+// nothing comes before it.
+CUresult submit_and_wait(const std::shared_ptr<CUstream_st> &stream, Work work);
 // All of a context's streams.
 void wait_for_context(CUcontext context);
 // With STAND_IN_SYNCHRONISE, waits for all work of the context and of those that reach its memory or whose
@@ -106,8 +108,12 @@ struct CUstream_st {
   std::deque<Operation> queue;
   uint64_t submitted = 0;
   uint64_t completed = 0;
+  uint64_t awaited = UINT64_MAX; // the least of `completed` that somebody waits for
   bool started = false;
+  bool busy = false; // with work that is no longer in the queue
   bool closing = false;
+  std::condition_variable has_work; // and is not busy; or is closing
+  std::condition_variable moved_on; // to what was awaited
   std::shared_ptr<stand_in::Capture> capture;
 
   bool blocking() const { return !(flags & CU_STREAM_NON_BLOCKING); }

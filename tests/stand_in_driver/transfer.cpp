@@ -53,27 +53,23 @@ CUresult copy(CUstream handle, bool synchronous, uint64_t to, uint64_t from, siz
   if (!valid)
     return CUDA_ERROR_INVALID_VALUE;
   CUcontext owner = stream->context;
-  const auto run = [=] { copy_bytes(owner, to, destination, from, source, bytes); };
+  Work run = [=] { copy_bytes(owner, to, destination, from, source, bytes); };
   if (is_capturing(*stream))
     return submit(handle, run);
 
   if (source == Place::Pageable) {
     // The driver has copied it elsewhere when the call returns.
     const char *start = reinterpret_cast<const char *>(from);
-    auto staged = std::make_shared<std::vector<char>>(start, start + bytes);
-    STAND_IN_CHECK(submit(handle, [=] {
+    run = [=, staged = std::vector<char>(start, start + bytes)] {
       if (destination != Place::Device || is_there(owner, {to}, bytes))
-        memcpy(reinterpret_cast<void *>(to), staged->data(), bytes);
-    }));
-  } else {
-    STAND_IN_CHECK(submit(handle, run));
+        memcpy(reinterpret_cast<void *>(to), staged.data(), bytes);
+    };
   }
   const bool pinned = source == Place::Pinned || destination == Place::Pinned;
-  if (destination == Place::Pageable || (synchronous && pinned)) {
-    wait_for_stream(stream);
-    return CUresult(stream->context->error.load());
-  }
-  return CUDA_SUCCESS;
+  if (destination != Place::Pageable && !(synchronous && pinned))
+    return submit(handle, std::move(run));
+  STAND_IN_CHECK(submit_and_wait(stream, std::move(run)));
+  return CUresult(stream->context->error.load());
 }
 
 // The device side of a copy must be an address that the driver knows.
