@@ -29,6 +29,36 @@ pub fn select(asked: Option<&str>, gpus: &[Capability], known: &[String]) -> Res
     }
 }
 
+/// Virtual architectures whose PTX differs: of what came between them and after the last the sources use nothing. The way to
+/// PTX is two thirds of nvcc's time, so that others share it.
+const VIRTUAL: [u32; 4] = [70, 75, 80, 90];
+
+/// Virtual architectures, and what is made of the PTX of each: code for `archs`, and of the newest one the PTX itself, which
+/// the driver compiles for GPUs that are not out yet.
+pub fn targets(archs: &[String]) -> Vec<(String, Vec<String>)> {
+    let mut targets: Vec<(String, Vec<String>)> = Vec::new();
+    for arch in archs {
+        let ptx = ptx_of(arch);
+        match targets.last_mut() {
+            Some((last, codes)) if *last == ptx => codes.push(arch.clone()),
+            _ => targets.push((ptx, vec![arch.clone()])),
+        }
+    }
+    if let Some((ptx, codes)) = targets.last_mut() {
+        codes.push(ptx.clone());
+    }
+    targets
+}
+
+/// What comes with a letter, as sm_90a, is made of its own PTX alone.
+fn ptx_of(arch: &str) -> String {
+    let shared = number(arch).and_then(|own| VIRTUAL.into_iter().filter(|&shared| shared <= own).max());
+    match shared {
+        Some(shared) if !arch.ends_with(char::is_alphabetic) => format!("compute_{shared}"),
+        _ => arch.replace("sm_", "compute_"),
+    }
+}
+
 /// A GPU's compute capability, as 9.0: major, minor.
 pub type Capability = (u32, u32);
 

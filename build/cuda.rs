@@ -1,6 +1,7 @@
-//! Compiles `csrc/cuda/kernels.cu` to one fatbin, for the architectures of this machine's GPUs or those asked for.
+//! Compiles the families of kernels in `csrc/cuda`, each to a fatbin, for the architectures of this machine's GPUs or those
+//! asked for.
 //!
-//! No toolkit is no error: the fatbin is then empty, and the crate reports at run time that it was
+//! No toolkit is no error: the fatbins are then empty, and the crate reports at run time that it was
 //! built without CUDA, and why. A toolkit that was asked for by name, or that fails to compile, is.
 
 use std::env;
@@ -9,6 +10,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 #[path = "architectures.rs"]
@@ -19,9 +21,9 @@ use architectures::Capability;
 /// What became of the CUDA kernels in this build.
 #[derive(Debug)]
 pub enum Outcome {
-    /// `out_dir/cuda.fatbin` holds them.
+    /// Fatbins in `out_dir` hold them.
     Built { nvcc: PathBuf, version: String, archs: Vec<String>, fatbin_bytes: u64 },
-    /// `out_dir/cuda.fatbin` is empty.
+    /// Those are empty.
     Absent { reason: String },
 }
 
@@ -36,13 +38,13 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// The kernels, and what only the feature `probes` asks for: names of fatbins, and their sources.
-const MODULES: [(&str, &str); 3] =
-    [("cuda", KERNELS), ("costs", "probes/costs.cu"), ("worlds", "probes/worlds.cu")];
-const KERNELS: &str = "cuda/kernels.cu";
+/// The families of kernels, what takes longest first; the library loads each as a module.
+const KERNELS: [&str; 4] = ["cuda/norms", "cuda/any_world", "cuda/hot_set", "cuda/others"];
+/// What only the feature `probes` asks for.
+const PROBES: [&str; 2] = ["probes/worlds", "probes/costs"];
 
-/// Writes `out_dir/cuda.fatbin` from `csrc/cuda/kernels.cu`, and sets `FAST_ALLREDUCE_CUDA_BUILD`, one line
-/// about it, for the crate that is being built.
+/// Writes a fatbin into `out_dir` from each source, of its name, and sets `FAST_ALLREDUCE_CUDA_BUILD`, one line
+/// about them, for the crate that is being built.
 ///
 /// # Panics
 ///
@@ -51,14 +53,12 @@ const KERNELS: &str = "cuda/kernels.cu";
 pub fn build(csrc: &Path, out_dir: &Path) -> Outcome {
     // Cargo walks a folder; the flags are compiled into this build script, so cargo watches them.
     println!("cargo:rerun-if-changed={}", csrc.display());
-    let probes = env_var("CARGO_FEATURE_PROBES").is_some();
-    let modules = MODULES.iter().filter(|(_, source)| probes || *source == KERNELS);
-    let modules: Vec<_> =
-        modules.map(|(name, source)| (out_dir.join(format!("{name}.fatbin")), csrc.join(source))).collect();
+    let probes = env_var("CARGO_FEATURE_PROBES").map_or(&[][..], |_| &PROBES);
+    let units: Vec<_> = KERNELS.iter().chain(probes).map(|name| Unit::new(csrc, out_dir, name)).collect();
     let outcome = match Toolkit::find() {
-        Ok(toolkit) => toolkit.compile(csrc, &modules),
+        Ok(toolkit) => toolkit.compile(csrc, &units),
         Err(reason) => {
-            for (fatbin, _) in &modules {
+            for Unit { fatbin, .. } in &units {
                 // include_bytes! needs the file either way.
                 fs::write(fatbin, []).unwrap_or_else(|e| panic!("{}: {e}", fatbin.display()));
             }
@@ -67,6 +67,19 @@ pub fn build(csrc: &Path, out_dir: &Path) -> Outcome {
     };
     println!("cargo:rustc-env=FAST_ALLREDUCE_CUDA_BUILD={}", one_line(&outcome.to_string()));
     outcome
+}
+
+/// What one nvcc compiles.
+struct Unit {
+    source: PathBuf,
+    fatbin: PathBuf,
+}
+
+impl Unit {
+    fn new(csrc: &Path, out_dir: &Path, name: &str) -> Self {
+        let file = name.rsplit('/').next().unwrap_or(name);
+        Self { source: csrc.join(format!("{name}.cu")), fatbin: out_dir.join(format!("{file}.fatbin")) }
+    }
 }
 
 /// An nvcc that answers.
@@ -135,8 +148,8 @@ impl Toolkit {
         Ok(Self { nvcc: nvcc.into(), version, archs })
     }
 
-    /// Compiles each source to its fatbin; the outcome is that of the first, the kernels.
-    fn compile(self, csrc: &Path, modules: &[(PathBuf, PathBuf)]) -> Outcome {
+    /// Compiles the units, as many at once as cargo's `-j` says.
+    fn compile(self, csrc: &Path, units: &[Unit]) -> Outcome {
         let asked = env_var("FAST_ALLREDUCE_ARCHS").map(|asked| asked.to_string_lossy().into_owned());
         let gpus = if asked.is_none() { gpus() } else { Vec::new() };
         let archs = architectures::select(asked.as_deref(), &gpus, &self.archs)
@@ -145,25 +158,34 @@ impl Toolkit {
         for name in ["NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"] {
             env_var(name);
         }
-        for (fatbin, source) in modules {
-            self.compile_one(csrc, &archs, source, fatbin);
-        }
-        let fatbin = &modules[0].0;
-        let fatbin_bytes = fs::metadata(fatbin).unwrap_or_else(|e| panic!("{}: {e}", fatbin.display())).len();
+        let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1).max(1);
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..jobs.min(units.len()) {
+                scope.spawn(|| {
+                    while let Some(unit) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        self.compile_one(csrc, &archs, unit, jobs.div_ceil(units.len()));
+                    }
+                });
+            }
+        });
+        let bytes = |unit: &Unit| {
+            fs::metadata(&unit.fatbin).unwrap_or_else(|e| panic!("{}: {e}", unit.fatbin.display())).len()
+        };
+        let fatbin_bytes = units[..KERNELS.len()].iter().map(bytes).sum();
         Outcome::Built { nvcc: self.nvcc, version: self.version, archs, fatbin_bytes }
     }
 
-    fn compile_one(&self, csrc: &Path, archs: &[String], source: &Path, fatbin: &Path) {
+    fn compile_one(&self, csrc: &Path, archs: &[String], unit: &Unit, threads: usize) {
         let mut command = Command::new(&self.nvcc);
         command.arg("-fatbin").args(flags()).arg(self.compression()).arg("-I").arg(csrc);
-        command.args(archs.iter().map(|arch| gencode(arch, arch)));
-        if let Some(newest) = archs.last() {
-            // PTX, for GPUs that are not out yet: the driver compiles it.
-            command.arg(gencode(newest, &newest.replace("sm_", "compute_")));
-        }
-        // Cargo's -j, and not one of the variables to watch: it changes nothing in the result.
-        command.arg("--threads").arg(env::var_os("NUM_JOBS").unwrap_or_else(|| "0".into()));
-        command.arg("-o").arg(fatbin).arg(source);
+        command.args(
+            architectures::targets(archs)
+                .iter()
+                .map(|(ptx, codes)| format!("-gencode=arch={ptx},code=[{}]", codes.join(","))),
+        );
+        command.arg("--threads").arg(threads.to_string());
+        command.arg("-o").arg(&unit.fatbin).arg(&unit.source);
 
         let output = run(&mut command).unwrap_or_else(|e| panic!("{command:?}: {e}"));
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -219,10 +241,6 @@ fn in_cache() -> Vec<PathBuf> {
 
 fn flags() -> impl Iterator<Item = &'static str> {
     include_str!("nvcc.flags").lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
-}
-
-fn gencode(arch: &str, code: &str) -> String {
-    format!("-gencode=arch={},code={code}", arch.replace("sm_", "compute_"))
 }
 
 /// `release 13.0, V13.0.88` is `13.0.88`.

@@ -275,6 +275,16 @@ struct FaTransfers {
   struct FaTransfer transfer[FA_MAX_TRANSFERS];
 };
 
+// In which turn a team of a two-shot has a row (cuda/team_rows.cuh): turn / divisor and turn % divisor are
+// the slice and the row of the slice, or the row and the slice where `by_slice`; what is no row then is left
+// out.
+struct FaRowTurns {
+  uint32_t slice_rows; // of each rank, but for the last that has any
+  uint32_t divisor;
+  uint32_t inverse; // (turn * inverse) >> 32 is turn / divisor; 0: turn is
+  uint32_t by_slice;
+};
+
 // What is done with the sums of a launch: a residual is added, and rows are normalised (sinks/rms_norm.cuh).
 // Addresses are of the launch's first element.
 struct FaRmsNorm {
@@ -297,6 +307,7 @@ struct FaRmsNorm {
   uint32_t team_inverse; // (block * team_inverse) >> 16 is a block's team
   uint32_t share;        // packs that a block has of a row, but for the last of a team: whole chunks
   uint32_t chunks;       // of squares, in a row
+  struct FaRowTurns turns;
 };
 
 // How normalised rows are made numbers of fewer bits.

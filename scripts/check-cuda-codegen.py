@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Asserts what the CUDA compiler made of csrc/cuda/kernels.cu: what no run on one GPU can show.
+"""Asserts what the CUDA compiler made of csrc/cuda: what no run on one GPU can show.
 
-    scripts/check-cuda-codegen.py TOOLKIT CSRC [ARCH ...] [--fatbin PATH]
+    scripts/check-cuda-codegen.py TOOLKIT CSRC [ARCH ...] [--fatbins PATH ...]
     scripts/check-cuda-codegen.py --self-test
 
-Compiles with the flags of build/nvcc.flags, as the build does, reads PTX, SASS and ptxas' report,
+Compiles family by family with the flags of build/nvcc.flags, as the build does, reads PTX, SASS and ptxas' report,
 and prints one line per check. Faults follow their line, indented. Exit status 1 if any failed.
 
 TOOLKIT is what scripts/cuda-toolchain.sh prints: it needs bin/{nvcc,cuobjdump,nvdisasm}.
@@ -25,6 +25,8 @@ from typing import Dict, List, Tuple
 
 HERE = Path(__file__).resolve().parent
 FLAGS_FILE = HERE.parent / "build" / "nvcc.flags"
+# Has the virtual architectures.
+ARCHITECTURES_FILE = HERE.parent / "build" / "architectures.rs"
 DEFAULT_ARCHS = ["sm_80", "sm_90", "sm_100"]
 HOT = r"_sum_w\d+$"
 FLAGS = r"pull|reduce|gather|broadcast|barrier|transfer|nvls"
@@ -175,7 +177,7 @@ def lists(kernels_def: Path) -> Dict[str, List[List[str]]]:
 
 
 def names_of(kernels_def: Path) -> Tuple[str, ...]:
-    """The kernels that csrc/cuda/kernels.cu is to have."""
+    """The kernels that csrc/cuda is to have."""
     table = lists(kernels_def)
     types = sorted({dtype[6] for dtype in table["FA_TYPES"]})
     names = [f"{reducing[2]}_{dtype}" for reducing in table["FA_REDUCING"] for dtype in types]
@@ -333,32 +335,41 @@ CHECKS = [
 ]
 
 
-def check_fatbin(path: Path) -> List[str]:
-    if not path.is_file():
-        return [f"{path}: no such file"]
-    size = path.stat().st_size
-    if size == 0:
-        return [f"{path}: empty, as of a build without CUDA"]
-    return [] if size <= MAX_FATBIN else [f"{path}: {size} bytes"]
+def check_fatbins(paths: List[Path]) -> List[str]:
+    missing = [f"{path}: no such file" for path in paths if not path.is_file()]
+    if missing:
+        return missing
+    sizes = [path.stat().st_size for path in paths]
+    faults = [f"{path}: empty, as of a build without CUDA" for path, size in zip(paths, sizes) if size == 0]
+    return faults + ([f"{sum(sizes)} bytes"] if sum(sizes) > MAX_FATBIN else [])
 
 
-def check_ptx(path: Path) -> List[str]:
+def check_ptx(paths: List[Path]) -> List[str]:
+    faults, total = [], 0
+    for path in paths:
+        try:
+            ptx = ptx_sizes(path.read_bytes())
+            total += sum(ptx)
+            faults += [] if ptx else [f"{path}: no PTX"]
+        except (OSError, ValueError, struct.error) as error:
+            faults.append(f"{path}: {error}")
+    return faults + ([f"PTX of {total} bytes"] if total > MAX_PTX else [])
+
+
+def ptx_sizes(image: bytes) -> List[int]:
     """A fatbin is headers, each followed by its entries: kind (1: PTX), version, and the sizes of header and contents."""
-    try:
-        image, ptx, at = path.read_bytes(), [], 0
-        while at < len(image):
-            magic, _, header, size = struct.unpack_from("<IHHQ", image, at)
-            if magic != 0xBA55ED50:
-                return [f"{path}: no fatbin at {at}"]
-            at += header
-            end = at + size
-            while at < end:
-                kind, _, header, size = struct.unpack_from("<HHIQ", image, at)
-                ptx += [size] if kind == 1 else []
-                at += header + size
-    except (OSError, struct.error) as error:
-        return [f"{path}: {error}"]
-    return [] if ptx and sum(ptx) <= MAX_PTX else [f"{path}: PTX of {ptx} bytes"]
+    ptx, at = [], 0
+    while at < len(image):
+        magic, _, header, size = struct.unpack_from("<IHHQ", image, at)
+        if magic != 0xBA55ED50:
+            raise ValueError(f"no fatbin at {at}")
+        at += header
+        end = at + size
+        while at < end:
+            kind, _, header, size = struct.unpack_from("<HHIQ", image, at)
+            ptx += [size] if kind == 1 else []
+            at += header + size
+    return ptx
 
 
 # ---- Running ---------------------------------------------------------------------------------------
@@ -391,16 +402,41 @@ def flags() -> List[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def emit(toolkit: Path, csrc: Path, arch: str) -> Emitted:
-    """Compiles once, keeping the PTX that the SASS was made from."""
-    with tempfile.TemporaryDirectory(prefix="check-cuda-codegen-") as folder:
-        cubin = Path(folder) / "cuda.cubin"
-        command = [toolkit / "bin" / "nvcc", "-cubin", f"-arch={arch}", *flags(), "-Xptxas=-v"]
-        command += ["-I", csrc, "--keep", "--keep-dir", folder, "-o", cubin, csrc / "cuda" / "kernels.cu"]
-        log = run(command)
-        (ptx,) = Path(folder).glob("*.ptx")
-        sass = run([toolkit / "bin" / "cuobjdump", "-sass", cubin])
-        return Emitted(parse_ptx(ptx.read_text()), parse_sass(sass), parse_usage(log))
+def ptx_of(arch: str) -> str:
+    """The virtual architecture whose PTX the build makes this one's code of."""
+    (shared,) = re.findall(r"^const VIRTUAL: .* = \[(.*)\];$", ARCHITECTURES_FILE.read_text(), re.M)
+    return f"compute_{max(int(word) for word in shared.split(',') if int(word) <= number(arch))}"
+
+
+def number(arch: str) -> int:
+    return int(re.sub(r"\D", "", arch))
+
+
+def emit(toolkit: Path, csrc: Path, archs: List[str]) -> List[Emitted]:
+    """Compiles each family of kernels, for the architectures of one PTX."""
+
+    def family(source: Path) -> Tuple[Dict[str, Function], List[Tuple[str, str]]]:
+        nvcc, ptx = toolkit / "bin" / "nvcc", Path(folder) / f"{source.stem}.ptx"
+        run([nvcc, "-ptx", f"-arch={ptx_of(archs[0])}", *flags(), "-I", csrc, "-o", ptx, source])
+        codes = []
+        for arch in archs:
+            cubin = Path(folder) / f"{source.stem}.{arch}.cubin"
+            log = run([nvcc, "-cubin", f"-arch={arch}", *flags(), "-Xptxas=-v", "-o", cubin, ptx])
+            codes.append((run([toolkit / "bin" / "cuobjdump", "-sass", cubin]), log))
+        return parse_ptx(ptx.read_text()), codes
+
+    sources = sorted(source for source in (csrc / "cuda").glob("*.cu") if source.stem != "kernels")
+    with tempfile.TemporaryDirectory(prefix="check-cuda-codegen-") as folder, ThreadPoolExecutor(2) as pool:
+        families = list(pool.map(family, sources))
+    ptx = {name: function for functions, _ in families for name, function in functions.items()}
+    found = []
+    for of_arch in zip(*(codes for _, codes in families)):
+        emitted = Emitted(ptx, {}, {})
+        for sass, log in of_arch:
+            emitted.sass.update(parse_sass(sass))
+            emitted.usage.update(parse_usage(log))
+        found.append(emitted)
+    return found
 
 
 def run(command: list) -> str:
@@ -418,28 +454,22 @@ def run(command: list) -> str:
 
 def of_arch(settings: Settings, arch: str) -> Settings:
     """Without what an architecture has no instructions for."""
-    number = int(re.sub(r"\D", "", arch))
-    names = tuple(name for name in settings.names if number >= NVLS_SINCE or NVLS not in name)
-    return replace(settings, names=names, waits=number >= WAITS_SINCE)
+    names = tuple(name for name in settings.names if number(arch) >= NVLS_SINCE or NVLS not in name)
+    return replace(settings, names=names, waits=number(arch) >= WAITS_SINCE)
 
 
 def check(toolkit: Path, csrc: Path, archs: List[str], settings: Settings, report: Report) -> None:
-    def timed(arch: str) -> Tuple[object, float]:
+    for ptx in sorted({ptx_of(arch) for arch in archs}):
+        of_ptx = [arch for arch in archs if ptx_of(arch) == ptx]
         start = time.monotonic()
         try:
-            return emit(toolkit, csrc, arch), time.monotonic() - start
+            codes, faults = emit(toolkit, csrc, of_ptx), []
         except (OSError, RuntimeError, ValueError) as error:
-            return error, time.monotonic() - start
-
-    with ThreadPoolExecutor(2) as pool:
-        for arch, (code, seconds) in zip(archs, pool.map(timed, archs)):
-            compiled = f"compiles ({seconds:.1f} s)"
-            if isinstance(code, Emitted):
-                report.add(arch, compiled, [])
-                for title, function in CHECKS:
-                    report.add(arch, title, function(code, of_arch(settings, arch)))
-            else:
-                report.add(arch, compiled, str(code).splitlines())
+            codes, faults = [], str(error).splitlines()
+        report.add(" ".join(of_ptx), f"compiles ({time.monotonic() - start:.1f} s)", faults)
+        for arch, code in zip(of_ptx, codes):
+            for title, function in CHECKS:
+                report.add(arch, title, function(code, of_arch(settings, arch)))
 
 
 # ---- Self-test: a check that cannot fail asserts nothing ------------------------------------------
@@ -561,7 +591,7 @@ def self_test(report: Report) -> None:
             fatbin = Path(folder) / "cuda.fatbin"
             with fatbin.open("wb") as file:
                 file.truncate(size)
-            found = bool(check_fatbin(fatbin))
+            found = bool(check_fatbins([fatbin]))
             report.add("planted", f"a fatbin of {size} bytes", [f"reported: {found}"] * (found != is_fault))
         for sizes, is_fault in (((), True), ((MAX_PTX,), False), ((MAX_PTX, 8), True), ((-1,), True)):
             entries = [struct.pack("<HHIQ", 1, 1, 16, abs(size)) + bytes(size) for size in sizes if size >= 0]
@@ -569,9 +599,16 @@ def self_test(report: Report) -> None:
             magic = 0 if -1 in sizes else 0xBA55ED50
             header = struct.pack("<IHHQ", magic, 1, 16, sum(map(len, entries)))
             fatbin.write_bytes(header + b"".join(entries))
-            found = bool(check_ptx(fatbin))
+            found = bool(check_ptx([fatbin]))
             report.add("planted", f"PTX of {list(sizes)} bytes", [f"reported: {found}"] * (found != is_fault))
-        report.add("planted", "no fatbin", [] if check_fatbin(Path(folder) / "none") else ["not reported"])
+        fatbin.write_bytes(header + b"".join(entries))
+        for paths in ([Path(folder) / "none"], [fatbin, Path(folder) / "none"]):
+            found = check_fatbins(paths) and check_ptx(paths)
+            report.add("planted", f"no file in place of fatbin {len(paths)}", [] if found else ["not reported"])
+        with fatbin.open("wb") as file:
+            file.truncate(MAX_FATBIN // 2 + 1)
+        found = check_fatbins([fatbin, fatbin])
+        report.add("planted", "two fatbins of more together", [] if found else ["not reported"])
 
 
 def main() -> int:
@@ -579,7 +616,7 @@ def main() -> int:
     parser.add_argument("toolkit", type=Path, nargs="?", metavar="TOOLKIT")
     parser.add_argument("csrc", type=Path, nargs="?", metavar="CSRC")
     parser.add_argument("archs", nargs="*", metavar="ARCH", help=f"default: {' '.join(DEFAULT_ARCHS)}")
-    parser.add_argument("--fatbin", type=Path, metavar="PATH", help=f"at most {MAX_FATBIN} bytes")
+    parser.add_argument("--fatbins", type=Path, nargs="+", metavar="PATH", help=f"at most {MAX_FATBIN} bytes")
     parser.add_argument("--hot", default=HOT, metavar="REGEX", help="kernels that must be fast")
     parser.add_argument("--flags", default=FLAGS, metavar="REGEX", help="kernels with flags")
     parser.add_argument("--packets", default=PACKETS, metavar="REGEX", help="kernels with packets")
@@ -598,9 +635,9 @@ def main() -> int:
         re.compile(options.packets),
     )
     check(options.toolkit, options.csrc, options.archs or DEFAULT_ARCHS, settings, report)
-    if options.fatbin is not None:
-        report.add("fatbin", f"at most {MAX_FATBIN} bytes", check_fatbin(options.fatbin))
-        report.add("fatbin", f"at most {MAX_PTX} bytes of PTX", check_ptx(options.fatbin))
+    if options.fatbins is not None:
+        report.add("fatbins", f"at most {MAX_FATBIN} bytes", check_fatbins(options.fatbins))
+        report.add("fatbins", f"at most {MAX_PTX} bytes of PTX", check_ptx(options.fatbins))
     return report.finish()
 
 

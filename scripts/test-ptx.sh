@@ -135,9 +135,15 @@ if [ -n "$device" ]; then
   status=0
   wait "$in_background" || status=$?
   count "CUDA device, all ranks in one launch" ended "$status" "$work/one_launch"
-  count "coverage" "$target/release/ptx-coverage" "$ptx" "$coverage" tests/ptx_machine/coverage.list csrc
+  "$target/release/ptx-coverage" "$ptx" "$coverage" tests/ptx_machine/coverage.list csrc >"$work/covered" 2>&1 &
+  in_background=$!
 fi
 count "planted bugs" plants
+if [ -n "$device" ]; then
+  status=0
+  wait "$in_background" || status=$?
+  count "coverage" ended "$status" "$work/covered"
+fi
 [ "$failed" -eq 0 ] || cat "$work/failed"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

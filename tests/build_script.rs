@@ -3,7 +3,7 @@
 #[path = "../build/architectures.rs"]
 mod architectures;
 
-use architectures::{parse_capabilities, select, Capability, ALL, USUAL};
+use architectures::{parse_capabilities, select, targets, Capability, ALL, USUAL};
 
 /// What the nvcc of CUDA 13.0 lists, in its order.
 const KNOWN: [&str; 12] = [
@@ -64,4 +64,28 @@ fn capabilities_are_read_line_by_line() {
     for text in others {
         assert_eq!(parse_capabilities(text), [], "{text}");
     }
+}
+
+#[test]
+fn architectures_share_ptx() {
+    let of = |archs: &str| {
+        let archs: Vec<_> = archs.split(' ').map(String::from).collect();
+        targets(&archs)
+            .into_iter()
+            .map(|(ptx, codes)| format!("{ptx}: {}", codes.join(" ")))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of("sm_90"), ["compute_90: sm_90 compute_90"]);
+    assert_eq!(of("sm_80 sm_90 sm_100"), ["compute_80: sm_80", "compute_90: sm_90 sm_100 compute_90"]);
+    assert_eq!(
+        of("sm_70 sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_120"),
+        [
+            "compute_70: sm_70",
+            "compute_75: sm_75",
+            "compute_80: sm_80 sm_86 sm_89",
+            "compute_90: sm_90 sm_100 sm_120 compute_90",
+        ]
+    );
+    // Code with the features of one architecture alone.
+    assert_eq!(of("sm_90 sm_90a"), ["compute_90: sm_90", "compute_90a: sm_90a compute_90a"]);
 }

@@ -146,18 +146,18 @@ fn bench_lets_the_switch_add_up(stand_in: StandIn) {
     let config = |arguments: &str, multicast: bool| {
         let mut program = stand_in.program(arguments);
         if multicast {
-            program.envs([("STAND_IN_MULTICAST", "1"), ("STAND_IN_DEVICES", "3")]);
+            program.envs([("STAND_IN_MULTICAST", "1"), ("STAND_IN_DEVICES", "5")]);
         }
         let output = program.output().unwrap();
         let said = || format!("{arguments}: {}{}", text(&output.stderr), text(&output.stdout));
         assert!(output.status.success(), "{}", said());
         serde_json::from_slice::<Value>(&output.stdout).unwrap()
     };
-    let arguments = "bench --device cuda --ranks 3 -d bf16 --eager -n 2 -w 0 --format json";
-    for (order, multicast, algorithm) in
-        [("any", true, Some("two-shot-nvls")), ("any", false, None), ("fixed", true, None)]
+    let arguments = "bench --device cuda --ranks 5 -d f32 --eager -n 1 -w 0 --format json";
+    for (order, multicast, bytes, algorithm) in
+        [("any", true, "9M", Some("two-shot-nvls")), ("any", false, "1K", None), ("fixed", true, "1K", None)]
     {
-        let document = config(&format!("{arguments} -b 5M -e 5M --order {order}"), multicast);
+        let document = config(&format!("{arguments} -b {bytes} -e {bytes} --order {order}"), multicast);
         assert_eq!((&document["config"]["order"], &document["wrong"]), (&order.into(), &0.into()));
         let refused = document["config"]["nvls_refused"].as_str();
         assert_eq!(refused.is_some(), order == "any" && !multicast, "{document}");

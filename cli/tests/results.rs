@@ -113,7 +113,8 @@ fn the_order_of_additions_is_said() {
         let any = of("--order any");
         assert!(any.starts_with("# order any, to no effect: ") && any.contains("NVLS"), "{any}");
     }
-    let of = |order: &str| json(&format!("bench --ranks 3 -b 4K -e 4K -n 20 --format json {order}"));
+    // As many ranks as the switch would be asked for.
+    let of = |order: &str| json(&format!("bench --ranks 5 -b 4K -e 4K -n 20 --format json {order}"));
     let (fixed, any) = (of("--order fixed"), of("--order any"));
     assert_eq!(
         (&fixed["config"]["order"], &fixed["config"]["nvls_refused"]),

@@ -11,7 +11,8 @@
 // other, are those that one block would have, and so is their sum. They are words of packets that this rank
 // sends to itself: nobody else writes what it has of its own mailbox, in any launch. A word with the epoch of
 // this launch has been written in this launch, as all words of mailboxes have tags. Word and tag are one
-// access, and nothing else is read after it that needs its order: so it is relaxed.
+// access, and nothing else is read after it that needs its order: so it is relaxed
+// (tests/litmus/programs/protocol/team_words.litmus).
 //
 // The blocks of a team wait for each other, and so have to be resident at once: a grid is no larger than what
 // is (src/plan/grid.rs). No wait is part of a circle: a block sends its inputs before it waits for any, its
@@ -19,7 +20,7 @@
 //
 // Which block of a peer sends a packet, and which of this rank reads it, makes no difference: a sender writes
 // a slot again two launches later, before which its launch in between has ended, all of whose packets have
-// come from launches that began after that which read the slot had ended.
+// come from launches that began after that which read the slot had ended (team_slices.litmus).
 #pragma once
 
 #include "../sinks/rms_norm.cuh"
@@ -36,8 +37,7 @@ class TeamRows {
 public:
   FA_FN TeamRows(const FaLaunch &launch, const FaRmsNorm &norm, const Reduce &reduce)
       : launch_(launch), norm_(norm), reduce_(reduce), apart_(mailbox_share(launch, reduce.world())),
-        row_packs_(norm.row * u32(sizeof(T)) / kPackBytes),
-        slice_rows_(TwoShot ? (norm.rows + reduce.world() - 1) / reduce.world() : 0) {}
+        row_packs_(norm.row * u32(sizeof(T)) / kPackBytes) {}
 
   FA_FN void push(Block &block) const {
     const u32 team = blockIdx.x * norm_.team_inverse >> 16;
@@ -46,8 +46,8 @@ public:
     const Index length = min(norm_.share, row_packs_ - first);
     // Loaded before the epoch is known, which takes as long.
     Words words = {0, 0};
-    if (team < norm_.rows && threadIdx.x < length)
-      words = load_words(launch_.input, team * row_packs_ + first + threadIdx.x);
+    if (team < turns() && place_of(team).row < norm_.rows && threadIdx.x < length)
+      words = load_words(launch_.input, place_of(team).row * row_packs_ + first + threadIdx.x);
     const LaunchState state = begin_launch(launch_, block, false);
     if (!same_call<true>(launch_, block, state))
       return;
@@ -56,12 +56,14 @@ public:
     const u64 slots = u64(slot_at(slots_of(launch_, state.epoch, tag), launch_.rank * apart_, tag)) -
                       launch_.regions[launch_.rank];
     FA_ROLL
-    for (u32 row = team; row < norm_.rows; row += step) {
-      const Place place = place_of(row);
+    for (u32 turn = team; turn < turns(); turn += step) {
+      const Place place = place_of(turn);
+      if (place.row >= norm_.rows)
+        continue;
       FA_ROLL
       for (Index i = threadIdx.x; i < length; i += blockDim.x) {
-        if (row != team || i != threadIdx.x)
-          words = load_words(launch_.input, row * row_packs_ + first + i);
+        if (turn != team || i != threadIdx.x)
+          words = load_words(launch_.input, place.row * row_packs_ + first + i);
         const u64 slot = u64(slot_at(reinterpret_cast<Slot *>(slots), place.first + first + i, tag));
         if constexpr (TwoShot)
           store_packet(reinterpret_cast<Slot *>(launch_.regions[place.owner] + slot), pack_of(words), tag);
@@ -73,8 +75,11 @@ public:
     if constexpr (TwoShot)
       complete = reduce_slice(state.epoch, tag, slots);
     FA_ROLL
-    for (u32 row = team; row < norm_.rows; row += step) {
-      complete = norm_row(block, state.epoch, tag, row, first, length, complete);
+    for (u32 turn = team; turn < turns(); turn += step) {
+      const Place place = place_of(turn);
+      if (place.row >= norm_.rows)
+        continue;
+      complete = norm_row(block, state.epoch, tag, place, first, length, complete);
       if (!complete)
         break;
     }
@@ -87,23 +92,32 @@ private:
   const Reduce &reduce_;
   const u32 apart_; // slots, from one rank's to the next's
   const Index row_packs_;
-  const u32 slice_rows_; // of each rank in a two-shot, as core/rows.cuh has it
 
-  // In a two-shot, the rank whose slice a row is in; and its packs' first slot of those of a sender.
+  // A row; in a two-shot, the rank whose slice it is in; and its packs' first slot of those of a sender.
   struct Place {
-    u32 owner;
+    u32 row, owner;
     Index first;
   };
-  FA_FN Place place_of(u32 row) const {
-    const u32 owner = TwoShot ? row / slice_rows_ : 0;
-    return {owner, (row - owner * slice_rows_) * row_packs_};
+  FA_FN Place place_of(u32 turn) const {
+    if (!TwoShot)
+      return {turn, 0, turn * row_packs_};
+    const FaRowTurns &turns = norm_.turns;
+    const u32 quotient = turns.inverse == 0 ? turn : __umulhi(turn, turns.inverse);
+    const u32 rest = turn - quotient * turns.divisor;
+    const u32 owner = turns.by_slice ? rest : quotient, in_slice = turns.by_slice ? quotient : rest;
+    return {owner * turns.slice_rows + in_slice, owner, in_slice * row_packs_};
+  }
+  // Turns, some of which may have no row.
+  FA_FN u32 turns() const {
+    return TwoShot && norm_.turns.by_slice ? norm_.turns.divisor * norm_.turns.slice_rows : norm_.rows;
   }
 
   // Reduces this rank's slice and sends the sums to all: `slots` are a region's, of what this rank sends.
   // False: not all came, and there is a sum that is not sent.
   FA_FN bool reduce_slice(u32 epoch, Tag tag, u64 slots) const {
-    const u32 begin = launch_.rank * slice_rows_, left = begin < norm_.rows ? norm_.rows - begin : 0;
-    const Index length = min(slice_rows_, left) * row_packs_, stride = gridDim.x * blockDim.x;
+    const u32 begin = launch_.rank * norm_.turns.slice_rows,
+              left = begin < norm_.rows ? norm_.rows - begin : 0;
+    const Index length = min(norm_.turns.slice_rows, left) * row_packs_, stride = gridDim.x * blockDim.x;
     const Tag sums = {epoch, kSums};
     Slot *from = slots_of(launch_, epoch, tag);
     FA_ROLL
@@ -151,6 +165,11 @@ private:
     store(reinterpret_cast<u8 *>(address) + u64(i) * kPackBytes, pack, Whole{}, 0);
   }
 
+  // Of this rank's mailbox, what it sends to itself: words, of which a row of two chunks or more leaves most.
+  FA_FN u64 *words_of(u32 epoch) const {
+    const Tag tag = {epoch, kTagged};
+    return slot_at(slots_of(launch_, epoch, tag), launch_.rank * apart_, tag)->word;
+  }
   // Of this rank's mailbox, those of a mark.
   FA_FN Slot *slots_of(const FaLaunch &launch, u32 epoch, Tag tag) const {
     return reinterpret_cast<Slot *>(tag.sentinel() ? sentinel_mailbox(launch, launch.rank, epoch)
@@ -158,13 +177,13 @@ private:
   }
 
   // What this block has of a row: so many packs from the first on. False: not all came, or before.
-  FA_FN bool norm_row(Block &block, u32 epoch, Tag inputs, u32 row, Index first, Index length,
+  FA_FN bool norm_row(Block &block, u32 epoch, Tag inputs, Place place, Index first, Index length,
                       bool complete) const {
     __shared__ Pack share[FA_TEAM_SHARE_PACKS];
     __shared__ float4 all_sums[kMostChunks / 4];
     float *sums = reinterpret_cast<float *>(all_sums);
     const u32 lane = threadIdx.x % kWarp, chunks = (length + kChunkPacks - 1) / kChunkPacks;
-    const Place place = place_of(row);
+    const u32 row = place.row;
     const Tag tag = TwoShot ? Tag{epoch, kSums} : inputs;
     const Index from = TwoShot ? place.owner * apart_ + apart_ / kParts : 0;
     Slot *slots = slot_at(slots_of(launch_, epoch, tag), from + place.first + first, tag);
@@ -195,9 +214,7 @@ private:
       share[i] = {0, 0};
     if (!block.all(complete))
       return false;
-    u64 *words =
-        slot_at(slots_of(launch_, epoch, {epoch, kTagged}), launch_.rank * apart_, {epoch, kTagged})->word +
-        row * norm_.chunks;
+    u64 *words = words_of(epoch) + row * norm_.chunks;
     FA_ROLL
     for (u32 chunk = threadIdx.x / kWarp; chunk < chunks; chunk += blockDim.x / kWarp) {
       Two twos[kChunk / kPartials];
@@ -243,12 +260,51 @@ private:
     const float scale = row_scale(squares, norm_.row, norm_.epsilon);
     FA_ROLL
     for (i = threadIdx.x; i < span.length; i += blockDim.x) {
-      put(norm_.normed, span.first + i,
-          scaled_pack<T>(share[i], scale, pack_of(weight), norm_.weight != 0, norm_.unit_offset != 0));
+      const Pack normed =
+          scaled_pack<T>(share[i], scale, pack_of(weight), norm_.weight != 0, norm_.unit_offset != 0);
+      if (norm_.scaling == FA_NOT_SCALED)
+        put(norm_.normed, span.first + i, normed);
+      else
+        share[i] = normed;
       if (i + blockDim.x < span.length)
         weight = load_weights(first + i + blockDim.x);
     }
-    return true;
+    if (norm_.scaling == FA_NOT_SCALED)
+      return true;
+    block.sync();
+    const bool put_all =
+        put_quantised(block, epoch, row, reinterpret_cast<const Two *>(share), first, length);
+    // All have read the share, before it is written for the next row.
+    block.sync();
+    return put_all;
+  }
+
+  // The same as numbers of fewer bits. The blocks of a team tell each other the greatest of what each has of
+  // a row, where the row has a scale, in words behind those of the squares.
+  FA_FN bool put_quantised(Block &block, u32 epoch, u32 row, const Two *share, Index first,
+                           Index length) const {
+    const QuantisedRows quantised(norm_);
+    const u32 begin = first * (kPackBytes / sizeof(T)), end = (first + length) * (kPackBytes / sizeof(T));
+    return quantised.put(
+        block, row, {begin, end}, [&](u32 i) { return widen<T, 2>(share[(i - begin) / 2]); },
+        [&](u32 *greatest) {
+          if (norm_.team == 1)
+            return true;
+          u64 *words = words_of(epoch) + norm_.rows * norm_.chunks + row * norm_.team;
+          if (threadIdx.x == 0)
+            store_relaxed(words + first / norm_.share, u64(epoch) << 32 | *greatest);
+          bool complete = true;
+          float other = 0;
+          FA_ROLL
+          for (u32 b = threadIdx.x; complete && b < norm_.team; b += blockDim.x) {
+            complete = wait_for_word(words + b, epoch, &other);
+            *greatest = max(*greatest, __float_as_uint(other));
+          }
+          if (!block.all(complete))
+            return false;
+          *greatest = quantised.greatest_of(block, *greatest);
+          return true;
+        });
   }
 
   // Chunks whose sums are added by one body. Those that there are not are +0, which changes no sum of
@@ -256,7 +312,7 @@ private:
   static constexpr u32 kAtOnce = 8;
   static_assert(kMostChunks % kAtOnce == 0, "all find room");
 
-  // What another block of this rank sends. Where that fails, the other says whom it waited for.
+  // What a block of this rank sends. Where that fails, the other says whom it waited for.
   FA_FN bool wait_for_word(const u64 *from, u32 epoch, float *value) const {
     u64 word = 0;
     const Failure failure = wait_until(launch_, launch_.rank, [&] {

@@ -11,6 +11,7 @@
 #include "../reduce/quantise.cuh"
 #include "../reduce/rows.cuh"
 #include "epilogue.cuh"
+#include "quantised_rows.cuh"
 
 namespace FA_NAMESPACE {
 
@@ -88,10 +89,12 @@ public:
       const u8 *from = reinterpret_cast<const u8 *>(rows) + row * row_bytes;
       const float scale = row_scale(squares(block, from, pairs), norm_.row, norm_.epsilon);
       u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * normed_bytes(norm_, row_bytes);
-      if (has_blocks(norm_))
-        return quantise_blocks(row, from, to, scale, pairs);
-      if (norm_.scaling != FA_NOT_SCALED)
-        return quantise(block, row, from, to, scale, pairs);
+      if (norm_.scaling != FA_NOT_SCALED) {
+        const auto pair = [&](u32 i) { return widen<T, 2>(normed(from, i, scale, pairs)); };
+        const auto alone = [](u32 *) { return true; };
+        QuantisedRows(norm_).put(block, row, {0, norm_.row}, pair, alone);
+        return;
+      }
       if (packs)
         return block.for_each_alone(u32(row_bytes / kPackBytes),
                                     [&](u32 pack) { store_scaled_pack(to, from, pack, scale); });
@@ -175,98 +178,6 @@ private:
       weight = load(weights + at, Whole{}, 0);
     store(to + at, scaled_pack<T>(row, scale, weight, weights != nullptr, norm_.unit_offset != 0), Whole{},
           0);
-  }
-
-  FA_FN u8 narrow(float value) const {
-    if (norm_.dtype == FA_I8)
-      return saturate_i8(value);
-    const AnyFormat format = norm_.dtype == FA_F8E4M3 ? AnyFormat{E4M3::mantissa, E4M3::bias, E4M3::special}
-                                                      : AnyFormat{E5M2::mantissa, E5M2::bias, E5M2::special};
-    return saturate_f8(value, format, largest_of(norm_.dtype));
-  }
-
-  // A row as 8-bit numbers. What has a scale is all threads', or if it is a group a warp's, an element pair a
-  // thread's.
-  template <class Block>
-  FA_FN void quantise(const Block &block, u32 row, const u8 *from, u8 *to, float scale, bool pairs) const {
-    const bool groups = norm_.scaling == FA_SCALE_OF_GROUP;
-    const u32 each = groups ? u32(FA_SCALED_GROUP) : norm_.row, warp = threadIdx.x / kWarp;
-    const u32 thread = groups ? threadIdx.x % kWarp : threadIdx.x, threads = groups ? kWarp : blockDim.x;
-    float *scales = scales_of_row(norm_, row);
-    FA_ROLL
-    for (u32 group = groups ? warp : 0; group * each < norm_.row; group += blockDim.x / kWarp) {
-      const u32 first = group * each, end = min(norm_.row, first + each);
-      float own = 0;
-      if (norm_.scaling == FA_SCALE_GIVEN) {
-        own = *scales;
-      } else {
-        u32 greatest = 0;
-        FA_ROLL
-        for (u32 i = first + 2 * thread; i < end; i += 2 * threads) {
-          const auto x = widen<T, 2>(normed(from, i, scale, pairs));
-          greatest = max(greatest, __float_as_uint(x.unit[0]) & 0x7FFFFFFF);
-          if (i + 1 < end)
-            greatest = max(greatest, __float_as_uint(x.unit[1]) & 0x7FFFFFFF);
-        }
-        own = scale_of(groups ? greatest_of_lanes(greatest) : greatest_of(block, greatest), norm_.dtype);
-        if (thread == 0)
-          scales[groups ? group : 0] = own;
-      }
-      const float inverse = __fdiv_rn(1.0f, own);
-      FA_ROLL
-      for (u32 i = first + 2 * thread; i < end; i += 2 * threads) {
-        const auto x = widen<T, 2>(normed(from, i, scale, pairs));
-        to[i] = narrow(x.unit[0] * inverse);
-        if (i + 1 < end)
-          to[i + 1] = narrow(x.unit[1] * inverse);
-      }
-      if (!groups)
-        return;
-    }
-  }
-
-  // A row in blocks that have a scale each: a block is eight lanes', an element pair a lane's.
-  FA_FN void quantise_blocks(u32 row, const u8 *from, u8 *to, float scale, bool pairs) const {
-    const float global = *reinterpret_cast<const float *>(norm_.global_scale);
-    const u32 lane = threadIdx.x % kWarp;
-    // All lanes of a warp go round together: they meet.
-    FA_ROLL
-    for (u32 first = 2 * (threadIdx.x - lane); first < norm_.row; first += 2 * blockDim.x) {
-      const u32 i = first + 2 * lane;
-      const auto x = widen<T, 2>(normed(from, i, scale, pairs));
-      const u32 even = __float_as_uint(x.unit[0]) & 0x7FFFFFFF, odd = __float_as_uint(x.unit[1]) & 0x7FFFFFFF;
-      const u8 own = scale_of_e2m1(greatest_of_lanes<FA_SCALED_BLOCK / 2>(max(even, odd)), global);
-      if (i >= norm_.row)
-        continue;
-      const float inverse = inverse_of_e2m1(own, global);
-      to[i / 2] = u8(saturate_e2m1(x.unit[0] * inverse) | saturate_e2m1(x.unit[1] * inverse) << 4);
-      if (i % FA_SCALED_BLOCK == 0)
-        *scale_of_block(norm_, row, i / FA_SCALED_BLOCK) = own;
-    }
-  }
-
-  // Of so many lanes beside each other.
-  template <u32 Lanes = kWarp>
-  static FA_FN u32 greatest_of_lanes(u32 value) {
-    FA_UNROLL
-    for (u32 half = Lanes / 2; half > 0; half /= 2)
-      value = max(value, __shfl_xor_sync(0xFFFFFFFF, value, half));
-    return value;
-  }
-
-  // Of all threads. Before a block writes there again it has met, for the squares of the next row.
-  template <class Block>
-  static FA_FN u32 greatest_of(const Block &block, u32 value) {
-    __shared__ u32 warps[kWarp];
-    value = greatest_of_lanes(value);
-    if (threadIdx.x % kWarp == 0)
-      warps[threadIdx.x / kWarp] = value;
-    block.sync();
-    value = 0;
-    FA_ROLL
-    for (u32 warp = 0; warp < blockDim.x / kWarp; ++warp)
-      value = max(value, warps[warp]);
-    return value;
   }
 
   // The sum of the squares of a row, on every thread: a chunk is a warp's.

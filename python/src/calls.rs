@@ -327,27 +327,28 @@ impl Communicator {
         let scale = scale.map(|scale| self.read("scale", scale)).transpose()?;
         let scales = scales.map(|scales| self.written("scales", scales)).transpose()?;
         let global = global_scale.map(|global| self.read("global_scale", global)).transpose()?;
-        let quantized = match (&scale, &scales, &normed) {
-            (None, Some(scales), Some(normed)) if global.is_some() => {
-                let scales = (scales, global.as_ref().unwrap_or(scales));
-                Some(nvfp4(py, scales, scale_layout, normed, (input.count, hidden))?)
+        let quantized = match (&scale, &scales, &global, &normed) {
+            (None, Some(scales), Some(global), Some(normed)) => {
+                Some(nvfp4(py, (scales, global), scale_layout, normed, (input.count, hidden))?)
             }
-            _ if global.is_some() => {
+            (_, _, Some(_), _) => {
                 return Err(invalid(py, "global_scale comes with scales and recvbuf, and without scale"))
             }
-            (None, None, _) => None,
-            (Some(scale), None, Some(normed)) => {
+            (None, None, None, _) => None,
+            (Some(scale), None, None, Some(normed)) => {
                 Some(quantized(py, ("scale", scale), Scaling::Given, normed, (input.count, hidden))?)
             }
-            (None, Some(scales), Some(normed)) => {
+            (None, Some(scales), None, Some(normed)) => {
                 let rows = input.count.checked_div(hidden).unwrap_or(0);
                 let scaling = if scales.count == rows { Scaling::PerRow } else { Scaling::PerGroup };
                 Some(quantized(py, ("scales", scales), scaling, normed, (input.count, hidden))?)
             }
-            (Some(_), Some(_), _) => {
+            (Some(_), Some(_), None, _) => {
                 return Err(invalid(py, "scale is given, and scales are written: one of both"))
             }
-            (_, _, None) => return Err(invalid(py, "recvbuf is None, and numbers with scales need one")),
+            (_, _, None, None) => {
+                return Err(invalid(py, "recvbuf is None, and numbers with scales need one"))
+            }
         };
         let norm = RawRmsNorm {
             hidden,

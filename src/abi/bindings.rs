@@ -431,6 +431,23 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct FaRowTurns {
+    pub slice_rows: u32,
+    pub divisor: u32,
+    pub inverse: u32,
+    pub by_slice: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaRowTurns"][::core::mem::size_of::<FaRowTurns>() - 16usize];
+    ["Alignment of FaRowTurns"][::core::mem::align_of::<FaRowTurns>() - 4usize];
+    ["Offset of field: FaRowTurns::slice_rows"][::core::mem::offset_of!(FaRowTurns, slice_rows) - 0usize];
+    ["Offset of field: FaRowTurns::divisor"][::core::mem::offset_of!(FaRowTurns, divisor) - 4usize];
+    ["Offset of field: FaRowTurns::inverse"][::core::mem::offset_of!(FaRowTurns, inverse) - 8usize];
+    ["Offset of field: FaRowTurns::by_slice"][::core::mem::offset_of!(FaRowTurns, by_slice) - 12usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct FaRmsNorm {
     pub residual: u64,
     pub residual_out: u64,
@@ -449,10 +466,11 @@ pub struct FaRmsNorm {
     pub team_inverse: u32,
     pub share: u32,
     pub chunks: u32,
+    pub turns: FaRowTurns,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRmsNorm"][::core::mem::size_of::<FaRmsNorm>() - 96usize];
+    ["Size of FaRmsNorm"][::core::mem::size_of::<FaRmsNorm>() - 112usize];
     ["Alignment of FaRmsNorm"][::core::mem::align_of::<FaRmsNorm>() - 8usize];
     ["Offset of field: FaRmsNorm::residual"][::core::mem::offset_of!(FaRmsNorm, residual) - 0usize];
     ["Offset of field: FaRmsNorm::residual_out"][::core::mem::offset_of!(FaRmsNorm, residual_out) - 8usize];
@@ -471,6 +489,7 @@ const _: () = {
     ["Offset of field: FaRmsNorm::team_inverse"][::core::mem::offset_of!(FaRmsNorm, team_inverse) - 84usize];
     ["Offset of field: FaRmsNorm::share"][::core::mem::offset_of!(FaRmsNorm, share) - 88usize];
     ["Offset of field: FaRmsNorm::chunks"][::core::mem::offset_of!(FaRmsNorm, chunks) - 92usize];
+    ["Offset of field: FaRmsNorm::turns"][::core::mem::offset_of!(FaRmsNorm, turns) - 96usize];
 };
 pub const FA_NOT_SCALED: FaScaling = 0;
 pub const FA_SCALE_GIVEN: FaScaling = 1;

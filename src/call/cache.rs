@@ -38,8 +38,7 @@ impl Prepared {
                 (plan, Some(plan.algorithm))
             }
             Collective::AllReduceEpilogue(epilogue) => {
-                let plan =
-                    planner.rows(message.count, message.dtype, epilogue.row(), epilogue.is_quantized());
+                let plan = planner.rows(message.count, message.dtype, epilogue.row());
                 (plan, Some(plan.algorithm))
             }
             Collective::AllReduceQuantized(_) => (planner.quantized(message.count, message.dtype), None),

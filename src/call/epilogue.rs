@@ -24,6 +24,7 @@ const NO_ROWS: FaRmsNorm = FaRmsNorm {
     team_inverse: 0,
     share: 0,
     chunks: 0,
+    turns: abi::FaRowTurns { slice_rows: 0, divisor: 0, inverse: 0, by_slice: 0 },
 };
 
 /// The RMSNorm of rows: `x / sqrt(mean(x²) + epsilon) · weight`, of the elements `x` of each row. The documentation of the
@@ -273,11 +274,6 @@ impl Epilogue {
     /// Elements of a row; `None` where it does not matter.
     pub(crate) fn row(&self) -> Option<usize> {
         self.norm.map(|norm| norm.hidden)
-    }
-
-    /// Whether normalised rows become 8-bit numbers.
-    pub(crate) fn is_quantized(&self) -> bool {
-        self.norm.is_some_and(|norm| norm.quantized.is_some())
     }
 
     /// The numbers that ranks have to agree on, in a word: it is no hash, so that errors can tell them.

@@ -35,6 +35,7 @@ mod nvls;
 mod order;
 mod origin;
 mod planner;
+mod row_turns;
 mod table;
 mod team;
 #[cfg(test)]

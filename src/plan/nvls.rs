@@ -48,13 +48,12 @@ impl Nvls {
         }
     }
 
-    /// Where the switch is expected to be faster. Nobody has measured it, and the PTX machine's clock does not know it: docs/gpu-model.md
-    /// has the estimate. Two ranks would move more bytes by it than without.
+    /// Where the switch is not expected to be slower. Nobody has measured it; docs/gpu-model.md has what the PTX machine's clock predicts:
+    /// up to 8 MiB packets are faster, as windows cost two copies. Up to 4 ranks the switch is slower beyond that too.
     const fn above(world_size: usize) -> Self {
         match world_size {
-            0..=2 => Self::Never,
-            3..=4 => Self::Above(4 << 20),
-            _ => Self::Above(2 << 20),
+            0..=4 => Self::Never,
+            _ => Self::Above(8 << 20),
         }
     }
 }

@@ -61,9 +61,9 @@ impl Planner {
         }
     }
 
-    /// A sum in which a residual is added, and rows of `row` elements are normalised, if it has rows, and `quantized`. Only direct
+    /// A sum in which a residual is added, and rows of `row` elements are normalised, if it has rows. Only direct
     /// algorithms do that; [`Planner::check_row`] has passed.
-    pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>, quantized: bool) -> Plan {
+    pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>) -> Plan {
         // Of what a row is one block's on GPUs. Two-shots leave most blocks without a row, those of a slice: by the model
         // (docs/gpu-model.md) a one-shot push takes half to a fifth of the time up to here, on NVLink and on PCIe.
         const MOST_ONE_SHOT_ROWS_BYTES: usize = 512 << 10;
@@ -71,7 +71,7 @@ impl Planner {
         let bytes = count.saturating_mul(size);
         let is_cuda = self.limits.device == DeviceKind::Cuda;
         // The sums are sent as those of a call without rows.
-        let mut plan = self.all_reduce(bytes, quantized);
+        let mut plan = self.all_reduce(bytes, false);
         if !plan.algorithm.is_direct() {
             plan = self.plan(bytes, Some(Algorithm::TwoShotPull));
         }
@@ -87,7 +87,7 @@ impl Planner {
         };
         let row_bytes = row * size;
         let rows = (count / row).max(1);
-        if is_cuda && !quantized && row_bytes % pack == 0 {
+        if is_cuda && row_bytes % pack == 0 {
             if let Some(plan) = self.teams(plan, rows, row_bytes, size) {
                 return plan;
             }

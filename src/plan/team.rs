@@ -3,7 +3,7 @@
 use super::grid::{MOST_THREADS, WARP};
 use super::{Algorithm, Plan};
 use crate::abi::{
-    FaLaunch, FaRmsNorm, FA_CUDA_PACK_BYTES, FA_NOT_SCALED, FA_SQUARES_CHUNK, FA_TEAM_SHARE_PACKS,
+    FaLaunch, FaRmsNorm, FaRowTurns, FA_CUDA_PACK_BYTES, FA_SQUARES_CHUNK, FA_TEAM_SHARE_PACKS,
 };
 
 /// Blocks that have a row together, and what each has of it.
@@ -44,17 +44,13 @@ impl Team {
     }
 }
 
-/// Has the blocks of a launch normalise rows in teams, if they can: rows are not quantised, and all addresses are those of packs.
+/// Has the blocks of a launch normalise rows in teams, if they can: all addresses are those of packs.
 /// This rank's addresses may differ from its peers' in that: who sends a packet makes no difference to whoever receives it.
 pub(crate) fn set_teams(norm: &mut FaRmsNorm, launch: &FaLaunch, element_size: usize, plan: &Plan) {
     let &Plan { algorithm, blocks, .. } = plan;
-    let FaRmsNorm { residual, residual_out, normed, weight, row, rows, scaling, .. } = *norm;
+    let FaRmsNorm { residual, residual_out, normed, weight, row, rows, .. } = *norm;
     let addresses = launch.input | launch.output | residual | residual_out | normed | weight;
-    if !Team::takes(algorithm, blocks)
-        || normed == 0
-        || scaling != FA_NOT_SCALED
-        || addresses % u64::from(FA_CUDA_PACK_BYTES) != 0
-    {
+    if !Team::takes(algorithm, blocks) || normed == 0 || addresses % u64::from(FA_CUDA_PACK_BYTES) != 0 {
         return;
     }
     if let Some(team) = Team::of(rows as usize, row as usize * element_size, element_size, blocks) {
@@ -63,6 +59,7 @@ pub(crate) fn set_teams(norm: &mut FaRmsNorm, launch: &FaLaunch, element_size: u
         norm.team_inverse = (1u32 << 16).div_ceil(norm.team);
         norm.share = team.share as u32;
         norm.chunks = team.chunks as u32;
+        norm.turns = FaRowTurns::of(rows, launch.world, blocks as u32);
     }
 }
 
@@ -105,12 +102,13 @@ mod tests {
         assert_eq!(Team::of(1, 10, 2, 64), None, "no whole packs");
     }
 
-    /// Addresses that are not those of packs, and what is quantised, have whole rows.
+    /// Rows at addresses that are not those of packs are whole blocks'.
     #[test]
-    fn teams_are_of_aligned_rows_that_stay_as_they_are() {
+    fn teams_are_of_aligned_rows() {
         // SAFETY: numbers alone.
         let (mut norm, launch): (FaRmsNorm, FaLaunch) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         (norm.normed, norm.row, norm.rows) = (4096, 5120, 8);
+        let launch = FaLaunch { world: 8, ..launch };
         let team_on = |algorithm, blocks, change: fn(&mut FaRmsNorm, &mut FaLaunch)| {
             let (mut norm, mut launch) = (norm, launch);
             change(&mut norm, &mut launch);
@@ -126,6 +124,33 @@ mod tests {
         assert_eq!(team(|_, launch| launch.input += 2), (0, 0, 0));
         assert_eq!(team(|norm, _| norm.weight += 8), (0, 0, 0));
         assert_eq!(team(|norm, _| norm.normed = 0), (0, 0, 0));
-        assert_eq!(team(|norm, _| norm.scaling = crate::abi::FA_SCALE_OF_ROW), (0, 0, 0));
+        assert_eq!(team(|norm, _| norm.scaling = crate::abi::FA_SCALE_OF_ROW), (5, 128, 10));
+    }
+
+    /// Each row has one turn.
+    #[test]
+    fn rows_have_a_turn_each() {
+        for (world, blocks) in [(1, 1), (2, 64), (3, 2), (8, 64), (16, 5)] {
+            for rows in (1..200).chain([4095, 65_536]) {
+                let FaRowTurns { slice_rows, divisor, inverse, by_slice } =
+                    FaRowTurns::of(rows, world, blocks);
+                let mut seen = vec![false; rows as usize];
+                let turns = if by_slice == 0 { rows } else { divisor * slice_rows };
+                for turn in 0..turns {
+                    let quotient = if inverse == 0 {
+                        turn
+                    } else {
+                        ((u64::from(turn) * u64::from(inverse)) >> 32) as u32
+                    };
+                    assert_eq!(quotient, turn / divisor);
+                    let rest = turn - quotient * divisor;
+                    let (slice, in_slice) = if by_slice == 0 { (quotient, rest) } else { (rest, quotient) };
+                    assert!(slice < world && in_slice < slice_rows);
+                    let row = (slice * slice_rows + in_slice) as usize;
+                    assert!(row >= rows as usize || !std::mem::replace(&mut seen[row], true));
+                }
+                assert!(seen.into_iter().all(|seen| seen), "{rows} rows, {world} ranks, {blocks} blocks");
+            }
+        }
     }
 }

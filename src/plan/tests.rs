@@ -179,7 +179,7 @@ fn other_calls_have_rows_of_their_own_or_an_allreduces() {
 }
 
 /// Rows that are normalised on GPUs: as many blocks for each as there are, up to one for each chunk of squares, by a push, in two
-/// shots from where the sum alone is. Rows that become 8-bit numbers are one block's each.
+/// shots from where the sum alone is.
 #[test]
 fn rows_on_gpus_are_pushed_by_teams() {
     let packing = Packing { pack_bytes: 16, slot_bytes: 32, sentinel_bytes: 16 };
@@ -190,11 +190,10 @@ fn rows_on_gpus_are_pushed_by_teams() {
         mailbox_bytes: 8 << 20,
         staging_bytes: 8 << 20,
     };
-    let plan_of = |forced, rows: usize, quantized| {
+    let plan = |forced, rows: usize| {
         let planner = Planner::new(&cuda(), LinkClass::NvSwitch, forced, 64, limits);
-        planner.rows(rows * 5120, DType::Bf16, Some(5120), quantized)
+        planner.rows(rows * 5120, DType::Bf16, Some(5120))
     };
-    let plan = |forced, rows| plan_of(forced, rows, false);
     let in_teams = [
         (1, (OneShotPush, 10, 64)),
         (6, (OneShotPush, 60, 64)),
@@ -207,13 +206,7 @@ fn rows_on_gpus_are_pushed_by_teams() {
         let Plan { algorithm, blocks, threads, piece_bytes } = plan(None, rows);
         assert_eq!((algorithm, blocks, threads), in_teams, "{rows} rows");
         assert!(piece_bytes >= rows * 10_240, "{rows} rows are one launch");
-        if rows > 51 {
-            continue;
-        }
-        let Plan { algorithm, blocks, threads, .. } = plan_of(None, rows, true);
-        assert_eq!((algorithm, blocks, threads), (OneShotPush, rows, 512), "{rows} rows of 8-bit numbers");
     }
-    assert_ne!(plan_of(None, 128, true).algorithm, OneShotPush);
     assert_eq!(plan(Some(OneShotPush), 32).algorithm, OneShotPush);
     assert_eq!(plan(Some(TwoShotPull), 8).algorithm, TwoShotPull);
 }

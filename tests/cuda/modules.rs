@@ -1,4 +1,4 @@
-//! The kernels are one module for each context: communicators share it, and load nothing while a kernel of another one spins.
+//! The kernels are the same modules for all communicators of a context, which load nothing while a kernel of another one spins.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::random::Random;
 use crate::threads::{fixtures, threads};
 
 tests! {
-    stand_in_of_parent => a_context_has_one_module, a_reset_context_has_another_module, nothing_is_loaded_beside_a_kernel;
+    stand_in_of_parent => a_context_has_its_modules_once, a_reset_context_has_other_modules, nothing_is_loaded_beside_a_kernel;
 }
 
 /// Runs `body` in a process of its own, in which no other test has loaded anything.
@@ -30,14 +30,21 @@ fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     }
 }
 
-/// Modules that were loaded, and those that are.
+/// How often all modules were loaded, and how often they are.
 fn modules() -> (u64, u64) {
-    let of = |counts: BTreeMap<String, u64>, name: &str| counts.get(name).copied().unwrap_or(0);
-    (of(calls(), "cuModuleLoadData"), of(live(), "cuModuleLoad"))
+    (of_all(&calls(), "cuModuleLoadData"), of_all(&live(), "cuModuleLoad"))
 }
 
 fn unloaded() -> u64 {
-    calls().get("cuModuleUnload").copied().unwrap_or(0)
+    of_all(&calls(), "cuModuleUnload")
+}
+
+/// A count of what is done for one family of kernels after the other.
+fn of_all(counts: &BTreeMap<String, u64>, name: &str) -> u64 {
+    const FAMILIES: u64 = 4;
+    let count = counts.get(name).copied().unwrap_or(0);
+    assert_eq!(count % FAMILIES, 0, "{name}: {count}");
+    count / FAMILIES
 }
 
 /// Calls between two ranks of one GPU, which have to be right.
@@ -48,8 +55,8 @@ fn reduce(random: &Random) {
     });
 }
 
-fn a_context_has_one_module() {
-    alone("a_context_has_one_module", &[], || {
+fn a_context_has_its_modules_once() {
+    alone("a_context_has_its_modules_once", &[], || {
         // Two contexts; of each, several ranks that load at the same time.
         let device = |rank: usize| Cuda::new(context(rank % 2)).unwrap();
         let devices: Vec<_> = std::thread::scope(|scope| {
@@ -64,17 +71,17 @@ fn a_context_has_one_module() {
         });
         drop(CudaWorld::new(0, 2, 4096, 0, LIMIT).unwrap());
         assert_eq!(modules(), (2, 2));
-        // The last user takes the module with it, and the next one loads it again.
+        // The last user takes the modules with it, and the next one loads them again.
         drop(devices);
         assert_eq!((unloaded(), modules()), (2, (2, 0)));
-        reduce(&Random::new("modules::a_context_has_one_module"));
+        reduce(&Random::new("modules::a_context_has_its_modules_once"));
         assert_eq!(modules(), (3, 0));
     });
 }
 
-/// A primary context that is reset has its handle again, and the module that was loaded is gone with it.
-fn a_reset_context_has_another_module() {
-    alone("a_reset_context_has_another_module", &[], || {
+/// A primary context that is reset has its handle again, and the modules that were loaded are gone with it.
+fn a_reset_context_has_other_modules() {
+    alone("a_reset_context_has_other_modules", &[], || {
         let before = Cuda::open(0).unwrap();
         let handle = before.context().cu_ctx();
         // SAFETY: nothing runs, and what is left of the context is not used any more but to be dropped.
@@ -82,7 +89,7 @@ fn a_reset_context_has_another_module() {
         let after = Cuda::open(0).unwrap();
         assert_eq!(after.context().cu_ctx(), handle);
         assert_eq!(modules(), (2, 1));
-        let random = Random::new("modules::a_reset_context_has_another_module");
+        let random = Random::new("modules::a_reset_context_has_other_modules");
         reduce(&random);
         // The end of the first is not that of the second one's module.
         drop(before);

@@ -156,7 +156,7 @@ fn other_calls_are_done_without_it(gpus: Option<Gpus>) {
 
 fn any_order_chooses_it_for_large_sums(gpus: Option<Gpus>) {
     with_multicast(gpus, "any_order_chooses_it_for_large_sums", || {
-        const LARGE: usize = 5 << 19;
+        const LARGE: usize = 9 << 20;
         let random = Random::new("nvls, any order");
         let any = Setup { order: Order::Any, max_bytes: LARGE, ..Setup::default() };
         fixtures(5, 5, any, LARGE, |fixture| {
@@ -224,7 +224,7 @@ fn fixtures_of_lost(setup: Setup, random: &Random) {
     });
 }
 
-/// Whoever forces it has an error, and whoever allows it a communicator that says why it does without.
+/// Whoever forces it has an error, and whoever allows it, where that gains something, a communicator that says why it does without.
 fn refused(size: usize, devices: usize, reason: &str) {
     let built = |setup: Setup| {
         threads(size, devices, |rank: Threads, context| {
@@ -246,16 +246,16 @@ fn refused(size: usize, devices: usize, reason: &str) {
 
 fn what_has_no_multicast_is_refused(gpus: Option<Gpus>) {
     if gpus.is_some() {
-        refused(4, 1, "ranks share a GPU");
+        refused(5, 1, "ranks share a GPU");
         // The driver has none unless it is told to.
         let mut child = this_test("nvls::what_has_no_multicast_is_refused", "none");
         Process::start(child.env(DEVICES.0, DEVICES.1)).finish().unwrap_or_else(|report| panic!("{report}"));
     } else if part().as_deref() == Some("none") {
-        refused(3, 3, "no multicast memory");
+        refused(5, 5, "no multicast memory");
     }
     with_multicast(gpus, "what_has_no_multicast_is_refused", || {
         if part().as_deref() == Some("multicast") {
-            refused(4, 3, "ranks share a GPU");
+            refused(5, 4, "ranks share a GPU");
         }
     });
 }
@@ -292,7 +292,7 @@ fn one_rank_that_cannot_is_told_to_all(_: Option<Gpus>) {
     }
 }
 
-/// Three processes of which the second has the driver's calls fail, or where nothing is said of them no multicast memory.
+/// Five processes of which the second has the driver's calls fail, or where nothing is said of them no multicast memory.
 fn one_differs(test: &str, name: &str, fails: &str, body: impl FnOnce(Local)) {
     use fast_allreduce::bootstrap::UniqueId;
     match part() {
@@ -300,17 +300,17 @@ fn one_differs(test: &str, name: &str, fails: &str, body: impl FnOnce(Local)) {
         Some(_) => {}
         None => {
             let id = UniqueId::new().unwrap().to_string();
-            let started = [0, 1, 2].map(|rank: usize| {
+            let started = [0, 1, 2, 3, 4].map(|rank: usize| {
                 let mut command = this_test(test, name);
                 let (multicast, fails) = match (rank, fails) {
-                    (0 | 2, _) => ("1", ""),
+                    (0 | 2.., _) => ("1", ""),
                     (_, "") => ("0", ""),
                     (_, fails) => ("1", fails),
                 };
                 command
                     .env("FAST_ALLREDUCE_UNIQUE_ID", &id)
                     .env("FAST_ALLREDUCE_RANK", rank.to_string())
-                    .env("FAST_ALLREDUCE_WORLD_SIZE", "3")
+                    .env("FAST_ALLREDUCE_WORLD_SIZE", "5")
                     .env(DEVICES.0, DEVICES.1)
                     .env(MULTICAST.0, multicast)
                     .env("STAND_IN_FAIL", fails);

@@ -34,11 +34,12 @@ const SHAPES: [(usize, usize); 8] =
     [(5, 1), (3, 7), (140, 16), (4, 33), (1, 513), (9, 512), (2, 1000), (3, 2048)];
 
 /// Elements after an aligned address, whether the plain sum is asked for, and what rows become.
-const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 5] = [
+const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 6] = [
     (0, true, Becomes::Nvfp4(ScaleLayout::RowMajor)),
     (1, false, Becomes::Nvfp4(ScaleLayout::Tiled)),
     (0, false, Becomes::Bytes(DType::F8E4M3, Scaling::PerGroup)),
     (1, true, Becomes::Bytes(DType::I8, Scaling::PerRow)),
+    (0, false, Becomes::Bytes(DType::F8E4M3, Scaling::PerRow)),
     (0, false, Becomes::Bytes(DType::F8E5M2, Scaling::Given)),
 ];
 
@@ -103,10 +104,10 @@ fn every_shape(gpus: Gpus) {
                             let placement = Placement::random(&mut random);
                             rows.check(&mut caller, placement.of_rank(&random, own));
                         }
-                        // In each kernel, whatever was drawn.
+                        // In each kernel, whatever was drawn; and of a row that blocks share.
                         for (offset, plain_sum, becomes) in ROWS_OF_FEWER_BITS {
                             let quantised = Some(becomes);
-                            if shape == SHAPES[2] {
+                            if shape == SHAPES[2] || shape == SHAPES[7] && offset == 0 {
                                 let rows = Rows::new(&mut random, dtype, shape, size);
                                 let placement = Placement::random(&mut random);
                                 rows.check(

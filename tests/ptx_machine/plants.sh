@@ -27,17 +27,15 @@ FA_ANY_KERNEL(integers, AnyInteger, one_shot_push)
 END
 # And sums by the switch.
 {
-  sed -n '/^#define FA_NVLS_KERNEL/,/^  }$/p' csrc/cuda/kernels.cu
+  sed -n '/^#define FA_NVLS_KERNEL/,/^  }$/p' csrc/cuda/others.cu
   echo 'FA_NVLS_KERNEL(f16, F16, one_shot_nvls)'
   echo 'FA_NVLS_KERNEL(f32, float, two_shot_nvls)'
 } >>"$work/some"
 # Rows that blocks have in teams.
-{
-  sed -n '/^\/\/ Rows that teams of blocks have/,/^#define FA_NORMING_KERNEL/p' csrc/cuda/kernels.cu | head -n -1
-  sed -n '/^#define FA_NORMING_KERNEL/,/^  }$/p' csrc/cuda/kernels.cu
-  echo 'FA_NORMING_KERNEL(f16, F16, FA_ONE_SHOT_PUSH_NORM, one_shot_push_norm, one_shot_push)'
-  echo 'FA_NORMING_KERNEL(f16, F16, FA_TWO_SHOT_PUSH_NORM, two_shot_push_norm, two_shot_push)'
-} >"$work/teams"
+cat >"$work/teams" <<'END'
+FA_NORMING_KERNEL(f16, F16, FA_ONE_SHOT_PUSH_NORM, one_shot_push_norm, one_shot_push)
+FA_NORMING_KERNEL(f16, F16, FA_TWO_SHOT_PUSH_NORM, two_shot_push_norm, two_shot_push)
+END
 # And of those that the CUDA device's tests launch, which take all others as they are.
 cat >"$work/others" <<'END'
 FA_ANY_KERNEL(f32, float, halving_doubling)
@@ -46,7 +44,7 @@ FA_HOT(FA_ANY_OF, )
 FA_ANY_KERNEL(integers, AnyInteger, reduce_scatter)
 FA_MOVING(FA_MOVING_KERNEL, )
 END
-sed -n '/^FA_KERNEL(barrier)/,$p' csrc/cuda/kernels.cu >>"$work/others"
+sed -n '/^FA_KERNEL(barrier)/,$p' csrc/cuda/others.cu >>"$work/others"
 
 # NAME|FILE|SED|FOUND: of the substitution, which must change the file, and what the tests of kernels say.
 cat >"$work/plants" <<'END'
@@ -88,7 +86,7 @@ only the last rank is waited for|cuda/reduce.cuh|s/late = came\[r\] \? late : r;
 END
 
 # The same, of those that the tests of messages find.
-sed -n '/^FA_KERNEL(transfer)/,/^}/p' csrc/cuda/kernels.cu >"$work/messages"
+sed -n '/^FA_KERNEL(transfer)/,/^}/p' csrc/cuda/others.cu >"$work/messages"
 cat >"$work/plants_of_messages" <<'END'
 chunks without a release|core/posted.cuh|s/^    fence_release\(\);/    ;/|data race
 chunks without an acquire|core/memory.cuh|s/ld\.acquire\.sys\.global\.v2\.u64/ld.relaxed.sys.global.v2.u64/|data race
@@ -108,16 +106,21 @@ END
 
 cat >"$work/plants_of_teams" <<'END'
 squares of an earlier launch|cuda/team_rows.cuh|s/return u32\(word >> 32\) == epoch;/return word != 0;/|element
-slices of other rows|cuda/team_rows.cuh|s/\(norm\.rows \+ reduce\.world\(\) - 1\) \/ reduce\.world\(\)/norm.rows \/ reduce.world() + 1/|is left|left == right
+slices of other rows|cuda/team_rows.cuh|s/turns\.by_slice \? rest : quotient/quotient/|is left|left == right|element
 a share that is not all there|cuda/team_rows.cuh|s/if \(!block\.all\(complete\)\)/if (!complete)/|before it was written|data race
+the greatest of one block|cuda/team_rows.cuh|s/\*greatest = quantised\.greatest_of\(block, \*greatest\)/(void)greatest/|element|scale
+numbers of a share that is not all there|cuda/team_rows.cuh|s/^    block\.sync\(\);$/    ;/|data race|before it was written|element
 sums with the packets' marks|cuda/team_rows.cuh|s/const Tag sums = \{epoch, kSums\};/const Tag sums = tag;/|element
 END
 
 # compile DIR LIST: kernels of a copy of csrc as PTX, and the host's sources as the compiler sees them.
 compile() {
-  local flags=()
+  local family flags=()
   mapfile -t flags < <(grep -vE '^(#|$)' build/nvcc.flags)
-  sed '/^FA_HOT(FA_HOT_OF/,$d' "$1/cuda/kernels.cu" | cat - "$2" >"$1/cuda/some.cu"
+  # What the families' files have but kernels.
+  for family in any_world hot_set norms others; do
+    sed -E '/^FA_(HOT|REDUCING|MOVING|NORMING)\(/d; /^FA_KERNEL/,$d' "$1/cuda/$family.cu"
+  done | cat - "$2" >"$1/cuda/some.cu"
   # Warnings are those of the whole file, which is compiled elsewhere: shown only if it fails.
   "$nvcc" -ptx -lineinfo -arch=compute_90 "${flags[@]}" -I "$1" -o "$1/some.ptx" "$1/cuda/some.cu" >"$work/nvcc" 2>&1 ||
     { cat "$work/nvcc" && return 1; }
@@ -136,7 +139,10 @@ run_kernels() {
   done
 }
 run_teams() {
-  FAST_ALLREDUCE_PTX=$work/csrc/some.ptx FAST_ALLREDUCE_PTX_SOME=1 "$kernels" rows_by_teams >"$work/log" 2>&1
+  local tests
+  for tests in by_teams races_in_numbers; do
+    FAST_ALLREDUCE_PTX=$work/csrc/some.ptx FAST_ALLREDUCE_PTX_SOME=1 "$kernels" "$tests" >"$work/log" 2>&1 || return
+  done
 }
 run_messages() {
   FAST_ALLREDUCE_PTX=$work/csrc/some.ptx FAST_ALLREDUCE_PTX_SOME=1 "$kernels" messages >"$work/log" 2>&1

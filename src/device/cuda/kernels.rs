@@ -1,4 +1,4 @@
-//! The compiled kernels: one module for each context, which its communicators share, loaded with all of its kernels when the
+//! The compiled kernels: the modules of each context, which its communicators share, loaded with all of their kernels when the
 //! first device is made.
 
 use std::collections::BTreeMap;
@@ -31,8 +31,15 @@ const _: () = {
     );
 };
 
-/// The fatbin that build.rs made; empty without nvcc. The driver wants it aligned.
-static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/cuda.fatbin")));
+/// The fatbins that build.rs made, one for each family of kernels, a file of `csrc/cuda`; empty without nvcc. The driver wants
+/// them aligned.
+static FATBINS: [&Aligned<[u8]>; 4] = [
+    &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/hot_set.fatbin"))),
+    &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/any_world.fatbin"))),
+    &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/norms.fatbin"))),
+    &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/others.fatbin"))),
+];
+const HOT_SET: usize = 0;
 
 #[repr(C, align(16))]
 pub(super) struct Aligned<T: ?Sized>(pub T);
@@ -41,7 +48,8 @@ const NOT_FOUND: u32 = api::Code::NOT_FOUND.0;
 
 /// Kernels of a reduction for one type: for any world, and for the worlds of the hot set.
 const VARIANTS: usize = 1 + HOT_WORLDS.len();
-const FIRST_NVLS: usize = REDUCING.len() + MOVING.len() + OTHER.len() + NORMING.len();
+const FIRST_NORM: usize = REDUCING.len() + MOVING.len() + OTHER.len();
+const FIRST_NVLS: usize = FIRST_NORM + NORMING.len();
 const ALL: usize = FIRST_NVLS + NVLS.len();
 
 /// Why the driver does not load the kernels, with what to build instead where that is known.
@@ -67,21 +75,22 @@ fn refused(context: &CudaContext, code: api::Code) -> Error {
 /// Handles of all kernels: by code, type, and variant (0: any operation, world and alignment; then those of the hot set).
 type Table = [[[CUfunction; VARIANTS]; DType::ALL.len()]; ALL];
 
-/// The module of each context, by the context's number. Handles are no names for contexts: a primary context that is reset, or
+/// The modules of each context, by the context's number. Handles are no names for contexts: a primary context that is reset, or
 /// released and retained again, has its handle again, and none of its modules. Its number is unique as long as the program runs
-/// (CUDA Driver API, `cuCtxGetId`), so that a module is found in the very context that it was loaded in.
+/// (CUDA Driver API, `cuCtxGetId`), so that modules are found in the very context that they were loaded in.
 static LOADED: Mutex<BTreeMap<u64, Arc<Slot>>> = Mutex::new(BTreeMap::new());
 
-/// A context's module, as long as somebody has it. Locked while it is loaded, when `LOADED` is not: loading may wait for kernels
+/// A context's modules, as long as somebody has them. Locked while they are loaded, when `LOADED` is not: loading may wait for kernels
 /// of this context that wait for a rank of another one, which may be loading, too.
 type Slot = Mutex<Weak<Kernels>>;
 
-/// The loaded module.
+/// The loaded modules.
 pub(super) struct Kernels {
     context: Arc<CudaContext>,
     /// Of the context.
     id: u64,
-    module: sys::CUmodule,
+    /// As many of [`FATBINS`] as are loaded.
+    modules: Vec<sys::CUmodule>,
     functions: Box<Table>,
 }
 
@@ -106,12 +115,12 @@ impl Kernels {
             });
             Arc::clone(loaded.entry(id).or_default())
         };
-        let mut module = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = module.upgrade() {
+        let mut kept = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernels) = kept.upgrade() {
             return Ok(kernels);
         }
         let kernels = Arc::new(Self::load(context, id)?);
-        *module = Arc::downgrade(&kernels);
+        *kept = Arc::downgrade(&kernels);
         Ok(kernels)
     }
 
@@ -120,28 +129,31 @@ impl Kernels {
     /// peer's kernel in the same process, say, that spins for the one that is being loaded. All are loaded and not the hot set
     /// alone, as which ones a rank takes depends on each call's alignment.
     fn load(context: &Arc<CudaContext>, id: u64) -> Result<Self> {
-        if FATBIN.0.is_empty() {
+        if FATBINS[0].0.is_empty() {
             return Err(Error::Unavailable {
                 what: "the CUDA device".into(),
                 reason: format!("this build has no kernels for it: {}", env!("FAST_ALLREDUCE_CUDA_BUILD")),
             });
         }
-        let mut module = std::ptr::null_mut();
-        // SAFETY: the image is a fatbin made by nvcc, and lives for ever; the driver writes one handle.
-        unsafe { api::cuModuleLoadData(&mut module, FATBIN.0.as_ptr().cast()) }
-            .map_err(|code| refused(context, code))?;
         let null = std::ptr::null_mut();
         let mut kernels = Self {
             context: Arc::clone(context),
             id,
-            module,
+            modules: Vec::new(),
             functions: Box::new([[[null; VARIANTS]; DType::ALL.len()]; ALL]),
         };
+        for fatbin in FATBINS {
+            let mut module = std::ptr::null_mut();
+            // SAFETY: the image is a fatbin made by nvcc, and lives for ever; the driver writes one handle.
+            unsafe { api::cuModuleLoadData(&mut module, fatbin.0.as_ptr().cast()) }
+                .map_err(|code| refused(context, code))?;
+            kernels.modules.push(module);
+        }
         for code in 0..ALL {
             for dtype in DType::ALL {
                 let Some(name) = name(code, dtype) else { continue };
                 let d = dtype as usize;
-                kernels.functions[code][d] = match kernels.function(name.clone()) {
+                kernels.functions[code][d] = match kernels.function(module_of(code), name.clone()) {
                     Ok(function) => [function; VARIANTS],
                     // Only newer GPUs have the instructions: `has_nvls`.
                     Err(Error::Driver { code: NOT_FOUND, .. }) if code >= FIRST_NVLS => continue,
@@ -150,7 +162,7 @@ impl Kernels {
                 if code < HOT.len() && HOT_TYPES.contains(&dtype.name()) {
                     for (variant, world) in HOT_WORLDS.iter().enumerate() {
                         kernels.functions[code][d][1 + variant] =
-                            kernels.function(format!("{name}_sum_w{world}"))?;
+                            kernels.function(HOT_SET, format!("{name}_sum_w{world}"))?;
                     }
                 }
             }
@@ -158,7 +170,7 @@ impl Kernels {
         Ok(kernels)
     }
 
-    fn function(&self, name: String) -> Result<CUfunction> {
+    fn function(&self, module: usize, name: String) -> Result<CUfunction> {
         // The names are letters, digits and underscores.
         let name = CString::new(name).map_err(|_| Error::Unavailable {
             what: "a kernel".into(),
@@ -166,7 +178,7 @@ impl Kernels {
         })?;
         let mut function = std::ptr::null_mut();
         // SAFETY: the module is loaded; the driver reads the name and writes one handle.
-        unsafe { api::cuModuleGetFunction(&mut function, self.module, name.as_ptr()) }
+        unsafe { api::cuModuleGetFunction(&mut function, self.modules[module], name.as_ptr()) }
             .map_err(driver("cuModuleGetFunction"))?;
         // Asking for an attribute is what loads a kernel under lazy loading.
         let (attribute, mut registers) = (CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS, 0);
@@ -193,7 +205,7 @@ impl Kernels {
     pub fn virtual_architecture(&self) -> Result<i32> {
         let (attribute, mut version) = (CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION, 0);
         let barrier = self.functions[abi::FA_BARRIER as usize][0][0];
-        // SAFETY: the function is of the loaded module, as all are of one architecture; the driver writes one int.
+        // SAFETY: the function is of a loaded module, as all are of one architecture; the driver writes one int.
         unsafe { api::cuFuncGetAttribute(&mut version, attribute, barrier) }
             .map_err(driver("cuFuncGetAttribute"))?;
         Ok(version)
@@ -226,6 +238,15 @@ pub(super) fn name_in_turns(launch: &FaLaunch) -> Option<String> {
     hot.then(|| format!("world_{}_{dtype}_sum_w{}", HOT[algorithm], launch.world))
 }
 
+/// Which of [`FATBINS`] has the kernels for any world.
+fn module_of(code: usize) -> usize {
+    match code {
+        _ if code < REDUCING.len() => 1,
+        FIRST_NORM..FIRST_NVLS => 2,
+        _ => 3,
+    }
+}
+
 /// `None` for a type that the kernel is not made for, and is never asked to do.
 fn name(code: usize, dtype: DType) -> Option<String> {
     let moving = code.checked_sub(REDUCING.len());
@@ -246,12 +267,14 @@ fn name(code: usize, dtype: DType) -> Option<String> {
 impl Drop for Kernels {
     fn drop(&mut self) {
         let _relaxed = Relaxed::enter();
-        // An error means that the context is gone, and the module with it.
+        // An error means that the context is gone, and the modules with it.
         let _ = bind_to_free(&self.context);
         // So does another number: the context was reset. Asked twice, as nobody asks again.
         if context_id().or_else(|_| context_id()) == Ok(self.id) {
-            // SAFETY: loaded by `load` in this context; whoever launched its kernels has waited for them.
-            let _ = unsafe { api::cuModuleUnload(self.module) };
+            for module in self.modules.drain(..) {
+                // SAFETY: loaded by `load` in this context; whoever launched its kernels has waited for them.
+                let _ = unsafe { api::cuModuleUnload(module) };
+            }
         }
     }
 }

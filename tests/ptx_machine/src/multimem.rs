@@ -133,22 +133,21 @@ pub(crate) unsafe extern "C" fn multimem(
         if let Some(fault) = run.observe_if_asked(part, bytes, code, at) {
             return record(context, fault, bytes, at, part);
         }
+        if what::kind(code) == what::READ {
+            continue;
+        }
+        for i in 0..spec.count {
+            let value = context.values[i as usize];
+            let next = |old| if spec.op.is_some() { spec.combine(old, value) } else { value };
+            // SAFETY: whoever knows the parts says that so many bytes are there.
+            unsafe { update(part + u64::from(i * size), size, next) };
+        }
     }
-    for i in 0..spec.count {
-        let offset = u64::from(i * size);
-        let value = context.values[i as usize];
-        // SAFETY: whoever knows the parts says that so many bytes are there.
-        unsafe {
-            match (what::kind(code), spec.op) {
-                (what::READ, _) => {
-                    let all = parts.iter().map(|&part| read(part + offset, size));
-                    context.values[i as usize] = spec.reduce(all);
-                }
-                (_, None) => parts.iter().for_each(|&part| update(part + offset, size, |_| value)),
-                (_, Some(_)) => {
-                    parts.iter().for_each(|&part| update(part + offset, size, |old| spec.combine(old, value)))
-                }
-            }
+    if what::kind(code) == what::READ {
+        for i in 0..spec.count {
+            // SAFETY: as above.
+            let all = parts.iter().map(|&part| unsafe { read(part + u64::from(i * size), size) });
+            context.values[i as usize] = spec.reduce(all);
         }
     }
     0

@@ -429,7 +429,7 @@ impl Run<'_> {
 
     /// The same of an access that compiled code does not tell of by itself.
     pub(crate) fn observe_if_asked(&mut self, address: u64, bytes: u32, code: u32, at: u64) -> Option<Fault> {
-        match self.program.is_observed() {
+        match self.program.is_observed() || self.program.is_timed() {
             true => self.observe(address, bytes, code, at),
             false => None,
         }

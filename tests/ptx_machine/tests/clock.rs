@@ -1,7 +1,7 @@
 //! The rules of the clock, each on a kernel of a few instructions.
 
 use fast_allreduce_ptx_machine::clock::{self, Cause, Chain, Machine, Timing};
-use fast_allreduce_ptx_machine::{Fault, Launch, LaunchError, Memory, Program, Range};
+use fast_allreduce_ptx_machine::{Fault, Launch, LaunchError, Memory, Program, Range, MOST_PARTS};
 
 /// Words of memory of each rank.
 const WORDS: usize = 1 << 14;
@@ -13,7 +13,17 @@ impl Memory for Reach {
         let holds = |range: &Range| address >= range.low && address - range.low < range.bytes;
         self.0.iter().map(|(range, _)| *range).find(holds)
     }
+
+    /// The address of all ranks' memory.
+    fn multicast(&self, address: u64, _bytes: u32, parts: &mut [u64; MOST_PARTS]) -> usize {
+        let Some(offset) = address.checked_sub(MULTICAST) else { return 0 };
+        parts.iter_mut().zip(&self.0).for_each(|(part, (range, _))| *part = range.low + offset);
+        self.0.len()
+    }
 }
+
+/// No memory of a process is there.
+const MULTICAST: u64 = 1 << 60;
 
 /// As lines of a cache are.
 #[repr(C, align(128))]
@@ -42,9 +52,13 @@ impl Ranks {
     }
 
     fn run(&self, body: &str) -> Result<Timing, LaunchError> {
+        self.run_on(&machine(), body)
+    }
+
+    fn run_on(&self, machine: &Machine, body: &str) -> Result<Timing, LaunchError> {
         let text = format!(
             ".version 9.0\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 own, .param .u64 peer, \
-             .param .u32 rank)\n{{\n.reg .pred %p<8>; .reg .b32 %r<64>; .reg .b64 %d<64>;\n\
+             .param .u32 rank)\n{{\n.reg .pred %p<8>; .reg .b32 %r<64>; .reg .b64 %d<64>; .reg .f32 %f<8>;\n\
              ld.param.u64 %d0, [own]; ld.param.u64 %d1, [peer]; ld.param.u32 %r0, [rank]; mov.u32 %r1, %tid.x;\n\
              {body}\nret;\n}}\n"
         );
@@ -74,7 +88,7 @@ impl Ranks {
             programmatic: self.programmatic,
             resident: true,
         };
-        clock::time(&program, &machine(), &chain)
+        clock::time(&program, machine, &chain)
     }
 
     fn ns(&self, body: &str) -> f64 {
@@ -315,6 +329,65 @@ fn a_dependent_launch_overlaps_until_it_waits() {
     is_near(overlapped, machine.dependent_ns + 2.0 * l2(), 100.0);
     ranks.programmatic = false;
     is_near(ranks.ns(&early), plain, 100.0);
+}
+
+/// What the switch sends on arrives later than what goes straight, and is one packet on the sender's link.
+#[test]
+fn the_switch_stores_to_all() {
+    let ranks = Ranks::new(4);
+    let flag = |store: &str| {
+        format!(
+            "mov.u64 %d2, {MULTICAST}; setp.ne.u32 %p0, %r0, 0;\nmov.f32 %f0, 0f3F800000;\n@%p0 bra POLL;\n{store}\nret;\n\
+             POLL: ld.relaxed.sys.global.u32 %r3, [%d0+256];\nsetp.eq.u32 %p1, %r3, 0;\n@%p1 bra POLL;\n"
+        )
+    };
+    let spread = ranks.ns(&flag("multimem.st.relaxed.sys.global.f32 [%d2+256], %f0;"));
+    let ranks = Ranks::new(2);
+    let straight = ranks.ns(&flag("st.relaxed.sys.global.f32 [%d1+256], %f0;"));
+    is_near(spread, straight + machine().switch_ns - 40.0, 80.0);
+
+    // What one sends goes out once, and what all send comes in on each link.
+    let mut ranks = Ranks::new(4);
+    (ranks.blocks, ranks.threads) = (16, 256);
+    let Machine { link_gbps, switch_share, remote_store_ns, switch_ns, .. } = machine();
+    for senders in [1, 4] {
+        let large = ranks.ns(&format!(
+            "setp.ge.u32 %p0, %r0, {senders};\n@%p0 ret;\n\
+             mov.u64 %d2, {MULTICAST}; mov.u32 %r4, %ctaid.x; mad.lo.u32 %r5, %r4, 256, %r1; mul.wide.u32 %d3, %r5, 16;\n\
+             add.u64 %d2, %d2, %d3; mov.f32 %f0, 0f3F800000;\n\
+             multimem.st.relaxed.sys.global.v4.f32 [%d2], {{%f0, %f0, %f0, %f0}};"
+        ));
+        assert_eq!(ranks.word(3, WORDS - 1), 1.0f32.to_bits());
+        let link = (senders * WORDS * 4) as f64 / (link_gbps * switch_share);
+        // The answers' way back, and a multiprocessor's own stores.
+        is_near(large, link + remote_store_ns + switch_ns, 700.0);
+    }
+}
+
+/// A sum comes as a load from a peer does, a little later, and each device sends its part.
+#[test]
+fn the_switch_adds() {
+    let ranks = Ranks::new(4);
+    let sum = format!(
+        "mov.u64 %d2, {MULTICAST}; multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%d2]; st.global.f32 [%d0+8192], %f1;"
+    );
+    is_near(ranks.ns(&sum), machine().remote_load_ns + machine().switch_ns, 150.0);
+
+    // All ask for all: each link takes a sum in, and everybody's part of it out.
+    let mut ranks = Ranks::new(4);
+    (ranks.blocks, ranks.threads) = (16, 256);
+    let large = ranks.ns(&format!(
+        "mov.u64 %d2, {MULTICAST}; mov.u32 %r4, %ctaid.x; mad.lo.u32 %r5, %r4, 256, %r1; mul.wide.u32 %d3, %r5, 16;\n\
+         add.u64 %d2, %d2, %d3; add.u64 %d3, %d0, %d3;\n\
+         multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {{%f0, %f1, %f2, %f3}}, [%d2]; st.global.f32 [%d3], %f1;"
+    ));
+    let Machine { link_gbps, switch_share, remote_load_ns, switch_ns, .. } = machine();
+    let link = (4 * WORDS * 4) as f64 / (link_gbps * switch_share);
+    is_near(large, link + remote_load_ns + switch_ns, 500.0);
+
+    let none = Machine::named("a100").unwrap();
+    let error = ranks.run_on(&none, &sum);
+    assert!(error.is_err_and(|error| error.to_string().contains("no switch")));
 }
 
 #[test]

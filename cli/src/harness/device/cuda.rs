@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{
-    CudaContext, CudaGraph, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
+    CudaContext, CudaEvent, CudaGraph, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice,
+    SyncOnDrop,
 };
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::device::cuda::Sharing;
@@ -27,6 +28,8 @@ use crate::harness::work::Work;
 
 /// Calls in a graph: enough that starting one replay is a small part of its time.
 pub const GRAPH_CALLS: u64 = 20;
+/// Between two marks of a [`Clock`].
+const CALLS_AHEAD: u64 = 200;
 
 /// Says why no rank can have a GPU, where that is known without starting one.
 pub fn require() -> Result<(), Failure> {
@@ -308,11 +311,12 @@ impl Endpoint for Gpu {
     }
 }
 
-/// Two events.
+/// Two events, and those that bound how far calls are queued ahead.
 struct Clock<'a> {
     endpoint: &'a Gpu,
-    start: cudarc::driver::CudaEvent,
-    end: cudarc::driver::CudaEvent,
+    start: CudaEvent,
+    end: CudaEvent,
+    marks: [CudaEvent; 2],
 }
 
 impl<'a> Clock<'a> {
@@ -321,13 +325,30 @@ impl<'a> Clock<'a> {
             let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
             endpoint.stream.context().new_event(flags).map_err(driver("cuEventCreate"))
         };
-        Ok(Self { endpoint, start: event()?, end: event()? })
+        Ok(Self { endpoint, start: event()?, end: event()?, marks: [event()?, event()?] })
     }
 
-    fn seconds(&self, batches: u64, mut run: impl FnMut() -> Result<(), Failure>) -> Result<f64, Failure> {
+    /// Queues batches of so many calls. At most twice [`CALLS_AHEAD`] are queued and have not ended: a rank that fills the
+    /// driver's queue waits under a lock of its context, and a thread of the same process could not launch what it waits for.
+    fn seconds(
+        &self,
+        batches: u64,
+        calls: u64,
+        mut run: impl FnMut() -> Result<(), Failure>,
+    ) -> Result<f64, Failure> {
         let stream = &self.endpoint.stream;
+        let between = CALLS_AHEAD.div_ceil(calls);
         self.start.record(stream).map_err(driver("cuEventRecord"))?;
-        (0..batches).try_for_each(|_| run())?;
+        for batch in 0..batches {
+            // Not before the first: a single call has nothing beside it.
+            if batch > 0 && batch % between == 0 {
+                let mark = &self.marks[(batch / between % 2) as usize];
+                // One that was never recorded is not waited for.
+                mark.synchronize().map_err(driver("cuEventSynchronize"))?;
+                mark.record(stream).map_err(driver("cuEventRecord"))?;
+            }
+            run()?;
+        }
         self.end.record(stream).map_err(driver("cuEventRecord"))?;
         self.endpoint.finish()?;
         let milliseconds = self.start.elapsed_ms(&self.end).map_err(driver("cuEventElapsedTime"))?;
@@ -347,7 +368,7 @@ impl Batch for Eager<'_> {
     }
 
     fn seconds(&mut self, batches: u64) -> Result<f64, Failure> {
-        self.clock.seconds(batches, &mut *self.call)
+        self.clock.seconds(batches, 1, &mut *self.call)
     }
 }
 
@@ -364,7 +385,7 @@ impl Batch for Replay<'_> {
 
     fn seconds(&mut self, batches: u64) -> Result<f64, Failure> {
         let graph = &self.graph;
-        self.clock.seconds(batches, || graph.launch().map_err(driver("cuGraphLaunch")))
+        self.clock.seconds(batches, GRAPH_CALLS, || graph.launch().map_err(driver("cuGraphLaunch")))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::fabric::{packets, Arrival};
+use super::fabric::{packets, Arrival, Packets};
 use super::path::{After, Cause};
 use super::simulate::{Event, Simulation};
 use super::state::{SimBlock, Store, Time, Value};
@@ -122,10 +122,10 @@ impl Simulation<'_> {
         let mut queue = start - at;
         let mut wire = 0.0;
         if remote {
-            let request = super::fabric::Packets { count: packets.count, ..Default::default() };
+            let request = Packets { count: packets.count, ..Default::default() };
             let machine = self.machine;
             let asked = self.fabric.send(machine, rank, home, start, &request);
-            let answer = super::fabric::Packets { masked: 0.0, ..packets };
+            let answer = Packets { masked: 0.0, ..packets };
             let answered = self.fabric.send(machine, home, rank, start + trip / 2.0, &answer);
             self.fabric.local(home, start + trip / 2.0, packets.bytes);
             queue += asked + answered.max(through);
@@ -208,7 +208,7 @@ impl Simulation<'_> {
         let (arrives, back, queue, wire) = if remote {
             let queue = self.fabric.send(machine, rank, home, left, &packets);
             let arrives = left + queue + machine.cycles(machine.remote_store_ns);
-            let answer = super::fabric::Packets { count: packets.count, ..Default::default() };
+            let answer = Packets { count: packets.count, ..Default::default() };
             self.fabric.send(machine, home, rank, arrives, &answer);
             self.fabric.local(home, arrives, packets.sectors * 32.0);
             let partial = packets.masked * machine.link_partial_bytes;
@@ -231,6 +231,56 @@ impl Simulation<'_> {
         }
         self.push(arrives, Event::Arrive(number));
         left
+    }
+
+    /// Loads of sums by the switch: what it asks all devices for.
+    pub(crate) fn load_sums(&mut self, sim: &mut SimBlock, w: usize, at: f64, parts: &[Part]) -> Value {
+        let homes = self.by_home(parts);
+        let Some((_, of_one)) = homes.first() else { return Value { ready: at, ..Value::NONE } };
+        let (rank, machine) = (sim.rank, self.machine);
+        let mut packets = packets(&Self::wide(of_one), machine.link_packet_bytes as u64);
+        packets.bytes = packets.sectors * 32.0;
+        let sm = &mut self.sms[rank][sim.sm];
+        let start = sm.room(at, packets.bytes, machine.sm_in_flight_bytes);
+        let through = sm.load.pass(start, packets.bytes) - start;
+        let trip = machine.cycles(machine.remote_load_ns + machine.switch_ns);
+        let from: Vec<usize> = homes.iter().filter_map(|(home, _)| *home).collect();
+        let queue = start - at + self.fabric.gather(machine, &from, rank, start, trip, &packets).max(through);
+        let value = Value { ready: at + trip + queue, cause: Cause::Remote, queue, looked: None };
+        let sm = &mut self.sms[rank][sim.sm];
+        sm.waits.push((Reverse(Time(value.ready)), packets.bytes as u32));
+        sm.in_flight += packets.bytes;
+        let Packets { bytes, sectors, partial, .. } = packets;
+        let traffic = Traffic { bytes, sectors, partial, wire: bytes / machine.switch_share };
+        from.iter().for_each(|&home| sim.warps[w].counts.loads.entry(home).or_default().add(&traffic));
+        value
+    }
+
+    /// Stores that the switch makes one of for each device.
+    pub(crate) fn store_to_all(&mut self, sim: &mut SimBlock, w: usize, at: f64, parts: &[Part]) {
+        let homes = self.by_home(parts);
+        let Some((_, to_one)) = homes.first() else { return };
+        let (rank, machine) = (sim.rank, self.machine);
+        let packets = packets(&Self::wide(to_one), machine.link_packet_bytes as u64);
+        let left = self.sms[rank][sim.sm].remote.pass(at, packets.sectors * 32.0);
+        let to: Vec<usize> = homes.iter().filter_map(|(home, _)| *home).collect();
+        let later = self.fabric.spread(machine, rank, &to, left, &packets);
+        let Packets { bytes, sectors, partial, masked, .. } = packets;
+        let wire = (bytes + masked * machine.link_partial_bytes) / machine.switch_share;
+        let traffic = Traffic { bytes, sectors, partial, wire };
+        for ((home, parts), queue) in
+            homes.into_iter().filter_map(|(home, parts)| Some((home?, parts))).zip(later)
+        {
+            let arrives = left + queue + machine.cycles(machine.remote_store_ns + machine.switch_ns);
+            self.fabric.local(home, arrives, sectors * 32.0);
+            sim.acks = sim.acks.max(arrives + machine.cycles(machine.remote_load_ns) / 2.0);
+            sim.warps[w].counts.stores.entry(home).or_default().add(&traffic);
+            let queue = queue + left - at;
+            let store = Store { parts, strong: true, by: (self.own, w), issued: at, arrives, queue };
+            let number = self.stores.len();
+            self.stores.push(Some(store));
+            self.push(arrives, Event::Arrive(number));
+        }
     }
 
     /// An update in place, which the thread has done.

@@ -50,6 +50,8 @@ constants! {
     link_gbps, "GB/s", "of a GPU to all its peers, each way, before headers";
     link_packet_bytes, "B", "most data in a packet of the link";
     link_header_bytes, "B", "of a packet, of a request, and of what goes back for it";
+    switch_ns, "ns", "what the switch between GPUs adds to an access that it makes of one or for one of all; no such switch: 0";
+    switch_share, "", "of a link's bytes, what are data of such accesses";
     link_partial_bytes, "B", "added to a packet in which a sector is not whole";
     sm_store_bytes, "B/cycle", "stores of a multiprocessor to its own GPU's memory";
     sm_remote_bytes, "B/cycle", "the same to peers, in whole sectors";
@@ -91,6 +93,8 @@ fn h100() -> Machine {
         link_gbps: 450.0,
         link_packet_bytes: 128.0,
         link_header_bytes: 16.0,
+        switch_ns: 130.0,
+        switch_share: 0.85,
         link_partial_bytes: 16.0,
         sm_store_bytes: 64.0,
         sm_remote_bytes: 19.0,
@@ -116,6 +120,8 @@ fn a100() -> Machine {
         remote_load_ns: 900.0,
         remote_store_ns: 420.0,
         link_gbps: 300.0,
+        switch_ns: 0.0,
+        switch_share: 0.0,
         l2_gbps: 3900.0,
         l2_bytes: 40e6,
         dram_gbps: 1940.0,
@@ -134,6 +140,7 @@ fn b200() -> Machine {
         remote_load_ns: 1450.0,
         remote_store_ns: 790.0,
         link_gbps: 900.0,
+        switch_share: 0.74,
         sm_load_bytes: 60.0,
         l2_gbps: 9000.0,
         l2_bytes: 126e6,
@@ -157,6 +164,8 @@ fn pcie5() -> Machine {
         link_gbps: 60.0,
         link_packet_bytes: 256.0,
         link_header_bytes: 24.0,
+        switch_ns: 0.0,
+        switch_share: 0.0,
         link_partial_bytes: 0.0,
         l2_gbps: 6000.0,
         l2_bytes: 128e6,

@@ -84,6 +84,54 @@ impl Fabric {
         out.max(into) - at
     }
 
+    /// The same of packets that the switch has from all of some devices, and sends as one to another: it is asked at `at`, and they
+    /// are half of a trip later.
+    pub fn gather(
+        &mut self,
+        machine: &Machine,
+        from: &[usize],
+        to: usize,
+        at: f64,
+        trip: f64,
+        packets: &Packets,
+    ) -> f64 {
+        let asks = packets.count * machine.link_header_bytes * self.scale;
+        let data = packets.bytes / machine.switch_share * self.scale;
+        let asked = self.ports[to].out.pass(at, asks) - at;
+        let half = at + trip / 2.0;
+        let mut answered = self.ports[to].into.pass(half, data) - half;
+        for &device in from {
+            let ports = &mut self.ports[device];
+            ports.into.pass(at, asks);
+            answered = answered.max(ports.out.pass(half, data) - half);
+            self.local(device, half, packets.bytes);
+        }
+        asked + answered
+    }
+
+    /// The same of packets that the switch sends on to all of some devices: for each, how much later they come.
+    pub fn spread(
+        &mut self,
+        machine: &Machine,
+        from: usize,
+        to: &[usize],
+        at: f64,
+        packets: &Packets,
+    ) -> Vec<f64> {
+        let partial = packets.masked * machine.link_partial_bytes;
+        let data = (packets.bytes + partial) / machine.switch_share * self.scale;
+        let answers = packets.count * machine.link_header_bytes * self.scale;
+        let out = self.ports[from].out.pass(at, data) - at;
+        self.ports[from].into.pass(at, answers);
+        let mut later = Vec::with_capacity(to.len());
+        for &device in to {
+            let ports = &mut self.ports[device];
+            later.push(out.max(ports.into.pass(at, data) - at));
+            ports.out.pass(at, answers);
+        }
+        later
+    }
+
     pub fn arrived(&mut self, address: u64, bytes: u32, arrival: Arrival) {
         for word in (address..address + u64::from(bytes)).step_by(4) {
             let last = self.words.entry(word & !3).or_insert(arrival);

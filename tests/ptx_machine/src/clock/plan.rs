@@ -82,7 +82,7 @@ fn latency(instr: &Instr, cost: Cost) -> f64 {
             _ if access.space == Space::Shared || addr.base == Base::Shared => SHARED,
             _ => LOAD,
         },
-        Op::Atom { .. } => LOAD,
+        Op::Atom { .. } | Op::MultimemLd { .. } => LOAD,
         Op::Warp { .. } => SHARED,
         Op::MovSpecial { .. } => 20.0,
         _ => cost.depth * 4.5,

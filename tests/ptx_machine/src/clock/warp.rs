@@ -217,7 +217,15 @@ impl Simulation<'_> {
             return Ok(());
         }
         let warp = &mut sim.warps[w];
-        let accesses = matches!(instr.op, Op::Ld { .. } | Op::St { .. } | Op::Atom { .. } | Op::Fence { .. });
+        let accesses = matches!(
+            instr.op,
+            Op::Ld { .. }
+                | Op::St { .. }
+                | Op::Atom { .. }
+                | Op::Fence { .. }
+                | Op::MultimemLd { .. }
+                | Op::MultimemSt { .. }
+        );
         if accesses && warp.ordered > operands.ready {
             operands = Value { ready: warp.ordered, cause: Cause::Local, ..Value::NONE };
         }
@@ -288,6 +296,19 @@ impl Simulation<'_> {
                     sim.warps[w].ordered = value.ready;
                 }
                 Some(value)
+            }
+            Op::MultimemLd { .. } | Op::MultimemSt { .. } if machine.switch_share == 0.0 => {
+                return Err(self.fault(sim, Fault::Launch, "this machine has no switch that adds".into()));
+            }
+            Op::MultimemLd { .. } => Some(self.load_sums(sim, w, issued, parts)),
+            Op::MultimemSt { .. } => {
+                self.store_to_all(sim, w, issued, parts);
+                None
+            }
+            // As dear as one of a GPU's scope: it is a membar.gl.
+            Op::AliasFence if !lanes.is_empty() => {
+                self.fenced(sim, w, at, issued, Scope::Gpu);
+                None
             }
             Op::Fence { scope, .. } if !lanes.is_empty() => {
                 self.fenced(sim, w, at, issued, *scope);

@@ -78,9 +78,6 @@ impl Lower<'_, '_> {
     }
 
     fn multimem(&mut self, spec: Spec, code: u32, addr: &Addr) -> LoadResult<()> {
-        if self.watch == Watch::Clock {
-            return self.error("not known to the clock");
-        }
         let a = self.address(addr)?;
         let (spec, code) = (
             self.b.ins().iconst(types::I32, i64::from(spec.encode())),

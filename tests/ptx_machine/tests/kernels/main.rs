@@ -5,6 +5,8 @@
 #[path = "../../../../src/abi/bindings.rs"]
 #[allow(dead_code, missing_docs, clippy::all)]
 mod abi;
+#[path = "../../../../src/plan/row_turns.rs"]
+mod row_turns;
 #[macro_use]
 #[path = "../../../runner/mod.rs"]
 mod runner;

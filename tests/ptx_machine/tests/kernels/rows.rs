@@ -7,8 +7,8 @@ use crate::elements::{Element, BF16, F16, F32};
 use crate::world::World;
 
 tests! {
-    crate::program => rows_by_teams, teams_that_wait_in_vain;
-    crate::observed => nothing_races_in_teams;
+    crate::program => rows_by_teams, numbers_by_teams, teams_that_wait_in_vain;
+    crate::observed => nothing_races_in_teams, nothing_races_in_numbers;
 }
 
 const KERNELS: [(&str, FaAlgorithm); 2] =
@@ -43,6 +43,108 @@ struct Call<'a> {
     shape: Shape,
     /// Whether a rank has teams: its addresses say so.
     in_teams: fn(usize) -> bool,
+    /// What normalised rows become, if it is not the type itself. Then the last element of each has a weight of 2, others of 1.
+    numbers: Option<&'static Numbers>,
+}
+
+/// Numbers with scales. Those of 1 and 2 are given where the greatest that has their scale is 1, and where it is 2.
+#[derive(Debug)]
+struct Numbers {
+    scaling: FaScaling,
+    dtype: u32,
+    /// What has a scale, and how many bytes that is; 0: a row.
+    each: (u32, u32),
+    of_one: [u8; 2],
+    of_two: [u8; 2],
+    scale_of_one: [u8; 4],
+    scale_of_two: [u8; 4],
+}
+
+/// The scale that is given, or that of all scales.
+const GIVEN: [u8; 4] = 0.5f32.to_le_bytes();
+const GLOBAL: [u8; 4] = 4.0f32.to_le_bytes();
+const NUMBERS: [Numbers; 5] = [
+    Numbers {
+        scaling: FA_SCALE_GIVEN,
+        dtype: FA_F8E4M3,
+        each: (0, 0),
+        of_one: [0x40, 0x48],
+        of_two: [0x40, 0x48],
+        scale_of_one: [0; 4],
+        scale_of_two: [0; 4],
+    },
+    Numbers {
+        scaling: FA_SCALE_OF_ROW,
+        dtype: FA_F8E4M3,
+        each: (0, 4),
+        of_one: [0x7E, 0x7E],
+        of_two: [0x76, 0x7E],
+        scale_of_one: (1.0f32 / 448.0).to_le_bytes(),
+        scale_of_two: (2.0f32 / 448.0).to_le_bytes(),
+    },
+    Numbers {
+        scaling: FA_SCALE_OF_GROUP,
+        dtype: FA_F8E5M2,
+        each: (FA_SCALED_GROUP, 4),
+        of_one: [0x7B, 0x7B],
+        of_two: [0x77, 0x7B],
+        scale_of_one: (1.0f32 / 57344.0).to_le_bytes(),
+        scale_of_two: (2.0f32 / 57344.0).to_le_bytes(),
+    },
+    NVFP4,
+    Numbers { scaling: FA_SCALE_OF_TILED_BLOCK, ..NVFP4 },
+];
+/// 4 / 6 is nearest to 0.6875 and 8 / 6 to 1.375, by which 1 becomes 5.8 and 2.9.
+const NVFP4: Numbers = Numbers {
+    scaling: FA_SCALE_OF_BLOCK,
+    dtype: FA_I8,
+    each: (FA_SCALED_BLOCK, 1),
+    of_one: [7, 7],
+    of_two: [5, 7],
+    scale_of_one: [0x33, 0, 0, 0],
+    scale_of_two: [0x3B, 0, 0, 0],
+};
+
+impl Numbers {
+    fn in_blocks(&self) -> bool {
+        self.each.0 == FA_SCALED_BLOCK
+    }
+
+    /// Checks a row's numbers of magnitude 1, but for the last, which is 2; and its scales.
+    fn check(
+        &self,
+        normed: &[u8],
+        scales: &[u8],
+        row: usize,
+        number: usize,
+        signum: impl Fn(usize) -> i64,
+        case: &str,
+    ) {
+        let each = if self.each.0 == 0 { row } else { self.each.0 as usize };
+        for i in 0..row {
+            let has_last = i / each == (row - 1) / each;
+            let codes = if has_last { self.of_two } else { self.of_one };
+            let (code, bits) = (codes[usize::from(i + 1 == row)], if self.in_blocks() { 4 } else { 8 });
+            let expected = code | if signum(i) < 0 { 1 << (bits - 1) } else { 0 };
+            let at = number * row + i;
+            let is = if self.in_blocks() { normed[at / 2] >> (4 * (at % 2)) & 15 } else { normed[at] };
+            assert_eq!(is, expected, "{case}: element {i} of row {number} of {row}, {self:?}");
+            if self.each.1 == 0 || i % each != 0 {
+                continue;
+            }
+            let (bytes, group) = (self.each.1 as usize, i / each);
+            let at = match self.scaling {
+                FA_SCALE_OF_TILED_BLOCK => group / 4 * 512 + number % 32 * 16 + number / 32 * 4 + group % 4,
+                _ => (number * row.div_ceil(each) + group) * bytes,
+            };
+            let scale = if has_last { self.scale_of_two } else { self.scale_of_one };
+            assert_eq!(
+                scales[at..at + bytes],
+                scale[..bytes],
+                "{case}: scale {group} of row {number} of {row}, {self:?}"
+            );
+        }
+    }
 }
 
 impl Call<'_> {
@@ -50,9 +152,16 @@ impl Call<'_> {
         (self.shape.rows * self.shape.row) as usize
     }
 
-    /// The residual comes after the input, and normalised rows after the sums.
+    /// The residual comes after the input, then a weight and the scale that is given; after the sums come normalised rows, then their
+    /// scales.
     fn world(&self) -> World {
-        World::new(self.ranks, 2 * self.count() * self.ty.bytes)
+        const SCALES: usize = 16 << 10;
+        World::new(self.ranks, self.weight() + (self.shape.row as usize * self.ty.bytes).max(SCALES) + 4)
+    }
+
+    /// Where the weight is, or the scales.
+    fn weight(&self) -> usize {
+        2 * self.count() * self.ty.bytes
     }
 
     /// The residual's sum at an index: by row a power of 2, of either sign. So all that a row is multiplied by is 1 over that.
@@ -75,6 +184,12 @@ impl Call<'_> {
                 let rest = self.sum(i, turn) - (0..ranks).map(|rank| term(rank, i)).sum::<i64>();
                 input.write((self.count() + i) * bytes, &self.ty.number(rest));
             }
+            let row = self.shape.row as usize;
+            for i in 0..row {
+                input.write(self.weight() + i * bytes, &self.ty.number(if i + 1 < row { 1 } else { 2 }));
+            }
+            let is_global = self.numbers.is_some_and(Numbers::in_blocks);
+            input.write(self.weight() + row * bytes, if is_global { &GLOBAL } else { &GIVEN });
         }
         world.outputs.iter_mut().for_each(|output| output.fill(0xA5));
     }
@@ -88,10 +203,19 @@ impl Call<'_> {
             let mut norm: FaRmsNorm = unsafe { std::mem::zeroed() };
             (norm.residual, norm.normed) = (launch.input + bytes, launch.output + bytes);
             (norm.row, norm.rows, norm.dtype) = (row, rows, self.ty.code);
+            if let Some(numbers) = self.numbers {
+                (norm.scaling, norm.dtype) = (numbers.scaling, numbers.dtype);
+                norm.weight = launch.input + self.weight() as u64;
+                let given = norm.weight + u64::from(row) * self.ty.bytes as u64;
+                norm.global_scale = given;
+                let is_given = numbers.scaling == FA_SCALE_GIVEN;
+                norm.scales = if is_given { given } else { launch.output + self.weight() as u64 };
+            }
             if (self.in_teams)(rank) {
                 (norm.team, norm.team_inverse) = (team, (1_u32 << 16).div_ceil(team));
                 norm.share = each * FA_SQUARES_CHUNK * self.ty.bytes as u32 / FA_CUDA_PACK_BYTES;
                 norm.chunks = chunks;
+                norm.turns = FaRowTurns::of(rows, self.ranks as u32, self.shape.blocks);
             }
             (launch, norm)
         };
@@ -105,10 +229,10 @@ impl Call<'_> {
             .unwrap_or_else(|error| panic!("{}, {:?}: {error}", self.kernel, self.shape));
     }
 
-    /// Some turns, so that both generations of mailboxes are used, and used again.
+    /// Four turns use both generations of mailboxes, and use them again. Of numbers two are enough, as packets are the same.
     fn play(&self) {
         let mut world = self.world();
-        for turn in 0..4 {
+        for turn in 0..if self.numbers.is_some() { 2 } else { 4 } {
             self.fill(&mut world, turn);
             self.run(&world, &self.launches(&world), turn * 7 + self.ranks);
             for (rank, output) in world.outputs.iter().enumerate() {
@@ -118,9 +242,19 @@ impl Call<'_> {
                 for i in 0..self.count() {
                     let sum = self.sum(i, turn);
                     for (number, at) in [(sum, i), (sum.signum(), self.count() + i)] {
+                        if at > i && self.numbers.is_some() {
+                            continue;
+                        }
                         let is = &bytes[at * self.ty.bytes..(at + 1) * self.ty.bytes];
                         assert_eq!(is, self.ty.number(number), "{case}: element {at}, {:?}", self.shape);
                     }
+                }
+                let row = self.shape.row as usize;
+                let (normed, scales) = bytes[self.weight() / 2..].split_at(self.weight() / 2);
+                for (numbers, number) in
+                    self.numbers.iter().flat_map(|&n| (0..self.count() / row).map(move |row| (n, row)))
+                {
+                    numbers.check(normed, scales, row, number, |i| self.sum(number * row + i, turn), &case);
                 }
             }
             let empty = world.sentinels().all(|bytes| bytes.iter().all(|&byte| byte == 0));
@@ -161,7 +295,8 @@ fn for_each_call(program: &Program, ranks: &[usize], body: impl Fn(&Call<'_>)) {
                 for shape in SHAPES {
                     for in_teams in [all, |rank| rank % 2 == 1] {
                         let kernel = kernel.clone();
-                        body(&Call { program, kernel, algorithm, ty, ranks, shape, in_teams });
+                        let numbers = None;
+                        body(&Call { program, kernel, algorithm, ty, ranks, shape, in_teams, numbers });
                     }
                 }
             }
@@ -171,6 +306,25 @@ fn for_each_call(program: &Program, ranks: &[usize], body: impl Fn(&Call<'_>)) {
 
 fn rows_by_teams(program: &Program) {
     for_each_call(program, &[1, 2, 3, 8], |call| call.play());
+}
+
+/// Each kind of numbers, of the shapes that it can be of, which a rank without teams makes as well.
+fn for_each_kind(program: &Program, kinds: &'static [Numbers], ranks: usize, body: impl Fn(&Call<'_>)) {
+    for numbers in kinds {
+        for_each_call(program, &[ranks], |call| {
+            if !numbers.in_blocks() || call.shape.row % FA_SCALED_BLOCK == 0 {
+                body(&Call { numbers: Some(numbers), kernel: call.kernel.clone(), ..*call });
+            }
+        });
+    }
+}
+
+fn numbers_by_teams(program: &Program) {
+    for_each_kind(program, &NUMBERS, 3, |call| call.play());
+}
+
+fn nothing_races_in_numbers(program: &Program) {
+    for_each_kind(program, &NUMBERS[1..4], 2, |call| call.play());
 }
 
 fn nothing_races_in_teams(program: &Program) {

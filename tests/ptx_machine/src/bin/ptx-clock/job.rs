@@ -1,7 +1,7 @@
 //! A call to predict: which kernel, in what memory, in what grid.
 
 use fast_allreduce_ptx_machine::clock::{self, Chain, Machine, Timing};
-use fast_allreduce_ptx_machine::{Launch, Program, Range};
+use fast_allreduce_ptx_machine::{Launch, Program};
 
 use crate::abi::*;
 use crate::messages::{bytes_of, Pattern};
@@ -111,6 +111,8 @@ fn code_of(algorithm: &str) -> Option<FaAlgorithm> {
         "two_shot_pull_norm" => FA_TWO_SHOT_PULL_NORM,
         "one_shot_push_norm" => FA_ONE_SHOT_PUSH_NORM,
         "two_shot_push_norm" => FA_TWO_SHOT_PUSH_NORM,
+        "one_shot_nvls" => FA_ONE_SHOT_NVLS,
+        "two_shot_nvls" => FA_TWO_SHOT_NVLS,
         name if Pattern::named(name).is_some() => FA_TRANSFER,
         _ => return None,
     })
@@ -123,10 +125,10 @@ enum Memory {
 }
 
 impl Memory {
-    fn homes(&self) -> Vec<(Range, usize)> {
+    fn reach(&self) -> Reach {
         match self {
-            Self::Ours(world) => world.homes(),
-            Self::Reference(reference) => reference.homes(),
+            Self::Ours(world) => world.reach(),
+            Self::Reference(reference) => reference.reach(),
         }
     }
 
@@ -151,14 +153,23 @@ impl Memory {
 }
 
 /// Blocks that have a row together: as FaRmsNorm has them.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub struct Team {
     pub blocks: u32,
     pub share: u32,
     pub chunks: u32,
+    pub turns: FaRowTurns,
 }
 
 impl Team {
+    /// A row is a whole block's.
+    const NONE: Self = Self {
+        blocks: 0,
+        share: 0,
+        chunks: 0,
+        turns: FaRowTurns { slice_rows: 0, divisor: 0, inverse: 0, by_slice: 0 },
+    };
+
     pub fn inverse(self) -> u32 {
         match self.blocks {
             0 => 0,
@@ -173,7 +184,11 @@ impl Call {
     }
 
     fn norms(&self) -> bool {
-        code_of(self.base()).is_some_and(|code| code >= FA_ONE_SHOT_PULL_NORM)
+        code_of(self.base()).is_some_and(|code| (FA_ONE_SHOT_PULL_NORM..FA_ONE_SHOT_NVLS).contains(&code))
+    }
+
+    fn is_nvls(&self) -> bool {
+        self.base().ends_with("_nvls")
     }
 
     /// The name of its kernel.
@@ -205,7 +220,9 @@ impl Call {
         let packs = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize) as u32;
         let is_two_shot = self.algorithm.contains("two_shot");
         let work = if is_two_shot { packs.div_ceil(self.ranks as u32) } else { packs };
-        let most = shape.blocks.min(machine.sms as u32).max(1);
+        // As src/plan/nvls.rs has it: 16384 threads.
+        let most = if self.is_nvls() { (16 << 10) / shape.threads } else { shape.blocks };
+        let most = most.min(machine.sms as u32).max(1);
         let fewest = if code_of(self.base()).is_some() { shape.threads.min(64) } else { shape.threads };
         let blocks = work.div_ceil(fewest).clamp(1, most);
         let threads = work.div_ceil(blocks).next_multiple_of(32).clamp(32, shape.threads);
@@ -232,7 +249,10 @@ impl Call {
         let chunk = FA_SQUARES_CHUNK * self.dtype.bytes as u32 / FA_CUDA_PACK_BYTES;
         let chunks = (row_bytes / FA_CUDA_PACK_BYTES).div_ceil(chunk);
         let each = chunks.div_ceil((most / (self.bytes as u32 / row_bytes).max(1)).max(1));
-        Some(Team { blocks: chunks.div_ceil(each), share: each * chunk, chunks })
+        let rows = self.bytes as u32 / row_bytes;
+        let blocks = chunks.div_ceil(each);
+        let turns = FaRowTurns::of(rows, self.ranks as u32, most.min(rows * blocks));
+        Some(Team { blocks, share: each * chunk, chunks, turns })
     }
 
     /// How much of its memory a rank touches call after call, in messages: input, output, and two generations of staging, or of
@@ -256,7 +276,8 @@ impl Call {
             Some(_) => Memory::Ours(World::new(self.ranks, self.bytes, word_of(self.dtype.code))),
             None => Memory::Reference(Reference::new(self.base(), self.ranks, self.bytes)),
         };
-        let team = self.team(shape.blocks.min(machine.sms as u32)).unwrap_or_default();
+        let team = self.team(shape.blocks.min(machine.sms as u32)).unwrap_or(Team::NONE);
+        let in_slices = team.blocks > 0 && code_of(self.base()) == Some(FA_TWO_SHOT_PUSH_NORM);
         let params = |rank| match (&memory, code_of(self.base())) {
             (Memory::Ours(world), Some(algorithm)) => {
                 let count = (self.bytes / self.dtype.bytes) as u64;
@@ -275,7 +296,7 @@ impl Call {
             _ => Vec::new(),
         };
         let params: Vec<Vec<u8>> = (0..self.ranks).map(params).collect();
-        let reach = Reach(memory.homes());
+        let reach = memory.reach();
         let (blocks, threads) = self.grid(shape, machine);
         let launch = |params| Launch {
             kernel: &kernel,
@@ -287,11 +308,11 @@ impl Call {
         let calls: Vec<Launch> = params.iter().map(|params| launch(params)).collect();
         let chain = Chain {
             calls: &calls,
-            homes: &reach.0,
+            homes: &reach.homes,
             turns: shape.turns,
             // Of a message equal blocks of all ranks are not what talks to each other.
-            // Nor where blocks of a rank have a row together.
-            blocks: match Pattern::named(self.base()).is_some() || team.blocks > 1 {
+            // Nor where blocks of a rank have a row together, or where all have the slice of which a row is one's.
+            blocks: match Pattern::named(self.base()).is_some() || team.blocks > 1 || in_slices {
                 true => 0,
                 false => shape.simulate,
             },

@@ -14,6 +14,8 @@ mod plan;
 mod published;
 mod reference;
 mod results;
+#[path = "../../../../../src/plan/row_turns.rs"]
+mod row_turns;
 mod world;
 
 use std::path::{Path, PathBuf};

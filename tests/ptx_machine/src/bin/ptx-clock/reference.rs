@@ -3,7 +3,7 @@
 use fast_allreduce_ptx_machine::Range;
 
 use crate::abi::FA_BF16;
-use crate::world::{homes, word_of, Bytes, Data};
+use crate::world::{homes, word_of, Bytes, Data, Reach};
 
 const RANKS: usize = 8;
 const BLOCKS: usize = 132;
@@ -44,8 +44,13 @@ impl Reference {
         Self { data, signals: all(SIGNALS), scratch, tables, packs: (bytes / 16) as u32 }
     }
 
-    pub fn homes(&self) -> Vec<(Range, usize)> {
-        homes(&[&self.signals, &self.scratch, &self.tables, &self.data.inputs, &self.data.outputs])
+    pub fn reach(&self) -> Reach {
+        let all = [&self.signals, &self.scratch, &self.tables, &self.data.inputs, &self.data.outputs];
+        Reach {
+            homes: homes(&all.map(Vec::as_slice)),
+            multicast: Range { low: 0, bytes: 0 },
+            windows: Vec::new(),
+        }
     }
 
     /// `Launch` of a rank.

@@ -4,7 +4,7 @@ use crate::job::Team;
 use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::mem::{offset_of, size_of};
 
-use fast_allreduce_ptx_machine::{Memory, Range};
+use fast_allreduce_ptx_machine::{Memory, Range, MOST_PARTS};
 
 use crate::abi::*;
 use crate::messages::bytes_of;
@@ -57,13 +57,28 @@ impl Drop for Bytes {
     }
 }
 
-/// What every rank reaches.
-pub struct Reach(pub Vec<(Range, usize)>);
+/// What every rank reaches: allocations, each a rank's, and windows, of which one address means all.
+pub struct Reach {
+    pub homes: Vec<(Range, usize)>,
+    pub multicast: Range,
+    pub windows: Vec<u64>,
+}
 
 impl Memory for Reach {
     fn find(&self, address: u64) -> Option<Range> {
         let holds = |range: &Range| address >= range.low && address - range.low < range.bytes;
-        self.0.iter().map(|(range, _)| *range).find(holds)
+        self.homes.iter().map(|(range, _)| *range).find(holds)
+    }
+
+    fn multicast(&self, address: u64, bytes: u32, parts: &mut [u64; MOST_PARTS]) -> usize {
+        let offset = address.wrapping_sub(self.multicast.low);
+        if offset.saturating_add(bytes.into()) > self.multicast.bytes {
+            return 0;
+        }
+        for (part, window) in parts.iter_mut().zip(&self.windows) {
+            *part = window + offset;
+        }
+        self.windows.len()
     }
 }
 
@@ -165,6 +180,9 @@ pub struct World {
     residuals: Vec<Bytes>,
     weights: Vec<Bytes>,
     normed: Vec<Bytes>,
+    /// Staging that one address of all ranks means, too, which is of no memory.
+    windows: Vec<Bytes>,
+    multicast: Bytes,
     mailbox: usize,
     staging: usize,
     pub channels: Channels,
@@ -220,13 +238,38 @@ impl World {
         let mut weights = all(bytes);
         weights.iter_mut().for_each(|weights| weights.fill_words(one(1)));
         let (residuals, normed) = (all(bytes), all(bytes));
-        Self { regions, data, tables, residuals, weights, normed, mailbox, staging, channels }
+        let (windows, multicast) = (all(2 * staging), Bytes::new(2 * staging));
+        Self {
+            regions,
+            data,
+            tables,
+            residuals,
+            weights,
+            normed,
+            windows,
+            multicast,
+            mailbox,
+            staging,
+            channels,
+        }
     }
 
-    /// Which rank has which allocation.
-    pub fn homes(&self) -> Vec<(Range, usize)> {
-        let Self { regions, data, tables, residuals, weights, normed, .. } = self;
-        homes(&[regions, &data.inputs, &data.outputs, tables, residuals, weights, normed])
+    pub fn reach(&self) -> Reach {
+        let Self { regions, data, tables, residuals, weights, normed, windows, .. } = self;
+        Reach {
+            homes: homes(&[
+                regions,
+                &data.inputs,
+                &data.outputs,
+                tables,
+                residuals,
+                weights,
+                normed,
+                windows,
+            ]),
+            multicast: self.multicast.range(),
+            windows: windows.iter().map(Bytes::address).collect(),
+        }
     }
 
     /// The parameters of a rank's kernel. `registered`: peers read its input where it is.
@@ -261,6 +304,8 @@ impl World {
         launch.channel_bytes = self.channels.bytes(self.regions.len()) as u64;
         launch.channel_slots = self.channels.slots as u32;
         launch.chunk_bytes = self.channels.chunk as u64;
+        launch.window = self.windows[rank].address();
+        launch.multicast = self.multicast.address();
         launch.channel_stripes = self.channels.stripes as u32;
         launch.packet_bytes = self.channels.packets as u32;
         // The kernel's clock is the host's, which simulates.
@@ -296,6 +341,7 @@ impl World {
             team_inverse: team.inverse(),
             share: team.share,
             chunks: team.chunks,
+            turns: team.turns,
         })
     }
 

@@ -1,0 +1,19 @@
+// Of an allreduce by a direct algorithm one kernel for each member of the hot set,
+// <name>_<type>_sum_w<world>: sums of whole packs.
+#include "../algorithms/one_shot_pull.cuh"
+#include "../algorithms/one_shot_push.cuh"
+#include "../algorithms/two_shot_pull.cuh"
+#include "../algorithms/two_shot_push.cuh"
+#include "entry.cuh"
+#include "reduce.cuh"
+
+#define FA_HOT_KERNEL(ranks, type, element, algorithm, ...)                                                  \
+  FA_KERNEL(algorithm##_##type##_sum_w##ranks)(const __grid_constant__ FaLaunch launch) {                    \
+    wait_for_launch_before();                                                                                \
+    Block block;                                                                                             \
+    algorithm(launch, block, Reduce<element, Op<FA_SUM>, World<ranks>>({}, {}));                             \
+  }
+
+#define FA_HOT_OF_TYPE(type, element, ...) FA_HOT_WORLDS(FA_HOT_KERNEL, type, element, __VA_ARGS__)
+#define FA_HOT_OF(code, number, algorithm, ...) FA_HOT_TYPES(FA_HOT_OF_TYPE, algorithm)
+FA_HOT(FA_HOT_OF, )

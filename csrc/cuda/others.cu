@@ -1,0 +1,56 @@
+// Of what moves bytes, and of all else, one kernel: <name>, of any world, which one launch can also run. Of
+// sums by NVLS one for each of their types, <name>_<type>.
+#include "../algorithms/all_gather.cuh"
+#include "../algorithms/barrier.cuh"
+#include "../algorithms/broadcast.cuh"
+#include "../algorithms/one_shot_nvls.cuh"
+#include "../algorithms/transfer.cuh"
+#include "../algorithms/two_shot_nvls.cuh"
+#include "../algorithms/two_shot_quantized.cuh"
+#include "entry.cuh"
+#include "multicast.cuh"
+#include "quantized.cuh"
+#include "reduce.cuh"
+
+#define FA_MOVING_KERNEL(code, number, name, ...)                                                            \
+  FA_KERNEL(name)(const __grid_constant__ FaLaunch own) {                                                    \
+    wait_for_launch_before();                                                                                \
+    Block block;                                                                                             \
+    name(launch_of(own), block);                                                                             \
+  }
+FA_MOVING(FA_MOVING_KERNEL, )
+
+FA_KERNEL(barrier)(const __grid_constant__ FaLaunch own) {
+  wait_for_launch_before();
+  Block block;
+  all_meet(launch_of(own), block);
+}
+
+// The messages come after the launch, as they are too many for every launch to have room for. Where one
+// launch runs a world they are in memory, as its launches are.
+FA_KERNEL(transfer)(const __grid_constant__ FaLaunch own, const __grid_constant__ FaTransfers messages) {
+  wait_for_launch_before();
+  const FaLaunch &launch = launch_of(own);
+  Block block;
+  transfer(launch, block,
+           own.launches == 0 ? messages : *reinterpret_cast<const FaTransfers *>(launch.operands));
+}
+
+FA_KERNEL(two_shot_quantized)(const __grid_constant__ FaLaunch own) {
+  wait_for_launch_before();
+  const FaLaunch &launch = launch_of(own);
+  Block block;
+  two_shot_quantized(launch, block, QuantizedTransport(launch));
+}
+
+// A GPU is a member of a multicast group once, so that no launch runs a world.
+#if __CUDA_ARCH__ >= 900
+#define FA_NVLS_KERNEL(type, element, name, ...)                                                             \
+  FA_KERNEL(name##_##type)(const __grid_constant__ FaLaunch launch) {                                        \
+    wait_for_launch_before();                                                                                \
+    Block block;                                                                                             \
+    name(launch, block, MulticastSum<element>());                                                            \
+  }
+#define FA_NVLS_OF(code, number, name, ...) FA_HOT_TYPES(FA_NVLS_KERNEL, name)
+FA_NVLS(FA_NVLS_OF, )
+#endif
