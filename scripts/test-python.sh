@@ -12,16 +12,16 @@ export FAST_ALLREDUCE_NVCC=${FAST_ALLREDUCE_NVCC:-none}
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
 torch=2.15.0
 tests=.
+work=$CARGO_TARGET_DIR/python
 case ${1:-} in
   --no-torch) torch= ;;
   --stand-in)
     tests=cuda
-    # Where scripts/test-cuda-stand-in.sh has the driver in CI too.
-    export FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc CARGO_TARGET_DIR=$CARGO_TARGET_DIR/stand-in
+    work=$CARGO_TARGET_DIR/python-cuda
+    export FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc
     tests/stand_in_driver/build.sh "$CARGO_TARGET_DIR/stand-in"
     ;;
 esac
-work=$CARGO_TARGET_DIR/python
 mkdir -p "$work"
 rm -rf "$work/venv" "$work/wheels"
 
