@@ -236,22 +236,6 @@ FA_FN bool load_relaxed_any(const u32 *address) {
 FA_FN void load_acquire_pair(const u64 *address, u64 *a, u64 *b) {
   asm volatile("ld.acquire.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*a), "=l"(*b) : "l"(address) : "memory");
 }
-
-// Four likewise, in two accesses. One address for both: less code.
-FA_FN void store_relaxed_words(u64 *address, u64 a, u64 b, u64 c, u64 d) {
-  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};\n\t"
-               "st.relaxed.sys.global.v2.u64 [%0+16], {%3, %4};" ::"l"(address),
-               "l"(a), "l"(b), "l"(c), "l"(d)
-               : "memory");
-}
-
-FA_FN void load_relaxed_words(const u64 *address, u64 *a, u64 *b, u64 *c, u64 *d) {
-  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%4];\n\t"
-               "ld.relaxed.sys.global.v2.u64 {%2, %3}, [%4+16];"
-               : "=&l"(*a), "=&l"(*b), "=&l"(*c), "=&l"(*d)
-               : "l"(address)
-               : "memory");
-}
 #endif
 
 } // namespace FA_NAMESPACE

@@ -15,12 +15,14 @@ namespace FA_NAMESPACE {
 
 #if FA_CUDA
 
-// Four words of (32 bits of data, 32 bits of epoch), as NCCL's LL protocol. Each word is one single-copy
-// atomic access, so no order between them is needed.
+// Two of four words of (32 bits of data, 32 bits of epoch), as NCCL's LL protocol. Each word is one
+// single-copy atomic access, so no order between them is needed. The other two are as far into the upper half
+// of the mailbox: so a warp writes 512 adjacent bytes at a time, and whole sectors.
 struct Slot {
-  u64 word[4];
+  u64 word[2];
 };
-static_assert(sizeof(Slot) == FA_CUDA_SLOT_BYTES, "as abi.h says");
+constexpr u32 kSlotBytes = FA_CUDA_SLOT_BYTES;
+static_assert(kSlotBytes == 2 * sizeof(Slot) && sizeof(Slot) == FA_CUDA_SENTINEL_BYTES, "as abi.h says");
 
 // What marks a packet of this launch: the epoch in each word; or, of a term of a sum and of a sum, that no
 // word is empty.
@@ -28,10 +30,13 @@ enum Marks : u32 { kTagged, kTerms, kSums };
 struct Tag {
   u32 epoch = 0;
   Marks marks = kTagged;
+  u64 apart = 0; // bytes, from the first two words of a tagged packet to the last two
 
   FA_FN bool sentinel() const { return marks != kTagged; }
 };
-FA_FN Tag packet_tag(const FaLaunch &, u32 epoch) { return {epoch, kTagged}; }
+FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch, Marks marks = kTagged) {
+  return {epoch, marks, launch.mailbox_bytes / 2};
+}
 
 // A sentinel packet is the pack, in two words, each one single-copy atomic access. A word is empty, as fresh
 // memory is, if its upper half is 0. In a term that is the last element of 32 bits, or the last two of 16,
@@ -52,12 +57,14 @@ FA_FN u64 filled(u64 word, Marks marks) {
   return marks == kSums ? word ^ kLastSign : is_empty(word) ? word | kLastSign : word;
 }
 
+FA_FN u64 *upper_words(const Slot *slot, Tag tag) { return reinterpret_cast<u64 *>(u64(slot) + tag.apart); }
+
 FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
   if (tag.sentinel())
     return store_relaxed_pair(slot->word, filled(pack.low, tag.marks), filled(pack.high, tag.marks));
   const u64 high = u64(tag.epoch) << 32;
-  store_relaxed_words(slot->word, high | u32(pack.low), high | pack.low >> 32, high | u32(pack.high),
-                      high | pack.high >> 32);
+  store_relaxed_pair(slot->word, high | u32(pack.low), high | pack.low >> 32);
+  store_relaxed_pair(upper_words(slot, tag), high | u32(pack.high), high | pack.high >> 32);
 }
 
 // A look at a packet, which is in it as it was sent. False: not all of it has come.
@@ -68,7 +75,8 @@ FA_FN bool load_packet(const Slot *slot, Tag of, Pack *pack) {
   }
   const u32 tag = of.epoch;
   u64 a, b, c, d;
-  load_relaxed_words(slot->word, &a, &b, &c, &d);
+  load_relaxed_pair(slot->word, &a, &b);
+  load_relaxed_pair(upper_words(slot, of), &c, &d);
   *pack = {b << 32 | u32(a), d << 32 | u32(c)};
   return ((u32(a >> 32) ^ tag) | (u32(b >> 32) ^ tag) | (u32(c >> 32) ^ tag) | (u32(d >> 32) ^ tag)) == 0;
 }
@@ -95,7 +103,8 @@ struct Slot {
   u8 data[FA_HOST_SLOT_BYTES - sizeof(u64)];
   u64 tag;
 };
-static_assert(sizeof(Slot) == FA_HOST_SLOT_BYTES && sizeof(Slot::data) >= kPackBytes, "as abi.h says");
+constexpr u32 kSlotBytes = FA_HOST_SLOT_BYTES;
+static_assert(sizeof(Slot) == kSlotBytes && sizeof(Slot::data) >= kPackBytes, "as abi.h says");
 
 // What marks a packet of this launch: the call, above the epoch.
 using Tag = u64;
@@ -123,18 +132,6 @@ FA_FN const Pack &sum_of(const Pack &pack, Tag) { return pack; }
 
 #endif
 
-// Slot i from `slots` on.
-template <class S>
-FA_FN S *slot_at(S *slots, Index i, Tag tag) {
-#if FA_CUDA
-  if (tag.sentinel())
-    return reinterpret_cast<S *>(u64(slots) + u64(i) * FA_CUDA_SENTINEL_BYTES);
-#else
-  (void)tag;
-#endif
-  return slots + i;
-}
-
 // The slots in `owner`'s mailbox for what `from` sends. `part` of `parts` is the phase of the algorithm.
 //
 // A sender has the same share whatever the algorithm: with one sender to a word, coherence alone orders its
@@ -142,7 +139,7 @@ FA_FN S *slot_at(S *slots, Index i, Tag tag) {
 // stay (tests/litmus/programs/protocol/mailbox_layouts.litmus).
 FA_FN u32 mailbox_share(const FaLaunch &launch, u32 world) {
   // A division of 32 bits: that of 64 is a function on a GPU.
-  return u32(launch.mailbox_bytes / sizeof(Slot)) / world;
+  return u32(launch.mailbox_bytes / kSlotBytes) / world;
 }
 
 FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u32 part, u32 parts, u32 from,
@@ -153,7 +150,7 @@ FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u3
   if (tag.sentinel())
     slots = sentinel_mailbox(launch, owner, epoch);
 #endif
-  return slot_at(reinterpret_cast<Slot *>(slots), from * share + part * (share / parts), tag);
+  return reinterpret_cast<Slot *>(slots) + (from * share + part * (share / parts));
 }
 
 // The parts of a sender's share in a two-shot.
@@ -167,7 +164,7 @@ FA_STEP void send_packets(const Block &block, const Reduce &reduce, const u8 *fr
   for_each_pack(
       block, span, bytes, pack_aligned(u64(from)),
       [&](u64 at, Index i, auto extent) {
-        store_packet(slot_at(slots, i - span.first, tag), reduce.own(from + at, extent, granule), tag);
+        store_packet(slots + (i - span.first), reduce.own(from + at, extent, granule), tag);
       },
       partition);
 }
@@ -210,7 +207,7 @@ FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Bl
         // Each rank writes to one peer at a time, a different one from its peers.
         Slot *slots = reinterpret_cast<Slot *>(launch.regions[around(rank + begin + k, W)] + first);
         if (begin + k < W)
-          store_packet(slot_at(slots, i, tag), packs[k], tag);
+          store_packet(slots + i, packs[k], tag);
       }
     }
   });
@@ -223,8 +220,8 @@ FA_FN void send_to_all(const FaLaunch &launch, u32 world, u32 epoch, u32 part, u
                        const Pack &pack, Tag tag) {
   const u32 rank = launch.rank;
   // The slot is at the same place in each rank's region.
-  const u64 slot = u64(slot_at(slots_of(launch, world, rank, epoch, part, parts, rank, tag), i, tag)) -
-                   launch.regions[rank];
+  const u64 slot =
+      u64(slots_of(launch, world, rank, epoch, part, parts, rank, tag) + i) - launch.regions[rank];
   FA_UNROLL_BY((W == 0 ? 1 : W))
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank writes to one peer at a time, a different one from its peers.
@@ -310,7 +307,7 @@ FA_STEP bool receive_packets(const FaLaunch &launch, const Block &block, u64 add
       block, span, bytes, pack_aligned(addresses),
       [&](u64 at, Index i, auto extent) {
         Pack pack;
-        Slot *slot = slot_at(slots, i - span.first, tag);
+        Slot *slot = slots + (i - span.first);
         complete = complete && wait_packet(launch, slot, from, tag, &pack);
         if (complete) {
           put(at, i, sum_of(pack, tag), extent, granule);

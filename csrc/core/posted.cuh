@@ -19,6 +19,11 @@ FA_FN bool is_posted(const FaLaunch &launch, const Portion &part) {
   return part.source != 0 && !is_packets(launch, part);
 }
 
+// Of the packets of a part, which follow a chunk's signal: first the lower halves of all.
+FA_FN Tag part_tag(const FaLaunch &launch, const Channel &channel) {
+  return {mark_of(channel), kTagged, launch.packet_bytes};
+}
+
 // Whether a thread's packets of a part have come; they go where they belong as they come.
 template <class Block>
 FA_FN bool take_packets(const FaLaunch &launch, const Block &block, const Channel &channel,
@@ -32,7 +37,7 @@ FA_FN bool take_packets(const FaLaunch &launch, const Block &block, const Channe
   block.for_each_alone(u32(packs_of(part.bytes)), [&](u32 i) {
     with_extent(i, part.bytes, pack_aligned(part.address), [&](u64 at, u32, auto extent) {
       Pack pack;
-      if (load_packet(reinterpret_cast<const Slot *>(slot + 1) + i, {mark_of(channel)}, &pack))
+      if (load_packet(reinterpret_cast<const Slot *>(slot + 1) + i, part_tag(launch, channel), &pack))
         store(reinterpret_cast<u8 *>(part.address) + at, pack, extent, granule);
       else
         whole = false;
@@ -42,13 +47,14 @@ FA_FN bool take_packets(const FaLaunch &launch, const Block &block, const Channe
 }
 
 template <class Block>
-FA_FN void send_packets(const Block &block, const Channel &channel, const Portion &part, FaChunk *slot) {
+FA_FN void send_packets(const FaLaunch &launch, const Block &block, const Channel &channel,
+                        const Portion &part, FaChunk *slot) {
   const u32 granule = granule_of(part.address | part.bytes);
   block.for_each_alone(u32(packs_of(part.bytes)), [&](u32 i) {
     with_extent(i, part.bytes, pack_aligned(part.address), [&](u64 at, u32, auto extent) {
       store_packet(reinterpret_cast<Slot *>(slot + 1) + i,
                    load(reinterpret_cast<const u8 *>(part.address) + at, extent, granule),
-                   {mark_of(channel)});
+                   part_tag(launch, channel));
     });
   });
 }
@@ -148,7 +154,7 @@ FA_FN u64 advance(const FaLaunch &launch, Block &block, Channel &channel, const 
       return kReady;
     }
     if (packets)
-      send_packets(block, channel, part, slot);
+      send_packets(launch, block, channel, part, slot);
     else if (sends)
       from = to, to = chunk_data(launch, slot);
     else

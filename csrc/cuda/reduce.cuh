@@ -100,8 +100,8 @@ public:
   FA_FN u64 message_bytes(const FaLaunch &launch) const { return launch.count * element(); }
 
   // How the inputs of a launch are sent. The same in every kernel that a rank may take for a call.
-  FA_FN Tag packet_tag(const FaLaunch &, u32 epoch) const {
-    return {epoch, kSendsSums<T> && op_.code() == FA_SUM ? kTerms : kTagged};
+  FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch) const {
+    return FA_NAMESPACE::packet_tag(launch, epoch, kSendsSums<T> && op_.code() == FA_SUM ? kTerms : kTagged);
   }
 
   // Whether this rank's input is not reduced as it is. Then nobody reads it but stage() and own(), once.
@@ -185,7 +185,7 @@ public:
     Slot *slots = slots_of(launch, world(), launch.rank, epoch, part, parts, 0, tag);
     bool complete = true;
     const auto reduce = [&](u64 at, Index i, auto extent) {
-      Slot *slot = slot_at(slots, i - span.first, tag);
+      Slot *slot = slots + (i - span.first);
       if constexpr (WorldT::known) {
         Pack packs[kRanks];
         complete = complete && wait_together(launch, 0, slot, share, tag, packs);
@@ -243,7 +243,7 @@ public:
     for (u32 first = 0; first < world(); first += kTogether) {
       FA_UNROLL
       for (u32 k = 0; k < kTogether; ++k)
-        empty_packet(slot_at(slot, there(first + k, first) * distance, tag), tag);
+        empty_packet(slot + there(first + k, first) * distance, tag);
     }
   }
 
@@ -253,7 +253,8 @@ public:
                     Partition partition, const Slices &slices, u64 bytes, u8 *output) const {
     const Span own = slices.of(launch.rank);
     const Tag inputs = packet_tag(launch, epoch),
-              results = {epoch, inputs.sentinel() && kKeepsSums<Epilogue> ? kSums : kTagged};
+              results = FA_NAMESPACE::packet_tag(launch, epoch,
+                                                 inputs.sentinel() && kKeepsSums<Epilogue> ? kSums : kTagged);
     const auto sink = epilogue.into(
         Packets<kUnrolled>(output, launch, world(), epoch, kResults, kParts, own.first, results));
     if constexpr (WorldT::known) {
@@ -266,7 +267,7 @@ public:
         Slot *slots = slots_of(launch, world(), launch.rank, epoch, part, kParts, 0, inputs);
         partition.for_each(block, own, [&](Index i) {
           Pack packs[kRanks];
-          Slot *slot = slot_at(slots, i, inputs);
+          Slot *slot = slots + i;
           complete = complete && wait_together(launch, 0, slot, share, inputs, packs);
           if (!complete)
             return;
@@ -402,7 +403,7 @@ private:
       bool came[kTogether];
       FA_UNROLL
       for (u32 k = 0; k < kTogether; ++k)
-        came[k] = load_packet(slot_at(slot, there(first + k, first) * distance, tag), tag, &packs[k]);
+        came[k] = load_packet(slot + there(first + k, first) * distance, tag, &packs[k]);
       late = kTogether;
       FA_UNROLL
       for (u32 r = kTogether; r-- > 0;)
@@ -418,7 +419,7 @@ private:
   static FA_FN void empty_all(Slot *slot, u32 distance, Tag tag) {
     FA_UNROLL
     for (u32 r = 0; r < kRanks; ++r)
-      empty_packet(slot_at(slot, r * distance, tag), tag);
+      empty_packet(slot + r * distance, tag);
   }
 
   // Element by element, from the last to the first, as parts are loaded.

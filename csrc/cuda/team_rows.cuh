@@ -53,8 +53,8 @@ public:
       return;
     const Tag tag = reduce_.packet_tag(launch_, state.epoch);
     // The slots that this rank's packets are in, in each rank's region.
-    const u64 slots = u64(slot_at(slots_of(launch_, state.epoch, tag), launch_.rank * apart_, tag)) -
-                      launch_.regions[launch_.rank];
+    const u64 slots =
+        u64(slots_of(launch_, state.epoch, tag) + launch_.rank * apart_) - launch_.regions[launch_.rank];
     FA_ROLL
     for (u32 turn = team; turn < turns(); turn += step) {
       const Place place = place_of(turn);
@@ -64,7 +64,7 @@ public:
       for (Index i = threadIdx.x; i < length; i += blockDim.x) {
         if (turn != team || i != threadIdx.x)
           words = load_words(launch_.input, place.row * row_packs_ + first + i);
-        const u64 slot = u64(slot_at(reinterpret_cast<Slot *>(slots), place.first + first + i, tag));
+        const u64 slot = u64(reinterpret_cast<Slot *>(slots) + (place.first + first + i));
         if constexpr (TwoShot)
           store_packet(reinterpret_cast<Slot *>(launch_.regions[place.owner] + slot), pack_of(words), tag);
         else
@@ -124,11 +124,10 @@ private:
     for (Index i = (threadIdx.x / kWarp * gridDim.x + blockIdx.x) * kWarp + threadIdx.x % kWarp; i < length;
          i += stride) {
       Pack sum;
-      Slot *slot = slot_at(from, i, tag);
+      Slot *slot = from + i;
       if (!reduce_.packet(launch_, slot, apart_, tag, &sum))
         return false;
-      reduce_.send(launch_, u64(slot_at(reinterpret_cast<Slot *>(slots), apart_ / kParts + i, sums)), sum,
-                   sums);
+      reduce_.send(launch_, u64(reinterpret_cast<Slot *>(slots) + (apart_ / kParts + i)), sum, sums);
       reduce_.empty_packets(slot, apart_, tag);
     }
     return true;
@@ -167,8 +166,7 @@ private:
 
   // Of this rank's mailbox, what it sends to itself: words, of which a row of two chunks or more leaves most.
   FA_FN u64 *words_of(u32 epoch) const {
-    const Tag tag = {epoch, kTagged};
-    return slot_at(slots_of(launch_, epoch, tag), launch_.rank * apart_, tag)->word;
+    return slots_of(launch_, epoch, {epoch, kTagged})[launch_.rank * apart_].word;
   }
   // Of this rank's mailbox, those of a mark.
   FA_FN Slot *slots_of(const FaLaunch &launch, u32 epoch, Tag tag) const {
@@ -186,7 +184,7 @@ private:
     const u32 row = place.row;
     const Tag tag = TwoShot ? Tag{epoch, kSums} : inputs;
     const Index from = TwoShot ? place.owner * apart_ + apart_ / kParts : 0;
-    Slot *slots = slot_at(slots_of(launch_, epoch, tag), from + place.first + first, tag);
+    Slot *slots = slots_of(launch_, epoch, tag) + (from + place.first + first);
     const Span span = {row * row_packs_ + first, length};
     Words weight = {0, 0}, residual = {0, 0};
     if (threadIdx.x < span.length) {
@@ -197,7 +195,7 @@ private:
     FA_ROLL
     for (; complete && i < span.length; i += blockDim.x) {
       Pack sum;
-      complete = receive(slot_at(slots, i, tag), place.owner, tag, &sum);
+      complete = receive(slots + i, place.owner, tag, &sum);
       if (!complete)
         break;
       if (norm_.residual_out != 0)
@@ -236,7 +234,7 @@ private:
     // While those of the other blocks come.
     FA_ROLL
     for (i = threadIdx.x; i < span.length; i += blockDim.x)
-      empty(slot_at(slots, i, tag), tag);
+      empty(slots + i, tag);
     const u32 padded = (norm_.chunks + kAtOnce - 1) / kAtOnce * kAtOnce;
     FA_ROLL
     for (u32 chunk = threadIdx.x; chunk < padded; chunk += blockDim.x) {
