@@ -143,7 +143,7 @@ FA_FN u32 mailbox_share(const FaLaunch &launch, u32 world) {
 }
 
 FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u32 part, u32 parts, u32 from,
-                     Tag tag = {}) {
+                     [[maybe_unused]] Tag tag = {}) {
   const u32 share = mailbox_share(launch, world);
   u8 *slots = mailbox(launch, owner, epoch);
 #if FA_CUDA
