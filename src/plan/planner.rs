@@ -206,13 +206,14 @@ impl Planner {
         matches!(op, ReduceOp::Sum) && matches!(dtype, DType::F16 | DType::Bf16 | DType::F32)
     }
 
-    /// Tables are of sums whose packets have no tags. With tags they are of twice the bytes: where the largest messages are pulled,
-    /// others with tags are from this size on.
+    /// Tables are of sums whose packets have no tags. With tags they are of twice the bytes: two ranks, which send all of a message,
+    /// pull it from this size on, if they pull the largest ones. Between more, pushes stay ahead as far as the tables have them.
     #[inline(always)]
     fn all_reduce(&self, bytes: usize, tagged: bool) -> Plan {
-        const MOST_TAGGED_BYTES: usize = 256 << 10;
+        const MOST_TAGGED_BYTES: usize = 1 << 20;
         if tagged
             && bytes > MOST_TAGGED_BYTES
+            && self.limits.world_size == 2
             && self.limits.device == DeviceKind::Cuda
             && self.forced.is_none()
         {

@@ -112,28 +112,31 @@ fn plans_of_other_generations() {
     }
 }
 
-/// Packets of other calls than the hot set's sums have tags: large ones of those pull, where there are pulls.
+/// Packets of other calls than the hot set's sums have tags: two ranks pull those before they pull sums, where there are pulls.
 #[test]
 fn calls_whose_packets_have_tags() {
     let packing = Packing { pack_bytes: 16, slot_bytes: 32, sentinel_bytes: 16 };
     let (mailbox_bytes, staging_bytes) = (64 << 20, 64 << 20);
-    let limits = Limits { device: DeviceKind::Cuda, packing, world_size: 8, mailbox_bytes, staging_bytes };
     let table = Table::built_in(DeviceKind::Cuda);
-    let planner = |link, forced| Planner::new(&table, link, forced, MULTIPROCESSORS, limits);
-    let nvlink = planner(LinkClass::NvSwitch, None);
-    let algorithm = |planner: &Planner, kib: usize, dtype: DType, op| {
+    let algorithm = |world_size, link, forced, kib: usize, dtype: DType, op| {
+        let limits = Limits { device: DeviceKind::Cuda, packing, world_size, mailbox_bytes, staging_bytes };
+        let planner = Planner::new(&table, link, forced, MULTIPROCESSORS, limits);
         planner.reduction((kib << 10) / dtype.size(), dtype, op).algorithm
     };
+    let nvlink = LinkClass::NvSwitch;
     for (dtype, op) in
         [(DType::Bf16, ReduceOp::Avg), (DType::F64, ReduceOp::Sum), (DType::I32, ReduceOp::Max)]
     {
-        assert_eq!(algorithm(&nvlink, 256, dtype, op), TwoShotPush);
-        assert_eq!(algorithm(&nvlink, 512, dtype, op), TwoShotPull);
-        assert_eq!(algorithm(&planner(LinkClass::Pcie, None), 512, dtype, op), TwoShotPush);
-        assert_eq!(algorithm(&planner(LinkClass::NvSwitch, Some(OneShotPush)), 512, dtype, op), OneShotPush);
+        assert_eq!(algorithm(2, nvlink, None, 1024, dtype, op), OneShotPush);
+        assert_eq!(algorithm(2, nvlink, None, 2048, dtype, op), OneShotPull);
+        assert_eq!(algorithm(2, LinkClass::Pcie, None, 2048, dtype, op), OneShotPush);
+        assert_eq!(algorithm(2, nvlink, Some(OneShotPush), 2048, dtype, op), OneShotPush);
+        for world_size in [3, 8] {
+            assert_eq!(algorithm(world_size, nvlink, None, 4096, dtype, op), TwoShotPush);
+        }
     }
     for dtype in [DType::F16, DType::Bf16, DType::F32] {
-        assert_eq!(algorithm(&nvlink, 512, dtype, ReduceOp::Sum), TwoShotPush);
+        assert_eq!(algorithm(2, nvlink, None, 2048, dtype, ReduceOp::Sum), OneShotPush);
     }
 }
 
