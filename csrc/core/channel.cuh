@@ -34,7 +34,7 @@ struct Channel {
   u8 way;            // enum Way: how this rank sends the transfer
   bool has_released; // where it receives: no chunk was read in this launch after the last release
   u64 done;          // bytes of the part that have gone through
-  Backoff wait;      // for the next chunk or credit
+  Backoff<> wait;    // for the next chunk or credit
 #if !FA_CUDA
   u32 measured; // enum Measured of core/direct.cuh: the transfer
   u64 start;    // when the first of it was seen

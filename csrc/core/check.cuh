@@ -44,37 +44,28 @@ FA_FN Failure mismatch(const FaLaunch &launch, u32 r, const FaCall &theirs) {
 //
 // One comparison for both, where the mark is as it should be: another branch on what the line of a signal
 // holds takes 13 ns of a call on an AMD EPYC.
-template <class Mark>
+template <bool Here = false, class Mark>
 FA_FN Failure wait_for(const FaLaunch &launch, u32 rank, u32 epoch, const Mark *flag, Mark mark) {
   if constexpr (sizeof(Mark) == sizeof(epoch)) {
-    return wait_until(launch, rank, [&] { return load_acquire(flag) == mark; });
+    return wait_until<Here>(launch, rank, [&] { return load_acquire(flag) == mark; });
   } else {
     Mark seen;
     const auto read = [&] { return (seen = load_acquire(flag)) == mark || u32(seen) == epoch; };
-    const Failure failure = wait_until(launch, rank, read);
+    const Failure failure = wait_until<Here>(launch, rank, read);
     // Which call it makes the mark does not say.
     return failure.none() && seen != mark ? mismatch(launch, rank, FaCall{}) : failure;
   }
 }
 
-// True on all threads if this launch is not checked, or every peer makes the same call; false on all when a
-// peer's is another, the launch gives up, or one before it has.
+// True on all threads if every peer makes the same call; false on all when a peer's is another, or the launch
+// gives up.
 //
 // Every block compares for itself, so that no block of a rank accesses memory by a count that its peers do
 // not share. Where ranks have different numbers of blocks, those without counterparts leave when block 0,
 // which every launch has, records the mismatch. A word of an announcement is written again two launches
 // later, and a rank gets there only after every peer has announced the launch between, hence read this one.
-//
-// Without `Compares` no launch is checked.
-template <bool Compares = true, class Block>
-FA_FN bool same_call(const FaLaunch &launch, Block &block, const LaunchState &state) {
-  const u32 epoch = state.epoch;
-  // Another block of this launch may set the word now. So threads agree on what they read: none may leave
-  // while others wait for it at a sync.
-  if (FA_STREAMS && !block.all(load_relaxed(&region_head(launch, launch.rank)->failed) == 0))
-    return false;
-  if (!Compares || !launch.checked)
-    return true;
+template <class Block>
+FA_CALL bool peers_make_same_call(const FaLaunch &launch, Block &block, u32 epoch) {
   block.lanes(launch.world, [&](u32 r) {
     if (r == launch.rank)
       return;
@@ -88,14 +79,28 @@ FA_FN bool same_call(const FaLaunch &launch, Block &block, const LaunchState &st
       return true;
     const FaAnnouncement *announced =
         &region_head(launch, launch.rank)->announced[epoch % 2][block.index()][r];
-    Failure failure = wait_for(launch, r, epoch, &announced->epoch, epoch);
+    Failure failure = wait_for<true>(launch, r, epoch, &announced->epoch, epoch);
     if (failure.none()) {
       const FaCall theirs = load_relaxed(&announced->call);
       if (!is_same(theirs, launch.call))
         failure = mismatch(launch, r, theirs);
     }
-    return succeeded(launch, failure, epoch);
+    return succeeded<true>(launch, failure, epoch);
   });
+}
+
+// The same, or this launch is not checked; false as well when one before it has given up.
+//
+// Without `Compares` no launch is checked.
+template <bool Compares = true, class Block>
+FA_FN bool same_call(const FaLaunch &launch, Block &block, const LaunchState &state) {
+  // Another block of this launch may set the word now. So threads agree on what they read: none may leave
+  // while others wait for it at a sync.
+  if (FA_STREAMS && !block.all(load_relaxed(&region_head(launch, launch.rank)->failed) == 0))
+    return false;
+  if (!Compares || !launch.checked)
+    return true;
+  return peers_make_same_call(launch, block, state.epoch);
 }
 
 } // namespace FA_NAMESPACE

@@ -11,11 +11,12 @@
 #if defined(__CUDACC__)
 #define FA_CUDA 1
 #define FA_FN __device__ __forceinline__
-#define FA_SLOW                                                                                              \
-  __device__ __noinline__ // one copy in a kernel; it calls nothing, which would need a stack frame
+// Functions of which a kernel has one copy: what is seldom, and what would be inlined too often. They call
+// nothing, which would need a stack frame.
+#define FA_SLOW __device__ __noinline__
 #define FA_COLD FA_FN
 #define FA_STEP FA_FN
-#define FA_CALL __device__ __noinline__ // a loop that would be inlined too often
+#define FA_CALL __device__ __noinline__
 #define FA_UNROLL _Pragma("unroll")
 #define FA_ROLL _Pragma("unroll 1")                 // one body, whatever the compiler knows of the count
 #define FA_UNROLL_BY(count) FA_PRAGMA(unroll count) // so many bodies

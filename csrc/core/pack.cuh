@@ -73,7 +73,7 @@ FA_FN void push_granule(Pack *pack, u64 value, u32 granule) {
 }
 
 // From the last granule to the first, so that no index into the pack is needed: it stays in registers.
-FA_CALL Pack load_part(const u8 *from, u32 bytes, u32 granule) {
+FA_FN Pack load_part_here(const u8 *from, u32 bytes, u32 granule) {
   Pack pack = {0, 0};
   FA_ROLL
   for (u32 at = bytes; at > 0;) {
@@ -82,8 +82,11 @@ FA_CALL Pack load_part(const u8 *from, u32 bytes, u32 granule) {
   }
   return pack;
 }
+FA_CALL Pack load_part(const u8 *from, u32 bytes, u32 granule) {
+  return load_part_here(from, bytes, granule);
+}
 
-FA_CALL void store_part(u8 *to, Pack pack, u32 bytes, u32 granule) {
+FA_FN void store_part_here(u8 *to, Pack pack, u32 bytes, u32 granule) {
   const u32 bits = 8 * granule;
   FA_ROLL
   for (u32 at = 0; at < bytes; at += granule) {
@@ -91,6 +94,9 @@ FA_CALL void store_part(u8 *to, Pack pack, u32 bytes, u32 granule) {
     pack.low = bits == 64 ? pack.high : pack.low >> bits | pack.high << (64 - bits);
     pack.high = bits == 64 ? 0 : pack.high >> bits;
   }
+}
+FA_CALL void store_part(u8 *to, Pack pack, u32 bytes, u32 granule) {
+  store_part_here(to, pack, bytes, granule);
 }
 
 FA_FN Pack load(const u8 *from, Whole, u32) {
@@ -117,6 +123,22 @@ FA_FN void store(u8 *to, Pack pack, Extent extent, u32 granule) {
     store_part(to, pack, extent.bytes, granule);
 }
 
+// The same in a function, which calls nothing.
+struct ExtentHere : Extent {};
+FA_FN ExtentHere here(Extent extent) { return {extent}; }
+FA_FN Whole here(Whole whole) { return whole; }
+
+FA_FN Pack load(const u8 *from, ExtentHere extent, u32 granule) {
+  return extent.whole ? load(from, Whole{}, granule) : load_part_here(from, extent.bytes, granule);
+}
+
+FA_FN void store(u8 *to, Pack pack, ExtentHere extent, u32 granule) {
+  if (extent.whole)
+    store(to, pack, Whole{}, granule);
+  else
+    store_part_here(to, pack, extent.bytes, granule);
+}
+
 #else
 
 struct Pack {
@@ -126,6 +148,11 @@ struct Pack {
 FA_FN const Pack &either(bool first, const Pack &a, const Pack &b) { return first ? a : b; }
 
 FA_FN u32 granule_of(u64) { return 1; }
+
+template <class Extent>
+FA_FN Extent here(Extent extent) {
+  return extent;
+}
 
 template <class Extent>
 FA_FN Pack load(const u8 *from, Extent extent, u32) {
@@ -249,17 +276,31 @@ FA_FN void for_each_pack(const Block &block, Span span, u64 bytes, bool vector, 
 #endif
 }
 
-// Copies a span of packs of a message of so many bytes.
-template <class Block, class Partition = Parts>
-FA_STEP void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
-                  Partition partition = {}) {
+template <class Block, class Partition>
+FA_FN void copy_here(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes, Partition partition) {
   const u64 addresses = u64(to) | u64(from);
   const u32 granule = granule_of(addresses | bytes);
   for_each_pack(
       block, span, bytes, pack_aligned(addresses),
-      [&](u64 at, Index, auto extent) { store(to + at, load(from + at, extent, granule), extent, granule); },
+      [&](u64 at, Index, auto extent) {
+        store(to + at, load(from + at, here(extent), granule), here(extent), granule);
+      },
       partition);
 }
+
+// Copies a span of packs of a message of so many bytes.
+template <class Block, class Partition = Parts>
+FA_CALL void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
+                  Partition partition = {}) {
+  copy_here(block, to, from, span, bytes, partition);
+}
+#if FA_CUDA
+// In the hot set without a call.
+template <class Block, u32 W>
+FA_FN void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes, WholePacks<W> partition) {
+  copy_here(block, to, from, span, bytes, partition);
+}
+#endif
 
 // The same into the caller's output. On the host runs of this many bytes are copied by the C library, with
 // string instructions where they are fast: they do not read the lines that they are to overwrite. Not into
@@ -284,13 +325,13 @@ FA_FN void copy_out(const Block &block, u8 *to, const u8 *from, Span span, u64 b
 
 // The same, to two places.
 template <class Block>
-FA_STEP void copy_twice(const Block &block, u8 *to, u8 *also, const u8 *from, Span span, u64 bytes) {
+FA_CALL void copy_twice(const Block &block, u8 *to, u8 *also, const u8 *from, Span span, u64 bytes) {
   const u64 addresses = u64(to) | u64(also) | u64(from);
   const u32 granule = granule_of(addresses | bytes);
   for_each_pack(block, span, bytes, pack_aligned(addresses), [&](u64 at, Index, auto extent) {
-    const Pack pack = load(from + at, extent, granule);
-    store(to + at, pack, extent, granule);
-    store(also + at, pack, extent, granule);
+    const Pack pack = load(from + at, here(extent), granule);
+    store(to + at, pack, here(extent), granule);
+    store(also + at, pack, here(extent), granule);
   });
 }
 

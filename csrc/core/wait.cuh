@@ -32,11 +32,13 @@ FA_FN u64 now_ns() {
 class Failure {
 public:
   Failure() = default;
+  FA_FN explicit Failure(u32 word) : word_(word) {}
   FA_FN Failure(u32 code, u32 missing) : word_(missing << 16 | code) {}
 
   FA_FN bool none() const { return word_ == 0; }
   FA_FN u32 code() const { return word_ & 0xFFFF; }
   FA_FN u32 missing() const { return word_ >> 16; }
+  FA_FN u32 word() const { return word_; }
 
 private:
   u32 word_ = FA_OK;
@@ -56,10 +58,23 @@ FA_COLD void record_failure(const FaLaunch &launch, Failure failure, u32 epoch) 
   }
 }
 
-// True if there is no failure; else it is recorded.
+#if FA_CUDA
+FA_SLOW void record_failure_apart(const FaLaunch &launch, Failure failure, u32 epoch) {
+  record_failure(launch, failure, epoch);
+}
+#endif
+
+// True if there is no failure; else it is recorded. `Here`: in a function that calls nothing.
+template <bool Here = false>
 FA_FN bool succeeded(const FaLaunch &launch, Failure failure, u32 epoch) {
   if (failure.none())
     return true;
+#if FA_CUDA
+  if constexpr (!Here) {
+    record_failure_apart(launch, failure, epoch);
+    return false;
+  }
+#endif
   record_failure(launch, failure, epoch);
   return false;
 }
@@ -98,32 +113,49 @@ FA_FN Failure look_at_limits(const FaLaunch &launch, u32 rank, bool first, u32 *
 
 constexpr u32 kPollsBetweenLooks = 256;
 
-// Where a waiting thread is between two polls.
+// What the looks of a wait have come to, in a word: not begun (0), what the next failed poll means (enum
+// FaFailure), the deadline, or why the wait ends.
+constexpr u64 kLeastDeadline = 1 << 16, kEnds = u64(1) << 63;
+
+FA_FN u64 look(const FaLaunch &launch, u32 rank, u64 state) {
+  const bool first = state == 0;
+  u32 next = state < kLeastDeadline ? u32(state) : FA_OK;
+  const Failure failure = look_at_limits(launch, rank, first, &next, [&](u64 limit) {
+    // A kernel goes on while its process is stopped.
+    const u64 now = now_ns();
+    if (first)
+      state = min(now + limit, kEnds - 1);
+    return now >= state;
+  });
+  if (!failure.none())
+    return kEnds | failure.word();
+  return next != FA_OK ? next : state;
+}
+
+// One copy for the waits of all kernels: most of their code, which most of them do not get to.
+FA_SLOW u64 look_apart(const FaLaunch &launch, u32 rank, u64 state) { return look(launch, rank, state); }
+
+// Where a waiting thread is between two polls. `Here`: in a function that calls nothing.
+template <bool Here = false>
 class Backoff {
 public:
   // After a failed poll.
   FA_FN Failure pause(const FaLaunch &launch, u32 rank) {
     if (++polls_ % kPollsBetweenLooks != 0)
       return {};
-    const bool first = polls_ == kPollsBetweenLooks;
-    return look_at_limits(launch, rank, first, &next_, [&](u64 limit) {
-      // A kernel goes on while its process is stopped.
-      const u64 now = now_ns();
-      if (first)
-        deadline_ = now + limit;
-      return now >= deadline_;
-    });
+    state_ = Here ? look(launch, rank, state_) : look_apart(launch, rank, state_);
+    return state_ < kEnds ? Failure{} : Failure(u32(state_));
   }
 
 private:
   u32 polls_ = 0;
-  u32 next_ = FA_OK;
-  u64 deadline_ = 0;
+  u64 state_ = 0;
 };
 
 #else
 
 // Where a waiting thread is between two polls.
+template <bool = false>
 class Backoff {
 public:
   // After a failed poll.
@@ -189,15 +221,15 @@ private:
 #endif
 
 // Polls until ready(), or the limits of the launch. `rank` is whom it waits for, as the last poll has left
-// it.
-template <class Ready>
+// it. `Here`: in a function that calls nothing.
+template <bool Here = false, class Ready>
 FA_FN Failure wait_until(const FaLaunch &launch, const u32 &rank, Ready ready) {
 #if !FA_CUDA
   // Most waits need no more than this. A GPU has one poll in its code: a call begins by fetching that.
   if (ready())
     return {};
 #endif
-  Backoff backoff;
+  Backoff<Here> backoff;
   FA_ROLL
   for (;;) {
     const Failure failure = backoff.pause(launch, rank);

@@ -54,7 +54,7 @@ public:
     }
   }
 
-  FA_FN Elements<AnyInteger, N> finish() const { return op_ == FA_AVG ? average() : finish(true); }
+  FA_FN Elements<AnyInteger, N> finish() const { return op_ == FA_AVG ? average(*this) : finish(true); }
 
   // Of an operation that is no average: its sums do not travel as elements (Algorithm::can_reduce).
   FA_FN Elements<AnyInteger, N> finish(bool) const {
@@ -121,6 +121,8 @@ private:
     }
   }
 
+  // A function: it is much code, of one operation.
+  static FA_CALL Elements<AnyInteger, N> average(Reduction sums) { return sums.average(); }
   FA_FN Elements<AnyInteger, N> average() const {
     // Division by the number of ranks, which is at most 16, is by its reciprocal: that is too large by less
     // than 1 / 2^kShift, and what is divided is less than 2^20.

@@ -9,15 +9,22 @@
 #include "reduce.cuh"
 #include "team_rows.cuh"
 
+// Packets that are not teams' are few, and polled one by one: that is less code.
+template <u32 Code>
+constexpr bool kPushes = Code == FA_ONE_SHOT_PUSH_NORM || Code == FA_TWO_SHOT_PUSH_NORM;
+template <class T, u32 Together = 8>
+using SumOf = Reduce<T, Op<FA_SUM>, AnyWorldBy<Together>>;
+template <u32 Code, class T>
+using SumFor = SumOf<T, kPushes<Code> ? 1 : 8>;
+
 // Rows that teams of blocks have. Not where one launch runs a world, whose operands are not in constant
 // memory: there rows are whole blocks'.
-template <u32 Code, class T, class Reduce>
-static FA_FN bool push_in_teams(const FaLaunch &own, const FaRmsNorm &norm, const Reduce &reduce) {
-  constexpr bool kTwoShot = Code == FA_TWO_SHOT_PUSH_NORM;
-  if constexpr (Code == FA_ONE_SHOT_PUSH_NORM || kTwoShot) {
+template <u32 Code, class T>
+static FA_FN bool push_in_teams(const FaLaunch &own, const FaRmsNorm &norm) {
+  if constexpr (kPushes<Code>) {
     if ((own.launches == 0) & (norm.team != 0)) {
       Block block;
-      TeamRows<T, Reduce, kTwoShot>(own, norm, reduce).push(block);
+      TeamRows<T, SumOf<T>, Code == FA_TWO_SHOT_PUSH_NORM>(own, norm, SumOf<T>({}, {own.world})).push(block);
       return true;
     }
   }
@@ -29,14 +36,13 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaRmsNorm &norm, cons
   FA_KERNEL(name##_##type)                                                                                   \
   (const __grid_constant__ FaLaunch own, const __grid_constant__ FaRmsNorm operands) {                       \
     wait_for_launch_before();                                                                                \
-    using Sum = Reduce<element, Op<FA_SUM>, AnyWorldBy<8>>;                                                  \
-    if (push_in_teams<code, element>(own, operands, Sum({}, {own.world})))                                   \
+    if (push_in_teams<code, element>(own, operands))                                                         \
       return;                                                                                                \
     const FaLaunch &launch = launch_of(own);                                                                 \
     Block block;                                                                                             \
     const FaRmsNorm &norm =                                                                                  \
         own.launches == 0 ? operands : *reinterpret_cast<const FaRmsNorm *>(launch.operands);                \
-    algorithm(launch, block, Sum({}, {launch.world}),                                                        \
+    algorithm(launch, block, SumFor<code, element>({}, {launch.world}),                                      \
               RmsNorm<element, code == FA_TWO_SHOT_PUSH_NORM>(norm));                                        \
   }
 #define FA_NORMING_OF(code, number, name, algorithm, ...)                                                    \

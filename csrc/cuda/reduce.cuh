@@ -78,6 +78,35 @@ constexpr bool kSendsSums = false;
 FA_HOT_TYPES(FA_SENDS_SUMS, )
 #undef FA_SENDS_SUMS
 
+template <class T>
+FA_FN u64 bits_of(const Elements<T, 1> &element) {
+  if constexpr (sizeof(T) == 1)
+    return *reinterpret_cast<const u8 *>(&element);
+  else if constexpr (sizeof(T) == 2)
+    return *reinterpret_cast<const u16 *>(&element);
+  else if constexpr (sizeof(T) == 4)
+    return *reinterpret_cast<const u32 *>(&element);
+  else
+    return *reinterpret_cast<const u64 *>(&element);
+}
+
+// Reduces so many bytes of the ranks' inputs, less than a pack: element by element, from the last to the
+// first, as parts are loaded. A function: all kernels of a type share it.
+template <class T>
+FA_CALL Pack reduce_part(AnyOp op, u32 world, Inputs inputs, u64 at, u32 bytes) {
+  Pack pack = {0, 0};
+  FA_ROLL
+  for (u32 e = bytes; e > 0;) {
+    e -= sizeof(T);
+    Reduction<T, AnyOp, 1> reduction(op, world);
+    FA_ROLL
+    for (u32 r = 0; r < world; ++r)
+      reduction.add(*reinterpret_cast<const Elements<T, 1> *>(inputs.at(r) + at + e));
+    push_granule(&pack, bits_of<T>(reduction.finish()), sizeof(T));
+  }
+  return pack;
+}
+
 template <class T, class Op, class WorldT>
 class Reduce {
   static constexpr u32 kLanes = kPackBytes / sizeof(T);
@@ -116,18 +145,10 @@ public:
   template <class Block, class Partition>
   FA_FN void stage(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
                    Partition partition) const {
-    if constexpr (kScales) {
-      const u64 addresses = u64(to) | u64(from);
-      const u32 granule = granule_of(addresses | bytes);
-      for_each_pack(
-          block, span, bytes, pack_aligned(addresses),
-          [&](u64 at, Index, auto extent) {
-            store(to + at, own(from + at, extent, granule), extent, granule);
-          },
-          partition);
-    } else {
+    if constexpr (kScales)
+      stage_scaled(op_, block, to, from, span, bytes, partition);
+    else
       copy(block, to, from, span, bytes, partition);
-    }
   }
 
   // A pack of this rank's input as it is reduced.
@@ -136,7 +157,7 @@ public:
     const Pack pack = load(from, extent, granule);
     if constexpr (kScales) {
       if (scales())
-        return premultiplied_pack(pack);
+        return premultiplied_pack(op_, pack);
     }
     return pack;
   }
@@ -147,10 +168,11 @@ public:
                     Span span, u64 bytes, const Sink &sink) const {
     const bool vector = WorldT::known || pack_aligned(inputs.addresses() | sink.addresses());
     const auto reduce = [&](u64 at, Index i, auto extent) {
+      Pack result;
       if constexpr (WorldT::known) {
         Pack packs[kRanks];
         for_each_rank(world_, [&](u32 r) { packs[r] = load(inputs.at(r) + at, Whole{}, 0); });
-        sink.put(at, i, all_ranks(packs), extent, element());
+        result = all_ranks(packs);
       } else if (kIsAnyWidth<T> || extent.whole) {
         Reduction<T, Op, kLanes> reduction(op_, world());
         if constexpr (kIsAnyWidth<T>) {
@@ -168,10 +190,11 @@ public:
             add_together(&reduction, first, packs);
           }
         }
-        sink.put(at, i, pack_of(reduction.finish()), extent, element());
+        result = pack_of(reduction.finish());
       } else if constexpr (!kIsAnyWidth<T>) {
-        sink.put(at, i, reduce_part(inputs, at, extent.bytes), extent, element());
+        result = reduce_part<T>({op_.code(), launch.dtype, 0}, world(), inputs, at, extent.bytes);
       }
+      sink.put(at, i, result, extent, element());
     };
     for_each_pack(block, span, bytes, vector, reduce, partition);
   }
@@ -352,18 +375,34 @@ private:
     return result;
   }
 
-  FA_FN Pack premultiplied_pack(Pack pack) const {
+  static FA_FN Pack premultiplied_here(Op op, Pack pack) {
     if constexpr (sizeof(T) == 8) {
-      return pack_of(premultiplied<T>(op_, elements<All>(pack), op_.scale));
+      return pack_of(premultiplied<T>(op, elements<All>(pack), op.scale));
     } else {
       Pack result = {0, 0};
       FA_ROLL
       for (u32 word = 0; word < 4; ++word) {
-        push_word(&result, premultiplied<T>(op_, word_of(u32(pack.low)), op_.scale));
+        push_word(&result, premultiplied<T>(op, word_of(u32(pack.low)), op.scale));
         pop_word(&pack);
       }
       return result;
     }
+  }
+  static FA_CALL Pack premultiplied_pack(Op op, Pack pack) { return premultiplied_here(op, pack); }
+
+  template <class Block, class Partition>
+  static FA_CALL void stage_scaled(Op op, const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
+                                   Partition partition) {
+    const u64 addresses = u64(to) | u64(from);
+    const u32 granule = granule_of(addresses | bytes);
+    for_each_pack(
+        block, span, bytes, pack_aligned(addresses),
+        [&](u64 at, Index, auto extent) {
+          const Pack pack = load(from + at, here(extent), granule);
+          store(to + at, op.code() == FA_PREMUL_SUM ? premultiplied_here(op, pack) : pack, here(extent),
+                granule);
+        },
+        partition);
   }
 
   // The words after the first move down; what is left at the top does not matter.
@@ -422,36 +461,11 @@ private:
       empty_packet(slot + r * distance, tag);
   }
 
-  // Element by element, from the last to the first, as parts are loaded.
-  FA_FN Pack reduce_part(const Inputs &inputs, u64 at, u32 bytes) const {
-    Pack pack = {0, 0};
-    FA_ROLL
-    for (u32 e = bytes; e > 0;) {
-      e -= sizeof(T);
-      Reduction<T, Op, 1> reduction(op_, world());
-      FA_ROLL
-      for (u32 r = 0; r < world(); ++r)
-        reduction.add(*reinterpret_cast<const One *>(inputs.at(r) + at + e));
-      push_granule(&pack, bits_of(reduction.finish()), sizeof(T));
-    }
-    return pack;
-  }
-
   template <class E>
   static FA_FN E elements(const Pack &pack) {
     return *reinterpret_cast<const E *>(&pack);
   }
   static FA_FN Pack pack_of(const All &elements) { return *reinterpret_cast<const Pack *>(&elements); }
-  static FA_FN u64 bits_of(const One &element) {
-    if constexpr (sizeof(T) == 1)
-      return *reinterpret_cast<const u8 *>(&element);
-    else if constexpr (sizeof(T) == 2)
-      return *reinterpret_cast<const u16 *>(&element);
-    else if constexpr (sizeof(T) == 4)
-      return *reinterpret_cast<const u32 *>(&element);
-    else
-      return *reinterpret_cast<const u64 *>(&element);
-  }
 };
 
 } // namespace FA_NAMESPACE

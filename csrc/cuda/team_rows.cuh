@@ -28,6 +28,52 @@
 
 namespace FA_NAMESPACE {
 
+// A float that a block of this rank sends in a word. Where that fails, the other says whom it waited for.
+// `Here`: in a function that calls nothing.
+template <bool Here = false>
+FA_FN bool wait_for_word(const FaLaunch &launch, const u64 *from, u32 epoch, float *value) {
+  u64 word = 0;
+  const Failure failure = wait_until<Here>(launch, launch.rank, [&] {
+    word = load_relaxed(from);
+    return u32(word >> 32) == epoch;
+  });
+  *value = __uint_as_float(u32(word));
+  return failure.none() || succeeded<Here>(launch, {failure.code(), 0}, epoch);
+}
+
+// What a block has of a normalised row, so many packs from the first on, as numbers of fewer bits. The blocks
+// of a team tell each other the greatest of what each has of a row, where the row has a scale, in words
+// behind those of the squares. A function: both kernels of a type share it.
+template <class T>
+FA_CALL bool put_quantised(const FaLaunch &launch, const FaRmsNorm &norm, u32 epoch, u32 row,
+                           const Pack *share, Index first, Index length, u64 *words) {
+  constexpr u32 kEach = kPackBytes / sizeof(T);
+  const Block block;
+  const QuantisedRows quantised(norm);
+  const u32 begin = first * kEach, end = (first + length) * kEach;
+  const auto pair = [&](u32 i) {
+    return widen<T, 2>(reinterpret_cast<const Elements<T, 2> *>(share)[(i - begin) / 2]);
+  };
+  return quantised.put(block, row, {begin, end}, pair, [&](u32 *greatest) {
+    if (norm.team == 1)
+      return true;
+    u64 *own = words + norm.rows * norm.chunks + row * norm.team;
+    if (threadIdx.x == 0)
+      store_relaxed(own + first / norm.share, u64(epoch) << 32 | *greatest);
+    bool complete = true;
+    float other = 0;
+    FA_ROLL
+    for (u32 b = threadIdx.x; complete && b < norm.team; b += blockDim.x) {
+      complete = wait_for_word<true>(launch, own + b, epoch, &other);
+      *greatest = max(*greatest, __float_as_uint(other));
+    }
+    if (!block.all(complete))
+      return false;
+    *greatest = quantised.greatest_of(block, *greatest);
+    return true;
+  });
+}
+
 template <class T, class Reduce, bool TwoShot>
 class TeamRows {
   static constexpr u32 kWarp = 32;
@@ -241,7 +287,7 @@ private:
       if (chunk >= norm_.chunks)
         sums[chunk] = 0;
       else if (norm_.team != 1)
-        complete = complete && wait_for_word(words + chunk, epoch, &sums[chunk]);
+        complete = complete && wait_for_word(launch_, words + chunk, epoch, &sums[chunk]);
     }
     // All have read the share as well, before it is written for the next row.
     if (!block.all(complete))
@@ -270,56 +316,16 @@ private:
     if (norm_.scaling == FA_NOT_SCALED)
       return true;
     block.sync();
-    const bool put_all =
-        put_quantised(block, epoch, row, reinterpret_cast<const Two *>(share), first, length);
+    const bool put_all = put_quantised<T>(launch_, norm_, epoch, row, share, first, length, words_of(epoch));
     // All have read the share, before it is written for the next row.
     block.sync();
     return put_all;
-  }
-
-  // The same as numbers of fewer bits. The blocks of a team tell each other the greatest of what each has of
-  // a row, where the row has a scale, in words behind those of the squares.
-  FA_FN bool put_quantised(Block &block, u32 epoch, u32 row, const Two *share, Index first,
-                           Index length) const {
-    const QuantisedRows quantised(norm_);
-    const u32 begin = first * (kPackBytes / sizeof(T)), end = (first + length) * (kPackBytes / sizeof(T));
-    return quantised.put(
-        block, row, {begin, end}, [&](u32 i) { return widen<T, 2>(share[(i - begin) / 2]); },
-        [&](u32 *greatest) {
-          if (norm_.team == 1)
-            return true;
-          u64 *words = words_of(epoch) + norm_.rows * norm_.chunks + row * norm_.team;
-          if (threadIdx.x == 0)
-            store_relaxed(words + first / norm_.share, u64(epoch) << 32 | *greatest);
-          bool complete = true;
-          float other = 0;
-          FA_ROLL
-          for (u32 b = threadIdx.x; complete && b < norm_.team; b += blockDim.x) {
-            complete = wait_for_word(words + b, epoch, &other);
-            *greatest = max(*greatest, __float_as_uint(other));
-          }
-          if (!block.all(complete))
-            return false;
-          *greatest = quantised.greatest_of(block, *greatest);
-          return true;
-        });
   }
 
   // Chunks whose sums are added by one body. Those that there are not are +0, which changes no sum of
   // squares.
   static constexpr u32 kAtOnce = 8;
   static_assert(kMostChunks % kAtOnce == 0, "all find room");
-
-  // What a block of this rank sends. Where that fails, the other says whom it waited for.
-  FA_FN bool wait_for_word(const u64 *from, u32 epoch, float *value) const {
-    u64 word = 0;
-    const Failure failure = wait_until(launch_, launch_.rank, [&] {
-      word = load_relaxed(from);
-      return u32(word >> 32) == epoch;
-    });
-    *value = __uint_as_float(u32(word));
-    return failure.none() || succeeded(launch_, {failure.code(), 0}, epoch);
-  }
 };
 
 } // namespace FA_NAMESPACE

@@ -87,12 +87,14 @@ struct E2M1 {
   static constexpr u32 mantissa = 1, bias = 1, special = 8;
 };
 
-// To nearest, ties to even, in the lower halves of bytes: the sign, and three bits. What is beyond the
-// largest number becomes that, and so does a NaN.
-FA_FN ByteUnit saturate_e2m1(FloatUnit value) {
-  const ByteUnit code = saturate_f8(value, E2M1{}, 6.0f);
-  return (code & 7) | (code >> 4 & 8);
-}
+constexpr float kLargestE2M1 = 6;
+
+// The sign and three bits of one, in the lower half of a byte.
+FA_FN ByteUnit half_byte(ByteUnit code) { return (code & 7) | (code >> 4 & 8); }
+
+// To nearest, ties to even, in the lower halves of bytes. What is beyond the largest number becomes that, and
+// so does a NaN.
+FA_FN ByteUnit saturate_e2m1(FloatUnit value) { return half_byte(saturate_f8(value, E2M1{}, kLargestE2M1)); }
 
 // The scale of a block of which the greatest magnitude has these bits: by it times the global scale, that
 // becomes 6. The product is with the float nearest to a sixth.

@@ -102,6 +102,13 @@ struct Arithmetic {
 
   // IEEE 754-2019 minimum and maximum: a NaN wins, and -0 is below +0.
   static FA_FN U minimum(U a, U b) {
+#if FA_CUDA && __CUDA_ARCH__ >= 800
+    if constexpr (kIsFloat<A> && sizeof(A) == 4) {
+      U least;
+      asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+      return least;
+    }
+#endif
     if constexpr (kIsFloat<A>) {
       const U equal = bit_cast<U>(bit_cast<Bits>(a) | bit_cast<Bits>(b));
       const U least = a < b ? a : equal;
@@ -112,6 +119,13 @@ struct Arithmetic {
   }
 
   static FA_FN U maximum(U a, U b) {
+#if FA_CUDA && __CUDA_ARCH__ >= 800
+    if constexpr (kIsFloat<A> && sizeof(A) == 4) {
+      U most;
+      asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+      return most;
+    }
+#endif
     if constexpr (kIsFloat<A>) {
       const U equal = bit_cast<U>(bit_cast<Bits>(a) & bit_cast<Bits>(b));
       const U most = a > b ? a : equal;
@@ -137,6 +151,14 @@ FA_FN Elements<T, N> premultiplied(Op op, const Elements<T, N> &elements, double
     result.unit[i] = convert.narrow(convert.widen(elements.unit[i]) * A(scale));
   return result;
 }
+
+#if FA_CUDA
+// Four 8-bit floats of a word. A function: that is much code, and what is called once for four of them is
+// called seldom enough.
+FA_CALL u32 narrow_four(ConvertF8<AnyFormat> convert, float a, float b, float c, float d) {
+  return convert.narrow(a) | convert.narrow(b) << 8 | convert.narrow(c) << 16 | u32(convert.narrow(d)) << 24;
+}
+#endif
 
 // The reduction of N elements, rank after rank.
 template <class T, class Op, u32 N>
@@ -220,9 +242,16 @@ public:
       result = map(result, [](U u) { return u == u ? u : canonical_nan<A>(); });
     }
     Elements<T, N> elements;
-    FA_UNROLL
-    for (u32 i = 0; i < Elements<T, N>::units; ++i)
-      elements.unit[i] = convert_.narrow(result.unit[i]);
+    if constexpr (FA_CUDA && sizeof(T) == 1 && N % 4 == 0) {
+      FA_UNROLL
+      for (u32 i = 0; i < N; i += 4)
+        *reinterpret_cast<u32 *>(elements.unit + i) =
+            narrow_four(convert_, result.unit[i], result.unit[i + 1], result.unit[i + 2], result.unit[i + 3]);
+    } else {
+      FA_UNROLL
+      for (u32 i = 0; i < Elements<T, N>::units; ++i)
+        elements.unit[i] = convert_.narrow(result.unit[i]);
+    }
     return elements;
   }
 

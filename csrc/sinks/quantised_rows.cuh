@@ -26,47 +26,44 @@ public:
   template <class Block, class Pair, class Meet>
   FA_FN bool put(const Block &block, u32 row, ElementRange range, const Pair &pair, const Meet &meet) const {
     u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * normed_bytes(norm_, 0);
-    if (has_blocks(norm_)) {
-      put_blocks(row, range, to, pair);
-      return true;
-    }
-    const bool groups = norm_.scaling == FA_SCALE_OF_GROUP;
-    const u32 each = groups ? u32(FA_SCALED_GROUP) : norm_.row, warp = threadIdx.x / kWarp;
-    const u32 thread = groups ? threadIdx.x % kWarp : threadIdx.x, threads = groups ? kWarp : blockDim.x;
-    float *scales = scales_of_row(norm_, row);
-    // What has a scale is all threads', or if it is a group a warp's, an element pair a thread's.
+    const bool blocks = has_blocks(norm_), warps = blocks || norm_.scaling == FA_SCALE_OF_GROUP;
+    const bool given = norm_.scaling == FA_SCALE_GIVEN;
+    // What has a scale is all threads', or if it is a group a warp's, an element pair a thread's. Of blocks a
+    // warp has as many at once as it has threads for: eight lanes are one's.
+    const u32 each = blocks ? 2 * kWarp : warps ? u32(FA_SCALED_GROUP) : norm_.row;
+    const u32 thread = warps ? threadIdx.x % kWarp : threadIdx.x, threads = warps ? kWarp : blockDim.x;
     FA_ROLL
-    for (u32 first = range.begin + (groups ? warp * each : 0); first < range.end;
+    for (u32 first = range.begin + (warps ? threadIdx.x / kWarp * each : 0); first < range.end;
          first += blockDim.x / kWarp * each) {
       const u32 end = min(range.end, first + each);
-      float own = 0;
-      if (norm_.scaling == FA_SCALE_GIVEN) {
-        own = *scales;
-      } else {
-        u32 greatest = 0;
+      u32 greatest = 0;
+      float inverse = given ? __fdiv_rn(1.0f, *scales_of_row(norm_, row)) : 0;
+      decltype(pair(first)) x = {};
+      // For the greatest, unless the scale is given, and then for the numbers: one body, as pair() is much
+      // code.
+      FA_ROLL
+      for (u32 pass = given; pass < 2; ++pass) {
         FA_ROLL
         for (u32 i = first + 2 * thread; i < end; i += 2 * threads) {
-          const auto x = pair(i);
-          greatest = max(greatest, __float_as_uint(x.unit[0]) & 0x7FFFFFFF);
-          if (i + 1 < end)
-            greatest = max(greatest, __float_as_uint(x.unit[1]) & 0x7FFFFFFF);
+          // Of blocks a thread has one pair, which it keeps.
+          if (pass == 0 || !blocks)
+            x = pair(i);
+          const bool odd = i + 1 < end;
+          if (pass == 0)
+            greatest = max(max(greatest, magnitude_of(x.unit[0])), odd ? magnitude_of(x.unit[1]) : 0);
+          else
+            put_two(to, i, x, inverse, blocks, odd);
         }
-        greatest = groups ? greatest_of_lanes(greatest) : greatest_of(block, greatest);
-        if (!groups && !meet(&greatest))
+        if (pass != 0)
+          continue;
+        greatest = warps ? greatest_of_lanes(greatest, blocks ? FA_SCALED_BLOCK / 2 : kWarp)
+                         : greatest_of(block, greatest);
+        if (!warps && !meet(&greatest))
           return false;
-        own = scale_of(greatest, norm_.dtype);
-        if (thread == 0 && (groups || first == 0))
-          scales[first / each] = own;
+        inverse = blocks ? scale_block(row, first + 2 * thread, end, greatest)
+                         : scale_elements(row, first / each, thread == 0 && (warps || first == 0), greatest);
       }
-      const float inverse = __fdiv_rn(1.0f, own);
-      FA_ROLL
-      for (u32 i = first + 2 * thread; i < end; i += 2 * threads) {
-        const auto x = pair(i);
-        to[i] = narrow(x.unit[0] * inverse);
-        if (i + 1 < end)
-          to[i + 1] = narrow(x.unit[1] * inverse);
-      }
-      if (!groups)
+      if (!warps)
         break;
     }
     return true;
@@ -76,7 +73,7 @@ public:
   template <class Block>
   static FA_FN u32 greatest_of(const Block &block, u32 value) {
     __shared__ u32 warps[kWarp];
-    value = greatest_of_lanes(value);
+    value = greatest_of_lanes(value, kWarp);
     if (threadIdx.x % kWarp == 0)
       warps[threadIdx.x / kWarp] = value;
     block.sync();
@@ -90,42 +87,56 @@ public:
 private:
   const FaRmsNorm &norm_;
 
-  // In blocks that have a scale each: a block is eight lanes', an element pair a lane's.
-  template <class Pair>
-  FA_FN void put_blocks(u32 row, ElementRange range, u8 *to, const Pair &pair) const {
-    const float global = *reinterpret_cast<const float *>(norm_.global_scale);
-    const u32 lane = threadIdx.x % kWarp;
-    // All lanes of a warp go round together: they meet.
-    FA_ROLL
-    for (u32 first = range.begin + 2 * (threadIdx.x - lane); first < range.end; first += 2 * blockDim.x) {
-      const u32 i = first + 2 * lane;
-      decltype(pair(i)) x = {};
-      if (i < range.end)
-        x = pair(i);
-      const u32 even = __float_as_uint(x.unit[0]) & 0x7FFFFFFF, odd = __float_as_uint(x.unit[1]) & 0x7FFFFFFF;
-      const u8 own = scale_of_e2m1(greatest_of_lanes<FA_SCALED_BLOCK / 2>(max(even, odd)), global);
-      if (i >= range.end)
-        continue;
-      const float inverse = inverse_of_e2m1(own, global);
-      to[i / 2] = u8(saturate_e2m1(x.unit[0] * inverse) | saturate_e2m1(x.unit[1] * inverse) << 4);
-      if (i % FA_SCALED_BLOCK == 0)
-        *scale_of_block(norm_, row, i / FA_SCALED_BLOCK) = own;
-    }
+  static FA_FN u32 magnitude_of(float value) { return __float_as_uint(value) & 0x7FFFFFFF; }
+
+  // The inverse of a scale, which one thread stores: of a row, or of that group of it.
+  FA_FN float scale_elements(u32 row, u32 group, bool stores, u32 greatest) const {
+    const float own = scale_of(greatest, norm_.dtype);
+    if (stores)
+      scales_of_row(norm_, row)[group] = own;
+    return __fdiv_rn(1.0f, own);
   }
 
-  FA_FN u8 narrow(float value) const {
-    if (norm_.dtype == FA_I8)
+  // The same of the block that element i is in, by the thread that has its first.
+  FA_FN float scale_block(u32 row, u32 i, u32 end, u32 greatest) const {
+    const float global = *reinterpret_cast<const float *>(norm_.global_scale);
+    const u8 own = scale_of_e2m1(greatest, global);
+    if (i % FA_SCALED_BLOCK == 0 && i < end)
+      *scale_of_block(norm_, row, i / FA_SCALED_BLOCK) = own;
+    return inverse_of_e2m1(own, global);
+  }
+
+  // Elements i and i + 1, or the first alone: two in a byte, if they are blocks'.
+  template <class Two>
+  FA_FN void put_two(u8 *to, u32 i, const Two &x, float inverse, bool blocks, bool odd) const {
+    u32 both = 0;
+    FA_ROLL
+    for (u32 k = 0; k <= odd; ++k) {
+      const u32 code = narrow((k == 0 ? x.unit[0] : x.unit[1]) * inverse, blocks);
+      if (blocks)
+        both |= code << 4 * k;
+      else
+        to[i + k] = u8(code);
+    }
+    if (blocks)
+      to[i / 2] = u8(both);
+  }
+
+  FA_FN u8 narrow(float value, bool blocks) const {
+    if (!blocks && norm_.dtype == FA_I8)
       return saturate_i8(value);
-    const AnyFormat format = norm_.dtype == FA_F8E4M3 ? AnyFormat{E4M3::mantissa, E4M3::bias, E4M3::special}
-                                                      : AnyFormat{E5M2::mantissa, E5M2::bias, E5M2::special};
-    return saturate_f8(value, format, largest_of(norm_.dtype));
+    const u8 code = saturate_f8(value,
+                                blocks                     ? any_format<E2M1>()
+                                : norm_.dtype == FA_F8E4M3 ? any_format<E4M3>()
+                                                           : any_format<E5M2>(),
+                                blocks ? kLargestE2M1 : largest_of(norm_.dtype));
+    return blocks ? half_byte(code) : code;
   }
 
   // Of so many lanes beside each other.
-  template <u32 Lanes = kWarp>
-  static FA_FN u32 greatest_of_lanes(u32 value) {
-    FA_UNROLL
-    for (u32 half = Lanes / 2; half > 0; half /= 2)
+  static FA_FN u32 greatest_of_lanes(u32 value, u32 lanes) {
+    FA_ROLL
+    for (u32 half = lanes / 2; half > 0; half /= 2)
       value = max(value, __shfl_xor_sync(0xFFFFFFFF, value, half));
     return value;
   }

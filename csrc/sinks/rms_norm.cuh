@@ -27,9 +27,10 @@ public:
 
   template <class Extent>
   FA_FN void put(u64 at, Index i, const Pack &pack, Extent extent, u32 granule) const {
-    if (residual_ == nullptr)
-      return sink_.put(at, i, pack, extent, granule);
-    sink_.put(at, i, added_pack<T>(pack, load(residual_ + at, extent, granule)), extent, granule);
+    Pack sum = pack;
+    if (residual_ != nullptr)
+      sum = added_pack<T>(pack, load(residual_ + at, extent, granule));
+    sink_.put(at, i, sum, extent, granule);
   }
 
 private:
@@ -37,12 +38,159 @@ private:
   Sink sink_;
 };
 
-// Gathers: the sums are sent to all as they are, and the residual is added by whoever receives them.
-template <class T, bool Gathers>
-class RmsNorm {
+// Normalises rows of a message that has been stored, each by all threads of a block.
+template <class T>
+class RowNorm {
   using One = Elements<T, 1>;
   using Two = Elements<T, 2>;
 
+public:
+  // Of rows that begin at this address.
+  FA_FN RowNorm(const FaRmsNorm &norm, u64 rows)
+      : norm_(norm), rows_(rows), row_bytes_(u64(norm.row) * sizeof(T)),
+        addresses_(rows | norm.normed | norm.weight | row_bytes_), pairs_(addresses_ % sizeof(Two) == 0) {}
+
+  template <class Block>
+  FA_FN void put(const Block &block, u32 row) const {
+    const u8 *from = reinterpret_cast<const u8 *>(rows_) + row * row_bytes_;
+    const float scale = row_scale(squares(block, from), norm_.row, norm_.epsilon);
+    u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * normed_bytes(norm_, row_bytes_);
+    if (norm_.scaling != FA_NOT_SCALED) {
+      const auto pair = [&](u32 i) { return widen<T, 2>(normed(from, i, scale)); };
+      const auto alone = [](u32 *) { return true; };
+      QuantisedRows(norm_).put(block, row, {0, norm_.row}, pair, alone);
+      return;
+    }
+    if (addresses_ % kPackBytes == 0)
+      return block.for_each_alone(u32(row_bytes_ / kPackBytes),
+                                  [&](u32 pack) { store_scaled_pack(to, from, pack, scale); });
+    block.for_each_alone((norm_.row + 1) / 2, [&](u32 pair) { store_scaled(to, from, 2 * pair, scale); });
+  }
+
+private:
+  static constexpr u32 kWarp = 32;
+
+  const FaRmsNorm &norm_;
+  const u64 rows_, row_bytes_, addresses_;
+  const bool pairs_; // two elements at a time, as they are at an address for two
+
+  // Elements i and i + 1 of a row; zero beyond its end.
+  FA_FN Two load_two(const u8 *row, u32 i) const {
+    const u8 *from = row + u64(i) * sizeof(T);
+    if (pairs_ && i < norm_.row)
+      return *reinterpret_cast<const Two *>(from);
+    Two two = {};
+    if (i < norm_.row)
+      two.unit[0] = reinterpret_cast<const One *>(from)->unit[0];
+    if (i + 1 < norm_.row)
+      two.unit[1] = reinterpret_cast<const One *>(from)[1].unit[0];
+    return two;
+  }
+
+  // Elements i and i + 1 of a normalised row.
+  FA_FN Two normed(const u8 *from, u32 i, float scale) const {
+    const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
+    Two weight = {};
+    if (weights != nullptr)
+      weight = load_two(weights, i);
+    return scaled<T>(load_two(from, i), scale, weight, weights != nullptr, norm_.unit_offset != 0);
+  }
+
+  FA_FN void store_scaled(u8 *to, const u8 *from, u32 i, float scale) const {
+    const Two two = normed(from, i, scale);
+    u8 *at = to + u64(i) * sizeof(T);
+    if (pairs_) {
+      *reinterpret_cast<Two *>(at) = two;
+      return;
+    }
+    reinterpret_cast<One *>(at)->unit[0] = two.unit[0];
+    if (i + 1 < norm_.row)
+      reinterpret_cast<One *>(at)[1].unit[0] = two.unit[1];
+  }
+
+  // The same of a pack, where all is aligned to packs: few loads that wait for memory.
+  FA_FN void store_scaled_pack(u8 *to, const u8 *from, u32 i, float scale) const {
+    const u64 at = u64(i) * kPackBytes;
+    const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
+    Pack weight = {0, 0};
+    const Pack row = load(from + at, Whole{}, 0);
+    if (weights != nullptr)
+      weight = load(weights + at, Whole{}, 0);
+    store(to + at, scaled_pack<T>(row, scale, weight, weights != nullptr, norm_.unit_offset != 0), Whole{},
+          0);
+  }
+
+  // The sum of the squares of a row, on every thread: a chunk is a warp's.
+  template <class Block>
+  FA_FN float squares(const Block &block, const u8 *row) const {
+    __shared__ float chunks[kMostChunks];
+    const u32 lane = threadIdx.x % kWarp, count = (norm_.row + kChunk - 1) / kChunk;
+    // Of the row before, all have read the sums.
+    block.sync();
+    FA_ROLL
+    for (u32 chunk = threadIdx.x / kWarp; chunk < count; chunk += blockDim.x / kWarp) {
+      const u32 first = chunk * kChunk + 2 * lane;
+      ChunkSquares<T> squares;
+      // Without a branch around each load, which would wait for the one before it.
+      if (pairs_ && chunk * kChunk + kChunk <= norm_.row) {
+        Two twos[kChunk / kPartials];
+        FA_UNROLL
+        for (u32 run = 0; run < kChunk / kPartials; ++run)
+          twos[run] = *reinterpret_cast<const Two *>(row + u64(first + run * kPartials) * sizeof(T));
+        FA_UNROLL
+        for (const Two &two : twos)
+          squares.add(two);
+      } else {
+        FA_ROLL
+        for (u32 run = 0; run < kChunk / kPartials; ++run)
+          squares.add(load_two(row, first + run * kPartials));
+      }
+      const float sum = squares.sum();
+      if (lane == 0)
+        chunks[chunk] = sum;
+    }
+    block.sync();
+    float sum = 0;
+    FA_ROLL
+    for (u32 chunk = 0; chunk < count; ++chunk)
+      sum += chunks[chunk];
+    return sum;
+  }
+};
+
+// A function, as add_residual() is: all kernels of a type share them.
+template <class T, class Block>
+FA_CALL void normalise(const FaRmsNorm &norm, const Block &block, u32 row, u64 rows) {
+  RowNorm<T>(norm, rows).put(block, row);
+}
+
+// Adds the residual to the plain sums that the block's threads have stored.
+template <class T, class Block>
+FA_CALL void add_residual(const FaRmsNorm &norm, u64 output, const Block &block, Rows partition, u64 bytes,
+                          u32 parts) {
+  block.sync();
+  const u8 *sums = reinterpret_cast<const u8 *>(output);
+  const u8 *residual = reinterpret_cast<const u8 *>(norm.residual);
+  u8 *to = reinterpret_cast<u8 *>(norm.residual_out);
+  const u64 addresses = u64(sums) | u64(residual) | u64(to);
+  const u32 granule = granule_of(addresses | bytes);
+  const Slices slices = partition.slices(bytes, parts);
+  FA_ROLL
+  for (u32 part = 0; part < parts; ++part) {
+    for_each_pack(
+        block, slices.of(part), bytes, pack_aligned(addresses),
+        [&](u64 at, Index, auto extent) {
+          const Pack sum = load(sums + at, here(extent), granule),
+                     added = load(residual + at, here(extent), granule);
+          store(to + at, added_pack<T>(sum, added), here(extent), granule);
+        },
+        partition);
+  }
+}
+
+// Gathers: the sums are sent to all as they are, and the residual is added by whoever receives them.
+template <class T, bool Gathers>
+class RmsNorm {
 public:
   FA_FN explicit RmsNorm(const FaRmsNorm &norm) : norm_(norm) {}
 
@@ -75,146 +223,22 @@ public:
   template <class Block>
   FA_FN void finish(const FaLaunch &launch, Block &block, Rows partition, u64 bytes, u32 parts) const {
     if (norm_.residual_out != 0)
-      add_residual(launch, block, partition, bytes, parts);
+      add_residual<T>(norm_, launch.output, block, partition, bytes, parts);
     if (norm_.normed == 0)
       return;
     // Of what the block's threads have stored.
     block.sync();
     const u64 rows = norm_.residual_out == 0 ? launch.output : norm_.residual_out;
-    const u64 row_bytes = u64(norm_.row) * sizeof(T);
-    // Two elements at a time, where they are at an address for two.
-    const u64 addresses = rows | norm_.normed | norm_.weight | row_bytes;
-    const bool pairs = addresses % sizeof(Two) == 0, packs = addresses % kPackBytes == 0;
-    partition.for_each_row(block, bytes, parts, norm_.rows, [&](u32 row) {
-      const u8 *from = reinterpret_cast<const u8 *>(rows) + row * row_bytes;
-      const float scale = row_scale(squares(block, from, pairs), norm_.row, norm_.epsilon);
-      u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * normed_bytes(norm_, row_bytes);
-      if (norm_.scaling != FA_NOT_SCALED) {
-        const auto pair = [&](u32 i) { return widen<T, 2>(normed(from, i, scale, pairs)); };
-        const auto alone = [](u32 *) { return true; };
-        QuantisedRows(norm_).put(block, row, {0, norm_.row}, pair, alone);
-        return;
-      }
-      if (packs)
-        return block.for_each_alone(u32(row_bytes / kPackBytes),
-                                    [&](u32 pack) { store_scaled_pack(to, from, pack, scale); });
-      block.for_each_alone((norm_.row + 1) / 2,
-                           [&](u32 pair) { store_scaled(to, from, 2 * pair, scale, pairs); });
-    });
+    partition.for_each_row(block, bytes, parts, norm_.rows,
+                           [&](u32 row) { normalise<T>(norm_, block, row, rows); });
   }
 
 private:
-  static constexpr u32 kWarp = 32;
   const FaRmsNorm &norm_;
 
   // What a sink adds: nothing, if it is another sink that does, or if that is done at the end.
   FA_FN const u8 *residual(bool here) const {
     return reinterpret_cast<const u8 *>(here && norm_.residual_out == 0 ? norm_.residual : 0);
-  }
-
-  // To the plain sums that the block's threads have stored.
-  template <class Block>
-  FA_FN void add_residual(const FaLaunch &launch, Block &block, Rows partition, u64 bytes, u32 parts) const {
-    block.sync();
-    const u8 *sums = reinterpret_cast<const u8 *>(launch.output);
-    const u8 *residual = reinterpret_cast<const u8 *>(norm_.residual);
-    u8 *to = reinterpret_cast<u8 *>(norm_.residual_out);
-    const u64 addresses = u64(sums) | u64(residual) | u64(to);
-    const u32 granule = granule_of(addresses | bytes);
-    const Slices slices = partition.slices(bytes, parts);
-    FA_ROLL
-    for (u32 part = 0; part < parts; ++part) {
-      for_each_pack(
-          block, slices.of(part), bytes, pack_aligned(addresses),
-          [&](u64 at, Index, auto extent) {
-            const Pack sum = load(sums + at, extent, granule), added = load(residual + at, extent, granule);
-            store(to + at, added_pack<T>(sum, added), extent, granule);
-          },
-          partition);
-    }
-  }
-
-  // Elements i and i + 1 of a row; zero beyond its end.
-  FA_FN Two load_two(const u8 *row, u32 i, bool pairs) const {
-    const u8 *from = row + u64(i) * sizeof(T);
-    if (pairs && i < norm_.row)
-      return *reinterpret_cast<const Two *>(from);
-    Two two = {};
-    if (i < norm_.row)
-      two.unit[0] = reinterpret_cast<const One *>(from)->unit[0];
-    if (i + 1 < norm_.row)
-      two.unit[1] = reinterpret_cast<const One *>(from)[1].unit[0];
-    return two;
-  }
-
-  // Elements i and i + 1 of a normalised row.
-  FA_FN Two normed(const u8 *from, u32 i, float scale, bool pairs) const {
-    const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
-    Two weight = {};
-    if (weights != nullptr)
-      weight = load_two(weights, i, pairs);
-    return scaled<T>(load_two(from, i, pairs), scale, weight, weights != nullptr, norm_.unit_offset != 0);
-  }
-
-  FA_FN void store_scaled(u8 *to, const u8 *from, u32 i, float scale, bool pairs) const {
-    const Two two = normed(from, i, scale, pairs);
-    u8 *at = to + u64(i) * sizeof(T);
-    if (pairs) {
-      *reinterpret_cast<Two *>(at) = two;
-      return;
-    }
-    reinterpret_cast<One *>(at)->unit[0] = two.unit[0];
-    if (i + 1 < norm_.row)
-      reinterpret_cast<One *>(at)[1].unit[0] = two.unit[1];
-  }
-
-  // The same of a pack, where all is aligned to packs: few loads that wait for memory.
-  FA_FN void store_scaled_pack(u8 *to, const u8 *from, u32 i, float scale) const {
-    const u64 at = u64(i) * kPackBytes;
-    const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
-    Pack weight = {0, 0};
-    const Pack row = load(from + at, Whole{}, 0);
-    if (weights != nullptr)
-      weight = load(weights + at, Whole{}, 0);
-    store(to + at, scaled_pack<T>(row, scale, weight, weights != nullptr, norm_.unit_offset != 0), Whole{},
-          0);
-  }
-
-  // The sum of the squares of a row, on every thread: a chunk is a warp's.
-  template <class Block>
-  FA_FN float squares(const Block &block, const u8 *row, bool pairs) const {
-    __shared__ float chunks[kMostChunks];
-    const u32 lane = threadIdx.x % kWarp, count = (norm_.row + kChunk - 1) / kChunk;
-    // Of the row before, all have read the sums.
-    block.sync();
-    FA_ROLL
-    for (u32 chunk = threadIdx.x / kWarp; chunk < count; chunk += blockDim.x / kWarp) {
-      const u32 first = chunk * kChunk + 2 * lane;
-      ChunkSquares<T> squares;
-      // Without a branch around each load, which would wait for the one before it.
-      if (pairs && chunk * kChunk + kChunk <= norm_.row) {
-        Two twos[kChunk / kPartials];
-        FA_UNROLL
-        for (u32 run = 0; run < kChunk / kPartials; ++run)
-          twos[run] = *reinterpret_cast<const Two *>(row + u64(first + run * kPartials) * sizeof(T));
-        FA_UNROLL
-        for (const Two &two : twos)
-          squares.add(two);
-      } else {
-        FA_ROLL
-        for (u32 run = 0; run < kChunk / kPartials; ++run)
-          squares.add(load_two(row, first + run * kPartials, pairs));
-      }
-      const float sum = squares.sum();
-      if (lane == 0)
-        chunks[chunk] = sum;
-    }
-    block.sync();
-    float sum = 0;
-    FA_ROLL
-    for (u32 chunk = 0; chunk < count; ++chunk)
-      sum += chunks[chunk];
-    return sum;
   }
 };
 

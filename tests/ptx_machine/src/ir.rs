@@ -42,6 +42,8 @@ pub struct Function {
     pub return_bytes: u32,
     /// Bytes of each `.param` variable in the body, by slot.
     pub slots: Vec<u32>,
+    /// Of those that outlive a wait, the offset in local memory.
+    pub kept: HashMap<u32, u32>,
     pub local_bytes: u32,
     pub most_threads: u32,
     /// `.reqntid`, 0 where there is none.

@@ -92,7 +92,8 @@ impl Program {
     }
 
     fn load_for(text: &str, watch: Watch) -> LoadResult<Self> {
-        let module = crate::parse(text)?;
+        // The clock times what a thread does from one stop to the next, of one function.
+        let module = crate::parse(text, watch == Watch::Clock)?;
         let mut jit = Jit::new().map_err(|what| LoadError::new(0, what))?;
         let mut facts = Facts::default();
         for (number, function) in module.functions.iter().enumerate() {

@@ -140,7 +140,10 @@ impl Lower<'_, '_> {
                 Some(returned) => returned,
                 None => return self.error("a kernel returns nothing"),
             },
-            Base::Slot(slot) => self.b.ins().stack_addr(types::I64, self.slots[slot as usize], 0),
+            Base::Slot(slot) => match self.function.kept.get(&slot) {
+                Some(&at) => self.b.ins().iadd_imm_u(self.frame, i64::from(FRAME_HEAD + at)),
+                None => self.b.ins().stack_addr(types::I64, self.slots[slot as usize], 0),
+            },
             Base::Data => self.load_context(types::I64, offset_of!(Context, data)),
             Base::Shared | Base::Local => self.constant(0, 8),
         };

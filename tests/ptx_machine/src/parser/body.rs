@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::{align_up, Param, Parser, Raw, Signature, Variable};
+use super::{align_up, Inlined, Param, Parser, Raw, Signature, Variable};
 use crate::decode::{self, Context};
-use crate::errors::LoadResult;
-use crate::ir::{Base, Function, Instr, Label, Loc, Reg, Register};
+use crate::errors::{LoadError, LoadResult};
+use crate::ir::{Base, Function, Instr, Label, Loc, Op, Reg, Register};
 use crate::lexer::Token;
 use crate::types::{Space, Type};
 
@@ -15,7 +15,11 @@ pub(crate) struct Body<'a> {
     params: HashMap<&'a str, Param>,
     /// The innermost last.
     scopes: Vec<Names<'a>>,
-    labels: HashMap<&'a str, Label>,
+    /// By which of the functions that are read here defines them: 0 is this one.
+    labels: HashMap<(u32, &'a str), Label>,
+    /// Of those, how many there are so far, and the innermost that is being read, with where it returns to.
+    inlined: u32,
+    within: Option<(u32, Label)>,
     /// Where they were defined; first used at a line.
     defined: Vec<Option<u32>>,
     used: Vec<u32>,
@@ -85,7 +89,8 @@ impl<'a> Body<'a> {
     /// Of a label, which may come later.
     fn label(&mut self, name: &'a str, line: u32) -> Label {
         let next = self.defined.len() as Label;
-        let label = *self.labels.entry(name).or_insert(next);
+        let whose = self.within.map_or(0, |(whose, _)| whose);
+        let label = *self.labels.entry((whose, name)).or_insert(next);
         if label == next {
             self.defined.push(None);
             self.used.push(line);
@@ -113,6 +118,8 @@ impl<'a> Parser<'a> {
             params,
             scopes: Vec::new(),
             labels: HashMap::new(),
+            inlined: 0,
+            within: None,
             defined: Vec::new(),
             used: Vec::new(),
             targets: HashMap::new(),
@@ -136,8 +143,8 @@ impl<'a> Parser<'a> {
                         .labels
                         .iter()
                         .find(|(_, &label)| label as usize == i)
-                        .map_or("", |(name, _)| name);
-                    return Err(crate::errors::LoadError::new(body.used[i], format!("{name:?} is no label")));
+                        .map_or("", |((_, name), _)| name);
+                    return Err(LoadError::new(body.used[i], format!("{name:?} is no label")));
                 }
             }
         }
@@ -331,12 +338,12 @@ impl<'a> Parser<'a> {
         let context = Context { line, registers: &body.function.registers, variable: &known };
         let op = match decode::decode(&context, opcode, &operands)? {
             decode::Decoded::Op(op) => op,
-            decode::Decoded::Branch(name) => crate::ir::Op::Bra { to: body.label(name, line) },
+            decode::Decoded::Branch(name) => Op::Bra { to: body.label(name, line) },
             decode::Decoded::Switch(index) => {
                 let Some(to) = targets else {
                     return self.error("brx.idx wants .branchtargets that come before it");
                 };
-                crate::ir::Op::BrxIdx { index, to }
+                Op::BrxIdx { index, to }
             }
             decode::Decoded::Call { returns, name, args } => {
                 let slot = |name: &&str| body.slot(name);
@@ -353,10 +360,61 @@ impl<'a> Parser<'a> {
                 if self.signatures.get(name) != Some(&signature) || returns.len() > 1 {
                     return self.error(format!("{name} was not declared with such parameters"));
                 }
-                crate::ir::Op::Call { name: name.to_owned(), returns: returns.first().copied(), args }
+                if let Some(inlined) = self.inlined.get(name).cloned() {
+                    if guard.is_some() {
+                        return self.error("a guarded call of a function that waits is not supported");
+                    }
+                    return self.inline(body, &inlined, &args, returns.first().copied());
+                }
+                Op::Call { name: name.to_owned(), returns: returns.first().copied(), args }
             }
         };
+        let op = match (op, body.within) {
+            (Op::Ret, Some((_, end))) => Op::Bra { to: end },
+            (op, _) => op,
+        };
         body.function.code.push(Instr { line, loc: body.loc, guard, op });
+        Ok(())
+    }
+
+    /// Reads a function here. Its parameters are the slots of the call, which have to outlive waits.
+    fn inline(
+        &mut self,
+        body: &mut Body<'a>,
+        inlined: &Inlined<'a>,
+        args: &[u32],
+        returns: Option<u32>,
+    ) -> LoadResult<()> {
+        if body.within.is_some() {
+            return self.error("a function that waits and is called by another is not supported");
+        }
+        let mut names = Names::default();
+        names.slots.extend(inlined.params.iter().copied().zip(args.iter().copied()));
+        names.slots.extend(inlined.returned.zip(returns));
+        for &slot in args {
+            let (at, bytes) =
+                (align_up(u64::from(body.function.local_bytes), 16), body.function.slots[slot as usize]);
+            body.function.kept.insert(slot, at as u32);
+            body.function.local_bytes = at as u32 + bytes;
+        }
+        let (after, loc, depth) = (self.at, body.loc, body.scopes.len());
+        let end = body.defined.len() as Label;
+        body.defined.push(None);
+        body.used.push(self.line());
+        body.inlined += 1;
+        body.within = Some((body.inlined, end));
+        body.scopes.push(names);
+        self.at = inlined.body.start;
+        loop {
+            self.statement(body)?;
+            if body.scopes.len() == depth + 1 {
+                break;
+            }
+        }
+        body.scopes.pop();
+        body.within = None;
+        body.defined[end as usize] = Some(body.function.code.len() as u32);
+        (self.at, body.loc) = (after, loc);
         Ok(())
     }
 }

@@ -16,12 +16,13 @@ pub(crate) use operand::{Raw, RawBase};
 /// The newest `.version` that the instructions were written down from.
 const NEWEST: (u32, u32) = (9, 1);
 
-/// Reads a whole module.
+/// Reads a whole module. Functions that wait are read where they are called, as if they were written there; with `inline_all`, all
+/// functions are.
 ///
 /// # Errors
 ///
 /// The line and the word that is not known, or not right.
-pub fn parse(text: &str) -> LoadResult<Module> {
+pub fn parse(text: &str, inline_all: bool) -> LoadResult<Module> {
     let tokens = lex(text)?;
     let end = tokens.last().map_or(1, |last| last.line);
     let mut parser = Parser {
@@ -31,7 +32,9 @@ pub fn parse(text: &str) -> LoadResult<Module> {
         module: Module::default(),
         variables: HashMap::new(),
         signatures: HashMap::new(),
+        inlined: HashMap::new(),
     };
+    parser.find_inlined(inline_all)?;
     parser.module()?;
     Ok(parser.module)
 }
@@ -58,6 +61,17 @@ pub(crate) struct Parser<'a> {
     module: Module,
     variables: HashMap<&'a str, Variable>,
     signatures: HashMap<String, Signature>,
+    inlined: HashMap<&'a str, Inlined<'a>>,
+}
+
+/// A function that is read where it is called.
+#[derive(Debug, Clone)]
+pub(crate) struct Inlined<'a> {
+    /// Its `.param` variables.
+    pub params: Vec<&'a str>,
+    pub returned: Option<&'a str>,
+    /// The token that its body begins with, and the one behind it.
+    pub body: std::ops::Range<usize>,
 }
 
 /// A `.param`, `.shared`, ... variable as it is declared.
@@ -75,6 +89,10 @@ pub(crate) struct Declared<'a> {
 pub(crate) fn align_up(at: u64, align: u64) -> u64 {
     at.saturating_add(align - 1) / align * align
 }
+
+/// How instructions begin at which a thread stops until others have come.
+const WAITS: [&str; 8] =
+    ["bar.", "barrier.", "shfl.", "vote.", "match.", "redux.", "nanosleep", "griddepcontrol."];
 
 impl<'a> Parser<'a> {
     pub fn line(&self) -> u32 {
@@ -303,6 +321,10 @@ impl<'a> Parser<'a> {
         if self.take_mark(b';') {
             return Ok(());
         }
+        if let Some(inlined) = self.inlined.get(&*function.name) {
+            self.at = inlined.body.end;
+            return Ok(());
+        }
         if self.module.by_name.contains_key(&function.name) {
             return self.error(format!("{} is there twice", function.name));
         }
@@ -310,6 +332,55 @@ impl<'a> Parser<'a> {
         self.module.by_name.insert(function.name.clone(), self.module.functions.len());
         self.module.functions.push(function);
         Ok(())
+    }
+
+    /// Of all definitions of functions, those that are to be read where they are called.
+    fn find_inlined(&mut self, all: bool) -> LoadResult<()> {
+        for at in 0..self.tokens.len() {
+            if self.tokens[at].token != Token::Word(".func") {
+                continue;
+            }
+            self.at = at + 1;
+            let mut names = HashMap::new();
+            if self.is_mark(b'(') {
+                self.parameters(&mut names, true)?;
+            }
+            let name = self.word()?;
+            if self.is_mark(b'(') {
+                self.parameters(&mut names, false)?;
+            }
+            self.function_directives(&mut Function::default())?;
+            let Some(body) = self.block() else { continue };
+            let waits = self.tokens[body.clone()].iter().any(|lexed| match lexed.token {
+                Token::Word(word) => WAITS.iter().any(|wait| word.starts_with(wait)),
+                _ => false,
+            });
+            if all || waits {
+                let mut params: Vec<_> = names.iter().filter(|(_, param)| !param.returned).collect();
+                params.sort_by_key(|(_, param)| param.offset);
+                let params = params.into_iter().map(|(&name, _)| name).collect();
+                let returned = names.iter().find(|(_, param)| param.returned).map(|(&name, _)| name);
+                self.inlined.insert(name, Inlined { params, returned, body });
+            }
+        }
+        self.at = 0;
+        Ok(())
+    }
+
+    /// The tokens from a brace here to the one that closes it.
+    fn block(&self) -> Option<std::ops::Range<usize>> {
+        let mut depth = 0;
+        for (at, lexed) in self.tokens.iter().enumerate().skip(self.at) {
+            match lexed.token {
+                Token::Mark(b'{') => depth += 1,
+                Token::Mark(b'}') => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                return (at > self.at).then_some(self.at..at + 1);
+            }
+        }
+        None
     }
 
     /// Returns the offset and size of each.

@@ -19,10 +19,33 @@ pub fn range_of<T>(items: &[T]) -> Range {
     Range { low: items.as_ptr() as u64, bytes: std::mem::size_of_val(items) as u64 }
 }
 
+/// A function that waits: the value of the lane beside this one, and more, or if that is 40 or above a thousand more.
+const FROM_NEIGHBOUR: &str = "
+.func (.param .b64 sum) from_neighbour(.param .b32 value, .param .b64 more)
+{
+    .reg .b32 %r<3>; .reg .b64 %d<3>; .reg .pred %p<2>;
+    ld.param.u32 %r1, [value];
+    shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;
+    bar.sync 0;
+    ld.param.u64 %d1, [more];
+    cvt.u64.u32 %d2, %r2;
+    add.s64 %d2, %d2, %d1;
+    setp.ge.u64 %p1, %d1, 40;
+    @%p1 bra large;
+    st.param.b64 [sum], %d2;
+    ret;
+large:
+    add.s64 %d2, %d2, 1000;
+    st.param.b64 [sum], %d2;
+    ret;
+}
+";
+
 /// A kernel in which a thread has its operands in %d4 to %d6, their halves in %r4 to %r6 and so on, and leaves %d7.
 pub fn kernel(body: &str) -> String {
-    let mut text = String::from(
-        ".version 9.0\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 in, .param .u64 out)\n{\n\
+    let mut text = format!(".version 9.0\n.target sm_90\n.address_size 64\n{FROM_NEIGHBOUR}");
+    text.push_str(
+        ".visible .entry k(.param .u64 in, .param .u64 out)\n{\n\
          .reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<16>; .reg .f32 %f<8>; .reg .b64 %d<16>; .reg .f64 %e<8>;\n\
          ld.param.u64 %d0, [in]; ld.param.u64 %d1, [out];\nmov.u32 %r0, %tid.x;\n\
          mul.wide.u32 %d2, %r0, 24; add.s64 %d3, %d0, %d2;\n",

@@ -19,6 +19,23 @@ fn warp(body: &str) -> Vec<u64> {
     launch(body, &args, 64).unwrap_or_else(|error| panic!("{body}: {error}"))
 }
 
+/// Twice, so that each call has registers, labels and parameters of its own.
+#[test]
+fn functions_that_wait() {
+    let call = |value: &str, sum: &str| {
+        format!(
+            "{{ .param .b32 a; .param .b64 b; .param .b64 c; st.param.b32 [a], {value}; st.param.b64 [b], %d6;\n\
+             call.uni (c), from_neighbour, (a, b); ld.param.b64 {sum}, [c]; }}\n"
+        )
+    };
+    let body = call("%r4", "%d10") + &call("%r5", "%d11") + "add.s64 %d7, %d10, %d11;";
+    let expected = |i: u64| {
+        let beside = i ^ 1;
+        beside * 3 + 1 + beside % 5 + 2 * (i + if i >= 40 { 1000 } else { 0 })
+    };
+    assert_eq!(warp(&body), (0..64).map(expected).collect::<Vec<_>>());
+}
+
 /// As the ISA says of constants: zero is false, and all else true. nvcc writes true as -1.
 #[test]
 fn constants_of_predicates() {
