@@ -301,12 +301,12 @@ def check_registers(code: Emitted, _: Settings) -> List[str]:
 
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,5})\*/", re.M)
 # Functions come after the kernel that calls them.
-CALL = re.compile(r"\bCALL\.REL\.NOINC 0x([0-9a-f]+)")
+SASS_CALL = re.compile(r"\bCALL\.REL\.NOINC 0x([0-9a-f]+)")
 
 
 def own_bytes(sass: str) -> int:
     """Of a kernel without the functions that it calls, which are for what is seldom."""
-    functions = min((int(target, 16) for target in CALL.findall(sass)), default=1 << 32)
+    functions = min((int(target, 16) for target in SASS_CALL.findall(sass)), default=1 << 32)
     return 16 * sum(int(at, 16) < functions for at in INSTRUCTION.findall(sass))
 
 

@@ -9,7 +9,7 @@
 #include "reduce.cuh"
 #include "team_rows.cuh"
 
-// Packets that are not teams' are few, and polled one by one: that is less code.
+// Few launches push rows that are not teams': those poll rank by rank, which is less code.
 template <u32 Code>
 constexpr bool kPushes = Code == FA_ONE_SHOT_PUSH_NORM || Code == FA_TWO_SHOT_PUSH_NORM;
 template <class T, u32 Together = 8>
