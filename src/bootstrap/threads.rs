@@ -7,6 +7,7 @@ use super::world::{Event, World};
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 
 /// A rank of a world whose ranks are threads of one process.
 ///
@@ -37,6 +38,8 @@ pub struct Threads {
     meeting: Arc<Meeting>,
     /// How this rank failed. Held during a call, so that the calls of one rank come one after the other.
     failure: Mutex<Option<Error>>,
+    /// A fork has no other ranks, and maybe a lock that one of them held.
+    origin: Origin,
 }
 
 #[derive(Debug)]
@@ -71,7 +74,10 @@ impl Threads {
         }
         let state = Mutex::new(State { world, gathered: Arc::default() });
         let meeting = Arc::new(Meeting { state, changed: Condvar::new() });
-        let rank = |rank| Self { rank, world_size, meeting: Arc::clone(&meeting), failure: Mutex::default() };
+        let rank = |rank| {
+            let (meeting, failure) = (Arc::clone(&meeting), Mutex::default());
+            Self { rank, world_size, meeting, failure, origin: Origin::here() }
+        };
         Ok((0..world_size).map(rank).collect())
     }
 }
@@ -86,6 +92,9 @@ impl Bootstrap for Threads {
     }
 
     fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        if self.origin.is_elsewhere() {
+            return Err(Error::Forked);
+        }
         let mut failure = lock(&self.failure);
         if let Some(error) = &*failure {
             return Err(error.clone());
@@ -95,6 +104,9 @@ impl Bootstrap for Threads {
     }
 
     fn interrupt(&self) {
+        if self.origin.is_elsewhere() {
+            return;
+        }
         lock(&self.meeting.state).world.leave(self.rank, "it was interrupted");
         self.meeting.changed.notify_all();
     }
@@ -102,6 +114,9 @@ impl Bootstrap for Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
+        if self.origin.is_elsewhere() {
+            return;
+        }
         lock(&self.meeting.state).world.leave(self.rank, "its thread dropped it");
         self.meeting.changed.notify_all();
     }

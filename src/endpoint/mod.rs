@@ -75,6 +75,10 @@ impl<D: Device> Endpoint<D> {
 
     /// Lets memory that is not registered go, when no kernel can be using it.
     pub fn retire(&self, memory: D::Shared) {
+        // A fork launches nothing, and the lock may be one that another thread of its parent held.
+        if self.connection.here().is_err() {
+            return;
+        }
         // No call comes in between.
         let _state = self.lock();
         if self.device.wait_for_calls().is_err() {

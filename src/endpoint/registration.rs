@@ -80,7 +80,8 @@ impl<D: Device> Registration<D> {
 
 impl<D: Device> Drop for Registration<D> {
     fn drop(&mut self) {
-        if self.memory.is_none() {
+        // In a fork the row is the parent's, whose calls go on, and the lock may be one that another of its threads held.
+        if self.memory.is_none() || self.endpoint.connection.here().is_err() {
             return;
         }
         // Out of the table before its mappings go; waits for calls that are under way.

@@ -26,7 +26,7 @@ use crate::error::Result;
 /// After a call from it has failed it is this rank's alone: as it was, or in part the result, and no longer registered. On the host it
 /// is private memory then: writing it takes as much memory again, and is a fault where the process has used up its mappings
 /// (`vm.max_map_count`) or its data (`RLIMIT_DATA`) since it was allocated. A fork of the process has the same memory as its parent,
-/// which it must not write.
+/// which it must not write; what it drops of it stays the parent's.
 pub struct Buffer<T: Element, D: Device = Host> {
     registration: Registration<D>,
     number: u64,
