@@ -137,6 +137,15 @@ program() {
   refused "no memory" "cannot allocate"
   mpirun 1 "$cli" bench -e 1K : -np 1 "$cli" bench -e 2K
   refused "other arguments" "other arguments"
+  # Nor does a rank that refuses its own leave the others in MPI_Init.
+  mpirun 1 "$cli" bench -e 1K : -np 1 "$cli" bench -e nonsense
+  refused "nonsense of one rank" "other arguments"
+  mpirun 1 "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K --ranks 3
+  refused "other --ranks of one rank" "other arguments"
+  mpirun 1 "$cli" bench -b 2K -e 1K : -np 1 "$cli" bench -e 1K
+  refused "no sizes of one rank" "other arguments"
+  mpirun 2 "$cli" bench -e nonsense
+  refused "nonsense" "nonsense"
   # As srun would start it, with nothing that MPI hears of: each rank is a world of one to MPI.
   SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 run "$cli" bench -e 1K
   refused "a launcher that MPI does not know" "made a world of 1"

@@ -31,14 +31,12 @@ use failure::Failure;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    if let Err(failure) = stdout::check() {
-        return failure.end();
-    }
-    let command = match arguments::parse() {
-        Ok(command) => command,
-        Err(exit) => return exit,
-    };
-    let outcome = match command {
+    stdout::check().and_then(|()| arguments::parse()).and_then(run).unwrap_or_else(mpirun::end)
+}
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Help(status) => Ok(status),
         Command::Version { verbose } => facts::print(verbose).map(|()| ExitCode::SUCCESS),
         Command::Bench(options) => options.validate().and_then(|()| measure(&*options)),
         Command::Compare(options) => compare::prepare(&options).and_then(|()| measure(&*options)),
@@ -55,8 +53,7 @@ pub fn main() -> ExitCode {
         Command::GpuCheck(_) => Err(failure::without_cuda()),
         Command::Completions(shell) => manual::completions(shell).map(|()| ExitCode::SUCCESS),
         Command::Man(options) => manual::man(&options).map(|()| ExitCode::SUCCESS),
-    };
-    outcome.unwrap_or_else(Failure::end)
+    }
 }
 
 /// Runs as a rank where the environment names a world, else launches one.

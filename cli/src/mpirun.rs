@@ -22,50 +22,69 @@ pub fn measure(_: &impl Job, started: Started) -> Result<ExitCode, Failure> {
 }
 
 /// Runs as one of the launcher's ranks. The first writes the results.
-///
-/// A failure that not every rank has ends all of them, since others may wait for this one.
 #[cfg(feature = "mpi")]
 pub fn measure(job: &impl Job, started: Started) -> Result<ExitCode, Failure> {
+    match run(job, started) {
+        Ok(is_right) => Ok(ExitCode::from(if is_right { 0 } else { crate::failure::WRONG })),
+        Err(failure) => Ok(end_rank(failure, started)),
+    }
+}
+
+/// Ends this process before it has measured anything.
+#[cfg(not(feature = "mpi"))]
+pub fn end(failure: Failure) -> ExitCode {
+    failure.end()
+}
+
+/// Ends this process before it has measured anything. Others of the launcher's ranks may have other arguments, and wait in
+/// `MPI_Init` for this one: it goes there as well.
+#[cfg(feature = "mpi")]
+pub fn end(failure: Failure) -> ExitCode {
+    match crate::environment::found().filter(|_| !crate::environment::is_rank()) {
+        Some(started) => end_rank(join(started).err().unwrap_or(failure), started),
+        None => failure.end(),
+    }
+}
+
+/// Says why a rank ends. A failure that not every rank has ends all of them, since others may wait for this one.
+#[cfg(feature = "mpi")]
+fn end_rank(failure: Failure, started: Started) -> ExitCode {
     use std::time::Duration;
 
     use fast_allreduce::bootstrap::Mpi;
     use fast_allreduce::Error;
 
-    match run(job, started) {
-        Ok(is_right) => Ok(ExitCode::from(if is_right { 0 } else { crate::failure::WRONG })),
-        Err(failure) if failure.is_common() => {
-            // Launchers end all ranks when one has ended, the one that says it too: it ends first.
-            if started.rank != 0 {
-                std::thread::sleep(OTHERS_WAIT);
-            }
-            let code = failure.end();
-            wait_until_read();
-            Ok(code)
+    if failure.is_common() {
+        // Launchers end all ranks when one has ended, the one that says it too: it ends first.
+        if started.rank != 0 {
+            std::thread::sleep(OTHERS_WAIT);
         }
-        Err(failure) => {
-            // Whose failure explains the others' speaks first, and of equals the first rank; the rest are ended meanwhile.
-            let is_of_another = failure.is_consequence()
-                || matches!(failure, Failure::Library(Error::PeerFailed { .. } | Error::Disagreement { .. }));
-            let turn = started.rank as u32 + if is_of_another { 10 } else { 0 };
-            std::thread::sleep(Duration::from_millis(50) * turn);
-            if !failure.is_silent() {
-                crate::failure::say(format_args!("rank {}: {failure}", started.rank));
-                wait_until_read();
-            }
-            Mpi::abort(failure.status().into())
-        }
+        let code = failure.end();
+        wait_until_read();
+        return code;
     }
+    // Whose failure explains the others' speaks first, and of equals the first rank; the rest are ended meanwhile.
+    let is_of_another = failure.is_consequence()
+        || matches!(failure, Failure::Library(Error::PeerFailed { .. } | Error::Disagreement { .. }));
+    let turn = started.rank as u32 + if is_of_another { 10 } else { 0 };
+    std::thread::sleep(Duration::from_millis(50) * turn);
+    if !failure.is_silent() {
+        crate::failure::say(format_args!("rank {}: {failure}", started.rank));
+        wait_until_read();
+    }
+    Mpi::abort(failure.status().into())
 }
 
 /// Whether all results are right.
 #[cfg(feature = "mpi")]
 fn run(job: &impl Job, started: Started) -> Result<bool, Failure> {
+    use fast_allreduce::bootstrap::Bootstrap;
+
     let options = job.options();
-    if let Some(size) = started.size {
-        options.check_world(size)?;
-    }
-    crate::harness::device::check(options.device)?;
+    // First: only what ranks of the same arguments fail with may end one of them alone.
     let mpi = join(started)?;
+    options.check_world(mpi.world_size())?;
+    crate::harness::device::check(options.device)?;
     #[cfg(feature = "cuda")]
     if options.device == crate::arguments::DeviceName::Cuda {
         check_gpus(&mpi)?;

@@ -37,6 +37,8 @@ const DEFAULT_RANKS: usize = 4;
 
 /// What the program is asked to do.
 pub enum Command {
+    /// It has been printed.
+    Help(ExitCode),
     Version {
         verbose: bool,
     },
@@ -419,20 +421,20 @@ pub fn command() -> clap::Command {
     CommandLine::command()
 }
 
-/// Reads the command line. Where there is nothing to run, what there was to say has been said.
-pub fn parse() -> Result<Command, ExitCode> {
-    let line = CommandLine::try_parse().map_err(|error| {
-        if error.use_stderr()
-            && error.kind() != clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-        {
-            if crate::environment::is_first_rank() {
-                eprintln!("{}", on_one_line(&error.render().to_string()));
-            }
-        } else if let Err(error) = error.print().and_then(|()| std::io::stdout().flush()) {
-            return Failure::Output(error).end();
+/// Reads the command line.
+pub fn parse() -> Result<Command, Failure> {
+    use clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand as NoSubcommand;
+
+    let line = match CommandLine::try_parse() {
+        Ok(line) => line,
+        Err(error) if error.use_stderr() && error.kind() != NoSubcommand => {
+            return Err(Failure::Usage(on_one_line(&error.render().to_string())));
         }
-        ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
-    })?;
+        Err(error) => {
+            error.print().and_then(|()| std::io::stdout().flush()).map_err(Failure::Output)?;
+            return Ok(Command::Help(ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))));
+        }
+    };
     match line.subcommand {
         Some(Subcommands::Bench(bench)) if !line.version => Ok(Command::Bench(bench)),
         Some(Subcommands::Compare(compare)) if !line.version => Ok(Command::Compare(compare)),
@@ -447,9 +449,13 @@ pub fn parse() -> Result<Command, ExitCode> {
     }
 }
 
-/// clap's explanation without its usage and pointers to help.
+/// clap's explanation without its first word, its usage and pointers to help.
 fn on_one_line(explanation: &str) -> String {
-    let facts = explanation.lines().take_while(|line| !line.starts_with("Usage:")).map(str::trim);
+    let facts = explanation
+        .trim_start_matches("error: ")
+        .lines()
+        .take_while(|line| !line.starts_with("Usage:"))
+        .map(str::trim);
     let facts = facts.filter(|line| !line.is_empty() && !line.starts_with("For more information"));
     facts.collect::<Vec<_>>().join(" ")
 }
