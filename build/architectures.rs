@@ -50,6 +50,12 @@ pub fn targets(archs: &[String]) -> Vec<(String, Vec<String>)> {
     targets
 }
 
+/// The same for kernels that only a check of a GPU runs, where neither settings nor GPUs have a say: PTX that the driver of any
+/// of `archs` compiles.
+pub fn ptx_alone(archs: &[String]) -> Vec<(String, Vec<String>)> {
+    archs.first().map(|oldest| (ptx_of(oldest), vec![ptx_of(oldest)])).into_iter().collect()
+}
+
 /// What comes with a letter, as sm_90a, is made of its own PTX alone.
 fn ptx_of(arch: &str) -> String {
     let shared = number(arch).and_then(|own| VIRTUAL.into_iter().filter(|&shared| shared <= own).max());

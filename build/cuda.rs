@@ -40,7 +40,8 @@ impl fmt::Display for Outcome {
 
 /// The families of kernels, what takes longest first; the library loads each as a module.
 const KERNELS: [&str; 4] = ["cuda/norms", "cuda/any_world", "cuda/hot_set", "cuda/others"];
-/// What only the feature `probes` asks for.
+/// What only the feature `probes` asks for. A third of nvcc's time would be theirs: so where the GPUs that they are to check are
+/// not known, their PTX is all that is made.
 const PROBES: [&str; 2] = ["probes/worlds", "probes/costs"];
 
 /// Writes a fatbin into `out_dir` from each source, of its name, and sets `FAST_ALLREDUCE_CUDA_BUILD`, one line
@@ -154,6 +155,11 @@ impl Toolkit {
         let gpus = if asked.is_none() { gpus() } else { Vec::new() };
         let archs = architectures::select(asked.as_deref(), &gpus, &self.archs)
             .unwrap_or_else(|reason| panic!("FAST_ALLREDUCE_ARCHS: {reason}"));
+        let targets = architectures::targets(&archs);
+        let targets_of_probes = match asked.is_some() || !gpus.is_empty() {
+            true => targets.clone(),
+            false => architectures::ptx_alone(&archs),
+        };
         // nvcc itself reads these.
         for name in ["NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"] {
             env_var(name);
@@ -162,10 +168,11 @@ impl Toolkit {
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..jobs.min(units.len()) {
-                scope.spawn(|| {
-                    while let Some(unit) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        self.compile_one(csrc, &archs, unit, jobs.div_ceil(units.len()));
-                    }
+                scope.spawn(|| loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(unit) = units.get(index) else { break };
+                    let targets = if index < KERNELS.len() { &targets } else { &targets_of_probes };
+                    self.compile_one(csrc, targets, unit, jobs.div_ceil(units.len()));
                 });
             }
         });
@@ -176,13 +183,11 @@ impl Toolkit {
         Outcome::Built { nvcc: self.nvcc, version: self.version, archs, fatbin_bytes }
     }
 
-    fn compile_one(&self, csrc: &Path, archs: &[String], unit: &Unit, threads: usize) {
+    fn compile_one(&self, csrc: &Path, targets: &[(String, Vec<String>)], unit: &Unit, threads: usize) {
         let mut command = Command::new(&self.nvcc);
         command.arg("-fatbin").args(flags()).arg(self.compression()).arg("-I").arg(csrc);
         command.args(
-            architectures::targets(archs)
-                .iter()
-                .map(|(ptx, codes)| format!("-gencode=arch={ptx},code=[{}]", codes.join(","))),
+            targets.iter().map(|(ptx, codes)| format!("-gencode=arch={ptx},code=[{}]", codes.join(","))),
         );
         command.arg("--threads").arg(threads.to_string());
         command.arg("-o").arg(&unit.fatbin).arg(&unit.source);

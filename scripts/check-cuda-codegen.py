@@ -45,13 +45,14 @@ TRANSFER_RELEASES, TRANSFER_ACQUIRES = 2, 6
 PACKETS = r"push|ring|halving_doubling"
 # Kernels launch with up to 512 threads, and a block has 65536 registers.
 MAX_REGISTERS = 65536 // 512
-# The largest is a two-shot pull between 8 ranks, of bf16, on sm_90.
-MAX_HOT_BYTES = 33 << 8
+# The largest is a two-shot push between 8 ranks, of 16-bit floats, on sm_90.
+MAX_HOT_BYTES = 8 << 10
 # With the functions that it calls, which are for what is seldom.
-MAX_WHOLE_BYTES = 41 << 8
+MAX_WHOLE_BYTES = 40 << 8
 # Of two architectures and PTX.
 MAX_FATBIN = 5 << 19
-# As it is stored, compressed.
+# As text, of all families together; and as it is stored, compressed.
+MAX_PTX_TEXT = 4_000_000
 MAX_PTX = 4 << 20
 
 
@@ -96,6 +97,7 @@ class Emitted:
     ptx: Dict[str, Function]
     sass: Dict[str, str]
     usage: Dict[str, Usage]
+    ptx_bytes: int
 
     def kernels(self) -> List[str]:
         return [name for name, function in self.ptx.items() if function.is_kernel]
@@ -338,6 +340,10 @@ def check_waits(code: Emitted, settings: Settings) -> List[str]:
     return faults
 
 
+def check_text(code: Emitted, settings: Settings) -> List[str]:
+    return [f"PTX of {code.ptx_bytes} bytes"] if code.ptx_bytes > MAX_PTX_TEXT else []
+
+
 CHECKS = [
     ("the kernels are those of kernels.def", check_names),
     ("128-bit global loads and stores in the hot set", check_wide),
@@ -349,6 +355,7 @@ CHECKS = [
     (f"at most {MAX_HOT_BYTES} bytes of SASS, {MAX_WHOLE_BYTES} with functions, in hot kernels", check_sizes),
     (f"at most {MAX_REGISTERS} registers in every kernel", check_registers),
     ("from sm_90 on, no memory before the wait for the launch before", check_waits),
+    (f"at most {MAX_PTX_TEXT} bytes of PTX as text", check_text),
 ]
 
 
@@ -432,7 +439,7 @@ def number(arch: str) -> int:
 def emit(toolkit: Path, csrc: Path, archs: List[str]) -> List[Emitted]:
     """Compiles each family of kernels, for the architectures of one PTX."""
 
-    def family(source: Path) -> Tuple[Dict[str, Function], List[Tuple[str, str]]]:
+    def family(source: Path) -> Tuple[str, List[Tuple[str, str]]]:
         nvcc, ptx = toolkit / "bin" / "nvcc", Path(folder) / f"{source.stem}.ptx"
         run([nvcc, "-ptx", f"-arch={ptx_of(archs[0])}", *flags(), "-I", csrc, "-o", ptx, source])
         codes = []
@@ -440,15 +447,16 @@ def emit(toolkit: Path, csrc: Path, archs: List[str]) -> List[Emitted]:
             cubin = Path(folder) / f"{source.stem}.{arch}.cubin"
             log = run([nvcc, "-cubin", f"-arch={arch}", *flags(), "-Xptxas=-v", "-o", cubin, ptx])
             codes.append((run([toolkit / "bin" / "cuobjdump", "-sass", cubin]), log))
-        return parse_ptx(ptx.read_text()), codes
+        return ptx.read_text(), codes
 
     sources = sorted(source for source in (csrc / "cuda").glob("*.cu") if source.stem != "kernels")
     with tempfile.TemporaryDirectory(prefix="check-cuda-codegen-") as folder, ThreadPoolExecutor(2) as pool:
         families = list(pool.map(family, sources))
-    ptx = {name: function for functions, _ in families for name, function in functions.items()}
+    ptx = {name: function for text, _ in families for name, function in parse_ptx(text).items()}
+    ptx_bytes = sum(len(text) for text, _ in families)
     found = []
     for of_arch in zip(*(codes for _, codes in families)):
-        emitted = Emitted(ptx, {}, {})
+        emitted = Emitted(ptx, {}, {}, ptx_bytes)
         for sass, log in of_arch:
             emitted.sass.update(parse_sass(sass))
             emitted.usage.update(parse_usage(log))
@@ -569,6 +577,7 @@ PLANTED = [
         [],
     ),
     ("a function that is too large", "/*0550*/", f"{A_CALL}{AN_INSTRUCTION * (MAX_WHOLE_BYTES // 16)}", [check_sizes]),
+    ("text that is too long", ".func  (", " " * MAX_PTX_TEXT + ".func  (", [check_text]),
     ("a kernel that is too large", "/*0550*/", "/*0550*/" + AN_INSTRUCTION * (MAX_HOT_BYTES // 16), [check_sizes]),
     ("a kernel that does not wait", "/*0040*/                   ACQBULK ;", "", [check_waits]),
     ("a wait after a store", "ACQBULK ;", "STG.E [R2.64], R3 ;\n ACQBULK ;", [check_waits]),
@@ -605,7 +614,7 @@ def self_test(report: Report) -> None:
     settings = replace(Settings(), names=("one_shot_pull_f32_sum_w2", "one_shot_push_f32_sum_w2"))
     for planted, old, new, expected in PLANTED:
         texts = [text.replace(old, new) for text in (PTX, SASS, LOG)]
-        code = Emitted(parse_ptx(texts[0]), parse_sass(texts[1]), parse_usage(texts[2]))
+        code = Emitted(parse_ptx(texts[0]), parse_sass(texts[1]), parse_usage(texts[2]), len(texts[0]))
         failed = [function for _, function in CHECKS if function(code, settings)]
         faults = [] if failed == expected else [f"failed: {[function.__name__ for function in failed]}"]
         if not any(old in text for text in (PTX, SASS, LOG)):

@@ -3,7 +3,7 @@
 #[path = "../build/architectures.rs"]
 mod architectures;
 
-use architectures::{parse_capabilities, select, targets, Capability, ALL, USUAL};
+use architectures::{parse_capabilities, ptx_alone, select, targets, Capability, ALL, USUAL};
 
 /// What the nvcc of CUDA 13.0 lists, in its order.
 const KNOWN: [&str; 12] = [
@@ -88,4 +88,10 @@ fn architectures_share_ptx() {
     );
     // Code with the features of one architecture alone.
     assert_eq!(of("sm_90 sm_90a"), ["compute_90: sm_90", "compute_90a: sm_90a compute_90a"]);
+}
+
+#[test]
+fn ptx_of_the_oldest_runs_on_all() {
+    assert_eq!(ptx_alone(&USUAL.map(String::from)), [("compute_80".into(), vec!["compute_80".into()])]);
+    assert_eq!(ptx_alone(&["sm_89".into()]), [("compute_80".into(), vec!["compute_80".into()])]);
 }

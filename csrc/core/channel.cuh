@@ -218,16 +218,17 @@ constexpr u32 kPacksAtOnce = 8;
 
 // A whole pack, if that is wanted: without a branch, so that several are under way at once.
 FA_FN void load_if(bool wanted, const u8 *from, Pack *pack) {
-  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %3, 0;\n\t@p ld.global.v2.u64 {%0, %1}, [%2];\n\t}"
-               : "+l"(pack->low), "+l"(pack->high)
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t"
+               "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+               : "+r"(pack->word[0]), "+r"(pack->word[1]), "+r"(pack->word[2]), "+r"(pack->word[3])
                : "l"(from), "r"(u32(wanted))
                : "memory");
 }
 FA_FN void store_if(bool wanted, u8 *to, const Pack &pack) {
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %3, 0;\n\t@p st.global.v2.u64 [%0], {%1, %2};\n\t}" ::"l"(to),
-      "l"(pack.low), "l"(pack.high), "r"(u32(wanted))
-      : "memory");
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t"
+               "@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n\t}" ::"l"(to),
+               "r"(pack.word[0]), "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3]), "r"(u32(wanted))
+               : "memory");
 }
 #endif
 

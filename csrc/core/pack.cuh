@@ -25,13 +25,20 @@ struct Part {
 
 #if FA_CUDA
 
-struct Pack {
-  u64 low, high;
+// Words of 32 bits, as registers are: nothing is made of what a load brings before it is used.
+struct alignas(FA_CUDA_PACK_BYTES) Pack {
+  u32 word[4];
+
+  FA_FN u64 low() const { return u64(word[1]) << 32 | word[0]; }
+  FA_FN u64 high() const { return u64(word[3]) << 32 | word[2]; }
 };
+
+FA_FN Pack pack_of(u64 low, u64 high) { return {u32(low), u32(low >> 32), u32(high), u32(high >> 32)}; }
 
 // One of two packs, by value: a choice of addresses would need a stack frame.
 FA_FN Pack either(bool first, const Pack &a, const Pack &b) {
-  return {first ? a.low : b.low, first ? a.high : b.high};
+  return {first ? a.word[0] : b.word[0], first ? a.word[1] : b.word[1], first ? a.word[2] : b.word[2],
+          first ? a.word[3] : b.word[3]};
 }
 
 struct Extent {
@@ -68,13 +75,13 @@ FA_FN void store_granule(u8 *to, u64 value, u32 granule) {
 // Moves a pack up by a granule, and puts one in at its beginning.
 FA_FN void push_granule(Pack *pack, u64 value, u32 granule) {
   const u32 bits = 8 * granule;
-  pack->high = bits == 64 ? pack->low : pack->high << bits | pack->low >> (64 - bits);
-  pack->low = bits == 64 ? value : pack->low << bits | value;
+  const u64 low = pack->low(), high = pack->high();
+  *pack = bits == 64 ? pack_of(value, low) : pack_of(low << bits | value, high << bits | low >> (64 - bits));
 }
 
 // From the last granule to the first, so that no index into the pack is needed: it stays in registers.
 FA_FN Pack load_part_here(const u8 *from, u32 bytes, u32 granule) {
-  Pack pack = {0, 0};
+  Pack pack = {};
   FA_ROLL
   for (u32 at = bytes; at > 0;) {
     at -= granule;
@@ -88,11 +95,12 @@ FA_CALL Pack load_part(const u8 *from, u32 bytes, u32 granule) {
 
 FA_FN void store_part_here(u8 *to, Pack pack, u32 bytes, u32 granule) {
   const u32 bits = 8 * granule;
+  u64 low = pack.low(), high = pack.high();
   FA_ROLL
   for (u32 at = 0; at < bytes; at += granule) {
-    store_granule(to + at, pack.low, granule);
-    pack.low = bits == 64 ? pack.high : pack.low >> bits | pack.high << (64 - bits);
-    pack.high = bits == 64 ? 0 : pack.high >> bits;
+    store_granule(to + at, low, granule);
+    low = bits == 64 ? high : low >> bits | high << (64 - bits);
+    high = bits == 64 ? 0 : high >> bits;
   }
 }
 FA_CALL void store_part(u8 *to, Pack pack, u32 bytes, u32 granule) {
@@ -103,13 +111,12 @@ FA_FN Pack load(const u8 *from, Whole, u32) {
   // Addresses of messages are numbers, of which the compiler does not know what memory they are in.
   __builtin_assume(__isGlobal(from));
   const uint4 words = *reinterpret_cast<const uint4 *>(from);
-  return {u64(words.y) << 32 | words.x, u64(words.w) << 32 | words.z};
+  return {words.x, words.y, words.z, words.w};
 }
 
 FA_FN void store(u8 *to, Pack pack, Whole, u32) {
   __builtin_assume(__isGlobal(to));
-  *reinterpret_cast<uint4 *>(to) =
-      make_uint4(u32(pack.low), u32(pack.low >> 32), u32(pack.high), u32(pack.high >> 32));
+  *reinterpret_cast<uint4 *>(to) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
 }
 
 FA_FN Pack load(const u8 *from, Extent extent, u32 granule) {

@@ -61,23 +61,25 @@ FA_FN u64 *upper_words(const Slot *slot, Tag tag) { return reinterpret_cast<u64 
 
 FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
   if (tag.sentinel())
-    return store_relaxed_pair(slot->word, filled(pack.low, tag.marks), filled(pack.high, tag.marks));
+    return store_relaxed_pair(slot->word, filled(pack.low(), tag.marks), filled(pack.high(), tag.marks));
   const u64 high = u64(tag.epoch) << 32;
-  store_relaxed_pair(slot->word, high | u32(pack.low), high | pack.low >> 32);
-  store_relaxed_pair(upper_words(slot, tag), high | u32(pack.high), high | pack.high >> 32);
+  store_relaxed_pair(slot->word, high | pack.word[0], high | pack.word[1]);
+  store_relaxed_pair(upper_words(slot, tag), high | pack.word[2], high | pack.word[3]);
 }
 
 // A look at a packet, which is in it as it was sent. False: not all of it has come.
 FA_FN bool load_packet(const Slot *slot, Tag of, Pack *pack) {
   if (of.sentinel()) {
-    load_relaxed_pair(slot->word, &pack->low, &pack->high);
-    return !is_empty(pack->low) & !is_empty(pack->high);
+    u64 low, high;
+    load_relaxed_pair(slot->word, &low, &high);
+    *pack = pack_of(low, high);
+    return (pack->word[1] != 0) & (pack->word[3] != 0);
   }
   const u32 tag = of.epoch;
   u64 a, b, c, d;
   load_relaxed_pair(slot->word, &a, &b);
   load_relaxed_pair(upper_words(slot, of), &c, &d);
-  *pack = {b << 32 | u32(a), d << 32 | u32(c)};
+  *pack = {u32(a), u32(b), u32(c), u32(d)};
   return ((u32(a >> 32) ^ tag) | (u32(b >> 32) ^ tag) | (u32(c >> 32) ^ tag) | (u32(d >> 32) ^ tag)) == 0;
 }
 
@@ -89,7 +91,9 @@ FA_FN void empty_packet(Slot *slot, Tag tag) {
 
 // The sum that a packet was sent for.
 FA_FN Pack sum_of(const Pack &pack, Tag tag) {
-  return tag.marks == kSums ? Pack{pack.low ^ kLastSign, pack.high ^ kLastSign} : pack;
+  constexpr u32 kSign = u32(kLastSign >> 32);
+  return tag.marks == kSums ? Pack{pack.word[0], pack.word[1] ^ kSign, pack.word[2], pack.word[3] ^ kSign}
+                            : pack;
 }
 
 FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack *pack) {
@@ -284,15 +288,9 @@ private:
   const Block &block_;
   const u8 *from_;
   Index count_;
-  Pack first_ = {0, 0};
+  Pack first_ = {};
 
-  // As two words of a pack: what is made of the load at once would be made of it before the look.
-  FA_FN Pack pack(Index i) const {
-    const u8 *from = from_ + u64(i) * kPackBytes;
-    __builtin_assume(__isGlobal(from));
-    const ulonglong2 words = *reinterpret_cast<const ulonglong2 *>(from);
-    return {words.x, words.y};
-  }
+  FA_FN Pack pack(Index i) const { return load(from_ + u64(i) * kPackBytes, Whole{}, 0); }
 };
 #endif
 

@@ -10,12 +10,12 @@ namespace FA_NAMESPACE {
 // is summed too, and stays where it is.
 #define FA_MULTICAST_LOAD(element, type)                                                                     \
   FA_FN Pack load_sum(element, const u8 *from) {                                                             \
-    u32 word[4];                                                                                             \
+    Pack pack;                                                                                               \
     asm volatile("multimem.ld_reduce.relaxed.sys.global.add" type " {%0, %1, %2, %3}, [%4];"                 \
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])                                \
+                 : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])            \
                  : "l"(from)                                                                                 \
                  : "memory");                                                                                \
-    return {u64(word[1]) << 32 | word[0], u64(word[3]) << 32 | word[2]};                                     \
+    return pack;                                                                                             \
   }
 
 #if __CUDA_ARCH__ >= 900
@@ -29,15 +29,15 @@ FA_FN Pack load_sum(float, const u8 *from) {
                : "=f"(lane[0]), "=f"(lane[1]), "=f"(lane[2]), "=f"(lane[3])
                : "l"(from)
                : "memory");
-  return {u64(__float_as_uint(lane[1])) << 32 | __float_as_uint(lane[0]),
-          u64(__float_as_uint(lane[3])) << 32 | __float_as_uint(lane[2])};
+  return {__float_as_uint(lane[0]), __float_as_uint(lane[1]), __float_as_uint(lane[2]),
+          __float_as_uint(lane[3])};
 }
 
 // A store moves bits, of whatever type.
 FA_FN void store_to_all(u8 *to, Pack pack) {
   asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to),
-               "f"(__uint_as_float(u32(pack.low))), "f"(__uint_as_float(u32(pack.low >> 32))),
-               "f"(__uint_as_float(u32(pack.high))), "f"(__uint_as_float(u32(pack.high >> 32)))
+               "f"(__uint_as_float(pack.word[0])), "f"(__uint_as_float(pack.word[1])),
+               "f"(__uint_as_float(pack.word[2])), "f"(__uint_as_float(pack.word[3]))
                : "memory");
 }
 

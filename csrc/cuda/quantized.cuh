@@ -151,12 +151,12 @@ private:
       FA_UNROLL
       for (u32 k = 0; k < kLanes; ++k) {
         const Pack &half = k < kLanes / 2 ? pack : second;
-        elements.lane[k] = float_of(u32((k % 4 < 2 ? half.low : half.high) >> 32 * (k % 2)));
+        elements.lane[k] = float_of(half.word[k % 4]);
       }
     } else {
       FA_UNROLL
       for (u32 k = 0; k < kLanes; ++k) {
-        const u16 bits = u16((k < kLanes / 2 ? pack.low : pack.high) >> 16 * (k % 4));
+        const u16 bits = u16(pack.word[k / 2] >> 16 * (k % 2));
         elements.lane[k] = launch_.dtype == FA_F16 ? Convert<F16>::widen(bits) : Convert<Bf16>::widen(bits);
       }
     }
@@ -166,15 +166,14 @@ private:
   FA_FN void store_elements(u8 *to, Index i, const Elements &elements) const {
     const u32 granule = granule_of(u64(to) | bytes_);
     const u64 at = u64(i) * kPackBytes * (launch_.dtype == FA_F32 ? 2 : 1);
-    Pack pack = {0, 0};
+    Pack pack = {};
     if (launch_.dtype == FA_F32) {
-      Pack second = {0, 0};
+      Pack second = {};
       FA_UNROLL
       for (u32 k = 0; k < kLanes; ++k) {
         const float x = elements.lane[k];
-        const u64 bits = u64(bits_of(x == x ? x : canonical_nan<float>())) << 32 * (k % 2);
         Pack &half = k < kLanes / 2 ? pack : second;
-        (k % 4 < 2 ? half.low : half.high) |= bits;
+        half.word[k % 4] = bits_of(x == x ? x : canonical_nan<float>());
       }
       const u64 next = at + kPackBytes;
       store(to + next, second, extent(next, u64(to)), granule);
@@ -182,8 +181,8 @@ private:
       FA_UNROLL
       for (u32 k = 0; k < kLanes; ++k) {
         const float x = elements.lane[k];
-        const u64 bits = launch_.dtype == FA_F16 ? Convert<F16>::narrow(x) : Convert<Bf16>::narrow(x);
-        (k < kLanes / 2 ? pack.low : pack.high) |= bits << 16 * (k % 4);
+        const u32 bits = launch_.dtype == FA_F16 ? Convert<F16>::narrow(x) : Convert<Bf16>::narrow(x);
+        pack.word[k / 2] |= bits << 16 * (k % 2);
       }
     }
     store(to + at, pack, extent(at, u64(to)), granule);

@@ -94,7 +94,7 @@ FA_FN u64 bits_of(const Elements<T, 1> &element) {
 // first, as parts are loaded. A function: all kernels of a type share it.
 template <class T>
 FA_CALL Pack reduce_part(AnyOp op, u32 world, Inputs inputs, u64 at, u32 bytes) {
-  Pack pack = {0, 0};
+  Pack pack = {};
   FA_ROLL
   for (u32 e = bytes; e > 0;) {
     e -= sizeof(T);
@@ -328,7 +328,6 @@ public:
 private:
   // The hot set has no such kernels, nor have integers.
   static constexpr bool kScales = kMayScale<Op> && kIsFloat<typename Element<T>::Accumulate>;
-  static constexpr u64 kUpper = u64(0xFFFFFFFF) << 32;
   using Word = Elements<T, kLanes / 4>;
 
   Op op_;
@@ -362,12 +361,12 @@ private:
   static constexpr u32 kWords = kRanks > 4 ? 1 : 4, kPushedWords = kRanks > 4 ? 2 : 4;
   template <u32 Words = kWords>
   FA_FN Pack all_ranks(Pack *packs) const {
-    Pack result = {0, 0};
+    Pack result = {};
     FA_UNROLL_BY(Words)
     for (u32 word = 0; word < 4; ++word) {
       Reduction<T, Op, kLanes / 4> reduction(op_, world());
       for_each_rank(world_, [&](u32 r) {
-        reduction.add(word_of(u32(packs[r].low)));
+        reduction.add(word_of(packs[r].word[0]));
         pop_word(&packs[r]);
       });
       push_word(&result, reduction.finish());
@@ -379,10 +378,10 @@ private:
     if constexpr (sizeof(T) == 8) {
       return pack_of(premultiplied<T>(op, elements<All>(pack), op.scale));
     } else {
-      Pack result = {0, 0};
+      Pack result = {};
       FA_ROLL
       for (u32 word = 0; word < 4; ++word) {
-        push_word(&result, premultiplied<T>(op, word_of(u32(pack.low)), op.scale));
+        push_word(&result, premultiplied<T>(op, word_of(pack.word[0]), op.scale));
         pop_word(&pack);
       }
       return result;
@@ -407,14 +406,14 @@ private:
 
   // The words after the first move down; what is left at the top does not matter.
   static FA_FN void pop_word(Pack *pack) {
-    pack->low = pack->low >> 32 | pack->high << 32;
-    pack->high = pack->high >> 32 | (pack->high & kUpper);
+    const u32 *word = pack->word;
+    *pack = {word[1], word[2], word[3], word[3]};
   }
 
   // The last word, after four of which the first is at the bottom.
   static FA_FN void push_word(Pack *pack, const Word &elements) {
-    *pack = {pack->low >> 32 | pack->high << 32,
-             pack->high >> 32 | u64(*reinterpret_cast<const u32 *>(&elements)) << 32};
+    const u32 *word = pack->word;
+    *pack = {word[1], word[2], word[3], *reinterpret_cast<const u32 *>(&elements)};
   }
 
   // Whether there is a rank that would be together with others. In place of one that is not, what is near is
@@ -429,7 +428,7 @@ private:
     static_assert(kTogether == 1 || !kMayScale<Op>, "of sums alone");
     FA_UNROLL
     for (u32 k = 0; k < kTogether; ++k)
-      reduction->add(elements<All>(is_there(first + k) ? packs[k] : Pack{0, 0}));
+      reduction->add(elements<All>(is_there(first + k) ? packs[k] : Pack{}));
   }
 
   // Waits for one packet of each of some ranks from the first on, of which rank 0's is in `slot` and the

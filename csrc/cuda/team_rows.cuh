@@ -91,9 +91,9 @@ public:
     const Index first = (blockIdx.x - team * norm_.team) * norm_.share;
     const Index length = min(norm_.share, row_packs_ - first);
     // Loaded before the epoch is known, which takes as long.
-    Words words = {0, 0};
+    Pack pack = {};
     if (team < turns() && place_of(team).row < norm_.rows && threadIdx.x < length)
-      words = load_words(launch_.input, place_of(team).row * row_packs_ + first + threadIdx.x);
+      pack = load_pack(launch_.input, place_of(team).row * row_packs_ + first + threadIdx.x);
     const LaunchState state = begin_launch(launch_, block, false);
     if (!same_call<true>(launch_, block, state))
       return;
@@ -109,12 +109,12 @@ public:
       FA_ROLL
       for (Index i = threadIdx.x; i < length; i += blockDim.x) {
         if (turn != team || i != threadIdx.x)
-          words = load_words(launch_.input, place.row * row_packs_ + first + i);
+          pack = load_pack(launch_.input, place.row * row_packs_ + first + i);
         const u64 slot = u64(reinterpret_cast<Slot *>(slots) + (place.first + first + i));
         if constexpr (TwoShot)
-          store_packet(reinterpret_cast<Slot *>(launch_.regions[place.owner] + slot), pack_of(words), tag);
+          store_packet(reinterpret_cast<Slot *>(launch_.regions[place.owner] + slot), pack, tag);
         else
-          reduce_.send(launch_, slot, pack_of(words), tag);
+          reduce_.send(launch_, slot, pack, tag);
       }
     }
     bool complete = true;
@@ -183,7 +183,7 @@ private:
   FA_FN bool receive(Slot *slot, u32 owner, Tag tag, Pack *sum) const {
     if constexpr (!TwoShot)
       return reduce_.packet(launch_, slot, apart_, tag, sum);
-    Pack sent = {0, 0};
+    Pack sent = {};
     const bool came = wait_packet(launch_, slot, owner, tag, &sent);
     *sum = sum_of(sent, tag);
     return came;
@@ -195,16 +195,11 @@ private:
       reduce_.empty_packets(slot, apart_, tag);
   }
 
-  // A pack as it is loaded: what is made of a load at once would be waited for at once.
-  using Words = ulonglong2;
-  static FA_FN Words load_words(u64 address, Index i) {
-    const u8 *from = reinterpret_cast<const u8 *>(address) + u64(i) * kPackBytes;
-    __builtin_assume(__isGlobal(from));
-    return *reinterpret_cast<const Words *>(from);
+  static FA_FN Pack load_pack(u64 address, Index i) {
+    return load(reinterpret_cast<const u8 *>(address) + u64(i) * kPackBytes, Whole{}, 0);
   }
-  static FA_FN Pack pack_of(const Words &words) { return {words.x, words.y}; }
-  FA_FN Words load_weights(Index i) const {
-    return norm_.weight == 0 ? Words{0, 0} : load_words(norm_.weight, i);
+  FA_FN Pack load_weights(Index i) const {
+    return norm_.weight == 0 ? Pack{} : load_pack(norm_.weight, i);
   }
   static FA_FN void put(u64 address, Index i, const Pack &pack) {
     store(reinterpret_cast<u8 *>(address) + u64(i) * kPackBytes, pack, Whole{}, 0);
@@ -232,9 +227,9 @@ private:
     const Index from = TwoShot ? place.owner * apart_ + apart_ / kParts : 0;
     Slot *slots = slots_of(launch_, epoch, tag) + (from + place.first + first);
     const Span span = {row * row_packs_ + first, length};
-    Words weight = {0, 0}, residual = {0, 0};
+    Pack weight = {}, residual = {};
     if (threadIdx.x < span.length) {
-      residual = load_words(norm_.residual, span.first + threadIdx.x);
+      residual = load_pack(norm_.residual, span.first + threadIdx.x);
       weight = load_weights(first + threadIdx.x);
     }
     Index i = threadIdx.x;
@@ -246,16 +241,16 @@ private:
         break;
       if (norm_.residual_out != 0)
         put(launch_.output, span.first + i, sum);
-      sum = added_pack<T>(sum, pack_of(residual));
+      sum = added_pack<T>(sum, residual);
       share[i] = sum;
       put(norm_.residual_out != 0 ? norm_.residual_out : launch_.output, span.first + i, sum);
       if (i + blockDim.x < span.length)
-        residual = load_words(norm_.residual, span.first + i + blockDim.x);
+        residual = load_pack(norm_.residual, span.first + i + blockDim.x);
     }
     // Beyond the end of the row.
     FA_ROLL
     for (; complete && i < chunks * kChunkPacks; i += blockDim.x)
-      share[i] = {0, 0};
+      share[i] = {};
     if (!block.all(complete))
       return false;
     u64 *words = words_of(epoch) + row * norm_.chunks;
@@ -305,7 +300,7 @@ private:
     FA_ROLL
     for (i = threadIdx.x; i < span.length; i += blockDim.x) {
       const Pack normed =
-          scaled_pack<T>(share[i], scale, pack_of(weight), norm_.weight != 0, norm_.unit_offset != 0);
+          scaled_pack<T>(share[i], scale, weight, norm_.weight != 0, norm_.unit_offset != 0);
       if (norm_.scaling == FA_NOT_SCALED)
         put(norm_.normed, span.first + i, normed);
       else

@@ -8,7 +8,8 @@
 //                its owner has been through the epilogue there, once.
 //   into_rows()  the same in a pull, whose results come in ascending order: rows are complete one by one.
 //   into_gathered()  wraps, on a GPU, the sink by which a rank stores the sums of a two-shot push.
-//   gather()     copies the slices that the peers have reduced, in the last phase of a two-shot pull.
+//   gather()     copies the slices that the peers have reduced, in the last phase of a two-shot pull; on a
+//                GPU this rank's own slices to its staging, too.
 //   finish()     is what each rank does with all results, after the last phase, when they are at the launch's
 //                output and nobody reads an input any more: each block with those that it has stored, of so
 //                many slices.

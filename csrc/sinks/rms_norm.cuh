@@ -112,7 +112,7 @@ private:
   FA_FN void store_scaled_pack(u8 *to, const u8 *from, u32 i, float scale) const {
     const u64 at = u64(i) * kPackBytes;
     const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
-    Pack weight = {0, 0};
+    Pack weight = {};
     const Pack row = load(from + at, Whole{}, 0);
     if (weights != nullptr)
       weight = load(weights + at, Whole{}, 0);
