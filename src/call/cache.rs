@@ -3,8 +3,11 @@
 use super::collective::Collective;
 use super::identity::CallId;
 use super::message::Message;
+use super::transfer::{pack, Moved, Transfer, NO_TRANSFERS};
 use crate::abi::{FaLaunch, FaTransfers};
-use crate::plan::{Plan, Planner};
+use crate::error::Result;
+use crate::plan::{Plan, PlannedCall, Planner};
+use crate::region::Stripes;
 
 /// The call before. Small calls feel what they copy.
 #[derive(Debug, Default)]
@@ -14,8 +17,10 @@ pub(crate) struct CallCache {
     pub last: Option<Prepared>,
     /// The launch before: most of it is the same in all, and all but the piece in those of equal calls.
     pub launch: Option<Box<FaLaunch>>,
-    /// The transfers before, in whose place the next are put.
-    pub transfers: Option<Box<FaTransfers>>,
+    /// The transfers before.
+    pub transfers: Option<Box<PreparedTransfers>>,
+    /// The memory of a list of transfers.
+    pub list: Vec<Transfer>,
 }
 
 /// What is worked out for a call before its launches, wherever its buffers are.
@@ -48,6 +53,58 @@ impl Prepared {
             }
         };
         Self { id: message.id(algorithm), plan, piece: (plan.piece_bytes / size).max(1) }
+    }
+}
+
+/// What is worked out for transfers before their launch, but for where receivers read them.
+#[derive(Debug)]
+pub(crate) struct PreparedTransfers {
+    /// As they were given; none, where they were refused.
+    list: Vec<Transfer>,
+    pub packed: FaTransfers,
+    pub moved: Moved,
+    pub plan: Plan,
+}
+
+impl PreparedTransfers {
+    /// Of no transfers.
+    pub fn new(planner: &Planner) -> Self {
+        let moved = Moved { sent_bytes: 0, received_bytes: 0 };
+        Self {
+            list: Vec::new(),
+            packed: NO_TRANSFERS,
+            moved,
+            plan: Self::plan(planner, moved, &NO_TRANSFERS),
+        }
+    }
+
+    /// Works out these, unless they are those before. Their addresses are looked at, not what is there.
+    ///
+    /// # Errors
+    ///
+    /// As [`pack`].
+    pub fn set(
+        &mut self,
+        transfers: &[Transfer],
+        rank: usize,
+        planner: &Planner,
+        stripes: Stripes,
+    ) -> Result<()> {
+        if self.list == transfers {
+            return Ok(());
+        }
+        self.list.clear();
+        self.moved = pack(transfers, rank, planner.limits.world_size, stripes, &mut self.packed)?;
+        self.plan = Self::plan(planner, self.moved, &self.packed);
+        self.list.extend_from_slice(transfers);
+        Ok(())
+    }
+
+    fn plan(planner: &Planner, moved: Moved, packed: &FaTransfers) -> Plan {
+        // Receiving takes as many threads as sending.
+        let bytes = moved.sent_bytes.max(moved.received_bytes) as usize;
+        let plan = planner.shares(PlannedCall::Messages, bytes, 1);
+        planner.messages(plan, packed.stripes[2 * planner.limits.world_size] as usize)
     }
 }
 

@@ -279,8 +279,8 @@ impl Message<'_> {
         }
     }
 
-    /// A collective as messages between pairs.
-    pub fn transfers(&self, rank: usize, world_size: usize) -> Vec<Transfer> {
+    /// Sets the list to the collective as messages between pairs.
+    pub fn transfers(&self, rank: usize, world_size: usize, transfers: &mut Vec<Transfer>) {
         // No message of a caller's is likely to have it, so that calls out of step are told.
         let tag = u32::MAX - self.collective.kind() as u32;
         let Message { collective, input, output, count, dtype } = *self;
@@ -290,7 +290,7 @@ impl Message<'_> {
         let recv =
             |peer, address, count| Transfer { direction: Direction::Recv, peer, address, count, dtype, tag };
         let ranks = 0..world_size;
-        let mut transfers = Vec::with_capacity(2 * world_size);
+        transfers.clear();
         match collective {
             Collective::Gather { root } => {
                 transfers.push(send(root, input, count));
@@ -319,7 +319,6 @@ impl Message<'_> {
             }
             _ => {}
         }
-        transfers
     }
 
     /// Refuses what no kernel could work on.

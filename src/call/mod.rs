@@ -10,7 +10,7 @@ mod operand;
 mod quantized;
 mod transfer;
 
-pub(crate) use self::cache::{CallCache, Prepared};
+pub(crate) use self::cache::{CallCache, Prepared, PreparedTransfers};
 pub use self::collective::Collective;
 pub use self::epilogue::{
     Epilogue, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling,
@@ -21,5 +21,7 @@ pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};
 pub(crate) use self::message::{Message, Partition};
 pub(crate) use self::operand::same_length;
 pub use self::quantized::{QuantizedTransport, Transport};
-pub(crate) use self::transfer::{check_transfers, pack, transfers_id, Moved, NO_TRANSFERS};
+pub(crate) use self::transfer::{check_transfers, transfers_id};
+#[cfg(feature = "cuda")]
+pub(crate) use self::transfer::{pack, NO_TRANSFERS};
 pub use self::transfer::{Direction, Group, Transfer};

@@ -5,15 +5,15 @@ use std::sync::atomic::Ordering;
 use super::Communicator;
 use crate::abi::{self, FaCall, FaLaunch, FaTransfer, FaTransfers};
 use crate::call::{
-    nanoseconds, pack, CallCache, CallId, Collective, Message, Moved, Partition, Prepared, Site, Transfer,
-    NO_LIMIT, NO_TRANSFERS,
+    nanoseconds, CallCache, CallId, Collective, Message, Partition, Prepared, PreparedTransfers, Site,
+    Transfer, NO_LIMIT,
 };
 use crate::device::sealed::{Operands, Windows as _};
 use crate::device::Device;
 use crate::endpoint::State;
 use crate::error::{Error, Result};
 use crate::liveness::DirectReads;
-use crate::plan::{set_teams, DeviceKind, Plan, PlannedCall};
+use crate::plan::{set_teams, DeviceKind, Plan};
 use crate::registry::Registry;
 use crate::trace::CallSpan;
 
@@ -33,13 +33,16 @@ impl<D: Device> Communicator<D> {
         source: impl FnOnce() -> Result<u64>,
     ) -> Result<()> {
         let partition = message.partition();
-        if partition == Partition::Transfers {
-            let transfers = message.transfers(self.rank, self.world_size);
-            // SAFETY: the caller's: each transfer is a part of the input or the output.
-            return unsafe { self.start_transfers(message.id(None), &transfers, stream) };
-        }
         self.can_lock()?;
         let mut state = self.endpoint.lock();
+        if partition == Partition::Transfers {
+            let mut transfers = std::mem::take(&mut state.calls.list);
+            message.transfers(self.rank, self.world_size, &mut transfers);
+            // SAFETY: the caller's: each transfer is a part of the input or the output.
+            let started = unsafe { self.start_listed(&mut state, message.id(None), &transfers, stream) };
+            state.calls.list = transfers;
+            return started;
+        }
         let State { registry, calls } = &mut *state;
         self.healthy()?;
         let extent = message.extent(self.world_size);
@@ -115,21 +118,36 @@ impl<D: Device> Communicator<D> {
         stream: D::Stream<'_>,
     ) -> Result<()> {
         self.can_lock()?;
-        let mut state = self.endpoint.lock();
-        let State { registry, calls } = &mut *state;
-        let mut packed = calls.transfers.take().unwrap_or_else(|| Box::new(NO_TRANSFERS));
-        let stripes = self.endpoint.region.layout.stripes;
-        let moved = pack(transfers, self.rank, self.world_size, stripes, &mut packed);
+        // SAFETY: the caller's.
+        unsafe { self.start_listed(&mut self.endpoint.lock(), call, transfers, stream) }
+    }
+
+    /// The same with the lock held.
+    ///
+    /// # Safety
+    ///
+    /// As [`Communicator::start_transfers`].
+    unsafe fn start_listed(
+        &self,
+        state: &mut State,
+        call: CallId,
+        transfers: &[Transfer],
+        stream: D::Stream<'_>,
+    ) -> Result<()> {
+        let State { registry, calls } = state;
+        let mut prepared =
+            calls.transfers.take().unwrap_or_else(|| Box::new(PreparedTransfers::new(&self.planner)));
+        let set = prepared.set(transfers, self.rank, &self.planner, self.endpoint.region.layout.stripes);
         self.healthy()?;
-        let started = match moved {
+        let started = match set {
             // SAFETY: the caller's.
-            Ok(moved) if !transfers.is_empty() => unsafe {
-                self.post_sources(registry, &mut packed);
-                self.start_packed(calls, call, &packed, moved, stream)
+            Ok(()) if !transfers.is_empty() => unsafe {
+                self.post_sources(registry, &mut prepared.packed);
+                self.start_prepared(calls, call, &prepared, stream)
             },
-            moved => moved.map(|_| ()),
+            set => set,
         };
-        calls.transfers = Some(packed);
+        calls.transfers = Some(prepared);
         started
     }
 
@@ -144,6 +162,7 @@ impl<D: Device> Communicator<D> {
                 _ => self.direct_reads.as_ref().map_or(u64::MAX, |direct| direct.least_bytes(peer)),
             };
             for message in &mut transfers.transfer[first..end] {
+                message.source = 0;
                 if message.bytes >= D::LEAST_POSTED_BYTES && message.address % D::SOURCE_ALIGNMENT == 0 {
                     message.source = registry.source(message.address, message.bytes);
                 }
@@ -154,35 +173,43 @@ impl<D: Device> Communicator<D> {
         }
     }
 
-    /// Starts a launch of packed transfers. The lock is held.
+    /// Starts a launch of transfers. The lock is held.
     ///
     /// # Safety
     ///
     /// As [`Communicator::start_transfers`].
-    unsafe fn start_packed(
+    unsafe fn start_prepared(
         &self,
         calls: &mut CallCache,
         call: CallId,
-        transfers: &FaTransfers,
-        moved: Moved,
+        prepared: &PreparedTransfers,
         stream: D::Stream<'_>,
     ) -> Result<()> {
-        let number = self.liveness.begin(call.encode());
-        // Receiving takes as many threads as sending.
-        let bytes = moved.sent_bytes.max(moved.received_bytes) as usize;
-        let plan = self.planner.shares(PlannedCall::Messages, bytes, 1);
-        let plan = self.planner.messages(plan, transfers.stripes[2 * self.world_size] as usize);
-        let _span = CallSpan::enter(self.rank, number, &call, &plan);
-        calls.planned(&plan);
-        let nothing =
-            Message { collective: Collective::Barrier, input: 0, output: 0, count: 0, dtype: call.dtype };
+        let PreparedTransfers { packed: transfers, moved, plan, .. } = prepared;
+        let what = call.encode();
+        let number = self.liveness.begin(what);
+        let _span = CallSpan::enter(self.rank, number, &call, plan);
+        calls.planned(plan);
         calls.last = None;
-        let launch = self.launch(calls, &nothing, &plan, call.encode());
-        launch.algorithm = abi::FA_TRANSFER;
+        let is_such = |launch: &FaLaunch| {
+            launch.algorithm == abi::FA_TRANSFER
+                && (launch.dtype, launch.blocks) == (call.dtype as u32, plan.blocks as u32)
+        };
+        let launch = match &mut calls.launch {
+            Some(launch) if is_such(launch) => launch,
+            _ => {
+                let collective = Collective::Barrier;
+                let nothing = Message { collective, input: 0, output: 0, count: 0, dtype: call.dtype };
+                let launch = self.launch(calls, &nothing, plan, what);
+                launch.algorithm = abi::FA_TRANSFER;
+                launch
+            }
+        };
+        launch.call = what;
         let (maybe, surely) = self.awaited(transfers);
         launch.timeout_ns = self.patience.next(maybe, surely).map_or(NO_LIMIT, nanoseconds);
         // SAFETY: the caller's; the rest as in `start`.
-        unsafe { self.endpoint.device.launch(launch, &plan, Operands::Transfers(transfers), stream) }
+        unsafe { self.endpoint.device.launch(launch, plan, Operands::Transfers(transfers), stream) }
             .map_err(|error| self.cut_short(error))?;
         self.count_bytes(moved.sent_bytes);
         Ok(())

@@ -225,6 +225,50 @@ fn messages() {
     });
 }
 
+/// What is worked out for messages is kept for the next call, if that has the same, and not where they were refused.
+#[test]
+fn messages_again_after_others() {
+    threads(2, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let (own, peer) = (rank.rank(), 1 - rank.rank());
+        let [mut data, mut received] = [[0u32; 64]; 2];
+        let raw = |direction, address: *const u32, count, tag| {
+            let (address, dtype) = (address as u64, DType::U32);
+            Transfer { direction, peer, address, count, dtype, tag }
+        };
+        // SAFETY: the arrays outlive the calls.
+        let exchange = |transfers: &[Transfer]| unsafe { communicator.transfer_raw(transfers) };
+        for turn in 0..40 {
+            let (count, tag) = ([64, 64, 17][turn % 3], (turn / 4) as u32);
+            data.fill((100 * turn + own) as u32);
+            received.fill(u32::MAX);
+            let transfers = [
+                raw(Direction::Send, data.as_ptr(), count, tag),
+                raw(Direction::Recv, received.as_mut_ptr(), count, tag),
+            ];
+            exchange(&transfers).unwrap();
+            let expected = (100 * turn + peer) as u32;
+            assert!(received[..count].iter().all(|&value| value == expected), "turn {turn}: {received:?}");
+            assert!(received[count..].iter().all(|&value| value == u32::MAX), "turn {turn}: {received:?}");
+            // Refused, once and again, and then what came before is asked for as another call.
+            let lonely = [Transfer { peer: own, ..transfers[0] }];
+            for _ in 0..turn % 3 {
+                assert!(matches!(exchange(&lonely), Err(Error::Disagreement { .. })));
+            }
+            if turn % 5 == 0 {
+                let mut sum = [own as u32 + 1];
+                communicator.all_reduce_in_place(&mut sum, ReduceOp::Sum).unwrap();
+                assert_eq!(sum, [3]);
+            }
+            let mut gathered = [0u32; 6];
+            communicator.gather(&data[..3], &mut gathered, turn % 2).unwrap();
+            let of = |rank: usize| [(100 * turn + rank) as u32; 3];
+            let all = if own == turn % 2 { [of(0), of(1)].concat() } else { vec![0; 6] };
+            assert_eq!(gathered[..], all);
+        }
+    });
+}
+
 /// The most that a group takes, to one rank and to all.
 #[test]
 fn sixty_four_messages() {

@@ -204,9 +204,10 @@ impl CudaWorld {
         let world_size = self.world_size();
         let partition = messages[0].partition();
         if partition == Partition::Transfers {
-            let transfers = messages.iter().enumerate();
-            let transfers: Vec<_> =
-                transfers.map(|(rank, message)| message.transfers(rank, world_size)).collect();
+            let mut transfers = vec![Vec::new(); messages.len()];
+            for (rank, (message, list)) in messages.iter().zip(&mut transfers).enumerate() {
+                message.transfers(rank, world_size, list);
+            }
             return self.ready_transfers(&transfers, plan);
         }
         let (first, piece) = (&messages[0], self.piece(&messages[0], plan));
