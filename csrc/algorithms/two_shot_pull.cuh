@@ -54,8 +54,8 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
             block.lanes(ranks, [&](u32 r) { sources[r] = launch.input; });
             block.sync();
           }
-          // Slice by slice, so that a block stages what the same block of a peer reads. A GPU has one body for
-          // that and for gathering.
+          // Slice by slice, so that a block stages what the same block of a peer reads. A GPU has one body
+          // for that and for gathering.
           if (!FA_CUDA && phase == 0)
             copy_slices(partition, block, to, sources, slices, rank, ranks, bytes, Target::kStaging);
           else

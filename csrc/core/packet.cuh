@@ -91,9 +91,8 @@ FA_FN void empty_packet(Slot *slot, Tag tag) {
 
 // The sum that a packet was sent for.
 FA_FN Pack sum_of(const Pack &pack, Tag tag) {
-  constexpr u32 kSign = u32(kLastSign >> 32);
-  return tag.marks == kSums ? Pack{pack.word[0], pack.word[1] ^ kSign, pack.word[2], pack.word[3] ^ kSign}
-                            : pack;
+  const u32 sign = tag.marks == kSums ? u32(kLastSign >> 32) : 0;
+  return {pack.word[0], pack.word[1] ^ sign, pack.word[2], pack.word[3] ^ sign};
 }
 
 FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag, Pack *pack) {

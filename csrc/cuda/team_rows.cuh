@@ -198,9 +198,7 @@ private:
   static FA_FN Pack load_pack(u64 address, Index i) {
     return load(reinterpret_cast<const u8 *>(address) + u64(i) * kPackBytes, Whole{}, 0);
   }
-  FA_FN Pack load_weights(Index i) const {
-    return norm_.weight == 0 ? Pack{} : load_pack(norm_.weight, i);
-  }
+  FA_FN Pack load_weights(Index i) const { return norm_.weight == 0 ? Pack{} : load_pack(norm_.weight, i); }
   static FA_FN void put(u64 address, Index i, const Pack &pack) {
     store(reinterpret_cast<u8 *>(address) + u64(i) * kPackBytes, pack, Whole{}, 0);
   }
@@ -299,8 +297,7 @@ private:
     const float scale = row_scale(squares, norm_.row, norm_.epsilon);
     FA_ROLL
     for (i = threadIdx.x; i < span.length; i += blockDim.x) {
-      const Pack normed =
-          scaled_pack<T>(share[i], scale, weight, norm_.weight != 0, norm_.unit_offset != 0);
+      const Pack normed = scaled_pack<T>(share[i], scale, weight, norm_.weight != 0, norm_.unit_offset != 0);
       if (norm_.scaling == FA_NOT_SCALED)
         put(norm_.normed, span.first + i, normed);
       else

@@ -55,16 +55,16 @@ a missing sync|core/block.cuh|s/void sync\(\) const \{ __syncthreads\(\); \}/voi
 a sync that is only a vote of one|core/block.cuh|s/return __syncthreads_and\((.*)\);/return \1;/|data race|before it was written
 a sync in a branch|core/block.cuh|s/return __syncthreads_and\((.*)\);/return threadIdx.x < 32 \&\& __syncthreads_and(\1);/|a sync that not all threads reach
 too few words of shared memory|core/block.cuh|s/__shared__ u64 words\[2 \* FA_MAX_RANKS\]/__shared__ u64 words[1]/|illegal address
-halves of a packet swapped|core/packet.cuh|s/\*pack = \{b << 32 \| u32\(a\), d << 32 \| u32\(c\)\}/*pack = {d << 32 | u32(c), b << 32 | u32(a)}/|the sum
+halves of a packet swapped|core/packet.cuh|s/\*pack = \{u32\(a\), u32\(b\), u32\(c\), u32\(d\)\}/*pack = {u32(c), u32(d), u32(a), u32(b)}/|the sum
 a poll of one tag instead of all|core/packet.cuh|s/return \(\(u32\(a >> 32\) \^ tag\) \|.*$/return u32(a >> 32) == tag;/|the sum
-a poll of one word of a sum|core/packet.cuh|s/return !is_empty\(pack->low\) \& !is_empty\(pack->high\)/return !is_empty(pack->high)/|the sum
+a poll of one word of a sum|core/packet.cuh|s/return \(pack->word\[1\] != 0\) \& \(pack->word\[3\] != 0\)/return pack->word[3] != 0/|the sum
 packets that are not emptied|core/packet.cuh|s/store_relaxed_pair\(slot->word, 0, 0\)/(void)slot/|the sum
-sums of another sign|core/packet.cuh|s/return tag\.marks == kSums \? Pack\{.*$/return pack;/|the sum
+sums of another sign|core/packet.cuh|s/const u32 sign = tag\.marks == kSums \? u32\(kLastSign >> 32\) : 0;/const u32 sign = 0;/|the sum
 terms that are sent as sums|core/packet.cuh|s/return marks == kSums \? word \^ kLastSign : is_empty\(word\) \? word \| kLastSign : word;/return word \^ kLastSign;/|the sum
 a partial pack one too long|core/pack.cuh|s/for \(u32 at = 0; at < bytes; at \+= granule\)/for (u32 at = 0; at <= bytes; at += granule)/|around the sum
-a partial pack that is put together wrongly|core/pack.cuh|s/pack->low >> \(64 - bits\)/pack->low >> (32 - bits)/|the sum
+a partial pack that is put together wrongly|core/pack.cuh|s/low >> \(64 - bits\)\)/low >> (32 - bits))/|the sum
 an unaligned cast|core/pack.cuh|s/case 4: return \*reinterpret_cast<const u32 \*>\(from\)/case 4: return *reinterpret_cast<const u64 *>(from)/|misaligned access
-words of a pack in another order|core/pack.cuh|s/make_uint4\(u32\(pack\.low\), u32\(pack\.low >> 32\)/make_uint4(u32(pack.low >> 32), u32(pack.low)/|the sum
+words of a pack in another order|core/pack.cuh|s/make_uint4\(pack\.word\[0\], pack\.word\[1\]/make_uint4(pack.word[1], pack.word[0]/|the sum
 a release that is relaxed|core/memory.cuh|s/asm volatile\("fence\.acq_rel\.sys;"/asm volatile(""/|data race
 a release at the scope of one GPU|core/memory.cuh|s/fence\.acq_rel\.sys;/fence.acq_rel.gpu;/|data race
 an acquire at the scope of one GPU|core/memory.cuh|s/ld\.acquire\.sys\.global\.v2\.u64/ld.acquire.gpu.global.v2.u64/|data race
@@ -80,7 +80,7 @@ a part of a pack of another granule|cuda/reduce.cuh|s/\+ at, extent, element\(\)
 a carry into the next element|cuda/integers.cuh|s/\(\(a & ~highest\(\)\) \+ \(b & ~highest\(\)\)\) \^ \(\(a \^ b\) & highest\(\)\)/a + b/|the sum
 whole packs at any address|core/pack.cuh|s/vector && left >= kPackBytes\}\)/left >= kPackBytes})/|misaligned access
 a switch that rounds each sum|cuda/multicast.cuh|s/\.acc::f32\.v4\.f16x2/.v4.f16x2/|the sum
-a sum that is stored in another order|cuda/multicast.cuh|s/"f"\(__uint_as_float\(u32\(pack\.high\)\)\)/"f"(__uint_as_float(u32(pack.low)))/|the sum
+a sum that is stored in another order|cuda/multicast.cuh|s/"f"\(__uint_as_float\(pack\.word\[2\]\)\)/"f"(__uint_as_float(pack.word[0]))/|the sum
 sums by the address of one window|cuda/multicast.cuh|s/launch\.multicast \+ window_offset/launch.window + window_offset/|illegal address
 only the last rank is waited for|cuda/reduce.cuh|s/late = came\[r\] \? late : r;/late = came[kTogether - 1] ? late : r;/|the sum
 END
