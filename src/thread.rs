@@ -76,12 +76,12 @@ pub(crate) fn pause(duration: Duration) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::time::Instant;
 
     /// Has the kernel refuse a system call to this thread.
-    fn forbid(call: i64) {
+    pub(crate) fn forbid(call: i64) {
         let step =
             |code: u32, value: u32, no: u8| libc::sock_filter { code: code as u16, jt: 0, jf: no, k: value };
         let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;

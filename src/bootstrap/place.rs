@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
-use nix::fcntl::{open, AtFlags, Flock, FlockArg, OFlag};
+use nix::fcntl::{open, AtFlags, OFlag};
 use nix::sys::socket::{SockType, UnixAddr};
 use nix::sys::stat::{fstatat, FileStat, Mode, SFlag};
 use nix::unistd::{geteuid, linkat, unlinkat, UnlinkatFlags};
@@ -166,34 +166,35 @@ impl Directory {
     }
 
     fn stat(&self, name: &[u8]) -> nix::Result<FileStat> {
-        fstatat(&self.descriptor, OsStr::from_bytes(name), AtFlags::AT_SYMLINK_NOFOLLOW)
+        let name = OsStr::from_bytes(name);
+        uninterrupted(|| fstatat(&self.descriptor, name, AtFlags::AT_SYMLINK_NOFOLLOW))
     }
 
     fn remove(&self, name: &[u8]) -> nix::Result<()> {
-        unlinkat(&self.descriptor, OsStr::from_bytes(name), UnlinkatFlags::NoRemoveDir)
+        let name = OsStr::from_bytes(name);
+        match uninterrupted(|| unlinkat(&self.descriptor, name, UnlinkatFlags::NoRemoveDir)) {
+            // A call that was interrupted may have removed it.
+            Err(Errno::ENOENT) => Ok(()),
+            removed => removed,
+        }
     }
 
     /// Locks it against others who give and take names that are known beforehand.
-    fn lock(&self, deadline: &Deadline<'_>) -> Result<Flock<OwnedFd>> {
+    fn lock(&self, deadline: &Deadline<'_>) -> Result<Lock> {
         let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
         // A description of its own: locks of one do not exclude each other.
-        let own =
-            open(&self.path, flags, Mode::empty()).map_err(Error::system("open of the socket directory"))?;
-        let mut own = Some(own);
-        while let Some(descriptor) = own.take() {
+        let own = uninterrupted(|| open(&self.path, flags, Mode::empty()))
+            .map_err(Error::system("open of the socket directory"))?;
+        loop {
             let turn = deadline.turn();
-            match Flock::lock(descriptor, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(lock),
-                Err((descriptor, Errno::EAGAIN | Errno::EINTR)) if !turn.is_zero() => {
-                    own = Some(descriptor);
+            match flock(&own, libc::LOCK_EX | libc::LOCK_NB) {
+                Ok(()) => return Ok(Lock(own)),
+                Err(Errno::EAGAIN | Errno::EINTR) if !turn.is_zero() => {
                     thread::pause(RETRY_INTERVAL.min(turn));
                 }
-                Err((_, errno)) => {
-                    return Err(Error::System { call: "flock of the socket directory", errno })
-                }
+                Err(errno) => return Err(Error::System { call: "flock of the socket directory", errno }),
             }
         }
-        Err(Error::System { call: "flock of the socket directory", errno: Errno::EAGAIN })
     }
 
     fn is_socket(&self, name: &[u8]) -> bool {
@@ -257,6 +258,21 @@ impl Directory {
             }
         }
     }
+}
+
+/// A directory that is locked. Not nix's, which panics where the lock cannot be given back.
+struct Lock(OwnedFd);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // A fork of this process may hold the description. An error: then the lock goes with the last that does.
+        let _ = uninterrupted(|| flock(&self.0, libc::LOCK_UN));
+    }
+}
+
+fn flock(descriptor: &OwnedFd, operation: libc::c_int) -> nix::Result<()> {
+    // SAFETY: the descriptor is open for as long as it is borrowed; nothing else is passed but a number.
+    Errno::result(unsafe { libc::flock(descriptor.as_raw_fd(), operation) }).map(drop)
 }
 
 impl Name {
@@ -388,6 +404,24 @@ mod tests {
         assert_eq!(names(&folder), 1);
         drop(second);
         assert_eq!(names(&folder), 0);
+    }
+
+    #[test]
+    fn one_locks_a_directory_at_a_time() {
+        let folder = Folder::new();
+        let [(_, first), (_, second)] = [directory(folder.path()), directory(folder.path())];
+        let lock = first.lock(&Deadline::after(LIMIT)).unwrap();
+        let refused = second.lock(&Deadline::after(Duration::from_millis(10))).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::System { errno: Errno::EAGAIN, .. }), "{refused}");
+        drop(lock);
+        let lock = second.lock(&Deadline::after(LIMIT)).unwrap();
+        // Where it cannot be given back it goes with its descriptor.
+        let forbidding = std::thread::spawn(move || {
+            thread::tests::forbid(libc::SYS_flock);
+            drop(lock);
+        });
+        forbidding.join().unwrap();
+        drop(first.lock(&Deadline::after(LIMIT)).unwrap());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What goes wrong, on purpose: ranks that disagree, leave, die or fork. Nothing hangs, and nothing wrong is returned as right.
 
+mod alarms;
 mod alone;
 mod cycles;
 mod departures;
