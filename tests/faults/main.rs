@@ -18,9 +18,6 @@ mod messages;
 mod panics;
 mod paused;
 mod pool;
-#[path = "../conformance/suite/random.rs"]
-#[allow(dead_code)]
-mod random;
 mod rank;
 mod recovery;
 mod registered;
@@ -31,3 +28,5 @@ mod tier;
 mod together;
 mod watching;
 mod world;
+
+use fast_allreduce_oracle::random;
