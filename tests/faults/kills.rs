@@ -49,8 +49,8 @@ struct Found {
 }
 
 fn rounds(algorithm: Algorithm) {
-    // In 40 each fault comes twice.
-    let rounds = tier::rounds(&format!("kills, {algorithm}"), 200, 40);
+    // In 20 each fault comes.
+    let rounds = tier::rounds(&format!("kills, {algorithm}"), 200, 20);
     let mut random = Random::new(&format!("kills, {algorithm}"));
     let (mut pool, mut found) = (Pool::default(), Found::default());
     for round in 0..rounds {
