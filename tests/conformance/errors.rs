@@ -137,49 +137,61 @@ fn ranks_that_disagree_are_told() {
     }
 }
 
+/// Of each wait of a rank for one that does not call.
+const SHORT: Duration = Duration::from_millis(700);
+
 #[test]
 fn a_rank_that_does_not_call_is_named_in_time() {
-    const SHORT: Duration = Duration::from_millis(700);
     let cases = Algorithm::ALL.into_iter().flat_map(|algorithm| [1, 2000].map(|count| (algorithm, count)));
-    for ((algorithm, count), number) in cases.zip(0usize..) {
-        let absent = number % 3;
-        let errors = threads(3, |rank| {
-            let workers = 1 + number / 2 % 2;
-            let communicator = Setup { timeout: SHORT, workers, ..Setup::with(algorithm) }.build(&rank);
-            let mut data = vec![1u64; count];
-            for _ in 0..5 {
-                communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+    let cases: Vec<_> = cases.zip(0usize..).collect();
+    // A few worlds side by side, as they sleep most of the time.
+    for some in cases.chunks(4) {
+        std::thread::scope(|scope| {
+            for &((algorithm, count), number) in some {
+                scope.spawn(move || a_rank_does_not_call(algorithm, count, number));
             }
-            if rank.rank() == absent {
-                // Present at the bootstrap all the while.
-                std::thread::sleep(2 * SHORT + SHORT / 2);
-                return None;
-            }
-            let started = Instant::now();
-            let error = communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
-            let waited = started.elapsed();
-            // One that waits for a rank which gave up hears of it before its own time is up.
-            assert!(waited >= SHORT / 2 && waited < 2 * SHORT, "{algorithm}: {waited:?}");
-            // Poisoned: the same error at once.
-            let again = Instant::now();
-            assert_eq!(communicator.all_reduce_in_place(&mut data, ReduceOp::Max), Err(error.clone()));
-            assert_eq!(communicator.all_reduce(&[1u8], &mut [0], ReduceOp::Max), Err(error.clone()));
-            assert_eq!(communicator.alloc::<u8>(1).unwrap_err(), error);
-            assert_eq!(communicator.barrier(), Err(error.clone()));
-            assert!(again.elapsed() < SHORT / 2);
-            Some(error)
         });
-        let context = format!("{algorithm}, {count} elements, rank {absent} does not call: {errors:?}");
-        for error in errors.iter().flatten() {
-            let Error::Timeout { operation: "all_reduce", epoch, missing, waited: SHORT, last_seen } = error
-            else {
-                panic!("{context}")
-            };
-            // Five calls came before.
-            assert!(*epoch >= 6, "{context}");
-            assert_eq!(*missing, [absent], "{context}");
-            assert!(last_seen.contains("came back from call 5, all_reduce"), "{context}");
+    }
+}
+
+fn a_rank_does_not_call(algorithm: Algorithm, count: usize, number: usize) {
+    let absent = number % 3;
+    let errors = threads(3, |rank| {
+        let workers = 1 + number / 2 % 2;
+        let communicator = Setup { timeout: SHORT, workers, ..Setup::with(algorithm) }.build(&rank);
+        let mut data = vec![1u64; count];
+        for _ in 0..5 {
+            communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
         }
+        if rank.rank() == absent {
+            // Present at the bootstrap all the while.
+            std::thread::sleep(2 * SHORT + SHORT / 2);
+            return None;
+        }
+        let started = Instant::now();
+        let error = communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+        let waited = started.elapsed();
+        // One that waits for a rank which gave up hears of it before its own time is up.
+        assert!(waited >= SHORT / 2 && waited < 2 * SHORT, "{algorithm}: {waited:?}");
+        // Poisoned: the same error at once.
+        let again = Instant::now();
+        assert_eq!(communicator.all_reduce_in_place(&mut data, ReduceOp::Max), Err(error.clone()));
+        assert_eq!(communicator.all_reduce(&[1u8], &mut [0], ReduceOp::Max), Err(error.clone()));
+        assert_eq!(communicator.alloc::<u8>(1).unwrap_err(), error);
+        assert_eq!(communicator.barrier(), Err(error.clone()));
+        assert!(again.elapsed() < SHORT / 2);
+        Some(error)
+    });
+    let context = format!("{algorithm}, {count} elements, rank {absent} does not call: {errors:?}");
+    for error in errors.iter().flatten() {
+        let Error::Timeout { operation: "all_reduce", epoch, missing, waited: SHORT, last_seen } = error
+        else {
+            panic!("{context}")
+        };
+        // Five calls came before.
+        assert!(*epoch >= 6, "{context}");
+        assert_eq!(*missing, [absent], "{context}");
+        assert!(last_seen.contains("came back from call 5, all_reduce"), "{context}");
     }
 }
 

@@ -25,8 +25,8 @@ mod rms_norm;
 mod symmetric;
 mod typed;
 
-/// All cases where ranks are threads; elsewhere, where the kernels are the same, the first two sizes of each, and of its calls
-/// one in three.
+/// All cases where ranks are threads; elsewhere, where the kernels are the same, the first sizes of each, and of its calls one in
+/// three.
 mod worlds {
     use crate::host::HostDevice;
     use crate::suite::world::Launched;
@@ -38,12 +38,12 @@ mod worlds {
 
     mod local_threads {
         use crate::suite::launch::LocalThreads;
-        conformance! { |_| super::Launched::some(LocalThreads, super::HostDevice::default(), 2, 3) }
+        conformance! { |test| super::Launched::beside(test, LocalThreads, super::HostDevice::default()) }
     }
 
     mod local_processes {
         use crate::suite::launch::LocalProcesses;
-        conformance! { |test| super::Launched::some(LocalProcesses::new(test), super::HostDevice::default(), 2, 3) }
+        conformance! { |test| super::Launched::beside(test, LocalProcesses::new(test), super::HostDevice::default()) }
     }
 
     /// Messages are read in the sender's process, whatever their size; and never.
@@ -51,7 +51,7 @@ mod worlds {
         use crate::suite::launch::LocalProcesses;
         conformance! { |test| {
             let processes = LocalProcesses::new(test).with("FAST_ALLREDUCE_DIRECT_READS", "1");
-            super::Launched::some(processes, super::HostDevice::default(), 2, 3)
+            super::Launched::beside(test, processes, super::HostDevice::default())
         }; every_collective every_small_count_of_collectives every_boundary_of_collectives
             every_placement_of_collectives all_collectives_at_random }
     }

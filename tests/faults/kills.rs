@@ -15,8 +15,10 @@ const SHORT: Duration = Duration::from_millis(800);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// SIGKILL, from when the ranks have met: while they make their communicators, and in calls.
+    /// SIGKILL in calls.
     Kill,
+    /// SIGKILL soon after the ranks have met: it takes milliseconds to make a communicator and a buffer.
+    KillSoon,
     /// SIGKILL by itself after a fork, which lives on.
     ForkThenKill,
     /// A normal end with the communicator open.
@@ -31,7 +33,8 @@ impl Fault {
     /// Of each 20 rounds 11 are kills; the one that takes its time is rare.
     fn of_round(round: usize) -> Self {
         match round % 20 {
-            0..=10 => Self::Kill,
+            0 | 2 | 4 | 6 | 8 | 10 => Self::Kill,
+            1 | 3 | 5 | 7 | 9 => Self::KillSoon,
             11 => Self::ForkThenKill,
             12 | 13 => Self::Exit,
             14..=18 => Self::Pause,
@@ -49,8 +52,8 @@ struct Found {
 }
 
 fn rounds(algorithm: Algorithm) {
-    // In 40 each fault comes twice.
-    let rounds = tier::rounds(&format!("kills, {algorithm}"), 200, 40);
+    // In 20 each fault comes.
+    let rounds = tier::rounds(&format!("kills, {algorithm}"), 200, 20);
     let mut random = Random::new(&format!("kills, {algorithm}"));
     let (mut pool, mut found) = (Pool::default(), Found::default());
     for round in 0..rounds {
@@ -88,7 +91,7 @@ fn one_round(
     found: &mut Found,
 ) -> Vec<(usize, Outcome)> {
     let (common, odd) = match fault {
-        Fault::Kill | Fault::Stop => (Part::Endless, Part::Endless),
+        Fault::Kill | Fault::KillSoon | Fault::Stop => (Part::Endless, Part::Endless),
         Fault::ForkThenKill => (Part::Endless, Part::Fork(random.below(30))),
         Fault::Exit => (Part::Endless, Part::Exit(random.below(30))),
         Fault::Pause => (Part::Calls(40), Part::Calls(40)),
@@ -101,10 +104,9 @@ fn one_round(
     let moment = Duration::from_micros(random.below(20_000) as u64);
     let mut killed_at = None;
     match fault {
-        Fault::Kill => {
+        Fault::Kill | Fault::KillSoon => {
             ranks[victim].told("met");
-            // Half of them soon: it takes milliseconds to make a communicator and a buffer.
-            if random.one_in(2) {
+            if fault == Fault::KillSoon {
                 std::thread::sleep(moment / 5);
             } else {
                 ranks[victim].told("ready");
@@ -172,11 +174,13 @@ fn as_it_must(fault: Fault, is_victim: bool, victim: usize, outcome: &Outcome) -
         // It may find that it was late itself, or only that the others have gone.
         Fault::Stop if is_victim => outcome.kind != "ok" && outcome.built,
         Fault::Stop => outcome.kind == "timeout" && outcome.built,
-        Fault::Kill | Fault::ForkThenKill | Fault::Exit if outcome.built => {
+        Fault::Kill | Fault::KillSoon | Fault::ForkThenKill | Fault::Exit if outcome.built => {
             outcome.kind == "lost" && outcome.named == [victim]
         }
         // While they meet, another rank may be the first to find it, and then is named as who failed, for that reason.
-        Fault::Kill | Fault::ForkThenKill | Fault::Exit => outcome.text.contains(&format!("rank {victim}")),
+        Fault::Kill | Fault::KillSoon | Fault::ForkThenKill | Fault::Exit => {
+            outcome.text.contains(&format!("rank {victim}"))
+        }
     }
 }
 

@@ -19,9 +19,6 @@ mod messages;
 mod panics;
 mod paused;
 mod pool;
-#[path = "../conformance/suite/random.rs"]
-#[allow(dead_code)]
-mod random;
 mod rank;
 mod recovery;
 mod registered;
@@ -32,3 +29,5 @@ mod tier;
 mod together;
 mod watching;
 mod world;
+
+use fast_allreduce_oracle::random;

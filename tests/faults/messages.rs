@@ -204,29 +204,34 @@ fn abort_ends_a_receive() {
 /// Ranks that have made different numbers of calls still find who is absent from one of all.
 #[test]
 fn who_is_absent_after_messages_of_some() {
-    for algorithm in Algorithm::ALL {
-        let errors = threads(
-            4,
-            |_| builder().timeout(SHORT).algorithm(algorithm),
-            |communicator| {
-                let rank = communicator.rank();
-                let mut data = [0u8; 10];
-                for _ in 0..rank % 2 * 3 {
-                    communicator.send_recv(&[1; 10], 4 - rank, &mut data, 4 - rank, 0).unwrap();
-                }
-                if rank == 2 {
-                    std::thread::sleep(2 * SHORT);
-                    return None;
-                }
-                // One rank gives up before those that wait for it: what it has not got, it does not pass on.
-                std::thread::sleep(Duration::from_millis(20 * (rank as u64 % 2)));
-                Some(communicator.all_reduce_in_place(&mut [1f32; 1000], ReduceOp::Sum).unwrap_err())
-            },
-        );
-        for error in errors.into_iter().flatten() {
-            let Error::Timeout { missing, .. } = &error else { panic!("{algorithm}: {error}") };
-            assert_eq!(*missing, [2], "{algorithm}: {error}");
-        }
+    // Side by side, as they sleep most of the time.
+    std::thread::scope(|scope| {
+        Algorithm::ALL.into_iter().for_each(|algorithm| drop(scope.spawn(move || who_is_absent(algorithm))));
+    });
+}
+
+fn who_is_absent(algorithm: Algorithm) {
+    let errors = threads(
+        4,
+        |_| builder().timeout(SHORT).algorithm(algorithm),
+        |communicator| {
+            let rank = communicator.rank();
+            let mut data = [0u8; 10];
+            for _ in 0..rank % 2 * 3 {
+                communicator.send_recv(&[1; 10], 4 - rank, &mut data, 4 - rank, 0).unwrap();
+            }
+            if rank == 2 {
+                std::thread::sleep(2 * SHORT);
+                return None;
+            }
+            // One rank gives up before those that wait for it: what it has not got, it does not pass on.
+            std::thread::sleep(Duration::from_millis(20 * (rank as u64 % 2)));
+            Some(communicator.all_reduce_in_place(&mut [1f32; 1000], ReduceOp::Sum).unwrap_err())
+        },
+    );
+    for error in errors.into_iter().flatten() {
+        let Error::Timeout { missing, .. } = &error else { panic!("{algorithm}: {error}") };
+        assert_eq!(*missing, [2], "{algorithm}: {error}");
     }
 }
 

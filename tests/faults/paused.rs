@@ -15,11 +15,6 @@ const PAUSE: Duration = Duration::from_secs(6);
 /// An algorithm, what each rank tells before it is stopped, and the parts by rank.
 type World<'a> = (Algorithm, &'a str, &'a [Part]);
 
-/// Of worlds side by side, as they sleep most of the time.
-fn paused(worlds: &[World]) {
-    std::thread::scope(|scope| worlds.iter().for_each(|world| drop(scope.spawn(|| paused_in(world)))));
-}
-
 /// Stops all ranks once each has told its word and some wait for the one that is late; all go on as if nothing had been.
 fn paused_in(&(algorithm, word, parts): &World) {
     let mut pool = Pool::default();
@@ -36,28 +31,21 @@ fn paused_in(&(algorithm, word, parts): &World) {
     }
 }
 
+/// While they make a communicator, shrink one, and call: worlds side by side, as they sleep most of the time.
 #[test]
-fn ranks_that_make_a_communicator() {
-    paused(&[
+fn ranks_go_on_as_if_nothing_had_been() {
+    let calling = [Part::Half(8), Part::LateHalf(8), Part::Half(8)];
+    let worlds: [World; 6] = [
         (Algorithm::TwoShotPull, "met", &[Part::Calls(3), Part::Late(3)]),
         (Algorithm::TwoShotPull, "met", &[Part::Late(3), Part::Calls(3), Part::Calls(3)]),
-    ]);
-}
-
-#[test]
-fn ranks_that_shrink() {
-    // The first serves the meeting.
-    paused(&[
+        // The first serves the meeting.
         (Algorithm::TwoShotPull, "shrinking", &[Part::Shrink(3), Part::LateShrink(3), Part::Shrink(3)]),
         (Algorithm::TwoShotPull, "shrinking", &[Part::LateShrink(3), Part::Shrink(3)]),
-    ]);
-}
-
-/// Allreduces mostly, gathers and messages too: what the seed draws.
-#[test]
-fn ranks_in_calls() {
-    let parts = [Part::Half(8), Part::LateHalf(8), Part::Half(8)];
-    paused(&[(Algorithm::OneShotPull, "half", &parts), (Algorithm::OneShotPush, "half", &parts)]);
+        // Allreduces mostly, gathers and messages too: what the seed draws.
+        (Algorithm::OneShotPull, "half", &calling),
+        (Algorithm::OneShotPush, "half", &calling),
+    ];
+    std::thread::scope(|scope| worlds.iter().for_each(|world| drop(scope.spawn(|| paused_in(world)))));
 }
 
 /// The ranks that wait hear each other out before they name one, and may not sleep meanwhile.

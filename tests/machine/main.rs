@@ -3,9 +3,6 @@
 #[path = "../conformance/suite/launch.rs"]
 #[allow(dead_code)]
 mod launch;
-#[path = "../conformance/suite/random.rs"]
-#[allow(dead_code)]
-mod random;
 #[macro_use]
 #[path = "../runner/mod.rs"]
 mod runner;
@@ -20,6 +17,8 @@ mod large;
 mod stalled;
 mod targets;
 mod users;
+
+use fast_allreduce_oracle::random;
 
 fn main() -> std::process::ExitCode {
     let modules = [

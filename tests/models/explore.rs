@@ -13,8 +13,11 @@ pub const RACE: &str = "Causality violation";
 /// What it says when no thread gets any further.
 pub const HANG: &str = "maximum number of branches";
 
-/// Of a model of three ranks, and by default of any, to bound the time; loom looks every 20,000.
-const MOST_EXECUTIONS: usize = 30_000;
+/// Of a model of three ranks, and of one with a planted bug within a bound, to bound the time.
+const MOST_EXECUTIONS: usize = 40_000;
+
+/// Of any model by default.
+const QUICK_EXECUTIONS: usize = 10_000;
 
 fn explore(
     preemptions: Option<usize>,
@@ -28,6 +31,8 @@ fn explore(
     // Longer than any execution in which somebody still gets further.
     builder.max_branches = 3000;
     builder.max_permutations = most;
+    // Where loom looks whether these are the most.
+    builder.checkpoint_interval = QUICK_EXECUTIONS;
     builder.check(move || {
         counter.fetch_add(1, Ordering::Relaxed);
         model();
@@ -35,27 +40,29 @@ fn explore(
     executions.load(Ordering::Relaxed)
 }
 
-/// Holds in every execution; by default, in the first ones, as many as within a bound. It says so.
+/// Holds in every execution; by default, in the first [`QUICK_EXECUTIONS`]. It says so.
 pub fn exhaustively(model: impl Fn() + Send + Sync + 'static) {
-    let most = (!tier::is_full()).then_some(MOST_EXECUTIONS);
-    let executions = explore(None, most, model);
-    // Loom stops one short.
-    if most.is_some_and(|most| executions + 1 >= most) {
-        let test = std::thread::current().name().unwrap_or("a model").to_owned();
-        tier::left_out(&format!("{test}: the first {executions} executions"));
-    } else {
-        println!("{executions} executions, all there are");
-    }
-    assert!(executions > 1, "a model without a choice");
+    holds(None, None, model);
 }
 
 /// Holds in every execution with at most so many preemptions, or in the first of them if there are more than
-/// [`MOST_EXECUTIONS`]. It says which.
+/// [`MOST_EXECUTIONS`], by default [`QUICK_EXECUTIONS`]. It says which.
 pub fn within(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
-    let executions = explore(Some(preemptions), Some(MOST_EXECUTIONS), model);
+    holds(Some(preemptions), Some(MOST_EXECUTIONS), model);
+}
+
+fn holds(preemptions: Option<usize>, all: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+    let most = if tier::is_full() { all } else { Some(QUICK_EXECUTIONS) };
+    let executions = explore(preemptions, most, model);
     // Loom stops one short.
-    let all = if executions + 1 < MOST_EXECUTIONS { "all" } else { "not all" };
-    println!("{executions} executions, {all} with up to {preemptions} preemptions");
+    let is_cut = most.is_some_and(|most| executions + 1 >= most);
+    if is_cut && !tier::is_full() {
+        let test = std::thread::current().name().unwrap_or("a model").to_owned();
+        tier::left_out(&format!("{test}: the first {executions} executions"));
+    }
+    let all = if is_cut { "not all" } else { "all" };
+    let bound = preemptions.map_or(String::new(), |most| format!(" with up to {most} preemptions"));
+    println!("{executions} executions, {all} there are{bound}");
     assert!(executions > 1, "a model without a choice");
 }
 

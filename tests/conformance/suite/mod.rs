@@ -6,16 +6,12 @@
 //! | `scenario.rs` | a scenario: how communicators are made, messages, and which of them is reduced from where, call by call |
 //! | `world.rs` | a world under test: how ranks come to be (`Launch`), on which device (`Device`) |
 //! | `ranks.rs` | the ranks that one thread drives: their memory, the call, and the comparison of what comes of it |
-//! | `collective.rs` | which collective, with what each rank tells of it, and its in-place form |
-//! | `message.rs` | a collective's inputs and expected outputs |
-//! | `oracle.rs`, `ofp8.rs`, `order.rs` | what is expected of an element; of 8-bit floats; of the algorithms that have an order of their own |
-//! | `rows.rs`, `quantised_rows.rs` | sums with a residual and an RMSNorm, and rows as numbers of 8 and 4 bits: what is expected, and a call that is compared |
-//! | `quantized.rs` | sums with quantised transport, likewise |
-//! | `launch.rs`, `random.rs` | threads and processes; numbers from a printed seed |
+//! | `launch.rs` | threads and processes |
 //! | `tier.rs` | how much of a test is run |
+//! | `tests/oracle` | inputs and expected outputs: a crate of its own, which is optimised |
 //!
 //! **A new world** is a `Launch`, a `Device` or, where one thread drives all ranks, a `Ranks`; and a line `conformance!` that names
-//! it. **A new collective** is a `Collective`, its expected outputs in `message.rs`, its call in each `Ranks`, and cases.
+//! it. **A new collective** is a `Collective`, its expected outputs in the oracle's `message.rs`, its call in each `Ranks`, and cases.
 //!
 //! **Nothing is left out.** Each case says how many steps its scenario has, apart from the loops that make them; every rank counts
 //! those that it has made. A rank that is a process tells of the world that it has run.
@@ -24,20 +20,16 @@
 //! follows. Inputs come from a seed that every test prints; `FAST_ALLREDUCE_TEST_SEED` sets it.
 
 pub mod cases;
-pub mod collective;
 pub mod launch;
-pub mod message;
-pub mod ofp8;
-pub mod oracle;
-pub mod order;
-pub mod quantised_rows;
-pub mod quantized;
-pub mod random;
 pub mod ranks;
-pub mod rows;
 pub mod scenario;
 pub mod tier;
 pub mod world;
+
+#[allow(unused_imports)] // Each target uses a part of it.
+pub use fast_allreduce_oracle::{
+    collective, message, ofp8, oracle, order, quantised_rows, quantized, random, rows,
+};
 
 /// Gives the names of all cases to a macro, behind an expression.
 #[macro_export]

@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use fast_allreduce::{DType, Plan, Result};
 
-use super::message::MemoryKind;
-use super::message::{Message, Placement};
+use super::message::{poison, MemoryKind, Message, Placement};
 
 /// Input or output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,8 +96,7 @@ fn try_check<R: Ranks>(
             assert!(place.offset * size <= OFFSETS, "an offset that there is no room for");
             ranks.base(rank, place.kind, side) + (GUARD + place.offset * size) as u64
         };
-        // Wrong in every byte.
-        let poison: Vec<u8> = message.expected(rank).iter().map(|byte| !byte).collect();
+        let poison = poison(message.expected(rank));
         let memory = address(placement.input, Side::Input);
         let (input, output) = match (placement.output, message.in_place(rank)) {
             (None, Some((input, output))) => {

@@ -56,6 +56,15 @@ impl<L: Launch, D: Device> Launched<L, D> {
         Self::some(launch, device, 3, 3)
     }
 
+    /// Where the kernels are those of another world: two sizes of each case in CI, by default one, and one in three calls.
+    pub fn beside(test: &str, launch: L, device: D) -> Self {
+        if tier::is_full() {
+            return Self::some(launch, device, 2, 3);
+        }
+        tier::left_out(&format!("{test}: 1 of 2 sizes"));
+        Self::some(launch, device, 1, 3)
+    }
+
     /// Where the kernels are those of another world, and less is enough.
     pub fn some(launch: L, device: D, most_sizes: usize, thin: usize) -> Self {
         Self { launch, device, most_sizes, thin }

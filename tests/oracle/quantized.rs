@@ -3,10 +3,11 @@
 
 use fast_allreduce::{Collective, DType, QuantizedTransport, ReduceOp, Transport};
 
-use super::ofp8::E4M3;
-use super::oracle;
-use super::random::{elements, Random, Values};
-use super::rows::{bytes_of, framed, poison, values_of, Caller, GUARD};
+use crate::message::poison;
+use crate::ofp8::E4M3;
+use crate::oracle;
+use crate::random::{elements, Random, Values};
+use crate::rows::{bytes_of, framed, values_of, Caller, GUARD};
 
 const GROUP: usize = 32;
 

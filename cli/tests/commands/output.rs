@@ -1,8 +1,6 @@
 //! What cannot be written is not a success: a full device, a descriptor that is closed or read-only, a reader that has
 //! gone.
 
-mod program;
-
 use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -11,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use nix::sys::signal::Signal;
 
-use program::{program, text};
+use crate::program::{program, text};
 
 /// Everything that writes to standard output.
 fn everything() -> Vec<String> {

@@ -2,8 +2,8 @@
 
 use fast_allreduce::{DType, RawQuantizedRows, ScaleLayout, Scaling};
 
-use super::ofp8::{Ofp8, E4M3};
-use super::rows::poison;
+use crate::message::poison;
+use crate::ofp8::{Ofp8, E4M3};
 
 /// What rows become.
 #[derive(Debug, Clone, Copy)]

@@ -1,16 +1,14 @@
 //! Ranks are processes: none is left, whatever ends the run, and what ended it is said.
 
-mod program;
-
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use crate::program::{program, text, Busy};
 use fast_allreduce::bootstrap::UniqueId;
 use nix::sys::signal::{kill, killpg, signal, SigHandler, Signal};
 use nix::unistd::Pid;
-use program::{program, text, Busy};
 
 /// More calls than anybody waits for.
 const ENDLESS: &str = "bench --ranks 3 -b 1K -e 1K -n 1000000000000 --timeout 2";

@@ -1,11 +1,9 @@
 //! What `compare` prints, whom it leaves out, and the pages of `--report`.
 
-mod program;
-
 use std::fs;
 use std::path::PathBuf;
 
-use program::{results, run, text};
+use crate::program::{results, run, text};
 use serde_json::Value;
 
 const SMALL: &str = "--ranks 2 -b 1K -e 4K -n 20 --rounds 2";

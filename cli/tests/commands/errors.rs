@@ -1,8 +1,6 @@
 //! What cannot be is refused with one line and exit status 2.
 
-mod program;
-
-use program::{run, text};
+use crate::program::{run, text};
 
 fn refused(arguments: &str, facts: &[&str]) {
     let output = run(arguments);

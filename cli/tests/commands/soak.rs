@@ -1,14 +1,12 @@
 //! `soak`: what it says of a short run, that runs can be replayed, and how it ends.
 
-mod program;
-
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
+use crate::program::{program, results, run, text, wait_until, Busy};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
-use program::{program, results, run, text, wait_until, Busy};
 use serde_json::Value;
 
 fn json(arguments: &str) -> Value {

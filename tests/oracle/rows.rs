@@ -6,9 +6,10 @@ use std::borrow::Cow;
 use fast_allreduce::{Collective, DType, Epilogue, RawRmsNorm, ReduceOp, Result, ScaleLayout, Scaling};
 use half::{bf16, f16};
 
-use super::oracle;
-use super::quantised_rows::Becomes;
-use super::random::{elements, Random, Values};
+use crate::message::poison;
+use crate::oracle;
+use crate::quantised_rows::Becomes;
+use crate::random::{elements, Random, Values};
 
 /// A message of rows, with what comes of it.
 pub struct Rows {
@@ -298,18 +299,13 @@ pub struct Prepared<'a> {
     after: Vec<(u64, Cow<'a, [u8]>)>,
 }
 
-pub(super) const GUARD: usize = 64;
+pub(crate) const GUARD: usize = 64;
 
-pub(super) fn framed(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn framed(bytes: &[u8]) -> Vec<u8> {
     [&[0xC3; GUARD], bytes, &[0xC3; GUARD]].concat()
 }
 
-/// Wrong in every byte.
-pub(super) fn poison(bytes: &[u8]) -> Vec<u8> {
-    bytes.iter().map(|byte| !byte).collect()
-}
-
-pub(super) fn values_of(dtype: DType, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+pub(crate) fn values_of(dtype: DType, bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
     bytes.chunks(dtype.size()).map(move |element| match dtype {
         DType::F16 => f16::from_le_bytes([element[0], element[1]]).to_f32(),
         DType::Bf16 => bf16::from_le_bytes([element[0], element[1]]).to_f32(),
@@ -318,7 +314,7 @@ pub(super) fn values_of(dtype: DType, bytes: &[u8]) -> impl Iterator<Item = f32>
 }
 
 /// Rounded once. A NaN is the canonical one.
-pub(super) fn bytes_of(dtype: DType, value: f32) -> Vec<u8> {
+pub(crate) fn bytes_of(dtype: DType, value: f32) -> Vec<u8> {
     match dtype {
         DType::F16 if value.is_nan() => vec![0xFF, 0x7F],
         DType::Bf16 if value.is_nan() => vec![0xFF, 0x7F],

@@ -4,7 +4,7 @@
 use fast_allreduce::{DType, ReduceOp, MAX_RANKS};
 use half::{bf16, f16};
 
-use super::ofp8::{Ofp8, E4M3, E5M2};
+use crate::ofp8::{Ofp8, E4M3, E5M2};
 
 /// A rank's part of a premultiplied sum, of which each rank has a scale of its own; any other operation as it is.
 pub fn of_rank(op: ReduceOp, rank: usize) -> ReduceOp {

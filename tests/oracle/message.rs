@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use fast_allreduce::{DType, Direction, ReduceOp};
 
-pub use super::collective::Collective;
-use super::oracle;
-use super::order::Order;
-use super::random::{elements, Random, Values};
+pub use crate::collective::Collective;
+use crate::oracle;
+use crate::order::Order;
+use crate::random::{elements, Random, Values};
 
 /// One call of a collective: what each rank puts in, and what must come out.
 pub struct Message {
@@ -153,8 +153,13 @@ fn expected(collective: &Collective, dtype: DType, count: usize, inputs: &[Vec<u
     by_rank.into_iter().map(Arc::from).collect()
 }
 
-fn is_send_of(item: &super::collective::Item, receiver: usize, number: usize) -> bool {
+fn is_send_of(item: &crate::collective::Item, receiver: usize, number: usize) -> bool {
     item.direction == Direction::Send && item.peer == receiver && item.number == number
+}
+
+/// What is in an output before the call: wrong in every byte.
+pub fn poison(expected: &[u8]) -> Vec<u8> {
+    expected.iter().map(|byte| !byte).collect()
 }
 
 /// What memory a side of a call is.

@@ -1,15 +1,13 @@
 //! `tune` writes a file that `bench` and `plan` take; a file that is damaged, of another machine, or not that of the other ranks
 //! is refused.
 
-mod program;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use crate::program::{program, results, run, text};
 use fast_allreduce::bootstrap::UniqueId;
 use fast_allreduce::plan::{Choice, DeviceKind, Machine, PlannedCall, Step, Table, Tuning};
 use fast_allreduce::Algorithm;
-use program::{program, results, run, text};
 
 /// A folder that goes with the test.
 struct Folder(PathBuf);

@@ -2,7 +2,7 @@
 
 use fast_allreduce::{Algorithm, DType, Plan, ReduceOp, MAX_RANKS};
 
-use super::oracle::{bits, multiplied, reduce_element};
+use crate::oracle::{bits, multiplied, reduce_element};
 
 /// As the documentation of [`Algorithm`] and the kernels' opening comments have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,6 @@
 //! What `completions` and `man` print: all commands and options are in it.
 
-mod program;
-
-use program::{results, run, text};
+use crate::program::{results, run, text};
 
 #[test]
 fn completions_of_each_shell_name_the_commands() {

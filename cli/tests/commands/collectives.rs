@@ -1,8 +1,6 @@
 //! `bench --collective`: that every collective is right, what it says of sizes and bandwidths, and what it leaves out.
 
-mod program;
-
-use program::results;
+use crate::program::results;
 use serde_json::Value;
 
 const ALL: [&str; 12] = [

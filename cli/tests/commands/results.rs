@@ -1,8 +1,6 @@
 //! What `bench` prints, in each of its formats, and that what it measures is right.
 
-mod program;
-
-use program::{results, run, text};
+use crate::program::{results, run, text};
 use serde_json::Value;
 
 /// The rows of a table, split into words.

@@ -2,8 +2,8 @@
 
 use fast_allreduce::{Collective as Call, DType, Direction, ReduceOp, Transfer};
 
-use super::oracle::of_rank;
-use super::random::Random;
+use crate::oracle::of_rank;
+use crate::random::Random;
 
 /// The most messages of a group: fewer than a call takes, also where a rank has both sides of each.
 const GROUP: usize = 24;

@@ -1,12 +1,10 @@
 //! Where ranks run and where they meet: bound to cores by default, where they fit, and the header says so.
 
-mod program;
-
 use std::process::Command;
 
+use crate::program::{program, text};
 use nix::sched::{sched_getaffinity, sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
-use program::{program, text};
 
 fn config(command: &mut Command) -> serde_json::Value {
     let output = command.output().unwrap();

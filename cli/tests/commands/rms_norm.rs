@@ -1,8 +1,6 @@
 //! `--collective all_reduce_rms_norm` of bench and compare: that every way is right, what is printed, and what is refused.
 
-mod program;
-
-use program::{results, run, text};
+use crate::program::{results, run, text};
 use serde_json::Value;
 
 const SMALL: &str = "--collective all_reduce_rms_norm --hidden 700,64 --rows 1,5";

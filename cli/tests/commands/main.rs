@@ -1,0 +1,15 @@
+//! The real program, command by command. One target, so that tests which wait do so beside others.
+
+mod collectives;
+mod compare;
+mod errors;
+mod manual;
+mod output;
+mod placement;
+mod processes;
+#[path = "../program/mod.rs"]
+mod program;
+mod results;
+mod rms_norm;
+mod soak;
+mod tune;
