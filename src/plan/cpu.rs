@@ -14,19 +14,17 @@ pub enum CpuMake {
     Intel,
 }
 
-/// What the choice between them was made by: what two ranks of a world have measured.
+/// What the choice between them was made by: what two ranks of a world have measured. Not by what a copy takes: in relation to that
+/// a line takes as long on CPUs of both makes (docs/tuning.md).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
     /// From the store of one rank to the load by which another sees it, in nanoseconds.
     pub line_ns: f64,
-    /// A copy of 1 KiB within the caches of a core, in nanoseconds.
-    pub copy_ns: f64,
 }
 
 impl CpuMake {
-    /// How many KiB a core copies while a line goes from core to core: 5 where AMD's table was measured. Where Intel's was, an
-    /// allreduce of 4 KiB took 4 times as long, and so about 20.
-    const LINES_APART: f64 = 10.0;
+    /// Between what a line takes where AMD's table was measured, 42 to 57, and where Intel's is the faster, 114 to 137.
+    const MOST_NEAR_NS: f64 = 80.0;
 
     /// By the name of its CPU.
     pub fn of(machine: &Machine) -> Self {
@@ -36,10 +34,10 @@ impl CpuMake {
         }
     }
 
-    /// The one whose costs are more like these. A two-shot has a barrier more than a one-shot, which costs transfers of lines, and it
-    /// saves copying: so the size from which on it is faster grows with the ratio of the two.
+    /// The one whose costs are more like these. A two-shot has a barrier more than a one-shot, which costs transfers of lines: so the
+    /// size from which on it is faster grows with what one takes.
     pub fn by(costs: &Costs) -> Self {
-        match costs.line_ns > Self::LINES_APART * costs.copy_ns {
+        match costs.line_ns > Self::MOST_NEAR_NS {
             true => Self::Intel,
             false => Self::Amd,
         }
@@ -56,17 +54,14 @@ impl CpuMake {
 
 impl Costs {
     /// As ranks send them.
-    pub(crate) fn to_bytes(self) -> [u8; 16] {
-        let (line, copy) = (self.line_ns.to_le_bytes(), self.copy_ns.to_le_bytes());
-        std::array::from_fn(|index| if index < 8 { line[index] } else { copy[index - 8] })
+    pub(crate) fn to_bytes(self) -> [u8; 8] {
+        self.line_ns.to_le_bytes()
     }
 
     /// `None` for what is no cost.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (line, copy) = bytes.split_first_chunk()?;
-        let (line_ns, copy_ns) = (f64::from_le_bytes(*line), f64::from_le_bytes(copy.try_into().ok()?));
-        let is_cost = |ns: f64| ns.is_finite() && ns > 0.0;
-        (is_cost(line_ns) && is_cost(copy_ns)).then_some(Self { line_ns, copy_ns })
+        let line_ns = f64::from_le_bytes(bytes.try_into().ok()?);
+        (line_ns.is_finite() && line_ns > 0.0).then_some(Self { line_ns })
     }
 }
 
@@ -78,8 +73,7 @@ impl fmt::Display for CpuMake {
 
 impl fmt::Display for Costs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { line_ns, copy_ns } = self;
-        write!(f, "a line takes {line_ns:.0} ns, a copy {copy_ns:.1} ns for a KiB")
+        write!(f, "a line takes {:.0} ns", self.line_ns)
     }
 }
 
@@ -99,15 +93,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_costs_travel(line_ns in 0.1..1e6f64, copy_ns in 0.1..1e6f64) {
-            let costs = Costs { line_ns, copy_ns };
+        fn any_costs_travel(line_ns in 0.1..1e6f64) {
+            let costs = Costs { line_ns };
             prop_assert_eq!(Costs::from_bytes(&costs.to_bytes()), Some(costs));
         }
 
         #[test]
-        fn what_is_no_cost_is_none(bytes in prop::collection::vec(any::<u8>(), 0..24)) {
+        fn what_is_no_cost_is_none(bytes in prop::collection::vec(any::<u8>(), 0..12)) {
             if let Some(costs) = Costs::from_bytes(&bytes) {
-                prop_assert!(bytes.len() == 16 && costs.line_ns > 0.0 && costs.copy_ns > 0.0);
+                prop_assert!(bytes.len() == 8 && costs.line_ns > 0.0);
             }
         }
     }

@@ -325,21 +325,21 @@ mod tests {
         assert!(agreed(&[built_in(CpuMake::Amd, true), built_in(CpuMake::Amd, true)]).may_calibrate);
         let mut some = agreed(&[built_in(CpuMake::Intel, true), built_in(CpuMake::Amd, false)]);
         assert!(!some.may_calibrate && some.table == Table::of_cpu(CpuMake::Intel));
-        let costs = Costs { line_ns: 20.0, copy_ns: 10.0 };
+        let costs = Costs { line_ns: 20.0 };
         some.calibrate(costs);
         assert_eq!(some.table, Table::of_cpu(CpuMake::Amd));
         let said = some.source.to_string();
-        assert_eq!(said, "built-in for AMD (a line takes 20 ns, a copy 10.0 ns for a KiB; no file)");
+        assert_eq!(said, "built-in for AMD (a line takes 20 ns; no file)");
     }
 
     #[test]
     fn a_measurement_decides_between_built_in_tables_alone() {
         let mut given = agreed(&[Proposal::given(table(OneShotPush))]);
-        given.calibrate(Costs { line_ns: 500.0, copy_ns: 10.0 });
+        given.calibrate(Costs { line_ns: 500.0 });
         assert_eq!(given.table, table(OneShotPush));
-        assert_eq!(CpuMake::by(&Costs { line_ns: 500.0, copy_ns: 10.0 }), CpuMake::Intel);
+        assert_eq!(CpuMake::by(&Costs { line_ns: 500.0 }), CpuMake::Intel);
         // Nonsense is no reason to change anything.
-        assert_eq!(CpuMake::by(&Costs { line_ns: f64::NAN, copy_ns: 0.0 }), CpuMake::Amd);
+        assert_eq!(CpuMake::by(&Costs { line_ns: f64::NAN }), CpuMake::Amd);
     }
 
     #[test]

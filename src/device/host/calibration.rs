@@ -1,9 +1,8 @@
-//! What a line's transfer and a copy cost here, measured by the first two ranks of a world before its first call.
+//! What a line's transfer costs here, measured by the first two ranks of a world before its first call.
 //!
 //! Rank 0 leads: it stores a number to a line, on which rank 1 answers on another, and says when it is done. Either gives up after
 //! [`LIMIT`], so that a rank that does not run costs the others no more. What was measured is rank 0's to tell all.
 
-use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -19,10 +18,6 @@ const BATCHES: u32 = 16;
 
 /// A transfer that takes as long was interrupted: the ranks share a core, or other work has theirs.
 const MOST_LINE_NS: f64 = 2000.0;
-
-/// Within the second-level cache, twice, of any CPU.
-const COPY_BYTES: usize = 64 << 10;
-const COPIES: usize = 16;
 
 /// On the line of rank 0: there is nothing more to come. No number of a batch.
 pub(super) const DONE: u64 = u64::MAX;
@@ -52,7 +47,7 @@ pub(super) fn lead(lines: &Lines<'_>) -> Option<Costs> {
         if memory.costs.is_none() && memory.attempts < ATTEMPTS {
             memory.attempts += 1;
             let line_ns = line_ns(lines, Instant::now()).filter(|line_ns| *line_ns < MOST_LINE_NS);
-            memory.costs = line_ns.and_then(|line_ns| Some(Costs { line_ns, copy_ns: copy_ns()? }));
+            memory.costs = line_ns.map(|line_ns| Costs { line_ns });
         }
         memory.costs
     });
@@ -99,25 +94,6 @@ fn line_ns(lines: &Lines<'_>, start: Instant) -> Option<f64> {
     best
 }
 
-/// Of the fastest copy. `None` without memory for it.
-fn copy_ns() -> Option<f64> {
-    let (from, mut to) = (filled(1)?, filled(2)?);
-    let copy = |_| {
-        let start = Instant::now();
-        black_box(&mut to[..]).copy_from_slice(black_box(&from[..]));
-        start.elapsed().as_nanos() as f64 / (COPY_BYTES / 1024) as f64
-    };
-    Some((0..COPIES).map(copy).fold(f64::MAX, f64::min))
-}
-
-fn filled(byte: u8) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    // A process at its limit goes on without a measurement; an allocation that cannot fail would end it.
-    bytes.try_reserve_exact(COPY_BYTES).ok()?;
-    bytes.resize(COPY_BYTES, byte);
-    Some(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,8 +110,6 @@ mod tests {
         // On a machine that is busy with other things there may be no answer, but no long wait either.
         assert!(measured.is_none_or(|ns| ns > 0.5), "{measured:?}");
         assert!(start.elapsed() < 100 * LIMIT);
-        let copy = copy_ns().unwrap();
-        assert!(copy > 0.5 && copy < 1e6, "{copy}");
     }
 
     #[test]
