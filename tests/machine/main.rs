@@ -6,6 +6,9 @@ mod launch;
 #[macro_use]
 #[path = "../runner/mod.rs"]
 mod runner;
+#[path = "../conformance/suite/tier.rs"]
+#[allow(dead_code)]
+mod tier;
 #[path = "../faults/world.rs"]
 #[allow(dead_code)]
 mod world;

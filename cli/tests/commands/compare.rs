@@ -173,7 +173,7 @@ fn pages_are_whole_and_hold_everything() {
     let folder = Folder::new("pages");
     let page = folder.0.join("<i>&'.html");
     fs::write(&page, "old").unwrap();
-    results(&format!("bench --ranks 3 -b 1K -e 16K -n 20 -d all -o max --report {}", page.display()));
+    results(&format!("bench --ranks 3 -b 1K -e 16K -f 4 -n 5 -d all -o max --report {}", page.display()));
     let html = fs::read_to_string(&page).unwrap();
     assert_eq!(folder.names().len(), 1, "{:?}", folder.names());
     assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"), "{html}");
