@@ -73,6 +73,7 @@ FA_FN bool load_packet(const Slot *slot, Tag of, Pack *pack) {
     u64 low, high;
     load_relaxed_pair(slot->word, &low, &high);
     *pack = pack_of(low, high);
+    // Neither word is empty: by their upper halves, which are registers of their own.
     return (pack->word[1] != 0) & (pack->word[3] != 0);
   }
   const u32 tag = of.epoch;
