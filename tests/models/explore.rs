@@ -17,7 +17,7 @@ pub const HANG: &str = "maximum number of branches";
 const MOST_EXECUTIONS: usize = 40_000;
 
 /// Of any model by default.
-const QUICK_EXECUTIONS: usize = 10_000;
+const QUICK_EXECUTIONS: usize = 5_000;
 
 fn explore(
     preemptions: Option<usize>,
