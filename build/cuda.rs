@@ -40,7 +40,7 @@ impl fmt::Display for Outcome {
 
 /// The families of kernels, what takes longest first; the library loads each as a module.
 const KERNELS: [&str; 4] = ["cuda/norms", "cuda/any_world", "cuda/hot_set", "cuda/others"];
-/// What only the feature `probes` asks for. A third of nvcc's time would be theirs: so where the GPUs that they are to check are
+/// What only the feature `probes` asks for. More than a quarter of nvcc's time would be theirs: so where the GPUs that they are to check are
 /// not known, their PTX is all that is made.
 const PROBES: [&str; 2] = ["probes/worlds", "probes/costs"];
 

@@ -91,6 +91,14 @@ mod tests {
         assert_eq!(CpuMake::of(&machine("unknown")), CpuMake::Amd);
     }
 
+    /// As measured on one of each.
+    #[test]
+    fn a_cpu_is_known_by_what_a_line_takes() {
+        for (line_ns, make) in [(42.0, CpuMake::Amd), (57.0, CpuMake::Amd), (114.0, CpuMake::Intel)] {
+            assert_eq!(CpuMake::by(&Costs { line_ns }), make, "{line_ns}");
+        }
+    }
+
     proptest! {
         #[test]
         fn any_costs_travel(line_ns in 0.1..1e6f64) {
