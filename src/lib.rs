@@ -43,6 +43,7 @@ mod communicator;
 #[cfg(test)]
 mod damaged;
 mod deadline;
+mod descriptor;
 pub mod device;
 mod dtype;
 mod endpoint;

@@ -9,6 +9,8 @@ pub const WORLD_SIZE: &str = "FAST_ALLREDUCE_WORLD_SIZE";
 pub const RANK: &str = "FAST_ALLREDUCE_RANK";
 /// Names a directory to meet in, where there is no id.
 pub const SOCKET_DIRECTORY: &str = "FAST_ALLREDUCE_SOCKET_DIR";
+/// Limits, in seconds, how long ranks wait for each other to come.
+pub const JOIN_TIMEOUT: &str = "FAST_ALLREDUCE_JOIN_TIMEOUT";
 /// Process id of the launcher, for ranks that have one.
 pub const LAUNCHER: &str = "FAST_ALLREDUCE_LAUNCHER";
 

@@ -134,7 +134,7 @@ impl fmt::Display for Failure {
 fn remedy(error: &Error) -> Option<&'static str> {
     match error {
         Error::Timeout { operation: "rendezvous", .. } => {
-            Some("all ranks have to be started, in the same environment, within that time")
+            Some("all ranks have to be started, in the same environment, within that time (FAST_ALLREDUCE_JOIN_TIMEOUT)")
         }
         Error::Timeout { .. } => Some(
             "look whether it is stopped (a debugger, SIGSTOP) or shares its core with others; --timeout SECONDS allows more time",

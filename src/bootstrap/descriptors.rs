@@ -25,6 +25,7 @@ use super::place::{Listener, Place};
 use super::socket::{self, accept, is_ready, poll_until, uninterrupted, Token};
 use super::Bootstrap;
 use crate::deadline::Deadline;
+use crate::descriptor::{moved, Taken};
 use crate::error::{Error, Result};
 use crate::thread;
 
@@ -255,6 +256,8 @@ enum Arrival {
     CutShort,
     /// It ended, or brought what no rank of this exchange sends.
     Nonsense,
+    /// This process may not receive.
+    Refused(Errno),
 }
 
 /// The side that receives.
@@ -373,6 +376,9 @@ impl Inbox {
             Arrival::CutShort => {
                 return Err(Error::System { call: "recvmsg of a descriptor", errno: Errno::EMFILE });
             }
+            Arrival::Refused(errno) => {
+                return Err(Error::System { call: "recvmsg of a descriptor", errno });
+            }
             Arrival::Nonsense => {}
         }
         Ok(())
@@ -386,7 +392,8 @@ impl Inbox {
             match receive_with_descriptors(stream.as_fd(), &mut bytes) {
                 Ok(message) => message,
                 Err(Errno::EAGAIN | Errno::EINTR) => return Arrival::NothingYet,
-                Err(_) => return Arrival::Nonsense,
+                Err(Errno::ECONNRESET) => return Arrival::Nonsense,
+                Err(errno) => return Arrival::Refused(errno),
             };
         let Some(offer) = Offer::decode(&bytes[..length]) else {
             return Arrival::Nonsense;
@@ -421,6 +428,7 @@ fn receive_with_descriptors(stream: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Re
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     (header.msg_iov, header.msg_iovlen) = (&mut buffer, 1);
     (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control) as _);
+    let _taken = Taken::now();
     // SAFETY: the header's buffers are exclusively borrowed, live for the call, and have the lengths that it says.
     let length = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC) };
     let length = Errno::result(length)?.unsigned_abs();
@@ -443,7 +451,11 @@ fn receive_with_descriptors(stream: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Re
         // SAFETY: `part` is a part of this header's.
         part = unsafe { libc::CMSG_NXTHDR(&header, part) };
     }
-    Ok(Received { length, descriptors, is_cut: header.msg_flags & libc::MSG_CTRUNC != 0 })
+    let opened = descriptors.len();
+    // An error: no number is left for it.
+    descriptors = descriptors.into_iter().filter_map(|descriptor| moved(descriptor).ok()).collect();
+    let is_cut = header.msg_flags & libc::MSG_CTRUNC != 0 || descriptors.len() < opened;
+    Ok(Received { length, descriptors, is_cut })
 }
 
 #[cfg(test)]

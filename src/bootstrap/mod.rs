@@ -6,6 +6,7 @@
 mod agree;
 mod descriptors;
 mod family;
+mod join;
 mod local;
 #[cfg(feature = "mpi")]
 mod mpi;

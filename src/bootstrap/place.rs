@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
@@ -19,6 +19,7 @@ use nix::unistd::{geteuid, linkat, unlinkat, UnlinkatFlags};
 
 use super::socket::{self, uninterrupted};
 use crate::deadline::Deadline;
+use crate::descriptor::above_streams;
 use crate::error::{Error, Result};
 use crate::thread;
 
@@ -61,8 +62,12 @@ pub(super) struct Directory {
 #[derive(Debug)]
 pub(super) struct Listener {
     socket: OwnedFd,
-    name: Option<Name>,
+    name: Shown,
 }
+
+/// A name for as long as it is shown: shared, so that others than who listens can take it away.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Shown(Arc<Mutex<Option<Name>>>);
 
 /// A socket's file.
 #[derive(Debug)]
@@ -94,14 +99,16 @@ impl Place {
         use Errno::{EACCES, ENOENT, ENOSPC, EPERM, EROFS};
         let address = self.address(name).map_err(Error::system("address of a Unix socket"))?;
         let socket = socket::listen(kind, &address);
-        let Self::Directory(directory) = self else { return Ok(Listener { socket: socket?, name: None }) };
+        let Self::Directory(directory) = self else {
+            return Ok(Listener { socket: socket?, name: Shown::default() });
+        };
         let socket = socket.map_err(|error| match error {
             Error::System { errno: errno @ (EACCES | ENOENT | ENOSPC | EPERM | EROFS), .. } => {
                 Directory::unusable(&directory.path, errno)
             }
             error => error,
         })?;
-        Ok(Listener { socket, name: Some(Name::of(directory, name, false)?) })
+        Ok(Listener { socket, name: Shown::new(Name::of(directory, name, false)?) })
     }
 
     /// Connects to a name without waiting.
@@ -135,8 +142,7 @@ impl Directory {
         let invalid = |errno: Errno| Self::unusable(path, errno);
         // A later change of the working directory is not to move it.
         let path = &std::path::absolute(path).map_err(|_| invalid(Errno::ENOENT))?;
-        let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-        let descriptor = uninterrupted(|| open(path, flags, Mode::empty())).map_err(invalid)?;
+        let descriptor = open_directory(path).map_err(invalid)?;
         Ok(Self { path: path.clone(), descriptor })
     }
 
@@ -181,10 +187,8 @@ impl Directory {
 
     /// Locks it against others who give and take names that are known beforehand.
     fn lock(&self, deadline: &Deadline<'_>) -> Result<Lock> {
-        let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
         // A description of its own: locks of one do not exclude each other.
-        let own = uninterrupted(|| open(&self.path, flags, Mode::empty()))
-            .map_err(Error::system("open of the socket directory"))?;
+        let own = open_directory(&self.path).map_err(Error::system("open of the socket directory"))?;
         loop {
             let turn = deadline.turn();
             match flock(&own, libc::LOCK_EX | libc::LOCK_NB) {
@@ -218,7 +222,7 @@ impl Directory {
         self.sweep(name);
         // It listens before it has the name, so that nobody takes it for abandoned.
         let random = socket::random_name()?;
-        let mut listener = Place::Directory(Arc::clone(self)).listen(KIND, &random)?;
+        let listener = Place::Directory(Arc::clone(self)).listen(KIND, &random)?;
         let link = || {
             let (from, to) = (OsStr::from_bytes(&random), OsStr::from_bytes(name));
             linkat(&self.descriptor, from, &self.descriptor, to, AtFlags::empty())
@@ -238,7 +242,7 @@ impl Directory {
             Err(errno) => return Err(Error::System { call: "link of a Unix socket", errno }),
         }
         // Removes the random name.
-        listener.name = Some(Name::of(self, name, true)?);
+        listener.name.set(Some(Name::of(self, name, true)?));
         drop(lock);
         Ok(Some(listener))
     }
@@ -258,6 +262,11 @@ impl Directory {
             }
         }
     }
+}
+
+fn open_directory(path: &Path) -> nix::Result<OwnedFd> {
+    let flags = OFlag::O_DIRECTORY | OFlag::O_RDONLY | OFlag::O_CLOEXEC;
+    above_streams(|| uninterrupted(|| open(path, flags, Mode::empty())))
 }
 
 /// A directory that is locked. Not nix's, which panics where the lock cannot be given back.
@@ -298,10 +307,38 @@ impl Drop for Name {
     }
 }
 
-impl Listener {
+impl Shown {
+    fn new(name: Name) -> Self {
+        Self(Arc::new(Mutex::new(Some(name))))
+    }
+
+    fn set(&self, name: Option<Name>) {
+        // Dropped after the mutex is free, as that may wait for the directory's lock.
+        let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), name);
+        drop(before);
+    }
+
     /// Gives the name up: who is connected stays so, and nobody else comes.
-    pub fn hide(&mut self) {
-        self.name = None;
+    pub fn hide(&self) {
+        self.set(None);
+    }
+}
+
+impl Listener {
+    /// Its name, if it has one that must be taken away.
+    pub fn name(&self) -> Shown {
+        self.name.clone()
+    }
+
+    /// As [`Shown::hide`].
+    pub fn hide(&self) {
+        self.name.hide();
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.hide();
     }
 }
 
@@ -345,7 +382,7 @@ mod tests {
         let folder = Folder::new();
         let (place, _) = directory(folder.path());
         assert_eq!(place.connect(SockType::Stream, NAME).unwrap_err(), Errno::ECONNREFUSED);
-        let mut listener = place.listen(SockType::Stream, NAME).unwrap();
+        let listener = place.listen(SockType::Stream, NAME).unwrap();
         let _stream = place.connect(SockType::Stream, NAME).unwrap();
         socket::accept(listener.as_fd()).unwrap();
         listener.hide();
@@ -428,7 +465,7 @@ mod tests {
     fn the_file_of_another_is_left() {
         let folder = Folder::new();
         let (_, shared) = directory(folder.path());
-        let mut first = shared.listen_known(NAME, &Deadline::after(LIMIT)).unwrap().unwrap();
+        let first = shared.listen_known(NAME, &Deadline::after(LIMIT)).unwrap().unwrap();
         // As if it no longer listened, and another had come.
         shared.remove(NAME).unwrap();
         let _second = shared.listen_known(NAME, &Deadline::after(LIMIT)).unwrap().unwrap();

@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::fcntl::{fcntl, FcntlArg, FdFlag, OFlag};
 use nix::poll::{poll, PollFd, PollTimeout};
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, UnixAddr, UnixCredentials};
@@ -15,6 +16,7 @@ use nix::unistd::Uid;
 
 use super::place::PREFIX;
 use crate::deadline::Deadline;
+use crate::descriptor::above_streams;
 use crate::error::{Error, Result};
 
 const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
@@ -90,9 +92,20 @@ pub(super) fn connect_to(stream: BorrowedFd<'_>, address: &UnixAddr) -> nix::Res
 
 /// The next connection, or `EAGAIN` where none waits.
 pub(super) fn accept(listener: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
-    let accepted = uninterrupted(|| socket::accept4(listener.as_raw_fd(), FLAGS))?;
-    // SAFETY: accept4 succeeded, so this is a new open descriptor that nothing else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(accepted) })
+    let owned = |accepted| {
+        // SAFETY: the call succeeded, so this is a new open descriptor that nothing else owns.
+        unsafe { OwnedFd::from_raw_fd(accepted) }
+    };
+    above_streams(|| match uninterrupted(|| socket::accept4(listener.as_raw_fd(), FLAGS)) {
+        // Sandboxes may know only the older call.
+        Err(Errno::ENOSYS | Errno::EPERM) => {
+            let accepted = owned(uninterrupted(|| socket::accept(listener.as_raw_fd()))?);
+            fcntl(&accepted, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+            fcntl(&accepted, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+            Ok(accepted)
+        }
+        accepted => accepted.map(owned),
+    })
 }
 
 /// Who made the other end of a connection, provided that it is the user that this process runs as.
@@ -148,7 +161,7 @@ pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix:
 
 /// A socket, not connected yet.
 pub(super) fn new_socket(kind: SockType) -> nix::Result<OwnedFd> {
-    socket::socket(AddressFamily::Unix, kind, FLAGS, None)
+    above_streams(|| socket::socket(AddressFamily::Unix, kind, FLAGS, None))
 }
 
 #[cfg(test)]
@@ -186,6 +199,27 @@ mod tests {
         assert_eq!(accept(listener.as_fd()).unwrap_err(), Errno::EAGAIN);
         assert_eq!(same_user(stream.as_fd()).unwrap().pid(), std::process::id() as i32);
         assert_eq!(same_user(accepted.as_fd()).unwrap().pid(), std::process::id() as i32);
+    }
+
+    #[test]
+    fn what_is_accepted_is_nonblocking_and_goes_with_this_program() {
+        let name = random_name().unwrap();
+        let listener = Place::Abstract.listen(SockType::Stream, &name).unwrap();
+        for without in [false, true] {
+            let _stream = Place::Abstract.connect(SockType::Stream, &name).unwrap();
+            let accepted = std::thread::scope(|scope| {
+                let accepting = scope.spawn(|| {
+                    if without {
+                        crate::thread::tests::forbid(libc::SYS_accept4);
+                    }
+                    accept(listener.as_fd()).unwrap()
+                });
+                accepting.join().unwrap()
+            });
+            let flags = OFlag::from_bits_retain(fcntl(&accepted, FcntlArg::F_GETFL).unwrap());
+            assert!(flags.contains(OFlag::O_NONBLOCK));
+            assert_eq!(fcntl(&accepted, FcntlArg::F_GETFD).unwrap(), FdFlag::FD_CLOEXEC.bits());
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::patience::Patience;
 use super::Communicator;
 use crate::abi::MAX_RANKS;
 use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Family};
+use crate::deadline::limit_named;
 use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint, Region};
 use crate::error::{Error, Result};
@@ -36,24 +37,6 @@ const TIMEOUT_VARIABLE: &str = "FAST_ALLREDUCE_TIMEOUT";
 
 /// Has calls compared before they are carried out, or not.
 const CHECK_VARIABLE: &str = "FAST_ALLREDUCE_CHECK";
-
-/// The limit that the environment names, if it does: seconds, 0 for none.
-fn timeout_named(value: Option<&OsStr>) -> Result<Option<Option<Duration>>> {
-    let Some(value) = value.filter(|value| !value.is_empty()) else {
-        return Ok(None);
-    };
-    let value = value.to_string_lossy();
-    let seconds = value.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    match seconds {
-        Some(Duration::ZERO) => Ok(Some(None)),
-        Some(limit) => Ok(Some(Some(limit))),
-        None => Err(Error::InvalidSetting {
-            name: TIMEOUT_VARIABLE,
-            value: value.into_owned(),
-            expected: "seconds, such as 2.5, or 0 for no limit",
-        }),
-    }
-}
 
 /// The environment has measurements made, or not.
 const CALIBRATE_VARIABLE: &str = "FAST_ALLREDUCE_CALIBRATE";
@@ -286,7 +269,7 @@ impl Builder {
         }
         let said = match self.timeout {
             Some(timeout) => Some(timeout),
-            None => timeout_named(std::env::var_os(TIMEOUT_VARIABLE).as_deref())?,
+            None => limit_named(TIMEOUT_VARIABLE, std::env::var_os(TIMEOUT_VARIABLE).as_deref())?,
         };
         let timeout = said.unwrap_or(Some(SETUP_TIMEOUT));
         let first_timeout = self.first_call_timeout.or(said).unwrap_or(Some(FIRST_CALL_TIMEOUT));

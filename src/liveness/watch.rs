@@ -20,6 +20,7 @@ use nix::sys::socket::{socketpair, AddressFamily, SockFlag, SockType};
 
 use super::{own_page, page};
 use crate::abi::MAX_RANKS;
+use crate::descriptor::{above_streams, moved, Taken};
 use crate::device::host::SharedMemory;
 use crate::error::{Error, Result};
 use crate::thread::{self, SMALL_STACK};
@@ -72,10 +73,14 @@ impl Watcher {
         watched: Vec<Watched>,
         tell: impl Fn(usize, Event) + Send + 'static,
     ) -> Result<Self> {
-        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wake = above_streams(|| EventFd::from_flags(flags).map(OwnedFd::from));
         let wake = wake.map_err(Error::system("eventfd"))?;
+        // SAFETY: it is the eventfd that was made above, or a duplicate of it.
+        let wake = unsafe { EventFd::from_owned_fd(wake) };
         // Not poll, which refuses more descriptors than the process may open by now: sandboxes lower that to none.
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(Error::system("epoll_create"))?;
+        let epoll = above_streams(|| Ok(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?.0));
+        let epoll = epoll.map(Epoll).map_err(Error::system("epoll_create"))?;
         let add = |descriptor: &dyn AsFd, flags, key| {
             epoll.add(descriptor, EpollEvent::new(flags, key)).map_err(Error::system("epoll_ctl"))
         };
@@ -180,15 +185,20 @@ fn watch(
 
 /// A pair of sockets, close-on-exec. When one end is shut down or closed, the other tells.
 pub(super) fn connection() -> Result<(OwnedFd, OwnedFd)> {
+    let _taken = Taken::now();
     let made = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC);
+    let made = made.and_then(|(one, other)| Ok((moved(one)?, moved(other)?)));
     made.map_err(Error::system("socketpair"))
 }
 
 /// A descriptor of this process that is readable once it has ended, where the kernel gives such.
 pub(super) fn own_process() -> Option<OwnedFd> {
-    // SAFETY: takes a process id and flags, and returns a descriptor or -1.
-    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
-    let descriptor = i32::try_from(descriptor).ok().filter(|&descriptor| descriptor >= 0);
-    // SAFETY: the kernel has just opened it, close-on-exec, and nothing else owns it.
-    descriptor.map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) })
+    let opened = above_streams(|| {
+        // SAFETY: takes a process id and flags, and returns a descriptor or -1.
+        let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
+        let descriptor = Errno::result(descriptor)?;
+        // SAFETY: the kernel has just opened it, close-on-exec, and nothing else owns it. It fits, as all descriptors do.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
+    });
+    opened.ok()
 }

@@ -87,33 +87,59 @@ fn check_owner(owner: u32, user: u32, mode: u32) -> Result<(), String> {
     }
 }
 
-/// Writes the file of the tuning's machine, in place of the one before in one step.
-pub(super) fn install(tuning: &Tuning, folder: Option<&Path>) -> Result<PathBuf> {
+/// Checks that the file of a machine can be written: its path.
+pub(super) fn check(machine: &Machine, folder: Option<&Path>) -> Result<PathBuf> {
+    let path = path(machine, folder)?;
+    let (unfinished, file) = begin(&path).map_err(refused(&path))?;
+    drop(file);
+    std::fs::remove_file(unfinished).map_err(refused(&path))?;
+    match path.is_dir() {
+        true => Err(refused(&path)(std::io::Error::from_raw_os_error(libc::EISDIR))),
+        false => Ok(path),
+    }
+}
+
+fn path(machine: &Machine, folder: Option<&Path>) -> Result<PathBuf> {
     let folder = folder.ok_or_else(|| Error::Unavailable {
         what: "a folder for the tuning file".into(),
         reason: "neither XDG_CACHE_HOME nor HOME names one".into(),
     })?;
-    let path = folder.join(name(tuning.machine()));
-    let refused =
-        |error: std::io::Error| Error::Tuning { file: path.display().to_string(), reason: error.to_string() };
-    // As the specification has it for folders that are missing.
-    DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(refused)?;
-    let unfinished = folder.join(format!(".{}-{}", name(tuning.machine()), std::process::id()));
-    let write = || {
-        // One of that name is of a process that had this id, and has ended.
-        let _ = std::fs::remove_file(&unfinished);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+    Ok(folder.join(name(machine)))
+}
+
+fn refused(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
+    |error| Error::Tuning { file: path.display().to_string(), reason: error.to_string() }
+}
+
+/// A new file beside `path`, in a folder that is made if it is missing.
+fn begin(path: &Path) -> std::io::Result<(PathBuf, File)> {
+    // As the specification has it for folders that are missing. `path` is one in a folder.
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let unfinished = folder.join(format!(".{name}-{}", std::process::id()));
+    // One of that name is of a process that had this id, and has ended.
+    let _ = std::fs::remove_file(&unfinished);
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+    Ok((unfinished, file))
+}
+
+/// Writes the file of the tuning's machine, in place of the one before in one step.
+pub(super) fn install(tuning: &Tuning, folder: Option<&Path>) -> Result<PathBuf> {
+    let path = path(tuning.machine(), folder)?;
+    let (unfinished, mut file) = begin(&path).map_err(refused(&path))?;
+    let mut write = || {
         file.write_all(tuning.to_string().as_bytes())?;
         // Before its name is there, so that a crash leaves the old file or the new one.
         file.sync_all()?;
         std::fs::rename(&unfinished, &path)?;
-        File::open(folder)?.sync_all()
+        path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
     };
     match write() {
         Ok(()) => Ok(path),
         Err(error) => {
             let _ = std::fs::remove_file(&unfinished);
-            Err(refused(error))
+            Err(refused(&path)(error))
         }
     }
 }
@@ -177,8 +203,24 @@ mod tests {
         assert!(found(&nothing, &machine(2)).unwrap_err().contains(nothing.to_str().unwrap()));
         assert!(find(None, DeviceKind::Host, || Ok(machine(2))).unwrap_err().contains("XDG_CACHE_HOME"));
         assert!(install(&tuning(), None).unwrap_err().to_string().contains("XDG_CACHE_HOME"));
+        assert!(check(&machine(2), None).unwrap_err().to_string().contains("XDG_CACHE_HOME"));
         let file = home.write("file", "");
         assert!(matches!(install(&tuning(), Some(&file.join("below"))), Err(Error::Tuning { .. })));
+        assert!(matches!(check(&machine(2), Some(&file.join("below"))), Err(Error::Tuning { .. })));
+    }
+
+    #[test]
+    fn what_can_be_installed_is_known_before() {
+        let home = Folder::new();
+        let folder = home.path().join("cache/fast-allreduce");
+        let path = check(&machine(2), Some(&folder)).unwrap();
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing is left of the check");
+        assert_eq!(install(&tuning(), Some(&folder)).unwrap(), path);
+        assert_eq!(check(&machine(2), Some(&folder)).unwrap(), path);
+        assert!(found(&folder, &machine(2)).is_ok(), "the file is as it was");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(matches!(check(&machine(2), Some(&folder)), Err(Error::Tuning { .. })));
     }
 
     #[test]

@@ -104,6 +104,15 @@ impl Tuning {
         installed::install(self, installed::folder().as_deref())
     }
 
+    /// Checks that [`Tuning::install`] can write a file of this machine, before anything is measured for it. The file's path.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tuning::install`].
+    pub fn check_install(machine: &Machine) -> Result<PathBuf> {
+        installed::check(machine, installed::folder().as_deref())
+    }
+
     /// Reads the file that the environment variable `FAST_ALLREDUCE_TUNING` names, if it is set and not empty. The value `built-in`
     /// is no file: it stands for the built-in plan, without a look at installed files and without a measurement.
     ///

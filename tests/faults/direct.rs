@@ -12,7 +12,7 @@ use crate::world::{threads, LIMIT, SOON};
 
 const SIZE: usize = 3;
 
-const ALWAYS: [(&str, &str); 1] = [("FAST_ALLREDUCE_DIRECT_READS", "1")];
+pub const ALWAYS: [(&str, &str); 1] = [("FAST_ALLREDUCE_DIRECT_READS", "1")];
 
 /// Ranks whose messages are all read directly, where the kernel permits it.
 fn pool() -> Pool {

@@ -24,6 +24,7 @@ mod recovery;
 mod registered;
 mod signals;
 mod storms;
+mod streams;
 #[path = "../conformance/suite/tier.rs"]
 mod tier;
 mod together;

@@ -1,9 +1,12 @@
-//! Options on where ranks run, and where they meet.
+//! Options on where ranks run, and where and how long they meet.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use fast_allreduce::device::host::Bind;
+
+use super::values;
 
 /// Options of what starts ranks.
 #[derive(Args, Debug)]
@@ -15,6 +18,9 @@ pub struct Placement {
     /// FAST_ALLREDUCE_RANK and FAST_ALLREDUCE_WORLD_SIZE [default: that of FAST_ALLREDUCE_SOCKET_DIR]
     #[arg(long = "socket-dir", value_name = "DIRECTORY")]
     pub socket_directory: Option<PathBuf>,
+    /// Longest wait for ranks to start and meet [default: that of FAST_ALLREDUCE_JOIN_TIMEOUT, or 120]
+    #[arg(long, value_name = "SECONDS", value_parser = values::seconds)]
+    pub join_timeout: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -38,10 +44,13 @@ impl BindMode {
 }
 
 impl Placement {
-    /// Has the library, and the ranks that this process starts, find the directory. Before any thread is started.
+    /// Has the library, and the ranks that this process starts, find the directory and keep the limit. Before any thread is started.
     pub fn announce(&self) {
         if let Some(directory) = &self.socket_directory {
             std::env::set_var(crate::environment::SOCKET_DIRECTORY, directory);
+        }
+        if let Some(limit) = self.join_timeout {
+            std::env::set_var(crate::environment::JOIN_TIMEOUT, limit.as_secs_f64().to_string());
         }
     }
 }

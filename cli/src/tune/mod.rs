@@ -38,6 +38,7 @@ pub fn run(options: &Tune) -> Result<(), Failure> {
     let output = options.output.as_deref().map(Output::check).transpose()?;
     let part = Part::new()?;
     if output.is_none() {
+        Tuning::check_install(&crate::harness::device::machine(options.device)?)?;
         part.take_installed(options.device)?;
     }
     for &ranks in &worlds {

@@ -82,3 +82,24 @@ fn a_launchers_ranks_meet_in_a_directory() {
     assert_eq!(output.status.code(), Some(2));
     assert!(error.contains("socket directory") && error.contains(path), "{error}");
 }
+
+/// A rank that another launcher started, and the only one.
+#[test]
+fn ranks_wait_for_each_other_as_long_as_they_are_told() {
+    let folder = std::env::temp_dir().join(format!("fast-allreduce-joining-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let refused = |command: &mut Command, limit: &str| {
+        command.env("FAST_ALLREDUCE_SOCKET_DIR", &folder);
+        let output =
+            command.env("FAST_ALLREDUCE_RANK", "1").env("FAST_ALLREDUCE_WORLD_SIZE", "2").output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(&format!("timed out after {limit} waiting for rank 0")), "{error}");
+        assert!(error.contains("FAST_ALLREDUCE_JOIN_TIMEOUT"), "{error}");
+    };
+    refused(&mut program("bench --join-timeout 0.25"), "250ms");
+    refused(program("bench").env("FAST_ALLREDUCE_JOIN_TIMEOUT", "0.125"), "125ms");
+    refused(program("bench --join-timeout 0.25").env("FAST_ALLREDUCE_JOIN_TIMEOUT", "9"), "250ms");
+    refused(program("soak").env("FAST_ALLREDUCE_JOIN_TIMEOUT", "0.125"), "125ms");
+    std::fs::remove_dir(&folder).unwrap();
+}

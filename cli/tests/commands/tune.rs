@@ -184,6 +184,20 @@ fn ranks_with_different_files_use_the_lowest_ranks() {
     assert_eq!(ranks[1].status.code(), Some(2));
 }
 
+/// Which it says before it measures: for a minute, here without an end.
+#[test]
+fn what_cannot_be_written_is_refused_first() {
+    let folder = Folder::new("refused");
+    let file = folder.file("file", "");
+    let arguments = "tune --ranks 2 --budget 1e9";
+    let output = program(arguments).env("XDG_CACHE_HOME", &file).output().unwrap();
+    refused(&output, &["tuning file", file.to_str().unwrap()]);
+    let output = program(arguments).env_remove("XDG_CACHE_HOME").env_remove("HOME").output().unwrap();
+    refused(&output, &["XDG_CACHE_HOME"]);
+    refused(&run(&format!("{arguments} --output {}/below", file.display())), &["below"]);
+    assert_eq!(folder.names(), ["file"]);
+}
+
 #[test]
 fn what_is_installed_is_used_without_being_named() {
     let cache = Folder::new("installed");

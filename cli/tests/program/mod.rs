@@ -12,7 +12,9 @@ use nix::unistd::Pid;
 pub fn program(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fast-allreduce"));
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
-    for variable in ["UNIQUE_ID", "RANK", "WORLD_SIZE", "LAUNCHER", "SOCKET_DIR"] {
+    for variable in
+        ["UNIQUE_ID", "RANK", "WORLD_SIZE", "LAUNCHER", "SOCKET_DIR", "JOIN_TIMEOUT", "GENERATION"]
+    {
         command.env_remove(format!("FAST_ALLREDUCE_{variable}"));
     }
     // No test reads or writes what this user has installed.

@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -38,29 +38,38 @@ const MAX_STRANGERS: usize = 64;
 const HUB_STACK: usize = 1 << 20;
 
 /// Serves one world behind `listener`, in a thread that ends when the world has, or when no rank has come within
-/// `patience`.
-pub(super) fn spawn(listener: Listener, token: Token, patience: Duration) -> Result<()> {
+/// `patience`. Without a `world_size` the first rank tells it. What is returned holds the error by which it ended, if it could not go
+/// on; ranks see only that their connections close.
+pub(super) fn spawn(
+    listener: Listener,
+    token: Token,
+    world_size: Option<usize>,
+    patience: Duration,
+) -> Result<Arc<OnceLock<Error>>> {
+    let failure = Arc::default();
     let hub = Hub {
+        failure: Arc::clone(&failure),
         listener,
         token,
         patience,
         clock: Stopwatch::start(),
         peers: Vec::new(),
-        world: None,
+        world: world_size.map(World::new),
         impatient: Vec::new(),
         looks: 0,
     };
     let started = thread::spawn("rendezvous".into(), HUB_STACK, move || hub.run());
-    started.map(drop).map_err(Error::io("thread of the rendezvous"))
+    started.map(|_| failure).map_err(Error::io("thread of the rendezvous"))
 }
 
 struct Hub {
+    failure: Arc<OnceLock<Error>>,
     listener: Listener,
     token: Token,
     patience: Duration,
     clock: Stopwatch,
     peers: Vec<Peer>,
-    /// Made by the first rank that is admitted: it tells the size.
+    /// Made at the latest by the first rank that is admitted: it tells the size.
     world: Option<World>,
     /// Ranks that wait no longer, and for which gather.
     impatient: Vec<(usize, u64)>,
@@ -108,22 +117,31 @@ impl Peer {
 
 impl Hub {
     fn run(mut self) {
+        if let Err(error) = self.serve_all() {
+            tracing::error!(%error, "the rendezvous ends");
+            // Nobody else sets it. Before the connections close, by which ranks come to ask.
+            let _ = self.failure.set(error);
+        }
+    }
+
+    /// # Errors
+    ///
+    /// This process may not wait, or not accept anybody.
+    fn serve_all(&mut self) -> Result<()> {
         while !self.is_over() {
-            // Where poll does not work there is no hub. The ranks see their connections close.
-            let Ok((ready, somebody_knocks)) = self.wait() else {
-                return;
-            };
+            let (ready, somebody_knocks) = self.wait()?;
             let was_quiet = ready.is_empty() && !somebody_knocks;
             for index in ready {
                 self.serve(index);
             }
             if somebody_knocks {
-                self.let_strangers_in();
+                self.let_strangers_in()?;
             }
             self.disappoint(was_quiet);
             self.dismiss_the_silent();
             self.peers.retain(|peer| peer.role != Role::Dismissed);
         }
+        Ok(())
     }
 
     /// A world is over when it has failed, as it does when the first rank leaves, and the last one has left.
@@ -138,7 +156,8 @@ impl Hub {
         let mut polled = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
         polled.extend(self.peers.iter().map(|peer| peer.link.poll_fd()));
         let has_strangers = self.peers.iter().any(|peer| matches!(peer.role, Role::Stranger(_)));
-        let limit = match (self.impatient.is_empty(), has_strangers || self.world.is_none()) {
+        let is_empty = self.world.as_ref().is_none_or(World::is_deserted);
+        let limit = match (self.impatient.is_empty(), has_strangers || is_empty) {
             (false, _) => Some(Duration::ZERO),
             (true, true) => Some(TURN),
             (true, false) => None,
@@ -169,19 +188,23 @@ impl Hub {
         }
     }
 
-    fn let_strangers_in(&mut self) {
+    /// # Errors
+    ///
+    /// This process may not accept anybody.
+    fn let_strangers_in(&mut self) -> Result<()> {
         // Not more in one turn than there can be ranks, so that whoever keeps knocking does not keep the
         // ranks waiting.
         for _ in 0..crate::abi::MAX_RANKS {
             let stream = match accept(self.listener.as_fd()) {
                 Ok(stream) => stream,
-                Err(Errno::EAGAIN) => return,
+                Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno::ECONNABORTED) => continue,
-                Err(_) => {
-                    // No descriptors or no memory: they stay in the queue, and poll would say so at once.
+                Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM) => {
+                    // They stay in the queue, and poll would say so at once.
                     thread::pause(Duration::from_millis(10));
-                    return;
+                    return Ok(());
                 }
+                Err(errno) => return Err(Error::System { call: "accept of a rank", errno }),
             };
             let user = socket::same_user(stream.as_fd());
             let role = Role::Stranger(self.clock.elapsed());
@@ -194,6 +217,7 @@ impl Hub {
                 Err(reason) => peer.refuse(reason),
             }
         }
+        Ok(())
     }
 
     fn dismiss_the_silent(&mut self) {
@@ -272,7 +296,7 @@ impl Hub {
                 event
             }
             Err(Denied::Taken) => {
-                peer.refuse(format!("rank {rank} is taken"));
+                peer.refuse(format!("rank {rank} is taken: another process has joined as that"));
                 None
             }
             Err(Denied::Failed(failure)) => {

@@ -1,5 +1,6 @@
 //! Processes (or threads) of one machine that meet at a Unix socket: one that an id names, or one in a directory.
 
+mod directory;
 mod hub;
 mod link;
 mod message;
@@ -8,10 +9,8 @@ mod unique_id;
 #[cfg(test)]
 mod tests;
 
-use std::ffi::OsStr;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -23,26 +22,19 @@ pub use unique_id::UniqueId;
 
 use self::link::Link;
 use self::message::{reply_limit, Reply, Request, MAX_CONTRIBUTION};
+use super::join;
 use super::place::{socket_directory, Listener, Place};
 use super::socket::{self, poll_until, Token};
 use super::world::Event;
 use super::Bootstrap;
 use crate::deadline::Deadline;
+use crate::descriptor::moved;
 use crate::error::{Error, Result};
 use crate::thread;
 
 const UNIQUE_ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
 const RANK: &str = "FAST_ALLREDUCE_RANK";
 const WORLD_SIZE: &str = "FAST_ALLREDUCE_WORLD_SIZE";
-
-/// The file of a rendezvous in a directory.
-const RENDEZVOUS: &[u8] = b"fast-allreduce-rendezvous";
-
-/// Between two looks for it.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
-
-/// How long [`Local::from_env`] waits for the other ranks.
-const ENVIRONMENT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How long the rendezvous may take to say who is missing, once a rank's time is up.
 const GRACE: Duration = Duration::from_secs(2);
@@ -55,6 +47,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// A rank gives at most 1 MiB to one gather. Dropping a rank, or ending its process, ends the world: the
 /// other ranks get [`Error::PeerLost`]. When the process that made the id ends, so does the rendezvous: keep
 /// it for as long as the ranks meet.
+///
+/// An id is for one world: ranks that start again need a new one.
 ///
 /// A rank whose time is up ends the waiting of all, so give all ranks the same limits. A call may take two
 /// seconds more than its limit where the rendezvous does not say at once who is missing.
@@ -110,93 +104,42 @@ impl Local {
         reached.join(rank, world_size, &deadline)
     }
 
-    /// Joins the world that meets in `directory`, and returns when all ranks have joined: for containers with networks of their
-    /// own, on one machine, that mount a directory they share, at any path. No id is needed, as rank 0 serves the rendezvous, at a
-    /// socket in the directory, which is there until all ranks have come.
-    ///
-    /// Ranks run as one user, which both sides of each connection check. One world at a time forms in a directory. What processes
-    /// that were killed have left there is taken over or removed. Later sockets of this world are in the directory as well, each for
-    /// as long as ranks pass descriptors.
-    ///
-    /// # Errors
-    ///
-    /// * [`Error::InvalidSetting`]: there is no such directory.
-    /// * [`Error::Rendezvous`]: another world forms there, on rank 0.
-    /// * Else as [`Local::connect`]; [`Error::Timeout`] naming rank 0 says if there is a socket that nobody answers at.
-    pub fn in_directory(
-        directory: impl AsRef<Path>,
-        rank: usize,
-        world_size: usize,
-        timeout: Duration,
-    ) -> Result<Self> {
-        check_world(rank, world_size)?;
-        let place = Place::new(Some(directory.as_ref()))?;
-        let deadline = Deadline::after(timeout);
-        // Who may use the directory is told by its permissions, and who is there by the kernel: no secret is to be handed on.
-        let token = Token::from_bytes([0; Token::LENGTH]);
-        match &place {
-            Place::Directory(shared) if rank == 0 => {
-                let Some(listener) = shared.listen_known(RENDEZVOUS, &deadline)? else {
-                    return Err(rendezvous(format!(
-                        "another world forms in {}: give each a directory of its own",
-                        directory.as_ref().display()
-                    )));
-                };
-                Self::serve(&place, listener, RENDEZVOUS, &token, world_size, &deadline, timeout)
-            }
-            _ => Self::await_rank_0(&place, &token, &deadline)?.join(rank, world_size, &deadline),
-        }
-    }
-
-    /// Waits for the rendezvous of a directory.
-    fn await_rank_0(place: &Place, token: &Token, deadline: &Deadline<'_>) -> Result<Reached> {
-        loop {
-            // Asked before looking, so that the last look comes after the limit.
-            let turn = deadline.turn();
-            if let Some(reached) = Self::reach(place, RENDEZVOUS, token, deadline)? {
-                return Ok(reached);
-            }
-            if turn.is_zero() {
-                let path = place.directory().unwrap_or(Path::new("")).join(OsStr::from_bytes(RENDEZVOUS));
-                let last_seen = match path.exists() {
-                    true => {
-                        "nobody answers at its socket there: its process has ended, or is on another machine"
-                    }
-                    false => "it has not come to the directory",
-                };
-                return Err(Error::Timeout {
-                    operation: "rendezvous",
-                    epoch: 0,
-                    missing: vec![0],
-                    waited: deadline.waited(),
-                    last_seen: last_seen.into(),
-                });
-            }
-            thread::pause(LOOK_INTERVAL.min(turn));
-        }
-    }
-
-    /// Joins the world that the environment names, as [`Local::connect`] with a limit of two minutes.
+    /// Joins the world that the environment names, as [`Local::connect`].
     ///
     /// `FAST_ALLREDUCE_UNIQUE_ID` is the id as text, `FAST_ALLREDUCE_RANK` and `FAST_ALLREDUCE_WORLD_SIZE`
     /// are numbers. Without an id, `FAST_ALLREDUCE_SOCKET_DIR` may name a directory to meet in, as [`Local::in_directory`] has it.
+    /// Ranks whose `FAST_ALLREDUCE_GENERATION` differs do not meet there: whoever starts a program again while ranks of the earlier
+    /// start may still be there gives each start a word of its own, such as a number.
+    ///
+    /// Ranks wait for each other for as many seconds as `FAST_ALLREDUCE_JOIN_TIMEOUT` says, 0 for no limit; 120 by default. The limit
+    /// of calls is another: [`Builder::timeout`](crate::Builder::timeout).
+    ///
     /// `None` where there is neither an id nor a directory with a rank.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] naming the variable that is missing or malformed; else as
-    /// [`Local::connect`].
+    /// [`Local::connect`] and [`Local::in_directory`].
     pub fn from_env() -> Result<Option<Self>> {
+        Self::of_env(join::limit)
+    }
+
+    /// As [`Local::from_env`], with a limit of the program's own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Local::from_env`].
+    pub fn from_env_within(timeout: Duration) -> Result<Option<Self>> {
+        Self::of_env(|| Ok(timeout))
+    }
+
+    fn of_env(timeout: impl FnOnce() -> Result<Duration>) -> Result<Option<Self>> {
         let Some(id) = std::env::var_os(UNIQUE_ID) else {
             // A directory alone is for whoever launches ranks.
-            let directory = socket_directory();
-            return match directory.filter(|_| std::env::var_os(RANK).is_some()) {
-                Some(directory) => {
-                    Self::in_directory(directory, number(RANK)?, number(WORLD_SIZE)?, ENVIRONMENT_TIMEOUT)
-                        .map(Some)
-                }
-                None => Ok(None),
-            };
+            let directory = socket_directory().filter(|_| std::env::var_os(RANK).is_some());
+            let Some(directory) = directory else { return Ok(None) };
+            let (rank, world_size) = (number(RANK)?, number(WORLD_SIZE)?);
+            return Self::in_directory_of_env(&directory, rank, world_size, timeout()?).map(Some);
         };
         // What is not UTF-8 is not hexadecimal either, and is refused as that.
         let id: UniqueId = id.to_string_lossy().parse().map_err(|error| match error {
@@ -205,7 +148,7 @@ impl Local {
             }
             error => error,
         })?;
-        Self::connect(&id, number(RANK)?, number(WORLD_SIZE)?, ENVIRONMENT_TIMEOUT).map(Some)
+        Self::connect(&id, number(RANK)?, number(WORLD_SIZE)?, timeout()?).map(Some)
     }
 
     /// Serves a rendezvous behind `listener`, at a name and with a secret that all ranks know beforehand, and joins it as rank 0.
@@ -218,11 +161,18 @@ impl Local {
         deadline: &Deadline<'_>,
         timeout: Duration,
     ) -> Result<Self> {
-        hub::spawn(listener, token.clone(), timeout)?;
-        match Self::reach(place, name, token, deadline)? {
+        let shown = listener.name();
+        // Longer than this rank takes to come to it.
+        let ended = hub::spawn(listener, token.clone(), Some(world_size), timeout.saturating_add(GRACE))?;
+        let joined = Self::reach(place, name, token, deadline).and_then(|reached| match reached {
             Some(reached) => reached.join(0, world_size, deadline),
             None => Err(rendezvous("this rank's own rendezvous has ended")),
-        }
+        });
+        joined.map_err(|error| {
+            // The hub would do so, unless this process ends before.
+            shown.hide();
+            ended.get().cloned().unwrap_or(error)
+        })
     }
 
     /// Connects to a rendezvous of that kind. `None` if nobody serves it.
@@ -248,7 +198,9 @@ impl Reached {
     /// Joins, and returns when all ranks have joined.
     pub(super) fn join(self, rank: usize, world_size: usize, deadline: &Deadline<'_>) -> Result<Local> {
         let Self { link, token, place } = self;
-        let socket = link.as_fd().try_clone_to_owned().map_err(Error::io("dup of the rendezvous' socket"))?;
+        let call = "dup of the rendezvous' socket";
+        let socket = link.as_fd().try_clone_to_owned().map_err(Error::io(call))?;
+        let socket = moved(socket).map_err(Error::system(call))?;
         let mut connection = Connection { link, rank, world_size, sequence: 0, failure: None };
         match connection.ask(&Request::Hello { token, rank, world_size }, deadline)? {
             Event::Formed => {
@@ -356,7 +308,7 @@ impl Connection {
             }
             self.link.fill().map_err(|closed| {
                 rendezvous(format!(
-                    "the process that serves it has ended: the one that made the id, or rank 0 of a directory ({closed})"
+                    "its server has ended: the process that made the id, or rank 0 of a directory ({closed})"
                 ))
             })?;
         }

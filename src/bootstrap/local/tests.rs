@@ -1,5 +1,6 @@
 //! Whole worlds: ranks in threads and in processes, ranks that do not come, and ranks that leave.
 
+mod directory;
 mod strangers;
 
 use std::io::{BufRead, BufReader};
@@ -7,13 +8,14 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::exchange_descriptors;
+use super::super::join::JOIN_TIMEOUT;
 use super::super::place::SOCKET_DIRECTORY;
 use super::super::socket::Token;
 use super::super::testing::{assert_released, contribution, is_alone, process, resources, LIMIT};
 use super::super::world::Failure;
 use super::*;
 use crate::temporary::Folder;
+use crate::thread::tests::forbid;
 
 const SHORT: Duration = Duration::from_millis(100);
 
@@ -93,102 +95,6 @@ fn largest_world_and_largest_message() {
         }
         local.barrier(LIMIT).unwrap();
     });
-}
-
-/// The ranks of a world that meets in a directory.
-fn world_in(directory: &Path, world_size: usize) -> Vec<Local> {
-    thread::scope(|scope| {
-        // Rank 0, who serves, comes last.
-        let connect = |rank| {
-            scope.spawn(move || {
-                thread::sleep(if rank == 0 { SHORT } else { Duration::ZERO });
-                Local::in_directory(directory, rank, world_size, LIMIT).unwrap()
-            })
-        };
-        let threads: Vec<_> = (0..world_size).map(connect).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
-fn files(folder: &Folder) -> usize {
-    std::fs::read_dir(folder.path()).unwrap().count()
-}
-
-#[test]
-fn ranks_meet_in_a_directory() {
-    let folder = Folder::new();
-    for world_size in 1..=4 {
-        let ranks = world_in(folder.path(), world_size);
-        assert_eq!(files(&folder), 0, "a world that has formed leaves the directory to the next");
-        on_all(&ranks, |local| {
-            gather_rounds(local, 20);
-            let own = std::fs::File::open("/dev/null").unwrap();
-            let passed = exchange_descriptors(local, own.as_fd(), LIMIT).unwrap();
-            assert_eq!(passed.iter().flatten().count(), world_size - 1);
-        });
-        assert_eq!(files(&folder), 0);
-    }
-}
-
-#[test]
-fn a_rendezvous_that_was_left_behind_is_taken_over() {
-    let folder = Folder::new();
-    let socket = folder.path().join("fast-allreduce-rendezvous");
-    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    assert!(socket.exists());
-    let error = Local::in_directory(folder.path(), 1, 2, SHORT).unwrap_err();
-    let Error::Timeout { operation: "rendezvous", missing, last_seen, .. } = &error else {
-        panic!("{error}")
-    };
-    assert!(*missing == [0] && last_seen.contains("nobody answers"), "{error}");
-    on_all(&world_in(folder.path(), 2), |local| gather_rounds(local, 3));
-    assert_eq!(files(&folder), 0);
-}
-
-#[test]
-fn a_directory_is_one_worlds_while_it_forms() {
-    let folder = Folder::new();
-    thread::scope(|scope| {
-        let first = scope.spawn(|| Local::in_directory(folder.path(), 0, 2, 5 * SHORT).unwrap_err());
-        thread::sleep(SHORT);
-        let error = Local::in_directory(folder.path(), 0, 2, LIMIT).unwrap_err();
-        assert!(matches!(&error, Error::Rendezvous { reason } if reason.contains("of its own")), "{error}");
-        let error = Local::in_directory(folder.path(), 1, 3, LIMIT).unwrap_err();
-        assert!(matches!(&error, Error::Refused { reason } if reason.contains("a world of 3")), "{error}");
-        let error = first.join().unwrap();
-        assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [1]), "{error}");
-    });
-    // The hub goes after its rank, in its own time.
-    let deadline = Deadline::after(LIMIT);
-    while files(&folder) > 0 && !deadline.has_passed() {
-        thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(files(&folder), 0, "a world that did not form leaves nothing either");
-    let error = Local::in_directory(folder.path().join("none"), 0, 2, LIMIT).unwrap_err();
-    assert!(matches!(error, Error::InvalidSetting { name: "socket directory", .. }), "{error}");
-    let error = Local::in_directory(folder.path(), 2, 2, LIMIT).unwrap_err();
-    assert_eq!(error, Error::RankOutOfRange { rank: 2, world_size: 2 });
-}
-
-/// Communicators of such a world share memory, and make later ones.
-#[test]
-fn a_world_of_a_directory_shrinks() {
-    let folder = Folder::new();
-    let ranks = world_in(folder.path(), 3);
-    thread::scope(|scope| {
-        for local in ranks {
-            scope.spawn(|| {
-                let rank = local.rank();
-                let all =
-                    crate::Communicator::builder().timeout(LIMIT).build(crate::Host::new(), local).unwrap();
-                let two = all.split(Some(u32::from(rank == 1)), 0).unwrap().unwrap();
-                let mut data = [1.0f32; 100];
-                two.all_reduce_in_place(&mut data, crate::ReduceOp::Sum).unwrap();
-                assert_eq!(data, [if rank == 1 { 1.0 } else { 2.0 }; 100]);
-            });
-        }
-    });
-    assert_eq!(files(&folder), 0);
 }
 
 #[test]
@@ -292,6 +198,20 @@ fn the_environment_is_checked() {
     let folder = Folder::new();
     std::env::set_var(SOCKET_DIRECTORY, folder.path());
     Local::from_env().unwrap().unwrap().barrier(LIMIT).unwrap();
+    // Nobody else comes: the limit is what the environment says, or the program.
+    std::env::set_var(WORLD_SIZE, "2");
+    std::env::set_var(JOIN_TIMEOUT, "0.25");
+    let waited = |error| match error {
+        Error::Timeout { operation: "rendezvous", waited, .. } => waited,
+        error => panic!("{error}"),
+    };
+    assert_eq!(waited(Local::from_env().unwrap_err()), Duration::from_millis(250));
+    assert_eq!(waited(Local::from_env_within(SHORT).unwrap_err()), SHORT);
+    std::env::set_var(UNIQUE_ID, UniqueId::new().unwrap().to_string());
+    assert_eq!(waited(Local::from_env().unwrap_err()), Duration::from_millis(250));
+    std::env::remove_var(UNIQUE_ID);
+    std::env::set_var(JOIN_TIMEOUT, "soon");
+    invalid(JOIN_TIMEOUT);
     std::env::remove_var(RANK);
     assert!(Local::from_env().unwrap().is_none(), "a directory alone is for whoever launches ranks");
 }
@@ -571,4 +491,45 @@ fn nothing_leaks() {
         }
     }
     assert_released(before);
+}
+
+/// Old kernels, and sandboxes that were written for them.
+#[test]
+fn a_rendezvous_without_accept4_serves() {
+    let folder = Folder::new();
+    let first = thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            // The hub's thread has it from this one.
+            forbid(libc::SYS_accept4);
+            let local = Local::in_directory(folder.path(), 0, 2, LIMIT).unwrap();
+            local.all_gather(&[7], LIMIT).unwrap()
+        });
+        let other = scope.spawn(|| {
+            let local = Local::in_directory(folder.path(), 1, 2, LIMIT).unwrap();
+            local.all_gather(&[8], LIMIT).unwrap()
+        });
+        (serving.join().unwrap(), other.join().unwrap())
+    });
+    assert_eq!(first, (vec![vec![7], vec![8]], vec![vec![7], vec![8]]));
+}
+
+/// It says so, and does not wait for its limit.
+#[test]
+fn a_rendezvous_that_may_not_accept_is_told() {
+    let folder = Folder::new();
+    let started = Instant::now();
+    let refused = thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            forbid(libc::SYS_accept4);
+            forbid(libc::SYS_accept);
+            let id = UniqueId::new().unwrap();
+            [Local::in_directory(folder.path(), 0, 2, LIMIT), Local::connect(&id, 0, 2, LIMIT)]
+                .map(Result::unwrap_err)
+        });
+        serving.join().unwrap()
+    });
+    assert_eq!(refused[0], Error::System { call: "accept of a rank", errno: Errno::EPERM });
+    assert!(matches!(refused[1], Error::Rendezvous { .. }), "{}", refused[1]);
+    assert!(started.elapsed() < LIMIT / 2);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }

@@ -63,7 +63,7 @@ impl UniqueId {
         let name = socket::random_name()?;
         let token = Token::random()?;
         let listener = Place::Abstract.listen(SockType::Stream, &name)?;
-        hub::spawn(listener, token.clone(), FORMATION_LIMIT)?;
+        hub::spawn(listener, token.clone(), None, FORMATION_LIMIT)?;
         Ok(Self::encode(&name, &token))
     }
 

@@ -18,13 +18,11 @@ use ::mpi::traits::Communicator;
 use self::channel::Channel;
 use self::gather::{gather, MAX_CONTRIBUTION};
 pub(crate) use self::peers::{Exchanges, Parts, Peers};
+use super::join;
 use super::place::socket_directory;
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-
-/// How long the constructors wait for the other ranks.
-const SETUP_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A rank of an MPI communicator whose ranks are all on this node.
 ///
@@ -98,8 +96,9 @@ impl Mpi {
     ///
     /// * [`Error::Unavailable`]: the ranks are on several nodes; or this thread may not call MPI.
     /// * [`Error::WorldSize`]: there are more ranks than this crate supports.
-    /// * [`Error::Timeout`] if ranks do not come within two minutes.
-    /// * [`Error::InvalidSetting`]: it is an intercommunicator; or `FAST_ALLREDUCE_SOCKET_DIR` names no directory.
+    /// * [`Error::Timeout`] if ranks do not come within the seconds that `FAST_ALLREDUCE_JOIN_TIMEOUT` says, 120 by default.
+    /// * [`Error::InvalidSetting`]: it is an intercommunicator; `FAST_ALLREDUCE_SOCKET_DIR` names no directory; or
+    ///   `FAST_ALLREDUCE_JOIN_TIMEOUT` no number.
     /// * [`Error::Mpi`]: MPI refused a call.
     pub fn from_communicator(communicator: &impl Communicator) -> Result<Self> {
         // SAFETY: the borrow keeps the communicator.
@@ -120,7 +119,7 @@ impl Mpi {
     ///
     /// If MPI runs, `original` is a communicator that lives.
     unsafe fn new(original: ffi::MPI_Comm, ranks: Ranks) -> Result<Self> {
-        let deadline = Deadline::after(SETUP_TIMEOUT);
+        let deadline = Deadline::after(join::limit()?);
         // SAFETY: the caller's.
         let all = unsafe { Channel::duplicate(original, &deadline) }?;
         let sequence = 1;

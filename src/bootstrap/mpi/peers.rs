@@ -7,7 +7,7 @@ use ::mpi::traits::Communicator;
 
 use super::channel::Channel;
 use super::gather::{exchange, gather, message, Limits, HEADER_BYTES};
-use super::SETUP_TIMEOUT;
+use crate::bootstrap::join;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
@@ -29,7 +29,7 @@ struct State {
 impl Peers {
     /// The ranks of `communicator` that give the same color, in its order. Collective over it; it stays the caller's.
     pub(crate) fn split(communicator: &impl Communicator, color: usize) -> Result<Self> {
-        let deadline = Deadline::after(SETUP_TIMEOUT);
+        let deadline = Deadline::after(join::limit()?);
         // SAFETY: the borrow keeps the communicator.
         let all = unsafe { Channel::duplicate(communicator.as_raw(), &deadline) }?;
         let (sequence, color) = (1, (color as u64).to_le_bytes());

@@ -118,19 +118,6 @@ fn the_environment_may_name_an_algorithm() {
 }
 
 #[test]
-fn the_environment_may_limit_waits() {
-    let named = |value: &str| timeout_named(Some(OsStr::new(value)));
-    assert_eq!(timeout_named(None), Ok(None));
-    assert_eq!(named(""), Ok(None));
-    assert_eq!(named("0"), Ok(Some(None)));
-    assert_eq!(named("2.5"), Ok(Some(Some(Duration::from_millis(2500)))));
-    for value in ["-1", "soon", "nan", "inf", "1e300", "5 s"] {
-        let error = named(value).unwrap_err();
-        assert!(matches!(error, Error::InvalidSetting { name: TIMEOUT_VARIABLE, .. }), "{error}");
-    }
-}
-
-#[test]
 fn the_environment_may_have_calls_compared() {
     let named = |value: &str| switch_named(CHECK_VARIABLE, Some(OsStr::new(value)));
     assert_eq!((switch_named(CHECK_VARIABLE, None), named("")), (Ok(None), Ok(None)));

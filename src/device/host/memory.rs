@@ -1,4 +1,4 @@
-//! Memory that processes share: a sealed memfd, mapped by its owner and, by descriptor, by its peers.
+//! Memory that processes share: a file in memory, mapped by its owner and, by descriptor, by its peers.
 
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,19 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::fcntl::{fcntl, FallocateFlags, FcntlArg, SealFlag};
-use nix::sys::memfd::{memfd_create, MFdFlags};
 use nix::sys::mman::{
     madvise, mmap, mmap_anonymous, mprotect, mremap, munmap, MRemapFlags, MapFlags, MmapAdvise, ProtFlags,
 };
 use nix::sys::stat::fstat;
 
-use super::limits::{refuse_data, refuse_file, Limits};
-use crate::abi::MAX_RANKS;
+use super::file;
+use super::limits::refuse_data;
 use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
 use crate::device::sealed;
-use crate::error::{explained, Error, Result};
+use crate::error::{Error, Result};
 
 /// One rank's allocation and its mappings of the peers' counterparts.
 #[derive(Debug)]
@@ -38,13 +35,7 @@ impl SharedMemory {
     pub(crate) fn allocate(bytes: usize) -> Result<Self> {
         let fail = |reason: String| Error::Allocation { bytes, reason };
         let length = NonZeroUsize::new(bytes).ok_or_else(|| fail("zero bytes".into()))?;
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let descriptor = memfd_create(c"fast-allreduce", flags)
-            .map_err(|errno| fail(format!("memfd_create: {}", explained(errno))))?;
-        let take = |start, length| nix::fcntl::fallocate(&descriptor, FallocateFlags::empty(), start, length);
-        reserve(bytes, &Limits::of_this_process(), take).map_err(fail)?;
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-        fcntl(&descriptor, FcntlArg::F_ADD_SEALS(seals)).map_err(Error::system("fcntl(F_ADD_SEALS)"))?;
+        let descriptor = file::create(bytes).map_err(fail)?;
         let own = Mapping::of(&descriptor, length)?;
         let (spare, private) = Default::default();
         Ok(Self { own, spare, private, descriptor: Some(descriptor), peers: Vec::new() })
@@ -125,23 +116,18 @@ impl sealed::Shared for SharedMemory {
     }
 }
 
-/// Maps a peer's descriptor after checking that it is what this crate makes: of the same size, and sealed, so that the
-/// peer cannot shrink it under this process.
+/// Maps a peer's descriptor after checking that it is what this crate makes, of the same size.
 fn map_peer(rank: usize, descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Mapping> {
     let malformed = |reason: String| Error::Malformed { rank, reason };
     let size = fstat(descriptor).map_err(Error::system("fstat of a peer's memory"))?.st_size;
     if usize::try_from(size) != Ok(length.get()) {
         return Err(malformed(format!("its shared memory has {size} bytes, this rank's has {length}")));
     }
-    let seals = fcntl(descriptor, FcntlArg::F_GET_SEALS)
-        .map_err(|errno| malformed(format!("its descriptor is no memfd: {errno}")))?;
-    if seals & SealFlag::F_SEAL_SHRINK.bits() == 0 {
-        return Err(malformed("its shared memory is not sealed against shrinking".into()));
-    }
+    file::check(descriptor).map_err(malformed)?;
     Mapping::of(descriptor, length)
 }
 
-/// A mapping of a whole memfd.
+/// A mapping of a whole file.
 #[derive(Debug)]
 struct Mapping {
     address: NonNull<libc::c_void>,
@@ -160,7 +146,7 @@ impl Mapping {
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // Pages are in place before the first call, which would fault on each otherwise.
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice; `length` is the size of the file, which is sealed.
+        // SAFETY: a new mapping at an address of the kernel's choice; `length` is the size of the file, which keeps it (see `file`).
         let address = unsafe { mmap(None, length, protection, flags, descriptor, 0) }
             .map_err(|errno| Error::Allocation { bytes: length.get(), reason: format!("mmap: {errno}") })?;
         // SAFETY: the range was mapped above. Huge pages are a wish; a kernel without them for shared memory says no.
@@ -171,7 +157,7 @@ impl Mapping {
     /// Private, for later: it takes address space only.
     fn inaccessible(descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Self> {
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice; `length` is the size of the file, which is sealed.
+        // SAFETY: a new mapping at an address of the kernel's choice; `length` is the size of the file, which keeps it (see `file`).
         let address = unsafe { mmap(None, length, ProtFlags::PROT_NONE, flags, descriptor, 0) }
             .map_err(|errno| Error::Allocation { bytes: length.get(), reason: format!("mmap: {errno}") })?;
         Ok(Self { address, length })
@@ -227,129 +213,11 @@ impl Drop for Mapping {
     }
 }
 
-/// Has a file `take` its pages, so that a lack of memory is an error here and not a signal at first touch.
-///
-/// The kernel would rather kill a process than refuse it, so it is asked for no more than the limits leave. Other
-/// ranks may take from the same limits at this moment: unless there is room for all, pages are taken piece by piece
-/// and the limits looked at before each, with a piece for every rank to spare.
-fn reserve(
-    bytes: usize,
-    limits: &Limits,
-    take: impl Fn(libc::off_t, libc::off_t) -> nix::Result<()>,
-) -> Result<(), String> {
-    const PIECE_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
-    /// A call that a signal interrupts gives its pages back; the next one is half as long, so that some end between
-    /// two signals.
-    const MAX_INTERRUPTIONS: u32 = 1000;
-    let (bytes, ranks) = (bytes as u64, MAX_RANKS as u64);
-    // It would be a signal as well.
-    refuse_file(bytes)?;
-    let piece = (bytes / 64).clamp(*PIECE_BYTES.start(), *PIECE_BYTES.end());
-    let spare = piece * ranks;
-    let (mut done, mut longest, mut interruptions) = (0, bytes, 0);
-    while done < bytes {
-        let left = bytes - done;
-        let plenty = left.saturating_mul(ranks);
-        let length = match limits.least_room(plenty) {
-            Some(room) if room.bytes < left.saturating_add(spare) => {
-                return Err(format!("{room}; {left} are to be taken, and {spare} more to stay free"));
-            }
-            Some(room) if room.bytes < plenty => left.min(piece),
-            _ => left,
-        };
-        let length = length.min(longest);
-        let range = (libc::off_t::try_from(done), libc::off_t::try_from(length));
-        let (Ok(start), Ok(size)) = range else { return Err("too large for a file".into()) };
-        match take(start, size) {
-            Ok(()) => (done, interruptions) = (done + length, 0),
-            Err(Errno::EINTR) if interruptions < MAX_INTERRUPTIONS => {
-                interruptions += 1;
-                longest = (length / 2).max(*PIECE_BYTES.start());
-            }
-            Err(errno) => return Err(format!("fallocate: {}", explained(errno))),
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
-    use std::path::Path;
-
     use super::*;
     use crate::bootstrap::Threads;
     use crate::device::sealed::Shared as _;
-
-    /// Takes so many bytes under these limits, each call as `take` says, given its number and its length; the calls
-    /// that succeeded.
-    fn reserved(
-        bytes: usize,
-        limits: &Limits,
-        take: impl Fn(usize, i64) -> nix::Result<()>,
-    ) -> (Result<(), String>, Vec<(i64, i64)>, usize) {
-        let (taken, calls) = (RefCell::new(Vec::new()), RefCell::new(0));
-        let result = reserve(bytes, limits, |start, length| {
-            *calls.borrow_mut() += 1;
-            take(*calls.borrow(), length).inspect(|()| taken.borrow_mut().push((start, length)))
-        });
-        (result, taken.into_inner(), calls.into_inner())
-    }
-
-    /// Each call begins where the one before ended, up to the last byte.
-    fn is_whole(bytes: usize, taken: &[(i64, i64)]) -> bool {
-        let end = taken.iter().try_fold(0, |end, &(start, length)| (start == end).then_some(end + length));
-        end == Some(bytes as i64)
-    }
-
-    #[test]
-    fn interrupted_calls_are_made_again_and_shorter() {
-        let unlimited = Limits::below(Path::new("/nowhere"));
-        let bytes = (40 << 20) + 1;
-        let (result, taken, calls) = reserved(bytes, &unlimited, |_, _| Ok(()));
-        assert_eq!((result, taken, calls), (Ok(()), vec![(0, bytes as i64)], 1));
-        // None that takes longer than the time between two signals comes to an end.
-        let interrupted = |call, length| match length > 1 << 20 || call % 3 == 0 {
-            true => Err(Errno::EINTR),
-            false => Ok(()),
-        };
-        let (result, taken, _) = reserved(bytes, &unlimited, interrupted);
-        assert!(result.is_ok() && is_whole(bytes, &taken), "{result:?} {taken:?}");
-    }
-
-    #[test]
-    fn interruptions_without_end_are_an_error() {
-        let unlimited = Limits::below(Path::new("/nowhere"));
-        let (result, taken, calls) = reserved(1 << 20, &unlimited, |_, _| Err(Errno::EINTR));
-        assert!(result.unwrap_err().contains("EINTR"));
-        assert!(taken.is_empty() && calls < 2000, "{calls}");
-    }
-
-    /// Another rank takes as much at the same time: what is left is looked at again and again, and not used up.
-    #[test]
-    fn pieces_stop_short_of_a_limit() {
-        let root = std::env::temp_dir().join(format!("fast-allreduce-pieces-{}", std::process::id()));
-        std::fs::create_dir_all(root.join("proc")).unwrap();
-        let left = RefCell::new(0);
-        let leave = |bytes: i64| {
-            left.replace(bytes);
-            let text = format!("MemAvailable: {} kB\n", bytes / 1024);
-            std::fs::write(root.join("proc/meminfo"), text).unwrap();
-        };
-        let limits = Limits::below(&root);
-        let take_both = |_, length: i64| {
-            let before = *left.borrow();
-            leave(before - 2 * length);
-            Ok(())
-        };
-        for (mib, fits) in [(4000, true), (150, true), (105, false), (80, false), (60, false)] {
-            leave(mib << 20);
-            let (result, taken, _) = reserved(50 << 20, &limits, take_both);
-            assert!(*left.borrow() >= 0, "{mib}: {result:?} {taken:?}");
-            assert_eq!((result.is_ok(), is_whole(50 << 20, &taken)), (fits, fits), "{mib}: {result:?}");
-        }
-        std::fs::remove_dir_all(&root).unwrap();
-    }
 
     const BYTES: usize = 3 << 20;
 

@@ -3,6 +3,7 @@
 mod binding;
 mod calibration;
 mod cores;
+mod file;
 mod isa;
 mod limits;
 mod machine;

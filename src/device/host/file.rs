@@ -1,0 +1,257 @@
+//! Files in memory, which processes map by descriptor: memfds that are sealed, or where a sandbox refuses those, files of `/dev/shm`
+//! that never have a name. Both go with the last process that has them.
+
+use std::os::fd::OwnedFd;
+
+use nix::errno::Errno;
+use nix::fcntl::{fallocate, fcntl, open, FallocateFlags, FcntlArg, OFlag, SealFlag};
+use nix::sys::memfd::{memfd_create, MFdFlags};
+use nix::sys::stat::{fstat, Mode};
+use nix::sys::uio::pwrite;
+
+use super::limits::{refuse_file, Limits};
+use crate::abi::MAX_RANKS;
+use crate::descriptor::above_streams;
+use crate::error::explained;
+
+/// Where files are made that are no memfds.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Makes a file of so many bytes, all zero, whose pages are all there and whose size stays.
+pub(super) fn create(bytes: usize) -> Result<OwnedFd, String> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    match above_streams(|| memfd_create(c"fast-allreduce", flags)) {
+        Ok(file) => {
+            reserve(bytes, &Limits::of_this_process(), |start, length| take(&file, start, length))?;
+            let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+            fcntl(&file, FcntlArg::F_ADD_SEALS(seals))
+                .map_err(|errno| format!("fcntl(F_ADD_SEALS): {errno}"))?;
+            Ok(file)
+        }
+        Err(refused @ (Errno::EPERM | Errno::ENOSYS | Errno::EACCES)) => {
+            let explain = |reason| {
+                format!("memfd_create: {refused}; in its place, a file in {SHARED_MEMORY}: {reason}")
+            };
+            let file = without_name().map_err(|errno| explain(format!("open: {}", explained(errno))))?;
+            reserve(bytes, &Limits::of_this_process(), |start, length| take(&file, start, length))
+                .map_err(explain)?;
+            tracing::debug!(%refused, "memory is shared by a file in {SHARED_MEMORY}, as memfd_create is refused");
+            Ok(file)
+        }
+        Err(errno) => Err(format!("memfd_create: {}", explained(errno))),
+    }
+}
+
+/// Checks that a peer's file is what [`create`] makes: a memfd that the peer cannot shrink under this process, which would end it by a
+/// signal; or a file that nobody else can open, and that the peer is trusted not to shrink. The peer runs as the same user.
+pub(super) fn check(file: &OwnedFd) -> Result<(), String> {
+    let seals = fcntl(file, FcntlArg::F_GET_SEALS)
+        .map_err(|errno| format!("its descriptor is of no file in memory: {errno}"))?;
+    let seals = SealFlag::from_bits_truncate(seals);
+    // The kernel says this of files of a tmpfs, which cannot be sealed.
+    let is_unsealable = seals == SealFlag::F_SEAL_SEAL;
+    let has_no_name = || fstat(file).is_ok_and(|stat| stat.st_nlink == 0);
+    match seals.contains(SealFlag::F_SEAL_SHRINK) || is_unsealable && has_no_name() {
+        true => Ok(()),
+        false => Err("its shared memory is not sealed against shrinking".into()),
+    }
+}
+
+/// A file in shared memory that no directory has, nor ever will.
+fn without_name() -> nix::Result<OwnedFd> {
+    let flags = OFlag::O_TMPFILE | OFlag::O_EXCL | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+    above_streams(|| open(SHARED_MEMORY, flags, Mode::S_IRUSR | Mode::S_IWUSR))
+}
+
+/// Has a file take pages: by writing to it, where it may not be asked to allocate them.
+fn take(file: &OwnedFd, start: libc::off_t, length: libc::off_t) -> nix::Result<()> {
+    match fallocate(file, FallocateFlags::empty(), start, length) {
+        Err(Errno::EPERM | Errno::ENOSYS | Errno::EOPNOTSUPP) => write_zeros(file, start, length),
+        taken => taken,
+    }
+}
+
+fn write_zeros(file: &OwnedFd, start: libc::off_t, length: libc::off_t) -> nix::Result<()> {
+    const ZEROS: [u8; 16 << 10] = [0; 16 << 10];
+    let mut at = start;
+    while at < start + length {
+        // At most `ZEROS.len()`, and positive.
+        let left = (start + length - at).min(ZEROS.len() as libc::off_t) as usize;
+        match pwrite(file, &ZEROS[..left], at)? {
+            0 => return Err(Errno::ENOSPC),
+            // At most `left`.
+            written => at += written as libc::off_t,
+        }
+    }
+    Ok(())
+}
+
+/// Has a file `take` its pages, so that a lack of memory is an error here and not a signal at first touch.
+///
+/// The kernel would rather kill a process than refuse it, so it is asked for no more than the limits leave. Other
+/// ranks may take from the same limits at this moment: unless there is room for all, pages are taken piece by piece
+/// and the limits looked at before each, with a piece for every rank to spare.
+fn reserve(
+    bytes: usize,
+    limits: &Limits,
+    take: impl Fn(libc::off_t, libc::off_t) -> nix::Result<()>,
+) -> Result<(), String> {
+    const PIECE_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
+    /// A call that a signal interrupts gives its pages back; the next one is half as long, so that some end between
+    /// two signals.
+    const MAX_INTERRUPTIONS: u32 = 1000;
+    let (bytes, ranks) = (bytes as u64, MAX_RANKS as u64);
+    // It would be a signal as well.
+    refuse_file(bytes)?;
+    let piece = (bytes / 64).clamp(*PIECE_BYTES.start(), *PIECE_BYTES.end());
+    let spare = piece * ranks;
+    let (mut done, mut longest, mut interruptions) = (0, bytes, 0);
+    while done < bytes {
+        let left = bytes - done;
+        let plenty = left.saturating_mul(ranks);
+        let length = match limits.least_room(plenty) {
+            Some(room) if room.bytes < left.saturating_add(spare) => {
+                return Err(format!("{room}; {left} are to be taken, and {spare} more to stay free"));
+            }
+            Some(room) if room.bytes < plenty => left.min(piece),
+            _ => left,
+        };
+        let length = length.min(longest);
+        let range = (libc::off_t::try_from(done), libc::off_t::try_from(length));
+        let (Ok(start), Ok(size)) = range else { return Err("too large for a file".into()) };
+        match take(start, size) {
+            Ok(()) => (done, interruptions) = (done + length, 0),
+            Err(Errno::EINTR) if interruptions < MAX_INTERRUPTIONS => {
+                interruptions += 1;
+                longest = (length / 2).max(*PIECE_BYTES.start());
+            }
+            Err(errno) => return Err(format!("fallocate: {}", explained(errno))),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::os::unix::fs::FileExt as _;
+    use std::path::Path;
+
+    use super::*;
+    use crate::thread::tests::forbid;
+
+    /// Takes so many bytes under these limits, each call as `take` says, given its number and its length; the calls
+    /// that succeeded.
+    fn reserved(
+        bytes: usize,
+        limits: &Limits,
+        take: impl Fn(usize, i64) -> nix::Result<()>,
+    ) -> (Result<(), String>, Vec<(i64, i64)>, usize) {
+        let (taken, calls) = (RefCell::new(Vec::new()), RefCell::new(0));
+        let result = reserve(bytes, limits, |start, length| {
+            *calls.borrow_mut() += 1;
+            take(*calls.borrow(), length).inspect(|()| taken.borrow_mut().push((start, length)))
+        });
+        (result, taken.into_inner(), calls.into_inner())
+    }
+
+    /// Each call begins where the one before ended, up to the last byte.
+    fn is_whole(bytes: usize, taken: &[(i64, i64)]) -> bool {
+        let end = taken.iter().try_fold(0, |end, &(start, length)| (start == end).then_some(end + length));
+        end == Some(bytes as i64)
+    }
+
+    #[test]
+    fn interrupted_calls_are_made_again_and_shorter() {
+        let unlimited = Limits::below(Path::new("/nowhere"));
+        let bytes = (40 << 20) + 1;
+        let (result, taken, calls) = reserved(bytes, &unlimited, |_, _| Ok(()));
+        assert_eq!((result, taken, calls), (Ok(()), vec![(0, bytes as i64)], 1));
+        // None that takes longer than the time between two signals comes to an end.
+        let interrupted = |call, length| match length > 1 << 20 || call % 3 == 0 {
+            true => Err(Errno::EINTR),
+            false => Ok(()),
+        };
+        let (result, taken, _) = reserved(bytes, &unlimited, interrupted);
+        assert!(result.is_ok() && is_whole(bytes, &taken), "{result:?} {taken:?}");
+    }
+
+    #[test]
+    fn interruptions_without_end_are_an_error() {
+        let unlimited = Limits::below(Path::new("/nowhere"));
+        let (result, taken, calls) = reserved(1 << 20, &unlimited, |_, _| Err(Errno::EINTR));
+        assert!(result.unwrap_err().contains("EINTR"));
+        assert!(taken.is_empty() && calls < 2000, "{calls}");
+    }
+
+    /// Another rank takes as much at the same time: what is left is looked at again and again, and not used up.
+    #[test]
+    fn pieces_stop_short_of_a_limit() {
+        let root = std::env::temp_dir().join(format!("fast-allreduce-pieces-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("proc")).unwrap();
+        let left = RefCell::new(0);
+        let leave = |bytes: i64| {
+            left.replace(bytes);
+            let text = format!("MemAvailable: {} kB\n", bytes / 1024);
+            std::fs::write(root.join("proc/meminfo"), text).unwrap();
+        };
+        let limits = Limits::below(&root);
+        let take_both = |_, length: i64| {
+            let before = *left.borrow();
+            leave(before - 2 * length);
+            Ok(())
+        };
+        for (mib, fits) in [(4000, true), (150, true), (105, false), (80, false), (60, false)] {
+            leave(mib << 20);
+            let (result, taken, _) = reserved(50 << 20, &limits, take_both);
+            assert!(*left.borrow() >= 0, "{mib}: {result:?} {taken:?}");
+            assert_eq!((result.is_ok(), is_whole(50 << 20, &taken)), (fits, fits), "{mib}: {result:?}");
+        }
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    /// Such a file, made by a thread to which these calls are refused.
+    fn created(refused: &'static [i64]) -> OwnedFd {
+        let create = move || {
+            refused.iter().for_each(|&call| forbid(call));
+            create(3 << 20).unwrap()
+        };
+        std::thread::spawn(create).join().unwrap()
+    }
+
+    #[test]
+    fn files_are_whole_whatever_a_sandbox_refuses() {
+        let all: [&[i64]; 4] = [
+            &[],
+            &[libc::SYS_fallocate],
+            &[libc::SYS_memfd_create],
+            &[libc::SYS_memfd_create, libc::SYS_fallocate],
+        ];
+        for refused in all {
+            let file = std::fs::File::from(created(refused));
+            let metadata = file.metadata().unwrap();
+            let blocks = std::os::unix::fs::MetadataExt::blocks(&metadata);
+            assert_eq!((metadata.len(), blocks * 512), (3 << 20, 3 << 20), "{refused:?}");
+            assert_eq!(std::os::unix::fs::MetadataExt::nlink(&metadata), 0, "{refused:?}");
+            let mut bytes = vec![1; 3 << 20];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            assert!(bytes.iter().all(|&byte| byte == 0), "{refused:?}");
+            check(&file.into()).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_can_be_shrunk_is_refused() {
+        let unsealed = memfd_create(c"test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
+        assert!(check(&unsealed).unwrap_err().contains("not sealed"));
+        let folder = crate::temporary::Folder::new();
+        let on_disk = std::fs::File::open(folder.write("file", "")).unwrap();
+        check(&on_disk.into()).unwrap_err();
+        let name = format!("{SHARED_MEMORY}/fast-allreduce-test-{}", std::process::id());
+        let file = OwnedFd::from(std::fs::File::create(&name).unwrap());
+        let checked = check(&file);
+        std::fs::remove_file(&name).unwrap();
+        assert!(checked.unwrap_err().contains("not sealed"), "while it has a name");
+        check(&file).unwrap();
+    }
+}
