@@ -158,7 +158,7 @@ fn start(id: Option<&UniqueId>, rank: usize, ranks: usize, arguments: &[OsString
         .stdin(OwnedFd::from(theirs))
         .stdout(if rank == 0 { Stdio::inherit() } else { Stdio::null() })
         .spawn()
-        .map_err(fail("starting a rank's process"))?;
+        .map_err(fail("starting a rank's process (/proc/self/exe)"))?;
     Ok(Rank { rank, process, channel })
 }
 

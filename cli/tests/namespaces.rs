@@ -1,5 +1,5 @@
 //! Ranks in PID, user, IPC and network namespaces of their own, as containers have them: they meet, and hear of each other's
-//! end.
+//! end. And in mount namespaces, where they find another CPU's description, or none.
 
 mod program;
 #[macro_use]
@@ -7,6 +7,8 @@ mod program;
 mod runner;
 
 use std::process::{Child, Command, ExitCode, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::UniqueId;
@@ -20,6 +22,8 @@ tests! {
     || namespaces(&[USER, PID, IPC]) => ranks_of_namespaces_of_all_three_kinds;
     || namespaces(&[NET]) => ranks_of_network_namespaces;
     || namespaces(&[USER, PID, IPC, NET]) => ranks_of_namespaces_of_all_four_kinds;
+    || mounts("mount --bind /proc/version /proc/cpuinfo") => the_plan_is_that_of_the_cpus_name_beside_other_work;
+    || mounts(NO_PROC) => ranks_without_proc;
 }
 
 fn main() -> ExitCode {
@@ -30,19 +34,34 @@ const PID: &[&str] = &["--pid", "--fork", "--kill-child"];
 const USER: &[&str] = &["--user", "--map-root-user"];
 const IPC: &[&str] = &["--ipc"];
 const NET: &[&str] = &["--net"];
+const MOUNT: &[&str] = &["--mount"];
+
+/// Has the shell of a mount namespace do without it.
+const NO_PROC: &str = "umount -l /proc";
 
 /// What `unshare` takes here, to make namespaces of these kinds.
 type Options = Vec<&'static str>;
 
 fn namespaces(kinds: &[&[&'static str]]) -> Found<Options> {
+    namespaces_for(kinds, "true")
+}
+
+/// Namespaces in which a line of a shell changes the mounts.
+fn mounts(line: &str) -> Found<Options> {
+    namespaces_for(&[MOUNT], line)
+}
+
+/// Namespaces in which a line of a shell succeeds.
+fn namespaces_for(kinds: &[&[&'static str]], line: &str) -> Found<Options> {
     let kinds = kinds.concat();
     // Who is not root may make the others within a user namespace.
     let candidates = [kinds.clone(), [USER, &kinds].concat()];
     let works = |options: &Options| {
-        let made = Command::new("unshare").args(options).arg("true").stderr(Stdio::null()).status();
+        let mut command = Command::new("unshare");
+        let made = command.args(options).args(["sh", "-c", line]).stderr(Stdio::null()).status();
         made.is_ok_and(|status| status.success())
     };
-    let missing = || Missing::new("namespaces", format!("unshare {} fails", kinds.join(" ")));
+    let missing = || Missing::new("namespaces", format!("unshare {} sh -c '{line}' fails", kinds.join(" ")));
     candidates.into_iter().find(works).ok_or_else(missing)
 }
 
@@ -178,4 +197,97 @@ fn meet_in_a_directory(options: &Options) {
     let left = std::fs::read_dir(&path).unwrap().count();
     std::fs::remove_dir_all(&folder).unwrap();
     assert_eq!(left, 0, "files are left in the directory");
+}
+
+/// `arguments` of the program after a line of a shell, in namespaces of its own.
+fn after(line: &str, options: &Options, arguments: &str) -> Command {
+    let inner = program(arguments);
+    let mut command = Command::new("unshare");
+    command.args(options).args(["sh", "-c", &format!("{line} && exec \"$0\" \"$@\"")]);
+    command.arg(inner.get_program()).args(inner.get_args()).stdin(Stdio::null());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
+/// Threads that take all cores.
+struct Work(Arc<AtomicBool>);
+
+impl Work {
+    fn start() -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        for _ in 0..std::thread::available_parallelism().unwrap().get() {
+            let is_over = Arc::clone(&is_over);
+            std::thread::spawn(move || while !is_over.load(Ordering::Relaxed) {});
+        }
+        Self(is_over)
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Two ranks would measure, if the name did not decide.
+fn the_plan_is_that_of_the_cpus_name_beside_other_work(options: Options) {
+    let _work = Work::start();
+    let description = std::env::temp_dir().join(format!("fast-allreduce-cpuinfo-{}", std::process::id()));
+    let cases = [
+        ("AMD EPYC 9B45", "AuthenticAMD", "built-in for AMD (by the CPU's name; "),
+        ("QEMU Virtual CPU version 2.5+", "AuthenticAMD", "built-in for AMD (by the CPU's name; "),
+        ("Intel(R) Xeon(R) Processor", "GenuineIntel", "built-in for Intel (by the CPU's name; "),
+        ("Hygon C86 7285 32-core Processor", "HygonGenuine", "the CPU is of a make without a table; "),
+    ];
+    for (name, vendor, said) in cases {
+        let text = format!("processor\t: 0\nvendor_id\t: {vendor}\nmodel name\t: {name}\n");
+        std::fs::write(&description, text).unwrap();
+        let line = format!("mount --bind {} /proc/cpuinfo", description.display());
+        for _ in 0..3 {
+            let output =
+                after(&line, &options, "bench --ranks 2 -b 64K -e 64K -n 2 --bind none --format json");
+            let output = { output }.output().unwrap();
+            assert!(output.status.success(), "{}", text_of(&output));
+            let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            let plan = document["config"]["plan"].as_str().unwrap();
+            assert!(plan.contains(said), "{name}: {plan}");
+        }
+    }
+    std::fs::remove_file(&description).unwrap();
+}
+
+fn text_of(output: &Output) -> String {
+    text(&output.stdout) + &text(&output.stderr)
+}
+
+/// They work as ever, by an id and in a directory whose path is short; what needs `/proc` says so.
+fn ranks_without_proc(options: Options) {
+    let id = UniqueId::new().unwrap().to_string();
+    let start = |rank: &str| {
+        let mut command = after(NO_PROC, &options, CALLS);
+        command.env("FAST_ALLREDUCE_UNIQUE_ID", &id).env("FAST_ALLREDUCE_RANK", rank);
+        command.env("FAST_ALLREDUCE_WORLD_SIZE", "3");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    they_meet(&options, ["0", "1", "2"].map(start).into());
+    let folder = std::env::temp_dir().join(format!("fast-allreduce-proc-{}", std::process::id()));
+    let long = folder.join("x".repeat(120));
+    std::fs::create_dir_all(&long).unwrap();
+    for rank in ["0", "1"] {
+        let mut command = after(NO_PROC, &options, CALLS);
+        command.env("FAST_ALLREDUCE_SOCKET_DIR", &long).env("FAST_ALLREDUCE_RANK", rank);
+        let output = command.env("FAST_ALLREDUCE_WORLD_SIZE", "2").output().unwrap();
+        let error = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && error.contains("ENAMETOOLONG"), "{error}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    let output = after(NO_PROC, &options, "bench --ranks 2 -e 1K").output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.lines().count() == 1 && error.contains("/proc"), "{error}");
 }

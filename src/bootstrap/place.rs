@@ -166,7 +166,11 @@ impl Directory {
             // By the descriptor, a path is short, however long that of the directory is.
             false => {
                 let short = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
-                UnixAddr::new(&Path::new(&short).join(name))
+                match Path::new(&short).is_dir() {
+                    true => UnixAddr::new(&Path::new(&short).join(name)),
+                    // Without /proc.
+                    false => Err(Errno::ENAMETOOLONG),
+                }
             }
         }
     }

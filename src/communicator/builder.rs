@@ -218,9 +218,9 @@ impl Builder {
         self
     }
 
-    /// Whether the host may measure what a line's transfer and a copy cost, to choose between its built-in tables (default: yes).
-    /// It does where no rank has another plan and ranks have cores of their own: once in a process, for some milliseconds, at most
-    /// 20. Where it is not set, the environment variable `FAST_ALLREDUCE_CALIBRATE` may say 0 or 1. It is done if all ranks say yes.
+    /// Whether the host may measure what a line's transfer costs, to choose between its built-in tables (default: yes). It does for a
+    /// CPU of a make that no table is for, where no rank has another plan and ranks have cores of their own: once in a process, for
+    /// some milliseconds, at most 20. A measurement that other work has disturbed is not used. Where it is not set, the environment variable `FAST_ALLREDUCE_CALIBRATE` may say 0 or 1. It is done if all ranks say yes.
     #[must_use]
     pub fn calibrate(mut self, calibrate: impl Into<Option<bool>>) -> Self {
         self.calibrate = calibrate.into();
@@ -330,7 +330,7 @@ impl Builder {
         if plan.may_calibrate {
             let (offset, bytes) = (layout.staging_offset, layout.staging_bytes);
             let costs = device.costs(&memory, offset, bytes, bootstrap, setup_timeout)?;
-            costs.into_iter().for_each(|costs| plan.calibrate(costs));
+            plan.calibrate(costs);
         }
         let Agreed { table, source: plan_source, .. } = plan;
         let nvls = Nvls::wanted(forced, order, world_size);

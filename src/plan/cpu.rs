@@ -1,4 +1,5 @@
-//! Which of the host's built-in tables is for which CPU: by its name, or by what two ranks have measured.
+//! Which of the host's built-in tables is for which CPU: by its name, and only where that names no known make, by what two ranks have
+//! measured. A measurement depends on what else the machine does at that moment; a name does not.
 
 use std::fmt;
 
@@ -14,8 +15,8 @@ pub enum CpuMake {
     Intel,
 }
 
-/// What the choice between them was made by: what two ranks of a world have measured. Not by what a copy takes: in relation to that
-/// a line takes as long on CPUs of both makes (docs/tuning.md).
+/// What the choice between them was made by for a CPU of another make: what two ranks of a world have measured. Not by what a copy
+/// takes: in relation to that a line takes as long on CPUs of both makes (docs/tuning.md).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
     /// From the store of one rank to the load by which another sees it, in nanoseconds.
@@ -26,12 +27,13 @@ impl CpuMake {
     /// Between what a line takes where AMD's table was measured, 42 to 57, and where Intel's is the faster, 114 to 137.
     const MOST_NEAR_NS: f64 = 80.0;
 
-    /// By the name of its CPU.
-    pub fn of(machine: &Machine) -> Self {
-        match machine {
-            Machine::Host { cpu, .. } if cpu.contains("Intel") => Self::Intel,
-            _ => Self::Amd,
-        }
+    /// The one whose table is taken where nothing speaks for another.
+    pub const DEFAULT: Self = Self::Amd;
+
+    /// By the name of its CPU; `None` for other makes.
+    pub fn of(machine: &Machine) -> Option<Self> {
+        let Machine::Host { cpu, .. } = machine else { return None };
+        [Self::Amd, Self::Intel].into_iter().find(|make| cpu.contains(make.name()))
     }
 
     /// The one whose costs are more like these. A two-shot has a barrier more than a one-shot, which costs transfers of lines: so the
@@ -86,9 +88,19 @@ mod tests {
     #[test]
     fn a_cpu_is_known_by_its_name() {
         let machine = |cpu: &str| Machine::Host { cpu: cpu.into(), cores: 2, instruction_set: "avx2".into() };
-        assert_eq!(CpuMake::of(&machine("Intel(R) Xeon(R) Platinum 8481C")), CpuMake::Intel);
-        assert_eq!(CpuMake::of(&machine("AMD EPYC 9B45")), CpuMake::Amd);
-        assert_eq!(CpuMake::of(&machine("unknown")), CpuMake::Amd);
+        let names = [
+            ("Intel(R) Xeon(R) Platinum 8481C", Some(CpuMake::Intel)),
+            ("Intel Xeon Processor (Skylake, IBRS)", Some(CpuMake::Intel)),
+            ("Common KVM processor (GenuineIntel)", Some(CpuMake::Intel)),
+            ("AMD EPYC 9B45", Some(CpuMake::Amd)),
+            ("QEMU Virtual CPU version 2.5+ (AuthenticAMD)", Some(CpuMake::Amd)),
+            ("Hygon C86 7285 32-core Processor (HygonGenuine)", None),
+            ("implementer 0x41 part 0xd40", None),
+            ("unknown", None),
+        ];
+        for (name, make) in names {
+            assert_eq!(CpuMake::of(&machine(name)), make, "{name}");
+        }
     }
 
     /// As measured on one of each.

@@ -5,8 +5,8 @@
 //! of its machine, and a file: `fast-allreduce tune` writes it and installs it in the user's cache, where communicators of this
 //! machine find it by themselves. [`Builder::tuning`](crate::Builder::tuning) or the environment variable `FAST_ALLREDUCE_TUNING`
 //! has another used. Any other machine or version of this crate refuses a file. Without one the host takes the built-in table for
-//! its CPU ([`CpuMake`]), by a measurement of some milliseconds, and GPUs that for their generation
-//! ([`GpuGeneration`]), by their name. [`Communicator::plan_source`](crate::Communicator::plan_source)
+//! its CPU ([`CpuMake`]) and GPUs that for their generation ([`GpuGeneration`]), both by their name; for a CPU of another make a
+//! measurement of some milliseconds decides. [`Communicator::plan_source`](crate::Communicator::plan_source)
 //! tells which plan is in force.
 //!
 //! ```no_run

@@ -65,11 +65,11 @@ pub struct Table {
 }
 
 impl Table {
-    /// The table that is used unless another is given; of the host that for [`CpuMake::Amd`], of GPUs that for
+    /// The table that is used unless another is given; of the host that for [`CpuMake::DEFAULT`], of GPUs that for
     /// [`GpuGeneration::Hopper`].
     pub const fn built_in(device: DeviceKind) -> Self {
         match device {
-            DeviceKind::Host => Self::of_cpu(CpuMake::Amd),
+            DeviceKind::Host => Self::of_cpu(CpuMake::DEFAULT),
             DeviceKind::Cuda => Self::of_gpu(GpuGeneration::Hopper),
         }
     }
@@ -96,7 +96,7 @@ impl Table {
     /// The built-in table for a machine, by the names of its CPU or GPUs.
     pub fn built_in_for(machine: &Machine) -> Self {
         match machine.device() {
-            DeviceKind::Host => Self::of_cpu(CpuMake::of(machine)),
+            DeviceKind::Host => Self::of_cpu(CpuMake::of(machine).unwrap_or(CpuMake::DEFAULT)),
             DeviceKind::Cuda => Self::of_gpu(GpuGeneration::of(machine)),
         }
     }

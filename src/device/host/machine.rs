@@ -24,7 +24,13 @@ fn cpus(cpuinfo: &str) -> (String, u32) {
     };
     // AArch64 has numbers instead of a name.
     let numbers = || Some(format!("implementer {} part {}", field("CPU implementer")?, field("CPU part")?));
-    let model = field("model name").or_else(numbers).unwrap_or_else(|| "unknown".to_owned());
+    let mut model = field("model name").or_else(numbers).unwrap_or_else(|| "unknown".to_owned());
+    // Virtual machines have names without the make: "QEMU Virtual CPU version 2.5+".
+    if let Some(vendor) =
+        field("vendor_id").filter(|_| !["AMD", "Intel"].iter().any(|make| model.contains(make)))
+    {
+        model = format!("{model} ({vendor})");
+    }
     let is_cpu = |line: &&str| line.split_once(':').is_some_and(|(key, _)| key.trim() == "processor");
     (model, cpuinfo.lines().filter(is_cpu).count() as u32)
 }
@@ -38,6 +44,8 @@ mod tests {
         let x86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9B45: 128\n\n\
                    processor\t: 1\nmodel name\t: AMD EPYC 9B45: 128\n";
         assert_eq!(cpus(x86), ("AMD EPYC 9B45: 128".to_owned(), 2));
+        let virtual_cpu = x86.replace("AMD EPYC 9B45: 128", "QEMU Virtual CPU version 2.5+");
+        assert_eq!(cpus(&virtual_cpu), ("QEMU Virtual CPU version 2.5+ (AuthenticAMD)".to_owned(), 2));
         let arm = "processor\t: 0\nBogoMIPS\t: 243\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
         assert_eq!(cpus(arm), ("implementer 0x41 part 0xd0c".to_owned(), 1));
         assert_eq!(cpus("nonsense"), ("unknown".to_owned(), 0));
