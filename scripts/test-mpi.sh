@@ -153,8 +153,20 @@ program() {
   [ "$status" -eq 0 ] && [ "$(lines '^# .* ranks 3 device')" -eq 1 ] || fail "$mpi: bench in a shell of an allocation"
   mpirun 2 env FAST_ALLREDUCE_NODE=a "$cli" bench -e 1K : -np 2 env FAST_ALLREDUCE_NODE=b "$cli" bench -e 1K
   refused "several nodes" "a world of several nodes is not available"
+  renamed
   directory
   killed
+}
+
+# Ranks of one kernel whose hosts have other names, and ranks that cannot read which kernel theirs is.
+renamed() {
+  local hide='mount --bind /dev/null /proc/sys/kernel/random/boot_id && exec "$0" "$@"'
+  mpirun 1 unshare --uts sh -c 'hostname another && exec "$0" "$@"' "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K
+  [ "$status" -eq 0 ] && [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench of two host names"
+  mpirun 1 unshare --mount sh -c "$hide" "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K
+  [ "$status" -eq 0 ] && [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench without a boot id"
+  mpirun 1 unshare --mount --uts sh -c "hostname another && $hide" "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K
+  refused "two host names without a boot id" "a world of several nodes is not available"
 }
 
 # Ranks that hand over memory through a directory, as containers with networks of their own do.

@@ -17,6 +17,7 @@ use ::mpi::traits::Communicator;
 
 use self::channel::Channel;
 use self::gather::{gather, MAX_CONTRIBUTION};
+use self::node::{Place, Places};
 pub(crate) use self::peers::{Exchanges, Parts, Peers};
 use super::join;
 use super::place::socket_directory;
@@ -54,7 +55,7 @@ use crate::error::{Error, Result};
 /// # Nodes
 ///
 /// Ranks are on one node if they have the same kernel, by its boot id, and the same network namespace, as two containers
-/// may not have: then they can share memory. Containers with networks of their own may share a directory instead, which the
+/// may not have: then they can share memory. Where a rank cannot read its boot id, host names are compared instead. Containers with networks of their own may share a directory instead, which the
 /// variable `FAST_ALLREDUCE_SOCKET_DIR` names on every rank. Those whose variable `FAST_ALLREDUCE_NODE` differs are taken to be on different
 /// nodes in any case, as if to try out several nodes on one.
 ///
@@ -124,12 +125,13 @@ impl Mpi {
         let all = unsafe { Channel::duplicate(original, &deadline) }?;
         let sequence = 1;
         let socket_directory = socket_directory();
-        let place = node::own(socket_directory.as_deref())?;
-        let places = gather(&all, sequence, &place, &deadline)?;
-        let is_here = |rank: &usize| node::same(&places[*rank], &places[all.rank()]);
-        let members: Vec<_> = (0..all.size()).filter(is_here).collect();
+        let own = Place::own(socket_directory.as_deref())?;
+        let places = gather(&all, sequence, &own.to_bytes(), &deadline)?;
+        let decode = |(rank, bytes): (usize, &Vec<u8>)| Place::from_bytes(rank, bytes);
+        let places = Places::new(places.iter().enumerate().map(decode).collect::<Result<_>>()?);
+        let members = places.beside(all.rank());
         if matches!(ranks, Ranks::All) && members.len() != all.size() {
-            return Err(node::several(&places));
+            return Err(places.refusal());
         }
         let node = all.part(members);
         let (rank, world_size) = (node.rank(), node.size());
