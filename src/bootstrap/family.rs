@@ -180,15 +180,49 @@ impl Family {
     }
 }
 
-/// The error, with ranks numbered as in the world that they come from.
-fn in_old_ranks(error: Error, members: &[usize]) -> Error {
-    let old = |rank: usize| members.get(rank).copied().unwrap_or(rank);
-    match error {
-        Error::Timeout { operation, epoch, missing, waited, last_seen } => {
-            let missing = missing.into_iter().map(old).collect();
-            Error::Timeout { operation, epoch, missing, waited, last_seen }
+/// The error, with ranks numbered as in the world that they come from: `members`, by their new ranks.
+pub(crate) fn in_old_ranks(mut error: Error, members: &[usize]) -> Error {
+    let old = |rank: &mut usize| *rank = members.get(*rank).copied().unwrap_or(*rank);
+    match &mut error {
+        Error::Timeout { missing, .. } => missing.iter_mut().for_each(old),
+        Error::PeerLost { rank, .. } | Error::PeerFailed { rank, .. } | Error::Malformed { rank, .. } => {
+            old(rank)
         }
-        Error::PeerLost { rank, reason } => Error::PeerLost { rank: old(rank), reason },
-        error => error,
+        Error::Disagreement { rank, own_rank, .. } => [rank, own_rank].into_iter().for_each(old),
+        _ => {}
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_ranks_of_the_world_that_the_members_come_from() {
+        let old = |error: Error| in_old_ranks(error, &[1, 3, 4]);
+        let reason = String::new;
+        let timeout = |missing: [usize; 2]| Error::Timeout {
+            operation: "all_gather",
+            epoch: 0,
+            missing: missing.into(),
+            waited: Duration::ZERO,
+            last_seen: String::new(),
+        };
+        assert_eq!(old(timeout([0, 2])), timeout([1, 4]));
+        assert_eq!(
+            old(Error::PeerLost { rank: 1, reason: reason() }),
+            Error::PeerLost { rank: 3, reason: reason() }
+        );
+        assert_eq!(
+            old(Error::PeerFailed { rank: 2, reason: reason() }),
+            Error::PeerFailed { rank: 4, reason: reason() }
+        );
+        let disagreement = |rank, own_rank| {
+            let (theirs, ours) = (reason(), reason());
+            Error::Disagreement { what: "the step", rank, theirs, own_rank, ours }
+        };
+        assert_eq!(old(disagreement(0, 1)), disagreement(1, 3));
+        assert_eq!(old(Error::Aborted), Error::Aborted);
     }
 }

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 pub(crate) use agree::{agree_on, all_succeeded};
 pub(crate) use descriptors::{exchange_descriptors, exchange_several};
-pub(crate) use family::{Family, Notices};
+pub(crate) use family::{in_old_ranks, Family, Notices};
 pub use local::{Local, UniqueId};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;

@@ -380,6 +380,7 @@ impl Builder {
             settings,
             rank,
             world_size,
+            world_ranks: Vec::new(),
             planner,
             plan_source,
             order,

@@ -12,14 +12,48 @@ impl<D: Device> Communicator<D> {
         let (missing, epoch) = self.endpoint.region.missing();
         let waited = self.patience.latest().unwrap_or_default();
         let operation = self.liveness.operation();
-        match (failure, missing.first()) {
+        let error = match (failure, missing.first()) {
             (abi::FA_TIMED_OUT, _) => self.liveness.timed_out(missing, operation, epoch, waited),
             (abi::FA_PEER_GONE, Some(&rank)) => self.liveness.lost(rank, operation, epoch, waited),
             (abi::FA_OTHER_MESSAGE, Some(&rank)) => self.other_message(rank),
             (abi::FA_MISMATCH, Some(&rank)) => self.other_call(rank),
             (abi::FA_REVOKED, Some(&rank)) => self.revoked(rank),
             _ => self.other_failure(failure),
+        };
+        self.in_world_ranks(error)
+    }
+
+    /// The error, which names ranks of this communicator, and tells which those are in the world that they come from: what a program
+    /// knows its processes by.
+    pub(super) fn in_world_ranks(&self, mut error: Error) -> Error {
+        let named = match &error {
+            Error::Timeout { missing, .. } => missing.clone(),
+            Error::PeerLost { rank, .. }
+            | Error::PeerFailed { rank, .. }
+            | Error::Disagreement { rank, .. } => {
+                vec![*rank]
+            }
+            _ => Vec::new(),
+        };
+        let known = named.iter().filter_map(|&rank| Some((rank, *self.world_ranks.get(rank)?)));
+        let others = known.filter(|(rank, of_world)| rank != of_world);
+        let told: Vec<_> = others
+            .map(|(rank, of_world)| format!("rank {rank} here is rank {of_world} of the world"))
+            .collect();
+        let text = match &mut error {
+            Error::Timeout { last_seen, .. } => last_seen,
+            Error::PeerLost { reason, .. } | Error::PeerFailed { reason, .. } => reason,
+            Error::Disagreement { theirs, .. } => theirs,
+            _ => return error,
+        };
+        for told in told {
+            // Another rank's words, which it has heard, may tell it already.
+            if !text.contains(&told) {
+                *text += if text.is_empty() { "" } else { "; " };
+                *text += &told;
+            }
         }
+        error
     }
 
     /// A message came that is not the one that this rank was to receive.

@@ -51,6 +51,8 @@ pub struct Communicator<D: Device> {
     settings: Builder,
     rank: usize,
     world_size: usize,
+    /// Of one that was split or shrunk: each rank's number in the world that they come from, by rank. Else empty.
+    world_ranks: Vec<usize>,
     planner: Planner,
     plan_source: Source,
     order: Order,
@@ -156,7 +158,8 @@ impl<D: Device> Communicator<D> {
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Buffer<T, D>> {
         self.healthy()?;
         let _step = self.connection.step()?;
-        SymmetricMemory::allocate(&self.endpoint, "allocate and register", count)?.enter()
+        let memory = SymmetricMemory::allocate(&self.endpoint, "allocate and register", count);
+        memory.and_then(SymmetricMemory::enter).map_err(|error| self.in_world_ranks(error))
     }
 
     /// Allocates `count` zeros on every rank and maps them on all. Collective: all ranks ask for the same type and
@@ -175,6 +178,7 @@ impl<D: Device> Communicator<D> {
         self.healthy()?;
         let _step = self.connection.step()?;
         SymmetricMemory::allocate(&self.endpoint, "allocate", count)
+            .map_err(|error| self.in_world_ranks(error))
     }
 
     /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. Ranks that

@@ -1,6 +1,7 @@
 //! Communicators of some of the ranks: those that are left after a failure, or groups of them all.
 
 use super::Communicator;
+use crate::bootstrap::in_old_ranks;
 use crate::device::Device;
 use crate::error::{Error, Result};
 
@@ -49,7 +50,13 @@ impl<D: Device> Communicator<D> {
         own[1..5].copy_from_slice(&color.unwrap_or(0).to_le_bytes());
         own[5..].copy_from_slice(&key.to_le_bytes());
         let step = self.connection.step()?;
-        let given = self.unless_failed(self.connection.bootstrap.all_gather(&own, self.setup_timeout))?;
+        let given = self.connection.bootstrap.all_gather(&own, self.setup_timeout).map_err(|mut error| {
+            if let Error::Timeout { operation, .. } = &mut error {
+                *operation = "split";
+            }
+            self.in_world_ranks(error)
+        });
+        let given = self.unless_failed(given)?;
         drop(step);
         let mut members = Vec::new();
         for (rank, bytes) in given.iter().enumerate() {
@@ -89,12 +96,18 @@ impl<D: Device> Communicator<D> {
         };
         let gone = || members.iter().copied().find(|&rank| rank != self.rank && !self.liveness.is_left(rank));
         let met = self.family.meet(members, index, notices, &|| gone().is_some(), self.setup_timeout);
-        let local = met.map_err(|error| match (&error, gone()) {
-            (Error::Timeout { .. } | Error::Rendezvous { .. }, Some(rank)) => {
-                Error::PeerLost { rank, reason: "it has left the world whose ranks meet".into() }
-            }
-            _ => error,
+        let local = met.map_err(|error| {
+            self.in_world_ranks(match (&error, gone()) {
+                (Error::Timeout { .. } | Error::Rendezvous { .. }, Some(rank)) => {
+                    Error::PeerLost { rank, reason: "it has left the world whose ranks meet".into() }
+                }
+                _ => error,
+            })
         })?;
-        self.settings.clone().build(self.endpoint.device.again()?, local)
+        let made = self.settings.clone().build(self.endpoint.device.again()?, local);
+        let mut part = made.map_err(|error| self.in_world_ranks(in_old_ranks(error, members)))?;
+        let of_world = |&rank: &usize| self.world_ranks.get(rank).copied().unwrap_or(rank);
+        part.world_ranks = members.iter().map(of_world).collect();
+        Ok(part)
     }
 }

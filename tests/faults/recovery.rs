@@ -44,6 +44,61 @@ fn the_ranks_that_are_left_go_on_twice() {
     );
 }
 
+/// In a group a rank has another number than in the world, by which a program knows its process.
+#[test]
+fn errors_of_groups_tell_the_ranks_of_the_world() {
+    let settings = |_| builder().timeout(Duration::from_millis(500));
+    let done = Barrier::new(5);
+    threads(5, settings, |communicator| {
+        let rank = communicator.rank();
+        // Ranks 4 and 3, 2 and 1 of the world, in this order.
+        let group =
+            communicator.split(rank.checked_sub(1).map(|rank| rank as u32 / 2), -(rank as i64)).unwrap();
+        let sum = |group: &Communicator<Host>| group.all_reduce_in_place(&mut [1u8; 10], ReduceOp::Sum);
+        let told = |error: Error, what: &str| {
+            let named = match &error {
+                Error::Timeout { missing, .. } => missing[..] == [1],
+                Error::PeerLost { rank, .. } | Error::PeerFailed { rank, .. } => *rank == 1,
+                _ => false,
+            };
+            let text = error.to_string();
+            assert!(
+                named && text.matches("rank 1 here is rank 3 of the world").count() == 1,
+                "{what}: {text}"
+            );
+        };
+        if rank == 4 {
+            let group = group.as_ref().unwrap();
+            // One that was split once more, and in which the two are in the same order.
+            let again = group.split(Some(0), 0).unwrap().unwrap();
+            done.wait();
+            told(sum(&again).unwrap_err(), "a call that the other does not make");
+            told(group.split(Some(0), 0).map(drop).unwrap_err(), "a split that the other does not make");
+            done.wait();
+            told(group.alloc::<u8>(10).map(drop).unwrap_err(), "a buffer that the other does not allocate");
+        } else if rank == 3 {
+            let group = group.as_ref().unwrap();
+            let again = group.split(Some(0), 0).unwrap().unwrap();
+            done.wait();
+            done.wait();
+            drop(again);
+        } else {
+            group.iter().for_each(|group| sum(group).unwrap());
+            (0..2).for_each(|_| _ = done.wait());
+        }
+        done.wait();
+        // Of the world itself nothing is to be told.
+        if rank != 3 {
+            let error = communicator.split(Some(0), 0).map(drop).unwrap_err();
+            let Error::Timeout { operation: "split", missing, last_seen, .. } = &error else {
+                panic!("{error}")
+            };
+            assert!(*missing == [3] && last_seen.is_empty(), "{error}");
+        }
+        done.wait();
+    });
+}
+
 #[test]
 fn a_survivor_that_does_not_come_is_named_by_its_old_rank() {
     let settings = |_| builder().timeout(Duration::from_millis(500));
