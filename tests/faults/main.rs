@@ -22,6 +22,7 @@ mod pool;
 mod rank;
 mod recovery;
 mod registered;
+mod sandboxes;
 mod signals;
 mod storms;
 mod streams;

@@ -221,7 +221,7 @@ fn lists_of_survivors_that_cannot_be() {
         |_| builder(),
         |communicator| {
             let rank = communicator.rank();
-            for list in [&[][..], &[1 - rank], &[1, 0], &[0, 0, 1], &[0, 1, 2]] {
+            for list in [&[][..], &[1 - rank], &[1, 0], &[0, 0, 1], &[0, 1, 2], &[99], &[rank, 99]] {
                 let error = communicator.shrink(list).unwrap_err();
                 assert!(matches!(error, Error::InvalidSetting { name: "survivors", .. }), "{error}");
             }
