@@ -11,7 +11,6 @@ use std::time::Duration;
 use nix::fcntl::{fcntl, open, FcntlArg, OFlag};
 use nix::sys::stat::{fstat, stat, Mode};
 
-use crate::deadline::Deadline;
 use crate::thread;
 
 /// The numbers of the standard streams are those below.
@@ -73,16 +72,16 @@ impl Drop for Taken {
 
 /// `None` in a fork in which a thread that is not there has it: then the numbers stay as they are.
 fn lock() -> Option<MutexGuard<'static, usize>> {
-    const LIMIT: Duration = Duration::from_millis(100);
-    let deadline = Deadline::after(LIMIT);
-    loop {
+    // It is held for some system calls, so that this is far longer than it takes.
+    const ATTEMPTS: usize = 1000;
+    for _ in 0..ATTEMPTS {
         match HOLDERS.try_lock() {
             Ok(holders) => return Some(holders),
             Err(TryLockError::Poisoned(poisoned)) => return Some(PoisonError::into_inner(poisoned)),
-            Err(TryLockError::WouldBlock) if deadline.has_passed() => return None,
-            Err(TryLockError::WouldBlock) => thread::pause(Duration::from_micros(10)),
+            Err(TryLockError::WouldBlock) => thread::pause(Duration::from_micros(100)),
         }
     }
+    None
 }
 
 /// The status flags of what has this number, if anything has.

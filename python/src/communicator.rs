@@ -73,7 +73,7 @@ impl Communicator {
 impl Communicator {
     #[staticmethod]
     #[pyo3(signature = (nranks, rank, unique_id, device = "cpu", **settings), text_signature = "(nranks, rank, unique_id, \
-        device='cpu', *, timeout=None, max_bytes=None, algorithm=None, check=None, workers=1, wait='auto', bind='none', \
+        device='cpu', *, timeout=None, join_timeout=None, max_bytes=None, algorithm=None, check=None, workers=1, wait='auto', bind='none', \
         calibrate=None, tuning=None, order=None, direct_reads=None, max_blocks=None, one_at_a_time=False, \
         programmatic_launch=False)")]
     fn init(
@@ -85,14 +85,14 @@ impl Communicator {
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let settings = Settings::of(py, device, settings)?;
-        let (id, limit) = (unique_id.get().0, settings.meeting);
+        let (id, limit) = (unique_id.get().0, settings.joining.unwrap_or(settings.meeting));
         let local = elsewhere(py, move || Local::connect(&id, rank, nranks, limit))?;
         let local = local.map_err(|error| raised(py, error))?;
         Self::built(py, settings, Arc::new(local))
     }
 
     #[staticmethod]
-    #[pyo3(signature = (device = "cpu", **settings), text_signature = "(device='cpu', *, timeout=None, max_bytes=None, \
+    #[pyo3(signature = (device = "cpu", **settings), text_signature = "(device='cpu', *, timeout=None, join_timeout=None, max_bytes=None, \
         algorithm=None, check=None, workers=1, wait='auto', bind='none', calibrate=None, tuning=None, order=None, \
         direct_reads=None, max_blocks=None, one_at_a_time=False, \
         programmatic_launch=False)")]
@@ -102,7 +102,9 @@ impl Communicator {
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Option<Self>> {
         let settings = Settings::of(py, device, settings)?;
-        match elsewhere(py, Local::from_env)?.map_err(|error| raised(py, error))? {
+        let joining = settings.joining;
+        let join = move || joining.map_or_else(Local::from_env, Local::from_env_within);
+        match elsewhere(py, join)?.map_err(|error| raised(py, error))? {
             Some(local) => Self::built(py, settings, Arc::new(local)).map(Some),
             None => Ok(None),
         }

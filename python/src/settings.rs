@@ -34,6 +34,8 @@ pub struct Settings {
     one_at_a_time: bool,
     programmatic_launch: bool,
     pub meeting: Duration,
+    /// How long ranks wait for each other to come, where that is to be another limit.
+    pub joining: Option<Duration>,
 }
 
 impl Settings {
@@ -48,6 +50,7 @@ impl Settings {
             one_at_a_time: false,
             programmatic_launch: false,
             meeting: MEETING,
+            joining: None,
         };
         for (name, value) in given.into_iter().flatten() {
             settings = settings.with(py, &name.extract::<String>()?, &value)?;
@@ -71,6 +74,10 @@ impl Settings {
                     self.meeting = values::seconds(py, limit)?;
                     self.builder = self.builder.timeout(self.meeting);
                 }
+            }
+            "join_timeout" => {
+                let limit = value.extract::<Option<f64>>()?;
+                self.joining = limit.map(|limit| values::seconds(py, limit)).transpose()?;
             }
             "max_bytes" => {
                 if let Some(bytes) = value.extract()? {

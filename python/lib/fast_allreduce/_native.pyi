@@ -113,6 +113,7 @@ class Communicator:
         device: str = "cpu",
         *,
         timeout: float | None = None,
+        join_timeout: float | None = None,
         max_bytes: int | None = None,
         algorithm: str | None = None,
         check: bool | None = None,
@@ -130,7 +131,7 @@ class Communicator:
         """Joins the world of an id, and returns when all ranks have come.
 
         All ranks must have the same settings: `timeout` is the longest wait for another rank, in seconds (default 30, or
-        FAST_ALLREDUCE_TIMEOUT); `max_bytes` what one launch takes through shared memory; `algorithm` forces one for all
+        FAST_ALLREDUCE_TIMEOUT), and `join_timeout` the longest for all to come, by default as long; `max_bytes` what one launch takes through shared memory; `algorithm` forces one for all
         allreduces; `check` has ranks compare their calls by a barrier of its own; `workers` are threads of each rank for large
         messages; `wait` is "auto", "spin" or "yield"; `bind` gives each thread of a rank a "core", or each rank a "numa" node, which
         threads that are started later inherit; `calibrate=False` has nothing measured; `tuning` is the path of a tuning file;
@@ -150,6 +151,7 @@ class Communicator:
         device: str = "cpu",
         *,
         timeout: float | None = None,
+        join_timeout: float | None = None,
         max_bytes: int | None = None,
         algorithm: str | None = None,
         check: bool | None = None,
@@ -164,7 +166,9 @@ class Communicator:
         one_at_a_time: bool = False,
         programmatic_launch: bool = False,
     ) -> Communicator | None:
-        """Joins the world that FAST_ALLREDUCE_UNIQUE_ID, _RANK and _WORLD_SIZE name; None where there is no id."""
+        """Joins the world that FAST_ALLREDUCE_UNIQUE_ID, _RANK and _WORLD_SIZE name, or _SOCKET_DIR in the place of an id; None where
+        there is neither. Settings are those of `init`, except that ranks wait for all to come for `join_timeout` seconds, or as
+        FAST_ALLREDUCE_JOIN_TIMEOUT says, or 120, whatever `timeout` is."""
 
     @property
     def rank(self) -> int:
