@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 use std::fmt;
 
 use fast_allreduce::DType;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyAttributeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
@@ -16,6 +16,8 @@ use pyo3::{ffi, intern};
 use crate::dlpack;
 use crate::errors::invalid;
 use crate::interface::from_interface;
+use crate::interrupt::is_main_thread;
+use crate::user_code::{attribute, method, parking};
 use crate::values;
 
 /// Where memory is.
@@ -145,13 +147,15 @@ impl Operand {
             }
             return Ok(Self::held_by(object, raw.address, raw.count, raw.dtype));
         }
-        if let Ok(interface) = object.getattr(intern!(py, "__cuda_array_interface__")) {
+        if let Ok(interface) = attribute(object, intern!(py, "__cuda_array_interface__")) {
             return from_interface(object, &interface, wanted, true);
         }
-        if object.hasattr(intern!(py, "__dlpack__"))? {
-            return dlpack::operand(object, wanted);
+        match attribute(object, intern!(py, "__dlpack__")) {
+            Ok(_) => return dlpack::operand(object, wanted),
+            Err(error) if !error.is_instance_of::<PyAttributeError>(py) => return Err(error),
+            Err(_) => {}
         }
-        if let Ok(interface) = object.getattr(intern!(py, "__array_interface__")) {
+        if let Ok(interface) = attribute(object, intern!(py, "__array_interface__")) {
             return from_interface(object, &interface, wanted, false);
         }
         let kind = object.get_type().name()?;
@@ -174,6 +178,8 @@ impl Operand {
 struct Torch {
     tensor: Py<PyType>,
     dtypes: Vec<(Py<PyAny>, DType)>,
+    /// Tells the dispatch keys of a tensor, and the one of negations.
+    negations: Option<(Py<PyAny>, Py<PyAny>)>,
 }
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
@@ -213,7 +219,13 @@ impl Torch {
                 // Old versions of torch have no unsigned types, nor floats of 8 bits.
                 let dtypes =
                     found.filter_map(|(name, dtype)| Some((torch.getattr(name).ok()?.unbind(), dtype)));
-                TORCH.get_or_init(py, || Self { tensor, dtypes: dtypes.collect() })
+                let dtypes = dtypes.collect();
+                let negations = || {
+                    let native = torch.getattr("_C").ok()?;
+                    let negative = native.getattr("DispatchKey").ok()?.getattr("Negative").ok()?;
+                    Some((native.getattr("_dispatch_keys").ok()?.unbind(), negative.unbind()))
+                };
+                TORCH.get_or_init(py, || Self { tensor, dtypes, negations: negations() })
             }
         };
         let kind = object.get_type();
@@ -221,11 +233,24 @@ impl Torch {
         Ok(is_tensor.then_some(torch))
     }
 
+    fn is_negated(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = tensor.py();
+        match &self.negations {
+            // `is_neg` releases the interpreter's lock. A daemon thread that comes back to it while the interpreter ends is ended
+            // within torch, before Python 3.14, which aborts the process. The main thread has no such end, and this takes longer.
+            Some((keys_of, negative)) if !is_main_thread() => {
+                let keys = keys_of.bind(py).call1((tensor,))?;
+                keys.call_method1(intern!(py, "has"), (negative,))?.is_truthy()
+            }
+            _ => method(tensor, intern!(py, "is_neg"))?.is_truthy(),
+        }
+    }
+
     fn operand(&self, tensor: &Bound<'_, PyAny>, wanted: Wanted) -> PyResult<Operand> {
         let py = tensor.py();
-        let on_cpu = tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()?;
+        let on_cpu = attribute(tensor, intern!(py, "is_cpu"))?.is_truthy()?;
         if !on_cpu || wanted.place != Place::Cpu {
-            let device = tensor.getattr(intern!(py, "device"))?.str()?;
+            let device = attribute(tensor, intern!(py, "device"))?.str()?;
             let place = place(py, device.to_str()?).map_err(|_| {
                 wanted.refused(
                     py,
@@ -234,22 +259,22 @@ impl Torch {
             })?;
             wanted.check_place(py, place)?;
         }
-        let dtype = tensor.getattr(intern!(py, "dtype"))?;
+        let dtype = attribute(tensor, intern!(py, "dtype"))?;
         let Some((_, known)) = self.dtypes.iter().find(|(known, _)| known.is(&dtype)) else {
             return Err(wanted.unsupported(py, dtype));
         };
-        let contiguous = tensor.call_method0(intern!(py, "is_contiguous"));
+        let contiguous = method(tensor, intern!(py, "is_contiguous"));
         // Sparse tensors have no such method.
         let contiguous =
             contiguous.map_err(|refusal| wanted.refused(py, format_args!("cannot be used: {refusal}")))?;
         if !contiguous.is_truthy()? {
             return Err(wanted.refused(py, "is not contiguous"));
         }
-        if tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
+        if self.is_negated(tensor)? {
             return Err(wanted.refused(py, "has a negation that is pending: call its resolve_neg() first"));
         }
-        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
-        let count = tensor.call_method0(intern!(py, "numel"))?.extract()?;
+        let address = method(tensor, intern!(py, "data_ptr"))?.extract()?;
+        let count = method(tensor, intern!(py, "numel"))?.extract()?;
         Ok(Operand::held_by(tensor, address, count, *known))
     }
 }
@@ -293,7 +318,7 @@ const PYBUF_C_CONTIGUOUS: c_int = 0x20 | 0x10 | 8;
 mod python {
     use super::{c_int, ffi, PyBuffer};
 
-    extern "C" {
+    extern "C-unwind" {
         pub fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut PyBuffer, flags: c_int) -> c_int;
         pub fn PyObject_CheckBuffer(object: *mut ffi::PyObject) -> c_int;
         pub fn PyBuffer_Release(view: *mut PyBuffer);
@@ -312,7 +337,7 @@ impl Drop for View {
     fn drop(&mut self) {
         // Without an interpreter, as in a thread that ends after it with a group open, there is nothing to give back to.
         // SAFETY: filled by PyObject_GetBuffer, released once, with the interpreter attached.
-        let _ = Python::try_attach(|_| unsafe { python::PyBuffer_Release(&mut *self.0) });
+        let _ = Python::try_attach(|_| parking(|| unsafe { python::PyBuffer_Release(&mut *self.0) }));
     }
 }
 
@@ -324,14 +349,14 @@ impl View {
         // SAFETY: all zeros is a value of its fields.
         let mut view: Box<PyBuffer> = Box::new(unsafe { std::mem::zeroed() });
         // SAFETY: the object exports buffers, and the view is written where it fails or not.
-        if unsafe {
+        let exported = parking(|| unsafe {
             python::PyObject_GetBuffer(
                 object.as_ptr(),
                 &mut *view,
                 PYBUF_C_CONTIGUOUS | PYBUF_FORMAT | writable,
             )
-        } != 0
-        {
+        });
+        if exported != 0 {
             let refusal = PyErr::fetch(py);
             let problem = match refusal.is_instance_of::<PyValueError>(py) || wanted.written {
                 true => format!(

@@ -3,12 +3,13 @@
 use std::ffi::{c_int, c_void};
 
 use fast_allreduce::DType;
-use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyDictMethods};
+use pyo3::types::{PyDict, PyDictMethods, PyTuple};
+use pyo3::{ffi, intern};
 
 use crate::buffer::{Operand, Place, Wanted};
 use crate::interface::{count_of, is_contiguous};
+use crate::user_code::{attribute, call};
 
 const CPU: c_int = 1;
 const CUDA: c_int = 2;
@@ -61,8 +62,8 @@ pub fn operand(object: &Bound<'_, PyAny>, wanted: Wanted) -> PyResult<Operand> {
         // No synchronisation: the caller orders its streams.
         arguments.set_item("stream", -1)?;
     }
-    let capsule = object
-        .call_method("__dlpack__", (), Some(&arguments))
+    let capsule = attribute(object, intern!(py, "__dlpack__"))
+        .and_then(|export| call(&export, &PyTuple::empty(py), Some(&arguments)))
         .map_err(|refusal| wanted.refused(py, format_args!("cannot be exported by DLPack: {refusal}")))?;
     // SAFETY: a live object, and a name that is static.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), c"dltensor".as_ptr()) };

@@ -138,7 +138,7 @@ fn look(waits: &Mutex<Waits>) {
     }
 }
 
-fn is_main_thread() -> bool {
+pub fn is_main_thread() -> bool {
     thread_local! {
         // SAFETY: both only read.
         static IS_MAIN: bool = unsafe { libc::gettid() == libc::getpid() };

@@ -14,6 +14,7 @@ mod interface;
 mod interrupt;
 mod memory;
 mod settings;
+mod user_code;
 mod values;
 
 use pyo3::prelude::*;

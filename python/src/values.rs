@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use fast_allreduce::{bootstrap, Algorithm, DType, ReduceOp, Wait};
 use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use crate::errors::{invalid, raised};
+use crate::user_code::{attribute, call};
 
 #[pyclass(module = "fast_allreduce", frozen)]
 pub struct UniqueId(pub bootstrap::UniqueId);
@@ -126,11 +128,11 @@ pub fn stream(stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
     if let Ok(handle) = stream.extract() {
         return Ok(handle);
     }
-    if let Ok(handle) = stream.getattr("cuda_stream") {
+    if let Ok(handle) = attribute(stream, intern!(stream.py(), "cuda_stream")) {
         return handle.extract();
     }
-    if let Ok(protocol) = stream.getattr("__cuda_stream__") {
-        return Ok(protocol.call0()?.extract::<(u32, u64)>()?.1);
+    if let Ok(protocol) = attribute(stream, intern!(stream.py(), "__cuda_stream__")) {
+        return Ok(call(&protocol, &PyTuple::empty(stream.py()), None)?.extract::<(u32, u64)>()?.1);
     }
     let kind = stream.get_type();
     Err(PyTypeError::new_err(format!("a stream is a handle or has __cuda_stream__; {kind:?} is neither")))
