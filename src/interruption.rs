@@ -11,7 +11,8 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// What this thread asks while it waits.
 struct Question<'a> {
     goes_on: &'a dyn Fn() -> bool,
-    asked: Cell<Instant>,
+    /// When it was asked, or could have been for the first time.
+    asked: Cell<Option<Instant>>,
     /// The answer was no. It stays so for all waits of the call.
     ended: Cell<bool>,
 }
@@ -30,13 +31,13 @@ impl Drop for Restore {
     }
 }
 
-/// Runs `call`. While this thread waits in it for other ranks, `goes_on` is asked ten times a second, the first time after 100 ms. A
+/// Runs `call`. While this thread waits in it for other ranks, `goes_on` is asked ten times a second, the first time after a tenth. A
 /// `false` ends the wait: calls fail with [`Error::Aborted`](crate::Error::Aborted), and steps of setting up with an error of theirs.
 ///
 /// `goes_on` may take as long as it likes, which does not count against the other ranks. It may call communicators: those that this
 /// thread is in a call of refuse that. It does not unwind.
 pub fn while_waiting<T>(goes_on: &dyn Fn() -> bool, call: impl FnOnce() -> T) -> T {
-    let question = Question { goes_on, asked: Cell::new(Instant::now()), ended: Cell::new(false) };
+    let question = Question { goes_on, asked: Cell::new(None), ended: Cell::new(false) };
     let _restore = Restore(QUESTION.replace(std::ptr::from_ref(&question).cast()));
     call()
 }
@@ -53,15 +54,23 @@ pub(crate) fn goes_on() -> bool {
     if question.ended.get() {
         return false;
     }
-    if question.asked.get().elapsed() < INTERVAL {
-        return true;
+    let now = Instant::now();
+    match question.asked.get() {
+        None => question.asked.set(Some(now)),
+        Some(asked) if now - asked >= INTERVAL => return ask(question),
+        Some(_) => {}
     }
+    true
+}
+
+#[cold]
+fn ask(question: &Question<'_>) -> bool {
     // What the program does meanwhile is no part of this call.
     let goes_on = {
         let _restore = Restore(QUESTION.replace(std::ptr::null()));
         (question.goes_on)()
     };
-    question.asked.set(Instant::now());
+    question.asked.set(Some(Instant::now()));
     question.ended.set(!goes_on);
     goes_on
 }
@@ -95,7 +104,7 @@ mod tests {
             asked.set(asked.get() + 1);
             assert!(!is_asked() && goes_on(), "it is no wait itself");
             // Another call within has its own.
-            while_waiting(&|| false, || assert!(is_asked() && goes_on(), "too early"));
+            while_waiting(&|| false, || assert!(is_asked() && goes_on() && goes_on(), "too early"));
             asked.get() < 2
         };
         while_waiting(&question, || {

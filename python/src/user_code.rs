@@ -8,6 +8,7 @@
 use std::mem;
 use std::thread;
 
+use pyo3::exceptions::PyAttributeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
@@ -26,6 +27,15 @@ mod python {
     }
 }
 
+type GetAttr = unsafe extern "C-unwind" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> *mut ffi::PyObject;
+type Call = unsafe extern "C-unwind" fn(
+    *mut ffi::PyObject,
+    *mut ffi::PyObject,
+    *mut ffi::PyObject,
+) -> *mut ffi::PyObject;
+type CallMethod =
+    unsafe extern "C-unwind" fn(*mut ffi::PyObject, *mut ffi::PyObject, ...) -> *mut ffi::PyObject;
+
 /// Parks the thread for ever when it is unwound.
 struct Parking;
 
@@ -35,6 +45,12 @@ impl Drop for Parking {
             thread::park();
         }
     }
+}
+
+/// A function of this module by a pointer that the compiler cannot see through. PyO3 declares the same symbols as ones that do not
+/// unwind, and where both declarations meet in one unit of code generation, calls by name would have no landing pad for the guard.
+fn opaque<F>(function: F) -> F {
+    std::hint::black_box(function)
 }
 
 /// Runs `call`, which may be unwound by the interpreter. It must own nothing.
@@ -50,8 +66,9 @@ pub fn attribute<'py>(
     object: &Bound<'py, PyAny>,
     name: &Bound<'py, PyString>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let function: GetAttr = opaque(python::PyObject_GetAttr);
     // SAFETY: both are live objects.
-    let got = parking(|| unsafe { python::PyObject_GetAttr(object.as_ptr(), name.as_ptr()) });
+    let got = parking(|| unsafe { function(object.as_ptr(), name.as_ptr()) });
     // SAFETY: a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(object.py(), got) }
 }
@@ -63,8 +80,9 @@ pub fn call<'py>(
     keywords: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let keywords: *mut ffi::PyObject = keywords.map_or(std::ptr::null_mut(), |keywords| keywords.as_ptr());
+    let function: Call = opaque(python::PyObject_Call);
     // SAFETY: live objects; no keywords are null.
-    let got = parking(|| unsafe { python::PyObject_Call(callable.as_ptr(), arguments.as_ptr(), keywords) });
+    let got = parking(|| unsafe { function(callable.as_ptr(), arguments.as_ptr(), keywords) });
     // SAFETY: a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(callable.py(), got) }
 }
@@ -72,8 +90,21 @@ pub fn call<'py>(
 /// What a method without arguments returns.
 pub fn method<'py>(object: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
     let end: *mut ffi::PyObject = std::ptr::null_mut();
+    let function: CallMethod = opaque(python::PyObject_CallMethodObjArgs);
     // SAFETY: live objects; a null ends the arguments.
-    let got = parking(|| unsafe { python::PyObject_CallMethodObjArgs(object.as_ptr(), name.as_ptr(), end) });
+    let got = parking(|| unsafe { function(object.as_ptr(), name.as_ptr(), end) });
     // SAFETY: a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(object.py(), got) }
+}
+
+/// An attribute of an object, if it has it. An exception that the object's code raises is not taken for its absence.
+pub fn optional_attribute<'py>(
+    object: &Bound<'py, PyAny>,
+    name: &Bound<'py, PyString>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    match attribute(object, name) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.is_instance_of::<PyAttributeError>(object.py()) => Ok(None),
+        Err(error) => Err(error),
+    }
 }

@@ -4,12 +4,10 @@ use std::time::Duration;
 
 use fast_allreduce::{bootstrap, Algorithm, DType, ReduceOp, Wait};
 use pyo3::exceptions::PyTypeError;
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyString};
 
 use crate::errors::{invalid, raised};
-use crate::user_code::{attribute, call};
 
 #[pyclass(module = "fast_allreduce", frozen)]
 pub struct UniqueId(pub bootstrap::UniqueId);
@@ -118,22 +116,4 @@ pub fn wait(py: Python<'_>, name: &str) -> PyResult<Wait> {
 pub fn seconds(py: Python<'_>, timeout: f64) -> PyResult<Duration> {
     let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
     limit.ok_or_else(|| invalid(py, format!("timeout = {timeout} is not valid: seconds, more than 0")))
-}
-
-/// A CUDA stream: its handle, or an object of torch, CuPy or cuda.core that has one.
-pub fn stream(stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-    let Some(stream) = stream else {
-        return Ok(0);
-    };
-    if let Ok(handle) = stream.extract() {
-        return Ok(handle);
-    }
-    if let Ok(handle) = attribute(stream, intern!(stream.py(), "cuda_stream")) {
-        return handle.extract();
-    }
-    if let Ok(protocol) = attribute(stream, intern!(stream.py(), "__cuda_stream__")) {
-        return Ok(call(&protocol, &PyTuple::empty(stream.py()), None)?.extract::<(u32, u64)>()?.1);
-    }
-    let kind = stream.get_type();
-    Err(PyTypeError::new_err(format!("a stream is a handle or has __cuda_stream__; {kind:?} is neither")))
 }
