@@ -3,6 +3,8 @@
 # nothing else, that it installs, and that the C and the C++ example, and a program of mistakes, run under AddressSanitizer and
 # UndefinedBehaviorSanitizer, linked with the shared library found by pkg-config, and without them with the static one.
 #
+# --stand-in builds it with CUDA and the placeholder for kernels instead, and runs tests/gpus.c on the stand-in driver.
+#
 # CBINDGEN: its executable; without one it is installed below the target folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -96,13 +98,26 @@ languages() {
   done
 }
 
-prefix=$scratch/usr
-if ! capi/install.sh --prefix "$prefix" >"$scratch/install" 2>&1; then
+prefix=$scratch/usr features=
+if [ "${1:-}" = --stand-in ]; then
+  features=cuda
+  export FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc
+  tests/stand_in_driver/build.sh "$target/stand-in"
+fi
+if ! capi/install.sh --prefix "$prefix" --features "$features" >"$scratch/install" 2>&1; then
   tail -n 40 "$scratch/install"
   echo "0 passed, 1 failed"
   exit 1
 fi
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+
+if [ -n "$features" ]; then
+  on_gpus() { dynamic "gcc -std=c11" tests/gpus.c "$target/stand-in/libcuda.so.1" "-Wl,-rpath,$target/stand-in"; }
+  check "GPUs, on the stand-in driver" on_gpus
+  echo "$passed passed, $failed failed"
+  [ "$failed" -eq 0 ]
+  exit
+fi
 
 sanitized=(-fsanitize=address,undefined -fno-sanitize-recover=all)
 check "the header is what cbindgen makes" header
@@ -112,6 +127,8 @@ check "threads.c under sanitizers" dynamic "gcc -std=c11" examples/threads.c "${
 check "processes.cpp under sanitizers" dynamic "g++ -std=c++17" examples/processes.cpp "${sanitized[@]}"
 check "what a program may get wrong, under sanitizers" dynamic "gcc -std=c11" tests/misuse.c "${sanitized[@]}"
 check "what a program may get wrong" dynamic "gcc -std=c11" tests/misuse.c
+check "calls by accident, under sanitizers" dynamic "gcc -std=c11" tests/reentry.c "${sanitized[@]}"
+check "calls by accident" dynamic "gcc -std=c11" tests/reentry.c
 check "threads.c with the static library" static "gcc -std=c11" examples/threads.c
 check "processes.cpp with the static library" static "g++ -std=c++17" examples/processes.cpp
 echo "$passed passed, $failed failed"

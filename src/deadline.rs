@@ -10,6 +10,7 @@ use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use crate::interruption;
 
 /// The longest time between two questions that counts.
 const LONGEST_TURN: Duration = Duration::from_millis(100);
@@ -65,10 +66,12 @@ impl<'a> Deadline<'a> {
         Self { hopeless: Some(hopeless), ..Deadline::after(limit) }
     }
 
-    /// How long to wait at most before the next question: zero once the deadline has passed.
+    /// How long to wait at most before the next question: zero once the deadline has passed, or the program ends the wait. No lock is
+    /// held that what the program does meanwhile might need.
     pub fn turn(&self) -> Duration {
         let left = self.limit.saturating_sub(self.watch.elapsed()).min(self.watch.turn);
-        if !left.is_zero() && self.hopeless.is_some_and(|hopeless| hopeless()) {
+        let is_over = || self.hopeless.is_some_and(|hopeless| hopeless()) || !interruption::goes_on();
+        if !left.is_zero() && is_over() {
             return Duration::ZERO;
         }
         left

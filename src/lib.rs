@@ -48,8 +48,11 @@ pub mod device;
 mod dtype;
 mod endpoint;
 mod error;
+mod exclusive;
 mod fork;
 pub mod hierarchical;
+#[doc(hidden)]
+pub mod interruption;
 mod liveness;
 #[cfg(feature = "mpi")]
 mod ofp8;
@@ -79,6 +82,8 @@ pub use device::host::{Host, Wait};
 pub use device::Device;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
+#[doc(hidden)]
+pub use exclusive::{this_thread, Exclusive, Held};
 pub use hierarchical::{Hierarchical, InterNode};
 pub use liveness::DirectReads;
 pub use op::{ReduceOp, Scale};

@@ -273,7 +273,7 @@ typedef uint32_t fast_allreduce_wait;
 #endif // __cplusplus
 
 // Whether ranks compare their calls by a barrier of its own before each.
-enum fast_allreduce_check
+enum fast_allreduce_check_mode
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -287,9 +287,9 @@ enum fast_allreduce_check
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_check fast_allreduce_check;
+typedef enum fast_allreduce_check_mode fast_allreduce_check_mode;
 #else
-typedef uint32_t fast_allreduce_check;
+typedef uint32_t fast_allreduce_check_mode;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -488,7 +488,7 @@ typedef struct fast_allreduce_config {
   uint32_t workers;
   // A fast_allreduce_wait.
   uint32_t wait;
-  // A fast_allreduce_check.
+  // A fast_allreduce_check_mode.
   uint32_t check;
   // A fast_allreduce_bind.
   uint32_t bind;
@@ -531,7 +531,8 @@ const char *fast_allreduce_version(void);
 
 // Reduces the ranks' inputs of `count` elements, element by element, into every rank's output. In place: the same pointer
 // twice. On the host `stream` is null, in this and all calls, and the call has ended when it returns. On a GPU it is a
-// CUstream of the GPU's primary context, on which the call is put.
+// CUstream of the GPU's primary context, on which the call is put: fast_allreduce_synchronize waits for it and says whether it
+// succeeded.
 //
 // # Safety
 //
@@ -747,6 +748,23 @@ fast_allreduce_status fast_allreduce_all_to_all_v(const struct fast_allreduce_co
 fast_allreduce_status fast_allreduce_barrier(const struct fast_allreduce_communicator *communicator,
                                              void *stream);
 
+// Says whether the calls so far succeeded, also those on streams that nobody has waited for, as far as is known by now. It waits for
+// nothing.
+//
+// # Safety
+//
+// `communicator` is live.
+fast_allreduce_status fast_allreduce_check(const struct fast_allreduce_communicator *communicator);
+
+// Waits for the work on `stream`, and says whether the calls so far succeeded: after it the results of those on the stream may be used.
+// FAST_ALLREDUCE_STATUS_UNAVAILABLE for a stream that is being captured, which goes on. On the host it is fast_allreduce_check.
+//
+// # Safety
+//
+// `communicator` is live, and `stream` as for the calls.
+fast_allreduce_status fast_allreduce_synchronize(const struct fast_allreduce_communicator *communicator,
+                                                 void *stream);
+
 // This rank; 0 for a null communicator.
 //
 // # Safety
@@ -866,7 +884,8 @@ fast_allreduce_status fast_allreduce_shrink(const struct fast_allreduce_communic
 uint32_t fast_allreduce_survivors(const struct fast_allreduce_communicator *communicator);
 
 // Frees a communicator; null is nothing. No other thread may be in a call of it: fast_allreduce_abort ends those. Buffers
-// may be freed before or after it.
+// may be freed before or after it. It does nothing where the calling thread is in a call of the communicator, as in a signal handler
+// or a callback: fast_allreduce_last_error says so then.
 //
 // # Safety
 //
@@ -913,7 +932,7 @@ fast_allreduce_status fast_allreduce_register(const struct fast_allreduce_commun
 void fast_allreduce_buffer_free(struct fast_allreduce_buffer *buffer);
 
 // Sends `count` elements to a rank, which receives them with the same tag. Between fast_allreduce_group_begin and
-// fast_allreduce_group_end of the same thread it is carried out by the latter.
+// fast_allreduce_group_end of the same thread it is carried out by the latter, on the stream of that: `stream` is the same, or null.
 //
 // # Safety
 //

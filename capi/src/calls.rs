@@ -8,7 +8,7 @@ use fast_allreduce::{
 
 use crate::codes;
 use crate::facts::fast_allreduce_nranks;
-use crate::handle::fast_allreduce_communicator;
+use crate::handle::{fast_allreduce_communicator, on_any};
 use crate::init::list;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure, Outcome};
 
@@ -62,7 +62,8 @@ unsafe fn carry_out(
 
 /// Reduces the ranks' inputs of `count` elements, element by element, into every rank's output. In place: the same pointer
 /// twice. On the host `stream` is null, in this and all calls, and the call has ended when it returns. On a GPU it is a
-/// CUstream of the GPU's primary context, on which the call is put.
+/// CUstream of the GPU's primary context, on which the call is put: fast_allreduce_synchronize waits for it and says whether it
+/// succeeded.
 ///
 /// # Safety
 ///
@@ -488,4 +489,36 @@ pub unsafe extern "C" fn fast_allreduce_barrier(
     let nothing = (std::ptr::null(), std::ptr::null_mut());
     // SAFETY: the caller's; a barrier looks at no buffer.
     unsafe { collective(communicator, stream, nothing, 0, DType::U8 as u32, || Ok(Collective::Barrier)) }
+}
+
+/// Says whether the calls so far succeeded, also those on streams that nobody has waited for, as far as is known by now. It waits for
+/// nothing.
+///
+/// # Safety
+///
+/// `communicator` is live.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_check(
+    communicator: *const fast_allreduce_communicator,
+) -> fast_allreduce_status {
+    guarded(|| {
+        // SAFETY: the caller's.
+        let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
+        Ok(on_any!(&handle.any, communicator => communicator.check())?)
+    })
+}
+
+/// Waits for the work on `stream`, and says whether the calls so far succeeded: after it the results of those on the stream may be used.
+/// FAST_ALLREDUCE_STATUS_UNAVAILABLE for a stream that is being captured, which goes on. On the host it is fast_allreduce_check.
+///
+/// # Safety
+///
+/// `communicator` is live, and `stream` as for the calls.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_synchronize(
+    communicator: *const fast_allreduce_communicator,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller's.
+    guarded(|| unsafe { fast_allreduce_communicator::of(communicator)?.any.synchronize(stream) })
 }

@@ -235,17 +235,22 @@ pub enum fast_allreduce_direct_reads {
     Off = 2,
 }
 
+/// cbindgen:rename-all=ScreamingSnakeCase
 /// Whether ranks compare their calls by a barrier of its own before each.
 #[repr(u32)]
 #[derive(Clone, Copy)]
-#[expect(dead_code, reason = "names for the header")]
-pub enum fast_allreduce_check {
+#[expect(
+    dead_code,
+    clippy::enum_variant_names,
+    reason = "names for the header, where fast_allreduce_check is a function"
+)]
+pub enum fast_allreduce_check_mode {
     /// As the environment variable FAST_ALLREDUCE_CHECK says.
-    Default = 0,
+    FastAllreduceCheckDefault = 0,
     /// They do.
-    On = 1,
+    FastAllreduceCheckOn = 1,
     /// They do not. On the host they still compare by what their signals carry.
-    Off = 2,
+    FastAllreduceCheckOff = 2,
 }
 
 /// The enum's value of a code, by its place in `all`.

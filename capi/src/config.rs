@@ -5,10 +5,11 @@ use std::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use fast_allreduce::device::host::Bind;
 use fast_allreduce::plan::Tuning;
 #[cfg(feature = "cuda")]
 use fast_allreduce::Cuda;
-use fast_allreduce::{Builder, Communicator, Host};
+use fast_allreduce::{Builder, Communicator, Host, Wait};
 
 use crate::codes;
 use crate::status::{argument, Failure};
@@ -34,7 +35,7 @@ pub struct fast_allreduce_config {
     pub workers: u32,
     /// A fast_allreduce_wait.
     pub wait: u32,
-    /// A fast_allreduce_check.
+    /// A fast_allreduce_check_mode.
     pub check: u32,
     /// A fast_allreduce_bind.
     pub bind: u32,
@@ -113,7 +114,12 @@ impl Config {
         }
     }
 
+    /// Checks the settings, before a rank joins with them.
     pub fn builder(&self) -> Result<Builder, Failure> {
+        self.check_device()?;
+        if self.reserved != 0 {
+            return Err(argument("config.reserved is to be 0"));
+        }
         let mut builder = Communicator::builder()
             .algorithm(codes::algorithm(self.algorithm)?)
             .check(codes::check(self.check)?)
@@ -136,26 +142,39 @@ impl Config {
         Ok(builder)
     }
 
-    pub fn host(&self) -> Result<Host, Failure> {
-        let of_gpus =
-            [codes::is_one_at_a_time(self.residency)?, codes::is_programmatic(self.programmatic_launch)?];
-        if self.max_blocks != 0 || of_gpus.contains(&true) {
-            return Err(argument(
-                "max_blocks, residency and programmatic_launch are settings of GPUs, and the device is the host",
-            ));
+    /// Refuses codes that are none, and settings of the other device.
+    fn check_device(&self) -> Result<(), Failure> {
+        let (is_one_at_a_time, is_programmatic) =
+            (codes::is_one_at_a_time(self.residency)?, codes::is_programmatic(self.programmatic_launch)?);
+        let (wait, bind) = (codes::wait(self.wait)?, codes::bind(self.bind)?);
+        if codes::is_cuda(self.device)? {
+            return match self.workers > 1 || wait != Wait::Auto || bind != Bind::None {
+                true => {
+                    Err(argument("workers, wait and bind are settings of the host, and the device is CUDA"))
+                }
+                false => Ok(()),
+            };
         }
+        match self.max_blocks != 0 || is_one_at_a_time || is_programmatic {
+            true => Err(argument(
+                "max_blocks, residency and programmatic_launch are settings of GPUs, and the device is the host",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    pub fn host(&self) -> Result<Host, Failure> {
         let host = Host::new().workers(self.workers.max(1) as usize)?;
         Ok(host.wait(codes::wait(self.wait)?).bind(codes::bind(self.bind)?))
     }
 
     #[cfg(feature = "cuda")]
     pub fn cuda(&self) -> Result<Cuda, Failure> {
-        let is_one_at_a_time = codes::is_one_at_a_time(self.residency)?;
         let is_programmatic = codes::is_programmatic(self.programmatic_launch)?;
         let mut device = Cuda::open(self.ordinal as usize)?.programmatic_launch(is_programmatic);
         if self.max_blocks != 0 {
             device = device.max_blocks(self.max_blocks as usize);
         }
-        Ok(if is_one_at_a_time { device.one_at_a_time() } else { device })
+        Ok(if codes::is_one_at_a_time(self.residency)? { device.one_at_a_time() } else { device })
     }
 }

@@ -71,7 +71,7 @@ pub unsafe extern "C" fn fast_allreduce_nvls(
 ) -> fast_allreduce_status {
     guarded(|| {
         // SAFETY: the caller's.
-        let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
+        let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
         Ok(on_any!(&handle.any, communicator => communicator.nvls())?)
     })
 }
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn fast_allreduce_get_counters(
             return Err(argument("where to put the result is null"));
         }
         // SAFETY: the caller's.
-        let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
+        let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
         let told = on_any!(&handle.any, communicator => communicator.counters());
         let by_rank = |list: &[u64]| std::array::from_fn(|rank| list.get(rank).copied().unwrap_or(0));
         let (waits, timeouts) = (by_rank(&told.waits), by_rank(&told.timeouts));

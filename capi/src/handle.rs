@@ -3,12 +3,10 @@
 use std::collections::HashMap;
 use std::ffi::{c_void, CString};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
 
 #[cfg(feature = "cuda")]
 use fast_allreduce::Cuda;
-use fast_allreduce::{Collective, Communicator, DType, Host, Transfer};
+use fast_allreduce::{this_thread, Collective, Communicator, DType, Exclusive, Host, Transfer};
 
 use crate::scales::Scales;
 use crate::status::{argument, Failure};
@@ -18,12 +16,24 @@ pub struct fast_allreduce_communicator {
     pub any: Any,
     /// Groups that are open, of all threads: what a call looks at first.
     open: AtomicUsize,
-    groups: Mutex<HashMap<ThreadId, Vec<Transfer>>>,
+    /// By the numbers of their threads.
+    groups: Exclusive<HashMap<u64, Group>>,
     pub scales: Scales,
     /// What is told of it in words.
     pub plan_source: CString,
     pub binding: CString,
 }
+
+/// A group that a thread has open.
+#[derive(Default)]
+struct Group {
+    transfers: Vec<Transfer>,
+    /// The streams other than null that its messages were given.
+    streams: Vec<*mut c_void>,
+}
+
+// SAFETY: streams are handles, which any thread may have.
+unsafe impl Send for Group {}
 
 /// A communicator of one of the devices.
 pub enum Any {
@@ -56,60 +66,90 @@ impl fast_allreduce_communicator {
         Self {
             any,
             open: AtomicUsize::new(0),
-            groups: Mutex::default(),
+            groups: Exclusive::default(),
             scales: Scales::default(),
             plan_source,
             binding,
         }
     }
 
-    /// What a caller's pointer points to.
+    /// What a caller's pointer points to, for a call that may wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Within`] where this thread is in a call of it already.
     ///
     /// # Safety
     ///
     /// Null, or a communicator that has not been freed and is not while the reference lives.
     pub unsafe fn of<'a>(pointer: *const Self) -> Result<&'a Self, Failure> {
         // SAFETY: the caller's.
+        let handle = unsafe { Self::at_any_time(pointer)? };
+        match handle.is_entered_here() {
+            false => Ok(handle),
+            true => Err(Failure::Within),
+        }
+    }
+
+    /// [`Self::of`] for a function that waits for nothing, within another call of the thread too.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::of`].
+    pub unsafe fn at_any_time<'a>(pointer: *const Self) -> Result<&'a Self, Failure> {
+        // SAFETY: the caller's.
         unsafe { pointer.as_ref() }.ok_or_else(|| argument("the communicator is null"))
     }
 
-    fn groups(&self) -> MutexGuard<'_, HashMap<ThreadId, Vec<Transfer>>> {
-        // No change of it can panic midway.
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether this thread is in a call of it.
+    pub fn is_entered_here(&self) -> bool {
+        on_any!(&self.any, communicator => communicator.is_entered_here())
+            || self.groups.is_mine()
+            || self.scales.is_mine()
     }
 
     pub fn begin_group(&self) -> Result<(), Failure> {
-        let mut groups = self.groups();
-        if groups.contains_key(&thread::current().id()) {
+        let mut groups = self.groups.lock();
+        if groups.contains_key(&this_thread()) {
             return Err(argument("this thread has a group of this communicator open already"));
         }
-        groups.insert(thread::current().id(), Vec::new());
+        groups.insert(this_thread(), Group::default());
         self.open.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// The messages of this thread's group, which is closed.
-    pub fn end_group(&self) -> Result<Vec<Transfer>, Failure> {
-        let transfers = self.groups().remove(&thread::current().id());
-        let transfers =
-            transfers.ok_or_else(|| argument("this thread has no group of this communicator open"))?;
+    /// The messages of this thread's group, which is closed. They go on one stream.
+    pub fn end_group(&self, stream: *mut c_void) -> Result<Vec<Transfer>, Failure> {
+        let group = self.groups.lock().remove(&this_thread());
+        let Group { transfers, streams } =
+            group.ok_or_else(|| argument("this thread has no group of this communicator open"))?;
         self.open.fetch_sub(1, Ordering::Relaxed);
-        Ok(transfers)
+        match streams.iter().find(|&&given| given != stream) {
+            None => Ok(transfers),
+            Some(other) => Err(argument(format!(
+                "a message of the group was given the stream {other:?}, and its end {stream:?}, on which all go: nothing was sent"
+            ))),
+        }
     }
 
     /// Puts a message into this thread's group, if it has one open.
-    pub fn gathered(&self, transfer: Transfer) -> bool {
+    pub fn gathered(&self, transfer: Transfer, stream: *mut c_void) -> Result<bool, Failure> {
         // Relaxed: a thread that has a group open has counted it itself.
         if self.open.load(Ordering::Relaxed) == 0 {
-            return false;
+            return Ok(false);
         }
-        match self.groups().get_mut(&thread::current().id()) {
-            Some(group) => {
-                group.push(transfer);
-                true
-            }
-            None => false,
+        let mut groups = self.groups.lock();
+        let Some(group) = groups.get_mut(&this_thread()) else { return Ok(false) };
+        match self.any {
+            Any::Host(_) => no_stream(stream)?,
+            #[cfg(feature = "cuda")]
+            Any::Cuda(_) => {}
         }
+        group.transfers.push(transfer);
+        if !stream.is_null() {
+            group.streams.push(stream);
+        }
+        Ok(true)
     }
 }
 
@@ -140,6 +180,23 @@ impl Any {
                     communicator.collective_raw(stream.cast(), collective, input, output, count, dtype)
                 }?)
             }
+        }
+    }
+
+    /// Waits for what is on the stream, and says whether the calls so far succeeded.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a live stream of any context.
+    pub unsafe fn synchronize(&self, stream: *mut c_void) -> Result<(), Failure> {
+        match self {
+            Self::Host(communicator) => {
+                no_stream(stream)?;
+                Ok(communicator.check()?)
+            }
+            #[cfg(feature = "cuda")]
+            // SAFETY: the caller's.
+            Self::Cuda(communicator) => Ok(unsafe { communicator.synchronize_raw(stream.cast()) }?),
         }
     }
 

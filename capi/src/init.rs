@@ -3,6 +3,9 @@
 use std::ffi::{c_char, c_void, CStr};
 
 use fast_allreduce::bootstrap::{Bootstrap, Local, UniqueId};
+#[cfg(feature = "cuda")]
+use fast_allreduce::device::cuda::current::CallersContext;
+use fast_allreduce::Builder;
 #[cfg(not(feature = "cuda"))]
 use fast_allreduce::Error;
 
@@ -48,11 +51,17 @@ pub unsafe fn list<'a, T>(what: &str, pointer: *const T, count: usize) -> Result
     }
 }
 
-fn built(config: &fast_allreduce_config, bootstrap: impl Bootstrap + 'static) -> Result<Any, Failure> {
-    let builder = config.builder()?;
+fn built(
+    config: &fast_allreduce_config,
+    builder: Builder,
+    bootstrap: impl Bootstrap + 'static,
+) -> Result<Any, Failure> {
     if codes::is_cuda(config.device)? {
         #[cfg(feature = "cuda")]
-        return Ok(Any::Cuda(builder.build(config.cuda()?, bootstrap)?));
+        {
+            let _context = CallersContext::keep();
+            return Ok(Any::Cuda(builder.build(config.cuda()?, bootstrap)?));
+        }
         #[cfg(not(feature = "cuda"))]
         return Err(Failure::Library(Error::Unavailable {
             what: "the CUDA device".into(),
@@ -135,9 +144,10 @@ pub unsafe extern "C" fn fast_allreduce_init(
         // SAFETY: the caller's.
         let (id, config) = unsafe { (id.as_ref(), fast_allreduce_config::read(config)?) };
         let id = id.ok_or_else(|| argument("the id is null"))?;
+        let builder = config.builder()?;
         let local = Local::connect(&UniqueId::from_bytes(id.bytes)?, rank, nranks, config.meeting_timeout())?;
         // SAFETY: the caller's.
-        unsafe { give_communicator(communicator, built(&config, local)?) }
+        unsafe { give_communicator(communicator, built(&config, builder, local)?) }
     })
 }
 
@@ -163,7 +173,7 @@ pub unsafe extern "C" fn fast_allreduce_init_with_all_gather(
         let function = all_gather.ok_or_else(|| argument("the all-gather function is null"))?;
         let caller = Caller { function, context, rank, world_size: nranks };
         // SAFETY: the caller's.
-        unsafe { give_communicator(communicator, built(&config, caller)?) }
+        unsafe { give_communicator(communicator, built(&config, config.builder()?, caller)?) }
     })
 }
 
@@ -238,7 +248,7 @@ pub unsafe extern "C" fn fast_allreduce_survivors(communicator: *const fast_allr
     let mut mask = 0;
     guarded(|| {
         // SAFETY: the caller's.
-        let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
+        let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
         let survivors = on_any!(&handle.any, communicator => communicator.survivors());
         mask = survivors.into_iter().fold(0, |mask, rank| mask | 1 << rank);
         Ok(())
@@ -247,7 +257,8 @@ pub unsafe extern "C" fn fast_allreduce_survivors(communicator: *const fast_allr
 }
 
 /// Frees a communicator; null is nothing. No other thread may be in a call of it: fast_allreduce_abort ends those. Buffers
-/// may be freed before or after it.
+/// may be freed before or after it. It does nothing where the calling thread is in a call of the communicator, as in a signal handler
+/// or a callback: fast_allreduce_last_error says so then.
 ///
 /// # Safety
 ///
@@ -256,7 +267,9 @@ pub unsafe extern "C" fn fast_allreduce_survivors(communicator: *const fast_allr
 pub unsafe extern "C" fn fast_allreduce_free(communicator: *mut fast_allreduce_communicator) {
     guarded(|| {
         if !communicator.is_null() {
-            // SAFETY: a box's pointer, which the caller gives back.
+            // SAFETY: the caller's: it is live.
+            unsafe { fast_allreduce_communicator::of(communicator)? };
+            // SAFETY: a box's pointer, which the caller gives back, and no call of this thread uses it.
             drop(unsafe { Box::from_raw(communicator) });
         }
         Ok(())
@@ -275,7 +288,7 @@ pub unsafe extern "C" fn fast_allreduce_abort(
 ) -> fast_allreduce_status {
     guarded(|| {
         // SAFETY: the caller's.
-        let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
+        let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
         on_any!(&handle.any, communicator => communicator.abort());
         Ok(())
     })

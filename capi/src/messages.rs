@@ -20,7 +20,7 @@ unsafe fn message(
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
         let transfer = transfer()?;
-        match handle.gathered(transfer) {
+        match handle.gathered(transfer, stream)? {
             true => Ok(()),
             // SAFETY: the caller's.
             false => unsafe { handle.any.transfer(stream, &[transfer]) },
@@ -29,7 +29,7 @@ unsafe fn message(
 }
 
 /// Sends `count` elements to a rank, which receives them with the same tag. Between fast_allreduce_group_begin and
-/// fast_allreduce_group_end of the same thread it is carried out by the latter.
+/// fast_allreduce_group_end of the same thread it is carried out by the latter, on the stream of that: `stream` is the same, or null.
 ///
 /// # Safety
 ///
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn fast_allreduce_group_end(
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
-        let transfers = handle.end_group()?;
+        let transfers = handle.end_group(stream)?;
         // SAFETY: the caller's, of each message.
         unsafe { handle.any.transfer(stream, &transfers) }
     })

@@ -1,8 +1,6 @@
 //! Premultiplied sums: operations with a scale, which a rank makes for its communicator.
 
-use std::sync::{Mutex, PoisonError};
-
-use fast_allreduce::{ReduceOp, Scale};
+use fast_allreduce::{Exclusive, ReduceOp, Scale};
 
 use crate::codes;
 use crate::handle::fast_allreduce_communicator;
@@ -13,12 +11,16 @@ const FIRST: u32 = 1 << 16;
 
 /// The scales that have been made and not destroyed, by code.
 #[derive(Default)]
-pub struct Scales(Mutex<Vec<Option<Scale>>>);
+pub struct Scales(Exclusive<Vec<Option<Scale>>>);
 
 impl Scales {
     fn with<T>(&self, done: impl FnOnce(&mut Vec<Option<Scale>>) -> T) -> T {
-        // No change of it can panic midway.
-        done(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        done(&mut self.0.lock())
+    }
+
+    /// Whether this thread changes or reads them.
+    pub fn is_mine(&self) -> bool {
+        self.0.is_mine()
     }
 
     fn make(&self, scale: Scale) -> Result<u32, Failure> {

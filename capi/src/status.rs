@@ -1,8 +1,8 @@
 //! How calls end: statuses, the last error of a thread, and the border that no panic crosses.
 
 use std::any::Any;
-use std::cell::RefCell;
-use std::ffi::{c_char, CString};
+use std::cell::Cell;
+use std::ffi::c_char;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 use fast_allreduce::Error;
@@ -71,6 +71,8 @@ pub enum Failure {
     Library(Error),
     /// An argument that never came to the library.
     Argument(String),
+    /// This thread is in a call of the communicator.
+    Within,
 }
 
 impl From<Error> for Failure {
@@ -87,39 +89,61 @@ pub fn argument(text: impl Into<String>) -> Failure {
     Failure::Argument(text.into())
 }
 
+/// The error of a call that a thread makes within another one, of the same communicator.
+pub const WITHIN: &str = "this thread is in a call of the communicator, and would wait for itself: a signal handler or a callback \
+    has made this call";
+
+/// The last error of a thread. It needs no destructor and no memory of the heap: it is there in a thread that ends, and in a signal
+/// handler.
 struct Last {
-    text: CString,
-    ranks: u32,
+    /// Ends with a zero byte. What is longer is cut.
+    text: [Cell<u8>; Self::BYTES],
+    ranks: Cell<u32>,
+}
+
+impl Last {
+    const BYTES: usize = 2048;
+
+    fn record(&self, text: &str, ranks: u32) {
+        let mut length = text.find('\0').unwrap_or(text.len()).min(Self::BYTES - 1);
+        while !text.is_char_boundary(length) {
+            length -= 1;
+        }
+        self.text.iter().zip(&text.as_bytes()[..length]).for_each(|(cell, byte)| cell.set(*byte));
+        self.text[length].set(0);
+        self.ranks.set(ranks);
+    }
 }
 
 thread_local! {
-    static LAST: RefCell<Last> = RefCell::new(Last { text: CString::default(), ranks: 0 });
+    static LAST: Last = const { Last { text: [const { Cell::new(0) }; Last::BYTES], ranks: Cell::new(0) } };
 }
 
-fn record(text: String, ranks: u32) {
-    // A text with a zero byte is cut there.
-    let mut bytes = text.into_bytes();
-    bytes.truncate(bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len()));
-    let text = CString::new(bytes).unwrap_or_default();
-    // A thread that is ending has no last error.
-    let _ = LAST.try_with(|last| *last.borrow_mut() = Last { text, ranks });
+fn record(text: &str, ranks: u32) {
+    LAST.with(|last| last.record(text, ranks));
 }
 
-/// Runs a call, and makes a status of what comes of it. A panic is a status too.
+/// Runs a call, and makes a status of what comes of it. A panic is a status too. The caller's CUDA context stays current.
 pub fn guarded(call: impl FnOnce() -> Outcome) -> Status {
+    #[cfg(feature = "cuda")]
+    let _context = fast_allreduce::device::cuda::current::CallersContext::keep_if_used();
     // What a call that panicked has left half done is not touched again: the caller is told so.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(Failure::Library(error))) => {
-            record(error.to_string(), ranks_of(&error));
+            record(&error.to_string(), ranks_of(&error));
             status_of(&error)
         }
         Ok(Err(Failure::Argument(text))) => {
-            record(text, 0);
+            record(&text, 0);
             Status::InvalidArgument
         }
+        Ok(Err(Failure::Within)) => {
+            record(WITHIN, 0);
+            Status::Unavailable
+        }
         Err(panic) => {
-            record(format!("a fault of the library: {}", message_of(&*panic)), 0);
+            record(&format!("a fault of the library: {}", message_of(&*panic)), 0);
             Status::Internal
         }
     }
@@ -176,12 +200,12 @@ fn ranks_of(error: &Error) -> u32 {
 /// fails, and belongs to the library.
 #[no_mangle]
 pub extern "C" fn fast_allreduce_last_error() -> *const c_char {
-    LAST.try_with(|last| last.borrow().text.as_ptr()).unwrap_or(c"".as_ptr())
+    LAST.with(|last| last.text.as_ptr().cast())
 }
 
 /// The ranks that are to blame for the last error of this thread, bit r for rank r: those that did not come, the one that
 /// has gone or failed, the one that makes another call. 0 where no rank is.
 #[no_mangle]
 pub extern "C" fn fast_allreduce_last_error_ranks() -> u32 {
-    LAST.try_with(|last| last.borrow().ranks).unwrap_or(0)
+    LAST.with(|last| last.ranks.get())
 }

@@ -84,6 +84,7 @@ static void nothing(void) {
   EXPECT(fast_allreduce_alloc(NULL, 8, &address, &buffer) == INVALID);
   EXPECT(fast_allreduce_register(NULL, data, 8, &buffer) == INVALID);
   EXPECT(fast_allreduce_get_counters(NULL, &counters) == INVALID);
+  EXPECT(fast_allreduce_check(NULL) == INVALID && fast_allreduce_synchronize(NULL, NULL) == INVALID);
   fast_allreduce_free(NULL);
   fast_allreduce_buffer_free(NULL);
 }
@@ -164,6 +165,9 @@ static void settings(void) {
   EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) == FAST_ALLREDUCE_STATUS_TUNING);
   EXPECT(strstr(fast_allreduce_last_error(), "/nowhere/plan.toml") != NULL);
   config.tuning = NULL;
+  config.reserved = 1;
+  EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) == INVALID);
+  config.reserved = 0;
   gpu_settings(&id);
   config.workers = UINT32_MAX;
   EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) != OK);
@@ -235,6 +239,13 @@ static void calls(void) {
   EXPECT(fast_allreduce_shrink(alone, NULL, 1, &made) == INVALID && fast_allreduce_shrink(alone, four, 2, &made) != OK);
   EXPECT(fast_allreduce_shrink(alone, NULL, 0, &made) != OK && fast_allreduce_split(alone, 0, 0, NULL) == INVALID);
   EXPECT(fast_allreduce_get_counters(alone, NULL) == INVALID);
+  /* A stream on the host, in a call, a message of a group, the group's end, and a wait. */
+  void *stream = data;
+  EXPECT(fast_allreduce_all_reduce(alone, data, data, 1, F32, SUM, stream) == INVALID);
+  EXPECT(fast_allreduce_send(alone, data, 1, F32, 0, 0, stream) == INVALID);
+  EXPECT(fast_allreduce_group_begin(alone) == OK && fast_allreduce_send(alone, data, 1, F32, 0, 0, stream) == INVALID);
+  EXPECT(fast_allreduce_group_end(alone, stream) == INVALID && fast_allreduce_synchronize(alone, stream) == INVALID);
+  EXPECT(fast_allreduce_check(alone) == OK && fast_allreduce_synchronize(alone, NULL) == OK);
   /* No elements: no pointer is looked at. */
   EXPECT(fast_allreduce_all_reduce(alone, NULL, NULL, 0, F32, SUM, NULL) == OK);
   EXPECT(fast_allreduce_all_to_all(alone, NULL, NULL, 0, F32, NULL) == OK);
@@ -248,6 +259,8 @@ static void calls(void) {
   EXPECT(fast_allreduce_group_begin(alone) == OK);
   EXPECT(fast_allreduce_abort(alone) == OK && fast_allreduce_abort(alone) == OK);
   EXPECT(fast_allreduce_all_reduce(alone, data, data, 8, F32, SUM, NULL) == FAST_ALLREDUCE_STATUS_ABORTED);
+  EXPECT(fast_allreduce_check(alone) == FAST_ALLREDUCE_STATUS_ABORTED);
+  EXPECT(fast_allreduce_synchronize(alone, NULL) == FAST_ALLREDUCE_STATUS_ABORTED);
   EXPECT(fast_allreduce_alloc(alone, 8, &address, &buffer) == FAST_ALLREDUCE_STATUS_ABORTED && buffer == NULL);
   EXPECT(fast_allreduce_split(alone, 0, 0, &made) == FAST_ALLREDUCE_STATUS_ABORTED && made == NULL);
   fast_allreduce_free(alone);

@@ -180,7 +180,14 @@ private:
   FA_SLOW Failure look(const FaLaunch &launch, u32 rank) {
     const bool first = !counted_;
     counted_ = true;
-    return look_at_limits(launch, rank, first, &next_, [&](u64 limit) { return is_late(limit); });
+    const Failure failure =
+        look_at_limits(launch, rank, first, &next_, [&](u64 limit) { return is_late(limit); });
+    return failure.none() && !goes_on(launch) ? Failure(FA_ABORTED, 0) : failure;
+  }
+
+  // What the program does here may take long: the next look finds that this thread did not run meanwhile.
+  static bool goes_on(const FaLaunch &launch) {
+    return launch.goes_on == 0 || reinterpret_cast<u32 (*)()>(launch.goes_on)() == 0;
   }
 
   // Adds the time since the last look to the wait. If that is longer than a look takes, this thread did not

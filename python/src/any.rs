@@ -1,5 +1,10 @@
 //! A communicator of whichever device.
 
+#[cfg(feature = "cuda")]
+use std::mem::ManuallyDrop;
+
+#[cfg(feature = "cuda")]
+use fast_allreduce::device::cuda::current::CallersContext;
 use fast_allreduce::{Collective, Communicator, DType, Error, Host, Result, Transfer};
 #[cfg(feature = "cuda")]
 use fast_allreduce::{Cuda, RegisteredMemory};
@@ -9,7 +14,44 @@ use crate::buffer::Place;
 pub enum Any {
     Host(Communicator<Host>),
     #[cfg(feature = "cuda")]
-    Cuda(Communicator<Cuda>, usize),
+    Cuda(Gpu),
+}
+
+/// A communicator of a GPU. Whoever drops it keeps the context that is current.
+#[cfg(feature = "cuda")]
+pub struct Gpu {
+    communicator: ManuallyDrop<Communicator<Cuda>>,
+    ordinal: usize,
+}
+
+#[cfg(feature = "cuda")]
+impl Gpu {
+    pub fn new(communicator: Communicator<Cuda>, ordinal: usize) -> Self {
+        Self { communicator: ManuallyDrop::new(communicator), ordinal }
+    }
+
+    /// One of some of its ranks.
+    pub fn part(&self, communicator: Communicator<Cuda>) -> Self {
+        Self::new(communicator, self.ordinal)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl std::ops::Deref for Gpu {
+    type Target = Communicator<Cuda>;
+
+    fn deref(&self) -> &Communicator<Cuda> {
+        &self.communicator
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        let _context = CallersContext::keep_if_used();
+        // SAFETY: once, and nobody has it any more.
+        unsafe { ManuallyDrop::drop(&mut self.communicator) };
+    }
 }
 
 /// Does the same with the communicator of whichever device.
@@ -18,7 +60,7 @@ macro_rules! on_any {
         match $any {
             $crate::any::Any::Host($communicator) => $done,
             #[cfg(feature = "cuda")]
-            $crate::any::Any::Cuda($communicator, _) => $done,
+            $crate::any::Any::Cuda($communicator) => $done,
         }
     };
 }
@@ -30,7 +72,7 @@ impl Any {
         match self {
             Self::Host(_) => Place::Cpu,
             #[cfg(feature = "cuda")]
-            Self::Cuda(_, ordinal) => Place::Cuda(*ordinal),
+            Self::Cuda(gpu) => Place::Cuda(gpu.ordinal),
         }
     }
 
@@ -52,7 +94,42 @@ impl Any {
         match self {
             Self::Host(communicator) => Some(communicator.device().binding().to_string()),
             #[cfg(feature = "cuda")]
-            Self::Cuda(..) => None,
+            Self::Cuda(_) => None,
+        }
+    }
+
+    /// Returns when every rank has called it.
+    pub fn barrier(&self) -> Result<()> {
+        on_any!(self, communicator => communicator.barrier())
+    }
+
+    /// Waits for what is on a stream, and says whether the calls so far succeeded. On the host they have ended.
+    ///
+    /// # Safety
+    ///
+    /// The stream is a live one of any GPU.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+    pub unsafe fn synchronize(&self, stream: u64) -> Result<()> {
+        match self {
+            Self::Host(communicator) => communicator.check(),
+            #[cfg(feature = "cuda")]
+            // SAFETY: the caller's.
+            Self::Cuda(gpu) => unsafe { gpu.synchronize_raw(stream as *mut _) },
+        }
+    }
+
+    /// Makes what comes on a stream wait for what is on another by now. On the host nothing is on streams.
+    ///
+    /// # Safety
+    ///
+    /// The streams are live ones of any GPU.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+    pub unsafe fn order(&self, earlier: u64, stream: u64) -> Result<()> {
+        match self {
+            Self::Host(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            // SAFETY: the caller's.
+            Self::Cuda(gpu) => unsafe { gpu.order_raw_streams(earlier as *mut _, stream as *mut _) },
         }
     }
 
@@ -64,7 +141,7 @@ impl Any {
         match self {
             Self::Host(_) => Err(not_registered()),
             // SAFETY: the caller's.
-            Self::Cuda(communicator, _) => unsafe { communicator.register_raw(address, bytes) },
+            Self::Cuda(gpu) => unsafe { gpu.register_raw(address, bytes) },
         }
     }
 
@@ -87,9 +164,9 @@ impl Any {
             },
             #[cfg(feature = "cuda")]
             // SAFETY: the caller's.
-            Self::Cuda(communicator, _) => unsafe {
-                communicator.check_raw_stream(stream as *mut _)?;
-                communicator.collective_raw(stream as *mut _, collective, input, output, count, dtype)
+            Self::Cuda(gpu) => unsafe {
+                gpu.check_raw_stream(stream as *mut _)?;
+                gpu.collective_raw(stream as *mut _, collective, input, output, count, dtype)
             },
         }
     }
@@ -104,9 +181,9 @@ impl Any {
             Self::Host(communicator) => unsafe { communicator.transfer_raw(transfers) },
             #[cfg(feature = "cuda")]
             // SAFETY: the caller's.
-            Self::Cuda(communicator, _) => unsafe {
-                communicator.check_raw_stream(stream as *mut _)?;
-                communicator.transfer_raw(stream as *mut _, transfers)
+            Self::Cuda(gpu) => unsafe {
+                gpu.check_raw_stream(stream as *mut _)?;
+                gpu.transfer_raw(stream as *mut _, transfers)
             },
         }
     }

@@ -3,20 +3,20 @@
 //! Each way tells an address, a number of elements, their type and the device, and keeps the memory where it is until it is
 //! dropped. What is not contiguous, or read-only where it is to be written, is refused.
 
-use std::ffi::{c_char, c_int, c_void, CStr};
 use std::fmt;
 
 use fast_allreduce::DType;
-use pyo3::exceptions::PyValueError;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyType};
-use pyo3::{ffi, intern};
 
 use crate::dlpack;
 use crate::errors::invalid;
-use crate::interface::from_interface;
+use crate::interface::{from_interface, is_ordered};
+use crate::streams::Streams;
+use crate::torch::Torch;
+use crate::user_code::optional_attribute;
 use crate::values;
+use crate::view::{is_exporter, View};
 
 /// Where memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,16 +50,25 @@ enum Held {
 
 /// What a call wants of a buffer.
 #[derive(Clone, Copy)]
-pub struct Wanted {
+pub struct Wanted<'a> {
     /// Its name in errors.
     pub name: &'static str,
     pub place: Place,
     pub written: bool,
+    /// Those of the call. `None`: the memory is neither read nor written.
+    pub streams: Option<&'a Streams>,
 }
 
-impl Wanted {
+impl Wanted<'_> {
     pub fn refused(&self, py: Python<'_>, problem: impl fmt::Display) -> PyErr {
         invalid(py, format!("{} {problem}", self.name))
+    }
+
+    /// [`Wanted::refused`] for what an exception tells, which it has as its cause.
+    pub fn refused_for(&self, py: Python<'_>, problem: impl fmt::Display, cause: PyErr) -> PyErr {
+        let refused = self.refused(py, problem);
+        refused.set_cause(py, Some(cause));
+        refused
     }
 
     pub fn check_place(&self, py: Python<'_>, place: Place) -> PyResult<()> {
@@ -127,11 +136,10 @@ pub fn place(py: Python<'_>, name: &str) -> PyResult<Place> {
 
 impl Operand {
     /// The buffer of whatever kind of object.
-    pub fn of(object: &Bound<'_, PyAny>, wanted: Wanted) -> PyResult<Self> {
+    pub fn of(object: &Bound<'_, PyAny>, wanted: Wanted<'_>) -> PyResult<Self> {
         let py = object.py();
         // First, since it takes least to ask; tensors do not have it.
-        // SAFETY: any object may be asked.
-        if unsafe { python::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
+        if is_exporter(object) {
             return View::operand(object, wanted);
         }
         if let Some(torch) = Torch::of(object)? {
@@ -145,13 +153,18 @@ impl Operand {
             }
             return Ok(Self::held_by(object, raw.address, raw.count, raw.dtype));
         }
-        if let Ok(interface) = object.getattr(intern!(py, "__cuda_array_interface__")) {
+        let interface = optional_attribute(object, intern!(py, "__cuda_array_interface__"))?;
+        // One of an old version says nothing of streams, which DLPack does.
+        if let Some(interface) = interface.as_ref().filter(|interface| is_ordered(interface)) {
+            return from_interface(object, interface, wanted, true);
+        }
+        if let Some(export) = optional_attribute(object, intern!(py, "__dlpack__"))? {
+            return dlpack::operand(&export, wanted);
+        }
+        if let Some(interface) = interface {
             return from_interface(object, &interface, wanted, true);
         }
-        if object.hasattr(intern!(py, "__dlpack__"))? {
-            return dlpack::operand(object, wanted);
-        }
-        if let Ok(interface) = object.getattr(intern!(py, "__array_interface__")) {
+        if let Some(interface) = optional_attribute(object, intern!(py, "__array_interface__"))? {
             return from_interface(object, &interface, wanted, false);
         }
         let kind = object.get_type().name()?;
@@ -168,89 +181,10 @@ impl Operand {
     pub fn held_by(object: &Bound<'_, PyAny>, address: u64, count: usize, dtype: DType) -> Self {
         Self { address, count, dtype, _held: Held::Object { _object: object.clone().unbind() } }
     }
-}
 
-/// torch's names, once torch has been imported by somebody else.
-struct Torch {
-    tensor: Py<PyType>,
-    dtypes: Vec<(Py<PyAny>, DType)>,
-}
-
-static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
-
-impl Torch {
-    /// If the object is a tensor.
-    fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<&'static Self>> {
-        let py = object.py();
-        let torch = match TORCH.get(py) {
-            Some(torch) => torch,
-            None => {
-                // Whoever has a tensor has imported torch.
-                let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
-                let Some(torch) = modules.cast::<PyDict>()?.get_item("torch")? else {
-                    return Ok(None);
-                };
-                // It may be in the middle of being imported.
-                let Ok(tensor) = torch.getattr("Tensor") else {
-                    return Ok(None);
-                };
-                let tensor = tensor.cast_into::<PyType>()?.unbind();
-                let names = [
-                    "float16",
-                    "bfloat16",
-                    "float32",
-                    "float64",
-                    "int8",
-                    "uint8",
-                    "int32",
-                    "uint32",
-                    "int64",
-                    "uint64",
-                    "float8_e4m3fn",
-                    "float8_e5m2",
-                ];
-                let found = names.iter().zip(DType::ALL);
-                // Old versions of torch have no unsigned types, nor floats of 8 bits.
-                let dtypes =
-                    found.filter_map(|(name, dtype)| Some((torch.getattr(name).ok()?.unbind(), dtype)));
-                TORCH.get_or_init(py, || Self { tensor, dtypes: dtypes.collect() })
-            }
-        };
-        let kind = object.get_type();
-        let is_tensor = kind.is(&torch.tensor) || kind.is_subclass(torch.tensor.bind(py))?;
-        Ok(is_tensor.then_some(torch))
-    }
-
-    fn operand(&self, tensor: &Bound<'_, PyAny>, wanted: Wanted) -> PyResult<Operand> {
-        let py = tensor.py();
-        let on_cpu = tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()?;
-        if !on_cpu || wanted.place != Place::Cpu {
-            let device = tensor.getattr(intern!(py, "device"))?.str()?;
-            let place = place(py, device.to_str()?).map_err(|_| {
-                wanted.refused(
-                    py,
-                    format_args!("is on {device}, the communicator's buffers are on {}", wanted.place),
-                )
-            })?;
-            wanted.check_place(py, place)?;
-        }
-        let dtype = tensor.getattr(intern!(py, "dtype"))?;
-        let Some((_, known)) = self.dtypes.iter().find(|(known, _)| known.is(&dtype)) else {
-            return Err(wanted.unsupported(py, dtype));
-        };
-        let contiguous = tensor.call_method0(intern!(py, "is_contiguous"));
-        // Sparse tensors have no such method.
-        let contiguous =
-            contiguous.map_err(|refusal| wanted.refused(py, format_args!("cannot be used: {refusal}")))?;
-        if !contiguous.is_truthy()? {
-            return Err(wanted.refused(py, "is not contiguous"));
-        }
-        if tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
-            return Err(wanted.refused(py, "has a negation that is pending: call its resolve_neg() first"));
-        }
-        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
-        let count = tensor.call_method0(intern!(py, "numel"))?.extract()?;
-        Ok(Operand::held_by(tensor, address, count, *known))
+    /// Memory that an object exports.
+    pub fn viewed(view: View, address: u64, count: usize, dtype: DType) -> Self {
+        Self { address, count, dtype, _held: Held::View { _view: view } }
     }
 }
 
@@ -268,97 +202,4 @@ pub fn dtype_of(code: char, size: usize) -> Option<DType> {
         ('I' | 'L' | 'Q' | 'u', 8) => DType::U64,
         _ => return None,
     })
-}
-
-/// Python's `Py_buffer`: a part of the stable ABI from 3.11 on, and the same in 3.10.
-#[repr(C)]
-struct PyBuffer {
-    buf: *mut c_void,
-    obj: *mut ffi::PyObject,
-    len: isize,
-    itemsize: isize,
-    readonly: c_int,
-    ndim: c_int,
-    format: *mut c_char,
-    shape: *mut isize,
-    strides: *mut isize,
-    suboffsets: *mut isize,
-    internal: *mut c_void,
-}
-
-const PYBUF_WRITABLE: c_int = 1;
-const PYBUF_FORMAT: c_int = 4;
-const PYBUF_C_CONTIGUOUS: c_int = 0x20 | 0x10 | 8;
-
-mod python {
-    use super::{c_int, ffi, PyBuffer};
-
-    extern "C" {
-        pub fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut PyBuffer, flags: c_int) -> c_int;
-        pub fn PyObject_CheckBuffer(object: *mut ffi::PyObject) -> c_int;
-        pub fn PyBuffer_Release(view: *mut PyBuffer);
-    }
-}
-
-/// A buffer that an object exports, until it is dropped.
-struct View(Box<PyBuffer>);
-
-// SAFETY: it is released with the interpreter attached, by whichever thread; nothing else is done with it.
-unsafe impl Send for View {}
-// SAFETY: as above.
-unsafe impl Sync for View {}
-
-impl Drop for View {
-    fn drop(&mut self) {
-        // Without an interpreter, as in a thread that ends after it with a group open, there is nothing to give back to.
-        // SAFETY: filled by PyObject_GetBuffer, released once, with the interpreter attached.
-        let _ = Python::try_attach(|_| unsafe { python::PyBuffer_Release(&mut *self.0) });
-    }
-}
-
-impl View {
-    fn operand(object: &Bound<'_, PyAny>, wanted: Wanted) -> PyResult<Operand> {
-        let py = object.py();
-        wanted.check_place(py, Place::Cpu)?;
-        let writable = if wanted.written { PYBUF_WRITABLE } else { 0 };
-        // SAFETY: all zeros is a value of its fields.
-        let mut view: Box<PyBuffer> = Box::new(unsafe { std::mem::zeroed() });
-        // SAFETY: the object exports buffers, and the view is written where it fails or not.
-        if unsafe {
-            python::PyObject_GetBuffer(
-                object.as_ptr(),
-                &mut *view,
-                PYBUF_C_CONTIGUOUS | PYBUF_FORMAT | writable,
-            )
-        } != 0
-        {
-            let refusal = PyErr::fetch(py);
-            let problem = match refusal.is_instance_of::<PyValueError>(py) || wanted.written {
-                true => format!(
-                    "cannot be used: {refusal} (it must be contiguous, and writable where it is written)"
-                ),
-                false => format!("is not contiguous: {refusal}"),
-            };
-            return Err(wanted.refused(py, problem));
-        }
-        let view = View(view);
-        let size = view.0.itemsize.max(1) as usize;
-        let format = match view.0.format.is_null() {
-            true => "B",
-            // SAFETY: a string that lives as long as the view.
-            false => unsafe { CStr::from_ptr(view.0.format) }.to_str().unwrap_or("?"),
-        };
-        let dtype = match format.trim_start_matches([
-            '@',
-            '=',
-            if cfg!(target_endian = "little") { '<' } else { '>' },
-        ]) {
-            code if code.len() == 1 => code.chars().next().and_then(|code| dtype_of(code, size)),
-            _ => None,
-        };
-        let dtype =
-            dtype.ok_or_else(|| wanted.unsupported(py, format_args!("{format:?} of {size} bytes")))?;
-        let (address, count) = (view.0.buf as u64, view.0.len as usize / size);
-        Ok(Operand { address, count, dtype, _held: Held::View { _view: view } })
-    }
 }

@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fast_allreduce::bootstrap::{Bootstrap, Local};
+use fast_allreduce::bootstrap::Local;
+use fast_allreduce::Error;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -11,7 +12,7 @@ use crate::buffer::Place;
 #[cfg(feature = "cuda")]
 use crate::buffer::{Operand, Wanted};
 use crate::errors::{invalid, raised};
-use crate::interrupt::{elsewhere, waiting, Wait};
+use crate::interrupt::{drop_apart, in_call, waiting};
 use crate::memory::RegisteredBuffer;
 use crate::settings::Settings;
 use crate::values::{self, UniqueId};
@@ -52,9 +53,8 @@ impl Communicator {
     }
 
     /// Makes a communicator of ranks that have met.
-    fn built(py: Python<'_>, settings: Settings, bootstrap: Arc<dyn Bootstrap>) -> PyResult<Self> {
-        let interruptible = Arc::clone(&bootstrap);
-        let made = waiting(py, || Wait::SetUp(interruptible), || settings.build(bootstrap))?;
+    fn built(py: Python<'_>, settings: Settings, bootstrap: Local) -> PyResult<Self> {
+        let made = waiting(py, || settings.build(bootstrap))?;
         made.map(Self::new).map_err(|error| raised(py, error))
     }
 
@@ -63,9 +63,16 @@ impl Communicator {
         py: Python<'_>,
         make: impl FnOnce(&Any) -> fast_allreduce::Result<T> + Send,
     ) -> PyResult<T> {
-        let any = self.live(py)?;
-        let made = waiting(py, || Wait::Call(Arc::clone(&any)), || make(&any))?;
-        made.map_err(|error| raised(py, error))
+        in_call(py, self.live(py)?, make)
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        // It waits for the other ranks to have closed what they have of it.
+        if let Some(any) = self.any.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            drop_apart(any);
+        }
     }
 }
 
@@ -86,9 +93,9 @@ impl Communicator {
     ) -> PyResult<Self> {
         let settings = Settings::of(py, device, settings)?;
         let (id, limit) = (unique_id.get().0, settings.joining.unwrap_or(settings.meeting));
-        let local = elsewhere(py, move || Local::connect(&id, rank, nranks, limit))?;
+        let local = waiting(py, || Local::connect(&id, rank, nranks, limit))?;
         let local = local.map_err(|error| raised(py, error))?;
-        Self::built(py, settings, Arc::new(local))
+        Self::built(py, settings, local)
     }
 
     #[staticmethod]
@@ -104,8 +111,8 @@ impl Communicator {
         let settings = Settings::of(py, device, settings)?;
         let joining = settings.joining;
         let join = move || joining.map_or_else(Local::from_env, Local::from_env_within);
-        match elsewhere(py, join)?.map_err(|error| raised(py, error))? {
-            Some(local) => Self::built(py, settings, Arc::new(local)).map(Some),
+        match waiting(py, join)?.map_err(|error| raised(py, error))? {
+            Some(local) => Self::built(py, settings, local).map(Some),
             None => Ok(None),
         }
     }
@@ -132,13 +139,7 @@ impl Communicator {
 
     /// Raises what has gone wrong so far, also in calls on streams that nobody has waited for.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        let any = self.live(py)?;
-        let checked = match &*any {
-            // SAFETY: no messages: it only looks whether the communicator has failed.
-            Any::Host(communicator) => unsafe { communicator.transfer_raw(&[]) },
-            #[cfg(feature = "cuda")]
-            Any::Cuda(communicator, _) => communicator.check(),
-        };
+        let checked = on_any!(&*self.live(py)?, communicator => communicator.check());
         checked.map_err(|error| raised(py, error))
     }
 
@@ -146,9 +147,9 @@ impl Communicator {
         let buffer = self.part(py, |any| match any {
             Any::Host(communicator) => communicator.alloc::<u8>(nbytes).map(RegisteredBuffer::host),
             #[cfg(feature = "cuda")]
-            Any::Cuda(communicator, _) => {
-                let buffer = communicator.alloc::<u8>(nbytes)?;
-                Ok(RegisteredBuffer::cuda(buffer, communicator.rank(), any.place()))
+            Any::Cuda(gpu) => {
+                let buffer = gpu.alloc::<u8>(nbytes)?;
+                Ok(RegisteredBuffer::cuda(buffer, gpu.rank(), any.place()))
             }
         })?;
         Ok(buffer)
@@ -164,7 +165,7 @@ impl Communicator {
         }
         #[cfg(feature = "cuda")]
         if self.place != Place::Cpu {
-            let wanted = Wanted { name: "buffer", place: self.place, written: false };
+            let wanted = Wanted { name: "buffer", place: self.place, written: false, streams: None };
             let operand = Operand::of(&buffer, wanted)?;
             let (address, bytes) = (operand.address, operand.count * operand.dtype.size());
             // SAFETY: the operand, which is kept with the registration, holds the memory.
@@ -180,9 +181,7 @@ impl Communicator {
         let made = self.part(py, |any| match any {
             Any::Host(communicator) => Ok(communicator.split(color, key)?.map(Any::Host)),
             #[cfg(feature = "cuda")]
-            Any::Cuda(communicator, ordinal) => {
-                Ok(communicator.split(color, key)?.map(|made| Any::Cuda(made, *ordinal)))
-            }
+            Any::Cuda(gpu) => Ok(gpu.split(color, key)?.map(|made| Any::Cuda(gpu.part(made)))),
         })?;
         Ok(made.map(Self::new))
     }
@@ -195,6 +194,10 @@ impl Communicator {
     #[pyo3(signature = (exclude_ranks = None))]
     fn shrink(&self, py: Python<'_>, exclude_ranks: Option<Vec<usize>>) -> PyResult<Self> {
         let any = self.live(py)?;
+        let world_size = self.world_size;
+        if let Some(&rank) = exclude_ranks.iter().flatten().find(|&&rank| rank >= world_size) {
+            return Err(raised(py, Error::RankOutOfRange { rank, world_size }));
+        }
         let left = match exclude_ranks {
             Some(gone) => (0..self.world_size).filter(|rank| !gone.contains(rank)).collect(),
             None => on_any!(&*any, communicator => communicator.survivors()),
@@ -202,9 +205,7 @@ impl Communicator {
         let made = self.part(py, |any| match any {
             Any::Host(communicator) => communicator.shrink(&left).map(Any::Host),
             #[cfg(feature = "cuda")]
-            Any::Cuda(communicator, ordinal) => {
-                communicator.shrink(&left).map(|made| Any::Cuda(made, *ordinal))
-            }
+            Any::Cuda(gpu) => gpu.shrink(&left).map(|made| Any::Cuda(gpu.part(made))),
         })?;
         Ok(Self::new(made))
     }

@@ -5,10 +5,11 @@ use std::ffi::{c_int, c_void};
 use fast_allreduce::DType;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyDictMethods};
+use pyo3::types::{PyDict, PyDictMethods, PyTuple};
 
 use crate::buffer::{Operand, Place, Wanted};
 use crate::interface::{count_of, is_contiguous};
+use crate::user_code::call;
 
 const CPU: c_int = 1;
 const CUDA: c_int = 2;
@@ -53,17 +54,21 @@ fn dtype_of(code: u8, bits: u8, lanes: u16) -> Option<DType> {
     })
 }
 
-/// The buffer of an object with `__dlpack__`. An exporter refuses what may not be written, as this version cannot tell.
-pub fn operand(object: &Bound<'_, PyAny>, wanted: Wanted) -> PyResult<Operand> {
-    let py = object.py();
+/// The buffer that an object's `__dlpack__` exports, in the order of the call's stream. An exporter refuses what may not be written, as
+/// this version cannot tell.
+pub fn operand(export: &Bound<'_, PyAny>, wanted: Wanted<'_>) -> PyResult<Operand> {
+    /// No order is asked for.
+    const UNORDERED: i64 = -1;
+    let py = export.py();
     let arguments = PyDict::new(py);
     if wanted.place != Place::Cpu {
-        // No synchronisation: the caller orders its streams.
-        arguments.set_item("stream", -1)?;
+        let stream = wanted.streams.map_or(Ok(UNORDERED), |streams| streams.of_dlpack(py))?;
+        arguments.set_item("stream", stream)?;
     }
-    let capsule = object
-        .call_method("__dlpack__", (), Some(&arguments))
-        .map_err(|refusal| wanted.refused(py, format_args!("cannot be exported by DLPack: {refusal}")))?;
+    let capsule = call(export, &PyTuple::empty(py), Some(&arguments)).map_err(|refusal| {
+        let problem = format!("cannot be exported by DLPack: {refusal}");
+        wanted.refused_for(py, problem, refusal)
+    })?;
     // SAFETY: a live object, and a name that is static.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), c"dltensor".as_ptr()) };
     if managed.is_null() {

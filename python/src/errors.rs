@@ -1,13 +1,17 @@
 //! The library's errors as exceptions of `fast_allreduce.errors`: a class for each variant, with its fields as attributes.
 
 use fast_allreduce::Error;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyModule};
+use pyo3::types::{PyDict, PyModule, PyString};
 
 static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
 
-/// An exception of that class, whose fields `fill` sets.
+/// Makes an exception of that class, whose fields `fill` sets.
+///
+/// No Python code runs here, so not the class's `__init__`: a daemon thread that runs some when the interpreter ends is ended
+/// there, and that unwinds into these frames, which aborts the process.
 fn exception(
     py: Python<'_>,
     class: &str,
@@ -20,7 +24,12 @@ fn exception(
         let fields = PyDict::new(py);
         fill(&fields)?;
         let class = classes.bind(py).getattr(class)?;
-        Ok(PyErr::from_value(class.call((message,), Some(&fields))?))
+        let made = class.call_method1(intern!(py, "__new__"), (&class, &message))?;
+        made.setattr(intern!(py, "args"), (message,))?;
+        for (name, value) in fields {
+            made.setattr(name.cast_into::<PyString>()?, value)?;
+        }
+        Ok(PyErr::from_value(made))
     };
     made().unwrap_or_else(|error| error)
 }

@@ -6,15 +6,22 @@
 mod any;
 mod buffer;
 mod calls;
+mod collectives;
 mod communicator;
 mod dlpack;
 mod errors;
+mod fused;
 mod group;
 mod interface;
 mod interrupt;
 mod memory;
+mod messages;
 mod settings;
+mod streams;
+mod torch;
+mod user_code;
 mod values;
+mod view;
 
 use pyo3::prelude::*;
 

@@ -10,6 +10,7 @@ use pyo3::types::PyDict;
 #[cfg(feature = "cuda")]
 use crate::buffer::Operand;
 use crate::buffer::Place;
+use crate::interrupt::drop_apart;
 
 enum Memory {
     Host {
@@ -29,7 +30,8 @@ enum Memory {
 
 #[pyclass(module = "fast_allreduce", frozen)]
 pub struct RegisteredBuffer {
-    _memory: Memory,
+    /// Until it goes.
+    memory: Option<Memory>,
     address: u64,
     bytes: usize,
     place: Place,
@@ -38,20 +40,20 @@ pub struct RegisteredBuffer {
 impl RegisteredBuffer {
     pub fn host(mut buffer: Buffer<u8>) -> Self {
         let (address, bytes) = (buffer.as_mut_ptr() as u64, buffer.len());
-        Self { _memory: Memory::Host { _buffer: buffer }, address, bytes, place: Place::Cpu }
+        Self { memory: Some(Memory::Host { _buffer: buffer }), address, bytes, place: Place::Cpu }
     }
 
     #[cfg(feature = "cuda")]
     pub fn cuda(buffer: Buffer<u8, Cuda>, rank: usize, place: Place) -> Self {
         let (address, bytes) = (buffer.peer_address(rank).unwrap_or_default(), buffer.len());
-        Self { _memory: Memory::Cuda { _buffer: buffer }, address, bytes, place }
+        Self { memory: Some(Memory::Cuda { _buffer: buffer }), address, bytes, place }
     }
 
     #[cfg(feature = "cuda")]
     pub fn existing(registered: RegisteredMemory, operand: Operand, bytes: usize, place: Place) -> Self {
         let address = operand.address;
         let memory = Memory::Existing { _registered: registered, _operand: operand };
-        Self { _memory: memory, address, bytes, place }
+        Self { memory: Some(memory), address, bytes, place }
     }
 
     /// What both array interfaces say.
@@ -62,6 +64,15 @@ impl RegisteredBuffer {
         interface.set_item("data", (self.address, false))?;
         interface.set_item("version", 3)?;
         Ok(interface)
+    }
+}
+
+impl Drop for RegisteredBuffer {
+    fn drop(&mut self) {
+        // It waits for calls of its communicator that are under way, and on a GPU makes that current.
+        if let Some(memory) = self.memory.take() {
+            drop_apart(memory);
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Settings of a communicator, as keyword arguments.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::Bootstrap;
+#[cfg(feature = "cuda")]
+use fast_allreduce::device::cuda::current::CallersContext;
 use fast_allreduce::device::host::Bind;
 use fast_allreduce::plan::Tuning;
 #[cfg(feature = "cuda")]
@@ -17,6 +18,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::any::Any;
+#[cfg(feature = "cuda")]
+use crate::any::Gpu;
 use crate::buffer::{place, Place};
 use crate::errors::{invalid, raised};
 use crate::values;
@@ -61,6 +64,12 @@ impl Settings {
                 py,
                 "max_blocks, one_at_a_time and programmatic_launch are settings of GPUs, and the device is cpu",
             ));
+        }
+        let of_cpus = (settings.workers, settings.wait, settings.bind) != (1, Wait::Auto, Bind::None);
+        if settings.place != Place::Cpu && of_cpus {
+            let problem =
+                format!("workers, wait and bind are settings of CPUs, and the device is {}", settings.place);
+            return Err(invalid(py, problem));
         }
         Ok(settings)
     }
@@ -123,7 +132,7 @@ impl Settings {
         Ok(self)
     }
 
-    pub fn build(self, bootstrap: Arc<dyn Bootstrap>) -> fast_allreduce::Result<Any> {
+    pub fn build(self, bootstrap: impl Bootstrap + 'static) -> fast_allreduce::Result<Any> {
         match self.place {
             Place::Cpu => {
                 let host = Host::new().workers(self.workers)?.wait(self.wait).bind(self.bind);
@@ -131,6 +140,7 @@ impl Settings {
             }
             #[cfg(feature = "cuda")]
             Place::Cuda(ordinal) => {
+                let _context = CallersContext::keep();
                 let mut device = Cuda::open(ordinal)?.programmatic_launch(self.programmatic_launch);
                 if let Some(blocks) = self.max_blocks {
                     device = device.max_blocks(blocks);
@@ -138,7 +148,7 @@ impl Settings {
                 if self.one_at_a_time {
                     device = device.one_at_a_time();
                 }
-                self.builder.build(device, bootstrap).map(|made| Any::Cuda(made, ordinal))
+                self.builder.build(device, bootstrap).map(|made| Any::Cuda(Gpu::new(made, ordinal)))
             }
             #[cfg(not(feature = "cuda"))]
             Place::Cuda(_) => Err(Error::Unavailable {

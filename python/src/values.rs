@@ -117,21 +117,3 @@ pub fn seconds(py: Python<'_>, timeout: f64) -> PyResult<Duration> {
     let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
     limit.ok_or_else(|| invalid(py, format!("timeout = {timeout} is not valid: seconds, more than 0")))
 }
-
-/// A CUDA stream: its handle, or an object of torch, CuPy or cuda.core that has one.
-pub fn stream(stream: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
-    let Some(stream) = stream else {
-        return Ok(0);
-    };
-    if let Ok(handle) = stream.extract() {
-        return Ok(handle);
-    }
-    if let Ok(handle) = stream.getattr("cuda_stream") {
-        return handle.extract();
-    }
-    if let Ok(protocol) = stream.getattr("__cuda_stream__") {
-        return Ok(protocol.call0()?.extract::<(u32, u64)>()?.1);
-    }
-    let kind = stream.get_type();
-    Err(PyTypeError::new_err(format!("a stream is a handle or has __cuda_stream__; {kind:?} is neither")))
-}

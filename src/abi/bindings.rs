@@ -361,10 +361,11 @@ pub struct FaLaunch {
     pub shares: [FaShare; 16usize],
     pub window: u64,
     pub multicast: u64,
+    pub goes_on: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 648usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 656usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -413,6 +414,7 @@ const _: () = {
     ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 376usize];
     ["Offset of field: FaLaunch::window"][::core::mem::offset_of!(FaLaunch, window) - 632usize];
     ["Offset of field: FaLaunch::multicast"][::core::mem::offset_of!(FaLaunch, multicast) - 640usize];
+    ["Offset of field: FaLaunch::goes_on"][::core::mem::offset_of!(FaLaunch, goes_on) - 648usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

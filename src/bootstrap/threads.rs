@@ -143,14 +143,17 @@ impl Meeting {
             if let Some(failure) = state.world.failure() {
                 return Err(failure.to_error(rank, deadline.waited()));
             }
+            // What the program does meanwhile may need the lock. What changes without it shows before the wait.
+            drop(state);
             let turn = deadline.turn();
+            state = lock(&self.state);
             if turn.is_zero() {
                 state.world.give_up(rank, sequence);
                 self.changed.notify_all();
-                continue;
+            } else if state.world.sequence() == sequence && state.world.failure().is_none() {
+                let woken = self.changed.wait_timeout(state, turn);
+                state = woken.unwrap_or_else(PoisonError::into_inner).0;
             }
-            let woken = self.changed.wait_timeout(state, turn);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

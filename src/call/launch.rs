@@ -73,6 +73,7 @@ impl Site<'_> {
             shares: [FaShare { first: 0, count: 0 }; FA_MAX_RANKS as usize],
             window: self.window,
             multicast: self.multicast,
+            goes_on: 0,
         }
     }
 }

@@ -34,7 +34,7 @@ impl<D: Device> Communicator<D> {
     ) -> Result<()> {
         let partition = message.partition();
         self.can_lock()?;
-        let mut state = self.endpoint.lock();
+        let mut state = self.endpoint.enter()?;
         if partition == Partition::Transfers {
             let mut transfers = std::mem::take(&mut state.calls.list);
             message.transfers(self.rank, self.world_size, &mut transfers);
@@ -119,7 +119,7 @@ impl<D: Device> Communicator<D> {
     ) -> Result<()> {
         self.can_lock()?;
         // SAFETY: the caller's.
-        unsafe { self.start_listed(&mut self.endpoint.lock(), call, transfers, stream) }
+        unsafe { self.start_listed(&mut *self.endpoint.enter()?, call, transfers, stream) }
     }
 
     /// The same with the lock held.

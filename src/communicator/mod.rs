@@ -28,6 +28,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
+use crate::exclusive::within_another;
 use crate::liveness::{DirectReads, Liveness};
 use crate::op::ReduceOp;
 use crate::plan::{Order, Plan, PlannedCall, Planner, Source};
@@ -156,7 +157,7 @@ impl<D: Device> Communicator<D> {
     ///
     /// As [`Communicator::symmetric_memory`], and [`Error::Unavailable`] if too many are registered.
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Buffer<T, D>> {
-        self.healthy()?;
+        self.can_step()?;
         let _step = self.connection.step()?;
         let memory = SymmetricMemory::allocate(&self.endpoint, "allocate and register", count);
         memory.and_then(SymmetricMemory::enter).map_err(|error| self.in_world_ranks(error))
@@ -175,7 +176,7 @@ impl<D: Device> Communicator<D> {
     /// [`Error::Allocation`], [`Error::Disagreement`] where ranks are not all at this step with this type and count,
     /// and the errors of the bootstrap.
     pub fn symmetric_memory<T: Element>(&self, count: usize) -> Result<SymmetricMemory<T, D>> {
-        self.healthy()?;
+        self.can_step()?;
         let _step = self.connection.step()?;
         SymmetricMemory::allocate(&self.endpoint, "allocate", count)
             .map_err(|error| self.in_world_ranks(error))
@@ -191,6 +192,15 @@ impl<D: Device> Communicator<D> {
         self.poison(Error::Aborted);
         self.endpoint.region.abort();
         self.connection.bootstrap.interrupt();
+    }
+
+    /// The failure that poisoned the communicator, or the first that a kernel of this rank has recorded so far. Waits for nothing.
+    ///
+    /// # Errors
+    ///
+    /// That failure.
+    pub fn check(&self) -> Result<()> {
+        self.healthy()
     }
 
     /// What this rank has done so far.
@@ -217,19 +227,26 @@ impl<D: Device> Communicator<D> {
         }
     }
 
+    /// Whether this thread is in a call of it, in which no other can be made than [`Communicator::abort`] and those that only tell.
+    #[doc(hidden)]
+    pub fn is_entered_here(&self) -> bool {
+        self.endpoint.is_entered_here() || self.connection.is_entered_here()
+    }
+
     /// Before the endpoint is locked. Of a fork first: what it has is a copy of a lock, which another thread of its parent may have
     /// held.
     fn can_lock(&self) -> Result<()> {
         self.not_forked()?;
-        match self.endpoint.device.is_in_call(self.endpoint.region.status_address()) {
+        match self.is_entered_here() {
             false => Ok(()),
-            true => Err(Error::Unavailable {
-                what: "a call of a communicator from within another".into(),
-                reason:
-                    "the program's thread pool runs it on the thread that makes the other, which waits for it"
-                        .into(),
-            }),
+            true => Err(within_another()),
         }
+    }
+
+    /// At the beginning of a step of setting up.
+    fn can_step(&self) -> Result<()> {
+        self.can_lock()?;
+        self.healthy()
     }
 
     /// The failure that poisoned the communicator, or one that a kernel has recorded since.

@@ -44,7 +44,7 @@ impl<D: Device> Communicator<D> {
     ///
     /// The error that poisoned this communicator, those of the bootstrap, and as [`Builder::build`](crate::Builder::build).
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
-        self.healthy()?;
+        self.can_step()?;
         let mut own = [0; 13];
         own[0] = u8::from(color.is_some());
         own[1..5].copy_from_slice(&color.unwrap_or(0).to_le_bytes());
@@ -88,9 +88,7 @@ impl<D: Device> Communicator<D> {
     }
 
     fn part(&self, members: &[usize], index: usize) -> Result<Self> {
-        if self.liveness.is_elsewhere() {
-            return Err(Error::Forked);
-        }
+        self.can_lock()?;
         let Some(notices) = self.liveness.notices(members[0]) else {
             return Err(Error::PeerLost { rank: members[0], reason: "it was never here".into() });
         };

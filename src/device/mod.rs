@@ -155,12 +155,6 @@ pub(crate) mod sealed {
         /// Lets other communicators have what this one has of the device, though its memory stays to the end of the process.
         fn leave(&self) {}
 
-        /// Whether this thread is in a call of the rank whose status is there, and would wait for itself in another.
-        #[inline]
-        fn is_in_call(&self, _status: u64) -> bool {
-            false
-        }
-
         /// Starts a kernel; on the host, runs it to its end. A failure of the kernel is in the status.
         ///
         /// # Safety

@@ -1,13 +1,13 @@
 //! The connection of a rank to the others, and the agreement by which it ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::device::sealed::Exports as _;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::exclusive::{Exclusive, Held};
 use crate::fork::Origin;
 
 /// The connection to the other ranks, and what must outlive their mappings of it: kept by the communicator and, after its own
@@ -19,7 +19,7 @@ pub(crate) struct Connection<D: Device> {
     pub timeout: Duration,
     origin: Origin,
     /// See [`Connection::step`].
-    stepping: Mutex<()>,
+    stepping: Exclusive<()>,
     /// This rank has left open what it has of its peers.
     open: AtomicBool,
 }
@@ -43,11 +43,15 @@ impl<D: Device> Connection<D> {
     /// rank, would pair one's with the other's. Between whole steps the order is the callers', and what ranks compare
     /// at the beginning of each tells them of another. The wait for it is bounded by the limits of the steps before:
     /// they hold no other lock that this thread could have.
-    pub fn step(&self) -> Result<MutexGuard<'_, ()>> {
+    pub fn step(&self) -> Result<Held<'_, ()>> {
         // First: in a fork nobody gives the lock back that another thread of the parent held.
         self.here()?;
-        // It guards no data.
-        Ok(self.stepping.lock().unwrap_or_else(PoisonError::into_inner))
+        self.stepping.enter()
+    }
+
+    /// Whether this thread is in a step.
+    pub fn is_entered_here(&self) -> bool {
+        self.stepping.is_mine()
     }
 
     /// Kernels may still run in what this rank has of its peers' memory: no rank frees what it has exported.

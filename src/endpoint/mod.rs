@@ -6,7 +6,7 @@ mod registration;
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 pub(crate) use self::connection::Connection;
 pub(crate) use self::region::Region;
@@ -16,6 +16,7 @@ use crate::call::CallCache;
 use crate::device::sealed::{self, Shared as _};
 use crate::device::Device;
 use crate::error::Result;
+use crate::exclusive::{Exclusive, Held};
 use crate::region::source_word;
 use crate::registry::{Registry, Row};
 
@@ -24,7 +25,7 @@ pub(crate) struct Endpoint<D: Device> {
     // What kernels use goes when they have ended, and never if that cannot be found out.
     pub device: ManuallyDrop<D>,
     pub region: ManuallyDrop<Region<D>>,
-    state: Mutex<State>,
+    state: Exclusive<State>,
     /// The memory of registrations, with its row.
     registered: Mutex<Vec<(usize, Weak<D::Shared>)>>,
     /// What was dropped while its kernels could not be waited for: memory, with its row where it was registered.
@@ -79,11 +80,20 @@ impl<D: Device> Endpoint<D> {
         if self.connection.here().is_err() {
             return;
         }
+        if self.is_entered_here() {
+            // By the call that this thread is in, whose kernels may use the memory.
+            return self.set_aside(None, memory);
+        }
         // No call comes in between.
         let _state = self.lock();
         if self.device.wait_for_calls().is_err() {
-            self.retired.lock().unwrap_or_else(PoisonError::into_inner).push((None, memory));
+            self.set_aside(None, memory);
         }
+    }
+
+    /// Keeps memory, with its row where it is registered, until no kernel can be using it.
+    fn set_aside(&self, row: Option<usize>, memory: D::Shared) {
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).push((row, memory));
     }
 
     /// After a launch that failed, and before its call returns: peers that go on with the call may still read the registered
@@ -125,10 +135,20 @@ impl<D: Device> Endpoint<D> {
         cleared.into_iter().map(|(_, memory)| memory).collect()
     }
 
-    /// Held for the whole of a call: calls are ordered, and no buffer goes while a kernel reads the table.
-    pub fn lock(&self) -> MutexGuard<'_, State> {
-        // No change of it can panic midway, so a panic elsewhere has left it whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Held for the whole of a call: calls are ordered, and no buffer goes while a kernel reads the table. This thread is in no call.
+    pub fn lock(&self) -> Held<'_, State> {
+        self.state.lock()
+    }
+
+    /// [`Endpoint::lock`] of a call, whose program may end the wait.
+    pub fn enter(&self) -> Result<Held<'_, State>> {
+        self.state.enter()
+    }
+
+    /// Whether this thread holds the lock: it is in a call.
+    #[inline]
+    pub fn is_entered_here(&self) -> bool {
+        self.state.is_mine()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A registered buffer's row, and the memory that it is of.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::Endpoint;
 use crate::device::sealed::Shared as _;
@@ -84,15 +84,20 @@ impl<D: Device> Drop for Registration<D> {
         if self.memory.is_none() || self.endpoint.connection.here().is_err() {
             return;
         }
+        // The calls cannot be waited for: the memory has to wait for them.
+        let mut set_aside = || {
+            let memory = self.memory.take().and_then(Arc::into_inner);
+            memory.into_iter().for_each(|memory| self.endpoint.set_aside(Some(self.row), memory));
+        };
+        if self.endpoint.is_entered_here() {
+            // This thread is in a call, which may use the row: it stays in the table as it is.
+            return set_aside();
+        }
         // Out of the table before its mappings go; waits for calls that are under way.
         let mut state = self.endpoint.lock();
-        let cleared = self.endpoint.clear_row(&mut state.registry, self.row);
-        if cleared.is_err() {
-            // The calls cannot be waited for now, so the memory has to wait for them.
+        if self.endpoint.clear_row(&mut state.registry, self.row).is_err() {
             state.registry.set(self.row, Row::Retired);
-            let mut retired = self.endpoint.retired.lock().unwrap_or_else(PoisonError::into_inner);
-            let memory = self.memory.take().and_then(Arc::into_inner);
-            retired.extend(memory.map(|memory| (Some(self.row), memory)));
+            set_aside();
         }
         drop(state);
         // Before the endpoint: it may be the last that holds it, and then waits for the peers to have closed theirs.

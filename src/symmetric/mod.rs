@@ -7,7 +7,7 @@ mod view;
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 pub use self::buffer::Buffer;
 pub use self::view::SymmetricView;
@@ -18,6 +18,7 @@ use crate::device::{Device, Host};
 use crate::dtype::Element;
 use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
+use crate::exclusive::Held;
 
 /// Memory of the same length on every rank, which every rank can reach on all: for programs that read and write the peers' memory
 /// themselves. [`Communicator::symmetric_memory`](crate::Communicator::symmetric_memory) allocates it, zeroed.
@@ -74,7 +75,7 @@ pub(crate) fn begin<'a, D: Device>(
     connection: &'a Connection<D>,
     step: &str,
     number: u64,
-) -> Result<MutexGuard<'a, ()>> {
+) -> Result<Held<'a, ()>> {
     let guard = connection.step()?;
     agree_on(&*connection.bootstrap, &[step_fact(step, number)], connection.timeout)?;
     Ok(guard)

@@ -1,11 +1,14 @@
 //! Streams of all kinds, and communicators that are dropped with work on them.
 
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaStream, DevicePtr};
-use fast_allreduce::{Algorithm, Communicator, Cuda, DType, ReduceOp};
+use fast_allreduce::interruption::while_waiting;
+use fast_allreduce::{Algorithm, Communicator, Cuda, DType, Error, ReduceOp};
 
 use crate::fixture::{compare, download, upload, Fixture, MemoryKind, Message, Placement, Plain, Setup};
 use crate::gpu::{stand_in, two_gpus};
@@ -21,7 +24,8 @@ tests! {
         a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use,
         a_communicator_is_dropped_after_the_calls_of_other_threads,
         an_idle_communicator_is_dropped_beside_a_capture,
-        a_second_stream_of_a_capture_is_refused;
+        a_second_stream_of_a_capture_is_refused,
+        raw_streams_are_put_in_order;
     two_gpus => a_capture_follows_a_call_on_a_default_stream;
 }
 
@@ -294,5 +298,50 @@ fn a_second_stream_of_a_capture_is_refused() {
         fixture.communicator.synchronize(&one).unwrap();
         fixture.report(&message, placement, fixture.compare(&message, placement));
         fixture.communicator.barrier().unwrap();
+    });
+}
+
+/// What comes on a stream waits for what is on another, unless one of the two is captured.
+fn raw_streams_are_put_in_order() {
+    unsafe extern "C" fn until_released(released: *mut c_void) {
+        // SAFETY: a flag that outlives the stream's work.
+        let released = unsafe { &*released.cast::<AtomicBool>() };
+        while !released.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    fixtures(2, 1, Setup::default(), COUNT * 4, |fixture: &Fixture| {
+        let communicator = &fixture.communicator;
+        let context = communicator.device().context();
+        let (one, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let released = AtomicBool::new(false);
+        let flag = std::ptr::from_ref(&released).cast_mut().cast();
+        // SAFETY: live streams of the communicator's context, and a flag that lives until they have been waited for.
+        unsafe {
+            sys::cuLaunchHostFunc(one.cu_stream(), Some(until_released), flag).result().unwrap();
+            communicator.order_raw_streams(one.cu_stream(), other.cu_stream()).unwrap();
+            communicator.order_raw_streams(one.cu_stream(), one.cu_stream()).unwrap();
+            let waits = sys::cuStreamQuery(other.cu_stream());
+            assert_eq!(waits, sys::cudaError_enum::CUDA_ERROR_NOT_READY);
+            released.store(true, Ordering::SeqCst);
+            let asked = || true;
+            while_waiting(&asked, || communicator.synchronize_raw(other.cu_stream())).unwrap();
+            assert_eq!(sys::cuStreamQuery(one.cu_stream()), sys::cudaError_enum::CUDA_SUCCESS);
+            communicator.synchronize_raw(one.cu_stream()).unwrap();
+        }
+        let graph = capture(&one, || {
+            for (earlier, next) in [(&one, &other), (&other, &one)] {
+                // SAFETY: as above.
+                let refused =
+                    unsafe { communicator.order_raw_streams(earlier.cu_stream(), next.cu_stream()) };
+                assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+            }
+            // SAFETY: as above.
+            let refused = unsafe { communicator.synchronize_raw(one.cu_stream()) };
+            assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
+            communicator.barrier_on(&one).unwrap();
+        });
+        drop(graph);
+        communicator.barrier().unwrap();
     });
 }

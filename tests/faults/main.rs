@@ -21,6 +21,7 @@ mod paused;
 mod pool;
 mod rank;
 mod recovery;
+mod reentry;
 mod registered;
 mod sandboxes;
 mod signals;

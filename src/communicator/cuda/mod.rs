@@ -16,7 +16,7 @@ use cudarc::driver::CudaStream;
 pub use self::register::{Registered, RegisteredMemory};
 use super::Communicator;
 use crate::call::{transfers_id, CallKind, Collective, Message, Transfer};
-use crate::device::cuda::driver::{bind, synchronize};
+use crate::device::cuda::driver::{bind, wait_for};
 use crate::device::cuda::Cuda;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -29,27 +29,25 @@ impl Communicator<Cuda> {
     /// [`Error::Driver`](crate::Error::Driver); [`Error::Timeout`](crate::Error::Timeout) naming the ranks that did not come;
     /// [`Error::Unavailable`](crate::Error::Unavailable) for a stream that is captured, which then goes on.
     pub fn synchronize(&self, stream: &CudaStream) -> Result<()> {
-        if self.liveness.is_elsewhere() {
-            return Err(Error::Forked);
-        }
+        self.not_forked()?;
         self.or_poison(bind(stream.context()))?;
         // SAFETY: the stream is live, and its context current.
-        if self.or_poison(unsafe { self.device().capturing(stream.cu_stream()) })? {
+        unsafe { self.wait_for_stream(stream.cu_stream()) }
+    }
+
+    /// # Safety
+    ///
+    /// The stream is live, and of the current context.
+    unsafe fn wait_for_stream(&self, stream: CUstream) -> Result<()> {
+        // SAFETY: the caller's.
+        if self.or_poison(unsafe { self.device().capturing(stream) })? {
             return Err(Error::Unavailable {
                 what: "a wait for a stream".into(),
                 reason: "it is being captured: end the capture first".into(),
             });
         }
-        self.or_poison(synchronize(stream))?;
-        self.healthy()
-    }
-
-    /// The first failure that a kernel of this rank has recorded so far. Waits for nothing.
-    ///
-    /// # Errors
-    ///
-    /// That failure.
-    pub fn check(&self) -> Result<()> {
+        // SAFETY: the caller's.
+        self.or_poison(unsafe { wait_for(stream) })?;
         self.healthy()
     }
 
@@ -59,7 +57,7 @@ impl Communicator<Cuda> {
     ///
     /// Those of the bootstrap; and the error that poisoned the communicator.
     pub fn barrier(&self) -> Result<()> {
-        self.healthy()?;
+        self.can_step()?;
         let _step = self.connection.step()?;
         // With a word for it, so that a rank which closes its communicator instead is noticed.
         self.unless_failed(self.connection.all_succeeded(Ok(())))
@@ -131,8 +129,9 @@ impl Communicator<Cuda> {
         owner: Option<&Arc<CudaStream>>,
         start: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
+        self.can_lock()?;
         // Another thread's call comes before this one's ordering or after its launch, not between the two.
-        let _calls = self.device().calls();
+        let _calls = self.device().calls()?;
         // SAFETY: the caller's.
         match unsafe { self.device().order(stream, owner) } {
             // What a capture does not admit is the caller's to put right, like an argument.

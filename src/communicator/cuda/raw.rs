@@ -96,6 +96,46 @@ impl Communicator<Cuda> {
         Err(Error::InvalidStream { stream, device: own.ordinal() })
     }
 
+    /// [`Communicator::synchronize`] on a raw stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::synchronize`], and [`Error::InvalidStream`](crate::Error::InvalidStream).
+    ///
+    /// # Safety
+    ///
+    /// As [`Communicator::check_raw_stream`].
+    pub unsafe fn synchronize_raw(&self, stream: CUstream) -> Result<()> {
+        self.not_forked()?;
+        // SAFETY: the caller's; a stream that passes is of the device's context, which is current.
+        unsafe {
+            self.check_raw_stream(stream)?;
+            self.or_poison(self.device().bind())?;
+            self.wait_for_stream(stream)
+        }
+    }
+
+    /// Makes what comes on `stream` wait for what is on `earlier` now, through an event, where they are two streams.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidStream`](crate::Error::InvalidStream); [`Error::Unavailable`](crate::Error::Unavailable) where only one of the
+    /// two is being captured, which goes on; [`Error::Driver`](crate::Error::Driver).
+    ///
+    /// # Safety
+    ///
+    /// As [`Communicator::check_raw_stream`], of both.
+    pub unsafe fn order_raw_streams(&self, earlier: CUstream, stream: CUstream) -> Result<()> {
+        self.not_forked()?;
+        // SAFETY: the caller's; streams that pass are of the device's context, which is current.
+        unsafe {
+            self.check_raw_stream(earlier)?;
+            self.check_raw_stream(stream)?;
+            self.device().bind()?;
+            self.device().order_streams(earlier, stream)
+        }
+    }
+
     /// [`Communicator::collective_raw`] of an allreduce.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ impl Communicator<Cuda> {
     /// bootstrap. The next time has all of it to do again. An input that was freed meanwhile is passed over: launching its graph is
     /// an error.
     pub fn register_graph_buffers(&self) -> Result<()> {
-        self.healthy()?;
+        self.can_step()?;
         let _step = self.connection.step()?;
         self.device().exchange_graph_rows(&*self.connection.bootstrap, self.setup_timeout, |rows| {
             // No eager call launches in between.
@@ -51,7 +51,7 @@ impl Communicator<Cuda> {
     /// [`Communicator::alloc`]. [`Error::InvalidPointer`](crate::Error::InvalidPointer) likewise for memory of another device.
     /// After an error no rank has the registration, and the slice is dropped.
     pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Registered<T>> {
-        self.healthy()?;
+        self.can_step()?;
         let count = slice.len();
         let bytes = count * size_of::<T>();
         let _step = self.connection.step()?;
@@ -83,7 +83,7 @@ impl Communicator<Cuda> {
     /// There are so many bytes of this GPU's memory, which stay allocated until every rank has dropped its registration or has
     /// an error, and where ranks are processes, until they have met in a [`Communicator::barrier`] after that.
     pub unsafe fn register_raw(&self, address: CUdeviceptr, bytes: usize) -> Result<RegisteredMemory> {
-        self.healthy()?;
+        self.can_step()?;
         let _step = self.connection.step()?;
         let registered = self.register_at(|| Ok(address), 1, bytes);
         registered

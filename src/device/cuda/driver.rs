@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUpointer_attribute};
 use cudarc::driver::{CudaContext, CudaStream};
@@ -9,6 +10,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use super::api::{self, Code};
 use crate::error::{Error, Result};
 use crate::topology::PciAddress;
+use crate::{interruption, thread};
 
 /// For `map_err` on the result of a call of the driver or of cudarc.
 pub(crate) fn driver<C: Into<Code>>(call: &'static str) -> impl FnOnce(C) -> Error {
@@ -59,7 +61,35 @@ pub(super) fn context_id() -> Result<u64> {
 pub(crate) fn synchronize(stream: &CudaStream) -> Result<()> {
     bind(stream.context())?;
     // SAFETY: the stream is live, and its context current.
-    unsafe { api::cuStreamSynchronize(stream.cu_stream()) }.map_err(driver("cuStreamSynchronize"))
+    unsafe { wait_for(stream.cu_stream()) }
+}
+
+/// Waits for the work on a stream. [`Error::Aborted`] where the program ends the wait.
+///
+/// # Safety
+///
+/// The stream is live, and of the current context.
+pub(crate) unsafe fn wait_for(stream: sys::CUstream) -> Result<()> {
+    /// Between two looks. It grows to the longest.
+    const SHORTEST: Duration = Duration::from_micros(20);
+    const LONGEST: Duration = Duration::from_millis(1);
+    let mut turn = SHORTEST;
+    // The driver's wait does nothing else.
+    while interruption::is_asked() {
+        let asked = {
+            let _relaxed = Relaxed::enter();
+            // SAFETY: the caller's.
+            unsafe { api::cuStreamQuery(stream) }
+        };
+        match asked {
+            Err(Code::NOT_READY) if interruption::goes_on() => thread::pause(turn),
+            Err(Code::NOT_READY) => return Err(Error::Aborted),
+            asked => return asked.map_err(driver("cuStreamQuery")),
+        }
+        turn = LONGEST.min(2 * turn);
+    }
+    // SAFETY: the caller's.
+    unsafe { api::cuStreamSynchronize(stream) }.map_err(driver("cuStreamSynchronize"))
 }
 
 /// What `take` returns, unless cudarc has recorded an error meanwhile, which it does where it has no result to return. One that was

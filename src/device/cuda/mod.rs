@@ -4,6 +4,8 @@
 #[doc(hidden)]
 pub mod api;
 mod copies;
+#[doc(hidden)]
+pub mod current;
 pub(crate) mod driver;
 mod graph;
 mod handle;
@@ -46,6 +48,7 @@ use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaStatus};
 use crate::bootstrap::{process_identity, Bootstrap};
 use crate::error::{Error, Result};
+use crate::exclusive::Exclusive;
 use crate::plan::{DeviceKind, Machine, Packing, Plan};
 use crate::region::Channels;
 use crate::topology::LinkClass;
@@ -81,7 +84,7 @@ pub struct Cuda {
     graph_rows: Mutex<GraphRows>,
     last_call: Mutex<LastCall>,
     /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last_call`.
-    calls: Mutex<()>,
+    calls: Exclusive<()>,
 }
 
 impl std::fmt::Debug for Cuda {
@@ -129,7 +132,7 @@ impl Cuda {
             programmatic: Programmatic::default(),
             graph_rows: Mutex::default(),
             last_call: Mutex::default(),
-            calls: Mutex::default(),
+            calls: Exclusive::default(),
         })
     }
 

@@ -1,8 +1,6 @@
 //! Calls of one communicator on several streams, kept in their order.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::sys::{CUstream, CUstreamCaptureStatus};
 use cudarc::driver::CudaStream;
@@ -11,6 +9,7 @@ use super::api::{self, Code};
 use super::driver::{driver, Event, Relaxed};
 use super::Cuda;
 use crate::error::{Error, Result};
+use crate::exclusive::{this_thread, Held};
 
 /// The handles of the legacy default stream, besides null, and of the calling thread's own default stream.
 const LEGACY: usize = 1;
@@ -61,18 +60,6 @@ impl Stream {
             Self::PerThread(_) | Self::Legacy => None,
         }
     }
-}
-
-/// A number that no other thread of this process has or had. Available in a thread that is ending, too.
-fn this_thread() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local!(static NUMBER: Cell<u64> = const { Cell::new(0) });
-    NUMBER.with(|number| {
-        if number.get() == 0 {
-            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        number.get()
-    })
 }
 
 impl Cuda {
@@ -217,6 +204,33 @@ impl Cuda {
         }
     }
 
+    /// Makes `next` wait for what is on `earlier` now, if that is another stream.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] where one of the two is captured and the other is not; the capture goes on. [`Error::Driver`].
+    ///
+    /// # Safety
+    ///
+    /// Both are live streams of this context, which is current.
+    pub(crate) unsafe fn order_streams(&self, earlier: CUstream, next: CUstream) -> Result<()> {
+        if Stream::of(earlier) == Stream::of(next) {
+            return Ok(());
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            if is_captured(earlier)? != is_captured(next)? {
+                return Err(Error::Unavailable {
+                    what: "a call on another stream than its buffer's".into(),
+                    reason: "one of the two is being captured, and a graph cannot wait for what is outside it, nor that for a graph; \
+                             use the buffer on the stream of the call"
+                        .into(),
+                });
+            }
+            join(self, earlier, next)
+        }
+    }
+
     /// Whether work on the stream is being captured into a graph.
     ///
     /// # Safety
@@ -228,8 +242,12 @@ impl Cuda {
     }
 
     /// Held for the whole of a call, so that no other thread's gets between its ordering and its launch.
-    pub(crate) fn calls(&self) -> MutexGuard<'_, ()> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] where this thread is in a call already.
+    pub(crate) fn calls(&self) -> Result<Held<'_, ()>> {
+        self.calls.enter()
     }
 }
 

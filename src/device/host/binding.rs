@@ -120,11 +120,13 @@ thread_local! {
 /// The cores that this thread was given, a bit for each: what it has, or had before it was bound here.
 pub(super) fn given() -> Vec<u8> {
     let now = cores::of_this_thread();
-    BOUND.with_borrow(|bound| match bound {
+    // A thread whose variables have gone, as it ends, is taken as it is.
+    let before = BOUND.try_with(|bound| match &*bound.borrow() {
         // Whoever has changed it since has the last word.
-        Some((bound, before)) if *bound == now => before.clone(),
-        _ => now,
-    })
+        Some((bound, before)) if *bound == now => Some(before.clone()),
+        _ => None,
+    });
+    before.ok().flatten().unwrap_or(now)
 }
 
 /// Where the ranks, of `threads` threads each, are to run, given by rank the cores that each may use. Collective: the first rank
@@ -171,7 +173,7 @@ impl Binding {
         let refused = bound.err().map(|errno| errno.desc()).unwrap_or_default();
         let all = bootstrap.all_gather(refused.as_bytes(), timeout)?;
         let Some(rank) = all.iter().position(|refused| !refused.is_empty()) else {
-            BOUND.set(Some((cores::of_this_thread(), before)));
+            let _ = BOUND.try_with(|bound| bound.replace(Some((cores::of_this_thread(), before))));
             return Ok(());
         };
         let cores = cores::listed(&before);

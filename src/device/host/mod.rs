@@ -29,6 +29,7 @@ use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus};
 use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::{Error, Result};
+use crate::interruption;
 use crate::plan::{Costs, DeviceKind, Machine, Packing, Plan};
 use crate::region::Channels;
 use crate::topology::LinkClass;
@@ -361,11 +362,6 @@ impl sealed::Device for Host {
         self.blocks
     }
 
-    #[inline]
-    fn is_in_call(&self, status: u64) -> bool {
-        self.pool.is_some() && pool::is_in_call(status)
-    }
-
     unsafe fn launch(
         &self,
         launch: &mut FaLaunch,
@@ -375,6 +371,7 @@ impl sealed::Device for Host {
     ) -> Result<()> {
         launch.spin = self.resolved.polls();
         launch.operands = operands.address() as u64;
+        launch.goes_on = interruption::for_kernels();
         let entry = self.isa.entry();
         match (&self.workers, &self.pool) {
             // SAFETY: the caller's; `plan` asks for no more blocks than there are threads.

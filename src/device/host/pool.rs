@@ -1,6 +1,5 @@
 //! Threads of the caller's that run the blocks of a launch, in place of the crate's own.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -51,16 +50,6 @@ pub trait ThreadPool: Send + Sync {
     fn run(&self, blocks: usize, block: &(dyn Fn(usize) + Sync));
 }
 
-thread_local! {
-    /// The calls that this thread makes by a pool of the caller's, each by the address of its rank's status.
-    static CALLS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Whether this thread is in a call, by a pool, of the rank whose status is there.
-pub(super) fn is_in_call(status: u64) -> bool {
-    CALLS.with_borrow(|calls| calls.contains(&status))
-}
-
 /// A caller's pool.
 #[derive(Clone)]
 pub(super) struct Pool(pub Arc<dyn ThreadPool>);
@@ -97,9 +86,7 @@ impl Pool {
         };
         // A panic of the pool's has left blocks out, or would be one of the launch's: the communicator ends, as below.
         let run = || self.0.run(blocks as usize, &block);
-        CALLS.with_borrow_mut(|calls| calls.push(arguments.status));
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-        CALLS.with_borrow_mut(Vec::pop);
         if let Err(panic) = ran {
             let said =
                 panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));

@@ -1,18 +1,25 @@
 //! The threads that run blocks 1.. of a launch; the calling thread runs block 0.
 
+use std::mem::offset_of;
 use std::os::unix::thread::JoinHandleExt as _;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sched::CpuSet;
 
 use super::cores;
 use super::isa::Entry;
-use crate::abi::FaLaunch;
+use crate::abi::{FaLaunch, FaStatus};
 use crate::error::{Error, Result};
 use crate::fork::Origin;
+use crate::interruption;
 use crate::thread::{self, SMALL_STACK};
+
+/// How long the caller waits for workers before it looks at what its program does during waits.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
 /// Worker threads, parked between launches, joined on drop.
 #[derive(Debug)]
@@ -105,7 +112,19 @@ impl Workers {
         unsafe { entry(arguments, 0) };
         let mut state = self.shared.lock();
         while state.running > 0 {
-            state = self.shared.finished.wait(state).unwrap_or_else(PoisonError::into_inner);
+            if interruption::is_asked() {
+                // The other blocks may wait on.
+                let waited = self.shared.finished.wait_timeout(state, LONGEST_WAIT);
+                drop(waited.unwrap_or_else(PoisonError::into_inner));
+                if !interruption::goes_on() {
+                    let abort = arguments.status + offset_of!(FaStatus, abort) as u64;
+                    // SAFETY: a word of the launch's status, which lives as long as the launch and is accessed atomically only.
+                    unsafe { AtomicU32::from_ptr(abort as *mut u32) }.store(1, Ordering::Release);
+                }
+                state = self.shared.lock();
+            } else {
+                state = self.shared.finished.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
         }
         state.launch = None;
     }

@@ -1,0 +1,87 @@
+//! Messages between pairs, and the calls that have no buffers.
+
+use fast_allreduce::{Collective, Direction, Error, Transfer};
+use pyo3::prelude::*;
+
+use crate::buffer::{Operand, Place};
+use crate::calls::Call;
+use crate::communicator::Communicator;
+use crate::errors::raised;
+use crate::group::gathered;
+use crate::interrupt::in_call;
+
+impl Call<'_> {
+    /// A message, now or with the thread's group.
+    fn message(
+        self,
+        py: Python<'_>,
+        direction: Direction,
+        operand: Operand,
+        peer: usize,
+        tag: u32,
+    ) -> PyResult<()> {
+        let any = self.communicator.live(py)?;
+        let stream = self.streams.of_call(py)?;
+        let world_size = self.communicator.world_size;
+        if peer >= world_size {
+            return Err(raised(py, Error::RankOutOfRange { rank: peer, world_size }));
+        }
+        let Operand { address, count, dtype, .. } = operand;
+        let transfer = Transfer { direction, peer, address, count, dtype, tag };
+        let Some((_held, streams)) = gathered(&any, stream, transfer, (operand, self.streams)) else {
+            return Ok(());
+        };
+        in_call(py, any, |any| {
+            streams.before(any)?;
+            // SAFETY: the operand holds the memory, which is of the communicator's device.
+            unsafe { any.transfer(stream, &[transfer]) }?;
+            streams.after(any)
+        })
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    #[pyo3(signature = (sendbuf, peer, *, tag = 0, stream = None))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        sendbuf: &Bound<'_, PyAny>,
+        peer: usize,
+        tag: u32,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let call = self.call(py, stream, &[Some(sendbuf)])?;
+        let operand = call.read("sendbuf", sendbuf)?;
+        call.message(py, Direction::Send, operand, peer, tag)
+    }
+
+    #[pyo3(signature = (recvbuf, peer, *, tag = 0, stream = None))]
+    fn recv(
+        &self,
+        py: Python<'_>,
+        recvbuf: &Bound<'_, PyAny>,
+        peer: usize,
+        tag: u32,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let call = self.call(py, stream, &[Some(recvbuf)])?;
+        let operand = call.written("recvbuf", recvbuf)?;
+        call.message(py, Direction::Recv, operand, peer, tag)
+    }
+
+    #[pyo3(signature = (*, stream = None))]
+    fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        if self.place != Place::Cpu && stream.is_none() {
+            return in_call(py, self.live(py)?, |any| any.barrier());
+        }
+        self.call(py, stream, &[])?.carry_out(py, Collective::Barrier, (None, None), 0)
+    }
+
+    #[pyo3(signature = (*, stream = None))]
+    fn synchronize(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let stream = self.call(py, stream, &[])?.streams.of_call(py)?;
+        // SAFETY: the caller has said that it is a stream.
+        in_call(py, self.live(py)?, |any| unsafe { any.synchronize(stream) })
+    }
+}
