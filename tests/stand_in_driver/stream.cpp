@@ -224,8 +224,13 @@ void wait_for_context(CUcontext context) {
 }
 
 void close_streams_of(CUcontext context) {
+  std::vector<std::shared_ptr<Capture>> captures; // go after the lock
   std::lock_guard<std::mutex> guard(state());
   for (auto &stream : live_streams_of(context)) {
+    if (stream->capture) {
+      captures.push_back(stream->capture);
+      detach(*captures.back());
+    }
     streams().take(stream.get());
     close(stream);
   }

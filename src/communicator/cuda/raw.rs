@@ -6,6 +6,7 @@ use crate::call::{check_transfers, CallKind, Collective, Direction, Message, Tra
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::driver;
 use crate::device::cuda::Cuda;
+use crate::device::sealed::Device as _;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
@@ -76,11 +77,15 @@ impl Communicator<Cuda> {
             return Ok(());
         }
         let own = self.device().context();
-        self.device().bind()?;
+        self.or_poison(self.device().bind())?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the stream is live, and the context is written on success.
         let asked = unsafe { sys::cuStreamGetCtx(stream, &mut context) }.result();
-        asked.map_err(driver("cuStreamGetCtx"))?;
+        asked.map_err(driver("cuStreamGetCtx")).map_err(|error| match self.device().is_lost() {
+            true => self.poison(error),
+            // It is the stream's fault.
+            false => error,
+        })?;
         if context == own.cu_ctx() {
             return Ok(());
         }
@@ -143,6 +148,9 @@ impl Communicator<Cuda> {
             self.check_address(which, transfer.address, transfer.dtype.size())?;
         }
         // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
-        unsafe { self.run_transfers(CallKind::Group, transfers, stream, None) }
+        unsafe {
+            let captured = self.or_poison(self.device().capturing(stream))?;
+            self.run_transfers(CallKind::Group, transfers, stream, None, captured)
+        }
     }
 }

@@ -20,6 +20,7 @@ pub(crate) mod pinned;
 #[doc(hidden)]
 pub mod probes;
 mod programmatic;
+mod progress;
 mod residency;
 mod sharing;
 mod world;
@@ -40,11 +41,12 @@ pub use self::multicast::CudaWindows;
 use self::order::LastCall;
 use self::pinned::Pinned;
 use self::programmatic::Programmatic;
+use self::progress::Progress;
 pub use self::sharing::{CudaExports, CudaMemory};
 pub use self::world::{CudaWorld, RegionMemory, WorldCall, WorldPlan, WorldRank};
 use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaStatus};
-use crate::bootstrap::{process_identity, Bootstrap};
+use crate::bootstrap::{all_succeeded, process_identity, Bootstrap};
 use crate::error::{Error, Result};
 use crate::plan::{DeviceKind, Machine, Packing, Plan};
 use crate::region::Channels;
@@ -65,7 +67,7 @@ pub struct Cuda {
     context: Arc<CudaContext>,
     default_stream: Arc<CudaStream>,
     kernels: Arc<Kernels>,
-    copies: Copies,
+    copies: Arc<Copies>,
     helper_streams: HelperStreams,
     exports: CudaExports,
     process: [u8; 16],
@@ -80,6 +82,7 @@ pub struct Cuda {
     programmatic: Programmatic,
     graph_rows: Mutex<GraphRows>,
     last_call: Mutex<LastCall>,
+    progress: Progress,
     /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last_call`.
     calls: Mutex<()>,
 }
@@ -113,7 +116,7 @@ impl Cuda {
         let kernels = Kernels::of(&context)?;
         Ok(Self {
             default_stream: context.default_stream(),
-            copies: Copies::new(&context)?,
+            copies: Arc::new(Copies::new(&context)?),
             helper_streams: HelperStreams::default(),
             exports: CudaExports::default(),
             context,
@@ -129,6 +132,7 @@ impl Cuda {
             programmatic: Programmatic::default(),
             graph_rows: Mutex::default(),
             last_call: Mutex::default(),
+            progress: Progress::default(),
             calls: Mutex::default(),
         })
     }
@@ -279,9 +283,11 @@ impl sealed::Device for Cuda {
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
         self.world = World::meet(self, bootstrap, timeout)?;
-        if self.wants_programmatic {
-            self.programmatic = Programmatic::wherever_possible(&self.kernels)?;
-        }
+        let possible = match self.wants_programmatic {
+            true => Programmatic::wherever_possible(&self.kernels),
+            false => Ok(Programmatic::Nowhere),
+        };
+        self.programmatic = all_succeeded(possible, bootstrap, timeout)?;
         Ok(())
     }
 
@@ -304,6 +310,15 @@ impl sealed::Device for Cuda {
 
     fn wait_for_calls(&self) -> Result<()> {
         self.wait_for_last_call()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.copies.is_broken()
+    }
+
+    fn ended_probe(&self, region: &CudaMemory, rank: usize, epochs: usize, first: u32) -> sealed::Probe {
+        let (memory, offset) = region.part(rank);
+        self.progress_probe(Arc::clone(memory), memory.address() + offset + epochs as u64, first)
     }
 
     fn status(&self, _region: &CudaMemory) -> Result<CudaStatus> {
@@ -342,13 +357,17 @@ impl sealed::Device for Cuda {
         // SAFETY: the caller's: the stream is alive.
         if unsafe { self.programmatic.is_for(stream) }? {
             // SAFETY: as below; kernels wait where that is in force.
-            return unsafe { programmatic::launch(function, (blocks, threads), stream, parameters) }
-                .map_err(driver("cuLaunchKernelEx"));
+            unsafe { programmatic::launch(function, (blocks, threads), stream, parameters) }
+                .map_err(driver("cuLaunchKernelEx"))?;
+            self.progress.count_launch();
+            return Ok(());
         }
         // SAFETY: the function takes one FaLaunch by value, and those with operands take them after it, which the driver copies; the
         // addresses in them are the caller's.
         unsafe { api::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, extra) }
-            .map_err(driver("cuLaunchKernel"))
+            .map_err(driver("cuLaunchKernel"))?;
+        self.progress.count_launch();
+        Ok(())
     }
 }
 

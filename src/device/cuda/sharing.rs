@@ -1,5 +1,6 @@
 //! Memory that every rank maps: the ways to share it, tried one after the other with a real exchange of data.
 
+use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -197,14 +198,22 @@ pub struct CudaMemory {
     ranks: Vec<(Arc<Memory>, u64)>,
 }
 
+impl CudaMemory {
+    /// A rank's memory, and where in it the shared bytes begin. The rank is in the world.
+    pub(super) fn part(&self, rank: usize) -> (&Arc<Memory>, u64) {
+        let (memory, offset) = &self.ranks[rank];
+        (memory, *offset)
+    }
+}
+
 impl sealed::Shared for CudaMemory {
     fn address(&self, rank: usize) -> u64 {
         self.ranks.get(rank).map_or(0, |(memory, offset)| memory.address() + offset)
     }
 }
 
-/// What other processes have opened by IPC handles: CUDA leaves undefined what happens if it is freed before they close it. So the
-/// ranks meet once more after their last mappings went, and what is in the list stays until then.
+/// What other processes have opened by IPC handles: CUDA leaves undefined what happens if it is freed before they close it. So what
+/// is in the list stays until all ranks have said that their last mappings went.
 #[derive(Clone, Default)]
 pub struct CudaExports(Arc<Mutex<Exported>>);
 
@@ -240,7 +249,7 @@ impl sealed::Exports for CudaExports {
         !self.lock().any
     }
 
-    fn leave(&self) {
-        std::mem::forget(std::mem::take(&mut self.lock().kept));
+    fn take(&self) -> Box<dyn Any + Send> {
+        Box::new(std::mem::take(&mut self.lock().kept))
     }
 }
