@@ -43,7 +43,7 @@ pub fn ranks(test: &str, name: &str, size: usize, settings: &[(&str, &str)], bod
 }
 
 /// As `ranks`, and how each process ended, by rank; nothing in a child.
-fn reports(
+pub fn reports(
     test: &str,
     name: &str,
     size: usize,

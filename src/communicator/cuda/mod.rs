@@ -97,7 +97,7 @@ impl Communicator<Cuda> {
         unsafe {
             self.in_order(stream, owner, captured, || {
                 self.start(message, stream, || match captured {
-                    true => self.device().capture_input(message.input),
+                    true => self.device().capture_input(stream, message.input),
                     false => Ok(0),
                 })
             })

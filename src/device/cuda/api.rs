@@ -15,10 +15,10 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
-    CUfunction_attribute, CUipcMemHandle, CUlaunchConfig, CUlimit, CUmemAccessDesc,
-    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUfunction_attribute, CUgraph, CUgraphNode, CUhostFn, CUipcMemHandle, CUlaunchConfig, CUlimit,
+    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
-    CUstreamCaptureStatus, CUuuid,
+    CUstreamCaptureStatus, CUuserObject, CUuuid,
 };
 use cudarc::driver::DriverError;
 
@@ -117,10 +117,10 @@ macro_rules! bound {
     };
 }
 
-/// A row is a function's symbol and parameters, with cudarc's type where that is an enum and any number may come, and a feature of
-/// this crate whose bindings do not have it yet.
+/// A row is a function's symbol and parameters, with cudarc's type where that is an enum and any number may come, and the features of
+/// this crate whose bindings do not have it: not yet, or only a later version of it. Drivers keep what they once had.
 macro_rules! functions {
-    ($($(#[newer_than($feature:literal)])? fn $symbol:ident($($parameter:ident: $type:ty $(as $bound:ty)?),* $(,)?);)*) => {$(
+    ($($(#[not_bound($($feature:literal),+)])? fn $symbol:ident($($parameter:ident: $type:ty $(as $bound:ty)?),* $(,)?);)*) => {$(
         /// The driver's function of that name.
         ///
         /// # Errors
@@ -133,7 +133,7 @@ macro_rules! functions {
         #[allow(clippy::too_many_arguments)]
         pub unsafe fn $symbol($($parameter: $type),*) -> Result<(), Code> {
             type Function = unsafe extern "C" fn($($type),*) -> u32;
-            $(#[cfg(not(feature = $feature))])?
+            $(#[cfg(not(any($(feature = $feature),+)))])?
             const _: unsafe fn($(bound!($type $(as $bound)?)),*) -> CUresult = sys::$symbol;
             static FUNCTION: OnceLock<Option<Function>> = OnceLock::new();
             // SAFETY: the constant compares the type with that of the bindings, whose enums are 32-bit numbers.
@@ -193,6 +193,11 @@ functions! {
     fn cuStreamQuery(stream: CUstream);
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
     fn cuStreamIsCapturing(stream: CUstream, status: *mut u32 as *mut CUstreamCaptureStatus);
+    #[not_bound("cuda-13000", "cuda-13010", "cuda-13020")]
+    fn cuStreamGetCaptureInfo_v2(
+        stream: CUstream, status: *mut u32 as *mut CUstreamCaptureStatus, id: *mut u64, graph: *mut CUgraph,
+        dependencies: *mut *const CUgraphNode, dependency_count: *mut usize,
+    );
     fn cuThreadExchangeStreamCaptureMode(mode: *mut u32 as *mut CUstreamCaptureMode);
 
     fn cuEventCreate(event: *mut CUevent, flags: c_uint);
@@ -200,6 +205,12 @@ functions! {
     fn cuEventRecord(event: CUevent, stream: CUstream);
     fn cuEventQuery(event: CUevent);
     fn cuEventSynchronize(event: CUevent);
+
+    fn cuUserObjectCreate(
+        object: *mut CUuserObject, value: *mut c_void, destroy: CUhostFn, references: c_uint, flags: c_uint,
+    );
+    fn cuUserObjectRelease(object: CUuserObject, count: c_uint);
+    fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint);
 
     fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize);
     fn cuMemFree_v2(address: CUdeviceptr);
@@ -242,19 +253,19 @@ functions! {
         handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
     );
 
-    #[newer_than("cuda-12000")]
+    #[not_bound("cuda-12000")]
     fn cuMulticastGetGranularity(
         bytes: *mut usize, properties: *const MulticastProperties as *const sys::CUmulticastObjectProp,
         which: u32 as sys::CUmulticastGranularity_flags,
     );
-    #[newer_than("cuda-12000")]
+    #[not_bound("cuda-12000")]
     fn cuMulticastCreate(
         handle: *mut CUmemGenericAllocationHandle,
         properties: *const MulticastProperties as *const sys::CUmulticastObjectProp,
     );
-    #[newer_than("cuda-12000")]
+    #[not_bound("cuda-12000")]
     fn cuMulticastAddDevice(handle: CUmemGenericAllocationHandle, device: CUdevice);
-    #[newer_than("cuda-12000")]
+    #[not_bound("cuda-12000")]
     fn cuMulticastBindMem(
         handle: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, memory_offset: usize,
         bytes: usize, flags: c_ulonglong,

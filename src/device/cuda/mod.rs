@@ -3,9 +3,11 @@
 
 #[doc(hidden)]
 pub mod api;
+mod capture;
 mod copies;
 pub(crate) mod driver;
 mod graph;
+mod graph_rows;
 mod handle;
 mod helper_streams;
 mod identity;
@@ -32,7 +34,7 @@ use cudarc::driver::{sys, CudaContext, CudaStream};
 
 use self::copies::Copies;
 use self::driver::driver;
-use self::graph::GraphRows;
+use self::graph_rows::GraphRows;
 pub use self::handle::Sharing;
 use self::helper_streams::HelperStreams;
 use self::kernels::Kernels;
@@ -147,6 +149,10 @@ impl Cuda {
     /// Lets pulled calls that are captured into graphs read the peers' inputs where they are, instead of from staging, where
     /// that memory can be exported. [`Communicator::register_graph_buffers`](crate::Communicator::register_graph_buffers) is then
     /// due after capture, on all ranks, before the first replay.
+    ///
+    /// A rank has room for 2,048 different inputs at a time. An input has its place until all graphs with calls from it have been
+    /// destroyed, and the next `register_graph_buffers` has told the other ranks so. Calls from inputs beyond that are captured with a
+    /// copy, as without this setting; the first one is told by a warning.
     #[must_use]
     pub fn graph_registration(mut self, enabled: bool) -> Self {
         self.graph_registration = enabled;
