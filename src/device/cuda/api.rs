@@ -29,6 +29,10 @@ pub struct Code(pub u32);
 impl Code {
     /// Of an argument that the driver does not take.
     pub const INVALID_VALUE: Self = Self(CUresult::CUDA_ERROR_INVALID_VALUE as u32);
+    /// Of a context that is not the current one, or gone.
+    pub const INVALID_CONTEXT: Self = Self(CUresult::CUDA_ERROR_INVALID_CONTEXT as u32);
+    /// Of a handle that is none, or of another context.
+    pub const INVALID_HANDLE: Self = Self(CUresult::CUDA_ERROR_INVALID_HANDLE as u32);
     /// Of a symbol that is not there; also of a function that the driver does not have.
     pub const NOT_FOUND: Self = Self(CUresult::CUDA_ERROR_NOT_FOUND as u32);
     /// Of a module that has no code for the device.
@@ -163,6 +167,9 @@ functions! {
 
     fn cuCtxGetCurrent(context: *mut CUcontext);
     fn cuCtxSetCurrent(context: CUcontext);
+    fn cuCtxGetDevice(device: *mut CUdevice);
+    fn cuCtxPushCurrent_v2(context: CUcontext);
+    fn cuCtxPopCurrent_v2(context: *mut CUcontext);
     fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong);
     fn cuCtxSetLimit(limit: u32 as CUlimit, value: usize);
     fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
@@ -192,6 +199,7 @@ functions! {
     fn cuStreamSynchronize(stream: CUstream);
     fn cuStreamQuery(stream: CUstream);
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+    fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
     fn cuStreamIsCapturing(stream: CUstream, status: *mut u32 as *mut CUstreamCaptureStatus);
     #[not_bound("cuda-13000", "cuda-13010", "cuda-13020")]
     fn cuStreamGetCaptureInfo_v2(

@@ -25,6 +25,7 @@ mod programmatic;
 mod progress;
 mod residency;
 mod sharing;
+mod stream_context;
 mod world;
 
 use std::sync::{Arc, Mutex, OnceLock};
@@ -364,14 +365,16 @@ impl sealed::Device for Cuda {
         if unsafe { self.programmatic.is_for(stream) }? {
             // SAFETY: as below; kernels wait where that is in force.
             unsafe { programmatic::launch(function, (blocks, threads), stream, parameters) }
-                .map_err(driver("cuLaunchKernelEx"))?;
+                // SAFETY: the caller's: the stream is alive.
+                .map_err(|code| unsafe { self.refusal("cuLaunchKernelEx", stream, code) })?;
             self.progress.count_launch();
             return Ok(());
         }
         // SAFETY: the function takes one FaLaunch by value, and those with operands take them after it, which the driver copies; the
         // addresses in them are the caller's.
         unsafe { api::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, extra) }
-            .map_err(driver("cuLaunchKernel"))?;
+            // SAFETY: the caller's: the stream is alive.
+            .map_err(|code| unsafe { self.refusal("cuLaunchKernel", stream, code) })?;
         self.progress.count_launch();
         Ok(())
     }

@@ -46,17 +46,21 @@ impl Cuda {
                     self.chosen.get_or_init(|| sharing);
                     return Ok(memory);
                 }
-                Err(error) if candidates.len() == 1 => return Err(error),
                 // The ranks have lost each other.
                 Err(error @ (Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. })) => {
                     return Err(error);
                 }
+                Err(error) if candidates.len() == 1 && !self.world.is_apart() => return Err(error),
                 // All else that a rank fails with, all ranks hear of: all try the next.
                 Err(error) => reasons.push(format!("{}: {error}", sharing.name())),
             }
         }
-        let what = "memory that the ranks' GPUs share".into();
-        Err(Error::Unavailable { what, reason: reasons.join("; ") })
+        let reasons = reasons.join("; ");
+        let reason = match self.world.is_apart() {
+            true => format!("{} ({reasons})", self.world.why_apart()),
+            false => reasons,
+        };
+        Err(Error::Unavailable { what: "memory that the ranks' GPUs share".into(), reason })
     }
 
     /// Closes the mappings of the peers' memory and, when all ranks have, frees this rank's. Collective.
@@ -90,7 +94,8 @@ impl Cuda {
             }
             Err(Error::Unavailable {
                 what: "this memory on the other ranks' GPUs".into(),
-                reason: "only what cuMemAlloc gives can be registered, not stream-ordered or VMM memory"
+                reason: "only what cuMemAlloc gives can be registered, not stream-ordered or VMM memory, as pools and \
+                         caching allocators give; take registered memory from Communicator::alloc, or call without registering"
                     .into(),
             })
         });
