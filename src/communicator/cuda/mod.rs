@@ -2,6 +2,7 @@
 //! `raw.rs`. Here is what all of them go through.
 
 mod messages;
+mod no_weight;
 mod raw;
 mod register;
 mod rms_norm;
