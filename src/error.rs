@@ -181,7 +181,7 @@ pub enum Error {
     },
 
     /// A stream is of another CUDA context than the communicator.
-    #[error("the stream is of a context of device {stream}, the communicator of one of device {device}")]
+    #[error("{}", wrong_stream(*.stream, *.device))]
     InvalidStream {
         /// Ordinal of the stream's device.
         stream: usize,
@@ -257,6 +257,19 @@ pub(crate) fn explained(errno: Errno) -> String {
             format!("{errno}: this machine has no files left; raise the limit with `sysctl fs.file-max`")
         }
         errno => errno.to_string(),
+    }
+}
+
+/// A stream that a communicator cannot use, by the ordinals of their devices.
+fn wrong_stream(stream: usize, device: usize) -> String {
+    match stream == device {
+        true => format!(
+            "the stream is of another context of device {device} than the communicator: make the stream in the communicator's \
+             context, or the communicator in the stream's (Cuda::new; Cuda::open takes the primary context, as the CUDA runtime does)"
+        ),
+        false => {
+            format!("the stream is of a context of device {stream}, the communicator of one of device {device}")
+        }
     }
 }
 

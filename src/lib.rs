@@ -70,8 +70,8 @@ mod trace;
 
 pub use abi::MAX_RANKS;
 pub use call::{
-    CallKind, Collective, Direction, Epilogue, Group, Nvfp4Scales, QuantizedTransport, RawQuantizedRows,
-    RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling, Transfer, Transport,
+    CallKind, Collective, Direction, Epilogue, Group, NoWeight, Nvfp4Scales, QuantizedTransport,
+    RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling, Transfer, Transport,
 };
 pub use communicator::{Builder, Communicator, Counters};
 #[cfg(feature = "cuda")]

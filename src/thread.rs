@@ -12,7 +12,6 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 pub(crate) const SMALL_STACK: usize = 128 << 10;
 
 /// Stack of a thread that calls a library, as much as the standard library gives.
-#[cfg(feature = "nccl")]
 pub(crate) const DEEP_STACK: usize = 2 << 20;
 
 /// What a thread does to itself. Blocked, each would end the process at once, past the handler that the process or its

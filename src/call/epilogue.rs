@@ -30,7 +30,7 @@ const NO_ROWS: FaRmsNorm = FaRmsNorm {
 /// The RMSNorm of rows: `x / sqrt(mean(x²) + epsilon) · weight`, of the elements `x` of each row. The documentation of the
 /// arithmetic, to the bit, is in `docs/fused.md`.
 ///
-/// `W` is what weights are in: a slice on the host, cudarc's slices and views on a GPU.
+/// `W` is what weights are in: a slice or a `Vec` on the host, cudarc's slices and views on a GPU; [`NoWeight`] where there are none.
 ///
 /// ```
 /// use fast_allreduce::RmsNorm;
@@ -41,11 +41,21 @@ const NO_ROWS: FaRmsNorm = FaRmsNorm {
 /// ```
 #[derive(Debug)]
 #[must_use]
-pub struct RmsNorm<'a, W: ?Sized> {
+pub struct RmsNorm<'a, W: ?Sized = NoWeight> {
     pub(crate) hidden: usize,
     pub(crate) epsilon: f32,
     pub(crate) weight: Option<&'a W>,
     pub(crate) unit_offset: bool,
+}
+
+/// The weights of an [`RmsNorm`] that has none.
+#[derive(Debug, Clone, Copy)]
+pub enum NoWeight {}
+
+impl<T> AsRef<[T]> for NoWeight {
+    fn as_ref(&self) -> &[T] {
+        match *self {}
+    }
 }
 
 impl<W: ?Sized> Clone for RmsNorm<'_, W> {
@@ -56,16 +66,24 @@ impl<W: ?Sized> Clone for RmsNorm<'_, W> {
 
 impl<W: ?Sized> Copy for RmsNorm<'_, W> {}
 
-impl<'a, W: ?Sized> RmsNorm<'a, W> {
+impl RmsNorm<'static> {
     /// Of rows of `hidden` elements, with weights of 1.
     pub const fn new(hidden: usize, epsilon: f32) -> Self {
         Self { hidden, epsilon, weight: None, unit_offset: false }
     }
+}
 
+impl<W: ?Sized> RmsNorm<'_, W> {
     /// Multiplies element i of each row by `weight[i]`.
-    pub const fn weight(mut self, weight: &'a W) -> Self {
-        self.weight = Some(weight);
-        self
+    pub const fn weight<V: ?Sized>(self, weight: &V) -> RmsNorm<'_, V> {
+        self.optional_weight(Some(weight))
+    }
+
+    /// As [`RmsNorm::weight`] where there are weights, for a program that learns that when it runs; else as it was made, with weights
+    /// of 1.
+    pub const fn optional_weight<V: ?Sized>(self, weight: Option<&V>) -> RmsNorm<'_, V> {
+        let Self { hidden, epsilon, unit_offset, .. } = self;
+        RmsNorm { hidden, epsilon, weight, unit_offset }
     }
 
     /// Multiplies by `1 + weight[i]` instead, as Gemma's layers do. Without weights it is of no effect.

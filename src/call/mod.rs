@@ -13,7 +13,7 @@ mod transfer;
 pub(crate) use self::cache::{CallCache, Prepared, PreparedTransfers};
 pub use self::collective::Collective;
 pub use self::epilogue::{
-    Epilogue, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling,
+    Epilogue, NoWeight, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling,
 };
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;

@@ -326,6 +326,7 @@ impl Builder {
         };
         let family = Family::found(bootstrap, setup_timeout)?;
         let arrivals = Arrivals::exchange(bootstrap, setup_timeout)?;
+        connection.tell_by(arrivals.closings());
         let memory = device.share(layout.total_bytes, bootstrap, setup_timeout)?;
         if plan.may_calibrate {
             let (offset, bytes) = (layout.staging_offset, layout.staging_bytes);
@@ -345,7 +346,7 @@ impl Builder {
         let made = Region::new(&device, layout, self.last_epoch, memory, windows, rank).and_then(|region| {
             let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&connection)));
             let watched = Arc::clone(&endpoint);
-            let liveness = arrivals.watch(world_size, move |rank| watched.region.set_gone(rank))?;
+            let liveness = arrivals.watch(move |rank| watched.region.set_gone(rank))?;
             Ok((liveness, endpoint))
         });
         // No rank launches before all have set their epochs, and where one could not, none has a communicator.

@@ -33,6 +33,7 @@ use crate::liveness::{DirectReads, Liveness};
 use crate::op::ReduceOp;
 use crate::plan::{Order, Plan, PlannedCall, Planner, Source};
 use crate::symmetric::{Buffer, SymmetricMemory};
+use crate::thread::{self, DEEP_STACK};
 
 /// One rank of a world.
 ///
@@ -66,10 +67,17 @@ pub struct Communicator<D: Device> {
 
 impl<D: Device> Drop for Communicator<D> {
     fn drop(&mut self) {
+        if self.liveness.is_elsewhere() {
+            return;
+        }
         // Others hear that this rank has gone after all that its calls have sent, and these hear of others until then: on a GPU they
-        // may not even have begun. Where that cannot be waited for, as during a capture, nobody hears of it.
-        if !self.liveness.is_elsewhere() && self.endpoint.device.wait_for_calls().is_err() {
-            self.liveness.stay();
+        // may not even have begun. Tried twice, as nobody tries again later.
+        let device = &self.endpoint.device;
+        match device.wait_for_calls().or_else(|_| device.wait_for_calls()) {
+            Ok(()) => {}
+            Err(Error::Unavailable { .. }) => self.leave_when_calls_have_ended(),
+            // Nothing runs any more, or it cannot be told: whoever waits for this rank hears why.
+            Err(error) => drop(self.poison(error)),
         }
     }
 }
@@ -160,7 +168,7 @@ impl<D: Device> Communicator<D> {
         self.can_step()?;
         let _step = self.connection.step()?;
         let memory = SymmetricMemory::allocate(&self.endpoint, "allocate and register", count);
-        memory.and_then(SymmetricMemory::enter).map_err(|error| self.in_world_ranks(error))
+        self.heeded(memory.and_then(SymmetricMemory::enter)).map_err(|error| self.in_world_ranks(error))
     }
 
     /// Allocates `count` zeros on every rank and maps them on all. Collective: all ranks ask for the same type and
@@ -178,7 +186,7 @@ impl<D: Device> Communicator<D> {
     pub fn symmetric_memory<T: Element>(&self, count: usize) -> Result<SymmetricMemory<T, D>> {
         self.can_step()?;
         let _step = self.connection.step()?;
-        SymmetricMemory::allocate(&self.endpoint, "allocate", count)
+        self.heeded(SymmetricMemory::allocate(&self.endpoint, "allocate", count))
             .map_err(|error| self.in_world_ranks(error))
     }
 
@@ -264,12 +272,38 @@ impl<D: Device> Communicator<D> {
     /// Records a failure, unless there is one, and tells the other ranks. Returns the one that stands.
     #[cold]
     fn poison(&self, error: Error) -> Error {
+        // After that, this rank has no communicator of another world either.
+        if matches!(error, Error::Driver { .. }) && self.endpoint.device.is_lost() {
+            self.liveness.set_absent();
+        }
         let error = self.failed.get_or_init(|| {
             tracing::error!(rank = self.rank, %error, "communicator failed");
             error
         });
         self.liveness.fail(error);
         error.clone()
+    }
+
+    /// The end of a communicator whose calls cannot be waited for, as during a capture. Who waits for this rank hears of it when
+    /// they are known to have ended: at once, or from a thread.
+    fn leave_when_calls_have_ended(&self) {
+        const LONGEST_INTERVAL: Duration = Duration::from_millis(500);
+        let have_ended = self.endpoint.region.ended_probe(&self.endpoint.device);
+        if have_ended() {
+            return;
+        }
+        let Some(farewell) = self.liveness.postpone() else { return };
+        let body = move || {
+            let mut interval = Duration::from_millis(5);
+            while !have_ended() {
+                thread::pause(interval);
+                interval = (2 * interval).min(LONGEST_INTERVAL);
+            }
+            farewell.say();
+        };
+        if let Err(error) = thread::spawn("fast-allreduce".into(), DEEP_STACK, body) {
+            tracing::warn!(rank = self.rank, %error, "closed during a capture: the other ranks hear of it when this process ends");
+        }
     }
 
     /// After a step of a call that fails on this rank alone, while the others may be in the call: they are told.
@@ -280,7 +314,18 @@ impl<D: Device> Communicator<D> {
 
     /// The result of a step, or the failure that ended it from outside.
     fn unless_failed<T>(&self, step: Result<T>) -> Result<T> {
-        step.map_err(|error| self.failed.get().cloned().unwrap_or(error))
+        self.heeded(step).map_err(|error| self.failed.get().cloned().unwrap_or(error))
+    }
+
+    /// The result of a step. Where it says that a rank is gone which does not come back, kernels give up that wait for the rank, also
+    /// those of replays.
+    fn heeded<T>(&self, step: Result<T>) -> Result<T> {
+        step.inspect_err(|error| match error {
+            Error::PeerLost { rank, .. } if *rank < self.world_size && !self.liveness.is_left(*rank) => {
+                self.endpoint.region.set_gone(*rank);
+            }
+            _ => {}
+        })
     }
 }
 

@@ -62,11 +62,11 @@ impl Communicator<Host> {
         input: &[T],
         residual: &mut [T],
         output: &mut [T],
-        norm: RmsNorm<'_, [T]>,
+        norm: RmsNorm<'_, impl AsRef<[T]> + ?Sized>,
     ) -> Result<()> {
         same_length(input.len(), residual.len())?;
         same_length(input.len(), output.len())?;
-        let raw = Self::raw_norm(&norm, output.as_mut_ptr() as u64)?;
+        let raw = Self::raw_norm::<T>(&norm, output.as_mut_ptr() as u64)?;
         // SAFETY: the slices hold a message and a row of weights for the length of the call; an exclusive borrow overlaps with no
         // other.
         unsafe { self.add(input.as_ptr() as u64, residual, None, Some(raw)) }
@@ -84,12 +84,12 @@ impl Communicator<Host> {
         sum: &mut [T],
         residual: &mut [T],
         output: &mut [T],
-        norm: RmsNorm<'_, [T]>,
+        norm: RmsNorm<'_, impl AsRef<[T]> + ?Sized>,
     ) -> Result<()> {
         same_length(input.len(), sum.len())?;
         same_length(input.len(), residual.len())?;
         same_length(input.len(), output.len())?;
-        let raw = Self::raw_norm(&norm, output.as_mut_ptr() as u64)?;
+        let raw = Self::raw_norm::<T>(&norm, output.as_mut_ptr() as u64)?;
         // SAFETY: as in `all_reduce_rms_norm`.
         unsafe { self.add(input.as_ptr() as u64, residual, Some(sum), Some(raw)) }
     }
@@ -103,11 +103,11 @@ impl Communicator<Host> {
         &self,
         data: &mut [T],
         residual: &mut [T],
-        norm: RmsNorm<'_, [T]>,
+        norm: RmsNorm<'_, impl AsRef<[T]> + ?Sized>,
     ) -> Result<()> {
         same_length(data.len(), residual.len())?;
         let address = data.as_mut_ptr() as u64;
-        let raw = Self::raw_norm(&norm, address)?;
+        let raw = Self::raw_norm::<T>(&norm, address)?;
         // SAFETY: as in `all_reduce_rms_norm`; normalised rows may be where the input was.
         unsafe { self.add(address, residual, None, Some(raw)) }
     }
@@ -141,7 +141,7 @@ impl Communicator<Host> {
         residual: &mut [T],
         output: &mut [Q],
         scales: Scales<'_, [f32]>,
-        norm: RmsNorm<'_, [T]>,
+        norm: RmsNorm<'_, impl AsRef<[T]> + ?Sized>,
     ) -> Result<()> {
         same_length(input.len(), residual.len())?;
         same_length(input.len(), output.len())?;
@@ -152,7 +152,7 @@ impl Communicator<Host> {
         };
         let quantized = RawQuantizedRows::Bytes { dtype: Q::DTYPE, scaling, scales };
         quantized.check_scales(len, input.len(), norm.hidden)?;
-        let raw = Self::raw_norm(&norm, output.as_mut_ptr() as u64)?;
+        let raw = Self::raw_norm::<T>(&norm, output.as_mut_ptr() as u64)?;
         let raw = RawRmsNorm { quantized: Some(quantized), ..raw };
         // SAFETY: as in `all_reduce_rms_norm`, and there are as many scales as the call has.
         unsafe { self.add(input.as_ptr() as u64, residual, None, Some(raw)) }
@@ -188,7 +188,7 @@ impl Communicator<Host> {
         residual: &mut [T],
         output: &mut [u8],
         scales: Nvfp4Scales<'_, [u8], f32>,
-        norm: RmsNorm<'_, [T]>,
+        norm: RmsNorm<'_, impl AsRef<[T]> + ?Sized>,
     ) -> Result<()> {
         same_length(input.len(), residual.len())?;
         same_length(input.len(), 2 * output.len())?;
@@ -196,7 +196,7 @@ impl Communicator<Host> {
         let (scales, global) = (blocks.as_mut_ptr() as u64, std::ptr::from_ref(global) as u64);
         let quantized = RawQuantizedRows::Nvfp4 { scales, layout, global };
         quantized.check_scales(blocks.len(), input.len(), norm.hidden)?;
-        let raw = Self::raw_norm(&norm, output.as_mut_ptr() as u64)?;
+        let raw = Self::raw_norm::<T>(&norm, output.as_mut_ptr() as u64)?;
         let raw = RawRmsNorm { quantized: Some(quantized), ..raw };
         // SAFETY: as in `all_reduce_rms_norm`, and there are as many scales as the call has.
         unsafe { self.add(input.as_ptr() as u64, residual, None, Some(raw)) }
@@ -213,9 +213,10 @@ impl Communicator<Host> {
         unsafe { self.add(input.as_ptr() as u64, residual, None, None) }
     }
 
-    fn raw_norm<T: Element>(norm: &RmsNorm<'_, [T]>, output: u64) -> Result<RawRmsNorm> {
-        norm.check_weight(norm.weight.map(<[T]>::len))?;
-        Ok(norm.at(norm.weight.map_or(0, |weight| weight.as_ptr() as u64), output))
+    fn raw_norm<T: Element>(norm: &RmsNorm<'_, impl AsRef<[T]> + ?Sized>, output: u64) -> Result<RawRmsNorm> {
+        let weight: Option<&[T]> = norm.weight.map(AsRef::as_ref);
+        norm.check_weight(weight.map(<[T]>::len))?;
+        Ok(norm.at(weight.map_or(0, |weight| weight.as_ptr() as u64), output))
     }
 
     /// # Safety

@@ -1,13 +1,14 @@
 //! Communicators of some of the ranks: those that are left after a failure, or groups of them all.
 
 use super::Communicator;
-use crate::bootstrap::in_old_ranks;
+use crate::bootstrap::{all_succeeded, in_old_ranks};
 use crate::device::Device;
 use crate::error::{Error, Result};
 
 impl<D: Device> Communicator<D> {
-    /// The ranks that are left, in order: whose processes run and whose communicators have not been closed, as far as this rank
-    /// has noticed, which takes some milliseconds. A rank whose communicator has failed is left all the same.
+    /// The ranks that are left, in order: whose processes run, whose GPUs work and whose communicators have not been closed, as far as
+    /// this rank has noticed, which takes some milliseconds. A rank whose communicator has failed for another reason than an error of
+    /// its GPU is left until it drops it.
     pub fn survivors(&self) -> Vec<usize> {
         (0..self.world_size).filter(|&rank| self.liveness.is_left(rank)).collect()
     }
@@ -92,6 +93,11 @@ impl<D: Device> Communicator<D> {
         let Some(notices) = self.liveness.notices(members[0]) else {
             return Err(Error::PeerLost { rank: members[0], reason: "it was never here".into() });
         };
+        let device = self.endpoint.device.again();
+        if let (Err(error @ Error::Driver { .. }), true) = (&device, self.endpoint.device.is_lost()) {
+            // The others do not wait for it.
+            return Err(self.poison(error.clone()));
+        }
         let gone = || members.iter().copied().find(|&rank| rank != self.rank && !self.liveness.is_left(rank));
         let met = self.family.meet(members, index, notices, &|| gone().is_some(), self.setup_timeout);
         let local = met.map_err(|error| {
@@ -102,7 +108,10 @@ impl<D: Device> Communicator<D> {
                 _ => error,
             })
         })?;
-        let made = self.settings.clone().build(self.endpoint.device.again()?, local);
+        // No rank waits in a later step for one that has no device.
+        let device = all_succeeded(device, &local, self.setup_timeout)
+            .map_err(|error| self.in_world_ranks(in_old_ranks(error, members)))?;
+        let made = self.settings.clone().build(device, local);
         let mut part = made.map_err(|error| self.in_world_ranks(in_old_ranks(error, members)))?;
         let of_world = |&rank: &usize| self.world_ranks.get(rank).copied().unwrap_or(rank);
         part.world_ranks = members.iter().map(of_world).collect();

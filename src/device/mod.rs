@@ -44,6 +44,8 @@ pub trait Device: sealed::Device {
 }
 
 pub(crate) mod sealed {
+    use std::any::Any;
+
     use super::*;
 
     pub trait Device: Send + Sync + 'static {
@@ -137,7 +139,23 @@ pub(crate) mod sealed {
         }
 
         /// Returns when the kernels of all calls that have returned have ended.
+        ///
+        /// # Errors
+        ///
+        /// [`Error::Unavailable`](crate::Error::Unavailable) where that cannot be waited for now; what the device said.
         fn wait_for_calls(&self) -> Result<()>;
+
+        /// Whether the device has failed for good: nothing runs there any more, and nothing will.
+        fn is_lost(&self) -> bool {
+            false
+        }
+
+        /// What tells, without waiting, whether the kernels of all calls that were not captured have ended, for when they cannot be
+        /// waited for. `rank` is this one; its region has the epochs of blocks at the byte `epochs`, which were `first` before the
+        /// first launch.
+        fn ended_probe(&self, _region: &Self::Shared, _rank: usize, _epochs: usize, _first: u32) -> Probe {
+            Box::new(|| true)
+        }
 
         /// The status of this rank, whose region is `region`.
         fn status(&self, region: &Self::Shared) -> Result<Self::Status>;
@@ -168,6 +186,9 @@ pub(crate) mod sealed {
             stream: Self::Stream<'_>,
         ) -> Result<()>;
     }
+
+    /// A question that may be asked again and again.
+    pub type Probe = Box<dyn Fn() -> bool + Send>;
 
     /// What some launches come with.
     #[derive(Debug, Clone, Copy)]
@@ -230,8 +251,8 @@ pub(crate) mod sealed {
     pub trait Exports: Send + Sync {
         fn is_empty(&self) -> bool;
 
-        /// Gives the memory up without freeing it.
-        fn leave(&self);
+        /// Gives up what it keeps, to be freed by being dropped.
+        fn take(&self) -> Box<dyn Any + Send>;
     }
 
     impl Exports for () {
@@ -239,7 +260,9 @@ pub(crate) mod sealed {
             true
         }
 
-        fn leave(&self) {}
+        fn take(&self) -> Box<dyn Any + Send> {
+            Box::new(())
+        }
     }
 
     /// A rank's status words, which its kernels and this process access atomically.

@@ -1,6 +1,7 @@
 //! What a rank needs to launch kernels: its device, its region, the registered buffers, and the connection that outlives them.
 
 mod connection;
+mod exported;
 mod region;
 mod registration;
 
@@ -157,16 +158,21 @@ impl<D: Device> Drop for Endpoint<D> {
         // Tried twice, as nobody tries again later.
         let ended = self.device.wait_for_calls().or_else(|_| self.device.wait_for_calls());
         if let Err(error) = ended {
-            // Kernels may still run, from the module, in the region and in what is retired.
-            self.connection.leave_open();
-            self.device.leave();
-            if self.connection.here().is_ok() {
-                let rank = self.connection.bootstrap.rank();
-                tracing::warn!(rank, %error, "closed while calls may still run: what they use stays until the process ends");
+            // What this rank has of its peers' memory stays mapped, by the device that does nothing any more or for its kernels.
+            self.connection.keep_mappings();
+            let is_here = self.connection.here().is_ok();
+            let rank = self.connection.bootstrap.rank();
+            if !is_here || !self.device.is_lost() {
+                // Kernels may still run, from the module, in the region and in what is retired.
+                self.device.leave();
+                if is_here {
+                    tracing::warn!(rank, %error, "closed while calls may still run: what they use stays until the process ends");
+                }
+                return;
             }
-            return;
+            tracing::warn!(rank, %error, "closed on a device that has failed");
         }
-        // SAFETY: each goes once, here, and nothing uses them any more. The kernels have ended.
+        // SAFETY: each goes once, here, and nothing uses them any more. The kernels have ended, or the device runs none.
         unsafe {
             ManuallyDrop::drop(&mut self.device);
             ManuallyDrop::drop(&mut self.region);

@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::abi::{FaCall, FaFailure, FaRegionHead, FaStatus, FA_MAX_BLOCKS, MAX_RANKS};
-use crate::device::sealed::{Shared as _, Status as _};
+use crate::device::sealed::{Probe, Shared as _, Status as _};
 use crate::device::Device;
 use crate::error::Result;
 use crate::region::{Layout, TableRow, TABLE_ROWS};
@@ -18,6 +18,7 @@ pub(crate) struct Region<D: Device> {
     /// Where the switch between devices adds up.
     pub windows: Option<D::Windows>,
     rank: usize,
+    first_epoch: u32,
 }
 
 impl<D: Device> Region<D> {
@@ -34,7 +35,12 @@ impl<D: Device> Region<D> {
         let address = memory.address(rank) + offset_of!(FaRegionHead, epoch) as u64;
         // SAFETY: the epochs lie in the head of the region, and no kernel has been launched.
         unsafe { device.write(address, &epochs) }?;
-        Ok(Self { layout, status: device.status(&memory)?, memory, windows, rank })
+        Ok(Self { layout, status: device.status(&memory)?, memory, windows, rank, first_epoch: epoch })
+    }
+
+    /// See [`ended_probe`](crate::device::sealed::Device::ended_probe).
+    pub fn ended_probe(&self, device: &D) -> Probe {
+        device.ended_probe(&self.memory, self.rank, offset_of!(FaRegionHead, epoch), self.first_epoch)
     }
 
     pub fn address(&self, rank: usize) -> u64 {

@@ -1,24 +1,28 @@
-//! Who is here: what each rank is doing, for errors to tell, and that it has gone, for nobody to wait for it.
+//! Liveness: what each rank is doing (for error messages), whether it has left (so that nobody waits for it), and whether it has
+//! closed its mappings of the others' memory (so that they may free it).
 //!
 //! A rank leaves when its communicator is closed or has failed, and when its process ends. Peers notice in about a millisecond and
 //! mark it as gone in their status; a kernel gives up only if it waits for *that* rank, and has looked once more after it saw the
 //! mark. A rank that is done with its last call and leaves therefore disturbs nobody. One that fails takes along those who wait
 //! for it, with the cause: who waits for a rank that itself waited for a third names the third.
 
+mod closing;
 mod direct;
+mod farewell;
 mod life;
 mod status_page;
 mod watch;
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nix::sys::socket::{shutdown, Shutdown};
-
+use self::closing::Closing;
+pub(crate) use self::closing::{Closings, Mappings};
 pub use self::direct::DirectReads;
 use self::direct::{maker, Sample};
+pub(crate) use self::farewell::Farewell;
 use self::life::Life;
 use self::status_page::{Activity, Cause, ExitRecord, StatusPage};
 use self::watch::{Event, Watched, Watcher};
@@ -43,6 +47,7 @@ struct Page {
     life: Life,
     /// The meetings for later worlds that it serves.
     notices: Notices,
+    closing: Closing,
 }
 
 /// What this rank shows the others of itself, and knows of them.
@@ -66,8 +71,9 @@ pub(crate) struct Liveness {
 
 /// What is exchanged before the watcher can start, which wants the communicator's status.
 pub(crate) struct Arrivals {
-    pages: SharedMemory,
+    pages: Arc<SharedMemory>,
     rank: usize,
+    world_size: usize,
     threads: u32,
     here: OwnedFd,
     watched: Vec<Watched>,
@@ -100,16 +106,23 @@ impl Arrivals {
             let mut descriptors = descriptors.into_iter();
             let connection = descriptors.next();
             // A rank of this process ends with it.
-            let process = descriptors.next().filter(|_| !is_here);
+            let process = descriptors.next().filter(|_| !is_here).map(Arc::new);
             Watched { rank: peer, connection, look: !is_here && process.is_none(), process }
         });
-        Ok(Self { watched: watched.collect(), threads, pages, rank, here, sample })
+        let (watched, world_size) = (watched.collect(), bootstrap.world_size());
+        Ok(Self { watched, threads, pages: Arc::new(pages), rank, world_size, here, sample })
+    }
+
+    /// By which the ranks tell each other that they have closed their mappings.
+    pub fn closings(&self) -> Closings {
+        let processes =
+            self.watched.iter().filter_map(|peer| Some((peer.rank, Arc::clone(peer.process.as_ref()?))));
+        Closings::new(Arc::clone(&self.pages), self.rank, self.world_size, processes.collect())
     }
 
     /// Calls `gone` from a thread with each rank that leaves, after all that it has sent; maybe twice.
-    pub fn watch(self, world_size: usize, gone: impl Fn(usize) + Send + 'static) -> Result<Liveness> {
-        let Self { pages, rank, threads, here, watched, sample: _sample } = self;
-        let pages = Arc::new(pages);
+    pub fn watch(self, gone: impl Fn(usize) + Send + 'static) -> Result<Liveness> {
+        let Self { pages, rank, world_size, threads, here, watched, sample: _sample } = self;
         let ended = Arc::new(AtomicU32::new(0));
         let mut processes = [None; MAX_RANKS];
         for Watched { rank, connection, .. } in &watched {
@@ -164,11 +177,10 @@ impl Liveness {
         self.threads
     }
 
-    /// Whether a rank's process runs and it has not closed its communicator, as far as this rank has noticed.
+    /// Whether a rank's process runs, its device works and it has not closed its communicator, as far as this rank has noticed.
     pub fn is_left(&self, rank: usize) -> bool {
-        let closed = status(&self.pages, rank).and_then(StatusPage::exit_record);
-        let closed = closed.is_some_and(|record| record.cause == Cause::Closed);
-        !closed && self.ended.load(Ordering::Relaxed) >> rank & 1 == 0
+        let is_absent = status(&self.pages, rank).is_some_and(StatusPage::is_absent);
+        !is_absent && self.ended.load(Ordering::Relaxed) >> rank & 1 == 0
     }
 
     /// Where a rank tells which meetings it serves.
@@ -184,6 +196,12 @@ impl Liveness {
     /// Shows that it is over.
     pub fn end(&self) {
         own_status(&self.pages).end();
+    }
+
+    /// The call that began last went into a graph.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the host has no graphs"))]
+    pub fn capture(&self) {
+        own_status(&self.pages).capture();
     }
 
     /// The call that this rank is in, in words.
@@ -213,6 +231,11 @@ impl Liveness {
         own_status(&self.pages).activity().begun
     }
 
+    /// This rank takes part in no later world.
+    pub fn set_absent(&self) {
+        own_status(&self.pages).set_absent();
+    }
+
     /// Tells all others that this rank has failed and will send nothing more. Later exit records are not heard.
     pub fn fail(&self, error: &Error) {
         let mask = |ranks: &[usize]| ranks.iter().fold(0, |mask, rank| mask | 1 << rank);
@@ -221,7 +244,7 @@ impl Liveness {
             Error::Timeout { missing, .. } => (Cause::TimedOut, mask(missing)),
             // In the words of the rank that failed, which whoever hears of it from this one is told as well.
             Error::PeerFailed { rank, reason } => {
-                return self.leave(ExitRecord {
+                return self.leave(&ExitRecord {
                     cause: Cause::Failed,
                     ranks: mask(&[*rank]),
                     text: reason.clone(),
@@ -229,23 +252,21 @@ impl Liveness {
             }
             _ => (Cause::Failed, 0),
         };
-        self.leave(ExitRecord { cause, ranks, text: error.to_string() });
+        self.leave(&ExitRecord { cause, ranks, text: error.to_string() });
     }
 
-    /// Before it is dropped: this rank has not gone as far as others can tell, until its process ends.
-    pub fn stay(&self) {
+    /// Before it is dropped while calls of this rank may still run: kernels of the others do not hear of its end yet. `None`: they
+    /// have heard of another.
+    pub fn postpone(&self) -> Option<Farewell> {
+        self.set_absent();
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
-        // Closed, it would tell them.
-        std::mem::forget(here.take());
+        here.take().map(|here| Farewell::new(Arc::clone(&self.pages), here))
     }
 
-    fn leave(&self, exit_record: ExitRecord) {
+    fn leave(&self, exit_record: &ExitRecord) {
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = here.take() {
-            own_status(&self.pages).leave(&exit_record);
-            // After the status page: who sees the connection closed finds the exit record. A fork may hold this end as well, so that
-            // closing it would not do. It is connected; else nobody is there to be told.
-            let _ = shutdown(connection.as_raw_fd(), Shutdown::Both);
+            farewell::leave(&self.pages, &connection, exit_record);
         }
     }
 
@@ -256,7 +277,8 @@ impl Liveness {
         };
         let activity = tell(status.activity());
         let Some(ExitRecord { cause, ranks, text }) = status.exit_record() else {
-            return Error::PeerLost { rank, reason: format!("its process ended; it {activity}") };
+            let how = if status.is_absent() { CLOSED_EARLY } else { "its process ended" };
+            return Error::PeerLost { rank, reason: format!("{how}; it {activity}") };
         };
         let ranks = self.ranks(ranks);
         match (cause, ranks.first()) {
@@ -292,7 +314,7 @@ impl Liveness {
             let Some(theirs) = status(&self.pages, *rank).map(StatusPage::activity) else { return false };
             // One that came back from this call failed, and says so next: else it would have sent what this rank waits for. One in
             // another call waits as well: messages are calls of some ranks only, and not all ranks end a call at once.
-            theirs.begun == own.begun || theirs.ended < theirs.begun
+            !theirs.captured && (theirs.begun == own.begun || theirs.ended < theirs.begun)
         };
         let heard_out = missing.iter().copied().filter(waits_itself).collect::<Vec<_>>();
         let is_absent = |rank: &usize| !heard_out.contains(rank);
@@ -338,16 +360,24 @@ impl Liveness {
     fn last_seen(&self, ranks: &[usize]) -> String {
         let tell = |rank: &usize| {
             let status = status(&self.pages, *rank)?;
-            Some(format!("rank {rank} {}", tell(status.activity())))
+            let activity = tell(status.activity());
+            Some(match status.is_absent() && status.exit_record().is_none() {
+                true => format!("rank {rank} {activity}, and {CLOSED_EARLY}"),
+                false => format!("rank {rank} {activity}"),
+            })
         };
         ranks.iter().filter_map(tell).collect::<Vec<_>>().join(", ")
     }
 }
 
+/// What a rank did that is absent and has left no exit record.
+const CLOSED_EARLY: &str = "it closed its communicator during a capture, when its calls may still have run";
+
 /// "is in call 7, all_reduce of ...".
-fn tell(Activity { begun, ended, call }: Activity) -> String {
+fn tell(Activity { begun, ended, captured, call }: Activity) -> String {
     match begun {
         0 => "has made no call".into(),
+        _ if captured => format!("captured call {begun}, {}, into a graph", CallId::describe(call)),
         _ if ended < begun => format!("is in call {begun}, {}", CallId::describe(call)),
         _ => format!("came back from call {begun}, {}", CallId::describe(call)),
     }
@@ -362,7 +392,8 @@ impl Drop for Liveness {
             }
             return;
         }
-        let text = "it closed its communicator".into();
-        self.leave(ExitRecord { cause: Cause::Closed, ranks: 0, text });
+        // Also where it has left before, by a failure.
+        self.set_absent();
+        self.leave(&ExitRecord::closed());
     }
 }

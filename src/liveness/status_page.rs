@@ -18,12 +18,16 @@ pub(super) struct StatusPage {
     what: AtomicU64,
     count: AtomicU64,
     digest: AtomicU64,
-    padding: [u64; 3],
+    /// The number of the last call that was captured into a graph instead of carried out.
+    captured: AtomicU64,
+    padding: [u64; 2],
     /// [`Cause`], 0 while the rank is here. Released after what follows.
     left: AtomicU32,
     /// The ranks that the failure is about, a bit for each.
     ranks: AtomicU32,
     length: AtomicU32,
+    /// Not 0: the rank takes part in nothing any more, whether or not it has left.
+    absent: AtomicU32,
     /// Names the owner's process, from before the status page is shared.
     process: [AtomicU8; 16],
     /// Where the owner has the same in private memory, for peers that can read it.
@@ -54,11 +58,19 @@ pub(super) struct ExitRecord {
     pub text: String,
 }
 
+impl ExitRecord {
+    pub fn closed() -> Self {
+        Self { cause: Cause::Closed, ranks: 0, text: "it closed its communicator".into() }
+    }
+}
+
 /// What a rank was doing.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Activity {
     pub begun: u64,
     pub ended: u64,
+    /// The call last begun went into a graph, and nothing ran.
+    pub captured: bool,
     pub call: FaCall,
 }
 
@@ -77,12 +89,27 @@ impl StatusPage {
         self.ended.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
+    /// The call last begun was captured.
+    pub fn capture(&self) {
+        self.captured.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     /// What the rank was doing a moment ago. The words are of one call or of two that follow each other: a rank that everybody
     /// waits for stands still.
     pub fn activity(&self) -> Activity {
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let call = FaCall { what: load(&self.what), count: load(&self.count), digest: load(&self.digest) };
-        Activity { begun: load(&self.begun), ended: load(&self.ended), call }
+        let (begun, ended) = (load(&self.begun), load(&self.ended));
+        Activity { begun, ended, captured: begun != 0 && load(&self.captured) == begun, call }
+    }
+
+    /// Relaxed: who has heard that the rank left sees this too, by the order of that; anybody else sees it soon.
+    pub fn set_absent(&self) {
+        self.absent.store(1, Ordering::Relaxed);
+    }
+
+    pub fn is_absent(&self) -> bool {
+        self.absent.load(Ordering::Relaxed) != 0
     }
 
     pub fn set_process(&self, identity: &[u8; 16], sample: u64) {

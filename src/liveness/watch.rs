@@ -40,7 +40,7 @@ pub(super) struct Watched {
     pub rank: usize,
     /// Until it has told.
     pub connection: Option<OwnedFd>,
-    pub process: Option<OwnedFd>,
+    pub process: Option<Arc<OwnedFd>>,
     /// Nothing else tells when its process ends.
     pub look: bool,
 }
@@ -162,18 +162,15 @@ fn watch(
             let rank = peer.rank;
             let page = page(pages, rank).filter(|_| peer.look);
             let has_left = page.is_some_and(|page| page.status.exit_record().is_some());
-            let slots = [
-                (&mut peer.connection, Event::ConnectionClosed, has_left),
-                (&mut peer.process, Event::ProcessEnded, false),
-            ];
-            for (descriptor, event, is_seen) in slots {
-                if is_seen || is_ready(key(rank, event)) {
-                    if let Some(descriptor) = descriptor.take() {
-                        // Before it is closed: a fork that holds it keeps it watched.
-                        let _ = epoll.delete(&descriptor);
-                        tell(rank, event);
-                    }
-                }
+            let seen = |event| is_ready(key(rank, event));
+            if let Some(connection) = peer.connection.take_if(|_| has_left || seen(Event::ConnectionClosed)) {
+                // Before it is closed: a fork that holds it keeps it watched.
+                let _ = epoll.delete(&connection);
+                tell(rank, Event::ConnectionClosed);
+            }
+            if let Some(process) = peer.process.take_if(|_| seen(Event::ProcessEnded)) {
+                let _ = epoll.delete(&process);
+                tell(rank, Event::ProcessEnded);
             }
             if page.is_some_and(|page| page.life.has_ended()) {
                 peer.look = false;

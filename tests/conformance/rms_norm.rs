@@ -299,14 +299,20 @@ fn bad_arguments_are_refused() {
         let communicator = Setup { max_bytes: 8 << 10, ..Setup::default() }.build(&rank);
         let mut residual = [0.0_f32; 12];
         let mut output = [0.0_f32; 12];
-        let mut call = |norm| communicator.all_reduce_rms_norm(&[1.0; 12], &mut residual, &mut output, norm);
-        assert_eq!(setting(call(RmsNorm::new(5, 0.0))), ("hidden", "5 in a message of 12".into()));
-        assert_eq!(setting(call(RmsNorm::new(0, 0.0))).0, "hidden");
-        assert_eq!(setting(call(RmsNorm::new(65537, 0.0))).0, "hidden");
+        let mut call = |norm: RmsNorm<'_, [f32]>| {
+            communicator.all_reduce_rms_norm(&[1.0; 12], &mut residual, &mut output, norm)
+        };
+        let none = None::<&[f32]>;
+        assert_eq!(
+            setting(call(RmsNorm::new(5, 0.0).optional_weight(none))),
+            ("hidden", "5 in a message of 12".into())
+        );
+        assert_eq!(setting(call(RmsNorm::new(0, 0.0).optional_weight(none))).0, "hidden");
+        assert_eq!(setting(call(RmsNorm::new(65537, 0.0).optional_weight(none))).0, "hidden");
         for epsilon in [-1e-5, f32::NAN, f32::INFINITY] {
-            assert_eq!(setting(call(RmsNorm::new(4, epsilon))).0, "epsilon");
+            assert_eq!(setting(call(RmsNorm::new(4, epsilon).optional_weight(none))).0, "epsilon");
         }
-        assert_eq!(setting(call(RmsNorm::new(4, 0.0).weight(&[1.0; 3]))).0, "weight");
+        assert_eq!(setting(call(RmsNorm::new(4, 0.0).weight(&[1.0; 3][..]))).0, "weight");
         assert!(matches!(
             communicator.all_reduce_add(&[1.0_f32; 3], &mut [0.0; 4]),
             Err(Error::LengthMismatch { input: 3, output: 4 })
@@ -449,7 +455,7 @@ fn ranks_that_differ() {
             let (hidden, epsilon, weighted, unit_offset) = differ(rank.rank());
             let weight = vec![1.0_f32; hidden];
             let norm = RmsNorm::new(hidden, epsilon).unit_offset(unit_offset);
-            let norm = if weighted { norm.weight(&weight[..]) } else { norm };
+            let norm = norm.optional_weight(weighted.then_some(&weight));
             let (mut residual, mut output) = ([1.0; 8], [0.0; 8]);
             let error =
                 communicator.all_reduce_rms_norm(&[1.0; 8], &mut residual, &mut output, norm).unwrap_err();

@@ -2,16 +2,19 @@
 
 use std::time::{Duration, Instant};
 
+use cudarc::driver::sys;
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
 
 use crate::fixture::{Fixture, MemoryKind, Message, Placement, Setup};
-use crate::gpu::gpu;
+use crate::gpu::{gpu, stand_in};
+use crate::injection::symbol;
 use crate::random::Random;
 use crate::threads::threads;
 
 tests! {
     gpu => a_rank_that_never_calls_is_named, an_abort_ends_a_call_that_waits;
+    stand_in => a_stream_of_another_context_is_refused;
 }
 
 /// A world of one rank.
@@ -85,4 +88,47 @@ fn an_abort_ends_a_call_that_waits() {
             done.wait();
         });
     }
+}
+
+/// A stream of another context of the same GPU, as of a program that mixes the driver's contexts with the runtime's.
+fn a_stream_of_another_context_is_refused() {
+    type Create = unsafe extern "C" fn(*mut sys::CUcontext, u32, sys::CUdevice) -> u32;
+    let random = Random::new("errors::a_stream_of_another_context_is_refused");
+    threads(2, 1, |rank, context| {
+        let fixture = Fixture::new(Setup::default().try_build(context.clone(), rank).unwrap(), 4096);
+        let message = Message::new(&mut random.fork(0), (DType::F32, ReduceOp::Sum), 100, 2);
+        let placement = Placement::of(MemoryKind::Plain);
+        fixture.check(&message, placement);
+        fixture.communicator.barrier().unwrap();
+        if fixture.rank() == 1 {
+            let error = fixture
+                .start(&fixture.stream, &message, placement)
+                .and_then(|()| fixture.communicator.synchronize(&fixture.stream));
+            let Err(Error::PeerFailed { rank: 0, reason }) = &error else { panic!("{error:?}") };
+            assert!(reason.contains("another context of device 0"), "{reason}");
+            return;
+        }
+        let (mut other, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: declared so in tests/stand_in_driver/functions.h; the context that is made is current, and destroyed below.
+        unsafe {
+            let create = std::mem::transmute::<*mut std::ffi::c_void, Create>(symbol(c"cuCtxCreate_v2"));
+            assert_eq!(create(&mut other, 0, context.cu_device()), 0);
+            sys::cuStreamCreate(&mut stream, 1).result().unwrap();
+        }
+        let refused = Err(Error::InvalidStream { stream: 0, device: 0 });
+        let communicator = &fixture.communicator;
+        // SAFETY: the stream is live.
+        assert_eq!(unsafe { communicator.check_raw_stream(stream) }, refused);
+        // Nothing has failed yet.
+        assert_eq!(communicator.check(), Ok(()));
+        let [input, output] = [0, 1].map(|which| fixture.address((MemoryKind::Plain, 0), which, 4));
+        // SAFETY: the fixture's memory; nothing is launched.
+        let call =
+            unsafe { communicator.all_reduce_raw(stream, input, output, 100, DType::F32, ReduceOp::Sum) };
+        assert_eq!(call, refused);
+        let text = call.unwrap_err().to_string();
+        assert!(text.contains("another context of device 0") && text.contains("Cuda::new"), "{text}");
+        // SAFETY: nothing is on the stream, and the communicator's last call was refused.
+        unsafe { sys::cuCtxDestroy_v2(other) }.result().unwrap();
+    });
 }

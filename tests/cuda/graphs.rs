@@ -9,7 +9,7 @@ use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
 
 use crate::fixture::{compare, download, upload, Fixture, MemoryKind, Message, Placement, Plain, Setup};
 use crate::gpu::{context, gpu, stand_in, Gpus};
-use crate::injection::{fail, take_back, Of};
+use crate::injection::{fail, live, take_back, Of};
 use crate::processes::ranks;
 use crate::random::Random;
 use crate::threads::{fixtures, threads};
@@ -25,7 +25,10 @@ tests! {
         a_buffer_dropped_during_a_capture_stays_for_its_calls,
         nothing_is_registered_during_a_capture,
         registering_goes_on_after_inputs_that_are_gone;
-    stand_in => registering_that_failed_is_repeated;
+    stand_in =>
+        registering_that_failed_is_repeated,
+        more_inputs_than_there_is_room_for_are_copied,
+        inputs_are_closed_when_their_graphs_have_gone;
 }
 
 const COUNT: usize = 700;
@@ -450,6 +453,111 @@ fn registering_that_failed_is_repeated() {
                 replay(&fixture, &graph, &message(round), input.address, output);
             }
             fixture.communicator.barrier().unwrap();
+        });
+    }
+}
+
+/// A rank captures more different inputs than the table has rows for, in graphs that stay: all replays are right, and so is what
+/// comes after them.
+fn more_inputs_than_there_is_room_for_are_copied() {
+    const ROOM: usize = 2048;
+    const CALLS: usize = 103;
+    const GRAPHS: usize = ROOM / CALLS + 3;
+    const ELEMENTS: usize = 16;
+    let setup = Setup { graph_registration: true, ..Setup::with(Algorithm::OneShotPull) };
+    fixtures(2, 1, setup, BYTES, |fixture| {
+        let context = fixture.communicator.device().context();
+        let memory = Plain::new(context, GRAPHS * CALLS * ELEMENTS * 4);
+        let output = Plain::new(context, CALLS * ELEMENTS * 4);
+        // Rank 1 has one input for all.
+        let input =
+            |call: usize| memory.address + if fixture.rank() == 0 { (call * ELEMENTS * 4) as u64 } else { 0 };
+        let values: Vec<u8> =
+            (0..GRAPHS * CALLS * ELEMENTS).flat_map(|at| ((at / ELEMENTS) as f32).to_ne_bytes()).collect();
+        upload(&fixture.stream, memory.address, &values);
+        let graphs: Vec<_> = (0..GRAPHS)
+            .map(|graph| {
+                let graph = capture(&fixture.stream, || {
+                    for call in 0..CALLS {
+                        let stream = fixture.stream.cu_stream();
+                        let to = output.address + (call * ELEMENTS * 4) as u64;
+                        let from = input(graph * CALLS + call);
+                        // SAFETY: the test's memory, which outlives the graph.
+                        unsafe {
+                            let (dtype, op) = (DType::F32, ReduceOp::Sum);
+                            fixture.communicator.all_reduce_raw(stream, from, to, ELEMENTS, dtype, op)
+                        }
+                        .unwrap();
+                    }
+                });
+                fixture.communicator.register_graph_buffers().unwrap();
+                graph
+            })
+            .collect();
+        for (number, graph) in graphs.iter().enumerate() {
+            upload(&fixture.stream, output.address, &[0xA5; CALLS * ELEMENTS * 4]);
+            graph.launch().unwrap();
+            fixture.communicator.synchronize(&fixture.stream).unwrap();
+            let sums: Vec<u8> = (0..CALLS * ELEMENTS)
+                .flat_map(|at| ((number * CALLS + at / ELEMENTS) as f32).to_ne_bytes())
+                .collect();
+            compare(&download(&fixture.stream, output.address, sums.len()), &sums, 4).unwrap();
+        }
+        let message =
+            Message::new(&mut Random::new("more_inputs").fork(0), (DType::F32, ReduceOp::Sum), COUNT, 2);
+        fixture.check(&message, Placement::of(MemoryKind::Plain));
+        drop(graphs);
+    });
+}
+
+/// Inputs of graphs that have been destroyed are told to the peers, who close them: they may be freed, and others take their rows.
+fn inputs_are_closed_when_their_graphs_have_gone(gpus: Gpus) {
+    const ROUNDS: usize = 6;
+    for (name, sharing) in [("descriptor", Sharing::Descriptor), ("ipc", Sharing::Ipc)] {
+        ranks("graphs::inputs_are_closed_when_their_graphs_have_gone", name, 2, &[], |local| {
+            use fast_allreduce::bootstrap::Bootstrap as _;
+            let setup = Setup {
+                graph_registration: true,
+                sharing: Some(sharing),
+                ..Setup::with(Algorithm::OneShotPull)
+            };
+            let context = context(local.rank() % gpus.count.min(2));
+            let fixture = Fixture::new(setup.try_build(context, local).unwrap(), BYTES);
+            let communicator = &fixture.communicator;
+            let context = communicator.device().context();
+            let random = Random::new(name);
+            let output = fixture.address((MemoryKind::Pool, 0), 1, 4);
+            let mut before = None;
+            for round in 0..ROUNDS {
+                let inputs = [(); 3].map(|()| Plain::new(context, BYTES));
+                let message = Message::new(&mut random.fork(round), (DType::F32, ReduceOp::Sum), COUNT, 2);
+                let mut graphs: Vec<_> = inputs
+                    .iter()
+                    .map(|input| graph_from(&fixture, &message, input.address, output))
+                    .collect();
+                // Its graph goes before it is registered.
+                drop(graphs.pop());
+                communicator.register_graph_buffers().unwrap();
+                for (graph, input) in graphs.iter().zip(&inputs) {
+                    replay(&fixture, graph, &message, input.address, output);
+                }
+                // One after the other: what is left stays as it was.
+                let mut graphs = graphs.into_iter();
+                let first = graphs.next();
+                drop(first);
+                communicator.register_graph_buffers().unwrap();
+                for (graph, input) in graphs.as_slice().iter().zip(&inputs[1..]) {
+                    replay(&fixture, graph, &message, input.address, output);
+                }
+                drop(graphs);
+                communicator.register_graph_buffers().unwrap();
+                // Freed while a peer has it open, it would end the process.
+                communicator.barrier().unwrap();
+                drop(inputs);
+                let held = live();
+                assert_eq!(held, *before.get_or_insert(held.clone()), "round {round}");
+            }
+            communicator.barrier().unwrap();
         });
     }
 }

@@ -9,8 +9,8 @@ tests! {
     stand_in => a_call_fails_once_and_what_is_live_is_counted;
 }
 
-/// The address of a function that the stand-in has besides the driver's.
-fn symbol(name: &CStr) -> *mut c_void {
+/// The address of a function of the stand-in: the driver's, or one that it has besides.
+pub fn symbol(name: &CStr) -> *mut c_void {
     // SAFETY: the library is the one that cudarc loads, whose initialisers do nothing but allocate.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
     assert!(!library.is_null(), "there is no libcuda.so.1");

@@ -28,6 +28,7 @@ mod in_order;
 mod injection;
 mod injection_scenario;
 mod injection_sweep;
+mod lost_context;
 mod mixed;
 mod modules;
 mod nvls;
@@ -65,6 +66,7 @@ fn main() -> std::process::ExitCode {
         in_order::tests(),
         injection::tests(),
         injection_sweep::tests(),
+        lost_context::tests(),
         mixed::tests(),
         modules::tests(),
         nvls::tests(),

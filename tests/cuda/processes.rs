@@ -43,7 +43,7 @@ pub fn ranks(test: &str, name: &str, size: usize, settings: &[(&str, &str)], bod
 }
 
 /// As `ranks`, and how each process ended, by rank; nothing in a child.
-fn reports(
+pub fn reports(
     test: &str,
     name: &str,
     size: usize,
@@ -142,6 +142,13 @@ fn what_cannot_be_shared_is_told_to_every_rank() {
     let hole = [("STAND_IN_NO_VMM", "1"), ("STAND_IN_IPC_BLACK_HOLE", "1")];
     ranks(test, "a black hole", 2, &hole, fails(None, &["it maps, but reads"]));
     ranks(test, "a black hole, asked for", 2, &hole[1..], fails(Some(Sharing::Ipc), &["it maps, but reads"]));
+    let apart = [("STAND_IN_NO_PEER", "1")];
+    ranks(test, "GPUs apart", 2, &apart, |local| {
+        use fast_allreduce::bootstrap::Bootstrap as _;
+        let context = context(local.rank());
+        let error = Setup::default().try_build(context, local).unwrap_err().to_string();
+        assert!(error.contains("cannot access the memory of rank"), "{error}");
+    });
     // Of three ranks, one has no virtual memory management: all must go on to the next way together.
     let name = "one without VMM";
     match part() {

@@ -199,7 +199,7 @@ fn slices(_: Gpus) {
             (vec![4.0, 4.0, 0.0, 4.0], vec![2.0, 1.0, 0.0, last])
         );
         let mut data = slice(&[1.0, -2.0, 3.0, 0.5]);
-        let norm = RmsNorm::<CudaSlice<f32>>::new(4, 1.0);
+        let norm = RmsNorm::new(4, 1.0);
         communicator.all_reduce_rms_norm_in_place(&stream, &mut data, &mut residual, norm).unwrap();
         communicator.all_reduce_add(&stream, &input, &mut residual).unwrap();
         communicator.synchronize(&stream).unwrap();
@@ -208,7 +208,7 @@ fn slices(_: Gpus) {
         assert_eq!(values(&residual), [8.0, -4.0, 12.0, 6.0]);
         let refused = communicator.all_reduce_add(&stream, &slice(&[1.0; 3]), &mut residual);
         assert!(matches!(refused, Err(Error::LengthMismatch { input: 3, output: 4 })));
-        let norm = RmsNorm::<CudaSlice<f32>>::new(3, 1.0);
+        let norm = RmsNorm::new(3, 1.0);
         let refused = communicator.all_reduce_rms_norm_in_place(&stream, &mut data, &mut residual, norm);
         assert!(matches!(refused, Err(Error::InvalidSetting { name: "hidden", .. })));
         communicator.barrier().unwrap();
@@ -222,7 +222,7 @@ fn quantised_slices(_: Gpus) {
         let slice = |values: &[f32]| stream.clone_htod(values).unwrap();
         let (input, given) = (slice(&[0.5, -0.5, 0.0, 1.0]), slice(&[0.25]));
         let (mut output, mut scales) = (stream.clone_htod(&[9_i8; 4]).unwrap(), slice(&[7.0, 7.0]));
-        let norm = RmsNorm::<CudaSlice<f32>>::new(2, 0.0);
+        let norm = RmsNorm::new(2, 0.0);
         communicator.barrier().unwrap();
         let root = 2.0_f32.sqrt() / 127.0;
         // The last is given, and its numbers are in quarters.
@@ -270,7 +270,7 @@ fn nvfp4_slices(_: Gpus) {
         let (input, global) = (slice(&[0.5, -0.5].repeat(24)), slice(&[6.0]));
         let (mut residual, mut output) = (slice(&[0.0; 48]), stream.clone_htod(&[9_u8; 24]).unwrap());
         let mut scales = stream.clone_htod(&[9_u8; 512]).unwrap();
-        let norm = RmsNorm::<CudaSlice<f32>>::new(48, 0.0);
+        let norm = RmsNorm::new(48, 0.0);
         communicator.barrier().unwrap();
         let layout = ScaleLayout::Tiled;
         let blocks = Nvfp4Scales { blocks: &mut scales, layout, global: &global };
@@ -283,7 +283,7 @@ fn nvfp4_slices(_: Gpus) {
         assert_eq!((&bytes[..3], &bytes[3..]), (&[0x38; 3][..], &[9; 509][..]));
         let mut call = |layout, global: &CudaSlice<f32>, hidden| {
             let blocks = Nvfp4Scales { blocks: &mut scales, layout, global };
-            let norm = RmsNorm::<CudaSlice<f32>>::new(hidden, 0.0);
+            let norm = RmsNorm::new(hidden, 0.0);
             communicator.all_reduce_rms_norm_nvfp4(&stream, &input, &mut residual, &mut output, blocks, norm)
         };
         let refused = [

@@ -1,6 +1,6 @@
 //! Machines and builds that have no CUDA: an error that says what is missing, and no panic.
 
-use fast_allreduce::device::cuda::CudaWorld;
+use fast_allreduce::device::cuda::{CudaWorld, Sharing};
 use fast_allreduce::{Algorithm, Cuda, DType, Error};
 
 use crate::fixture::Setup;
@@ -11,7 +11,7 @@ use crate::threads::threads;
 
 tests! {
     no_installed_driver => no_driver;
-    stand_in_of_parent => no_device, kernels_for_another_gpu, links_without_nvml;
+    stand_in_of_parent => no_device, kernels_for_another_gpu, links_without_nvml, gpus_that_do_not_reach_each_other;
     build_without_kernels => no_kernels;
 }
 
@@ -113,4 +113,27 @@ fn links_without_nvml() {
             });
         });
     }
+}
+
+/// Ranks on GPUs without peer access are told which, and what to do, instead of a driver's code alone.
+fn gpus_that_do_not_reach_each_other() {
+    with("settings::gpus_that_do_not_reach_each_other", "apart", &[("STAND_IN_NO_PEER", "1")], || {
+        for sharing in [None, Some(Sharing::Pointers), Some(Sharing::Descriptor)] {
+            threads(2, 2, |rank, context| {
+                let error = Setup { sharing, ..Setup::default() }.try_build(context, rank).unwrap_err();
+                let Error::Unavailable { reason, .. } = &error else { panic!("{sharing:?}: {error}") };
+                for fact in [
+                    "rank 0's GPU (0000:",
+                    "rank 1's (0000:",
+                    "nvidia-smi topo -p2p r",
+                    "NCCL",
+                    "CUDA_ERROR_",
+                ] {
+                    assert!(reason.contains(fact), "{sharing:?}: {fact:?} is not in {error}");
+                }
+            });
+        }
+        // Of one GPU there is nothing to be reached.
+        threads(2, 1, |rank, context| drop(Setup::default().try_build(context, rank).unwrap()));
+    });
 }

@@ -21,10 +21,12 @@ macro_rules! model {
                         what: AtomicU64::new(0),
                         count: AtomicU64::new(0),
                         digest: AtomicU64::new(0),
-                        padding: [0; 3],
+                        captured: AtomicU64::new(0),
+                        padding: [0; 2],
                         left: AtomicU32::new(0),
                         ranks: AtomicU32::new(0),
                         length: AtomicU32::new(0),
+                        absent: AtomicU32::new(0),
                         process: std::array::from_fn(|_| AtomicU8::new(0)),
                         sample: AtomicU64::new(0),
                         text: std::array::from_fn(|_| AtomicU8::new(0)),
@@ -45,7 +47,7 @@ macro_rules! model {
                 if let Some(heard) = page.exit_record() {
                     assert_eq!(heard, said, "half an exit record");
                     // What it did before it left is there as well.
-                    let Activity { begun, ended, call } = page.activity();
+                    let Activity { begun, ended, call, .. } = page.activity();
                     let activity = (begun, ended, call);
                     assert_eq!(
                         activity,

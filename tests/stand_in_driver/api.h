@@ -69,6 +69,7 @@ typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUuserObject_st *CUuserObject;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
@@ -189,6 +190,8 @@ enum CUstreamCaptureStatus : uint32_t {
 #define CU_EVENT_RECORD_EXTERNAL 1u
 #define CU_EVENT_WAIT_EXTERNAL 1u
 #define CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS 1u
+#define CU_USER_OBJECT_NO_DESTRUCTOR_SYNC 1u
+#define CU_GRAPH_USER_OBJECT_MOVE 1u
 #define CU_LAUNCH_ATTRIBUTE_IGNORE 0u
 #define CU_LAUNCH_ATTRIBUTE_COOPERATIVE 2u
 #define CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION 6u

@@ -71,6 +71,15 @@ CUresult check_not_capturing() {
   return result;
 }
 
+std::shared_ptr<CUgraph_st> captured_graph(CUgraph handle) {
+  std::lock_guard<std::mutex> guard(state());
+  for (auto &capture : active()) {
+    if (capture->graph.get() == handle)
+      return capture->graph;
+  }
+  return nullptr;
+}
+
 void detach(Capture &capture) {
   capture.ended = true;
   for (auto &[stream, clock] : capture.streams)
@@ -115,8 +124,10 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
   if (!graph)
     return CUDA_ERROR_INVALID_VALUE;
   *graph = nullptr;
+  std::shared_ptr<Capture>
+      capture; // goes after the lock, and with it what the program has handed to its graph
   std::lock_guard<std::mutex> guard(state());
-  std::shared_ptr<Capture> capture = stream->capture;
+  capture = stream->capture;
   if (!capture)
     return CUDA_ERROR_ILLEGAL_STATE;
   if (capture->origin != stream.get()) {

@@ -4,11 +4,13 @@
 #include "memory.h"
 #include "module.h"
 #include "stream.h"
+#include "thread_variable.h"
 
 namespace stand_in {
 namespace {
 
-thread_local std::vector<CUcontext> context_stack;
+// The calling thread's contexts, the current one last.
+std::vector<CUcontext> &context_stack() { return ThreadVariable<std::vector<CUcontext>>::get(); }
 
 std::mutex &mutex() {
   static auto *mutex = new std::mutex;
@@ -37,6 +39,7 @@ void destroy(CUcontext context) {
   wait_for_context(context);
   context->alive = false;
   close_streams_of(context);
+  destroy_events_of(context);
   unload_modules_of(context);
   release_memory_of(context);
 }
@@ -79,12 +82,17 @@ uint64_t live_contexts() {
   return live;
 }
 
+void break_current_context(CUresult code) {
+  if (!context_stack().empty() && context_stack().back())
+    context_stack().back()->fail(code);
+}
+
 CUresult current_context(CUcontext *context) {
   STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
-  if (context_stack.empty() || !context_stack.back())
+  if (context_stack().empty() || !context_stack().back())
     return CUDA_ERROR_INVALID_CONTEXT;
-  *context = context_stack.back();
+  *context = context_stack().back();
   if (!(*context)->alive)
     return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   return CUresult((*context)->error.load());
@@ -159,7 +167,7 @@ CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device) {
   created->flags = flags;
   start(created.get(), device);
   *context = contexts().insert(std::move(created));
-  context_stack.push_back(*context);
+  context_stack().push_back(*context);
   return CUDA_SUCCESS;
 }
 
@@ -173,8 +181,8 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
   STAND_IN_CHECK(check_known(context));
   if (context->primary || !context->alive)
     return CUDA_ERROR_INVALID_CONTEXT;
-  if (!context_stack.empty() && context_stack.back() == context)
-    context_stack.pop_back();
+  if (!context_stack().empty() && context_stack().back() == context)
+    context_stack().pop_back();
   destroy(context);
   return CUDA_SUCCESS;
 }
@@ -184,10 +192,10 @@ CUresult cuCtxSetCurrent(CUcontext context) {
   STAND_IN_CHECK(check_initialized());
   if (context)
     STAND_IN_CHECK(check_known(context));
-  if (!context_stack.empty())
-    context_stack.pop_back();
+  if (!context_stack().empty())
+    context_stack().pop_back();
   if (context)
-    context_stack.push_back(context);
+    context_stack().push_back(context);
   return CUDA_SUCCESS;
 }
 
@@ -196,7 +204,7 @@ CUresult cuCtxGetCurrent(CUcontext *context) {
   STAND_IN_CHECK(check_initialized());
   if (!context)
     return CUDA_ERROR_INVALID_VALUE;
-  *context = context_stack.empty() ? nullptr : context_stack.back();
+  *context = context_stack().empty() ? nullptr : context_stack().back();
   return CUDA_SUCCESS;
 }
 
@@ -215,18 +223,18 @@ CUresult cuCtxGetId(CUcontext context, unsigned long long *id) {
 CUresult cuCtxPushCurrent_v2(CUcontext context) {
   STAND_IN_CALL();
   STAND_IN_CHECK(check_known(context));
-  context_stack.push_back(context);
+  context_stack().push_back(context);
   return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext *context) {
   STAND_IN_CALL();
   STAND_IN_CHECK(check_initialized());
-  if (context_stack.empty())
+  if (context_stack().empty())
     return CUDA_ERROR_INVALID_CONTEXT;
   if (context)
-    *context = context_stack.back();
-  context_stack.pop_back();
+    *context = context_stack().back();
+  context_stack().pop_back();
   return CUDA_SUCCESS;
 }
 
@@ -235,9 +243,9 @@ CUresult cuCtxGetDevice(CUdevice *device) {
   STAND_IN_CHECK(check_initialized());
   if (!device)
     return CUDA_ERROR_INVALID_VALUE;
-  if (context_stack.empty())
+  if (context_stack().empty())
     return CUDA_ERROR_INVALID_CONTEXT;
-  *device = context_stack.back()->device;
+  *device = context_stack().back()->device;
   return CUDA_SUCCESS;
 }
 

@@ -37,6 +37,9 @@ bool peers_reach_each_other(CUdevice a, CUdevice b);
 // and without an earlier asynchronous error, which a context never recovers from.
 CUresult current_context(CUcontext *context);
 
+// The calling thread's context, if it has one, has such an error from now on.
+void break_current_context(CUresult code);
+
 // How many there are that callers have made and not given back; contexts by their uses.
 uint64_t live_contexts();
 uint64_t live_streams();

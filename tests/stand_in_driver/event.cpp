@@ -76,6 +76,13 @@ CUresult join(CUstream_st &stream, const CUevent_st &event) {
 
 uint64_t live_events() { return events().size(); }
 
+void destroy_events_of(CUcontext context) {
+  for (auto &event : events().all()) {
+    if (event->context == context)
+      events().take(event.get());
+  }
+}
+
 } // namespace stand_in
 
 using namespace stand_in;

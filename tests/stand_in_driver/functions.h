@@ -185,6 +185,12 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream);
 CUresult cuGraphUpload(CUgraphExec handle, CUstream stream_handle);
 CUresult cuGraphExecDestroy(CUgraphExec handle);
 
+// user_object.cpp
+CUresult cuUserObjectCreate(CUuserObject *handle, void *value, CUhostFn destroy, unsigned references,
+                            unsigned flags);
+CUresult cuUserObjectRelease(CUuserObject handle, unsigned count);
+CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject handle, unsigned count, unsigned flags);
+
 // module.cpp
 CUresult cuModuleLoadData(CUmodule *handle, const void *image);
 CUresult cuModuleLoadDataEx(CUmodule *handle, const void *image, unsigned, uint32_t *, void **);
@@ -216,8 +222,10 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
 // injection.cpp: for tests.
 
 // Lets the nth call from now of a driver function, counted from 1, return a result code and do nothing else.
-// Later calls work again. A version at the end of the name is not looked at. With own_thread only the
-// caller's calls count. NULL for the function takes all failures back that have not happened yet.
+// Later calls work again, unless the code is one that a context does not survive, such as
+// CUDA_ERROR_ILLEGAL_ADDRESS: the current context keeps it, as if one of its kernels had come to that. A
+// version at the end of the name is not looked at. With own_thread only the caller's calls count. NULL for
+// the function takes all failures back that have not happened yet.
 void stand_in_fail(const char *function, uint64_t nth, unsigned code, int own_thread);
 // How many have not happened yet.
 unsigned stand_in_failures_left();

@@ -101,6 +101,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *handle, CUgraph graph_handle, 
     return CUDA_ERROR_INVALID_VALUE;
   auto executable = std::make_shared<CUgraphExec_st>();
   executable->nodes = graph->nodes;
+  executable->objects = graph->objects;
   *handle = executables().insert(std::move(executable));
   return CUDA_SUCCESS;
 }

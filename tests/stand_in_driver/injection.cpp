@@ -12,13 +12,16 @@
 
 #include "driver.h"
 #include "memory.h"
+#include "thread_variable.h"
+#include "user_object.h"
 
 namespace stand_in {
 namespace {
 
 thread_local int depth = 0;
 thread_local bool paused = false;
-thread_local std::vector<uint64_t> own_calls; // by the functions' numbers
+// By the functions' numbers.
+std::vector<uint64_t> &own_calls() { return ThreadVariable<std::vector<uint64_t>>::get(); }
 
 struct Failure {
   std::string function;
@@ -87,6 +90,13 @@ CUresult failure_of(const Function &function) {
   return code;
 }
 
+// Of a kernel that went wrong: "This leaves the process in an inconsistent state and any further CUDA work
+// will return the same error" (Driver API, CUresult).
+bool is_sticky(CUresult code) {
+  return code == CUDA_ERROR_ILLEGAL_ADDRESS || code == CUDA_ERROR_MISALIGNED_ADDRESS ||
+         code == CUDA_ERROR_LAUNCH_FAILED;
+}
+
 } // namespace
 
 Function::Function(const char *symbol) : name(without_version(symbol)) {
@@ -99,11 +109,14 @@ Call::Call(Function &function) {
   if (depth++ > 0 || paused)
     return;
   ++function.calls;
-  if (own_calls.size() <= function.number)
-    own_calls.resize(function.number + 1);
-  ++own_calls[function.number];
+  std::vector<uint64_t> &own = own_calls();
+  if (own.size() <= function.number)
+    own.resize(function.number + 1);
+  ++own[function.number];
   if (injection().armed != 0)
     code = failure_of(function);
+  if (is_sticky(code))
+    break_current_context(code);
 }
 
 Call::~Call() { --depth; }
@@ -138,8 +151,8 @@ uint64_t stand_in_calls_of_thread(const char *name) {
   std::lock_guard<std::mutex> guard(injection().mutex);
   uint64_t calls = 0;
   for (const Function *function : injection().functions) {
-    if (function->name == without_version(name) && function->number < own_calls.size())
-      calls += own_calls[function->number];
+    if (function->name == without_version(name) && function->number < own_calls().size())
+      calls += own_calls()[function->number];
   }
   return calls;
 }
@@ -173,6 +186,7 @@ const char *stand_in_live(unsigned index, uint64_t *count) {
       {"cuModuleLoad", live_modules},
       {"cuStreamEndCapture", live_graphs},
       {"cuGraphInstantiate", live_executables},
+      {"cuUserObjectCreate", live_user_objects},
       {"cuDevicePrimaryCtxRetain", live_contexts},
       {"freed while open elsewhere", early_frees},
   };

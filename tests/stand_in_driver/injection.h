@@ -28,9 +28,9 @@ public:
 
 } // namespace stand_in
 
-// The first line of every function of the API.
+// The first line of every function of the API. What is known of the function stays, for calls at exit.
 #define STAND_IN_CALL()                                                                                      \
-  static stand_in::Function stand_in_function(__func__);                                                     \
+  static stand_in::Function &stand_in_function = *new stand_in::Function(__func__);                          \
   const stand_in::Call stand_in_call(stand_in_function);                                                     \
   if (stand_in_call.code != CUDA_SUCCESS)                                                                    \
   return stand_in_call.code

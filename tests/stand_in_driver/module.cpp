@@ -2,6 +2,7 @@
 #include "module.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include <iterator>
 
@@ -11,7 +12,7 @@ namespace stand_in {
 namespace {
 
 struct Type {
-  std::string kernels; // what its kernels are named after
+  const char *kernels; // what its kernels are named after
   size_t bytes;
 };
 
@@ -25,7 +26,7 @@ bool is_typed(uint32_t algorithm) {
   return algorithm < FA_ALL_GATHER || is_norming(algorithm) || is_nvls(algorithm);
 }
 #define TYPE(code, number, name, element, bytes, family, kernels, ...) {#kernels, bytes},
-const Type kTypes[] = {FA_TYPES(TYPE, )};
+constexpr Type kTypes[] = {FA_TYPES(TYPE, )};
 
 #define IS_HOT_ALGORITHM(code, ...) algorithm == code ||
 bool is_hot_algorithm(uint32_t algorithm) { return FA_HOT(IS_HOT_ALGORITHM, ) false; }
@@ -102,7 +103,7 @@ bool is_nvls(uint32_t algorithm) {
 bool runs(const Kernel &kernel, const FaLaunch &launch) {
   if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || launch.op > FA_PREMUL_SUM)
     return false;
-  if (is_typed(kernel.algorithm) && kTypes[launch.dtype].kernels != kTypes[kernel.dtype].kernels)
+  if (is_typed(kernel.algorithm) && strcmp(kTypes[launch.dtype].kernels, kTypes[kernel.dtype].kernels) != 0)
     return false;
   if (launch.world == 0 || launch.world > FA_MAX_RANKS || launch.rank >= launch.world)
     return false;

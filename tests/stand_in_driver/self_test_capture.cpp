@@ -226,3 +226,49 @@ void test_freeing_in_order() {
   OK(cuGraphDestroy(graph));
   EXPECT(cuMemsetD8Async(inside, 9, 64, stream) == CUDA_ERROR_INVALID_VALUE);
 }
+
+// An object that is handed to a graph goes with the last of the graph, its executables and their launches; of
+// a capture that came to nothing, with that.
+void test_user_objects() {
+  use_device(0);
+  CUstream stream;
+  CUdeviceptr pointer;
+  OK(cuMemAlloc_v2(&pointer, 64));
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  int gone = 0;
+  const CUhostFn count = [](void *gone) { ++*static_cast<int *>(gone); };
+  const auto capture = [&] {
+    CUstreamCaptureStatus status;
+    CUgraph graph;
+    CUuserObject object;
+    OK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    OK(cuMemsetD8Async(pointer, 0, 64, stream));
+    OK(cuStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, nullptr, nullptr));
+    OK(cuUserObjectCreate(&object, &gone, count, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+    OK(cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+    EXPECT(cuUserObjectRelease(object, 1) == CUDA_ERROR_INVALID_VALUE);
+  };
+  CUgraph graph;
+  CUgraphExec executable;
+  capture();
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  OK(cuGraphDestroy(graph));
+  OK(cuGraphLaunch(executable, stream));
+  OK(cuStreamSynchronize(stream));
+  EXPECT(gone == 0);
+  OK(cuGraphExecDestroy(executable));
+  EXPECT(gone == 1);
+  capture();
+  EXPECT(cuStreamSynchronize(stream) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  EXPECT(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  EXPECT(gone == 2);
+  CUuserObject object;
+  EXPECT(cuUserObjectCreate(&object, &gone, count, 1, 0) == CUDA_ERROR_INVALID_VALUE);
+  OK(cuUserObjectCreate(&object, &gone, count, 2, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+  EXPECT(cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE) == CUDA_ERROR_INVALID_VALUE);
+  OK(cuUserObjectRelease(object, 1));
+  EXPECT(gone == 2);
+  OK(cuUserObjectRelease(object, 1));
+  EXPECT(gone == 3);
+}

@@ -38,12 +38,12 @@ void test_failing_calls() {
   // Of this thread only.
   CUcontext context;
   OK(cuCtxGetCurrent(&context));
-  stand_in_fail("cuMemFree", 1, CUDA_ERROR_LAUNCH_FAILED, 1);
+  stand_in_fail("cuMemFree", 1, CUDA_ERROR_NOT_PERMITTED, 1);
   std::thread([=] {
     OK(cuCtxSetCurrent(context));
     OK(cuMemFree_v2(pointer));
   }).join();
-  EXPECT(cuMemFree_v2(0) == CUDA_ERROR_LAUNCH_FAILED);
+  EXPECT(cuMemFree_v2(0) == CUDA_ERROR_NOT_PERMITTED);
   EXPECT(stand_in_failures_left() == 0 && live("cuMemAlloc") == 1);
 
   // Of calls that the stand-in makes itself none is counted; what has not happened can be taken back.
@@ -70,6 +70,28 @@ void test_failing_calls() {
   OK(cuEventDestroy_v2(event));
   OK(cuStreamDestroy_v2(stream));
   EXPECT(live("cuEventCreate") == 0 && live("cuStreamCreate") == 0);
+}
+
+// What a context does not survive is every later call's result, and gone when the context comes again.
+void test_errors_that_stay() {
+  use_device(0);
+  CUdeviceptr pointer;
+  CUevent event;
+  CUstream stream;
+  OK(cuEventCreate(&event, 0));
+  OK(cuStreamCreate(&stream, 0));
+  stand_in_fail("cuMemAlloc", 1, CUDA_ERROR_ILLEGAL_ADDRESS, 0);
+  EXPECT(cuMemAlloc_v2(&pointer, 8) == CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT(cuMemAlloc_v2(&pointer, 8) == CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT(cuStreamQuery(stream) == CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT(cuStreamSynchronize(stream) == CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT(cuEventDestroy_v2(event) == CUDA_ERROR_ILLEGAL_ADDRESS);
+  use_device(1);
+  OK(cuMemAlloc_v2(&pointer, 8));
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  EXPECT(live("cuEventCreate") == 0 && live("cuStreamCreate") == 0);
+  use_device(0);
+  OK(cuMemAlloc_v2(&pointer, 8));
 }
 
 // Driver API, Stream synchronization behavior: "The per-thread default stream is an implicit stream local to

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <set>
 
+#include "thread_variable.h"
+
 namespace stand_in {
 namespace {
 
@@ -94,8 +96,6 @@ private:
   std::map<CUcontext, std::shared_ptr<CUstream_st>> streams_;
 };
 
-thread_local PerThreadStreams per_thread_streams;
-
 std::vector<std::shared_ptr<CUstream_st>> live_streams_of(CUcontext context) {
   std::vector<std::shared_ptr<CUstream_st>> streams;
   for (auto &stream : live()) {
@@ -130,7 +130,7 @@ CUresult find_stream(CUstream handle, std::shared_ptr<CUstream_st> *stream) {
   if (!handle || handle == CU_STREAM_LEGACY) {
     *stream = context->legacy;
   } else if (handle == CU_STREAM_PER_THREAD) {
-    *stream = per_thread_streams.of(context);
+    *stream = ThreadVariable<PerThreadStreams>::get().of(context);
   } else {
     *stream = streams().find(handle);
     if (!*stream)
@@ -224,8 +224,13 @@ void wait_for_context(CUcontext context) {
 }
 
 void close_streams_of(CUcontext context) {
+  std::vector<std::shared_ptr<Capture>> captures; // go after the lock
   std::lock_guard<std::mutex> guard(state());
   for (auto &stream : live_streams_of(context)) {
+    if (stream->capture) {
+      captures.push_back(stream->capture);
+      detach(*captures.back());
+    }
     streams().take(stream.get());
     close(stream);
   }
@@ -269,8 +274,11 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
   auto stream = streams().take(handle);
   if (!stream)
     return CUDA_ERROR_INVALID_HANDLE;
+  std::shared_ptr<Capture>
+      capture; // goes after the lock, and with it what the program has handed to its graph
   std::lock_guard<std::mutex> guard(state());
-  if (std::shared_ptr<Capture> capture = stream->capture) {
+  capture = stream->capture;
+  if (capture) {
     capture->invalid = true;
     capture->streams.erase(stream.get());
     stream->capture = nullptr;

@@ -7,7 +7,7 @@
 #include <set>
 #include <thread>
 
-#include "driver.h"
+#include "user_object.h"
 
 namespace stand_in {
 
@@ -64,6 +64,7 @@ void wait_for_context(CUcontext context);
 // Loading, Concurrent Execution). Who relies on the driver not to wait hangs here until the kernels give up.
 void synchronise_implicitly(CUcontext context);
 void close_streams_of(CUcontext context);
+void destroy_events_of(CUcontext context);
 
 bool is_capturing(const CUstream_st &stream);
 // Invalidates the stream's capture, as an illegal call does, and returns the code.
@@ -93,6 +94,7 @@ void detach(Capture &capture);
 
 struct CUgraph_st {
   std::vector<stand_in::Node> nodes;
+  stand_in::UserObjects objects;
 };
 
 struct CUstream_st {

@@ -81,7 +81,7 @@ impl Communicator<Cuda> {
         let sent = send.map(|(data, to)| (data.len(), to));
         let received = receive.as_ref().map(|(data, from)| (data.len(), *from));
         let (input, output) = (send.map(|(data, _)| data), receive.map(|(data, _)| data));
-        self.with_slices(stream, input, output, |Addresses { input, output, .. }| {
+        self.with_slices(stream, input, output, |Addresses { input, output, captured }| {
             let message =
                 |direction, (count, peer), address| Transfer { direction, peer, address, count, dtype, tag };
             let transfers: Vec<_> = sent
@@ -92,7 +92,7 @@ impl Communicator<Cuda> {
             check_transfers(&transfers, self.world_size())?;
             // SAFETY: the slices hold what is sent and received until the work on the stream is done, which cudarc orders frees
             // after; an exclusive borrow overlaps with no other. The stream is of this context and kept alive.
-            unsafe { self.run_transfers(kind, &transfers, stream.cu_stream(), Some(stream)) }
+            unsafe { self.run_transfers(kind, &transfers, stream.cu_stream(), Some(stream), captured) }
         })
     }
 }

@@ -2,6 +2,7 @@
 //! `raw.rs`. Here is what all of them go through.
 
 mod messages;
+mod no_weight;
 mod raw;
 mod register;
 mod rms_norm;
@@ -46,8 +47,10 @@ impl Communicator<Cuda> {
                 reason: "it is being captured: end the capture first".into(),
             });
         }
+        let runs = self.device().runs_on(stream)?;
         // SAFETY: the caller's.
         self.or_poison(unsafe { wait_for(stream) })?;
+        self.device().note_ended(runs);
         self.healthy()
     }
 
@@ -91,9 +94,9 @@ impl Communicator<Cuda> {
     ) -> Result<()> {
         // SAFETY: the caller's.
         unsafe {
-            self.in_order(stream, owner, || {
+            self.in_order(stream, owner, captured, || {
                 self.start(message, stream, || match captured {
-                    true => self.device().capture_input(message.input),
+                    true => self.device().capture_input(stream, message.input),
                     false => Ok(0),
                 })
             })
@@ -102,17 +105,19 @@ impl Communicator<Cuda> {
 
     /// # Safety
     ///
-    /// As [`Communicator::start_transfers`] and [`Cuda::order`]; the device's context is current.
+    /// As [`Communicator::start_transfers`] and [`Cuda::order`]; the device's context is current, and `captured` says whether the stream
+    /// is.
     unsafe fn run_transfers(
         &self,
         kind: CallKind,
         transfers: &[Transfer],
         stream: CUstream,
         owner: Option<&Arc<CudaStream>>,
+        captured: bool,
     ) -> Result<()> {
         // SAFETY: the caller's.
         unsafe {
-            self.in_order(stream, owner, || {
+            self.in_order(stream, owner, captured, || {
                 self.start_transfers(transfers_id(kind, transfers), transfers, stream)
             })
         }
@@ -127,6 +132,7 @@ impl Communicator<Cuda> {
         &self,
         stream: CUstream,
         owner: Option<&Arc<CudaStream>>,
+        captured: bool,
         start: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         self.can_lock()?;
@@ -138,7 +144,13 @@ impl Communicator<Cuda> {
             Err(refused @ Error::Unavailable { .. }) => return Err(refused),
             ordered => self.or_poison(ordered)?,
         }
+        let launches = self.device().launches();
         let started = start();
+        match captured {
+            true if started.is_ok() => self.liveness.capture(),
+            true => {}
+            false => self.device().count_runs(launches),
+        }
         // Pieces may have been launched before one failed.
         // SAFETY: the caller's.
         let marked = self.or_poison(unsafe { self.device().mark(stream) });

@@ -1,11 +1,11 @@
 //! The collectives of the CUDA device on raw pointers and raw streams.
 
-use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use crate::call::{check_transfers, CallKind, Collective, Direction, Message, Transfer};
 use crate::communicator::Communicator;
-use crate::device::cuda::driver::driver;
 use crate::device::cuda::Cuda;
+use crate::device::sealed::Device as _;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::ReduceOp;
@@ -71,29 +71,22 @@ impl Communicator<Cuda> {
     ///
     /// `stream` is a live stream of any context, or one of the default streams' handles.
     pub unsafe fn check_raw_stream(&self, stream: CUstream) -> Result<()> {
-        // Null, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are of whichever context is current.
+        self.not_forked()?;
+        // Those of a context and of a thread are of whichever context is current.
         if stream as usize <= 2 {
             return Ok(());
         }
-        let own = self.device().context();
-        self.device().bind()?;
-        let mut context = std::ptr::null_mut();
-        // SAFETY: the stream is live, and the context is written on success.
-        let asked = unsafe { sys::cuStreamGetCtx(stream, &mut context) }.result();
-        asked.map_err(driver("cuStreamGetCtx"))?;
-        if context == own.cu_ctx() {
-            return Ok(());
-        }
-        let mut device = -1;
-        // SAFETY: the context is live as its stream is; what is pushed is popped again.
-        unsafe {
-            if sys::cuCtxPushCurrent_v2(context).result().is_ok() {
-                let _ = sys::cuCtxGetDevice(&mut device).result();
-                let _ = sys::cuCtxPopCurrent_v2(&mut context).result();
+        self.or_poison(self.device().bind())?;
+        // SAFETY: the caller's.
+        unsafe { self.device().check_context_of(stream) }.map_err(|error| {
+            // Else it is the stream's fault.
+            let is_lost = matches!(error, Error::Driver { .. }) && self.device().is_lost();
+            if is_lost {
+                self.poison(error)
+            } else {
+                error
             }
-        }
-        let stream = usize::try_from(device).unwrap_or(usize::MAX);
-        Err(Error::InvalidStream { stream, device: own.ordinal() })
+        })
     }
 
     /// [`Communicator::synchronize`] on a raw stream.
@@ -183,6 +176,9 @@ impl Communicator<Cuda> {
             self.check_address(which, transfer.address, transfer.dtype.size())?;
         }
         // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
-        unsafe { self.run_transfers(CallKind::Group, transfers, stream, None) }
+        unsafe {
+            let captured = self.or_poison(self.device().capturing(stream))?;
+            self.run_transfers(CallKind::Group, transfers, stream, None, captured)
+        }
     }
 }

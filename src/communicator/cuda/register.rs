@@ -12,6 +12,7 @@ use crate::device::cuda::Cuda;
 use crate::dtype::Element;
 use crate::endpoint::Registration;
 use crate::error::{Error, Result};
+use crate::region::TableRow;
 
 impl Communicator<Cuda> {
     /// Tells the peers where the inputs of the pulled calls are that have been captured since the last time. Collective: every
@@ -30,12 +31,14 @@ impl Communicator<Cuda> {
     pub fn register_graph_buffers(&self) -> Result<()> {
         self.can_step()?;
         let _step = self.connection.step()?;
-        self.device().exchange_graph_rows(&*self.connection.bootstrap, self.setup_timeout, |rows| {
+        let write = |rows: &[(usize, TableRow)]| {
             // No eager call launches in between.
             let _registry = self.endpoint.lock();
             rows.iter()
                 .try_for_each(|(row, bases)| self.endpoint.region.write_row(self.device(), *row, bases))
-        })
+        };
+        let bootstrap = &*self.connection.bootstrap;
+        self.heeded(self.device().exchange_graph_rows(bootstrap, self.setup_timeout, write))
     }
 
     /// Registers a buffer, so that calls from it or from views into it pull without a copy. Collective: all ranks register
@@ -112,7 +115,8 @@ impl Communicator<Cuda> {
         });
         let address = self.connection.all_succeeded(address).map_err(nowhere)?;
         let memory = self.device().share_foreign(address, bootstrap, timeout);
-        memory.and_then(|memory| self.endpoint.register(memory, bytes)).map(Some).map_err(|error| {
+        let registered = memory.and_then(|memory| self.endpoint.register(memory, bytes)).map(Some);
+        self.heeded(registered).map_err(|error| {
             // What a peer has open goes when all ranks have closed what they had: all have an error. A rank that does not come may
             // still have it open.
             let held = if bootstrap.barrier(timeout).is_err() { Held::ByPeers } else { Held::Nowhere };

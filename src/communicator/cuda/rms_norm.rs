@@ -17,7 +17,22 @@ use crate::error::{Error, Result};
 impl Communicator<Cuda> {
     /// What a transformer's layer does after its allreduce, in one launch: adds the sum of the ranks' `input`s to `residual`, and
     /// has the rows of that, normalised, in `output`. All ranks must have the same residual and weights. The bits are those of the
-    /// host's call of that name. Weights are a slice or a view; where there are none, `RmsNorm::<CudaSlice<T>>` says so.
+    /// host's call of that name. Weights are a slice or a view.
+    ///
+    /// ```no_run
+    /// # use std::sync::Arc;
+    /// use cudarc::driver::{CudaSlice, CudaStream};
+    /// use fast_allreduce::{Communicator, Cuda, Result, RmsNorm};
+    ///
+    /// # fn layer(
+    /// #     communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>, input: &CudaSlice<f32>,
+    /// #     residual: &mut CudaSlice<f32>, output: &mut CudaSlice<f32>, weight: &CudaSlice<f32>,
+    /// # ) -> Result<()> {
+    /// communicator.all_reduce_rms_norm(stream, input, residual, output, RmsNorm::new(4096, 1e-5).weight(weight))?;
+    /// communicator.all_reduce_rms_norm(stream, input, residual, output, RmsNorm::new(4096, 1e-5))?; // weights of 1
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

@@ -15,10 +15,10 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
-    CUfunction_attribute, CUipcMemHandle, CUlaunchConfig, CUlimit, CUmemAccessDesc,
-    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUfunction_attribute, CUgraph, CUgraphNode, CUhostFn, CUipcMemHandle, CUlaunchConfig, CUlimit,
+    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
-    CUstreamCaptureStatus, CUuuid,
+    CUstreamCaptureStatus, CUuserObject, CUuuid,
 };
 use cudarc::driver::DriverError;
 
@@ -31,6 +31,10 @@ impl Code {
     pub const INVALID_VALUE: Self = Self(CUresult::CUDA_ERROR_INVALID_VALUE as u32);
     /// Before `cuInit`.
     pub const NOT_INITIALIZED: Self = Self(CUresult::CUDA_ERROR_NOT_INITIALIZED as u32);
+    /// Of a context that is not the current one, or gone.
+    pub const INVALID_CONTEXT: Self = Self(CUresult::CUDA_ERROR_INVALID_CONTEXT as u32);
+    /// Of a handle that is none, or of another context.
+    pub const INVALID_HANDLE: Self = Self(CUresult::CUDA_ERROR_INVALID_HANDLE as u32);
     /// Of a symbol that is not there; also of a function that the driver does not have.
     pub const NOT_FOUND: Self = Self(CUresult::CUDA_ERROR_NOT_FOUND as u32);
     /// Of a module that has no code for the device.
@@ -119,10 +123,10 @@ macro_rules! bound {
     };
 }
 
-/// A row is a function's symbol and parameters, with cudarc's type where that is an enum and any number may come, and a feature of
-/// this crate whose bindings do not have it yet.
+/// A row is a function's symbol and parameters, with cudarc's type where that is an enum and any number may come, and the features of
+/// this crate whose bindings do not have it: not yet, or only a later version of it. Drivers keep what they once had.
 macro_rules! functions {
-    ($($(#[newer_than($feature:literal)])? fn $symbol:ident($($parameter:ident: $type:ty $(as $bound:ty)?),* $(,)?);)*) => {$(
+    ($($(#[not_bound($($feature:literal),+)])? fn $symbol:ident($($parameter:ident: $type:ty $(as $bound:ty)?),* $(,)?);)*) => {$(
         /// The driver's function of that name.
         ///
         /// # Errors
@@ -135,7 +139,7 @@ macro_rules! functions {
         #[allow(clippy::too_many_arguments)]
         pub unsafe fn $symbol($($parameter: $type),*) -> Result<(), Code> {
             type Function = unsafe extern "C" fn($($type),*) -> u32;
-            $(#[cfg(not(feature = $feature))])?
+            $(#[cfg(not(any($(feature = $feature),+)))])?
             const _: unsafe fn($(bound!($type $(as $bound)?)),*) -> CUresult = sys::$symbol;
             static FUNCTION: OnceLock<Option<Function>> = OnceLock::new();
             // SAFETY: the constant compares the type with that of the bindings, whose enums are 32-bit numbers.
@@ -165,6 +169,9 @@ functions! {
 
     fn cuCtxGetCurrent(context: *mut CUcontext);
     fn cuCtxSetCurrent(context: CUcontext);
+    fn cuCtxGetDevice(device: *mut CUdevice);
+    fn cuCtxPushCurrent_v2(context: CUcontext);
+    fn cuCtxPopCurrent_v2(context: *mut CUcontext);
     fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong);
     fn cuCtxSetLimit(limit: u32 as CUlimit, value: usize);
     fn cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
@@ -194,7 +201,13 @@ functions! {
     fn cuStreamSynchronize(stream: CUstream);
     fn cuStreamQuery(stream: CUstream);
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+    fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
     fn cuStreamIsCapturing(stream: CUstream, status: *mut u32 as *mut CUstreamCaptureStatus);
+    #[not_bound("cuda-13000", "cuda-13010", "cuda-13020")]
+    fn cuStreamGetCaptureInfo_v2(
+        stream: CUstream, status: *mut u32 as *mut CUstreamCaptureStatus, id: *mut u64, graph: *mut CUgraph,
+        dependencies: *mut *const CUgraphNode, dependency_count: *mut usize,
+    );
     fn cuThreadExchangeStreamCaptureMode(mode: *mut u32 as *mut CUstreamCaptureMode);
 
     fn cuEventCreate(event: *mut CUevent, flags: c_uint);
@@ -202,6 +215,12 @@ functions! {
     fn cuEventRecord(event: CUevent, stream: CUstream);
     fn cuEventQuery(event: CUevent);
     fn cuEventSynchronize(event: CUevent);
+
+    fn cuUserObjectCreate(
+        object: *mut CUuserObject, value: *mut c_void, destroy: CUhostFn, references: c_uint, flags: c_uint,
+    );
+    fn cuUserObjectRelease(object: CUuserObject, count: c_uint);
+    fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint);
 
     fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize);
     fn cuMemFree_v2(address: CUdeviceptr);
@@ -244,19 +263,19 @@ functions! {
         handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
     );
 
-    #[newer_than("cuda-12000")]
+    #[not_bound("cuda-12000")]
     fn cuMulticastGetGranularity(
         bytes: *mut usize, properties: *const MulticastProperties as *const sys::CUmulticastObjectProp,
         which: u32 as sys::CUmulticastGranularity_flags,
     );
-    #[newer_than("cuda-12000")]
+    #[not_bound("cuda-12000")]
     fn cuMulticastCreate(
         handle: *mut CUmemGenericAllocationHandle,
         properties: *const MulticastProperties as *const sys::CUmulticastObjectProp,
     );
-    #[newer_than("cuda-12000")]
+    #[not_bound("cuda-12000")]
     fn cuMulticastAddDevice(handle: CUmemGenericAllocationHandle, device: CUdevice);
-    #[newer_than("cuda-12000")]
+    #[not_bound("cuda-12000")]
     fn cuMulticastBindMem(
         handle: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, memory_offset: usize,
         bytes: usize, flags: c_ulonglong,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{sys, CudaContext, CudaStream};
 
-use super::api;
+use super::api::{self, Code};
 use super::driver::{bind, bind_to_free, driver, Relaxed};
 use crate::error::Result;
 
@@ -65,6 +65,17 @@ impl Copies {
     fn begin(&self) -> Result<Option<Relaxed>> {
         bind(&self.0.context)?;
         Ok(Relaxed::enter())
+    }
+
+    /// Whether the context has an error that it does not survive, so that nothing runs there any more. Asked twice, as what
+    /// depends on it is not undone.
+    pub fn is_broken(&self) -> bool {
+        let is_broken = || {
+            let Ok(_relaxed) = self.begin() else { return true };
+            // SAFETY: the stream is ours, and live. Its own work has been waited for.
+            !matches!(unsafe { api::cuStreamQuery(self.0.stream) }, Ok(()) | Err(Code::NOT_READY))
+        };
+        is_broken() && is_broken()
     }
 
     /// Waits for what is on the stream.

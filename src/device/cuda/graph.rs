@@ -1,118 +1,56 @@
-//! The inputs of pulled calls that were captured into graphs: each has a row of the table, filled after capture.
+//! Captured inputs of pulled calls: each has a row of the table, which all ranks fill after the capture.
 
-use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
+use cudarc::driver::sys::CUstream;
+
+use super::capture::{capture_of, GraphLife};
+use super::graph_rows::{GraphRows, Input};
 use super::handle::{Handle, Sharing};
 use super::memory::Memory;
 use super::{driver, Cuda};
-use crate::abi::MAX_RANKS;
 use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::{Error, Result};
-use crate::region::{source_word, TableRow, FIRST_GRAPH_ROW, TABLE_ROWS};
+use crate::region::{TableRow, FIRST_GRAPH_ROW, TABLE_ROWS};
 
-/// A captured input: its address, and the driver's number of the allocation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Input {
-    address: u64,
-    allocation: u64,
+/// What a rank tells of its rows: those that it has released, and row and handle of each captured input that is new.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    released: Vec<usize>,
+    entered: Vec<(usize, Handle)>,
 }
 
-/// Rows for captured inputs. Rows are this rank's own: peers look a row up in this rank's column.
-#[derive(Default)]
-pub(super) struct GraphRows {
-    /// The row of each. The allocation is part of the key: another one may come to lie at the same address, and peers would
-    /// go on reading the old.
-    inputs: HashMap<Input, usize>,
-    /// Rows given so far. None is given twice, as a graph may still name it.
-    given: usize,
-    /// Captured, and not registered on all ranks yet.
-    pending: Vec<(usize, Input)>,
-    /// What the device's table holds, for all ranks' columns.
-    table: HashMap<usize, TableRow>,
-    /// Own and peers' allocations, open as long as graphs may replay: until the device goes.
-    memory: Vec<Arc<Memory>>,
-}
-
-impl GraphRows {
-    /// The source word for a captured input. The same input captured again has the same row.
-    fn capture(&mut self, input: Input) -> Result<u64> {
-        if let Some(row) = self.inputs.get(&input) {
-            return Ok(source_word(*row, 0));
+impl Told {
+    fn encode(&self) -> Vec<u8> {
+        let word = |number: usize| (number as u16).to_le_bytes();
+        let mut bytes = word(self.released.len()).to_vec();
+        bytes.extend(self.released.iter().flat_map(|&row| word(row)));
+        for (row, handle) in &self.entered {
+            bytes.extend(word(*row));
+            bytes.extend(handle.encode());
         }
-        let row = FIRST_GRAPH_ROW + self.given;
-        if row >= TABLE_ROWS {
-            return Err(Error::Unavailable {
-                what: "another graph buffer".into(),
-                reason: format!("{} different inputs have been captured", self.given),
-            });
-        }
-        self.given += 1;
-        self.inputs.insert(input, row);
-        self.pending.push((row, input));
-        Ok(source_word(row, 0))
+        bytes
     }
 
-    /// Forgets inputs that are not registered and that were freed, and returns those that are there. `allocation` tells which one
-    /// is at an address now.
-    fn take_stock(&mut self, allocation: impl Fn(u64) -> Result<Option<u64>>) -> Result<Vec<(usize, u64)>> {
-        let (mut there, mut gone) = (Vec::new(), Vec::new());
-        for &(row, input) in &self.pending {
-            match allocation(input.address)? == Some(input.allocation) {
-                true => there.push((row, input.address)),
-                false => gone.push(input),
-            }
-        }
-        self.pending.retain(|(_, input)| !gone.contains(input));
-        for input in gone {
-            tracing::warn!(
-                ?input,
-                "a captured input was freed before it was registered: its graph cannot be replayed"
-            );
-            self.inputs.remove(&input);
-        }
-        Ok(there)
+    fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
+        let malformed = |reason: String| Error::Malformed { rank, reason };
+        let word = |bytes: &mut &[u8]| {
+            let (word, rest) = bytes
+                .split_first_chunk()
+                .ok_or_else(|| malformed("its list of graph buffers is cut short".into()))?;
+            *bytes = rest;
+            Ok(usize::from(u16::from_le_bytes(*word)))
+        };
+        let row = |bytes: &mut &[u8]| match word(bytes)? {
+            row if (FIRST_GRAPH_ROW..TABLE_ROWS).contains(&row) => Ok(row),
+            row => Err(malformed(format!("graph buffers do not have row {row}"))),
+        };
+        let mut bytes = bytes;
+        let released = (0..word(&mut bytes)?).map(|_| row(&mut bytes)).collect::<Result<_>>()?;
+        let one = |mut bytes: &[u8]| Ok((row(&mut bytes)?, Handle::decode(rank, bytes)?));
+        Ok(Self { released, entered: bytes.chunks(2 + Handle::BYTES).map(one).collect::<Result<_>>()? })
     }
-
-    /// Enters what ranks have at rows, and returns those rows. The memory stays, whether or not the rows come to be written on
-    /// all ranks: where one is, kernels may read it.
-    fn enter(
-        &mut self,
-        entries: impl Iterator<Item = (usize, usize, u64, Arc<Memory>)>,
-    ) -> Vec<(usize, TableRow)> {
-        let mut changed = Vec::new();
-        for (row, rank, address, memory) in entries {
-            self.table.entry(row).or_insert([0; MAX_RANKS])[rank] = address;
-            self.memory.push(memory);
-            changed.push(row);
-        }
-        changed.sort_unstable();
-        changed.dedup();
-        changed.into_iter().map(|row| (row, self.table[&row])).collect()
-    }
-}
-
-/// Row and handle of each captured input of a rank, as they travel.
-fn encode(rows: &[(usize, Handle)]) -> Vec<u8> {
-    rows.iter()
-        .flat_map(|(row, handle)| [(*row as u16).to_le_bytes().to_vec(), handle.encode()].concat())
-        .collect()
-}
-
-fn decode(rank: usize, bytes: &[u8]) -> Result<Vec<(usize, Handle)>> {
-    let one = |bytes: &[u8]| {
-        let (row, handle) = bytes.split_first_chunk().ok_or_else(|| Error::Malformed {
-            rank,
-            reason: "its list of graph buffers is cut short".into(),
-        })?;
-        let row = usize::from(u16::from_le_bytes(*row));
-        if !(FIRST_GRAPH_ROW..TABLE_ROWS).contains(&row) {
-            return Err(Error::Malformed { rank, reason: format!("graph buffers do not have row {row}") });
-        }
-        Ok((row, Handle::decode(rank, handle)?))
-    };
-    bytes.chunks(2 + Handle::BYTES).map(one).collect()
 }
 
 impl Cuda {
@@ -120,8 +58,13 @@ impl Cuda {
         self.graph_rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The source word for a captured input: a row if peers can map it, else 0, staging, which captures as it is.
-    pub(crate) fn capture_input(&self, address: u64) -> Result<u64> {
+    /// The source word for an input that is captured on a stream: a row if peers can map it and there is one left, else 0, staging,
+    /// which captures as it is.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a live stream of this context, which is current.
+    pub(crate) unsafe fn capture_input(&self, stream: CUstream, address: u64) -> Result<u64> {
         let shared = match self.world.same_device_and_process() {
             true => true,
             false => driver::is_exportable(address),
@@ -129,14 +72,16 @@ impl Cuda {
         if !self.graph_registration || !shared {
             return Ok(0);
         }
-        match driver::allocation_number(address)? {
-            Some(allocation) => self.graph_rows().capture(Input { address, allocation }),
-            None => Ok(0),
-        }
+        let Some(allocation) = driver::allocation_number(address)? else { return Ok(0) };
+        // SAFETY: the caller's.
+        let (capture, graph) = unsafe { capture_of(stream) }.unzip();
+        let life = || graph.map_or_else(GraphLife::default, GraphLife::of);
+        let source = self.graph_rows().capture(Input { address, allocation }, capture, life);
+        Ok(source.unwrap_or(0))
     }
 
-    /// Swaps the handles of what has been captured since the last time, and hands the rows that changed to `write`. Collective:
-    /// after an error of any rank the next time has all of it to do again.
+    /// Tells the peers the handles of what has been captured since the last time, and the rows whose graphs have gone, and hands the
+    /// rows that changed to `write`. Collective: after an error of any rank the next time has all of it to do again.
     pub(crate) fn exchange_graph_rows(
         &self,
         bootstrap: &dyn Bootstrap,
@@ -151,34 +96,52 @@ impl Cuda {
             let handle = memory.handle(self.process, address - memory.address(), sharing)?;
             Ok((row, address, handle, memory))
         };
-        let inputs = self.graph_rows().take_stock(driver::allocation_number);
-        let exported = inputs.and_then(|inputs| inputs.into_iter().map(export).collect::<Result<Vec<_>>>());
+        let (released, offered) = {
+            let mut rows = self.graph_rows();
+            (rows.released(), rows.offer(driver::allocation_number))
+        };
+        let exported = offered.and_then(|inputs| inputs.into_iter().map(export).collect::<Result<Vec<_>>>());
         let exported = all_succeeded(exported, bootstrap, timeout)?;
-        let mine: Vec<_> = exported.iter().map(|(row, _, handle, _)| (*row, handle.clone())).collect();
-        let all = bootstrap.all_gather(&encode(&mine), timeout)?;
-
-        if sharing == Sharing::Ipc && all.iter().any(|rows| !rows.is_empty()) {
+        let entered: Vec<_> = exported.iter().map(|(row, _, handle, _)| (*row, handle.clone())).collect();
+        let offered: Vec<_> = exported.iter().map(|(row, ..)| *row).collect();
+        let told = Told { released: released.clone(), entered }.encode();
+        let all = bootstrap.all_gather(&told, timeout)?;
+        let nothing = Told { released: Vec::new(), entered: Vec::new() }.encode();
+        if sharing == Sharing::Ipc && all.iter().any(|told| *told != nothing) {
             self.exports.begin();
         }
-        let own_rank = bootstrap.rank();
-        let import = |(rank, bytes): (usize, &Vec<u8>)| -> Result<Vec<_>> {
-            let peers = if rank == own_rank { Vec::new() } else { decode(rank, bytes)? };
-            let open = |(row, handle): (usize, Handle)| {
-                let memory = Memory::import(&self.context, rank, &handle, self.process, None)?;
-                Ok((row, rank, memory.address() + handle.offset, memory))
-            };
-            peers.into_iter().map(open).collect()
-        };
-        let imported = all.iter().enumerate().map(import).collect::<Result<Vec<_>>>();
-        let imported = all_succeeded(imported, bootstrap, timeout)?;
 
-        let registered: Vec<_> = exported.iter().map(|(row, ..)| *row).collect();
+        let own_rank = bootstrap.rank();
+        let of_peers = all.iter().enumerate().filter(|(rank, _)| *rank != own_rank);
+        let told = of_peers.map(|(rank, bytes)| Ok((rank, Told::decode(rank, bytes)?)));
+        let imported = told.collect::<Result<Vec<_>>>().and_then(|told| {
+            let of_rank = |(rank, told): &(usize, Told)| {
+                let open = |(row, handle): &(usize, Handle)| {
+                    let memory = Memory::import(&self.context, *rank, handle, self.process, None)?;
+                    Ok((*row, *rank, memory.address() + handle.offset, memory))
+                };
+                told.entered.iter().map(open).collect::<Result<Vec<_>>>()
+            };
+            let opened = told.iter().map(of_rank).collect::<Result<Vec<_>>>()?;
+            Ok((told, opened))
+        });
+        let (told, opened) = all_succeeded(imported, bootstrap, timeout)?;
+
         let own = exported.into_iter().map(|(row, address, _, memory)| (row, own_rank, address, memory));
+        let entries = own.chain(opened.into_iter().flatten());
+        let released_by = |(rank, told): (usize, Told)| told.released.into_iter().map(move |row| (row, rank));
+        let all_released =
+            told.into_iter().flat_map(released_by).chain(released.iter().map(|&row| (row, own_rank)));
         // Not held while the rows are written: a captured call locks the endpoint first, and then this.
-        let changed = self.graph_rows().enter(own.chain(imported.into_iter().flatten()));
-        // No rank replays before all have the rows.
-        all_succeeded(write(&changed), bootstrap, timeout)?;
-        self.graph_rows().pending.retain(|(row, _)| !registered.contains(row));
+        let changes = self.graph_rows().enter(entries, all_released);
+        let written = write(&changes.rows);
+        if written.is_ok() {
+            // Kernels that read through these rows ended with the launches of the graphs that named them.
+            self.graph_rows().close(changes);
+        }
+        // No rank replays before all have the rows, and none gives a row again that another has still.
+        all_succeeded(written, bootstrap, timeout)?;
+        self.graph_rows().finish(&offered, &released);
         Ok(())
     }
 }
@@ -188,79 +151,40 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::abi::FA_SOURCE_ID_SHIFT;
     use crate::damaged::damaged;
     use crate::device::cuda::handle::Payload;
 
-    #[test]
-    fn an_input_captured_again_keeps_its_row() {
-        let mut rows = GraphRows::default();
-        let input = |address, allocation| Input { address, allocation };
-        let first = rows.capture(input(0x1000, 1)).unwrap();
-        let second = rows.capture(input(0x2000, 1)).unwrap();
-        assert_ne!(first, second);
-        assert_eq!(rows.capture(input(0x1000, 1)), Ok(first));
-        assert_eq!(rows.pending.len(), 2);
-        let reallocated = rows.capture(input(0x1000, 2)).unwrap();
-        assert_ne!(reallocated, first, "another allocation at the same address");
-        assert_eq!(rows.pending.len(), 3);
-        assert_eq!(first >> FA_SOURCE_ID_SHIFT, FIRST_GRAPH_ROW as u64 + 1);
-    }
-
-    #[test]
-    fn inputs_that_were_freed_are_forgotten_and_their_rows_are_not_given_again() {
-        let mut rows = GraphRows::default();
-        let input = |address, allocation| Input { address, allocation };
-        rows.capture(input(0x1000, 1)).unwrap();
-        let kept = rows.capture(input(0x2000, 2)).unwrap();
-        rows.capture(input(0x3000, 3)).unwrap();
-        // The first is gone, and another allocation lies where the third was.
-        let now =
-            |address| Ok([(0x2000, 2), (0x3000, 4)].into_iter().find(|at| at.0 == address).map(|at| at.1));
-        assert_eq!(rows.take_stock(now), Ok(vec![(FIRST_GRAPH_ROW + 1, 0x2000)]));
-        assert_eq!(rows.pending.len(), 1);
-        assert_eq!(rows.capture(input(0x2000, 2)), Ok(kept));
-        let fresh = rows.capture(input(0x3000, 4)).unwrap();
-        assert_eq!(fresh >> FA_SOURCE_ID_SHIFT, FIRST_GRAPH_ROW as u64 + 4);
-        // Nothing is forgotten that could not be asked about.
-        let unknown = |_| Err(Error::Unavailable { what: String::new(), reason: String::new() });
-        assert!(rows.take_stock(unknown).is_err());
-        assert_eq!(rows.pending.len(), 2);
-    }
-
-    #[test]
-    fn rows_run_out_with_an_error() {
-        let mut rows = GraphRows::default();
-        for input in 0..(TABLE_ROWS - FIRST_GRAPH_ROW) as u64 {
-            rows.capture(Input { address: input * 4096 + 4096, allocation: 1 }).unwrap();
-        }
-        assert!(matches!(rows.capture(Input { address: 1, allocation: 1 }), Err(Error::Unavailable { .. })));
-    }
-
-    fn rows() -> Vec<(usize, Handle)> {
+    fn told() -> Told {
         let handle =
             Handle { process: [1; 16], export: 2, bytes: 300, offset: 4, payload: Payload::Ipc([9; 64]) };
-        vec![(FIRST_GRAPH_ROW, handle.clone()), (TABLE_ROWS - 1, handle)]
+        let entered = vec![(FIRST_GRAPH_ROW, handle.clone()), (TABLE_ROWS - 1, handle)];
+        Told { released: vec![FIRST_GRAPH_ROW + 7], entered }
     }
 
     #[test]
     fn lists_travel_and_corrupt_ones_are_refused() {
-        let rows = rows();
-        let handle = rows[0].1.clone();
-        let bytes = encode(&rows);
-        assert_eq!(decode(1, &bytes), Ok(rows));
-        for cut in 1..bytes.len() {
-            let cut_short = decode(1, &bytes[..cut]);
-            assert!(cut_short.is_err() || cut % (2 + Handle::BYTES) == 0, "{cut}");
+        let (mut told, bytes) = (told(), told().encode());
+        assert_eq!(Told::decode(1, &bytes), Ok(self::told()));
+        let before_handles = 2 + 2 * told.released.len();
+        for cut in 0..bytes.len() {
+            let cut_short = Told::decode(1, &bytes[..cut]);
+            let is_whole = cut >= before_handles && (cut - before_handles) % (2 + Handle::BYTES) == 0;
+            assert!(cut_short.is_err() || is_whole, "{cut}");
         }
-        assert!(decode(1, &encode(&[(FIRST_GRAPH_ROW - 1, handle)])).is_err());
+        told.entered[0].0 = FIRST_GRAPH_ROW - 1;
+        assert!(Told::decode(1, &told.encode()).is_err());
+        let released = Told { released: vec![TABLE_ROWS], entered: vec![] };
+        assert!(Told::decode(1, &released.encode()).is_err());
     }
 
     proptest! {
         #[test]
-        fn any_list_is_refused_or_of_graph_rows(bytes in damaged(vec![encode(&rows())])) {
-            match decode(1, &bytes) {
-                Ok(list) => prop_assert!(list.iter().all(|(row, _)| (FIRST_GRAPH_ROW..TABLE_ROWS).contains(row))),
+        fn any_list_is_refused_or_of_graph_rows(bytes in damaged(vec![told().encode()])) {
+            match Told::decode(1, &bytes) {
+                Ok(told) => {
+                    let mut rows = told.released.iter().chain(told.entered.iter().map(|(row, _)| row));
+                    prop_assert!(rows.all(|row| (FIRST_GRAPH_ROW..TABLE_ROWS).contains(row)));
+                }
                 Err(error) => prop_assert!(matches!(error, Error::Malformed { rank: 1, .. }), "{}", error),
             }
         }

@@ -24,6 +24,8 @@ pub(super) struct World {
     /// The most of a launch, which all ranks have room for.
     pub blocks: usize,
     pub link: LinkClass,
+    /// Two ranks, with their GPUs, of which one GPU cannot access the other's memory, as far as this process sees them.
+    apart: Option<[(usize, String); 2]>,
     /// The room for them.
     pub reservation: Option<Arc<Reservation>>,
 }
@@ -31,7 +33,8 @@ pub(super) struct World {
 impl Default for World {
     fn default() -> Self {
         let link = LinkClass::SameDevice;
-        Self { same_process: true, world_size: 1, ranks_per_device: 1, blocks: 1, link, reservation: None }
+        let (apart, reservation) = (None, None);
+        Self { same_process: true, world_size: 1, ranks_per_device: 1, blocks: 1, link, apart, reservation }
     }
 }
 
@@ -80,8 +83,29 @@ impl World {
             ranks_per_device: all.iter().map(|other| on(&other.uuid)).max().unwrap_or(1),
             blocks,
             link,
+            apart: if link == LinkClass::Unreachable { first_pair_apart(&all) } else { None },
             reservation,
         })
+    }
+
+    /// Whether a GPU of the world cannot access another one's memory.
+    pub fn is_apart(&self) -> bool {
+        self.link == LinkClass::Unreachable
+    }
+
+    /// What that means, and what to do.
+    pub fn why_apart(&self) -> String {
+        let which = match &self.apart {
+            Some([(a, of_a), (b, of_b)]) => {
+                format!("rank {a}'s GPU ({of_a}) cannot access the memory of rank {b}'s ({of_b})")
+            }
+            None => "some rank's GPU cannot access the memory of another's".into(),
+        };
+        format!(
+            "{which}, which calls need: there is no NVLink between them, and peer access over PCIe is not supported, or disabled by \
+             the virtual machine, the IOMMU or access control services (ACS). `nvidia-smi topo -p2p r` shows which pairs have it: \
+             give ranks such GPUs, or use a library that goes through host memory, such as NCCL"
+        )
     }
 
     /// Whether every pointer of a rank is good on every rank as it is.
@@ -180,6 +204,19 @@ fn link_class(ranks: &[Identity]) -> LinkClass {
         topology.class(&gpus).ok()
     });
     by_nvml.or_else(|| by_driver(&gpus)).unwrap_or(LinkClass::Pcie)
+}
+
+/// The first two ranks whose GPUs this process sees, of which one has no access to the other's memory.
+fn first_pair_apart(ranks: &[Identity]) -> Option<[(usize, String); 2]> {
+    let device = |rank: usize| driver::device_at(ranks[rank].pci.parse().ok()?);
+    let all = 0..ranks.len();
+    let mut pairs = all.clone().flat_map(|a| all.clone().map(move |b| (a, b)));
+    let is_apart = |&(a, b): &(usize, usize)| {
+        let pair = device(a).zip(device(b)).filter(|(a, b)| a != b);
+        pair.is_some_and(|(a, b)| matches!(driver::can_access_peer(a, b), Ok(false)))
+    };
+    let (a, b) = pairs.find(is_apart)?;
+    Some([a, b].map(|rank| (rank, ranks[rank].pci.clone())))
 }
 
 /// `None` unless this process sees all of the GPUs.

@@ -23,6 +23,8 @@ pub(super) struct Memory {
     origin: Origin,
     /// Names it among the allocations of this process.
     export: u64,
+    /// The number of its context, which has gone with it where the context was reset; `None` where the driver did not say.
+    context_id: Option<u64>,
 }
 
 /// How it came to be, and so how it goes.
@@ -93,10 +95,12 @@ impl Memory {
         Ok(memory)
     }
 
+    /// The context is current.
     fn new(context: &Arc<CudaContext>, address: u64, bytes: usize, origin: Origin) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let export = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { context: Arc::clone(context), address, bytes, origin, export }
+        let context_id = driver::context_id().ok();
+        Self { context: Arc::clone(context), address, bytes, origin, export, context_id }
     }
 
     /// A VMM allocation, mapped for this device.
@@ -258,6 +262,12 @@ impl Memory {
         }
         let _relaxed = driver::Relaxed::enter();
         driver::bind_to_free(&self.context)?;
+        // What was reset since may have another's memory at the address. Asked twice, as nobody asks again.
+        if let Some(id) = self.context_id {
+            if driver::context_id().or_else(|_| driver::context_id())? != id {
+                return Ok(());
+            }
+        }
         let origin = std::mem::replace(&mut self.origin, Origin::Foreign);
         // SAFETY: each undoes what made the memory, once; this rank's kernels that use it have ended (the device and the
         // registration waited for them first), and a peer that still reads it holds a reference or, in another process, a

@@ -3,11 +3,13 @@
 
 #[doc(hidden)]
 pub mod api;
+mod capture;
 mod copies;
 #[doc(hidden)]
 pub mod current;
 pub(crate) mod driver;
 mod graph;
+mod graph_rows;
 mod handle;
 mod helper_streams;
 mod identity;
@@ -22,8 +24,10 @@ pub(crate) mod pinned;
 #[doc(hidden)]
 pub mod probes;
 mod programmatic;
+mod progress;
 mod residency;
 mod sharing;
+mod stream_context;
 mod world;
 
 use std::sync::{Arc, Mutex, OnceLock};
@@ -33,7 +37,7 @@ use cudarc::driver::{sys, CudaContext, CudaStream};
 
 use self::copies::Copies;
 use self::driver::driver;
-use self::graph::GraphRows;
+use self::graph_rows::GraphRows;
 pub use self::handle::Sharing;
 use self::helper_streams::HelperStreams;
 use self::kernels::Kernels;
@@ -42,11 +46,12 @@ pub use self::multicast::CudaWindows;
 use self::order::LastCall;
 use self::pinned::Pinned;
 use self::programmatic::Programmatic;
+use self::progress::Progress;
 pub use self::sharing::{CudaExports, CudaMemory};
 pub use self::world::{CudaWorld, RegionMemory, WorldCall, WorldPlan, WorldRank};
 use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaStatus};
-use crate::bootstrap::{process_identity, Bootstrap};
+use crate::bootstrap::{all_succeeded, process_identity, Bootstrap};
 use crate::error::{Error, Result};
 use crate::exclusive::Exclusive;
 use crate::plan::{DeviceKind, Machine, Packing, Plan};
@@ -68,7 +73,7 @@ pub struct Cuda {
     context: Arc<CudaContext>,
     default_stream: Arc<CudaStream>,
     kernels: Arc<Kernels>,
-    copies: Copies,
+    copies: Arc<Copies>,
     helper_streams: HelperStreams,
     exports: CudaExports,
     process: [u8; 16],
@@ -83,6 +88,7 @@ pub struct Cuda {
     programmatic: Programmatic,
     graph_rows: Mutex<GraphRows>,
     last_call: Mutex<LastCall>,
+    progress: Progress,
     /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last_call`.
     calls: Exclusive<()>,
 }
@@ -116,7 +122,7 @@ impl Cuda {
         let kernels = Kernels::of(&context)?;
         Ok(Self {
             default_stream: context.default_stream(),
-            copies: Copies::new(&context)?,
+            copies: Arc::new(Copies::new(&context)?),
             helper_streams: HelperStreams::default(),
             exports: CudaExports::default(),
             context,
@@ -133,6 +139,7 @@ impl Cuda {
             graph_rows: Mutex::default(),
             last_call: Mutex::default(),
             calls: Exclusive::default(),
+            progress: Progress::default(),
         })
     }
 
@@ -146,6 +153,10 @@ impl Cuda {
     /// Lets pulled calls that are captured into graphs read the peers' inputs where they are, instead of from staging, where
     /// that memory can be exported. [`Communicator::register_graph_buffers`](crate::Communicator::register_graph_buffers) is then
     /// due after capture, on all ranks, before the first replay.
+    ///
+    /// A rank has room for 2,048 different inputs at a time. An input has its place until all graphs with calls from it have been
+    /// destroyed, and the next `register_graph_buffers` has told the other ranks so. Calls from inputs beyond that are captured with a
+    /// copy, as without this setting; the first one is told by a warning.
     #[must_use]
     pub fn graph_registration(mut self, enabled: bool) -> Self {
         self.graph_registration = enabled;
@@ -282,9 +293,11 @@ impl sealed::Device for Cuda {
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
         self.world = World::meet(self, bootstrap, timeout)?;
-        if self.wants_programmatic {
-            self.programmatic = Programmatic::wherever_possible(&self.kernels)?;
-        }
+        let possible = match self.wants_programmatic {
+            true => Programmatic::wherever_possible(&self.kernels),
+            false => Ok(Programmatic::Nowhere),
+        };
+        self.programmatic = all_succeeded(possible, bootstrap, timeout)?;
         Ok(())
     }
 
@@ -307,6 +320,15 @@ impl sealed::Device for Cuda {
 
     fn wait_for_calls(&self) -> Result<()> {
         self.wait_for_last_call()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.copies.is_broken()
+    }
+
+    fn ended_probe(&self, region: &CudaMemory, rank: usize, epochs: usize, first: u32) -> sealed::Probe {
+        let (memory, offset) = region.part(rank);
+        self.progress_probe(Arc::clone(memory), memory.address() + offset + epochs as u64, first)
     }
 
     fn status(&self, _region: &CudaMemory) -> Result<CudaStatus> {
@@ -345,13 +367,19 @@ impl sealed::Device for Cuda {
         // SAFETY: the caller's: the stream is alive.
         if unsafe { self.programmatic.is_for(stream) }? {
             // SAFETY: as below; kernels wait where that is in force.
-            return unsafe { programmatic::launch(function, (blocks, threads), stream, parameters) }
-                .map_err(driver("cuLaunchKernelEx"));
+            unsafe { programmatic::launch(function, (blocks, threads), stream, parameters) }
+                // SAFETY: the caller's: the stream is alive.
+                .map_err(|code| unsafe { self.refusal("cuLaunchKernelEx", stream, code) })?;
+            self.progress.count_launch();
+            return Ok(());
         }
         // SAFETY: the function takes one FaLaunch by value, and those with operands take them after it, which the driver copies; the
         // addresses in them are the caller's.
         unsafe { api::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, extra) }
-            .map_err(driver("cuLaunchKernel"))
+            // SAFETY: the caller's: the stream is alive.
+            .map_err(|code| unsafe { self.refusal("cuLaunchKernel", stream, code) })?;
+        self.progress.count_launch();
+        Ok(())
     }
 }
 

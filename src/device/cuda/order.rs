@@ -108,10 +108,13 @@ impl Cuda {
         if let Some(handle) = previous.handle() {
             // SAFETY: the caller's. A captured stream is not asked whether it has ended: that would end the capture.
             unsafe {
-                if is_captured(handle)? || (next_captured && !has_ended(|| api::cuStreamQuery(handle))) {
+                if is_captured(handle)?
+                    || (next_captured && !self.has_ended(|| api::cuStreamQuery(handle))?)
+                {
                     return Err(refused());
                 }
                 if next_captured {
+                    self.progress.set_ended(self.progress.ran());
                     return Ok(());
                 }
                 self.event(last)?.record(handle)?;
@@ -123,10 +126,24 @@ impl Cuda {
             return Ok(());
         };
         if next_captured {
-            return if has_ended(|| event.query()) { Ok(()) } else { Err(refused()) };
+            if !self.has_ended(|| event.query())? {
+                return Err(refused());
+            }
+            self.progress.set_ended(self.progress.ran());
+            return Ok(());
         }
         // SAFETY: the caller's.
         unsafe { event.hold(next) }
+    }
+
+    /// Whether something is done, asked while a stream is captured. `false` if that cannot be told.
+    fn has_ended(&self, query: impl FnOnce() -> Result<(), Code>) -> Result<bool> {
+        match asked_in_capture(query) {
+            Some(Err(code)) if code != Code::NOT_READY && self.copies.is_broken() => {
+                Err(driver("the state of the last call's stream")(code))
+            }
+            answer => Ok(answer == Some(Ok(()))),
+        }
     }
 
     /// Comes after each call, also one that has failed: what it has launched on a default stream is found by an event.
@@ -173,6 +190,13 @@ impl Cuda {
     /// the driver lets nobody wait for it. (Another stream's calls have ended: a captured call follows no others.)
     /// [`Error::Driver`].
     pub(super) fn wait_for_last_call(&self) -> Result<()> {
+        let ran = self.progress.ran();
+        self.wait_for_stream_of_last_call()?;
+        self.progress.set_ended(ran);
+        Ok(())
+    }
+
+    fn wait_for_stream_of_last_call(&self) -> Result<()> {
         let last = self.last_call.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(stream) = last.stream else {
             return Ok(());
@@ -231,6 +255,19 @@ impl Cuda {
         }
     }
 
+    /// Before a wait for the work on a stream: how many launches have ended with it, if the last call was there.
+    pub(crate) fn runs_on(&self, stream: CUstream) -> Result<Option<u64>> {
+        // No call is between its launches and their count.
+        let _calls = self.calls()?;
+        let last = self.last_call.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok((last.stream == Some(Stream::of(stream))).then(|| self.progress.ran()))
+    }
+
+    /// The last call's stream, where this keeps it alive.
+    pub(super) fn owner_of_last_call(&self) -> Option<Arc<CudaStream>> {
+        self.last_call.lock().unwrap_or_else(PoisonError::into_inner).owner.clone()
+    }
+
     /// Whether work on the stream is being captured into a graph.
     ///
     /// # Safety
@@ -266,11 +303,10 @@ pub(super) unsafe fn is_captured(stream: CUstream) -> Result<bool> {
     Ok(status != NONE)
 }
 
-/// Whether something is done, asked while a stream is captured. `false` if that cannot be told.
-fn has_ended(query: impl FnOnce() -> Result<(), Code>) -> bool {
-    // The question is one of those that a capture forbids to its thread, as their answers are not captured.
-    let Some(_relaxed) = Relaxed::enter() else { return false };
-    query().is_ok()
+/// The answer to a question that a capture forbids to its thread, as answers are not captured. `None` if it cannot be asked.
+pub(super) fn asked_in_capture(query: impl FnOnce() -> Result<(), Code>) -> Option<Result<(), Code>> {
+    let _relaxed = Relaxed::enter()?;
+    Some(query())
 }
 
 /// Makes `next` wait for what is on `previous` now. Both are captured, into one graph, or neither is.

@@ -1,5 +1,6 @@
 //! Memory that every rank maps: the ways to share it, tried one after the other with a real exchange of data.
 
+use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -45,17 +46,21 @@ impl Cuda {
                     self.chosen.get_or_init(|| sharing);
                     return Ok(memory);
                 }
-                Err(error) if candidates.len() == 1 => return Err(error),
                 // The ranks have lost each other.
                 Err(error @ (Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. })) => {
                     return Err(error);
                 }
+                Err(error) if candidates.len() == 1 && !self.world.is_apart() => return Err(error),
                 // All else that a rank fails with, all ranks hear of: all try the next.
                 Err(error) => reasons.push(format!("{}: {error}", sharing.name())),
             }
         }
-        let what = "memory that the ranks' GPUs share".into();
-        Err(Error::Unavailable { what, reason: reasons.join("; ") })
+        let reasons = reasons.join("; ");
+        let reason = match self.world.is_apart() {
+            true => format!("{} ({reasons})", self.world.why_apart()),
+            false => reasons,
+        };
+        Err(Error::Unavailable { what: "memory that the ranks' GPUs share".into(), reason })
     }
 
     /// Closes the mappings of the peers' memory and, when all ranks have, frees this rank's. Collective.
@@ -89,7 +94,8 @@ impl Cuda {
             }
             Err(Error::Unavailable {
                 what: "this memory on the other ranks' GPUs".into(),
-                reason: "only what cuMemAlloc gives can be registered, not stream-ordered or VMM memory"
+                reason: "only what cuMemAlloc gives can be registered, not stream-ordered or VMM memory, as pools and \
+                         caching allocators give; take registered memory from Communicator::alloc, or call without registering"
                     .into(),
             })
         });
@@ -197,14 +203,22 @@ pub struct CudaMemory {
     ranks: Vec<(Arc<Memory>, u64)>,
 }
 
+impl CudaMemory {
+    /// A rank's memory, and where in it the shared bytes begin. The rank is in the world.
+    pub(super) fn part(&self, rank: usize) -> (&Arc<Memory>, u64) {
+        let (memory, offset) = &self.ranks[rank];
+        (memory, *offset)
+    }
+}
+
 impl sealed::Shared for CudaMemory {
     fn address(&self, rank: usize) -> u64 {
         self.ranks.get(rank).map_or(0, |(memory, offset)| memory.address() + offset)
     }
 }
 
-/// What other processes have opened by IPC handles: CUDA leaves undefined what happens if it is freed before they close it. So the
-/// ranks meet once more after their last mappings went, and what is in the list stays until then.
+/// What other processes have opened by IPC handles: CUDA leaves undefined what happens if it is freed before they close it. So what
+/// is in the list stays until all ranks have said that their last mappings went.
 #[derive(Clone, Default)]
 pub struct CudaExports(Arc<Mutex<Exported>>);
 
@@ -240,7 +254,7 @@ impl sealed::Exports for CudaExports {
         !self.lock().any
     }
 
-    fn leave(&self) {
-        std::mem::forget(std::mem::take(&mut self.lock().kept));
+    fn take(&self) -> Box<dyn Any + Send> {
+        Box::new(std::mem::take(&mut self.lock().kept))
     }
 }

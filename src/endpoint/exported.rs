@@ -1,0 +1,102 @@
+//! Memory of this rank that other processes have open: freed when all of them have closed it, at the end of a communicator or,
+//! where a rank is late, when another one is made or ends.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
+
+use crate::deadline::Deadline;
+use crate::device::sealed::Exports;
+use crate::fork::Origin;
+use crate::liveness::{Closings, Mappings};
+use crate::thread;
+
+/// How long the end of a communicator waits for the others' ends. A longer wait could be a hang.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Between two looks at what they say.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// What a communicator has exported. Dropped after this rank's mappings of its peers' memory.
+pub(super) struct Exported<E: Exports> {
+    exports: E,
+    /// There is none before the first export.
+    closings: OnceLock<Closings>,
+    origin: Origin,
+    /// This rank's mappings stay.
+    keeps_mappings: AtomicBool,
+}
+
+impl<E: Exports> Exported<E> {
+    pub fn new(exports: E, origin: Origin) -> Self {
+        free_remains();
+        Self { exports, closings: OnceLock::new(), origin, keeps_mappings: AtomicBool::new(false) }
+    }
+
+    /// How the ranks tell each other that they have closed their mappings. Before anything is exported.
+    pub fn tell_by(&self, closings: Closings) {
+        // Said once, when the communicator is made.
+        let _ = self.closings.set(closings);
+    }
+
+    /// Mappings of the peers' memory stay until this process ends.
+    pub fn keep_mappings(&self) {
+        self.keeps_mappings.store(true, Ordering::Relaxed);
+    }
+}
+
+impl<E: Exports> Drop for Exported<E> {
+    fn drop(&mut self) {
+        if self.exports.is_empty() {
+            return;
+        }
+        let kept = self.exports.take();
+        let (false, Some(closings)) = (self.origin.is_elsewhere(), self.closings.take()) else {
+            // In a fork all of it is the parent's.
+            return std::mem::forget(kept);
+        };
+        closings.say(!self.keeps_mappings.load(Ordering::Relaxed));
+        let deadline = Deadline::after(CLOSE_TIMEOUT);
+        loop {
+            let turn = deadline.turn();
+            match closings.mappings() {
+                Mappings::Open if !turn.is_zero() => thread::pause(LOOK_INTERVAL),
+                Mappings::Closed => break,
+                _ => {
+                    tracing::warn!("other ranks still have memory of this one open: it is freed when they have closed it");
+                    let remains = Remains { _kept: kept, closings, origin: self.origin };
+                    REMAINS.lock().unwrap_or_else(PoisonError::into_inner).push(remains);
+                    break;
+                }
+            }
+        }
+        free_remains();
+    }
+}
+
+/// What was left when its communicator ended.
+struct Remains {
+    _kept: Box<dyn Any + Send>,
+    closings: Closings,
+    origin: Origin,
+}
+
+static REMAINS: Mutex<Vec<Remains>> = Mutex::new(Vec::new());
+
+/// Frees what everybody has closed by now.
+fn free_remains() {
+    let mut remains = match REMAINS.try_lock() {
+        Ok(remains) => remains,
+        Err(TryLockError::Poisoned(remains)) => remains.into_inner(),
+        // Another thread is at it; in a fork, a thread of the parent was.
+        Err(TryLockError::WouldBlock) => return,
+    };
+    let is_left =
+        |remains: &Remains| remains.origin.is_elsewhere() || remains.closings.mappings() != Mappings::Closed;
+    let (left, closed) = std::mem::take(&mut *remains).into_iter().partition(is_left);
+    *remains = left;
+    drop(remains);
+    // Freeing may wait for kernels.
+    drop::<Vec<_>>(closed);
+}

@@ -1,0 +1,82 @@
+//! Which ranks have closed their mappings of the others' memory, for those to free it: told in shared memory, which works
+//! whatever has become of the bootstrap.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
+
+use super::{own_page, page};
+use crate::device::host::SharedMemory;
+
+/// As it lies in shared memory; all zeros is a rank that has its mappings.
+#[repr(transparent)]
+pub(super) struct Closing(AtomicU32);
+
+const CLOSED: u32 = 1;
+const KEPT: u32 = 2;
+
+/// What has become of the peers' mappings of this rank's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mappings {
+    /// No peer has any.
+    Closed,
+    /// Some peer has not said.
+    Open,
+    /// Some peer keeps its own until its process ends.
+    Kept,
+}
+
+/// This rank's word on its mappings, and those of its peers.
+pub(crate) struct Closings {
+    pages: Arc<SharedMemory>,
+    rank: usize,
+    world_size: usize,
+    /// Tell when the processes of peers end, which closes their mappings.
+    processes: Vec<(usize, Arc<OwnedFd>)>,
+}
+
+impl Closings {
+    pub(super) fn new(
+        pages: Arc<SharedMemory>,
+        rank: usize,
+        world_size: usize,
+        processes: Vec<(usize, Arc<OwnedFd>)>,
+    ) -> Self {
+        Self { pages, rank, world_size, processes }
+    }
+
+    /// Tells the peers that this rank has closed its mappings of their memory, or that it keeps them.
+    pub fn say(&self, closed: bool) {
+        // Release: after the mappings were closed. It pairs with the load in `mappings`.
+        own_page(&self.pages).closing.0.store(if closed { CLOSED } else { KEPT }, Ordering::Release);
+    }
+
+    /// Waits for nothing.
+    pub fn mappings(&self) -> Mappings {
+        let of_peer = |peer: usize| {
+            // Acquire: what is freed next is freed after the peer has closed it.
+            let word = page(&self.pages, peer).map_or(0, |page| page.closing.0.load(Ordering::Acquire));
+            match word {
+                CLOSED => Mappings::Closed,
+                _ if self.has_ended(peer) => Mappings::Closed,
+                KEPT => Mappings::Kept,
+                // A peer may write anything.
+                _ => Mappings::Open,
+            }
+        };
+        let all: Vec<_> = (0..self.world_size).filter(|&peer| peer != self.rank).map(of_peer).collect();
+        let any = |which| all.contains(&which).then_some(which);
+        any(Mappings::Kept).or_else(|| any(Mappings::Open)).unwrap_or(Mappings::Closed)
+    }
+
+    /// Whether a peer's process has ended; `false` where the peer has no descriptor that tells.
+    fn has_ended(&self, peer: usize) -> bool {
+        let process = self.processes.iter().find(|(rank, _)| *rank == peer);
+        process.is_some_and(|(_, process)| {
+            let mut asked = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+            poll(&mut asked, PollTimeout::ZERO) == Ok(1)
+        })
+    }
+}
