@@ -6,7 +6,7 @@ from torch._C._distributed_c10d import Backend as _Backend
 
 from .. import errors, premul_sum
 from ..tensors import REDUCED, as_moved
-from .devices import Devices, current_stream
+from .devices import Devices, current_stream, seconds
 from .queue import Queue, Work
 
 NAME = "fast_allreduce"
@@ -52,6 +52,12 @@ def _premul_sum(op):
     return premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)
 
 
+def _limit(opts):
+    """A call's own limit in seconds, if it has one."""
+    limit = seconds(getattr(opts, "timeout", 0))
+    return limit if limit > 0 else None
+
+
 def _one(tensors):
     if len(tensors) != 1:
         raise errors.InvalidArgument(f"{NAME} takes one tensor for each rank, not {len(tensors)}")
@@ -86,7 +92,7 @@ class FastAllreduceBackend(_Backend):
         """Makes a call of the communicator of a tensor's device: `call(communicator, stream)`."""
         devices, stream = self._devices, None if tensor.is_cpu else current_stream(tensor.device)
         later = getattr(opts, "asyncOp", False)
-        return self._queue.make(later, lambda: call(devices.of(tensor), stream), tensors, stream)
+        return self._queue.make(later, lambda: call(devices.of(tensor), stream), tensors, stream, _limit(opts))
 
     # --- collectives ---
 
@@ -234,7 +240,7 @@ class FastAllreduceBackend(_Backend):
         return self._make(opts, targets[0], call, outputs)
 
     def barrier(self, opts):
-        return self._queue.make(getattr(opts, "asyncOp", False), self._devices.barrier)
+        return self._queue.make(getattr(opts, "asyncOp", False), self._devices.barrier, limit=_limit(opts))
 
     # --- messages ---
 
@@ -272,6 +278,12 @@ class FastAllreduceBackend(_Backend):
     def getBackendName(self):
         return NAME
 
+    def set_timeout(self, timeout):
+        self._devices.timeout = seconds(timeout)
+        self._options._timeout = timeout
+
+    _set_default_timeout = set_timeout
+
     def eager_connect_single_device(self, device=None):
         # The device that init_process_group was told of.
         if device is not None and device.type == "cuda":
@@ -287,7 +299,9 @@ class FastAllreduceBackend(_Backend):
         with self._queue.lock:
             self._queue.drain()
             part = self._devices.host.split(min(ranks) if mine else None, ranks.index(self.rank()) if mine else 0)
-        return FastAllreduceBackend(Devices(part, self._devices.timeout), opts) if mine else None
+        if not mine:
+            return None
+        return FastAllreduceBackend(Devices(part, seconds(opts._timeout), self._devices.globally(ranks)), opts)
 
     def perform_nocolor_split(self, _device):
         with self._queue.lock:
