@@ -14,8 +14,8 @@ from ..process_group import check_nodes, node
 # Between two looks at the store, in seconds: soon at first, as ranks mostly come together.
 _LOOKS = (0.001, 0.1)
 
-# Errors with which a rendezvous of an earlier life answers, or ends.
-_ELSEWHERE = (errors.Rendezvous, errors.Refused, errors.PeerLost, errors.PeerFailed)
+# Errors that an earlier life may be the reason of: it was elsewhere, or its rendezvous answers so, or ends.
+_ELSEWHERE = (errors.InvalidArgument, errors.Rendezvous, errors.Refused, errors.PeerLost, errors.PeerFailed)
 
 
 class _Meeting:
@@ -105,8 +105,8 @@ class _Meeting:
             unique_id = self._meeting(name)
             if unique_id is None:
                 continue
-            self._check(self._nodes(name))
             try:
+                self._check(self._nodes(name))
                 return self._join(unique_id)
             except _ELSEWHERE as error:
                 if not was_there and self._get("life") == name:
