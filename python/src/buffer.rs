@@ -263,20 +263,32 @@ impl Torch {
         let Some((_, known)) = self.dtypes.iter().find(|(known, _)| known.is(&dtype)) else {
             return Err(wanted.unsupported(py, dtype));
         };
-        let contiguous = method(tensor, intern!(py, "is_contiguous"));
-        // Sparse tensors have no such method.
-        let contiguous =
-            contiguous.map_err(|refusal| wanted.refused(py, format_args!("cannot be used: {refusal}")))?;
-        if !contiguous.is_truthy()? {
-            return Err(wanted.refused(py, "is not contiguous"));
+        // Most sparse tensors have no such method.
+        if !method(tensor, intern!(py, "is_contiguous")).is_ok_and(|is| is.is_truthy().unwrap_or(false)) {
+            return Err(wanted.refused(py, not_dense(tensor)?));
         }
         if self.is_negated(tensor)? {
             return Err(wanted.refused(py, "has a negation that is pending: call its resolve_neg() first"));
         }
-        let address = method(tensor, intern!(py, "data_ptr"))?.extract()?;
+        let Ok(address) = method(tensor, intern!(py, "data_ptr")) else {
+            return Err(wanted.refused(py, not_dense(tensor)?));
+        };
+        let address = address.extract()?;
         let count = method(tensor, intern!(py, "numel"))?.extract()?;
         Ok(Operand::held_by(tensor, address, count, *known))
     }
+}
+
+/// Why a tensor's elements are not one after the other.
+fn not_dense(tensor: &Bound<'_, PyAny>) -> PyResult<String> {
+    let layout = attribute(tensor, intern!(tensor.py(), "layout"))?.str()?;
+    Ok(match layout.to_str()? {
+        "torch.strided" => "is not contiguous".to_owned(),
+        layout if layout.starts_with("torch.sparse") => {
+            format!("is sparse ({layout}): give its to_dense(), or its values where all ranks have the same indices")
+        }
+        layout => format!("has no elements in memory that could be read ({layout}): give its to_dense()"),
+    })
 }
 
 /// A type from a format character of the struct module, or a letter of the array interface, and its size.

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as _Backend
 
 from .. import errors, premul_sum
-from ..tensors import REDUCED, as_moved
+from ..tensors import REDUCED, as_moved, check_dense
 from .devices import Devices, current_stream, seconds
 from .queue import Queue, Work
 
@@ -38,6 +38,7 @@ def _operation(opts, tensor):
         raise errors.InvalidArgument(f"{name} is of integers, and not of {tensor.dtype}")
     if tensor.dtype in REDUCED:
         return tensor, name
+    check_dense(tensor)
     if tensor.dtype == torch.bool and name in _BOOLEAN:
         return tensor.view(torch.uint8), _BOOLEAN[name]
     if tensor.is_complex() and (name in ("sum", "avg") or name.startswith("premul_sum")):
