@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from . import MAX_RANKS, errors, group, operators
+from ._native import communicators
 from .servers import description, server_communicator_of
 from .tensors import as_moved
 
@@ -31,7 +32,7 @@ _MESSAGES = 64
 
 
 # The groups of this process whose calls are this library's.
-_groups = []
+_groups = set()
 
 
 def _joined(process_group, device, name):
@@ -41,9 +42,10 @@ def _joined(process_group, device, name):
     except errors.Error as error:
         logger.warning("fast_allreduce is not used for the group %s on %s: %s", name, device, error)
         return None
-    # Graphs that vLLM keeps for other processes have this name.
+    # Graphs that vLLM keeps for other processes have this name. vLLM's are unique: one that is taken is of a group that is gone.
+    communicators.pop(f"vllm {name}", None)
     communicator.name = f"vllm {name}"
-    _groups.append(name)
+    _groups.add(name)
     logger.info("%s", description(communicator, name))
     return communicator
 
