@@ -27,20 +27,22 @@ def needed(library: Path) -> list[str]:
     return re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-d", library))
 
 
-def on_this_machine(name: str) -> bool:
+def on_this_machine(name: str) -> Path | None:
     folders = ["/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
-    return any((Path(folder) / name).exists() for folder in folders)
+    return next((path for folder in folders if (path := Path(folder) / name).exists()), None)
 
 
 def symbols(library: Path) -> tuple[set[str], dict[str, tuple[str | None, bool]]]:
-    """What it defines, and what it wants: name to version and whether that is data."""
+    """What it defines, and what it cannot be without: name to version and whether that is data."""
     defined, wanted = set(), {}
     for line in run("readelf", "--dyn-syms", "-W", library).splitlines():
         fields = line.split()
         if len(fields) < 8 or not fields[0].endswith(":"):
             continue
-        kind, place = fields[3], fields[6]
+        kind, binding, place = fields[3], fields[4], fields[6]
         name, _, version = fields[7].replace("@@", "@").partition("@")
+        if place == "UND" and binding == "WEAK":
+            continue
         if place == "UND":
             wanted[name] = (version or None, kind in ("OBJECT", "TLS"))
         else:
@@ -90,6 +92,10 @@ def main() -> None:
     missing: dict[str, dict[str, tuple[str | None, bool]]] = {}
     defined: set[str] = set()
     wants = []
+    elsewhere = {path for library in libraries for name in needed(library) if (path := on_this_machine(name))}
+    for path in elsewhere:
+        # A library of the machine, such as that of C++: what came before it in torch's order would be called instead.
+        defined |= symbols(path)[0]
     for library in libraries:
         own, wanted = symbols(library)
         defined |= own
@@ -101,7 +107,7 @@ def main() -> None:
             file = file_of.get(version or "")
             if file in missing:
                 missing[file][symbol] = (version, is_data)
-            elif version is None and lacks and symbol not in defined:
+            elif version is None and lacks and symbol not in defined and not symbol.startswith(("Py", "_Py")):
                 missing[lacks[0]].setdefault(symbol, (None, is_data))
     for name, functions in missing.items():
         stub(name, functions, folder)

@@ -1,6 +1,6 @@
 //! A rank's communicator: making it, parts of it, what it tells, and its end. Its calls are in `calls.rs`.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fast_allreduce::bootstrap::Local;
 use fast_allreduce::Error;
@@ -33,9 +33,11 @@ impl Counters {
     }
 }
 
-#[pyclass(module = "fast_allreduce", frozen)]
+#[pyclass(module = "fast_allreduce", frozen, weakref)]
 pub struct Communicator {
     any: Mutex<Option<Arc<Any>>>,
+    /// Set once: see `named.rs`.
+    pub name: OnceLock<String>,
     pub place: Place,
     pub rank: usize,
     pub world_size: usize,
@@ -44,7 +46,8 @@ pub struct Communicator {
 impl Communicator {
     fn new(any: Any) -> Self {
         let (place, rank, world_size) = (any.place(), any.rank(), any.world_size());
-        Self { any: Mutex::new(Some(Arc::new(any))), place, rank, world_size }
+        let (any, name) = (Mutex::new(Some(Arc::new(any))), OnceLock::new());
+        Self { any, name, place, rank, world_size }
     }
 
     pub fn live(&self, py: Python<'_>) -> PyResult<Arc<Any>> {
@@ -133,7 +136,7 @@ impl Communicator {
     }
 
     #[getter]
-    fn is_valid(&self) -> bool {
+    pub fn is_valid(&self) -> bool {
         self.any.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 

@@ -16,6 +16,7 @@ mod interface;
 mod interrupt;
 mod memory;
 mod messages;
+mod named;
 mod settings;
 mod streams;
 mod torch;
@@ -30,6 +31,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("MAX_RANKS", fast_allreduce::MAX_RANKS)?;
+    module.add("communicators", named::communicators(module.py())?)?;
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<communicator::Counters>()?;
     module.add_class::<buffer::RawBuffer>()?;

@@ -118,9 +118,15 @@ class CpuCommunicator:
 
 def vllm():
     """Puts the modules there that the plugin looks into."""
-    _modules(f"{VLLM}.custom_all_reduce", f"{VLLM}.cpu_communicator")
+    _modules(f"{VLLM}.custom_all_reduce", f"{VLLM}.cpu_communicator", "vllm.envs")
     sys.modules[f"{VLLM}.custom_all_reduce"].CustomAllreduce = CustomAllreduce
     sys.modules[f"{VLLM}.cpu_communicator"]._CPUSHMDistributed = _CPUSHMDistributed
+    sys.modules["vllm.envs"].environment_variables = {}
+
+
+def compile_factors():
+    """What vLLM hashes of its environment for the keys of compiled code."""
+    return {name: read() for name, read in sys.modules["vllm.envs"].environment_variables.items()}
 
 
 class SglangGroup:
@@ -170,6 +176,9 @@ def forget():
     """Ends all of this in a process, with what a plugin has replaced in it."""
     for name in [name for name in sys.modules if name.split(".")[0] in ("vllm", "sglang", "sgl_kernel")]:
         del sys.modules[name]
+    plugin = sys.modules.get("fast_allreduce.vllm")
+    if plugin is not None:
+        plugin._groups.clear()
     plugin = sys.modules.get("fast_allreduce.sglang")
     if plugin is not None:
         if plugin._ranks.library is not None:

@@ -1,7 +1,9 @@
 """The plugins for vLLM and SGLang, under stand-ins of the classes that call them; on the CPU."""
 
 import datetime
+import logging
 import os
+import signal
 from importlib.metadata import entry_points
 
 import pytest
@@ -10,13 +12,13 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 import stand_ins  # noqa: E402
-from ranks import run  # noqa: E402
+from ranks import LIMIT, outcome, run, start  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
 
 
-def on_ranks(function, nranks, tmp_path, **environment):
-    run(_in_gloo, nranks, function, str(tmp_path / "store"), environment)
+def on_ranks(function, nranks, tmp_path, limit=LIMIT, **environment):
+    run(_in_gloo, nranks, function, str(tmp_path / "store"), environment, limit=limit)
 
 
 def _in_gloo(rank, nranks, _, function, store, environment):
@@ -160,6 +162,130 @@ def test_vllm_shared_memory(nranks, tmp_path):
     on_ranks(shared_memory, nranks, tmp_path, FAST_ALLREDUCE_VLLM="cpu,cuda")
 
 
+class Said(logging.Handler):
+    """What a logger was told, at levels that a server shows."""
+
+    def __init__(self, name):
+        super().__init__(logging.INFO)
+        self.logger, self.lines = logging.getLogger(name), []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+    def __enter__(self):
+        self.logger.addHandler(self)
+        self.logger.setLevel(logging.INFO)
+        return self.lines
+
+    def __exit__(self, *_):
+        self.logger.removeHandler(self)
+        self.logger.setLevel(logging.NOTSET)
+
+
+def compiled(rank, nranks):
+    stand_ins.vllm()
+    plugin("vllm.general_plugins")()
+    with Said("vllm.plugins.fast_allreduce") as lines:
+        communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
+
+        def layer(data, weight):
+            product = communicator.all_reduce(data @ weight)
+            gathered = communicator.all_gather(torch.relu(product) + data)
+            columns = communicator.all_reduce(data * 3)[:, 1:3]
+            communicator.all_reduce(columns)
+            parts = communicator.gather(gathered, dst=1)
+            return (gathered, columns) if parts is None else (gathered, columns, parts)
+
+        # As vLLM has it by default: one graph, or an error.
+        found = torch.compile(layer, fullgraph=True)(values(rank, (4, 8), torch.float32), torch.eye(8))
+        expected = layer(values(rank, (4, 8), torch.float32), torch.eye(8))
+    assert len(found) == len(expected) == (3 if rank == 1 else 2)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected))
+    # Once for a group, not for each call.
+    (line,) = lines
+    assert f"fast_allreduce {fa.__version__} is used for the group tp:0: rank {rank} of {nranks} on cpu" in line
+    assert "plan: " in line and "1800 s (FAST_ALLREDUCE_TIMEOUT)" in line
+    torch._dynamo.reset()
+
+
+def test_a_model_that_vllm_compiles(tmp_path, inductor):
+    # Inductor compiles C++: on a busy machine that takes minutes.
+    on_ranks(compiled, 2, tmp_path, 900, FAST_ALLREDUCE_VLLM="cpu", TORCHINDUCTOR_CACHE_DIR=inductor)
+
+
+def limits(rank, nranks):
+    import fast_allreduce.process_group as meeting
+    from fast_allreduce.servers import server_communicator_of
+
+    given = []
+
+    class Noted:
+        @staticmethod
+        def init(*arguments, **settings):
+            given.append(settings)
+            return fa.Communicator.init(*arguments, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meeting, "Communicator", Noted)
+        patch.delenv("FAST_ALLREDUCE_TIMEOUT", raising=False)
+        server_communicator_of(dist.group.WORLD).destroy()
+        patch.setenv("FAST_ALLREDUCE_TIMEOUT", "0.5")
+        communicator = server_communicator_of(dist.group.WORLD)
+    # Longer than any compilation or prefill; the environment's, which the library reads itself, where there is one.
+    assert given == [{"timeout": 1800}, {}]
+    if rank == 0:
+        with pytest.raises(fa.errors.Timeout) as late:
+            communicator.allreduce(torch.ones(3))
+        assert late.value.missing == [1] and 0.5 <= late.value.waited < 30
+    dist.barrier()
+
+
+def test_how_long_a_server_waits(tmp_path):
+    on_ranks(limits, 2, tmp_path)
+
+
+def dies(rank, nranks, _, store):
+    os.environ["FAST_ALLREDUCE_VLLM"] = "cpu"
+    os.environ.pop("FAST_ALLREDUCE_TIMEOUT", None)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nranks)
+    stand_ins.vllm()
+    plugin("vllm.general_plugins")()
+    communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
+    communicator.all_reduce(torch.ones(3))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(fa.errors.PeerLost) as lost:
+        communicator.all_reduce(torch.ones(3))
+    return lost.value.rank
+
+
+def test_a_worker_that_dies_is_noticed_long_before_the_limit(tmp_path):
+    survivor, dead = start(dies, 2, str(tmp_path / "store"))
+    assert outcome(*dead) == ("ended", -signal.SIGKILL)
+    # `outcome` waits for a part of the limit only.
+    assert outcome(*survivor) == ("returned", 1)
+
+
+def keys(rank, nranks):
+    from fast_allreduce import operators
+
+    stand_ins.vllm()
+    assert stand_ins.compile_factors() == {}
+    plugin("vllm.general_plugins")()
+    without = stand_ins.compile_factors()
+    communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
+    with_ours = stand_ins.compile_factors()
+    assert operators.IDENTITY in with_ours["FAST_ALLREDUCE_VLLM"] and "tp:0" in with_ours["FAST_ALLREDUCE_VLLM"]
+    # Also where the plugin is there, and the group goes on with vLLM's operators.
+    assert without != with_ours
+    assert fa.__version__ in operators.IDENTITY
+    assert communicator.dist_module._ranks.name == "vllm tp:0"
+
+
+def test_vllms_keys_of_compiled_code(tmp_path):
+    on_ranks(keys, 2, tmp_path, FAST_ALLREDUCE_VLLM="cpu")
+
+
 def other_machine(rank, nranks):
     import fast_allreduce.process_group as meeting
 
@@ -174,6 +300,7 @@ def other_machine(rank, nranks):
     data = torch.full((3,), rank + 1.0)
     communicator.all_reduce(data)
     assert torch.equal(data, torch.full((3,), 3.0)) and communicator.dist_module.own == ["all_reduce"]
+    assert "groups []" in stand_ins.compile_factors()["FAST_ALLREDUCE_VLLM"]
 
 
 def test_vllm_between_machines(tmp_path):
@@ -195,7 +322,11 @@ def test_nothing_is_replaced_unasked(monkeypatch):
             register()
         monkeypatch.setenv("FAST_ALLREDUCE_VLLM", "cuda")
         monkeypatch.delattr(module, "CustomAllreduce")
-        with pytest.raises(fa.errors.Unavailable, match="written for vLLM 0.33.0"):
+        with pytest.raises(fa.errors.Unavailable, match="has no CustomAllreduce: .* written for vLLM 0.33.0"):
+            register()
+        monkeypatch.setenv("FAST_ALLREDUCE_VLLM", "cpu")
+        monkeypatch.delattr(sys.modules["vllm.envs"], "environment_variables")
+        with pytest.raises(fa.errors.Unavailable, match="has no environment_variables: .* written for vLLM 0.32.0"):
             register()
     finally:
         stand_ins.forget()

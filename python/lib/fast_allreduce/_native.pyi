@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Protocol, Union
+from weakref import WeakValueDictionary
 
 __version__: str
 MAX_RANKS: int
+communicators: WeakValueDictionary[str, Communicator]
 
 class _Interface(Protocol):
     __array_interface__: dict[str, Any]
@@ -169,6 +171,14 @@ class Communicator:
         """Joins the world that FAST_ALLREDUCE_UNIQUE_ID, _RANK and _WORLD_SIZE name, or _SOCKET_DIR in the place of an id; None where
         there is neither. Settings are those of `init`, except that ranks wait for all to come for `join_timeout` seconds, or as
         FAST_ALLREDUCE_JOIN_TIMEOUT says, or 120, whatever `timeout` is."""
+
+    @property
+    def name(self) -> str:
+        """Its name among the communicators of this process, for operators of compiled graphs: a number, unless it is set before."""
+
+    @name.setter
+    def name(self, name: str) -> None:
+        """Names it, once, before anything has read the name. Compiled code that is kept for other processes has the name in it."""
 
     @property
     def rank(self) -> int:

@@ -6,14 +6,17 @@ library's, in compiled graphs too.
 """
 
 import importlib
+import logging
 import os
 
 import torch
 import torch.distributed as dist
 
 from . import errors
-from .process_group import communicator_of
+from .servers import description, server_communicator_of
 from .tensors import as_moved
+
+logger = logging.getLogger(__name__)
 
 # Whose operators these were written for.
 VERSION = "0.5.23"
@@ -34,7 +37,9 @@ class _Ranks:
                 raise errors.Unavailable(
                     "sgl_kernel.initialize has not been called", what="the ranks", reason="not initialized"
                 )
-            self.communicator = communicator_of(self._group())
+            group = self._group()
+            self.communicator = server_communicator_of(group)
+            logger.info("%s", description(self.communicator, group.group_name))
         return self.communicator
 
     def _group(self):

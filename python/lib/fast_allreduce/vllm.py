@@ -17,14 +17,13 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from . import MAX_RANKS, errors, group
-from .process_group import communicator_of
+from . import MAX_RANKS, errors, group, operators
+from ._native import communicators
+from .servers import description, server_communicator_of
 from .tensors import as_moved
 
-logger = logging.getLogger(__name__)
-
-# Whose classes these were written for.
-VERSION = "0.33.0"
+# Below vLLM's own logger: what is of level INFO is shown by default.
+logger = logging.getLogger("vllm.plugins.fast_allreduce")
 
 _REDUCED = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -32,13 +31,28 @@ _REDUCED = (torch.float32, torch.float16, torch.bfloat16)
 _MESSAGES = 64
 
 
-def _joined(process_group, device):
-    """A communicator, or None on all ranks, where vLLM goes on without."""
+# The groups of this process whose calls are this library's.
+_groups = set()
+
+
+def _joined(process_group, device, name):
+    """A communicator for the group that vLLM names so, or None on all ranks, where vLLM goes on without."""
     try:
-        return communicator_of(process_group, device)
+        communicator = server_communicator_of(process_group, device)
     except errors.Error as error:
-        logger.warning("fast_allreduce is not used for %s: %s", device, error)
+        logger.warning("fast_allreduce is not used for the group %s on %s: %s", name, device, error)
         return None
+    # Graphs that vLLM keeps for other processes have this name. vLLM's are unique: one that is taken is of a group that is gone.
+    communicators.pop(f"vllm {name}", None)
+    communicator.name = f"vllm {name}"
+    _groups.add(name)
+    logger.info("%s", description(communicator, name))
+    return communicator
+
+
+def compiled_with():
+    """Tells apart graphs with this library's operators, for the keys by which vLLM keeps compiled code."""
+    return f"{operators.IDENTITY}, groups {sorted(_groups)}"
 
 
 def _is_dense(tensor):
@@ -80,7 +94,7 @@ class CustomAllreduceCalls:
         self.fully_connected = False
         self._ptr = self.mnnvl_multicast_ptr = self.mnnvl_lamport_ag_multicast_ptr = 0
         if 1 < self.world_size <= MAX_RANKS:
-            self._communicator = _joined(group, str(self.device))
+            self._communicator = _joined(group, str(self.device), f"{group.group_name} of {self.device}")
             self.disabled = self._communicator is None
 
     def finalize_p2p(self):
@@ -160,7 +174,9 @@ class SharedMemoryCalls:
     """The calls that vLLM makes of `_CPUSHMDistributed`. Where the ranks cannot have a communicator, that answers them."""
 
     def __init__(self, communicator):
-        self._ranks = _joined(communicator.device_group, "cpu")
+        group = communicator.device_group
+        self._ranks = _joined(group, "cpu", getattr(communicator, "unique_name", group.group_name))
+        self._members = dist.get_process_group_ranks(group)
         if self._ranks is None:
             super().__init__(communicator)
         else:
@@ -169,9 +185,11 @@ class SharedMemoryCalls:
     def all_reduce(self, input, group=None):
         if self._ranks is None:
             return super().all_reduce(input, group=group)
-        data = input.contiguous()
-        self._ranks.allreduce(data)
-        if data is not input:
+        if input.is_contiguous():
+            self._ranks.allreduce(input)
+        else:
+            data = input.contiguous()
+            self._ranks.allreduce(data)
             input.copy_(data)
         return None
 
@@ -179,7 +197,7 @@ class SharedMemoryCalls:
         if self._ranks is None:
             return super().gather(input, gather_list, dst=dst, group=group)
         # `dst` is a rank of the world, and the root one of the group.
-        root = dist.get_group_rank(group, dst)
+        root = self._members.index(dst)
         part = as_moved(input.contiguous())
         flat = part.new_empty((self._ranks.nranks, part.numel())) if self._ranks.rank == root else None
         self._ranks.gather(part, flat, root)
@@ -231,23 +249,33 @@ class SharedMemoryCalls:
                     call(tensor, peer)
 
 
+# Where the classes are, and the version of vLLM that has them.
+_COMMUNICATORS = "vllm.distributed.device_communicators"
 _REPLACED = {
-    "cuda": ("vllm.distributed.device_communicators.custom_all_reduce", "CustomAllreduce", CustomAllreduceCalls),
-    "cpu": ("vllm.distributed.device_communicators.cpu_communicator", "_CPUSHMDistributed", SharedMemoryCalls),
+    "cuda": (f"{_COMMUNICATORS}.custom_all_reduce", "CustomAllreduce", CustomAllreduceCalls, "0.33.0"),
+    "cpu": (f"{_COMMUNICATORS}.cpu_communicator", "_CPUSHMDistributed", SharedMemoryCalls, "0.32.0 and 0.33.0"),
 }
+
+
+def _found(where, name, version):
+    found = getattr(importlib.import_module(where), name, None)
+    if found is None:
+        raise errors.Unavailable(
+            f"{where} has no {name}: this plugin was written for vLLM {version}", what=f"vLLM's {name}", reason="not there"
+        )
+    return found
 
 
 def replace(device):
     """Puts this library's class in place of vLLM's for a kind of device, "cpu" or "cuda". A second time is nothing."""
-    where, name, calls = _REPLACED[device]
-    module = importlib.import_module(where)
-    original = getattr(module, name, None)
-    if original is None:
-        raise errors.Unavailable(
-            f"{where} has no {name}: this plugin was written for vLLM {VERSION}", what="vLLM's class", reason="not there"
-        )
+    where, name, calls, version = _REPLACED[device]
+    original = _found(where, name, version)
+    # vLLM keeps compiled code by keys in which all of its environment variables are. Without this one, code that was compiled with
+    # this library's operators would be taken for code with vLLM's, and the other way round.
+    _found("vllm.envs", "environment_variables", version)["FAST_ALLREDUCE_VLLM"] = compiled_with
     if not issubclass(original, calls):
-        setattr(module, name, type(name, (calls, original), {"__module__": __name__, "__doc__": calls.__doc__}))
+        replaced = type(name, (calls, original), {"__module__": __name__, "__doc__": calls.__doc__})
+        setattr(importlib.import_module(where), name, replaced)
 
 
 def register():

@@ -1,0 +1,271 @@
+"""The operators of `torch.ops.fast_allreduce`: their schemas, the shapes of their outputs, and the calls that fill these."""
+
+from operator import itemgetter
+
+import torch
+
+from .. import errors
+from .._native import communicators
+from ..tensors import as_moved
+
+NAMESPACE = "fast_allreduce"
+
+if not hasattr(torch.library, "_register_effectful_op"):
+    raise errors.Unavailable(
+        f"torch {torch.__version__} has no operators with an ordered effect: torch 2.13 is the oldest that has been tested",
+        what="fast_allreduce.operators", reason=f"torch {torch.__version__}",
+    )  # fmt: skip
+
+# A library ends with its handle.
+LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+
+# Schemas by name. Compiled code that was kept fits no others.
+SCHEMAS = {}
+
+
+def named(name):
+    """Finds the communicator of this process that has the name."""
+    try:
+        return communicators[name]
+    except KeyError:
+        known = ", ".join(map(repr, sorted(communicators))) or "none"
+        raise errors.InvalidArgument(
+            f"no communicator of this process has the name {name!r}: it was never made here, or is gone. There are: {known}"
+        ) from None
+
+
+def _stream(tensor):
+    return torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
+
+
+def _refuse_gradients(arguments):
+    if any(isinstance(argument, torch.Tensor) and argument.requires_grad for argument in arguments):
+        raise errors.Unavailable(
+            "the operators of fast_allreduce have no gradient: call them under torch.inference_mode() or torch.no_grad()",
+            what="a gradient", reason="not implemented",
+        )  # fmt: skip
+
+
+def _define(name, schema):
+    SCHEMAS[name] = schema
+    LIBRARY.define(name + schema)
+
+
+def _operator(schema, outputs):
+    """Defines an operator by the function that fills its outputs. `outputs` makes these from the operator's arguments.
+
+    No argument is a keyword alone: Inductor leaves those of operators with effects out.
+    """
+
+    def define(fill):
+        name = fill.__name__
+        qualified = f"{NAMESPACE}::{name}"
+
+        def empty(*arguments):
+            # Also for graphs: torch would leave the gradients out, with no more than a warning.
+            if torch.is_grad_enabled():
+                _refuse_gradients(arguments)
+            return outputs(*arguments)
+
+        def kernel(*arguments):
+            made = empty(*arguments)
+            fill(made, *arguments)
+            return made
+
+        _define(name, schema)
+        # On every kind of device.
+        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(qualified, empty, lib=LIBRARY)
+        torch.library._register_effectful_op(qualified, torch.library.EffectType.ORDERED, lib=LIBRARY)
+        return fill
+
+    return define
+
+
+def _in_place(fill, schema, written=(0,)):
+    """Defines the form of an operator that writes its outputs to inputs, by their positions. In graphs it is the operator and copies:
+    torch has no effects for operators that write inputs, and would remove those whose results are not used."""
+    name = f"{fill.__name__}_"
+    operator = getattr(getattr(torch.ops, NAMESPACE), fill.__name__)
+    targets = itemgetter(*written)
+
+    def kernel(*arguments):
+        if torch.is_grad_enabled():
+            _refuse_gradients(arguments)
+        fill(targets(arguments), *arguments)
+
+    def in_graphs(*arguments):
+        values = operator(*arguments)
+        for position, value in zip(written, values if len(written) > 1 else [values]):
+            arguments[position].copy_(value)
+
+    _define(name, schema)
+    LIBRARY.impl(name, kernel, "CPU")
+    LIBRARY.impl(name, kernel, "CUDA")
+    LIBRARY.impl(name, in_graphs, "CompositeImplicitAutograd")
+
+
+def _like(input, *_):
+    return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
+@_operator("(Tensor input, str communicator, str op='sum') -> Tensor", _like)
+def allreduce(output, input, communicator, op="sum"):
+    named(communicator).allreduce(input.contiguous(), output, op, stream=_stream(input))
+
+
+_in_place(allreduce, "(Tensor(a!) input, str communicator, str op='sum') -> ()")
+
+
+@_operator("(Tensor input, str communicator, float tolerance, str transport='int8') -> Tensor", _like)
+def allreduce_quantized(output, input, communicator, tolerance, transport="int8"):
+    named(communicator).allreduce_quantized(
+        input.contiguous(), output, tolerance=tolerance, transport=transport, stream=_stream(input)
+    )
+
+
+_in_place(allreduce_quantized, "(Tensor(a!) input, str communicator, float tolerance, str transport='int8') -> ()")
+
+
+@_operator("(Tensor input, Tensor residual, str communicator) -> Tensor", _like)
+def allreduce_add(output, input, residual, communicator):
+    named(communicator).allreduce_add(input.contiguous(), residual.contiguous(), output, stream=_stream(input))
+
+
+_in_place(allreduce_add, "(Tensor input, Tensor(a!) residual, str communicator) -> ()", written=(1,))
+
+_NORM = "str communicator, float epsilon=1e-6, bool unit_offset=False, int? hidden=None"
+
+
+def _norm(outputs, input, residual, weight, communicator, epsilon=1e-6, unit_offset=False, hidden=None, **settings):
+    named(communicator).allreduce_rms_norm(
+        input.contiguous(), residual.contiguous(), weight, *outputs,
+        hidden=hidden, epsilon=epsilon, unit_offset=unit_offset, stream=_stream(input), **settings,
+    )  # fmt: skip
+
+
+@_operator(
+    f"(Tensor input, Tensor residual, Tensor? weight, {_NORM}) -> (Tensor, Tensor)",
+    lambda input, *_: (_like(input), _like(input)),
+)
+def allreduce_rms_norm(outputs, *arguments):
+    _norm(outputs, *arguments)
+
+
+_in_place(
+    allreduce_rms_norm, f"(Tensor(a!) input, Tensor(b!) residual, Tensor? weight, {_NORM}) -> ()", written=(0, 1)
+)
+
+
+def _rows(input, residual, weight, communicator, epsilon, unit_offset, hidden, scale, global_scale, dtype, scales, _, with_sum):
+    columns = input.shape[-1] if global_scale is None else input.shape[-1] // 2
+    return (
+        input.new_empty((*input.shape[:-1], columns), dtype=dtype),
+        _like(input),
+        input.new_empty(scales, dtype=torch.float32 if global_scale is None else torch.uint8),
+        input.new_empty(input.shape if with_sum else 0),
+    )
+
+
+# All that `Communicator.allreduce_rms_norm` does. The outputs are the rows, the residual with the sum, scales, and the sum: the last
+# two are empty where they are not asked for.
+@_operator(
+    "(Tensor input, Tensor residual, Tensor? weight, str communicator, float epsilon, bool unit_offset, int? hidden, "
+    "Tensor? scale, Tensor? global_scale, ScalarType dtype, SymInt scales, str scale_layout, bool with_sum) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _rows,
+)
+def allreduce_rms_norm_quantized(outputs, *arguments):
+    normed, total, written, plain = outputs
+    *arguments, scale, global_scale, _, scales, layout, with_sum = arguments
+    _norm(
+        (normed, total), *arguments, scale=scale, global_scale=global_scale, scales=written if scales else None,
+        scale_layout=layout, sum_out=plain if with_sum else None,
+    )  # fmt: skip
+
+
+def _move(call, input, output, *arguments):
+    call(as_moved(input.contiguous()), as_moved(output), *arguments, stream=_stream(output))
+
+
+def _stacked(input, count):
+    return input.new_empty((count * input.shape[0], *input.shape[1:]) if input.dim() else (count,))
+
+
+@_operator("(Tensor input, int nranks, str communicator) -> Tensor", lambda input, nranks, _: _stacked(input, nranks))
+def allgather(output, input, nranks, communicator):
+    _move(named(communicator).allgather, input, output)
+
+
+@_operator(
+    "(Tensor input, SymInt[] counts, str communicator) -> Tensor", lambda input, counts, _: input.new_empty(sum(counts))
+)
+def allgather_v(output, input, counts, communicator):
+    named(communicator).allgather_v(input.contiguous(), output, counts, stream=_stream(input))
+
+
+@_operator(
+    "(Tensor input, int nranks, str communicator, str op='sum') -> Tensor",
+    lambda input, nranks, *_: input.new_empty((input.shape[0] // nranks, *input.shape[1:])),
+)
+def reduce_scatter(output, input, nranks, communicator, op="sum"):
+    named(communicator).reduce_scatter(input.contiguous(), output, op, stream=_stream(input))
+
+
+@_operator(
+    "(Tensor input, SymInt[] counts, int rank, str communicator, str op='sum') -> Tensor",
+    lambda input, counts, rank, *_: input.new_empty(counts[rank]),
+)
+def reduce_scatter_v(output, input, counts, rank, communicator, op="sum"):
+    named(communicator).reduce_scatter_v(input.contiguous(), output, counts, op, stream=_stream(input))
+
+
+@_operator("(Tensor input, int root, str communicator) -> Tensor", _like)
+def broadcast(output, input, root, communicator):
+    _move(named(communicator).broadcast, input, output, root)
+
+
+_in_place(broadcast, "(Tensor(a!) input, int root, str communicator) -> ()")
+
+
+# On other ranks than the root the output is the input.
+@_operator("(Tensor input, int root, str communicator, str op='sum') -> Tensor", _like)
+def reduce(output, input, root, communicator, op="sum"):
+    found = named(communicator)
+    found.reduce(input.contiguous(), output, op, root, stream=_stream(input))
+    if found.rank != root:
+        output.copy_(input)
+
+
+# `parts` is the number of ranks on the root, and 0 on the others, whose output is empty.
+@_operator(
+    "(Tensor input, int parts, int root, str communicator) -> Tensor", lambda input, parts, *_: _stacked(input, parts)
+)
+def gather(output, input, parts, root, communicator):
+    _move(named(communicator).gather, input, output, root)
+
+
+# `like` has the shape and type of a part; the input is the root's alone.
+@_operator("(Tensor like, Tensor? input, int root, str communicator) -> Tensor", _like)
+def scatter(output, like, input, root, communicator):
+    _move(named(communicator).scatter, like if input is None else input, output, root)
+
+
+@_operator("(Tensor input, str communicator) -> Tensor", _like)
+def alltoall(output, input, communicator):
+    _move(named(communicator).alltoall, input, output)
+
+
+@_operator(
+    "(Tensor input, SymInt[] sendcounts, SymInt[] recvcounts, str communicator) -> Tensor",
+    lambda input, sendcounts, recvcounts, _: input.new_empty(sum(recvcounts)),
+)
+def alltoall_v(output, input, sendcounts, recvcounts, communicator):
+    named(communicator).alltoall_v(input.contiguous(), sendcounts, output, recvcounts, stream=_stream(input))
+
+
+@_operator("(str communicator) -> ()", lambda communicator: None)
+def barrier(_, communicator):
+    found = named(communicator)
+    stream = None if found.device == "cpu" else torch.cuda.current_stream(found.device)
+    found.barrier(stream=stream)

@@ -1,0 +1,126 @@
+"""Runs vLLM for CPUs between two ranks, with the plugin and without: the tokens must be the same.
+
+`scripts/test-vllm.sh` runs it. The model is a Llama with two layers and random weights, which is made on the spot; prompts are
+numbers, so no tokenizer is needed. vLLM runs with its default settings, which compile the model, and with enforce_eager.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+LIMIT = 600
+USED = "is used for the group tp:0"
+
+VOCABULARY, HIDDEN, INNER, HEADS, KV_HEADS, HEAD, LAYERS = 512, 128, 256, 4, 2, 32, 2
+
+
+def make_model(folder):
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(5)
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator) * 0.2
+
+    weights = {"model.embed_tokens.weight": random(VOCABULARY, HIDDEN), "lm_head.weight": random(VOCABULARY, HIDDEN)}
+    weights["model.norm.weight"] = 1 + random(HIDDEN)
+    for layer in range(LAYERS):
+        name = f"model.layers.{layer}"
+        weights |= {
+            f"{name}.input_layernorm.weight": 1 + random(HIDDEN),
+            f"{name}.post_attention_layernorm.weight": 1 + random(HIDDEN),
+            f"{name}.self_attn.q_proj.weight": random(HEADS * HEAD, HIDDEN),
+            f"{name}.self_attn.k_proj.weight": random(KV_HEADS * HEAD, HIDDEN),
+            f"{name}.self_attn.v_proj.weight": random(KV_HEADS * HEAD, HIDDEN),
+            f"{name}.self_attn.o_proj.weight": random(HIDDEN, HEADS * HEAD),
+            f"{name}.mlp.gate_proj.weight": random(INNER, HIDDEN),
+            f"{name}.mlp.up_proj.weight": random(INNER, HIDDEN),
+            f"{name}.mlp.down_proj.weight": random(HIDDEN, INNER),
+        }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": HIDDEN,
+        "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "head_dim": HEAD,
+        "num_key_value_heads": KV_HEADS, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+        "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def generate(model, output, eager):
+    """In a process of its own: what the model generates goes to a file."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(model, skip_tokenizer_init=True, tensor_parallel_size=2, max_model_len=256, enforce_eager=eager)
+    prompts = [{"prompt_token_ids": [(7 * i + 3 * j) % VOCABULARY for j in range(5 + 40 * i)]} for i in range(4)]
+    sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
+    tokens = [list(result.outputs[0].token_ids) for result in llm.generate(prompts, sampling)]
+    Path(output).write_text(json.dumps(tokens))
+
+
+def tokens_of(folder, plugin, eager):
+    name = f"{'plugin' if plugin else 'vllm'}-{'eager' if eager else 'compiled'}"
+    output, log = folder / f"{name}.json", folder / f"{name}.log"
+    cores = sorted(os.sched_getaffinity(0))
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}",
+        # Of all runs, so that one could find what another has compiled.
+        "VLLM_CACHE_ROOT": str(folder / "cache"),
+        "FAST_ALLREDUCE_VLLM": "cpu" if plugin else "",
+    }
+    command = [sys.executable, __file__, str(folder / "model"), str(output), "eager" if eager else "compiled"]
+    started = time.monotonic()
+    with log.open("w") as file:
+        # A group of processes of its own, all of which go with it.
+        run = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status = run.wait(LIMIT)
+        finally:
+            if run.poll() is None:
+                os.killpg(run.pid, 9)
+    said = log.read_text()
+    used = said.count(USED)
+    print(f"{name}: status {status} after {time.monotonic() - started:.0f} s, {used} ranks said that the plugin is used")
+    if status != 0:
+        print(said[-6000:])
+    assert status == 0, name
+    # Each of the ranks once, however many calls it makes.
+    assert used == (2 if plugin else 0), f"{name}: {USED!r} is {used} times in its log"
+    return json.loads(output.read_text())
+
+
+def ours():
+    return {name for name in os.listdir("/dev/shm") if "fast-allreduce" in name}
+
+
+def main():
+    before = ours()
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        (folder / "model").mkdir()
+        make_model(folder / "model")
+        for eager in (False, True):
+            own, with_plugin = (tokens_of(folder, plugin, eager) for plugin in (False, True))
+            assert len(own) == 4 and all(len(tokens) == 24 for tokens in own), own
+            assert len({token for tokens in own for token in tokens}) > 20, "a model that says one thing shows nothing"
+            assert with_plugin == own, (with_plugin, own)
+        kept = list((folder / "cache").glob("torch_compile_cache/torch_aot_compile/*"))
+        # Code that was compiled with one kind of operators is not under the key of the other.
+        assert len(kept) == 2, kept
+    assert ours() == before
+    print("the same tokens in all runs")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        generate(*sys.argv[1:3], eager=sys.argv[3] == "eager")
+    else:
+        main()

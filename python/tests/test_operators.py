@@ -1,0 +1,308 @@
+"""The operators of torch, and `torch.compile` of code that calls a communicator; on the CPU."""
+
+import gc
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ranks import run  # noqa: E402
+
+import fast_allreduce as fa  # noqa: E402
+import fast_allreduce.operators as operators  # noqa: E402
+from fast_allreduce.operators import definitions  # noqa: E402
+
+ops = torch.ops.fast_allreduce
+
+# Inductor compiles C++: on a busy machine that takes minutes.
+LIMIT = 900
+
+
+def values(rank, *shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def every_call(communicator, data, residual, weight):
+    """What each collective method of a communicator gives: in place, and to buffers apart."""
+    rank, nranks = communicator.rank, communicator.nranks
+    results = []
+
+    def keep(*tensors):
+        results.extend(tensor.clone() for tensor in tensors)
+
+    def copy():
+        return data.clone()
+
+    def room(count=None, dtype=None):
+        return torch.zeros(data.numel() if count is None else count, dtype=dtype or data.dtype)
+
+    total, apart = copy(), torch.zeros_like(data)
+    communicator.allreduce(total)
+    communicator.allreduce(data * 2, apart, fa.ReduceOp.MAX)
+    keep(total, apart)
+    total, apart = copy(), room()
+    communicator.allreduce_quantized(total, tolerance=0.1)
+    communicator.allreduce_quantized(data, apart, tolerance=0.5, transport="f8e4m3")
+    keep(total, apart)
+    added, apart = residual.clone(), room()
+    communicator.allreduce_add(data, added)
+    communicator.allreduce_add(data, residual, apart)
+    keep(added, apart)
+    normed, added = copy(), residual.clone()
+    communicator.allreduce_rms_norm(normed, added, weight, epsilon=0.25)
+    keep(normed, added)
+    normed, added, plain = copy(), torch.zeros_like(data), torch.zeros_like(data)
+    communicator.allreduce_rms_norm(
+        data, residual, None, normed, added, hidden=128, unit_offset=True, sum_out=plain
+    )
+    keep(normed, added, plain)
+    rows, scales = room(dtype=torch.int8), room(data.shape[0], torch.float32)
+    communicator.allreduce_rms_norm(data, residual.clone(), weight, rows, scales=scales)
+    keep(rows, scales)
+    rows = room(dtype=torch.float8_e4m3fn)
+    communicator.allreduce_rms_norm(data, residual.clone(), weight, rows, scale=torch.full((1,), 0.25))
+    keep(rows.view(torch.uint8))
+    rows, scales = room(data.numel() // 2, torch.uint8), room(data.numel() // 16, torch.float8_e4m3fn)
+    communicator.allreduce_rms_norm(
+        data, residual.clone(), weight, rows,
+        scales=scales, global_scale=torch.full((1,), 300.0), scale_layout="row_major",
+    )  # fmt: skip
+    keep(rows, scales.view(torch.uint8))
+    gathered = torch.zeros(nranks, *data.shape)
+    communicator.allgather(data, gathered)
+    counts = [index + 1 for index in range(nranks)]
+    parts = room(sum(counts))
+    communicator.allgather_v(data.flatten()[: rank + 1].clone(), parts, counts)
+    keep(gathered, parts)
+    share, shares = room(data.numel()), room(rank + 1)
+    communicator.reduce_scatter(data.expand(nranks, *data.shape).contiguous(), share, "min")
+    communicator.reduce_scatter_v(data.flatten()[: sum(counts)].clone(), shares, counts, "prod")
+    keep(share, shares)
+    sent, got = copy(), room()
+    communicator.broadcast(sent, root=nranks - 1)
+    communicator.broadcast(data, got, root=0)
+    keep(sent, got)
+    reduced, apart = copy(), torch.zeros_like(data)
+    communicator.reduce(reduced, root=nranks - 1)
+    communicator.reduce(data, apart if rank == 0 else None, "max", 0)
+    keep(reduced if rank == nranks - 1 else data, apart)
+    gathered, part = torch.zeros(nranks, *data.shape), torch.zeros_like(data)
+    communicator.gather(data, gathered if rank == 0 else None)
+    communicator.scatter(gathered if rank == 0 else None, part, 0)
+    keep(gathered, part)
+    turned, taken = torch.zeros(nranks * 3), room(nranks * (rank + 1))
+    communicator.alltoall(data.flatten()[: nranks * 3].clone(), turned)
+    communicator.alltoall_v(data.flatten()[: sum(counts)].clone(), counts, taken, [rank + 1] * nranks)
+    keep(turned, taken)
+    communicator.barrier()
+    return results
+
+
+def joined(nranks, rank, unique_id, folder):
+    """A communicator of ranks that compile, in a process where Inductor has that folder and its code one thread."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    torch.set_num_threads(1)
+    return fa.Communicator.init(nranks, rank, unique_id, timeout=LIMIT)
+
+
+def traced(rank, nranks, unique_id, folder):
+    communicator = joined(nranks, rank, unique_id, folder)
+    inputs = values(rank, 4, 128), values(99, 4, 128), values(98, 128)
+    kept = [tensor.clone() for tensor in inputs]
+    expected = every_call(communicator, *inputs)
+    made = communicator.counters().calls
+    found = torch.compile(every_call, fullgraph=True)(communicator, *inputs)
+    assert len(found) == len(expected)
+    for index, (one, other) in enumerate(zip(found, expected)):
+        assert torch.equal(one, other), index
+    assert communicator.counters().calls == 2 * made
+    assert all(torch.equal(one, other) for one, other in zip(inputs, kept))
+    torch._dynamo.reset()
+
+
+def test_every_call_in_a_graph(inductor):
+    run(traced, 2, inductor, limit=LIMIT)
+
+
+def unused(rank, nranks, unique_id, folder, backend):
+    first = joined(nranks, rank, unique_id, folder)
+    second = first.split(0, rank)
+    first.name, second.name = "first", "second"
+    order = []
+
+    def noted(name):
+        order.append(name)
+        return find(name)
+
+    def calls(data):
+        long = ((data @ data).relu() @ data).sum(0)
+        first.allreduce(long)
+        second.allreduce(data[:2].clone())
+        second.allreduce(data[:1].clone())
+        # The first twice, with equal arguments; a result that only one rank looks at.
+        ops.allreduce(data, "first")
+        again = ops.allreduce(data, "first")
+        parts = torch.empty(nranks, 8, 8)
+        second.gather(data, parts if rank == 0 else None)
+        first.barrier()
+        ops.broadcast_(data[:3].clone(), 0, "second")
+        return parts.sum(0) + long if rank == 0 else again
+
+    find, definitions.named = definitions.named, noted
+    try:
+        found = torch.compile(calls, fullgraph=True, backend=backend)(values(rank, 8, 8))
+    finally:
+        definitions.named = find
+    assert order == ["first", "second", "second", "first", "first", "second", "first", "second"]
+    expected = calls(values(rank, 8, 8))
+    assert torch.allclose(found, expected, rtol=1e-4)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_no_call_is_left_out_or_moved(backend, inductor):
+    run(unused, 2, inductor, backend, limit=LIMIT)
+
+
+def two_in_one_function(rank, nranks, unique_id):
+    whole = fa.Communicator.init(nranks, rank, unique_id)
+    alone = whole.split(rank)
+    compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        assert compiled(torch.ones(3), whole).tolist() == [nranks + 1.0] * 3
+        assert compiled(torch.ones(3), alone).tolist() == [2.0] * 3
+    torch._dynamo.reset()
+
+
+def total(data, communicator):
+    summed = data.clone()
+    communicator.allreduce(summed)
+    return summed + 1
+
+
+def test_code_compiled_for_one_communicator_is_not_anothers():
+    run(two_in_one_function, 2)
+
+
+def gathered(rank, nranks, unique_id, folder):
+    from torch._dynamo.utils import counters
+
+    communicator = joined(nranks, rank, unique_id, folder)
+    communicator.name = "kept"
+
+    @torch.compile(fullgraph=True)
+    def gather(data):
+        parts = torch.empty(communicator.nranks, *data.shape)
+        communicator.allgather(data * 2, parts)
+        return parts + 1
+
+    counters.clear()
+    found = gather(values(rank, 5))
+    assert torch.equal(found, torch.stack([values(r, 5) * 2 for r in range(nranks)]) + 1)
+    torch._dynamo.reset()
+    return counters["inductor"]["fxgraph_cache_hit"]
+
+
+def test_compiled_code_that_was_kept(inductor):
+    # The second world is larger, and has a communicator of the same name.
+    assert run(gathered, 1, inductor, limit=LIMIT) == [0]
+    assert run(gathered, 2, inductor, limit=LIMIT)[0] == 0
+    assert run(gathered, 1, inductor, limit=LIMIT) == [1]
+
+
+@pytest.fixture
+def communicator():
+    with fa.Communicator.init(1, 0, fa.get_unique_id()) as communicator:
+        yield communicator
+
+
+def test_names(communicator):
+    assert communicator.name == communicator.name and operators.named(communicator.name) is communicator
+    with pytest.raises(ValueError, match="'late' comes too late|\"late\" comes too late"):
+        communicator.name = "late"
+    with fa.Communicator.init(1, 0, fa.get_unique_id()) as other:
+        with pytest.raises(ValueError, match="another communicator of this process is named"):
+            other.name = communicator.name
+        other.name = "mine"
+        assert torch.equal(ops.allreduce(torch.ones(3), "mine"), torch.ones(3))
+    with pytest.raises(ValueError, match="destroyed"):
+        ops.allreduce(torch.ones(3), "mine")
+    # A name is free again after its communicator.
+    with fa.Communicator.init(1, 0, fa.get_unique_id()) as third:
+        third.name = "mine"
+        del other
+        gc.collect()
+        assert operators.named("mine") is third
+    del third
+    gc.collect()
+    with pytest.raises(ValueError, match="no communicator of this process has the name 'mine'") as refused:
+        ops.allreduce_(torch.ones(3), "mine")
+    assert repr(communicator.name) in str(refused.value)
+
+
+def test_gradients_are_refused(communicator):
+    weight = torch.ones(3, requires_grad=True)
+    for call in (ops.allreduce, ops.allreduce_):
+        with pytest.raises(fa.errors.Unavailable, match="no_grad"):
+            call(weight, communicator.name)
+        with torch.no_grad():
+            call(weight, communicator.name)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def layer(data):
+        product = data * weight
+        communicator.allreduce(product)
+        return product
+
+    with pytest.raises(Exception, match="no_grad"):
+        layer(torch.ones(3))
+    with torch.inference_mode():
+        assert torch.equal(layer(torch.ones(3)), torch.ones(3))
+    torch._dynamo.reset()
+
+
+def examples(name):
+    """Arguments for each operator, in a world of one rank."""
+    data, weight = values(0, 4, 32), values(1, 32)
+    return {
+        "allreduce": (data, name, "max"),
+        "allreduce_quantized": (data, name, 0.5, "f8e4m3"),
+        "allreduce_add": (data, data + 1, name),
+        "allreduce_rms_norm": (data, data + 1, weight, name, 0.5),
+        "allreduce_rms_norm_quantized": (
+            data, data + 1, weight, name, 0.5, False, None, None, None, torch.int8, 4, "tiled", True,
+        ),
+        "allgather": (data, 1, name),
+        "allgather_v": (weight, [32], name),
+        "reduce_scatter": (data, 1, name),
+        "reduce_scatter_v": (weight, [32], 0, name),
+        "broadcast": (data.to(torch.complex64), 0, name),
+        "reduce": (data, 0, name),
+        "gather": (data > 0, 1, 0, name),
+        "scatter": (data, data.clone(), 0, name),
+        "alltoall": (data.to(torch.int16), name),
+        "alltoall_v": (weight, [32], [32], name),
+        "barrier": (name,),
+    }  # fmt: skip
+
+
+def test_torch_finds_nothing_wrong_with_them(communicator):
+    of_one = examples(communicator.name)
+    assert {name.rstrip("_") for name in operators.SCHEMAS} == set(of_one)
+    for name in operators.SCHEMAS:
+        arguments = of_one[name.rstrip("_")]
+        checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+        torch.library.opcheck(getattr(ops, name).default, arguments, test_utils=checks)
+
+
+def test_operators_of_tensors_on_a_gpu(communicator):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    for name in operators.SCHEMAS:
+        assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"fast_allreduce::{name}", "CUDA"), name
+    with FakeTensorMode(), torch.no_grad():
+        data = torch.empty(4, 32, device="cuda:1", dtype=torch.bfloat16)
+        assert ops.allgather(data, 3, communicator.name).shape == (12, 32)
+        for made in (*ops.allreduce_rms_norm(data, data, None, communicator.name), ops.allreduce(data, "unknown")):
+            assert (made.device, made.dtype, made.shape) == (data.device, data.dtype, data.shape)
