@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#include "kernels.def"
+#include "catalogue.h"
 
 #define FA_MAX_RANKS 16
 #define FA_MAX_BLOCKS 64

@@ -3,7 +3,7 @@
 use super::epilogue::Epilogue;
 use super::identity::CallKind;
 use super::quantized::QuantizedTransport;
-use crate::op::ReduceOp;
+use crate::catalogue::ReduceOp;
 use crate::plan::PlannedCall;
 
 /// A collective, for the calls that take any: [`Communicator::collective_raw`](crate::Communicator::collective_raw), tools and tests.

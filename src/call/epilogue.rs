@@ -2,7 +2,7 @@
 
 use super::operand::Operand;
 use crate::abi::{self, FaRmsNorm, FA_MAX_ROW, FA_SCALED_BLOCK, FA_SCALED_GROUP};
-use crate::dtype::DType;
+use crate::catalogue::DType;
 use crate::error::{Error, Result};
 
 /// Nothing is normalised, and rows are whole blocks'.

@@ -8,8 +8,8 @@ use fnv::FnvHasher;
 use super::epilogue::Epilogue;
 use super::quantized::QuantizedTransport;
 use crate::abi::FaCall;
-use crate::dtype::DType;
-use crate::op::ReduceOp;
+use crate::catalogue::ReduceOp;
+use crate::catalogue::DType;
 use crate::plan::Algorithm;
 
 macro_rules! call_kinds {
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn every_call_comes_back_and_differs_from_every_other() {
         let mut seen = std::collections::HashSet::new();
-        let ops = ReduceOp::all().map(Some).chain([None]);
+        let ops = ReduceOp::ALL.into_iter().map(Some).chain([None]);
         let calls = CallKind::ALL.iter().flat_map(|kind| DType::ALL.map(|dtype| (*kind, dtype)));
         let calls = calls.flat_map(|call| ops.clone().map(move |op| (call, op)));
         for ((kind, dtype), op) in calls {

@@ -5,7 +5,7 @@ use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use super::transfer::{Direction, Transfer};
 use crate::abi::{self, FaLaunch, FaRmsNorm, FaShare};
-use crate::dtype::DType;
+use crate::catalogue::DType;
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
 
@@ -259,8 +259,8 @@ impl Message<'_> {
     pub fn kernel(&self, algorithm: Algorithm, limits: &Limits) -> u32 {
         match self.collective {
             Collective::AllReduce(_) => algorithm as u32,
-            // Those of the direct algorithms, in their order.
-            Collective::AllReduceEpilogue(_) => abi::FA_ONE_SHOT_PULL_NORM + algorithm as u32,
+            // The planner gives an epilogue a direct algorithm, and all of those have a norm.
+            Collective::AllReduceEpilogue(_) => algorithm.norm_kernel().expect("a direct algorithm"),
             // Nothing is moved.
             Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
             Collective::AllReduceQuantized(_) => abi::FA_TWO_SHOT_QUANTIZED,
@@ -410,7 +410,7 @@ impl Message<'_> {
 mod tests {
     use super::super::quantized::{QuantizedTransport, Transport};
     use super::*;
-    use crate::op::ReduceOp;
+    use crate::catalogue::ReduceOp;
 
     #[test]
     fn a_call_is_again_only_what_it_was() {

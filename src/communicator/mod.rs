@@ -24,12 +24,12 @@ pub use cuda::{Registered, RegisteredMemory};
 use self::patience::Patience;
 use crate::abi;
 use crate::bootstrap::Family;
+use crate::catalogue::ReduceOp;
 use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
 use crate::liveness::{DirectReads, Liveness};
-use crate::op::ReduceOp;
 use crate::plan::{Order, Plan, PlannedCall, Planner, Source};
 use crate::symmetric::{Buffer, SymmetricMemory};
 

@@ -8,9 +8,9 @@ use super::table::{Steps, Table};
 use super::team::Team;
 use super::{grid, Algorithm, DeviceKind, Plan};
 use crate::abi::{FA_MAX_BLOCKS, FA_QUANTIZED_GROUP};
-use crate::dtype::DType;
+use crate::catalogue::ReduceOp;
+use crate::catalogue::DType;
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 use crate::topology::LinkClass;
 
 /// Plans the calls of a world, alike on all ranks.

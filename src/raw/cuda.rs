@@ -11,7 +11,7 @@ use crate::call::{Collective, Transfer};
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::{bind, create_event, driver};
 use crate::device::cuda::{api, Cuda};
-use crate::dtype::DType;
+use crate::catalogue::DType;
 use crate::error::Result;
 
 static EVENTS: Events = Events::new();

@@ -7,7 +7,7 @@ use super::stream::{Queue, Queued};
 use crate::call::{Collective, Transfer};
 use crate::communicator::Communicator;
 use crate::device::Host;
-use crate::dtype::DType;
+use crate::catalogue::DType;
 use crate::error::Result;
 
 static EVENTS: Events = Events::new();

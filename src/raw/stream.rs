@@ -7,7 +7,7 @@ use super::{RawCommunicator, StreamSync};
 use crate::call::{Collective, Direction, Transfer};
 use crate::communicator::Communicator;
 use crate::device::Device;
-use crate::dtype::DType;
+use crate::catalogue::DType;
 use crate::error::{Error, Result};
 
 /// A device with something to put calls on.

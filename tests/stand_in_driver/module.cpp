@@ -1,4 +1,4 @@
-// Modules: any image holds every kernel of csrc/kernels.def.
+// Modules: any image holds every kernel of csrc/catalogue.h.
 #include "module.h"
 
 #include <stdio.h>

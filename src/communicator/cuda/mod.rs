@@ -18,7 +18,7 @@ use super::Communicator;
 use crate::call::{transfers_id, CallKind, Collective, Message, Transfer};
 use crate::device::cuda::driver::{bind, synchronize};
 use crate::device::cuda::Cuda;
-use crate::dtype::DType;
+use crate::catalogue::DType;
 use crate::error::{Error, Result};
 
 impl Communicator<Cuda> {

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::abi::FA_MAX_BLOCKS;
-use crate::dtype::DType;
-use crate::op::ReduceOp;
+use crate::catalogue::ReduceOp;
+use crate::catalogue::DType;
 use crate::plan::limits::{Limits, Packing};
 use crate::plan::planner::Planner;
 use crate::plan::table::Steps;

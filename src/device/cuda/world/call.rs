@@ -10,6 +10,7 @@ use super::in_turns::InTurns;
 use super::CudaWorld;
 use crate::abi::{self, FaLaunch, FaRmsNorm, FaTransfers, MAX_RANKS};
 use crate::call::{check_transfers, pack, Collective, Epilogue, Message, Partition, Transfer, NO_TRANSFERS};
+use crate::catalogue::ReduceOp;
 use crate::device::cuda::api;
 use crate::device::cuda::driver::{bind, driver, synchronize};
 use crate::device::cuda::handle::Sharing;
@@ -17,7 +18,6 @@ use crate::device::cuda::memory::Memory;
 use crate::device::sealed::Operands;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 use crate::plan::{Algorithm, Plan, PlannedCall};
 use crate::region::source_word;
 

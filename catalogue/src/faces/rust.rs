@@ -1,0 +1,208 @@
+//! `src/catalogue/generated.rs`: the library's enums, and the kernels that it loads.
+
+use super::GENERATED;
+use crate::kernels::{Algorithm, Family, Kernel, KERNELS};
+use crate::ops::{Takes, OPS};
+use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
+
+/// The library's file.
+pub fn library() -> String {
+    let mut text = format!(
+        "//! {GENERATED}\n\nuse super::{{KernelFamily, KernelFacts, TypeFacts}};\nuse crate::abi;\nuse crate::scale::Scale;\n\n"
+    );
+    types(&mut text);
+    ops(&mut text);
+    algorithms(&mut text);
+    kernels(&mut text);
+    text
+}
+
+fn types(text: &mut String) {
+    *text += "/// The type of the elements of a message.\n#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]\n#[repr(u32)]\n\
+              #[non_exhaustive]\npub enum DType {\n";
+    for one in &TYPES {
+        *text += &format!("    /// {}\n    {} = abi::FA_{},\n", one.doc, one.variant, upper(one.name));
+    }
+    *text += "}\n\nimpl DType {\n    /// All types, in the order of their codes.\n";
+    *text += &format!("    pub const ALL: [Self; {}] = [\n", TYPES.len());
+    for one in &TYPES {
+        *text += &format!("        Self::{},\n", one.variant);
+    }
+    *text += "    ];\n\n    pub(super) const fn facts(self) -> &'static TypeFacts {\n        match self {\n";
+    for one in &TYPES {
+        *text += &format!("            Self::{} => &{},\n", one.variant, facts(one));
+    }
+    *text += "        }\n    }\n}\n\n";
+    let names: Vec<_> = TYPES.iter().map(|one| one.name).collect();
+    *text += &format!("pub(super) const DTYPES: &str = \"one of {}\";\n\n", names.join(", "));
+}
+
+fn facts(one: &Type) -> String {
+    let Type { name, bytes, nccl_tests, numpy, torch, dlpack, nccl, kernels, .. } = one;
+    let is_float = one.class == Class::Float;
+    let is_hot = KERNEL_TYPES.iter().any(|kernel| kernel.name == *kernels && kernel.hot);
+    format!(
+        "TypeFacts {{ name: \"{name}\", size: {bytes}, is_float: {is_float}, nccl_tests: \"{nccl_tests}\", numpy: \"{numpy}\", \
+         torch: \"{torch}\", dlpack: {dlpack}, nccl: {nccl:?}, kernels: \"{kernels}\", is_hot: {is_hot} }}"
+    )
+}
+
+fn ops(text: &mut String) {
+    *text += include_str!("reduce_op.txt");
+    *text += "#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]\n#[non_exhaustive]\npub enum ReduceOp {\n";
+    for op in &OPS {
+        let parameter = op.parameter.map_or(String::new(), |parameter| format!("({parameter})"));
+        *text += &format!("    /// {}\n    {}{parameter},\n", op.doc, op.variant);
+    }
+    *text += "}\n\nimpl ReduceOp {\n";
+    let list = |text: &mut String, doc: &str, name: &str, takes: Takes| {
+        let of: Vec<_> = OPS.iter().filter(|op| op.takes == takes && op.parameter.is_none()).collect();
+        let variants: Vec<_> = of.iter().map(|op| format!("Self::{}", op.variant)).collect();
+        *text += &format!(
+            "    /// {doc}\n    pub const {name}: [Self; {}] = [{}];\n\n",
+            of.len(),
+            variants.join(", ")
+        );
+    };
+    list(text, "Operations of every element type, in the order of their codes.", "ARITHMETIC", Takes::All);
+    list(text, "Operations of integers alone, in the order of their codes.", "BITWISE", Takes::Integers);
+    *text += "    /// Every operation, in the order of the codes, with a scale of 1 where there is one.\n";
+    let all = OPS.iter().map(|op| match op.parameter {
+        Some(parameter) => format!("Self::{}({parameter}::ONE)", op.variant),
+        None => format!("Self::{}", op.variant),
+    });
+    let all: Vec<_> = all.collect();
+    *text += &format!("    pub(crate) const ALL: [Self; {}] = [{}];\n\n", OPS.len(), all.join(", "));
+    let by_op = |text: &mut String, head: &str, value: &dyn Fn(&crate::ops::Op) -> String| {
+        *text += head;
+        *text += "        match self {\n";
+        for op in &OPS {
+            let pattern = op.parameter.map_or("", |_| "(_)");
+            *text += &format!("            Self::{}{pattern} => {},\n", op.variant, value(op));
+        }
+        *text += "        }\n    }\n\n";
+    };
+    by_op(
+        text,
+        "    /// The name that the field uses: `\"sum\"`, `\"prod\"`, ...\n    pub const fn name(self) -> &'static str {\n",
+        &|op| format!("\"{}\"", op.name),
+    );
+    by_op(
+        text,
+        "    /// The kernels' code. Ranks compare it; a scale is each rank's own.\n    #[inline]\n    pub(crate) const fn code(self) -> u32 {\n",
+        &|op| format!("abi::FA_{}", upper(op.name)),
+    );
+    by_op(
+        text,
+        "    /// Whether it is defined for elements of a type.\n    pub const fn is_of(self, dtype: DType) -> bool {\n",
+        &|op| match op.takes {
+            Takes::All => "true".to_owned(),
+            Takes::Integers => "!dtype.is_float()".to_owned(),
+            Takes::Floats => "dtype.is_float()".to_owned(),
+        },
+    );
+    by_op(
+        text,
+        "    /// `ncclRedOp_t`, where NCCL has the operation without making it first.\n    pub const fn nccl(self) -> Option<i32> {\n",
+        &|op| op.nccl.map_or("None".to_owned(), |code| format!("Some({code})")),
+    );
+    text.truncate(text.len() - 1);
+    *text += "}\n\n";
+    let of = |class: Takes| {
+        let names: Vec<_> =
+            OPS.iter().filter(|op| [Takes::All, class].contains(&op.takes)).map(|op| op.name).collect();
+        names.join(", ")
+    };
+    let (floats, integers) = (of(Takes::Floats), of(Takes::Integers));
+    let all: Vec<_> = OPS
+        .iter()
+        .map(|op| {
+            op.parameter.map_or(op.name.to_owned(), |parameter| format!("{}:{}", op.name, upper(parameter)))
+        })
+        .collect();
+    *text += &format!("pub(super) const OPS: &str = \"one of {}\";\n", all.join(", "));
+    *text += &format!("pub(super) const OPS_OF_FLOATS: &str = \"one of {floats} for floats\";\n");
+    *text += &format!("pub(super) const OPS_OF_INTEGERS: &str = \"one of {integers} for integers\";\n\n");
+}
+
+fn algorithms(text: &mut String) {
+    let all: Vec<(&Kernel, Algorithm)> =
+        KERNELS.iter().filter_map(|kernel| Some((kernel, kernel.algorithm?))).collect();
+    *text += "/// How an allreduce is done. The direct ones agree bit for bit.\n#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]\n\
+              #[repr(u32)]\n#[non_exhaustive]\npub enum Algorithm {\n";
+    for (kernel, algorithm) in &all {
+        let doc: Vec<_> = algorithm.doc.iter().map(|paragraph| format!("    /// {paragraph}\n")).collect();
+        *text += &format!(
+            "{}    {} = abi::FA_{},\n",
+            doc.join("    ///\n"),
+            algorithm.variant,
+            upper(kernel.name)
+        );
+    }
+    *text += "}\n\nimpl Algorithm {\n";
+    let list = |text: &mut String, doc: &str, name: &str, of: &dyn Fn(&Kernel, Algorithm) -> bool| {
+        let of: Vec<_> = all.iter().filter(|(kernel, algorithm)| of(kernel, *algorithm)).collect();
+        let variants: Vec<_> =
+            of.iter().map(|(_, algorithm)| format!("Self::{}", algorithm.variant)).collect();
+        *text += &format!(
+            "    /// {doc}\n    pub const {name}: [Self; {}] = [{}];\n\n",
+            of.len(),
+            variants.join(", ")
+        );
+    };
+    let is_nvls = |kernel: &Kernel| kernel.family == Family::Nvls;
+    list(
+        text,
+        "Algorithms of every device, in the order of their codes. [`Self::NVLS`] has the others.",
+        "ALL",
+        &|kernel, _| !is_nvls(kernel),
+    );
+    list(text, "In-switch reductions, of GPUs with NVSwitch.", "NVLS", &|kernel, _| is_nvls(kernel));
+    list(text, "Direct algorithms, which agree bit for bit.", "DIRECT", &|_, algorithm| algorithm.direct);
+    *text += "    /// Its name on command lines: `\"one-shot-pull\"`, ...\n    pub const fn name(self) -> &'static str {\n        match self {\n";
+    for (_, algorithm) in &all {
+        *text += &format!("            Self::{} => \"{}\",\n", algorithm.variant, algorithm.name);
+    }
+    *text += "        }\n    }\n\n    /// Whether results have the bits that all direct algorithms give.\n    pub const fn is_direct(self) -> bool {\n        match self {\n";
+    for (_, algorithm) in &all {
+        *text += &format!("            Self::{} => {},\n", algorithm.variant, algorithm.direct);
+    }
+    *text += "        }\n    }\n\n    /// Whether it is an in-switch reduction.\n    pub const fn is_nvls(self) -> bool {\n        match self {\n";
+    for (kernel, algorithm) in &all {
+        *text += &format!("            Self::{} => {},\n", algorithm.variant, is_nvls(kernel));
+    }
+    *text += "        }\n    }\n\n    /// The code of the kernel that sums by it and then applies the norm: a direct algorithm has one.\n    pub(crate) const fn norm_kernel(self) -> Option<u32> {\n        match self {\n";
+    for (kernel, algorithm) in &all {
+        let norm = KERNELS.iter().find(|norm| norm.family == Family::Norming(kernel.name));
+        let code = norm.map_or("None".to_owned(), |norm| format!("Some(abi::FA_{})", upper(norm.name)));
+        *text += &format!("            Self::{} => {code},\n", algorithm.variant);
+    }
+    *text += "        }\n    }\n}\n\n";
+    let names: Vec<_> = all.iter().map(|(_, algorithm)| algorithm.name).collect();
+    *text += &format!("pub(super) const ALGORITHMS: &str = \"one of {}\";\n\n", names.join(", "));
+}
+
+fn kernels(text: &mut String) {
+    *text += "/// The kernels, by code.\n#[cfg(feature = \"cuda\")]\n";
+    *text += &format!("pub(crate) const KERNELS: [KernelFacts; {}] = [\n", KERNELS.len());
+    for kernel in &KERNELS {
+        let family = match kernel.family {
+            Family::Reducing => "Reducing",
+            Family::Moving => "Moving",
+            Family::Other => "Other",
+            Family::Norming(_) => "Norming",
+            Family::Nvls => "Nvls",
+        };
+        *text += &format!(
+            "    KernelFacts {{ name: \"{}\", family: KernelFamily::{family}, is_hot: {} }},\n",
+            kernel.name,
+            kernel.is_hot()
+        );
+    }
+    *text += "];\n\n/// Numbers of ranks that the hot set has kernels for.\n#[cfg(feature = \"cuda\")]\n";
+    *text += &format!("pub(crate) const HOT_WORLDS: [usize; {}] = {HOT_WORLDS:?};\n", HOT_WORLDS.len());
+}
+
+fn upper(name: &str) -> String {
+    name.to_ascii_uppercase()
+}
