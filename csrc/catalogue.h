@@ -6,7 +6,8 @@
 //   FA_TYPES        code, number, name, element, bytes, class (floats or integers), kernel type
 //   FA_SIGNED       codes of signed integers
 //   FA_KERNEL_TYPES what kernels of GPUs are compiled for: name, element
-//   FA_OPS          code, number, name
+//   FA_OPS          code, number, name, classes of types (all, integers or floats)
+//   FA_COMBINING    operations that combine values: code, classes of types, a case for each that combines so
 //   FA_REDUCING     kernels that reduce: code, number, name
 //   FA_HOT          those of them that have a hot set: code, number, name
 //   FA_MOVING       kernels that move bytes: code, number, name
@@ -47,15 +48,24 @@
   X(f8, AnyF8, __VA_ARGS__)
 
 #define FA_OPS(X, ...) \
-  X(FA_SUM, 0, sum, __VA_ARGS__) \
-  X(FA_PROD, 1, prod, __VA_ARGS__) \
-  X(FA_MIN, 2, min, __VA_ARGS__) \
-  X(FA_MAX, 3, max, __VA_ARGS__) \
-  X(FA_AVG, 4, avg, __VA_ARGS__) \
-  X(FA_BAND, 5, band, __VA_ARGS__) \
-  X(FA_BOR, 6, bor, __VA_ARGS__) \
-  X(FA_BXOR, 7, bxor, __VA_ARGS__) \
-  X(FA_PREMUL_SUM, 8, premul_sum, __VA_ARGS__)
+  X(FA_SUM, 0, sum, all, __VA_ARGS__) \
+  X(FA_PROD, 1, prod, all, __VA_ARGS__) \
+  X(FA_MIN, 2, min, all, __VA_ARGS__) \
+  X(FA_MAX, 3, max, all, __VA_ARGS__) \
+  X(FA_AVG, 4, avg, all, __VA_ARGS__) \
+  X(FA_BAND, 5, band, integers, __VA_ARGS__) \
+  X(FA_BOR, 6, bor, integers, __VA_ARGS__) \
+  X(FA_BXOR, 7, bxor, integers, __VA_ARGS__) \
+  X(FA_PREMUL_SUM, 8, premul_sum, floats, __VA_ARGS__)
+
+#define FA_COMBINING(X, ...) \
+  X(FA_SUM, all, case FA_SUM: case FA_AVG: case FA_PREMUL_SUM:, __VA_ARGS__) \
+  X(FA_PROD, all, case FA_PROD:, __VA_ARGS__) \
+  X(FA_MIN, all, case FA_MIN:, __VA_ARGS__) \
+  X(FA_MAX, all, case FA_MAX:, __VA_ARGS__) \
+  X(FA_BAND, integers, case FA_BAND:, __VA_ARGS__) \
+  X(FA_BOR, integers, case FA_BOR:, __VA_ARGS__) \
+  X(FA_BXOR, integers, case FA_BXOR:, __VA_ARGS__)
 
 #define FA_REDUCING(X, ...) \
   X(FA_ONE_SHOT_PULL, 0, one_shot_pull, __VA_ARGS__) \

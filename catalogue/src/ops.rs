@@ -20,6 +20,8 @@ pub struct Op {
     pub variant: &'static str,
     /// What the variant holds: the Rust type of a parameter that each rank has.
     pub parameter: Option<&'static str>,
+    /// The operation that combines two values for it, where that is another one (`csrc/reduce/ops.cuh`).
+    pub combines_as: Option<&'static str>,
     /// One line of documentation for Rust.
     pub doc: &'static str,
     /// One line of documentation for C. An operation with a parameter is no member of C's enum.
@@ -35,23 +37,23 @@ pub struct Op {
 /// All operations.
 #[rustfmt::skip]
 pub const OPS: [Op; 9] = [
-    Op { name: "sum", variant: "Sum", parameter: None, takes: Takes::All, nccl: Some(0), torch: "SUM",
+    Op { name: "sum", variant: "Sum", combines_as: None, parameter: None, takes: Takes::All, nccl: Some(0), torch: "SUM",
          doc: "Sum.", c_doc: "Sum. Integers wrap." },
-    Op { name: "prod", variant: "Prod", parameter: None, takes: Takes::All, nccl: Some(1), torch: "PRODUCT",
+    Op { name: "prod", variant: "Prod", combines_as: None, parameter: None, takes: Takes::All, nccl: Some(1), torch: "PRODUCT",
          doc: "Product.", c_doc: "Product. Integers wrap." },
-    Op { name: "min", variant: "Min", parameter: None, takes: Takes::All, nccl: Some(3), torch: "MIN",
+    Op { name: "min", variant: "Min", combines_as: None, parameter: None, takes: Takes::All, nccl: Some(3), torch: "MIN",
          doc: "Minimum.", c_doc: "IEEE 754-2019 minimum." },
-    Op { name: "max", variant: "Max", parameter: None, takes: Takes::All, nccl: Some(2), torch: "MAX",
+    Op { name: "max", variant: "Max", combines_as: None, parameter: None, takes: Takes::All, nccl: Some(2), torch: "MAX",
          doc: "Maximum.", c_doc: "IEEE 754-2019 maximum." },
-    Op { name: "avg", variant: "Avg", parameter: None, takes: Takes::All, nccl: Some(4), torch: "AVG",
+    Op { name: "avg", variant: "Avg", combines_as: Some("sum"), parameter: None, takes: Takes::All, nccl: Some(4), torch: "AVG",
          doc: "Average.", c_doc: "Sum divided by the number of ranks; of integers toward zero." },
-    Op { name: "band", variant: "BitAnd", parameter: None, takes: Takes::Integers, nccl: None, torch: "BAND",
+    Op { name: "band", variant: "BitAnd", combines_as: None, parameter: None, takes: Takes::Integers, nccl: None, torch: "BAND",
          doc: "Bitwise and.", c_doc: "Bitwise and, of integers." },
-    Op { name: "bor", variant: "BitOr", parameter: None, takes: Takes::Integers, nccl: None, torch: "BOR",
+    Op { name: "bor", variant: "BitOr", combines_as: None, parameter: None, takes: Takes::Integers, nccl: None, torch: "BOR",
          doc: "Bitwise or.", c_doc: "Bitwise or, of integers." },
-    Op { name: "bxor", variant: "BitXor", parameter: None, takes: Takes::Integers, nccl: None, torch: "BXOR",
+    Op { name: "bxor", variant: "BitXor", combines_as: None, parameter: None, takes: Takes::Integers, nccl: None, torch: "BXOR",
          doc: "Bitwise exclusive or.", c_doc: "Bitwise exclusive or, of integers." },
-    Op { name: "premul_sum", variant: "PreMulSum", parameter: Some("Scale"), takes: Takes::Floats, nccl: None,
+    Op { name: "premul_sum", variant: "PreMulSum", combines_as: Some("sum"), parameter: Some("Scale"), takes: Takes::Floats, nccl: None,
          torch: "PREMUL_SUM", doc: "Sum of what each rank has times its own scale. Ranks need not have the same.",
          c_doc: "Sum of each rank's elements times its own scale." },
 ];

@@ -269,6 +269,8 @@ const PLAIN_SUM: u64 = 1 << 28;
 const SCALING: u32 = 22;
 const BECOMES: u32 = 24;
 const NVFP4: u64 = 15;
+// The field has four bits, and the greatest code of a type above 0 is not NVFP4's number.
+const _: () = assert!((DType::ALL.len() as u64) < NVFP4);
 
 impl Epilogue {
     /// Elements of a row; `None` where it does not matter.

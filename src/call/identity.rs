@@ -8,8 +8,8 @@ use fnv::FnvHasher;
 use super::epilogue::Epilogue;
 use super::quantized::QuantizedTransport;
 use crate::abi::FaCall;
-use crate::catalogue::ReduceOp;
 use crate::catalogue::DType;
+use crate::catalogue::ReduceOp;
 use crate::plan::Algorithm;
 
 macro_rules! call_kinds {
@@ -94,6 +94,19 @@ const NO_OP: u8 = 0xF;
 
 /// In place of the seven bits of one.
 const NO_ROOT: u8 = 0x7F;
+
+// Codes of types and operations have four bits each.
+const _: () = {
+    let (mut last_type, mut last_op) = (0, 0);
+    while last_type < DType::ALL.len() {
+        assert!((DType::ALL[last_type] as u32) < 16);
+        last_type += 1;
+    }
+    while last_op < ReduceOp::ALL.len() {
+        assert!(ReduceOp::ALL[last_op].code() < NO_OP as u32);
+        last_op += 1;
+    }
+};
 
 impl CallId {
     /// Kind, type, reduction, algorithm and root; the count; the digest. The first word has 32 bits and is

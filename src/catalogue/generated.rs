@@ -1,6 +1,8 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue`: do not edit.
 
-use super::{KernelFamily, KernelFacts, TypeFacts};
+use super::TypeFacts;
+#[cfg(feature = "cuda")]
+use super::{KernelFacts, KernelFamily};
 use crate::abi;
 use crate::scale::Scale;
 

@@ -2,8 +2,8 @@
 
 use crate::abi::FaCall;
 use crate::call::{CallId, CallKind};
-use crate::catalogue::ReduceOp;
 use crate::catalogue::DType;
+use crate::catalogue::ReduceOp;
 use crate::error::{Error, Result};
 
 /// A call of a world of several nodes: all that must be the same on all of them.

@@ -34,10 +34,10 @@ pub use mpi::MpiNodes;
 pub use nccl::NcclNodes;
 
 use self::text::renumbered;
+use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
 use crate::device::Device;
-use crate::catalogue::DType;
 use crate::error::{Error, Result};
 
 /// An allreduce between nodes, among the ranks that have the same place in each.

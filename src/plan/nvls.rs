@@ -2,8 +2,8 @@
 
 use super::choice::Choice;
 use super::{Algorithm, Order};
-use crate::catalogue::ReduceOp;
 use crate::catalogue::DType;
+use crate::catalogue::ReduceOp;
 
 /// What a world whose windows are shared by multicast does by its switch.
 #[derive(Debug, Clone, Copy)]

@@ -6,10 +6,10 @@ use super::limits::Limits;
 use super::nvls::Nvls;
 use super::table::{Steps, Table};
 use super::team::Team;
-use super::{grid, Algorithm, DeviceKind, Plan};
+use super::{grid, Algorithm, DeviceKind, Order, Plan};
 use crate::abi::{FA_MAX_BLOCKS, FA_QUANTIZED_GROUP};
-use crate::catalogue::ReduceOp;
 use crate::catalogue::DType;
+use crate::catalogue::ReduceOp;
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
 
@@ -30,11 +30,12 @@ impl Planner {
     pub fn new(
         table: &Table,
         link: LinkClass,
+        order: Order,
         forced: Option<Algorithm>,
         most_blocks: usize,
         limits: Limits,
     ) -> Self {
-        let steps = |calls| Steps::new(table, calls, limits.world_size, link);
+        let steps = |calls| Steps::new(table, calls, limits.world_size, link, order);
         let forced = forced.filter(|algorithm| !algorithm.is_nvls());
         Self { steps: PlannedCall::ALL.map(steps), forced, nvls: Nvls::Never, most_blocks, limits }
     }

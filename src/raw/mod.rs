@@ -10,8 +10,8 @@ mod stream;
 pub use stream::StreamCommunicator;
 
 use crate::call::Collective;
-use crate::catalogue::ReduceOp;
 use crate::catalogue::DType;
+use crate::catalogue::ReduceOp;
 use crate::error::Result;
 
 /// A rank's communicator whose device, type and operation are known at run time only: addresses are numbers, calls are put on the

@@ -22,7 +22,8 @@ constexpr const char *kAlgorithms[] = {FA_REDUCING(NAME, ) FA_MOVING(NAME, ) FA_
 static_assert(std::size(kAlgorithms) == FA_TWO_SHOT_NVLS + 1, "one for each");
 
 bool is_typed(uint32_t algorithm) {
-  return algorithm < FA_ALL_GATHER || is_norming(algorithm) || is_nvls(algorithm);
+#define IS_REDUCING(code, ...) algorithm == code ||
+  return FA_REDUCING(IS_REDUCING, ) is_norming(algorithm) || is_nvls(algorithm);
 }
 #define TYPE(code, number, name, element, bytes, family, kernels, ...) {#kernels, bytes},
 const Type kTypes[] = {FA_TYPES(TYPE, )};

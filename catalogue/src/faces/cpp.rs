@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::GENERATED;
 use crate::kernels::{Family, Kernel, KERNELS};
-use crate::ops::OPS;
+use crate::ops::{Takes, OPS};
 use crate::types::{Class, HOT_WORLDS, KERNEL_TYPES, TYPES};
 
 const INTRODUCTION: &str = "\
@@ -15,7 +15,8 @@ const INTRODUCTION: &str = "\
 //   FA_TYPES        code, number, name, element, bytes, class (floats or integers), kernel type
 //   FA_SIGNED       codes of signed integers
 //   FA_KERNEL_TYPES what kernels of GPUs are compiled for: name, element
-//   FA_OPS          code, number, name
+//   FA_OPS          code, number, name, classes of types (all, integers or floats)
+//   FA_COMBINING    operations that combine values: code, classes of types, a case for each that combines so
 //   FA_REDUCING     kernels that reduce: code, number, name
 //   FA_HOT          those of them that have a hot set: code, number, name
 //   FA_MOVING       kernels that move bytes: code, number, name
@@ -43,7 +44,18 @@ pub fn header() -> String {
     list(&mut text, "SIGNED", signed.map(|one| format!("FA_{}", upper(one.name))));
     list(&mut text, "KERNEL_TYPES", KERNEL_TYPES.iter().map(|one| format!("{}, {}", one.name, one.element)));
     let ops = OPS.iter().enumerate();
-    list(&mut text, "OPS", ops.map(|(code, op)| format!("FA_{}, {code}, {}", upper(op.name), op.name)));
+    list(
+        &mut text,
+        "OPS",
+        ops.map(|(code, op)| format!("FA_{}, {code}, {}, {}", upper(op.name), op.name, class(op.takes))),
+    );
+    let combining = OPS.iter().filter(|op| op.combines_as.is_none());
+    let combining = combining.map(|op| {
+        let of = OPS.iter().filter(|other| other.name == op.name || other.combines_as == Some(op.name));
+        let cases: String = of.map(|op| format!(" case FA_{}:", upper(op.name))).collect();
+        format!("FA_{}, {},{cases}", upper(op.name), class(op.takes))
+    });
+    list(&mut text, "COMBINING", combining);
     kernels(&mut text, "REDUCING", |kernel| kernel.family == Family::Reducing);
     kernels(&mut text, "HOT", Kernel::is_hot);
     kernels(&mut text, "MOVING", |kernel| kernel.family == Family::Moving);
@@ -55,6 +67,14 @@ pub fn header() -> String {
     list(&mut text, "HOT_WORLDS", HOT_WORLDS.iter().map(u32::to_string));
     text += "// clang-format on\n\n#endif\n";
     text
+}
+
+fn class(takes: Takes) -> &'static str {
+    match takes {
+        Takes::All => "all",
+        Takes::Integers => "integers",
+        Takes::Floats => "floats",
+    }
 }
 
 fn kernels(text: &mut String, name: &str, of: impl Fn(&Kernel) -> bool) {

@@ -8,7 +8,7 @@ use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
 /// The library's file.
 pub fn library() -> String {
     let mut text = format!(
-        "//! {GENERATED}\n\nuse super::{{KernelFamily, KernelFacts, TypeFacts}};\nuse crate::abi;\nuse crate::scale::Scale;\n\n"
+        "//! {GENERATED}\n\nuse super::TypeFacts;\n#[cfg(feature = \"cuda\")]\nuse super::{{KernelFacts, KernelFamily}};\nuse crate::abi;\nuse crate::scale::Scale;\n\n"
     );
     types(&mut text);
     ops(&mut text);

@@ -16,9 +16,9 @@ use cudarc::driver::CudaStream;
 pub use self::register::{Registered, RegisteredMemory};
 use super::Communicator;
 use crate::call::{transfers_id, CallKind, Collective, Message, Transfer};
+use crate::catalogue::DType;
 use crate::device::cuda::driver::{bind, synchronize};
 use crate::device::cuda::Cuda;
-use crate::catalogue::DType;
 use crate::error::{Error, Result};
 
 impl Communicator<Cuda> {

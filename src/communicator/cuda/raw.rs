@@ -3,11 +3,11 @@
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
 use crate::call::{check_transfers, CallKind, Collective, Direction, Message, Transfer};
+use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::driver;
 use crate::device::cuda::Cuda;
-use crate::catalogue::DType;
 use crate::error::{Error, Result};
 
 impl Communicator<Cuda> {

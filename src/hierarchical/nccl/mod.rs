@@ -12,10 +12,10 @@ use cudarc::driver::CudaContext;
 use self::library::{Comm, Nccl};
 use self::watch::Watched;
 use super::{check_operation, InterNode};
+use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::device::cuda::driver::driver;
 use crate::device::cuda::Cuda;
-use crate::catalogue::DType;
 use crate::error::{Error, Result};
 
 /// The ranks of one place on all nodes, which reduce by `ncclAllReduce`.
