@@ -24,7 +24,6 @@ struct TypeFacts {
     dlpack: u8,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "names of GPU kernels"))]
     kernels: &'static str,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "names of GPU kernels"))]
     is_hot: bool,
     nccl: Option<i32>,
 }
@@ -92,7 +91,6 @@ impl DType {
     }
 
     /// Whether it is a type of the hot set.
-    #[cfg(feature = "cuda")]
     pub(crate) const fn is_hot(self) -> bool {
         self.facts().is_hot
     }

@@ -41,6 +41,7 @@ mod team;
 #[cfg(test)]
 mod tests;
 mod text;
+pub(crate) mod thresholds;
 mod tuning;
 
 pub use crate::catalogue::Algorithm;
