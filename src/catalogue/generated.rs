@@ -3,7 +3,6 @@
 use super::TypeFacts;
 #[cfg(feature = "cuda")]
 use super::{KernelFacts, KernelFamily};
-use crate::abi;
 use crate::scale::Scale;
 
 /// The type of the elements of a message.
@@ -12,29 +11,29 @@ use crate::scale::Scale;
 #[non_exhaustive]
 pub enum DType {
     /// IEEE binary16; accumulated in f32.
-    F16 = abi::FA_F16,
+    F16 = 0,
     /// bfloat16; accumulated in f32.
-    Bf16 = abi::FA_BF16,
+    Bf16 = 1,
     /// IEEE binary32.
-    F32 = abi::FA_F32,
+    F32 = 2,
     /// IEEE binary64.
-    F64 = abi::FA_F64,
+    F64 = 3,
     /// Signed 8-bit integer.
-    I8 = abi::FA_I8,
+    I8 = 4,
     /// Unsigned 8-bit integer.
-    U8 = abi::FA_U8,
+    U8 = 5,
     /// Signed 32-bit integer.
-    I32 = abi::FA_I32,
+    I32 = 6,
     /// Unsigned 32-bit integer.
-    U32 = abi::FA_U32,
+    U32 = 7,
     /// Signed 64-bit integer.
-    I64 = abi::FA_I64,
+    I64 = 8,
     /// Unsigned 64-bit integer.
-    U64 = abi::FA_U64,
+    U64 = 9,
     /// 8-bit float with 4 bits of exponent and 3 of mantissa, without infinities (OCP OFP8 e4m3; `float8_e4m3fn`); accumulated in f32. What rounds beyond 448 is NaN.
-    F8E4M3 = abi::FA_F8E4M3,
+    F8E4M3 = 10,
     /// 8-bit float with 5 bits of exponent and 2 of mantissa (OCP OFP8 e5m2; `float8_e5m2`); accumulated in f32. What rounds beyond 57344 is infinite.
-    F8E5M2 = abi::FA_F8E5M2,
+    F8E5M2 = 11,
 }
 
 impl DType {
@@ -143,15 +142,15 @@ impl ReduceOp {
     #[inline]
     pub(crate) const fn code(self) -> u32 {
         match self {
-            Self::Sum => abi::FA_SUM,
-            Self::Prod => abi::FA_PROD,
-            Self::Min => abi::FA_MIN,
-            Self::Max => abi::FA_MAX,
-            Self::Avg => abi::FA_AVG,
-            Self::BitAnd => abi::FA_BAND,
-            Self::BitOr => abi::FA_BOR,
-            Self::BitXor => abi::FA_BXOR,
-            Self::PreMulSum(_) => abi::FA_PREMUL_SUM,
+            Self::Sum => 0,
+            Self::Prod => 1,
+            Self::Min => 2,
+            Self::Max => 3,
+            Self::Avg => 4,
+            Self::BitAnd => 5,
+            Self::BitOr => 6,
+            Self::BitXor => 7,
+            Self::PreMulSum(_) => 8,
         }
     }
 
@@ -196,25 +195,25 @@ pub(super) const OPS_OF_INTEGERS: &str = "one of sum, prod, min, max, avg, band,
 #[non_exhaustive]
 pub enum Algorithm {
     /// Every rank reads all inputs and reduces everything. One barrier for staged inputs, two for registered ones.
-    OneShotPull = abi::FA_ONE_SHOT_PULL,
+    OneShotPull = 0,
     /// Rank r reduces slice r, then everybody gathers all slices. Two barriers.
-    TwoShotPull = abi::FA_TWO_SHOT_PULL,
+    TwoShotPull = 1,
     /// Every rank sends its input as packets into every peer's mailbox. No barrier.
-    OneShotPush = abi::FA_ONE_SHOT_PUSH,
+    OneShotPush = 2,
     /// Slices to their owners as packets, reduced slices to everybody as packets. No barrier.
-    TwoShotPush = abi::FA_TWO_SHOT_PUSH,
+    TwoShotPush = 3,
     /// A reduce-scatter and an all-gather in which each rank sends packets to the next one only: 2 (n - 1) steps, for links that are not a full mesh.
     ///
     /// Partial sums travel as elements of the type and are rounded in each step, so that results do not have the bits of the direct algorithms; all ranks have the same ones, in every run.
-    Ring = abi::FA_RING,
+    Ring = 4,
     /// Recursive halving and doubling, by packets: 2 log2(n) steps. A rank beyond the largest power of two has another that takes part for it. Results have the bits of [`Algorithm::Ring`]'s kind: partial sums are rounded.
-    HalvingDoubling = abi::FA_HALVING_DOUBLING,
+    HalvingDoubling = 5,
     /// An in-switch reduction of all inputs for every rank (NVLS: `multimem.ld_reduce`). One barrier.
     ///
     /// Sums of f16, bf16 and f32 on GPUs of NVSwitch systems from Hopper on, one rank on each; other calls are done as without it. The switch chooses the order of additions: nothing says that all ranks have the same bits, or that another run has.
-    OneShotNvls = abi::FA_ONE_SHOT_NVLS,
+    OneShotNvls = 18,
     /// An in-switch reduction of slice r for rank r, which stores it to all ranks (`multimem.st`). Two barriers. It takes the calls of [`Algorithm::OneShotNvls`]. All ranks have the same bits, in the switch's order of additions.
-    TwoShotNvls = abi::FA_TWO_SHOT_NVLS,
+    TwoShotNvls = 19,
 }
 
 impl Algorithm {
@@ -272,10 +271,10 @@ impl Algorithm {
     /// The code of the kernel that sums by it and then applies the norm: a direct algorithm has one.
     pub(crate) const fn norm_kernel(self) -> Option<u32> {
         match self {
-            Self::OneShotPull => Some(abi::FA_ONE_SHOT_PULL_NORM),
-            Self::TwoShotPull => Some(abi::FA_TWO_SHOT_PULL_NORM),
-            Self::OneShotPush => Some(abi::FA_ONE_SHOT_PUSH_NORM),
-            Self::TwoShotPush => Some(abi::FA_TWO_SHOT_PUSH_NORM),
+            Self::OneShotPull => Some(14),
+            Self::TwoShotPull => Some(15),
+            Self::OneShotPush => Some(16),
+            Self::TwoShotPush => Some(17),
             Self::Ring => None,
             Self::HalvingDoubling => None,
             Self::OneShotNvls => None,

@@ -8,7 +8,7 @@ use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
 /// The library's file.
 pub fn library() -> String {
     let mut text = format!(
-        "//! {GENERATED}\n\nuse super::TypeFacts;\n#[cfg(feature = \"cuda\")]\nuse super::{{KernelFacts, KernelFamily}};\nuse crate::abi;\nuse crate::scale::Scale;\n\n"
+        "//! {GENERATED}\n\nuse super::TypeFacts;\n#[cfg(feature = \"cuda\")]\nuse super::{{KernelFacts, KernelFamily}};\nuse crate::scale::Scale;\n\n"
     );
     types(&mut text);
     ops(&mut text);
@@ -20,8 +20,8 @@ pub fn library() -> String {
 fn types(text: &mut String) {
     *text += "/// The type of the elements of a message.\n#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]\n#[repr(u32)]\n\
               #[non_exhaustive]\npub enum DType {\n";
-    for one in &TYPES {
-        *text += &format!("    /// {}\n    {} = abi::FA_{},\n", one.doc, one.variant, upper(one.name));
+    for (code, one) in TYPES.iter().enumerate() {
+        *text += &format!("    /// {}\n    {} = {code},\n", one.doc, one.variant);
     }
     *text += "}\n\nimpl DType {\n    /// All types, in the order of their codes.\n";
     *text += &format!("    pub const ALL: [Self; {}] = [\n", TYPES.len());
@@ -90,7 +90,7 @@ fn ops(text: &mut String) {
     by_op(
         text,
         "    /// The kernels' code. Ranks compare it; a scale is each rank's own.\n    #[inline]\n    pub(crate) const fn code(self) -> u32 {\n",
-        &|op| format!("abi::FA_{}", upper(op.name)),
+        &|op| position(&OPS, |other| other.name == op.name),
     );
     by_op(
         text,
@@ -132,12 +132,7 @@ fn algorithms(text: &mut String) {
               #[repr(u32)]\n#[non_exhaustive]\npub enum Algorithm {\n";
     for (kernel, algorithm) in &all {
         let doc: Vec<_> = algorithm.doc.iter().map(|paragraph| format!("    /// {paragraph}\n")).collect();
-        *text += &format!(
-            "{}    {} = abi::FA_{},\n",
-            doc.join("    ///\n"),
-            algorithm.variant,
-            upper(kernel.name)
-        );
+        *text += &format!("{}    {} = {},\n", doc.join("    ///\n"), algorithm.variant, code_of(kernel.name));
     }
     *text += "}\n\nimpl Algorithm {\n";
     let list = |text: &mut String, doc: &str, name: &str, of: &dyn Fn(&Kernel, Algorithm) -> bool| {
@@ -174,7 +169,7 @@ fn algorithms(text: &mut String) {
     *text += "        }\n    }\n\n    /// The code of the kernel that sums by it and then applies the norm: a direct algorithm has one.\n    pub(crate) const fn norm_kernel(self) -> Option<u32> {\n        match self {\n";
     for (kernel, algorithm) in &all {
         let norm = KERNELS.iter().find(|norm| norm.family == Family::Norming(kernel.name));
-        let code = norm.map_or("None".to_owned(), |norm| format!("Some(abi::FA_{})", upper(norm.name)));
+        let code = norm.map_or("None".to_owned(), |norm| format!("Some({})", code_of(norm.name)));
         *text += &format!("            Self::{} => {code},\n", algorithm.variant);
     }
     *text += "        }\n    }\n}\n\n";
@@ -201,6 +196,16 @@ fn kernels(text: &mut String) {
     }
     *text += "];\n\n/// Numbers of ranks that the hot set has kernels for.\n#[cfg(feature = \"cuda\")]\n";
     *text += &format!("pub(crate) const HOT_WORLDS: [usize; {}] = {HOT_WORLDS:?};\n", HOT_WORLDS.len());
+}
+
+/// A kernel's code.
+fn code_of(kernel: &str) -> String {
+    position(&KERNELS, |other| other.name == kernel)
+}
+
+/// A row's position in its table, which is its code.
+fn position<T>(table: &[T], is_row: impl Fn(&T) -> bool) -> String {
+    table.iter().position(is_row).map_or_else(String::new, |code| code.to_string())
 }
 
 fn upper(name: &str) -> String {
