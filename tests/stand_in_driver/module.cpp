@@ -25,6 +25,8 @@ bool is_typed(uint32_t algorithm) {
 #define IS_REDUCING(code, ...) algorithm == code ||
   return FA_REDUCING(IS_REDUCING, ) is_norming(algorithm) || is_nvls(algorithm);
 }
+#define IS_OP(code, ...) op == code ||
+bool is_op(uint32_t op) { return FA_OPS(IS_OP, ) false; }
 #define TYPE(code, number, name, element, bytes, family, kernels, ...) {#kernels, bytes},
 const Type kTypes[] = {FA_TYPES(TYPE, )};
 
@@ -101,7 +103,7 @@ bool is_nvls(uint32_t algorithm) {
 }
 
 bool runs(const Kernel &kernel, const FaLaunch &launch) {
-  if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || launch.op > FA_PREMUL_SUM)
+  if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || !is_op(launch.op))
     return false;
   if (is_typed(kernel.algorithm) && kTypes[launch.dtype].kernels != kTypes[kernel.dtype].kernels)
     return false;
