@@ -8,68 +8,9 @@ use fnv::FnvHasher;
 use super::epilogue::Epilogue;
 use super::quantized::QuantizedTransport;
 use crate::abi::FaCall;
-use crate::catalogue::DType;
-use crate::catalogue::ReduceOp;
+pub use crate::catalogue::CallKind;
+use crate::catalogue::{DType, ReduceOp};
 use crate::plan::Algorithm;
-
-macro_rules! call_kinds {
-    ($($kind:ident $code:literal $name:literal)*) => {
-        /// Which call it is, without its arguments. The codes are those that ranks compare.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[non_exhaustive]
-        #[repr(u8)]
-        pub enum CallKind {
-            $(
-                #[doc = concat!("`", $name, "`")]
-                $kind = $code,
-            )*
-        }
-
-        impl CallKind {
-            /// All of them.
-            pub const ALL: &'static [Self] = &[$(Self::$kind),*];
-
-            /// The name of its method: `"all_gather"`, ...
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$kind => $name,)*
-                }
-            }
-
-            /// The name as C strings are.
-            #[cfg(feature = "nvtx")]
-            pub(crate) const fn c_name(self) -> &'static std::ffi::CStr {
-                match self {
-                    $(Self::$kind => match std::ffi::CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => panic!("a name with a zero byte"),
-                    },)*
-                }
-            }
-        }
-    };
-}
-call_kinds! {
-    AllReduce 1 "all_reduce"
-    AllGather 2 "all_gather"
-    AllGatherV 3 "all_gather_v"
-    ReduceScatter 4 "reduce_scatter"
-    ReduceScatterV 5 "reduce_scatter_v"
-    Broadcast 6 "broadcast"
-    Reduce 7 "reduce"
-    Gather 8 "gather"
-    Scatter 9 "scatter"
-    AllToAll 10 "all_to_all"
-    AllToAllV 11 "all_to_all_v"
-    Barrier 12 "barrier"
-    Send 13 "send"
-    Recv 14 "recv"
-    SendRecv 15 "send_recv"
-    Group 16 "group"
-    AllReduceAdd 17 "all_reduce_add"
-    AllReduceRmsNorm 18 "all_reduce_rms_norm"
-    AllReduceQuantized 19 "all_reduce_quantized"
-}
 
 /// Everything about a call that must be equal on all ranks. Where buffers are, and whether they are registered or the same, is each
 /// rank's own affair.

@@ -1,6 +1,6 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue`: do not edit.
 
-use super::TypeFacts;
+use super::{BusFactor, CallFacts, Extent, InPlace, Partition, TypeFacts};
 #[cfg(feature = "cuda")]
 use super::{KernelFacts, KernelFamily};
 use crate::scale::Scale;
@@ -284,6 +284,123 @@ impl Algorithm {
 }
 
 pub(super) const ALGORITHMS: &str = "one of one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, ring, halving-doubling, one-shot-nvls, two-shot-nvls";
+
+/// A collective or a call of messages, without its arguments. The codes are those that ranks compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum CallKind {
+    /// `all_reduce`
+    AllReduce = 1,
+    /// `all_gather`
+    AllGather = 2,
+    /// `all_gather_v`
+    AllGatherV = 3,
+    /// `reduce_scatter`
+    ReduceScatter = 4,
+    /// `reduce_scatter_v`
+    ReduceScatterV = 5,
+    /// `broadcast`
+    Broadcast = 6,
+    /// `reduce`
+    Reduce = 7,
+    /// `gather`
+    Gather = 8,
+    /// `scatter`
+    Scatter = 9,
+    /// `all_to_all`
+    AllToAll = 10,
+    /// `all_to_all_v`
+    AllToAllV = 11,
+    /// `barrier`
+    Barrier = 12,
+    /// `send`
+    Send = 13,
+    /// `recv`
+    Recv = 14,
+    /// `send_recv`
+    SendRecv = 15,
+    /// `group`
+    Group = 16,
+    /// `all_reduce_add`
+    AllReduceAdd = 17,
+    /// `all_reduce_rms_norm`
+    AllReduceRmsNorm = 18,
+    /// `all_reduce_quantized`
+    AllReduceQuantized = 19,
+}
+
+impl CallKind {
+    /// All of them.
+    pub const ALL: &'static [Self] = &[Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter, Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll, Self::AllToAllV, Self::Barrier, Self::Send, Self::Recv, Self::SendRecv, Self::Group, Self::AllReduceAdd, Self::AllReduceRmsNorm, Self::AllReduceQuantized];
+
+    /// Calls that nccl-tests measures.
+    pub const MEASURED: [Self; 12] = [Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter, Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll, Self::AllToAllV, Self::SendRecv];
+
+    /// Its row.
+    #[inline]
+    pub(crate) const fn facts(self) -> &'static CallFacts {
+        &CALLS[self as usize - 1]
+    }
+}
+
+static CALLS: [CallFacts; 19] = [
+    CallFacts { name: "all_reduce", c_name: c"all_reduce", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::AllReduce, bus: BusFactor::TwiceOthers },
+    CallFacts { name: "all_gather", c_name: c"all_gather", reads: Extent::Share, writes: Extent::AllShares, in_place: InPlace::OwnShareOfOutput, partition: Partition::Shares, kernel: Some(8), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::AllGather, bus: BusFactor::Others },
+    CallFacts { name: "all_gather_v", c_name: c"all_gather_v", reads: Extent::Share, writes: Extent::AllShares, in_place: InPlace::OwnShareOfOutput, partition: Partition::Shares, kernel: Some(8), reduces: false, has_root: false, has_counts: true, planned_as: PlannedCall::AllGather, bus: BusFactor::Others },
+    CallFacts { name: "reduce_scatter", c_name: c"reduce_scatter", reads: Extent::AllShares, writes: Extent::Share, in_place: InPlace::OwnShareOfInput, partition: Partition::Shares, kernel: Some(6), reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::ReduceScatter, bus: BusFactor::Others },
+    CallFacts { name: "reduce_scatter_v", c_name: c"reduce_scatter_v", reads: Extent::AllShares, writes: Extent::Share, in_place: InPlace::OwnShareOfInput, partition: Partition::Shares, kernel: Some(6), reduces: true, has_root: false, has_counts: true, planned_as: PlannedCall::ReduceScatter, bus: BusFactor::Others },
+    CallFacts { name: "broadcast", c_name: c"broadcast", reads: Extent::ShareOfRoot, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: false, has_root: true, has_counts: false, planned_as: PlannedCall::Broadcast, bus: BusFactor::One },
+    CallFacts { name: "reduce", c_name: c"reduce", reads: Extent::Share, writes: Extent::ShareOfRoot, in_place: InPlace::Same, partition: Partition::Whole, kernel: Some(7), reduces: true, has_root: true, has_counts: false, planned_as: PlannedCall::Reduce, bus: BusFactor::One },
+    CallFacts { name: "gather", c_name: c"gather", reads: Extent::Share, writes: Extent::AllSharesOfRoot, in_place: InPlace::OwnShareOfOutput, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: true, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
+    CallFacts { name: "scatter", c_name: c"scatter", reads: Extent::AllSharesOfRoot, writes: Extent::Share, in_place: InPlace::OwnShareOfInput, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: true, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
+    CallFacts { name: "all_to_all", c_name: c"all_to_all", reads: Extent::AllShares, writes: Extent::AllShares, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
+    CallFacts { name: "all_to_all_v", c_name: c"all_to_all_v", reads: Extent::AllShares, writes: Extent::AllShares, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: true, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
+    CallFacts { name: "barrier", c_name: c"barrier", reads: Extent::Nothing, writes: Extent::Nothing, in_place: InPlace::Never, partition: Partition::Empty, kernel: Some(11), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
+    CallFacts { name: "send", c_name: c"send", reads: Extent::Share, writes: Extent::Nothing, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::One },
+    CallFacts { name: "recv", c_name: c"recv", reads: Extent::Nothing, writes: Extent::Share, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::One },
+    CallFacts { name: "send_recv", c_name: c"send_recv", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::One },
+    CallFacts { name: "group", c_name: c"group", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::One },
+    CallFacts { name: "all_reduce_add", c_name: c"all_reduce_add", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::AllReduce, bus: BusFactor::TwiceOthers },
+    CallFacts { name: "all_reduce_rms_norm", c_name: c"all_reduce_rms_norm", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::AllReduce, bus: BusFactor::TwiceOthers },
+    CallFacts { name: "all_reduce_quantized", c_name: c"all_reduce_quantized", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::AllReduce, bus: BusFactor::TwiceOthers },
+];
+
+/// The calls that a row of a plan's [`Table`](crate::plan::Table) is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(usize)]
+#[non_exhaustive]
+pub enum PlannedCall {
+    /// `all_reduce`, `all_reduce_add`, `all_reduce_rms_norm`, `all_reduce_quantized`
+    AllReduce,
+    /// `all_gather`, `all_gather_v`
+    AllGather,
+    /// `reduce_scatter`, `reduce_scatter_v`
+    ReduceScatter,
+    /// `broadcast`
+    Broadcast,
+    /// `reduce`
+    Reduce,
+    /// `gather`, `scatter`, `all_to_all`, `all_to_all_v`, `barrier`, `send`, `recv`, `send_recv`, `group`
+    Messages,
+}
+
+impl PlannedCall {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::AllReduce, Self::AllGather, Self::ReduceScatter, Self::Broadcast, Self::Reduce, Self::Messages];
+
+    /// Its name in files: `"all_reduce"`, ..., `"messages"`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Messages => "messages",
+        }
+    }
+}
 
 /// The kernels, by code.
 #[cfg(feature = "cuda")]

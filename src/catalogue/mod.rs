@@ -3,10 +3,11 @@
 #[rustfmt::skip]
 mod generated;
 
+use std::ffi::CStr;
 use std::fmt;
 use std::str::FromStr;
 
-pub use generated::{Algorithm, DType, ReduceOp};
+pub use generated::{Algorithm, CallKind, DType, PlannedCall, ReduceOp};
 #[cfg(feature = "cuda")]
 pub(crate) use generated::{HOT_WORLDS, KERNELS};
 
@@ -26,6 +27,73 @@ struct TypeFacts {
     kernels: &'static str,
     is_hot: bool,
     nccl: Option<i32>,
+}
+
+/// A call's row: the meanings of its columns are in `catalogue/src/collectives.rs`.
+pub(crate) struct CallFacts {
+    name: &'static str,
+    #[cfg_attr(not(feature = "nvtx"), expect(dead_code, reason = "names of ranges"))]
+    c_name: &'static CStr,
+    pub reads: Extent,
+    pub writes: Extent,
+    pub in_place: InPlace,
+    pub partition: Partition,
+    /// Its kernel's code, where it is the same in every call.
+    pub kernel: Option<u32>,
+    reduces: bool,
+    has_root: bool,
+    has_counts: bool,
+    pub planned_as: PlannedCall,
+    bus: BusFactor,
+}
+
+/// How many elements a rank reads or writes in a call of `count`, which is one rank's share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// None.
+    Nothing,
+    /// `count`; with counts by rank, the rank's own.
+    Share,
+    /// `count` for each rank; with counts by rank, their sum.
+    AllShares,
+    /// `count` at the root, none elsewhere.
+    ShareOfRoot,
+    /// `count` for each rank at the root, none elsewhere.
+    AllSharesOfRoot,
+}
+
+/// Which overlap of input and output is a call in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InPlace {
+    /// The buffers are one.
+    Same,
+    /// The input is the rank's own share of the output.
+    OwnShareOfOutput,
+    /// The output is the rank's own share of the input.
+    OwnShareOfInput,
+    /// No overlap.
+    Never,
+}
+
+/// How the elements of a call are divided among its launches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Partition {
+    /// Every rank has the whole message: pieces of it, one after the other.
+    Whole,
+    /// Every rank has shares of it: pieces of each share.
+    Shares,
+    /// Nothing is moved: the ranks meet.
+    Empty,
+    /// Messages between pairs of ranks.
+    Transfers,
+}
+
+/// Bus bandwidth over algorithm bandwidth.
+#[derive(Clone, Copy)]
+enum BusFactor {
+    TwiceOthers,
+    Others,
+    One,
 }
 
 /// A kernel's row.
@@ -170,6 +238,56 @@ impl FromStr for ReduceOp {
             _ => None,
         };
         found.ok_or_else(|| invalid("reduction operation", text, generated::OPS))
+    }
+}
+
+impl CallKind {
+    /// The name of its method: `"all_gather"`, ...
+    pub const fn name(self) -> &'static str {
+        self.facts().name
+    }
+
+    /// The name as C strings are.
+    #[cfg(feature = "nvtx")]
+    pub(crate) const fn c_name(self) -> &'static CStr {
+        self.facts().c_name
+    }
+
+    /// Whether elements are combined.
+    pub const fn reduces(self) -> bool {
+        self.facts().reduces
+    }
+
+    /// Whether one rank has another part than the others.
+    pub const fn has_root(self) -> bool {
+        self.facts().has_root
+    }
+
+    /// Whether shares have counts by rank.
+    pub const fn has_counts(self) -> bool {
+        self.facts().has_counts
+    }
+
+    /// Whether every rank reads and writes elements of one message, not of a share for each rank.
+    pub const fn is_whole(self) -> bool {
+        matches!(self.facts().partition, Partition::Whole) || matches!(self, Self::SendRecv)
+    }
+
+    /// Bus bandwidth over algorithm bandwidth between `world_size` ranks: what one rank's link carries of the size, as
+    /// `doc/PERFORMANCE.md` of nccl-tests has it, and its `gather.cu`, `scatter.cu` and `sendrecv.cu`.
+    pub fn bus_factor(self, world_size: usize) -> f64 {
+        let n = world_size as f64;
+        match self.facts().bus {
+            BusFactor::TwiceOthers => 2.0 * (n - 1.0) / n,
+            BusFactor::Others => (n - 1.0) / n,
+            BusFactor::One => 1.0,
+        }
+    }
+}
+
+impl fmt::Display for PlannedCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }
 

@@ -1,10 +1,10 @@
 //! The tables that are used unless others are given.
 
-use super::calls::PlannedCall;
 use super::choice::Choice;
 use super::links::Links;
 use super::table::{Row, MAX};
 use super::Algorithm::{self, HalvingDoubling, OneShotPull, OneShotPush, Ring, TwoShotPull, TwoShotPush};
+use crate::catalogue::PlannedCall;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;

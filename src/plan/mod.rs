@@ -22,7 +22,6 @@
 //! ```
 
 mod built_in;
-mod calls;
 mod choice;
 mod cpu;
 mod gpu;
@@ -44,9 +43,8 @@ mod text;
 pub(crate) mod thresholds;
 mod tuning;
 
-pub use crate::catalogue::Algorithm;
+pub use crate::catalogue::{Algorithm, PlannedCall};
 use crate::catalogue::{DType, ReduceOp};
-pub use calls::PlannedCall;
 pub use choice::{Choice, DeviceKind, Step};
 pub use cpu::{Costs, CpuMake};
 pub use gpu::GpuGeneration;

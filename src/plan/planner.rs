@@ -1,6 +1,5 @@
 //! What is done with a call: the table's choice, made to fit the device and the region.
 
-use super::calls::PlannedCall;
 use super::choice::Choice;
 use super::limits::Limits;
 use super::nvls::Nvls;
@@ -12,6 +11,7 @@ use super::thresholds::{
 use super::{grid, Algorithm, DeviceKind, Order, Plan};
 use crate::abi::{FA_MAX_BLOCKS, FA_QUANTIZED_GROUP};
 use crate::catalogue::DType;
+use crate::catalogue::PlannedCall;
 use crate::catalogue::ReduceOp;
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;

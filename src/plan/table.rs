@@ -3,13 +3,13 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use super::calls::PlannedCall;
 use super::choice::{size, Choice, DeviceKind, Step};
 use super::cpu::CpuMake;
 use super::gpu::GpuGeneration;
 use super::links::Links;
 use super::{built_in, Algorithm, Machine, Order};
 use crate::abi::MAX_RANKS;
+use crate::catalogue::PlannedCall;
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
 

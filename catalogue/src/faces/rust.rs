@@ -1,6 +1,7 @@
 //! `src/catalogue/generated.rs`: the library's enums, and the kernels that it loads.
 
 use super::GENERATED;
+use crate::collectives::{Collective, COLLECTIVES};
 use crate::kernels::{Algorithm, Family, Kernel, KERNELS};
 use crate::ops::{Takes, OPS};
 use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
@@ -8,11 +9,12 @@ use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
 /// The library's file.
 pub fn library() -> String {
     let mut text = format!(
-        "//! {GENERATED}\n\nuse super::TypeFacts;\n#[cfg(feature = \"cuda\")]\nuse super::{{KernelFacts, KernelFamily}};\nuse crate::scale::Scale;\n\n"
+        "//! {GENERATED}\n\nuse super::{{BusFactor, CallFacts, Extent, InPlace, Partition, TypeFacts}};\n#[cfg(feature = \"cuda\")]\nuse super::{{KernelFacts, KernelFamily}};\nuse crate::scale::Scale;\n\n"
     );
     types(&mut text);
     ops(&mut text);
     algorithms(&mut text);
+    collectives(&mut text);
     kernels(&mut text);
     text
 }
@@ -177,6 +179,68 @@ fn algorithms(text: &mut String) {
     *text += &format!("pub(super) const ALGORITHMS: &str = \"one of {}\";\n\n", names.join(", "));
 }
 
+fn collectives(text: &mut String) {
+    *text += "/// A collective or a call of messages, without its arguments. The codes are those that ranks compare.\n\
+              #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]\n#[non_exhaustive]\n#[repr(u8)]\n\
+              pub enum CallKind {\n";
+    for (one, code) in COLLECTIVES.iter().zip(1..) {
+        *text += &format!("    /// `{}`\n    {} = {code},\n", one.name, one.variant);
+    }
+    let variants = |of: &dyn Fn(&Collective) -> bool| {
+        let of = COLLECTIVES.iter().filter(|one| of(one)).map(|one| format!("Self::{}", one.variant));
+        of.collect::<Vec<_>>()
+    };
+    *text += "}\n\nimpl CallKind {\n";
+    let all = variants(&|_| true);
+    *text +=
+        &format!("    /// All of them.\n    pub const ALL: &'static [Self] = &[{}];\n\n", all.join(", "));
+    let measured = variants(&|one| one.is_measured);
+    *text += "    /// Calls that nccl-tests measures.\n";
+    *text += &format!("    pub const MEASURED: [Self; {}] = [{}];\n\n", measured.len(), measured.join(", "));
+    *text += "    /// Its row.\n    #[inline]\n    pub(crate) const fn facts(self) -> &'static CallFacts {\n        &CALLS[self as usize - 1]\n    }\n}\n\n";
+    *text += &format!("static CALLS: [CallFacts; {}] = [\n", COLLECTIVES.len());
+    for one in &COLLECTIVES {
+        let Collective {
+            name, reads, writes, in_place, partition, reduces, has_root, has_counts, bus, ..
+        } = one;
+        let kernel = one.kernel.map_or("None".to_owned(), |kernel| format!("Some({})", code_of(kernel)));
+        *text += &format!(
+            "    CallFacts {{ name: \"{name}\", c_name: c\"{name}\", reads: Extent::{reads:?}, writes: Extent::{writes:?}, \
+             in_place: InPlace::{in_place:?}, partition: Partition::{partition:?}, kernel: {kernel}, reduces: {reduces}, \
+             has_root: {has_root}, has_counts: {has_counts}, planned_as: PlannedCall::{}, bus: BusFactor::{bus:?} }},\n",
+            one.planned_as
+        );
+    }
+    *text += "];\n\n";
+    let mut planned: Vec<&str> = Vec::new();
+    for one in &COLLECTIVES {
+        if !planned.contains(&one.planned_as) {
+            planned.push(one.planned_as);
+        }
+    }
+    *text += "/// The calls that a row of a plan's [`Table`](crate::plan::Table) is for.\n\
+              #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]\n#[repr(usize)]\n#[non_exhaustive]\npub enum PlannedCall {\n";
+    for variant in &planned {
+        let of: Vec<_> = COLLECTIVES
+            .iter()
+            .filter(|one| one.planned_as == *variant)
+            .map(|one| format!("`{}`", one.name))
+            .collect();
+        *text += &format!("    /// {}\n    {variant},\n", of.join(", "));
+    }
+    let all: Vec<_> = planned.iter().map(|variant| format!("Self::{variant}")).collect();
+    *text += &format!(
+        "}}\n\nimpl PlannedCall {{\n    /// All of them.\n    pub const ALL: [Self; {}] = [{}];\n\n",
+        planned.len(),
+        all.join(", ")
+    );
+    *text += "    /// Its name in files: `\"all_reduce\"`, ..., `\"messages\"`.\n    pub const fn name(self) -> &'static str {\n        match self {\n";
+    for variant in &planned {
+        *text += &format!("            Self::{variant} => \"{}\",\n", snake(variant));
+    }
+    *text += "        }\n    }\n}\n\n";
+}
+
 fn kernels(text: &mut String) {
     *text += "/// The kernels, by code.\n#[cfg(feature = \"cuda\")]\n";
     *text += &format!("pub(crate) const KERNELS: [KernelFacts; {}] = [\n", KERNELS.len());
@@ -206,6 +270,17 @@ fn code_of(kernel: &str) -> String {
 /// A row's position in its table, which is its code.
 fn position<T>(table: &[T], is_row: impl Fn(&T) -> bool) -> String {
     table.iter().position(is_row).map_or_else(String::new, |code| code.to_string())
+}
+
+fn snake(variant: &str) -> String {
+    let mut name = String::new();
+    for character in variant.chars() {
+        if character.is_ascii_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(character.to_ascii_lowercase());
+    }
+    name
 }
 
 fn upper(name: &str) -> String {

@@ -7,7 +7,6 @@ use fast_allreduce::plan::PlannedCall;
 use fast_allreduce::{Algorithm, CallKind, DType, Order, ReduceOp};
 
 use super::plans::Worlds;
-use crate::collective::MEASURED;
 
 /// Several values that one argument stands for.
 #[derive(Debug, Clone)]
@@ -68,9 +67,9 @@ pub fn order(text: &str) -> Result<Order, String> {
 
 pub fn collectives(text: &str) -> Result<Choice<CallKind>, String> {
     if text == "all" {
-        return Ok(Choice(MEASURED.into()));
+        return Ok(Choice(CallKind::MEASURED.into()));
     }
-    let mut kinds = MEASURED.to_vec();
+    let mut kinds = CallKind::MEASURED.to_vec();
     kinds.push(CallKind::AllReduceRmsNorm);
     let names: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
     let found = kinds.iter().find(|kind| kind.name() == text);
