@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 mod cuda;
 #[path = "build/fingerprint.rs"]
 mod fingerprint;
-#[path = "build/kernels.rs"]
-mod kernels;
 
 macro_rules! avx512 {
     () => {
@@ -47,7 +45,6 @@ fn main() {
     }
 
     let out_dir = PathBuf::from(variable("OUT_DIR"));
-    kernels::write(&csrc, &out_dir);
     cuda::build(&csrc, &out_dir);
 }
 

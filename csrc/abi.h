@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#include "kernels.def"
+#include "catalogue.h"
 
 #define FA_MAX_RANKS 16
 #define FA_MAX_BLOCKS 64
@@ -69,7 +69,7 @@ enum FaFailure {
   FA_REVOKED = 8,
 };
 
-// What a call is, in words that ranks can compare: see `src/call.rs`.
+// What a call is, in words that ranks can compare: see `src/call/identity.rs`.
 struct FaCall {
   uint64_t what; // less than 2^32
   uint64_t count;

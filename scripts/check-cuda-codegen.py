@@ -168,9 +168,9 @@ def parse_usage(log: str) -> Dict[str, Usage]:
 # ---- The checks: each returns its faults -----------------------------------------------------------
 
 
-def lists(kernels_def: Path) -> Dict[str, List[List[str]]]:
-    """The lists of kernels.def: their entries, with those of the lists that are part of them."""
-    text = kernels_def.read_text()
+def lists(catalogue: Path) -> Dict[str, List[List[str]]]:
+    """The lists of catalogue.h: their entries, with those of the lists that are part of them."""
+    text = catalogue.read_text()
     found: Dict[str, List[List[str]]] = {}
     for name, body in re.findall(r"#define (FA_\w+)\(X, \.\.\.\)((?:.*\\\n)+.*)", text):
         found[name] = []
@@ -180,9 +180,9 @@ def lists(kernels_def: Path) -> Dict[str, List[List[str]]]:
     return found
 
 
-def names_of(kernels_def: Path) -> Tuple[str, ...]:
+def names_of(catalogue: Path) -> Tuple[str, ...]:
     """The kernels that csrc/cuda is to have."""
-    table = lists(kernels_def)
+    table = lists(catalogue)
     types = sorted({dtype[6] for dtype in table["FA_TYPES"]})
     names = [f"{reducing[2]}_{dtype}" for reducing in table["FA_REDUCING"] for dtype in types]
     names += [
@@ -198,7 +198,7 @@ def names_of(kernels_def: Path) -> Tuple[str, ...]:
 
 def check_names(code: Emitted, settings: Settings) -> List[str]:
     there, wanted = set(code.kernels()), set(settings.names)
-    faults = [f"{name}: not in kernels.def" for name in sorted(there - wanted)]
+    faults = [f"{name}: not in catalogue.h" for name in sorted(there - wanted)]
     return faults + [f"{name}: not compiled" for name in sorted(wanted - there)]
 
 
@@ -345,7 +345,7 @@ def check_text(code: Emitted, settings: Settings) -> List[str]:
 
 
 CHECKS = [
-    ("the kernels are those of kernels.def", check_names),
+    ("the kernels are those of catalogue.h", check_names),
     ("128-bit global loads and stores in the hot set", check_wide),
     ("every flag and packet access has system scope", check_scope),
     ("kernels with flags release and acquire them", check_flags),
@@ -664,7 +664,7 @@ def main() -> int:
         parser.error("TOOLKIT and CSRC are needed")
     settings = Settings(
         re.compile(options.hot),
-        names_of(options.csrc / "kernels.def"),
+        names_of(options.csrc / "catalogue.h"),
         re.compile(options.flags),
         re.compile(options.packets),
     )

@@ -39,6 +39,7 @@
 mod abi;
 pub mod bootstrap;
 mod call;
+mod catalogue;
 mod communicator;
 #[cfg(test)]
 mod damaged;
@@ -56,11 +57,11 @@ pub mod interruption;
 mod liveness;
 #[cfg(feature = "mpi")]
 mod ofp8;
-mod op;
 pub mod plan;
 mod raw;
 mod region;
 mod registry;
+mod scale;
 mod symmetric;
 #[cfg(test)]
 mod temporary;
@@ -73,6 +74,7 @@ pub use call::{
     CallKind, Collective, Direction, Epilogue, Group, NoWeight, Nvfp4Scales, QuantizedTransport,
     RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling, Transfer, Transport,
 };
+pub use catalogue::{Algorithm, DType, ReduceOp};
 pub use communicator::{Builder, Communicator, Counters};
 #[cfg(feature = "cuda")]
 pub use communicator::{Registered, RegisteredMemory};
@@ -80,15 +82,15 @@ pub use communicator::{Registered, RegisteredMemory};
 pub use device::cuda::Cuda;
 pub use device::host::{Host, Wait};
 pub use device::Device;
-pub use dtype::{DType, Element};
+pub use dtype::Element;
 pub use error::{Error, Result};
 #[doc(hidden)]
 pub use exclusive::{this_thread, Exclusive, Held};
 pub use hierarchical::{Hierarchical, InterNode};
 pub use liveness::DirectReads;
-pub use op::{ReduceOp, Scale};
-pub use plan::{Algorithm, Order, Plan};
+pub use plan::{Order, Plan};
 pub use raw::{RawCommunicator, StreamCommunicator, StreamSync};
+pub use scale::Scale;
 pub use symmetric::{Buffer, SymmetricMemory, SymmetricView};
 
 /// What this build was made with: a line on the kernels for the host, one on those for CUDA, and one on MPI.

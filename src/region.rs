@@ -7,6 +7,7 @@ use crate::abi::{
     FA_SOURCE_ID_SHIFT, MAX_RANKS,
 };
 use crate::error::{Error, Result};
+use crate::plan::thresholds::STRIPE_LEAST_BYTES;
 use crate::plan::Packing;
 
 /// Registered buffers that a communicator can have, each a row of the table.
@@ -44,12 +45,11 @@ impl Stripes {
     /// 0 units: one stripe has all.
     #[inline]
     pub fn parts(self, bytes: u64) -> (u32, u32) {
-        // Less is not worth another block.
-        const LEAST_PART: u64 = 4 << 10;
         if self.count == 1 {
             return (0, 1);
         }
-        let part = bytes.div_ceil(self.count as u64).max(LEAST_PART).div_ceil(FA_PART_ALIGNMENT.into());
+        let part =
+            bytes.div_ceil(self.count as u64).max(STRIPE_LEAST_BYTES).div_ceil(FA_PART_ALIGNMENT.into());
         (part as u32, bytes.div_ceil(part * u64::from(FA_PART_ALIGNMENT)).max(1) as u32)
     }
 }

@@ -1,4 +1,5 @@
-//! What the documents say that can be checked: links lead somewhere, and the example for GPUs is the one that is compiled.
+//! What the documents say that can be checked: links lead somewhere, files that are named exist, and the example for GPUs is the one
+//! that is compiled.
 
 use std::collections::HashSet;
 use std::fs;
@@ -68,6 +69,70 @@ fn links_lead_somewhere() {
         }
     }
     assert!(seen > 20, "only {seen} links were found");
+}
+
+/// Files of other projects that are named in this one.
+const OF_OTHERS: [&str; 2] = ["csrc/cpu/comm/shm.cpp", "csrc/custom_all_reduce.cuh"];
+
+/// The project's text files, relative to its root.
+fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(root().join(folder)).unwrap() {
+        let name = entry.unwrap().file_name();
+        let path = folder.join(&name);
+        let is_ours = !name.to_string_lossy().starts_with('.') && name != "target";
+        if is_ours && root().join(&path).is_dir() {
+            texts(&path, found);
+        } else if is_ours && ends_as_text(&name.to_string_lossy()) {
+            found.push(path);
+        }
+    }
+}
+
+fn ends_as_text(name: &str) -> bool {
+    let endings = [".rs", ".cuh", ".cu", ".cpp", ".hpp", ".h", ".sh", ".py", ".pyi", ".md", ".def"];
+    endings.iter().any(|ending| name.ends_with(ending))
+}
+
+/// Paths in a text: words with a slash that end as a file of text does.
+fn paths(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "/._-$~{}<>*:\\".contains(c)));
+    let words = words.map(|word| word.trim_end_matches(['.', ':']));
+    words.filter(|word| {
+        word.contains('/') && ends_as_text(word) && word.starts_with(|c: char| c.is_ascii_alphabetic())
+    })
+}
+
+/// Whether the path leads to a file from the folder of the file that names it, or from one above.
+fn exists(path: &str, named_in: &Path) -> bool {
+    named_in.ancestors().skip(1).any(|folder| root().join(folder).join(path).exists())
+}
+
+#[test]
+fn files_that_are_named_exist() {
+    // What begins with a folder of the root is meant as one of the project's files.
+    let folders: HashSet<String> = fs::read_dir(root())
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    let mut files = Vec::new();
+    texts(Path::new(""), &mut files);
+    let (mut seen, mut missing) = (0, Vec::new());
+    // Scripts go elsewhere before they name files.
+    for file in files.iter().filter(|file| file.extension().is_none_or(|extension| extension != "sh")) {
+        for path in paths(&fs::read_to_string(root().join(file)).unwrap()) {
+            let is_ours = path.split('/').next().is_some_and(|first| folders.contains(first));
+            if is_ours && !OF_OTHERS.contains(&path) {
+                seen += 1;
+                if !exists(path, file) {
+                    missing.push(format!("{}: {path}", file.display()));
+                }
+            }
+        }
+    }
+    assert!(seen > 100, "only {seen} paths were found");
+    assert!(missing.is_empty(), "files that are not there are named: {missing:#?}");
 }
 
 #[test]

@@ -238,9 +238,9 @@ enum fast_allreduce_algorithm
   FAST_ALLREDUCE_ALGORITHM_RING = 5,
   // Recursive halving and doubling. Not the bits of the others.
   FAST_ALLREDUCE_ALGORITHM_HALVING_DOUBLING = 6,
-  // The switch between GPUs adds up, all of it for every rank. Not the bits of the others; ranks' may differ.
+  // An in-switch reduction (NVLS) of everything for every rank. Not the bits of the others; ranks' may differ.
   FAST_ALLREDUCE_ALGORITHM_ONE_SHOT_NVLS = 7,
-  // The switch between GPUs adds up a slice for each rank, and sends it to all. Not the bits of the others.
+  // An in-switch reduction (NVLS) of a slice for each rank, sent to all. Not the bits of the others.
   FAST_ALLREDUCE_ALGORITHM_TWO_SHOT_NVLS = 8,
 };
 #ifndef __cplusplus

@@ -6,59 +6,8 @@ use fast_allreduce::{
 };
 
 use crate::calls::fast_allreduce_quantized;
+use crate::catalogue;
 use crate::status::{argument, Failure};
-
-/// Types of elements.
-#[repr(u32)]
-#[derive(Clone, Copy)]
-pub enum fast_allreduce_dtype {
-    /// IEEE binary16; sums accumulate in f32.
-    F16 = 0,
-    /// bfloat16; sums accumulate in f32.
-    Bf16 = 1,
-    /// float.
-    F32 = 2,
-    /// double.
-    F64 = 3,
-    /// int8_t.
-    I8 = 4,
-    /// uint8_t.
-    U8 = 5,
-    /// int32_t.
-    I32 = 6,
-    /// uint32_t.
-    U32 = 7,
-    /// int64_t.
-    I64 = 8,
-    /// uint64_t.
-    U64 = 9,
-    /// 8-bit float e4m3 of OCP's OFP8, without infinities; sums accumulate in f32.
-    F8E4M3 = 10,
-    /// 8-bit float e5m2 of OCP's OFP8; sums accumulate in f32.
-    F8E5M2 = 11,
-}
-
-/// How elements are combined, always in the order of the ranks.
-#[repr(u32)]
-#[derive(Clone, Copy)]
-pub enum fast_allreduce_op {
-    /// Sum. Integers wrap.
-    Sum = 0,
-    /// Product. Integers wrap.
-    Prod = 1,
-    /// IEEE 754-2019 minimum.
-    Min = 2,
-    /// IEEE 754-2019 maximum.
-    Max = 3,
-    /// Sum divided by the number of ranks; of integers toward zero.
-    Avg = 4,
-    /// Bitwise and, of integers.
-    Band = 5,
-    /// Bitwise or, of integers.
-    Bor = 6,
-    /// Bitwise exclusive or, of integers.
-    Bxor = 7,
-}
 
 /// What an allreduce with quantised transport moves instead of elements.
 #[repr(u32)]
@@ -118,31 +67,6 @@ pub enum fast_allreduce_device {
     Host = 0,
     /// Memory of a CUDA GPU. The library must have been built with the feature `cuda`.
     Cuda = 1,
-}
-
-/// How an allreduce is done.
-#[repr(u32)]
-#[derive(Clone, Copy)]
-#[expect(dead_code, reason = "names for the header")]
-pub enum fast_allreduce_algorithm {
-    /// The best for each call.
-    Automatic = 0,
-    /// Every rank reads all inputs.
-    OneShotPull = 1,
-    /// Every rank reduces a slice and reads the others'.
-    TwoShotPull = 2,
-    /// Every rank sends its input to all.
-    OneShotPush = 3,
-    /// Slices are sent to their owners, and from there to all.
-    TwoShotPush = 4,
-    /// Round a ring. Not the bits of the others.
-    Ring = 5,
-    /// Recursive halving and doubling. Not the bits of the others.
-    HalvingDoubling = 6,
-    /// The switch between GPUs adds up, all of it for every rank. Not the bits of the others; ranks' may differ.
-    OneShotNvls = 7,
-    /// The switch between GPUs adds up a slice for each rank, and sends it to all. Not the bits of the others.
-    TwoShotNvls = 8,
 }
 
 /// In which order the ranks' elements are added up.
@@ -259,41 +183,29 @@ fn looked_up<T: Copy>(what: &str, code: u32, all: &[T]) -> Result<T, Failure> {
     found.ok_or_else(|| argument(format!("{what} {code} is none: codes are 0 to {}", all.len() - 1)))
 }
 
-/// In the order of their codes.
-const OPS: [(fast_allreduce_op, ReduceOp); 8] = [
-    (fast_allreduce_op::Sum, ReduceOp::Sum),
-    (fast_allreduce_op::Prod, ReduceOp::Prod),
-    (fast_allreduce_op::Min, ReduceOp::Min),
-    (fast_allreduce_op::Max, ReduceOp::Max),
-    (fast_allreduce_op::Avg, ReduceOp::Avg),
-    (fast_allreduce_op::Band, ReduceOp::BitAnd),
-    (fast_allreduce_op::Bor, ReduceOp::BitOr),
-    (fast_allreduce_op::Bxor, ReduceOp::BitXor),
-];
-
 macro_rules! same_codes {
     ($ours:ident, $theirs:ident: $($name:ident),*) => {$(
         const _: () = assert!($ours::$name as u32 == $theirs::$name as u32);
     )*};
 }
 
-// The library lists its types in the order of its codes, which are these.
-const _: () = {
-    let mut code = 0;
-    while code < OPS.len() {
-        assert!(OPS[code].0 as usize == code);
-        code += 1;
-    }
-};
-same_codes!(fast_allreduce_dtype, DType: F16, Bf16, F32, F64, I8, U8, I32, U32, I64, U64, F8E4M3, F8E5M2);
 same_codes!(fast_allreduce_transport, Transport: Int8, F8E4M3);
 
+/// The row of a code, or an error that lists the codes there are.
+fn row<T>(what: &str, code: u32, of: fn(u32) -> Option<T>) -> Result<T, Failure> {
+    of(code).ok_or_else(|| {
+        let codes: Vec<_> =
+            (0..=64).filter(|&code| of(code).is_some()).map(|code| code.to_string()).collect();
+        argument(format!("{what} {code} is not one of {}", codes.join(", ")))
+    })
+}
+
 pub fn dtype(code: u32) -> Result<DType, Failure> {
-    looked_up("dtype", code, &DType::ALL)
+    row("dtype", code, catalogue::dtype_of)
 }
 
 pub fn op(code: u32) -> Result<ReduceOp, Failure> {
-    looked_up("op", code, &OPS).map(|(_, op)| op)
+    row("op", code, catalogue::op_of)
 }
 
 pub fn transport(code: u32) -> Result<Transport, Failure> {
@@ -301,18 +213,10 @@ pub fn transport(code: u32) -> Result<Transport, Failure> {
 }
 
 pub fn algorithm(code: u32) -> Result<Option<Algorithm>, Failure> {
-    let all = [
-        None,
-        Some(Algorithm::OneShotPull),
-        Some(Algorithm::TwoShotPull),
-        Some(Algorithm::OneShotPush),
-        Some(Algorithm::TwoShotPush),
-        Some(Algorithm::Ring),
-        Some(Algorithm::HalvingDoubling),
-        Some(Algorithm::OneShotNvls),
-        Some(Algorithm::TwoShotNvls),
-    ];
-    looked_up("algorithm", code, &all)
+    match code {
+        0 => Ok(None),
+        code => row("algorithm", code, catalogue::algorithm_of).map(Some),
+    }
 }
 
 pub fn wait(code: u32) -> Result<Wait, Failure> {

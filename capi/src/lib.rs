@@ -7,6 +7,8 @@
 
 mod bootstrap;
 mod calls;
+#[rustfmt::skip]
+mod catalogue;
 mod codes;
 mod config;
 mod facts;

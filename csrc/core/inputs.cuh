@@ -10,6 +10,9 @@ namespace FA_NAMESPACE {
 FA_FN u32 element_bytes(u32 dtype) {
   // A digit for each, as constants are in a GPU's code.
 #define FA_DIGIT(code, number, name, element, bytes, ...) | u64(bytes) << 4 * number
+#define FA_FITS_DIGIT(code, number, name, element, bytes, ...)                                               \
+  static_assert(number < 16 && bytes < 16, "a digit of 64 bits for each type");
+  FA_TYPES(FA_FITS_DIGIT, )
   constexpr u64 kBytes = 0 FA_TYPES(FA_DIGIT, );
   return u32(kBytes >> 4 * dtype) & 0xF;
 }

@@ -1,4 +1,4 @@
-// What all entry points of the CUDA device have. csrc/kernels.def lists them; each file beside this one that
+// What all entry points of the CUDA device have. csrc/catalogue.h lists them; each file beside this one that
 // ends in .cu has a family of them, and is compiled by itself.
 #pragma once
 #include "../abi.h"

@@ -1,6 +1,6 @@
 // Integers of any width and sign, told at run time: all of them share a kernel on GPUs. A word of 64 bits has
-// eight elements, two or one, its fields, and is reduced as a whole, by arithmetic that carries nothing from
-// a field into the next (Lamport, "Multiple byte processing with full-word instructions", 1975; Warren,
+// eight elements, four, two or one, its fields, and is reduced as a whole, by arithmetic that carries nothing
+// from a field into the next (Lamport, "Multiple byte processing with full-word instructions", 1975; Warren,
 // "Hacker's Delight", chapter 2). The bits are those of the reductions by type in reduce/reduction.cuh.
 #pragma once
 
@@ -14,18 +14,92 @@ struct AnyInteger {
   u64 fields;
 };
 
+FA_FN bool is_signed(u32 dtype) {
+#define FA_IS_SIGNED(code, ...) | 1u << code
+  return ((0 FA_SIGNED(FA_IS_SIGNED, )) >> dtype & 1) != 0;
+}
+
+// The arithmetic of words of fields. Fields are compared as unsigned numbers.
+class PackedIntegers {
+public:
+  using Value = u64;
+
+  FA_FN explicit PackedIntegers(u32 bits) : bits_(bits), lowest_bits_(every(bits)) {}
+
+  FA_FN u64 zero() const { return 0; }
+  FA_FN u64 one() const { return lowest_bits_; }
+  FA_FN u64 lowest() const { return 0; }
+  FA_FN u64 highest() const { return ~u64(0); }
+  FA_FN u64 all_ones() const { return ~u64(0); }
+  FA_FN u64 bitwise_and(u64 a, u64 b) const { return a & b; }
+  FA_FN u64 bitwise_or(u64 a, u64 b) const { return a | b; }
+  FA_FN u64 bitwise_xor(u64 a, u64 b) const { return a ^ b; }
+  FA_FN u64 minimum(u64 a, u64 b) const { return chosen(less(b, a), b, a); }
+  FA_FN u64 maximum(u64 a, u64 b) const { return chosen(less(a, b), b, a); }
+
+  // The highest bit of each field, which is where a carry would go over, is added apart.
+  FA_FN u64 add(u64 a, u64 b) const {
+    const u64 high = highest_bits();
+    return ((a & ~high) + (b & ~high)) ^ ((a ^ b) & high);
+  }
+
+  FA_FN u64 multiply(u64 a, u64 b) const {
+    return bits_ == 64 ? a * b
+                       : u64(multiply_half(u32(a >> 32), u32(b >> 32))) << 32 | multiply_half(u32(a), u32(b));
+  }
+
+  FA_FN u64 highest_bits() const { return lowest_bits_ << (bits_ - 1); }
+  // All bits of every second field, from the lowest on; a field of 64 bits has no second one.
+  FA_FN u64 even_fields() const {
+    const u64 even = every(2 * bits_);
+    return bits_ == 64 ? ~u64(0) : (even << (bits_ & 63)) - even;
+  }
+
+private:
+  u32 bits_; // of a field: a power of two from 8 on
+  u64 lowest_bits_;
+
+  // Bit 0 and every bit at a multiple of `bits`.
+  static FA_FN constexpr u64 every(u32 bits) {
+    return bits == 8    ? 0x0101010101010101
+           : bits == 16 ? 0x0001000100010001
+           : bits == 32 ? 0x0000000100000001
+                        : 1;
+  }
+
+  FA_FN u32 multiply_half(u32 a, u32 b) const {
+    const u32 field = ~u32(0) >> (32 - bits_);
+    u32 product = 0;
+    FA_ROLL
+    for (u32 at = 0; at < 32; at += bits_)
+      product |= ((a & field << at) * (b >> at)) & field << at;
+    return product;
+  }
+
+  static FA_FN u64 chosen(u64 mask, u64 a, u64 b) { return (a & mask) | (b & ~mask); }
+
+  // All ones in each field of which a's is less than b's.
+  FA_FN u64 less(u64 a, u64 b) const {
+    const u64 high = highest_bits();
+    // The highest bit of each: whether the bits below are no less.
+    const u64 rest = (a | high) - (b & ~high);
+    const u64 lower = ((~a & b) | (~(a ^ b) & ~rest)) & high;
+    return lower | (lower - (lower >> (bits_ - 1)));
+  }
+};
+
 // N words.
 template <u32 N>
 class Reduction<AnyInteger, AnyOp, N> {
 public:
-  FA_FN Reduction(AnyOp op, u32 world) : op_(op.code()), world_(world), bits_(8 * element_bytes(op.dtype)) {
-    constexpr u32 kSigned = 1u << FA_I8 | 1u << FA_I32 | 1u << FA_I64;
-    const bool ordered = op_ == FA_MIN || op_ == FA_MAX || op_ == FA_AVG;
-    flip_ = ordered && (kSigned >> op.dtype & 1) != 0 ? highest() : 0;
-    const u64 neutral = op_ == FA_PROD ? lowest() : op_ == FA_MIN || op_ == FA_BAND ? ~u64(0) : 0;
+  FA_FN Reduction(AnyOp op, u32 world)
+      : op_(op.code()), world_(world), bits_(8 * element_bytes(op.dtype)), packed_(bits_) {
+    flip_ = is_ordered(op_) && is_signed(op.dtype) ? packed_.highest_bits() : 0;
+    u64 identity = 0;
+    with_functor<false>(op_, [&](auto functor) { identity = decltype(functor)::identity(packed_); });
     FA_UNROLL
     for (u32 i = 0; i < N; ++i) {
-      value_[i] = neutral;
+      value_[i] = identity;
       odd_[i] = 0;
     }
   }
@@ -35,26 +109,16 @@ public:
     FA_UNROLL
     for (u32 i = 0; i < N; ++i)
       x[i] = elements.unit[i].fields ^ flip_;
-    switch (op_) {
-    case FA_PROD: return multiply(x);
-    case FA_MIN:
-    case FA_MAX:
-      return each(x, [&](u64 a, u64 b) {
-        const u64 take = op_ == FA_MIN ? less(b, a) : less(a, b);
-        return (b & take) | (a & ~take);
-      });
-    case FA_BAND: return each(x, [](u64 a, u64 b) { return a & b; });
-    case FA_BOR: return each(x, [](u64 a, u64 b) { return a | b; });
-    case FA_BXOR: return each(x, [](u64 a, u64 b) { return a ^ b; });
-    case FA_AVG: return add_wide(x);
-    default:
-      // The highest bit of each field apart, which is where a carry would go over.
-      return each(
-          x, [&](u64 a, u64 b) { return ((a & ~highest()) + (b & ~highest())) ^ ((a ^ b) & highest()); });
-    }
+    if (averages(op_))
+      return add_wide(x);
+    with_functor<false>(op_, [&](auto functor) {
+      FA_UNROLL
+      for (u32 i = 0; i < N; ++i)
+        value_[i] = decltype(functor)::combine(packed_, value_[i], x[i]);
+    });
   }
 
-  FA_FN Elements<AnyInteger, N> finish() const { return op_ == FA_AVG ? average(*this) : finish(true); }
+  FA_FN Elements<AnyInteger, N> finish() const { return averages(op_) ? average(*this) : finish(true); }
 
   // Of an operation that is no average: its sums do not travel as elements (Algorithm::can_reduce).
   FA_FN Elements<AnyInteger, N> finish(bool) const {
@@ -68,56 +132,19 @@ public:
 private:
   u32 op_, world_;
   u32 bits_; // of a field
+  PackedIntegers packed_;
   // Signed fields are ordered as unsigned ones are, and can be added without signs, with this bit changed.
   u64 flip_;
   // An average sums fields of twice the width, the even ones here and the odd ones there; of 64 bits, sums
   // here and carries there. 16 ranks' sum of a field has at most 4 bits more than it.
   u64 value_[N], odd_[N];
 
-  // The lowest bit of each field, and the highest.
-  FA_FN u64 lowest() const { return bits_ == 8 ? 0x0101010101010101 : bits_ == 32 ? 0x0000000100000001 : 1; }
-  FA_FN u64 highest() const { return lowest() << (bits_ - 1); }
-
-  template <class F>
-  FA_FN void each(const u64 *x, F f) {
-    FA_UNROLL
-    for (u32 i = 0; i < N; ++i)
-      value_[i] = f(value_[i], x[i]);
-  }
-
-  // All ones in each field of which a's is less than b's, unsigned.
-  FA_FN u64 less(u64 a, u64 b) const {
-    const u64 high = highest();
-    // The highest bit of each: whether the bits below are no less.
-    const u64 rest = (a | high) - (b & ~high);
-    const u64 lower = ((~a & b) | (~(a ^ b) & ~rest)) & high;
-    return lower | (lower - (lower >> (bits_ - 1)));
-  }
-
-  FA_FN void multiply(const u64 *x) {
-    if (bits_ == 64)
-      return each(x, [](u64 a, u64 b) { return a * b; });
-    if (bits_ == 32)
-      return multiply_halves(x, [](u32 a, u32 b) { return a * b; });
-    multiply_halves(x, [](u32 a, u32 b) {
-      u32 product = 0;
-      FA_UNROLL
-      for (u32 at = 0; at < 32; at += 8)
-        product |= ((a & 0xFFu << at) * (b >> at)) & 0xFFu << at;
-      return product;
-    });
-  }
-  template <class F>
-  FA_FN void multiply_halves(const u64 *x, F f) {
-    each(x, [&](u64 a, u64 b) { return u64(f(u32(a >> 32), u32(b >> 32))) << 32 | f(u32(a), u32(b)); });
-  }
-
   FA_FN void add_wide(const u64 *x) {
-    const u64 even = bits_ == 8 ? 0x00FF00FF00FF00FF : bits_ == 32 ? 0x00000000FFFFFFFF : ~u64(0);
+    const u64 even = packed_.even_fields();
     FA_UNROLL
     for (u32 i = 0; i < N; ++i) {
       value_[i] += x[i] & even;
-      odd_[i] += bits_ == 64 ? u64(value_[i] < x[i]) : x[i] >> bits_ & even;
+      odd_[i] += bits_ == 64 ? u64(value_[i] < x[i]) : x[i] >> (bits_ & 63) & even;
     }
   }
 
@@ -128,8 +155,8 @@ private:
     // than 1 / 2^kShift, and what is divided is less than 2^20.
     const u32 reciprocal = ((1u << kShift) - 1) / world_ + 1;
     Elements<AnyInteger, N> result;
-    if (bits_ == 8) {
-      average_bytes(reciprocal, &result);
+    if (bits_ < 32) {
+      average_narrow(reciprocal, &result);
     } else if (bits_ == 32) {
       FA_UNROLL
       for (u32 i = 0; i < N; ++i)
@@ -172,14 +199,14 @@ private:
     return negative ? 0 - result : result;
   }
 
-  // Of an even and an odd field of each word at a time. 2^16 is enough for sums of bytes.
-  FA_FN void average_bytes(u32 reciprocal, Elements<AnyInteger, N> *result) const {
-    const i32 added = flip_ != 0 ? i32(world_) << 7 : 0;
-    const u32 factor = (reciprocal + 255) >> (kShift - 16);
+  // Fields of 8 or 16 bits: an even and an odd one of each word at a time.
+  FA_FN void average_narrow(u32 reciprocal, Elements<AnyInteger, N> *result) const {
+    const u32 wide = 2 * bits_;
+    const i32 added = flip_ != 0 ? i32(world_) << (bits_ - 1) : 0;
     const auto of = [&](u64 sum) {
-      const i32 all = i32(sum & 0xFFFF) - added;
-      const u32 quotient = u32(all < 0 ? -all : all) * factor >> 16;
-      return (all < 0 ? 0 - quotient : quotient) & 0xFF;
+      const i32 all = i32(sum & ((u64(1) << wide) - 1)) - added;
+      const u32 quotient = divided(u32(all < 0 ? -all : all), reciprocal);
+      return (all < 0 ? 0 - quotient : quotient) & ((1u << bits_) - 1);
     };
     u64 even[N], odd[N], words[N];
     FA_UNROLL
@@ -189,12 +216,12 @@ private:
       words[i] = 0;
     }
     FA_ROLL
-    for (u32 at = 0; at < 4; ++at) {
+    for (u32 at = 0; at < 64; at += wide) {
       FA_UNROLL
       for (u32 i = 0; i < N; ++i) {
-        words[i] = u64(of(odd[i]) << 8 | of(even[i])) << 48 | words[i] >> 16;
-        even[i] >>= 16;
-        odd[i] >>= 16;
+        words[i] = u64(of(odd[i]) << bits_ | of(even[i])) << (64 - wide) | words[i] >> wide;
+        even[i] >>= wide;
+        odd[i] >>= wide;
       }
     }
     FA_UNROLL

@@ -109,8 +109,10 @@ void run_other(const FaLaunch &launch, u32 index) {
 
 extern "C" void FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block) {
   using namespace FA_NAMESPACE;
-  // What moves bytes computes nothing, and what comes after that is asked for less often.
-  if (launch->algorithm >= FA_ALL_GATHER)
-    return run_other(*launch, block);
-  in_default_float_state([&] { run_reducing(*launch, block); });
+  switch (launch->algorithm) {
+#define FA_REDUCING_CODE(code, ...) case code:
+    FA_REDUCING(FA_REDUCING_CODE, )
+    return in_default_float_state([&] { run_reducing(*launch, block); });
+  default: return run_other(*launch, block);
+  }
 }

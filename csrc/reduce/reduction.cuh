@@ -2,7 +2,7 @@
 // rank order, so that those agree bit for bit; NaN results are canonical, so they agree on those too.
 #pragma once
 
-#include "element.cuh"
+#include "ops.cuh"
 
 namespace FA_NAMESPACE {
 
@@ -43,102 +43,6 @@ struct Elements {
 template <class T, u32 N>
 using LanesOf = Lanes<typename Element<T>::Accumulate, N>;
 
-template <class A>
-constexpr bool kIsFloat = false;
-template <>
-constexpr bool kIsFloat<float> = true;
-template <>
-constexpr bool kIsFloat<double> = true;
-
-// Whether there is such a reduction of a type, by its accumulator.
-template <class A>
-constexpr bool has_op(u32 code) {
-  const bool bitwise = code == FA_BAND || code == FA_BOR || code == FA_BXOR;
-  return kIsFloat<A> ? !bitwise : code != FA_PREMUL_SUM;
-}
-
-template <class A>
-struct Limits;
-template <>
-struct Limits<float> {
-  static constexpr float lowest = -__builtin_huge_valf(), highest = __builtin_huge_valf();
-};
-template <>
-struct Limits<double> {
-  static constexpr double lowest = -__builtin_huge_val(), highest = __builtin_huge_val();
-};
-template <>
-struct Limits<i32> {
-  static constexpr i32 lowest = -0x7FFFFFFF - 1, highest = 0x7FFFFFFF;
-};
-template <>
-struct Limits<i64> {
-  static constexpr i64 lowest = -0x7FFFFFFFFFFFFFFF - 1, highest = 0x7FFFFFFFFFFFFFFF;
-};
-template <>
-struct Limits<u64> {
-  static constexpr u64 lowest = 0, highest = ~u64(0);
-};
-
-// Integer sums and products wrap: computed unsigned, where overflow is defined.
-template <class A>
-struct Arithmetic {
-  using U = typename Unit<A>::type;
-  using Bits = typename Unit<A>::bits;
-
-  static FA_FN U add(U a, U b) {
-    if constexpr (kIsFloat<A>)
-      return a + b;
-    else
-      return bit_cast<U>(bit_cast<Bits>(a) + bit_cast<Bits>(b));
-  }
-
-  static FA_FN U multiply(U a, U b) {
-    if constexpr (kIsFloat<A>)
-      return a * b;
-    else
-      return bit_cast<U>(bit_cast<Bits>(a) * bit_cast<Bits>(b));
-  }
-
-  // IEEE 754-2019 minimum and maximum: a NaN wins, and -0 is below +0.
-  static FA_FN U minimum(U a, U b) {
-#if FA_CUDA && __CUDA_ARCH__ >= 800
-    if constexpr (kIsFloat<A> && sizeof(A) == 4) {
-      U least;
-      asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
-      return least;
-    }
-#endif
-    if constexpr (kIsFloat<A>) {
-      const U equal = bit_cast<U>(bit_cast<Bits>(a) | bit_cast<Bits>(b));
-      const U least = a < b ? a : equal;
-      return ordered(a, b, b < a ? b : least);
-    } else {
-      return a < b ? a : b;
-    }
-  }
-
-  static FA_FN U maximum(U a, U b) {
-#if FA_CUDA && __CUDA_ARCH__ >= 800
-    if constexpr (kIsFloat<A> && sizeof(A) == 4) {
-      U most;
-      asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
-      return most;
-    }
-#endif
-    if constexpr (kIsFloat<A>) {
-      const U equal = bit_cast<U>(bit_cast<Bits>(a) & bit_cast<Bits>(b));
-      const U most = a > b ? a : equal;
-      return ordered(a, b, b > a ? b : most);
-    } else {
-      return a > b ? a : b;
-    }
-  }
-
-private:
-  static FA_FN U ordered(U a, U b, U result) { return (a == a) & (b == b) ? result : canonical_nan<A>(); }
-};
-
 // A rank's elements times its scale, for a premultiplied sum: rounded to the type, so that it makes no
 // difference whether a rank reads or sends them.
 template <class T, class Op, u32 N>
@@ -171,18 +75,9 @@ class Reduction {
 
 public:
   FA_FN Reduction(Op op, u32 world) : op_(op), convert_(conversion<T>(op)), world_(A(world)) {
-    switch (op_.code()) {
-    case FA_PROD: value_ = splat<A, N>(A(1)); break;
-    case FA_MIN: value_ = splat<A, N>(Limits<A>::highest); break;
-    case FA_MAX: value_ = splat<A, N>(Limits<A>::lowest); break;
-    case FA_BAND:
-      if constexpr (!kIsFloat<A>) {
-        value_ = splat<A, N>(A(-1));
-        break;
-      }
-      // fall through
-    default: value_ = splat<A, N>(A(0)); break;
-    }
+    with_functor<kIsFloat<A>>(op_.code(), [&](auto functor) {
+      value_ = splat<A, N>(decltype(functor)::identity(Arithmetic<A>{}));
+    });
     if constexpr (kSplitAverage)
       remainder_ = splat<A, N>(A(0));
   }
@@ -192,46 +87,25 @@ public:
     FA_UNROLL
     for (u32 i = 0; i < Elements<T, N>::units; ++i)
       x.unit[i] = convert_.widen(elements.unit[i]);
-    switch (op_.code()) {
-    case FA_PROD: value_ = map(value_, x, Arithmetic<A>::multiply); break;
-    case FA_MIN: value_ = map(value_, x, Arithmetic<A>::minimum); break;
-    case FA_MAX: value_ = map(value_, x, Arithmetic<A>::maximum); break;
-    case FA_BAND:
-      if constexpr (!kIsFloat<A>) {
-        value_ = map(value_, x, [](U a, U b) { return a & b; });
-        break;
-      }
-      // fall through
-    case FA_BOR:
-      if constexpr (!kIsFloat<A>) {
-        value_ = map(value_, x, [](U a, U b) { return a | b; });
-        break;
-      }
-      // fall through
-    case FA_BXOR:
-      if constexpr (!kIsFloat<A>) {
-        value_ = map(value_, x, [](U a, U b) { return a ^ b; });
-        break;
-      }
-      // fall through
-    case FA_AVG:
-      if constexpr (kSplitAverage) {
+    if constexpr (kSplitAverage) {
+      if (averages(op_.code())) {
         const L quotient = map(x, [&](U u) { return u / world_; });
-        remainder_ =
-            map(remainder_, map(x, quotient, [&](U u, U q) { return u - q * world_; }), Arithmetic<A>::add);
+        const L rest = map(x, quotient, [&](U u, U q) { return u - q * world_; });
+        remainder_ = map(remainder_, rest, Arithmetic<A>::add);
         value_ = map(value_, quotient, Arithmetic<A>::add);
-        break;
+        return;
       }
-      // fall through
-    default: value_ = map(value_, x, Arithmetic<A>::add); break;
     }
+    with_functor<kIsFloat<A>>(op_.code(), [&](auto functor) {
+      value_ = map(value_, x, [](U a, U b) { return decltype(functor)::combine(Arithmetic<A>{}, a, b); });
+    });
   }
 
   // `whole`: all ranks' elements have been added. Else it is a part of the sum, which an average does not
   // divide yet.
   FA_FN Elements<T, N> finish(bool whole = true) const {
     L result = value_;
-    if (whole && op_.code() == FA_AVG) {
+    if (whole && averages(op_.code())) {
       if constexpr (kSplitAverage) {
         result = map(value_, remainder_, [&](U q, U r) { return toward_zero(q, r); });
       } else {

@@ -31,27 +31,7 @@ struct Tensor {
 }
 
 fn dtype_of(code: u8, bits: u8, lanes: u16) -> Option<DType> {
-    const INT: u8 = 0;
-    const UINT: u8 = 1;
-    const FLOAT: u8 = 2;
-    const BFLOAT: u8 = 4;
-    const FLOAT8_E4M3FN: u8 = 10;
-    const FLOAT8_E5M2: u8 = 12;
-    Some(match (code, bits, lanes) {
-        (FLOAT, 16, 1) => DType::F16,
-        (BFLOAT, 16, 1) => DType::Bf16,
-        (FLOAT, 32, 1) => DType::F32,
-        (FLOAT, 64, 1) => DType::F64,
-        (INT, 8, 1) => DType::I8,
-        (UINT, 8, 1) => DType::U8,
-        (INT, 32, 1) => DType::I32,
-        (UINT, 32, 1) => DType::U32,
-        (INT, 64, 1) => DType::I64,
-        (UINT, 64, 1) => DType::U64,
-        (FLOAT8_E4M3FN, 8, 1) => DType::F8E4M3,
-        (FLOAT8_E5M2, 8, 1) => DType::F8E5M2,
-        _ => return None,
-    })
+    DType::ALL.into_iter().find(|dtype| dtype.dlpack() == (code, bits) && lanes == 1)
 }
 
 /// The buffer that an object's `__dlpack__` exports, in the order of the call's stream. An exporter refuses what may not be written, as

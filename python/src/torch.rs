@@ -38,24 +38,10 @@ impl Torch {
                     return Ok(None);
                 };
                 let tensor = tensor.cast_into::<PyType>()?.unbind();
-                let names = [
-                    "float16",
-                    "bfloat16",
-                    "float32",
-                    "float64",
-                    "int8",
-                    "uint8",
-                    "int32",
-                    "uint32",
-                    "int64",
-                    "uint64",
-                    "float8_e4m3fn",
-                    "float8_e5m2",
-                ];
-                let found = names.iter().zip(DType::ALL);
                 // Old versions of torch have no unsigned types, nor floats of 8 bits.
-                let dtypes =
-                    found.filter_map(|(name, dtype)| Some((torch.getattr(name).ok()?.unbind(), dtype)));
+                let dtypes = DType::ALL
+                    .into_iter()
+                    .filter_map(|dtype| Some((torch.getattr(dtype.torch_name()).ok()?.unbind(), dtype)));
                 let dtypes = dtypes.collect();
                 let negations = || {
                     let native = torch.getattr("_C").ok()?;

@@ -82,21 +82,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Op {
 /// A type of elements by its name: "f32", "float32", ...
 pub fn dtype(py: Python<'_>, name: &str) -> PyResult<DType> {
     let name = name.strip_prefix("torch.").unwrap_or(name);
-    Ok(match name {
-        "float16" | "half" => DType::F16,
-        "bfloat16" => DType::Bf16,
-        "float32" | "float" => DType::F32,
-        "float64" | "double" => DType::F64,
-        "int8" => DType::I8,
-        "uint8" => DType::U8,
-        "int32" => DType::I32,
-        "uint32" => DType::U32,
-        "int64" => DType::I64,
-        "uint64" => DType::U64,
-        "float8_e4m3fn" => DType::F8E4M3,
-        "float8_e5m2" => DType::F8E5M2,
-        name => return name.parse().map_err(|error| raised(py, error)),
-    })
+    name.parse().map_err(|error| raised(py, error))
 }
 
 pub fn algorithm(py: Python<'_>, name: Option<&str>) -> PyResult<Option<Algorithm>> {

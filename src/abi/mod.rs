@@ -1,6 +1,6 @@
 //! What Rust and the kernels share: the structs and constants of `csrc/abi.h`.
 //!
-//! `bindings.rs` is bindgen's output, committed; `tests/abi.rs` generates it again and compares.
+//! `bindings.rs` is bindgen's output, committed; `tests/machine/bindings.rs` generates it again and compares.
 
 #[rustfmt::skip]
 #[allow(missing_docs, dead_code, clippy::all, clippy::pedantic)]

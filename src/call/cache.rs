@@ -49,7 +49,14 @@ impl Prepared {
             Collective::AllReduceQuantized(_) => (planner.quantized(message.count, message.dtype), None),
             _ => {
                 let shares = message.staged_shares(planner.limits.world_size);
-                (planner.shares(message.collective.planned_as(), extent.saturating_mul(size), shares), None)
+                (
+                    planner.shares(
+                        message.collective.facts().planned_as,
+                        extent.saturating_mul(size),
+                        shares,
+                    ),
+                    None,
+                )
             }
         };
         Self { id: message.id(algorithm), plan, piece: (plan.piece_bytes / size).max(1) }

@@ -3,8 +3,7 @@
 use super::epilogue::Epilogue;
 use super::identity::CallKind;
 use super::quantized::QuantizedTransport;
-use crate::op::ReduceOp;
-use crate::plan::PlannedCall;
+use crate::catalogue::{CallFacts, Extent, ReduceOp};
 
 /// A collective, for the calls that take any: [`Communicator::collective_raw`](crate::Communicator::collective_raw), tools and tests.
 ///
@@ -72,40 +71,59 @@ impl Collective<'_> {
     /// Elements that `rank` reads in a call of `count`.
     #[inline]
     pub fn input_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
-        match *self {
-            Self::AllReduce(_)
-            | Self::AllReduceEpilogue(_)
-            | Self::AllReduceQuantized(_)
-            | Self::AllGather
-            | Self::Reduce { .. }
-            | Self::Gather { .. } => count,
-            Self::AllGatherV(counts) => counts.get(rank).copied().unwrap_or(0),
-            Self::ReduceScatter(_) | Self::AllToAll => count.saturating_mul(world_size),
-            Self::ReduceScatterV(_, counts) => total(counts),
-            Self::Broadcast { root } if root == rank => count,
-            Self::Scatter { root } if root == rank => count.saturating_mul(world_size),
-            Self::AllToAllV { send, .. } => total(send),
-            Self::Broadcast { .. } | Self::Scatter { .. } | Self::Barrier => 0,
-        }
+        let counts = match *self {
+            Self::AllToAllV { send, .. } => Some(send),
+            _ => self.counts(),
+        };
+        self.len(self.facts().reads, counts, count, rank, world_size)
     }
 
     /// Elements that `rank` writes.
     pub fn output_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
-        match *self {
-            Self::AllReduce(_)
-            | Self::AllReduceEpilogue(_)
-            | Self::AllReduceQuantized(_)
-            | Self::ReduceScatter(_)
-            | Self::Broadcast { .. }
-            | Self::Scatter { .. } => count,
-            Self::AllGather | Self::AllToAll => count.saturating_mul(world_size),
-            Self::AllGatherV(counts) => total(counts),
-            Self::ReduceScatterV(_, counts) => counts.get(rank).copied().unwrap_or(0),
-            Self::Reduce { root, .. } if root == rank => count,
-            Self::Gather { root } if root == rank => count.saturating_mul(world_size),
-            Self::AllToAllV { receive, .. } => total(receive),
-            Self::Reduce { .. } | Self::Gather { .. } | Self::Barrier => 0,
+        let counts = match *self {
+            Self::AllToAllV { receive, .. } => Some(receive),
+            _ => self.counts(),
+        };
+        self.len(self.facts().writes, counts, count, rank, world_size)
+    }
+
+    #[inline]
+    fn len(
+        &self,
+        extent: Extent,
+        counts: Option<&[usize]>,
+        count: usize,
+        rank: usize,
+        world_size: usize,
+    ) -> usize {
+        let is_root = self.root() == Some(rank);
+        match (extent, counts) {
+            (Extent::Nothing, _) => 0,
+            (Extent::Share, None) => count,
+            (Extent::Share, Some(counts)) => counts.get(rank).copied().unwrap_or(0),
+            (Extent::AllShares, None) => count.saturating_mul(world_size),
+            (Extent::AllShares, Some(counts)) => total(counts),
+            (Extent::ShareOfRoot, _) => {
+                if is_root {
+                    count
+                } else {
+                    0
+                }
+            }
+            (Extent::AllSharesOfRoot, _) => {
+                if is_root {
+                    count.saturating_mul(world_size)
+                } else {
+                    0
+                }
+            }
         }
+    }
+
+    /// Its row of the catalogue.
+    #[inline]
+    pub(crate) const fn facts(&self) -> &'static CallFacts {
+        self.kind().facts()
     }
 
     /// Which one it is, without its arguments.
@@ -127,21 +145,6 @@ impl Collective<'_> {
             Self::AllToAll => CallKind::AllToAll,
             Self::AllToAllV { .. } => CallKind::AllToAllV,
             Self::Barrier => CallKind::Barrier,
-        }
-    }
-
-    /// Which rows of a plan's table are for it. A barrier has nothing to plan.
-    #[inline]
-    pub(crate) const fn planned_as(&self) -> PlannedCall {
-        match self {
-            Self::AllReduce(_) | Self::AllReduceEpilogue(_) | Self::AllReduceQuantized(_) => {
-                PlannedCall::AllReduce
-            }
-            Self::AllGather | Self::AllGatherV(_) => PlannedCall::AllGather,
-            Self::ReduceScatter(_) | Self::ReduceScatterV(..) => PlannedCall::ReduceScatter,
-            Self::Broadcast { .. } => PlannedCall::Broadcast,
-            Self::Reduce { .. } => PlannedCall::Reduce,
-            _ => PlannedCall::Messages,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::operand::Operand;
 use crate::abi::{self, FaRmsNorm, FA_MAX_ROW, FA_SCALED_BLOCK, FA_SCALED_GROUP};
-use crate::dtype::DType;
+use crate::catalogue::DType;
 use crate::error::{Error, Result};
 
 /// Nothing is normalised, and rows are whole blocks'.
@@ -287,6 +287,8 @@ const PLAIN_SUM: u64 = 1 << 28;
 const SCALING: u32 = 22;
 const BECOMES: u32 = 24;
 const NVFP4: u64 = 15;
+// The field has four bits, and the greatest code of a type above 0 is not NVFP4's number.
+const _: () = assert!((DType::ALL.len() as u64) < NVFP4);
 
 impl Epilogue {
     /// Elements of a row; `None` where it does not matter.

@@ -8,68 +8,9 @@ use fnv::FnvHasher;
 use super::epilogue::Epilogue;
 use super::quantized::QuantizedTransport;
 use crate::abi::FaCall;
-use crate::dtype::DType;
-use crate::op::ReduceOp;
+pub use crate::catalogue::CallKind;
+use crate::catalogue::{DType, ReduceOp};
 use crate::plan::Algorithm;
-
-macro_rules! call_kinds {
-    ($($kind:ident $code:literal $name:literal)*) => {
-        /// Which call it is, without its arguments. The codes are those that ranks compare.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[non_exhaustive]
-        #[repr(u8)]
-        pub enum CallKind {
-            $(
-                #[doc = concat!("`", $name, "`")]
-                $kind = $code,
-            )*
-        }
-
-        impl CallKind {
-            /// All of them.
-            pub const ALL: &'static [Self] = &[$(Self::$kind),*];
-
-            /// The name of its method: `"all_gather"`, ...
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$kind => $name,)*
-                }
-            }
-
-            /// The name as C strings are.
-            #[cfg(feature = "nvtx")]
-            pub(crate) const fn c_name(self) -> &'static std::ffi::CStr {
-                match self {
-                    $(Self::$kind => match std::ffi::CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => panic!("a name with a zero byte"),
-                    },)*
-                }
-            }
-        }
-    };
-}
-call_kinds! {
-    AllReduce 1 "all_reduce"
-    AllGather 2 "all_gather"
-    AllGatherV 3 "all_gather_v"
-    ReduceScatter 4 "reduce_scatter"
-    ReduceScatterV 5 "reduce_scatter_v"
-    Broadcast 6 "broadcast"
-    Reduce 7 "reduce"
-    Gather 8 "gather"
-    Scatter 9 "scatter"
-    AllToAll 10 "all_to_all"
-    AllToAllV 11 "all_to_all_v"
-    Barrier 12 "barrier"
-    Send 13 "send"
-    Recv 14 "recv"
-    SendRecv 15 "send_recv"
-    Group 16 "group"
-    AllReduceAdd 17 "all_reduce_add"
-    AllReduceRmsNorm 18 "all_reduce_rms_norm"
-    AllReduceQuantized 19 "all_reduce_quantized"
-}
 
 /// Everything about a call that must be equal on all ranks. Where buffers are, and whether they are registered or the same, is each
 /// rank's own affair.
@@ -94,6 +35,19 @@ const NO_OP: u8 = 0xF;
 
 /// In place of the seven bits of one.
 const NO_ROOT: u8 = 0x7F;
+
+// Codes of types and operations have four bits each.
+const _: () = {
+    let (mut last_type, mut last_op) = (0, 0);
+    while last_type < DType::ALL.len() {
+        assert!((DType::ALL[last_type] as u32) < 16);
+        last_type += 1;
+    }
+    while last_op < ReduceOp::ALL.len() {
+        assert!(ReduceOp::ALL[last_op].code() < NO_OP as u32);
+        last_op += 1;
+    }
+};
 
 impl CallId {
     /// Kind, type, reduction, algorithm and root; the count; the digest. The first word has 32 bits and is
@@ -195,7 +149,7 @@ mod tests {
     #[test]
     fn every_call_comes_back_and_differs_from_every_other() {
         let mut seen = std::collections::HashSet::new();
-        let ops = ReduceOp::all().map(Some).chain([None]);
+        let ops = ReduceOp::ALL.into_iter().map(Some).chain([None]);
         let calls = CallKind::ALL.iter().flat_map(|kind| DType::ALL.map(|dtype| (*kind, dtype)));
         let calls = calls.flat_map(|call| ops.clone().map(move |op| (call, op)));
         for ((kind, dtype), op) in calls {

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::message::Message;
 use crate::abi::{FaCall, FaLaunch, FaShare, FA_MAX_RANKS, MAX_RANKS};
-use crate::op::{ReduceOp, Scale};
+use crate::catalogue::ReduceOp;
 use crate::plan::{Limits, Plan};
 use crate::region::{Layout, TABLE_ROWS};
+use crate::scale::Scale;
 
 /// Where the launches of a rank find the world's memory.
 #[derive(Debug)]

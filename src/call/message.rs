@@ -5,7 +5,7 @@ use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use super::transfer::{Direction, Transfer};
 use crate::abi::{self, FaLaunch, FaRmsNorm, FaShare};
-use crate::dtype::DType;
+use crate::catalogue::{DType, InPlace, Partition};
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
 
@@ -17,19 +17,6 @@ pub(crate) struct Message<'a> {
     pub output: u64,
     pub count: usize,
     pub dtype: DType,
-}
-
-/// How the elements of a call are divided among its launches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Partition {
-    /// Every rank has the whole message: pieces of it, one after the other.
-    Whole,
-    /// Every rank has shares of it: pieces of each share.
-    Shares,
-    /// Nothing but the ranks' meeting.
-    Empty,
-    /// Messages between pairs of ranks.
-    Transfers,
 }
 
 impl Partition {
@@ -50,22 +37,7 @@ impl Partition {
 impl Message<'_> {
     #[inline]
     pub fn partition(&self) -> Partition {
-        match self.collective {
-            Collective::AllReduce(_)
-            | Collective::AllReduceEpilogue(_)
-            | Collective::AllReduceQuantized(_)
-            | Collective::Broadcast { .. }
-            | Collective::Reduce { .. } => Partition::Whole,
-            Collective::AllGather
-            | Collective::AllGatherV(_)
-            | Collective::ReduceScatter(_)
-            | Collective::ReduceScatterV(..) => Partition::Shares,
-            Collective::Barrier => Partition::Empty,
-            Collective::Gather { .. }
-            | Collective::Scatter { .. }
-            | Collective::AllToAll
-            | Collective::AllToAllV { .. } => Partition::Transfers,
-        }
+        self.collective.facts().partition
     }
 
     /// The call as ranks compare it. `algorithm` is an allreduce's.
@@ -153,8 +125,8 @@ impl Message<'_> {
     /// Shares that each rank stages at once, in a launch of a collective that is not an allreduce.
     #[inline]
     pub fn staged_shares(&self, world_size: usize) -> usize {
-        match self.collective {
-            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => world_size,
+        match self.partition() {
+            Partition::Shares if self.collective.reduction().is_some() => world_size,
             _ => 1,
         }
     }
@@ -216,11 +188,8 @@ impl Message<'_> {
             0 => 0,
             address => address + (elements * size) as u64,
         };
-        match self.collective {
-            Collective::AllGather
-            | Collective::AllGatherV(_)
-            | Collective::ReduceScatter(_)
-            | Collective::ReduceScatterV(..) => {
+        match self.partition() {
+            Partition::Shares => {
                 let mut first = 0;
                 for other in 0..world_size {
                     let share = self.share(other);
@@ -259,23 +228,17 @@ impl Message<'_> {
     pub fn kernel(&self, algorithm: Algorithm, limits: &Limits) -> u32 {
         match self.collective {
             Collective::AllReduce(_) => algorithm as u32,
-            // Those of the direct algorithms, in their order.
-            Collective::AllReduceEpilogue(_) => abi::FA_ONE_SHOT_PULL_NORM + algorithm as u32,
+            // The planner gives an epilogue a direct algorithm, and all of those have a norm.
+            Collective::AllReduceEpilogue(_) => algorithm.norm_kernel().expect("a direct algorithm"),
             // Nothing is moved.
             Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
             Collective::AllReduceQuantized(_) => abi::FA_TWO_SHOT_QUANTIZED,
-            Collective::AllGather | Collective::AllGatherV(_) => abi::FA_ALL_GATHER,
-            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => abi::FA_REDUCE_SCATTER,
             Collective::Broadcast { .. } if limits.scatters_broadcast(self.bytes()) => {
                 abi::FA_SCATTERED_BROADCAST
             }
             Collective::Broadcast { .. } => abi::FA_BROADCAST,
-            Collective::Reduce { .. } => abi::FA_REDUCE,
-            Collective::Barrier => abi::FA_BARRIER,
-            Collective::Gather { .. }
-            | Collective::Scatter { .. }
-            | Collective::AllToAll
-            | Collective::AllToAllV { .. } => abi::FA_TRANSFER,
+            // The others have one kernel.
+            _ => self.collective.facts().kernel.expect("in the catalogue"),
         }
     }
 
@@ -385,23 +348,15 @@ impl Message<'_> {
     /// Whether buffers overlap in the way that the collective permits.
     fn is_in_place(&self, rank: usize, input: &Operand, output: &Operand) -> bool {
         let size = self.dtype.size() as u64;
-        let before = |counts: &[usize]| counts[..rank].iter().map(|&count| count as u64).sum::<u64>() * size;
-        let shares_before = rank as u64 * self.count as u64 * size;
-        match self.collective {
-            Collective::AllReduce(_)
-            | Collective::AllReduceEpilogue(_)
-            | Collective::AllReduceQuantized(_)
-            | Collective::Broadcast { .. }
-            | Collective::Reduce { .. } => input.address == output.address,
-            Collective::AllGather | Collective::Gather { .. } => {
-                input.address == output.address + shares_before
-            }
-            Collective::ReduceScatter(_) | Collective::Scatter { .. } => {
-                output.address == input.address + shares_before
-            }
-            Collective::AllGatherV(counts) => input.address == output.address + before(counts),
-            Collective::ReduceScatterV(_, counts) => output.address == input.address + before(counts),
-            Collective::AllToAll | Collective::AllToAllV { .. } | Collective::Barrier => false,
+        let before = match self.collective.counts() {
+            Some(counts) => counts[..rank].iter().map(|&count| count as u64).sum::<u64>(),
+            None => rank as u64 * self.count as u64,
+        };
+        match self.collective.facts().in_place {
+            InPlace::Same => input.address == output.address,
+            InPlace::OwnShareOfOutput => input.address == output.address + before * size,
+            InPlace::OwnShareOfInput => output.address == input.address + before * size,
+            InPlace::Never => false,
         }
     }
 }
@@ -410,7 +365,7 @@ impl Message<'_> {
 mod tests {
     use super::super::quantized::{QuantizedTransport, Transport};
     use super::*;
-    use crate::op::ReduceOp;
+    use crate::catalogue::ReduceOp;
 
     #[test]
     fn a_call_is_again_only_what_it_was() {

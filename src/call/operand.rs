@@ -1,6 +1,6 @@
 //! The memory that a call reads or writes on a rank.
 
-use crate::dtype::DType;
+use crate::catalogue::DType;
 use crate::error::{Error, Result};
 
 /// Memory of one side of a call.

@@ -1,7 +1,7 @@
 //! Quantised transport as a value: what an allreduce moves instead of its elements, and what that may cost in accuracy.
 
 use crate::abi::{self, FA_QUANTIZED_GROUP};
-use crate::dtype::DType;
+use crate::catalogue::DType;
 use crate::error::{Error, Result};
 
 /// What an allreduce with quantised transport moves instead of its elements: of each group of 32 a byte for an element, and a scale

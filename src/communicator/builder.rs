@@ -341,8 +341,8 @@ impl Builder {
             Ok(windows) => (Some(windows), None),
             Err(reason) => (None, Some(reason)),
         };
-        let planner =
-            Planner::new(&table, device.link(), forced, device.most_blocks(), limits).with_nvls(nvls);
+        let most_blocks = device.most_blocks();
+        let planner = Planner::new(&table, device.link(), order, forced, most_blocks, limits).with_nvls(nvls);
         let made = Region::new(&device, layout, self.last_epoch, memory, windows, rank).and_then(|region| {
             let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&connection)));
             let watched = Arc::clone(&endpoint);

@@ -8,12 +8,12 @@ use crate::call::{
     check_transfers, same_length, transfers_id, CallKind, Collective, Group, Message, QuantizedTransport,
     Transfer, Transport,
 };
+use crate::catalogue::ReduceOp;
 use crate::device::Host;
 use crate::dtype::{DType, Element};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
-use crate::op::ReduceOp;
 
 typed_collectives!(Host, [T], [T]);
 

@@ -4,9 +4,9 @@
 
 use half::{bf16, f16};
 
+use crate::catalogue::ReduceOp;
 use crate::dtype::Element;
 use crate::ofp8::{E4M3, E5M2};
-use crate::op::ReduceOp;
 
 /// An element with its arithmetic.
 pub(super) trait Number: Element {

@@ -2,9 +2,9 @@
 
 use crate::abi::FaCall;
 use crate::call::{CallId, CallKind};
-use crate::dtype::DType;
+use crate::catalogue::DType;
+use crate::catalogue::ReduceOp;
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 
 /// A call of a world of several nodes: all that must be the same on all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

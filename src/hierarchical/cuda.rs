@@ -11,12 +11,12 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 use super::comparisons::Comparisons;
 use super::{check_operation, slices, Call, Hierarchical, InterNode, Shape};
 use crate::call::Collective;
+use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::driver;
 use crate::device::cuda::Cuda;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 
 impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     /// A rank of a world of several nodes, from the communicator of its node and an engine between the ranks that have

@@ -3,11 +3,11 @@
 use std::sync::PoisonError;
 
 use super::{check_operation, slices, Call, Hierarchical, InterNode, Shape};
+use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
 use crate::device::Host;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 
 impl<E: InterNode<Host>> Hierarchical<Host, E> {
     /// A rank of a world of several nodes, from the communicator of its node and an engine between the ranks that have

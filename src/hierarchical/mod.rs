@@ -34,11 +34,11 @@ pub use mpi::MpiNodes;
 pub use nccl::NcclNodes;
 
 use self::text::renumbered;
+use crate::catalogue::DType;
+use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
 use crate::device::Device;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 
 /// An allreduce between nodes, among the ranks that have the same place in each.
 ///

@@ -1,10 +1,10 @@
 //! The tables that are used unless others are given.
 
-use super::calls::PlannedCall;
 use super::choice::Choice;
 use super::links::Links;
 use super::table::{Row, MAX};
 use super::Algorithm::{self, HalvingDoubling, OneShotPull, OneShotPush, Ring, TwoShotPull, TwoShotPush};
+use crate::catalogue::PlannedCall;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -109,7 +109,8 @@ const NVLINK_OF_BLACKWELL: [Row; 10] = [
 ///   is larger has a rank write to all others at once.
 /// * Where some pair has no NVLink, large messages go round a ring, as NCCL sends them: each rank has one neighbour to write to
 ///   at a time, and a bridge between sockets is crossed once in each direction. Halving and doubling, with fewer steps, is between
-///   the two for many ranks. These two round as they go, so their bits are not those of the others.
+///   the two for many ranks. These two round at each step, so their bits are not those of the others: they are for `Order::Any`.
+///   `Order::Fixed` goes on with the row before them.
 /// * On one GPU there is no link to save on, but all blocks of all ranks must be resident: small grids.
 #[rustfmt::skip]
 const OTHER_LINKS: [Row; 12] = [

@@ -1,6 +1,7 @@
 //! What is done with a call: an algorithm, and how far its grid grows with the message.
 
 use super::table::MAX;
+use super::thresholds::{HOST_BLOCK_BYTES, HOST_PIECE_BYTES};
 use super::Algorithm;
 use crate::abi::FA_MAX_BLOCKS;
 
@@ -57,11 +58,7 @@ impl Choice {
 
     /// On the host, with the built-in table's grid.
     pub(super) const fn of_host(algorithm: Algorithm) -> Self {
-        // Below so many bytes, waking a worker costs more than its share.
-        const BLOCK_BYTES: u64 = 64 << 10;
-        // Pieces stay in the writer's second-level cache until they are read.
-        const PIECE_BYTES: u64 = 256 << 10;
-        Self::host(algorithm, FA_MAX_BLOCKS, BLOCK_BYTES, PIECE_BYTES)
+        Self::host(algorithm, FA_MAX_BLOCKS, HOST_BLOCK_BYTES, HOST_PIECE_BYTES)
     }
 
     /// On a GPU.

@@ -1,9 +1,8 @@
 //! What a call must fit in, and the sizes from which on it is done in another way.
 
+use super::thresholds::{SCATTERED_BROADCAST_ABOVE_BYTES, STAGING_RING_BYTES, STAGING_RING_LEAST_BYTES};
 use super::{Algorithm, DeviceKind};
-use crate::abi::{
-    FA_QUANTIZED_ALIGNMENT, FA_QUANTIZED_GROUP, FA_QUANTIZED_GROUP_BYTES, FA_SMALL_STAGING_BYTES,
-};
+use crate::abi::{FA_QUANTIZED_ALIGNMENT, FA_QUANTIZED_GROUP, FA_QUANTIZED_GROUP_BYTES};
 
 /// Geometry of a device's packs, which the capacity of a region is computed from.
 #[derive(Debug, Clone, Copy)]
@@ -66,12 +65,10 @@ impl Limits {
         (capacity & !(pack - 1)).max(pack)
     }
 
-    /// Whether a broadcast takes two steps: first a slice from the root to each rank, then from each rank to the others. Where links
-    /// are the bound, the root's are not to carry the message once for each rank.
+    /// Whether a broadcast takes two steps.
     #[inline]
     pub fn scatters_broadcast(&self, bytes: usize) -> bool {
-        const MORE_THAN_BYTES: usize = 128 << 10;
-        self.device == DeviceKind::Cuda && self.world_size > 2 && bytes > MORE_THAN_BYTES
+        self.device == DeviceKind::Cuda && self.world_size > 2 && bytes > SCATTERED_BROADCAST_ABOVE_BYTES
     }
 
     /// Whether two ranks stage in each other's regions in every other pull, where the call permits it. A line of memory is best
@@ -85,17 +82,13 @@ impl Limits {
     /// launch. The size of a slot, and one less than their number, a power of two. A slot of no bytes is the whole generation.
     #[inline]
     pub fn staging_ring(&self, staged: usize) -> (u64, u32) {
-        // With both generations, twice the second-level cache of the processors that this was measured on: less leaves lines in
-        // the caches of their readers, and more takes the third level from others.
-        const RING_BYTES: usize = 1 << 20;
-        const LEAST_BYTES: usize = FA_SMALL_STAGING_BYTES as usize;
         const ALIGNMENT: usize = 128;
         let ring = match self.device {
-            DeviceKind::Host => RING_BYTES.min(self.staging_bytes),
+            DeviceKind::Host => STAGING_RING_BYTES.min(self.staging_bytes),
             // A GPU's own memory is written past the caches of its peers.
             DeviceKind::Cuda => return (0, 0),
         };
-        if !(LEAST_BYTES..=ring / 2).contains(&staged) {
+        if !(STAGING_RING_LEAST_BYTES..=ring / 2).contains(&staged) {
             return (0, 0);
         }
         let slots = 1 << (ring / staged.next_multiple_of(ALIGNMENT)).max(1).ilog2();

@@ -9,13 +9,13 @@ use crate::error::Error;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Order {
-    /// In that of the ranks, by every direct [`Algorithm`](crate::Algorithm): the same bits on every rank, in every run, on every
-    /// device. Only a plan or [`Builder::algorithm`](crate::Builder::algorithm) that names another algorithm has it used.
+    /// Rank order, by every direct [`Algorithm`](crate::Algorithm): the same bits on every rank, in every run, on every device. The
+    /// plan takes direct algorithms only. [`Builder::algorithm`](crate::Builder::algorithm) may still name another one.
     #[default]
     Fixed,
-    /// In any: where the switch between the GPUs adds up (NVLS) and is expected to be faster, it does. All ranks still have the same
-    /// bits. Those of sums of floats may differ from run to run and from those of other algorithms, as far as the order of
-    /// additions matters.
+    /// Any order: the plan may also take ring, halving-doubling and in-switch reductions (NVLS), where it expects them to be faster.
+    /// All ranks still have the same bits. Sums of floats may have other bits than by the direct algorithms, and by an in-switch
+    /// reduction other bits in another run, as far as the order of additions matters.
     Any,
 }
 

@@ -1,16 +1,19 @@
 //! What is done with a call: the table's choice, made to fit the device and the region.
 
-use super::calls::PlannedCall;
 use super::choice::Choice;
 use super::limits::Limits;
 use super::nvls::Nvls;
 use super::table::{Steps, Table};
 use super::team::Team;
-use super::{grid, Algorithm, DeviceKind, Plan};
+use super::thresholds::{
+    MESSAGE_THREADS, ONE_SHOT_ROWS_MOST_BYTES, TAGGED_PUSH_MOST_BYTES, TEAM_ROWS_MOST_BYTES,
+};
+use super::{grid, Algorithm, DeviceKind, Order, Plan};
 use crate::abi::{FA_MAX_BLOCKS, FA_QUANTIZED_GROUP};
-use crate::dtype::DType;
+use crate::catalogue::DType;
+use crate::catalogue::PlannedCall;
+use crate::catalogue::ReduceOp;
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 use crate::topology::LinkClass;
 
 /// Plans the calls of a world, alike on all ranks.
@@ -30,11 +33,12 @@ impl Planner {
     pub fn new(
         table: &Table,
         link: LinkClass,
+        order: Order,
         forced: Option<Algorithm>,
         most_blocks: usize,
         limits: Limits,
     ) -> Self {
-        let steps = |calls| Steps::new(table, calls, limits.world_size, link);
+        let steps = |calls| Steps::new(table, calls, limits.world_size, link, order);
         let forced = forced.filter(|algorithm| !algorithm.is_nvls());
         Self { steps: PlannedCall::ALL.map(steps), forced, nvls: Nvls::Never, most_blocks, limits }
     }
@@ -64,9 +68,6 @@ impl Planner {
     /// A sum in which a residual is added, and rows of `row` elements are normalised, if it has rows. Only direct
     /// algorithms do that; [`Planner::check_row`] has passed.
     pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>) -> Plan {
-        // Of what a row is one block's on GPUs. Two-shots leave most blocks without a row, those of a slice: by the model
-        // (docs/gpu-model.md) a one-shot push takes half to a fifth of the time up to here, on NVLink and on PCIe.
-        const MOST_ONE_SHOT_ROWS_BYTES: usize = 512 << 10;
         let (size, pack) = (dtype.size(), self.limits.packing.pack_bytes);
         let bytes = count.saturating_mul(size);
         let is_cuda = self.limits.device == DeviceKind::Cuda;
@@ -94,7 +95,7 @@ impl Planner {
         }
         if is_cuda
             && self.forced.is_none()
-            && bytes <= MOST_ONE_SHOT_ROWS_BYTES
+            && bytes <= ONE_SHOT_ROWS_MOST_BYTES
             && self.limits.rows(Algorithm::OneShotPush, row_bytes, size, 1) != 0
         {
             plan = self.plan(bytes, Some(Algorithm::OneShotPush));
@@ -120,14 +121,13 @@ impl Planner {
     /// Rows that blocks have in teams: pushed, in one shot or in two as without rows; what would be pulled in two, up to where
     /// nothing is predicted. As many blocks as there may be share the rows. `None`: there are none, or no room.
     fn teams(&self, plan: Plan, rows: usize, row_bytes: usize, size: usize) -> Option<Plan> {
-        const MOST_ROWS_BYTES: usize = 8 << 20;
         let bytes = rows.saturating_mul(row_bytes);
         let algorithm = match plan.algorithm {
             Algorithm::OneShotPush => Algorithm::OneShotPush,
-            Algorithm::OneShotPull if self.forced.is_none() && bytes <= MOST_ROWS_BYTES => {
+            Algorithm::OneShotPull if self.forced.is_none() && bytes <= TEAM_ROWS_MOST_BYTES => {
                 Algorithm::OneShotPush
             }
-            Algorithm::TwoShotPull if self.forced.is_none() && bytes <= MOST_ROWS_BYTES => {
+            Algorithm::TwoShotPull if self.forced.is_none() && bytes <= TEAM_ROWS_MOST_BYTES => {
                 Algorithm::TwoShotPush
             }
             algorithm => algorithm,
@@ -189,30 +189,26 @@ impl Planner {
     /// The grid of messages whose channels use so many stripes: a stripe is one block's, and those beyond the grid are dealt to its
     /// blocks. On GPUs ranks need not have the same.
     pub fn messages(&self, plan: Plan, stripes: usize) -> Plan {
-        // A part is moved by as many threads, whatever the rest is.
-        const THREADS: usize = 256;
         let stripes = stripes.max(1);
         match self.limits.device {
             DeviceKind::Host => Plan { blocks: plan.blocks.min(stripes), ..plan },
             DeviceKind::Cuda => {
                 let most = self.most_blocks.min(FA_MAX_BLOCKS as usize).max(1);
-                Plan { blocks: stripes.min(most), threads: THREADS, ..plan }
+                Plan { blocks: stripes.min(most), threads: MESSAGE_THREADS, ..plan }
             }
         }
     }
 
     /// Whether packets of a call have no tags on GPUs: what the kernels of the hot set reduce.
     const fn is_untagged(dtype: DType, op: ReduceOp) -> bool {
-        matches!(op, ReduceOp::Sum) && matches!(dtype, DType::F16 | DType::Bf16 | DType::F32)
+        matches!(op, ReduceOp::Sum) && dtype.is_hot()
     }
 
-    /// Tables are of sums whose packets have no tags. With tags they are of twice the bytes: two ranks, which send all of a message,
-    /// pull it from this size on, if they pull the largest ones. Between more, pushes stay ahead as far as the tables have them.
+    /// An allreduce by the table, which is of sums whose packets have no tags.
     #[inline(always)]
     fn all_reduce(&self, bytes: usize, tagged: bool) -> Plan {
-        const MOST_TAGGED_BYTES: usize = 1 << 20;
         if tagged
-            && bytes > MOST_TAGGED_BYTES
+            && bytes > TAGGED_PUSH_MOST_BYTES
             && self.limits.world_size == 2
             && self.limits.device == DeviceKind::Cuda
             && self.forced.is_none()

@@ -3,13 +3,13 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use super::calls::PlannedCall;
 use super::choice::{size, Choice, DeviceKind, Step};
 use super::cpu::CpuMake;
 use super::gpu::GpuGeneration;
 use super::links::Links;
-use super::{built_in, Algorithm, Machine};
+use super::{built_in, Algorithm, Machine, Order};
 use crate::abi::MAX_RANKS;
+use crate::catalogue::PlannedCall;
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
 
@@ -203,6 +203,9 @@ impl Table {
                 };
                 // Writing to a string does not fail.
                 let _ = match calls {
+                    PlannedCall::AllReduce if !choice.algorithm.is_direct() => {
+                        writeln!(text, "{range}: {choice}, with order any")
+                    }
                     PlannedCall::AllReduce => writeln!(text, "{range}: {choice}"),
                     _ => writeln!(text, "{calls}, {range}: {}", choice.grid()),
                 };
@@ -221,8 +224,21 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    pub fn new(table: &Table, calls: PlannedCall, world_size: usize, link: LinkClass) -> Self {
-        Self { device: table.device, steps: table.steps_of(calls, world_size, link).into() }
+    /// Under [`Order::Fixed`] other algorithms than the direct ones are left out: what is larger than every step that is left is
+    /// done as by the last of those.
+    pub fn new(table: &Table, calls: PlannedCall, world_size: usize, link: LinkClass, order: Order) -> Self {
+        let mut steps = table.steps_of(calls, world_size, link);
+        if calls == PlannedCall::AllReduce && order == Order::Fixed {
+            steps.retain(|step| step.choice.algorithm.is_direct());
+            match steps.last_mut() {
+                Some(last) => last.max_bytes = MAX,
+                None => {
+                    let choice = Choice::forced(table.device, Algorithm::TwoShotPush);
+                    steps.push(Step { max_bytes: MAX, choice });
+                }
+            }
+        }
+        Self { device: table.device, steps: steps.into() }
     }
 
     /// Of calls that a table need not have rows for.

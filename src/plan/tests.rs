@@ -9,7 +9,7 @@ use crate::abi::FA_MAX_BLOCKS;
 use crate::error::Error;
 use crate::topology::LinkClass;
 use crate::MAX_RANKS;
-use Algorithm::{OneShotPull, OneShotPush, TwoShotPull, TwoShotPush};
+use Algorithm::{OneShotPull, OneShotPush, Ring, TwoShotPull, TwoShotPush};
 
 const KIB: u64 = 1 << 10;
 
@@ -68,7 +68,8 @@ fn the_host_plans_as_its_rules_say() {
             let piece_bytes = if (world_size, algorithm) == (2, TwoShotPull) { 1 << 20 } else { 256 << 10 };
             Choice::host(algorithm, FA_MAX_BLOCKS, 64 << 10, piece_bytes)
         };
-        let steps = Steps::new(&host(), PlannedCall::AllReduce, world_size, LinkClass::SameDevice);
+        let steps =
+            Steps::new(&host(), PlannedCall::AllReduce, world_size, LinkClass::SameDevice, Order::Any);
         let edges = [2 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 1 << 20, 1 << 30];
         let sizes = edges.iter().flat_map(|edge| [edge - 1, *edge, edge + 1]).chain([0, 1, usize::MAX]);
         for bytes in sizes {
@@ -95,7 +96,7 @@ fn tables_in_words() {
         cuda().describe(4, LinkClass::Pcie),
         "up to 16 KiB: one-shot-push, up to 16 blocks of 512 threads\n\
          up to 1 MiB: two-shot-push, up to 16 blocks of 512 threads\n\
-         any larger size: ring, up to 16 blocks of 512 threads\n"
+         any larger size: ring, up to 16 blocks of 512 threads, with order any\n"
     );
     assert_eq!(
         host().describe(3, LinkClass::SameDevice),
@@ -162,7 +163,7 @@ fn other_calls_have_rows_of_their_own_or_an_allreduces() {
         staging_bytes,
     };
     let piece = |table: &Table, calls, bytes| {
-        Planner::new(table, link, None, 1, limits).shares(calls, bytes, 1).piece_bytes
+        Planner::new(table, link, Order::Fixed, None, 1, limits).shares(calls, bytes, 1).piece_bytes
     };
     assert_eq!(piece(&table, PlannedCall::AllGather, 1000), 4096);
     assert_eq!(piece(&table, PlannedCall::AllGather, 1 << 20), 8192);
@@ -191,7 +192,7 @@ fn rows_on_gpus_are_pushed_by_teams() {
         staging_bytes: 8 << 20,
     };
     let plan = |forced, rows: usize| {
-        let planner = Planner::new(&cuda(), LinkClass::NvSwitch, forced, 64, limits);
+        let planner = Planner::new(&cuda(), LinkClass::NvSwitch, Order::Fixed, forced, 64, limits);
         planner.rows(rows * 5120, DType::Bf16, Some(5120))
     };
     let in_teams = [
@@ -486,4 +487,33 @@ proptest! {
             prop_assert!(is_whole(&table));
         }
     }
+}
+
+#[test]
+fn a_fixed_order_has_direct_algorithms_alone() {
+    use crate::plan::GpuGeneration;
+    let generations = [GpuGeneration::Ampere, GpuGeneration::Hopper, GpuGeneration::Blackwell];
+    let ring = Choice::cuda(Ring, 16, 512);
+    let uniform = Table::uniform(DeviceKind::Cuda, ring).unwrap();
+    let tables = generations.map(Table::of_gpu).into_iter().chain([uniform]);
+    let mut others = 0;
+    for (table, world_size) in
+        tables.flat_map(|table| (1..=16).map(move |world_size| (table.clone(), world_size)))
+    {
+        for link in LinkClass::ALL {
+            let steps = |order| Steps::new(&table, PlannedCall::AllReduce, world_size, link, order);
+            let (fixed, any) = (steps(Order::Fixed), steps(Order::Any));
+            for bytes in (0..40).map(|shift| 1_usize << shift).chain([0, usize::MAX]) {
+                let (fixed, any) = (fixed.choice(bytes, None), any.choice(bytes, None));
+                assert!(fixed.algorithm.is_direct(), "{world_size} ranks, {link:?}, {bytes} bytes: {fixed}");
+                match any.algorithm.is_direct() {
+                    true => assert_eq!(fixed, any),
+                    false => others += 1,
+                }
+            }
+            // What is asked for by name is done.
+            assert_eq!(fixed.choice(8 << 20, Some(Ring)).algorithm, Ring);
+        }
+    }
+    assert!(others > 0);
 }

@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-use super::calls::PlannedCall;
 use super::choice::Choice;
 use super::links::Links;
 use super::table::{Row, Table, MAX};
 use super::{Algorithm, DeviceKind, Machine};
 use crate::abi::MAX_RANKS;
+use crate::catalogue::PlannedCall;
 use crate::topology::{quoted, LinkClass};
 
 /// Counts changes after which an older reader would misread a file.

@@ -8,10 +8,10 @@ use cudarc::driver::CudaStream;
 use super::events::Events;
 use super::stream::{Queue, Queued};
 use crate::call::{Collective, Transfer};
+use crate::catalogue::DType;
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::{bind, create_event, driver};
 use crate::device::cuda::{api, Cuda};
-use crate::dtype::DType;
 use crate::error::Result;
 
 static EVENTS: Events = Events::new();

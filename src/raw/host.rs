@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::events::Events;
 use super::stream::{Queue, Queued};
 use crate::call::{Collective, Transfer};
+use crate::catalogue::DType;
 use crate::communicator::Communicator;
 use crate::device::Host;
-use crate::dtype::DType;
 use crate::error::Result;
 
 static EVENTS: Events = Events::new();

@@ -10,9 +10,9 @@ mod stream;
 pub use stream::StreamCommunicator;
 
 use crate::call::Collective;
-use crate::dtype::DType;
+use crate::catalogue::DType;
+use crate::catalogue::ReduceOp;
 use crate::error::Result;
-use crate::op::ReduceOp;
 
 /// A rank's communicator whose device, type and operation are known at run time only: addresses are numbers, calls are put on the
 /// communicator's own stream, and are complete after [`sync`](Self::sync). [`StreamCommunicator`] is it for each device of this crate.

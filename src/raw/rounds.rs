@@ -30,7 +30,7 @@ pub(super) fn rounds(mut transfers: Vec<Transfer>, world_size: usize) -> Vec<Vec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::DType;
+    use crate::catalogue::DType;
 
     fn transfer(direction: Direction, peer: usize, tag: u32) -> Transfer {
         Transfer { direction, peer, address: 64, count: 1, dtype: DType::U8, tag }

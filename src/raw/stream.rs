@@ -5,9 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::rounds::rounds;
 use super::{RawCommunicator, StreamSync};
 use crate::call::{Collective, Direction, Transfer};
+use crate::catalogue::DType;
 use crate::communicator::Communicator;
 use crate::device::Device;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// A device with something to put calls on.

@@ -77,7 +77,7 @@ a rank that is left out|cuda/reduce.cuh|s/for \(u32 r = 0; r < W; \+\+r\)$/for (
 a rank that is left out in a loop|cuda/reduce.cuh|s/for \(u32 r = 0; r < world\(\); \+\+r\)/for (u32 r = 1; r < world(); ++r)/|the sum
 a part of a pack in the wrong order|cuda/reduce.cuh|s/inputs\.at\(r\) \+ at \+ e\)/inputs.at(r) + at + bytes - sizeof(T) - e)/|the sum
 a part of a pack of another granule|cuda/reduce.cuh|s/\+ at, extent, element\(\)\)\)\);/+ at, extent, 2 * element())));/|the sum|misaligned access|illegal address
-a carry into the next element|cuda/integers.cuh|s/\(\(a & ~highest\(\)\) \+ \(b & ~highest\(\)\)\) \^ \(\(a \^ b\) & highest\(\)\)/a + b/|the sum
+a carry into the next element|cuda/integers.cuh|s/\(\(a & ~high\) \+ \(b & ~high\)\) \^ \(\(a \^ b\) & high\)/a + b/|the sum
 whole packs at any address|core/pack.cuh|s/vector && left >= kPackBytes\}\)/left >= kPackBytes})/|misaligned access
 a switch that rounds each sum|cuda/multicast.cuh|s/\.acc::f32\.v4\.f16x2/.v4.f16x2/|the sum
 a sum that is stored in another order|cuda/multicast.cuh|s/"f"\(__uint_as_float\(pack\.word\[2\]\)\)/"f"(__uint_as_float(pack.word[0]))/|the sum

@@ -45,7 +45,9 @@ struct Call {
   }
 
   // Whether a residual is added, and rows are normalised.
-  bool normalises() const { return algorithm >= FA_ONE_SHOT_PULL_NORM && algorithm <= FA_TWO_SHOT_PUSH_NORM; }
+#define IS_NORMING(code, ...) algorithm == code ||
+  bool normalises() const { return FA_NORMING(IS_NORMING, ) false; }
+#undef IS_NORMING
   // Whether it is a sum by windows.
   bool is_nvls() const { return algorithm == FA_ONE_SHOT_NVLS || algorithm == FA_TWO_SHOT_NVLS; }
 
@@ -70,12 +72,26 @@ struct Call {
     }
   }
 
+  bool pulls() const {
+    switch (algorithm) {
+    case FA_ONE_SHOT_PULL:
+    case FA_TWO_SHOT_PULL:
+    case FA_ONE_SHOT_PULL_NORM:
+    case FA_TWO_SHOT_PULL_NORM:
+    case FA_REDUCE_SCATTER:
+    case FA_REDUCE:
+    case FA_ALL_GATHER:
+    case FA_BROADCAST:
+    case FA_SCATTERED_BROADCAST:
+    case FA_TRANSFER: return true;
+    default: return false;
+    }
+  }
+
   // Whether the input may be where peers read it.
   bool can_be_direct(uint32_t rank, bool in_place) const {
-    const bool pulls = algorithm <= FA_TWO_SHOT_PULL || algorithm == FA_TRANSFER ||
-                       algorithm == FA_ONE_SHOT_PULL_NORM || algorithm == FA_TWO_SHOT_PULL_NORM ||
-                       (algorithm >= FA_REDUCE_SCATTER && algorithm <= FA_SCATTERED_BROADCAST);
-    return pulls && input_length(rank) > 0 && !(in_place && (algorithm == FA_ONE_SHOT_PULL || normalises()));
+    return pulls() && input_length(rank) > 0 &&
+           !(in_place && (algorithm == FA_ONE_SHOT_PULL || normalises()));
   }
 
   // Elements that are before the input and the output in the one memory of a call in place.

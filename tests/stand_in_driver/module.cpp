@@ -1,4 +1,4 @@
-// Modules: any image holds every kernel of csrc/kernels.def.
+// Modules: any image holds every kernel of csrc/catalogue.h.
 #include "module.h"
 
 #include <stdio.h>
@@ -23,8 +23,11 @@ constexpr const char *kAlgorithms[] = {FA_REDUCING(NAME, ) FA_MOVING(NAME, ) FA_
 static_assert(std::size(kAlgorithms) == FA_TWO_SHOT_NVLS + 1, "one for each");
 
 bool is_typed(uint32_t algorithm) {
-  return algorithm < FA_ALL_GATHER || is_norming(algorithm) || is_nvls(algorithm);
+#define IS_REDUCING(code, ...) algorithm == code ||
+  return FA_REDUCING(IS_REDUCING, ) is_norming(algorithm) || is_nvls(algorithm);
 }
+#define IS_OP(code, ...) op == code ||
+bool is_op(uint32_t op) { return FA_OPS(IS_OP, ) false; }
 #define TYPE(code, number, name, element, bytes, family, kernels, ...) {#kernels, bytes},
 constexpr Type kTypes[] = {FA_TYPES(TYPE, )};
 
@@ -101,7 +104,7 @@ bool is_nvls(uint32_t algorithm) {
 }
 
 bool runs(const Kernel &kernel, const FaLaunch &launch) {
-  if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || launch.op > FA_PREMUL_SUM)
+  if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || !is_op(launch.op))
     return false;
   if (is_typed(kernel.algorithm) && strcmp(kTypes[launch.dtype].kernels, kTypes[kernel.dtype].kernels) != 0)
     return false;

@@ -16,7 +16,7 @@ struct Kernel {
   uint32_t hot_world = 0; // the constant world of a hot kernel, 0: any
   bool in_turns =
       false; // all ranks in one launch, as often as its second parameter says (csrc/probes/worlds.cu)
-  bool foreign = false; // none of csrc/kernels.def: the machine alone runs it
+  bool foreign = false; // none of csrc/catalogue.h: the machine alone runs it
 };
 
 // Whether the kernel of this name is compiled for the call.

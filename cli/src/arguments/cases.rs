@@ -5,7 +5,6 @@ use std::fmt;
 use fast_allreduce::{CallKind, DType, ReduceOp};
 
 use super::Bench;
-use crate::collective::CallFacts as _;
 use crate::failure::Failure;
 
 /// One of the combinations.

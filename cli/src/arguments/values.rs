@@ -7,7 +7,6 @@ use fast_allreduce::plan::PlannedCall;
 use fast_allreduce::{Algorithm, CallKind, DType, Order, ReduceOp};
 
 use super::plans::Worlds;
-use crate::collective::MEASURED;
 
 /// Several values that one argument stands for.
 #[derive(Debug, Clone)]
@@ -36,25 +35,11 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 pub fn dtypes(text: &str) -> Result<Choice<DType>, String> {
-    let name = match text {
-        "all" => return Ok(Choice(DType::ALL.into())),
-        "half" => "f16",
-        "bfloat16" => "bf16",
-        "float" => "f32",
-        "double" => "f64",
-        "int8" => "i8",
-        "uint8" => "u8",
-        "int32" => "i32",
-        "uint32" => "u32",
-        "int64" => "i64",
-        "uint64" => "u64",
-        "fp8_e4m3" => "f8e4m3",
-        "fp8_e5m2" => "f8e5m2",
-        own => own,
-    };
-    let names = DType::ALL.map(DType::name);
-    let found = DType::ALL.into_iter().find(|dtype| dtype.name() == name);
-    found.map(|dtype| Choice(vec![dtype])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
+    if text == "all" {
+        return Ok(Choice(DType::ALL.into()));
+    }
+    let found = text.parse().map(|dtype| Choice(vec![dtype]));
+    found.map_err(|_| format!("one of {}, all", DType::ALL.map(DType::name).join(", ")))
 }
 
 pub fn ops(text: &str) -> Result<Choice<ReduceOp>, String> {
@@ -82,9 +67,9 @@ pub fn order(text: &str) -> Result<Order, String> {
 
 pub fn collectives(text: &str) -> Result<Choice<CallKind>, String> {
     if text == "all" {
-        return Ok(Choice(MEASURED.into()));
+        return Ok(Choice(CallKind::MEASURED.into()));
     }
-    let mut kinds = MEASURED.to_vec();
+    let mut kinds = CallKind::MEASURED.to_vec();
     kinds.push(CallKind::AllReduceRmsNorm);
     let names: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
     let found = kinds.iter().find(|kind| kind.name() == text);

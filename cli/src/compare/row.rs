@@ -4,7 +4,7 @@ use fast_allreduce::{Algorithm, DType};
 use serde::Serialize;
 
 use crate::arguments::Case;
-use crate::collective::CallFacts as _;
+use crate::collective::redop;
 use crate::harness::contender::{Contender, OURS};
 use crate::harness::device::Endpoint;
 use crate::harness::measure::Timings;
@@ -50,7 +50,7 @@ impl LeftOut {
     /// Of those of a collective, type and operation.
     pub fn of_case(name: &'static str, case: &Case, reason: &str) -> Self {
         let Case { kind, dtype, op, .. } = case;
-        Self::of_kind(name, kind.name(), *dtype, kind.redop(*op), reason)
+        Self::of_kind(name, kind.name(), *dtype, redop(*kind, *op), reason)
     }
 
     /// Of those of a collective, type and operation by their names.
@@ -156,7 +156,7 @@ pub fn rows<E: Endpoint>(
             size: work.elements() * case.dtype.size(),
             count: work.count(),
             dtype: case.dtype.name(),
-            redop: work.kind.redop(work.op),
+            redop: redop(work.kind, work.op),
             root: work.root(),
             hidden: None,
             by: contender.name(),

@@ -103,7 +103,6 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
-    use crate::collective::MEASURED;
     use fast_allreduce::{CallKind, DType};
 
     const COUNT: usize = 100;
@@ -179,7 +178,7 @@ mod tests {
     #[test]
     fn a_copy_from_the_wrong_place_is_wrong() {
         let inputs = Inputs::new(3, 1, 4, ReduceOp::Sum);
-        for kind in MEASURED {
+        for kind in CallKind::MEASURED {
             // Four shares of 25 elements, as seen by rank 2.
             let work = Work::new(kind, DType::F32, ReduceOp::Sum, 2, COUNT, 2, 4);
             let mut right: Vec<i64> = Vec::new();

@@ -15,7 +15,7 @@ use super::populations;
 use super::row::{Row, Timing};
 use super::session::Session;
 use super::work::Work;
-use crate::collective::CallFacts as _;
+use crate::collective::redop;
 use crate::failure::Failure;
 
 /// Batches of calls that are timed one by one at most; their times are exchanged.
@@ -69,7 +69,7 @@ impl Measure<'_> {
             size: work.bytes(work.elements()),
             count: work.count(),
             dtype: work.dtype.name(),
-            redop: work.kind.redop(work.op),
+            redop: redop(work.kind, work.op),
             root: work.root(),
             algo: ours[0].algorithm(work, work.dtype).map(Algorithm::name),
             out_of_place: out_of_place.pop().flatten().expect(only),

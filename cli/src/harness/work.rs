@@ -8,7 +8,6 @@ use fast_allreduce::{
 
 use super::elements::{typed, typed_mut};
 use crate::arguments::Case;
-use crate::collective::CallFacts as _;
 
 /// One call, as one rank makes it.
 #[derive(Debug, Clone)]
@@ -67,7 +66,7 @@ impl Work {
     ) -> Self {
         let shares = match kind {
             _ if kind.is_whole() => vec![elements; world_size],
-            _ if kind.is_uneven() => uneven(elements, world_size),
+            _ if kind.has_counts() => uneven(elements, world_size),
             _ => vec![elements / world_size; world_size],
         };
         Self::of_shares(kind, dtype, op, root, shares, rank)
@@ -112,7 +111,7 @@ impl Work {
     /// Elements of the message, or of a share: where they differ, of their mean.
     pub fn count(&self) -> usize {
         match self.kind {
-            kind if kind.is_uneven() => self.shares.iter().sum::<usize>() / self.world_size(),
+            kind if kind.has_counts() => self.shares.iter().sum::<usize>() / self.world_size(),
             _ => self.shares[0],
         }
     }
@@ -334,7 +333,6 @@ fn uneven(elements: usize, world_size: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::MEASURED;
 
     const SUM: ReduceOp = ReduceOp::Sum;
 
@@ -351,11 +349,11 @@ mod tests {
 
     #[test]
     fn sizes_are_those_of_the_larger_buffer_and_counts_of_a_share() {
-        for kind in MEASURED {
+        for kind in CallKind::MEASURED {
             let work = Work::new(kind, DType::F32, SUM, 1, 103, 2, 4);
             let expected = match kind {
                 _ if kind.is_whole() => (103, 103),
-                _ if kind.is_uneven() => (102, 25),
+                _ if kind.has_counts() => (102, 25),
                 _ => (100, 25),
             };
             assert_eq!((work.elements(), work.count()), expected, "{}", kind.name());

@@ -7,7 +7,6 @@ use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp, Wait};
 
 use super::rows::SHORT_ROW;
 use crate::arguments::Faults;
-use crate::collective::{CallFacts as _, MEASURED};
 use crate::harness::work::Work;
 
 /// Communicators that are alive at a time.
@@ -164,7 +163,7 @@ impl Call {
             _ => draws.size(most),
         };
         // Those with algorithms to choose from as often as all others.
-        let kind = if draws.one_in(2) { CallKind::AllReduce } else { draws.pick(MEASURED) };
+        let kind = if draws.one_in(2) { CallKind::AllReduce } else { draws.pick(CallKind::MEASURED) };
         if FLOATS.contains(&dtype) && draws.one_in(3) {
             // Few are so long that some communicators refuse them.
             let most_hidden = if draws.one_in(3) { 16 << 10 } else { SHORT_ROW };
@@ -214,7 +213,7 @@ impl Call {
         if self.kind == CallKind::AllReduceRmsNorm {
             return Work::new(CallKind::AllReduce, self.dtype, self.op, root, self.count, rank, world_size);
         }
-        if !self.kind.is_uneven() {
+        if !self.kind.has_counts() {
             return Work::new(self.kind, self.dtype, self.op, root, self.count, rank, world_size);
         }
         let mut draws = Draws::new(seed, self.number, 50);
@@ -321,7 +320,7 @@ mod tests {
         }
         assert!(calls.iter().all(|call| call.count * call.dtype.size() <= RANGE.max_bytes));
         ReduceOp::ARITHMETIC.iter().for_each(|op| any(&|call| call.op == *op));
-        for kind in MEASURED {
+        for kind in CallKind::MEASURED {
             (0..3).for_each(|root| any(&|call| call.kind == kind && call.root == root));
         }
         for dtype in FLOATS {
@@ -332,7 +331,7 @@ mod tests {
         }
         assert!(calls.iter().all(|call| call.hidden == 0 || call.count % call.hidden == 0));
         let shares = |call: &Call| call.work(5, 1, 3).shares;
-        any(&|call| call.kind.is_uneven() && shares(call).contains(&0) && shares(call)[0] > 100);
+        any(&|call| call.kind.has_counts() && shares(call).contains(&0) && shares(call)[0] > 100);
         assert!(calls.iter().all(|call| call.work(5, 1, 3).elements() <= call.count));
         (0..SLOTS).for_each(|slot| any(&|call| call.slot == slot && call.renew));
         any(&|call| matches!(call.groups, Some(Groups::Split(_))));

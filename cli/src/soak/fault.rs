@@ -8,7 +8,6 @@ use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
 use super::draw::{Call, Draws, Range, Settings};
 use crate::arguments::Faults;
-use crate::collective::MEASURED;
 
 /// Calls of which one has an episode before it.
 const SHARE: u64 = 150;
@@ -182,7 +181,7 @@ fn call(range: &Range, number: u64, draws: &mut Draws, max_bytes: usize) -> Call
         groups: None,
         late: None,
         times: 1,
-        kind: if draws.one_in(2) { CallKind::AllReduce } else { draws.pick(MEASURED) },
+        kind: if draws.one_in(2) { CallKind::AllReduce } else { draws.pick(CallKind::MEASURED) },
         dtype,
         op: draws.pick(ReduceOp::ARITHMETIC),
         count: bytes.min(max_bytes) / dtype.size(),
@@ -226,7 +225,9 @@ mod tests {
         for recovery in [Recovery::Shrink, Recovery::New, Recovery::ShrinkWithout(1)] {
             assert!(rounds().any(|round| round.recovery == recovery), "{recovery:?}");
         }
-        assert!(MEASURED.iter().all(|kind| episodes.iter().any(|episode| episode.call.kind == *kind)));
+        assert!(CallKind::MEASURED
+            .iter()
+            .all(|kind| episodes.iter().any(|episode| episode.call.kind == *kind)));
         for Episode { rounds, is_long, .. } in &episodes {
             assert!(rounds.len() as u64 <= MOST_ROUNDS && rounds.last().unwrap().fault.is_none());
             let long = |round: &Round| round.fault.is_some_and(|fault| fault.kind.name() == "long stop");

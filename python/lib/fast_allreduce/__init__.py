@@ -12,9 +12,8 @@ Names and meanings are those of NVIDIA's nccl4py (`nccl.core`) where they fit. `
 `torch.distributed`.
 """
 
-from enum import Enum
-
 from . import errors
+from ._catalogue import ReduceOp
 from ._native import (
     MAX_RANKS,
     Communicator,
@@ -28,22 +27,6 @@ from ._native import (
     get_unique_id,
 )
 from .errors import Error
-
-
-class ReduceOp(str, Enum):
-    """How elements are combined, always in the order of the ranks. Its name, such as "sum", does as well.
-
-    The bitwise ones are of integers. `premul_sum(scale)` makes another one, of floats.
-    """
-
-    SUM = "sum"
-    PROD = "prod"
-    MIN = "min"
-    MAX = "max"
-    AVG = "avg"
-    BAND = "band"
-    BOR = "bor"
-    BXOR = "bxor"
 
 
 SUM, PROD, MIN, MAX, AVG = ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG

@@ -3,15 +3,9 @@
 import torch
 
 from . import errors
+from ._catalogue import TORCH_TYPES
 
-REDUCED = frozenset(
-    getattr(torch, name)
-    for name in (
-        "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64",
-        "float8_e4m3fn", "float8_e5m2",
-    )  # fmt: skip
-    if hasattr(torch, name)
-)
+REDUCED = frozenset(getattr(torch, name) for name in TORCH_TYPES if hasattr(torch, name))
 
 
 def check_dense(tensor):

@@ -17,9 +17,9 @@ use cudarc::driver::CudaStream;
 pub use self::register::{Registered, RegisteredMemory};
 use super::Communicator;
 use crate::call::{transfers_id, CallKind, Collective, Message, Transfer};
+use crate::catalogue::DType;
 use crate::device::cuda::driver::{bind, wait_for};
 use crate::device::cuda::Cuda;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 impl Communicator<Cuda> {

@@ -3,12 +3,12 @@
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use crate::call::{check_transfers, CallKind, Collective, Direction, Message, Transfer};
+use crate::catalogue::DType;
+use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::device::sealed::Device as _;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 
 impl Communicator<Cuda> {
     /// Any collective on raw pointers and a raw stream. A pointer to no elements is not looked at.

@@ -6,6 +6,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::slices::Addresses;
 use crate::call::{same_length, Collective, Message, QuantizedTransport, Transport};
+use crate::catalogue::ReduceOp;
 use crate::communicator::typed::typed_collectives;
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
@@ -13,7 +14,6 @@ use crate::dtype::Element;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
-use crate::op::ReduceOp;
 
 typed_collectives!(Cuda, impl DevicePtr<T>, impl DevicePtrMut<T>, stream: &Arc<CudaStream>);
 

@@ -11,25 +11,8 @@ use cudarc::driver::CudaContext;
 use super::api;
 use super::driver::{bind, bind_to_free, context_id, driver, Relaxed};
 use crate::abi::{self, FaLaunch, FA_SUM};
-use crate::dtype::DType;
+use crate::catalogue::{DType, KernelFacts, KernelFamily, HOT_WORLDS, KERNELS};
 use crate::error::{Error, Result};
-
-/// The list of what kernels there are, from `csrc/kernels.def`.
-mod list {
-    include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
-}
-use list::{HOT, HOT_TYPES, HOT_WORLDS, MOVING, NORMING, NVLS, OTHER, REDUCING, TYPES};
-
-// Names are looked up by code.
-const _: () = {
-    assert!(abi::FA_REDUCE as usize == REDUCING.len() - 1 && abi::FA_ALL_GATHER as usize == REDUCING.len());
-    assert!(
-        abi::FA_BARRIER as usize == REDUCING.len() + MOVING.len()
-            && abi::FA_ONE_SHOT_PULL_NORM as usize == FIRST_NVLS - NORMING.len()
-            && abi::FA_ONE_SHOT_NVLS as usize == FIRST_NVLS
-            && abi::FA_TWO_SHOT_NVLS as usize == ALL - 1
-    );
-};
 
 /// The fatbins that build.rs made, one for each family of kernels, a file of `csrc/cuda`; empty without nvcc. The driver wants
 /// them aligned.
@@ -48,10 +31,6 @@ const NOT_FOUND: u32 = api::Code::NOT_FOUND.0;
 
 /// Kernels of a reduction for one type: for any world, and for the worlds of the hot set.
 const VARIANTS: usize = 1 + HOT_WORLDS.len();
-const FIRST_NORM: usize = REDUCING.len() + MOVING.len() + OTHER.len();
-const FIRST_NVLS: usize = FIRST_NORM + NORMING.len();
-const ALL: usize = FIRST_NVLS + NVLS.len();
-
 /// Why the driver does not load the kernels, with what to build instead where that is known.
 fn refused(context: &CudaContext, code: api::Code) -> Error {
     let built = env!("FAST_ALLREDUCE_CUDA_BUILD");
@@ -73,7 +52,7 @@ fn refused(context: &CudaContext, code: api::Code) -> Error {
 }
 
 /// Handles of all kernels: by code, type, and variant (0: any operation, world and alignment; then those of the hot set).
-type Table = [[[CUfunction; VARIANTS]; DType::ALL.len()]; ALL];
+type Table = [[[CUfunction; VARIANTS]; DType::ALL.len()]; KERNELS.len()];
 
 /// The modules of each context, by the context's number. Handles are no names for contexts: a primary context that is reset, or
 /// released and retained again, has its handle again, and none of its modules. Its number is unique as long as the program runs
@@ -140,7 +119,7 @@ impl Kernels {
             context: Arc::clone(context),
             id,
             modules: Vec::new(),
-            functions: Box::new([[[null; VARIANTS]; DType::ALL.len()]; ALL]),
+            functions: Box::new([[[null; VARIANTS]; DType::ALL.len()]; KERNELS.len()]),
         };
         for fatbin in FATBINS {
             let mut module = std::ptr::null_mut();
@@ -149,17 +128,19 @@ impl Kernels {
                 .map_err(|code| refused(context, code))?;
             kernels.modules.push(module);
         }
-        for code in 0..ALL {
+        for (code, kernel) in KERNELS.iter().enumerate() {
             for dtype in DType::ALL {
-                let Some(name) = name(code, dtype) else { continue };
+                let Some(name) = name(kernel, dtype) else { continue };
                 let d = dtype as usize;
-                kernels.functions[code][d] = match kernels.function(module_of(code), name.clone()) {
+                kernels.functions[code][d] = match kernels.function(module_of(kernel.family), name.clone()) {
                     Ok(function) => [function; VARIANTS],
                     // Only newer GPUs have the instructions: `has_nvls`.
-                    Err(Error::Driver { code: NOT_FOUND, .. }) if code >= FIRST_NVLS => continue,
+                    Err(Error::Driver { code: NOT_FOUND, .. }) if kernel.family == KernelFamily::Nvls => {
+                        continue
+                    }
                     Err(error) => return Err(error),
                 };
-                if code < HOT.len() && HOT_TYPES.contains(&dtype.name()) {
+                if kernel.is_hot && dtype.is_hot() {
                     for (variant, world) in HOT_WORLDS.iter().enumerate() {
                         kernels.functions[code][d][1 + variant] =
                             kernels.function(HOT_SET, format!("{name}_sum_w{world}"))?;
@@ -198,7 +179,7 @@ impl Kernels {
 
     /// Whether the kernels of NVLS are there.
     pub fn has_nvls(&self) -> bool {
-        !self.functions[FIRST_NVLS][DType::F32 as usize][0].is_null()
+        !self.functions[abi::FA_TWO_SHOT_NVLS as usize][DType::F32 as usize][0].is_null()
     }
 
     /// The virtual architecture that they were compiled for, as the driver counts: 90 is compute_90.
@@ -233,34 +214,28 @@ fn hot_world(launch: &FaLaunch) -> Option<usize> {
 /// What csrc/probes/worlds.cu calls the kernel for a call of all ranks in one launch.
 #[cfg(feature = "probes")]
 pub(super) fn name_in_turns(launch: &FaLaunch) -> Option<String> {
-    let (algorithm, dtype) = (launch.algorithm as usize, DType::ALL[launch.dtype as usize]);
-    let hot = algorithm < HOT.len() && HOT_TYPES.contains(&dtype.name()) && hot_world(launch).is_some();
-    hot.then(|| format!("world_{}_{dtype}_sum_w{}", HOT[algorithm], launch.world))
+    let (kernel, dtype) = (&KERNELS[launch.algorithm as usize], DType::ALL[launch.dtype as usize]);
+    let hot = kernel.is_hot && dtype.is_hot() && hot_world(launch).is_some();
+    hot.then(|| format!("world_{}_{dtype}_sum_w{}", kernel.name, launch.world))
 }
 
 /// Which of [`FATBINS`] has the kernels for any world.
-fn module_of(code: usize) -> usize {
-    match code {
-        _ if code < REDUCING.len() => 1,
-        FIRST_NORM..FIRST_NVLS => 2,
-        _ => 3,
+fn module_of(family: KernelFamily) -> usize {
+    match family {
+        KernelFamily::Reducing => 1,
+        KernelFamily::Norming => 2,
+        KernelFamily::Moving | KernelFamily::Other | KernelFamily::Nvls => 3,
     }
 }
 
 /// `None` for a type that the kernel is not made for, and is never asked to do.
-fn name(code: usize, dtype: DType) -> Option<String> {
-    let moving = code.checked_sub(REDUCING.len());
-    let other = moving.and_then(|moving| moving.checked_sub(MOVING.len()));
-    let norming = other.and_then(|other| other.checked_sub(OTHER.len()));
-    let of_hot_type = |name: &str| HOT_TYPES.contains(&dtype.name()).then(|| format!("{name}_{dtype}"));
-    match (moving, other, norming) {
-        (None, _, _) => Some(format!("{}_{}", REDUCING[code], TYPES[dtype as usize])),
-        (Some(moving), None, _) => Some(MOVING[moving].to_owned()),
-        (_, Some(other), None) => Some(OTHER[other].to_owned()),
-        (_, _, Some(norming)) => match norming.checked_sub(NORMING.len()) {
-            None => of_hot_type(NORMING[norming]),
-            Some(nvls) => of_hot_type(NVLS[nvls]),
-        },
+fn name(kernel: &KernelFacts, dtype: DType) -> Option<String> {
+    match kernel.family {
+        KernelFamily::Reducing => Some(format!("{}_{}", kernel.name, dtype.kernels())),
+        KernelFamily::Moving | KernelFamily::Other => Some(kernel.name.to_owned()),
+        KernelFamily::Norming | KernelFamily::Nvls => {
+            dtype.is_hot().then(|| format!("{}_{dtype}", kernel.name))
+        }
     }
 }
 

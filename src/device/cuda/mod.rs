@@ -54,7 +54,7 @@ use crate::abi::{self, FaLaunch, FaStatus};
 use crate::bootstrap::{all_succeeded, process_identity, Bootstrap};
 use crate::error::{Error, Result};
 use crate::exclusive::Exclusive;
-use crate::plan::{DeviceKind, Machine, Packing, Plan};
+use crate::plan::{thresholds, DeviceKind, Machine, Packing, Plan};
 use crate::region::Channels;
 use crate::topology::LinkClass;
 
@@ -257,15 +257,14 @@ impl sealed::Device for Cuda {
     };
 
     const CHANNELS: Channels = Channels {
-        bytes: 16 << 20,
-        chunk_bytes: 256 << 10,
+        bytes: thresholds::GPU_CHANNEL_BYTES,
+        chunk_bytes: thresholds::GPU_CHUNK_BYTES,
         least_slots: 2,
         stripes: abi::FA_MAX_STRIPES as usize,
-        packet_bytes: 4 << 10,
+        packet_bytes: thresholds::GPU_PACKET_BYTES,
     };
 
-    // A receiver's reads take the way there and back, and the sender waits for them.
-    const LEAST_POSTED_BYTES: u64 = 4 << 20;
+    const LEAST_POSTED_BYTES: u64 = thresholds::GPU_LEAST_POSTED_BYTES;
 
     const READS_DIRECTLY: bool = false;
 

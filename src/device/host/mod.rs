@@ -30,7 +30,7 @@ use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus};
 use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::{Error, Result};
 use crate::interruption;
-use crate::plan::{Costs, DeviceKind, Machine, Packing, Plan};
+use crate::plan::{thresholds, Costs, DeviceKind, Machine, Packing, Plan};
 use crate::region::Channels;
 use crate::topology::LinkClass;
 
@@ -233,15 +233,17 @@ impl sealed::Device for Host {
         sentinel_bytes: 0,
     };
 
-    // Twice the second-level cache of the processors that this was measured on: with less, a slot that is written is
-    // still in the cache of its last reader.
-    const CHANNELS: Channels =
-        Channels { bytes: 2 << 20, chunk_bytes: 16 << 10, least_slots: 8, stripes: 1, packet_bytes: 0 };
+    const CHANNELS: Channels = Channels {
+        bytes: thresholds::HOST_CHANNEL_BYTES,
+        chunk_bytes: thresholds::HOST_CHUNK_BYTES,
+        least_slots: 8,
+        stripes: 1,
+        packet_bytes: 0,
+    };
 
     const READS_PRIVATE: bool = true;
 
-    // A shorter one is through the channel before its sender would have heard that it was read.
-    const LEAST_POSTED_BYTES: u64 = 16 << 10;
+    const LEAST_POSTED_BYTES: u64 = thresholds::HOST_LEAST_POSTED_BYTES;
 
     const READS_DIRECTLY: bool = true;
 

@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 
 use libloading::Library;
 
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 use crate::thread::{self, DEEP_STACK};
 
 /// The first whose communicators can be told not to block.
@@ -272,50 +270,21 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// `ncclDataType_t`.
-pub(super) fn datatype(dtype: DType) -> c_int {
-    match dtype {
-        DType::I8 => 0,
-        DType::U8 => 1,
-        DType::I32 => 2,
-        DType::U32 => 3,
-        DType::I64 => 4,
-        DType::U64 => 5,
-        DType::F16 => 6,
-        DType::F32 => 7,
-        DType::F64 => 8,
-        DType::Bf16 => 9,
-        DType::F8E4M3 => 10,
-        DType::F8E5M2 => 11,
-    }
-}
-
-/// `ncclRedOp_t`, where there is one.
-pub(super) fn operation(op: ReduceOp) -> Option<c_int> {
-    match op {
-        ReduceOp::Sum => Some(0),
-        ReduceOp::Prod => Some(1),
-        ReduceOp::Max => Some(2),
-        ReduceOp::Min => Some(3),
-        ReduceOp::Avg => Some(4),
-        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PreMulSum(_) => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalogue::{DType, ReduceOp};
 
     /// The numbers of nccl.h, in its order.
     #[test]
     fn types_and_operations_have_nccls_numbers() {
         let types = ["i8", "u8", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16", "f8e4m3", "f8e5m2"];
         for dtype in DType::ALL {
-            assert_eq!(types[datatype(dtype) as usize], dtype.name());
+            assert_eq!(dtype.nccl().map(|code| types[code as usize]), Some(dtype.name()));
         }
         let operations = ["sum", "prod", "max", "min", "avg"];
         for op in ReduceOp::ARITHMETIC {
-            assert_eq!(operation(op).map(|code| operations[code as usize]), Some(op.name()));
+            assert_eq!(op.nccl().map(|code| operations[code as usize]), Some(op.name()));
         }
     }
 

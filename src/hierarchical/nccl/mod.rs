@@ -9,14 +9,14 @@ use std::time::Duration;
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::CudaContext;
 
-use self::library::{datatype, operation, Comm, Nccl};
+use self::library::{Comm, Nccl};
 use self::watch::Watched;
 use super::{check_operation, InterNode};
+use crate::catalogue::DType;
+use crate::catalogue::ReduceOp;
 use crate::device::cuda::driver::driver;
 use crate::device::cuda::Cuda;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 
 /// The ranks of one place on all nodes, which reduce by `ncclAllReduce`.
 ///
@@ -117,13 +117,12 @@ impl InterNode<Cuda> for NcclNodes {
         stream: CUstream,
     ) -> Result<()> {
         check_operation(dtype, op)?;
-        let Some(op) = operation(op) else {
+        let (Some(dtype), Some(op)) = (dtype.nccl(), op.nccl()) else {
             return Err(Error::Unavailable {
-                what: format!("{op} between nodes"),
-                reason: "NCCL has no such operation".into(),
+                what: format!("{op} of {dtype} between nodes"),
+                reason: "NCCL has no such operation or no such type".into(),
             });
         };
-        let dtype = datatype(dtype);
         // SAFETY: the memory and the stream are the caller's word.
         unsafe {
             self.watched

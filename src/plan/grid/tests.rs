@@ -4,12 +4,12 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::abi::FA_MAX_BLOCKS;
-use crate::dtype::DType;
-use crate::op::ReduceOp;
+use crate::catalogue::DType;
+use crate::catalogue::ReduceOp;
 use crate::plan::limits::{Limits, Packing};
 use crate::plan::planner::Planner;
 use crate::plan::table::Steps;
-use crate::plan::{Algorithm, Choice, DeviceKind, GpuGeneration, Plan, PlannedCall, Table};
+use crate::plan::{Algorithm, Choice, DeviceKind, GpuGeneration, Order, Plan, PlannedCall, Table};
 use crate::topology::{recorded, LinkClass};
 
 const KIB: u64 = 1 << 10;
@@ -36,7 +36,8 @@ fn facts(world_size: usize, bytes: u64, link: LinkClass) -> Facts {
 
 fn plan_by(table: &Table, facts: &Facts) -> Plan {
     let Facts { world_size, bytes, link, forced, multiprocessors } = *facts;
-    let choice = Steps::new(table, PlannedCall::AllReduce, world_size, link).choice(bytes, forced);
+    let choice =
+        Steps::new(table, PlannedCall::AllReduce, world_size, link, Order::Any).choice(bytes, forced);
     let (blocks, threads) = cuda(&choice, bytes, world_size, multiprocessors);
     Plan { algorithm: choice.algorithm, blocks, threads, piece_bytes: usize::MAX }
 }
@@ -120,7 +121,7 @@ fn calls_whose_packets_have_tags() {
     let table = Table::built_in(DeviceKind::Cuda);
     let algorithm = |world_size, link, forced, kib: usize, dtype: DType, op| {
         let limits = Limits { device: DeviceKind::Cuda, packing, world_size, mailbox_bytes, staging_bytes };
-        let planner = Planner::new(&table, link, forced, MULTIPROCESSORS, limits);
+        let planner = Planner::new(&table, link, Order::Any, forced, MULTIPROCESSORS, limits);
         planner.reduction((kib << 10) / dtype.size(), dtype, op).algorithm
     };
     let nvlink = LinkClass::NvSwitch;
@@ -228,7 +229,7 @@ proptest! {
         prop_assert!((plan.blocks - 1) * (plan.threads - 32) <= packs, "{:?}", plan);
         match facts.forced {
             Some(forced) => prop_assert_eq!(plan.algorithm, forced),
-            None if facts.link >= LinkClass::Pcie && facts.world_size > 2 && facts.bytes > 16 << 10 => {
+            None if facts.link >= LinkClass::Pcie && facts.world_size > 2 && facts.bytes > 32 << 10 => {
                 // Nothing that pulls, and no rank writes to all others at once.
                 prop_assert!(matches!(plan.algorithm, TwoShotPush | Ring | HalvingDoubling));
             }

@@ -8,7 +8,6 @@ use mpi::environment::is_initialized;
 use mpi::ffi;
 use mpi::raw::AsRaw;
 
-use crate::collective::CallFacts as _;
 use crate::failure::Failure;
 use crate::harness::contender::{Placement, Rival};
 use crate::harness::device::host::{Cpu, Memory};

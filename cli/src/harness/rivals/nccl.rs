@@ -161,7 +161,7 @@ impl Nccl {
     ///
     /// `input` and `output` are memory of the message on the GPU, which live until the stream has done this.
     unsafe fn call(&self, gpu: &Gpu, work: &Work, input: u64, output: u64) -> Result<(), Failure> {
-        let (Some(dtype), Some(op)) = (datatype(work.dtype), operation(work.op)) else {
+        let (Some(dtype), Some(op)) = (work.dtype.nccl(), work.op.nccl()) else {
             return Err(Failure::Usage(format!("NCCL has no {} of {}", work.op, work.dtype)));
         };
         let count = work.shares[0];
@@ -224,7 +224,7 @@ impl Rival<Gpu> for Nccl {
     }
 
     fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
-        match (datatype(dtype), operation(op)) {
+        match (dtype.nccl(), op.nccl()) {
             _ if kind != CallKind::AllReduce => Some("only its allreduce is called here"),
             (None, _) => Some("NCCL has no such type"),
             (_, None) => Some("NCCL has no such operation"),
@@ -254,37 +254,6 @@ impl Rival<Gpu> for Nccl {
         // SAFETY: a buffer that is freed in the order of the stream; NCCL allows in place where both are one.
         unsafe { self.call(gpu, work, data, data) }
     }
-}
-
-/// `ncclDataType_t`.
-fn datatype(dtype: DType) -> Option<c_int> {
-    Some(match dtype {
-        DType::I8 => 0,
-        DType::U8 => 1,
-        DType::I32 => 2,
-        DType::U32 => 3,
-        DType::I64 => 4,
-        DType::U64 => 5,
-        DType::F16 => 6,
-        DType::F32 => 7,
-        DType::F64 => 8,
-        DType::Bf16 => 9,
-        DType::F8E4M3 => 10,
-        DType::F8E5M2 => 11,
-        _ => return None,
-    })
-}
-
-/// `ncclRedOp_t`.
-fn operation(op: ReduceOp) -> Option<c_int> {
-    Some(match op {
-        ReduceOp::Sum => 0,
-        ReduceOp::Prod => 1,
-        ReduceOp::Max => 2,
-        ReduceOp::Min => 3,
-        ReduceOp::Avg => 4,
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@ use super::reference::Number;
 use super::session::Session;
 use super::work::Work;
 use crate::arguments::RowsCase;
-use crate::collective::CallFacts as _;
 use crate::failure::Failure;
 
 /// Evaluates an expression for the Rust type of a [`DType`](fast_allreduce::DType) that has the call.

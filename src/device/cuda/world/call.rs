@@ -10,6 +10,7 @@ use super::in_turns::InTurns;
 use super::CudaWorld;
 use crate::abi::{self, FaLaunch, FaRmsNorm, FaTransfers, MAX_RANKS};
 use crate::call::{check_transfers, pack, Collective, Epilogue, Message, Partition, Transfer, NO_TRANSFERS};
+use crate::catalogue::ReduceOp;
 use crate::device::cuda::api;
 use crate::device::cuda::driver::{bind, driver, synchronize};
 use crate::device::cuda::handle::Sharing;
@@ -17,7 +18,6 @@ use crate::device::cuda::memory::Memory;
 use crate::device::sealed::Operands;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::op::ReduceOp;
 use crate::plan::{Algorithm, Plan, PlannedCall};
 use crate::region::source_word;
 
@@ -230,7 +230,7 @@ impl CudaWorld {
         if let Some(epilogue) = first.collective.epilogue() {
             self.check_norm(epilogue, first.dtype, plan, piece)?;
         }
-        let is_reduced = first.collective.planned_as() == PlannedCall::AllReduce;
+        let is_reduced = first.collective.facts().planned_as == PlannedCall::AllReduce;
         let (algorithm, limits) = (is_reduced.then_some(plan.algorithm), self.limits());
         let first = messages.iter().enumerate().map(|(rank, message)| {
             let pulls = message.pulls(algorithm, message.input_bytes(rank, world_size));

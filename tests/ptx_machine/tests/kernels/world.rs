@@ -296,7 +296,11 @@ impl World {
     /// A kernel's parameters: the launch, and if it normalises rows, how. Its residual is its input, in whose place rows are normalised.
     fn with_operands(&self, launch: &FaLaunch) -> Vec<u8> {
         let mut params = bytes_of(launch).to_vec();
-        if (FA_ONE_SHOT_PULL_NORM..FA_ONE_SHOT_NVLS).contains(&launch.algorithm) {
+        let norms = matches!(
+            launch.algorithm,
+            FA_ONE_SHOT_PULL_NORM | FA_TWO_SHOT_PULL_NORM | FA_ONE_SHOT_PUSH_NORM | FA_TWO_SHOT_PUSH_NORM
+        );
+        if norms {
             // SAFETY: a struct of numbers.
             let mut norm: FaRmsNorm = unsafe { std::mem::zeroed() };
             (norm.residual, norm.normed) = (launch.input, launch.input);

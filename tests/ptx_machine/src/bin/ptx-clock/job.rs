@@ -184,7 +184,7 @@ impl Call {
     }
 
     fn norms(&self) -> bool {
-        code_of(self.base()).is_some_and(|code| (FA_ONE_SHOT_PULL_NORM..FA_ONE_SHOT_NVLS).contains(&code))
+        self.base().ends_with("_norm")
     }
 
     fn is_nvls(&self) -> bool {

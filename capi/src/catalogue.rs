@@ -1,0 +1,132 @@
+//! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue`: do not edit.
+
+use fast_allreduce::{Algorithm, DType, ReduceOp};
+
+/// Types of elements.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_dtype {
+    /// IEEE binary16; sums accumulate in f32.
+    F16 = 0,
+    /// bfloat16; sums accumulate in f32.
+    Bf16 = 1,
+    /// float.
+    F32 = 2,
+    /// double.
+    F64 = 3,
+    /// int8_t.
+    I8 = 4,
+    /// uint8_t.
+    U8 = 5,
+    /// int32_t.
+    I32 = 6,
+    /// uint32_t.
+    U32 = 7,
+    /// int64_t.
+    I64 = 8,
+    /// uint64_t.
+    U64 = 9,
+    /// 8-bit float e4m3 of OCP's OFP8, without infinities; sums accumulate in f32.
+    F8E4M3 = 10,
+    /// 8-bit float e5m2 of OCP's OFP8; sums accumulate in f32.
+    F8E5M2 = 11,
+}
+
+/// How elements are combined, always in the order of the ranks.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_op {
+    /// Sum. Integers wrap.
+    Sum = 0,
+    /// Product. Integers wrap.
+    Prod = 1,
+    /// IEEE 754-2019 minimum.
+    Min = 2,
+    /// IEEE 754-2019 maximum.
+    Max = 3,
+    /// Sum divided by the number of ranks; of integers toward zero.
+    Avg = 4,
+    /// Bitwise and, of integers.
+    Band = 5,
+    /// Bitwise or, of integers.
+    Bor = 6,
+    /// Bitwise exclusive or, of integers.
+    Bxor = 7,
+}
+
+/// How an allreduce is done.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_algorithm {
+    /// The best for each call.
+    Automatic = 0,
+    /// Every rank reads all inputs.
+    OneShotPull = 1,
+    /// Every rank reduces a slice and reads the others'.
+    TwoShotPull = 2,
+    /// Every rank sends its input to all.
+    OneShotPush = 3,
+    /// Slices are sent to their owners, and from there to all.
+    TwoShotPush = 4,
+    /// Round a ring. Not the bits of the others.
+    Ring = 5,
+    /// Recursive halving and doubling. Not the bits of the others.
+    HalvingDoubling = 6,
+    /// An in-switch reduction (NVLS) of everything for every rank. Not the bits of the others; ranks' may differ.
+    OneShotNvls = 7,
+    /// An in-switch reduction (NVLS) of a slice for each rank, sent to all. Not the bits of the others.
+    TwoShotNvls = 8,
+}
+
+/// What a code stands for.
+pub fn dtype_of(code: u32) -> Option<DType> {
+    match code {
+        0 => Some(DType::F16),
+        1 => Some(DType::Bf16),
+        2 => Some(DType::F32),
+        3 => Some(DType::F64),
+        4 => Some(DType::I8),
+        5 => Some(DType::U8),
+        6 => Some(DType::I32),
+        7 => Some(DType::U32),
+        8 => Some(DType::I64),
+        9 => Some(DType::U64),
+        10 => Some(DType::F8E4M3),
+        11 => Some(DType::F8E5M2),
+        _ => None,
+    }
+}
+
+/// What a code stands for.
+pub fn op_of(code: u32) -> Option<ReduceOp> {
+    match code {
+        0 => Some(ReduceOp::Sum),
+        1 => Some(ReduceOp::Prod),
+        2 => Some(ReduceOp::Min),
+        3 => Some(ReduceOp::Max),
+        4 => Some(ReduceOp::Avg),
+        5 => Some(ReduceOp::BitAnd),
+        6 => Some(ReduceOp::BitOr),
+        7 => Some(ReduceOp::BitXor),
+        _ => None,
+    }
+}
+
+/// What a code stands for.
+pub fn algorithm_of(code: u32) -> Option<Algorithm> {
+    match code {
+        1 => Some(Algorithm::OneShotPull),
+        2 => Some(Algorithm::TwoShotPull),
+        3 => Some(Algorithm::OneShotPush),
+        4 => Some(Algorithm::TwoShotPush),
+        5 => Some(Algorithm::Ring),
+        6 => Some(Algorithm::HalvingDoubling),
+        7 => Some(Algorithm::OneShotNvls),
+        8 => Some(Algorithm::TwoShotNvls),
+        _ => None,
+    }
+}
+

@@ -1,0 +1,99 @@
+//! `csrc/catalogue.h`: the tables as lists of the preprocessor.
+
+use std::fmt::Write as _;
+
+use super::GENERATED;
+use crate::kernels::{Family, Kernel, KERNELS};
+use crate::ops::{Takes, OPS};
+use crate::types::{Class, HOT_WORLDS, KERNEL_TYPES, TYPES};
+
+const INTRODUCTION: &str = "\
+//
+// FA_<LIST>(X, ...) is X(entry, ...) for each entry, so that lists can be nested. An entry begins with the
+// enumerator and its value where it has them:
+//
+//   FA_TYPES        code, number, name, element, bytes, class (floats or integers), kernel type
+//   FA_SIGNED       codes of signed integers
+//   FA_KERNEL_TYPES what kernels of GPUs are compiled for: name, element
+//   FA_OPS          code, number, name, classes of types (all, integers or floats)
+//   FA_COMBINING    operations that combine values: code, classes of types, a case for each that combines so
+//   FA_REDUCING     kernels that reduce: code, number, name
+//   FA_HOT          those of them that have a hot set: code, number, name
+//   FA_MOVING       kernels that move bytes: code, number, name
+//   FA_OTHER        kernels with entry points of their own: code, number, name
+//   FA_NORMING      sums with a residual and a norm, of hot types: code, number, name, algorithm
+//   FA_NVLS         in-switch sums of hot types, on sm_90 and newer: code, number, name
+//   FA_HOT_TYPES    types of the hot set: name, element
+//   FA_HOT_WORLDS   numbers of ranks of the hot set
+";
+
+/// The header.
+pub fn header() -> String {
+    let mut text = format!("// {GENERATED}\n{INTRODUCTION}");
+    text += "#ifndef FAST_ALLREDUCE_CATALOGUE_H\n#define FAST_ALLREDUCE_CATALOGUE_H\n\n// clang-format off\n";
+    let types = TYPES.iter().enumerate().map(|(code, one)| {
+        let class = match one.class {
+            Class::Float => "floats",
+            Class::Signed | Class::Unsigned => "integers",
+        };
+        let (name, element) = (one.name, one.element);
+        format!("FA_{}, {code}, {name}, {element}, {}, {class}, {}", upper(name), one.bytes, one.kernels)
+    });
+    list(&mut text, "TYPES", types);
+    let signed = TYPES.iter().filter(|one| one.class == Class::Signed);
+    list(&mut text, "SIGNED", signed.map(|one| format!("FA_{}", upper(one.name))));
+    list(&mut text, "KERNEL_TYPES", KERNEL_TYPES.iter().map(|one| format!("{}, {}", one.name, one.element)));
+    let ops = OPS.iter().enumerate();
+    list(
+        &mut text,
+        "OPS",
+        ops.map(|(code, op)| format!("FA_{}, {code}, {}, {}", upper(op.name), op.name, class(op.takes))),
+    );
+    let combining = OPS.iter().filter(|op| op.combines_as.is_none());
+    let combining = combining.map(|op| {
+        let of = OPS.iter().filter(|other| other.name == op.name || other.combines_as == Some(op.name));
+        let cases: String = of.map(|op| format!(" case FA_{}:", upper(op.name))).collect();
+        format!("FA_{}, {},{cases}", upper(op.name), class(op.takes))
+    });
+    list(&mut text, "COMBINING", combining);
+    kernels(&mut text, "REDUCING", |kernel| kernel.family == Family::Reducing);
+    kernels(&mut text, "HOT", Kernel::is_hot);
+    kernels(&mut text, "MOVING", |kernel| kernel.family == Family::Moving);
+    kernels(&mut text, "OTHER", |kernel| kernel.family == Family::Other);
+    kernels(&mut text, "NORMING", |kernel| matches!(kernel.family, Family::Norming(_)));
+    kernels(&mut text, "NVLS", |kernel| kernel.family == Family::Nvls);
+    let hot = KERNEL_TYPES.iter().filter(|one| one.hot);
+    list(&mut text, "HOT_TYPES", hot.map(|one| format!("{}, {}", one.name, one.element)));
+    list(&mut text, "HOT_WORLDS", HOT_WORLDS.iter().map(u32::to_string));
+    text += "// clang-format on\n\n#endif\n";
+    text
+}
+
+fn class(takes: Takes) -> &'static str {
+    match takes {
+        Takes::All => "all",
+        Takes::Integers => "integers",
+        Takes::Floats => "floats",
+    }
+}
+
+fn kernels(text: &mut String, name: &str, of: impl Fn(&Kernel) -> bool) {
+    let entries = KERNELS.iter().enumerate().filter(|(_, kernel)| of(kernel)).map(|(code, kernel)| {
+        let of = match kernel.family {
+            Family::Norming(algorithm) => format!(", {algorithm}"),
+            Family::Reducing | Family::Moving | Family::Other | Family::Nvls => String::new(),
+        };
+        format!("FA_{}, {code}, {}{of}", upper(kernel.name), kernel.name)
+    });
+    list(text, name, entries);
+}
+
+fn list(text: &mut String, name: &str, entries: impl Iterator<Item = String>) {
+    let lines: Vec<_> = entries.map(|entry| format!("  X({entry}, __VA_ARGS__)")).collect();
+    // Writing into a string does not fail.
+    let _ = writeln!(text, "#define FA_{name}(X, ...) \\\n{}\n", lines.join(" \\\n"));
+}
+
+fn upper(name: &str) -> String {
+    name.to_ascii_uppercase()
+}

@@ -1,0 +1,25 @@
+//! `python/lib/fast_allreduce/_catalogue.py`: the operations, and torch's names of the types.
+
+use super::GENERATED;
+use crate::ops::OPS;
+use crate::types::TYPES;
+
+/// The Python package's file.
+pub fn tables() -> String {
+    let mut text = format!("# {GENERATED}\n\nfrom enum import Enum\n\n\nclass ReduceOp(str, Enum):\n");
+    text += "    \"\"\"How elements are combined, always in the order of the ranks. Its name, such as \"sum\", does as well.\n\n    \
+             The bitwise ones are of integers. `premul_sum(scale)` makes another one, of floats.\n    \"\"\"\n\n";
+    for op in OPS.iter().filter(|op| op.parameter.is_none()) {
+        text += &format!("    {} = \"{}\"\n", op.name.to_ascii_uppercase(), op.name);
+    }
+    text += "\n\n# Types that can be reduced, by torch's names.\nTORCH_TYPES = (\n";
+    for one in &TYPES {
+        text += &format!("    \"{}\",\n", one.torch);
+    }
+    text += ")\n\n# Operations by the attribute of torch.distributed.ReduceOp.\nTORCH_OPS = {\n";
+    for op in OPS.iter().filter(|op| op.parameter.is_none()) {
+        text += &format!("    \"{}\": ReduceOp.{},\n", op.torch, op.name.to_ascii_uppercase());
+    }
+    text += "}\n";
+    text
+}

@@ -1,0 +1,288 @@
+//! `src/catalogue/generated.rs`: the library's enums, and the kernels that it loads.
+
+use super::GENERATED;
+use crate::collectives::{Collective, COLLECTIVES};
+use crate::kernels::{Algorithm, Family, Kernel, KERNELS};
+use crate::ops::{Takes, OPS};
+use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
+
+/// The library's file.
+pub fn library() -> String {
+    let mut text = format!(
+        "//! {GENERATED}\n\nuse super::{{BusFactor, CallFacts, Extent, InPlace, Partition, TypeFacts}};\n#[cfg(feature = \"cuda\")]\nuse super::{{KernelFacts, KernelFamily}};\nuse crate::scale::Scale;\n\n"
+    );
+    types(&mut text);
+    ops(&mut text);
+    algorithms(&mut text);
+    collectives(&mut text);
+    kernels(&mut text);
+    text
+}
+
+fn types(text: &mut String) {
+    *text += "/// The type of the elements of a message.\n#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]\n#[repr(u32)]\n\
+              #[non_exhaustive]\npub enum DType {\n";
+    for (code, one) in TYPES.iter().enumerate() {
+        *text += &format!("    /// {}\n    {} = {code},\n", one.doc, one.variant);
+    }
+    *text += "}\n\nimpl DType {\n    /// All types, in the order of their codes.\n";
+    *text += &format!("    pub const ALL: [Self; {}] = [\n", TYPES.len());
+    for one in &TYPES {
+        *text += &format!("        Self::{},\n", one.variant);
+    }
+    *text += "    ];\n\n    pub(super) const fn facts(self) -> &'static TypeFacts {\n        match self {\n";
+    for one in &TYPES {
+        *text += &format!("            Self::{} => &{},\n", one.variant, facts(one));
+    }
+    *text += "        }\n    }\n}\n\n";
+    let names: Vec<_> = TYPES.iter().map(|one| one.name).collect();
+    *text += &format!("pub(super) const DTYPES: &str = \"one of {}\";\n\n", names.join(", "));
+}
+
+fn facts(one: &Type) -> String {
+    let Type { name, bytes, nccl_tests, numpy, torch, dlpack, nccl, kernels, .. } = one;
+    let is_float = one.class == Class::Float;
+    let is_hot = KERNEL_TYPES.iter().any(|kernel| kernel.name == *kernels && kernel.hot);
+    format!(
+        "TypeFacts {{ name: \"{name}\", size: {bytes}, is_float: {is_float}, nccl_tests: \"{nccl_tests}\", numpy: \"{numpy}\", \
+         torch: \"{torch}\", dlpack: {dlpack}, nccl: {nccl:?}, kernels: \"{kernels}\", is_hot: {is_hot} }}"
+    )
+}
+
+fn ops(text: &mut String) {
+    *text += include_str!("reduce_op.txt");
+    *text += "#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]\n#[non_exhaustive]\npub enum ReduceOp {\n";
+    for op in &OPS {
+        let parameter = op.parameter.map_or(String::new(), |parameter| format!("({parameter})"));
+        *text += &format!("    /// {}\n    {}{parameter},\n", op.doc, op.variant);
+    }
+    *text += "}\n\nimpl ReduceOp {\n";
+    let list = |text: &mut String, doc: &str, name: &str, takes: Takes| {
+        let of: Vec<_> = OPS.iter().filter(|op| op.takes == takes && op.parameter.is_none()).collect();
+        let variants: Vec<_> = of.iter().map(|op| format!("Self::{}", op.variant)).collect();
+        *text += &format!(
+            "    /// {doc}\n    pub const {name}: [Self; {}] = [{}];\n\n",
+            of.len(),
+            variants.join(", ")
+        );
+    };
+    list(text, "Operations of every element type, in the order of their codes.", "ARITHMETIC", Takes::All);
+    list(text, "Operations of integers alone, in the order of their codes.", "BITWISE", Takes::Integers);
+    *text += "    /// Every operation, in the order of the codes, with a scale of 1 where there is one.\n";
+    let all = OPS.iter().map(|op| match op.parameter {
+        Some(parameter) => format!("Self::{}({parameter}::ONE)", op.variant),
+        None => format!("Self::{}", op.variant),
+    });
+    let all: Vec<_> = all.collect();
+    *text += &format!("    pub(crate) const ALL: [Self; {}] = [{}];\n\n", OPS.len(), all.join(", "));
+    let by_op = |text: &mut String, head: &str, value: &dyn Fn(&crate::ops::Op) -> String| {
+        *text += head;
+        *text += "        match self {\n";
+        for op in &OPS {
+            let pattern = op.parameter.map_or("", |_| "(_)");
+            *text += &format!("            Self::{}{pattern} => {},\n", op.variant, value(op));
+        }
+        *text += "        }\n    }\n\n";
+    };
+    by_op(
+        text,
+        "    /// The name that the field uses: `\"sum\"`, `\"prod\"`, ...\n    pub const fn name(self) -> &'static str {\n",
+        &|op| format!("\"{}\"", op.name),
+    );
+    by_op(
+        text,
+        "    /// The kernels' code. Ranks compare it; a scale is each rank's own.\n    #[inline]\n    pub(crate) const fn code(self) -> u32 {\n",
+        &|op| position(&OPS, |other| other.name == op.name),
+    );
+    by_op(
+        text,
+        "    /// Whether it is defined for elements of a type.\n    pub const fn is_of(self, dtype: DType) -> bool {\n",
+        &|op| match op.takes {
+            Takes::All => "true".to_owned(),
+            Takes::Integers => "!dtype.is_float()".to_owned(),
+            Takes::Floats => "dtype.is_float()".to_owned(),
+        },
+    );
+    by_op(
+        text,
+        "    /// `ncclRedOp_t`, where NCCL has the operation without making it first.\n    pub const fn nccl(self) -> Option<i32> {\n",
+        &|op| op.nccl.map_or("None".to_owned(), |code| format!("Some({code})")),
+    );
+    text.truncate(text.len() - 1);
+    *text += "}\n\n";
+    let of = |class: Takes| {
+        let names: Vec<_> =
+            OPS.iter().filter(|op| [Takes::All, class].contains(&op.takes)).map(|op| op.name).collect();
+        names.join(", ")
+    };
+    let (floats, integers) = (of(Takes::Floats), of(Takes::Integers));
+    let all: Vec<_> = OPS
+        .iter()
+        .map(|op| {
+            op.parameter.map_or(op.name.to_owned(), |parameter| format!("{}:{}", op.name, upper(parameter)))
+        })
+        .collect();
+    *text += &format!("pub(super) const OPS: &str = \"one of {}\";\n", all.join(", "));
+    *text += &format!("pub(super) const OPS_OF_FLOATS: &str = \"one of {floats} for floats\";\n");
+    *text += &format!("pub(super) const OPS_OF_INTEGERS: &str = \"one of {integers} for integers\";\n\n");
+}
+
+fn algorithms(text: &mut String) {
+    let all: Vec<(&Kernel, Algorithm)> =
+        KERNELS.iter().filter_map(|kernel| Some((kernel, kernel.algorithm?))).collect();
+    *text += "/// How an allreduce is done. The direct ones agree bit for bit.\n#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]\n\
+              #[repr(u32)]\n#[non_exhaustive]\npub enum Algorithm {\n";
+    for (kernel, algorithm) in &all {
+        let doc: Vec<_> = algorithm.doc.iter().map(|paragraph| format!("    /// {paragraph}\n")).collect();
+        *text += &format!("{}    {} = {},\n", doc.join("    ///\n"), algorithm.variant, code_of(kernel.name));
+    }
+    *text += "}\n\nimpl Algorithm {\n";
+    let list = |text: &mut String, doc: &str, name: &str, of: &dyn Fn(&Kernel, Algorithm) -> bool| {
+        let of: Vec<_> = all.iter().filter(|(kernel, algorithm)| of(kernel, *algorithm)).collect();
+        let variants: Vec<_> =
+            of.iter().map(|(_, algorithm)| format!("Self::{}", algorithm.variant)).collect();
+        *text += &format!(
+            "    /// {doc}\n    pub const {name}: [Self; {}] = [{}];\n\n",
+            of.len(),
+            variants.join(", ")
+        );
+    };
+    let is_nvls = |kernel: &Kernel| kernel.family == Family::Nvls;
+    list(
+        text,
+        "Algorithms of every device, in the order of their codes. [`Self::NVLS`] has the others.",
+        "ALL",
+        &|kernel, _| !is_nvls(kernel),
+    );
+    list(text, "In-switch reductions, of GPUs with NVSwitch.", "NVLS", &|kernel, _| is_nvls(kernel));
+    list(text, "Direct algorithms, which agree bit for bit.", "DIRECT", &|_, algorithm| algorithm.direct);
+    *text += "    /// Its name on command lines: `\"one-shot-pull\"`, ...\n    pub const fn name(self) -> &'static str {\n        match self {\n";
+    for (_, algorithm) in &all {
+        *text += &format!("            Self::{} => \"{}\",\n", algorithm.variant, algorithm.name);
+    }
+    *text += "        }\n    }\n\n    /// Whether results have the bits that all direct algorithms give.\n    pub const fn is_direct(self) -> bool {\n        match self {\n";
+    for (_, algorithm) in &all {
+        *text += &format!("            Self::{} => {},\n", algorithm.variant, algorithm.direct);
+    }
+    *text += "        }\n    }\n\n    /// Whether it is an in-switch reduction.\n    pub const fn is_nvls(self) -> bool {\n        match self {\n";
+    for (kernel, algorithm) in &all {
+        *text += &format!("            Self::{} => {},\n", algorithm.variant, is_nvls(kernel));
+    }
+    *text += "        }\n    }\n\n    /// The code of the kernel that sums by it and then applies the norm: a direct algorithm has one.\n    pub(crate) const fn norm_kernel(self) -> Option<u32> {\n        match self {\n";
+    for (kernel, algorithm) in &all {
+        let norm = KERNELS.iter().find(|norm| norm.family == Family::Norming(kernel.name));
+        let code = norm.map_or("None".to_owned(), |norm| format!("Some({})", code_of(norm.name)));
+        *text += &format!("            Self::{} => {code},\n", algorithm.variant);
+    }
+    *text += "        }\n    }\n}\n\n";
+    let names: Vec<_> = all.iter().map(|(_, algorithm)| algorithm.name).collect();
+    *text += &format!("pub(super) const ALGORITHMS: &str = \"one of {}\";\n\n", names.join(", "));
+}
+
+fn collectives(text: &mut String) {
+    *text += "/// A collective or a call of messages, without its arguments. The codes are those that ranks compare.\n\
+              #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]\n#[non_exhaustive]\n#[repr(u8)]\n\
+              pub enum CallKind {\n";
+    for (one, code) in COLLECTIVES.iter().zip(1..) {
+        *text += &format!("    /// `{}`\n    {} = {code},\n", one.name, one.variant);
+    }
+    let variants = |of: &dyn Fn(&Collective) -> bool| {
+        let of = COLLECTIVES.iter().filter(|one| of(one)).map(|one| format!("Self::{}", one.variant));
+        of.collect::<Vec<_>>()
+    };
+    *text += "}\n\nimpl CallKind {\n";
+    let all = variants(&|_| true);
+    *text +=
+        &format!("    /// All of them.\n    pub const ALL: &'static [Self] = &[{}];\n\n", all.join(", "));
+    let measured = variants(&|one| one.is_measured);
+    *text += "    /// Calls that nccl-tests measures.\n";
+    *text += &format!("    pub const MEASURED: [Self; {}] = [{}];\n\n", measured.len(), measured.join(", "));
+    *text += "    /// Its row.\n    #[inline]\n    pub(crate) const fn facts(self) -> &'static CallFacts {\n        &CALLS[self as usize - 1]\n    }\n}\n\n";
+    *text += &format!("static CALLS: [CallFacts; {}] = [\n", COLLECTIVES.len());
+    for one in &COLLECTIVES {
+        let Collective {
+            name, reads, writes, in_place, partition, reduces, has_root, has_counts, bus, ..
+        } = one;
+        let kernel = one.kernel.map_or("None".to_owned(), |kernel| format!("Some({})", code_of(kernel)));
+        *text += &format!(
+            "    CallFacts {{ name: \"{name}\", c_name: c\"{name}\", reads: Extent::{reads:?}, writes: Extent::{writes:?}, \
+             in_place: InPlace::{in_place:?}, partition: Partition::{partition:?}, kernel: {kernel}, reduces: {reduces}, \
+             has_root: {has_root}, has_counts: {has_counts}, planned_as: PlannedCall::{}, bus: BusFactor::{bus:?} }},\n",
+            one.planned_as
+        );
+    }
+    *text += "];\n\n";
+    let mut planned: Vec<&str> = Vec::new();
+    for one in &COLLECTIVES {
+        if !planned.contains(&one.planned_as) {
+            planned.push(one.planned_as);
+        }
+    }
+    *text += "/// The calls that a row of a plan's [`Table`](crate::plan::Table) is for.\n\
+              #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]\n#[repr(usize)]\n#[non_exhaustive]\npub enum PlannedCall {\n";
+    for variant in &planned {
+        let of: Vec<_> = COLLECTIVES
+            .iter()
+            .filter(|one| one.planned_as == *variant)
+            .map(|one| format!("`{}`", one.name))
+            .collect();
+        *text += &format!("    /// {}\n    {variant},\n", of.join(", "));
+    }
+    let all: Vec<_> = planned.iter().map(|variant| format!("Self::{variant}")).collect();
+    *text += &format!(
+        "}}\n\nimpl PlannedCall {{\n    /// All of them.\n    pub const ALL: [Self; {}] = [{}];\n\n",
+        planned.len(),
+        all.join(", ")
+    );
+    *text += "    /// Its name in files: `\"all_reduce\"`, ..., `\"messages\"`.\n    pub const fn name(self) -> &'static str {\n        match self {\n";
+    for variant in &planned {
+        *text += &format!("            Self::{variant} => \"{}\",\n", snake(variant));
+    }
+    *text += "        }\n    }\n}\n\n";
+}
+
+fn kernels(text: &mut String) {
+    *text += "/// The kernels, by code.\n#[cfg(feature = \"cuda\")]\n";
+    *text += &format!("pub(crate) const KERNELS: [KernelFacts; {}] = [\n", KERNELS.len());
+    for kernel in &KERNELS {
+        let family = match kernel.family {
+            Family::Reducing => "Reducing",
+            Family::Moving => "Moving",
+            Family::Other => "Other",
+            Family::Norming(_) => "Norming",
+            Family::Nvls => "Nvls",
+        };
+        *text += &format!(
+            "    KernelFacts {{ name: \"{}\", family: KernelFamily::{family}, is_hot: {} }},\n",
+            kernel.name,
+            kernel.is_hot()
+        );
+    }
+    *text += "];\n\n/// Numbers of ranks that the hot set has kernels for.\n#[cfg(feature = \"cuda\")]\n";
+    *text += &format!("pub(crate) const HOT_WORLDS: [usize; {}] = {HOT_WORLDS:?};\n", HOT_WORLDS.len());
+}
+
+/// A kernel's code.
+fn code_of(kernel: &str) -> String {
+    position(&KERNELS, |other| other.name == kernel)
+}
+
+/// A row's position in its table, which is its code.
+fn position<T>(table: &[T], is_row: impl Fn(&T) -> bool) -> String {
+    table.iter().position(is_row).map_or_else(String::new, |code| code.to_string())
+}
+
+fn snake(variant: &str) -> String {
+    let mut name = String::new();
+    for character in variant.chars() {
+        if character.is_ascii_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(character.to_ascii_lowercase());
+    }
+    name
+}
+
+fn upper(name: &str) -> String {
+    name.to_ascii_uppercase()
+}

@@ -1,0 +1,106 @@
+//! The kernels, and the algorithms of an allreduce among them. The order is that of the codes.
+
+/// What a kernel computes, which decides the types that it is compiled for and the operands of its entry point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// Reduces elements: a kernel for each kernel type, which takes any operation.
+    Reducing,
+    /// Moves bytes of any type: one kernel.
+    Moving,
+    /// Anything else, with an entry point of its own: one kernel.
+    Other,
+    /// A sum by the algorithm named here, then the residual and the norm: a kernel for each hot type.
+    Norming(&'static str),
+    /// An in-switch reduction (NVLS) of a sum: a kernel for each hot type, on GPUs that have the instructions.
+    Nvls,
+}
+
+/// An allreduce's algorithm, as users name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Algorithm {
+    /// The variant of `Algorithm`, and of C's enum.
+    pub variant: &'static str,
+    /// Its name on command lines.
+    pub name: &'static str,
+    /// Whether it reduces in rank order with one rounding: all direct algorithms give the same bits.
+    pub direct: bool,
+    /// Paragraphs of documentation for Rust.
+    pub doc: &'static [&'static str],
+    /// One line of documentation for C.
+    pub c_doc: &'static str,
+}
+
+/// A kernel.
+#[derive(Debug)]
+pub struct Kernel {
+    /// Its name, and with a suffix for the type that of its entry points: `one_shot_pull`. The code's is `FA_ONE_SHOT_PULL`.
+    pub name: &'static str,
+    /// What it computes.
+    pub family: Family,
+    /// The algorithm of an allreduce that it is.
+    pub algorithm: Option<Algorithm>,
+}
+
+impl Kernel {
+    /// Whether the hot set has kernels of its own for it: the direct algorithms.
+    pub fn is_hot(&self) -> bool {
+        self.family == Family::Reducing && self.algorithm.is_some_and(|algorithm| algorithm.direct)
+    }
+}
+
+/// All kernels.
+#[rustfmt::skip]
+pub const KERNELS: [Kernel; 20] = [
+    Kernel { name: "one_shot_pull", family: Family::Reducing, algorithm: Some(Algorithm {
+        variant: "OneShotPull", name: "one-shot-pull", direct: true,
+        doc: &["Every rank reads all inputs and reduces everything. One barrier for staged inputs, two for registered ones."],
+        c_doc: "Every rank reads all inputs." }) },
+    Kernel { name: "two_shot_pull", family: Family::Reducing, algorithm: Some(Algorithm {
+        variant: "TwoShotPull", name: "two-shot-pull", direct: true,
+        doc: &["Rank r reduces slice r, then everybody gathers all slices. Two barriers."],
+        c_doc: "Every rank reduces a slice and reads the others'." }) },
+    Kernel { name: "one_shot_push", family: Family::Reducing, algorithm: Some(Algorithm {
+        variant: "OneShotPush", name: "one-shot-push", direct: true,
+        doc: &["Every rank sends its input as packets into every peer's mailbox. No barrier."],
+        c_doc: "Every rank sends its input to all." }) },
+    Kernel { name: "two_shot_push", family: Family::Reducing, algorithm: Some(Algorithm {
+        variant: "TwoShotPush", name: "two-shot-push", direct: true,
+        doc: &["Slices to their owners as packets, reduced slices to everybody as packets. No barrier."],
+        c_doc: "Slices are sent to their owners, and from there to all." }) },
+    Kernel { name: "ring", family: Family::Reducing, algorithm: Some(Algorithm {
+        variant: "Ring", name: "ring", direct: false,
+        doc: &["A reduce-scatter and an all-gather in which each rank sends packets to the next one only: 2 (n - 1) steps, for \
+                links that are not a full mesh.",
+               "Partial sums travel as elements of the type and are rounded in each step, so that results do not have the bits \
+                of the direct algorithms; all ranks have the same ones, in every run."],
+        c_doc: "Round a ring. Not the bits of the others." }) },
+    Kernel { name: "halving_doubling", family: Family::Reducing, algorithm: Some(Algorithm {
+        variant: "HalvingDoubling", name: "halving-doubling", direct: false,
+        doc: &["Recursive halving and doubling, by packets: 2 log2(n) steps. A rank beyond the largest power of two has another \
+                that takes part for it. Results have the bits of [`Algorithm::Ring`]'s kind: partial sums are rounded."],
+        c_doc: "Recursive halving and doubling. Not the bits of the others." }) },
+    Kernel { name: "reduce_scatter", family: Family::Reducing, algorithm: None },
+    Kernel { name: "reduce", family: Family::Reducing, algorithm: None },
+    Kernel { name: "all_gather", family: Family::Moving, algorithm: None },
+    Kernel { name: "broadcast", family: Family::Moving, algorithm: None },
+    Kernel { name: "scattered_broadcast", family: Family::Moving, algorithm: None },
+    Kernel { name: "barrier", family: Family::Other, algorithm: None },
+    Kernel { name: "transfer", family: Family::Other, algorithm: None },
+    Kernel { name: "two_shot_quantized", family: Family::Other, algorithm: None },
+    Kernel { name: "one_shot_pull_norm", family: Family::Norming("one_shot_pull"), algorithm: None },
+    Kernel { name: "two_shot_pull_norm", family: Family::Norming("two_shot_pull"), algorithm: None },
+    Kernel { name: "one_shot_push_norm", family: Family::Norming("one_shot_push"), algorithm: None },
+    Kernel { name: "two_shot_push_norm", family: Family::Norming("two_shot_push"), algorithm: None },
+    Kernel { name: "one_shot_nvls", family: Family::Nvls, algorithm: Some(Algorithm {
+        variant: "OneShotNvls", name: "one-shot-nvls", direct: false,
+        doc: &["An in-switch reduction of all inputs for every rank (NVLS: `multimem.ld_reduce`). One barrier.",
+               "Sums of f16, bf16 and f32 on GPUs of NVSwitch systems from Hopper on, one rank on each; other calls are done as \
+                without it. The switch chooses the order of additions: nothing says that all ranks have the same bits, or that \
+                another run has."],
+        c_doc: "An in-switch reduction (NVLS) of everything for every rank. Not the bits of the others; ranks' may differ." }) },
+    Kernel { name: "two_shot_nvls", family: Family::Nvls, algorithm: Some(Algorithm {
+        variant: "TwoShotNvls", name: "two-shot-nvls", direct: false,
+        doc: &["An in-switch reduction of slice r for rank r, which stores it to all ranks (`multimem.st`). Two barriers. It \
+                takes the calls of [`Algorithm::OneShotNvls`]. All ranks have the same bits, in the switch's order of additions."],
+        c_doc: "An in-switch reduction (NVLS) of a slice for each rank, sent to all. Not the bits of the others." }) },
+];

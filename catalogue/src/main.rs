@@ -1,0 +1,16 @@
+//! Writes the files that are made from the catalogue into the checkout that this crate is in.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for file in catalogue::faces::all() {
+        let written = file.rendered(&root).and_then(|text| std::fs::write(root.join(file.path), text));
+        if let Err(error) = written {
+            eprintln!("{}: {error}", file.path);
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,113 @@
+//! The element types. The order is that of the codes: a new type goes at the end.
+
+/// How a type is reduced, and which operations it takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// A floating-point type.
+    Float,
+    /// A signed integer, in two's complement.
+    Signed,
+    /// An unsigned integer.
+    Unsigned,
+}
+
+/// An element type.
+#[derive(Debug)]
+pub struct Type {
+    /// Its name in this library: `f16`. The code's name is `FA_F16`, and the kernels of the host have this name.
+    pub name: &'static str,
+    /// The variant of `DType`, and of C's enum.
+    pub variant: &'static str,
+    /// One line of documentation for Rust.
+    pub doc: &'static str,
+    /// One line of documentation for C.
+    pub c_doc: &'static str,
+    /// Bytes of an element.
+    pub bytes: usize,
+    /// Its class.
+    pub class: Class,
+    /// The C++ type of an element (`csrc/reduce/element.cuh`).
+    pub element: &'static str,
+    /// Whose kernels it has on GPUs: a type's own, or a family's (`csrc/cuda/any_world.cu`).
+    pub kernels: &'static str,
+    /// nccl-tests' name.
+    pub nccl_tests: &'static str,
+    /// The name of NumPy (or `ml_dtypes`).
+    pub numpy: &'static str,
+    /// The name of torch.
+    pub torch: &'static str,
+    /// The type code of DLPack (`DLDataTypeCode`); its bits are those of `bytes`.
+    pub dlpack: u8,
+    /// `ncclDataType_t`, where NCCL has the type.
+    pub nccl: Option<u8>,
+}
+
+/// All element types.
+#[rustfmt::skip]
+pub const TYPES: [Type; 12] = [
+    Type { name: "f16", variant: "F16", bytes: 2, class: Class::Float, element: "F16", kernels: "f16",
+           nccl_tests: "half", numpy: "float16", torch: "float16", dlpack: 2, nccl: Some(6),
+           doc: "IEEE binary16; accumulated in f32.", c_doc: "IEEE binary16; sums accumulate in f32." },
+    Type { name: "bf16", variant: "Bf16", bytes: 2, class: Class::Float, element: "Bf16", kernels: "bf16",
+           nccl_tests: "bfloat16", numpy: "bfloat16", torch: "bfloat16", dlpack: 4, nccl: Some(9),
+           doc: "bfloat16; accumulated in f32.", c_doc: "bfloat16; sums accumulate in f32." },
+    Type { name: "f32", variant: "F32", bytes: 4, class: Class::Float, element: "float", kernels: "f32",
+           nccl_tests: "float", numpy: "float32", torch: "float32", dlpack: 2, nccl: Some(7),
+           doc: "IEEE binary32.", c_doc: "float." },
+    Type { name: "f64", variant: "F64", bytes: 8, class: Class::Float, element: "double", kernels: "f64",
+           nccl_tests: "double", numpy: "float64", torch: "float64", dlpack: 2, nccl: Some(8),
+           doc: "IEEE binary64.", c_doc: "double." },
+    Type { name: "i8", variant: "I8", bytes: 1, class: Class::Signed, element: "i8", kernels: "integers",
+           nccl_tests: "int8", numpy: "int8", torch: "int8", dlpack: 0, nccl: Some(0),
+           doc: "Signed 8-bit integer.", c_doc: "int8_t." },
+    Type { name: "u8", variant: "U8", bytes: 1, class: Class::Unsigned, element: "u8", kernels: "integers",
+           nccl_tests: "uint8", numpy: "uint8", torch: "uint8", dlpack: 1, nccl: Some(1),
+           doc: "Unsigned 8-bit integer.", c_doc: "uint8_t." },
+    Type { name: "i32", variant: "I32", bytes: 4, class: Class::Signed, element: "i32", kernels: "integers",
+           nccl_tests: "int32", numpy: "int32", torch: "int32", dlpack: 0, nccl: Some(2),
+           doc: "Signed 32-bit integer.", c_doc: "int32_t." },
+    Type { name: "u32", variant: "U32", bytes: 4, class: Class::Unsigned, element: "u32", kernels: "integers",
+           nccl_tests: "uint32", numpy: "uint32", torch: "uint32", dlpack: 1, nccl: Some(3),
+           doc: "Unsigned 32-bit integer.", c_doc: "uint32_t." },
+    Type { name: "i64", variant: "I64", bytes: 8, class: Class::Signed, element: "i64", kernels: "integers",
+           nccl_tests: "int64", numpy: "int64", torch: "int64", dlpack: 0, nccl: Some(4),
+           doc: "Signed 64-bit integer.", c_doc: "int64_t." },
+    Type { name: "u64", variant: "U64", bytes: 8, class: Class::Unsigned, element: "u64", kernels: "integers",
+           nccl_tests: "uint64", numpy: "uint64", torch: "uint64", dlpack: 1, nccl: Some(5),
+           doc: "Unsigned 64-bit integer.", c_doc: "uint64_t." },
+    Type { name: "f8e4m3", variant: "F8E4M3", bytes: 1, class: Class::Float, element: "F8E4M3", kernels: "f8",
+           nccl_tests: "fp8_e4m3", numpy: "float8_e4m3fn", torch: "float8_e4m3fn", dlpack: 10, nccl: Some(10),
+           doc: "8-bit float with 4 bits of exponent and 3 of mantissa, without infinities (OCP OFP8 e4m3; \
+                 `float8_e4m3fn`); accumulated in f32. What rounds beyond 448 is NaN.",
+           c_doc: "8-bit float e4m3 of OCP's OFP8, without infinities; sums accumulate in f32." },
+    Type { name: "f8e5m2", variant: "F8E5M2", bytes: 1, class: Class::Float, element: "F8E5M2", kernels: "f8",
+           nccl_tests: "fp8_e5m2", numpy: "float8_e5m2", torch: "float8_e5m2", dlpack: 12, nccl: Some(11),
+           doc: "8-bit float with 5 bits of exponent and 2 of mantissa (OCP OFP8 e5m2; `float8_e5m2`); accumulated in \
+                 f32. What rounds beyond 57344 is infinite.",
+           c_doc: "8-bit float e5m2 of OCP's OFP8; sums accumulate in f32." },
+];
+
+/// A kernel type of GPUs: what one kernel is compiled for. The types of a family share a kernel, which is told the type.
+#[derive(Debug)]
+pub struct KernelType {
+    /// Its name, as in [`Type::kernels`].
+    pub name: &'static str,
+    /// The C++ type of its elements.
+    pub element: &'static str,
+    /// Whether it is in the hot set, which has kernels of its own for sums, by direct algorithms, of few ranks.
+    pub hot: bool,
+}
+
+/// All kernel types.
+#[rustfmt::skip]
+pub const KERNEL_TYPES: [KernelType; 6] = [
+    KernelType { name: "f16",      element: "F16",        hot: true },
+    KernelType { name: "bf16",     element: "Bf16",       hot: true },
+    KernelType { name: "f32",      element: "float",      hot: true },
+    KernelType { name: "f64",      element: "double",     hot: false },
+    KernelType { name: "integers", element: "AnyInteger", hot: false },
+    KernelType { name: "f8",       element: "AnyF8",      hot: false },
+];
+
+/// Numbers of ranks that the hot set has kernels for.
+pub const HOT_WORLDS: [u32; 7] = [2, 3, 4, 5, 6, 7, 8];

@@ -1,0 +1,83 @@
+//! The tables are consistent, and the committed files are those that are made from them.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use catalogue::faces::{self, Part};
+use catalogue::kernels::{Family, KERNELS};
+use catalogue::ops::OPS;
+use catalogue::types::{KERNEL_TYPES, TYPES};
+
+#[test]
+fn committed_files_are_current() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for file in faces::all() {
+        let committed = std::fs::read_to_string(root.join(file.path)).unwrap_or_default();
+        let generated = file.rendered(&root).unwrap_or_else(|error| panic!("{}: {error}", file.path));
+        let differs = committed.lines().zip(generated.lines()).position(|(old, new)| old != new);
+        assert!(
+            committed == generated,
+            "{} differs from the catalogue (first at line {differs:?}): cargo run -p fast-allreduce-catalogue",
+            file.path
+        );
+    }
+}
+
+#[test]
+fn a_region_without_markers_is_refused() {
+    let part = Part::Region { name: "types", text: "new\n".into() };
+    let replaced = part.applied("a\n<!-- catalogue: types -->\nold\n<!-- catalogue: end -->\nb\n").unwrap();
+    assert_eq!(replaced, "a\n<!-- catalogue: types -->\nnew\n<!-- catalogue: end -->\nb\n");
+    for text in ["", "<!-- catalogue: types -->\n", "<!-- catalogue: ops -->\n<!-- catalogue: end -->\n"] {
+        assert!(part.applied(text).is_err(), "{text:?}");
+    }
+}
+
+#[test]
+fn names_are_unique_and_refer_to_rows() {
+    fn unique<'a>(what: &str, names: impl Iterator<Item = &'a str>) {
+        let mut seen = BTreeSet::new();
+        for name in names {
+            assert!(seen.insert(name), "{what} {name} stands twice");
+        }
+    }
+    unique("type", TYPES.iter().map(|one| one.name));
+    unique("type's variant", TYPES.iter().map(|one| one.variant));
+    unique("operation", OPS.iter().map(|one| one.name));
+    unique("kernel", KERNELS.iter().map(|one| one.name));
+    unique("algorithm", KERNELS.iter().filter_map(|one| one.algorithm).map(|one| one.name));
+    unique("kernel type", KERNEL_TYPES.iter().map(|one| one.name));
+    for one in &TYPES {
+        assert!(
+            KERNEL_TYPES.iter().any(|kernels| kernels.name == one.kernels),
+            "{}: no kernels {}",
+            one.name,
+            one.kernels
+        );
+        // A name of another library that is this library's name of another type would be ambiguous.
+        for name in [one.nccl_tests, one.numpy, one.torch] {
+            let other = TYPES.iter().find(|other| {
+                other.variant != one.variant
+                    && [other.name, other.nccl_tests, other.numpy, other.torch].contains(&name)
+            });
+            assert!(other.is_none(), "{name} is {} and {}", one.name, other.unwrap().name);
+        }
+    }
+    for one in &KERNELS {
+        if let Family::Norming(of) = one.family {
+            assert!(
+                KERNELS.iter().any(|kernel| kernel.name == of && kernel.is_hot()),
+                "{}: no direct algorithm {of}",
+                one.name
+            );
+        }
+    }
+    // Norms follow every direct algorithm, so that a plan of one can always be fused.
+    for hot in KERNELS.iter().filter(|kernel| kernel.is_hot()) {
+        assert!(
+            KERNELS.iter().any(|kernel| kernel.family == Family::Norming(hot.name)),
+            "{} has no norm",
+            hot.name
+        );
+    }
+}

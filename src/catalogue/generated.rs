@@ -1,0 +1,432 @@
+//! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue`: do not edit.
+
+use super::{BusFactor, CallFacts, Extent, InPlace, Partition, TypeFacts};
+#[cfg(feature = "cuda")]
+use super::{KernelFacts, KernelFamily};
+use crate::scale::Scale;
+
+/// The type of the elements of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum DType {
+    /// IEEE binary16; accumulated in f32.
+    F16 = 0,
+    /// bfloat16; accumulated in f32.
+    Bf16 = 1,
+    /// IEEE binary32.
+    F32 = 2,
+    /// IEEE binary64.
+    F64 = 3,
+    /// Signed 8-bit integer.
+    I8 = 4,
+    /// Unsigned 8-bit integer.
+    U8 = 5,
+    /// Signed 32-bit integer.
+    I32 = 6,
+    /// Unsigned 32-bit integer.
+    U32 = 7,
+    /// Signed 64-bit integer.
+    I64 = 8,
+    /// Unsigned 64-bit integer.
+    U64 = 9,
+    /// 8-bit float with 4 bits of exponent and 3 of mantissa, without infinities (OCP OFP8 e4m3; `float8_e4m3fn`); accumulated in f32. What rounds beyond 448 is NaN.
+    F8E4M3 = 10,
+    /// 8-bit float with 5 bits of exponent and 2 of mantissa (OCP OFP8 e5m2; `float8_e5m2`); accumulated in f32. What rounds beyond 57344 is infinite.
+    F8E5M2 = 11,
+}
+
+impl DType {
+    /// All types, in the order of their codes.
+    pub const ALL: [Self; 12] = [
+        Self::F16,
+        Self::Bf16,
+        Self::F32,
+        Self::F64,
+        Self::I8,
+        Self::U8,
+        Self::I32,
+        Self::U32,
+        Self::I64,
+        Self::U64,
+        Self::F8E4M3,
+        Self::F8E5M2,
+    ];
+
+    pub(super) const fn facts(self) -> &'static TypeFacts {
+        match self {
+            Self::F16 => &TypeFacts { name: "f16", size: 2, is_float: true, nccl_tests: "half", numpy: "float16", torch: "float16", dlpack: 2, nccl: Some(6), kernels: "f16", is_hot: true },
+            Self::Bf16 => &TypeFacts { name: "bf16", size: 2, is_float: true, nccl_tests: "bfloat16", numpy: "bfloat16", torch: "bfloat16", dlpack: 4, nccl: Some(9), kernels: "bf16", is_hot: true },
+            Self::F32 => &TypeFacts { name: "f32", size: 4, is_float: true, nccl_tests: "float", numpy: "float32", torch: "float32", dlpack: 2, nccl: Some(7), kernels: "f32", is_hot: true },
+            Self::F64 => &TypeFacts { name: "f64", size: 8, is_float: true, nccl_tests: "double", numpy: "float64", torch: "float64", dlpack: 2, nccl: Some(8), kernels: "f64", is_hot: false },
+            Self::I8 => &TypeFacts { name: "i8", size: 1, is_float: false, nccl_tests: "int8", numpy: "int8", torch: "int8", dlpack: 0, nccl: Some(0), kernels: "integers", is_hot: false },
+            Self::U8 => &TypeFacts { name: "u8", size: 1, is_float: false, nccl_tests: "uint8", numpy: "uint8", torch: "uint8", dlpack: 1, nccl: Some(1), kernels: "integers", is_hot: false },
+            Self::I32 => &TypeFacts { name: "i32", size: 4, is_float: false, nccl_tests: "int32", numpy: "int32", torch: "int32", dlpack: 0, nccl: Some(2), kernels: "integers", is_hot: false },
+            Self::U32 => &TypeFacts { name: "u32", size: 4, is_float: false, nccl_tests: "uint32", numpy: "uint32", torch: "uint32", dlpack: 1, nccl: Some(3), kernels: "integers", is_hot: false },
+            Self::I64 => &TypeFacts { name: "i64", size: 8, is_float: false, nccl_tests: "int64", numpy: "int64", torch: "int64", dlpack: 0, nccl: Some(4), kernels: "integers", is_hot: false },
+            Self::U64 => &TypeFacts { name: "u64", size: 8, is_float: false, nccl_tests: "uint64", numpy: "uint64", torch: "uint64", dlpack: 1, nccl: Some(5), kernels: "integers", is_hot: false },
+            Self::F8E4M3 => &TypeFacts { name: "f8e4m3", size: 1, is_float: true, nccl_tests: "fp8_e4m3", numpy: "float8_e4m3fn", torch: "float8_e4m3fn", dlpack: 10, nccl: Some(10), kernels: "f8", is_hot: false },
+            Self::F8E5M2 => &TypeFacts { name: "f8e5m2", size: 1, is_float: true, nccl_tests: "fp8_e5m2", numpy: "float8_e5m2", torch: "float8_e5m2", dlpack: 12, nccl: Some(11), kernels: "f8", is_hot: false },
+        }
+    }
+}
+
+pub(super) const DTYPES: &str = "one of f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3, f8e5m2";
+
+/// How the ranks' elements are combined, always in rank order.
+///
+/// | op | floats | integers |
+/// |---|---|---|
+/// | `Sum` | from +0 in the accumulator type, rounded once | wraps |
+/// | `Prod` | from 1, likewise | wraps |
+/// | `Min`, `Max` | IEEE 754-2019 minimum and maximum: a NaN wins, -0 is below +0 | |
+/// | `Avg` | the sum divided by the world size, then rounded once | the exact sum, divided toward zero |
+/// | `BitAnd`, `BitOr`, `BitXor` | refused | bit by bit |
+/// | `PreMulSum` | the sum of each rank's elements times its own [`Scale`] | refused |
+///
+/// Floats of 8 and 16 bits accumulate in f32 and round to nearest even. Nothing saturates: what rounds beyond the largest number is
+/// infinite, or NaN in [`DType::F8E4M3`], which has no infinity. A result that is NaN has the sign bit clear and all other bits
+/// set, on every device and rank.
+///
+/// A premultiplied sum is NCCL's (`ncclRedOpCreatePreMulSum`): the product is computed in the accumulator type, with the scale
+/// rounded to it, and rounded to the element type; the products are then summed as by `Sum`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ReduceOp {
+    /// Sum.
+    Sum,
+    /// Product.
+    Prod,
+    /// Minimum.
+    Min,
+    /// Maximum.
+    Max,
+    /// Average.
+    Avg,
+    /// Bitwise and.
+    BitAnd,
+    /// Bitwise or.
+    BitOr,
+    /// Bitwise exclusive or.
+    BitXor,
+    /// Sum of what each rank has times its own scale. Ranks need not have the same.
+    PreMulSum(Scale),
+}
+
+impl ReduceOp {
+    /// Operations of every element type, in the order of their codes.
+    pub const ARITHMETIC: [Self; 5] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg];
+
+    /// Operations of integers alone, in the order of their codes.
+    pub const BITWISE: [Self; 3] = [Self::BitAnd, Self::BitOr, Self::BitXor];
+
+    /// Every operation, in the order of the codes, with a scale of 1 where there is one.
+    pub(crate) const ALL: [Self; 9] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::BitAnd, Self::BitOr, Self::BitXor, Self::PreMulSum(Scale::ONE)];
+
+    /// The name that the field uses: `"sum"`, `"prod"`, ...
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Prod => "prod",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::Avg => "avg",
+            Self::BitAnd => "band",
+            Self::BitOr => "bor",
+            Self::BitXor => "bxor",
+            Self::PreMulSum(_) => "premul_sum",
+        }
+    }
+
+    /// The kernels' code. Ranks compare it; a scale is each rank's own.
+    #[inline]
+    pub(crate) const fn code(self) -> u32 {
+        match self {
+            Self::Sum => 0,
+            Self::Prod => 1,
+            Self::Min => 2,
+            Self::Max => 3,
+            Self::Avg => 4,
+            Self::BitAnd => 5,
+            Self::BitOr => 6,
+            Self::BitXor => 7,
+            Self::PreMulSum(_) => 8,
+        }
+    }
+
+    /// Whether it is defined for elements of a type.
+    pub const fn is_of(self, dtype: DType) -> bool {
+        match self {
+            Self::Sum => true,
+            Self::Prod => true,
+            Self::Min => true,
+            Self::Max => true,
+            Self::Avg => true,
+            Self::BitAnd => !dtype.is_float(),
+            Self::BitOr => !dtype.is_float(),
+            Self::BitXor => !dtype.is_float(),
+            Self::PreMulSum(_) => dtype.is_float(),
+        }
+    }
+
+    /// `ncclRedOp_t`, where NCCL has the operation without making it first.
+    pub const fn nccl(self) -> Option<i32> {
+        match self {
+            Self::Sum => Some(0),
+            Self::Prod => Some(1),
+            Self::Min => Some(3),
+            Self::Max => Some(2),
+            Self::Avg => Some(4),
+            Self::BitAnd => None,
+            Self::BitOr => None,
+            Self::BitXor => None,
+            Self::PreMulSum(_) => None,
+        }
+    }
+}
+
+pub(super) const OPS: &str = "one of sum, prod, min, max, avg, band, bor, bxor, premul_sum:SCALE";
+pub(super) const OPS_OF_FLOATS: &str = "one of sum, prod, min, max, avg, premul_sum for floats";
+pub(super) const OPS_OF_INTEGERS: &str = "one of sum, prod, min, max, avg, band, bor, bxor for integers";
+
+/// How an allreduce is done. The direct ones agree bit for bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Every rank reads all inputs and reduces everything. One barrier for staged inputs, two for registered ones.
+    OneShotPull = 0,
+    /// Rank r reduces slice r, then everybody gathers all slices. Two barriers.
+    TwoShotPull = 1,
+    /// Every rank sends its input as packets into every peer's mailbox. No barrier.
+    OneShotPush = 2,
+    /// Slices to their owners as packets, reduced slices to everybody as packets. No barrier.
+    TwoShotPush = 3,
+    /// A reduce-scatter and an all-gather in which each rank sends packets to the next one only: 2 (n - 1) steps, for links that are not a full mesh.
+    ///
+    /// Partial sums travel as elements of the type and are rounded in each step, so that results do not have the bits of the direct algorithms; all ranks have the same ones, in every run.
+    Ring = 4,
+    /// Recursive halving and doubling, by packets: 2 log2(n) steps. A rank beyond the largest power of two has another that takes part for it. Results have the bits of [`Algorithm::Ring`]'s kind: partial sums are rounded.
+    HalvingDoubling = 5,
+    /// An in-switch reduction of all inputs for every rank (NVLS: `multimem.ld_reduce`). One barrier.
+    ///
+    /// Sums of f16, bf16 and f32 on GPUs of NVSwitch systems from Hopper on, one rank on each; other calls are done as without it. The switch chooses the order of additions: nothing says that all ranks have the same bits, or that another run has.
+    OneShotNvls = 18,
+    /// An in-switch reduction of slice r for rank r, which stores it to all ranks (`multimem.st`). Two barriers. It takes the calls of [`Algorithm::OneShotNvls`]. All ranks have the same bits, in the switch's order of additions.
+    TwoShotNvls = 19,
+}
+
+impl Algorithm {
+    /// Algorithms of every device, in the order of their codes. [`Self::NVLS`] has the others.
+    pub const ALL: [Self; 6] = [Self::OneShotPull, Self::TwoShotPull, Self::OneShotPush, Self::TwoShotPush, Self::Ring, Self::HalvingDoubling];
+
+    /// In-switch reductions, of GPUs with NVSwitch.
+    pub const NVLS: [Self; 2] = [Self::OneShotNvls, Self::TwoShotNvls];
+
+    /// Direct algorithms, which agree bit for bit.
+    pub const DIRECT: [Self; 4] = [Self::OneShotPull, Self::TwoShotPull, Self::OneShotPush, Self::TwoShotPush];
+
+    /// Its name on command lines: `"one-shot-pull"`, ...
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OneShotPull => "one-shot-pull",
+            Self::TwoShotPull => "two-shot-pull",
+            Self::OneShotPush => "one-shot-push",
+            Self::TwoShotPush => "two-shot-push",
+            Self::Ring => "ring",
+            Self::HalvingDoubling => "halving-doubling",
+            Self::OneShotNvls => "one-shot-nvls",
+            Self::TwoShotNvls => "two-shot-nvls",
+        }
+    }
+
+    /// Whether results have the bits that all direct algorithms give.
+    pub const fn is_direct(self) -> bool {
+        match self {
+            Self::OneShotPull => true,
+            Self::TwoShotPull => true,
+            Self::OneShotPush => true,
+            Self::TwoShotPush => true,
+            Self::Ring => false,
+            Self::HalvingDoubling => false,
+            Self::OneShotNvls => false,
+            Self::TwoShotNvls => false,
+        }
+    }
+
+    /// Whether it is an in-switch reduction.
+    pub const fn is_nvls(self) -> bool {
+        match self {
+            Self::OneShotPull => false,
+            Self::TwoShotPull => false,
+            Self::OneShotPush => false,
+            Self::TwoShotPush => false,
+            Self::Ring => false,
+            Self::HalvingDoubling => false,
+            Self::OneShotNvls => true,
+            Self::TwoShotNvls => true,
+        }
+    }
+
+    /// The code of the kernel that sums by it and then applies the norm: a direct algorithm has one.
+    pub(crate) const fn norm_kernel(self) -> Option<u32> {
+        match self {
+            Self::OneShotPull => Some(14),
+            Self::TwoShotPull => Some(15),
+            Self::OneShotPush => Some(16),
+            Self::TwoShotPush => Some(17),
+            Self::Ring => None,
+            Self::HalvingDoubling => None,
+            Self::OneShotNvls => None,
+            Self::TwoShotNvls => None,
+        }
+    }
+}
+
+pub(super) const ALGORITHMS: &str = "one of one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, ring, halving-doubling, one-shot-nvls, two-shot-nvls";
+
+/// A collective or a call of messages, without its arguments. The codes are those that ranks compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum CallKind {
+    /// `all_reduce`
+    AllReduce = 1,
+    /// `all_gather`
+    AllGather = 2,
+    /// `all_gather_v`
+    AllGatherV = 3,
+    /// `reduce_scatter`
+    ReduceScatter = 4,
+    /// `reduce_scatter_v`
+    ReduceScatterV = 5,
+    /// `broadcast`
+    Broadcast = 6,
+    /// `reduce`
+    Reduce = 7,
+    /// `gather`
+    Gather = 8,
+    /// `scatter`
+    Scatter = 9,
+    /// `all_to_all`
+    AllToAll = 10,
+    /// `all_to_all_v`
+    AllToAllV = 11,
+    /// `barrier`
+    Barrier = 12,
+    /// `send`
+    Send = 13,
+    /// `recv`
+    Recv = 14,
+    /// `send_recv`
+    SendRecv = 15,
+    /// `group`
+    Group = 16,
+    /// `all_reduce_add`
+    AllReduceAdd = 17,
+    /// `all_reduce_rms_norm`
+    AllReduceRmsNorm = 18,
+    /// `all_reduce_quantized`
+    AllReduceQuantized = 19,
+}
+
+impl CallKind {
+    /// All of them.
+    pub const ALL: &'static [Self] = &[Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter, Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll, Self::AllToAllV, Self::Barrier, Self::Send, Self::Recv, Self::SendRecv, Self::Group, Self::AllReduceAdd, Self::AllReduceRmsNorm, Self::AllReduceQuantized];
+
+    /// Calls that nccl-tests measures.
+    pub const MEASURED: [Self; 12] = [Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter, Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll, Self::AllToAllV, Self::SendRecv];
+
+    /// Its row.
+    #[inline]
+    pub(crate) const fn facts(self) -> &'static CallFacts {
+        &CALLS[self as usize - 1]
+    }
+}
+
+static CALLS: [CallFacts; 19] = [
+    CallFacts { name: "all_reduce", c_name: c"all_reduce", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::AllReduce, bus: BusFactor::TwiceOthers },
+    CallFacts { name: "all_gather", c_name: c"all_gather", reads: Extent::Share, writes: Extent::AllShares, in_place: InPlace::OwnShareOfOutput, partition: Partition::Shares, kernel: Some(8), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::AllGather, bus: BusFactor::Others },
+    CallFacts { name: "all_gather_v", c_name: c"all_gather_v", reads: Extent::Share, writes: Extent::AllShares, in_place: InPlace::OwnShareOfOutput, partition: Partition::Shares, kernel: Some(8), reduces: false, has_root: false, has_counts: true, planned_as: PlannedCall::AllGather, bus: BusFactor::Others },
+    CallFacts { name: "reduce_scatter", c_name: c"reduce_scatter", reads: Extent::AllShares, writes: Extent::Share, in_place: InPlace::OwnShareOfInput, partition: Partition::Shares, kernel: Some(6), reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::ReduceScatter, bus: BusFactor::Others },
+    CallFacts { name: "reduce_scatter_v", c_name: c"reduce_scatter_v", reads: Extent::AllShares, writes: Extent::Share, in_place: InPlace::OwnShareOfInput, partition: Partition::Shares, kernel: Some(6), reduces: true, has_root: false, has_counts: true, planned_as: PlannedCall::ReduceScatter, bus: BusFactor::Others },
+    CallFacts { name: "broadcast", c_name: c"broadcast", reads: Extent::ShareOfRoot, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: false, has_root: true, has_counts: false, planned_as: PlannedCall::Broadcast, bus: BusFactor::One },
+    CallFacts { name: "reduce", c_name: c"reduce", reads: Extent::Share, writes: Extent::ShareOfRoot, in_place: InPlace::Same, partition: Partition::Whole, kernel: Some(7), reduces: true, has_root: true, has_counts: false, planned_as: PlannedCall::Reduce, bus: BusFactor::One },
+    CallFacts { name: "gather", c_name: c"gather", reads: Extent::Share, writes: Extent::AllSharesOfRoot, in_place: InPlace::OwnShareOfOutput, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: true, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
+    CallFacts { name: "scatter", c_name: c"scatter", reads: Extent::AllSharesOfRoot, writes: Extent::Share, in_place: InPlace::OwnShareOfInput, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: true, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
+    CallFacts { name: "all_to_all", c_name: c"all_to_all", reads: Extent::AllShares, writes: Extent::AllShares, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
+    CallFacts { name: "all_to_all_v", c_name: c"all_to_all_v", reads: Extent::AllShares, writes: Extent::AllShares, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: true, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
+    CallFacts { name: "barrier", c_name: c"barrier", reads: Extent::Nothing, writes: Extent::Nothing, in_place: InPlace::Never, partition: Partition::Empty, kernel: Some(11), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
+    CallFacts { name: "send", c_name: c"send", reads: Extent::Share, writes: Extent::Nothing, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::One },
+    CallFacts { name: "recv", c_name: c"recv", reads: Extent::Nothing, writes: Extent::Share, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::One },
+    CallFacts { name: "send_recv", c_name: c"send_recv", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::One },
+    CallFacts { name: "group", c_name: c"group", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::One },
+    CallFacts { name: "all_reduce_add", c_name: c"all_reduce_add", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::AllReduce, bus: BusFactor::TwiceOthers },
+    CallFacts { name: "all_reduce_rms_norm", c_name: c"all_reduce_rms_norm", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::AllReduce, bus: BusFactor::TwiceOthers },
+    CallFacts { name: "all_reduce_quantized", c_name: c"all_reduce_quantized", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::AllReduce, bus: BusFactor::TwiceOthers },
+];
+
+/// The calls that a row of a plan's [`Table`](crate::plan::Table) is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(usize)]
+#[non_exhaustive]
+pub enum PlannedCall {
+    /// `all_reduce`, `all_reduce_add`, `all_reduce_rms_norm`, `all_reduce_quantized`
+    AllReduce,
+    /// `all_gather`, `all_gather_v`
+    AllGather,
+    /// `reduce_scatter`, `reduce_scatter_v`
+    ReduceScatter,
+    /// `broadcast`
+    Broadcast,
+    /// `reduce`
+    Reduce,
+    /// `gather`, `scatter`, `all_to_all`, `all_to_all_v`, `barrier`, `send`, `recv`, `send_recv`, `group`
+    Messages,
+}
+
+impl PlannedCall {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::AllReduce, Self::AllGather, Self::ReduceScatter, Self::Broadcast, Self::Reduce, Self::Messages];
+
+    /// Its name in files: `"all_reduce"`, ..., `"messages"`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Messages => "messages",
+        }
+    }
+}
+
+/// The kernels, by code.
+#[cfg(feature = "cuda")]
+pub(crate) const KERNELS: [KernelFacts; 20] = [
+    KernelFacts { name: "one_shot_pull", family: KernelFamily::Reducing, is_hot: true },
+    KernelFacts { name: "two_shot_pull", family: KernelFamily::Reducing, is_hot: true },
+    KernelFacts { name: "one_shot_push", family: KernelFamily::Reducing, is_hot: true },
+    KernelFacts { name: "two_shot_push", family: KernelFamily::Reducing, is_hot: true },
+    KernelFacts { name: "ring", family: KernelFamily::Reducing, is_hot: false },
+    KernelFacts { name: "halving_doubling", family: KernelFamily::Reducing, is_hot: false },
+    KernelFacts { name: "reduce_scatter", family: KernelFamily::Reducing, is_hot: false },
+    KernelFacts { name: "reduce", family: KernelFamily::Reducing, is_hot: false },
+    KernelFacts { name: "all_gather", family: KernelFamily::Moving, is_hot: false },
+    KernelFacts { name: "broadcast", family: KernelFamily::Moving, is_hot: false },
+    KernelFacts { name: "scattered_broadcast", family: KernelFamily::Moving, is_hot: false },
+    KernelFacts { name: "barrier", family: KernelFamily::Other, is_hot: false },
+    KernelFacts { name: "transfer", family: KernelFamily::Other, is_hot: false },
+    KernelFacts { name: "two_shot_quantized", family: KernelFamily::Other, is_hot: false },
+    KernelFacts { name: "one_shot_pull_norm", family: KernelFamily::Norming, is_hot: false },
+    KernelFacts { name: "two_shot_pull_norm", family: KernelFamily::Norming, is_hot: false },
+    KernelFacts { name: "one_shot_push_norm", family: KernelFamily::Norming, is_hot: false },
+    KernelFacts { name: "two_shot_push_norm", family: KernelFamily::Norming, is_hot: false },
+    KernelFacts { name: "one_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
+    KernelFacts { name: "two_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
+];
+
+/// Numbers of ranks that the hot set has kernels for.
+#[cfg(feature = "cuda")]
+pub(crate) const HOT_WORLDS: [usize; 7] = [2, 3, 4, 5, 6, 7, 8];

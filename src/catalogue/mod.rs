@@ -1,0 +1,314 @@
+//! Element types, operations, algorithms and kernels: enums and facts, generated from the tables of the crate `catalogue/`.
+
+#[rustfmt::skip]
+mod generated;
+
+use std::ffi::CStr;
+use std::fmt;
+use std::str::FromStr;
+
+pub use generated::{Algorithm, CallKind, DType, PlannedCall, ReduceOp};
+#[cfg(feature = "cuda")]
+pub(crate) use generated::{HOT_WORLDS, KERNELS};
+
+use crate::error::{Error, Result};
+use crate::scale::Scale;
+
+/// An element type's row.
+struct TypeFacts {
+    name: &'static str,
+    size: usize,
+    is_float: bool,
+    nccl_tests: &'static str,
+    numpy: &'static str,
+    torch: &'static str,
+    dlpack: u8,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "names of GPU kernels"))]
+    kernels: &'static str,
+    is_hot: bool,
+    nccl: Option<i32>,
+}
+
+/// A call's row: the meanings of its columns are in `catalogue/src/collectives.rs`.
+pub(crate) struct CallFacts {
+    name: &'static str,
+    #[cfg_attr(not(feature = "nvtx"), expect(dead_code, reason = "names of ranges"))]
+    c_name: &'static CStr,
+    pub reads: Extent,
+    pub writes: Extent,
+    pub in_place: InPlace,
+    pub partition: Partition,
+    /// Its kernel's code, where it is the same in every call.
+    pub kernel: Option<u32>,
+    reduces: bool,
+    has_root: bool,
+    has_counts: bool,
+    pub planned_as: PlannedCall,
+    bus: BusFactor,
+}
+
+/// How many elements a rank reads or writes in a call of `count`, which is one rank's share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// None.
+    Nothing,
+    /// `count`; with counts by rank, the rank's own.
+    Share,
+    /// `count` for each rank; with counts by rank, their sum.
+    AllShares,
+    /// `count` at the root, none elsewhere.
+    ShareOfRoot,
+    /// `count` for each rank at the root, none elsewhere.
+    AllSharesOfRoot,
+}
+
+/// Which overlap of input and output is a call in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InPlace {
+    /// The buffers are one.
+    Same,
+    /// The input is the rank's own share of the output.
+    OwnShareOfOutput,
+    /// The output is the rank's own share of the input.
+    OwnShareOfInput,
+    /// No overlap.
+    Never,
+}
+
+/// How the elements of a call are divided among its launches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Partition {
+    /// Every rank has the whole message: pieces of it, one after the other.
+    Whole,
+    /// Every rank has shares of it: pieces of each share.
+    Shares,
+    /// Nothing is moved: the ranks meet.
+    Empty,
+    /// Messages between pairs of ranks.
+    Transfers,
+}
+
+/// Bus bandwidth over algorithm bandwidth.
+#[derive(Clone, Copy)]
+enum BusFactor {
+    TwiceOthers,
+    Others,
+    One,
+}
+
+/// A kernel's row.
+#[cfg(feature = "cuda")]
+pub(crate) struct KernelFacts {
+    pub name: &'static str,
+    pub family: KernelFamily,
+    /// Whether the hot set has kernels of its own for it.
+    pub is_hot: bool,
+}
+
+/// What a kernel computes.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KernelFamily {
+    /// Reduces elements: a kernel for each kernel type.
+    Reducing,
+    /// Moves bytes of any type: one kernel.
+    Moving,
+    /// Anything else, with an entry point of its own: one kernel.
+    Other,
+    /// A sum with a residual and a norm: a kernel for each hot type.
+    Norming,
+    /// An in-switch reduction: a kernel for each hot type, on GPUs that have the instructions.
+    Nvls,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        self.facts().size
+    }
+
+    /// Whether it is a floating-point type.
+    pub const fn is_float(self) -> bool {
+        self.facts().is_float
+    }
+
+    /// The name that the field uses: `"f16"`, `"bf16"`, `"i8"`, ...
+    pub const fn name(self) -> &'static str {
+        self.facts().name
+    }
+
+    /// The name of torch: `"float16"`, `"bfloat16"`, `"int8"`, ...
+    pub const fn torch_name(self) -> &'static str {
+        self.facts().torch
+    }
+
+    /// The type code (`DLDataTypeCode`) and the bits of DLPack.
+    pub const fn dlpack(self) -> (u8, u8) {
+        (self.facts().dlpack, 8 * self.size() as u8)
+    }
+
+    /// `ncclDataType_t`, where NCCL has the type.
+    pub const fn nccl(self) -> Option<i32> {
+        self.facts().nccl
+    }
+
+    /// The name of its kernels on GPUs.
+    #[cfg(feature = "cuda")]
+    pub(crate) const fn kernels(self) -> &'static str {
+        self.facts().kernels
+    }
+
+    /// Whether it is a type of the hot set.
+    pub(crate) const fn is_hot(self) -> bool {
+        self.facts().is_hot
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// From [`DType::name`], or the name of nccl-tests, NumPy or torch.
+impl FromStr for DType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|dtype| {
+            let facts = dtype.facts();
+            [facts.name, facts.nccl_tests, facts.numpy, facts.torch].contains(&name)
+        });
+        found.ok_or_else(|| invalid("element type", name, generated::DTYPES))
+    }
+}
+
+impl ReduceOp {
+    /// Refuses a type that the operation is not defined for.
+    #[inline]
+    pub(crate) fn check(self, dtype: DType) -> Result<()> {
+        match self.is_of(dtype) {
+            true => Ok(()),
+            false => Err(self.refused(dtype)),
+        }
+    }
+
+    #[cold]
+    fn refused(self, dtype: DType) -> Error {
+        let defined = if dtype.is_float() { generated::OPS_OF_FLOATS } else { generated::OPS_OF_INTEGERS };
+        invalid("reduction operation", &format!("{} of {dtype}", self.name()), defined)
+    }
+
+    /// The operation of a code, with a scale of 1 where there is one.
+    pub(crate) fn of_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|op| op.code() == code)
+    }
+
+    /// The factor that a rank's elements are multiplied by first.
+    #[inline]
+    pub(crate) const fn scale(self) -> Option<Scale> {
+        match self {
+            Self::PreMulSum(scale) => Some(scale),
+            _ => None,
+        }
+    }
+}
+
+/// The name; of a premultiplied sum with the scale: `premul_sum:0.5`.
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.scale() {
+            None => f.pad(self.name()),
+            Some(scale) => f.pad(&format!("{}:{}", self.name(), scale.get())),
+        }
+    }
+}
+
+impl FromStr for ReduceOp {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (name, scale) = text.split_once(':').map_or((text, None), |(name, scale)| (name, Some(scale)));
+        let op = Self::ALL.into_iter().find(|op| op.name() == name);
+        let found = match (op, scale) {
+            (Some(Self::PreMulSum(_)), Some(scale)) => {
+                scale.parse().ok().map(|scale| Self::PreMulSum(Scale::new(scale)))
+            }
+            (Some(op), None) => Some(op).filter(|op| op.scale().is_none()),
+            _ => None,
+        };
+        found.ok_or_else(|| invalid("reduction operation", text, generated::OPS))
+    }
+}
+
+impl CallKind {
+    /// The name of its method: `"all_gather"`, ...
+    pub const fn name(self) -> &'static str {
+        self.facts().name
+    }
+
+    /// The name as C strings are.
+    #[cfg(feature = "nvtx")]
+    pub(crate) const fn c_name(self) -> &'static CStr {
+        self.facts().c_name
+    }
+
+    /// Whether elements are combined.
+    pub const fn reduces(self) -> bool {
+        self.facts().reduces
+    }
+
+    /// Whether one rank has another part than the others.
+    pub const fn has_root(self) -> bool {
+        self.facts().has_root
+    }
+
+    /// Whether shares have counts by rank.
+    pub const fn has_counts(self) -> bool {
+        self.facts().has_counts
+    }
+
+    /// Whether every rank reads and writes elements of one message, not of a share for each rank.
+    pub const fn is_whole(self) -> bool {
+        matches!(self.facts().partition, Partition::Whole) || matches!(self, Self::SendRecv)
+    }
+
+    /// Bus bandwidth over algorithm bandwidth between `world_size` ranks: what one rank's link carries of the size, as
+    /// `doc/PERFORMANCE.md` of nccl-tests has it, and its `gather.cu`, `scatter.cu` and `sendrecv.cu`.
+    pub fn bus_factor(self, world_size: usize) -> f64 {
+        let n = world_size as f64;
+        match self.facts().bus {
+            BusFactor::TwiceOthers => 2.0 * (n - 1.0) / n,
+            BusFactor::Others => (n - 1.0) / n,
+            BusFactor::One => 1.0,
+        }
+    }
+}
+
+impl fmt::Display for PlannedCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().chain(Self::NVLS).find(|algorithm| algorithm.name() == name);
+        found.ok_or_else(|| invalid("algorithm", name, generated::ALGORITHMS))
+    }
+}
+
+fn invalid(name: &'static str, value: &str, expected: &'static str) -> Error {
+    Error::InvalidSetting { name, value: value.to_owned(), expected }
+}
+
+#[cfg(test)]
+mod tests;
