@@ -46,7 +46,7 @@ mod damaged;
 mod deadline;
 mod descriptor;
 pub mod device;
-mod dtype;
+mod element;
 mod endpoint;
 mod error;
 mod exclusive;
@@ -82,7 +82,7 @@ pub use communicator::{Registered, RegisteredMemory};
 pub use device::cuda::Cuda;
 pub use device::host::{Host, Wait};
 pub use device::Device;
-pub use dtype::Element;
+pub use element::Element;
 pub use error::{Error, Result};
 #[doc(hidden)]
 pub use exclusive::{this_thread, Exclusive, Held};

@@ -5,7 +5,8 @@ use std::marker::PhantomData;
 use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use crate::abi::{FaTransfer, FaTransfers, FA_MAX_RANKS, FA_MAX_TRANSFERS};
-use crate::dtype::{DType, Element};
+use crate::catalogue::DType;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::region::Stripes;
 

@@ -8,9 +8,10 @@ use crate::call::{
     check_transfers, same_length, transfers_id, CallKind, Collective, Group, Message, QuantizedTransport,
     Transfer, Transport,
 };
+use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::device::Host;
-use crate::dtype::{DType, Element};
+use crate::element::Element;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;

@@ -6,7 +6,7 @@ use crate::call::{
     Scaling,
 };
 use crate::device::{Device, Host};
-use crate::dtype::Element;
+use crate::element::Element;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;

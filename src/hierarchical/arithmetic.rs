@@ -5,7 +5,7 @@
 use half::{bf16, f16};
 
 use crate::catalogue::ReduceOp;
-use crate::dtype::Element;
+use crate::element::Element;
 use crate::ofp8::{E4M3, E5M2};
 
 /// An element with its arithmetic.

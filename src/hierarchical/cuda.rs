@@ -11,11 +11,12 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 use super::comparisons::Comparisons;
 use super::{check_operation, slices, Call, Hierarchical, InterNode, Shape};
 use crate::call::Collective;
+use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::driver;
 use crate::device::cuda::Cuda;
-use crate::dtype::{DType, Element};
+use crate::element::Element;
 use crate::error::{Error, Result};
 
 impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {

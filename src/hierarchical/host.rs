@@ -3,10 +3,11 @@
 use std::sync::PoisonError;
 
 use super::{check_operation, slices, Call, Hierarchical, InterNode, Shape};
+use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
 use crate::device::Host;
-use crate::dtype::{DType, Element};
+use crate::element::Element;
 use crate::error::{Error, Result};
 
 impl<E: InterNode<Host>> Hierarchical<Host, E> {

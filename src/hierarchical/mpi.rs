@@ -8,9 +8,10 @@ use half::{bf16, f16};
 use super::arithmetic::{reduce, Number};
 use super::{check_operation, slices, Call, InterNode};
 use crate::bootstrap::{Exchanges, Parts, Peers};
+use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::device::Host;
-use crate::dtype::{DType, Element};
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::ofp8::{E4M3, E5M2};
 

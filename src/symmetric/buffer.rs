@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{begin, SymmetricMemory};
 use crate::device::{Device, Host};
-use crate::dtype::Element;
+use crate::element::Element;
 use crate::endpoint::Registration;
 #[cfg(doc)]
 use crate::error::Error;

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDro
 
 use super::{Buffer, SymmetricMemory};
 use crate::device::cuda::Cuda;
-use crate::dtype::Element;
+use crate::element::Element;
 
 impl<T: Element> DeviceSlice<T> for SymmetricMemory<T, Cuda> {
     fn len(&self) -> usize {

@@ -15,7 +15,7 @@ pub use self::view::SymmetricView;
 use crate::bootstrap::agree_on;
 use crate::device::sealed::Shared as _;
 use crate::device::{Device, Host};
-use crate::dtype::Element;
+use crate::element::Element;
 use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
 use crate::exclusive::Held;

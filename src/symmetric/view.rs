@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicU8, Ordering};
 
 use super::SymmetricMemory;
-use crate::dtype::Element;
+use crate::element::Element;
 use crate::error::{Error, Result};
 
 /// A rank's part of [`SymmetricMemory`], in this process or another.

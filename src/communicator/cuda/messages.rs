@@ -8,7 +8,7 @@ use super::slices::Addresses;
 use crate::call::{check_transfers, CallKind, Direction, Transfer};
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
-use crate::dtype::Element;
+use crate::element::Element;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;

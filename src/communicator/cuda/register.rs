@@ -9,7 +9,7 @@ use crate::bootstrap::agree_on;
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::unless_recorded;
 use crate::device::cuda::Cuda;
-use crate::dtype::Element;
+use crate::element::Element;
 use crate::endpoint::Registration;
 use crate::error::{Error, Result};
 use crate::region::TableRow;

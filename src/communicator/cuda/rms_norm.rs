@@ -11,7 +11,7 @@ use crate::call::{
 };
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
-use crate::dtype::Element;
+use crate::element::Element;
 use crate::error::{Error, Result};
 
 impl Communicator<Cuda> {

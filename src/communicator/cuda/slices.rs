@@ -8,7 +8,7 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::unless_recorded;
 use crate::device::cuda::Cuda;
-use crate::dtype::Element;
+use crate::element::Element;
 use crate::error::{Error, Result};
 
 /// Where a call's slices are; 0 for one that it does not have. They hold until the work on the call's stream is done.

@@ -10,7 +10,7 @@ use crate::catalogue::ReduceOp;
 use crate::communicator::typed::typed_collectives;
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
-use crate::dtype::Element;
+use crate::element::Element;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;

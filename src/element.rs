@@ -1,6 +1,6 @@
 //! Rust types that are elements.
 
-pub use crate::catalogue::DType;
+use crate::catalogue::DType;
 
 mod sealed {
     pub trait Sealed {}
