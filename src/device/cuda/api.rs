@@ -29,8 +29,6 @@ pub struct Code(pub u32);
 impl Code {
     /// Of an argument that the driver does not take.
     pub const INVALID_VALUE: Self = Self(CUresult::CUDA_ERROR_INVALID_VALUE as u32);
-    /// Before `cuInit`.
-    pub const NOT_INITIALIZED: Self = Self(CUresult::CUDA_ERROR_NOT_INITIALIZED as u32);
     /// Of a symbol that is not there; also of a function that the driver does not have.
     pub const NOT_FOUND: Self = Self(CUresult::CUDA_ERROR_NOT_FOUND as u32);
     /// Of a module that has no code for the device.
