@@ -208,6 +208,18 @@ impl Communicator {
         Ok(Self::new(made))
     }
 
+    #[pyo3(signature = (timeout))]
+    fn set_timeout(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = timeout.map(|timeout| values::seconds(py, timeout)).transpose()?;
+        on_any!(&*self.live(py)?, communicator => communicator.set_timeout(timeout));
+        Ok(())
+    }
+
+    #[getter]
+    fn behind(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        Ok(on_any!(&*self.live(py)?, communicator => communicator.behind()))
+    }
+
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let any = self.live(py)?;
         py.detach(|| on_any!(&*any, communicator => communicator.abort()));

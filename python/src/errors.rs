@@ -1,12 +1,30 @@
 //! The library's errors as exceptions of `fast_allreduce.errors`: a class for each variant, with its fields as attributes.
 
+use std::ffi::c_void;
+
 use fast_allreduce::Error;
-use pyo3::intern;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyModule, PyString};
+use pyo3::types::{PyDict, PyModule, PyString, PyTuple, PyType};
+use pyo3::{ffi, intern};
 
 static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+
+/// An instance of a class of exceptions that has not been initialized.
+fn allocated<'py>(class: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyAny>> {
+    let (py, none) = (class.py(), PyTuple::empty(class.py()));
+    // SAFETY: a class of the heap, as all that Python code defines are.
+    let slot = unsafe { ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_new) };
+    // SAFETY: null, or a function of this type, as the slot of that number holds.
+    let Some(new) = (unsafe { std::mem::transmute::<*mut c_void, Option<ffi::newfunc>>(slot) }) else {
+        return Err(PyTypeError::new_err("a class of fast_allreduce.errors cannot be instantiated"));
+    };
+    // SAFETY: the class whose slot it is, and a tuple of no arguments; keywords may be null.
+    let made = unsafe { new(class.as_type_ptr(), none.as_ptr(), std::ptr::null_mut()) };
+    // SAFETY: a new reference, or null with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, made) }
+}
 
 /// Makes an exception of that class, whose fields `fill` sets.
 ///
@@ -24,7 +42,7 @@ fn exception(
         let fields = PyDict::new(py);
         fill(&fields)?;
         let class = classes.bind(py).getattr(class)?;
-        let made = class.call_method1(intern!(py, "__new__"), (&class, &message))?;
+        let made = allocated(class.cast::<PyType>()?)?;
         made.setattr(intern!(py, "args"), (message,))?;
         for (name, value) in fields {
             made.setattr(name.cast_into::<PyString>()?, value)?;

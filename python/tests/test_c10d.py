@@ -51,6 +51,10 @@ def checks(rank, nranks):
         except kind:
             continue
         raise AssertionError(f"not refused: line {call.__code__.co_firstlineno}")
+    for sparse in (torch.eye(3).to_sparse(), torch.eye(3).bool().to_sparse()):
+        for call in (lambda: dist.all_reduce(sparse), lambda: backend.allgather([[f32] * nranks], [sparse], options)):
+            with pytest.raises(ValueError, match="is sparse .*torch.sparse_coo"):
+                call()
     dist.barrier()
 
 

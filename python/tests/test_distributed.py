@@ -14,6 +14,8 @@ dist = pytest.importorskip("torch.distributed")
 
 from ranks import outcome, run, start  # noqa: E402
 
+from fast_allreduce import errors  # noqa: E402
+
 
 def on_ranks(function, nranks, tmp_path, *arguments, backend="fast_allreduce", timeout=60):
     return run(_in_group, nranks, function, str(tmp_path / "store"), backend, timeout, arguments)
@@ -323,19 +325,28 @@ def test_a_rank_that_is_killed(tmp_path):
     assert second == ("ended", -signal.SIGKILL)
 
 
-def late(rank, nranks):
+def late(rank, nranks, in_thread):
     dist.barrier()
     if rank == 1:
         time.sleep(4)
         return
+    work = dist.all_reduce(full(rank), async_op=True)
+    if in_thread:
+        # The group's thread has taken it, and is in it.
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        deadline = time.monotonic() + 30
+        while backend._devices.behind() != [1] and time.monotonic() < deadline:
+            time.sleep(0.002)
     started = time.monotonic()
-    with pytest.raises(Exception, match=r"within 0\.5 s"):
-        dist.all_reduce(full(rank), async_op=True).wait(datetime.timedelta(seconds=0.5))
-    assert time.monotonic() - started < 3
+    with pytest.raises(errors.Timeout, match="waiting for rank 1") as caught:
+        work.wait(datetime.timedelta(seconds=0.5))
+    assert caught.value.missing == [1] and 0.4 < caught.value.waited < 3
+    assert 0.4 < time.monotonic() - started < 3
 
 
-def test_a_limit_of_one_wait(tmp_path):
-    on_ranks(late, 2, tmp_path)
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_limit_of_one_wait(in_thread, tmp_path):
+    on_ranks(late, 2, tmp_path, in_thread)
 
 
 def never(rank, nranks):

@@ -327,7 +327,8 @@ def of_torch(rank, nranks, unique_id):
     torch = pytest.importorskip("torch")
     communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
     for tensor, said in (
-        (torch.eye(3).to_sparse(), "sendbuf"),
+        (torch.eye(3).to_sparse(), r"sendbuf is sparse \(torch.sparse_coo\)"),
+        (torch.eye(3).to_sparse_csr(), r"sendbuf is sparse \(torch.sparse_csr\)"),
         (torch.tensor([1 + 2j]).conj().imag, "pending"),
         (torch.zeros(3).expand(2, 3), "not contiguous"),
         (torch.zeros(3, dtype=torch.float8_e4m3fnuz), "not supported"),

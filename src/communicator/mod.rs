@@ -178,6 +178,17 @@ impl<D: Device> Communicator<D> {
         SymmetricMemory::allocate(&self.endpoint, "allocate", count)
     }
 
+    /// Limits the waits of calls that begin after this, as [`Builder::timeout`] does from the start, on this rank alone. Steps of
+    /// setting up keep their limit. `None`: for ever. A graph that was captured keeps the limit that it was captured with.
+    pub fn set_timeout(&self, timeout: impl Into<Option<Duration>>) {
+        self.patience.set(timeout.into());
+    }
+
+    /// Ranks that have begun fewer calls than this one: those that a call of all ranks waits for.
+    pub fn behind(&self) -> Vec<usize> {
+        self.liveness.behind()
+    }
+
     /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. Ranks that
     /// wait for this one have an error at once.
     pub fn abort(&self) {

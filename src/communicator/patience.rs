@@ -1,25 +1,47 @@
 //! How long calls wait for other ranks: longer as long as one of them has not been waited for yet.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+
+use crate::call::{nanoseconds, NO_LIMIT};
 
 /// The limits of a communicator's calls, and which ranks they have waited for. `None`: no limit.
 ///
-/// Relaxed throughout: what is written is written under the endpoint's lock, and who reads without it makes a message of it.
+/// Relaxed throughout: `heard` and `latest` are written under the endpoint's lock, and who reads without it makes a message of it.
+/// A limit that is set applies to calls that begin later, and a call that begins at the same time may have either.
 #[derive(Debug)]
 pub(super) struct Patience {
-    steady: Option<Duration>,
+    /// Nanoseconds, as are the others.
+    steady: AtomicU64,
     /// For a rank that no call has waited for before.
-    first: Option<Duration>,
+    first: AtomicU64,
+    /// Of the latest call.
+    latest: AtomicU64,
     /// Bit r: a call has waited for rank r.
     heard: AtomicU32,
-    /// The latest call has the first limit.
-    is_first: AtomicBool,
+}
+
+fn stored(limit: Option<Duration>) -> u64 {
+    limit.map_or(NO_LIMIT, nanoseconds)
+}
+
+fn loaded(limit: &AtomicU64) -> Option<Duration> {
+    match limit.load(Ordering::Relaxed) {
+        NO_LIMIT => None,
+        limit => Some(Duration::from_nanos(limit)),
+    }
 }
 
 impl Patience {
     pub fn new(steady: Option<Duration>, first: Option<Duration>) -> Self {
-        Self { steady, first, heard: AtomicU32::new(0), is_first: AtomicBool::new(false) }
+        let [steady, first] = [steady, first].map(stored);
+        Self { steady: steady.into(), first: first.into(), latest: steady.into(), heard: AtomicU32::new(0) }
+    }
+
+    /// Limits all later calls so, the first ones too.
+    pub fn set(&self, limit: Option<Duration>) {
+        self.steady.store(stored(limit), Ordering::Relaxed);
+        self.first.store(stored(limit), Ordering::Relaxed);
     }
 
     /// The limit of the next call, which may wait for some ranks, a bit for each, and does not end without having heard from
@@ -27,18 +49,15 @@ impl Patience {
     #[inline]
     pub fn next(&self, maybe: u32, surely: u32) -> Option<Duration> {
         let heard = self.heard.load(Ordering::Relaxed);
-        let is_first = maybe & !heard != 0;
-        self.is_first.store(is_first, Ordering::Relaxed);
         self.heard.store(heard | surely, Ordering::Relaxed);
+        let limit = if maybe & !heard != 0 { &self.first } else { &self.steady };
+        self.latest.store(limit.load(Ordering::Relaxed), Ordering::Relaxed);
         self.latest()
     }
 
     /// The limit of the latest call.
     pub fn latest(&self) -> Option<Duration> {
-        match self.is_first.load(Ordering::Relaxed) {
-            true => self.first,
-            false => self.steady,
-        }
+        loaded(&self.latest)
     }
 }
 
@@ -58,5 +77,18 @@ mod tests {
         assert_eq!(patience.next(0b1110, 0b1110), first);
         assert_eq!(patience.next(0b1110, 0b1110), steady);
         assert_eq!(patience.latest(), steady);
+    }
+
+    #[test]
+    fn a_limit_that_is_set_is_that_of_all_later_calls() {
+        let patience = Patience::new(Some(Duration::from_secs(30)), None);
+        assert_eq!(patience.next(0b10, 0b10), None);
+        let limit = Some(Duration::from_millis(1500));
+        patience.set(limit);
+        assert_eq!(patience.latest(), None, "a call that has begun keeps its own");
+        assert_eq!(patience.next(0b10, 0b10), limit);
+        assert_eq!(patience.next(0b100, 0), limit, "of a rank that was never waited for");
+        patience.set(None);
+        assert_eq!(patience.next(0b10, 0b10), None);
     }
 }

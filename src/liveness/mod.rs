@@ -213,6 +213,14 @@ impl Liveness {
         own_status(&self.pages).activity().begun
     }
 
+    /// Ranks that have begun fewer calls than this one.
+    pub fn behind(&self) -> Vec<usize> {
+        let own = self.calls();
+        let is_behind =
+            |rank: &usize| status(&self.pages, *rank).is_some_and(|status| status.activity().begun < own);
+        (0..self.world_size).filter(|rank| *rank != self.rank).filter(is_behind).collect()
+    }
+
     /// Tells all others that this rank has failed and will send nothing more. Later exit records are not heard.
     pub fn fail(&self, error: &Error) {
         let mask = |ranks: &[usize]| ranks.iter().fold(0, |mask, rank| mask | 1 << rank);

@@ -59,6 +59,28 @@ fn a_rank_that_never_calls_is_named_and_dropping_takes_no_time() {
     });
 }
 
+#[test]
+fn a_limit_that_is_set_later_is_that_of_the_next_call() {
+    let meeting = std::sync::Barrier::new(3);
+    threads(
+        3,
+        |_| builder().timeout(Duration::from_secs(600)),
+        |communicator| {
+            let mut data = [1u8; 100];
+            communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+            if communicator.rank() != 2 {
+                let limit = Duration::from_millis(700);
+                communicator.set_timeout(limit);
+                let error = communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+                let Error::Timeout { missing, waited, .. } = &error else { panic!("{error}") };
+                assert_eq!((missing.as_slice(), *waited), ([2].as_slice(), limit));
+                assert_eq!(communicator.behind(), [2]);
+            }
+            meeting.wait();
+        },
+    );
+}
+
 fn one_never_calls(algorithm: Algorithm) {
     let meeting = std::sync::Barrier::new(3);
     threads(

@@ -358,6 +358,13 @@ class Communicator:
     def shrink(self, exclude_ranks: Sequence[int] | None = None) -> Communicator:
         """Makes a communicator without some ranks, by default those that have gone. Collective among the others."""
 
+    def set_timeout(self, timeout: float | None) -> None:
+        """Limits the waits of this rank's later calls: seconds, None for no limit."""
+
+    @property
+    def behind(self) -> list[int]:
+        """Ranks that have begun fewer calls than this one: those that a call of all ranks waits for."""
+
     def abort(self) -> None:
         """Ends a call of another thread with `Aborted`, and poisons the communicator on all ranks."""
 

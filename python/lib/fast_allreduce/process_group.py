@@ -10,15 +10,30 @@ from . import MAX_RANKS, Communicator, UniqueId, errors, get_unique_id
 # What a rank may say to the others at a time.
 _BYTES = 1024
 
+# Names a directory to meet in.
+_DIRECTORY = "FAST_ALLREDUCE_SOCKET_DIR"
+
 
 def node():
-    """Names the machine, and the network namespace that ranks meet in."""
+    """Says where this rank is: its machine, its network namespace, and the directory that it would meet others in.
+
+    A host's name does not tell a machine, as containers on one have names of their own. It stands in where the kernel tells nothing.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             machine = boot.read().strip()
-        return f"{socket.gethostname()} {machine} {os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
-        return socket.gethostname()
+        machine = socket.gethostname()
+    return " ".join((machine, _identity("/proc/self/ns/net"), _identity(os.environ.get(_DIRECTORY) or None)))
+
+
+def _identity(path):
+    """What tells a file from all others of the machine, by whichever path; "-" if there is none."""
+    try:
+        status = os.stat(path)
+    except (OSError, TypeError):
+        return "-"
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def check_size(size):
@@ -31,12 +46,24 @@ def check_size(size):
 
 
 def check_nodes(rank, nodes):
-    """Raises if the ranks, by what `node` says on each, are not on one machine."""
+    """Raises if the ranks, by what `node` says on each, cannot meet: on several machines, or behind several networks."""
+    machine, network, directory = nodes[rank].split(" ")
     for other, theirs in enumerate(nodes):
-        if theirs != nodes[rank]:
+        their_machine, their_network, their_directory = theirs.split(" ")
+        if their_machine != machine:
             raise errors.InvalidArgument(
-                f"fast_allreduce is for the ranks of one machine: rank {rank} is on {nodes[rank]!r}, rank {other} on {theirs!r}; "
+                f"fast_allreduce is for the ranks of one machine: rank {rank} is on {machine!r}, rank {other} on {their_machine!r}; "
                 "use gloo, or nccl on GPUs, between machines, and this for a group of each machine's ranks"
+            )
+        if their_directory != directory:
+            raise errors.InvalidArgument(
+                f"{_DIRECTORY} is another directory on rank {other} than on rank {rank}, or is set on one of them alone: "
+                "ranks meet in one directory that all share"
+            )
+        if their_network != network and directory == "-":
+            raise errors.InvalidArgument(
+                f"rank {rank} and rank {other} are on one machine and in network namespaces of their own (containers): have all ranks "
+                f"share a directory, and name it in {_DIRECTORY}"
             )
 
 

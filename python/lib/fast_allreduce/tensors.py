@@ -14,10 +14,19 @@ REDUCED = frozenset(
 )
 
 
+def check_dense(tensor):
+    """Raises if a tensor is sparse, which the compiled calls check of those that they are given as they are."""
+    if tensor.layout is not torch.strided:
+        raise errors.InvalidArgument(
+            f"a tensor is sparse ({tensor.layout}): give its to_dense(), or its values where all ranks have the same indices"
+        )
+
+
 def as_moved(tensor):
     """The same memory as a tensor of a type that can be moved."""
     if tensor.dtype in REDUCED:
         return tensor
+    check_dense(tensor)
     if not tensor.is_contiguous():
         raise errors.InvalidArgument("a tensor is not contiguous")
     if tensor.is_complex():

@@ -26,10 +26,10 @@ if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _NEEDED:
 import torch.distributed as dist  # noqa: E402
 from torch._C._distributed_c10d import Backend as _Backend  # noqa: E402
 
-from .. import Communicator, UniqueId, errors, get_unique_id  # noqa: E402
-from ..process_group import check_nodes, check_size, node  # noqa: E402
+from ..process_group import check_size  # noqa: E402
 from .backend import NAME, FastAllreduceBackend  # noqa: E402
 from .devices import Devices, seconds  # noqa: E402
+from .meeting import meet  # noqa: E402
 
 __all__ = ["NAME", "FastAllreduceBackend", "register"]
 
@@ -40,28 +40,12 @@ def _create(dist_options, backend_options):
     if dist_options.split_from is not None:
         return dist_options.split_from.split(store, dist_options.global_ranks_in_group, backend_options)
     check_size(size)
-    keys = [f"node_{other}" for other in range(size)]
-    store.set(keys[rank], node())
-    if rank == 0:
-        # The process group's first rank keeps the rendezvous.
-        store.set("unique_id", bytes(get_unique_id()))
-    try:
-        store.wait([*keys, "unique_id"], timeout)
-    except RuntimeError as error:
-        missing = [other for other, key in enumerate(keys) if not store.check([key])]
-        if not missing:
-            raise
-        raise errors.Timeout(
-            f"ranks {missing} have not come within {seconds(timeout)} s", operation="init_process_group", missing=missing,
-            waited=seconds(timeout), last_seen="", epoch=0,
-        ) from error  # fmt: skip
-    check_nodes(rank, [store.get(key).decode() for key in keys])
-    limit = seconds(timeout)
-    communicator = Communicator.init(size, rank, UniqueId(store.get("unique_id")), timeout=limit)
+    limit, global_ranks = seconds(timeout), list(dist_options.global_ranks_in_group) or list(range(size))
+    communicator = meet(store, rank, size, limit, global_ranks)
     options = backend_options if isinstance(backend_options, _Backend.Options) else None
     options = options or _Backend.Options(NAME, timeout=timeout)
     options._timeout = timeout
-    return FastAllreduceBackend(Devices(communicator, limit), options)
+    return FastAllreduceBackend(Devices(communicator, limit, global_ranks), options)
 
 
 def register():

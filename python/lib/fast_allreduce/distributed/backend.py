@@ -5,8 +5,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as _Backend
 
 from .. import errors, premul_sum
-from ..tensors import REDUCED, as_moved
-from .devices import Devices, current_stream
+from ..tensors import REDUCED, as_moved, check_dense
+from .devices import Devices, current_stream, seconds
 from .queue import Queue, Work
 
 NAME = "fast_allreduce"
@@ -38,6 +38,7 @@ def _operation(opts, tensor):
         raise errors.InvalidArgument(f"{name} is of integers, and not of {tensor.dtype}")
     if tensor.dtype in REDUCED:
         return tensor, name
+    check_dense(tensor)
     if tensor.dtype == torch.bool and name in _BOOLEAN:
         return tensor.view(torch.uint8), _BOOLEAN[name]
     if tensor.is_complex() and (name in ("sum", "avg") or name.startswith("premul_sum")):
@@ -50,6 +51,12 @@ def _premul_sum(op):
     # torch has no other way to ask for it.
     _, factor = op.__getstate__()
     return premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)
+
+
+def _limit(opts):
+    """A call's own limit in seconds, if it has one."""
+    limit = seconds(getattr(opts, "timeout", 0))
+    return limit if limit > 0 else None
 
 
 def _one(tensors):
@@ -86,7 +93,7 @@ class FastAllreduceBackend(_Backend):
         """Makes a call of the communicator of a tensor's device: `call(communicator, stream)`."""
         devices, stream = self._devices, None if tensor.is_cpu else current_stream(tensor.device)
         later = getattr(opts, "asyncOp", False)
-        return self._queue.make(later, lambda: call(devices.of(tensor), stream), tensors, stream)
+        return self._queue.make(later, lambda: call(devices.of(tensor), stream), tensors, stream, _limit(opts))
 
     # --- collectives ---
 
@@ -234,7 +241,7 @@ class FastAllreduceBackend(_Backend):
         return self._make(opts, targets[0], call, outputs)
 
     def barrier(self, opts):
-        return self._queue.make(getattr(opts, "asyncOp", False), self._devices.barrier)
+        return self._queue.make(getattr(opts, "asyncOp", False), self._devices.barrier, limit=_limit(opts))
 
     # --- messages ---
 
@@ -272,6 +279,12 @@ class FastAllreduceBackend(_Backend):
     def getBackendName(self):
         return NAME
 
+    def set_timeout(self, timeout):
+        self._devices.timeout = seconds(timeout)
+        self._options._timeout = timeout
+
+    _set_default_timeout = set_timeout
+
     def eager_connect_single_device(self, device=None):
         # The device that init_process_group was told of.
         if device is not None and device.type == "cuda":
@@ -287,7 +300,9 @@ class FastAllreduceBackend(_Backend):
         with self._queue.lock:
             self._queue.drain()
             part = self._devices.host.split(min(ranks) if mine else None, ranks.index(self.rank()) if mine else 0)
-        return FastAllreduceBackend(Devices(part, self._devices.timeout), opts) if mine else None
+        if not mine:
+            return None
+        return FastAllreduceBackend(Devices(part, seconds(opts._timeout), self._devices.globally(ranks)), opts)
 
     def perform_nocolor_split(self, _device):
         with self._queue.lock:

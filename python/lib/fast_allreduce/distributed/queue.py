@@ -1,16 +1,19 @@
 """The order of a process group's calls: what is carried out at once, what is queued, and by whom that is carried out."""
 
+import atexit
 import os
 import threading
 import time
 import weakref
 from collections import deque
+from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
 
 from .. import errors, group
 from .devices import current_stream, seconds
+from .settling import lane_here, settlers
 
 # As many messages as go into one launch.
 _MESSAGES = 64
@@ -18,61 +21,86 @@ _MESSAGES = 64
 # Seconds that the caller of an asynchronous call has to wait for it itself.
 _HEAD_START = 0.001
 
+# Seconds that calls which nobody has waited for have when the interpreter ends, and that threads have after them.
+_AT_EXIT = 5.0
+_THREADS_AT_EXIT = 1.0
+
+
+def within_another():
+    return errors.Unavailable(
+        "a call of a process group from within another one: code of the program, such as a __del__, has run in the middle of it",
+        what="a call within another", reason="calls of a group keep their order",
+    )  # fmt: skip
+
 
 class Work(dist._Work):
     """A call that has been made: carried out already, or queued. One on a GPU has been put on a stream."""
 
-    def __init__(self, queue, call=None, tensors=(), stream=None):
+    def __init__(self, queue, call=None, tensors=(), stream=None, limit=None):
         super().__init__()
         self._queue = queue
         self._call = call
         self._tensors = tensors
         self._error = None
-        self._future = None
-        # Done too before this one is.
-        self._after = None
+        # Seconds.
+        self._limit = limit
         self._done = call is None
         self._stream = stream
         self._event = stream.record_event() if stream is not None and self._done else None
-
-    def _run(self):
-        """Carries the call out. The queue's lock is held."""
-        error = None
-        try:
-            self._call()
-            if self._after is not None:
-                self._after()
-        except BaseException as raised:
-            error = raised
-        self._finish(error)
 
     def _finish(self, error):
         self._error = error
         self._call = None
         if self._stream is not None and error is None:
             self._event = self._stream.record_event()
+        # Before it looks for a future: `get_future` puts one there before it looks whether this is done.
         self._done = True
-        if self._future is not None:
-            self._settle(self._future)
 
-    def _settle(self, future):
+    def settle(self):
+        """Settles the future, and so runs what the program attached to it. Once: a second time is nothing."""
+        unsettled, begin = self._future[1:3]
+        try:
+            unsettled.pop()
+        except IndexError:
+            return
+        try:
+            if self._stream is None:
+                begin.set_result(None)
+            elif self._error is not None:
+                begin.set_exception(self._error)
+            else:
+                # Who waits for the future waits for what is on this stream by now.
+                with torch.cuda.stream(self._stream):
+                    begin.set_result(list(self._tensors))
+        except RuntimeError:
+            # The program has settled it itself.
+            pass
+
+    def _outcome(self, _):
         if self._error is not None:
-            future.set_exception(self._error)
-        elif self._stream is None:
-            future.set_result(list(self._tensors))
-        else:
-            # Who waits for the future waits for what is on this stream by now.
-            with torch.cuda.stream(self._stream):
-                future.set_result(list(self._tensors))
+            raise self._error
+        return list(self._tensors)
 
     def wait(self, timeout=None):
         if not self._done:
-            self._queue.carry_out(self, timeout)
+            self._queue.carry_out(self, seconds(timeout) if timeout is not None else 0)
+            if not self._done:
+                raise within_another()
+        if "_future" in self.__dict__:
+            self._await_settling()
         if self._error is not None:
             raise self._error
         if self._event is not None:
             current_stream(self._stream.device).wait_event(self._event)
         return True
+
+    def _await_settling(self):
+        """Returns when the future is done, which it is before its callbacks begin."""
+        try:
+            self._future[0].wait()
+        except Exception:
+            # It is this work's error.
+            pass
 
     def synchronize(self):
         self.wait()
@@ -90,14 +118,18 @@ class Work(dist._Work):
         return list(self._tensors)
 
     def get_future(self):
-        if self._future is None:
-            future = torch.futures.Future(devices=[self._stream.device] if self._stream is not None else None)
-            # Carried out meanwhile, it would settle this one or not: under the lock it has or it has not been.
-            with self._queue.lock:
-                if self._done:
-                    self._settle(future)
-                self._future = future
-        return self._future
+        if "_future" not in self.__dict__:
+            if self._stream is None:
+                begin = torch.futures.Future()
+                # An exception that is set by `set_exception` is a result like any other once c10d has handed the future on.
+                future = begin.then(self._outcome)
+            else:
+                begin = future = torch.futures.Future(devices=[self._stream.device])
+            # One call puts it there, whichever threads come, without a lock that a call might be carried out under.
+            self.__dict__.setdefault("_future", (future, [True], begin, lane_here()))
+            if self._done:
+                self.settle()
+        return self._future[0]
 
 
 class Message(Work):
@@ -130,7 +162,8 @@ _queues = weakref.WeakSet()
 
 
 def _forked():
-    # Another thread of the parent may have held the lock, and its worker is not here. Calls say that this is a fork.
+    # Another thread of the parent may have held the lock, and its threads are not here. Calls say that this is a fork.
+    settlers.begin()
     for queue in _queues:
         queue._begin()
 
@@ -138,38 +171,59 @@ def _forked():
 os.register_at_fork(after_in_child=_forked)
 
 
+@atexit.register
+def _end():
+    """Ends the threads before the interpreter does: one that is in torch then would abort the process.
+
+    Threads that the program waits for have ended. Handlers that were registered earlier may still make calls.
+    """
+    until = time.monotonic() + _AT_EXIT
+    for queue in list(_queues):
+        queue.end(until)
+    settlers.stop(time.monotonic() + _THREADS_AT_EXIT)
+
+
 class Queue:
     """What has been called and not carried out; messages at its end go together."""
 
     def __init__(self, devices):
         self._devices = devices
-        self._begin()
         self.closed = False
+        self._begin()
         _queues.add(self)
 
     def _begin(self):
-        # Held while a call is carried out, so that calls keep their order.
+        # Held while a call is carried out, so that calls keep their order. What a program attached to a call never runs under it.
         self.lock = threading.RLock()
         self._works = deque()
         self._worker = None
-        self._woken = threading.Event()
+        # Under the lock. Code of the program may still run in the middle of a call, such as the `__del__` of an object that goes.
+        self._is_in_call = False
+        # Taken by the one who starts the group's thread.
+        self._unstarted = [True]
+        # Its `put` may come in the middle of another one, for the same reason.
+        self._wakeups = SimpleQueue()
         self._wakes = False
         self._coalescing = None
+        # Nothing is left for later.
+        self._stopped = self.closed
 
-    def make(self, later, call, tensors=(), stream=None):
+    # --- making calls ---
+
+    def make(self, later, call, tensors=(), stream=None, limit=None):
         """Carries a call out, or queues it if that may be `later`. Calls on a stream are put there at once: nobody waits."""
+        limit = limit or self._devices.timeout
         if stream is None and (self._coalescing is not None or later):
-            work = Work(self, call, tensors)
+            work = Work(self, call, tensors, limit=limit)
             self._works.append(work)
             if self._coalescing is not None:
                 self._coalescing.append(work)
-            elif not self._wakes:
+            else:
                 self._wake()
             return work
         with self.lock:
-            if self._works:
-                self.drain()
-            call()
+            self.drain()
+            self._perform(call, limit)
         work = Work(self, None, tensors, stream)
         if self._coalescing is not None:
             self._coalescing.append(work)
@@ -182,72 +236,6 @@ class Queue:
             self._coalescing.append(work)
         return work
 
-    def drain(self, until=None):
-        """Carries out what is queued, as far as `until`. The lock is held."""
-        while self._works and not (until is not None and until._done):
-            work = self._works.popleft()
-            if isinstance(work, Message):
-                messages = [work]
-                while self._works and isinstance(self._works[0], Message):
-                    messages.append(self._works.popleft())
-                self._exchange(messages)
-            else:
-                work._run()
-
-    @staticmethod
-    def _exchange(messages):
-        for start in range(0, len(messages), _MESSAGES):
-            part = messages[start : start + _MESSAGES]
-            error = None
-            try:
-                with group():
-                    for message in part:
-                        message.put()
-            except BaseException as raised:
-                error = raised
-            for message in part:
-                message._finish(error)
-
-    def carry_out(self, work, timeout=None):
-        if timeout is None or seconds(timeout) <= 0:
-            with self.lock:
-                self.drain(work)
-            return
-        # The library's own limit may be longer: then this rank gives up for the group.
-        timer = threading.Timer(seconds(timeout), self._devices.abort)
-        timer.daemon = True
-        timer.start()
-        try:
-            with self.lock:
-                self.drain(work)
-        finally:
-            timer.cancel()
-        if isinstance(work._error, errors.Aborted):
-            work._error = errors.Timeout(
-                f"a call of the process group was not done within {seconds(timeout)} s; the group is aborted",
-                operation="wait", missing=[], waited=seconds(timeout), last_seen="", epoch=0,
-            )  # fmt: skip
-
-    def _wake(self):
-        """Has the group's thread look at the queue, in a moment."""
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._work, name="fast-allreduce-group", daemon=True)
-            self._worker.start()
-        self._wakes = True
-        self._woken.set()
-
-    def _work(self):
-        while not self.closed:
-            self._woken.wait()
-            self._woken.clear()
-            # Who waits at once does it itself; and a thread is woken once in a while, not for each call.
-            time.sleep(_HEAD_START)
-            self._wakes = False
-            with self.lock:
-                # Messages at the end wait for those that may come: the peer's may depend on them.
-                while self._works and any(not isinstance(work, Message) for work in self._works):
-                    self.drain(next(work for work in self._works if not isinstance(work, Message)))
-
     def start_coalescing(self):
         self._coalescing = []
 
@@ -256,29 +244,165 @@ class Queue:
         if not works:
             return Work(self)
         last = works[-1]
+        if last._stream is not None and last._done:
+            return last
 
         def call():
             for work in works:
                 if work._error is not None:
                     raise work._error
 
-        if isinstance(last, Message):
-            # Nothing of the batch is still to come: it may be begun.
-            last = Work(self, call, stream=last._stream)
-            self._works.append(last)
-        else:
-            with self.lock:
-                last._after = call
-                if last._done and last._error is None:
-                    # It was carried out before it was known to be the last.
-                    last._done = False
-                    last._call = last._after
-                    last._after = None
-                    self._works.append(last)
+        # After all of the batch.
+        tensors = () if isinstance(last, Message) else last._tensors
+        last = Work(self, call, tensors, last._stream)
+        self._works.append(last)
         self._wake()
         return last
 
+    # --- carrying them out ---
+
+    def _perform(self, call, limit):
+        """Carries a call out, waiting so many seconds for other ranks at most. The lock is held."""
+        if self._is_in_call:
+            raise within_another()
+        self._is_in_call = True
+        try:
+            self._devices.limit(limit)
+            call()
+        except errors.Error as error:
+            self._devices.name_globally(error)
+            raise
+        finally:
+            self._is_in_call = False
+
+    def drain(self, last=None, until=None):
+        """Carries out what is queued, as far as a work, and until then as the clock has it. The lock is held."""
+        while self._works and not (last is not None and last._done) and not self._is_in_call:
+            works = [self._works.popleft()]
+            if isinstance(works[0], Message):
+                while self._works and len(works) < _MESSAGES and isinstance(self._works[0], Message):
+                    works.append(self._works.popleft())
+            limit = works[0]._limit or self._devices.timeout
+            if until is not None:
+                limit = min(limit, max(round(until - time.monotonic(), 3), 0.001))
+            error = None
+            try:
+                self._perform(lambda works=works: self._carry_out(works), limit)
+            except BaseException as raised:
+                error = raised
+            for work in works:
+                work._finish(error)
+            for work in works:
+                if "_future" in work.__dict__:
+                    settlers.hand(work, work._future[3])
+            if error is not None and not isinstance(error, Exception):
+                # Ctrl-C is for the thread that is here, whosever call it was in.
+                raise error
+
+    @staticmethod
+    def _carry_out(works):
+        if not isinstance(works[0], Message):
+            works[0]._call()
+            return
+        with group():
+            for message in works:
+                message.put()
+
+    def carry_out(self, work, timeout=0):
+        """Returns when a work is done. If that takes longer than so many seconds, this rank gives up for the group."""
+        if timeout <= 0:
+            with self.lock:
+                self.drain(work)
+            return
+        until = time.monotonic() + timeout
+        if self.lock.acquire(timeout=timeout):
+            try:
+                self.drain(work, until)
+            finally:
+                self.lock.release()
+            return
+        # Another thread is in a call of the group. It ends with the group.
+        behind = self._devices.behind()
+        self._devices.abort()
+        with self.lock:
+            self.drain(work)
+        if isinstance(work._error, errors.Aborted):
+            ranks = ", ".join(f"rank {rank}" for rank in behind)
+            work._error = errors.Timeout(
+                f"a call of the process group was not done within {timeout} s"
+                f"{', waiting for ' + ranks if ranks else ''}; the group is aborted",
+                operation="wait", missing=behind, waited=timeout, last_seen="", epoch=0,
+            )  # fmt: skip
+            self._devices.name_globally(work._error)
+
+    # --- the group's thread ---
+
+    def _wake(self):
+        """Has the group's thread look at the queue, in a moment."""
+        if self._wakes and not self._stopped:
+            return
+        self._wakes = True
+        if self._stopped or not self._is_started():
+            # Nobody will look.
+            with self.lock:
+                self.drain()
+            return
+        self._wakeups.put(None)
+
+    def _is_started(self):
+        """Starts the group's thread if it has not been; False if no thread is to be had."""
+        try:
+            self._unstarted.pop()
+        except IndexError:
+            return True
+        self._worker = threading.Thread(target=self._work, name="fast-allreduce-group", daemon=True)
+        try:
+            self._worker.start()
+        except RuntimeError:
+            self._worker = None
+            self._wakes = False
+            self._unstarted.append(True)
+            return False
+        return True
+
+    def _work(self):
+        while not self._stopped:
+            self._wakeups.get()
+            if not self._stopped:
+                # Who waits at once does it itself; and a thread is woken once in a while, not for each call.
+                time.sleep(_HEAD_START)
+            self._wakes = False
+            with self.lock:
+                # Messages at the end wait for those that may come: the peer's may depend on them.
+                while self._works and any(not isinstance(work, Message) for work in self._works):
+                    self.drain(next(work for work in self._works if not isinstance(work, Message)))
+        with self.lock:
+            # No more come.
+            self.drain()
+
+    def stop(self):
+        """Has nothing left for later: the group's thread ends when it has carried out what is there."""
+        self._stopped = True
+        self._wakeups.put(None)
+
+    def end(self, until):
+        """Carries out what is left, until then, and returns when the group's thread has ended."""
+        self.stop()
+        if self.lock.acquire(timeout=max(0.0, until - time.monotonic())):
+            try:
+                self.drain(until=until)
+            finally:
+                self.lock.release()
+        else:
+            # A call still waits.
+            self._devices.abort()
+        if self._worker is not None and self._worker is not threading.current_thread():
+            self._worker.join(_THREADS_AT_EXIT)
+
     def close(self, end):
         self.closed = True
-        self._woken.set()
         end()
+        # What is left ends with the error that the group has now.
+        self.stop()
+        if self._works:
+            self._wake()

@@ -1,0 +1,214 @@
+"""Ranks meet by torch's store, whatever an earlier life of the group has left in it, and whichever of them start anew."""
+
+import datetime
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+
+from ranks import run  # noqa: E402
+from test_distributed import full  # noqa: E402
+
+from fast_allreduce import errors  # noqa: E402
+from fast_allreduce.distributed import meeting  # noqa: E402
+from fast_allreduce.process_group import check_nodes, node  # noqa: E402
+
+
+def stored(kind, path, rank, nranks):
+    if kind == "tcp":
+        # The first rank's process has it; the others are told the port.
+        if rank == 0:
+            store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+            with open(path + ".new", "w") as file:
+                file.write(str(store.port))
+            os.rename(path + ".new", path)
+            return store
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        with open(path) as file:
+            return dist.TCPStore("127.0.0.1", int(file.read()), None, False, wait_for_workers=False)
+    store = dist.FileStore(path, nranks + 1)
+    return dist.PrefixStore("prefix", store) if kind == "prefix" else store
+
+
+def ended_id():
+    """The id of a rendezvous whose process has ended."""
+    program = "import fast_allreduce as fa; print(fa.get_unique_id())"
+    return subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def calls(communicator, nranks):
+    tensor = full(1.0)
+    communicator.allreduce(tensor)
+    assert torch.equal(tensor, full(float(nranks)))
+    communicator.destroy()
+
+
+def after_another_life(rank, nranks, _, path, kind, how, unique_id):
+    store = stored(kind, path, rank, nranks)
+    if rank == 0:
+        # What the life before has left: all of it, or of one that ended in the middle.
+        store.set("life", "before")
+        for other in range(nranks if how != "early" else 1):
+            store.set(f"rank_{other}", f"before|{node()}")
+        if how == "whole":
+            store.set("meeting", f"before|{unique_id}")
+        store.set("rank_1", "")
+        store.set("ready", "")
+        # Rank 1 has answered to it, and so has seen nothing else.
+        until(lambda: store.get("rank_1").decode().startswith("before|"))
+    else:
+        store.wait(["ready"])
+    calls(meeting.meet(store, rank, nranks, 60, list(range(nranks))), nranks)
+
+
+@pytest.mark.parametrize("how", ["whole", "unfinished", "early"])
+@pytest.mark.parametrize("kind", ["file", "tcp", "prefix"])
+def test_a_store_that_was_used_before(kind, how, tmp_path):
+    run(after_another_life, 3, str(tmp_path / "store"), kind, how, ended_id())
+
+
+def again_and_again(rank, nranks, _, path, kind):
+    store = stored(kind, path, rank, nranks)
+    limit = datetime.timedelta(seconds=60)
+    for life in range(9):
+        # Each rank is the last one to come, in turns.
+        if life % nranks == rank:
+            time.sleep(0.2)
+        dist.init_process_group("fast_allreduce", store=store, rank=rank, world_size=nranks, timeout=limit)
+        tensor = full(1.0 + life)
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor, full(nranks * (1.0 + life)))
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+def test_lives_of_one_process(kind, tmp_path):
+    run(again_and_again, 3, str(tmp_path / "store"), kind)
+
+
+def alone_again(rank, nranks, _):
+    store = dist.HashStore()
+    for _ in range(3):
+        dist.init_process_group("fast_allreduce", store=store, rank=0, world_size=1)
+        dist.all_reduce(full(1.0))
+        dist.destroy_process_group()
+
+
+def test_lives_on_a_store_of_one_process():
+    run(alone_again, 1)
+
+
+def half_alive(rank, nranks, _, path):
+    """The first rank 0 still waits when the second life begins."""
+    store, ranks, raised = stored("file", path, rank, nranks), list(range(nranks)), []
+    if rank == 0:
+
+        def first():
+            try:
+                meeting.meet(stored("file", path, rank, nranks), 0, nranks, 60, ranks)
+            except errors.Rendezvous as error:
+                raised.append(str(error))
+
+        thread = threading.Thread(target=first)
+        thread.start()
+        until(lambda: store.check(["life", "rank_1"]))
+        store.set("first", store.get("life"))
+        calls(meeting.meet(store, 0, nranks, 60, ranks), nranks)
+        thread.join(30)
+        assert len(raised) == 1 and "another process" in raised[0]
+        return
+    if rank == 2:
+        # It misses in the first life; rank 1 has answered to that.
+        store.wait(["first"])
+        until(lambda: store.get("life") != store.get("first"))
+    calls(meeting.meet(store, rank, nranks, 60, ranks), nranks)
+
+
+def test_a_life_that_is_replaced(tmp_path):
+    run(half_alive, 3, str(tmp_path / "store"))
+
+
+def one_anew(rank, nranks, _, path):
+    """A rank that dies when it has answered, before all have come, and starts anew alone."""
+    store = stored("file", path, rank, nranks)
+    if rank == 2:
+        # What the first life of rank 1 did.
+        store.wait(["life"])
+        store.set("rank_1", f"{store.get('life').decode()}|{node()}")
+        store.set("died", "")
+    store.wait(["died"] if rank > 0 else [])
+    calls(meeting.meet(store, rank, nranks, 60, list(range(nranks))), nranks)
+
+
+def test_a_rank_that_starts_anew(tmp_path):
+    run(one_anew, 3, str(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_life_that_does_not_come(which, tmp_path):
+    """The other rank never comes: rank 0 names it, and rank 1 says what it found."""
+    store = dist.FileStore(str(tmp_path / "store"), 3)
+    if which:
+        store.set("life", "before")
+        store.set("meeting", f"before|{ended_id()}")
+        with pytest.raises(errors.Rendezvous, match="nobody is there"):
+            meeting.meet(store, 1, 2, 1.0, [4, 7])
+        return
+    with pytest.raises(errors.Timeout, match=r"ranks \[1\] have not come within 1\.0 s \(global ranks \[7\]\)") as caught:
+        meeting.meet(store, 0, 2, 1.0, [4, 7])
+    assert caught.value.missing == [1] and caught.value.global_ranks == [7]
+
+
+def test_nobody_comes(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 3)
+    with pytest.raises(errors.Timeout, match=r"ranks \[0\] have not come") as caught:
+        meeting.meet(store, 1, 3, 0.5, [0, 1, 2])
+    assert caught.value.missing == [0]
+    store.set("life", "this")
+    store.set("rank_0", f"this|{node()}")
+    with pytest.raises(errors.Timeout, match=r"ranks \[2\] have not come"):
+        meeting.meet(store, 1, 3, 0.5, [0, 1, 2])
+
+
+def test_where_ranks_are():
+    here = node()
+    machine, network, directory = here.split(" ")
+    assert directory == "-" and ":" in network and len(machine) == 36
+    check_nodes(0, [here, here])
+    with pytest.raises(ValueError, match="ranks of one machine: rank 1 is on .*rank 0 on 'another'.*gloo"):
+        check_nodes(1, [f"another {network} -", here])
+    with pytest.raises(ValueError, match="network namespaces of their own.*FAST_ALLREDUCE_SOCKET_DIR"):
+        check_nodes(0, [here, f"{machine} 4:1 -"])
+    check_nodes(0, [f"{machine} {network} 7:8", f"{machine} 4:1 7:8"])
+    for other in ("-", "7:9"):
+        with pytest.raises(ValueError, match="another directory on rank 1 than on rank 0"):
+            check_nodes(0, [f"{machine} {network} 7:8", f"{machine} {network} {other}"])
+
+
+def differing(rank, nranks, _, path):
+    store, here = stored("file", path, rank, nranks), meeting.node
+    meeting.node = lambda: f"machine-{rank} 4:1 -"
+    try:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="ranks of one machine"):
+                meeting.meet(store, rank, nranks, 60, list(range(nranks)))
+    finally:
+        meeting.node = here
+
+
+def test_ranks_of_several_machines(tmp_path):
+    run(differing, 2, str(tmp_path / "store"))
