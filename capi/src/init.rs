@@ -13,7 +13,7 @@ use crate::bootstrap::{fast_allreduce_all_gather_function, Caller};
 use crate::codes;
 use crate::config::fast_allreduce_config;
 use crate::handle::{fast_allreduce_communicator, on_any, Any};
-use crate::status::{argument, fast_allreduce_status, guarded, Failure};
+use crate::status::{argument, caught, fast_allreduce_status, guarded, Failure};
 
 /// Names a world: one rank makes it, all are given it. It is plain bytes, which may be sent in any way.
 #[repr(C)]
@@ -59,7 +59,7 @@ fn built(
     if codes::is_cuda(config.device)? {
         #[cfg(feature = "cuda")]
         {
-            let _context = CallersContext::keep();
+            let _context = CallersContext::keep_if_any();
             return Ok(Any::Cuda(builder.build(config.cuda()?, bootstrap)?));
         }
         #[cfg(not(feature = "cuda"))]
@@ -126,7 +126,8 @@ pub unsafe extern "C" fn fast_allreduce_unique_id_from_text(
 }
 
 /// Joins the world of `id` as `rank`, and makes its communicator when all `nranks` ranks have come. Ranks are processes or
-/// threads of one user on one machine. `config` may be null.
+/// threads of one user on one machine. `config` may be null. Like all functions it leaves the CUDA context current that is; in a thread
+/// that has none, that of the communicator's GPU becomes current.
 ///
 /// # Safety
 ///
@@ -139,7 +140,7 @@ pub unsafe extern "C" fn fast_allreduce_init(
     config: *const fast_allreduce_config,
     communicator: *mut *mut fast_allreduce_communicator,
 ) -> fast_allreduce_status {
-    guarded(|| {
+    caught(|| {
         wanted(communicator)?;
         // SAFETY: the caller's.
         let (id, config) = unsafe { (id.as_ref(), fast_allreduce_config::read(config)?) };
@@ -166,7 +167,7 @@ pub unsafe extern "C" fn fast_allreduce_init_with_all_gather(
     config: *const fast_allreduce_config,
     communicator: *mut *mut fast_allreduce_communicator,
 ) -> fast_allreduce_status {
-    guarded(|| {
+    caught(|| {
         wanted(communicator)?;
         // SAFETY: the caller's.
         let config = unsafe { fast_allreduce_config::read(config)? };

@@ -48,7 +48,7 @@ impl std::ops::Deref for Gpu {
 #[cfg(feature = "cuda")]
 impl Drop for Gpu {
     fn drop(&mut self) {
-        let _context = CallersContext::keep_if_used();
+        let _context = CallersContext::keep();
         // SAFETY: once, and nobody has it any more.
         unsafe { ManuallyDrop::drop(&mut self.communicator) };
     }

@@ -22,18 +22,13 @@ pub fn is_main_thread() -> bool {
     IS_MAIN.with(|is_main| *is_main)
 }
 
-/// Runs what waits, without the interpreter's lock; the caller's CUDA context stays current. In the main thread handlers of signals run
-/// meanwhile. Where one raises, the call is to end, which `abandon` comes after, and the exception is the result.
+/// Runs what waits, without the interpreter's lock. In the main thread handlers of signals run meanwhile. Where one raises, the call is
+/// to end, which `abandon` comes after, and the exception is the result.
 fn run<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> T + Send,
     abandon: impl FnOnce() + Send,
 ) -> PyResult<T> {
-    let call = || {
-        #[cfg(feature = "cuda")]
-        let _context = CallersContext::keep_if_used();
-        call()
-    };
     if !is_main_thread() {
         return Ok(py.detach(call));
     }
@@ -67,7 +62,7 @@ pub fn waiting<T: Send>(py: Python<'_>, step: impl FnOnce() -> T + Send) -> PyRe
     run(py, step, || ())
 }
 
-/// Runs a call of a communicator. It is aborted where a handler raises.
+/// Runs a call of a communicator. It is aborted where a handler raises. The caller's CUDA context stays current.
 pub fn in_call<T: Send>(
     py: Python<'_>,
     any: Arc<Any>,
@@ -76,7 +71,14 @@ pub fn in_call<T: Send>(
     let aborted = Arc::clone(&any);
     let abandon = move || on_any!(&*aborted, communicator => communicator.abort());
     // The call has the last one where another thread has destroyed the communicator: it goes without the interpreter's lock.
-    let done = run(py, move || call(&any), abandon)?;
+    let call = move || {
+        #[cfg(feature = "cuda")]
+        let _context = CallersContext::keep();
+        // Dropped before the context.
+        let any = any;
+        call(&any)
+    };
+    let done = run(py, call, abandon)?;
     done.map_err(|error| raised(py, error))
 }
 
@@ -86,7 +88,7 @@ pub fn drop_apart(value: impl Send) {
     let mut value = Some(value);
     let mut drop_it = || {
         #[cfg(feature = "cuda")]
-        let _context = CallersContext::keep_if_used();
+        let _context = CallersContext::keep();
         drop(value.take());
     };
     // Without an interpreter there is no lock.

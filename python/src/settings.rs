@@ -140,7 +140,7 @@ impl Settings {
             }
             #[cfg(feature = "cuda")]
             Place::Cuda(ordinal) => {
-                let _context = CallersContext::keep();
+                let _context = CallersContext::keep_if_any();
                 let mut device = Cuda::open(ordinal)?.programmatic_launch(self.programmatic_launch);
                 if let Some(blocks) = self.max_blocks {
                     device = device.max_blocks(blocks);

@@ -100,43 +100,39 @@ impl Torch {
         let Some((_, known)) = self.dtypes.iter().find(|(known, _)| known.is(&dtype)) else {
             return Err(wanted.unsupported(py, dtype));
         };
-        // Some of other layouts have no such method.
+        // Most sparse tensors have no such method.
         match method(tensor, intern!(py, "is_contiguous")).and_then(|contiguous| contiguous.is_truthy()) {
             Ok(true) => {}
-            Ok(false) => return Err(self.unusable(tensor, wanted, "is not contiguous", None)),
-            Err(error) => return Err(self.unusable(tensor, wanted, "cannot be used", Some(error))),
+            Ok(false) => return Err(not_dense(tensor, wanted, None)),
+            Err(error) => return Err(not_dense(tensor, wanted, Some(error))),
         }
         if self.is_negated(tensor)? {
             return Err(wanted.refused(py, "has a negation that is pending: call its resolve_neg() first"));
         }
         let address = method(tensor, intern!(py, "data_ptr"))
-            .map_err(|error| self.unusable(tensor, wanted, "cannot be used", Some(error)))?;
+            .map_err(|error| not_dense(tensor, wanted, Some(error)))?;
         let count = method(tensor, intern!(py, "numel"))?.extract()?;
         Ok(Operand::held_by(tensor, address.extract()?, count, *known))
     }
+}
 
-    /// The error for a tensor that does not lie in memory as a call needs it. Where its layout is the reason, that is told instead.
-    fn unusable(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        wanted: Wanted<'_>,
-        problem: &str,
-        cause: Option<PyErr>,
-    ) -> PyErr {
-        let py = tensor.py();
-        let layout =
-            attribute(tensor, intern!(py, "layout")).and_then(|layout| layout.str()?.extract::<String>());
-        let problem = match (layout.as_deref(), &cause) {
-            (Ok("torch.strided") | Err(_), None) => problem.to_owned(),
-            (Ok("torch.strided") | Err(_), Some(cause)) => format!("{problem}: {cause}"),
-            (Ok(sparse), _) if sparse.contains("sparse") => {
-                format!("is sparse ({sparse}): give its to_dense(), or its values")
-            }
-            (Ok(layout), _) => format!("has the layout {layout}: give its to_dense()"),
-        };
-        match cause {
-            Some(cause) => wanted.refused_for(py, problem, cause),
-            None => wanted.refused(py, problem),
+/// Why a tensor's elements are not one after the other: its layout, or what it raises itself.
+fn not_dense(tensor: &Bound<'_, PyAny>, wanted: Wanted<'_>, cause: Option<PyErr>) -> PyErr {
+    let py = tensor.py();
+    let layout =
+        attribute(tensor, intern!(py, "layout")).and_then(|layout| layout.str()?.extract::<String>());
+    let problem = match (layout, &cause) {
+        (Ok(layout), _) if layout.starts_with("torch.sparse") => {
+            format!("is sparse ({layout}): give its to_dense(), or its values where all ranks have the same indices")
         }
+        (Ok(layout), _) if layout != "torch.strided" => {
+            format!("has no elements in memory that could be read ({layout}): give its to_dense()")
+        }
+        (_, None) => "is not contiguous".to_owned(),
+        (_, Some(cause)) => format!("cannot be used: {cause}"),
+    };
+    match cause {
+        None => wanted.refused(py, problem),
+        Some(cause) => wanted.refused_for(py, problem, cause),
     }
 }

@@ -4,7 +4,6 @@
 the process group's calls are made with objects that are like tensors.
 """
 
-import ctypes
 import sys
 from pathlib import Path
 
@@ -14,82 +13,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from ranks import run  # noqa: E402
+from stand_in import Driver  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
 
 COUNT = 3000
-
-
-class Driver:
-    """As much of the driver as a test needs, on one device."""
-
-    def __init__(self, ordinal):
-        self.ordinal = ordinal
-        self.library = ctypes.CDLL("libcuda.so.1")
-        device, self.context = ctypes.c_int(), ctypes.c_void_p()
-        self.call("cuInit", 0)
-        self.call("cuDeviceGet", ctypes.byref(device), ordinal)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
-        self.call("cuCtxSetCurrent", self.context)
-
-    def call(self, name, *arguments):
-        code = getattr(self.library, name)(*arguments)
-        assert code == 0, f"{name}: {code}"
-
-    def stream(self):
-        made = ctypes.c_void_p()
-        self.call("cuStreamCreate", ctypes.byref(made), 1)
-        return Stream(self, made.value)
-
-    def array(self, of):
-        return Array(self, np.ascontiguousarray(of))
-
-
-class Stream:
-    """As torch's streams are, and as the protocol of other libraries has it."""
-
-    def __init__(self, driver, handle):
-        self.driver, self.cuda_stream = driver, handle
-        # Of the kind that torch has: who asks has torch.
-        self.device = None
-        self.waits = 0
-
-    def __cuda_stream__(self):
-        return (0, self.cuda_stream)
-
-    def synchronize(self):
-        self.driver.call("cuStreamSynchronize", ctypes.c_void_p(self.cuda_stream))
-
-    def record_event(self):
-        return self
-
-    def wait_event(self, _):
-        self.waits += 1
-
-    def query(self):
-        return True
-
-
-class Array:
-    def __init__(self, driver, of):
-        self.driver, self.of = driver, of
-        address = ctypes.c_uint64()
-        driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(of.nbytes, 1)))
-        self.address = address.value
-        driver.call("cuMemcpyHtoD_v2", address, of.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(of.nbytes))
-        # It may return before the bytes are there, and other streams do not wait for it.
-        driver.call("cuCtxSynchronize")
-
-    @property
-    def __cuda_array_interface__(self):
-        data = (self.address, False)
-        return {"shape": self.of.shape, "typestr": self.of.dtype.str, "data": data, "version": 3, "strides": None}
-
-    def numpy(self):
-        found = np.empty_like(self.of)
-        address = ctypes.c_uint64(self.address)
-        self.driver.call("cuMemcpyDtoH_v2", found.ctypes.data_as(ctypes.c_void_p), address, ctypes.c_size_t(found.nbytes))
-        return found
 
 
 def communicator_of(rank, nranks, unique_id):
@@ -102,8 +30,8 @@ def calls(rank, nranks, unique_id):
     inputs = [np.arange(COUNT * nranks, dtype=np.float32) % 7 + r for r in range(nranks)]
     total, stream = np.sum(inputs, axis=0), driver.stream()
     mine = driver.array(inputs[rank])
-    # A stream as an object of either kind, as a handle, and none: the default one.
-    for way in (stream, stream.cuda_stream, type("Other", (), {"__cuda_stream__": stream.__cuda_stream__})(), None):
+    # A stream as an object of either kind, as a handle, and the default ones.
+    for way in (stream, stream.cuda_stream, type("Other", (), {"__cuda_stream__": stream.__cuda_stream__})(), 0, 1, 2):
         output = driver.array(np.zeros_like(total))
         communicator.allreduce(mine, output, stream=way)
         driver.call("cuCtxSynchronize")
@@ -142,14 +70,14 @@ def registered(rank, nranks, unique_id):
     with pytest.raises(AttributeError):
         buffer.__array_interface__  # noqa: B018
     output = driver.array(np.zeros(COUNT, np.float32))
-    communicator.allreduce(mine, output)
+    communicator.allreduce(mine, output, stream=0)
     driver.call("cuCtxSynchronize")
     assert (output.numpy() == nranks * (nranks + 1) / 2).all()
     del buffer
     communicator.barrier()
     shared = communicator.alloc(COUNT * 4)
     assert shared.__cuda_array_interface__["data"] == (shared.address, False) and shared.device == f"cuda:{rank}"
-    communicator.allreduce(fa.RawBuffer(shared.address, COUNT, "f32", device=f"cuda:{rank}"), output)
+    communicator.allreduce(fa.RawBuffer(shared.address, COUNT, "f32", device=f"cuda:{rank}"), output, stream=0)
     driver.call("cuCtxSynchronize")
     assert (output.numpy() == 0).all()
     # One rank's buffer is of the host: an error on all, and none has the registration.
@@ -176,11 +104,12 @@ def refused(rank, nranks, unique_id):
         (lambda: communicator.allreduce(np.zeros(8)), ValueError, f"on cpu, the communicator's buffers are on cuda:{rank}"),
         (lambda: communicator.allreduce(fa.RawBuffer(64, 1, "f32")), ValueError, "on cpu"),
         (lambda: communicator.allreduce(fa.RawBuffer(64, 1, "f32", device="cuda:7")), ValueError, "on cuda:7"),
-        (lambda: communicator.allreduce(foreign), fa.errors.InvalidPointer, "device"),
-        (lambda: communicator.allreduce(mine, foreign), fa.errors.InvalidPointer, "device"),
+        (lambda: communicator.allreduce(foreign, stream=0), fa.errors.InvalidPointer, "device"),
+        (lambda: communicator.allreduce(mine, foreign, stream=0), fa.errors.InvalidPointer, "device"),
         (lambda: communicator.allreduce(mine, stream=foreign_stream), fa.errors.InvalidStream, "stream"),
         (lambda: communicator.allreduce(mine, stream="stream"), TypeError, "a stream is"),
-        (lambda: communicator.allreduce(fa.RawBuffer(mine.address + 2, 1, "f32", device=f"cuda:{rank}")), ValueError, "aligned"),
+        (lambda: communicator.allreduce(mine, stream=True), TypeError, "a stream is"),
+        (lambda: communicator.allreduce(fa.RawBuffer(mine.address + 2, 1, "f32", device=f"cuda:{rank}"), stream=0), ValueError, "aligned"),
     ):
         with pytest.raises(kind, match=said):
             call()

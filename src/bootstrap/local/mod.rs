@@ -94,12 +94,18 @@ impl Local {
     pub fn connect(id: &UniqueId, rank: usize, world_size: usize, timeout: Duration) -> Result<Self> {
         check_world(rank, world_size)?;
         let deadline = Deadline::after(timeout);
-        let Some(reached) = Self::reach(&Place::Abstract, id.socket_name(), &id.token(), &deadline)? else {
-            return Err(rendezvous(
-                "nobody is there: the process that made the id, or its world, has ended, \
-                 or is in another network namespace: then have the ranks meet in a directory \
-                 (FAST_ALLREDUCE_SOCKET_DIR, Local::in_directory)",
-            ));
+        let place = id.place()?;
+        let Some(reached) = Self::reach(&place, id.socket_name(), &id.token(), &deadline)? else {
+            return Err(rendezvous(match place.directory() {
+                Some(directory) => format!(
+                    "nobody is there: the process that made the id, or its world, has ended, or meets in another directory than {}",
+                    directory.display()
+                ),
+                None => "nobody is there: the process that made the id, or its world, has ended, \
+                         or is in another network namespace: then have the ranks meet in a directory \
+                         (FAST_ALLREDUCE_SOCKET_DIR, Local::in_directory)"
+                    .into(),
+            }));
         };
         reached.join(rank, world_size, &deadline)
     }

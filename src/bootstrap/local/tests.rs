@@ -436,7 +436,7 @@ fn nobody_gives_up_on_what_is_there() {
 #[test]
 fn a_server_that_hangs_is_not_waited_for() {
     let name = socket::random_name().unwrap();
-    let id = UniqueId::encode(&name, &Token::random().unwrap());
+    let id = UniqueId::encode(&name, &Token::random().unwrap(), false);
     let _listener = Place::Abstract.listen(SockType::Stream, &name).unwrap();
     let started = Instant::now();
     let error = Local::connect(&id, 0, 2, SHORT).unwrap_err();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fnv::FnvHasher;
 use nix::sys::socket::SockType;
 
-use super::super::place::Place;
+use super::super::place::{socket_directory, Place, SOCKET_DIRECTORY};
 use super::super::socket::{self, Token};
 use super::hub;
 use super::message::VERSION;
@@ -21,12 +21,13 @@ const LENGTH: usize = 128;
 const MAGIC: [u8; 8] = *b"fastallr";
 
 // The layout: magic, version (32 bits), length of the name (32 bits), the name and zeros behind it, the
-// token, zeros, FNV-1a of all before. Integers are little-endian.
+// token, 1 for a name in a directory and 0 for an abstract one (8 bits), zeros, FNV-1a of all before. Integers are little-endian.
 const VERSION_AT: usize = 8;
 const NAME_LENGTH_AT: usize = 12;
 const NAME_AT: usize = 16;
 const TOKEN_AT: usize = 80;
-const ZEROS_AT: usize = TOKEN_AT + Token::LENGTH;
+const DIRECTORY_AT: usize = TOKEN_AT + Token::LENGTH;
+const ZEROS_AT: usize = DIRECTORY_AT + 1;
 const CHECKSUM_AT: usize = LENGTH - 8;
 
 /// Names one rendezvous, and admits whoever has it: what ranks need to find each other.
@@ -35,8 +36,9 @@ const CHECKSUM_AT: usize = LENGTH - 8;
 /// text or as 128 bytes. It holds a secret: treat it like a password of that one world. Its `Debug` form
 /// leaves the secret out; its `Display` form is for the ranks and does not.
 ///
-/// All ranks run on one machine, as one user, and in one network namespace. Containers that do not share one meet in a directory
-/// instead: [`Local::in_directory`](super::Local::in_directory).
+/// All ranks run on one machine, as one user, and in one network namespace. Containers that do not share one share a directory instead,
+/// which `FAST_ALLREDUCE_SOCKET_DIR` names, by whichever path, where the id is made and on all ranks. Without an id they meet
+/// by [`Local::in_directory`](super::Local::in_directory).
 ///
 /// ```
 /// use fast_allreduce::bootstrap::UniqueId;
@@ -54,17 +56,20 @@ impl UniqueId {
     /// Makes a rendezvous for one world in the calling process, which may but need not be one of its ranks.
     ///
     /// A thread of this process serves it until all ranks have disconnected, or for a day where none
-    /// comes. It ends with this process.
+    /// comes. It ends with this process. Its socket is in the directory that `FAST_ALLREDUCE_SOCKET_DIR` names, if it names one, until
+    /// all ranks have come.
     ///
     /// # Errors
     ///
-    /// [`Error::System`] if no random bytes, no socket or no thread can be had.
+    /// [`Error::System`] if no random bytes, no socket or no thread can be had; [`Error::InvalidSetting`] for a directory that
+    /// cannot be used.
     pub fn new() -> Result<Self> {
         let name = socket::random_name()?;
         let token = Token::random()?;
-        let listener = Place::Abstract.listen(SockType::Stream, &name)?;
+        let place = Place::new(socket_directory().as_deref())?;
+        let listener = place.listen(SockType::Stream, &name)?;
         hub::spawn(listener, token.clone(), None, FORMATION_LIMIT)?;
-        Ok(Self::encode(&name, &token))
+        Ok(Self::encode(&name, &token, place.directory().is_some()))
     }
 
     /// The id as bytes.
@@ -84,7 +89,7 @@ impl UniqueId {
         }
     }
 
-    pub(super) fn encode(name: &[u8], token: &Token) -> Self {
+    pub(super) fn encode(name: &[u8], token: &Token, is_in_directory: bool) -> Self {
         debug_assert!((1..=TOKEN_AT - NAME_AT).contains(&name.len()));
         let mut bytes = [0; LENGTH];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -93,12 +98,26 @@ impl UniqueId {
         put(NAME_LENGTH_AT, &(name.len() as u32).to_le_bytes());
         put(NAME_AT, name);
         put(TOKEN_AT, token.as_bytes());
+        put(DIRECTORY_AT, &[is_in_directory.into()]);
         let sum = checksum(&bytes);
         bytes[CHECKSUM_AT..].copy_from_slice(&sum.to_le_bytes());
         Self(bytes)
     }
 
-    /// The abstract name of the rendezvous' socket.
+    /// Where the rendezvous' socket has its name.
+    pub(super) fn place(&self) -> Result<Place> {
+        let directory = match self.0[DIRECTORY_AT] {
+            0 => None,
+            _ => Some(socket_directory().ok_or_else(|| Error::Rendezvous {
+                reason: format!(
+                    "the id is of a meeting in a directory: {SOCKET_DIRECTORY} is to name it on all ranks, and is not set here"
+                ),
+            })?),
+        };
+        Place::new(directory.as_deref())
+    }
+
+    /// The name of the rendezvous' socket.
     pub(super) fn socket_name(&self) -> &[u8] {
         // At most what is there, as checked when the id was made.
         &self.0[NAME_AT..TOKEN_AT][..u32_at(&self.0, NAME_LENGTH_AT) as usize]
@@ -125,7 +144,8 @@ fn problem(bytes: &[u8; LENGTH]) -> Option<String> {
     let name_length = u32_at(bytes, NAME_LENGTH_AT) as usize;
     let behind_name = name.get(name_length..).filter(|_| name_length > 0);
     let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-    if !behind_name.is_some_and(zeros) || !zeros(&bytes[ZEROS_AT..CHECKSUM_AT]) {
+    let is_in_directory = bytes[DIRECTORY_AT] <= 1;
+    if !behind_name.is_some_and(zeros) || !is_in_directory || !zeros(&bytes[ZEROS_AT..CHECKSUM_AT]) {
         return Some("an id with impossible fields".into());
     }
     None
@@ -188,7 +208,7 @@ mod tests {
     use crate::damaged::damaged;
 
     fn id() -> UniqueId {
-        UniqueId::encode(b"a-name", &Token::from_bytes([0xc5; 16]))
+        UniqueId::encode(b"a-name", &Token::from_bytes([0xc5; 16]), false)
     }
 
     /// The id with `bytes` at `at` and a right checksum.
@@ -238,6 +258,10 @@ mod tests {
         altered(NAME_AT, b"b").unwrap();
         altered(NAME_LENGTH_AT, &64u32.to_le_bytes()).unwrap();
         altered(NAME_LENGTH_AT, &0u32.to_le_bytes()).unwrap_err();
+        assert!(id().place().unwrap().directory().is_none());
+        let refused = altered(DIRECTORY_AT, &[1]).unwrap().place().unwrap_err().to_string();
+        assert!(refused.contains("FAST_ALLREDUCE_SOCKET_DIR is to name it on all ranks"), "{refused}");
+        altered(DIRECTORY_AT, &[2]).unwrap_err();
         altered(NAME_LENGTH_AT, &5u32.to_le_bytes()).unwrap_err();
         altered(NAME_LENGTH_AT, &65u32.to_le_bytes()).unwrap_err();
         altered(NAME_LENGTH_AT, &u32::MAX.to_le_bytes()).unwrap_err();
@@ -259,7 +283,7 @@ mod tests {
         fn any_id_travels(name in proptest::collection::vec(any::<u8>(), 1..=64), token: [u8; 16]) {
             // Zeros behind a name are no part of it.
             prop_assume!(name.last() != Some(&0));
-            let id = UniqueId::encode(&name, &Token::from_bytes(token));
+            let id = UniqueId::encode(&name, &Token::from_bytes(token), false);
             prop_assert_eq!(id.to_string().parse::<UniqueId>(), Ok(id));
             prop_assert_eq!((id.socket_name(), id.token()), (&name[..], Token::from_bytes(token)));
         }

@@ -29,8 +29,6 @@ pub struct Code(pub u32);
 impl Code {
     /// Of an argument that the driver does not take.
     pub const INVALID_VALUE: Self = Self(CUresult::CUDA_ERROR_INVALID_VALUE as u32);
-    /// Before `cuInit`.
-    pub const NOT_INITIALIZED: Self = Self(CUresult::CUDA_ERROR_NOT_INITIALIZED as u32);
     /// Of a context that is not the current one, or gone.
     pub const INVALID_CONTEXT: Self = Self(CUresult::CUDA_ERROR_INVALID_CONTEXT as u32);
     /// Of a handle that is none, or of another context.

@@ -19,35 +19,33 @@ pub struct CallersContext(CUcontext);
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
 impl CallersContext {
-    /// Before a communicator of GPUs is made: loads the driver. `None` where there is none, or it is at its end.
-    pub fn keep() -> Option<Self> {
+    /// Before a communicator of GPUs is made: loads the driver. `None` where there is none, and in a thread without a context, which has
+    /// the GPU's afterwards, as after the first call of CUDA's runtime.
+    pub fn keep_if_any() -> Option<Self> {
         IN_USE.store(true, Ordering::Relaxed);
-        let mut current = std::ptr::null_mut();
-        // SAFETY: writes one handle.
-        match unsafe { api::cuCtxGetCurrent(&mut current) } {
-            Ok(()) => Some(Self(current)),
-            // Nobody has called the driver yet: there is no context.
-            Err(Code::NOT_INITIALIZED) => Some(Self(std::ptr::null_mut())),
-            Err(_) => None,
-        }
+        // Before the driver was initialised there is none.
+        current().ok().filter(|context| !context.is_null()).map(Self)
     }
 
     /// Before any other call. `None` in a process that has no communicator of GPUs, whose driver is not touched.
     #[inline]
-    pub fn keep_if_used() -> Option<Self> {
+    pub fn keep() -> Option<Self> {
         match IN_USE.load(Ordering::Relaxed) {
-            true => Self::keep(),
+            true => current().ok().map(Self),
             false => None,
         }
     }
 }
 
+fn current() -> Result<CUcontext, Code> {
+    let mut current = std::ptr::null_mut();
+    // SAFETY: writes one handle.
+    unsafe { api::cuCtxGetCurrent(&mut current) }.map(|()| current)
+}
+
 impl Drop for CallersContext {
     fn drop(&mut self) {
-        let mut current = std::ptr::null_mut();
-        // SAFETY: writes one handle.
-        let known = unsafe { api::cuCtxGetCurrent(&mut current) };
-        if known.is_ok() && current != self.0 {
+        if current().is_ok_and(|current| current != self.0) {
             // An error means that the caller's context has gone.
             // SAFETY: it was current in this thread when this was made, or is null, which is none.
             let _ = unsafe { api::cuCtxSetCurrent(self.0) };
