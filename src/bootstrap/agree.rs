@@ -27,17 +27,73 @@ pub(crate) fn agree_on(
     Ok(())
 }
 
+/// What a report of a rank begins with: what failed is its own, or only what another rank's failure or absence led to.
+const OWN: u8 = b'!';
+const CONSEQUENCE: u8 = b'~';
+
 /// Tells every rank whether a step succeeded on all: one that failed must not leave the others waiting.
 ///
-/// Returns this rank's own error, or [`Error::PeerFailed`] naming the first that failed.
+/// Returns this rank's own error, or [`Error::PeerFailed`] naming the first that failed: of those whose failure is no consequence of
+/// another's, if there are any.
 pub(crate) fn all_succeeded<T>(step: Result<T>, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<T> {
-    let report = step.as_ref().err().map(Error::to_string).unwrap_or_default();
+    let is_consequence = |error: &Error| {
+        matches!(error, Error::PeerLost { .. } | Error::PeerFailed { .. } | Error::Timeout { .. })
+    };
+    let report = match &step {
+        Ok(_) => String::new(),
+        Err(error) => format!("{}{error}", char::from(if is_consequence(error) { CONSEQUENCE } else { OWN })),
+    };
     let reports = bootstrap.all_gather(report.as_bytes(), timeout)?;
-    let value = step?;
-    match reports.iter().position(|report| !report.is_empty()) {
-        None => Ok(value),
-        Some(rank) => {
-            Err(Error::PeerFailed { rank, reason: String::from_utf8_lossy(&reports[rank]).into_owned() })
-        }
+    let has_failed_by_itself = |report: &Vec<u8>| report.first() == Some(&OWN);
+    let culprit = reports.iter().position(has_failed_by_itself);
+    match (step, culprit) {
+        (Err(error), None) => Err(error),
+        (Err(error), _) if !is_consequence(&error) => Err(error),
+        (step, culprit) => match culprit.or_else(|| reports.iter().position(|report| !report.is_empty())) {
+            None => step,
+            Some(rank) => {
+                let reason = String::from_utf8_lossy(reports[rank].get(1..).unwrap_or_default()).into_owned();
+                Err(Error::PeerFailed { rank, reason })
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::LIMIT;
+    use super::super::Threads;
+    use super::*;
+
+    fn outcomes(steps: [Result<()>; 3]) -> Vec<Result<()>> {
+        let ranks = Threads::world(steps.len()).unwrap();
+        std::thread::scope(|scope| {
+            let run = |(rank, step): (Threads, Result<()>)| {
+                scope.spawn(move || {
+                    let outcome = all_succeeded(step, &rank, LIMIT);
+                    // It stays until all have heard of it.
+                    rank.barrier(LIMIT).unwrap();
+                    outcome
+                })
+            };
+            let running: Vec<_> = ranks.into_iter().zip(steps).map(run).collect();
+            running.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn a_rank_that_failed_by_itself_is_to_blame() {
+        let lost = |rank| Error::PeerLost { rank, reason: "it ended".into() };
+        let own = Error::Allocation { bytes: 8, reason: "no memory".into() };
+        let failed = |rank, error: &Error| Err(Error::PeerFailed { rank, reason: error.to_string() });
+        assert_eq!(outcomes([Ok(()), Ok(()), Ok(())]), [Ok(()), Ok(()), Ok(())]);
+        // The first suffers from the second, and the third from the first.
+        let steps = [Err(lost(1)), Err(own.clone()), Err(lost(0))];
+        assert_eq!(outcomes(steps), [failed(1, &own), Err(own.clone()), failed(1, &own)]);
+        let steps = [Ok(()), Err(lost(2)), Err(own.clone())];
+        assert_eq!(outcomes(steps), [failed(2, &own), failed(2, &own), Err(own.clone())]);
+        // Nobody says that it is at fault.
+        let steps = [Ok(()), Err(lost(2)), Err(lost(1))];
+        assert_eq!(outcomes(steps), [failed(1, &lost(2)), Err(lost(2)), Err(lost(1))]);
     }
 }

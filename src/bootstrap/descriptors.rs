@@ -91,15 +91,19 @@ pub(crate) fn exchange_several(
     let addresses = Address::decode_all(&gathered, world_size)?;
 
     let mut inbox = Inbox::new(place.clone(), listener, own.secret, rank, world_size, counts);
-    let (mut sent, mut failure) = (Vec::new(), None);
+    let (mut sent, mut failure) = (Vec::new(), None::<Error>);
     let (deadline, mut last_looks) = (Deadline::after(timeout), 0);
     loop {
         // Asked before looking, so that the last look comes after the limit.
         let turn = deadline.turn();
         let mut still_unsent = Vec::new();
         for (peer, stream) in unsent {
-            let is_sent = send(&place, peer, &stream, &addresses[peer], rank, descriptors)?;
-            if is_sent { &mut sent } else { &mut still_unsent }.push((peer, stream));
+            match send(&place, peer, &stream, &addresses[peer], rank, descriptors) {
+                Ok(true) => sent.push((peer, stream)),
+                Ok(false) => still_unsent.push((peer, stream)),
+                // The others are sent theirs first: they would take this rank for the one to blame.
+                Err(error) => _ = failure.get_or_insert(error),
+            }
         }
         unsent = still_unsent;
         if let Some(error) = failure.take_if(|_| unsent.is_empty() || turn.is_zero()) {
