@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 from test_distributed import full, on_ranks  # noqa: E402
+from torch._C._distributed_c10d import AllgatherOptions  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
 
@@ -206,6 +207,92 @@ def alone_in_time(rank, nranks):
 
 def test_timeouts(tmp_path):
     on_ranks(alone_in_time, 2, tmp_path, timeout=1)
+
+
+def own_limits(rank, nranks, how):
+    """A limit that is set after the start, or with a call: it holds, and the rank that does not come is named."""
+    dist.barrier()
+    limit, backend = datetime.timedelta(seconds=1), dist.group.WORLD._get_backend(torch.device("cpu"))
+
+    def options(kind, **fields):
+        made = kind()
+        made.timeout = limit
+        for name, value in fields.items():
+            setattr(made, name, value)
+        return made
+
+    group, tensor = dist.group.WORLD, full(1.0)
+    calls = {
+        "allreduce": lambda: group.allreduce([tensor], options(dist.AllreduceOptions)),
+        "broadcast": lambda: group.broadcast([tensor], options(dist.BroadcastOptions, rootRank=1)),
+        "reduce": lambda: group.reduce([tensor], options(dist.ReduceOptions)),
+        "allgather": lambda: group.allgather([[tensor] * nranks], [tensor], options(AllgatherOptions)),
+        "gather": lambda: group.gather([[full(0.0)] * nranks], [tensor], options(dist.GatherOptions)),
+        "scatter": lambda: group.scatter([tensor], [], options(dist.ScatterOptions, rootRank=1)),
+        "reduce_scatter": lambda: group.reduce_scatter([tensor], [[tensor] * nranks], options(dist.ReduceScatterOptions)),
+        "alltoall": lambda: group.alltoall([full(0.0)] * nranks, [tensor] * nranks, options(dist.AllToAllOptions)),
+        "barrier": lambda: dist.barrier(timeout=limit),
+        "set_timeout": lambda: dist.set_timeout(limit) or group.allreduce([tensor]),
+        "message": lambda: dist.set_timeout(limit) or dist.recv(tensor, 1),
+        "backend": lambda: backend._set_default_timeout(limit) or group.allreduce([tensor]),
+        "queued": lambda: group.allreduce([tensor], options(dist.AllreduceOptions, asyncOp=True)),
+    }
+    if how == "later":
+        # A call's own limit is not the next one's.
+        calls["allreduce"]().wait() if rank == 0 else group.allreduce([tensor]).wait()
+        if rank == 1:
+            time.sleep(2)
+        group.allreduce([tensor]).wait()
+        return
+    if rank == 1:
+        time.sleep(4)
+        return
+    with pytest.raises(fa.errors.Timeout) as caught:
+        work = calls[how]()
+        work is None or work.wait()
+    # What the call says, not when it ended: the machine may be busy.
+    assert caught.value.missing == [1] and 0.9 < caught.value.waited < 3
+
+
+_LIMITED = (
+    "allreduce", "broadcast", "reduce", "allgather", "gather", "scatter", "reduce_scatter", "alltoall", "barrier", "set_timeout",
+    "message", "backend", "queued", "later",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", _LIMITED)
+def test_limits_of_calls(how, tmp_path):
+    on_ranks(own_limits, 2, tmp_path, how, timeout=60)
+
+
+def subgroup(rank, nranks):
+    """Errors of a group name the ranks of the world as well."""
+    group = dist.new_group([1, 3])
+    dist.barrier()
+    if rank == 1:
+        dist.all_reduce(full(1.0), group=group)
+        dist.set_timeout(datetime.timedelta(seconds=0.5), group)
+        with pytest.raises(fa.errors.Timeout, match=r"^rank 1 of the group \(global rank 3\): all_reduce .*waiting for rank 1") as caught:
+            dist.all_reduce(full(1.0), group=group)
+        assert caught.value.missing == [1] and caught.value.global_ranks == [3]
+        # Each later call says it again, once.
+        with pytest.raises(fa.errors.Timeout) as again:
+            dist.all_reduce(full(1.0), group=group, async_op=True).wait()
+        assert str(again.value) == str(caught.value)
+    elif rank == 3:
+        dist.all_reduce(full(1.0), group=group)
+    dist.barrier()
+    if rank == 3:
+        # What rank 1 has sent before it gave up may do for the first one.
+        with pytest.raises(fa.Error, match=r"^rank 0 of the group \(global rank 1\): ") as caught:
+            for _ in range(2):
+                dist.all_reduce(full(1.0), group=group)
+        assert caught.value.global_ranks == [1]
+    dist.barrier()
+
+
+def test_errors_of_subgroups(tmp_path):
+    on_ranks(subgroup, 4, tmp_path)
 
 
 def nobody_else(rank, nranks, store):

@@ -86,3 +86,153 @@ def test_daemon_threads_in_calls(calls, end):
         process = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=60)
         assert process.returncode == status, process.stderr
         assert "panicked" not in process.stderr and "Fatal" not in process.stderr and "FATAL" not in process.stderr
+
+
+# How programs of two ranks end without `destroy_process_group`, and the exit status that each rank asks for.
+GROUPS = {
+    "asynchronous calls": (
+        """
+for _ in range(50):
+    dist.all_reduce(torch.ones(1000), async_op=True)
+""",
+        (0, 0),
+    ),
+    "asynchronous calls that one rank waits for": (
+        """
+works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(50)]
+if rank == 1:
+    for work in works:
+        work.wait()
+    sys.exit(4)
+""",
+        (0, 4),
+    ),
+    "messages": (
+        """
+if rank == 0:
+    dist.isend(torch.ones(100_000), 1)
+else:
+    got = torch.zeros(100_000)
+    dist.recv(got, 0)
+    assert got.eq(1).all()
+""",
+        (0, 0),
+    ),
+    "a call that the other rank does not make": (
+        """
+if rank == 0:
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    until_in_call()
+    with open(store + ".pid", "w") as file:
+        file.write(f"{os.getpid()} ")
+    sys.exit(3)
+pid = ""
+while not pid.endswith(" "):
+    time.sleep(0.01)
+    if os.path.exists(store + ".pid"):
+        pid = open(store + ".pid").read()
+while os.path.exists(f"/proc/{int(pid)}"):
+    time.sleep(0.01)
+try:
+    for _ in range(2):
+        dist.all_reduce(torch.ones(4))
+except fa.Error as error:
+    sys.exit(5 if error.rank == 0 else 6)
+""",
+        (3, 5),
+    ),
+    "an exception": (
+        """
+if rank == 0:
+    work = dist.irecv(torch.ones(4), 1)
+    dist.all_reduce(torch.ones(5), async_op=True)
+    raise KeyError("mine")
+""",
+        (1, 0),
+    ),
+    "callbacks that never end": (
+        """
+import threading
+future = dist.all_reduce(torch.ones(4), async_op=True).get_future()
+begun = threading.Event()
+future.then(lambda _: begun.set() or threading.Event().wait())
+assert begun.wait(60)
+dist.all_reduce(torch.ones(4), async_op=True).get_future().then(lambda _: None)
+""",
+        (0, 0),
+    ),
+    "daemon threads": (
+        """
+import threading
+def calls(begun):
+    tensor = torch.ones(1000)
+    while True:
+        dist.all_reduce(tensor)
+        begun.set()
+begun = threading.Event()
+threading.Thread(target=calls, args=(begun,), daemon=True).start()
+assert begun.wait(60)
+""",
+        (0, 0),
+    ),
+    "handlers of the program": (
+        """
+def last():
+    tensor = torch.ones(4)
+    # As asynchronous as it may be now, and a future that nobody else settles.
+    assert dist.all_reduce(tensor, async_op=True).get_future().wait()[0].eq(2).all()
+    dist.all_reduce(tensor)
+    assert tensor.eq(4).all()
+    dist.destroy_process_group()
+    print("the handler has ended")
+    sys.stdout.flush()
+before.append(last)
+for _ in range(3):
+    dist.all_reduce(torch.ones(1000), async_op=True)
+""",
+        (0, 0),
+    ),
+}
+
+HEAD = """
+import atexit, datetime, os, sys, time
+# A handler that was registered before all others runs after them.
+before = []
+atexit.register(lambda: [handler() for handler in before])
+import torch
+import torch.distributed as dist
+import fast_allreduce as fa
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+limit = datetime.timedelta(seconds=300)
+dist.init_process_group("fast_allreduce", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit)
+dist.barrier()
+
+def until_in_call():
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    while backend._devices.behind() != [1]:
+        time.sleep(0.002)
+"""
+
+
+@pytest.mark.parametrize("how", GROUPS)
+def test_process_groups_that_are_not_destroyed(how, tmp_path):
+    pytest.importorskip("torch")
+    program, statuses = GROUPS[how]
+    command = [sys.executable, "-c", HEAD + program]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path / "store")], **pipes) for rank in range(2)]
+    outputs = []
+    try:
+        for process, status in zip(ranks, statuses):
+            # Far below the group's own limit.
+            output, error = process.communicate(timeout=280)
+            assert process.returncode == status, error
+            assert "terminate called" not in error and "FATAL" not in error, error
+            outputs.append(output)
+    finally:
+        for process in ranks:
+            process.kill()
+    if how == "handlers of the program":
+        assert all("the handler has ended" in output for output in outputs)
