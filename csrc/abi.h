@@ -263,8 +263,8 @@ struct FaLaunch {
   // (core/multicast.cuh).
   uint64_t window;
   uint64_t multicast;
-  // Host: address of a function without arguments, which returns a uint32_t. Every look of a wait calls it, and
-  // gives up unless it returns 0. 0: there is none.
+  // Host: address of a function without arguments, which returns a uint32_t. Every look of a wait calls it,
+  // and gives up unless it returns 0. 0: there is none.
   uint64_t goes_on;
 };
 
