@@ -4,6 +4,8 @@ import datetime
 import logging
 import os
 import signal
+import subprocess
+import sys
 from importlib.metadata import entry_points
 
 import pytest
@@ -308,8 +310,6 @@ def test_vllm_between_machines(tmp_path):
 
 
 def test_nothing_is_replaced_unasked(monkeypatch):
-    import sys
-
     stand_ins.vllm()
     try:
         monkeypatch.delenv("FAST_ALLREDUCE_VLLM", raising=False)
@@ -338,6 +338,21 @@ def test_nothing_is_replaced_unasked(monkeypatch):
     monkeypatch.setenv("FAST_ALLREDUCE_SGLANG", "cpu")
     with pytest.raises(fa.errors.Unavailable, match="SGLang 0.5.23"):
         plugin("sglang.srt.plugins")()
+
+
+def test_a_process_that_asks_for_no_plugin_is_as_without_it():
+    program = """
+import os, sys
+from importlib.metadata import entry_points
+os.environ.pop("FAST_ALLREDUCE_VLLM", None)
+os.environ.pop("FAST_ALLREDUCE_SGLANG", None)
+for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+    (found,) = entry_points(group=group, name="fast_allreduce")
+    found.load()()
+# These change what torch traces and how it names compiled code.
+assert "fast_allreduce.vllm" in sys.modules and "fast_allreduce.operators" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def sglang(rank, nranks):

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from . import MAX_RANKS, errors, group, operators
+from . import MAX_RANKS, errors, group
 from ._native import communicators
 from .servers import description, server_communicator_of
 from .tensors import as_moved
@@ -30,7 +30,6 @@ _REDUCED = (torch.float32, torch.float16, torch.bfloat16)
 # As many messages as go into one launch.
 _MESSAGES = 64
 
-
 # The groups of this process whose calls are this library's.
 _groups = set()
 
@@ -38,6 +37,9 @@ _groups = set()
 def _joined(process_group, device, name):
     """A communicator for the group that vLLM names so, or None on all ranks, where vLLM goes on without."""
     try:
+        if device == "cpu":
+            # On GPUs vLLM's own operators are in the graphs. Not before: a process that does not ask for the plugin is as without it.
+            importlib.import_module("fast_allreduce.operators")
         communicator = server_communicator_of(process_group, device)
     except errors.Error as error:
         logger.warning("fast_allreduce is not used for the group %s on %s: %s", name, device, error)
@@ -52,7 +54,9 @@ def _joined(process_group, device, name):
 
 def compiled_with():
     """Tells apart graphs with this library's operators, for the keys by which vLLM keeps compiled code."""
-    return f"{operators.IDENTITY}, groups {sorted(_groups)}"
+    from .operators import IDENTITY
+
+    return f"{IDENTITY}, groups {sorted(_groups)}"
 
 
 def _is_dense(tensor):
@@ -270,9 +274,10 @@ def replace(device):
     """Puts this library's class in place of vLLM's for a kind of device, "cpu" or "cuda". A second time is nothing."""
     where, name, calls, version = _REPLACED[device]
     original = _found(where, name, version)
-    # vLLM keeps compiled code by keys in which all of its environment variables are. Without this one, code that was compiled with
-    # this library's operators would be taken for code with vLLM's, and the other way round.
-    _found("vllm.envs", "environment_variables", version)["FAST_ALLREDUCE_VLLM"] = compiled_with
+    if device == "cpu":
+        # vLLM keeps compiled code by keys in which all of its environment variables are. Without this one, code that was compiled
+        # with this library's operators would be taken for code with vLLM's, and the other way round.
+        _found("vllm.envs", "environment_variables", version)["FAST_ALLREDUCE_VLLM"] = compiled_with
     if not issubclass(original, calls):
         replaced = type(name, (calls, original), {"__module__": __name__, "__doc__": calls.__doc__})
         setattr(importlib.import_module(where), name, replaced)
