@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 _LANES = 4
 
 # Seconds that a callback has before others of its lane go on without it.
-_PATIENCE = 0.02
+_PATIENCE = 0.1
 
 _here = threading.local()
 
