@@ -23,10 +23,11 @@ communicator.allreduce(bytearray(8))
     "set-up": "fa.Communicator.init(1, 0, fa.get_unique_id()).alloc(100)",
     "split": "communicator.split(0)",
     "errors": """
-try:
-    communicator.allreduce(b"read-only")
-except fa.errors.InvalidArgument:
-    pass
+for call in (lambda: communicator.allreduce(b"read-only"), lambda: communicator.send(large, 1)):
+    try:
+        call()
+    except fa.errors.InvalidArgument:
+        pass
 """,
     "code of a buffer": """
 try:

@@ -27,6 +27,7 @@ _THREADS_AT_EXIT = 1.0
 
 
 def within_another():
+    """The error of a call that cannot keep its order."""
     return errors.Unavailable(
         "a call of a process group from within another one: code of the program, such as a __del__, has run in the middle of it",
         what="a call within another", reason="calls of a group keep their order",

@@ -9,13 +9,13 @@ Nothing here takes a lock: an object that goes anywhere in between may run code 
 
 import threading
 import time
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 # Levels of callbacks whose calls have callbacks. Those beyond share the last lane.
 _LANES = 4
 
 # Seconds that a callback has before others of its lane go on without it.
-_PATIENCE = 0.02
+_PATIENCE = 0.1
 
 _here = threading.local()
 
@@ -86,6 +86,16 @@ class _Lane:
         self._works.put(None)
         return self._runner
 
+    def settle_here(self):
+        """Settles what a thread that has not come back has left."""
+        while True:
+            try:
+                work = self._works.get_nowait()
+            except Empty:
+                return
+            if work is not None:
+                work.settle()
+
 
 class Settlers:
     """The lanes of this process, and a thread that looks whether they go on."""
@@ -136,6 +146,8 @@ class Settlers:
         for runner in [lane.stop() for lane in self._lanes]:
             if runner is not None and runner is not threading.current_thread():
                 runner.join(max(0.0, until - time.monotonic()))
+        for lane in self._lanes:
+            lane.settle_here()
 
 
 settlers = Settlers()
