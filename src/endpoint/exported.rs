@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::device::sealed::Exports;
 use crate::fork::Origin;
-use crate::liveness::{Closings, Mappings};
+use crate::liveness::{Closings, Mappings, Word};
 use crate::thread;
 
 /// How long the end of a communicator waits for the others' ends. A longer wait could be a hang.
@@ -24,7 +24,7 @@ pub(super) struct Exported<E: Exports> {
     /// There is none before the first export.
     closings: OnceLock<Closings>,
     origin: Origin,
-    /// This rank's mappings stay.
+    /// This rank's kernels may still run, in mappings that it keeps.
     keeps_mappings: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ impl<E: Exports> Exported<E> {
         let _ = self.closings.set(closings);
     }
 
-    /// Mappings of the peers' memory stay until this process ends.
+    /// This rank's mappings of its peers' memory are not closed, as its kernels may still run.
     pub fn keep_mappings(&self) {
         self.keeps_mappings.store(true, Ordering::Relaxed);
     }
@@ -56,7 +56,12 @@ impl<E: Exports> Drop for Exported<E> {
             // In a fork all of it is the parent's.
             return std::mem::forget(kept);
         };
-        closings.say(!self.keeps_mappings.load(Ordering::Relaxed));
+        closings.say(match self.keeps_mappings.load(Ordering::Relaxed) {
+            true => Word::Kept,
+            // Whatever has dropped them: on such a device none has been closed.
+            false if self.exports.is_lost() => Word::Lost,
+            false => Word::Closed,
+        });
         let deadline = Deadline::after(CLOSE_TIMEOUT);
         loop {
             let turn = deadline.turn();

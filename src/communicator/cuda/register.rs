@@ -118,8 +118,10 @@ impl Communicator<Cuda> {
         let registered = memory.and_then(|memory| self.endpoint.register(memory, bytes)).map(Some);
         self.heeded(registered).map_err(|error| {
             // What a peer has open goes when all ranks have closed what they had: all have an error. A rank that does not come may
-            // still have it open.
-            let held = if bootstrap.barrier(timeout).is_err() { Held::ByPeers } else { Held::Nowhere };
+            // still have it open, and one whose context is lost has closed nothing of other processes.
+            let closed = if self.device().keeps_open_what_it_drops() { Err(error.clone()) } else { Ok(()) };
+            let held =
+                if self.connection.all_succeeded(closed).is_err() { Held::ByPeers } else { Held::Nowhere };
             (error, held)
         })
     }
