@@ -1,5 +1,5 @@
-//! Memory of this rank that other processes have open: freed when all of them have closed it, at the end of a communicator or,
-//! where a rank is late, when another one is made or ends.
+//! Memory of this rank that other processes have open: freed when all of them have closed it, at the end of its communicator or,
+//! where a rank is late, of another one. Not when one is made: freeing waits for kernels, which may wait for the rank that makes it.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,6 @@ pub(super) struct Exported<E: Exports> {
 
 impl<E: Exports> Exported<E> {
     pub fn new(exports: E, origin: Origin) -> Self {
-        free_remains();
         Self { exports, closings: OnceLock::new(), origin, keeps_mappings: AtomicBool::new(false) }
     }
 
