@@ -1,5 +1,6 @@
-//! Memory of this rank that other processes have open: freed when all of them have closed it, at the end of its communicator or,
-//! where a rank is late, of another one. Not when one is made: freeing waits for kernels, which may wait for the rank that makes it.
+//! Memory of this rank that other processes have open: freed when all of them have closed it, at the end of its
+//! communicator or, where a rank is late, of another one. Not when one is made: freeing waits for kernels, which may
+//! wait for the rank that makes it.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};

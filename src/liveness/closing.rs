@@ -46,7 +46,8 @@ pub(crate) struct Closings {
     pages: Arc<SharedMemory>,
     rank: usize,
     world_size: usize,
-    /// Ranks that are threads of this process, a bit for each: they share its mappings, and the last that has one closes it.
+    /// Ranks that are threads of this process, a bit for each: they share its mappings, and the last that has one
+    /// closes it.
     threads: u32,
     /// Tell when the processes of peers end, which closes their mappings.
     processes: Vec<(usize, Arc<OwnedFd>)>,

@@ -142,7 +142,8 @@ impl Drop for Bench {
     fn drop(&mut self) {
         self.bind();
         for address in self.memory {
-            // SAFETY: allocated by `new`, and its calls have been waited for. An error is one of a context that is lost.
+            // SAFETY: allocated by `new`, and its calls have been waited for. An error is one of a context that is
+            // lost.
             let _ = unsafe { result::free_sync(address) };
         }
     }

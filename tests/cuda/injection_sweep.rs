@@ -1,6 +1,6 @@
-//! Every driver function that the crate calls fails, at each of its calls, on each rank, in each way of sharing memory: once, or with
-//! an error that the context does not survive. Then there is an error on all ranks or a right result on all, nothing is left of
-//! either, and nobody waits for long.
+//! Every driver function that the crate calls fails, at each of its calls, on each rank, in each way of sharing memory:
+//! once, or with an error that the context does not survive. Then there is an error on all ranks or a right result on
+//! all, nothing is left of either, and nobody waits for long.
 //!
 //! `FAST_ALLREDUCE_TEST_SWEEP` is for how many seconds, or `all`, or one case as a fault names it; without it nothing is swept. A
 //! part is a sample: each function in each world first, then further calls of each, by the seed of the tests.
@@ -315,7 +315,8 @@ impl Workers {
                 read(&line, rank == *victim || count == 1, *victim, &mut reports);
             }
         }
-        // The victim first: what its peers have had open of it is closed, and what it has open goes with a context that is lost.
+        // The victim first: what its peers have had open of it is closed, and what it has open goes with a context that
+        // is lost.
         let in_turns = if count == 1 { vec![0] } else { vec![*victim, RANKS - 1 - victim] };
         for rank in in_turns {
             let worker = &mut workers[rank];
@@ -433,8 +434,9 @@ fn may_stay(function: &str, kind: &str, count: i64) -> bool {
     count == 1 && kinds.contains(&kind)
 }
 
-/// What stays on all ranks, as what peers have opened is not freed: of a communicator that ends without knowing whether its calls
-/// have ended, or in a context that is lost, and where a rank closed while its peer was elsewhere for longer than it waits.
+/// What stays on all ranks, as what peers have opened is not freed: of a communicator that ends without knowing whether
+/// its calls have ended, or in a context that is lost, and where a rank closed while its peer was elsewhere for longer
+/// than it waits.
 fn stays_open(case: &Case, reports: &[Report; RANKS], kind: &str) -> bool {
     const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
     const WAITS: [&str; 5] = [

@@ -18,9 +18,10 @@ impl Communicator<Cuda> {
     /// Tells the peers where the inputs of the pulled calls are that have been captured since the last time. Collective: every
     /// rank calls it after capture and before the first replay. Needs [`Cuda::graph_registration`].
     ///
-    /// The inputs must stay allocated as long as a graph that uses them may replay. Where ranks are processes the peers have them open:
-    /// once the graphs, their clones and their executables have been destroyed, a call of this closes them, after which all ranks meet
-    /// in a [`Communicator::barrier`]; or the end of the communicator and its buffers does. Their contents may change between replays.
+    /// The inputs must stay allocated as long as a graph that uses them may replay. Where ranks are processes the peers
+    /// have them open: once the graphs, their clones and their executables have been destroyed, a call of this closes
+    /// them, after which all ranks meet in a [`Communicator::barrier`]; or the end of the communicator and its buffers
+    /// does. Their contents may change between replays.
     ///
     /// # Errors
     ///
@@ -49,10 +50,11 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable) on one rank and [`Error::PeerFailed`](crate::Error::PeerFailed) on the others
-    /// where the memory cannot be exported, as that of stream-ordered pools, which cudarc allocates from where the GPU has them: use
-    /// [`Communicator::alloc`]. [`Error::InvalidPointer`](crate::Error::InvalidPointer) likewise for memory of another device.
-    /// After an error no rank has the registration, and the slice is dropped.
+    /// [`Error::Unavailable`](crate::Error::Unavailable) on one rank and
+    /// [`Error::PeerFailed`](crate::Error::PeerFailed) on the others where the memory cannot be exported, as that of
+    /// stream-ordered pools, which cudarc allocates from where the GPU has them: use [`Communicator::alloc`].
+    /// [`Error::InvalidPointer`](crate::Error::InvalidPointer) likewise for memory of another device. After an error no
+    /// rank has the registration, and the slice is dropped.
     pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Registered<T>> {
         self.healthy()?;
         let count = slice.len();
