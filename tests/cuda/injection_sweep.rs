@@ -302,7 +302,9 @@ impl Workers {
             self.0.push(Worker::start());
         }
         let workers = &mut self.0[..count];
-        let id = UniqueId::new().unwrap();
+        // Its rendezvous waits until ranks have come and gone: threads do not come.
+        let id = WORLDS[case.world].processes.then(|| UniqueId::new().unwrap().to_string());
+        let id = id.as_deref().unwrap_or("none");
         let Case { world, function, nth, victim, goes_on, code } = case;
         for (rank, worker) in workers.iter_mut().enumerate() {
             worker.say(&format!("{world} {rank} {id} {function} {nth} {victim} {goes_on} {code}"));
