@@ -253,6 +253,11 @@ pub(crate) mod sealed {
 
         /// Gives up what it keeps, to be freed by being dropped.
         fn take(&self) -> Box<dyn Any + Send>;
+
+        /// As [`Device::is_lost`]: mappings of other processes' memory could not be closed.
+        fn is_lost(&self) -> bool {
+            false
+        }
     }
 
     impl Exports for () {

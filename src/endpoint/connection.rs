@@ -64,7 +64,7 @@ impl<D: Device> Connection<D> {
         self.exported.tell_by(closings);
     }
 
-    /// Mappings of the peers' memory stay: no rank frees what this one has open.
+    /// This rank's mappings of its peers' memory are not closed, as its kernels may still run: what they are of stays.
     pub fn keep_mappings(&self) {
         self.exported.keep_mappings();
     }

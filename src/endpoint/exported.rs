@@ -1,5 +1,6 @@
-//! Memory of this rank that other processes have open: freed when all of them have closed it, at the end of a communicator or,
-//! where a rank is late, when another one is made or ends.
+//! Memory of this rank that other processes have open: freed when all of them have closed it, at the end of its
+//! communicator or, where a rank is late, of another one. Not when one is made: freeing waits for kernels, which may
+//! wait for the rank that makes it.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::device::sealed::Exports;
 use crate::fork::Origin;
-use crate::liveness::{Closings, Mappings};
+use crate::liveness::{Closings, Mappings, Word};
 use crate::thread;
 
 /// How long the end of a communicator waits for the others' ends. A longer wait could be a hang.
@@ -24,13 +25,12 @@ pub(super) struct Exported<E: Exports> {
     /// There is none before the first export.
     closings: OnceLock<Closings>,
     origin: Origin,
-    /// This rank's mappings stay.
+    /// This rank's kernels may still run, in mappings that it keeps.
     keeps_mappings: AtomicBool,
 }
 
 impl<E: Exports> Exported<E> {
     pub fn new(exports: E, origin: Origin) -> Self {
-        free_remains();
         Self { exports, closings: OnceLock::new(), origin, keeps_mappings: AtomicBool::new(false) }
     }
 
@@ -40,7 +40,7 @@ impl<E: Exports> Exported<E> {
         let _ = self.closings.set(closings);
     }
 
-    /// Mappings of the peers' memory stay until this process ends.
+    /// This rank's mappings of its peers' memory are not closed, as its kernels may still run.
     pub fn keep_mappings(&self) {
         self.keeps_mappings.store(true, Ordering::Relaxed);
     }
@@ -56,7 +56,12 @@ impl<E: Exports> Drop for Exported<E> {
             // In a fork all of it is the parent's.
             return std::mem::forget(kept);
         };
-        closings.say(!self.keeps_mappings.load(Ordering::Relaxed));
+        closings.say(match self.keeps_mappings.load(Ordering::Relaxed) {
+            true => Word::Kept,
+            // Whatever has dropped them: on such a device none has been closed.
+            false if self.exports.is_lost() => Word::Lost,
+            false => Word::Closed,
+        });
         let deadline = Deadline::after(CLOSE_TIMEOUT);
         loop {
             let turn = deadline.turn();

@@ -158,12 +158,11 @@ impl<D: Device> Drop for Endpoint<D> {
         // Tried twice, as nobody tries again later.
         let ended = self.device.wait_for_calls().or_else(|_| self.device.wait_for_calls());
         if let Err(error) = ended {
-            // What this rank has of its peers' memory stays mapped, by the device that does nothing any more or for its kernels.
-            self.connection.keep_mappings();
             let is_here = self.connection.here().is_ok();
             let rank = self.connection.bootstrap.rank();
             if !is_here || !self.device.is_lost() {
-                // Kernels may still run, from the module, in the region and in what is retired.
+                // Kernels may still run, from the module, in the regions and in what is retired.
+                self.connection.keep_mappings();
                 self.device.leave();
                 if is_here {
                     tracing::warn!(rank, %error, "closed while calls may still run: what they use stays until the process ends");

@@ -14,8 +14,21 @@ use crate::device::host::SharedMemory;
 #[repr(transparent)]
 pub(super) struct Closing(AtomicU32);
 
-const CLOSED: u32 = 1;
-const KEPT: u32 = 2;
+/// What a rank says of its mappings at the end of a communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Word {
+    /// It has closed them.
+    Closed = 1,
+    /// Its kernels may still run, and use them.
+    Kept = 2,
+    /// Nothing runs on its device any more, which cannot close what is of other processes.
+    Lost = 3,
+}
+
+const CLOSED: u32 = Word::Closed as u32;
+const KEPT: u32 = Word::Kept as u32;
+const LOST: u32 = Word::Lost as u32;
 
 /// What has become of the peers' mappings of this rank's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +46,9 @@ pub(crate) struct Closings {
     pages: Arc<SharedMemory>,
     rank: usize,
     world_size: usize,
+    /// Ranks that are threads of this process, a bit for each: they share its mappings, and the last that has one
+    /// closes it.
+    threads: u32,
     /// Tell when the processes of peers end, which closes their mappings.
     processes: Vec<(usize, Arc<OwnedFd>)>,
 }
@@ -42,15 +58,16 @@ impl Closings {
         pages: Arc<SharedMemory>,
         rank: usize,
         world_size: usize,
+        threads: u32,
         processes: Vec<(usize, Arc<OwnedFd>)>,
     ) -> Self {
-        Self { pages, rank, world_size, processes }
+        Self { pages, rank, world_size, threads, processes }
     }
 
-    /// Tells the peers that this rank has closed its mappings of their memory, or that it keeps them.
-    pub fn say(&self, closed: bool) {
+    /// Tells the peers what has become of this rank's mappings of their memory.
+    pub fn say(&self, word: Word) {
         // Release: after the mappings were closed. It pairs with the load in `mappings`.
-        own_page(&self.pages).closing.0.store(if closed { CLOSED } else { KEPT }, Ordering::Release);
+        own_page(&self.pages).closing.0.store(word as u32, Ordering::Release);
     }
 
     /// Waits for nothing.
@@ -60,9 +77,10 @@ impl Closings {
             let word = page(&self.pages, peer).map_or(0, |page| page.closing.0.load(Ordering::Acquire));
             match word {
                 CLOSED => Mappings::Closed,
+                LOST if self.threads >> peer & 1 == 1 => Mappings::Closed,
                 _ if self.has_ended(peer) => Mappings::Closed,
-                KEPT => Mappings::Kept,
-                // A peer may write anything.
+                KEPT | LOST => Mappings::Kept,
+                // It has not said, or a peer that writes anything.
                 _ => Mappings::Open,
             }
         };

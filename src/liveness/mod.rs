@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use self::closing::Closing;
-pub(crate) use self::closing::{Closings, Mappings};
+pub(crate) use self::closing::{Closings, Mappings, Word};
 pub use self::direct::DirectReads;
 use self::direct::{maker, Sample};
 pub(crate) use self::farewell::Farewell;
@@ -117,7 +117,8 @@ impl Arrivals {
     pub fn closings(&self) -> Closings {
         let processes =
             self.watched.iter().filter_map(|peer| Some((peer.rank, Arc::clone(peer.process.as_ref()?))));
-        Closings::new(Arc::clone(&self.pages), self.rank, self.world_size, processes.collect())
+        let pages = Arc::clone(&self.pages);
+        Closings::new(pages, self.rank, self.world_size, self.threads, processes.collect())
     }
 
     /// Calls `gone` from a thread with each rank that leaves, after all that it has sent; maybe twice.

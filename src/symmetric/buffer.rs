@@ -17,11 +17,12 @@ use crate::error::Result;
 ///
 /// It is a [`SymmetricMemory`] after [`register`](SymmetricMemory::register), and one again after [`Buffer::deregister`].
 ///
-/// On the host it derefs to a slice; on a GPU it is a cudarc `DevicePtr`. A view into it is registered too. Dropping it is local;
-/// the memory goes when every rank has dropped its own, and memory that is shared by CUDA IPC handles when every rank has dropped
-/// its communicator and all of its buffers: the last of them waits up to 2 s for the other ranks, and leaves the memory to the
-/// end of the process if they do not come. Ranks that share a process and a GPU must all be idle then: freeing device memory
-/// waits for every kernel of the process, also one that waits for the rank that frees.
+/// On the host it derefs to a slice; on a GPU it is a cudarc `DevicePtr`. A view into it is registered too. Dropping it
+/// is local; the memory goes when every rank has dropped its own, and memory that is shared by CUDA IPC handles when
+/// every rank has dropped its communicator and all of its buffers: the last of them waits up to 2 s for the other
+/// ranks, and where one is late leaves the memory to the end of the next communicator after that rank has dropped its
+/// own. Ranks that share a process and a GPU must all be idle then: freeing device memory waits for every kernel of the
+/// process, also one that waits for the rank that frees.
 ///
 /// After a call from it has failed it is this rank's alone: as it was, or in part the result, and no longer registered. On the host it
 /// is private memory then: writing it takes as much memory again, and is a fault where the process has used up its mappings

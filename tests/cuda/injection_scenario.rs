@@ -1,10 +1,11 @@
 //! What a rank does while a driver call of it, or of its peer, fails: each part of the crate that calls the driver, once.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUstream, CUstreamCaptureMode};
-use cudarc::driver::{result, CudaContext, CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{result, CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError};
 use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, Communicator, Cuda, DType, ReduceOp};
@@ -69,6 +70,13 @@ enum Problem {
     Wrong(String),
 }
 
+/// Of the test's own calls, which fail where the context is lost: the crate has seen that, too.
+impl From<DriverError> for Problem {
+    fn from(error: DriverError) -> Self {
+        Self::Error(format!("the test's own call: {error:?}"))
+    }
+}
+
 impl From<fast_allreduce::Error> for Problem {
     fn from(error: fast_allreduce::Error) -> Self {
         Self::Error(error.to_string())
@@ -77,20 +85,24 @@ impl From<fast_allreduce::Error> for Problem {
 
 /// The test's own memory and streams. It makes its calls without cudarc's safe layer, which would take errors away that the
 /// crate is to find.
-struct Bench {
+pub struct Bench {
     context: Arc<CudaContext>,
     streams: [Arc<CudaStream>; 2],
     /// Of `cuMemAlloc`: inputs and an output.
     memory: [u64; 3],
+    /// To be registered.
+    slice: RefCell<Option<CudaSlice<f32>>>,
 }
 
 impl Bench {
-    fn new(ordinal: usize) -> Self {
+    pub fn new(ordinal: usize) -> Self {
         let context = CudaContext::new(ordinal).unwrap();
         let streams = [(); 2].map(|()| context.new_stream().unwrap());
         // SAFETY: a context is current.
         let memory = [(); 3].map(|()| unsafe { result::malloc_sync(4 * COUNT) }.unwrap());
-        Self { context, streams, memory }
+        // SAFETY: as above; the slice owns the allocation, and any bits are an f32.
+        let slice = unsafe { streams[0].upgrade_device_ptr(result::malloc_sync(4 * COUNT).unwrap(), COUNT) };
+        Self { context, streams, memory, slice: RefCell::new(Some(slice)) }
     }
 
     fn bind(&self) {
@@ -98,10 +110,10 @@ impl Bench {
         unsafe { result::ctx::set_current(self.context.cu_ctx()) }.unwrap();
     }
 
-    fn upload(&self, stream: CUstream, address: u64, values: &[f32]) {
+    fn upload(&self, stream: CUstream, address: u64, values: &[f32]) -> Result<(), Problem> {
         self.bind();
         // SAFETY: the callers' memory has room; pageable memory is copied before the call returns.
-        unsafe { result::memcpy_htod_async(address, values, stream) }.unwrap();
+        Ok(unsafe { result::memcpy_htod_async(address, values, stream) }?)
     }
 
     /// Waits for the stream. An error is one that the crate has seen too.
@@ -116,8 +128,8 @@ impl Bench {
         let mut values = vec![0.0; expected.len()];
         // SAFETY: the callers' memory holds as many, and the copy is waited for.
         unsafe {
-            result::memcpy_dtoh_async(&mut values, address, stream).unwrap();
-            result::stream::synchronize(stream).unwrap();
+            result::memcpy_dtoh_async(&mut values, address, stream)?;
+            result::stream::synchronize(stream)?;
         }
         match values.iter().zip(expected).position(|(is, should_be)| is != should_be) {
             None => Ok(()),
@@ -130,8 +142,9 @@ impl Drop for Bench {
     fn drop(&mut self) {
         self.bind();
         for address in self.memory {
-            // SAFETY: allocated by `new`, and its calls have been waited for.
-            unsafe { result::free_sync(address) }.unwrap();
+            // SAFETY: allocated by `new`, and its calls have been waited for. An error is one of a context that is
+            // lost.
+            let _ = unsafe { result::free_sync(address) };
         }
     }
 }
@@ -158,12 +171,11 @@ pub struct Kept {
 /// A rank's scenario, and what is to be dropped, aside, when all ranks have come to the end of theirs.
 pub fn run(
     bootstrap: impl Bootstrap + 'static,
-    ordinal: usize,
+    bench: Bench,
     sharing: Sharing,
     goes_on: bool,
 ) -> (Vec<Step>, Kept) {
     let mut scenario = Scenario { steps: Vec::new(), goes_on };
-    let bench = aside(|| Bench::new(ordinal));
     let device = scenario.step("device", false, || {
         let device = Cuda::new(Arc::clone(&bench.context))?;
         Ok(device.sharing(sharing).graph_registration(true))
@@ -202,10 +214,7 @@ impl Rank<'_> {
             let address = aside(|| buffer.device_ptr(&first).0);
             scenario.step("calls from a buffer", false, || self.calls(address, &[&first]));
         }
-        // SAFETY: the slice owns the allocation, and any bits are an f32.
-        let slice = aside(|| unsafe {
-            first.upgrade_device_ptr::<f32>(result::malloc_sync(4 * COUNT).unwrap(), COUNT)
-        });
+        let slice = self.bench.slice.take().expect("taken once");
         let address = aside(|| slice.device_ptr(&first).0);
         let registered = scenario.step("register", true, || Ok(self.communicator.register(slice)?));
         if registered.is_some() {
@@ -244,14 +253,15 @@ impl Rank<'_> {
     }
 
     /// Puts a call's input and poison in place.
-    fn prepare(&mut self, stream: &CudaStream, from: u64, to: u64) {
+    fn prepare(&mut self, stream: &CudaStream, from: u64, to: u64) -> Result<(), Problem> {
         self.call += 1;
         let (stream, rank) = (stream.cu_stream(), self.communicator.rank());
         aside(|| {
-            self.bench.upload(stream, from, &input(self.call, rank));
-            self.bench.upload(stream, to, &poison(self.call));
+            self.bench.upload(stream, from, &input(self.call, rank))?;
+            self.bench.upload(stream, to, &poison(self.call))?;
             self.bench.drain(stream);
-        });
+            Ok(())
+        })
     }
 
     /// Waits, and compares with what is expected of the last call.
@@ -277,7 +287,7 @@ impl Rank<'_> {
         let output = self.bench.memory[2];
         let mut all = Ok(());
         for stream in streams {
-            self.prepare(stream, from, output);
+            let prepared = self.prepare(stream, from, output);
             // SAFETY: memory of the bench, or registered, which outlives the call.
             let started = unsafe {
                 self.communicator.all_reduce_raw(
@@ -289,8 +299,9 @@ impl Rank<'_> {
                     ReduceOp::Sum,
                 )
             };
+            let started = prepared.and_then(|()| Ok(started?));
             let expected = sum(self.call, self.communicator.world_size());
-            match self.finish(started.map_err(Problem::from), stream, output, &expected) {
+            match self.finish(started, stream, output, &expected) {
                 Err(Problem::Wrong(what)) => return Err(Problem::Wrong(what)),
                 ended => all = all.and(ended),
             }
@@ -300,27 +311,28 @@ impl Rank<'_> {
 
     /// A sum from cudarc's slices, of which the input is dropped as soon as the call has returned.
     fn slices(&mut self, stream: &Arc<CudaStream>) -> Result<(), Problem> {
-        let [input, mut output] = aside(|| [(); 2].map(|()| stream.alloc_zeros::<f32>(COUNT).unwrap()));
+        let [input, mut output] = two_slices(stream)?;
         let [from, to] = aside(|| [&input, &output].map(|slice| slice.device_ptr(stream).0));
-        self.prepare(stream, from, to);
+        let prepared = self.prepare(stream, from, to);
         let started = self.communicator.all_reduce(stream, &input, &mut output, ReduceOp::Sum);
         aside(|| drop(input));
         let expected = sum(self.call, self.communicator.world_size());
-        let ended = self.finish(started.map_err(Problem::from), stream, to, &expected);
+        let ended = self.finish(prepared.and_then(|()| Ok(started?)), stream, to, &expected);
         aside(|| drop(output));
         ended
     }
 
     /// To the next rank, and from the one before.
     fn messages(&mut self, stream: &Arc<CudaStream>) -> Result<(), Problem> {
-        let mut slices = aside(|| [(); 2].map(|()| stream.alloc_zeros::<f32>(COUNT).unwrap()));
+        let mut slices = two_slices(stream)?;
         let [from, to] = aside(|| [0, 1].map(|which: usize| slices[which].device_ptr(stream).0));
-        self.prepare(stream, from, to);
+        let prepared = self.prepare(stream, from, to);
         let (rank, world) = (self.communicator.rank(), self.communicator.world_size());
         let (next, before) = ((rank + 1) % world, (rank + world - 1) % world);
         let [outgoing, incoming] = &mut slices;
         let started = self.communicator.send_recv(stream, outgoing, next, incoming, before, 3);
-        let ended = self.finish(started.map_err(Problem::from), stream, to, &input(self.call, before));
+        let started = prepared.and_then(|()| Ok(started?));
+        let ended = self.finish(started, stream, to, &input(self.call, before));
         aside(|| drop(slices));
         ended
     }
@@ -331,7 +343,7 @@ impl Rank<'_> {
         let handle = stream.cu_stream();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live.
-        aside(|| unsafe { result::stream::begin_capture(handle, mode) }.unwrap());
+        aside(|| unsafe { result::stream::begin_capture(handle, mode) })?;
         let mut all = Ok(());
         for input in [other, from] {
             // SAFETY: memory of the bench, which outlives the graph.
@@ -341,10 +353,11 @@ impl Rank<'_> {
         }
         aside(|| {
             // SAFETY: the stream is live, and captured by this thread.
-            let graph = unsafe { result::stream::end_capture(handle) };
-            let graph =
-                graph.map_err(|error| Problem::Wrong(format!("the capture was spoilt: {error:?}")))?;
-            let graph = Graph::new(graph);
+            let graph = unsafe { result::stream::end_capture(handle) }.map_err(|error| match error.0 {
+                sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => Problem::from(error),
+                _ => Problem::Wrong(format!("the capture was spoilt: {error:?}")),
+            })?;
+            let graph = Graph::new(graph)?;
             all?;
             Ok(graph)
         })
@@ -354,10 +367,10 @@ impl Rank<'_> {
         let [from, _, output] = self.bench.memory;
         let mut all = Ok(());
         for _ in 0..2 {
-            self.prepare(stream, from, output);
-            aside(|| graph.launch(stream.cu_stream()));
+            let prepared = self.prepare(stream, from, output);
+            let started = prepared.and_then(|()| Ok(aside(|| graph.launch(stream.cu_stream()))?));
             let expected = sum(self.call, self.communicator.world_size());
-            match self.finish(Ok(()), stream, output, &expected) {
+            match self.finish(started, stream, output, &expected) {
                 Err(Problem::Wrong(what)) => return Err(Problem::Wrong(what)),
                 ended => all = all.and(ended),
             }
@@ -366,19 +379,28 @@ impl Rank<'_> {
     }
 }
 
+fn two_slices(stream: &Arc<CudaStream>) -> Result<[CudaSlice<f32>; 2], Problem> {
+    let slice = || aside(|| stream.alloc_zeros::<f32>(COUNT));
+    Ok([slice()?, slice()?])
+}
+
 /// An instantiated graph, without cudarc's safe layer.
 struct Graph(sys::CUgraph, sys::CUgraphExec);
 
 impl Graph {
-    fn new(graph: sys::CUgraph) -> Self {
+    fn new(graph: sys::CUgraph) -> Result<Self, DriverError> {
         let flags = sys::CUgraphInstantiate_flags(0);
         // SAFETY: the graph was just captured.
-        Self(graph, unsafe { result::graph::instantiate(graph, flags) }.unwrap())
+        let executable = unsafe { result::graph::instantiate(graph, flags) };
+        executable.map(|executable| Self(graph, executable)).inspect_err(|_| {
+            // SAFETY: as above.
+            let _ = unsafe { result::graph::destroy(graph) };
+        })
     }
 
-    fn launch(&self, stream: CUstream) {
+    fn launch(&self, stream: CUstream) -> Result<(), DriverError> {
         // SAFETY: both are live.
-        unsafe { result::graph::launch(self.1, stream) }.unwrap();
+        unsafe { result::graph::launch(self.1, stream) }
     }
 }
 

@@ -1,5 +1,6 @@
-//! Every driver function that the crate calls fails once, at each of its calls, on each rank, in each way of sharing memory:
-//! then there is an error on all ranks or a right result on all, nothing is left of either, and nobody waits for long.
+//! Every driver function that the crate calls fails, at each of its calls, on each rank, in each way of sharing memory:
+//! once, or with an error that the context does not survive. Then there is an error on all ranks or a right result on
+//! all, nothing is left of either, and nobody waits for long.
 //!
 //! `FAST_ALLREDUCE_TEST_SWEEP` is for how many seconds, or `all`, or one case as a fault names it; without it nothing is swept. A
 //! part is a sample: each function in each world first, then further calls of each, by the seed of the tests.
@@ -9,15 +10,16 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
+use cudarc::driver::{result, sys, CudaContext};
 use fast_allreduce::bootstrap::{Local, Threads, UniqueId};
 use fast_allreduce::device::cuda::Sharing;
 
 use crate::gpu::{context, stand_in_of_parent, Gpus};
 use crate::injection::{aside, fail, live, own_calls, take_back, Of};
-use crate::injection_scenario::{run, Kept, Outcome, LIMIT};
+use crate::injection_scenario::{run, Bench, Kept, Outcome, LIMIT};
 use crate::processes::{part, this_test};
 use crate::random::Random;
 use crate::runner::{Found, Missing};
@@ -63,35 +65,42 @@ struct Case {
     nth: u64,
     victim: usize,
     goes_on: bool,
+    code: u32,
 }
+
+/// `CUDA_ERROR_UNKNOWN`, of one call.
+const UNKNOWN: u32 = 999;
+/// `CUDA_ERROR_ILLEGAL_ADDRESS`, of all later calls too.
+const ILLEGAL_ADDRESS: u32 = 700;
 
 impl std::fmt::Display for Case {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { world, function, nth, victim, goes_on } = self;
+        let Self { world, function, nth, victim, goes_on, code } = self;
         let World { processes, devices, sharing } = WORLDS[*world];
         let kind = if processes { "processes" } else { "threads" };
         let then = if *goes_on { "goes on" } else { "leaves" };
         let name = self.name();
-        write!(f, "{SWEEP}={name} ({kind}, {devices} GPUs, {sharing:?}: call {nth} of {function} fails on rank {victim}, which {then})")
+        write!(f, "{SWEEP}={name} ({kind}, {devices} GPUs, {sharing:?}: call {nth} of {function} fails with {code} on rank {victim}, which {then})")
     }
 }
 
 impl Case {
     /// As [`SWEEP`] takes it.
     fn name(&self) -> String {
-        let Self { world, function, nth, victim, goes_on } = self;
-        format!("{world}:{function}:{nth}:{victim}:{goes_on}")
+        let Self { world, function, nth, victim, goes_on, code } = self;
+        format!("{world}:{function}:{nth}:{victim}:{goes_on}:{code}")
     }
 
     fn parse(name: &str) -> Option<Self> {
         let fields: Vec<&str> = name.split(':').collect();
-        let [world, function, nth, victim, goes_on] = fields[..] else { return None };
+        let [world, function, nth, victim, goes_on, code] = fields[..] else { return None };
         Some(Self {
             world: world.parse().ok().filter(|&world| world < WORLDS.len())?,
             function: function.into(),
             nth: nth.parse().ok()?,
             victim: victim.parse().ok().filter(|&victim| victim < RANKS)?,
             goes_on: goes_on.parse().ok()?,
+            code: code.parse().ok()?,
         })
     }
 }
@@ -123,24 +132,27 @@ struct Told {
 /// Reads cases, runs its ranks of them, and prints what became of them.
 fn work() {
     // SAFETY: the contexts stay retained, so that what is live can be compared.
-    let _contexts = [0, 1].map(context);
+    let contexts = [0, 1].map(context);
     let mut lines = std::io::stdin().lines();
     while let Some(line) = lines.next() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
-        let [world, rank, id, function, nth, victim, goes_on] = words[..] else { panic!("{line}") };
+        let [world, rank, id, function, nth, victim, goes_on, code] = words[..] else { panic!("{line}") };
         let before = live();
         let World { processes, devices, sharing } = WORLDS[world.parse::<usize>().unwrap()];
-        let (nth, victim, goes_on): (u64, usize, bool) =
-            (nth.parse().unwrap(), victim.parse().unwrap(), goes_on == "true");
+        let (nth, victim, goes_on, code): (u64, usize, bool, u32) =
+            (nth.parse().unwrap(), victim.parse().unwrap(), goes_on == "true", code.parse().unwrap());
+        let made = Barrier::new(if processes { 1 } else { RANKS });
         let run = |bootstrap: Box<dyn FnOnce() -> Rank + Send>, rank: usize| {
+            let bench = aside(|| Bench::new(rank % devices));
+            // A context that is lost may be the other's too.
+            made.wait();
             let started = Instant::now();
             let bootstrap = bootstrap();
             if rank == victim && nth > 0 {
-                const UNKNOWN: u32 = 999;
-                fail(function, nth, UNKNOWN, Of::ThisThread);
+                fail(function, nth, code, Of::ThisThread);
             }
-            let (steps, kept) = run(bootstrap, rank % devices, sharing, goes_on);
+            let (steps, kept) = run(bootstrap, bench, sharing, goes_on);
             let elapsed = started.elapsed() - steps.iter().map(|step| step.took).sum::<Duration>();
             for step in steps {
                 let outcome = match step.outcome {
@@ -180,16 +192,31 @@ fn work() {
         // All ranks have come to their ends.
         assert_eq!(lines.next().expect("a line").unwrap(), "release");
         aside(|| drop(kept));
+        for context in contexts.iter().filter(|context| is_lost(context)) {
+            // What it had goes with it.
+            // SAFETY: nobody uses it any more.
+            aside(|| unsafe { sys::cuDevicePrimaryCtxReset_v2(context.cu_device()) }).result().unwrap();
+        }
         let after = live();
         let kinds: std::collections::BTreeSet<_> = before.keys().chain(after.keys()).collect();
         for kind in kinds {
             let count = |of: &BTreeMap<String, u64>| of.get(kind).copied().unwrap_or(0) as i64;
-            if count(&after) != count(&before) {
+            // What an earlier case had to leave may have gone since.
+            if count(&after) > count(&before) {
                 println!("@left {kind}|{}", count(&after) - count(&before));
             }
         }
         println!("@done");
     }
+}
+
+/// Whether a context has an error that it does not survive.
+fn is_lost(context: &CudaContext) -> bool {
+    aside(|| {
+        // SAFETY: the context is retained.
+        unsafe { result::ctx::set_current(context.cu_ctx()) }.unwrap();
+        result::mem_get_info().is_err()
+    })
 }
 
 // The parent's side.
@@ -275,10 +302,12 @@ impl Workers {
             self.0.push(Worker::start());
         }
         let workers = &mut self.0[..count];
-        let id = UniqueId::new().unwrap();
-        let Case { world, function, nth, victim, goes_on } = case;
+        // Its rendezvous waits until ranks have come and gone: threads do not come.
+        let id = WORLDS[case.world].processes.then(|| UniqueId::new().unwrap().to_string());
+        let id = id.as_deref().unwrap_or("none");
+        let Case { world, function, nth, victim, goes_on, code } = case;
         for (rank, worker) in workers.iter_mut().enumerate() {
-            worker.say(&format!("{world} {rank} {id} {function} {nth} {victim} {goes_on}"));
+            worker.say(&format!("{world} {rank} {id} {function} {nth} {victim} {goes_on} {code}"));
         }
         let mut reports: [Report; RANKS] = Default::default();
         let mut left = BTreeMap::new();
@@ -288,8 +317,12 @@ impl Workers {
                 read(&line, rank == *victim || count == 1, *victim, &mut reports);
             }
         }
-        workers.iter_mut().for_each(|worker| worker.say("release"));
-        for (rank, worker) in workers.iter_mut().enumerate() {
+        // The victim first: what its peers have had open of it is closed, and what it has open goes with a context that
+        // is lost.
+        let in_turns = if count == 1 { vec![0] } else { vec![*victim, RANKS - 1 - victim] };
+        for rank in in_turns {
+            let worker = &mut workers[rank];
+            worker.say("release");
             let lines =
                 worker.until("@done").map_err(|problem| format!("rank {rank}, at its end: {problem}"))?;
             for line in lines {
@@ -403,8 +436,9 @@ fn may_stay(function: &str, kind: &str, count: i64) -> bool {
     count == 1 && kinds.contains(&kind)
 }
 
-/// What stays on all ranks, as what peers have opened is not freed: of a communicator that ends without knowing whether its calls
-/// have ended, and where a rank closed while its peer was elsewhere for longer than it waits.
+/// What stays on all ranks, as what peers have opened is not freed: of a communicator that ends without knowing whether
+/// its calls have ended, or in a context that is lost, and where a rank closed while its peer was elsewhere for longer
+/// than it waits.
 fn stays_open(case: &Case, reports: &[Report; RANKS], kind: &str) -> bool {
     const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
     const WAITS: [&str; 5] = [
@@ -416,9 +450,15 @@ fn stays_open(case: &Case, reports: &[Report; RANKS], kind: &str) -> bool {
     ];
     let in_closing = reports.iter().all(|report| report.steps.iter().all(|step| step.outcome == '+'));
     let late = reports.iter().any(|report| report.closing >= CLOSE_TIMEOUT);
-    WORLDS[case.world].sharing == Sharing::Ipc
-        && (late || (in_closing && WAITS.contains(&case.function.as_str())))
-        && ["cuMemAlloc", "cuDevicePrimaryCtxRetain"].contains(&kind)
+    let World { processes, sharing, .. } = WORLDS[case.world];
+    let is_open = sharing == Sharing::Ipc && (late || in_closing && WAITS.contains(&case.function.as_str()));
+    // A caller's slice that could not be registered as well, and what it keeps.
+    let is_lost = processes && case.code == ILLEGAL_ADDRESS;
+    match kind {
+        "cuMemAlloc" | "cuDevicePrimaryCtxRetain" => is_open || is_lost,
+        "cuEventCreate" | "cuStreamCreate" => is_lost,
+        _ => false,
+    }
 }
 
 /// All cases, in the order in which they are run: a first call of each function in each world, then another of each, and so on.
@@ -430,7 +470,8 @@ fn cases(profiles: &[[Report; RANKS]], random: &mut Random) -> Vec<Case> {
                 let mut queue: Vec<Case> = (1..=calls)
                     .map(|nth| {
                         let goes_on = random.one_in(2);
-                        Case { world, function: function.clone(), nth, victim, goes_on }
+                        let code = if random.one_in(3) { ILLEGAL_ADDRESS } else { UNKNOWN };
+                        Case { world, function: function.clone(), nth, victim, goes_on, code }
                     })
                     .collect();
                 shuffle(&mut queue, random);
@@ -479,7 +520,8 @@ fn every_call_fails_once() {
     let mut workers = Workers::default();
     let profiles: Vec<_> = (0..WORLDS.len())
         .map(|world| {
-            let case = Case { world, function: "nothing".into(), nth: 0, victim: 0, goes_on: false };
+            let (function, code) = ("nothing".into(), UNKNOWN);
+            let case = Case { world, function, nth: 0, victim: 0, goes_on: false, code };
             let (reports, left) = workers.run(&case).unwrap();
             assert_eq!(faults(&case, &reports, &left), [""; 0], "{case}: without a failure");
             assert!(

@@ -214,6 +214,38 @@ fn survivors_that_notice_one_after_the_other_meet_soon() {
     }
 }
 
+/// A rank of a process that lives on: its failure was told when it failed, and its end when its communicator was dropped.
+#[test]
+fn a_rank_that_has_failed_and_then_closed_is_no_survivor() {
+    let failed = Barrier::new(3);
+    let seen = Barrier::new(3);
+    threads(
+        3,
+        |_| builder(),
+        |communicator| {
+            let rank = communicator.rank();
+            if rank == 2 {
+                communicator.abort();
+            }
+            failed.wait();
+            if rank == 2 {
+                seen.wait();
+                // It might have shrunk with the others until now.
+                return;
+            }
+            let call = communicator.all_reduce_in_place(&mut [1u8; 10], ReduceOp::Max);
+            assert!(matches!(call, Err(Error::PeerFailed { rank: 2, .. })), "{call:?}");
+            assert_eq!(communicator.survivors(), [0, 1, 2]);
+            seen.wait();
+            let started = Instant::now();
+            while communicator.survivors() != [0, 1] {
+                assert!(started.elapsed() < LIMIT / 6, "{:?}", communicator.survivors());
+            }
+            assert_eq!(sum_of(&communicator.shrink(&[0, 1]).unwrap(), rank), 1);
+        },
+    );
+}
+
 #[test]
 fn lists_of_survivors_that_cannot_be() {
     threads(

@@ -83,8 +83,10 @@ uint64_t live_contexts() {
 }
 
 void break_current_context(CUresult code) {
-  if (!context_stack().empty() && context_stack().back())
-    context_stack().back()->fail(code);
+  if (context_stack().empty() || !context_stack().back())
+    return;
+  context_stack().back()->fail(code);
+  await_ended_work_of(context_stack().back());
 }
 
 CUresult current_context(CUcontext *context) {
@@ -95,10 +97,19 @@ CUresult current_context(CUcontext *context) {
   *context = context_stack().back();
   if (!(*context)->alive)
     return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  return CUresult((*context)->error.load());
+  const CUresult error = CUresult((*context)->error.load());
+  if (error != CUDA_SUCCESS)
+    await_ended_work_of(*context);
+  return error;
 }
 
 } // namespace stand_in
+
+void CUctx_st::fail(CUresult code) {
+  uint32_t none = CUDA_SUCCESS;
+  if (error.compare_exchange_strong(none, code))
+    stand_in::end_work_of(this);
+}
 
 using namespace stand_in;
 

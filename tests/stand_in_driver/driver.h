@@ -39,6 +39,12 @@ CUresult current_context(CUcontext *context);
 
 // The calling thread's context, if it has one, has such an error from now on.
 void break_current_context(CUresult code);
+// Has what runs in a context end before it is done, except what the caller is in itself.
+void end_work_of(CUcontext context);
+// Waits until that has ended.
+void await_ended_work_of(CUcontext context);
+// Copies or fills, if the context still runs anything.
+void copy_unless_lost(CUcontext context, const std::function<void()> &copy);
 
 // How many there are that callers have made and not given back; contexts by their uses.
 uint64_t live_contexts();
@@ -106,10 +112,8 @@ struct CUctx_st {
   std::atomic<bool> peers[stand_in::kMaxDevices] = {};
   std::shared_ptr<CUstream_st> legacy;
 
-  void fail(CUresult code) {
-    uint32_t none = CUDA_SUCCESS;
-    error.compare_exchange_strong(none, code);
-  }
+  // Ends the launches that run; nothing runs any more.
+  void fail(CUresult code);
 };
 
 // Returns from the calling function with the code of a check that fails.

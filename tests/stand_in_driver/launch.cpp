@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <list>
 #include <thread>
 
 #include "memory.h"
@@ -178,6 +179,85 @@ private:
   uint64_t used_ = 0, next_ = 0, serving_ = 0;
 };
 
+// Work that runs, to be ended with its context: a launch, or a copy. A kernel of the host cannot be stopped:
+// it is told to leave, and what it then records is taken back, as a GPU's would have recorded nothing.
+class Running {
+public:
+  Running(CUcontext context, const FaLaunch *launch) : context_(context), launch_(launch) {
+    std::lock_guard<std::mutex> guard(mutex());
+    all().push_back(this);
+    if (context->error != CUDA_SUCCESS)
+      end();
+  }
+
+  ~Running() {
+    std::lock_guard<std::mutex> guard(mutex());
+    if (ended_ && launch_) {
+      __atomic_store_n(&status().missing, before_.missing, __ATOMIC_RELAXED);
+      __atomic_store_n(&status().epoch, before_.epoch, __ATOMIC_RELAXED);
+      __atomic_store_n(&status().failure, before_.failure, __ATOMIC_RELAXED);
+      __atomic_store_n(&status().abort, before_.abort, __ATOMIC_RELAXED);
+      __atomic_store_n(&head().failed, failed_before_, __ATOMIC_RELAXED);
+    }
+    all().remove(this);
+    one_has_ended().notify_all();
+  }
+
+  static void end_all_of(CUcontext context) {
+    std::lock_guard<std::mutex> guard(mutex());
+    for (Running *running : all()) {
+      if (running->context_ == context && running->thread_ != std::this_thread::get_id())
+        running->end();
+    }
+  }
+
+  static void await(CUcontext context) {
+    std::unique_lock<std::mutex> guard(mutex());
+    const auto is_of = [context](Running *running) {
+      return running->context_ == context && running->ended_;
+    };
+    one_has_ended().wait(guard, [&] { return std::none_of(all().begin(), all().end(), is_of); });
+  }
+
+private:
+  void end() {
+    if (ended_)
+      return;
+    ended_ = true;
+    if (!launch_)
+      return;
+    before_.missing = __atomic_load_n(&status().missing, __ATOMIC_RELAXED);
+    before_.epoch = __atomic_load_n(&status().epoch, __ATOMIC_RELAXED);
+    before_.failure = __atomic_load_n(&status().failure, __ATOMIC_RELAXED);
+    before_.abort = __atomic_load_n(&status().abort, __ATOMIC_RELAXED);
+    failed_before_ = __atomic_load_n(&head().failed, __ATOMIC_RELAXED);
+    __atomic_store_n(&status().abort, 1, __ATOMIC_RELEASE);
+  }
+
+  FaStatus &status() const { return *reinterpret_cast<FaStatus *>(launch_->status); }
+  FaRegionHead &head() const { return *reinterpret_cast<FaRegionHead *>(launch_->regions[launch_->rank]); }
+
+  static std::mutex &mutex() {
+    static auto *mutex = new std::mutex;
+    return *mutex;
+  }
+  static std::condition_variable &one_has_ended() {
+    static auto *changed = new std::condition_variable;
+    return *changed;
+  }
+  static std::list<Running *> &all() {
+    static auto *all = new std::list<Running *>;
+    return *all;
+  }
+
+  CUcontext context_;
+  const FaLaunch *launch_; // null: a copy
+  std::thread::id thread_ = std::this_thread::get_id();
+  bool ended_ = false;
+  FaStatus before_ = {};
+  uint32_t failed_before_ = 0;
+};
+
 // Threads that run side by side, again and again.
 class Crew {
 public:
@@ -278,6 +358,7 @@ void run_rank(CUcontext context, FaLaunch launch, unsigned blocks, unsigned thre
     // As the host's build of the kernels has it.
     launch.multicast = reinterpret_cast<uint64_t>(windows);
   }
+  const Running running(context, &launch);
   run_blocks(context, launch, threads, resident);
 }
 
@@ -424,6 +505,16 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
 }
 
 } // namespace
+
+void end_work_of(CUcontext context) { Running::end_all_of(context); }
+void await_ended_work_of(CUcontext context) { Running::await(context); }
+
+void copy_unless_lost(CUcontext context, const std::function<void()> &copy) {
+  const Running running(context, nullptr);
+  if (context->error == CUDA_SUCCESS)
+    copy();
+}
+
 } // namespace stand_in
 
 using namespace stand_in;

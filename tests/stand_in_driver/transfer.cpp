@@ -53,7 +53,9 @@ CUresult copy(CUstream handle, bool synchronous, uint64_t to, uint64_t from, siz
   if (!valid)
     return CUDA_ERROR_INVALID_VALUE;
   CUcontext owner = stream->context;
-  Work run = [=] { copy_bytes(owner, to, destination, from, source, bytes); };
+  Work run = [=] {
+    copy_unless_lost(owner, [=] { copy_bytes(owner, to, destination, from, source, bytes); });
+  };
   if (is_capturing(*stream))
     return submit(handle, run);
 
@@ -61,8 +63,10 @@ CUresult copy(CUstream handle, bool synchronous, uint64_t to, uint64_t from, siz
     // The driver has copied it elsewhere when the call returns.
     const char *start = reinterpret_cast<const char *>(from);
     run = [=, staged = std::vector<char>(start, start + bytes)] {
-      if (destination != Place::Device || is_there(owner, {to}, bytes))
-        memcpy(reinterpret_cast<void *>(to), staged.data(), bytes);
+      copy_unless_lost(owner, [&] {
+        if (destination != Place::Device || is_there(owner, {to}, bytes))
+          memcpy(reinterpret_cast<void *>(to), staged.data(), bytes);
+      });
     };
   }
   const bool pinned = source == Place::Pinned || destination == Place::Pinned;
@@ -89,13 +93,14 @@ CUresult fill(CUstream handle, bool synchronous, uint64_t to, T value, size_t co
   if (count == 0)
     return CUDA_SUCCESS;
   CUcontext owner = stream->context;
-  return submit(handle, [=] {
+  const auto set = [=] {
     if (!is_there(owner, {to}, count * sizeof(T)))
       return;
     T *start = reinterpret_cast<T *>(to);
     for (size_t i = 0; i < count; ++i)
       start[i] = value;
-  });
+  };
+  return submit(handle, [=] { copy_unless_lost(owner, set); });
 }
 
 uint64_t address(const void *host) { return reinterpret_cast<uint64_t>(host); }

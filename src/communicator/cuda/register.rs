@@ -18,16 +18,17 @@ impl Communicator<Cuda> {
     /// Tells the peers where the inputs of the pulled calls are that have been captured since the last time. Collective: every
     /// rank calls it after capture and before the first replay. Needs [`Cuda::graph_registration`].
     ///
-    /// The inputs must stay allocated as long as a graph that uses them may replay, and where ranks are processes until the
-    /// communicator and its buffers have been dropped, which closes the peers' mappings. Their contents may change between
-    /// replays.
+    /// The inputs must stay allocated as long as a graph that uses them may replay. Where ranks are processes the peers
+    /// have them open: once the graphs, their clones and their executables have been destroyed, a call of this closes
+    /// them, after which all ranks meet in a [`Communicator::barrier`]; or the end of the communicator and its buffers
+    /// does. Their contents may change between replays.
     ///
     /// # Errors
     ///
     /// [`Error::Driver`](crate::Error::Driver) on one rank and [`Error::PeerFailed`](crate::Error::PeerFailed) on the others if an
     /// input cannot be exported, [`Error::Unavailable`](crate::Error::Unavailable) while a capture goes on; the errors of the
     /// bootstrap. The next time has all of it to do again. An input that was freed meanwhile is passed over: launching its graph is
-    /// an error.
+    /// an error. After an error that says that a rank is gone, replays that wait for it end with an error at once.
     pub fn register_graph_buffers(&self) -> Result<()> {
         self.can_step()?;
         let _step = self.connection.step()?;
@@ -49,10 +50,11 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`](crate::Error::Driver) on one rank and [`Error::PeerFailed`](crate::Error::PeerFailed) on the others where
-    /// the memory cannot be exported, as that of stream-ordered pools, which cudarc allocates from where the GPU has them: use
-    /// [`Communicator::alloc`]. [`Error::InvalidPointer`](crate::Error::InvalidPointer) likewise for memory of another device.
-    /// After an error no rank has the registration, and the slice is dropped.
+    /// [`Error::Unavailable`](crate::Error::Unavailable) on one rank and
+    /// [`Error::PeerFailed`](crate::Error::PeerFailed) on the others where the memory cannot be exported, as that of
+    /// stream-ordered pools, which cudarc allocates from where the GPU has them: use [`Communicator::alloc`].
+    /// [`Error::InvalidPointer`](crate::Error::InvalidPointer) likewise for memory of another device. After an error no
+    /// rank has the registration, and the slice is dropped.
     pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Registered<T>> {
         self.can_step()?;
         let count = slice.len();
@@ -118,8 +120,10 @@ impl Communicator<Cuda> {
         let registered = memory.and_then(|memory| self.endpoint.register(memory, bytes)).map(Some);
         self.heeded(registered).map_err(|error| {
             // What a peer has open goes when all ranks have closed what they had: all have an error. A rank that does not come may
-            // still have it open.
-            let held = if bootstrap.barrier(timeout).is_err() { Held::ByPeers } else { Held::Nowhere };
+            // still have it open, and one whose context is lost has closed nothing of other processes.
+            let closed = if self.device().keeps_open_what_it_drops() { Err(error.clone()) } else { Ok(()) };
+            let held =
+                if self.connection.all_succeeded(closed).is_err() { Held::ByPeers } else { Held::Nowhere };
             (error, held)
         })
     }

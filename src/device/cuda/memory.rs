@@ -262,9 +262,9 @@ impl Memory {
         }
         let _relaxed = driver::Relaxed::enter();
         driver::bind_to_free(&self.context)?;
-        // What was reset since may have another's memory at the address. Asked twice, as nobody asks again.
-        if let Some(id) = self.context_id {
-            if driver::context_id().or_else(|_| driver::context_id())? != id {
+        // After a reset of the context the address may be another's.
+        if let (Some(id), Ok(now)) = (self.context_id, driver::context_id()) {
+            if now != id {
                 return Ok(());
             }
         }

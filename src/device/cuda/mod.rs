@@ -120,11 +120,12 @@ impl Cuda {
     /// As [`Cuda::open`].
     pub fn new(context: Arc<CudaContext>) -> Result<Self> {
         let kernels = Kernels::of(&context)?;
+        let copies = Arc::new(Copies::new(&context)?);
         Ok(Self {
             default_stream: context.default_stream(),
-            copies: Arc::new(Copies::new(&context)?),
+            exports: CudaExports::new(&copies),
+            copies,
             helper_streams: HelperStreams::default(),
-            exports: CudaExports::default(),
             context,
             kernels,
             process: process_identity()?,
@@ -213,6 +214,11 @@ impl Cuda {
 
     pub(crate) fn bind(&self) -> Result<()> {
         driver::bind(&self.context)
+    }
+
+    /// Whether memory of other processes stays open here, whatever is dropped: the context is lost.
+    pub(crate) fn keeps_open_what_it_drops(&self) -> bool {
+        !self.world.same_process && self.copies.is_broken()
     }
 
     /// Refuses an address that is not memory of this device; an [`Error::Driver`] says nothing of it.

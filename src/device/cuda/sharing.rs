@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::copies::Copies;
 use super::driver;
 use super::handle::{Handle, Sharing};
 use super::memory::Memory;
@@ -219,8 +220,11 @@ impl sealed::Shared for CudaMemory {
 
 /// What other processes have opened by IPC handles: CUDA leaves undefined what happens if it is freed before they close it. So what
 /// is in the list stays until all ranks have said that their last mappings went.
-#[derive(Clone, Default)]
-pub struct CudaExports(Arc<Mutex<Exported>>);
+#[derive(Clone)]
+pub struct CudaExports {
+    list: Arc<Mutex<Exported>>,
+    copies: Arc<Copies>,
+}
 
 #[derive(Default)]
 struct Exported {
@@ -230,8 +234,12 @@ struct Exported {
 }
 
 impl CudaExports {
+    pub(super) fn new(copies: &Arc<Copies>) -> Self {
+        Self { list: Arc::default(), copies: Arc::clone(copies) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Exported> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Handles are swapped. Collective.
@@ -256,5 +264,9 @@ impl sealed::Exports for CudaExports {
 
     fn take(&self) -> Box<dyn Any + Send> {
         Box::new(std::mem::take(&mut self.lock().kept))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.copies.is_broken()
     }
 }
