@@ -12,6 +12,7 @@ use super::api;
 use super::copies::Copies;
 use super::driver::{self, driver};
 use super::handle::{Handle, Payload, Sharing};
+use crate::descriptor::moved;
 use crate::error::{Error, Result};
 
 /// An allocation of this process, or one of another mapped into it.
@@ -313,7 +314,8 @@ pub(super) fn export(handle: u64) -> Result<OwnedFd> {
     }
     .map_err(driver("cuMemExportToShareableHandle"))?;
     // SAFETY: the driver made the descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    let exported = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    moved(exported).map_err(Error::system("fcntl(F_DUPFD_CLOEXEC)"))
 }
 
 /// A VMM handle of what a descriptor is of, for the caller to release. The context is current.
