@@ -294,9 +294,9 @@ def other_machine(rank, nranks):
     stand_ins.vllm()
     plugin("vllm.general_plugins")()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(meeting, "node", lambda: f"machine {rank}")
+        patch.setattr(meeting, "node", lambda: f"machine-{rank} 4:1 -")
         communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
-        with pytest.raises(fa.errors.InvalidArgument, match="rank 0 is on 'machine 0'|rank 1 is on 'machine 1'"):
+        with pytest.raises(fa.errors.InvalidArgument, match="rank 0 is on 'machine-0'|rank 1 is on 'machine-1'"):
             meeting.communicator_of(dist.group.WORLD)
     # vLLM's own class answers.
     data = torch.full((3,), rank + 1.0)
