@@ -30,7 +30,7 @@ cargo clippy --release --manifest-path python/Cargo.toml -- -D warnings
 python3 -m venv "$work/venv"
 python=$work/venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-"$python" -m pip install --quiet 'maturin>=1.7,<2' numpy pytest expecttest
+"$python" -m pip install --quiet 'maturin>=1.7,<2' numpy ml_dtypes pytest expecttest
 (cd python && "$work/venv/bin/maturin" build --release --interpreter "$python" --out "$work/wheels")
 # Into a folder that is nothing but what users get: the wheel alone says what it needs.
 "$python" -m pip install --quiet "$work"/wheels/*.whl

@@ -56,15 +56,10 @@ fn quantized(
 fn nvfp4(
     py: Python<'_>,
     (scales, global): (&Operand, &Operand),
-    layout: &str,
+    layout: ScaleLayout,
     normed: &Operand,
     (count, hidden): (usize, usize),
 ) -> PyResult<RawQuantizedRows> {
-    let layout = match layout {
-        "tiled" => ScaleLayout::Tiled,
-        "row_major" => ScaleLayout::RowMajor,
-        _ => return Err(invalid(py, format!("scale_layout is {layout:?}, and is to be tiled or row_major"))),
-    };
     let rows = count.checked_div(hidden).unwrap_or(0);
     let (byte, float) = (DType::U8, DType::F32);
     for (name, operand, needed, dtypes) in [
@@ -162,6 +157,16 @@ impl Communicator {
                 recvbuf,
             ],
         )?;
+        let scale_layout = match scale_layout {
+            "tiled" => ScaleLayout::Tiled,
+            "row_major" => ScaleLayout::RowMajor,
+            other => {
+                return Err(invalid(
+                    py,
+                    format!("scale_layout is {other:?}, and is to be tiled or row_major"),
+                ))
+            }
+        };
         let (input, normed) = match recvbuf.filter(|recvbuf| !recvbuf.is(sendbuf)) {
             None => (call.written("sendbuf", sendbuf)?, None),
             Some(recvbuf) => (call.read("sendbuf", sendbuf)?, Some(call.written("recvbuf", recvbuf)?)),

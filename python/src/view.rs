@@ -2,11 +2,12 @@
 
 use std::ffi::{c_char, c_int, c_void, CStr};
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::{ffi, intern};
 
 use crate::buffer::{dtype_of, Operand, Place, Wanted};
+use crate::dlpack;
 use crate::interface::{from_interface, is_extension};
 use crate::user_code::{optional_attribute, parking};
 
@@ -83,6 +84,12 @@ impl View {
             let interface = optional_attribute(object, intern!(py, "__array_interface__"))?;
             if let Some(interface) = interface.filter(is_extension) {
                 return from_interface(object, &interface, wanted, false);
+            }
+            // Nor do some exporters have one. What they export by DLPack does not say whether it may be written.
+            if refusal.is_instance_of::<PyBufferError>(py) && !wanted.written {
+                if let Some(export) = optional_attribute(object, intern!(py, "__dlpack__"))? {
+                    return dlpack::operand(&export, wanted);
+                }
             }
             let problem = match refusal.is_instance_of::<PyValueError>(py) || wanted.written {
                 true => format!(

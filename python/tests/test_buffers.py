@@ -94,6 +94,13 @@ def test_arguments(alone):
         (lambda: alone.allreduce(data, op="mean")): "mean",
         (lambda: alone.broadcast(data, root=1)): "rank 1 is out of range",
         (lambda: alone.send(data, 1)): "rank 1 is out of range",
+        (lambda: alone.shrink([99])): "rank 99 is out of range",
+        (lambda: alone.shrink([0])): "survivors",
+        (lambda: alone.allreduce(data, stream=5)): "a stream is given",
+        (lambda: alone.send(data, 0, stream=0)): "a stream is given",
+        (lambda: alone.barrier(stream=5)): "a stream is given",
+        (lambda: alone.synchronize(stream=5)): "a stream is given",
+        (lambda: alone.allreduce_rms_norm(data, data.copy(), hidden=3, scale_layout="column")): "scale_layout",
         (lambda: alone.allgather_v(data, data, [1, 2])): "2 numbers for 1 ranks",
         (lambda: alone.allreduce(data[:2], data[1:])): "overlap",
         (lambda: alone.plan(1, "f8")): "f8",
@@ -118,6 +125,100 @@ def test_arguments(alone):
     alone.destroy()
     with pytest.raises(ValueError, match="destroyed"):
         alone.allreduce(data)
+
+
+EXTENSIONS = ["bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_types_of_ml_dtypes(alone, name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype = getattr(ml_dtypes, name)
+    values = np.array([0, -1.5, 2, 3.5, 0.25, -0.5], np.float32)
+    data, output = values.astype(dtype), np.zeros(6, dtype)
+    alone.allreduce(data, output)
+    assert (output.astype(np.float32) == values).all()
+    alone.allreduce(output.reshape(2, 3), op="max")
+    alone.allreduce(np.zeros((3, 0), dtype))
+    with fa.group():
+        alone.send(data, 0)
+        alone.recv(output[:], 0)
+    # Memory of the library's as numbers of the type.
+    shared = np.asarray(alone.alloc(6 * data.itemsize)).view(dtype)
+    shared[:] = data
+    alone.allreduce(shared, output)
+    assert (output.astype(np.float32) == values).all()
+    alone.allreduce(fa.RawBuffer(data.ctypes.data, 6, data.dtype))
+    assert alone.plan(6, data.dtype)
+    frozen = data.copy()
+    frozen.flags.writeable = False
+    for buffer, said in (
+        (data.reshape(2, 3).T, "not contiguous"),
+        (data[::2], "not contiguous"),
+        (frozen, "read-only"),
+        (np.zeros(3, ml_dtypes.int4), "not supported"),
+        (np.zeros(3, ml_dtypes.float8_e4m3), "not supported"),
+        (np.zeros(3, "V2"), "not supported"),
+        (np.zeros(3, [("field", dtype)]), "not supported"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            alone.allreduce(buffer)
+    with pytest.raises(ValueError, match="recvbuf of type f32"):
+        alone.allreduce(data, np.zeros(6, np.float32))
+
+
+def extensions(rank, nranks, unique_id):
+    import ml_dtypes
+
+    with fa.Communicator.init(nranks, rank, unique_id, timeout=30) as communicator:
+        for name in EXTENSIONS:
+            inputs = [(np.arange(24) % 5 - 2 + r).astype(getattr(ml_dtypes, name)) for r in range(nranks)]
+            output = np.zeros_like(inputs[0])
+            communicator.allreduce(inputs[rank], output)
+            exact = np.sum([one.astype(np.float32) for one in inputs], axis=0)
+            assert (output.astype(np.float32) == exact.astype(output.dtype).astype(np.float32)).all()
+            gathered = np.zeros((nranks, 24), output.dtype)
+            communicator.allgather(inputs[rank], gathered)
+            assert (gathered == np.stack(inputs)).all()
+
+
+def test_sums_of_types_of_ml_dtypes():
+    pytest.importorskip("ml_dtypes")
+    run(extensions, 3)
+
+
+class Raising:
+    """Has its interfaces, and code that fails."""
+
+    def __init__(self, name, error):
+        self.name, self.error = name, error
+
+    def __getattr__(self, name):
+        if name == self.name:
+            raise self.error
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("name", ["__array_interface__", "__cuda_array_interface__", "__dlpack__"])
+def test_an_exception_of_a_buffer_is_kept(alone, name):
+    for error in (ValueError("mine"), RuntimeError("mine"), KeyError("mine")):
+        with pytest.raises(type(error)) as caught:
+            alone.allreduce(Raising(name, error))
+        assert caught.value is error
+    # One that says that it has no such thing has none.
+    with pytest.raises(ValueError, match="which has none of"):
+        alone.allreduce(Raising(name, AttributeError(name)))
+
+
+def test_an_exception_of_an_export_is_the_cause(alone):
+    class Exported:
+        def __dlpack__(self):
+            raise error
+
+    for error in (RuntimeError("mine"), BufferError("mine")):
+        with pytest.raises(fa.errors.InvalidArgument, match="mine") as caught:
+            alone.allreduce(Exported())
+        assert caught.value.__cause__ is error
 
 
 def tensors(rank, nranks, unique_id):

@@ -24,7 +24,8 @@ class _Dlpack(Protocol):
 # torch tensors, numpy arrays, bytearray, memoryview, CuPy arrays, ...; contiguous, and writable where they are written.
 _Buffer = Union[_Interface, _CudaInterface, _Dlpack, RawBuffer, bytes, bytearray, memoryview, Any]
 _Op = str  # a ReduceOp, or its name: "sum", "prod", "min", "max", "avg", "band", "bor", "bxor"; what premul_sum() gives
-_Stream = Union[int, Any]  # a cudaStream_t, or an object of torch, CuPy or cuda.core
+# A cudaStream_t, or an object of torch, CuPy or cuda.core. Of calls on a GPU alone.
+_Stream = Union[int, Any]
 
 def get_unique_id() -> UniqueId:
     """Makes an id, once for each world. The process that made it must run until all ranks have met."""
@@ -43,7 +44,10 @@ class UniqueId:
     def __hash__(self) -> int: ...
 
 class RawBuffer:
-    """Memory by its address. It must stay what it is for as long as it is used, and nothing checks that."""
+    """Memory by its address. It must stay what it is for as long as it is used, and nothing checks that.
+
+    It names no stream: a call with one on a GPU needs `stream`.
+    """
 
     def __init__(
         self, address: int, count: int, dtype: Any, *, device: str = "cpu", readonly: bool = False
@@ -100,8 +104,13 @@ class Communicator:
     """One rank of a world.
 
     Every rank makes the same calls in the same order, with the same counts, types and operations. Any thread may call it; its
-    calls run one after the other. A call on CPU buffers has ended when it returns; a call on a GPU is put on its stream. While a
-    call waits, other threads of the interpreter run, and Ctrl-C ends the wait: the communicator is aborted then.
+    calls run one after the other. While a call waits, other threads of the interpreter run, and in the main thread handlers of
+    signals. One that raises, as Ctrl-C does, ends the wait: the communicator is aborted then.
+
+    A call on CPU buffers has ended when it returns, and takes no stream. A call on a GPU is put on `stream`. Without one it goes
+    on torch's current stream where a buffer is a torch tensor, or else on the one that a buffer's `__cuda_array_interface__`
+    (version 3) names; where nothing names one, it raises `ValueError`. It comes after what is on the streams that interfaces name,
+    and DLPack is told its stream. `synchronize` waits for a stream, and says whether its calls succeeded.
 
     Buffers are contiguous, of one type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3 or f8e5m2. Others raise
     `ValueError`, which says which buffer and why. Every other failure poisons the communicator: see `fast_allreduce.errors`.
@@ -351,10 +360,13 @@ class Communicator:
         """Receives as many elements as the buffer has, sent with the same tag."""
 
     def barrier(self, *, stream: _Stream | None = None) -> None:
-        """Returns when every rank has called it; on a GPU what is on the stream after it waits so long."""
+        """Returns when every rank has called it. With a stream of a GPU, what comes on that waits instead, for all ranks' streams."""
 
     def check(self) -> None:
-        """Raises what has gone wrong so far, also in calls on streams that nobody has waited for."""
+        """Raises what has gone wrong so far, also in calls on streams that nobody has waited for. It waits for nothing."""
+
+    def synchronize(self, *, stream: _Stream | None = None) -> None:
+        """Waits for the work on a stream of a GPU, and raises what has gone wrong so far. On the CPU it is `check`."""
 
     def alloc(self, nbytes: int) -> RegisteredBuffer:
         """Allocates zeros on every rank, registered: calls from within pull without a copy. Collective."""
