@@ -48,9 +48,17 @@ impl<E: Exports> Exported<E> {
 
 impl<E: Exports> Drop for Exported<E> {
     fn drop(&mut self) {
-        if self.exports.is_empty() {
-            return;
+        if !self.exports.is_empty() {
+            self.end();
         }
+        // Also where this communicator has exported nothing, as one of a single rank.
+        free_remains();
+    }
+}
+
+impl<E: Exports> Exported<E> {
+    /// Frees what was exported, or leaves it for the end of another communicator.
+    fn end(&mut self) {
         let kept = self.exports.take();
         let (false, Some(closings)) = (self.origin.is_elsewhere(), self.closings.take()) else {
             // In a fork all of it is the parent's.
@@ -76,7 +84,6 @@ impl<E: Exports> Drop for Exported<E> {
                 }
             }
         }
-        free_remains();
     }
 }
 
