@@ -1,8 +1,7 @@
 //! Ranks that meet at a socket in a directory, which rank 0 serves.
 //!
-//! Ranks that ended before may have left something there, and some may still be about to end: those of a start of the program that
-//! failed. What a rank finds of those is over soon, so that a world that does not form is no failure before the rank's limit has
-//! passed: rank 0 serves again, and the others look again.
+//! A program may be started again while ranks of its earlier start are about to end, or have left files. So an attempt that comes to
+//! nothing is no failure before the rank's limit: rank 0 serves again, and the others look again.
 
 use std::ffi::OsStr;
 use std::hash::Hasher as _;
