@@ -9,7 +9,7 @@ A *rank* is one participant, usually a process. One makes an id and gives it to 
     communicator.allreduce(tensor)                                   # in place; a torch tensor, numpy array, ...
 
 Names and meanings are those of NVIDIA's nccl4py (`nccl.core`) where they fit. `fast_allreduce.distributed` is a backend for
-`torch.distributed`.
+`torch.distributed`, and after `import fast_allreduce.operators` compiled code can make these calls.
 """
 
 from . import errors

@@ -25,5 +25,5 @@ def description(communicator, group):
     return (
         f"fast_allreduce {__version__} is used for the group {group}: rank {communicator.rank} of {communicator.nranks} on "
         f"{communicator.device}; allreduce of 16 KiB: {small}, of 1 MiB: {large}, plan: {communicator.plan_source}; "
-        f"waits end after {limit} s (FAST_ALLREDUCE_TIMEOUT)"
+        f"a wait ends after {limit} s (FAST_ALLREDUCE_TIMEOUT, 0: never)"
     )

@@ -61,21 +61,23 @@ def _operator(schema, outputs):
         name = fill.__name__
         qualified = f"{NAMESPACE}::{name}"
 
-        def empty(*arguments):
-            # Also for graphs: torch would leave the gradients out, with no more than a warning.
+        def traced(*arguments):
+            # torch would leave the gradients out of the graph, with no more than a warning.
             if torch.is_grad_enabled():
                 _refuse_gradients(arguments)
             return outputs(*arguments)
 
         def kernel(*arguments):
-            made = empty(*arguments)
+            if torch.is_grad_enabled():
+                _refuse_gradients(arguments)
+            made = outputs(*arguments)
             fill(made, *arguments)
             return made
 
         _define(name, schema)
         # On every kind of device.
         LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
-        torch.library.register_fake(qualified, empty, lib=LIBRARY)
+        torch.library.register_fake(qualified, traced, lib=LIBRARY)
         torch.library._register_effectful_op(qualified, torch.library.EffectType.ORDERED, lib=LIBRARY)
         return fill
 
