@@ -49,7 +49,7 @@
 //! saturates, a reduction that overflows is NaN. What candle keeps packed (f4, f6) is refused.
 
 mod comm;
-mod element;
+mod dtype;
 mod embedding;
 mod gguf;
 pub mod invariant;

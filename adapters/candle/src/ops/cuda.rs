@@ -9,7 +9,7 @@ use fast_allreduce::{Collective, Communicator, Cuda, DType, Element, ReduceOp};
 use super::contiguous;
 use super::rms_norm::Norm;
 use crate::comm::{error, Comm};
-use crate::element::{movable, reducible};
+use crate::dtype::{movable, reducible};
 
 /// A collective from a storage to a new one, started on the device's stream. `count` is in elements, as the collective counts.
 pub(super) fn call(
