@@ -829,7 +829,8 @@ fast_allreduce_status fast_allreduce_unique_id_from_text(const char *text,
                                                          struct fast_allreduce_unique_id *id);
 
 // Joins the world of `id` as `rank`, and makes its communicator when all `nranks` ranks have come. Ranks are processes or
-// threads of one user on one machine. `config` may be null.
+// threads of one user on one machine. `config` may be null. Like all functions it leaves the CUDA context current that is; in a thread
+// that has none, that of the communicator's GPU becomes current.
 //
 // # Safety
 //
