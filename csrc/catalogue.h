@@ -1,4 +1,4 @@
-// Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue`: do not edit.
+// Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 //
 // FA_<LIST>(X, ...) is X(entry, ...) for each entry, so that lists can be nested. An entry begins with the
 // enumerator and its value where it has them:

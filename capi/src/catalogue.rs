@@ -1,4 +1,4 @@
-//! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue`: do not edit.
+//! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 

@@ -2,7 +2,7 @@
 //!
 //! [`types`], [`ops`], [`kernels`] and [`collectives`] are plain tables, to be read top to bottom. Codes are positions in the tables, and nothing is
 //! computed from them. [`faces`] makes the files of C++, Rust, C and Python from the tables. They are committed;
-//! `cargo run -p fast-allreduce-catalogue` writes them anew, and this crate's test fails when one differs.
+//! `cargo run -p fast-allreduce-catalogue --example generate` writes them anew, and this crate's test fails when one differs.
 
 pub mod collectives;
 pub mod faces;

@@ -17,7 +17,7 @@ fn committed_files_are_current() {
         let differs = committed.lines().zip(generated.lines()).position(|(old, new)| old != new);
         assert!(
             committed == generated,
-            "{} differs from the catalogue (first at line {differs:?}): cargo run -p fast-allreduce-catalogue",
+            "{} differs from the catalogue (first at line {differs:?}): cargo run -p fast-allreduce-catalogue --example generate",
             file.path
         );
     }

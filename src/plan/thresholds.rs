@@ -33,15 +33,19 @@ pub(crate) const HOST_CHUNK_BYTES: usize = 16 * KIB;
 pub(crate) const HOST_LEAST_POSTED_BYTES: u64 = 16 << 10;
 
 /// GPU: the channel to a rank, and the most data of a chunk. Assumed, not measured.
+#[cfg(feature = "cuda")]
 pub(crate) const GPU_CHANNEL_BYTES: usize = 16 * MIB;
 /// See [`GPU_CHANNEL_BYTES`].
+#[cfg(feature = "cuda")]
 pub(crate) const GPU_CHUNK_BYTES: usize = 256 * KIB;
 
 /// GPU: the most data of a message part that is sent as packets. Assumed, not measured.
+#[cfg(feature = "cuda")]
 pub(crate) const GPU_PACKET_BYTES: usize = 4 * KIB;
 
 /// GPU: the least message that is read where it is. The receiver's reads take a round trip, for which the sender waits. Assumed,
 /// not measured.
+#[cfg(feature = "cuda")]
 pub(crate) const GPU_LEAST_POSTED_BYTES: u64 = 4 << 20;
 
 /// The least part of a message that is worth another stripe, and so another block.

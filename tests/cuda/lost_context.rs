@@ -34,6 +34,9 @@ const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_TH
 const COUNT: usize = 500;
 const BYTES: usize = COUNT * 4;
 
+/// By then a rank is heard that says too early that it is gone.
+const EARLY: Duration = Duration::from_millis(50);
+
 /// What nobody waits for. A busy machine takes seconds to wake the threads that tell.
 const AT_ONCE: Duration = Duration::from_secs(LIMIT.as_secs() / 3);
 
@@ -403,30 +406,42 @@ fn a_drop_during_a_capture_is_told_when_the_calls_have_ended() {
     });
 }
 
+/// What runs on the rank that leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Running {
+    /// The caller's stream, of which the communicator keeps nothing.
+    RawCall,
+    /// A call after a replay, of which the communicator knows nothing.
+    CallAfterReplay,
+    /// A replay alone.
+    Replay,
+}
+
 /// They end with the right data, and then nobody waits for the rank any more.
 fn a_drop_during_a_capture_with_calls_running_is_told_after_them() {
     alone("a_drop_during_a_capture_with_calls_running_is_told_after_them", || {
-        for is_raw in [true, false] {
+        for running in [Running::RawCall, Running::CallAfterReplay, Running::Replay] {
             let left = Meeting::of(2);
             threads(2, 2, |bootstrap, context| {
                 let setup = Setup::with(Algorithm::TwoShotPull);
                 let rank = Rank::new(setup.try_build(context.clone(), bootstrap).unwrap(), context.clone());
                 let mut data = rank.stream.clone_htod(&[1f32; COUNT]).unwrap();
-                // A replay, of which the communicator knows nothing.
-                if !is_raw {
-                    let graph = rank.capture();
+                let mut call =
+                    || rank.communicator.all_reduce_in_place(&rank.stream, &mut data, ReduceOp::Sum).unwrap();
+                let graph = (running != Running::RawCall).then(|| {
+                    call();
+                    rank.capture()
+                });
+                if let Some(graph) = &graph {
                     graph.launch().unwrap();
-                    rank.stream.synchronize().unwrap();
+                    rank.communicator.synchronize(&rank.stream).unwrap();
                     rank.communicator.barrier().unwrap();
                 }
                 if rank.rank == 1 {
-                    match is_raw {
-                        true => rank.start().unwrap(),
-                        false => {
-                            rank.communicator
-                                .all_reduce_in_place(&rank.stream, &mut data, ReduceOp::Sum)
-                                .unwrap();
-                        }
+                    match running {
+                        Running::RawCall => rank.start().unwrap(),
+                        Running::CallAfterReplay => call(),
+                        Running::Replay => graph.as_ref().unwrap().launch().unwrap(),
                     }
                     rank.stream.begin_capture(MODE).unwrap();
                     drop(rank.communicator);
@@ -437,12 +452,14 @@ fn a_drop_during_a_capture_with_calls_running_is_told_after_them() {
                     return;
                 }
                 left.wait();
-                assert_eq!(rank.communicator.survivors(), [0]);
-                rank.call().unwrap();
+                assert_eq!(rank.communicator.survivors(), [0], "{running:?}");
+                // Long enough for rank 1 to have said that it is gone, if it says so too early.
+                std::thread::sleep(EARLY);
+                rank.call().unwrap_or_else(|error| panic!("{running:?}: {error}"));
                 let started = Instant::now();
                 let error = rank.call().unwrap_err();
-                assert!(matches!(error, Error::PeerLost { rank: 1, .. }), "{error}");
-                assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
+                assert!(matches!(error, Error::PeerLost { rank: 1, .. }), "{running:?}: {error}");
+                assert!(started.elapsed() < AT_ONCE, "{running:?}: {:?}", started.elapsed());
                 left.wait();
             });
         }

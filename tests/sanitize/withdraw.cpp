@@ -6,6 +6,8 @@
 // with other data at the address; the sender goes on).
 #include "region.hpp"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -24,6 +26,7 @@ namespace {
 
 constexpr uint64_t kWords = 200000, kBytes = kWords * sizeof(uint32_t);
 constexpr uint64_t kChannels = sizeof(FaRegionHead), kRegion = kChannels + 8 * (sizeof(FaChunk) + 128);
+constexpr uint64_t kLongNs = 20 * 1000 * 1000;
 constexpr uint32_t kSent = 0x01020304, kOverwritten = 0xDEAD0000;
 
 using Region = std::unique_ptr<FaRegionHead, void (*)(void *)>;
@@ -107,7 +110,7 @@ std::pair<bool, bool> round(Where where, bool always, uint64_t limit, uint64_t d
   });
   std::thread receiver([&] {
     std::this_thread::sleep_for(std::chrono::nanoseconds(delay));
-    received = run(1, 20 * 1000 * 1000, {reinterpret_cast<uint64_t>(output.data()), kBytes, 0, 7, 0});
+    received = run(1, kLongNs, {reinterpret_cast<uint64_t>(output.data()), kBytes, 0, 7, 0});
   });
   sender.join();
   receiver.join();
@@ -126,6 +129,18 @@ std::pair<bool, bool> round(Where where, bool always, uint64_t limit, uint64_t d
   return {sent, received};
 }
 
+// The median of a few messages whose sender waits until they are received, in nanoseconds.
+uint64_t time_of_a_message(Where where) {
+  std::array<uint64_t, 9> times;
+  for (uint64_t &time : times) {
+    const auto begin = std::chrono::steady_clock::now();
+    round(where, true, kLongNs, 0);
+    time = std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count();
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
@@ -137,10 +152,12 @@ int main(int argc, char **argv) {
                                          : Where::kMapped;
   const uint32_t asked = argc > 2 ? uint32_t(atoi(argv[2])) : 200;
   const uint32_t rounds = where == Where::kDead ? std::min(asked, 40u) : asked;
+  // Limits and delays are of the order of what a message takes here: instrumented, and beside other programs.
+  const uint64_t message_ns = where == Where::kDead ? kLongNs : time_of_a_message(where);
   uint64_t sent = 0, received = 0;
   for (uint32_t number = 0; number < rounds; ++number) {
-    const uint64_t limit = where == Where::kDead ? 20 * 1000 * 1000 : 1 + random() % 600000;
-    const auto [sender, receiver] = round(where, random() % 8 != 0, limit, random() % 300000);
+    const uint64_t limit = where == Where::kDead ? kLongNs : 1 + random() % (2 * message_ns);
+    const auto [sender, receiver] = round(where, random() % 8 != 0, limit, random() % message_ns);
     sent += sender;
     received += receiver;
     if (sender && !receiver) {

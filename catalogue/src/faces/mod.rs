@@ -74,4 +74,5 @@ impl Part {
     }
 }
 
-const GENERATED: &str = "Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue`: do not edit.";
+const GENERATED: &str =
+    "Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.";

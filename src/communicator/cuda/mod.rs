@@ -147,8 +147,13 @@ impl Communicator<Cuda> {
         let launches = self.device().launches();
         let started = start();
         match captured {
-            true if started.is_ok() => self.liveness.capture(),
-            true => {}
+            true => {
+                // SAFETY: the caller's.
+                unsafe { self.device().count_captured(stream) };
+                if started.is_ok() {
+                    self.liveness.capture();
+                }
+            }
             false => self.device().count_runs(launches),
         }
         // Pieces may have been launched before one failed.

@@ -121,10 +121,11 @@ macro_rules! bound {
     };
 }
 
-/// A row is a function's symbol and parameters, with cudarc's type where that is an enum and any number may come, and the features of
-/// this crate whose bindings do not have it: not yet, or only a later version of it. Drivers keep what they once had.
+/// A row is a function's symbol and parameters, with cudarc's type where that is an enum and any number may come. Not all versions of
+/// cudarc's bindings have every function: `bound` names features of this crate whose bindings do, and which therefore compare the
+/// types. (`cuda` alone leaves the version to another crate.) Drivers keep what they once had.
 macro_rules! functions {
-    ($($(#[not_bound($($feature:literal),+)])? fn $symbol:ident($($parameter:ident: $type:ty $(as $bound:ty)?),* $(,)?);)*) => {$(
+    ($($(#[bound($($feature:literal),+)])? fn $symbol:ident($($parameter:ident: $type:ty $(as $bound:ty)?),* $(,)?);)*) => {$(
         /// The driver's function of that name.
         ///
         /// # Errors
@@ -137,7 +138,7 @@ macro_rules! functions {
         #[allow(clippy::too_many_arguments)]
         pub unsafe fn $symbol($($parameter: $type),*) -> Result<(), Code> {
             type Function = unsafe extern "C" fn($($type),*) -> u32;
-            $(#[cfg(not(any($(feature = $feature),+)))])?
+            $(#[cfg(any($(feature = $feature),+))])?
             const _: unsafe fn($(bound!($type $(as $bound)?)),*) -> CUresult = sys::$symbol;
             static FUNCTION: OnceLock<Option<Function>> = OnceLock::new();
             // SAFETY: the constant compares the type with that of the bindings, whose enums are 32-bit numbers.
@@ -201,7 +202,7 @@ functions! {
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
     fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
     fn cuStreamIsCapturing(stream: CUstream, status: *mut u32 as *mut CUstreamCaptureStatus);
-    #[not_bound("cuda-13000", "cuda-13010", "cuda-13020")]
+    #[bound("cuda-12000", "cuda-12090")]
     fn cuStreamGetCaptureInfo_v2(
         stream: CUstream, status: *mut u32 as *mut CUstreamCaptureStatus, id: *mut u64, graph: *mut CUgraph,
         dependencies: *mut *const CUgraphNode, dependency_count: *mut usize,
@@ -261,19 +262,19 @@ functions! {
         handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
     );
 
-    #[not_bound("cuda-12000")]
+    #[bound("cuda-12090", "cuda-13000")]
     fn cuMulticastGetGranularity(
         bytes: *mut usize, properties: *const MulticastProperties as *const sys::CUmulticastObjectProp,
         which: u32 as sys::CUmulticastGranularity_flags,
     );
-    #[not_bound("cuda-12000")]
+    #[bound("cuda-12090", "cuda-13000")]
     fn cuMulticastCreate(
         handle: *mut CUmemGenericAllocationHandle,
         properties: *const MulticastProperties as *const sys::CUmulticastObjectProp,
     );
-    #[not_bound("cuda-12000")]
+    #[bound("cuda-12090", "cuda-13000")]
     fn cuMulticastAddDevice(handle: CUmemGenericAllocationHandle, device: CUdevice);
-    #[not_bound("cuda-12000")]
+    #[bound("cuda-12090", "cuda-13000")]
     fn cuMulticastBindMem(
         handle: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, memory_offset: usize,
         bytes: usize, flags: c_ulonglong,

@@ -6,6 +6,7 @@ use cudarc::driver::sys::{CUstream, CUstreamCaptureStatus};
 use cudarc::driver::CudaStream;
 
 use super::api::{self, Code};
+use super::capture::capture_of;
 use super::driver::{driver, Event, Relaxed};
 use super::Cuda;
 use crate::error::{Error, Result};
@@ -266,6 +267,14 @@ impl Cuda {
     /// The last call's stream, where this keeps it alive.
     pub(super) fn owner_of_last_call(&self) -> Option<Arc<CudaStream>> {
         self.last_call.lock().unwrap_or_else(PoisonError::into_inner).owner.clone()
+    }
+
+    /// The capture that the last call's stream is in, by its number.
+    pub(super) fn capture_of_last_call(&self) -> Option<u64> {
+        let last = self.last_call.lock().unwrap_or_else(PoisonError::into_inner);
+        let handle = last.stream.and_then(Stream::handle).filter(|_| self.bind().is_ok())?;
+        // SAFETY: the stream is live until the next call, or the end of the communicator, by the contract of `order`.
+        unsafe { capture_of(handle) }.map(|(capture, _)| capture)
     }
 
     /// Whether work on the stream is being captured into a graph.

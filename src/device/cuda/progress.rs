@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUstream;
 use cudarc::driver::CudaStream;
 
+use super::capture::capture_of;
 use super::driver::bind;
 use super::memory::Memory;
 use super::order::{asked_in_capture, is_captured};
@@ -21,7 +23,12 @@ pub(super) struct Progress {
     ran: AtomicU64,
     /// As many of these are known to have ended.
     ended: AtomicU64,
+    /// The capture that all captured calls are of; 0: there are none, [`SEVERAL`].
+    capture: AtomicU64,
 }
+
+/// Captured calls are of several captures, or of one that the driver does not name.
+const SEVERAL: u64 = u64::MAX;
 
 impl Progress {
     pub fn launched(&self) -> u64 {
@@ -47,6 +54,22 @@ impl Progress {
         self.ended.store(ran, Ordering::Relaxed);
     }
 
+    /// A call was captured, in the capture of this number.
+    pub fn count_captured(&self, capture: Option<u64>) {
+        let capture = capture.unwrap_or(SEVERAL);
+        if ![0, capture].contains(&self.capture.load(Ordering::Relaxed)) {
+            return self.capture.store(SEVERAL, Ordering::Relaxed);
+        }
+        self.capture.store(capture, Ordering::Relaxed);
+    }
+
+    /// Whether calls that were captured may be replayed, while `current` is being captured: what is counted here tells
+    /// nothing of them.
+    fn has_replays(&self, current: Option<u64>) -> bool {
+        let capture = self.capture.load(Ordering::Relaxed);
+        capture != 0 && (capture == SEVERAL || current != Some(capture))
+    }
+
     fn have_ended(&self) -> bool {
         self.ended.load(Ordering::Relaxed) == self.ran()
     }
@@ -70,15 +93,33 @@ impl Cuda {
         }
     }
 
-    /// Tells whether the launches so far that are not captured have ended. The epochs of the region's blocks are in `memory` at
-    /// `epochs`, and were `first` before the first launch.
+    /// After a call that is captured.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a live stream of this context, which is current.
+    pub(crate) unsafe fn count_captured(&self, stream: CUstream) {
+        // SAFETY: the caller's.
+        self.progress.count_captured(unsafe { capture_of(stream) }.map(|(capture, _)| capture));
+    }
+
+    /// Tells whether the launches so far have ended, also those of replays. The epochs of the region's blocks are in `memory`
+    /// at `epochs`, and were `first` before the first launch.
     pub(super) fn progress_probe(&self, memory: Arc<Memory>, epochs: u64, first: u32) -> Probe {
-        if self.progress.have_ended() {
+        // Replays advance epochs as well, so that with them a number says nothing of what else was launched.
+        let has_replays = self.progress.has_replays(self.capture_of_last_call());
+        if !has_replays && self.progress.have_ended() {
             return Box::new(|| true);
         }
         let (copies, owner) = (Arc::clone(&self.copies), self.owner_of_last_call());
         let expected = epoch_after(first, self.progress.ran());
         Box::new(move || {
+            if owner.as_ref().is_some_and(|stream| is_idle(stream)) || copies.is_broken() {
+                return true;
+            }
+            if has_replays {
+                return false;
+            }
             let _kept = &memory;
             let mut now = [0u32; FA_MAX_BLOCKS as usize];
             // SAFETY: the epochs lie in `memory`. Kernels that write them meanwhile write whole words.
@@ -86,9 +127,7 @@ impl Cuda {
             // The last kernel writes its epochs after all that it sends. Those stores may be on their way for microseconds still, while
             // the word that this rank has left goes through a socket and a thread, and whoever hears it looks once more. If it
             // overtook them all the same, a peer's call would end with an error though its data comes, never with wrong data.
-            // Replays advance epochs as well: more than what is expected tells nothing.
-            let have_ended = read.is_ok() && now.iter().all(|&epoch| epoch == expected);
-            have_ended || owner.as_ref().is_some_and(|stream| is_idle(stream)) || copies.is_broken()
+            read.is_ok() && now.iter().all(|&epoch| epoch == expected)
         })
     }
 }
@@ -129,6 +168,21 @@ mod tests {
         let whole = u64::from(u32::MAX - FA_FIRST_EPOCH_AFTER_WRAP) + 1;
         assert_eq!(epoch_after(u32::MAX, 1 + whole), FA_FIRST_EPOCH_AFTER_WRAP);
         assert_eq!(epoch_after(u32::MAX, whole), u32::MAX);
+    }
+
+    #[test]
+    fn what_is_still_being_captured_is_not_replayed() {
+        let progress = Progress::default();
+        assert!(!progress.has_replays(None) && !progress.has_replays(Some(7)));
+        progress.count_captured(Some(7));
+        progress.count_captured(Some(7));
+        assert!(!progress.has_replays(Some(7)));
+        assert!(progress.has_replays(None) && progress.has_replays(Some(8)));
+        progress.count_captured(Some(8));
+        assert!(progress.has_replays(Some(7)) && progress.has_replays(Some(8)));
+        let unnamed = Progress::default();
+        unnamed.count_captured(None);
+        assert!(unnamed.has_replays(None));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import sys
 import threading
 import time
 import weakref
@@ -10,6 +11,7 @@ from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from .. import errors, group
 from .devices import current_stream, seconds
@@ -174,14 +176,45 @@ os.register_at_fork(after_in_child=_forked)
 
 @atexit.register
 def _end():
-    """Ends the threads before the interpreter does: one that is in torch then would abort the process.
+    """Ends the threads before the interpreter does: one that is in torch's C++ then would abort the process.
 
     Threads that the program waits for have ended. Handlers that were registered earlier may still make calls.
     """
+    global _ending_thread
     until = time.monotonic() + _AT_EXIT
     for queue in list(_queues):
         queue.end(until)
     settlers.stop(time.monotonic() + _THREADS_AT_EXIT)
+    if _queues:
+        _ending_thread = threading.get_ident()
+        until = time.monotonic() + _AT_EXIT
+        while _is_called_elsewhere() and time.monotonic() < until:
+            time.sleep(0.001)
+
+
+# The thread in which the interpreter ends, once only daemon threads are left beside it, and those that `_halt` keeps.
+_ending_thread = None
+_halted = set()
+
+
+def _halt():
+    """Keeps a daemon thread while the interpreter ends. It has come through torch's C++, which it must not go back to."""
+    if _ending_thread not in (None, threading.get_ident()):
+        _halted.add(threading.get_ident())
+        # Not for ever: a handler of the program may wait for the thread.
+        threading.Event().wait(_AT_EXIT)
+
+
+def _is_called_elsewhere():
+    """Whether another thread is in a function of torch.distributed and has not come to `_halt`."""
+    for thread, frame in sys._current_frames().items():
+        if thread in _halted or thread == _ending_thread:
+            continue
+        while frame is not None:
+            if frame.f_code.co_filename == distributed_c10d.__file__:
+                return True
+            frame = frame.f_back
+    return False
 
 
 class Queue:
@@ -213,6 +246,7 @@ class Queue:
 
     def make(self, later, call, tensors=(), stream=None, limit=None):
         """Carries a call out, or queues it if that may be `later`. Calls on a stream are put there at once: nobody waits."""
+        _halt()
         limit = limit or self._devices.timeout
         if stream is None and (self._coalescing is not None or later):
             work = Work(self, call, tensors, limit=limit)
@@ -231,6 +265,7 @@ class Queue:
         return work
 
     def message(self, *message):
+        _halt()
         work = Message(self, self._devices, *message)
         self._works.append(work)
         if self._coalescing is not None:
@@ -311,6 +346,7 @@ class Queue:
 
     def carry_out(self, work, timeout=0):
         """Returns when a work is done. If that takes longer than so many seconds, this rank gives up for the group."""
+        _halt()
         if timeout <= 0:
             with self.lock:
                 self.drain(work)
