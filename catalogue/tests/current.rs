@@ -48,6 +48,7 @@ fn names_are_unique_and_refer_to_rows() {
     unique("algorithm", KERNELS.iter().filter_map(|one| one.algorithm).map(|one| one.name));
     unique("kernel type", KERNEL_TYPES.iter().map(|one| one.name));
     for one in &TYPES {
+        assert!(one.bytes.is_power_of_two(), "{}: alignment is checked with a mask", one.name);
         assert!(
             KERNEL_TYPES.iter().any(|kernels| kernels.name == one.kernels),
             "{}: no kernels {}",

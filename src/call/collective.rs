@@ -71,52 +71,38 @@ impl Collective<'_> {
     /// Elements that `rank` reads in a call of `count`.
     #[inline]
     pub fn input_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
-        let counts = match *self {
+        self.len(self.facts().reads, count, rank, world_size, || match *self {
             Self::AllToAllV { send, .. } => Some(send),
             _ => self.counts(),
-        };
-        self.len(self.facts().reads, counts, count, rank, world_size)
+        })
     }
 
     /// Elements that `rank` writes.
+    #[inline]
     pub fn output_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
-        let counts = match *self {
+        self.len(self.facts().writes, count, rank, world_size, || match *self {
             Self::AllToAllV { receive, .. } => Some(receive),
             _ => self.counts(),
-        };
-        self.len(self.facts().writes, counts, count, rank, world_size)
+        })
     }
 
+    /// `counts`: the elements of each rank's share, where they are given by rank.
     #[inline]
-    fn len(
+    fn len<'a>(
         &self,
         extent: Extent,
-        counts: Option<&[usize]>,
         count: usize,
         rank: usize,
         world_size: usize,
+        counts: impl FnOnce() -> Option<&'a [usize]>,
     ) -> usize {
-        let is_root = self.root() == Some(rank);
-        match (extent, counts) {
-            (Extent::Nothing, _) => 0,
-            (Extent::Share, None) => count,
-            (Extent::Share, Some(counts)) => counts.get(rank).copied().unwrap_or(0),
-            (Extent::AllShares, None) => count.saturating_mul(world_size),
-            (Extent::AllShares, Some(counts)) => total(counts),
-            (Extent::ShareOfRoot, _) => {
-                if is_root {
-                    count
-                } else {
-                    0
-                }
-            }
-            (Extent::AllSharesOfRoot, _) => {
-                if is_root {
-                    count.saturating_mul(world_size)
-                } else {
-                    0
-                }
-            }
+        let of_root = |elements| if self.root() == Some(rank) { elements } else { 0 };
+        match extent {
+            Extent::Nothing => 0,
+            Extent::Share => counts().map_or(count, |counts| counts.get(rank).copied().unwrap_or(0)),
+            Extent::AllShares => counts().map_or(count.saturating_mul(world_size), total),
+            Extent::ShareOfRoot => of_root(count),
+            Extent::AllSharesOfRoot => of_root(count.saturating_mul(world_size)),
         }
     }
 

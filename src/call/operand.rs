@@ -23,7 +23,8 @@ impl Operand {
         let problem = match address {
             _ if bytes == 0 => return Ok(Self { address, bytes }),
             0 => "null",
-            _ if address % element_size as u64 != 0 => "not aligned to its element",
+            // Sizes of elements are powers of two.
+            _ if address & (element_size as u64 - 1) != 0 => "not aligned to its element",
             _ if address.checked_add(bytes).is_none() => "too near the end of the address space",
             _ => return Ok(Self { address, bytes }),
         };

@@ -123,11 +123,13 @@ pub(crate) enum KernelFamily {
 
 impl DType {
     /// Bytes of one element.
+    #[inline]
     pub const fn size(self) -> usize {
         self.facts().size
     }
 
     /// Whether it is a floating-point type.
+    #[inline]
     pub const fn is_float(self) -> bool {
         self.facts().is_float
     }

@@ -30,7 +30,7 @@ fn types(text: &mut String) {
     for one in &TYPES {
         *text += &format!("        Self::{},\n", one.variant);
     }
-    *text += "    ];\n\n    pub(super) const fn facts(self) -> &'static TypeFacts {\n        match self {\n";
+    *text += "    ];\n\n    #[inline]\n    pub(super) const fn facts(self) -> &'static TypeFacts {\n        match self {\n";
     for one in &TYPES {
         *text += &format!("            Self::{} => &{},\n", one.variant, facts(one));
     }
@@ -197,21 +197,20 @@ fn collectives(text: &mut String) {
     let measured = variants(&|one| one.is_measured);
     *text += "    /// Calls that nccl-tests measures.\n";
     *text += &format!("    pub const MEASURED: [Self; {}] = [{}];\n\n", measured.len(), measured.join(", "));
-    *text += "    /// Its row.\n    #[inline]\n    pub(crate) const fn facts(self) -> &'static CallFacts {\n        &CALLS[self as usize - 1]\n    }\n}\n\n";
-    *text += &format!("static CALLS: [CallFacts; {}] = [\n", COLLECTIVES.len());
+    *text += "    /// Its row.\n    #[inline]\n    pub(crate) const fn facts(self) -> &'static CallFacts {\n        match self {\n";
     for one in &COLLECTIVES {
         let Collective {
             name, reads, writes, in_place, partition, reduces, has_root, has_counts, bus, ..
         } = one;
         let kernel = one.kernel.map_or("None".to_owned(), |kernel| format!("Some({})", code_of(kernel)));
         *text += &format!(
-            "    CallFacts {{ name: \"{name}\", c_name: c\"{name}\", reads: Extent::{reads:?}, writes: Extent::{writes:?}, \
+            "            Self::{} => &CallFacts {{ name: \"{name}\", c_name: c\"{name}\", reads: Extent::{reads:?}, writes: Extent::{writes:?}, \
              in_place: InPlace::{in_place:?}, partition: Partition::{partition:?}, kernel: {kernel}, reduces: {reduces}, \
              has_root: {has_root}, has_counts: {has_counts}, planned_as: PlannedCall::{}, bus: BusFactor::{bus:?} }},\n",
-            one.planned_as
+            one.variant, one.planned_as
         );
     }
-    *text += "];\n\n";
+    *text += "        }\n    }\n}\n\n";
     let mut planned: Vec<&str> = Vec::new();
     for one in &COLLECTIVES {
         if !planned.contains(&one.planned_as) {
