@@ -1,7 +1,7 @@
 //! `python/lib/fast_allreduce/_catalogue.py`: the operations, and torch's names of the types.
 
 use super::GENERATED;
-use crate::ops::OPS;
+use crate::ops::{Takes, OPS};
 use crate::types::TYPES;
 
 /// The Python package's file.
@@ -20,6 +20,10 @@ pub fn tables() -> String {
     for op in OPS.iter().filter(|op| op.parameter.is_none()) {
         text += &format!("    \"{}\": ReduceOp.{},\n", op.torch, op.name.to_ascii_uppercase());
     }
-    text += "}\n";
+    text += "}\n\n# Operations that floating-point types do not have.\nINTEGER_OPS = (\n";
+    for op in OPS.iter().filter(|op| op.takes == Takes::Integers) {
+        text += &format!("    ReduceOp.{},\n", op.name.to_ascii_uppercase());
+    }
+    text += ")\n";
     text
 }

@@ -46,3 +46,10 @@ TORCH_OPS = {
     "BOR": ReduceOp.BOR,
     "BXOR": ReduceOp.BXOR,
 }
+
+# Operations that floating-point types do not have.
+INTEGER_OPS = (
+    ReduceOp.BAND,
+    ReduceOp.BOR,
+    ReduceOp.BXOR,
+)

@@ -5,23 +5,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as _Backend
 
 from .. import errors, premul_sum
+from .._catalogue import INTEGER_OPS, TORCH_OPS
 from ..tensors import REDUCED, as_moved, check_dense
 from .devices import Devices, current_stream, seconds
 from .queue import Queue, Work
 
 NAME = "fast_allreduce"
 
-_OPERATIONS = {
-    dist.ReduceOp.SUM: "sum",
-    dist.ReduceOp.PRODUCT: "prod",
-    dist.ReduceOp.MIN: "min",
-    dist.ReduceOp.MAX: "max",
-    dist.ReduceOp.AVG: "avg",
-    dist.ReduceOp.BAND: "band",
-    dist.ReduceOp.BOR: "bor",
-    dist.ReduceOp.BXOR: "bxor",
-}
-_BITWISE = ("band", "bor", "bxor")
+_OPERATIONS = {getattr(dist.ReduceOp, theirs): ours.value for theirs, ours in TORCH_OPS.items()}
+_BITWISE = tuple(op.value for op in INTEGER_OPS)
 # Of truth values as bytes of 0 and 1.
 _BOOLEAN = {"sum": "max", "prod": "min", "min": "min", "max": "max", **{name: name for name in _BITWISE}}
 
@@ -32,7 +24,7 @@ def _operation(opts, tensor):
     name = _premul_sum(opts.reduceOp) if op == dist.ReduceOp.PREMUL_SUM else _OPERATIONS.get(op)
     if name is None:
         raise errors.InvalidArgument(
-            f"{opts.reduceOp} is not supported by {NAME}: SUM, PRODUCT, MIN, MAX, AVG, BAND, BOR, BXOR and PREMUL_SUM are"
+            f"{opts.reduceOp} is not supported by {NAME}: {', '.join(TORCH_OPS)} and PREMUL_SUM are"
         )
     if tensor.dtype in REDUCED and tensor.dtype.is_floating_point and name in _BITWISE:
         raise errors.InvalidArgument(f"{name} is of integers, and not of {tensor.dtype}")
