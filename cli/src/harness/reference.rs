@@ -84,6 +84,7 @@ macro_rules! integer {
                 // A product wraps modulo 2^128, hence modulo any smaller power of two too.
                 let wide = || values.iter().map(|&value| i128::from(value));
                 let reduced = match op {
+                    ReduceOp::Sum => wide().sum(),
                     ReduceOp::Prod => wide().fold(1, i128::wrapping_mul),
                     ReduceOp::Min => wide().min().unwrap_or_default(),
                     ReduceOp::Max => wide().max().unwrap_or_default(),
@@ -91,7 +92,7 @@ macro_rules! integer {
                     ReduceOp::BitAnd => wide().fold(-1, |all, value| all & value),
                     ReduceOp::BitOr => wide().fold(0, |all, value| all | value),
                     ReduceOp::BitXor => wide().fold(0, |all, value| all ^ value),
-                    _ => wide().sum(),
+                    op => unreachable!("integers have no {op}, or the reference lacks it"),
                 };
                 reduced as Self
             }
@@ -118,6 +119,7 @@ macro_rules! accumulate {
                 _ => b,
             };
             let reduced: $type = match op {
+                ReduceOp::Sum | ReduceOp::PreMulSum(_) => values.fold(0.0, |a, b| a + b),
                 ReduceOp::Prod => values.fold(1.0, |a, b| a * b),
                 ReduceOp::Min => {
                     values.fold(<$type>::INFINITY, |a, b| pick(a, b, a < b, a.is_sign_negative()))
@@ -126,7 +128,7 @@ macro_rules! accumulate {
                     values.fold(<$type>::NEG_INFINITY, |a, b| pick(a, b, a > b, a.is_sign_positive()))
                 }
                 ReduceOp::Avg => values.fold(0.0, |a, b| a + b) / count,
-                _ => values.fold(0.0, |a, b| a + b),
+                op => unreachable!("floats have no {op}, or the reference lacks it"),
             };
             if reduced.is_nan() {
                 <$type>::from_bits($canonical)
@@ -171,11 +173,12 @@ fn deviation(
             let product: f64 = values.iter().product();
             (product, product.abs())
         }
-        _ => {
+        ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_) => {
             let divisor = if op == ReduceOp::Avg { n } else { 1.0 };
             let magnitudes: f64 = values.iter().map(|value| value.abs()).sum();
             (values.iter().sum::<f64>() / divisor, magnitudes / divisor)
         }
+        op => unreachable!("floats have no {op}, or the reference lacks it"),
     };
     let error = (result - expected).abs();
     let error = if error.is_nan() { f64::INFINITY } else { error };

@@ -213,10 +213,11 @@ macro_rules! combine {
         impl Combine for $type {
             fn combine(op: ReduceOp, results: &mut [Self], values: &[Self]) {
                 match op {
+                    ReduceOp::Sum | ReduceOp::Avg => each(results, values, $add),
                     ReduceOp::Prod => each(results, values, $multiply),
                     ReduceOp::Min => each(results, values, $min),
                     ReduceOp::Max => each(results, values, $max),
-                    _ => each(results, values, $add),
+                    op => unreachable!("the program offers no {op}"),
                 }
             }
 
