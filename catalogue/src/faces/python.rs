@@ -18,7 +18,8 @@ pub fn tables() -> String {
     }
     text += ")\n\n# Operations by the attribute of torch.distributed.ReduceOp.\nTORCH_OPS = {\n";
     for op in OPS.iter().filter(|op| op.parameter.is_none()) {
-        text += &format!("    \"{}\": ReduceOp.{},\n", op.torch, op.name.to_ascii_uppercase());
+        let Some(torch) = op.torch else { continue };
+        text += &format!("    \"{torch}\": ReduceOp.{},\n", op.name.to_ascii_uppercase());
     }
     text += "}\n\n# Operations that floating-point types do not have.\nINTEGER_OPS = (\n";
     for op in OPS.iter().filter(|op| op.takes == Takes::Integers) {
