@@ -119,7 +119,7 @@ impl ReduceOp {
     pub const ARITHMETIC: [Self; 5] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg];
 
     /// Operations of integers alone, in the order of their codes.
-    pub const BITWISE: [Self; 3] = [Self::BitAnd, Self::BitOr, Self::BitXor];
+    pub const INTEGER_ONLY: [Self; 3] = [Self::BitAnd, Self::BitOr, Self::BitXor];
 
     /// Every operation, in the order of the codes, with a scale of 1 where there is one.
     pub(crate) const ALL: [Self; 9] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::BitAnd, Self::BitOr, Self::BitXor, Self::PreMulSum(Scale::ONE)];

@@ -61,7 +61,7 @@ fn operations_that_a_type_does_not_have() {
         let mut sums = [1f32; 5];
         c.all_reduce_in_place(&mut sums, scaled).unwrap();
         assert_eq!(sums, [1.5; 5]);
-        for op in ReduceOp::BITWISE {
+        for op in ReduceOp::INTEGER_ONLY {
             refused(c.all_reduce_in_place(&mut [1f32; 5], op), "of f32");
             refused(c.all_reduce(&[1f64; 5], &mut [0.0; 5], op), "of f64");
             refused(c.reduce_scatter(&[1f32; 3], &mut [0.0], op), "of f32");

@@ -67,7 +67,7 @@ fn ops(text: &mut String) {
         );
     };
     list(text, "Operations of every element type, in the order of their codes.", "ARITHMETIC", Takes::All);
-    list(text, "Operations of integers alone, in the order of their codes.", "BITWISE", Takes::Integers);
+    list(text, "Operations of integers alone, in the order of their codes.", "INTEGER_ONLY", Takes::Integers);
     *text += "    /// Every operation, in the order of the codes, with a scale of 1 where there is one.\n";
     let all = OPS.iter().map(|op| match op.parameter {
         Some(parameter) => format!("Self::{}({parameter}::ONE)", op.variant),

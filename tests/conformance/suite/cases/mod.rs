@@ -38,9 +38,9 @@ const SMALL: usize = 4 << 10;
 // What there is, for the numbers of steps: not the lengths of the lists that cases go through.
 const ALGORITHMS: usize = 6;
 const DIRECT: usize = 4;
-const TYPES: usize = 11;
+const TYPES: usize = DType::ALL.len() - 1;
 /// Of a type.
-const OPERATIONS: usize = 6;
+const OPERATIONS: usize = ReduceOp::ARITHMETIC.len() + 1;
 const VALUES: usize = 3;
 /// One for each size of element.
 const TYPE_SIZES: usize = 4;
@@ -55,20 +55,21 @@ pub fn types(size: usize) -> impl Iterator<Item = DType> {
     DType::ALL.into_iter().filter(move |&dtype| dtype != left_out)
 }
 
-/// Those of a type; of the bitwise ones, which differ in one instruction, another in each of three.
+/// Operations of a type: those of every type, and one that not all types have. Of those of integers alone that is another one
+/// for each type, so that the types of a world have them all.
 pub fn operations(dtype: DType, number: usize) -> [ReduceOp; OPERATIONS] {
-    let [sum, prod, min, max, avg] = ReduceOp::ARITHMETIC;
+    const INTEGER_ONLY: &[ReduceOp] = &ReduceOp::INTEGER_ONLY;
     let other = match dtype.is_float() {
         true => ReduceOp::PreMulSum(0.7.into()),
-        false => ReduceOp::BITWISE[number % 3],
+        false => INTEGER_ONLY[(number + dtype as usize) % INTEGER_ONLY.len()],
     };
-    [sum, prod, min, max, avg, other]
+    std::array::from_fn(|index| ReduceOp::ARITHMETIC.get(index).copied().unwrap_or(other))
 }
 
 /// Any type and one of its operations.
 pub fn any_kind(random: &mut Random) -> (DType, ReduceOp) {
     let dtype = random.pick(&DType::ALL);
-    let number = random.below(3);
+    let number = random.below(ReduceOp::INTEGER_ONLY.len());
     (dtype, random.pick(&operations(dtype, number)))
 }
 
