@@ -1,6 +1,6 @@
 //! Rust types that are elements.
 
-use crate::catalogue::DType;
+use crate::catalogue::{with_elements, DType};
 
 mod sealed {
     pub trait Sealed {}
@@ -27,10 +27,7 @@ macro_rules! element {
     )*};
 }
 
-element! {
-    half::f16 => F16, half::bf16 => Bf16, f32 => F32, f64 => F64, i8 => I8, u8 => U8, i32 => I32, u32 => U32,
-    i64 => I64, u64 => U64,
-}
+with_elements!(element);
 
 #[cfg(feature = "mpi")]
 element! { crate::ofp8::E4M3 => F8E4M3, crate::ofp8::E5M2 => F8E5M2 }

@@ -74,6 +74,20 @@ impl DType {
 
 pub(super) const DTYPES: &str = "one of f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3, f8e5m2";
 
+/// Hands a macro the Rust types and their variants.
+macro_rules! with_elements {
+    ($then:ident) => { $then! { half::f16 => F16, half::bf16 => Bf16, f32 => F32, f64 => F64, i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64 } };
+}
+pub(crate) use with_elements;
+
+/// Hands a macro the Rust integers and their variants.
+#[cfg(feature = "mpi")]
+macro_rules! with_integers {
+    ($then:ident) => { $then! { i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64 } };
+}
+#[cfg(feature = "mpi")]
+pub(crate) use with_integers;
+
 /// How the ranks' elements are combined, always in rank order.
 ///
 /// | op | floats | integers |

@@ -7,6 +7,9 @@ use std::ffi::CStr;
 use std::fmt;
 use std::str::FromStr;
 
+pub(crate) use generated::with_elements;
+#[cfg(feature = "mpi")]
+pub(crate) use generated::with_integers;
 pub use generated::{Algorithm, CallKind, DType, PlannedCall, ReduceOp};
 #[cfg(feature = "cuda")]
 pub(crate) use generated::{HOT_WORLDS, KERNELS};

@@ -4,7 +4,7 @@
 
 use half::{bf16, f16};
 
-use crate::catalogue::ReduceOp;
+use crate::catalogue::{with_integers, ReduceOp};
 use crate::element::Element;
 use crate::ofp8::{E4M3, E5M2};
 
@@ -124,7 +124,7 @@ float!(E5M2, f32, E5M2::to_f32, E5M2::from_f32, 0x7F);
 float!(f64, f64, std::convert::identity, std::convert::identity, 0x7FFF_FFFF_FFFF_FFFF);
 
 macro_rules! integer {
-    ($($integer:ty),*) => {$(
+    ($($integer:ty => $variant:ident),*) => {$(
         impl Number for $integer {
             type Wide = Self;
 
@@ -158,7 +158,7 @@ macro_rules! integer {
         }
     )*};
 }
-integer!(i8, u8, i32, u32, i64, u64);
+with_integers!(integer);
 
 #[cfg(test)]
 mod tests {

@@ -3,13 +3,11 @@
 use std::time::Duration;
 
 use ::mpi::traits::Communicator;
-use half::{bf16, f16};
 
 use super::arithmetic::{reduce, Number};
 use super::{check_operation, slices, Call, InterNode};
 use crate::bootstrap::{Exchanges, Parts, Peers};
-use crate::catalogue::DType;
-use crate::catalogue::ReduceOp;
+use crate::catalogue::{with_elements, DType, ReduceOp};
 use crate::device::Host;
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -212,21 +210,23 @@ impl InterNode<Host> for MpiNodes {
         op: ReduceOp,
         _stream: (),
     ) -> Option<Result<()>> {
-        macro_rules! reduce {
-            ($($name:ident => $element:ty),* $(,)?) => {
+        macro_rules! reduced {
+            ($element:ty) => {{
+                // SAFETY: the caller's: so many elements of this type, which nothing else accesses.
+                let elements = unsafe { std::slice::from_raw_parts_mut(address as *mut $element, count) };
+                self.reduce(call, elements, op)
+            }};
+        }
+        macro_rules! by_type {
+            ($($element:ty => $variant:ident),*) => {
                 match dtype {
-                    $(DType::$name => {
-                        // SAFETY: the caller's: so many elements of this type, which nothing else accesses.
-                        let elements = unsafe { std::slice::from_raw_parts_mut(address as *mut $element, count) };
-                        self.reduce(call, elements, op)
-                    })*
+                    $(DType::$variant => reduced!($element),)*
+                    DType::F8E4M3 => reduced!(E4M3),
+                    DType::F8E5M2 => reduced!(E5M2),
                 }
             };
         }
-        Some(reduce! {
-            F16 => f16, Bf16 => bf16, F32 => f32, F64 => f64, I8 => i8, U8 => u8, I32 => i32, U32 => u32, I64 => i64,
-            U64 => u64, F8E4M3 => E4M3, F8E5M2 => E5M2,
-        })
+        Some(with_elements!(by_type))
     }
 }
 

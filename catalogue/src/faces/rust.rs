@@ -37,6 +37,25 @@ fn types(text: &mut String) {
     *text += "        }\n    }\n}\n\n";
     let names: Vec<_> = TYPES.iter().map(|one| one.name).collect();
     *text += &format!("pub(super) const DTYPES: &str = \"one of {}\";\n\n", names.join(", "));
+    let with = |doc, cfg, name, which: &dyn Fn(&Type) -> bool| {
+        let types: Vec<_> = TYPES
+            .iter()
+            .filter(|one| which(one))
+            .filter_map(|one| Some(format!("{} => {}", one.rust?, one.variant)))
+            .collect();
+        let types = types.join(", ");
+        format!(
+            "/// {doc}\n{cfg}macro_rules! {name} {{\n    ($then:ident) => {{ $then! {{ {types} }} }};\n}}\n\
+             {cfg}pub(crate) use {name};\n\n"
+        )
+    };
+    *text += &with("Hands a macro the Rust types and their variants.", "", "with_elements", &|_| true);
+    *text += &with(
+        "Hands a macro the Rust integers and their variants.",
+        "#[cfg(feature = \"mpi\")]\n",
+        "with_integers",
+        &|one| one.class != Class::Float,
+    );
 }
 
 fn facts(one: &Type) -> String {
