@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# What docs/architecture.md says that an addition touches: applies each patch of tests/additions to a copy of the sources,
+# generates what is made from the catalogue, and runs the part of the conformance suite that has to find the addition by itself.
+# A patch that touches more files by hand than is promised fails, tests apart.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+export FAST_ALLREDUCE_NVCC=none
+# Cargo tells the packages of two copies of a workspace apart by the times of their files alone: they share no folder.
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/additions
+copy=$CARGO_TARGET_DIR/copy
+trap 'rm -rf "$copy"' EXIT
+passed=0 failed=0
+
+most_files() {
+  case $1 in
+    type | op) echo 3 ;;
+    *) echo "nothing is promised of an addition of the kind $1" >&2 && return 1 ;;
+  esac
+}
+
+# addition <kind>
+addition() {
+  local kind=$1 patch=$PWD/tests/additions/$1.patch most touched
+  most=$(most_files "$kind") || return
+  rm -rf "$copy" && mkdir -p "$copy" || return
+  git ls-files -z | xargs -0 cp --parents -t "$copy" || return
+  cd "$copy" || return
+  # As no part of the repository that the copy may lie in.
+  GIT_CEILING_DIRECTORIES=$CARGO_TARGET_DIR git apply "$patch" || return
+  touched=$(sed -n 's|^+++ b/||p' "$patch" | grep -vc '^tests/') || return
+  echo "$kind: $touched files by hand, $most promised"
+  [ "$touched" -le "$most" ] || return
+  cargo run --quiet --package fast-allreduce-catalogue --example generate || return
+  FAST_ALLREDUCE_BINDINGS=write cargo test --quiet --test machine bindings || return
+  cargo check --quiet --package fast-allreduce-capi --package fast-allreduce-cli || return
+  cargo test --quiet --package fast-allreduce-catalogue || return
+  cargo test --quiet --test conformance -- mixed::every_type arguments::operations
+}
+
+for patch in tests/additions/*.patch; do
+  kind=$(basename "$patch" .patch)
+  if (addition "$kind"); then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    echo "$kind: FAILED"
+  fi
+done
+echo "$passed passed, $failed failed"
+[ "$passed" -gt 0 ] && [ "$failed" -eq 0 ]
