@@ -19,7 +19,10 @@ pub(crate) fn agree_on(
         for (what, ours) in facts {
             let value = values.next().unwrap_or("nothing");
             if value != ours {
-                let (theirs, ours) = (value.to_owned(), ours.clone());
+                // The colors and keys of a split are no text.
+                let is_text = !value.contains(char::is_control);
+                let theirs = if is_text { value } else { "another step" }.to_owned();
+                let ours = ours.clone();
                 return Err(Error::Disagreement { what, rank, theirs, own_rank, ours });
             }
         }
@@ -64,6 +67,21 @@ mod tests {
     use super::super::testing::LIMIT;
     use super::super::Threads;
     use super::*;
+
+    #[test]
+    fn bytes_of_another_step_are_not_shown() {
+        let [fact, split] = <[Threads; 2]>::try_from(Threads::world(2).unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                split.all_gather(&[1, 0, 0, 0, 0, b'\n', 0], LIMIT).unwrap();
+                split.barrier(LIMIT).unwrap();
+            });
+            let error = agree_on(&fact, &[("the step", "allocate number 0".into())], LIMIT).unwrap_err();
+            let Error::Disagreement { rank: 1, theirs, ours, .. } = error else { panic!("{error}") };
+            assert_eq!((&*theirs, &*ours), ("another step", "allocate number 0"));
+            fact.barrier(LIMIT).unwrap();
+        });
+    }
 
     fn outcomes(steps: [Result<()>; 3]) -> Vec<Result<()>> {
         let ranks = Threads::world(steps.len()).unwrap();

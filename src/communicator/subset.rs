@@ -65,11 +65,12 @@ impl<D: Device> Communicator<D> {
                 .split_first_chunk::<5>()
                 .and_then(|(theirs, key)| Some((theirs, i64::from_le_bytes(key.try_into().ok()?))))
             else {
-                // What ranks compare at the beginning of every other step is longer.
+                // What ranks compare at the beginning of every other step is longer: lines, the first of which names the step.
+                let theirs = String::from_utf8_lossy(bytes);
                 return Err(Error::Disagreement {
                     what: "the step",
                     rank,
-                    theirs: String::from_utf8_lossy(bytes).into_owned(),
+                    theirs: theirs.lines().next().unwrap_or("nothing").to_owned(),
                     own_rank: self.rank,
                     ours: "split".into(),
                 });

@@ -113,7 +113,8 @@ class Communicator:
     and DLPack is told its stream. `synchronize` waits for a stream, and says whether its calls succeeded.
 
     Buffers are contiguous, of one type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3 or f8e5m2. Others raise
-    `ValueError`, which says which buffer and why. Every other failure poisons the communicator: see `fast_allreduce.errors`.
+    `ValueError`, which says which buffer and why. Every other failure of a call poisons the communicator: see
+    `fast_allreduce.errors`. A step of all ranks that fails (`alloc`, `register_buffer`, `split`, `shrink`) leaves it as it was.
     """
 
     @staticmethod
@@ -357,7 +358,7 @@ class Communicator:
         """Sends a buffer, which may be changed when this returns: the peer may not have it yet. In a group, with the others."""
 
     def recv(self, recvbuf: _Buffer, peer: int, *, tag: int = 0, stream: _Stream | None = None) -> None:
-        """Receives as many elements as the buffer has, sent with the same tag."""
+        """Receives as many bytes as the buffer has, sent with the same tag. Types of elements are not compared."""
 
     def barrier(self, *, stream: _Stream | None = None) -> None:
         """Returns when every rank has called it. With a stream of a GPU, what comes on that waits instead, for all ranks' streams."""
