@@ -42,6 +42,16 @@ pub fn while_waiting<T>(goes_on: &dyn Fn() -> bool, call: impl FnOnce() -> T) ->
     call()
 }
 
+/// Runs `call`, the waits of which end as well when `is_hopeless` says so, which is asked ten times a second.
+pub(crate) fn unless<T>(is_hopeless: &dyn Fn() -> bool, call: impl FnOnce() -> T) -> T {
+    let outer = QUESTION.get();
+    let goes_on = || {
+        let _restore = Restore(QUESTION.replace(outer));
+        !is_hopeless() && goes_on()
+    };
+    while_waiting(&goes_on, call)
+}
+
 /// Whether this thread has something to ask while it waits.
 pub(crate) fn is_asked() -> bool {
     !QUESTION.get().is_null()

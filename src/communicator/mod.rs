@@ -31,6 +31,7 @@ use crate::element::Element;
 use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
 use crate::exclusive::within_another;
+use crate::interruption;
 use crate::liveness::{DirectReads, Liveness};
 use crate::plan::{Order, Plan, PlannedCall, Planner, Source};
 use crate::symmetric::{Buffer, SymmetricMemory};
@@ -166,10 +167,8 @@ impl<D: Device> Communicator<D> {
     ///
     /// As [`Communicator::symmetric_memory`], and [`Error::Unavailable`] if too many are registered.
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Buffer<T, D>> {
-        self.can_step()?;
-        let _step = self.connection.step()?;
-        let memory = SymmetricMemory::allocate(&self.endpoint, "allocate and register", count);
-        self.heeded(memory.and_then(SymmetricMemory::enter)).map_err(|error| self.in_world_ranks(error))
+        let memory = || SymmetricMemory::allocate(&self.endpoint, "allocate and register", count);
+        self.step(|| memory().and_then(SymmetricMemory::enter)).map_err(|error| self.in_world_ranks(error))
     }
 
     /// Allocates `count` zeros on every rank and maps them on all. Collective: all ranks ask for the same type and
@@ -185,9 +184,7 @@ impl<D: Device> Communicator<D> {
     /// [`Error::Allocation`], [`Error::Disagreement`] where ranks are not all at this step with this type and count,
     /// and the errors of the bootstrap.
     pub fn symmetric_memory<T: Element>(&self, count: usize) -> Result<SymmetricMemory<T, D>> {
-        self.can_step()?;
-        let _step = self.connection.step()?;
-        self.heeded(SymmetricMemory::allocate(&self.endpoint, "allocate", count))
+        self.step(|| SymmetricMemory::allocate(&self.endpoint, "allocate", count))
             .map_err(|error| self.in_world_ranks(error))
     }
 
@@ -326,18 +323,39 @@ impl<D: Device> Communicator<D> {
 
     /// The result of a step, or the failure that ended it from outside.
     fn unless_failed<T>(&self, step: Result<T>) -> Result<T> {
-        self.heeded(step).map_err(|error| self.failed.get().cloned().unwrap_or(error))
+        step.map_err(|error| self.failed.get().cloned().unwrap_or(error))
+    }
+
+    /// A step of setting up, which all ranks take. It ends when another rank has failed, as that does not come to it any more.
+    fn step<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.can_step()?;
+        let _step = self.connection.step()?;
+        self.heeded(self.unless_a_peer_fails(body))
+    }
+
+    /// See [`Communicator::step`], within one.
+    fn unless_a_peer_fails<T>(&self, body: impl FnOnce() -> T) -> T {
+        interruption::unless(&|| self.failure_of_a_peer().is_some(), body)
     }
 
     /// The result of a step. Where it says that a rank is gone which does not come back, kernels give up that wait for the rank, also
-    /// those of replays.
+    /// those of replays; and where a rank has failed, that is the error.
     fn heeded<T>(&self, step: Result<T>) -> Result<T> {
-        step.inspect_err(|error| match error {
-            Error::PeerLost { rank, .. } if *rank < self.world_size && !self.liveness.is_left(*rank) => {
-                self.endpoint.region.set_gone(*rank);
+        step.map_err(|error| match error {
+            Error::PeerLost { rank, .. } if rank < self.world_size => {
+                if !self.liveness.is_left(rank) {
+                    self.endpoint.region.set_gone(rank);
+                }
+                self.liveness.failure_of(rank).unwrap_or(error)
             }
-            _ => {}
+            Error::Timeout { .. } => self.failure_of_a_peer().unwrap_or(error),
+            error => error,
         })
+    }
+
+    /// What one of the other ranks has failed with, if any.
+    fn failure_of_a_peer(&self) -> Option<Error> {
+        (0..self.world_size).filter(|&rank| rank != self.rank).find_map(|rank| self.liveness.failure_of(rank))
     }
 }
 

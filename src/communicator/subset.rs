@@ -45,20 +45,18 @@ impl<D: Device> Communicator<D> {
     ///
     /// The error that poisoned this communicator, those of the bootstrap, and as [`Builder::build`](crate::Builder::build).
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
-        self.can_step()?;
         let mut own = [0; 13];
         own[0] = u8::from(color.is_some());
         own[1..5].copy_from_slice(&color.unwrap_or(0).to_le_bytes());
         own[5..].copy_from_slice(&key.to_le_bytes());
-        let step = self.connection.step()?;
-        let given = self.connection.bootstrap.all_gather(&own, self.setup_timeout).map_err(|mut error| {
+        let given = self.step(|| self.connection.bootstrap.all_gather(&own, self.setup_timeout));
+        let given = given.map_err(|mut error| {
             if let Error::Timeout { operation, .. } = &mut error {
                 *operation = "split";
             }
             self.in_world_ranks(error)
         });
         let given = self.unless_failed(given)?;
-        drop(step);
         let mut members = Vec::new();
         for (rank, bytes) in given.iter().enumerate() {
             let Some((theirs, key)) = bytes

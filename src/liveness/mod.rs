@@ -221,7 +221,17 @@ impl Liveness {
         status(&self.pages, rank).and_then(StatusPage::exit_record).map(|record| record.text)
     }
 
-    /// Its name.
+    /// What a rank has failed with; `None` if it has only closed its communicator, or said nothing.
+    pub fn failure_of(&self, rank: usize) -> Option<Error> {
+        let record = status(&self.pages, rank).and_then(StatusPage::exit_record)?;
+        match record.cause {
+            Cause::Closed => None,
+            Cause::TimedOut => Some(Error::PeerFailed { rank, reason: record.text }),
+            Cause::Lost | Cause::Failed => Some(self.lost(rank, "a step", 0, Duration::ZERO)),
+        }
+    }
+
+    /// The name of this rank's call.
     pub fn operation(&self) -> &'static str {
         let call = CallId::decode(own_status(&self.pages).activity().call);
         call.map_or("a call", |call| call.kind.name())

@@ -20,6 +20,7 @@ tests! {
         a_lost_context_is_told_at_any_step,
         a_context_that_is_lost_while_a_communicator_is_made_is_told,
         a_rank_with_a_lost_context_does_not_hold_up_a_shrink,
+        a_rank_whose_call_failed_is_told_in_steps,
         a_drop_during_a_capture_is_told_when_the_calls_have_ended,
         a_drop_during_a_capture_with_calls_running_is_told_after_them,
         replays_end_at_once_when_a_step_has_said_that_a_rank_is_gone;
@@ -268,6 +269,44 @@ fn a_lost_context_is_told_at_any_step() {
                 reset(&contexts[1]);
                 assert_eq!(live(), before, "{step:?}: something is left");
             }
+        }
+    });
+}
+
+/// Rank 1 keeps its communicator, which it can do nothing with.
+fn a_rank_whose_call_failed_is_told_in_steps() {
+    alone("a_rank_whose_call_failed_is_told_in_steps", || {
+        for step in [Step::Alloc, Step::Register, Step::SymmetricMemory, Step::Split, Step::Barrier] {
+            let told = Meeting::of(2);
+            threads(2, 2, |bootstrap, context| {
+                let communicator = Setup::default().try_build(context.clone(), bootstrap).unwrap();
+                let rank = Rank::new(communicator, context.clone());
+                let slice = rank.stream.clone_htod(&[0u8; 64]).unwrap();
+                let communicator = &rank.communicator;
+                communicator.barrier().unwrap();
+                if rank.rank == 1 {
+                    fail("cuLaunchKernel", 1, sys::CUresult::CUDA_ERROR_UNKNOWN as u32, Of::ThisThread);
+                    rank.call().unwrap_err();
+                    assert_eq!(take_back(), 0);
+                } else {
+                    let started = Instant::now();
+                    let error = match step {
+                        Step::Alloc => communicator.alloc::<f32>(COUNT).err(),
+                        Step::Register => communicator.register(slice).err(),
+                        Step::SymmetricMemory => communicator.symmetric_memory::<f32>(COUNT).err(),
+                        Step::Split => communicator.split(Some(0), 0).err(),
+                        _ => communicator.barrier().err(),
+                    };
+                    let Some(Error::PeerFailed { rank: 1, reason }) = &error else {
+                        panic!("{step:?}: {error:?}")
+                    };
+                    assert!(reason.contains("CUDA_ERROR_UNKNOWN"), "{step:?}: {reason}");
+                    assert!(started.elapsed() < AT_ONCE, "{step:?}: {:?}", started.elapsed());
+                }
+                let smaller = communicator.shrink(&[0, 1]).unwrap();
+                smaller.barrier().unwrap();
+                told.wait();
+            });
         }
     });
 }

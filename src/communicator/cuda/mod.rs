@@ -60,10 +60,8 @@ impl Communicator<Cuda> {
     ///
     /// Those of the bootstrap; and the error that poisoned the communicator.
     pub fn barrier(&self) -> Result<()> {
-        self.can_step()?;
-        let _step = self.connection.step()?;
         // With a word for it, so that a rank which closes its communicator instead is noticed.
-        self.unless_failed(self.connection.all_succeeded(Ok(())))
+        self.unless_failed(self.step(|| self.connection.all_succeeded(Ok(()))))
     }
 
     /// Makes the work that is on `stream` after this wait until every rank has called it and its stream has come so far.

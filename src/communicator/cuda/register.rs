@@ -30,8 +30,6 @@ impl Communicator<Cuda> {
     /// bootstrap. The next time has all of it to do again. An input that was freed meanwhile is passed over: launching its graph is
     /// an error. After an error that says that a rank is gone, replays that wait for it end with an error at once.
     pub fn register_graph_buffers(&self) -> Result<()> {
-        self.can_step()?;
-        let _step = self.connection.step()?;
         let write = |rows: &[(usize, TableRow)]| {
             // No eager call launches in between.
             let _registry = self.endpoint.lock();
@@ -39,7 +37,7 @@ impl Communicator<Cuda> {
                 .try_for_each(|(row, bases)| self.endpoint.region.write_row(self.device(), *row, bases))
         };
         let bootstrap = &*self.connection.bootstrap;
-        self.heeded(self.device().exchange_graph_rows(bootstrap, self.setup_timeout, write))
+        self.step(|| self.device().exchange_graph_rows(bootstrap, self.setup_timeout, write))
     }
 
     /// Registers a buffer, so that calls from it or from views into it pull without a copy. Collective: all ranks register
@@ -61,9 +59,9 @@ impl Communicator<Cuda> {
         let bytes = count * size_of::<T>();
         let _step = self.connection.step()?;
         let stream = Arc::clone(slice.stream());
-        self.connection.all_succeeded(
-            self.check_device::<T>("a registered buffer", &stream, |stream| slice.device_ptr(stream).0),
-        )?;
+        let checked =
+            self.check_device::<T>("a registered buffer", &stream, |stream| slice.device_ptr(stream).0);
+        self.heeded(self.unless_a_peer_fails(|| self.connection.all_succeeded(checked)))?;
         let context = self.device().context();
         let address =
             || unless_recorded(context, "an event of a slice's use", || slice.device_ptr(&stream).0);
@@ -105,8 +103,8 @@ impl Communicator<Cuda> {
     ) -> std::result::Result<Option<Registration<Cuda>>, (Error, Held)> {
         let (bootstrap, timeout) = (&*self.connection.bootstrap, self.setup_timeout);
         let nowhere = |error| (error, Held::Nowhere);
-        agree_on(bootstrap, &[("the bytes of a registered buffer", bytes.to_string())], timeout)
-            .map_err(nowhere)?;
+        let facts = [("the bytes of a registered buffer", bytes.to_string())];
+        self.heeded(self.unless_a_peer_fails(|| agree_on(bootstrap, &facts, timeout))).map_err(nowhere)?;
         if bytes == 0 {
             return Ok(None);
         }
@@ -115,9 +113,12 @@ impl Communicator<Cuda> {
             self.device().check_address("a registered buffer", address, element_size)?;
             Ok(address)
         });
-        let address = self.connection.all_succeeded(address).map_err(nowhere)?;
-        let memory = self.device().share_foreign(address, bootstrap, timeout);
-        let registered = memory.and_then(|memory| self.endpoint.register(memory, bytes)).map(Some);
+        let address = self.unless_a_peer_fails(|| self.connection.all_succeeded(address));
+        let address = self.heeded(address).map_err(nowhere)?;
+        let memory = || self.device().share_foreign(address, bootstrap, timeout);
+        let registered = self.unless_a_peer_fails(|| {
+            memory().and_then(|memory| self.endpoint.register(memory, bytes)).map(Some)
+        });
         self.heeded(registered).map_err(|error| {
             // What a peer has open goes when all ranks have closed what they had: all have an error. A rank that does not come may
             // still have it open, and one whose context is lost has closed nothing of other processes.

@@ -45,6 +45,13 @@ impl Code {
     pub const PEER_ACCESS_ALREADY_ENABLED: Self =
         Self(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as u32);
 
+    /// Whether it says that a capture does not admit the call.
+    pub fn is_of_captures(self) -> bool {
+        (CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as u32
+            ..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD as u32)
+            .contains(&self.0)
+    }
+
     fn check(code: u32) -> Result<(), Self> {
         match code {
             0 => Ok(()),

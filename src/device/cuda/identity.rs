@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cudarc::driver::sys::{CUdevice_attribute, CUuuid};
 
 use super::api;
-use super::driver::{attribute, driver};
+use super::driver::driver;
 use super::Cuda;
 use crate::error::{Error, Result};
 
@@ -33,7 +33,11 @@ impl Identity {
         // SAFETY: the driver writes 16 bytes.
         unsafe { api::cuDeviceGetUuid_v2(&mut uuid, context.cu_device()) }
             .map_err(driver("cuDeviceGetUuid"))?;
-        let count = attribute(context, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        let mut count = 0;
+        let which = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as u32;
+        // SAFETY: the driver writes one number.
+        unsafe { api::cuDeviceGetAttribute(&mut count, which, context.cu_device()) }
+            .map_err(driver("cuDeviceGetAttribute"))?;
         let mut pci = [0; 64];
         // SAFETY: the driver writes at most 64 bytes with a zero at the end.
         unsafe { api::cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), 64, context.cu_device()) }

@@ -140,7 +140,7 @@ impl Cuda {
     /// Whether something is done, asked while a stream is captured. `false` if that cannot be told.
     fn has_ended(&self, query: impl FnOnce() -> Result<(), Code>) -> Result<bool> {
         match asked_in_capture(query) {
-            Some(Err(code)) if code != Code::NOT_READY && self.copies.is_broken() => {
+            Some(Err(code)) if code != Code::NOT_READY && !code.is_of_captures() => {
                 Err(driver("the state of the last call's stream")(code))
             }
             answer => Ok(answer == Some(Ok(()))),
