@@ -163,6 +163,8 @@ renamed() {
   local hide='mount --bind /dev/null /proc/sys/kernel/random/boot_id && exec "$0" "$@"'
   mpirun 1 unshare --uts sh -c 'hostname another && exec "$0" "$@"' "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K
   [ "$status" -eq 0 ] && [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench of two host names"
+  # MPICH's own UCX says "failed to get boot id" then, and on a busy machine its end may hang.
+  [ "$mpi" = openmpi ] || return 0
   mpirun 1 unshare --mount sh -c "$hide" "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K
   [ "$status" -eq 0 ] && [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench without a boot id"
   mpirun 1 unshare --mount --uts sh -c "hostname another && $hide" "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K
