@@ -114,7 +114,8 @@ class Communicator:
 
     Buffers are contiguous, of one type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3 or f8e5m2. Others raise
     `ValueError`, which says which buffer and why. Every other failure of a call poisons the communicator: see
-    `fast_allreduce.errors`. A step of all ranks that fails (`alloc`, `register_buffer`, `split`, `shrink`) leaves it as it was.
+    `fast_allreduce.errors`. A step of all ranks that fails (`alloc`, `register_buffer`, `split`, `shrink`) does not: calls go
+    on, and so do steps, unless a rank was lost or did not come in time.
     """
 
     @staticmethod

@@ -63,8 +63,8 @@ impl Progress {
         self.capture.store(capture, Ordering::Relaxed);
     }
 
-    /// Whether calls that were captured may be replayed, while `current` is being captured: what is counted here tells
-    /// nothing of them.
+    /// Whether captured calls may have been replayed, which is not counted here. Those of `current`, the capture that goes on, have
+    /// not.
     fn has_replays(&self, current: Option<u64>) -> bool {
         let capture = self.capture.load(Ordering::Relaxed);
         capture != 0 && (capture == SEVERAL || current != Some(capture))
@@ -106,7 +106,7 @@ impl Cuda {
     /// Tells whether the launches so far have ended, also those of replays. The epochs of the region's blocks are in `memory`
     /// at `epochs`, and were `first` before the first launch.
     pub(super) fn progress_probe(&self, memory: Arc<Memory>, epochs: u64, first: u32) -> Probe {
-        // Replays advance epochs as well, so that with them a number says nothing of what else was launched.
+        // Replays advance epochs as well: with them, the expected epoch may be reached before the last call has ended.
         let has_replays = self.progress.has_replays(self.capture_of_last_call());
         if !has_replays && self.progress.have_ended() {
             return Box::new(|| true);
