@@ -51,7 +51,7 @@ impl Prepared {
                 let shares = message.staged_shares(planner.limits.world_size);
                 (
                     planner.shares(
-                        message.collective.facts().planned_as,
+                        message.collective.kind().planned_as(),
                         extent.saturating_mul(size),
                         shares,
                     ),

@@ -3,7 +3,7 @@
 use super::epilogue::Epilogue;
 use super::identity::CallKind;
 use super::quantized::QuantizedTransport;
-use crate::catalogue::{CallFacts, Extent, ReduceOp};
+use crate::catalogue::{Extent, ReduceOp};
 
 /// A collective, for the calls that take any: [`Communicator::collective_raw`](crate::Communicator::collective_raw), tools and tests.
 ///
@@ -71,7 +71,7 @@ impl Collective<'_> {
     /// Elements that `rank` reads in a call of `count`.
     #[inline]
     pub fn input_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
-        self.len(self.facts().reads, count, rank, world_size, || match *self {
+        self.len(self.kind().reads(), count, rank, world_size, || match *self {
             Self::AllToAllV { send, .. } => Some(send),
             _ => self.counts(),
         })
@@ -80,7 +80,7 @@ impl Collective<'_> {
     /// Elements that `rank` writes.
     #[inline]
     pub fn output_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
-        self.len(self.facts().writes, count, rank, world_size, || match *self {
+        self.len(self.kind().writes(), count, rank, world_size, || match *self {
             Self::AllToAllV { receive, .. } => Some(receive),
             _ => self.counts(),
         })
@@ -104,12 +104,6 @@ impl Collective<'_> {
             Extent::ShareOfRoot => of_root(count),
             Extent::AllSharesOfRoot => of_root(count.saturating_mul(world_size)),
         }
-    }
-
-    /// Its row of the catalogue.
-    #[inline]
-    pub(crate) const fn facts(&self) -> &'static CallFacts {
-        self.kind().facts()
     }
 
     /// Which one it is, without its arguments.

@@ -37,7 +37,7 @@ impl Partition {
 impl Message<'_> {
     #[inline]
     pub fn partition(&self) -> Partition {
-        self.collective.facts().partition
+        self.collective.kind().partition()
     }
 
     /// The call as ranks compare it. `algorithm` is an allreduce's.
@@ -238,7 +238,7 @@ impl Message<'_> {
             }
             Collective::Broadcast { .. } => abi::FA_BROADCAST,
             // The others have one kernel.
-            _ => self.collective.facts().kernel.expect("in the catalogue"),
+            _ => self.collective.kind().kernel().expect("in the catalogue"),
         }
     }
 
@@ -347,15 +347,16 @@ impl Message<'_> {
 
     /// Whether buffers overlap in the way that the collective permits.
     fn is_in_place(&self, rank: usize, input: &Operand, output: &Operand) -> bool {
-        let size = self.dtype.size() as u64;
-        let before = match self.collective.counts() {
-            Some(counts) => counts[..rank].iter().map(|&count| count as u64).sum::<u64>(),
-            None => rank as u64 * self.count as u64,
+        let before = || match self.collective.counts() {
+            Some(counts) => {
+                counts[..rank].iter().map(|&count| count as u64).sum::<u64>() * self.dtype.size() as u64
+            }
+            None => rank as u64 * self.count as u64 * self.dtype.size() as u64,
         };
-        match self.collective.facts().in_place {
+        match self.collective.kind().in_place() {
             InPlace::Same => input.address == output.address,
-            InPlace::OwnShareOfOutput => input.address == output.address + before * size,
-            InPlace::OwnShareOfInput => output.address == input.address + before * size,
+            InPlace::OwnShareOfOutput => input.address == output.address + before(),
+            InPlace::OwnShareOfInput => output.address == input.address + before(),
             InPlace::Never => false,
         }
     }

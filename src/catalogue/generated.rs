@@ -1,6 +1,6 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
-use super::{BusFactor, CallFacts, Extent, InPlace, Partition, TypeFacts};
+use super::{BusFactor, Extent, InPlace, Partition, TypeFacts};
 #[cfg(feature = "cuda")]
 use super::{KernelFacts, KernelFamily};
 use crate::scale::Scale;
@@ -352,31 +352,168 @@ impl CallKind {
     /// Calls that nccl-tests measures.
     pub const MEASURED: [Self; 12] = [Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter, Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll, Self::AllToAllV, Self::SendRecv];
 
-    /// Its row.
+    /// The name of its method: `"all_gather"`, ...
     #[inline]
-    pub(crate) const fn facts(self) -> &'static CallFacts {
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::AllReduce => &CallFacts { name: "all_reduce", c_name: c"all_reduce", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::AllReduce, bus: BusFactor::TwiceOthers },
-            Self::AllGather => &CallFacts { name: "all_gather", c_name: c"all_gather", reads: Extent::Share, writes: Extent::AllShares, in_place: InPlace::OwnShareOfOutput, partition: Partition::Shares, kernel: Some(8), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::AllGather, bus: BusFactor::Others },
-            Self::AllGatherV => &CallFacts { name: "all_gather_v", c_name: c"all_gather_v", reads: Extent::Share, writes: Extent::AllShares, in_place: InPlace::OwnShareOfOutput, partition: Partition::Shares, kernel: Some(8), reduces: false, has_root: false, has_counts: true, planned_as: PlannedCall::AllGather, bus: BusFactor::Others },
-            Self::ReduceScatter => &CallFacts { name: "reduce_scatter", c_name: c"reduce_scatter", reads: Extent::AllShares, writes: Extent::Share, in_place: InPlace::OwnShareOfInput, partition: Partition::Shares, kernel: Some(6), reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::ReduceScatter, bus: BusFactor::Others },
-            Self::ReduceScatterV => &CallFacts { name: "reduce_scatter_v", c_name: c"reduce_scatter_v", reads: Extent::AllShares, writes: Extent::Share, in_place: InPlace::OwnShareOfInput, partition: Partition::Shares, kernel: Some(6), reduces: true, has_root: false, has_counts: true, planned_as: PlannedCall::ReduceScatter, bus: BusFactor::Others },
-            Self::Broadcast => &CallFacts { name: "broadcast", c_name: c"broadcast", reads: Extent::ShareOfRoot, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: false, has_root: true, has_counts: false, planned_as: PlannedCall::Broadcast, bus: BusFactor::One },
-            Self::Reduce => &CallFacts { name: "reduce", c_name: c"reduce", reads: Extent::Share, writes: Extent::ShareOfRoot, in_place: InPlace::Same, partition: Partition::Whole, kernel: Some(7), reduces: true, has_root: true, has_counts: false, planned_as: PlannedCall::Reduce, bus: BusFactor::One },
-            Self::Gather => &CallFacts { name: "gather", c_name: c"gather", reads: Extent::Share, writes: Extent::AllSharesOfRoot, in_place: InPlace::OwnShareOfOutput, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: true, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
-            Self::Scatter => &CallFacts { name: "scatter", c_name: c"scatter", reads: Extent::AllSharesOfRoot, writes: Extent::Share, in_place: InPlace::OwnShareOfInput, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: true, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
-            Self::AllToAll => &CallFacts { name: "all_to_all", c_name: c"all_to_all", reads: Extent::AllShares, writes: Extent::AllShares, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
-            Self::AllToAllV => &CallFacts { name: "all_to_all_v", c_name: c"all_to_all_v", reads: Extent::AllShares, writes: Extent::AllShares, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: true, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
-            Self::Barrier => &CallFacts { name: "barrier", c_name: c"barrier", reads: Extent::Nothing, writes: Extent::Nothing, in_place: InPlace::Never, partition: Partition::Empty, kernel: Some(11), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::Others },
-            Self::Send => &CallFacts { name: "send", c_name: c"send", reads: Extent::Share, writes: Extent::Nothing, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::One },
-            Self::Recv => &CallFacts { name: "recv", c_name: c"recv", reads: Extent::Nothing, writes: Extent::Share, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::One },
-            Self::SendRecv => &CallFacts { name: "send_recv", c_name: c"send_recv", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::One },
-            Self::Group => &CallFacts { name: "group", c_name: c"group", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Never, partition: Partition::Transfers, kernel: Some(12), reduces: false, has_root: false, has_counts: false, planned_as: PlannedCall::Messages, bus: BusFactor::One },
-            Self::AllReduceAdd => &CallFacts { name: "all_reduce_add", c_name: c"all_reduce_add", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::AllReduce, bus: BusFactor::TwiceOthers },
-            Self::AllReduceRmsNorm => &CallFacts { name: "all_reduce_rms_norm", c_name: c"all_reduce_rms_norm", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::AllReduce, bus: BusFactor::TwiceOthers },
-            Self::AllReduceQuantized => &CallFacts { name: "all_reduce_quantized", c_name: c"all_reduce_quantized", reads: Extent::Share, writes: Extent::Share, in_place: InPlace::Same, partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false, planned_as: PlannedCall::AllReduce, bus: BusFactor::TwiceOthers },
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::AllGatherV => "all_gather_v",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::ReduceScatterV => "reduce_scatter_v",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all_to_all",
+            Self::AllToAllV => "all_to_all_v",
+            Self::Barrier => "barrier",
+            Self::Send => "send",
+            Self::Recv => "recv",
+            Self::SendRecv => "send_recv",
+            Self::Group => "group",
+            Self::AllReduceAdd => "all_reduce_add",
+            Self::AllReduceRmsNorm => "all_reduce_rms_norm",
+            Self::AllReduceQuantized => "all_reduce_quantized",
         }
     }
+
+    /// The name as C strings are.
+    #[inline]
+    #[cfg(feature = "nvtx")]
+    pub(crate) const fn c_name(self) -> &'static std::ffi::CStr {
+        match self {
+            Self::AllReduce => c"all_reduce",
+            Self::AllGather => c"all_gather",
+            Self::AllGatherV => c"all_gather_v",
+            Self::ReduceScatter => c"reduce_scatter",
+            Self::ReduceScatterV => c"reduce_scatter_v",
+            Self::Broadcast => c"broadcast",
+            Self::Reduce => c"reduce",
+            Self::Gather => c"gather",
+            Self::Scatter => c"scatter",
+            Self::AllToAll => c"all_to_all",
+            Self::AllToAllV => c"all_to_all_v",
+            Self::Barrier => c"barrier",
+            Self::Send => c"send",
+            Self::Recv => c"recv",
+            Self::SendRecv => c"send_recv",
+            Self::Group => c"group",
+            Self::AllReduceAdd => c"all_reduce_add",
+            Self::AllReduceRmsNorm => c"all_reduce_rms_norm",
+            Self::AllReduceQuantized => c"all_reduce_quantized",
+        }
+    }
+
+    /// What a rank reads.
+    #[inline]
+    pub(crate) const fn reads(self) -> Extent {
+        match self {
+            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::Reduce | Self::Gather | Self::Send | Self::SendRecv | Self::Group | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => Extent::Share,
+            Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
+            Self::Broadcast => Extent::ShareOfRoot,
+            Self::Scatter => Extent::AllSharesOfRoot,
+            Self::Barrier | Self::Recv => Extent::Nothing,
+        }
+    }
+
+    /// What a rank writes.
+    #[inline]
+    pub(crate) const fn writes(self) -> Extent {
+        match self {
+            Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Broadcast | Self::Scatter | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => Extent::Share,
+            Self::AllGather | Self::AllGatherV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
+            Self::Reduce => Extent::ShareOfRoot,
+            Self::Gather => Extent::AllSharesOfRoot,
+            Self::Barrier | Self::Send => Extent::Nothing,
+        }
+    }
+
+    /// When it is in place.
+    #[inline]
+    pub(crate) const fn in_place(self) -> InPlace {
+        match self {
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => InPlace::Same,
+            Self::AllGather | Self::AllGatherV | Self::Gather => InPlace::OwnShareOfOutput,
+            Self::ReduceScatter | Self::ReduceScatterV | Self::Scatter => InPlace::OwnShareOfInput,
+            Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => InPlace::Never,
+        }
+    }
+
+    /// How it is divided among launches.
+    #[inline]
+    pub(crate) const fn partition(self) -> Partition {
+        match self {
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => Partition::Whole,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => Partition::Shares,
+            Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv | Self::Group => Partition::Transfers,
+            Self::Barrier => Partition::Empty,
+        }
+    }
+
+    /// Its kernel's code, where every call has the same.
+    #[inline]
+    pub(crate) const fn kernel(self) -> Option<u32> {
+        match self {
+            Self::AllReduce | Self::Broadcast | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => None,
+            Self::AllGather | Self::AllGatherV => Some(8),
+            Self::ReduceScatter | Self::ReduceScatterV => Some(6),
+            Self::Reduce => Some(7),
+            Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv | Self::Group => Some(12),
+            Self::Barrier => Some(11),
+        }
+    }
+
+    /// Whether elements are combined.
+    #[inline]
+    pub const fn reduces(self) -> bool {
+        match self {
+            Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => true,
+            Self::AllGather | Self::AllGatherV | Self::Broadcast | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => false,
+        }
+    }
+
+    /// Whether one rank has another part than the others.
+    #[inline]
+    pub const fn has_root(self) -> bool {
+        match self {
+            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => false,
+            Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => true,
+        }
+    }
+
+    /// Whether shares have counts by rank.
+    #[inline]
+    pub const fn has_counts(self) -> bool {
+        match self {
+            Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => false,
+            Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV => true,
+        }
+    }
+
+    /// The rows of a plan's table that are for it.
+    #[inline]
+    pub(crate) const fn planned_as(self) -> PlannedCall {
+        match self {
+            Self::AllReduce | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => PlannedCall::AllReduce,
+            Self::AllGather | Self::AllGatherV => PlannedCall::AllGather,
+            Self::ReduceScatter | Self::ReduceScatterV => PlannedCall::ReduceScatter,
+            Self::Broadcast => PlannedCall::Broadcast,
+            Self::Reduce => PlannedCall::Reduce,
+            Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => PlannedCall::Messages,
+        }
+    }
+
+    /// Its bus bandwidth.
+    #[inline]
+    pub(super) const fn bus(self) -> BusFactor {
+        match self {
+            Self::AllReduce | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => BusFactor::TwiceOthers,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier => BusFactor::Others,
+            Self::Broadcast | Self::Reduce | Self::Send | Self::Recv | Self::SendRecv | Self::Group => BusFactor::One,
+        }
+    }
+
 }
 
 /// The calls that a row of a plan's [`Table`](crate::plan::Table) is for.

@@ -3,7 +3,6 @@
 #[rustfmt::skip]
 mod generated;
 
-use std::ffi::CStr;
 use std::fmt;
 use std::str::FromStr;
 
@@ -30,24 +29,6 @@ struct TypeFacts {
     kernels: &'static str,
     is_hot: bool,
     nccl: Option<i32>,
-}
-
-/// A call's row: the meanings of its columns are in `catalogue/src/collectives.rs`.
-pub(crate) struct CallFacts {
-    name: &'static str,
-    #[cfg_attr(not(feature = "nvtx"), expect(dead_code, reason = "names of ranges"))]
-    c_name: &'static CStr,
-    pub reads: Extent,
-    pub writes: Extent,
-    pub in_place: InPlace,
-    pub partition: Partition,
-    /// Its kernel's code, where it is the same in every call.
-    pub kernel: Option<u32>,
-    reduces: bool,
-    has_root: bool,
-    has_counts: bool,
-    pub planned_as: PlannedCall,
-    bus: BusFactor,
 }
 
 /// How many elements a rank reads or writes in a call of `count`, which is one rank's share.
@@ -247,42 +228,17 @@ impl FromStr for ReduceOp {
 }
 
 impl CallKind {
-    /// The name of its method: `"all_gather"`, ...
-    pub const fn name(self) -> &'static str {
-        self.facts().name
-    }
-
-    /// The name as C strings are.
-    #[cfg(feature = "nvtx")]
-    pub(crate) const fn c_name(self) -> &'static CStr {
-        self.facts().c_name
-    }
-
-    /// Whether elements are combined.
-    pub const fn reduces(self) -> bool {
-        self.facts().reduces
-    }
-
-    /// Whether one rank has another part than the others.
-    pub const fn has_root(self) -> bool {
-        self.facts().has_root
-    }
-
-    /// Whether shares have counts by rank.
-    pub const fn has_counts(self) -> bool {
-        self.facts().has_counts
-    }
-
     /// Whether every rank reads and writes elements of one message, not of a share for each rank.
+    #[inline]
     pub const fn is_whole(self) -> bool {
-        matches!(self.facts().partition, Partition::Whole) || matches!(self, Self::SendRecv)
+        matches!(self.partition(), Partition::Whole) || matches!(self, Self::SendRecv)
     }
 
     /// Bus bandwidth over algorithm bandwidth between `world_size` ranks: what one rank's link carries of the size, as
     /// `doc/PERFORMANCE.md` of nccl-tests has it, and its `gather.cu`, `scatter.cu` and `sendrecv.cu`.
     pub fn bus_factor(self, world_size: usize) -> f64 {
         let n = world_size as f64;
-        match self.facts().bus {
+        match self.bus() {
             BusFactor::TwiceOthers => 2.0 * (n - 1.0) / n,
             BusFactor::Others => (n - 1.0) / n,
             BusFactor::One => 1.0,

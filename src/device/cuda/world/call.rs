@@ -231,7 +231,7 @@ impl CudaWorld {
         if let Some(epilogue) = first.collective.epilogue() {
             self.check_norm(epilogue, first.dtype, plan, piece)?;
         }
-        let is_reduced = first.collective.facts().planned_as == PlannedCall::AllReduce;
+        let is_reduced = first.collective.kind().planned_as() == PlannedCall::AllReduce;
         let (algorithm, limits) = (is_reduced.then_some(plan.algorithm), self.limits());
         let first = messages.iter().enumerate().map(|(rank, message)| {
             let pulls = message.pulls(algorithm, message.input_bytes(rank, world_size));
