@@ -21,9 +21,9 @@ use crate::error::Result;
 /// is local; the memory goes when every rank has dropped its own, and memory that is shared by CUDA IPC handles when
 /// every rank has dropped its communicator and all of its buffers: the last of them waits up to 2 s for the other
 /// ranks, and where one is late leaves the memory to the end of the next communicator after that rank has dropped its
-/// own. Ranks that share a process must all be idle then, whether or not they share a GPU: the last to drop frees the
-/// memory of all, which waits for the kernels on their GPUs, also one that waits for the rank that frees. Dropping a
-/// communicator is alike. Let the ranks meet before the drop, and again before the next call.
+/// own. Ranks that share a process and a GPU must all be idle then: freeing waits for the kernels on the GPU, also for one
+/// that waits for the rank that frees. Dropping a communicator is alike. Let such ranks meet before the drop, and again
+/// before the next call.
 ///
 /// After a call from it has failed it is this rank's alone: as it was, or in part the result, and no longer registered. On the host it
 /// is private memory then: writing it takes as much memory again, and is a fault where the process has used up its mappings

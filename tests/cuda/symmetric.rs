@@ -1,17 +1,20 @@
 //! Symmetric memory of GPUs: a peer's part by its address, registered and back, and freed together.
 
+use std::sync::Barrier;
+
 use cudarc::driver::DevicePtr;
 use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, Error, ReduceOp};
 
 use crate::fixture::{download, upload, Setup};
-use crate::gpu::{context, gpu, Gpus};
+use crate::gpu::{context, gpu, two_gpus, Gpus};
 use crate::processes::ranks;
 use crate::threads::threads;
 
 tests! {
     gpu => between_threads, between_processes, ranks_must_agree_on_what_they_free;
+    two_gpus => the_last_to_drop_waits_for_no_other_gpu;
 }
 
 const COUNT: usize = 3000;
@@ -80,6 +83,33 @@ fn between_processes(gpus: Gpus) {
             exchange(setup, ordinal, local);
         });
     }
+}
+
+/// Memory is freed by the last rank that drops it, here while the other rank's kernel waits for that very rank. What it hands
+/// back is freed by the owner's next allocation, or with the owner's device.
+fn the_last_to_drop_waits_for_no_other_gpu() {
+    let launched = Barrier::new(2);
+    threads(2, 2, |rank, context| {
+        let own = rank.rank();
+        let communicator = Setup::default().try_build(context, rank).unwrap();
+        let stream = communicator.device().context().new_stream().unwrap();
+        for round in 1..4 {
+            let mut sum = stream.clone_htod(&[round; COUNT]).unwrap();
+            stream.synchronize().unwrap();
+            let mut memory = Some(communicator.symmetric_memory::<u32>(COUNT).unwrap());
+            if own == 0 {
+                memory.take();
+                communicator.all_reduce_in_place(&stream, &mut sum, ReduceOp::Sum).unwrap();
+            }
+            launched.wait();
+            if own == 1 {
+                memory.take();
+                communicator.all_reduce_in_place(&stream, &mut sum, ReduceOp::Sum).unwrap();
+            }
+            communicator.synchronize(&stream).unwrap();
+            assert_eq!(stream.clone_dtoh(&sum).unwrap(), [2 * round; COUNT]);
+        }
+    });
 }
 
 fn ranks_must_agree_on_what_they_free() {

@@ -103,6 +103,11 @@ impl Kernels {
         Ok(kernels)
     }
 
+    /// The number of their context.
+    pub fn context_id(&self) -> u64 {
+        self.id
+    }
+
     /// Loads every kernel, now. Under lazy loading, the default since CUDA 12.2, the driver would load a kernel at its first
     /// launch, which may wait for what runs in the context (CUDA Programming Guide, Lazy Loading, Concurrent Execution): for a
     /// peer's kernel in the same process, say, that spins for the one that is being loaded. All are loaded and not the hot set

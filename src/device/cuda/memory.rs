@@ -160,6 +160,14 @@ impl Memory {
         self.address
     }
 
+    pub fn is_of(&self, context: &CudaContext) -> bool {
+        *self.context == *context
+    }
+
+    pub fn context_id(&self) -> Option<u64> {
+        self.context_id
+    }
+
     /// What a peer needs to map it, `offset` bytes into it.
     pub fn handle(&self, process: [u8; 16], offset: u64, sharing: Sharing) -> Result<Handle> {
         let payload = match sharing {

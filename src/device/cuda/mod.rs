@@ -26,6 +26,7 @@ pub mod probes;
 mod programmatic;
 mod progress;
 mod residency;
+mod returned;
 mod sharing;
 mod stream_context;
 mod world;
@@ -47,6 +48,7 @@ use self::order::LastCall;
 use self::pinned::Pinned;
 use self::programmatic::Programmatic;
 use self::progress::Progress;
+use self::returned::Owner;
 pub use self::sharing::{CudaExports, CudaMemory};
 pub use self::world::{CudaWorld, RegionMemory, WorldCall, WorldPlan, WorldRank};
 use super::{sealed, Device};
@@ -91,6 +93,7 @@ pub struct Cuda {
     progress: Progress,
     /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last_call`.
     calls: Exclusive<()>,
+    owner: Owner,
 }
 
 impl std::fmt::Debug for Cuda {
@@ -127,6 +130,7 @@ impl Cuda {
             copies,
             helper_streams: HelperStreams::default(),
             context,
+            owner: Owner::new(kernels.context_id()),
             kernels,
             process: process_identity()?,
             sharing: None,

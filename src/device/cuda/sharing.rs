@@ -5,11 +5,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use cudarc::driver::CudaContext;
+
 use super::copies::Copies;
 use super::driver;
 use super::handle::{Handle, Sharing};
 use super::memory::Memory;
-use super::Cuda;
+use super::{returned, Cuda};
 use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
 use crate::device::sealed;
 use crate::error::{Error, Result};
@@ -71,10 +73,11 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<()> {
-        let (own, _) = memory.ranks.swap_remove(bootstrap.rank());
+        let mut ranks = std::mem::take(&mut memory.ranks);
+        let (own, _) = ranks.swap_remove(bootstrap.rank());
         // What another holder is left of goes with the last one: a peer in this process holds its own memory.
         let release = |memory| Arc::into_inner(memory).map_or(Ok(()), Memory::release);
-        let closed = memory.ranks.into_iter().try_for_each(|(peers, _)| release(peers));
+        let closed = ranks.into_iter().try_for_each(|(peers, _)| release(peers));
         all_succeeded(closed, bootstrap, timeout)?;
         self.exports.forget(&own);
         all_succeeded(release(own), bootstrap, timeout)
@@ -116,6 +119,7 @@ impl Cuda {
     ) -> Result<CudaMemory> {
         // The probe needs room for its pattern.
         let bytes = bytes.max(size_of::<Pattern>());
+        self.owner.free_returned();
         let own = Memory::allocate(&self.context, &self.copies, bytes, sharing);
         let own = all_succeeded(own, bootstrap, timeout)?;
         if sharing == Sharing::Ipc {
@@ -157,10 +161,13 @@ impl Cuda {
             Ok((memory, handle.offset))
         };
         let imported = descriptors.and_then(|descriptors| {
-            descriptors.into_iter().enumerate().map(import).collect::<Result<Vec<_>>>()
+            let mut memory = CudaMemory { context: Arc::clone(&self.context), ranks: Vec::new() };
+            for descriptor in descriptors.into_iter().enumerate() {
+                memory.ranks.push(import(descriptor)?);
+            }
+            Ok(memory)
         });
-        let ranks = all_succeeded(imported, bootstrap, timeout)?;
-        Ok(CudaMemory { ranks })
+        all_succeeded(imported, bootstrap, timeout)
     }
 
     /// Writes a pattern to own memory and reads the peers': a device may report peer access, and open handles, and still not
@@ -200,6 +207,8 @@ impl Cuda {
 
 /// An allocation of this rank and its mappings of the peers' counterparts.
 pub struct CudaMemory {
+    /// This rank's.
+    context: Arc<CudaContext>,
     /// By rank: the memory, and where in it the shared bytes begin.
     ranks: Vec<(Arc<Memory>, u64)>,
 }
@@ -209,6 +218,14 @@ impl CudaMemory {
     pub(super) fn part(&self, rank: usize) -> (&Arc<Memory>, u64) {
         let (memory, offset) = &self.ranks[rank];
         (memory, *offset)
+    }
+}
+
+impl Drop for CudaMemory {
+    fn drop(&mut self) {
+        for (memory, _) in self.ranks.drain(..) {
+            returned::let_go(memory, &self.context);
+        }
     }
 }
 
