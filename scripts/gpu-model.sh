@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Predicts how long the allreduce kernels take on GPUs, from what nvcc made of them: docs/gpu-model.md has the model. No GPU is needed;
+# Predicts how long the allreduce kernels take on GPUs, from what nvcc made of them: lab/gpu-model.md has the model. No GPU is needed;
 # nvcc is fetched.
 #   scripts/gpu-model.sh [-o FOLDER] [ARGUMENTS...]
 # leaves H100's predictions in FOLDER (target/gpu-model), as gpu-model.json and gpu-model.html, and shows them as a table.
@@ -23,7 +23,7 @@ if [ ! -e "$out/kernels.cubin" ] || [ -n "$(find csrc build/nvcc.flags -newer "$
   "$nvcc" -ptx -lineinfo -arch=compute_90 "${flags[@]}" -I csrc -o "$out/kernels.ptx" csrc/cuda/kernels.cu
   "$(dirname "$nvcc")/ptxas" -arch=sm_90 -o "$out/kernels.cubin" "$out/kernels.ptx"
 fi
-references=tests/ptx_machine/tests/references/references.cu
+references=lab/ptx_machine/tests/references/references.cu
 "$nvcc" -ptx -lineinfo -arch=compute_90 -std=c++17 -O3 -o "$out/references.ptx" "$references"
 
 cargo run --quiet --release --package fast-allreduce-ptx-machine --bin ptx-clock -- "$out/kernels.ptx" \

@@ -101,8 +101,8 @@ languages() {
 prefix=$scratch/usr features=
 if [ "${1:-}" = --stand-in ]; then
   features=cuda
-  export FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc
-  tests/stand_in_driver/build.sh "$target/stand-in"
+  export FAST_ALLREDUCE_NVCC=$PWD/lab/stand_in_driver/nvcc
+  lab/stand_in_driver/build.sh "$target/stand-in"
 fi
 if ! capi/install.sh --prefix "$prefix" --features "$features" >"$scratch/install" 2>&1; then
   tail -n 40 "$scratch/install"

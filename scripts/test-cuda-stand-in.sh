@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests of the CUDA device on a machine without a GPU: with tests/stand_in_driver as the driver. What it shows is
+# Runs the tests of the CUDA device on a machine without a GPU: with lab/stand_in_driver as the driver. What it shows is
 # about the Rust side and the host's kernels, and nothing about a GPU.
 #   scripts/test-cuda-stand-in.sh [ARGUMENTS OF THE TESTS]
 # CUDA_FEATURE is the feature to build with (default cuda-13000).
@@ -8,10 +8,10 @@ cd "$(dirname "$0")/.."
 
 target=${CARGO_TARGET_DIR:-$PWD/target}
 driver=$target/stand-in
-tests/stand_in_driver/build.sh "$driver"
+lab/stand_in_driver/build.sh "$driver"
 
 # The placeholder for kernels, unless a compiler was asked for by name.
-export FAST_ALLREDUCE_NVCC="${FAST_ALLREDUCE_NVCC:-$PWD/tests/stand_in_driver/nvcc}"
+export FAST_ALLREDUCE_NVCC="${FAST_ALLREDUCE_NVCC:-$PWD/lab/stand_in_driver/nvcc}"
 export FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in
 export LD_LIBRARY_PATH="$driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 exec cargo test -p fast-allreduce --features "${CUDA_FEATURE:-cuda-13000}" --test cuda -- "$@"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Executes what nvcc makes of csrc/ for GPUs, on the CPU, instruction by instruction: tests/ptx_machine has the machine, and its README
+# Executes what nvcc makes of csrc/ for GPUs, on the CPU, instruction by instruction: lab/ptx_machine has the machine, and its README
 # what it shows and what not. No GPU is needed; nvcc is fetched.
 #   scripts/test-ptx.sh                 all: the machine's own tests, the kernels of the hot set in many orders with races looked for,
 #                                       the tests of the CUDA device on the machine, some of them again with races looked for and with
@@ -58,7 +58,7 @@ program() {
 # The CUDA device's own tests, as scripts/test-cuda-stand-in.sh builds them: with a placeholder, for which the machine takes nvcc's
 # kernels.
 cuda_program() {
-  FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc \
+  FAST_ALLREDUCE_NVCC=$PWD/lab/stand_in_driver/nvcc \
     program -p fast-allreduce --features "${CUDA_FEATURE:-cuda-13000}" --test cuda
 }
 # cuda SETTING ARGUMENTS...: with a setting of the machine, or `-`. More rounds of a test are no other instructions.
@@ -75,7 +75,7 @@ case "${1:-}" in
   --device) machine= && shift ;;
 esac
 cargo build --release --package fast-allreduce-ptx-machine
-STAND_IN_MACHINE=$target/release/libfast_allreduce_ptx_machine.a tests/stand_in_driver/build.sh "$driver"
+STAND_IN_MACHINE=$target/release/libfast_allreduce_ptx_machine.a lab/stand_in_driver/build.sh "$driver"
 export LD_LIBRARY_PATH=$driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 tests=none
 [ -z "$device" ] || tests=$(cuda_program)
@@ -94,7 +94,7 @@ machine() {
 plants() {
   local program=none
   [ -z "$machine" ] || program=$(program --release --package fast-allreduce-ptx-machine --test kernels) || return
-  PTX_MACHINE_COVERAGE='' PTX_MACHINE_MODULE=$ptx tests/ptx_machine/plants.sh "$PTX_NVCC" "$program" "$tests"
+  PTX_MACHINE_COVERAGE='' PTX_MACHINE_MODULE=$ptx lab/ptx_machine/plants.sh "$PTX_NVCC" "$program" "$tests"
 }
 # All ranks in one launch; and again with races looked for, but for grids that change, since grids stay small. Messages around
 # boundaries are between threads.
@@ -117,9 +117,9 @@ ended() {
 }
 
 export PTX_MACHINE_COVERAGE=$coverage
-# What the clock predicts for published protocols, beside what was published: docs/gpu-model.md.
+# What the clock predicts for published protocols, beside what was published: lab/gpu-model.md.
 references() {
-  "$PTX_NVCC" -ptx -lineinfo -arch=compute_90 -std=c++17 -O3 -o "$work/references.ptx" tests/ptx_machine/tests/references/references.cu
+  "$PTX_NVCC" -ptx -lineinfo -arch=compute_90 -std=c++17 -O3 -o "$work/references.ptx" lab/ptx_machine/tests/references/references.cu
   "$target/release/ptx-clock" "$work/references.ptx" --algorithms sentinel_one_shot --ranks 2 --sizes 8K \
     --references "$work/references.ptx" --most-off 35
 }
@@ -135,7 +135,7 @@ if [ -n "$device" ]; then
   status=0
   wait "$in_background" || status=$?
   count "CUDA device, all ranks in one launch" ended "$status" "$work/one_launch"
-  "$target/release/ptx-coverage" "$ptx" "$coverage" tests/ptx_machine/coverage.list csrc >"$work/covered" 2>&1 &
+  "$target/release/ptx-coverage" "$ptx" "$coverage" lab/ptx_machine/coverage.list csrc >"$work/covered" 2>&1 &
   in_background=$!
 fi
 count "planted bugs" plants

@@ -18,8 +18,8 @@ case ${1:-} in
   --stand-in)
     tests=cuda
     work=$CARGO_TARGET_DIR/python-cuda
-    export FAST_ALLREDUCE_NVCC=$PWD/tests/stand_in_driver/nvcc
-    tests/stand_in_driver/build.sh "$CARGO_TARGET_DIR/stand-in"
+    export FAST_ALLREDUCE_NVCC=$PWD/lab/stand_in_driver/nvcc
+    lab/stand_in_driver/build.sh "$CARGO_TARGET_DIR/stand-in"
     ;;
 esac
 mkdir -p "$work"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws docs/peers-light.svg and docs/peers-dark.svg from what run.py --json has measured.
 
-    benches/peers/figure.py [FILE]        # by default docs/peers.json
+    benches/peers/figure.py [FILE]        # by default lab/journal/peers.json
 
 For each size a group of bars: how many times as long as ours each library takes. Fails where the file lacks a figure.
 """
@@ -91,7 +91,7 @@ def draw(record: dict, theme: dict) -> str:
 
 
 def main() -> None:
-    source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/peers.json"
+    source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "lab/journal/peers.json"
     record = json.loads(source.read_text())
     for name, theme in THEMES.items():
         (ROOT / f"docs/peers-{name}.svg").write_text(draw(record, theme))

@@ -7,7 +7,7 @@
 // Bytes are pushed, as links take posted writes better than reads, and by plain stores, which use more of a
 // link than packets do. Whose staging a rank writes does not matter: nobody writes a generation again before
 // everybody has finished the pull that used it (core/region.cuh), and barriers order all that is read, as in
-// a two-shot pull (tests/litmus/programs/protocol/two_shot.litmus, staging_reuse.litmus).
+// a two-shot pull (lab/litmus/programs/protocol/two_shot.litmus, staging_reuse.litmus).
 //
 // An owner quantises its own part as the others do theirs, and has the sum from what it sends: so a result
 // depends neither on who owns it nor on the number of slices, and all ranks have the same.

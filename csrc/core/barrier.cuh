@@ -12,7 +12,7 @@ namespace FA_NAMESPACE {
 // sees W; and the fences of `send_signal` on the peer, after R, and here, after the store and before W.
 // Were the peer's fence the first of the two, R would be before W in causality order and could not see it. So
 // this one is the first, and whoever is signalled by that peer, itself included, sees the store when it looks
-// after that signal (tests/litmus/programs/protocol/revoked.litmus, revoked_slice.litmus). The read may race
+// after that signal (lab/litmus/programs/protocol/revoked.litmus, revoked_slice.litmus). The read may race
 // with W; what it read goes to nobody.
 template <class Block>
 FA_FN void revoke(const FaLaunch &launch, Block &block) {

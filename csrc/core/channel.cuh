@@ -12,7 +12,7 @@
 // Ordering: the sender's data, then its release of the number; the receiver's acquire of it, then its reads,
 // then its release of the credit; the sender's acquire of that, then its next data in the slot. A sync on
 // both sides of each flag joins the threads of a block to the one that accesses it
-// (tests/litmus/programs/protocol/channel.litmus).
+// (lab/litmus/programs/protocol/channel.litmus).
 #pragma once
 
 #include "pack.cuh"

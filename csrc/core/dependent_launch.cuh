@@ -4,7 +4,7 @@
 //
 // Memory. A kernel waits before it reads or writes any memory but its parameters: until the launch before it
 // has ended, and what that wrote is seen. So between two launches of a rank there is the same order as
-// without the attribute (tests/litmus/programs/protocol/registered_start.litmus takes it as an axiom), and
+// without the attribute (lab/litmus/programs/protocol/registered_start.litmus takes it as an axiom), and
 // two generations of mailboxes and staging are enough, as the algorithms say. The launch before is the last
 // one of the stream alone: that the ones before that have ended too follows from its having waited. A foreign
 // kernel that is launched with the attribute must therefore wait as well, at some time before it ends.

@@ -7,7 +7,7 @@
 // a location are not ordered by base causality order alone: there must be an alias proxy fence along its path
 // (PTX ISA, Memory Consistency Model: Proxies, and proxy-preserved base causality order). Every path from
 // what a block has accessed to what any block accesses after a barrier goes through the lanes that signal:
-// they have the fence (tests/litmus/programs/protocol/nvls_*.litmus). It is a membar.gl, too dear for every
+// they have the fence (lab/litmus/programs/protocol/nvls_*.litmus). It is a membar.gl, too dear for every
 // thread.
 #pragma once
 

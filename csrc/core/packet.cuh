@@ -48,7 +48,7 @@ FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch, Marks marks = kTagged) {
 //
 // The receiver empties what it has read. Two generations suffice: a sender writes a word again two launches
 // later, when it has heard from the receiver in the launch between, before which the receiver's launch had
-// ended (tests/litmus/programs/protocol/sentinel.litmus).
+// ended (lab/litmus/programs/protocol/sentinel.litmus).
 constexpr u64 kLastSign = u64(1) << 63;
 static_assert(FA_CUDA_SENTINEL_BYTES == FA_CUDA_PACK_BYTES, "as abi.h says");
 
@@ -140,7 +140,7 @@ FA_FN const Pack &sum_of(const Pack &pack, Tag) { return pack; }
 //
 // A sender has the same share whatever the algorithm: with one sender to a word, coherence alone orders its
 // packets. Two senders' packets would be ordered by nothing, as packets are relaxed, and an older one could
-// stay (tests/litmus/programs/protocol/mailbox_layouts.litmus).
+// stay (lab/litmus/programs/protocol/mailbox_layouts.litmus).
 FA_FN u32 mailbox_share(const FaLaunch &launch, u32 world) {
   // A division of 32 bits: that of 64 is a function on a GPU.
   return u32(launch.mailbox_bytes / kSlotBytes) / world;

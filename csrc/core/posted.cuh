@@ -112,7 +112,7 @@ FA_FN void end_send(const FaLaunch &launch, const Channel &channel, const Portio
 // it is the other way about, and the look after the fence sees the store.
 //
 // For packets the credit is relaxed: nobody comes here before they have all been read, and what comes into
-// their place later has another mark (tests/litmus/programs/protocol/channel_packets.litmus).
+// their place later has another mark (lab/litmus/programs/protocol/channel_packets.litmus).
 FA_FN u64 end_receive(const FaLaunch &launch, Channel &channel, const Portion &part, bool posted) {
   const bool gives = posted || gives_credit(launch, channel.number);
   const bool in_order = posted || (gives && !(is_packets(launch, part) && channel.has_released));

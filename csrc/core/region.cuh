@@ -23,7 +23,7 @@ FA_FN bool find_registered(const FaLaunch &launch, u32 rank, u64 source, u64 *ad
 // Which launch this is. The generation of mailboxes goes by the epoch, that of staging and signals by the
 // number of pulls: between two pulls of one generation there must be a barrier, whose release and acquire
 // order the reads of the one before the writes of the other. A push in between would not do, as packets are
-// relaxed (tests/litmus/programs/protocol/pull_push_pull.litmus).
+// relaxed (lab/litmus/programs/protocol/pull_push_pull.litmus).
 struct LaunchState {
   u32 epoch;
   u32 pulls;

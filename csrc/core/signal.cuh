@@ -34,7 +34,7 @@ struct Arrival {
 // Release: what this block did comes before the signal. At the second barrier `revoke` wants that in the
 // order of its own fence. At the start it is needed for what was staged in this launch. What peers read where
 // it is was written earlier, by kernels that this one follows in its stream, and that these are complete for
-// all of the system is an axiom (tests/litmus/programs/protocol/registered_start.litmus): every launch rests
+// all of the system is an axiom (lab/litmus/programs/protocol/registered_start.litmus): every launch rests
 // on it, as staging is written again because the kernels that read it have ended.
 FA_FN void send_signal(const FaLaunch &launch, FaSignal *signal, BarrierStage stage, u32 epoch) {
   if (stage == kSecond)

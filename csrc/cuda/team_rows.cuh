@@ -12,7 +12,7 @@
 // sends to itself: nobody else writes what it has of its own mailbox, in any launch. A word with the epoch of
 // this launch has been written in this launch, as all words of mailboxes have tags. Word and tag are one
 // access, and nothing else is read after it that needs its order: so it is relaxed
-// (tests/litmus/programs/protocol/team_words.litmus).
+// (lab/litmus/programs/protocol/team_words.litmus).
 //
 // The blocks of a team wait for each other, and so have to be resident at once: a grid is no larger than what
 // is (src/plan/grid.rs). No wait is part of a circle: a block sends its inputs before it waits for any, its

@@ -43,7 +43,7 @@ pub(super) const HOST_INTEL: [Row; 10] = [
 ];
 
 /// Those of GPUs of which every pair has NVLink. Nobody has measured them: the PTX machine's clock predicts which direct algorithm
-/// is the fastest between 2 and 8 ranks, for bf16 in graphs, from 1 KiB to 8 MiB (docs/gpu-model.md has its figures, and what it
+/// is the fastest between 2 and 8 ranks, for bf16 in graphs, from 1 KiB to 8 MiB (lab/gpu-model.md has its figures, and what it
 /// leaves out). Within some 5 % of the fastest an algorithm is as good, so that there are few rows.
 ///
 /// * They are for sums of f16, bf16 and f32, whose packets have no tags. Others pull from 256 KiB on (`Planner::all_reduce`).

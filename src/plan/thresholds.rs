@@ -1,5 +1,5 @@
 //! Sizes at which one way to do a call becomes faster than another, with where each comes from. "Predicted" is by the PTX machine's clock
-//! (docs/gpu-model.md). The plan tables are in `built_in`.
+//! (lab/gpu-model.md). The plan tables are in `built_in`.
 
 use crate::abi;
 

@@ -64,7 +64,7 @@ pub fn stand_in_of_parent() -> Found<Option<Gpus>> {
     }
 }
 
-/// Whether the PTX machine looks at each access of kernels (tests/ptx_machine): it does so for launches of few threads.
+/// Whether the PTX machine looks at each access of kernels (lab/ptx_machine): it does so for launches of few threads.
 pub fn is_observed() -> bool {
     ["PTX_MACHINE_RACE", "PTX_MACHINE_LATE"]
         .iter()

@@ -31,7 +31,7 @@ pub enum Of {
 pub fn fail(function: &str, nth: u64, code: u32, of: Of) {
     type Fail = unsafe extern "C" fn(*const c_char, u64, c_uint, c_int);
     let function = CString::new(function).unwrap();
-    // SAFETY: declared so in tests/stand_in_driver/functions.h; the name is copied before it returns.
+    // SAFETY: declared so in lab/stand_in_driver/functions.h; the name is copied before it returns.
     unsafe {
         let fail = std::mem::transmute::<*mut c_void, Fail>(symbol(c"stand_in_fail"));
         fail(function.as_ptr(), nth, code, c_int::from(of == Of::ThisThread));
@@ -42,7 +42,7 @@ pub fn fail(function: &str, nth: u64, code: u32, of: Of) {
 pub fn take_back() -> u32 {
     type Fail = unsafe extern "C" fn(*const c_char, u64, c_uint, c_int);
     type Left = unsafe extern "C" fn() -> c_uint;
-    // SAFETY: declared so in tests/stand_in_driver/functions.h.
+    // SAFETY: declared so in lab/stand_in_driver/functions.h.
     unsafe {
         let left = std::mem::transmute::<*mut c_void, Left>(symbol(c"stand_in_failures_left"))();
         std::mem::transmute::<*mut c_void, Fail>(symbol(c"stand_in_fail"))(std::ptr::null(), 0, 0, 0);
@@ -53,7 +53,7 @@ pub fn take_back() -> u32 {
 /// Runs a test's own driver calls: they are neither counted nor fail.
 pub fn aside<R>(body: impl FnOnce() -> R) -> R {
     type Pause = unsafe extern "C" fn(c_int);
-    // SAFETY: declared so in tests/stand_in_driver/functions.h.
+    // SAFETY: declared so in lab/stand_in_driver/functions.h.
     let pause = unsafe { std::mem::transmute::<*mut c_void, Pause>(symbol(c"stand_in_pause")) };
     // SAFETY: sets a variable of this thread.
     unsafe { pause(1) };
@@ -77,7 +77,7 @@ fn calls_by(counter: &CStr) -> BTreeMap<String, u64> {
     type Name = unsafe extern "C" fn(c_uint) -> *const c_char;
     type Calls = unsafe extern "C" fn(*const c_char) -> u64;
     let mut all = BTreeMap::new();
-    // SAFETY: declared so in tests/stand_in_driver/functions.h; names live as long as the library.
+    // SAFETY: declared so in lab/stand_in_driver/functions.h; names live as long as the library.
     unsafe {
         let name_of = std::mem::transmute::<*mut c_void, Name>(symbol(c"stand_in_function"));
         let calls_of = std::mem::transmute::<*mut c_void, Calls>(symbol(counter));
@@ -99,7 +99,7 @@ fn calls_by(counter: &CStr) -> BTreeMap<String, u64> {
 pub fn live() -> BTreeMap<String, u64> {
     type Live = unsafe extern "C" fn(c_uint, *mut u64) -> *const c_char;
     let mut all = BTreeMap::new();
-    // SAFETY: declared so in tests/stand_in_driver/functions.h; names live as long as the library.
+    // SAFETY: declared so in lab/stand_in_driver/functions.h; names live as long as the library.
     unsafe {
         let live = std::mem::transmute::<*mut c_void, Live>(symbol(c"stand_in_live"));
         for index in 0.. {

@@ -1,4 +1,4 @@
-//! The CUDA device, against the same oracle as the host: on a GPU, or with `tests/stand_in_driver` without one.
+//! The CUDA device, against the same oracle as the host: on a GPU, or with `lab/stand_in_driver` without one.
 //!
 //! Without a driver or a device every test is ignored. `FAST_ALLREDUCE_REQUIRE`, a list of `cuda`, `two-gpus`, `stand-in` and
 //! `no-kernels`, names what must be there. `scripts/test-cuda-stand-in.sh` runs it all with the stand-in.

@@ -1,4 +1,4 @@
-//! The step `costs`: microbenchmarks, and the constants that the clock of the PTX machine takes from them (docs/gpu-model.md).
+//! The step `costs`: microbenchmarks, and the constants that the clock of the PTX machine takes from them (lab/gpu-model.md).
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 

@@ -26,7 +26,7 @@ pub enum Record {
     Check { name: String, cases: u64, error: Option<String> },
     /// A measurement, with its place in a table.
     Figure { table: String, row: String, column: String, value: f64 },
-    /// A constant of the clock of the PTX machine (docs/gpu-model.md), in its unit there.
+    /// A constant of the clock of the PTX machine (lab/gpu-model.md), in its unit there.
     Constant { name: String, value: f64 },
     /// What was left out.
     Skipped { name: String, why: String },

@@ -1,0 +1,334 @@
+//! Predicts how long the allreduce kernels take on a GPU, from what nvcc made of them: lab/gpu-model.md.
+//!
+//!     ptx-clock kernels.ptx --machine h100 --ranks 2,4,8 --sizes 8K,64K,1M
+//!     ptx-clock kernels.ptx --ranks 8 --sizes 8K --algorithms one_shot_push --path
+
+#[path = "../../../../../src/abi/bindings.rs"]
+#[allow(dead_code, missing_docs, clippy::all)]
+mod abi;
+mod elf;
+mod job;
+mod messages;
+mod page;
+mod plan;
+mod published;
+mod reference;
+mod results;
+#[path = "../../../../../src/plan/row_turns.rs"]
+mod row_turns;
+mod world;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+
+use clap::Parser;
+use fast_allreduce_ptx_machine::clock::{Cause, Machine, Timing, MACHINES};
+use fast_allreduce_ptx_machine::Program;
+
+use job::{Call, Dtype, Op, Shape};
+use published::PUBLISHED;
+use results::{cold_us, size, Compared, Predicted, Results};
+
+/// Predicts the time of allreduce kernels on a GPU, from their PTX.
+#[derive(Parser)]
+struct Arguments {
+    /// What nvcc made of csrc/cuda/kernels.cu, with -lineinfo.
+    ptx: PathBuf,
+    /// A row of the table of constants.
+    #[arg(long, default_value = "h100")]
+    machine: String,
+    /// Constants measured on a machine: lines of `name = value`, or the JSON of `fast-allreduce gpu-check`.
+    #[arg(long)]
+    constants: Option<PathBuf>,
+    /// Shows the constants, in the form that --constants takes, and does nothing else.
+    #[arg(long)]
+    show_constants: bool,
+    #[arg(long, value_delimiter = ',', default_value = "2,4,8")]
+    ranks: Vec<usize>,
+    #[arg(long, value_delimiter = ',', default_value = "1K,8K,32K,64K,128K,256K,512K,1M,8M", value_parser = bytes)]
+    sizes: Vec<usize>,
+    /// one_shot_pull and so on, with `+` behind it for registered inputs; one_shot_pull_norm and so on, with a residual and rows that
+    /// are normalised; messages: send, send_recv, all_to_all, gather; or a protocol of the reference kernels.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "one_shot_push,one_shot_pull,one_shot_pull+,two_shot_push,two_shot_pull,two_shot_pull+"
+    )]
+    algorithms: Vec<String>,
+    /// bf16, f16 or f32; or i8, i32 or i64, by the kernels of any world.
+    #[arg(long, default_value = "bf16")]
+    dtype: String,
+    /// sum; or prod, min, max, and avg of i8 and i32, by the kernels of any world. Not prod of i64.
+    #[arg(long, default_value = "sum")]
+    op: String,
+    /// By the kernels of any world, as checked calls.
+    #[arg(long)]
+    any: bool,
+    /// Elements of the rows that are normalised.
+    #[arg(long, default_value_t = 5120, value_parser = clap::value_parser!(u32).range(8..=i64::from(abi::FA_MAX_ROW)))]
+    row: u32,
+    /// Most blocks of a launch; as the plan has it unless given.
+    #[arg(long)]
+    blocks: Option<u32>,
+    /// Most threads of a block, likewise.
+    #[arg(long)]
+    threads: Option<u32>,
+    /// Calls in a row.
+    #[arg(long, default_value_t = 3)]
+    turns: usize,
+    /// Blocks of each rank that are simulated; 0: all. As many as are quick unless given.
+    #[arg(long)]
+    simulate: Option<u32>,
+    /// Kernels follow each other in a stream, not in a graph.
+    #[arg(long)]
+    stream: bool,
+    /// With the attribute of programmatic dependent launch.
+    #[arg(long)]
+    programmatic: bool,
+    /// What nvcc made of tests/references/references.cu: compares predictions for it with published figures.
+    #[arg(long)]
+    references: Option<PathBuf>,
+    /// Fails where a reference's prediction is further off than so many per cent.
+    #[arg(long)]
+    most_off: Option<f64>,
+    /// The kernels' cubin, for the size of their code.
+    #[arg(long)]
+    cubin: Option<PathBuf>,
+    /// Shows where the time of each call goes.
+    #[arg(long)]
+    causes: bool,
+    /// Shows its critical path, step by step.
+    #[arg(long)]
+    path: bool,
+    /// Writes everything as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Writes a page with charts.
+    #[arg(long)]
+    html: Option<PathBuf>,
+}
+
+/// Threads that are simulated at once, of all ranks, unless it is said how many blocks.
+const THREADS: u32 = 8 << 10;
+/// The same, for references.
+const REFERENCE_THREADS: u32 = 16 << 10;
+
+/// Bytes, with K or M behind them.
+fn bytes(text: &str) -> Result<usize, String> {
+    let (number, unit) = match text.strip_suffix(['K', 'k']) {
+        Some(number) => (number, 1 << 10),
+        None => text.strip_suffix(['M', 'm']).map_or((text, 1), |number| (number, 1 << 20)),
+    };
+    let number: usize = number.parse().map_err(|_| format!("{text} is no size"))?;
+    number
+        .checked_mul(unit)
+        .filter(|&bytes| bytes > 0 && bytes % 16 == 0)
+        .ok_or_else(|| format!("{text} is no size"))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn program(path: &Path) -> Result<Program, String> {
+    let text = String::from_utf8(read(path)?).map_err(|_| format!("{}: no text", path.display()))?;
+    Program::load_timed(&text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn machine(arguments: &Arguments) -> Result<Machine, String> {
+    let name = &arguments.machine;
+    let unknown = || format!("there is no machine {name}: {}", MACHINES.join(", "));
+    let mut machine = Machine::named(name).ok_or_else(unknown)?;
+    if let Some(path) = &arguments.constants {
+        let text = String::from_utf8_lossy(&read(path)?).into_owned();
+        machine.put(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(machine)
+}
+
+/// A call in a grid of so many blocks and threads at most.
+fn shape(arguments: &Arguments, (blocks, threads): (u32, u32), ranks: usize, simulated: u32) -> Shape {
+    let quick = (simulated / (ranks as u32 * threads)).max(1);
+    Shape {
+        blocks,
+        threads,
+        turns: arguments.turns,
+        simulate: arguments.simulate.unwrap_or(quick),
+        stream: arguments.stream,
+        programmatic: arguments.programmatic,
+    }
+}
+
+/// All of them, each on a thread of its own as far as there are CPUs.
+fn all<T: Send>(count: usize, one: impl Fn(usize) -> Result<T, String> + Sync) -> Result<Vec<T>, String> {
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::new());
+    let work = || loop {
+        let i = next.fetch_add(1, Ordering::Relaxed);
+        if i >= count {
+            return;
+        }
+        let result = one(i);
+        if result.is_err() {
+            next.store(count, Ordering::Relaxed);
+        }
+        results.lock().unwrap_or_else(|error| error.into_inner()).push((i, result));
+    };
+    std::thread::scope(|scope| {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(count);
+        (0..threads).for_each(|_| _ = scope.spawn(work));
+    });
+    let mut results = results.into_inner().unwrap_or_else(|error| error.into_inner());
+    results.sort_by_key(|(i, _)| *i);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+fn ours(arguments: &Arguments, machine: &Machine, rows: &[plan::Row]) -> Result<Vec<Predicted>, String> {
+    let dtype = Dtype::named(&arguments.dtype)
+        .ok_or_else(|| format!("there is no prediction of {}", arguments.dtype))?;
+    let op = Op::named(&arguments.op).ok_or_else(|| format!("there is no prediction of {}", arguments.op))?;
+    let any = arguments.any || arguments.op != "sum" || dtype.is_integer();
+    let program = program(&arguments.ptx)?;
+    let sizes = match &arguments.cubin {
+        Some(path) => {
+            elf::code_sizes(&read(path)?).map_err(|error| format!("{}: {error}", path.display()))?
+        }
+        None => Vec::new(),
+    };
+    let row = arguments.row;
+    let mut calls = Vec::new();
+    for &ranks in &arguments.ranks {
+        for algorithm in &arguments.algorithms {
+            let each = arguments.sizes.iter();
+            calls.extend(each.map(|&bytes| Call {
+                algorithm: algorithm.clone(),
+                dtype,
+                ranks,
+                bytes,
+                row,
+                op,
+                any,
+            }));
+        }
+    }
+    all(calls.len(), |i| {
+        let call = calls[i].clone();
+        let planned_as = match call.algorithm.trim_end_matches('+') {
+            "two_shot_quantized" => "two_shot_pull",
+            algorithm => algorithm.trim_end_matches("_norm"),
+        };
+        let (blocks, threads) = plan::shape(rows, planned_as, call.ranks);
+        let most = (arguments.blocks.unwrap_or(blocks), arguments.threads.unwrap_or(threads));
+        let shape = shape(arguments, most, call.ranks, THREADS);
+        let (blocks, threads) = call.grid(&shape, machine);
+        let timing = call.predict(&program, machine, &shape)?;
+        let code = sizes.iter().find(|(name, _)| *name == call.kernel());
+        let code = code.map(|&(_, bytes)| (bytes, bytes as f64 * timing.code_executed));
+        Ok(Predicted { call, blocks, threads, timing, code })
+    })
+}
+
+fn compared(arguments: &Arguments, machine: &Machine, path: &Path) -> Result<Vec<Compared>, String> {
+    let program = program(path)?;
+    let of_machine = PUBLISHED.iter().filter(|published| published.machine == machine.name);
+    let points =
+        of_machine.flat_map(|published| published.points.iter().map(move |point| (published, point)));
+    let points: Vec<_> = points
+        .filter_map(|(published, &(bytes, us))| Some((published, bytes, us, published.reference(bytes)?)))
+        .collect();
+    let dtype = Dtype::named("bf16").ok_or("no bf16")?;
+    let op = Op::named("sum").ok_or("no sum")?;
+    all(points.len(), |i| {
+        let (published, bytes, us, reference) = points[i];
+        let (algorithm, ranks) = (reference.to_owned(), published.ranks);
+        let call = Call { algorithm, dtype, ranks, bytes, row: 0, op, any: false };
+        let shape = shape(arguments, published::shape_of(reference), call.ranks, REFERENCE_THREADS);
+        let predicted_us = call.predict(&program, machine, &shape)?.call_ns / 1e3;
+        Ok(Compared { published, bytes, us, reference, predicted_us })
+    })
+}
+
+fn run(arguments: &Arguments) -> Result<(), String> {
+    let machine = machine(arguments)?;
+    if arguments.show_constants {
+        print!("{}", machine.text());
+        return Ok(());
+    }
+    let rows = plan::rows(&machine);
+    let ours = ours(arguments, &machine, &rows)?;
+    let compared = match &arguments.references {
+        Some(path) => compared(arguments, &machine, path)?,
+        None => Vec::new(),
+    };
+    let dtype = Dtype::named(&arguments.dtype).map_or("", |dtype| dtype.name);
+    let results = Results { machine, dtype, rows, ours, compared };
+    if arguments.causes || arguments.path {
+        results.ours.iter().for_each(|result| show(arguments, &results.machine, result));
+    }
+    print!("{}", results.table());
+    let write = |path: &Option<PathBuf>, text: &dyn Fn() -> Result<String, String>| match path {
+        Some(path) => std::fs::write(path, text()?).map_err(|error| format!("{}: {error}", path.display())),
+        None => Ok(()),
+    };
+    write(&arguments.json, &|| Ok(results.json()))?;
+    write(&arguments.html, &|| page::page(&results).map_err(|error| error.to_string()))?;
+    let most = arguments.most_off.unwrap_or(f64::MAX);
+    match results.compared.iter().find(|one| one.off().abs() > most) {
+        Some(one) => Err(format!("{} at {} bytes: off by {:+.0} %", one.reference, one.bytes, one.off())),
+        None => Ok(()),
+    }
+}
+
+fn show(arguments: &Arguments, machine: &Machine, result: &Predicted) {
+    let Predicted { call, blocks, threads, timing, code } = result;
+    let Timing { round_trips, flights, counts, .. } = timing;
+    println!(
+        "{} {} ranks {}: {:.2} us, {blocks} x {threads} threads, {round_trips} remote loads and {flights} flights in a row, \
+         {:.0} instructions a warp, {} syncs, {} fences",
+        call.algorithm,
+        call.ranks,
+        size(call.bytes),
+        result.us(),
+        counts.instructions / counts.warps.max(1.0),
+        counts.syncs,
+        counts.fences,
+    );
+    if let Some((bytes, executed)) = code {
+        let cold = cold_us(machine, *executed);
+        println!("    {executed:.0} of {bytes} bytes of code; {cold:.2} us more where no cache has them");
+    }
+    for (what, all) in [("loads from", &counts.loads), ("stores to", &counts.stores)] {
+        for (device, traffic) in all {
+            let (bytes, sectors, partial) = (traffic.bytes, traffic.sectors, traffic.partial);
+            println!(
+                "    {what} {device}: {bytes:.0} bytes, {sectors:.0} sectors, {partial:.0} of them in part"
+            );
+        }
+    }
+    let causes = Cause::ALL.iter().filter_map(|cause| Some((cause.name(), timing.causes.get(cause)? / 1e3)));
+    let texts: Vec<String> = causes.map(|(name, us)| format!("{name} {us:.2}")).collect();
+    println!("    {}", texts.join(", "));
+    for step in timing.path.iter().filter(|_| arguments.path) {
+        let (block, warp) = step.warp;
+        println!(
+            "    {:>8.1} {:>7.1} ns  rank {} block {block} warp {warp:<2} {:<12} {}",
+            step.start_ns,
+            step.end_ns - step.start_ns,
+            step.rank,
+            step.cause.name(),
+            step.place
+        );
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ptx-clock: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! What things cost on a machine: one table, a row for each machine. lab/gpu-model.md says where the numbers are from, and how to
+//! put in those of a real GPU.
+
+use std::fmt::Write as _;
+
+macro_rules! constants {
+    ($($name:ident, $unit:literal, $what:literal;)*) => {
+        /// A row of the table.
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct Machine {
+            /// As it is asked for.
+            pub name: String,
+            $(#[doc = concat!($what, ", in ", $unit)] pub $name: f64,)*
+        }
+
+        impl Machine {
+            /// Name, value, unit and meaning of each constant.
+            pub fn constants(&self) -> Vec<(&'static str, f64, &'static str, &'static str)> {
+                vec![$((stringify!($name), self.$name, $unit, $what),)*]
+            }
+
+            fn constant(&mut self, name: &str) -> Option<&mut f64> {
+                match name {
+                    $(stringify!($name) => Some(&mut self.$name),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+constants! {
+    sms, "", "multiprocessors";
+    ghz, "GHz", "their clock";
+    alu_cycles, "cycles", "until a result of simple arithmetic can be used";
+    branch_cycles, "cycles", "from a branch to the next instruction";
+    shared_cycles, "cycles", "load from shared memory; shuffles and votes are taken to be the same";
+    l1_cycles, "cycles", "load that hits the first-level cache";
+    l2_cycles, "cycles", "load that hits the second-level cache";
+    constant_cycles, "cycles", "first touch of a line of parameters";
+    special_cycles, "cycles", "read of a special register";
+    sync_cycles, "cycles", "sync of a block, with no warps";
+    sync_warp_cycles, "cycles", "the same, for each warp";
+    acquire_cycles, "cycles", "what an acquire adds to a load";
+    fence_block_cycles, "cycles", "fence of a block's scope";
+    fence_gpu_ns, "ns", "fence of a GPU's scope, nothing outstanding";
+    fence_system_ns, "ns", "fence of the system's scope, nothing outstanding";
+    remote_load_ns, "ns", "round trip of a load from a peer";
+    remote_store_ns, "ns", "from a store to a peer until it can be seen there";
+    link_gbps, "GB/s", "of a GPU to all its peers, each way, before headers";
+    link_packet_bytes, "B", "most data in a packet of the link";
+    link_header_bytes, "B", "of a packet, of a request, and of what goes back for it";
+    switch_ns, "ns", "what the switch between GPUs adds to an access that it makes of one or for one of all; no such switch: 0";
+    switch_share, "", "of a link's bytes, what are data of such accesses";
+    link_partial_bytes, "B", "added to a packet in which a sector is not whole";
+    sm_store_bytes, "B/cycle", "stores of a multiprocessor to its own GPU's memory";
+    sm_remote_bytes, "B/cycle", "the same to peers, in whole sectors";
+    sm_load_bytes, "B/cycle", "loads of a multiprocessor that its first-level cache misses";
+    sm_in_flight_bytes, "B", "loads that a multiprocessor waits for";
+    l2_gbps, "GB/s", "of the second-level cache, loads and stores";
+    l2_bytes, "B", "its size";
+    dram_cycles, "cycles", "load that misses the second-level cache";
+    dram_gbps, "GB/s", "of the memory";
+    launch_ns, "ns", "from the end of a kernel to the first instruction of the next one in a stream";
+    node_ns, "ns", "the same, of the next node of a graph";
+    dependent_ns, "ns", "from when a kernel lets a dependent one begin until it does, and from its end until that one has waited for it";
+    cold_line_cycles, "cycles", "fetch of a line of 128 bytes of code that no cache of the multiprocessor has";
+}
+
+/// The names of the rows.
+pub const MACHINES: [&str; 5] = ["h100", "a100", "b200", "pcie5", "pcie4"];
+
+fn h100() -> Machine {
+    Machine {
+        name: "h100".into(),
+        sms: 132.0,
+        ghz: 1.98,
+        alu_cycles: 4.5,
+        branch_cycles: 8.0,
+        shared_cycles: 29.0,
+        l1_cycles: 39.0,
+        l2_cycles: 260.0,
+        constant_cycles: 105.0,
+        special_cycles: 20.0,
+        sync_cycles: 22.0,
+        sync_warp_cycles: 2.0,
+        acquire_cycles: 8.0,
+        fence_block_cycles: 10.0,
+        fence_gpu_ns: 135.0,
+        fence_system_ns: 550.0,
+        remote_load_ns: 830.0,
+        remote_store_ns: 380.0,
+        link_gbps: 450.0,
+        link_packet_bytes: 128.0,
+        link_header_bytes: 16.0,
+        switch_ns: 130.0,
+        switch_share: 0.85,
+        link_partial_bytes: 16.0,
+        sm_store_bytes: 64.0,
+        sm_remote_bytes: 19.0,
+        sm_load_bytes: 64.0,
+        sm_in_flight_bytes: 60.0 * 1024.0,
+        l2_gbps: 5500.0,
+        l2_bytes: 50e6,
+        dram_cycles: 700.0,
+        dram_gbps: 3350.0,
+        launch_ns: 2100.0,
+        node_ns: 1300.0,
+        dependent_ns: 800.0,
+        cold_line_cycles: 40.0,
+    }
+}
+
+fn a100() -> Machine {
+    Machine {
+        name: "a100".into(),
+        sms: 108.0,
+        ghz: 1.41,
+        l2_cycles: 230.0,
+        remote_load_ns: 900.0,
+        remote_store_ns: 420.0,
+        link_gbps: 300.0,
+        switch_ns: 0.0,
+        switch_share: 0.0,
+        l2_gbps: 3900.0,
+        l2_bytes: 40e6,
+        dram_gbps: 1940.0,
+        fence_gpu_ns: 190.0,
+        ..h100()
+    }
+}
+
+fn b200() -> Machine {
+    Machine {
+        name: "b200".into(),
+        sms: 148.0,
+        ghz: 1.97,
+        l2_cycles: 330.0,
+        fence_system_ns: 900.0,
+        remote_load_ns: 1450.0,
+        remote_store_ns: 790.0,
+        link_gbps: 900.0,
+        switch_share: 0.74,
+        sm_load_bytes: 60.0,
+        l2_gbps: 9000.0,
+        l2_bytes: 126e6,
+        dram_cycles: 810.0,
+        dram_gbps: 8000.0,
+        launch_ns: 2050.0,
+        node_ns: 700.0,
+        dependent_ns: 450.0,
+        ..h100()
+    }
+}
+
+/// Cards without links of their own, all at one root complex.
+fn pcie5() -> Machine {
+    Machine {
+        name: "pcie5".into(),
+        sms: 188.0,
+        ghz: 2.4,
+        remote_load_ns: 1500.0,
+        remote_store_ns: 800.0,
+        link_gbps: 60.0,
+        link_packet_bytes: 256.0,
+        link_header_bytes: 24.0,
+        switch_ns: 0.0,
+        switch_share: 0.0,
+        link_partial_bytes: 0.0,
+        l2_gbps: 6000.0,
+        l2_bytes: 128e6,
+        dram_gbps: 1790.0,
+        ..h100()
+    }
+}
+
+fn pcie4() -> Machine {
+    Machine { name: "pcie4".into(), sms: 108.0, ghz: 1.41, link_gbps: 30.0, l2_bytes: 40e6, ..pcie5() }
+}
+
+impl Machine {
+    /// A row by its name.
+    pub fn named(name: &str) -> Option<Self> {
+        [h100, a100, b200, pcie5, pcie4].into_iter().map(|row| row()).find(|row| row.name == name)
+    }
+
+    /// Puts in measured constants: lines of `name = value`, where `#` begins a comment; or the report of `gpu-check`, a JSON object
+    /// whose `constants` are one of numbers.
+    ///
+    /// # Errors
+    ///
+    /// The first line that is none, or that names no constant; a report without constants.
+    pub fn put(&mut self, text: &str) -> Result<(), String> {
+        match text.trim_start().starts_with('{') {
+            true => self.put_lines(&constants_of_report(text)?),
+            false => self.put_lines(text),
+        }
+    }
+
+    fn put_lines(&mut self, text: &str) -> Result<(), String> {
+        for (number, line) in text.lines().enumerate() {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            if line.is_empty() {
+                continue;
+            }
+            let wrong = |what: &str| format!("line {}: {what}: {line}", number + 1);
+            let (name, value) = line.split_once('=').ok_or_else(|| wrong("no `name = value`"))?;
+            let value: f64 = value.trim().parse().map_err(|_| wrong("no number"))?;
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(wrong("no cost"));
+            }
+            *self.constant(name.trim()).ok_or_else(|| wrong("no such constant"))? = value;
+        }
+        Ok(())
+    }
+
+    /// As `put` takes it.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for (name, value, unit, what) in self.constants() {
+            let _ =
+                writeln!(text, "{name} = {value} # {unit}{}{what}", if unit.is_empty() { "" } else { ": " });
+        }
+        text
+    }
+
+    pub(crate) fn cycles(&self, ns: f64) -> f64 {
+        ns * self.ghz
+    }
+
+    pub(crate) fn ns(&self, cycles: f64) -> f64 {
+        cycles / self.ghz
+    }
+
+    /// Bytes that a link moves in a cycle.
+    pub(crate) fn per_cycle(&self, gbps: f64) -> f64 {
+        gbps / self.ghz
+    }
+}
+
+/// The constants of a report of `gpu-check`, as lines. No text of the report before them contains their key.
+fn constants_of_report(text: &str) -> Result<String, String> {
+    let (_, rest) = text.split_once("\"constants\"").ok_or("this report has no constants")?;
+    let object = rest.trim_start().strip_prefix(':').and_then(|rest| rest.trim_start().strip_prefix('{'));
+    let (object, _) =
+        object.and_then(|object| object.split_once('}')).ok_or("the report's constants are no object")?;
+    if object.trim().is_empty() {
+        return Err("this report measured no constant: its step `costs` did not run".into());
+    }
+    let mut lines = String::new();
+    for entry in object.split(',') {
+        let (name, value) = entry.split_once(':').ok_or_else(|| format!("no constant: {}", entry.trim()))?;
+        let _ = writeln!(lines, "{} = {}", name.trim().trim_matches('"'), value.trim());
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_has_its_name_and_takes_its_own_text() {
+        for name in MACHINES {
+            let machine = Machine::named(name).unwrap();
+            let mut again = Machine::named("h100").unwrap();
+            again.put(&machine.text()).unwrap();
+            assert_eq!(again.constants(), machine.constants());
+        }
+        assert_eq!(Machine::named("h101"), None);
+    }
+
+    #[test]
+    fn a_report_of_gpu_check_is_taken() {
+        let mut machine = h100();
+        let report = "{\n  \"version\": \"0.1.0\",\n  \"constants\": {\n    \"ghz\": 1.755,\n    \"fence_system_ns\": 6.1e2\n  },\n  \
+                      \"steps\": []\n}\n";
+        machine.put(report).unwrap();
+        assert_eq!((machine.ghz, machine.fence_system_ns, machine.l2_cycles), (1.755, 610.0, 260.0));
+        for (report, error) in [
+            ("{\"steps\": []}", "no constants"),
+            ("{\"constants\": 1}", "no object"),
+            ("{\"constants\": {}, \"steps\": []}", "measured no constant"),
+            ("{\"constants\": {\"l3_cycles\": 1}}", "no such constant"),
+            ("{\"constants\": {\"l2_cycles\": null}}", "no number"),
+        ] {
+            assert!(machine.put(report).unwrap_err().contains(error), "{report}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_constant_is_an_error_with_its_line() {
+        let mut machine = h100();
+        assert!(machine
+            .put("# measured\nl2_cycles = 1 # yes\nl3_cycles = 2")
+            .unwrap_err()
+            .contains("line 3"));
+        for text in ["l2_cycles", "l2_cycles = x", "l2_cycles = -1", "l2_cycles = inf"] {
+            assert!(machine.put(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Kernels of `csrc/`, launched by hand: what the suites do through the driver, in the smallest form.
+//!
+//! `FAST_ALLREDUCE_PTX` names what nvcc made of `csrc/cuda/kernels.cu`; without it every test is ignored.
+
+#[path = "../../../../src/abi/bindings.rs"]
+#[allow(dead_code, missing_docs, clippy::all)]
+mod abi;
+#[path = "../../../../src/plan/row_turns.rs"]
+mod row_turns;
+#[macro_use]
+#[path = "../../../../tests/runner/mod.rs"]
+mod runner;
+
+mod broadcasts;
+mod elements;
+mod faults;
+mod giving_up;
+mod hot;
+mod nvls;
+mod rows;
+mod world;
+
+use std::process::ExitCode;
+use std::sync::OnceLock;
+
+use fast_allreduce_ptx_machine::Program;
+
+use runner::{Found, Missing};
+
+/// The kernels, loaded once.
+pub(crate) fn program() -> Found<&'static Program> {
+    static PROGRAM: OnceLock<Result<Program, String>> = OnceLock::new();
+    found(&PROGRAM, false)
+}
+
+/// As `program`, compiled so that races are seen.
+pub(crate) fn observed() -> Found<&'static Program> {
+    static PROGRAM: OnceLock<Result<Program, String>> = OnceLock::new();
+    found(&PROGRAM, true)
+}
+
+fn found(program: &'static OnceLock<Result<Program, String>>, observed: bool) -> Found<&'static Program> {
+    let load = || {
+        let path =
+            std::env::var("FAST_ALLREDUCE_PTX").map_err(|_| "FAST_ALLREDUCE_PTX is not set".to_owned())?;
+        let text = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+        Ok(Program::load(&text, observed).unwrap_or_else(|error| panic!("{path}: {error}")))
+    };
+    program.get_or_init(load).as_ref().map_err(|reason| Missing::new("ptx", reason))
+}
+
+/// Where the file has some of the kernels alone, as those that bugs are planted in: `FAST_ALLREDUCE_PTX_SOME` says so.
+pub(crate) fn is_left_out(program: &Program, kernel: &str) -> bool {
+    let is_there = program.kernels().any(|name| name == kernel);
+    assert!(is_there || std::env::var_os("FAST_ALLREDUCE_PTX_SOME").is_some(), "there is no {kernel}");
+    !is_there
+}
+
+fn main() -> ExitCode {
+    let tests = [
+        hot::tests(),
+        nvls::tests(),
+        broadcasts::tests(),
+        rows::tests(),
+        giving_up::tests(),
+        faults::tests(),
+    ];
+    runner::run(tests.into_iter().flatten().collect())
+}
