@@ -28,11 +28,15 @@ impl Communicator {
         Ok(Call { communicator: self, streams })
     }
 
-    pub fn root(&self, py: Python<'_>, root: usize) -> PyResult<()> {
+    /// The rank that an argument names.
+    pub fn rank_named(&self, py: Python<'_>, name: &str, rank: i64) -> PyResult<usize> {
         let world_size = self.world_size;
-        match root < world_size {
-            true => Ok(()),
-            false => Err(raised(py, Error::RankOutOfRange { rank: root, world_size })),
+        let Ok(rank) = usize::try_from(rank) else {
+            return Err(invalid(py, format!("{name} is {rank}, and ranks are 0 to {}", world_size - 1)));
+        };
+        match rank < world_size {
+            true => Ok(rank),
+            false => Err(raised(py, Error::RankOutOfRange { rank, world_size })),
         }
     }
 

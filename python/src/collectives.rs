@@ -95,10 +95,10 @@ impl Communicator {
         py: Python<'_>,
         sendbuf: &Bound<'_, PyAny>,
         recvbuf: Option<&Bound<'_, PyAny>>,
-        root: usize,
+        root: i64,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.root(py, root)?;
+        let root = self.rank_named(py, "root", root)?;
         let is_read = self.rank == root || recvbuf.is_none();
         let call = self.call(py, stream, &[is_read.then_some(sendbuf), recvbuf])?;
         let collective = Collective::Broadcast { root };
@@ -119,10 +119,10 @@ impl Communicator {
         sendbuf: &Bound<'_, PyAny>,
         recvbuf: Option<&Bound<'_, PyAny>>,
         op: Op,
-        root: usize,
+        root: i64,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.root(py, root)?;
+        let root = self.rank_named(py, "root", root)?;
         let recvbuf = recvbuf.filter(|_| self.rank == root);
         let call = self.call(py, stream, &[Some(sendbuf), recvbuf])?;
         let collective = Collective::Reduce { op: op.0, root };
@@ -148,10 +148,10 @@ impl Communicator {
         py: Python<'_>,
         sendbuf: &Bound<'_, PyAny>,
         recvbuf: Option<&Bound<'_, PyAny>>,
-        root: usize,
+        root: i64,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.root(py, root)?;
+        let root = self.rank_named(py, "root", root)?;
         let recvbuf = recvbuf.filter(|_| self.rank == root);
         let call = self.call(py, stream, &[Some(sendbuf), recvbuf])?;
         let input = call.read("sendbuf", sendbuf)?;
@@ -165,10 +165,10 @@ impl Communicator {
         py: Python<'_>,
         sendbuf: Option<&Bound<'_, PyAny>>,
         recvbuf: &Bound<'_, PyAny>,
-        root: usize,
+        root: i64,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.root(py, root)?;
+        let root = self.rank_named(py, "root", root)?;
         let sendbuf = sendbuf.filter(|_| self.rank == root);
         let call = self.call(py, stream, &[sendbuf, Some(recvbuf)])?;
         let output = call.written("recvbuf", recvbuf)?;

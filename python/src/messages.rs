@@ -1,12 +1,12 @@
 //! Messages between pairs, and the calls that have no buffers.
 
-use fast_allreduce::{Collective, Direction, Error, Transfer};
+use fast_allreduce::{Collective, Direction, Transfer};
 use pyo3::prelude::*;
 
 use crate::buffer::{Operand, Place};
 use crate::calls::Call;
 use crate::communicator::Communicator;
-use crate::errors::raised;
+use crate::errors::invalid;
 use crate::group::gathered;
 use crate::interrupt::in_call;
 
@@ -17,15 +17,14 @@ impl Call<'_> {
         py: Python<'_>,
         direction: Direction,
         operand: Operand,
-        peer: usize,
-        tag: u32,
+        peer: i64,
+        tag: i64,
     ) -> PyResult<()> {
         let any = self.communicator.live(py)?;
         let stream = self.streams.of_call(py)?;
-        let world_size = self.communicator.world_size;
-        if peer >= world_size {
-            return Err(raised(py, Error::RankOutOfRange { rank: peer, world_size }));
-        }
+        let peer = self.communicator.rank_named(py, "peer", peer)?;
+        let tag = u32::try_from(tag)
+            .map_err(|_| invalid(py, format!("tag is {tag}, and has 32 bits without a sign")))?;
         let Operand { address, count, dtype, .. } = operand;
         let transfer = Transfer { direction, peer, address, count, dtype, tag };
         let Some((_held, streams)) = gathered(&any, stream, transfer, (operand, self.streams)) else {
@@ -47,8 +46,8 @@ impl Communicator {
         &self,
         py: Python<'_>,
         sendbuf: &Bound<'_, PyAny>,
-        peer: usize,
-        tag: u32,
+        peer: i64,
+        tag: i64,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let call = self.call(py, stream, &[Some(sendbuf)])?;
@@ -61,8 +60,8 @@ impl Communicator {
         &self,
         py: Python<'_>,
         recvbuf: &Bound<'_, PyAny>,
-        peer: usize,
-        tag: u32,
+        peer: i64,
+        tag: i64,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let call = self.call(py, stream, &[Some(recvbuf)])?;

@@ -28,7 +28,7 @@ def checks(rank, nranks):
         (lambda: backend.allreduce([f32, f32], options), ValueError),
         (lambda: backend.allreduce([torch.eye(3).to_sparse()], options), ValueError),
         (lambda: dist.broadcast(f32, nranks), ValueError),
-        (lambda: dist.broadcast(f32, -1), OverflowError),
+        (lambda: dist.broadcast(f32, -1), ValueError),
         (lambda: dist.reduce(f32, nranks), ValueError),
         (lambda: dist.all_gather([f32], f32), ValueError),
         (lambda: dist.all_gather([f64] * nranks, f32), (ValueError, RuntimeError)),

@@ -162,6 +162,15 @@ def test_sizes_that_overflow(alone):
     ):
         with pytest.raises(OverflowError):
             call()
+    for name, value, call in (
+        ("root", -1, lambda: alone.broadcast(data, root=-1)),
+        ("root", -2, lambda: alone.reduce(data, root=-2)),
+        ("peer", -1, lambda: alone.send(data, -1)),
+        ("tag", -1, lambda: alone.recv(data, 0, tag=-1)),
+        ("tag", 1 << 32, lambda: alone.send(data, 0, tag=1 << 32)),
+    ):
+        with pytest.raises(fa.errors.InvalidArgument, match=f"{name} is {value}"):
+            call()
     with pytest.raises(MemoryError):
         alone.alloc(1 << 50)
     alone.barrier()
