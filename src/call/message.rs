@@ -244,8 +244,7 @@ impl Message<'_> {
 
     /// Sets the list to the collective as messages between pairs.
     pub fn transfers(&self, rank: usize, world_size: usize, transfers: &mut Vec<Transfer>) {
-        // No message of a caller's is likely to have it, so that calls out of step are told.
-        let tag = u32::MAX - self.collective.kind() as u32;
+        let tag = tag_of(self.collective.kind());
         let Message { collective, input, output, count, dtype } = *self;
         let at = |base: u64, elements: usize| base + (elements * dtype.size()) as u64;
         let send =
@@ -360,6 +359,20 @@ impl Message<'_> {
             InPlace::Never => false,
         }
     }
+}
+
+/// The tag of a collective's messages. No message of a caller is likely to have it, so that calls out of step are told.
+const fn tag_of(kind: CallKind) -> u32 {
+    u32::MAX - kind as u32
+}
+
+/// A tag in words: a message of a collective is not the caller's.
+pub(crate) fn tag_in_words(tag: u32) -> String {
+    let of_transfers = |kind: &&CallKind| kind.partition() == Partition::Transfers && tag_of(**kind) == tag;
+    CallKind::ALL
+        .iter()
+        .find(of_transfers)
+        .map_or_else(|| format!("with tag {tag}"), |kind| format!("of {}", kind.name()))
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ pub use self::epilogue::{
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};
-pub(crate) use self::message::Message;
+pub(crate) use self::message::{tag_in_words, Message};
 pub(crate) use self::operand::same_length;
 pub use self::quantized::{QuantizedTransport, Transport};
 pub(crate) use self::transfer::{check_transfers, transfers_id};

@@ -2,7 +2,7 @@
 
 use super::Communicator;
 use crate::abi::{self, FaFailure};
-use crate::call::CallId;
+use crate::call::{tag_in_words, CallId};
 use crate::device::Device;
 use crate::error::Error;
 
@@ -64,7 +64,7 @@ impl<D: Device> Communicator<D> {
             message.map_or_else(
                 || "a message that the kernel did not tell of".into(),
                 |(_, message)| {
-                    format!("a message of {} bytes with tag {}", message.count, message.what as u32)
+                    format!("a message of {} bytes {}", message.count, tag_in_words(message.what as u32))
                 },
             )
         };

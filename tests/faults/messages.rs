@@ -67,6 +67,19 @@ fn another_length() {
     other_message(&receiver, &sent, &awaited);
 }
 
+/// A share of a gather is told as that, by no tag.
+#[test]
+fn another_length_of_a_gather() {
+    let settings = |_| builder().timeout(SHORT);
+    let results = threads(2, settings, |communicator| {
+        let (input, mut output) = (vec![1u32; 5 - communicator.rank()], [0; 10]);
+        communicator.gather(&input[..], &mut output[..10 * (1 - communicator.rank())], 0)
+    });
+    let Err(Error::Disagreement { rank: 1, theirs, ours, .. }) = &results[0] else { panic!("{results:?}") };
+    let told = [16, 20].map(|bytes| format!("a message of {bytes} bytes of gather"));
+    assert_eq!([theirs, ours], [&told[0], &told[1]]);
+}
+
 /// The sender of a long one still waits when the receiver finds it.
 #[test]
 fn another_tag_of_a_long_message() {
