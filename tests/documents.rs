@@ -10,9 +10,9 @@ fn root() -> &'static Path {
 }
 
 fn documents() -> Vec<PathBuf> {
-    let mut documents: Vec<PathBuf> = [root().to_path_buf(), root().join("docs")]
+    let mut documents: Vec<PathBuf> = ["", "docs", "lab", "lab/journal"]
         .iter()
-        .flat_map(|folder| fs::read_dir(folder).unwrap())
+        .flat_map(|folder| fs::read_dir(root().join(folder)).unwrap())
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
         .collect();

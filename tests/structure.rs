@@ -21,6 +21,50 @@ fn modules_import_in_one_direction() {
     }
 }
 
+/// docs/architecture.md names every module, in layers: a module imports from its own layer and those before.
+#[test]
+fn layers_are_those_of_the_document() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let document = std::fs::read_to_string(root.join("docs/architecture.md")).unwrap();
+    let layers = layers(&document);
+    let mut imports = Imports::new();
+    read(&root.join("src"), &[], &reexports(&root.join("src")), &mut imports);
+    let missing: Vec<_> = imports.keys().filter(|module| !layers.contains_key(*module)).collect();
+    assert!(missing.is_empty(), "the document says nothing of {missing:?}");
+    let found = upward(&imports, &layers);
+    assert!(found.is_empty(), "imports of later layers: {found:#?}");
+}
+
+#[test]
+fn an_import_of_a_later_layer_is_found() {
+    let layers = layers("Imports point one way: `a`; `b`,\n`c`. More.");
+    assert_eq!(layers, [("a", 0), ("b", 1), ("c", 1)].map(|(name, layer)| (name.to_owned(), layer)).into());
+    let of = |module: &str, imported: &str| -> Imports {
+        [(module.to_owned(), [(imported.to_owned(), String::new())].into())].into()
+    };
+    assert!(upward(&of("b", "c"), &layers).is_empty());
+    assert!(upward(&of("c", "a"), &layers).is_empty());
+    assert_eq!(upward(&of("a", "c"), &layers), ["a imports c in "]);
+}
+
+/// The layer of each module in a document's sentence on imports, from the lowest.
+fn layers(document: &str) -> BTreeMap<String, usize> {
+    let (_, rest) = document.split_once("Imports point one way:").unwrap();
+    let sentence = rest.split('.').next().unwrap();
+    let names =
+        |(layer, names): (usize, &str)| words(names).map(|name| (name.to_owned(), layer)).collect::<Vec<_>>();
+    sentence.split(';').enumerate().flat_map(names).collect()
+}
+
+fn upward(imports: &Imports, layers: &BTreeMap<String, usize>) -> Vec<String> {
+    let mut found = Vec::new();
+    for (module, imported) in imports {
+        let later = imported.iter().filter(|(other, _)| layers.get(*other) > layers.get(module));
+        found.extend(later.map(|(other, file)| format!("{module} imports {other} in {file}")));
+    }
+    found
+}
+
 #[test]
 fn a_circle_is_found() {
     let to = |modules: &[&str]| modules.iter().map(|module| ((*module).to_owned(), String::new())).collect();
