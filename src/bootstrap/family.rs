@@ -8,8 +8,8 @@ use std::time::Duration;
 use nix::sys::socket::SockType;
 
 use super::local::Local;
-use super::place::{Place, PREFIX};
-use super::socket::{random_bytes, Token};
+use super::place::Place;
+use super::socket::{random_bytes, Token, PREFIX};
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};

@@ -17,7 +17,7 @@ use nix::sys::socket::{SockType, UnixAddr};
 use nix::sys::stat::{fstatat, FileStat, Mode, SFlag};
 use nix::unistd::{geteuid, linkat, unlinkat, UnlinkatFlags};
 
-use super::socket::{self, uninterrupted};
+use super::socket::{self, uninterrupted, PREFIX};
 use crate::deadline::Deadline;
 use crate::descriptor::above_streams;
 use crate::error::{Error, Result};
@@ -30,9 +30,6 @@ pub(super) const SOCKET_DIRECTORY: &str = "FAST_ALLREDUCE_SOCKET_DIR";
 pub(super) fn socket_directory() -> Option<PathBuf> {
     std::env::var_os(SOCKET_DIRECTORY).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
-
-/// What all names begin with.
-pub(super) const PREFIX: &str = "fast-allreduce-";
 
 /// The longest path of a socket, but for the zero at its end.
 const MAX_PATH: usize = 107;

@@ -14,10 +14,12 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, UnixAddr, UnixCredentials};
 use nix::unistd::Uid;
 
-use super::place::PREFIX;
 use crate::deadline::Deadline;
 use crate::descriptor::above_streams;
 use crate::error::{Error, Result};
+
+/// What all names of sockets begin with.
+pub(super) const PREFIX: &str = "fast-allreduce-";
 
 const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
 

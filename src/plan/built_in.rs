@@ -1,10 +1,53 @@
 //! The tables that are used unless others are given.
 
-use super::choice::Choice;
+use std::borrow::Cow;
+
+use super::choice::{Choice, DeviceKind, MAX};
+use super::cpu::CpuMake;
+use super::gpu::GpuGeneration;
 use super::links::Links;
-use super::table::{Row, MAX};
+use super::table::{Row, Table};
 use super::Algorithm::{self, HalvingDoubling, OneShotPull, OneShotPush, Ring, TwoShotPull, TwoShotPush};
+use super::Machine;
 use crate::catalogue::PlannedCall;
+
+impl Table {
+    /// The table that is used unless another is given; of the host that for [`CpuMake::DEFAULT`], of GPUs that for
+    /// [`GpuGeneration::Hopper`].
+    pub const fn built_in(device: DeviceKind) -> Self {
+        match device {
+            DeviceKind::Host => Self::of_cpu(CpuMake::DEFAULT),
+            DeviceKind::Cuda => Self::of_gpu(GpuGeneration::Hopper),
+        }
+    }
+
+    /// The built-in table of the host for a kind of CPU.
+    pub const fn of_cpu(cpu: CpuMake) -> Self {
+        let rows: &'static [Row] = match cpu {
+            CpuMake::Amd => &HOST_AMD,
+            CpuMake::Intel => &HOST_INTEL,
+        };
+        Self { device: DeviceKind::Host, rows: Cow::Borrowed(rows) }
+    }
+
+    /// The built-in table for a generation of GPUs.
+    pub const fn of_gpu(generation: GpuGeneration) -> Self {
+        let rows: &'static [Row] = match generation {
+            GpuGeneration::Ampere => &AMPERE,
+            GpuGeneration::Hopper => &HOPPER,
+            GpuGeneration::Blackwell => &BLACKWELL,
+        };
+        Self { device: DeviceKind::Cuda, rows: Cow::Borrowed(rows) }
+    }
+
+    /// The built-in table for a machine, by the names of its CPU or GPUs.
+    pub fn built_in_for(machine: &Machine) -> Self {
+        match machine.device() {
+            DeviceKind::Host => Self::of_cpu(CpuMake::of(machine).unwrap_or(CpuMake::DEFAULT)),
+            DeviceKind::Cuda => Self::of_gpu(GpuGeneration::of(machine)),
+        }
+    }
+}
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -12,7 +55,7 @@ const MIB: u64 = 1 << 20;
 /// The host's, measured on AMD EPYC (Zen 4 and Zen 5). One-shot up to where a second barrier costs less than what a two-shot saves:
 /// reading, and staging for 2 ranks. Those stage half of a piece, so that larger ones stay in a cache.
 #[rustfmt::skip]
-pub(super) const HOST_AMD: [Row; 9] = [
+const HOST_AMD: [Row; 9] = [
     //    ranks   up to     algorithm
     host( 1,  1,  MAX,      OneShotPull),
     host( 2,  2,  8 * KIB,  OneShotPull),
@@ -28,7 +71,7 @@ pub(super) const HOST_AMD: [Row; 9] = [
 /// The host's, as measured for 2 ranks on an Intel Xeon with AMX. Lines cross a mesh there, so that a second barrier costs more, and
 /// a core's second-level cache holds more. Of more ranks nothing was measured: they have AMD's rows.
 #[rustfmt::skip]
-pub(super) const HOST_INTEL: [Row; 10] = [
+const HOST_INTEL: [Row; 10] = [
     //    ranks   up to     algorithm
     HOST_AMD[0],
     host( 2,  2,  64 * KIB, OneShotPull),
@@ -129,9 +172,9 @@ const OTHER_LINKS: [Row; 12] = [
     cuda( 2, 16,  Links::SAME_DEVICE,       MAX,       TwoShotPull, 16, 512),
 ];
 
-pub(super) const AMPERE: [Row; 22] = joined(NVLINK_OF_AMPERE, OTHER_LINKS);
-pub(super) const HOPPER: [Row; 22] = joined(NVLINK_OF_HOPPER, OTHER_LINKS);
-pub(super) const BLACKWELL: [Row; 22] = joined(NVLINK_OF_BLACKWELL, OTHER_LINKS);
+const AMPERE: [Row; 22] = joined(NVLINK_OF_AMPERE, OTHER_LINKS);
+const HOPPER: [Row; 22] = joined(NVLINK_OF_HOPPER, OTHER_LINKS);
+const BLACKWELL: [Row; 22] = joined(NVLINK_OF_BLACKWELL, OTHER_LINKS);
 
 const fn joined<const ALL: usize>(first: [Row; 10], rest: [Row; 12]) -> [Row; ALL] {
     let mut all = [first[0]; ALL];

@@ -1,12 +1,14 @@
 //! What is done with a call: an algorithm, and how far its grid grows with the message.
 
-use super::table::MAX;
 use super::thresholds::{HOST_BLOCK_BYTES, HOST_PIECE_BYTES};
 use super::Algorithm;
 use crate::abi::FA_MAX_BLOCKS;
 
 const WARP: u32 = 32;
 const MAX_THREADS: u32 = 512;
+/// No limit: the row takes every size that the rows before it do not.
+pub(super) const MAX: u64 = u64::MAX;
+
 /// Far above any cache: a piece of a message that is not cut.
 const MAX_PIECE_BYTES: u64 = 1 << 40;
 

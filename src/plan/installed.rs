@@ -28,6 +28,32 @@ fn folder_of(cache: Option<OsString>, home: Option<OsString>) -> Option<PathBuf>
     Some(cache.and_then(absolute).or_else(home)?.join(FOLDER))
 }
 
+impl Tuning {
+    /// The file that is installed for a machine, if one is and can be used.
+    pub fn installed(machine: &Machine) -> Option<Self> {
+        find(folder().as_deref(), machine.device(), || Ok(machine.clone())).ok()
+    }
+
+    /// Writes it to the user's cache, where communicators on its machine find it: in `fast-allreduce` below `$XDG_CACHE_HOME`, else
+    /// below `$HOME/.cache`, under a name made of the machine's facts. It takes the place of an older one in one step. Its path.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] where neither variable names a folder, [`Error::Tuning`] if the file cannot be written.
+    pub fn install(&self) -> Result<PathBuf> {
+        install(self, folder().as_deref())
+    }
+
+    /// Checks that [`Tuning::install`] can write a file of this machine, before anything is measured for it. The file's path.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tuning::install`].
+    pub fn check_install(machine: &Machine) -> Result<PathBuf> {
+        check(machine, folder().as_deref())
+    }
+}
+
 /// The name of a machine's file.
 fn name(machine: &Machine) -> String {
     format!("{}-{:016x}.toml", machine.device().name(), machine.digest())

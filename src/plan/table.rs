@@ -3,18 +3,13 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use super::choice::{size, Choice, DeviceKind, Step};
-use super::cpu::CpuMake;
-use super::gpu::GpuGeneration;
+use super::choice::{size, Choice, DeviceKind, Step, MAX};
 use super::links::Links;
-use super::{built_in, Algorithm, Machine, Order};
+use super::{Algorithm, Order};
 use crate::abi::MAX_RANKS;
 use crate::catalogue::PlannedCall;
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
-
-/// No limit: the row takes every size that the rows before it do not.
-pub(super) const MAX: u64 = u64::MAX;
 
 /// The largest integer of a file.
 const MAX_UP_TO: u64 = i64::MAX as u64;
@@ -65,42 +60,6 @@ pub struct Table {
 }
 
 impl Table {
-    /// The table that is used unless another is given; of the host that for [`CpuMake::DEFAULT`], of GPUs that for
-    /// [`GpuGeneration::Hopper`].
-    pub const fn built_in(device: DeviceKind) -> Self {
-        match device {
-            DeviceKind::Host => Self::of_cpu(CpuMake::DEFAULT),
-            DeviceKind::Cuda => Self::of_gpu(GpuGeneration::Hopper),
-        }
-    }
-
-    /// The built-in table of the host for a kind of CPU.
-    pub const fn of_cpu(cpu: CpuMake) -> Self {
-        let rows: &'static [Row] = match cpu {
-            CpuMake::Amd => &built_in::HOST_AMD,
-            CpuMake::Intel => &built_in::HOST_INTEL,
-        };
-        Self { device: DeviceKind::Host, rows: Cow::Borrowed(rows) }
-    }
-
-    /// The built-in table for a generation of GPUs.
-    pub const fn of_gpu(generation: GpuGeneration) -> Self {
-        let rows: &'static [Row] = match generation {
-            GpuGeneration::Ampere => &built_in::AMPERE,
-            GpuGeneration::Hopper => &built_in::HOPPER,
-            GpuGeneration::Blackwell => &built_in::BLACKWELL,
-        };
-        Self { device: DeviceKind::Cuda, rows: Cow::Borrowed(rows) }
-    }
-
-    /// The built-in table for a machine, by the names of its CPU or GPUs.
-    pub fn built_in_for(machine: &Machine) -> Self {
-        match machine.device() {
-            DeviceKind::Host => Self::of_cpu(CpuMake::of(machine).unwrap_or(CpuMake::DEFAULT)),
-            DeviceKind::Cuda => Self::of_gpu(GpuGeneration::of(machine)),
-        }
-    }
-
     /// One choice for every call.
     ///
     /// # Errors

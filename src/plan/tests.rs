@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::choice::size;
-use super::table::{Row, Steps, MAX};
+use super::choice::{size, MAX};
+use super::table::{Row, Steps};
 use super::*;
 use crate::abi::FA_MAX_BLOCKS;
 use crate::error::Error;

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-use super::choice::Choice;
+use super::choice::{Choice, MAX};
 use super::links::Links;
-use super::table::{Row, Table, MAX};
+use super::table::{Row, Table};
 use super::{Algorithm, DeviceKind, Machine};
 use crate::abi::MAX_RANKS;
 use crate::catalogue::PlannedCall;

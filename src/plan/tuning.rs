@@ -4,10 +4,10 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::text::{parse, write, AGAIN};
-use super::{installed, Machine, Table};
+use super::{Machine, Table};
 use crate::error::{Error, Result};
 
 /// Names a tuning file where the program does not.
@@ -87,30 +87,6 @@ impl Tuning {
     pub(super) fn from_text(text: &str, path: &Path) -> Result<Self, String> {
         let (machine, table) = parse(text)?;
         Ok(Self { file: Some(path.display().to_string()), machine, table })
-    }
-
-    /// The file that is installed for a machine, if one is and can be used.
-    pub fn installed(machine: &Machine) -> Option<Self> {
-        installed::find(installed::folder().as_deref(), machine.device(), || Ok(machine.clone())).ok()
-    }
-
-    /// Writes it to the user's cache, where communicators on its machine find it: in `fast-allreduce` below `$XDG_CACHE_HOME`, else
-    /// below `$HOME/.cache`, under a name made of the machine's facts. It takes the place of an older one in one step. Its path.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unavailable`] where neither variable names a folder, [`Error::Tuning`] if the file cannot be written.
-    pub fn install(&self) -> Result<PathBuf> {
-        installed::install(self, installed::folder().as_deref())
-    }
-
-    /// Checks that [`Tuning::install`] can write a file of this machine, before anything is measured for it. The file's path.
-    ///
-    /// # Errors
-    ///
-    /// As [`Tuning::install`].
-    pub fn check_install(machine: &Machine) -> Result<PathBuf> {
-        installed::check(machine, installed::folder().as_deref())
     }
 
     /// Reads the file that the environment variable `FAST_ALLREDUCE_TUNING` names, if it is set and not empty. The value `built-in`

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use fast_allreduce::plan::PlannedCall;
-use fast_allreduce::MAX_RANKS;
 
-use super::values::{self, Choice};
+use super::values::{self, Choice, Worlds};
 use super::{DeviceName, Placement, WaitMode};
 use crate::failure::Failure;
 
@@ -81,24 +80,6 @@ pub struct Tune {
     /// Measure as a rank of one world, and leave the plan there
     #[arg(long, hide = true)]
     pub part: Option<PathBuf>,
-}
-
-/// Numbers of ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Worlds {
-    All,
-    /// 2 to 16.
-    Of(usize),
-}
-
-impl Worlds {
-    /// The numbers, of which all end at `most`. There is always one.
-    pub fn up_to(self, most: usize) -> Vec<usize> {
-        match self {
-            Self::All => (2..=most.clamp(2, MAX_RANKS)).collect(),
-            Self::Of(ranks) => vec![ranks],
-        }
-    }
 }
 
 impl Tune {

@@ -6,8 +6,6 @@ use fast_allreduce::device::host::Isa;
 use fast_allreduce::plan::PlannedCall;
 use fast_allreduce::{Algorithm, CallKind, DType, Order, ReduceOp};
 
-use super::plans::Worlds;
-
 /// Several values that one argument stands for.
 #[derive(Debug, Clone)]
 pub struct Choice<T>(pub Vec<T>);
@@ -83,6 +81,24 @@ pub fn planned_calls(text: &str) -> Result<Choice<PlannedCall>, String> {
     let found = PlannedCall::ALL.into_iter().find(|calls| calls.name() == text);
     let names = PlannedCall::ALL.map(PlannedCall::name);
     found.map(|calls| Choice(vec![calls])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
+}
+
+/// Numbers of ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Worlds {
+    All,
+    /// 2 to 16.
+    Of(usize),
+}
+
+impl Worlds {
+    /// The numbers, of which all end at `most`. There is always one.
+    pub fn up_to(self, most: usize) -> Vec<usize> {
+        match self {
+            Self::All => (2..=most.clamp(2, fast_allreduce::MAX_RANKS)).collect(),
+            Self::Of(ranks) => vec![ranks],
+        }
+    }
 }
 
 pub fn worlds(text: &str) -> Result<Worlds, String> {

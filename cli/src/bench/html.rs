@@ -1,6 +1,6 @@
 //! The results of `bench` as a page.
 
-use super::report::{bandwidth, significant};
+use super::figures::{bandwidth, significant};
 use crate::facts;
 use crate::harness::row::{Config, Row, Timing};
 use crate::page::{self, Group, Page, Panel, Point, Series, Table};

@@ -1,5 +1,6 @@
 //! `bench`, as one of its ranks: every collective, size, type, operation and algorithm asked for.
 
+pub mod figures;
 pub mod html;
 pub mod report;
 mod rms_norm;

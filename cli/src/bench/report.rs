@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use super::figures::{bandwidth, significant};
 use super::html;
 use crate::arguments::Format;
 use crate::failure::Failure;
@@ -275,22 +276,6 @@ fn write_table_row(out: &mut dyn Write, row: &Row) -> io::Result<()> {
 /// As nccl-tests prints it: -1 is none.
 pub fn root(root: Option<usize>) -> String {
     root.map_or("-1".into(), |rank| rank.to_string())
-}
-
-/// In the columns of bandwidths.
-pub fn bandwidth(gigabytes_per_second: f64) -> String {
-    format!("{gigabytes_per_second:.2}")
-}
-
-/// With as many decimals as make four digits.
-pub fn significant(value: f64) -> String {
-    let decimals = match value {
-        value if value < 10.0 => 3,
-        value if value < 100.0 => 2,
-        value if value < 1000.0 => 1,
-        _ => 0,
-    };
-    format!("{value:.decimals$}")
 }
 
 /// Times and bandwidths of a call; empty cells of one that there is not.

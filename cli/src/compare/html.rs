@@ -3,8 +3,8 @@
 use super::report::{distance, times, Results};
 use super::row::{LeftOut, Ratio, Row};
 use super::summary::Summary;
+use crate::bench::figures::{bandwidth, significant};
 use crate::bench::html::{by_panel, point, settings, subject, title, PanelKey};
-use crate::bench::report::{bandwidth, significant};
 use crate::harness::row::Timing;
 use crate::page::{self, Group, Page, Panel, Series, Table};
 

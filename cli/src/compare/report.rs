@@ -7,9 +7,8 @@ use serde::Serialize;
 use super::row::{CompareConfig, LeftOut, Row};
 use super::summary::{summaries, Summary};
 use crate::arguments::Format;
-use crate::bench::report::{
-    bandwidth, csv_cell, csv_times, root, significant, write_csv_record, write_facts,
-};
+use crate::bench::figures::{bandwidth, significant};
+use crate::bench::report::{csv_cell, csv_times, root, write_csv_record, write_facts};
 use crate::harness::row::Timing;
 
 /// What the first rank writes.

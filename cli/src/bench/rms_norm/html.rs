@@ -1,9 +1,9 @@
 //! The results of `all_reduce_rms_norm` as a page.
 
 use super::{NormConfig, Row};
+use crate::bench::figures::{bandwidth, significant};
 use crate::bench::html::{point, settings, subject};
 use crate::bench::report::Reported as _;
-use crate::bench::report::{bandwidth, significant};
 use crate::harness::row::Timing;
 use crate::page::{self, Group, Page, Panel, Series, Table};
 

@@ -3,9 +3,8 @@
 use std::io::{self, Write};
 
 use super::{html, NormConfig, Row};
-use crate::bench::report::{
-    bandwidth, csv_cell, csv_times, significant, write_facts, write_verdict, Reported,
-};
+use crate::bench::figures::{bandwidth, significant};
+use crate::bench::report::{csv_cell, csv_times, write_facts, write_verdict, Reported};
 use crate::harness::row::Timing;
 use crate::page::Page;
 

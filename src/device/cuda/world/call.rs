@@ -16,6 +16,8 @@ use crate::device::cuda::api;
 use crate::device::cuda::driver::{bind, driver, synchronize};
 use crate::device::cuda::handle::Sharing;
 use crate::device::cuda::memory::Memory;
+#[cfg(feature = "probes")]
+use crate::device::cuda::probes::Probes;
 use crate::device::sealed::Operands;
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -388,9 +390,9 @@ impl Own {
 /// A call of a [`CudaWorld`] whose arguments are on the GPU: starting it is one launch for each piece of the message.
 pub struct WorldCall<'a> {
     world: &'a CudaWorld,
-    pub(super) kernel: sys::CUfunction,
+    kernel: sys::CUfunction,
     #[cfg(feature = "probes")]
-    pub(super) in_turns: InTurns,
+    in_turns: InTurns,
     grid: (u32, u32),
     /// What the kernel is given, but for the address of the piece's launches.
     first: FaLaunch,
@@ -404,6 +406,23 @@ pub struct WorldCall<'a> {
 }
 
 impl WorldCall<'_> {
+    /// The same call by the code of the hot set, `turns` times in each launch. What is reduced in place is reduced again in each
+    /// turn. Each block adds its times to [`STAMPS`](crate::device::cuda::probes::STAMPS) and one words at `sums`, those of rank r
+    /// and block b at block number r x blocks + b.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] where the hot set has no kernel for the call, or the driver does not find it.
+    ///
+    /// # Safety
+    ///
+    /// The module of `probes` and the words at `sums` live as long as the call and the graphs that it was captured in.
+    #[cfg(feature = "probes")]
+    pub unsafe fn in_turns(mut self, probes: &Probes, turns: u32, sums: CUdeviceptr) -> Result<Self> {
+        self.kernel = probes.function(self.in_turns.enable(turns, sums)?)?;
+        Ok(self)
+    }
+
     /// Puts the call on the world's stream, once more for each time. While the stream is captured the launches become a part of
     /// the graph, which may be launched on that stream as long as this lives.
     ///

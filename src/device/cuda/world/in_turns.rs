@@ -4,10 +4,8 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::WorldCall;
 use crate::abi::FaLaunch;
 use crate::device::cuda::kernels::name_in_turns;
-use crate::device::cuda::probes::Probes;
 use crate::error::{Error, Result};
 
 /// How often a launch of the hot set's code does the call, where it does.
@@ -32,28 +30,19 @@ impl InTurns {
             (parameters[1], parameters[2]) = ((&raw mut self.turns).cast(), (&raw mut self.sums).cast());
         }
     }
-}
 
-impl WorldCall<'_> {
-    /// The same call by the code of the hot set, `turns` times in each launch. What is reduced in place is reduced again in each
-    /// turn. Each block adds its times to [`STAMPS`](crate::device::cuda::probes::STAMPS) and one words at `sums`, those of rank r
-    /// and block b at block number r x blocks + b.
+    /// Has each launch do the call `turns` times, and add its times to `sums`. The kernel's name.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] where the hot set has no kernel for the call, or the driver does not find it.
-    ///
-    /// # Safety
-    ///
-    /// The module of `probes` and the words at `sums` live as long as the call and the graphs that it was captured in.
-    pub unsafe fn in_turns(mut self, probes: &Probes, turns: u32, sums: CUdeviceptr) -> Result<Self> {
-        let name = self.in_turns.name.as_deref().ok_or_else(|| Error::Unavailable {
+    /// [`Error::Unavailable`] where the hot set has no kernel for the call.
+    pub fn enable(&mut self, turns: u32, sums: CUdeviceptr) -> Result<&str> {
+        let name = self.name.as_deref().ok_or_else(|| Error::Unavailable {
             what: "this call by the code of the hot set".into(),
             reason: "it is no sum of whole packs, of a type and a number of ranks that the hot set has"
                 .into(),
         })?;
-        self.kernel = probes.function(name)?;
-        (self.in_turns.turns, self.in_turns.sums) = (turns.max(1), sums);
-        Ok(self)
+        (self.turns, self.sums) = (turns.max(1), sums);
+        Ok(name)
     }
 }
