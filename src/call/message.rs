@@ -361,12 +361,12 @@ impl Message<'_> {
     }
 }
 
-/// The tag of a collective's messages. No message of a caller is likely to have it, so that calls out of step are told.
+/// The tag of a collective's messages. A caller's message is unlikely to have it, so that calls out of step are told.
 const fn tag_of(kind: CallKind) -> u32 {
     u32::MAX - kind as u32
 }
 
-/// A tag in words: a message of a collective is not the caller's.
+/// Describes the tag of a message in an error: by the collective's name where the message is a collective's.
 pub(crate) fn tag_in_words(tag: u32) -> String {
     let of_transfers = |kind: &&CallKind| kind.partition() == Partition::Transfers && tag_of(**kind) == tag;
     CallKind::ALL

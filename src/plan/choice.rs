@@ -6,6 +6,7 @@ use crate::abi::FA_MAX_BLOCKS;
 
 const WARP: u32 = 32;
 const MAX_THREADS: u32 = 512;
+
 /// No limit: the row takes every size that the rows before it do not.
 pub(super) const MAX: u64 = u64::MAX;
 

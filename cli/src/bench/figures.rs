@@ -1,11 +1,11 @@
 //! Numbers as tables show them.
 
-/// In the columns of bandwidths.
+/// Formats a bandwidth in GB/s.
 pub fn bandwidth(gigabytes_per_second: f64) -> String {
     format!("{gigabytes_per_second:.2}")
 }
 
-/// With as many decimals as make four digits.
+/// Formats a number with four significant digits.
 pub fn significant(value: f64) -> String {
     let decimals = match value {
         value if value < 10.0 => 3,

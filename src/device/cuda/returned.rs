@@ -1,7 +1,8 @@
-//! Memory of one GPU whose last holder is a rank of another GPU in this process: ranks of its own GPU free it.
+//! Memory of one GPU that a rank of another GPU in this process is the last to drop: ranks of its own GPU free it.
 //!
-//! `cuMemFree` waits for all work of the memory's context (CUDA Driver API). A kernel there may wait for the rank that frees: both
-//! would wait until the limit. So that rank only hands the memory back, unless nobody uses the context any more.
+//! `cuMemFree` waits for all work of the memory's context (CUDA Driver API). A kernel there may wait for the rank that
+//! frees: both would wait until the limit. So that rank hands the memory back to the context's devices. It frees the
+//! memory itself only where no device of the crate uses the context, so that no kernel of the crate runs there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,8 @@ use cudarc::driver::CudaContext;
 
 use super::memory::Memory;
 
-/// Contexts that have an [`Owner`], by their numbers.
+/// Contexts that have an [`Owner`], by their numbers. Whether there is one is decided, and memory is handed back, under
+/// this lock: what is handed back has an owner that frees it.
 static CONTEXTS: Mutex<BTreeMap<u64, Context>> = Mutex::new(BTreeMap::new());
 
 #[derive(Default)]
@@ -23,7 +25,7 @@ fn contexts() -> MutexGuard<'static, BTreeMap<u64, Context>> {
     CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A device that frees what others hand back to its context: when it allocates, and when it is dropped.
+/// A device as a user of its context: it frees what is handed back to the context when it allocates and when it is dropped.
 pub(super) struct Owner {
     context_id: u64,
 }
@@ -56,7 +58,7 @@ impl Drop for Owner {
     }
 }
 
-/// Ends a hold on memory by a rank of `context`.
+/// Drops a reference that a rank of `context` has. If it is the last one, the memory is freed or handed back.
 pub(super) fn let_go(memory: Arc<Memory>, context: &CudaContext) {
     let Some(memory) = Arc::into_inner(memory).filter(|memory| !memory.is_of(context)) else {
         return;

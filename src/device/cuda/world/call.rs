@@ -406,7 +406,7 @@ pub struct WorldCall<'a> {
 }
 
 impl WorldCall<'_> {
-    /// The same call by the code of the hot set, `turns` times in each launch. What is reduced in place is reduced again in each
+    /// Makes the call by the code of the hot set, `turns` times in each launch. What is reduced in place is reduced again in each
     /// turn. Each block adds its times to [`STAMPS`](crate::device::cuda::probes::STAMPS) and one words at `sums`, those of rank r
     /// and block b at block number r x blocks + b.
     ///
