@@ -1,56 +1,6 @@
 //! The collectives and messages. A code is what ranks compare: the position in the table, and 1.
 
-/// How many elements a rank reads or writes in a call of `count`, where `count` is NCCL's: one rank's share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
-    /// None.
-    Nothing,
-    /// `count`; with counts by rank, the rank's own.
-    Share,
-    /// `count` for each rank; with counts by rank, their sum.
-    AllShares,
-    /// `count` at the root, none elsewhere.
-    ShareOfRoot,
-    /// `count` for each rank at the root, none elsewhere.
-    AllSharesOfRoot,
-}
-
-/// Which overlap of input and output is a call in place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InPlace {
-    /// The buffers are one.
-    Same,
-    /// The input is the rank's own share of the output.
-    OwnShareOfOutput,
-    /// The output is the rank's own share of the input.
-    OwnShareOfInput,
-    /// No overlap.
-    Never,
-}
-
-/// How the elements of a call are divided among its launches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Partition {
-    /// Every rank has the whole message: pieces of it, one after the other.
-    Whole,
-    /// Every rank has shares of it: pieces of each share.
-    Shares,
-    /// Nothing is moved: the ranks meet.
-    Empty,
-    /// Messages between pairs of ranks.
-    Transfers,
-}
-
-/// Bus bandwidth over algorithm bandwidth between n ranks, as `doc/PERFORMANCE.md` of nccl-tests defines it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BusFactor {
-    /// 2 (n - 1) / n.
-    TwiceOthers,
-    /// (n - 1) / n.
-    Others,
-    /// 1.
-    One,
-}
+use crate::facts::{BusFactor, Extent, InPlace, Partition};
 
 /// A collective, or a call of messages.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use super::transfer::{Direction, Transfer};
 use crate::abi::{self, FaLaunch, FaRmsNorm, FaShare};
-use crate::catalogue::{DType, InPlace, Partition};
+use crate::catalogue::{DType, InPlace, Partition, ReadsInputs};
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
 
@@ -62,14 +62,14 @@ impl Message<'_> {
     /// Whether peers may read this rank's input where it is. `algorithm` is an allreduce's.
     #[inline]
     pub fn pulls(&self, algorithm: Option<Algorithm>, input_bytes: u64) -> bool {
-        match algorithm {
+        match algorithm.map(Algorithm::reads_inputs) {
             // What it is quantised to is written where they read.
             _ if self.collective.quantized().is_some() => false,
             // They read the products, in its staging.
             _ if self.scales() => false,
-            // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
-            Some(Algorithm::OneShotPull) => self.input != self.output,
-            Some(algorithm) => algorithm == Algorithm::TwoShotPull,
+            Some(ReadsInputs::Never) => false,
+            Some(ReadsInputs::OutOfPlace) => self.input != self.output,
+            Some(ReadsInputs::Always) => true,
             None => input_bytes > 0,
         }
     }
@@ -167,9 +167,7 @@ impl Message<'_> {
         match self.collective {
             // Its products are read by their own rank as well.
             _ if self.scales() => false,
-            Collective::AllReduce(_) | Collective::AllReduceEpilogue(_) => {
-                algorithm == Algorithm::OneShotPull
-            }
+            Collective::AllReduce(_) | Collective::AllReduceEpilogue(_) => algorithm.swaps_staging(),
             Collective::AllGather
             | Collective::AllGatherV(_)
             | Collective::ReduceScatter(_)
@@ -228,8 +226,8 @@ impl Message<'_> {
     pub fn kernel(&self, algorithm: Algorithm, limits: &Limits) -> u32 {
         match self.collective {
             Collective::AllReduce(_) => algorithm as u32,
-            // The planner gives an epilogue a direct algorithm, and all of those have a norm.
-            Collective::AllReduceEpilogue(_) => algorithm.norm_kernel().expect("a direct algorithm"),
+            // The planner gives an epilogue such an algorithm.
+            Collective::AllReduceEpilogue(_) => algorithm.norm_kernel().expect("an algorithm with a norm"),
             // Nothing is moved.
             Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
             Collective::AllReduceQuantized(_) => abi::FA_TWO_SHOT_QUANTIZED,

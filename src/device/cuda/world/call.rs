@@ -271,7 +271,7 @@ impl CudaWorld {
     /// Refuses algorithms and grids that rows cannot be divided among.
     fn check_norm(&self, epilogue: &Epilogue, dtype: DType, plan: WorldPlan, piece: usize) -> Result<()> {
         let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
-        if !plan.algorithm.is_direct() || piece == 0 {
+        if plan.algorithm.norm_kernel().is_none() || piece == 0 {
             let expected = "a direct one, on rows that fit the region";
             return refuse("algorithm", plan.algorithm.to_string(), expected);
         }
