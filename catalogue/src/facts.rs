@@ -28,6 +28,17 @@ pub enum InPlace {
     Never,
 }
 
+/// Whether two ranks of the host may swap the regions that they stage in: each reads what the other has staged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SwapsStaging {
+    /// Ranks read what they have staged themselves, or nothing is staged.
+    Never,
+    /// They may.
+    Always,
+    /// As the allreduce's algorithm says.
+    AsTheAlgorithm,
+}
+
 /// How the elements of a call are divided among its launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Partition {

@@ -33,6 +33,17 @@ pub(crate) enum InPlace {
     Never,
 }
 
+/// Whether two ranks of the host may swap the regions that they stage in: each reads what the other has staged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SwapsStaging {
+    /// Ranks read what they have staged themselves, or nothing is staged.
+    Never,
+    /// They may.
+    Always,
+    /// As the allreduce's algorithm says.
+    AsTheAlgorithm,
+}
+
 /// How the elements of a call are divided among its launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Partition {
@@ -572,12 +583,33 @@ impl CallKind {
     #[inline]
     pub(crate) const fn kernel(self) -> Option<u32> {
         match self {
-            Self::AllReduce | Self::Broadcast | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => None,
+            Self::AllReduce | Self::AllReduceAdd | Self::AllReduceRmsNorm => None,
             Self::AllGather | Self::AllGatherV => Some(8),
             Self::ReduceScatter | Self::ReduceScatterV => Some(6),
+            Self::Broadcast => Some(9),
             Self::Reduce => Some(7),
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv | Self::Group => Some(12),
             Self::Barrier => Some(11),
+            Self::AllReduceQuantized => Some(13),
+        }
+    }
+
+    /// The code of another kernel, for large messages between more than two GPUs.
+    #[inline]
+    pub(crate) const fn kernel_of_large(self) -> Option<u32> {
+        match self {
+            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => None,
+            Self::Broadcast => Some(10),
+        }
+    }
+
+    /// Whether two ranks may swap their staging.
+    #[inline]
+    pub(crate) const fn swaps_staging(self) -> SwapsStaging {
+        match self {
+            Self::AllReduce | Self::AllReduceAdd | Self::AllReduceRmsNorm => SwapsStaging::AsTheAlgorithm,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => SwapsStaging::Always,
+            Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceQuantized => SwapsStaging::Never,
         }
     }
 

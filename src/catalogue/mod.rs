@@ -10,7 +10,7 @@ pub(crate) use generated::with_elements;
 #[cfg(feature = "mpi")]
 pub(crate) use generated::with_integers;
 pub use generated::{Algorithm, CallKind, DType, PlannedCall, ReduceOp};
-pub(crate) use generated::{CapacityRule, Extent, InPlace, Partition, ReadsInputs, Work};
+pub(crate) use generated::{CapacityRule, Extent, InPlace, Partition, ReadsInputs, SwapsStaging, Work};
 #[cfg(feature = "cuda")]
 pub(crate) use generated::{HOT_WORLDS, KERNELS};
 

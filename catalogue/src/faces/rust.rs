@@ -256,7 +256,7 @@ fn collectives(text: &mut String) {
     let measured = variants(&|one| one.is_measured);
     *text += "    /// Calls that nccl-tests measures.\n";
     *text += &format!("    pub const MEASURED: [Self; {}] = [{}];\n\n", measured.len(), measured.join(", "));
-    let columns: [Column<&Collective>; 12] = [
+    let columns: [Column<&Collective>; 14] = [
         ("The name of its method: `\"all_gather\"`, ...", "pub const fn name", "&'static str", &|one| {
             format!("\"{}\"", one.name)
         }),
@@ -283,6 +283,20 @@ fn collectives(text: &mut String) {
             "pub(crate) const fn kernel",
             "Option<u32>",
             &|one| one.kernel.map_or("None".to_owned(), |kernel| format!("Some({})", code_of(kernel))),
+        ),
+        (
+            "The code of another kernel, for large messages between more than two GPUs.",
+            "pub(crate) const fn kernel_of_large",
+            "Option<u32>",
+            &|one| {
+                one.kernel_of_large.map_or("None".to_owned(), |kernel| format!("Some({})", code_of(kernel)))
+            },
+        ),
+        (
+            "Whether two ranks may swap their staging.",
+            "pub(crate) const fn swaps_staging",
+            "SwapsStaging",
+            &|one| format!("SwapsStaging::{:?}", one.swaps_staging),
         ),
         ("Whether elements are combined.", "pub const fn reduces", "bool", &|one| one.reduces.to_string()),
         ("Whether one rank has another part than the others.", "pub const fn has_root", "bool", &|one| {

@@ -16,7 +16,7 @@ use cudarc::driver::CudaStream;
 
 pub use self::register::{Registered, RegisteredMemory};
 use super::Communicator;
-use crate::call::{transfers_id, CallKind, Collective, Message, Transfer};
+use crate::call::{transfers_id, Call, CallKind, Collective, Transfer};
 use crate::catalogue::DType;
 use crate::device::cuda::driver::{bind, wait_for};
 use crate::device::cuda::Cuda;
@@ -75,9 +75,9 @@ impl Communicator<Cuda> {
         self.check_stream(stream)?;
         let captured = self.is_captured(stream)?;
         let (collective, dtype) = (Collective::Barrier, DType::U8);
-        let message = Message { collective, input: 0, output: 0, count: 0, dtype };
+        let call = Call { collective, input: 0, output: 0, count: 0, dtype };
         // SAFETY: it accesses no memory of a caller's; the stream is of this context and kept alive.
-        unsafe { self.run(message, stream.cu_stream(), Some(stream), captured) }
+        unsafe { self.run(call, stream.cu_stream(), Some(stream), captured) }
     }
 
     /// # Safety
@@ -85,7 +85,7 @@ impl Communicator<Cuda> {
     /// As [`Communicator::start`] and [`Cuda::order`]; the device's context is current, and `captured` says whether the stream is.
     unsafe fn run(
         &self,
-        message: Message<'_>,
+        call: Call<'_>,
         stream: CUstream,
         owner: Option<&Arc<CudaStream>>,
         captured: bool,
@@ -93,8 +93,8 @@ impl Communicator<Cuda> {
         // SAFETY: the caller's.
         unsafe {
             self.in_order(stream, owner, captured, || {
-                self.start(message, stream, || match captured {
-                    true => self.device().capture_input(stream, message.input),
+                self.start(call, stream, || match captured {
+                    true => self.device().capture_input(stream, call.input),
                     false => Ok(0),
                 })
             })

@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use crate::call::{check_transfers, CallKind, Collective, Direction, Message, Transfer};
+use crate::call::{check_transfers, Call, CallKind, Collective, Direction, Transfer};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
@@ -35,10 +35,10 @@ impl Communicator<Cuda> {
         dtype: DType,
     ) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world_size());
-        let message = Message { collective, input, output, count, dtype };
+        let call = Call { collective, input, output, count, dtype };
         self.healthy()?;
-        message.check(rank, world_size)?;
-        self.check_row(&message)?;
+        call.check(rank, world_size)?;
+        self.check_row(&call)?;
         self.or_poison(self.device().bind())?;
         if collective.input_len(count, rank, world_size) > 0 {
             self.check_address("input", input, dtype.size())?;
@@ -56,7 +56,7 @@ impl Communicator<Cuda> {
         // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
         unsafe {
             let captured = self.or_poison(self.device().capturing(stream))?;
-            self.run(message, stream, None, captured)
+            self.run(call, stream, None, captured)
         }
     }
 
