@@ -90,8 +90,9 @@ impl Settings {
         let algorithm = match slot.checked_sub(1) {
             None => None,
             Some(index) => Algorithm::ALL.get(index).copied().or_else(|| {
-                let [a, b, c, d] = Algorithm::DIRECT.map(Some);
-                draws.pick([None, a, b, c, d])
+                // The planner's choice as often as any direct algorithm.
+                let drawn = draws.below(1 + Algorithm::DIRECT.len() as u64) as usize;
+                drawn.checked_sub(1).map(|index| Algorithm::DIRECT[index])
             }),
         };
         Self {
