@@ -6,6 +6,7 @@ use crate::call::{check_transfers, Call, CallKind, Collective, Direction, Transf
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
+use crate::device::cuda::capture::is_captured;
 use crate::device::cuda::Cuda;
 use crate::device::sealed::Device as _;
 use crate::error::{Error, Result};
@@ -55,7 +56,7 @@ impl Communicator<Cuda> {
         }
         // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
         unsafe {
-            let captured = self.or_poison(self.device().capturing(stream))?;
+            let captured = self.or_poison(is_captured(stream))?;
             self.run(call, stream, None, captured)
         }
     }
@@ -125,7 +126,7 @@ impl Communicator<Cuda> {
             self.check_raw_stream(earlier)?;
             self.check_raw_stream(stream)?;
             self.device().bind()?;
-            self.device().order_streams(earlier, stream)
+            self.device().calls.order_streams(earlier, stream)
         }
     }
 
@@ -177,7 +178,7 @@ impl Communicator<Cuda> {
         }
         // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
         unsafe {
-            let captured = self.or_poison(self.device().capturing(stream))?;
+            let captured = self.or_poison(is_captured(stream))?;
             self.run_transfers(CallKind::Group, transfers, stream, None, captured)
         }
     }
