@@ -1,4 +1,7 @@
 //! Settings of a communicator: name, values, environment variable, devices, default and documentation of each.
+//!
+//! What only Rust programs can use has a method and no row: `Cuda::graph_registration`, since other languages have no call for what is due
+//! after capture.
 
 use Devices::{Both, Cuda, Host};
 use Environment::{Nothing, Reader, Variable};
@@ -220,8 +223,6 @@ pub const SETTINGS: &[Setting] = &[
         "Promises that no call runs on the GPU at the same time as one of another communicator of the process, on any rank."),
     setting("programmatic_launch", Switch, Nothing, Cuda, false, "0",
         "Launches with the attribute of [programmatic dependent launch](gpu.md#programmatic-dependent-launch), which is also a promise."),
-    setting("graph_registration", Switch, Nothing, Cuda, false, "0",
-        "Calls captured into graphs read the peers' inputs where they are; `register_graph_buffers` is due after capture."),
     setting("sharing", Choice(&SHARING), Nothing, Cuda, true, "the first that is found to work",
         "How ranks share memory."),
 ];

@@ -105,3 +105,13 @@ fn takes(kind: Kind) -> String {
         Kind::Device => "cpu, cuda or cuda:N".into(),
     }
 }
+
+/// Markdown without the targets of its links.
+fn without_links(markdown: &str) -> String {
+    let mut parts = markdown.split("](");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        text += part.split_once(')').map_or(part, |(_, rest)| rest);
+    }
+    text.replace('[', "")
+}

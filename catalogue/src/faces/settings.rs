@@ -66,6 +66,7 @@ pub fn library() -> String {
 
 fn set(text: &mut String) {
     let names: Vec<_> = SETTINGS.iter().map(|one| one.name).collect();
+    *text += &format!("    pub const NAMES: &'static [&'static str] = &{names:?};\n\n");
     *text += "    /// Sets one by its name.\n    pub fn set(&mut self, name: &str, text: &OsStr) -> Result<()> {\n        match name {\n";
     for Setting { name, kind, .. } in SETTINGS {
         *text += &format!("            \"{name}\" => self.{name} = Some({}?),\n", read(*kind, name, "text"));

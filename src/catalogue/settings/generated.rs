@@ -219,11 +219,12 @@ pub(crate) struct Values {
     pub max_blocks: Option<usize>,
     pub one_at_a_time: Option<bool>,
     pub programmatic_launch: Option<bool>,
-    pub graph_registration: Option<bool>,
     pub sharing: Option<Sharing>,
 }
 
 impl Values {
+    pub const NAMES: &'static [&'static str] = &["device", "timeout", "first_call_timeout", "join_timeout", "max_bytes", "algorithm", "order", "check", "calibrate", "direct_reads", "tuning", "workers", "wait", "bind", "max_blocks", "one_at_a_time", "programmatic_launch", "sharing"];
+
     /// Sets one by its name.
     pub fn set(&mut self, name: &str, text: &OsStr) -> Result<()> {
         match name {
@@ -244,9 +245,8 @@ impl Values {
             "max_blocks" => self.max_blocks = Some(count("max_blocks", text, 18446744073709551615, "a number from 1 on")?),
             "one_at_a_time" => self.one_at_a_time = Some(switch("one_at_a_time", text)?),
             "programmatic_launch" => self.programmatic_launch = Some(switch("programmatic_launch", text)?),
-            "graph_registration" => self.graph_registration = Some(switch("graph_registration", text)?),
             "sharing" => self.sharing = Some(word::<Sharing>("sharing", text)?),
-            _ => return Err(invalid("setting", name, "one of device, timeout, first_call_timeout, join_timeout, max_bytes, algorithm, order, check, calibrate, direct_reads, tuning, workers, wait, bind, max_blocks, one_at_a_time, programmatic_launch, graph_registration, sharing")),
+            _ => return Err(invalid("setting", name, "one of device, timeout, first_call_timeout, join_timeout, max_bytes, algorithm, order, check, calibrate, direct_reads, tuning, workers, wait, bind, max_blocks, one_at_a_time, programmatic_launch, sharing")),
         }
         Ok(())
     }
@@ -286,7 +286,6 @@ impl Values {
                 of_device(true, "max_blocks", self.max_blocks.as_ref(), "")?;
                 of_device(true, "one_at_a_time", self.one_at_a_time.as_ref(), "0")?;
                 of_device(true, "programmatic_launch", self.programmatic_launch.as_ref(), "0")?;
-                of_device(true, "graph_registration", self.graph_registration.as_ref(), "0")?;
                 of_device(true, "sharing", self.sharing.as_ref(), "")?;
             }
         }
@@ -306,7 +305,7 @@ impl Values {
 
 /// All settings, for tests.
 #[cfg(test)]
-pub(crate) const ROWS: [super::Row; 19] = [
+pub(crate) const ROWS: [super::Row; 18] = [
     super::Row { name: "device", variable: None, is_read: false, other: "cuda:1", refuses: true, lacks: None },
     super::Row { name: "timeout", variable: Some("FAST_ALLREDUCE_TIMEOUT"), is_read: true, other: "2.5", refuses: true, lacks: None },
     super::Row { name: "first_call_timeout", variable: None, is_read: false, other: "2.5", refuses: true, lacks: None },
@@ -324,6 +323,5 @@ pub(crate) const ROWS: [super::Row; 19] = [
     super::Row { name: "max_blocks", variable: None, is_read: false, other: "2", refuses: true, lacks: Some(Place::Cpu) },
     super::Row { name: "one_at_a_time", variable: None, is_read: false, other: "1", refuses: true, lacks: Some(Place::Cpu) },
     super::Row { name: "programmatic_launch", variable: None, is_read: false, other: "1", refuses: true, lacks: Some(Place::Cpu) },
-    super::Row { name: "graph_registration", variable: None, is_read: false, other: "1", refuses: true, lacks: Some(Place::Cpu) },
     super::Row { name: "sharing", variable: None, is_read: false, other: "ipc", refuses: true, lacks: Some(Place::Cpu) },
 ];
