@@ -6,33 +6,18 @@
 use std::fmt;
 
 use fast_allreduce::DType;
+pub use fast_allreduce::Place;
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::dlpack;
-use crate::errors::invalid;
+use crate::errors::{invalid, raised};
 use crate::interface::{from_interface, is_ordered};
 use crate::streams::Streams;
 use crate::torch::Torch;
 use crate::user_code::optional_attribute;
 use crate::values;
 use crate::view::{is_exporter, View};
-
-/// Where memory is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    Cpu,
-    Cuda(usize),
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
-        }
-    }
-}
 
 /// A buffer of a call.
 pub struct Operand {
@@ -125,13 +110,7 @@ impl RawBuffer {
 
 /// A device by its name: "cpu", "cuda", "cuda:1".
 pub fn place(py: Python<'_>, name: &str) -> PyResult<Place> {
-    let known = match name.split_once(':') {
-        None if name == "cpu" => Some(Place::Cpu),
-        None if name == "cuda" => Some(Place::Cuda(0)),
-        Some(("cuda", ordinal)) => ordinal.parse().ok().map(Place::Cuda),
-        _ => None,
-    };
-    known.ok_or_else(|| invalid(py, format!("device = {name:?} is not valid: cpu, cuda or cuda:N are")))
+    name.parse().map_err(|error| raised(py, error))
 }
 
 impl Operand {

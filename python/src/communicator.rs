@@ -82,10 +82,7 @@ impl Drop for Communicator {
 #[pymethods]
 impl Communicator {
     #[staticmethod]
-    #[pyo3(signature = (nranks, rank, unique_id, device = "cpu", **settings), text_signature = "(nranks, rank, unique_id, \
-        device='cpu', *, timeout=None, join_timeout=None, max_bytes=None, algorithm=None, check=None, workers=1, wait='auto', bind='none', \
-        calibrate=None, tuning=None, order=None, direct_reads=None, max_blocks=None, one_at_a_time=False, \
-        programmatic_launch=False)")]
+    #[pyo3(signature = (nranks, rank, unique_id, device = "cpu", **settings))]
     fn init(
         py: Python<'_>,
         nranks: usize,
@@ -95,25 +92,22 @@ impl Communicator {
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let settings = Settings::of(py, device, settings)?;
-        let (id, limit) = (unique_id.get().0, settings.joining.unwrap_or(settings.meeting));
+        let (id, limit) = (unique_id.get().0, settings.given.meeting_timeout());
         let local = waiting(py, || Local::connect(&id, rank, nranks, limit))?;
         let local = local.map_err(|error| raised(py, error))?;
         Self::built(py, settings, local)
     }
 
     #[staticmethod]
-    #[pyo3(signature = (device = "cpu", **settings), text_signature = "(device='cpu', *, timeout=None, join_timeout=None, max_bytes=None, \
-        algorithm=None, check=None, workers=1, wait='auto', bind='none', calibrate=None, tuning=None, order=None, \
-        direct_reads=None, max_blocks=None, one_at_a_time=False, \
-        programmatic_launch=False)")]
+    #[pyo3(signature = (device = "cpu", **settings))]
     fn from_env(
         py: Python<'_>,
         device: &str,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Option<Self>> {
         let settings = Settings::of(py, device, settings)?;
-        let joining = settings.joining;
-        let join = move || joining.map_or_else(Local::from_env, Local::from_env_within);
+        let limit = settings.given.join_timeout();
+        let join = move || limit.map_or_else(Local::from_env, Local::from_env_within);
         match waiting(py, join)?.map_err(|error| raised(py, error))? {
             Some(local) => Self::built(py, settings, local).map(Some),
             None => Ok(None),

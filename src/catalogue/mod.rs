@@ -1,7 +1,8 @@
-//! Element types, operations, algorithms and kernels: enums and facts, generated from the tables of the crate `catalogue/`.
+//! Element types, operations, algorithms, kernels and settings: enums and facts, generated from the tables of the crate `catalogue/`.
 
 #[rustfmt::skip]
 mod generated;
+pub(crate) mod settings;
 
 use std::fmt;
 use std::str::FromStr;
