@@ -8,13 +8,10 @@ use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::device::cuda::current::CallersContext;
 #[cfg(not(feature = "cuda"))]
 use fast_allreduce::Error;
-use fast_allreduce::{Builder, Place};
+use fast_allreduce::{AnyCommunicator, Builder, Place};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
-use crate::any::Any;
-#[cfg(feature = "cuda")]
-use crate::any::Gpu;
 use crate::errors::raised;
 
 pub struct Settings {
@@ -37,14 +34,13 @@ impl Settings {
         Ok(Self { given, builder })
     }
 
-    pub fn build(self, bootstrap: impl Bootstrap + 'static) -> fast_allreduce::Result<Any> {
+    pub fn build(self, bootstrap: impl Bootstrap + 'static) -> fast_allreduce::Result<AnyCommunicator> {
         match self.given.device() {
-            Place::Cpu => self.builder.build(self.given.host()?, bootstrap).map(Any::Host),
+            Place::Cpu => self.builder.build(self.given.host()?, bootstrap).map(AnyCommunicator::from),
             #[cfg(feature = "cuda")]
             Place::Cuda(ordinal) => {
                 let _context = CallersContext::keep_if_any();
-                let made = self.builder.build(self.given.cuda(ordinal)?, bootstrap)?;
-                Ok(Any::Cuda(Gpu::new(made, ordinal)))
+                self.builder.build(self.given.cuda(ordinal)?, bootstrap).map(AnyCommunicator::from)
             }
             #[cfg(not(feature = "cuda"))]
             Place::Cuda(_) => Err(Error::Unavailable {
