@@ -5,14 +5,13 @@ use std::ffi::{c_char, c_void, CStr};
 use fast_allreduce::bootstrap::{Bootstrap, Local, UniqueId};
 #[cfg(feature = "cuda")]
 use fast_allreduce::device::cuda::current::CallersContext;
-use fast_allreduce::Builder;
 #[cfg(not(feature = "cuda"))]
 use fast_allreduce::Error;
+use fast_allreduce::{Builder, Place, Settings};
 
 use crate::bootstrap::{fast_allreduce_all_gather_function, Caller};
-use crate::codes;
-use crate::config::fast_allreduce_config;
 use crate::handle::{fast_allreduce_communicator, on_any, Any};
+use crate::settings::fast_allreduce_settings;
 use crate::status::{argument, caught, fast_allreduce_status, guarded, Failure};
 
 /// Names a world: one rank makes it, all are given it. It is plain bytes, which may be sent in any way.
@@ -51,24 +50,20 @@ pub unsafe fn list<'a, T>(what: &str, pointer: *const T, count: usize) -> Result
     }
 }
 
-fn built(
-    config: &fast_allreduce_config,
-    builder: Builder,
-    bootstrap: impl Bootstrap + 'static,
-) -> Result<Any, Failure> {
-    if codes::is_cuda(config.device)? {
+fn built(settings: &Settings, builder: Builder, bootstrap: impl Bootstrap + 'static) -> Result<Any, Failure> {
+    match settings.device() {
+        Place::Cpu => Ok(Any::Host(builder.build(settings.host()?, bootstrap)?)),
         #[cfg(feature = "cuda")]
-        {
+        Place::Cuda(ordinal) => {
             let _context = CallersContext::keep_if_any();
-            return Ok(Any::Cuda(builder.build(config.cuda()?, bootstrap)?));
+            Ok(Any::Cuda(builder.build(settings.cuda(ordinal)?, bootstrap)?))
         }
         #[cfg(not(feature = "cuda"))]
-        return Err(Failure::Library(Error::Unavailable {
+        Place::Cuda(_) => Err(Failure::Library(Error::Unavailable {
             what: "the CUDA device".into(),
             reason: "this library was built without the feature `cuda`".into(),
-        }));
+        })),
     }
-    Ok(Any::Host(builder.build(config.host()?, bootstrap)?))
 }
 
 /// # Safety
@@ -80,7 +75,7 @@ unsafe fn give_communicator(place: *mut *mut fast_allreduce_communicator, any: A
     unsafe { give(place, handle) }
 }
 
-fn wanted<T>(place: *mut T) -> Result<(), Failure> {
+pub fn wanted<T>(place: *mut T) -> Result<(), Failure> {
     match place.is_null() {
         true => Err(argument("where to put the result is null")),
         false => Ok(()),
@@ -126,29 +121,31 @@ pub unsafe extern "C" fn fast_allreduce_unique_id_from_text(
 }
 
 /// Joins the world of `id` as `rank`, and makes its communicator when all `nranks` ranks have come. Ranks are processes or
-/// threads of one user on one machine. `config` may be null. Like all functions it leaves the CUDA context current that is; in a thread
-/// that has none, that of the communicator's GPU becomes current.
+/// threads of one user on one machine. `settings` may be null: the defaults. Like all functions it leaves the CUDA context
+/// current that is; in a thread that has none, that of the communicator's GPU becomes current.
 ///
 /// # Safety
 ///
-/// `id` is valid for reads, `config` null or valid for reads of as many bytes as it says, `communicator` valid for a write.
+/// `id` is valid for reads, `settings` null or live, `communicator` valid for a write.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_init(
     id: *const fast_allreduce_unique_id,
     rank: usize,
     nranks: usize,
-    config: *const fast_allreduce_config,
+    settings: *const fast_allreduce_settings,
     communicator: *mut *mut fast_allreduce_communicator,
 ) -> fast_allreduce_status {
     caught(|| {
         wanted(communicator)?;
         // SAFETY: the caller's.
-        let (id, config) = unsafe { (id.as_ref(), fast_allreduce_config::read(config)?) };
+        let (id, settings) = unsafe { (id.as_ref(), fast_allreduce_settings::read(settings)) };
         let id = id.ok_or_else(|| argument("the id is null"))?;
-        let builder = config.builder()?;
-        let local = Local::connect(&UniqueId::from_bytes(id.bytes)?, rank, nranks, config.meeting_timeout())?;
+        // Before the rank joins.
+        let builder = settings.builder()?;
+        let local =
+            Local::connect(&UniqueId::from_bytes(id.bytes)?, rank, nranks, settings.meeting_timeout())?;
         // SAFETY: the caller's.
-        unsafe { give_communicator(communicator, built(&config, builder, local)?) }
+        unsafe { give_communicator(communicator, built(&settings, builder, local)?) }
     })
 }
 
@@ -164,17 +161,17 @@ pub unsafe extern "C" fn fast_allreduce_init_with_all_gather(
     context: *mut c_void,
     rank: usize,
     nranks: usize,
-    config: *const fast_allreduce_config,
+    settings: *const fast_allreduce_settings,
     communicator: *mut *mut fast_allreduce_communicator,
 ) -> fast_allreduce_status {
     caught(|| {
         wanted(communicator)?;
         // SAFETY: the caller's.
-        let config = unsafe { fast_allreduce_config::read(config)? };
+        let settings = unsafe { fast_allreduce_settings::read(settings) };
         let function = all_gather.ok_or_else(|| argument("the all-gather function is null"))?;
         let caller = Caller { function, context, rank, world_size: nranks };
         // SAFETY: the caller's.
-        unsafe { give_communicator(communicator, built(&config, config.builder()?, caller)?) }
+        unsafe { give_communicator(communicator, built(&settings, settings.builder()?, caller)?) }
     })
 }
 
