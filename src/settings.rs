@@ -3,10 +3,12 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
+use crate::any::AnyCommunicator;
+use crate::bootstrap::Bootstrap;
 use crate::catalogue::settings::{Place, Values};
 use crate::communicator::Builder;
 #[cfg(feature = "cuda")]
-use crate::device::cuda::Cuda;
+use crate::device::cuda::{current::CallersContext, Cuda};
 use crate::device::host::Host;
 use crate::error::Result;
 
@@ -20,14 +22,14 @@ const MEETING: Duration = Duration::from_secs(30);
 ///
 /// ```
 /// use fast_allreduce::bootstrap::Threads;
-/// use fast_allreduce::{ReduceOp, Settings};
+/// use fast_allreduce::Settings;
 ///
 /// let mut settings = Settings::new();
 /// settings.set("timeout", "2.5")?;
 /// settings.set("order", "fixed")?;
 /// let [rank] = Threads::world(1)?.try_into().ok().unwrap();
-/// let communicator = settings.builder()?.build(settings.host()?, rank)?;
-/// communicator.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum)?;
+/// let communicator = settings.build(rank)?;
+/// communicator.barrier()?;
 /// assert!(settings.set("colour", "red").is_err());
 /// # Ok::<_, fast_allreduce::Error>(())
 /// ```
@@ -68,6 +70,38 @@ impl Settings {
     /// The longest wait for all ranks to come where they are given an id: `join_timeout`, else `timeout`, else 30 s.
     pub fn meeting_timeout(&self) -> Duration {
         self.join_timeout().or(self.values.timeout.flatten()).unwrap_or(MEETING)
+    }
+
+    /// Refuses what [`Settings::build`] would, before a rank joins with it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Settings::builder`].
+    pub fn check(&self) -> Result<()> {
+        self.builder().map(drop)
+    }
+
+    /// Makes the communicator of this rank, on the device that is set. A GPU's context that is current stays so.
+    ///
+    /// # Errors
+    ///
+    /// As [`Settings::builder`], [`Settings::host`], `Settings::cuda` and [`Builder::build`]; [`Error::Unavailable`](crate::Error::Unavailable) for a GPU in a
+    /// build without the feature `cuda`.
+    pub fn build(&self, bootstrap: impl Bootstrap + 'static) -> Result<AnyCommunicator> {
+        let builder = self.builder()?;
+        match self.device() {
+            Place::Cpu => Ok(builder.build(self.host()?, bootstrap)?.into()),
+            #[cfg(feature = "cuda")]
+            Place::Cuda(ordinal) => {
+                let _context = CallersContext::keep_if_any();
+                Ok(builder.build(self.cuda(ordinal)?, bootstrap)?.into())
+            }
+            #[cfg(not(feature = "cuda"))]
+            Place::Cuda(_) => Err(crate::Error::Unavailable {
+                what: "the CUDA device".into(),
+                reason: "this library was built without the feature `cuda`".into(),
+            }),
+        }
     }
 
     /// What makes the communicator. Its device is [`Settings::host`] or [`Settings::cuda`].

@@ -220,11 +220,12 @@ static fast_allreduce_unique_id id;
 
 static void *rank_thread(void *argument) {
   size_t rank = *(size_t *)argument;
-  fast_allreduce_config config = {0};
-  config.size = sizeof config;
-  config.timeout_ms = 20000;
+  fast_allreduce_settings *settings = NULL;
+  require(fast_allreduce_settings_new(&settings), "settings_new");
+  require(fast_allreduce_settings_set(settings, "timeout", "20"), "settings_set");
   fast_allreduce_communicator *communicator = NULL, *part = NULL;
-  require(fast_allreduce_init(&id, rank, RANKS, &config, &communicator), "init");
+  require(fast_allreduce_init(&id, rank, RANKS, settings, &communicator), "init");
+  fast_allreduce_settings_free(settings);
   EXPECT(fast_allreduce_rank(communicator) == rank && fast_allreduce_nranks(communicator) == RANKS);
   reductions(communicator, rank);
   shares(communicator, rank);

@@ -199,230 +199,14 @@ typedef uint32_t fast_allreduce_scaling;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// Where buffers are.
-enum fast_allreduce_device
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // Memory of the process.
-  FAST_ALLREDUCE_DEVICE_HOST = 0,
-  // Memory of a CUDA GPU. The library must have been built with the feature `cuda`.
-  FAST_ALLREDUCE_DEVICE_CUDA = 1,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_device fast_allreduce_device;
-#else
-typedef uint32_t fast_allreduce_device;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// How an allreduce is done.
-enum fast_allreduce_algorithm
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // The best for each call.
-  FAST_ALLREDUCE_ALGORITHM_AUTOMATIC = 0,
-  // Every rank reads all inputs.
-  FAST_ALLREDUCE_ALGORITHM_ONE_SHOT_PULL = 1,
-  // Every rank reduces a slice and reads the others'.
-  FAST_ALLREDUCE_ALGORITHM_TWO_SHOT_PULL = 2,
-  // Every rank sends its input to all.
-  FAST_ALLREDUCE_ALGORITHM_ONE_SHOT_PUSH = 3,
-  // Slices are sent to their owners, and from there to all.
-  FAST_ALLREDUCE_ALGORITHM_TWO_SHOT_PUSH = 4,
-  // Round a ring. Not the bits of the others.
-  FAST_ALLREDUCE_ALGORITHM_RING = 5,
-  // Recursive halving and doubling. Not the bits of the others.
-  FAST_ALLREDUCE_ALGORITHM_HALVING_DOUBLING = 6,
-  // An in-switch reduction (NVLS) of everything for every rank. Not the bits of the others; ranks' may differ.
-  FAST_ALLREDUCE_ALGORITHM_ONE_SHOT_NVLS = 7,
-  // An in-switch reduction (NVLS) of a slice for each rank, sent to all. Not the bits of the others.
-  FAST_ALLREDUCE_ALGORITHM_TWO_SHOT_NVLS = 8,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_algorithm fast_allreduce_algorithm;
-#else
-typedef uint32_t fast_allreduce_algorithm;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// What a waiting rank of the host does with its core.
-enum fast_allreduce_wait
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // Spins where every rank can have a core of its own, else yields.
-  FAST_ALLREDUCE_WAIT_AUTO = 0,
-  // Polls for some tens of microseconds before it gives up its core.
-  FAST_ALLREDUCE_WAIT_SPIN = 1,
-  // Polls a few times, then gives its core to others.
-  FAST_ALLREDUCE_WAIT_YIELD = 2,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_wait fast_allreduce_wait;
-#else
-typedef uint32_t fast_allreduce_wait;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// Whether ranks compare their calls by a barrier of its own before each.
-enum fast_allreduce_check_mode
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // As the environment variable FAST_ALLREDUCE_CHECK says.
-  FAST_ALLREDUCE_CHECK_DEFAULT = 0,
-  // They do.
-  FAST_ALLREDUCE_CHECK_ON = 1,
-  // They do not. On the host they still compare by what their signals carry.
-  FAST_ALLREDUCE_CHECK_OFF = 2,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_check_mode fast_allreduce_check_mode;
-#else
-typedef uint32_t fast_allreduce_check_mode;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// What the threads of a rank of the host are bound to.
-enum fast_allreduce_bind
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // Nothing: they run wherever the process may.
-  FAST_ALLREDUCE_BIND_NONE = 0,
-  // A core for each thread. Threads that it starts later inherit it.
-  FAST_ALLREDUCE_BIND_CORE = 1,
-  // A NUMA node for each rank.
-  FAST_ALLREDUCE_BIND_NUMA = 2,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_bind fast_allreduce_bind;
-#else
-typedef uint32_t fast_allreduce_bind;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// Whether the host may measure for some milliseconds what its cores cost, to choose between its built-in plans.
-enum fast_allreduce_calibrate
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // As the environment variable FAST_ALLREDUCE_CALIBRATE says; without it, it may.
-  FAST_ALLREDUCE_CALIBRATE_DEFAULT = 0,
-  // It may.
-  FAST_ALLREDUCE_CALIBRATE_ON = 1,
-  // It may not.
-  FAST_ALLREDUCE_CALIBRATE_OFF = 2,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_calibrate fast_allreduce_calibrate;
-#else
-typedef uint32_t fast_allreduce_calibrate;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// In which order the ranks' elements are added up.
-enum fast_allreduce_order
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // As the environment variable FAST_ALLREDUCE_ORDER says; without it, in that of the ranks.
-  FAST_ALLREDUCE_ORDER_DEFAULT = 0,
-  // In that of the ranks: the same bits in every run, by every algorithm that adds in this order.
-  FAST_ALLREDUCE_ORDER_FIXED = 1,
-  // In any, where that is expected to be faster: the switch between GPUs may add up. All ranks still have the same bits.
-  FAST_ALLREDUCE_ORDER_ANY = 2,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_order fast_allreduce_order;
-#else
-typedef uint32_t fast_allreduce_order;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// Whether other communicators of the process may be in use on the GPU at the same time.
-enum fast_allreduce_residency
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // They may: each has multiprocessors of its own, from when it is made until it is freed.
-  FAST_ALLREDUCE_RESIDENCY_SHARED = 0,
-  // The program promises that they are not, on any rank: that all calls of a process on this GPU are on one stream, say. The
-  // communicator may then use all multiprocessors, and takes none from others. Where the promise is broken, calls may wait for
-  // each other until they time out.
-  FAST_ALLREDUCE_RESIDENCY_ONE_AT_A_TIME = 1,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_residency fast_allreduce_residency;
-#else
-typedef uint32_t fast_allreduce_residency;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// Whether calls are launched with the attribute of programmatic dependent launch.
-enum fast_allreduce_programmatic_launch
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // They are not.
-  FAST_ALLREDUCE_PROGRAMMATIC_LAUNCH_OFF = 0,
-  // They are, where GPU and driver can: a kernel may become resident before the one in front of it has ended. The program promises
-  // that every other kernel that it launches so on the streams of calls executes griddepcontrol.wait before it ends.
-  FAST_ALLREDUCE_PROGRAMMATIC_LAUNCH_ON = 1,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_programmatic_launch fast_allreduce_programmatic_launch;
-#else
-typedef uint32_t fast_allreduce_programmatic_launch;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// Whether large messages in private memory of the host are read directly by a receiver in another process.
-enum fast_allreduce_direct_reads
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // As the environment variable FAST_ALLREDUCE_DIRECT_READS says; without it, where that has been faster so far.
-  FAST_ALLREDUCE_DIRECT_READS_DEFAULT = 0,
-  // They are, of any size, wherever the kernel permits it.
-  FAST_ALLREDUCE_DIRECT_READS_ON = 1,
-  // They are not.
-  FAST_ALLREDUCE_DIRECT_READS_OFF = 2,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_direct_reads fast_allreduce_direct_reads;
-#else
-typedef uint32_t fast_allreduce_direct_reads;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
 // Memory that is registered with a communicator. It is ended by fast_allreduce_buffer_free.
 typedef struct fast_allreduce_buffer fast_allreduce_buffer;
 
 // One rank of a world. It is made by fast_allreduce_init and freed by fast_allreduce_free.
 typedef struct fast_allreduce_communicator fast_allreduce_communicator;
+
+// Settings of a communicator, by name: docs/tuning.md has the table of all.
+typedef struct fast_allreduce_settings fast_allreduce_settings;
 
 // An RMSNorm of rows: `x / sqrt(mean(x * x) + epsilon) * weight`.
 typedef struct fast_allreduce_rms_norm {
@@ -468,47 +252,6 @@ typedef struct fast_allreduce_unique_id {
   // Of no meaning to the program. They let whoever knows them, of the same user, join the world.
   uint8_t bytes[128];
 } fast_allreduce_unique_id;
-
-// Settings of a communicator. All zeros but for `size` are the defaults; all ranks must have the same.
-typedef struct fast_allreduce_config {
-  // sizeof(fast_allreduce_config): tells the library which fields the program knows.
-  size_t size;
-  // A fast_allreduce_device.
-  uint32_t device;
-  // Of the GPU, where the device is one. May differ among ranks.
-  uint32_t ordinal;
-  // Longest wait for another rank, in milliseconds. 0: the default, which is 30 s or FAST_ALLREDUCE_TIMEOUT; below 0:
-  // calls wait for ever.
-  int64_t timeout_ms;
-  // Bytes that one launch takes through shared memory; larger messages go in pieces. 0: the default.
-  size_t max_bytes;
-  // A fast_allreduce_algorithm for all allreduces.
-  uint32_t algorithm;
-  // Threads of each rank for large messages on the host, the caller's included. 0: 1.
-  uint32_t workers;
-  // A fast_allreduce_wait.
-  uint32_t wait;
-  // A fast_allreduce_check_mode.
-  uint32_t check;
-  // A fast_allreduce_bind.
-  uint32_t bind;
-  // A fast_allreduce_calibrate.
-  uint32_t calibrate;
-  // Path of a tuning file, ending with a zero byte. NULL: that of the environment or of this machine, where there is one.
-  const char *tuning;
-  // A fast_allreduce_order.
-  uint32_t order;
-  // A fast_allreduce_direct_reads. May differ among ranks.
-  uint32_t direct_reads;
-  // The most blocks of a launch on a GPU. 0: half of the multiprocessors that the process's communicators have left on it.
-  uint32_t max_blocks;
-  // A fast_allreduce_residency, of GPUs.
-  uint32_t residency;
-  // A fast_allreduce_programmatic_launch, of GPUs. May differ among ranks.
-  uint32_t programmatic_launch;
-  // 0.
-  uint32_t reserved;
-} fast_allreduce_config;
 
 // Gives `bytes` bytes at `input` to all ranks, and has those of all, in the order of the ranks, at `output`. Returns 0, or
 // anything else if that failed or took longer than `timeout_ms`. It is called by the threads that call the communicator,
@@ -829,16 +572,16 @@ fast_allreduce_status fast_allreduce_unique_id_from_text(const char *text,
                                                          struct fast_allreduce_unique_id *id);
 
 // Joins the world of `id` as `rank`, and makes its communicator when all `nranks` ranks have come. Ranks are processes or
-// threads of one user on one machine. `config` may be null. Like all functions it leaves the CUDA context current that is; in a thread
-// that has none, that of the communicator's GPU becomes current.
+// threads of one user on one machine. `settings` may be null: the defaults. Like all functions it leaves the CUDA context
+// current that is; in a thread that has none, that of the communicator's GPU becomes current.
 //
 // # Safety
 //
-// `id` is valid for reads, `config` null or valid for reads of as many bytes as it says, `communicator` valid for a write.
+// `id` is valid for reads, `settings` null or live, `communicator` valid for a write.
 fast_allreduce_status fast_allreduce_init(const struct fast_allreduce_unique_id *id,
                                           size_t rank,
                                           size_t nranks,
-                                          const struct fast_allreduce_config *config,
+                                          const struct fast_allreduce_settings *settings,
                                           struct fast_allreduce_communicator **communicator);
 
 // The same for ranks that meet by a function of the caller's instead of an id: one over MPI, a key-value store, or whatever
@@ -851,7 +594,7 @@ fast_allreduce_status fast_allreduce_init_with_all_gather(fast_allreduce_all_gat
                                                           void *context,
                                                           size_t rank,
                                                           size_t nranks,
-                                                          const struct fast_allreduce_config *config,
+                                                          const struct fast_allreduce_settings *settings,
                                                           struct fast_allreduce_communicator **communicator);
 
 // Makes a communicator of the ranks that give the same `color`, ordered by `key`, then by rank. Collective: every rank
@@ -994,6 +737,31 @@ fast_allreduce_status fast_allreduce_op_create_premul_sum(const struct fast_allr
 // `communicator` is live.
 fast_allreduce_status fast_allreduce_op_destroy(const struct fast_allreduce_communicator *communicator,
                                                 uint32_t op);
+
+// Makes settings of which none is set: the environment sets them, or they have defaults.
+//
+// # Safety
+//
+// `settings` is valid for a write.
+fast_allreduce_status fast_allreduce_settings_new(struct fast_allreduce_settings **settings);
+
+// Sets one: ("device", "cuda:1"), ("timeout", "2.5"), ("order", "any"), ... FAST_ALLREDUCE_STATUS_INVALID_SETTING for a name that there
+// is not, and for a value that the setting does not take: fast_allreduce_last_error lists what there is. Values that the device does not
+// take are refused by fast_allreduce_init.
+//
+// # Safety
+//
+// `settings` is live, and no other thread uses it. `name` and `value` are strings that end with a zero byte.
+fast_allreduce_status fast_allreduce_settings_set(struct fast_allreduce_settings *settings,
+                                                  const char *name,
+                                                  const char *value);
+
+// Frees settings, of which communicators keep nothing; null is nothing.
+//
+// # Safety
+//
+// `settings` is null, or live and not used any more.
+void fast_allreduce_settings_free(struct fast_allreduce_settings *settings);
 
 // What went wrong in the last call of this thread that failed, in words; "" if none has. It is valid until the next one
 // fails, and belongs to the library.

@@ -1,6 +1,6 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
-use fast_allreduce::{Algorithm, DType, ReduceOp};
+use fast_allreduce::{DType, ReduceOp};
 
 /// Types of elements.
 #[repr(u32)]
@@ -56,31 +56,6 @@ pub enum fast_allreduce_op {
     Bxor = 7,
 }
 
-/// How an allreduce is done.
-#[repr(u32)]
-#[derive(Clone, Copy)]
-#[expect(dead_code, reason = "names for the header")]
-pub enum fast_allreduce_algorithm {
-    /// The best for each call.
-    Automatic = 0,
-    /// Every rank reads all inputs.
-    OneShotPull = 1,
-    /// Every rank reduces a slice and reads the others'.
-    TwoShotPull = 2,
-    /// Every rank sends its input to all.
-    OneShotPush = 3,
-    /// Slices are sent to their owners, and from there to all.
-    TwoShotPush = 4,
-    /// Round a ring. Not the bits of the others.
-    Ring = 5,
-    /// Recursive halving and doubling. Not the bits of the others.
-    HalvingDoubling = 6,
-    /// An in-switch reduction (NVLS) of everything for every rank. Not the bits of the others; ranks' may differ.
-    OneShotNvls = 7,
-    /// An in-switch reduction (NVLS) of a slice for each rank, sent to all. Not the bits of the others.
-    TwoShotNvls = 8,
-}
-
 /// What a code stands for.
 pub fn dtype_of(code: u32) -> Option<DType> {
     match code {
@@ -111,21 +86,6 @@ pub fn op_of(code: u32) -> Option<ReduceOp> {
         5 => Some(ReduceOp::BitAnd),
         6 => Some(ReduceOp::BitOr),
         7 => Some(ReduceOp::BitXor),
-        _ => None,
-    }
-}
-
-/// What a code stands for.
-pub fn algorithm_of(code: u32) -> Option<Algorithm> {
-    match code {
-        1 => Some(Algorithm::OneShotPull),
-        2 => Some(Algorithm::TwoShotPull),
-        3 => Some(Algorithm::OneShotPush),
-        4 => Some(Algorithm::TwoShotPush),
-        5 => Some(Algorithm::Ring),
-        6 => Some(Algorithm::HalvingDoubling),
-        7 => Some(Algorithm::OneShotNvls),
-        8 => Some(Algorithm::TwoShotNvls),
         _ => None,
     }
 }

@@ -29,11 +29,12 @@ static void expect(int holds, const char *what, int line) {
 #define EXPECT(condition) expect(condition, #condition, __LINE__)
 
 static fast_allreduce_communicator *joined(const fast_allreduce_unique_id *id, size_t rank, size_t nranks) {
-  fast_allreduce_config config = {0};
-  config.size = sizeof config;
-  config.timeout_ms = 60000;
+  fast_allreduce_settings *settings = NULL;
+  EXPECT(fast_allreduce_settings_new(&settings) == OK);
+  EXPECT(fast_allreduce_settings_set(settings, "timeout", "60") == OK);
   fast_allreduce_communicator *communicator = NULL;
-  EXPECT(fast_allreduce_init(id, rank, nranks, &config, &communicator) == OK);
+  EXPECT(fast_allreduce_init(id, rank, nranks, settings, &communicator) == OK);
+  fast_allreduce_settings_free(settings);
   return communicator;
 }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fast_allreduce::bootstrap::Local;
-use fast_allreduce::{AnyCommunicator, Error};
+use fast_allreduce::{AnyCommunicator, Error, Settings};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -12,7 +12,7 @@ use crate::errors::{invalid, raised};
 use crate::interrupt::{drop_apart, in_call, waiting};
 use crate::memory::RegisteredBuffer;
 use crate::place::{place_of, Place};
-use crate::settings::Settings;
+use crate::settings::settings as checked;
 use crate::values::{self, UniqueId};
 
 #[pyclass(module = "fast_allreduce", frozen, get_all)]
@@ -89,8 +89,8 @@ impl Communicator {
         device: &str,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let settings = Settings::of(py, device, settings)?;
-        let (id, limit) = (unique_id.get().0, settings.given.meeting_timeout());
+        let settings = checked(py, device, settings)?;
+        let (id, limit) = (unique_id.get().0, settings.meeting_timeout());
         let local = waiting(py, || Local::connect(&id, rank, nranks, limit))?;
         let local = local.map_err(|error| raised(py, error))?;
         Self::built(py, settings, local)
@@ -103,8 +103,8 @@ impl Communicator {
         device: &str,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Option<Self>> {
-        let settings = Settings::of(py, device, settings)?;
-        let limit = settings.given.join_timeout();
+        let settings = checked(py, device, settings)?;
+        let limit = settings.join_timeout();
         let join = move || limit.map_or_else(Local::from_env, Local::from_env_within);
         match waiting(py, join)?.map_err(|error| raised(py, error))? {
             Some(local) => Self::built(py, settings, local).map(Some),
