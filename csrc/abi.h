@@ -288,7 +288,7 @@ struct FaRowTurns {
   uint32_t by_slice;
 };
 
-// What is done with the sums of a launch: a residual is added, and rows are normalised (sinks/rms_norm.cuh).
+// What is done with the sums of a launch: a residual is added, and rows are normalised (sinks/rms_norm_*).
 // Addresses are of the launch's first element.
 struct FaRmsNorm {
   uint64_t residual;

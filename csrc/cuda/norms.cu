@@ -4,7 +4,7 @@
 #include "../algorithms/one_shot_push.cuh"
 #include "../algorithms/two_shot_pull.cuh"
 #include "../algorithms/two_shot_push.cuh"
-#include "../sinks/rms_norm.cuh"
+#include "../sinks/rms_norm_cuda.cuh"
 #include "entry.cuh"
 #include "reduce.cuh"
 #include "team_rows.cuh"

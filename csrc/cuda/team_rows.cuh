@@ -23,7 +23,7 @@
 // come from launches that began after that which read the slot had ended (team_slices.litmus).
 #pragma once
 
-#include "../sinks/rms_norm.cuh"
+#include "../sinks/rms_norm_cuda.cuh"
 #include "reduce.cuh"
 
 namespace FA_NAMESPACE {

@@ -16,7 +16,7 @@
 #include "../algorithms/two_shot_push.cuh"
 #include "../algorithms/two_shot_quantized.cuh"
 #include "../core/float_state.cuh"
-#include "../sinks/rms_norm.cuh"
+#include "../sinks/rms_norm_host.hpp"
 #include "multicast.hpp"
 #include "quantized.hpp"
 #include "reduce.hpp"

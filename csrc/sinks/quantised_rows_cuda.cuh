@@ -7,8 +7,6 @@
 
 namespace FA_NAMESPACE {
 
-#if FA_CUDA
-
 // Of a row.
 struct ElementRange {
   u32 begin, end;
@@ -141,7 +139,5 @@ private:
     return value;
   }
 };
-
-#endif
 
 } // namespace FA_NAMESPACE
