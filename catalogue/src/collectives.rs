@@ -89,7 +89,7 @@ use InPlace::{Never, OwnShareOfInput, OwnShareOfOutput, Same};
 
 /// All collectives and messages.
 #[rustfmt::skip]
-pub const COLLECTIVES: [Collective; 19] = [
+pub const COLLECTIVES: [Collective; 18] = [
     Collective { name: "all_reduce", variant: "AllReduce", reads: Share, writes: Share, in_place: Same,
                  partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false,
                  planned_as: "AllReduce", bus: TwiceOthers, is_measured: true },
@@ -138,10 +138,7 @@ pub const COLLECTIVES: [Collective; 19] = [
     Collective { name: "group", variant: "Group", reads: Share, writes: Share, in_place: Never,
                  partition: Partition::Transfers, kernel: Some("transfer"), reduces: false, has_root: false, has_counts: false,
                  planned_as: "Messages", bus: One, is_measured: false },
-    Collective { name: "all_reduce_add", variant: "AllReduceAdd", reads: Share, writes: Share, in_place: Same,
-                 partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false,
-                 planned_as: "AllReduce", bus: TwiceOthers, is_measured: false },
-    Collective { name: "all_reduce_rms_norm", variant: "AllReduceRmsNorm", reads: Share, writes: Share, in_place: Same,
+    Collective { name: "all_reduce_fused", variant: "AllReduceFused", reads: Share, writes: Share, in_place: Same,
                  partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false,
                  planned_as: "AllReduce", bus: TwiceOthers, is_measured: false },
     Collective { name: "all_reduce_quantized", variant: "AllReduceQuantized", reads: Share, writes: Share, in_place: Same,

@@ -43,7 +43,7 @@ class RowNorm {
 
 public:
   // Of rows that begin at this address.
-  FA_FN RowNorm(const FaRmsNorm &norm, u64 rows)
+  FA_FN RowNorm(const FaFused &norm, u64 rows)
       : norm_(norm), rows_(rows), row_bytes_(u64(norm.row) * sizeof(T)),
         addresses_(rows | norm.normed | norm.weight | row_bytes_), pairs_(addresses_ % sizeof(Two) == 0) {}
 
@@ -51,13 +51,13 @@ public:
   FA_FN void put(const Block &block, u32 row) const {
     const u8 *from = reinterpret_cast<const u8 *>(rows_) + row * row_bytes_;
     const float scale = row_scale(squares(block, from), norm_.row, norm_.epsilon);
-    u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * normed_bytes(norm_, row_bytes_);
     if (norm_.scaling != FA_NOT_SCALED) {
       const auto pair = [&](u32 i) { return widen<T, 2>(normed(from, i, scale)); };
       const auto alone = [](u32 *) { return true; };
       QuantisedRows(norm_).put(block, row, {0, norm_.row}, pair, alone);
       return;
     }
+    u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes_;
     if (addresses_ % kPackBytes == 0)
       return block.for_each_alone(u32(row_bytes_ / kPackBytes),
                                   [&](u32 pack) { store_scaled_pack(to, from, pack, scale); });
@@ -67,7 +67,7 @@ public:
 private:
   static constexpr u32 kWarp = 32;
 
-  const FaRmsNorm &norm_;
+  const FaFused &norm_;
   const u64 rows_, row_bytes_, addresses_;
   const bool pairs_; // two elements at a time, as they are at an address for two
 
@@ -157,13 +157,13 @@ private:
 
 // A function, as add_residual() is: all kernels of a type share them.
 template <class T, class Block>
-FA_CALL void normalise(const FaRmsNorm &norm, const Block &block, u32 row, u64 rows) {
+FA_CALL void normalise(const FaFused &norm, const Block &block, u32 row, u64 rows) {
   RowNorm<T>(norm, rows).put(block, row);
 }
 
 // Adds the residual to the plain sums that the block's threads have stored.
 template <class T, class Block>
-FA_CALL void add_residual(const FaRmsNorm &norm, u64 output, const Block &block, Rows partition, u64 bytes,
+FA_CALL void add_residual(const FaFused &norm, u64 output, const Block &block, Rows partition, u64 bytes,
                           u32 parts) {
   block.sync();
   const u8 *sums = reinterpret_cast<const u8 *>(output);
@@ -189,7 +189,7 @@ FA_CALL void add_residual(const FaRmsNorm &norm, u64 output, const Block &block,
 template <class T, bool Gathers>
 class RmsNorm {
 public:
-  FA_FN explicit RmsNorm(const FaRmsNorm &norm) : norm_(norm) {}
+  FA_FN explicit RmsNorm(const FaFused &norm) : norm_(norm) {}
 
   template <class Reduce>
   FA_FN Rows partition(const FaLaunch &, const Reduce &) const {
@@ -221,7 +221,7 @@ public:
   FA_FN void finish(const FaLaunch &launch, Block &block, Rows partition, u64 bytes, u32 parts) const {
     if (norm_.residual_out != 0)
       add_residual<T>(norm_, launch.output, block, partition, bytes, parts);
-    if (norm_.normed == 0)
+    if (norm_.norm == FA_NO_NORM)
       return;
     // Of what the block's threads have stored.
     block.sync();
@@ -231,7 +231,7 @@ public:
   }
 
 private:
-  const FaRmsNorm &norm_;
+  const FaFused &norm_;
 
   // What a sink adds: nothing, if it is another sink that does, or if that is done at the end.
   FA_FN const u8 *residual(bool here) const {

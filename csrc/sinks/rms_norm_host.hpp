@@ -14,14 +14,12 @@ namespace FA_NAMESPACE {
 // Normalises rows of a message, of which the squares have been summed.
 struct RowNorm {
   const RowLoops &loops;
-  const FaRmsNorm &norm;
+  const FaFused &norm;
   u64 row_bytes;
 
   // The row at a byte of the message.
   void at(const u8 *row, u64 at, float squares) const {
-    const u64 number = at / row_bytes;
-    u8 *to = reinterpret_cast<u8 *>(norm.normed) + number * normed_bytes(norm, row_bytes);
-    loops.norm({norm, u32(number), row, to, squares});
+    loops.norm({norm, u32(at / row_bytes), row, squares});
   }
 };
 
@@ -77,8 +75,8 @@ private:
 
 class RmsNorm {
 public:
-  RmsNorm(const RowLoops &loops, const FaRmsNorm &norm, const FaLaunch &launch)
-      : rows_{loops, norm, u64(norm.row) * element_bytes(launch.dtype)}, norms_(norm.normed != 0),
+  RmsNorm(const RowLoops &loops, const FaFused &norm, const FaLaunch &launch)
+      : rows_{loops, norm, u64(norm.row) * element_bytes(launch.dtype)}, norms_(norm.norm != FA_NO_NORM),
         adds_(norm.residual_out == 0), at_once_(norms_ && adds_ && at_once(launch)) {}
 
   template <class Reduce>

@@ -42,8 +42,8 @@ impl Prepared {
                 let plan = planner.reduction(message.count, message.dtype, op);
                 (plan, Some(plan.algorithm))
             }
-            Collective::AllReduceEpilogue(epilogue) => {
-                let plan = planner.rows(message.count, message.dtype, epilogue.row());
+            Collective::AllReduceFused(fused) => {
+                let plan = planner.rows(message.count, message.dtype, fused.row());
                 (plan, Some(plan.algorithm))
             }
             Collective::AllReduceQuantized(_) => (planner.quantized(message.count, message.dtype), None),

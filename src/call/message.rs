@@ -1,10 +1,11 @@
 //! One call of a collective: what it is, and the part of it that a launch does.
 
 use super::collective::Collective;
+use super::fused::RawFused;
 use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use super::transfer::{Direction, Transfer};
-use crate::abi::{self, FaLaunch, FaRmsNorm, FaShare};
+use crate::abi::{self, FaFused, FaLaunch, FaShare};
 use crate::catalogue::{DType, InPlace, Partition};
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
@@ -34,6 +35,13 @@ impl Partition {
     }
 }
 
+impl<'a> Message<'a> {
+    /// An allreduce that goes on.
+    pub fn fused(fused: &'a RawFused, input: u64, count: usize, dtype: DType) -> Self {
+        Message { collective: Collective::AllReduceFused(fused), input, output: fused.output(), count, dtype }
+    }
+}
+
 impl Message<'_> {
     #[inline]
     pub fn partition(&self) -> Partition {
@@ -51,7 +59,7 @@ impl Message<'_> {
             algorithm,
             root: self.collective.root().map(|root| root as u8),
             digest: match self.collective {
-                Collective::AllReduceEpilogue(epilogue) => epilogue.digest(),
+                Collective::AllReduceFused(fused) => fused.digest(),
                 Collective::AllReduceQuantized(quantized) => quantized.digest(),
                 _ => counts.map_or(0, CallId::digest),
             },
@@ -86,8 +94,8 @@ impl Message<'_> {
         let same = (id.dtype, id.count) == (self.dtype, self.count);
         match self.collective {
             Collective::AllReduce(op) => same && id.kind == CallKind::AllReduce && id.op == Some(op),
-            Collective::AllReduceEpilogue(epilogue) => {
-                same && id.kind == self.collective.kind() && id.digest == epilogue.digest()
+            Collective::AllReduceFused(fused) => {
+                same && id.kind == CallKind::AllReduceFused && id.digest == fused.digest()
             }
             Collective::AllReduceQuantized(quantized) => {
                 same && id.kind == CallKind::AllReduceQuantized && id.digest == quantized.digest()
@@ -147,8 +155,8 @@ impl Message<'_> {
                 (world_size > 2).then_some(bytes)
             }
             // A rank's normalised rows as well.
-            Collective::AllReduceEpilogue(epilogue) => {
-                let row_bytes = epilogue.row().map_or(0, |row| row * self.dtype.size());
+            Collective::AllReduceFused(fused) => {
+                let row_bytes = fused.row().map_or(0, |row| row * self.dtype.size());
                 (world_size > 2).then_some(bytes + bytes / world_size + row_bytes)
             }
             // Whole packs of each share.
@@ -167,9 +175,7 @@ impl Message<'_> {
         match self.collective {
             // Its products are read by their own rank as well.
             _ if self.scales() => false,
-            Collective::AllReduce(_) | Collective::AllReduceEpilogue(_) => {
-                algorithm == Algorithm::OneShotPull
-            }
+            Collective::AllReduce(_) | Collective::AllReduceFused(_) => algorithm == Algorithm::OneShotPull,
             Collective::AllGather
             | Collective::AllGatherV(_)
             | Collective::ReduceScatter(_)
@@ -218,9 +224,9 @@ impl Message<'_> {
 
     /// What a launch of the elements from `done` on, at most `most`, does with its sums.
     #[inline]
-    pub fn norm_of_piece(&self, done: usize, most: usize) -> Option<FaRmsNorm> {
-        let epilogue = self.collective.epilogue()?;
-        Some(epilogue.piece(self.dtype, done, (self.count - done).min(most)))
+    pub fn fused_of_piece(&self, done: usize, most: usize) -> Option<FaFused> {
+        let fused = self.collective.fused()?;
+        Some(fused.piece(self.dtype, done, (self.count - done).min(most)))
     }
 
     /// The kernel. A broadcast has two.
@@ -228,8 +234,8 @@ impl Message<'_> {
     pub fn kernel(&self, algorithm: Algorithm, limits: &Limits) -> u32 {
         match self.collective {
             Collective::AllReduce(_) => algorithm as u32,
-            // The planner gives an epilogue a direct algorithm, and all of those have a norm.
-            Collective::AllReduceEpilogue(_) => algorithm.norm_kernel().expect("a direct algorithm"),
+            // The planner gives it a direct algorithm, and all of those have such a kernel.
+            Collective::AllReduceFused(_) => algorithm.norm_kernel().expect("a direct algorithm"),
             // Nothing is moved.
             Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
             Collective::AllReduceQuantized(_) => abi::FA_TWO_SHOT_QUANTIZED,
@@ -313,8 +319,8 @@ impl Message<'_> {
         if let Some(quantized) = self.collective.quantized() {
             quantized.check(self.dtype)?;
         }
-        if let Some(epilogue) = self.collective.epilogue() {
-            epilogue.check_arguments(self.count, self.dtype)?;
+        if let Some(fused) = self.collective.fused() {
+            fused.check_arguments(self.count, self.dtype)?;
         }
         if let Collective::AllToAllV { send, receive } = self.collective {
             if send[rank] != receive[rank] {
@@ -338,8 +344,8 @@ impl Message<'_> {
                 bytes: bytes as usize,
             });
         }
-        if let Some(epilogue) = self.collective.epilogue() {
-            epilogue.check_buffers(&input, &output, self.count, self.dtype)?;
+        if let Some(fused) = self.collective.fused() {
+            fused.check_buffers(&input, self.count, self.dtype)?;
         }
         Ok(())
     }

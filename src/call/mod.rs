@@ -2,7 +2,7 @@
 
 mod cache;
 mod collective;
-mod epilogue;
+mod fused;
 mod identity;
 mod launch;
 mod message;
@@ -12,9 +12,9 @@ mod transfer;
 
 pub(crate) use self::cache::{CallCache, Prepared, PreparedTransfers};
 pub use self::collective::Collective;
-pub use self::epilogue::{
-    Epilogue, NoWeight, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling,
-};
+#[cfg(feature = "cuda")]
+pub(crate) use self::fused::Use;
+pub use self::fused::{RawFused, RawQuantizedRows};
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};

@@ -1,5 +1,6 @@
 //! Element types, operations, algorithms and kernels: enums and facts, generated from the tables of the crate `catalogue/`.
 
+mod fused;
 #[rustfmt::skip]
 mod generated;
 
@@ -9,10 +10,11 @@ use std::str::FromStr;
 pub(crate) use generated::with_elements;
 #[cfg(feature = "mpi")]
 pub(crate) use generated::with_integers;
-pub use generated::{Algorithm, CallKind, DType, PlannedCall, ReduceOp};
+pub use generated::{Algorithm, CallKind, DType, Norm, PlannedCall, ReduceOp, Scaling};
 #[cfg(feature = "cuda")]
 pub(crate) use generated::{HOT_WORLDS, KERNELS};
 
+use self::fused::{NormFacts, ScalingFacts};
 use crate::error::{Error, Result};
 use crate::scale::Scale;
 

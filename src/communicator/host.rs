@@ -163,7 +163,8 @@ impl Communicator<Host> {
         count: usize,
         dtype: DType,
     ) -> Result<()> {
-        let message = Message { collective, input: input as u64, output: output as u64, count, dtype };
+        let (input, output) = (input as u64, collective.output(output as u64));
+        let message = Message { collective, input, output, count, dtype };
         message.check(self.rank(), self.world_size())?;
         self.check_row(&message)?;
         // SAFETY: the caller's; the pointers have been checked for alignment and overlap.

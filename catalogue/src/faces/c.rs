@@ -1,13 +1,15 @@
 //! `capi/src/catalogue.rs`: the enums of the C header, and what their codes are in the library.
 
 use super::GENERATED;
+use crate::fused::{NORMS, SCALINGS};
 use crate::kernels::KERNELS;
 use crate::ops::OPS;
 use crate::types::TYPES;
 
 /// The C library's file. cbindgen makes the header's enums of it.
 pub fn enums() -> String {
-    let mut text = format!("//! {GENERATED}\n\nuse fast_allreduce::{{Algorithm, DType, ReduceOp}};\n\n");
+    let mut text =
+        format!("//! {GENERATED}\n\nuse fast_allreduce::{{Algorithm, DType, ReduceOp, Scaling}};\n\n");
     let types: Vec<_> =
         TYPES.iter().enumerate().map(|(code, one)| (code, one.variant.to_owned(), one.c_doc)).collect();
     let ops = OPS.iter().enumerate().filter(|(_, op)| op.parameter.is_none());
@@ -24,6 +26,13 @@ pub fn enums() -> String {
     let named =
         algorithms.iter().map(|(algorithm, code)| (*code, algorithm.variant.to_owned(), algorithm.c_doc));
     enumeration(&mut text, "How an allreduce is done.", "algorithm", [automatic].into_iter().chain(named));
+    let none = |doc: &'static str| (0, "None".to_owned(), doc);
+    let norms = NORMS.iter().zip(1..).map(|(one, code)| (code, one.variant.to_owned(), one.doc));
+    let norms = [none("Nothing is normalised.")].into_iter().chain(norms);
+    enumeration(&mut text, "How rows are normalised.", "norm", norms);
+    let scalings = SCALINGS.iter().zip(1..).map(|(one, code)| (code, one.variant.to_owned(), one.doc));
+    let scalings = [none("Rows are not quantised.")].into_iter().chain(scalings);
+    enumeration(&mut text, "What rows are quantised to.", "scaling", scalings);
     lookup(&mut text, "dtype_of", "DType", types.iter().map(|(code, variant, _)| (*code, variant.as_str())));
     lookup(&mut text, "op_of", "ReduceOp", ops.iter().map(|(code, _, _, variant)| (*code, *variant)));
     lookup(
@@ -32,6 +41,8 @@ pub fn enums() -> String {
         "Algorithm",
         algorithms.iter().map(|(algorithm, code)| (*code, algorithm.variant)),
     );
+    let scalings = SCALINGS.iter().zip(1..).map(|(one, code)| (code, one.variant));
+    lookup(&mut text, "scaling_of", "Scaling", scalings);
     text
 }
 
