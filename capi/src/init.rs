@@ -5,15 +5,15 @@ use std::ffi::{c_char, c_void, CStr};
 use fast_allreduce::bootstrap::{Bootstrap, Local, UniqueId};
 #[cfg(feature = "cuda")]
 use fast_allreduce::device::cuda::current::CallersContext;
-use fast_allreduce::Builder;
 #[cfg(not(feature = "cuda"))]
 use fast_allreduce::Error;
+use fast_allreduce::{AnyCommunicator, Builder};
 
 use crate::bootstrap::{fast_allreduce_all_gather_function, Caller};
 use crate::codes;
 use crate::config::fast_allreduce_config;
-use crate::handle::{fast_allreduce_communicator, on_any, Any};
-use crate::status::{argument, caught, fast_allreduce_status, guarded, Failure};
+use crate::handle::fast_allreduce_communicator;
+use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
 /// Names a world: one rank makes it, all are given it. It is plain bytes, which may be sent in any way.
 #[repr(C)]
@@ -55,12 +55,12 @@ fn built(
     config: &fast_allreduce_config,
     builder: Builder,
     bootstrap: impl Bootstrap + 'static,
-) -> Result<Any, Failure> {
+) -> Result<AnyCommunicator, Failure> {
     if codes::is_cuda(config.device)? {
         #[cfg(feature = "cuda")]
         {
             let _context = CallersContext::keep_if_any();
-            return Ok(Any::Cuda(builder.build(config.cuda()?, bootstrap)?));
+            return Ok(builder.build(config.cuda()?, bootstrap)?.into());
         }
         #[cfg(not(feature = "cuda"))]
         return Err(Failure::Library(Error::Unavailable {
@@ -68,13 +68,16 @@ fn built(
             reason: "this library was built without the feature `cuda`".into(),
         }));
     }
-    Ok(Any::Host(builder.build(config.host()?, bootstrap)?))
+    Ok(builder.build(config.host()?, bootstrap)?.into())
 }
 
 /// # Safety
 ///
 /// `place` is null or valid for a write.
-unsafe fn give_communicator(place: *mut *mut fast_allreduce_communicator, any: Any) -> Result<(), Failure> {
+unsafe fn give_communicator(
+    place: *mut *mut fast_allreduce_communicator,
+    any: AnyCommunicator,
+) -> Result<(), Failure> {
     let handle = Box::into_raw(Box::new(fast_allreduce_communicator::new(any)));
     // SAFETY: the caller's.
     unsafe { give(place, handle) }
@@ -140,7 +143,7 @@ pub unsafe extern "C" fn fast_allreduce_init(
     config: *const fast_allreduce_config,
     communicator: *mut *mut fast_allreduce_communicator,
 ) -> fast_allreduce_status {
-    caught(|| {
+    guarded(|| {
         wanted(communicator)?;
         // SAFETY: the caller's.
         let (id, config) = unsafe { (id.as_ref(), fast_allreduce_config::read(config)?) };
@@ -167,7 +170,7 @@ pub unsafe extern "C" fn fast_allreduce_init_with_all_gather(
     config: *const fast_allreduce_config,
     communicator: *mut *mut fast_allreduce_communicator,
 ) -> fast_allreduce_status {
-    caught(|| {
+    guarded(|| {
         wanted(communicator)?;
         // SAFETY: the caller's.
         let config = unsafe { fast_allreduce_config::read(config)? };
@@ -196,12 +199,7 @@ pub unsafe extern "C" fn fast_allreduce_split(
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
         let color = u32::try_from(color).ok();
-        let made = match &handle.any {
-            Any::Host(communicator) => communicator.split(color, key)?.map(Any::Host),
-            #[cfg(feature = "cuda")]
-            Any::Cuda(communicator) => communicator.split(color, key)?.map(Any::Cuda),
-        };
-        match made {
+        match handle.any.split(color, key)? {
             // SAFETY: the caller's.
             Some(any) => unsafe { give_communicator(part, any) },
             // SAFETY: the caller's.
@@ -228,13 +226,8 @@ pub unsafe extern "C" fn fast_allreduce_shrink(
         // SAFETY: the caller's.
         let (handle, survivors) =
             unsafe { (fast_allreduce_communicator::of(communicator)?, list("survivors", survivors, count)?) };
-        let made = match &handle.any {
-            Any::Host(communicator) => Any::Host(communicator.shrink(survivors)?),
-            #[cfg(feature = "cuda")]
-            Any::Cuda(communicator) => Any::Cuda(communicator.shrink(survivors)?),
-        };
         // SAFETY: the caller's.
-        unsafe { give_communicator(part, made) }
+        unsafe { give_communicator(part, handle.any.shrink(survivors)?) }
     })
 }
 
@@ -250,8 +243,7 @@ pub unsafe extern "C" fn fast_allreduce_survivors(communicator: *const fast_allr
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
-        let survivors = on_any!(&handle.any, communicator => communicator.survivors());
-        mask = survivors.into_iter().fold(0, |mask, rank| mask | 1 << rank);
+        mask = handle.any.survivors().into_iter().fold(0, |mask, rank| mask | 1 << rank);
         Ok(())
     });
     mask
@@ -290,7 +282,7 @@ pub unsafe extern "C" fn fast_allreduce_abort(
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
-        on_any!(&handle.any, communicator => communicator.abort());
+        handle.any.abort();
         Ok(())
     })
 }

@@ -1,7 +1,7 @@
 //! Sums that go on, as typed values: with a residual, a norm of rows, and quantised rows.
 
 use super::Communicator;
-use crate::call::{same_length, Collective, Message, RawFused, RawQuantizedRows};
+use crate::call::{same_length, Call, Collective, RawFused, RawQuantizedRows};
 use crate::catalogue::{DType, Norm, Scaling};
 use crate::device::{Device, Host};
 use crate::element::Element;
@@ -247,9 +247,9 @@ impl Addresses {
 
 impl<D: Device> Communicator<D> {
     /// Refuses rows that the region has no room for.
-    pub(super) fn check_row(&self, message: &Message<'_>) -> Result<()> {
-        match message.collective.fused().and_then(RawFused::row) {
-            Some(row) => self.planner.check_row(row, message.dtype),
+    pub(super) fn check_row(&self, call: &Call<'_>) -> Result<()> {
+        match call.collective.fused().and_then(RawFused::row) {
+            Some(row) => self.planner.check_row(row, call.dtype),
             None => Ok(()),
         }
     }
@@ -366,11 +366,11 @@ impl Communicator<Host> {
             };
         }
         let raw = fused.at(&at);
-        let message = Message::fused(&raw, input, count, T::DTYPE);
-        message.check_arguments(self.rank(), self.world_size())?;
-        self.check_row(&message)?;
+        let call = Call::fused(&raw, input, count, T::DTYPE);
+        call.check_arguments(self.rank(), self.world_size())?;
+        self.check_row(&call)?;
         // SAFETY: the caller's.
-        unsafe { self.run(message) }
+        unsafe { self.run(call) }
     }
 
     /// [`Communicator::all_reduce_fused`] by address.

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use nix::sys::socket::{shutdown, Shutdown};
 
-use super::own_status;
-use super::status_page::ExitRecord;
+use super::status_page::{own_status, ExitRecord};
 use crate::device::host::SharedMemory;
 
 /// The word that a rank has closed its communicator, for when its calls have ended. Dropped unsaid, nobody hears of it before the

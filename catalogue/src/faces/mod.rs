@@ -34,6 +34,8 @@ pub fn all() -> Vec<File> {
     let whole = |path, text| File { path, part: Part::Whole(text) };
     vec![
         whole("csrc/catalogue.h", cpp::header()),
+        whole("csrc/algorithms/reducing.cuh", cpp::includes(true)),
+        whole("csrc/algorithms/all.cuh", cpp::includes(false)),
         whole("src/catalogue/generated.rs", rust::library()),
         whole("capi/src/catalogue.rs", c::enums()),
         whole("python/lib/fast_allreduce/_catalogue.py", python::tables()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 
-use crate::call::{Collective, Message, RawFused};
+use crate::call::{Call, Collective, RawFused};
 use crate::catalogue::DType;
 use crate::communicator::fused::{Addresses, Fused, Scales, Slices};
 use crate::communicator::Communicator;
@@ -102,9 +102,9 @@ impl Communicator<Cuda> {
     ) -> Result<()> {
         fused.check_lengths(count, in_place)?;
         let raw = fused.at(&fused.placeholders(in_place));
-        let message = Message::fused(&raw, 0, count, T::DTYPE);
-        message.check_arguments(self.rank(), self.world_size())?;
-        self.check_row(&message)
+        let call = Call::fused(&raw, 0, count, T::DTYPE);
+        call.check_arguments(self.rank(), self.world_size())?;
+        self.check_row(&call)
     }
 
     /// The call of an input at an address, whose rows go to another one, if that is not 0, or where `fused` says.
@@ -139,10 +139,10 @@ impl Communicator<Cuda> {
                             self.with_slices(stream, none::<u8>(), blocks, |own| {
                                 at.scales |= own.output;
                                 let raw = at.raw(norm, hidden, format);
-                                let message = Message::fused(&raw, input, count, T::DTYPE);
+                                let call = Call::fused(&raw, input, count, T::DTYPE);
                                 // SAFETY: as in `between`: the slices hold messages, rows of weights and as many scales as
                                 // there are; what is written is borrowed exclusively. The stream is kept alive.
-                                unsafe { self.run(message, stream.cu_stream(), Some(stream), captured) }
+                                unsafe { self.run(call, stream.cu_stream(), Some(stream), captured) }
                             })
                         })
                     })
