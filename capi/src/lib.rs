@@ -12,6 +12,7 @@ mod catalogue;
 mod codes;
 mod config;
 mod facts;
+mod fused;
 mod handle;
 mod init;
 mod memory;

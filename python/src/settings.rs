@@ -12,16 +12,13 @@ use fast_allreduce::plan::Tuning;
 use fast_allreduce::Cuda;
 #[cfg(not(feature = "cuda"))]
 use fast_allreduce::Error;
-use fast_allreduce::{Builder, Communicator, Host, Order, Wait};
+use fast_allreduce::{AnyCommunicator, Builder, Communicator, Host, Order, Wait};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::any::Any;
-#[cfg(feature = "cuda")]
-use crate::any::Gpu;
-use crate::buffer::{place, Place};
 use crate::errors::{invalid, raised};
+use crate::place::{place, Place};
 use crate::values;
 
 /// How long ranks wait for each other to come at all, where the caller sets no limit.
@@ -132,11 +129,11 @@ impl Settings {
         Ok(self)
     }
 
-    pub fn build(self, bootstrap: impl Bootstrap + 'static) -> fast_allreduce::Result<Any> {
+    pub fn build(self, bootstrap: impl Bootstrap + 'static) -> fast_allreduce::Result<AnyCommunicator> {
         match self.place {
             Place::Cpu => {
                 let host = Host::new().workers(self.workers)?.wait(self.wait).bind(self.bind);
-                self.builder.build(host, bootstrap).map(Any::Host)
+                self.builder.build(host, bootstrap).map(AnyCommunicator::from)
             }
             #[cfg(feature = "cuda")]
             Place::Cuda(ordinal) => {
@@ -148,7 +145,7 @@ impl Settings {
                 if self.one_at_a_time {
                     device = device.one_at_a_time();
                 }
-                self.builder.build(device, bootstrap).map(|made| Any::Cuda(Gpu::new(made, ordinal)))
+                self.builder.build(device, bootstrap).map(AnyCommunicator::from)
             }
             #[cfg(not(feature = "cuda"))]
             Place::Cuda(_) => Err(Error::Unavailable {
