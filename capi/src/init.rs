@@ -7,6 +7,7 @@ use fast_allreduce::AnyCommunicator;
 
 use crate::bootstrap::{fast_allreduce_all_gather_function, Caller};
 use crate::handle::fast_allreduce_communicator;
+use crate::pointers::{give, list, wanted};
 use crate::settings::fast_allreduce_settings;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
@@ -16,34 +17,6 @@ use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 pub struct fast_allreduce_unique_id {
     /// Of no meaning to the program. They let whoever knows them, of the same user, join the world.
     pub bytes: [u8; 128],
-}
-
-/// Writes a value where the caller wants it.
-///
-/// # Safety
-///
-/// `place` is null or valid for a write.
-pub unsafe fn give<T>(place: *mut T, value: T) -> Result<(), Failure> {
-    if place.is_null() {
-        return Err(argument("where to put the result is null"));
-    }
-    // SAFETY: the caller's.
-    unsafe { place.write(value) };
-    Ok(())
-}
-
-/// Elements at a caller's pointer, which may be null where there are none.
-///
-/// # Safety
-///
-/// `pointer` is valid for reads of `count` elements as long as the slice lives, and aligned.
-pub unsafe fn list<'a, T>(what: &str, pointer: *const T, count: usize) -> Result<&'a [T], Failure> {
-    match (count, pointer.is_null()) {
-        (0, _) => Ok(&[]),
-        (_, true) => Err(argument(format!("{what} is null"))),
-        // SAFETY: the caller's.
-        _ => Ok(unsafe { std::slice::from_raw_parts(pointer, count) }),
-    }
 }
 
 /// # Safety
@@ -56,13 +29,6 @@ unsafe fn give_communicator(
     let handle = Box::into_raw(Box::new(fast_allreduce_communicator::new(any)));
     // SAFETY: the caller's.
     unsafe { give(place, handle) }
-}
-
-pub fn wanted<T>(place: *mut T) -> Result<(), Failure> {
-    match place.is_null() {
-        true => Err(argument("where to put the result is null")),
-        false => Ok(()),
-    }
 }
 
 /// Makes an id, once for each world. The process that made it must run until all ranks have met.

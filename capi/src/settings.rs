@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use fast_allreduce::Settings;
 
-use crate::init::{give, wanted};
+use crate::pointers::{give, wanted};
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
 /// Settings of a communicator, by name: docs/tuning.md has the table of all.
