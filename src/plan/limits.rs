@@ -30,7 +30,23 @@ pub(crate) struct Limits {
 impl Limits {
     /// The most elements that one launch of an allreduce can take.
     pub fn capacity(&self, algorithm: Algorithm, element_size: usize) -> usize {
-        algorithm.capacity(self.mailbox_bytes, self.packing, element_size, self.world_size)
+        let Self { packing, world_size, mailbox_bytes, .. } = *self;
+        let slots = mailbox_bytes / packing.slot_bytes;
+        let packs = match algorithm {
+            // As much is staged.
+            Algorithm::OneShotPull
+            | Algorithm::TwoShotPull
+            | Algorithm::OneShotNvls
+            | Algorithm::TwoShotNvls => mailbox_bytes / packing.pack_bytes,
+            Algorithm::OneShotPush => slots / world_size,
+            // Two phases; a slice is at most packs / world, rounded up, which is what each sender has slots for.
+            Algorithm::TwoShotPush => slots / (2 * world_size) * world_size,
+            // A slice, rounded up, in each step.
+            Algorithm::Ring => slots / world_size / (2 * world_size - 2).max(1) * world_size,
+            // Two exchanges of at most the whole message, which a rank that is folded in sends.
+            Algorithm::HalvingDoubling => slots / world_size / 2,
+        };
+        packs * (packing.pack_bytes / element_size)
     }
 
     /// The most whole rows that one launch of an allreduce with so many blocks can take. One block divides them at any pack,

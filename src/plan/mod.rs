@@ -65,31 +65,6 @@ impl Algorithm {
     pub(crate) fn can_reduce(self, dtype: DType, op: ReduceOp, capacity: usize) -> bool {
         capacity > 0 && (self.is_direct() || op != ReduceOp::Avg || dtype.is_float())
     }
-
-    /// The most elements of `element_size` bytes that one launch can reduce, given the bytes of one generation of staging
-    /// (and as many of mailboxes).
-    pub(crate) fn capacity(
-        self,
-        generation_bytes: usize,
-        packing: Packing,
-        element_size: usize,
-        world_size: usize,
-    ) -> usize {
-        let lanes = packing.pack_bytes / element_size;
-        let slots = generation_bytes / packing.slot_bytes;
-        match self {
-            Self::OneShotPull | Self::TwoShotPull | Self::OneShotNvls | Self::TwoShotNvls => {
-                generation_bytes / packing.pack_bytes * lanes
-            }
-            Self::OneShotPush => slots / world_size * lanes,
-            // Two phases; a slice is at most packs / world, rounded up, which is what each sender has slots for.
-            Self::TwoShotPush => slots / (2 * world_size) * world_size * lanes,
-            // A slice, rounded up, in each step.
-            Self::Ring => slots / world_size / (2 * world_size - 2).max(1) * world_size * lanes,
-            // Two exchanges of at most the whole message, which a rank that is folded in sends.
-            Self::HalvingDoubling => slots / world_size / 2 * lanes,
-        }
-    }
 }
 
 /// What was chosen for one call.
