@@ -1,6 +1,7 @@
-//! `python/lib/fast_allreduce/_catalogue.py`: the operations, and torch's names of the types.
+//! `python/lib/fast_allreduce/_catalogue.py`: the operations, torch's names of the types, and formats of quantised rows.
 
 use super::GENERATED;
+use crate::fused::{Group, SCALINGS};
 use crate::ops::{Takes, OPS};
 use crate::types::TYPES;
 
@@ -24,6 +25,12 @@ pub fn tables() -> String {
     text += "}\n\n# Operations that floating-point types do not have.\nINTEGER_OPS = (\n";
     for op in OPS.iter().filter(|op| op.takes == Takes::Integers) {
         text += &format!("    ReduceOp.{},\n", op.name.to_ascii_uppercase());
+    }
+    text += ")\n\n# Formats of quantised rows whose scale is given.\nGIVEN_SCALINGS = (\n";
+    for one in SCALINGS.iter().filter(|one| one.group == Group::Given) {
+        for name in [&one.name].into_iter().chain(one.aliases) {
+            text += &format!("    \"{name}\",\n");
+        }
     }
     text += ")\n";
     text

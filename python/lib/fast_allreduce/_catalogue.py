@@ -53,3 +53,9 @@ INTEGER_OPS = (
     ReduceOp.BOR,
     ReduceOp.BXOR,
 )
+
+# Formats of quantised rows whose scale is given.
+GIVEN_SCALINGS = (
+    "given",
+    "per_tensor",
+)
