@@ -82,7 +82,7 @@ impl Scaling {
     }
 
     /// Whether numbers are of that type: an 8-bit one, or bytes of two.
-    pub(crate) const fn takes(self, dtype: DType) -> bool {
+    pub const fn takes(self, dtype: DType) -> bool {
         match self.bits() {
             4 => matches!(dtype, DType::U8),
             _ => matches!(dtype, DType::I8 | DType::F8E4M3 | DType::F8E5M2),
