@@ -37,6 +37,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod abi;
+mod any;
 pub mod bootstrap;
 mod call;
 mod catalogue;
@@ -71,6 +72,7 @@ pub mod topology;
 mod trace;
 
 pub use abi::MAX_RANKS;
+pub use any::{AnyBuffer, AnyCommunicator};
 pub use call::{
     CallKind, Collective, Direction, Epilogue, Group, NoWeight, Nvfp4Scales, QuantizedTransport,
     RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling, Transfer, Transport,
@@ -91,7 +93,7 @@ pub use exclusive::{this_thread, Exclusive, Held};
 pub use hierarchical::{Hierarchical, InterNode};
 pub use liveness::DirectReads;
 pub use plan::{Order, Plan};
-pub use raw::{RawCommunicator, StreamCommunicator, StreamSync};
+pub use raw::StreamCommunicator;
 pub use scale::Scale;
 pub use settings::Settings;
 pub use symmetric::{Buffer, SymmetricMemory, SymmetricView};

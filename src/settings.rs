@@ -3,10 +3,12 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
+use crate::any::AnyCommunicator;
+use crate::bootstrap::Bootstrap;
 use crate::catalogue::settings::{Place, Values};
 use crate::communicator::Builder;
 #[cfg(feature = "cuda")]
-use crate::device::cuda::Cuda;
+use crate::device::cuda::{current::CallersContext, Cuda};
 use crate::device::host::Host;
 use crate::error::Result;
 
@@ -20,14 +22,14 @@ const MEETING: Duration = Duration::from_secs(30);
 ///
 /// ```
 /// use fast_allreduce::bootstrap::Threads;
-/// use fast_allreduce::{ReduceOp, Settings};
+/// use fast_allreduce::Settings;
 ///
 /// let mut settings = Settings::new();
 /// settings.set("timeout", "2.5")?;
 /// settings.set("order", "fixed")?;
 /// let [rank] = Threads::world(1)?.try_into().ok().unwrap();
-/// let communicator = settings.builder()?.build(settings.host()?, rank)?;
-/// communicator.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum)?;
+/// let communicator = settings.build(rank)?;
+/// assert_eq!(communicator.world_size(), 1);
 /// assert!(settings.set("colour", "red").is_err());
 /// # Ok::<_, fast_allreduce::Error>(())
 /// ```
@@ -70,7 +72,7 @@ impl Settings {
         self.join_timeout().or(self.values.timeout.flatten()).unwrap_or(MEETING)
     }
 
-    /// What makes the communicator. Its device is [`Settings::host`] or [`Settings::cuda`].
+    /// What makes the communicator, for a program that knows the device: [`Settings::host`] or [`Settings::cuda`].
     ///
     /// # Errors
     ///
@@ -79,6 +81,39 @@ impl Settings {
     pub fn builder(&self) -> Result<Builder> {
         self.values.check_device(matches!(self.device(), Place::Cuda(_)))?;
         Builder::of(self.values.clone())
+    }
+
+    /// Refuses settings that [`Settings::build`] would refuse, before ranks meet.
+    ///
+    /// # Errors
+    ///
+    /// As [`Settings::builder`].
+    pub fn check(&self) -> Result<()> {
+        self.builder().map(drop)
+    }
+
+    /// Makes this rank's communicator, of the device that is set. Collective: every rank of the bootstrap calls it. The caller's current
+    /// CUDA context stays current; in a thread that has none, the GPU's becomes current.
+    ///
+    /// # Errors
+    ///
+    /// As [`Settings::builder`], [`Settings::host`] and [`Builder::build`];
+    /// [`Error::Unavailable`](crate::Error::Unavailable) for a GPU in a build without the feature `cuda`.
+    pub fn build(&self, bootstrap: impl Bootstrap + 'static) -> Result<AnyCommunicator> {
+        let builder = self.builder()?;
+        match self.device() {
+            Place::Cpu => Ok(builder.build(self.host()?, bootstrap)?.into()),
+            #[cfg(feature = "cuda")]
+            Place::Cuda(ordinal) => {
+                let _context = CallersContext::keep_if_any();
+                Ok(builder.build(self.cuda(ordinal)?, bootstrap)?.into())
+            }
+            #[cfg(not(feature = "cuda"))]
+            Place::Cuda(_) => Err(crate::Error::Unavailable {
+                what: "the CUDA device".into(),
+                reason: "this library was built without the feature `cuda`".into(),
+            }),
+        }
     }
 
     /// The host device.

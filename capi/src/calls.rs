@@ -6,10 +6,11 @@ use fast_allreduce::{
     Collective, DType, Epilogue, QuantizedTransport, RawQuantizedRows, RawRmsNorm, ReduceOp,
 };
 
-use crate::codes;
+use crate::codes::{self, fast_allreduce_quantized};
 use crate::facts::fast_allreduce_nranks;
-use crate::handle::{fast_allreduce_communicator, on_any};
-use crate::init::list;
+use crate::handle::fast_allreduce_communicator;
+use crate::pointers::list;
+use crate::scales;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure, Outcome};
 
 /// The operation of a code.
@@ -22,7 +23,7 @@ unsafe fn operation(
     code: u32,
 ) -> Result<ReduceOp, Failure> {
     // SAFETY: the caller's.
-    unsafe { fast_allreduce_communicator::of(communicator)? }.scales.operation(code)
+    scales::operation(unsafe { fast_allreduce_communicator::of(communicator)? }, code)
 }
 
 /// Carries out a collective.
@@ -56,7 +57,7 @@ unsafe fn carry_out(
     // SAFETY: the caller's.
     unsafe {
         let handle = fast_allreduce_communicator::of(communicator)?;
-        handle.any.collective(stream, which, [input.cast_mut(), output], count, dtype)
+        Ok(handle.any.collective(stream as u64, which, [input as u64, output as u64], count, dtype)?)
     }
 }
 
@@ -212,20 +213,6 @@ unsafe fn add_and_norm(
     let which = Collective::AllReduceEpilogue(&epilogue);
     // SAFETY: the caller's.
     unsafe { carry_out(communicator, stream, (input, output), count, codes::dtype(dtype)?, which) }
-}
-
-/// What normalised rows become: numbers of fewer bits, with scales.
-#[repr(C)]
-pub struct fast_allreduce_quantized {
-    /// FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2; _U8 of blocks, which have two 4-bit floats in a byte.
-    pub dtype: u32,
-    /// Which elements have a scale in common, a fast_allreduce_scaling.
-    pub scaling: u32,
-    /// The scales: a float that is given, or where the call writes one for each row or group, row after row; of blocks a byte each,
-    /// 128 times 4 in a tile.
-    pub scales: *mut c_void,
-    /// Of blocks, by what their scales are multiplied: a positive number.
-    pub global_scale: *const f32,
 }
 
 /// fast_allreduce_all_reduce_rms_norm with the normalised rows as numbers of 8 bits, about their elements divided by the scale, or
@@ -504,7 +491,7 @@ pub unsafe extern "C" fn fast_allreduce_check(
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
-        Ok(on_any!(&handle.any, communicator => communicator.check())?)
+        Ok(handle.any.check()?)
     })
 }
 
@@ -520,5 +507,5 @@ pub unsafe extern "C" fn fast_allreduce_synchronize(
     stream: *mut c_void,
 ) -> fast_allreduce_status {
     // SAFETY: the caller's.
-    guarded(|| unsafe { fast_allreduce_communicator::of(communicator)?.any.synchronize(stream) })
+    guarded(|| unsafe { Ok(fast_allreduce_communicator::of(communicator)?.any.synchronize(stream as u64)?) })
 }

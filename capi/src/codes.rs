@@ -1,8 +1,9 @@
 //! The codes of types, operations and formats, and what they mean.
 
+use std::ffi::c_void;
+
 use fast_allreduce::{DType, RawQuantizedRows, ReduceOp, ScaleLayout, Scaling, Transport};
 
-use crate::calls::fast_allreduce_quantized;
 use crate::catalogue;
 use crate::status::{argument, Failure};
 
@@ -30,6 +31,20 @@ pub enum fast_allreduce_scaling {
     PerBlock = 4,
     /// The same with scales in tiles of 128 rows and 4 blocks, as matrix products of the format take them.
     PerTiledBlock = 5,
+}
+
+/// What normalised rows become: numbers of fewer bits, with scales.
+#[repr(C)]
+pub struct fast_allreduce_quantized {
+    /// FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2; _U8 of blocks, which have two 4-bit floats in a byte.
+    pub dtype: u32,
+    /// Which elements have a scale in common, a fast_allreduce_scaling.
+    pub scaling: u32,
+    /// The scales: a float that is given, or where the call writes one for each row or group, row after row; of blocks a byte each,
+    /// 128 times 4 in a tile.
+    pub scales: *mut c_void,
+    /// Of blocks, by what their scales are multiplied: a positive number.
+    pub global_scale: *const f32,
 }
 
 pub fn quantized(quantized: &fast_allreduce_quantized) -> Result<RawQuantizedRows, Failure> {

@@ -1,18 +1,15 @@
 //! Making communicators, and communicators of some of the ranks; ending them.
 
-use std::ffi::{c_char, c_void, CStr};
+use std::ffi::{c_char, c_void};
 
-use fast_allreduce::bootstrap::{Bootstrap, Local, UniqueId};
-#[cfg(feature = "cuda")]
-use fast_allreduce::device::cuda::current::CallersContext;
-#[cfg(not(feature = "cuda"))]
-use fast_allreduce::Error;
-use fast_allreduce::{Builder, Place, Settings};
+use fast_allreduce::bootstrap::{Local, UniqueId};
+use fast_allreduce::AnyCommunicator;
 
 use crate::bootstrap::{fast_allreduce_all_gather_function, Caller};
-use crate::handle::{fast_allreduce_communicator, on_any, Any};
+use crate::handle::fast_allreduce_communicator;
+use crate::pointers::{give, list, text_at, wanted};
 use crate::settings::fast_allreduce_settings;
-use crate::status::{argument, caught, fast_allreduce_status, guarded, Failure};
+use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
 /// Names a world: one rank makes it, all are given it. It is plain bytes, which may be sent in any way.
 #[repr(C)]
@@ -22,64 +19,16 @@ pub struct fast_allreduce_unique_id {
     pub bytes: [u8; 128],
 }
 
-/// Writes a value where the caller wants it.
-///
 /// # Safety
 ///
 /// `place` is null or valid for a write.
-pub unsafe fn give<T>(place: *mut T, value: T) -> Result<(), Failure> {
-    if place.is_null() {
-        return Err(argument("where to put the result is null"));
-    }
-    // SAFETY: the caller's.
-    unsafe { place.write(value) };
-    Ok(())
-}
-
-/// Elements at a caller's pointer, which may be null where there are none.
-///
-/// # Safety
-///
-/// `pointer` is valid for reads of `count` elements as long as the slice lives, and aligned.
-pub unsafe fn list<'a, T>(what: &str, pointer: *const T, count: usize) -> Result<&'a [T], Failure> {
-    match (count, pointer.is_null()) {
-        (0, _) => Ok(&[]),
-        (_, true) => Err(argument(format!("{what} is null"))),
-        // SAFETY: the caller's.
-        _ => Ok(unsafe { std::slice::from_raw_parts(pointer, count) }),
-    }
-}
-
-fn built(settings: &Settings, builder: Builder, bootstrap: impl Bootstrap + 'static) -> Result<Any, Failure> {
-    match settings.device() {
-        Place::Cpu => Ok(Any::Host(builder.build(settings.host()?, bootstrap)?)),
-        #[cfg(feature = "cuda")]
-        Place::Cuda(ordinal) => {
-            let _context = CallersContext::keep_if_any();
-            Ok(Any::Cuda(builder.build(settings.cuda(ordinal)?, bootstrap)?))
-        }
-        #[cfg(not(feature = "cuda"))]
-        Place::Cuda(_) => Err(Failure::Library(Error::Unavailable {
-            what: "the CUDA device".into(),
-            reason: "this library was built without the feature `cuda`".into(),
-        })),
-    }
-}
-
-/// # Safety
-///
-/// `place` is null or valid for a write.
-unsafe fn give_communicator(place: *mut *mut fast_allreduce_communicator, any: Any) -> Result<(), Failure> {
+unsafe fn give_communicator(
+    place: *mut *mut fast_allreduce_communicator,
+    any: AnyCommunicator,
+) -> Result<(), Failure> {
     let handle = Box::into_raw(Box::new(fast_allreduce_communicator::new(any)));
     // SAFETY: the caller's.
     unsafe { give(place, handle) }
-}
-
-pub fn wanted<T>(place: *mut T) -> Result<(), Failure> {
-    match place.is_null() {
-        true => Err(argument("where to put the result is null")),
-        false => Ok(()),
-    }
 }
 
 /// Makes an id, once for each world. The process that made it must run until all ranks have met.
@@ -110,11 +59,8 @@ pub unsafe extern "C" fn fast_allreduce_unique_id_from_text(
     id: *mut fast_allreduce_unique_id,
 ) -> fast_allreduce_status {
     guarded(|| {
-        if text.is_null() {
-            return Err(argument("the text is null"));
-        }
         // SAFETY: the caller's.
-        let parsed: UniqueId = unsafe { CStr::from_ptr(text) }.to_string_lossy().parse()?;
+        let parsed: UniqueId = unsafe { text_at("the text", text)? }.to_string_lossy().parse()?;
         // SAFETY: the caller's.
         unsafe { give(id, fast_allreduce_unique_id { bytes: *parsed.as_bytes() }) }
     })
@@ -135,17 +81,17 @@ pub unsafe extern "C" fn fast_allreduce_init(
     settings: *const fast_allreduce_settings,
     communicator: *mut *mut fast_allreduce_communicator,
 ) -> fast_allreduce_status {
-    caught(|| {
+    guarded(|| {
         wanted(communicator)?;
         // SAFETY: the caller's.
         let (id, settings) = unsafe { (id.as_ref(), fast_allreduce_settings::read(settings)) };
         let id = id.ok_or_else(|| argument("the id is null"))?;
         // Before the rank joins.
-        let builder = settings.builder()?;
+        settings.check()?;
         let local =
             Local::connect(&UniqueId::from_bytes(id.bytes)?, rank, nranks, settings.meeting_timeout())?;
         // SAFETY: the caller's.
-        unsafe { give_communicator(communicator, built(&settings, builder, local)?) }
+        unsafe { give_communicator(communicator, settings.build(local)?) }
     })
 }
 
@@ -164,14 +110,14 @@ pub unsafe extern "C" fn fast_allreduce_init_with_all_gather(
     settings: *const fast_allreduce_settings,
     communicator: *mut *mut fast_allreduce_communicator,
 ) -> fast_allreduce_status {
-    caught(|| {
+    guarded(|| {
         wanted(communicator)?;
         // SAFETY: the caller's.
         let settings = unsafe { fast_allreduce_settings::read(settings) };
         let function = all_gather.ok_or_else(|| argument("the all-gather function is null"))?;
         let caller = Caller { function, context, rank, world_size: nranks };
         // SAFETY: the caller's.
-        unsafe { give_communicator(communicator, built(&settings, settings.builder()?, caller)?) }
+        unsafe { give_communicator(communicator, settings.build(caller)?) }
     })
 }
 
@@ -193,12 +139,7 @@ pub unsafe extern "C" fn fast_allreduce_split(
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
         let color = u32::try_from(color).ok();
-        let made = match &handle.any {
-            Any::Host(communicator) => communicator.split(color, key)?.map(Any::Host),
-            #[cfg(feature = "cuda")]
-            Any::Cuda(communicator) => communicator.split(color, key)?.map(Any::Cuda),
-        };
-        match made {
+        match handle.any.split(color, key)? {
             // SAFETY: the caller's.
             Some(any) => unsafe { give_communicator(part, any) },
             // SAFETY: the caller's.
@@ -225,13 +166,8 @@ pub unsafe extern "C" fn fast_allreduce_shrink(
         // SAFETY: the caller's.
         let (handle, survivors) =
             unsafe { (fast_allreduce_communicator::of(communicator)?, list("survivors", survivors, count)?) };
-        let made = match &handle.any {
-            Any::Host(communicator) => Any::Host(communicator.shrink(survivors)?),
-            #[cfg(feature = "cuda")]
-            Any::Cuda(communicator) => Any::Cuda(communicator.shrink(survivors)?),
-        };
         // SAFETY: the caller's.
-        unsafe { give_communicator(part, made) }
+        unsafe { give_communicator(part, handle.any.shrink(survivors)?) }
     })
 }
 
@@ -247,8 +183,7 @@ pub unsafe extern "C" fn fast_allreduce_survivors(communicator: *const fast_allr
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
-        let survivors = on_any!(&handle.any, communicator => communicator.survivors());
-        mask = survivors.into_iter().fold(0, |mask, rank| mask | 1 << rank);
+        mask = handle.any.survivors().into_iter().fold(0, |mask, rank| mask | 1 << rank);
         Ok(())
     });
     mask
@@ -287,7 +222,7 @@ pub unsafe extern "C" fn fast_allreduce_abort(
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
-        on_any!(&handle.any, communicator => communicator.abort());
+        handle.any.abort();
         Ok(())
     })
 }

@@ -15,6 +15,7 @@ mod handle;
 mod init;
 mod memory;
 mod messages;
+mod pointers;
 mod scales;
 mod settings;
 mod status;

@@ -1,12 +1,12 @@
 //! Settings of a communicator, by name.
 
-use std::ffi::{c_char, CStr, OsStr};
+use std::ffi::{c_char, OsStr};
 use std::os::unix::ffi::OsStrExt;
 
 use fast_allreduce::Settings;
 
-use crate::init::{give, wanted};
-use crate::status::{argument, caught, fast_allreduce_status, Failure};
+use crate::pointers::{give, text_at, wanted};
+use crate::status::{argument, fast_allreduce_status, guarded};
 
 /// Settings of a communicator, by name: docs/tuning.md has the table of all.
 #[derive(Clone, Default)]
@@ -35,7 +35,7 @@ impl fast_allreduce_settings {
 pub unsafe extern "C" fn fast_allreduce_settings_new(
     settings: *mut *mut fast_allreduce_settings,
 ) -> fast_allreduce_status {
-    caught(|| {
+    guarded(|| {
         wanted(settings)?;
         // SAFETY: the caller's.
         unsafe { give(settings, Box::into_raw(Box::default())) }
@@ -55,10 +55,10 @@ pub unsafe extern "C" fn fast_allreduce_settings_set(
     name: *const c_char,
     value: *const c_char,
 ) -> fast_allreduce_status {
-    caught(|| {
+    guarded(|| {
         // SAFETY: the caller's.
         let (settings, name, value) =
-            unsafe { (settings.as_mut(), text("the name", name)?, text("the value", value)?) };
+            unsafe { (settings.as_mut(), text_at("the name", name)?, text_at("the value", value)?) };
         let settings = settings.ok_or_else(|| argument("the settings are null"))?;
         Ok(settings.settings.set(&name.to_string_lossy(), OsStr::from_bytes(value.to_bytes()))?)
     })
@@ -74,16 +74,5 @@ pub unsafe extern "C" fn fast_allreduce_settings_free(settings: *mut fast_allred
     if !settings.is_null() {
         // SAFETY: a box's pointer, which the caller gives back.
         drop(unsafe { Box::from_raw(settings) });
-    }
-}
-
-/// # Safety
-///
-/// `pointer` is null, or a string that ends with a zero byte and lives as long as it is used.
-unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a CStr, Failure> {
-    match pointer.is_null() {
-        true => Err(argument(format!("{what} is null"))),
-        // SAFETY: the caller's.
-        false => Ok(unsafe { CStr::from_ptr(pointer) }),
     }
 }

@@ -1,9 +1,6 @@
 // Of sums with a norm one kernel for each of their types, <name>_<type>, of any world, which one launch can
 // also run.
-#include "../algorithms/one_shot_pull.cuh"
-#include "../algorithms/one_shot_push.cuh"
-#include "../algorithms/two_shot_pull.cuh"
-#include "../algorithms/two_shot_push.cuh"
+#include "../algorithms/reducing.cuh"
 #include "../sinks/rms_norm.cuh"
 #include "entry.cuh"
 #include "reduce.cuh"

@@ -71,18 +71,18 @@ impl Collective<'_> {
     /// Elements that `rank` reads in a call of `count`.
     #[inline]
     pub fn input_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
-        self.len(self.kind().reads(), count, rank, world_size, || match *self {
-            Self::AllToAllV { send, .. } => Some(send),
-            _ => self.counts(),
+        self.len(self.kind().reads(), count, rank, world_size, || match self.counts_by_peer() {
+            Some([send, _]) => Some(send),
+            None => self.counts(),
         })
     }
 
     /// Elements that `rank` writes.
     #[inline]
     pub fn output_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
-        self.len(self.kind().writes(), count, rank, world_size, || match *self {
-            Self::AllToAllV { receive, .. } => Some(receive),
-            _ => self.counts(),
+        self.len(self.kind().writes(), count, rank, world_size, || match self.counts_by_peer() {
+            Some([_, receive]) => Some(receive),
+            None => self.counts(),
         })
     }
 
@@ -144,13 +144,14 @@ impl Collective<'_> {
     /// Whether `rank` reads anything, however much it is: only the root may.
     #[cfg(feature = "cuda")]
     pub(crate) fn uses_input(&self, rank: usize) -> bool {
-        !matches!(*self, Self::Scatter { root } if root != rank)
+        !(self.kind().reads() == Extent::AllSharesOfRoot && self.root() != Some(rank))
     }
 
     /// Whether `rank` writes anything, however much it is: only the root may.
     #[cfg(feature = "cuda")]
     pub(crate) fn uses_output(&self, rank: usize) -> bool {
-        !matches!(*self, Self::Reduce { root, .. } | Self::Gather { root } if root != rank)
+        let is_of_root = matches!(self.kind().writes(), Extent::ShareOfRoot | Extent::AllSharesOfRoot);
+        !(is_of_root && self.root() != Some(rank))
     }
 
     /// What is done with a sum.
@@ -187,6 +188,15 @@ impl Collective<'_> {
     pub(crate) const fn counts(&self) -> Option<&[usize]> {
         match *self {
             Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) => Some(counts),
+            _ => None,
+        }
+    }
+
+    /// The counts of this rank's shares by the rank that they are for, and by the rank that they are from.
+    #[inline]
+    pub(crate) const fn counts_by_peer(&self) -> Option<[&[usize]; 2]> {
+        match *self {
+            Self::AllToAllV { send, receive } => Some([send, receive]),
             _ => None,
         }
     }

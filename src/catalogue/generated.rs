@@ -1,9 +1,107 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
-use super::{BusFactor, Extent, InPlace, Partition, TypeFacts};
+use super::TypeFacts;
 #[cfg(feature = "cuda")]
 use super::{KernelFacts, KernelFamily};
 use crate::scale::Scale;
+
+/// How many elements a rank reads or writes in a call of `count`, where `count` is NCCL's: one rank's share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// None.
+    Nothing,
+    /// `count`; with counts by rank, the rank's own.
+    Share,
+    /// `count` for each rank; with counts by rank, their sum.
+    AllShares,
+    /// `count` at the root, none elsewhere.
+    ShareOfRoot,
+    /// `count` for each rank at the root, none elsewhere.
+    AllSharesOfRoot,
+}
+
+/// Which overlap of input and output is a call in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InPlace {
+    /// The buffers are one.
+    Same,
+    /// The input is the rank's own share of the output.
+    OwnShareOfOutput,
+    /// The output is the rank's own share of the input.
+    OwnShareOfInput,
+    /// No overlap.
+    Never,
+}
+
+/// Whether two ranks of the host may swap the regions that they stage in: each reads what the other has staged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SwapsStaging {
+    /// Ranks read what they have staged themselves, or nothing is staged.
+    Never,
+    /// They may.
+    Always,
+    /// As the allreduce's algorithm says.
+    AsTheAlgorithm,
+}
+
+/// How the elements of a call are divided among its launches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Partition {
+    /// Every rank has the whole message: pieces of it, one after the other.
+    Whole,
+    /// Every rank has shares of it: pieces of each share.
+    Shares,
+    /// Nothing is moved: the ranks meet.
+    Empty,
+    /// Messages between pairs of ranks.
+    Transfers,
+}
+
+/// Bus bandwidth over algorithm bandwidth between n ranks, as `doc/PERFORMANCE.md` of nccl-tests defines it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BusFactor {
+    /// 2 (n - 1) / n.
+    TwiceOthers,
+    /// (n - 1) / n.
+    Others,
+    /// 1.
+    One,
+}
+
+/// What a launch of an allreduce takes of a generation of a region, which bounds its message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CapacityRule {
+    /// Staging: the whole message.
+    Staging,
+    /// A mailbox for each sender: the whole message.
+    Mailboxes,
+    /// Two mailboxes for each sender: a slice.
+    TwoSliceMailboxes,
+    /// A mailbox for each step of a ring: a slice.
+    StepMailboxes,
+    /// Two mailboxes for each sender: the whole message.
+    TwoMailboxes,
+}
+
+/// What the blocks of a grid share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// The message.
+    Message,
+    /// A slice of it: a part for each rank.
+    Slice,
+}
+
+/// When an allreduce reads registered inputs where they are, instead of staging them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReadsInputs {
+    /// Never: it has no peers that read.
+    Never,
+    /// Unless the call is in place: results are written while peers still read.
+    OutOfPlace,
+    /// Always.
+    Always,
+}
 
 /// The type of the elements of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -242,6 +340,7 @@ impl Algorithm {
     pub const DIRECT: [Self; 4] = [Self::OneShotPull, Self::TwoShotPull, Self::OneShotPush, Self::TwoShotPush];
 
     /// Its name on command lines: `"one-shot-pull"`, ...
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Self::OneShotPull => "one-shot-pull",
@@ -256,46 +355,75 @@ impl Algorithm {
     }
 
     /// Whether results have the bits that all direct algorithms give.
+    #[inline]
     pub const fn is_direct(self) -> bool {
         match self {
-            Self::OneShotPull => true,
-            Self::TwoShotPull => true,
-            Self::OneShotPush => true,
-            Self::TwoShotPush => true,
-            Self::Ring => false,
-            Self::HalvingDoubling => false,
-            Self::OneShotNvls => false,
-            Self::TwoShotNvls => false,
+            Self::OneShotPull | Self::TwoShotPull | Self::OneShotPush | Self::TwoShotPush => true,
+            Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => false,
         }
     }
 
     /// Whether it is an in-switch reduction.
+    #[inline]
     pub const fn is_nvls(self) -> bool {
         match self {
-            Self::OneShotPull => false,
-            Self::TwoShotPull => false,
-            Self::OneShotPush => false,
-            Self::TwoShotPush => false,
-            Self::Ring => false,
-            Self::HalvingDoubling => false,
-            Self::OneShotNvls => true,
-            Self::TwoShotNvls => true,
+            Self::OneShotPull | Self::TwoShotPull | Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling => false,
+            Self::OneShotNvls | Self::TwoShotNvls => true,
         }
     }
 
-    /// The code of the kernel that sums by it and then applies the norm: a direct algorithm has one.
+    /// The code of the kernel that sums by it and then applies the norm, where there is one.
+    #[inline]
     pub(crate) const fn norm_kernel(self) -> Option<u32> {
         match self {
             Self::OneShotPull => Some(14),
             Self::TwoShotPull => Some(15),
             Self::OneShotPush => Some(16),
             Self::TwoShotPush => Some(17),
-            Self::Ring => None,
-            Self::HalvingDoubling => None,
-            Self::OneShotNvls => None,
-            Self::TwoShotNvls => None,
+            Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => None,
         }
     }
+
+    /// What a launch takes of a region.
+    #[inline]
+    pub(crate) const fn capacity_rule(self) -> CapacityRule {
+        match self {
+            Self::OneShotPull | Self::TwoShotPull | Self::OneShotNvls | Self::TwoShotNvls => CapacityRule::Staging,
+            Self::OneShotPush => CapacityRule::Mailboxes,
+            Self::TwoShotPush => CapacityRule::TwoSliceMailboxes,
+            Self::Ring => CapacityRule::StepMailboxes,
+            Self::HalvingDoubling => CapacityRule::TwoMailboxes,
+        }
+    }
+
+    /// What the blocks of a grid share.
+    #[inline]
+    pub(crate) const fn work(self) -> Work {
+        match self {
+            Self::OneShotPull | Self::OneShotPush | Self::HalvingDoubling | Self::OneShotNvls => Work::Message,
+            Self::TwoShotPull | Self::TwoShotPush | Self::Ring | Self::TwoShotNvls => Work::Slice,
+        }
+    }
+
+    /// When it reads registered inputs where they are.
+    #[inline]
+    pub(crate) const fn reads_inputs(self) -> ReadsInputs {
+        match self {
+            Self::OneShotPull => ReadsInputs::OutOfPlace,
+            Self::TwoShotPull => ReadsInputs::Always,
+            Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => ReadsInputs::Never,
+        }
+    }
+
+    /// Whether each of two ranks reads what the other has staged and nobody its own.
+    #[inline]
+    pub(crate) const fn swaps_staging(self) -> bool {
+        match self {
+            Self::OneShotPull => true,
+            Self::TwoShotPull | Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => false,
+        }
+    }
+
 }
 
 pub(super) const ALGORITHMS: &str = "one of one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, ring, halving-doubling, one-shot-nvls, two-shot-nvls";
@@ -455,12 +583,33 @@ impl CallKind {
     #[inline]
     pub(crate) const fn kernel(self) -> Option<u32> {
         match self {
-            Self::AllReduce | Self::Broadcast | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => None,
+            Self::AllReduce | Self::AllReduceAdd | Self::AllReduceRmsNorm => None,
             Self::AllGather | Self::AllGatherV => Some(8),
             Self::ReduceScatter | Self::ReduceScatterV => Some(6),
+            Self::Broadcast => Some(9),
             Self::Reduce => Some(7),
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv | Self::Group => Some(12),
             Self::Barrier => Some(11),
+            Self::AllReduceQuantized => Some(13),
+        }
+    }
+
+    /// The code of another kernel, for large messages between more than two GPUs.
+    #[inline]
+    pub(crate) const fn kernel_of_large(self) -> Option<u32> {
+        match self {
+            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => None,
+            Self::Broadcast => Some(10),
+        }
+    }
+
+    /// Whether two ranks may swap their staging.
+    #[inline]
+    pub(crate) const fn swaps_staging(self) -> SwapsStaging {
+        match self {
+            Self::AllReduce | Self::AllReduceAdd | Self::AllReduceRmsNorm => SwapsStaging::AsTheAlgorithm,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => SwapsStaging::Always,
+            Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceQuantized => SwapsStaging::Never,
         }
     }
 

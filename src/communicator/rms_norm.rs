@@ -2,7 +2,7 @@
 
 use super::Communicator;
 use crate::call::{
-    same_length, Collective, Epilogue, Message, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, Scales,
+    same_length, Call, Collective, Epilogue, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, Scales,
     Scaling,
 };
 use crate::device::{Device, Host};
@@ -13,9 +13,9 @@ use crate::error::Result;
 
 impl<D: Device> Communicator<D> {
     /// Refuses rows that the region has no room for.
-    pub(super) fn check_row(&self, message: &Message<'_>) -> Result<()> {
-        match message.collective.epilogue().and_then(Epilogue::row) {
-            Some(row) => self.planner.check_row(row, message.dtype),
+    pub(super) fn check_row(&self, call: &Call<'_>) -> Result<()> {
+        match call.collective.epilogue().and_then(Epilogue::row) {
+            Some(row) => self.planner.check_row(row, call.dtype),
             None => Ok(()),
         }
     }
@@ -237,10 +237,10 @@ impl Communicator<Host> {
         };
         let epilogue = Epilogue { residual, residual_out, norm };
         let collective = Collective::AllReduceEpilogue(&epilogue);
-        let message = Message { collective, input, output, count, dtype: T::DTYPE };
-        message.check_arguments(self.rank(), self.world_size())?;
-        self.check_row(&message)?;
+        let call = Call { collective, input, output, count, dtype: T::DTYPE };
+        call.check_arguments(self.rank(), self.world_size())?;
+        self.check_row(&call)?;
         // SAFETY: the caller's.
-        unsafe { self.run(message) }
+        unsafe { self.run(call) }
     }
 }

@@ -69,6 +69,22 @@ pub fn header() -> String {
     text
 }
 
+/// `csrc/algorithms/reducing.cuh`: what reduces; `csrc/algorithms/all.cuh`: all.
+pub fn includes(of_reducing: bool) -> String {
+    let of_file = |kernel: &&Kernel| match kernel.family {
+        Family::Reducing | Family::Norming(_) => of_reducing,
+        Family::Moving | Family::Other | Family::Nvls => !of_reducing,
+    };
+    let mut files: Vec<_> =
+        KERNELS.iter().filter(of_file).map(|kernel| format!("#include \"{}.cuh\"\n", kernel.file)).collect();
+    if !of_reducing {
+        files.push("#include \"reducing.cuh\"\n".to_owned());
+    }
+    files.sort();
+    files.dedup();
+    format!("// {GENERATED}\n#pragma once\n\n{}", files.concat())
+}
+
 fn class(takes: Takes) -> &'static str {
     match takes {
         Takes::All => "all",

@@ -40,6 +40,8 @@ pub fn all() -> Vec<File> {
     let region = |path, name, text| File { path, part: Part::Region { name, text } };
     vec![
         whole("csrc/catalogue.h", cpp::header()),
+        whole("csrc/algorithms/reducing.cuh", cpp::includes(true)),
+        whole("csrc/algorithms/all.cuh", cpp::includes(false)),
         whole("src/catalogue/generated.rs", rust::library()),
         whole("src/catalogue/settings/generated.rs", settings::library()),
         whole("capi/src/catalogue.rs", c::enums()),

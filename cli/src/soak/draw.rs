@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp, Wait};
 
-use super::rows::SHORT_ROW;
 use crate::arguments::Faults;
 use crate::harness::work::Work;
 
@@ -15,7 +14,10 @@ pub const SLOTS: usize = 8;
 /// Types that have an RMSNorm.
 const FLOATS: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
-/// Offsets of views are below so many elements.
+/// Rows of this many elements fit every communicator.
+pub const SHORT_ROW: usize = 512;
+
+/// Offsets of views are below this many elements.
 pub const MOST_OFFSET: u64 = 65;
 
 /// What calls are drawn for.
@@ -90,8 +92,9 @@ impl Settings {
         let algorithm = match slot.checked_sub(1) {
             None => None,
             Some(index) => Algorithm::ALL.get(index).copied().or_else(|| {
-                let [a, b, c, d] = Algorithm::DIRECT.map(Some);
-                draws.pick([None, a, b, c, d])
+                // The planner's choice as often as any direct algorithm.
+                let drawn = draws.below(1 + Algorithm::DIRECT.len() as u64) as usize;
+                drawn.checked_sub(1).map(|index| Algorithm::DIRECT[index])
             }),
         };
         Self {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use fast_allreduce::{Collective, Communicator, Epilogue, Error, Host, RawRmsNorm, RmsNorm};
 
-use super::draw::{Call, View};
+use super::draw::{Call, View, SHORT_ROW};
 use super::find::{Found, Made};
 use super::memory::Window;
 use super::rank::{halves, round_number, Rank, World};
@@ -15,9 +15,6 @@ use crate::harness::rms_norm::arithmetic::{Float, EPSILON};
 use crate::harness::rms_norm::check::{
     fill_residual, fill_weight, inputs, judge, wrong_sums, Judged, Promise,
 };
-
-/// Rows of so many elements fit every communicator.
-pub const SHORT_ROW: usize = 512;
 
 /// The plain sum, and normalised rows where the input is: no typed call has that.
 fn in_place_with_sum<T: Float>(

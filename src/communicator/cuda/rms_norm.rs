@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::slices::Addresses;
 use crate::call::{
-    same_length, Collective, Epilogue, Message, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, Scales,
+    same_length, Call, Collective, Epilogue, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, Scales,
     Scaling,
 };
 use crate::communicator::Communicator;
@@ -263,9 +263,9 @@ impl Communicator<Cuda> {
     fn check_sum<T: Element>(&self, count: usize, norm: Option<RawRmsNorm>) -> Result<()> {
         let epilogue = Epilogue { residual: 0, residual_out: 0, norm };
         let collective = Collective::AllReduceEpilogue(&epilogue);
-        let message = Message { collective, input: 0, output: 0, count, dtype: T::DTYPE };
-        message.check_arguments(self.rank(), self.world_size())?;
-        self.check_row(&message)
+        let call = Call { collective, input: 0, output: 0, count, dtype: T::DTYPE };
+        call.check_arguments(self.rank(), self.world_size())?;
+        self.check_row(&call)
     }
 
     /// # Safety
@@ -286,8 +286,8 @@ impl Communicator<Cuda> {
             norm,
         };
         let collective = Collective::AllReduceEpilogue(&epilogue);
-        let message = Message { collective, input, output, count, dtype: T::DTYPE };
+        let call = Call { collective, input, output, count, dtype: T::DTYPE };
         // SAFETY: the caller's; the stream is kept alive.
-        unsafe { self.run(message, stream.cu_stream(), Some(stream), captured) }
+        unsafe { self.run(call, stream.cu_stream(), Some(stream), captured) }
     }
 }

@@ -1,0 +1,54 @@
+//! What callers point to: places for results, lists, strings.
+
+use std::ffi::{c_char, CStr};
+
+use crate::status::{argument, Failure};
+
+/// Refuses null, before anything is done.
+pub fn wanted<T>(place: *mut T) -> Result<(), Failure> {
+    match place.is_null() {
+        true => Err(argument("where to put the result is null")),
+        false => Ok(()),
+    }
+}
+
+/// Writes a value where the caller wants it.
+///
+/// # Safety
+///
+/// `place` is null or valid for a write.
+pub unsafe fn give<T>(place: *mut T, value: T) -> Result<(), Failure> {
+    if place.is_null() {
+        return Err(argument("where to put the result is null"));
+    }
+    // SAFETY: the caller's.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// Elements at a caller's pointer, which may be null where there are none.
+///
+/// # Safety
+///
+/// `pointer` is valid for reads of `count` elements as long as the slice lives, and aligned.
+pub unsafe fn list<'a, T>(what: &str, pointer: *const T, count: usize) -> Result<&'a [T], Failure> {
+    match (count, pointer.is_null()) {
+        (0, _) => Ok(&[]),
+        (_, true) => Err(argument(format!("{what} is null"))),
+        // SAFETY: the caller's.
+        _ => Ok(unsafe { std::slice::from_raw_parts(pointer, count) }),
+    }
+}
+
+/// A string of the caller's.
+///
+/// # Safety
+///
+/// `pointer` is null, or a string that ends with a zero byte and lives as long as it is used.
+pub unsafe fn text_at<'a>(what: &str, pointer: *const c_char) -> Result<&'a CStr, Failure> {
+    match pointer.is_null() {
+        true => Err(argument(format!("{what} is null"))),
+        // SAFETY: the caller's.
+        false => Ok(unsafe { CStr::from_ptr(pointer) }),
+    }
+}
