@@ -74,12 +74,12 @@ mod trace;
 pub use abi::MAX_RANKS;
 pub use any::{AnyBuffer, AnyCommunicator};
 pub use call::{
-    CallKind, Collective, Direction, Epilogue, Group, NoWeight, Nvfp4Scales, QuantizedTransport,
-    RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling, Transfer, Transport,
+    CallKind, Collective, Direction, Group, QuantizedTransport, RawFused, RawQuantizedRows, Transfer,
+    Transport,
 };
 pub use catalogue::settings::Place;
-pub use catalogue::{Algorithm, DType, ReduceOp};
-pub use communicator::{Builder, Communicator, Counters};
+pub use catalogue::{Algorithm, DType, Norm, ReduceOp, Scaling};
+pub use communicator::{Builder, Communicator, Counters, Fused, Slices};
 #[cfg(feature = "cuda")]
 pub use communicator::{Registered, RegisteredMemory};
 #[cfg(feature = "cuda")]

@@ -29,7 +29,7 @@ const MEETING: Duration = Duration::from_secs(30);
 /// settings.set("order", "fixed")?;
 /// let [rank] = Threads::world(1)?.try_into().ok().unwrap();
 /// let communicator = settings.build(rank)?;
-/// assert_eq!(communicator.world_size(), 1);
+/// communicator.barrier()?;
 /// assert!(settings.set("colour", "red").is_err());
 /// # Ok::<_, fast_allreduce::Error>(())
 /// ```
@@ -72,18 +72,7 @@ impl Settings {
         self.join_timeout().or(self.values.timeout.flatten()).unwrap_or(MEETING)
     }
 
-    /// What makes the communicator, for a program that knows the device: [`Settings::host`] or [`Settings::cuda`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a setting that the device does not have,
-    /// [`Error::Tuning`](crate::Error::Tuning) for a tuning file that cannot be used.
-    pub fn builder(&self) -> Result<Builder> {
-        self.values.check_device(matches!(self.device(), Place::Cuda(_)))?;
-        Builder::of(self.values.clone())
-    }
-
-    /// Refuses settings that [`Settings::build`] would refuse, before ranks meet.
+    /// Refuses what [`Settings::build`] would, before a rank joins with it.
     ///
     /// # Errors
     ///
@@ -92,13 +81,12 @@ impl Settings {
         self.builder().map(drop)
     }
 
-    /// Makes this rank's communicator, of the device that is set. Collective: every rank of the bootstrap calls it. The caller's current
-    /// CUDA context stays current; in a thread that has none, the GPU's becomes current.
+    /// Makes the communicator of this rank, on the device that is set. A GPU's context that is current stays so.
     ///
     /// # Errors
     ///
-    /// As [`Settings::builder`], [`Settings::host`] and [`Builder::build`];
-    /// [`Error::Unavailable`](crate::Error::Unavailable) for a GPU in a build without the feature `cuda`.
+    /// As [`Settings::builder`], [`Settings::host`], `Settings::cuda` and [`Builder::build`]; [`Error::Unavailable`](crate::Error::Unavailable) for a GPU in a
+    /// build without the feature `cuda`.
     pub fn build(&self, bootstrap: impl Bootstrap + 'static) -> Result<AnyCommunicator> {
         let builder = self.builder()?;
         match self.device() {
@@ -114,6 +102,17 @@ impl Settings {
                 reason: "this library was built without the feature `cuda`".into(),
             }),
         }
+    }
+
+    /// What makes the communicator. Its device is [`Settings::host`] or [`Settings::cuda`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a setting that the device does not have,
+    /// [`Error::Tuning`](crate::Error::Tuning) for a tuning file that cannot be used.
+    pub fn builder(&self) -> Result<Builder> {
+        self.values.check_device(matches!(self.device(), Place::Cuda(_)))?;
+        Builder::of(self.values.clone())
     }
 
     /// The host device.

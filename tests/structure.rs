@@ -66,7 +66,7 @@ fn upward(imports: &Imports, layers: &BTreeMap<String, usize>) -> Vec<String> {
 }
 
 /// Rooms whose files still import each other in circles. No other may, and one that is cured leaves the list.
-const CIRCULAR_ROOMS: [&str; 2] = ["cli/src/harness", "python/src"];
+const CIRCULAR_ROOMS: [&str; 1] = ["cli/src/harness"];
 
 #[test]
 fn files_of_a_room_import_in_one_direction() {

@@ -174,22 +174,43 @@ typedef uint32_t fast_allreduce_transport;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// Which elements of normalised rows have a scale in common.
+// How rows are normalised.
+enum fast_allreduce_norm
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Nothing is normalised.
+  FAST_ALLREDUCE_NORM_NONE = 0,
+  // RMSNorm: `x / sqrt(mean(x * x) + epsilon) * weight`.
+  FAST_ALLREDUCE_NORM_RMS = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_norm fast_allreduce_norm;
+#else
+typedef uint32_t fast_allreduce_norm;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What rows are quantised to.
 enum fast_allreduce_scaling
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  // All, and it is given, the same on all ranks.
+  // Rows are not quantised.
+  FAST_ALLREDUCE_SCALING_NONE = 0,
+  // 8-bit numbers; all elements have one scale, a float that is given, the same on all ranks.
   FAST_ALLREDUCE_SCALING_GIVEN = 1,
-  // Those of a row.
+  // 8-bit numbers; each row has a scale, a float.
   FAST_ALLREDUCE_SCALING_PER_ROW = 2,
-  // Each 128 of a row, and what is left at its end.
+  // 8-bit numbers; each 128 elements of a row, and what is left at its end, have a scale, a float.
   FAST_ALLREDUCE_SCALING_PER_GROUP = 3,
-  // NVFP4: each 16 of a row, whose scales are bytes, row after row.
-  FAST_ALLREDUCE_SCALING_PER_BLOCK = 4,
-  // The same with scales in tiles of 128 rows and 4 blocks, as matrix products of the format take them.
-  FAST_ALLREDUCE_SCALING_PER_TILED_BLOCK = 5,
+  // NVFP4: e2m1, two in a byte; each 16 elements of a row have a scale, an e4m3, row after row.
+  FAST_ALLREDUCE_SCALING_NVFP4 = 4,
+  // NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products take them (cuBLAS: 1D block scaling factors layout; CUTLASS, TensorRT-LLM: 128x4).
+  FAST_ALLREDUCE_SCALING_NVFP4_TILED = 5,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -208,33 +229,6 @@ typedef struct fast_allreduce_communicator fast_allreduce_communicator;
 // Settings of a communicator, by name: docs/tuning.md has the table of all.
 typedef struct fast_allreduce_settings fast_allreduce_settings;
 
-// An RMSNorm of rows: `x / sqrt(mean(x * x) + epsilon) * weight`.
-typedef struct fast_allreduce_rms_norm {
-  // Elements of a row, 1 to 65536. Messages are whole rows.
-  size_t hidden;
-  // What is added to the mean of the squares.
-  float epsilon;
-  // Non-zero: rows are multiplied by 1 + weight.
-  uint32_t unit_offset;
-  // An element for each of a row, of the type of the call; null: rows are not multiplied.
-  const void *weight;
-  // Where the sum of the ranks' inputs alone goes, apart from all else; null: nowhere.
-  void *sum;
-} fast_allreduce_rms_norm;
-
-// What normalised rows become: numbers of fewer bits, with scales.
-typedef struct fast_allreduce_quantized {
-  // FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2; _U8 of blocks, which have two 4-bit floats in a byte.
-  uint32_t dtype;
-  // Which elements have a scale in common, a fast_allreduce_scaling.
-  uint32_t scaling;
-  // The scales: a float that is given, or where the call writes one for each row or group, row after row; of blocks a byte each,
-  // 128 times 4 in a tile.
-  void *scales;
-  // Of blocks, by what their scales are multiplied: a positive number.
-  const float *global_scale;
-} fast_allreduce_quantized;
-
 // What a rank has done so far.
 typedef struct fast_allreduce_counters {
   // Collective calls begun.
@@ -246,6 +240,41 @@ typedef struct fast_allreduce_counters {
   // Waits for each rank that ended in a timeout.
   uint64_t timeouts[FAST_ALLREDUCE_MAX_RANKS];
 } fast_allreduce_counters;
+
+// What an allreduce does with its sum. What is zero is not done, except that there has to be a residual. Memory is disjoint, except
+// that residual_out may be residual, and rows the input of the call.
+typedef struct fast_allreduce_fused {
+  // As many elements as the call has, which are added to the sum. The same on all ranks, unless there is `sum`.
+  const void *residual;
+  // Where the sum with the residual goes.
+  void *residual_out;
+  // Where the sum of the ranks' inputs alone goes; null: nowhere.
+  void *sum;
+  // How rows of residual_out are normalised, a fast_allreduce_norm; 0: not at all.
+  uint32_t norm;
+  // Non-zero: rows are multiplied by 1 + weight.
+  uint32_t unit_offset;
+  // What is added before the square root.
+  float epsilon;
+  // Elements of a row, 1 to 65536. Messages are whole rows.
+  size_t hidden;
+  // An element for each of a row, of the type of the call; null: rows are not multiplied.
+  const void *weight;
+  // An element for each of a row, which is added, where the norm takes that; null: nothing is added.
+  const void *bias;
+  // Where normalised rows go, in the type of the call; null: nowhere.
+  void *rows;
+  // Where quantised rows go: a byte for each element, or for two of 4 bits; null: nowhere.
+  void *numbers;
+  // FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2; _U8 of numbers of 4 bits.
+  uint32_t numbers_dtype;
+  // The format of quantised rows, a fast_allreduce_scaling.
+  uint32_t scaling;
+  // The scales of the format: the float that is given, or where the call writes floats; bytes, with numbers of 4 bits.
+  void *scales;
+  // Of numbers of 4 bits, by what their scales are multiplied: a positive number.
+  const float *global_scale;
+} fast_allreduce_fused;
 
 // Names a world: one rank makes it, all are given it. It is plain bytes, which may be sent in any way.
 typedef struct fast_allreduce_unique_id {
@@ -305,54 +334,6 @@ fast_allreduce_status fast_allreduce_all_reduce_quantized(const struct fast_allr
                                                           uint32_t transport,
                                                           float tolerance,
                                                           void *stream);
-
-// Adds the sum of the ranks' inputs of `count` elements to `residual`, into `residual_out`. In place: the same pointer twice. The
-// residual is the same on all ranks; types are f16, bf16 and f32. The sum is rounded before it is added, as by two calls.
-//
-// # Safety
-//
-// As fast_allreduce_all_reduce, also of what `residual` and `residual_out` point to.
-fast_allreduce_status fast_allreduce_all_reduce_add(const struct fast_allreduce_communicator *communicator,
-                                                    const void *input,
-                                                    const void *residual,
-                                                    void *residual_out,
-                                                    size_t count,
-                                                    uint32_t dtype,
-                                                    void *stream);
-
-// The same, and brings the rows of that, normalised, into `output`, which may be the input. One call in place of an allreduce, an
-// addition and a norm, with the bits of these.
-//
-// # Safety
-//
-// As fast_allreduce_all_reduce_add; `norm` is valid for reads, and its weight until the call has ended.
-fast_allreduce_status fast_allreduce_all_reduce_rms_norm(const struct fast_allreduce_communicator *communicator,
-                                                         const void *input,
-                                                         void *output,
-                                                         const void *residual,
-                                                         void *residual_out,
-                                                         const struct fast_allreduce_rms_norm *norm,
-                                                         size_t count,
-                                                         uint32_t dtype,
-                                                         void *stream);
-
-// fast_allreduce_all_reduce_rms_norm with the normalised rows as numbers of 8 bits, about their elements divided by the scale, or
-// of 4, about their elements times the global scale, divided by the block's. `output` has a byte for each element, or for two,
-// apart from the input. `count` and `dtype` are those of the input.
-//
-// # Safety
-//
-// As fast_allreduce_all_reduce_rms_norm; `quantized` is valid for reads, and what it has the addresses of until the call has ended.
-fast_allreduce_status fast_allreduce_all_reduce_rms_norm_quantized(const struct fast_allreduce_communicator *communicator,
-                                                                   const void *input,
-                                                                   void *output,
-                                                                   const struct fast_allreduce_quantized *quantized,
-                                                                   const void *residual,
-                                                                   void *residual_out,
-                                                                   const struct fast_allreduce_rms_norm *norm,
-                                                                   size_t count,
-                                                                   uint32_t dtype,
-                                                                   void *stream);
 
 // Brings the ranks' inputs of `count` elements, one after the other, into every rank's output. In place: the input is this
 // rank's share of the output.
@@ -554,6 +535,20 @@ fast_allreduce_status fast_allreduce_nvls(const struct fast_allreduce_communicat
 // `communicator` is live, and `counters` valid for a write.
 fast_allreduce_status fast_allreduce_get_counters(const struct fast_allreduce_communicator *communicator,
                                                   struct fast_allreduce_counters *counters);
+
+// Adds the sum of the ranks' inputs of `count` elements to a residual, and does what else `fused` says: one call in place of an
+// allreduce, an addition, a norm and a quantisation, with the bits of these. Types are f16, bf16 and f32.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce; `fused` is valid for reads, and what it has the addresses of, for reads or writes, until the call
+// has ended.
+fast_allreduce_status fast_allreduce_all_reduce_fused(const struct fast_allreduce_communicator *communicator,
+                                                      const void *input,
+                                                      size_t count,
+                                                      uint32_t dtype,
+                                                      const struct fast_allreduce_fused *fused,
+                                                      void *stream);
 
 // Makes an id, once for each world. The process that made it must run until all ranks have met.
 //

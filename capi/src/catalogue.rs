@@ -1,6 +1,6 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
-use fast_allreduce::{DType, ReduceOp};
+use fast_allreduce::{DType, ReduceOp, Scaling};
 
 /// Types of elements.
 #[repr(u32)]
@@ -56,6 +56,36 @@ pub enum fast_allreduce_op {
     Bxor = 7,
 }
 
+/// How rows are normalised.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_norm {
+    /// Nothing is normalised.
+    None = 0,
+    /// RMSNorm: `x / sqrt(mean(x * x) + epsilon) * weight`.
+    Rms = 1,
+}
+
+/// What rows are quantised to.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_scaling {
+    /// Rows are not quantised.
+    None = 0,
+    /// 8-bit numbers; all elements have one scale, a float that is given, the same on all ranks.
+    Given = 1,
+    /// 8-bit numbers; each row has a scale, a float.
+    PerRow = 2,
+    /// 8-bit numbers; each 128 elements of a row, and what is left at its end, have a scale, a float.
+    PerGroup = 3,
+    /// NVFP4: e2m1, two in a byte; each 16 elements of a row have a scale, an e4m3, row after row.
+    Nvfp4 = 4,
+    /// NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products take them (cuBLAS: 1D block scaling factors layout; CUTLASS, TensorRT-LLM: 128x4).
+    Nvfp4Tiled = 5,
+}
+
 /// What a code stands for.
 pub fn dtype_of(code: u32) -> Option<DType> {
     match code {
@@ -86,6 +116,18 @@ pub fn op_of(code: u32) -> Option<ReduceOp> {
         5 => Some(ReduceOp::BitAnd),
         6 => Some(ReduceOp::BitOr),
         7 => Some(ReduceOp::BitXor),
+        _ => None,
+    }
+}
+
+/// What a code stands for.
+pub fn scaling_of(code: u32) -> Option<Scaling> {
+    match code {
+        1 => Some(Scaling::Given),
+        2 => Some(Scaling::PerRow),
+        3 => Some(Scaling::PerGroup),
+        4 => Some(Scaling::Nvfp4),
+        5 => Some(Scaling::Nvfp4Tiled),
         _ => None,
     }
 }

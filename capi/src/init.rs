@@ -1,13 +1,13 @@
 //! Making communicators, and communicators of some of the ranks; ending them.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{c_char, c_void, CStr};
 
 use fast_allreduce::bootstrap::{Local, UniqueId};
 use fast_allreduce::AnyCommunicator;
 
 use crate::bootstrap::{fast_allreduce_all_gather_function, Caller};
 use crate::handle::fast_allreduce_communicator;
-use crate::pointers::{give, list, text_at, wanted};
+use crate::pointers::{give, list, wanted};
 use crate::settings::fast_allreduce_settings;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
@@ -59,8 +59,11 @@ pub unsafe extern "C" fn fast_allreduce_unique_id_from_text(
     id: *mut fast_allreduce_unique_id,
 ) -> fast_allreduce_status {
     guarded(|| {
+        if text.is_null() {
+            return Err(argument("the text is null"));
+        }
         // SAFETY: the caller's.
-        let parsed: UniqueId = unsafe { text_at("the text", text)? }.to_string_lossy().parse()?;
+        let parsed: UniqueId = unsafe { CStr::from_ptr(text) }.to_string_lossy().parse()?;
         // SAFETY: the caller's.
         unsafe { give(id, fast_allreduce_unique_id { bytes: *parsed.as_bytes() }) }
     })

@@ -11,6 +11,7 @@ mod calls;
 mod catalogue;
 mod codes;
 mod facts;
+mod fused;
 mod handle;
 mod init;
 mod memory;

@@ -1,16 +1,6 @@
-//! What callers point to: places for results, lists, strings.
-
-use std::ffi::{c_char, CStr};
+//! What a caller points at: where results go, and lists.
 
 use crate::status::{argument, Failure};
-
-/// Refuses null, before anything is done.
-pub fn wanted<T>(place: *mut T) -> Result<(), Failure> {
-    match place.is_null() {
-        true => Err(argument("where to put the result is null")),
-        false => Ok(()),
-    }
-}
 
 /// Writes a value where the caller wants it.
 ///
@@ -40,15 +30,9 @@ pub unsafe fn list<'a, T>(what: &str, pointer: *const T, count: usize) -> Result
     }
 }
 
-/// A string of the caller's.
-///
-/// # Safety
-///
-/// `pointer` is null, or a string that ends with a zero byte and lives as long as it is used.
-pub unsafe fn text_at<'a>(what: &str, pointer: *const c_char) -> Result<&'a CStr, Failure> {
-    match pointer.is_null() {
-        true => Err(argument(format!("{what} is null"))),
-        // SAFETY: the caller's.
-        false => Ok(unsafe { CStr::from_ptr(pointer) }),
+pub fn wanted<T>(place: *mut T) -> Result<(), Failure> {
+    match place.is_null() {
+        true => Err(argument("where to put the result is null")),
+        false => Ok(()),
     }
 }

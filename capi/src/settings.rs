@@ -1,12 +1,12 @@
 //! Settings of a communicator, by name.
 
-use std::ffi::{c_char, OsStr};
+use std::ffi::{c_char, CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 
 use fast_allreduce::Settings;
 
-use crate::pointers::{give, text_at, wanted};
-use crate::status::{argument, fast_allreduce_status, guarded};
+use crate::pointers::{give, wanted};
+use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
 /// Settings of a communicator, by name: docs/tuning.md has the table of all.
 #[derive(Clone, Default)]
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn fast_allreduce_settings_set(
     guarded(|| {
         // SAFETY: the caller's.
         let (settings, name, value) =
-            unsafe { (settings.as_mut(), text_at("the name", name)?, text_at("the value", value)?) };
+            unsafe { (settings.as_mut(), text("the name", name)?, text("the value", value)?) };
         let settings = settings.ok_or_else(|| argument("the settings are null"))?;
         Ok(settings.settings.set(&name.to_string_lossy(), OsStr::from_bytes(value.to_bytes()))?)
     })
@@ -74,5 +74,16 @@ pub unsafe extern "C" fn fast_allreduce_settings_free(settings: *mut fast_allred
     if !settings.is_null() {
         // SAFETY: a box's pointer, which the caller gives back.
         drop(unsafe { Box::from_raw(settings) });
+    }
+}
+
+/// # Safety
+///
+/// `pointer` is null, or a string that ends with a zero byte and lives as long as it is used.
+unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a CStr, Failure> {
+    match pointer.is_null() {
+        true => Err(argument(format!("{what} is null"))),
+        // SAFETY: the caller's.
+        false => Ok(unsafe { CStr::from_ptr(pointer) }),
     }
 }

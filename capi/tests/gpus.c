@@ -114,8 +114,7 @@ static void functions(CUcontext current) {
   void *address = NULL;
   fast_allreduce_buffer *buffer = NULL;
   fast_allreduce_counters counters;
-  fast_allreduce_rms_norm norm = {COUNT, 1, 0, NULL, NULL};
-  fast_allreduce_quantized quantized = {FAST_ALLREDUCE_DTYPE_I8, FAST_ALLREDUCE_SCALING_PER_ROW, more, NULL};
+  fast_allreduce_fused fused = {.residual = other, .residual_out = other};
   const uint32_t int8 = FAST_ALLREDUCE_TRANSPORT_INT8;
 
   IS(fast_allreduce_all_reduce(of, data, data, COUNT, F32, SUM, stream), OK);
@@ -126,10 +125,18 @@ static void functions(CUcontext current) {
   IS(fast_allreduce_all_reduce(of, data, data, COUNT, F32, op, stream), OK);
   IS(fast_allreduce_op_destroy(of, op), OK);
   IS(fast_allreduce_all_reduce_quantized(of, data, data, COUNT, F32, int8, 1, stream), OK);
-  IS(fast_allreduce_all_reduce_add(of, data, other, other, COUNT, F32, stream), OK);
-  IS(fast_allreduce_all_reduce_rms_norm(of, data, data, other, other, &norm, COUNT, F32, stream), OK);
-  IS(fast_allreduce_all_reduce_rms_norm_quantized(of, data, elsewhere, &quantized, other, other, &norm, COUNT, F32, stream),
-     FAST_ALLREDUCE_STATUS_INVALID_POINTER);
+  IS(fast_allreduce_all_reduce_fused(of, data, COUNT, F32, &fused, stream), OK);
+  fused.norm = FAST_ALLREDUCE_NORM_RMS;
+  fused.epsilon = 1;
+  fused.hidden = COUNT;
+  fused.rows = data;
+  IS(fast_allreduce_all_reduce_fused(of, data, COUNT, F32, &fused, stream), OK);
+  fused.rows = NULL;
+  fused.numbers = elsewhere;
+  fused.numbers_dtype = FAST_ALLREDUCE_DTYPE_I8;
+  fused.scaling = FAST_ALLREDUCE_SCALING_PER_ROW;
+  fused.scales = more;
+  IS(fast_allreduce_all_reduce_fused(of, data, COUNT, F32, &fused, stream), FAST_ALLREDUCE_STATUS_INVALID_POINTER);
   IS(fast_allreduce_all_gather(of, data, other, COUNT, F32, stream), OK);
   IS(fast_allreduce_all_gather_v(of, data, other, counts, F32, stream), OK);
   IS(fast_allreduce_reduce_scatter(of, data, other, COUNT, F32, SUM, stream), OK);

@@ -43,7 +43,7 @@ use InPlace::{Never, OwnShareOfInput, OwnShareOfOutput, Same};
 
 /// All collectives and messages.
 #[rustfmt::skip]
-pub const COLLECTIVES: [Collective; 19] = [
+pub const COLLECTIVES: [Collective; 18] = [
     Collective { name: "all_reduce", variant: "AllReduce", reads: Share, writes: Share, in_place: Same,
                  partition: Partition::Whole, kernel: None, kernel_of_large: None,
                  swaps_staging: SwapsStaging::AsTheAlgorithm, reduces: true, has_root: false, has_counts: false,
@@ -108,11 +108,7 @@ pub const COLLECTIVES: [Collective; 19] = [
                  partition: Partition::Transfers, kernel: Some("transfer"), kernel_of_large: None,
                  swaps_staging: SwapsStaging::Never, reduces: false, has_root: false, has_counts: false,
                  planned_as: "Messages", bus: One, is_measured: false },
-    Collective { name: "all_reduce_add", variant: "AllReduceAdd", reads: Share, writes: Share, in_place: Same,
-                 partition: Partition::Whole, kernel: None, kernel_of_large: None,
-                 swaps_staging: SwapsStaging::AsTheAlgorithm, reduces: true, has_root: false, has_counts: false,
-                 planned_as: "AllReduce", bus: TwiceOthers, is_measured: false },
-    Collective { name: "all_reduce_rms_norm", variant: "AllReduceRmsNorm", reads: Share, writes: Share, in_place: Same,
+    Collective { name: "all_reduce_fused", variant: "AllReduceFused", reads: Share, writes: Share, in_place: Same,
                  partition: Partition::Whole, kernel: None, kernel_of_large: None,
                  swaps_staging: SwapsStaging::AsTheAlgorithm, reduces: true, has_root: false, has_counts: false,
                  planned_as: "AllReduce", bus: TwiceOthers, is_measured: false },

@@ -2,7 +2,7 @@
 // protocols, and which of them a launch runs one block of.
 #include "../algorithms/all.cuh"
 #include "../core/float_state.cuh"
-#include "../sinks/rms_norm.cuh"
+#include "../sinks/rms_norm_host.hpp"
 #include "multicast.hpp"
 #include "quantized.hpp"
 #include "reduce.hpp"
@@ -42,7 +42,7 @@ __attribute__((noinline)) void run_norming(const FaLaunch &launch, u32 index) {
     return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
   Block block(index, launch.blocks);
   const Reduce with(*kReduceSpans[launch.dtype], launch);
-  const RmsNorm norm(*loops, *reinterpret_cast<const FaRmsNorm *>(launch.operands), launch);
+  const RmsNorm norm(*loops, *reinterpret_cast<const FaFused *>(launch.operands), launch);
   switch (launch.algorithm) {
 #define FA_NORMING_CASE(code, number, name, algorithm, ...)                                                  \
   case code: return algorithm(launch, block, with, norm);

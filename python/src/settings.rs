@@ -3,56 +3,24 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use fast_allreduce::bootstrap::Bootstrap;
-#[cfg(feature = "cuda")]
-use fast_allreduce::device::cuda::current::CallersContext;
-#[cfg(not(feature = "cuda"))]
-use fast_allreduce::Error;
-use fast_allreduce::{Builder, Place};
+use fast_allreduce::Settings;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
-use crate::any::Any;
-#[cfg(feature = "cuda")]
-use crate::any::Gpu;
 use crate::errors::raised;
 
-pub struct Settings {
-    pub given: fast_allreduce::Settings,
-    builder: Builder,
-}
-
-impl Settings {
-    /// Checks them, before a rank joins with them. None is the default.
-    pub fn of(py: Python<'_>, device: &str, keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
-        let mut given = fast_allreduce::Settings::new();
-        given.set("device", device).map_err(|error| raised(py, error))?;
-        for (name, value) in keywords.into_iter().flatten() {
-            let name = name.extract::<String>()?;
-            if !value.is_none() || !fast_allreduce::Settings::NAMES.contains(&&*name) {
-                given.set(&name, text(&value)?).map_err(|error| raised(py, error))?;
-            }
-        }
-        let builder = given.builder().map_err(|error| raised(py, error))?;
-        Ok(Self { given, builder })
-    }
-
-    pub fn build(self, bootstrap: impl Bootstrap + 'static) -> fast_allreduce::Result<Any> {
-        match self.given.device() {
-            Place::Cpu => self.builder.build(self.given.host()?, bootstrap).map(Any::Host),
-            #[cfg(feature = "cuda")]
-            Place::Cuda(ordinal) => {
-                let _context = CallersContext::keep_if_any();
-                let made = self.builder.build(self.given.cuda(ordinal)?, bootstrap)?;
-                Ok(Any::Cuda(Gpu::new(made, ordinal)))
-            }
-            #[cfg(not(feature = "cuda"))]
-            Place::Cuda(_) => Err(Error::Unavailable {
-                what: "the CUDA device".into(),
-                reason: "this wheel was built without the feature `cuda`".into(),
-            }),
+/// Checks them, before a rank joins with them. None is the default.
+pub fn settings(py: Python<'_>, device: &str, keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Settings> {
+    let mut settings = Settings::new();
+    settings.set("device", device).map_err(|error| raised(py, error))?;
+    for (name, value) in keywords.into_iter().flatten() {
+        let name = name.extract::<String>()?;
+        if !value.is_none() || !Settings::NAMES.contains(&&*name) {
+            settings.set(&name, text(&value)?).map_err(|error| raised(py, error))?;
         }
     }
+    settings.check().map_err(|error| raised(py, error))?;
+    Ok(settings)
 }
 
 /// A value as settings write it.

@@ -252,7 +252,7 @@ impl AnyCommunicator {
         match &self.0 {
             Inner::Host(_) => Err(Error::Unavailable {
                 what: "registering memory of the host that is there already".into(),
-                reason: "peers cannot map it: allocate it by the communicator, which registers it".into(),
+                reason: "peers cannot map it: allocate it by `alloc`, which registers it".into(),
             }),
             #[cfg(feature = "cuda")]
             Inner::Cuda(communicator) => {

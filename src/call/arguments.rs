@@ -1,11 +1,11 @@
 //! The arguments of a call: which collective on which elements, and the part of it that a launch does.
 
 use super::collective::Collective;
-use super::epilogue::Epilogue;
+use super::fused::RawFused;
 use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use super::transfer::{Direction, Transfer};
-use crate::abi::{self, FaLaunch, FaRmsNorm, FaShare};
+use crate::abi::{self, FaFused, FaLaunch, FaShare};
 use crate::catalogue::{DType, Extent, InPlace, Partition, ReadsInputs, SwapsStaging};
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
@@ -35,6 +35,13 @@ impl Partition {
     }
 }
 
+impl<'a> Call<'a> {
+    /// An allreduce that goes on.
+    pub fn fused(fused: &'a RawFused, input: u64, count: usize, dtype: DType) -> Self {
+        Call { collective: Collective::AllReduceFused(fused), input, output: fused.output(), count, dtype }
+    }
+}
+
 impl Call<'_> {
     #[inline]
     pub fn partition(&self) -> Partition {
@@ -60,7 +67,7 @@ impl Call<'_> {
     #[inline]
     fn digest(&self) -> u64 {
         match self.collective {
-            Collective::AllReduceEpilogue(epilogue) => epilogue.digest(),
+            Collective::AllReduceFused(fused) => fused.digest(),
             Collective::AllReduceQuantized(quantized) => quantized.digest(),
             collective => collective.counts().map_or(0, CallId::digest),
         }
@@ -153,7 +160,7 @@ impl Call<'_> {
                 Some(bytes.next_multiple_of(abi::FA_HOST_PACK_BYTES as usize) * world_size)
             }
             _ if kind.swaps_staging() == SwapsStaging::Never => Some(bytes),
-            _ => (world_size > 2).then(|| match self.collective.epilogue().and_then(Epilogue::row) {
+            _ => (world_size > 2).then(|| match self.collective.fused().and_then(RawFused::row) {
                 None => bytes,
                 // A rank's normalised rows as well.
                 Some(row) => bytes + bytes / world_size + row * self.dtype.size(),
@@ -214,9 +221,9 @@ impl Call<'_> {
 
     /// What a launch of the elements from `done` on, at most `most`, does with its sums.
     #[inline]
-    pub fn norm_of_piece(&self, done: usize, most: usize) -> Option<FaRmsNorm> {
-        let epilogue = self.collective.epilogue()?;
-        Some(epilogue.piece(self.dtype, done, (self.count - done).min(most)))
+    pub fn fused_of_piece(&self, done: usize, most: usize) -> Option<FaFused> {
+        let fused = self.collective.fused()?;
+        Some(fused.piece(self.dtype, done, (self.count - done).min(most)))
     }
 
     /// The kernel's code.
@@ -224,8 +231,8 @@ impl Call<'_> {
     pub fn kernel(&self, algorithm: Algorithm, limits: &Limits) -> u32 {
         let kind = self.collective.kind();
         match self.collective {
-            // The planner gives an epilogue such an algorithm.
-            Collective::AllReduceEpilogue(_) => algorithm.norm_kernel().expect("an algorithm with a norm"),
+            // The planner gives it such an algorithm.
+            Collective::AllReduceFused(_) => algorithm.norm_kernel().expect("an algorithm with a norm"),
             // Nothing is moved.
             Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
             _ => match kind.kernel_of_large() {
@@ -293,8 +300,8 @@ impl Call<'_> {
         if let Some(quantized) = self.collective.quantized() {
             quantized.check(self.dtype)?;
         }
-        if let Some(epilogue) = self.collective.epilogue() {
-            epilogue.check_arguments(self.count, self.dtype)?;
+        if let Some(fused) = self.collective.fused() {
+            fused.check_arguments(self.count, self.dtype)?;
         }
         if let Some([send, receive]) = by_peer {
             if send[rank] != receive[rank] {
@@ -318,8 +325,8 @@ impl Call<'_> {
                 bytes: bytes as usize,
             });
         }
-        if let Some(epilogue) = self.collective.epilogue() {
-            epilogue.check_buffers(&input, &output, self.count, self.dtype)?;
+        if let Some(fused) = self.collective.fused() {
+            fused.check_buffers(&input, self.count, self.dtype)?;
         }
         Ok(())
     }

@@ -42,8 +42,8 @@ impl Prepared {
                 let plan = planner.reduction(call.count, call.dtype, op);
                 (plan, Some(plan.algorithm))
             }
-            Collective::AllReduceEpilogue(epilogue) => {
-                let plan = planner.rows(call.count, call.dtype, epilogue.row());
+            Collective::AllReduceFused(fused) => {
+                let plan = planner.rows(call.count, call.dtype, fused.row());
                 (plan, Some(plan.algorithm))
             }
             Collective::AllReduceQuantized(_) => (planner.quantized(call.count, call.dtype), None),

@@ -3,7 +3,7 @@
 mod arguments;
 mod cache;
 mod collective;
-mod epilogue;
+mod fused;
 mod identity;
 mod launch;
 mod operand;
@@ -13,9 +13,9 @@ mod transfer;
 pub(crate) use self::arguments::{tag_in_words, Call};
 pub(crate) use self::cache::{CallCache, Prepared, PreparedTransfers};
 pub use self::collective::Collective;
-pub use self::epilogue::{
-    Epilogue, NoWeight, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling,
-};
+#[cfg(feature = "cuda")]
+pub(crate) use self::fused::Use;
+pub use self::fused::{RawFused, RawQuantizedRows};
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};

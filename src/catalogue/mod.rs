@@ -1,5 +1,6 @@
 //! Element types, operations, algorithms, kernels and settings: enums and facts, generated from the tables of the crate `catalogue/`.
 
+mod fused;
 #[rustfmt::skip]
 mod generated;
 pub(crate) mod settings;
@@ -10,11 +11,12 @@ use std::str::FromStr;
 pub(crate) use generated::with_elements;
 #[cfg(feature = "mpi")]
 pub(crate) use generated::with_integers;
-pub use generated::{Algorithm, CallKind, DType, PlannedCall, ReduceOp};
+pub use generated::{Algorithm, CallKind, DType, Norm, PlannedCall, ReduceOp, Scaling};
 pub(crate) use generated::{CapacityRule, Extent, InPlace, Partition, ReadsInputs, SwapsStaging, Work};
 #[cfg(feature = "cuda")]
 pub(crate) use generated::{HOT_WORLDS, KERNELS};
 
+use self::fused::{NormFacts, ScalingFacts};
 use crate::error::{Error, Result};
 use crate::scale::Scale;
 use generated::BusFactor;

@@ -162,7 +162,8 @@ impl Communicator<Host> {
         count: usize,
         dtype: DType,
     ) -> Result<()> {
-        let call = Call { collective, input: input as u64, output: output as u64, count, dtype };
+        let (input, output) = (input as u64, collective.output(output as u64));
+        let call = Call { collective, input, output, count, dtype };
         call.check(self.rank(), self.world_size())?;
         self.check_row(&call)?;
         // SAFETY: the caller's; the pointers have been checked for alignment and overlap.

@@ -74,11 +74,11 @@ impl<D: Device> Communicator<D> {
         launch.timeout_ns = self.patience.next(peers, peers).map_or(NO_LIMIT, nanoseconds);
         for done in partition.pieces(extent, piece) {
             call.set_piece(launch, done, piece, source);
-            let mut norm = call.norm_of_piece(done, piece);
-            if let (Some(norm), DeviceKind::Cuda) = (&mut norm, self.planner.limits.device) {
-                set_teams(norm, launch, call.dtype.size(), &plan);
+            let mut fused = call.fused_of_piece(done, piece);
+            if let (Some(fused), DeviceKind::Cuda) = (&mut fused, self.planner.limits.device) {
+                set_teams(fused, launch, call.dtype.size(), &plan);
             }
-            let operands = norm.as_ref().map_or(Operands::None, Operands::RmsNorm);
+            let operands = fused.as_ref().map_or(Operands::None, Operands::Fused);
             // SAFETY: input and output are the caller's, within their counts; regions and the table are this
             // endpoint's, and the lock keeps the table as it is.
             unsafe { self.endpoint.device.launch(launch, &plan, operands, stream) }

@@ -2,6 +2,7 @@
 
 use super::GENERATED;
 use crate::collectives::{Collective, COLLECTIVES};
+use crate::fused::{Group, Parameter, NORMS, SCALINGS};
 use crate::kernels::{Algorithm, Family, Kernel, KERNELS};
 use crate::ops::{Takes, OPS};
 use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
@@ -9,13 +10,15 @@ use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
 /// The library's file.
 pub fn library() -> String {
     let mut text = format!(
-        "//! {GENERATED}\n\nuse super::TypeFacts;\n#[cfg(feature = \"cuda\")]\nuse super::{{KernelFacts, KernelFamily}};\nuse crate::scale::Scale;\n\n"
+        "//! {GENERATED}\n\nuse super::{{NormFacts, ScalingFacts, TypeFacts}};\n#[cfg(feature = \"cuda\")]\nuse super::{{KernelFacts, KernelFamily}};\nuse crate::scale::Scale;\n\n"
     );
     facts_enums(&mut text);
     types(&mut text);
     ops(&mut text);
     algorithms(&mut text);
     collectives(&mut text);
+    norms(&mut text);
+    scalings(&mut text);
     kernels(&mut text);
     text
 }
@@ -395,6 +398,93 @@ fn kernels(text: &mut String) {
     }
     *text += "];\n\n/// Numbers of ranks that the hot set has kernels for.\n#[cfg(feature = \"cuda\")]\n";
     *text += &format!("pub(crate) const HOT_WORLDS: [usize; {}] = {HOT_WORLDS:?};\n", HOT_WORLDS.len());
+}
+
+/// Enums that hold parameters, whose facts are by code.
+fn norms(text: &mut String) {
+    let of_type = |parameter: &Parameter| match parameter {
+        Parameter::Epsilon => ("epsilon", "f32", "Is added before the square root."),
+        Parameter::UnitOffset => ("unit_offset", "bool", "The weight is 1 more than what stands in memory."),
+    };
+    *text += "/// How the rows of a sum are normalised. `docs/fused.md` has the arithmetic, to the bit.\n\
+              #[derive(Debug, Clone, Copy, PartialEq, Default)]\n#[non_exhaustive]\npub enum Norm {\n    \
+              /// Not at all.\n    #[default]\n    None,\n";
+    for norm in &NORMS {
+        *text += &format!("    /// {}\n    {} {{\n", norm.doc, norm.variant);
+        for (name, kind, doc) in norm.parameters.iter().map(of_type) {
+            *text += &format!("        /// {doc}\n        {name}: {kind},\n");
+        }
+        *text += "    },\n";
+    }
+    *text += "}\n\nimpl Norm {\n    /// Its code; 0 for none.\n    pub const fn code(self) -> u32 {\n        match self {\n            Self::None => 0,\n";
+    for (norm, code) in NORMS.iter().zip(1..) {
+        *text += &format!("            Self::{} {{ .. }} => {code},\n", norm.variant);
+    }
+    *text += "        }\n    }\n\n    /// The norm of a code, with the parameters that it takes.\n    \
+              pub(super) const fn known(code: u32, epsilon: f32, unit_offset: bool) -> Option<Self> {\n        \
+              match code {\n            0 => Some(Self::None),\n";
+    for (norm, code) in NORMS.iter().zip(1..) {
+        let names: Vec<_> = norm.parameters.iter().map(|one| of_type(one).0).collect();
+        *text += &format!("            {code} => Some(Self::{} {{ {} }}),\n", norm.variant, names.join(", "));
+    }
+    *text += "            _ => None,\n        }\n    }\n\n";
+    for (parameter, default) in [(Parameter::Epsilon, "0.0"), (Parameter::UnitOffset, "false")] {
+        let (name, kind, _) = of_type(&parameter);
+        let of = NORMS.iter().filter(|norm| norm.parameters.contains(&parameter));
+        let of: Vec<_> = of.map(|norm| format!("Self::{} {{ {name}, .. }}", norm.variant)).collect();
+        *text += &format!(
+            "    /// What it has of that, if anything.\n    pub(crate) const fn {name}(self) -> {kind} {{\n        match self {{\n            {} => {name},\n            _ => {default},\n        }}\n    }}\n\n",
+            of.join(" | ")
+        );
+    }
+    *text += "}\n\n/// By code.\n";
+    *text += &format!("pub(super) const NORMS: [NormFacts; {}] = [\n", NORMS.len() + 1);
+    *text += "    NormFacts { name: \"none\", takes_unit_offset: false, takes_bias: false },\n";
+    for norm in &NORMS {
+        *text += &format!(
+            "    NormFacts {{ name: \"{}\", takes_unit_offset: {}, takes_bias: {} }},\n",
+            norm.name,
+            norm.parameters.contains(&Parameter::UnitOffset),
+            norm.takes_bias
+        );
+    }
+    let names: Vec<_> = NORMS.iter().map(|norm| norm.name).collect();
+    *text += &format!("];\n\npub(super) const NORM_NAMES: &str = \"one of none, {}\";\n\n", names.join(", "));
+}
+
+fn scalings(text: &mut String) {
+    *text += "/// A format of quantised rows: bits of a number, and which elements have a scale in common. `docs/fused.md` has the formulas.\n\
+              #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]\n#[repr(u32)]\n#[non_exhaustive]\npub enum Scaling {\n";
+    for (one, code) in SCALINGS.iter().zip(1..) {
+        *text += &format!("    /// {}\n    {} = {code},\n", one.doc, one.variant);
+    }
+    let all: Vec<_> = SCALINGS.iter().map(|one| format!("Self::{}", one.variant)).collect();
+    *text += &format!(
+        "}}\n\nimpl Scaling {{\n    /// All formats, in the order of their codes.\n    pub const ALL: [Self; {}] = [{}];\n\n    \
+         pub(super) const fn facts(self) -> &'static ScalingFacts {{\n        match self {{\n",
+        all.len(),
+        all.join(", ")
+    );
+    for one in &SCALINGS {
+        let group = match one.group {
+            Group::Given | Group::Row => None,
+            Group::Elements(elements) => Some(elements),
+        };
+        *text += &format!(
+            "            Self::{} => &ScalingFacts {{ name: \"{}\", aliases: &{:?}, bits: {}, is_given: {}, group: {group:?}, is_tiled: {} }},\n",
+            one.variant,
+            one.name,
+            one.aliases,
+            one.bits,
+            one.group == Group::Given,
+            one.is_tiled
+        );
+    }
+    let names: Vec<_> = SCALINGS.iter().map(|one| one.name).collect();
+    *text += &format!(
+        "        }}\n    }}\n}}\n\npub(super) const SCALINGS: &str = \"one of {}\";\n\n",
+        names.join(", ")
+    );
 }
 
 /// A kernel's code.

@@ -1,11 +1,10 @@
 //! The collectives of the CUDA device, in stream order: on cudarc's slices in `typed.rs` and `messages.rs`, on raw pointers in
 //! `raw.rs`. Here is what all of them go through.
 
+mod fused;
 mod messages;
-mod no_weight;
 mod raw;
 mod register;
-mod rms_norm;
 mod slices;
 mod typed;
 

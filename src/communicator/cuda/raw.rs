@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use crate::call::{check_transfers, Call, CallKind, Collective, Direction, Transfer};
+use crate::call::{check_transfers, Call, CallKind, Collective, Direction, Transfer, Use};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
@@ -36,6 +36,7 @@ impl Communicator<Cuda> {
         dtype: DType,
     ) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world_size());
+        let output = collective.output(output);
         let call = Call { collective, input, output, count, dtype };
         self.healthy()?;
         call.check(rank, world_size)?;
@@ -47,10 +48,10 @@ impl Communicator<Cuda> {
         if collective.output_len(count, rank, world_size) > 0 {
             self.check_address("output", output, dtype.size())?;
         }
-        if let Some(epilogue) = collective.epilogue() {
-            for (which, operand) in epilogue.operands(count, dtype)? {
+        if let Some(fused) = collective.fused() {
+            for Use { name, operand, .. } in fused.operands(count, dtype)? {
                 if operand.bytes > 0 {
-                    self.check_address(which, operand.address, dtype.size())?;
+                    self.check_address(name, operand.address, dtype.size())?;
                 }
             }
         }

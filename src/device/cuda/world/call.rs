@@ -8,8 +8,8 @@ use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 #[cfg(feature = "probes")]
 use super::in_turns::InTurns;
 use super::CudaWorld;
-use crate::abi::{self, FaLaunch, FaRmsNorm, FaTransfers, MAX_RANKS};
-use crate::call::{check_transfers, pack, Call, Collective, Epilogue, Partition, Transfer, NO_TRANSFERS};
+use crate::abi::{self, FaFused, FaLaunch, FaTransfers, MAX_RANKS};
+use crate::call::{check_transfers, pack, Call, Collective, Partition, RawFused, Transfer, NO_TRANSFERS};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::device::cuda::api;
@@ -148,7 +148,10 @@ impl CudaWorld {
         }
         let calls: Vec<_> = ranks
             .iter()
-            .map(|&WorldRank { collective, input, output }| Call { collective, input, output, count, dtype })
+            .map(|&WorldRank { collective, input, output }| {
+                let output = collective.output(output);
+                Call { collective, input, output, count, dtype }
+            })
             .collect();
         for (rank, call) in calls.iter().enumerate() {
             call.check(rank, world_size)?;
@@ -224,8 +227,8 @@ impl CudaWorld {
                 expected: "whole warps where transport is quantised",
             });
         }
-        if let Some(epilogue) = first.collective.epilogue() {
-            self.check_norm(epilogue, first.dtype, plan, piece)?;
+        if let Some(fused) = first.collective.fused() {
+            self.check_rows(fused, first.dtype, plan, piece)?;
         }
         let is_reduced = first.collective.kind().planned_as() == PlannedCall::AllReduce;
         let (algorithm, limits) = (is_reduced.then_some(plan.algorithm), self.limits());
@@ -243,34 +246,33 @@ impl CudaWorld {
             self.write_row(&first)?;
         }
         let extent = calls[0].extent(world_size);
-        let (mut launches, mut norms) = (Vec::new(), Vec::new());
+        let (mut launches, mut pieces) = (Vec::new(), Vec::new());
         for done in partition.pieces(extent, piece) {
             launches.extend(first.iter().zip(calls).map(|(launch, call)| {
                 let mut of_piece = *launch;
                 call.set_piece(&mut of_piece, done, piece, launch.source);
                 of_piece
             }));
-            norms.extend(calls.iter().filter_map(|call| call.norm_of_piece(done, piece)));
+            pieces.extend(calls.iter().filter_map(|call| call.fused_of_piece(done, piece)));
         }
-        let Some(&norm) = norms.first() else {
+        let Some(&fused) = pieces.first() else {
             return self.call(&first[0], launches, None, plan);
         };
-        let memory = self.upload(&norms)?;
+        let memory = self.upload(&pieces)?;
         for (number, launch) in launches.iter_mut().enumerate() {
-            launch.operands = memory.address() + (number * size_of::<FaRmsNorm>()) as u64;
+            launch.operands = memory.address() + (number * size_of::<FaFused>()) as u64;
         }
-        self.call(&first[0], launches, Some((memory, Own::RmsNorm(norm))), plan)
+        self.call(&first[0], launches, Some((memory, Own::Fused(fused))), plan)
     }
 
     /// Refuses algorithms and grids that rows cannot be divided among.
-    fn check_norm(&self, epilogue: &Epilogue, dtype: DType, plan: WorldPlan, piece: usize) -> Result<()> {
+    fn check_rows(&self, fused: &RawFused, dtype: DType, plan: WorldPlan, piece: usize) -> Result<()> {
         let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
         if plan.algorithm.norm_kernel().is_none() || piece == 0 {
             let expected = "a direct one, on rows that fit the region";
             return refuse("algorithm", plan.algorithm.to_string(), expected);
         }
-        let whole =
-            epilogue.row().is_none_or(|row| row * dtype.size() % abi::FA_CUDA_PACK_BYTES as usize == 0);
+        let whole = fused.row().is_none_or(|row| row * dtype.size() % abi::FA_CUDA_PACK_BYTES as usize == 0);
         if plan.threads % 32 != 0 || plan.blocks > 1 && !whole {
             let expected = "whole warps, and one block where rows are no multiple of 16 bytes";
             return refuse("grid", format!("{} blocks of {}", plan.blocks, plan.threads), expected);
@@ -283,7 +285,7 @@ impl CudaWorld {
         let (size, limits) = (call.dtype.size(), self.limits());
         match call.collective {
             Collective::AllReduce(_) => limits.capacity(algorithm, size),
-            Collective::AllReduceEpilogue(epilogue) => match epilogue.row() {
+            Collective::AllReduceFused(fused) => match fused.row() {
                 Some(row) => limits.rows(algorithm, row * size, size, blocks) * row,
                 None => limits.capacity(algorithm, size),
             },
@@ -356,7 +358,7 @@ impl CudaWorld {
     }
 }
 
-/// Whether two ranks do the same but for the counts of an all-to-all and for scales and the addresses of an epilogue's operands, which
+/// Whether two ranks do the same but for the counts of an all-to-all and for scales and the addresses of a fused call's operands, which
 /// are each rank's own.
 fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
     let words = |collective| {
@@ -370,14 +372,14 @@ fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
 /// What a kernel is given after its launch. Where one launch runs a world it is not looked at.
 enum Own {
     Transfers(Box<FaTransfers>),
-    RmsNorm(FaRmsNorm),
+    Fused(FaFused),
 }
 
 impl Own {
     fn operands(&self) -> Operands<'_> {
         match self {
             Self::Transfers(transfers) => Operands::Transfers(transfers),
-            Self::RmsNorm(norm) => Operands::RmsNorm(norm),
+            Self::Fused(fused) => Operands::Fused(fused),
         }
     }
 }
