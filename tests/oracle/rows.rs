@@ -109,10 +109,13 @@ impl Rows {
         let residual = elements(random, dtype, count, values);
         let weight = (!random.one_in(3)).then(|| elements(random, dtype, hidden, Values::Plain));
         let (epsilon, unit_offset) = (random.pick(&[0.0, 1e-6, 1e-5, 0.5]), random.one_in(2));
-        let is_layer = random.one_in(3);
-        let unit_offset = unit_offset && !is_layer;
-        let kind = if is_layer { Norm::Layer { epsilon } } else { Norm::Rms { epsilon, unit_offset } };
-        let bias = (is_layer && random.one_in(2)).then(|| elements(random, dtype, hidden, Values::Plain));
+        // Whatever the catalogue has.
+        let norms: Vec<_> = (1..).map_while(|code| Norm::of_code(code, epsilon, false).ok()).collect();
+        let kind = random.pick(&norms);
+        let kind = Norm::of_code(kind.code(), epsilon, unit_offset).unwrap_or(kind);
+        let unit_offset = unit_offset && matches!(kind, Norm::Rms { .. });
+        let has_bias = kind.takes_bias() && random.one_in(2);
+        let bias = has_bias.then(|| elements(random, dtype, hidden, Values::Plain));
         let reduced = oracle::reduce(dtype, ReduceOp::Sum, &inputs);
         let added = values_of(dtype, &reduced).zip(values_of(dtype, &residual));
         let sum: Vec<u8> = added.flat_map(|(sum, residual)| bytes_of(dtype, sum + residual)).collect();
@@ -186,10 +189,16 @@ impl Rows {
         }
         let bias = self.biases();
         for (row, normed) in sum.chunks(self.hidden).zip(normed.chunks(self.hidden)) {
+            let mean_of =
+                |term: &dyn Fn(f64) -> f64| row.iter().map(|&x| term(x)).sum::<f64>() / self.hidden as f64;
             let is_layer = matches!(self.kind, Norm::Layer { .. });
-            let mean = if is_layer { row.iter().sum::<f64>() / self.hidden as f64 } else { 0.0 };
-            let spread = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / self.hidden as f64;
-            let scale = 1.0 / (spread + f64::from(self.epsilon)).sqrt();
+            let mean = if is_layer { mean_of(&|x| x) } else { 0.0 };
+            let scale = match self.kind {
+                Norm::Rms { .. } | Norm::Layer { .. } => {
+                    1.0 / (mean_of(&|x| (x - mean) * (x - mean)) + f64::from(self.epsilon)).sqrt()
+                }
+                other => unreachable!("a norm that the oracle does not know: {other:?}"),
+            };
             let largest = row.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
             for (i, (x, y)) in row.iter().zip(normed).enumerate() {
                 let weight = weights.as_ref().map_or(1.0, |weights| f64::from(weights[i]));
@@ -329,15 +338,17 @@ pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&
         }
         sum / row.len() as f32
     };
-    let (centred, epsilon): (Vec<f32>, f32) = match norm {
-        Norm::Rms { epsilon, .. } => (row.to_vec(), epsilon),
+    let scale_of = |row: &[f32], epsilon| 1.0 / (mean(&mut row.iter().map(|x| x * x)) + epsilon).sqrt();
+    let (centred, scale): (Vec<f32>, f32) = match norm {
+        Norm::Rms { epsilon, .. } => (row.to_vec(), scale_of(row, epsilon)),
         Norm::Layer { epsilon } => {
             let mean = mean(&mut row.iter().copied());
-            (row.iter().map(|x| x - mean).collect(), epsilon)
+            let centred: Vec<_> = row.iter().map(|x| x - mean).collect();
+            let scale = scale_of(&centred, epsilon);
+            (centred, scale)
         }
         other => unreachable!("a norm that the oracle does not know: {other:?}"),
     };
-    let scale = 1.0 / (mean(&mut centred.iter().map(|x| x * x)) + epsilon).sqrt();
     let element = |(i, x): (usize, &f32)| {
         let weighted = weights.map_or(x * scale, |weights| x * scale * weights[i]);
         bias.map_or(weighted, |bias| weighted + bias[i])
