@@ -338,7 +338,7 @@ pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&
         }
         sum / row.len() as f32
     };
-    let scale_of = |row: &[f32], epsilon| 1.0 / (mean(&mut row.iter().map(|x| x * x)) + epsilon).sqrt();
+    let scale_of = |row: &[f32], epsilon: f32| 1.0 / (mean(&mut row.iter().map(|x| x * x)) + epsilon).sqrt();
     let (centred, scale): (Vec<f32>, f32) = match norm {
         Norm::Rms { epsilon, .. } => (row.to_vec(), scale_of(row, epsilon)),
         Norm::Layer { epsilon } => {
