@@ -1,4 +1,4 @@
-//! Times `all_reduce_rms_norm` between two threads of this process, beside the plain allreduce and beside that with an addition and
+//! Times `all_reduce_fused` between two threads of this process, beside the plain allreduce and beside that with an addition and
 //! a norm in plain Rust after it, in turns: medians of each. A row of the output is a number of rows.
 //!
 //! ```sh
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::device::host::Bind;
-use fast_allreduce::{Communicator, Host, ReduceOp, Result, RmsNorm};
+use fast_allreduce::{Communicator, Fused, Host, Norm, ReduceOp, Result};
 use half::bf16;
 
 const EPSILON: f32 = 1e-5;
@@ -93,15 +93,16 @@ impl<'a> Rival<'a> {
         match way {
             0 => communicator.all_reduce(input, sum, ReduceOp::Sum),
             1 => {
-                let norm = RmsNorm::new(*hidden, EPSILON).weight(&weight[..]);
-                communicator.all_reduce_rms_norm(input, residual, output, norm)
+                let norm = Norm::Rms { epsilon: EPSILON, unit_offset: false };
+                let fused = Fused::on_host(residual).norm(norm, *hidden).weight(weight).rows(output);
+                communicator.all_reduce_fused(input, fused)
             }
             2 => {
                 communicator.all_reduce(input, sum, ReduceOp::Sum)?;
                 add_and_norm(sum, residual, output, weight);
                 Ok(())
             }
-            _ => communicator.all_reduce_add(input, residual),
+            _ => communicator.all_reduce_fused(input, Fused::on_host(residual)),
         }
     }
 

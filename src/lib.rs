@@ -63,6 +63,7 @@ mod raw;
 mod region;
 mod registry;
 mod scale;
+mod settings;
 mod symmetric;
 #[cfg(test)]
 mod temporary;
@@ -73,11 +74,12 @@ mod trace;
 pub use abi::MAX_RANKS;
 pub use any::{AnyBuffer, AnyCommunicator};
 pub use call::{
-    CallKind, Collective, Direction, Epilogue, Group, NoWeight, Nvfp4Scales, QuantizedTransport,
-    RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling, Transfer, Transport,
+    CallKind, Collective, Direction, Group, QuantizedTransport, RawFused, RawQuantizedRows, Transfer,
+    Transport,
 };
-pub use catalogue::{Algorithm, DType, ReduceOp};
-pub use communicator::{Builder, Communicator, Counters};
+pub use catalogue::settings::Place;
+pub use catalogue::{Algorithm, DType, Norm, ReduceOp, Scaling};
+pub use communicator::{Builder, Communicator, Counters, Fused, Slices};
 #[cfg(feature = "cuda")]
 pub use communicator::{Registered, RegisteredMemory};
 #[cfg(feature = "cuda")]
@@ -93,6 +95,7 @@ pub use liveness::DirectReads;
 pub use plan::{Order, Plan};
 pub use raw::StreamCommunicator;
 pub use scale::Scale;
+pub use settings::Settings;
 pub use symmetric::{Buffer, SymmetricMemory, SymmetricView};
 
 /// What this build was made with: a line on the kernels for the host, one on those for CUDA, and one on MPI.

@@ -2,17 +2,13 @@
 
 use std::ffi::{c_char, c_void, CStr};
 
-use fast_allreduce::bootstrap::{Bootstrap, Local, UniqueId};
-#[cfg(feature = "cuda")]
-use fast_allreduce::device::cuda::current::CallersContext;
-#[cfg(not(feature = "cuda"))]
-use fast_allreduce::Error;
-use fast_allreduce::{AnyCommunicator, Builder};
+use fast_allreduce::bootstrap::{Local, UniqueId};
+use fast_allreduce::AnyCommunicator;
 
 use crate::bootstrap::{fast_allreduce_all_gather_function, Caller};
-use crate::codes;
-use crate::config::fast_allreduce_config;
 use crate::handle::fast_allreduce_communicator;
+use crate::pointers::{give, list, wanted};
+use crate::settings::fast_allreduce_settings;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
 /// Names a world: one rank makes it, all are given it. It is plain bytes, which may be sent in any way.
@@ -21,54 +17,6 @@ use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 pub struct fast_allreduce_unique_id {
     /// Of no meaning to the program. They let whoever knows them, of the same user, join the world.
     pub bytes: [u8; 128],
-}
-
-/// Writes a value where the caller wants it.
-///
-/// # Safety
-///
-/// `place` is null or valid for a write.
-pub unsafe fn give<T>(place: *mut T, value: T) -> Result<(), Failure> {
-    if place.is_null() {
-        return Err(argument("where to put the result is null"));
-    }
-    // SAFETY: the caller's.
-    unsafe { place.write(value) };
-    Ok(())
-}
-
-/// Elements at a caller's pointer, which may be null where there are none.
-///
-/// # Safety
-///
-/// `pointer` is valid for reads of `count` elements as long as the slice lives, and aligned.
-pub unsafe fn list<'a, T>(what: &str, pointer: *const T, count: usize) -> Result<&'a [T], Failure> {
-    match (count, pointer.is_null()) {
-        (0, _) => Ok(&[]),
-        (_, true) => Err(argument(format!("{what} is null"))),
-        // SAFETY: the caller's.
-        _ => Ok(unsafe { std::slice::from_raw_parts(pointer, count) }),
-    }
-}
-
-fn built(
-    config: &fast_allreduce_config,
-    builder: Builder,
-    bootstrap: impl Bootstrap + 'static,
-) -> Result<AnyCommunicator, Failure> {
-    if codes::is_cuda(config.device)? {
-        #[cfg(feature = "cuda")]
-        {
-            let _context = CallersContext::keep_if_any();
-            return Ok(builder.build(config.cuda()?, bootstrap)?.into());
-        }
-        #[cfg(not(feature = "cuda"))]
-        return Err(Failure::Library(Error::Unavailable {
-            what: "the CUDA device".into(),
-            reason: "this library was built without the feature `cuda`".into(),
-        }));
-    }
-    Ok(builder.build(config.host()?, bootstrap)?.into())
 }
 
 /// # Safety
@@ -81,13 +29,6 @@ unsafe fn give_communicator(
     let handle = Box::into_raw(Box::new(fast_allreduce_communicator::new(any)));
     // SAFETY: the caller's.
     unsafe { give(place, handle) }
-}
-
-fn wanted<T>(place: *mut T) -> Result<(), Failure> {
-    match place.is_null() {
-        true => Err(argument("where to put the result is null")),
-        false => Ok(()),
-    }
 }
 
 /// Makes an id, once for each world. The process that made it must run until all ranks have met.
@@ -129,29 +70,31 @@ pub unsafe extern "C" fn fast_allreduce_unique_id_from_text(
 }
 
 /// Joins the world of `id` as `rank`, and makes its communicator when all `nranks` ranks have come. Ranks are processes or
-/// threads of one user on one machine. `config` may be null. Like all functions it leaves the CUDA context current that is; in a thread
-/// that has none, that of the communicator's GPU becomes current.
+/// threads of one user on one machine. `settings` may be null: the defaults. Like all functions it leaves the CUDA context
+/// current that is; in a thread that has none, that of the communicator's GPU becomes current.
 ///
 /// # Safety
 ///
-/// `id` is valid for reads, `config` null or valid for reads of as many bytes as it says, `communicator` valid for a write.
+/// `id` is valid for reads, `settings` null or live, `communicator` valid for a write.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_init(
     id: *const fast_allreduce_unique_id,
     rank: usize,
     nranks: usize,
-    config: *const fast_allreduce_config,
+    settings: *const fast_allreduce_settings,
     communicator: *mut *mut fast_allreduce_communicator,
 ) -> fast_allreduce_status {
     guarded(|| {
         wanted(communicator)?;
         // SAFETY: the caller's.
-        let (id, config) = unsafe { (id.as_ref(), fast_allreduce_config::read(config)?) };
+        let (id, settings) = unsafe { (id.as_ref(), fast_allreduce_settings::read(settings)) };
         let id = id.ok_or_else(|| argument("the id is null"))?;
-        let builder = config.builder()?;
-        let local = Local::connect(&UniqueId::from_bytes(id.bytes)?, rank, nranks, config.meeting_timeout())?;
+        // Before the rank joins.
+        settings.check()?;
+        let local =
+            Local::connect(&UniqueId::from_bytes(id.bytes)?, rank, nranks, settings.meeting_timeout())?;
         // SAFETY: the caller's.
-        unsafe { give_communicator(communicator, built(&config, builder, local)?) }
+        unsafe { give_communicator(communicator, settings.build(local)?) }
     })
 }
 
@@ -167,17 +110,17 @@ pub unsafe extern "C" fn fast_allreduce_init_with_all_gather(
     context: *mut c_void,
     rank: usize,
     nranks: usize,
-    config: *const fast_allreduce_config,
+    settings: *const fast_allreduce_settings,
     communicator: *mut *mut fast_allreduce_communicator,
 ) -> fast_allreduce_status {
     guarded(|| {
         wanted(communicator)?;
         // SAFETY: the caller's.
-        let config = unsafe { fast_allreduce_config::read(config)? };
+        let settings = unsafe { fast_allreduce_settings::read(settings) };
         let function = all_gather.ok_or_else(|| argument("the all-gather function is null"))?;
         let caller = Caller { function, context, rank, world_size: nranks };
         // SAFETY: the caller's.
-        unsafe { give_communicator(communicator, built(&config, config.builder()?, caller)?) }
+        unsafe { give_communicator(communicator, settings.build(caller)?) }
     })
 }
 

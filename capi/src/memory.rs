@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use fast_allreduce::AnyBuffer;
 
 use crate::handle::fast_allreduce_communicator;
-use crate::init::give;
+use crate::pointers::give;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
 /// Memory that is registered with a communicator. It is ended by fast_allreduce_buffer_free.

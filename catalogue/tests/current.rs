@@ -73,7 +73,7 @@ fn names_are_unique_and_refer_to_rows() {
             );
         }
     }
-    // Norms follow every direct algorithm, so that a plan of one can always be fused.
+    // Norms follow every algorithm of the hot set, so that a plan of one can always be fused.
     for hot in KERNELS.iter().filter(|kernel| kernel.is_hot()) {
         assert!(
             KERNELS.iter().any(|kernel| kernel.family == Family::Norming(hot.name)),

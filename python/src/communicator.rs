@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fast_allreduce::bootstrap::Local;
-use fast_allreduce::{AnyCommunicator, Error};
+use fast_allreduce::{AnyCommunicator, Error, Settings};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -11,8 +11,8 @@ use crate::buffer::{Operand, Wanted};
 use crate::errors::{invalid, raised};
 use crate::interrupt::{drop_apart, in_call, waiting};
 use crate::memory::RegisteredBuffer;
-use crate::place::Place;
-use crate::settings::Settings;
+use crate::place::{place_of, Place};
+use crate::settings::settings as checked;
 use crate::values::{self, UniqueId};
 
 #[pyclass(module = "fast_allreduce", frozen, get_all)]
@@ -43,7 +43,7 @@ pub struct Communicator {
 
 impl Communicator {
     fn new(any: AnyCommunicator) -> Self {
-        let (place, rank, world_size) = (Place::of(&any), any.rank(), any.world_size());
+        let (place, rank, world_size) = (place_of(&any), any.rank(), any.world_size());
         let (any, name) = (Mutex::new(Some(Arc::new(any))), OnceLock::new());
         Self { any, name, place, rank, world_size }
     }
@@ -80,10 +80,7 @@ impl Drop for Communicator {
 #[pymethods]
 impl Communicator {
     #[staticmethod]
-    #[pyo3(signature = (nranks, rank, unique_id, device = "cpu", **settings), text_signature = "(nranks, rank, unique_id, \
-        device='cpu', *, timeout=None, join_timeout=None, max_bytes=None, algorithm=None, check=None, workers=1, wait='auto', bind='none', \
-        calibrate=None, tuning=None, order=None, direct_reads=None, max_blocks=None, one_at_a_time=False, \
-        programmatic_launch=False)")]
+    #[pyo3(signature = (nranks, rank, unique_id, device = "cpu", **settings))]
     fn init(
         py: Python<'_>,
         nranks: usize,
@@ -92,26 +89,23 @@ impl Communicator {
         device: &str,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let settings = Settings::of(py, device, settings)?;
-        let (id, limit) = (unique_id.get().0, settings.joining.unwrap_or(settings.meeting));
+        let settings = checked(py, device, settings)?;
+        let (id, limit) = (unique_id.get().0, settings.meeting_timeout());
         let local = waiting(py, || Local::connect(&id, rank, nranks, limit))?;
         let local = local.map_err(|error| raised(py, error))?;
         Self::built(py, settings, local)
     }
 
     #[staticmethod]
-    #[pyo3(signature = (device = "cpu", **settings), text_signature = "(device='cpu', *, timeout=None, join_timeout=None, max_bytes=None, \
-        algorithm=None, check=None, workers=1, wait='auto', bind='none', calibrate=None, tuning=None, order=None, \
-        direct_reads=None, max_blocks=None, one_at_a_time=False, \
-        programmatic_launch=False)")]
+    #[pyo3(signature = (device = "cpu", **settings))]
     fn from_env(
         py: Python<'_>,
         device: &str,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Option<Self>> {
-        let settings = Settings::of(py, device, settings)?;
-        let joining = settings.joining;
-        let join = move || joining.map_or_else(Local::from_env, Local::from_env_within);
+        let settings = checked(py, device, settings)?;
+        let limit = settings.join_timeout();
+        let join = move || limit.map_or_else(Local::from_env, Local::from_env_within);
         match waiting(py, join)?.map_err(|error| raised(py, error))? {
             Some(local) => Self::built(py, settings, local).map(Some),
             None => Ok(None),

@@ -2,17 +2,13 @@
 //! whatever has become of the bootstrap.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 
-use super::{own_page, page};
+use super::page::{own_page, page};
 use crate::device::host::SharedMemory;
-
-/// As it lies in shared memory; all zeros is a rank that has its mappings.
-#[repr(transparent)]
-pub(super) struct Closing(AtomicU32);
 
 /// What a rank says of its mappings at the end of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,14 +63,14 @@ impl Closings {
     /// Tells the peers what has become of this rank's mappings of their memory.
     pub fn say(&self, word: Word) {
         // Release: after the mappings were closed. It pairs with the load in `mappings`.
-        own_page(&self.pages).closing.0.store(word as u32, Ordering::Release);
+        own_page(&self.pages).closing.store(word as u32, Ordering::Release);
     }
 
     /// Waits for nothing.
     pub fn mappings(&self) -> Mappings {
         let of_peer = |peer: usize| {
             // Acquire: what is freed next is freed after the peer has closed it.
-            let word = page(&self.pages, peer).map_or(0, |page| page.closing.0.load(Ordering::Acquire));
+            let word = page(&self.pages, peer).map_or(0, |page| page.closing.load(Ordering::Acquire));
             match word {
                 CLOSED => Mappings::Closed,
                 LOST if self.threads >> peer & 1 == 1 => Mappings::Closed,

@@ -5,38 +5,15 @@
 //! The ids of processes are those that the kernel has noted of the sockets which they made, as this process's namespace has them.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-use super::{page, Liveness, Page};
+use super::page::{page, Page};
+use super::Liveness;
 use crate::abi::{FaDirect, FA_LEAST_DIRECT_BYTES, FA_MAX_RANKS, MAX_RANKS};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Result};
-
-/// What each rank can read to prove that it can: private memory of the rank, whose contents its page tells.
-#[derive(Debug)]
-pub(super) struct Sample(Box<[u8; 16]>);
-
-impl Sample {
-    pub fn new(contents: [u8; 16]) -> Self {
-        Self(Box::new(contents))
-    }
-
-    /// Valid for its life.
-    pub fn address(&self) -> u64 {
-        self.0.as_ptr() as u64
-    }
-}
-
-/// The process that made a socket pair of which this is an end, by its id here.
-pub(super) fn maker(connection: BorrowedFd<'_>) -> Option<u32> {
-    let credentials = getsockopt(&connection, PeerCredentials).ok()?;
-    // 0: it is in no namespace that this process sees.
-    u32::try_from(credentials.pid()).ok().filter(|&process| process != 0)
-}
 
 /// Direct reads between a rank and the others: large messages in private memory that the receiver has the kernel copy from the
 /// sender's process. Displays as a line for logs.
@@ -169,6 +146,7 @@ fn read_sample(process: u32, address: u64) -> Result<[u8; 16], Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::liveness::page::Sample;
 
     #[test]
     fn a_process_reads_its_own_sample_and_no_other_memory() {
@@ -177,13 +155,5 @@ mod tests {
         assert_eq!(read_sample(own, sample.address()), Ok(*b"what a rank says"));
         assert_eq!(read_sample(own, 8), Err(Errno::EFAULT));
         assert_eq!(read_sample(0x7fff_fff0, sample.address()), Err(Errno::ESRCH));
-    }
-
-    #[test]
-    fn the_kernel_tells_who_made_a_connection() {
-        use std::os::fd::AsFd;
-        let (here, there) = super::super::watch::connection().unwrap();
-        assert_eq!(maker(here.as_fd()), Some(std::process::id()));
-        assert_eq!(maker(there.as_fd()), Some(std::process::id()));
     }
 }

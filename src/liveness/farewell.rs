@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nix::sys::socket::{shutdown, Shutdown};
 
-use super::own_status;
+use super::page::own_status;
 use super::status_page::ExitRecord;
 use crate::device::host::SharedMemory;
 

@@ -10,6 +10,7 @@ mod closing;
 mod direct;
 mod farewell;
 mod life;
+mod page;
 mod status_page;
 mod watch;
 
@@ -18,12 +19,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use self::closing::Closing;
 pub(crate) use self::closing::{Closings, Mappings, Word};
 pub use self::direct::DirectReads;
-use self::direct::{maker, Sample};
 pub(crate) use self::farewell::Farewell;
-use self::life::Life;
+use self::page::{own_status, page, status, Page, Sample};
 use self::status_page::{Activity, Cause, ExitRecord, StatusPage};
 use self::watch::{Event, Watched, Watcher};
 use crate::abi::{FaCall, MAX_RANKS};
@@ -31,24 +30,12 @@ use crate::bootstrap::{all_succeeded, exchange_several, process_identity, Bootst
 use crate::call::CallId;
 use crate::deadline::Deadline;
 use crate::device::host::SharedMemory;
-use crate::device::sealed::Shared as _;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::thread;
 
 /// How long a rank whose time is up waits to hear whether a rank in the same call gives up as well, and why.
 const GRACE: Duration = Duration::from_millis(100);
-
-/// What a rank shares; all zeros is a rank that has made no call.
-#[repr(C)]
-struct Page {
-    status: StatusPage,
-    /// Of its process.
-    life: Life,
-    /// The meetings for later worlds that it serves.
-    notices: Notices,
-    closing: Closing,
-}
 
 /// What this rank shows the others of itself, and knows of them.
 #[derive(Debug)]
@@ -127,7 +114,7 @@ impl Arrivals {
         let ended = Arc::new(AtomicU32::new(0));
         let mut processes = [None; MAX_RANKS];
         for Watched { rank, connection, .. } in &watched {
-            processes[*rank] = connection.as_ref().and_then(|connection| maker(connection.as_fd()));
+            processes[*rank] = connection.as_ref().and_then(|connection| watch::maker(connection.as_fd()));
         }
         let (seen, marks) = (Arc::clone(&pages), Arc::clone(&ended));
         let tell = move |rank: usize, what| {
@@ -144,27 +131,6 @@ impl Arrivals {
         let origin = Origin::here();
         Ok(Liveness { pages, rank, world_size, threads, here, watcher, processes, _sample, ended, origin })
     }
-}
-
-fn page(pages: &SharedMemory, rank: usize) -> Option<&Page> {
-    let page = pages.address(rank) as *const Page;
-    // SAFETY: null, or a mapping of a `Page`'s size and of a memory page's alignment that lives as long as `pages`;
-    // it is atomics, for which any bits are values, whoever writes them.
-    unsafe { page.as_ref() }
-}
-
-fn status(pages: &SharedMemory, rank: usize) -> Option<&StatusPage> {
-    page(pages, rank).map(|page| &page.status)
-}
-
-/// Before the peers are mapped, too.
-fn own_page(pages: &SharedMemory) -> &Page {
-    // SAFETY: as above.
-    unsafe { &*(pages.own_address() as *const Page) }
-}
-
-fn own_status(pages: &SharedMemory) -> &StatusPage {
-    &own_page(pages).status
 }
 
 impl Liveness {

@@ -6,7 +6,7 @@
 //! that is killed shuts nothing down, and its forks hold the connection. Where the peer has no pidfd (before Linux 5.3, or
 //! refused to a sandbox), its [`Life`](super::life::Life) instead, which is looked at again and again.
 
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::Arc;
@@ -16,9 +16,10 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::socket::{socketpair, AddressFamily, SockFlag, SockType};
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{getsockopt, socketpair, AddressFamily, SockFlag, SockType};
 
-use super::{own_page, page};
+use super::page::{own_page, page};
 use crate::abi::MAX_RANKS;
 use crate::descriptor::{above_streams, moved, Taken};
 use crate::device::host::SharedMemory;
@@ -188,6 +189,13 @@ pub(super) fn connection() -> Result<(OwnedFd, OwnedFd)> {
     made.map_err(Error::system("socketpair"))
 }
 
+/// The process that made a socket pair of which this is an end, by its id here.
+pub(super) fn maker(connection: BorrowedFd<'_>) -> Option<u32> {
+    let credentials = getsockopt(&connection, PeerCredentials).ok()?;
+    // 0: it is in no namespace that this process sees.
+    u32::try_from(credentials.pid()).ok().filter(|&process| process != 0)
+}
+
 /// A descriptor of this process that is readable once it has ended, where the kernel gives such.
 pub(super) fn own_process() -> Option<OwnedFd> {
     let opened = above_streams(|| {
@@ -198,4 +206,16 @@ pub(super) fn own_process() -> Option<OwnedFd> {
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
     });
     opened.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_tells_who_made_a_connection() {
+        let (here, there) = connection().unwrap();
+        assert_eq!(maker(here.as_fd()), Some(std::process::id()));
+        assert_eq!(maker(there.as_fd()), Some(std::process::id()));
+    }
 }

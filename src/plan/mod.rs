@@ -31,7 +31,6 @@ mod limits;
 mod links;
 mod machine;
 mod nvls;
-mod order;
 mod origin;
 mod planner;
 mod row_turns;
@@ -43,21 +42,22 @@ mod text;
 pub(crate) mod thresholds;
 mod tuning;
 
+pub use crate::catalogue::settings::Order;
 pub use crate::catalogue::{Algorithm, PlannedCall};
-use crate::catalogue::{DType, ReduceOp};
+use crate::catalogue::{CapacityRule, DType, ReduceOp};
 pub use choice::{Choice, DeviceKind, Step};
 pub use cpu::{Costs, CpuMake};
 pub use gpu::GpuGeneration;
 pub(crate) use limits::{Limits, Packing};
 pub use machine::Machine;
 pub(crate) use nvls::Nvls;
-pub use order::Order;
 pub(crate) use origin::{agree, Agreed, Proposal};
 pub use origin::{in_force, Origin, Source};
 pub(crate) use planner::Planner;
 pub use table::Table;
 pub(crate) use team::set_teams;
 pub use tuning::Tuning;
+pub(crate) use tuning::BUILT_IN;
 
 impl Algorithm {
     /// Whether it can do this: an integer average is of the wide sum, which does not travel as an element, and a small region
@@ -77,17 +77,16 @@ impl Algorithm {
     ) -> usize {
         let lanes = packing.pack_bytes / element_size;
         let slots = generation_bytes / packing.slot_bytes;
-        match self {
-            Self::OneShotPull | Self::TwoShotPull | Self::OneShotNvls | Self::TwoShotNvls => {
-                generation_bytes / packing.pack_bytes * lanes
-            }
-            Self::OneShotPush => slots / world_size * lanes,
-            // Two phases; a slice is at most packs / world, rounded up, which is what each sender has slots for.
-            Self::TwoShotPush => slots / (2 * world_size) * world_size * lanes,
+        match self.capacity_rule() {
+            CapacityRule::Staging => generation_bytes / packing.pack_bytes * lanes,
+            CapacityRule::Mailboxes => slots / world_size * lanes,
+            // A slice is at most packs / world, rounded up, which is what each sender has slots for.
+            CapacityRule::TwoSliceMailboxes => slots / (2 * world_size) * world_size * lanes,
             // A slice, rounded up, in each step.
-            Self::Ring => slots / world_size / (2 * world_size - 2).max(1) * world_size * lanes,
-            // Two exchanges of at most the whole message, which a rank that is folded in sends.
-            Self::HalvingDoubling => slots / world_size / 2 * lanes,
+            CapacityRule::StepMailboxes => {
+                slots / world_size / (2 * world_size - 2).max(1) * world_size * lanes
+            }
+            CapacityRule::TwoMailboxes => slots / world_size / 2 * lanes,
         }
     }
 }

@@ -3,12 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, DevicePtr};
+use cudarc::driver::{CudaSlice, DevicePtr, DeviceSlice};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
 use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 
-use super::world::{download, grid};
-use super::Budget;
+use super::steps::Budget;
 use crate::failure::{driver, Failure};
 use crate::harness::elements::{bits, elements, Elements, Lines, POISON};
 use crate::harness::inputs::Inputs;
@@ -220,4 +219,19 @@ impl OfType<'_> {
         }
         Ok(())
     }
+}
+
+pub fn download(world: &CudaWorld, slice: &CudaSlice<u8>) -> Result<Vec<u8>, Failure> {
+    let stream = world.stream();
+    let mut bytes = vec![0; DeviceSlice::len(slice)];
+    stream.memcpy_dtoh(slice, &mut bytes).map_err(driver("cuMemcpyDtoHAsync"))?;
+    stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+    Ok(bytes)
+}
+
+/// Blocks and threads for a message: few for a small one, and never a round number of blocks for a large one.
+pub fn grid(world: &CudaWorld, bytes: usize) -> (usize, usize) {
+    const BYTES_PER_BLOCK: usize = 8 << 10;
+    let blocks = bytes.div_ceil(BYTES_PER_BLOCK).clamp(1, world.max_blocks());
+    (blocks, if bytes < 2048 { 64 } else { 512 })
 }

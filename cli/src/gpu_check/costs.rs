@@ -2,9 +2,10 @@
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
+use super::gaps;
 use super::probe::{median, Bench, Block, Pinned, Work};
-use super::record::Record;
-use super::{gaps, Budget};
+use super::record::{constant, Record};
+use super::steps::Budget;
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 
@@ -57,14 +58,6 @@ pub fn run(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-/// A constant of the clock.
-pub fn constant(name: &str, value: f64) -> Result<(), Failure> {
-    match value.is_finite() && value >= 0.0 {
-        true => Record::Constant { name: name.into(), value }.write(),
-        false => Record::skipped(name, format!("what was measured is no cost: {value}")).write(),
-    }
 }
 
 impl Costs {

@@ -10,9 +10,8 @@ use cudarc::driver::sys::{
 use cudarc::driver::CudaStream;
 use fast_allreduce::device::cuda::api;
 
-use super::costs::constant;
 use super::probe::{median, Bench, Work};
-use super::record::Record;
+use super::record::{constant, Record};
 use crate::failure::{driver, Failure};
 
 const TABLE: &str = "Nanoseconds from one kernel to the next";

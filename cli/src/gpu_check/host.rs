@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::record::Record;
-use super::supervise::{wait, Outcome};
+use super::record::{Outcome, Record};
+use super::supervise::wait;
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
 

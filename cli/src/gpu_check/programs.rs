@@ -11,8 +11,8 @@ use nix::sys::signal::{killpg, Signal};
 use nix::unistd::Pid;
 
 use super::facts::find;
-use super::record::Record;
-use super::supervise::{wait, Outcome};
+use super::record::{Outcome, Record};
+use super::supervise::wait;
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
 

@@ -7,7 +7,7 @@ use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
 use super::record::{has_failed, Record};
-use super::{timings, Budget};
+use super::steps::Budget;
 use crate::arguments::{GpuCheck, SharingName, Step};
 use crate::failure::Failure;
 use crate::harness::device::cuda::{Gpu, Settings};
@@ -129,7 +129,7 @@ pub fn rank(options: &GpuCheck) -> Result<bool, Failure> {
             first(&session, || outcome.into_record(name))
         }
         Some(&step @ Step::TimeSlices) => {
-            let (mean, median) = timings::fixed_between_processes(&session, options)?;
+            let (mean, median) = fixed_between_processes(&session, options)?;
             match (session.rank(), question(step)) {
                 (0, Some(question)) => {
                     let answer =
@@ -142,6 +142,24 @@ pub fn rank(options: &GpuCheck) -> Result<bool, Failure> {
         _ => Err(Failure::Usage("this step has no ranks".into())),
     }?;
     Ok(!has_failed())
+}
+
+/// The smallest pull, by two processes that the GPU runs in turn: the mean and the median, in microseconds.
+fn fixed_between_processes(session: &Session, options: &GpuCheck) -> Result<(f64, f64), Failure> {
+    let settings = Settings { eager: true, ..settings(options, None, 64 << 10) };
+    let gpu = Gpu::new(session, &settings, Some(Algorithm::OneShotPull))?;
+    let effort = Effort { iterations: Some(20), warmup: 2, checks: 1, registered: false };
+    let mut measure = Measure { session, effort, seed: SEED, round: 0 };
+    let work = measure.all_reduce(DType::F32, 1, ReduceOp::Sum);
+    let row = measure.row(&gpu, &work)?;
+    if session.rank() == 0 {
+        let table =
+            "Microseconds of plain calls of two processes that take turns, one-shot-pull of 1 element";
+        for (column, value) in [("mean", row.out_of_place.time_us), ("p50", row.out_of_place.p50_us)] {
+            Record::figure(table, "one barrier", column, value).write()?;
+        }
+    }
+    Ok((row.out_of_place.time_us, row.out_of_place.p50_us))
 }
 
 /// Ranks as threads of this process, for each world; every rank calls `run`.

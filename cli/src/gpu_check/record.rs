@@ -71,3 +71,57 @@ impl Record {
         Ok(out.flush()?)
     }
 }
+
+/// Writes a constant of the clock.
+pub fn constant(name: &str, value: f64) -> Result<(), Failure> {
+    match value.is_finite() && value >= 0.0 {
+        true => Record::Constant { name: name.into(), value }.write(),
+        false => Record::skipped(name, format!("what was measured is no cost: {value}")).write(),
+    }
+}
+
+/// What became of a step.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome {
+    pub step: String,
+    /// `None`: nothing.
+    pub error: Option<String>,
+    pub seconds: f64,
+    pub records: Vec<Record>,
+}
+
+impl Outcome {
+    /// True if it came to its end and no check failed.
+    pub fn is_right(&self) -> bool {
+        self.error.is_none() && self.failures() == 0
+    }
+
+    /// Checks that failed.
+    pub fn failures(&self) -> usize {
+        let failed = |record: &&Record| matches!(record, Record::Check { error: Some(_), .. });
+        self.records.iter().filter(failed).count()
+    }
+
+    /// Cases that were checked.
+    pub fn cases(&self) -> u64 {
+        let cases = |record: &Record| if let Record::Check { cases, .. } = record { *cases } else { 0 };
+        self.records.iter().map(cases).sum()
+    }
+
+    /// In a few words.
+    pub fn verdict(&self) -> String {
+        let is_skipped = |record: &Record| matches!(record, Record::Skipped { .. });
+        match (&self.error, self.failures()) {
+            (None, 0) if !self.records.is_empty() && self.records.iter().all(is_skipped) => "skipped".into(),
+            (None, 0) => "passed".into(),
+            (None, failures) => format!("FAILED ({failures} checks)"),
+            (Some(error), 0) => format!("FAILED: {error}"),
+            (Some(error), failures) => format!("FAILED ({failures} checks): {error}"),
+        }
+    }
+
+    /// On one line.
+    pub fn line(&self) -> String {
+        format!("{:15} {:6.1} s  {} cases  {}", self.step, self.seconds, self.cases(), self.verdict())
+    }
+}

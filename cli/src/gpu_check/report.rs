@@ -6,8 +6,7 @@ use std::io::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use super::record::Record;
-use super::supervise::Outcome;
+use super::record::{Outcome, Record};
 use crate::arguments::GpuCheck;
 use crate::failure::Failure;
 

@@ -4,76 +4,14 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
-use super::record::Record;
-use super::{host, programs};
+use super::record::{Outcome, Record};
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
 
 const WRONG: i32 = crate::failure::WRONG as i32;
 
-/// What became of a step.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Outcome {
-    pub step: String,
-    /// `None`: nothing.
-    pub error: Option<String>,
-    pub seconds: f64,
-    pub records: Vec<Record>,
-}
-
-impl Outcome {
-    /// True if it came to its end and no check failed.
-    pub fn is_right(&self) -> bool {
-        self.error.is_none() && self.failures() == 0
-    }
-
-    /// Checks that failed.
-    pub fn failures(&self) -> usize {
-        let failed = |record: &&Record| matches!(record, Record::Check { error: Some(_), .. });
-        self.records.iter().filter(failed).count()
-    }
-
-    /// Cases that were checked.
-    pub fn cases(&self) -> u64 {
-        let cases = |record: &Record| if let Record::Check { cases, .. } = record { *cases } else { 0 };
-        self.records.iter().map(cases).sum()
-    }
-
-    /// In a few words.
-    pub fn verdict(&self) -> String {
-        let is_skipped = |record: &Record| matches!(record, Record::Skipped { .. });
-        match (&self.error, self.failures()) {
-            (None, 0) if !self.records.is_empty() && self.records.iter().all(is_skipped) => "skipped".into(),
-            (None, 0) => "passed".into(),
-            (None, failures) => format!("FAILED ({failures} checks)"),
-            (Some(error), 0) => format!("FAILED: {error}"),
-            (Some(error), failures) => format!("FAILED ({failures} checks): {error}"),
-        }
-    }
-
-    /// On one line.
-    pub fn line(&self) -> String {
-        format!("{:15} {:6.1} s  {} cases  {}", self.step, self.seconds, self.cases(), self.verdict())
-    }
-}
-
-/// Runs a step to its end or its limit.
+/// Runs a step in a process of its own, to its end or its limit.
 pub fn run(step: Step, options: &GpuCheck, limit: Duration) -> Result<Outcome, Failure> {
-    const LEAST: Duration = Duration::from_secs(1);
-    if limit < LEAST {
-        let error = Some("not run: the time for all steps is over".into());
-        return Ok(Outcome { step: step.name(), error, seconds: 0.0, records: Vec::new() });
-    }
-    match step {
-        Step::Memcheck | Step::Synccheck | Step::Tests => programs::run(step, options, limit),
-        Step::HostBench | Step::HostTune => host::run(step, options, limit),
-        _ => run_alone(step, options, limit),
-    }
-}
-
-fn run_alone(step: Step, options: &GpuCheck, limit: Duration) -> Result<Outcome, Failure> {
     let start = Instant::now();
     let mut command = Command::new("/proc/self/exe");
     command.args(["gpu-check", "--alone", "--step", &step.name(), "--gpu", &options.gpu.to_string()]);

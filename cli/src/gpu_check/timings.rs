@@ -11,10 +11,10 @@ use cudarc::driver::{CudaContext, CudaStream};
 use fast_allreduce::device::cuda::{api, CudaWorld, WorldCall, WorldPlan};
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
+use super::collectives::grid;
 use super::ranks::{as_threads, settings, TIMEOUT};
 use super::record::Record;
-use super::world::grid;
-use super::Budget;
+use super::steps::Budget;
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 use crate::harness::device::cuda::{Gpu, Settings, GRAPH_CALLS};
@@ -225,24 +225,6 @@ fn empty_launch(options: &GpuCheck) -> Result<(), Failure> {
     let table = "Microseconds of an empty kernel, back to back";
     Record::figure(table, "plain launches", "1 block", f64::from(milliseconds) * 1e3 / f64::from(LAUNCHES))
         .write()
-}
-
-/// The smallest pull, by two processes that the GPU runs in turn: the mean and the median, in microseconds.
-pub fn fixed_between_processes(session: &Session, options: &GpuCheck) -> Result<(f64, f64), Failure> {
-    let settings = Settings { eager: true, ..settings(options, None, 64 << 10) };
-    let gpu = Gpu::new(session, &settings, Some(Algorithm::OneShotPull))?;
-    let effort = Effort { iterations: Some(20), warmup: 2, checks: 1, registered: false };
-    let mut measure = Measure { session, effort, seed: SEED, round: 0 };
-    let work = measure.all_reduce(DType::F32, 1, ReduceOp::Sum);
-    let row = measure.row(&gpu, &work)?;
-    if session.rank() == 0 {
-        let table =
-            "Microseconds of plain calls of two processes that take turns, one-shot-pull of 1 element";
-        for (column, value) in [("mean", row.out_of_place.time_us), ("p50", row.out_of_place.p50_us)] {
-            Record::figure(table, "one barrier", column, value).write()?;
-        }
-    }
-    Ok((row.out_of_place.time_us, row.out_of_place.p50_us))
 }
 
 /// The step `bandwidth`.

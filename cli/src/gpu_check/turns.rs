@@ -11,7 +11,7 @@ use half::bf16;
 
 use super::probe::{Bench, Work};
 use super::record::Record;
-use super::Budget;
+use super::steps::Budget;
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::{CudaContext, CudaSlice, DevicePtr, DeviceSlice};
+use cudarc::driver::{CudaContext, CudaSlice, DevicePtr};
 use fast_allreduce::device::cuda::probes::{Probes, STAMPS};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
 use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 
+use super::collectives::{self, download, grid};
 use super::record::Record;
-use super::{collectives, Budget};
+use super::steps::Budget;
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 use crate::harness::elements::{bits, elements, Lines};
@@ -335,19 +336,4 @@ impl Buffers {
         }
         Ok(())
     }
-}
-
-pub fn download(world: &CudaWorld, slice: &CudaSlice<u8>) -> Result<Vec<u8>, Failure> {
-    let stream = world.stream();
-    let mut bytes = vec![0; DeviceSlice::len(slice)];
-    stream.memcpy_dtoh(slice, &mut bytes).map_err(driver("cuMemcpyDtoHAsync"))?;
-    stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-    Ok(bytes)
-}
-
-/// Blocks and threads for a message: few for a small one, and never a round number of blocks for a large one.
-pub fn grid(world: &CudaWorld, bytes: usize) -> (usize, usize) {
-    const BYTES_PER_BLOCK: usize = 8 << 10;
-    let blocks = bytes.div_ceil(BYTES_PER_BLOCK).clamp(1, world.max_blocks());
-    (blocks, if bytes < 2048 { 64 } else { 512 })
 }

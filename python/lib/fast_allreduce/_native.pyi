@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from types import TracebackType
 from typing import Any, Protocol, Union
 from weakref import WeakValueDictionary
+
+from typing_extensions import Unpack
+
+from ._catalogue import Settings
 
 __version__: str
 MAX_RANKS: int
@@ -124,34 +127,15 @@ class Communicator:
         rank: int,
         unique_id: UniqueId,
         device: str = "cpu",
-        *,
-        timeout: float | None = None,
-        join_timeout: float | None = None,
-        max_bytes: int | None = None,
-        algorithm: str | None = None,
-        check: bool | None = None,
-        workers: int = 1,
-        wait: str = "auto",
-        bind: str = "none",
-        calibrate: bool | None = None,
-        tuning: str | PathLike[str] | None = None,
-        order: str | None = None,
-        direct_reads: bool | None = None,
-        max_blocks: int | None = None,
-        one_at_a_time: bool = False,
-        programmatic_launch: bool = False,
+        **settings: Unpack[Settings],
     ) -> Communicator:
         """Joins the world of an id, and returns when all ranks have come.
 
-        All ranks must have the same settings: `timeout` is the longest wait for another rank, in seconds (default 30, or
-        FAST_ALLREDUCE_TIMEOUT), and `join_timeout` the longest for all to come, by default as long; `max_bytes` what one launch takes through shared memory; `algorithm` forces one for all
-        allreduces; `check` has ranks compare their calls by a barrier of its own; `workers` are threads of each rank for large
-        messages; `wait` is "auto", "spin" or "yield"; `bind` gives each thread of a rank a "core", or each rank a "numa" node, which
-        threads that are started later inherit; `calibrate=False` has nothing measured; `tuning` is the path of a tuning file;
-        `order="any"` lets a switch between GPUs add up in its own order, where "fixed", the default or FAST_ALLREDUCE_ORDER, has the
-        bits of additions in rank order; `direct_reads` says whether large messages are read where they are by another process.
+        Settings are keywords: those of `_catalogue.Settings`, with the values that docs/tuning.md tells; None is the default. Ranks
+        that have different ones where all must have the same raise `Disagreement`. Any value of a wrong kind, and an unknown name, is
+        an `InvalidSetting` that tells what there is.
 
-        Three are of GPUs alone, two of them for processes with several communicators on one. By default each takes half of the multiprocessors
+        A process with several communicators on a GPU says so: by default each takes half of the multiprocessors
         that those before it have left. `max_blocks` is the most that one takes. `one_at_a_time=True` is a promise: no call of this
         communicator runs on the GPU at the same time as one of another communicator of this process, on any rank, as where all
         calls are on one stream. It may then use all, and takes none from others; where the promise is broken, calls may
@@ -162,22 +146,7 @@ class Communicator:
     @staticmethod
     def from_env(
         device: str = "cpu",
-        *,
-        timeout: float | None = None,
-        join_timeout: float | None = None,
-        max_bytes: int | None = None,
-        algorithm: str | None = None,
-        check: bool | None = None,
-        workers: int = 1,
-        wait: str = "auto",
-        bind: str = "none",
-        calibrate: bool | None = None,
-        tuning: str | PathLike[str] | None = None,
-        order: str | None = None,
-        direct_reads: bool | None = None,
-        max_blocks: int | None = None,
-        one_at_a_time: bool = False,
-        programmatic_launch: bool = False,
+        **settings: Unpack[Settings],
     ) -> Communicator | None:
         """Joins the world that FAST_ALLREDUCE_UNIQUE_ID, _RANK and _WORLD_SIZE name, or _SOCKET_DIR in the place of an id; None where
         there is neither. Settings are those of `init`, except that ranks wait for all to come for `join_timeout` seconds, or as

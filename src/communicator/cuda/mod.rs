@@ -1,11 +1,10 @@
 //! The collectives of the CUDA device, in stream order: on cudarc's slices in `typed.rs` and `messages.rs`, on raw pointers in
 //! `raw.rs`. Here is what all of them go through.
 
+mod fused;
 mod messages;
-mod no_weight;
 mod raw;
 mod register;
-mod rms_norm;
 mod slices;
 mod typed;
 
@@ -16,8 +15,9 @@ use cudarc::driver::CudaStream;
 
 pub use self::register::{Registered, RegisteredMemory};
 use super::Communicator;
-use crate::call::{transfers_id, CallKind, Collective, Message, Transfer};
+use crate::call::{transfers_id, Call, CallKind, Collective, Transfer};
 use crate::catalogue::DType;
+use crate::device::cuda::capture::is_captured;
 use crate::device::cuda::driver::{bind, wait_for};
 use crate::device::cuda::Cuda;
 use crate::error::{Error, Result};
@@ -41,16 +41,18 @@ impl Communicator<Cuda> {
     /// The stream is live, and of the current context.
     unsafe fn wait_for_stream(&self, stream: CUstream) -> Result<()> {
         // SAFETY: the caller's.
-        if self.or_poison(unsafe { self.device().capturing(stream) })? {
+        if self.or_poison(unsafe { is_captured(stream) })? {
             return Err(Error::Unavailable {
                 what: "a wait for a stream".into(),
                 reason: "it is being captured: end the capture first".into(),
             });
         }
-        let runs = self.device().runs_on(stream)?;
+        let runs = self.device().calls.runs_on(stream)?;
         // SAFETY: the caller's.
         self.or_poison(unsafe { wait_for(stream) })?;
-        self.device().note_ended(runs);
+        if let Some(runs) = runs {
+            self.device().calls.progress.set_ended(runs);
+        }
         self.healthy()
     }
 
@@ -75,9 +77,9 @@ impl Communicator<Cuda> {
         self.check_stream(stream)?;
         let captured = self.is_captured(stream)?;
         let (collective, dtype) = (Collective::Barrier, DType::U8);
-        let message = Message { collective, input: 0, output: 0, count: 0, dtype };
+        let call = Call { collective, input: 0, output: 0, count: 0, dtype };
         // SAFETY: it accesses no memory of a caller's; the stream is of this context and kept alive.
-        unsafe { self.run(message, stream.cu_stream(), Some(stream), captured) }
+        unsafe { self.run(call, stream.cu_stream(), Some(stream), captured) }
     }
 
     /// # Safety
@@ -85,7 +87,7 @@ impl Communicator<Cuda> {
     /// As [`Communicator::start`] and [`Cuda::order`]; the device's context is current, and `captured` says whether the stream is.
     unsafe fn run(
         &self,
-        message: Message<'_>,
+        call: Call<'_>,
         stream: CUstream,
         owner: Option<&Arc<CudaStream>>,
         captured: bool,
@@ -93,8 +95,8 @@ impl Communicator<Cuda> {
         // SAFETY: the caller's.
         unsafe {
             self.in_order(stream, owner, captured, || {
-                self.start(message, stream, || match captured {
-                    true => self.device().capture_input(stream, message.input),
+                self.start(call, stream, || match captured {
+                    true => self.device().capture_input(stream, call.input),
                     false => Ok(0),
                 })
             })
@@ -135,28 +137,28 @@ impl Communicator<Cuda> {
     ) -> Result<()> {
         self.can_lock()?;
         // Another thread's call comes before this one's ordering or after its launch, not between the two.
-        let _calls = self.device().calls()?;
+        let _calls = self.device().calls.enter()?;
         // SAFETY: the caller's.
-        match unsafe { self.device().order(stream, owner) } {
+        match unsafe { self.device().calls.order(stream, owner) } {
             // What a capture does not admit is the caller's to put right, like an argument.
             Err(refused @ Error::Unavailable { .. }) => return Err(refused),
             ordered => self.or_poison(ordered)?,
         }
-        let launches = self.device().launches();
+        let launches = self.device().calls.progress.launched();
         let started = start();
         match captured {
             true => {
                 // SAFETY: the caller's.
-                unsafe { self.device().count_captured(stream) };
+                unsafe { self.device().calls.count_captured(stream) };
                 if started.is_ok() {
                     self.liveness.capture();
                 }
             }
-            false => self.device().count_runs(launches),
+            false => self.device().calls.progress.count_runs(launches),
         }
         // Pieces may have been launched before one failed.
         // SAFETY: the caller's.
-        let marked = self.or_poison(unsafe { self.device().mark(stream) });
+        let marked = self.or_poison(unsafe { self.device().calls.mark(stream) });
         started.and(marked)
     }
 }

@@ -6,6 +6,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use crate::communicator::Communicator;
+use crate::device::cuda::capture::is_captured;
 use crate::device::cuda::driver::unless_recorded;
 use crate::device::cuda::Cuda;
 use crate::element::Element;
@@ -22,7 +23,7 @@ pub(super) struct Addresses {
 impl Communicator<Cuda> {
     /// Hands the slices' addresses to `start`, which launches on `stream`: the device's context is current. With event tracking the
     /// launch comes after the slices' last uses, and before what cudarc orders after this one.
-    pub(super) fn with_slices<T: Element, I: DevicePtr<T>, O: DevicePtrMut<T>>(
+    pub(super) fn with_slices<T: Element, I: DevicePtr<T> + ?Sized, O: DevicePtrMut<T> + ?Sized>(
         &self,
         stream: &Arc<CudaStream>,
         input: Option<&I>,
@@ -45,11 +46,13 @@ impl Communicator<Cuda> {
             unsafe {
                 if let Some(input) = input {
                     let take = |helper: &CudaStream| untracked(input.device_ptr(helper));
-                    addresses.input = self.or_poison(self.device().address_in_capture(captured, take))?;
+                    addresses.input =
+                        self.or_poison(self.device().helper_streams.address_in_capture(captured, take))?;
                 }
                 if let Some(output) = output {
                     let take = |helper: &CudaStream| untracked(output.device_ptr_mut(helper));
-                    addresses.output = self.or_poison(self.device().address_in_capture(captured, take))?;
+                    addresses.output =
+                        self.or_poison(self.device().helper_streams.address_in_capture(captured, take))?;
                 }
             }
             return start(addresses);
@@ -98,7 +101,7 @@ impl Communicator<Cuda> {
     pub(crate) fn is_captured(&self, stream: &CudaStream) -> Result<bool> {
         self.or_poison(self.device().bind())?;
         // SAFETY: the stream is live, and of this context: `check_stream` was first.
-        self.or_poison(unsafe { self.device().capturing(stream.cu_stream()) })
+        self.or_poison(unsafe { is_captured(stream.cu_stream()) })
     }
 
     /// What `take` gets from slices. That uses of theirs could not be waited for or told is recorded by cudarc and no result of

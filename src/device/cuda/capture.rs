@@ -11,6 +11,8 @@ use cudarc::driver::sys::{
 };
 
 use super::api::{self, Code};
+use super::driver::{driver, Relaxed};
+use crate::error;
 
 /// A graph and what was made of it.
 #[derive(Debug, Clone, Default)]
@@ -66,6 +68,32 @@ unsafe extern "C" fn end(value: *mut c_void) {
     // SAFETY: from `Arc::into_raw` in `follow`, and called once.
     let life = unsafe { Arc::from_raw(value.cast::<AtomicBool>().cast_const()) };
     life.store(true, Ordering::Release);
+}
+
+/// The handle of the legacy default stream, besides null.
+pub(super) const LEGACY: usize = 1;
+
+/// Whether work on a stream is being captured into a graph.
+///
+/// # Safety
+///
+/// `stream` is a live stream of the current context.
+pub(crate) unsafe fn is_captured(stream: CUstream) -> error::Result<bool> {
+    // The legacy stream never is, and asking it fails while a blocking stream is captured.
+    if matches!(stream as usize, 0 | LEGACY) {
+        return Ok(false);
+    }
+    const NONE: u32 = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32;
+    let mut status = NONE;
+    // SAFETY: the stream is the caller's; the driver writes one number.
+    unsafe { api::cuStreamIsCapturing(stream, &mut status) }.map_err(driver("cuStreamIsCapturing"))?;
+    Ok(status != NONE)
+}
+
+/// The answer to a question that a capture forbids to its thread, as answers are not captured. `None` if it cannot be asked.
+pub(super) fn asked_in_capture(query: impl FnOnce() -> Result<(), Code>) -> Option<Result<(), Code>> {
+    let _relaxed = Relaxed::enter()?;
+    Some(query())
 }
 
 /// The capture that a stream is in: a number that no other has, and the graph that it builds. `None` where the stream is in none, or

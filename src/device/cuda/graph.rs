@@ -90,7 +90,7 @@ impl Cuda {
     ) -> Result<()> {
         let sharing = if self.world.same_process { Sharing::Pointers } else { Sharing::Ipc };
         // On all ranks or on none, before anything has changed.
-        all_succeeded(self.wait_for_last_call(), bootstrap, timeout)?;
+        all_succeeded(self.calls.wait_for_last_call(), bootstrap, timeout)?;
         let export = |(row, address): (usize, u64)| -> Result<_> {
             let memory = Memory::foreign(&self.context, address)?;
             let handle = memory.handle(self.process, address - memory.address(), sharing)?;

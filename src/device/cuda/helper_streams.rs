@@ -4,22 +4,28 @@
 //! outside of the capture nearly always, and a captured stream that waits for it ends its capture with an error. So another
 //! stream is given, which does the waiting; a graph runs when it is launched, after what its launcher has put before it.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUstream;
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaContext, CudaStream};
 
+use super::capture::is_captured;
 use super::copies::RawStream;
 use super::driver::unless_recorded;
-use super::order::{is_captured, join};
-use super::Cuda;
+use super::order::join;
 use crate::error::Result;
 
 /// Streams that wait instead of captured ones: one, and one more for each that was drawn into a capture which still goes on.
-#[derive(Default)]
-pub(super) struct HelperStreams(Mutex<Vec<RawStream>>);
+pub(crate) struct HelperStreams {
+    context: Arc<CudaContext>,
+    streams: Mutex<Vec<RawStream>>,
+}
 
-impl Cuda {
+impl HelperStreams {
+    pub(super) fn new(context: &Arc<CudaContext>) -> Self {
+        Self { context: Arc::clone(context), streams: Mutex::default() }
+    }
+
     /// The address that `take` asks a slice for with the stream that it is given. `captured` is made to wait for the slice's
     /// last use only if that is a part of its capture.
     ///
@@ -30,12 +36,12 @@ impl Cuda {
     /// # Safety
     ///
     /// `captured` is a live stream of this context, which is current, and is being captured.
-    pub(crate) unsafe fn address_in_capture(
+    pub unsafe fn address_in_capture(
         &self,
         captured: CUstream,
         take: impl FnOnce(&CudaStream) -> u64,
     ) -> Result<u64> {
-        let mut helper_streams = self.helper_streams.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut helper_streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let mut free = None;
         for helper in &*helper_streams {
             // SAFETY: the stream is our own.
@@ -58,7 +64,7 @@ impl Cuda {
         unsafe {
             // The use is a part of a capture, which waiting for it has drawn the stream into.
             if is_captured(helper.cu_stream())? {
-                join(self, helper.cu_stream(), captured)?;
+                join(&self.context, helper.cu_stream(), captured)?;
             }
         }
         Ok(address)

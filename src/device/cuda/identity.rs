@@ -4,10 +4,10 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{CUdevice_attribute, CUuuid};
+use cudarc::driver::CudaContext;
 
 use super::api;
 use super::driver::driver;
-use super::Cuda;
 use crate::error::{Error, Result};
 
 /// A rank's process and GPU.
@@ -26,9 +26,8 @@ impl Identity {
     const FIXED: usize = 16 + 16 + 4 + 8;
     const LONGEST: usize = Self::FIXED + 64;
 
-    pub fn of(device: &Cuda) -> Result<Self> {
+    pub fn of(context: &CudaContext, process: [u8; 16]) -> Result<Self> {
         static COMMUNICATORS: AtomicU64 = AtomicU64::new(0);
-        let context = device.context();
         let mut uuid = CUuuid { bytes: [0; 16] };
         // SAFETY: the driver writes 16 bytes.
         unsafe { api::cuDeviceGetUuid_v2(&mut uuid, context.cu_device()) }
@@ -44,7 +43,7 @@ impl Identity {
             .map_err(driver("cuDeviceGetPCIBusId"))?;
         let pci = CStr::from_bytes_until_nul(&pci).map(|pci| pci.to_string_lossy().into_owned());
         Ok(Self {
-            process: device.process,
+            process,
             uuid: uuid.bytes.map(|byte| byte as u8),
             multiprocessors: u32::try_from(count).unwrap_or(0),
             communicator: COMMUNICATORS.fetch_add(1, Ordering::Relaxed),

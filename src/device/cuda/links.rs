@@ -9,7 +9,6 @@ use super::api;
 use super::driver::{self, driver};
 use super::identity::Identity;
 use super::residency::{Reservation, Room, Sharers};
-use super::Cuda;
 use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::{Error, Result};
 use crate::topology::{Gpu, LinkClass, PciAddress, Topology};
@@ -39,9 +38,15 @@ impl Default for World {
 }
 
 impl World {
-    /// Collective.
-    pub fn meet(device: &Cuda, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
-        let own = all_succeeded(Identity::of(device), bootstrap, timeout)?;
+    /// Collective. `own` is this rank's identity; `most`, the blocks of a launch that it was given.
+    pub fn meet(
+        own: Result<Identity>,
+        most: Option<usize>,
+        one_at_a_time: bool,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let own = all_succeeded(own, bootstrap, timeout)?;
         let all = bootstrap.all_gather(&own.encode(), timeout)?.into_iter().enumerate();
         let all = all.map(|(rank, bytes)| Identity::decode(rank, &bytes)).collect::<Result<Vec<_>>>()?;
         let link = link_class(&all);
@@ -52,8 +57,8 @@ impl World {
             communicator: (all[0].process, all[0].communicator),
             ranks: on(&own.uuid),
         };
-        let most = device.max_blocks.unwrap_or(usize::MAX);
-        let (reservation, room) = match device.one_at_a_time {
+        let most = most.unwrap_or(usize::MAX);
+        let (reservation, room) = match one_at_a_time {
             true => (
                 None,
                 Room { blocks: (sharers.multiprocessors / sharers.ranks).clamp(1, most), communicators: 0 },
@@ -165,28 +170,21 @@ impl Found {
     }
 }
 
-impl Cuda {
-    /// The GPUs of this machine and their links as NVML tells them, and whether each may access another's memory as the
-    /// driver does, for those that this process sees.
-    ///
-    /// # Errors
-    ///
-    /// As [`Topology::discover`]; [`Error::Driver`].
-    pub fn topology() -> Result<Topology> {
-        let topology = Topology::discover()?;
-        if driver::require().is_err() {
-            return Ok(topology);
-        }
-        // SAFETY: it may be called at any time, and again.
-        unsafe { api::cuInit(0) }.map_err(driver("cuInit"))?;
-        let visible = |gpu: &Gpu| gpu.pci.and_then(driver::device_at);
-        let devices = topology.gpus().iter().map(visible).collect::<Vec<_>>();
-        let known = topology.clone();
-        topology.with_peer_access(|a, b| match (devices[a], devices[b]) {
-            (Some(a), Some(b)) => driver::can_access_peer(a, b),
-            _ => Ok(known.reachable(a, b)),
-        })
+/// See [`Cuda::topology`](super::Cuda::topology).
+pub(super) fn topology() -> Result<Topology> {
+    let topology = Topology::discover()?;
+    if driver::require().is_err() {
+        return Ok(topology);
     }
+    // SAFETY: it may be called at any time, and again.
+    unsafe { api::cuInit(0) }.map_err(driver("cuInit"))?;
+    let visible = |gpu: &Gpu| gpu.pci.and_then(driver::device_at);
+    let devices = topology.gpus().iter().map(visible).collect::<Vec<_>>();
+    let known = topology.clone();
+    topology.with_peer_access(|a, b| match (devices[a], devices[b]) {
+        (Some(a), Some(b)) => driver::can_access_peer(a, b),
+        _ => Ok(known.reachable(a, b)),
+    })
 }
 
 /// The worst link among the ranks' GPUs, as far as this process can tell: by NVML, and where that is not to be had, by the
@@ -199,7 +197,7 @@ fn link_class(ranks: &[Identity]) -> LinkClass {
     let Ok(gpus) = ranks.iter().map(|rank| rank.pci.parse::<PciAddress>()).collect::<Result<Vec<_>>>() else {
         return LinkClass::Pcie;
     };
-    let by_nvml = Cuda::topology().ok().and_then(|topology| {
+    let by_nvml = topology().ok().and_then(|topology| {
         let gpus = gpus.iter().map(|&pci| topology.find(pci)).collect::<Option<Vec<_>>>()?;
         topology.class(&gpus).ok()
     });

@@ -4,16 +4,15 @@ use std::ffi::{c_int, CStr};
 
 use super::api;
 use super::driver::driver;
-use super::Cuda;
+use super::links;
 use crate::error::Result;
 use crate::plan::Machine;
 use crate::topology::LinkClass;
 
-/// The machine of a rank's GPU, as all its ranks describe it. Where NVML says nothing of the GPUs, they are those that this
-/// process sees, and the links between them count as PCIe.
-pub(super) fn of(device: &Cuda) -> Result<Machine> {
-    device.bind()?;
-    let (mut names, link) = match Cuda::topology() {
+/// The machine of the GPU whose context is current, as all ranks describe it. Where NVML says nothing of the GPUs, they are
+/// those that this process sees, and the links between them count as PCIe.
+pub(super) fn of_context() -> Result<Machine> {
+    let (mut names, link) = match links::topology() {
         Ok(topology) => {
             let all: Vec<_> = (0..topology.gpus().len()).collect();
             let names = topology.gpus().iter().map(|gpu| gpu.name.clone().unwrap_or_default());

@@ -3,7 +3,7 @@
 
 #[doc(hidden)]
 pub mod api;
-mod capture;
+pub(crate) mod capture;
 mod copies;
 #[doc(hidden)]
 pub mod current;
@@ -41,13 +41,13 @@ use self::driver::driver;
 use self::graph_rows::GraphRows;
 pub use self::handle::Sharing;
 use self::helper_streams::HelperStreams;
+use self::identity::Identity;
 use self::kernels::Kernels;
 use self::links::World;
 pub use self::multicast::CudaWindows;
-use self::order::LastCall;
+use self::order::Calls;
 use self::pinned::Pinned;
 use self::programmatic::Programmatic;
-use self::progress::Progress;
 use self::returned::Owner;
 pub use self::sharing::{CudaExports, CudaMemory};
 pub use self::world::{CudaWorld, RegionMemory, WorldCall, WorldPlan, WorldRank};
@@ -55,10 +55,9 @@ use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaStatus};
 use crate::bootstrap::{all_succeeded, process_identity, Bootstrap};
 use crate::error::{Error, Result};
-use crate::exclusive::Exclusive;
 use crate::plan::{thresholds, DeviceKind, Machine, Packing, Plan};
 use crate::region::Channels;
-use crate::topology::LinkClass;
+use crate::topology::{LinkClass, Topology};
 
 /// A GPU as a device.
 ///
@@ -76,7 +75,7 @@ pub struct Cuda {
     default_stream: Arc<CudaStream>,
     kernels: Arc<Kernels>,
     copies: Arc<Copies>,
-    helper_streams: HelperStreams,
+    pub(crate) helper_streams: HelperStreams,
     exports: CudaExports,
     process: [u8; 16],
     sharing: Option<Sharing>,
@@ -89,10 +88,7 @@ pub struct Cuda {
     wants_programmatic: bool,
     programmatic: Programmatic,
     graph_rows: Mutex<GraphRows>,
-    last_call: Mutex<LastCall>,
-    progress: Progress,
-    /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last_call`.
-    calls: Exclusive<()>,
+    pub(crate) calls: Calls,
     owner: Owner,
 }
 
@@ -127,9 +123,10 @@ impl Cuda {
         Ok(Self {
             default_stream: context.default_stream(),
             exports: CudaExports::new(&copies),
-            copies,
-            helper_streams: HelperStreams::default(),
+            helper_streams: HelperStreams::new(&context),
+            calls: Calls::new(&context, &copies),
             context,
+            copies,
             owner: Owner::new(kernels.context_id()),
             kernels,
             process: process_identity()?,
@@ -142,9 +139,6 @@ impl Cuda {
             wants_programmatic: false,
             programmatic: Programmatic::default(),
             graph_rows: Mutex::default(),
-            last_call: Mutex::default(),
-            calls: Exclusive::default(),
-            progress: Progress::default(),
         })
     }
 
@@ -207,6 +201,16 @@ impl Cuda {
         self.chosen.get().copied()
     }
 
+    /// The GPUs of this machine and their links as NVML tells them, and whether each may access another's memory as the
+    /// driver does, for those that this process sees.
+    ///
+    /// # Errors
+    ///
+    /// As [`Topology::discover`]; [`Error::Driver`].
+    pub fn topology() -> Result<Topology> {
+        links::topology()
+    }
+
     /// The context.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
@@ -242,7 +246,8 @@ impl Device for Cuda {
     const DEFAULT_MAX_BYTES: usize = 8 << 20;
 
     fn machine(&self) -> Result<Machine> {
-        machine::of(self)
+        self.bind()?;
+        machine::of_context()
     }
 
     fn link(&self) -> LinkClass {
@@ -301,7 +306,8 @@ impl sealed::Device for Cuda {
     }
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
-        self.world = World::meet(self, bootstrap, timeout)?;
+        let own = Identity::of(&self.context, self.process);
+        self.world = World::meet(own, self.max_blocks, self.one_at_a_time, bootstrap, timeout)?;
         let possible = match self.wants_programmatic {
             true => Programmatic::wherever_possible(&self.kernels),
             false => Ok(Programmatic::Nowhere),
@@ -328,7 +334,7 @@ impl sealed::Device for Cuda {
     }
 
     fn wait_for_calls(&self) -> Result<()> {
-        self.wait_for_last_call()
+        self.calls.wait_for_last_call()
     }
 
     fn is_lost(&self) -> bool {
@@ -337,7 +343,7 @@ impl sealed::Device for Cuda {
 
     fn ended_probe(&self, region: &CudaMemory, rank: usize, epochs: usize, first: u32) -> sealed::Probe {
         let (memory, offset) = region.part(rank);
-        self.progress_probe(Arc::clone(memory), memory.address() + offset + epochs as u64, first)
+        self.calls.ended_probe(Arc::clone(memory), memory.address() + offset + epochs as u64, first)
     }
 
     fn status(&self, _region: &CudaMemory) -> Result<CudaStatus> {
@@ -346,7 +352,7 @@ impl sealed::Device for Cuda {
 
     unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
         // Kernels of calls that have returned may still run, and read what is written here.
-        self.wait_for_last_call()?;
+        self.calls.wait_for_last_call()?;
         // SAFETY: the caller's: the range lies in an allocation of this rank.
         unsafe { self.copies.write(address, bytes) }
     }
@@ -379,7 +385,7 @@ impl sealed::Device for Cuda {
             unsafe { programmatic::launch(function, (blocks, threads), stream, parameters) }
                 // SAFETY: the caller's: the stream is alive.
                 .map_err(|code| unsafe { self.refusal("cuLaunchKernelEx", stream, code) })?;
-            self.progress.count_launch();
+            self.calls.progress.count_launch();
             return Ok(());
         }
         // SAFETY: the function takes one FaLaunch by value, and those with operands take them after it, which the driver copies; the
@@ -387,7 +393,7 @@ impl sealed::Device for Cuda {
         unsafe { api::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, extra) }
             // SAFETY: the caller's: the stream is alive.
             .map_err(|code| unsafe { self.refusal("cuLaunchKernel", stream, code) })?;
-        self.progress.count_launch();
+        self.calls.progress.count_launch();
         Ok(())
     }
 }

@@ -93,7 +93,7 @@ impl Cuda {
         timeout: Duration,
     ) -> Result<CudaWindows> {
         all_succeeded(self.check_multicast(), bootstrap, timeout)?;
-        let prepared = self.wait_for_last_call().and_then(|()| self.prepare_window(bytes, bootstrap));
+        let prepared = self.calls.wait_for_last_call().and_then(|()| self.prepare_window(bytes, bootstrap));
         let (properties, own, group) = all_succeeded(prepared, bootstrap, timeout)?;
         // Every rank passes a descriptor on. Those that have made no group pass that of their window, which nobody opens.
         let descriptor = match &group {

@@ -1,24 +1,37 @@
 //! Calls of one communicator on several streams, kept in their order.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUstream, CUstreamCaptureStatus};
-use cudarc::driver::CudaStream;
+use cudarc::driver::sys::CUstream;
+use cudarc::driver::{CudaContext, CudaStream};
 
 use super::api::{self, Code};
-use super::capture::capture_of;
-use super::driver::{driver, Event, Relaxed};
-use super::Cuda;
+use super::capture::{asked_in_capture, capture_of, is_captured, LEGACY};
+use super::copies::Copies;
+use super::driver::{bind, driver, Event, Relaxed};
+use super::memory::Memory;
+use super::progress::{epoch_after, Progress};
+use crate::abi::FA_MAX_BLOCKS;
+use crate::device::sealed::Probe;
 use crate::error::{Error, Result};
-use crate::exclusive::{this_thread, Held};
+use crate::exclusive::{this_thread, Exclusive, Held};
 
-/// The handles of the legacy default stream, besides null, and of the calling thread's own default stream.
-const LEGACY: usize = 1;
+/// The handle of the calling thread's own default stream.
 const PER_THREAD: usize = 2;
+
+/// The calls of one communicator: one at a time, in their order on streams, and how far they have come.
+pub(crate) struct Calls {
+    context: Arc<CudaContext>,
+    copies: Arc<Copies>,
+    /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last`.
+    exclusive: Exclusive<()>,
+    last: Mutex<LastCall>,
+    pub progress: Progress,
+}
 
 /// The last call, and what tells that the calls so far have ended.
 #[derive(Default)]
-pub(super) struct LastCall {
+struct LastCall {
     stream: Option<Stream>,
     /// Keeps the stream alive until the next call.
     owner: Option<Arc<CudaStream>>,
@@ -63,7 +76,12 @@ impl Stream {
     }
 }
 
-impl Cuda {
+impl Calls {
+    pub(super) fn new(context: &Arc<CudaContext>, copies: &Arc<Copies>) -> Self {
+        let (exclusive, last, progress) = Default::default();
+        Self { context: Arc::clone(context), copies: Arc::clone(copies), exclusive, last, progress }
+    }
+
     /// Orders a call on `stream` after the last call: where that was on another stream, through an event. `owner` keeps the
     /// stream alive until the next call.
     ///
@@ -75,8 +93,8 @@ impl Cuda {
     ///
     /// `stream` is a stream of this context, which is current. Without an `owner`, it lives until the next call of the
     /// communicator, or its end.
-    pub(crate) unsafe fn order(&self, stream: CUstream, owner: Option<&Arc<CudaStream>>) -> Result<()> {
-        let mut last = self.last_call.lock().unwrap_or_else(PoisonError::into_inner);
+    pub unsafe fn order(&self, stream: CUstream, owner: Option<&Arc<CudaStream>>) -> Result<()> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let next = Stream::of(stream);
         if let Some(previous) = last.stream {
             if previous == next {
@@ -155,12 +173,12 @@ impl Cuda {
     ///
     /// # Safety
     ///
-    /// As [`Cuda::order`], with the same stream and in the same thread.
-    pub(crate) unsafe fn mark(&self, stream: CUstream) -> Result<()> {
+    /// As [`Calls::order`], with the same stream and in the same thread.
+    pub unsafe fn mark(&self, stream: CUstream) -> Result<()> {
         if stream as usize > PER_THREAD {
             return Ok(());
         }
-        let mut last = self.last_call.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.unmarked = true;
         // SAFETY: the caller's.
         unsafe {
@@ -198,11 +216,11 @@ impl Cuda {
     }
 
     fn wait_for_stream_of_last_call(&self) -> Result<()> {
-        let last = self.last_call.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(stream) = last.stream else {
             return Ok(());
         };
-        self.bind()?;
+        bind(&self.context)?;
         let _relaxed = Relaxed::enter();
         let unknown = |reason: &str| Error::Unavailable {
             what: "the memory that calls use".into(),
@@ -238,7 +256,7 @@ impl Cuda {
     /// # Safety
     ///
     /// Both are live streams of this context, which is current.
-    pub(crate) unsafe fn order_streams(&self, earlier: CUstream, next: CUstream) -> Result<()> {
+    pub unsafe fn order_streams(&self, earlier: CUstream, next: CUstream) -> Result<()> {
         if Stream::of(earlier) == Stream::of(next) {
             return Ok(());
         }
@@ -252,39 +270,24 @@ impl Cuda {
                         .into(),
                 });
             }
-            join(self, earlier, next)
+            join(&self.context, earlier, next)
         }
     }
 
     /// Before a wait for the work on a stream: how many launches have ended with it, if the last call was there.
-    pub(crate) fn runs_on(&self, stream: CUstream) -> Result<Option<u64>> {
+    pub fn runs_on(&self, stream: CUstream) -> Result<Option<u64>> {
         // No call is between its launches and their count.
-        let _calls = self.calls()?;
-        let last = self.last_call.lock().unwrap_or_else(PoisonError::into_inner);
+        let _calls = self.enter()?;
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         Ok((last.stream == Some(Stream::of(stream))).then(|| self.progress.ran()))
     }
 
-    /// The last call's stream, where this keeps it alive.
-    pub(super) fn owner_of_last_call(&self) -> Option<Arc<CudaStream>> {
-        self.last_call.lock().unwrap_or_else(PoisonError::into_inner).owner.clone()
-    }
-
     /// The capture that the last call's stream is in, by its number.
-    pub(super) fn capture_of_last_call(&self) -> Option<u64> {
-        let last = self.last_call.lock().unwrap_or_else(PoisonError::into_inner);
-        let handle = last.stream.and_then(Stream::handle).filter(|_| self.bind().is_ok())?;
+    fn capture_of_last_call(&self) -> Option<u64> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let handle = last.stream.and_then(Stream::handle).filter(|_| bind(&self.context).is_ok())?;
         // SAFETY: the stream is live until the next call, or the end of the communicator, by the contract of `order`.
         unsafe { capture_of(handle) }.map(|(capture, _)| capture)
-    }
-
-    /// Whether work on the stream is being captured into a graph.
-    ///
-    /// # Safety
-    ///
-    /// `stream` is a live stream of this context, which is current.
-    pub(crate) unsafe fn capturing(&self, stream: CUstream) -> Result<bool> {
-        // SAFETY: the caller's.
-        unsafe { is_captured(stream) }
     }
 
     /// Held for the whole of a call, so that no other thread's gets between its ordering and its launch.
@@ -292,30 +295,48 @@ impl Cuda {
     /// # Errors
     ///
     /// [`Error::Unavailable`] where this thread is in a call already.
-    pub(crate) fn calls(&self) -> Result<Held<'_, ()>> {
-        self.calls.enter()
+    pub fn enter(&self) -> Result<Held<'_, ()>> {
+        self.exclusive.enter()
     }
-}
 
-/// # Safety
-///
-/// `stream` is a live stream of the current context.
-pub(super) unsafe fn is_captured(stream: CUstream) -> Result<bool> {
-    // The legacy stream never is, and asking it fails while a blocking stream is captured.
-    if Stream::of(stream) == Stream::Legacy {
-        return Ok(false);
+    /// After a call that is captured.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is a live stream of this context, which is current.
+    pub unsafe fn count_captured(&self, stream: CUstream) {
+        // SAFETY: the caller's.
+        self.progress.count_captured(unsafe { capture_of(stream) }.map(|(capture, _)| capture));
     }
-    const NONE: u32 = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32;
-    let mut status = NONE;
-    // SAFETY: the stream is the caller's; the driver writes one number.
-    unsafe { api::cuStreamIsCapturing(stream, &mut status) }.map_err(driver("cuStreamIsCapturing"))?;
-    Ok(status != NONE)
-}
 
-/// The answer to a question that a capture forbids to its thread, as answers are not captured. `None` if it cannot be asked.
-pub(super) fn asked_in_capture(query: impl FnOnce() -> Result<(), Code>) -> Option<Result<(), Code>> {
-    let _relaxed = Relaxed::enter()?;
-    Some(query())
+    /// Tells whether the launches so far have ended, also those of replays. The epochs of the region's blocks are in `memory`
+    /// at `epochs`, and were `first` before the first launch.
+    pub(super) fn ended_probe(&self, memory: Arc<Memory>, epochs: u64, first: u32) -> Probe {
+        // Replays advance epochs as well: with them, the expected epoch may be reached before the last call has ended.
+        let has_replays = self.progress.has_replays(self.capture_of_last_call());
+        if !has_replays && self.progress.have_ended() {
+            return Box::new(|| true);
+        }
+        let copies = Arc::clone(&self.copies);
+        let owner = self.last.lock().unwrap_or_else(PoisonError::into_inner).owner.clone();
+        let expected = epoch_after(first, self.progress.ran());
+        Box::new(move || {
+            if owner.as_ref().is_some_and(|stream| is_idle(stream)) || copies.is_broken() {
+                return true;
+            }
+            if has_replays {
+                return false;
+            }
+            let _kept = &memory;
+            let mut now = [0u32; FA_MAX_BLOCKS as usize];
+            // SAFETY: the epochs lie in `memory`. Kernels that write them meanwhile write whole words.
+            let read = unsafe { copies.read(epochs, &mut now) };
+            // The last kernel writes its epochs after all that it sends. Those stores may be on their way for microseconds still, while
+            // the word that this rank has left goes through a socket and a thread, and whoever hears it looks once more. If it
+            // overtook them all the same, a peer's call would end with an error though its data comes, never with wrong data.
+            read.is_ok() && now.iter().all(|&epoch| epoch == expected)
+        })
+    }
 }
 
 /// Makes `next` wait for what is on `previous` now. Both are captured, into one graph, or neither is.
@@ -323,12 +344,21 @@ pub(super) fn asked_in_capture(query: impl FnOnce() -> Result<(), Code>) -> Opti
 /// # Safety
 ///
 /// Both are live streams of this context, which is current.
-pub(super) unsafe fn join(device: &Cuda, previous: CUstream, next: CUstream) -> Result<()> {
-    let event = Event::new(&device.context)?;
+pub(super) unsafe fn join(context: &Arc<CudaContext>, previous: CUstream, next: CUstream) -> Result<()> {
+    let event = Event::new(context)?;
     // SAFETY: the streams are the caller's. An event that is destroyed while a stream waits for it is kept by the driver until
     // then.
     unsafe {
         event.record(previous)?;
         event.hold(next)
     }
+}
+
+/// Whether a stream is not captured and has nothing left to do; `false` where that cannot be told.
+fn is_idle(stream: &CudaStream) -> bool {
+    let Ok(()) = bind(stream.context()) else { return false };
+    // SAFETY: the stream is live, and its context current.
+    let is_free = matches!(unsafe { is_captured(stream.cu_stream()) }, Ok(false));
+    // SAFETY: as above.
+    is_free && asked_in_capture(|| unsafe { api::cuStreamQuery(stream.cu_stream()) }) == Some(Ok(()))
 }

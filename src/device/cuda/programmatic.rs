@@ -7,9 +7,9 @@ use cudarc::driver::sys::{
 };
 
 use super::api;
+use super::capture::is_captured;
 use super::driver::driver;
 use super::kernels::Kernels;
-use super::order::is_captured;
 use crate::error::Result;
 
 /// The virtual architecture from which on kernels wait for the launch before them, as the driver counts.

@@ -40,7 +40,7 @@ impl Cuda {
         timeout: Duration,
     ) -> Result<CudaMemory> {
         // On all ranks or on none: allocating would spoil a capture, too.
-        all_succeeded(self.wait_for_last_call(), bootstrap, timeout)?;
+        all_succeeded(self.calls.wait_for_last_call(), bootstrap, timeout)?;
         let mut reasons = Vec::new();
         let candidates = self.candidates();
         for &sharing in &candidates {
@@ -90,7 +90,7 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
-        all_succeeded(self.wait_for_last_call(), bootstrap, timeout)?;
+        all_succeeded(self.calls.wait_for_last_call(), bootstrap, timeout)?;
         let memory = Memory::foreign(&self.context, address).and_then(|memory| {
             // A context that lets a peer in does so for this kind of memory only, the kind that IPC exports.
             if self.world.same_device_and_process() || driver::is_exportable(address) {
