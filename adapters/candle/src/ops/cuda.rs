@@ -129,9 +129,9 @@ pub(super) fn rms_norm<T: DeviceRepr + Element>(
             [&input, &residual, &weight].map(|operand| operand.device_ptr(&stream));
         let (normed, _writes) = output.device_ptr_mut(&stream);
         let fused = norm.at(residual, weight, normed, count * size_of::<T>());
+        let collective = Collective::AllReduceFused(&fused);
         // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new,
         // and has room for as many messages as there are results. cudarc orders what follows on other streams after this call, and frees none before.
-        let collective = Collective::AllReduceFused(&fused);
         unsafe { communicator.collective(stream.cu_stream() as u64, collective, [from, 0], count, T::DTYPE) }
             .map_err(error)?;
     }
