@@ -232,7 +232,7 @@ impl Call<'_> {
         let kind = self.collective.kind();
         match self.collective {
             // The planner gives it such an algorithm.
-            Collective::AllReduceFused(_) => algorithm.norm_kernel().expect("an algorithm with a norm"),
+            Collective::AllReduceFused(fused) => fused.kernel(algorithm).expect("an algorithm with the norm"),
             // Nothing is moved.
             Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
             _ => match kind.kernel_of_large() {
