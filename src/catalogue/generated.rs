@@ -1,6 +1,7 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
-use super::{NormFacts, ScalingFacts, TypeFacts};
+use super::facts::{NormFacts, ScalingFacts};
+use super::TypeFacts;
 #[cfg(feature = "cuda")]
 use super::{KernelFacts, KernelFamily};
 use crate::scale::Scale;

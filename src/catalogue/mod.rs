@@ -1,5 +1,6 @@
 //! Element types, operations, algorithms, kernels and settings: enums and facts, generated from the tables of the crate `catalogue/`.
 
+mod facts;
 mod fused;
 #[rustfmt::skip]
 mod generated;
@@ -16,7 +17,6 @@ pub(crate) use generated::{CapacityRule, Extent, InPlace, Partition, ReadsInputs
 #[cfg(feature = "cuda")]
 pub(crate) use generated::{HOT_WORLDS, KERNELS};
 
-use self::fused::{NormFacts, ScalingFacts};
 use crate::error::{Error, Result};
 use crate::scale::Scale;
 use generated::BusFactor;

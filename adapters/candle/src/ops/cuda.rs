@@ -120,7 +120,7 @@ pub(super) fn rms_norm<T: DeviceRepr + Element>(
     device: &CudaDevice,
     [input, residual, weight]: [CudaView<'_, T>; 3],
 ) -> Result<CudaSlice<T>> {
-    let communicator = comm.for_tensor("all_reduce_rms_norm", true)?;
+    let communicator = comm.for_tensor("all_reduce_fused", true)?;
     let (stream, count) = (device.cuda_stream(), input.len());
     // SAFETY: the call writes all of it, in the order of the stream that it is used on.
     let mut output = unsafe { stream.alloc::<T>(norm.results() * count) }.w()?;
@@ -128,14 +128,12 @@ pub(super) fn rms_norm<T: DeviceRepr + Element>(
         let [(from, _a), (residual, _b), (weight, _c)] =
             [&input, &residual, &weight].map(|operand| operand.device_ptr(&stream));
         let (normed, _writes) = output.device_ptr_mut(&stream);
-        let (epilogue, last) = norm.at(residual, weight, normed, count * size_of::<T>());
-        let collective = Collective::AllReduceEpilogue(&epilogue);
+        let fused = norm.at(residual, weight, normed, count * size_of::<T>());
+        let collective = Collective::AllReduceFused(&fused);
         // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new,
         // and has room for as many messages as there are results. cudarc orders what follows on other streams after this call, and frees none before.
-        unsafe {
-            communicator.collective(stream.cu_stream() as u64, collective, [from, last], count, T::DTYPE)
-        }
-        .map_err(error)?;
+        unsafe { communicator.collective(stream.cu_stream() as u64, collective, [from, 0], count, T::DTYPE) }
+            .map_err(error)?;
     }
     Ok(output)
 }

@@ -111,16 +111,15 @@ pub(super) fn rms_norm<T: Element + Copy>(
     norm: &Norm,
     [input, residual, weight]: [&[T]; 3],
 ) -> Result<Vec<T>> {
-    let host = comm.for_tensor("all_reduce_rms_norm", false)?;
+    let host = comm.for_tensor("all_reduce_fused", false)?;
     let (count, written) = (input.len(), norm.results() * input.len());
     let mut output = Vec::<T>::with_capacity(written);
     let [residual, weight] = [residual, weight].map(|operand| operand.as_ptr() as u64);
-    let (epilogue, last) = norm.at(residual, weight, output.as_mut_ptr() as u64, size_of_val(input));
-    let collective = Collective::AllReduceEpilogue(&epilogue);
+    let fused = norm.at(residual, weight, output.as_mut_ptr() as u64, size_of_val(input));
+    let collective = Collective::AllReduceFused(&fused);
     // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new, and
     // has room for as many messages as there are results.
-    unsafe { host.collective(0, collective, [input.as_ptr() as u64, last], count, T::DTYPE) }
-        .map_err(error)?;
+    unsafe { host.collective(0, collective, [input.as_ptr() as u64, 0], count, T::DTYPE) }.map_err(error)?;
     // SAFETY: a call that succeeded has written all of them.
     unsafe { output.set_len(written) };
     Ok(output)
