@@ -1,4 +1,4 @@
-//! `python/lib/fast_allreduce/_catalogue.py`: operations, torch's names of the types, formats of quantised rows, and the settings.
+//! `python/lib/fast_allreduce/_catalogue.py`: the operations, torch's names of the types, formats of quantised rows, and settings.
 
 use super::GENERATED;
 use crate::fused::{Group, SCALINGS};

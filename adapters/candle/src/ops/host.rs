@@ -116,10 +116,10 @@ pub(super) fn rms_norm<T: Element + Copy>(
     let mut output = Vec::<T>::with_capacity(written);
     let [residual, weight] = [residual, weight].map(|operand| operand.as_ptr() as u64);
     let fused = norm.at(residual, weight, output.as_mut_ptr() as u64, size_of_val(input));
-    let collective = Collective::AllReduceFused(&fused);
+    let (collective, from) = (Collective::AllReduceFused(&fused), input.as_ptr() as u64);
     // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new, and
     // has room for as many messages as there are results.
-    unsafe { host.collective(0, collective, [input.as_ptr() as u64, 0], count, T::DTYPE) }.map_err(error)?;
+    unsafe { host.collective(0, collective, [from, 0], count, T::DTYPE) }.map_err(error)?;
     // SAFETY: a call that succeeded has written all of them.
     unsafe { output.set_len(written) };
     Ok(output)
