@@ -29,8 +29,5 @@ macro_rules! element {
 
 with_elements!(element);
 
-#[cfg(feature = "mpi")]
-element! { crate::ofp8::E4M3 => F8E4M3, crate::ofp8::E5M2 => F8E5M2 }
-
-#[cfg(feature = "float8")]
+#[cfg(any(feature = "float8", feature = "mpi"))]
 element! { float8::F8E4M3 => F8E4M3, float8::F8E5M2 => F8E5M2 }

@@ -56,8 +56,6 @@ pub mod hierarchical;
 #[doc(hidden)]
 pub mod interruption;
 mod liveness;
-#[cfg(feature = "mpi")]
-mod ofp8;
 pub mod plan;
 mod raw;
 mod region;

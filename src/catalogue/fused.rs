@@ -3,27 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::generated::{NORMS, NORM_NAMES, SCALINGS};
-use super::{DType, Norm, Scaling};
+use super::facts::{NormFacts, ScalingFacts};
+use super::generated::{DType, Norm, Scaling, NORMS, NORM_NAMES, SCALINGS};
 use crate::error::{Error, Result};
-
-/// A norm's row.
-pub(super) struct NormFacts {
-    pub name: &'static str,
-    pub takes_unit_offset: bool,
-    pub takes_bias: bool,
-}
-
-/// A format's row.
-pub(super) struct ScalingFacts {
-    pub name: &'static str,
-    pub aliases: &'static [&'static str],
-    pub bits: usize,
-    pub is_given: bool,
-    /// Elements that have a scale in common; `None`: all of a row.
-    pub group: Option<usize>,
-    pub is_tiled: bool,
-}
 
 impl Norm {
     /// Its name: `"rms"`, ...; `"none"`.
@@ -100,7 +82,7 @@ impl Scaling {
     }
 
     /// Whether numbers are of that type: an 8-bit one, or bytes of two.
-    pub(crate) const fn takes(self, dtype: DType) -> bool {
+    pub const fn takes(self, dtype: DType) -> bool {
         match self.bits() {
             4 => matches!(dtype, DType::U8),
             _ => matches!(dtype, DType::I8 | DType::F8E4M3 | DType::F8E5M2),

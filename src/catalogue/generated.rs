@@ -1,8 +1,8 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
-use super::{NormFacts, ScalingFacts, TypeFacts};
+use super::facts::{NormFacts, ScalingFacts, TypeFacts};
 #[cfg(feature = "cuda")]
-use super::{KernelFacts, KernelFamily};
+use super::facts::{KernelFacts, KernelFamily};
 use crate::scale::Scale;
 
 /// How many elements a rank reads or writes in a call of `count`, where `count` is NCCL's: one rank's share.

@@ -1,5 +1,6 @@
 //! Element types, operations, algorithms, kernels and settings: enums and facts, generated from the tables of the crate `catalogue/`.
 
+mod facts;
 mod fused;
 #[rustfmt::skip]
 mod generated;
@@ -8,6 +9,8 @@ pub(crate) mod settings;
 use std::fmt;
 use std::str::FromStr;
 
+#[cfg(feature = "cuda")]
+pub(crate) use facts::{KernelFacts, KernelFamily};
 pub(crate) use generated::with_elements;
 #[cfg(feature = "mpi")]
 pub(crate) use generated::with_integers;
@@ -16,50 +19,9 @@ pub(crate) use generated::{CapacityRule, Extent, InPlace, Partition, ReadsInputs
 #[cfg(feature = "cuda")]
 pub(crate) use generated::{HOT_WORLDS, KERNELS};
 
-use self::fused::{NormFacts, ScalingFacts};
 use crate::error::{Error, Result};
 use crate::scale::Scale;
 use generated::BusFactor;
-
-/// An element type's row.
-struct TypeFacts {
-    name: &'static str,
-    size: usize,
-    is_float: bool,
-    nccl_tests: &'static str,
-    numpy: &'static str,
-    torch: &'static str,
-    dlpack: u8,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "names of GPU kernels"))]
-    kernels: &'static str,
-    is_hot: bool,
-    nccl: Option<i32>,
-}
-
-/// A kernel's row.
-#[cfg(feature = "cuda")]
-pub(crate) struct KernelFacts {
-    pub name: &'static str,
-    pub family: KernelFamily,
-    /// Whether the hot set has kernels of its own for it.
-    pub is_hot: bool,
-}
-
-/// What a kernel computes.
-#[cfg(feature = "cuda")]
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum KernelFamily {
-    /// Reduces elements: a kernel for each kernel type.
-    Reducing,
-    /// Moves bytes of any type: one kernel.
-    Moving,
-    /// Anything else, with an entry point of its own: one kernel.
-    Other,
-    /// A sum with a residual and a norm: a kernel for each hot type.
-    Norming,
-    /// An in-switch reduction: a kernel for each hot type, on GPUs that have the instructions.
-    Nvls,
-}
 
 impl DType {
     /// Bytes of one element.

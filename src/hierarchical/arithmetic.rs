@@ -2,11 +2,11 @@
 //!
 //! What floats of 8 and 16 bits come to is in f32, and rounded once.
 
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 use crate::catalogue::{with_integers, ReduceOp};
 use crate::element::Element;
-use crate::ofp8::{E4M3, E5M2};
 
 /// An element with its arithmetic.
 pub(super) trait Number: Element {
@@ -69,12 +69,12 @@ macro_rules! read {
 
 /// `$nan`: the one NaN that results hold, whichever the arithmetic left.
 macro_rules! float {
-    ($float:ty, $wide:ty, $widen:expr, $narrow:expr, $nan:expr) => {
+    ($float:ty, $bits:ty, $wide:ty, $widen:expr, $narrow:expr, $nan:expr) => {
         impl Number for $float {
             type Wide = $wide;
 
             fn read(bytes: &[u8]) -> $wide {
-                $widen(read!($float, bytes))
+                $widen(<$float>::from_bits(read!($bits, bytes)))
             }
 
             fn add(one: $wide, other: $wide) -> $wide {
@@ -116,12 +116,28 @@ macro_rules! float {
         }
     };
 }
-float!(f16, f32, f16::to_f32, f16::from_f32, 0x7FFF);
-float!(bf16, f32, bf16::to_f32, bf16::from_f32, 0x7FFF);
-float!(f32, f32, std::convert::identity, std::convert::identity, 0x7FFF_FFFF);
-float!(E4M3, f32, E4M3::to_f32, E4M3::from_f32, 0x7F);
-float!(E5M2, f32, E5M2::to_f32, E5M2::from_f32, 0x7F);
-float!(f64, f64, std::convert::identity, std::convert::identity, 0x7FFF_FFFF_FFFF_FFFF);
+float!(f16, u16, f32, f16::to_f32, f16::from_f32, 0x7FFF);
+float!(bf16, u16, f32, bf16::to_f32, bf16::from_f32, 0x7FFF);
+float!(f32, u32, f32, std::convert::identity, std::convert::identity, 0x7FFF_FFFF);
+float!(F8E4M3, u8, f32, |value: F8E4M3| value.to_f32(), e4m3, 0x7F);
+float!(F8E5M2, u8, f32, |value: F8E5M2| value.to_f32(), e5m2, 0x7F);
+float!(f64, u64, f64, std::convert::identity, std::convert::identity, 0x7FFF_FFFF_FFFF_FFFF);
+
+/// To nearest, ties to even, without the saturation of [`F8E4M3::from_f32`]: what rounds beyond 448 is NaN. `value` is a number.
+fn e4m3(value: f32) -> F8E4M3 {
+    match value.abs() <= 464.0 {
+        true => F8E4M3::from_f32(value),
+        false => F8E4M3::from_bits(0x7F),
+    }
+}
+
+/// Likewise without the saturation of [`F8E5M2::from_f32`]: what rounds beyond 57344 is infinite.
+fn e5m2(value: f32) -> F8E5M2 {
+    match value.abs() < 61440.0 {
+        true => F8E5M2::from_f32(value),
+        false => F8E5M2::from_bits(if value > 0.0 { 0x7C } else { 0xFC }),
+    }
+}
 
 macro_rules! integer {
     ($($integer:ty => $variant:ident),*) => {$(
@@ -241,10 +257,11 @@ mod tests {
         let large = [60_000.0; 4].map(f16::from_f32);
         assert_eq!(reduce(&large, ReduceOp::Sum), f16::INFINITY);
         assert_eq!(reduce(&large, ReduceOp::Avg), large[0]);
-        let eighths = [16.0, 1.0, 1.0].map(E4M3::from_f32);
-        assert_eq!(reduce(&eighths, ReduceOp::Sum), E4M3::from_f32(18.0));
-        assert_eq!(reduce(&[E4M3::from_f32(448.0); 2], ReduceOp::Sum), E4M3::from_f32(f32::NAN));
-        assert_eq!(reduce(&[E5M2::from_f32(57344.0); 2], ReduceOp::Sum), E5M2::from_f32(f32::INFINITY));
+        let eighths = [16.0, 1.0, 1.0].map(e4m3);
+        assert_eq!(reduce(&eighths, ReduceOp::Sum).to_bits(), e4m3(18.0).to_bits());
+        assert_eq!(reduce(&[e4m3(448.0); 2], ReduceOp::Sum).to_bits(), 0x7F);
+        assert_eq!(reduce(&[e5m2(57344.0); 2], ReduceOp::Sum).to_bits(), 0x7C);
+        assert_eq!(reduce(&[e5m2(-57344.0); 2], ReduceOp::Sum).to_bits(), 0xFC);
         let opposite = [bf16::INFINITY, bf16::NEG_INFINITY];
         assert_eq!(reduce(&opposite, ReduceOp::Sum).to_bits(), 0x7FFF);
         assert_eq!(reduce(&[1.0f64, 2.0], ReduceOp::Avg), 1.5);

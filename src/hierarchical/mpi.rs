@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ::mpi::traits::Communicator;
+use float8::{F8E4M3, F8E5M2};
 
 use super::arithmetic::{reduce, Number};
 use super::{check_operation, slices, Call, InterNode};
@@ -11,7 +12,6 @@ use crate::catalogue::{with_elements, DType, ReduceOp};
 use crate::device::Host;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::ofp8::{E4M3, E5M2};
 
 /// The longest wait for the other nodes, unless another is chosen.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -221,8 +221,8 @@ impl InterNode<Host> for MpiNodes {
             ($($element:ty => $variant:ident),*) => {
                 match dtype {
                     $(DType::$variant => reduced!($element),)*
-                    DType::F8E4M3 => reduced!(E4M3),
-                    DType::F8E5M2 => reduced!(E5M2),
+                    DType::F8E4M3 => reduced!(F8E4M3),
+                    DType::F8E5M2 => reduced!(F8E5M2),
                 }
             };
         }

@@ -3,6 +3,7 @@
 use super::thresholds::{SCATTERED_BROADCAST_ABOVE_BYTES, STAGING_RING_BYTES, STAGING_RING_LEAST_BYTES};
 use super::{Algorithm, DeviceKind};
 use crate::abi::{FA_QUANTIZED_ALIGNMENT, FA_QUANTIZED_GROUP, FA_QUANTIZED_GROUP_BYTES};
+use crate::catalogue::CapacityRule;
 
 /// Geometry of a device's packs, which the capacity of a region is computed from.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +31,19 @@ pub(crate) struct Limits {
 impl Limits {
     /// The most elements that one launch of an allreduce can take.
     pub fn capacity(&self, algorithm: Algorithm, element_size: usize) -> usize {
-        algorithm.capacity(self.mailbox_bytes, self.packing, element_size, self.world_size)
+        let Self { packing, world_size, mailbox_bytes, .. } = *self;
+        let slots = mailbox_bytes / packing.slot_bytes;
+        let packs = match algorithm.capacity_rule() {
+            // As much is staged.
+            CapacityRule::Staging => mailbox_bytes / packing.pack_bytes,
+            CapacityRule::Mailboxes => slots / world_size,
+            // A slice is at most packs / world, rounded up, which is what each sender has slots for.
+            CapacityRule::TwoSliceMailboxes => slots / (2 * world_size) * world_size,
+            // A slice, rounded up, in each step.
+            CapacityRule::StepMailboxes => slots / world_size / (2 * world_size - 2).max(1) * world_size,
+            CapacityRule::TwoMailboxes => slots / world_size / 2,
+        };
+        packs * (packing.pack_bytes / element_size)
     }
 
     /// The most whole rows that one launch of an allreduce with so many blocks can take. One block divides them at any pack,

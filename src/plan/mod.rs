@@ -44,7 +44,7 @@ mod tuning;
 
 pub use crate::catalogue::settings::Order;
 pub use crate::catalogue::{Algorithm, PlannedCall};
-use crate::catalogue::{CapacityRule, DType, ReduceOp};
+use crate::catalogue::{DType, ReduceOp};
 pub use choice::{Choice, DeviceKind, Step};
 pub use cpu::{Costs, CpuMake};
 pub use gpu::GpuGeneration;
@@ -64,30 +64,6 @@ impl Algorithm {
     /// may have no room for a slice in each step.
     pub(crate) fn can_reduce(self, dtype: DType, op: ReduceOp, capacity: usize) -> bool {
         capacity > 0 && (self.is_direct() || op != ReduceOp::Avg || dtype.is_float())
-    }
-
-    /// The most elements of `element_size` bytes that one launch can reduce, given the bytes of one generation of staging
-    /// (and as many of mailboxes).
-    pub(crate) fn capacity(
-        self,
-        generation_bytes: usize,
-        packing: Packing,
-        element_size: usize,
-        world_size: usize,
-    ) -> usize {
-        let lanes = packing.pack_bytes / element_size;
-        let slots = generation_bytes / packing.slot_bytes;
-        match self.capacity_rule() {
-            CapacityRule::Staging => generation_bytes / packing.pack_bytes * lanes,
-            CapacityRule::Mailboxes => slots / world_size * lanes,
-            // A slice is at most packs / world, rounded up, which is what each sender has slots for.
-            CapacityRule::TwoSliceMailboxes => slots / (2 * world_size) * world_size * lanes,
-            // A slice, rounded up, in each step.
-            CapacityRule::StepMailboxes => {
-                slots / world_size / (2 * world_size - 2).max(1) * world_size * lanes
-            }
-            CapacityRule::TwoMailboxes => slots / world_size / 2 * lanes,
-        }
     }
 }
 

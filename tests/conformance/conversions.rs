@@ -6,7 +6,7 @@ use fast_allreduce::{DType, ReduceOp};
 use crate::host::HostDevice;
 use crate::suite::launch::InThreads;
 use crate::suite::message::{Message, Place, Placement};
-use crate::suite::ofp8::{E4M3, E5M2};
+use crate::suite::number::{Number, F8E4M3, F8E5M2};
 use crate::suite::order::Order;
 use crate::suite::scenario::{Expected, Scenario, Sequence, Setup};
 use crate::suite::world::{Launched, World};
@@ -42,12 +42,14 @@ fn all_pairs_of_8_bit_floats() {
 #[test]
 fn every_boundary_of_8_bit_floats() {
     for isa in Isa::supported() {
-        for (dtype, format, one) in [(DType::F8E4M3, E4M3, 0x38_u8), (DType::F8E5M2, E5M2, 0x3C)] {
-            // Above the largest, as if the numbers went on.
-            let numbers = (0..=0x7F).map(|code| format.magnitude(code)).filter(|number| number.is_finite());
+        let formats = [
+            (DType::F8E4M3, magnitudes::<F8E4M3>(480.0), 0x38_u8),
+            (DType::F8E5M2, magnitudes::<F8E5M2>(65536.0), 0x3C),
+        ];
+        for (dtype, magnitudes, one) in formats {
             let mut scales = vec![f32::MIN_POSITIVE, f32::MAX, f32::INFINITY, f32::NAN, f32::from_bits(1)];
             let mut below = 0.0;
-            for number in numbers {
+            for number in magnitudes {
                 for edge in [number as f32, ((number + below) / 2.0) as f32] {
                     let bits = edge.to_bits();
                     scales.extend([bits.saturating_sub(1), bits, bits + 1].map(f32::from_bits));
@@ -66,4 +68,10 @@ fn every_boundary_of_8_bit_floats() {
             Launched::new(InThreads, HostDevice(vec![isa])).run(1, &[scenario]);
         }
     }
+}
+
+/// The magnitudes of a format, and the next one as if the numbers went on.
+fn magnitudes<T: Number>(next: f64) -> Vec<f64> {
+    let numbers = (0..0x80).map(|code| T::of_bits(code).to_f64());
+    numbers.filter(|number| number.is_finite()).chain([next]).collect()
 }

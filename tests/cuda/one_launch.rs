@@ -59,19 +59,6 @@ impl AllRanks {
         let world = CudaWorld::new(0, size, setup.max_bytes, setup.first_epoch, setup.timeout).unwrap();
         Self { world, setup, plain: Vec::new(), pool: Vec::new() }
     }
-
-    /// What passes in one launch: what the slots of a generation, of a pack and its flags, or its staging have room for.
-    fn piece_packs(&self, algorithm: Algorithm) -> usize {
-        let (world, slots) = (self.world.world_size(), self.setup.max_bytes / 32);
-        match algorithm {
-            Algorithm::OneShotPull | Algorithm::TwoShotPull => 2 * slots,
-            Algorithm::OneShotPush => slots / world,
-            Algorithm::TwoShotPush => slots / (2 * world) * world,
-            Algorithm::Ring => slots / world / (2 * world - 2).max(1) * world,
-            Algorithm::HalvingDoubling => slots / world / 2,
-            other => panic!("{other} is new"),
-        }
-    }
 }
 
 /// In turn.
@@ -98,14 +85,14 @@ impl Ranks for AllRanks {
         };
         // A ring has no room for the steps of a large world in a small region.
         let algorithm = self.setup.algorithm.unwrap_or(of_count);
-        let algorithm = if self.piece_packs(algorithm) > 0 { algorithm } else { direct(count) };
+        let algorithm = if self.world.capacity(algorithm, dtype) > 0 { algorithm } else { direct(count) };
         // In all no more threads than can be looked at, of 16 ranks too.
         let (blocks, threads) = if is_observed() { (2, [32, 64, 96, 128]) } else { (9, [32, 64, 160, 512]) };
         Plan {
             algorithm,
             blocks: (1 + count * dtype.size() / 16_000).min(blocks).min(self.world.max_blocks()),
             threads: threads[count / 4 % 4],
-            piece_bytes: self.piece_packs(algorithm) * Self::PACK_BYTES,
+            piece_bytes: self.world.capacity(algorithm, dtype) * dtype.size(),
         }
     }
 

@@ -3,7 +3,7 @@
 use fast_allreduce::{DType, RawQuantizedRows, Scaling};
 
 use crate::message::poison;
-use crate::ofp8::{Ofp8, E4M3};
+use crate::number::{e4m3, e5m2, F8E4M3, F8E5M2};
 
 /// What rows become: numbers of a type, in a format.
 #[derive(Debug, Clone, Copy)]
@@ -83,7 +83,7 @@ fn nvfp4(rows: &[f32], hidden: usize, scaling: Scaling) -> Quantised {
         };
         let scale = scale_of_block(block);
         (scales[at], scales_before[at]) = (scale, !scale);
-        let value = E4M3.number(scale.into()) as f32;
+        let value = F8E4M3::from_bits(scale).to_f32();
         let inverse = if value == 0.0 { 0.0 } else { GLOBAL / value };
         let codes: Vec<u8> = block.iter().map(|element| e2m1(element * inverse)).collect();
         for (element, &code) in block.iter().zip(&codes) {
@@ -99,7 +99,7 @@ fn scale_of_block(block: &[f32]) -> u8 {
         return 0x7F;
     }
     let greatest = block.iter().fold(0.0_f32, |greatest, value| greatest.max(value.abs()));
-    E4M3.round(f64::from((greatest * (1.0 / 6.0_f32) * GLOBAL).min(448.0))) as u8
+    e4m3((greatest * (1.0 / 6.0_f32) * GLOBAL).min(448.0)).to_bits()
 }
 
 /// The 4-bit floats of the OCP Microscaling Formats Specification 1.0, without signs.
@@ -169,10 +169,12 @@ fn scale_of(group: &[f32], dtype: DType) -> f32 {
 }
 
 fn code_of(value: f32, dtype: DType) -> u8 {
-    match Ofp8::of(dtype) {
+    let saturated = value.clamp(-largest(dtype), largest(dtype));
+    match dtype {
         // Of a NaN, 0.
-        None => value.round_ties_even().clamp(-128.0, 127.0) as i8 as u8,
-        Some(format) => format.round(f64::from(value.clamp(-largest(dtype), largest(dtype)))) as u8,
+        DType::I8 => value.round_ties_even().clamp(-128.0, 127.0) as i8 as u8,
+        DType::F8E4M3 => e4m3(saturated).to_bits(),
+        _ => e5m2(saturated).to_bits(),
     }
 }
 
@@ -183,13 +185,14 @@ fn check_by_formula(value: f32, code: u8, scale: f32, dtype: DType) {
     if !in_range || !scale.is_finite() {
         return;
     }
-    let (number, place) = match Ofp8::of(dtype) {
-        None => (f64::from(code as i8), 1.0),
-        Some(format) => {
-            let (mantissa, least) = if dtype == DType::F8E4M3 { (3, -6) } else { (2, -14) };
-            let exponent = ((value / scale).abs().log2().floor()).max(f64::from(least));
-            (format.number(code.into()), 2.0_f64.powf(exponent - f64::from(mantissa)))
-        }
+    let place = |mantissa: f64, least: f64| {
+        let exponent = ((value / scale).abs().log2().floor()).max(least);
+        2.0_f64.powf(exponent - mantissa)
+    };
+    let (number, place) = match dtype {
+        DType::I8 => (f64::from(code as i8), 1.0),
+        DType::F8E4M3 => (F8E4M3::from_bits(code).to_f64(), place(3.0, -6.0)),
+        _ => (F8E5M2::from_bits(code).to_f64(), place(2.0, -14.0)),
     };
     // Two roundings in f32 come before.
     let bound = place * scale / 2.0 + value.abs() * 2.0_f64.powi(-22);

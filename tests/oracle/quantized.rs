@@ -4,7 +4,7 @@
 use fast_allreduce::{Collective, DType, QuantizedTransport, ReduceOp, Transport};
 
 use crate::message::poison;
-use crate::ofp8::E4M3;
+use crate::number::e4m3;
 use crate::oracle;
 use crate::random::{elements, Random, Values};
 use crate::rows::{bytes_of, framed, values_of, Caller, GUARD};
@@ -151,7 +151,7 @@ fn quantized(transport: Transport, elements: &[f32]) -> Vec<f32> {
         let inverse = 1.0 / scale;
         let value = |x: &f32| match transport {
             Transport::Int8 => (x * inverse).round_ties_even(),
-            _ => E4M3.number(E4M3.round(f64::from(x * inverse))) as f32,
+            _ => e4m3(x * inverse).to_f32(),
         };
         // No zero has a sign.
         group.iter().map(|x| value(x) * scale + 0.0).collect::<Vec<_>>()

@@ -140,26 +140,12 @@ impl Rows {
         Some(values_of(self.dtype, weight).map(|weight| weight + offset).collect())
     }
 
-    /// Element by element, in the order that is documented.
     fn norm(&self) -> Vec<u8> {
         let weights = self.weights();
         let row = |row: &[u8]| -> Vec<u8> {
             let row: Vec<f32> = values_of(self.dtype, row).collect();
-            let mut squares = 0.0_f32;
-            for chunk in row.chunks(512) {
-                let mut partials = [0.0_f32; 64];
-                for (i, x) in chunk.iter().enumerate() {
-                    partials[i % 64] += x * x;
-                }
-                for half in [32, 16, 8, 4, 2, 1] {
-                    (0..half).for_each(|p| partials[p] += partials[p + half]);
-                }
-                squares += partials[0];
-            }
-            let scale = 1.0 / (squares / self.hidden as f32 + self.epsilon).sqrt();
-            let scaled = row.iter().map(|x| x * scale).enumerate();
-            let weighted = scaled.map(|(i, x)| weights.as_ref().map_or(x, |weights| x * weights[i]));
-            weighted.flat_map(|x| bytes_of(self.dtype, x)).collect()
+            let normed = rms_norm(&row, self.epsilon, weights.as_deref());
+            normed.into_iter().flat_map(|x| bytes_of(self.dtype, x)).collect()
         };
         self.sum.chunks(self.row_bytes().max(1)).flat_map(row).collect()
     }
@@ -288,6 +274,24 @@ impl Rows {
             );
         }
     }
+}
+
+/// A row normalised and multiplied by weights, to the bit, in the order that `docs/fused.md` tells.
+pub fn rms_norm(row: &[f32], epsilon: f32, weights: Option<&[f32]>) -> Vec<f32> {
+    let mut squares = 0.0_f32;
+    for chunk in row.chunks(512) {
+        let mut partials = [0.0_f32; 64];
+        for (i, x) in chunk.iter().enumerate() {
+            partials[i % 64] += x * x;
+        }
+        for half in [32, 16, 8, 4, 2, 1] {
+            (0..half).for_each(|p| partials[p] += partials[p + half]);
+        }
+        squares += partials[0];
+    }
+    let scale = 1.0 / (squares / row.len() as f32 + epsilon).sqrt();
+    let scaled = row.iter().map(|x| x * scale).enumerate();
+    scaled.map(|(i, x)| weights.map_or(x, |weights| x * weights[i])).collect()
 }
 
 /// A rank's call whose memory is as it is to be before it.

@@ -1,6 +1,7 @@
-//! `python/lib/fast_allreduce/_catalogue.py`: the operations, torch's names of the types, and the settings.
+//! `python/lib/fast_allreduce/_catalogue.py`: the operations, torch's names of the types, formats of quantised rows, and settings.
 
 use super::GENERATED;
+use crate::fused::{Group, SCALINGS};
 use crate::kernels::KERNELS;
 use crate::ops::{Takes, OPS};
 use crate::settings::{Kind, SETTINGS};
@@ -26,6 +27,12 @@ pub fn tables() -> String {
     text += "}\n\n# Operations that floating-point types do not have.\nINTEGER_OPS = (\n";
     for op in OPS.iter().filter(|op| op.takes == Takes::Integers) {
         text += &format!("    ReduceOp.{},\n", op.name.to_ascii_uppercase());
+    }
+    text += ")\n\n# Formats of quantised rows whose scale is given.\nGIVEN_SCALINGS = (\n";
+    for one in SCALINGS.iter().filter(|one| one.group == Group::Given) {
+        for name in [&one.name].into_iter().chain(one.aliases) {
+            text += &format!("    \"{name}\",\n");
+        }
     }
     text += ")\n";
     settings(&mut text);

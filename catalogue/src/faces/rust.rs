@@ -10,7 +10,7 @@ use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
 /// The library's file.
 pub fn library() -> String {
     let mut text = format!(
-        "//! {GENERATED}\n\nuse super::{{NormFacts, ScalingFacts, TypeFacts}};\n#[cfg(feature = \"cuda\")]\nuse super::{{KernelFacts, KernelFamily}};\nuse crate::scale::Scale;\n\n"
+        "//! {GENERATED}\n\nuse super::facts::{{NormFacts, ScalingFacts, TypeFacts}};\n#[cfg(feature = \"cuda\")]\nuse super::facts::{{KernelFacts, KernelFamily}};\nuse crate::scale::Scale;\n\n"
     );
     facts_enums(&mut text);
     types(&mut text);

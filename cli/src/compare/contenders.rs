@@ -4,21 +4,21 @@ use super::row::{Against, LeftOut};
 use crate::arguments::RivalName;
 use crate::failure::Failure;
 use crate::harness::contender::{Contender, Rival};
-use crate::harness::device::Endpoint;
+use crate::harness::rivals::Compared;
 use crate::harness::session::Session;
 
 /// Those that this machine and this build have, of those asked for.
-pub struct Contenders<E: Endpoint> {
-    others: Vec<Other<E::Rival>>,
+pub struct Contenders<E: Compared> {
+    others: Vec<Other<E>>,
     unavailable: Vec<LeftOut>,
 }
 
-enum Other<R> {
+enum Other<E> {
     Memcpy,
-    Library(R),
+    Library(Box<dyn Rival<E>>),
 }
 
-impl<E: Endpoint> Contenders<E> {
+impl<E: Compared> Contenders<E> {
     /// Those of these names, or the usual ones if there are no names. Refuses to go on if there is none. Collective.
     pub fn new(names: &[RivalName], session: &Session, endpoint: &E) -> Result<Self, Failure> {
         let (mut others, mut unavailable) = (Vec::new(), Vec::new());
@@ -56,7 +56,7 @@ impl<E: Endpoint> Contenders<E> {
 
     /// Those that this crate is compared with.
     pub fn facts(&self) -> Vec<Against> {
-        let fact = |other: &Other<E::Rival>| match other {
+        let fact = |other: &Other<E>| match other {
             Other::Memcpy => Against { name: "memcpy", library: None },
             Other::Library(rival) => Against { name: rival.name(), library: Some(rival.library()) },
         };
@@ -67,18 +67,18 @@ impl<E: Endpoint> Contenders<E> {
     pub fn all<'a>(&'a self, endpoints: &'a [E]) -> Vec<Contender<'a, E>> {
         let others = self.others.iter().map(|other| match other {
             Other::Memcpy => Contender::Memcpy(&endpoints[0]),
-            Other::Library(rival) => Contender::Rival(&endpoints[0], rival),
+            Other::Library(rival) => Contender::Rival(&endpoints[0], &**rival),
         });
         endpoints.iter().map(Contender::Ours).chain(others).collect()
     }
 }
 
 /// Another library, if all ranks have it; else why not. Collective.
-fn ready<E: Endpoint>(
+fn ready<E: Compared>(
     name: RivalName,
     session: &Session,
     endpoint: &E,
-) -> Result<Result<E::Rival, String>, Failure> {
+) -> Result<Result<Box<dyn Rival<E>>, String>, Failure> {
     let rival = endpoint.rival(name, session);
     let reason = rival.as_ref().err().map_or("", |reason| reason);
     match first_reason(&session.exchange(reason.as_bytes())?) {

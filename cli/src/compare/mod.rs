@@ -16,8 +16,8 @@ use self::report::Report;
 use self::row::{rows, CompareConfig, LeftOut};
 use crate::arguments::{Bench, Compare};
 use crate::failure::Failure;
-use crate::harness::device::Endpoint;
 use crate::harness::progress::Progress;
+use crate::harness::rivals::Compared;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 use crate::harness::{config, measure, Job};
@@ -47,7 +47,7 @@ impl Job for Compare {
         }
     }
 
-    fn run<E: Endpoint>(
+    fn run<E: Compared>(
         &self,
         session: &Session,
         endpoints: &[E],

@@ -9,8 +9,9 @@ use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 
 use super::steps::Budget;
 use crate::failure::{driver, Failure};
-use crate::harness::elements::{bits, elements, Elements, Lines, POISON};
+use crate::harness::elements::{elements, Elements};
 use crate::harness::inputs::Inputs;
+use crate::harness::memory::{bits, Lines, POISON};
 
 /// A type of each size.
 const TYPES: [DType; 4] = [DType::I32, DType::U8, DType::F16, DType::F64];

@@ -14,8 +14,9 @@ use super::record::Record;
 use super::steps::Budget;
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
-use crate::harness::elements::{bits, elements, Lines};
+use crate::harness::elements::elements;
 use crate::harness::inputs::Inputs;
+use crate::harness::memory::{bits, Lines};
 
 /// What a launch takes through the regions: the largest count below needs several.
 const LAUNCH_BYTES: usize = 64 << 10;

@@ -1,10 +1,11 @@
 //! Compares results with the reference, element by element.
 
 use fast_allreduce::{ReduceOp, MAX_RANKS};
+use fast_allreduce_oracle::number::Number;
 
-use super::elements::POISON;
 use super::inputs::Inputs;
-use super::reference::{Number, Rounding};
+use super::memory::{poison, POISON};
+use super::reference::{deviation, Rounding};
 use super::work::{Part, Source, Work};
 
 /// What results are held to.
@@ -49,16 +50,16 @@ fn judge_reduced<T: Number>(
     verdict: &mut Verdict,
 ) {
     let (op, world_size) = (inputs.op(), inputs.world_size());
-    let mut values = [T::poison(); MAX_RANKS];
+    let mut values = [poison::<T>(); MAX_RANKS];
     let values = &mut values[..world_size];
     for (index, result) in (first..).zip(output) {
         values.iter_mut().enumerate().for_each(|(rank, value)| *value = inputs.value(rank, index));
         let (deviation, is_same) = match promise {
             Promise::SameBits => {
                 let is_same = result.bits() == T::reduce(op, values).bits();
-                (result.deviation(op, values, Rounding::Once), is_same)
+                (deviation(*result, op, values, Rounding::Once), is_same)
             }
-            Promise::AnyOrder => (result.deviation(op, values, Rounding::EveryStep), true),
+            Promise::AnyOrder => (deviation(*result, op, values, Rounding::EveryStep), true),
         };
         verdict.wrong += u64::from(!is_same || !deviation.is_plausible());
         verdict.error = verdict.error.max(deviation.error);
@@ -76,7 +77,7 @@ fn judge_copied<T: Number>(
         let value: T = inputs.value(rank, index);
         if result.bits() != value.bits() {
             // Of one value, any operation is that value.
-            let deviation = result.deviation(ReduceOp::Max, &[value], Rounding::Once);
+            let deviation = deviation(*result, ReduceOp::Max, &[value], Rounding::Once);
             verdict.wrong += 1;
             verdict.error = verdict.error.max(deviation.error);
         }
@@ -99,8 +100,7 @@ pub fn count_changed<T: Number>(inputs: &Inputs, rank: usize, input: &[T]) -> u6
 
 #[cfg(test)]
 mod tests {
-    use crate::harness::float8::{F8E4M3, F8E5M2};
-    use half::{bf16, f16};
+    use fast_allreduce_oracle::number::{bf16, f16, F8E4M3, F8E5M2};
 
     use super::*;
     use fast_allreduce::{CallKind, DType};
@@ -154,7 +154,7 @@ mod tests {
     fn poison_old_results_and_missing_ranks_are_wrong() {
         let inputs = Inputs::new(3, 1, 4, ReduceOp::Sum);
         let count = COUNT as u64;
-        assert_eq!(count_wrong(&inputs, &[f32::poison(); COUNT]), count);
+        assert_eq!(count_wrong(&inputs, &[poison::<f32>(); COUNT]), count);
         let old = right::<u64>(&Inputs::new(3, 0, 4, ReduceOp::Sum));
         assert_eq!(count_wrong(&inputs, &old), count);
         let without_one = right::<u64>(&Inputs::new(3, 1, 3, ReduceOp::Sum));

@@ -51,7 +51,7 @@ pub enum Contender<'a, E: Endpoint> {
     /// A copy of the same size, made by every rank at the same time: no collective, but what one cannot beat by much.
     Memcpy(&'a E),
     /// Another library.
-    Rival(&'a E, &'a E::Rival),
+    Rival(&'a E, &'a dyn Rival<E>),
 }
 
 impl<E: Endpoint> Clone for Contender<'_, E> {

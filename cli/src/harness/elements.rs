@@ -1,22 +1,18 @@
 //! Elements of a type that is known at run time, in bytes. What is done with each of them is compiled for every type, all else of
 //! this program once.
 
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
 
 use fast_allreduce::{DType, ReduceOp};
-use half::{bf16, f16};
+use fast_allreduce_oracle::number::{bf16, e4m3, e5m2, f16, Number, F8E4M3, F8E5M2};
 
 use super::check::{count_changed, judge, Promise, Verdict};
-use super::float8::{F8E4M3, F8E5M2};
 use super::inputs::Inputs;
-use super::reference::Number;
+use super::memory::{poison, typed, typed_mut};
 #[cfg(feature = "cuda")]
-use super::reference::Rounding;
+use super::reference::{deviation, Rounding};
 use super::work::Work;
 use crate::failure::Failure;
-
-/// What elements hold in every byte before a checked call.
-pub const POISON: u8 = 0xa5;
 
 /// A type's loops. Memory is as long as whole elements are, and aligned for them.
 pub trait Elements: Sync {
@@ -44,10 +40,10 @@ pub trait Elements: Sync {
     #[cfg(feature = "cuda")]
     fn reduce(&self, op: ReduceOp, inputs: &[&[u8]], result: &mut [u8]) -> bool;
 
-    /// As [`Combine::combine`](super::rivals::naive::Combine::combine).
+    /// As [`Combine::combine`].
     fn combine(&self, op: ReduceOp, results: &mut [u8], values: &[u8]);
 
-    /// As [`Combine::finish`](super::rivals::naive::Combine::finish).
+    /// As [`Combine::finish`].
     fn finish(&self, op: ReduceOp, results: &mut [u8], world_size: usize);
 }
 
@@ -76,7 +72,7 @@ impl<T> Of<T> {
     const HERE: Self = Self(std::marker::PhantomData);
 }
 
-impl<T: Number> Elements for Of<T> {
+impl<T: Number + Combine> Elements for Of<T> {
     fn fill(&self, inputs: &Inputs, rank: usize, memory: &mut [u8]) {
         inputs.fill::<T>(rank, typed_mut(memory));
     }
@@ -101,7 +97,7 @@ impl<T: Number> Elements for Of<T> {
         let is_changed = |&index: &usize| {
             let before = match input.contains(&index) {
                 true => inputs.value(rank, index - input.start),
-                false => T::poison(),
+                false => poison::<T>(),
             };
             memory[index].bits() != before.bits()
         };
@@ -112,12 +108,12 @@ impl<T: Number> Elements for Of<T> {
     #[cfg(feature = "cuda")]
     fn reduce(&self, op: ReduceOp, inputs: &[&[u8]], result: &mut [u8]) -> bool {
         let inputs: Vec<&[T]> = inputs.iter().map(|input| typed(input)).collect();
-        let mut values = vec![T::poison(); inputs.len()];
+        let mut values = vec![poison::<T>(); inputs.len()];
         let mut is_plausible = true;
         for (index, result) in typed_mut::<T>(result).iter_mut().enumerate() {
             values.iter_mut().zip(&inputs).for_each(|(value, input)| *value = input[index]);
             *result = T::reduce(op, &values);
-            is_plausible &= result.deviation(op, &values, Rounding::Once).is_plausible();
+            is_plausible &= deviation(*result, op, &values, Rounding::Once).is_plausible();
         }
         is_plausible
     }
@@ -131,102 +127,82 @@ impl<T: Number> Elements for Of<T> {
     }
 }
 
-/// Bytes as the elements that they are.
-///
-/// # Panics
-///
-/// Where they are not aligned for them, or end within one.
-#[inline]
-pub fn typed<T: Number>(bytes: &[u8]) -> &[T] {
-    if bytes.is_empty() {
-        return &[];
-    }
-    // SAFETY: every bit pattern is a value of a number.
-    let (before, elements, after) = unsafe { bytes.align_to() };
-    assert!(before.is_empty() && after.is_empty(), "{} bytes are no whole elements", bytes.len());
-    elements
+/// The loops of an allreduce that is a program's own, which rounds at every step.
+pub trait Combine: Sized {
+    /// Element by element, into `results`.
+    fn combine(op: ReduceOp, results: &mut [Self], values: &[Self]);
+
+    /// What is left to do when all are in.
+    fn finish(op: ReduceOp, results: &mut [Self], world_size: usize);
 }
 
-/// As [`typed`].
-#[inline]
-pub fn typed_mut<T: Number>(bytes: &mut [u8]) -> &mut [T] {
-    if bytes.is_empty() {
-        return &mut [];
-    }
-    // SAFETY: every bit pattern is a value of a number, and the bytes of any value are bytes.
-    let (before, elements, after) = unsafe { bytes.align_to_mut() };
-    assert!(before.is_empty() && after.is_empty(), "these bytes are no whole elements");
-    elements
+fn each<T: Copy>(results: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
+    results.iter_mut().zip(values).for_each(|(result, &value)| *result = f(*result, value));
 }
 
-/// An element's bits, as a number.
-#[cfg(feature = "cuda")]
-pub fn bits(element: &[u8]) -> u64 {
-    element.iter().rev().fold(0, |bits, byte| bits << 8 | u64::from(*byte))
+macro_rules! combine {
+    ($($type:ty, $add:expr, $multiply:expr, $divide:expr, $min:expr, $max:expr;)*) => {$(
+        impl Combine for $type {
+            fn combine(op: ReduceOp, results: &mut [Self], values: &[Self]) {
+                match op {
+                    ReduceOp::Sum | ReduceOp::Avg => each(results, values, $add),
+                    ReduceOp::Prod => each(results, values, $multiply),
+                    ReduceOp::Min => each(results, values, $min),
+                    ReduceOp::Max => each(results, values, $max),
+                    op => unreachable!("the program offers no {op}"),
+                }
+            }
+
+            fn finish(op: ReduceOp, results: &mut [Self], world_size: usize) {
+                if op == ReduceOp::Avg {
+                    let divide: fn(Self, usize) -> Self = $divide;
+                    results.iter_mut().for_each(|result| *result = divide(*result, world_size));
+                }
+            }
+        }
+    )*};
 }
 
-/// Memory of this process, on a cache line's boundary.
-pub struct Lines {
-    storage: Vec<u8>,
-    start: usize,
+macro_rules! combine_integers {
+    ($($type:ty)*) => {
+        combine! {$($type, <$type>::wrapping_add, <$type>::wrapping_mul, |sum, count| sum / count as $type, Ord::min, Ord::max;)*}
+    };
 }
 
-impl Lines {
-    /// Poisoned.
-    pub fn new(bytes: usize) -> Result<Self, Failure> {
-        const ALIGNMENT: usize = 64;
-        let length = bytes.saturating_add(ALIGNMENT);
-        let mut storage = Vec::new();
-        let none = |_| Failure::Usage(format!("no memory for a buffer of {bytes} bytes"));
-        storage.try_reserve_exact(length).map_err(none)?;
-        storage.resize(length, POISON);
-        let start = storage.as_ptr().align_offset(ALIGNMENT);
-        storage.truncate(start + bytes);
-        Ok(Self { storage, start })
-    }
+combine_integers! { i8 u8 i32 u32 i64 u64 }
+
+combine! {
+    f32, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f32, f32::min, f32::max;
+    f64, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f64, f64::min, f64::max;
+    f16, |a, b| a + b, |a, b| a * b, |sum, count| sum / f16::from_f32(count as f32), f16::min, f16::max;
+    bf16, |a, b| a + b, |a, b| a * b, |sum, count| sum / bf16::from_f32(count as f32), bf16::min, bf16::max;
 }
 
-impl Deref for Lines {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        &self.storage[self.start..]
-    }
+/// By way of f32, as of any type that no instruction adds.
+macro_rules! combine_widened {
+    ($($type:ty, $round:expr;)*) => {$(
+        combine! {
+            $type,
+            |a, b| $round(a.to_f32() + b.to_f32()),
+            |a, b| $round(a.to_f32() * b.to_f32()),
+            |sum, count| $round(sum.to_f32() / count as f32),
+            |a, b| $round(a.to_f32().min(b.to_f32())),
+            |a, b| $round(a.to_f32().max(b.to_f32()));
+        }
+    )*};
 }
 
-impl DerefMut for Lines {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.storage[self.start..]
-    }
-}
+combine_widened! { F8E4M3, e4m3; F8E5M2, e5m2; }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_aligned_and_poisoned() {
-        for bytes in [0, 1, 63, 64, 4097] {
-            let lines = Lines::new(bytes).unwrap();
-            assert_eq!(lines.len(), bytes);
-            assert!(bytes == 0 || lines.as_ptr() as usize % 64 == 0);
-            assert!(lines.iter().all(|byte| *byte == POISON));
-        }
-    }
-
-    #[test]
-    fn poison_is_poison_of_every_type() {
-        assert_eq!(typed::<u64>(&Lines::new(8).unwrap()), [u64::poison()]);
-        assert_eq!(typed::<half::f16>(&Lines::new(2).unwrap())[0].to_bits(), half::f16::poison().to_bits());
-    }
-
-    #[test]
     fn what_changes_beside_an_output_is_counted() {
         let inputs = Inputs::new(3, 1, 2, ReduceOp::Sum);
         let elements = elements(DType::I32).unwrap();
-        let mut memory = Lines::new(10 * 4).unwrap();
+        let mut memory = crate::harness::memory::Lines::new(10 * 4).unwrap();
         elements.fill(&inputs, 1, &mut memory[2 * 4..6 * 4]);
         let count = |memory: &[u8]| elements.count_changed_beside(&inputs, 1, memory, 2..6, 4..7);
         assert_eq!(count(&memory), 0);

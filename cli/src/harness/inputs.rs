@@ -1,8 +1,7 @@
 //! Inputs by number: every rank can compute every rank's elements, in any order.
 
 use fast_allreduce::ReduceOp;
-
-use super::reference::Number;
+use fast_allreduce_oracle::number::Number;
 
 /// The inputs of all ranks for one round of calls.
 pub struct Inputs {
@@ -23,7 +22,11 @@ impl Inputs {
         // Element i is the i-th number of the generator SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
         // Generators, 2014), whose state is a counter.
         const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
-        T::from_random(mix(self.starts[rank].wrapping_add((index as u64).wrapping_mul(GAMMA))), self.op)
+        let random = mix(self.starts[rank].wrapping_add((index as u64).wrapping_mul(GAMMA)));
+        match T::FORMAT {
+            Some(_) => T::from_f64(real(random, self.op)),
+            None => T::of_bits(random),
+        }
     }
 
     /// Writes `rank`'s input.
@@ -51,7 +54,7 @@ fn mix(state: u64) -> u64 {
 
 /// A number from 64 random bits that no reduction of 16 of them lets overflow, in f16 either: in [-1, 1) with zeros of both
 /// signs among them; for products, of magnitude [0.5, 1.5).
-pub fn real(random: u64, op: ReduceOp) -> f64 {
+fn real(random: u64, op: ReduceOp) -> f64 {
     const HAS_SIGN: u64 = 1;
     const ZERO: u64 = 0b111_1110;
     let sign = if random & HAS_SIGN == 0 { 1.0 } else { -1.0 };

@@ -5,9 +5,10 @@ pub mod check;
 pub mod contender;
 pub mod device;
 pub mod elements;
-pub mod float8;
 pub mod inputs;
 pub mod measure;
+pub mod memory;
+pub mod norm;
 pub mod populations;
 pub mod progress;
 pub mod reference;
@@ -23,6 +24,7 @@ use fast_allreduce::{Algorithm, Order};
 use self::device::host::Cpu;
 use self::device::Endpoint;
 use self::measure::{Effort, Measure};
+use self::rivals::Compared;
 use self::row::Config;
 use self::session::Session;
 use crate::arguments::{Bench, DeviceName};
@@ -39,7 +41,7 @@ pub trait Job {
 
     /// Measures, and writes the results on the first rank: to `page` too, if one is asked for. True if every checked element is
     /// right.
-    fn run<E: Endpoint>(
+    fn run<E: Compared>(
         &self,
         session: &Session,
         endpoints: &[E],

@@ -6,7 +6,7 @@ use fast_allreduce::{
     CallKind, Collective, Communicator, DType, Direction, Host, ReduceOp, Result, Transfer,
 };
 
-use super::elements::{typed, typed_mut};
+use super::memory::{typed, typed_mut};
 use crate::arguments::Case;
 
 /// One call, as one rank makes it.

@@ -19,8 +19,9 @@ use super::find::{part, Judge, Made};
 use super::memory::{words, Window};
 use super::rank::{round_number, Rank, FAULTY_COLOR, MOST_TIMES};
 use crate::failure::Failure;
-use crate::harness::elements::{elements, POISON};
+use crate::harness::elements::elements;
 use crate::harness::inputs::Inputs;
+use crate::harness::memory::POISON;
 
 /// What a rank's machine may add to the time of a call.
 const SLACK: Duration = Duration::from_secs(30);

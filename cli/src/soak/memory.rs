@@ -1,7 +1,8 @@
 //! Memory that calls work in: views of any type at any offset, with margins that must stay as they are.
 
-use crate::harness::elements::POISON;
-use crate::harness::reference::Number;
+use fast_allreduce_oracle::number::Number;
+
+use crate::harness::memory::POISON;
 
 use super::draw::MOST_OFFSET;
 

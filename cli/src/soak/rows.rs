@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use fast_allreduce::{Error, Fused};
+use fast_allreduce_oracle::number::Number;
 
 use super::draw::{Call, View, SHORT_ROW};
 use super::find::{Found, Made};
@@ -10,8 +11,7 @@ use super::memory::Window;
 use super::rank::{halves, round_number, Rank, World};
 use crate::failure::Failure;
 use crate::harness::check::count_changed;
-use crate::harness::reference::Number;
-use crate::harness::rms_norm::arithmetic::{Float, NORM};
+use crate::harness::norm::{Float, NORM};
 use crate::harness::rms_norm::check::{
     fill_residual, fill_weight, inputs, judge, wrong_sums, Judged, Promise,
 };

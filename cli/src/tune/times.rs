@@ -8,7 +8,7 @@ use fast_allreduce::{CallKind, DType, Device, ReduceOp};
 use super::select::Size;
 use crate::failure::Failure;
 use crate::harness::device::Endpoint;
-use crate::harness::elements::typed_mut;
+use crate::harness::memory::typed_mut;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 

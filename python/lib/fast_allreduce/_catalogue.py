@@ -58,6 +58,12 @@ INTEGER_OPS = (
     ReduceOp.BXOR,
 )
 
+# Formats of quantised rows whose scale is given.
+GIVEN_SCALINGS = (
+    "given",
+    "per_tensor",
+)
+
 
 class Settings(TypedDict, total=False):
     """Settings of a communicator. None is the default."""

@@ -214,43 +214,39 @@ class Communicator:
         cannot keep is refused, with what it can. The result is the same on all ranks: see docs/quantized.md.
         """
 
-    def allreduce_add(
-        self, sendbuf: _Buffer, residual: _Buffer, residual_out: _Buffer | None = None, *, stream: _Stream | None = None
-    ) -> None:
-        """Adds the sum of the ranks' buffers to `residual`, which is the same on all ranks: in place without `residual_out`.
-
-        Types are f16, bf16 and f32. The sum is rounded to the type before it is added, as by an allreduce and an addition.
-        """
-
-    def allreduce_rms_norm(
+    def allreduce_fused(
         self,
         sendbuf: _Buffer,
-        residual: _Buffer,
-        weight: _Buffer | None = None,
         recvbuf: _Buffer | None = None,
-        residual_out: _Buffer | None = None,
         *,
+        residual: _Buffer,
+        residual_out: _Buffer | None = None,
+        norm: str | None = None,
+        weight: _Buffer | None = None,
+        bias: _Buffer | None = None,
         hidden: int | None = None,
         epsilon: float = 1e-6,
         unit_offset: bool = False,
-        scale: _Buffer | None = None,
+        sum_out: _Buffer | None = None,
+        scaling: str | None = None,
+        numbers: _Buffer | None = None,
         scales: _Buffer | None = None,
         global_scale: _Buffer | None = None,
-        scale_layout: Literal["tiled", "row_major"] = "tiled",
-        sum_out: _Buffer | None = None,
         stream: _Stream | None = None,
     ) -> None:
-        """Adds as `allreduce_add`, and brings the RMSNorm of its rows, times `weight`, to `recvbuf`, or in place of `sendbuf`.
+        """Adds the sum of the ranks' buffers to `residual`, which is the same on all ranks: in place without `residual_out`.
 
-        Rows have `hidden` elements, by default as many as `weight`. `unit_offset` multiplies by `1 + weight`, as Gemma does. One
-        call in place of an allreduce, an addition and a norm, with the bits of these: see docs/fused.md.
+        With a `norm` ("rms"), the rows of that are normalised, times `weight` and plus `bias`: into `recvbuf`, or in place of
+        `sendbuf`. Rows have `hidden` elements, by default as many as `weight`. `unit_offset` multiplies by `1 + weight`, as Gemma
+        does. One call in place of an allreduce, an addition and a norm, with the bits of these, of f16, bf16 and f32: see
+        docs/fused.md.
 
-        With `scale`, of one f32, `recvbuf` has 8-bit numbers (int8, float8_e4m3fn, float8_e5m2) of that scale. With `scales` the
-        call writes those: one for each row, or one for each 128 elements of a row, by their number.
-
-        With `global_scale`, of one f32, `recvbuf` has NVFP4: two 4-bit floats in a byte (uint8), and `scales` a
-        byte (uint8, float8_e4m3fn) for each 16 elements of a row. These are in tiles of 128 rows and 4 such blocks, as matrix
-        products of the format take them, a multiple of 512 bytes in all, or row after row. `global_scale` is 448 * 6 / greatest.
+        With a `scaling` the normalised rows are quantised into `numbers`, and do not go in place of `sendbuf`: "given" to 8-bit
+        numbers (int8, float8_e4m3fn, float8_e5m2) by the one f32 in `scales`; "per_row" and "per_group" to such numbers, with an
+        f32 in `scales` for each row, or for each 128 elements of a row; "nvfp4" and "nvfp4_tiled" to two 4-bit floats in a byte
+        (uint8), with a byte in `scales` (uint8, float8_e4m3fn) for each 16 elements of a row, row after row, or in tiles of 128
+        rows and 4 such blocks, as matrix products of the format take them. `global_scale`, one f32, is then
+        448 * 6 / greatest.
 
         `sum_out`, apart from all else, gets the ranks' sum alone, as `allreduce` has it.
         """

@@ -16,11 +16,9 @@ use fast_allreduce::plan::Table;
 use fast_allreduce::{Algorithm, Buffer, Builder, Communicator, Cuda, DType, Error, Fused};
 
 use super::{Batch, Call, Endpoint, RowBuffers};
-use crate::arguments::RivalName;
 use crate::failure::{driver, Failure};
-use crate::harness::elements::Lines;
-use crate::harness::rivals::nccl::Nccl;
-use crate::harness::rms_norm::arithmetic::{Float, NORM};
+use crate::harness::memory::Lines;
+use crate::harness::norm::{Float, NORM};
 use crate::harness::row::{DeviceFacts, EAGER};
 use crate::harness::session::Session;
 use crate::harness::work::Work;
@@ -154,10 +152,7 @@ impl Gpu {
 
 impl Endpoint for Gpu {
     type Device = Cuda;
-    type Rival = Nccl;
     type Memory = Memory;
-
-    const USUAL_RIVALS: &[RivalName] = &[RivalName::Nccl];
 
     fn communicator(&self) -> &Communicator<Cuda> {
         &self.communicator
@@ -264,14 +259,6 @@ impl Endpoint for Gpu {
         let fused = Fused::on_cuda(&mut residual).norm(NORM, hidden).weight(&weight).rows(&mut output);
         let alone = self.alone.get().ok_or_else(|| Failure::Usage("no norm was made ready".into()))?;
         Ok(alone.all_reduce_fused(&self.stream, &sum, fused)?)
-    }
-
-    fn rival(&self, name: RivalName, session: &Session) -> Result<Nccl, String> {
-        match name {
-            RivalName::Nccl => Nccl::new(self, session),
-            RivalName::Mpi | RivalName::Naive => Err("it is compared on the host: give --device host".into()),
-            RivalName::Memcpy => Err("it is no library".into()),
-        }
     }
 
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {

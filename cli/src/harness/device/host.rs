@@ -8,11 +8,10 @@ use fast_allreduce::plan::Table;
 use fast_allreduce::{Algorithm, Buffer, Communicator, DType, Fused, Host, Wait};
 
 use super::{Batch, Call, Endpoint, RowBuffers};
-use crate::arguments::{Bench, RivalName, Tune};
+use crate::arguments::{Bench, Tune};
 use crate::failure::Failure;
-use crate::harness::elements::{typed, typed_mut, Lines};
-use crate::harness::rivals::HostRival;
-use crate::harness::rms_norm::arithmetic::{add_and_norm, instructions, Float, NORM};
+use crate::harness::memory::{typed, typed_mut, Lines};
+use crate::harness::norm::{add_and_norm, instructions, Float, NORM};
 use crate::harness::row::DeviceFacts;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
@@ -47,10 +46,7 @@ impl Cpu {
 
 impl Endpoint for Cpu {
     type Device = Host;
-    type Rival = HostRival;
     type Memory = Memory;
-
-    const USUAL_RIVALS: &[RivalName] = &[RivalName::Mpi, RivalName::Naive];
 
     fn communicator(&self) -> &Communicator<Host> {
         &self.communicator
@@ -119,10 +115,6 @@ impl Endpoint for Cpu {
         let output = black_box(typed_mut::<T>(output));
         add_and_norm(typed(sum), typed_mut(residual), output, typed(weight));
         Ok(())
-    }
-
-    fn rival(&self, name: RivalName, session: &Session) -> Result<Self::Rival, String> {
-        HostRival::new(name, session)
     }
 
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {

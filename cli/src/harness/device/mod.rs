@@ -7,12 +7,10 @@ pub mod host;
 use fast_allreduce::plan::Machine;
 use fast_allreduce::{Communicator, DType, Device};
 
-use super::contender::Rival;
-use super::rms_norm::arithmetic::Float;
+use super::norm::Float;
 use super::row::DeviceFacts;
-use super::session::Session;
 use super::work::Work;
-use crate::arguments::{DeviceName, RivalName};
+use crate::arguments::DeviceName;
 use crate::failure::Failure;
 
 /// This machine, as its tuning file describes it.
@@ -59,14 +57,8 @@ pub trait Endpoint: Sized {
     /// Where the ranks' memory lives.
     type Device: Device;
 
-    /// Other libraries that reduce this memory.
-    type Rival: Rival<Self>;
-
     /// Elements that a call reads or writes, as bytes that are aligned for any of them.
     type Memory;
-
-    /// What is compared with where nothing is named: the first of these that there is.
-    const USUAL_RIVALS: &[RivalName];
 
     /// The communicator that is measured.
     fn communicator(&self) -> &Communicator<Self::Device>;
@@ -100,9 +92,6 @@ pub trait Endpoint: Sized {
 
     /// Adds the sum to the residual and normalises its rows, on this rank alone.
     fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Self::Memory>) -> Result<(), Failure>;
-
-    /// Readies another library, or says why there is none. Collective, but ranks may come to different answers.
-    fn rival(&self, name: RivalName, session: &Session) -> Result<Self::Rival, String>;
 
     /// Makes calls ready to be timed.
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure>;

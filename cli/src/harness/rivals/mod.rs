@@ -6,30 +6,32 @@ pub mod naive;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 
-use fast_allreduce::{CallKind, DType, ReduceOp};
-
 use self::naive::Naive;
 use crate::arguments::RivalName;
-use crate::failure::Failure;
-use crate::harness::contender::{Placement, Rival};
-use crate::harness::device::host::{Cpu, Memory};
+use crate::harness::contender::Rival;
+#[cfg(feature = "cuda")]
+use crate::harness::device::cuda::Gpu;
+use crate::harness::device::host::Cpu;
+use crate::harness::device::Endpoint;
 use crate::harness::session::Session;
-use crate::harness::work::Work;
 
-/// Those that work on the host's memory.
-pub enum HostRival {
-    Naive(Naive),
-    #[cfg(feature = "mpi")]
-    Mpi(mpi::Mpi),
+/// An endpoint with the other libraries that reduce its memory.
+pub trait Compared: Endpoint {
+    /// What is compared with where nothing is named: the first of these that there is.
+    const USUAL_RIVALS: &[RivalName];
+
+    /// Readies another library, or says why there is none. Collective, but ranks may come to different answers.
+    fn rival(&self, name: RivalName, session: &Session) -> Result<Box<dyn Rival<Self>>, String>;
 }
 
-impl HostRival {
-    /// As [`Endpoint::rival`](crate::harness::device::Endpoint::rival).
-    pub fn new(name: RivalName, session: &Session) -> Result<Self, String> {
+impl Compared for Cpu {
+    const USUAL_RIVALS: &[RivalName] = &[RivalName::Mpi, RivalName::Naive];
+
+    fn rival(&self, name: RivalName, session: &Session) -> Result<Box<dyn Rival<Self>>, String> {
         match name {
-            RivalName::Naive => Naive::new(session).map(Self::Naive),
+            RivalName::Naive => Ok(Box::new(Naive::new(session)?)),
             #[cfg(feature = "mpi")]
-            RivalName::Mpi => mpi::Mpi::new().map(Self::Mpi),
+            RivalName::Mpi => Ok(Box::new(mpi::Mpi::new()?)),
             #[cfg(not(feature = "mpi"))]
             RivalName::Mpi => {
                 Err("this build is without the feature `mpi`: build it with `--features mpi`".into())
@@ -40,39 +42,15 @@ impl HostRival {
     }
 }
 
-/// Asks the one that it is.
-macro_rules! forward {
-    ($self:ident, $rival:ident => $value:expr) => {
-        match $self {
-            HostRival::Naive($rival) => $value,
-            #[cfg(feature = "mpi")]
-            HostRival::Mpi($rival) => $value,
+#[cfg(feature = "cuda")]
+impl Compared for Gpu {
+    const USUAL_RIVALS: &[RivalName] = &[RivalName::Nccl];
+
+    fn rival(&self, name: RivalName, session: &Session) -> Result<Box<dyn Rival<Self>>, String> {
+        match name {
+            RivalName::Nccl => Ok(Box::new(nccl::Nccl::new(self, session)?)),
+            RivalName::Mpi | RivalName::Naive => Err("it is compared on the host: give --device host".into()),
+            RivalName::Memcpy => Err("it is no library".into()),
         }
-    };
-}
-
-impl Rival<Cpu> for HostRival {
-    fn name(&self) -> &'static str {
-        forward!(self, rival => rival.name())
-    }
-
-    fn library(&self) -> String {
-        forward!(self, rival => rival.library())
-    }
-
-    fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
-        forward!(self, rival => rival.refusal(kind, dtype, op))
-    }
-
-    fn has(&self, kind: CallKind, placement: Placement) -> bool {
-        forward!(self, rival => rival.has(kind, placement))
-    }
-
-    fn start(&self, cpu: &Cpu, work: &Work, input: &Memory, output: &mut Memory) -> Result<(), Failure> {
-        forward!(self, rival => rival.start(cpu, work, input, output))
-    }
-
-    fn start_in_place(&self, cpu: &Cpu, work: &Work, data: &mut Memory) -> Result<(), Failure> {
-        forward!(self, rival => rival.start_in_place(cpu, work, data))
     }
 }

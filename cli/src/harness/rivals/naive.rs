@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fast_allreduce::{CallKind, DType, ReduceOp};
-use half::{bf16, f16};
 use nix::sys::memfd::{memfd_create, MFdFlags};
 use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
 
@@ -17,7 +16,6 @@ use crate::failure::Failure;
 use crate::harness::contender::{Placement, Rival};
 use crate::harness::device::host::{Cpu, Memory};
 use crate::harness::elements::elements;
-use crate::harness::float8::{F8E4M3, F8E5M2};
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 
@@ -194,70 +192,3 @@ impl Rival<Cpu> for Naive {
         unsafe { self.all_reduce(work, address, address) }
     }
 }
-
-/// The loops.
-pub trait Combine: Sized {
-    /// Element by element, into `results`.
-    fn combine(op: ReduceOp, results: &mut [Self], values: &[Self]);
-
-    /// What is left to do when all are in.
-    fn finish(op: ReduceOp, results: &mut [Self], world_size: usize);
-}
-
-fn each<T: Copy>(results: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
-    results.iter_mut().zip(values).for_each(|(result, &value)| *result = f(*result, value));
-}
-
-macro_rules! combine {
-    ($($type:ty, $add:expr, $multiply:expr, $divide:expr, $min:expr, $max:expr;)*) => {$(
-        impl Combine for $type {
-            fn combine(op: ReduceOp, results: &mut [Self], values: &[Self]) {
-                match op {
-                    ReduceOp::Sum | ReduceOp::Avg => each(results, values, $add),
-                    ReduceOp::Prod => each(results, values, $multiply),
-                    ReduceOp::Min => each(results, values, $min),
-                    ReduceOp::Max => each(results, values, $max),
-                    op => unreachable!("the program offers no {op}"),
-                }
-            }
-
-            fn finish(op: ReduceOp, results: &mut [Self], world_size: usize) {
-                if op == ReduceOp::Avg {
-                    let divide: fn(Self, usize) -> Self = $divide;
-                    results.iter_mut().for_each(|result| *result = divide(*result, world_size));
-                }
-            }
-        }
-    )*};
-}
-
-macro_rules! combine_integers {
-    ($($type:ty)*) => {
-        combine! {$($type, <$type>::wrapping_add, <$type>::wrapping_mul, |sum, count| sum / count as $type, Ord::min, Ord::max;)*}
-    };
-}
-
-combine_integers! { i8 u8 i32 u32 i64 u64 }
-
-combine! {
-    f32, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f32, f32::min, f32::max;
-    f64, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f64, f64::min, f64::max;
-    f16, |a, b| a + b, |a, b| a * b, |sum, count| sum / f16::from_f32(count as f32), f16::min, f16::max;
-    bf16, |a, b| a + b, |a, b| a * b, |sum, count| sum / bf16::from_f32(count as f32), bf16::min, bf16::max;
-}
-
-/// By way of f32, as of any type that no instruction adds.
-macro_rules! combine_widened {
-    ($($type:ty)*) => {$(
-        combine! {
-            $type,
-            |a, b| <$type>::from_f32(a.to_f32() + b.to_f32()),
-            |a, b| <$type>::from_f32(a.to_f32() * b.to_f32()),
-            |sum, count| <$type>::from_f32(sum.to_f32() / count as f32),
-            |a, b| <$type>::from_f32(a.to_f32().min(b.to_f32())),
-            |a, b| <$type>::from_f32(a.to_f32().max(b.to_f32()));
-        }
-    )*};
-}
-
-combine_widened! { F8E4M3 F8E5M2 }

@@ -1,10 +1,12 @@
 //! Compares residuals and normalised rows with the reference, element by element.
 
 use fast_allreduce::{ReduceOp, MAX_RANKS};
+use fast_allreduce_oracle::rows::rms_norm;
 
-use super::arithmetic::{normalised, Float, EPSILON};
 use crate::harness::check::Verdict;
 use crate::harness::inputs::Inputs;
+use crate::harness::memory::poison;
+use crate::harness::norm::{Float, EPSILON};
 
 /// What a way's results are held to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,34 +79,43 @@ fn judge_residual<T: Float>(
     judged: &mut Judged,
 ) {
     let world_size = inputs.world_size() - 2;
-    let step = match promise {
-        Promise::AnyOrder => T::ROUNDING,
-        _ => f32::ROUNDING,
-    };
-    let mut values = [T::poison(); MAX_RANKS];
+    let (unit, least) = T::ROUNDING;
+    let step = if promise == Promise::AnyOrder { unit } else { f32::ROUNDING.0 };
+    let mut values = [poison::<T>(); MAX_RANKS];
     let values = &mut values[..world_size];
     for (index, result) in (first..).zip(residual) {
         values.iter_mut().enumerate().for_each(|(rank, value)| *value = inputs.value(rank, index));
         let before: T = inputs.value(world_size, index);
-        let sum: f64 = values.iter().map(|value| f64::from(value.wide())).sum();
-        let magnitudes: f64 = values.iter().map(|value| f64::from(value.wide()).abs()).sum();
-        let exact = sum + f64::from(before.wide());
+        let sum: f64 = values.iter().map(|value| value.to_f64()).sum();
+        let magnitudes: f64 = values.iter().map(|value| value.to_f64().abs()).sum();
+        let exact = sum + before.to_f64();
         let steps = 2.0 * (world_size as f64 + 1.0) * step * magnitudes;
-        let bound =
-            1.01 * (steps + T::ROUNDING * (sum.abs() + exact.abs())) + (world_size as f64 + 1.0) * T::LEAST;
+        let bound = 1.01 * (steps + unit * (sum.abs() + exact.abs())) + (world_size as f64 + 1.0) * least;
         let is_same = promise == Promise::AnyOrder || {
             let sum = T::reduce(ReduceOp::Sum, values);
-            T::rounded(sum.wide() + before.wide()).bits() == result.bits()
+            added(sum, before).bits() == result.bits()
         };
-        judged.count(index, (f64::from(result.wide()) - exact).abs(), bound, is_same);
+        judged.count(index, (result.to_f64() - exact).abs(), bound, is_same);
     }
+}
+
+/// A sum in f32, rounded.
+fn added<T: Float>(sum: T, residual: T) -> T {
+    T::from_f64((sum.to_f64() as f32 + residual.to_f64() as f32).into())
+}
+
+/// A row normalised to the bit.
+fn normalised<T: Float>(row: &[T], weight: &[T]) -> Vec<T> {
+    let wide = |elements: &[T]| elements.iter().map(|x| x.to_f64() as f32).collect::<Vec<_>>();
+    let normed = rms_norm(&wide(row), EPSILON, Some(&wide(weight)));
+    normed.into_iter().map(|x| T::from_f64(x.into())).collect()
 }
 
 /// Holds the sum over ranks alone to its bits.
 pub fn wrong_sums<T: Float>(inputs: &Inputs, sum: &[T]) -> Judged {
     let mut judged = Judged::default();
     let world_size = inputs.world_size() - 2;
-    let mut values = [T::poison(); MAX_RANKS];
+    let mut values = [poison::<T>(); MAX_RANKS];
     let values = &mut values[..world_size];
     for (index, result) in sum.iter().enumerate() {
         values.iter_mut().enumerate().for_each(|(rank, value)| *value = inputs.value(rank, index));
@@ -123,26 +134,22 @@ fn judge_output<T: Float>(
     judged: &mut Judged,
 ) {
     let hidden = residual.len() as f64;
-    let squares: f64 = residual.iter().map(|x| f64::from(x.wide()).powi(2)).sum();
+    let squares: f64 = residual.iter().map(|x| x.to_f64().powi(2)).sum();
     let scale = 1.0 / (squares / hidden + f64::from(EPSILON)).sqrt();
-    let relative = 1.01 * (T::ROUNDING + (hidden / 64.0 + 64.0) * f32::ROUNDING);
+    let (unit, least) = T::ROUNDING;
+    let relative = 1.01 * (unit + (hidden / 64.0 + 64.0) * f32::ROUNDING.0);
     let bits = (promise == Promise::SameBits).then(|| normalised(residual, weight));
     for (index, (x, result)) in residual.iter().zip(output).enumerate() {
-        let exact = f64::from(x.wide()) * scale * f64::from(weight[index].wide());
+        let exact = x.to_f64() * scale * weight[index].to_f64();
         let is_same = bits.as_ref().is_none_or(|bits| bits[index].bits() == result.bits());
-        judged.count(
-            first + index,
-            (f64::from(result.wide()) - exact).abs(),
-            relative * exact.abs() + T::LEAST,
-            is_same,
-        );
+        judged.count(first + index, (result.to_f64() - exact).abs(), relative * exact.abs() + least, is_same);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::rms_norm::arithmetic::add_and_norm;
+    use crate::harness::norm::add_and_norm;
     use half::{bf16, f16};
 
     const SHAPE: (usize, usize) = (3, 700);
@@ -150,12 +157,12 @@ mod tests {
     /// A right residual and output of two ranks, with the weights.
     fn right<T: Float>(inputs: &Inputs) -> [Vec<T>; 3] {
         let (rows, hidden) = SHAPE;
-        let mut weight = vec![T::poison(); hidden];
+        let mut weight = vec![poison::<T>(); hidden];
         fill_weight(inputs, &mut weight);
         let element = |index| {
             let values = [inputs.value::<T>(0, index), inputs.value(1, index)];
             let before: T = inputs.value(2, index);
-            T::rounded(T::reduce(ReduceOp::Sum, &values).wide() + before.wide())
+            added(T::reduce(ReduceOp::Sum, &values), before)
         };
         let residual: Vec<T> = (0..rows * hidden).map(element).collect();
         let output = residual.chunks(hidden).flat_map(|row| normalised(row, &weight)).collect();
@@ -167,8 +174,8 @@ mod tests {
         let sum = |index| T::reduce(ReduceOp::Sum, &[inputs.value::<T>(0, index), inputs.value(1, index)]);
         let mut sums: Vec<T> = (0..100).map(sum).collect();
         assert_eq!(wrong_sums(&inputs, &sums).verdict.wrong, 0);
-        sums[70] = T::rounded(sums[70].wide() + 1.0);
-        sums[90] = T::poison();
+        sums[70] = T::from_f64(sums[70].to_f64() + 1.0);
+        sums[90] = poison::<T>();
         let judged = wrong_sums(&inputs, &sums);
         assert_eq!((judged.verdict.wrong, judged.first), (2, Some(70)));
     }
@@ -189,20 +196,20 @@ mod tests {
         for promise in [Promise::SameBits, Promise::SameResidual, Promise::AnyOrder] {
             assert_eq!(judged(&residual, &output, promise), 0, "{promise:?}");
             let mut wrong = output.clone();
-            wrong[701] = T::rounded(wrong[701].wide() * 1.02 + 0.001);
+            wrong[701] = T::from_f64(wrong[701].to_f64() * 1.02 + 0.001);
             assert_eq!(judged(&residual, &wrong, promise), 1, "{promise:?}");
             let mut poisoned = output.clone();
-            poisoned[0] = T::rounded(f32::INFINITY);
+            poisoned[0] = T::from_f64(f64::INFINITY);
             assert_eq!(judged(&residual, &poisoned, promise), 1, "{promise:?}");
             // A row of another residual is normalised otherwise.
             let mut other = residual.clone();
-            other[3] = T::rounded(other[3].wide() + 1.0);
+            other[3] = T::from_f64(other[3].to_f64() + 1.0);
             assert!(judged(&other, &output, promise) >= 2, "{promise:?}");
         }
         let mut unfused: Vec<T> = (0..output.len()).map(|index| inputs.value(2, index)).collect();
         let sum = |index| T::reduce(ReduceOp::Sum, &[inputs.value::<T>(0, index), inputs.value(1, index)]);
         let sums: Vec<T> = (0..output.len()).map(sum).collect();
-        let mut normed = vec![T::poison(); output.len()];
+        let mut normed = vec![poison::<T>(); output.len()];
         add_and_norm(&sums, &mut unfused, &mut normed, &weight);
         assert_eq!(judged(&unfused, &normed, Promise::SameResidual), 0);
     }

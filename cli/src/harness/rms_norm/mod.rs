@@ -1,21 +1,20 @@
 //! `all_reduce_fused` beside an allreduce with an addition and a norm after it, and beside an allreduce alone: all of them timed
 //! in turns and checked.
 
-pub mod arithmetic;
 pub mod check;
 
 use std::cell::RefCell;
 
 use fast_allreduce::{CallKind, Order, ReduceOp};
+use fast_allreduce_oracle::number::Number;
 
-use self::arithmetic::Float;
 use self::check::{fill_residual, fill_weight, judge, Promise};
 use super::check::{count_changed, Verdict};
 use super::contender::{Contender, OURS};
 use super::device::{Endpoint, RowBuffers};
-use super::elements::{typed, typed_mut, POISON};
 use super::measure::{Measure, Timings};
-use super::reference::Number;
+use super::memory::{typed, typed_mut, POISON};
+use super::norm::Float;
 use super::session::Session;
 use super::work::Work;
 use crate::arguments::RowsCase;
@@ -149,14 +148,14 @@ impl Measure<'_> {
         endpoint: &E,
         buffers: &mut RowBuffers<E::Memory>,
     ) -> Result<(), Failure> {
-        const SMALL: f32 = 1.0 / 4096.0;
+        const SMALL: f64 = 1.0 / 4096.0;
         self.round += 1;
         let inputs = check::inputs(self.seed, self.round, self.session.world_size());
         let rank = self.session.rank();
         endpoint.write(&mut buffers.input, &mut |bytes| {
             let elements = typed_mut::<T>(bytes);
             inputs.fill(rank, elements);
-            elements.iter_mut().for_each(|element| *element = T::rounded(element.wide() * SMALL));
+            elements.iter_mut().for_each(|element| *element = T::from_f64(element.to_f64() * SMALL));
         })?;
         endpoint.write(&mut buffers.residual, &mut |bytes| fill_residual::<T>(&inputs, typed_mut(bytes)))?;
         endpoint.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(&inputs, typed_mut(bytes)))

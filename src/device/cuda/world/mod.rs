@@ -27,9 +27,10 @@ use super::pinned::Pinned;
 use super::Cuda;
 use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus, MAX_RANKS};
 use crate::call::{nanoseconds, Site};
+use crate::catalogue::DType;
 use crate::device::sealed::Device as _;
 use crate::error::{Error, Result};
-use crate::plan::{DeviceKind, Limits};
+use crate::plan::{Algorithm, DeviceKind, Limits};
 use crate::region::Layout;
 
 /// Ranks `0..world_size` of one GPU, each with a region.
@@ -174,6 +175,11 @@ impl CudaWorld {
     /// multiprocessor.
     pub fn max_blocks(&self) -> usize {
         (self.multiprocessors / self.world_size()).clamp(1, abi::FA_MAX_BLOCKS as usize)
+    }
+
+    /// The most elements that one launch of an allreduce takes.
+    pub fn capacity(&self, algorithm: Algorithm, dtype: DType) -> usize {
+        self.limits().capacity(algorithm, dtype.size())
     }
 
     fn limits(&self) -> Limits {

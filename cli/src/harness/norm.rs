@@ -1,10 +1,9 @@
-//! Rows with a residual and an RMSNorm, in Rust: what a program does after an allreduce that does neither, and what is expected.
+//! Rows with a residual and an RMSNorm, in Rust: what a program does after an allreduce that does neither.
 
 use fast_allreduce::{Element, Norm};
+use fast_allreduce_oracle::number::Number;
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
-
-use crate::harness::reference::Number;
 
 /// Added to the mean of the squares, as models have it.
 pub const EPSILON: f32 = 1e-5;
@@ -14,10 +13,11 @@ pub const NORM: Norm = Norm::Rms { epsilon: EPSILON, unit_offset: false };
 
 /// A type that has the call.
 pub trait Float: Number + Element {
-    /// Relative error of a rounding to it.
-    const ROUNDING: f64;
-    /// The least positive number.
-    const LEAST: f64;
+    /// Relative error of a rounding to it, and the least positive number.
+    const ROUNDING: (f64, f64) = match Self::FORMAT {
+        Some(format) => (format.unit, format.least),
+        None => (0.0, 0.0),
+    };
 
     /// Both have as many elements.
     fn widen(from: &[Self], to: &mut [f32]);
@@ -46,24 +46,9 @@ pub trait Float: Number + Element {
     unsafe fn narrow_avx2(from: &[f32], to: &mut [Self]) {
         Self::narrow(from, to);
     }
-
-    fn wide(self) -> f32 {
-        let mut wide = [0.0];
-        Self::widen(&[self], &mut wide);
-        wide[0]
-    }
-
-    fn rounded(wide: f32) -> Self {
-        let mut rounded = [Self::poison()];
-        Self::narrow(&[wide], &mut rounded);
-        rounded[0]
-    }
 }
 
 impl Float for f32 {
-    const ROUNDING: f64 = f32::EPSILON as f64 / 2.0;
-    const LEAST: f64 = 1.4e-45;
-
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         to.copy_from_slice(from);
@@ -76,9 +61,6 @@ impl Float for f32 {
 }
 
 impl Float for f16 {
-    const ROUNDING: f64 = 1.0 / 2048.0;
-    const LEAST: f64 = 1.0 / 16_777_216.0;
-
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         from.convert_to_f32_slice(to);
@@ -123,9 +105,6 @@ impl Float for f16 {
 
 // By hand: the conversions of `half` are not vectorised.
 impl Float for bf16 {
-    const ROUNDING: f64 = 1.0 / 256.0;
-    const LEAST: f64 = 9.2e-41;
-
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         let wide = |from: &bf16| f32::from_bits(u32::from(from.to_bits()) << 16);
@@ -250,24 +229,6 @@ fn scale_chunk<T: Float>(
     narrow(&scaled[..residual.len()], output);
 }
 
-/// A row normalised to the bit, in the order that `docs/fused.md` tells.
-pub fn normalised<T: Float>(row: &[T], weight: &[T]) -> Vec<T> {
-    const CHUNK: usize = 512;
-    let mut squares = 0.0_f32;
-    for chunk in row.chunks(CHUNK) {
-        let mut partials = [0.0_f32; 64];
-        for (index, x) in chunk.iter().enumerate() {
-            partials[index % 64] += x.wide() * x.wide();
-        }
-        for half in [32, 16, 8, 4, 2, 1] {
-            (0..half).for_each(|index| partials[index] += partials[index + half]);
-        }
-        squares += partials[0];
-    }
-    let scale = 1.0 / (squares / row.len() as f32 + EPSILON).sqrt();
-    row.iter().zip(weight).map(|(x, weight)| T::rounded(x.wide() * scale * weight.wide())).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,9 +242,13 @@ mod tests {
         for (is, should_be) in output.iter().zip([one, -2.0 * one, 0.5 * one, 0.0]) {
             assert!((is - should_be).abs() < 1e-6, "{output:?}");
         }
-        for (is, should_be) in normalised(&residual, &[1.0, 2.0, 0.5, 0.0]).iter().zip(output) {
-            assert!((is - should_be).abs() < 1e-6);
-        }
+    }
+
+    fn there_and_back<T: Float>(value: T, factor: f32) -> (f32, T) {
+        let (mut wide, mut narrow) = ([0.0], [value]);
+        T::widen(&[value], &mut wide);
+        T::narrow(&[wide[0] * factor], &mut narrow);
+        (wide[0], narrow[0])
     }
 
     #[test]
@@ -291,12 +256,12 @@ mod tests {
         for bits in (0..=u16::MAX).step_by(7).chain([0x8000, 0x0001, 0x3F80]) {
             let (brain, half) = (bf16::from_bits(bits), f16::from_bits(bits));
             if !brain.is_nan() {
-                assert_eq!((brain.wide(), bf16::rounded(brain.wide())), (brain.to_f32(), brain));
+                assert_eq!(there_and_back(brain, 1.0), (brain.to_f32(), brain));
                 let between = brain.to_f32() * 1.003;
-                assert_eq!(bf16::rounded(between), bf16::from_f32(between));
+                assert_eq!(there_and_back(brain, 1.003).1, bf16::from_f32(between));
             }
             if !half.is_nan() {
-                assert_eq!((half.wide(), f16::rounded(half.wide())), (half.to_f32(), half));
+                assert_eq!(there_and_back(half, 1.0), (half.to_f32(), half));
             }
         }
     }

@@ -1,0 +1,365 @@
+//! Element types and what a reduction of their elements is, from the documentation of [`ReduceOp`] and not from the kernels.
+
+use fast_allreduce::{DType, ReduceOp, Scale};
+pub use float8::{F8E4M3, F8E5M2};
+pub use half::{bf16, f16};
+
+/// An element type with its definition of the operations.
+///
+/// # Safety
+///
+/// `DTYPE` is the type's, and every bit pattern is a value of it.
+pub unsafe trait Number: Copy + 'static {
+    const DTYPE: DType;
+
+    /// Of a float.
+    const FORMAT: Option<Format>;
+
+    /// From the lowest of the bits.
+    fn of_bits(bits: u64) -> Self;
+
+    /// Its bits: equal elements have equal bits, and only they.
+    fn bits(self) -> u64;
+
+    /// Exact, of a float.
+    fn to_f64(self) -> f64;
+
+    /// Exact, of an integer.
+    fn to_i128(self) -> i128;
+
+    /// Rounded to the accumulator, then to the type.
+    fn from_f64(value: f64) -> Self;
+
+    /// The elements reduced in their order. An average is that of `ranks` elements.
+    fn reduce_of(op: ReduceOp, values: &[Self], ranks: usize) -> Self;
+
+    /// A rank's part of a premultiplied sum: in the accumulator's arithmetic, rounded to the type.
+    fn product(self, scale: Scale) -> Self;
+
+    /// The ranks' elements reduced in rank order. All ranks have the same scale in a premultiplied sum.
+    fn reduce(op: ReduceOp, values: &[Self]) -> Self {
+        match op {
+            ReduceOp::PreMulSum(scale) => {
+                let products: Vec<_> = values.iter().map(|value| value.product(scale)).collect();
+                Self::reduce_of(ReduceOp::Sum, &products, values.len())
+            }
+            op => Self::reduce_of(op, values, values.len()),
+        }
+    }
+}
+
+/// A float type, as error bounds need it.
+#[derive(Debug, Clone, Copy)]
+pub struct Format {
+    /// Largest relative error of one rounding to the type.
+    pub unit: f64,
+    pub largest: f64,
+    /// What is larger than that is NaN.
+    pub finite: bool,
+    /// The smallest subnormal.
+    pub least: f64,
+    pub accumulator: Accumulator,
+}
+
+/// The type that a float is added up in.
+#[derive(Debug, Clone, Copy)]
+pub struct Accumulator {
+    pub unit: f64,
+    pub largest: f64,
+    /// The smallest normal number.
+    pub least: f64,
+}
+
+impl Format {
+    const fn of(unit: f64, largest: f64, finite: bool, least: f64, accumulator: Accumulator) -> Self {
+        Self { unit, largest, finite, least, accumulator }
+    }
+}
+
+const SINGLE: Accumulator = Accumulator {
+    unit: f32::EPSILON as f64 / 2.0,
+    largest: f32::MAX as f64,
+    least: f32::MIN_POSITIVE as f64,
+};
+const DOUBLE: Accumulator =
+    Accumulator { unit: f64::EPSILON / 2.0, largest: f64::MAX, least: f64::MIN_POSITIVE };
+
+/// The value of an expression for the Rust type of an element type.
+macro_rules! of_type {
+    ($dtype:expr, $number:ident => $value:expr) => {
+        of_type! {
+            $dtype, $number => $value;
+            I8: i8, U8: u8, I32: i32, U32: u32, I64: i64, U64: u64, F32: f32, F64: f64,
+            F16: half::f16, Bf16: half::bf16, F8E4M3: float8::F8E4M3, F8E5M2: float8::F8E5M2
+        }
+    };
+    ($dtype:expr, $number:ident => $value:expr; $($variant:ident: $type:ty),*) => {
+        match $dtype {
+            $(DType::$variant => {
+                type $number = $type;
+                $value
+            })*
+            other => unreachable!("a type that the oracle does not know: {other}"),
+        }
+    };
+}
+pub(crate) use of_type;
+
+macro_rules! integer {
+    ($($type:ty => $dtype:ident),*) => {$(
+        // SAFETY: an integer.
+        unsafe impl Number for $type {
+            const DTYPE: DType = DType::$dtype;
+            const FORMAT: Option<Format> = None;
+
+            #[inline]
+            fn of_bits(bits: u64) -> Self {
+                bits as Self
+            }
+
+            #[inline]
+            fn bits(self) -> u64 {
+                self as u64
+            }
+
+            #[inline]
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+
+            fn to_i128(self) -> i128 {
+                self.into()
+            }
+
+            fn from_f64(value: f64) -> Self {
+                value as Self
+            }
+
+            #[inline]
+            fn reduce_of(op: ReduceOp, values: &[Self], ranks: usize) -> Self {
+                // A product wraps modulo 2^128, hence modulo any smaller power of two too.
+                let wide = || values.iter().map(|&value| i128::from(value));
+                let reduced = match op {
+                    ReduceOp::Sum => wide().sum(),
+                    ReduceOp::Prod => wide().fold(1, i128::wrapping_mul),
+                    ReduceOp::Min => wide().min().unwrap_or_default(),
+                    ReduceOp::Max => wide().max().unwrap_or_default(),
+                    ReduceOp::Avg => wide().sum::<i128>() / ranks as i128,
+                    ReduceOp::BitAnd => wide().fold(-1, |all, value| all & value),
+                    ReduceOp::BitOr => wide().fold(0, |all, value| all | value),
+                    ReduceOp::BitXor => wide().fold(0, |all, value| all ^ value),
+                    op => unreachable!("integers have no {op}, or the reference lacks it"),
+                };
+                reduced as Self
+            }
+
+            fn product(self, _: Scale) -> Self {
+                unreachable!("integers have no scales")
+            }
+        }
+    )*};
+}
+
+integer!(i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64);
+
+/// The operations in an accumulator type. Of minima and maxima (IEEE 754-2019), a NaN wins.
+macro_rules! accumulate {
+    ($name:ident, $type:ty) => {
+        fn $name(op: ReduceOp, values: impl Iterator<Item = $type>, ranks: usize) -> $type {
+            let pick = |a: $type, b: $type, is_first: bool, is_first_of_equals: bool| match a == b {
+                _ if a.is_nan() || b.is_nan() => <$type>::NAN,
+                true if is_first_of_equals => a,
+                false if is_first => a,
+                _ => b,
+            };
+            match op {
+                ReduceOp::Sum => values.fold(0.0, |a, b| a + b),
+                ReduceOp::Prod => values.fold(1.0, |a, b| a * b),
+                ReduceOp::Min => {
+                    values.fold(<$type>::INFINITY, |a, b| pick(a, b, a < b, a.is_sign_negative()))
+                }
+                ReduceOp::Max => {
+                    values.fold(<$type>::NEG_INFINITY, |a, b| pick(a, b, a > b, a.is_sign_positive()))
+                }
+                ReduceOp::Avg => values.fold(0.0, |a, b| a + b) / ranks as $type,
+                op => unreachable!("floats have no {op}, or the reference lacks it"),
+            }
+        }
+    };
+}
+
+accumulate!(reduce_f32, f32);
+accumulate!(reduce_f64, f64);
+
+macro_rules! float {
+    ($type:ty => $dtype:ident, $bits:ty, $accumulator:ident, $reduce:ident, $widen:expr, $round:expr, $format:expr) => {
+        // SAFETY: a float, or the bits of one.
+        unsafe impl Number for $type {
+            const DTYPE: DType = DType::$dtype;
+            const FORMAT: Option<Format> = Some($format);
+
+            #[inline]
+            fn of_bits(bits: u64) -> Self {
+                Self::from_bits(bits as $bits)
+            }
+
+            #[inline]
+            fn bits(self) -> u64 {
+                self.to_bits().into()
+            }
+
+            #[inline]
+            fn to_f64(self) -> f64 {
+                $widen(self).into()
+            }
+
+            fn to_i128(self) -> i128 {
+                self.to_f64() as i128
+            }
+
+            fn from_f64(value: f64) -> Self {
+                $round(value as $accumulator)
+            }
+
+            #[inline]
+            fn reduce_of(op: ReduceOp, values: &[Self], ranks: usize) -> Self {
+                let reduced = $reduce(op, values.iter().map(|&value| $widen(value)), ranks);
+                // One NaN, whichever the arithmetic left.
+                if reduced.is_nan() {
+                    return Self::from_bits(<$bits>::MAX >> 1);
+                }
+                $round(reduced)
+            }
+
+            fn product(self, scale: Scale) -> Self {
+                $round($widen(self) * scale.get() as $accumulator)
+            }
+        }
+    };
+}
+
+float!(f32 => F32, u32, f32, reduce_f32, f32::from, f32::from,
+    Format::of(SINGLE.unit, SINGLE.largest, false, SINGLE.least * f32::EPSILON as f64, SINGLE));
+float!(f64 => F64, u64, f64, reduce_f64, f64::from, f64::from,
+    Format::of(DOUBLE.unit, DOUBLE.largest, false, DOUBLE.least * f64::EPSILON, DOUBLE));
+float!(f16 => F16, u16, f32, reduce_f32, f16::to_f32, f16::from_f32,
+    Format::of(1.0 / 2048.0, 65504.0, false, 1.0 / 16_777_216.0, SINGLE));
+float!(bf16 => Bf16, u16, f32, reduce_f32, bf16::to_f32, bf16::from_f32,
+    Format::of(1.0 / 256.0, bf16::MAX.to_f64_const(), false, SINGLE.least / 128.0, SINGLE));
+float!(F8E4M3 => F8E4M3, u8, f32, reduce_f32, |value: F8E4M3| value.to_f32(), e4m3,
+    Format::of(1.0 / 16.0, 448.0, true, 1.0 / 512.0, SINGLE));
+float!(F8E5M2 => F8E5M2, u8, f32, reduce_f32, |value: F8E5M2| value.to_f32(), e5m2,
+    Format::of(1.0 / 8.0, 57344.0, false, 1.0 / 65536.0, SINGLE));
+
+/// To nearest, ties to even, without the saturation of [`F8E4M3::from_f32`]: what rounds beyond 448 is NaN.
+pub fn e4m3(value: f32) -> F8E4M3 {
+    match value.abs() <= 464.0 {
+        true => F8E4M3::from_f32(value),
+        false => F8E4M3::from_bits(0x7F),
+    }
+}
+
+/// To nearest, ties to even, without the saturation of [`F8E5M2::from_f32`]: what rounds beyond 57344 is infinite.
+pub fn e5m2(value: f32) -> F8E5M2 {
+    match value.abs() < 61440.0 {
+        true => F8E5M2::from_f32(value),
+        false if value.is_nan() => F8E5M2::from_bits(0x7F),
+        false => F8E5M2::from_bits(if value > 0.0 { 0x7C } else { 0xFC }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ReduceOp::{Avg, Max, Min, Prod, Sum};
+
+    #[test]
+    fn integers_wrap_and_average_toward_zero() {
+        assert_eq!(u8::reduce(Sum, &[200, 100]), 44);
+        assert_eq!(i8::reduce(Prod, &[100, 3]), 44);
+        assert_eq!(i8::reduce(Avg, &[-128, -128, -127]), -127);
+        assert_eq!(i64::reduce(Avg, &[-7, 0]), -3);
+        assert_eq!(u64::reduce(Avg, &[u64::MAX; 16]), u64::MAX);
+        assert_eq!(u64::reduce(Prod, &[u64::MAX, u64::MAX]), 1);
+        assert_eq!(i64::reduce(Min, &[3, i64::MIN, 2]), i64::MIN);
+        assert_eq!(i32::reduce(Max, &[-3, -2]), -2);
+        assert_eq!(u8::reduce(ReduceOp::BitAnd, &[0b1101, 0b1011]), 0b1001);
+        assert_eq!(i8::reduce(ReduceOp::BitOr, &[-128, 1]), -127);
+        assert_eq!(u64::reduce(ReduceOp::BitXor, &[u64::MAX, 1, 1]), u64::MAX);
+    }
+
+    #[test]
+    fn halves_accumulate_in_f32_and_round_once() {
+        // In f16, 2048 + 1 rounds back to 2048 at each step.
+        let ones = [2048.0, 1.0, 1.0].map(f16::from_f32);
+        assert_eq!(f16::reduce(Sum, &ones).to_f32(), 2050.0);
+        let ones = [256.0, 1.0, 1.0].map(bf16::from_f32);
+        assert_eq!(bf16::reduce(Sum, &ones).to_f32(), 258.0);
+        // 1 + 2^-11 is halfway between two halves, and 2^-23 tips it.
+        let tipped = [1.0, 0.000_488_28, 0.000_000_12].map(f16::from_f32);
+        assert_eq!(f16::reduce(Sum, &tipped).to_bits(), 0x3c01);
+        assert_eq!(f16::reduce(Avg, &[1.0, 2.0].map(f16::from_f32)).to_f32(), 1.5);
+        assert_eq!(f16::reduce(Sum, &[f16::MAX; 2]), f16::INFINITY);
+    }
+
+    #[test]
+    fn floats_add_in_rank_order_from_positive_zero() {
+        assert_eq!(f32::reduce(Sum, &[-0.0, -0.0]).to_bits(), 0);
+        let (forth, back) = ([1e8f32, 1.0, -1e8], [-1e8f32, 1e8, 1.0]);
+        assert_eq!((f32::reduce(Sum, &forth), f32::reduce(Sum, &back)), (0.0, 1.0));
+    }
+
+    #[test]
+    fn minimum_and_maximum_know_zeros_and_nan() {
+        for values in [[0.0f64, -0.0], [-0.0, 0.0]] {
+            assert!(f64::reduce(Min, &values).is_sign_negative());
+            assert!(f64::reduce(Max, &values).is_sign_positive());
+        }
+        for values in [[-f32::NAN, 1.0], [1.0, f32::NAN]] {
+            assert_eq!(f32::reduce(Min, &values).to_bits(), 0x7fff_ffff);
+            assert_eq!(f32::reduce(Max, &values).to_bits(), 0x7fff_ffff);
+        }
+        assert_eq!(bf16::reduce(Sum, &[bf16::INFINITY, bf16::NEG_INFINITY]).to_bits(), 0x7fff);
+    }
+
+    /// Every number and what lies around it, around the middle to the next, and around the overflow.
+    fn rounds<T: Number>(finite: u8, next: f32, round: fn(f32) -> T) {
+        let number = |code: u8| T::of_bits(code.into()).to_f64() as f32;
+        let is = |value: f32, code: u8| {
+            assert_eq!(round(value).bits(), code.into(), "{value:e}");
+            let negative = if code == 0x7F { code } else { code | 0x80 };
+            assert_eq!(round(-value).bits(), negative.into(), "-{value:e}");
+        };
+        let (before, after) = (
+            |value: f32| f32::from_bits(value.to_bits() - 1),
+            |value: f32| f32::from_bits(value.to_bits() + 1),
+        );
+        for code in 0..=finite {
+            let above = if code == finite { next } else { number(code + 1) };
+            assert!(number(code) < above && number(code | 0x80).to_bits() == (-number(code)).to_bits());
+            let middle = (number(code) + above) / 2.0;
+            is(number(code), code);
+            is(before(middle), code);
+            is(middle, code + (code & 1));
+            is(after(middle), code + 1);
+        }
+        is(f32::MAX, finite + 1);
+        is(f32::INFINITY, finite + 1);
+        is(f32::NAN, 0x7F);
+    }
+
+    #[test]
+    fn every_8_bit_float_and_every_middle() {
+        assert_eq!(F8E4M3::from_bits(0x7E).to_f32(), 448.0);
+        assert_eq!(F8E4M3::from_bits(1).to_f32(), 2f32.powi(-9));
+        assert_eq!(F8E4M3::from_bits(0x38).to_f32(), 1.0);
+        assert_eq!(F8E5M2::from_bits(0x7B).to_f32(), 57344.0);
+        assert_eq!(F8E5M2::from_bits(1).to_f32(), 2f32.powi(-16));
+        assert_eq!(F8E5M2::from_bits(0x3C).to_f32(), 1.0);
+        assert_eq!(F8E5M2::from_bits(0xFC).to_f32(), f32::NEG_INFINITY);
+        assert!([0x7F, 0xFF].iter().all(|&code| F8E4M3::from_bits(code).to_f32().is_nan()));
+        assert!([0x7D, 0x7E, 0xFF].iter().all(|&code| F8E5M2::from_bits(code).to_f32().is_nan()));
+        rounds::<F8E4M3>(0x7E, 480.0, e4m3);
+        rounds::<F8E5M2>(0x7B, 65536.0, e5m2);
+    }
+}
