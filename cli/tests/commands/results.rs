@@ -42,7 +42,9 @@ fn every_type_and_operation_is_right() {
 
 #[test]
 fn every_algorithm_is_right_in_every_size_and_setting() {
-    for setting in ["", "--registered", "--set workers=2 --set wait=yield --set max_bytes=8K", "--isa baseline -c 3"] {
+    for setting in
+        ["", "--registered", "--set workers=2 --set wait=yield --set max_bytes=8K", "--isa baseline -c 3"]
+    {
         let csv = results(&format!(
             "bench --ranks 3 --algo all -d bf16 -b 2 -e 40K -f 17 -n 2 --format csv {setting}"
         ));
@@ -120,7 +122,8 @@ fn the_order_of_additions_is_said() {
     );
     assert_eq!(any["config"]["order"], "any");
     assert!(any["config"]["nvls_refused"].as_str().unwrap().contains("CPUs"), "{any}");
-    let norm = line("bench --collective all_reduce_fused --ranks 3 --hidden 64 --rows 2 -n 20 --set order=any");
+    let norm =
+        line("bench --collective all_reduce_fused --ranks 3 --hidden 64 --rows 2 -n 20 --set order=any");
     assert!(norm.contains("to no effect"), "{norm}");
 }
 

@@ -12,7 +12,8 @@ fn json(arguments: &str) -> Value {
 #[test]
 fn every_type_and_algorithm_is_right() {
     for ranks in [1, 2, 3] {
-        for setting in ["--algo all", "--registered -c 2", "--set max_bytes=4K --set workers=2", "--isa baseline"]
+        for setting in
+            ["--algo all", "--registered -c 2", "--set max_bytes=4K --set workers=2", "--isa baseline"]
         {
             let document = json(&format!("bench {SMALL} -d all -n 2 -w 0 --ranks {ranks} {setting}"));
             assert_eq!(document["wrong"], 0, "{ranks} {setting}");

@@ -301,9 +301,11 @@ fn every_call_is_tuned() {
     }
     let tuning = Tuning::load(&path).unwrap();
     // What is in it is used, whatever was found, and results are right.
-    let output =
-        tuned("bench --ranks 2 --set workers=2 --collective all -b 64K -e 512K -f 8 -n 2 --format json", &path)
-            .output();
+    let output = tuned(
+        "bench --ranks 2 --set workers=2 --collective all -b 64K -e 512K -f 8 -n 2 --format json",
+        &path,
+    )
+    .output();
     let output = output.unwrap();
     assert_eq!(document(&output)["wrong"], 0);
     // A plan in words names the calls that go by rows of their own.
