@@ -48,7 +48,7 @@ enum FaAlgorithm {
   FA_REDUCING(FA_CODE, ) FA_MOVING(FA_CODE, ) FA_OTHER(FA_CODE, ) FA_NORMING(FA_CODE, ) FA_NVLS(FA_CODE, )
 };
 
-// What quantised transport moves an element as (core/quantized.cuh).
+// What quantised transport moves an element as (core/quantized_layout.cuh).
 enum FaTransport { FA_TRANSPORT_INT8 = 0, FA_TRANSPORT_F8E4M3 = 1 };
 
 // Elements that have a scale in common, the bytes that they are moved as, and where slices of them begin.
@@ -320,7 +320,7 @@ enum FaScaling {
   FA_SCALE_OF_ROW = 2,
   FA_SCALE_OF_GROUP = 3, // of FA_SCALED_GROUP elements of a row, or what is left at its end
   // NVFP4: of FA_SCALED_BLOCK elements, of which rows are whole blocks, a byte that is an e4m3: row after
-  // row, or in tiles of 128 rows and 4 blocks (reduce/quantise.cuh).
+  // row, or in tiles of 128 rows and 4 blocks (reduce/quantized_rows.cuh).
   FA_SCALE_OF_BLOCK = 4,
   FA_SCALE_OF_TILED_BLOCK = 5,
 };

@@ -10,7 +10,7 @@
 #include "../algorithms/two_shot_pull.cuh"
 #include "../algorithms/two_shot_push.cuh"
 #include "entry.cuh"
-#include "reduce.cuh"
+#include "reduce_packs.cuh"
 
 #define FA_ANY_KERNEL(type, element, algorithm, ...)                                                         \
   FA_KERNEL(algorithm##_##type)(const __grid_constant__ FaLaunch own) {                                      \

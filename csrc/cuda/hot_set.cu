@@ -5,7 +5,7 @@
 #include "../algorithms/two_shot_pull.cuh"
 #include "../algorithms/two_shot_push.cuh"
 #include "entry.cuh"
-#include "reduce.cuh"
+#include "reduce_packs.cuh"
 
 #define FA_HOT_KERNEL(ranks, type, element, algorithm, ...)                                                  \
   FA_KERNEL(algorithm##_##type##_sum_w##ranks)(const __grid_constant__ FaLaunch launch) {                    \

@@ -6,7 +6,7 @@
 #include "../algorithms/two_shot_push.cuh"
 #include "../sinks/rms_norm.cuh"
 #include "entry.cuh"
-#include "reduce.cuh"
+#include "reduce_packs.cuh"
 #include "team_rows.cuh"
 
 // Few launches push rows that are not teams': those poll rank by rank, which is less code.

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "../core/rows.cuh"
-#include "../reduce/quantise.cuh"
+#include "../reduce/quantized_rows.cuh"
 #include "../reduce/rows.cuh"
 #include "epilogue.cuh"
 #include "quantised_rows.cuh"
