@@ -8,7 +8,7 @@ use fast_allreduce::{
 
 use crate::host::{Build, Private};
 use crate::suite::launch::{threads, InThreads, Launch, LocalProcesses, Rank};
-use crate::suite::quantised_rows::Becomes;
+use crate::suite::quantized_rows::Becomes;
 use crate::suite::random::Random;
 use crate::suite::rows::{Caller, Placement, Rows};
 use crate::suite::scenario::Setup;
@@ -173,7 +173,7 @@ fn typed_calls() {
 
 /// NaNs and infinities, zeros, what is too large for a scale that is given, and the end of a row that is no whole group.
 #[test]
-fn quantised_typed_calls() {
+fn quantized_typed_calls() {
     threads(2, |rank| {
         let communicator = Setup::default().build(&rank);
         let call = |input: &[f32], hidden: usize, scales: Scales<'_, [f32]>| {
@@ -379,7 +379,7 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
     }
     call(at(16), at(16), at(0), at(24)).unwrap();
     call_to(at(16), at(16), at(24), at(8), at(32)).unwrap();
-    let quantised = |output, scales| {
+    let quantized = |output, scales| {
         let (dtype, scaling) = (DType::I8, Scaling::PerRow);
         let quantized = Some(RawQuantizedRows::Bytes { dtype, scaling, scales });
         let norm = RawRmsNorm { hidden: 4, epsilon: 0.0, weight: 0, unit_offset: false, output, quantized };
@@ -390,12 +390,12 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
         unsafe { communicator.collective_raw(collective, input, output, 8, DType::F32) }
     };
     let problems = [
-        (quantised(at(0), at(30)), "normalised"),
-        (quantised(at(24), at(25)), "scales"),
-        (quantised(at(24), at(23)), "scales"),
-        (quantised(at(24), at(7)), "scales"),
-        (quantised(at(24), 0), "scales"),
-        (quantised(at(24), at(30) + 2), "scales"),
+        (quantized(at(0), at(30)), "normalised"),
+        (quantized(at(24), at(25)), "scales"),
+        (quantized(at(24), at(23)), "scales"),
+        (quantized(at(24), at(7)), "scales"),
+        (quantized(at(24), 0), "scales"),
+        (quantized(at(24), at(30) + 2), "scales"),
     ];
     for (result, name) in problems {
         assert!(
@@ -403,7 +403,7 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
             "{result:?}: {name}"
         );
     }
-    quantised(at(24) + 1, at(30)).unwrap();
+    quantized(at(24) + 1, at(30)).unwrap();
     nvfp4_that_overlaps(communicator);
     memory.fill(0.0);
 }
@@ -513,7 +513,7 @@ fn ranks_that_differ_in_the_sum() {
 
 /// In what rows become, and which elements have a scale in common.
 #[test]
-fn ranks_that_quantise_differently() {
+fn ranks_that_quantize_differently() {
     type How = Option<(Becomes, &'static str)>;
     let (row, group) = (Scaling::PerRow, Scaling::PerGroup);
     let bytes = |dtype, scaling, name| Some((Becomes::Bytes(dtype, scaling), name));

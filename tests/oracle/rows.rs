@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use crate::message::poison;
 use crate::oracle;
-use crate::quantised_rows::Becomes;
+use crate::quantized_rows::Becomes;
 use crate::random::{elements, Random, Values};
 
 /// A message of rows, with what comes of it.
@@ -44,7 +44,7 @@ pub struct Placement {
     /// The call ends with the residual.
     pub stops: bool,
     /// What normalised rows become, if it is another type.
-    pub quantised: Option<Becomes>,
+    pub becomes: Option<Becomes>,
 }
 
 impl Placement {
@@ -56,7 +56,7 @@ impl Placement {
             normed_in_place: random.one_in(2),
             plain_sum: random.one_in(3),
             stops: random.one_in(4),
-            quantised: random.one_in(2).then(|| match random.one_in(3) {
+            becomes: random.one_in(2).then(|| match random.one_in(3) {
                 true => Becomes::Nvfp4(random.pick(&[ScaleLayout::RowMajor, ScaleLayout::Tiled])),
                 false => Becomes::Bytes(
                     random.pick(&[DType::I8, DType::F8E4M3, DType::F8E5M2]),
@@ -190,13 +190,13 @@ impl Rows {
 
     /// Puts a rank's part into its memory, with poison and canaries where results go and around them.
     pub fn prepare(&self, caller: &mut dyn Caller, placement: Placement) -> Prepared<'_> {
-        let Placement { offset, registered, residual_in_place, normed_in_place, plain_sum, stops, quantised } =
+        let Placement { offset, registered, residual_in_place, normed_in_place, plain_sum, stops, becomes } =
             placement;
-        let quantised = quantised.filter(|becomes| !stops && becomes.takes(self.hidden));
-        let normed_in_place = normed_in_place && quantised.is_none();
-        let becomes = quantised.map(|becomes| {
+        let becomes = becomes.filter(|becomes| !stops && becomes.takes(self.hidden));
+        let normed_in_place = normed_in_place && becomes.is_none();
+        let becomes = becomes.map(|becomes| {
             let normed: Vec<f32> = values_of(self.dtype, &self.normed).collect();
-            (becomes, becomes.quantise(&normed, self.hidden))
+            (becomes, becomes.quantize(&normed, self.hidden))
         });
         let scales_of = becomes.as_ref().map_or(0, |(_, after)| after.scales.len());
         let bytes = (self.count * self.dtype.size()).max(scales_of);

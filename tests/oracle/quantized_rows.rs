@@ -13,7 +13,7 @@ pub enum Becomes {
 }
 
 /// Rows as bytes: of the numbers, and of the scales, also as they are before the call; and the one that is read besides.
-pub struct Quantised {
+pub struct QuantizedRows {
     pub numbers: Vec<u8>,
     pub scales: Vec<u8>,
     pub scales_before: Vec<u8>,
@@ -31,7 +31,7 @@ impl Becomes {
         matches!(self, Self::Bytes(..)) || hidden % 16 == 0
     }
 
-    pub fn quantise(self, rows: &[f32], hidden: usize) -> Quantised {
+    pub fn quantize(self, rows: &[f32], hidden: usize) -> QuantizedRows {
         match self {
             Self::Bytes(dtype, scaling) => bytes(rows, hidden, dtype, scaling),
             Self::Nvfp4(layout) => nvfp4(rows, hidden, layout),
@@ -46,7 +46,7 @@ impl Becomes {
     }
 }
 
-fn bytes(rows: &[f32], hidden: usize, dtype: DType, scaling: Scaling) -> Quantised {
+fn bytes(rows: &[f32], hidden: usize, dtype: DType, scaling: Scaling) -> QuantizedRows {
     let each = match scaling {
         Scaling::PerGroup => 128,
         _ => hidden,
@@ -66,10 +66,10 @@ fn bytes(rows: &[f32], hidden: usize, dtype: DType, scaling: Scaling) -> Quantis
     }
     let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
     let scales_before = if scaling == Scaling::Given { scales.clone() } else { poison(&scales) };
-    Quantised { numbers, scales, scales_before, global: None }
+    QuantizedRows { numbers, scales, scales_before, global: None }
 }
 
-fn nvfp4(rows: &[f32], hidden: usize, layout: ScaleLayout) -> Quantised {
+fn nvfp4(rows: &[f32], hidden: usize, layout: ScaleLayout) -> QuantizedRows {
     const PADDING: u8 = 0xA5;
     let blocks = hidden / 16;
     let mut numbers = Vec::new();
@@ -95,7 +95,7 @@ fn nvfp4(rows: &[f32], hidden: usize, layout: ScaleLayout) -> Quantised {
         }
         numbers.extend(codes.chunks(2).map(|pair| pair[0] | pair[1] << 4));
     }
-    Quantised { numbers, scales, scales_before, global: Some(GLOBAL.to_le_bytes().into()) }
+    QuantizedRows { numbers, scales, scales_before, global: Some(GLOBAL.to_le_bytes().into()) }
 }
 
 fn scale_of_block(block: &[f32]) -> u8 {
