@@ -1,5 +1,6 @@
 //! `--collective all_reduce_fused` of bench and compare: that every way is right, what is printed, and what is refused.
 
+use crate::program::temporary::Folder;
 use crate::program::{results, run, text};
 use serde_json::Value;
 
@@ -67,10 +68,10 @@ fn tables_csv_and_pages_have_all_columns() {
     assert_eq!(lines.len(), 5, "{csv}");
     let columns = |line: &str| line.split(',').count();
     assert!(lines.iter().all(|line| columns(line) == columns(lines[0])), "{csv}");
-    let page = std::env::temp_dir().join(format!("fast-allreduce-rms-norm-{}.html", std::process::id()));
+    let folder = Folder::new();
+    let page = folder.path().join("page.html");
     results(&format!("bench {SMALL} -n 20 --ranks 2 --report {}", page.display()));
     let html = std::fs::read_to_string(&page).unwrap();
-    std::fs::remove_file(&page).unwrap();
     assert!(html.contains("all_reduce_fused of bf16, rows of 700") && html.contains("unfused"));
 }
 
