@@ -57,11 +57,6 @@ impl Settings {
         self.values.set(name, value.as_ref())
     }
 
-    /// What one is set to; `None` where nothing sets it, and for a name that there is not.
-    pub fn get(&self, name: &str) -> Option<String> {
-        self.values.get(name)
-    }
-
     /// Where the ranks' buffers are.
     pub fn device(&self) -> Place {
         self.values.device.unwrap_or_default()
