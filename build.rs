@@ -58,7 +58,7 @@ fn compile_host(csrc: &Path, isa: &str, flags: &str) {
         .cpp(true)
         .std("c++17")
         .files(
-            ["entry.cpp", "floats.cpp", "integers.cpp", "quantized.cpp", "rows.cpp"]
+            ["entry.cpp", "floats.cpp", "integers.cpp", "quantized_transport.cpp", "rows.cpp"]
                 .map(|file| csrc.join("host").join(file)),
         )
         .define("FA_NAMESPACE", format!("fast_allreduce_{isa}").as_str())

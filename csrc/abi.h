@@ -48,7 +48,7 @@ enum FaAlgorithm {
   FA_REDUCING(FA_CODE, ) FA_MOVING(FA_CODE, ) FA_OTHER(FA_CODE, ) FA_NORMING(FA_CODE, ) FA_NVLS(FA_CODE, )
 };
 
-// What quantised transport moves an element as (core/quantized.cuh).
+// What quantised transport moves an element as (core/quantized_layout.cuh).
 enum FaTransport { FA_TRANSPORT_INT8 = 0, FA_TRANSPORT_F8E4M3 = 1 };
 
 // Elements that have a scale in common, the bytes that they are moved as, and where slices of them begin.

@@ -1,10 +1,11 @@
-//! Folders for tests, which go with the test.
+//! Folders for tests, of the library and of the program, which go with the test.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A folder of its own, with all that is put into it.
-pub(crate) struct Folder(PathBuf);
+pub struct Folder(PathBuf);
 
 impl Folder {
     pub fn new() -> Self {
@@ -20,6 +21,12 @@ impl Folder {
         &self.0
     }
 
+    /// Names of what is in it.
+    pub fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
     /// Writes a file, in folders that are made for it.
     pub fn write(&self, name: impl AsRef<Path>, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.0.join(name);
@@ -31,6 +38,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).unwrap();
+        // An error: the test has removed it.
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -21,6 +21,9 @@ mod page;
 mod plan;
 mod soak;
 mod stdout;
+#[cfg(test)]
+#[path = "../../src/temporary.rs"]
+mod temporary;
 mod topology;
 mod tune;
 

@@ -12,6 +12,7 @@ mod runner;
 use std::ffi::OsString;
 use std::process::{Command, ExitCode, Output};
 
+use program::temporary::Folder;
 use program::{program, run, text};
 use runner::{Found, Missing};
 use serde_json::Value;
@@ -87,7 +88,7 @@ fn is_loadable(name: &str) -> bool {
 }
 
 fn bench_is_right_in_every_algorithm(stand_in: StandIn) {
-    for setting in ["", "--eager", "--registered", "--region-bytes 8K"] {
+    for setting in ["", "--eager", "--registered", "--set max_bytes=8K"] {
         let arguments = format!(
             "bench --device cuda --ranks 3 --algo all -d bf16 -b 2 -e 20K -f 101 -n 20 --format json {setting}"
         );
@@ -114,7 +115,7 @@ fn bench_is_right_in_every_algorithm(stand_in: StandIn) {
 }
 
 fn bench_is_right_in_every_collective(stand_in: StandIn) {
-    for setting in ["", "--eager -d u8", "--registered -r 2", "--region-bytes 8K"] {
+    for setting in ["", "--eager -d u8", "--registered -r 2", "--set max_bytes=8K"] {
         let arguments = format!(
             "bench --device cuda --ranks 3 --collective all -b 3000 -e 30000 -f 10 --format json {setting}"
         );
@@ -157,7 +158,7 @@ fn bench_lets_the_switch_add_up(stand_in: StandIn) {
     for (order, multicast, bytes, algorithm) in
         [("any", true, "9M", Some("two-shot-nvls")), ("any", false, "1K", None), ("fixed", true, "1K", None)]
     {
-        let document = config(&format!("{arguments} -b {bytes} -e {bytes} --order {order}"), multicast);
+        let document = config(&format!("{arguments} -b {bytes} -e {bytes} --set order={order}"), multicast);
         assert_eq!((&document["config"]["order"], &document["wrong"]), (&order.into(), &0.into()));
         let refused = document["config"]["nvls_refused"].as_str();
         assert_eq!(refused.is_some(), order == "any" && !multicast, "{document}");
@@ -169,9 +170,8 @@ fn bench_lets_the_switch_add_up(stand_in: StandIn) {
 }
 
 fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
-    let folder = std::env::temp_dir().join(format!("fast-allreduce-gpu-check-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let (json, markdown) = (folder.join("report.json"), folder.join("report.md"));
+    let folder = Folder::new();
+    let (json, markdown) = (folder.path().join("report.json"), folder.path().join("report.md"));
     let steps = [
         "facts",
         "mps",
@@ -197,7 +197,6 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
         format!("gpu-check --small --json {} --markdown {}{asked}", json.display(), markdown.display());
     stand_in.results(&arguments);
     let (json, markdown) = (std::fs::read(&json).unwrap(), std::fs::read_to_string(&markdown).unwrap());
-    std::fs::remove_dir_all(&folder).unwrap();
 
     let report: Value = serde_json::from_slice(&json).unwrap();
     let done = report["steps"].as_array().unwrap();
@@ -247,9 +246,8 @@ fn what_the_driver_cannot_run_is_said(stand_in: StandIn) {
 }
 
 fn a_run_goes_on_with_what_passed(stand_in: StandIn) {
-    let folder = std::env::temp_dir().join(format!("fast-allreduce-gpu-resume-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let file = folder.join("report.json");
+    let folder = Folder::new();
+    let file = folder.path().join("report.json");
     let steps = "--step facts --step ipc-handles --step mps";
     let run = |more: &str, no_ipc: &str| {
         let arguments = format!("gpu-check --json {} {steps} {more}", file.display());
@@ -266,7 +264,6 @@ fn a_run_goes_on_with_what_passed(stand_in: StandIn) {
     assert_eq!(report["steps"].as_array().unwrap().len(), 3);
     // What was found with other settings is nothing to go on with.
     let (status, said) = run("--resume", "0");
-    std::fs::remove_dir_all(&folder).unwrap();
     assert!(status == Some(2) && said.contains("--resume"), "{said}");
 }
 
@@ -281,11 +278,10 @@ fn steps_without_time_are_not_run(stand_in: StandIn) {
 }
 
 fn tests_that_are_carried_along_are_run(stand_in: StandIn) {
-    let folder = std::env::temp_dir().join(format!("fast-allreduce-gpu-tests-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = Folder::new();
     let script = |name: &str, text: &str| {
         use std::os::unix::fs::PermissionsExt as _;
-        let file = folder.join(name);
+        let file = folder.path().join(name);
         std::fs::write(&file, format!("#!/bin/sh\n{text}\n")).unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o700)).unwrap();
         file.display().to_string()
@@ -295,11 +291,10 @@ fn tests_that_are_carried_along_are_run(stand_in: StandIn) {
     let endless = script("endless", "sleep 1000 & wait");
     let arguments = format!(
         "gpu-check --budget 6 --step tests --test {right} --test {wrong} --test {endless} --logs {}",
-        folder.display()
+        folder.path().display()
     );
     let output = stand_in.program(&arguments).output().unwrap();
-    let log = std::fs::read_to_string(folder.join("tests-right.log"));
-    std::fs::remove_dir_all(&folder).unwrap();
+    let log = std::fs::read_to_string(folder.path().join("tests-right.log"));
     let markdown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{markdown}");
     assert!(markdown.contains("* tests-right: right, 3 cases"), "{markdown}");
@@ -328,13 +323,13 @@ fn a_step_that_fails_is_reported_and_the_next_runs(stand_in: StandIn) {
 }
 
 fn what_tune_writes_is_used(stand_in: StandIn) {
-    let path = std::env::temp_dir().join(format!("fast-allreduce-gpu-tune-{}.toml", std::process::id()));
+    let folder = Folder::new();
+    let path = folder.path().join("tuning.toml");
     let tune = format!("tune --device cuda --ranks 2 --budget 0.1 -b 4K -e 4K --output {}", path.display());
     stand_in.results(&tune);
     let mut bench = stand_in.program("bench --device cuda --ranks 2 -b 4K -e 4K -n 2");
     let output = bench.env("FAST_ALLREDUCE_TUNING", &path).output().unwrap();
     let tuning = std::fs::read_to_string(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(tuning.contains("device = \"cuda\"") && tuning.contains("Stand-in device 0"), "{tuning}");
 }

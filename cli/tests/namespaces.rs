@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::UniqueId;
+use program::temporary::Folder;
 use program::{program, text, wait_until};
 use runner::{Found, Missing};
 
@@ -187,16 +188,13 @@ fn ranks_of_namespaces_of_all_four_kinds(options: Options) {
 
 fn meet_in_a_directory(options: &Options) {
     // Deeper than an address of a socket is long.
-    let name = format!("fast-allreduce-net-{}-{}", std::process::id(), options.len());
-    let folder = std::env::temp_dir().join(name);
-    let path = folder.join("x".repeat(120));
+    let folder = Folder::new();
+    let path = folder.path().join("x".repeat(120));
     std::fs::create_dir_all(&path).unwrap();
     let variables = [("FAST_ALLREDUCE_SOCKET_DIR", path.to_str().unwrap())];
     they_meet(options, start_by(CALLS, options, 3, &variables));
     it_is_noticed(options, start_by(ENDLESS, options, 3, &variables));
-    let left = std::fs::read_dir(&path).unwrap().count();
-    std::fs::remove_dir_all(&folder).unwrap();
-    assert_eq!(left, 0, "files are left in the directory");
+    assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "files are left in the directory");
 }
 
 /// `arguments` of the program after a line of a shell, in namespaces of its own.
@@ -237,7 +235,7 @@ impl Drop for Work {
 /// Two ranks would measure, if the name did not decide.
 fn the_plan_is_that_of_the_cpus_name_beside_other_work(options: Options) {
     let _work = Work::start();
-    let description = std::env::temp_dir().join(format!("fast-allreduce-cpuinfo-{}", std::process::id()));
+    let folder = Folder::new();
     let cases = [
         ("AMD EPYC 9B45", "AuthenticAMD", "built-in for AMD (by the CPU's name; "),
         ("QEMU Virtual CPU version 2.5+", "AuthenticAMD", "built-in for AMD (by the CPU's name; "),
@@ -246,7 +244,7 @@ fn the_plan_is_that_of_the_cpus_name_beside_other_work(options: Options) {
     ];
     for (name, vendor, said) in cases {
         let text = format!("processor\t: 0\nvendor_id\t: {vendor}\nmodel name\t: {name}\n");
-        std::fs::write(&description, text).unwrap();
+        let description = folder.write("cpuinfo", text);
         let line = format!("mount --bind {} /proc/cpuinfo", description.display());
         for _ in 0..3 {
             let output =
@@ -258,7 +256,6 @@ fn the_plan_is_that_of_the_cpus_name_beside_other_work(options: Options) {
             assert!(plan.contains(said), "{name}: {plan}");
         }
     }
-    std::fs::remove_file(&description).unwrap();
 }
 
 fn text_of(output: &Output) -> String {
@@ -275,8 +272,8 @@ fn ranks_without_proc(options: Options) {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     they_meet(&options, ["0", "1", "2"].map(start).into());
-    let folder = std::env::temp_dir().join(format!("fast-allreduce-proc-{}", std::process::id()));
-    let long = folder.join("x".repeat(120));
+    let folder = Folder::new();
+    let long = folder.path().join("x".repeat(120));
     std::fs::create_dir_all(&long).unwrap();
     for rank in ["0", "1"] {
         let mut command = after(NO_PROC, &options, CALLS);
@@ -285,7 +282,6 @@ fn ranks_without_proc(options: Options) {
         let error = text(&output.stderr);
         assert!(output.status.code() == Some(2) && error.contains("ENAMETOOLONG"), "{error}");
     }
-    std::fs::remove_dir_all(&folder).unwrap();
     let output = after(NO_PROC, &options, "bench --ranks 2 -e 1K").output().unwrap();
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{error}");

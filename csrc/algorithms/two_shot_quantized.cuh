@@ -14,7 +14,7 @@
 #pragma once
 
 #include "../core/barrier.cuh"
-#include "../core/quantized.cuh"
+#include "../core/quantized_layout.cuh"
 
 namespace FA_NAMESPACE {
 

@@ -3,7 +3,7 @@
 // being the rank.
 #include "../algorithms/reducing.cuh"
 #include "entry.cuh"
-#include "reduce.cuh"
+#include "reduce_packs.cuh"
 
 #define FA_ANY_KERNEL(type, element, algorithm, ...)                                                         \
   FA_KERNEL(algorithm##_##type)(const __grid_constant__ FaLaunch own) {                                      \

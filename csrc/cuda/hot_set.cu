@@ -2,7 +2,7 @@
 // <name>_<type>_sum_w<world>: sums of whole packs.
 #include "../algorithms/reducing.cuh"
 #include "entry.cuh"
-#include "reduce.cuh"
+#include "reduce_packs.cuh"
 
 #define FA_HOT_KERNEL(ranks, type, element, algorithm, ...)                                                  \
   FA_KERNEL(algorithm##_##type##_sum_w##ranks)(const __grid_constant__ FaLaunch launch) {                    \

@@ -3,7 +3,7 @@
 #include "../algorithms/reducing.cuh"
 #include "../sinks/rms_norm_cuda.cuh"
 #include "entry.cuh"
-#include "reduce.cuh"
+#include "reduce_packs.cuh"
 #include "team_rows.cuh"
 
 // Few launches push rows that are not teams': those poll rank by rank, which is less code.

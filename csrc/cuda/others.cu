@@ -3,8 +3,8 @@
 #include "../algorithms/all.cuh"
 #include "entry.cuh"
 #include "multicast.cuh"
-#include "quantized.cuh"
-#include "reduce.cuh"
+#include "quantized_transport.cuh"
+#include "reduce_packs.cuh"
 
 #define FA_MOVING_KERNEL(code, number, name, ...)                                                            \
   FA_KERNEL(name)(const __grid_constant__ FaLaunch own) {                                                    \

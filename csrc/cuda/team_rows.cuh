@@ -24,7 +24,7 @@
 #pragma once
 
 #include "../sinks/rms_norm_cuda.cuh"
-#include "reduce.cuh"
+#include "reduce_packs.cuh"
 
 namespace FA_NAMESPACE {
 

@@ -4,8 +4,8 @@
 #include "../core/float_state.cuh"
 #include "../sinks/rms_norm_host.hpp"
 #include "multicast.hpp"
-#include "quantized.hpp"
-#include "reduce.hpp"
+#include "quantized_transport.hpp"
+#include "reduce_runs.hpp"
 
 namespace FA_NAMESPACE {
 namespace {

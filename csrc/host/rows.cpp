@@ -1,6 +1,6 @@
 // The typed loops of rows, for the types that have an RMSNorm.
 #include "../reduce/rows.cuh"
-#include "../reduce/quantise.cuh"
+#include "../reduce/quantized_rows.cuh"
 
 #include "row_sums.hpp"
 

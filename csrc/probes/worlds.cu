@@ -10,7 +10,7 @@
 #include "../algorithms/one_shot_push.cuh"
 #include "../algorithms/two_shot_pull.cuh"
 #include "../algorithms/two_shot_push.cuh"
-#include "../cuda/reduce.cuh"
+#include "../cuda/reduce_packs.cuh"
 
 using namespace FA_NAMESPACE;
 

@@ -7,10 +7,10 @@
 #pragma once
 
 #include "../core/rows.cuh"
-#include "../reduce/quantise.cuh"
+#include "../reduce/quantized_rows.cuh"
 #include "../reduce/rows.cuh"
 #include "epilogue.cuh"
-#include "quantised_rows_cuda.cuh"
+#include "quantized_rows_cuda.cuh"
 
 namespace FA_NAMESPACE {
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../core/rows.cuh"
-#include "../reduce/quantise.cuh"
+#include "../reduce/quantized_rows.cuh"
 #include "../reduce/rows.cuh"
 #include "epilogue.cuh"
 

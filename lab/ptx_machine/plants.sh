@@ -73,16 +73,16 @@ a look at one tag of a signal|core/signal.cuh|s/ \| \(u32\(arrival->high >> 32\)
 packets that are read by a weak load|core/memory.cuh|s/ld\.relaxed\.sys\.global\.v2\.u64/ld.global.v2.u64/|data race
 a conversion that rounds to zero|reduce/element.cuh|s/__float2bfloat16_rn\(value\)/__float2bfloat16_rz(value)/|the sum
 a conversion through another type|reduce/element.cuh|s/__float2half_rn\(value\)/__ushort_as_half(__bfloat16_as_ushort(__float2bfloat16_rn(value)))/|the sum
-a rank that is left out|cuda/reduce.cuh|s/for \(u32 r = 0; r < W; \+\+r\)$/for (u32 r = 0; r < W - 1; ++r)/|the sum
-a rank that is left out in a loop|cuda/reduce.cuh|s/for \(u32 r = 0; r < world\(\); \+\+r\)/for (u32 r = 1; r < world(); ++r)/|the sum
-a part of a pack in the wrong order|cuda/reduce.cuh|s/inputs\.at\(r\) \+ at \+ e\)/inputs.at(r) + at + bytes - sizeof(T) - e)/|the sum
-a part of a pack of another granule|cuda/reduce.cuh|s/\+ at, extent, element\(\)\)\)\);/+ at, extent, 2 * element())));/|the sum|misaligned access|illegal address
+a rank that is left out|cuda/reduce_packs.cuh|s/for \(u32 r = 0; r < W; \+\+r\)$/for (u32 r = 0; r < W - 1; ++r)/|the sum
+a rank that is left out in a loop|cuda/reduce_packs.cuh|s/for \(u32 r = 0; r < world\(\); \+\+r\)/for (u32 r = 1; r < world(); ++r)/|the sum
+a part of a pack in the wrong order|cuda/reduce_packs.cuh|s/inputs\.at\(r\) \+ at \+ e\)/inputs.at(r) + at + bytes - sizeof(T) - e)/|the sum
+a part of a pack of another granule|cuda/reduce_packs.cuh|s/\+ at, extent, element\(\)\)\)\);/+ at, extent, 2 * element())));/|the sum|misaligned access|illegal address
 a carry into the next element|cuda/integers.cuh|s/\(\(a & ~high\) \+ \(b & ~high\)\) \^ \(\(a \^ b\) & high\)/a + b/|the sum
 whole packs at any address|core/pack.cuh|s/vector && left >= kPackBytes\}\)/left >= kPackBytes})/|misaligned access
 a switch that rounds each sum|cuda/multicast.cuh|s/\.acc::f32\.v4\.f16x2/.v4.f16x2/|the sum
 a sum that is stored in another order|cuda/multicast.cuh|s/"f"\(__uint_as_float\(pack\.word\[2\]\)\)/"f"(__uint_as_float(pack.word[0]))/|the sum
 sums by the address of one window|cuda/multicast.cuh|s/launch\.multicast \+ window_offset/launch.window + window_offset/|illegal address
-only the last rank is waited for|cuda/reduce.cuh|s/late = came\[r\] \? late : r;/late = came[kTogether - 1] ? late : r;/|the sum
+only the last rank is waited for|cuda/reduce_packs.cuh|s/late = came\[r\] \? late : r;/late = came[kTogether - 1] ? late : r;/|the sum
 END
 
 # The same, of those that the tests of messages find.
@@ -101,7 +101,7 @@ cat >"$work/plants_of_others" <<'END'
 announcements without a release|LATE|threads::ranks_on_one_gpu|core/memory.cuh|s/st\.release\.sys\.global\.u32/st.relaxed.sys.global.u32/|ranks disagree
 threads of a block that skip packs|-|collectives::in_one_launch|core/block.cuh|s/i < n; i \+= blockDim\.x\)/i < n; i += 2 * blockDim.x)/|differ|missing
 a range that begins too late|RACE|one_launch::every_order|core/block.cuh|s/\(begin - i \+ stride\(\) - 1\)/(begin - i + stride())/|differ
-averages of parts of a sum|RACE|one_launch::every_order|cuda/reduce.cuh|s/reduction\.finish\(whole\)/reduction.finish()/|differ
+averages of parts of a sum|RACE|one_launch::every_order|cuda/reduce_packs.cuh|s/reduction\.finish\(whole\)/reduction.finish()/|differ
 END
 
 cat >"$work/plants_of_teams" <<'END'

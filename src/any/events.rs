@@ -12,42 +12,21 @@ use super::{AnyCommunicator, Inner};
 use crate::device::cuda::{api, driver};
 use crate::error::{Error, Result};
 
-/// Events of one kind of device that are live in this process, so that a number that is none is an error and not undefined behaviour.
-struct Events(Mutex<BTreeSet<u64>>);
+/// Events that are live in this process, so that a number that is none is an error and not undefined behaviour.
+type Events = Mutex<BTreeSet<u64>>;
 
-static OF_HOST: Events = Events(Mutex::new(BTreeSet::new()));
+static OF_HOST: Events = Mutex::new(BTreeSet::new());
 #[cfg(feature = "cuda")]
-static OF_GPUS: Events = Events(Mutex::new(BTreeSet::new()));
+static OF_GPUS: Events = Mutex::new(BTreeSet::new());
 
-impl Events {
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Does something with an event, which nobody destroys meanwhile.
-    fn with(&self, event: u64, use_it: impl FnOnce() -> Result<()>) -> Result<()> {
-        let events = self.lock();
-        match events.contains(&event) {
-            true => use_it(),
-            false => Err(unknown(event)),
-        }
-    }
-
-    /// Takes an event off the list: it is the caller's to destroy.
-    fn remove(&self, event: u64) -> Result<()> {
-        match self.lock().remove(&event) {
-            true => Ok(()),
-            false => Err(unknown(event)),
-        }
-    }
-}
-
-fn unknown(event: u64) -> Error {
-    let value = format!("{event:#x}");
-    Error::InvalidSetting {
-        name: "event",
-        value,
-        expected: "one that create_event made and that has not been destroyed",
+fn known(is_known: bool, event: u64) -> Result<()> {
+    match is_known {
+        true => Ok(()),
+        false => Err(Error::InvalidSetting {
+            name: "event",
+            value: format!("{event:#x}"),
+            expected: "one that create_event made and that has not been destroyed",
+        }),
     }
 }
 
@@ -60,44 +39,50 @@ fn unknown(event: u64) -> Error {
 ///
 /// An event may be used with every communicator of its device and context, not only with the one that made it.
 impl AnyCommunicator {
+    /// Those of its kind of device. Nobody destroys one while the guard lives.
+    fn events(&self) -> MutexGuard<'static, BTreeSet<u64>> {
+        let events = match &self.0 {
+            Inner::Host(_) => &OF_HOST,
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(_) => &OF_GPUS,
+        };
+        events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Makes an event, which lives until it is destroyed.
     ///
     /// # Errors
     ///
     /// [`Error::Driver`].
     pub fn create_event(&self) -> Result<u64> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         let _context = self.callers_context();
-        match &self.0 {
-            Inner::Host(_) => {
-                static NEXT: AtomicU64 = AtomicU64::new(1);
-                // Relaxed: nothing but the number is shared.
-                let event = NEXT.fetch_add(1, Ordering::Relaxed);
-                OF_HOST.lock().insert(event);
-                Ok(event)
-            }
+        let event = match &self.0 {
+            // Relaxed: nothing but the number is shared.
+            Inner::Host(_) => NEXT.fetch_add(1, Ordering::Relaxed),
             #[cfg(feature = "cuda")]
             Inner::Cuda(communicator) => {
                 communicator.device().bind()?;
-                let event = driver::create_event()? as u64;
-                OF_GPUS.lock().insert(event);
-                Ok(event)
+                driver::create_event()? as u64
             }
-        }
+        };
+        self.events().insert(event);
+        Ok(event)
     }
 
     /// Destroys an event. Streams that wait for it go on doing so.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for what is no event, or is one no more.
+    /// [`Error::InvalidSetting`] for what is no event, or is one no more; [`Error::Driver`].
     pub fn destroy_event(&self, event: u64) -> Result<()> {
         let _context = self.callers_context();
+        known(self.events().remove(&event), event)?;
         match &self.0 {
-            Inner::Host(_) => OF_HOST.remove(event),
+            Inner::Host(_) => Ok(()),
             #[cfg(feature = "cuda")]
             Inner::Cuda(communicator) => {
                 communicator.device().bind()?;
-                OF_GPUS.remove(event)?;
                 // SAFETY: an event that `create_event` made, and that nobody has destroyed: it was on the list.
                 unsafe { api::cuEventDestroy_v2(event as CUevent) }.map_err(driver::driver("cuEventDestroy"))
             }
@@ -108,23 +93,24 @@ impl AnyCommunicator {
     ///
     /// # Errors
     ///
-    /// As [`AnyCommunicator::destroy_event`], and those of the driver.
+    /// As [`AnyCommunicator::destroy_event`].
     ///
     /// # Safety
     ///
     /// On a GPU `stream` is a live stream of the communicator's context.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub unsafe fn record_event(&self, event: u64, stream: u64) -> Result<()> {
-        let _context = self.callers_context();
+        let (_context, events) = (self.callers_context(), self.events());
+        known(events.contains(&event), event)?;
         match &self.0 {
-            Inner::Host(_) => OF_HOST.with(event, || Ok(())),
+            Inner::Host(_) => Ok(()),
             #[cfg(feature = "cuda")]
-            Inner::Cuda(communicator) => OF_GPUS.with(event, || {
+            Inner::Cuda(communicator) => {
                 communicator.device().bind()?;
                 // SAFETY: the event is live, as it is on the list; the stream is by the caller's word.
                 unsafe { api::cuEventRecord(event as CUevent, stream as CUstream) }
                     .map_err(driver::driver("cuEventRecord"))
-            }),
+            }
         }
     }
 
@@ -132,24 +118,25 @@ impl AnyCommunicator {
     ///
     /// # Errors
     ///
-    /// As [`AnyCommunicator::record_event`].
+    /// As [`AnyCommunicator::destroy_event`].
     ///
     /// # Safety
     ///
     /// As [`AnyCommunicator::record_event`].
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub unsafe fn wait_event(&self, stream: u64, event: u64) -> Result<()> {
-        let _context = self.callers_context();
+        let (_context, events) = (self.callers_context(), self.events());
+        known(events.contains(&event), event)?;
         match &self.0 {
-            Inner::Host(_) => OF_HOST.with(event, || Ok(())),
+            Inner::Host(_) => Ok(()),
             #[cfg(feature = "cuda")]
-            Inner::Cuda(communicator) => OF_GPUS.with(event, || {
+            Inner::Cuda(communicator) => {
                 communicator.device().bind()?;
                 let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;
                 // SAFETY: as in `record_event`.
                 unsafe { api::cuStreamWaitEvent(stream as CUstream, event as CUevent, flags) }
                     .map_err(driver::driver("cuStreamWaitEvent"))
-            }),
+            }
         }
     }
 }

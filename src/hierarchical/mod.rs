@@ -31,6 +31,9 @@ pub use call::Call;
 #[cfg(feature = "mpi")]
 pub use mpi::MpiNodes;
 #[cfg(feature = "nccl")]
+#[doc(hidden)]
+pub use nccl::library as nccl_library;
+#[cfg(feature = "nccl")]
 pub use nccl::NcclNodes;
 
 use self::text::renumbered;

@@ -378,14 +378,10 @@ fn what_is_no_file_is_refused() {
     refused("/nonexistent/file".as_ref(), "No such file");
     refused("/dev/zero".as_ref(), "no regular file");
     refused("/tmp".as_ref(), "no regular file");
-    let path = std::env::temp_dir().join(format!("fast-allreduce-test-{}.toml", std::process::id()));
-    std::fs::write(&path, "# \n".repeat(30_000)).unwrap();
-    refused(&path, "64 KiB");
-    std::fs::write(&path, b"\xff\xfe").unwrap();
-    refused(&path, "UTF-8");
-    std::fs::write(&path, tuning(host()).to_string()).unwrap();
-    let loaded = Tuning::load(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
+    let folder = crate::temporary::Folder::new();
+    refused(&folder.write("long", "# \n".repeat(30_000)), "64 KiB");
+    refused(&folder.write("bytes", b"\xff\xfe"), "UTF-8");
+    let loaded = Tuning::load(folder.write("right", tuning(host()).to_string())).unwrap();
     assert_eq!((loaded.table(), loaded.machine()), (&host(), &machine(DeviceKind::Host)));
 }
 

@@ -1,4 +1,4 @@
-//! Sums with a residual, a norm and quantised rows, on the host: every shape and algorithm, each instruction set, and what is refused.
+//! Sums with a residual, a norm and quantized rows, on the host: every shape and algorithm, each instruction set, and what is refused.
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{
@@ -8,7 +8,7 @@ use fast_allreduce::{
 
 use crate::host::{Build, Private};
 use crate::suite::launch::{threads, InThreads, Launch, LocalProcesses, Rank};
-use crate::suite::quantised_rows::Becomes;
+use crate::suite::quantized_rows::Becomes;
 use crate::suite::random::Random;
 use crate::suite::rows::{Caller, Placement, Rows};
 use crate::suite::scenario::Setup;
@@ -211,7 +211,7 @@ fn layer_norms() {
 
 /// NaNs and infinities, zeros, what is too large for a scale that is given, and the end of a row that is no whole group.
 #[test]
-fn quantised_typed_calls() {
+fn quantized_typed_calls() {
     threads(2, |rank| {
         let communicator = Setup::default().build(&rank);
         let call = |input: &[f32], hidden: usize, scaling, scales: &mut [f32]| {
@@ -252,7 +252,7 @@ fn quantised_typed_calls() {
             refused(call(&[1.0; 4], 2, scaling, &mut vec![1.0; len]).map(drop), "scales");
         }
         let of_floats = rms(&mut residual, 2, 0.0).quantized_by(&mut output, &[1.0]);
-        refused(communicator.all_reduce_fused(&[1.0; 4], of_floats), "quantised type");
+        refused(communicator.all_reduce_fused(&[1.0; 4], of_floats), "quantized type");
         for scaling in [Scaling::Given, Scaling::Nvfp4] {
             refused(call(&[1.0; 4], 2, Some(scaling), &mut [1.0; 4]).map(drop), "scaling");
         }
@@ -417,17 +417,17 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
     }
     call(at(16), at(16), at(0), at(24)).unwrap();
     call_to(at(16), at(16), at(24), at(8), at(32)).unwrap();
-    let quantised = |numbers, scales| {
+    let quantized = |numbers, scales| {
         let quantized = Becomes(DType::I8, Scaling::PerRow).at(numbers, scales, 0);
         run(RawFused { residual: at(16), residual_out: at(16), quantized: Some(quantized), ..rows_of(4) })
     };
     let problems = [
-        (quantised(at(0), at(30)), "numbers"),
-        (quantised(at(24), at(25)), "scales"),
-        (quantised(at(24), at(23)), "scales"),
-        (quantised(at(24), at(7)), "scales"),
-        (quantised(at(24), 0), "scales"),
-        (quantised(at(24), at(30) + 2), "scales"),
+        (quantized(at(0), at(30)), "numbers"),
+        (quantized(at(24), at(25)), "scales"),
+        (quantized(at(24), at(23)), "scales"),
+        (quantized(at(24), at(7)), "scales"),
+        (quantized(at(24), 0), "scales"),
+        (quantized(at(24), at(30) + 2), "scales"),
     ];
     for (result, name) in problems {
         assert!(
@@ -435,7 +435,7 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
             "{result:?}: {name}"
         );
     }
-    quantised(at(24) + 1, at(30)).unwrap();
+    quantized(at(24) + 1, at(30)).unwrap();
     nvfp4_that_overlaps(communicator);
     memory.fill(0.0);
 }
@@ -540,7 +540,7 @@ fn ranks_that_differ_in_the_sum() {
 
 /// In what rows become, and which elements have a scale in common.
 #[test]
-fn ranks_that_quantise_differently() {
+fn ranks_that_quantize_differently() {
     type How = Option<(Becomes, &'static str)>;
     let (row, group) = (Scaling::PerRow, Scaling::PerGroup);
     let to = |dtype, scaling, name| Some((Becomes(dtype, scaling), name));

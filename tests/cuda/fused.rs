@@ -12,7 +12,7 @@ use crate::fixture::{download, upload, Plain, Setup};
 use crate::gpu::{gpu, Gpus, LIMIT};
 use crate::graphs::capture;
 use crate::random::Random;
-use crate::suite::quantised_rows::Becomes;
+use crate::suite::quantized_rows::Becomes;
 use crate::suite::rows::{Caller, Placement, Prepared, Rows};
 use crate::threads::threads;
 
@@ -22,7 +22,7 @@ tests! {
         captured_calls,
         a_world_in_one_launch,
         slices,
-        quantised_slices,
+        quantized_slices,
         nvfp4_slices,
         a_rank_that_does_not_come,
         a_grid_that_cuts_rows_is_refused;
@@ -105,13 +105,13 @@ fn every_shape(gpus: Gpus) {
                         }
                         // In each kernel, whatever was drawn; and of a row that blocks share.
                         for (offset, plain_sum, becomes) in ROWS_OF_FEWER_BITS {
-                            let quantised = Some(becomes);
+                            let becomes = Some(becomes);
                             if shape == SHAPES[2] || shape == SHAPES[7] && offset == 0 {
                                 let rows = Rows::new(&mut random, dtype, shape, size);
                                 let placement = Placement::random(&mut random);
                                 rows.check(
                                     &mut caller,
-                                    Placement { offset, plain_sum, quantised, stops: false, ..placement },
+                                    Placement { offset, plain_sum, becomes, stops: false, ..placement },
                                 );
                             }
                         }
@@ -213,7 +213,7 @@ fn slices(_: Gpus) {
     });
 }
 
-fn quantised_slices(_: Gpus) {
+fn quantized_slices(_: Gpus) {
     threads(2, 1, |rank, context| {
         let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
         let stream = context.new_stream().unwrap();

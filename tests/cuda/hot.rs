@@ -9,6 +9,7 @@ use crate::gpu::{gpu, Gpus};
 use crate::processes::{part, this_test, Process};
 use crate::random::Random;
 use crate::runner::Found;
+use crate::temporary::Folder;
 use crate::threads::fixtures;
 
 tests! {
@@ -40,11 +41,11 @@ fn every_type_and_world(gpus: Option<Gpus>) {
     match gpus {
         // The stand-in driver tells which kernels it runs.
         Some(gpus) if gpus.stand_in => {
-            let log = std::env::temp_dir().join(format!("fast-allreduce-hot-{}", std::process::id()));
+            let folder = Folder::new();
+            let log = folder.path().join("log");
             let mut child = this_test("hot::every_type_and_world", "logged");
             let ended = Process::start(child.env("STAND_IN_LAUNCH_LOG", &log)).finish();
             let lines = std::fs::read_to_string(&log);
-            let _ = std::fs::remove_file(&log);
             ended.unwrap_or_else(|report| panic!("{report}"));
             let lines = lines.unwrap();
             let launched: BTreeSet<&str> = lines

@@ -44,6 +44,8 @@ mod residency;
 mod settings;
 mod streams;
 mod symmetric;
+#[path = "../../src/temporary.rs"]
+mod temporary;
 mod threads;
 mod typed;
 mod world;

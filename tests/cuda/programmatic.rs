@@ -8,6 +8,7 @@ use crate::gpu::{gpu, stand_in_of_parent, Gpus};
 use crate::graphs::{capture, capture_and_replay, BYTES};
 use crate::processes::{part, this_test, Process};
 use crate::random::Random;
+use crate::temporary::Folder;
 use crate::threads::{calls, fixtures};
 
 tests! {
@@ -46,11 +47,11 @@ fn launches_have_the_attribute_where_they_can(gpus: Option<Gpus>) {
         (ASKS, Some(("STAND_IN_DRIVER_VERSION", "12020")), true, false),
         (ASKS, Some(("STAND_IN_VIRTUAL_ARCHITECTURE", "80")), false, false),
     ] {
-        let log = std::env::temp_dir().join(format!("fast-allreduce-programmatic-{}", std::process::id()));
+        let folder = Folder::new();
+        let log = folder.path().join("log");
         let mut child = this_test("programmatic::launches_have_the_attribute_where_they_can", part);
         let ended = Process::start(child.env("STAND_IN_LAUNCH_LOG", &log).envs(setting)).finish();
         let lines = std::fs::read_to_string(&log);
-        let _ = std::fs::remove_file(&log);
         ended.unwrap_or_else(|report| panic!("{part} {setting:?}: {report}"));
         let lines = lines.unwrap();
         for (count, expected) in [(EAGER, eager), (CAPTURED, captured)] {

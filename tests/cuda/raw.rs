@@ -1,15 +1,20 @@
 //! Communicators with streams of their own, on GPUs: ordered with the caller's by events.
 
+use cudarc::driver::sys::CUcontext;
 use fast_allreduce::bootstrap::Bootstrap;
-use fast_allreduce::{Collective, DType, Error, ReduceOp, StreamCommunicator};
+use fast_allreduce::device::cuda::api;
+use fast_allreduce::{
+    AnyCommunicator, Collective, DType, Error, Place, ReduceOp, Result, StreamCommunicator,
+};
 
+use crate::errors::alone;
 use crate::fixture::{download, upload, Plain, Setup};
 use crate::gpu::{context, gpu, Gpus};
 use crate::processes::ranks;
 use crate::threads::threads;
 
 tests! {
-    gpu => between_threads, between_processes;
+    gpu => between_threads, between_processes, a_callers_context_stays;
 }
 
 const COUNT: usize = 3000;
@@ -78,4 +83,53 @@ fn between_threads(gpus: Gpus) {
 fn between_processes(gpus: Gpus) {
     let devices = gpus.count.min(2);
     ranks("raw::between_processes", "overlap", 3, &[], |local| overlap(local.rank() % devices, local));
+}
+
+fn current() -> CUcontext {
+    let mut current = std::ptr::null_mut();
+    // SAFETY: writes one handle.
+    unsafe { api::cuCtxGetCurrent(&mut current) }.unwrap();
+    current
+}
+
+/// A thread that has no context has none after any call, nor after the end of what it drops.
+fn a_callers_context_stays(_: Gpus) {
+    let context = context(0);
+    let any = AnyCommunicator::from(Setup::default().try_build(context.clone(), alone()).unwrap());
+    let (memory, stream) = (Plain::new(&context, 4 * COUNT), context.new_stream().unwrap());
+    let stream = stream.cu_stream() as u64;
+    assert_eq!((any.place(), any.binding().is_none()), (Place::Cuda(0), true));
+    // SAFETY: null makes none current.
+    unsafe { api::cuCtxSetCurrent(std::ptr::null_mut()) }.unwrap();
+
+    let kept = |name: &str, done: Result<()>| {
+        done.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(current().is_null(), "{name}");
+    };
+    let sum = Collective::AllReduce(ReduceOp::Sum);
+    let event = any.create_event();
+    kept("create_event", event.clone().map(drop));
+    let event = event.unwrap();
+    // SAFETY: the memory and the stream live until the stream has been waited for.
+    unsafe {
+        kept("check_stream", any.check_stream(stream));
+        kept("collective", any.collective(stream, sum, [memory.address; 2], COUNT, DType::F32));
+        kept("transfer", any.transfer(stream, &[]));
+        kept("record_event", any.record_event(event, stream));
+        kept("wait_event", any.wait_event(stream, event));
+        kept("order_streams", any.order_streams(stream, stream));
+        kept("synchronize", any.synchronize(stream));
+        kept("register", any.register(memory.address, 4 * COUNT).map(drop));
+    }
+    kept("destroy_event", any.destroy_event(event));
+    kept("alloc", any.alloc(4096).map(drop));
+    kept("split", any.split(Some(0), 0).map(drop));
+    kept("shrink", any.shrink(&[0]).map(drop));
+    kept("barrier", any.barrier());
+    kept("check", any.check());
+    let with_stream = StreamCommunicator::new(any);
+    kept("a stream", with_stream.as_ref().map(drop).map_err(Error::clone));
+    drop(with_stream);
+    kept("the end", Ok(()));
+    context.bind_to_thread().unwrap();
 }

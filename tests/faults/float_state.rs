@@ -126,7 +126,7 @@ fn the_same_bits_whatever_the_state_of_the_callers() {
 
 /// Sums with quantised transport and with a norm. The least tolerance is accepted in each state.
 #[test]
-fn quantised_and_fused_calls_whatever_the_state() {
+fn quantized_and_fused_calls_whatever_the_state() {
     const COUNT: usize = 512;
     let states = || [state::get()].into_iter().chain(state::OTHERS).chain(state::TRAPPING);
     let tolerance = Transport::Int8.error_bound(DType::F32).unwrap();

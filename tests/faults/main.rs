@@ -27,6 +27,8 @@ mod sandboxes;
 mod signals;
 mod storms;
 mod streams;
+#[path = "../../src/temporary.rs"]
+mod temporary;
 #[path = "../conformance/suite/tier.rs"]
 mod tier;
 mod together;

@@ -9,6 +9,7 @@ use fast_allreduce::bootstrap::Local;
 use fast_allreduce::{Host, ReduceOp};
 
 use crate::direct::ALWAYS;
+use crate::temporary::Folder;
 use crate::world::{builder, LIMIT};
 
 /// Rank and directory of a process that is a rank.
@@ -16,30 +17,13 @@ const RANK: &str = "FAST_ALLREDUCE_TEST_CLOSED_STREAMS";
 
 const SIZE: usize = 3;
 
-/// A directory to meet in, which goes with the test.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("fast-allreduce-streams-{}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn what_a_rank_without_streams_prints_goes_nowhere() {
-    let directory = Directory::new();
+    let directory = Folder::new();
     let start = |rank: usize| {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "streams::rank_without_streams", "--ignored", "--test-threads=1"])
-            .env(RANK, format!("{rank} {}", directory.0.display()))
+            .env(RANK, format!("{rank} {}", directory.path().display()))
             .envs(ALWAYS)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -49,7 +33,7 @@ fn what_a_rank_without_streams_prints_goes_nowhere() {
     };
     let ranks: Vec<Child> = (0..SIZE).map(start).collect();
     let statuses: Vec<_> = ranks.into_iter().map(|mut rank| rank.wait().unwrap()).collect();
-    let said: Vec<_> = (0..SIZE).map(|rank| std::fs::read_to_string(said(&directory.0, rank))).collect();
+    let said: Vec<_> = (0..SIZE).map(|rank| std::fs::read_to_string(said(directory.path(), rank))).collect();
     assert!(statuses.iter().all(|status| status.success()), "{statuses:?} {said:#?}");
     assert!(said.iter().all(|said| matches!(said.as_deref(), Ok("right"))), "{said:#?}");
 }

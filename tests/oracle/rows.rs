@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use crate::message::poison;
 use crate::oracle;
-use crate::quantised_rows::Becomes;
+use crate::quantized_rows::Becomes;
 use crate::random::{elements, Random, Values};
 
 /// A message of rows, with what comes of it.
@@ -46,7 +46,7 @@ pub struct Placement {
     /// The call ends with the residual.
     pub stops: bool,
     /// What normalised rows become, if it is another type.
-    pub quantised: Option<Becomes>,
+    pub becomes: Option<Becomes>,
     /// Then they are asked for in the type as well.
     pub beside: bool,
 }
@@ -61,7 +61,7 @@ impl Placement {
             plain_sum: random.one_in(3),
             stops: random.one_in(4),
             beside: random.one_in(2),
-            quantised: random.one_in(2).then(|| {
+            becomes: random.one_in(2).then(|| {
                 let scaling = random.pick(&Scaling::ALL);
                 let types = [DType::I8, DType::F8E4M3, DType::F8E5M2];
                 Becomes(if scaling.bits() == 4 { DType::U8 } else { random.pick(&types) }, scaling)
@@ -234,16 +234,16 @@ impl Rows {
             normed_in_place,
             plain_sum,
             stops,
-            quantised,
+            becomes,
             beside: is_beside,
         } = placement;
-        let quantised = quantised.filter(|becomes| !stops && becomes.takes(self.hidden));
+        let becomes = becomes.filter(|becomes| !stops && becomes.takes(self.hidden));
         // Rows in the type are asked for.
-        let has_rows = !stops && (quantised.is_none() || is_beside);
+        let has_rows = !stops && (becomes.is_none() || is_beside);
         let normed_in_place = normed_in_place && has_rows;
-        let becomes = quantised.map(|becomes| {
+        let becomes = becomes.map(|becomes| {
             let normed: Vec<f32> = values_of(self.dtype, &self.normed).collect();
-            (becomes, becomes.quantise(&normed, self.hidden))
+            (becomes, becomes.quantize(&normed, self.hidden))
         });
         let scales_of = becomes.as_ref().map_or(0, |(_, after)| after.scales.len());
         let bytes = (self.count * self.dtype.size()).max(scales_of);

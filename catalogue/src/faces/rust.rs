@@ -1,7 +1,7 @@
 //! `src/catalogue/generated.rs`: the library's enums, and the kernels that it loads.
 
 use super::GENERATED;
-use crate::collectives::{Collective, COLLECTIVES};
+use crate::collectives::{Collective, Counts, COLLECTIVES};
 use crate::fused::{Group, Parameter, NORMS, SCALINGS};
 use crate::kernels::{Algorithm, Family, Kernel, KERNELS};
 use crate::ops::{Takes, OPS};
@@ -309,7 +309,7 @@ fn collectives(text: &mut String) {
             one.has_root.to_string()
         }),
         ("Whether shares have counts by rank.", "pub const fn has_counts", "bool", &|one| {
-            one.has_counts.to_string()
+            (one.counts != Counts::Equal).to_string()
         }),
         (
             "The rows of a plan's table that are for it.",

@@ -199,24 +199,22 @@ impl fmt::Display for Cpus {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
 
     use proptest::prelude::*;
 
     use super::*;
+    use crate::temporary::Folder;
 
     fn set(numbers: &[usize]) -> Set {
         numbers.iter().copied().collect()
     }
 
     /// A machine of two packages with two cores of two threads each, written as the kernel does.
-    struct Machine(PathBuf);
+    struct Machine(Folder);
 
     impl Machine {
-        fn new(name: &str) -> Self {
-            let root =
-                std::env::temp_dir().join(format!("fast-allreduce-cpus-{name}-{}", std::process::id()));
-            let machine = Self(root);
+        fn new() -> Self {
+            let machine = Self(Folder::new());
             machine.write("cpu/online", "0-7\n");
             machine.write("node/online", "0-1\n");
             for cpu in 0..8 {
@@ -248,22 +246,14 @@ mod tests {
         }
 
         fn write(&self, path: &str, text: &str) {
-            let file = self.0.join(path);
-            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-            std::fs::write(file, text).unwrap();
-        }
-    }
-
-    impl Drop for Machine {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
+            self.0.write(path, text);
         }
     }
 
     #[test]
     fn a_machine_of_two_packages_is_read() {
-        let machine = Machine::new("two");
-        let cpus = Cpus::read(&machine.0).unwrap();
+        let machine = Machine::new();
+        let cpus = Cpus::read(machine.0.path()).unwrap();
         assert_eq!((cpus.cores.len(), cpus.packages.len(), cpus.nodes.len()), (4, 2, 2));
         assert_eq!(cpus.nodes[1].bytes, Some(2 << 30));
         let shared = [(0, 4), (0, 1), (0, 5), (0, 2), (3, 7)].map(|(a, b)| cpus.shared(a, b));
@@ -282,14 +272,14 @@ mod tests {
 
     #[test]
     fn what_the_kernel_does_not_say_is_left_out() {
-        let machine = Machine::new("little");
+        let machine = Machine::new();
         for folder in ["node", "cpu/cpu0/cache", "cpu/cpu0/topology"] {
-            std::fs::remove_dir_all(machine.0.join(folder)).unwrap();
+            std::fs::remove_dir_all(machine.0.path().join(folder)).unwrap();
         }
-        let cpus = Cpus::read(&machine.0).unwrap();
+        let cpus = Cpus::read(machine.0.path()).unwrap();
         assert!(cpus.nodes.is_empty() && !cpus.to_string().contains("NUMA node  "), "{cpus}");
         machine.write("cpu/online", "0-");
-        assert!(Cpus::read(&machine.0).is_err());
+        assert!(Cpus::read(machine.0.path()).is_err());
     }
 
     #[test]

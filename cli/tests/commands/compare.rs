@@ -1,8 +1,8 @@
 //! What `compare` prints, whom it leaves out, and the pages of `--report`.
 
 use std::fs;
-use std::path::PathBuf;
 
+use crate::program::temporary::Folder;
 use crate::program::{results, run, text};
 use serde_json::Value;
 
@@ -10,28 +10,6 @@ const SMALL: &str = "--ranks 2 -b 1K -e 4K -n 20 --rounds 2";
 
 fn json(arguments: &str) -> Value {
     serde_json::from_str(&results(&format!("{arguments} --format json"))).unwrap()
-}
-
-/// A folder of this test's own, deleted at its end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("fast-allreduce-compare-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(&self.0).unwrap();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 #[test]
@@ -170,8 +148,8 @@ fn without_any_rival_there_is_nothing_to_compare() {
 
 #[test]
 fn pages_are_whole_and_hold_everything() {
-    let folder = Folder::new("pages");
-    let page = folder.0.join("<i>&'.html");
+    let folder = Folder::new();
+    let page = folder.path().join("<i>&'.html");
     fs::write(&page, "old").unwrap();
     results(&format!("bench --ranks 3 -b 1K -e 16K -f 4 -n 5 -d all -o max --report {}", page.display()));
     let html = fs::read_to_string(&page).unwrap();
@@ -203,13 +181,13 @@ fn pages_are_whole_and_hold_everything() {
 
 #[test]
 fn a_page_that_cannot_be_written_is_refused_before_anything_is_measured() {
-    let folder = Folder::new("refused");
-    let missing = folder.0.join("none/page.html");
+    let folder = Folder::new();
+    let missing = folder.path().join("none/page.html");
     refused(
         &format!("bench --report {}", missing.display()),
         &["cannot write", "none/page.html", "No such file"],
     );
-    refused(&format!("compare --report {}", folder.0.display()), &["cannot write", "no regular file"]);
+    refused(&format!("compare --report {}", folder.path().display()), &["cannot write", "no regular file"]);
     assert_eq!(folder.names(), Vec::<String>::new());
     refused("bench --report /proc/page.html", &["/proc/page.html"]);
 }

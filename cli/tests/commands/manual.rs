@@ -1,12 +1,13 @@
 //! What `completions` and `man` print: all commands and options are in it.
 
+use crate::program::temporary::Folder;
 use crate::program::{results, run, text};
 
 #[test]
 fn completions_of_each_shell_name_the_commands() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = results(&format!("completions {shell}"));
-        for word in ["bench", "compare", "topology", "region-bytes"] {
+        for word in ["bench", "compare", "topology", "join-timeout"] {
             assert!(script.contains(word), "{shell}: {word}");
         }
     }
@@ -25,13 +26,13 @@ fn bash_reads_its_completions() {
 fn each_command_has_a_page() {
     let page = results("man");
     assert!(page.contains(".TH fast-allreduce 1") && page.contains("fast\\-allreduce\\-bench(1)"), "{page}");
-    let folder = std::env::temp_dir().join(format!("fast-allreduce-man-{}", std::process::id()));
-    results(&format!("man {}", folder.display()));
+    let folder = Folder::new();
+    results(&format!("man {}", folder.path().display()));
     for command in ["bench", "compare", "topology", "plan", "tune", "soak", "gpu-check", "completions"] {
-        let page = std::fs::read_to_string(folder.join(format!("fast-allreduce-{command}.1"))).unwrap();
+        let page =
+            std::fs::read_to_string(folder.path().join(format!("fast-allreduce-{command}.1"))).unwrap();
         assert!(page.contains(&format!(".TH fast-allreduce-{command} 1")), "{page}");
     }
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]

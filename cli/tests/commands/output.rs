@@ -9,13 +9,14 @@ use std::process::{Command, Output, Stdio};
 
 use nix::sys::signal::Signal;
 
+use crate::program::temporary::Folder;
 use crate::program::{program, text};
 
 /// Everything that writes to standard output.
-fn everything() -> Vec<String> {
+fn everything(folder: &Folder) -> Vec<String> {
     let rows = "--ranks 2 -b 8 -e 8 -n 2";
     let recorded = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/topology/recorded/pcie-4.txt");
-    let tuning = std::env::temp_dir().join(format!("fast-allreduce-output-{}.toml", std::process::id()));
+    let tuning = folder.path().join("tuning.toml");
     let tune = format!("tune --ranks 2 --budget 0.1 -b 64 -e 64 --output {}", tuning.display());
     let mut all: Vec<String> =
         ["--help", "bench --help", "help plan", "--version", "--version --verbose", "plan", "plan --toml"]
@@ -44,7 +45,7 @@ fn fails(arguments: &str, output: &Output, fact: &str) {
 
 #[test]
 fn to_a_full_device_is_an_error() {
-    for arguments in everything() {
+    for arguments in everything(&Folder::new()) {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
         let output = into(&arguments, |command| command.stdout(full));
         fails(&arguments, &output, "No space left");
@@ -53,7 +54,7 @@ fn to_a_full_device_is_an_error() {
 
 #[test]
 fn to_what_is_closed_or_read_only_is_an_error() {
-    for arguments in everything() {
+    for arguments in everything(&Folder::new()) {
         let close = || Ok(nix::unistd::close(1)?);
         // SAFETY: what runs after the fork closes a descriptor.
         let output = into(&arguments, |command| unsafe { command.pre_exec(close) });
@@ -65,7 +66,7 @@ fn to_what_is_closed_or_read_only_is_an_error() {
 
 #[test]
 fn to_a_reader_that_has_gone_is_no_success_either() {
-    for arguments in everything() {
+    for arguments in everything(&Folder::new()) {
         let (reader, writer) = UnixStream::pair().unwrap();
         drop(reader);
         let output = into(&arguments, |command| command.stdout(OwnedFd::from(writer)));

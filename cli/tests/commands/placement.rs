@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use crate::program::temporary::Folder;
 use crate::program::{program, text};
 use nix::sched::{sched_getaffinity, sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
@@ -67,16 +68,15 @@ fn the_header_says_what_ranks_are_bound_to_and_what_they_plan_by() {
 
 #[test]
 fn a_launchers_ranks_meet_in_a_directory() {
-    let folder = std::env::temp_dir().join(format!("fast-allreduce-placement-{}", std::process::id()));
-    std::fs::create_dir(&folder).unwrap();
-    let path = folder.to_str().unwrap();
+    let folder = Folder::new();
+    let path = folder.path().to_str().unwrap();
     let of_option =
         config(&mut program(&format!("bench --ranks 3 -b 1K -e 1K -n 20 --format json --socket-dir {path}")));
     let mut command = program("bench --ranks 2 -b 1K -e 1K -n 20 --format json");
     let of_environment = config(command.env("FAST_ALLREDUCE_SOCKET_DIR", path));
     assert_eq!((&of_option["ranks"], &of_environment["ranks"]), (&3.into(), &2.into()));
-    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing is left");
-    std::fs::remove_dir(&folder).unwrap();
+    assert_eq!(folder.names(), [""; 0], "nothing is left");
+    std::fs::remove_dir(path).unwrap();
     let output = program(&format!("bench --ranks 2 --socket-dir {path}")).output().unwrap();
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2));
@@ -86,10 +86,9 @@ fn a_launchers_ranks_meet_in_a_directory() {
 /// A rank that another launcher started, and the only one.
 #[test]
 fn ranks_wait_for_each_other_as_long_as_they_are_told() {
-    let folder = std::env::temp_dir().join(format!("fast-allreduce-joining-{}", std::process::id()));
-    std::fs::create_dir(&folder).unwrap();
+    let folder = Folder::new();
     let refused = |command: &mut Command, limit: &str| {
-        command.env("FAST_ALLREDUCE_SOCKET_DIR", &folder);
+        command.env("FAST_ALLREDUCE_SOCKET_DIR", folder.path());
         let output =
             command.env("FAST_ALLREDUCE_RANK", "1").env("FAST_ALLREDUCE_WORLD_SIZE", "2").output().unwrap();
         let error = text(&output.stderr);
@@ -101,5 +100,4 @@ fn ranks_wait_for_each_other_as_long_as_they_are_told() {
     refused(program("bench").env("FAST_ALLREDUCE_JOIN_TIMEOUT", "0.125"), "125ms");
     refused(program("bench --join-timeout 0.25").env("FAST_ALLREDUCE_JOIN_TIMEOUT", "9"), "250ms");
     refused(program("soak").env("FAST_ALLREDUCE_JOIN_TIMEOUT", "0.125"), "125ms");
-    std::fs::remove_dir(&folder).unwrap();
 }

@@ -1,5 +1,6 @@
 //! `--collective all_reduce_fused` of bench and compare: that every way is right, what is printed, and what is refused.
 
+use crate::program::temporary::Folder;
 use crate::program::{results, run, text};
 use serde_json::Value;
 
@@ -12,7 +13,8 @@ fn json(arguments: &str) -> Value {
 #[test]
 fn every_type_and_algorithm_is_right() {
     for ranks in [1, 2, 3] {
-        for setting in ["--algo all", "--registered -c 2", "--region-bytes 4K --workers 2", "--isa baseline"]
+        for setting in
+            ["--algo all", "--registered -c 2", "--set max_bytes=4K --set workers=2", "--isa baseline"]
         {
             let document = json(&format!("bench {SMALL} -d all -n 2 -w 0 --ranks {ranks} {setting}"));
             assert_eq!(document["wrong"], 0, "{ranks} {setting}");
@@ -66,10 +68,10 @@ fn tables_csv_and_pages_have_all_columns() {
     assert_eq!(lines.len(), 5, "{csv}");
     let columns = |line: &str| line.split(',').count();
     assert!(lines.iter().all(|line| columns(line) == columns(lines[0])), "{csv}");
-    let page = std::env::temp_dir().join(format!("fast-allreduce-rms-norm-{}.html", std::process::id()));
+    let folder = Folder::new();
+    let page = folder.path().join("page.html");
     results(&format!("bench {SMALL} -n 20 --ranks 2 --report {}", page.display()));
     let html = std::fs::read_to_string(&page).unwrap();
-    std::fs::remove_file(&page).unwrap();
     assert!(html.contains("all_reduce_fused of bf16, rows of 700") && html.contains("unfused"));
 }
 
@@ -109,7 +111,7 @@ fn what_cannot_be_is_refused() {
         ("--hidden 64,x", "x"),
         ("--rows 99999999999999999", "too many"),
         ("--rows 1000000000 --hidden 512", "memory"),
-        ("--hidden 16384 --rows 1 --region-bytes 4K", "hidden"),
+        ("--hidden 16384 --rows 1 --set max_bytes=4K", "hidden"),
     ] {
         refused(&format!("bench --collective all_reduce_fused --ranks 2 {option}"), fact);
     }
@@ -118,7 +120,7 @@ fn what_cannot_be_is_refused() {
 #[test]
 fn rows_before_one_that_fails_are_written() {
     let output = run(
-        "bench --collective all_reduce_fused --hidden 512,65536 --rows 1 -d f32 -n 5 --region-bytes 64K --format json",
+        "bench --collective all_reduce_fused --hidden 512,65536 --rows 1 -d f32 -n 5 --set max_bytes=64K --format json",
     );
     assert!(!output.status.success());
     assert!(text(&output.stderr).contains("hidden"), "{}", text(&output.stderr));

@@ -4,38 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use crate::program::temporary::Folder;
 use crate::program::{program, results, run, text};
 use fast_allreduce::bootstrap::UniqueId;
 use fast_allreduce::plan::{Choice, CpuMake, DeviceKind, Machine, PlannedCall, Step, Table, Tuning};
 use fast_allreduce::Algorithm;
-
-/// A folder that goes with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("fast-allreduce-tune-{}-{name}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    fn file(&self, name: &str, content: &str) -> PathBuf {
-        let path = self.0.join(name);
-        std::fs::write(&path, content).unwrap();
-        path
-    }
-
-    fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.0).unwrap();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A file of this machine in which one algorithm does everything.
 fn one_for_all(algorithm: Algorithm) -> String {
@@ -61,8 +34,8 @@ fn refused(output: &Output, facts: &[&str]) {
 
 #[test]
 fn what_tune_writes_is_used() {
-    let folder = Folder::new("written");
-    let path = folder.0.join("plan.toml");
+    let folder = Folder::new();
+    let path = folder.path().join("plan.toml");
     let printed = results(&format!(
         "tune --ranks 2 --calls all_reduce --budget 0.2 -b 1K -e 4K --output {}",
         path.display()
@@ -89,8 +62,8 @@ fn what_tune_writes_is_used() {
 
 #[test]
 fn a_file_decides_unless_an_algorithm_is_forced() {
-    let folder = Folder::new("decides");
-    let file = folder.file("push.toml", &one_for_all(Algorithm::TwoShotPush));
+    let folder = Folder::new();
+    let file = folder.write("push.toml", one_for_all(Algorithm::TwoShotPush));
     let algorithm = |command: &mut Command| {
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
@@ -107,7 +80,7 @@ fn a_file_decides_unless_an_algorithm_is_forced() {
 
 #[test]
 fn a_file_that_cannot_be_used_is_refused() {
-    let folder = Folder::new("refused");
+    let folder = Folder::new();
     let good = one_for_all(Algorithm::OneShotPull);
     let [(_, cpu), (_, cores), _] = &Machine::host().facts()[..] else { panic!("three facts") };
     let cases: [(&str, String, &[&str]); 6] = [
@@ -127,7 +100,7 @@ fn a_file_that_cannot_be_used_is_refused() {
         ),
     ];
     for (name, content, facts) in &cases {
-        let file = folder.file(name, content);
+        let file = folder.write(name, content);
         let path = file.to_str().unwrap();
         let facts = [&[path], *facts].concat();
         refused(&tuned("bench --ranks 2 -b 8 -e 8 -n 2", &file).output().unwrap(), &facts);
@@ -163,9 +136,9 @@ fn document(output: &Output) -> serde_json::Value {
 
 #[test]
 fn ranks_with_different_files_use_the_lowest_ranks() {
-    let folder = Folder::new("different");
-    let pull = folder.file("a.toml", &one_for_all(Algorithm::OneShotPull));
-    let push = folder.file("b.toml", &one_for_all(Algorithm::TwoShotPush));
+    let folder = Folder::new();
+    let pull = folder.write("a.toml", one_for_all(Algorithm::OneShotPull));
+    let push = folder.write("b.toml", one_for_all(Algorithm::TwoShotPush));
     for (files, algorithm, said) in [
         ([Some(&pull), Some(&push)], "one-shot-pull", "a.toml (FAST_ALLREDUCE_TUNING), of rank 0: rank 1"),
         ([Some(&push), None], "two-shot-push", "b.toml (FAST_ALLREDUCE_TUNING), of rank 0: rank 1"),
@@ -178,7 +151,7 @@ fn ranks_with_different_files_use_the_lowest_ranks() {
         assert!(ranks[1].status.success());
     }
     // A file that is named and cannot be used is an error of all.
-    let bad = folder.file("c.toml", "format = 1");
+    let bad = folder.write("c.toml", "format = 1");
     let ranks = two_ranks([Some(&pull), Some(&bad)]);
     refused(&ranks[0], &["ranks disagree on the plan", "c.toml is refused"]);
     assert_eq!(ranks[1].status.code(), Some(2));
@@ -187,8 +160,8 @@ fn ranks_with_different_files_use_the_lowest_ranks() {
 /// Which it says before it measures: for a minute, here without an end.
 #[test]
 fn what_cannot_be_written_is_refused_first() {
-    let folder = Folder::new("refused");
-    let file = folder.file("file", "");
+    let folder = Folder::new();
+    let file = folder.write("file", "");
     let arguments = "tune --ranks 2 --budget 1e9";
     let output = program(arguments).env("XDG_CACHE_HOME", &file).output().unwrap();
     refused(&output, &["tuning file", file.to_str().unwrap()]);
@@ -200,9 +173,9 @@ fn what_cannot_be_written_is_refused_first() {
 
 #[test]
 fn what_is_installed_is_used_without_being_named() {
-    let cache = Folder::new("installed");
+    let cache = Folder::new();
     let run = |arguments: &str| {
-        let output = program(arguments).env("XDG_CACHE_HOME", &cache.0).output().unwrap();
+        let output = program(arguments).env("XDG_CACHE_HOME", cache.path()).output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
         text(&output.stdout)
     };
@@ -218,7 +191,7 @@ fn what_is_installed_is_used_without_being_named() {
     let printed = run("tune --ranks 2 --calls all_reduce --budget 0.2 -b 1K -e 2K");
     let (_, path) = printed.split_once("# installed ").unwrap();
     let path = PathBuf::from(path.split_once(':').unwrap().0);
-    assert_eq!(path.parent().unwrap(), cache.0.join("fast-allreduce"));
+    assert_eq!(path.parent().unwrap(), cache.path().join("fast-allreduce"));
     assert_eq!(Tuning::load(&path).unwrap().check(&Machine::host()), Ok(()));
     let said = format!("tuning file {} (installed for this machine)", path.display());
     assert_eq!(plan_of(&run(bench)), said);
@@ -239,7 +212,7 @@ fn what_is_installed_is_used_without_being_named() {
     let after = plan_of(&run(bench));
     assert!(after.starts_with("built-in for ") && after.contains("is ignored: it has no version"), "{after}");
     let asked =
-        program(bench).env("XDG_CACHE_HOME", &cache.0).env("FAST_ALLREDUCE_TUNING", "built-in").output();
+        program(bench).env("XDG_CACHE_HOME", cache.path()).env("FAST_ALLREDUCE_TUNING", "built-in").output();
     let asked = plan_of(&text(&asked.unwrap().stdout));
     assert!(asked.ends_with("(by the CPU's name; FAST_ALLREDUCE_TUNING asks for it)"), "{asked}");
 }
@@ -273,9 +246,9 @@ fn what_tune_cannot_do_is_refused_before_it_measures() {
     refused(&run("tune --ranks 17"), &["17", "2 to 16"]);
     refused(&run("tune --ranks 2 -b 4K -e 1K"), &["4096", "1024"]);
     refused(&run("tune --ranks 2 --budget 0"), &["--budget", "positive"]);
-    refused(&run("tune --ranks 2 --calls messages"), &["--calls messages", "--workers"]);
+    refused(&run("tune --ranks 2 --calls messages"), &["--calls messages", "--set workers=2"]);
     refused(&run("tune --ranks 2 --calls gossip"), &["gossip", "all_gather", "messages"]);
-    refused(&run("tune --workers 65"), &["--workers", "1 to 64"]);
+    refused(&run("tune --set workers=65"), &["--set", "workers = 65", "1 to 64"]);
     refused(&run("tune --ranks 2 --output /nonexistent/plan.toml"), &["/nonexistent/plan.toml", "No such"]);
     refused(&run("tune --ranks 2 --output /tmp"), &["/tmp", "no regular file"]);
     let forced = program("tune --ranks 2").env("FAST_ALLREDUCE_ALGO", "one-shot-pull").output().unwrap();
@@ -284,9 +257,9 @@ fn what_tune_cannot_do_is_refused_before_it_measures() {
 
 #[test]
 fn every_call_is_tuned() {
-    let folder = Folder::new("calls");
-    let path = folder.0.join("plan.toml");
-    let arguments = "tune --ranks 2 --workers 2 --budget 0.5 -b 64K -e 512K --output";
+    let folder = Folder::new();
+    let path = folder.path().join("plan.toml");
+    let arguments = "tune --ranks 2 --set workers=2 --budget 0.5 -b 64K -e 512K --output";
     let printed = results(&format!("{arguments} {}", path.display()));
     for calls in PlannedCall::ALL {
         let part =
@@ -301,9 +274,11 @@ fn every_call_is_tuned() {
     }
     let tuning = Tuning::load(&path).unwrap();
     // What is in it is used, whatever was found, and results are right.
-    let output =
-        tuned("bench --ranks 2 --workers 2 --collective all -b 64K -e 512K -f 8 -n 2 --format json", &path)
-            .output();
+    let output = tuned(
+        "bench --ranks 2 --set workers=2 --collective all -b 64K -e 512K -f 8 -n 2 --format json",
+        &path,
+    )
+    .output();
     let output = output.unwrap();
     assert_eq!(document(&output)["wrong"], 0);
     // A plan in words names the calls that go by rows of their own.
@@ -311,7 +286,7 @@ fn every_call_is_tuned() {
     let step = Step { max_bytes: u64::MAX, choice };
     let link = fast_allreduce::topology::LinkClass::SameDevice;
     let table = tuning.table().with_steps_of(PlannedCall::Reduce, 2, link, &[step]).unwrap();
-    let file = folder.file("reduce.toml", &Tuning::new(Machine::host(), table).unwrap().to_string());
+    let file = folder.write("reduce.toml", Tuning::new(Machine::host(), table).unwrap().to_string());
     let words = results(&format!("plan --ranks 2 --tuning {}", file.display()));
     assert!(words.contains("\n  reduce, any size: 1 block, in pieces of 512 KiB a block\n"), "{words}");
 }
@@ -322,7 +297,7 @@ fn the_plan_is_printed_in_words_and_as_a_file() {
     assert!(words.contains("\n3 ranks:\n  up to 32 KiB: one-shot-pull"), "{words}");
     let words = results("plan --device cuda --ranks 8");
     assert!(words.contains("\n8 ranks (nvswitch):\n  up to 64 KiB: one-shot-push"), "{words}");
-    let folder = Folder::new("toml");
-    let file = folder.file("plan.toml", &results("plan --toml"));
+    let folder = Folder::new();
+    let file = folder.write("plan.toml", results("plan --toml"));
     assert_eq!(Tuning::load(file).unwrap().table(), &Table::built_in_for(&Machine::host()));
 }

@@ -1,6 +1,9 @@
 //! Runs the real program and looks at its processes.
 #![allow(dead_code)] // Each test file uses a part of it.
 
+#[path = "../../../src/temporary.rs"]
+pub mod temporary;
+
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};

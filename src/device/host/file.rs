@@ -138,6 +138,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::temporary::Folder;
     use crate::thread::tests::forbid;
 
     /// Takes so many bytes under these limits, each call as `take` says, given its number and its length; the calls
@@ -187,15 +188,13 @@ mod tests {
     /// Another rank takes as much at the same time: what is left is looked at again and again, and not used up.
     #[test]
     fn pieces_stop_short_of_a_limit() {
-        let root = std::env::temp_dir().join(format!("fast-allreduce-pieces-{}", std::process::id()));
-        std::fs::create_dir_all(root.join("proc")).unwrap();
+        let root = Folder::new();
         let left = RefCell::new(0);
         let leave = |bytes: i64| {
             left.replace(bytes);
-            let text = format!("MemAvailable: {} kB\n", bytes / 1024);
-            std::fs::write(root.join("proc/meminfo"), text).unwrap();
+            root.write("proc/meminfo", format!("MemAvailable: {} kB\n", bytes / 1024));
         };
-        let limits = Limits::below(&root);
+        let limits = Limits::below(root.path());
         let take_both = |_, length: i64| {
             let before = *left.borrow();
             leave(before - 2 * length);
@@ -207,7 +206,6 @@ mod tests {
             assert!(*left.borrow() >= 0, "{mib}: {result:?} {taken:?}");
             assert_eq!((result.is_ok(), is_whole(50 << 20, &taken)), (fits, fits), "{mib}: {result:?}");
         }
-        std::fs::remove_dir_all(&root).unwrap();
     }
 
     /// Such a file, made by a thread to which these calls are refused.
@@ -244,7 +242,7 @@ mod tests {
     fn what_can_be_shrunk_is_refused() {
         let unsealed = memfd_create(c"test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
         assert!(check(&unsealed).unwrap_err().contains("not sealed"));
-        let folder = crate::temporary::Folder::new();
+        let folder = Folder::new();
         let on_disk = std::fs::File::open(folder.write("file", "")).unwrap();
         check(&on_disk.into()).unwrap_err();
         let name = format!("{SHARED_MEMORY}/fast-allreduce-test-{}", std::process::id());

@@ -22,12 +22,13 @@ const PAUSE: Duration = Duration::from_micros(100);
 const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
 
-type Handle = *mut c_void;
+/// `ncclComm_t`.
+pub type Handle = *mut c_void;
 
 /// `ncclUniqueId`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct UniqueId([u8; 128]);
+pub struct UniqueId(pub [u8; 128]);
 
 /// `ncclConfig_t` as it began: NCCL takes later fields from its defaults, going by the size and the version.
 #[repr(C)]
@@ -44,21 +45,28 @@ impl Config {
 }
 
 /// The functions that are called, as nccl.h declares them. The library stays loaded until the process ends.
-pub(super) struct Nccl {
+pub struct Nccl {
     get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
     get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
+    /// Waits for all ranks, without a limit.
+    pub comm_init_rank: unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int) -> c_int,
     comm_init_rank_config: unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int, *mut Config) -> c_int,
     comm_get_async_error: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
     comm_finalize: unsafe extern "C" fn(Handle) -> c_int,
     comm_destroy: unsafe extern "C" fn(Handle) -> c_int,
     comm_abort: unsafe extern "C" fn(Handle) -> c_int,
-    all_reduce:
+    /// On a stream.
+    pub all_reduce:
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int,
 }
 
 impl Nccl {
     /// The library, where it is installed and new enough.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`].
     pub fn get() -> Result<&'static Self> {
         static LOADED: OnceLock<Result<Nccl>> = OnceLock::new();
         LOADED.get_or_init(|| Self::load("libnccl.so.2")).as_ref().map_err(Clone::clone)
@@ -81,6 +89,7 @@ impl Nccl {
                 get_version: *library.get(b"ncclGetVersion\0").map_err(missing)?,
                 get_error_string: *library.get(b"ncclGetErrorString\0").map_err(missing)?,
                 get_unique_id: *library.get(b"ncclGetUniqueId\0").map_err(missing)?,
+                comm_init_rank: *library.get(b"ncclCommInitRank\0").map_err(missing)?,
                 comm_init_rank_config: *library.get(b"ncclCommInitRankConfig\0").map_err(missing)?,
                 comm_get_async_error: *library.get(b"ncclCommGetAsyncError\0").map_err(missing)?,
                 comm_finalize: *library.get(b"ncclCommFinalize\0").map_err(missing)?,
@@ -97,8 +106,12 @@ impl Nccl {
         }
     }
 
-    /// An error of this communicator or of the library's other calls; a call that goes on is none.
-    fn check(&self, call: &'static str, status: c_int) -> Result<()> {
+    /// A call that goes on is no error.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Nccl`], of this communicator or of the library's other calls.
+    pub fn check(&self, call: &'static str, status: c_int) -> Result<()> {
         if status == SUCCESS || status == IN_PROGRESS {
             return Ok(());
         }
@@ -107,18 +120,28 @@ impl Nccl {
         Err(Error::Nccl { call, message: format!("{text} (NCCL_DEBUG=WARN says more)") })
     }
 
-    fn version(&self) -> Result<Version> {
+    /// Its version.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Nccl`].
+    pub fn version(&self) -> Result<Version> {
         let mut code = 0;
         // SAFETY: it writes a number.
         self.check("ncclGetVersion", unsafe { (self.get_version)(&mut code) })?;
         Ok(Version::of(code))
     }
 
-    pub fn unique_id(&self) -> Result<[u8; 128]> {
+    /// A name for a new communicator.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Nccl`].
+    pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId([0; 128]);
         // SAFETY: it writes 128 bytes.
         self.check("ncclGetUniqueId", unsafe { (self.get_unique_id)(&mut id) })?;
-        Ok(id.0)
+        Ok(id)
     }
 }
 
@@ -247,7 +270,7 @@ impl Comm {
 
 /// Major, minor and patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Version(c_int, c_int, c_int);
+pub struct Version(pub c_int, pub c_int, pub c_int);
 
 impl Version {
     /// `NCCL_VERSION_CODE`, whose digits moved with 2.9.
@@ -323,7 +346,7 @@ mod tests {
         assert_eq!(refused, Err(Error::RankOutOfRange { rank: 2, world_size: 2 }));
         let (since, limit) = (Instant::now(), Duration::from_secs(5));
         let id = nccl.unique_id().unwrap();
-        let Err(error) = Comm::connect(id, 0, 2, limit) else { panic!("nobody is node 1") };
+        let Err(error) = Comm::connect(id.0, 0, 2, limit) else { panic!("nobody is node 1") };
         println!("{error}");
         assert!(matches!(error, Error::Nccl { .. } | Error::Timeout { .. }), "{error}");
         assert!(since.elapsed() < 4 * limit);

@@ -1,6 +1,6 @@
 //! The allreduce between nodes by NCCL, on GPUs' memory, in stream order.
 
-mod library;
+pub mod library;
 mod watch;
 
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl NcclNodes {
     /// [`Error::Unavailable`](crate::Error::Unavailable) without the library or with one that is too old,
     /// [`Error::Nccl`](crate::Error::Nccl).
     pub fn unique_id() -> Result<[u8; 128]> {
-        Nccl::get()?.unique_id()
+        Nccl::get()?.unique_id().map(|id| id.0)
     }
 
     /// This rank among those of its place, on the GPU of `context`. Collective among them. `timeout` is the longest that

@@ -28,7 +28,7 @@ pub mod world;
 
 #[allow(unused_imports)] // Each target uses a part of it.
 pub use fast_allreduce_oracle::{
-    collective, message, number, oracle, order, quantised_rows, quantized, random, rows,
+    collective, message, number, oracle, order, quantized, quantized_rows, random, rows,
 };
 
 /// Gives the names of all cases to a macro, behind an expression.

@@ -3,32 +3,26 @@ use super::*;
 use proptest::prelude::*;
 
 use crate::damaged::damaged;
+use crate::temporary::Folder;
 
 /// Files below a folder of their own, as a machine has them.
-struct Machine(PathBuf);
+struct Machine(Folder);
 
 impl Machine {
-    fn new(name: &str, files: &[(&str, &str)]) -> Self {
-        let root = std::env::temp_dir().join(format!("fast-allreduce-{name}-{}", std::process::id()));
+    fn new(files: &[(&str, &str)]) -> Self {
+        let root = Folder::new();
         for (path, text) in files {
-            let path = root.join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
+            root.write(path, text);
         }
         Self(root)
     }
 
     /// The least that is left, and the file that limits it.
     fn room(&self, enough: u64) -> Option<(u64, Option<String>)> {
-        let room = Limits::below(&self.0).least_room(enough)?;
-        let file = room.limit.map(|(_, file)| file.strip_prefix(&self.0).unwrap().display().to_string());
+        let room = Limits::below(self.0.path()).least_room(enough)?;
+        let file =
+            room.limit.map(|(_, file)| file.strip_prefix(self.0.path()).unwrap().display().to_string());
         Some((room.bytes, file))
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).unwrap();
     }
 }
 
@@ -44,36 +38,33 @@ const V2_STAT: &str = "anon 5000\nfile 900000\nkernel 4096\nshmem 100000\ninacti
 
 #[test]
 fn a_machine_without_groups_tells_what_it_has() {
-    let machine = Machine::new("none", &[MEMINFO]);
+    let machine = Machine::new(&[MEMINFO]);
     assert_eq!(machine.room(u64::MAX), Some((4_096_000_000, None)));
-    assert_eq!(Machine::new("nothing", &[("proc/meminfo", "MemTotal: 3 kB\n")]).room(u64::MAX), None);
+    assert_eq!(Machine::new(&[("proc/meminfo", "MemTotal: 3 kB\n")]).room(u64::MAX), None);
     assert_eq!(Limits::below(Path::new("/nowhere")).least_room(0), None);
 }
 
 #[test]
 fn version_2_with_the_least_left_in_the_middle() {
-    let machine = Machine::new(
-        "two",
-        &[
-            MEMINFO,
-            ("proc/self/cgroup", "0::/kubepods.slice/pod.slice/container\n"),
-            ("proc/self/mountinfo", V2_MOUNT),
-            ("sys/fs/cgroup/memory.stat", V2_STAT),
-            ("sys/fs/cgroup/kubepods.slice/memory.max", "9000000\n"),
-            ("sys/fs/cgroup/kubepods.slice/memory.current", "2000000\n"),
-            ("sys/fs/cgroup/kubepods.slice/memory.stat", V2_STAT),
-            ("sys/fs/cgroup/kubepods.slice/pod.slice/memory.max", "3000000\n"),
-            ("sys/fs/cgroup/kubepods.slice/pod.slice/memory.current", "2000000\n"),
-            ("sys/fs/cgroup/kubepods.slice/pod.slice/memory.stat", V2_STAT),
-            ("sys/fs/cgroup/kubepods.slice/pod.slice/container/memory.max", "max\n"),
-            ("sys/fs/cgroup/kubepods.slice/pod.slice/container/memory.current", "2000000\n"),
-        ],
-    );
+    let machine = Machine::new(&[
+        MEMINFO,
+        ("proc/self/cgroup", "0::/kubepods.slice/pod.slice/container\n"),
+        ("proc/self/mountinfo", V2_MOUNT),
+        ("sys/fs/cgroup/memory.stat", V2_STAT),
+        ("sys/fs/cgroup/kubepods.slice/memory.max", "9000000\n"),
+        ("sys/fs/cgroup/kubepods.slice/memory.current", "2000000\n"),
+        ("sys/fs/cgroup/kubepods.slice/memory.stat", V2_STAT),
+        ("sys/fs/cgroup/kubepods.slice/pod.slice/memory.max", "3000000\n"),
+        ("sys/fs/cgroup/kubepods.slice/pod.slice/memory.current", "2000000\n"),
+        ("sys/fs/cgroup/kubepods.slice/pod.slice/memory.stat", V2_STAT),
+        ("sys/fs/cgroup/kubepods.slice/pod.slice/container/memory.max", "max\n"),
+        ("sys/fs/cgroup/kubepods.slice/pod.slice/container/memory.current", "2000000\n"),
+    ]);
     let file = Some("sys/fs/cgroup/kubepods.slice/pod.slice/memory.max".to_owned());
     // Page cache counts where it is needed, and shared memory does not.
     assert_eq!(machine.room(1_000_000), Some((1_000_000, file.clone())));
     assert_eq!(machine.room(1_000_001), Some((1_500_000, file)));
-    let room = Limits::below(&machine.0).least_room(u64::MAX).unwrap();
+    let room = Limits::below(machine.0.path()).least_room(u64::MAX).unwrap();
     assert!(
         room.to_string().starts_with("1500000 bytes of memory are available of the 3000000 that "),
         "{room}"
@@ -104,7 +95,7 @@ fn version_1_counts_swap_with_memory_too() {
         ),
     ];
     let file = "sys/fs/cgroup/memory/memory.memsw.limit_in_bytes".to_owned();
-    assert_eq!(Machine::new("one", &files).room(u64::MAX), Some((20_003_700, Some(file))));
+    assert_eq!(Machine::new(&files).room(u64::MAX), Some((20_003_700, Some(file))));
 }
 
 #[test]
@@ -120,10 +111,10 @@ fn version_1_without_a_limit_and_a_parent_that_does_not_count_its_children() {
         ("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "5000\n"),
         ("sys/fs/cgroup/memory/a/memory.use_hierarchy", "0\n"),
     ];
-    assert_eq!(Machine::new("flat", &files).room(u64::MAX), Some((4_096_000_000, None)));
+    assert_eq!(Machine::new(&files).room(u64::MAX), Some((4_096_000_000, None)));
     let nested = files.map(|(path, text)| (path, if text == "0\n" { "1\n" } else { text }));
     let file = Some("sys/fs/cgroup/memory/a/memory.limit_in_bytes".to_owned());
-    assert_eq!(Machine::new("deep", &nested).room(u64::MAX), Some((95_000, file)));
+    assert_eq!(Machine::new(&nested).room(u64::MAX), Some((95_000, file)));
 }
 
 #[test]
@@ -140,7 +131,7 @@ fn a_hybrid_machine_has_memory_in_one_of_the_two() {
         ("sys/fs/cgroup/unified/cgroup.controllers", "hugetlb\n"),
     ];
     let file = Some("sys/fs/cgroup/memory/job/memory.limit_in_bytes".to_owned());
-    assert_eq!(Machine::new("hybrid", &files).room(u64::MAX), Some((0, file)));
+    assert_eq!(Machine::new(&files).room(u64::MAX), Some((0, file)));
 }
 
 #[test]
@@ -152,7 +143,7 @@ fn groups_outside_of_the_namespace_limit_nothing() {
         ("sys/fs/cgroup/memory.max", "5000\n"),
         ("sys/fs/cgroup/memory.current", "0\n"),
     ];
-    assert_eq!(Machine::new("outside", &files).room(u64::MAX), Some((4_096_000_000, None)));
+    assert_eq!(Machine::new(&files).room(u64::MAX), Some((4_096_000_000, None)));
     let mount =
         |root: &str| Mount { version: Version::Two, root: root.into(), point: "/sys/fs/cgroup".into() };
     let is = |root, path, expected: &[&str]| {
@@ -192,7 +183,7 @@ fn nonsense_is_no_limit() {
             ("c/a/memory.max", limit),
             ("c/a/memory.current", usage),
         ];
-        assert_eq!(Machine::new("nonsense", &files).room(u64::MAX), Some((4_096_000_000, None)), "{limit:?}");
+        assert_eq!(Machine::new(&files).room(u64::MAX), Some((4_096_000_000, None)), "{limit:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 // device: products and sums of f32, and bits.
 #pragma once
 
-#include "../core/quantized.cuh"
+#include "../core/quantized_layout.cuh"
 #include "element.cuh"
 
 namespace FA_NAMESPACE {

@@ -1,5 +1,5 @@
 // The typed loops of quantised transport.
-#include "../reduce/quantized.cuh"
+#include "../reduce/quantized_groups.cuh"
 
 namespace FA_NAMESPACE {
 namespace {

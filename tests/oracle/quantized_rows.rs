@@ -10,7 +10,7 @@ use crate::number::{e4m3, e5m2, F8E4M3, F8E5M2};
 pub struct Becomes(pub DType, pub Scaling);
 
 /// Rows as bytes: of the numbers, and of the scales, also as they are before the call; and the one that is read besides.
-pub struct Quantised {
+pub struct QuantizedRows {
     pub numbers: Vec<u8>,
     pub scales: Vec<u8>,
     pub scales_before: Vec<u8>,
@@ -28,7 +28,7 @@ impl Becomes {
         self.1.bits() == 8 || hidden % 16 == 0
     }
 
-    pub fn quantise(self, rows: &[f32], hidden: usize) -> Quantised {
+    pub fn quantize(self, rows: &[f32], hidden: usize) -> QuantizedRows {
         let Self(dtype, scaling) = self;
         match scaling {
             Scaling::Nvfp4 | Scaling::Nvfp4Tiled => nvfp4(rows, hidden, scaling),
@@ -42,7 +42,7 @@ impl Becomes {
     }
 }
 
-fn bytes(rows: &[f32], hidden: usize, dtype: DType, scaling: Scaling) -> Quantised {
+fn bytes(rows: &[f32], hidden: usize, dtype: DType, scaling: Scaling) -> QuantizedRows {
     let each = match scaling {
         Scaling::PerGroup => 128,
         _ => hidden,
@@ -62,10 +62,10 @@ fn bytes(rows: &[f32], hidden: usize, dtype: DType, scaling: Scaling) -> Quantis
     }
     let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
     let scales_before = if scaling == Scaling::Given { scales.clone() } else { poison(&scales) };
-    Quantised { numbers, scales, scales_before, global: None }
+    QuantizedRows { numbers, scales, scales_before, global: None }
 }
 
-fn nvfp4(rows: &[f32], hidden: usize, scaling: Scaling) -> Quantised {
+fn nvfp4(rows: &[f32], hidden: usize, scaling: Scaling) -> QuantizedRows {
     const PADDING: u8 = 0xA5;
     let blocks = hidden / 16;
     let mut numbers = Vec::new();
@@ -91,7 +91,7 @@ fn nvfp4(rows: &[f32], hidden: usize, scaling: Scaling) -> Quantised {
         }
         numbers.extend(codes.chunks(2).map(|pair| pair[0] | pair[1] << 4));
     }
-    Quantised { numbers, scales, scales_before, global: Some(GLOBAL.to_le_bytes().into()) }
+    QuantizedRows { numbers, scales, scales_before, global: Some(GLOBAL.to_le_bytes().into()) }
 }
 
 fn scale_of_block(block: &[f32]) -> u8 {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../core/inputs.cuh"
-#include "../reduce/quantized.cuh"
+#include "../reduce/quantized_groups.cuh"
 
 namespace FA_NAMESPACE {
 

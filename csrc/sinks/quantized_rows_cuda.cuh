@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../core/block.cuh"
-#include "../reduce/quantise.cuh"
+#include "../reduce/quantized_rows.cuh"
 
 namespace FA_NAMESPACE {
 
