@@ -235,7 +235,7 @@ struct FaLaunch {
   uint64_t channel_offset;
   uint64_t channel_bytes; // of all channels to a rank
   uint64_t chunk_bytes;   // most data of a chunk, a multiple of 64
-  uint64_t operands;      // address of an FaTransfers or an FaRmsNorm, where the launch is of that
+  uint64_t operands;      // address of an FaTransfers or an FaFused, where the launch is of that
   uint64_t launches;      // CUDA: address of all ranks' FaLaunch, where one launch runs a world; else 0
   uint64_t timeout_ns;    // at most half the range
   uint32_t rank;
@@ -288,44 +288,43 @@ struct FaRowTurns {
   uint32_t by_slice;
 };
 
-// What is done with the sums of a launch: a residual is added, and rows are normalised (sinks/rms_norm.cuh).
-// Addresses are of the launch's first element.
-struct FaRmsNorm {
+// What is done with the sums of a launch: a residual is added, and rows are normalised and quantised
+// (sinks/rms_norm_*). Addresses are of the launch's first element.
+struct FaFused {
   uint64_t residual;
   uint64_t residual_out; // where the residual's sum goes; 0: to the output, which else has the plain one
-  uint64_t normed;       // where normalised rows go; 0: the launch ends with the residual
+  uint64_t normed;       // where normalised rows go, in the launch's type; 0: nowhere
+  uint64_t numbers;      // where quantised rows go; 0: nowhere
   uint64_t weight;       // of a row; 0: of ones
+  uint64_t bias;         // of a row; 0: of zeros
   uint64_t scales;       // of the message: a given float, or where those of rows, groups or blocks go
   uint64_t global_scale; // of blocks: address of a float
   uint64_t first_row;    // of the launch, in the message: scales go by it
   uint32_t row;          // elements of each
   uint32_t rows;         // of the launch
+  uint32_t norm;         // enum FaNorm; FA_NO_NORM: the launch ends with the residual
   uint32_t unit_offset;  // non-zero: 1 is added to each weight
   float epsilon;
   uint32_t scaling; // enum FaScaling
-  uint32_t dtype;   // of normalised rows: the launch's, or where there are scales FA_I8 or an 8-bit float;
-                    // FA_U8 of blocks, which have two numbers in a byte
+  uint32_t dtype;   // of numbers: FA_I8 or an 8-bit float; FA_U8 of blocks, which have two numbers in a byte
   // On a GPU, where blocks that push have rows in teams (cuda/team_rows.cuh).
   uint32_t team;         // blocks for a row; 0: rows are whole blocks'
   uint32_t team_inverse; // (block * team_inverse) >> 16 is a block's team
   uint32_t share;        // packs that a block has of a row, but for the last of a team: whole chunks
   uint32_t chunks;       // of squares, in a row
+  uint32_t reserved;
   struct FaRowTurns turns;
 };
 
-// How normalised rows are made numbers of fewer bits.
-enum FaScaling {
-  FA_NOT_SCALED = 0,
-  FA_SCALE_GIVEN = 1,
-  FA_SCALE_OF_ROW = 2,
-  FA_SCALE_OF_GROUP = 3, // of FA_SCALED_GROUP elements of a row, or what is left at its end
-  // NVFP4: of FA_SCALED_BLOCK elements, of which rows are whole blocks, a byte that is an e4m3: row after
-  // row, or in tiles of 128 rows and 4 blocks (reduce/quantized_rows.cuh).
-  FA_SCALE_OF_BLOCK = 4,
-  FA_SCALE_OF_TILED_BLOCK = 5,
-};
-#define FA_SCALED_GROUP 128
-#define FA_SCALED_BLOCK 16
+// How rows are normalised.
+enum FaNorm { FA_NO_NORM = 0, FA_NORMS(FA_CODE, ) };
+
+// What rows are quantised to. Formats of blocks, NVFP4, have numbers of 4 bits.
+enum FaScaling { FA_NOT_SCALED = 0, FA_SCALINGS(FA_CODE, ) };
+
+// Elements that have a scale in common.
+#define FA_SCALED_GROUP FA_PER_GROUP_ELEMENTS
+#define FA_SCALED_BLOCK FA_NVFP4_ELEMENTS
 // Elements of a row at most.
 #define FA_MAX_ROW 65536
 // Elements of a chunk of squares.
@@ -340,7 +339,7 @@ static_assert(sizeof(FaChunk) == FA_SIGNAL_BYTES, "a chunk's signal likewise");
 static_assert(sizeof(FaCredit) == FA_SIGNAL_BYTES, "a credit likewise");
 static_assert(sizeof(FaRegionHead) % 128 == 0, "what follows the head is aligned");
 static_assert(sizeof(FaLaunch) % 8 == 0, "no padding at the end");
-static_assert(sizeof(FaRmsNorm) % 8 == 0, "likewise");
+static_assert(sizeof(FaFused) % 8 == 0, "likewise");
 #endif
 
 #endif

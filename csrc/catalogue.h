@@ -14,6 +14,8 @@
 //   FA_OTHER        kernels with entry points of their own: code, number, name
 //   FA_NORMING      sums with a residual and a norm, of hot types: code, number, name, algorithm
 //   FA_NVLS         in-switch sums of hot types, on sm_90 and newer: code, number, name
+//   FA_NORMS        norms of rows: code, number, functor
+//   FA_SCALINGS     formats of quantised rows: code, number, bits of a number
 //   FA_HOT_TYPES    types of the hot set: name, element
 //   FA_HOT_WORLDS   numbers of ranks of the hot set
 #ifndef FAST_ALLREDUCE_CATALOGUE_H
@@ -102,6 +104,20 @@
 #define FA_NVLS(X, ...) \
   X(FA_ONE_SHOT_NVLS, 18, one_shot_nvls, __VA_ARGS__) \
   X(FA_TWO_SHOT_NVLS, 19, two_shot_nvls, __VA_ARGS__)
+
+#define FA_NORMS(X, ...) \
+  X(FA_NORM_RMS, 1, RmsNorm, __VA_ARGS__)
+
+#define FA_SCALINGS(X, ...) \
+  X(FA_SCALE_GIVEN, 1, 8, __VA_ARGS__) \
+  X(FA_SCALE_PER_ROW, 2, 8, __VA_ARGS__) \
+  X(FA_SCALE_PER_GROUP, 3, 8, __VA_ARGS__) \
+  X(FA_SCALE_NVFP4, 4, 4, __VA_ARGS__) \
+  X(FA_SCALE_NVFP4_TILED, 5, 4, __VA_ARGS__)
+
+// Elements that have a scale in common.
+#define FA_PER_GROUP_ELEMENTS 128
+#define FA_NVFP4_ELEMENTS 16
 
 #define FA_HOT_TYPES(X, ...) \
   X(f16, F16, __VA_ARGS__) \

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # What docs/architecture.md says that an addition touches: applies each patch of tests/additions to a copy of the sources,
-# generates what is made from the catalogue, and runs the part of the conformance suite that has to find the addition by itself.
-# A patch that touches more files by hand than is promised fails, tests apart.
+# generates what is made from the catalogue, and runs tests that have to find the addition by themselves: those of all settings, else
+# part of the conformance suite. A patch that touches more files by hand than is promised fails, tests apart.
+#
+# test-additions.sh [kind...]: all without one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +16,8 @@ passed=0 failed=0
 
 most_files() {
   case $1 in
-    type | op) echo 3 ;;
+    type | op | algorithm) echo 3 ;;
+    setting) echo 2 ;;
     *) echo "nothing is promised of an addition of the kind $1" >&2 && return 1 ;;
   esac
 }
@@ -35,11 +38,17 @@ addition() {
   FAST_ALLREDUCE_BINDINGS=write cargo test --quiet --test machine bindings || return
   cargo check --quiet --package fast-allreduce-capi --package fast-allreduce-cli || return
   cargo test --quiet --package fast-allreduce-catalogue || return
-  cargo test --quiet --test conformance -- mixed::every_type arguments::operations
+  case $kind in
+    setting) cargo test --quiet --lib -- settings:: ;;
+    *) cargo test --quiet --test conformance -- mixed::every_type arguments::operations ;;
+  esac
 }
 
-for patch in tests/additions/*.patch; do
-  kind=$(basename "$patch" .patch)
+if [ $# -eq 0 ]; then
+  # shellcheck disable=SC2046
+  set -- $(basename --suffix .patch tests/additions/*.patch)
+fi
+for kind in "$@"; do
   if (addition "$kind"); then
     passed=$((passed + 1))
   else

@@ -110,8 +110,8 @@ program() {
     [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench of $ranks ranks prints no table, or several"
     [ "$(lines "^# .* ranks $ranks device")" -eq 1 ] || fail "$mpi: bench of $ranks ranks has another world"
   done
-  mpirun 3 "$cli" bench --collective all_reduce_rms_norm --hidden 4096 --rows 1,8 -d all
-  [ "$status" -eq 0 ] && [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench of all_reduce_rms_norm"
+  mpirun 3 "$cli" bench --collective all_reduce_fused --hidden 4096 --rows 1,8 -d all
+  [ "$status" -eq 0 ] && [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench of all_reduce_fused"
   echo "$mpi: bench of 1, 2 and 4 ranks passed"
   mpirun 4 "$cli" compare --vs mpi -e 16K -n 20 --rounds 2
   [ "$status" -eq 0 ] && [ "$(lines '# mpi .*: out of bounds values 0 OK')" -eq 1 ] || fail "$mpi: compare of 4 ranks"
@@ -120,9 +120,9 @@ program() {
   [ "$status" -eq 0 ] && [ "$(lines ' mpi  *-  ')" -eq 4 ] && [ "$(lines '# mpi left out of f64 avg')" -eq 1 ] ||
     fail "$mpi: compare of all operations"
   # A norm after MPI_Allreduce.
-  mpirun 2 "$cli" compare --vs mpi --collective all_reduce_rms_norm --hidden 4096 --rows 8 -d all -n 20 --rounds 2
+  mpirun 2 "$cli" compare --vs mpi --collective all_reduce_fused --hidden 4096 --rows 8 -d all -n 20 --rounds 2
   [ "$status" -eq 0 ] && [ "$(lines ' mpi  *-  ')" -eq 1 ] && [ "$(lines '# mpi .*: out of bounds values 0 OK')" -eq 1 ] &&
-    [ "$(lines '# mpi left out of all_reduce_rms_norm bf16 sum')" -eq 1 ] || fail "$mpi: compare of all_reduce_rms_norm"
+    [ "$(lines '# mpi left out of all_reduce_fused bf16 sum')" -eq 1 ] || fail "$mpi: compare of all_reduce_fused"
   echo "$mpi: compare of 2 and 4 ranks passed"
   # The reference judges both libraries: what each collective is, and in place.
   mpirun 3 "$cli" compare --vs mpi --collective all -r 1 -b 1000 -e 1000 -d f64 -n 2 --rounds 1

@@ -6,10 +6,8 @@
 //! fared alike, so that time does not count.
 
 use std::cell::Cell;
-use std::ffi::OsStr;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result};
 use crate::interruption;
 
 /// The longest time between two questions that counts.
@@ -87,25 +85,6 @@ impl<'a> Deadline<'a> {
     }
 }
 
-/// The limit that a variable of the environment names, if it has a value: seconds; `Some(None)` for 0, which is none.
-pub(crate) fn limit_named(name: &'static str, value: Option<&OsStr>) -> Result<Option<Option<Duration>>> {
-    let Some(value) = value.filter(|value| !value.is_empty()) else {
-        return Ok(None);
-    };
-    let value = value.to_string_lossy();
-    let seconds: Option<f64> = value.parse().ok();
-    match seconds.map(|seconds| (seconds, Duration::try_from_secs_f64(seconds))) {
-        Some((0.0, _)) => Ok(Some(None)),
-        // The shortest limit is no unlimited one.
-        Some((_, Ok(limit))) => Ok(Some(Some(limit.max(Duration::from_nanos(1))))),
-        _ => Err(Error::InvalidSetting {
-            name,
-            value: value.into_owned(),
-            expected: "seconds, such as 2.5, or 0 for no limit",
-        }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,20 +100,6 @@ mod tests {
         }
         assert!(started.elapsed() >= Duration::from_millis(20));
         assert_eq!(deadline.waited(), Duration::from_millis(20));
-    }
-
-    #[test]
-    fn a_variable_may_name_a_limit() {
-        let named = |value: &str| limit_named("A_VARIABLE", Some(OsStr::new(value)));
-        assert_eq!(limit_named("A_VARIABLE", None), Ok(None));
-        assert_eq!(named(""), Ok(None));
-        assert_eq!(named("0"), Ok(Some(None)));
-        assert_eq!(named("2.5"), Ok(Some(Some(Duration::from_millis(2500)))));
-        assert_eq!(named("1e-20"), Ok(Some(Some(Duration::from_nanos(1)))));
-        for value in ["-1", "soon", "nan", "inf", "1e300", "5 s"] {
-            let error = named(value).unwrap_err();
-            assert!(matches!(error, Error::InvalidSetting { name: "A_VARIABLE", .. }), "{error}");
-        }
     }
 
     #[test]

@@ -42,7 +42,7 @@ pub enum Error {
     /// A pointer is null, or not aligned to its element type.
     #[error("{which} pointer {address:#x} is {problem} (element size {element_size} bytes)")]
     InvalidPointer {
-        /// `"input"`, `"output"`, or what an epilogue reads or writes besides: `"residual"`, `"normalised"`, `"scales"` and so on.
+        /// `"input"`, `"output"`, or what a fused call reads or writes besides: `"residual"`, `"rows"`, `"scales"` and so on.
         which: &'static str,
         /// The address.
         address: usize,

@@ -37,6 +37,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod abi;
+mod any;
 pub mod bootstrap;
 mod call;
 mod catalogue;
@@ -60,6 +61,7 @@ mod raw;
 mod region;
 mod registry;
 mod scale;
+mod settings;
 mod symmetric;
 #[cfg(test)]
 mod temporary;
@@ -68,12 +70,14 @@ pub mod topology;
 mod trace;
 
 pub use abi::MAX_RANKS;
+pub use any::{AnyBuffer, AnyCommunicator};
 pub use call::{
-    CallKind, Collective, Direction, Epilogue, Group, NoWeight, Nvfp4Scales, QuantizedTransport,
-    RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling, Transfer, Transport,
+    CallKind, Collective, Direction, Group, QuantizedTransport, RawFused, RawQuantizedRows, Transfer,
+    Transport,
 };
-pub use catalogue::{Algorithm, DType, ReduceOp};
-pub use communicator::{Builder, Communicator, Counters};
+pub use catalogue::settings::Place;
+pub use catalogue::{Algorithm, DType, Norm, ReduceOp, Scaling};
+pub use communicator::{Builder, Communicator, Counters, Fused, Slices};
 #[cfg(feature = "cuda")]
 pub use communicator::{Registered, RegisteredMemory};
 #[cfg(feature = "cuda")]
@@ -87,8 +91,9 @@ pub use exclusive::{this_thread, Exclusive, Held};
 pub use hierarchical::{Hierarchical, InterNode};
 pub use liveness::DirectReads;
 pub use plan::{Order, Plan};
-pub use raw::{RawCommunicator, StreamCommunicator, StreamSync};
+pub use raw::StreamCommunicator;
 pub use scale::Scale;
+pub use settings::Settings;
 pub use symmetric::{Buffer, SymmetricMemory, SymmetricView};
 
 /// What this build was made with: a line on the kernels for the host, one on those for CUDA, and one on MPI.

@@ -65,9 +65,6 @@ fn upward(imports: &Imports, layers: &BTreeMap<String, usize>) -> Vec<String> {
     found
 }
 
-/// Rooms whose files still import each other in circles. No other may, and one that is cured leaves the list.
-const CIRCULAR_ROOMS: [&str; 2] = ["capi/src", "python/src"];
-
 #[test]
 fn files_of_a_room_import_in_one_direction() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -83,7 +80,7 @@ fn files_of_a_room_import_in_one_direction() {
         });
     }
     assert!(seen > 20, "only {seen} rooms");
-    assert!(circular.keys().eq(CIRCULAR_ROOMS.iter()), "circles of imports inside rooms: {circular:#?}");
+    assert!(circular.is_empty(), "circles of imports inside rooms: {circular:#?}");
 }
 
 #[test]

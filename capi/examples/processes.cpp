@@ -94,11 +94,12 @@ void sums(const Communicator &communicator, std::size_t count) {
 }
 
 int rank_process(std::size_t rank, int parent) {
-  fast_allreduce_config config{};
-  config.size = sizeof config;
-  config.timeout_ms = 20000;
+  fast_allreduce_settings *settings = nullptr;
+  require(fast_allreduce_settings_new(&settings), "settings_new");
+  require(fast_allreduce_settings_set(settings, "timeout", "20"), "settings_set");
   fast_allreduce_communicator *made = nullptr;
-  require(fast_allreduce_init_with_all_gather(all_gather, &parent, rank, ranks, &config, &made), "init");
+  require(fast_allreduce_init_with_all_gather(all_gather, &parent, rank, ranks, settings, &made), "init");
+  fast_allreduce_settings_free(settings);
   Communicator all(made);
   for (std::size_t count : {1, 1000, 300000})
     sums(all, count);

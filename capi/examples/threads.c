@@ -85,21 +85,23 @@ static void nvfp4(const fast_allreduce_communicator *communicator) {
   uint8_t output[8] = {0}, scales[512] = {0};
   for (int i = 0; i < 16; ++i)
     input[i] = i % 2 == 0 ? 1.0f : -1.0f;
-  const fast_allreduce_rms_norm norm = {.hidden = 16};
-  fast_allreduce_quantized quantized = {.dtype = FAST_ALLREDUCE_DTYPE_U8,
-                                        .scaling = FAST_ALLREDUCE_SCALING_PER_TILED_BLOCK,
-                                        .scales = scales,
-                                        .global_scale = &global};
-  require(fast_allreduce_all_reduce_rms_norm_quantized(communicator, input, output, &quantized, residual, residual, &norm,
-                                                       16, dtype, NULL),
-          "all_reduce_rms_norm_quantized to nvfp4");
+  fast_allreduce_fused fused = {.residual = residual,
+                                .residual_out = residual,
+                                .norm = FAST_ALLREDUCE_NORM_RMS,
+                                .hidden = 16,
+                                .numbers = output,
+                                .numbers_dtype = FAST_ALLREDUCE_DTYPE_U8,
+                                .scaling = FAST_ALLREDUCE_SCALING_NVFP4_TILED,
+                                .scales = scales,
+                                .global_scale = &global};
+  require(fast_allreduce_all_reduce_fused(communicator, input, 16, dtype, &fused, NULL), "all_reduce_fused to nvfp4");
   EXPECT(output[0] == 0xF7 && output[7] == 0xF7 && scales[0] == 0x3C && scales[1] == 0);
-  quantized.global_scale = NULL;
-  EXPECT(fast_allreduce_all_reduce_rms_norm_quantized(communicator, input, output, &quantized, residual, residual, &norm,
-                                                      16, dtype, NULL) == FAST_ALLREDUCE_STATUS_INVALID_POINTER);
-  quantized.dtype = FAST_ALLREDUCE_DTYPE_I8;
-  EXPECT(fast_allreduce_all_reduce_rms_norm_quantized(communicator, input, output, &quantized, residual, residual, &norm,
-                                                      16, dtype, NULL) == FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  fused.global_scale = NULL;
+  EXPECT(fast_allreduce_all_reduce_fused(communicator, input, 16, dtype, &fused, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_POINTER);
+  fused.numbers_dtype = FAST_ALLREDUCE_DTYPE_I8;
+  EXPECT(fast_allreduce_all_reduce_fused(communicator, input, 16, dtype, &fused, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_SETTING);
 }
 
 /* What follows an allreduce in a layer of a model: the residual is added, and rows are normalised. */
@@ -108,37 +110,39 @@ static void fused(const fast_allreduce_communicator *communicator, size_t rank) 
   float residual[6] = {1, 1, 1, 2, 2, 2}, normed[6], weight[3] = {1, 2, 3}, input[6];
   for (size_t i = 0; i < 6; i++)
     input[i] = rank == 0 ? 1 : 2;
-  require(fast_allreduce_all_reduce_add(communicator, input, residual, residual, 6, dtype, NULL), "all_reduce_add");
+  fast_allreduce_fused what = {.residual = residual, .residual_out = residual};
+  require(fast_allreduce_all_reduce_fused(communicator, input, 6, dtype, &what, NULL), "all_reduce_fused");
   EXPECT(residual[0] == 4 && residual[5] == 5);
-  fast_allreduce_rms_norm norm = {.hidden = 3, .epsilon = 0, .unit_offset = 0, .weight = weight};
-  require(fast_allreduce_all_reduce_rms_norm(communicator, input, normed, residual, residual, &norm, 6, dtype, NULL),
-          "all_reduce_rms_norm");
+  what.norm = FAST_ALLREDUCE_NORM_RMS;
+  what.hidden = 3;
+  what.weight = weight;
+  what.rows = normed;
+  require(fast_allreduce_all_reduce_fused(communicator, input, 6, dtype, &what, NULL), "all_reduce_fused with a norm");
   EXPECT(residual[0] == 7 && residual[5] == 8);
   EXPECT(normed[0] == 1 && normed[1] == 2 && normed[2] == 3 && normed[3] == 1 && normed[5] == 3);
   float sum[6];
-  norm.sum = sum;
-  require(fast_allreduce_all_reduce_rms_norm(communicator, input, normed, residual, residual, &norm, 6, dtype, NULL),
-          "all_reduce_rms_norm with the sum");
+  what.sum = sum;
+  require(fast_allreduce_all_reduce_fused(communicator, input, 6, dtype, &what, NULL), "all_reduce_fused with the sum");
   EXPECT(sum[0] == 3 && sum[5] == 3 && residual[0] == 10 && residual[5] == 11 && normed[5] == 3);
-  norm.sum = NULL;
-  int8_t numbers[6];
-  float scales[2];
-  fast_allreduce_quantized quantized = {
-      .dtype = FAST_ALLREDUCE_DTYPE_I8, .scaling = FAST_ALLREDUCE_SCALING_PER_ROW, .scales = scales};
-  float *again = residual;
-  require(fast_allreduce_all_reduce_rms_norm_quantized(communicator, input, numbers, &quantized, again, again, &norm, 6,
-                                                       dtype, NULL),
-          "all_reduce_rms_norm_quantized");
-  EXPECT(numbers[2] == 127 && numbers[5] == 127 && scales[0] == 3.0f / 127.0f && scales[1] == 3.0f / 127.0f);
-  nvfp4(communicator);
-  quantized.scaling = 0;
-  EXPECT(fast_allreduce_all_reduce_rms_norm_quantized(communicator, input, numbers, &quantized, again, again, &norm, 6,
-                                                      dtype, NULL) == FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
-  norm.hidden = 4;
-  EXPECT(fast_allreduce_all_reduce_rms_norm(communicator, input, normed, residual, residual, &norm, 6, dtype, NULL) ==
+  what.sum = NULL;
+  what.hidden = 4;
+  EXPECT(fast_allreduce_all_reduce_fused(communicator, input, 6, dtype, &what, NULL) ==
          FAST_ALLREDUCE_STATUS_INVALID_SETTING);
   EXPECT(strstr(fast_allreduce_last_error(), "whole rows") != NULL);
-  EXPECT(fast_allreduce_all_reduce_rms_norm(communicator, input, normed, residual, residual, NULL, 6, dtype, NULL) ==
+  what.hidden = 3;
+  int8_t numbers[6];
+  float scales[2];
+  what.rows = NULL;
+  what.numbers = numbers;
+  EXPECT(fast_allreduce_all_reduce_fused(communicator, input, 6, dtype, &what, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  what.numbers_dtype = FAST_ALLREDUCE_DTYPE_I8;
+  what.scaling = FAST_ALLREDUCE_SCALING_PER_ROW;
+  what.scales = scales;
+  require(fast_allreduce_all_reduce_fused(communicator, input, 6, dtype, &what, NULL), "all_reduce_fused to 8 bits");
+  EXPECT(numbers[2] == 127 && numbers[5] == 127 && scales[0] == 3.0f / 127.0f && scales[1] == 3.0f / 127.0f);
+  nvfp4(communicator);
+  EXPECT(fast_allreduce_all_reduce_fused(communicator, input, 6, dtype, NULL, NULL) ==
          FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
 }
 
@@ -220,11 +224,12 @@ static fast_allreduce_unique_id id;
 
 static void *rank_thread(void *argument) {
   size_t rank = *(size_t *)argument;
-  fast_allreduce_config config = {0};
-  config.size = sizeof config;
-  config.timeout_ms = 20000;
+  fast_allreduce_settings *settings = NULL;
+  require(fast_allreduce_settings_new(&settings), "settings_new");
+  require(fast_allreduce_settings_set(settings, "timeout", "20"), "settings_set");
   fast_allreduce_communicator *communicator = NULL, *part = NULL;
-  require(fast_allreduce_init(&id, rank, RANKS, &config, &communicator), "init");
+  require(fast_allreduce_init(&id, rank, RANKS, settings, &communicator), "init");
+  fast_allreduce_settings_free(settings);
   EXPECT(fast_allreduce_rank(communicator) == rank && fast_allreduce_nranks(communicator) == RANKS);
   reductions(communicator, rank);
   shares(communicator, rank);

@@ -174,22 +174,43 @@ typedef uint32_t fast_allreduce_transport;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// Which elements of normalised rows have a scale in common.
+// How rows are normalised.
+enum fast_allreduce_norm
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // Nothing is normalised.
+  FAST_ALLREDUCE_NORM_NONE = 0,
+  // RMSNorm: `x / sqrt(mean(x * x) + epsilon) * weight`.
+  FAST_ALLREDUCE_NORM_RMS = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum fast_allreduce_norm fast_allreduce_norm;
+#else
+typedef uint32_t fast_allreduce_norm;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What rows are quantised to.
 enum fast_allreduce_scaling
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  // All, and it is given, the same on all ranks.
+  // Rows are not quantised.
+  FAST_ALLREDUCE_SCALING_NONE = 0,
+  // 8-bit numbers; all elements have one scale, a float that is given, the same on all ranks.
   FAST_ALLREDUCE_SCALING_GIVEN = 1,
-  // Those of a row.
+  // 8-bit numbers; each row has a scale, a float.
   FAST_ALLREDUCE_SCALING_PER_ROW = 2,
-  // Each 128 of a row, and what is left at its end.
+  // 8-bit numbers; each 128 elements of a row, and what is left at its end, have a scale, a float.
   FAST_ALLREDUCE_SCALING_PER_GROUP = 3,
-  // NVFP4: each 16 of a row, whose scales are bytes, row after row.
-  FAST_ALLREDUCE_SCALING_PER_BLOCK = 4,
-  // The same with scales in tiles of 128 rows and 4 blocks, as matrix products of the format take them.
-  FAST_ALLREDUCE_SCALING_PER_TILED_BLOCK = 5,
+  // NVFP4: e2m1, two in a byte; each 16 elements of a row have a scale, an e4m3, row after row.
+  FAST_ALLREDUCE_SCALING_NVFP4 = 4,
+  // NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products take them (cuBLAS: 1D block scaling factors layout; CUTLASS, TensorRT-LLM: 128x4).
+  FAST_ALLREDUCE_SCALING_NVFP4_TILED = 5,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -199,257 +220,14 @@ typedef uint32_t fast_allreduce_scaling;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// Where buffers are.
-enum fast_allreduce_device
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // Memory of the process.
-  FAST_ALLREDUCE_DEVICE_HOST = 0,
-  // Memory of a CUDA GPU. The library must have been built with the feature `cuda`.
-  FAST_ALLREDUCE_DEVICE_CUDA = 1,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_device fast_allreduce_device;
-#else
-typedef uint32_t fast_allreduce_device;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// How an allreduce is done.
-enum fast_allreduce_algorithm
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // The best for each call.
-  FAST_ALLREDUCE_ALGORITHM_AUTOMATIC = 0,
-  // Every rank reads all inputs.
-  FAST_ALLREDUCE_ALGORITHM_ONE_SHOT_PULL = 1,
-  // Every rank reduces a slice and reads the others'.
-  FAST_ALLREDUCE_ALGORITHM_TWO_SHOT_PULL = 2,
-  // Every rank sends its input to all.
-  FAST_ALLREDUCE_ALGORITHM_ONE_SHOT_PUSH = 3,
-  // Slices are sent to their owners, and from there to all.
-  FAST_ALLREDUCE_ALGORITHM_TWO_SHOT_PUSH = 4,
-  // Round a ring. Not the bits of the others.
-  FAST_ALLREDUCE_ALGORITHM_RING = 5,
-  // Recursive halving and doubling. Not the bits of the others.
-  FAST_ALLREDUCE_ALGORITHM_HALVING_DOUBLING = 6,
-  // An in-switch reduction (NVLS) of everything for every rank. Not the bits of the others; ranks' may differ.
-  FAST_ALLREDUCE_ALGORITHM_ONE_SHOT_NVLS = 7,
-  // An in-switch reduction (NVLS) of a slice for each rank, sent to all. Not the bits of the others.
-  FAST_ALLREDUCE_ALGORITHM_TWO_SHOT_NVLS = 8,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_algorithm fast_allreduce_algorithm;
-#else
-typedef uint32_t fast_allreduce_algorithm;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// What a waiting rank of the host does with its core.
-enum fast_allreduce_wait
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // Spins where every rank can have a core of its own, else yields.
-  FAST_ALLREDUCE_WAIT_AUTO = 0,
-  // Polls for some tens of microseconds before it gives up its core.
-  FAST_ALLREDUCE_WAIT_SPIN = 1,
-  // Polls a few times, then gives its core to others.
-  FAST_ALLREDUCE_WAIT_YIELD = 2,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_wait fast_allreduce_wait;
-#else
-typedef uint32_t fast_allreduce_wait;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// Whether ranks compare their calls by a barrier of its own before each.
-enum fast_allreduce_check_mode
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // As the environment variable FAST_ALLREDUCE_CHECK says.
-  FAST_ALLREDUCE_CHECK_DEFAULT = 0,
-  // They do.
-  FAST_ALLREDUCE_CHECK_ON = 1,
-  // They do not. On the host they still compare by what their signals carry.
-  FAST_ALLREDUCE_CHECK_OFF = 2,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_check_mode fast_allreduce_check_mode;
-#else
-typedef uint32_t fast_allreduce_check_mode;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// What the threads of a rank of the host are bound to.
-enum fast_allreduce_bind
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // Nothing: they run wherever the process may.
-  FAST_ALLREDUCE_BIND_NONE = 0,
-  // A core for each thread. Threads that it starts later inherit it.
-  FAST_ALLREDUCE_BIND_CORE = 1,
-  // A NUMA node for each rank.
-  FAST_ALLREDUCE_BIND_NUMA = 2,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_bind fast_allreduce_bind;
-#else
-typedef uint32_t fast_allreduce_bind;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// Whether the host may measure for some milliseconds what its cores cost, to choose between its built-in plans.
-enum fast_allreduce_calibrate
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // As the environment variable FAST_ALLREDUCE_CALIBRATE says; without it, it may.
-  FAST_ALLREDUCE_CALIBRATE_DEFAULT = 0,
-  // It may.
-  FAST_ALLREDUCE_CALIBRATE_ON = 1,
-  // It may not.
-  FAST_ALLREDUCE_CALIBRATE_OFF = 2,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_calibrate fast_allreduce_calibrate;
-#else
-typedef uint32_t fast_allreduce_calibrate;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// In which order the ranks' elements are added up.
-enum fast_allreduce_order
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // As the environment variable FAST_ALLREDUCE_ORDER says; without it, in that of the ranks.
-  FAST_ALLREDUCE_ORDER_DEFAULT = 0,
-  // In that of the ranks: the same bits in every run, by every algorithm that adds in this order.
-  FAST_ALLREDUCE_ORDER_FIXED = 1,
-  // In any, where that is expected to be faster: the switch between GPUs may add up. All ranks still have the same bits.
-  FAST_ALLREDUCE_ORDER_ANY = 2,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_order fast_allreduce_order;
-#else
-typedef uint32_t fast_allreduce_order;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// Whether other communicators of the process may be in use on the GPU at the same time.
-enum fast_allreduce_residency
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // They may: each has multiprocessors of its own, from when it is made until it is freed.
-  FAST_ALLREDUCE_RESIDENCY_SHARED = 0,
-  // The program promises that they are not, on any rank: that all calls of a process on this GPU are on one stream, say. The
-  // communicator may then use all multiprocessors, and takes none from others. Where the promise is broken, calls may wait for
-  // each other until they time out.
-  FAST_ALLREDUCE_RESIDENCY_ONE_AT_A_TIME = 1,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_residency fast_allreduce_residency;
-#else
-typedef uint32_t fast_allreduce_residency;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// Whether calls are launched with the attribute of programmatic dependent launch.
-enum fast_allreduce_programmatic_launch
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // They are not.
-  FAST_ALLREDUCE_PROGRAMMATIC_LAUNCH_OFF = 0,
-  // They are, where GPU and driver can: a kernel may become resident before the one in front of it has ended. The program promises
-  // that every other kernel that it launches so on the streams of calls executes griddepcontrol.wait before it ends.
-  FAST_ALLREDUCE_PROGRAMMATIC_LAUNCH_ON = 1,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_programmatic_launch fast_allreduce_programmatic_launch;
-#else
-typedef uint32_t fast_allreduce_programmatic_launch;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
-// Whether large messages in private memory of the host are read directly by a receiver in another process.
-enum fast_allreduce_direct_reads
-#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
-  : uint32_t
-#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
- {
-  // As the environment variable FAST_ALLREDUCE_DIRECT_READS says; without it, where that has been faster so far.
-  FAST_ALLREDUCE_DIRECT_READS_DEFAULT = 0,
-  // They are, of any size, wherever the kernel permits it.
-  FAST_ALLREDUCE_DIRECT_READS_ON = 1,
-  // They are not.
-  FAST_ALLREDUCE_DIRECT_READS_OFF = 2,
-};
-#ifndef __cplusplus
-#if __STDC_VERSION__ >= 202311L
-typedef enum fast_allreduce_direct_reads fast_allreduce_direct_reads;
-#else
-typedef uint32_t fast_allreduce_direct_reads;
-#endif // __STDC_VERSION__ >= 202311L
-#endif // __cplusplus
-
 // Memory that is registered with a communicator. It is ended by fast_allreduce_buffer_free.
 typedef struct fast_allreduce_buffer fast_allreduce_buffer;
 
 // One rank of a world. It is made by fast_allreduce_init and freed by fast_allreduce_free.
 typedef struct fast_allreduce_communicator fast_allreduce_communicator;
 
-// An RMSNorm of rows: `x / sqrt(mean(x * x) + epsilon) * weight`.
-typedef struct fast_allreduce_rms_norm {
-  // Elements of a row, 1 to 65536. Messages are whole rows.
-  size_t hidden;
-  // What is added to the mean of the squares.
-  float epsilon;
-  // Non-zero: rows are multiplied by 1 + weight.
-  uint32_t unit_offset;
-  // An element for each of a row, of the type of the call; null: rows are not multiplied.
-  const void *weight;
-  // Where the sum of the ranks' inputs alone goes, apart from all else; null: nowhere.
-  void *sum;
-} fast_allreduce_rms_norm;
-
-// What normalised rows become: numbers of fewer bits, with scales.
-typedef struct fast_allreduce_quantized {
-  // FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2; _U8 of blocks, which have two 4-bit floats in a byte.
-  uint32_t dtype;
-  // Which elements have a scale in common, a fast_allreduce_scaling.
-  uint32_t scaling;
-  // The scales: a float that is given, or where the call writes one for each row or group, row after row; of blocks a byte each,
-  // 128 times 4 in a tile.
-  void *scales;
-  // Of blocks, by what their scales are multiplied: a positive number.
-  const float *global_scale;
-} fast_allreduce_quantized;
+// Settings of a communicator, by name: docs/tuning.md has the table of all.
+typedef struct fast_allreduce_settings fast_allreduce_settings;
 
 // What a rank has done so far.
 typedef struct fast_allreduce_counters {
@@ -463,52 +241,46 @@ typedef struct fast_allreduce_counters {
   uint64_t timeouts[FAST_ALLREDUCE_MAX_RANKS];
 } fast_allreduce_counters;
 
+// What an allreduce does with its sum. What is zero is not done, except that there has to be a residual. Memory is disjoint, except
+// that residual_out may be residual, and rows the input of the call.
+typedef struct fast_allreduce_fused {
+  // As many elements as the call has, which are added to the sum. The same on all ranks, unless there is `sum`.
+  const void *residual;
+  // Where the sum with the residual goes.
+  void *residual_out;
+  // Where the sum of the ranks' inputs alone goes; null: nowhere.
+  void *sum;
+  // How rows of residual_out are normalised, a fast_allreduce_norm; 0: not at all.
+  uint32_t norm;
+  // Non-zero: rows are multiplied by 1 + weight.
+  uint32_t unit_offset;
+  // What is added before the square root.
+  float epsilon;
+  // Elements of a row, 1 to 65536. Messages are whole rows.
+  size_t hidden;
+  // An element for each of a row, of the type of the call; null: rows are not multiplied.
+  const void *weight;
+  // An element for each of a row, which is added, where the norm takes that; null: nothing is added.
+  const void *bias;
+  // Where normalised rows go, in the type of the call; null: nowhere.
+  void *rows;
+  // Where quantised rows go: a byte for each element, or for two of 4 bits; null: nowhere.
+  void *numbers;
+  // FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2; _U8 of numbers of 4 bits.
+  uint32_t numbers_dtype;
+  // The format of quantised rows, a fast_allreduce_scaling.
+  uint32_t scaling;
+  // The scales of the format: the float that is given, or where the call writes floats; bytes, with numbers of 4 bits.
+  void *scales;
+  // Of numbers of 4 bits, by what their scales are multiplied: a positive number.
+  const float *global_scale;
+} fast_allreduce_fused;
+
 // Names a world: one rank makes it, all are given it. It is plain bytes, which may be sent in any way.
 typedef struct fast_allreduce_unique_id {
   // Of no meaning to the program. They let whoever knows them, of the same user, join the world.
   uint8_t bytes[128];
 } fast_allreduce_unique_id;
-
-// Settings of a communicator. All zeros but for `size` are the defaults; all ranks must have the same.
-typedef struct fast_allreduce_config {
-  // sizeof(fast_allreduce_config): tells the library which fields the program knows.
-  size_t size;
-  // A fast_allreduce_device.
-  uint32_t device;
-  // Of the GPU, where the device is one. May differ among ranks.
-  uint32_t ordinal;
-  // Longest wait for another rank, in milliseconds. 0: the default, which is 30 s or FAST_ALLREDUCE_TIMEOUT; below 0:
-  // calls wait for ever.
-  int64_t timeout_ms;
-  // Bytes that one launch takes through shared memory; larger messages go in pieces. 0: the default.
-  size_t max_bytes;
-  // A fast_allreduce_algorithm for all allreduces.
-  uint32_t algorithm;
-  // Threads of each rank for large messages on the host, the caller's included. 0: 1.
-  uint32_t workers;
-  // A fast_allreduce_wait.
-  uint32_t wait;
-  // A fast_allreduce_check_mode.
-  uint32_t check;
-  // A fast_allreduce_bind.
-  uint32_t bind;
-  // A fast_allreduce_calibrate.
-  uint32_t calibrate;
-  // Path of a tuning file, ending with a zero byte. NULL: that of the environment or of this machine, where there is one.
-  const char *tuning;
-  // A fast_allreduce_order.
-  uint32_t order;
-  // A fast_allreduce_direct_reads. May differ among ranks.
-  uint32_t direct_reads;
-  // The most blocks of a launch on a GPU. 0: half of the multiprocessors that the process's communicators have left on it.
-  uint32_t max_blocks;
-  // A fast_allreduce_residency, of GPUs.
-  uint32_t residency;
-  // A fast_allreduce_programmatic_launch, of GPUs. May differ among ranks.
-  uint32_t programmatic_launch;
-  // 0.
-  uint32_t reserved;
-} fast_allreduce_config;
 
 // Gives `bytes` bytes at `input` to all ranks, and has those of all, in the order of the ranks, at `output`. Returns 0, or
 // anything else if that failed or took longer than `timeout_ms`. It is called by the threads that call the communicator,
@@ -562,54 +334,6 @@ fast_allreduce_status fast_allreduce_all_reduce_quantized(const struct fast_allr
                                                           uint32_t transport,
                                                           float tolerance,
                                                           void *stream);
-
-// Adds the sum of the ranks' inputs of `count` elements to `residual`, into `residual_out`. In place: the same pointer twice. The
-// residual is the same on all ranks; types are f16, bf16 and f32. The sum is rounded before it is added, as by two calls.
-//
-// # Safety
-//
-// As fast_allreduce_all_reduce, also of what `residual` and `residual_out` point to.
-fast_allreduce_status fast_allreduce_all_reduce_add(const struct fast_allreduce_communicator *communicator,
-                                                    const void *input,
-                                                    const void *residual,
-                                                    void *residual_out,
-                                                    size_t count,
-                                                    uint32_t dtype,
-                                                    void *stream);
-
-// The same, and brings the rows of that, normalised, into `output`, which may be the input. One call in place of an allreduce, an
-// addition and a norm, with the bits of these.
-//
-// # Safety
-//
-// As fast_allreduce_all_reduce_add; `norm` is valid for reads, and its weight until the call has ended.
-fast_allreduce_status fast_allreduce_all_reduce_rms_norm(const struct fast_allreduce_communicator *communicator,
-                                                         const void *input,
-                                                         void *output,
-                                                         const void *residual,
-                                                         void *residual_out,
-                                                         const struct fast_allreduce_rms_norm *norm,
-                                                         size_t count,
-                                                         uint32_t dtype,
-                                                         void *stream);
-
-// fast_allreduce_all_reduce_rms_norm with the normalised rows as numbers of 8 bits, about their elements divided by the scale, or
-// of 4, about their elements times the global scale, divided by the block's. `output` has a byte for each element, or for two,
-// apart from the input. `count` and `dtype` are those of the input.
-//
-// # Safety
-//
-// As fast_allreduce_all_reduce_rms_norm; `quantized` is valid for reads, and what it has the addresses of until the call has ended.
-fast_allreduce_status fast_allreduce_all_reduce_rms_norm_quantized(const struct fast_allreduce_communicator *communicator,
-                                                                   const void *input,
-                                                                   void *output,
-                                                                   const struct fast_allreduce_quantized *quantized,
-                                                                   const void *residual,
-                                                                   void *residual_out,
-                                                                   const struct fast_allreduce_rms_norm *norm,
-                                                                   size_t count,
-                                                                   uint32_t dtype,
-                                                                   void *stream);
 
 // Brings the ranks' inputs of `count` elements, one after the other, into every rank's output. In place: the input is this
 // rank's share of the output.
@@ -812,6 +536,20 @@ fast_allreduce_status fast_allreduce_nvls(const struct fast_allreduce_communicat
 fast_allreduce_status fast_allreduce_get_counters(const struct fast_allreduce_communicator *communicator,
                                                   struct fast_allreduce_counters *counters);
 
+// Adds the sum of the ranks' inputs of `count` elements to a residual, and does what else `fused` says: one call in place of an
+// allreduce, an addition, a norm and a quantisation, with the bits of these. Types are f16, bf16 and f32.
+//
+// # Safety
+//
+// As fast_allreduce_all_reduce; `fused` is valid for reads, and what it has the addresses of, for reads or writes, until the call
+// has ended.
+fast_allreduce_status fast_allreduce_all_reduce_fused(const struct fast_allreduce_communicator *communicator,
+                                                      const void *input,
+                                                      size_t count,
+                                                      uint32_t dtype,
+                                                      const struct fast_allreduce_fused *fused,
+                                                      void *stream);
+
 // Makes an id, once for each world. The process that made it must run until all ranks have met.
 //
 // # Safety
@@ -829,16 +567,16 @@ fast_allreduce_status fast_allreduce_unique_id_from_text(const char *text,
                                                          struct fast_allreduce_unique_id *id);
 
 // Joins the world of `id` as `rank`, and makes its communicator when all `nranks` ranks have come. Ranks are processes or
-// threads of one user on one machine. `config` may be null. Like all functions it leaves the CUDA context current that is; in a thread
-// that has none, that of the communicator's GPU becomes current.
+// threads of one user on one machine. `settings` may be null: the defaults. Like all functions it leaves the CUDA context
+// current that is; in a thread that has none, that of the communicator's GPU becomes current.
 //
 // # Safety
 //
-// `id` is valid for reads, `config` null or valid for reads of as many bytes as it says, `communicator` valid for a write.
+// `id` is valid for reads, `settings` null or live, `communicator` valid for a write.
 fast_allreduce_status fast_allreduce_init(const struct fast_allreduce_unique_id *id,
                                           size_t rank,
                                           size_t nranks,
-                                          const struct fast_allreduce_config *config,
+                                          const struct fast_allreduce_settings *settings,
                                           struct fast_allreduce_communicator **communicator);
 
 // The same for ranks that meet by a function of the caller's instead of an id: one over MPI, a key-value store, or whatever
@@ -851,7 +589,7 @@ fast_allreduce_status fast_allreduce_init_with_all_gather(fast_allreduce_all_gat
                                                           void *context,
                                                           size_t rank,
                                                           size_t nranks,
-                                                          const struct fast_allreduce_config *config,
+                                                          const struct fast_allreduce_settings *settings,
                                                           struct fast_allreduce_communicator **communicator);
 
 // Makes a communicator of the ranks that give the same `color`, ordered by `key`, then by rank. Collective: every rank
@@ -994,6 +732,31 @@ fast_allreduce_status fast_allreduce_op_create_premul_sum(const struct fast_allr
 // `communicator` is live.
 fast_allreduce_status fast_allreduce_op_destroy(const struct fast_allreduce_communicator *communicator,
                                                 uint32_t op);
+
+// Makes settings of which none is set: the environment sets them, or they have defaults.
+//
+// # Safety
+//
+// `settings` is valid for a write.
+fast_allreduce_status fast_allreduce_settings_new(struct fast_allreduce_settings **settings);
+
+// Sets one: ("device", "cuda:1"), ("timeout", "2.5"), ("order", "any"), ... FAST_ALLREDUCE_STATUS_INVALID_SETTING for a name that there
+// is not, and for a value that the setting does not take: fast_allreduce_last_error lists what there is. Values that the device does not
+// take are refused by fast_allreduce_init.
+//
+// # Safety
+//
+// `settings` is live, and no other thread uses it. `name` and `value` are strings that end with a zero byte.
+fast_allreduce_status fast_allreduce_settings_set(struct fast_allreduce_settings *settings,
+                                                  const char *name,
+                                                  const char *value);
+
+// Frees settings, of which communicators keep nothing; null is nothing.
+//
+// # Safety
+//
+// `settings` is null, or live and not used any more.
+void fast_allreduce_settings_free(struct fast_allreduce_settings *settings);
 
 // What went wrong in the last call of this thread that failed, in words; "" if none has. It is valid until the next one
 // fails, and belongs to the library.

@@ -2,15 +2,14 @@
 
 use std::ffi::c_void;
 
-use fast_allreduce::{
-    Collective, DType, Epilogue, QuantizedTransport, RawQuantizedRows, RawRmsNorm, ReduceOp,
-};
+use fast_allreduce::{Collective, DType, QuantizedTransport, ReduceOp};
 
 use crate::codes;
 use crate::facts::fast_allreduce_nranks;
-use crate::handle::{fast_allreduce_communicator, on_any};
-use crate::init::list;
-use crate::status::{argument, fast_allreduce_status, guarded, Failure, Outcome};
+use crate::handle::fast_allreduce_communicator;
+use crate::pointers::list;
+use crate::scales;
+use crate::status::{fast_allreduce_status, guarded, Failure, Outcome};
 
 /// The operation of a code.
 ///
@@ -22,7 +21,7 @@ unsafe fn operation(
     code: u32,
 ) -> Result<ReduceOp, Failure> {
     // SAFETY: the caller's.
-    unsafe { fast_allreduce_communicator::of(communicator)? }.scales.operation(code)
+    scales::operation(unsafe { fast_allreduce_communicator::of(communicator)? }, code)
 }
 
 /// Carries out a collective.
@@ -45,7 +44,7 @@ unsafe fn collective(
 /// # Safety
 ///
 /// As [`collective`].
-unsafe fn carry_out(
+pub unsafe fn carry_out(
     communicator: *const fast_allreduce_communicator,
     stream: *mut c_void,
     (input, output): (*const c_void, *mut c_void),
@@ -56,7 +55,7 @@ unsafe fn carry_out(
     // SAFETY: the caller's.
     unsafe {
         let handle = fast_allreduce_communicator::of(communicator)?;
-        handle.any.collective(stream, which, [input.cast_mut(), output], count, dtype)
+        Ok(handle.any.collective(stream as u64, which, [input as u64, output as u64], count, dtype)?)
     }
 }
 
@@ -113,150 +112,6 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_quantized(
             Ok(Collective::AllReduceQuantized(QuantizedTransport { transport, tolerance }))
         })
     }
-}
-
-/// Adds the sum of the ranks' inputs of `count` elements to `residual`, into `residual_out`. In place: the same pointer twice. The
-/// residual is the same on all ranks; types are f16, bf16 and f32. The sum is rounded before it is added, as by two calls.
-///
-/// # Safety
-///
-/// As fast_allreduce_all_reduce, also of what `residual` and `residual_out` point to.
-#[no_mangle]
-pub unsafe extern "C" fn fast_allreduce_all_reduce_add(
-    communicator: *const fast_allreduce_communicator,
-    input: *const c_void,
-    residual: *const c_void,
-    residual_out: *mut c_void,
-    count: usize,
-    dtype: u32,
-    stream: *mut c_void,
-) -> fast_allreduce_status {
-    // SAFETY: the caller's.
-    guarded(|| unsafe {
-        let epilogue = Epilogue { residual: residual as u64, residual_out: 0, norm: None };
-        let which = Collective::AllReduceEpilogue(&epilogue);
-        carry_out(communicator, stream, (input, residual_out), count, codes::dtype(dtype)?, which)
-    })
-}
-
-/// An RMSNorm of rows: `x / sqrt(mean(x * x) + epsilon) * weight`.
-#[repr(C)]
-pub struct fast_allreduce_rms_norm {
-    /// Elements of a row, 1 to 65536. Messages are whole rows.
-    pub hidden: usize,
-    /// What is added to the mean of the squares.
-    pub epsilon: f32,
-    /// Non-zero: rows are multiplied by 1 + weight.
-    pub unit_offset: u32,
-    /// An element for each of a row, of the type of the call; null: rows are not multiplied.
-    pub weight: *const c_void,
-    /// Where the sum of the ranks' inputs alone goes, apart from all else; null: nowhere.
-    pub sum: *mut c_void,
-}
-
-/// The same, and brings the rows of that, normalised, into `output`, which may be the input. One call in place of an allreduce, an
-/// addition and a norm, with the bits of these.
-///
-/// # Safety
-///
-/// As fast_allreduce_all_reduce_add; `norm` is valid for reads, and its weight until the call has ended.
-#[no_mangle]
-pub unsafe extern "C" fn fast_allreduce_all_reduce_rms_norm(
-    communicator: *const fast_allreduce_communicator,
-    input: *const c_void,
-    output: *mut c_void,
-    residual: *const c_void,
-    residual_out: *mut c_void,
-    norm: *const fast_allreduce_rms_norm,
-    count: usize,
-    dtype: u32,
-    stream: *mut c_void,
-) -> fast_allreduce_status {
-    // SAFETY: the caller's.
-    guarded(|| unsafe {
-        let sum = (input, residual, residual_out);
-        add_and_norm(communicator, stream, sum, (norm, output, None), count, dtype)
-    })
-}
-
-/// # Safety
-///
-/// As fast_allreduce_all_reduce_rms_norm, of the input, the residual, and where it goes; and of the norm, and where rows go.
-unsafe fn add_and_norm(
-    communicator: *const fast_allreduce_communicator,
-    stream: *mut c_void,
-    (input, residual, residual_out): (*const c_void, *const c_void, *mut c_void),
-    (norm, output, quantized): (*const fast_allreduce_rms_norm, *mut c_void, Option<RawQuantizedRows>),
-    count: usize,
-    dtype: u32,
-) -> Outcome {
-    // SAFETY: the caller's.
-    let Some(norm) = (unsafe { norm.as_ref() }) else {
-        return Err(argument("norm is null"));
-    };
-    let raw = RawRmsNorm {
-        hidden: norm.hidden,
-        epsilon: norm.epsilon,
-        weight: norm.weight as u64,
-        unit_offset: norm.unit_offset != 0,
-        output: output as u64,
-        quantized,
-    };
-    let has_sum = !norm.sum.is_null();
-    let epilogue = Epilogue {
-        residual: residual as u64,
-        residual_out: if has_sum { residual_out as u64 } else { 0 },
-        norm: Some(raw),
-    };
-    let output = if has_sum { norm.sum } else { residual_out };
-    let which = Collective::AllReduceEpilogue(&epilogue);
-    // SAFETY: the caller's.
-    unsafe { carry_out(communicator, stream, (input, output), count, codes::dtype(dtype)?, which) }
-}
-
-/// What normalised rows become: numbers of fewer bits, with scales.
-#[repr(C)]
-pub struct fast_allreduce_quantized {
-    /// FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2; _U8 of blocks, which have two 4-bit floats in a byte.
-    pub dtype: u32,
-    /// Which elements have a scale in common, a fast_allreduce_scaling.
-    pub scaling: u32,
-    /// The scales: a float that is given, or where the call writes one for each row or group, row after row; of blocks a byte each,
-    /// 128 times 4 in a tile.
-    pub scales: *mut c_void,
-    /// Of blocks, by what their scales are multiplied: a positive number.
-    pub global_scale: *const f32,
-}
-
-/// fast_allreduce_all_reduce_rms_norm with the normalised rows as numbers of 8 bits, about their elements divided by the scale, or
-/// of 4, about their elements times the global scale, divided by the block's. `output` has a byte for each element, or for two,
-/// apart from the input. `count` and `dtype` are those of the input.
-///
-/// # Safety
-///
-/// As fast_allreduce_all_reduce_rms_norm; `quantized` is valid for reads, and what it has the addresses of until the call has ended.
-#[no_mangle]
-pub unsafe extern "C" fn fast_allreduce_all_reduce_rms_norm_quantized(
-    communicator: *const fast_allreduce_communicator,
-    input: *const c_void,
-    output: *mut c_void,
-    quantized: *const fast_allreduce_quantized,
-    residual: *const c_void,
-    residual_out: *mut c_void,
-    norm: *const fast_allreduce_rms_norm,
-    count: usize,
-    dtype: u32,
-    stream: *mut c_void,
-) -> fast_allreduce_status {
-    // SAFETY: the caller's.
-    guarded(|| unsafe {
-        let Some(quantized) = quantized.as_ref() else {
-            return Err(argument("quantized is null"));
-        };
-        let quantized = codes::quantized(quantized)?;
-        let sum = (input, residual, residual_out);
-        add_and_norm(communicator, stream, sum, (norm, output, Some(quantized)), count, dtype)
-    })
 }
 
 /// Brings the ranks' inputs of `count` elements, one after the other, into every rank's output. In place: the input is this
@@ -504,7 +359,7 @@ pub unsafe extern "C" fn fast_allreduce_check(
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
-        Ok(on_any!(&handle.any, communicator => communicator.check())?)
+        Ok(handle.any.check()?)
     })
 }
 
@@ -520,5 +375,5 @@ pub unsafe extern "C" fn fast_allreduce_synchronize(
     stream: *mut c_void,
 ) -> fast_allreduce_status {
     // SAFETY: the caller's.
-    guarded(|| unsafe { fast_allreduce_communicator::of(communicator)?.any.synchronize(stream) })
+    guarded(|| unsafe { Ok(fast_allreduce_communicator::of(communicator)?.any.synchronize(stream as u64)?) })
 }

@@ -1,6 +1,6 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
-use fast_allreduce::{Algorithm, DType, ReduceOp};
+use fast_allreduce::{DType, ReduceOp, Scaling};
 
 /// Types of elements.
 #[repr(u32)]
@@ -56,29 +56,34 @@ pub enum fast_allreduce_op {
     Bxor = 7,
 }
 
-/// How an allreduce is done.
+/// How rows are normalised.
 #[repr(u32)]
 #[derive(Clone, Copy)]
 #[expect(dead_code, reason = "names for the header")]
-pub enum fast_allreduce_algorithm {
-    /// The best for each call.
-    Automatic = 0,
-    /// Every rank reads all inputs.
-    OneShotPull = 1,
-    /// Every rank reduces a slice and reads the others'.
-    TwoShotPull = 2,
-    /// Every rank sends its input to all.
-    OneShotPush = 3,
-    /// Slices are sent to their owners, and from there to all.
-    TwoShotPush = 4,
-    /// Round a ring. Not the bits of the others.
-    Ring = 5,
-    /// Recursive halving and doubling. Not the bits of the others.
-    HalvingDoubling = 6,
-    /// An in-switch reduction (NVLS) of everything for every rank. Not the bits of the others; ranks' may differ.
-    OneShotNvls = 7,
-    /// An in-switch reduction (NVLS) of a slice for each rank, sent to all. Not the bits of the others.
-    TwoShotNvls = 8,
+pub enum fast_allreduce_norm {
+    /// Nothing is normalised.
+    None = 0,
+    /// RMSNorm: `x / sqrt(mean(x * x) + epsilon) * weight`.
+    Rms = 1,
+}
+
+/// What rows are quantised to.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+#[expect(dead_code, reason = "names for the header")]
+pub enum fast_allreduce_scaling {
+    /// Rows are not quantised.
+    None = 0,
+    /// 8-bit numbers; all elements have one scale, a float that is given, the same on all ranks.
+    Given = 1,
+    /// 8-bit numbers; each row has a scale, a float.
+    PerRow = 2,
+    /// 8-bit numbers; each 128 elements of a row, and what is left at its end, have a scale, a float.
+    PerGroup = 3,
+    /// NVFP4: e2m1, two in a byte; each 16 elements of a row have a scale, an e4m3, row after row.
+    Nvfp4 = 4,
+    /// NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products take them (cuBLAS: 1D block scaling factors layout; CUTLASS, TensorRT-LLM: 128x4).
+    Nvfp4Tiled = 5,
 }
 
 /// What a code stands for.
@@ -116,16 +121,13 @@ pub fn op_of(code: u32) -> Option<ReduceOp> {
 }
 
 /// What a code stands for.
-pub fn algorithm_of(code: u32) -> Option<Algorithm> {
+pub fn scaling_of(code: u32) -> Option<Scaling> {
     match code {
-        1 => Some(Algorithm::OneShotPull),
-        2 => Some(Algorithm::TwoShotPull),
-        3 => Some(Algorithm::OneShotPush),
-        4 => Some(Algorithm::TwoShotPush),
-        5 => Some(Algorithm::Ring),
-        6 => Some(Algorithm::HalvingDoubling),
-        7 => Some(Algorithm::OneShotNvls),
-        8 => Some(Algorithm::TwoShotNvls),
+        1 => Some(Scaling::Given),
+        2 => Some(Scaling::PerRow),
+        3 => Some(Scaling::PerGroup),
+        4 => Some(Scaling::Nvfp4),
+        5 => Some(Scaling::Nvfp4Tiled),
         _ => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use crate::handle::{fast_allreduce_communicator, on_any};
+use crate::handle::fast_allreduce_communicator;
 use crate::status::{argument, fast_allreduce_status, guarded};
 use crate::FAST_ALLREDUCE_MAX_RANKS;
 
@@ -14,8 +14,7 @@ use crate::FAST_ALLREDUCE_MAX_RANKS;
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_rank(communicator: *const fast_allreduce_communicator) -> usize {
     // SAFETY: the caller's.
-    unsafe { communicator.as_ref() }
-        .map_or(0, |handle| on_any!(&handle.any, communicator => communicator.rank()))
+    unsafe { communicator.as_ref() }.map_or(0, |handle| handle.any.rank())
 }
 
 /// Number of ranks; 0 for a null communicator.
@@ -26,8 +25,7 @@ pub unsafe extern "C" fn fast_allreduce_rank(communicator: *const fast_allreduce
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_nranks(communicator: *const fast_allreduce_communicator) -> usize {
     // SAFETY: the caller's.
-    let handle = unsafe { communicator.as_ref() };
-    handle.map_or(0, |handle| on_any!(&handle.any, communicator => communicator.world_size()))
+    unsafe { communicator.as_ref() }.map_or(0, |handle| handle.any.world_size())
 }
 
 /// Where its plans come from, in words: a tuning file, or a built-in table, and why. It is valid until the communicator is
@@ -72,7 +70,7 @@ pub unsafe extern "C" fn fast_allreduce_nvls(
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
-        Ok(on_any!(&handle.any, communicator => communicator.nvls())?)
+        Ok(handle.any.nvls()?)
     })
 }
 
@@ -106,7 +104,7 @@ pub unsafe extern "C" fn fast_allreduce_get_counters(
         }
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
-        let told = on_any!(&handle.any, communicator => communicator.counters());
+        let told = handle.any.counters();
         let by_rank = |list: &[u64]| std::array::from_fn(|rank| list.get(rank).copied().unwrap_or(0));
         let (waits, timeouts) = (by_rank(&told.waits), by_rank(&told.timeouts));
         // SAFETY: the caller's.

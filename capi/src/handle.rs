@@ -1,24 +1,22 @@
 //! A communicator of any device behind one pointer, with the groups that threads have open.
 
 use std::collections::HashMap;
-use std::ffi::{c_void, CString};
+use std::ffi::CString;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-#[cfg(feature = "cuda")]
-use fast_allreduce::Cuda;
-use fast_allreduce::{this_thread, Collective, Communicator, DType, Exclusive, Host, Transfer};
+use fast_allreduce::{this_thread, AnyCommunicator, Exclusive, Scale, Transfer};
 
-use crate::scales::Scales;
 use crate::status::{argument, Failure};
 
 /// One rank of a world. It is made by fast_allreduce_init and freed by fast_allreduce_free.
 pub struct fast_allreduce_communicator {
-    pub any: Any,
+    pub any: AnyCommunicator,
     /// Groups that are open, of all threads: what a call looks at first.
     open: AtomicUsize,
     /// By the numbers of their threads.
     groups: Exclusive<HashMap<u64, Group>>,
-    pub scales: Scales,
+    /// The scales that have been made and not destroyed, by code: see `scales.rs`.
+    pub scales: Exclusive<Vec<Option<Scale>>>,
     /// What is told of it in words.
     pub plan_source: CString,
     pub binding: CString,
@@ -29,45 +27,19 @@ pub struct fast_allreduce_communicator {
 struct Group {
     transfers: Vec<Transfer>,
     /// The streams other than null that its messages were given.
-    streams: Vec<*mut c_void>,
+    streams: Vec<u64>,
 }
-
-// SAFETY: streams are handles, which any thread may have.
-unsafe impl Send for Group {}
-
-/// A communicator of one of the devices.
-pub enum Any {
-    Host(Communicator<Host>),
-    #[cfg(feature = "cuda")]
-    Cuda(Communicator<Cuda>),
-}
-
-/// Does the same with the communicator of whichever device.
-macro_rules! on_any {
-    ($any:expr, $communicator:ident => $done:expr) => {
-        match $any {
-            $crate::handle::Any::Host($communicator) => $done,
-            #[cfg(feature = "cuda")]
-            $crate::handle::Any::Cuda($communicator) => $done,
-        }
-    };
-}
-pub(crate) use on_any;
 
 impl fast_allreduce_communicator {
-    pub fn new(any: Any) -> Self {
+    pub fn new(any: AnyCommunicator) -> Self {
         let words = |text: String| CString::new(text.replace('\0', " ")).unwrap_or_default();
-        let plan_source = words(on_any!(&any, communicator => communicator.plan_source().to_string()));
-        let binding = words(match &any {
-            Any::Host(communicator) => communicator.device().binding().to_string(),
-            #[cfg(feature = "cuda")]
-            Any::Cuda(_) => "none".into(),
-        });
+        let plan_source = words(any.plan_source().to_string());
+        let binding = words(any.binding().map_or_else(|| "none".into(), ToString::to_string));
         Self {
             any,
             open: AtomicUsize::new(0),
             groups: Exclusive::default(),
-            scales: Scales::default(),
+            scales: Exclusive::default(),
             plan_source,
             binding,
         }
@@ -103,9 +75,7 @@ impl fast_allreduce_communicator {
 
     /// Whether this thread is in a call of it.
     pub fn is_entered_here(&self) -> bool {
-        on_any!(&self.any, communicator => communicator.is_entered_here())
-            || self.groups.is_mine()
-            || self.scales.is_mine()
+        self.any.is_entered_here() || self.groups.is_mine() || self.scales.is_mine()
     }
 
     pub fn begin_group(&self) -> Result<(), Failure> {
@@ -119,7 +89,7 @@ impl fast_allreduce_communicator {
     }
 
     /// The messages of this thread's group, which is closed. They go on one stream.
-    pub fn end_group(&self, stream: *mut c_void) -> Result<Vec<Transfer>, Failure> {
+    pub fn end_group(&self, stream: u64) -> Result<Vec<Transfer>, Failure> {
         let group = self.groups.lock().remove(&this_thread());
         let Group { transfers, streams } =
             group.ok_or_else(|| argument("this thread has no group of this communicator open"))?;
@@ -127,104 +97,27 @@ impl fast_allreduce_communicator {
         match streams.iter().find(|&&given| given != stream) {
             None => Ok(transfers),
             Some(other) => Err(argument(format!(
-                "a message of the group was given the stream {other:?}, and its end {stream:?}, on which all go: nothing was sent"
+                "a message of the group was given the stream {other:#x}, and its end {stream:#x}, on which all go: nothing was sent"
             ))),
         }
     }
 
     /// Puts a message into this thread's group, if it has one open.
-    pub fn gathered(&self, transfer: Transfer, stream: *mut c_void) -> Result<bool, Failure> {
+    pub fn gathered(&self, transfer: Transfer, stream: u64) -> Result<bool, Failure> {
         // Relaxed: a thread that has a group open has counted it itself.
         if self.open.load(Ordering::Relaxed) == 0 {
             return Ok(false);
         }
         let mut groups = self.groups.lock();
         let Some(group) = groups.get_mut(&this_thread()) else { return Ok(false) };
-        match self.any {
-            Any::Host(_) => no_stream(stream)?,
-            #[cfg(feature = "cuda")]
-            Any::Cuda(_) => {}
+        if self.any.gpu().is_none() {
+            // SAFETY: the host's is compared with null. That of a GPU is compared with the one of the group's end.
+            unsafe { self.any.check_stream(stream) }?;
         }
         group.transfers.push(transfer);
-        if !stream.is_null() {
+        if stream != 0 {
             group.streams.push(stream);
         }
         Ok(true)
-    }
-}
-
-impl Any {
-    /// # Safety
-    ///
-    /// As `collective_raw` of the device; `stream` is null for the host.
-    pub unsafe fn collective(
-        &self,
-        stream: *mut c_void,
-        collective: Collective<'_>,
-        [input, output]: [*mut c_void; 2],
-        count: usize,
-        dtype: DType,
-    ) -> Result<(), Failure> {
-        match self {
-            Self::Host(communicator) => {
-                no_stream(stream)?;
-                // SAFETY: the caller's.
-                Ok(unsafe { communicator.collective_raw(collective, input, output, count, dtype) }?)
-            }
-            #[cfg(feature = "cuda")]
-            Self::Cuda(communicator) => {
-                let (input, output) = (input as u64, output as u64);
-                // SAFETY: the caller's.
-                Ok(unsafe {
-                    communicator.check_raw_stream(stream.cast())?;
-                    communicator.collective_raw(stream.cast(), collective, input, output, count, dtype)
-                }?)
-            }
-        }
-    }
-
-    /// Waits for what is on the stream, and says whether the calls so far succeeded.
-    ///
-    /// # Safety
-    ///
-    /// `stream` is a live stream of any context.
-    pub unsafe fn synchronize(&self, stream: *mut c_void) -> Result<(), Failure> {
-        match self {
-            Self::Host(communicator) => {
-                no_stream(stream)?;
-                Ok(communicator.check()?)
-            }
-            #[cfg(feature = "cuda")]
-            // SAFETY: the caller's.
-            Self::Cuda(communicator) => Ok(unsafe { communicator.synchronize_raw(stream.cast()) }?),
-        }
-    }
-
-    /// # Safety
-    ///
-    /// As `transfer_raw` of the device; `stream` is null for the host.
-    pub unsafe fn transfer(&self, stream: *mut c_void, transfers: &[Transfer]) -> Result<(), Failure> {
-        match self {
-            Self::Host(communicator) => {
-                no_stream(stream)?;
-                // SAFETY: the caller's.
-                Ok(unsafe { communicator.transfer_raw(transfers) }?)
-            }
-            #[cfg(feature = "cuda")]
-            // SAFETY: the caller's.
-            Self::Cuda(communicator) => Ok(unsafe {
-                communicator.check_raw_stream(stream.cast())?;
-                communicator.transfer_raw(stream.cast(), transfers)
-            }?),
-        }
-    }
-}
-
-fn no_stream(stream: *mut c_void) -> Result<(), Failure> {
-    match stream.is_null() {
-        true => Ok(()),
-        false => Err(argument(
-            "the stream must be null: the communicator is the host's, whose calls are not ordered by streams",
-        )),
     }
 }

@@ -2,18 +2,14 @@
 
 use std::ffi::{c_char, c_void, CStr};
 
-use fast_allreduce::bootstrap::{Bootstrap, Local, UniqueId};
-#[cfg(feature = "cuda")]
-use fast_allreduce::device::cuda::current::CallersContext;
-use fast_allreduce::Builder;
-#[cfg(not(feature = "cuda"))]
-use fast_allreduce::Error;
+use fast_allreduce::bootstrap::{Local, UniqueId};
+use fast_allreduce::AnyCommunicator;
 
 use crate::bootstrap::{fast_allreduce_all_gather_function, Caller};
-use crate::codes;
-use crate::config::fast_allreduce_config;
-use crate::handle::{fast_allreduce_communicator, on_any, Any};
-use crate::status::{argument, caught, fast_allreduce_status, guarded, Failure};
+use crate::handle::fast_allreduce_communicator;
+use crate::pointers::{give, list, wanted};
+use crate::settings::fast_allreduce_settings;
+use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
 /// Names a world: one rank makes it, all are given it. It is plain bytes, which may be sent in any way.
 #[repr(C)]
@@ -23,68 +19,16 @@ pub struct fast_allreduce_unique_id {
     pub bytes: [u8; 128],
 }
 
-/// Writes a value where the caller wants it.
-///
 /// # Safety
 ///
 /// `place` is null or valid for a write.
-pub unsafe fn give<T>(place: *mut T, value: T) -> Result<(), Failure> {
-    if place.is_null() {
-        return Err(argument("where to put the result is null"));
-    }
-    // SAFETY: the caller's.
-    unsafe { place.write(value) };
-    Ok(())
-}
-
-/// Elements at a caller's pointer, which may be null where there are none.
-///
-/// # Safety
-///
-/// `pointer` is valid for reads of `count` elements as long as the slice lives, and aligned.
-pub unsafe fn list<'a, T>(what: &str, pointer: *const T, count: usize) -> Result<&'a [T], Failure> {
-    match (count, pointer.is_null()) {
-        (0, _) => Ok(&[]),
-        (_, true) => Err(argument(format!("{what} is null"))),
-        // SAFETY: the caller's.
-        _ => Ok(unsafe { std::slice::from_raw_parts(pointer, count) }),
-    }
-}
-
-fn built(
-    config: &fast_allreduce_config,
-    builder: Builder,
-    bootstrap: impl Bootstrap + 'static,
-) -> Result<Any, Failure> {
-    if codes::is_cuda(config.device)? {
-        #[cfg(feature = "cuda")]
-        {
-            let _context = CallersContext::keep_if_any();
-            return Ok(Any::Cuda(builder.build(config.cuda()?, bootstrap)?));
-        }
-        #[cfg(not(feature = "cuda"))]
-        return Err(Failure::Library(Error::Unavailable {
-            what: "the CUDA device".into(),
-            reason: "this library was built without the feature `cuda`".into(),
-        }));
-    }
-    Ok(Any::Host(builder.build(config.host()?, bootstrap)?))
-}
-
-/// # Safety
-///
-/// `place` is null or valid for a write.
-unsafe fn give_communicator(place: *mut *mut fast_allreduce_communicator, any: Any) -> Result<(), Failure> {
+unsafe fn give_communicator(
+    place: *mut *mut fast_allreduce_communicator,
+    any: AnyCommunicator,
+) -> Result<(), Failure> {
     let handle = Box::into_raw(Box::new(fast_allreduce_communicator::new(any)));
     // SAFETY: the caller's.
     unsafe { give(place, handle) }
-}
-
-fn wanted<T>(place: *mut T) -> Result<(), Failure> {
-    match place.is_null() {
-        true => Err(argument("where to put the result is null")),
-        false => Ok(()),
-    }
 }
 
 /// Makes an id, once for each world. The process that made it must run until all ranks have met.
@@ -126,29 +70,31 @@ pub unsafe extern "C" fn fast_allreduce_unique_id_from_text(
 }
 
 /// Joins the world of `id` as `rank`, and makes its communicator when all `nranks` ranks have come. Ranks are processes or
-/// threads of one user on one machine. `config` may be null. Like all functions it leaves the CUDA context current that is; in a thread
-/// that has none, that of the communicator's GPU becomes current.
+/// threads of one user on one machine. `settings` may be null: the defaults. Like all functions it leaves the CUDA context
+/// current that is; in a thread that has none, that of the communicator's GPU becomes current.
 ///
 /// # Safety
 ///
-/// `id` is valid for reads, `config` null or valid for reads of as many bytes as it says, `communicator` valid for a write.
+/// `id` is valid for reads, `settings` null or live, `communicator` valid for a write.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_init(
     id: *const fast_allreduce_unique_id,
     rank: usize,
     nranks: usize,
-    config: *const fast_allreduce_config,
+    settings: *const fast_allreduce_settings,
     communicator: *mut *mut fast_allreduce_communicator,
 ) -> fast_allreduce_status {
-    caught(|| {
+    guarded(|| {
         wanted(communicator)?;
         // SAFETY: the caller's.
-        let (id, config) = unsafe { (id.as_ref(), fast_allreduce_config::read(config)?) };
+        let (id, settings) = unsafe { (id.as_ref(), fast_allreduce_settings::read(settings)) };
         let id = id.ok_or_else(|| argument("the id is null"))?;
-        let builder = config.builder()?;
-        let local = Local::connect(&UniqueId::from_bytes(id.bytes)?, rank, nranks, config.meeting_timeout())?;
+        // Before the rank joins.
+        settings.check()?;
+        let local =
+            Local::connect(&UniqueId::from_bytes(id.bytes)?, rank, nranks, settings.meeting_timeout())?;
         // SAFETY: the caller's.
-        unsafe { give_communicator(communicator, built(&config, builder, local)?) }
+        unsafe { give_communicator(communicator, settings.build(local)?) }
     })
 }
 
@@ -164,17 +110,17 @@ pub unsafe extern "C" fn fast_allreduce_init_with_all_gather(
     context: *mut c_void,
     rank: usize,
     nranks: usize,
-    config: *const fast_allreduce_config,
+    settings: *const fast_allreduce_settings,
     communicator: *mut *mut fast_allreduce_communicator,
 ) -> fast_allreduce_status {
-    caught(|| {
+    guarded(|| {
         wanted(communicator)?;
         // SAFETY: the caller's.
-        let config = unsafe { fast_allreduce_config::read(config)? };
+        let settings = unsafe { fast_allreduce_settings::read(settings) };
         let function = all_gather.ok_or_else(|| argument("the all-gather function is null"))?;
         let caller = Caller { function, context, rank, world_size: nranks };
         // SAFETY: the caller's.
-        unsafe { give_communicator(communicator, built(&config, config.builder()?, caller)?) }
+        unsafe { give_communicator(communicator, settings.build(caller)?) }
     })
 }
 
@@ -196,12 +142,7 @@ pub unsafe extern "C" fn fast_allreduce_split(
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
         let color = u32::try_from(color).ok();
-        let made = match &handle.any {
-            Any::Host(communicator) => communicator.split(color, key)?.map(Any::Host),
-            #[cfg(feature = "cuda")]
-            Any::Cuda(communicator) => communicator.split(color, key)?.map(Any::Cuda),
-        };
-        match made {
+        match handle.any.split(color, key)? {
             // SAFETY: the caller's.
             Some(any) => unsafe { give_communicator(part, any) },
             // SAFETY: the caller's.
@@ -228,13 +169,8 @@ pub unsafe extern "C" fn fast_allreduce_shrink(
         // SAFETY: the caller's.
         let (handle, survivors) =
             unsafe { (fast_allreduce_communicator::of(communicator)?, list("survivors", survivors, count)?) };
-        let made = match &handle.any {
-            Any::Host(communicator) => Any::Host(communicator.shrink(survivors)?),
-            #[cfg(feature = "cuda")]
-            Any::Cuda(communicator) => Any::Cuda(communicator.shrink(survivors)?),
-        };
         // SAFETY: the caller's.
-        unsafe { give_communicator(part, made) }
+        unsafe { give_communicator(part, handle.any.shrink(survivors)?) }
     })
 }
 
@@ -250,8 +186,7 @@ pub unsafe extern "C" fn fast_allreduce_survivors(communicator: *const fast_allr
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
-        let survivors = on_any!(&handle.any, communicator => communicator.survivors());
-        mask = survivors.into_iter().fold(0, |mask, rank| mask | 1 << rank);
+        mask = handle.any.survivors().into_iter().fold(0, |mask, rank| mask | 1 << rank);
         Ok(())
     });
     mask
@@ -290,7 +225,7 @@ pub unsafe extern "C" fn fast_allreduce_abort(
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
-        on_any!(&handle.any, communicator => communicator.abort());
+        handle.any.abort();
         Ok(())
     })
 }

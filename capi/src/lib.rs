@@ -10,13 +10,15 @@ mod calls;
 #[rustfmt::skip]
 mod catalogue;
 mod codes;
-mod config;
 mod facts;
+mod fused;
 mod handle;
 mod init;
 mod memory;
 mod messages;
+mod pointers;
 mod scales;
+mod settings;
 mod status;
 
 /// Version of the ABI that this header describes. It is increased when a program that was compiled against an older

@@ -2,31 +2,23 @@
 
 use std::ffi::c_void;
 
-use fast_allreduce::{Buffer, Error, Host};
-#[cfg(feature = "cuda")]
-use fast_allreduce::{Cuda, RegisteredMemory};
+use fast_allreduce::AnyBuffer;
 
-use crate::handle::{fast_allreduce_communicator, Any};
-use crate::init::give;
+use crate::handle::fast_allreduce_communicator;
+use crate::pointers::give;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
 /// Memory that is registered with a communicator. It is ended by fast_allreduce_buffer_free.
 pub struct fast_allreduce_buffer {
-    _memory: Memory,
+    _memory: AnyBuffer,
 }
 
-enum Memory {
-    Host {
-        _buffer: Buffer<u8, Host>,
-    },
-    #[cfg(feature = "cuda")]
-    Cuda {
-        _buffer: Buffer<u8, Cuda>,
-    },
-    #[cfg(feature = "cuda")]
-    Existing {
-        _registered: RegisteredMemory,
-    },
+/// # Safety
+///
+/// `place` is valid for a write.
+unsafe fn give_buffer(place: *mut *mut fast_allreduce_buffer, memory: AnyBuffer) -> Result<(), Failure> {
+    // SAFETY: the caller's.
+    unsafe { give(place, Box::into_raw(Box::new(fast_allreduce_buffer { _memory: memory }))) }
 }
 
 /// Allocates `bytes` bytes of zeros on every rank, on its device, registered: calls from within pull without a copy.
@@ -48,23 +40,11 @@ pub unsafe extern "C" fn fast_allreduce_alloc(
         }
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
-        let (memory, start) = match &handle.any {
-            Any::Host(communicator) => {
-                let mut buffer = communicator.alloc::<u8>(bytes)?;
-                let start = buffer.as_mut_ptr() as u64;
-                (Memory::Host { _buffer: buffer }, start)
-            }
-            #[cfg(feature = "cuda")]
-            Any::Cuda(communicator) => {
-                let buffer = communicator.alloc::<u8>(bytes)?;
-                let start = buffer.peer_address(communicator.rank()).unwrap_or_default();
-                (Memory::Cuda { _buffer: buffer }, start)
-            }
-        };
+        let memory = handle.any.alloc(bytes)?;
         // SAFETY: the caller's.
         unsafe {
-            give(address, start as *mut c_void)?;
-            give(buffer, Box::into_raw(Box::new(fast_allreduce_buffer { _memory: memory })))
+            give(address, memory.address() as *mut c_void)?;
+            give_buffer(buffer, memory)
         }
     })
 }
@@ -78,7 +58,6 @@ pub unsafe extern "C" fn fast_allreduce_alloc(
 ///
 /// `communicator` is live, `buffer` valid for a write, and there are so many bytes at `address`, which stay as long as it says.
 #[no_mangle]
-#[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
 pub unsafe extern "C" fn fast_allreduce_register(
     communicator: *const fast_allreduce_communicator,
     address: *mut c_void,
@@ -90,19 +69,9 @@ pub unsafe extern "C" fn fast_allreduce_register(
             return Err(argument("where to put the result is null"));
         }
         // SAFETY: the caller's.
-        match unsafe { &fast_allreduce_communicator::of(communicator)?.any } {
-            Any::Host(_) => Err(Failure::Library(Error::Unavailable {
-                what: "registering memory of the host that is there already".into(),
-                reason: "peers cannot map it: allocate it by fast_allreduce_alloc, which registers it".into(),
-            })),
-            #[cfg(feature = "cuda")]
-            Any::Cuda(communicator) => {
-                // SAFETY: the caller's.
-                let registered = unsafe { communicator.register_raw(address as u64, bytes)? };
-                let memory = Memory::Existing { _registered: registered };
-                // SAFETY: the caller's.
-                unsafe { give(buffer, Box::into_raw(Box::new(fast_allreduce_buffer { _memory: memory }))) }
-            }
+        unsafe {
+            let handle = fast_allreduce_communicator::of(communicator)?;
+            give_buffer(buffer, handle.any.register(address as u64, bytes)?)
         }
     })
 }

@@ -19,11 +19,11 @@ unsafe fn message(
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
-        let transfer = transfer()?;
+        let (transfer, stream) = (transfer()?, stream as u64);
         match handle.gathered(transfer, stream)? {
             true => Ok(()),
             // SAFETY: the caller's.
-            false => unsafe { handle.any.transfer(stream, &[transfer]) },
+            false => Ok(unsafe { handle.any.transfer(stream, &[transfer]) }?),
         }
     })
 }
@@ -104,8 +104,9 @@ pub unsafe extern "C" fn fast_allreduce_group_end(
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
+        let stream = stream as u64;
         let transfers = handle.end_group(stream)?;
         // SAFETY: the caller's, of each message.
-        unsafe { handle.any.transfer(stream, &transfers) }
+        Ok(unsafe { handle.any.transfer(stream, &transfers) }?)
     })
 }

@@ -1,6 +1,6 @@
 //! Premultiplied sums: operations with a scale, which a rank makes for its communicator.
 
-use fast_allreduce::{Exclusive, ReduceOp, Scale};
+use fast_allreduce::{ReduceOp, Scale};
 
 use crate::codes;
 use crate::handle::fast_allreduce_communicator;
@@ -9,47 +9,25 @@ use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 /// The first of the codes that a communicator gives.
 const FIRST: u32 = 1 << 16;
 
-/// The scales that have been made and not destroyed, by code.
-#[derive(Default)]
-pub struct Scales(Exclusive<Vec<Option<Scale>>>);
+/// The operation of a code, one of the library's or one that was made for the communicator.
+pub fn operation(handle: &fast_allreduce_communicator, code: u32) -> Result<ReduceOp, Failure> {
+    let Some(place) = code.checked_sub(FIRST) else { return codes::op(code) };
+    let scale = handle.scales.lock().get(place as usize).copied().flatten();
+    scale
+        .map(ReduceOp::PreMulSum)
+        .ok_or_else(|| argument(format!("op {code} is none of this communicator's")))
+}
 
-impl Scales {
-    fn with<T>(&self, done: impl FnOnce(&mut Vec<Option<Scale>>) -> T) -> T {
-        done(&mut self.0.lock())
+fn make(handle: &fast_allreduce_communicator, scale: Scale) -> Result<u32, Failure> {
+    let mut scales = handle.scales.lock();
+    let free = scales.iter().position(Option::is_none).unwrap_or(scales.len());
+    let code = u32::try_from(free).ok().and_then(|free| free.checked_add(FIRST));
+    let code = code.ok_or_else(|| argument("there are too many operations already"))?;
+    if free == scales.len() {
+        scales.push(None);
     }
-
-    /// Whether this thread changes or reads them.
-    pub fn is_mine(&self) -> bool {
-        self.0.is_mine()
-    }
-
-    fn make(&self, scale: Scale) -> Result<u32, Failure> {
-        self.with(|scales| {
-            let free = scales.iter().position(Option::is_none).unwrap_or(scales.len());
-            let code = u32::try_from(free).ok().and_then(|free| free.checked_add(FIRST));
-            let code = code.ok_or_else(|| argument("there are too many operations already"))?;
-            if free == scales.len() {
-                scales.push(None);
-            }
-            scales[free] = Some(scale);
-            Ok(code)
-        })
-    }
-
-    fn destroy(&self, code: u32) -> Result<(), Failure> {
-        let place = code.checked_sub(FIRST).map(|place| place as usize);
-        let taken = self.with(|scales| scales.get_mut(place?).and_then(Option::take));
-        taken.map(drop).ok_or_else(|| argument(format!("op {code} was not made by this communicator")))
-    }
-
-    /// The operation of a code, of the library's or of these.
-    pub fn operation(&self, code: u32) -> Result<ReduceOp, Failure> {
-        let Some(place) = code.checked_sub(FIRST) else { return codes::op(code) };
-        let scale = self.with(|scales| scales.get(place as usize).copied().flatten());
-        scale
-            .map(ReduceOp::PreMulSum)
-            .ok_or_else(|| argument(format!("op {code} is none of this communicator's")))
-    }
+    scales[free] = Some(scale);
+    Ok(code)
 }
 
 /// Makes an operation of this rank, for this communicator: a sum of the ranks' inputs, of which this rank's is multiplied by
@@ -70,7 +48,7 @@ pub unsafe extern "C" fn fast_allreduce_op_create_premul_sum(
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
         // SAFETY: the caller's.
         let op = unsafe { op.as_mut() }.ok_or_else(|| argument("where to put the result is null"))?;
-        *op = handle.scales.make(Scale::new(scale))?;
+        *op = make(handle, Scale::new(scale))?;
         Ok(())
     })
 }
@@ -89,6 +67,8 @@ pub unsafe extern "C" fn fast_allreduce_op_destroy(
     guarded(|| {
         // SAFETY: the caller's.
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
-        handle.scales.destroy(op)
+        let place = op.checked_sub(FIRST).map(|place| place as usize);
+        let taken = place.and_then(|place| handle.scales.lock().get_mut(place).and_then(Option::take));
+        taken.map(drop).ok_or_else(|| argument(format!("op {op} was not made by this communicator")))
     })
 }

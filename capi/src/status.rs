@@ -123,15 +123,8 @@ fn record(text: &str, ranks: u32) {
     LAST.with(|last| last.record(text, ranks));
 }
 
-/// Runs a call, and makes a status of what comes of it. The caller's CUDA context stays current.
+/// Runs a call, and makes a status of what comes of it. A panic is a status too.
 pub fn guarded(call: impl FnOnce() -> Outcome) -> Status {
-    #[cfg(feature = "cuda")]
-    let _context = fast_allreduce::device::cuda::current::CallersContext::keep();
-    caught(call)
-}
-
-/// [`guarded`] without the context. A panic is a status too.
-pub fn caught(call: impl FnOnce() -> Outcome) -> Status {
     // What a call that panicked has left half done is not touched again: the caller is told so.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => Status::Ok,
@@ -166,6 +159,8 @@ fn status_of(error: &Error) -> Status {
         Error::LengthMismatch { .. } => Status::LengthMismatch,
         Error::InvalidPointer { .. } => Status::InvalidPointer,
         Error::Overlap { .. } => Status::Overlap,
+        // An argument of calls, not of a config.
+        Error::InvalidSetting { name: "stream", .. } => Status::InvalidArgument,
         Error::InvalidSetting { .. } => Status::InvalidSetting,
         Error::Tuning { .. } => Status::Tuning,
         Error::Allocation { .. } => Status::Allocation,

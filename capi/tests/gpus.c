@@ -56,15 +56,17 @@ static CUstream stream_on(int gpu) {
   return stream;
 }
 
-static fast_allreduce_status joined(const fast_allreduce_unique_id *id, size_t rank, size_t nranks, int64_t timeout,
+static fast_allreduce_status joined(const fast_allreduce_unique_id *id, size_t rank, size_t nranks, const char *timeout,
                                     fast_allreduce_communicator **communicator) {
-  fast_allreduce_config config = {0};
-  config.size = sizeof config;
-  config.device = FAST_ALLREDUCE_DEVICE_CUDA;
-  config.ordinal = (uint32_t)rank;
-  config.timeout_ms = timeout;
-  config.max_blocks = 4;
-  return fast_allreduce_init(id, rank, nranks, &config, communicator);
+  const char *devices[] = {"cuda", "cuda:1"};
+  fast_allreduce_settings *settings = NULL;
+  EXPECT(fast_allreduce_settings_new(&settings) == OK);
+  EXPECT(fast_allreduce_settings_set(settings, "device", devices[rank]) == OK);
+  EXPECT(fast_allreduce_settings_set(settings, "timeout", timeout) == OK);
+  EXPECT(fast_allreduce_settings_set(settings, "max_blocks", "4") == OK);
+  fast_allreduce_status status = fast_allreduce_init(id, rank, nranks, settings, communicator);
+  fast_allreduce_settings_free(settings);
+  return status;
 }
 
 /* The context that the program works in, and which stays current. */
@@ -88,7 +90,7 @@ static fast_allreduce_communicator *made_and_checked(void) {
   fast_allreduce_unique_id id;
   fast_allreduce_communicator *made = NULL;
   IS(fast_allreduce_get_unique_id(&id), OK);
-  EXPECT(joined(&id, 0, 1, 5000, &made) == OK);
+  EXPECT(joined(&id, 0, 1, "5", &made) == OK);
   if (programs == NULL) {
     /* A thread without a context has the GPU's then. */
     CUcontext now = NULL;
@@ -112,8 +114,7 @@ static void functions(CUcontext current) {
   void *address = NULL;
   fast_allreduce_buffer *buffer = NULL;
   fast_allreduce_counters counters;
-  fast_allreduce_rms_norm norm = {COUNT, 1, 0, NULL, NULL};
-  fast_allreduce_quantized quantized = {FAST_ALLREDUCE_DTYPE_I8, FAST_ALLREDUCE_SCALING_PER_ROW, more, NULL};
+  fast_allreduce_fused fused = {.residual = other, .residual_out = other};
   const uint32_t int8 = FAST_ALLREDUCE_TRANSPORT_INT8;
 
   IS(fast_allreduce_all_reduce(of, data, data, COUNT, F32, SUM, stream), OK);
@@ -124,10 +125,18 @@ static void functions(CUcontext current) {
   IS(fast_allreduce_all_reduce(of, data, data, COUNT, F32, op, stream), OK);
   IS(fast_allreduce_op_destroy(of, op), OK);
   IS(fast_allreduce_all_reduce_quantized(of, data, data, COUNT, F32, int8, 1, stream), OK);
-  IS(fast_allreduce_all_reduce_add(of, data, other, other, COUNT, F32, stream), OK);
-  IS(fast_allreduce_all_reduce_rms_norm(of, data, data, other, other, &norm, COUNT, F32, stream), OK);
-  IS(fast_allreduce_all_reduce_rms_norm_quantized(of, data, elsewhere, &quantized, other, other, &norm, COUNT, F32, stream),
-     FAST_ALLREDUCE_STATUS_INVALID_POINTER);
+  IS(fast_allreduce_all_reduce_fused(of, data, COUNT, F32, &fused, stream), OK);
+  fused.norm = FAST_ALLREDUCE_NORM_RMS;
+  fused.epsilon = 1;
+  fused.hidden = COUNT;
+  fused.rows = data;
+  IS(fast_allreduce_all_reduce_fused(of, data, COUNT, F32, &fused, stream), OK);
+  fused.rows = NULL;
+  fused.numbers = elsewhere;
+  fused.numbers_dtype = FAST_ALLREDUCE_DTYPE_I8;
+  fused.scaling = FAST_ALLREDUCE_SCALING_PER_ROW;
+  fused.scales = more;
+  IS(fast_allreduce_all_reduce_fused(of, data, COUNT, F32, &fused, stream), FAST_ALLREDUCE_STATUS_INVALID_POINTER);
   IS(fast_allreduce_all_gather(of, data, other, COUNT, F32, stream), OK);
   IS(fast_allreduce_all_gather_v(of, data, other, counts, F32, stream), OK);
   IS(fast_allreduce_reduce_scatter(of, data, other, COUNT, F32, SUM, stream), OK);
@@ -177,7 +186,7 @@ static void functions(CUcontext current) {
   IS(fast_allreduce_get_unique_id(&id), OK);
   DRIVER(cuCtxSetCurrent(context[1]));
   programs = context[1];
-  IS(joined(&id, 1, 2, 300, &of), FAST_ALLREDUCE_STATUS_TIMEOUT);
+  IS(joined(&id, 1, 2, "0.3", &of), FAST_ALLREDUCE_STATUS_TIMEOUT);
 
   DRIVER(cuCtxSetCurrent(context[0]));
   DRIVER(cuStreamDestroy_v2(stream));
@@ -191,14 +200,16 @@ static void functions(CUcontext current) {
 static void settings(void) {
   fast_allreduce_unique_id id;
   fast_allreduce_communicator *made = NULL;
-  for (int field = 0; field < 3; field++) {
+  const char *of_cpus[][2] = {{"workers", "2"}, {"wait", "yield"}, {"bind", "core"}};
+  for (int index = 0; index < 3; index++) {
     EXPECT(fast_allreduce_get_unique_id(&id) == OK);
-    fast_allreduce_config config = {0};
-    config.size = sizeof config, config.device = FAST_ALLREDUCE_DEVICE_CUDA, config.timeout_ms = 2000;
-    uint32_t *fields[] = {&config.workers, &config.wait, &config.bind};
-    *fields[field] = 2;
-    EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) == INVALID && made == NULL);
-    EXPECT(strstr(fast_allreduce_last_error(), "settings of the host") != NULL);
+    fast_allreduce_settings *settings = NULL;
+    EXPECT(fast_allreduce_settings_new(&settings) == OK);
+    EXPECT(fast_allreduce_settings_set(settings, "device", "cuda:0") == OK);
+    EXPECT(fast_allreduce_settings_set(settings, of_cpus[index][0], of_cpus[index][1]) == OK);
+    EXPECT(fast_allreduce_init(&id, 0, 1, settings, &made) == FAST_ALLREDUCE_STATUS_INVALID_SETTING && made == NULL);
+    EXPECT(strstr(fast_allreduce_last_error(), "a setting of CPUs") != NULL);
+    fast_allreduce_settings_free(settings);
   }
 }
 
@@ -214,7 +225,7 @@ static void *rank_of_two(void *argument) {
   float *data = on_gpu(own->rank);
   CUstream stream = stream_on(own->rank);
   fast_allreduce_communicator *of = NULL;
-  EXPECT(joined(own->id, (size_t)own->rank, 2, 1000, &of) == OK);
+  EXPECT(joined(own->id, (size_t)own->rank, 2, "1", &of) == OK);
   const float value = (float)own->rank + 1;
   float sum = 0;
   DRIVER(cuMemcpyHtoD_v2((size_t)data, &value, sizeof value));

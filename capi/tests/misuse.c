@@ -23,6 +23,7 @@ enum { RANKS = 2, THREADS = 8, CALLS = 200 };
 #define SUM FAST_ALLREDUCE_OP_SUM
 #define OK FAST_ALLREDUCE_STATUS_OK
 #define INVALID FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT
+#define SETTING FAST_ALLREDUCE_STATUS_INVALID_SETTING
 
 static void expect(int holds, const char *what, int line) {
   if (!holds) {
@@ -33,12 +34,18 @@ static void expect(int holds, const char *what, int line) {
 
 #define EXPECT(condition) expect(condition, #condition, __LINE__)
 
-static fast_allreduce_communicator *joined(const fast_allreduce_unique_id *id, size_t rank, size_t nranks, int64_t timeout) {
-  fast_allreduce_config config = {0};
-  config.size = sizeof config;
-  config.timeout_ms = timeout;
+static fast_allreduce_settings *with(const char *name, const char *value) {
+  fast_allreduce_settings *settings = NULL;
+  EXPECT(fast_allreduce_settings_new(&settings) == OK);
+  EXPECT(fast_allreduce_settings_set(settings, name, value) == OK);
+  return settings;
+}
+
+static fast_allreduce_communicator *joined(const fast_allreduce_unique_id *id, size_t rank, size_t nranks, const char *timeout) {
+  fast_allreduce_settings *settings = with("timeout", timeout);
   fast_allreduce_communicator *communicator = NULL;
-  EXPECT(fast_allreduce_init(id, rank, nranks, &config, &communicator) == OK);
+  EXPECT(fast_allreduce_init(id, rank, nranks, settings, &communicator) == OK);
+  fast_allreduce_settings_free(settings);
   return communicator;
 }
 
@@ -102,24 +109,24 @@ static int lies(void *context, const void *input, void *output, size_t bytes, ui
   return 0;
 }
 
-/* What is of GPUs is refused on the host, and what asks for a switch that adds up gets its reason. */
+/* Settings of GPUs are refused on the host, and fast_allreduce_nvls says why the switch does not add up. */
 static void gpu_settings(fast_allreduce_unique_id *id) {
   fast_allreduce_communicator *made = NULL;
-  for (int field = 0; field < 3; field++) {
-    fast_allreduce_config config = {0};
-    config.size = sizeof config;
-    uint32_t *fields[] = {&config.max_blocks, &config.residency, &config.programmatic_launch};
-    *fields[field] = 1;
+  const char *of_gpus[] = {"max_blocks", "one_at_a_time", "programmatic_launch"};
+  for (size_t index = 0; index < 3; index++) {
+    fast_allreduce_settings *settings = with(of_gpus[index], "1");
     EXPECT(fast_allreduce_get_unique_id(id) == OK);
-    EXPECT(fast_allreduce_init(id, 0, 1, &config, &made) == INVALID && made == NULL);
-    EXPECT(strstr(fast_allreduce_last_error(), "settings of GPUs") != NULL);
+    EXPECT(fast_allreduce_init(id, 0, 1, settings, &made) == SETTING && made == NULL);
+    EXPECT(strstr(fast_allreduce_last_error(), "a setting of GPUs") != NULL);
+    fast_allreduce_settings_free(settings);
   }
-  for (uint32_t order = FAST_ALLREDUCE_ORDER_DEFAULT; order <= FAST_ALLREDUCE_ORDER_ANY; order++) {
-    fast_allreduce_config config = {0};
-    config.size = sizeof config;
-    config.order = order, config.direct_reads = FAST_ALLREDUCE_DIRECT_READS_OFF;
+  const char *orders[] = {"fixed", "any"};
+  for (size_t index = 0; index < 2; index++) {
+    fast_allreduce_settings *settings = with("order", orders[index]);
+    EXPECT(fast_allreduce_settings_set(settings, "direct_reads", "0") == OK);
     EXPECT(fast_allreduce_get_unique_id(id) == OK);
-    EXPECT(fast_allreduce_init(id, 0, 1, &config, &made) == OK);
+    EXPECT(fast_allreduce_init(id, 0, 1, settings, &made) == OK);
+    fast_allreduce_settings_free(settings);
     EXPECT(fast_allreduce_nvls(made) == FAST_ALLREDUCE_STATUS_UNAVAILABLE);
     EXPECT(strstr(fast_allreduce_last_error(), "NVLS") != NULL);
     EXPECT(fast_allreduce_barrier(made, NULL) == OK);
@@ -128,72 +135,66 @@ static void gpu_settings(fast_allreduce_unique_id *id) {
   EXPECT(fast_allreduce_nvls(NULL) == INVALID);
 }
 
-/* Codes and sizes out of range, and settings of other versions. */
+/* Names that there are not, values out of range, ranks out of range. */
 static void settings(void) {
   fast_allreduce_unique_id id, zeros = {{0}};
-  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
   fast_allreduce_communicator *made = NULL;
-  fast_allreduce_config config = {0};
-  config.timeout_ms = 500;
-  for (size_t size = 0; size < 200; size++) {
-    config.size = size;
-    fast_allreduce_status status = fast_allreduce_init(&zeros, 0, 1, &config, &made);
-    EXPECT(status != OK && made == NULL);
-    int is_known = size >= offsetof(fast_allreduce_config, bind) && size <= sizeof config;
-    EXPECT((strstr(fast_allreduce_last_error(), "config.size") == NULL) == is_known);
+  EXPECT(fast_allreduce_settings_new(NULL) == INVALID);
+  EXPECT(fast_allreduce_settings_set(NULL, "timeout", "1") == INVALID);
+  fast_allreduce_settings_free(NULL);
+  fast_allreduce_settings *given = with("timeout", "0.5");
+  EXPECT(fast_allreduce_settings_set(given, NULL, "1") == INVALID);
+  EXPECT(fast_allreduce_settings_set(given, "timeout", NULL) == INVALID);
+  EXPECT(fast_allreduce_settings_set(given, "colour", "red") == SETTING);
+  const char *listed[] = {"colour", "device", "timeout", "max_bytes", "order", "sharing"};
+  for (size_t index = 0; index < sizeof listed / sizeof *listed; index++)
+    EXPECT(strstr(fast_allreduce_last_error(), listed[index]) != NULL);
+  const char *wrong[][2] = {{"device", "gpu"},  {"timeout", "-1"},   {"max_bytes", "many"}, {"algorithm", "tree"},
+                            {"order", "random"}, {"check", "yes"},    {"calibrate", ""},     {"direct_reads", "2"},
+                            {"workers", "65"},   {"wait", "sleep"},   {"bind", "\xff"},      {"max_blocks", "0"},
+                            {"sharing", "tcp"},  {"join_timeout", "soon"}};
+  for (size_t index = 0; index < sizeof wrong / sizeof *wrong; index++) {
+    EXPECT(fast_allreduce_settings_set(given, wrong[index][0], wrong[index][1]) == SETTING);
+    EXPECT(strncmp(fast_allreduce_last_error(), wrong[index][0], strlen(wrong[index][0])) == 0);
   }
-  /* What a program passes that was compiled with an older header: the fields after `check` are not there. */
-  config.size = offsetof(fast_allreduce_config, bind);
-  config.bind = 77;
-  EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) == OK);
+  EXPECT(fast_allreduce_init(&zeros, 0, 1, given, &made) != OK && made == NULL);
+  /* What was refused has set nothing. */
+  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+  EXPECT(fast_allreduce_init(&id, 0, 1, given, &made) == OK);
   EXPECT(strncmp(fast_allreduce_binding(made), "none", 4) == 0 && strlen(fast_allreduce_plan_source(made)) > 0);
   fast_allreduce_free(made), made = NULL;
-  uint32_t *codes[] = {&config.device, &config.algorithm, &config.wait,  &config.check,        &config.bind,
-                       &config.calibrate, &config.order,  &config.direct_reads, &config.residency,
-                       &config.programmatic_launch};
-  for (size_t field = 0; field < sizeof codes / sizeof *codes; field++) {
-    config = (fast_allreduce_config){0};
-    config.size = sizeof config;
-    *codes[field] = UINT32_MAX;
-    EXPECT(fast_allreduce_get_unique_id(&id) == OK);
-    EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) == INVALID && made == NULL);
-  }
-  config = (fast_allreduce_config){0};
-  config.size = sizeof config;
-  config.tuning = "/nowhere/plan.toml";
+  EXPECT(fast_allreduce_settings_set(given, "tuning", "/nowhere/plan.toml") == OK);
   EXPECT(fast_allreduce_get_unique_id(&id) == OK);
-  EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) == FAST_ALLREDUCE_STATUS_TUNING);
+  EXPECT(fast_allreduce_init(&id, 0, 1, given, &made) == FAST_ALLREDUCE_STATUS_TUNING);
   EXPECT(strstr(fast_allreduce_last_error(), "/nowhere/plan.toml") != NULL);
-  config.tuning = NULL;
-  config.reserved = 1;
-  EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) == INVALID);
-  config.reserved = 0;
+  fast_allreduce_settings_free(given);
   gpu_settings(&id);
-  config.workers = UINT32_MAX;
-  EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) != OK);
-  config.workers = 0, config.max_bytes = SIZE_MAX;
-  EXPECT(fast_allreduce_init(&id, 0, 1, &config, &made) != OK);
-  config.max_bytes = 0, config.timeout_ms = 300;
-  EXPECT(fast_allreduce_init(&id, 0, SIZE_MAX, &config, &made) == FAST_ALLREDUCE_STATUS_WORLD_SIZE);
-  EXPECT(fast_allreduce_init(&id, 0, 0, &config, &made) == FAST_ALLREDUCE_STATUS_WORLD_SIZE);
-  EXPECT(fast_allreduce_init(&id, SIZE_MAX, 2, &config, &made) == FAST_ALLREDUCE_STATUS_RANK_OUT_OF_RANGE);
+  given = with("max_bytes", "18446744073709551615");
+  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+  EXPECT(fast_allreduce_init(&id, 0, 1, given, &made) != OK);
+  fast_allreduce_settings_free(given);
+  given = with("timeout", "0.3");
+  EXPECT(fast_allreduce_init(&id, 0, SIZE_MAX, given, &made) == FAST_ALLREDUCE_STATUS_WORLD_SIZE);
+  EXPECT(fast_allreduce_init(&id, 0, 0, given, &made) == FAST_ALLREDUCE_STATUS_WORLD_SIZE);
+  EXPECT(fast_allreduce_init(&id, SIZE_MAX, 2, given, &made) == FAST_ALLREDUCE_STATUS_RANK_OUT_OF_RANGE);
   double start = seconds();
-  EXPECT(fast_allreduce_init(&id, 1, 2, &config, &made) != OK && seconds() - start < 20);
+  EXPECT(fast_allreduce_init(&id, 1, 2, given, &made) != OK && seconds() - start < 20);
   size_t shifted = 0;
-  EXPECT(fast_allreduce_init_with_all_gather(refuses, NULL, 0, RANKS, &config, &made) != OK);
+  EXPECT(fast_allreduce_init_with_all_gather(refuses, NULL, 0, RANKS, given, &made) != OK);
   EXPECT(strstr(fast_allreduce_last_error(), "returned 7") != NULL);
-  EXPECT(fast_allreduce_init_with_all_gather(lies, &shifted, 0, RANKS, &config, &made) != OK);
+  EXPECT(fast_allreduce_init_with_all_gather(lies, &shifted, 0, RANKS, given, &made) != OK);
   shifted = 1;
-  EXPECT(fast_allreduce_init_with_all_gather(lies, &shifted, 0, RANKS, &config, &made) != OK);
-  EXPECT(fast_allreduce_init_with_all_gather(refuses, NULL, 0, SIZE_MAX, &config, &made) != OK && made == NULL);
-  EXPECT(fast_allreduce_init_with_all_gather(refuses, NULL, 9, 1, &config, &made) != OK && made == NULL);
+  EXPECT(fast_allreduce_init_with_all_gather(lies, &shifted, 0, RANKS, given, &made) != OK);
+  EXPECT(fast_allreduce_init_with_all_gather(refuses, NULL, 0, SIZE_MAX, given, &made) != OK && made == NULL);
+  EXPECT(fast_allreduce_init_with_all_gather(refuses, NULL, 9, 1, given, &made) != OK && made == NULL);
+  fast_allreduce_settings_free(given);
 }
 
 /* Calls of a communicator alone that must be refused, after each of which it goes on. */
 static void calls(void) {
   fast_allreduce_unique_id id;
   EXPECT(fast_allreduce_get_unique_id(&id) == OK);
-  fast_allreduce_communicator *alone = joined(&id, 0, 1, 2000), *made = NULL;
+  fast_allreduce_communicator *alone = joined(&id, 0, 1, "2"), *made = NULL;
   float data[8] = {1, 2, 3, 4, 5, 6, 7, 8};
   size_t huge[1] = {SIZE_MAX}, one[1] = {1}, four[2] = {0, 4};
   const size_t counts[] = {SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / 4 + 1, SIZE_MAX / 8 + 1, (size_t)1 << 62};
@@ -294,7 +295,7 @@ static void *rank_of_many_threads(void *argument) {
 
 static void *joins(void *argument) {
   const fast_allreduce_unique_id *id = argument;
-  return joined(id, 1, RANKS, 10000);
+  return joined(id, 1, RANKS, "10");
 }
 
 /* Threads of each rank call one communicator at once: equal calls, so that it does not matter whose meets whose. */
@@ -303,7 +304,7 @@ static void threads(void) {
   EXPECT(fast_allreduce_get_unique_id(&id) == OK);
   pthread_t other, ranks[RANKS];
   EXPECT(pthread_create(&other, NULL, joins, &id) == 0);
-  struct caller callers[RANKS] = {{joined(&id, 0, RANKS, 10000), 0}, {NULL, 0}};
+  struct caller callers[RANKS] = {{joined(&id, 0, RANKS, "10"), 0}, {NULL, 0}};
   void *theirs = NULL;
   pthread_join(other, &theirs);
   callers[1].communicator = theirs;
@@ -333,7 +334,7 @@ static int rank_process(const fast_allreduce_unique_id *id, size_t rank) {
   memset(&action, 0, sizeof action);
   action.sa_handler = counts; /* Without SA_RESTART: system calls are interrupted. */
   sigaction(SIGALRM, &action, NULL);
-  fast_allreduce_communicator *communicator = joined(id, rank, RANKS, 20000);
+  fast_allreduce_communicator *communicator = joined(id, rank, RANKS, "20");
   struct itimerspec every = {{0, 300000}, {0, 300000}};
   timer_t timer;
   EXPECT(timer_create(CLOCK_MONOTONIC, NULL, &timer) == 0 && timer_settime(timer, 0, &every, NULL) == 0);
@@ -394,7 +395,7 @@ static void fork_during_a_call(void) {
   EXPECT(fast_allreduce_get_unique_id(&id) == OK);
   pthread_t other, waiting;
   EXPECT(pthread_create(&other, NULL, joins, &id) == 0);
-  struct caller caller = {joined(&id, 0, RANKS, 10000), 0};
+  struct caller caller = {joined(&id, 0, RANKS, "10"), 0};
   void *theirs = NULL;
   pthread_join(other, &theirs);
   EXPECT(pthread_create(&waiting, NULL, waits, &caller) == 0);

@@ -29,15 +29,16 @@ static void expect(int holds, const char *what, int line) {
 #define EXPECT(condition) expect(condition, #condition, __LINE__)
 
 static fast_allreduce_communicator *joined(const fast_allreduce_unique_id *id, size_t rank, size_t nranks) {
-  fast_allreduce_config config = {0};
-  config.size = sizeof config;
-  config.timeout_ms = 60000;
+  fast_allreduce_settings *settings = NULL;
+  EXPECT(fast_allreduce_settings_new(&settings) == OK);
+  EXPECT(fast_allreduce_settings_set(settings, "timeout", "60") == OK);
   fast_allreduce_communicator *communicator = NULL;
-  EXPECT(fast_allreduce_init(id, rank, nranks, &config, &communicator) == OK);
+  EXPECT(fast_allreduce_init(id, rank, nranks, settings, &communicator) == OK);
+  fast_allreduce_settings_free(settings);
   return communicator;
 }
 
-enum { FUNCTIONS = 26 };
+enum { FUNCTIONS = 24 };
 
 /* Every function that may wait, and whether it refused as it should. Those that only tell do what they do. */
 static int refusals(fast_allreduce_communicator *of) {
@@ -47,14 +48,11 @@ static int refusals(fast_allreduce_communicator *of) {
   void *address = NULL;
   fast_allreduce_buffer *buffer = NULL;
   fast_allreduce_communicator *made = NULL;
-  fast_allreduce_rms_norm norm = {4, 0, 0, NULL, NULL};
-  fast_allreduce_quantized quantized = {FAST_ALLREDUCE_DTYPE_I8, FAST_ALLREDUCE_SCALING_GIVEN, data, NULL};
+  const fast_allreduce_fused fused = {.residual = data, .residual_out = data};
   const fast_allreduce_status statuses[FUNCTIONS] = {
       fast_allreduce_all_reduce(of, data, data, 4, F32, SUM, NULL),
       fast_allreduce_all_reduce_quantized(of, data, data, 4, F32, FAST_ALLREDUCE_TRANSPORT_INT8, 1, NULL),
-      fast_allreduce_all_reduce_add(of, data, data, data, 4, F32, NULL),
-      fast_allreduce_all_reduce_rms_norm(of, data, data, data, data, &norm, 4, F32, NULL),
-      fast_allreduce_all_reduce_rms_norm_quantized(of, data, data, &quantized, data, data, &norm, 4, F32, NULL),
+      fast_allreduce_all_reduce_fused(of, data, 4, F32, &fused, NULL),
       fast_allreduce_all_gather(of, data, data, 1, F32, NULL),
       fast_allreduce_all_gather_v(of, data, data, counts, F32, NULL),
       fast_allreduce_reduce_scatter(of, data, data, 1, F32, SUM, NULL),

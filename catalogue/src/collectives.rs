@@ -1,56 +1,6 @@
 //! The collectives and messages. A code is what ranks compare: the position in the table, and 1.
 
-/// How many elements a rank reads or writes in a call of `count`, where `count` is NCCL's: one rank's share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
-    /// None.
-    Nothing,
-    /// `count`; with counts by rank, the rank's own.
-    Share,
-    /// `count` for each rank; with counts by rank, their sum.
-    AllShares,
-    /// `count` at the root, none elsewhere.
-    ShareOfRoot,
-    /// `count` for each rank at the root, none elsewhere.
-    AllSharesOfRoot,
-}
-
-/// Which overlap of input and output is a call in place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InPlace {
-    /// The buffers are one.
-    Same,
-    /// The input is the rank's own share of the output.
-    OwnShareOfOutput,
-    /// The output is the rank's own share of the input.
-    OwnShareOfInput,
-    /// No overlap.
-    Never,
-}
-
-/// How the elements of a call are divided among its launches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Partition {
-    /// Every rank has the whole message: pieces of it, one after the other.
-    Whole,
-    /// Every rank has shares of it: pieces of each share.
-    Shares,
-    /// Nothing is moved: the ranks meet.
-    Empty,
-    /// Messages between pairs of ranks.
-    Transfers,
-}
-
-/// Bus bandwidth over algorithm bandwidth between n ranks, as `doc/PERFORMANCE.md` of nccl-tests defines it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BusFactor {
-    /// 2 (n - 1) / n.
-    TwiceOthers,
-    /// (n - 1) / n.
-    Others,
-    /// 1.
-    One,
-}
+use crate::facts::{BusFactor, Extent, InPlace, Partition, SwapsStaging};
 
 /// A collective, or a call of messages.
 #[derive(Debug)]
@@ -69,6 +19,10 @@ pub struct Collective {
     pub partition: Partition,
     /// Its kernel, where it is the same in every call.
     pub kernel: Option<&'static str>,
+    /// Another kernel, for large messages between more than two GPUs.
+    pub kernel_of_large: Option<&'static str>,
+    /// Whether two ranks may swap their staging.
+    pub swaps_staging: SwapsStaging,
     /// Whether elements are combined.
     pub reduces: bool,
     /// Whether one rank has another part than the others.
@@ -89,62 +43,77 @@ use InPlace::{Never, OwnShareOfInput, OwnShareOfOutput, Same};
 
 /// All collectives and messages.
 #[rustfmt::skip]
-pub const COLLECTIVES: [Collective; 19] = [
+pub const COLLECTIVES: [Collective; 18] = [
     Collective { name: "all_reduce", variant: "AllReduce", reads: Share, writes: Share, in_place: Same,
-                 partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false,
+                 partition: Partition::Whole, kernel: None, kernel_of_large: None,
+                 swaps_staging: SwapsStaging::AsTheAlgorithm, reduces: true, has_root: false, has_counts: false,
                  planned_as: "AllReduce", bus: TwiceOthers, is_measured: true },
     Collective { name: "all_gather", variant: "AllGather", reads: Share, writes: AllShares, in_place: OwnShareOfOutput,
-                 partition: Partition::Shares, kernel: Some("all_gather"), reduces: false, has_root: false, has_counts: false,
+                 partition: Partition::Shares, kernel: Some("all_gather"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Always, reduces: false, has_root: false, has_counts: false,
                  planned_as: "AllGather", bus: Others, is_measured: true },
     Collective { name: "all_gather_v", variant: "AllGatherV", reads: Share, writes: AllShares, in_place: OwnShareOfOutput,
-                 partition: Partition::Shares, kernel: Some("all_gather"), reduces: false, has_root: false, has_counts: true,
+                 partition: Partition::Shares, kernel: Some("all_gather"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Always, reduces: false, has_root: false, has_counts: true,
                  planned_as: "AllGather", bus: Others, is_measured: true },
     Collective { name: "reduce_scatter", variant: "ReduceScatter", reads: AllShares, writes: Share, in_place: OwnShareOfInput,
-                 partition: Partition::Shares, kernel: Some("reduce_scatter"), reduces: true, has_root: false, has_counts: false,
+                 partition: Partition::Shares, kernel: Some("reduce_scatter"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Always, reduces: true, has_root: false, has_counts: false,
                  planned_as: "ReduceScatter", bus: Others, is_measured: true },
     Collective { name: "reduce_scatter_v", variant: "ReduceScatterV", reads: AllShares, writes: Share, in_place: OwnShareOfInput,
-                 partition: Partition::Shares, kernel: Some("reduce_scatter"), reduces: true, has_root: false, has_counts: true,
+                 partition: Partition::Shares, kernel: Some("reduce_scatter"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Always, reduces: true, has_root: false, has_counts: true,
                  planned_as: "ReduceScatter", bus: Others, is_measured: true },
     Collective { name: "broadcast", variant: "Broadcast", reads: ShareOfRoot, writes: Share, in_place: Same,
-                 partition: Partition::Whole, kernel: None, reduces: false, has_root: true, has_counts: false,
+                 partition: Partition::Whole, kernel: Some("broadcast"), kernel_of_large: Some("scattered_broadcast"),
+                 swaps_staging: SwapsStaging::Never, reduces: false, has_root: true, has_counts: false,
                  planned_as: "Broadcast", bus: One, is_measured: true },
     Collective { name: "reduce", variant: "Reduce", reads: Share, writes: ShareOfRoot, in_place: Same,
-                 partition: Partition::Whole, kernel: Some("reduce"), reduces: true, has_root: true, has_counts: false,
+                 partition: Partition::Whole, kernel: Some("reduce"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Never, reduces: true, has_root: true, has_counts: false,
                  planned_as: "Reduce", bus: One, is_measured: true },
     Collective { name: "gather", variant: "Gather", reads: Share, writes: AllSharesOfRoot, in_place: OwnShareOfOutput,
-                 partition: Partition::Transfers, kernel: Some("transfer"), reduces: false, has_root: true, has_counts: false,
+                 partition: Partition::Transfers, kernel: Some("transfer"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Never, reduces: false, has_root: true, has_counts: false,
                  planned_as: "Messages", bus: Others, is_measured: true },
     Collective { name: "scatter", variant: "Scatter", reads: AllSharesOfRoot, writes: Share, in_place: OwnShareOfInput,
-                 partition: Partition::Transfers, kernel: Some("transfer"), reduces: false, has_root: true, has_counts: false,
+                 partition: Partition::Transfers, kernel: Some("transfer"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Never, reduces: false, has_root: true, has_counts: false,
                  planned_as: "Messages", bus: Others, is_measured: true },
     Collective { name: "all_to_all", variant: "AllToAll", reads: AllShares, writes: AllShares, in_place: Never,
-                 partition: Partition::Transfers, kernel: Some("transfer"), reduces: false, has_root: false, has_counts: false,
+                 partition: Partition::Transfers, kernel: Some("transfer"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Never, reduces: false, has_root: false, has_counts: false,
                  planned_as: "Messages", bus: Others, is_measured: true },
     Collective { name: "all_to_all_v", variant: "AllToAllV", reads: AllShares, writes: AllShares, in_place: Never,
-                 partition: Partition::Transfers, kernel: Some("transfer"), reduces: false, has_root: false, has_counts: true,
+                 partition: Partition::Transfers, kernel: Some("transfer"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Never, reduces: false, has_root: false, has_counts: true,
                  planned_as: "Messages", bus: Others, is_measured: true },
     Collective { name: "barrier", variant: "Barrier", reads: Nothing, writes: Nothing, in_place: Never,
-                 partition: Partition::Empty, kernel: Some("barrier"), reduces: false, has_root: false, has_counts: false,
+                 partition: Partition::Empty, kernel: Some("barrier"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Never, reduces: false, has_root: false, has_counts: false,
                  planned_as: "Messages", bus: Others, is_measured: false },
     Collective { name: "send", variant: "Send", reads: Share, writes: Nothing, in_place: Never,
-                 partition: Partition::Transfers, kernel: Some("transfer"), reduces: false, has_root: false, has_counts: false,
+                 partition: Partition::Transfers, kernel: Some("transfer"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Never, reduces: false, has_root: false, has_counts: false,
                  planned_as: "Messages", bus: One, is_measured: false },
     Collective { name: "recv", variant: "Recv", reads: Nothing, writes: Share, in_place: Never,
-                 partition: Partition::Transfers, kernel: Some("transfer"), reduces: false, has_root: false, has_counts: false,
+                 partition: Partition::Transfers, kernel: Some("transfer"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Never, reduces: false, has_root: false, has_counts: false,
                  planned_as: "Messages", bus: One, is_measured: false },
     Collective { name: "send_recv", variant: "SendRecv", reads: Share, writes: Share, in_place: Never,
-                 partition: Partition::Transfers, kernel: Some("transfer"), reduces: false, has_root: false, has_counts: false,
+                 partition: Partition::Transfers, kernel: Some("transfer"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Never, reduces: false, has_root: false, has_counts: false,
                  planned_as: "Messages", bus: One, is_measured: true },
     Collective { name: "group", variant: "Group", reads: Share, writes: Share, in_place: Never,
-                 partition: Partition::Transfers, kernel: Some("transfer"), reduces: false, has_root: false, has_counts: false,
+                 partition: Partition::Transfers, kernel: Some("transfer"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Never, reduces: false, has_root: false, has_counts: false,
                  planned_as: "Messages", bus: One, is_measured: false },
-    Collective { name: "all_reduce_add", variant: "AllReduceAdd", reads: Share, writes: Share, in_place: Same,
-                 partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false,
-                 planned_as: "AllReduce", bus: TwiceOthers, is_measured: false },
-    Collective { name: "all_reduce_rms_norm", variant: "AllReduceRmsNorm", reads: Share, writes: Share, in_place: Same,
-                 partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false,
+    Collective { name: "all_reduce_fused", variant: "AllReduceFused", reads: Share, writes: Share, in_place: Same,
+                 partition: Partition::Whole, kernel: None, kernel_of_large: None,
+                 swaps_staging: SwapsStaging::AsTheAlgorithm, reduces: true, has_root: false, has_counts: false,
                  planned_as: "AllReduce", bus: TwiceOthers, is_measured: false },
     Collective { name: "all_reduce_quantized", variant: "AllReduceQuantized", reads: Share, writes: Share, in_place: Same,
-                 partition: Partition::Whole, kernel: None, reduces: true, has_root: false, has_counts: false,
+                 partition: Partition::Whole, kernel: Some("two_shot_quantized"), kernel_of_large: None,
+                 swaps_staging: SwapsStaging::Never, reduces: true, has_root: false, has_counts: false,
                  planned_as: "AllReduce", bus: TwiceOthers, is_measured: false },
 ];

@@ -6,6 +6,7 @@ use std::path::Path;
 use catalogue::faces::{self, Part};
 use catalogue::kernels::{Family, KERNELS};
 use catalogue::ops::OPS;
+use catalogue::settings::{Kind, OTHER_VARIABLES, SETTINGS};
 use catalogue::types::{KERNEL_TYPES, TYPES};
 
 #[test]
@@ -47,6 +48,10 @@ fn names_are_unique_and_refer_to_rows() {
     unique("kernel", KERNELS.iter().map(|one| one.name));
     unique("algorithm", KERNELS.iter().filter_map(|one| one.algorithm).map(|one| one.name));
     unique("kernel type", KERNEL_TYPES.iter().map(|one| one.name));
+    unique("setting", SETTINGS.iter().map(|one| one.name));
+    let variables = SETTINGS.iter().filter_map(|one| one.environment.name());
+    let others = OTHER_VARIABLES.iter().flat_map(|(names, _)| names.split(", "));
+    unique("variable", variables.chain(others));
     for one in &TYPES {
         assert!(one.bytes.is_power_of_two(), "{}: alignment is checked with a mask", one.name);
         assert!(
@@ -73,12 +78,27 @@ fn names_are_unique_and_refer_to_rows() {
             );
         }
     }
-    // Norms follow every direct algorithm, so that a plan of one can always be fused.
+    // Norms follow every algorithm of the hot set, so that a plan of one can always be fused.
     for hot in KERNELS.iter().filter(|kernel| kernel.is_hot()) {
         assert!(
             KERNELS.iter().any(|kernel| kernel.family == Family::Norming(hot.name)),
             "{} has no norm",
             hot.name
         );
+    }
+}
+
+#[test]
+fn defaults_are_values_or_words() {
+    for one in SETTINGS {
+        let is_value = match one.kind {
+            Kind::Switch => ["0", "1"].contains(&one.default),
+            Kind::Count(most) => one.default.parse().is_ok_and(|number| (1..=most).contains(&number)),
+            Kind::Choice(words) => words.all.iter().any(|word| word.name == one.default),
+            Kind::Device => one.default == "cpu",
+            Kind::Seconds | Kind::Bytes | Kind::Algorithm | Kind::Tuning => false,
+        };
+        assert!(is_value || one.default.contains(' '), "{}: {}", one.name, one.default);
+        assert!(one.doc.ends_with('.'), "{}: {}", one.name, one.doc);
     }
 }

@@ -66,7 +66,7 @@ FA_FN u8 *staging(const FaLaunch &launch, u32 rank, const LaunchState &state) {
 }
 
 // Sets where in a generation, and in whose region, a launch stages. Which calls use the ring, and which swap,
-// the caller of kernels decides (src/call/message.rs).
+// the caller of kernels decides (src/call/arguments.rs).
 //
 // The ring: on the host, to write a line waits for the caches of those who read it last; by the time that all
 // slots have been used, it has left them.

@@ -1,14 +1,7 @@
 // Of everything that reduces one kernel for each kernel type, <name>_<type>, that takes any operation and
 // world; integers are one kernel type. One cooperative launch can also run all ranks of a world, blockIdx.y
 // being the rank.
-#include "../algorithms/halving_doubling.cuh"
-#include "../algorithms/one_shot_pull.cuh"
-#include "../algorithms/one_shot_push.cuh"
-#include "../algorithms/reduce.cuh"
-#include "../algorithms/reduce_scatter.cuh"
-#include "../algorithms/ring.cuh"
-#include "../algorithms/two_shot_pull.cuh"
-#include "../algorithms/two_shot_push.cuh"
+#include "../algorithms/reducing.cuh"
 #include "entry.cuh"
 #include "reduce_packs.cuh"
 

@@ -1,9 +1,6 @@
 // Of an allreduce by a direct algorithm one kernel for each member of the hot set,
 // <name>_<type>_sum_w<world>: sums of whole packs.
-#include "../algorithms/one_shot_pull.cuh"
-#include "../algorithms/one_shot_push.cuh"
-#include "../algorithms/two_shot_pull.cuh"
-#include "../algorithms/two_shot_push.cuh"
+#include "../algorithms/reducing.cuh"
 #include "entry.cuh"
 #include "reduce_packs.cuh"
 

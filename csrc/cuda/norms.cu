@@ -1,10 +1,7 @@
 // Of sums with a norm one kernel for each of their types, <name>_<type>, of any world, which one launch can
 // also run.
-#include "../algorithms/one_shot_pull.cuh"
-#include "../algorithms/one_shot_push.cuh"
-#include "../algorithms/two_shot_pull.cuh"
-#include "../algorithms/two_shot_push.cuh"
-#include "../sinks/rms_norm.cuh"
+#include "../algorithms/reducing.cuh"
+#include "../sinks/rms_norm_cuda.cuh"
 #include "entry.cuh"
 #include "reduce_packs.cuh"
 #include "team_rows.cuh"
@@ -20,7 +17,7 @@ using SumFor = SumOf<T, kPushes<Code> ? 1 : 8>;
 // Rows that teams of blocks have. Not where one launch runs a world, whose operands are not in constant
 // memory: there rows are whole blocks'.
 template <u32 Code, class T>
-static FA_FN bool push_in_teams(const FaLaunch &own, const FaRmsNorm &norm) {
+static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
   if constexpr (kPushes<Code>) {
     if ((own.launches == 0) & (norm.team != 0)) {
       Block block;
@@ -34,14 +31,14 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaRmsNorm &norm) {
 // The norm's operands come after the launch, as messages do.
 #define FA_NORMING_KERNEL(type, element, code, name, algorithm, ...)                                         \
   FA_KERNEL(name##_##type)                                                                                   \
-  (const __grid_constant__ FaLaunch own, const __grid_constant__ FaRmsNorm operands) {                       \
+  (const __grid_constant__ FaLaunch own, const __grid_constant__ FaFused operands) {                       \
     wait_for_launch_before();                                                                                \
     if (push_in_teams<code, element>(own, operands))                                                         \
       return;                                                                                                \
     const FaLaunch &launch = launch_of(own);                                                                 \
     Block block;                                                                                             \
-    const FaRmsNorm &norm =                                                                                  \
-        own.launches == 0 ? operands : *reinterpret_cast<const FaRmsNorm *>(launch.operands);                \
+    const FaFused &norm =                                                                                  \
+        own.launches == 0 ? operands : *reinterpret_cast<const FaFused *>(launch.operands);                \
     algorithm(launch, block, SumFor<code, element>({}, {launch.world}),                                      \
               RmsNorm<element, code == FA_TWO_SHOT_PUSH_NORM>(norm));                                        \
   }

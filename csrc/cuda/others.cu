@@ -1,12 +1,6 @@
 // Of what moves bytes, and of all else, one kernel: <name>, of any world, which one launch can also run. Of
 // sums by NVLS one for each of their types, <name>_<type>.
-#include "../algorithms/all_gather.cuh"
-#include "../algorithms/barrier.cuh"
-#include "../algorithms/broadcast.cuh"
-#include "../algorithms/one_shot_nvls.cuh"
-#include "../algorithms/transfer.cuh"
-#include "../algorithms/two_shot_nvls.cuh"
-#include "../algorithms/two_shot_quantized.cuh"
+#include "../algorithms/all.cuh"
 #include "entry.cuh"
 #include "multicast.cuh"
 #include "quantized_transport.cuh"

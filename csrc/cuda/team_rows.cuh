@@ -23,7 +23,7 @@
 // come from launches that began after that which read the slot had ended (team_slices.litmus).
 #pragma once
 
-#include "../sinks/rms_norm.cuh"
+#include "../sinks/rms_norm_cuda.cuh"
 #include "reduce_packs.cuh"
 
 namespace FA_NAMESPACE {
@@ -45,7 +45,7 @@ FA_FN bool wait_for_word(const FaLaunch &launch, const u64 *from, u32 epoch, flo
 // of a team tell each other the greatest of what each has of a row, where the row has a scale, in words
 // behind those of the squares. A function: both kernels of a type share it.
 template <class T>
-FA_CALL bool put_quantised(const FaLaunch &launch, const FaRmsNorm &norm, u32 epoch, u32 row,
+FA_CALL bool put_quantised(const FaLaunch &launch, const FaFused &norm, u32 epoch, u32 row,
                            const Pack *share, Index first, Index length, u64 *words) {
   constexpr u32 kEach = kPackBytes / sizeof(T);
   const Block block;
@@ -81,7 +81,7 @@ class TeamRows {
   using Two = Elements<T, 2>;
 
 public:
-  FA_FN TeamRows(const FaLaunch &launch, const FaRmsNorm &norm, const Reduce &reduce)
+  FA_FN TeamRows(const FaLaunch &launch, const FaFused &norm, const Reduce &reduce)
       : launch_(launch), norm_(norm), reduce_(reduce), apart_(mailbox_share(launch, reduce.world())),
         row_packs_(norm.row * u32(sizeof(T)) / kPackBytes) {}
 
@@ -134,7 +134,7 @@ public:
 
 private:
   const FaLaunch &launch_;
-  const FaRmsNorm &norm_;
+  const FaFused &norm_;
   const Reduce &reduce_;
   const u32 apart_; // slots, from one rank's to the next's
   const Index row_packs_;

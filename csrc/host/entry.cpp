@@ -1,22 +1,8 @@
 // Entry point of the host device, compiled once for each instruction set (FA_NAMESPACE, FA_HOST_ENTRY): the
 // protocols, and which of them a launch runs one block of.
-#include "../algorithms/all_gather.cuh"
-#include "../algorithms/barrier.cuh"
-#include "../algorithms/broadcast.cuh"
-#include "../algorithms/halving_doubling.cuh"
-#include "../algorithms/one_shot_nvls.cuh"
-#include "../algorithms/one_shot_pull.cuh"
-#include "../algorithms/one_shot_push.cuh"
-#include "../algorithms/reduce.cuh"
-#include "../algorithms/reduce_scatter.cuh"
-#include "../algorithms/ring.cuh"
-#include "../algorithms/transfer.cuh"
-#include "../algorithms/two_shot_nvls.cuh"
-#include "../algorithms/two_shot_pull.cuh"
-#include "../algorithms/two_shot_push.cuh"
-#include "../algorithms/two_shot_quantized.cuh"
+#include "../algorithms/all.cuh"
 #include "../core/float_state.cuh"
-#include "../sinks/rms_norm.cuh"
+#include "../sinks/rms_norm_host.hpp"
 #include "multicast.hpp"
 #include "quantized_transport.hpp"
 #include "reduce_runs.hpp"
@@ -56,7 +42,7 @@ __attribute__((noinline)) void run_norming(const FaLaunch &launch, u32 index) {
     return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
   Block block(index, launch.blocks);
   const Reduce with(*kReduceSpans[launch.dtype], launch);
-  const RmsNorm norm(*loops, *reinterpret_cast<const FaRmsNorm *>(launch.operands), launch);
+  const RmsNorm norm(*loops, *reinterpret_cast<const FaFused *>(launch.operands), launch);
   switch (launch.algorithm) {
 #define FA_NORMING_CASE(code, number, name, algorithm, ...)                                                  \
   case code: return algorithm(launch, block, with, norm);

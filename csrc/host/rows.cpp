@@ -292,7 +292,7 @@ public:
   }
 
   // Stores the elements, two in a byte, and the scales of their blocks, of which the row's first is `block`.
-  void quantise_blocks(u8 *to, const FaRmsNorm &norm, u32 number, u32 block) const {
+  void quantise_blocks(u8 *to, const FaFused &norm, u32 number, u32 block) const {
     static_assert(FA_SCALED_BLOCK % kLanes == 0 && FA_SCALED_BLOCK == 16, "whole units, and 8 bytes");
     const float global = *reinterpret_cast<const float *>(norm.global_scale);
     for (u32 first = 0; first < length_; first += FA_SCALED_BLOCK, ++block, to += FA_SCALED_BLOCK / 2) {
@@ -331,18 +331,19 @@ private:
 template <class T>
 void quantise_row(const NormedRow &row, float scale) {
   const u32 scaling = row.norm.scaling, dtype = row.norm.dtype, length = row.norm.row;
-  const u32 each = scaling == FA_SCALE_OF_GROUP ? u32(FA_SCALED_GROUP) : NormedSpan<T>::kMost;
+  u8 *to = numbers_of_row(row.norm, row.number);
+  const u32 each = scaling == FA_SCALE_PER_GROUP ? u32(FA_SCALED_GROUP) : NormedSpan<T>::kMost;
   const auto for_each_span = [&](auto body) {
     for (u32 first = 0; first < length; first += each)
       body(first, NormedSpan<T>(row, scale, first, length - first < each ? length - first : each));
   };
   if (has_blocks(row.norm)) {
     return for_each_span([&](u32 first, const NormedSpan<T> &span) {
-      span.quantise_blocks(row.to + first / 2, row.norm, row.number, first / FA_SCALED_BLOCK);
+      span.quantise_blocks(to + first / 2, row.norm, row.number, first / FA_SCALED_BLOCK);
     });
   }
   float *scales = scales_of_row(row.norm, row.number);
-  if (scaling == FA_SCALE_OF_ROW) {
+  if (scaling == FA_SCALE_PER_ROW) {
     u32 greatest = 0;
     for_each_span([&](u32, const NormedSpan<T> &span) {
       const u32 own = span.greatest();
@@ -352,21 +353,22 @@ void quantise_row(const NormedRow &row, float scale) {
   }
   for_each_span([&](u32 first, const NormedSpan<T> &span) {
     float *scale = scales;
-    if (scaling == FA_SCALE_OF_GROUP) {
+    if (scaling == FA_SCALE_PER_GROUP) {
       scale += first / each;
       *scale = scale_of(span.greatest(), dtype);
     }
-    span.quantise(row.to + first, *scale, dtype);
+    span.quantise(to + first, *scale, dtype);
   });
 }
 
 template <class T>
 void norm_row(const NormedRow &row) {
   const float scale = row_scale(row.squares, row.norm.row, row.norm.epsilon);
-  if (row.norm.scaling == FA_NOT_SCALED)
-    norm_span<T>(row, scale, 0, row.norm.row, row.to);
-  else
-    quantise_row<T>(row, scale);
+  if (row.norm.scaling == FA_NOT_SCALED) {
+    u8 *to = reinterpret_cast<u8 *>(row.norm.normed) + row.number * u64(row.norm.row) * sizeof(T);
+    return norm_span<T>(row, scale, 0, row.norm.row, to);
+  }
+  quantise_row<T>(row, scale);
 }
 
 } // namespace

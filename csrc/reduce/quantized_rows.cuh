@@ -16,23 +16,24 @@ FA_FN float float_of_bits(u32 bits) {
 #endif
 }
 
-// Rows of two numbers a byte, whose blocks have scales.
-FA_FN bool has_blocks(const FaRmsNorm &norm) { return norm.scaling >= FA_SCALE_OF_BLOCK; }
+// Rows of two numbers a byte, whose blocks have scales: formats of 4 bits come after those of 8.
+FA_FN bool has_blocks(const FaFused &norm) { return norm.scaling >= FA_SCALE_NVFP4; }
+#define FA_ARE_LAST(code, number, bits, ...)                                                                 \
+  static_assert((bits == 4) == (code >= FA_SCALE_NVFP4), "has_blocks() goes by it");
+FA_SCALINGS(FA_ARE_LAST, )
 
-// Bytes of a normalised row.
-FA_FN u64 normed_bytes(const FaRmsNorm &norm, u64 row_bytes) {
-  if (norm.scaling == FA_NOT_SCALED)
-    return row_bytes;
-  return has_blocks(norm) ? norm.row / 2 : norm.row;
+// Where the numbers of a row of the launch go.
+FA_FN u8 *numbers_of_row(const FaFused &norm, u32 row) {
+  return reinterpret_cast<u8 *>(norm.numbers) + row * u64(has_blocks(norm) ? norm.row / 2 : norm.row);
 }
 
 // Where the scales of a row of the launch are, but for blocks.
-FA_FN float *scales_of_row(const FaRmsNorm &norm, u32 row) {
+FA_FN float *scales_of_row(const FaFused &norm, u32 row) {
   float *scales = reinterpret_cast<float *>(norm.scales);
   const u64 number = norm.first_row + row;
   switch (norm.scaling) {
-  case FA_SCALE_OF_ROW: return scales + number;
-  case FA_SCALE_OF_GROUP: return scales + number * ((norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP);
+  case FA_SCALE_PER_ROW: return scales + number;
+  case FA_SCALE_PER_GROUP: return scales + number * ((norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP);
   default: return scales;
   }
 }
@@ -40,11 +41,11 @@ FA_FN float *scales_of_row(const FaRmsNorm &norm, u32 row) {
 // Where the scale of a block is. Tiles are as matrix products of that format take them (cuBLAS, "1D Block
 // Scaling Factors Layout"): of 128 rows and 4 blocks, the tiles of the same rows one after the other, and in
 // each the rows that are equal modulo 32 together.
-FA_FN u8 *scale_of_block(const FaRmsNorm &norm, u32 row, u32 block) {
+FA_FN u8 *scale_of_block(const FaFused &norm, u32 row, u32 block) {
   u8 *scales = reinterpret_cast<u8 *>(norm.scales);
   const u64 number = norm.first_row + row;
   const u32 blocks = norm.row / FA_SCALED_BLOCK;
-  if (norm.scaling == FA_SCALE_OF_BLOCK)
+  if (norm.scaling == FA_SCALE_NVFP4)
     return scales + number * blocks + block;
   const u64 tile = number / 128 * ((blocks + 3) / 4) + block / 4;
   return scales + tile * 512 + number % 32 * 16 + number / 32 % 4 * 4 + block % 4;

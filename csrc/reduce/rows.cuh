@@ -128,10 +128,9 @@ struct AddedSpan {
 };
 
 struct NormedRow {
-  const FaRmsNorm &norm;
+  const FaFused &norm;
   u32 number; // in the launch
   const u8 *row;
-  u8 *to;
   float squares; // their sum
 };
 

@@ -79,7 +79,7 @@ bool messages_are_accessible(const CUctx_st &context, const FaLaunch &launch, co
   return true;
 }
 
-bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const FaRmsNorm &norm) {
+bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const FaFused &norm) {
   const uint64_t element = element_bytes(launch.dtype), bytes = launch.count * element;
   const uint64_t groups = (norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP;
   const uint64_t blocks = norm.row / FA_SCALED_BLOCK, last_row = norm.first_row + norm.rows;
@@ -91,31 +91,31 @@ bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const F
       last_row * blocks,
       (last_row + 127) / 128 * ((blocks + 3) / 4) * 512,
   };
-  const bool has_blocks = norm.scaling >= FA_SCALE_OF_BLOCK;
-  const uint64_t normed = norm.scaling == FA_NOT_SCALED ? bytes
-                          : has_blocks                  ? launch.count / 2
-                                                        : launch.count;
-  return norm.scaling <= FA_SCALE_OF_TILED_BLOCK && (!has_blocks || norm.row % FA_SCALED_BLOCK == 0) &&
+  const bool has_blocks = norm.scaling >= FA_SCALE_NVFP4;
+  const uint64_t numbers = has_blocks ? launch.count / 2 : launch.count;
+  return norm.scaling <= FA_SCALE_NVFP4_TILED && (!has_blocks || norm.row % FA_SCALED_BLOCK == 0) &&
          (!has_blocks || is_accessible(context, norm.global_scale, sizeof(float))) &&
          is_accessible(context, norm.residual, bytes) &&
          (norm.residual_out == 0 || is_accessible(context, norm.residual_out, bytes)) &&
-         (norm.normed == 0 || is_accessible(context, norm.normed, normed)) &&
+         (norm.normed == 0 || is_accessible(context, norm.normed, bytes)) &&
+         (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.numbers, numbers)) &&
          (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.scales, scales[norm.scaling])) &&
-         (norm.weight == 0 || is_accessible(context, norm.weight, norm.row * element));
+         (norm.weight == 0 || is_accessible(context, norm.weight, norm.row * element)) &&
+         (norm.bias == 0 || is_accessible(context, norm.bias, norm.row * element));
 }
 
 // Bytes of what a launch comes with.
 uint64_t operand_bytes(uint32_t algorithm) {
   if (algorithm == FA_TRANSFER)
     return sizeof(FaTransfers);
-  return is_norming(algorithm) ? sizeof(FaRmsNorm) : 0;
+  return is_norming(algorithm) ? sizeof(FaFused) : 0;
 }
 
 bool operands_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
   if (launch.algorithm == FA_TRANSFER)
     return messages_are_accessible(context, launch, *reinterpret_cast<const FaTransfers *>(launch.operands));
   return !is_norming(launch.algorithm) ||
-         norm_is_accessible(context, launch, *reinterpret_cast<const FaRmsNorm *>(launch.operands));
+         norm_is_accessible(context, launch, *reinterpret_cast<const FaFused *>(launch.operands));
 }
 
 // What would be an illegal address on a GPU: memory that is unknown, too short, or a peer's without access.
@@ -489,7 +489,7 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
   }
   union {
     FaTransfers messages;
-    FaRmsNorm norm;
+    FaFused norm;
   } operands = {};
   if (operand_size != 0)
     memcpy(&operands, parameters[1], operand_size);

@@ -1,7 +1,7 @@
 //! A call of a communicator: its buffers, the streams that it goes on, and how it is carried out. The collectives are in
 //! `collectives.rs` and `fused.rs`, messages in `messages.rs`.
 
-use fast_allreduce::{Collective, DType, Epilogue, Error};
+use fast_allreduce::{Collective, DType, Error};
 use pyo3::prelude::*;
 
 use crate::buffer::{Operand, Wanted};
@@ -126,28 +126,5 @@ impl Call<'_> {
             unsafe { any.collective(stream, collective, addresses, count, dtype) }?;
             streams.after(any)
         })
-    }
-
-    /// An allreduce that goes on. `others` are what it reads and writes beside, with the elements of each.
-    pub fn carry_on(
-        &self,
-        py: Python<'_>,
-        epilogue: &Epilogue,
-        (input, output): (&Operand, &Operand),
-        others: &[(&str, &Operand, usize)],
-    ) -> PyResult<()> {
-        for &(name, operand, expected) in others {
-            let (has, dtype) = (operand.count, operand.dtype);
-            if dtype != input.dtype {
-                let theirs = input.dtype;
-                let problem = format!("{name} has elements of type {dtype}, sendbuf of type {theirs}");
-                return Err(invalid(py, problem));
-            }
-            if has != expected {
-                return Err(invalid(py, format!("{name} has {has} elements, and the call needs {expected}")));
-            }
-        }
-        let collective = Collective::AllReduceEpilogue(epilogue);
-        self.carry_out(py, collective, (Some(input), Some(output)), input.count)
     }
 }

@@ -3,18 +3,16 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fast_allreduce::bootstrap::Local;
-use fast_allreduce::Error;
+use fast_allreduce::{AnyCommunicator, Error, Settings};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::any::{not_registered, on_any, Any};
-use crate::buffer::Place;
-#[cfg(feature = "cuda")]
 use crate::buffer::{Operand, Wanted};
 use crate::errors::{invalid, raised};
 use crate::interrupt::{drop_apart, in_call, waiting};
 use crate::memory::RegisteredBuffer;
-use crate::settings::Settings;
+use crate::place::{place_of, Place};
+use crate::settings::settings as checked;
 use crate::values::{self, UniqueId};
 
 #[pyclass(module = "fast_allreduce", frozen, get_all)]
@@ -35,7 +33,7 @@ impl Counters {
 
 #[pyclass(module = "fast_allreduce", frozen, weakref)]
 pub struct Communicator {
-    any: Mutex<Option<Arc<Any>>>,
+    any: Mutex<Option<Arc<AnyCommunicator>>>,
     /// Set once: see `named.rs`.
     pub name: OnceLock<String>,
     pub place: Place,
@@ -44,13 +42,13 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    fn new(any: Any) -> Self {
-        let (place, rank, world_size) = (any.place(), any.rank(), any.world_size());
+    fn new(any: AnyCommunicator) -> Self {
+        let (place, rank, world_size) = (place_of(&any), any.rank(), any.world_size());
         let (any, name) = (Mutex::new(Some(Arc::new(any))), OnceLock::new());
         Self { any, name, place, rank, world_size }
     }
 
-    pub fn live(&self, py: Python<'_>) -> PyResult<Arc<Any>> {
+    pub fn live(&self, py: Python<'_>) -> PyResult<Arc<AnyCommunicator>> {
         let any = self.any.lock().unwrap_or_else(PoisonError::into_inner).clone();
         any.ok_or_else(|| invalid(py, "the communicator has been destroyed"))
     }
@@ -64,7 +62,7 @@ impl Communicator {
     fn part<T: Send>(
         &self,
         py: Python<'_>,
-        make: impl FnOnce(&Any) -> fast_allreduce::Result<T> + Send,
+        make: impl FnOnce(&AnyCommunicator) -> fast_allreduce::Result<T> + Send,
     ) -> PyResult<T> {
         in_call(py, self.live(py)?, make)
     }
@@ -82,10 +80,7 @@ impl Drop for Communicator {
 #[pymethods]
 impl Communicator {
     #[staticmethod]
-    #[pyo3(signature = (nranks, rank, unique_id, device = "cpu", **settings), text_signature = "(nranks, rank, unique_id, \
-        device='cpu', *, timeout=None, join_timeout=None, max_bytes=None, algorithm=None, check=None, workers=1, wait='auto', bind='none', \
-        calibrate=None, tuning=None, order=None, direct_reads=None, max_blocks=None, one_at_a_time=False, \
-        programmatic_launch=False)")]
+    #[pyo3(signature = (nranks, rank, unique_id, device = "cpu", **settings))]
     fn init(
         py: Python<'_>,
         nranks: usize,
@@ -94,26 +89,23 @@ impl Communicator {
         device: &str,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let settings = Settings::of(py, device, settings)?;
-        let (id, limit) = (unique_id.get().0, settings.joining.unwrap_or(settings.meeting));
+        let settings = checked(py, device, settings)?;
+        let (id, limit) = (unique_id.get().0, settings.meeting_timeout());
         let local = waiting(py, || Local::connect(&id, rank, nranks, limit))?;
         let local = local.map_err(|error| raised(py, error))?;
         Self::built(py, settings, local)
     }
 
     #[staticmethod]
-    #[pyo3(signature = (device = "cpu", **settings), text_signature = "(device='cpu', *, timeout=None, join_timeout=None, max_bytes=None, \
-        algorithm=None, check=None, workers=1, wait='auto', bind='none', calibrate=None, tuning=None, order=None, \
-        direct_reads=None, max_blocks=None, one_at_a_time=False, \
-        programmatic_launch=False)")]
+    #[pyo3(signature = (device = "cpu", **settings))]
     fn from_env(
         py: Python<'_>,
         device: &str,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Option<Self>> {
-        let settings = Settings::of(py, device, settings)?;
-        let joining = settings.joining;
-        let join = move || joining.map_or_else(Local::from_env, Local::from_env_within);
+        let settings = checked(py, device, settings)?;
+        let limit = settings.join_timeout();
+        let join = move || limit.map_or_else(Local::from_env, Local::from_env_within);
         match waiting(py, join)?.map_err(|error| raised(py, error))? {
             Some(local) => Self::built(py, settings, local).map(Some),
             None => Ok(None),
@@ -142,20 +134,13 @@ impl Communicator {
 
     /// Raises what has gone wrong so far, also in calls on streams that nobody has waited for.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        let checked = on_any!(&*self.live(py)?, communicator => communicator.check());
+        let checked = self.live(py)?.check();
         checked.map_err(|error| raised(py, error))
     }
 
     fn alloc(&self, py: Python<'_>, nbytes: usize) -> PyResult<RegisteredBuffer> {
-        let buffer = self.part(py, |any| match any {
-            Any::Host(communicator) => communicator.alloc::<u8>(nbytes).map(RegisteredBuffer::host),
-            #[cfg(feature = "cuda")]
-            Any::Cuda(gpu) => {
-                let buffer = gpu.alloc::<u8>(nbytes)?;
-                Ok(RegisteredBuffer::cuda(buffer, gpu.rank(), any.place()))
-            }
-        })?;
-        Ok(buffer)
+        let memory = self.part(py, |any| any.alloc(nbytes))?;
+        Ok(RegisteredBuffer::new(memory, None, self.place))
     }
 
     fn register_buffer<'py>(
@@ -166,68 +151,53 @@ impl Communicator {
         if buffer.is_instance_of::<RegisteredBuffer>() {
             return Ok(buffer);
         }
-        #[cfg(feature = "cuda")]
-        if self.place != Place::Cpu {
-            let wanted = Wanted { name: "buffer", place: self.place, written: false, streams: None };
-            let operand = Operand::of(&buffer, wanted)?;
-            let (address, bytes) = (operand.address, operand.count * operand.dtype.size());
-            // SAFETY: the operand, which is kept with the registration, holds the memory.
-            let registered = self.part(py, move |any| unsafe { any.register(address, bytes) })?;
-            let made = RegisteredBuffer::existing(registered, operand, bytes, self.place);
-            return Ok(Bound::new(py, made)?.into_any());
-        }
-        Err(raised(py, not_registered()))
+        let wanted = Wanted { name: "buffer", place: self.place, written: false, streams: None };
+        let operand = Operand::of(&buffer, wanted)?;
+        let (address, bytes) = (operand.address, operand.count * operand.dtype.size());
+        // SAFETY: the operand, which is kept with the registration, holds the memory.
+        let memory = self.part(py, move |any| unsafe { any.register(address, bytes) })?;
+        let made = RegisteredBuffer::new(memory, Some(operand), self.place);
+        Ok(Bound::new(py, made)?.into_any())
     }
 
     #[pyo3(signature = (color = None, key = 0))]
     fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
-        let made = self.part(py, |any| match any {
-            Any::Host(communicator) => Ok(communicator.split(color, key)?.map(Any::Host)),
-            #[cfg(feature = "cuda")]
-            Any::Cuda(gpu) => Ok(gpu.split(color, key)?.map(|made| Any::Cuda(gpu.part(made)))),
-        })?;
-        Ok(made.map(Self::new))
+        Ok(self.part(py, |any| any.split(color, key))?.map(Self::new))
     }
 
     #[getter]
     fn survivors(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
-        Ok(on_any!(&*self.live(py)?, communicator => communicator.survivors()))
+        Ok(self.live(py)?.survivors())
     }
 
     #[pyo3(signature = (exclude_ranks = None))]
     fn shrink(&self, py: Python<'_>, exclude_ranks: Option<Vec<usize>>) -> PyResult<Self> {
-        let any = self.live(py)?;
         let world_size = self.world_size;
         if let Some(&rank) = exclude_ranks.iter().flatten().find(|&&rank| rank >= world_size) {
             return Err(raised(py, Error::RankOutOfRange { rank, world_size }));
         }
         let left = match exclude_ranks {
             Some(gone) => (0..self.world_size).filter(|rank| !gone.contains(rank)).collect(),
-            None => on_any!(&*any, communicator => communicator.survivors()),
+            None => self.live(py)?.survivors(),
         };
-        let made = self.part(py, |any| match any {
-            Any::Host(communicator) => communicator.shrink(&left).map(Any::Host),
-            #[cfg(feature = "cuda")]
-            Any::Cuda(gpu) => gpu.shrink(&left).map(|made| Any::Cuda(gpu.part(made))),
-        })?;
-        Ok(Self::new(made))
+        self.part(py, |any| any.shrink(&left)).map(Self::new)
     }
 
     #[pyo3(signature = (timeout))]
     fn set_timeout(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let timeout = timeout.map(|timeout| values::seconds(py, timeout)).transpose()?;
-        on_any!(&*self.live(py)?, communicator => communicator.set_timeout(timeout));
+        self.live(py)?.set_timeout(timeout);
         Ok(())
     }
 
     #[getter]
     fn behind(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
-        Ok(on_any!(&*self.live(py)?, communicator => communicator.behind()))
+        Ok(self.live(py)?.behind())
     }
 
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let any = self.live(py)?;
-        py.detach(|| on_any!(&*any, communicator => communicator.abort()));
+        py.detach(|| any.abort());
         Ok(())
     }
 
@@ -238,31 +208,31 @@ impl Communicator {
     }
 
     fn counters(&self, py: Python<'_>) -> PyResult<Counters> {
-        let told = on_any!(&*self.live(py)?, communicator => communicator.counters());
+        let told = self.live(py)?.counters();
         Ok(Counters { calls: told.calls, bytes: told.bytes, waits: told.waits, timeouts: told.timeouts })
     }
 
     /// What an allreduce of so many elements does, in words.
     fn plan(&self, py: Python<'_>, count: usize, dtype: &Bound<'_, PyAny>) -> PyResult<(String, usize)> {
         let dtype = values::dtype(py, dtype.str()?.to_str()?)?;
-        let plan = on_any!(&*self.live(py)?, communicator => communicator.plan(count, dtype));
+        let plan = self.live(py)?.plan(count, dtype);
         Ok((plan.algorithm.to_string(), plan.piece_bytes))
     }
 
     #[getter]
     fn plan_source(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.live(py)?.plan_source())
+        Ok(self.live(py)?.plan_source().to_string())
     }
 
     #[getter]
     fn binding(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        Ok(self.live(py)?.binding())
+        Ok(self.live(py)?.binding().map(ToString::to_string))
     }
 
     /// None where the switch between the GPUs can add up (NVLS); else why it does not.
     #[getter]
     fn nvls_refused(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        let told = on_any!(&*self.live(py)?, communicator => communicator.nvls());
+        let told = self.live(py)?.nvls();
         Ok(told.err().map(|error| error.to_string()))
     }
 

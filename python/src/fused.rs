@@ -1,8 +1,7 @@
 //! Allreduces that go on with their sums, or move less than the elements.
 
 use fast_allreduce::{
-    Collective, DType, Epilogue, QuantizedTransport, RawQuantizedRows, RawRmsNorm, ScaleLayout, Scaling,
-    Transport,
+    Collective, DType, Norm, QuantizedTransport, RawFused, RawQuantizedRows, Scaling, Transport,
 };
 use pyo3::prelude::*;
 
@@ -11,72 +10,90 @@ use crate::calls::Call;
 use crate::communicator::Communicator;
 use crate::errors::{invalid, raised};
 
-impl Call<'_> {
-    /// A residual, and where it goes with the sum.
-    fn residuals(
+type Object<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
+
+/// A buffer that a call has beside its input and output, and what it is to have.
+struct Beside {
+    name: &'static str,
+    operand: Operand,
+    count: usize,
+    dtypes: Vec<DType>,
+}
+
+impl Beside {
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        let &Self { name, ref operand, count: needed, ref dtypes } = self;
+        let (has, dtype) = (operand.count, operand.dtype);
+        if !dtypes.contains(&dtype) {
+            let needs = dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" or ");
+            return Err(invalid(
+                py,
+                format!("{name} has elements of type {dtype}, and the call needs {needs}"),
+            ));
+        }
+        match has == needed {
+            true => Ok(()),
+            false => Err(invalid(py, format!("{name} has {has} elements, and the call needs {needed}"))),
+        }
+    }
+}
+
+/// Buffers of quantised rows, as Python has them.
+struct Quantized<'a, 'py> {
+    scaling: Option<&'a str>,
+    numbers: Object<'a, 'py>,
+    scales: Object<'a, 'py>,
+    global: Object<'a, 'py>,
+}
+
+impl Quantized<'_, '_> {
+    /// Numbers, scales, and the global scale if there is one, of a format.
+    fn beside(
         &self,
-        residual: &Bound<'_, PyAny>,
-        out: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<(Operand, Operand)> {
-        match out {
-            None => Ok((self.written("residual", residual)?, self.written("residual", residual)?)),
-            Some(out) => Ok((self.read("residual", residual)?, self.written("residual_out", out)?)),
-        }
-    }
-}
-
-/// How rows become the numbers of `normed`, which has as many elements as the call.
-fn quantized(
-    py: Python<'_>,
-    (name, scales): (&str, &Operand),
-    scaling: Scaling,
-    normed: &Operand,
-    (count, hidden): (usize, usize),
-) -> PyResult<RawQuantizedRows> {
-    let needed = scaling.count(count.checked_div(hidden).unwrap_or(0), hidden);
-    if normed.count != count {
-        let has = normed.count;
-        return Err(invalid(py, format!("recvbuf has {has} elements, and the call needs {count}")));
-    }
-    if scales.dtype != DType::F32 {
-        return Err(invalid(py, format!("{name} has elements of type {}, and scales are f32", scales.dtype)));
-    }
-    if scales.count != needed {
-        let has = scales.count;
-        let needs = match scaling {
-            Scaling::Given => "1".to_owned(),
-            _ => format!("{}, one for each row, or {needed}, one for each 128 of it", count / hidden.max(1)),
+        call: &Call<'_>,
+        py: Python<'_>,
+        (count, hidden): (usize, usize),
+    ) -> PyResult<Option<(Scaling, Vec<Beside>)>> {
+        let (scaling, numbers, scales) = match (self.scaling, self.numbers, self.scales) {
+            (None, None, None) if self.global.is_none() => return Ok(None),
+            (Some(scaling), Some(numbers), Some(scales)) => (scaling, numbers, scales),
+            _ => return Err(invalid(py, "scaling, numbers and scales come together")),
         };
-        return Err(invalid(py, format!("{name} has {has} elements, and the call needs {needs}")));
-    }
-    Ok(RawQuantizedRows::Bytes { dtype: normed.dtype, scaling, scales: scales.address })
-}
-
-/// How rows become nvfp4 in `normed`, two elements in a byte.
-fn nvfp4(
-    py: Python<'_>,
-    (scales, global): (&Operand, &Operand),
-    layout: ScaleLayout,
-    normed: &Operand,
-    (count, hidden): (usize, usize),
-) -> PyResult<RawQuantizedRows> {
-    let rows = count.checked_div(hidden).unwrap_or(0);
-    let (byte, float) = (DType::U8, DType::F32);
-    for (name, operand, needed, dtypes) in [
-        ("recvbuf", normed, count / 2, [byte, byte]),
-        ("scales", scales, layout.count(rows, hidden), [byte, DType::F8E4M3]),
-        ("global_scale", global, 1, [float, float]),
-    ] {
-        if !dtypes.contains(&operand.dtype) {
-            let (has, needs) = (operand.dtype, dtypes[0]);
-            return Err(invalid(py, format!("{name} has elements of type {has}, and nvfp4 needs {needs}")));
+        let scaling: Scaling = scaling.parse().map_err(|error| raised(py, error))?;
+        if scaling.has_global() != self.global.is_some() {
+            let needs = if scaling.has_global() { "needs" } else { "has no" };
+            return Err(invalid(py, format!("{scaling} {needs} global_scale")));
         }
-        if operand.count != needed {
-            let has = operand.count;
-            return Err(invalid(py, format!("{name} has {has} elements, and the call needs {needed}")));
+        let scales = match scaling.is_given() {
+            true => call.read("scales", scales)?,
+            false => call.written("scales", scales)?,
+        };
+        let rows = count.checked_div(hidden).unwrap_or(0);
+        let types =
+            |takes: &dyn Fn(DType) -> bool| DType::ALL.into_iter().filter(|&one| takes(one)).collect();
+        let is_scale = |dtype| {
+            dtype == scaling.scale_type() || dtype == DType::F8E4M3 && scaling.scale_type() == DType::U8
+        };
+        let mut all = vec![
+            Beside {
+                name: "numbers",
+                operand: call.written("numbers", numbers)?,
+                count: scaling.number_bytes(count),
+                dtypes: types(&|dtype| scaling.takes(dtype)),
+            },
+            Beside {
+                name: "scales",
+                operand: scales,
+                count: scaling.scales(rows, hidden),
+                dtypes: types(&is_scale),
+            },
+        ];
+        if let Some(global) = self.global {
+            let operand = call.read("global_scale", global)?;
+            all.push(Beside { name: "global_scale", operand, count: 1, dtypes: vec![DType::F32] });
         }
+        Ok(Some((scaling, all)))
     }
-    Ok(RawQuantizedRows::Nvfp4 { scales: scales.address, layout, global: global.address })
 }
 
 #[pymethods]
@@ -102,124 +119,102 @@ impl Communicator {
         call.carry_out(py, collective, both, input.count)
     }
 
-    #[pyo3(signature = (sendbuf, residual, residual_out = None, *, stream = None))]
-    fn allreduce_add(
-        &self,
-        py: Python<'_>,
-        sendbuf: &Bound<'_, PyAny>,
-        residual: &Bound<'_, PyAny>,
-        residual_out: Option<&Bound<'_, PyAny>>,
-        stream: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        let call = self.call(py, stream, &[Some(sendbuf), Some(residual), residual_out])?;
-        let input = call.read("sendbuf", sendbuf)?;
-        let (residual, output) = call.residuals(residual, residual_out)?;
-        let epilogue = Epilogue { residual: residual.address, residual_out: 0, norm: None };
-        call.carry_on(py, &epilogue, (&input, &output), &[("residual", &residual, input.count)])
-    }
-
     #[pyo3(signature = (
-        sendbuf, residual, weight = None, recvbuf = None, residual_out = None, *,
-        hidden = None, epsilon = 1e-6, unit_offset = false, scale = None, scales = None, global_scale = None,
-        scale_layout = "tiled", sum_out = None, stream = None
+        sendbuf, recvbuf = None, *, residual, residual_out = None, norm = None, weight = None, bias = None, hidden = None,
+        epsilon = 1e-6, unit_offset = false, sum_out = None, scaling = None, numbers = None, scales = None,
+        global_scale = None, stream = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
-    fn allreduce_rms_norm(
+    fn allreduce_fused(
         &self,
         py: Python<'_>,
         sendbuf: &Bound<'_, PyAny>,
+        recvbuf: Object<'_, '_>,
         residual: &Bound<'_, PyAny>,
-        weight: Option<&Bound<'_, PyAny>>,
-        recvbuf: Option<&Bound<'_, PyAny>>,
-        residual_out: Option<&Bound<'_, PyAny>>,
+        residual_out: Object<'_, '_>,
+        norm: Option<&str>,
+        weight: Object<'_, '_>,
+        bias: Object<'_, '_>,
         hidden: Option<usize>,
         epsilon: f32,
         unit_offset: bool,
-        scale: Option<&Bound<'_, PyAny>>,
-        scales: Option<&Bound<'_, PyAny>>,
-        global_scale: Option<&Bound<'_, PyAny>>,
-        scale_layout: &str,
-        sum_out: Option<&Bound<'_, PyAny>>,
-        stream: Option<&Bound<'_, PyAny>>,
+        sum_out: Object<'_, '_>,
+        scaling: Option<&str>,
+        numbers: Object<'_, '_>,
+        scales: Object<'_, '_>,
+        global_scale: Object<'_, '_>,
+        stream: Object<'_, '_>,
     ) -> PyResult<()> {
-        let call = self.call(
-            py,
-            stream,
-            &[
-                Some(sendbuf),
-                Some(residual),
-                weight,
-                scale,
-                global_scale,
-                scales,
-                sum_out,
-                residual_out,
-                recvbuf,
-            ],
-        )?;
-        let scale_layout = match scale_layout {
-            "tiled" => ScaleLayout::Tiled,
-            "row_major" => ScaleLayout::RowMajor,
-            other => {
+        let residual_out = residual_out.unwrap_or(residual);
+        let read = [Some(sendbuf), Some(residual), weight, bias, global_scale];
+        let written = [scales, numbers, sum_out, Some(residual_out), recvbuf];
+        let call = self.call(py, stream, &[read, written].concat())?;
+        let norm = match norm {
+            None => Norm::None,
+            Some(name) => Norm::of_name(name, epsilon, unit_offset).map_err(|error| raised(py, error))?,
+        };
+        let is_in_place = recvbuf.map_or(norm != Norm::None && scaling.is_none(), |rows| rows.is(sendbuf));
+        let input = match is_in_place {
+            true => call.written("sendbuf", sendbuf)?,
+            false => call.read("sendbuf", sendbuf)?,
+        };
+        let vectors = [("weight", weight), ("bias", bias)]
+            .map(|(name, one)| one.map(|object| PyResult::Ok((name, call.read(name, object)?))).transpose());
+        let [weight, bias] = vectors;
+        let (weight, bias) = (weight?, bias?);
+        let told = [&weight, &bias].into_iter().flatten().map(|(_, vector)| vector.count).next();
+        let hidden = match (hidden.or(told), norm) {
+            (Some(hidden), _) => hidden,
+            (None, Norm::None) => 0,
+            _ => {
                 return Err(invalid(
                     py,
-                    format!("scale_layout is {other:?}, and is to be tiled or row_major"),
+                    "hidden is None, and there is no weight that tells the length of a row",
                 ))
             }
         };
-        let (input, normed) = match recvbuf.filter(|recvbuf| !recvbuf.is(sendbuf)) {
-            None => (call.written("sendbuf", sendbuf)?, None),
-            Some(recvbuf) => (call.read("sendbuf", sendbuf)?, Some(call.written("recvbuf", recvbuf)?)),
-        };
-        let (residual, output) = call.residuals(residual, residual_out)?;
-        let weight = weight.map(|weight| call.read("weight", weight)).transpose()?;
-        let of_weight = weight.as_ref().map(|weight| weight.count);
-        let Some(hidden) = hidden.or(of_weight) else {
-            return Err(invalid(py, "hidden is None, and there is no weight that tells the length of a row"));
-        };
-        let scale = scale.map(|scale| call.read("scale", scale)).transpose()?;
-        let scales = scales.map(|scales| call.written("scales", scales)).transpose()?;
-        let global = global_scale.map(|global| call.read("global_scale", global)).transpose()?;
-        let quantized = match (&scale, &scales, &global, &normed) {
-            (None, Some(scales), Some(global), Some(normed)) => {
-                Some(nvfp4(py, (scales, global), scale_layout, normed, (input.count, hidden))?)
-            }
-            (_, _, Some(_), _) => {
-                return Err(invalid(py, "global_scale comes with scales and recvbuf, and without scale"))
-            }
-            (None, None, None, _) => None,
-            (Some(scale), None, None, Some(normed)) => {
-                Some(quantized(py, ("scale", scale), Scaling::Given, normed, (input.count, hidden))?)
-            }
-            (None, Some(scales), None, Some(normed)) => {
-                let rows = input.count.checked_div(hidden).unwrap_or(0);
-                let scaling = if scales.count == rows { Scaling::PerRow } else { Scaling::PerGroup };
-                Some(quantized(py, ("scales", scales), scaling, normed, (input.count, hidden))?)
-            }
-            (Some(_), Some(_), None, _) => {
-                return Err(invalid(py, "scale is given, and scales are written: one of both"))
-            }
-            (_, _, None, None) => {
-                return Err(invalid(py, "recvbuf is None, and numbers with scales need one"))
-            }
-        };
-        let norm = RawRmsNorm {
+        let quantized = Quantized { scaling, numbers, scales, global: global_scale };
+        let quantized = quantized.beside(&call, py, (input.count, hidden))?;
+
+        let (count, dtypes) = (input.count, vec![input.dtype]);
+        let message = |name, operand| Beside { name, operand, count, dtypes: dtypes.clone() };
+        let mut beside = vec![
+            message("residual", call.read("residual", residual)?),
+            message("residual_out", call.written("residual_out", residual_out)?),
+        ];
+        if let Some(sum) = sum_out {
+            beside.push(message("sum_out", call.written("sum_out", sum)?));
+        }
+        if let Some(recvbuf) = recvbuf.filter(|_| !is_in_place) {
+            beside.push(message("recvbuf", call.written("recvbuf", recvbuf)?));
+        }
+        for (name, operand) in [weight, bias].into_iter().flatten() {
+            beside.push(Beside { name, operand, count: hidden, dtypes: dtypes.clone() });
+        }
+        let scaling = quantized.as_ref().map(|&(scaling, _)| scaling);
+        beside.extend(quantized.into_iter().flat_map(|(_, all)| all));
+        beside.iter().try_for_each(|one| one.check(py))?;
+
+        let find = |wanted| beside.iter().find(|one| one.name == wanted).map(|one| &one.operand);
+        let at = |name| find(name).map_or(0, |operand| operand.address);
+        let fused = RawFused {
+            residual: at("residual"),
+            residual_out: at("residual_out"),
+            sum: at("sum_out"),
+            norm,
             hidden,
-            epsilon,
-            weight: weight.as_ref().map_or(0, |weight| weight.address),
-            unit_offset,
-            output: normed.as_ref().unwrap_or(&input).address,
-            quantized,
+            weight: at("weight"),
+            bias: at("bias"),
+            rows: if is_in_place { input.address } else { at("recvbuf") },
+            quantized: scaling.map(|scaling| RawQuantizedRows {
+                scaling,
+                dtype: find("numbers").map_or(DType::U8, |numbers| numbers.dtype),
+                numbers: at("numbers"),
+                scales: at("scales"),
+                global: at("global_scale"),
+            }),
         };
-        let mut others = vec![("residual", &residual, input.count)];
-        // What is quantised has a type of its own.
-        let same = normed.as_ref().filter(|_| quantized.is_none());
-        others.extend(same.map(|normed| ("recvbuf", normed, input.count)));
-        others.extend(weight.as_ref().map(|weight| ("weight", weight, hidden)));
-        let sum = sum_out.map(|sum| call.written("sum_out", sum)).transpose()?;
-        let residual_out = if sum.is_some() { output.address } else { 0 };
-        others.extend(sum.as_ref().map(|_| ("residual_out", &output, input.count)));
-        let epilogue = Epilogue { residual: residual.address, residual_out, norm: Some(norm) };
-        call.carry_on(py, &epilogue, (&input, sum.as_ref().unwrap_or(&output)), &others)
+        let collective = Collective::AllReduceFused(&fused);
+        call.carry_out(py, collective, (Some(&input), find("residual_out")), count)
     }
 }

@@ -3,10 +3,9 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use fast_allreduce::Transfer;
+use fast_allreduce::{AnyCommunicator, Transfer};
 use pyo3::prelude::*;
 
-use crate::any::Any;
 use crate::buffer::Operand;
 use crate::errors::invalid;
 use crate::interrupt::in_call;
@@ -14,7 +13,7 @@ use crate::streams::Streams;
 
 /// The messages of one communicator on one stream.
 struct Part {
-    any: Arc<Any>,
+    any: Arc<AnyCommunicator>,
     stream: u64,
     transfers: Vec<Transfer>,
     buffers: Vec<(Operand, Streams)>,
@@ -32,7 +31,7 @@ thread_local! {
 
 /// Puts a message into this thread's group; gives its buffer back if there is none.
 pub fn gathered(
-    any: &Arc<Any>,
+    any: &Arc<AnyCommunicator>,
     stream: u64,
     transfer: Transfer,
     buffer: (Operand, Streams),

@@ -5,8 +5,9 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::buffer::{dtype_of, Operand, Place, Wanted};
+use crate::buffer::{dtype_of, Operand, Wanted};
 use crate::errors::invalid;
+use crate::place::Place;
 use crate::user_code::optional_attribute;
 
 /// The version from which on an interface of a GPU says of streams what there is to say.

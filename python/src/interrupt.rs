@@ -6,12 +6,10 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-#[cfg(feature = "cuda")]
-use fast_allreduce::device::cuda::current::CallersContext;
 use fast_allreduce::interruption::while_waiting;
+use fast_allreduce::AnyCommunicator;
 use pyo3::prelude::*;
 
-use crate::any::{on_any, Any};
 use crate::errors::raised;
 
 pub fn is_main_thread() -> bool {
@@ -62,35 +60,23 @@ pub fn waiting<T: Send>(py: Python<'_>, step: impl FnOnce() -> T + Send) -> PyRe
     run(py, step, || ())
 }
 
-/// Runs a call of a communicator. It is aborted where a handler raises. The caller's CUDA context stays current.
+/// Runs a call of a communicator. It is aborted where a handler raises.
 pub fn in_call<T: Send>(
     py: Python<'_>,
-    any: Arc<Any>,
-    call: impl FnOnce(&Any) -> fast_allreduce::Result<T> + Send,
+    any: Arc<AnyCommunicator>,
+    call: impl FnOnce(&AnyCommunicator) -> fast_allreduce::Result<T> + Send,
 ) -> PyResult<T> {
     let aborted = Arc::clone(&any);
-    let abandon = move || on_any!(&*aborted, communicator => communicator.abort());
+    let abandon = move || aborted.abort();
     // The call has the last one where another thread has destroyed the communicator: it goes without the interpreter's lock.
-    let call = move || {
-        #[cfg(feature = "cuda")]
-        let _context = CallersContext::keep();
-        // Dropped before the context.
-        let any = any;
-        call(&any)
-    };
-    let done = run(py, call, abandon)?;
+    let done = run(py, move || call(&any), abandon)?;
     done.map_err(|error| raised(py, error))
 }
 
-/// Drops what may wait for other ranks or calls, without the interpreter's lock, which other threads need to come to their end. The
-/// caller's CUDA context stays current.
+/// Drops what may wait for other ranks or calls, without the interpreter's lock, which other threads need to come to their end.
 pub fn drop_apart(value: impl Send) {
     let mut value = Some(value);
-    let mut drop_it = || {
-        #[cfg(feature = "cuda")]
-        let _context = CallersContext::keep();
-        drop(value.take());
-    };
+    let mut drop_it = || drop(value.take());
     // Without an interpreter there is no lock.
     if Python::try_attach(|py| py.detach(&mut drop_it)).is_none() {
         drop_it();

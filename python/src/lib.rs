@@ -3,8 +3,9 @@
 
 #![allow(missing_docs)]
 
-mod any;
+mod any_buffer;
 mod buffer;
+mod buffer_protocol;
 mod calls;
 mod collectives;
 mod communicator;
@@ -17,7 +18,9 @@ mod interrupt;
 mod memory;
 mod messages;
 mod named;
+mod place;
 mod settings;
+mod stream_sources;
 mod streams;
 mod torch;
 mod user_code;
@@ -34,7 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("communicators", named::communicators(module.py())?)?;
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<communicator::Counters>()?;
-    module.add_class::<buffer::RawBuffer>()?;
+    module.add_class::<any_buffer::RawBuffer>()?;
     module.add_class::<memory::RegisteredBuffer>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<values::UniqueId>()?;

@@ -1,59 +1,28 @@
 //! Memory that all ranks allocated together: calls pull from it without a copy.
 
-use fast_allreduce::Buffer;
-#[cfg(feature = "cuda")]
-use fast_allreduce::{Cuda, RegisteredMemory};
+use fast_allreduce::AnyBuffer;
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-#[cfg(feature = "cuda")]
 use crate::buffer::Operand;
-use crate::buffer::Place;
 use crate::interrupt::drop_apart;
-
-enum Memory {
-    Host {
-        _buffer: Buffer<u8>,
-    },
-    #[cfg(feature = "cuda")]
-    Cuda {
-        _buffer: Buffer<u8, Cuda>,
-    },
-    /// The registration first: it ends before the memory may go.
-    #[cfg(feature = "cuda")]
-    Existing {
-        _registered: RegisteredMemory,
-        _operand: Operand,
-    },
-}
+use crate::place::Place;
 
 #[pyclass(module = "fast_allreduce", frozen)]
 pub struct RegisteredBuffer {
-    /// Until it goes.
-    memory: Option<Memory>,
+    /// Until it goes: the registration, which ends before the memory of an operand may go.
+    memory: Option<(AnyBuffer, Option<Operand>)>,
     address: u64,
     bytes: usize,
     place: Place,
 }
 
 impl RegisteredBuffer {
-    pub fn host(mut buffer: Buffer<u8>) -> Self {
-        let (address, bytes) = (buffer.as_mut_ptr() as u64, buffer.len());
-        Self { memory: Some(Memory::Host { _buffer: buffer }), address, bytes, place: Place::Cpu }
-    }
-
-    #[cfg(feature = "cuda")]
-    pub fn cuda(buffer: Buffer<u8, Cuda>, rank: usize, place: Place) -> Self {
-        let (address, bytes) = (buffer.peer_address(rank).unwrap_or_default(), buffer.len());
-        Self { memory: Some(Memory::Cuda { _buffer: buffer }), address, bytes, place }
-    }
-
-    #[cfg(feature = "cuda")]
-    pub fn existing(registered: RegisteredMemory, operand: Operand, bytes: usize, place: Place) -> Self {
-        let address = operand.address;
-        let memory = Memory::Existing { _registered: registered, _operand: operand };
-        Self { memory: Some(memory), address, bytes, place }
+    /// What the communicator allocated, or an operand that it registered.
+    pub fn new(memory: AnyBuffer, operand: Option<Operand>, place: Place) -> Self {
+        let (address, bytes) = (memory.address(), memory.bytes());
+        Self { memory: Some((memory, operand)), address, bytes, place }
     }
 
     /// What both array interfaces say.

@@ -3,12 +3,13 @@
 use fast_allreduce::{Collective, Direction, Transfer};
 use pyo3::prelude::*;
 
-use crate::buffer::{Operand, Place};
+use crate::buffer::Operand;
 use crate::calls::Call;
 use crate::communicator::Communicator;
 use crate::errors::invalid;
 use crate::group::gathered;
 use crate::interrupt::in_call;
+use crate::place::Place;
 
 impl Call<'_> {
     /// A message, now or with the thread's group.

@@ -6,8 +6,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
-use crate::buffer::{place, Operand, Place, Wanted};
+use crate::buffer::{Operand, Wanted};
 use crate::interrupt::is_main_thread;
+use crate::place::{place, Place};
 use crate::user_code::{attribute, call, method};
 
 /// torch's names, once torch has been imported by somebody else.

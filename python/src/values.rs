@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fast_allreduce::{bootstrap, Algorithm, DType, ReduceOp, Wait};
+use fast_allreduce::{bootstrap, DType, ReduceOp};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
@@ -83,19 +83,6 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Op {
 pub fn dtype(py: Python<'_>, name: &str) -> PyResult<DType> {
     let name = name.strip_prefix("torch.").unwrap_or(name);
     name.parse().map_err(|error| raised(py, error))
-}
-
-pub fn algorithm(py: Python<'_>, name: Option<&str>) -> PyResult<Option<Algorithm>> {
-    name.map(|name| name.parse().map_err(|error| raised(py, error))).transpose()
-}
-
-pub fn wait(py: Python<'_>, name: &str) -> PyResult<Wait> {
-    match name {
-        "auto" => Ok(Wait::Auto),
-        "spin" => Ok(Wait::Spin),
-        "yield" => Ok(Wait::Yield),
-        other => Err(invalid(py, format!("wait = {other:?} is not valid: one of auto, spin, yield"))),
-    }
 }
 
 /// Seconds, as a limit.

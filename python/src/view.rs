@@ -1,15 +1,11 @@
-//! Python's buffer protocol.
+//! What Python's buffer protocol exports.
 
 use std::ffi::{c_char, c_int, c_void, CStr};
 
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::{ffi, intern};
 
-use crate::buffer::{dtype_of, Operand, Place, Wanted};
-use crate::dlpack;
-use crate::interface::{from_interface, is_extension};
-use crate::user_code::{optional_attribute, parking};
+use crate::user_code::parking;
 
 /// Python's `Py_buffer`: a part of the stable ABI from 3.11 on, and the same in 3.10.
 #[repr(C)]
@@ -64,10 +60,9 @@ impl Drop for View {
 }
 
 impl View {
-    pub fn operand(object: &Bound<'_, PyAny>, wanted: Wanted<'_>) -> PyResult<Operand> {
-        let py = object.py();
-        wanted.check_place(py, Place::Cpu)?;
-        let writable = if wanted.written { PYBUF_WRITABLE } else { 0 };
+    /// A contiguous buffer with its format, to be written or not. The error is what the exporter raised.
+    pub fn export(object: &Bound<'_, PyAny>, written: bool) -> PyResult<Self> {
+        let writable = if written { PYBUF_WRITABLE } else { 0 };
         // SAFETY: all zeros is a value of its fields.
         let mut view: Box<PyBuffer> = Box::new(unsafe { std::mem::zeroed() });
         // SAFETY: the object exports buffers, and the view is written where it fails or not.
@@ -78,45 +73,24 @@ impl View {
                 PYBUF_C_CONTIGUOUS | PYBUF_FORMAT | writable,
             )
         });
-        if exported != 0 {
-            let refusal = PyErr::fetch(py);
-            // The protocol has no format for the types of ml_dtypes.
-            let interface = optional_attribute(object, intern!(py, "__array_interface__"))?;
-            if let Some(interface) = interface.filter(is_extension) {
-                return from_interface(object, &interface, wanted, false);
-            }
-            // Nor do some exporters have one. What they export by DLPack does not say whether it may be written.
-            if refusal.is_instance_of::<PyBufferError>(py) && !wanted.written {
-                if let Some(export) = optional_attribute(object, intern!(py, "__dlpack__"))? {
-                    return dlpack::operand(&export, wanted);
-                }
-            }
-            let problem = match refusal.is_instance_of::<PyValueError>(py) || wanted.written {
-                true => format!(
-                    "cannot be used: {refusal} (it must be contiguous, and writable where it is written)"
-                ),
-                false => format!("is not contiguous: {refusal}"),
-            };
-            return Err(wanted.refused_for(py, problem, refusal));
+        match exported {
+            0 => Ok(Self(view)),
+            _ => Err(PyErr::fetch(object.py())),
         }
-        let view = View(view);
-        let size = view.0.itemsize.max(1) as usize;
-        let format = match view.0.format.is_null() {
+    }
+
+    /// Where it is, and its length in bytes.
+    pub fn memory(&self) -> (u64, usize) {
+        (self.0.buf as u64, self.0.len as usize)
+    }
+
+    /// The format of its elements, as the struct module writes it, and their size.
+    pub fn format(&self) -> (&str, usize) {
+        let format = match self.0.format.is_null() {
             true => "B",
             // SAFETY: a string that lives as long as the view.
-            false => unsafe { CStr::from_ptr(view.0.format) }.to_str().unwrap_or("?"),
+            false => unsafe { CStr::from_ptr(self.0.format) }.to_str().unwrap_or("?"),
         };
-        let dtype = match format.trim_start_matches([
-            '@',
-            '=',
-            if cfg!(target_endian = "little") { '<' } else { '>' },
-        ]) {
-            code if code.len() == 1 => code.chars().next().and_then(|code| dtype_of(code, size)),
-            _ => None,
-        };
-        let dtype =
-            dtype.ok_or_else(|| wanted.unsupported(py, format_args!("{format:?} of {size} bytes")))?;
-        let (address, count) = (view.0.buf as u64, view.0.len as usize / size);
-        Ok(Operand::viewed(view, address, count, dtype))
+        (format, self.0.itemsize.max(1) as usize)
     }
 }

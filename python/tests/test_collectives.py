@@ -128,37 +128,37 @@ def fused(rank, nranks, unique_id, seed):
                     normed = added.reshape(rows, hidden) / np.sqrt(squares + 1e-3) * (weight.astype(np.float64) + offset)
                     tolerance = {"rtol": 4 * np.finfo(dtype).eps, "atol": 0}
                     plain, out, summed = inputs[rank].copy(), poisoned(rows * hidden, dtype), poisoned(rows * hidden, dtype)
-                    communicator.allreduce_rms_norm(
-                        plain, residual, weight, out, summed, epsilon=1e-3, unit_offset=offset
-                    )
+                    norm = {"norm": "rms", "weight": weight, "epsilon": 1e-3, "unit_offset": offset}
+                    communicator.allreduce_fused(plain, out, residual=residual, residual_out=summed, **norm)
                     np.testing.assert_array_equal(plain, inputs[rank])
                     np.testing.assert_array_equal(summed, added)
                     np.testing.assert_allclose(out.reshape(rows, hidden), normed, **tolerance)
                     # In place of the input and of the residual.
                     summed[:] = residual
-                    communicator.allreduce_rms_norm(plain, summed, weight, epsilon=1e-3, unit_offset=offset)
+                    communicator.allreduce_fused(plain, residual=summed, **norm)
                     np.testing.assert_array_equal(summed, added)
                     np.testing.assert_array_equal(plain, out)
                 # With the plain sum.
                 alone, again = poisoned(rows * hidden, dtype), residual.copy()
-                communicator.allreduce_rms_norm(
-                    inputs[rank], again, weight, plain, epsilon=1e-3, unit_offset=True, sum_out=alone
-                )
+                communicator.allreduce_fused(inputs[rank], plain, residual=again, sum_out=alone, **norm)
                 np.testing.assert_array_equal(alone, total)
                 np.testing.assert_array_equal(again, added)
                 np.testing.assert_array_equal(plain, out)
                 summed[:] = residual
-                communicator.allreduce_add(inputs[rank], summed)
+                communicator.allreduce_fused(inputs[rank], residual=summed)
                 np.testing.assert_array_equal(summed, added)
         rows, hidden = 3, 300
         plain, residual = np.ones(rows * hidden, np.float32), np.zeros(rows * hidden, np.float32)
         plain.reshape(rows, hidden)[:, 128:] = 2
         numbers = np.zeros(rows * hidden, np.int8)
-        for groups in (1, 3):
+        norm = {"norm": "rms", "hidden": hidden}
+        for groups, scaling in ((1, "per_row"), (3, "per_group")):
             scales = np.zeros(rows * groups, np.float32)
-            communicator.allreduce_rms_norm(plain, residual.copy(), None, numbers, hidden=hidden, scales=scales)
+            communicator.allreduce_fused(
+                plain, residual=residual.copy(), scaling=scaling, numbers=numbers, scales=scales, **norm
+            )
             normed = plain.copy()
-            communicator.allreduce_rms_norm(normed, residual.copy(), hidden=hidden)
+            communicator.allreduce_fused(normed, residual=residual.copy(), **norm)
             parts = np.split(normed.reshape(rows, hidden), [128, 256] if groups == 3 else [], axis=1)
             greatest = np.stack([part.max(axis=1) for part in parts], axis=1).reshape(-1)
             np.testing.assert_array_equal(scales, greatest / np.float32(127))
@@ -166,36 +166,43 @@ def fused(rank, nranks, unique_id, seed):
             expected = np.rint(normed.reshape(rows, hidden) * inverse).astype(np.int8)
             np.testing.assert_array_equal(numbers, expected.reshape(-1))
             assert numbers.max() == 127
-        communicator.allreduce_rms_norm(
-            plain, residual.copy(), None, numbers, hidden=hidden, scale=np.full(1, 0.5, np.float32)
+        half = np.full(1, 0.5, np.float32)
+        communicator.allreduce_fused(
+            plain, residual=residual.copy(), scaling="given", numbers=numbers, scales=half, **norm
         )
         np.testing.assert_array_equal(numbers, np.rint(normed * 2).astype(np.int8))
         rows, hidden = 130, 32
         plain, residual = np.tile(np.array([1, -2], np.float32), rows * hidden // 2), np.zeros(rows * hidden, np.float32)
         whole = np.full(1, 3, np.float32)
-        for layout, size in (("tiled", 1024), ("row_major", rows * 2)):
+        norm = {"norm": "rms", "hidden": hidden}
+        for scaling, size in (("nvfp4_tiled", 1024), ("nvfp4", rows * 2)):
             numbers, scales = np.zeros(rows * hidden // 2, np.uint8), np.zeros(size, np.uint8)
-            communicator.allreduce_rms_norm(
-                plain, residual.copy(), None, numbers, hidden=hidden, scales=scales, global_scale=whole,
-                scale_layout=layout,
-            )  # fmt: skip
+            communicator.allreduce_fused(
+                plain, residual=residual.copy(), scaling=scaling, numbers=numbers, scales=scales, global_scale=whole, **norm
+            )
             # Rows are 0.63 and -1.26. A sixth of that times 3 is 0.63, as an e4m3 0.625: 3 and -6, at most 1 in 16 off.
             assert (numbers == 0xF5).all(), numbers
             assert np.count_nonzero(scales == 0x32) == rows * 2 and np.count_nonzero(scales) == rows * 2, scales
         one, small, bytes_ = np.ones(6, np.float32), np.zeros(6, np.int8), np.zeros(6, np.uint8)
+        per_row = {"scaling": "per_row", "numbers": small, "scales": one[:2].copy()}
+        nvfp4 = {"scaling": "nvfp4", "numbers": bytes_[:3].copy(), "scales": bytes_[:2].copy(), "global_scale": whole}
         for wrong, said in (
             ({"recvbuf": small}, "recvbuf has elements of type i8"),
-            ({"scales": one[:2].copy()}, "recvbuf is None"),
-            ({"recvbuf": small, "scales": one[:3].copy()}, "scales has 3 elements, and the call needs 2"),
-            ({"recvbuf": small, "scale": one[:2].copy()}, "scale has 2 elements, and the call needs 1"),
-            ({"recvbuf": small, "scale": np.ones(1)}, "scale has elements of type f64"),
-            ({"recvbuf": one.copy(), "scale": one[:1].copy()}, "quantised type"),
-            ({"recvbuf": small, "scale": one[:1].copy(), "scales": one[:2].copy()}, "one of both"),
-            ({"recvbuf": small, "scales": bytes_, "global_scale": whole}, "recvbuf has elements of type i8, and nvfp4"),
-            ({"recvbuf": bytes_, "scales": bytes_, "global_scale": whole}, "recvbuf has 6 elements, and the call needs 3"),
-            ({"recvbuf": bytes_[:3].copy(), "scales": bytes_, "global_scale": whole}, "scales has 6 elements"),
-            ({"recvbuf": small, "global_scale": one[:1].copy()}, "global_scale comes with scales"),
-            ({"recvbuf": small, "scales": small, "global_scale": whole, "scale_layout": "none"}, "scale_layout is"),
+            ({"scaling": "per_row", "scales": one[:2].copy()}, "come together"),
+            ({"numbers": small, "scales": one[:2].copy()}, "come together"),
+            (per_row | {"scales": one[:3].copy()}, "scales has 3 elements, and the call needs 2"),
+            (per_row | {"scaling": "given"}, "scales has 2 elements, and the call needs 1"),
+            (per_row | {"scales": np.ones(2)}, "scales has elements of type f64"),
+            (per_row | {"numbers": one.copy()}, "numbers has elements of type f32"),
+            (per_row | {"scaling": "column"}, "column"),
+            (per_row | {"global_scale": whole}, "has no global_scale"),
+            (nvfp4 | {"numbers": small}, "numbers has elements of type i8, and the call needs u8"),
+            (nvfp4 | {"numbers": bytes_}, "numbers has 6 elements, and the call needs 3"),
+            (nvfp4 | {"scales": bytes_}, "scales has 6 elements"),
+            (nvfp4 | {"global_scale": None}, "needs global_scale"),
+            ({"norm": "batch"}, "batch"),
+            ({"norm": None, "recvbuf": one.copy()}, "norm"),
+            ({"bias": one[:3].copy()}, "bias"),
             ({"residual": one[:3].copy()}, "residual has 3 elements"),
             ({"residual": one.astype(np.float16)}, "residual has elements of type f16"),
             ({"sum_out": one[:3].copy()}, "3 elements"),
@@ -204,9 +211,9 @@ def fused(rank, nranks, unique_id, seed):
             ({"weight": one[:2].copy(), "hidden": 3}, "weight has 2 elements"),
             ({"epsilon": -1.0}, "epsilon"),
         ):
-            arguments = {"residual": np.ones(6, np.float32), "hidden": 3} | wrong
+            arguments = {"residual": np.ones(6, np.float32), "norm": "rms", "hidden": 3} | wrong
             with pytest.raises(ValueError, match=said):
-                communicator.allreduce_rms_norm(one.copy(), **arguments)
+                communicator.allreduce_fused(one.copy(), **arguments)
         communicator.barrier()
 
 

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from ranks import outcome, run, start
 
 import fast_allreduce as fa
+from fast_allreduce._catalogue import Settings
 
 
 @pytest.fixture
@@ -182,30 +184,42 @@ def test_ids_and_settings():
     with pytest.raises(fa.Error):
         fa.UniqueId("not hexadecimal")
     for settings, kind in (
-        ({"unknown": 1}, TypeError),
-        ({"workers": "many"}, TypeError),
+        ({"unknown": 1}, ValueError),
+        ({"unknown": None}, ValueError),
+        ({"workers": "many"}, ValueError),
+        ({"workers": [2]}, ValueError),
         ({"timeout": float("nan")}, ValueError),
         ({"timeout": float("inf")}, ValueError),
         ({"bind": "socket"}, ValueError),
         ({"order": "random"}, ValueError),
-        ({"order": 1}, TypeError),
-        ({"direct_reads": "sometimes"}, TypeError),
+        ({"order": 1}, ValueError),
+        ({"direct_reads": "sometimes"}, ValueError),
         ({"max_blocks": 0}, ValueError),
-        ({"max_blocks": -1}, OverflowError),
-        ({"one_at_a_time": "yes"}, TypeError),
-        ({"programmatic_launch": 3}, TypeError),
+        ({"max_blocks": -1}, ValueError),
+        ({"one_at_a_time": "yes"}, ValueError),
+        ({"programmatic_launch": 3}, ValueError),
         ({"tuning": "/nowhere/plan.toml"}, fa.errors.Tuning),
         ({"max_bytes": 1 << 62}, fa.Error),
         ({"workers": 1 << 40}, fa.Error),
     ):
         with pytest.raises(kind):
             fa.Communicator.init(1, 0, fa.get_unique_id(), **settings)
+    names = [name for name in Settings.__annotations__]
+    with pytest.raises(fa.errors.InvalidSetting, match=", ".join(["one of device", *names])) as caught:
+        fa.Communicator.init(1, 0, fa.get_unique_id(), colour="red")
+    assert (caught.value.name, caught.value.value) == ("setting", "colour")
+    # Every keyword of the type is a setting.
+    fa.Communicator.init(1, 0, fa.get_unique_id(), **dict.fromkeys(names)).destroy()
+    with fa.Communicator.init(
+        1, 0, fa.get_unique_id(), max_bytes="64K", timeout=0, join_timeout=2.5, tuning=Path("built-in")
+    ) as communicator:
+        assert "the program asks for it" in communicator.plan_source
     with fa.Communicator.init(
         1, 0, fa.get_unique_id(), bind="none", calibrate=False, tuning=None, wait=None, workers=None
     ) as communicator:
         assert communicator.plan_source.startswith("built-in") and communicator.binding.startswith("none")
     for settings in ({"max_blocks": 4}, {"one_at_a_time": True}, {"programmatic_launch": True}):
-        with pytest.raises(ValueError, match="settings of GPUs"):
+        with pytest.raises(ValueError, match="a setting of GPUs"):
             fa.Communicator.init(1, 0, fa.get_unique_id(), **settings)
     for order in ("fixed", "any", None):
         with fa.Communicator.init(

@@ -47,27 +47,33 @@ def every_call(communicator, data, residual, weight):
     communicator.allreduce_quantized(data, apart, tolerance=0.5, transport="f8e4m3")
     keep(total, apart)
     added, apart = residual.clone(), room()
-    communicator.allreduce_add(data, added)
-    communicator.allreduce_add(data, residual, apart)
+    communicator.allreduce_fused(data, residual=added)
+    communicator.allreduce_fused(data, residual=residual, residual_out=apart)
     keep(added, apart)
     normed, added = copy(), residual.clone()
-    communicator.allreduce_rms_norm(normed, added, weight, epsilon=0.25)
+    communicator.allreduce_fused(normed, residual=added, norm="rms", weight=weight, epsilon=0.25)
     keep(normed, added)
     normed, added, plain = copy(), torch.zeros_like(data), torch.zeros_like(data)
-    communicator.allreduce_rms_norm(
-        data, residual, None, normed, added, hidden=128, unit_offset=True, sum_out=plain
+    communicator.allreduce_fused(
+        data, normed, residual=residual, residual_out=added, norm="rms", hidden=128, unit_offset=True, sum_out=plain
     )
     keep(normed, added, plain)
     rows, scales = room(dtype=torch.int8), room(data.shape[0], torch.float32)
-    communicator.allreduce_rms_norm(data, residual.clone(), weight, rows, scales=scales)
+    norm = {"norm": "rms", "weight": weight}
+    communicator.allreduce_fused(
+        data, residual=residual.clone(), scaling="per_row", numbers=rows, scales=scales, **norm
+    )
     keep(rows, scales)
     rows = room(dtype=torch.float8_e4m3fn)
-    communicator.allreduce_rms_norm(data, residual.clone(), weight, rows, scale=torch.full((1,), 0.25))
+    quarter = torch.full((1,), 0.25)
+    communicator.allreduce_fused(
+        data, residual=residual.clone(), scaling="given", numbers=rows, scales=quarter, **norm
+    )
     keep(rows.view(torch.uint8))
     rows, scales = room(data.numel() // 2, torch.uint8), room(data.numel() // 16, torch.float8_e4m3fn)
-    communicator.allreduce_rms_norm(
-        data, residual.clone(), weight, rows,
-        scales=scales, global_scale=torch.full((1,), 300.0), scale_layout="row_major",
+    communicator.allreduce_fused(
+        data, residual=residual.clone(), scaling="nvfp4", numbers=rows, scales=scales,
+        global_scale=torch.full((1,), 300.0), **norm,
     )  # fmt: skip
     keep(rows, scales.view(torch.uint8))
     gathered = torch.zeros(nranks, *data.shape)
@@ -282,11 +288,10 @@ def examples(name):
     return {
         "allreduce": (data, name, "max"),
         "allreduce_quantized": (data, name, 0.5, "f8e4m3"),
-        "allreduce_add": (data, data + 1, name),
-        "allreduce_rms_norm": (data, data + 1, weight, name, 0.5),
-        "allreduce_rms_norm_quantized": (
-            data, data + 1, weight, name, 0.5, False, None, None, None, torch.int8, 4, "tiled", True,
+        "allreduce_fused": (
+            data, data + 1, weight, None, name, "rms", 0.5, False, None, "per_row", None, None, torch.int8, 4, False, True,
         ),
+        "allreduce_fused_": (data, data + 1, weight, None, name, "rms", 0.5),
         "allgather": (data, 1, name),
         "allgather_v": (weight, [32], name),
         "reduce_scatter": (data, 1, name),
@@ -303,9 +308,9 @@ def examples(name):
 
 def test_torch_finds_nothing_wrong_with_them(communicator):
     of_one = examples(communicator.name)
-    assert {name.rstrip("_") for name in operators.SCHEMAS} == set(of_one)
+    assert {name.rstrip("_") for name in operators.SCHEMAS} == {name.rstrip("_") for name in of_one}
     for name in operators.SCHEMAS:
-        arguments = of_one[name.rstrip("_")]
+        arguments = of_one.get(name) or of_one[name.rstrip("_")]
         checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
         torch.library.opcheck(getattr(ops, name).default, arguments, test_utils=checks)
 
@@ -318,5 +323,6 @@ def test_operators_of_tensors_on_a_gpu(communicator):
     with FakeTensorMode(), torch.no_grad():
         data = torch.empty(4, 32, device="cuda:1", dtype=torch.bfloat16)
         assert ops.allgather(data, 3, communicator.name).shape == (12, 32)
-        for made in (*ops.allreduce_rms_norm(data, data, None, communicator.name), ops.allreduce(data, "unknown")):
+        fused = ops.allreduce_fused(data, data, None, None, communicator.name, "rms")[:2]
+        for made in (*fused, ops.allreduce(data, "unknown")):
             assert (made.device, made.dtype, made.shape) == (data.device, data.dtype, data.shape)

@@ -450,16 +450,19 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct FaRmsNorm {
+pub struct FaFused {
     pub residual: u64,
     pub residual_out: u64,
     pub normed: u64,
+    pub numbers: u64,
     pub weight: u64,
+    pub bias: u64,
     pub scales: u64,
     pub global_scale: u64,
     pub first_row: u64,
     pub row: u32,
     pub rows: u32,
+    pub norm: u32,
     pub unit_offset: u32,
     pub epsilon: f32,
     pub scaling: u32,
@@ -468,35 +471,43 @@ pub struct FaRmsNorm {
     pub team_inverse: u32,
     pub share: u32,
     pub chunks: u32,
+    pub reserved: u32,
     pub turns: FaRowTurns,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRmsNorm"][::core::mem::size_of::<FaRmsNorm>() - 112usize];
-    ["Alignment of FaRmsNorm"][::core::mem::align_of::<FaRmsNorm>() - 8usize];
-    ["Offset of field: FaRmsNorm::residual"][::core::mem::offset_of!(FaRmsNorm, residual) - 0usize];
-    ["Offset of field: FaRmsNorm::residual_out"][::core::mem::offset_of!(FaRmsNorm, residual_out) - 8usize];
-    ["Offset of field: FaRmsNorm::normed"][::core::mem::offset_of!(FaRmsNorm, normed) - 16usize];
-    ["Offset of field: FaRmsNorm::weight"][::core::mem::offset_of!(FaRmsNorm, weight) - 24usize];
-    ["Offset of field: FaRmsNorm::scales"][::core::mem::offset_of!(FaRmsNorm, scales) - 32usize];
-    ["Offset of field: FaRmsNorm::global_scale"][::core::mem::offset_of!(FaRmsNorm, global_scale) - 40usize];
-    ["Offset of field: FaRmsNorm::first_row"][::core::mem::offset_of!(FaRmsNorm, first_row) - 48usize];
-    ["Offset of field: FaRmsNorm::row"][::core::mem::offset_of!(FaRmsNorm, row) - 56usize];
-    ["Offset of field: FaRmsNorm::rows"][::core::mem::offset_of!(FaRmsNorm, rows) - 60usize];
-    ["Offset of field: FaRmsNorm::unit_offset"][::core::mem::offset_of!(FaRmsNorm, unit_offset) - 64usize];
-    ["Offset of field: FaRmsNorm::epsilon"][::core::mem::offset_of!(FaRmsNorm, epsilon) - 68usize];
-    ["Offset of field: FaRmsNorm::scaling"][::core::mem::offset_of!(FaRmsNorm, scaling) - 72usize];
-    ["Offset of field: FaRmsNorm::dtype"][::core::mem::offset_of!(FaRmsNorm, dtype) - 76usize];
-    ["Offset of field: FaRmsNorm::team"][::core::mem::offset_of!(FaRmsNorm, team) - 80usize];
-    ["Offset of field: FaRmsNorm::team_inverse"][::core::mem::offset_of!(FaRmsNorm, team_inverse) - 84usize];
-    ["Offset of field: FaRmsNorm::share"][::core::mem::offset_of!(FaRmsNorm, share) - 88usize];
-    ["Offset of field: FaRmsNorm::chunks"][::core::mem::offset_of!(FaRmsNorm, chunks) - 92usize];
-    ["Offset of field: FaRmsNorm::turns"][::core::mem::offset_of!(FaRmsNorm, turns) - 96usize];
+    ["Size of FaFused"][::core::mem::size_of::<FaFused>() - 136usize];
+    ["Alignment of FaFused"][::core::mem::align_of::<FaFused>() - 8usize];
+    ["Offset of field: FaFused::residual"][::core::mem::offset_of!(FaFused, residual) - 0usize];
+    ["Offset of field: FaFused::residual_out"][::core::mem::offset_of!(FaFused, residual_out) - 8usize];
+    ["Offset of field: FaFused::normed"][::core::mem::offset_of!(FaFused, normed) - 16usize];
+    ["Offset of field: FaFused::numbers"][::core::mem::offset_of!(FaFused, numbers) - 24usize];
+    ["Offset of field: FaFused::weight"][::core::mem::offset_of!(FaFused, weight) - 32usize];
+    ["Offset of field: FaFused::bias"][::core::mem::offset_of!(FaFused, bias) - 40usize];
+    ["Offset of field: FaFused::scales"][::core::mem::offset_of!(FaFused, scales) - 48usize];
+    ["Offset of field: FaFused::global_scale"][::core::mem::offset_of!(FaFused, global_scale) - 56usize];
+    ["Offset of field: FaFused::first_row"][::core::mem::offset_of!(FaFused, first_row) - 64usize];
+    ["Offset of field: FaFused::row"][::core::mem::offset_of!(FaFused, row) - 72usize];
+    ["Offset of field: FaFused::rows"][::core::mem::offset_of!(FaFused, rows) - 76usize];
+    ["Offset of field: FaFused::norm"][::core::mem::offset_of!(FaFused, norm) - 80usize];
+    ["Offset of field: FaFused::unit_offset"][::core::mem::offset_of!(FaFused, unit_offset) - 84usize];
+    ["Offset of field: FaFused::epsilon"][::core::mem::offset_of!(FaFused, epsilon) - 88usize];
+    ["Offset of field: FaFused::scaling"][::core::mem::offset_of!(FaFused, scaling) - 92usize];
+    ["Offset of field: FaFused::dtype"][::core::mem::offset_of!(FaFused, dtype) - 96usize];
+    ["Offset of field: FaFused::team"][::core::mem::offset_of!(FaFused, team) - 100usize];
+    ["Offset of field: FaFused::team_inverse"][::core::mem::offset_of!(FaFused, team_inverse) - 104usize];
+    ["Offset of field: FaFused::share"][::core::mem::offset_of!(FaFused, share) - 108usize];
+    ["Offset of field: FaFused::chunks"][::core::mem::offset_of!(FaFused, chunks) - 112usize];
+    ["Offset of field: FaFused::reserved"][::core::mem::offset_of!(FaFused, reserved) - 116usize];
+    ["Offset of field: FaFused::turns"][::core::mem::offset_of!(FaFused, turns) - 120usize];
 };
+pub const FA_NO_NORM: FaNorm = 0;
+pub const FA_NORM_RMS: FaNorm = 1;
+pub type FaNorm = ::core::ffi::c_uint;
 pub const FA_NOT_SCALED: FaScaling = 0;
 pub const FA_SCALE_GIVEN: FaScaling = 1;
-pub const FA_SCALE_OF_ROW: FaScaling = 2;
-pub const FA_SCALE_OF_GROUP: FaScaling = 3;
-pub const FA_SCALE_OF_BLOCK: FaScaling = 4;
-pub const FA_SCALE_OF_TILED_BLOCK: FaScaling = 5;
+pub const FA_SCALE_PER_ROW: FaScaling = 2;
+pub const FA_SCALE_PER_GROUP: FaScaling = 3;
+pub const FA_SCALE_NVFP4: FaScaling = 4;
+pub const FA_SCALE_NVFP4_TILED: FaScaling = 5;
 pub type FaScaling = ::core::ffi::c_uint;

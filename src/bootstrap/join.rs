@@ -2,11 +2,8 @@
 
 use std::time::Duration;
 
-use crate::deadline::limit_named;
+use crate::catalogue::settings::{seconds, variable, JOIN_TIMEOUT_VARIABLE};
 use crate::error::Result;
-
-/// Limits it in the environment.
-pub(super) const JOIN_TIMEOUT: &str = "FAST_ALLREDUCE_JOIN_TIMEOUT";
 
 /// The limit where the environment says nothing.
 const DEFAULT: Duration = Duration::from_secs(120);
@@ -17,6 +14,8 @@ const DEFAULT: Duration = Duration::from_secs(120);
 ///
 /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) if it says no number of seconds.
 pub(super) fn limit() -> Result<Duration> {
-    let named = limit_named(JOIN_TIMEOUT, std::env::var_os(JOIN_TIMEOUT).as_deref())?;
-    Ok(named.map_or(DEFAULT, |limit| limit.unwrap_or(Duration::MAX)))
+    match variable(JOIN_TIMEOUT_VARIABLE) {
+        Some(text) => Ok(seconds(JOIN_TIMEOUT_VARIABLE, &text)?.unwrap_or(Duration::MAX)),
+        None => Ok(DEFAULT),
+    }
 }

@@ -1,8 +1,8 @@
 //! What is kept from one call to the next, since the next is often the same.
 
+use super::arguments::Call;
 use super::collective::Collective;
 use super::identity::CallId;
-use super::message::Message;
 use super::transfer::{pack, Moved, Transfer, NO_TRANSFERS};
 use crate::abi::{FaLaunch, FaTransfers};
 use crate::error::Result;
@@ -35,31 +35,27 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// The call worked out. `extent` is of the message.
     #[inline(always)]
-    pub fn new(message: &Message<'_>, extent: usize, planner: &Planner) -> Self {
-        let size = message.dtype.size();
-        let (plan, algorithm) = match message.collective {
+    pub fn new(call: &Call<'_>, extent: usize, planner: &Planner) -> Self {
+        let size = call.dtype.size();
+        let (plan, algorithm) = match call.collective {
             Collective::AllReduce(op) => {
-                let plan = planner.reduction(message.count, message.dtype, op);
+                let plan = planner.reduction(call.count, call.dtype, op);
                 (plan, Some(plan.algorithm))
             }
-            Collective::AllReduceEpilogue(epilogue) => {
-                let plan = planner.rows(message.count, message.dtype, epilogue.row());
+            Collective::AllReduceFused(fused) => {
+                let plan = planner.rows(call.count, call.dtype, fused.row());
                 (plan, Some(plan.algorithm))
             }
-            Collective::AllReduceQuantized(_) => (planner.quantized(message.count, message.dtype), None),
+            Collective::AllReduceQuantized(_) => (planner.quantized(call.count, call.dtype), None),
             _ => {
-                let shares = message.staged_shares(planner.limits.world_size);
+                let shares = call.staged_shares(planner.limits.world_size);
                 (
-                    planner.shares(
-                        message.collective.kind().planned_as(),
-                        extent.saturating_mul(size),
-                        shares,
-                    ),
+                    planner.shares(call.collective.kind().planned_as(), extent.saturating_mul(size), shares),
                     None,
                 )
             }
         };
-        Self { id: message.id(algorithm), plan, piece: (plan.piece_bytes / size).max(1) }
+        Self { id: call.id(algorithm), plan, piece: (plan.piece_bytes / size).max(1) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The collectives as values: which one a call is, and how long its buffers are.
 
-use super::epilogue::Epilogue;
+use super::fused::RawFused;
 use super::identity::CallKind;
 use super::quantized::QuantizedTransport;
 use crate::catalogue::{Extent, ReduceOp};
@@ -14,9 +14,9 @@ use crate::catalogue::{Extent, ReduceOp};
 pub enum Collective<'a> {
     /// Every rank has all ranks' inputs, reduced.
     AllReduce(ReduceOp),
-    /// Every rank has the sum of all ranks' inputs, with a residual added, and as the epilogue says its rows normalised. The output
-    /// is that of the residual.
-    AllReduceEpilogue(&'a Epilogue),
+    /// Every rank has the sum of all ranks' inputs, with a residual added, and does with it what else is said there. All places are
+    /// said there too: the output of the call is not looked at.
+    AllReduceFused(&'a RawFused),
     /// Every rank has the sum of all ranks' inputs, with an error: they and the sum are quantised on their way.
     AllReduceQuantized(QuantizedTransport),
     /// Every rank has all ranks' inputs, one after the other.
@@ -71,18 +71,18 @@ impl Collective<'_> {
     /// Elements that `rank` reads in a call of `count`.
     #[inline]
     pub fn input_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
-        self.len(self.kind().reads(), count, rank, world_size, || match *self {
-            Self::AllToAllV { send, .. } => Some(send),
-            _ => self.counts(),
+        self.len(self.kind().reads(), count, rank, world_size, || match self.counts_by_peer() {
+            Some([send, _]) => Some(send),
+            None => self.counts(),
         })
     }
 
     /// Elements that `rank` writes.
     #[inline]
     pub fn output_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
-        self.len(self.kind().writes(), count, rank, world_size, || match *self {
-            Self::AllToAllV { receive, .. } => Some(receive),
-            _ => self.counts(),
+        self.len(self.kind().writes(), count, rank, world_size, || match self.counts_by_peer() {
+            Some([_, receive]) => Some(receive),
+            None => self.counts(),
         })
     }
 
@@ -111,8 +111,7 @@ impl Collective<'_> {
     pub const fn kind(&self) -> CallKind {
         match self {
             Self::AllReduce(_) => CallKind::AllReduce,
-            Self::AllReduceEpilogue(Epilogue { norm: None, .. }) => CallKind::AllReduceAdd,
-            Self::AllReduceEpilogue(_) => CallKind::AllReduceRmsNorm,
+            Self::AllReduceFused(_) => CallKind::AllReduceFused,
             Self::AllReduceQuantized(_) => CallKind::AllReduceQuantized,
             Self::AllGather => CallKind::AllGather,
             Self::AllGatherV(_) => CallKind::AllGatherV,
@@ -136,7 +135,7 @@ impl Collective<'_> {
             | Self::ReduceScatter(op)
             | Self::ReduceScatterV(op, _)
             | Self::Reduce { op, .. } => Some(op),
-            Self::AllReduceEpilogue(_) | Self::AllReduceQuantized(_) => Some(ReduceOp::Sum),
+            Self::AllReduceFused(_) | Self::AllReduceQuantized(_) => Some(ReduceOp::Sum),
             _ => None,
         }
     }
@@ -144,21 +143,31 @@ impl Collective<'_> {
     /// Whether `rank` reads anything, however much it is: only the root may.
     #[cfg(feature = "cuda")]
     pub(crate) fn uses_input(&self, rank: usize) -> bool {
-        !matches!(*self, Self::Scatter { root } if root != rank)
+        !(self.kind().reads() == Extent::AllSharesOfRoot && self.root() != Some(rank))
     }
 
     /// Whether `rank` writes anything, however much it is: only the root may.
     #[cfg(feature = "cuda")]
     pub(crate) fn uses_output(&self, rank: usize) -> bool {
-        !matches!(*self, Self::Reduce { root, .. } | Self::Gather { root } if root != rank)
+        let is_of_root = matches!(self.kind().writes(), Extent::ShareOfRoot | Extent::AllSharesOfRoot);
+        !(is_of_root && self.root() != Some(rank))
     }
 
     /// What is done with a sum.
     #[inline]
-    pub(crate) const fn epilogue(&self) -> Option<&Epilogue> {
+    pub(crate) const fn fused(&self) -> Option<&RawFused> {
         match *self {
-            Self::AllReduceEpilogue(epilogue) => Some(epilogue),
+            Self::AllReduceFused(fused) => Some(fused),
             _ => None,
+        }
+    }
+
+    /// Where results go in a call that was given an output.
+    #[inline]
+    pub(crate) const fn output(&self, given: u64) -> u64 {
+        match *self {
+            Self::AllReduceFused(fused) => fused.output(),
+            _ => given,
         }
     }
 
@@ -187,6 +196,15 @@ impl Collective<'_> {
     pub(crate) const fn counts(&self) -> Option<&[usize]> {
         match *self {
             Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) => Some(counts),
+            _ => None,
+        }
+    }
+
+    /// The counts of this rank's shares by the rank that they are for, and by the rank that they are from.
+    #[inline]
+    pub(crate) const fn counts_by_peer(&self) -> Option<[&[usize]; 2]> {
+        match *self {
+            Self::AllToAllV { send, receive } => Some([send, receive]),
             _ => None,
         }
     }

@@ -5,7 +5,7 @@ use std::hash::Hasher;
 
 use fnv::FnvHasher;
 
-use super::epilogue::Epilogue;
+use super::fused::RawFused;
 use super::quantized::QuantizedTransport;
 use crate::abi::FaCall;
 pub use crate::catalogue::CallKind;
@@ -117,7 +117,7 @@ impl fmt::Display for CallId {
         let root = root.map(|root| format!("root {root}"));
         let digest = match (kind, *digest) {
             (_, 0) => None,
-            (CallKind::AllReduceRmsNorm | CallKind::AllReduceAdd, digest) => Some(Epilogue::describe(digest)),
+            (CallKind::AllReduceFused, digest) => Some(RawFused::describe(digest)),
             (CallKind::AllReduceQuantized, digest) => Some(QuantizedTransport::describe(digest)),
             (_, digest) => Some(format!("counts by rank with the digest {digest:016x}")),
         };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::message::Message;
+use super::arguments::Call;
 use crate::abi::{FaCall, FaLaunch, FaShare, FA_MAX_RANKS, MAX_RANKS};
 use crate::catalogue::ReduceOp;
 use crate::plan::{Limits, Plan};
@@ -79,7 +79,7 @@ impl Site<'_> {
     }
 }
 
-impl Message<'_> {
+impl Call<'_> {
     /// Sets a launch to the call, all but the piece.
     #[inline]
     pub fn set_call(&self, launch: &mut FaLaunch, plan: &Plan, limits: &Limits) {

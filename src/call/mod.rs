@@ -1,24 +1,24 @@
 //! A call: which collective on which memory, how ranks compare it, and what its launches are told.
 
+mod arguments;
 mod cache;
 mod collective;
-mod epilogue;
+mod fused;
 mod identity;
 mod launch;
-mod message;
 mod operand;
 mod quantized;
 mod transfer;
 
+pub(crate) use self::arguments::{tag_in_words, Call};
 pub(crate) use self::cache::{CallCache, Prepared, PreparedTransfers};
 pub use self::collective::Collective;
-pub use self::epilogue::{
-    Epilogue, NoWeight, Nvfp4Scales, RawQuantizedRows, RawRmsNorm, RmsNorm, ScaleLayout, Scales, Scaling,
-};
+#[cfg(feature = "cuda")]
+pub(crate) use self::fused::Use;
+pub use self::fused::{RawFused, RawQuantizedRows};
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};
-pub(crate) use self::message::{tag_in_words, Message};
 pub(crate) use self::operand::same_length;
 pub use self::quantized::{QuantizedTransport, Transport};
 pub(crate) use self::transfer::{check_transfers, transfers_id};

@@ -1,9 +1,107 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
-use super::{BusFactor, Extent, InPlace, Partition, TypeFacts};
+use super::facts::{NormFacts, ScalingFacts, TypeFacts};
 #[cfg(feature = "cuda")]
-use super::{KernelFacts, KernelFamily};
+use super::facts::{KernelFacts, KernelFamily};
 use crate::scale::Scale;
+
+/// How many elements a rank reads or writes in a call of `count`, where `count` is NCCL's: one rank's share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// None.
+    Nothing,
+    /// `count`; with counts by rank, the rank's own.
+    Share,
+    /// `count` for each rank; with counts by rank, their sum.
+    AllShares,
+    /// `count` at the root, none elsewhere.
+    ShareOfRoot,
+    /// `count` for each rank at the root, none elsewhere.
+    AllSharesOfRoot,
+}
+
+/// Which overlap of input and output is a call in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InPlace {
+    /// The buffers are one.
+    Same,
+    /// The input is the rank's own share of the output.
+    OwnShareOfOutput,
+    /// The output is the rank's own share of the input.
+    OwnShareOfInput,
+    /// No overlap.
+    Never,
+}
+
+/// Whether two ranks of the host may swap the regions that they stage in: each reads what the other has staged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SwapsStaging {
+    /// Ranks read what they have staged themselves, or nothing is staged.
+    Never,
+    /// They may.
+    Always,
+    /// As the allreduce's algorithm says.
+    AsTheAlgorithm,
+}
+
+/// How the elements of a call are divided among its launches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Partition {
+    /// Every rank has the whole message: pieces of it, one after the other.
+    Whole,
+    /// Every rank has shares of it: pieces of each share.
+    Shares,
+    /// Nothing is moved: the ranks meet.
+    Empty,
+    /// Messages between pairs of ranks.
+    Transfers,
+}
+
+/// Bus bandwidth over algorithm bandwidth between n ranks, as `doc/PERFORMANCE.md` of nccl-tests defines it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BusFactor {
+    /// 2 (n - 1) / n.
+    TwiceOthers,
+    /// (n - 1) / n.
+    Others,
+    /// 1.
+    One,
+}
+
+/// What a launch of an allreduce takes of a generation of a region, which bounds its message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CapacityRule {
+    /// Staging: the whole message.
+    Staging,
+    /// A mailbox for each sender: the whole message.
+    Mailboxes,
+    /// Two mailboxes for each sender: a slice.
+    TwoSliceMailboxes,
+    /// A mailbox for each step of a ring: a slice.
+    StepMailboxes,
+    /// Two mailboxes for each sender: the whole message.
+    TwoMailboxes,
+}
+
+/// What the blocks of a grid share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// The message.
+    Message,
+    /// A slice of it: a part for each rank.
+    Slice,
+}
+
+/// When an allreduce reads registered inputs where they are, instead of staging them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReadsInputs {
+    /// Never: it has no peers that read.
+    Never,
+    /// Unless the call is in place: results are written while peers still read.
+    OutOfPlace,
+    /// Always.
+    Always,
+}
 
 /// The type of the elements of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -242,6 +340,7 @@ impl Algorithm {
     pub const DIRECT: [Self; 4] = [Self::OneShotPull, Self::TwoShotPull, Self::OneShotPush, Self::TwoShotPush];
 
     /// Its name on command lines: `"one-shot-pull"`, ...
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Self::OneShotPull => "one-shot-pull",
@@ -256,46 +355,75 @@ impl Algorithm {
     }
 
     /// Whether results have the bits that all direct algorithms give.
+    #[inline]
     pub const fn is_direct(self) -> bool {
         match self {
-            Self::OneShotPull => true,
-            Self::TwoShotPull => true,
-            Self::OneShotPush => true,
-            Self::TwoShotPush => true,
-            Self::Ring => false,
-            Self::HalvingDoubling => false,
-            Self::OneShotNvls => false,
-            Self::TwoShotNvls => false,
+            Self::OneShotPull | Self::TwoShotPull | Self::OneShotPush | Self::TwoShotPush => true,
+            Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => false,
         }
     }
 
     /// Whether it is an in-switch reduction.
+    #[inline]
     pub const fn is_nvls(self) -> bool {
         match self {
-            Self::OneShotPull => false,
-            Self::TwoShotPull => false,
-            Self::OneShotPush => false,
-            Self::TwoShotPush => false,
-            Self::Ring => false,
-            Self::HalvingDoubling => false,
-            Self::OneShotNvls => true,
-            Self::TwoShotNvls => true,
+            Self::OneShotPull | Self::TwoShotPull | Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling => false,
+            Self::OneShotNvls | Self::TwoShotNvls => true,
         }
     }
 
-    /// The code of the kernel that sums by it and then applies the norm: a direct algorithm has one.
+    /// The code of the kernel that sums by it and then applies the norm, where there is one.
+    #[inline]
     pub(crate) const fn norm_kernel(self) -> Option<u32> {
         match self {
             Self::OneShotPull => Some(14),
             Self::TwoShotPull => Some(15),
             Self::OneShotPush => Some(16),
             Self::TwoShotPush => Some(17),
-            Self::Ring => None,
-            Self::HalvingDoubling => None,
-            Self::OneShotNvls => None,
-            Self::TwoShotNvls => None,
+            Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => None,
         }
     }
+
+    /// What a launch takes of a region.
+    #[inline]
+    pub(crate) const fn capacity_rule(self) -> CapacityRule {
+        match self {
+            Self::OneShotPull | Self::TwoShotPull | Self::OneShotNvls | Self::TwoShotNvls => CapacityRule::Staging,
+            Self::OneShotPush => CapacityRule::Mailboxes,
+            Self::TwoShotPush => CapacityRule::TwoSliceMailboxes,
+            Self::Ring => CapacityRule::StepMailboxes,
+            Self::HalvingDoubling => CapacityRule::TwoMailboxes,
+        }
+    }
+
+    /// What the blocks of a grid share.
+    #[inline]
+    pub(crate) const fn work(self) -> Work {
+        match self {
+            Self::OneShotPull | Self::OneShotPush | Self::HalvingDoubling | Self::OneShotNvls => Work::Message,
+            Self::TwoShotPull | Self::TwoShotPush | Self::Ring | Self::TwoShotNvls => Work::Slice,
+        }
+    }
+
+    /// When it reads registered inputs where they are.
+    #[inline]
+    pub(crate) const fn reads_inputs(self) -> ReadsInputs {
+        match self {
+            Self::OneShotPull => ReadsInputs::OutOfPlace,
+            Self::TwoShotPull => ReadsInputs::Always,
+            Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => ReadsInputs::Never,
+        }
+    }
+
+    /// Whether each of two ranks reads what the other has staged and nobody its own.
+    #[inline]
+    pub(crate) const fn swaps_staging(self) -> bool {
+        match self {
+            Self::OneShotPull => true,
+            Self::TwoShotPull | Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => false,
+        }
+    }
+
 }
 
 pub(super) const ALGORITHMS: &str = "one of one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, ring, halving-doubling, one-shot-nvls, two-shot-nvls";
@@ -337,17 +465,15 @@ pub enum CallKind {
     SendRecv = 15,
     /// `group`
     Group = 16,
-    /// `all_reduce_add`
-    AllReduceAdd = 17,
-    /// `all_reduce_rms_norm`
-    AllReduceRmsNorm = 18,
+    /// `all_reduce_fused`
+    AllReduceFused = 17,
     /// `all_reduce_quantized`
-    AllReduceQuantized = 19,
+    AllReduceQuantized = 18,
 }
 
 impl CallKind {
     /// All of them.
-    pub const ALL: &'static [Self] = &[Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter, Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll, Self::AllToAllV, Self::Barrier, Self::Send, Self::Recv, Self::SendRecv, Self::Group, Self::AllReduceAdd, Self::AllReduceRmsNorm, Self::AllReduceQuantized];
+    pub const ALL: &'static [Self] = &[Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter, Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll, Self::AllToAllV, Self::Barrier, Self::Send, Self::Recv, Self::SendRecv, Self::Group, Self::AllReduceFused, Self::AllReduceQuantized];
 
     /// Calls that nccl-tests measures.
     pub const MEASURED: [Self; 12] = [Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter, Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll, Self::AllToAllV, Self::SendRecv];
@@ -372,8 +498,7 @@ impl CallKind {
             Self::Recv => "recv",
             Self::SendRecv => "send_recv",
             Self::Group => "group",
-            Self::AllReduceAdd => "all_reduce_add",
-            Self::AllReduceRmsNorm => "all_reduce_rms_norm",
+            Self::AllReduceFused => "all_reduce_fused",
             Self::AllReduceQuantized => "all_reduce_quantized",
         }
     }
@@ -399,8 +524,7 @@ impl CallKind {
             Self::Recv => c"recv",
             Self::SendRecv => c"send_recv",
             Self::Group => c"group",
-            Self::AllReduceAdd => c"all_reduce_add",
-            Self::AllReduceRmsNorm => c"all_reduce_rms_norm",
+            Self::AllReduceFused => c"all_reduce_fused",
             Self::AllReduceQuantized => c"all_reduce_quantized",
         }
     }
@@ -409,7 +533,7 @@ impl CallKind {
     #[inline]
     pub(crate) const fn reads(self) -> Extent {
         match self {
-            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::Reduce | Self::Gather | Self::Send | Self::SendRecv | Self::Group | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => Extent::Share,
+            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::Reduce | Self::Gather | Self::Send | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => Extent::Share,
             Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
             Self::Broadcast => Extent::ShareOfRoot,
             Self::Scatter => Extent::AllSharesOfRoot,
@@ -421,7 +545,7 @@ impl CallKind {
     #[inline]
     pub(crate) const fn writes(self) -> Extent {
         match self {
-            Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Broadcast | Self::Scatter | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => Extent::Share,
+            Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Broadcast | Self::Scatter | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => Extent::Share,
             Self::AllGather | Self::AllGatherV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
             Self::Reduce => Extent::ShareOfRoot,
             Self::Gather => Extent::AllSharesOfRoot,
@@ -433,7 +557,7 @@ impl CallKind {
     #[inline]
     pub(crate) const fn in_place(self) -> InPlace {
         match self {
-            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => InPlace::Same,
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused | Self::AllReduceQuantized => InPlace::Same,
             Self::AllGather | Self::AllGatherV | Self::Gather => InPlace::OwnShareOfOutput,
             Self::ReduceScatter | Self::ReduceScatterV | Self::Scatter => InPlace::OwnShareOfInput,
             Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => InPlace::Never,
@@ -444,7 +568,7 @@ impl CallKind {
     #[inline]
     pub(crate) const fn partition(self) -> Partition {
         match self {
-            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => Partition::Whole,
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused | Self::AllReduceQuantized => Partition::Whole,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => Partition::Shares,
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv | Self::Group => Partition::Transfers,
             Self::Barrier => Partition::Empty,
@@ -455,12 +579,33 @@ impl CallKind {
     #[inline]
     pub(crate) const fn kernel(self) -> Option<u32> {
         match self {
-            Self::AllReduce | Self::Broadcast | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => None,
+            Self::AllReduce | Self::AllReduceFused => None,
             Self::AllGather | Self::AllGatherV => Some(8),
             Self::ReduceScatter | Self::ReduceScatterV => Some(6),
+            Self::Broadcast => Some(9),
             Self::Reduce => Some(7),
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv | Self::Group => Some(12),
             Self::Barrier => Some(11),
+            Self::AllReduceQuantized => Some(13),
+        }
+    }
+
+    /// The code of another kernel, for large messages between more than two GPUs.
+    #[inline]
+    pub(crate) const fn kernel_of_large(self) -> Option<u32> {
+        match self {
+            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => None,
+            Self::Broadcast => Some(10),
+        }
+    }
+
+    /// Whether two ranks may swap their staging.
+    #[inline]
+    pub(crate) const fn swaps_staging(self) -> SwapsStaging {
+        match self {
+            Self::AllReduce | Self::AllReduceFused => SwapsStaging::AsTheAlgorithm,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => SwapsStaging::Always,
+            Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceQuantized => SwapsStaging::Never,
         }
     }
 
@@ -468,7 +613,7 @@ impl CallKind {
     #[inline]
     pub const fn reduces(self) -> bool {
         match self {
-            Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => true,
+            Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::AllReduceFused | Self::AllReduceQuantized => true,
             Self::AllGather | Self::AllGatherV | Self::Broadcast | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => false,
         }
     }
@@ -477,7 +622,7 @@ impl CallKind {
     #[inline]
     pub const fn has_root(self) -> bool {
         match self {
-            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => false,
+            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => true,
         }
     }
@@ -486,7 +631,7 @@ impl CallKind {
     #[inline]
     pub const fn has_counts(self) -> bool {
         match self {
-            Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => false,
+            Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
             Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV => true,
         }
     }
@@ -495,7 +640,7 @@ impl CallKind {
     #[inline]
     pub(crate) const fn planned_as(self) -> PlannedCall {
         match self {
-            Self::AllReduce | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => PlannedCall::AllReduce,
+            Self::AllReduce | Self::AllReduceFused | Self::AllReduceQuantized => PlannedCall::AllReduce,
             Self::AllGather | Self::AllGatherV => PlannedCall::AllGather,
             Self::ReduceScatter | Self::ReduceScatterV => PlannedCall::ReduceScatter,
             Self::Broadcast => PlannedCall::Broadcast,
@@ -508,7 +653,7 @@ impl CallKind {
     #[inline]
     pub(super) const fn bus(self) -> BusFactor {
         match self {
-            Self::AllReduce | Self::AllReduceAdd | Self::AllReduceRmsNorm | Self::AllReduceQuantized => BusFactor::TwiceOthers,
+            Self::AllReduce | Self::AllReduceFused | Self::AllReduceQuantized => BusFactor::TwiceOthers,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier => BusFactor::Others,
             Self::Broadcast | Self::Reduce | Self::Send | Self::Recv | Self::SendRecv | Self::Group => BusFactor::One,
         }
@@ -521,7 +666,7 @@ impl CallKind {
 #[repr(usize)]
 #[non_exhaustive]
 pub enum PlannedCall {
-    /// `all_reduce`, `all_reduce_add`, `all_reduce_rms_norm`, `all_reduce_quantized`
+    /// `all_reduce`, `all_reduce_fused`, `all_reduce_quantized`
     AllReduce,
     /// `all_gather`, `all_gather_v`
     AllGather,
@@ -551,6 +696,100 @@ impl PlannedCall {
         }
     }
 }
+
+/// How the rows of a sum are normalised. `docs/fused.md` has the arithmetic, to the bit.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[non_exhaustive]
+pub enum Norm {
+    /// Not at all.
+    #[default]
+    None,
+    /// RMSNorm: `x / sqrt(mean(x * x) + epsilon) * weight`.
+    Rms {
+        /// Is added before the square root.
+        epsilon: f32,
+        /// The weight is 1 more than what stands in memory.
+        unit_offset: bool,
+    },
+}
+
+impl Norm {
+    /// Its code; 0 for none.
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Rms { .. } => 1,
+        }
+    }
+
+    /// The norm of a code, with the parameters that it takes.
+    pub(super) const fn known(code: u32, epsilon: f32, unit_offset: bool) -> Option<Self> {
+        match code {
+            0 => Some(Self::None),
+            1 => Some(Self::Rms { epsilon, unit_offset }),
+            _ => None,
+        }
+    }
+
+    /// What it has of that, if anything.
+    pub(crate) const fn epsilon(self) -> f32 {
+        match self {
+            Self::Rms { epsilon, .. } => epsilon,
+            _ => 0.0,
+        }
+    }
+
+    /// What it has of that, if anything.
+    pub(crate) const fn unit_offset(self) -> bool {
+        match self {
+            Self::Rms { unit_offset, .. } => unit_offset,
+            _ => false,
+        }
+    }
+
+}
+
+/// By code.
+pub(super) const NORMS: [NormFacts; 2] = [
+    NormFacts { name: "none", takes_unit_offset: false, takes_bias: false },
+    NormFacts { name: "rms", takes_unit_offset: true, takes_bias: false },
+];
+
+pub(super) const NORM_NAMES: &str = "one of none, rms";
+
+/// A format of quantised rows: bits of a number, and which elements have a scale in common. `docs/fused.md` has the formulas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Scaling {
+    /// 8-bit numbers; all elements have one scale, a float that is given, the same on all ranks.
+    Given = 1,
+    /// 8-bit numbers; each row has a scale, a float.
+    PerRow = 2,
+    /// 8-bit numbers; each 128 elements of a row, and what is left at its end, have a scale, a float.
+    PerGroup = 3,
+    /// NVFP4: e2m1, two in a byte; each 16 elements of a row have a scale, an e4m3, row after row.
+    Nvfp4 = 4,
+    /// NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products take them (cuBLAS: 1D block scaling factors layout; CUTLASS, TensorRT-LLM: 128x4).
+    Nvfp4Tiled = 5,
+}
+
+impl Scaling {
+    /// All formats, in the order of their codes.
+    pub const ALL: [Self; 5] = [Self::Given, Self::PerRow, Self::PerGroup, Self::Nvfp4, Self::Nvfp4Tiled];
+
+    pub(super) const fn facts(self) -> &'static ScalingFacts {
+        match self {
+            Self::Given => &ScalingFacts { name: "given", aliases: &["per_tensor"], bits: 8, is_given: true, group: None, is_tiled: false },
+            Self::PerRow => &ScalingFacts { name: "per_row", aliases: &["per_token"], bits: 8, is_given: false, group: None, is_tiled: false },
+            Self::PerGroup => &ScalingFacts { name: "per_group", aliases: &["per_128"], bits: 8, is_given: false, group: Some(128), is_tiled: false },
+            Self::Nvfp4 => &ScalingFacts { name: "nvfp4", aliases: &[], bits: 4, is_given: false, group: Some(16), is_tiled: false },
+            Self::Nvfp4Tiled => &ScalingFacts { name: "nvfp4_tiled", aliases: &["nvfp4_128x4"], bits: 4, is_given: false, group: Some(16), is_tiled: true },
+        }
+    }
+}
+
+pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp4_tiled";
 
 /// The kernels, by code.
 #[cfg(feature = "cuda")]

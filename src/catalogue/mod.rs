@@ -1,109 +1,27 @@
-//! Element types, operations, algorithms and kernels: enums and facts, generated from the tables of the crate `catalogue/`.
+//! Element types, operations, algorithms, kernels and settings: enums and facts, generated from the tables of the crate `catalogue/`.
 
+mod facts;
+mod fused;
 #[rustfmt::skip]
 mod generated;
+pub(crate) mod settings;
 
 use std::fmt;
 use std::str::FromStr;
 
+#[cfg(feature = "cuda")]
+pub(crate) use facts::{KernelFacts, KernelFamily};
 pub(crate) use generated::with_elements;
 #[cfg(feature = "mpi")]
 pub(crate) use generated::with_integers;
-pub use generated::{Algorithm, CallKind, DType, PlannedCall, ReduceOp};
+pub use generated::{Algorithm, CallKind, DType, Norm, PlannedCall, ReduceOp, Scaling};
+pub(crate) use generated::{CapacityRule, Extent, InPlace, Partition, ReadsInputs, SwapsStaging, Work};
 #[cfg(feature = "cuda")]
 pub(crate) use generated::{HOT_WORLDS, KERNELS};
 
 use crate::error::{Error, Result};
 use crate::scale::Scale;
-
-/// An element type's row.
-struct TypeFacts {
-    name: &'static str,
-    size: usize,
-    is_float: bool,
-    nccl_tests: &'static str,
-    numpy: &'static str,
-    torch: &'static str,
-    dlpack: u8,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "names of GPU kernels"))]
-    kernels: &'static str,
-    is_hot: bool,
-    nccl: Option<i32>,
-}
-
-/// How many elements a rank reads or writes in a call of `count`, which is one rank's share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Extent {
-    /// None.
-    Nothing,
-    /// `count`; with counts by rank, the rank's own.
-    Share,
-    /// `count` for each rank; with counts by rank, their sum.
-    AllShares,
-    /// `count` at the root, none elsewhere.
-    ShareOfRoot,
-    /// `count` for each rank at the root, none elsewhere.
-    AllSharesOfRoot,
-}
-
-/// Which overlap of input and output is a call in place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum InPlace {
-    /// The buffers are one.
-    Same,
-    /// The input is the rank's own share of the output.
-    OwnShareOfOutput,
-    /// The output is the rank's own share of the input.
-    OwnShareOfInput,
-    /// No overlap.
-    Never,
-}
-
-/// How the elements of a call are divided among its launches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Partition {
-    /// Every rank has the whole message: pieces of it, one after the other.
-    Whole,
-    /// Every rank has shares of it: pieces of each share.
-    Shares,
-    /// Nothing is moved: the ranks meet.
-    Empty,
-    /// Messages between pairs of ranks.
-    Transfers,
-}
-
-/// Bus bandwidth over algorithm bandwidth.
-#[derive(Clone, Copy)]
-enum BusFactor {
-    TwiceOthers,
-    Others,
-    One,
-}
-
-/// A kernel's row.
-#[cfg(feature = "cuda")]
-pub(crate) struct KernelFacts {
-    pub name: &'static str,
-    pub family: KernelFamily,
-    /// Whether the hot set has kernels of its own for it.
-    pub is_hot: bool,
-}
-
-/// What a kernel computes.
-#[cfg(feature = "cuda")]
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum KernelFamily {
-    /// Reduces elements: a kernel for each kernel type.
-    Reducing,
-    /// Moves bytes of any type: one kernel.
-    Moving,
-    /// Anything else, with an entry point of its own: one kernel.
-    Other,
-    /// A sum with a residual and a norm: a kernel for each hot type.
-    Norming,
-    /// An in-switch reduction: a kernel for each hot type, on GPUs that have the instructions.
-    Nvls,
-}
+use generated::BusFactor;
 
 impl DType {
     /// Bytes of one element.

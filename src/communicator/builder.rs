@@ -3,7 +3,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::ffi::OsStr;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -12,7 +11,7 @@ use super::patience::Patience;
 use super::Communicator;
 use crate::abi::MAX_RANKS;
 use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Family};
-use crate::deadline::limit_named;
+use crate::catalogue::settings::Values;
 use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint, Region};
 use crate::error::{Error, Result};
@@ -26,85 +25,14 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Limits the first call where nothing else is said: a rank may load weights for minutes before it.
 const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Forces an algorithm where the program does not.
-const ALGORITHM_VARIABLE: &str = "FAST_ALLREDUCE_ALGO";
-
-/// Lets sums be added in any order where the program says nothing of it.
-const ORDER_VARIABLE: &str = "FAST_ALLREDUCE_ORDER";
-
-/// Limits waits where the program does not.
-const TIMEOUT_VARIABLE: &str = "FAST_ALLREDUCE_TIMEOUT";
-
-/// Has calls compared before they are carried out, or not.
-const CHECK_VARIABLE: &str = "FAST_ALLREDUCE_CHECK";
-
-/// The environment has measurements made, or not.
-const CALIBRATE_VARIABLE: &str = "FAST_ALLREDUCE_CALIBRATE";
-
-/// The environment has large messages read directly, or not.
-const DIRECT_READS_VARIABLE: &str = "FAST_ALLREDUCE_DIRECT_READS";
-
-/// What a variable of the environment says, if anything: 0 or 1.
-fn switch_named(name: &'static str, value: Option<&OsStr>) -> Result<Option<bool>> {
-    match value.map(OsStr::to_string_lossy).as_deref() {
-        None | Some("") => Ok(None),
-        Some("0") => Ok(Some(false)),
-        Some("1") => Ok(Some(true)),
-        Some(other) => {
-            let value = other.to_owned();
-            Err(Error::InvalidSetting { name, value, expected: "0 or 1" })
-        }
-    }
-}
-
-/// What the program set, else the environment, else the default.
-fn switched(set: Option<bool>, variable: &'static str, default: bool) -> Result<bool> {
-    match set {
-        Some(set) => Ok(set),
-        None => Ok(switch_named(variable, std::env::var_os(variable).as_deref())?.unwrap_or(default)),
-    }
-}
-
-/// The algorithm that the environment names, if it does.
-fn algorithm_named(value: Option<&OsStr>) -> Result<Option<Algorithm>> {
-    let Some(value) = value.filter(|value| !value.is_empty()) else {
-        return Ok(None);
-    };
-    let value = value.to_string_lossy();
-    value.parse().map(Some).map_err(|error| match error {
-        Error::InvalidSetting { value, expected, .. } => {
-            Error::InvalidSetting { name: ALGORITHM_VARIABLE, value, expected }
-        }
-        error => error,
-    })
-}
-
-/// The order that the environment names, if it does.
-fn order_named(value: Option<&OsStr>) -> Result<Option<Order>> {
-    let Some(value) = value.filter(|value| !value.is_empty()) else {
-        return Ok(None);
-    };
-    value.to_string_lossy().parse().map(Some).map_err(|error| match error {
-        Error::InvalidSetting { value, expected, .. } => {
-            Error::InvalidSetting { name: ORDER_VARIABLE, value, expected }
-        }
-        error => error,
-    })
-}
-
 /// How a [`Communicator`] is made. All ranks must use the same settings.
+///
+/// What the program does not set, the environment may: `FAST_ALLREDUCE_TIMEOUT`, `FAST_ALLREDUCE_ALGO` and others, in the table of
+/// settings in `docs/tuning.md`. [`Settings`](crate::Settings) sets all of them by name.
 #[derive(Debug, Clone, Default)]
 pub struct Builder {
-    max_bytes: Option<usize>,
-    /// `Some(None)`: set, to no limit.
-    timeout: Option<Option<Duration>>,
-    first_call_timeout: Option<Option<Duration>>,
-    algorithm: Option<Algorithm>,
-    order: Option<Order>,
-    check: Option<bool>,
+    values: Values,
     plans: Plans,
-    calibrate: Option<bool>,
-    direct_reads: Option<bool>,
     last_epoch: u32,
 }
 
@@ -114,6 +42,8 @@ enum Plans {
     /// The environment's tuning file, or the machine's; without one, a built-in table.
     #[default]
     Unsaid,
+    /// The built-in table, without a measurement.
+    BuiltIn,
     Table(Table),
     Tuning(Tuning),
 }
@@ -123,6 +53,9 @@ impl Plans {
     fn proposal<D: Device>(&self, device: &D, calibrate: bool) -> Result<Proposal> {
         let table = match self {
             Self::Unsaid => return Proposal::of_environment(D::KIND, || device.machine(), calibrate),
+            Self::BuiltIn => {
+                return Ok(Proposal::built_in(D::KIND, || device.machine(), "the program asks for it"))
+            }
             Self::Table(table) => table,
             Self::Tuning(tuning) => {
                 tuning.check(&device.machine()?)?;
@@ -141,60 +74,68 @@ impl Plans {
 }
 
 impl Builder {
+    /// With settings by name.
+    pub(crate) fn of(values: Values) -> Result<Self> {
+        let plans = match &values.tuning {
+            None => Plans::Unsaid,
+            Some(word) if word.as_os_str() == plan::BUILT_IN => Plans::BuiltIn,
+            Some(path) => Plans::Tuning(Tuning::load(path)?),
+        };
+        Ok(Self { values, plans, last_epoch: 0 })
+    }
+
     /// Bytes that one launch can take through the region (default: 1 MiB on the host, 8 MiB on a GPU). Larger messages pass
     /// in pieces. A region takes at most 4 x max_bytes + 1 MiB on each rank; on a GPU max_bytes more for packets without tags; and
     /// for messages between pairs at most 2 MiB more on the host and 16 MiB on a GPU: 2 x max_bytes where that is less.
     #[must_use]
     pub fn max_bytes(mut self, max_bytes: usize) -> Self {
-        self.max_bytes = Some(max_bytes);
+        self.values.max_bytes = Some(max_bytes);
         self
     }
 
     /// The longest wait for another rank without progress, in a call or in a step of making the communicator (default 30 s): a call of
-    /// many pieces may take longer. Time in which this rank itself did not run does not count. `None`: for ever, in calls; making the communicator is always bounded. Where it is not set, the environment variable
-    /// `FAST_ALLREDUCE_TIMEOUT` may name seconds, or 0 for no limit.
+    /// many pieces may take longer. Time in which this rank itself did not run does not count. `None`: for ever, in calls;
+    /// making the communicator is always bounded.
     #[must_use]
     pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
-        self.timeout = Some(timeout.into());
+        self.values.timeout = Some(timeout.into());
         self
     }
 
-    /// The same for calls up to the first that has waited for a rank, which may have done something long before, such as loading
-    /// weights (default: what [`Builder::timeout`] or its environment variable says; where neither says anything, 10 minutes). A rank
-    /// that ends meanwhile is noticed at once, as ever. `None`: for ever.
+    /// Limits calls up to the first that has waited for a rank, which may have done something long before, such as loading weights
+    /// (default: what [`Builder::timeout`] or the environment sets for all calls, else 10 minutes). A rank that ends meanwhile is
+    /// noticed at once, as ever. `None`: for ever.
     #[must_use]
     pub fn first_call_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
-        self.first_call_timeout = Some(timeout.into());
+        self.values.first_call_timeout = Some(timeout.into());
         self
     }
 
     /// Has ranks compare their calls (operation, type, count, algorithm) before each is carried out: one that differs is
     /// [`Error::Disagreement`] on every rank. It costs one more barrier for each launch. Ranks of the host do so without it, by
     /// what their barriers and packets carry, which tells all calls apart but those of different protocols. A call of no
-    /// elements launches nothing: peers that have some time out, and are told what that rank did. Where it is not set, the environment
-    /// variable `FAST_ALLREDUCE_CHECK` may say 0 or 1; else it is on in debug builds. All ranks must say the same.
+    /// elements launches nothing: peers that have some time out, and are told what that rank did. By default it is on in debug builds
+    /// alone. All ranks must say the same.
     #[must_use]
     pub fn check(mut self, check: impl Into<Option<bool>>) -> Self {
-        self.check = check.into();
+        self.values.check = check.into();
         self
     }
 
     /// Uses one algorithm for all calls, instead of the best for each; one of [`Algorithm::NVLS`] for those that it can do, whatever
-    /// [`Builder::order`] says. Where it is not set, the environment variable
-    /// `FAST_ALLREDUCE_ALGO` may name one.
+    /// [`Builder::order`] says.
     #[must_use]
     pub fn algorithm(mut self, algorithm: impl Into<Option<Algorithm>>) -> Self {
-        self.algorithm = algorithm.into();
+        self.values.algorithm = algorithm.into();
         self
     }
 
     /// The order in which the ranks' elements are added up (default: [`Order::Fixed`]). [`Order::Any`] lets sums of f16, bf16 and
     /// f32 be added by the switch between the GPUs, where there is one that does (NVLS) and it is expected to be faster:
-    /// [`Communicator::nvls`] tells. It takes 2 x max_bytes more on each GPU. Where it is not set, the environment variable
-    /// `FAST_ALLREDUCE_ORDER` may say `fixed` or `any`. All ranks must say the same.
+    /// [`Communicator::nvls`] tells. It takes 2 x max_bytes more on each GPU. All ranks must say the same.
     #[must_use]
     pub fn order(mut self, order: impl Into<Option<Order>>) -> Self {
-        self.order = order.into();
+        self.values.order = order.into();
         self
     }
 
@@ -205,8 +146,8 @@ impl Builder {
         self
     }
 
-    /// Plans calls as was measured on this machine. Takes the place of [`Builder::table`]. [`Builder::algorithm`] and
-    /// `FAST_ALLREDUCE_ALGO` still decide the algorithm.
+    /// Plans calls as was measured on this machine. Takes the place of [`Builder::table`]. [`Builder::algorithm`] still
+    /// decides the algorithm.
     ///
     /// Where neither is set, communicators use the file that the environment variable `FAST_ALLREDUCE_TUNING` names, if it is of
     /// their device; else the one that [`Tuning::install`] left for this machine; else a built-in table. Ranks may have different
@@ -220,21 +161,21 @@ impl Builder {
 
     /// Whether the host may measure what a line's transfer costs, to choose between its built-in tables (default: yes). It does for a
     /// CPU of a make that no table is for, where no rank has another plan and ranks have cores of their own: once in a process, for
-    /// some milliseconds, at most 20. A measurement that other work has disturbed is not used. Where it is not set, the environment variable `FAST_ALLREDUCE_CALIBRATE` may say 0 or 1. It is done if all ranks say yes.
+    /// some milliseconds, at most 20. A measurement that other work has disturbed is not used. It is done if all ranks
+    /// say yes.
     #[must_use]
     pub fn calibrate(mut self, calibrate: impl Into<Option<bool>>) -> Self {
-        self.calibrate = calibrate.into();
+        self.values.calibrate = calibrate.into();
         self
     }
 
     /// Whether large messages in private memory are read directly by a receiver in another process: the kernel copies them
     /// (`process_vm_readv`) instead of both ranks through shared memory. By default where that is faster, by what messages of the
     /// size have taken so far, both ways being tried now and then; `true`: messages of any size, wherever it works; `false`: never.
-    /// Where it is not set, the environment variable `FAST_ALLREDUCE_DIRECT_READS` may say 0 or 1. Where the kernel does not
-    /// permit it messages go as without it: [`Communicator::direct_reads`] tells. Ranks may differ.
+    /// Where the kernel does not permit it messages go as without it: [`Communicator::direct_reads`] tells. Ranks may differ.
     #[must_use]
     pub fn direct_reads(mut self, direct_reads: impl Into<Option<bool>>) -> Self {
-        self.direct_reads = direct_reads.into();
+        self.values.direct_reads = direct_reads.into();
         self
     }
 
@@ -267,43 +208,27 @@ impl Builder {
         if rank >= world_size {
             return Err(Error::RankOutOfRange { rank, world_size });
         }
-        let said = match self.timeout {
-            Some(timeout) => Some(timeout),
-            None => limit_named(TIMEOUT_VARIABLE, std::env::var_os(TIMEOUT_VARIABLE).as_deref())?,
-        };
+        let mut values = self.values.or_environment()?;
+        let said = values.timeout;
         let timeout = said.unwrap_or(Some(SETUP_TIMEOUT));
-        let first_timeout = self.first_call_timeout.or(said).unwrap_or(Some(FIRST_CALL_TIMEOUT));
+        let first_timeout = values.first_call_timeout.or(said).unwrap_or(Some(FIRST_CALL_TIMEOUT));
         let setup_timeout = timeout.unwrap_or(SETUP_TIMEOUT);
-        let check = switched(self.check, CHECK_VARIABLE, cfg!(debug_assertions))?;
-        let direct_reads = match self.direct_reads {
-            Some(set) => Some(set),
-            None => switch_named(DIRECT_READS_VARIABLE, std::env::var_os(DIRECT_READS_VARIABLE).as_deref())?,
-        };
-        let calibrate = switched(self.calibrate, CALIBRATE_VARIABLE, true)?;
-        let max_bytes = self.max_bytes.unwrap_or(D::DEFAULT_MAX_BYTES);
+        let check = *values.check.get_or_insert(cfg!(debug_assertions));
+        let calibrate = values.calibrate.unwrap_or(true);
+        let max_bytes = *values.max_bytes.get_or_insert(D::DEFAULT_MAX_BYTES);
         let layout = Layout::new(max_bytes, world_size, &D::PACKING, &D::CHANNELS, D::MAX_BYTES)?;
-        let forced = match self.algorithm {
-            Some(algorithm) => Some(algorithm),
-            None => algorithm_named(std::env::var_os(ALGORITHM_VARIABLE).as_deref())?,
-        };
-        let algorithm = forced.map_or("automatic", Algorithm::name);
-        let order = match self.order {
-            Some(order) => order,
-            None => order_named(std::env::var_os(ORDER_VARIABLE).as_deref())?.unwrap_or_default(),
-        };
+        let forced = values.algorithm;
+        let order = *values.order.get_or_insert(Order::default());
         let proposal = self.plans.proposal(&device, calibrate).and_then(|proposal| proposal.encode());
-        let facts = [
+        let mut facts = values.compared();
+        facts.extend([
             ("the crate's version", env!("CARGO_PKG_VERSION").to_owned()),
             // A region has no other version than the code that lays it out and the kernels that use it.
             ("the build (fingerprint of the kernels' sources)", env!("FAST_ALLREDUCE_SOURCES").to_owned()),
             ("the device", D::NAME.to_owned()),
             ("the device's settings", device.shared_facts()),
-            ("max_bytes", max_bytes.to_string()),
-            ("the algorithm", algorithm.to_owned()),
-            ("the order of additions", order.name().to_owned()),
-            ("whether calls are compared", check.to_string()),
             ("the plan", in_words(&proposal)),
-        ];
+        ]);
         let agreed = agree_on(&bootstrap, &facts, setup_timeout);
         // A rank that has no plan has told the others why.
         let proposal = proposal?;
@@ -352,7 +277,7 @@ impl Builder {
         // No rank launches before all have set their epochs, and where one could not, none has a communicator.
         let (liveness, endpoint) = all_succeeded(made, bootstrap, setup_timeout)?;
         let direct_reads = match D::READS_DIRECTLY {
-            true => Some(liveness.direct_reads(direct_reads, bootstrap, setup_timeout)?),
+            true => Some(liveness.direct_reads(values.direct_reads, bootstrap, setup_timeout)?),
             false => None,
         };
         tracing::info!(
@@ -361,7 +286,7 @@ impl Builder {
             device = D::NAME,
             settings = endpoint.device.shared_facts(),
             max_bytes,
-            algorithm,
+            algorithm = forced.map_or("automatic", Algorithm::name),
             order = order.name(),
             nvls = nvls_refused.as_ref().map_or_else(|| "yes".to_owned(), Error::to_string),
             plan = %plan_source,

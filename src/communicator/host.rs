@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::typed::typed_collectives;
 use super::Communicator;
 use crate::call::{
-    check_transfers, same_length, transfers_id, CallKind, Collective, Group, Message, QuantizedTransport,
+    check_transfers, same_length, transfers_id, Call, CallKind, Collective, Group, QuantizedTransport,
     Transfer, Transport,
 };
 use crate::catalogue::DType;
@@ -35,7 +35,7 @@ impl Communicator<Host> {
         let collective = Collective::AllReduce(op);
         // SAFETY: both slices hold that many elements of T for the length of the call, which the host runs to its end;
         // an exclusive borrow overlaps with no other.
-        unsafe { self.run(Message { collective, input, output, count, dtype: T::DTYPE }) }
+        unsafe { self.run(Call { collective, input, output, count, dtype: T::DTYPE }) }
     }
 
     /// Reduces the ranks' `data` element by element, in place.
@@ -46,10 +46,9 @@ impl Communicator<Host> {
     pub fn all_reduce_in_place<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         op.check(T::DTYPE)?;
         let (address, collective) = (data.as_mut_ptr() as u64, Collective::AllReduce(op));
-        let message =
-            Message { collective, input: address, output: address, count: data.len(), dtype: T::DTYPE };
+        let call = Call { collective, input: address, output: address, count: data.len(), dtype: T::DTYPE };
         // SAFETY: the slice holds that many elements for the length of the call; in place is input == output.
-        unsafe { self.run(message) }
+        unsafe { self.run(call) }
     }
 
     /// Sends `data` to another rank, which receives it with the same tag. It returns when `data` may be changed: the receiver may
@@ -163,11 +162,12 @@ impl Communicator<Host> {
         count: usize,
         dtype: DType,
     ) -> Result<()> {
-        let message = Message { collective, input: input as u64, output: output as u64, count, dtype };
-        message.check(self.rank(), self.world_size())?;
-        self.check_row(&message)?;
+        let (input, output) = (input as u64, collective.output(output as u64));
+        let call = Call { collective, input, output, count, dtype };
+        call.check(self.rank(), self.world_size())?;
+        self.check_row(&call)?;
         // SAFETY: the caller's; the pointers have been checked for alignment and overlap.
-        unsafe { self.run(message) }
+        unsafe { self.run(call) }
     }
 
     /// [`Communicator::collective_raw`] of an allreduce.
@@ -222,29 +222,28 @@ impl Communicator<Host> {
         let has_root = collective.root().is_some();
         let input = if has_root && reads == 0 { &[] } else { input };
         let output = if has_root && writes == 0 { &mut [] } else { output };
-        let message = Message {
+        let call = Call {
             collective,
             input: input.as_ptr() as u64,
             output: output.as_mut_ptr() as u64,
             count,
             dtype: T::DTYPE,
         };
-        message.check(rank, world_size)?;
+        call.check(rank, world_size)?;
         same_length(reads, input.len())?;
         same_length(writes, output.len())?;
         // SAFETY: the slices hold what the collective reads and writes, for the length of the call; an exclusive borrow
         // overlaps with no other.
-        unsafe { self.run(message) }
+        unsafe { self.run(call) }
     }
 
     /// A collective in place, in all of one slice.
     fn in_place<T: Element>(&self, collective: Collective<'_>, data: &mut [T]) -> Result<()> {
         let address = data.as_mut_ptr() as u64;
-        let message =
-            Message { collective, input: address, output: address, count: data.len(), dtype: T::DTYPE };
-        message.check(self.rank(), self.world_size())?;
+        let call = Call { collective, input: address, output: address, count: data.len(), dtype: T::DTYPE };
+        call.check(self.rank(), self.world_size())?;
         // SAFETY: the slice holds that many elements for the length of the call; in place is input == output.
-        unsafe { self.run(message) }
+        unsafe { self.run(call) }
     }
 
     /// # Safety
@@ -260,9 +259,9 @@ impl Communicator<Host> {
     /// # Safety
     ///
     /// As [`Communicator::start`]; kernels of the host have ended when it returns.
-    pub(super) unsafe fn run(&self, message: Message<'_>) -> Result<()> {
+    pub(super) unsafe fn run(&self, call: Call<'_>) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { self.start(message, (), || Ok(0)) }?;
+        unsafe { self.start(call, (), || Ok(0)) }?;
         self.healthy()
     }
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::Communicator;
 use crate::abi::{self, FaCall, FaLaunch, FaTransfer, FaTransfers};
 use crate::call::{
-    nanoseconds, CallCache, CallId, Collective, Message, Partition, Prepared, PreparedTransfers, Site,
-    Transfer, NO_LIMIT,
+    nanoseconds, Call, CallCache, CallId, Collective, Partition, Prepared, PreparedTransfers, Site, Transfer,
+    NO_LIMIT,
 };
 use crate::device::sealed::{Operands, Windows as _};
 use crate::device::Device;
@@ -25,37 +25,37 @@ impl<D: Device> Communicator<D> {
     ///
     /// Until the launches have ended, the input is valid for reads and the output for writes of the elements that the collective
     /// has there on this rank, and nothing else writes the one or accesses the other. They are aligned for the type, and disjoint or
-    /// placed as the collective's in-place form is. [`Message::check`] has passed, or cannot fail.
+    /// placed as the collective's in-place form is. [`Call::check`] has passed, or cannot fail.
     pub(super) unsafe fn start(
         &self,
-        message: Message<'_>,
+        call: Call<'_>,
         stream: D::Stream<'_>,
         source: impl FnOnce() -> Result<u64>,
     ) -> Result<()> {
-        let partition = message.partition();
+        let partition = call.partition();
         self.can_lock()?;
         let mut state = self.endpoint.enter()?;
         if partition == Partition::Transfers {
             let mut transfers = std::mem::take(&mut state.calls.list);
-            message.transfers(self.rank, self.world_size, &mut transfers);
+            call.transfers(self.rank, self.world_size, &mut transfers);
             // SAFETY: the caller's: each transfer is a part of the input or the output.
-            let started = unsafe { self.start_listed(&mut state, message.id(None), &transfers, stream) };
+            let started = unsafe { self.start_listed(&mut state, call.id(None), &transfers, stream) };
             state.calls.list = transfers;
             return started;
         }
         let State { registry, calls } = &mut *state;
         self.healthy()?;
-        let extent = message.extent(self.world_size);
-        let again = calls.last.filter(|last| message.is_again(&last.id));
-        let prepared = again.unwrap_or_else(|| Prepared::new(&message, extent, &self.planner));
-        let Prepared { id: call, plan, piece } = prepared;
-        let algorithm = call.algorithm;
-        let number = self.liveness.begin(call.encode());
-        let _span = CallSpan::enter(self.rank, number, &call, &plan);
-        let bytes = message.input_bytes(self.rank, self.world_size);
-        let source = match message.pulls(algorithm, bytes) && message.input % D::SOURCE_ALIGNMENT == 0 {
+        let extent = call.extent(self.world_size);
+        let again = calls.last.filter(|last| call.is_again(&last.id));
+        let prepared = again.unwrap_or_else(|| Prepared::new(&call, extent, &self.planner));
+        let Prepared { id, plan, piece } = prepared;
+        let algorithm = id.algorithm;
+        let number = self.liveness.begin(id.encode());
+        let _span = CallSpan::enter(self.rank, number, &id, &plan);
+        let bytes = call.input_bytes(self.rank, self.world_size);
+        let source = match call.pulls(algorithm, bytes) && call.input % D::SOURCE_ALIGNMENT == 0 {
             false => 0,
-            true => match registry.source(message.input, bytes) {
+            true => match registry.source(call.input, bytes) {
                 0 => source().map_err(|error| self.cut_short(error))?,
                 registered => registered,
             },
@@ -65,7 +65,7 @@ impl<D: Device> Communicator<D> {
             (_, calls) => {
                 calls.planned(&plan);
                 calls.last = Some(prepared);
-                self.launch(calls, &message, &plan, call.encode())
+                self.launch(calls, &call, &plan, id.encode())
             }
         };
         // Every launch hears from every peer.
@@ -73,12 +73,12 @@ impl<D: Device> Communicator<D> {
         let peers = if is_launched { self.peers() } else { 0 };
         launch.timeout_ns = self.patience.next(peers, peers).map_or(NO_LIMIT, nanoseconds);
         for done in partition.pieces(extent, piece) {
-            message.set_piece(launch, done, piece, source);
-            let mut norm = message.norm_of_piece(done, piece);
-            if let (Some(norm), DeviceKind::Cuda) = (&mut norm, self.planner.limits.device) {
-                set_teams(norm, launch, message.dtype.size(), &plan);
+            call.set_piece(launch, done, piece, source);
+            let mut fused = call.fused_of_piece(done, piece);
+            if let (Some(fused), DeviceKind::Cuda) = (&mut fused, self.planner.limits.device) {
+                set_teams(fused, launch, call.dtype.size(), &plan);
             }
-            let operands = norm.as_ref().map_or(Operands::None, Operands::RmsNorm);
+            let operands = fused.as_ref().map_or(Operands::None, Operands::Fused);
             // SAFETY: input and output are the caller's, within their counts; regions and the table are this
             // endpoint's, and the lock keeps the table as it is.
             unsafe { self.endpoint.device.launch(launch, &plan, operands, stream) }
@@ -199,7 +199,7 @@ impl<D: Device> Communicator<D> {
             Some(launch) if is_such(launch) => launch,
             _ => {
                 let collective = Collective::Barrier;
-                let nothing = Message { collective, input: 0, output: 0, count: 0, dtype: call.dtype };
+                let nothing = Call { collective, input: 0, output: 0, count: 0, dtype: call.dtype };
                 let launch = self.launch(calls, &nothing, plan, what);
                 launch.algorithm = abi::FA_TRANSFER;
                 launch
@@ -244,13 +244,13 @@ impl<D: Device> Communicator<D> {
     fn launch<'a>(
         &self,
         calls: &'a mut CallCache,
-        message: &Message<'_>,
+        call: &Call<'_>,
         plan: &Plan,
-        call: FaCall,
+        what: FaCall,
     ) -> &'a mut FaLaunch {
         let launch = calls.launch.get_or_insert_with(|| Box::new(self.first_launch()));
-        message.set_call(launch, plan, &self.planner.limits);
-        launch.call = call;
+        call.set_call(launch, plan, &self.planner.limits);
+        launch.call = what;
         launch
     }
 

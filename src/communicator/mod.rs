@@ -6,10 +6,10 @@ mod builder;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod failure;
+mod fused;
 mod host;
 mod launch;
 mod patience;
-mod rms_norm;
 mod subset;
 mod typed;
 
@@ -20,6 +20,7 @@ use std::time::Duration;
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::{Registered, RegisteredMemory};
+pub use fused::{Fused, Slices};
 
 use self::patience::Patience;
 use crate::abi;

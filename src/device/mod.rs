@@ -12,7 +12,7 @@ use std::time::Duration;
 
 pub use host::Host;
 
-use crate::abi::{FaLaunch, FaRmsNorm, FaStatus, FaTransfers};
+use crate::abi::{FaFused, FaLaunch, FaStatus, FaTransfers};
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
 use crate::plan::{Costs, DeviceKind, Machine, Packing, Plan};
@@ -197,7 +197,7 @@ pub(crate) mod sealed {
         /// Of a launch of transfers.
         Transfers(&'a FaTransfers),
         /// Of a launch that goes on with its sums.
-        RmsNorm(&'a FaRmsNorm),
+        Fused(&'a FaFused),
     }
 
     impl Operands<'_> {
@@ -206,7 +206,7 @@ pub(crate) mod sealed {
             match self {
                 Self::None => std::ptr::null(),
                 Self::Transfers(transfers) => std::ptr::from_ref(transfers).cast(),
-                Self::RmsNorm(norm) => std::ptr::from_ref(norm).cast(),
+                Self::Fused(fused) => std::ptr::from_ref(fused).cast(),
             }
         }
     }

@@ -5,7 +5,7 @@
 //! all-gather inside the node. So each byte crosses the network once for each node and not for each rank, and all
 //! ranks' network interfaces work at the same time. `docs/scaling.md` models when that is faster than one flat world.
 //!
-//! There is no `all_reduce_rms_norm`: a kernel normalises rows where it stores the sum over all ranks, and here the engine
+//! There is no `all_reduce_fused`: a kernel normalises rows where it stores the sum over all ranks, and here the engine
 //! completes that sum. What follows is an all-gather, of slices that are no whole rows.
 //!
 //! `MpiNodes` (feature `mpi`) is an engine for host memory, `NcclNodes` (feature `nccl`) one for GPUs'. Another takes an

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 
-use super::status_page::{own_page, page};
+use super::page::{own_page, page};
 use crate::device::host::SharedMemory;
 
 /// What a rank says of its mappings at the end of a communicator.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::status_page::{page, Page};
+use super::page::{page, Page};
 use super::Liveness;
 use crate::abi::{FaDirect, FA_LEAST_DIRECT_BYTES, FA_MAX_RANKS, MAX_RANKS};
 use crate::bootstrap::Bootstrap;
@@ -146,7 +146,7 @@ fn read_sample(process: u32, address: u64) -> Result<[u8; 16], Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::liveness::status_page::Sample;
+    use crate::liveness::page::Sample;
 
     #[test]
     fn a_process_reads_its_own_sample_and_no_other_memory() {

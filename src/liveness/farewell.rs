@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use nix::sys::socket::{shutdown, Shutdown};
 
-use super::status_page::{own_status, ExitRecord};
+use super::page::own_status;
+use super::status_page::ExitRecord;
 use crate::device::host::SharedMemory;
 
 /// The word that a rank has closed its communicator, for when its calls have ended. Dropped unsaid, nobody hears of it before the

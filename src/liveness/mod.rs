@@ -10,6 +10,7 @@ mod closing;
 mod direct;
 mod farewell;
 mod life;
+mod page;
 mod status_page;
 mod watch;
 
@@ -21,7 +22,8 @@ use std::time::Duration;
 pub(crate) use self::closing::{Closings, Mappings, Word};
 pub use self::direct::DirectReads;
 pub(crate) use self::farewell::Farewell;
-use self::status_page::{own_status, page, status, Activity, Cause, ExitRecord, Page, Sample, StatusPage};
+use self::page::{own_status, page, status, Page, Sample};
+use self::status_page::{Activity, Cause, ExitRecord, StatusPage};
 use self::watch::{Event, Watched, Watcher};
 use crate::abi::{FaCall, MAX_RANKS};
 use crate::bootstrap::{all_succeeded, exchange_several, process_identity, Bootstrap, Notices};

@@ -4,11 +4,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 
-use super::life::Life;
 use crate::abi::FaCall;
-use crate::bootstrap::Notices;
-use crate::device::host::SharedMemory;
-use crate::device::sealed::Shared as _;
 
 const TEXT_BYTES: usize = 1024;
 
@@ -37,54 +33,6 @@ pub(super) struct StatusPage {
     /// Where the owner has the same in private memory, for peers that can read it.
     sample: AtomicU64,
     text: [AtomicU8; TEXT_BYTES],
-}
-
-/// What a rank shares; all zeros is a rank that has made no call.
-#[repr(C)]
-pub(super) struct Page {
-    pub status: StatusPage,
-    /// Of its process.
-    pub life: Life,
-    /// The meetings for later worlds that it serves.
-    pub notices: Notices,
-    /// A [`Word`](super::Word) on its mappings; 0: it has them.
-    pub closing: AtomicU32,
-}
-
-pub(super) fn page(pages: &SharedMemory, rank: usize) -> Option<&Page> {
-    let page = pages.address(rank) as *const Page;
-    // SAFETY: null, or a mapping of a `Page`'s size and of a memory page's alignment that lives as long as `pages`;
-    // it is atomics, for which any bits are values, whoever writes them.
-    unsafe { page.as_ref() }
-}
-
-pub(super) fn status(pages: &SharedMemory, rank: usize) -> Option<&StatusPage> {
-    page(pages, rank).map(|page| &page.status)
-}
-
-/// Before the peers are mapped, too.
-pub(super) fn own_page(pages: &SharedMemory) -> &Page {
-    // SAFETY: as above.
-    unsafe { &*(pages.own_address() as *const Page) }
-}
-
-pub(super) fn own_status(pages: &SharedMemory) -> &StatusPage {
-    &own_page(pages).status
-}
-
-/// What each rank can read to prove that it can: private memory of the rank, whose contents its page tells.
-#[derive(Debug)]
-pub(super) struct Sample(Box<[u8; 16]>);
-
-impl Sample {
-    pub fn new(contents: [u8; 16]) -> Self {
-        Self(Box::new(contents))
-    }
-
-    /// Valid for its life.
-    pub fn address(&self) -> u64 {
-        self.0.as_ptr() as u64
-    }
 }
 
 /// How a rank left.

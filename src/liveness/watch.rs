@@ -19,7 +19,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{getsockopt, socketpair, AddressFamily, SockFlag, SockType};
 
-use super::status_page::{own_page, page};
+use super::page::{own_page, page};
 use crate::abi::MAX_RANKS;
 use crate::descriptor::{above_streams, moved, Taken};
 use crate::device::host::SharedMemory;

@@ -8,10 +8,8 @@
 mod tests;
 
 use super::choice::Choice;
-use super::Algorithm::{
-    HalvingDoubling, OneShotNvls, OneShotPull, OneShotPush, Ring, TwoShotNvls, TwoShotPull, TwoShotPush,
-};
 use crate::abi::FA_CUDA_PACK_BYTES;
+use crate::catalogue::Work;
 
 pub(super) const WARP: usize = 32;
 
@@ -38,10 +36,9 @@ pub(super) fn cuda(
 ) -> (usize, usize) {
     let (most_blocks, most_threads) = (choice.blocks as usize, choice.threads as usize);
     let packs = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize);
-    // The loops of a two-shot and of a ring run over slices.
-    let work = match choice.algorithm {
-        OneShotPull | OneShotPush | HalvingDoubling | OneShotNvls => packs,
-        TwoShotPull | TwoShotPush | Ring | TwoShotNvls => packs.div_ceil(world_size.max(1)),
+    let work = match choice.algorithm.work() {
+        Work::Message => packs,
+        Work::Slice => packs.div_ceil(world_size.max(1)),
     };
     // A block of 512 threads with 128 registers each fills a multiprocessor.
     let most_blocks = most_blocks.min(multiprocessors.max(1));

@@ -3,6 +3,7 @@
 use super::thresholds::{SCATTERED_BROADCAST_ABOVE_BYTES, STAGING_RING_BYTES, STAGING_RING_LEAST_BYTES};
 use super::{Algorithm, DeviceKind};
 use crate::abi::{FA_QUANTIZED_ALIGNMENT, FA_QUANTIZED_GROUP, FA_QUANTIZED_GROUP_BYTES};
+use crate::catalogue::CapacityRule;
 
 /// Geometry of a device's packs, which the capacity of a region is computed from.
 #[derive(Debug, Clone, Copy)]
@@ -32,19 +33,15 @@ impl Limits {
     pub fn capacity(&self, algorithm: Algorithm, element_size: usize) -> usize {
         let Self { packing, world_size, mailbox_bytes, .. } = *self;
         let slots = mailbox_bytes / packing.slot_bytes;
-        let packs = match algorithm {
+        let packs = match algorithm.capacity_rule() {
             // As much is staged.
-            Algorithm::OneShotPull
-            | Algorithm::TwoShotPull
-            | Algorithm::OneShotNvls
-            | Algorithm::TwoShotNvls => mailbox_bytes / packing.pack_bytes,
-            Algorithm::OneShotPush => slots / world_size,
-            // Two phases; a slice is at most packs / world, rounded up, which is what each sender has slots for.
-            Algorithm::TwoShotPush => slots / (2 * world_size) * world_size,
+            CapacityRule::Staging => mailbox_bytes / packing.pack_bytes,
+            CapacityRule::Mailboxes => slots / world_size,
+            // A slice is at most packs / world, rounded up, which is what each sender has slots for.
+            CapacityRule::TwoSliceMailboxes => slots / (2 * world_size) * world_size,
             // A slice, rounded up, in each step.
-            Algorithm::Ring => slots / world_size / (2 * world_size - 2).max(1) * world_size,
-            // Two exchanges of at most the whole message, which a rank that is folded in sends.
-            Algorithm::HalvingDoubling => slots / world_size / 2,
+            CapacityRule::StepMailboxes => slots / world_size / (2 * world_size - 2).max(1) * world_size,
+            CapacityRule::TwoMailboxes => slots / world_size / 2,
         };
         packs * (packing.pack_bytes / element_size)
     }

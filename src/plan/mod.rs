@@ -31,7 +31,6 @@ mod limits;
 mod links;
 mod machine;
 mod nvls;
-mod order;
 mod origin;
 mod planner;
 mod row_turns;
@@ -43,6 +42,7 @@ mod text;
 pub(crate) mod thresholds;
 mod tuning;
 
+pub use crate::catalogue::settings::Order;
 pub use crate::catalogue::{Algorithm, PlannedCall};
 use crate::catalogue::{DType, ReduceOp};
 pub use choice::{Choice, DeviceKind, Step};
@@ -51,13 +51,13 @@ pub use gpu::GpuGeneration;
 pub(crate) use limits::{Limits, Packing};
 pub use machine::Machine;
 pub(crate) use nvls::Nvls;
-pub use order::Order;
 pub(crate) use origin::{agree, Agreed, Proposal};
 pub use origin::{in_force, Origin, Source};
 pub(crate) use planner::Planner;
 pub use table::Table;
 pub(crate) use team::set_teams;
 pub use tuning::Tuning;
+pub(crate) use tuning::BUILT_IN;
 
 impl Algorithm {
     /// Whether it can do this: an integer average is of the wide sum, which does not travel as an element, and a small region

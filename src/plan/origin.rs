@@ -6,11 +6,10 @@
 use std::fmt;
 
 use super::text::{self, parse_table, write_table};
+use super::tuning::BUILT_IN;
 use super::{installed, Costs, CpuMake, DeviceKind, GpuGeneration, Machine, Table, Tuning};
+use crate::catalogue::settings::{variable, TUNING_VARIABLE};
 use crate::error::{Error, Result};
-
-/// Instead of a file's name: the built-in plan, without a look at files or a measurement.
-const BUILT_IN: &str = "built-in";
 
 /// Where ranks tell each other of what make their CPU is: of none that is known.
 const NO_MAKE: &str = "none";
@@ -138,7 +137,33 @@ impl Proposal {
         machine: impl Fn() -> Result<Machine>,
         may_calibrate: bool,
     ) -> Result<Self> {
-        let built_in = |reason: String, may_calibrate: bool| match device {
+        if variable(TUNING_VARIABLE).is_some_and(|value| value == BUILT_IN) {
+            return Ok(Self::built_in(device, machine, "FAST_ALLREDUCE_TUNING asks for it"));
+        }
+        // A process may have communicators of both devices; the file is for those of one.
+        if let Some(tuning) = Tuning::from_env()?.filter(|tuning| tuning.machine().device() == device) {
+            tuning.check(&machine()?)?;
+            return Ok(Self::of_file(&tuning, |file| Origin::Named { file }));
+        }
+        Ok(match installed::find(installed::folder().as_deref(), device, &machine) {
+            Ok(tuning) => Self::of_file(&tuning, |file| Origin::Installed { file }),
+            Err(reason) => Self::by_name(device, machine, reason, may_calibrate),
+        })
+    }
+
+    /// The built-in table, without a measurement.
+    pub fn built_in(device: DeviceKind, machine: impl Fn() -> Result<Machine>, reason: &str) -> Self {
+        Self::by_name(device, machine, reason.to_owned(), false)
+    }
+
+    /// The built-in table for the CPU's or GPU's name.
+    fn by_name(
+        device: DeviceKind,
+        machine: impl Fn() -> Result<Machine>,
+        reason: String,
+        may_calibrate: bool,
+    ) -> Self {
+        match device {
             DeviceKind::Host => {
                 let cpu = machine().ok().and_then(|machine| CpuMake::of(&machine));
                 Self::of_cpu(cpu, reason, may_calibrate)
@@ -148,19 +173,7 @@ impl Proposal {
                 let origin = Origin::BuiltIn { cpu: None, costs: None, gpu: Some(gpu), reason };
                 Self { table: Table::of_gpu(gpu), origin, may_calibrate: false }
             }
-        };
-        if Tuning::is_named(BUILT_IN) {
-            return Ok(built_in("FAST_ALLREDUCE_TUNING asks for it".into(), false));
         }
-        // A process may have communicators of both devices; the file is for those of one.
-        if let Some(tuning) = Tuning::from_env()?.filter(|tuning| tuning.machine().device() == device) {
-            tuning.check(&machine()?)?;
-            return Ok(Self::of_file(&tuning, |file| Origin::Named { file }));
-        }
-        Ok(match installed::find(installed::folder().as_deref(), device, &machine) {
-            Ok(tuning) => Self::of_file(&tuning, |file| Origin::Installed { file }),
-            Err(reason) => built_in(reason, may_calibrate),
-        })
     }
 
     /// For a CPU of this make, if it is known.

@@ -73,7 +73,7 @@ impl Planner {
         let is_cuda = self.limits.device == DeviceKind::Cuda;
         // The sums are sent as those of a call without rows.
         let mut plan = self.all_reduce(bytes, false);
-        if !plan.algorithm.is_direct() {
+        if plan.algorithm.norm_kernel().is_none() {
             plan = self.plan(bytes, Some(Algorithm::TwoShotPull));
         }
         let Some(row) = row else {

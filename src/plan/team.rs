@@ -3,7 +3,7 @@
 use super::grid::{MOST_THREADS, WARP};
 use super::{Algorithm, Plan};
 use crate::abi::{
-    FaLaunch, FaRmsNorm, FaRowTurns, FA_CUDA_PACK_BYTES, FA_SQUARES_CHUNK, FA_TEAM_SHARE_PACKS,
+    self, FaFused, FaLaunch, FaRowTurns, FA_CUDA_PACK_BYTES, FA_SQUARES_CHUNK, FA_TEAM_SHARE_PACKS,
 };
 
 /// Blocks that have a row together, and what each has of it.
@@ -46,11 +46,12 @@ impl Team {
 
 /// Has the blocks of a launch normalise rows in teams, if they can: all addresses are those of packs.
 /// This rank's addresses may differ from its peers' in that: who sends a packet makes no difference to whoever receives it.
-pub(crate) fn set_teams(norm: &mut FaRmsNorm, launch: &FaLaunch, element_size: usize, plan: &Plan) {
+pub(crate) fn set_teams(norm: &mut FaFused, launch: &FaLaunch, element_size: usize, plan: &Plan) {
     let &Plan { algorithm, blocks, .. } = plan;
-    let FaRmsNorm { residual, residual_out, normed, weight, row, rows, .. } = *norm;
+    let FaFused { residual, residual_out, normed, weight, row, rows, .. } = *norm;
+    let is_rms = norm.norm == abi::FA_NORM_RMS;
     let addresses = launch.input | launch.output | residual | residual_out | normed | weight;
-    if !Team::takes(algorithm, blocks) || normed == 0 || addresses % u64::from(FA_CUDA_PACK_BYTES) != 0 {
+    if !Team::takes(algorithm, blocks) || !is_rms || addresses % u64::from(FA_CUDA_PACK_BYTES) != 0 {
         return;
     }
     if let Some(team) = Team::of(rows as usize, row as usize * element_size, element_size, blocks) {
@@ -106,10 +107,10 @@ mod tests {
     #[test]
     fn teams_are_of_aligned_rows() {
         // SAFETY: numbers alone.
-        let (mut norm, launch): (FaRmsNorm, FaLaunch) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-        (norm.normed, norm.row, norm.rows) = (4096, 5120, 8);
+        let (mut norm, launch): (FaFused, FaLaunch) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        (norm.norm, norm.normed, norm.row, norm.rows) = (abi::FA_NORM_RMS, 4096, 5120, 8);
         let launch = FaLaunch { world: 8, ..launch };
-        let team_on = |algorithm, blocks, change: fn(&mut FaRmsNorm, &mut FaLaunch)| {
+        let team_on = |algorithm, blocks, change: fn(&mut FaFused, &mut FaLaunch)| {
             let (mut norm, mut launch) = (norm, launch);
             change(&mut norm, &mut launch);
             let plan = Plan { algorithm, blocks, threads: 512, piece_bytes: 1 << 20 };
@@ -123,8 +124,8 @@ mod tests {
         assert_eq!(team_on(Algorithm::TwoShotPull, 64, |_, _| ()), (0, 0, 0));
         assert_eq!(team(|_, launch| launch.input += 2), (0, 0, 0));
         assert_eq!(team(|norm, _| norm.weight += 8), (0, 0, 0));
-        assert_eq!(team(|norm, _| norm.normed = 0), (0, 0, 0));
-        assert_eq!(team(|norm, _| norm.scaling = crate::abi::FA_SCALE_OF_ROW), (5, 128, 10));
+        assert_eq!(team(|norm, _| norm.norm = abi::FA_NO_NORM), (0, 0, 0));
+        assert_eq!(team(|norm, _| norm.scaling = abi::FA_SCALE_PER_ROW), (5, 128, 10));
     }
 
     /// Each row has one turn.

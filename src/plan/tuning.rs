@@ -8,10 +8,11 @@ use std::path::Path;
 
 use super::text::{parse, write, AGAIN};
 use super::{Machine, Table};
+use crate::catalogue::settings::{variable, TUNING_VARIABLE};
 use crate::error::{Error, Result};
 
-/// Names a tuning file where the program does not.
-const VARIABLE: &str = "FAST_ALLREDUCE_TUNING";
+/// Stands for the built-in plan instead of a file's path: without a look at files or a measurement.
+pub(crate) const BUILT_IN: &str = "built-in";
 
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
@@ -96,13 +97,8 @@ impl Tuning {
     ///
     /// Those of [`Tuning::load`].
     pub fn from_env() -> Result<Option<Self>> {
-        let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty() && path != "built-in");
+        let path = variable(TUNING_VARIABLE).filter(|path| path != BUILT_IN);
         path.map(Self::load).transpose()
-    }
-
-    /// Whether the environment has this instead of a file.
-    pub(super) fn is_named(word: &str) -> bool {
-        std::env::var_os(VARIABLE).is_some_and(|value| value == word)
     }
 
     /// The path that it was read from.

@@ -1,21 +1,17 @@
-//! Communicators as trait objects, for libraries that carry raw pointers and find out at run time what they run on.
+//! A communicator with a stream of its own, for libraries that carry raw pointers: gathers transfers, and keeps the order of calls.
 
-#[cfg(feature = "cuda")]
-mod cuda;
-mod events;
-mod host;
 mod rounds;
-mod stream;
 
-pub use stream::StreamCommunicator;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::call::Collective;
+use self::rounds::rounds;
+use crate::any::AnyCommunicator;
+use crate::call::{Collective, Direction, Transfer};
 use crate::catalogue::DType;
-use crate::catalogue::ReduceOp;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
-/// A rank's communicator whose device, type and operation are known at run time only: addresses are numbers, calls are put on the
-/// communicator's own stream, and are complete after [`sync`](Self::sync). [`StreamCommunicator`] is it for each device of this crate.
+/// A rank's communicator with a stream of its own. Calls are put on it, and are complete after [`sync`](Self::sync). On a GPU that is a
+/// stream of the communicator's context which does not wait for the default stream; the host's calls are carried out at once.
 ///
 /// Every rank makes the same calls in the same order. Calls of several threads are put on the stream in the order in which they come.
 ///
@@ -23,30 +19,28 @@ use crate::error::Result;
 /// result or uses an input again.
 ///
 /// [`send`](Self::send) and [`recv`](Self::recv) do not wait for the peer. They are gathered, and put on the stream together by the
-/// next call that is not one of them (a collective, `sync`, `barrier`, `split`, or one of [`StreamSync`] that names the communicator's
-/// stream): so two ranks may both send first, and the order among different peers does not matter. More than 64 go in several
-/// launches; there the ranks must gather the same messages for each other.
+/// next call that is not one of them: two ranks may both send first, and the order among different peers does not matter. More than
+/// 64 go in several launches; there the ranks must gather the same messages for each other.
 ///
 /// Dropping it never panics. Calls that are on the stream are waited for, as long as the communicator's limit allows; transfers that
 /// were never put on it are not carried out, and told as an error to `tracing`.
 ///
 /// ```
-/// use fast_allreduce::{bootstrap::Threads, Communicator, DType, Host, RawCommunicator, ReduceOp, StreamCommunicator};
+/// use fast_allreduce::{bootstrap::Threads, Collective, Communicator, DType, Host, ReduceOp, StreamCommunicator};
 ///
 /// # fn main() -> fast_allreduce::Result<()> {
-/// fn average(communicator: &dyn RawCommunicator, gradient: &mut [f32]) -> fast_allreduce::Result<()> {
-///     let address = gradient.as_mut_ptr() as u64;
+/// fn average(communicator: &StreamCommunicator, gradient: &mut [f32]) -> fast_allreduce::Result<()> {
+///     let (address, average) = (gradient.as_mut_ptr() as u64, Collective::AllReduce(ReduceOp::Avg));
 ///     // SAFETY: the slice outlives the call of sync.
-///     unsafe { communicator.all_reduce(address, gradient.len(), DType::F32, ReduceOp::Avg)? };
+///     unsafe { communicator.collective(average, [address, address], gradient.len(), DType::F32)? };
 ///     communicator.sync()
 /// }
 ///
 /// let ranks = Threads::world(2)?.into_iter().map(|bootstrap| {
 ///     std::thread::spawn(move || -> fast_allreduce::Result<Vec<f32>> {
-///         let communicator = Communicator::builder().build(Host::new(), bootstrap)?;
-///         let communicator: Box<dyn RawCommunicator> = Box::new(StreamCommunicator::new(communicator)?);
-///         let mut gradient = vec![2.0 * communicator.rank() as f32; 1000];
-///         average(&*communicator, &mut gradient)?;
+///         let communicator = StreamCommunicator::new(Communicator::builder().build(Host::new(), bootstrap)?)?;
+///         let mut gradient = vec![2.0 * communicator.communicator().rank() as f32; 1000];
+///         average(&communicator, &mut gradient)?;
 ///         Ok(gradient)
 ///     })
 /// });
@@ -56,95 +50,67 @@ use crate::error::Result;
 /// # Ok(())
 /// # }
 /// ```
-pub trait RawCommunicator: Send + Sync {
-    /// Number of ranks.
-    fn world_size(&self) -> usize;
+pub struct StreamCommunicator {
+    // Before the stream, which its last call may be on.
+    communicator: AnyCommunicator,
+    stream: u64,
+    _owner: Option<Box<dyn Send + Sync>>,
+    /// Transfers that are not on the stream yet. Held while calls are put on it, so that they keep their order.
+    gathered: Mutex<Vec<Transfer>>,
+}
 
-    /// This rank, in `0..world_size`.
-    fn rank(&self) -> usize;
-
-    /// Puts a collective on the stream. `count` is as the collective counts; in place is `input == output`.
+impl StreamCommunicator {
+    /// Gives a communicator a stream of its own.
     ///
     /// # Errors
     ///
-    /// As the communicator's own `collective_raw`, and those of transfers that were to be put on the stream before it.
+    /// [`Error::Driver`].
+    pub fn new(communicator: impl Into<AnyCommunicator>) -> Result<Self> {
+        let communicator = communicator.into();
+        let (stream, owner) = communicator.new_stream()?;
+        Ok(Self { communicator, stream, _owner: owner, gathered: Mutex::default() })
+    }
+
+    /// The communicator: its calls are in no order with those of the stream, unless events order them.
+    pub fn communicator(&self) -> &AnyCommunicator {
+        &self.communicator
+    }
+
+    /// Puts the gathered transfers on the stream. What comes next goes there before the guard does.
+    fn flush(&self) -> Result<MutexGuard<'_, Vec<Transfer>>> {
+        let mut gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
+        let transfers = std::mem::take(&mut *gathered);
+        if !transfers.is_empty() {
+            for round in rounds(transfers, self.communicator.world_size()) {
+                // SAFETY: whoever called send or recv gave their word for the memory until a sync, which has not come since.
+                unsafe { self.communicator.transfer(self.stream, &round) }?;
+            }
+        }
+        Ok(gathered)
+    }
+
+    /// Puts a collective on the stream. `count` is as the collective counts; in place is twice the same address.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyCommunicator::collective`], and those of transfers that were to be put on the stream before it.
     ///
     /// # Safety
     ///
     /// Until [`sync`](Self::sync) or [`barrier`](Self::barrier) has returned, or what follows an event that was recorded after the call:
-    /// `input` is valid for reads of [`Collective::input_len`] elements of `dtype` on the device and `output` for writes of
+    /// the input is valid for reads of [`Collective::input_len`] elements of `dtype` on the device and the output for writes of
     /// [`Collective::output_len`], nothing else writes the one or accesses the other, and what a failed call was given stays valid as
     /// long.
-    unsafe fn collective(
+    pub unsafe fn collective(
         &self,
         collective: Collective<'_>,
-        input: u64,
-        output: u64,
+        addresses: [u64; 2],
         count: usize,
         dtype: DType,
-    ) -> Result<()>;
-
-    /// Reduces `count` elements at `address` over all ranks, in place.
-    ///
-    /// # Errors
-    ///
-    /// As [`collective`](Self::collective).
-    ///
-    /// # Safety
-    ///
-    /// As [`collective`](Self::collective), for `count` elements that are read and written.
-    unsafe fn all_reduce(&self, address: u64, count: usize, dtype: DType, op: ReduceOp) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.collective(Collective::AllReduce(op), address, address, count, dtype) }
-    }
-
-    /// Copies `count` elements at `address` of the rank `root` to all ranks.
-    ///
-    /// # Errors
-    ///
-    /// As [`collective`](Self::collective).
-    ///
-    /// # Safety
-    ///
-    /// As [`collective`](Self::collective), for `count` elements that are read and written.
-    unsafe fn broadcast(&self, address: u64, count: usize, dtype: DType, root: usize) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.collective(Collective::Broadcast { root }, address, address, count, dtype) }
-    }
-
-    /// Gathers `count` elements of each rank into `count x world_size` on all, in rank order.
-    ///
-    /// # Errors
-    ///
-    /// As [`collective`](Self::collective).
-    ///
-    /// # Safety
-    ///
-    /// As [`collective`](Self::collective).
-    unsafe fn all_gather(&self, input: u64, output: u64, count: usize, dtype: DType) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.collective(Collective::AllGather, input, output, count, dtype) }
-    }
-
-    /// Reduces `count x world_size` elements over all ranks, of which rank r gets `count`, from r x `count` on.
-    ///
-    /// # Errors
-    ///
-    /// As [`collective`](Self::collective).
-    ///
-    /// # Safety
-    ///
-    /// As [`collective`](Self::collective).
-    unsafe fn reduce_scatter(
-        &self,
-        input: u64,
-        output: u64,
-        count: usize,
-        dtype: DType,
-        op: ReduceOp,
     ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.collective(Collective::ReduceScatter(op), input, output, count, dtype) }
+        let _order = self.flush()?;
+        // SAFETY: the caller's; the stream is its own.
+        unsafe { self.communicator.collective(self.stream, collective, addresses, count, dtype) }
     }
 
     /// Sends `count` elements to rank `to`, with the transfers around it. Messages of one pair of ranks that are put on the stream
@@ -152,14 +118,16 @@ pub trait RawCommunicator: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`Error::RankOutOfRange`](crate::Error::RankOutOfRange); what else goes wrong is the error of the call that puts it on the stream.
+    /// [`Error::RankOutOfRange`]; what else goes wrong is the error of the call that puts it on the stream.
     ///
     /// # Safety
     ///
     /// `address` is valid for reads of `count` elements of `dtype` on the device, and nothing writes them, until
     /// [`sync`](Self::sync) or [`barrier`](Self::barrier) has returned, or the communicator has been dropped, or what follows an event
     /// that was recorded on its stream after the call.
-    unsafe fn send(&self, address: u64, count: usize, dtype: DType, to: usize, tag: u32) -> Result<()>;
+    pub unsafe fn send(&self, address: u64, count: usize, dtype: DType, to: usize, tag: u32) -> Result<()> {
+        self.gather(Transfer { direction: Direction::Send, peer: to, address, count, dtype, tag })
+    }
 
     /// Receives `count` elements from rank `from`, as [`send`](Self::send).
     ///
@@ -170,21 +138,40 @@ pub trait RawCommunicator: Send + Sync {
     /// # Safety
     ///
     /// As [`send`](Self::send), for writes, and nothing else accesses them.
-    unsafe fn recv(&self, address: u64, count: usize, dtype: DType, from: usize, tag: u32) -> Result<()>;
+    pub unsafe fn recv(&self, address: u64, count: usize, dtype: DType, from: usize, tag: u32) -> Result<()> {
+        self.gather(Transfer { direction: Direction::Recv, peer: from, address, count, dtype, tag })
+    }
+
+    fn gather(&self, transfer: Transfer) -> Result<()> {
+        let (rank, world_size) = (transfer.peer, self.communicator.world_size());
+        if rank >= world_size {
+            return Err(Error::RankOutOfRange { rank, world_size });
+        }
+        self.gathered.lock().unwrap_or_else(PoisonError::into_inner).push(transfer);
+        Ok(())
+    }
 
     /// Waits for all calls before it: outputs hold results, and inputs are free again.
     ///
     /// # Errors
     ///
     /// What went wrong in them, such as a rank that did not come.
-    fn sync(&self) -> Result<()>;
+    pub fn sync(&self) -> Result<()> {
+        // Other threads may go on while this one waits.
+        drop(self.flush()?);
+        // SAFETY: the stream is its own.
+        unsafe { self.communicator.synchronize(self.stream) }
+    }
 
     /// [`sync`](Self::sync), and waits until every rank has come to it.
     ///
     /// # Errors
     ///
     /// As [`sync`](Self::sync), and for a rank that does not come.
-    fn barrier(&self) -> Result<()>;
+    pub fn barrier(&self) -> Result<()> {
+        self.sync()?;
+        self.communicator.barrier()
+    }
 
     /// Makes a communicator of the ranks that give the same `color`, ordered by `key`, then by rank. Collective; `None` gives none.
     /// Calls before it are waited for.
@@ -192,75 +179,48 @@ pub trait RawCommunicator: Send + Sync {
     /// # Errors
     ///
     /// As [`sync`](Self::sync), and those of making a communicator.
-    fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Box<dyn RawCommunicator>>>;
+    pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        // Ranks of one process must not allocate while another's kernel waits for them.
+        self.sync()?;
+        self.communicator.split(color, key)?.map(Self::new).transpose()
+    }
 
-    /// Its stream, to order it with other streams.
-    fn stream_sync(&self) -> &dyn StreamSync;
-}
-
-/// Orders a communicator's stream with the caller's, so that communication overlaps with computation, and no thread waits.
-///
-/// As in: record an event on the caller's stream when a gradient is ready, make the communicator's stream wait for it, reduce, record
-/// another there, and make the caller's stream wait for that where the result is used.
-///
-/// On the host calls are complete when they return: an event is a number, and every order is there already.
-///
-/// An event may be used with every communicator of its device and context, not only with the one that made it.
-pub trait StreamSync: Send + Sync {
-    /// Makes an event, which lives until it is destroyed.
+    /// Records an event of [`AnyCommunicator::create_event`] after what is on the stream.
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`](crate::Error::Driver).
-    fn create_event(&self) -> Result<u64>;
+    /// As [`AnyCommunicator::record_event`], and those of transfers that are put on the stream first.
+    pub fn record(&self, event: u64) -> Result<()> {
+        let _order = self.flush()?;
+        // SAFETY: the stream is its own.
+        unsafe { self.communicator.record_event(event, self.stream) }
+    }
 
-    /// Destroys an event. Streams that wait for it go on doing so.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for what is no event, or is one no more.
-    fn destroy_event(&self, event: u64) -> Result<()>;
-
-    /// Records an event after what is on the communicator's stream.
-    ///
-    /// # Errors
-    ///
-    /// As [`destroy_event`](Self::destroy_event), those of transfers that are put on the stream first, and of the driver.
-    fn record(&self, event: u64) -> Result<()>;
-
-    /// Records an event after what is on a stream of the caller's: on a GPU a `CUstream`, on the host anything.
-    ///
-    /// # Errors
-    ///
-    /// As [`destroy_event`](Self::destroy_event), and those of the driver.
-    ///
-    /// # Safety
-    ///
-    /// `stream` is a live stream of the communicator's context.
-    unsafe fn record_on(&self, event: u64, stream: u64) -> Result<()>;
-
-    /// Makes what is put on the communicator's stream from here on wait for what an event was last recorded after.
+    /// Makes what is put on the stream from here on wait for what an event was last recorded after.
     ///
     /// # Errors
     ///
     /// As [`record`](Self::record).
-    fn wait(&self, event: u64) -> Result<()>;
+    pub fn wait(&self, event: u64) -> Result<()> {
+        let _order = self.flush()?;
+        // SAFETY: the stream is its own.
+        unsafe { self.communicator.wait_event(self.stream, event) }
+    }
+}
 
-    /// Makes what is put on a stream of the caller's from here on wait for what an event was last recorded after.
-    ///
-    /// # Errors
-    ///
-    /// As [`record_on`](Self::record_on).
-    ///
-    /// # Safety
-    ///
-    /// As [`record_on`](Self::record_on).
-    unsafe fn make_wait(&self, stream: u64, event: u64) -> Result<()>;
+impl Drop for StreamCommunicator {
+    fn drop(&mut self) {
+        let gathered = self.gathered.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !gathered.is_empty() {
+            // Where an error has unwound the caller, its memory may be gone already.
+            let (rank, transfers) = (self.communicator.rank(), gathered.len());
+            tracing::error!(rank, transfers, "dropped with transfers that sync would have carried out");
+        }
+    }
+}
 
-    /// Waits for what is on the communicator's stream, as [`RawCommunicator::sync`].
-    ///
-    /// # Errors
-    ///
-    /// As [`RawCommunicator::sync`].
-    fn sync_stream(&self) -> Result<()>;
+impl std::fmt::Debug for StreamCommunicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("StreamCommunicator").field(&self.communicator).finish()
+    }
 }

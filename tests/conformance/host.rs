@@ -45,13 +45,14 @@ const BUILT_IN: Table = Table::built_in(DeviceKind::Host);
 
 /// A table in which the algorithms follow each other, with blocks of few bytes.
 fn every_algorithm(world_size: usize) -> Table {
-    let sizes = (0..).map(|step| 100 << step);
-    let algorithms = [Algorithm::ALL, Algorithm::ALL].concat().into_iter().zip(sizes);
-    let step = |(algorithm, max_bytes)| Step {
-        max_bytes: if max_bytes == 100 << 11 { u64::MAX } else { max_bytes },
+    let algorithms = [Algorithm::ALL, Algorithm::ALL].concat();
+    let last = algorithms.len() - 1;
+    let step = |(index, algorithm): (usize, Algorithm)| Step {
+        max_bytes: if index == last { u64::MAX } else { 100 << index },
         choice: Choice::host(algorithm, 64, 64, 1 << 10),
     };
-    BUILT_IN.with_steps(world_size, LinkClass::Pcie, &algorithms.map(step).collect::<Vec<_>>()).unwrap()
+    let steps: Vec<_> = algorithms.into_iter().enumerate().map(step).collect();
+    BUILT_IN.with_steps(world_size, LinkClass::Pcie, &steps).unwrap()
 }
 
 /// The host, with an instruction set for each rank, in turn.

@@ -12,6 +12,7 @@ mod suite;
 mod arguments;
 mod conversions;
 mod errors;
+mod fused;
 mod host;
 mod instruction_sets;
 mod leaks;
@@ -21,7 +22,6 @@ mod properties;
 mod quantized;
 mod raw;
 mod registrations;
-mod rms_norm;
 mod symmetric;
 mod typed;
 

@@ -3,8 +3,8 @@
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{Collective, Communicator, DType, Error, Host, QuantizedTransport, Result, Transport};
 
+use crate::fused::HostCaller;
 use crate::host::Build;
-use crate::rms_norm::HostCaller;
 use crate::suite::launch::{threads, InThreads, Launch, LocalProcesses, Rank};
 use crate::suite::quantized::{closest_to_the_bound, Placement, QuantizedSum};
 use crate::suite::random::Random;

@@ -1,13 +1,13 @@
-//! Communicators as trait objects on the host; between threads and between processes.
+//! Communicators with streams of their own, on the host; between threads and between processes.
 
-use fast_allreduce::{Collective, DType, Error, RawCommunicator, ReduceOp, StreamCommunicator};
+use fast_allreduce::{AnyCommunicator, Collective, DType, Error, ReduceOp, StreamCommunicator};
 
 use crate::host::Build as _;
 use crate::suite::launch::{threads, InThreads, Launch, LocalProcesses, Rank};
 use crate::suite::scenario::Setup;
 
-fn open(rank: &Rank) -> Box<dyn RawCommunicator> {
-    Box::new(StreamCommunicator::new(Setup::default().build(rank)).unwrap())
+fn open(rank: &Rank) -> StreamCommunicator {
+    StreamCommunicator::new(Setup::default().build(rank)).unwrap()
 }
 
 fn address<T>(memory: &mut [T]) -> u64 {
@@ -16,26 +16,40 @@ fn address<T>(memory: &mut [T]) -> u64 {
 
 // SAFETY of the blocks below: the memory is this rank's alone, large enough, and left alone until sync has returned.
 
-fn collectives(communicator: &dyn RawCommunicator) {
-    let (rank, world) = (communicator.rank(), communicator.world_size());
+fn collectives(communicator: &StreamCommunicator) {
+    let (rank, world) = (communicator.communicator().rank(), communicator.communicator().world_size());
     let sum = (0..world).sum::<usize>() as i32;
     let mut data = vec![rank as i32; 5000];
     // SAFETY: as above.
-    unsafe { communicator.all_reduce(address(&mut data), 5000, DType::I32, ReduceOp::Sum) }.unwrap();
+    unsafe {
+        communicator.collective(
+            Collective::AllReduce(ReduceOp::Sum),
+            [address(&mut data); 2],
+            5000,
+            DType::I32,
+        )
+    }
+    .unwrap();
     communicator.sync().unwrap();
     assert_eq!(data, vec![sum; 5000]);
 
     for root in 0..world {
         let mut data = [rank as f64 + 0.25; 33];
         // SAFETY: as above.
-        unsafe { communicator.broadcast(address(&mut data), 33, DType::F64, root) }.unwrap();
+        unsafe {
+            communicator.collective(Collective::Broadcast { root }, [address(&mut data); 2], 33, DType::F64)
+        }
+        .unwrap();
         communicator.sync().unwrap();
         assert_eq!(data, [root as f64 + 0.25; 33]);
     }
 
     let (mut own, mut all) = ([rank as u8 + 1; 7], vec![0u8; 7 * world]);
     // SAFETY: as above.
-    unsafe { communicator.all_gather(address(&mut own), address(&mut all), 7, DType::U8) }.unwrap();
+    unsafe {
+        communicator.collective(Collective::AllGather, [address(&mut own), address(&mut all)], 7, DType::U8)
+    }
+    .unwrap();
     communicator.sync().unwrap();
     assert_eq!(all, Vec::from_iter((0..7 * world).map(|index| (index / 7) as u8 + 1)));
 
@@ -43,21 +57,20 @@ fn collectives(communicator: &dyn RawCommunicator) {
     let mut output = [0; 9];
     // SAFETY: as above.
     unsafe {
-        let (input, output) = (address(&mut input), address(&mut output));
-        communicator.reduce_scatter(input, output, 9, DType::I32, ReduceOp::Sum)
+        let addresses = [address(&mut input), address(&mut output)];
+        communicator.collective(Collective::ReduceScatter(ReduceOp::Sum), addresses, 9, DType::I32)
     }
     .unwrap();
     communicator.sync().unwrap();
     let expected = |index: usize| (world * (9 * rank + index)) as i32 + sum;
     assert_eq!(output, std::array::from_fn(expected));
 
-    // One that has no method of its own.
     let (mut output, mut input) =
         (vec![0; world], Vec::from_iter((0..world).map(|to| (10 * rank + to) as i64)));
     // SAFETY: as above.
     unsafe {
-        let (input, output) = (address(&mut input), address(&mut output));
-        communicator.collective(Collective::AllToAll, input, output, 1, DType::I64)
+        let addresses = [address(&mut input), address(&mut output)];
+        communicator.collective(Collective::AllToAll, addresses, 1, DType::I64)
     }
     .unwrap();
     communicator.barrier().unwrap();
@@ -65,8 +78,8 @@ fn collectives(communicator: &dyn RawCommunicator) {
 }
 
 /// All send before anyone receives, to all others, and what a transfer brings is there for the collective after it.
-fn transfers(communicator: &dyn RawCommunicator) {
-    let (rank, world) = (communicator.rank(), communicator.world_size());
+fn transfers(communicator: &StreamCommunicator) {
+    let (rank, world) = (communicator.communicator().rank(), communicator.communicator().world_size());
     let value = |from: usize, to: usize, tag: usize| (100 * from + 10 * to + tag) as u32;
     let others = (0..world).filter(|&peer| peer != rank);
     for count in [1, 3000] {
@@ -87,7 +100,15 @@ fn transfers(communicator: &dyn RawCommunicator) {
         }
         if let Some((_, _, data)) = received.first_mut().filter(|_| world == 2) {
             // SAFETY: as above.
-            unsafe { communicator.all_reduce(address(data), data.len(), DType::U32, ReduceOp::Sum) }.unwrap();
+            unsafe {
+                communicator.collective(
+                    Collective::AllReduce(ReduceOp::Sum),
+                    [address(data); 2],
+                    data.len(),
+                    DType::U32,
+                )
+            }
+            .unwrap();
             communicator.sync().unwrap();
             assert_eq!(*data, vec![value(0, 1, 1) + value(1, 0, 1); count]);
             continue;
@@ -99,15 +120,18 @@ fn transfers(communicator: &dyn RawCommunicator) {
     }
 }
 
-fn splits(communicator: &dyn RawCommunicator) {
-    let (rank, world) = (communicator.rank(), communicator.world_size());
+fn splits(communicator: &StreamCommunicator) {
+    let (rank, world) = (communicator.communicator().rank(), communicator.communicator().world_size());
     // The last rank is in none; the others are turned round.
     let color = (rank + 1 < world).then_some(3);
     let part = communicator.split(color, -(rank as i64)).unwrap();
     assert_eq!(part.is_some(), rank + 1 < world);
     if let Some(part) = part {
-        assert_eq!((part.rank(), part.world_size()), (world - 2 - rank, world - 1));
-        collectives(&*part);
+        assert_eq!(
+            (part.communicator().rank(), part.communicator().world_size()),
+            (world - 2 - rank, world - 1)
+        );
+        collectives(&part);
         part.barrier().unwrap();
     }
     communicator.barrier().unwrap();
@@ -115,9 +139,9 @@ fn splits(communicator: &dyn RawCommunicator) {
 
 fn everything(rank: &Rank) {
     let communicator = open(rank);
-    collectives(&*communicator);
-    transfers(&*communicator);
-    splits(&*communicator);
+    collectives(&communicator);
+    transfers(&communicator);
+    splits(&communicator);
 }
 
 #[test]
@@ -163,28 +187,28 @@ fn many_messages() {
 fn events_of_the_host() {
     threads(2, |rank| {
         let (communicator, other) = (open(&rank), open(&rank));
-        let streams = communicator.stream_sync();
-        let event = streams.create_event().unwrap();
+        let any = communicator.communicator();
+        let event = any.create_event().unwrap();
         let (mut own, mut theirs) = ([rank.rank() as u64; 10], [9; 10]);
         // SAFETY: as above; the event is recorded after them.
         unsafe {
-            streams.record_on(event, 0).unwrap();
-            streams.wait(event).unwrap();
+            any.record_event(event, 0).unwrap();
+            communicator.wait(event).unwrap();
             let peer = 1 - rank.rank();
             communicator.send(address(&mut own), 10, DType::U64, peer, 0).unwrap();
             communicator.recv(address(&mut theirs), 10, DType::U64, peer, 0).unwrap();
-            streams.record(event).unwrap();
-            streams.make_wait(0, event).unwrap();
+            communicator.record(event).unwrap();
+            any.wait_event(0, event).unwrap();
         }
         assert_eq!(theirs, [1 - rank.rank() as u64; 10], "what was before the record has been carried out");
         // Of any communicator.
-        other.stream_sync().wait(event).unwrap();
-        other.stream_sync().destroy_event(event).unwrap();
-        for error in [streams.destroy_event(event), streams.record(event), streams.wait(event)] {
+        other.wait(event).unwrap();
+        other.communicator().destroy_event(event).unwrap();
+        for error in [any.destroy_event(event), communicator.record(event), communicator.wait(event)] {
             let error = error.unwrap_err();
             assert!(matches!(error, Error::InvalidSetting { name: "event", .. }), "{error}");
         }
-        streams.sync_stream().unwrap();
+        communicator.sync().unwrap();
     });
 }
 
@@ -202,5 +226,41 @@ fn transfers_that_do_not_happen() {
         }
         drop(communicator);
         assert_eq!(data, [rank.rank() as u8; 3]);
+    });
+}
+
+/// The host has no streams, and registers what it allocates.
+#[test]
+fn any_communicator_of_the_host() {
+    threads(2, |rank| {
+        let any = AnyCommunicator::from(Setup::default().build(&rank));
+        assert!(any.gpu().is_none() && any.binding().is_some());
+        let buffer = any.alloc(64).unwrap();
+        assert_eq!(buffer.bytes(), 64);
+        let sum = Collective::AllReduce(ReduceOp::Sum);
+        // SAFETY: the buffer is this rank's, and a stream is refused before memory is looked at.
+        unsafe {
+            let refused = [
+                any.check_stream(1),
+                any.synchronize(1),
+                any.order_streams(0, 1),
+                any.collective(1, sum, [buffer.address(); 2], 8, DType::U64),
+                any.transfer(1, &[]),
+            ];
+            for error in refused.map(Result::unwrap_err) {
+                assert!(matches!(error, Error::InvalidSetting { name: "stream", .. }), "{error}");
+            }
+            let error = any.register(buffer.address(), 64).unwrap_err();
+            assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+            (buffer.address() as *mut u64).write(rank.rank() as u64 + 1);
+            any.collective(0, sum, [buffer.address(); 2], 8, DType::U64).unwrap();
+            any.synchronize(0).unwrap();
+            assert_eq!((buffer.address() as *const u64).read(), 3);
+        }
+        let part = any.split(Some(0), 0).unwrap().expect("it has a color");
+        part.barrier().unwrap();
+        any.abort();
+        assert_eq!((any.check(), part.check()), (Err(Error::Aborted), Ok(())));
+        part.barrier().unwrap();
     });
 }

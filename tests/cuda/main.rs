@@ -20,6 +20,7 @@ mod cost;
 mod driver_errors;
 mod errors;
 mod fixture;
+mod fused;
 mod gpu;
 mod graphs;
 mod hierarchical;
@@ -40,7 +41,6 @@ mod quantized;
 mod raw;
 mod registration;
 mod residency;
-mod rms_norm;
 mod settings;
 mod streams;
 mod symmetric;
@@ -79,7 +79,7 @@ fn main() -> std::process::ExitCode {
         raw::tests(),
         registration::tests(),
         residency::tests(),
-        rms_norm::tests(),
+        fused::tests(),
         settings::tests(),
         streams::tests(),
         symmetric::tests(),

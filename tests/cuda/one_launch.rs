@@ -63,7 +63,7 @@ impl AllRanks {
 
 /// In turn.
 fn direct(count: usize) -> Algorithm {
-    Algorithm::DIRECT[count % 4]
+    Algorithm::DIRECT[count % Algorithm::DIRECT.len()]
 }
 
 impl Ranks for AllRanks {
@@ -80,7 +80,7 @@ impl Ranks for AllRanks {
     /// A world takes any algorithm and grid: here by the size of the message, so that they change from call to call.
     fn plan(&self, count: usize, dtype: DType) -> Plan {
         let of_count = match self.setup.every_algorithm {
-            true => Algorithm::ALL[count % 6],
+            true => Algorithm::ALL[count % Algorithm::ALL.len()],
             false => direct(count),
         };
         // A ring has no room for the steps of a large world in a small region.

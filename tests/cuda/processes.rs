@@ -136,7 +136,7 @@ fn what_cannot_be_shared_is_told_to_every_rank() {
         }
     };
     let both = [("STAND_IN_NO_VMM", "1"), ("STAND_IN_NO_IPC", "1")];
-    let reasons = &["file descriptors (VMM): ", "CUDA IPC handles: ", "cuIpcGetMemHandle", "NOT_SUPPORTED"];
+    let reasons = &["descriptor: ", "ipc: ", "cuIpcGetMemHandle", "NOT_SUPPORTED"];
     ranks(test, "neither", 3, &both, fails(None, reasons));
     ranks(test, "no VMM, but asked for", 2, &both[..1], fails(Some(Sharing::Descriptor), &["NOT_SUPPORTED"]));
     let hole = [("STAND_IN_NO_VMM", "1"), ("STAND_IN_IPC_BLACK_HOLE", "1")];

@@ -6,10 +6,10 @@ use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
 use fast_allreduce::{Algorithm, Collective, DType, Error, QuantizedTransport, Transport};
 
 use crate::fixture::{Plain, Setup};
+use crate::fused::{GpuCaller, WorldMemory};
 use crate::gpu::{gpu, Gpus, LIMIT};
 use crate::graphs::capture;
 use crate::random::Random;
-use crate::rms_norm::{GpuCaller, WorldMemory};
 use crate::suite::quantized::{Placement, QuantizedSum};
 use crate::threads::threads;
 

@@ -228,10 +228,7 @@ fn whether_calls_are_compared_is_agreed_on_first() {
         let building: Vec<_> = ranks.into_iter().enumerate().map(build).collect();
         for built in building {
             let error = built.join().unwrap().unwrap_err();
-            assert!(
-                matches!(error, Error::Disagreement { what: "whether calls are compared", .. }),
-                "{error}"
-            );
+            assert!(matches!(error, Error::Disagreement { what: "check", .. }), "{error}");
         }
     });
 }

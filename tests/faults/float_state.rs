@@ -2,7 +2,7 @@
 //! state is as it was.
 
 use fast_allreduce::device::host::Isa;
-use fast_allreduce::{Algorithm, Communicator, DType, Element, Host, ReduceOp, RmsNorm, Transport};
+use fast_allreduce::{Algorithm, Communicator, DType, Element, Fused, Host, Norm, ReduceOp, Transport};
 use half::{bf16, f16};
 
 use crate::random::Random;
@@ -140,13 +140,16 @@ fn quantized_and_fused_calls_whatever_the_state() {
                 let mut random = Random::fixed(rank as u64);
                 let mut quantized: Vec<f32> = (0..COUNT).map(|_| random.below(4000) as f32 / 3.0).collect();
                 let (mut normed, mut residual) = (quantized.clone(), vec![0.1_f32; COUNT]);
-                let norm = RmsNorm::new(COUNT / 4, 1e-5);
+                let norm = Norm::Rms { epsilon: 1e-5, unit_offset: false };
                 let before = state::get();
                 let own = if rank == 0 { others } else { before };
                 state::set(own);
                 let first =
                     communicator.all_reduce_quantized_in_place(&mut quantized, Transport::Int8, tolerance);
-                let second = communicator.all_reduce_rms_norm_in_place(&mut normed, &mut residual, norm);
+                let second = communicator.all_reduce_fused_in_place(
+                    &mut normed,
+                    Fused::on_host(&mut residual).norm(norm, COUNT / 4),
+                );
                 let after = state::get();
                 state::set(before);
                 first.and(second).unwrap();

@@ -6,14 +6,14 @@
 
 #[path = "../hierarchical/calls.rs"]
 mod calls;
+#[path = "../conformance/fused.rs"]
+#[allow(dead_code, unused_imports)]
+mod fused;
 #[path = "../conformance/host.rs"]
 #[allow(dead_code)]
 mod host;
 #[path = "../hierarchical/reference.rs"]
 mod reference;
-#[path = "../conformance/rms_norm.rs"]
-#[allow(dead_code, unused_imports)]
-mod rms_norm;
 #[macro_use]
 #[path = "../runner/mod.rs"]
 mod runner;

@@ -19,7 +19,7 @@ pub mod rows {
     tests! { super::launch => every_shape_with_a_residual_and_a_norm; }
 
     fn every_shape_with_a_residual_and_a_norm(launch: super::Mpirun) {
-        crate::rms_norm::every_shape(&launch, "rms_norm under mpirun", &[], &[Isa::best()], 1);
+        crate::fused::every_shape(&launch, "fused under mpirun", &[], &[Isa::best()], 1);
     }
 }
 

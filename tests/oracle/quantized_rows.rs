@@ -1,16 +1,13 @@
 //! Rows as numbers of 8 and 4 bits with scales: what is expected, from the formulas in `docs/fused.md`.
 
-use fast_allreduce::{DType, RawQuantizedRows, ScaleLayout, Scaling};
+use fast_allreduce::{DType, RawQuantizedRows, Scaling};
 
 use crate::message::poison;
 use crate::number::{e4m3, e5m2, F8E4M3, F8E5M2};
 
-/// What rows become.
+/// What rows become: numbers of a type, in a format.
 #[derive(Debug, Clone, Copy)]
-pub enum Becomes {
-    Bytes(DType, Scaling),
-    Nvfp4(ScaleLayout),
-}
+pub struct Becomes(pub DType, pub Scaling);
 
 /// Rows as bytes: of the numbers, and of the scales, also as they are before the call; and the one that is read besides.
 pub struct QuantizedRows {
@@ -28,21 +25,20 @@ const GLOBAL: f32 = 3.7;
 impl Becomes {
     /// Whether rows of that length can be that.
     pub fn takes(self, hidden: usize) -> bool {
-        matches!(self, Self::Bytes(..)) || hidden % 16 == 0
+        self.1.bits() == 8 || hidden % 16 == 0
     }
 
     pub fn quantize(self, rows: &[f32], hidden: usize) -> QuantizedRows {
-        match self {
-            Self::Bytes(dtype, scaling) => bytes(rows, hidden, dtype, scaling),
-            Self::Nvfp4(layout) => nvfp4(rows, hidden, layout),
+        let Self(dtype, scaling) = self;
+        match scaling {
+            Scaling::Nvfp4 | Scaling::Nvfp4Tiled => nvfp4(rows, hidden, scaling),
+            _ => bytes(rows, hidden, dtype, scaling),
         }
     }
 
-    pub fn at(self, scales: u64, global: u64) -> RawQuantizedRows {
-        match self {
-            Self::Bytes(dtype, scaling) => RawQuantizedRows::Bytes { dtype, scaling, scales },
-            Self::Nvfp4(layout) => RawQuantizedRows::Nvfp4 { scales, layout, global },
-        }
+    pub fn at(self, numbers: u64, scales: u64, global: u64) -> RawQuantizedRows {
+        let Self(dtype, scaling) = self;
+        RawQuantizedRows { scaling, dtype, numbers, scales, global }
     }
 }
 
@@ -69,16 +65,16 @@ fn bytes(rows: &[f32], hidden: usize, dtype: DType, scaling: Scaling) -> Quantiz
     QuantizedRows { numbers, scales, scales_before, global: None }
 }
 
-fn nvfp4(rows: &[f32], hidden: usize, layout: ScaleLayout) -> QuantizedRows {
+fn nvfp4(rows: &[f32], hidden: usize, scaling: Scaling) -> QuantizedRows {
     const PADDING: u8 = 0xA5;
     let blocks = hidden / 16;
     let mut numbers = Vec::new();
-    let mut scales = vec![PADDING; layout.count(rows.len() / hidden.max(1), hidden)];
+    let mut scales = vec![PADDING; scaling.scales(rows.len() / hidden.max(1), hidden)];
     let mut scales_before = scales.clone();
     for (number, block) in rows.chunks(16).enumerate() {
         let (row, column) = (number / blocks, number % blocks);
-        let at = match layout {
-            ScaleLayout::RowMajor => number,
+        let at = match scaling {
+            Scaling::Nvfp4 => number,
             // As an array of [tiles of 128 rows][tiles of 4 blocks][32][4][4].
             _ => {
                 let tile = row / 128 * blocks.div_ceil(4) + column / 4;

@@ -1,9 +1,9 @@
-//! Sums with a residual and an RMSNorm of their rows: what is expected, from the formula and the order in `docs/fused.md`, and a
+//! Sums with a residual and a norm of their rows: what is expected, from the formula and the order in `docs/fused.md`, and a
 //! call that is compared with it.
 
 use std::borrow::Cow;
 
-use fast_allreduce::{Collective, DType, Epilogue, RawRmsNorm, ReduceOp, Result, ScaleLayout, Scaling};
+use fast_allreduce::{Collective, DType, Norm, RawFused, ReduceOp, Result, Scaling};
 use half::{bf16, f16};
 
 use crate::message::poison;
@@ -18,6 +18,7 @@ pub struct Rows {
     hidden: usize,
     epsilon: f32,
     unit_offset: bool,
+    kind: Norm,
     /// By rank, as bytes.
     inputs: Vec<Vec<u8>>,
     residual: Vec<u8>,
@@ -56,12 +57,10 @@ impl Placement {
             normed_in_place: random.one_in(2),
             plain_sum: random.one_in(3),
             stops: random.one_in(4),
-            becomes: random.one_in(2).then(|| match random.one_in(3) {
-                true => Becomes::Nvfp4(random.pick(&[ScaleLayout::RowMajor, ScaleLayout::Tiled])),
-                false => Becomes::Bytes(
-                    random.pick(&[DType::I8, DType::F8E4M3, DType::F8E5M2]),
-                    random.pick(&[Scaling::Given, Scaling::PerRow, Scaling::PerGroup]),
-                ),
+            becomes: random.one_in(2).then(|| {
+                let scaling = random.pick(&Scaling::ALL);
+                let types = [DType::I8, DType::F8E4M3, DType::F8E5M2];
+                Becomes(if scaling.bits() == 4 { DType::U8 } else { random.pick(&types) }, scaling)
             }),
         }
     }
@@ -106,6 +105,7 @@ impl Rows {
         let residual = elements(random, dtype, count, values);
         let weight = (!random.one_in(3)).then(|| elements(random, dtype, hidden, Values::Plain));
         let (epsilon, unit_offset) = (random.pick(&[0.0, 1e-6, 1e-5, 0.5]), random.one_in(2));
+        let kind = Norm::Rms { epsilon, unit_offset };
         let reduced = oracle::reduce(dtype, ReduceOp::Sum, &inputs);
         let added = values_of(dtype, &reduced).zip(values_of(dtype, &residual));
         let sum: Vec<u8> = added.flat_map(|(sum, residual)| bytes_of(dtype, sum + residual)).collect();
@@ -115,6 +115,7 @@ impl Rows {
             hidden,
             epsilon,
             unit_offset,
+            kind,
             inputs,
             residual,
             weight,
@@ -183,8 +184,7 @@ impl Rows {
     /// Makes the call of a rank, and compares all that it may have written.
     pub fn check(&self, caller: &mut dyn Caller, placement: Placement) {
         let call = self.prepare(caller, placement);
-        let collective = Collective::AllReduceEpilogue(&call.epilogue);
-        caller.call(collective, call.input, call.output, self.count, self.dtype).unwrap();
+        caller.call(Collective::AllReduceFused(&call.fused), call.input, 0, self.count, self.dtype).unwrap();
         self.compare(caller, &call);
     }
 
@@ -222,8 +222,6 @@ impl Rows {
             true => memory[1].2 = Cow::from(&self.sum),
             false => memory.push((output, poison(&self.sum), Cow::from(&self.sum))),
         }
-        // Of the call the output is then the plain sum.
-        let (output, residual_out) = if plain_sum { (plain, output) } else { (output, 0) };
         if plain_sum {
             memory.push((plain, poison(&self.plain_sum), Cow::from(&self.plain_sum)));
         }
@@ -231,7 +229,7 @@ impl Rows {
         match (stops, normed_in_place, becomes) {
             (true, ..) => {}
             (_, _, Some((becomes, after))) => {
-                quantized = Some(becomes.at(scales, global));
+                quantized = Some(becomes.at(normed, scales, global));
                 memory.push((normed, poison(&after.numbers), Cow::from(after.numbers)));
                 memory.push((scales, after.scales_before, Cow::from(after.scales)));
                 memory.extend(after.global.map(|value| (global, value.clone(), Cow::from(value))));
@@ -243,17 +241,20 @@ impl Rows {
         for (address, before, _) in &memory {
             caller.write(address - GUARD as u64, &framed(before));
         }
-        let norm = RawRmsNorm {
+        let maybe = |is_there: bool, address| if is_there { address } else { 0 };
+        let fused = RawFused {
+            residual,
+            residual_out: output,
+            sum: maybe(plain_sum, plain),
+            norm: if stops { Norm::None } else { self.kind },
             hidden: self.hidden,
-            epsilon: self.epsilon,
-            weight: if self.weight.is_some() { weights } else { 0 },
-            unit_offset: self.unit_offset,
-            output: normed,
+            weight: maybe(self.weight.is_some(), weights),
+            bias: 0,
+            rows: maybe(!stops && quantized.is_none(), normed),
             quantized,
         };
-        let epilogue = Epilogue { residual, residual_out, norm: (!stops).then_some(norm) };
         let after = memory.into_iter().map(|(address, _, after)| (address, after)).collect();
-        Prepared { input, output, epilogue, placement, after }
+        Prepared { input, fused, placement, after }
     }
 
     /// Compares all that the call of a rank may have written.
@@ -296,8 +297,7 @@ pub fn rms_norm(row: &[f32], epsilon: f32, weights: Option<&[f32]>) -> Vec<f32> 
 /// A rank's call whose memory is as it is to be before it.
 pub struct Prepared<'a> {
     pub input: u64,
-    pub output: u64,
-    pub epilogue: Epilogue,
+    pub fused: RawFused,
     placement: Placement,
     /// Addresses, and what is to be there after the call.
     after: Vec<(u64, Cow<'a, [u8]>)>,

@@ -330,7 +330,7 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     largest = std::max<uint64_t>(largest, share.count);
   const uint64_t all = call.algorithm == FA_REDUCE_SCATTER ? world * largest : call.count;
   const uint64_t staged = all * sizes[type] + world * FA_HOST_PACK_BYTES;
-  // What is quantised does not go round, as src/call/message.rs has it: its parts are aligned, and are more.
+  // What is quantised does not go round, as src/call/arguments.rs has it: its parts are aligned, and are more.
   while (!quantized && random() % 2 && staged <= kMaxBytes / (2 * call.staging_slots))
     call.staging_slots *= 2;
   return call;

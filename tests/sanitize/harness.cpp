@@ -158,7 +158,7 @@ private:
     const uint64_t normed_length = normalises ? writes : 0;
     const Memory residual(normed_length * size, below(9) * size), weight(call.row * size, below(9) * size);
     Memory normed(normed_length * size, below(9) * size);
-    FaRmsNorm norm = {};
+    FaFused norm = {};
     if (normalises) {
       set(norm, launch, call, residual, weight, in_input ? launch.input : normed.address());
       launch.operands = reinterpret_cast<uint64_t>(&norm);
@@ -204,11 +204,12 @@ private:
   }
 
   // Half of the launches add to the residual where it is.
-  void set(FaRmsNorm &norm, FaLaunch &launch, const Call &call, const Memory &residual, const Memory &weight,
+  void set(FaFused &norm, FaLaunch &launch, const Call &call, const Memory &residual, const Memory &weight,
            uint64_t normed) {
     norm.residual = residual.address();
     if (below(2) == 0)
       launch.output = norm.residual;
+    norm.norm = FA_NORM_RMS;
     norm.normed = normed;
     norm.weight = weight.address();
     norm.row = call.row;

@@ -1,42 +1,45 @@
 //! A rank's communicator as ops and layers hold it.
 
-use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
 use candle_core::Error;
-use fast_allreduce::{Collective, Communicator, DType, Host};
+use fast_allreduce::{AnyCommunicator, Collective, DType};
 
-/// Collectives between buffers in this process's memory: a [`Communicator`], or what stands in for one (another library, one that
-/// measures).
-pub trait HostCollectives: Send + Sync {
+/// Collectives between a rank's buffers: an [`AnyCommunicator`], or what stands in for one (another library, one that measures).
+pub trait Collectives: Send + Sync {
     /// This rank, in `0..world_size`.
     fn rank(&self) -> usize;
 
     /// Number of ranks.
     fn world_size(&self) -> usize;
 
-    /// Carries out a collective, and returns when the output holds the result.
+    /// The ordinal of its GPU; `None` for buffers in this process's memory.
+    fn gpu(&self) -> Option<usize> {
+        None
+    }
+
+    /// Carries out a collective, from the input to the output: on a GPU in the order of a stream, on the host before it returns.
     ///
     /// # Errors
     ///
-    /// As [`Communicator::collective_raw`].
+    /// As [`AnyCommunicator::collective`].
     ///
     /// # Safety
     ///
-    /// As [`Communicator::collective_raw`]. After it has succeeded, all elements of the output that the collective has on this rank
+    /// As [`AnyCommunicator::collective`]. After it has succeeded, all elements of the output that the collective has on this rank
     /// are initialised.
     unsafe fn collective(
         &self,
+        stream: u64,
         collective: Collective<'_>,
-        input: *const c_void,
-        output: *mut c_void,
+        addresses: [u64; 2],
         count: usize,
         dtype: DType,
     ) -> fast_allreduce::Result<()>;
 }
 
-impl HostCollectives for Communicator<Host> {
+impl Collectives for AnyCommunicator {
     fn rank(&self) -> usize {
         self.rank()
     }
@@ -45,16 +48,20 @@ impl HostCollectives for Communicator<Host> {
         self.world_size()
     }
 
+    fn gpu(&self) -> Option<usize> {
+        self.gpu()
+    }
+
     unsafe fn collective(
         &self,
+        stream: u64,
         collective: Collective<'_>,
-        input: *const c_void,
-        output: *mut c_void,
+        addresses: [u64; 2],
         count: usize,
         dtype: DType,
     ) -> fast_allreduce::Result<()> {
         // SAFETY: the caller's, under the same contract.
-        unsafe { self.collective_raw(collective, input, output, count, dtype) }
+        unsafe { self.collective(stream, collective, addresses, count, dtype) }
     }
 }
 
@@ -62,24 +69,24 @@ impl HostCollectives for Communicator<Host> {
 ///
 /// Every rank applies the same ops in the same order. Ops of several threads come one after the other, so threads see to it that the
 /// order is the same on all ranks.
+///
+/// On a GPU ops are put on the stream of the tensor's device: their results are there in its order, and an op that fails later makes
+/// a later one return the error.
 #[derive(Clone)]
-pub struct Comm(pub(crate) Inner);
-
-#[derive(Clone)]
-pub(crate) enum Inner {
-    Host(Arc<dyn HostCollectives>),
-    #[cfg(feature = "cuda")]
-    Cuda(Arc<Communicator<fast_allreduce::Cuda>>),
-}
+pub struct Comm(Arc<dyn Collectives>);
 
 impl Comm {
-    /// For tensors in the memory of the host.
-    pub fn host(collectives: Arc<dyn HostCollectives>) -> Self {
-        Self(Inner::Host(collectives))
+    /// For tensors in the memory of the host, or of a GPU, made with [`Comm::gpu`].
+    pub fn new(communicator: impl Into<AnyCommunicator>) -> Self {
+        Self(Arc::new(communicator.into()))
     }
 
-    /// For tensors of a GPU, made with [`Comm::gpu`]. Ops are put on the stream of the tensor's
-    /// device: their results are there in its order, and an op that fails later makes a later one return the error.
+    /// What stands in for a communicator.
+    pub fn of(collectives: Arc<dyn Collectives>) -> Self {
+        Self(collectives)
+    }
+
+    /// candle's device as one to make communicators with, in its context.
     ///
     /// A process that has several on a GPU (one for each group of ranks, of a model or of several) says how they share it, alike on
     /// all ranks:
@@ -94,23 +101,15 @@ impl Comm {
     /// Without either, each takes half of the multiprocessors that those before it have left, until there is none.
     ///
     /// ```no_run
-    /// # use std::sync::Arc;
     /// # use candle_core::{CudaDevice, Error, Result};
     /// # use fast_allreduce::{bootstrap::Bootstrap, Communicator};
     /// # use fast_allreduce_candle::Comm;
     /// # fn comm<B: Bootstrap + 'static>(device: &CudaDevice, group: B) -> Result<Comm> {
     /// let gpu = Comm::gpu(device)?.one_at_a_time();
-    /// let communicator = Communicator::builder().build(gpu, group).map_err(Error::wrap)?;
-    /// let comm = Comm::cuda(Arc::new(communicator));
+    /// let comm = Comm::new(Communicator::builder().build(gpu, group).map_err(Error::wrap)?);
     /// # Ok(comm)
     /// # }
     /// ```
-    #[cfg(feature = "cuda")]
-    pub fn cuda(communicator: Arc<Communicator<fast_allreduce::Cuda>>) -> Self {
-        Self(Inner::Cuda(communicator))
-    }
-
-    /// candle's device as one to make communicators with, in its context.
     ///
     /// # Errors
     ///
@@ -122,40 +121,24 @@ impl Comm {
 
     /// This rank, in `0..world_size`.
     pub fn rank(&self) -> usize {
-        match &self.0 {
-            Inner::Host(host) => host.rank(),
-            #[cfg(feature = "cuda")]
-            Inner::Cuda(cuda) => cuda.rank(),
-        }
+        self.0.rank()
     }
 
     /// Number of ranks.
     pub fn world_size(&self) -> usize {
-        match &self.0 {
-            Inner::Host(host) => host.world_size(),
-            #[cfg(feature = "cuda")]
-            Inner::Cuda(cuda) => cuda.world_size(),
-        }
+        self.0.world_size()
     }
 
-    #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
-    pub(crate) fn as_host(&self, op: &str) -> candle_core::Result<&dyn HostCollectives> {
-        match &self.0 {
-            Inner::Host(host) => Ok(&**host),
-            #[cfg(feature = "cuda")]
-            Inner::Cuda(_) => {
-                candle_core::bail!("{op}: the communicator is one of GPUs, the tensor is on the CPU")
-            }
-        }
-    }
-
-    #[cfg(feature = "cuda")]
-    pub(crate) fn as_cuda(&self, op: &str) -> candle_core::Result<&Communicator<fast_allreduce::Cuda>> {
-        match &self.0 {
-            Inner::Cuda(cuda) => Ok(cuda),
-            Inner::Host(_) => {
-                candle_core::bail!("{op}: the communicator is one of CPUs, the tensor is on a GPU")
-            }
+    /// What carries out an op on a tensor that is on a GPU, or on the CPU.
+    pub(crate) fn for_tensor(&self, op: &str, on_gpu: bool) -> candle_core::Result<&dyn Collectives> {
+        let place = |on_gpu| if on_gpu { "GPU" } else { "CPU" };
+        match self.0.gpu().is_some() {
+            is_gpu if is_gpu == on_gpu => Ok(&*self.0),
+            is_gpu => candle_core::bail!(
+                "{op}: the communicator is one of {}s, the tensor is on a {}",
+                place(is_gpu),
+                place(on_gpu)
+            ),
         }
     }
 }

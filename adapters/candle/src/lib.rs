@@ -10,8 +10,6 @@
 //! * [`invariant`] has linear layers whose results are the same bits for every number of ranks.
 //!
 //! ```
-//! use std::sync::Arc;
-//!
 //! use candle_core::{Device, Module, Tensor};
 //! use fast_allreduce::{bootstrap::Threads, Communicator, Host};
 //! use fast_allreduce_candle::{share, AllReduce, Comm, RowParallelLinear};
@@ -22,7 +20,7 @@
 //!     let weight = weight.clone();
 //!     std::thread::spawn(move || -> candle_core::Result<Vec<f32>> {
 //!         let communicator = Communicator::builder().build(Host::new(), bootstrap);
-//!         let comm = Comm::host(Arc::new(communicator.map_err(candle_core::Error::wrap)?));
+//!         let comm = Comm::new(communicator.map_err(candle_core::Error::wrap)?);
 //!         // Of six inputs, this rank has three.
 //!         let own = share(6, comm.rank(), comm.world_size());
 //!         let weight = weight.narrow(1, own.start, own.len())?.contiguous()?;
@@ -59,7 +57,7 @@ mod safetensors;
 mod shards;
 mod split;
 
-pub use comm::{failure, Comm, HostCollectives};
+pub use comm::{failure, Collectives, Comm};
 pub use embedding::VocabParallelEmbedding;
 pub use gguf::Gguf;
 pub use linear::{ColumnParallelLinear, RowParallelLinear};

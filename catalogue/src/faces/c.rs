@@ -1,18 +1,17 @@
 //! `capi/src/catalogue.rs`: the enums of the C header, and what their codes are in the library.
 
 use super::GENERATED;
-use crate::kernels::KERNELS;
+use crate::fused::{NORMS, SCALINGS};
 use crate::ops::OPS;
 use crate::types::TYPES;
 
 /// The C library's file. cbindgen makes the header's enums of it.
 pub fn enums() -> String {
-    let mut text = format!("//! {GENERATED}\n\nuse fast_allreduce::{{Algorithm, DType, ReduceOp}};\n\n");
+    let mut text = format!("//! {GENERATED}\n\nuse fast_allreduce::{{DType, ReduceOp, Scaling}};\n\n");
     let types: Vec<_> =
         TYPES.iter().enumerate().map(|(code, one)| (code, one.variant.to_owned(), one.c_doc)).collect();
     let ops = OPS.iter().enumerate().filter(|(_, op)| op.parameter.is_none());
     let ops: Vec<_> = ops.map(|(code, op)| (code, capitalised(op.name), op.c_doc, op.variant)).collect();
-    let algorithms: Vec<_> = KERNELS.iter().filter_map(|kernel| kernel.algorithm).zip(1..).collect();
     enumeration(&mut text, "Types of elements.", "dtype", types.iter().cloned());
     enumeration(
         &mut text,
@@ -20,18 +19,17 @@ pub fn enums() -> String {
         "op",
         ops.iter().map(|(code, name, doc, _)| (*code, name.clone(), *doc)),
     );
-    let automatic = (0, "Automatic".to_owned(), "The best for each call.");
-    let named =
-        algorithms.iter().map(|(algorithm, code)| (*code, algorithm.variant.to_owned(), algorithm.c_doc));
-    enumeration(&mut text, "How an allreduce is done.", "algorithm", [automatic].into_iter().chain(named));
+    let none = |doc: &'static str| (0, "None".to_owned(), doc);
+    let norms = NORMS.iter().zip(1..).map(|(one, code)| (code, one.variant.to_owned(), one.doc));
+    let norms = [none("Nothing is normalised.")].into_iter().chain(norms);
+    enumeration(&mut text, "How rows are normalised.", "norm", norms);
+    let scalings = SCALINGS.iter().zip(1..).map(|(one, code)| (code, one.variant.to_owned(), one.doc));
+    let scalings = [none("Rows are not quantised.")].into_iter().chain(scalings);
+    enumeration(&mut text, "What rows are quantised to.", "scaling", scalings);
     lookup(&mut text, "dtype_of", "DType", types.iter().map(|(code, variant, _)| (*code, variant.as_str())));
     lookup(&mut text, "op_of", "ReduceOp", ops.iter().map(|(code, _, _, variant)| (*code, *variant)));
-    lookup(
-        &mut text,
-        "algorithm_of",
-        "Algorithm",
-        algorithms.iter().map(|(algorithm, code)| (*code, algorithm.variant)),
-    );
+    let scalings = SCALINGS.iter().zip(1..).map(|(one, code)| (code, one.variant));
+    lookup(&mut text, "scaling_of", "Scaling", scalings);
     text
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::GENERATED;
+use crate::fused::{Group, NORMS, SCALINGS};
 use crate::kernels::{Family, Kernel, KERNELS};
 use crate::ops::{Takes, OPS};
 use crate::types::{Class, HOT_WORLDS, KERNEL_TYPES, TYPES};
@@ -23,6 +24,8 @@ const INTRODUCTION: &str = "\
 //   FA_OTHER        kernels with entry points of their own: code, number, name
 //   FA_NORMING      sums with a residual and a norm, of hot types: code, number, name, algorithm
 //   FA_NVLS         in-switch sums of hot types, on sm_90 and newer: code, number, name
+//   FA_NORMS        norms of rows: code, number, functor
+//   FA_SCALINGS     formats of quantised rows: code, number, bits of a number
 //   FA_HOT_TYPES    types of the hot set: name, element
 //   FA_HOT_WORLDS   numbers of ranks of the hot set
 ";
@@ -62,11 +65,46 @@ pub fn header() -> String {
     kernels(&mut text, "OTHER", |kernel| kernel.family == Family::Other);
     kernels(&mut text, "NORMING", |kernel| matches!(kernel.family, Family::Norming(_)));
     kernels(&mut text, "NVLS", |kernel| kernel.family == Family::Nvls);
+    let norms = NORMS.iter().zip(1..);
+    list(
+        &mut text,
+        "NORMS",
+        norms.map(|(one, code)| format!("FA_NORM_{}, {code}, {}Norm", upper(one.name), one.variant)),
+    );
+    let scalings = SCALINGS.iter().zip(1..);
+    list(
+        &mut text,
+        "SCALINGS",
+        scalings.map(|(one, code)| format!("FA_SCALE_{}, {code}, {}", upper(one.name), one.bits)),
+    );
+    text += "// Elements that have a scale in common.\n";
+    for one in &SCALINGS {
+        if let (Group::Elements(elements), false) = (one.group, one.is_tiled) {
+            text += &format!("#define FA_{}_ELEMENTS {elements}\n", upper(one.name));
+        }
+    }
+    text += "\n";
     let hot = KERNEL_TYPES.iter().filter(|one| one.hot);
     list(&mut text, "HOT_TYPES", hot.map(|one| format!("{}, {}", one.name, one.element)));
     list(&mut text, "HOT_WORLDS", HOT_WORLDS.iter().map(u32::to_string));
     text += "// clang-format on\n\n#endif\n";
     text
+}
+
+/// `csrc/algorithms/reducing.cuh`: what reduces; `csrc/algorithms/all.cuh`: all.
+pub fn includes(of_reducing: bool) -> String {
+    let of_file = |kernel: &&Kernel| match kernel.family {
+        Family::Reducing | Family::Norming(_) => of_reducing,
+        Family::Moving | Family::Other | Family::Nvls => !of_reducing,
+    };
+    let mut files: Vec<_> =
+        KERNELS.iter().filter(of_file).map(|kernel| format!("#include \"{}.cuh\"\n", kernel.file)).collect();
+    if !of_reducing {
+        files.push("#include \"reducing.cuh\"\n".to_owned());
+    }
+    files.sort();
+    files.dedup();
+    format!("// {GENERATED}\n#pragma once\n\n{}", files.concat())
 }
 
 fn class(takes: Takes) -> &'static str {

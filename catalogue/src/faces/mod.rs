@@ -2,11 +2,16 @@
 
 mod c;
 mod cpp;
+mod docs;
 mod python;
 mod rust;
+mod settings;
 
 use std::io;
 use std::path::Path;
+
+use crate::kernels::KERNELS;
+use crate::settings::Kind;
 
 /// A file of the checkout.
 pub struct File {
@@ -32,11 +37,17 @@ pub enum Part {
 /// Every file. A file with several regions stands once for each.
 pub fn all() -> Vec<File> {
     let whole = |path, text| File { path, part: Part::Whole(text) };
+    let region = |path, name, text| File { path, part: Part::Region { name, text } };
     vec![
         whole("csrc/catalogue.h", cpp::header()),
+        whole("csrc/algorithms/reducing.cuh", cpp::includes(true)),
+        whole("csrc/algorithms/all.cuh", cpp::includes(false)),
         whole("src/catalogue/generated.rs", rust::library()),
+        whole("src/catalogue/settings/generated.rs", settings::library()),
         whole("capi/src/catalogue.rs", c::enums()),
         whole("python/lib/fast_allreduce/_catalogue.py", python::tables()),
+        region("docs/tuning.md", "settings", docs::settings()),
+        region("docs/tuning.md", "variables", docs::variables()),
     ]
 }
 
@@ -76,3 +87,33 @@ impl Part {
 
 const GENERATED: &str =
     "Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.";
+
+/// The values that a setting takes, in words.
+fn takes(kind: Kind) -> String {
+    match kind {
+        Kind::Switch => "0 or 1".into(),
+        Kind::Seconds => "seconds, such as 2.5, or 0 for no limit".into(),
+        Kind::Bytes => "a number of bytes, which K, M or G may follow".into(),
+        Kind::Count(usize::MAX) => "a number from 1 on".into(),
+        Kind::Count(most) => format!("a number from 1 to {most}"),
+        Kind::Choice(words) => {
+            format!("one of {}", words.all.iter().map(|word| word.name).collect::<Vec<_>>().join(", "))
+        }
+        Kind::Algorithm => {
+            let names: Vec<_> = KERNELS.iter().filter_map(|kernel| Some(kernel.algorithm?.name)).collect();
+            format!("one of {}", names.join(", "))
+        }
+        Kind::Tuning => "the path of a tuning file, or built-in".into(),
+        Kind::Device => "cpu, cuda or cuda:N".into(),
+    }
+}
+
+/// Markdown without the targets of its links.
+fn without_links(markdown: &str) -> String {
+    let mut parts = markdown.split("](");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        text += part.split_once(')').map_or(part, |(_, rest)| rest);
+    }
+    text.replace('[', "")
+}

@@ -2,6 +2,7 @@
 
 use super::GENERATED;
 use crate::collectives::{Collective, COLLECTIVES};
+use crate::fused::{Group, Parameter, NORMS, SCALINGS};
 use crate::kernels::{Algorithm, Family, Kernel, KERNELS};
 use crate::ops::{Takes, OPS};
 use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
@@ -9,14 +10,25 @@ use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
 /// The library's file.
 pub fn library() -> String {
     let mut text = format!(
-        "//! {GENERATED}\n\nuse super::{{BusFactor, Extent, InPlace, Partition, TypeFacts}};\n#[cfg(feature = \"cuda\")]\nuse super::{{KernelFacts, KernelFamily}};\nuse crate::scale::Scale;\n\n"
+        "//! {GENERATED}\n\nuse super::facts::{{NormFacts, ScalingFacts, TypeFacts}};\n#[cfg(feature = \"cuda\")]\nuse super::facts::{{KernelFacts, KernelFamily}};\nuse crate::scale::Scale;\n\n"
     );
+    facts_enums(&mut text);
     types(&mut text);
     ops(&mut text);
     algorithms(&mut text);
     collectives(&mut text);
+    norms(&mut text);
+    scalings(&mut text);
     kernels(&mut text);
     text
+}
+
+/// The words of the tables, as the library's own enums.
+fn facts_enums(text: &mut String) {
+    let file = include_str!("../facts.rs");
+    let (_, enums) = file.split_once("\n\n").unwrap_or_default();
+    *text += &enums.replace("pub enum", "pub(crate) enum");
+    *text += "\n";
 }
 
 fn types(text: &mut String) {
@@ -175,25 +187,56 @@ fn algorithms(text: &mut String) {
     );
     list(text, "In-switch reductions, of GPUs with NVSwitch.", "NVLS", &|kernel, _| is_nvls(kernel));
     list(text, "Direct algorithms, which agree bit for bit.", "DIRECT", &|_, algorithm| algorithm.direct);
-    *text += "    /// Its name on command lines: `\"one-shot-pull\"`, ...\n    pub const fn name(self) -> &'static str {\n        match self {\n";
-    for (_, algorithm) in &all {
-        *text += &format!("            Self::{} => \"{}\",\n", algorithm.variant, algorithm.name);
-    }
-    *text += "        }\n    }\n\n    /// Whether results have the bits that all direct algorithms give.\n    pub const fn is_direct(self) -> bool {\n        match self {\n";
-    for (_, algorithm) in &all {
-        *text += &format!("            Self::{} => {},\n", algorithm.variant, algorithm.direct);
-    }
-    *text += "        }\n    }\n\n    /// Whether it is an in-switch reduction.\n    pub const fn is_nvls(self) -> bool {\n        match self {\n";
-    for (kernel, algorithm) in &all {
-        *text += &format!("            Self::{} => {},\n", algorithm.variant, is_nvls(kernel));
-    }
-    *text += "        }\n    }\n\n    /// The code of the kernel that sums by it and then applies the norm: a direct algorithm has one.\n    pub(crate) const fn norm_kernel(self) -> Option<u32> {\n        match self {\n";
-    for (kernel, algorithm) in &all {
-        let norm = KERNELS.iter().find(|norm| norm.family == Family::Norming(kernel.name));
-        let code = norm.map_or("None".to_owned(), |norm| format!("Some({})", code_of(norm.name)));
-        *text += &format!("            Self::{} => {code},\n", algorithm.variant);
-    }
-    *text += "        }\n    }\n}\n\n";
+    let rows = || all.iter().map(|(kernel, algorithm)| (algorithm.variant, (*kernel, *algorithm)));
+    let columns: [Column<(&Kernel, Algorithm)>; 8] = [
+        (
+            "Its name on command lines: `\"one-shot-pull\"`, ...",
+            "pub const fn name",
+            "&'static str",
+            &|(_, algorithm)| format!("\"{}\"", algorithm.name),
+        ),
+        (
+            "Whether results have the bits that all direct algorithms give.",
+            "pub const fn is_direct",
+            "bool",
+            &|(_, algorithm)| algorithm.direct.to_string(),
+        ),
+        ("Whether it is an in-switch reduction.", "pub const fn is_nvls", "bool", &|(kernel, _)| {
+            is_nvls(kernel).to_string()
+        }),
+        (
+            "The code of the kernel that sums by it and then applies the norm, where there is one.",
+            "pub(crate) const fn norm_kernel",
+            "Option<u32>",
+            &|(kernel, _)| {
+                let norm = KERNELS.iter().find(|norm| norm.family == Family::Norming(kernel.name));
+                norm.map_or("None".to_owned(), |norm| format!("Some({})", code_of(norm.name)))
+            },
+        ),
+        (
+            "What a launch takes of a region.",
+            "pub(crate) const fn capacity_rule",
+            "CapacityRule",
+            &|(_, algorithm)| format!("CapacityRule::{:?}", algorithm.capacity),
+        ),
+        ("What the blocks of a grid share.", "pub(crate) const fn work", "Work", &|(_, algorithm)| {
+            format!("Work::{:?}", algorithm.work)
+        }),
+        (
+            "When it reads registered inputs where they are.",
+            "pub(crate) const fn reads_inputs",
+            "ReadsInputs",
+            &|(_, algorithm)| format!("ReadsInputs::{:?}", algorithm.reads_inputs),
+        ),
+        (
+            "Whether each of two ranks reads what the other has staged and nobody its own.",
+            "pub(crate) const fn swaps_staging",
+            "bool",
+            &|(_, algorithm)| algorithm.swaps_staging.to_string(),
+        ),
+    ];
+    columns_of(text, &columns, rows);
+    *text += "}\n\n";
     let names: Vec<_> = all.iter().map(|(_, algorithm)| algorithm.name).collect();
     *text += &format!("pub(super) const ALGORITHMS: &str = \"one of {}\";\n\n", names.join(", "));
 }
@@ -216,8 +259,7 @@ fn collectives(text: &mut String) {
     let measured = variants(&|one| one.is_measured);
     *text += "    /// Calls that nccl-tests measures.\n";
     *text += &format!("    pub const MEASURED: [Self; {}] = [{}];\n\n", measured.len(), measured.join(", "));
-    type Column<'a> = (&'a str, &'a str, &'a str, &'a dyn Fn(&Collective) -> String);
-    let columns: [Column; 12] = [
+    let columns: [Column<&Collective>; 14] = [
         ("The name of its method: `\"all_gather\"`, ...", "pub const fn name", "&'static str", &|one| {
             format!("\"{}\"", one.name)
         }),
@@ -245,6 +287,20 @@ fn collectives(text: &mut String) {
             "Option<u32>",
             &|one| one.kernel.map_or("None".to_owned(), |kernel| format!("Some({})", code_of(kernel))),
         ),
+        (
+            "The code of another kernel, for large messages between more than two GPUs.",
+            "pub(crate) const fn kernel_of_large",
+            "Option<u32>",
+            &|one| {
+                one.kernel_of_large.map_or("None".to_owned(), |kernel| format!("Some({})", code_of(kernel)))
+            },
+        ),
+        (
+            "Whether two ranks may swap their staging.",
+            "pub(crate) const fn swaps_staging",
+            "SwapsStaging",
+            &|one| format!("SwapsStaging::{:?}", one.swaps_staging),
+        ),
         ("Whether elements are combined.", "pub const fn reduces", "bool", &|one| one.reduces.to_string()),
         ("Whether one rank has another part than the others.", "pub const fn has_root", "bool", &|one| {
             one.has_root.to_string()
@@ -262,11 +318,7 @@ fn collectives(text: &mut String) {
             format!("BusFactor::{:?}", one.bus)
         }),
     ];
-    // A match for each column, whose values the compiler folds: with rows behind a pointer, calls of 1 KiB took 20 ns more on
-    // the host.
-    for (doc, signature, result, value) in columns {
-        column(text, doc, signature, result, value);
-    }
+    columns_of(text, &columns, || COLLECTIVES.iter().map(|one| (one.variant, one)));
     *text += "}\n\n";
     let mut planned: Vec<&str> = Vec::new();
     for one in &COLLECTIVES {
@@ -297,29 +349,34 @@ fn collectives(text: &mut String) {
     *text += "        }\n    }\n}\n\n";
 }
 
-/// A method of `CallKind` that tells a column of the table.
-fn column(
-    text: &mut String,
-    doc: &str,
-    signature: &str,
-    result: &str,
-    value: &dyn Fn(&Collective) -> String,
-) {
-    let mut values: Vec<String> = Vec::new();
-    for one in &COLLECTIVES {
-        if !values.contains(&value(one)) {
-            values.push(value(one));
+/// A method that tells a column of a table: its documentation, signature, result, and value for a row.
+type Column<'a, Row> = (&'a str, &'a str, &'a str, &'a dyn Fn(Row) -> String);
+
+/// The methods of an enum whose variants are the rows of a table.
+///
+/// A match for each column, whose values the compiler folds: with rows behind a pointer, calls of 1 KiB took 20 ns more on the
+/// host.
+fn columns_of<Row, Rows>(text: &mut String, columns: &[Column<Row>], rows: impl Fn() -> Rows)
+where
+    Rows: Iterator<Item = (&'static str, Row)>,
+{
+    for (doc, signature, result, value) in columns {
+        let mut by_value: Vec<(String, Vec<String>)> = Vec::new();
+        for (variant, row) in rows() {
+            let (value, variant) = (value(row), format!("Self::{variant}"));
+            match by_value.iter_mut().find(|(other, _)| *other == value) {
+                Some((_, variants)) => variants.push(variant),
+                None => by_value.push((value, vec![variant])),
+            }
         }
+        *text += &format!(
+            "    /// {doc}\n    #[inline]\n    {signature}(self) -> {result} {{\n        match self {{\n"
+        );
+        for (value, variants) in by_value {
+            *text += &format!("            {} => {value},\n", variants.join(" | "));
+        }
+        *text += "        }\n    }\n\n";
     }
-    *text += &format!(
-        "    /// {doc}\n    #[inline]\n    {signature}(self) -> {result} {{\n        match self {{\n"
-    );
-    for one in values {
-        let of =
-            COLLECTIVES.iter().filter(|row| value(row) == one).map(|row| format!("Self::{}", row.variant));
-        *text += &format!("            {} => {one},\n", of.collect::<Vec<_>>().join(" | "));
-    }
-    *text += "        }\n    }\n\n";
 }
 
 fn kernels(text: &mut String) {
@@ -341,6 +398,93 @@ fn kernels(text: &mut String) {
     }
     *text += "];\n\n/// Numbers of ranks that the hot set has kernels for.\n#[cfg(feature = \"cuda\")]\n";
     *text += &format!("pub(crate) const HOT_WORLDS: [usize; {}] = {HOT_WORLDS:?};\n", HOT_WORLDS.len());
+}
+
+/// Enums that hold parameters, whose facts are by code.
+fn norms(text: &mut String) {
+    let of_type = |parameter: &Parameter| match parameter {
+        Parameter::Epsilon => ("epsilon", "f32", "Is added before the square root."),
+        Parameter::UnitOffset => ("unit_offset", "bool", "The weight is 1 more than what stands in memory."),
+    };
+    *text += "/// How the rows of a sum are normalised. `docs/fused.md` has the arithmetic, to the bit.\n\
+              #[derive(Debug, Clone, Copy, PartialEq, Default)]\n#[non_exhaustive]\npub enum Norm {\n    \
+              /// Not at all.\n    #[default]\n    None,\n";
+    for norm in &NORMS {
+        *text += &format!("    /// {}\n    {} {{\n", norm.doc, norm.variant);
+        for (name, kind, doc) in norm.parameters.iter().map(of_type) {
+            *text += &format!("        /// {doc}\n        {name}: {kind},\n");
+        }
+        *text += "    },\n";
+    }
+    *text += "}\n\nimpl Norm {\n    /// Its code; 0 for none.\n    pub const fn code(self) -> u32 {\n        match self {\n            Self::None => 0,\n";
+    for (norm, code) in NORMS.iter().zip(1..) {
+        *text += &format!("            Self::{} {{ .. }} => {code},\n", norm.variant);
+    }
+    *text += "        }\n    }\n\n    /// The norm of a code, with the parameters that it takes.\n    \
+              pub(super) const fn known(code: u32, epsilon: f32, unit_offset: bool) -> Option<Self> {\n        \
+              match code {\n            0 => Some(Self::None),\n";
+    for (norm, code) in NORMS.iter().zip(1..) {
+        let names: Vec<_> = norm.parameters.iter().map(|one| of_type(one).0).collect();
+        *text += &format!("            {code} => Some(Self::{} {{ {} }}),\n", norm.variant, names.join(", "));
+    }
+    *text += "            _ => None,\n        }\n    }\n\n";
+    for (parameter, default) in [(Parameter::Epsilon, "0.0"), (Parameter::UnitOffset, "false")] {
+        let (name, kind, _) = of_type(&parameter);
+        let of = NORMS.iter().filter(|norm| norm.parameters.contains(&parameter));
+        let of: Vec<_> = of.map(|norm| format!("Self::{} {{ {name}, .. }}", norm.variant)).collect();
+        *text += &format!(
+            "    /// What it has of that, if anything.\n    pub(crate) const fn {name}(self) -> {kind} {{\n        match self {{\n            {} => {name},\n            _ => {default},\n        }}\n    }}\n\n",
+            of.join(" | ")
+        );
+    }
+    *text += "}\n\n/// By code.\n";
+    *text += &format!("pub(super) const NORMS: [NormFacts; {}] = [\n", NORMS.len() + 1);
+    *text += "    NormFacts { name: \"none\", takes_unit_offset: false, takes_bias: false },\n";
+    for norm in &NORMS {
+        *text += &format!(
+            "    NormFacts {{ name: \"{}\", takes_unit_offset: {}, takes_bias: {} }},\n",
+            norm.name,
+            norm.parameters.contains(&Parameter::UnitOffset),
+            norm.takes_bias
+        );
+    }
+    let names: Vec<_> = NORMS.iter().map(|norm| norm.name).collect();
+    *text += &format!("];\n\npub(super) const NORM_NAMES: &str = \"one of none, {}\";\n\n", names.join(", "));
+}
+
+fn scalings(text: &mut String) {
+    *text += "/// A format of quantised rows: bits of a number, and which elements have a scale in common. `docs/fused.md` has the formulas.\n\
+              #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]\n#[repr(u32)]\n#[non_exhaustive]\npub enum Scaling {\n";
+    for (one, code) in SCALINGS.iter().zip(1..) {
+        *text += &format!("    /// {}\n    {} = {code},\n", one.doc, one.variant);
+    }
+    let all: Vec<_> = SCALINGS.iter().map(|one| format!("Self::{}", one.variant)).collect();
+    *text += &format!(
+        "}}\n\nimpl Scaling {{\n    /// All formats, in the order of their codes.\n    pub const ALL: [Self; {}] = [{}];\n\n    \
+         pub(super) const fn facts(self) -> &'static ScalingFacts {{\n        match self {{\n",
+        all.len(),
+        all.join(", ")
+    );
+    for one in &SCALINGS {
+        let group = match one.group {
+            Group::Given | Group::Row => None,
+            Group::Elements(elements) => Some(elements),
+        };
+        *text += &format!(
+            "            Self::{} => &ScalingFacts {{ name: \"{}\", aliases: &{:?}, bits: {}, is_given: {}, group: {group:?}, is_tiled: {} }},\n",
+            one.variant,
+            one.name,
+            one.aliases,
+            one.bits,
+            one.group == Group::Given,
+            one.is_tiled
+        );
+    }
+    let names: Vec<_> = SCALINGS.iter().map(|one| one.name).collect();
+    *text += &format!(
+        "        }}\n    }}\n}}\n\npub(super) const SCALINGS: &str = \"one of {}\";\n\n",
+        names.join(", ")
+    );
 }
 
 /// A kernel's code.

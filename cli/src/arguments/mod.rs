@@ -125,7 +125,7 @@ are timed by events around replays of a graph that holds 20 of them, and p50 and
 --report writes one HTML page that needs nothing else: charts of latency (p50) and bus bandwidth against size, out of place,
 with a line for each algorithm; all numbers; the facts of the machine; the command.
 
-With --collective all_reduce_rms_norm, a row of results is of --rows rows of --hidden elements, and three ways are timed in turns, ten
+With --collective all_reduce_fused, a row of results is of --rows rows of --hidden elements, and three ways are timed in turns, ten
 times a block of calls of each. fused is the call: the sum over ranks is added to a residual, and the rows of that are normalised.
 unfused is all_reduce, then an addition and a norm by the same ranks: in Rust that the compiler has vectorised, or on GPUs in one kernel.
 all_reduce is that alone. x all_reduce is fused / all_reduce, gain is unfused / fused. #wrong counts elements of the residual and of the
@@ -180,20 +180,20 @@ pub struct Bench {
     #[arg(short = 'c', long = "check", value_name = "COUNT", default_value_t = 1)]
     pub checks: u64,
     /// Element type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3, f8e5m2, a name of nccl-tests (half, float, ...), or all
-    /// [default: f32; bf16 of all_reduce_rms_norm]
+    /// [default: f32; bf16 of all_reduce_fused]
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", value_parser = values::dtypes)]
     dtypes: Option<Choice<DType>>,
     /// Operation of collectives that reduce: sum, prod, min, max, avg, or all
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = values::ops)]
     pub ops: Choice<ReduceOp>,
     /// Collective: all_reduce, all_gather, all_gather_v, reduce_scatter, reduce_scatter_v, broadcast, reduce, gather, scatter,
-    /// all_to_all, all_to_all_v, send_recv, or all of these in turn; or all_reduce_rms_norm
+    /// all_to_all, all_to_all_v, send_recv, or all of these in turn; or all_reduce_fused
     #[arg(long = "collective", value_name = "NAME", default_value = "all_reduce", value_parser = values::collectives)]
     collectives: Choice<CallKind>,
-    /// Elements of a row of all_reduce_rms_norm, one number or several [default: 2048,4096,5120,7168,8192,16384]
+    /// Elements of a row of all_reduce_fused, one number or several [default: 2048,4096,5120,7168,8192,16384]
     #[arg(long, value_name = "COUNT", value_delimiter = ',')]
     hidden: Vec<usize>,
-    /// Rows of all_reduce_rms_norm, one number or several [default: 1,8,64,512]
+    /// Rows of all_reduce_fused, one number or several [default: 1,8,64,512]
     #[arg(long, value_name = "COUNT", value_delimiter = ',')]
     rows: Vec<usize>,
     /// Root of broadcast, reduce, gather and scatter [default: 0]

@@ -1,4 +1,4 @@
-//! What `bench` and `compare` measure of `all_reduce_rms_norm`: every combination of type, length of a row and number of rows.
+//! What `bench` and `compare` measure of `all_reduce_fused`: every combination of type, length of a row and number of rows.
 
 use std::fmt;
 
@@ -38,14 +38,14 @@ impl RowsCase {
 impl fmt::Display for RowsCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { dtype, hidden, rows } = self;
-        write!(f, "all_reduce_rms_norm of {rows} x {hidden} {dtype}")
+        write!(f, "all_reduce_fused of {rows} x {hidden} {dtype}")
     }
 }
 
 impl Bench {
-    /// Whether it is `all_reduce_rms_norm` that is measured.
+    /// Whether it is `all_reduce_fused` that is measured.
     pub fn is_rms_norm(&self) -> bool {
-        self.collectives.0 == [CallKind::AllReduceRmsNorm]
+        self.collectives.0 == [CallKind::AllReduceFused]
     }
 
     /// What was asked for, in the order of the rows of results.
@@ -70,30 +70,28 @@ impl Bench {
         given.filter(|algorithm| algorithm.is_none_or(Algorithm::is_direct)).collect()
     }
 
-    /// Refuses what `all_reduce_rms_norm` has not, and its options where another collective is measured.
+    /// Refuses what `all_reduce_fused` has not, and its options where another collective is measured.
     pub(super) fn validate_rows(&self) -> Result<(), Failure> {
         let refuse = |reason: String| Err(Failure::Usage(reason));
         if !self.is_rms_norm() {
             return match self.hidden.is_empty() && self.rows.is_empty() {
                 true => Ok(()),
-                false => refuse("--hidden and --rows are of --collective all_reduce_rms_norm".into()),
+                false => refuse("--hidden and --rows are of --collective all_reduce_fused".into()),
             };
         }
         let has_sizes = self.min_bytes.or(self.max_bytes).or(self.step_factor).or(self.step_bytes).is_some();
         if has_sizes {
-            return refuse("sizes of all_reduce_rms_norm are given by --hidden and --rows".into());
+            return refuse("sizes of all_reduce_fused are given by --hidden and --rows".into());
         }
         if self.rows_cases().next().is_none() {
             let given = self.dtypes()[0];
-            return refuse(format!("all_reduce_rms_norm is of f16, bf16 and f32: there is none of {given}"));
+            return refuse(format!("all_reduce_fused is of f16, bf16 and f32: there is none of {given}"));
         }
         if self.ops.0 != [fast_allreduce::ReduceOp::Sum] {
-            return refuse("all_reduce_rms_norm is of sums: it has no other -o".into());
+            return refuse("all_reduce_fused is of sums: it has no other -o".into());
         }
         if let (true, Some([Some(algorithm), ..])) = (self.rows_algorithms().is_empty(), self.algorithms()) {
-            return refuse(format!(
-                "--algo {algorithm} has no all_reduce_rms_norm: the direct algorithms do"
-            ));
+            return refuse(format!("--algo {algorithm} has no all_reduce_fused: the direct algorithms do"));
         }
         let is_fit = |hidden: &usize| (1..=MOST_HIDDEN).contains(hidden);
         if let Some(hidden) = self.hidden.iter().find(|hidden| !is_fit(hidden)) {

@@ -68,7 +68,7 @@ pub fn collectives(text: &str) -> Result<Choice<CallKind>, String> {
         return Ok(Choice(CallKind::MEASURED.into()));
     }
     let mut kinds = CallKind::MEASURED.to_vec();
-    kinds.push(CallKind::AllReduceRmsNorm);
+    kinds.push(CallKind::AllReduceFused);
     let names: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
     let found = kinds.iter().find(|kind| kind.name() == text);
     found.map(|&kind| Choice(vec![kind])).ok_or_else(|| format!("one of {}, all", names.join(", ")))

@@ -1,4 +1,4 @@
-//! `compare --collective all_reduce_rms_norm`: the call, and what it replaces: this crate's allreduce and those of others, with an
+//! `compare --collective all_reduce_fused`: the call, and what it replaces: this crate's allreduce and those of others, with an
 //! addition and a norm after them.
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use crate::harness::measure::{Measure, Timings};
 use crate::harness::progress::Progress;
 use crate::harness::rms_norm::{with_float, Way};
 
-const NAME: &str = CallKind::AllReduceRmsNorm.name();
+const NAME: &str = CallKind::AllReduceFused.name();
 
 /// True if every checked element is right.
 pub fn run<E: Endpoint>(

@@ -1,12 +1,15 @@
 //! Rows with a residual and an RMSNorm, in Rust: what a program does after an allreduce that does neither.
 
-use fast_allreduce::Element;
+use fast_allreduce::{Element, Norm};
 use fast_allreduce_oracle::number::Number;
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 
 /// Added to the mean of the squares, as models have it.
 pub const EPSILON: f32 = 1e-5;
+
+/// What is measured.
+pub const NORM: Norm = Norm::Rms { epsilon: EPSILON, unit_offset: false };
 
 /// A type that has the call.
 pub trait Float: Number + Element {

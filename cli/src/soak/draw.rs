@@ -92,8 +92,9 @@ impl Settings {
         let algorithm = match slot.checked_sub(1) {
             None => None,
             Some(index) => Algorithm::ALL.get(index).copied().or_else(|| {
-                let [a, b, c, d] = Algorithm::DIRECT.map(Some);
-                draws.pick([None, a, b, c, d])
+                // The planner's choice as often as any direct algorithm.
+                let drawn = draws.below(1 + Algorithm::DIRECT.len() as u64) as usize;
+                drawn.checked_sub(1).map(|index| Algorithm::DIRECT[index])
             }),
         };
         Self {
@@ -170,8 +171,7 @@ impl Call {
             // Few are so long that some communicators refuse them.
             let most_hidden = if draws.one_in(3) { 16 << 10 } else { SHORT_ROW };
             let hidden = 1 + draws.size(most_hidden.min(most).saturating_sub(1));
-            let call =
-                Self::with(&mut draws, range, number, CallKind::AllReduceRmsNorm, dtype, groups, count);
+            let call = Self::with(&mut draws, range, number, CallKind::AllReduceFused, dtype, groups, count);
             let plain_sum = draws.one_in(3);
             return Self { hidden, plain_sum, count: count / hidden * hidden, op: ReduceOp::Sum, ..call };
         }
@@ -212,7 +212,7 @@ impl Call {
     /// What it is for one of so many ranks. Shares that may differ are drawn, some of them empty.
     pub fn work(&self, seed: u64, rank: usize, world_size: usize) -> Work {
         let root = self.root % world_size;
-        if self.kind == CallKind::AllReduceRmsNorm {
+        if self.kind == CallKind::AllReduceFused {
             return Work::new(CallKind::AllReduce, self.dtype, self.op, root, self.count, rank, world_size);
         }
         if !self.kind.has_counts() {
@@ -326,7 +326,7 @@ mod tests {
             (0..3).for_each(|root| any(&|call| call.kind == kind && call.root == root));
         }
         for dtype in FLOATS {
-            let is_norm = |call: &Call| call.dtype == dtype && call.kind == CallKind::AllReduceRmsNorm;
+            let is_norm = |call: &Call| call.dtype == dtype && call.kind == CallKind::AllReduceFused;
             any(&|call| is_norm(call) && call.count > call.hidden && call.hidden > 100);
             any(&|call| is_norm(call) && call.hidden > SHORT_ROW);
             any(&|call| is_norm(call) && call.count == 0);

@@ -168,7 +168,7 @@ impl Rank {
     }
 
     fn collective_any(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
-        if call.kind == CallKind::AllReduceRmsNorm {
+        if call.kind == CallKind::AllReduceFused {
             return with_float!(call.dtype, T => self.rows::<T>(world, call));
         }
         self.collective(world, call)

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use fast_allreduce::{Collective, Communicator, Epilogue, Error, Host, RawRmsNorm, RmsNorm};
+use fast_allreduce::{Error, Fused};
 use fast_allreduce_oracle::number::Number;
 
 use super::draw::{Call, View, SHORT_ROW};
@@ -11,33 +11,10 @@ use super::memory::Window;
 use super::rank::{halves, round_number, Rank, World};
 use crate::failure::Failure;
 use crate::harness::check::count_changed;
-use crate::harness::norm::{Float, EPSILON};
+use crate::harness::norm::{Float, NORM};
 use crate::harness::rms_norm::check::{
     fill_residual, fill_weight, inputs, judge, wrong_sums, Judged, Promise,
 };
-
-/// The plain sum, and normalised rows where the input is: no typed call has that.
-fn in_place_with_sum<T: Float>(
-    communicator: &Communicator<Host>,
-    [data, residual, sum]: [&mut [T]; 3],
-    weight: &[T],
-) -> fast_allreduce::Result<()> {
-    let count = data.len();
-    let [data, residual, sum] = [data, residual, sum].map(<[T]>::as_mut_ptr);
-    let norm = RawRmsNorm {
-        hidden: weight.len(),
-        epsilon: EPSILON,
-        weight: weight.as_ptr() as u64,
-        unit_offset: false,
-        output: data as u64,
-        quantized: None,
-    };
-    let epilogue = Epilogue { residual: residual as u64, residual_out: residual as u64, norm: Some(norm) };
-    let collective = Collective::AllReduceEpilogue(&epilogue);
-    // SAFETY: three exclusive slices of one length, and a borrowed one as long as a row. Rows may be where the input is, and the
-    // residual's sum where the residual is.
-    unsafe { communicator.collective_raw(collective, data.cast(), sum.cast(), count, <T as Number>::DTYPE) }
-}
 
 impl Rank {
     pub(super) fn rows<T: Float>(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
@@ -66,26 +43,15 @@ impl Rank {
             own.fill(rank, input.elements);
             fill_residual(&all, residual.elements);
             fill_weight(&all, weight.elements);
-            let norm = RmsNorm::new(call.hidden, EPSILON).weight(&*weight.elements);
+            let mut fused =
+                Fused::on_host(residual.elements).norm(NORM, call.hidden).weight(&*weight.elements);
+            if call.plain_sum {
+                fused = fused.sum(sum.elements);
+            }
             let start = Instant::now();
-            let returned = match (placement.output, call.plain_sum) {
-                (Some(_), false) => {
-                    communicator.all_reduce_rms_norm(input.elements, residual.elements, output.elements, norm)
-                }
-                (None, false) => {
-                    communicator.all_reduce_rms_norm_in_place(input.elements, residual.elements, norm)
-                }
-                (Some(_), true) => communicator.all_reduce_rms_norm_with_sum(
-                    input.elements,
-                    sum.elements,
-                    residual.elements,
-                    output.elements,
-                    norm,
-                ),
-                (None, true) => {
-                    let written = [&mut *input.elements, &mut *residual.elements, &mut *sum.elements];
-                    in_place_with_sum(communicator, written, weight.elements)
-                }
+            let returned = match placement.output {
+                Some(_) => communicator.all_reduce_fused(input.elements, fused.rows(output.elements)),
+                None => communicator.all_reduce_fused_in_place(input.elements, fused),
             };
             match returned {
                 // The same on all ranks.

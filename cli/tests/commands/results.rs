@@ -120,8 +120,7 @@ fn the_order_of_additions_is_said() {
     );
     assert_eq!(any["config"]["order"], "any");
     assert!(any["config"]["nvls_refused"].as_str().unwrap().contains("CPUs"), "{any}");
-    let norm =
-        line("bench --collective all_reduce_rms_norm --ranks 3 --hidden 64 --rows 2 -n 20 --order any");
+    let norm = line("bench --collective all_reduce_fused --ranks 3 --hidden 64 --rows 2 -n 20 --order any");
     assert!(norm.contains("to no effect"), "{norm}");
 }
 

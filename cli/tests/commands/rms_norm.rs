@@ -1,10 +1,10 @@
-//! `--collective all_reduce_rms_norm` of bench and compare: that every way is right, what is printed, and what is refused.
+//! `--collective all_reduce_fused` of bench and compare: that every way is right, what is printed, and what is refused.
 
 use crate::program::temporary::Folder;
 use crate::program::{results, run, text};
 use serde_json::Value;
 
-const SMALL: &str = "--collective all_reduce_rms_norm --hidden 700,64 --rows 1,5";
+const SMALL: &str = "--collective all_reduce_fused --hidden 700,64 --rows 1,5";
 
 fn json(arguments: &str) -> Value {
     serde_json::from_str(&results(&format!("{arguments} --format json"))).unwrap()
@@ -71,7 +71,7 @@ fn tables_csv_and_pages_have_all_columns() {
     let page = folder.path().join("page.html");
     results(&format!("bench {SMALL} -n 20 --ranks 2 --report {}", page.display()));
     let html = std::fs::read_to_string(&page).unwrap();
-    assert!(html.contains("all_reduce_rms_norm of bf16, rows of 700") && html.contains("unfused"));
+    assert!(html.contains("all_reduce_fused of bf16, rows of 700") && html.contains("unfused"));
 }
 
 #[test]
@@ -97,8 +97,8 @@ fn what_cannot_be_is_refused() {
         assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{arguments}: {error}");
         assert!(error.contains(fact), "{arguments}: {error}");
     };
-    refused("bench --hidden 64", "all_reduce_rms_norm");
-    refused("bench --collective broadcast --rows 4", "all_reduce_rms_norm");
+    refused("bench --hidden 64", "all_reduce_fused");
+    refused("bench --collective broadcast --rows 4", "all_reduce_fused");
     for (option, fact) in [
         ("-b 4K", "--hidden and --rows"),
         ("-d f64", "f16, bf16 and f32"),
@@ -112,14 +112,14 @@ fn what_cannot_be_is_refused() {
         ("--rows 1000000000 --hidden 512", "memory"),
         ("--hidden 16384 --rows 1 --region-bytes 4K", "hidden"),
     ] {
-        refused(&format!("bench --collective all_reduce_rms_norm --ranks 2 {option}"), fact);
+        refused(&format!("bench --collective all_reduce_fused --ranks 2 {option}"), fact);
     }
 }
 
 #[test]
 fn rows_before_one_that_fails_are_written() {
     let output = run(
-        "bench --collective all_reduce_rms_norm --hidden 512,65536 --rows 1 -d f32 -n 5 --region-bytes 64K --format json",
+        "bench --collective all_reduce_fused --hidden 512,65536 --rows 1 -d f32 -n 5 --region-bytes 64K --format json",
     );
     assert!(!output.status.success());
     assert!(text(&output.stderr).contains("hidden"), "{}", text(&output.stderr));

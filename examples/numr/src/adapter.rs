@@ -1,13 +1,13 @@
 //! numr's `Communicator` and `StreamSyncOps` on any communicator of fast-allreduce.
 
 use fast_allreduce as far;
-use fast_allreduce::RawCommunicator;
+use fast_allreduce::{Collective, StreamCommunicator};
 use numr::dtype::DType;
 use numr::error::{Error, Result};
 use numr::runtime::{Communicator, ReduceOp, StreamSyncOps};
 
 /// A communicator of fast-allreduce, as numr knows them.
-pub struct FastAllreduce(pub Box<dyn RawCommunicator>);
+pub struct FastAllreduce(pub StreamCommunicator);
 
 fn error(error: far::Error) -> Error {
     Error::Backend(error.to_string())
@@ -47,33 +47,34 @@ fn operation(op: ReduceOp) -> far::ReduceOp {
     }
 }
 
-// SAFETY of the blocks below: numr's contract for the caller, of which the contract of RawCommunicator is a part: the pointers are
+// SAFETY of the blocks below: numr's contract for the caller, of which the contract of StreamCommunicator is a part: the pointers are
 // valid, of the communicator's device, and stay so until sync() or barrier().
 impl Communicator for FastAllreduce {
     fn world_size(&self) -> usize {
-        self.0.world_size()
+        self.0.communicator().world_size()
     }
 
     fn rank(&self) -> usize {
-        self.0.rank()
+        self.0.communicator().rank()
     }
 
     unsafe fn all_reduce(&self, ptr: u64, count: usize, dtype: DType, op: ReduceOp) -> Result<()> {
         let dtype = reducible(dtype, "all_reduce")?;
         // SAFETY: as above.
-        unsafe { self.0.all_reduce(ptr, count, dtype, operation(op)) }.map_err(error)
+        unsafe { self.0.collective(Collective::AllReduce(operation(op)), [ptr; 2], count, dtype) }
+            .map_err(error)
     }
 
     unsafe fn broadcast(&self, ptr: u64, count: usize, dtype: DType, root: usize) -> Result<()> {
         let (dtype, count) = movable(dtype, count);
         // SAFETY: as above.
-        unsafe { self.0.broadcast(ptr, count, dtype, root) }.map_err(error)
+        unsafe { self.0.collective(Collective::Broadcast { root }, [ptr; 2], count, dtype) }.map_err(error)
     }
 
     unsafe fn all_gather(&self, send_ptr: u64, recv_ptr: u64, count: usize, dtype: DType) -> Result<()> {
         let (dtype, count) = movable(dtype, count);
         // SAFETY: as above.
-        unsafe { self.0.all_gather(send_ptr, recv_ptr, count, dtype) }.map_err(error)
+        unsafe { self.0.collective(Collective::AllGather, [send_ptr, recv_ptr], count, dtype) }.map_err(error)
     }
 
     unsafe fn reduce_scatter(
@@ -84,9 +85,10 @@ impl Communicator for FastAllreduce {
         dtype: DType,
         op: ReduceOp,
     ) -> Result<()> {
-        let dtype = reducible(dtype, "reduce_scatter")?;
+        let (dtype, collective) =
+            (reducible(dtype, "reduce_scatter")?, Collective::ReduceScatter(operation(op)));
         // SAFETY: as above.
-        unsafe { self.0.reduce_scatter(send_ptr, recv_ptr, count, dtype, operation(op)) }.map_err(error)
+        unsafe { self.0.collective(collective, [send_ptr, recv_ptr], count, dtype) }.map_err(error)
     }
 
     unsafe fn send(&self, ptr: u64, count: usize, dtype: DType, dest: usize, tag: u32) -> Result<()> {
@@ -121,32 +123,32 @@ impl Communicator for FastAllreduce {
 
 impl StreamSyncOps for FastAllreduce {
     fn create_event(&self) -> Result<u64> {
-        self.0.stream_sync().create_event().map_err(error)
+        self.0.communicator().create_event().map_err(error)
     }
 
     fn destroy_event(&self, event: u64) -> Result<()> {
-        self.0.stream_sync().destroy_event(event).map_err(error)
+        self.0.communicator().destroy_event(event).map_err(error)
     }
 
     fn record_on_comm_stream(&self, event: u64) -> Result<()> {
-        self.0.stream_sync().record(event).map_err(error)
+        self.0.record(event).map_err(error)
     }
 
     fn record_on_stream(&self, event: u64, stream_handle: u64) -> Result<()> {
         // SAFETY: numr passes streams that are live and of its runtime's context, which the communicator was made of.
-        unsafe { self.0.stream_sync().record_on(event, stream_handle) }.map_err(error)
+        unsafe { self.0.communicator().record_event(event, stream_handle) }.map_err(error)
     }
 
     fn comm_stream_wait_event(&self, event: u64) -> Result<()> {
-        self.0.stream_sync().wait(event).map_err(error)
+        self.0.wait(event).map_err(error)
     }
 
     fn stream_wait_event(&self, stream_handle: u64, event: u64) -> Result<()> {
         // SAFETY: as in record_on_stream.
-        unsafe { self.0.stream_sync().make_wait(stream_handle, event) }.map_err(error)
+        unsafe { self.0.communicator().wait_event(stream_handle, event) }.map_err(error)
     }
 
     fn sync_comm_stream(&self) -> Result<()> {
-        self.0.stream_sync().sync_stream().map_err(error)
+        self.0.sync().map_err(error)
     }
 }

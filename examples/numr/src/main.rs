@@ -23,8 +23,8 @@ fn main() -> Result {
     let ranks = Threads::world(RANKS)?.into_iter().map(|bootstrap| {
         std::thread::spawn(move || -> Result {
             let communicator = fast_allreduce::Communicator::builder().build(Host::new(), bootstrap)?;
-            let raw = StreamCommunicator::new(communicator)?;
-            let world: Arc<dyn Communicator> = Arc::new(FastAllreduce(Box::new(raw)));
+            let world: Arc<dyn Communicator> =
+                Arc::new(FastAllreduce(StreamCommunicator::new(communicator)?));
             collectives(&*world)?;
             tensors(&*world)?;
             messages(&*world)?;

@@ -1,15 +1,14 @@
 //! What ranks reduce by, with a clock on it.
 
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use fast_allreduce::{Collective, DType};
-use fast_allreduce_candle::HostCollectives;
+use fast_allreduce_candle::Collectives;
 
 /// Backends of one world, of which one is in use.
 pub struct Backends {
-    backends: Vec<(&'static str, Box<dyn HostCollectives>)>,
+    backends: Vec<(&'static str, Box<dyn Collectives>)>,
     current: AtomicUsize,
     nanoseconds: AtomicU64,
     calls: AtomicU64,
@@ -36,7 +35,7 @@ impl Spent {
 
 impl Backends {
     /// At least one, of the same ranks.
-    pub fn new(backends: Vec<(&'static str, Box<dyn HostCollectives>)>) -> Self {
+    pub fn new(backends: Vec<(&'static str, Box<dyn Collectives>)>) -> Self {
         let (current, nanoseconds, calls, bytes) = Default::default();
         Self { backends, current, nanoseconds, calls, bytes }
     }
@@ -58,12 +57,12 @@ impl Backends {
         }
     }
 
-    fn backend(&self) -> &dyn HostCollectives {
+    fn backend(&self) -> &dyn Collectives {
         &*self.backends[self.current.load(Ordering::Relaxed)].1
     }
 }
 
-impl HostCollectives for Backends {
+impl Collectives for Backends {
     fn rank(&self) -> usize {
         self.backend().rank()
     }
@@ -74,15 +73,15 @@ impl HostCollectives for Backends {
 
     unsafe fn collective(
         &self,
+        stream: u64,
         collective: Collective<'_>,
-        input: *const c_void,
-        output: *mut c_void,
+        addresses: [u64; 2],
         count: usize,
         dtype: DType,
     ) -> fast_allreduce::Result<()> {
         let start = Instant::now();
         // SAFETY: the caller's.
-        let result = unsafe { self.backend().collective(collective, input, output, count, dtype) };
+        let result = unsafe { self.backend().collective(stream, collective, addresses, count, dtype) };
         if matches!(collective, Collective::AllReduce(_)) {
             self.nanoseconds.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
             self.calls.fetch_add(1, Ordering::Relaxed);
@@ -98,7 +97,7 @@ pub mod mpi {
     use std::ffi::{c_int, c_void};
 
     use fast_allreduce::{bootstrap, Collective, DType, Error, ReduceOp, Result};
-    use fast_allreduce_candle::HostCollectives;
+    use fast_allreduce_candle::Collectives;
     use mpi::datatype::Equivalence as _;
     use mpi::ffi;
     use mpi::raw::AsRaw as _;
@@ -132,7 +131,7 @@ pub mod mpi {
         Error::Mpi { call: "MPI", message }
     }
 
-    impl HostCollectives for Mpi {
+    impl Collectives for Mpi {
         fn rank(&self) -> usize {
             self.rank
         }
@@ -143,9 +142,9 @@ pub mod mpi {
 
         unsafe fn collective(
             &self,
+            _stream: u64,
             collective: Collective<'_>,
-            input: *const c_void,
-            output: *mut c_void,
+            addresses: [u64; 2],
             count: usize,
             dtype: DType,
         ) -> Result<()> {
@@ -156,7 +155,8 @@ pub mod mpi {
             };
             let count =
                 c_int::try_from(count).map_err(|_| refused(format!("{count} {dtype_name} are too many")))?;
-            let input = if input == output.cast_const() { self.in_place as *const c_void } else { input };
+            let [input, output] = addresses.map(|address| address as *mut c_void);
+            let input = if input == output { self.in_place as *const c_void } else { input.cast_const() };
             // SAFETY: the buffers are the caller's promise, and the type is theirs. MPI runs, as the bootstrap started it, until this
             // process ends, and all calls to it are of the thread that did.
             let status = unsafe {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use candle_core::{Device, Module as _, Tensor};
 use fast_allreduce::bootstrap::{Bootstrap, Local};
 use fast_allreduce::device::host::Bind;
-use fast_allreduce::{Communicator, Host};
-use fast_allreduce_candle::{AllGather, Comm, HostCollectives};
+use fast_allreduce::{AnyCommunicator, Communicator, Host};
+use fast_allreduce_candle::{AllGather, Collectives, Comm};
 
 use crate::arguments::Arguments;
 use crate::backend::Backends;
@@ -54,8 +54,8 @@ fn run_in_world(arguments: &Arguments) -> Result {
         .timeout(arguments.timeout)
         .algorithm(arguments.algorithm)
         .build(Host::new().bind(bind), Arc::clone(&bootstrap))?;
-    let backends = Arc::new(Backends::new(backends(arguments, communicator)?));
-    let comm = Comm::host(Arc::clone(&backends) as Arc<dyn HostCollectives>);
+    let backends = Arc::new(Backends::new(backends(arguments, communicator.into())?));
+    let comm = Comm::of(Arc::clone(&backends) as Arc<dyn Collectives>);
     let model = Model::load(source.config, &*source.shards, &comm, arguments.products)?;
     let mut generator = Generator { model, comm, backends: &backends };
 
@@ -93,12 +93,12 @@ fn join(arguments: &Arguments) -> Result<Arc<dyn Bootstrap>> {
 
 fn backends(
     arguments: &Arguments,
-    communicator: Communicator<Host>,
-) -> Result<Vec<(&'static str, Box<dyn HostCollectives>)>> {
+    communicator: AnyCommunicator,
+) -> Result<Vec<(&'static str, Box<dyn Collectives>)>> {
     #[cfg(feature = "mpi")]
     if arguments.backend.needs_mpi() {
         let mpi = crate::backend::mpi::Mpi::new(communicator.rank(), communicator.world_size())?;
-        let mpi: (_, Box<dyn HostCollectives>) = ("mpi", Box::new(mpi));
+        let mpi: (_, Box<dyn Collectives>) = ("mpi", Box::new(mpi));
         return Ok(match arguments.backend {
             crate::arguments::Backend::Mpi => vec![mpi],
             _ => vec![("fast-allreduce", Box::new(communicator)), mpi],

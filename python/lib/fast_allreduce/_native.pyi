@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from types import TracebackType
 from typing import Any, Protocol, Union
 from weakref import WeakValueDictionary
+
+from typing_extensions import Unpack
+
+from ._catalogue import Settings
 
 __version__: str
 MAX_RANKS: int
@@ -124,34 +127,15 @@ class Communicator:
         rank: int,
         unique_id: UniqueId,
         device: str = "cpu",
-        *,
-        timeout: float | None = None,
-        join_timeout: float | None = None,
-        max_bytes: int | None = None,
-        algorithm: str | None = None,
-        check: bool | None = None,
-        workers: int = 1,
-        wait: str = "auto",
-        bind: str = "none",
-        calibrate: bool | None = None,
-        tuning: str | PathLike[str] | None = None,
-        order: str | None = None,
-        direct_reads: bool | None = None,
-        max_blocks: int | None = None,
-        one_at_a_time: bool = False,
-        programmatic_launch: bool = False,
+        **settings: Unpack[Settings],
     ) -> Communicator:
         """Joins the world of an id, and returns when all ranks have come.
 
-        All ranks must have the same settings: `timeout` is the longest wait for another rank, in seconds (default 30, or
-        FAST_ALLREDUCE_TIMEOUT), and `join_timeout` the longest for all to come, by default as long; `max_bytes` what one launch takes through shared memory; `algorithm` forces one for all
-        allreduces; `check` has ranks compare their calls by a barrier of its own; `workers` are threads of each rank for large
-        messages; `wait` is "auto", "spin" or "yield"; `bind` gives each thread of a rank a "core", or each rank a "numa" node, which
-        threads that are started later inherit; `calibrate=False` has nothing measured; `tuning` is the path of a tuning file;
-        `order="any"` lets a switch between GPUs add up in its own order, where "fixed", the default or FAST_ALLREDUCE_ORDER, has the
-        bits of additions in rank order; `direct_reads` says whether large messages are read where they are by another process.
+        Settings are keywords: those of `_catalogue.Settings`, with the values that docs/tuning.md tells; None is the default. Ranks
+        that have different ones where all must have the same raise `Disagreement`. Any value of a wrong kind, and an unknown name, is
+        an `InvalidSetting` that tells what there is.
 
-        Three are of GPUs alone, two of them for processes with several communicators on one. By default each takes half of the multiprocessors
+        A process with several communicators on a GPU says so: by default each takes half of the multiprocessors
         that those before it have left. `max_blocks` is the most that one takes. `one_at_a_time=True` is a promise: no call of this
         communicator runs on the GPU at the same time as one of another communicator of this process, on any rank, as where all
         calls are on one stream. It may then use all, and takes none from others; where the promise is broken, calls may
@@ -162,22 +146,7 @@ class Communicator:
     @staticmethod
     def from_env(
         device: str = "cpu",
-        *,
-        timeout: float | None = None,
-        join_timeout: float | None = None,
-        max_bytes: int | None = None,
-        algorithm: str | None = None,
-        check: bool | None = None,
-        workers: int = 1,
-        wait: str = "auto",
-        bind: str = "none",
-        calibrate: bool | None = None,
-        tuning: str | PathLike[str] | None = None,
-        order: str | None = None,
-        direct_reads: bool | None = None,
-        max_blocks: int | None = None,
-        one_at_a_time: bool = False,
-        programmatic_launch: bool = False,
+        **settings: Unpack[Settings],
     ) -> Communicator | None:
         """Joins the world that FAST_ALLREDUCE_UNIQUE_ID, _RANK and _WORLD_SIZE name, or _SOCKET_DIR in the place of an id; None where
         there is neither. Settings are those of `init`, except that ranks wait for all to come for `join_timeout` seconds, or as
@@ -245,43 +214,39 @@ class Communicator:
         cannot keep is refused, with what it can. The result is the same on all ranks: see docs/quantized.md.
         """
 
-    def allreduce_add(
-        self, sendbuf: _Buffer, residual: _Buffer, residual_out: _Buffer | None = None, *, stream: _Stream | None = None
-    ) -> None:
-        """Adds the sum of the ranks' buffers to `residual`, which is the same on all ranks: in place without `residual_out`.
-
-        Types are f16, bf16 and f32. The sum is rounded to the type before it is added, as by an allreduce and an addition.
-        """
-
-    def allreduce_rms_norm(
+    def allreduce_fused(
         self,
         sendbuf: _Buffer,
-        residual: _Buffer,
-        weight: _Buffer | None = None,
         recvbuf: _Buffer | None = None,
-        residual_out: _Buffer | None = None,
         *,
+        residual: _Buffer,
+        residual_out: _Buffer | None = None,
+        norm: str | None = None,
+        weight: _Buffer | None = None,
+        bias: _Buffer | None = None,
         hidden: int | None = None,
         epsilon: float = 1e-6,
         unit_offset: bool = False,
-        scale: _Buffer | None = None,
+        sum_out: _Buffer | None = None,
+        scaling: str | None = None,
+        numbers: _Buffer | None = None,
         scales: _Buffer | None = None,
         global_scale: _Buffer | None = None,
-        scale_layout: Literal["tiled", "row_major"] = "tiled",
-        sum_out: _Buffer | None = None,
         stream: _Stream | None = None,
     ) -> None:
-        """Adds as `allreduce_add`, and brings the RMSNorm of its rows, times `weight`, to `recvbuf`, or in place of `sendbuf`.
+        """Adds the sum of the ranks' buffers to `residual`, which is the same on all ranks: in place without `residual_out`.
 
-        Rows have `hidden` elements, by default as many as `weight`. `unit_offset` multiplies by `1 + weight`, as Gemma does. One
-        call in place of an allreduce, an addition and a norm, with the bits of these: see docs/fused.md.
+        With a `norm` ("rms"), the rows of that are normalised, times `weight` and plus `bias`: into `recvbuf`, or in place of
+        `sendbuf`. Rows have `hidden` elements, by default as many as `weight`. `unit_offset` multiplies by `1 + weight`, as Gemma
+        does. One call in place of an allreduce, an addition and a norm, with the bits of these, of f16, bf16 and f32: see
+        docs/fused.md.
 
-        With `scale`, of one f32, `recvbuf` has 8-bit numbers (int8, float8_e4m3fn, float8_e5m2) of that scale. With `scales` the
-        call writes those: one for each row, or one for each 128 elements of a row, by their number.
-
-        With `global_scale`, of one f32, `recvbuf` has NVFP4: two 4-bit floats in a byte (uint8), and `scales` a
-        byte (uint8, float8_e4m3fn) for each 16 elements of a row. These are in tiles of 128 rows and 4 such blocks, as matrix
-        products of the format take them, a multiple of 512 bytes in all, or row after row. `global_scale` is 448 * 6 / greatest.
+        With a `scaling` the normalised rows are quantised into `numbers`, and do not go in place of `sendbuf`: "given" to 8-bit
+        numbers (int8, float8_e4m3fn, float8_e5m2) by the one f32 in `scales`; "per_row" and "per_group" to such numbers, with an
+        f32 in `scales` for each row, or for each 128 elements of a row; "nvfp4" and "nvfp4_tiled" to two 4-bit floats in a byte
+        (uint8), with a byte in `scales` (uint8, float8_e4m3fn) for each 16 elements of a row, row after row, or in tiles of 128
+        rows and 4 such blocks, as matrix products of the format take them. `global_scale`, one f32, is then
+        448 * 6 / greatest.
 
         `sum_out`, apart from all else, gets the ranks' sum alone, as `allreduce` has it.
         """

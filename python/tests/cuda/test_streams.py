@@ -136,8 +136,9 @@ def calls(communicator, make):
         "allreduce": lambda stream: communicator.allreduce(a, b, stream=stream),
         "allreduce in place": lambda stream: communicator.allreduce(a, stream=stream),
         "allreduce_quantized": lambda stream: communicator.allreduce_quantized(a, b, tolerance=1, stream=stream),
-        "allreduce_add": lambda stream: communicator.allreduce_add(a, b, c, stream=stream),
-        "allreduce_rms_norm": lambda stream: communicator.allreduce_rms_norm(a, b, hidden=COUNT, stream=stream),
+        "allreduce_fused": lambda stream: communicator.allreduce_fused(
+            a, residual=b, residual_out=c, norm="rms", hidden=COUNT, stream=stream
+        ),
         "allgather": lambda stream: communicator.allgather(a, b, stream=stream),
         "allgather_v": lambda stream: communicator.allgather_v(a, b, counts, stream=stream),
         "reduce_scatter": lambda stream: communicator.reduce_scatter(a, b, stream=stream),

@@ -8,12 +8,12 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::join::JOIN_TIMEOUT;
 use super::super::place::SOCKET_DIRECTORY;
 use super::super::socket::Token;
 use super::super::testing::{assert_released, contribution, is_alone, process, resources, LIMIT};
 use super::super::world::Failure;
 use super::*;
+use crate::catalogue::settings::JOIN_TIMEOUT_VARIABLE;
 use crate::temporary::Folder;
 use crate::thread::tests::forbid;
 
@@ -200,7 +200,7 @@ fn the_environment_is_checked() {
     Local::from_env().unwrap().unwrap().barrier(LIMIT).unwrap();
     // Nobody else comes: the limit is what the environment says, or the program.
     std::env::set_var(WORLD_SIZE, "2");
-    std::env::set_var(JOIN_TIMEOUT, "0.25");
+    std::env::set_var(JOIN_TIMEOUT_VARIABLE, "0.25");
     let waited = |error| match error {
         Error::Timeout { operation: "rendezvous", waited, .. } => waited,
         error => panic!("{error}"),
@@ -210,8 +210,8 @@ fn the_environment_is_checked() {
     std::env::set_var(UNIQUE_ID, UniqueId::new().unwrap().to_string());
     assert_eq!(waited(Local::from_env().unwrap_err()), Duration::from_millis(250));
     std::env::remove_var(UNIQUE_ID);
-    std::env::set_var(JOIN_TIMEOUT, "soon");
-    invalid(JOIN_TIMEOUT);
+    std::env::set_var(JOIN_TIMEOUT_VARIABLE, "soon");
+    invalid(JOIN_TIMEOUT_VARIABLE);
     std::env::remove_var(RANK);
     assert!(Local::from_env().unwrap().is_none(), "a directory alone is for whoever launches ranks");
 }

@@ -105,24 +105,3 @@ fn the_first_call_with_a_rank_has_a_limit_of_its_own() {
         assert_eq!((missing.as_slice(), *waited), (&[1][..], short), "{late}");
     }
 }
-
-#[test]
-fn the_environment_may_name_an_algorithm() {
-    let named = |value: &str| algorithm_named(Some(OsStr::new(value)));
-    assert_eq!(algorithm_named(None), Ok(None));
-    assert_eq!(named(""), Ok(None));
-    for algorithm in Algorithm::ALL {
-        assert_eq!(named(algorithm.name()), Ok(Some(algorithm)));
-    }
-    let error = named("tree").unwrap_err();
-    assert!(matches!(error, Error::InvalidSetting { name: ALGORITHM_VARIABLE, .. }), "{error}");
-}
-
-#[test]
-fn the_environment_may_have_calls_compared() {
-    let named = |value: &str| switch_named(CHECK_VARIABLE, Some(OsStr::new(value)));
-    assert_eq!((switch_named(CHECK_VARIABLE, None), named("")), (Ok(None), Ok(None)));
-    assert_eq!((named("0"), named("1")), (Ok(Some(false)), Ok(Some(true))));
-    let error = named("yes").unwrap_err();
-    assert!(matches!(error, Error::InvalidSetting { name: CHECK_VARIABLE, .. }), "{error}");
-}

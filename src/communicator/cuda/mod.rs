@@ -1,11 +1,10 @@
 //! The collectives of the CUDA device, in stream order: on cudarc's slices in `typed.rs` and `messages.rs`, on raw pointers in
 //! `raw.rs`. Here is what all of them go through.
 
+mod fused;
 mod messages;
-mod no_weight;
 mod raw;
 mod register;
-mod rms_norm;
 mod slices;
 mod typed;
 
@@ -16,7 +15,7 @@ use cudarc::driver::CudaStream;
 
 pub use self::register::{Registered, RegisteredMemory};
 use super::Communicator;
-use crate::call::{transfers_id, CallKind, Collective, Message, Transfer};
+use crate::call::{transfers_id, Call, CallKind, Collective, Transfer};
 use crate::catalogue::DType;
 use crate::device::cuda::capture::is_captured;
 use crate::device::cuda::driver::{bind, wait_for};
@@ -78,9 +77,9 @@ impl Communicator<Cuda> {
         self.check_stream(stream)?;
         let captured = self.is_captured(stream)?;
         let (collective, dtype) = (Collective::Barrier, DType::U8);
-        let message = Message { collective, input: 0, output: 0, count: 0, dtype };
+        let call = Call { collective, input: 0, output: 0, count: 0, dtype };
         // SAFETY: it accesses no memory of a caller's; the stream is of this context and kept alive.
-        unsafe { self.run(message, stream.cu_stream(), Some(stream), captured) }
+        unsafe { self.run(call, stream.cu_stream(), Some(stream), captured) }
     }
 
     /// # Safety
@@ -88,7 +87,7 @@ impl Communicator<Cuda> {
     /// As [`Communicator::start`] and [`Cuda::order`]; the device's context is current, and `captured` says whether the stream is.
     unsafe fn run(
         &self,
-        message: Message<'_>,
+        call: Call<'_>,
         stream: CUstream,
         owner: Option<&Arc<CudaStream>>,
         captured: bool,
@@ -96,8 +95,8 @@ impl Communicator<Cuda> {
         // SAFETY: the caller's.
         unsafe {
             self.in_order(stream, owner, captured, || {
-                self.start(message, stream, || match captured {
-                    true => self.device().capture_input(stream, message.input),
+                self.start(call, stream, || match captured {
+                    true => self.device().capture_input(stream, call.input),
                     false => Ok(0),
                 })
             })

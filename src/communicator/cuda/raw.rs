@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use crate::call::{check_transfers, CallKind, Collective, Direction, Message, Transfer};
+use crate::call::{check_transfers, Call, CallKind, Collective, Direction, Transfer, Use};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
@@ -36,10 +36,11 @@ impl Communicator<Cuda> {
         dtype: DType,
     ) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world_size());
-        let message = Message { collective, input, output, count, dtype };
+        let output = collective.output(output);
+        let call = Call { collective, input, output, count, dtype };
         self.healthy()?;
-        message.check(rank, world_size)?;
-        self.check_row(&message)?;
+        call.check(rank, world_size)?;
+        self.check_row(&call)?;
         self.or_poison(self.device().bind())?;
         if collective.input_len(count, rank, world_size) > 0 {
             self.check_address("input", input, dtype.size())?;
@@ -47,17 +48,17 @@ impl Communicator<Cuda> {
         if collective.output_len(count, rank, world_size) > 0 {
             self.check_address("output", output, dtype.size())?;
         }
-        if let Some(epilogue) = collective.epilogue() {
-            for (which, operand) in epilogue.operands(count, dtype)? {
+        if let Some(fused) = collective.fused() {
+            for Use { name, operand, .. } in fused.operands(count, dtype)? {
                 if operand.bytes > 0 {
-                    self.check_address(which, operand.address, dtype.size())?;
+                    self.check_address(name, operand.address, dtype.size())?;
                 }
             }
         }
         // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
         unsafe {
             let captured = self.or_poison(is_captured(stream))?;
-            self.run(message, stream, None, captured)
+            self.run(call, stream, None, captured)
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Addresses {
 impl Communicator<Cuda> {
     /// Hands the slices' addresses to `start`, which launches on `stream`: the device's context is current. With event tracking the
     /// launch comes after the slices' last uses, and before what cudarc orders after this one.
-    pub(super) fn with_slices<T: Element, I: DevicePtr<T>, O: DevicePtrMut<T>>(
+    pub(super) fn with_slices<T: Element, I: DevicePtr<T> + ?Sized, O: DevicePtrMut<T> + ?Sized>(
         &self,
         stream: &Arc<CudaStream>,
         input: Option<&I>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
 use super::slices::Addresses;
-use crate::call::{same_length, Collective, Message, QuantizedTransport, Transport};
+use crate::call::{same_length, Call, Collective, QuantizedTransport, Transport};
 use crate::catalogue::ReduceOp;
 use crate::communicator::typed::typed_collectives;
 use crate::communicator::Communicator;
@@ -75,18 +75,18 @@ impl Communicator<Cuda> {
         output: &mut O,
     ) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world_size());
-        let message = Message { collective, input: 0, output: 0, count, dtype: T::DTYPE };
-        message.check_arguments(rank, world_size)?;
+        let call = Call { collective, input: 0, output: 0, count, dtype: T::DTYPE };
+        call.check_arguments(rank, world_size)?;
         let input = collective.uses_input(rank).then_some(input);
         let output = collective.uses_output(rank).then_some(output);
         let (has, has_room) = (input.map_or(0, I::len), output.as_ref().map_or(0, |output| output.len()));
         same_length(collective.input_len(count, rank, world_size), has)?;
         same_length(collective.output_len(count, rank, world_size), has_room)?;
         self.with_slices(stream, input, output, |Addresses { input, output, captured }| {
-            let message = Message { input, output, ..message };
+            let call = Call { input, output, ..call };
             // SAFETY: both hold what the collective reads and writes until the work on the stream is done, which cudarc orders
             // frees after; an exclusive borrow overlaps with no other. The stream is of this context and kept alive.
-            unsafe { self.run(message, stream.cu_stream(), Some(stream), captured) }
+            unsafe { self.run(call, stream.cu_stream(), Some(stream), captured) }
         })
     }
 
@@ -97,13 +97,13 @@ impl Communicator<Cuda> {
         collective: Collective<'_>,
         data: &mut O,
     ) -> Result<()> {
-        let message = Message { collective, input: 0, output: 0, count: data.len(), dtype: T::DTYPE };
-        message.check_arguments(self.rank(), self.world_size())?;
+        let call = Call { collective, input: 0, output: 0, count: data.len(), dtype: T::DTYPE };
+        call.check_arguments(self.rank(), self.world_size())?;
         let nothing = None::<&CudaSlice<T>>;
         self.with_slices(stream, nothing, Some(data), |Addresses { output, captured, .. }| {
-            let message = Message { input: output, output, ..message };
+            let call = Call { input: output, output, ..call };
             // SAFETY: as in `between`; in place is input == output.
-            unsafe { self.run(message, stream.cu_stream(), Some(stream), captured) }
+            unsafe { self.run(call, stream.cu_stream(), Some(stream), captured) }
         })
     }
 }

@@ -3,8 +3,6 @@
 //!
 //! Hidden from the documentation: it is for the bindings of this repository, and no part of the API.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use cudarc::driver::sys::CUcontext;
 
 use super::api::{self, Code};
@@ -13,27 +11,18 @@ use super::api::{self, Code};
 #[derive(Debug)]
 pub struct CallersContext(CUcontext);
 
-/// This process has made a [`CallersContext`], hence may have a communicator of GPUs.
-///
-/// Relaxed: whoever uses such a communicator has been given it by the thread that made it.
-static IN_USE: AtomicBool = AtomicBool::new(false);
-
 impl CallersContext {
     /// Before a communicator of GPUs is made: loads the driver. `None` where there is none, and in a thread without a context, which has
     /// the GPU's afterwards, as after the first call of CUDA's runtime.
     pub fn keep_if_any() -> Option<Self> {
-        IN_USE.store(true, Ordering::Relaxed);
         // Before the driver was initialised there is none.
         current().ok().filter(|context| !context.is_null()).map(Self)
     }
 
-    /// Before any other call. `None` in a process that has no communicator of GPUs, whose driver is not touched.
+    /// Before a call of a communicator of GPUs, and before its end.
     #[inline]
     pub fn keep() -> Option<Self> {
-        match IN_USE.load(Ordering::Relaxed) {
-            true => current().ok().map(Self),
-            false => None,
-        }
+        current().ok().map(Self)
     }
 }
 

@@ -1,29 +1,7 @@
 //! How a rank tells its peers where its memory is: one value, tagged, of fixed size.
 
+pub use crate::catalogue::settings::Sharing;
 use crate::error::{Error, Result};
-
-/// Which kind of memory an allocation is, and so how other processes map it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Sharing {
-    /// Ranks are threads of one process: plain pointers.
-    Pointers,
-    /// Virtual memory management: a POSIX file descriptor, passed over a Unix socket.
-    Descriptor,
-    /// `cuIpcGetMemHandle`, with an offset from the allocation's base.
-    Ipc,
-}
-
-impl Sharing {
-    /// Its name in settings and messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Pointers => "pointers within the process",
-            Self::Descriptor => "file descriptors (VMM)",
-            Self::Ipc => "CUDA IPC handles",
-        }
-    }
-}
 
 /// What a peer needs to map an allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,51 +11,8 @@ use std::time::Duration;
 use super::cores::{self, Groups};
 use super::workers::Workers;
 use crate::bootstrap::Bootstrap;
+use crate::catalogue::settings::Bind;
 use crate::error::{Error, Result};
-
-/// What the threads of each rank are bound to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Bind {
-    /// Nothing: they run wherever the process may.
-    #[default]
-    None,
-    /// A core for each thread.
-    Core,
-    /// A NUMA node for each rank.
-    Numa,
-}
-
-impl Bind {
-    const ALL: [Self; 3] = [Self::None, Self::Core, Self::Numa];
-
-    /// `"none"`, `"core"`, `"numa"`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Core => "core",
-            Self::Numa => "numa",
-        }
-    }
-}
-
-impl fmt::Display for Bind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl std::str::FromStr for Bind {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|bind| bind.name() == name).ok_or_else(|| Error::InvalidSetting {
-            name: "bind",
-            value: name.to_owned(),
-            expected: "one of none, core, numa",
-        })
-    }
-}
 
 /// Where the ranks of a world run. `Display` says it in words: `core (0, 1)`, `none (4 threads on 2 cores)`.
 #[derive(Debug, Clone, PartialEq, Eq)]

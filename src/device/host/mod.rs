@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use binding::{Bind, Binding};
+pub use binding::Binding;
 pub use isa::Isa;
 pub use limits::available_memory;
 pub use memory::SharedMemory;
@@ -28,6 +28,7 @@ use workers::Workers;
 use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus};
 use crate::bootstrap::{all_succeeded, Bootstrap};
+pub use crate::catalogue::settings::{Bind, Wait};
 use crate::error::{Error, Result};
 use crate::interruption;
 use crate::plan::{thresholds, Costs, DeviceKind, Machine, Packing, Plan};
@@ -55,19 +56,6 @@ pub struct Host {
     blocks: usize,
     bind: Bind,
     binding: Binding,
-}
-
-/// What a rank does while it waits for another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Wait {
-    /// [`Wait::Spin`] where every rank can have a core of its own, else [`Wait::Yield`].
-    #[default]
-    Auto,
-    /// Polls for some tens of microseconds before it gives up its core.
-    Spin,
-    /// Polls a few times, then gives its core to other threads.
-    Yield,
 }
 
 impl Wait {

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::super::Algorithm::{HalvingDoubling, OneShotPull, OneShotPush, Ring, TwoShotPull, TwoShotPush};
 use super::*;
 use crate::abi::FA_MAX_BLOCKS;
 use crate::catalogue::DType;

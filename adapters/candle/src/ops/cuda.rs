@@ -4,11 +4,11 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DevicePtr, DevicePtrMut, DeviceRepr};
 use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, Layout, Result};
-use fast_allreduce::{Collective, Communicator, Cuda, DType, Element, ReduceOp};
+use fast_allreduce::{Collective, DType, Element, ReduceOp};
 
 use super::contiguous;
 use super::rms_norm::Norm;
-use crate::comm::{error, Comm};
+use crate::comm::{error, Collectives, Comm};
 use crate::dtype::{movable, reducible};
 
 /// A collective from a storage to a new one, started on the device's stream. `count` is in elements, as the collective counts.
@@ -27,7 +27,7 @@ pub(super) fn call(
         }
         _ => movable(dtype, op)?,
     };
-    let call = Call { communicator: comm.as_cuda(op)?, collective, count, dtype, factor, device };
+    let call = Call { communicator: comm.for_tensor(op, true)?, collective, count, dtype, factor, device };
     macro_rules! of_types {
         ($($variant:ident),*) => {
             match &storage.slice {
@@ -41,7 +41,7 @@ pub(super) fn call(
 }
 
 struct Call<'a> {
-    communicator: &'a Communicator<Cuda>,
+    communicator: &'a dyn Collectives,
     collective: Collective<'a>,
     count: usize,
     dtype: DType,
@@ -71,7 +71,13 @@ impl Call<'_> {
             // SAFETY: `dtype` and `factor` describe T; the input has as many elements as the collective reads and the output as many
             // as it writes. cudarc orders what follows on other streams after this call, and frees neither before.
             unsafe {
-                self.communicator.collective_raw(stream.cu_stream(), collective, from, to, count, self.dtype)
+                self.communicator.collective(
+                    stream.cu_stream() as u64,
+                    collective,
+                    [from, to],
+                    count,
+                    self.dtype,
+                )
             }
             .map_err(error)?;
         }
@@ -87,8 +93,8 @@ pub(super) fn all_reduce_in_place(
 ) -> Result<()> {
     let range = contiguous(layout, "all_reduce")?;
     let dtype = reducible(storage.dtype(), "all_reduce")?;
-    let (communicator, stream) = (comm.as_cuda("all_reduce")?, storage.device.cuda_stream());
-    let count = range.len();
+    let (communicator, stream) = (comm.for_tensor("all_reduce", true)?, storage.device.cuda_stream());
+    let (count, handle) = (range.len(), stream.cu_stream() as u64);
     macro_rules! of_types {
         ($($variant:ident),*) => {
             match &mut storage.slice {
@@ -97,7 +103,7 @@ pub(super) fn all_reduce_in_place(
                     let (address, _writes) = data.device_ptr_mut(&stream);
                     // SAFETY: `dtype` is the slice's, which has that many elements and is borrowed; in place is input == output. cudarc
                     // orders what follows on other streams after this call, and does not free it before.
-                    unsafe { communicator.all_reduce_raw(stream.cu_stream(), address, address, count, dtype, op) }
+                    unsafe { communicator.collective(handle, Collective::AllReduce(op), [address; 2], count, dtype) }
                         .map_err(error)
                 })*
                 _ => candle_core::bail!("all_reduce: {dtype} is not supported"),
@@ -114,7 +120,7 @@ pub(super) fn rms_norm<T: DeviceRepr + Element>(
     device: &CudaDevice,
     [input, residual, weight]: [CudaView<'_, T>; 3],
 ) -> Result<CudaSlice<T>> {
-    let communicator = comm.as_cuda("all_reduce_rms_norm")?;
+    let communicator = comm.for_tensor("all_reduce_fused", true)?;
     let (stream, count) = (device.cuda_stream(), input.len());
     // SAFETY: the call writes all of it, in the order of the stream that it is used on.
     let mut output = unsafe { stream.alloc::<T>(norm.results() * count) }.w()?;
@@ -122,11 +128,11 @@ pub(super) fn rms_norm<T: DeviceRepr + Element>(
         let [(from, _a), (residual, _b), (weight, _c)] =
             [&input, &residual, &weight].map(|operand| operand.device_ptr(&stream));
         let (normed, _writes) = output.device_ptr_mut(&stream);
-        let (epilogue, last) = norm.at(residual, weight, normed, count * size_of::<T>());
-        let collective = Collective::AllReduceEpilogue(&epilogue);
+        let fused = norm.at(residual, weight, normed, count * size_of::<T>());
+        let collective = Collective::AllReduceFused(&fused);
         // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new,
         // and has room for as many messages as there are results. cudarc orders what follows on other streams after this call, and frees none before.
-        unsafe { communicator.collective_raw(stream.cu_stream(), collective, from, last, count, T::DTYPE) }
+        unsafe { communicator.collective(stream.cu_stream() as u64, collective, [from, 0], count, T::DTYPE) }
             .map_err(error)?;
     }
     Ok(output)

@@ -49,7 +49,7 @@ fn run<T: Copy>(
     factor: usize,
 ) -> Result<Vec<T>> {
     debug_assert_eq!(size_of::<T>(), dtype.size() * factor);
-    let host = comm.as_host(collective.name())?;
+    let host = comm.for_tensor(collective.name(), false)?;
     let (rank, ranks) = (host.rank(), host.world_size());
     let written = collective.output_len(count, rank, ranks);
     debug_assert_eq!(collective.input_len(count, rank, ranks), input.len());
@@ -62,10 +62,10 @@ fn run<T: Copy>(
         }
         collective => collective,
     };
-    let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
+    let addresses = [input.as_ptr() as u64, output.as_mut_ptr() as u64];
     // SAFETY: `dtype` and `factor` describe T. The input has as many elements as the collective reads, the output has room for what it
     // writes, and nobody else has either: the one is borrowed, the other new.
-    unsafe { host.collective(collective, from, to, count * factor, dtype) }.map_err(error)?;
+    unsafe { host.collective(0, collective, addresses, count * factor, dtype) }.map_err(error)?;
     // SAFETY: a collective that succeeded has written all of this rank's output, and there is room for it.
     unsafe { output.set_len(written) };
     Ok(output)
@@ -99,10 +99,10 @@ fn run_in_place<T>(
 ) -> Result<()> {
     debug_assert_eq!(size_of::<T>(), dtype.size());
     let data = &mut data[range];
-    let address = data.as_mut_ptr().cast();
-    let host = comm.as_host("all_reduce")?;
+    let address = data.as_mut_ptr() as u64;
+    let host = comm.for_tensor("all_reduce", false)?;
     // SAFETY: `dtype` is T's; the slice is borrowed for the call; in place is input == output.
-    unsafe { host.collective(Collective::AllReduce(op), address, address, data.len(), dtype) }.map_err(error)
+    unsafe { host.collective(0, Collective::AllReduce(op), [address; 2], data.len(), dtype) }.map_err(error)
 }
 
 /// Normalised rows, behind them the sum with the residual, and then the sum alone if it is asked for. Operands are the input, the residual and the weight.
@@ -111,16 +111,15 @@ pub(super) fn rms_norm<T: Element + Copy>(
     norm: &Norm,
     [input, residual, weight]: [&[T]; 3],
 ) -> Result<Vec<T>> {
-    let host = comm.as_host("all_reduce_rms_norm")?;
+    let host = comm.for_tensor("all_reduce_fused", false)?;
     let (count, written) = (input.len(), norm.results() * input.len());
     let mut output = Vec::<T>::with_capacity(written);
     let [residual, weight] = [residual, weight].map(|operand| operand.as_ptr() as u64);
-    let (epilogue, last) = norm.at(residual, weight, output.as_mut_ptr() as u64, size_of_val(input));
-    let collective = Collective::AllReduceEpilogue(&epilogue);
+    let fused = norm.at(residual, weight, output.as_mut_ptr() as u64, size_of_val(input));
+    let (collective, from) = (Collective::AllReduceFused(&fused), input.as_ptr() as u64);
     // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new, and
     // has room for as many messages as there are results.
-    unsafe { host.collective(collective, input.as_ptr().cast(), last as *mut _, count, T::DTYPE) }
-        .map_err(error)?;
+    unsafe { host.collective(0, collective, [from, 0], count, T::DTYPE) }.map_err(error)?;
     // SAFETY: a call that succeeded has written all of them.
     unsafe { output.set_len(written) };
     Ok(output)

@@ -1,7 +1,7 @@
 //! An allreduce that goes on with a residual and an RMSNorm: what follows it in a layer, in the same call.
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, D};
-use fast_allreduce::{Epilogue, RawRmsNorm};
+use fast_allreduce::RawFused;
 
 #[cfg(feature = "cuda")]
 use super::cuda;
@@ -80,7 +80,7 @@ impl AllReduceRmsNorm {
         let hidden = xs.shape().dim(D::Minus1)?;
         if residual.shape() != xs.shape() || weight.dims() != [hidden] {
             candle_core::bail!(
-                "all_reduce_rms_norm: a tensor of {:?} takes a residual of that and a weight of ({hidden},), not {:?} and {:?}",
+                "all_reduce_fused: a tensor of {:?} takes a residual of that and a weight of ({hidden},), not {:?} and {:?}",
                 xs.shape(),
                 residual.shape(),
                 weight.shape()
@@ -108,19 +108,20 @@ impl Norm {
     }
 
     /// The call whose results are one behind the other from `output` on, each of so many bytes: normalised rows, the residual, and
-    /// the plain sum if that is one. And the address of the last, which is the output of the collective.
-    pub(super) fn at(&self, residual: u64, weight: u64, output: u64, bytes: usize) -> (Epilogue, u64) {
+    /// the plain sum if that is one.
+    pub(super) fn at(&self, residual: u64, weight: u64, output: u64, bytes: usize) -> RawFused {
         let &Self { hidden, epsilon, unit_offset, with_sum } = self;
         let place = |number: usize| output + (number * bytes) as u64;
-        let norm = RawRmsNorm { hidden, epsilon, weight, unit_offset, output, quantized: None };
-        let residual_out = if with_sum { place(1) } else { 0 };
-        (Epilogue { residual, residual_out, norm: Some(norm) }, place(self.results() - 1))
+        let norm = fast_allreduce::Norm::Rms { epsilon, unit_offset };
+        let sum = if with_sum { place(2) } else { 0 };
+        let (residual_out, rows) = (place(1), output);
+        RawFused { residual, residual_out, sum, norm, hidden, weight, rows, ..RawFused::default() }
     }
 }
 
 impl CustomOp3 for AllReduceRmsNorm {
     fn name(&self) -> &'static str {
-        "all_reduce_rms_norm"
+        "all_reduce_fused"
     }
 
     fn cpu_fwd(
@@ -185,12 +186,12 @@ impl CustomOp3 for AllReduceRmsNorm {
 }
 
 fn ranges(layouts: [&Layout; 3]) -> Result<[std::ops::Range<usize>; 3]> {
-    let [xs, residual, weight] = layouts.map(|layout| contiguous(layout, "all_reduce_rms_norm"));
+    let [xs, residual, weight] = layouts.map(|layout| contiguous(layout, "all_reduce_fused"));
     Ok([xs?, residual?, weight?])
 }
 
 fn refused<T>() -> Result<T> {
     candle_core::bail!(
-        "all_reduce_rms_norm: tensors are all F16, all BF16 or all F32; convert them with to_dtype"
+        "all_reduce_fused: tensors are all F16, all BF16 or all F32; convert them with to_dtype"
     )
 }

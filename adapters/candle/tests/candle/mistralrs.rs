@@ -49,12 +49,12 @@ impl Comm {
         let local = Local::connect(&id, rank, world_size, RENDEZVOUS).map_err(wrap)?;
         let builder = Communicator::builder();
         let comm = match dev {
-            Device::Cpu => far::Comm::host(Arc::new(builder.build(Host::new(), local).map_err(wrap)?)),
+            Device::Cpu => far::Comm::new(builder.build(Host::new(), local).map_err(wrap)?),
             #[cfg(feature = "cuda")]
             Device::Cuda(dev) => {
                 // Of a server that has one communicator, or several and one thread for them.
                 let gpu = far::Comm::gpu(dev)?.one_at_a_time();
-                far::Comm::cuda(Arc::new(builder.build(gpu, local).map_err(wrap)?))
+                far::Comm::new(builder.build(gpu, local).map_err(wrap)?)
             }
             dev => candle_core::bail!("fast-allreduce has no ranks on {dev:?}"),
         };

@@ -17,7 +17,7 @@ pub fn world<R: Send + 'static>(ranks: usize, rank: impl Fn(Comm) -> R + Send + 
             let rank = Arc::clone(&rank);
             std::thread::spawn(move || {
                 let communicator = Communicator::builder().build(Host::new(), bootstrap).unwrap();
-                rank(Comm::host(Arc::new(communicator)))
+                rank(Comm::new(communicator))
             })
         })
         .collect();

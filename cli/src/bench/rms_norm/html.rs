@@ -1,4 +1,4 @@
-//! The results of `all_reduce_rms_norm` as a page.
+//! The results of `all_reduce_fused` as a page.
 
 use super::{NormConfig, Row};
 use crate::bench::figures::{bandwidth, significant};
@@ -54,7 +54,7 @@ fn panel((dtype, hidden): (&'static str, usize), rows: &[Row]) -> Panel {
         }
     }
     Panel {
-        title: format!("all_reduce_rms_norm of {dtype}, rows of {hidden}"),
+        title: format!("all_reduce_fused of {dtype}, rows of {hidden}"),
         series,
         table: Table {
             groups: vec![

@@ -1,4 +1,4 @@
-//! `bench --collective all_reduce_rms_norm`, as one of its ranks: the call, what it replaces, and the allreduce in it, in turns.
+//! `bench --collective all_reduce_fused`, as one of its ranks: the call, what it replaces, and the allreduce in it, in turns.
 
 mod html;
 mod report;
@@ -53,7 +53,7 @@ impl Row {
     fn new(case: &RowsCase, algorithm: Option<Algorithm>, [fused, unfused, all_reduce]: [Timing; 3]) -> Self {
         let ratio = |time: &Timing, other: &Timing| time.time_us / other.time_us;
         Self {
-            collective: CallKind::AllReduceRmsNorm.name(),
+            collective: CallKind::AllReduceFused.name(),
             size: case.count() * case.dtype.size(),
             count: case.count(),
             dtype: case.dtype.name(),

@@ -1,4 +1,4 @@
-//! Writes the results of `all_reduce_rms_norm` to standard output: a table, JSON or CSV.
+//! Writes the results of `all_reduce_fused` to standard output: a table, JSON or CSV.
 
 use std::io::{self, Write};
 

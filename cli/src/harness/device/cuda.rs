@@ -14,12 +14,12 @@ use cudarc::driver::{
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, DType, Error, Order, RmsNorm};
+use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, DType, Error, Fused, Order};
 
 use super::{Batch, Call, Endpoint, RowBuffers};
 use crate::failure::{driver, Failure};
 use crate::harness::memory::Lines;
-use crate::harness::norm::{Float, EPSILON};
+use crate::harness::norm::{Float, NORM};
 use crate::harness::row::{DeviceFacts, EAGER};
 use crate::harness::session::Session;
 use crate::harness::work::Work;
@@ -265,17 +265,19 @@ impl Endpoint for Gpu {
         let RowBuffers { input, residual, output, weight, .. } = buffers;
         let (input, weight) = (As::<_, T>::new(&*input), As::new(&*weight));
         let (mut residual, mut output) = (As::new(residual), As::new(output));
-        let norm = RmsNorm::new(DeviceSlice::<T>::len(&weight), EPSILON).weight(&weight);
-        Ok(self.communicator.all_reduce_rms_norm(&self.stream, &input, &mut residual, &mut output, norm)?)
+        let hidden = DeviceSlice::<T>::len(&weight);
+        let fused = Fused::on_cuda(&mut residual).norm(NORM, hidden).weight(&weight).rows(&mut output);
+        Ok(self.communicator.all_reduce_fused(&self.stream, &input, fused)?)
     }
 
     fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Memory>) -> Result<(), Failure> {
         let RowBuffers { sum, residual, output, weight, .. } = buffers;
         let (sum, weight) = (As::<_, T>::new(&*sum), As::new(&*weight));
         let (mut residual, mut output) = (As::new(residual), As::new(output));
-        let norm = RmsNorm::new(DeviceSlice::<T>::len(&weight), EPSILON).weight(&weight);
+        let hidden = DeviceSlice::<T>::len(&weight);
+        let fused = Fused::on_cuda(&mut residual).norm(NORM, hidden).weight(&weight).rows(&mut output);
         let alone = self.alone.get().ok_or_else(|| Failure::Usage("no norm was made ready".into()))?;
-        Ok(alone.all_reduce_rms_norm(&self.stream, &sum, &mut residual, &mut output, norm)?)
+        Ok(alone.all_reduce_fused(&self.stream, &sum, fused)?)
     }
 
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {

@@ -5,13 +5,13 @@ use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Communicator, DType, Host, RmsNorm, Wait};
+use fast_allreduce::{Algorithm, Buffer, Communicator, DType, Fused, Host, Wait};
 
 use super::{Batch, Call, Endpoint, RowBuffers};
 use crate::arguments::{Bench, Tune};
 use crate::failure::Failure;
 use crate::harness::memory::{typed, typed_mut, Lines};
-use crate::harness::norm::{add_and_norm, instructions, Float, EPSILON};
+use crate::harness::norm::{add_and_norm, instructions, Float, NORM};
 use crate::harness::row::DeviceFacts;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
@@ -114,8 +114,8 @@ impl Endpoint for Cpu {
     fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Memory>) -> Result<(), Failure> {
         let RowBuffers { input, residual, output, weight, .. } = buffers;
         let (input, weight) = (typed::<T>(input), typed::<T>(weight));
-        let norm = RmsNorm::new(weight.len(), EPSILON).weight(weight);
-        Ok(self.communicator.all_reduce_rms_norm(input, typed_mut(residual), typed_mut(output), norm)?)
+        let fused = Fused::on_host(typed_mut(residual)).norm(NORM, weight.len());
+        Ok(self.communicator.all_reduce_fused(input, fused.weight(weight).rows(typed_mut(output)))?)
     }
 
     #[inline]

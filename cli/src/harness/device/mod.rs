@@ -87,7 +87,7 @@ pub trait Endpoint: Sized {
     /// Readies what an unfused norm needs, and says what does it. It is called before [`Endpoint::start_norm`].
     fn ready_norm(&self) -> Result<String, Failure>;
 
-    /// Starts an `all_reduce_rms_norm` of the input.
+    /// Starts an `all_reduce_fused` of the input.
     fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Self::Memory>) -> Result<(), Failure>;
 
     /// Adds the sum to the residual and normalises its rows, on this rank alone.

@@ -1,4 +1,4 @@
-//! `all_reduce_rms_norm` beside an allreduce with an addition and a norm after it, and beside an allreduce alone: all of them timed
+//! `all_reduce_fused` beside an allreduce with an addition and a norm after it, and beside an allreduce alone: all of them timed
 //! in turns and checked.
 
 pub mod check;

@@ -74,7 +74,7 @@ const NUMBERS: [Numbers; 5] = [
         scale_of_two: [0; 4],
     },
     Numbers {
-        scaling: FA_SCALE_OF_ROW,
+        scaling: FA_SCALE_PER_ROW,
         dtype: FA_F8E4M3,
         each: (0, 4),
         of_one: [0x7E, 0x7E],
@@ -83,7 +83,7 @@ const NUMBERS: [Numbers; 5] = [
         scale_of_two: (2.0f32 / 448.0).to_le_bytes(),
     },
     Numbers {
-        scaling: FA_SCALE_OF_GROUP,
+        scaling: FA_SCALE_PER_GROUP,
         dtype: FA_F8E5M2,
         each: (FA_SCALED_GROUP, 4),
         of_one: [0x7B, 0x7B],
@@ -92,11 +92,11 @@ const NUMBERS: [Numbers; 5] = [
         scale_of_two: (2.0f32 / 57344.0).to_le_bytes(),
     },
     NVFP4,
-    Numbers { scaling: FA_SCALE_OF_TILED_BLOCK, ..NVFP4 },
+    Numbers { scaling: FA_SCALE_NVFP4_TILED, ..NVFP4 },
 ];
 /// 4 / 6 is nearest to 0.6875 and 8 / 6 to 1.375, by which 1 becomes 5.8 and 2.9.
 const NVFP4: Numbers = Numbers {
-    scaling: FA_SCALE_OF_BLOCK,
+    scaling: FA_SCALE_NVFP4,
     dtype: FA_I8,
     each: (FA_SCALED_BLOCK, 1),
     of_one: [7, 7],
@@ -134,7 +134,7 @@ impl Numbers {
             }
             let (bytes, group) = (self.each.1 as usize, i / each);
             let at = match self.scaling {
-                FA_SCALE_OF_TILED_BLOCK => group / 4 * 512 + number % 32 * 16 + number / 32 * 4 + group % 4,
+                FA_SCALE_NVFP4_TILED => group / 4 * 512 + number % 32 * 16 + number / 32 * 4 + group % 4,
                 _ => (number * row.div_ceil(each) + group) * bytes,
             };
             let scale = if has_last { self.scale_of_two } else { self.scale_of_one };
@@ -194,17 +194,19 @@ impl Call<'_> {
         world.outputs.iter_mut().for_each(|output| output.fill(0xA5));
     }
 
-    fn launches(&self, world: &World) -> Vec<(FaLaunch, FaRmsNorm)> {
+    fn launches(&self, world: &World) -> Vec<(FaLaunch, FaFused)> {
         let Shape { rows, row, team, each, .. } = self.shape;
         let (bytes, chunks) = ((self.count() * self.ty.bytes) as u64, row.div_ceil(FA_SQUARES_CHUNK));
         let of_rank = |rank: usize| {
             let launch = world.launch_of(rank, self.algorithm, self.ty.code, self.count() as u64);
             // SAFETY: a struct of numbers.
-            let mut norm: FaRmsNorm = unsafe { std::mem::zeroed() };
-            (norm.residual, norm.normed) = (launch.input + bytes, launch.output + bytes);
+            let mut norm: FaFused = unsafe { std::mem::zeroed() };
+            (norm.norm, norm.residual, norm.normed) =
+                (FA_NORM_RMS, launch.input + bytes, launch.output + bytes);
             (norm.row, norm.rows, norm.dtype) = (row, rows, self.ty.code);
             if let Some(numbers) = self.numbers {
                 (norm.scaling, norm.dtype) = (numbers.scaling, numbers.dtype);
+                (norm.numbers, norm.normed) = (norm.normed, 0);
                 norm.weight = launch.input + self.weight() as u64;
                 let given = norm.weight + u64::from(row) * self.ty.bytes as u64;
                 norm.global_scale = given;
@@ -222,7 +224,7 @@ impl Call<'_> {
         (0..self.ranks).map(of_rank).collect()
     }
 
-    fn run(&self, world: &World, launches: &[(FaLaunch, FaRmsNorm)], seed: usize) {
+    fn run(&self, world: &World, launches: &[(FaLaunch, FaFused)], seed: usize) {
         let grid = (self.shape.blocks, self.shape.threads);
         world
             .run_with(self.program, &self.kernel, launches, grid, seed as u64)

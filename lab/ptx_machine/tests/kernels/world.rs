@@ -302,8 +302,8 @@ impl World {
         );
         if norms {
             // SAFETY: a struct of numbers.
-            let mut norm: FaRmsNorm = unsafe { std::mem::zeroed() };
-            (norm.residual, norm.normed) = (launch.input, launch.input);
+            let mut norm: FaFused = unsafe { std::mem::zeroed() };
+            (norm.norm, norm.residual, norm.normed) = (FA_NORM_RMS, launch.input, launch.input);
             (norm.row, norm.rows) = (ROW, launch.count as u32 / ROW);
             (norm.epsilon, norm.dtype) = (1e-5, launch.dtype);
             params.extend_from_slice(bytes_of(&norm));

@@ -129,61 +129,52 @@ def allreduce_quantized(output, input, communicator, tolerance, transport="int8"
 _in_place(allreduce_quantized, "(Tensor(a!) input, str communicator, float tolerance, str transport='int8') -> ()")
 
 
-@_operator("(Tensor input, Tensor residual, str communicator) -> Tensor", _like)
-def allreduce_add(output, input, residual, communicator):
-    named(communicator).allreduce_add(input.contiguous(), residual.contiguous(), output, stream=_stream(input))
-
-
-_in_place(allreduce_add, "(Tensor input, Tensor(a!) residual, str communicator) -> ()", written=(1,))
-
-_NORM = "str communicator, float epsilon=1e-6, bool unit_offset=False, int? hidden=None"
-
-
-def _norm(outputs, input, residual, weight, communicator, epsilon=1e-6, unit_offset=False, hidden=None, **settings):
-    named(communicator).allreduce_rms_norm(
-        input.contiguous(), residual.contiguous(), weight, *outputs,
-        hidden=hidden, epsilon=epsilon, unit_offset=unit_offset, stream=_stream(input), **settings,
-    )  # fmt: skip
-
-
-@_operator(
-    f"(Tensor input, Tensor residual, Tensor? weight, {_NORM}) -> (Tensor, Tensor)",
-    lambda input, *_: (_like(input), _like(input)),
-)
-def allreduce_rms_norm(outputs, *arguments):
-    _norm(outputs, *arguments)
-
-
-_in_place(
-    allreduce_rms_norm, f"(Tensor(a!) input, Tensor(b!) residual, Tensor? weight, {_NORM}) -> ()", written=(0, 1)
+_NORM = (
+    "Tensor? weight, Tensor? bias, str communicator, str{} norm, float epsilon=1e-6, bool unit_offset=False, int? hidden=None"
 )
 
 
-def _rows(input, residual, weight, communicator, epsilon, unit_offset, hidden, scale, global_scale, dtype, scales, _, with_sum):
+def _fused(
+    input, residual, weight, bias, communicator, norm, epsilon=1e-6, unit_offset=False, hidden=None, scaling=None,
+    scale=None, global_scale=None, dtype=None, scales=0, with_rows=True, with_sum=False,
+):  # fmt: skip
     columns = input.shape[-1] if global_scale is None else input.shape[-1] // 2
     return (
-        input.new_empty((*input.shape[:-1], columns), dtype=dtype),
+        input.new_empty(input.shape if norm and with_rows else 0),
         _like(input),
+        input.new_empty(0 if scaling is None else (*input.shape[:-1], columns), dtype=dtype),
         input.new_empty(scales, dtype=torch.float32 if global_scale is None else torch.uint8),
         input.new_empty(input.shape if with_sum else 0),
     )
 
 
-# All that `Communicator.allreduce_rms_norm` does. The outputs are the rows, the residual with the sum, scales, and the sum: the last
-# two are empty where they are not asked for.
+# All that `Communicator.allreduce_fused` does. The outputs are the normalised rows, the residual with the sum, quantised rows of a
+# type, as many scales as are asked for, and the sum: empty where they are not asked for.
 @_operator(
-    "(Tensor input, Tensor residual, Tensor? weight, str communicator, float epsilon, bool unit_offset, int? hidden, "
-    "Tensor? scale, Tensor? global_scale, ScalarType dtype, SymInt scales, str scale_layout, bool with_sum) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
-    _rows,
+    f"(Tensor input, Tensor residual, {_NORM.format('?')}, str? scaling=None, Tensor? scale=None, Tensor? global_scale=None, "
+    "ScalarType? dtype=None, SymInt scales=0, bool with_rows=True, bool with_sum=False) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _fused,
 )
-def allreduce_rms_norm_quantized(outputs, *arguments):
-    normed, total, written, plain = outputs
-    *arguments, scale, global_scale, _, scales, layout, with_sum = arguments
-    _norm(
-        (normed, total), *arguments, scale=scale, global_scale=global_scale, scales=written if scales else None,
-        scale_layout=layout, sum_out=plain if with_sum else None,
+def allreduce_fused(
+    outputs, input, residual, weight, bias, communicator, norm, epsilon=1e-6, unit_offset=False, hidden=None,
+    scaling=None, scale=None, global_scale=None, dtype=None, scales=0, with_rows=True, with_sum=False,
+):  # fmt: skip
+    rows, total, *others = outputs
+    numbers, written, plain = others or (None, None, None)
+    quantised = {}
+    if scaling is not None:
+        quantised = {"scaling": scaling, "numbers": numbers, "scales": written if scale is None else scale}
+    named(communicator).allreduce_fused(
+        input.contiguous(), rows if norm and with_rows else None, residual=residual.contiguous(), residual_out=total,
+        norm=norm, weight=weight, bias=bias, hidden=hidden, epsilon=epsilon, unit_offset=unit_offset,
+        sum_out=plain if with_sum else None, global_scale=global_scale, stream=_stream(input), **quantised,
     )  # fmt: skip
+
+
+_in_place(
+    allreduce_fused, f"(Tensor(a!) input, Tensor(b!) residual, {_NORM.format('')}) -> ()", written=(0, 1)
+)
 
 
 def _move(call, input, output, *arguments):

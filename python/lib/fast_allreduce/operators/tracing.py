@@ -7,6 +7,7 @@ for one communicator is compiled again for another.
 import torch
 
 from .. import Communicator, ReduceOp, errors
+from .._catalogue import GIVEN_SCALINGS
 from . import definitions
 
 _operators = getattr(torch.ops, definitions.NAMESPACE)
@@ -42,40 +43,41 @@ def allreduce_quantized(self, sendbuf, recvbuf=None, *, tolerance, transport="in
     _put(sendbuf if recvbuf is None else recvbuf, value, stream)
 
 
-@_in_graphs_of(Communicator.allreduce_add)
-def allreduce_add(self, sendbuf, residual, residual_out=None, *, stream=None):
-    value = _operators.allreduce_add(sendbuf, residual, self.name)
-    _put(residual if residual_out is None else residual_out, value, stream)
-
-
-@_in_graphs_of(Communicator.allreduce_rms_norm)
-def allreduce_rms_norm(
+@_in_graphs_of(Communicator.allreduce_fused)
+def allreduce_fused(
     self,
     sendbuf,
-    residual,
-    weight=None,
     recvbuf=None,
-    residual_out=None,
     *,
+    residual,
+    residual_out=None,
+    norm=None,
+    weight=None,
+    bias=None,
     hidden=None,
     epsilon=1e-6,
     unit_offset=False,
-    scale=None,
+    sum_out=None,
+    scaling=None,
+    numbers=None,
     scales=None,
     global_scale=None,
-    scale_layout="tiled",
-    sum_out=None,
     stream=None,
 ):
-    normed = sendbuf if recvbuf is None else recvbuf
-    rows, total, written, plain = _operators.allreduce_rms_norm_quantized(
-        sendbuf, residual, weight, self.name, epsilon, unit_offset, hidden, scale, global_scale,
-        normed.dtype, 0 if scales is None else scales.numel(), scale_layout, sum_out is not None,
+    is_given = scaling in GIVEN_SCALINGS
+    with_rows = recvbuf is not None or scaling is None
+    rows, total, quantised, written, plain = _operators.allreduce_fused(
+        sendbuf, residual, weight, bias, self.name, norm, epsilon, unit_offset, hidden, scaling,
+        scales if is_given else None, global_scale, None if numbers is None else numbers.dtype,
+        0 if is_given or scales is None else scales.numel(), with_rows, sum_out is not None,
     )  # fmt: skip
-    _put(normed, rows, stream)
     _put(residual if residual_out is None else residual_out, total, stream)
-    if scales is not None:
-        _put(scales if global_scale is None else scales.view(torch.uint8), written, stream)
+    if norm is not None and with_rows:
+        _put(sendbuf if recvbuf is None else recvbuf, rows, stream)
+    if scaling is not None:
+        _put(numbers, quantised, stream)
+        if not is_given:
+            _put(scales if global_scale is None else scales.view(torch.uint8), written, stream)
     if sum_out is not None:
         _put(sum_out, plain, stream)
 

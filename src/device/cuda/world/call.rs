@@ -8,8 +8,8 @@ use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 #[cfg(feature = "probes")]
 use super::in_turns::InTurns;
 use super::CudaWorld;
-use crate::abi::{self, FaLaunch, FaRmsNorm, FaTransfers, MAX_RANKS};
-use crate::call::{check_transfers, pack, Collective, Epilogue, Message, Partition, Transfer, NO_TRANSFERS};
+use crate::abi::{self, FaFused, FaLaunch, FaTransfers, MAX_RANKS};
+use crate::call::{check_transfers, pack, Call, Collective, Partition, RawFused, Transfer, NO_TRANSFERS};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::device::cuda::api;
@@ -110,15 +110,15 @@ impl CudaWorld {
         let start = (offset * size_of::<T>()) as u64;
         let outputs: Vec<_> = outputs.iter_mut().map(|slice| slice.device_ptr_mut(&world.stream)).collect();
         let inputs: Vec<_> = inputs.iter().map(|slice| slice.device_ptr(&world.stream)).collect();
-        let message = |rank: usize| Message {
+        let call = |rank: usize| Call {
             collective: Collective::AllReduce(op),
             input: if in_place { outputs[rank].0 } else { inputs[rank].0 } + start,
             output: outputs[rank].0 + start,
             count,
             dtype: T::DTYPE,
         };
-        let messages: Vec<_> = (0..world_size).map(message).collect();
-        let mut call = world.ready(&messages, plan)?;
+        let calls: Vec<_> = (0..world_size).map(call).collect();
+        let mut call = world.ready(&calls, plan)?;
         call.used = outputs.into_iter().chain(inputs).map(|(_, used)| used).collect();
         Ok(call)
     }
@@ -146,20 +146,17 @@ impl CudaWorld {
         if ranks.len() != world_size || !alike {
             return Err(Error::LengthMismatch { input: ranks.len(), output: world_size });
         }
-        let messages: Vec<_> = ranks
+        let calls: Vec<_> = ranks
             .iter()
-            .map(|&WorldRank { collective, input, output }| Message {
-                collective,
-                input,
-                output,
-                count,
-                dtype,
+            .map(|&WorldRank { collective, input, output }| {
+                let output = collective.output(output);
+                Call { collective, input, output, count, dtype }
             })
             .collect();
-        for (rank, message) in messages.iter().enumerate() {
-            message.check(rank, world_size)?;
+        for (rank, call) in calls.iter().enumerate() {
+            call.check(rank, world_size)?;
         }
-        self.ready(&messages, plan)
+        self.ready(&calls, plan)
     }
 
     /// Makes messages between pairs of ranks ready: for each rank, those that it sends and receives.
@@ -201,19 +198,19 @@ impl CudaWorld {
         })
     }
 
-    /// A call of messages that have been checked, one for each rank.
-    fn ready(&self, messages: &[Message<'_>], plan: WorldPlan) -> Result<WorldCall<'_>> {
+    /// A collective as each rank calls it, which has been checked.
+    fn ready(&self, calls: &[Call<'_>], plan: WorldPlan) -> Result<WorldCall<'_>> {
         self.check_plan(plan)?;
         let world_size = self.world_size();
-        let partition = messages[0].partition();
+        let partition = calls[0].partition();
         if partition == Partition::Transfers {
-            let mut transfers = vec![Vec::new(); messages.len()];
-            for (rank, (message, list)) in messages.iter().zip(&mut transfers).enumerate() {
-                message.transfers(rank, world_size, list);
+            let mut transfers = vec![Vec::new(); calls.len()];
+            for (rank, (call, list)) in calls.iter().zip(&mut transfers).enumerate() {
+                call.transfers(rank, world_size, list);
             }
             return self.ready_transfers(&transfers, plan);
         }
-        let (first, piece) = (&messages[0], self.piece(&messages[0], plan));
+        let (first, piece) = (&calls[0], self.piece(&calls[0], plan));
         if let Collective::AllReduce(op) = first.collective {
             if !plan.algorithm.can_reduce(first.dtype, op, piece) {
                 return Err(Error::InvalidSetting {
@@ -230,53 +227,52 @@ impl CudaWorld {
                 expected: "whole warps where transport is quantised",
             });
         }
-        if let Some(epilogue) = first.collective.epilogue() {
-            self.check_norm(epilogue, first.dtype, plan, piece)?;
+        if let Some(fused) = first.collective.fused() {
+            self.check_rows(fused, first.dtype, plan, piece)?;
         }
         let is_reduced = first.collective.kind().planned_as() == PlannedCall::AllReduce;
         let (algorithm, limits) = (is_reduced.then_some(plan.algorithm), self.limits());
-        let first = messages.iter().enumerate().map(|(rank, message)| {
-            let pulls = message.pulls(algorithm, message.input_bytes(rank, world_size));
+        let first = calls.iter().enumerate().map(|(rank, call)| {
+            let pulls = call.pulls(algorithm, call.input_bytes(rank, world_size));
             let mut launch = FaLaunch {
                 source: if plan.registered && pulls { source_word(0, 0) } else { 0 },
-                ..self.launch(rank, message.input, message.output)
+                ..self.launch(rank, call.input, call.output)
             };
-            message.set_call(&mut launch, &plan.grid(), &limits);
+            call.set_call(&mut launch, &plan.grid(), &limits);
             launch
         });
         let first: Vec<_> = first.collect();
         if plan.registered {
             self.write_row(&first)?;
         }
-        let extent = messages[0].extent(world_size);
-        let (mut launches, mut norms) = (Vec::new(), Vec::new());
+        let extent = calls[0].extent(world_size);
+        let (mut launches, mut pieces) = (Vec::new(), Vec::new());
         for done in partition.pieces(extent, piece) {
-            launches.extend(first.iter().zip(messages).map(|(launch, message)| {
+            launches.extend(first.iter().zip(calls).map(|(launch, call)| {
                 let mut of_piece = *launch;
-                message.set_piece(&mut of_piece, done, piece, launch.source);
+                call.set_piece(&mut of_piece, done, piece, launch.source);
                 of_piece
             }));
-            norms.extend(messages.iter().filter_map(|message| message.norm_of_piece(done, piece)));
+            pieces.extend(calls.iter().filter_map(|call| call.fused_of_piece(done, piece)));
         }
-        let Some(&norm) = norms.first() else {
+        let Some(&fused) = pieces.first() else {
             return self.call(&first[0], launches, None, plan);
         };
-        let memory = self.upload(&norms)?;
+        let memory = self.upload(&pieces)?;
         for (number, launch) in launches.iter_mut().enumerate() {
-            launch.operands = memory.address() + (number * size_of::<FaRmsNorm>()) as u64;
+            launch.operands = memory.address() + (number * size_of::<FaFused>()) as u64;
         }
-        self.call(&first[0], launches, Some((memory, Own::RmsNorm(norm))), plan)
+        self.call(&first[0], launches, Some((memory, Own::Fused(fused))), plan)
     }
 
     /// Refuses algorithms and grids that rows cannot be divided among.
-    fn check_norm(&self, epilogue: &Epilogue, dtype: DType, plan: WorldPlan, piece: usize) -> Result<()> {
+    fn check_rows(&self, fused: &RawFused, dtype: DType, plan: WorldPlan, piece: usize) -> Result<()> {
         let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
-        if !plan.algorithm.is_direct() || piece == 0 {
+        if plan.algorithm.norm_kernel().is_none() || piece == 0 {
             let expected = "a direct one, on rows that fit the region";
             return refuse("algorithm", plan.algorithm.to_string(), expected);
         }
-        let whole =
-            epilogue.row().is_none_or(|row| row * dtype.size() % abi::FA_CUDA_PACK_BYTES as usize == 0);
+        let whole = fused.row().is_none_or(|row| row * dtype.size() % abi::FA_CUDA_PACK_BYTES as usize == 0);
         if plan.threads % 32 != 0 || plan.blocks > 1 && !whole {
             let expected = "whole warps, and one block where rows are no multiple of 16 bytes";
             return refuse("grid", format!("{} blocks of {}", plan.blocks, plan.threads), expected);
@@ -285,16 +281,16 @@ impl CudaWorld {
     }
 
     /// Elements that one launch takes: of the message, or of each share.
-    fn piece(&self, message: &Message<'_>, WorldPlan { algorithm, blocks, .. }: WorldPlan) -> usize {
-        let (size, limits) = (message.dtype.size(), self.limits());
-        match message.collective {
+    fn piece(&self, call: &Call<'_>, WorldPlan { algorithm, blocks, .. }: WorldPlan) -> usize {
+        let (size, limits) = (call.dtype.size(), self.limits());
+        match call.collective {
             Collective::AllReduce(_) => limits.capacity(algorithm, size),
-            Collective::AllReduceEpilogue(epilogue) => match epilogue.row() {
+            Collective::AllReduceFused(fused) => match fused.row() {
                 Some(row) => limits.rows(algorithm, row * size, size, blocks) * row,
                 None => limits.capacity(algorithm, size),
             },
             Collective::AllReduceQuantized(_) => limits.quantized_capacity(size),
-            _ => limits.share_bytes(message.staged_shares(limits.world_size), usize::MAX) / size,
+            _ => limits.share_bytes(call.staged_shares(limits.world_size), usize::MAX) / size,
         }
     }
 
@@ -362,11 +358,12 @@ impl CudaWorld {
     }
 }
 
-/// Whether two ranks do the same but for the counts of an all-to-all and for scales and the addresses of an epilogue's operands, which
+/// Whether two ranks do the same but for the counts of an all-to-all and for scales and the addresses of a fused call's operands, which
 /// are each rank's own.
 fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
     let words = |collective| {
-        let call = Message { collective, input: 0, output: 0, count: 0, dtype: DType::U8 }.id(None).encode();
+        let call = Call { collective, input: 0, output: 0, count: 0, dtype: DType::U8 };
+        let call = call.id(None).encode();
         (call.what, call.count, call.digest)
     };
     words(one) == words(other)
@@ -375,14 +372,14 @@ fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
 /// What a kernel is given after its launch. Where one launch runs a world it is not looked at.
 enum Own {
     Transfers(Box<FaTransfers>),
-    RmsNorm(FaRmsNorm),
+    Fused(FaFused),
 }
 
 impl Own {
     fn operands(&self) -> Operands<'_> {
         match self {
             Self::Transfers(transfers) => Operands::Transfers(transfers),
-            Self::RmsNorm(norm) => Operands::RmsNorm(norm),
+            Self::Fused(fused) => Operands::Fused(fused),
         }
     }
 }

@@ -29,15 +29,15 @@ const SIZES: [DType; 4] = [DType::Bf16, DType::F32, DType::I64, DType::U8];
 const ALL_WORLDS: [usize; 9] = [2, 3, 1, 4, 5, 6, 7, 8, 16];
 
 /// A communicator for each algorithm, with little room: most messages of these cases pass in pieces somewhere.
-fn of_each_algorithm(setup: Setup) -> [Setup; 4] {
+fn of_each_algorithm(setup: Setup) -> [Setup; DIRECT] {
     Algorithm::DIRECT.map(|algorithm| Setup { algorithm: Some(algorithm), ..setup })
 }
 
 const SMALL: usize = 4 << 10;
 
-// What there is, for the numbers of steps: not the lengths of the lists that cases go through.
-const ALGORITHMS: usize = 6;
-const DIRECT: usize = 4;
+// For the numbers of steps.
+const ALGORITHMS: usize = Algorithm::ALL.len();
+const DIRECT: usize = Algorithm::DIRECT.len();
 const TYPES: usize = DType::ALL.len() - 1;
 /// Of a type.
 const OPERATIONS: usize = ReduceOp::ARITHMETIC.len() + 1;
@@ -103,7 +103,7 @@ pub fn every_type_operation_and_algorithm(world: &dyn World) {
                 product(&mut random.fork(size), size, |random, dtype| 1 + random.below(most(dtype)));
             let mut random = random.fork(100);
             let expected = TYPES * OPERATIONS * VALUES * DIRECT;
-            Sequence::each_on_each(expected, messages, 4, || Placement::randoms(&mut random, size))
+            Sequence::each_on_each(expected, messages, DIRECT, || Placement::randoms(&mut random, size))
                 .thinned(thin, size)
         });
         world.run(size, &[scenario]);
@@ -126,7 +126,7 @@ pub fn every_small_count(world: &dyn World) {
             let messages = counts.map(message).collect();
             let mut random = random.fork(100);
             let expected = TYPE_SIZES * (4 * plans.pack_bytes + 2) * DIRECT;
-            Sequence::each_on_each(expected, messages, 4, || Placement::randoms(&mut random, size))
+            Sequence::each_on_each(expected, messages, DIRECT, || Placement::randoms(&mut random, size))
                 .thinned(thin, size)
         });
         world.run(size, &[scenario]);
@@ -162,7 +162,7 @@ pub fn every_placement(world: &dyn World) {
             };
             let messages = counts.map(message).collect::<Vec<_>>();
             let pairs = || (0..OFFSETS.len()).flat_map(|i| (0..OFFSETS.len()).map(move |j| (i, j)));
-            let steps = (0..5).flat_map(|communicator| {
+            let steps = (0..=DIRECT).flat_map(|communicator| {
                 pairs().enumerate().map(move |(number, pair)| (communicator, number, pair))
             });
             let call = |(communicator, number, pair)| Step::Call {

@@ -46,7 +46,8 @@ pub fn epochs_that_wrap_around(world: &dyn World) {
                 let messages = [5, 200_000, 64, 9000]
                     .map(|count| Message::new(&mut random.fork(count), kind, count, size, Values::Plain));
                 let mut random = random.fork(first_epoch as usize);
-                let calls = (0..4).flat_map(|communicator| (0..12).map(move |call| (communicator, call)));
+                let calls =
+                    (0..DIRECT).flat_map(|communicator| (0..12).map(move |call| (communicator, call)));
                 let call = |(communicator, call): (usize, usize)| Step::Call {
                     communicator,
                     message: call % 4,
@@ -74,7 +75,7 @@ pub fn grids_that_change(world: &dyn World) {
             let messages =
                 COUNTS.map(|count| Message::new(&mut random.fork(count), kind, count, size, Values::Plain));
             let mut random = random.fork(99);
-            let calls = (0..4).flat_map(|communicator| [communicator; 60]);
+            let calls = (0..DIRECT).flat_map(|communicator| [communicator; 60]);
             let call = |communicator| Step::Call {
                 communicator,
                 message: random.below(COUNTS.len()),
@@ -143,7 +144,7 @@ pub fn calls_at_random(world: &dyn World) {
         let scenario = Scenario::new(setups, |_| {
             let mut random = random.fork(size);
             let messages: Vec<_> = (0..30).map(|_| any_message(&mut random, size)).collect();
-            Sequence::each_on_each(DIRECT * 30, messages, 4, || Placement::randoms(&mut random, size))
+            Sequence::each_on_each(DIRECT * 30, messages, DIRECT, || Placement::randoms(&mut random, size))
                 .thinned(thin, size)
         });
         world.run(size, &[scenario]);

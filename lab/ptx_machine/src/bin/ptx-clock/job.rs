@@ -152,7 +152,7 @@ impl Memory {
     }
 }
 
-/// Blocks that have a row together: as FaRmsNorm has them.
+/// Blocks that have a row together: as FaFused has them.
 #[derive(Clone, Copy)]
 pub struct Team {
     pub blocks: u32,

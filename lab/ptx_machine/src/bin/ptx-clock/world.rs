@@ -323,10 +323,14 @@ impl World {
 
     /// What a kernel that normalises rows takes besides.
     pub fn norm(&self, rank: usize, dtype: FaDtype, count: u64, row: u32, team: Team) -> Vec<u8> {
-        bytes_of(&FaRmsNorm {
+        bytes_of(&FaFused {
             residual: self.residuals[rank].address(),
             residual_out: 0,
             normed: self.normed[rank].address(),
+            numbers: 0,
+            bias: 0,
+            norm: FA_NORM_RMS,
+            reserved: 0,
             weight: self.weights[rank].address(),
             scales: 0,
             global_scale: 0,

@@ -1,17 +1,18 @@
-//! One call of a collective: what it is, and the part of it that a launch does.
+//! The arguments of a call: which collective on which elements, and the part of it that a launch does.
 
 use super::collective::Collective;
+use super::fused::RawFused;
 use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use super::transfer::{Direction, Transfer};
-use crate::abi::{self, FaLaunch, FaRmsNorm, FaShare};
-use crate::catalogue::{DType, InPlace, Partition};
+use crate::abi::{self, FaFused, FaLaunch, FaShare};
+use crate::catalogue::{DType, Extent, InPlace, Partition, ReadsInputs, SwapsStaging};
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
 
-/// Addresses on the device, elements, and what to do with them.
+/// A collective, on addresses of the device.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Message<'a> {
+pub(crate) struct Call<'a> {
     pub collective: Collective<'a>,
     pub input: u64,
     pub output: u64,
@@ -34,7 +35,14 @@ impl Partition {
     }
 }
 
-impl Message<'_> {
+impl<'a> Call<'a> {
+    /// An allreduce that goes on.
+    pub fn fused(fused: &'a RawFused, input: u64, count: usize, dtype: DType) -> Self {
+        Call { collective: Collective::AllReduceFused(fused), input, output: fused.output(), count, dtype }
+    }
+}
+
+impl Call<'_> {
     #[inline]
     pub fn partition(&self) -> Partition {
         self.collective.kind().partition()
@@ -50,26 +58,32 @@ impl Message<'_> {
             op: self.collective.reduction(),
             algorithm,
             root: self.collective.root().map(|root| root as u8),
-            digest: match self.collective {
-                Collective::AllReduceEpilogue(epilogue) => epilogue.digest(),
-                Collective::AllReduceQuantized(quantized) => quantized.digest(),
-                _ => counts.map_or(0, CallId::digest),
-            },
+            digest: self.digest(),
             count: counts.map_or(self.count, |counts| counts.iter().sum()),
+        }
+    }
+
+    /// What tells it from calls that are alike except for counts by rank or what is done with a sum.
+    #[inline]
+    fn digest(&self) -> u64 {
+        match self.collective {
+            Collective::AllReduceFused(fused) => fused.digest(),
+            Collective::AllReduceQuantized(quantized) => quantized.digest(),
+            collective => collective.counts().map_or(0, CallId::digest),
         }
     }
 
     /// Whether peers may read this rank's input where it is. `algorithm` is an allreduce's.
     #[inline]
     pub fn pulls(&self, algorithm: Option<Algorithm>, input_bytes: u64) -> bool {
-        match algorithm {
+        match algorithm.map(Algorithm::reads_inputs) {
             // What it is quantised to is written where they read.
             _ if self.collective.quantized().is_some() => false,
             // They read the products, in its staging.
             _ if self.scales() => false,
-            // In place, a one-shot writes where peers still read: it must stage. A push has no peers that read.
-            Some(Algorithm::OneShotPull) => self.input != self.output,
-            Some(algorithm) => algorithm == Algorithm::TwoShotPull,
+            Some(ReadsInputs::Never) => false,
+            Some(ReadsInputs::OutOfPlace) => self.input != self.output,
+            Some(ReadsInputs::Always) => true,
             None => input_bytes > 0,
         }
     }
@@ -86,17 +100,12 @@ impl Message<'_> {
         let same = (id.dtype, id.count) == (self.dtype, self.count);
         match self.collective {
             Collective::AllReduce(op) => same && id.kind == CallKind::AllReduce && id.op == Some(op),
-            Collective::AllReduceEpilogue(epilogue) => {
-                same && id.kind == self.collective.kind() && id.digest == epilogue.digest()
-            }
-            Collective::AllReduceQuantized(quantized) => {
-                same && id.kind == CallKind::AllReduceQuantized && id.digest == quantized.digest()
-            }
             collective => {
                 same && id.kind == collective.kind()
                     && id.op == collective.reduction()
                     && id.root.map(usize::from) == collective.root()
                     && collective.counts().is_none()
+                    && id.digest == self.digest()
             }
         }
     }
@@ -142,39 +151,33 @@ impl Message<'_> {
     #[inline]
     pub fn ring_bytes(&self, piece: usize, world_size: usize) -> Option<usize> {
         let bytes = piece.min(self.extent(world_size).saturating_mul(self.dtype.size()));
-        match self.collective {
-            Collective::AllReduce(_) | Collective::AllGather | Collective::AllGatherV(_) => {
-                (world_size > 2).then_some(bytes)
-            }
-            // A rank's normalised rows as well.
-            Collective::AllReduceEpilogue(epilogue) => {
-                let row_bytes = epilogue.row().map_or(0, |row| row * self.dtype.size());
-                (world_size > 2).then_some(bytes + bytes / world_size + row_bytes)
-            }
+        let kind = self.collective.kind();
+        match kind.partition() {
+            Partition::Empty | Partition::Transfers => None,
+            _ if self.collective.quantized().is_some() => None,
             // Whole packs of each share.
-            Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => {
+            Partition::Shares if kind.reduces() => {
                 Some(bytes.next_multiple_of(abi::FA_HOST_PACK_BYTES as usize) * world_size)
             }
-            Collective::Broadcast { .. } | Collective::Reduce { .. } => Some(bytes),
-            _ => None,
+            _ if kind.swaps_staging() == SwapsStaging::Never => Some(bytes),
+            _ => (world_size > 2).then(|| match self.collective.fused().and_then(RawFused::row) {
+                None => bytes,
+                // A rank's normalised rows as well.
+                Some(row) => bytes + bytes / world_size + row * self.dtype.size(),
+            }),
         }
     }
 
-    /// Whether each of two ranks reads what the other has staged, so that they may swap the regions that they stage in. In a
-    /// two-shot a slice is reduced where it was staged, which has the same effect.
+    /// Whether two ranks may swap the regions that they stage in: each reads what the other has staged. In a two-shot a slice is
+    /// reduced where it was staged, which has the same effect.
     #[inline]
     pub fn can_swap(&self, algorithm: Algorithm) -> bool {
-        match self.collective {
+        match self.collective.kind().swaps_staging() {
             // Its products are read by their own rank as well.
             _ if self.scales() => false,
-            Collective::AllReduce(_) | Collective::AllReduceEpilogue(_) => {
-                algorithm == Algorithm::OneShotPull
-            }
-            Collective::AllGather
-            | Collective::AllGatherV(_)
-            | Collective::ReduceScatter(_)
-            | Collective::ReduceScatterV(..) => true,
-            _ => false,
+            SwapsStaging::Never => false,
+            SwapsStaging::Always => true,
+            SwapsStaging::AsTheAlgorithm => algorithm.swaps_staging(),
         }
     }
 
@@ -218,69 +221,56 @@ impl Message<'_> {
 
     /// What a launch of the elements from `done` on, at most `most`, does with its sums.
     #[inline]
-    pub fn norm_of_piece(&self, done: usize, most: usize) -> Option<FaRmsNorm> {
-        let epilogue = self.collective.epilogue()?;
-        Some(epilogue.piece(self.dtype, done, (self.count - done).min(most)))
+    pub fn fused_of_piece(&self, done: usize, most: usize) -> Option<FaFused> {
+        let fused = self.collective.fused()?;
+        Some(fused.piece(self.dtype, done, (self.count - done).min(most)))
     }
 
-    /// The kernel. A broadcast has two.
+    /// The kernel's code.
     #[inline]
     pub fn kernel(&self, algorithm: Algorithm, limits: &Limits) -> u32 {
+        let kind = self.collective.kind();
         match self.collective {
-            Collective::AllReduce(_) => algorithm as u32,
-            // The planner gives an epilogue a direct algorithm, and all of those have a norm.
-            Collective::AllReduceEpilogue(_) => algorithm.norm_kernel().expect("a direct algorithm"),
+            // The planner gives it such an algorithm.
+            Collective::AllReduceFused(_) => algorithm.norm_kernel().expect("an algorithm with a norm"),
             // Nothing is moved.
             Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
-            Collective::AllReduceQuantized(_) => abi::FA_TWO_SHOT_QUANTIZED,
-            Collective::Broadcast { .. } if limits.scatters_broadcast(self.bytes()) => {
-                abi::FA_SCATTERED_BROADCAST
-            }
-            Collective::Broadcast { .. } => abi::FA_BROADCAST,
-            // The others have one kernel.
-            _ => self.collective.kind().kernel().expect("in the catalogue"),
+            _ => match kind.kernel_of_large() {
+                Some(kernel) if limits.scatters_broadcast(self.bytes()) => kernel,
+                _ => kind.kernel().unwrap_or(algorithm as u32),
+            },
         }
     }
 
     /// Sets the list to the collective as messages between pairs.
     pub fn transfers(&self, rank: usize, world_size: usize, transfers: &mut Vec<Transfer>) {
-        let tag = tag_of(self.collective.kind());
-        let Message { collective, input, output, count, dtype } = *self;
-        let at = |base: u64, elements: usize| base + (elements * dtype.size()) as u64;
-        let send =
-            |peer, address, count| Transfer { direction: Direction::Send, peer, address, count, dtype, tag };
-        let recv =
-            |peer, address, count| Transfer { direction: Direction::Recv, peer, address, count, dtype, tag };
-        let ranks = 0..world_size;
+        let Call { collective, input, output, count, dtype } = *self;
+        let (kind, root) = (collective.kind(), collective.root().unwrap_or(rank));
+        let tag = tag_of(kind);
+        let [sends, receives] = collective.counts_by_peer().map_or([None; 2], |counts| counts.map(Some));
         transfers.clear();
-        match collective {
-            Collective::Gather { root } => {
-                transfers.push(send(root, input, count));
-                if root == rank {
-                    transfers.extend(ranks.map(|peer| recv(peer, at(output, peer * count), count)));
+        let mut add = |direction, extent, base: u64, counts: Option<&[usize]>| {
+            let mut transfer = |peer, first: usize, count| {
+                let address = base + (first * dtype.size()) as u64;
+                transfers.push(Transfer { direction, peer, address, count, dtype, tag });
+            };
+            match extent {
+                Extent::Nothing => {}
+                Extent::Share => transfer(root, 0, count),
+                Extent::ShareOfRoot | Extent::AllSharesOfRoot if root != rank => {}
+                Extent::ShareOfRoot => (0..world_size).for_each(|peer| transfer(peer, 0, count)),
+                Extent::AllShares | Extent::AllSharesOfRoot => {
+                    let mut first = 0;
+                    for peer in 0..world_size {
+                        let count = counts.map_or(count, |counts| counts[peer]);
+                        transfer(peer, first, count);
+                        first += count;
+                    }
                 }
             }
-            Collective::Scatter { root } => {
-                transfers.push(recv(root, output, count));
-                if root == rank {
-                    transfers.extend(ranks.map(|peer| send(peer, at(input, peer * count), count)));
-                }
-            }
-            Collective::AllToAll => {
-                transfers.extend(ranks.clone().map(|peer| send(peer, at(input, peer * count), count)));
-                transfers.extend(ranks.map(|peer| recv(peer, at(output, peer * count), count)));
-            }
-            Collective::AllToAllV { send: sends, receive } => {
-                let (mut sent, mut received) = (0, 0);
-                for peer in ranks {
-                    transfers.push(send(peer, at(input, sent), sends[peer]));
-                    transfers.push(recv(peer, at(output, received), receive[peer]));
-                    sent += sends[peer];
-                    received += receive[peer];
-                }
-            }
-            _ => {}
-        }
+        };
+        add(Direction::Send, kind.reads(), input, sends);
+        add(Direction::Recv, kind.writes(), output, receives);
     }
 
     /// Refuses what no kernel could work on.
@@ -297,11 +287,8 @@ impl Message<'_> {
         if let Some(root) = self.collective.root().filter(|&root| root >= world_size) {
             return Err(Error::RankOutOfRange { rank: root, world_size });
         }
-        let vectors: [Option<&[usize]>; 2] = match self.collective {
-            Collective::AllToAllV { send, receive } => [Some(send), Some(receive)],
-            _ => [self.collective.counts(), None],
-        };
-        for counts in vectors.into_iter().flatten() {
+        let by_peer = self.collective.counts_by_peer();
+        for counts in by_peer.into_iter().flatten().chain(self.collective.counts()) {
             if counts.len() != world_size {
                 return Err(Error::InvalidSetting {
                     name: "counts",
@@ -313,10 +300,10 @@ impl Message<'_> {
         if let Some(quantized) = self.collective.quantized() {
             quantized.check(self.dtype)?;
         }
-        if let Some(epilogue) = self.collective.epilogue() {
-            epilogue.check_arguments(self.count, self.dtype)?;
+        if let Some(fused) = self.collective.fused() {
+            fused.check_arguments(self.count, self.dtype)?;
         }
-        if let Collective::AllToAllV { send, receive } = self.collective {
+        if let Some([send, receive]) = by_peer {
             if send[rank] != receive[rank] {
                 return Err(Error::LengthMismatch { input: send[rank], output: receive[rank] });
             }
@@ -338,8 +325,8 @@ impl Message<'_> {
                 bytes: bytes as usize,
             });
         }
-        if let Some(epilogue) = self.collective.epilogue() {
-            epilogue.check_buffers(&input, &output, self.count, self.dtype)?;
+        if let Some(fused) = self.collective.fused() {
+            fused.check_buffers(&input, self.count, self.dtype)?;
         }
         Ok(())
     }
@@ -383,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_call_is_again_only_what_it_was() {
-        let of = |collective, count, dtype| Message { collective, input: 0, output: 0, count, dtype };
+        let of = |collective, count, dtype| Call { collective, input: 0, output: 0, count, dtype };
         let counts = [1, 2];
         let quantized = |transport, tolerance| {
             Collective::AllReduceQuantized(QuantizedTransport { transport, tolerance })

@@ -7,8 +7,6 @@
 
 namespace FA_NAMESPACE {
 
-#if FA_CUDA
-
 // Of a row.
 struct ElementRange {
   u32 begin, end;
@@ -18,15 +16,15 @@ class QuantisedRows {
   static constexpr u32 kWarp = 32;
 
 public:
-  FA_FN explicit QuantisedRows(const FaRmsNorm &norm) : norm_(norm) {}
+  FA_FN explicit QuantisedRows(const FaFused &norm) : norm_(norm) {}
 
   // What a row is from one even element on to another, which are whole groups or blocks but for the row's
   // last. pair(i) has elements i and i + 1 as floats. meet(&greatest) makes of the greatest of these
   // elements, on every thread, that of the row; false: it cannot, and so cannot this.
   template <class Block, class Pair, class Meet>
   FA_FN bool put(const Block &block, u32 row, ElementRange range, const Pair &pair, const Meet &meet) const {
-    u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * normed_bytes(norm_, 0);
-    const bool blocks = has_blocks(norm_), warps = blocks || norm_.scaling == FA_SCALE_OF_GROUP;
+    u8 *to = numbers_of_row(norm_, row);
+    const bool blocks = has_blocks(norm_), warps = blocks || norm_.scaling == FA_SCALE_PER_GROUP;
     const bool given = norm_.scaling == FA_SCALE_GIVEN;
     // What has a scale is all threads', or if it is a group a warp's, an element pair a thread's. Of blocks a
     // warp has as many at once as it has threads for: eight lanes are one's.
@@ -85,7 +83,7 @@ public:
   }
 
 private:
-  const FaRmsNorm &norm_;
+  const FaFused &norm_;
 
   static FA_FN u32 magnitude_of(float value) { return __float_as_uint(value) & 0x7FFFFFFF; }
 
@@ -141,7 +139,5 @@ private:
     return value;
   }
 };
-
-#endif
 
 } // namespace FA_NAMESPACE

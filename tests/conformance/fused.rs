@@ -1,9 +1,9 @@
-//! Sums with a residual and an RMSNorm, on the host: every shape and algorithm, each instruction set, and what is refused.
+//! Sums with a residual, a norm and quantised rows, on the host: every shape and algorithm, each instruction set, and what is refused.
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{
-    Algorithm, Buffer, Collective, Communicator, DType, Epilogue, Error, Host, Nvfp4Scales, RawQuantizedRows,
-    RawRmsNorm, Result, RmsNorm, ScaleLayout, Scales, Scaling,
+    Algorithm, Buffer, Collective, Communicator, DType, Element, Error, Fused, Host, Norm, RawFused, Result,
+    Scaling,
 };
 
 use crate::host::{Build, Private};
@@ -104,13 +104,13 @@ pub fn every_shape(launch: &dyn Launch, name: &str, sizes: &[usize], isas: &[Isa
 
 #[test]
 fn every_shape_on_threads() {
-    every_shape(&InThreads, "rms_norm on threads", &[2, 3, 1, 5], &[Isa::best()], 3);
+    every_shape(&InThreads, "fused on threads", &[2, 3, 1, 5], &[Isa::best()], 3);
 }
 
 #[test]
 fn every_shape_on_processes() {
-    let processes = LocalProcesses::new("rms_norm::every_shape_on_processes");
-    every_shape(&processes, "rms_norm on processes", &[2, 3], &[Isa::best()], 1);
+    let processes = LocalProcesses::new("fused::every_shape_on_processes");
+    every_shape(&processes, "fused on processes", &[2, 3], &[Isa::best()], 1);
 }
 
 /// Alone, and where each rank has another.
@@ -118,14 +118,14 @@ fn every_shape_on_processes() {
 fn every_shape_on_every_instruction_set() {
     let supported = Vec::from_iter(Isa::supported());
     for isas in supported.iter().map(|&isa| vec![isa]).chain([supported.clone()]) {
-        every_shape(&InThreads, "rms_norm on instruction sets", &[3], &isas, 1);
+        every_shape(&InThreads, "fused on instruction sets", &[3], &isas, 1);
     }
 }
 
 /// A row as long as they may be, and as long as the region takes.
 #[test]
 fn the_longest_rows() {
-    let random = Random::new("rms_norm::the_longest_rows");
+    let random = Random::new("fused::the_longest_rows");
     let rows = TYPES.map(|dtype| Rows::new(&mut random.fork(dtype as usize), dtype, (2, 65536), 2));
     threads(2, |rank| {
         for algorithm in Algorithm::DIRECT {
@@ -139,6 +139,11 @@ fn the_longest_rows() {
     });
 }
 
+/// The RMSNorm of rows of `hidden` elements.
+fn rms<'a, T: Element>(residual: &'a mut [T], hidden: usize, epsilon: f32) -> Fused<'a, Host, T> {
+    Fused::on_host(residual).norm(Norm::Rms { epsilon, unit_offset: false }, hidden)
+}
+
 /// The typed calls give what the raw one gives, which the other tests compare.
 #[test]
 fn typed_calls() {
@@ -148,26 +153,27 @@ fn typed_calls() {
         let weight = [1.0_f32, 0.0];
         let mut residual = [2.0_f32, 8.0, -6.0, 3.0];
         let mut output = [f32::NAN; 4];
-        let norm = RmsNorm::new(2, 0.0).weight(&weight[..]);
-        communicator.all_reduce_rms_norm(&input, &mut residual, &mut output, norm.unit_offset(true)).unwrap();
+        let norm = Norm::Rms { epsilon: 0.0, unit_offset: true };
+        let fused = Fused::on_host(&mut residual).norm(norm, 2).weight(&weight).rows(&mut output);
+        communicator.all_reduce_fused(&input, fused).unwrap();
         assert_eq!(residual, [4.0, 4.0, 0.0, 4.0]);
         let scale = 1.0 / 8.0_f32.sqrt();
         assert_eq!(output, [2.0, 1.0, 0.0, 4.0 * scale]);
         let mut data = input;
-        communicator.all_reduce_rms_norm_in_place(&mut data, &mut residual, RmsNorm::new(4, 1.0)).unwrap();
+        communicator.all_reduce_fused_in_place(&mut data, rms(&mut residual, 4, 1.0)).unwrap();
         assert_eq!(residual, [6.0, 0.0, 6.0, 5.0]);
         let scale = 1.0 / (97.0_f32 / 4.0 + 1.0).sqrt();
         assert_eq!(data, residual.map(|x| x * scale));
-        communicator.all_reduce_add(&input, &mut residual).unwrap();
+        communicator.all_reduce_fused(&input, Fused::on_host(&mut residual)).unwrap();
         assert_eq!(residual, [8.0, -4.0, 12.0, 6.0]);
         // The residual is a rank's own where there is the plain sum.
         let (mut sum, mut own) = ([f32::NAN; 4], [rank.rank() as f32; 4]);
-        let norm = RmsNorm::new(1, 0.0);
-        communicator.all_reduce_rms_norm_with_sum(&input, &mut sum, &mut own, &mut output, norm).unwrap();
+        let fused = rms(&mut own, 1, 0.0).sum(&mut sum).rows(&mut output);
+        communicator.all_reduce_fused(&input, fused).unwrap();
         assert_eq!(sum, input.map(|x| 2.0 * x));
         assert_eq!(own, sum.map(|x| x + rank.rank() as f32));
         assert_eq!(output, own.map(f32::signum));
-        communicator.all_reduce_rms_norm::<f32>(&[], &mut [], &mut [], RmsNorm::new(7, 0.0)).unwrap();
+        communicator.all_reduce_fused::<f32, f32>(&[], rms(&mut [], 7, 0.0).rows(&mut [])).unwrap();
     });
 }
 
@@ -176,29 +182,33 @@ fn typed_calls() {
 fn quantized_typed_calls() {
     threads(2, |rank| {
         let communicator = Setup::default().build(&rank);
-        let call = |input: &[f32], hidden: usize, scales: Scales<'_, [f32]>| {
+        let call = |input: &[f32], hidden: usize, scaling, scales: &mut [f32]| {
             let (mut residual, mut output) = (vec![0.0; input.len()], vec![9_i8; input.len()]);
-            let norm = RmsNorm::new(hidden, 0.0);
-            communicator.all_reduce_rms_norm_quantized(input, &mut residual, &mut output, scales, norm)?;
+            let fused = rms(&mut residual, hidden, 0.0);
+            let fused = match scaling {
+                None => fused.quantized_by(&mut output, scales),
+                Some(scaling) => fused.quantized(scaling, &mut output, scales),
+            };
+            communicator.all_reduce_fused(input, fused)?;
             Result::Ok(output)
         };
+        let (per_row, per_group) = (Some(Scaling::PerRow), Some(Scaling::PerGroup));
         let mut scales = [7.0; 4];
         let rows = [0.5, -0.5, 0.0, 0.0, f32::NAN, 1.0, 1.0, f32::INFINITY];
         assert_eq!(
-            call(&rows, 2, Scales::PerRow(&mut scales)).unwrap(),
+            call(&rows, 2, per_row, &mut scales).unwrap(),
             [127, -127, 0, 0, 0, 0, 0, 0],
             "rows of NaNs, and 0 beside an infinity"
         );
         // A row of zeros without an epsilon is NaN, too.
         assert!(scales[0] == 1.0 / 127.0 && scales[1..].iter().all(|scale| scale.is_nan()), "{scales:?}");
-        assert_eq!(call(&[0.0, 1.0, -4.0, 1.0], 4, Scales::Given(&[0.01])).unwrap(), [0, 47, -128, 47]);
+        assert_eq!(call(&[0.0, 1.0, -4.0, 1.0], 4, None, &mut [0.01]).unwrap(), [0, 47, -128, 47]);
         let long: Vec<f32> = (0..300).map(|i| if i < 128 { 1.0 } else { 2.0 }).collect();
         let mut scales = [7.0; 3];
-        let numbers = call(&long, 300, Scales::PerGroup(&mut scales)).unwrap();
+        let numbers = call(&long, 300, per_group, &mut scales).unwrap();
         assert!(numbers.iter().all(|&number| number == 127));
         assert!(scales[1] == scales[2] && (scales[1] / scales[0] - 2.0).abs() < 1e-6, "{scales:?}");
         let (mut residual, mut output) = ([0.0_f32; 4], [0.0_f32; 4]);
-        let norm = RmsNorm::new(2, 0.0);
         let refused = |result: Result<()>, name: &str| {
             assert!(
                 matches!(&result, Err(Error::InvalidSetting { name: is, .. }) if *is == name),
@@ -206,21 +216,15 @@ fn quantized_typed_calls() {
             );
         };
         for (len, given) in [(1, false), (3, false), (0, true), (2, true)] {
-            let mut scales = vec![1.0; len];
-            let how = if given { Scales::Given(&scales[..]) } else { Scales::PerRow(&mut scales[..]) };
-            refused(call(&[1.0; 4], 2, how).map(drop), "scales");
+            let scaling = if given { None } else { per_row };
+            refused(call(&[1.0; 4], 2, scaling, &mut vec![1.0; len]).map(drop), "scales");
         }
-        refused(
-            communicator.all_reduce_rms_norm_quantized(
-                &[1.0; 4],
-                &mut residual,
-                &mut output,
-                Scales::Given(&[1.0]),
-                norm,
-            ),
-            "quantised type",
-        );
-        communicator.all_reduce_add(&[1.0; 4], &mut residual).unwrap();
+        let of_floats = rms(&mut residual, 2, 0.0).quantized_by(&mut output, &[1.0]);
+        refused(communicator.all_reduce_fused(&[1.0; 4], of_floats), "quantised type");
+        for scaling in [Scaling::Given, Scaling::Nvfp4] {
+            refused(call(&[1.0; 4], 2, Some(scaling), &mut [1.0; 4]).map(drop), "scaling");
+        }
+        communicator.all_reduce_fused(&[1.0; 4], Fused::on_host(&mut residual)).unwrap();
         assert_eq!(residual, [2.0; 4]);
     });
 }
@@ -230,14 +234,15 @@ fn quantized_typed_calls() {
 fn nvfp4_typed_calls() {
     threads(1, |rank| {
         let communicator = Setup::default().build(&rank);
-        let call = |input: &[f32], hidden: usize, scales: &mut [u8], layout, global: f32, bytes: usize| {
+        let call = |input: &[f32], hidden: usize, scales: &mut [u8], scaling, global: f32, bytes: usize| {
             let (mut residual, mut output) = (vec![0.0; input.len()], vec![9_u8; bytes]);
-            let norm = RmsNorm::new(hidden, 0.0);
-            let scales = Nvfp4Scales { blocks: scales, layout, global: &global };
-            communicator.all_reduce_rms_norm_nvfp4(input, &mut residual, &mut output, scales, norm)?;
+            let global = [global];
+            let fused =
+                rms(&mut residual, hidden, 0.0).quantized_blocks(scaling, &mut output, scales, &global);
+            communicator.all_reduce_fused(input, fused)?;
             Result::Ok(output)
         };
-        let rows = ScaleLayout::RowMajor;
+        let rows = Scaling::Nvfp4;
         let one = |input: [f32; 16], global| {
             let mut scales = [9];
             let output = call(&input, 16, &mut scales, rows, global, 8).unwrap();
@@ -262,9 +267,9 @@ fn nvfp4_typed_calls() {
             assert_eq!((numbers, scale), (vec![0x77; 8], 0x7F));
         }
         let long = [1.0; 160 * 48];
-        let mut scales = vec![0xA5; ScaleLayout::Tiled.count(160, 48)];
+        let mut scales = vec![0xA5; Scaling::Nvfp4Tiled.scales(160, 48)];
         assert_eq!(scales.len(), 2 * 512);
-        let numbers = call(&long, 48, &mut scales, ScaleLayout::Tiled, 6.0, 160 * 24).unwrap();
+        let numbers = call(&long, 48, &mut scales, Scaling::Nvfp4Tiled, 6.0, 160 * 24).unwrap();
         assert_eq!(numbers, vec![0x77; 160 * 24]);
         // A fourth of the blocks, and of the rows above 128 all but 32, are padding.
         assert_eq!(scales.iter().filter(|&&scale| scale == 0x38).count(), 160 * 3);
@@ -276,8 +281,8 @@ fn nvfp4_typed_calls() {
             );
         };
         refused(call(&[1.0; 48], 16, &mut [0; 2], rows, 1.0, 24), "scales");
-        refused(call(&[1.0; 48], 16, &mut [0; 511], ScaleLayout::Tiled, 1.0, 24), "scales");
-        refused(call(&[1.0; 48], 24, &mut [0; 2], rows, 1.0, 24), "hidden");
+        refused(call(&[1.0; 48], 16, &mut [0; 511], Scaling::Nvfp4Tiled, 1.0, 24), "scales");
+        refused(call(&[1.0; 48], 24, &mut [0; 4], rows, 1.0, 24), "hidden");
         for bytes in [23, 25, 48] {
             let result = call(&[1.0; 48], 16, &mut [0; 3], rows, 1.0, bytes);
             assert!(matches!(result, Err(Error::LengthMismatch { .. })), "{result:?}");
@@ -299,77 +304,78 @@ fn bad_arguments_are_refused() {
         let communicator = Setup { max_bytes: 8 << 10, ..Setup::default() }.build(&rank);
         let mut residual = [0.0_f32; 12];
         let mut output = [0.0_f32; 12];
-        let mut call = |norm: RmsNorm<'_, [f32]>| {
-            communicator.all_reduce_rms_norm(&[1.0; 12], &mut residual, &mut output, norm)
+        let mut call = |hidden, epsilon, weight: Option<&[f32]>| {
+            let mut fused = rms(&mut residual, hidden, epsilon).rows(&mut output);
+            if let Some(weight) = weight {
+                fused = fused.weight(weight);
+            }
+            communicator.all_reduce_fused(&[1.0; 12], fused)
         };
-        let none = None::<&[f32]>;
-        assert_eq!(
-            setting(call(RmsNorm::new(5, 0.0).optional_weight(none))),
-            ("hidden", "5 in a message of 12".into())
-        );
-        assert_eq!(setting(call(RmsNorm::new(0, 0.0).optional_weight(none))).0, "hidden");
-        assert_eq!(setting(call(RmsNorm::new(65537, 0.0).optional_weight(none))).0, "hidden");
+        assert_eq!(setting(call(5, 0.0, None)), ("hidden", "5 in a message of 12".into()));
+        assert_eq!(setting(call(0, 0.0, None)).0, "hidden");
+        assert_eq!(setting(call(65537, 0.0, None)).0, "hidden");
         for epsilon in [-1e-5, f32::NAN, f32::INFINITY] {
-            assert_eq!(setting(call(RmsNorm::new(4, epsilon).optional_weight(none))).0, "epsilon");
+            assert_eq!(setting(call(4, epsilon, None)).0, "epsilon");
         }
-        assert_eq!(setting(call(RmsNorm::new(4, 0.0).weight(&[1.0; 3][..]))).0, "weight");
+        assert_eq!(setting(call(4, 0.0, Some(&[1.0; 3]))).0, "weight");
+        let (input, mut four, mut rows) = ([1.0_f32; 4], [0.0; 4], [0.0; 4]);
+        let biased = rms(&mut four, 4, 0.0).bias(&input).rows(&mut rows);
+        assert_eq!(setting(communicator.all_reduce_fused(&input, biased)).0, "bias");
+        assert_eq!(setting(communicator.all_reduce_fused(&input, rms(&mut four, 4, 0.0))).0, "rows");
+        let no_norm = Fused::on_host(&mut four).rows(&mut rows);
+        assert_eq!(setting(communicator.all_reduce_fused(&input, no_norm)).0, "norm");
+        let elsewhere = rms(&mut four, 4, 0.0).rows(&mut rows);
+        let mut data = input;
+        assert_eq!(setting(communicator.all_reduce_fused_in_place(&mut data, elsewhere)).0, "rows");
         assert!(matches!(
-            communicator.all_reduce_add(&[1.0_f32; 3], &mut [0.0; 4]),
+            communicator.all_reduce_fused(&[1.0_f32; 3], Fused::on_host(&mut [0.0; 4])),
             Err(Error::LengthMismatch { input: 3, output: 4 })
         ));
-        assert_eq!(setting(communicator.all_reduce_add(&[1_i32], &mut [2])).0, "element type");
-        assert_eq!(setting(communicator.all_reduce_add(&[1_f64], &mut [2.0])).0, "element type");
+        let add = |result| setting(result).0;
+        assert_eq!(add(communicator.all_reduce_fused(&[1_i32], Fused::on_host(&mut [2]))), "element type");
+        assert_eq!(add(communicator.all_reduce_fused(&[1_f64], Fused::on_host(&mut [2.0]))), "element type");
         let long = vec![0.0_f32; 4096];
-        let too_long = communicator.all_reduce_rms_norm(
-            &long,
-            &mut long.clone(),
-            &mut long.clone(),
-            RmsNorm::new(4096, 0.0),
-        );
+        let (mut residual, mut output) = (long.clone(), long.clone());
+        let too_long = communicator.all_reduce_fused(&long, rms(&mut residual, 4096, 0.0).rows(&mut output));
         let (name, value) = setting(too_long);
         assert!(name == "hidden" && value.ends_with("rows of at most 2032"), "{value}");
         memory_that_overlaps(&communicator);
         let mut residual = [1.0_f32; 4];
-        communicator.all_reduce_add(&[1.0; 4], &mut residual).unwrap();
+        communicator.all_reduce_fused(&[1.0; 4], Fused::on_host(&mut residual)).unwrap();
         assert_eq!(residual, [3.0; 4]);
     });
+}
+
+/// An RMSNorm of rows of `hidden` elements, without memory.
+fn rows_of(hidden: usize) -> RawFused {
+    RawFused { norm: Norm::Rms { epsilon: 0.0, unit_offset: false }, hidden, ..RawFused::default() }
 }
 
 fn memory_that_overlaps(communicator: &Communicator<Host>) {
     let mut memory = [0.0_f32; 40];
     let at = |element: usize| memory.as_ptr() as u64 + 4 * element as u64;
-    let call_to = |residual, residual_out, output, normed, weight| {
-        let norm = RawRmsNorm {
-            hidden: 4,
-            epsilon: 0.0,
-            weight,
-            unit_offset: false,
-            output: normed,
-            quantized: None,
-        };
-        let epilogue = Epilogue { residual, residual_out, norm: Some(norm) };
-        let collective = Collective::AllReduceEpilogue(&epilogue);
-        let (input, output) = (at(0) as *const _, output as *mut _);
+    let run = |fused| {
         // SAFETY: all of it is in `memory`, if it is not refused.
-        unsafe { communicator.collective_raw(collective, input, output, 8, DType::F32) }
+        unsafe { communicator.all_reduce_fused_raw(at(0) as *const _, 8, DType::F32, &fused) }
     };
-    let call = |residual, output, normed, weight| call_to(residual, 0, output, normed, weight);
+    let call_to = |residual, residual_out, sum, rows, weight| {
+        run(RawFused { residual, residual_out, sum, rows, weight, ..rows_of(4) })
+    };
+    let call = |residual, residual_out, rows, weight| call_to(residual, residual_out, 0, rows, weight);
     let problems = [
-        (call(at(17), at(16), at(8), at(24)), "residual"),
+        (call(at(17), at(16), at(8), at(24)), "residual_out"),
         (call(at(0), at(16), at(8), at(24)), "residual"),
-        (call(at(16), at(16), at(16), at(24)), "normalised"),
-        (call(at(16), at(16), at(4), at(24)), "normalised"),
+        (call(at(16), at(16), at(16), at(24)), "rows"),
+        (call(at(16), at(16), at(4), at(24)), "rows"),
         (call(at(16), at(16), at(8), at(15)), "weight"),
         (call(at(16), at(16), at(8), at(18)), "weight"),
-        (call(at(16), at(16), 0, at(24)), "normalised"),
-        (call(at(16), at(16), at(8) + 2, at(24)), "normalised"),
-        // The plain sum is the output.
-        (call_to(at(16), at(16), at(15), at(8), at(28)), "plain sum"),
-        (call_to(at(16), at(16), at(24), at(24), at(36)), "plain sum"),
-        (call_to(at(16), at(20), at(28), at(8), at(36)), "residual"),
-        (call_to(at(16), at(16), at(24), at(12), at(36)), "normalised"),
+        (call(at(16), at(16), at(8) + 2, at(24)), "rows"),
+        (call_to(at(16), at(16), at(15), at(8), at(28)), "sum"),
+        (call_to(at(16), at(16), at(24), at(24), at(36)), "sum"),
+        (call_to(at(16), at(20), at(28), at(8), at(36)), "residual_out"),
+        (call_to(at(16), at(16), at(24), at(12), at(36)), "rows"),
         (call_to(at(16), at(16), at(24), at(8), at(28)), "weight"),
-        (call_to(at(16), at(5), at(24), at(8), at(32)), "residual's sum"),
+        (call_to(at(16), at(5), at(24), at(8), at(32)), "residual_out"),
     ];
     for (result, name) in problems {
         assert!(
@@ -379,18 +385,12 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
     }
     call(at(16), at(16), at(0), at(24)).unwrap();
     call_to(at(16), at(16), at(24), at(8), at(32)).unwrap();
-    let quantized = |output, scales| {
-        let (dtype, scaling) = (DType::I8, Scaling::PerRow);
-        let quantized = Some(RawQuantizedRows::Bytes { dtype, scaling, scales });
-        let norm = RawRmsNorm { hidden: 4, epsilon: 0.0, weight: 0, unit_offset: false, output, quantized };
-        let epilogue = Epilogue { residual: at(16), residual_out: 0, norm: Some(norm) };
-        let collective = Collective::AllReduceEpilogue(&epilogue);
-        let (input, output) = (at(0) as *const _, at(16) as *mut _);
-        // SAFETY: as above.
-        unsafe { communicator.collective_raw(collective, input, output, 8, DType::F32) }
+    let quantized = |numbers, scales| {
+        let quantized = Becomes(DType::I8, Scaling::PerRow).at(numbers, scales, 0);
+        run(RawFused { residual: at(16), residual_out: at(16), quantized: Some(quantized), ..rows_of(4) })
     };
     let problems = [
-        (quantized(at(0), at(30)), "normalised"),
+        (quantized(at(0), at(30)), "numbers"),
         (quantized(at(24), at(25)), "scales"),
         (quantized(at(24), at(23)), "scales"),
         (quantized(at(24), at(7)), "scales"),
@@ -411,23 +411,20 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
 fn nvfp4_that_overlaps(communicator: &Communicator<Host>) {
     let mut memory = [1.0_f32; 64];
     let at = |element: usize| memory.as_ptr() as u64 + 4 * element as u64;
-    let call = |output, scales, global| {
-        let quantized = Some(RawQuantizedRows::Nvfp4 { scales, layout: ScaleLayout::RowMajor, global });
-        let norm = RawRmsNorm { hidden: 16, epsilon: 0.0, weight: 0, unit_offset: false, output, quantized };
-        let epilogue = Epilogue { residual: at(16), residual_out: 0, norm: Some(norm) };
-        let collective = Collective::AllReduceEpilogue(&epilogue);
-        let (input, output) = (at(0) as *const _, at(16) as *mut _);
+    let call = |numbers, scales, global| {
+        let quantized = Some(Becomes(DType::U8, Scaling::Nvfp4).at(numbers, scales, global));
+        let fused = RawFused { residual: at(16), residual_out: at(16), quantized, ..rows_of(16) };
         // SAFETY: all of it is in `memory`, if it is not refused.
-        unsafe { communicator.collective_raw(collective, input, output, 16, DType::F32) }
+        unsafe { communicator.all_reduce_fused_raw(at(0) as *const _, 16, DType::F32, &fused) }
     };
     let problems = [
-        (call(at(15), at(40), at(50)), "normalised"),
+        (call(at(15), at(40), at(50)), "numbers"),
         (call(at(32), at(33), at(50)), "scales"),
         (call(at(32), 0, at(50)), "scales"),
-        (call(at(32), at(40), 0), "given scale"),
-        (call(at(32), at(40), at(50) + 2), "given scale"),
-        (call(at(32), at(40), at(40)), "given scale"),
-        (call(at(32), at(40), at(20)), "given scale"),
+        (call(at(32), at(40), 0), "global scale"),
+        (call(at(32), at(40), at(50) + 2), "global scale"),
+        (call(at(32), at(40), at(40)), "global scale"),
+        (call(at(32), at(40), at(20)), "global scale"),
     ];
     for (result, name) in problems {
         assert!(
@@ -454,14 +451,19 @@ fn ranks_that_differ() {
             let communicator = Setup::default().build(&rank);
             let (hidden, epsilon, weighted, unit_offset) = differ(rank.rank());
             let weight = vec![1.0_f32; hidden];
-            let norm = RmsNorm::new(hidden, epsilon).unit_offset(unit_offset);
-            let norm = norm.optional_weight(weighted.then_some(&weight));
             let (mut residual, mut output) = ([1.0; 8], [0.0; 8]);
-            let error =
-                communicator.all_reduce_rms_norm(&[1.0; 8], &mut residual, &mut output, norm).unwrap_err();
+            let norm = Norm::Rms { epsilon, unit_offset };
+            let mut fused = Fused::on_host(&mut residual).norm(norm, hidden).rows(&mut output);
+            if weighted {
+                fused = fused.weight(&weight);
+            }
+            let error = communicator.all_reduce_fused(&[1.0; 8], fused).unwrap_err();
             assert!(matches!(error, Error::Disagreement { .. }), "{number}: {error:?}");
             let text = error.to_string();
-            assert!(text.contains("all_reduce_rms_norm of 8 f32") && text.contains("rows of 4"), "{text}");
+            assert!(
+                text.contains("all_reduce_fused of 8 f32") && text.contains("rms norm, rows of 4"),
+                "{text}"
+            );
         });
     }
 }
@@ -479,10 +481,10 @@ fn ranks_that_differ_in_two() {
             let (hidden, epsilon, unit_offset) = differ(rank.rank());
             let builder = Communicator::builder().check(false).timeout(std::time::Duration::from_secs(10));
             let communicator = builder.build(Host::new(), rank).unwrap();
-            let norm = RmsNorm::new(hidden, epsilon).unit_offset(unit_offset);
             let (mut residual, mut output) = ([1.0_f32; 128], [0.0_f32; 128]);
-            let result = communicator.all_reduce_rms_norm(&[1.0_f32; 128], &mut residual, &mut output, norm);
-            let error = result.unwrap_err();
+            let norm = Norm::Rms { epsilon, unit_offset };
+            let fused = Fused::on_host(&mut residual).norm(norm, hidden).rows(&mut output);
+            let error = communicator.all_reduce_fused(&[1.0_f32; 128], fused).unwrap_err();
             assert!(matches!(error, Error::Disagreement { .. }), "{number}: {error:?}");
         });
     }
@@ -494,18 +496,11 @@ fn ranks_that_differ_in_the_sum() {
     threads(2, |rank| {
         let communicator = Setup::default().build(&rank);
         let (mut sum, mut residual, mut output) = ([0.0_f32; 8], [1.0; 8], [0.0; 8]);
-        let norm = RmsNorm::new(4, 0.0);
-        let result = match rank.rank() {
-            0 => communicator.all_reduce_rms_norm(&[1.0; 8], &mut residual, &mut output, norm),
-            _ => communicator.all_reduce_rms_norm_with_sum(
-                &[1.0; 8],
-                &mut sum,
-                &mut residual,
-                &mut output,
-                norm,
-            ),
-        };
-        let error = result.unwrap_err();
+        let mut fused = rms(&mut residual, 4, 0.0).rows(&mut output);
+        if rank.rank() == 1 {
+            fused = fused.sum(&mut sum);
+        }
+        let error = communicator.all_reduce_fused(&[1.0; 8], fused).unwrap_err();
         assert!(matches!(error, Error::Disagreement { .. }), "{error:?}");
         assert!(error.to_string().contains("and the plain sum"), "{error}");
     });
@@ -516,41 +511,32 @@ fn ranks_that_differ_in_the_sum() {
 fn ranks_that_quantize_differently() {
     type How = Option<(Becomes, &'static str)>;
     let (row, group) = (Scaling::PerRow, Scaling::PerGroup);
-    let bytes = |dtype, scaling, name| Some((Becomes::Bytes(dtype, scaling), name));
-    let rows = bytes(DType::I8, row, "to i8 with a scale for each row");
-    let nvfp4 = Some((Becomes::Nvfp4(ScaleLayout::RowMajor), "to nvfp4 with scales row after row"));
-    let tiled = Some((Becomes::Nvfp4(ScaleLayout::Tiled), "to nvfp4 with scales in tiles"));
+    let to = |dtype, scaling, name| Some((Becomes(dtype, scaling), name));
+    let rows = to(DType::I8, row, "to i8 with per_row scales");
+    let nvfp4 = to(DType::U8, Scaling::Nvfp4, "to u8 with nvfp4 scales");
+    let tiled = to(DType::U8, Scaling::Nvfp4Tiled, "to u8 with nvfp4_tiled scales");
     let differences: [[How; 2]; 5] = [
         [rows, None],
-        [rows, bytes(DType::F8E4M3, row, "to f8e4m3 with a scale for each row")],
+        [rows, to(DType::F8E4M3, row, "to f8e4m3 with per_row scales")],
         [
-            bytes(DType::F8E5M2, row, "to f8e5m2 with a scale for each row"),
-            bytes(DType::F8E5M2, group, "to f8e5m2 with a scale for each 128"),
+            to(DType::F8E5M2, row, "to f8e5m2 with per_row scales"),
+            to(DType::F8E5M2, group, "to f8e5m2 with per_group scales"),
         ],
         [nvfp4, tiled],
-        [nvfp4, bytes(DType::F8E4M3, group, "to f8e4m3 with a scale for each 128")],
+        [nvfp4, to(DType::F8E4M3, group, "to f8e4m3 with per_group scales")],
     ];
     for hows in differences {
         threads(2, |rank| {
             let communicator = Setup::default().build(&rank);
             let (input, mut memory) = ([1.0_f32; 32], [0.0_f32; 256]);
             let at = memory.as_mut_ptr() as u64;
-            let (scales, global) = (at + 64 * 4, at + 255 * 4);
-            let quantized = hows[rank.rank()].map(|(becomes, _)| becomes.at(scales, global));
-            let norm = RawRmsNorm {
-                hidden: 16,
-                epsilon: 0.0,
-                weight: 0,
-                unit_offset: false,
-                output: at + 32 * 4,
-                quantized,
-            };
-            let epilogue = Epilogue { residual: at, residual_out: 0, norm: Some(norm) };
-            let collective = Collective::AllReduceEpilogue(&epilogue);
+            let (rows, scales, global) = (at + 32 * 4, at + 64 * 4, at + 255 * 4);
+            let quantized = hows[rank.rank()].map(|(becomes, _)| becomes.at(rows, scales, global));
+            let rows = if quantized.is_none() { rows } else { 0 };
+            let fused = RawFused { residual: at, residual_out: at, rows, quantized, ..rows_of(16) };
             // SAFETY: all of it is in `memory`.
-            let result = unsafe {
-                communicator.collective_raw(collective, input.as_ptr().cast(), at as *mut _, 32, DType::F32)
-            };
+            let result =
+                unsafe { communicator.all_reduce_fused_raw(input.as_ptr().cast(), 32, DType::F32, &fused) };
             let error = result.unwrap_err();
             assert!(matches!(error, Error::Disagreement { .. }), "{error:?}");
             let text = error.to_string();
@@ -570,8 +556,8 @@ fn a_rank_that_does_not_come() {
             let communicator = Setup { algorithm, timeout, ..Setup::default() }.build(&rank);
             let (mut residual, mut output) = ([1.0_f32; 640], [0.0; 640]);
             let mut call = || {
-                let norm = RmsNorm::new(64, 0.0);
-                communicator.all_reduce_rms_norm(&[1.0; 640], &mut residual, &mut output, norm)
+                let fused = rms(&mut residual, 64, 0.0).rows(&mut output);
+                communicator.all_reduce_fused(&[1.0; 640], fused)
             };
             call().unwrap();
             if rank.rank() == 1 {

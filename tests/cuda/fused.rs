@@ -5,8 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
 use fast_allreduce::{
-    Algorithm, Collective, Communicator, Cuda, DType, Epilogue, Error, Nvfp4Scales, RawRmsNorm, Result,
-    RmsNorm, ScaleLayout, Scales, Scaling,
+    Algorithm, Collective, Communicator, Cuda, DType, Error, Fused, Norm, RawFused, Result, Scaling,
 };
 
 use crate::fixture::{download, upload, Plain, Setup};
@@ -35,12 +34,12 @@ const SHAPES: [(usize, usize); 8] =
 
 /// Elements after an aligned address, whether the plain sum is asked for, and what rows become.
 const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 6] = [
-    (0, true, Becomes::Nvfp4(ScaleLayout::RowMajor)),
-    (1, false, Becomes::Nvfp4(ScaleLayout::Tiled)),
-    (0, false, Becomes::Bytes(DType::F8E4M3, Scaling::PerGroup)),
-    (1, true, Becomes::Bytes(DType::I8, Scaling::PerRow)),
-    (0, false, Becomes::Bytes(DType::F8E4M3, Scaling::PerRow)),
-    (0, false, Becomes::Bytes(DType::F8E5M2, Scaling::Given)),
+    (0, true, Becomes(DType::U8, Scaling::Nvfp4)),
+    (1, false, Becomes(DType::U8, Scaling::Nvfp4Tiled)),
+    (0, false, Becomes(DType::F8E4M3, Scaling::PerGroup)),
+    (1, true, Becomes(DType::I8, Scaling::PerRow)),
+    (0, false, Becomes(DType::F8E4M3, Scaling::PerRow)),
+    (0, false, Becomes(DType::F8E5M2, Scaling::Given)),
 ];
 
 /// A rank with memory.
@@ -84,7 +83,7 @@ impl Caller for GpuCaller {
 
 fn every_shape(gpus: Gpus) {
     for size in [2, 3] {
-        let random = Random::new(&format!("rms_norm::every_shape {size}"));
+        let random = Random::new(&format!("fused::every_shape {size}"));
         for algorithm in Algorithm::DIRECT.map(Some).into_iter().chain([None, Some(Algorithm::Ring)]) {
             threads(size, gpus.count.min(2), |rank, context| {
                 // Pieces, but for what has least room: where rows do not fit, another algorithm is taken.
@@ -128,7 +127,7 @@ fn every_shape(gpus: Gpus) {
 fn captured_calls(gpus: Gpus) {
     const REPLAYS: usize = 3;
     for size in [2, 3] {
-        let random = Random::new(&format!("rms_norm::captured_calls {size}"));
+        let random = Random::new(&format!("fused::captured_calls {size}"));
         for algorithm in Algorithm::DIRECT.map(Some).into_iter().chain([None]) {
             threads(size, gpus.count.min(2), |rank, context| {
                 let setup = Setup { algorithm, max_bytes: 256 << 10, ..Setup::default() };
@@ -151,15 +150,11 @@ fn captured_calls(gpus: Gpus) {
                     };
                     let calls = prepare(&mut callers);
                     let graph = capture(&stream, || {
-                        for (rows, Prepared { input, output, epilogue, .. }) in rows.iter().zip(&calls) {
-                            let (collective, stream) =
-                                (Collective::AllReduceEpilogue(epilogue), stream.cu_stream());
-                            let (count, dtype) = (rows.count, rows.dtype);
+                        for (rows, Prepared { input, fused, .. }) in rows.iter().zip(&calls) {
+                            let (stream, count, dtype) = (stream.cu_stream(), rows.count, rows.dtype);
                             // SAFETY: the test's own memory, aligned to the element, which outlives the graph.
-                            unsafe {
-                                communicator.collective_raw(stream, collective, *input, *output, count, dtype)
-                            }
-                            .unwrap();
+                            unsafe { communicator.all_reduce_fused_raw(stream, *input, count, dtype, fused) }
+                                .unwrap();
                         }
                     });
                     communicator.register_graph_buffers().unwrap();
@@ -190,8 +185,9 @@ fn slices(_: Gpus) {
         let (mut residual, mut output) = (slice(&[2.0, 8.0, -6.0, 3.0]), slice(&[f32::NAN; 4]));
         communicator.barrier().unwrap();
         let weight = weight.slice(1..3);
-        let norm = RmsNorm::new(2, 0.0).weight(&weight).unit_offset(true);
-        communicator.all_reduce_rms_norm(&stream, &input, &mut residual, &mut output, norm).unwrap();
+        let norm = Norm::Rms { epsilon: 0.0, unit_offset: true };
+        let fused = Fused::on_cuda(&mut residual).norm(norm, 2).weight(&weight).rows(&mut output);
+        communicator.all_reduce_fused(&stream, &input, fused).unwrap();
         communicator.synchronize(&stream).unwrap();
         let last = 4.0 * (1.0 / 8.0_f32.sqrt());
         assert_eq!(
@@ -199,17 +195,19 @@ fn slices(_: Gpus) {
             (vec![4.0, 4.0, 0.0, 4.0], vec![2.0, 1.0, 0.0, last])
         );
         let mut data = slice(&[1.0, -2.0, 3.0, 0.5]);
-        let norm = RmsNorm::new(4, 1.0);
-        communicator.all_reduce_rms_norm_in_place(&stream, &mut data, &mut residual, norm).unwrap();
-        communicator.all_reduce_add(&stream, &input, &mut residual).unwrap();
+        let norm = Norm::Rms { epsilon: 1.0, unit_offset: false };
+        let fused = Fused::on_cuda(&mut residual).norm(norm, 4);
+        communicator.all_reduce_fused_in_place(&stream, &mut data, fused).unwrap();
+        communicator.all_reduce_fused(&stream, &input, Fused::on_cuda(&mut residual)).unwrap();
         communicator.synchronize(&stream).unwrap();
         let scale = 1.0 / (97.0_f32 / 4.0 + 1.0).sqrt();
         assert_eq!(values(&data), [6.0, 0.0, 6.0, 5.0].map(|x| x * scale));
         assert_eq!(values(&residual), [8.0, -4.0, 12.0, 6.0]);
-        let refused = communicator.all_reduce_add(&stream, &slice(&[1.0; 3]), &mut residual);
+        let three = slice(&[1.0; 3]);
+        let refused = communicator.all_reduce_fused(&stream, &three, Fused::on_cuda(&mut residual));
         assert!(matches!(refused, Err(Error::LengthMismatch { input: 3, output: 4 })));
-        let norm = RmsNorm::new(3, 1.0);
-        let refused = communicator.all_reduce_rms_norm_in_place(&stream, &mut data, &mut residual, norm);
+        let fused = Fused::on_cuda(&mut residual).norm(norm, 3);
+        let refused = communicator.all_reduce_fused_in_place(&stream, &mut data, fused);
         assert!(matches!(refused, Err(Error::InvalidSetting { name: "hidden", .. })));
         communicator.barrier().unwrap();
     });
@@ -222,21 +220,19 @@ fn quantized_slices(_: Gpus) {
         let slice = |values: &[f32]| stream.clone_htod(values).unwrap();
         let (input, given) = (slice(&[0.5, -0.5, 0.0, 1.0]), slice(&[0.25]));
         let (mut output, mut scales) = (stream.clone_htod(&[9_i8; 4]).unwrap(), slice(&[7.0, 7.0]));
-        let norm = RmsNorm::new(2, 0.0);
         communicator.barrier().unwrap();
         let root = 2.0_f32.sqrt() / 127.0;
         // The last is given, and its numbers are in quarters.
         let expected = [([127_i8, -127, 0, 127], [1.0 / 127.0, root]), ([4, -4, 0, 6], [7.0, 7.0])];
         for (number, (numbers, after)) in [0, 0, 1].into_iter().map(|which| expected[which]).enumerate() {
             let mut residual = slice(&[0.0; 4]);
-            let how = match number {
-                0 => Scales::PerRow(&mut scales),
-                1 => Scales::PerGroup(&mut scales),
-                _ => Scales::Given(&given),
+            let fused = Fused::on_cuda(&mut residual).norm(RMS, 2);
+            let fused = match number {
+                0 => fused.quantized(Scaling::PerRow, &mut output, &mut scales),
+                1 => fused.quantized(Scaling::PerGroup, &mut output, &mut scales),
+                _ => fused.quantized_by(&mut output, &given),
             };
-            communicator
-                .all_reduce_rms_norm_quantized(&stream, &input, &mut residual, &mut output, how, norm)
-                .unwrap();
+            communicator.all_reduce_fused(&stream, &input, fused).unwrap();
             communicator.synchronize(&stream).unwrap();
             assert_eq!(stream.clone_dtoh(&output).unwrap(), numbers, "{number}");
             if number < 2 {
@@ -247,15 +243,9 @@ fn quantized_slices(_: Gpus) {
         }
         let mut residual = slice(&[0.0; 4]);
         let mut few = slice(&[0.0]);
-        let how = Scales::PerRow(&mut few);
-        let refused = communicator.all_reduce_rms_norm_quantized(
-            &stream,
-            &input,
-            &mut residual,
-            &mut output,
-            how,
-            norm,
-        );
+        let fused = Fused::on_cuda(&mut residual).norm(RMS, 2);
+        let fused = fused.quantized(Scaling::PerRow, &mut output, &mut few);
+        let refused = communicator.all_reduce_fused(&stream, &input, fused);
         assert!(matches!(refused, Err(Error::InvalidSetting { name: "scales", .. })), "{refused:?}");
         communicator.barrier().unwrap();
     });
@@ -270,26 +260,25 @@ fn nvfp4_slices(_: Gpus) {
         let (input, global) = (slice(&[0.5, -0.5].repeat(24)), slice(&[6.0]));
         let (mut residual, mut output) = (slice(&[0.0; 48]), stream.clone_htod(&[9_u8; 24]).unwrap());
         let mut scales = stream.clone_htod(&[9_u8; 512]).unwrap();
-        let norm = RmsNorm::new(48, 0.0);
         communicator.barrier().unwrap();
-        let layout = ScaleLayout::Tiled;
-        let blocks = Nvfp4Scales { blocks: &mut scales, layout, global: &global };
-        communicator
-            .all_reduce_rms_norm_nvfp4(&stream, &input, &mut residual, &mut output, blocks, norm)
-            .unwrap();
+        let tiled = Scaling::Nvfp4Tiled;
+        let fused = Fused::on_cuda(&mut residual).norm(RMS, 48);
+        let fused = fused.quantized_blocks(tiled, &mut output, &mut scales, &global);
+        communicator.all_reduce_fused(&stream, &input, fused).unwrap();
         communicator.synchronize(&stream).unwrap();
         assert_eq!(stream.clone_dtoh(&output).unwrap(), [0xF7; 24]);
         let bytes = stream.clone_dtoh(&scales).unwrap();
         assert_eq!((&bytes[..3], &bytes[3..]), (&[0x38; 3][..], &[9; 509][..]));
-        let mut call = |layout, global: &CudaSlice<f32>, hidden| {
-            let blocks = Nvfp4Scales { blocks: &mut scales, layout, global };
-            let norm = RmsNorm::new(hidden, 0.0);
-            communicator.all_reduce_rms_norm_nvfp4(&stream, &input, &mut residual, &mut output, blocks, norm)
+        let mut call = |scaling, global: &CudaSlice<f32>, hidden| {
+            let fused = Fused::on_cuda(&mut residual).norm(RMS, hidden);
+            let fused = fused.quantized_blocks(scaling, &mut output, &mut scales, global);
+            communicator.all_reduce_fused(&stream, &input, fused)
         };
         let refused = [
-            (call(ScaleLayout::RowMajor, &global, 48), "scales"),
-            (call(layout, &slice(&[1.0; 2]), 48), "global scale"),
-            (call(layout, &global, 24), "hidden"),
+            (call(Scaling::Nvfp4, &global, 48), "scales"),
+            (call(Scaling::PerRow, &global, 48), "scaling"),
+            (call(tiled, &slice(&[1.0; 2]), 48), "global scale"),
+            (call(tiled, &global, 24), "hidden"),
         ];
         for (result, which) in refused {
             assert!(
@@ -299,6 +288,13 @@ fn nvfp4_slices(_: Gpus) {
         }
         communicator.barrier().unwrap();
     });
+}
+
+const RMS: Norm = Norm::Rms { epsilon: 0.0, unit_offset: false };
+
+/// Rows of `hidden` elements, normalised.
+fn rows_of(hidden: usize, residual: u64, rows: u64) -> RawFused {
+    RawFused { residual, residual_out: residual, norm: RMS, hidden, rows, ..RawFused::default() }
 }
 
 /// The others' kernels give up, whichever they are.
@@ -317,23 +313,10 @@ fn a_rank_that_does_not_come(_: Gpus) {
                     std::thread::sleep(3 * timeout);
                     return;
                 }
-                let norm = RawRmsNorm {
-                    hidden: 64,
-                    epsilon: 0.0,
-                    weight: 0,
-                    unit_offset: false,
-                    output: memory.address + 4096,
-                    quantized: None,
-                };
-                let epilogue =
-                    Epilogue { residual: memory.address + 2048, residual_out: 0, norm: Some(norm) };
-                let collective = Collective::AllReduceEpilogue(&epilogue);
-                let (input, output) = (memory.address, memory.address + 2048);
+                let fused = rows_of(64, memory.address + 2048, memory.address + 4096);
+                let (stream_of, input) = (stream.cu_stream(), memory.address);
                 // SAFETY: the test's own memory, which outlives the launch.
-                unsafe {
-                    communicator.collective_raw(stream.cu_stream(), collective, input, output, 256, dtype)
-                }
-                .unwrap();
+                unsafe { communicator.all_reduce_fused_raw(stream_of, input, 256, dtype, &fused) }.unwrap();
                 let error = communicator.synchronize(&stream).unwrap_err();
                 assert!(error.to_string().contains("rank 1"), "{error}");
             });
@@ -343,7 +326,7 @@ fn a_rank_that_does_not_come(_: Gpus) {
 
 /// All ranks in one launch, with grids that have fewer and more blocks than there are rows.
 fn a_world_in_one_launch(_: Gpus) {
-    let random = Random::new("rms_norm::a_world_in_one_launch");
+    let random = Random::new("fused::a_world_in_one_launch");
     for size in [2, 3, 5] {
         for algorithm in Algorithm::DIRECT {
             // Pieces of what is pulled. Packets have less room, and each row has to fit.
@@ -402,9 +385,9 @@ fn check_world(rows: &Rows, world: &mut CudaWorld, plan: WorldPlan, placement: P
     let mut memories: Vec<_> = (0..size).map(memory).collect();
     let calls: Vec<_> = memories.iter_mut().map(|memory| rows.prepare(memory, placement)).collect();
     let mut ranks = Vec::new();
-    for Prepared { input, output, epilogue, .. } in &calls {
-        let collective = Collective::AllReduceEpilogue(epilogue);
-        ranks.push(WorldRank { collective, input: *input, output: *output });
+    for Prepared { input, fused, .. } in &calls {
+        let collective = Collective::AllReduceFused(fused);
+        ranks.push(WorldRank { collective, input: *input, output: 0 });
     }
     // SAFETY: the test's own memory, aligned to the element, which outlives the call.
     let mut call = unsafe { world.prepare_raw(&ranks, rows.count, rows.dtype, plan) }.unwrap();
@@ -419,17 +402,9 @@ fn a_grid_that_cuts_rows_is_refused(_: Gpus) {
     let mut world = CudaWorld::new(0, 2, 16 << 10, 0, LIMIT).unwrap();
     let context = Arc::clone(world.stream().context());
     let memory = Plain::new(&context, 4096);
-    let norm = RawRmsNorm {
-        hidden: 7,
-        epsilon: 0.0,
-        weight: 0,
-        unit_offset: false,
-        output: memory.address + 2048,
-        quantized: None,
-    };
-    let epilogue = Epilogue { residual: memory.address + 1024, residual_out: 0, norm: Some(norm) };
-    let collective = Collective::AllReduceEpilogue(&epilogue);
-    let rank = WorldRank { collective, input: memory.address, output: memory.address + 1024 };
+    let fused = rows_of(7, memory.address + 1024, memory.address + 2048);
+    let collective = Collective::AllReduceFused(&fused);
+    let rank = WorldRank { collective, input: memory.address, output: 0 };
     for (algorithm, blocks, name) in [(Algorithm::OneShotPush, 2, "grid"), (Algorithm::Ring, 1, "algorithm")]
     {
         let plan = WorldPlan { algorithm, blocks, threads: 64, registered: false };

@@ -1,0 +1,327 @@
+//! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::{bytes, count, of_device, seconds, shown, switch, variable, word, Limit, Place, Text};
+use crate::catalogue::{invalid, Algorithm};
+use crate::error::{Error, Result};
+
+/// In which order the ranks' elements are added up: [`Builder::order`](crate::Builder::order).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Order {
+    /// Rank order, by every direct [`Algorithm`](crate::Algorithm): the same bits on every rank, in every run, on every device. The plan takes direct algorithms only. [`Builder::algorithm`](crate::Builder::algorithm) may still name another one.
+    #[default]
+    Fixed,
+    /// Any order: the plan may also take ring, halving-doubling and in-switch reductions (NVLS), where it expects them to be faster. All ranks still have the same bits. Sums of floats may have other bits than by the direct algorithms, and by an in-switch reduction other bits in another run, as far as the order of additions matters.
+    Any,
+}
+
+impl Order {
+    /// All, in the order of the table.
+    pub const ALL: [Self; 2] = [Self::Fixed, Self::Any];
+
+    /// Its name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fixed => "fixed",
+            Self::Any => "any",
+        }
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Order {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name).ok_or_else(|| invalid("order", name, "one of fixed, any"))
+    }
+}
+
+impl Text for Order {
+    fn text(&self) -> String {
+        self.name().into()
+    }
+}
+
+/// What a rank does while it waits for another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Wait {
+    /// [`Wait::Spin`] where every rank can have a core of its own, else [`Wait::Yield`].
+    #[default]
+    Auto,
+    /// Polls for some tens of microseconds before it gives up its core.
+    Spin,
+    /// Polls a few times, then gives its core to other threads.
+    Yield,
+}
+
+impl Wait {
+    /// All, in the order of the table.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Spin, Self::Yield];
+
+    /// Its name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Spin => "spin",
+            Self::Yield => "yield",
+        }
+    }
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Wait {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name).ok_or_else(|| invalid("wait", name, "one of auto, spin, yield"))
+    }
+}
+
+impl Text for Wait {
+    fn text(&self) -> String {
+        self.name().into()
+    }
+}
+
+/// What the threads of each rank are bound to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Bind {
+    /// Nothing: they run wherever the process may.
+    #[default]
+    None,
+    /// A core for each thread.
+    Core,
+    /// A NUMA node for each rank.
+    Numa,
+}
+
+impl Bind {
+    /// All, in the order of the table.
+    pub const ALL: [Self; 3] = [Self::None, Self::Core, Self::Numa];
+
+    /// Its name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Core => "core",
+            Self::Numa => "numa",
+        }
+    }
+}
+
+impl fmt::Display for Bind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Bind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name).ok_or_else(|| invalid("bind", name, "one of none, core, numa"))
+    }
+}
+
+impl Text for Bind {
+    fn text(&self) -> String {
+        self.name().into()
+    }
+}
+
+/// Which kind of memory an allocation on a GPU is, and so how other processes map it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Sharing {
+    /// Ranks are threads of one process: plain pointers.
+    Pointers,
+    /// Virtual memory management: a POSIX file descriptor, passed over a Unix socket.
+    Descriptor,
+    /// `cuIpcGetMemHandle`, with an offset from the allocation's base.
+    Ipc,
+}
+
+impl Sharing {
+    /// All, in the order of the table.
+    pub const ALL: [Self; 3] = [Self::Pointers, Self::Descriptor, Self::Ipc];
+
+    /// Its name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pointers => "pointers",
+            Self::Descriptor => "descriptor",
+            Self::Ipc => "ipc",
+        }
+    }
+}
+
+impl fmt::Display for Sharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Sharing {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name).ok_or_else(|| invalid("sharing", name, "one of pointers, descriptor, ipc"))
+    }
+}
+
+impl Text for Sharing {
+    fn text(&self) -> String {
+        self.name().into()
+    }
+}
+
+/// The environment variable of `join_timeout`.
+pub(crate) const JOIN_TIMEOUT_VARIABLE: &str = "FAST_ALLREDUCE_JOIN_TIMEOUT";
+
+/// The environment variable of `tuning`.
+pub(crate) const TUNING_VARIABLE: &str = "FAST_ALLREDUCE_TUNING";
+
+/// What a program, or the environment, has set.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Values {
+    pub device: Option<Place>,
+    pub timeout: Option<Limit>,
+    pub first_call_timeout: Option<Limit>,
+    pub join_timeout: Option<Limit>,
+    pub max_bytes: Option<usize>,
+    pub algorithm: Option<Algorithm>,
+    pub order: Option<Order>,
+    pub check: Option<bool>,
+    pub calibrate: Option<bool>,
+    pub direct_reads: Option<bool>,
+    pub tuning: Option<PathBuf>,
+    pub workers: Option<usize>,
+    pub wait: Option<Wait>,
+    pub bind: Option<Bind>,
+    pub max_blocks: Option<usize>,
+    pub one_at_a_time: Option<bool>,
+    pub programmatic_launch: Option<bool>,
+    pub sharing: Option<Sharing>,
+}
+
+impl Values {
+    pub const NAMES: &'static [&'static str] = &["device", "timeout", "first_call_timeout", "join_timeout", "max_bytes", "algorithm", "order", "check", "calibrate", "direct_reads", "tuning", "workers", "wait", "bind", "max_blocks", "one_at_a_time", "programmatic_launch", "sharing"];
+
+    /// Sets one by its name.
+    pub fn set(&mut self, name: &str, text: &OsStr) -> Result<()> {
+        match name {
+            "device" => self.device = Some(word::<Place>("device", text)?),
+            "timeout" => self.timeout = Some(seconds("timeout", text)?),
+            "first_call_timeout" => self.first_call_timeout = Some(seconds("first_call_timeout", text)?),
+            "join_timeout" => self.join_timeout = Some(seconds("join_timeout", text)?),
+            "max_bytes" => self.max_bytes = Some(bytes("max_bytes", text)?),
+            "algorithm" => self.algorithm = Some(word::<Algorithm>("algorithm", text)?),
+            "order" => self.order = Some(word::<Order>("order", text)?),
+            "check" => self.check = Some(switch("check", text)?),
+            "calibrate" => self.calibrate = Some(switch("calibrate", text)?),
+            "direct_reads" => self.direct_reads = Some(switch("direct_reads", text)?),
+            "tuning" => self.tuning = Some(Ok::<_, Error>(PathBuf::from(text))?),
+            "workers" => self.workers = Some(count("workers", text, 64, "a number from 1 to 64")?),
+            "wait" => self.wait = Some(word::<Wait>("wait", text)?),
+            "bind" => self.bind = Some(word::<Bind>("bind", text)?),
+            "max_blocks" => self.max_blocks = Some(count("max_blocks", text, 18446744073709551615, "a number from 1 on")?),
+            "one_at_a_time" => self.one_at_a_time = Some(switch("one_at_a_time", text)?),
+            "programmatic_launch" => self.programmatic_launch = Some(switch("programmatic_launch", text)?),
+            "sharing" => self.sharing = Some(word::<Sharing>("sharing", text)?),
+            _ => return Err(invalid("setting", name, "one of device, timeout, first_call_timeout, join_timeout, max_bytes, algorithm, order, check, calibrate, direct_reads, tuning, workers, wait, bind, max_blocks, one_at_a_time, programmatic_launch, sharing")),
+        }
+        Ok(())
+    }
+
+    /// With what the environment sets of the rest.
+    pub fn or_environment(mut self) -> Result<Self> {
+        if let (None, Some(text)) = (&self.timeout, variable("FAST_ALLREDUCE_TIMEOUT")) {
+            self.timeout = Some(seconds("FAST_ALLREDUCE_TIMEOUT", &text)?);
+        }
+        if let (None, Some(text)) = (&self.algorithm, variable("FAST_ALLREDUCE_ALGO")) {
+            self.algorithm = Some(word::<Algorithm>("FAST_ALLREDUCE_ALGO", &text)?);
+        }
+        if let (None, Some(text)) = (&self.order, variable("FAST_ALLREDUCE_ORDER")) {
+            self.order = Some(word::<Order>("FAST_ALLREDUCE_ORDER", &text)?);
+        }
+        if let (None, Some(text)) = (&self.check, variable("FAST_ALLREDUCE_CHECK")) {
+            self.check = Some(switch("FAST_ALLREDUCE_CHECK", &text)?);
+        }
+        if let (None, Some(text)) = (&self.calibrate, variable("FAST_ALLREDUCE_CALIBRATE")) {
+            self.calibrate = Some(switch("FAST_ALLREDUCE_CALIBRATE", &text)?);
+        }
+        if let (None, Some(text)) = (&self.direct_reads, variable("FAST_ALLREDUCE_DIRECT_READS")) {
+            self.direct_reads = Some(switch("FAST_ALLREDUCE_DIRECT_READS", &text)?);
+        }
+        Ok(self)
+    }
+
+    /// Refuses a setting that the device does not have, unless it has its default.
+    pub fn check_device(&self, is_cuda: bool) -> Result<()> {
+        match is_cuda {
+            true => {
+                of_device(false, "workers", self.workers.as_ref(), "1")?;
+                of_device(false, "wait", self.wait.as_ref(), "auto")?;
+                of_device(false, "bind", self.bind.as_ref(), "none")?;
+            }
+            false => {
+                of_device(true, "max_blocks", self.max_blocks.as_ref(), "")?;
+                of_device(true, "one_at_a_time", self.one_at_a_time.as_ref(), "0")?;
+                of_device(true, "programmatic_launch", self.programmatic_launch.as_ref(), "0")?;
+                of_device(true, "sharing", self.sharing.as_ref(), "")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Settings that ranks compare, each with its value.
+    pub fn compared(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("max_bytes", shown(self.max_bytes.as_ref())),
+            ("algorithm", shown(self.algorithm.as_ref())),
+            ("order", shown(self.order.as_ref())),
+            ("check", shown(self.check.as_ref())),
+        ]
+    }
+}
+
+/// All settings, for tests.
+#[cfg(test)]
+pub(crate) const ROWS: [super::Row; 18] = [
+    super::Row { name: "device", variable: None, is_read: false, other: "cuda:1", refuses: true, lacks: None },
+    super::Row { name: "timeout", variable: Some("FAST_ALLREDUCE_TIMEOUT"), is_read: true, other: "2.5", refuses: true, lacks: None },
+    super::Row { name: "first_call_timeout", variable: None, is_read: false, other: "2.5", refuses: true, lacks: None },
+    super::Row { name: "join_timeout", variable: Some("FAST_ALLREDUCE_JOIN_TIMEOUT"), is_read: false, other: "2.5", refuses: true, lacks: None },
+    super::Row { name: "max_bytes", variable: None, is_read: false, other: "65536", refuses: true, lacks: None },
+    super::Row { name: "algorithm", variable: Some("FAST_ALLREDUCE_ALGO"), is_read: true, other: "one-shot-pull", refuses: true, lacks: None },
+    super::Row { name: "order", variable: Some("FAST_ALLREDUCE_ORDER"), is_read: true, other: "any", refuses: true, lacks: None },
+    super::Row { name: "check", variable: Some("FAST_ALLREDUCE_CHECK"), is_read: true, other: "1", refuses: true, lacks: None },
+    super::Row { name: "calibrate", variable: Some("FAST_ALLREDUCE_CALIBRATE"), is_read: true, other: "0", refuses: true, lacks: None },
+    super::Row { name: "direct_reads", variable: Some("FAST_ALLREDUCE_DIRECT_READS"), is_read: true, other: "1", refuses: true, lacks: None },
+    super::Row { name: "tuning", variable: Some("FAST_ALLREDUCE_TUNING"), is_read: false, other: "built-in", refuses: false, lacks: None },
+    super::Row { name: "workers", variable: None, is_read: false, other: "2", refuses: true, lacks: Some(Place::Cuda(0)) },
+    super::Row { name: "wait", variable: None, is_read: false, other: "yield", refuses: true, lacks: Some(Place::Cuda(0)) },
+    super::Row { name: "bind", variable: None, is_read: false, other: "numa", refuses: true, lacks: Some(Place::Cuda(0)) },
+    super::Row { name: "max_blocks", variable: None, is_read: false, other: "2", refuses: true, lacks: Some(Place::Cpu) },
+    super::Row { name: "one_at_a_time", variable: None, is_read: false, other: "1", refuses: true, lacks: Some(Place::Cpu) },
+    super::Row { name: "programmatic_launch", variable: None, is_read: false, other: "1", refuses: true, lacks: Some(Place::Cpu) },
+    super::Row { name: "sharing", variable: None, is_read: false, other: "ipc", refuses: true, lacks: Some(Place::Cpu) },
+];
