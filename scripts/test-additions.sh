@@ -17,7 +17,7 @@ passed=0 failed=0
 most_files() {
   case $1 in
     type | op | algorithm) echo 3 ;;
-    setting) echo 2 ;;
+    setting | norm) echo 2 ;;
     *) echo "nothing is promised of an addition of the kind $1" >&2 && return 1 ;;
   esac
 }
@@ -40,6 +40,7 @@ addition() {
   cargo test --quiet --package fast-allreduce-catalogue || return
   case $kind in
     setting) cargo test --quiet --lib -- settings:: ;;
+    norm) cargo test --quiet --test conformance -- fused::every_shape fused::the_longest_rows ;;
     *) cargo test --quiet --test conformance -- mixed::every_type arguments::operations ;;
   esac
 }

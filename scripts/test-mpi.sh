@@ -131,9 +131,9 @@ program() {
   echo "$mpi: compare of all collectives passed"
   mpirun 2 "$cli" bench -e 1K --ranks 3
   refused "other --ranks" "--ranks 3, but"
-  mpirun 2 "$cli" bench -e 1K --region-bytes 1
+  mpirun 2 "$cli" bench -e 1K --set max_bytes=1
   refused "a setting out of range" "max_bytes = 1"
-  mpirun 2 "$cli" bench -e 1K --region-bytes 1T
+  mpirun 2 "$cli" bench -e 1K --set max_bytes=1024G
   refused "no memory" "cannot allocate"
   mpirun 1 "$cli" bench -e 1K : -np 1 "$cli" bench -e 2K
   refused "other arguments" "other arguments"

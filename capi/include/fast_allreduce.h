@@ -184,6 +184,8 @@ enum fast_allreduce_norm
   FAST_ALLREDUCE_NORM_NONE = 0,
   // RMSNorm: `x / sqrt(mean(x * x) + epsilon) * weight`.
   FAST_ALLREDUCE_NORM_RMS = 1,
+  // LayerNorm: `(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * weight + bias`.
+  FAST_ALLREDUCE_NORM_LAYER = 2,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

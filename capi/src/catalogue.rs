@@ -65,6 +65,8 @@ pub enum fast_allreduce_norm {
     None = 0,
     /// RMSNorm: `x / sqrt(mean(x * x) + epsilon) * weight`.
     Rms = 1,
+    /// LayerNorm: `(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * weight + bias`.
+    Layer = 2,
 }
 
 /// What rows are quantised to.

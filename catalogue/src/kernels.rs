@@ -11,8 +11,10 @@ pub enum Family {
     Moving,
     /// Anything else, with an entry point of its own: one kernel.
     Other,
-    /// A sum by the algorithm named here, then the residual and the norm: a kernel for each hot type.
+    /// A sum by the algorithm named here, then the residual and the RMSNorm: a kernel for each hot type.
     Norming(&'static str),
+    /// Such a one with every other norm.
+    OtherNorming(&'static str),
     /// An in-switch reduction (NVLS) of a sum: a kernel for each hot type, on GPUs that have the instructions.
     Nvls,
 }
@@ -64,7 +66,7 @@ impl Kernel {
 
 /// All kernels.
 #[rustfmt::skip]
-pub const KERNELS: [Kernel; 20] = [
+pub const KERNELS: [Kernel; 22] = [
     Kernel { name: "one_shot_pull", file: "one_shot_pull", family: Family::Reducing, algorithm: Some(Algorithm {
         variant: "OneShotPull", name: "one-shot-pull", direct: true, hot: true,
         capacity: CapacityRule::Staging, work: Work::Message, reads_inputs: ReadsInputs::OutOfPlace, swaps_staging: true,
@@ -111,6 +113,8 @@ pub const KERNELS: [Kernel; 20] = [
     Kernel { name: "two_shot_pull_norm", file: "two_shot_pull", family: Family::Norming("two_shot_pull"), algorithm: None },
     Kernel { name: "one_shot_push_norm", file: "one_shot_push", family: Family::Norming("one_shot_push"), algorithm: None },
     Kernel { name: "two_shot_push_norm", file: "two_shot_push", family: Family::Norming("two_shot_push"), algorithm: None },
+    Kernel { name: "one_shot_pull_other_norm", file: "one_shot_pull", family: Family::OtherNorming("one_shot_pull"), algorithm: None },
+    Kernel { name: "two_shot_pull_other_norm", file: "two_shot_pull", family: Family::OtherNorming("two_shot_pull"), algorithm: None },
     Kernel { name: "one_shot_nvls", file: "one_shot_nvls", family: Family::Nvls, algorithm: Some(Algorithm {
         variant: "OneShotNvls", name: "one-shot-nvls", direct: false, hot: false,
         capacity: CapacityRule::Staging, work: Work::Message, reads_inputs: ReadsInputs::Never, swaps_staging: false,

@@ -88,7 +88,7 @@ fn is_loadable(name: &str) -> bool {
 }
 
 fn bench_is_right_in_every_algorithm(stand_in: StandIn) {
-    for setting in ["", "--eager", "--registered", "--region-bytes 8K"] {
+    for setting in ["", "--eager", "--registered", "--set max_bytes=8K"] {
         let arguments = format!(
             "bench --device cuda --ranks 3 --algo all -d bf16 -b 2 -e 20K -f 101 -n 20 --format json {setting}"
         );
@@ -115,7 +115,7 @@ fn bench_is_right_in_every_algorithm(stand_in: StandIn) {
 }
 
 fn bench_is_right_in_every_collective(stand_in: StandIn) {
-    for setting in ["", "--eager -d u8", "--registered -r 2", "--region-bytes 8K"] {
+    for setting in ["", "--eager -d u8", "--registered -r 2", "--set max_bytes=8K"] {
         let arguments = format!(
             "bench --device cuda --ranks 3 --collective all -b 3000 -e 30000 -f 10 --format json {setting}"
         );
@@ -158,7 +158,7 @@ fn bench_lets_the_switch_add_up(stand_in: StandIn) {
     for (order, multicast, bytes, algorithm) in
         [("any", true, "9M", Some("two-shot-nvls")), ("any", false, "1K", None), ("fixed", true, "1K", None)]
     {
-        let document = config(&format!("{arguments} -b {bytes} -e {bytes} --order {order}"), multicast);
+        let document = config(&format!("{arguments} -b {bytes} -e {bytes} --set order={order}"), multicast);
         assert_eq!((&document["config"]["order"], &document["wrong"]), (&order.into(), &0.into()));
         let refused = document["config"]["nvls_refused"].as_str();
         assert_eq!(refused.is_some(), order == "any" && !multicast, "{document}");

@@ -29,19 +29,19 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
 }
 
 // The norm's operands come after the launch, as messages do.
-#define FA_NORMING_KERNEL(type, element, code, name, algorithm, ...)                                         \
+#define FA_NORMING_KERNEL(type, element, code, name, algorithm, norms, ...)                                  \
   FA_KERNEL(name##_##type)                                                                                   \
-  (const __grid_constant__ FaLaunch own, const __grid_constant__ FaFused operands) {                       \
+  (const __grid_constant__ FaLaunch own, const __grid_constant__ FaFused operands) {                         \
     wait_for_launch_before();                                                                                \
     if (push_in_teams<code, element>(own, operands))                                                         \
       return;                                                                                                \
     const FaLaunch &launch = launch_of(own);                                                                 \
     Block block;                                                                                             \
-    const FaFused &norm =                                                                                  \
-        own.launches == 0 ? operands : *reinterpret_cast<const FaFused *>(launch.operands);                \
+    const FaFused &norm =                                                                                    \
+        own.launches == 0 ? operands : *reinterpret_cast<const FaFused *>(launch.operands);                  \
     algorithm(launch, block, SumFor<code, element>({}, {launch.world}),                                      \
-              RmsNorm<element, code == FA_TWO_SHOT_PUSH_NORM>(norm));                                        \
+              NormedRows<element, code == FA_TWO_SHOT_PUSH_NORM, norms>(norm));                              \
   }
-#define FA_NORMING_OF(code, number, name, algorithm, ...)                                                    \
-  FA_HOT_TYPES(FA_NORMING_KERNEL, code, name, algorithm)
+#define FA_NORMING_OF(code, number, name, algorithm, norms, ...)                                             \
+  FA_HOT_TYPES(FA_NORMING_KERNEL, code, name, algorithm, norms)
 FA_NORMING(FA_NORMING_OF, )

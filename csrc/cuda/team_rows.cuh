@@ -45,8 +45,8 @@ FA_FN bool wait_for_word(const FaLaunch &launch, const u64 *from, u32 epoch, flo
 // of a team tell each other the greatest of what each has of a row, where the row has a scale, in words
 // behind those of the squares. A function: both kernels of a type share it.
 template <class T>
-FA_CALL bool put_quantised(const FaLaunch &launch, const FaFused &norm, u32 epoch, u32 row,
-                           const Pack *share, Index first, Index length, u64 *words) {
+FA_CALL bool put_quantised(const FaLaunch &launch, const FaFused &norm, u32 epoch, u32 row, const Pack *share,
+                           Index first, Index length, u64 *words) {
   constexpr u32 kEach = kPackBytes / sizeof(T);
   const Block block;
   const QuantisedRows quantised(norm);
@@ -258,7 +258,7 @@ private:
       FA_UNROLL
       for (u32 run = 0; run < kChunk / kPartials; ++run)
         twos[run] = reinterpret_cast<const Two *>(share)[(chunk * kChunk + run * kPartials) / 2 + lane];
-      ChunkSquares<T> squares;
+      ChunkSum<T> squares;
       FA_UNROLL
       for (const Two &two : twos)
         squares.add(two);
@@ -297,10 +297,11 @@ private:
     const float scale = row_scale(squares, norm_.row, norm_.epsilon);
     FA_ROLL
     for (i = threadIdx.x; i < span.length; i += blockDim.x) {
-      const Pack normed = scaled_pack<T>(share[i], scale, weight, norm_.weight != 0, norm_.unit_offset != 0);
-      if (norm_.scaling == FA_NOT_SCALED)
+      const Pack normed =
+          scaled_pack<T>(share[i], {0, scale}, weight, norm_.weight != 0, norm_.unit_offset != 0);
+      if (norm_.normed != 0)
         put(norm_.normed, span.first + i, normed);
-      else
+      if (norm_.scaling != FA_NOT_SCALED)
         share[i] = normed;
       if (i + blockDim.x < span.length)
         weight = load_weights(first + i + blockDim.x);

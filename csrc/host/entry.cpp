@@ -42,7 +42,7 @@ __attribute__((noinline)) void run_norming(const FaLaunch &launch, u32 index) {
     return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
   Block block(index, launch.blocks);
   const Reduce with(*kReduceSpans[launch.dtype], launch);
-  const RmsNorm norm(*loops, *reinterpret_cast<const FaFused *>(launch.operands), launch);
+  const NormedRows norm(*loops, *reinterpret_cast<const FaFused *>(launch.operands), launch);
   switch (launch.algorithm) {
 #define FA_NORMING_CASE(code, number, name, algorithm, ...)                                                  \
   case code: return algorithm(launch, block, with, norm);

@@ -3,13 +3,15 @@
 #pragma once
 
 #include "../core/pack.cuh"
+#include "norms.cuh"
 #include "reduction.cuh"
 
 namespace FA_NAMESPACE {
 
-// Squares are summed in chunks of so many elements, each in so many partial sums: partial p has the elements
-// whose index is p modulo kPartials, in ascending order. Then partial p gets partial p + half of them, until
-// one is left, and chunks are added in ascending order. What is not in the row counts as zero.
+// Squares, and what else norms sum, are summed in chunks of so many elements, each in so many partial sums:
+// partial p has the elements whose index is p modulo kPartials, in ascending order. Then partial p gets
+// partial p + half of them, until one is left, and chunks are added in ascending order. What is not in the
+// row counts as zero.
 constexpr u32 kPartials = 64, kChunk = FA_SQUARES_CHUNK;
 constexpr u32 kMostChunks = FA_MAX_ROW / kChunk;
 
@@ -25,15 +27,6 @@ FA_FN Elements<T, N> narrow(LanesOf<T, N> lanes) {
   for (u32 i = 0; i < Elements<T, N>::units; ++i)
     elements.unit[i] = Convert<T>::narrow(lanes.unit[i]);
   return elements;
-}
-
-// What a row is multiplied by. Division and square root are correctly rounded.
-FA_FN float row_scale(float squares, u32 row, float epsilon) {
-#if FA_CUDA
-  return __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(squares, float(row)) + epsilon));
-#else
-  return 1.0f / __builtin_sqrtf(squares / float(row) + epsilon);
-#endif
 }
 
 #if FA_CUDA
@@ -53,17 +46,21 @@ FA_FN Elements<T, N> add(const Elements<T, N> &sum, const Elements<T, N> &residu
   return narrow<T, N>(map(widen<T, N>(sum), widen<T, N>(residual), Arithmetic<A>::add));
 }
 
-template <class T, u32 N>
-FA_FN Elements<T, N> scaled(const Elements<T, N> &row, float scale, const Elements<T, N> &weight,
-                            bool weighted, bool unit_offset) {
+// Elements of a normalised row.
+template <class T, class Norm = RmsNorm, u32 N>
+FA_FN Elements<T, N> scaled(const Elements<T, N> &row, const RowState &state, const Elements<T, N> &weight,
+                            bool weighted, bool unit_offset, const Elements<T, N> &bias = {},
+                            bool biased = false) {
   using U = typename Unit<float>::type;
-  LanesOf<T, N> lanes = map(widen<T, N>(row), [&](U x) { return x * scale; });
+  LanesOf<T, N> lanes = map(widen<T, N>(row), [&](U x) { return Norm::apply(state, x); });
   if (weighted) {
     LanesOf<T, N> factors = widen<T, N>(weight);
     if (unit_offset)
       factors = map(factors, [](U w) { return w + 1.0f; });
     lanes = map(lanes, factors, [](U x, U w) { return x * w; });
   }
+  if (biased)
+    lanes = map(lanes, widen<T, N>(bias), [](U x, U b) { return x + b; });
   return narrow<T, N>(lanes);
 }
 
@@ -76,7 +73,8 @@ FA_FN Pack added_pack(const Pack &sum, const Pack &residual) {
 }
 
 template <class T>
-FA_FN Pack scaled_pack(const Pack &row, float scale, const Pack &weight, bool weighted, bool unit_offset) {
+FA_FN Pack scaled_pack(const Pack &row, const RowState &state, const Pack &weight, bool weighted,
+                       bool unit_offset) {
   using Two = Elements<T, 2>;
   struct alignas(kPackBytes) Pairs {
     Two two[kPackBytes / sizeof(Two)];
@@ -85,19 +83,21 @@ FA_FN Pack scaled_pack(const Pack &row, float scale, const Pack &weight, bool we
   const Pairs weights = *reinterpret_cast<const Pairs *>(&weight);
   FA_UNROLL
   for (u32 pair = 0; pair < kPackBytes / sizeof(Two); ++pair)
-    rows.two[pair] = scaled<T>(rows.two[pair], scale, weights.two[pair], weighted, unit_offset);
+    rows.two[pair] = scaled<T>(rows.two[pair], state, weights.two[pair], weighted, unit_offset);
   return *reinterpret_cast<const Pack *>(&rows);
 }
 
-// The sum of the squares of a chunk, on every lane of a warp. Lane l has the partials 2l and 2l + 1.
-template <class T>
-class ChunkSquares {
+// What a pass of a norm sums of a chunk, on every lane of a warp. Lane l has the partials 2l and 2l + 1.
+template <class T, class Norm = RmsNorm, u32 Pass = 0>
+class ChunkSum {
 public:
-  // The next elements of both.
-  FA_FN void add(const Elements<T, 2> &two) {
+  // The next elements of both, of which so many are in the row.
+  FA_FN void add(const Elements<T, 2> &two, const RowState &state = {}, u32 there = 2) {
     const auto x = widen<T, 2>(two);
-    even_ += x.unit[0] * x.unit[0];
-    odd_ += x.unit[1] * x.unit[1];
+    const auto even = Norm::template term<Pass>(state, x.unit[0]);
+    const auto odd = Norm::template term<Pass>(state, x.unit[1]);
+    even_ += Norm::kOfZeros || there > 0 ? even : 0;
+    odd_ += Norm::kOfZeros || there > 1 ? odd : 0;
   }
 
   FA_FN float sum() const {

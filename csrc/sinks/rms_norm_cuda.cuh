@@ -10,7 +10,7 @@
 #include "../reduce/quantized_rows.cuh"
 #include "../reduce/rows.cuh"
 #include "epilogue.cuh"
-#include "quantised_rows_cuda.cuh"
+#include "quantized_rows_cuda.cuh"
 
 namespace FA_NAMESPACE {
 
@@ -36,7 +36,7 @@ private:
 };
 
 // Normalises rows of a message that has been stored, each by all threads of a block.
-template <class T>
+template <class T, class Norm>
 class RowNorm {
   using One = Elements<T, 1>;
   using Two = Elements<T, 2>;
@@ -45,31 +45,40 @@ public:
   // Of rows that begin at this address.
   FA_FN RowNorm(const FaFused &norm, u64 rows)
       : norm_(norm), rows_(rows), row_bytes_(u64(norm.row) * sizeof(T)),
-        addresses_(rows | norm.normed | norm.weight | row_bytes_), pairs_(addresses_ % sizeof(Two) == 0) {}
+        addresses_(rows | norm.normed | norm.weight | (kIsRms ? 0 : norm.bias) | row_bytes_),
+        pairs_(addresses_ % sizeof(Two) == 0) {}
 
   template <class Block>
   FA_FN void put(const Block &block, u32 row) const {
     const u8 *from = reinterpret_cast<const u8 *>(rows_) + row * row_bytes_;
-    const float scale = row_scale(squares(block, from), norm_.row, norm_.epsilon);
+    RowState state;
+    measure<0>(block, from, &state);
     if (norm_.scaling != FA_NOT_SCALED) {
-      const auto pair = [&](u32 i) { return widen<T, 2>(normed(from, i, scale)); };
+      const auto pair = [&](u32 i) { return widen<T, 2>(normed(from, i, state)); };
       const auto alone = [](u32 *) { return true; };
       QuantisedRows(norm_).put(block, row, {0, norm_.row}, pair, alone);
-      return;
     }
+    if (norm_.normed == 0)
+      return;
     u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes_;
-    if (addresses_ % kPackBytes == 0)
-      return block.for_each_alone(u32(row_bytes_ / kPackBytes),
-                                  [&](u32 pack) { store_scaled_pack(to, from, pack, scale); });
-    block.for_each_alone((norm_.row + 1) / 2, [&](u32 pair) { store_scaled(to, from, 2 * pair, scale); });
+    if constexpr (kIsRms) {
+      if (addresses_ % kPackBytes == 0)
+        return block.for_each_alone(u32(row_bytes_ / kPackBytes),
+                                    [&](u32 pack) { store_scaled_pack(to, from, pack, state); });
+    }
+    block.for_each_alone((norm_.row + 1) / 2, [&](u32 pair) { store_scaled(to, from, 2 * pair, state); });
   }
 
 private:
   static constexpr u32 kWarp = 32;
+  static constexpr bool kIsRms = __is_same(Norm, RmsNorm);
 
   const FaFused &norm_;
   const u64 rows_, row_bytes_, addresses_;
   const bool pairs_; // two elements at a time, as they are at an address for two
+
+  // Elements of a row from one on.
+  FA_FN u32 left(u32 i) const { return i < norm_.row ? norm_.row - i : 0; }
 
   // Elements i and i + 1 of a row; zero beyond its end.
   FA_FN Two load_two(const u8 *row, u32 i) const {
@@ -85,16 +94,21 @@ private:
   }
 
   // Elements i and i + 1 of a normalised row.
-  FA_FN Two normed(const u8 *from, u32 i, float scale) const {
+  FA_FN Two normed(const u8 *from, u32 i, const RowState &state) const {
     const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
     Two weight = {};
     if (weights != nullptr)
       weight = load_two(weights, i);
-    return scaled<T>(load_two(from, i), scale, weight, weights != nullptr, norm_.unit_offset != 0);
+    const u8 *biases = reinterpret_cast<const u8 *>(kIsRms ? 0 : norm_.bias);
+    Two bias = {};
+    if (biases != nullptr)
+      bias = load_two(biases, i);
+    return scaled<T, Norm>(load_two(from, i), state, weight, weights != nullptr, norm_.unit_offset != 0, bias,
+                           biases != nullptr);
   }
 
-  FA_FN void store_scaled(u8 *to, const u8 *from, u32 i, float scale) const {
-    const Two two = normed(from, i, scale);
+  FA_FN void store_scaled(u8 *to, const u8 *from, u32 i, const RowState &state) const {
+    const Two two = normed(from, i, state);
     u8 *at = to + u64(i) * sizeof(T);
     if (pairs_) {
       *reinterpret_cast<Two *>(at) = two;
@@ -106,20 +120,28 @@ private:
   }
 
   // The same of a pack, where all is aligned to packs: few loads that wait for memory.
-  FA_FN void store_scaled_pack(u8 *to, const u8 *from, u32 i, float scale) const {
+  FA_FN void store_scaled_pack(u8 *to, const u8 *from, u32 i, const RowState &state) const {
     const u64 at = u64(i) * kPackBytes;
     const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
     Pack weight = {};
     const Pack row = load(from + at, Whole{}, 0);
     if (weights != nullptr)
       weight = load(weights + at, Whole{}, 0);
-    store(to + at, scaled_pack<T>(row, scale, weight, weights != nullptr, norm_.unit_offset != 0), Whole{},
+    store(to + at, scaled_pack<T>(row, state, weight, weights != nullptr, norm_.unit_offset != 0), Whole{},
           0);
   }
 
-  // The sum of the squares of a row, on every thread: a chunk is a warp's.
-  template <class Block>
-  FA_FN float squares(const Block &block, const u8 *row) const {
+  // What all passes over a row find out, on every thread.
+  template <u32 Pass, class Block>
+  FA_FN void measure(const Block &block, const u8 *row, RowState *state) const {
+    Norm::template after<Pass>(sum<Pass>(block, row, *state), norm_, state);
+    if constexpr (Pass + 1 < Norm::kPasses)
+      measure<Pass + 1>(block, row, state);
+  }
+
+  // What a pass sums over a row, on every thread: a chunk is a warp's.
+  template <u32 Pass, class Block>
+  FA_FN float sum(const Block &block, const u8 *row, const RowState &state) const {
     __shared__ float chunks[kMostChunks];
     const u32 lane = threadIdx.x % kWarp, count = (norm_.row + kChunk - 1) / kChunk;
     // Of the row before, all have read the sums.
@@ -127,7 +149,7 @@ private:
     FA_ROLL
     for (u32 chunk = threadIdx.x / kWarp; chunk < count; chunk += blockDim.x / kWarp) {
       const u32 first = chunk * kChunk + 2 * lane;
-      ChunkSquares<T> squares;
+      ChunkSum<T, Norm, Pass> chunk_sum;
       // Without a branch around each load, which would wait for the one before it.
       if (pairs_ && chunk * kChunk + kChunk <= norm_.row) {
         Two twos[kChunk / kPartials];
@@ -136,13 +158,13 @@ private:
           twos[run] = *reinterpret_cast<const Two *>(row + u64(first + run * kPartials) * sizeof(T));
         FA_UNROLL
         for (const Two &two : twos)
-          squares.add(two);
+          chunk_sum.add(two, state);
       } else {
         FA_ROLL
         for (u32 run = 0; run < kChunk / kPartials; ++run)
-          squares.add(load_two(row, first + run * kPartials));
+          chunk_sum.add(load_two(row, first + run * kPartials), state, left(first + run * kPartials));
       }
-      const float sum = squares.sum();
+      const float sum = chunk_sum.sum();
       if (lane == 0)
         chunks[chunk] = sum;
     }
@@ -156,9 +178,9 @@ private:
 };
 
 // A function, as add_residual() is: all kernels of a type share them.
-template <class T, class Block>
+template <class T, class Norms, class Block>
 FA_CALL void normalise(const FaFused &norm, const Block &block, u32 row, u64 rows) {
-  RowNorm<T>(norm, rows).put(block, row);
+  Norms::with(norm.norm, [&](auto of) { RowNorm<T, decltype(of)>(norm, rows).put(block, row); });
 }
 
 // Adds the residual to the plain sums that the block's threads have stored.
@@ -186,10 +208,10 @@ FA_CALL void add_residual(const FaFused &norm, u64 output, const Block &block, R
 }
 
 // Gathers: the sums are sent to all as they are, and the residual is added by whoever receives them.
-template <class T, bool Gathers>
-class RmsNorm {
+template <class T, bool Gathers, class Norms>
+class NormedRows {
 public:
-  FA_FN explicit RmsNorm(const FaFused &norm) : norm_(norm) {}
+  FA_FN explicit NormedRows(const FaFused &norm) : norm_(norm) {}
 
   template <class Reduce>
   FA_FN Rows partition(const FaLaunch &, const Reduce &) const {
@@ -227,7 +249,7 @@ public:
     block.sync();
     const u64 rows = norm_.residual_out == 0 ? launch.output : norm_.residual_out;
     partition.for_each_row(block, bytes, parts, norm_.rows,
-                           [&](u32 row) { normalise<T>(norm_, block, row, rows); });
+                           [&](u32 row) { normalise<T, Norms>(norm_, block, row, rows); });
   }
 
 private:
@@ -239,7 +261,7 @@ private:
   }
 };
 
-template <class T>
-constexpr bool kKeepsSums<RmsNorm<T, true>> = true;
+template <class T, class Norms>
+constexpr bool kKeepsSums<NormedRows<T, true, Norms>> = true;
 
 } // namespace FA_NAMESPACE

@@ -11,11 +11,13 @@
 
 namespace FA_NAMESPACE {
 
-// Normalises rows of a message, of which the squares have been summed.
+// Normalises rows of a message, of which the squares have been summed if the norm goes by them.
 struct RowNorm {
   const RowLoops &loops;
   const FaFused &norm;
   u64 row_bytes;
+
+  bool takes_squares() const { return norm.norm == FA_NORM_RMS; }
 
   // The row at a byte of the message.
   void at(const u8 *row, u64 at, float squares) const {
@@ -53,7 +55,8 @@ public:
     const u64 at = packs.first * kPackBytes, end = at + packs.length * kPackBytes;
     u8 *to = sink_.to(at), *also = sink_.also() == nullptr ? nullptr : sink_.also() + at;
     rows_.loops.add({sums_, reinterpret_cast<const u8 *>(rows_.norm.residual) + at, to, also,
-                     (end < bytes ? end : bytes) - at, norms_ ? &squares_ : nullptr});
+                     (end < bytes ? end : bytes) - at,
+                     norms_ && rows_.takes_squares() ? &squares_ : nullptr});
     sink_.done(packs, bytes);
     if (!norms_ || end < row_ + rows_.row_bytes)
       return;
@@ -73,9 +76,9 @@ private:
   alignas(64) mutable u8 sums_[kRunBytes];
 };
 
-class RmsNorm {
+class NormedRows {
 public:
-  RmsNorm(const RowLoops &loops, const FaFused &norm, const FaLaunch &launch)
+  NormedRows(const RowLoops &loops, const FaFused &norm, const FaLaunch &launch)
       : rows_{loops, norm, u64(norm.row) * element_bytes(launch.dtype)}, norms_(norm.norm != FA_NO_NORM),
         adds_(norm.residual_out == 0), at_once_(norms_ && adds_ && at_once(launch)) {}
 
@@ -119,7 +122,7 @@ public:
     partition.for_each_row(block, bytes, parts, rows_.norm.rows, [&](u32 row) {
       const u64 at = row * rows_.row_bytes;
       const u8 *from = reinterpret_cast<const u8 *>(rows) + at;
-      rows_.at(from, at, rows_.loops.copy(nullptr, from, rows_.row_bytes));
+      rows_.at(from, at, rows_.takes_squares() ? rows_.loops.copy(nullptr, from, rows_.row_bytes) : 0);
     });
   }
 
@@ -148,9 +151,13 @@ private:
       return false;
     // Not in place of an input that peers still read. In a two-shot only its owner reads a slice, and peers'
     // rows are normalised when all inputs have been read.
-    if (launch.algorithm == FA_ONE_SHOT_PULL_NORM)
-      return launch.source == 0 || rows_.norm.normed != launch.input;
-    return launch.algorithm == FA_TWO_SHOT_PULL_NORM;
+    switch (launch.algorithm) {
+    case FA_ONE_SHOT_PULL_NORM:
+    case FA_ONE_SHOT_PULL_OTHER_NORM: return launch.source == 0 || rows_.norm.normed != launch.input;
+    case FA_TWO_SHOT_PULL_NORM:
+    case FA_TWO_SHOT_PULL_OTHER_NORM: return true;
+    default: return false;
+    }
   }
 };
 

@@ -1,12 +1,11 @@
 //! Buffers of any library: torch's tensors, the buffer protocol, the array interfaces, DLPack, and raw addresses.
 
-use fast_allreduce::DType;
+use fast_allreduce::{DType, Place};
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::buffer::{Operand, Wanted};
 use crate::interface::{from_interface, is_ordered};
-use crate::place::{place, Place};
 use crate::torch::Torch;
 use crate::user_code::optional_attribute;
 use crate::view::is_exporter;
@@ -35,7 +34,7 @@ impl RawBuffer {
         readonly: bool,
     ) -> PyResult<Self> {
         let dtype = values::dtype(py, dtype.str()?.to_str()?)?;
-        Ok(Self { address, count, dtype, place: place(py, device)?, readonly })
+        Ok(Self { address, count, dtype, place: values::place(py, device)?, readonly })
     }
 
     fn __repr__(&self) -> String {

@@ -5,11 +5,10 @@
 
 use std::fmt;
 
-use fast_allreduce::DType;
+use fast_allreduce::{DType, Place};
 use pyo3::prelude::*;
 
 use crate::errors::invalid;
-use crate::place::Place;
 use crate::streams::Streams;
 use crate::view::View;
 

@@ -1,5 +1,6 @@
 //! Buffers by Python's buffer protocol.
 
+use fast_allreduce::Place;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -7,7 +8,6 @@ use pyo3::prelude::*;
 use crate::buffer::{dtype_of, Operand, Wanted};
 use crate::dlpack;
 use crate::interface::{from_interface, is_extension};
-use crate::place::Place;
 use crate::user_code::optional_attribute;
 use crate::view::View;
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fast_allreduce::bootstrap::Local;
-use fast_allreduce::{AnyCommunicator, Error, Settings};
+use fast_allreduce::{AnyCommunicator, Error, Place, Settings};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -11,7 +11,6 @@ use crate::buffer::{Operand, Wanted};
 use crate::errors::{invalid, raised};
 use crate::interrupt::{drop_apart, in_call, waiting};
 use crate::memory::RegisteredBuffer;
-use crate::place::{place_of, Place};
 use crate::settings::settings as checked;
 use crate::values::{self, UniqueId};
 
@@ -43,7 +42,7 @@ pub struct Communicator {
 
 impl Communicator {
     fn new(any: AnyCommunicator) -> Self {
-        let (place, rank, world_size) = (place_of(&any), any.rank(), any.world_size());
+        let (place, rank, world_size) = (any.place(), any.rank(), any.world_size());
         let (any, name) = (Mutex::new(Some(Arc::new(any))), OnceLock::new());
         Self { any, name, place, rank, world_size }
     }

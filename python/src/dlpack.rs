@@ -2,14 +2,13 @@
 
 use std::ffi::{c_int, c_void};
 
-use fast_allreduce::DType;
+use fast_allreduce::{DType, Place};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyDictMethods, PyTuple};
 
 use crate::buffer::{Operand, Wanted};
 use crate::interface::{count_of, is_contiguous};
-use crate::place::Place;
 use crate::user_code::call;
 
 const CPU: c_int = 1;

@@ -1,13 +1,12 @@
 //! The array interfaces, which describe an array in a dictionary, and what its shape and strides come to.
 
-use fast_allreduce::DType;
+use fast_allreduce::{DType, Place};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::buffer::{dtype_of, Operand, Wanted};
 use crate::errors::invalid;
-use crate::place::Place;
 use crate::user_code::optional_attribute;
 
 /// The version from which on an interface of a GPU says of streams what there is to say.

@@ -18,7 +18,6 @@ mod interrupt;
 mod memory;
 mod messages;
 mod named;
-mod place;
 mod settings;
 mod stream_sources;
 mod streams;

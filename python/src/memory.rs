@@ -1,13 +1,12 @@
 //! Memory that all ranks allocated together: calls pull from it without a copy.
 
-use fast_allreduce::AnyBuffer;
+use fast_allreduce::{AnyBuffer, Place};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::buffer::Operand;
 use crate::interrupt::drop_apart;
-use crate::place::Place;
 
 #[pyclass(module = "fast_allreduce", frozen)]
 pub struct RegisteredBuffer {

@@ -1,6 +1,6 @@
 //! Messages between pairs, and the calls that have no buffers.
 
-use fast_allreduce::{Collective, Direction, Transfer};
+use fast_allreduce::{Collective, Direction, Place, Transfer};
 use pyo3::prelude::*;
 
 use crate::buffer::Operand;
@@ -9,7 +9,6 @@ use crate::communicator::Communicator;
 use crate::errors::invalid;
 use crate::group::gathered;
 use crate::interrupt::in_call;
-use crate::place::Place;
 
 impl Call<'_> {
     /// A message, now or with the thread's group.

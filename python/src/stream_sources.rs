@@ -4,6 +4,7 @@
 //! or else the one that an array interface names. Before the call that stream waits for the others that interfaces name, and where the
 //! call was given none, they wait for it afterwards.
 
+use fast_allreduce::Place;
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -11,10 +12,10 @@ use pyo3::types::{PyBool, PyTuple};
 
 use crate::errors::invalid;
 use crate::interface;
-use crate::place::{place, Place};
 use crate::streams::{is_same, Streams};
 use crate::torch::Torch;
 use crate::user_code::{call, optional_attribute};
+use crate::values::place;
 use crate::view::is_exporter;
 
 impl Streams {

@@ -1,10 +1,9 @@
 //! The streams of a call: the one that it is put on, and those that its buffers are in use on. `stream_sources.rs` finds them.
 
-use fast_allreduce::AnyCommunicator;
+use fast_allreduce::{AnyCommunicator, Place};
 use pyo3::prelude::*;
 
 use crate::errors::invalid;
-use crate::place::Place;
 
 /// Handles of the legacy default stream.
 const LEGACY: [u64; 2] = [0, 1];

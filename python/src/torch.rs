@@ -1,6 +1,6 @@
 //! torch's tensors, without torch: its names are looked up once somebody else has imported it.
 
-use fast_allreduce::DType;
+use fast_allreduce::{DType, Place};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -8,8 +8,8 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::buffer::{Operand, Wanted};
 use crate::interrupt::is_main_thread;
-use crate::place::{place, Place};
 use crate::user_code::{attribute, call, method};
+use crate::values::place;
 
 /// torch's names, once torch has been imported by somebody else.
 pub struct Torch {

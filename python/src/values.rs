@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fast_allreduce::{bootstrap, DType, ReduceOp};
+use fast_allreduce::{bootstrap, DType, Place, ReduceOp};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
@@ -77,6 +77,11 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Op {
         let found = name.to_str()?.parse();
         found.map(Self).map_err(|error| raised(object.py(), error))
     }
+}
+
+/// A device by its name: "cpu", "cuda", "cuda:1".
+pub fn place(py: Python<'_>, name: &str) -> PyResult<Place> {
+    name.parse().map_err(|error| raised(py, error))
 }
 
 /// A type of elements by its name: "f32", "float32", ...

@@ -183,6 +183,21 @@ def fused(rank, nranks, unique_id, seed):
             # Rows are 0.63 and -1.26. A sixth of that times 3 is 0.63, as an e4m3 0.625: 3 and -6, at most 1 in 16 off.
             assert (numbers == 0xF5).all(), numbers
             assert np.count_nonzero(scales == 0x32) == rows * 2 and np.count_nonzero(scales) == rows * 2, scales
+        # A norm with a bias, and rows in the type beside quantised ones.
+        rows, hidden = 4, 48
+        bias = values(96, hidden, np.float32, seed)
+        added = np.sum(of_all(nranks, rows * hidden, np.float32, seed), axis=0).reshape(rows, hidden).astype(np.float64)
+        out, numbers, scales = poisoned(rows * hidden, np.float32), np.zeros(rows * hidden, np.int8), np.zeros(rows, np.float32)
+        mine = of_all(nranks, rows * hidden, np.float32, seed)[rank]
+        communicator.allreduce_fused(
+            mine, out, residual=np.zeros(rows * hidden, np.float32), norm="layer", bias=bias, epsilon=1e-3,
+            scaling="per_row", numbers=numbers, scales=scales,
+        )  # fmt: skip
+        centred = added - added.mean(axis=1, keepdims=True)
+        expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-3) + bias
+        np.testing.assert_allclose(out.reshape(rows, hidden), expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(scales, np.abs(out.reshape(rows, hidden)).max(axis=1) / np.float32(127))
+        np.testing.assert_array_equal(numbers, np.rint(out * np.repeat(1 / scales, hidden)).astype(np.int8))
         one, small, bytes_ = np.ones(6, np.float32), np.zeros(6, np.int8), np.zeros(6, np.uint8)
         per_row = {"scaling": "per_row", "numbers": small, "scales": one[:2].copy()}
         nvfp4 = {"scaling": "nvfp4", "numbers": bytes_[:3].copy(), "scales": bytes_[:2].copy(), "global_scale": whole}

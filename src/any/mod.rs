@@ -11,7 +11,7 @@ use std::time::Duration;
 pub use self::buffer::AnyBuffer;
 #[cfg(feature = "cuda")]
 use self::kept::Kept;
-use crate::catalogue::DType;
+use crate::catalogue::{settings::Place, DType};
 use crate::communicator::{Communicator, Counters};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{current::CallersContext, Cuda};
@@ -105,12 +105,12 @@ impl AnyCommunicator {
         on_any!(self, communicator => communicator.world_size())
     }
 
-    /// The ordinal of its GPU; `None` on the host.
-    pub fn gpu(&self) -> Option<usize> {
+    /// Where its buffers are.
+    pub fn place(&self) -> Place {
         match &self.0 {
-            Inner::Host(_) => None,
+            Inner::Host(_) => Place::Cpu,
             #[cfg(feature = "cuda")]
-            Inner::Cuda(communicator) => Some(communicator.device().context().ordinal()),
+            Inner::Cuda(communicator) => Place::Cuda(communicator.device().context().ordinal()),
         }
     }
 

@@ -6,7 +6,7 @@ use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use super::transfer::{Direction, Transfer};
 use crate::abi::{self, FaFused, FaLaunch, FaShare};
-use crate::catalogue::{DType, Extent, InPlace, Partition, ReadsInputs, SwapsStaging};
+use crate::catalogue::{DType, Extent, Partition, ReadsInputs, SwapsStaging};
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
 
@@ -232,7 +232,7 @@ impl Call<'_> {
         let kind = self.collective.kind();
         match self.collective {
             // The planner gives it such an algorithm.
-            Collective::AllReduceFused(_) => algorithm.norm_kernel().expect("an algorithm with a norm"),
+            Collective::AllReduceFused(fused) => fused.kernel(algorithm).expect("an algorithm with the norm"),
             // Nothing is moved.
             Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
             _ => match kind.kernel_of_large() {
@@ -247,7 +247,6 @@ impl Call<'_> {
         let Call { collective, input, output, count, dtype } = *self;
         let (kind, root) = (collective.kind(), collective.root().unwrap_or(rank));
         let tag = tag_of(kind);
-        let [sends, receives] = collective.counts_by_peer().map_or([None; 2], |counts| counts.map(Some));
         transfers.clear();
         let mut add = |direction, extent, base: u64, counts: Option<&[usize]>| {
             let mut transfer = |peer, first: usize, count| {
@@ -269,8 +268,8 @@ impl Call<'_> {
                 }
             }
         };
-        add(Direction::Send, kind.reads(), input, sends);
-        add(Direction::Recv, kind.writes(), output, receives);
+        add(Direction::Send, kind.reads(), input, collective.sends());
+        add(Direction::Recv, kind.writes(), output, collective.receives());
     }
 
     /// Refuses what no kernel could work on.
@@ -287,8 +286,8 @@ impl Call<'_> {
         if let Some(root) = self.collective.root().filter(|&root| root >= world_size) {
             return Err(Error::RankOutOfRange { rank: root, world_size });
         }
-        let by_peer = self.collective.counts_by_peer();
-        for counts in by_peer.into_iter().flatten().chain(self.collective.counts()) {
+        let (sends, receives) = (self.collective.sends(), self.collective.receives());
+        for counts in [sends, receives, self.collective.counts()].into_iter().flatten() {
             if counts.len() != world_size {
                 return Err(Error::InvalidSetting {
                     name: "counts",
@@ -303,7 +302,7 @@ impl Call<'_> {
         if let Some(fused) = self.collective.fused() {
             fused.check_arguments(self.count, self.dtype)?;
         }
-        if let Some([send, receive]) = by_peer {
+        if let (Some(send), Some(receive)) = (sends, receives) {
             if send[rank] != receive[rank] {
                 return Err(Error::LengthMismatch { input: send[rank], output: receive[rank] });
             }
@@ -317,7 +316,7 @@ impl Call<'_> {
         let output = self.collective.output_len(self.count, rank, world_size);
         let input = Operand::new("input", self.input, input, self.dtype)?;
         let output = Operand::new("output", self.output, output, self.dtype)?;
-        if input.overlaps(&output) && !self.is_in_place(rank, &input, &output) {
+        if input.overlaps(&output) && !self.is_in_place(rank, world_size, &input, &output) {
             let (bytes, input, output) = (input.bytes.min(output.bytes), input.address, output.address);
             return Err(Error::Overlap {
                 input: input as usize,
@@ -332,19 +331,11 @@ impl Call<'_> {
     }
 
     /// Whether buffers overlap in the way that the collective permits.
-    fn is_in_place(&self, rank: usize, input: &Operand, output: &Operand) -> bool {
-        let before = || match self.collective.counts() {
-            Some(counts) => {
-                counts[..rank].iter().map(|&count| count as u64).sum::<u64>() * self.dtype.size() as u64
-            }
-            None => rank as u64 * self.count as u64 * self.dtype.size() as u64,
-        };
-        match self.collective.kind().in_place() {
-            InPlace::Same => input.address == output.address,
-            InPlace::OwnShareOfOutput => input.address == output.address + before(),
-            InPlace::OwnShareOfInput => output.address == input.address + before(),
-            InPlace::Never => false,
-        }
+    fn is_in_place(&self, rank: usize, world_size: usize, input: &Operand, output: &Operand) -> bool {
+        let bytes = |elements: usize| elements as u64 * self.dtype.size() as u64;
+        self.collective.in_place(self.count, rank, world_size).is_some_and(|(before_input, before_output)| {
+            input.address + bytes(before_output) == output.address + bytes(before_input)
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::operand::Operand;
 use crate::abi::{FaFused, FaRowTurns, FA_MAX_ROW};
-use crate::catalogue::{DType, Norm, Scaling};
+use crate::catalogue::{Algorithm, DType, Norm, Scaling};
 use crate::error::{Error, Result};
 
 /// What [`Collective::AllReduceFused`](super::Collective::AllReduceFused) does with a sum, by address. `docs/fused.md` has the
@@ -79,6 +79,19 @@ impl RawFused {
     /// Elements of a row; `None` where it does not matter.
     pub(crate) fn row(&self) -> Option<usize> {
         (self.norm != Norm::None).then_some(self.hidden)
+    }
+
+    /// Whether the norm has no kernels of its own, as RMSNorm has.
+    pub(crate) fn has_other_norm(&self) -> bool {
+        !matches!(self.norm, Norm::None | Norm::Rms { .. })
+    }
+
+    /// The kernel that sums by an algorithm and goes on with that, where there is one.
+    pub(crate) fn kernel(&self, algorithm: Algorithm) -> Option<u32> {
+        match self.has_other_norm() {
+            true => algorithm.other_norm_kernel(),
+            false => algorithm.norm_kernel(),
+        }
     }
 
     /// Where a launch stores its sums: the plain ones if they are asked for, else those with the residual.
@@ -201,9 +214,6 @@ impl RawFused {
             return refuse("rows", "nowhere".to_owned(), "a place for normalised rows");
         }
         let Some(RawQuantizedRows { scaling, dtype, .. }) = quantized else { return Ok(()) };
-        if rows != 0 {
-            return refuse("rows", format!("beside {scaling} ones"), "rows in the type, or quantised");
-        }
         if !scaling.takes(dtype) {
             let expected = "i8, f8e4m3 or f8e5m2, or u8 of two 4-bit numbers";
             return refuse("quantised type", format!("{dtype} with {scaling} scales"), expected);

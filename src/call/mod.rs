@@ -4,6 +4,8 @@ mod arguments;
 mod cache;
 mod collective;
 mod fused;
+#[rustfmt::skip]
+mod generated;
 mod identity;
 mod launch;
 mod operand;

@@ -324,9 +324,9 @@ pub enum Algorithm {
     /// An in-switch reduction of all inputs for every rank (NVLS: `multimem.ld_reduce`). One barrier.
     ///
     /// Sums of f16, bf16 and f32 on GPUs of NVSwitch systems from Hopper on, one rank on each; other calls are done as without it. The switch chooses the order of additions: nothing says that all ranks have the same bits, or that another run has.
-    OneShotNvls = 18,
+    OneShotNvls = 20,
     /// An in-switch reduction of slice r for rank r, which stores it to all ranks (`multimem.st`). Two barriers. It takes the calls of [`Algorithm::OneShotNvls`]. All ranks have the same bits, in the switch's order of additions.
-    TwoShotNvls = 19,
+    TwoShotNvls = 21,
 }
 
 impl Algorithm {
@@ -372,7 +372,7 @@ impl Algorithm {
         }
     }
 
-    /// The code of the kernel that sums by it and then applies the norm, where there is one.
+    /// The code of the kernel that sums by it and then normalises by RMS, where there is one.
     #[inline]
     pub(crate) const fn norm_kernel(self) -> Option<u32> {
         match self {
@@ -381,6 +381,16 @@ impl Algorithm {
             Self::OneShotPush => Some(16),
             Self::TwoShotPush => Some(17),
             Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => None,
+        }
+    }
+
+    /// The code of the kernel that sums by it and then applies another norm, where there is one.
+    #[inline]
+    pub(crate) const fn other_norm_kernel(self) -> Option<u32> {
+        match self {
+            Self::OneShotPull => Some(18),
+            Self::TwoShotPull => Some(19),
+            Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => None,
         }
     }
 
@@ -711,6 +721,11 @@ pub enum Norm {
         /// The weight is 1 more than what stands in memory.
         unit_offset: bool,
     },
+    /// LayerNorm: `(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * weight + bias`.
+    Layer {
+        /// Is added before the square root.
+        epsilon: f32,
+    },
 }
 
 impl Norm {
@@ -719,6 +734,7 @@ impl Norm {
         match self {
             Self::None => 0,
             Self::Rms { .. } => 1,
+            Self::Layer { .. } => 2,
         }
     }
 
@@ -727,6 +743,7 @@ impl Norm {
         match code {
             0 => Some(Self::None),
             1 => Some(Self::Rms { epsilon, unit_offset }),
+            2 => Some(Self::Layer { epsilon }),
             _ => None,
         }
     }
@@ -734,7 +751,7 @@ impl Norm {
     /// What it has of that, if anything.
     pub(crate) const fn epsilon(self) -> f32 {
         match self {
-            Self::Rms { epsilon, .. } => epsilon,
+            Self::Rms { epsilon, .. } | Self::Layer { epsilon, .. } => epsilon,
             _ => 0.0,
         }
     }
@@ -750,12 +767,13 @@ impl Norm {
 }
 
 /// By code.
-pub(super) const NORMS: [NormFacts; 2] = [
+pub(super) const NORMS: [NormFacts; 3] = [
     NormFacts { name: "none", takes_unit_offset: false, takes_bias: false },
     NormFacts { name: "rms", takes_unit_offset: true, takes_bias: false },
+    NormFacts { name: "layer", takes_unit_offset: false, takes_bias: true },
 ];
 
-pub(super) const NORM_NAMES: &str = "one of none, rms";
+pub(super) const NORM_NAMES: &str = "one of none, rms, layer";
 
 /// A format of quantised rows: bits of a number, and which elements have a scale in common. `docs/fused.md` has the formulas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -793,7 +811,7 @@ pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp
 
 /// The kernels, by code.
 #[cfg(feature = "cuda")]
-pub(crate) const KERNELS: [KernelFacts; 20] = [
+pub(crate) const KERNELS: [KernelFacts; 22] = [
     KernelFacts { name: "one_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "two_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "one_shot_push", family: KernelFamily::Reducing, is_hot: true },
@@ -812,6 +830,8 @@ pub(crate) const KERNELS: [KernelFacts; 20] = [
     KernelFacts { name: "two_shot_pull_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_push_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "two_shot_push_norm", family: KernelFamily::Norming, is_hot: false },
+    KernelFacts { name: "one_shot_pull_other_norm", family: KernelFamily::Norming, is_hot: false },
+    KernelFacts { name: "two_shot_pull_other_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
     KernelFacts { name: "two_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
 ];

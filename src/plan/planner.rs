@@ -67,13 +67,20 @@ impl Planner {
 
     /// A sum in which a residual is added, and rows of `row` elements are normalised, if it has rows. Only direct
     /// algorithms do that; [`Planner::check_row`] has passed.
-    pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>) -> Plan {
+    pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>, has_other_norm: bool) -> Plan {
         let (size, pack) = (dtype.size(), self.limits.packing.pack_bytes);
         let bytes = count.saturating_mul(size);
         let is_cuda = self.limits.device == DeviceKind::Cuda;
         // The sums are sent as those of a call without rows.
         let mut plan = self.all_reduce(bytes, false);
-        if plan.algorithm.norm_kernel().is_none() {
+        if has_other_norm && plan.algorithm == Algorithm::OneShotPush {
+            plan = self.plan(bytes, Some(Algorithm::OneShotPull));
+        }
+        let has_kernel = match has_other_norm {
+            true => plan.algorithm.other_norm_kernel().is_some(),
+            false => plan.algorithm.norm_kernel().is_some(),
+        };
+        if !has_kernel {
             plan = self.plan(bytes, Some(Algorithm::TwoShotPull));
         }
         let Some(row) = row else {
@@ -88,12 +95,14 @@ impl Planner {
         };
         let row_bytes = row * size;
         let rows = (count / row).max(1);
-        if is_cuda && row_bytes % pack == 0 {
+        // Those of other norms are pulled.
+        let is_pushed = is_cuda && !has_other_norm;
+        if is_pushed && row_bytes % pack == 0 {
             if let Some(plan) = self.teams(plan, rows, row_bytes, size) {
                 return plan;
             }
         }
-        if is_cuda
+        if is_pushed
             && self.forced.is_none()
             && bytes <= ONE_SHOT_ROWS_MOST_BYTES
             && self.limits.rows(Algorithm::OneShotPush, row_bytes, size, 1) != 0

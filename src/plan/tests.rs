@@ -193,7 +193,7 @@ fn rows_on_gpus_are_pushed_by_teams() {
     };
     let plan = |forced, rows: usize| {
         let planner = Planner::new(&cuda(), LinkClass::NvSwitch, Order::Fixed, forced, 64, limits);
-        planner.rows(rows * 5120, DType::Bf16, Some(5120))
+        planner.rows(rows * 5120, DType::Bf16, Some(5120), false)
     };
     let in_teams = [
         (1, (OneShotPush, 10, 64)),
@@ -210,6 +210,14 @@ fn rows_on_gpus_are_pushed_by_teams() {
     }
     assert_eq!(plan(Some(OneShotPush), 32).algorithm, OneShotPush);
     assert_eq!(plan(Some(TwoShotPull), 8).algorithm, TwoShotPull);
+    // Other norms have no pushes.
+    for (forced, algorithm) in
+        [(None, OneShotPull), (Some(TwoShotPush), TwoShotPull), (Some(Ring), TwoShotPull)]
+    {
+        let planner = Planner::new(&cuda(), LinkClass::NvSwitch, Order::Fixed, forced, 64, limits);
+        let Plan { algorithm: is, .. } = planner.rows(5120, DType::Bf16, Some(5120), true);
+        assert_eq!(is, algorithm, "{forced:?}");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Sums with a residual, a norm and quantised rows, on the host: every shape and algorithm, each instruction set, and what is refused.
+//! Sums with a residual, a norm and quantized rows, on the host: every shape and algorithm, each instruction set, and what is refused.
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{
@@ -177,6 +177,38 @@ fn typed_calls() {
     });
 }
 
+/// A weight and a bias; rows of equal elements, which have no spread.
+#[test]
+fn layer_norms() {
+    threads(2, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let norm = Norm::Layer { epsilon: 0.0 };
+        let (input, weight, bias) = ([0.5_f32, 2.5, -1.0, 1.0], [2.0_f32, 1.0], [0.5_f32, -1.0]);
+        let (mut residual, mut rows) = ([0.0_f32; 4], [f32::NAN; 4]);
+        let fused = Fused::on_host(&mut residual).norm(norm, 2).weight(&weight).bias(&bias).rows(&mut rows);
+        communicator.all_reduce_fused(&input, fused).unwrap();
+        assert_eq!((residual, rows), ([1.0, 5.0, -2.0, 2.0], [-1.5, 0.0, -1.5, 0.0]));
+        let mut data = [1.0_f32, 1.0, 0.0, 0.0];
+        let fused = Fused::on_host(&mut residual).norm(Norm::Layer { epsilon: 1.0 }, 4).bias(&input);
+        communicator.all_reduce_fused_in_place(&mut data, fused).unwrap();
+        assert_eq!(residual, [3.0, 7.0, -2.0, 2.0]);
+        let scale = 1.0 / (41.0_f32 / 4.0 + 1.0).sqrt();
+        let scaled = [0.5_f32, 4.5, -4.5, -0.5].map(|difference| difference * scale);
+        assert_eq!(data, [0, 1, 2, 3].map(|i| scaled[i] + input[i]));
+        let (mut even, mut rows, bias) = ([3.0_f32; 4], [f32::NAN; 4], [1.0_f32, 2.0, 3.0, 4.0]);
+        let fused = Fused::on_host(&mut even).norm(Norm::Layer { epsilon: 1e-5 }, 4).bias(&bias);
+        communicator.all_reduce_fused(&[0.0; 4], fused.rows(&mut rows)).unwrap();
+        assert_eq!(rows, bias);
+        // Numbers, and rows in the type as well.
+        let (mut numbers, mut scales, mut even) = ([0_i8; 4], [0.0_f32], [0.0_f32; 4]);
+        let bias = [1.0_f32, 0.0, -1.0, 0.0];
+        let fused = Fused::on_host(&mut even).norm(Norm::Layer { epsilon: 1e-5 }, 4).bias(&bias);
+        let fused = fused.rows(&mut rows).quantized(Scaling::PerRow, &mut numbers, &mut scales);
+        communicator.all_reduce_fused(&[0.0; 4], fused).unwrap();
+        assert_eq!((rows, numbers, scales), (bias, [127, 0, -127, 0], [1.0 / 127.0]));
+    });
+}
+
 /// NaNs and infinities, zeros, what is too large for a scale that is given, and the end of a row that is no whole group.
 #[test]
 fn quantized_typed_calls() {
@@ -220,7 +252,7 @@ fn quantized_typed_calls() {
             refused(call(&[1.0; 4], 2, scaling, &mut vec![1.0; len]).map(drop), "scales");
         }
         let of_floats = rms(&mut residual, 2, 0.0).quantized_by(&mut output, &[1.0]);
-        refused(communicator.all_reduce_fused(&[1.0; 4], of_floats), "quantised type");
+        refused(communicator.all_reduce_fused(&[1.0; 4], of_floats), "quantized type");
         for scaling in [Scaling::Given, Scaling::Nvfp4] {
             refused(call(&[1.0; 4], 2, Some(scaling), &mut [1.0; 4]).map(drop), "scaling");
         }

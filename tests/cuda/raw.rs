@@ -3,7 +3,9 @@
 use cudarc::driver::sys::CUcontext;
 use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::device::cuda::api;
-use fast_allreduce::{AnyCommunicator, Collective, DType, Error, ReduceOp, Result, StreamCommunicator};
+use fast_allreduce::{
+    AnyCommunicator, Collective, DType, Error, Place, ReduceOp, Result, StreamCommunicator,
+};
 
 use crate::errors::alone;
 use crate::fixture::{download, upload, Plain, Setup};
@@ -96,7 +98,7 @@ fn a_callers_context_stays(_: Gpus) {
     let any = AnyCommunicator::from(Setup::default().try_build(context.clone(), alone()).unwrap());
     let (memory, stream) = (Plain::new(&context, 4 * COUNT), context.new_stream().unwrap());
     let stream = stream.cu_stream() as u64;
-    assert_eq!((any.gpu(), any.binding().is_none()), (Some(0), true));
+    assert_eq!((any.place(), any.binding().is_none()), (Place::Cuda(0), true));
     // SAFETY: null makes none current.
     unsafe { api::cuCtxSetCurrent(std::ptr::null_mut()) }.unwrap();
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::Threads;
-use fast_allreduce::{Algorithm, Communicator, Cuda, DType, Error, ReduceOp};
+use fast_allreduce::{Algorithm, Communicator, Cuda, DType, Error, ReduceOp, Settings};
 
 use crate::fixture::{Fixture, MemoryKind, Message, Placement, Setup};
 use crate::gpu::{context, stand_in_of_parent};
@@ -126,17 +126,16 @@ fn too_many_are_refused_with_the_way_out() {
             world.barrier().unwrap();
         });
         // As many as there are multiprocessors, if each says that it is content with one.
-        let small = |bootstrap| {
-            Communicator::builder().build(Cuda::new(context(0)).unwrap().max_blocks(1), bootstrap)
+        let with = |name, value| {
+            let mut settings = Settings::new();
+            settings.set("device", "cuda:0").and_then(|()| settings.set(name, value)).unwrap();
+            settings.build(Threads::world(1).unwrap().remove(0))
         };
-        let one = || small(Threads::world(1).unwrap().remove(0));
+        let one = || with("max_blocks", "1");
         let all: Vec<_> = (0..4).map(|_| one().unwrap()).collect();
         assert!(matches!(one(), Err(Error::Unavailable { .. })));
         // Who promises to be alone has all of the GPU, and takes nothing of it.
-        let alone = || {
-            let device = Cuda::new(context(0)).unwrap().one_at_a_time();
-            Communicator::builder().build(device, Threads::world(1).unwrap().remove(0)).unwrap()
-        };
+        let alone = || with("one_at_a_time", "1").unwrap();
         let both = [alone(), alone()];
         assert_eq!(both.each_ref().map(|it| it.plan(1 << 20, DType::F32).blocks), [4, 4]);
         assert!(matches!(one(), Err(Error::Unavailable { .. })));

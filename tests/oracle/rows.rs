@@ -16,13 +16,14 @@ pub struct Rows {
     pub dtype: DType,
     pub count: usize,
     hidden: usize,
+    kind: Norm,
     epsilon: f32,
     unit_offset: bool,
-    kind: Norm,
     /// By rank, as bytes.
     inputs: Vec<Vec<u8>>,
     residual: Vec<u8>,
     weight: Option<Vec<u8>>,
+    bias: Option<Vec<u8>>,
     /// Of the inputs alone, and with the residual.
     plain_sum: Vec<u8>,
     sum: Vec<u8>,
@@ -46,6 +47,8 @@ pub struct Placement {
     pub stops: bool,
     /// What normalised rows become, if it is another type.
     pub becomes: Option<Becomes>,
+    /// Then they are asked for in the type as well.
+    pub beside: bool,
 }
 
 impl Placement {
@@ -57,6 +60,7 @@ impl Placement {
             normed_in_place: random.one_in(2),
             plain_sum: random.one_in(3),
             stops: random.one_in(4),
+            beside: random.one_in(2),
             becomes: random.one_in(2).then(|| {
                 let scaling = random.pick(&Scaling::ALL);
                 let types = [DType::I8, DType::F8E4M3, DType::F8E5M2];
@@ -105,7 +109,13 @@ impl Rows {
         let residual = elements(random, dtype, count, values);
         let weight = (!random.one_in(3)).then(|| elements(random, dtype, hidden, Values::Plain));
         let (epsilon, unit_offset) = (random.pick(&[0.0, 1e-6, 1e-5, 0.5]), random.one_in(2));
-        let kind = Norm::Rms { epsilon, unit_offset };
+        // Whatever the catalogue has.
+        let norms: Vec<_> = (1..).map_while(|code| Norm::of_code(code, epsilon, false).ok()).collect();
+        let kind = random.pick(&norms);
+        let kind = Norm::of_code(kind.code(), epsilon, unit_offset).unwrap_or(kind);
+        let unit_offset = unit_offset && matches!(kind, Norm::Rms { .. });
+        let has_bias = kind.takes_bias() && random.one_in(2);
+        let bias = has_bias.then(|| elements(random, dtype, hidden, Values::Plain));
         let reduced = oracle::reduce(dtype, ReduceOp::Sum, &inputs);
         let added = values_of(dtype, &reduced).zip(values_of(dtype, &residual));
         let sum: Vec<u8> = added.flat_map(|(sum, residual)| bytes_of(dtype, sum + residual)).collect();
@@ -119,6 +129,7 @@ impl Rows {
             inputs,
             residual,
             weight,
+            bias,
             plain_sum: reduced,
             sum,
             normed: Vec::new(),
@@ -128,6 +139,10 @@ impl Rows {
             rows.check_by_formula();
         }
         rows
+    }
+
+    pub fn is_rms(&self) -> bool {
+        matches!(self.kind, Norm::Rms { .. })
     }
 
     fn row_bytes(&self) -> usize {
@@ -140,11 +155,15 @@ impl Rows {
         Some(values_of(self.dtype, weight).map(|weight| weight + offset).collect())
     }
 
+    fn biases(&self) -> Option<Vec<f32>> {
+        Some(values_of(self.dtype, self.bias.as_ref()?).collect())
+    }
+
     fn norm(&self) -> Vec<u8> {
-        let weights = self.weights();
+        let (weights, bias) = (self.weights(), self.biases());
         let row = |row: &[u8]| -> Vec<u8> {
             let row: Vec<f32> = values_of(self.dtype, row).collect();
-            let normed = rms_norm(&row, self.epsilon, weights.as_deref());
+            let normed = norm_row(&row, self.kind, weights.as_deref(), bias.as_deref());
             normed.into_iter().flat_map(|x| bytes_of(self.dtype, x)).collect()
         };
         self.sum.chunks(self.row_bytes().max(1)).flat_map(row).collect()
@@ -168,14 +187,32 @@ impl Rows {
             let exact: f64 = all().sum();
             assert!((sum[i] - exact).abs() <= bound, "residual [{i}]: {} and not {exact}", sum[i]);
         }
+        let bias = self.biases();
         for (row, normed) in sum.chunks(self.hidden).zip(normed.chunks(self.hidden)) {
-            let mean = row.iter().map(|x| x * x).sum::<f64>() / self.hidden as f64;
-            let scale = 1.0 / (mean + f64::from(self.epsilon)).sqrt();
+            let mean_of =
+                |term: &dyn Fn(f64) -> f64| row.iter().map(|&x| term(x)).sum::<f64>() / self.hidden as f64;
+            let is_layer = matches!(self.kind, Norm::Layer { .. });
+            let mean = if is_layer { mean_of(&|x| x) } else { 0.0 };
+            let scale = match self.kind {
+                Norm::Rms { .. } | Norm::Layer { .. } => {
+                    1.0 / (mean_of(&|x| (x - mean) * (x - mean)) + f64::from(self.epsilon)).sqrt()
+                }
+                other => unreachable!("a norm that the oracle does not know: {other:?}"),
+            };
+            let largest = row.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
             for (i, (x, y)) in row.iter().zip(normed).enumerate() {
-                let exact = x * scale * weights.as_ref().map_or(1.0, |weights| f64::from(weights[i]));
-                // A sum of squares is off by less than 2^-24 for each of its at most 8 + 6 + 128 additions.
-                let bound = exact.abs() * (ulp + 80.0 * 2.0_f64.powi(-24)) + 2.0_f64.powi(-24);
-                let finite = exact.abs() < 60_000.0 && scale.is_finite();
+                let weight = weights.as_ref().map_or(1.0, |weights| f64::from(weights[i]));
+                let scaled = (x - mean) * scale * weight;
+                let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[i]));
+                let exact = scaled + bias;
+                // A sum is off by less than 2^-24 for each of its at most 8 + 6 + 128 additions: so is a mean, by that of the
+                // largest element, and all differences from it are.
+                let unit = 2.0_f64.powi(-24);
+                let of_mean = if is_layer { 160.0 * unit * largest * scale * weight.abs() } else { 0.0 };
+                let bound = exact.abs() * ulp + (scaled.abs() + bias.abs()) * 80.0 * unit + of_mean + unit;
+                // Differences of elements that are about the same are roundings.
+                let finite =
+                    exact.abs() < 60_000.0 && scale.is_finite() && (!is_layer || scale * largest < 1e3);
                 assert!(!finite || (y - exact).abs() <= bound, "norm [{i}]: {y} and not {exact}");
             }
         }
@@ -190,10 +227,20 @@ impl Rows {
 
     /// Puts a rank's part into its memory, with poison and canaries where results go and around them.
     pub fn prepare(&self, caller: &mut dyn Caller, placement: Placement) -> Prepared<'_> {
-        let Placement { offset, registered, residual_in_place, normed_in_place, plain_sum, stops, becomes } =
-            placement;
+        let Placement {
+            offset,
+            registered,
+            residual_in_place,
+            normed_in_place,
+            plain_sum,
+            stops,
+            becomes,
+            beside: is_beside,
+        } = placement;
         let becomes = becomes.filter(|becomes| !stops && becomes.takes(self.hidden));
-        let normed_in_place = normed_in_place && becomes.is_none();
+        // Rows in the type are asked for.
+        let has_rows = !stops && (becomes.is_none() || is_beside);
+        let normed_in_place = normed_in_place && has_rows;
         let becomes = becomes.map(|becomes| {
             let normed: Vec<f32> = values_of(self.dtype, &self.normed).collect();
             (becomes, becomes.quantize(&normed, self.hidden))
@@ -205,14 +252,14 @@ impl Rows {
             let section = (bytes.max(self.row_bytes()) + 2 * GUARD + 16 * 8).next_multiple_of(64);
             which * section + GUARD + offset * self.dtype.size()
         };
-        let rest = caller.room(false, place(8) + GUARD);
-        let input = caller.room(registered, place(8) + GUARD) + place(0) as u64;
-        let [residual, output, normed, weights, scales, plain, global] =
-            [1, 2, 3, 4, 5, 6, 7].map(|which| rest + place(which) as u64);
+        let rest = caller.room(false, place(10) + GUARD);
+        let input = caller.room(registered, place(1) + GUARD) + place(0) as u64;
+        let [residual, output, normed, weights, scales, plain, global, biases, beside] =
+            [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|which| rest + place(which) as u64);
         // Whatever the type's alignment.
         let (scales, global) = (scales.next_multiple_of(4), global.next_multiple_of(4));
         let output = if residual_in_place { residual } else { output };
-        let normed = if normed_in_place { input } else { normed };
+        let rows = if normed_in_place { input } else { beside };
         // Address, what is there before, and after.
         let mut memory = vec![
             (input, own.to_vec(), Cow::from(own)),
@@ -226,18 +273,19 @@ impl Rows {
             memory.push((plain, poison(&self.plain_sum), Cow::from(&self.plain_sum)));
         }
         let mut quantized = None;
-        match (stops, normed_in_place, becomes) {
-            (true, ..) => {}
-            (_, _, Some((becomes, after))) => {
-                quantized = Some(becomes.at(normed, scales, global));
-                memory.push((normed, poison(&after.numbers), Cow::from(after.numbers)));
-                memory.push((scales, after.scales_before, Cow::from(after.scales)));
-                memory.extend(after.global.map(|value| (global, value.clone(), Cow::from(value))));
-            }
-            (_, true, None) => memory[0].2 = Cow::from(&self.normed),
-            (_, false, None) => memory.push((normed, poison(&self.normed), Cow::from(&self.normed))),
+        if let Some((becomes, after)) = becomes {
+            quantized = Some(becomes.at(normed, scales, global));
+            memory.push((normed, poison(&after.numbers), Cow::from(after.numbers)));
+            memory.push((scales, after.scales_before, Cow::from(after.scales)));
+            memory.extend(after.global.map(|value| (global, value.clone(), Cow::from(value))));
+        }
+        match (has_rows, normed_in_place) {
+            (false, _) => {}
+            (_, true) => memory[0].2 = Cow::from(&self.normed),
+            (_, false) => memory.push((rows, poison(&self.normed), Cow::from(&self.normed))),
         }
         memory.extend(self.weight.iter().map(|weight| (weights, weight.clone(), Cow::from(weight))));
+        memory.extend(self.bias.iter().map(|bias| (biases, bias.clone(), Cow::from(bias))));
         for (address, before, _) in &memory {
             caller.write(address - GUARD as u64, &framed(before));
         }
@@ -249,8 +297,8 @@ impl Rows {
             norm: if stops { Norm::None } else { self.kind },
             hidden: self.hidden,
             weight: maybe(self.weight.is_some(), weights),
-            bias: 0,
-            rows: maybe(!stops && quantized.is_none(), normed),
+            bias: maybe(self.bias.is_some(), biases),
+            rows: maybe(has_rows, rows),
             quantized,
         };
         let after = memory.into_iter().map(|(address, _, after)| (address, after)).collect();
@@ -276,22 +324,36 @@ impl Rows {
     }
 }
 
-/// A row normalised and multiplied by weights, to the bit, in the order that `docs/fused.md` tells.
-pub fn rms_norm(row: &[f32], epsilon: f32, weights: Option<&[f32]>) -> Vec<f32> {
-    let mut squares = 0.0_f32;
-    for chunk in row.chunks(512) {
-        let mut partials = [0.0_f32; 64];
-        for (i, x) in chunk.iter().enumerate() {
-            partials[i % 64] += x * x;
+/// A normalised row, element by element in the order that is documented.
+pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&[f32]>) -> Vec<f32> {
+    let mean = |terms: &mut dyn Iterator<Item = f32>| {
+        let (mut sum, terms) = (0.0_f32, terms.collect::<Vec<_>>());
+        for chunk in terms.chunks(512) {
+            let mut partials = [0.0_f32; 64];
+            chunk.iter().enumerate().for_each(|(i, term)| partials[i % 64] += term);
+            for half in [32, 16, 8, 4, 2, 1] {
+                (0..half).for_each(|p| partials[p] += partials[p + half]);
+            }
+            sum += partials[0];
         }
-        for half in [32, 16, 8, 4, 2, 1] {
-            (0..half).for_each(|p| partials[p] += partials[p + half]);
+        sum / row.len() as f32
+    };
+    let scale_of = |row: &[f32], epsilon: f32| 1.0 / (mean(&mut row.iter().map(|x| x * x)) + epsilon).sqrt();
+    let (centred, scale): (Vec<f32>, f32) = match norm {
+        Norm::Rms { epsilon, .. } => (row.to_vec(), scale_of(row, epsilon)),
+        Norm::Layer { epsilon } => {
+            let mean = mean(&mut row.iter().copied());
+            let centred: Vec<_> = row.iter().map(|x| x - mean).collect();
+            let scale = scale_of(&centred, epsilon);
+            (centred, scale)
         }
-        squares += partials[0];
-    }
-    let scale = 1.0 / (squares / row.len() as f32 + epsilon).sqrt();
-    let scaled = row.iter().map(|x| x * scale).enumerate();
-    scaled.map(|(i, x)| weights.map_or(x, |weights| x * weights[i])).collect()
+        other => unreachable!("a norm that the oracle does not know: {other:?}"),
+    };
+    let element = |(i, x): (usize, &f32)| {
+        let weighted = weights.map_or(x * scale, |weights| x * scale * weights[i]);
+        bias.map_or(weighted, |bias| weighted + bias[i])
+    };
+    centred.iter().enumerate().map(element).collect()
 }
 
 /// A rank's call whose memory is as it is to be before it.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use candle_core::Error;
-use fast_allreduce::{AnyCommunicator, Collective, DType};
+use fast_allreduce::{AnyCommunicator, Collective, DType, Place};
 
 /// Collectives between a rank's buffers: an [`AnyCommunicator`], or what stands in for one (another library, one that measures).
 pub trait Collectives: Send + Sync {
@@ -14,9 +14,9 @@ pub trait Collectives: Send + Sync {
     /// Number of ranks.
     fn world_size(&self) -> usize;
 
-    /// The ordinal of its GPU; `None` for buffers in this process's memory.
-    fn gpu(&self) -> Option<usize> {
-        None
+    /// Where its buffers are.
+    fn place(&self) -> Place {
+        Place::Cpu
     }
 
     /// Carries out a collective, from the input to the output: on a GPU in the order of a stream, on the host before it returns.
@@ -48,8 +48,8 @@ impl Collectives for AnyCommunicator {
         self.world_size()
     }
 
-    fn gpu(&self) -> Option<usize> {
-        self.gpu()
+    fn place(&self) -> Place {
+        self.place()
     }
 
     unsafe fn collective(
@@ -132,7 +132,7 @@ impl Comm {
     /// What carries out an op on a tensor that is on a GPU, or on the CPU.
     pub(crate) fn for_tensor(&self, op: &str, on_gpu: bool) -> candle_core::Result<&dyn Collectives> {
         let place = |on_gpu| if on_gpu { "GPU" } else { "CPU" };
-        match self.0.gpu().is_some() {
+        match self.0.place() != Place::Cpu {
             is_gpu if is_gpu == on_gpu => Ok(&*self.0),
             is_gpu => candle_core::bail!(
                 "{op}: the communicator is one of {}s, the tensor is on a {}",

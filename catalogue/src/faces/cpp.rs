@@ -22,7 +22,7 @@ const INTRODUCTION: &str = "\
 //   FA_HOT          those of them that have a hot set: code, number, name
 //   FA_MOVING       kernels that move bytes: code, number, name
 //   FA_OTHER        kernels with entry points of their own: code, number, name
-//   FA_NORMING      sums with a residual and a norm, of hot types: code, number, name, algorithm
+//   FA_NORMING      sums with a residual and a norm, of hot types: code, number, name, algorithm, norms
 //   FA_NVLS         in-switch sums of hot types, on sm_90 and newer: code, number, name
 //   FA_NORMS        norms of rows: code, number, functor
 //   FA_SCALINGS     formats of quantised rows: code, number, bits of a number
@@ -63,7 +63,9 @@ pub fn header() -> String {
     kernels(&mut text, "HOT", Kernel::is_hot);
     kernels(&mut text, "MOVING", |kernel| kernel.family == Family::Moving);
     kernels(&mut text, "OTHER", |kernel| kernel.family == Family::Other);
-    kernels(&mut text, "NORMING", |kernel| matches!(kernel.family, Family::Norming(_)));
+    kernels(&mut text, "NORMING", |kernel| {
+        matches!(kernel.family, Family::Norming(_) | Family::OtherNorming(_))
+    });
     kernels(&mut text, "NVLS", |kernel| kernel.family == Family::Nvls);
     let norms = NORMS.iter().zip(1..);
     list(
@@ -94,7 +96,7 @@ pub fn header() -> String {
 /// `csrc/algorithms/reducing.cuh`: what reduces; `csrc/algorithms/all.cuh`: all.
 pub fn includes(of_reducing: bool) -> String {
     let of_file = |kernel: &&Kernel| match kernel.family {
-        Family::Reducing | Family::Norming(_) => of_reducing,
+        Family::Reducing | Family::Norming(_) | Family::OtherNorming(_) => of_reducing,
         Family::Moving | Family::Other | Family::Nvls => !of_reducing,
     };
     let mut files: Vec<_> =
@@ -118,7 +120,8 @@ fn class(takes: Takes) -> &'static str {
 fn kernels(text: &mut String, name: &str, of: impl Fn(&Kernel) -> bool) {
     let entries = KERNELS.iter().enumerate().filter(|(_, kernel)| of(kernel)).map(|(code, kernel)| {
         let of = match kernel.family {
-            Family::Norming(algorithm) => format!(", {algorithm}"),
+            Family::Norming(algorithm) => format!(", {algorithm}, RmsAlone"),
+            Family::OtherNorming(algorithm) => format!(", {algorithm}, OtherNorms"),
             Family::Reducing | Family::Moving | Family::Other | Family::Nvls => String::new(),
         };
         format!("FA_{}, {code}, {}{of}", upper(kernel.name), kernel.name)

@@ -1,6 +1,7 @@
 //! The files that are made from the catalogue.
 
 mod c;
+mod collectives;
 mod cpp;
 mod docs;
 mod python;
@@ -44,6 +45,7 @@ pub fn all() -> Vec<File> {
         whole("csrc/algorithms/all.cuh", cpp::includes(false)),
         whole("src/catalogue/generated.rs", rust::library()),
         whole("src/catalogue/settings/generated.rs", settings::library()),
+        whole("src/call/generated.rs", collectives::arguments()),
         whole("capi/src/catalogue.rs", c::enums()),
         whole("python/lib/fast_allreduce/_catalogue.py", python::tables()),
         region("docs/tuning.md", "settings", docs::settings()),

@@ -1,7 +1,7 @@
 //! `src/catalogue/generated.rs`: the library's enums, and the kernels that it loads.
 
 use super::GENERATED;
-use crate::collectives::{Collective, COLLECTIVES};
+use crate::collectives::{Collective, Counts, COLLECTIVES};
 use crate::fused::{Group, Parameter, NORMS, SCALINGS};
 use crate::kernels::{Algorithm, Family, Kernel, KERNELS};
 use crate::ops::{Takes, OPS};
@@ -188,7 +188,7 @@ fn algorithms(text: &mut String) {
     list(text, "In-switch reductions, of GPUs with NVSwitch.", "NVLS", &|kernel, _| is_nvls(kernel));
     list(text, "Direct algorithms, which agree bit for bit.", "DIRECT", &|_, algorithm| algorithm.direct);
     let rows = || all.iter().map(|(kernel, algorithm)| (algorithm.variant, (*kernel, *algorithm)));
-    let columns: [Column<(&Kernel, Algorithm)>; 8] = [
+    let columns: [Column<(&Kernel, Algorithm)>; 9] = [
         (
             "Its name on command lines: `\"one-shot-pull\"`, ...",
             "pub const fn name",
@@ -205,13 +205,16 @@ fn algorithms(text: &mut String) {
             is_nvls(kernel).to_string()
         }),
         (
-            "The code of the kernel that sums by it and then applies the norm, where there is one.",
+            "The code of the kernel that sums by it and then normalises by RMS, where there is one.",
             "pub(crate) const fn norm_kernel",
             "Option<u32>",
-            &|(kernel, _)| {
-                let norm = KERNELS.iter().find(|norm| norm.family == Family::Norming(kernel.name));
-                norm.map_or("None".to_owned(), |norm| format!("Some({})", code_of(norm.name)))
-            },
+            &|(kernel, _)| norm_kernel(Family::Norming(kernel.name)),
+        ),
+        (
+            "The code of the kernel that sums by it and then applies another norm, where there is one.",
+            "pub(crate) const fn other_norm_kernel",
+            "Option<u32>",
+            &|(kernel, _)| norm_kernel(Family::OtherNorming(kernel.name)),
         ),
         (
             "What a launch takes of a region.",
@@ -306,7 +309,7 @@ fn collectives(text: &mut String) {
             one.has_root.to_string()
         }),
         ("Whether shares have counts by rank.", "pub const fn has_counts", "bool", &|one| {
-            one.has_counts.to_string()
+            (one.counts != Counts::Equal).to_string()
         }),
         (
             "The rows of a plan's table that are for it.",
@@ -387,7 +390,7 @@ fn kernels(text: &mut String) {
             Family::Reducing => "Reducing",
             Family::Moving => "Moving",
             Family::Other => "Other",
-            Family::Norming(_) => "Norming",
+            Family::Norming(_) | Family::OtherNorming(_) => "Norming",
             Family::Nvls => "Nvls",
         };
         *text += &format!(
@@ -485,6 +488,12 @@ fn scalings(text: &mut String) {
         "        }}\n    }}\n}}\n\npub(super) const SCALINGS: &str = \"one of {}\";\n\n",
         names.join(", ")
     );
+}
+
+/// The code of the kernel of a family, if there is one.
+fn norm_kernel(family: Family) -> String {
+    let norm = KERNELS.iter().find(|norm| norm.family == family);
+    norm.map_or("None".to_owned(), |norm| format!("Some({})", code_of(norm.name)))
 }
 
 /// A kernel's code.

@@ -8,7 +8,7 @@ use crate::settings::{Devices, Environment, Kind, Setting, Words, CHOICES, SETTI
 pub fn library() -> String {
     let mut text = format!(
         "//! {GENERATED}\n\nuse std::ffi::OsStr;\nuse std::fmt;\nuse std::path::PathBuf;\nuse std::str::FromStr;\n\n\
-         use super::{{bytes, count, of_device, seconds, shown, switch, variable, word, Limit, Place, Text}};\n\
+         use super::{{bytes, count, of_device, seconds, switch, variable, word, Limit, Place, Text}};\n\
          use crate::catalogue::{{invalid, Algorithm}};\nuse crate::error::{{Error, Result}};\n\n"
     );
     CHOICES.iter().for_each(|words| enumeration(&mut text, words));
@@ -26,7 +26,7 @@ pub fn library() -> String {
         text += &format!("    pub {}: Option<{}>,\n", one.name, rust_type(one.kind));
     }
     text += "}\n\nimpl Values {\n";
-    set(&mut text);
+    set_and_get(&mut text);
     text += "\n    /// With what the environment sets of the rest.\n    pub fn or_environment(mut self) -> Result<Self> {\n";
     for one in SETTINGS {
         if let Environment::Variable(variable) = one.environment {
@@ -46,7 +46,7 @@ pub fn library() -> String {
             let is_cuda = others == Devices::Cuda;
             let value = if default.contains(' ') { "" } else { default };
             text += &format!(
-                "                of_device({is_cuda}, \"{name}\", self.{name}.as_ref(), \"{value}\")?;\n"
+                "                of_device({is_cuda}, \"{name}\", self.get(\"{name}\"), \"{value}\")?;\n"
             );
         }
         text += "            }\n";
@@ -57,14 +57,17 @@ pub fn library() -> String {
     let of_all =
         |one: &&Setting| one.agree && one.devices == Devices::Both && !matches!(one.kind, Kind::Device);
     for one in SETTINGS.iter().filter(of_all) {
-        text += &format!("            (\"{0}\", shown(self.{0}.as_ref())),\n", one.name);
+        text += &format!(
+            "            (\"{0}\", self.get(\"{0}\").unwrap_or_else(|| \"automatic\".into())),\n",
+            one.name
+        );
     }
     text += "        ]\n    }\n}\n\n";
     rows(&mut text);
     text
 }
 
-fn set(text: &mut String) {
+fn set_and_get(text: &mut String) {
     let names: Vec<_> = SETTINGS.iter().map(|one| one.name).collect();
     *text += &format!("    pub const NAMES: &'static [&'static str] = &{names:?};\n\n");
     *text += "    /// Sets one by its name.\n    pub fn set(&mut self, name: &str, text: &OsStr) -> Result<()> {\n        match name {\n";
@@ -75,6 +78,11 @@ fn set(text: &mut String) {
         "            _ => return Err(invalid(\"setting\", name, \"one of {}\")),\n        }}\n        Ok(())\n    }}\n",
         names.join(", ")
     );
+    *text += "\n    /// What one is set to.\n    pub fn get(&self, name: &str) -> Option<String> {\n        match name {\n";
+    for Setting { name, .. } in SETTINGS {
+        *text += &format!("            \"{name}\" => self.{name}.as_ref().map(Text::text),\n");
+    }
+    *text += "            _ => None,\n        }\n    }\n";
 }
 
 /// Rows for tests that walk all settings.

@@ -6,19 +6,19 @@ mod gpu_check;
 mod placement;
 mod plans;
 mod rows;
+mod settings;
 mod soak;
 mod values;
 
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use fast_allreduce::device::host::{available_memory, Isa};
 use fast_allreduce::plan::DeviceKind;
-use fast_allreduce::{Algorithm, CallKind, DType, Order, ReduceOp, Wait};
+use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp, Settings};
 
 pub use self::cases::Case;
 pub use self::compare::{Compare, RivalName};
@@ -28,6 +28,7 @@ pub use self::gpu_check::{SharingName, Step};
 pub use self::placement::Placement;
 pub use self::plans::{Plan, Tune};
 pub use self::rows::RowsCase;
+pub use self::settings::Given;
 pub use self::soak::{Faults, Soak, SummaryFormat};
 use self::values::Choice;
 use crate::failure::Failure;
@@ -203,13 +204,6 @@ pub struct Bench {
     /// six in turn [default: auto; the first four for a report of bench]
     #[arg(long = "algo", value_name = "NAME", value_parser = values::algorithms)]
     algorithms: Option<Choice<Option<Algorithm>>>,
-    /// Order of additions: fixed is that of the ranks, with the same bits by every algorithm but ring and halving-doubling; any lets
-    /// a switch between GPUs add up (NVLS) [default: FAST_ALLREDUCE_ORDER, or fixed]
-    #[arg(long, value_name = "NAME", value_parser = values::order)]
-    pub order: Option<Order>,
-    /// Launch with the attribute of programmatic dependent launch, on GPUs that have it
-    #[arg(long)]
-    pub programmatic_launch: bool,
     /// Ranks, a process each [default: 4]
     #[arg(long, value_name = "COUNT")]
     ranks: Option<usize>,
@@ -225,23 +219,13 @@ pub struct Bench {
     /// Keep inputs in registered buffers, which peers read where they are
     #[arg(long)]
     pub registered: bool,
-    /// What a waiting rank does with its core
-    #[arg(long, value_enum, default_value_t = WaitMode::Auto)]
-    pub wait: WaitMode,
-    /// Threads of each rank on the host [default: 1]
-    #[arg(long, value_name = "COUNT")]
-    pub workers: Option<usize>,
     #[command(flatten)]
     pub placement: Placement,
+    #[command(flatten)]
+    pub given: Given,
     /// Instruction set of the host kernels [default: the best of this CPU]
     #[arg(long, value_name = "NAME", value_parser = values::isa)]
     pub isa: Option<Isa>,
-    /// Longest wait for another rank
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
-    pub timeout: Duration,
-    /// Bytes that one launch can take through the region [default: the device's]
-    #[arg(long, value_name = "SIZE", value_parser = values::size)]
-    pub region_bytes: Option<usize>,
     /// Format of the results
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
@@ -256,37 +240,11 @@ pub enum DeviceName {
     Cuda,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum WaitMode {
-    /// Spin where every rank can have a core of its own, else yield
-    Auto,
-    Spin,
-    Yield,
-}
-
 impl DeviceName {
     pub fn kind(self) -> DeviceKind {
         match self {
             Self::Host => DeviceKind::Host,
             Self::Cuda => DeviceKind::Cuda,
-        }
-    }
-}
-
-impl WaitMode {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Spin => "spin",
-            Self::Yield => "yield",
-        }
-    }
-
-    pub fn wait(self) -> Wait {
-        match self {
-            Self::Auto => Wait::Auto,
-            Self::Spin => Wait::Spin,
-            Self::Yield => Wait::Yield,
         }
     }
 }
@@ -305,6 +263,11 @@ impl Bench {
     /// Ranks to launch.
     pub fn ranks(&self) -> usize {
         self.ranks.unwrap_or(DEFAULT_RANKS)
+    }
+
+    /// Settings of the communicators to measure.
+    pub fn settings(&self) -> Result<Settings, Failure> {
+        self.given.settings(self.device, &self.placement)
     }
 
     /// The algorithms asked for; `None` is the plan's choice.
@@ -345,15 +308,11 @@ impl Bench {
     pub fn validate(&self) -> Result<(), Failure> {
         let refuse = |reason: String| Err(Failure::Usage(reason));
         match self.device {
-            DeviceName::Cuda if self.isa.is_some() || self.workers.is_some() => {
-                return refuse("--isa and --workers are of the device host".into());
-            }
+            DeviceName::Cuda if self.isa.is_some() => return refuse("--isa is of the device host".into()),
             DeviceName::Host if self.eager => return refuse("--eager is of the device cuda".into()),
-            DeviceName::Host if self.programmatic_launch => {
-                return refuse("--programmatic-launch is of the device cuda".into());
-            }
             _ => {}
         }
+        self.settings()?;
         self.validate_rows()?;
         self.validate_collective()?;
         let (ranks, max) = (self.ranks(), fast_allreduce::MAX_RANKS);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use fast_allreduce::device::host::Bind;
 
 use super::values;
@@ -11,9 +11,10 @@ use super::values;
 /// Options of what starts ranks.
 #[derive(Args, Debug)]
 pub struct Placement {
-    /// What each rank's threads are bound to, where there are as many cores as threads. Ranks that a launcher has bound stay there
-    #[arg(long, value_name = "TO", value_enum, default_value_t = BindMode::Core)]
-    pub bind: BindMode,
+    /// What each rank's threads are bound to, where there are as many cores as threads: core (a core for each thread), numa (a NUMA node
+    /// for each rank) or none. Ranks that a launcher has bound stay there
+    #[arg(long, value_name = "TO", default_value_t = Bind::Core)]
+    pub bind: Bind,
     /// Have ranks meet in a directory, which containers with networks of their own may share: there, start each rank with
     /// FAST_ALLREDUCE_RANK and FAST_ALLREDUCE_WORLD_SIZE [default: that of FAST_ALLREDUCE_SOCKET_DIR]
     #[arg(long = "socket-dir", value_name = "DIRECTORY")]
@@ -21,26 +22,6 @@ pub struct Placement {
     /// Longest wait for ranks to start and meet [default: that of FAST_ALLREDUCE_JOIN_TIMEOUT, or 120]
     #[arg(long, value_name = "SECONDS", value_parser = values::seconds)]
     pub join_timeout: Option<Duration>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum BindMode {
-    /// A core for each thread
-    Core,
-    /// A NUMA node for each rank
-    Numa,
-    /// Nothing
-    None,
-}
-
-impl BindMode {
-    pub fn bind(self) -> Bind {
-        match self {
-            Self::Core => Bind::Core,
-            Self::Numa => Bind::Numa,
-            Self::None => Bind::None,
-        }
-    }
 }
 
 impl Placement {

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 use fast_allreduce::plan::PlannedCall;
+use fast_allreduce::Settings;
 
 use super::values::{self, Choice, Worlds};
-use super::{DeviceName, Placement, WaitMode};
+use super::{DeviceName, Given, Placement};
 use crate::failure::Failure;
 
 pub const TUNE_NOTES: &str = "\
@@ -66,17 +67,10 @@ pub struct Tune {
     /// Largest message
     #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "16M", value_parser = values::size)]
     pub max_bytes: usize,
-    /// Threads of each rank on the host, as the program that uses the plan will have [default: 1]
-    #[arg(long, value_name = "COUNT")]
-    pub workers: Option<usize>,
-    /// What a waiting rank does with its core
-    #[arg(long, value_enum, default_value_t = WaitMode::Auto)]
-    pub wait: WaitMode,
     #[command(flatten)]
     pub placement: Placement,
-    /// Longest wait for another rank
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
-    pub timeout: Duration,
+    #[command(flatten)]
+    pub given: Given,
     /// Measure as a rank of one world, and leave the plan there
     #[arg(long, hide = true)]
     pub part: Option<PathBuf>,
@@ -86,6 +80,11 @@ impl Tune {
     /// The calls to tune.
     pub fn calls(&self) -> Vec<PlannedCall> {
         self.calls.0.to_vec()
+    }
+
+    /// Settings of the communicators to measure.
+    pub fn settings(&self) -> Result<Settings, Failure> {
+        self.given.settings(self.device, &self.placement)
     }
 
     /// The sizes to measure, in bytes: whole elements.
@@ -98,15 +97,10 @@ impl Tune {
     /// Refuses what cannot be, before anything is started.
     pub fn validate(&self) -> Result<(), Failure> {
         let refuse = |reason: String| Err(Failure::Usage(reason));
-        if self.device == DeviceName::Cuda && self.workers.is_some() {
-            return refuse("--workers is of the device host".into());
-        }
-        if !self.workers.is_none_or(|workers| (1..=64).contains(&workers)) {
-            return refuse("--workers takes 1 to 64".into());
-        }
-        if self.calls.0 == [PlannedCall::Messages] && self.workers.unwrap_or(1) == 1 {
+        self.settings()?;
+        if self.calls.0 == [PlannedCall::Messages] && self.given.workers() == 1 {
             return refuse(
-                "--calls messages: with one thread for each rank there is nothing to choose, give --workers"
+                "--calls messages: with one thread for each rank there is nothing to choose, give --set workers=2"
                     .into(),
             );
         }

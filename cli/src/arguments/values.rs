@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::plan::PlannedCall;
-use fast_allreduce::{Algorithm, CallKind, DType, Order, ReduceOp};
+use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
 /// Several values that one argument stands for.
 #[derive(Debug, Clone)]
@@ -57,10 +57,6 @@ pub fn algorithms(text: &str) -> Result<Choice<Option<Algorithm>>, String> {
             format!("one of auto, {}, all", names.join(", "))
         }),
     }
-}
-
-pub fn order(text: &str) -> Result<Order, String> {
-    text.parse().map_err(|_| "fixed or any".into())
 }
 
 pub fn collectives(text: &str) -> Result<Choice<CallKind>, String> {

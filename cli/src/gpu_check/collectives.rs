@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, DevicePtr, DeviceSlice};
 use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
-use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
+use fast_allreduce::{Algorithm, CallKind, Collective, DType, ReduceOp};
 
 use super::steps::Budget;
 use crate::failure::{driver, Failure};
 use crate::harness::elements::{elements, Elements};
 use crate::harness::inputs::Inputs;
 use crate::harness::memory::{bits, Lines, POISON};
+use crate::harness::work::{Part, Source, Work};
 
 /// A type of each size.
 const TYPES: [DType; 4] = [DType::I32, DType::U8, DType::F16, DType::F64];
@@ -40,43 +41,8 @@ pub fn check(world: &mut CudaWorld, small: bool, budget: Budget, cases: &mut u64
     Ok(())
 }
 
-/// What the ranks count differently by: shares of other sizes, none among them.
-struct Counts {
-    shares: Vec<usize>,
-    /// By sending, then by receiving rank; as many the other way.
-    pairs: Vec<Vec<usize>>,
-}
-
-impl Counts {
-    fn new(world_size: usize, count: usize) -> Self {
-        let part = |number: usize| number % 3 * count / 2;
-        let pairs = |from: usize| (0..world_size).map(|to| part(from + to)).collect();
-        Self { shares: (0..world_size).map(part).collect(), pairs: (0..world_size).map(pairs).collect() }
-    }
-
-    /// All collectives as `rank` makes them.
-    fn collectives(&self, rank: usize) -> [Collective<'_>; 12] {
-        let root = self.shares.len() / 2;
-        [
-            Collective::AllReduce(OP),
-            Collective::AllGather,
-            Collective::AllGatherV(&self.shares),
-            Collective::ReduceScatter(OP),
-            Collective::ReduceScatterV(OP, &self.shares),
-            Collective::Broadcast { root },
-            Collective::Reduce { op: OP, root },
-            Collective::Gather { root },
-            Collective::Scatter { root },
-            Collective::AllToAll,
-            Collective::AllToAllV { send: &self.pairs[rank], receive: &self.pairs[rank] },
-            Collective::Barrier,
-        ]
-    }
-}
-
 fn of_type(world: &mut CudaWorld, dtype: DType, count: usize) -> Result<u64, Failure> {
     let world_size = world.world_size();
-    let counts = Counts::new(world_size, count);
     let numbers = Inputs::new(0x5eed, count as u64, world_size, OP);
     let elements = elements(dtype)?;
     let of_rank = |rank| {
@@ -85,13 +51,18 @@ fn of_type(world: &mut CudaWorld, dtype: DType, count: usize) -> Result<u64, Fai
         Ok(memory)
     };
     let by_rank = (0..world_size).map(of_rank).collect::<Result<Vec<_>, Failure>>()?;
-    let of_type = OfType { dtype, elements, count, by_rank, counts: &counts };
+    let of_type = OfType { dtype, elements, by_rank };
     let mut cases = 0;
-    for number in 0..counts.collectives(0).len() {
-        let collectives: Vec<_> = (0..world_size).map(|rank| counts.collectives(rank)[number]).collect();
-        let is_allreduce = matches!(collectives[0], Collective::AllReduce(_));
+    for &kind in CallKind::ALL {
+        let most = if kind.is_whole() { count } else { count * world_size };
+        let of_rank = |rank| Work::new(kind, dtype, OP, world_size / 2, most, rank, world_size);
+        let works: Vec<_> = (0..world_size).map(of_rank).collect();
+        let collectives: Vec<_> = works.iter().filter_map(Work::collective).collect();
+        if collectives.is_empty() {
+            continue;
+        }
         // Sums of integers do not depend on their order.
-        let algorithms = match is_allreduce && matches!(dtype, DType::I32 | DType::U8) {
+        let algorithms = match kind == CallKind::AllReduce && matches!(dtype, DType::I32 | DType::U8) {
             true => &Algorithm::ALL[..],
             false => &[Algorithm::OneShotPull],
         };
@@ -99,7 +70,7 @@ fn of_type(world: &mut CudaWorld, dtype: DType, count: usize) -> Result<u64, Fai
             for registered in [false, true] {
                 let (blocks, threads) = grid(world, count * dtype.size());
                 let plan = WorldPlan { algorithm, blocks, threads, registered };
-                of_type.case(world, &collectives, plan)?;
+                of_type.case(world, &works, &collectives, plan)?;
                 cases += 1;
             }
         }
@@ -111,10 +82,8 @@ fn of_type(world: &mut CudaWorld, dtype: DType, count: usize) -> Result<u64, Fai
 struct OfType<'a> {
     dtype: DType,
     elements: &'a dyn Elements,
-    count: usize,
     /// All that a rank may read.
     by_rank: Vec<Lines>,
-    counts: &'a Counts,
 }
 
 impl OfType<'_> {
@@ -123,69 +92,46 @@ impl OfType<'_> {
         elements.start * self.dtype.size()..elements.end * self.dtype.size()
     }
 
-    /// What `rank` has in the end, from all ranks' inputs.
-    fn expected(
-        &self,
-        collective: &Collective<'_>,
-        rank: usize,
-        inputs: &[&[u8]],
-    ) -> Result<Vec<u8>, Failure> {
-        let reduced = |indices: Range<usize>| {
-            let range = self.bytes(indices);
-            let inputs: Vec<_> = inputs.iter().map(|input| &input[range.clone()]).collect();
-            let mut result = Lines::new(range.len())?;
-            self.elements.reduce(OP, &inputs, &mut result);
-            Ok::<_, Failure>(result.to_vec())
-        };
-        let elements = rank * self.count..(rank + 1) * self.count;
-        let own = self.bytes(elements.clone());
-        Ok(match *collective {
-            Collective::AllReduce(_) => reduced(0..self.count)?,
-            Collective::Reduce { root, .. } if root == rank => reduced(0..self.count)?,
-            Collective::AllGather | Collective::AllGatherV(_) => inputs.concat(),
-            Collective::Gather { root } if root == rank => inputs.concat(),
-            Collective::ReduceScatter(_) => reduced(elements)?,
-            Collective::ReduceScatterV(_, shares) => {
-                let first = shares[..rank].iter().sum();
-                reduced(first..first + shares[rank])?
+    /// What a rank has in the end, from all ranks' inputs.
+    fn expected(&self, work: &Work, inputs: &[&[u8]]) -> Result<Vec<u8>, Failure> {
+        let mut expected = Vec::new();
+        for Part { length, source } in work.parts() {
+            match source {
+                Source::Copied { rank, first } => {
+                    expected.extend_from_slice(&inputs[rank][self.bytes(first..first + length)]);
+                }
+                Source::Reduced { first } => {
+                    let range = self.bytes(first..first + length);
+                    let inputs: Vec<_> = inputs.iter().map(|input| &input[range.clone()]).collect();
+                    let mut result = Lines::new(range.len())?;
+                    self.elements.reduce(OP, &inputs, &mut result);
+                    expected.extend_from_slice(&result);
+                }
             }
-            Collective::Broadcast { root } => inputs[root].to_vec(),
-            Collective::Scatter { root } => inputs[root][own].to_vec(),
-            Collective::AllToAll => inputs.iter().flat_map(|input| input[own.clone()].to_vec()).collect(),
-            Collective::AllToAllV { .. } => {
-                let share = |(from, input): (usize, &&[u8])| {
-                    let first = self.counts.pairs[from][..rank].iter().sum::<usize>();
-                    input[self.bytes(first..first + self.counts.pairs[from][rank])].to_vec()
-                };
-                inputs.iter().enumerate().flat_map(share).collect()
-            }
-            _ => Vec::new(),
-        })
+        }
+        Ok(expected)
     }
 
     fn case(
         &self,
         world: &mut CudaWorld,
+        works: &[Work],
         collectives: &[Collective<'_>],
         plan: WorldPlan,
     ) -> Result<(), Failure> {
         // Before and behind every output, elements.
         const MARGIN: usize = 64;
-        let (dtype, count, size) = (self.dtype, self.count, self.dtype.size());
+        let (dtype, count, size) = (self.dtype, works[0].shares[0], self.dtype.size());
         let (world_size, stream) = (world.world_size(), Arc::clone(world.stream()));
-        let inputs: Vec<&[u8]> = (0..world_size)
-            .map(|rank| {
-                let length = collectives[rank].input_len(count, rank, world_size);
-                &self.by_rank[rank][self.bytes(0..length)]
-            })
-            .collect();
+        let inputs: Vec<&[u8]> =
+            (0..world_size).map(|rank| &self.by_rank[rank][self.bytes(0..works[rank].input_len())]).collect();
         let name = || format!("{} of {count} {dtype}, {plan:?}", collectives[0].name());
         // One more, as nothing is no slice.
         let upload = |input: &[u8]| {
             stream.clone_htod(&[input, &[POISON]].concat()).map_err(driver("cuMemcpyHtoDAsync"))
         };
         let from = inputs.iter().map(|input| upload(input)).collect::<Result<Vec<CudaSlice<u8>>, _>>()?;
-        let room = |rank: usize| (collectives[rank].output_len(count, rank, world_size) + 2 * MARGIN) * size;
+        let room = |rank: usize| (works[rank].output_len() + 2 * MARGIN) * size;
         let to = (0..world_size)
             .map(|rank| upload(&vec![POISON; room(rank) - 1]))
             .collect::<Result<Vec<_>, _>>()?;
@@ -203,7 +149,7 @@ impl OfType<'_> {
         call.enqueue().and_then(|()| call.finish()).map_err(told)?;
         drop(call);
         for (rank, output) in to.iter().enumerate() {
-            let right = self.expected(&collectives[rank], rank, &inputs)?;
+            let right = self.expected(&works[rank], &inputs)?;
             let margin = vec![POISON; MARGIN * size];
             let right = [&margin[..], &right, &margin[..]].concat();
             let is = download(world, output)?;

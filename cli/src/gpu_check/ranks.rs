@@ -37,18 +37,22 @@ impl SharingName {
 }
 
 /// One GPU for all ranks.
-pub fn settings(options: &GpuCheck, sharing: Option<Sharing>, launch_bytes: usize) -> Settings {
-    Settings {
-        first_gpu: options.gpu,
-        gpus: 1,
-        sharing,
-        timeout: TIMEOUT,
-        launch_bytes: Some(launch_bytes),
-        order: None,
-        eager: false,
-        max_blocks: options.small.then_some(8),
-        programmatic_launch: false,
+pub fn settings(
+    options: &GpuCheck,
+    sharing: Option<Sharing>,
+    launch_bytes: usize,
+) -> Result<Settings, Failure> {
+    let mut given = fast_allreduce::Settings::new();
+    given.set("device", "cuda")?;
+    given.set("timeout", TIMEOUT.as_secs_f64().to_string())?;
+    given.set("max_bytes", launch_bytes.to_string())?;
+    if let Some(sharing) = sharing {
+        given.set("sharing", sharing.name())?;
     }
+    if options.small {
+        given.set("max_blocks", "8")?;
+    }
+    Ok(Settings { first_gpu: options.gpu, gpus: 1, eager: false, given })
 }
 
 /// Checks only: the times of such calls are not meant.
@@ -146,7 +150,7 @@ pub fn rank(options: &GpuCheck) -> Result<bool, Failure> {
 
 /// The smallest pull, by two processes that the GPU runs in turn: the mean and the median, in microseconds.
 fn fixed_between_processes(session: &Session, options: &GpuCheck) -> Result<(f64, f64), Failure> {
-    let settings = Settings { eager: true, ..settings(options, None, 64 << 10) };
+    let settings = Settings { eager: true, ..settings(options, None, 64 << 10)? };
     let gpu = Gpu::new(session, &settings, Some(Algorithm::OneShotPull))?;
     let effort = Effort { iterations: Some(20), warmup: 2, checks: 1, registered: false };
     let mut measure = Measure { session, effort, seed: SEED, round: 0 };
@@ -251,7 +255,7 @@ fn check_types_counting(
     cases: &mut u64,
 ) -> Result<(), Failure> {
     const LAUNCH_BYTES: usize = 64 << 10;
-    let settings = settings(options, sharing, LAUNCH_BYTES);
+    let settings = settings(options, sharing, LAUNCH_BYTES)?;
     let make = |algorithm| Gpu::new(session, &settings, Some(algorithm));
     let gpus = Algorithm::DIRECT.into_iter().map(make).collect::<Result<Vec<_>, _>>()?;
     for registered in [false, true] {

@@ -44,7 +44,7 @@ fn timing(session: &Session, iterations: Option<u64>, registered: bool) -> Measu
 
 /// The step `latency`.
 pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
-    let settings = Settings { eager: false, ..settings(options, None, launch_bytes(options)) };
+    let settings = Settings { eager: false, ..settings(options, None, launch_bytes(options))? };
     let worlds: &[usize] = if options.small { &[2] } else { &[2, 4, 8] };
     // First, because it needs nothing but the GPU; it may take half of the time.
     for &world_size in worlds {
@@ -61,7 +61,8 @@ pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
         let choices = Algorithm::DIRECT.into_iter().map(Some).chain([None]);
         let mut gpus =
             choices.map(|choice| Gpu::new(session, &settings, choice)).collect::<Result<Vec<_>, _>>()?;
-        let programmatic = Settings { programmatic_launch: true, ..settings.clone() };
+        let mut programmatic = settings.clone();
+        programmatic.given.set("programmatic_launch", "1")?;
         gpus.push(Gpu::new(session, &programmatic, None)?);
         let mut measure = timing(session, None, true);
         let mut wrong = 0;
@@ -167,7 +168,7 @@ pub fn fixed(options: &GpuCheck) -> Result<(), Failure> {
     }
     as_threads(&[2, 4, 8], "the smallest pull", |session| {
         for (what, registered) in [("staged: one barrier", false), ("registered: two barriers", true)] {
-            let settings = settings(options, None, 64 << 10);
+            let settings = settings(options, None, 64 << 10)?;
             let gpu = Gpu::new(session, &settings, Some(Algorithm::OneShotPull))?;
             let mut measure = timing(session, None, registered);
             let work = measure.all_reduce(DType::F32, 1, ReduceOp::Sum);
@@ -247,7 +248,7 @@ pub fn bandwidth(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
             // With registered inputs a rank reads its slice of every input, writes it twice, and reads and writes the other
             // slices: three times its message.
             let traffic = 3 * world_size * bytes;
-            let settings = settings(options, None, launch_bytes(options));
+            let settings = settings(options, None, launch_bytes(options))?;
             let gpu = Gpu::new(session, &settings, Some(Algorithm::TwoShotPull))?;
             let mut measure = timing(session, None, true);
             let work = measure.all_reduce(DType::F32, bytes / size_of::<f32>(), ReduceOp::Sum);

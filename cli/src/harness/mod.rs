@@ -62,7 +62,7 @@ pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<boo
     let options = job.options();
     let page = options.report.as_deref().map(Output::check).transpose()?;
     let page = page.as_ref();
-    let session = Session::new(bootstrap, options.wait.wait(), options.timeout)?;
+    let session = Session::new(bootstrap, options.given.wait(), options.given.timeout)?;
     options.check_world(session.world_size())?;
     let algorithms = job.algorithms().into_iter();
     match options.device {
@@ -74,14 +74,9 @@ pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<boo
         DeviceName::Cuda => {
             let settings = device::cuda::Settings {
                 first_gpu: 0,
-                max_blocks: None,
-                programmatic_launch: options.programmatic_launch,
                 gpus: device::cuda::gpus()?,
-                sharing: None,
-                timeout: options.timeout,
-                launch_bytes: options.region_bytes,
-                order: options.order,
                 eager: options.eager,
+                given: options.settings()?,
             };
             let endpoints =
                 algorithms.map(|algorithm| device::cuda::Gpu::new(&session, &settings, algorithm));
@@ -117,7 +112,7 @@ pub fn config(options: &Bench, endpoint: &impl Endpoint, seed: u64) -> Config {
         warmup_iters: options.warmup,
         check: options.checks,
         collective: options.collective(),
-        timeout_s: options.timeout.as_secs_f64(),
+        timeout_s: options.given.timeout.as_secs_f64(),
         region_bytes: communicator.region_bytes(),
         plan: communicator.plan_source().to_string(),
         order: communicator.order().name(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::plan::{DeviceKind, Table};
-use fast_allreduce::{Algorithm, Communicator, Device, Host, Order, ReduceOp, Wait};
+use fast_allreduce::{Builder, Communicator, Device, Host, ReduceOp, Wait};
 
 use crate::failure::Failure;
 
@@ -34,29 +34,7 @@ impl Session {
     }
 
     /// A communicator to measure. Collective.
-    pub fn build<D: Device>(
-        &self,
-        device: D,
-        timeout: Duration,
-        algorithm: Option<Algorithm>,
-        order: Option<Order>,
-        launch_bytes: Option<usize>,
-    ) -> Result<Communicator<D>, Failure> {
-        let mut builder = Communicator::builder().timeout(timeout).algorithm(algorithm).order(order);
-        if let Some(bytes) = launch_bytes {
-            builder = builder.max_bytes(bytes);
-        }
-        Ok(builder.build(device, Arc::clone(&self.bootstrap))?)
-    }
-
-    /// A communicator to measure a plan with. Collective.
-    pub fn build_planned<D: Device>(
-        &self,
-        device: D,
-        timeout: Duration,
-        plan: Table,
-    ) -> Result<Communicator<D>, Failure> {
-        let builder = Communicator::builder().timeout(timeout).table(plan);
+    pub fn build<D: Device>(&self, device: D, builder: Builder) -> Result<Communicator<D>, Failure> {
         Ok(builder.build(device, Arc::clone(&self.bootstrap))?)
     }
 

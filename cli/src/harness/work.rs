@@ -25,6 +25,7 @@ pub struct Work {
     pub sends: Vec<usize>,
     pub receives: Vec<usize>,
     /// Once for all calls.
+    input_len: usize,
     output_len: usize,
 }
 
@@ -89,9 +90,11 @@ impl Work {
             ),
             _ => Default::default(),
         };
-        let work = Self { kind, dtype, op, root, rank, shares, sends, receives, output_len: 0 };
+        let work = Self { kind, dtype, op, root, rank, shares, sends, receives, input_len: 0, output_len: 0 };
+        let count = work.shares[0];
+        let input_len = work.collective().map_or(count, |collective| collective.input_len(count, rank, n));
         let output_len = work.parts().iter().map(|part| part.length).sum();
-        Self { output_len, ..work }
+        Self { input_len, output_len, ..work }
     }
 
     #[inline]
@@ -124,15 +127,7 @@ impl Work {
     /// Elements that this rank reads.
     #[inline]
     pub fn input_len(&self) -> usize {
-        let is_root = self.rank == self.root;
-        match self.kind {
-            CallKind::AllReduce | CallKind::Reduce | CallKind::SendRecv => self.shares[0],
-            CallKind::AllGather | CallKind::AllGatherV | CallKind::Gather => self.shares[self.rank],
-            CallKind::Broadcast if is_root => self.shares[0],
-            CallKind::Broadcast => 0,
-            CallKind::Scatter if !is_root => 0,
-            _ => self.elements(),
-        }
+        self.input_len
     }
 
     /// Elements that this rank writes.
@@ -150,16 +145,7 @@ impl Work {
     /// In place: where its input and its output start in one buffer. `None` if it cannot be.
     #[inline]
     pub fn in_place(&self) -> Option<(usize, usize)> {
-        match self.kind {
-            CallKind::AllReduce | CallKind::Broadcast | CallKind::Reduce => Some((0, 0)),
-            CallKind::AllGather | CallKind::AllGatherV | CallKind::Gather => {
-                Some((self.before(self.rank), 0))
-            }
-            CallKind::ReduceScatter | CallKind::ReduceScatterV | CallKind::Scatter => {
-                Some((0, self.before(self.rank)))
-            }
-            _ => None,
-        }
+        self.collective()?.in_place(self.shares[0], self.rank, self.world_size())
     }
 
     /// What belongs in this rank's output, from its start.
@@ -265,21 +251,7 @@ impl Work {
     /// [`Work::transfers`].
     #[inline]
     pub fn collective(&self) -> Option<Collective<'_>> {
-        let (op, root) = (self.op, self.root);
-        Some(match self.kind {
-            CallKind::AllReduce => Collective::AllReduce(op),
-            CallKind::AllGather => Collective::AllGather,
-            CallKind::AllGatherV => Collective::AllGatherV(&self.shares),
-            CallKind::ReduceScatter => Collective::ReduceScatter(op),
-            CallKind::ReduceScatterV => Collective::ReduceScatterV(op, &self.shares),
-            CallKind::Broadcast => Collective::Broadcast { root },
-            CallKind::Reduce => Collective::Reduce { op, root },
-            CallKind::Gather => Collective::Gather { root },
-            CallKind::Scatter => Collective::Scatter { root },
-            CallKind::AllToAll => Collective::AllToAll,
-            CallKind::AllToAllV => Collective::AllToAllV { send: &self.sends, receive: &self.receives },
-            _ => return None,
-        })
+        Collective::of(self.kind, self.op, self.root, &self.shares, [&self.sends, &self.receives])
     }
 
     /// The messages of a [`CallKind::SendRecv`].

@@ -85,12 +85,10 @@ fn arguments(options: &Tune, ranks: usize, worlds: usize, part: &Part) -> Vec<Os
     if let [one] = options.calls()[..] {
         add("--calls", one.name().into());
     }
-    add("--wait", options.wait.name().into());
-    let bind = options.placement.bind.bind();
-    add("--bind", bind.name().into());
-    add("--timeout", options.timeout.as_secs_f64().to_string().into());
-    if let Some(workers) = options.workers {
-        add("--workers", workers.to_string().into());
+    add("--bind", options.placement.bind.name().into());
+    add("--timeout", options.given.timeout.as_secs_f64().to_string().into());
+    for (name, value) in &options.given.settings {
+        add("--set", format!("{name}={value}").into());
     }
     arguments
 }

@@ -27,23 +27,13 @@ pub fn measure(options: &Tune, part: &Path) -> Result<(), Failure> {
     let Some(bootstrap) = Local::from_env()? else {
         return Err(Failure::Usage("the environment names no world".into()));
     };
-    let session = Session::new(bootstrap, options.wait.wait(), options.timeout)?;
+    let session = Session::new(bootstrap, options.given.wait(), options.given.timeout)?;
     match options.device {
         DeviceName::Host => measure_on(options, part, &session, |plan| Cpu::planned(&session, options, plan)),
         #[cfg(feature = "cuda")]
         DeviceName::Cuda => {
             use crate::harness::device::cuda::{gpus, Gpu, Settings};
-            let settings = Settings {
-                first_gpu: 0,
-                max_blocks: None,
-                programmatic_launch: false,
-                gpus: gpus()?,
-                sharing: None,
-                timeout: options.timeout,
-                launch_bytes: None,
-                order: None,
-                eager: false,
-            };
+            let settings = Settings { first_gpu: 0, gpus: gpus()?, eager: false, given: options.settings()? };
             measure_on(options, part, &session, |plan| Gpu::planned(&session, &settings, plan))
         }
         #[cfg(not(feature = "cuda"))]
@@ -58,7 +48,7 @@ fn measure_on<E: Endpoint>(
     make: impl Fn(Table) -> Result<E, Failure>,
 ) -> Result<(), Failure> {
     let device = options.device.kind();
-    let workers = options.workers.unwrap_or(1);
+    let workers = options.given.workers();
     let subjects: Vec<_> = options
         .calls()
         .into_iter()

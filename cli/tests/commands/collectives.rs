@@ -28,11 +28,15 @@ fn rows(document: &Value) -> &Vec<Value> {
 
 #[test]
 fn every_collective_is_right() {
-    for (ranks, setting) in
-        [(1, ""), (2, "-d u8"), (3, "--registered -r 2"), (4, "-d bf16 -o max --workers 2 -r 1"), (16, "")]
-    {
+    for (ranks, setting) in [
+        (1, ""),
+        (2, "-d u8"),
+        (3, "--registered -r 2"),
+        (4, "-d bf16 -o max --set workers=2 -r 1"),
+        (16, ""),
+    ] {
         // One launch; less than an element for each rank; several launches, which take long where many ranks share a core.
-        for sizes in ["-b 3000 -e 3000", "-b 8 -e 8", "-b 40000 -e 40000 --region-bytes 4K"] {
+        for sizes in ["-b 3000 -e 3000", "-b 8 -e 8", "-b 40000 -e 40000 --set max_bytes=4K"] {
             if ranks == 16 && sizes.contains("40000") {
                 continue;
             }

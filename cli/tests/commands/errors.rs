@@ -23,8 +23,19 @@ fn unknown_flags_and_values() {
     refused("bench -o premul_sum", &["SCALE"]);
     refused("bench -o mean", &["mean", "avg"]);
     refused("bench --algo tree", &["tree", "two-shot-push", "halving-doubling"]);
-    refused("bench --order random", &["--order", "random", "fixed or any"]);
-    refused("compare --order", &["--order"]);
+    refused("bench --set order=random", &["--set", "order = random", "one of fixed, any"]);
+    refused("compare --set order", &["--set", "a name, = and a value"]);
+    refused("tune --set colour=red", &["setting = colour", "one of device, timeout", "order", "sharing"]);
+    for (name, value, option) in [
+        ("device", "cuda", "--device"),
+        ("timeout", "1", "--timeout"),
+        ("join_timeout", "1", "--join-timeout"),
+        ("algorithm", "ring", "--algo"),
+        ("bind", "none", "--bind"),
+    ] {
+        refused(&format!("bench --set {name}={value}"), &[name, "an option of its own", option]);
+    }
+    refused("bench --bind socket", &["--bind", "bind = socket", "one of none, core, numa"]);
     refused("bench --device tpu", &["tpu", "cuda"]);
     refused("bench --isa vax", &["vax", "baseline"]);
     refused("bench --format xml", &["xml", "json"]);
@@ -59,7 +70,9 @@ fn sizes() {
 
 #[test]
 fn options_of_another_device() {
-    refused("bench --device cuda --workers 2", &["--workers", "host"]);
+    refused("bench --device cuda --set workers=2", &["workers = 2", "a setting of CPUs"]);
+    refused("bench --set sharing=ipc", &["sharing = ipc", "a setting of GPUs"]);
+    refused("tune --device cuda --set wait=spin", &["wait = spin", "a setting of CPUs"]);
     refused("bench --device cuda --isa baseline", &["--isa", "host"]);
     refused("bench --eager", &["--eager", "cuda"]);
     refused("gpu-check --step nonsense", &["nonsense", "world"]);
@@ -73,11 +86,11 @@ fn worlds() {
 
 #[test]
 fn what_this_machine_does_not_have() {
-    refused("bench --ranks 2 -e 1K --region-bytes 1T", &["cannot allocate", "available"]);
+    refused("bench --ranks 2 -e 1K --set max_bytes=1024G", &["cannot allocate", "available"]);
 }
 
 #[test]
 fn what_the_library_refuses_is_said_once() {
-    refused("bench --region-bytes 1 -e 1K", &["max_bytes = 1", "4 KiB"]);
-    refused("bench --workers 65 -e 1K", &["workers = 65", "64"]);
+    refused("bench --set max_bytes=1 -e 1K", &["max_bytes = 1", "4 KiB"]);
+    refused("bench --set workers=65 -e 1K", &["workers = 65", "64"]);
 }

@@ -7,7 +7,7 @@ use crate::program::{results, run, text};
 fn completions_of_each_shell_name_the_commands() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = results(&format!("completions {shell}"));
-        for word in ["bench", "compare", "topology", "region-bytes"] {
+        for word in ["bench", "compare", "topology", "join-timeout"] {
             assert!(script.contains(word), "{shell}: {word}");
         }
     }

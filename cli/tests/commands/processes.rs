@@ -116,7 +116,7 @@ fn ranks_of_another_launcher_join_its_world() {
 fn only_one_of_them_says_what_all_have_in_common() {
     for (arguments, fact) in [
         ("bench --ranks 2", "a world of 3"),
-        ("bench --region-bytes 1", "max_bytes = 1"),
+        ("bench --set max_bytes=1", "max_bytes = 1"),
         ("bench -b 2 -e 1", "--minbytes"),
         ("bench --nonsense", "--nonsense"),
     ] {

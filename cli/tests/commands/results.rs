@@ -42,7 +42,9 @@ fn every_type_and_operation_is_right() {
 
 #[test]
 fn every_algorithm_is_right_in_every_size_and_setting() {
-    for setting in ["", "--registered", "--workers 2 --wait yield --region-bytes 8K", "--isa baseline -c 3"] {
+    for setting in
+        ["", "--registered", "--set workers=2 --set wait=yield --set max_bytes=8K", "--isa baseline -c 3"]
+    {
         let csv = results(&format!(
             "bench --ranks 3 --algo all -d bf16 -b 2 -e 40K -f 17 -n 2 --format csv {setting}"
         ));
@@ -108,19 +110,20 @@ fn the_order_of_additions_is_said() {
     for command in ["bench", "compare --vs memcpy"] {
         let of = |order: &str| line(&format!("{command} --ranks 3 -b 4K -e 4K -n 20 {order}"));
         assert!(of("").starts_with("# order fixed: that of the ranks"), "{}", of(""));
-        let any = of("--order any");
+        let any = of("--set order=any");
         assert!(any.starts_with("# order any, to no effect: ") && any.contains("NVLS"), "{any}");
     }
     // As many ranks as the switch would be asked for.
     let of = |order: &str| json(&format!("bench --ranks 5 -b 4K -e 4K -n 20 --format json {order}"));
-    let (fixed, any) = (of("--order fixed"), of("--order any"));
+    let (fixed, any) = (of("--set order=fixed"), of("--set order=any"));
     assert_eq!(
         (&fixed["config"]["order"], &fixed["config"]["nvls_refused"]),
         (&"fixed".into(), &Value::Null)
     );
     assert_eq!(any["config"]["order"], "any");
     assert!(any["config"]["nvls_refused"].as_str().unwrap().contains("CPUs"), "{any}");
-    let norm = line("bench --collective all_reduce_fused --ranks 3 --hidden 64 --rows 2 -n 20 --order any");
+    let norm =
+        line("bench --collective all_reduce_fused --ranks 3 --hidden 64 --rows 2 -n 20 --set order=any");
     assert!(norm.contains("to no effect"), "{norm}");
 }
 

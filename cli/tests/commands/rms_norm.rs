@@ -13,7 +13,8 @@ fn json(arguments: &str) -> Value {
 #[test]
 fn every_type_and_algorithm_is_right() {
     for ranks in [1, 2, 3] {
-        for setting in ["--algo all", "--registered -c 2", "--region-bytes 4K --workers 2", "--isa baseline"]
+        for setting in
+            ["--algo all", "--registered -c 2", "--set max_bytes=4K --set workers=2", "--isa baseline"]
         {
             let document = json(&format!("bench {SMALL} -d all -n 2 -w 0 --ranks {ranks} {setting}"));
             assert_eq!(document["wrong"], 0, "{ranks} {setting}");
@@ -110,7 +111,7 @@ fn what_cannot_be_is_refused() {
         ("--hidden 64,x", "x"),
         ("--rows 99999999999999999", "too many"),
         ("--rows 1000000000 --hidden 512", "memory"),
-        ("--hidden 16384 --rows 1 --region-bytes 4K", "hidden"),
+        ("--hidden 16384 --rows 1 --set max_bytes=4K", "hidden"),
     ] {
         refused(&format!("bench --collective all_reduce_fused --ranks 2 {option}"), fact);
     }
@@ -119,7 +120,7 @@ fn what_cannot_be_is_refused() {
 #[test]
 fn rows_before_one_that_fails_are_written() {
     let output = run(
-        "bench --collective all_reduce_fused --hidden 512,65536 --rows 1 -d f32 -n 5 --region-bytes 64K --format json",
+        "bench --collective all_reduce_fused --hidden 512,65536 --rows 1 -d f32 -n 5 --set max_bytes=64K --format json",
     );
     assert!(!output.status.success());
     assert!(text(&output.stderr).contains("hidden"), "{}", text(&output.stderr));

@@ -246,9 +246,9 @@ fn what_tune_cannot_do_is_refused_before_it_measures() {
     refused(&run("tune --ranks 17"), &["17", "2 to 16"]);
     refused(&run("tune --ranks 2 -b 4K -e 1K"), &["4096", "1024"]);
     refused(&run("tune --ranks 2 --budget 0"), &["--budget", "positive"]);
-    refused(&run("tune --ranks 2 --calls messages"), &["--calls messages", "--workers"]);
+    refused(&run("tune --ranks 2 --calls messages"), &["--calls messages", "--set workers=2"]);
     refused(&run("tune --ranks 2 --calls gossip"), &["gossip", "all_gather", "messages"]);
-    refused(&run("tune --workers 65"), &["--workers", "1 to 64"]);
+    refused(&run("tune --set workers=65"), &["--set", "workers = 65", "1 to 64"]);
     refused(&run("tune --ranks 2 --output /nonexistent/plan.toml"), &["/nonexistent/plan.toml", "No such"]);
     refused(&run("tune --ranks 2 --output /tmp"), &["/tmp", "no regular file"]);
     let forced = program("tune --ranks 2").env("FAST_ALLREDUCE_ALGO", "one-shot-pull").output().unwrap();
@@ -259,7 +259,7 @@ fn what_tune_cannot_do_is_refused_before_it_measures() {
 fn every_call_is_tuned() {
     let folder = Folder::new();
     let path = folder.path().join("plan.toml");
-    let arguments = "tune --ranks 2 --workers 2 --budget 0.5 -b 64K -e 512K --output";
+    let arguments = "tune --ranks 2 --set workers=2 --budget 0.5 -b 64K -e 512K --output";
     let printed = results(&format!("{arguments} {}", path.display()));
     for calls in PlannedCall::ALL {
         let part =
@@ -274,9 +274,11 @@ fn every_call_is_tuned() {
     }
     let tuning = Tuning::load(&path).unwrap();
     // What is in it is used, whatever was found, and results are right.
-    let output =
-        tuned("bench --ranks 2 --workers 2 --collective all -b 64K -e 512K -f 8 -n 2 --format json", &path)
-            .output();
+    let output = tuned(
+        "bench --ranks 2 --set workers=2 --collective all -b 64K -e 512K -f 8 -n 2 --format json",
+        &path,
+    )
+    .output();
     let output = output.unwrap();
     assert_eq!(document(&output)["wrong"], 0);
     // A plan in words names the calls that go by rows of their own.

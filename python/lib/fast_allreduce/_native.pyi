@@ -236,12 +236,12 @@ class Communicator:
     ) -> None:
         """Adds the sum of the ranks' buffers to `residual`, which is the same on all ranks: in place without `residual_out`.
 
-        With a `norm` ("rms"), the rows of that are normalised, times `weight` and plus `bias`: into `recvbuf`, or in place of
+        With a `norm` ("rms", or "layer", which takes a `bias`), the rows of that are normalised, times `weight` and plus `bias`: into `recvbuf`, or in place of
         `sendbuf`. Rows have `hidden` elements, by default as many as `weight`. `unit_offset` multiplies by `1 + weight`, as Gemma
         does. One call in place of an allreduce, an addition and a norm, with the bits of these, of f16, bf16 and f32: see
         docs/fused.md.
 
-        With a `scaling` the normalised rows are quantised into `numbers`, and do not go in place of `sendbuf`: "given" to 8-bit
+        With a `scaling` the normalised rows are quantised into `numbers`, and go to `recvbuf` as well if there is one: "given" to 8-bit
         numbers (int8, float8_e4m3fn, float8_e5m2) by the one f32 in `scales`; "per_row" and "per_group" to such numbers, with an
         f32 in `scales` for each row, or for each 128 elements of a row; "nvfp4" and "nvfp4_tiled" to two 4-bit floats in a byte
         (uint8), with a byte in `scales` (uint8, float8_e4m3fn) for each 16 elements of a row, row after row, or in tiles of 128

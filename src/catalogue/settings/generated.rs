@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::{bytes, count, of_device, seconds, shown, switch, variable, word, Limit, Place, Text};
+use super::{bytes, count, of_device, seconds, switch, variable, word, Limit, Place, Text};
 use crate::catalogue::{invalid, Algorithm};
 use crate::error::{Error, Result};
 
@@ -251,6 +251,31 @@ impl Values {
         Ok(())
     }
 
+    /// What one is set to.
+    pub fn get(&self, name: &str) -> Option<String> {
+        match name {
+            "device" => self.device.as_ref().map(Text::text),
+            "timeout" => self.timeout.as_ref().map(Text::text),
+            "first_call_timeout" => self.first_call_timeout.as_ref().map(Text::text),
+            "join_timeout" => self.join_timeout.as_ref().map(Text::text),
+            "max_bytes" => self.max_bytes.as_ref().map(Text::text),
+            "algorithm" => self.algorithm.as_ref().map(Text::text),
+            "order" => self.order.as_ref().map(Text::text),
+            "check" => self.check.as_ref().map(Text::text),
+            "calibrate" => self.calibrate.as_ref().map(Text::text),
+            "direct_reads" => self.direct_reads.as_ref().map(Text::text),
+            "tuning" => self.tuning.as_ref().map(Text::text),
+            "workers" => self.workers.as_ref().map(Text::text),
+            "wait" => self.wait.as_ref().map(Text::text),
+            "bind" => self.bind.as_ref().map(Text::text),
+            "max_blocks" => self.max_blocks.as_ref().map(Text::text),
+            "one_at_a_time" => self.one_at_a_time.as_ref().map(Text::text),
+            "programmatic_launch" => self.programmatic_launch.as_ref().map(Text::text),
+            "sharing" => self.sharing.as_ref().map(Text::text),
+            _ => None,
+        }
+    }
+
     /// With what the environment sets of the rest.
     pub fn or_environment(mut self) -> Result<Self> {
         if let (None, Some(text)) = (&self.timeout, variable("FAST_ALLREDUCE_TIMEOUT")) {
@@ -278,15 +303,15 @@ impl Values {
     pub fn check_device(&self, is_cuda: bool) -> Result<()> {
         match is_cuda {
             true => {
-                of_device(false, "workers", self.workers.as_ref(), "1")?;
-                of_device(false, "wait", self.wait.as_ref(), "auto")?;
-                of_device(false, "bind", self.bind.as_ref(), "none")?;
+                of_device(false, "workers", self.get("workers"), "1")?;
+                of_device(false, "wait", self.get("wait"), "auto")?;
+                of_device(false, "bind", self.get("bind"), "none")?;
             }
             false => {
-                of_device(true, "max_blocks", self.max_blocks.as_ref(), "")?;
-                of_device(true, "one_at_a_time", self.one_at_a_time.as_ref(), "0")?;
-                of_device(true, "programmatic_launch", self.programmatic_launch.as_ref(), "0")?;
-                of_device(true, "sharing", self.sharing.as_ref(), "")?;
+                of_device(true, "max_blocks", self.get("max_blocks"), "")?;
+                of_device(true, "one_at_a_time", self.get("one_at_a_time"), "0")?;
+                of_device(true, "programmatic_launch", self.get("programmatic_launch"), "0")?;
+                of_device(true, "sharing", self.get("sharing"), "")?;
             }
         }
         Ok(())
@@ -295,10 +320,10 @@ impl Values {
     /// Settings that ranks compare, each with its value.
     pub fn compared(&self) -> Vec<(&'static str, String)> {
         vec![
-            ("max_bytes", shown(self.max_bytes.as_ref())),
-            ("algorithm", shown(self.algorithm.as_ref())),
-            ("order", shown(self.order.as_ref())),
-            ("check", shown(self.check.as_ref())),
+            ("max_bytes", self.get("max_bytes").unwrap_or_else(|| "automatic".into())),
+            ("algorithm", self.get("algorithm").unwrap_or_else(|| "automatic".into())),
+            ("order", self.get("order").unwrap_or_else(|| "automatic".into())),
+            ("check", self.get("check").unwrap_or_else(|| "automatic".into())),
         ]
     }
 }

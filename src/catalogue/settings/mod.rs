@@ -151,14 +151,9 @@ impl Text for Place {
     }
 }
 
-/// A value as ranks compare it.
-fn shown(value: Option<&impl Text>) -> String {
-    value.map_or_else(|| "automatic".into(), Text::text)
-}
-
 /// Refuses a value of a setting that the device does not have, except its default.
-fn of_device(is_cuda: bool, name: &'static str, value: Option<&impl Text>, default: &str) -> Result<()> {
-    match value.map(Text::text) {
+fn of_device(is_cuda: bool, name: &'static str, value: Option<String>, default: &str) -> Result<()> {
+    match value {
         Some(text) if text != default => Err(invalid(
             name,
             &text,

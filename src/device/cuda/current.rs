@@ -1,7 +1,5 @@
-//! The caller's current context, which bindings of other languages leave as it was: their programs do not bind a context for each
-//! call, as this crate and cudarc do.
-//!
-//! Hidden from the documentation: it is for the bindings of this repository, and no part of the API.
+//! The caller's current context, which an `AnyCommunicator` leaves as it was: programs in other languages do not bind a context for
+//! each call, as this crate and cudarc do.
 
 use cudarc::driver::sys::CUcontext;
 

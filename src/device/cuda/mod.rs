@@ -5,8 +5,7 @@
 pub mod api;
 pub(crate) mod capture;
 mod copies;
-#[doc(hidden)]
-pub mod current;
+pub(crate) mod current;
 pub(crate) mod driver;
 mod graph;
 mod graph_rows;

@@ -4,7 +4,6 @@ use std::cell::OnceCell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::time::Duration;
 
 use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{
@@ -14,7 +13,7 @@ use cudarc::driver::{
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, DType, Error, Fused, Order};
+use fast_allreduce::{Algorithm, Buffer, Builder, Communicator, Cuda, DType, Error, Fused};
 
 use super::{Batch, Call, Endpoint, RowBuffers};
 use crate::failure::{driver, Failure};
@@ -76,16 +75,10 @@ pub struct Settings {
     pub first_gpu: usize,
     /// GPUs to go around.
     pub gpus: usize,
-    pub sharing: Option<Sharing>,
-    pub timeout: Duration,
-    pub launch_bytes: Option<usize>,
-    pub order: Option<Order>,
     /// Time plain calls, not graphs.
     pub eager: bool,
-    /// Of a launch, at most.
-    pub max_blocks: Option<usize>,
-    /// With the attribute of programmatic dependent launch.
-    pub programmatic_launch: bool,
+    /// Of its communicators.
+    pub given: fast_allreduce::Settings,
 }
 
 /// A rank on a GPU.
@@ -104,34 +97,22 @@ impl Gpu {
         settings: &Settings,
         algorithm: Option<Algorithm>,
     ) -> Result<Self, Failure> {
-        Self::with(session, settings, |device| {
-            session.build(device, settings.timeout, algorithm, settings.order, settings.launch_bytes)
-        })
+        Self::with(session, settings, settings.given.builder()?.algorithm(algorithm))
     }
 
     /// With a plan to measure. Collective.
     pub fn planned(session: &Session, settings: &Settings, plan: Table) -> Result<Self, Failure> {
-        Self::with(session, settings, |device| session.build_planned(device, settings.timeout, plan))
+        Self::with(session, settings, settings.given.builder()?.table(plan))
     }
 
-    fn with(
-        session: &Session,
-        settings: &Settings,
-        build: impl FnOnce(Cuda) -> Result<Communicator<Cuda>, Failure>,
-    ) -> Result<Self, Failure> {
+    fn with(session: &Session, settings: &Settings, builder: Builder) -> Result<Self, Failure> {
         // What is compared is called in turn.
-        let mut device = Cuda::open(settings.first_gpu + session.rank() % settings.gpus)?.one_at_a_time();
-        device = device.programmatic_launch(settings.programmatic_launch);
-        if let Some(sharing) = settings.sharing {
-            device = device.sharing(sharing);
-        }
-        if let Some(blocks) = settings.max_blocks {
-            device = device.max_blocks(blocks);
-        }
+        let ordinal = settings.first_gpu + session.rank() % settings.gpus;
+        let device = settings.given.cuda(ordinal)?.one_at_a_time();
         // SAFETY: all work on memory of this context is on the one stream below, in whose order it is also freed.
         unsafe { device.context().disable_event_tracking() };
         let stream = device.context().new_stream().map_err(driver("cuStreamCreate"))?;
-        let (communicator, alone) = (build(device)?, OnceCell::new());
+        let (communicator, alone) = (session.build(device, builder)?, OnceCell::new());
         Ok(Self { communicator, alone, stream, settings: settings.clone() })
     }
 
@@ -255,7 +236,7 @@ impl Endpoint for Gpu {
         if self.alone.get().is_none() {
             let device = Cuda::new(Arc::clone(self.communicator.device().context()))?.one_at_a_time();
             let [bootstrap] = <[Threads; 1]>::try_from(Threads::world(1)?).expect("a world of one");
-            let alone = Communicator::builder().timeout(self.settings.timeout).build(device, bootstrap)?;
+            let alone = self.settings.given.builder()?.build(device, bootstrap)?;
             let _ = self.alone.set(alone);
         }
         Ok(by.into())

@@ -20,31 +20,27 @@ use crate::harness::work::Work;
 pub struct Cpu {
     communicator: Communicator<Host>,
     /// As it was asked for.
-    wait: &'static str,
+    wait: Wait,
     workers: usize,
 }
 
 impl Cpu {
     /// Collective.
     pub fn new(session: &Session, options: &Bench, algorithm: Option<Algorithm>) -> Result<Self, Failure> {
-        let workers = options.workers.unwrap_or(1);
-        let mut device =
-            Host::new().workers(workers)?.wait(options.wait.wait()).bind(options.placement.bind.bind());
+        let settings = options.settings()?;
+        let mut device = settings.host()?;
         if let Some(isa) = options.isa {
             device = device.isa(isa)?;
         }
-        let communicator =
-            session.build(device, options.timeout, algorithm, options.order, options.region_bytes)?;
-        Ok(Self { communicator, wait: options.wait.name(), workers })
+        let communicator = session.build(device, settings.builder()?.algorithm(algorithm))?;
+        Ok(Self { communicator, wait: options.given.wait(), workers: options.given.workers() })
     }
 
     /// With a plan to measure. Collective.
     pub fn planned(session: &Session, options: &Tune, plan: Table) -> Result<Self, Failure> {
-        let workers = options.workers.unwrap_or(1);
-        let device =
-            Host::new().workers(workers)?.wait(options.wait.wait()).bind(options.placement.bind.bind());
-        let communicator = session.build_planned(device, options.timeout, plan)?;
-        Ok(Self { communicator, wait: options.wait.name(), workers })
+        let settings = options.settings()?;
+        let communicator = session.build(settings.host()?, settings.builder()?.table(plan))?;
+        Ok(Self { communicator, wait: options.given.wait(), workers: options.given.workers() })
     }
 }
 
@@ -58,16 +54,11 @@ impl Endpoint for Cpu {
 
     fn facts(&self) -> DeviceFacts {
         let device = self.communicator.device();
-        let wait_mode = match device.wait_mode() {
-            Wait::Spin => "spin",
-            Wait::Yield => "yield",
-            _ => "auto",
-        };
         DeviceFacts::Host {
             instruction_set: device.instruction_set().name(),
             cores: crate::facts::cores(),
-            wait: self.wait,
-            wait_mode,
+            wait: self.wait.name(),
+            wait_mode: device.wait_mode().name(),
             workers: self.workers,
             bind: device.binding().to_string(),
         }

@@ -1,12 +1,12 @@
 //! Compares residuals and normalised rows with the reference, element by element.
 
 use fast_allreduce::{ReduceOp, MAX_RANKS};
-use fast_allreduce_oracle::rows::rms_norm;
+use fast_allreduce_oracle::rows::norm_row;
 
 use crate::harness::check::Verdict;
 use crate::harness::inputs::Inputs;
 use crate::harness::memory::poison;
-use crate::harness::norm::{Float, EPSILON};
+use crate::harness::norm::{Float, EPSILON, NORM};
 
 /// What a way's results are held to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +107,7 @@ fn added<T: Float>(sum: T, residual: T) -> T {
 /// A row normalised to the bit.
 fn normalised<T: Float>(row: &[T], weight: &[T]) -> Vec<T> {
     let wide = |elements: &[T]| elements.iter().map(|x| x.to_f64() as f32).collect::<Vec<_>>();
-    let normed = rms_norm(&wide(row), EPSILON, Some(&wide(weight)));
+    let normed = norm_row(&wide(row), NORM, Some(&wide(weight)), None);
     normed.into_iter().map(|x| T::from_f64(x.into())).collect()
 }
 

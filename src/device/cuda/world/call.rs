@@ -268,7 +268,7 @@ impl CudaWorld {
     /// Refuses algorithms and grids that rows cannot be divided among.
     fn check_rows(&self, fused: &RawFused, dtype: DType, plan: WorldPlan, piece: usize) -> Result<()> {
         let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
-        if plan.algorithm.norm_kernel().is_none() || piece == 0 {
+        if fused.kernel(plan.algorithm).is_none() || piece == 0 {
             let expected = "a direct one, on rows that fit the region";
             return refuse("algorithm", plan.algorithm.to_string(), expected);
         }

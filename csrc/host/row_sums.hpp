@@ -1,0 +1,210 @@
+// Rows on the host: two vectors of consecutive elements at a time, and sums over a row in the order that
+// reduce/rows.cuh tells.
+#pragma once
+
+#include "../core/pack.cuh"
+#include "../reduce/rows.cuh"
+
+namespace FA_NAMESPACE {
+
+constexpr u32 kLanes = Unit<float>::lanes;
+using Float = Unit<float>::type;
+using Bits = Unit<float>::bits;
+
+// What a loop works on at once: two units of consecutive elements. Their order in the units is the type's
+// own.
+struct Two {
+  Float unit[2];
+};
+constexpr u32 kTwos = kPartials / (2 * kLanes);
+
+template <class F>
+FA_FN Two map(const Two &a, F f) {
+  return {{f(a.unit[0]), f(a.unit[1])}};
+}
+
+template <class F>
+FA_FN Two map(const Two &a, const Two &b, F f) {
+  return {{f(a.unit[0], b.unit[0]), f(a.unit[1], b.unit[1])}};
+}
+
+// Packed: two units as they lie in memory.
+template <class T>
+struct Twos {
+  static constexpr bool alternate = false;
+  using Packed = Elements<T, 2 * kLanes>;
+
+  static FA_FN Two widen(const Packed &packed) {
+    Two two;
+    for (u32 i = 0; i < 2; ++i)
+      two.unit[i] = Convert<T>::widen(packed.unit[i]);
+    return two;
+  }
+
+  static FA_FN Packed narrow(const Two &two) {
+    return FA_NAMESPACE::narrow<T, 2 * kLanes>({{two.unit[0], two.unit[1]}});
+  }
+};
+
+// Elements of even index, and of odd: they are the halves of words, which takes fewer instructions than to
+// lengthen and to shorten them.
+template <>
+struct Twos<Bf16> {
+  static constexpr bool alternate = true;
+  using Packed = Bits;
+
+  static FA_FN Two widen(Packed words) {
+    return {{bit_cast<Float>(words << 16), bit_cast<Float>(words & kUpper)}};
+  }
+
+  static FA_FN Packed narrow(const Two &two) {
+#if defined(__AVX512BF16__)
+    if (__builtin_expect(rounds_bf16(two.unit[0]) & rounds_bf16(two.unit[1]), true)) {
+      const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)two.unit[1], (__m512)two.unit[0]);
+      return (Packed)_mm512_permutexvar_epi16((__m512i)kInterleaved, halves);
+    }
+#endif
+    return rounded(two);
+  }
+
+private:
+  typedef u16 Halves __attribute__((vector_size(sizeof(Bits))));
+  static constexpr u32 kUpper = 0xFFFF0000;
+#if defined(__AVX512BF16__)
+  static constexpr Halves kInterleaved = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                          8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+#endif
+
+  // As Convert<Bf16>::rounded, of all halves at once. Where the lower half of a result is above a half, or is
+  // that and the upper is odd, the upper is rounded up. The NaNs that come of bf16 have no lower half.
+  static FA_FN Packed rounded(const Two &two) {
+    const Bits even = bit_cast<Bits>(two.unit[0]), odd = bit_cast<Bits>(two.unit[1]);
+    const Halves upper = bit_cast<Halves>(even >> 16 | (odd & kUpper));
+    const Halves lower = bit_cast<Halves>((even & ~kUpper) | odd << 16);
+    const Halves nearest = upper - bit_cast<Halves>((lower | (upper & 1)) > 0x8000);
+    return bit_cast<Packed>((nearest & 0x7FFF) > 0x7F80 ? Halves{} + 0x7FFF : nearest);
+  }
+};
+
+// Two units of a type, of which there may be a part: the rest counts as zero.
+template <class T>
+constexpr u64 kTwoBytes = 2 * kLanes * sizeof(T);
+struct All {};
+
+template <class T>
+FA_FN Two load(const u8 *from, All) {
+  typename Twos<T>::Packed packed;
+  __builtin_memcpy(&packed, from, sizeof packed);
+  return Twos<T>::widen(packed);
+}
+
+template <class T>
+FA_FN Two load(const u8 *from, Part part) {
+  typename Twos<T>::Packed packed = {};
+  __builtin_memcpy(&packed, from, part.bytes);
+  return Twos<T>::widen(packed);
+}
+
+template <class Packed>
+FA_FN void store(u8 *to, const Packed &packed, All) {
+  __builtin_memcpy(to, &packed, sizeof packed);
+}
+
+template <class Packed>
+FA_FN void store(u8 *to, const Packed &packed, Part part) {
+  __builtin_memcpy(to, &packed, part.bytes);
+}
+
+// body(byte, extent) for each two units of so many bytes.
+template <class T, class Body>
+FA_FN void for_each_two(u64 bytes, Body body) {
+  u64 at = 0;
+  for (; at + kTwoBytes<T> <= bytes; at += kTwoBytes<T>)
+    body(at, All{});
+  if (at < bytes)
+    body(at, Part{u32(bytes - at)});
+}
+
+// The sum of one vector's partials, halved until one is left.
+template <u32 Lanes>
+struct Vector {
+  typedef float type __attribute__((vector_size(Lanes * sizeof(float))));
+
+  static FA_FN float sum(const type &vector) {
+    if constexpr (Lanes == 2) {
+      float last[2];
+      __builtin_memcpy(last, &vector, sizeof last);
+      return last[0] + last[1];
+    } else {
+      typename Vector<Lanes / 2>::type halves[2];
+      __builtin_memcpy(halves, &vector, sizeof halves);
+      return Vector<Lanes / 2>::sum(halves[0] + halves[1]);
+    }
+  }
+};
+
+template <class T>
+FA_FN float sum_of_partials(Two (&sums)[kTwos]) {
+  FA_UNROLL
+  for (u32 half = kTwos / 2; half > 0; half /= 2) {
+    FA_UNROLL
+    for (u32 i = 0; i < half; ++i)
+      sums[i] = map(sums[i], sums[i + half], [](Float a, Float b) { return a + b; });
+  }
+  const Float first = sums[0].unit[0], second = sums[0].unit[1];
+  if constexpr (Twos<T>::alternate)
+    return Vector<kLanes>::sum(first) + Vector<kLanes>::sum(second);
+  else
+    return Vector<kLanes>::sum(first + second);
+}
+
+// Which lanes of two units a part of so many bytes has: not zero there.
+template <class T>
+FA_FN Two lanes_of(Part part) {
+  const typename Twos<T>::Packed ones = Twos<T>::narrow({{Float{} + 1.0f, Float{} + 1.0f}});
+  return load<T>(reinterpret_cast<const u8 *>(&ones), part);
+}
+
+// `total` and what a pass of a norm sums of what body(byte, extent) has of each two units of so many bytes,
+// from the beginning of a chunk on.
+template <class T, class Norm = RmsNorm, u32 Pass = 0, class Body>
+FA_FN float add_terms(float total, u64 bytes, Body body, const RowState &state = {}) {
+  constexpr u64 kChunkBytes = kChunk * sizeof(T), kRunBytes = kPartials * sizeof(T);
+  const auto add = [&](Float sum, Float x) { return sum + Norm::template term<Pass>(state, x); };
+  for (u64 at = 0; at < bytes;) {
+    const u64 end = bytes - at < kChunkBytes ? bytes : at + kChunkBytes;
+    Two sums[kTwos] = {};
+    for (; at + kRunBytes <= end; at += kRunBytes) {
+      FA_UNROLL
+      for (u32 i = 0; i < kTwos; ++i)
+        sums[i] = map(sums[i], body(at + i * kTwoBytes<T>, All{}), add);
+    }
+    FA_UNROLL
+    for (u32 i = 0; i < kTwos && at < end; ++i) {
+      const u64 left = end - at < kTwoBytes<T> ? end - at : kTwoBytes<T>;
+      const Two sum = map(sums[i], body(at, Part{u32(left)}), add);
+      if constexpr (Norm::kOfZeros) {
+        sums[i] = sum;
+      } else {
+        const Two there = lanes_of<T>(Part{u32(left)});
+        for (u32 k = 0; k < 2; ++k)
+          sums[i].unit[k] = there.unit[k] != 0 ? sum.unit[k] : sums[i].unit[k];
+      }
+      at += left;
+    }
+    total += sum_of_partials<T>(sums);
+  }
+  return total;
+}
+
+// What all passes over a row find out.
+template <class T, class Norm, u32 Pass = 0>
+FA_FN void measure(const u8 *row, const FaFused &norm, RowState *state) {
+  const auto get = [&](u64 at, auto extent) { return load<T>(row + at, extent); };
+  const float sum = add_terms<T, Norm, Pass>(0, u64(norm.row) * sizeof(T), get, *state);
+  Norm::template after<Pass>(sum, norm, state);
+  if constexpr (Pass + 1 < Norm::kPasses)
+    measure<T, Norm, Pass + 1>(row, norm, state);
+}
+
+} // namespace FA_NAMESPACE

@@ -1,0 +1,106 @@
+// Norms of rows: what is summed over a row, and what an element becomes by it. A norm is a row of the table
+// in catalogue/src/fused.rs and a struct here, whose functions take one float or, on the host, a vector of
+// them:
+//
+//   kPasses      how often a row is gone through before its elements are known
+//   kOfZeros     whether what a pass sums of a zero is zero: then nothing is masked behind a row's end
+//   term<Pass>   what a pass sums of an element. Sums have the order that reduce/rows.cuh tells
+//   after<Pass>  what a row's sum comes to
+//   apply        the element, before it is multiplied by a weight
+#pragma once
+
+#include "element.cuh"
+
+namespace FA_NAMESPACE {
+
+// What passes find out about a row.
+struct RowState {
+  float mean = 0, scale = 0;
+};
+
+// Divisions and square roots are correctly rounded.
+FA_FN float divided(float dividend, float divisor) {
+#if FA_CUDA
+  return __fdiv_rn(dividend, divisor);
+#else
+  return dividend / divisor;
+#endif
+}
+
+// What a row is multiplied by, of the sum of its squares.
+FA_FN float row_scale(float squares, u32 row, float epsilon) {
+  const float mean = divided(squares, float(row)) + epsilon;
+#if FA_CUDA
+  return divided(1.0f, __fsqrt_rn(mean));
+#else
+  return divided(1.0f, __builtin_sqrtf(mean));
+#endif
+}
+
+// x / sqrt(mean(x * x) + epsilon)
+struct RmsNorm {
+  static constexpr u32 kPasses = 1;
+  static constexpr bool kOfZeros = true;
+
+  template <u32 Pass, class U>
+  static FA_FN U term(const RowState &, U x) {
+    return x * x;
+  }
+  template <u32 Pass>
+  static FA_FN void after(float sum, const FaFused &norm, RowState *state) {
+    state->scale = row_scale(sum, norm.row, norm.epsilon);
+  }
+  template <class U>
+  static FA_FN U apply(const RowState &state, U x) {
+    return x * state.scale;
+  }
+};
+
+// (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon)
+struct LayerNorm {
+  static constexpr u32 kPasses = 2;
+  static constexpr bool kOfZeros = false;
+
+  template <u32 Pass, class U>
+  static FA_FN U term(const RowState &state, U x) {
+    if constexpr (Pass == 0)
+      return x;
+    const U difference = x - state.mean;
+    return difference * difference;
+  }
+  template <u32 Pass>
+  static FA_FN void after(float sum, const FaFused &norm, RowState *state) {
+    if constexpr (Pass == 0)
+      state->mean = divided(sum, float(norm.row));
+    else
+      state->scale = row_scale(sum, norm.row, norm.epsilon);
+  }
+  template <class U>
+  static FA_FN U apply(const RowState &state, U x) {
+    return (x - state.mean) * state.scale;
+  }
+};
+
+// Which norms a kernel has: f(norm) with that of a code.
+struct RmsAlone {
+  template <class F>
+  static FA_FN void with(u32, const F &f) {
+    f(RmsNorm{});
+  }
+};
+
+struct OtherNorms {
+  template <class F>
+  static FA_FN void with(u32 code, const F &f) {
+    switch (code) {
+#define FA_WITH_NORM(code, number, Norm, ...)                                                                \
+  case code:                                                                                                 \
+    if constexpr (code != FA_NORM_RMS)                                                                       \
+      f(Norm{});                                                                                             \
+    return;
+      FA_NORMS(FA_WITH_NORM, )
+    }
+  }
+};
+
+} // namespace FA_NAMESPACE
