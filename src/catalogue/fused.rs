@@ -7,6 +7,9 @@ use super::facts::{NormFacts, ScalingFacts};
 use super::generated::{DType, Norm, Scaling, NORMS, NORM_NAMES, SCALINGS};
 use crate::error::{Error, Result};
 
+// Ranks compare codes of norms in three bits.
+const _: () = assert!(NORMS.len() <= 8);
+
 impl Norm {
     /// Its name: `"rms"`, ...; `"none"`.
     pub const fn name(self) -> &'static str {

@@ -22,7 +22,7 @@ pub(super) struct Addresses {
 
 impl Communicator<Cuda> {
     /// Hands the slices' addresses to `start`, which launches on `stream`: the device's context is current. With event tracking the
-    /// launch comes after the slices' last uses, and before what cudarc orders after this one.
+    /// launch comes after the slices' last uses, and before what cudarc orders after this one. Without slices nothing is asked.
     pub(super) fn with_slices<T: Element, I: DevicePtr<T> + ?Sized, O: DevicePtrMut<T> + ?Sized>(
         &self,
         stream: &Arc<CudaStream>,
@@ -30,6 +30,9 @@ impl Communicator<Cuda> {
         mut output: Option<&mut O>,
         start: impl FnOnce(Addresses) -> Result<()>,
     ) -> Result<()> {
+        if input.is_none() && output.is_none() {
+            return start(Addresses { input: 0, output: 0, captured: false });
+        }
         self.healthy()?;
         self.check_stream(stream)?;
         if let Some(input) = input {

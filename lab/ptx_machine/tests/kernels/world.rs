@@ -296,14 +296,13 @@ impl World {
     /// A kernel's parameters: the launch, and if it normalises rows, how. Its residual is its input, in whose place rows are normalised.
     fn with_operands(&self, launch: &FaLaunch) -> Vec<u8> {
         let mut params = bytes_of(launch).to_vec();
-        let norms = matches!(
-            launch.algorithm,
-            FA_ONE_SHOT_PULL_NORM | FA_TWO_SHOT_PULL_NORM | FA_ONE_SHOT_PUSH_NORM | FA_TWO_SHOT_PUSH_NORM
-        );
+        let norms = matches!(launch.algorithm, FA_ONE_SHOT_PULL_NORM..=FA_TWO_SHOT_PULL_OTHER_NORM);
+        let is_other = launch.algorithm >= FA_ONE_SHOT_PULL_OTHER_NORM;
         if norms {
             // SAFETY: a struct of numbers.
             let mut norm: FaFused = unsafe { std::mem::zeroed() };
-            (norm.norm, norm.residual, norm.normed) = (FA_NORM_RMS, launch.input, launch.input);
+            (norm.residual, norm.normed) = (launch.input, launch.input);
+            norm.norm = if is_other { FA_NORM_LAYER } else { FA_NORM_RMS };
             (norm.row, norm.rows) = (ROW, launch.count as u32 / ROW);
             (norm.epsilon, norm.dtype) = (1e-5, launch.dtype);
             params.extend_from_slice(bytes_of(&norm));
