@@ -17,7 +17,9 @@ passed=0 failed=0
 most_files() {
   case $1 in
     type | op | algorithm) echo 3 ;;
-    setting | norm) echo 2 ;;
+    setting) echo 2 ;;
+    collective) echo 5 ;;
+    norm) echo 4 ;;
     *) echo "nothing is promised of an addition of the kind $1" >&2 && return 1 ;;
   esac
 }
@@ -41,6 +43,8 @@ addition() {
   case $kind in
     setting) cargo test --quiet --lib -- settings:: ;;
     norm) cargo test --quiet --test conformance -- fused::every_shape fused::the_longest_rows ;;
+    algorithm) cargo test --quiet --test conformance -- mixed::every_type worlds::threads::every_boundary ;;
+    collective) cargo test --quiet --test conformance -- mixed:: worlds::threads::every_boundary_of_collectives ;;
     *) cargo test --quiet --test conformance -- mixed::every_type arguments::operations ;;
   esac
 }

@@ -1,11 +1,16 @@
 //! Worlds whose ranks use different instruction sets: the bits are those of any other world, for NaNs, zeros of both
 //! signs and subnormals too.
 
+use std::collections::BTreeSet;
+
 use fast_allreduce::device::host::Isa;
+use fast_allreduce::{CallKind, Collective, ReduceOp};
 
 use crate::host::HostDevice;
 use crate::suite::cases;
 use crate::suite::launch::InThreads;
+use crate::suite::message::Collective as Case;
+use crate::suite::random::Random;
 use crate::suite::world::{Launched, World};
 
 /// Runs a case of the suite in worlds that begin with each of the instruction sets.
@@ -26,6 +31,17 @@ fn every_type_operation_and_direct_algorithm() {
 #[test]
 fn every_type_and_operation_in_the_order_of_other_algorithms() {
     in_mixed_worlds(cases::every_order, 1);
+}
+
+/// An addition to the library's table without a case here is noticed.
+#[test]
+fn the_suite_has_every_collective() {
+    let mut random = Random::fixed(1);
+    let own = (0..Case::OTHERS).map(|number| Case::other(number, &mut random, ReduceOp::Sum, 1, 1));
+    let own: BTreeSet<_> =
+        own.filter_map(|case| Some(case.call(0)?.kind())).chain([CallKind::AllReduce]).collect();
+    let of = |kind: &&CallKind| Collective::of(**kind, ReduceOp::Sum, 0, &[1], [&[1], &[1]]).is_some();
+    assert_eq!(own, CallKind::ALL.iter().filter(of).copied().collect());
 }
 
 #[test]

@@ -69,6 +69,9 @@ impl Collective {
     /// Kinds of collectives besides allreduce.
     pub const OTHERS: usize = 12;
 
+    /// Those of them that reduce.
+    pub const REDUCING: usize = 3;
+
     /// The kind with that number, of about `count` elements a share. Each kind with counts has uneven ones, zeros among them.
     pub fn other(number: usize, random: &mut Random, op: ReduceOp, count: usize, world: usize) -> Self {
         let root = random.below(world);

@@ -19,9 +19,7 @@ impl Inputs {
 
     /// Element `index` of `rank`'s input.
     pub fn value<T: Number>(&self, rank: usize, index: usize) -> T {
-        // Element i is the i-th number of the generator SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
-        // Generators, 2014), whose state is a counter.
-        const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+        // Element i is the i-th number of the generator.
         let random = mix(self.starts[rank].wrapping_add((index as u64).wrapping_mul(GAMMA)));
         match T::FORMAT {
             Some(_) => T::from_f64(real(random, self.op)),
@@ -45,8 +43,12 @@ impl Inputs {
     }
 }
 
+/// What the generator SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014) adds to its state,
+/// a counter, for each number.
+pub const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// The output function of SplitMix64, a bijection.
-fn mix(state: u64) -> u64 {
+pub fn mix(state: u64) -> u64 {
     let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     state ^ (state >> 31)

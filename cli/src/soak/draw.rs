@@ -6,6 +6,7 @@ use std::time::Duration;
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp, Wait};
 
 use crate::arguments::Faults;
+use crate::harness::inputs::{mix, GAMMA};
 use crate::harness::work::Work;
 
 /// Communicators that are alive at a time.
@@ -42,12 +43,10 @@ impl Draws {
         draws
     }
 
-    /// SplitMix64 (Steele, Lea, Flood, 2014).
+    /// The next number of SplitMix64.
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let state = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        state ^ (state >> 31)
+        self.0 = self.0.wrapping_add(GAMMA);
+        mix(self.0)
     }
 
     pub fn below(&mut self, bound: u64) -> u64 {

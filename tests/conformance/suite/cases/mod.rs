@@ -17,7 +17,7 @@ pub use self::sequences::{
     all_collectives_at_random, buffers_dropped_and_allocated_again, calls_at_random, communicators_in_turn,
     epochs_that_wrap_around, grids_that_change,
 };
-use super::message::{Message, Place, Placement};
+use super::message::{Collective, Message, Place, Placement};
 use super::random::{Random, Values};
 use super::scenario::{Scenario, Sequence, Setup, Step};
 use super::world::World;
@@ -45,9 +45,9 @@ const VALUES: usize = 3;
 /// One for each size of element.
 const TYPE_SIZES: usize = 4;
 /// Other collectives than allreduce.
-const COLLECTIVES: usize = 12;
+const COLLECTIVES: usize = Collective::OTHERS;
 /// Of those, the ones that reduce.
-const REDUCING: usize = 3;
+const REDUCING: usize = Collective::REDUCING;
 
 /// All but one of the two 8-bit floats, which have one arithmetic: the one in odd worlds, the other in even ones.
 pub fn types(size: usize) -> impl Iterator<Item = DType> {
