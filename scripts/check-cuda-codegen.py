@@ -52,7 +52,7 @@ MAX_WHOLE_BYTES = 40 << 8
 # Of two architectures and PTX.
 MAX_FATBIN = 5 << 19
 # As text, of all families together; and as it is stored, compressed.
-MAX_PTX_TEXT = 4_000_000
+MAX_PTX_TEXT = 4_300_000
 MAX_PTX = 4 << 20
 
 
