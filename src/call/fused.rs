@@ -152,7 +152,7 @@ impl RawFused {
         format!("{} norm, rows of {hidden}, epsilon {epsilon:?}, {weight}{bias}{quantized}{sum}", norm.name())
     }
 
-    /// As kernels take it, rows being whole blocks', for `count` elements from `done` on.
+    /// The operands of a launch for `count` elements from `done` on. Rows are whole blocks'.
     pub(crate) fn piece(&self, dtype: DType, done: usize, count: usize) -> FaFused {
         let &Self { residual, residual_out, sum, norm, weight, bias, rows, quantized, .. } = self;
         let shift = (done * dtype.size()) as u64;

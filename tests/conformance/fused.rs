@@ -522,6 +522,37 @@ fn ranks_that_differ_in_two() {
     }
 }
 
+/// In the norm, in whether there is a bias, and in whether rows in the type are asked for beside numbers.
+#[test]
+fn ranks_that_differ_in_the_norm() {
+    for difference in 0..3 {
+        threads(2, |rank| {
+            let communicator = Setup::default().build(&rank);
+            let (is_second, bias) = (rank.rank() == 1, [0.0_f32; 4]);
+            let (mut residual, mut rows, mut numbers) = ([1.0_f32; 8], [0.0_f32; 8], [0_i8; 8]);
+            let layer = Norm::Layer { epsilon: 0.0 };
+            let is_rms = difference == 0 && is_second;
+            let norm = if is_rms { Norm::Rms { epsilon: 0.0, unit_offset: false } } else { layer };
+            let mut fused = Fused::on_host(&mut residual).norm(norm, 4);
+            if difference == 1 && is_second {
+                fused = fused.bias(&bias);
+            }
+            if difference != 2 || is_second {
+                fused = fused.rows(&mut rows);
+            }
+            let error = match difference {
+                2 => communicator.all_reduce_fused(&[1.0; 8], fused.quantized_by(&mut numbers, &[1.0])),
+                _ => communicator.all_reduce_fused(&[1.0; 8], fused),
+            };
+            let error = error.unwrap_err();
+            assert!(matches!(error, Error::Disagreement { .. }), "{difference}: {error:?}");
+            let fact = ["rms norm, rows", ", a bias", " and in the type"][difference];
+            assert!(error.to_string().contains(fact), "{error}");
+            assert!(error.to_string().contains("layer norm, rows of 4"), "{error}");
+        });
+    }
+}
+
 /// In whether the plain sum is asked for.
 #[test]
 fn ranks_that_differ_in_the_sum() {
