@@ -48,6 +48,9 @@ struct Call {
 #define IS_NORMING(code, ...) algorithm == code ||
   bool normalises() const { return FA_NORMING(IS_NORMING, ) false; }
 #undef IS_NORMING
+  bool has_other_norm() const {
+    return algorithm == FA_ONE_SHOT_PULL_OTHER_NORM || algorithm == FA_TWO_SHOT_PULL_OTHER_NORM;
+  }
   // Whether it is a sum by windows.
   bool is_nvls() const { return algorithm == FA_ONE_SHOT_NVLS || algorithm == FA_TWO_SHOT_NVLS; }
 
@@ -78,6 +81,8 @@ struct Call {
     case FA_TWO_SHOT_PULL:
     case FA_ONE_SHOT_PULL_NORM:
     case FA_TWO_SHOT_PULL_NORM:
+    case FA_ONE_SHOT_PULL_OTHER_NORM:
+    case FA_TWO_SHOT_PULL_OTHER_NORM:
     case FA_REDUCE_SCATTER:
     case FA_REDUCE:
     case FA_ALL_GATHER:
@@ -108,20 +113,23 @@ struct Call {
   int weight(uint64_t i) const { return int((number + i) % 3) + 1; }
   static constexpr float epsilon = 0.5;
 
-  // Element i of the normalised rows, but for the rounding.
+  // Element i of the normalised rows, but for the rounding: by RMSNorm, or LayerNorm.
   double normalised(uint64_t i) const {
-    double squares = 0;
-    for (uint64_t j = i / row * row; j < i / row * row + row; ++j)
-      squares += (reduced(j) + residual(j)) * (reduced(j) + residual(j));
-    return (reduced(i) + residual(i)) / std::sqrt(squares / row + epsilon) * weight(i % row);
+    const uint64_t first = i / row * row;
+    double mean = 0, squares = 0;
+    for (uint64_t j = first; has_other_norm() && j < first + row; ++j)
+      mean += (reduced(j) + residual(j)) / row;
+    for (uint64_t j = first; j < first + row; ++j) {
+      const double difference = reduced(j) + residual(j) - mean;
+      squares += difference * difference;
+    }
+    return (reduced(i) + residual(i) - mean) / std::sqrt(squares / row + epsilon) * weight(i % row);
   }
 
   double output(uint32_t rank, uint64_t i) const {
+    if (normalises())
+      return reduced(i) + residual(i);
     switch (algorithm) {
-    case FA_ONE_SHOT_PULL_NORM:
-    case FA_TWO_SHOT_PULL_NORM:
-    case FA_ONE_SHOT_PUSH_NORM:
-    case FA_TWO_SHOT_PUSH_NORM: return reduced(i) + residual(i);
     case FA_REDUCE_SCATTER: return reduced(shares[rank].first + i);
     case FA_BROADCAST:
     case FA_SCATTERED_BROADCAST: return input(root, i);
@@ -330,7 +338,8 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     largest = std::max<uint64_t>(largest, share.count);
   const uint64_t all = call.algorithm == FA_REDUCE_SCATTER ? world * largest : call.count;
   const uint64_t staged = all * sizes[type] + world * FA_HOST_PACK_BYTES;
-  // What is quantised does not go round, as src/call/arguments.rs has it: its parts are aligned, and are more.
+  // What is quantised does not go round, as src/call/arguments.rs has it: its parts are aligned, and are
+  // more.
   while (!quantized && random() % 2 && staged <= kMaxBytes / (2 * call.staging_slots))
     call.staging_slots *= 2;
   return call;

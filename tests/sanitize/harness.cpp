@@ -190,7 +190,7 @@ private:
     for (uint64_t i = 0; i < normed_length; ++i) {
       const double is = Storage<T>::value(reinterpret_cast<S *>(norm.normed)[i]);
       const double should_be = call.normalised(i);
-      const double rounding = should_be * (call.dtype == FA_F32 ? 1e-5 : 1.0 / 200);
+      const double rounding = (std::abs(should_be) + 1) * (call.dtype == FA_F32 ? 1e-5 : 1.0 / 200);
       if (!(std::abs(is - should_be) <= rounding))
         fail(launch, call.number, "the output that is normalised", i, is, should_be);
     }
@@ -209,7 +209,7 @@ private:
     norm.residual = residual.address();
     if (below(2) == 0)
       launch.output = norm.residual;
-    norm.norm = FA_NORM_RMS;
+    norm.norm = call.has_other_norm() ? FA_NORM_LAYER : FA_NORM_RMS;
     norm.normed = normed;
     norm.weight = weight.address();
     norm.row = call.row;
@@ -234,6 +234,7 @@ private:
     launch.staging_last_slot = call.staging_slots - 1;
     launch.swaps_staging = world_.size == 2 && call.staging_slots == 1 &&
                            (call.algorithm == FA_ONE_SHOT_PULL || call.algorithm == FA_ONE_SHOT_PULL_NORM ||
+                            call.algorithm == FA_ONE_SHOT_PULL_OTHER_NORM ||
                             call.algorithm == FA_REDUCE_SCATTER || call.algorithm == FA_ALL_GATHER);
     launch.channel_offset = kChannelOffset;
     launch.channel_bytes = kChannelBytes;
