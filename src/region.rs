@@ -7,7 +7,7 @@ use crate::abi::{
     FA_SOURCE_ID_SHIFT, MAX_RANKS,
 };
 use crate::error::{Error, Result};
-use crate::plan::thresholds::STRIPE_LEAST_BYTES;
+use crate::plan::thresholds::{LEAST_CHANNEL_BYTES, LEAST_PART_BYTES, LEAST_STRIPE_BYTES};
 use crate::plan::Packing;
 
 /// Registered buffers that a communicator can have, each a row of the table.
@@ -48,8 +48,7 @@ impl Stripes {
         if self.count == 1 {
             return (0, 1);
         }
-        let part =
-            bytes.div_ceil(self.count as u64).max(STRIPE_LEAST_BYTES).div_ceil(FA_PART_ALIGNMENT.into());
+        let part = bytes.div_ceil(self.count as u64).max(LEAST_PART_BYTES).div_ceil(FA_PART_ALIGNMENT.into());
         (part as u32, bytes.div_ceil(part * u64::from(FA_PART_ALIGNMENT)).max(1) as u32)
     }
 }
@@ -85,8 +84,6 @@ impl Layout {
         channels: &Channels,
         most: usize,
     ) -> Result<Self> {
-        // What is left of the MiB.
-        const LEAST_CHANNEL_BYTES: usize = 100 << 10;
         if !(4 << 10..=most).contains(&max_bytes) {
             let value = max_bytes.to_string();
             let expected = "4 KiB to 1 TiB, on a GPU 32 GiB";
@@ -146,11 +143,9 @@ impl Ring {
     /// Of a channel of at most `bytes`. Where the slots hold all that a chunk may, their signals come on top: else the next smaller
     /// power of two would be taken, and the ring be half as long.
     fn new(bytes: usize, world_size: usize, channels: &Channels) -> Self {
-        // Of a stripe: less is one ring.
-        const LEAST_BYTES: usize = 32 << 10;
         // A block has room for as many as this leaves it, if all are its (csrc/algorithms/transfer.cuh).
         const MOST_STRIPES: usize = 8 * FA_MAX_STRIPES as usize;
-        let most = (MOST_STRIPES / (world_size - 1).max(1)).min(bytes / LEAST_BYTES).max(1);
+        let most = (MOST_STRIPES / (world_size - 1).max(1)).min(bytes / LEAST_STRIPE_BYTES).max(1);
         let stripes = channels.stripes.min(1 << most.ilog2());
         let bytes = bytes / stripes;
         let slot_bytes = packet_room(channels.packet_bytes) + channels.chunk_bytes;

@@ -40,8 +40,10 @@ pub struct Algorithm {
     pub swaps_staging: bool,
     /// Paragraphs of documentation for Rust.
     pub doc: &'static [&'static str],
-    /// One line of documentation for C.
-    pub c_doc: &'static str,
+    /// Barriers of a launch.
+    pub barriers: &'static str,
+    /// Bytes to or from each rank, for a message of S between n ranks.
+    pub bytes: &'static str,
 }
 
 /// A kernel.
@@ -71,22 +73,22 @@ pub const KERNELS: [Kernel; 22] = [
         variant: "OneShotPull", name: "one-shot-pull", direct: true, hot: true,
         capacity: CapacityRule::Staging, work: Work::Message, reads_inputs: ReadsInputs::OutOfPlace, swaps_staging: true,
         doc: &["Every rank reads all inputs and reduces everything. One barrier for staged inputs, two for registered ones."],
-        c_doc: "Every rank reads all inputs." }) },
+        barriers: "1 staged, 2 registered", bytes: "(n - 1) S" }) },
     Kernel { name: "two_shot_pull", file: "two_shot_pull", family: Family::Reducing, algorithm: Some(Algorithm {
         variant: "TwoShotPull", name: "two-shot-pull", direct: true, hot: true,
         capacity: CapacityRule::Staging, work: Work::Slice, reads_inputs: ReadsInputs::Always, swaps_staging: false,
         doc: &["Rank r reduces slice r, then everybody gathers all slices. Two barriers."],
-        c_doc: "Every rank reduces a slice and reads the others'." }) },
+        barriers: "2", bytes: "2 (n - 1)/n S" }) },
     Kernel { name: "one_shot_push", file: "one_shot_push", family: Family::Reducing, algorithm: Some(Algorithm {
         variant: "OneShotPush", name: "one-shot-push", direct: true, hot: true,
         capacity: CapacityRule::Mailboxes, work: Work::Message, reads_inputs: ReadsInputs::Never, swaps_staging: false,
         doc: &["Every rank sends its input as packets into every peer's mailbox. No barrier."],
-        c_doc: "Every rank sends its input to all." }) },
+        barriers: "0", bytes: "(n - 1) S as packets" }) },
     Kernel { name: "two_shot_push", file: "two_shot_push", family: Family::Reducing, algorithm: Some(Algorithm {
         variant: "TwoShotPush", name: "two-shot-push", direct: true, hot: true,
         capacity: CapacityRule::TwoSliceMailboxes, work: Work::Slice, reads_inputs: ReadsInputs::Never, swaps_staging: false,
         doc: &["Slices to their owners as packets, reduced slices to everybody as packets. No barrier."],
-        c_doc: "Slices are sent to their owners, and from there to all." }) },
+        barriers: "0", bytes: "2 (n - 1)/n S as packets" }) },
     Kernel { name: "ring", file: "ring", family: Family::Reducing, algorithm: Some(Algorithm {
         variant: "Ring", name: "ring", direct: false, hot: false,
         capacity: CapacityRule::StepMailboxes, work: Work::Slice, reads_inputs: ReadsInputs::Never, swaps_staging: false,
@@ -94,13 +96,13 @@ pub const KERNELS: [Kernel; 22] = [
                 links that are not a full mesh.",
                "Partial sums travel as elements of the type and are rounded in each step, so that results do not have the bits \
                 of the direct algorithms; all ranks have the same ones, in every run."],
-        c_doc: "Round a ring. Not the bits of the others." }) },
+        barriers: "0", bytes: "2 (n - 1)/n S as packets, to one neighbour" }) },
     Kernel { name: "halving_doubling", file: "halving_doubling", family: Family::Reducing, algorithm: Some(Algorithm {
         variant: "HalvingDoubling", name: "halving-doubling", direct: false, hot: false,
         capacity: CapacityRule::TwoMailboxes, work: Work::Message, reads_inputs: ReadsInputs::Never, swaps_staging: false,
         doc: &["Recursive halving and doubling, by packets: 2 log2(n) steps. A rank beyond the largest power of two has another \
                 that takes part for it. Results have the bits of [`Algorithm::Ring`]'s kind: partial sums are rounded."],
-        c_doc: "Recursive halving and doubling. Not the bits of the others." }) },
+        barriers: "0", bytes: "2 (n - 1)/n S as packets, n a power of two" }) },
     Kernel { name: "reduce_scatter", file: "reduce_scatter", family: Family::Reducing, algorithm: None },
     Kernel { name: "reduce", file: "reduce", family: Family::Reducing, algorithm: None },
     Kernel { name: "all_gather", file: "all_gather", family: Family::Moving, algorithm: None },
@@ -122,11 +124,11 @@ pub const KERNELS: [Kernel; 22] = [
                "Sums of f16, bf16 and f32 on GPUs of NVSwitch systems from Hopper on, one rank on each; other calls are done as \
                 without it. The switch chooses the order of additions: nothing says that all ranks have the same bits, or that \
                 another run has."],
-        c_doc: "An in-switch reduction (NVLS) of everything for every rank. Not the bits of the others; ranks' may differ." }) },
+        barriers: "1", bytes: "n S to the switch, S from it" }) },
     Kernel { name: "two_shot_nvls", file: "two_shot_nvls", family: Family::Nvls, algorithm: Some(Algorithm {
         variant: "TwoShotNvls", name: "two-shot-nvls", direct: false, hot: false,
         capacity: CapacityRule::Staging, work: Work::Slice, reads_inputs: ReadsInputs::Never, swaps_staging: false,
         doc: &["An in-switch reduction of slice r for rank r, which stores it to all ranks (`multimem.st`). Two barriers. It \
                 takes the calls of [`Algorithm::OneShotNvls`]. All ranks have the same bits, in the switch's order of additions."],
-        c_doc: "An in-switch reduction (NVLS) of a slice for each rank, sent to all. Not the bits of the others." }) },
+        barriers: "2", bytes: "(1 + 1/n) S" }) },
 ];

@@ -216,7 +216,7 @@ impl RawFused {
         let Some(RawQuantizedRows { scaling, dtype, .. }) = quantized else { return Ok(()) };
         if !scaling.takes(dtype) {
             let expected = "i8, f8e4m3 or f8e5m2, or u8 of two 4-bit numbers";
-            return refuse("quantised type", format!("{dtype} with {scaling} scales"), expected);
+            return refuse("quantized type", format!("{dtype} with {scaling} scales"), expected);
         }
         match hidden % scaling.multiple() {
             0 => Ok(()),

@@ -132,7 +132,7 @@ impl QuantizedTransport {
             None => Err(Error::InvalidSetting {
                 name: "element type",
                 value: dtype.to_string(),
-                expected: "f16, bf16 or f32 where transport is quantised",
+                expected: "f16, bf16 or f32 where transport is quantized",
             }),
             // Of numbers that are not negative the bits are in the order of the numbers.
             Some(bound) if (bound.to_bits()..=f32::INFINITY.to_bits()).contains(&tolerance.to_bits()) => {

@@ -1,6 +1,6 @@
 //! What is done with a call: an algorithm, and how far its grid grows with the message.
 
-use super::thresholds::{HOST_BLOCK_BYTES, HOST_PIECE_BYTES};
+use super::thresholds::{GPU_UNPLANNED_BLOCKS, HOST_BLOCK_BYTES, HOST_PIECE_BYTES};
 use super::Algorithm;
 use crate::abi::FA_MAX_BLOCKS;
 
@@ -73,7 +73,7 @@ impl Choice {
     pub(super) fn forced(device: DeviceKind, algorithm: Algorithm) -> Self {
         match device {
             DeviceKind::Host => Self::of_host(algorithm),
-            DeviceKind::Cuda => Self::cuda(algorithm, 36, MAX_THREADS),
+            DeviceKind::Cuda => Self::cuda(algorithm, GPU_UNPLANNED_BLOCKS, MAX_THREADS),
         }
     }
 

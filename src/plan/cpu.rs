@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use super::thresholds::MOST_NEAR_LINE_NS;
 use super::Machine;
 
 /// The makes of CPU that the host has a built-in table for.
@@ -24,8 +25,8 @@ pub struct Costs {
 }
 
 impl CpuMake {
-    /// Between what a line takes where AMD's table was measured, 42 to 57, and where Intel's is the faster, 114 to 137.
-    const MOST_NEAR_NS: f64 = 80.0;
+    /// All.
+    pub(super) const ALL: [Self; 2] = [Self::Amd, Self::Intel];
 
     /// The one whose table is taken where nothing speaks for another.
     pub const DEFAULT: Self = Self::Amd;
@@ -33,13 +34,13 @@ impl CpuMake {
     /// By the name of its CPU; `None` for other makes.
     pub fn of(machine: &Machine) -> Option<Self> {
         let Machine::Host { cpu, .. } = machine else { return None };
-        [Self::Amd, Self::Intel].into_iter().find(|make| cpu.contains(make.name()))
+        Self::ALL.into_iter().find(|make| cpu.contains(make.name()))
     }
 
     /// The one whose costs are more like these. A two-shot has a barrier more than a one-shot, which costs transfers of lines: so the
     /// size from which on it is faster grows with what one takes.
     pub fn by(costs: &Costs) -> Self {
-        match costs.line_ns > Self::MOST_NEAR_NS {
+        match costs.line_ns > MOST_NEAR_LINE_NS {
             true => Self::Intel,
             false => Self::Amd,
         }

@@ -17,7 +17,7 @@ pub enum GpuGeneration {
 }
 
 impl GpuGeneration {
-    const ALL: [Self; 3] = [Self::Ampere, Self::Hopper, Self::Blackwell];
+    pub(super) const ALL: [Self; 3] = [Self::Ampere, Self::Hopper, Self::Blackwell];
 
     /// By the names of its GPUs: where they differ, the oldest.
     pub fn of(machine: &Machine) -> Self {

@@ -521,3 +521,32 @@ fn a_fixed_order_has_direct_algorithms_alone() {
     }
     assert!(others > 0);
 }
+
+/// `docs/tuning.md` shows the built-in tables. `FAST_ALLREDUCE_PLANS=write` has them written anew.
+#[test]
+fn the_documentation_shows_the_built_in_tables() {
+    let cpus = CpuMake::ALL.map(|make| (format!("CPUs of {make}"), Table::of_cpu(make)));
+    let gpus = GpuGeneration::ALL.map(|generation| (format!("{generation} GPUs"), Table::of_gpu(generation)));
+    let mut shown = String::new();
+    for (of, table) in cpus.into_iter().chain(gpus) {
+        shown += &format!("\n{of}:\n\n| ranks | links | up to | what |\n|---|---|---|---|\n");
+        for Row { ranks: (first, last), links, max_bytes, choice, .. } in table.rows.iter() {
+            let links: Vec<_> = links.iter().map(LinkClass::name).collect();
+            let links = if links.len() == LinkClass::ALL.len() { "any".into() } else { links.join(", ") };
+            let ranks = if first == last { first.to_string() } else { format!("{first} to {last}") };
+            shown += &format!("| {ranks} | {links} | {} | {choice} |\n", size(*max_bytes));
+        }
+    }
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/tuning.md");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once("<!-- plan: built-in -->\n").unwrap();
+    let (_, after) = rest.split_once("<!-- plan: end -->").unwrap();
+    let now = format!("{before}<!-- plan: built-in -->\n{shown}\n<!-- plan: end -->{after}");
+    if std::env::var_os("FAST_ALLREDUCE_PLANS").is_some_and(|value| value == "write") {
+        std::fs::write(&path, &now).unwrap();
+    }
+    assert!(
+        now == std::fs::read_to_string(&path).unwrap(),
+        "FAST_ALLREDUCE_PLANS=write writes {path:?} anew"
+    );
+}

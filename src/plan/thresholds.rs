@@ -14,6 +14,13 @@ pub(crate) const HOST_BLOCK_BYTES: u64 = 64 << 10;
 /// on AMD EPYC (Zen 4).
 pub(crate) const HOST_PIECE_BYTES: u64 = 256 << 10;
 
+/// Host: `max_bytes` where it is not set. Assumed, not measured.
+pub(crate) const HOST_MAX_BYTES: usize = MIB;
+
+/// Host: from here on a line's transfer from core to core speaks for Intel's table, in nanoseconds: between what it takes where AMD's table
+/// was measured, 42 to 57, and where Intel's is the faster, 114 to 137.
+pub(crate) const MOST_NEAR_LINE_NS: f64 = 80.0;
+
 /// Host: the staging ring of a generation. Both generations are twice the second-level cache of the processors that it was measured
 /// on: a smaller ring leaves lines in the caches of their readers, a larger one takes the third level from others.
 pub(crate) const STAGING_RING_BYTES: usize = MIB;
@@ -32,6 +39,19 @@ pub(crate) const HOST_CHUNK_BYTES: usize = 16 * KIB;
 /// was read.
 pub(crate) const HOST_LEAST_POSTED_BYTES: u64 = 16 << 10;
 
+/// GPU: `max_bytes` where it is not set, as of vLLM's custom allreduce (`max_size` of `custom_all_reduce.py`).
+#[cfg(feature = "cuda")]
+pub(crate) const GPU_MAX_BYTES: usize = 8 * MIB;
+
+/// GPU: blocks of an algorithm that the table has no row of: those of vLLM's custom allreduce (`csrc/custom_all_reduce.cuh`).
+pub(crate) const GPU_UNPLANNED_BLOCKS: u32 = 36;
+
+/// The least channel to a rank: what is left of the MiB that a region may have beside multiples of `max_bytes`.
+pub(crate) const LEAST_CHANNEL_BYTES: usize = 100 * KIB;
+
+/// The least stripe of a channel: of less, a channel is one ring. Assumed, not measured.
+pub(crate) const LEAST_STRIPE_BYTES: usize = 32 * KIB;
+
 /// GPU: the channel to a rank, and the most data of a chunk. Assumed, not measured.
 #[cfg(feature = "cuda")]
 pub(crate) const GPU_CHANNEL_BYTES: usize = 16 * MIB;
@@ -49,7 +69,7 @@ pub(crate) const GPU_PACKET_BYTES: usize = 4 * KIB;
 pub(crate) const GPU_LEAST_POSTED_BYTES: u64 = 4 << 20;
 
 /// The least part of a message that is worth another stripe, and so another block.
-pub(crate) const STRIPE_LEAST_BYTES: u64 = 4 << 10;
+pub(crate) const LEAST_PART_BYTES: u64 = 4 << 10;
 
 /// GPU: threads of a block that moves a part of a message, whatever else the launch does.
 pub(crate) const MESSAGE_THREADS: usize = 256;

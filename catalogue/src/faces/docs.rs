@@ -1,5 +1,7 @@
-//! Regions of `docs/tuning.md`: the settings, and the other environment variables.
+//! Regions of `docs/`: the settings, the other environment variables, and the algorithms.
 
+use crate::facts::ReadsInputs;
+use crate::kernels::KERNELS;
 use crate::settings::{Devices, Setting, OTHER_VARIABLES, SETTINGS};
 
 /// The table of settings.
@@ -29,6 +31,25 @@ pub fn variables() -> String {
     for (names, doc) in OTHER_VARIABLES {
         let names: Vec<_> = names.split(", ").map(|name| format!("`{name}`")).collect();
         text += &format!("| {} | {doc} |\n", names.join(", "));
+    }
+    text
+}
+
+/// The table of algorithms in `docs/algorithms.md`.
+pub fn algorithms() -> String {
+    let mut text =
+        "| name | same bits | barriers | bytes to or from each rank | input |\n|---|---|---|---|---|\n"
+            .to_owned();
+    for algorithm in KERNELS.iter().filter_map(|kernel| kernel.algorithm) {
+        let input = match algorithm.reads_inputs {
+            ReadsInputs::Never => "any pointer",
+            ReadsInputs::OutOfPlace | ReadsInputs::Always => "staged or registered",
+        };
+        let bits = if algorithm.direct { "yes" } else { "no" };
+        text += &format!(
+            "| `{}` | {bits} | {} | {} | {input} |\n",
+            algorithm.name, algorithm.barriers, algorithm.bytes
+        );
     }
     text
 }

@@ -50,6 +50,7 @@ pub fn all() -> Vec<File> {
         whole("python/lib/fast_allreduce/_catalogue.py", python::tables()),
         region("docs/tuning.md", "settings", docs::settings()),
         region("docs/tuning.md", "variables", docs::variables()),
+        region("docs/algorithms.md", "algorithms", docs::algorithms()),
     ]
 }
 

@@ -242,7 +242,7 @@ impl Cuda {
 impl Device for Cuda {
     const NAME: &'static str = Self::KIND.name();
     const KIND: DeviceKind = DeviceKind::Cuda;
-    const DEFAULT_MAX_BYTES: usize = 8 << 20;
+    const DEFAULT_MAX_BYTES: usize = thresholds::GPU_MAX_BYTES;
 
     fn machine(&self) -> Result<Machine> {
         self.bind()?;

@@ -196,7 +196,7 @@ impl Default for Host {
 impl Device for Host {
     const NAME: &'static str = Self::KIND.name();
     const KIND: DeviceKind = DeviceKind::Host;
-    const DEFAULT_MAX_BYTES: usize = 1 << 20;
+    const DEFAULT_MAX_BYTES: usize = thresholds::HOST_MAX_BYTES;
 
     fn machine(&self) -> Result<Machine> {
         Ok(Machine::host())

@@ -224,7 +224,7 @@ impl CudaWorld {
             return Err(Error::InvalidSetting {
                 name: "grid",
                 value: format!("{} threads", plan.threads),
-                expected: "whole warps where transport is quantised",
+                expected: "whole warps where transport is quantized",
             });
         }
         if let Some(fused) = first.collective.fused() {
