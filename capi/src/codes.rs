@@ -1,6 +1,6 @@
 //! The codes of types, operations and formats, and what they mean.
 
-use fast_allreduce::{DType, ReduceOp, Transport};
+use fast_allreduce::{DType, Norm, ReduceOp, Scaling, Transport};
 
 use crate::catalogue;
 use crate::status::{argument, Failure};
@@ -38,6 +38,15 @@ pub fn dtype(code: u32) -> Result<DType, Failure> {
 
 pub fn op(code: u32) -> Result<ReduceOp, Failure> {
     row("op", code, catalogue::op_of)
+}
+
+pub fn scaling(code: u32) -> Result<Scaling, Failure> {
+    row("scaling", code, catalogue::scaling_of)
+}
+
+/// The code of a norm, as it is.
+pub fn norm(code: u32) -> Result<u32, Failure> {
+    row("norm", code, |code| Norm::of_code(code, 0.0, false).ok().map(|_| code))
 }
 
 pub fn transport(code: u32) -> Result<Transport, Failure> {

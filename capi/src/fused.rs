@@ -5,7 +5,6 @@ use std::ffi::c_void;
 use fast_allreduce::{Collective, Norm, RawFused, RawQuantizedRows};
 
 use crate::calls::carry_out;
-use crate::catalogue::scaling_of;
 use crate::codes;
 use crate::handle::fast_allreduce_communicator;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
@@ -52,7 +51,7 @@ impl fast_allreduce_fused {
             0 if self.numbers.is_null() => None,
             0 => return Err(argument("numbers have no scaling")),
             code => Some(RawQuantizedRows {
-                scaling: scaling_of(code).ok_or_else(|| argument(format!("{code} is no scaling")))?,
+                scaling: codes::scaling(code)?,
                 dtype: codes::dtype(self.numbers_dtype)?,
                 numbers: self.numbers as u64,
                 scales: self.scales as u64,
@@ -63,7 +62,7 @@ impl fast_allreduce_fused {
             residual: self.residual as u64,
             residual_out: self.residual_out as u64,
             sum: self.sum as u64,
-            norm: Norm::of_code(self.norm, self.epsilon, self.unit_offset != 0)?,
+            norm: Norm::of_code(codes::norm(self.norm)?, self.epsilon, self.unit_offset != 0)?,
             hidden: self.hidden,
             weight: self.weight as u64,
             bias: self.bias as u64,

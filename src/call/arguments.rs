@@ -5,7 +5,7 @@ use super::fused::RawFused;
 use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use super::transfer::{Direction, Transfer};
-use crate::abi::{self, FaFused, FaLaunch, FaShare};
+use crate::abi::{self, FaFused, FaLaunch, FaShare, FaTransfers, MAX_RANKS};
 use crate::catalogue::{DType, Extent, Partition, ReadsInputs, SwapsStaging};
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
@@ -246,7 +246,7 @@ impl Call<'_> {
     pub fn transfers(&self, rank: usize, world_size: usize, transfers: &mut Vec<Transfer>) {
         let Call { collective, input, output, count, dtype } = *self;
         let (kind, root) = (collective.kind(), collective.root().unwrap_or(rank));
-        let tag = tag_of(kind);
+        let tag = tag_of(kind, collective.root());
         transfers.clear();
         let mut add = |direction, extent, base: u64, counts: Option<&[usize]>| {
             let mut transfer = |peer, first: usize, count| {
@@ -315,6 +315,9 @@ impl Call<'_> {
         let input = self.collective.input_len(self.count, rank, world_size);
         let output = self.collective.output_len(self.count, rank, world_size);
         let input = Operand::new("input", self.input, input, self.dtype)?;
+        if let Some(fused) = self.collective.fused() {
+            return fused.check_buffers(&input, self.count, self.dtype);
+        }
         let output = Operand::new("output", self.output, output, self.dtype)?;
         if input.overlaps(&output) && !self.is_in_place(rank, world_size, &input, &output) {
             let (bytes, input, output) = (input.bytes.min(output.bytes), input.address, output.address);
@@ -323,9 +326,6 @@ impl Call<'_> {
                 output: output as usize,
                 bytes: bytes as usize,
             });
-        }
-        if let Some(fused) = self.collective.fused() {
-            fused.check_buffers(&input, self.count, self.dtype)?;
         }
         Ok(())
     }
@@ -339,18 +339,48 @@ impl Call<'_> {
     }
 }
 
-/// The tag of a collective's messages. A caller's message is unlikely to have it, so that calls out of step are told.
-const fn tag_of(kind: CallKind) -> u32 {
-    u32::MAX - kind as u32
+/// The tag of a collective's messages, with the number 0. A caller's message is unlikely to have it, so that calls out of step are
+/// told.
+fn tag_of(kind: CallKind, root: Option<usize>) -> u32 {
+    const _: () = assert!(CallKind::ALL.len() < 1 << 5 && MAX_RANKS <= 1 << 4);
+    OF_COLLECTIVES | (kind as u32) << 19 | (root.unwrap_or(0) as u32) << 15
+}
+
+/// The bits that all tags of collectives have.
+const OF_COLLECTIVES: u32 = 0xFF << 24;
+
+/// The lowest bits of such a tag: which of the rank's collectives its messages are of.
+const NUMBER: u32 = (1 << 15) - 1;
+
+/// Tells the messages of a rank's collective from those of its collectives before: ranks that called different ones, whose messages
+/// fit together all the same, or are received by nobody, then differ in the next.
+pub(crate) fn set_number(transfers: &mut FaTransfers, number: u32, world_size: usize) {
+    let end = transfers.first[2 * world_size] as usize;
+    for transfer in &mut transfers.transfer[..end] {
+        transfer.tag = transfer.tag & !NUMBER | number;
+    }
+}
+
+/// The number after another. Calls that are captured have 0: how often they are is each rank's own affair.
+pub(crate) const fn number_after(number: u32) -> u32 {
+    number % NUMBER + 1
 }
 
 /// Describes the tag of a message in an error: by the collective's name where the message is a collective's.
 pub(crate) fn tag_in_words(tag: u32) -> String {
-    let of_transfers = |kind: &&CallKind| kind.partition() == Partition::Transfers && tag_of(**kind) == tag;
-    CallKind::ALL
-        .iter()
-        .find(of_transfers)
-        .map_or_else(|| format!("with tag {tag}"), |kind| format!("of {}", kind.name()))
+    let of_transfers = |kind: &&CallKind| {
+        kind.partition() == Partition::Transfers && tag_of(**kind, None) == tag & !(NUMBER | 0xF << 15)
+    };
+    let Some(kind) = CallKind::ALL.iter().find(of_transfers) else {
+        return format!("with tag {tag}");
+    };
+    let root = kind.has_root().then(|| format!("root {}", tag >> 15 & 0xF));
+    let number = Some(tag & NUMBER).filter(|&number| number != 0).map(|number| format!("call {number}"));
+    let facts: Vec<_> = root.into_iter().chain(number).collect();
+    match facts.is_empty() {
+        true => format!("of {}", kind.name()),
+        false => format!("of {} ({})", kind.name(), facts.join(", ")),
+    }
 }
 
 #[cfg(test)]

@@ -19,6 +19,8 @@ pub(crate) struct CallCache {
     pub launch: Option<Box<FaLaunch>>,
     /// The transfers before.
     pub transfers: Option<Box<PreparedTransfers>>,
+    /// The number of the last collective that was messages.
+    pub number: u32,
     /// The memory of a list of transfers.
     pub list: Vec<Transfer>,
 }

@@ -190,11 +190,15 @@ impl RawFused {
         if !matches!(dtype, DType::F16 | DType::Bf16 | DType::F32) {
             return refuse("element type", dtype.to_string(), "f16, bf16 or f32 where a residual is added");
         }
-        let &Self { norm, hidden, bias, rows, quantized, .. } = self;
+        let &Self { norm, hidden, weight, bias, rows, quantized, .. } = self;
         let has_rows = rows != 0 || quantized.is_some();
         if norm == Norm::None {
-            return match has_rows {
-                true => refuse("norm", norm.name().to_owned(), "a norm, where there is a place for rows"),
+            return match has_rows || weight != 0 || bias != 0 {
+                true => refuse(
+                    "norm",
+                    norm.name().to_owned(),
+                    "a norm, where there are a weight, a bias or a place for rows",
+                ),
                 false => Ok(()),
             };
         }

@@ -12,7 +12,7 @@ mod operand;
 mod quantized;
 mod transfer;
 
-pub(crate) use self::arguments::{tag_in_words, Call};
+pub(crate) use self::arguments::{number_after, set_number, tag_in_words, Call};
 pub(crate) use self::cache::{CallCache, Prepared, PreparedTransfers};
 pub use self::collective::Collective;
 #[cfg(feature = "cuda")]

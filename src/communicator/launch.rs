@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::Communicator;
 use crate::abi::{self, FaCall, FaLaunch, FaTransfer, FaTransfers};
 use crate::call::{
-    nanoseconds, Call, CallCache, CallId, Collective, Partition, Prepared, PreparedTransfers, Site, Transfer,
-    NO_LIMIT,
+    nanoseconds, number_after, set_number, Call, CallCache, CallId, Collective, Partition, Prepared,
+    PreparedTransfers, Site, Transfer, NO_LIMIT,
 };
 use crate::device::sealed::{Operands, Windows as _};
 use crate::device::Device;
@@ -26,9 +26,12 @@ impl<D: Device> Communicator<D> {
     /// Until the launches have ended, the input is valid for reads and the output for writes of the elements that the collective
     /// has there on this rank, and nothing else writes the one or accesses the other. They are aligned for the type, and disjoint or
     /// placed as the collective's in-place form is. [`Call::check`] has passed, or cannot fail.
+    ///
+    /// `captured`: it is put into a graph.
     pub(super) unsafe fn start(
         &self,
         call: Call<'_>,
+        captured: bool,
         stream: D::Stream<'_>,
         source: impl FnOnce() -> Result<u64>,
     ) -> Result<()> {
@@ -38,8 +41,10 @@ impl<D: Device> Communicator<D> {
         if partition == Partition::Transfers {
             let mut transfers = std::mem::take(&mut state.calls.list);
             call.transfers(self.rank, self.world_size, &mut transfers);
+            let number = if captured { 0 } else { number_after(state.calls.number) };
             // SAFETY: the caller's: each transfer is a part of the input or the output.
-            let started = unsafe { self.start_listed(&mut state, call.id(None), &transfers, stream) };
+            let started =
+                unsafe { self.start_listed(&mut state, call.id(None), &transfers, Some(number), stream) };
             state.calls.list = transfers;
             return started;
         }
@@ -119,10 +124,10 @@ impl<D: Device> Communicator<D> {
     ) -> Result<()> {
         self.can_lock()?;
         // SAFETY: the caller's.
-        unsafe { self.start_listed(&mut *self.endpoint.enter()?, call, transfers, stream) }
+        unsafe { self.start_listed(&mut *self.endpoint.enter()?, call, transfers, None, stream) }
     }
 
-    /// The same with the lock held.
+    /// [`Communicator::start_transfers`] with the lock held. `number`: of a collective.
     ///
     /// # Safety
     ///
@@ -132,6 +137,7 @@ impl<D: Device> Communicator<D> {
         state: &mut State,
         call: CallId,
         transfers: &[Transfer],
+        number: Option<u32>,
         stream: D::Stream<'_>,
     ) -> Result<()> {
         let State { registry, calls } = state;
@@ -142,6 +148,10 @@ impl<D: Device> Communicator<D> {
         let started = match set {
             // SAFETY: the caller's.
             Ok(()) if !transfers.is_empty() => unsafe {
+                if let Some(number) = number {
+                    set_number(&mut prepared.packed, number, self.world_size);
+                    calls.number = if number == 0 { calls.number } else { number };
+                }
                 self.post_sources(registry, &mut prepared.packed);
                 self.start_prepared(calls, call, &prepared, stream)
             },

@@ -356,6 +356,12 @@ fn bad_arguments_are_refused() {
         assert_eq!(setting(communicator.all_reduce_fused(&input, rms(&mut four, 4, 0.0))).0, "rows");
         let no_norm = Fused::on_host(&mut four).rows(&mut rows);
         assert_eq!(setting(communicator.all_reduce_fused(&input, no_norm)).0, "norm");
+        let (residual, weight) = (four.as_mut_ptr() as u64, input.as_ptr() as u64);
+        let forgotten = RawFused { residual, residual_out: residual, weight, ..RawFused::default() };
+        let pointer = input.as_ptr().cast();
+        // SAFETY: nothing is read or written of what is refused.
+        let refused = unsafe { communicator.all_reduce_fused_raw(pointer, 4, DType::F32, &forgotten) };
+        assert_eq!(setting(refused).0, "norm");
         let elsewhere = rms(&mut four, 4, 0.0).rows(&mut rows);
         let mut data = input;
         assert_eq!(setting(communicator.all_reduce_fused_in_place(&mut data, elsewhere)).0, "rows");

@@ -76,7 +76,7 @@ fn another_length_of_a_gather() {
         communicator.gather(&input[..], &mut output[..10 * (1 - communicator.rank())], 0)
     });
     let Err(Error::Disagreement { rank: 1, theirs, ours, .. }) = &results[0] else { panic!("{results:?}") };
-    let told = [16, 20].map(|bytes| format!("a message of {bytes} bytes of gather"));
+    let told = [16, 20].map(|bytes| format!("a message of {bytes} bytes of gather (root 0, call 1)"));
     assert_eq!([theirs, ours], [&told[0], &told[1]]);
 }
 
@@ -87,6 +87,30 @@ fn another_tag_of_a_long_message() {
     other_message(&receiver, "a message of 200000 bytes with tag 7", "a message of 200000 bytes with tag 0");
     let Err(Error::PeerFailed { rank: 1, reason }) = &sender else { panic!("{sender:?}") };
     assert!(reason.contains("with tag 7"), "{reason}");
+}
+
+/// Every rank has what it waits for, and a message is left that nobody has asked for: the next call tells, instead of delivering it.
+#[test]
+fn another_root() {
+    let results = threads(
+        3,
+        |_| builder().timeout(SHORT),
+        |communicator| {
+            let (rank, mut share) = (communicator.rank(), [0u32]);
+            let scattered = |root| [0, 1, 2].map(|share| 10 * root as u32 + share);
+            let own_root = usize::from(rank == 1);
+            let first = communicator.scatter(&scattered(own_root), &mut share, own_root);
+            assert_eq!((first, share[0]), (Ok(()), 10 * own_root as u32 + rank as u32));
+            communicator.scatter(&[100, 101, 102], &mut share, 1).map(|()| share[0])
+        },
+    );
+    for rank in [0, 2] {
+        let Err(Error::Disagreement { rank: 1, theirs, ours, .. }) = &results[rank] else {
+            panic!("{results:?}")
+        };
+        let told = [1, 2].map(|call| format!("a message of 4 bytes of scatter (root 1, call {call})"));
+        assert_eq!([theirs, ours], [&told[0], &told[1]]);
+    }
 }
 
 #[test]

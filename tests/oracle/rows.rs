@@ -296,8 +296,8 @@ impl Rows {
             sum: maybe(plain_sum, plain),
             norm: if stops { Norm::None } else { self.kind },
             hidden: self.hidden,
-            weight: maybe(self.weight.is_some(), weights),
-            bias: maybe(self.bias.is_some(), biases),
+            weight: maybe(!stops && self.weight.is_some(), weights),
+            bias: maybe(!stops && self.bias.is_some(), biases),
             rows: maybe(has_rows, rows),
             quantized,
         };
