@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::Communicator;
 use crate::abi::{self, FaCall, FaLaunch, FaTransfer, FaTransfers};
 use crate::call::{
-    nanoseconds, number_after, set_number, Call, CallCache, CallId, Collective, Partition, Prepared,
-    PreparedTransfers, Site, Transfer, NO_LIMIT,
+    nanoseconds, number_after, set_number, Call, CallCache, CallId, CallKind, Collective, Partition,
+    Prepared, PreparedTransfers, Site, Transfer, NO_LIMIT,
 };
 use crate::device::sealed::{Operands, Windows as _};
 use crate::device::Device;
@@ -97,6 +97,20 @@ impl<D: Device> Communicator<D> {
         Ok(())
     }
 
+    /// Starts a barrier in which ranks compare the call that has begun, a collective of messages.
+    fn compare(&self, calls: &mut CallCache, id: CallId, stream: D::Stream<'_>) -> Result<()> {
+        let (collective, dtype) = (Collective::Barrier, id.dtype);
+        let barrier = Call { collective, input: 0, output: 0, count: 0, dtype };
+        let plan = Prepared::new(&barrier, 0, &self.planner).plan;
+        // With counts by rank, ranks need not give the same here.
+        let count = if id.kind == CallKind::AllToAllV { 0 } else { id.count };
+        let launch = self.launch(calls, &barrier, &plan, CallId { count, ..id }.encode());
+        launch.timeout_ns = self.patience.next(self.peers(), self.peers()).map_or(NO_LIMIT, nanoseconds);
+        barrier.set_piece(launch, 0, 1, 0);
+        // SAFETY: a barrier has no buffers; the rest as in `start`.
+        unsafe { self.endpoint.device.launch(launch, &plan, Operands::None, stream) }
+    }
+
     /// The end of a call. The lock of the endpoint is held, so that no other call counts at the same time.
     fn count_bytes(&self, bytes: u64) {
         self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
@@ -153,7 +167,7 @@ impl<D: Device> Communicator<D> {
                     calls.number = if number == 0 { calls.number } else { number };
                 }
                 self.post_sources(registry, &mut prepared.packed);
-                self.start_prepared(calls, call, &prepared, stream)
+                self.start_prepared(calls, call, number.is_some(), &prepared, stream)
             },
             set => set,
         };
@@ -192,6 +206,7 @@ impl<D: Device> Communicator<D> {
         &self,
         calls: &mut CallCache,
         call: CallId,
+        is_collective: bool,
         prepared: &PreparedTransfers,
         stream: D::Stream<'_>,
     ) -> Result<()> {
@@ -201,6 +216,13 @@ impl<D: Device> Communicator<D> {
         let _span = CallSpan::enter(self.rank, number, &call, plan);
         calls.planned(plan);
         calls.last = None;
+        if self.checked && is_collective {
+            self.compare(calls, call, stream).map_err(|error| self.cut_short(error))?;
+            if self.endpoint.region.failure() != abi::FA_OK {
+                self.liveness.end();
+                return Ok(());
+            }
+        }
         let is_such = |launch: &FaLaunch| {
             launch.algorithm == abi::FA_TRANSFER
                 && (launch.dtype, launch.blocks) == (call.dtype as u32, plan.blocks as u32)

@@ -153,6 +153,71 @@ fn a_rank_with_other_counts_or_another_root_or_collective_is_named_on_every_rank
     }
 }
 
+/// Collectives of messages have no barrier by which ranks compare them, except in checked communicators.
+#[test]
+fn messages_are_compared_where_calls_are_checked() {
+    let pairs: [Pair; 5] = [
+        (
+            |c, odd| c.scatter(&[1u8; 12], &mut [0; 4], usize::from(odd)),
+            "scatter of 4 u8 (root 1)",
+            "scatter of 4 u8 (root 0)",
+        ),
+        (
+            |c, odd| match odd {
+                true => c.gather(&[1u8; 4], &mut [0; 12], 0),
+                false => c.scatter(&[1u8; 12], &mut [0; 4], 0),
+            },
+            "gather of 4 u8 (root 0)",
+            "scatter of 4 u8 (root 0)",
+        ),
+        (
+            |c, odd| match odd {
+                true => c.all_to_all(&[1f32; 12], &mut [0.0; 12]),
+                false => c.all_to_all(&[1u32; 12], &mut [0; 12]),
+            },
+            "all_to_all of 4 f32",
+            "all_to_all of 4 u32",
+        ),
+        (
+            |c, odd| if odd { c.gather(&[1u8; 4], &mut [0; 12], 0) } else { c.barrier() },
+            "gather of 4 u8 (root 0)",
+            "barrier",
+        ),
+        (
+            |c, odd| if odd { small(c) } else { c.all_to_all(&[1u32; 3], &mut [0; 3]) },
+            "all_reduce of 100 f32 (sum",
+            "all_to_all of 1 u32",
+        ),
+    ];
+    for (call, of_odd, of_others) in pairs {
+        let errors = threads(
+            3,
+            |_| builder().check(true),
+            |c| {
+                call(&c, false).unwrap();
+                // Counts by rank are each rank's own.
+                let mut output = [9; 3];
+                let (send, receive) = ([[1, 2, 0], [1, 0, 0], [1, 0, 0]], [[1, 1, 1], [2, 0, 0], [0, 0, 0]]);
+                let (send, receive) = (send[c.rank()], receive[c.rank()]);
+                let input = vec![c.rank() as u8; send.iter().sum()];
+                let received = receive.iter().sum();
+                c.all_to_all_v(&input, &send, &mut output[..received], &receive).unwrap();
+                let started = Instant::now();
+                let error = call(&c, c.rank() == 1).unwrap_err();
+                assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+                (output, error)
+            },
+        );
+        for (own, (output, error)) in errors.iter().enumerate() {
+            assert_eq!(*output, [[0, 1, 2], [0, 0, 9], [9, 9, 9]][own]);
+            let Error::Disagreement { rank, theirs, ours, .. } = error else { panic!("{error}") };
+            let (of_own, of_peer) = if own == 1 { (of_odd, of_others) } else { (of_others, of_odd) };
+            assert!(own == 1 || *rank == 1, "{error}");
+            assert!(ours.starts_with(of_own) && theirs.starts_with(of_peer), "{error}");
+        }
+    }
+}
+
 /// Counts that differ, by which plans, pieces and the ends of buffers differ too. The shorter buffer of two is not read past its end.
 #[test]
 fn ranks_with_other_counts_get_no_data() {
