@@ -282,6 +282,44 @@ def test_gradients_are_refused(communicator):
     torch._dynamo.reset()
 
 
+def test_fused_calls_are_compiled_as_they_are_called(communicator):
+    """What no row writes of tiled scales stays zero, and what is an error is one in compiled code as well."""
+    (data, residual), weight = (values(seed, 5, 48) for seed in (0, 1)), values(2, 48)
+
+    def tiled():
+        numbers, scales = (torch.zeros(count, dtype=torch.uint8) for count in (120, 512))
+        communicator.allreduce_fused(
+            data.clone(), residual=residual.clone(), norm="rms", weight=weight, scaling="nvfp4_tiled",
+            numbers=numbers, scales=scales, global_scale=torch.ones(1),
+        )  # fmt: skip
+        return numbers, scales
+
+    expected = tiled()
+    # Memory that is not initialised has a pattern then.
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = torch.compile(tiled, fullgraph=True, backend="aot_eager")()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert int((expected[1] != 0).sum()) == 15
+    assert all(torch.equal(one, other) for one, other in zip(found, expected))
+
+    one = torch.zeros(5)
+    for arguments in (
+        {"recvbuf": torch.zeros_like(data)},
+        {"norm": "rms", "weight": weight, "numbers": torch.zeros(240, dtype=torch.int8)},
+        {"norm": "rms", "weight": weight, "scales": one},
+    ):
+
+        def refused(arguments=arguments):
+            communicator.allreduce_fused(data.clone(), residual=residual.clone(), **arguments)
+
+        for call in (refused, torch.compile(refused, backend="eager")):
+            with pytest.raises(fa.Error):
+                call()
+    torch._dynamo.reset()
+
+
 def examples(name):
     """Arguments for each operator, in a world of one rank."""
     data, weight = values(0, 4, 32), values(1, 32)

@@ -143,7 +143,10 @@ def _fused(
         input.new_empty(input.shape if norm and with_rows else 0),
         _like(input),
         input.new_empty(0 if scaling is None else (*input.shape[:-1], columns), dtype=dtype),
-        input.new_empty(scales, dtype=torch.float32 if global_scale is None else torch.uint8),
+        # Of tiles a part belongs to no row, and is not written.
+        (input.new_empty if global_scale is None else input.new_zeros)(
+            scales, dtype=torch.float32 if global_scale is None else torch.uint8
+        ),
         input.new_empty(input.shape if with_sum else 0),
     )
 

@@ -64,6 +64,11 @@ def allreduce_fused(
     global_scale=None,
     stream=None,
 ):
+    # The operator has no place for what it does not ask for, so that it would not see these.
+    if norm is None and recvbuf is not None:
+        raise errors.InvalidArgument("norm is None, and there is a place for rows")
+    if scaling is None and not (numbers is None and scales is None):
+        raise errors.InvalidArgument("scaling, numbers and scales come together")
     is_given = scaling in GIVEN_SCALINGS
     with_rows = recvbuf is not None or scaling is None
     rows, total, quantised, written, plain = _operators.allreduce_fused(
