@@ -361,7 +361,7 @@ pub(crate) fn set_number(transfers: &mut FaTransfers, number: u32, world_size: u
     }
 }
 
-/// The number after another. Calls that are captured have 0: how often they are is each rank's own affair.
+/// The number after another; never 0, which is that of collectives without numbers.
 pub(crate) const fn number_after(number: u32) -> u32 {
     number % NUMBER + 1
 }

@@ -261,7 +261,7 @@ impl Communicator<Host> {
     /// As [`Communicator::start`]; kernels of the host have ended when it returns.
     pub(super) unsafe fn run(&self, call: Call<'_>) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { self.start(call, false, (), || Ok(0)) }?;
+        unsafe { self.start(call, (), || Ok(0)) }?;
         self.healthy()
     }
 }

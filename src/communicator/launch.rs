@@ -26,12 +26,9 @@ impl<D: Device> Communicator<D> {
     /// Until the launches have ended, the input is valid for reads and the output for writes of the elements that the collective
     /// has there on this rank, and nothing else writes the one or accesses the other. They are aligned for the type, and disjoint or
     /// placed as the collective's in-place form is. [`Call::check`] has passed, or cannot fail.
-    ///
-    /// `captured`: it is put into a graph.
     pub(super) unsafe fn start(
         &self,
         call: Call<'_>,
-        captured: bool,
         stream: D::Stream<'_>,
         source: impl FnOnce() -> Result<u64>,
     ) -> Result<()> {
@@ -41,7 +38,11 @@ impl<D: Device> Communicator<D> {
         if partition == Partition::Transfers {
             let mut transfers = std::mem::take(&mut state.calls.list);
             call.transfers(self.rank, self.world_size, &mut transfers);
-            let number = if captured { 0 } else { number_after(state.calls.number) };
+            // On GPUs one rank may replay what another calls anew.
+            let number = match D::KIND {
+                DeviceKind::Host => number_after(state.calls.number),
+                DeviceKind::Cuda => 0,
+            };
             // SAFETY: the caller's: each transfer is a part of the input or the output.
             let started =
                 unsafe { self.start_listed(&mut state, call.id(None), &transfers, Some(number), stream) };
@@ -164,7 +165,7 @@ impl<D: Device> Communicator<D> {
             Ok(()) if !transfers.is_empty() => unsafe {
                 if let Some(number) = number {
                     set_number(&mut prepared.packed, number, self.world_size);
-                    calls.number = if number == 0 { calls.number } else { number };
+                    calls.number = number;
                 }
                 self.post_sources(registry, &mut prepared.packed);
                 self.start_prepared(calls, call, number.is_some(), &prepared, stream)

@@ -95,7 +95,7 @@ impl Communicator<Cuda> {
         // SAFETY: the caller's.
         unsafe {
             self.in_order(stream, owner, captured, || {
-                self.start(call, captured, stream, || match captured {
+                self.start(call, stream, || match captured {
                     true => self.device().capture_input(stream, call.input),
                     false => Ok(0),
                 })
