@@ -27,6 +27,7 @@ pub struct Work {
     /// Once for all calls.
     input_len: usize,
     output_len: usize,
+    in_place: Option<(usize, usize)>,
 }
 
 /// Where a part of an output comes from.
@@ -90,11 +91,24 @@ impl Work {
             ),
             _ => Default::default(),
         };
-        let work = Self { kind, dtype, op, root, rank, shares, sends, receives, input_len: 0, output_len: 0 };
+        let work = Self {
+            kind,
+            dtype,
+            op,
+            root,
+            rank,
+            shares,
+            sends,
+            receives,
+            input_len: 0,
+            output_len: 0,
+            in_place: None,
+        };
         let count = work.shares[0];
         let input_len = work.collective().map_or(count, |collective| collective.input_len(count, rank, n));
         let output_len = work.parts().iter().map(|part| part.length).sum();
-        Self { input_len, output_len, ..work }
+        let in_place = work.collective().and_then(|collective| collective.in_place(count, rank, n));
+        Self { input_len, output_len, in_place, ..work }
     }
 
     #[inline]
@@ -145,7 +159,7 @@ impl Work {
     /// In place: where its input and its output start in one buffer. `None` if it cannot be.
     #[inline]
     pub fn in_place(&self) -> Option<(usize, usize)> {
-        self.collective()?.in_place(self.shares[0], self.rank, self.world_size())
+        self.in_place
     }
 
     /// What belongs in this rank's output, from its start.
