@@ -4,6 +4,7 @@ mod c;
 mod collectives;
 mod cpp;
 mod docs;
+mod mpi;
 mod python;
 mod rust;
 mod settings;
@@ -46,6 +47,7 @@ pub fn all() -> Vec<File> {
         whole("src/catalogue/generated.rs", rust::library()),
         whole("src/catalogue/settings/generated.rs", settings::library()),
         whole("src/call/generated.rs", collectives::arguments()),
+        whole("cli/src/harness/rivals/mpi_names.rs", mpi::names()),
         whole("capi/src/catalogue.rs", c::enums()),
         whole("python/lib/fast_allreduce/_catalogue.py", python::tables()),
         region("docs/tuning.md", "settings", docs::settings()),

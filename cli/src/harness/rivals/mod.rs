@@ -2,6 +2,9 @@
 
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "mpi")]
+#[rustfmt::skip]
+mod mpi_names;
 pub mod naive;
 #[cfg(feature = "cuda")]
 pub mod nccl;

@@ -3,11 +3,10 @@
 use std::ffi::{c_int, c_void};
 
 use fast_allreduce::{bootstrap, CallKind, DType, ReduceOp, MAX_RANKS};
-use mpi::datatype::Equivalence;
 use mpi::environment::is_initialized;
 use mpi::ffi;
-use mpi::raw::AsRaw;
 
+use super::mpi_names::{datatype, operation};
 use crate::failure::Failure;
 use crate::harness::contender::{Placement, Rival};
 use crate::harness::device::host::{Cpu, Memory};
@@ -183,32 +182,5 @@ impl Rival<Cpu> for Mpi {
             };
             self.call(work, input, output)
         }
-    }
-}
-
-fn datatype(dtype: DType) -> Option<ffi::MPI_Datatype> {
-    Some(match dtype {
-        DType::F32 => f32::equivalent_datatype().as_raw(),
-        DType::F64 => f64::equivalent_datatype().as_raw(),
-        DType::I8 => i8::equivalent_datatype().as_raw(),
-        DType::U8 => u8::equivalent_datatype().as_raw(),
-        DType::I32 => i32::equivalent_datatype().as_raw(),
-        DType::U32 => u32::equivalent_datatype().as_raw(),
-        DType::I64 => i64::equivalent_datatype().as_raw(),
-        DType::U64 => u64::equivalent_datatype().as_raw(),
-        _ => return None,
-    })
-}
-
-fn operation(op: ReduceOp) -> Option<ffi::MPI_Op> {
-    // SAFETY: constants of the library.
-    unsafe {
-        Some(match op {
-            ReduceOp::Sum => ffi::RSMPI_SUM,
-            ReduceOp::Prod => ffi::RSMPI_PROD,
-            ReduceOp::Min => ffi::RSMPI_MIN,
-            ReduceOp::Max => ffi::RSMPI_MAX,
-            _ => return None,
-        })
     }
 }
