@@ -75,7 +75,7 @@ pub use call::{
     CallKind, Collective, Direction, Group, QuantizedTransport, RawFused, RawQuantizedRows, Transfer,
     Transport,
 };
-pub use catalogue::settings::Place;
+pub use catalogue::settings::DeviceId;
 pub use catalogue::{Algorithm, DType, Norm, ReduceOp, Scaling};
 pub use communicator::{Builder, Communicator, Counters, Fused, Slices};
 #[cfg(feature = "cuda")]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::any::AnyCommunicator;
 use crate::bootstrap::Bootstrap;
-use crate::catalogue::settings::{Place, Values};
+use crate::catalogue::settings::{DeviceId, Values};
 use crate::communicator::Builder;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{current::CallersContext, Cuda};
@@ -58,7 +58,7 @@ impl Settings {
     }
 
     /// Where the ranks' buffers are.
-    pub fn device(&self) -> Place {
+    pub fn device(&self) -> DeviceId {
         self.values.device.unwrap_or_default()
     }
 
@@ -90,14 +90,14 @@ impl Settings {
     pub fn build(&self, bootstrap: impl Bootstrap + 'static) -> Result<AnyCommunicator> {
         let builder = self.builder()?;
         match self.device() {
-            Place::Cpu => Ok(builder.build(self.host()?, bootstrap)?.into()),
+            DeviceId::Cpu => Ok(builder.build(self.host()?, bootstrap)?.into()),
             #[cfg(feature = "cuda")]
-            Place::Cuda(ordinal) => {
+            DeviceId::Cuda(ordinal) => {
                 let _context = CallersContext::keep_if_any();
                 Ok(builder.build(self.cuda(ordinal)?, bootstrap)?.into())
             }
             #[cfg(not(feature = "cuda"))]
-            Place::Cuda(_) => Err(crate::Error::Unavailable {
+            DeviceId::Cuda(_) => Err(crate::Error::Unavailable {
                 what: "the CUDA device".into(),
                 reason: "this library was built without the feature `cuda`".into(),
             }),
@@ -111,7 +111,7 @@ impl Settings {
     /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a setting that the device does not have,
     /// [`Error::Tuning`](crate::Error::Tuning) for a tuning file that cannot be used.
     pub fn builder(&self) -> Result<Builder> {
-        self.values.check_device(matches!(self.device(), Place::Cuda(_)))?;
+        self.values.check_device(matches!(self.device(), DeviceId::Cuda(_)))?;
         Builder::of(self.values.clone())
     }
 
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn every_setting_is_of_its_devices() {
         for row in &ROWS {
-            for place in [Place::Cpu, Place::Cuda(0)] {
+            for place in [DeviceId::Cpu, DeviceId::Cuda(0)] {
                 let mut settings = with("device", &place.to_string()).unwrap();
                 let example = if row.name == "device" { place.to_string() } else { row.other.to_owned() };
                 settings.set(row.name, &example).unwrap();

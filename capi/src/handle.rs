@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fast_allreduce::{this_thread, AnyCommunicator, Exclusive, Place, Scale, Transfer};
+use fast_allreduce::{this_thread, AnyCommunicator, DeviceId, Exclusive, Scale, Transfer};
 
 use crate::status::{argument, Failure};
 
@@ -110,7 +110,7 @@ impl fast_allreduce_communicator {
         }
         let mut groups = self.groups.lock();
         let Some(group) = groups.get_mut(&this_thread()) else { return Ok(false) };
-        if self.any.place() == Place::Cpu {
+        if self.any.device_id() == DeviceId::Cpu {
             // SAFETY: the host's is compared with null. That of a GPU is compared with the one of the group's end.
             unsafe { self.any.check_stream(stream) }?;
         }

@@ -1,6 +1,6 @@
 //! The collectives and messages. A code is what ranks compare: the position in the table, and 1.
 
-use crate::facts::{BusFactor, Extent, InPlace, Partition, SwapsStaging};
+use crate::facts::{BusFactor, Division, Extent, InPlace, SwapsStaging};
 
 /// The elements of each share in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct Collective {
     /// When it is in place.
     pub in_place: InPlace,
     /// How it is divided among launches.
-    pub partition: Partition,
+    pub division: Division,
     /// Its kernel, where it is the same in every call.
     pub kernel: Option<&'static str>,
     /// Another kernel, for large messages between more than two GPUs.
@@ -65,7 +65,7 @@ const TRANSFERS: Collective = Collective {
     reads: Nothing,
     writes: Nothing,
     in_place: Never,
-    partition: Partition::Transfers,
+    division: Division::Transfers,
     kernel: Some("transfer"),
     kernel_of_large: None,
     swaps_staging: SwapsStaging::Never,
@@ -82,38 +82,38 @@ const TRANSFERS: Collective = Collective {
 pub const COLLECTIVES: [Collective; 18] = [
     Collective { name: "all_reduce", variant: "AllReduce",
                  doc: Some("Every rank has all ranks' inputs, reduced."),
-                 reads: Share, writes: Share, in_place: Same, partition: Partition::Whole, kernel: None,
+                 reads: Share, writes: Share, in_place: Same, division: Division::Whole, kernel: None,
                  swaps_staging: SwapsStaging::AsTheAlgorithm, reduces: true, planned_as: "AllReduce",
                  bus: TwiceOthers, is_measured: true, ..TRANSFERS },
     Collective { name: "all_gather", variant: "AllGather",
                  doc: Some("Every rank has all ranks' inputs, one after the other."),
-                 reads: Share, writes: AllShares, in_place: OwnShareOfOutput, partition: Partition::Shares,
+                 reads: Share, writes: AllShares, in_place: OwnShareOfOutput, division: Division::Shares,
                  kernel: Some("all_gather"), swaps_staging: SwapsStaging::Always, planned_as: "AllGather",
                  bus: Others, is_measured: true, ..TRANSFERS },
     Collective { name: "all_gather_v", variant: "AllGatherV",
                  doc: Some("Every rank has all ranks' inputs, one after the other: as many elements from each as stand here, by rank."),
-                 reads: Share, writes: AllShares, in_place: OwnShareOfOutput, partition: Partition::Shares,
+                 reads: Share, writes: AllShares, in_place: OwnShareOfOutput, division: Division::Shares,
                  kernel: Some("all_gather"), swaps_staging: SwapsStaging::Always, counts: Counts::ByRank,
                  planned_as: "AllGather", bus: Others, is_measured: true, ..TRANSFERS },
     Collective { name: "reduce_scatter", variant: "ReduceScatter",
                  doc: Some("Rank r has share r of all ranks' inputs, reduced."),
-                 reads: AllShares, writes: Share, in_place: OwnShareOfInput, partition: Partition::Shares,
+                 reads: AllShares, writes: Share, in_place: OwnShareOfInput, division: Division::Shares,
                  kernel: Some("reduce_scatter"), swaps_staging: SwapsStaging::Always, reduces: true,
                  planned_as: "ReduceScatter", bus: Others, is_measured: true, ..TRANSFERS },
     Collective { name: "reduce_scatter_v", variant: "ReduceScatterV",
                  doc: Some("Rank r has share r of all ranks' inputs, reduced: as many elements as stand here, by rank."),
-                 reads: AllShares, writes: Share, in_place: OwnShareOfInput, partition: Partition::Shares,
+                 reads: AllShares, writes: Share, in_place: OwnShareOfInput, division: Division::Shares,
                  kernel: Some("reduce_scatter"), swaps_staging: SwapsStaging::Always, reduces: true,
                  counts: Counts::ByRank, planned_as: "ReduceScatter", bus: Others, is_measured: true, ..TRANSFERS },
     Collective { name: "broadcast", variant: "Broadcast",
                  doc: Some("Every rank has the root's input."),
-                 reads: ShareOfRoot, writes: Share, in_place: Same, partition: Partition::Whole,
+                 reads: ShareOfRoot, writes: Share, in_place: Same, division: Division::Whole,
                  kernel: Some("broadcast"), kernel_of_large: Some("scattered_broadcast"),
                  swaps_staging: SwapsStaging::Never, has_root: true, planned_as: "Broadcast", bus: One,
                  is_measured: true, ..TRANSFERS },
     Collective { name: "reduce", variant: "Reduce",
                  doc: Some("The root has all ranks' inputs, reduced."),
-                 reads: Share, writes: ShareOfRoot, in_place: Same, partition: Partition::Whole,
+                 reads: Share, writes: ShareOfRoot, in_place: Same, division: Division::Whole,
                  kernel: Some("reduce"), swaps_staging: SwapsStaging::Never, reduces: true, has_root: true,
                  planned_as: "Reduce", bus: One, is_measured: true, ..TRANSFERS },
     Collective { name: "gather", variant: "Gather",
@@ -132,7 +132,7 @@ pub const COLLECTIVES: [Collective; 18] = [
                  reads: AllShares, writes: AllShares, counts: Counts::ByPeer, bus: Others, is_measured: true, ..TRANSFERS },
     Collective { name: "barrier", variant: "Barrier",
                  doc: Some("No rank comes back before all have called."),
-                 reads: Nothing, writes: Nothing, in_place: Never, partition: Partition::Empty,
+                 reads: Nothing, writes: Nothing, in_place: Never, division: Division::Empty,
                  kernel: Some("barrier"), swaps_staging: SwapsStaging::Never, planned_as: "Messages", bus: Others,
                  is_measured: false, ..TRANSFERS },
     Collective { name: "send", variant: "Send",
@@ -146,13 +146,13 @@ pub const COLLECTIVES: [Collective; 18] = [
     Collective { name: "all_reduce_fused", variant: "AllReduceFused",
                  doc: Some("Every rank has the sum of all ranks' inputs, with a residual added, and does with it what else is said there. All places are said there too: the output of the call is not looked at."),
                  holds: Some("&'a RawFused"),
-                 reads: Share, writes: Share, in_place: Same, partition: Partition::Whole, kernel: None,
+                 reads: Share, writes: Share, in_place: Same, division: Division::Whole, kernel: None,
                  swaps_staging: SwapsStaging::AsTheAlgorithm, reduces: true, planned_as: "AllReduce",
                  bus: TwiceOthers, is_measured: false, ..TRANSFERS },
     Collective { name: "all_reduce_quantized", variant: "AllReduceQuantized",
                  doc: Some("Every rank has the sum of all ranks' inputs, with an error: they and the sum are quantised on their way."),
                  holds: Some("QuantizedTransport"),
-                 reads: Share, writes: Share, in_place: Same, partition: Partition::Whole,
+                 reads: Share, writes: Share, in_place: Same, division: Division::Whole,
                  kernel: Some("two_shot_quantized"), swaps_staging: SwapsStaging::Never, reduces: true,
                  planned_as: "AllReduce", bus: TwiceOthers, is_measured: false, ..TRANSFERS },
 ];

@@ -41,7 +41,7 @@ pub enum SwapsStaging {
 
 /// How the elements of a call are divided among its launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Partition {
+pub enum Division {
     /// Every rank has the whole message: pieces of it, one after the other.
     Whole,
     /// Every rank has shares of it: pieces of each share.

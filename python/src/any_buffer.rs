@@ -1,6 +1,6 @@
 //! Buffers of any library: torch's tensors, the buffer protocol, the array interfaces, DLPack, and raw addresses.
 
-use fast_allreduce::{DType, Place};
+use fast_allreduce::{DType, DeviceId};
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -17,7 +17,7 @@ pub struct RawBuffer {
     address: u64,
     count: usize,
     dtype: DType,
-    place: Place,
+    place: DeviceId,
     readonly: bool,
 }
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use fast_allreduce::{DType, Place};
+use fast_allreduce::{DType, DeviceId};
 use pyo3::prelude::*;
 
 use crate::errors::invalid;
@@ -31,7 +31,7 @@ enum Held {
 pub struct Wanted<'a> {
     /// Its name in errors.
     pub name: &'static str,
-    pub place: Place,
+    pub place: DeviceId,
     pub written: bool,
     /// Those of the call. `None`: the memory is neither read nor written.
     pub streams: Option<&'a Streams>,
@@ -49,7 +49,7 @@ impl Wanted<'_> {
         refused
     }
 
-    pub fn check_place(&self, py: Python<'_>, place: Place) -> PyResult<()> {
+    pub fn check_place(&self, py: Python<'_>, place: DeviceId) -> PyResult<()> {
         match place == self.place {
             true => Ok(()),
             false => Err(self.refused(

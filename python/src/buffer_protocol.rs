@@ -1,6 +1,6 @@
 //! Buffers by Python's buffer protocol.
 
-use fast_allreduce::Place;
+use fast_allreduce::DeviceId;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -13,7 +13,7 @@ use crate::view::View;
 
 pub fn operand(object: &Bound<'_, PyAny>, wanted: Wanted<'_>) -> PyResult<Operand> {
     let py = object.py();
-    wanted.check_place(py, Place::Cpu)?;
+    wanted.check_place(py, DeviceId::Cpu)?;
     let view = match View::export(object, wanted.written) {
         Ok(view) => view,
         Err(refusal) => {

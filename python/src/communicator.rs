@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fast_allreduce::bootstrap::Local;
-use fast_allreduce::{AnyCommunicator, Error, Place, Settings};
+use fast_allreduce::{AnyCommunicator, DeviceId, Error, Settings};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -35,14 +35,14 @@ pub struct Communicator {
     any: Mutex<Option<Arc<AnyCommunicator>>>,
     /// Set once: see `named.rs`.
     pub name: OnceLock<String>,
-    pub place: Place,
+    pub place: DeviceId,
     pub rank: usize,
     pub world_size: usize,
 }
 
 impl Communicator {
     fn new(any: AnyCommunicator) -> Self {
-        let (place, rank, world_size) = (any.place(), any.rank(), any.world_size());
+        let (place, rank, world_size) = (any.device_id(), any.rank(), any.world_size());
         let (any, name) = (Mutex::new(Some(Arc::new(any))), OnceLock::new());
         Self { any, name, place, rank, world_size }
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use fast_allreduce::{DType, Place};
+use fast_allreduce::{DType, DeviceId};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyDictMethods, PyTuple};
@@ -41,7 +41,7 @@ pub fn operand(export: &Bound<'_, PyAny>, wanted: Wanted<'_>) -> PyResult<Operan
     const UNORDERED: i64 = -1;
     let py = export.py();
     let arguments = PyDict::new(py);
-    if wanted.place != Place::Cpu {
+    if wanted.place != DeviceId::Cpu {
         let stream = wanted.streams.map_or(Ok(UNORDERED), |streams| streams.of_dlpack(py))?;
         arguments.set_item("stream", stream)?;
     }
@@ -57,9 +57,9 @@ pub fn operand(export: &Bound<'_, PyAny>, wanted: Wanted<'_>) -> PyResult<Operan
     // SAFETY: DLPack has the tensor first in what a capsule of this name points to; it lives as long as the capsule.
     let tensor = unsafe { &*managed.cast::<Tensor>() };
     let place = match tensor.device_type {
-        CPU => Place::Cpu,
-        CUDA => Place::Cuda(usize::try_from(tensor.device_id).unwrap_or(usize::MAX)),
-        CUDA_HOST if wanted.place == Place::Cpu => Place::Cpu,
+        CPU => DeviceId::Cpu,
+        CUDA => DeviceId::Cuda(usize::try_from(tensor.device_id).unwrap_or(usize::MAX)),
+        CUDA_HOST if wanted.place == DeviceId::Cpu => DeviceId::Cpu,
         CUDA_MANAGED => wanted.place,
         other => return Err(wanted.refused(py, format_args!("is on a device of DLPack's type {other}"))),
     };

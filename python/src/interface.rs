@@ -1,6 +1,6 @@
 //! The array interfaces, which describe an array in a dictionary, and what its shape and strides come to.
 
-use fast_allreduce::{DType, Place};
+use fast_allreduce::{DType, DeviceId};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -82,12 +82,12 @@ pub fn from_interface(
     // The interface names no GPU: the library looks up whose the address is.
     wanted.check_place(
         py,
-        if on_gpu && wanted.place != Place::Cpu {
+        if on_gpu && wanted.place != DeviceId::Cpu {
             wanted.place
         } else if on_gpu {
-            Place::Cuda(0)
+            DeviceId::Cuda(0)
         } else {
-            Place::Cpu
+            DeviceId::Cpu
         },
     )?;
     if readonly && wanted.written {

@@ -1,6 +1,6 @@
 //! Memory that all ranks allocated together: calls pull from it without a copy.
 
-use fast_allreduce::{AnyBuffer, Place};
+use fast_allreduce::{AnyBuffer, DeviceId};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -14,12 +14,12 @@ pub struct RegisteredBuffer {
     memory: Option<(AnyBuffer, Option<Operand>)>,
     address: u64,
     bytes: usize,
-    place: Place,
+    place: DeviceId,
 }
 
 impl RegisteredBuffer {
     /// What the communicator allocated, or an operand that it registered.
-    pub fn new(memory: AnyBuffer, operand: Option<Operand>, place: Place) -> Self {
+    pub fn new(memory: AnyBuffer, operand: Option<Operand>, place: DeviceId) -> Self {
         let (address, bytes) = (memory.address(), memory.bytes());
         Self { memory: Some((memory, operand)), address, bytes, place }
     }
@@ -64,16 +64,18 @@ impl RegisteredBuffer {
     #[getter(__array_interface__)]
     fn array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         match self.place {
-            Place::Cpu => self.interface(py),
-            Place::Cuda(_) => Err(PyAttributeError::new_err("__array_interface__: the memory is on a GPU")),
+            DeviceId::Cpu => self.interface(py),
+            DeviceId::Cuda(_) => {
+                Err(PyAttributeError::new_err("__array_interface__: the memory is on a GPU"))
+            }
         }
     }
 
     #[getter(__cuda_array_interface__)]
     fn cuda_array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         match self.place {
-            Place::Cuda(_) => self.interface(py),
-            Place::Cpu => {
+            DeviceId::Cuda(_) => self.interface(py),
+            DeviceId::Cpu => {
                 Err(PyAttributeError::new_err("__cuda_array_interface__: the memory is the host's"))
             }
         }

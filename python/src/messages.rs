@@ -1,6 +1,6 @@
 //! Messages between pairs, and the calls that have no buffers.
 
-use fast_allreduce::{Collective, Direction, Place, Transfer};
+use fast_allreduce::{Collective, DeviceId, Direction, Transfer};
 use pyo3::prelude::*;
 
 use crate::buffer::Operand;
@@ -71,7 +71,7 @@ impl Communicator {
 
     #[pyo3(signature = (*, stream = None))]
     fn barrier(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        if self.place != Place::Cpu && stream.is_none() {
+        if self.place != DeviceId::Cpu && stream.is_none() {
             return in_call(py, self.live(py)?, |any| any.barrier());
         }
         self.call(py, stream, &[])?.carry_out(py, Collective::Barrier, (None, None), 0)

@@ -4,7 +4,7 @@
 //! or else the one that an array interface names. Before the call that stream waits for the others that interfaces name, and where the
 //! call was given none, they wait for it afterwards.
 
-use fast_allreduce::Place;
+use fast_allreduce::DeviceId;
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -22,12 +22,12 @@ impl Streams {
     /// Of a call that was `given` one, or none, with these buffers, of which the last are written.
     pub fn of(
         py: Python<'_>,
-        place: Place,
+        place: DeviceId,
         given: Option<&Bound<'_, PyAny>>,
         buffers: &[Option<&Bound<'_, PyAny>>],
     ) -> PyResult<Self> {
         let mut streams = Self { place, of_call: None, others: Vec::new(), is_given: given.is_some() };
-        if place == Place::Cpu {
+        if place == DeviceId::Cpu {
             return match given {
                 None => Ok(streams),
                 Some(_) => Err(invalid(
@@ -78,7 +78,7 @@ fn uses(buffer: &Bound<'_, PyAny>) -> PyResult<Option<Use>> {
 }
 
 /// A CUDA stream: its handle, or an object of torch, CuPy or cuda.core that has one.
-pub fn handle(stream: &Bound<'_, PyAny>, on: Place) -> PyResult<u64> {
+pub fn handle(stream: &Bound<'_, PyAny>, on: DeviceId) -> PyResult<u64> {
     let py = stream.py();
     let kind = stream.get_type();
     let refused =

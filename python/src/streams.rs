@@ -1,6 +1,6 @@
 //! The streams of a call: the one that it is put on, and those that its buffers are in use on. `stream_sources.rs` finds them.
 
-use fast_allreduce::{AnyCommunicator, Place};
+use fast_allreduce::{AnyCommunicator, DeviceId};
 use pyo3::prelude::*;
 
 use crate::errors::invalid;
@@ -10,7 +10,7 @@ const LEGACY: [u64; 2] = [0, 1];
 
 #[derive(Debug)]
 pub struct Streams {
-    pub place: Place,
+    pub place: DeviceId,
     /// The one that the call is put on. `None` if nothing tells, and on the host.
     pub of_call: Option<u64>,
     /// Of interfaces that name another.
@@ -22,7 +22,7 @@ impl Streams {
     /// The one that the call is put on.
     pub fn of_call(&self, py: Python<'_>) -> PyResult<u64> {
         match (self.place, self.of_call) {
-            (Place::Cpu, _) => Ok(0),
+            (DeviceId::Cpu, _) => Ok(0),
             (_, Some(stream)) => Ok(stream),
             (place, None) => Err(invalid(
                 py,

@@ -1,6 +1,6 @@
 //! torch's tensors, without torch: its names are looked up once somebody else has imported it.
 
-use fast_allreduce::{DType, Place};
+use fast_allreduce::{DType, DeviceId};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -75,7 +75,7 @@ impl Torch {
     pub fn current_stream(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
         let py = tensor.py();
         let device = attribute(tensor, intern!(py, "device"))?;
-        if !matches!(place(py, device.str()?.to_str()?), Ok(Place::Cuda(_))) {
+        if !matches!(place(py, device.str()?.to_str()?), Ok(DeviceId::Cuda(_))) {
             return Ok(None);
         }
         let cuda = attribute(self.module.bind(py), intern!(py, "cuda"))?;
@@ -87,7 +87,7 @@ impl Torch {
     pub fn operand(&self, tensor: &Bound<'_, PyAny>, wanted: Wanted<'_>) -> PyResult<Operand> {
         let py = tensor.py();
         let on_cpu = attribute(tensor, intern!(py, "is_cpu"))?.is_truthy()?;
-        if !on_cpu || wanted.place != Place::Cpu {
+        if !on_cpu || wanted.place != DeviceId::Cpu {
             let device = attribute(tensor, intern!(py, "device"))?.str()?;
             let place = place(py, device.to_str()?).map_err(|_| {
                 wanted.refused(

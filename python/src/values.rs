@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fast_allreduce::{bootstrap, DType, Place, ReduceOp};
+use fast_allreduce::{bootstrap, DType, DeviceId, ReduceOp};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
@@ -80,7 +80,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Op {
 }
 
 /// A device by its name: "cpu", "cuda", "cuda:1".
-pub fn place(py: Python<'_>, name: &str) -> PyResult<Place> {
+pub fn place(py: Python<'_>, name: &str) -> PyResult<DeviceId> {
     name.parse().map_err(|error| raised(py, error))
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub use self::buffer::AnyBuffer;
 #[cfg(feature = "cuda")]
 use self::kept::Kept;
-use crate::catalogue::{settings::Place, DType};
+use crate::catalogue::{settings::DeviceId, DType};
 use crate::communicator::{Communicator, Counters};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{current::CallersContext, Cuda};
@@ -106,11 +106,11 @@ impl AnyCommunicator {
     }
 
     /// Where its buffers are.
-    pub fn place(&self) -> Place {
+    pub fn device_id(&self) -> DeviceId {
         match &self.0 {
-            Inner::Host(_) => Place::Cpu,
+            Inner::Host(_) => DeviceId::Cpu,
             #[cfg(feature = "cuda")]
-            Inner::Cuda(communicator) => Place::Cuda(communicator.device().context().ordinal()),
+            Inner::Cuda(communicator) => DeviceId::Cuda(communicator.device().context().ordinal()),
         }
     }
 

@@ -6,7 +6,7 @@ use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use super::transfer::{Direction, Transfer};
 use crate::abi::{self, FaFused, FaLaunch, FaShare, FaTransfers, MAX_RANKS};
-use crate::catalogue::{DType, Extent, Partition, ReadsInputs, SwapsStaging};
+use crate::catalogue::{DType, Division, Extent, ReadsInputs, SwapsStaging};
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
 
@@ -20,7 +20,7 @@ pub(crate) struct Call<'a> {
     pub dtype: DType,
 }
 
-impl Partition {
+impl Division {
     /// Where the pieces of a call begin, a launch for each: of at most `piece` elements of `extent`.
     #[inline]
     pub fn pieces(self, extent: usize, piece: usize) -> impl Iterator<Item = usize> {
@@ -44,8 +44,8 @@ impl<'a> Call<'a> {
 
 impl Call<'_> {
     #[inline]
-    pub fn partition(&self) -> Partition {
-        self.collective.kind().partition()
+    pub fn division(&self) -> Division {
+        self.collective.kind().division()
     }
 
     /// The call as ranks compare it. `algorithm` is an allreduce's.
@@ -119,8 +119,8 @@ impl Call<'_> {
     /// The elements that pieces are cut from: of the message, or of the largest share.
     #[inline]
     pub fn extent(&self, world_size: usize) -> usize {
-        match self.partition() {
-            Partition::Shares => (0..world_size).map(|rank| self.share(rank)).max().unwrap_or(0),
+        match self.division() {
+            Division::Shares => (0..world_size).map(|rank| self.share(rank)).max().unwrap_or(0),
             _ => self.count,
         }
     }
@@ -134,8 +134,8 @@ impl Call<'_> {
     /// Shares that each rank stages at once, in a launch of a collective that is not an allreduce.
     #[inline]
     pub fn staged_shares(&self, world_size: usize) -> usize {
-        match self.partition() {
-            Partition::Shares if self.collective.reduction().is_some() => world_size,
+        match self.division() {
+            Division::Shares if self.collective.reduction().is_some() => world_size,
             _ => 1,
         }
     }
@@ -152,11 +152,11 @@ impl Call<'_> {
     pub fn ring_bytes(&self, piece: usize, world_size: usize) -> Option<usize> {
         let bytes = piece.min(self.extent(world_size).saturating_mul(self.dtype.size()));
         let kind = self.collective.kind();
-        match kind.partition() {
-            Partition::Empty | Partition::Transfers => None,
+        match kind.division() {
+            Division::Empty | Division::Transfers => None,
             _ if self.collective.quantized().is_some() => None,
             // Whole packs of each share.
-            Partition::Shares if kind.reduces() => {
+            Division::Shares if kind.reduces() => {
                 Some(bytes.next_multiple_of(abi::FA_HOST_PACK_BYTES as usize) * world_size)
             }
             _ if kind.swaps_staging() == SwapsStaging::Never => Some(bytes),
@@ -191,8 +191,8 @@ impl Call<'_> {
             0 => 0,
             address => address + (elements * size) as u64,
         };
-        match self.partition() {
-            Partition::Shares => {
+        match self.division() {
+            Division::Shares => {
                 let mut first = 0;
                 for other in 0..world_size {
                     let share = self.share(other);
@@ -369,7 +369,7 @@ pub(crate) const fn number_after(number: u32) -> u32 {
 /// Describes the tag of a message in an error: by the collective's name where the message is a collective's.
 pub(crate) fn tag_in_words(tag: u32) -> String {
     let of_transfers = |kind: &&CallKind| {
-        kind.partition() == Partition::Transfers && tag_of(**kind, None) == tag & !(NUMBER | 0xF << 15)
+        kind.division() == Division::Transfers && tag_of(**kind, None) == tag & !(NUMBER | 0xF << 15)
     };
     let Some(kind) = CallKind::ALL.iter().find(of_transfers) else {
         return format!("with tag {tag}");

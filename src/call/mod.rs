@@ -27,4 +27,4 @@ pub(crate) use self::transfer::{check_transfers, transfers_id};
 #[cfg(feature = "cuda")]
 pub(crate) use self::transfer::{pack, NO_TRANSFERS};
 pub use self::transfer::{Direction, Group, Transfer};
-pub(crate) use crate::catalogue::Partition;
+pub(crate) use crate::catalogue::Division;

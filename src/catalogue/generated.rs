@@ -46,7 +46,7 @@ pub(crate) enum SwapsStaging {
 
 /// How the elements of a call are divided among its launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Partition {
+pub(crate) enum Division {
     /// Every rank has the whole message: pieces of it, one after the other.
     Whole,
     /// Every rank has shares of it: pieces of each share.
@@ -576,12 +576,12 @@ impl CallKind {
 
     /// How it is divided among launches.
     #[inline]
-    pub(crate) const fn partition(self) -> Partition {
+    pub(crate) const fn division(self) -> Division {
         match self {
-            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused | Self::AllReduceQuantized => Partition::Whole,
-            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => Partition::Shares,
-            Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv | Self::Group => Partition::Transfers,
-            Self::Barrier => Partition::Empty,
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused | Self::AllReduceQuantized => Division::Whole,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => Division::Shares,
+            Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv | Self::Group => Division::Transfers,
+            Self::Barrier => Division::Empty,
         }
     }
 

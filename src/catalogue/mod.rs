@@ -15,7 +15,7 @@ pub(crate) use generated::with_elements;
 #[cfg(feature = "mpi")]
 pub(crate) use generated::with_integers;
 pub use generated::{Algorithm, CallKind, DType, Norm, PlannedCall, ReduceOp, Scaling};
-pub(crate) use generated::{CapacityRule, Extent, InPlace, Partition, ReadsInputs, SwapsStaging, Work};
+pub(crate) use generated::{CapacityRule, Division, Extent, InPlace, ReadsInputs, SwapsStaging, Work};
 #[cfg(feature = "cuda")]
 pub(crate) use generated::{HOT_WORLDS, KERNELS};
 
@@ -149,7 +149,7 @@ impl CallKind {
     /// Whether every rank reads and writes elements of one message, not of a share for each rank.
     #[inline]
     pub const fn is_whole(self) -> bool {
-        matches!(self.partition(), Partition::Whole) || matches!(self, Self::SendRecv)
+        matches!(self.division(), Division::Whole) || matches!(self, Self::SendRecv)
     }
 
     /// Bus bandwidth over algorithm bandwidth between `world_size` ranks: what one rank's link carries of the size, as

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::Communicator;
 use crate::abi::{self, FaCall, FaLaunch, FaTransfer, FaTransfers};
 use crate::call::{
-    nanoseconds, number_after, set_number, Call, CallCache, CallId, CallKind, Collective, Partition,
-    Prepared, PreparedTransfers, Site, Transfer, NO_LIMIT,
+    nanoseconds, number_after, set_number, Call, CallCache, CallId, CallKind, Collective, Division, Prepared,
+    PreparedTransfers, Site, Transfer, NO_LIMIT,
 };
 use crate::device::sealed::{Operands, Windows as _};
 use crate::device::Device;
@@ -32,10 +32,10 @@ impl<D: Device> Communicator<D> {
         stream: D::Stream<'_>,
         source: impl FnOnce() -> Result<u64>,
     ) -> Result<()> {
-        let partition = call.partition();
+        let division = call.division();
         self.can_lock()?;
         let mut state = self.endpoint.enter()?;
-        if partition == Partition::Transfers {
+        if division == Division::Transfers {
             let mut transfers = std::mem::take(&mut state.calls.list);
             call.transfers(self.rank, self.world_size, &mut transfers);
             // On GPUs one rank may replay what another calls anew.
@@ -75,10 +75,10 @@ impl<D: Device> Communicator<D> {
             }
         };
         // Every launch hears from every peer.
-        let is_launched = extent != 0 || partition == Partition::Empty;
+        let is_launched = extent != 0 || division == Division::Empty;
         let peers = if is_launched { self.peers() } else { 0 };
         launch.timeout_ns = self.patience.next(peers, peers).map_or(NO_LIMIT, nanoseconds);
-        for done in partition.pieces(extent, piece) {
+        for done in division.pieces(extent, piece) {
             call.set_piece(launch, done, piece, source);
             let mut fused = call.fused_of_piece(done, piece);
             if let (Some(fused), DeviceKind::Cuda) = (&mut fused, self.planner.limits.device) {

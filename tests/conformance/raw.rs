@@ -1,6 +1,6 @@
 //! Communicators with streams of their own, on the host; between threads and between processes.
 
-use fast_allreduce::{AnyCommunicator, Collective, DType, Error, Place, ReduceOp, StreamCommunicator};
+use fast_allreduce::{AnyCommunicator, Collective, DType, DeviceId, Error, ReduceOp, StreamCommunicator};
 
 use crate::host::Build as _;
 use crate::suite::launch::{threads, InThreads, Launch, LocalProcesses, Rank};
@@ -234,7 +234,7 @@ fn transfers_that_do_not_happen() {
 fn any_communicator_of_the_host() {
     threads(2, |rank| {
         let any = AnyCommunicator::from(Setup::default().build(&rank));
-        assert!(any.place() == Place::Cpu && any.binding().is_some());
+        assert!(any.device_id() == DeviceId::Cpu && any.binding().is_some());
         let buffer = any.alloc(64).unwrap();
         assert_eq!(buffer.bytes(), 64);
         let sum = Collective::AllReduce(ReduceOp::Sum);

@@ -4,7 +4,7 @@ use cudarc::driver::sys::CUcontext;
 use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::device::cuda::api;
 use fast_allreduce::{
-    AnyCommunicator, Collective, DType, Error, Place, ReduceOp, Result, StreamCommunicator,
+    AnyCommunicator, Collective, DType, DeviceId, Error, ReduceOp, Result, StreamCommunicator,
 };
 
 use crate::errors::alone;
@@ -98,7 +98,7 @@ fn a_callers_context_stays(_: Gpus) {
     let any = AnyCommunicator::from(Setup::default().try_build(context.clone(), alone()).unwrap());
     let (memory, stream) = (Plain::new(&context, 4 * COUNT), context.new_stream().unwrap());
     let stream = stream.cu_stream() as u64;
-    assert_eq!((any.place(), any.binding().is_none()), (Place::Cuda(0), true));
+    assert_eq!((any.device_id(), any.binding().is_none()), (DeviceId::Cuda(0), true));
     // SAFETY: null makes none current.
     unsafe { api::cuCtxSetCurrent(std::ptr::null_mut()) }.unwrap();
 

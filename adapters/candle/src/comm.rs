@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use candle_core::Error;
-use fast_allreduce::{AnyCommunicator, Collective, DType, Place};
+use fast_allreduce::{AnyCommunicator, Collective, DType, DeviceId};
 
 /// Collectives between a rank's buffers: an [`AnyCommunicator`], or what stands in for one (another library, one that measures).
 pub trait Collectives: Send + Sync {
@@ -15,8 +15,8 @@ pub trait Collectives: Send + Sync {
     fn world_size(&self) -> usize;
 
     /// Where its buffers are.
-    fn place(&self) -> Place {
-        Place::Cpu
+    fn device_id(&self) -> DeviceId {
+        DeviceId::Cpu
     }
 
     /// Carries out a collective, from the input to the output: on a GPU in the order of a stream, on the host before it returns.
@@ -48,8 +48,8 @@ impl Collectives for AnyCommunicator {
         self.world_size()
     }
 
-    fn place(&self) -> Place {
-        self.place()
+    fn device_id(&self) -> DeviceId {
+        self.device_id()
     }
 
     unsafe fn collective(
@@ -132,7 +132,7 @@ impl Comm {
     /// What carries out an op on a tensor that is on a GPU, or on the CPU.
     pub(crate) fn for_tensor(&self, op: &str, on_gpu: bool) -> candle_core::Result<&dyn Collectives> {
         let place = |on_gpu| if on_gpu { "GPU" } else { "CPU" };
-        match self.0.place() != Place::Cpu {
+        match self.0.device_id() != DeviceId::Cpu {
             is_gpu if is_gpu == on_gpu => Ok(&*self.0),
             is_gpu => candle_core::bail!(
                 "{op}: the communicator is one of {}s, the tensor is on a {}",

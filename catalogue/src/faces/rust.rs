@@ -281,8 +281,8 @@ fn collectives(text: &mut String) {
         ("When it is in place.", "pub(crate) const fn in_place", "InPlace", &|one| {
             format!("InPlace::{:?}", one.in_place)
         }),
-        ("How it is divided among launches.", "pub(crate) const fn partition", "Partition", &|one| {
-            format!("Partition::{:?}", one.partition)
+        ("How it is divided among launches.", "pub(crate) const fn division", "Division", &|one| {
+            format!("Division::{:?}", one.division)
         }),
         (
             "Its kernel's code, where every call has the same.",

@@ -8,7 +8,7 @@ use crate::settings::{Devices, Environment, Kind, Setting, Words, CHOICES, SETTI
 pub fn library() -> String {
     let mut text = format!(
         "//! {GENERATED}\n\nuse std::ffi::OsStr;\nuse std::fmt;\nuse std::path::PathBuf;\nuse std::str::FromStr;\n\n\
-         use super::{{bytes, count, of_device, seconds, switch, variable, word, Limit, Place, Text}};\n\
+         use super::{{bytes, count, of_device, seconds, switch, variable, word, Limit, DeviceId, Text}};\n\
          use crate::catalogue::{{invalid, Algorithm}};\nuse crate::error::{{Error, Result}};\n\n"
     );
     CHOICES.iter().for_each(|words| enumeration(&mut text, words));
@@ -96,8 +96,8 @@ fn rows(text: &mut String) {
         let is_read = matches!(one.environment, Environment::Variable(_));
         let lacks = match one.devices {
             Devices::Both => "None",
-            Devices::Host => "Some(Place::Cuda(0))",
-            Devices::Cuda => "Some(Place::Cpu)",
+            Devices::Host => "Some(DeviceId::Cuda(0))",
+            Devices::Cuda => "Some(DeviceId::Cpu)",
         };
         let refuses = !matches!(one.kind, Kind::Tuning);
         *text += &format!(
@@ -118,7 +118,7 @@ fn rust_type(kind: Kind) -> &'static str {
         Kind::Choice(words) => words.name,
         Kind::Algorithm => "Algorithm",
         Kind::Tuning => "PathBuf",
-        Kind::Device => "Place",
+        Kind::Device => "DeviceId",
     }
 }
 
@@ -133,7 +133,7 @@ fn read(kind: Kind, name: &str, text: &str) -> String {
         Kind::Choice(words) => of(&format!("word::<{}>", words.name)),
         Kind::Algorithm => of("word::<Algorithm>"),
         Kind::Tuning => format!("Ok::<_, Error>(PathBuf::from({text}))"),
-        Kind::Device => of("word::<Place>"),
+        Kind::Device => of("word::<DeviceId>"),
     }
 }
 

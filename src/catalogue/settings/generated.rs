@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::{bytes, count, of_device, seconds, switch, variable, word, Limit, Place, Text};
+use super::{bytes, count, of_device, seconds, switch, variable, word, Limit, DeviceId, Text};
 use crate::catalogue::{invalid, Algorithm};
 use crate::error::{Error, Result};
 
@@ -202,7 +202,7 @@ pub(crate) const TUNING_VARIABLE: &str = "FAST_ALLREDUCE_TUNING";
 /// What a program, or the environment, has set.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Values {
-    pub device: Option<Place>,
+    pub device: Option<DeviceId>,
     pub timeout: Option<Limit>,
     pub first_call_timeout: Option<Limit>,
     pub join_timeout: Option<Limit>,
@@ -228,7 +228,7 @@ impl Values {
     /// Sets one by its name.
     pub fn set(&mut self, name: &str, text: &OsStr) -> Result<()> {
         match name {
-            "device" => self.device = Some(word::<Place>("device", text)?),
+            "device" => self.device = Some(word::<DeviceId>("device", text)?),
             "timeout" => self.timeout = Some(seconds("timeout", text)?),
             "first_call_timeout" => self.first_call_timeout = Some(seconds("first_call_timeout", text)?),
             "join_timeout" => self.join_timeout = Some(seconds("join_timeout", text)?),
@@ -342,11 +342,11 @@ pub(crate) const ROWS: [super::Row; 18] = [
     super::Row { name: "calibrate", variable: Some("FAST_ALLREDUCE_CALIBRATE"), is_read: true, other: "0", refuses: true, lacks: None },
     super::Row { name: "direct_reads", variable: Some("FAST_ALLREDUCE_DIRECT_READS"), is_read: true, other: "1", refuses: true, lacks: None },
     super::Row { name: "tuning", variable: Some("FAST_ALLREDUCE_TUNING"), is_read: false, other: "built-in", refuses: false, lacks: None },
-    super::Row { name: "workers", variable: None, is_read: false, other: "2", refuses: true, lacks: Some(Place::Cuda(0)) },
-    super::Row { name: "wait", variable: None, is_read: false, other: "yield", refuses: true, lacks: Some(Place::Cuda(0)) },
-    super::Row { name: "bind", variable: None, is_read: false, other: "numa", refuses: true, lacks: Some(Place::Cuda(0)) },
-    super::Row { name: "max_blocks", variable: None, is_read: false, other: "2", refuses: true, lacks: Some(Place::Cpu) },
-    super::Row { name: "one_at_a_time", variable: None, is_read: false, other: "1", refuses: true, lacks: Some(Place::Cpu) },
-    super::Row { name: "programmatic_launch", variable: None, is_read: false, other: "1", refuses: true, lacks: Some(Place::Cpu) },
-    super::Row { name: "sharing", variable: None, is_read: false, other: "ipc", refuses: true, lacks: Some(Place::Cpu) },
+    super::Row { name: "workers", variable: None, is_read: false, other: "2", refuses: true, lacks: Some(DeviceId::Cuda(0)) },
+    super::Row { name: "wait", variable: None, is_read: false, other: "yield", refuses: true, lacks: Some(DeviceId::Cuda(0)) },
+    super::Row { name: "bind", variable: None, is_read: false, other: "numa", refuses: true, lacks: Some(DeviceId::Cuda(0)) },
+    super::Row { name: "max_blocks", variable: None, is_read: false, other: "2", refuses: true, lacks: Some(DeviceId::Cpu) },
+    super::Row { name: "one_at_a_time", variable: None, is_read: false, other: "1", refuses: true, lacks: Some(DeviceId::Cpu) },
+    super::Row { name: "programmatic_launch", variable: None, is_read: false, other: "1", refuses: true, lacks: Some(DeviceId::Cpu) },
+    super::Row { name: "sharing", variable: None, is_read: false, other: "ipc", refuses: true, lacks: Some(DeviceId::Cpu) },
 ];

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 
 /// Where buffers are: `cpu`, `cuda:0`, ...
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum DeviceId {
     /// In memory of the process.
     #[default]
     Cpu,
@@ -29,7 +29,7 @@ pub enum Place {
     Cuda(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.pad("cpu"),
@@ -38,7 +38,7 @@ impl fmt::Display for Place {
     }
 }
 
-impl FromStr for Place {
+impl FromStr for DeviceId {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
@@ -145,7 +145,7 @@ impl Text for PathBuf {
     }
 }
 
-impl Text for Place {
+impl Text for DeviceId {
     fn text(&self) -> String {
         self.to_string()
     }
@@ -178,7 +178,7 @@ pub(crate) struct Row {
     /// Whether there is text that is no value.
     pub refuses: bool,
     /// A device that does not have it.
-    pub lacks: Option<Place>,
+    pub lacks: Option<DeviceId>,
 }
 
 #[cfg(test)]

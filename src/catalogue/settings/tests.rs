@@ -113,11 +113,11 @@ fn ranks_compare_what_they_must_agree_on() {
 
 #[test]
 fn devices_have_names() {
-    for place in [Place::Cpu, Place::Cuda(0), Place::Cuda(12)] {
+    for place in [DeviceId::Cpu, DeviceId::Cuda(0), DeviceId::Cuda(12)] {
         assert_eq!(place.to_string().parse(), Ok(place));
     }
-    assert_eq!("cuda".parse(), Ok(Place::Cuda(0)));
+    assert_eq!("cuda".parse(), Ok(DeviceId::Cuda(0)));
     for name in ["", "gpu", "cuda:", "cuda:-1", "cpu:0"] {
-        assert!(name.parse::<Place>().is_err(), "{name}");
+        assert!(name.parse::<DeviceId>().is_err(), "{name}");
     }
 }

@@ -9,7 +9,7 @@ use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 use super::in_turns::InTurns;
 use super::CudaWorld;
 use crate::abi::{self, FaFused, FaLaunch, FaTransfers, MAX_RANKS};
-use crate::call::{check_transfers, pack, Call, Collective, Partition, RawFused, Transfer, NO_TRANSFERS};
+use crate::call::{check_transfers, pack, Call, Collective, Division, RawFused, Transfer, NO_TRANSFERS};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::device::cuda::api;
@@ -202,8 +202,8 @@ impl CudaWorld {
     fn ready(&self, calls: &[Call<'_>], plan: WorldPlan) -> Result<WorldCall<'_>> {
         self.check_plan(plan)?;
         let world_size = self.world_size();
-        let partition = calls[0].partition();
-        if partition == Partition::Transfers {
+        let division = calls[0].division();
+        if division == Division::Transfers {
             let mut transfers = vec![Vec::new(); calls.len()];
             for (rank, (call, list)) in calls.iter().zip(&mut transfers).enumerate() {
                 call.transfers(rank, world_size, list);
@@ -247,7 +247,7 @@ impl CudaWorld {
         }
         let extent = calls[0].extent(world_size);
         let (mut launches, mut pieces) = (Vec::new(), Vec::new());
-        for done in partition.pieces(extent, piece) {
+        for done in division.pieces(extent, piece) {
             launches.extend(first.iter().zip(calls).map(|(launch, call)| {
                 let mut of_piece = *launch;
                 call.set_piece(&mut of_piece, done, piece, launch.source);
