@@ -43,7 +43,7 @@ pub enum Group {
     Given,
     /// Those of a row.
     Row,
-    /// So many in a row, or what is left at its end.
+    /// This number of elements in a row, or what is left at its end.
     Elements(usize),
 }
 

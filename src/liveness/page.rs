@@ -12,7 +12,7 @@ use crate::device::sealed::Shared as _;
 #[repr(C)]
 pub(super) struct Page {
     pub status: StatusPage,
-    /// Of its process.
+    /// Tells when its process ends.
     pub life: Life,
     /// The meetings for later worlds that it serves.
     pub notices: Notices,
