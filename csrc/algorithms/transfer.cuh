@@ -40,7 +40,7 @@ FA_FN void open_channel(const FaLaunch &launch, const FaTransfers &transfers, u3
   channel->stripe = u8(stripe);
   channel->at = u8(next_part(transfers, direction, stripe, transfers.first[direction]));
   channel->end = u8(transfers.first[direction + 1]);
-  channel->way = kUndecided;
+  channel->mode = kUndecided;
   channel->number = numbers[peer];
   channel->credited = sends ? head->credited[stripe][peer] : 0;
   channel->has_released = true;
@@ -66,7 +66,7 @@ FA_FN void go_on(const FaLaunch &launch, const FaTransfers &transfers, Channel &
                  u64 bytes, bool is_whole) {
   channel.number += channel.peer() != launch.rank && outcome != kPartly;
   channel.wait = {};
-  channel.way = outcome == kAgain ? u8(kChunks) : is_whole ? u8(kUndecided) : channel.way;
+  channel.mode = outcome == kAgain ? u8(kChunks) : is_whole ? u8(kUndecided) : channel.mode;
 #if !FA_CUDA
   if (is_whole || outcome == kAgain)
     channel.measured = kNotMeasured;
@@ -82,7 +82,7 @@ FA_FN void give_up(const FaLaunch &launch, const Block &block, const Channel *ch
   block.lanes(1, [&](u32) {
     FA_ROLL
     for (u32 i = 0; i < count; ++i) {
-      if (channels[i].is_open() && channels[i].way == kPosted)
+      if (channels[i].is_open() && channels[i].mode == kPosted)
         withdraw(launch, channels[i].peer());
     }
   });

@@ -21,7 +21,7 @@
 namespace FA_NAMESPACE {
 
 // How a message is sent: on the host in a way that is chosen when it is begun; on a GPU posted if it may be.
-enum Way : u32 { kUndecided, kPosting, kPosted, kChunks };
+enum TransferMode : u32 { kUndecided, kPosting, kPosted, kChunks };
 
 // One stripe of a channel, as far as the launch has come.
 struct Channel {
@@ -31,7 +31,7 @@ struct Channel {
   u32 number; // chunks that have gone through the stripe, ever
   // One thread's, which others must not read beside what is above.
   u32 credited;      // where this rank sends: chunks for which it has seen credit
-  u8 way;            // enum Way: how this rank sends the transfer
+  u8 mode;           // enum TransferMode: how this rank sends the transfer
   bool has_released; // where it receives: no chunk was read in this launch after the last release
   u64 done;          // bytes of the part that have gone through
   Backoff<> wait;    // for the next chunk or credit

@@ -76,7 +76,7 @@ FA_FN u32 direct_size(u64 bytes) {
 enum Measured : u32 { kNotMeasured, kMeasured, kMeasuredAnew, kMeasuredLeast };
 
 struct Choice {
-  Way way;
+  TransferMode mode;
   Measured measured;
 };
 
@@ -86,7 +86,7 @@ struct Comparison {
   u64 direct;
 };
 
-FA_FN Comparison compare_ways(const FaCosts &costs, u32 size) {
+FA_FN Comparison compare_modes(const FaCosts &costs, u32 size) {
   const u32 channel = load_relaxed(&costs.channel[size]), direct = load_relaxed(&costs.direct[size]);
   return channel != 0 && direct != 0 ? Comparison{channel, direct} : Comparison{0, 0};
 }
@@ -94,9 +94,9 @@ FA_FN Comparison compare_ways(const FaCosts &costs, u32 size) {
 // Whether messages of a size to `peer` are read directly. `both`: this launch has some from it, too.
 FA_FN bool prefers_direct(const FaLaunch &launch, u32 peer, u32 size, bool both) {
   FaRegionHead *head = region_head(launch, launch.rank);
-  const Comparison there = compare_ways(head->costs[peer], size);
+  const Comparison there = compare_modes(head->costs[peer], size);
   const Comparison here =
-      both ? compare_ways(region_head(launch, peer)->costs[launch.rank], size) : Comparison{0, 0};
+      both ? compare_modes(region_head(launch, peer)->costs[launch.rank], size) : Comparison{0, 0};
   const u64 channel = there.channel + here.channel, direct = there.direct + here.direct;
   const u32 bit = 1u << size;
   // Nothing changes for less than a tenth.
@@ -107,7 +107,7 @@ FA_FN bool prefers_direct(const FaLaunch &launch, u32 peer, u32 size, bool both)
 }
 
 // For a message that its receiver could read directly.
-FA_FN Choice choose_way(const FaLaunch &launch, u32 peer, u64 bytes, bool both) {
+FA_FN Choice choose_mode(const FaLaunch &launch, u32 peer, u64 bytes, bool both) {
   FaRegionHead *head = region_head(launch, launch.rank);
   // What it could not read once it is not asked to read again.
   if (load_relaxed(&head->credits[0][peer].refused) != 0)
@@ -124,10 +124,10 @@ FA_FN Choice choose_way(const FaLaunch &launch, u32 peer, u64 bytes, bool both) 
   const u32 run = number / length, place = number % length;
   const bool is_trial = run == 1 || run == 8 || (run != 0 && run % kRuns == 0);
   const bool is_direct = prefers_direct(launch, peer, size, both);
-  const Way way = is_direct != is_trial ? kPosting : kChunks;
+  const TransferMode mode = is_direct != is_trial ? kPosting : kChunks;
   if (is_trial || run == 0)
-    return {way, place < first ? kNotMeasured : place == first ? kMeasuredAnew : kMeasuredLeast};
-  return {way, number % kSample == 0 ? kMeasured : kNotMeasured};
+    return {mode, place < first ? kNotMeasured : place == first ? kMeasuredAnew : kMeasuredLeast};
+  return {mode, number % kSample == 0 ? kMeasured : kNotMeasured};
 }
 
 // A message has come whole, `ns` after the first of it was seen.

@@ -65,7 +65,7 @@ FA_FN void send_packets(const FaLaunch &launch, const Block &block, const Channe
 // Nothing of a posted part was written in this launch. That what earlier kernels wrote is complete for all of
 // the system is the axiom of send_signal (signal.cuh), so the signal needs no fence.
 FA_FN u64 look_to_send(const FaLaunch &launch, Channel &channel, const Portion &part) {
-  if (channel.way == kPosted) {
+  if (channel.mode == kPosted) {
     // Acquire: the receiver's reads come before what later kernels do with the memory.
     channel.credited = load_acquire(&credit_from(launch, channel)->taken);
     return look(launch, channel, channel.credited == channel.number + 1);
@@ -74,7 +74,7 @@ FA_FN u64 look_to_send(const FaLaunch &launch, Channel &channel, const Portion &
   if (readiness != kReady || !is_posted(launch, part))
     return readiness;
   signal_chunk(chunk_slot(launch, channel.peer(), launch.rank, channel), channel, part, part.source);
-  channel.way = kPosted;
+  channel.mode = kPosted;
   channel.wait = {};
   return kNotYet;
 }

@@ -91,29 +91,29 @@ FA_FN Reading read_directly(const FaLaunch &launch, u32 peer, u64 to, u64 from, 
 
 // Whether a message that has a source is sent by that, and not as chunks.
 FA_FN bool is_posted(const FaLaunch &launch, Channel &channel, const Portion &part) {
-  if (channel.way == kUndecided) {
+  if (channel.mode == kUndecided) {
     const u32 peer = channel.peer();
     const bool may_be_chunks = is_direct(launch, peer, part.source);
     const u32 *first = reinterpret_cast<const FaTransfers *>(launch.operands)->first;
     const bool both = first[2 * peer + 1] != first[2 * peer + 2];
-    const auto [way, measured] =
-        may_be_chunks ? choose_way(launch, peer, part.whole, both) : Choice{kPosting, kNotMeasured};
-    channel.way = u8(way), channel.measured = measured;
+    const auto [mode, measured] =
+        may_be_chunks ? choose_mode(launch, peer, part.whole, both) : Choice{kPosting, kNotMeasured};
+    channel.mode = u8(mode), channel.measured = measured;
   }
-  return channel.way == kPosting || channel.way == kPosted;
+  return channel.mode == kPosting || channel.mode == kPosted;
 }
 
 // Has the receiver read a message where it is.
 FA_FN u64 send_posted(const FaLaunch &launch, Channel &channel, const Portion &part) {
   const u32 peer = channel.peer();
-  if (channel.way == kPosting) {
+  if (channel.mode == kPosting) {
     const u64 readiness = look_for_credit(launch, channel);
     if (readiness != kReady)
       return readiness;
     if (is_direct(launch, peer, part.source))
       touch_pages(part);
     signal_chunk(chunk_slot(launch, peer, launch.rank, channel), channel, part, part.source);
-    channel.way = kPosted;
+    channel.mode = kPosted;
     channel.wait = {};
     return kNotYet;
   }

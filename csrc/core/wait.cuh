@@ -133,7 +133,9 @@ FA_FN u64 look(const FaLaunch &launch, u32 rank, u64 state) {
 }
 
 // One copy for the waits of all kernels: most of their code, which most of them do not get to.
-FA_SLOW u64 look_apart(const FaLaunch &launch, u32 rank, u64 state) { return look(launch, rank, state); }
+FA_SLOW u64 check_limits_outlined(const FaLaunch &launch, u32 rank, u64 state) {
+  return look(launch, rank, state);
+}
 
 // Where a waiting thread is between two polls. `Here`: in a function that calls nothing.
 template <bool Here = false>
@@ -143,7 +145,7 @@ public:
   FA_FN Failure pause(const FaLaunch &launch, u32 rank) {
     if (++polls_ % kPollsBetweenLooks != 0)
       return {};
-    state_ = Here ? look(launch, rank, state_) : look_apart(launch, rank, state_);
+    state_ = Here ? look(launch, rank, state_) : check_limits_outlined(launch, rank, state_);
     return state_ < kEnds ? Failure{} : Failure(u32(state_));
   }
 

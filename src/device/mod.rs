@@ -90,7 +90,7 @@ pub(crate) mod sealed {
         fn shared_facts(&self) -> String;
 
         /// Another device of the same kind and settings, for another world.
-        fn again(&self) -> Result<Self>
+        fn reopen(&self) -> Result<Self>
         where
             Self: Sized;
 

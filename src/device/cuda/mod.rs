@@ -296,7 +296,7 @@ impl sealed::Device for Cuda {
         format!("sharing by {sharing}")
     }
 
-    fn again(&self) -> Result<Self> {
+    fn reopen(&self) -> Result<Self> {
         let mut device = Self::new(Arc::clone(&self.context))?;
         (device.sharing, device.max_blocks, device.one_at_a_time) =
             (self.sharing, self.max_blocks, self.one_at_a_time);

@@ -246,7 +246,7 @@ impl sealed::Device for Host {
         }
     }
 
-    fn again(&self) -> Result<Self> {
+    fn reopen(&self) -> Result<Self> {
         let again = Self::new().wait(self.wait).bind(self.bind).isa(self.isa)?;
         match &self.pool {
             Some(pool) => again.thread_pool(Arc::clone(&pool.0)),
