@@ -148,7 +148,8 @@ impl Mapping {
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // Populated now, because otherwise the first call would fault on each page.
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice; `length` is the size of the file, which keeps it (see `file`).
+        // SAFETY: a new mapping at an address that the kernel chooses; `length` is the size of the file, which cannot
+        // change (see `file`).
         let address = unsafe { mmap(None, length, protection, flags, descriptor, 0) }
             .map_err(|errno| Error::Allocation { bytes: length.get(), reason: format!("mmap: {errno}") })?;
         // SAFETY: the range was mapped above. Huge pages are a hint: kernels without them for shared memory refuse
@@ -160,7 +161,8 @@ impl Mapping {
     /// Maps a file privately and without access, for later use: it only occupies address space.
     fn inaccessible(descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Self> {
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice; `length` is the size of the file, which keeps it (see `file`).
+        // SAFETY: a new mapping at an address that the kernel chooses; `length` is the size of the file, which cannot
+        // change (see `file`).
         let address = unsafe { mmap(None, length, ProtFlags::PROT_NONE, flags, descriptor, 0) }
             .map_err(|errno| Error::Allocation { bytes: length.get(), reason: format!("mmap: {errno}") })?;
         Ok(Self { address, length })

@@ -181,8 +181,8 @@ impl Found {
         Error::Unavailable {
             what: "a communicator whose blocks all run at the same time".into(),
             reason: format!(
-                "rank {rank}'s GPU runs {multiprocessors} blocks at once, of which {communicators} communicators of its \
-                 process leave fewer than the {ranks} needed; drop one of them, give each fewer blocks \
+                "rank {rank}'s GPU runs {multiprocessors} blocks at once, of which {communicators} communicators of \
+                 its process leave fewer than the {ranks} needed; drop one of them, give each fewer blocks \
                  (Cuda::max_blocks), or promise that no two are in use at the same time (Cuda::one_at_a_time)"
             ),
         }
