@@ -89,7 +89,7 @@ impl<D: Device> Communicator<D> {
 
     fn part(&self, members: &[usize], index: usize) -> Result<Self> {
         self.can_lock()?;
-        let Some(notices) = self.liveness.notices(members[0]) else {
+        let Some(announcements) = self.liveness.announcements(members[0]) else {
             return Err(Error::PeerLost { rank: members[0], reason: "it was never here".into() });
         };
         let device = self.endpoint.device.again();
@@ -98,7 +98,7 @@ impl<D: Device> Communicator<D> {
             return Err(self.poison(error.clone()));
         }
         let gone = || members.iter().copied().find(|&rank| rank != self.rank && !self.liveness.is_left(rank));
-        let met = self.family.meet(members, index, notices, &|| gone().is_some(), self.setup_timeout);
+        let met = self.lineage.meet(members, index, announcements, &|| gone().is_some(), self.setup_timeout);
         let local = met.map_err(|error| {
             self.in_world_ranks(match (&error, gone()) {
                 (Error::Timeout { .. } | Error::Rendezvous { .. }, Some(rank)) => {

@@ -7,8 +7,8 @@ use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::exclusive::{Exclusive, Held};
-use crate::fork::Origin;
-use crate::liveness::Closings;
+use crate::fork::ForkCheck;
+use crate::liveness::CloseReports;
 
 /// The connection to the other ranks, and what must outlive their mappings of it: kept by the communicator and, after its own
 /// mappings, by the endpoint, so that the last of communicator and buffers ends it.
@@ -17,7 +17,7 @@ pub(crate) struct Connection<D: Device> {
     pub bootstrap: Box<dyn Bootstrap>,
     /// Of its steps.
     pub timeout: Duration,
-    origin: Origin,
+    fork_check: ForkCheck,
     /// See [`Connection::step`].
     stepping: Exclusive<()>,
     exported: Exported<D::Exports>,
@@ -25,19 +25,19 @@ pub(crate) struct Connection<D: Device> {
 
 impl<D: Device> Connection<D> {
     pub fn new(exports: D::Exports, bootstrap: Box<dyn Bootstrap>, timeout: Duration) -> Self {
-        let origin = Origin::here();
+        let fork_check = ForkCheck::new();
         Self {
             bootstrap,
             timeout,
-            origin,
+            fork_check,
             stepping: Exclusive::default(),
-            exported: Exported::new(exports, origin),
+            exported: Exported::new(exports, fork_check),
         }
     }
 
     /// Refuses to speak in the name of the process that this one is a fork of.
     pub fn here(&self) -> Result<()> {
-        match self.origin.is_elsewhere() {
+        match self.fork_check.in_fork() {
             true => Err(Error::Forked),
             false => Ok(()),
         }
@@ -60,8 +60,8 @@ impl<D: Device> Connection<D> {
     }
 
     /// How the ranks tell each other that they have closed their mappings. Before anything is exported.
-    pub fn tell_by(&self, closings: Closings) {
-        self.exported.tell_by(closings);
+    pub fn set_close_reports(&self, close_reports: CloseReports) {
+        self.exported.set_close_reports(close_reports);
     }
 
     /// This rank's mappings of its peers' memory are not closed, as its kernels may still run: what they are of stays.

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::device::sealed::Exports;
-use crate::fork::Origin;
-use crate::liveness::{Closings, Mappings, Word};
+use crate::fork::ForkCheck;
+use crate::liveness::{CloseReport, CloseReports, PeerMappings};
 use crate::thread;
 
 /// How long the end of a communicator waits for the others' ends. A longer wait could be a hang.
@@ -23,21 +23,21 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 pub(super) struct Exported<E: Exports> {
     exports: E,
     /// There is none before the first export.
-    closings: OnceLock<Closings>,
-    origin: Origin,
+    close_reports: OnceLock<CloseReports>,
+    fork_check: ForkCheck,
     /// This rank's kernels may still run, in mappings that it keeps.
     keeps_mappings: AtomicBool,
 }
 
 impl<E: Exports> Exported<E> {
-    pub fn new(exports: E, origin: Origin) -> Self {
-        Self { exports, closings: OnceLock::new(), origin, keeps_mappings: AtomicBool::new(false) }
+    pub fn new(exports: E, fork_check: ForkCheck) -> Self {
+        Self { exports, close_reports: OnceLock::new(), fork_check, keeps_mappings: AtomicBool::new(false) }
     }
 
     /// How the ranks tell each other that they have closed their mappings. Before anything is exported.
-    pub fn tell_by(&self, closings: Closings) {
+    pub fn set_close_reports(&self, close_reports: CloseReports) {
         // Said once, when the communicator is made.
-        let _ = self.closings.set(closings);
+        let _ = self.close_reports.set(close_reports);
     }
 
     /// This rank's mappings of its peers' memory are not closed, as its kernels may still run.
@@ -60,25 +60,25 @@ impl<E: Exports> Exported<E> {
     /// Frees what was exported, or leaves it for the end of another communicator.
     fn end(&mut self) {
         let kept = self.exports.take();
-        let (false, Some(closings)) = (self.origin.is_elsewhere(), self.closings.take()) else {
+        let (false, Some(close_reports)) = (self.fork_check.in_fork(), self.close_reports.take()) else {
             // In a fork all of it is the parent's.
             return std::mem::forget(kept);
         };
-        closings.say(match self.keeps_mappings.load(Ordering::Relaxed) {
-            true => Word::Kept,
+        close_reports.publish(match self.keeps_mappings.load(Ordering::Relaxed) {
+            true => CloseReport::Kept,
             // Whatever has dropped them: on such a device none has been closed.
-            false if self.exports.is_lost() => Word::Lost,
-            false => Word::Closed,
+            false if self.exports.is_lost() => CloseReport::Lost,
+            false => CloseReport::Closed,
         });
         let deadline = Deadline::after(CLOSE_TIMEOUT);
         loop {
-            let turn = deadline.turn();
-            match closings.mappings() {
-                Mappings::Open if !turn.is_zero() => thread::pause(LOOK_INTERVAL),
-                Mappings::Closed => break,
+            let wait = deadline.next_wait();
+            match close_reports.mappings() {
+                PeerMappings::Open if !wait.is_zero() => thread::pause(LOOK_INTERVAL),
+                PeerMappings::Closed => break,
                 _ => {
                     tracing::warn!("other ranks still have memory of this one open: it is freed when they have closed it");
-                    let remains = Remains { _kept: kept, closings, origin: self.origin };
+                    let remains = Remains { _kept: kept, close_reports, fork_check: self.fork_check };
                     REMAINS.lock().unwrap_or_else(PoisonError::into_inner).push(remains);
                     break;
                 }
@@ -90,8 +90,8 @@ impl<E: Exports> Exported<E> {
 /// What was left when its communicator ended.
 struct Remains {
     _kept: Box<dyn Any + Send>,
-    closings: Closings,
-    origin: Origin,
+    close_reports: CloseReports,
+    fork_check: ForkCheck,
 }
 
 static REMAINS: Mutex<Vec<Remains>> = Mutex::new(Vec::new());
@@ -104,8 +104,9 @@ fn free_remains() {
         // Another thread is at it; in a fork, a thread of the parent was.
         Err(TryLockError::WouldBlock) => return,
     };
-    let is_left =
-        |remains: &Remains| remains.origin.is_elsewhere() || remains.closings.mappings() != Mappings::Closed;
+    let is_left = |remains: &Remains| {
+        remains.fork_check.in_fork() || remains.close_reports.mappings() != PeerMappings::Closed
+    };
     let (left, closed) = std::mem::take(&mut *remains).into_iter().partition(is_left);
     *remains = left;
     drop(remains);

@@ -6,10 +6,10 @@
 //! mark. A rank that is done with its last call and leaves therefore disturbs nobody. One that fails takes along those who wait
 //! for it, with the cause: who waits for a rank that itself waited for a third names the third.
 
-mod closing;
+mod close_report;
+mod deferred_exit;
 mod direct;
-mod farewell;
-mod life;
+mod exit_futex;
 mod page;
 mod status_page;
 mod watch;
@@ -19,19 +19,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-pub(crate) use self::closing::{Closings, Mappings, Word};
+pub(crate) use self::close_report::{CloseReport, CloseReports, PeerMappings};
+pub(crate) use self::deferred_exit::DeferredExit;
 pub use self::direct::DirectReads;
-pub(crate) use self::farewell::Farewell;
-use self::page::{own_status, page, status, Page, Sample};
+use self::page::{own_status, page, status, Page, ReadProbe};
 use self::status_page::{Activity, Cause, ExitRecord, StatusPage};
 use self::watch::{Event, Watched, Watcher};
 use crate::abi::{FaCall, MAX_RANKS};
-use crate::bootstrap::{all_succeeded, exchange_several, process_identity, Bootstrap, Notices};
+use crate::bootstrap::{all_succeeded, exchange_several, process_identity, Announcements, Bootstrap};
 use crate::call::CallId;
 use crate::deadline::Deadline;
 use crate::device::host::SharedMemory;
 use crate::error::{Error, Result};
-use crate::fork::Origin;
+use crate::fork::ForkCheck;
 use crate::thread;
 
 /// How long a rank whose time is up waits to hear whether a rank in the same call gives up as well, and why.
@@ -50,32 +50,32 @@ pub(crate) struct Liveness {
     /// Of the ranks, by what the kernel has noted of the sockets that they made.
     processes: [Option<u32>; MAX_RANKS],
     /// For peers to read.
-    _sample: Sample,
+    _read_probe: ReadProbe,
     /// Ranks whose processes have ended, a bit for each.
     ended: Arc<AtomicU32>,
-    origin: Origin,
+    fork_check: ForkCheck,
 }
 
 /// What is exchanged before the watcher can start, which wants the communicator's status.
-pub(crate) struct Arrivals {
+pub(crate) struct LivenessSetup {
     pages: Arc<SharedMemory>,
     rank: usize,
     world_size: usize,
     threads: u32,
     here: OwnedFd,
     watched: Vec<Watched>,
-    sample: Sample,
+    read_probe: ReadProbe,
 }
 
-impl Arrivals {
+impl LivenessSetup {
     /// Shows this rank to all others, and them to it. Collective.
     pub fn exchange(bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
         let rank = bootstrap.rank();
         let identity = process_identity();
         let pages = identity.and_then(|identity| Ok((SharedMemory::allocate(size_of::<Page>())?, identity)));
         let (mut pages, identity) = all_succeeded(pages, bootstrap, timeout)?;
-        let sample = Sample::new(identity);
-        own_status(&pages).set_process(&identity, sample.address());
+        let read_probe = ReadProbe::new(identity);
+        own_status(&pages).set_process(&identity, read_probe.address());
         all_succeeded(pages.map_peers(bootstrap, timeout), bootstrap, timeout)?;
 
         let (gone, here) = all_succeeded(watch::connection(), bootstrap, timeout)?;
@@ -97,20 +97,20 @@ impl Arrivals {
             Watched { rank: peer, connection, look: !is_here && process.is_none(), process }
         });
         let (watched, world_size) = (watched.collect(), bootstrap.world_size());
-        Ok(Self { watched, threads, pages: Arc::new(pages), rank, world_size, here, sample })
+        Ok(Self { watched, threads, pages: Arc::new(pages), rank, world_size, here, read_probe })
     }
 
     /// By which the ranks tell each other that they have closed their mappings.
-    pub fn closings(&self) -> Closings {
+    pub fn close_reports(&self) -> CloseReports {
         let processes =
             self.watched.iter().filter_map(|peer| Some((peer.rank, Arc::clone(peer.process.as_ref()?))));
         let pages = Arc::clone(&self.pages);
-        Closings::new(pages, self.rank, self.world_size, self.threads, processes.collect())
+        CloseReports::new(pages, self.rank, self.world_size, self.threads, processes.collect())
     }
 
     /// Calls `gone` from a thread with each rank that leaves, after all that it has sent; maybe twice.
     pub fn watch(self, gone: impl Fn(usize) + Send + 'static) -> Result<Liveness> {
-        let Self { pages, rank, world_size, threads, here, watched, sample: _sample } = self;
+        let Self { pages, rank, world_size, threads, here, watched, read_probe: _read_probe } = self;
         let ended = Arc::new(AtomicU32::new(0));
         let mut processes = [None; MAX_RANKS];
         for Watched { rank, connection, .. } in &watched {
@@ -128,15 +128,26 @@ impl Arrivals {
         let watcher =
             (!watched.is_empty()).then(|| Watcher::start(Arc::clone(&pages), watched, tell)).transpose()?;
         let here = Mutex::new(Some(here));
-        let origin = Origin::here();
-        Ok(Liveness { pages, rank, world_size, threads, here, watcher, processes, _sample, ended, origin })
+        let fork_check = ForkCheck::new();
+        Ok(Liveness {
+            pages,
+            rank,
+            world_size,
+            threads,
+            here,
+            watcher,
+            processes,
+            _read_probe,
+            ended,
+            fork_check,
+        })
     }
 }
 
 impl Liveness {
     /// Whether this process is a fork of the one that is the rank.
-    pub fn is_elsewhere(&self) -> bool {
-        self.origin.is_elsewhere()
+    pub fn in_fork(&self) -> bool {
+        self.fork_check.in_fork()
     }
 
     /// Ranks that are threads of this process, a bit for each, this one too.
@@ -151,8 +162,8 @@ impl Liveness {
     }
 
     /// Where a rank tells which meetings it serves.
-    pub fn notices(&self, rank: usize) -> Option<&Notices> {
-        page(&self.pages, rank).map(|page| &page.notices)
+    pub fn announcements(&self, rank: usize) -> Option<&Announcements> {
+        page(&self.pages, rank).map(|page| &page.announcements)
     }
 
     /// Shows that a call begins, and returns its number.
@@ -242,16 +253,16 @@ impl Liveness {
 
     /// Before it is dropped while calls of this rank may still run: kernels of the others do not hear of its end yet. `None`: they
     /// have heard of another.
-    pub fn postpone(&self) -> Option<Farewell> {
+    pub fn defer_exit(&self) -> Option<DeferredExit> {
         self.set_absent();
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
-        here.take().map(|here| Farewell::new(Arc::clone(&self.pages), here))
+        here.take().map(|here| DeferredExit::new(Arc::clone(&self.pages), here))
     }
 
     fn leave(&self, exit_record: &ExitRecord) {
         let mut here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = here.take() {
-            farewell::leave(&self.pages, &connection, exit_record);
+            deferred_exit::leave(&self.pages, &connection, exit_record);
         }
     }
 
@@ -370,7 +381,7 @@ fn tell(Activity { begun, ended, captured, call }: Activity) -> String {
 
 impl Drop for Liveness {
     fn drop(&mut self) {
-        if self.is_elsewhere() {
+        if self.in_fork() {
             // The rank lives on in the parent, and the thread with it.
             if let Some(watcher) = &mut self.watcher {
                 watcher.forget();

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::AtomicU32;
 
-use super::life::Life;
+use super::exit_futex::ExitFutex;
 use super::status_page::StatusPage;
-use crate::bootstrap::Notices;
+use crate::bootstrap::Announcements;
 use crate::device::host::SharedMemory;
 use crate::device::sealed::Shared as _;
 
@@ -13,10 +13,10 @@ use crate::device::sealed::Shared as _;
 pub(super) struct Page {
     pub status: StatusPage,
     /// Tells when its process ends.
-    pub life: Life,
+    pub exit_futex: ExitFutex,
     /// The meetings for later worlds that it serves.
-    pub notices: Notices,
-    /// A [`Word`](super::Word) on its mappings; 0: it has them.
+    pub announcements: Announcements,
+    /// A [`CloseReport`](super::CloseReport) on its mappings; 0: it has them.
     pub closing: AtomicU32,
 }
 
@@ -43,14 +43,14 @@ pub(super) fn own_status(pages: &SharedMemory) -> &StatusPage {
 
 /// What each rank can read to prove that it can: private memory of the rank, whose contents its page tells.
 #[derive(Debug)]
-pub(super) struct Sample(Box<[u8; 16]>);
+pub(super) struct ReadProbe(Box<[u8; 16]>);
 
-impl Sample {
+impl ReadProbe {
     pub fn new(contents: [u8; 16]) -> Self {
         Self(Box::new(contents))
     }
 
-    /// Valid for its life.
+    /// Valid for its exit_futex.
     pub fn address(&self) -> u64 {
         self.0.as_ptr() as u64
     }

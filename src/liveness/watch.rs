@@ -4,7 +4,7 @@
 //! keeps and shuts down when it leaves; that ends it whoever else holds the end, as a fork of the peer does. A pidfd
 //! of the peer's process, which it passed itself, so that process ids and their namespaces play no part: a process
 //! that is killed shuts nothing down, and its forks hold the connection. Where the peer has no pidfd (before Linux 5.3, or
-//! refused to a sandbox), its [`Life`](super::life::Life) instead, which is looked at again and again.
+//! refused to a sandbox), its [`ExitFutex`](super::exit_futex::ExitFutex) instead, which is looked at again and again.
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -101,7 +101,7 @@ impl Watcher {
         let body = move || watch(&stopped, &epoll, &pages, watched, &started, tell);
         let thread = thread::spawn("fast-allreduce".into(), SMALL_STACK, body)
             .map_err(Error::io("starting the thread that watches the other ranks"))?;
-        // It shows this rank's life, on which peers rely from the next step on. An error: it has ended, and they will see that.
+        // It shows this rank's exit_futex, on which peers rely from the next step on. An error: it has ended, and they will see that.
         let _ = has_started.recv();
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -137,7 +137,7 @@ fn watch(
     tell: impl Fn(usize, Event),
 ) {
     // SAFETY: this thread is the crate's own, and the mapping outlives what is held.
-    let _life = unsafe { own_page(pages).life.hold() };
+    let _life = unsafe { own_page(pages).exit_futex.hold() };
     // `Watcher::start` waits for it.
     let _ = started.send(());
     let mut events = [EpollEvent::empty(); 2 * MAX_RANKS + 1];
@@ -173,7 +173,7 @@ fn watch(
                 let _ = epoll.delete(&process);
                 tell(rank, Event::ProcessEnded);
             }
-            if page.is_some_and(|page| page.life.has_ended()) {
+            if page.is_some_and(|page| page.exit_futex.has_ended()) {
                 peer.look = false;
                 tell(rank, Event::ProcessEnded);
             }

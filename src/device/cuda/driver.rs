@@ -75,7 +75,7 @@ pub(crate) unsafe fn wait_for(stream: sys::CUstream) -> Result<()> {
     const LONGEST: Duration = Duration::from_millis(1);
     let mut turn = SHORTEST;
     // The driver's wait does nothing else.
-    while interruption::is_asked() {
+    while interruption::has_callback() {
         let asked = {
             let _relaxed = Relaxed::enter();
             // SAFETY: the caller's.

@@ -151,8 +151,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::damaged::damaged;
     use crate::device::cuda::handle::Payload;
+    use crate::testing::damaged::damaged;
 
     fn told() -> Told {
         let handle =

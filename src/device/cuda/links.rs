@@ -15,7 +15,7 @@ use crate::topology::{Gpu, LinkClass, PciAddress, Topology};
 
 /// What a rank learns of the others when it joins them.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct DeviceLinks {
     pub same_process: bool,
     pub world_size: usize,
     /// Ranks on the most crowded GPU.
@@ -29,7 +29,7 @@ pub(super) struct World {
     pub reservation: Option<Arc<Reservation>>,
 }
 
-impl Default for World {
+impl Default for DeviceLinks {
     fn default() -> Self {
         let link = LinkClass::SameDevice;
         let (apart, reservation) = (None, None);
@@ -37,7 +37,7 @@ impl Default for World {
     }
 }
 
-impl World {
+impl DeviceLinks {
     /// Collective. `own` is this rank's identity; `most`, the blocks of a launch that it was given.
     pub fn meet(
         own: Result<Identity>,

@@ -21,7 +21,7 @@ pub(super) struct Memory {
     context: Arc<CudaContext>,
     address: u64,
     bytes: usize,
-    origin: Origin,
+    provenance: Provenance,
     /// Names it among the allocations of this process.
     export: u64,
     /// The number of its context, which has gone with it where the context was reset; `None` where the driver did not say.
@@ -30,7 +30,7 @@ pub(super) struct Memory {
 
 /// How it came to be, and so how it goes.
 #[derive(Debug)]
-enum Origin {
+enum Provenance {
     /// `cuMemAlloc`.
     Allocated,
     /// A mapping of a VMM allocation: of our own, or imported.
@@ -76,7 +76,7 @@ impl Memory {
                 unsafe { api::cuMemAlloc_v2(&mut address, bytes) }
                     .map_err(driver("cuMemAlloc"))
                     .map_err(failed)?;
-                Self::new(context, address, bytes, Origin::Allocated)
+                Self::new(context, address, bytes, Provenance::Allocated)
             }
             Sharing::Descriptor => Self::create(context, bytes).map_err(failed)?,
         };
@@ -91,17 +91,17 @@ impl Memory {
     pub fn foreign(context: &Arc<CudaContext>, address: u64) -> Result<Arc<Self>> {
         driver::bind(context)?;
         let (base, bytes) = driver::allocation_of(address)?;
-        let memory = Arc::new(Self::new(context, base, bytes, Origin::Foreign));
+        let memory = Arc::new(Self::new(context, base, bytes, Provenance::Foreign));
         exports().get_or_insert_with(HashMap::new).insert(memory.export, Arc::downgrade(&memory));
         Ok(memory)
     }
 
     /// The context is current.
-    fn new(context: &Arc<CudaContext>, address: u64, bytes: usize, origin: Origin) -> Self {
+    fn new(context: &Arc<CudaContext>, address: u64, bytes: usize, provenance: Provenance) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let export = NEXT.fetch_add(1, Ordering::Relaxed);
         let context_id = driver::context_id().ok();
-        Self { context: Arc::clone(context), address, bytes, origin, export, context_id }
+        Self { context: Arc::clone(context), address, bytes, provenance, export, context_id }
     }
 
     /// A VMM allocation, mapped for this device.
@@ -141,7 +141,7 @@ impl Memory {
             let _ = unsafe { (api::cuMemAddressFree(address, bytes), api::cuMemRelease(handle)) };
             return Err(driver("cuMemMap")(error));
         }
-        let memory = Self::new(context, address, bytes, Origin::Mapped { handle });
+        let memory = Self::new(context, address, bytes, Provenance::Mapped { handle });
         memory.allow(context)?;
         Ok(memory)
     }
@@ -186,8 +186,8 @@ impl Memory {
 
     /// The handle of a VMM allocation, which stays its own.
     pub fn allocation(&self) -> Result<u64> {
-        match self.origin {
-            Origin::Mapped { handle } => Ok(handle),
+        match self.provenance {
+            Provenance::Mapped { handle } => Ok(handle),
             _ => Err(Error::Unavailable {
                 what: "a handle of device memory".into(),
                 reason: "it was not allocated through virtual memory management".into(),
@@ -215,8 +215,8 @@ impl Memory {
                 rank,
                 reason: "the memory that it shares within this process is gone".into(),
             })?;
-            match memory.origin {
-                Origin::Mapped { .. } => memory.allow(context)?,
+            match memory.provenance {
+                Provenance::Mapped { .. } => memory.allow(context)?,
                 _ => driver::enable_peer_access(context, &memory.context)?,
             }
             return Ok(memory);
@@ -240,7 +240,7 @@ impl Memory {
                 // SAFETY: the driver validates the handle and writes one address.
                 unsafe { api::cuIpcOpenMemHandle_v2(&mut address, ipc, flags) }
                     .map_err(driver("cuIpcOpenMemHandle"))?;
-                let memory = Arc::new(Self::new(context, address, bytes, Origin::Opened));
+                let memory = Arc::new(Self::new(context, address, bytes, Provenance::Opened));
                 opened.push((*reserved, Arc::downgrade(&memory)));
                 Ok(memory)
             }
@@ -266,7 +266,7 @@ impl Memory {
         if let Some(exports) = exports().as_mut() {
             exports.remove(&self.export);
         }
-        if matches!(self.origin, Origin::Foreign) {
+        if matches!(self.provenance, Provenance::Foreign) {
             return Ok(());
         }
         let _relaxed = driver::Relaxed::enter();
@@ -277,17 +277,17 @@ impl Memory {
                 return Ok(());
             }
         }
-        let origin = std::mem::replace(&mut self.origin, Origin::Foreign);
+        let provenance = std::mem::replace(&mut self.provenance, Provenance::Foreign);
         // SAFETY: each undoes what made the memory, once; this rank's kernels that use it have ended (the device and the
         // registration waited for them first), and a peer that still reads it holds a reference or, in another process, a
         // mapping of its own.
         unsafe {
-            match origin {
-                Origin::Allocated => api::cuMemFree_v2(self.address).map_err(driver("cuMemFree")),
-                Origin::Opened => {
+            match provenance {
+                Provenance::Allocated => api::cuMemFree_v2(self.address).map_err(driver("cuMemFree")),
+                Provenance::Opened => {
                     api::cuIpcCloseMemHandle(self.address).map_err(driver("cuIpcCloseMemHandle"))
                 }
-                Origin::Mapped { handle } => {
+                Provenance::Mapped { handle } => {
                     let unmapped = api::cuMemUnmap(self.address, self.bytes);
                     let released = api::cuMemRelease(handle);
                     let freed = api::cuMemAddressFree(self.address, self.bytes);
@@ -295,7 +295,7 @@ impl Memory {
                     released.map_err(driver("cuMemRelease"))?;
                     freed.map_err(driver("cuMemAddressFree"))
                 }
-                Origin::Foreign => Ok(()),
+                Provenance::Foreign => Ok(()),
             }
         }
     }

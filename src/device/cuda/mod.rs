@@ -42,7 +42,7 @@ pub use self::handle::Sharing;
 use self::helper_streams::HelperStreams;
 use self::identity::Identity;
 use self::kernels::Kernels;
-use self::links::World;
+use self::links::DeviceLinks;
 pub use self::multicast::CudaWindows;
 use self::order::Calls;
 use self::pinned::Pinned;
@@ -80,7 +80,7 @@ pub struct Cuda {
     sharing: Option<Sharing>,
     /// The kind that worked first, used from then on.
     chosen: OnceLock<Sharing>,
-    world: World,
+    world: DeviceLinks,
     graph_registration: bool,
     max_blocks: Option<usize>,
     one_at_a_time: bool,
@@ -131,7 +131,7 @@ impl Cuda {
             process: process_identity()?,
             sharing: None,
             chosen: OnceLock::new(),
-            world: World::default(),
+            world: DeviceLinks::default(),
             graph_registration: false,
             max_blocks: None,
             one_at_a_time: false,
@@ -306,7 +306,7 @@ impl sealed::Device for Cuda {
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
         let own = Identity::of(&self.context, self.process);
-        self.world = World::meet(own, self.max_blocks, self.one_at_a_time, bootstrap, timeout)?;
+        self.world = DeviceLinks::meet(own, self.max_blocks, self.one_at_a_time, bootstrap, timeout)?;
         let possible = match self.wants_programmatic {
             true => Programmatic::wherever_possible(&self.kernels),
             false => Ok(Programmatic::Nowhere),

@@ -138,7 +138,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::temporary::Folder;
+    use crate::testing::temporary::Folder;
     use crate::thread::tests::forbid;
 
     /// Takes so many bytes under these limits, each call as `take` says, given its number and its length; the calls

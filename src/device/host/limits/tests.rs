@@ -2,8 +2,8 @@ use super::*;
 
 use proptest::prelude::*;
 
-use crate::damaged::damaged;
-use crate::temporary::Folder;
+use crate::testing::damaged::damaged;
+use crate::testing::temporary::Folder;
 
 /// Files below a folder of their own, as a machine has them.
 struct Machine(Folder);

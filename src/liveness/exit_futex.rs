@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// As it lies in shared memory: 0 if nobody holds it, else the thread's id, or what the kernel has made of that.
 #[derive(Debug)]
 #[repr(transparent)]
-pub(super) struct Life(AtomicU32);
+pub(super) struct ExitFutex(AtomicU32);
 
 /// The kernel's `robust_list`.
 #[repr(C)]
@@ -36,13 +36,13 @@ struct List {
 
 /// For as long as it lives, the end of this thread marks the word. Its pointers keep it in the thread.
 pub(super) struct Held<'a> {
-    life: &'a Life,
+    exit_futex: &'a ExitFutex,
     list: *mut List,
     /// What the thread had registered before, and its size.
     before: (*const Head, usize),
 }
 
-impl Life {
+impl ExitFutex {
     /// `None` where the kernel refuses it.
     ///
     /// # Safety
@@ -76,7 +76,7 @@ impl Life {
             drop(unsafe { Box::from_raw(list) });
             return None;
         }
-        Some(Held { life: self, list, before })
+        Some(Held { exit_futex: self, list, before })
     }
 
     /// Whether a thread holds it, so that its end will show.
@@ -101,8 +101,8 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         // SAFETY: what the thread's library had registered when it began, or nothing.
         unsafe { libc::syscall(libc::SYS_set_robust_list, self.before.0, size_of::<Head>()) };
-        // As the kernel would: nobody need look at it any more. Release pairs with `Life::has_ended`.
-        self.life.0.store(libc::FUTEX_OWNER_DIED, Ordering::Release);
+        // As the kernel would: nobody need look at it any more. Release pairs with `ExitFutex::has_ended`.
+        self.exit_futex.0.store(libc::FUTEX_OWNER_DIED, Ordering::Release);
         // SAFETY: from `Box::into_raw`, and the kernel does not know it any more.
         drop(unsafe { Box::from_raw(self.list) });
     }
@@ -113,14 +113,14 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    fn free() -> Arc<Life> {
-        Arc::new(Life(AtomicU32::new(0)))
+    fn free() -> Arc<ExitFutex> {
+        Arc::new(ExitFutex(AtomicU32::new(0)))
     }
 
     #[test]
     fn it_is_held_until_a_thread_lets_go() {
-        let life = free();
-        let held = Arc::clone(&life);
+        let exit_futex = free();
+        let held = Arc::clone(&exit_futex);
         let holding = std::thread::spawn(move || {
             // SAFETY: no robust mutexes, and the word outlives the thread.
             let _held = unsafe { held.hold() }.unwrap();
@@ -129,18 +129,18 @@ mod tests {
             assert!(!free().is_held() && !free().has_ended());
         });
         holding.join().unwrap();
-        assert_eq!(life.0.load(Ordering::Relaxed), libc::FUTEX_OWNER_DIED);
-        assert!(life.has_ended() && !life.is_held());
+        assert_eq!(exit_futex.0.load(Ordering::Relaxed), libc::FUTEX_OWNER_DIED);
+        assert!(exit_futex.has_ended() && !exit_futex.is_held());
     }
 
     #[test]
     fn a_thread_that_ends_is_marked() {
-        let life = free();
-        let held = Arc::clone(&life);
+        let exit_futex = free();
+        let held = Arc::clone(&exit_futex);
         // SAFETY: as above; the list stays for ever.
         let holding = std::thread::spawn(move || std::mem::forget(unsafe { held.hold() }.unwrap()));
         holding.join().unwrap();
         // The kernel marks it before it says that the thread has ended.
-        assert!(life.has_ended());
+        assert!(exit_futex.has_ended());
     }
 }

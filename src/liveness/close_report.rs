@@ -13,7 +13,7 @@ use crate::device::host::SharedMemory;
 /// What a rank says of its mappings at the end of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Word {
+pub(crate) enum CloseReport {
     /// It has closed them.
     Closed = 1,
     /// Its kernels may still run, and use them.
@@ -22,13 +22,13 @@ pub(crate) enum Word {
     Lost = 3,
 }
 
-const CLOSED: u32 = Word::Closed as u32;
-const KEPT: u32 = Word::Kept as u32;
-const LOST: u32 = Word::Lost as u32;
+const CLOSED: u32 = CloseReport::Closed as u32;
+const KEPT: u32 = CloseReport::Kept as u32;
+const LOST: u32 = CloseReport::Lost as u32;
 
 /// What has become of the peers' mappings of this rank's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mappings {
+pub(crate) enum PeerMappings {
     /// No peer has any.
     Closed,
     /// Some peer has not said.
@@ -38,7 +38,7 @@ pub(crate) enum Mappings {
 }
 
 /// This rank's word on its mappings, and those of its peers.
-pub(crate) struct Closings {
+pub(crate) struct CloseReports {
     pages: Arc<SharedMemory>,
     rank: usize,
     world_size: usize,
@@ -49,7 +49,7 @@ pub(crate) struct Closings {
     processes: Vec<(usize, Arc<OwnedFd>)>,
 }
 
-impl Closings {
+impl CloseReports {
     pub(super) fn new(
         pages: Arc<SharedMemory>,
         rank: usize,
@@ -61,28 +61,28 @@ impl Closings {
     }
 
     /// Tells the peers what has become of this rank's mappings of their memory.
-    pub fn say(&self, word: Word) {
+    pub fn publish(&self, word: CloseReport) {
         // Release: after the mappings were closed. It pairs with the load in `mappings`.
         own_page(&self.pages).closing.store(word as u32, Ordering::Release);
     }
 
     /// Waits for nothing.
-    pub fn mappings(&self) -> Mappings {
+    pub fn mappings(&self) -> PeerMappings {
         let of_peer = |peer: usize| {
             // Acquire: what is freed next is freed after the peer has closed it.
             let word = page(&self.pages, peer).map_or(0, |page| page.closing.load(Ordering::Acquire));
             match word {
-                CLOSED => Mappings::Closed,
-                LOST if self.threads >> peer & 1 == 1 => Mappings::Closed,
-                _ if self.has_ended(peer) => Mappings::Closed,
-                KEPT | LOST => Mappings::Kept,
+                CLOSED => PeerMappings::Closed,
+                LOST if self.threads >> peer & 1 == 1 => PeerMappings::Closed,
+                _ if self.has_ended(peer) => PeerMappings::Closed,
+                KEPT | LOST => PeerMappings::Kept,
                 // It has not said, or a peer that writes anything.
-                _ => Mappings::Open,
+                _ => PeerMappings::Open,
             }
         };
         let all: Vec<_> = (0..self.world_size).filter(|&peer| peer != self.rank).map(of_peer).collect();
         let any = |which| all.contains(&which).then_some(which);
-        any(Mappings::Kept).or_else(|| any(Mappings::Open)).unwrap_or(Mappings::Closed)
+        any(PeerMappings::Kept).or_else(|| any(PeerMappings::Open)).unwrap_or(PeerMappings::Closed)
     }
 
     /// Whether a peer's process has ended; `false` where the peer has no descriptor that tells.

@@ -12,19 +12,19 @@ use crate::device::host::SharedMemory;
 
 /// The word that a rank has closed its communicator, for when its calls have ended. Dropped unsaid, nobody hears of it before the
 /// process ends.
-pub(crate) struct Farewell {
+pub(crate) struct DeferredExit {
     pages: Arc<SharedMemory>,
     /// Closed, it would tell the others.
     here: ManuallyDrop<OwnedFd>,
 }
 
-impl Farewell {
+impl DeferredExit {
     pub(super) fn new(pages: Arc<SharedMemory>, here: OwnedFd) -> Self {
         Self { pages, here: ManuallyDrop::new(here) }
     }
 
     /// After all that the calls have sent.
-    pub fn say(self) {
+    pub fn publish(self) {
         leave(&self.pages, &ManuallyDrop::into_inner(self.here), &ExitRecord::closed());
     }
 }
